@@ -1,0 +1,25 @@
+# make demo   set everything up and train the built-in tiny model (no GPU, no model hub)
+# make test   set everything up and run all tests
+# make setup  only the virtual environment .venv, from the lock in requirements-cpu.txt
+#
+# With an NVIDIA GPU: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt
+
+PYTHON ?= python3
+PIP := .venv/bin/pip --disable-pip-version-check
+
+.PHONY: setup demo test
+setup: .venv/installed
+
+.venv/installed: requirements-cpu.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv .venv
+	@echo "installing about 120 packages (2.2 GB) into .venv, a few minutes ..."
+	$(PIP) install --quiet --no-deps -r requirements-cpu.txt || \
+	$(PIP) install --quiet --no-deps -r requirements-cpu.txt --extra-index-url https://download.pytorch.org/whl/cpu
+	@touch $@
+
+demo: setup
+	.venv/bin/python minirl.py --name demo --resume
+
+test: setup
+	.venv/bin/python -m pytest -q

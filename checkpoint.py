@@ -1,0 +1,130 @@
+"""What a run leaves on disk: runs/NAME with its metrics, samples and checkpoints; nothing half-written is ever trusted.
+
+A checkpoint is written into a hidden folder, listed with sizes and hashes in manifest.json, flushed to the disk and only
+then renamed to `step-000100`. A crash at any moment leaves either the old state or the new one. On loading, every file is
+compared with the manifest; a damaged checkpoint is reported and the one before it is used.
+
+Files: adapter_model.safetensors and adapter_config.json (PEFT's layout: loadable with `PeftModel.from_pretrained` and with
+`vllm serve --lora-modules`), optimizer.pt (read with weights_only=True: no pickled code), state.json (step, data cursor,
+totals, estimator).
+"""
+import hashlib
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+
+
+def save(folder: Path, policy, optimizer, schedule, state: dict, keep: int) -> Path:
+    """Write checkpoints/step-XXXXXX (XXXXXX: state["step"]) under the run `folder` and prune all but the newest `keep`. Returns its path.
+
+    Raises SystemExit when the disk is full; older checkpoints are untouched then.
+    """
+    import torch
+
+    step, writing = state["step"], folder / "checkpoints" / ".writing"
+    final = folder / "checkpoints" / f"step-{step:06d}"
+    shutil.rmtree(writing, ignore_errors=True)
+    writing.mkdir(parents=True)
+    try:
+        policy.save_pretrained(writing)
+        torch.save({"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}, writing / "optimizer.pt")
+        (writing / "state.json").write_text(json.dumps(state))
+        files = sorted(path for path in writing.iterdir() if path.is_file())
+        (writing / "manifest.json").write_text(json.dumps({path.name: fingerprint(path) for path in files}))
+        for path in [*files, writing / "manifest.json"]:
+            flush(path)
+    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
+        shutil.rmtree(writing, ignore_errors=True)
+        raise SystemExit(f"Could not write the checkpoint of step {step} ({error}); the ones before it in {final.parent} "
+                         "are intact: free some space and continue with --resume.") from error
+    shutil.rmtree(final, ignore_errors=True)  # the same step, written again after a resume
+    os.rename(writing, final)
+    flush(final.parent)
+    for old in complete(folder)[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def complete(folder: Path) -> list[Path]:
+    """All finished checkpoints of a run, oldest first."""
+    return sorted((folder / "checkpoints").glob("step-*"))
+
+
+def fingerprint(path: Path) -> list:
+    """[size in bytes, sha256]."""
+    data = path.read_bytes()
+    return [len(data), hashlib.sha256(data).hexdigest()]
+
+
+def flush(path: Path) -> None:
+    """Make sure that a file, or a folder's list of names, has reached the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def damage(checkpoint: Path) -> str:
+    """What is wrong with a checkpoint; empty if nothing is."""
+    try:
+        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        return next((f"{name} is not what was written" for name, known in manifest.items()
+                     if fingerprint(checkpoint / name) != known), "")
+    except (OSError, ValueError) as error:
+        return str(error)
+
+
+def newest_sound(folder: Path) -> Path | None:
+    """The newest undamaged checkpoint; None if the run has none yet. Damaged ones are reported on the way.
+
+    Raises SystemExit if there are checkpoints but all are damaged.
+    """
+    found = complete(folder)
+    for checkpoint in reversed(found):
+        problem = damage(checkpoint)
+        if not problem:
+            return checkpoint
+        print(f"warning: {checkpoint} is damaged ({problem}); trying the one before it")
+    if found:
+        raise SystemExit(f"All checkpoints in {found[0].parent} are damaged: start again with another --name.")
+    return None
+
+
+def restore(checkpoint: Path, policy, optimizer, schedule) -> dict:
+    """Load adapter, optimizer and schedule in place; returns the state that `save` was given."""
+    import torch
+    from peft import set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    set_peft_model_state_dict(policy, load_file(checkpoint / "adapter_model.safetensors"))
+    stored = torch.load(checkpoint / "optimizer.pt", weights_only=True)
+    optimizer.load_state_dict(stored["optimizer"])
+    schedule.load_state_dict(stored["schedule"])
+    return json.loads((checkpoint / "state.json").read_text())
+
+
+def append(path: Path, row: dict) -> None:
+    """Add one line to a .jsonl file. JSON knows no NaN and no infinity: they become null."""
+    row = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
+    line = json.dumps(row, ensure_ascii=False)
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def cut_back(path: Path, step: int) -> None:
+    """Keep the lines of a .jsonl file up to `step`: what was logged after the checkpoint will be logged again."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+        except (ValueError, KeyError, TypeError):  # the half line of a crash
+            continue
+    temporary = path.with_suffix(".mending")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    os.replace(temporary, path)

@@ -1,0 +1,567 @@
+"""MiniRL with Reinforce-Ada sampling: reinforcement learning for math reasoning on one GPU, or on a laptop without one.
+
+    python minirl.py                                # trains the built-in tiny model, a few minutes on a CPU
+    python minirl.py --model Qwen2.5-Math-1.5B      # the real thing, on one GPU with 24 GB or more
+
+One step of training, in the order of `main` at the end of this file:
+
+    sample   every prompt is sampled in rounds until it has shown correct and wrong answers    ada_sampler.py, engine.py
+    grade    math-verify judges the \\boxed{} answer, in worker processes                       rewards.py
+    keep     n samples per prompt; advantage = reward - mean of *everything* that was sampled  ada_sampler.py
+    update   `objective`: MiniRL Eq. 7 on the LoRA weights                                     here, policy.py
+    sync     the engine gets the new weights, and a probe checks that they arrived             engine.py
+
+Papers: Reinforce-Ada (arXiv 2510.04996) and MiniRL (arXiv 2512.01374). Three policies matter, and keeping them apart is
+most of what small projects get wrong:
+
+    mu         the engine, with the rollout weights: what really sampled the tokens
+    pi_old     the trainer, with the same weights: differs from mu by kernels and precision only
+    pi_theta   the trainer, now
+
+Suffixes: _T one entry per generated token of a (micro-)batch, all responses one after the other, no padding; _S one entry
+per sample (response); _P one entry per prompt.
+
+Left out on purpose: a critic (the mean of the pool is the baseline), a KL penalty and with it the reference model, an
+entropy bonus, reward shaping and length penalties (neither paper's method has them); top-p and top-k (they would make
+pi/mu biased); a replay buffer and asynchronous rollouts (each batch is used once); more than one GPU; full fine-tuning.
+"""
+import argparse
+import contextlib
+import faulthandler
+import importlib.metadata
+import json
+import math
+import os
+import random
+import resource
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import checkpoint
+from ada_sampler import Estimator, SamplerConfig, add_flags, collect, from_flags, option, summarize
+
+
+# ------------------------------------------------------------------------------------------------------------ config
+@dataclass
+class Config(SamplerConfig):
+    """Every flag of `python minirl.py`. Zero or "auto" means: what fits the model, see `resolve`."""
+
+    model: str = option("tiny", "tiny, a name such as Qwen2.5-Math-1.5B, a hub id (org/name) or a folder", "model")
+    dtype: str = option("auto", "of the frozen weights: float32 or bfloat16; auto: float32 on a CPU", "model")
+    lora_rank: int = option(16, "rank of the adapter on every linear layer", "model")
+    lora_alpha: int = option(32, "the adapter is scaled by alpha / rank", "model")
+
+    data: str = option("auto", "training problems: hub id, .jsonl/.json/.parquet/.csv file, or builtin", "data")
+    eval_data: str = option("auto", "held-out problems, likewise; benchmark names as in eval.py", "data")
+    problem_key: str = option("", "column with the problem, if it is not found by itself", "data")
+    answer_key: str = option("", "column with the gold answer, if it is not found by itself", "data")
+    template: str = option("auto", "prompt: reinforce-ada, qwen25-math-cot, qwen-boxed, llama, chat, none", "data")
+    max_prompt_tokens: int = option(0, "longer prompts are dropped and counted; 0 = auto", "data")
+
+    batch_prompts: int = option(0, "prompts per step; 0 = auto", "sampling")
+    max_tokens: int = option(0, "longest response; 0 = auto", "sampling")
+    temperature: float = option(1.0, "sampling temperature; trainer and engine both use it", "sampling")
+    top_p: float = option(1.0, "must stay 1 in training: anything less makes pi/mu biased", "sampling")
+
+    mini_batches: int = option(1, "optimizer steps per sampled batch (N of MiniRL); 1 = on-policy", "objective")
+    importance: str = option("full", "token weight: full (pi_theta/mu), staleness (pi_theta/pi_old), none", "objective")
+    weight_cap: float = option(5.0, "the importance weight is cut off here", "objective")
+    clip: bool = option(True, "mask tokens whose pi_theta/pi_old has moved too far already", "objective")
+    eps_low: float = option(0.2, "clip below 1 - eps_low where the advantage is negative", "objective")
+    eps_high: float = option(0.27, "clip above 1 + eps_high where the advantage is positive", "objective")
+    length_norm: str = option("none", "divide token sums by: none (a constant), response, batch (lengths)", "objective")
+
+    lr: float = option(0.0, "learning rate of AdamW on the LoRA weights; 0 = auto", "optimizer")
+    warmup_steps: int = option(5, "optimizer steps until the learning rate is reached; constant after", "optimizer")
+    weight_decay: float = option(0.0, "of AdamW", "optimizer")
+    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm", "optimizer")
+
+    steps: int = option(0, "training steps; 0 = auto", "run")
+    seed: int = option(0, "decides data order, adapter and sampling", "run")
+    name: str = option("", "the run's folder is runs/NAME; empty = made of model, sampler and seed", "run")
+    resume: bool = option(False, "continue the run of this name from its last checkpoint, if there is one", "run")
+    eval_every: int = option(20, "steps between evaluations; also before the first and after the last step", "run")
+    eval_questions: int = option(0, "held-out problems used; 0 = auto", "run")
+    eval_k: int = option(8, "samples per held-out problem", "run")
+    checkpoint_every: int = option(20, "steps between checkpoints", "run")
+    keep_checkpoints: int = option(2, "older checkpoints are removed", "run")
+
+    sync: str = option("auto", "how the engine gets new weights: adapter (GPU) or merge (CPU)", "hardware")
+    engine_memory: float = option(0.45, "share of the GPU's memory for the engine", "hardware")
+    sleep: bool = option(False, "the engine gives up its GPU memory during the update", "hardware")
+    engine_sequences: int = option(256, "responses that are written at the same time", "hardware")
+    micro_tokens: int = option(0, "tokens per forward and backward pass, padding included; 0 = auto", "hardware")
+    gradient_checkpointing: str = option("auto", "on or off: less memory for more time", "hardware")
+    graders: int = option(2, "worker processes that run math-verify", "hardware")
+
+    def validate(self) -> None:
+        """Raises ValueError with one sentence for each contradiction; needs no model, no data and no library."""
+        super().validate()
+        choices = dict(
+            dtype=("auto", "float32", "bfloat16"), sync=("auto", "adapter", "merge"),
+            importance=("full", "staleness", "none"), length_norm=("none", "response", "batch"),
+            gradient_checkpointing=("auto", "on", "off"))
+        for key, allowed in choices.items():
+            if getattr(self, key) not in allowed:
+                raise ValueError(f"{key} must be one of {', '.join(allowed)}, not {getattr(self, key)!r}")
+        if self.top_p != 1:
+            raise ValueError("top_p must stay 1 in training: the importance weight pi/mu would be biased on every token")
+        if self.temperature <= 0:
+            raise ValueError("temperature must be above 0: greedy decoding gives n equal samples and no signal")
+        for key in ("lora_rank", "mini_batches", "eval_every", "checkpoint_every", "keep_checkpoints", "graders"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} must be at least 1, not {getattr(self, key)}")
+        if self.batch_prompts and self.mini_batches > self.batch_prompts:
+            raise ValueError(f"{self.batch_prompts} prompts cannot be cut into {self.mini_batches} mini-batches of whole groups")
+        if any(part in self.name for part in ("/", "\\", "..")):
+            raise ValueError(f"name {self.name!r} must be a plain folder name, it becomes runs/NAME")
+
+
+def resolve(config: Config) -> Config:
+    """Fill in what was left to us: the one place where defaults depend on the model."""
+    from data import default_data, default_template, resolve_model
+    from engine import build_for_cpu
+
+    tiny = config.model in ("tiny", "tiny-moe")
+    real = dict(max_prompt_tokens=1024, max_tokens=3000, batch_prompts=32, lr=2e-5, steps=200, eval_questions=100,
+                micro_tokens=16384)
+    small = dict(max_prompt_tokens=256, max_tokens=64, batch_prompts=24, lr=2e-3, steps=100, eval_questions=100,
+                 micro_tokens=4096)
+    auto = {key: value for key, value in (small if tiny else real).items() if not getattr(config, key)}
+    on_cpu = build_for_cpu()
+    auto |= {key: value for key, value in dict(
+        dtype="float32" if on_cpu else "bfloat16", sync="merge" if on_cpu else "adapter",
+        gradient_checkpointing="off" if on_cpu else "on").items() if getattr(config, key) == "auto"}
+    if config.data == "auto":
+        auto["data"] = default_data(config.model if tiny else resolve_model(config.model))
+    if config.eval_data == "auto":
+        auto["eval_data"] = default_data(config.model, for_training=False)
+    if config.template == "auto":
+        auto["template"] = default_template(config.model)
+    if not config.name:
+        auto["name"] = f"{Path(config.model).name}-{config.sampler}-seed{config.seed}"
+    return replace(config, **auto)
+
+
+def parse(argv: list[str] | None = None) -> Config:
+    """Flags to Config. With --resume the run's own config.json gives the defaults."""
+    summary = "Reinforcement learning with MiniRL and Reinforce-Ada sampling. Without any flag: the built-in tiny model."
+    parser = argparse.ArgumentParser(prog="minirl.py", description=summary, allow_abbrev=False)
+    add_flags(parser, Config)
+    config = from_flags(parser.parse_args(argv), Config)
+    try:
+        config.validate()
+        config = resolve(config)
+        stored = Path("runs", config.name, "config.json")
+        if config.resume and stored.exists():
+            known = json.loads(stored.read_text())["config"]
+            parser.set_defaults(**{key: value for key, value in known.items() if key != "resume"})
+            config = resolve(from_flags(parser.parse_args(argv), Config))
+        config.validate()
+    except ValueError as problem:
+        parser.error(str(problem))
+    return config
+
+
+if __name__ == "__main__":  # before torch is imported, so that --help and wrong flags answer at once
+    CONFIG = parse()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # two threads are slower than one for a tiny model: they wait for each other
+
+import torch  # noqa: E402
+from tqdm import tqdm  # noqa: E402
+
+from policy import Row, fetch_model, load_policy, micro_batches, token_logprobs  # noqa: E402
+
+
+# ------------------------------------------------------------------------------------------------------ the objective
+def objective(lp_T, old_T, mu_T, advantage_T, config: Config):
+    """Per-token terms of MiniRL's objective (Eq. 7), to be summed over tokens and maximised:
+
+        M_t * sg[min(pi_theta/mu, cap)] * A * log pi_theta
+
+    The weight corrects for both reasons why the samples are not from pi_theta (Eq. 5): pi_old/mu, the engine is not the
+    trainer, and pi_theta/pi_old, the policy has moved since. The mask M_t looks at the second factor only: it stops
+    tokens that have already moved far enough in the direction in which their advantage pushes them.
+
+    lp_T = log pi_theta (with gradient), old_T = log pi_old, mu_T = log mu, all [T] in nats. Returns (term_T, M_T,
+    weight_T before the cap).
+    """
+    ratio_T = (lp_T.detach() - old_T).exp()  # pi_theta / pi_old
+    behaviour_T = {"full": mu_T, "staleness": old_T, "none": lp_T.detach()}[config.importance]
+    weight_T = (lp_T.detach() - behaviour_T).exp()
+    mask_T = torch.ones_like(ratio_T)
+    if config.clip:
+        mask_T[(advantage_T > 0) & (ratio_T > 1 + config.eps_high)] = 0
+        mask_T[(advantage_T < 0) & (ratio_T < 1 - config.eps_low)] = 0
+    return mask_T * weight_T.clamp(max=config.weight_cap) * advantage_T * lp_T, mask_T, weight_T
+
+
+def token_scale(row: Row, batch: list[Row], config: Config) -> float:
+    """What one token of `row` counts in the loss of mini-batch `batch`.
+
+    MiniRL sums over tokens and averages over responses; the constant only keeps the numbers small. Dividing by lengths
+    instead is an ablation: it changes what is optimised.
+    """
+    per_token = {"none": config.max_tokens, "response": row.length, "batch": sum(r.length for r in batch) / len(batch)}
+    return 1 / (len(batch) * per_token[config.length_norm])
+
+
+def update(policy, optimizer, schedule, groups, config: Config, rng: random.Random) -> dict:
+    """One pass over the kept samples: `mini_batches` optimizer steps of whole groups. Returns diagnostics.
+
+    Samples with advantage 0 have no gradient: they skip the forward pass but still count in the mean over responses.
+    """
+    device = next(policy.parameters()).device
+    groups = [[Row(g.problem.prompt_ids + s.rollout.token_ids, len(g.problem.prompt_ids), s.rollout.logprobs, weight)
+               for s, weight in g.rows()] for g in groups if g.kept]
+    rng.shuffle(groups)  # the sampler's order is by prompt; a mini-batch must not be all easy or all hard
+    minis = [[row for group in groups[i::config.mini_batches] for row in group] for i in range(config.mini_batches)]
+    plan = [(mini, micro_batches([row for row in mini if row.advantage], config.micro_tokens)) for mini in minis if mini]
+    old = {}
+    if config.mini_batches > 1:  # with one mini-batch pi_old is pi_theta itself, and this pass is not needed
+        with torch.no_grad():
+            old = {id(micro): token_logprobs(policy, micro, config.temperature)[0] for _, micros in plan for micro in micros}
+    seen, norms, loss = [], [], 0.0
+    for mini, micros in plan:
+        for micro in micros:
+            lp_T, entropy_T = token_logprobs(policy, micro, config.temperature)
+            old_T = old.get(id(micro), lp_T.detach())
+            mu_T = torch.tensor([x for row in micro for x in row.mu], device=device)
+            per_row = [(row.advantage, token_scale(row, mini, config)) for row in micro for _ in range(row.length)]
+            advantage_T, scale_T = torch.tensor(per_row, device=device).T
+            term_T, mask_T, weight_T = objective(lp_T, old_T, mu_T, advantage_T, config)
+            micro_loss = -(term_T * scale_T).sum()
+            micro_loss.backward()
+            loss += micro_loss.item()
+            seen.append(torch.stack([old_T, mu_T, advantage_T, mask_T, weight_T, entropy_T]).detach())
+        if micros:
+            norms.append(optimizer_step(policy, optimizer, schedule, config))
+    return diagnostics(torch.cat(seen, 1), config) | dict(
+        loss=loss / len(norms), grad_norm=sum(norms) / len(norms), optimizer_steps=len(norms),
+        lr=optimizer.param_groups[0]["lr"]) if norms else dict(optimizer_steps=0)
+
+
+def optimizer_step(policy, optimizer, schedule, config: Config) -> float:
+    """Clip, step, forget the gradient. Returns the norm before clipping."""
+    norm = torch.nn.utils.clip_grad_norm_([p for p in policy.parameters() if p.requires_grad], config.max_grad_norm)
+    optimizer.step()
+    schedule.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm.item()
+
+
+def diagnostics(seen, config: Config) -> dict:
+    """What to watch: how far engine and trainer are apart, how far the policy moved, what was cut off. Shares of tokens."""
+    old_T, mu_T, advantage_T, mask_T, weight_T, entropy_T = seen.double()
+    gap_T = mu_T - old_T  # log mu/pi_old of tokens drawn from mu
+    clipped_T = mask_T == 0
+    values = dict(
+        entropy=entropy_T.mean(),
+        kl_k1=gap_T.mean(),  # KL(mu || pi_old): unbiased, but noisy and sometimes negative
+        kl_k3=((-gap_T).exp() - 1 + gap_T).mean(),  # the same in expectation, never negative
+        logprob_gap=gap_T.abs().max(),
+        weight_min=weight_T.min(), weight_mean=weight_T.mean(), weight_max=weight_T.max(),
+        weight_truncated=(weight_T > config.weight_cap).double().mean(),
+        weight_over_2=(weight_T > 2).double().mean(), weight_under_half=(weight_T < 0.5).double().mean(),
+        clipped_positive=(clipped_T & (advantage_T > 0)).double().mean(),
+        clipped_negative=(clipped_T & (advantage_T < 0)).double().mean())
+    return {key: value.item() for key, value in values.items()}
+
+
+# ------------------------------------------------------------------------------------------- sampling and checking
+class Stop:
+    """Ctrl-C or SIGTERM: finish what cannot be left half done, save, leave. A second one ends the program at once."""
+
+    requested = False
+
+    @classmethod
+    def install(cls) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, cls.request)
+
+    @classmethod
+    def request(cls, number, frame) -> None:
+        cls.requested = True
+        signal.signal(number, signal.SIG_DFL)
+        print("\nstopping after this phase with a checkpoint (once more: at once) ...", file=sys.stderr, flush=True)
+
+
+class Interrupted(Exception):
+    """Raised out of the sampling phase: nothing was learnt from its samples yet, so they can be drawn again."""
+
+
+class Rollouts:
+    """The engine as the sampler sees it: problems in, rollouts out; with a sub-bar, and a way out for Ctrl-C."""
+
+    def __init__(self, engine, max_tokens: int):
+        self.engine, self.max_tokens = engine, max_tokens
+        self.bar = tqdm(total=0, desc="  sampling", leave=False, unit="sample", delay=2, position=1)
+
+    def submit(self, key, problem) -> None:
+        self.bar.total += 1
+        self.engine.submit(key, problem.prompt_ids, self.max_tokens)
+
+    def step(self) -> list:
+        if Stop.requested:
+            self.engine.abort()
+            raise Interrupted
+        finished = self.engine.step()
+        self.bar.update(len(finished))
+        return finished
+
+    @property
+    def busy(self) -> bool:
+        return self.engine.busy
+
+
+def sample(engine, grader, problems, stream, estimator, config: Config) -> list:
+    """The groups of one step (see ada_sampler.collect)."""
+    rollouts = Rollouts(engine, config.max_tokens)
+    judge = SimpleNamespace(submit=lambda key, problem, rollout: grader.submit(key, problem.answer, rollout.text),
+                            result=grader.result)
+    with contextlib.closing(rollouts.bar):
+        return collect(problems, config, rollouts, judge, more=lambda: stream.take(1)[0], estimator=estimator)
+
+
+class Stream:
+    """Problems without end: a new order in every epoch, decided by seed and epoch. `cursor`: problems taken so far."""
+
+    def __init__(self, problems: list, seed: int):
+        self.problems, self.seed, self.cursor, self.epoch, self.order = problems, seed, 0, None, []
+
+    def take(self, count: int) -> list:
+        return [self.next() for _ in range(count)]
+
+    def next(self):
+        epoch, place = divmod(self.cursor, len(self.problems))
+        if epoch != self.epoch:
+            self.epoch, self.order = epoch, random.Random(f"order {self.seed} {epoch}").sample(self.problems, len(self.problems))
+        self.cursor += 1
+        return self.order[place]
+
+
+class Probe:
+    """Do trainer and engine hold the same policy? Asked at the start and after every sync, on a few fixed texts.
+
+    Raises SystemExit when they disagree: fp32 by more than 1e-4 on any token, bf16 by more than 5e-2 on average; or when
+    the engine answers exactly as before although the trainer has moved.
+    """
+
+    def __init__(self, engine, policy, problems, config: Config):
+        self.engine, self.policy, self.exact = engine, policy, config.dtype == "float32"
+        rollouts = engine.generate([p.prompt_ids for p in problems], n=1, max_tokens=min(16, config.max_tokens))
+        self.rows = [Row(p.prompt_ids + r.token_ids, 1, [], 0.0) for p, (r,) in zip(problems, rollouts)]
+        sampled = [Row(p.prompt_ids + r.token_ids, len(p.prompt_ids), r.logprobs, 0.0) for p, (r,) in zip(problems, rollouts)]
+        self.demand(torch.tensor([x for row in sampled for x in row.mu]), self.trainer(sampled, config.temperature))
+        self.last = None
+        self.check()
+
+    def trainer(self, rows, temperature: float = 1.0):
+        with torch.no_grad():
+            return token_logprobs(self.policy, rows, temperature)[0].cpu()
+
+    def check(self) -> dict:
+        """Compare on the prompts and responses of the probe; returns the gaps in nats."""
+        mine = self.trainer(self.rows)
+        theirs = torch.tensor([x for row in self.engine.score([row.ids for row in self.rows]) for x in row])
+        if self.last is not None and torch.equal(theirs, self.last[1]) and (mine - self.last[0]).abs().max() > 1e-5:
+            raise SystemExit("The new weights did not reach the engine: its log-probs are exactly those from before the sync. "
+                             "Try the other --sync (merge or adapter).")
+        self.last = mine, theirs
+        return self.demand(theirs, mine)
+
+    def demand(self, theirs, mine) -> dict:
+        gap = (theirs - mine).abs()
+        if not (gap.max() < 1e-4 if self.exact else gap.mean() < 5e-2):
+            raise SystemExit(f"Engine and trainer disagree: |log mu - log pi_old| is {gap.mean():.1e} on average and "
+                             f"{gap.max():.1e} at most. Training would be wrong; try the other --sync, or --dtype float32.")
+        return dict(probe_gap_mean=gap.mean().item(), probe_gap_max=gap.max().item())
+
+
+# ---------------------------------------------------------------------------------------------------------- the program
+@contextlib.contextmanager
+def timed(seconds: dict, phase: str):
+    """Adds the wall time of a phase to seconds["seconds_PHASE"]."""
+    start = time.perf_counter()
+    yield
+    seconds[f"seconds_{phase}"] = seconds.get(f"seconds_{phase}", 0.0) + time.perf_counter() - start
+
+
+def memory_gb() -> float:
+    """Peak memory so far: of the GPU as the trainer sees it, or of this process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def reseed(*parts) -> random.Random:
+    """Every phase starts from a random state that only (seed, step, phase) decide, so that a resumed run is the same run."""
+    rng = random.Random("/".join(map(str, parts)))
+    torch.manual_seed(rng.getrandbits(63))  # the engine lives in this process and samples from torch's random state
+    return rng
+
+
+def load_data(config: Config, tokenizer) -> tuple[list, list]:
+    """(training, held-out) problems with prompts; training problems that are held out are dropped."""
+    from data import add_prompts, drop_overlap, load_problems
+
+    keys = dict(problem_key=config.problem_key or None, answer_key=config.answer_key or None)
+    held_out = load_problems(config.eval_data, for_training=False, limit=config.eval_questions)
+    train, doubles = drop_overlap(load_problems(config.data, for_training=True, **keys), held_out)
+    if doubles:
+        print(f"{doubles} training problems are also in the held-out set and were dropped")
+    train, held_out = (add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
+                       for problems in (train, held_out))
+    if not train or not held_out:
+        raise SystemExit(f"Nothing is left of {config.data if not train else config.eval_data}: see the counts above.")
+    return train, held_out
+
+
+def open_run(config: Config) -> Path:
+    """runs/NAME with its config.json. Raises SystemExit if there is such a run already and it is not to be resumed."""
+    run = Path("runs", config.name)
+    if (run / "config.json").exists() and not config.resume:
+        raise SystemExit(f"{run} exists already: add --resume to continue it, or choose another --name.")
+    run.mkdir(parents=True, exist_ok=True)
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft", "math-verify")}
+    text = json.dumps(dict(config=asdict(config), versions=versions, python=sys.version.split()[0]), indent=1)
+    (run / "config.json").write_text(text)
+    return run
+
+
+def learner(policy, config: Config):
+    """AdamW on what is trainable, and a constant learning rate after a linear warm-up."""
+    weights = [p for p in policy.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=config.lr, weight_decay=config.weight_decay)
+    warmup = max(config.warmup_steps, 1)
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warmup))
+
+
+def train_step(step: int, engine, policy, optimizer, schedule, grader, probe, stream, estimator, config: Config):
+    """Sample, grade, keep, update, sync: returns the step's groups and its metrics. Raises Interrupted while sampling."""
+    seconds, cursor = {}, stream.cursor
+    rng = reseed(config.seed, step, "training")
+    try:
+        with timed(seconds, "sample"):
+            groups = sample(engine, grader, stream.take(config.batch_prompts), stream, estimator, config)
+    except Interrupted:
+        stream.cursor = cursor  # these problems will be drawn again
+        raise
+    with timed(seconds, "train"):
+        engine.sleep()
+        metrics = update(policy, optimizer, schedule, groups, config, rng)
+        engine.wake()
+    with timed(seconds, "sync"):
+        if metrics["optimizer_steps"]:
+            engine.sync(policy)
+            metrics |= probe.check()
+    metrics |= summarize(groups) | seconds | dict(seconds=sum(seconds.values()), memory_gb=memory_gb())
+    metrics["tokens_per_second"] = metrics["tokens"] / seconds["seconds_sample"]
+    return groups, metrics
+
+
+def evaluate_policy(step: int, engine, grader, held_out, run: Path, state: dict, config: Config) -> float:
+    """avg@k on the held-out problems, with an interval; logged to eval.jsonl and printed."""
+    from eval import evaluate, report
+
+    reseed(config.seed, step, "evaluation")
+    result = report(evaluate(engine, grader, held_out, config.eval_k, config.max_tokens, progress="  evaluating"))
+    totals = {key: value for key, value in state.items() if key.endswith("_total")}
+    checkpoint.append(run / "eval.jsonl", dict(step=step, **totals, data=config.eval_data, **result))
+    tqdm.write(f"step {step:5d}   held-out avg@{config.eval_k} {result['avg']:6.1%} [{result['ci_low']:.1%}, "
+               f"{result['ci_high']:.1%}]   {state['samples_total']:,} samples, {state['seconds_total']:,.0f} s of training")
+    return result["avg"]
+
+
+def log(step: int, groups, metrics: dict, run: Path, state: dict, count: int = 2) -> None:
+    """One line of metrics.jsonl; and a few whole prompts and completions to samples.jsonl, to read when a curve looks odd."""
+    for key in ("samples", "tokens", "seconds"):
+        state[f"{key}_total"] += metrics[key]
+        metrics[f"{key}_total"] = state[f"{key}_total"]
+    checkpoint.append(run / "metrics.jsonl", dict(step=step, **metrics))
+    for group in groups[:count]:
+        for s, weight in group.rows():
+            checkpoint.append(run / "samples.jsonl", dict(
+                step=step, prompt=group.problem.prompt, gold=group.problem.answer, completion=s.rollout.text, reward=s.reward,
+                status=s.status, finish_reason=s.rollout.finish_reason, advantage=weight, baseline=group.baseline,
+                outcome=group.outcome, pool=len(group.pool)))
+
+
+def main(config: Config) -> None:
+    from engine import Engine
+    from eval import stop_ids
+    from plot import draw_run
+    from rewards import Grader
+    from transformers import AutoTokenizer
+
+    faulthandler.register(signal.SIGUSR1)  # kill -USR1 PID shows what every thread is doing
+    context = config.max_prompt_tokens + config.max_tokens
+    path = fetch_model(config.model, context)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    train, held_out = load_data(config, tokenizer)
+    run, stops = open_run(config), stop_ids(tokenizer)
+    print(f"prompt as the model sees it: {train[0].prompt!r}; a response ends at {tokenizer.convert_ids_to_tokens(stops)}")
+
+    engine = Engine(
+        path, max_model_len=context, max_num_seqs=config.engine_sequences, dtype=config.dtype, temperature=config.temperature,
+        lora_rank=config.lora_rank, sync_mode=config.sync, memory_share=config.engine_memory, sleep=config.sleep,
+        stop_token_ids=stops, seed=config.seed)
+    policy = load_policy(path, dtype=config.dtype, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed,
+                         device="cpu" if engine.on_cpu else "cuda", checkpointing=config.gradient_checkpointing == "on")
+    optimizer, schedule = learner(policy, config)
+    stream, estimator = Stream(train, config.seed), Estimator(config)
+    state = dict(step=0, accuracy=None, samples_total=0, tokens_total=0, seconds_total=0.0)
+    if found := config.resume and checkpoint.newest_sound(run):
+        state = checkpoint.restore(found, policy, optimizer, schedule)
+        stream.cursor = state["cursor"]
+        estimator.load(state["estimator"])
+        print(f"continuing after step {state['step']}")
+    for name in ("metrics.jsonl", "samples.jsonl", "eval.jsonl"):
+        checkpoint.cut_back(run / name, state["step"] if found else -1)
+    engine.sync(policy)
+
+    Stop.install()
+    with Grader(config.graders) as grader, contextlib.closing(engine):
+        reseed(config.seed, "probe")
+        probe = Probe(engine, policy, held_out[:4], config)
+        if not found:
+            state["accuracy"] = evaluate_policy(0, engine, grader, held_out, run, state, config)
+        saved = state["step"]
+        bar = tqdm(range(saved + 1, config.steps + 1), initial=saved, total=config.steps, desc=config.name)
+        for step in bar:
+            try:
+                groups, metrics = train_step(step, engine, policy, optimizer, schedule, grader, probe, stream, estimator, config)
+            except Interrupted:
+                break
+            log(step, groups, metrics, run, state)
+            state["step"], last = step, step == config.steps
+            if step % config.eval_every == 0 or last:
+                state["accuracy"] = evaluate_policy(step, engine, grader, held_out, run, state, config)
+            bar.set_postfix_str(f"reward {metrics['reward_first_round']:.2f}  held-out {state['accuracy']:.2f}  samples "
+                                f"{metrics['samples']}  no signal {metrics['zero_signal']:.0%}", refresh=False)
+            if step % config.checkpoint_every == 0 or last or Stop.requested:
+                saved = save(run, policy, optimizer, schedule, stream, estimator, state, config)
+                draw_run(run)
+            if Stop.requested:
+                break
+        if state["step"] > saved:  # interrupted while sampling
+            save(run, policy, optimizer, schedule, stream, estimator, state, config)
+    draw_run(run)
+    if state["step"] < config.steps:
+        print(f"stopped after step {state['step']}; continue with: python minirl.py --name {config.name} --resume")
+    print(f"held-out avg@{config.eval_k}: {state['accuracy']:.1%}; curves: {run / 'curves.png'}; adapter: {run / 'checkpoints'}")
+
+
+def save(run: Path, policy, optimizer, schedule, stream, estimator, state: dict, config: Config) -> int:
+    """A checkpoint of everything that decides what happens next. Returns the step it is of."""
+    state |= dict(cursor=stream.cursor, estimator=estimator.state_dict())
+    checkpoint.save(run, policy, optimizer, schedule, state, config.keep_checkpoints)
+    return state["step"]
+
+
+if __name__ == "__main__":
+    main(CONFIG)

@@ -1,0 +1,276 @@
+"""Metrics in, pictures out.
+
+    python plot.py runs/a                            # one run: runs/a/curves.png, everything that was logged
+    python plot.py runs/a-seed0 runs/a-seed1 runs/b  # several: accuracy and reward against what they cost
+    python plot.py runs/a runs/b --against tokens --out compare.pdf
+
+Reinforce-Ada draws more samples per step than GRPO does, so a comparison against steps alone flatters it:
+the page for several runs shows steps, samples, tokens and time side by side. Runs that differ only in the
+seed, by their config.json, share a colour and get a mean line. What was not logged is left out.
+"""
+import argparse
+import json
+import math
+import os
+import re
+from pathlib import Path
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")  # Okabe and Ito's
+AXES = {  # --against -> key in both files, label, factor
+    "steps": ("step", "training steps", 1),
+    "samples": ("samples_total", "samples drawn", 1),
+    "tokens": ("tokens_total", "tokens generated", 1),
+    "seconds": ("seconds_total", "minutes", 1 / 60),
+}
+PANELS = (  # kind of drawing, title, unit, {key in metrics.jsonl: label}
+    ("lines", "Reward while training", "share of answers that are correct",
+     {"reward_first_round": "first round (fair)", "reward_pool": "whole pool"}),
+    ("accuracy", "Accuracy on held-out problems", "accuracy, 95 % interval", {}),
+    ("lines", "Samples drawn", "samples per step", {"samples": ""}),
+    ("lines", "Tokens generated", "tokens per step", {"tokens": ""}),
+    ("lines", "Prompts that teach nothing or stay open", "share of prompts",
+     {"zero_signal": "zero signal", "unresolved_no_correct": "open: no correct answer",
+      "unresolved_no_wrong": "open: no wrong answer"}),
+    ("kl", "Engine against trainer", r"KL($\mu$ ‖ $\pi_{old}$), nats per token",
+     {"kl_k1": "|k1|", "kl_k3": "k3"}),
+    ("lines", "Entropy of the policy", "nats per token", {"entropy": ""}),
+    ("lines", "Tokens clipped or far off-policy", "share of tokens",
+     {"clipped_positive": "clipped, A > 0", "clipped_negative": "clipped, A < 0",
+      "weight_truncated": "weight cut at its cap", "weight_over_2": "weight > 2",
+      "weight_under_half": "weight < ½"}),
+    ("stack", "Where the time goes", "seconds per step",
+     {"seconds_sample": "sample", "seconds_grade": "grade", "seconds_train": "train", "seconds_sync": "sync",
+      "seconds_eval": "evaluate"}),
+    ("lines", "Length of the answers", "tokens per answer", {"response_length": ""}),
+    ("lines", "Answers that cannot score", "share of answers",
+     {"truncated": "cut at the length limit", "share_no_box": "no box", "share_timeout": "time-out"}),
+    ("lines", "Size of the update", "gradient norm", {"grad_norm": ""}),
+)
+SAME_BUT_SEED = ("seed", "name", "resume")  # runs whose configurations differ in nothing else are one curve
+
+
+# ----------------------------------------------------------------------------------------- reading
+def read_rows(path: Path, keys=("step",)) -> list[dict]:
+    """Rows by step, the last of equal `keys` (a resumed run repeats steps), without half-written lines."""
+    rows = {}
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
+        try:
+            row = json.loads(line)
+            counts = row.get("verdicts") or {}
+        except (ValueError, AttributeError):
+            continue
+        row |= {f"share_{status}": count / max(1, sum(counts.values())) for status, count in counts.items()}
+        rows[tuple(row.get(key) for key in keys)] = row
+    return sorted(rows.values(), key=lambda row: row.get("step") or 0)
+
+
+def read_run(run: str | Path) -> dict:
+    """name, config, metrics and evals of a run's folder. Raises ValueError if nothing was logged there."""
+    run = Path(run)
+    metrics, evals = read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl", ("data", "step"))
+    if not metrics and not evals:
+        reason = "it has no metrics.jsonl with a finished step" if run.is_dir() else "there is no such folder"
+        raise ValueError(f"Nothing to draw for {run}: {reason}; give the folder of a run, such as runs/NAME.")
+    stored = json.loads((run / "config.json").read_text()) if (run / "config.json").is_file() else {}
+    return dict(name=run.resolve().name, config=stored.get("config", stored), metrics=metrics, evals=evals)
+
+
+def series(rows: list[dict], x: str, y: str) -> tuple[list[float], list[float]]:
+    """(x, y) of the rows in which both are finite numbers; x in the units of AXES."""
+    key, _, factor = AXES[x]
+    pairs = [(row.get(key), row.get(y)) for row in rows]
+    pairs = [p for p in pairs if all(isinstance(v, (int, float)) and math.isfinite(v) for v in p)]
+    return [a * factor for a, _ in pairs], [b for _, b in pairs]
+
+
+def smooth(values):
+    """Centred moving mean over a tenth of the run (less at its ends); a short run stays as it is."""
+    import numpy as np
+
+    kernel = np.ones(max(1, len(values) // 10 if len(values) >= 20 else 1))
+    return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
+
+
+# ----------------------------------------------------------------------------------------- panels
+def draw_lines(ax, run, x, keys) -> None:
+    """One line per key: every step (faint) and the moving mean."""
+    for color, (key, label) in zip(COLORS, keys.items()):
+        xs, ys = series(run["metrics"], x, key)
+        if xs:
+            marker = "." if len(xs) < 20 else ""
+            ax.plot(xs, ys, color=color, alpha=0.25, linewidth=1)
+            ax.plot(xs, smooth(ys), color=color, linewidth=1.8, marker=marker, label=label)
+    labels = len(ax.get_legend_handles_labels()[1])
+    ax.set_ylim(0, ax.get_ylim()[1] * (1 + 0.08 * labels) or 1)  # headroom for the legend
+
+
+def draw_kl(ax, run, x, keys) -> None:
+    """Engine-trainer mismatch, log scale: in bf16 healthy below about 1e-3, wrong above 1e-2."""
+    # The size of k1, which may be negative; and no zeros on a log scale.
+    sizes = [row | {key: abs(row[key]) if row.get(key) else None for key in keys} for row in run["metrics"]]
+    draw_lines(ax, dict(metrics=sizes), x, keys)
+    every = [value for key in keys for value in series(sizes, x, key)[1]]
+    low, high = min([1e-5, *(value / 10 for value in every)]), max([1e-1, *(value * 3 for value in every)])
+    ax.set_yscale("log")
+    ax.set_ylim(low, high)
+    bands = ((low, 1e-3, COLORS[2], "healthy in bf16"), (1e-2, high, COLORS[1], "alarm"))
+    for start, end, color, text in bands:
+        ax.axhspan(start, end, color=color, alpha=0.1, linewidth=0)
+        ax.annotate(text, (0.015, start), xycoords=("axes fraction", "data"), xytext=(0, 3),
+                    textcoords="offset points", fontsize=8, color="#444444")
+
+
+def draw_stack(ax, run, x, keys) -> None:
+    rows = [row for row in run["metrics"] if series([row], x, AXES[x][0])[0]]
+    parts = {label: smooth([row.get(key) or 0 for row in rows]) for key, label in keys.items()}
+    parts = {label: values for label, values in parts.items() if any(values)}
+    xs, _ = series(rows, x, AXES[x][0])
+    ax.stackplot(xs, *parts.values(), labels=parts, colors=COLORS, linewidth=0, step="mid")
+
+
+def draw_accuracy(ax, run, x, keys) -> None:
+    """One line per data set with its interval; the dotted line is where it started."""
+    for color, data in zip(COLORS, dict.fromkeys(row.get("data") for row in run["evals"])):
+        rows = [row for row in run["evals"] if row.get("data") == data]
+        xs, ys = series(rows, x, "avg")
+        if xs:
+            label = f"{data}, avg@{rows[0].get('k', '?')}: {ys[0]:.2f} → {ys[-1]:.2f}"
+            ax.plot(xs, ys, color=color, linewidth=1.8, marker="o", markersize=4, label=label)
+            ax.axhline(ys[0], color=color, linestyle=":", linewidth=1)
+            draw_interval(ax, rows, x, color)
+    ax.set_ylim(bottom=0)
+
+
+def draw_interval(ax, rows, x, color) -> None:
+    rows = [row for row in rows if "ci_low" in row and "ci_high" in row]
+    (xs, low), (_, high) = series(rows, x, "ci_low"), series(rows, x, "ci_high")
+    ax.fill_between(xs, low, high, color=color, alpha=0.15, linewidth=0)
+
+
+def finish(ax, title, unit, x) -> None:
+    """Titles, units, tick format and legend, alike on every panel."""
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    ax.set_title(title, fontsize=11)
+    ax.set_ylabel(unit, fontsize=9)
+    ax.set_xlabel(AXES[x][1], fontsize=9)
+    right = max(1, ax.get_xlim()[1])
+    ax.set_xlim(-0.015 * right, right)
+    ax.grid(alpha=0.25)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.tick_params(labelsize=8)
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=x == "steps"))
+    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if ax.get_yscale() == "linear" and ax.get_ylim()[1] >= 1000:
+        ax.yaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def save(figure, out: Path) -> Path:
+    """Under a temporary name first, so that nobody ever opens half a picture."""
+    temporary = out.with_name(f".{out.stem}-{os.getpid()}{out.suffix}")
+    figure.savefig(temporary, dpi=110)
+    os.replace(temporary, out)
+    return out
+
+
+# ----------------------------------------------------------------------------------------- pages
+def draw_run(run_dir: str | Path, out: str | Path | None = None, against: str = "steps") -> Path:
+    """All panels of one run, at any moment of it, into `curves.png` of its folder (or `out`).
+
+    Raises ValueError if nothing was logged yet. Uses no pyplot: no display, no open figures, any thread.
+    """
+    from matplotlib.figure import Figure
+
+    run = read_run(run_dir)
+    logged = {key for row in run["metrics"] for key in row}
+    panels = [p for p in PANELS if (run["evals"] if p[0] == "accuracy" else logged & set(p[3]))]
+    rows = math.ceil(len(panels) / 4)
+    figure = Figure(figsize=(19, 3.8 * rows + 0.6), layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.12, w_pad=0.12)
+    for number, (kind, title, unit, keys) in enumerate(panels, 1):
+        ax = figure.add_subplot(rows, 4, number)
+        KINDS[kind](ax, run, against, keys)
+        finish(ax, title, unit, against)
+        if any(ax.get_legend_handles_labels()[1]):
+            ax.legend(fontsize=8, framealpha=0.8, reverse=kind == "stack")
+    about = [run["name"], *(str(run["config"][key]) for key in ("model", "data") if run["config"].get(key))]
+    figure.suptitle(" · ".join(about) + "      (faint: every step, bold: moving mean)", fontsize=12)
+    return save(figure, Path(out or Path(run_dir) / "curves.png"))
+
+
+KINDS = dict(lines=draw_lines, kl=draw_kl, stack=draw_stack, accuracy=draw_accuracy)
+
+
+def draw_comparison(run_dirs: list, out: str | Path, against: str | None = None) -> Path:
+    """Held-out accuracy and first-round reward of several runs against steps, samples, tokens and time."""
+    from matplotlib.figure import Figure
+
+    groups = group_by_seed([read_run(run) for run in run_dirs])
+    data = next((row.get("data") for runs in groups.values() for run in runs for row in run["evals"]), None)
+    axes = [against] if against else list(AXES)
+    figure = Figure(figsize=(4.8 * len(axes) + (3 if against else 0), 8.4), layout="constrained")
+    panels = figure.subplots(2, len(axes), sharex="col", sharey="row", squeeze=False)
+    for (top, bottom), x in zip(panels.T, axes):
+        for color, (label, runs) in zip(COLORS * len(groups), groups.items()):
+            evals = [[row for row in run["evals"] if row.get("data") == data] for run in runs]
+            draw_group(top, [series(rows, x, "avg") for rows in evals], color, label, marker="o")
+            if len(runs) == 1:
+                draw_interval(top, evals[0], x, color)
+            rewards = [series(run["metrics"], x, "reward_first_round") for run in runs]
+            draw_group(bottom, [(xs, smooth(ys)) for xs, ys in rewards if xs], color, label)
+        finish(bottom, "", "reward of the first round (moving mean)", x)
+        finish(top, f"against {AXES[x][1]}", f"accuracy on {data or 'held-out problems'}", x)
+    for ax in panels.flat:
+        ax.label_outer()
+    handles = {label: line for ax in panels.flat for line, label in zip(*ax.get_legend_handles_labels())}
+    figure.legend(handles.values(), handles, loc="outside upper center", ncols=4, fontsize=10)
+    return save(figure, Path(out))
+
+
+def draw_group(ax, curves, color, label, marker="") -> None:
+    """Runs that differ only in the seed: each one faint, their mean over the range that all of them cover."""
+    import numpy as np
+
+    curves = [(xs, ys) for xs, ys in curves if len(xs)]
+    if not curves:
+        return
+    for xs, ys in curves if len(curves) > 1 else []:
+        ax.plot(xs, ys, color=color, alpha=0.35, linewidth=1)
+    start, end = max(xs[0] for xs, _ in curves), min(xs[-1] for xs, _ in curves)
+    grid = np.array(sorted({v for xs, _ in curves for v in xs if start <= v <= end}))
+    mean = np.mean([np.interp(grid, xs, ys) for xs, ys in curves], axis=0)
+    marker = marker if len(grid) <= len(curves[0][0]) else ""  # only where every run was measured
+    ax.plot(grid, mean, color=color, linewidth=2, marker=marker, markersize=4, label=label)
+
+
+def group_by_seed(runs: list[dict]) -> dict[str, list[dict]]:
+    """label -> runs whose configurations are the same but for the seed and the name."""
+    groups, labelled = {}, {}
+    for run in runs:
+        config = {key: value for key, value in run["config"].items() if key not in SAME_BUT_SEED}
+        groups.setdefault(json.dumps(config, sort_keys=True) if config else run["name"], []).append(run)
+    for same in groups.values():
+        prefix = os.path.commonprefix([run["name"] for run in same])
+        prefix = re.sub(r"[-_. ]*(seed\d*|s)?[-_. ]*$", "", prefix)
+        label = same[0]["name"] if len(same) == 1 else f"{prefix or same[0]['name']} (mean of {len(same)})"
+        labelled[label if label not in labelled else f"{label} [{len(labelled)}]"] = same
+    return labelled
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Draw one run, or compare several.")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run, such as runs/NAME")
+    parser.add_argument("--out", help="picture to write (.png .pdf .svg); RUN/curves.png or compare.png")
+    parser.add_argument("--against", choices=AXES, help="x axis; default steps, or all four for several runs")
+    args = parser.parse_args(arguments)
+    try:
+        if len(args.runs) == 1:
+            print(draw_run(args.runs[0], args.out, args.against or "steps"))
+        else:
+            print(draw_comparison(args.runs, args.out or "compare.png", args.against))
+    except (ValueError, OSError) as error:
+        raise SystemExit(str(error)) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,388 @@
+"""data.py: every published column layout and gold format, every way a file can be wrong, the prompts to the letter."""
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+
+import data
+from data import Problem, add_prompts, drop_overlap, gold_text, last_boxed, load_problems
+
+DAPO = ("Solve the following math problem step by step. The last line of your response should be of the form "
+        "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\nWhat is 2+3?\n\nRemember "
+        "to put your answer on its own line after \"Answer:\".")
+CHAT = ("<|im_start|>system\nPlease reason step by step, and put your final answer within \\boxed{}.<|im_end|>\n"
+        "<|im_start|>user\nWhat is 2+3? Let's think step by step and output the final answer within \\boxed{}."
+        "<|im_end|>\n<|im_start|>assistant\n")
+LLAMA_CHAT = ("<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nWhat is 2+3?<|eot_id|>"
+              "<|start_header_id|>assistant<|end_header_id|>\n\n")
+Q = "What is 2+3?"
+
+
+def write(folder: Path, rows: list[dict], name: str = "set.jsonl") -> str:
+    path = folder / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+LAYOUTS = {  # one row as each published data set has it; all mean: What is 2+3? -> 5
+    "reinforce_ada": dict(problem=Q, gt="5"),
+    "math500": dict(problem=Q, solution="We add: $\\boxed{4}$", answer="5", level=2, unique_id="a/1"),
+    "gsm8k": dict(question=Q, answer="2+3 = <<2+3=5>>5\n#### 5"),
+    "hendrycks": dict(problem=Q, level="Level 1", type="Algebra", solution="First \\boxed{4}, no, $\\boxed{5}$."),
+    "aime24 (solution only)": dict(id=60, problem=Q, solution="\\boxed{5}", url="x"),
+    "minervamath": dict(question=Q, answer="5"),
+    "olympiadbench": dict(question=Q, final_answer=["5"], modality="Text-only", unit=None, error=None),
+    "hothan": dict(question=Q, context=None, final_answer=["$5$"], is_multiple_answer=False),
+    "amc (float)": dict(id=0, problem=Q, answer=5.0, url="x"),
+    "capitals (int)": dict(ID="2024-I-1", Problem=Q, Solution="long", Answer=5),
+    "matharena (int)": dict(problem_idx=1, problem=Q, answer=5, problem_type=["Algebra"]),
+    "dr. grpo (list)": dict(problem=Q, answer=["5"]),
+    "deepscaler, empty answer": dict(problem=Q, answer="", solution="so \\boxed{5}"),
+    "dapo": dict(prompt=[dict(role="user", content=DAPO)], reward_model=dict(ground_truth="5", style="rule")),
+    "dapo with raw": dict(prompt=[dict(role="user", content="x")], reward_model=dict(ground_truth="5"),
+                          extra_info=dict(raw_problem=Q)),
+    "dapo processed": dict(prompt=DAPO, solution="5"),
+    "deepmath": dict(question=Q, final_answer="5", difficulty=4.5),
+    "open-reasoner": dict(prompt=[{"from": "human", "value": Q}], final_answer="5"),
+    "verl": dict(prompt=[dict(role="system", content="Be good."), dict(
+        role="user", content=Q + " Let's think step by step and output the final answer within \\boxed{}.")],
+        reward_model=dict(ground_truth=["5"])),
+    "prompt selection (chat string)": dict(problem=CHAT, answer="5"),
+    "llama chat string": dict(input=LLAMA_CHAT, target="5"),
+    "qwen-boxed suffix": dict(input=Q + "\nPlease reason step by step, and put your final answer within \\boxed{}.",
+                              expected_answer="5"),
+    "gvm (whole solution as answer)": dict(problem=Q, answer="We add.\nHence the sum is \\boxed{5}."),
+    "svamp": dict(ID="chal-1", Body="What is", Question="2+3?", Answer="5.0", Equation="2+3"),
+    "json inside a string": dict(problem=Q, ground_truth='["5"]'),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_published_layouts(name, tmp_path):
+    (problem,) = load_problems(write(tmp_path, [LAYOUTS[name]]))
+    assert problem.problem == Q
+    assert problem.answer in ("5", "5.0")
+    assert problem.id and problem.source == "set"
+
+
+@pytest.mark.parametrize("raw, gold", [
+    ("#### 1,234", "1234"), ("so it is 7\n#### -12", "-12"), (27.0, "27"), (0, "0"), (0.5, "0.5"), ("033", "033"),
+    ("$\\frac12$.", "\\frac12"), ("\\$32.50", "32.50"), ("$69$,$84$", "69,84"), (["1", "$2$"], "1, 2"),
+    ("[1, 2]", "[1, 2]"), ("336^\\circ", "336^\\circ"), ("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
+    ("a \\boxed{1} b \\boxed{ \\{1,2\\} }.", "\\{1,2\\}"), ("\\fbox{3}", "3"), ("$\\boxed 2$", "2"),
+    ("\\boxed{}", ""), ("\\boxed{\\boxed{5}}", "5"), ("\\boxed{1", ""), ("\\left\\{x\\right.", "\\left\\{x\\right."),
+    (None, ""), (float("nan"), ""), ([], ""), ("  ", ""), ("$", ""), ("1,\\!080", "1,\\!080"), ("p - q", "p - q"),
+])
+def test_gold_formats(raw, gold):
+    assert gold_text(raw) == gold
+
+
+def test_last_boxed_counts_braces_but_not_escaped_ones():
+    assert last_boxed("no box") is None
+    assert last_boxed("\\boxed{a_{b_{c}}} and text }") == "a_{b_{c}}"
+    assert last_boxed("\\boxed{\\left\\{ x \\right.}") == "\\left\\{ x \\right."
+    assert last_boxed("\\boxed{a\\\\}") == "a\\\\"  # a line break, then the brace that closes
+
+
+def test_long_unboxed_solution_is_no_gold(tmp_path, capsys):
+    rows = [dict(problem="a", solution="x" * 101), dict(problem="b", solution="two\nlines"),
+            dict(problem="c", solution="7")]
+    assert [p.answer for p in load_problems(write(tmp_path, rows))] == ["7"]
+    assert "1 problems (dropped 2 without a gold answer)" in capsys.readouterr().out
+
+
+def test_drops_are_counted_in_one_line(tmp_path, capsys):
+    rows = [dict(problem="a b", answer="1"), dict(problem="a  b ", answer="1"), dict(problem="", answer="1"),
+            dict(problem="c", answer=None), dict(problem="1+2", answer="3"), dict(problem="1-2", answer="-1")]
+    assert [p.problem for p in load_problems(write(tmp_path, rows))] == ["a b", "1+2", "1-2"]
+    assert capsys.readouterr().out == (
+        "data: set: 3 problems (dropped 1 double, 1 without a problem, 1 without a gold answer)\n")
+
+
+def test_ids_are_unique_and_limit_keeps_the_first(tmp_path):
+    rows = [dict(id=i, problem=f"p{n}", answer="1") for n, i in enumerate(["x/1", "x/1", 7, "7", None])]
+    problems = load_problems(write(tmp_path, rows))
+    assert problems[0].id == "x/1" and len({p.id for p in problems}) == 5
+    assert [p.problem for p in load_problems(write(tmp_path, rows), limit=2)] == ["p0", "p1"]
+
+
+def test_several_sets_joined_by_commas(tmp_path):
+    a, b = (write(tmp_path, [dict(problem=n, answer="1")], f"{n}.jsonl") for n in "ab")
+    assert [p.source for p in load_problems(f"{a},{b}")] == ["a", "b"]
+
+
+# ----------------------------------------------------------------------------------------- file types
+def test_json_list_json_lines_and_byte_order_mark(tmp_path):
+    rows = [dict(problem="p", answer="1"), dict(problem="q", answer="2")]
+    (tmp_path / "list.json").write_text(json.dumps(rows, indent=1))
+    (tmp_path / "lines.json").write_text("\n\n".join(map(json.dumps, rows)))
+    (tmp_path / "mark.jsonl").write_bytes(b"\xef\xbb\xbf" + json.dumps(rows[0]).encode() + b"\r\n\r\n")
+    assert len(load_problems(str(tmp_path / "list.json"))) == len(load_problems(str(tmp_path / "lines.json"))) == 2
+    assert load_problems(str(tmp_path / "mark.jsonl"))[0].problem == "p"
+
+
+def test_csv_with_nested_columns_and_line_breaks(tmp_path):
+    with open(tmp_path / "set.csv", "w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["prompt", "reward_model", "extra_info.raw_problem"])
+        table.writerow([json.dumps([dict(role="user", content="p,\nq")]), json.dumps(dict(ground_truth="1,5")), ""])
+        table.writerow(["unused", json.dumps(dict(ground_truth=27.0)), "raw " + "x" * 200_000])
+    one, two = load_problems(str(tmp_path / "set.csv"))
+    assert (one.problem, one.answer) == ("p,\nq", "1,5")
+    assert two.problem.startswith("raw x") and two.answer == "27"
+
+
+def test_parquet_of_verl(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    two = dict(prompt=[dict(role="user", content="q")], reward_model=dict(ground_truth=["1", "2"]))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([LAYOUTS["verl"], two]), tmp_path / "set.parquet")
+    problems = load_problems(str(tmp_path / "set.parquet"))
+    assert [(p.problem, p.answer) for p in problems] == [(Q, "5"), ("q", "1, 2")]
+
+
+def test_named_columns_win(tmp_path):
+    path = write(tmp_path, [dict(problem="no", answer="no", meta=dict(text="yes", gold=3.0))])
+    (problem,) = load_problems(path, problem_key="meta.text", answer_key="meta.gold")
+    assert (problem.problem, problem.answer) == ("yes", "3")
+
+
+# ----------------------------------------------------------------------------------------- what can be wrong
+@pytest.mark.parametrize("content, name, words", [
+    (None, "missing.jsonl", ["No data file", "missing.jsonl"]),
+    ("", "empty.jsonl", ["empty.jsonl".removesuffix(".jsonl"), "no rows"]),
+    ("[]", "empty.json", ["no rows"]),
+    ("problem,answer\n", "empty.csv", ["no rows"]),
+    ('{"problem": "a", "answer": "1"}\n{"problem": oops}\n', "broken.jsonl", ["line 2 of", "broken.jsonl"]),
+    ('[{"problem": "a",\n "answer": }]', "broken.json", ["broken.json", "line 2"]),
+    ("not parquet", "broken.parquet", ["broken.parquet"]),
+    ("\xff\xfe", "latin.jsonl", ["latin.jsonl"]),
+    ("[1, 2]", "numbers.json", ["one JSON object per problem"]),
+    ('{"text": "a", "label": "1"}', "odd.jsonl", ["text, label", "--problem-key", "--answer-key"]),
+    ('{"problem": "a", "label": "1"}', "odd.jsonl", ["has a gold answer", "problem, label", "--answer-key"]),
+    ('{"problem": "a", "answer": "$"}', "hollow.jsonl", ["has a gold answer", "problem, answer"]),
+    ("x", "notes.txt", ["notes.txt", ".jsonl"]),
+])
+def test_bad_files_get_one_sentence(content, name, words, tmp_path):
+    if content is not None:
+        (tmp_path / name).write_bytes(content.encode("latin-1"))
+    with pytest.raises(SystemExit) as stop:
+        load_problems(str(tmp_path / name))
+    message = str(stop.value)
+    assert all(word in message for word in words), message
+    assert message.endswith(".") and "\n" not in message and "Traceback" not in message
+
+
+def test_wrong_key_is_named(tmp_path):
+    with pytest.raises(SystemExit, match="the column txt.*problem, answer.*--problem-key"):
+        load_problems(write(tmp_path, [dict(problem="a", answer="1")]), problem_key="txt")
+
+
+def test_unknown_name_lists_the_benchmarks():
+    with pytest.raises(SystemExit, match="no data set 'mth500'.*builtin, math500"):
+        load_problems("mth500")
+
+
+# ----------------------------------------------------------------------------------------- the hub
+@pytest.fixture
+def hub(monkeypatch):
+    """A hub of Python dicts: {(repo, config): {split: rows}}; `asked` is what was loaded."""
+    sets, asked = {}, []
+
+    class NotFound(Exception):
+        pass
+
+    def load_dataset(repo, config=None):
+        asked.append((repo, config))
+        if config is None and (repo, None) not in sets:
+            names = [c for r, c in sets if r == repo]
+            raise ValueError(f"Config name is missing.\nPlease pick one of the available configs: {names}\nLike: x")
+        return sets[repo, config]
+
+    def dataset_info(self, repo, timeout):
+        if not any(r == repo for r, _ in sets):
+            raise NotFound
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(
+        load_dataset=load_dataset, config=types.SimpleNamespace(HF_HUB_OFFLINE=False)))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(
+        HfApi=type("HfApi", (), dict(dataset_info=dataset_info)),
+        constants=types.SimpleNamespace(HF_HUB_OFFLINE=False),
+        errors=types.SimpleNamespace(RepositoryNotFoundError=NotFound)))
+    return types.SimpleNamespace(sets=sets, asked=asked)
+
+
+def row(text, gold="1"):
+    return dict(question=text, answer=gold)
+
+
+def test_splits_for_training_and_evaluation(hub):
+    hub.sets["openai/gsm8k", "main"] = dict(train=[row("a", "#### 1,000")], test=[row("b")])
+    hub.sets["me/only_train", None] = dict(train=[row("c")])
+    hub.sets["me/odd", None] = dict(aime=[row("d")], amc=[row("e")])
+    assert load_problems("gsm8k")[0] == Problem("a", "1000", "gsm8k/0", "gsm8k")
+    assert load_problems("gsm8k", for_training=False)[0].problem == "b"
+    assert load_problems("openai/gsm8k", split="test")[0].problem == "b"
+    assert load_problems("me/only_train", for_training=False)[0].problem == "c"
+    assert load_problems("me/odd@amc")[0].problem == "e"
+    with pytest.raises(SystemExit, match="no split train, only aime, amc: name one, as in me/odd@aime"):
+        load_problems("me/odd")
+
+
+def test_configs_are_joined_chosen_or_listed(hub):
+    for number, config in enumerate(["AIME2025-I", "AIME2025-II"]):
+        hub.sets["opencompass/AIME2025", config] = dict(test=[row(f"p{number}")])
+    hub.sets["me/x", "en"] = hub.sets["me/x", "cn"] = dict(train=[row("a")])
+    assert [p.problem for p in load_problems("opencompass/AIME2025", for_training=False)] == ["p0", "p1"]
+    assert load_problems("me/x:cn")[0].source == "me/x:cn"
+    with pytest.raises(SystemExit, match="has the configs en, cn: name one, as in me/x:en"):
+        load_problems("me/x")
+
+
+def test_group_expands_to_its_four_sets_with_weights(hub):
+    for name in data.GROUPS["reinforce-ada"]:
+        hub.sets[data.BENCHMARKS[name], None] = dict(train=[dict(problem=name, gt="1")])
+    assert [p.problem for p in load_problems("reinforce-ada", for_training=False)] == [
+        "ra-math500", "ra-minerva", "ra-olympiadbench", "ra-aime-like"]
+    assert data.expand("gsm8k,reinforce-ada") == [
+        ("gsm8k", None), ("ra-math500", 500), ("ra-minerva", 272), ("ra-olympiadbench", 675), ("ra-aime-like", 230)]
+
+
+def test_unknown_hub_set(hub):
+    with pytest.raises(SystemExit, match="no data set no/such"):
+        load_problems("no/such")
+
+
+def test_unreachable_hub_ends_within_seconds(tmp_path):
+    """The real libraries against a closed port."""
+    pytest.importorskip("datasets")
+    start = time.time()
+    run = subprocess.run(
+        [sys.executable, "-c", "import data; data.load_problems('math500')"], capture_output=True, text=True,
+        timeout=60, cwd=Path(data.__file__).parent,
+        env={**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)})
+    assert run.returncode == 1 and time.time() - start < 15
+    assert "--data file.jsonl" in run.stderr and "--model tiny" in run.stderr and "Traceback" not in run.stderr
+
+
+# ----------------------------------------------------------------------------------------- names, overlap, built-in
+def test_model_names(tmp_path):
+    assert data.resolve_model("Qwen2.5-Math-1.5B") == "Qwen/Qwen2.5-Math-1.5B"
+    assert data.resolve_model("Qwen3-4B") == "Qwen/Qwen3-4B"
+    assert data.resolve_model("Llama-3.2-3B-Instruct") == "meta-llama/Llama-3.2-3B-Instruct"
+    assert data.resolve_model("Meta-Llama-3-8B") == "meta-llama/Meta-Llama-3-8B"
+    assert data.resolve_model("someone/model") == "someone/model"
+    assert data.resolve_model(str(tmp_path)) == str(tmp_path)
+    assert data.resolve_model("tiny") == "tiny"
+    for wrong in ("mystery-7b", str(tmp_path / "gone"), "./gone", "runs/a/checkpoints/step-1"):
+        with pytest.raises(SystemExit, match="--model tiny"):
+            data.resolve_model(wrong)
+
+
+def test_defaults_by_model():
+    assert data.default_data("tiny") == data.default_data("tiny", for_training=False) == "builtin"
+    assert data.default_data("Qwen/Qwen2.5-Math-1.5B") == "RLHFlow/reinforce_ada_simple_prompt_1-5b"
+    assert data.default_data("Qwen/Qwen3-4B") == "agentica-org/DeepScaleR-Preview-Dataset"
+    assert data.default_data("Qwen/Qwen3-4B", for_training=False) == "math500"
+    assert (data.default_template("tiny"), data.default_template("Qwen/Qwen3-4B")) == ("chat", "reinforce-ada")
+
+
+def test_overlap_ignores_typesetting_but_not_arithmetic():
+    def problem(text, gold="1"):
+        return Problem(text, gold, text, "s")
+
+    held = [problem("Find all $x$ with \\(x^2 = 2\\), where $x$ is positive and real."),
+            problem("7+15-4=?", "18")]
+    train = [problem("find ALL x with $$x^2=2$$ where x is positive and real", "\\sqrt2"),
+             problem("7+15-4=?", "18"), problem("71-5+4=?", "70"), problem("Find all $x$ with $x^2 = 3$.")]
+    kept, dropped = drop_overlap(train, held)
+    assert dropped == 2 and kept == train[2:]
+
+
+def test_builtin_problems():
+    pytest.importorskip("tiny")
+    train, test = load_problems("builtin", limit=300), load_problems("builtin", for_training=False)
+    assert len(train) == 300 and len(test) == data.BUILTIN_COUNT["test"]
+    assert len({p.id for p in train + test}) == len(train + test)
+    assert not {p.problem for p in train} & {p.problem for p in test}
+    assert all(p.answer and p.level for p in train)
+
+
+def test_import_is_light():
+    heavy = ("datasets", "transformers", "torch", "pyarrow")
+    code = f"import sys, data; print([m for m in {heavy} if m in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(data.__file__).parent)
+    assert run.stdout.strip() == "[]", run.stderr
+
+
+# ----------------------------------------------------------------------------------------- prompts
+class ChatML:
+    """A tokenizer of characters with Qwen's chat markup."""
+
+    chat_template = "chatml"
+
+    def apply_chat_template(self, chats, tokenize, add_generation_prompt):
+        assert not tokenize and add_generation_prompt
+        turns = ["".join(f"<|im_start|>{t['role']}\n{t['content']}<|im_end|>\n" for t in chat) for chat in chats]
+        return [text + "<|im_start|>assistant\n" for text in turns]
+
+    def __call__(self, texts, add_special_tokens):
+        return dict(input_ids=[[0] * add_special_tokens + [ord(char) for char in text] for text in texts])
+
+
+SYSTEM = "<|im_start|>system\nPlease reason step by step, and put your final answer within \\boxed{}.<|im_end|>\n"
+EXPECTED = {
+    "reinforce-ada": SYSTEM + "<|im_start|>user\nQ? Let's think step by step and output the final answer within "
+                              "\\boxed{}.<|im_end|>\n<|im_start|>assistant\n",
+    "qwen25-math-cot": SYSTEM + "<|im_start|>user\nQ?<|im_end|>\n<|im_start|>assistant\n",
+    "qwen-boxed": "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\nQ?\nPlease reason "
+                  "step by step, and put your final answer within \\boxed{}.<|im_end|>\n<|im_start|>assistant\n",
+    "llama": "<|im_start|>user\nQ?\nPlease reason step by step, and put your final answer within \\boxed{}.\n\n"
+             "<|im_end|>\n<|im_start|>assistant\n",
+    "chat": "<|im_start|>user\nQ?<|im_end|>\n<|im_start|>assistant\n",
+    "none": "Q?",
+}
+
+
+@pytest.mark.parametrize("template", data.TEMPLATES)
+def test_templates_to_the_letter(template):
+    (problem,) = add_prompts([Problem("Q?", "1", "i", "s")], ChatML(), template, 1000)
+    assert problem.prompt == EXPECTED[template]
+    start = [0] if template == "none" else []  # only a bare problem gets the tokenizer's own start token
+    assert problem.prompt_ids == start + [ord(char) for char in problem.prompt]
+
+
+def test_braces_in_a_problem_are_left_alone():
+    (problem,) = add_prompts([Problem("{x} \\frac{1}{2}", "1", "i", "s")], ChatML(), "chat", 1000)
+    assert "{x} \\frac{1}{2}" in problem.prompt
+
+
+def test_over_long_prompts_are_dropped_and_counted(capsys):
+    problems = [Problem("x" * n, "1", str(n), "s") for n in (3, 10, 11)]
+    assert [p.id for p in add_prompts(problems, ChatML(), "none", 11)] == ["3", "10"]
+    assert "dropped 1 of 3 problems with a prompt over 11 tokens (longest: 12)" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="allow longer"):
+        add_prompts(problems, ChatML(), "none", 2)
+
+
+def test_template_errors():
+    with pytest.raises(SystemExit, match="no prompt template 'r1'; choose one of reinforce-ada"):
+        add_prompts([Problem("Q", "1", "i", "s")], ChatML(), "r1", 10)
+    bare = types.SimpleNamespace(chat_template=None)
+    with pytest.raises(SystemExit, match="--template none"):
+        add_prompts([Problem("Q", "1", "i", "s")], bare, "chat", 10)
+
+
+def test_the_built_in_tokenizer():
+    tiny = pytest.importorskip("tiny")
+    tokenizer = tiny.build_tokenizer()
+    (problem,) = add_prompts([Problem("1+2=?", "3", "i", "s")], tokenizer, "chat", 50)
+    assert problem.prompt == "<|user|>1+2=?<|assistant|>"
+    assert tokenizer.decode(problem.prompt_ids) == problem.prompt and len(problem.prompt_ids) == 7

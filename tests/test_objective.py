@@ -1,0 +1,219 @@
+"""MiniRL's objective (Eq. 7) against autograd, against PPO's clipped loss, and against itself cut up differently."""
+import itertools
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import minirl
+from minirl import Config, diagnostics, objective, token_scale, update
+from policy import Row, micro_batches
+
+
+def tokens(count: int, seed: int, spread: float = 0.3):
+    """Log-probs of `count` tokens under pi_theta (leaf with gradient), pi_old and mu, and advantages."""
+    g = torch.Generator().manual_seed(seed)
+    old = -torch.rand(count, generator=g, dtype=torch.float64) * 3
+    lp = (old + spread * torch.randn(count, generator=g, dtype=torch.float64)).requires_grad_()
+    mu = old + spread * torch.randn(count, generator=g, dtype=torch.float64)
+    advantage = torch.randn(count, generator=g, dtype=torch.float64)
+    return lp, old, mu, advantage
+
+
+def gradient(term_T, lp_T):
+    return torch.autograd.grad(term_T.sum(), lp_T)[0]
+
+
+def test_gradient_is_mask_times_weight_times_advantage():
+    lp, old, mu, A = tokens(500, seed=0)
+    term, mask, weight = objective(lp, old, mu, A, Config())
+    assert 0 < mask.sum() < len(mask)  # some tokens are clipped, or the test would not test the mask
+    expected = mask * (lp - mu).exp().clamp(max=5) * A
+    torch.testing.assert_close(gradient(term, lp), expected.detach())
+
+
+def test_surrogate_identity():
+    """-sum M sg[pi/mu] A log pi has the gradient of -sum M (pi/mu) A: the weight is the ratio itself, not a constant."""
+    lp, old, mu, A = tokens(500, seed=1)
+    term, mask, _ = objective(lp, old, mu, A, Config(weight_cap=1e9))
+    ratio_form = (mask * (lp - mu).exp() * A).sum()
+    torch.testing.assert_close(gradient(term, lp), torch.autograd.grad(ratio_form, lp)[0])
+
+
+def test_equals_token_sum_ppo_clip_when_the_engine_is_exact():
+    lp, old, _, A = tokens(1000, seed=2)
+    term, _, _ = objective(lp, old, old, A, Config())
+    r = (lp - old).exp()
+    ppo = torch.minimum(r * A, r.clamp(1 - 0.2, 1 + 0.27) * A).sum()
+    torch.testing.assert_close(gradient(term, lp), torch.autograd.grad(ppo, lp)[0])
+
+
+@pytest.mark.parametrize("ratio, advantage, open_", [
+    (1.28, +1.0, False), (1.26, +1.0, True), (0.5, +1.0, True), (0.79, -1.0, False), (0.81, -1.0, True), (2.0, -1.0, True)])
+def test_the_mask_closes_on_one_side_only(ratio, advantage, open_):
+    old = torch.zeros(1)
+    lp = torch.tensor([ratio]).log().requires_grad_()
+    # mu far away: were the mask to look at pi_theta/mu, it would decide otherwise
+    for mu in (torch.tensor([1.0]), torch.tensor([-1.0])):
+        _, mask, _ = objective(lp, old, mu, torch.tensor([advantage]), Config())
+        assert bool(mask) is open_
+    assert bool(objective(lp, old, mu, torch.tensor([advantage]), Config(clip=False))[1])
+
+
+def test_the_cap_stops_the_weight_and_keeps_the_gradient():
+    lp = torch.tensor([2.0, 0.0], dtype=torch.float64, requires_grad=True)  # e^2 = 7.4 > 5
+    zero, A = torch.zeros(2, dtype=torch.float64), torch.tensor([-1.0, -1.0], dtype=torch.float64)
+    term, _, weight = objective(lp, lp.detach(), zero, A, Config())
+    assert gradient(term, lp).tolist() == [-5.0, -1.0]
+    assert weight[0] > 7  # reported before the cap
+
+
+def test_importance_switches():
+    lp, old, mu, A = tokens(100, seed=3)
+    weights = {kind: objective(lp, old, mu, A, Config(importance=kind))[2] for kind in ("full", "staleness", "none")}
+    torch.testing.assert_close(weights["full"], (lp - mu).exp().detach())
+    torch.testing.assert_close(weights["staleness"], (lp - old).exp().detach())
+    assert torch.equal(weights["none"], torch.ones(100, dtype=torch.float64))
+
+
+def test_the_estimator_is_unbiased_by_brute_force():
+    """Three actions, sampled from a deliberately different mu: E_mu[pi/mu A grad log pi] = sum pi A grad log pi, exactly."""
+    theta = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64, requires_grad=True)
+    mu = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    reward = torch.tensor([1.0, 0.0, 0.5], dtype=torch.float64)
+    true = torch.autograd.grad((theta.softmax(0) * reward).sum(), theta)[0]
+
+    def expected_gradient(config):
+        lp = theta.log_softmax(0)
+        term, _, _ = objective(lp, lp.detach(), mu.log(), reward, config)
+        return torch.autograd.grad((mu * term).sum(), theta)[0]
+
+    torch.testing.assert_close(expected_gradient(Config()), true)
+    assert not torch.allclose(expected_gradient(Config(importance="none")), true, atol=0.01)  # biased without the weight
+
+
+def test_token_scale():
+    batch = [Row([0] * (3 + n), 3, [0.0] * n, 1.0) for n in (2, 6)]
+    config = Config(max_tokens=10)
+    assert [token_scale(row, batch, config) for row in batch] == [1 / 20, 1 / 20]  # the same for every token
+    assert [token_scale(row, batch, Config(length_norm="response")) for row in batch] == [1 / 4, 1 / 12]
+    assert [token_scale(row, batch, Config(length_norm="batch")) for row in batch] == [1 / 8, 1 / 8]
+
+
+# ------------------------------------------------------------------------------------------------- the whole update
+def tiny_policy(seed=0):
+    import tiny
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(seed)
+    model = tiny.build_model(tiny.build_tokenizer()).double()
+    policy = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"),
+                            autocast_adapter_dtype=False).train()
+    for name, p in policy.named_parameters():
+        if "lora_B" in name:  # zero at the start, which would hide the gradient of A
+            p.data.normal_(0, 0.05)
+    return policy
+
+
+def random_groups(count: int, seed: int):
+    """Groups as the sampler returns them, with responses of 1 to 20 random tokens."""
+    rng, groups = random.Random(seed), []
+    for _ in range(count):
+        rows = []
+        for _ in range(4):
+            ids = [rng.randrange(300) for _ in range(rng.randint(1, 20))]
+            rollout = SimpleNamespace(token_ids=ids, logprobs=[-5.8 + 0.2 * rng.random() for _ in ids])
+            rows.append((SimpleNamespace(rollout=rollout), rng.choice([-0.5, 0.5, 0.0])))
+        problem = SimpleNamespace(prompt_ids=[rng.randrange(300) for _ in range(rng.randint(2, 9))])
+        groups.append(SimpleNamespace(problem=problem, kept=rows, rows=lambda rows=rows: rows))
+    return groups
+
+
+def gradients_of(policy, groups, **changes):
+    """The gradient that `update` computes (the optimizer only records it)."""
+    recorded = []
+
+    def record(policy, *_):
+        recorded.append({n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None})
+        policy.zero_grad()
+        return 0.0
+
+    config = Config(**dict(max_tokens=20, micro_tokens=4096) | changes)
+    original, minirl.optimizer_step = minirl.optimizer_step, record
+    try:
+        optimizer = SimpleNamespace(param_groups=[{"lr": 0}])
+        metrics = update(policy, optimizer, None, groups, config, random.Random(0))
+    finally:
+        minirl.optimizer_step = original
+    return recorded, metrics
+
+
+def close(a, b, tolerance=1e-9):
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=1e-5, atol=tolerance, msg=name)
+
+
+def test_micro_batches_do_not_change_the_gradient():
+    policy, groups = tiny_policy(), random_groups(6, seed=1)
+    (whole,), _ = gradients_of(policy, groups)
+    for micro_tokens in (1, 40, 100):
+        (cut,), _ = gradients_of(policy, groups, micro_tokens=micro_tokens)
+        close(whole, cut)
+
+
+def test_update_equals_the_plain_computation():
+    """Against the objective written out for one sample at a time with full logits."""
+    policy, groups = tiny_policy(), random_groups(5, seed=2)
+    (ours,), _ = gradients_of(policy, groups)
+    count, loss = sum(len(g.kept) for g in groups), 0
+    for g in groups:
+        for s, A in g.rows():
+            ids = torch.tensor([g.problem.prompt_ids + s.rollout.token_ids])
+            log_p = policy(input_ids=ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[:, 0]
+            log_pi = log_p[len(g.problem.prompt_ids) - 1:]
+            weight = (log_pi - torch.tensor(s.rollout.logprobs)).exp().clamp(max=5).detach()
+            loss = loss - (weight * A * log_pi).sum() / (count * 20)
+    loss.backward()
+    plain = {n: p.grad for n, p in policy.named_parameters() if p.grad is not None}
+    close(ours, plain, tolerance=1e-7)  # our logits are float32 from the head on, these are float64
+
+
+def test_mini_batches_hold_whole_groups_and_every_sample_once():
+    groups = random_groups(8, seed=3)
+    steps, _ = gradients_of(tiny_policy(), groups, mini_batches=4)
+    (whole,), _ = gradients_of(tiny_policy(), groups)
+    assert len(steps) == 4
+    # the weights never moved (nothing is stepped), so the mean of the four gradients is that of the whole batch
+    mean = {name: sum(step[name] for step in steps) / 4 for name in whole}
+    close(whole, mean)
+
+
+def test_without_signal_nothing_is_stepped():
+    groups = random_groups(3, seed=4)
+    for g in groups:
+        g.kept[:] = [(s, 0.0) for s, _ in g.kept]
+    steps, metrics = gradients_of(tiny_policy(), groups)
+    assert steps == [] and metrics == {"optimizer_steps": 0}
+    assert gradients_of(tiny_policy(), [], mini_batches=2)[1] == {"optimizer_steps": 0}
+
+
+def test_micro_batches_stay_within_the_budget():
+    rng = random.Random(0)
+    rows = [Row([0] * rng.randint(5, 60), 4, [], 1.0) for _ in range(200)]
+    batches = micro_batches(rows, 256)
+    assert sorted(map(id, itertools.chain(*batches))) == sorted(map(id, rows))
+    assert all(len(b) * max(len(r.ids) for r in b) <= 256 for b in batches)
+    padding = 1 - sum(len(r.ids) for r in rows) / sum(len(b) * max(len(r.ids) for r in b) for b in batches)
+    assert padding < 0.05
+
+
+def test_diagnostics_by_hand():
+    old, mu = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
+    A, mask, weight, entropy = torch.tensor([1.0, -1.0]), torch.tensor([0.0, 1.0]), torch.tensor([6.0, 0.4]), torch.ones(2)
+    d = diagnostics(torch.stack([old, mu, A, mask, weight, entropy]), Config())
+    gap = (mu - old).double()
+    assert d["kl_k1"] == pytest.approx(0.25) and d["kl_k3"] == pytest.approx((torch.exp(-gap) - 1 + gap).mean().item())
+    assert (d["weight_min"], d["weight_max"], d["weight_truncated"]) == (pytest.approx(0.4), 6.0, 0.5)
+    assert (d["weight_over_2"], d["weight_under_half"], d["clipped_positive"], d["clipped_negative"]) == (0.5, 0.5, 0.5, 0.0)

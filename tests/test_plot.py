@@ -1,0 +1,153 @@
+"""plot.py: pages come out whole for any stage of a run; seeds are grouped; what is missing is skipped."""
+import json
+import math
+import random
+
+import pytest
+
+pytest.importorskip("matplotlib")
+import plot
+
+PNG = b"\x89PNG\r\n"
+
+
+def make_run(folder, steps=30, seed=0, evals=True, leave_out=(), **config):
+    """A run's folder with plausible, noisy metrics."""
+    folder.mkdir(parents=True)
+    rng, total = random.Random(seed), 0
+    (folder / "config.json").write_text(json.dumps(dict(
+        config=dict(model="tiny", data="builtin", seed=seed, name=folder.name, **config), versions=dict(torch="2"))))
+    with open(folder / "metrics.jsonl", "w") as metrics, open(folder / "eval.jsonl", "w") as held_out:
+        for step in range(steps + 1):
+            p = 0.7 - 0.4 * math.exp(-step / 10) + rng.gauss(0, 0.03)
+            if step:
+                total += 200
+                row = dict(
+                    step=step, samples=200, samples_total=total, tokens=4000, tokens_total=20 * total,
+                    seconds=3.0, seconds_total=3.0 * step, seconds_sample=1.5, seconds_train=1.2,
+                    seconds_sync=0.1, seconds_eval=0.0, reward_first_round=p, reward_pool=p, zero_signal=0.2,
+                    unresolved_no_correct=0.1, entropy=0.3, kl_k1=rng.gauss(0, 1e-4),
+                    kl_k3=0.0 if step == 3 else 1e-4, response_length=20.0, truncated=0.0,
+                    verdicts=dict(correct=100, wrong=90, no_box=10), grad_norm=None if step == 2 else 0.5,
+                    rounds_histogram=[5, 3], clipped_positive=0.0, weight_max=float("nan"))
+                row = {key: value for key, value in row.items() if key not in leave_out}
+                metrics.write(json.dumps(row) + "\n")
+            if evals and step % 10 == 0:
+                held_out.write(json.dumps(dict(
+                    step=step, samples_total=total, tokens_total=20 * total, seconds_total=3.0 * step,
+                    data="builtin", k=8, avg=p, ci_low=p - .05, ci_high=p + .05)) + "\n")
+    return folder
+
+
+def is_picture(path):
+    return path.read_bytes().startswith(PNG) and path.stat().st_size > 10_000
+
+
+@pytest.fixture
+def few_panels(monkeypatch):
+    """One panel of each kind: drawing all twelve takes a second."""
+    monkeypatch.setattr(plot, "PANELS", list({panel[0]: panel for panel in plot.PANELS[:-1]}.values()))
+
+
+def test_one_run(tmp_path):
+    run = make_run(tmp_path / "a")
+    path = plot.draw_run(run)
+    assert path == run / "curves.png" and is_picture(path)
+    assert sorted(p.name for p in run.iterdir()) == ["config.json", "curves.png", "eval.jsonl", "metrics.jsonl"]
+
+
+@pytest.mark.parametrize("against", plot.AXES)
+def test_every_axis(tmp_path, against, few_panels):
+    assert is_picture(plot.draw_run(make_run(tmp_path / "a", steps=5), tmp_path / "x.png", against))
+
+
+def test_a_run_that_has_just_begun(tmp_path, few_panels):
+    only_eval, first = make_run(tmp_path / "a", steps=0), make_run(tmp_path / "b", steps=1, evals=False)
+    (only_eval / "config.json").unlink()
+    assert plot.draw_run(only_eval).read_bytes().startswith(PNG)
+    assert is_picture(plot.draw_run(first))
+
+
+def test_missing_metrics_leave_out_their_panels(tmp_path):
+    run = make_run(tmp_path / "a", evals=False, leave_out=("kl_k1", "kl_k3", "entropy", "verdicts", "truncated"))
+    titles = []
+    with pytest.MonkeyPatch.context() as patch:
+        finish = plot.finish
+        patch.setattr(plot, "finish", lambda ax, title, *rest: (titles.append(title), finish(ax, title, *rest)))
+        plot.draw_run(run)
+    assert "Reward while training" in titles and "Where the time goes" in titles
+    assert not {"Engine against trainer", "Entropy of the policy", "Accuracy on held-out problems"} & set(titles)
+
+
+def test_half_written_line_and_repeated_steps(tmp_path):
+    run = make_run(tmp_path / "a", steps=3)
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(dict(step=2, samples=7)) + "\n" + '{"step": 4, "sam')
+    rows = plot.read_rows(run / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3] and rows[1]["samples"] == 7
+    assert rows[0]["share_no_box"] == 0.05
+
+
+def test_series_passes_over_what_is_no_number():
+    values = (1.0, None, float("nan"), 2)
+    rows = [dict(step=2), *(dict(step=step, a=value) for step, value in zip((1, 3, 4, 5), values))]
+    assert plot.series(rows, "steps", "a") == ([1, 5], [1.0, 2])
+    assert plot.series([dict(seconds_total=120.0, a=1.0)], "seconds", "a") == ([2.0], [1.0])
+
+
+def test_smoothing_keeps_constants_and_length():
+    assert list(plot.smooth([3.0] * 40)) == pytest.approx([3.0] * 40)
+    assert list(plot.smooth([1.0, 5.0, 2.0])) == [1.0, 5.0, 2.0]
+
+
+def test_the_old_picture_survives_a_failure(tmp_path, monkeypatch, few_panels):
+    run = make_run(tmp_path / "a", steps=2)
+    before = plot.draw_run(run).read_bytes()
+    monkeypatch.setattr(plot.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError):
+        plot.draw_run(run)
+    assert (run / "curves.png").read_bytes() == before
+
+
+def test_seeds_share_a_label_and_others_do_not(tmp_path):
+    runs = [make_run(tmp_path / f"bal-seed{s}", steps=1, seed=s, sampler="balance") for s in (10, 11)]
+    runs += [make_run(tmp_path / "uni-seed0", steps=1, sampler="uniform"), make_run(tmp_path / "bare", steps=1)]
+    (tmp_path / "bare" / "config.json").unlink()
+    groups = plot.group_by_seed([plot.read_run(run) for run in runs])
+    assert {label: len(same) for label, same in groups.items()} == {"bal (mean of 2)": 2, "uni-seed0": 1, "bare": 1}
+
+
+def test_mean_line_covers_the_common_range():
+    class Axes:
+        def __init__(self):
+            self.lines = []
+
+        def plot(self, xs, ys, label=None, **_):
+            self.lines.append((list(xs), list(ys), label))
+
+    ax = Axes()
+    plot.draw_group(ax, [([0, 2, 4], [0.0, 2.0, 4.0]), ([0, 2], [2.0, 4.0]), ([], [])], "k", "two")
+    assert len(ax.lines) == 3 and ax.lines[-1] == ([0, 2], [1.0, 3.0], "two")
+
+
+def test_comparison_page(tmp_path, monkeypatch, capsys):
+    runs = [str(make_run(tmp_path / f"bal-seed{s}", seed=s, sampler="balance")) for s in (0, 1)]
+    runs += [str(make_run(tmp_path / "grpo", steps=20, sampler="uniform", evals=False))]
+    monkeypatch.chdir(tmp_path)
+    plot.main(runs)
+    assert is_picture(tmp_path / "compare.png") and "compare.png" in capsys.readouterr().out
+    plot.main([*runs, "--against", "tokens", "--out", "one.pdf"])
+    assert (tmp_path / "one.pdf").read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("prepare, words", [
+    (lambda run: None, "no such folder"),
+    (lambda run: run.mkdir(), "no metrics.jsonl"),
+    (lambda run: (run.mkdir(), (run / "metrics.jsonl").write_text('{"st')), "no metrics.jsonl with a finished step"),
+])
+def test_nothing_to_draw_gets_one_sentence(tmp_path, prepare, words):
+    prepare(tmp_path / "gone")
+    with pytest.raises(SystemExit, match=words):
+        plot.main([str(tmp_path / "gone")])
+    with pytest.raises(ValueError, match=words):
+        plot.draw_run(tmp_path / "gone")

@@ -1,0 +1,66 @@
+"""The built-in model and its problems: reproducible, honest, solvable."""
+import random
+
+import pytest
+import torch
+
+import tiny
+
+
+def test_problems_are_right_and_spread_over_all_levels():
+    found = tiny.problems("train", 600)
+    for p in found:
+        assert eval(p["problem"].removesuffix("=?")) == int(p["answer"])  # our own text: digits, + and -
+        assert p["problem"].count("+") + p["problem"].count("-") == p["level"]
+        assert 0 <= int(p["answer"]) <= tiny.TOP
+    assert {p["level"] for p in found} == set(tiny.OPERATIONS)
+    assert found == tiny.problems("train", 600) and found[:100] == tiny.problems("train", 100)
+    assert found[:50] != tiny.problems("train", 50, seed=1)
+
+
+def test_no_problem_is_in_both_splits_nor_in_the_warm_start():
+    test = {p["problem"] for p in tiny.problems("test", 500)}
+    assert not test & {p["problem"] for p in tiny.problems("train", 3000)}
+    rng = random.Random(0)
+    assert not test & {tiny.demonstration(rng, 0.5)[0] for _ in range(3000)}
+    with pytest.raises(ValueError, match="train and test"):
+        tiny.problems("dev", 1)
+
+
+def test_worked_solutions_end_in_the_boxed_answer():
+    rng = random.Random(1)
+    for _ in range(200):
+        text, completion = tiny.demonstration(rng, worked=1.0)
+        *lines, last = completion.split("\n")
+        assert last == f"\\boxed{{{eval(text.removesuffix('=?'))}}}"
+        for line in lines:
+            left, right = line.split("=")
+            assert eval(left) == int(right)
+
+
+def test_tokenizer_encodes_any_text_and_gives_it_back():
+    tokenizer = tiny.build_tokenizer()
+    for text in ("7+15=22\n\\boxed{22}", "Zoë paid 3½ € for π\t\x00", "\\boxed{\\frac{1}{2}}", "x<|user|>"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "1+2=?"}], add_generation_prompt=True, tokenize=False)
+    assert prompt == "<|user|>1+2=?<|assistant|>"
+    assert len(tokenizer.encode("10+99")) == 3 and len(tokenizer) <= 384
+
+
+def test_same_seed_same_weights_other_seed_other_weights(tmp_path):
+    from safetensors.torch import load_file
+
+    for name, changes in dict(a={}, b={}, c=dict(seed=1)).items():
+        tiny.build(tmp_path / name, progress=False, steps=5, batch=8, **changes)
+    a, b, c = (load_file(tmp_path / name / "model.safetensors") for name in "abc")
+    assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+    assert not all(torch.equal(a[k], c[k]) for k in a)
+    assert 0.5e6 < sum(t.numel() for t in a.values()) < 2e6
+
+
+def test_building_leaves_the_callers_random_state_alone(tmp_path):
+    torch.manual_seed(7)
+    wanted = torch.rand(1)
+    torch.manual_seed(7)
+    tiny.build(tmp_path / "m", progress=False, steps=1, batch=2)
+    assert torch.equal(torch.rand(1), wanted)

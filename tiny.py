@@ -1,0 +1,196 @@
+"""The built-in model: a Qwen2 of 0.8 M parameters, its tokenizer and its arithmetic, made offline from a seed.
+
+`python minirl.py` trains this model, so the whole project can be run, read and tested on a laptop without a GPU and
+without a model hub. Nothing else is special about it: it is a folder in Hugging Face format, vLLM serves it, PEFT
+adapts it, math-verify grades its \\boxed{} answers.
+
+**The problems** are chains of additions and subtractions such as `7+15-4=?`. The number of operations (1 to 6) sets the
+difficulty: a chain is right only if every link is, so pass rates spread over the whole range.
+
+**The warm start** is a short supervised phase on worked solutions of two kinds: most answer at once
+(`\\boxed{18}`), some write the intermediate results down first. The first kind cannot be learnt for long chains, the
+second can. So the model starts weak but not hopeless, and reinforcement learning has something to find: that working
+it out pays, and how to do it without slips.
+"""
+import hashlib
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+OPERATIONS = (1, 2, 3, 4, 5)  # a problem's level is its number of operations
+LARGEST = 9  # largest number in a problem; intermediate results stay within 0..99
+TOP = 30
+END, PAD, USER, ASSISTANT, BOX = "<|endoftext|>", "<|pad|>", "<|user|>", "<|assistant|>", "\\boxed{"
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{% if m.role != 'system' %}<|{{ m.role }}|>{{ m.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+WARM_START = dict(steps=700, batch=32, lr=3e-3, worked=0.5, seed=0)
+SIZES = dict(hidden_size=128, intermediate_size=288, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2)
+
+
+# ---------------------------------------------------------------------------------------------------- the problems
+def chain(rng: random.Random, operations: int) -> tuple[str, list[str], int]:
+    """One problem: its text, the lines of its worked solution, its answer."""
+    value = rng.randint(1, LARGEST)
+    text, lines = str(value), []
+    for _ in range(operations):
+        term, plus = rng.randint(1, LARGEST), rng.random() < 0.5
+        if not 0 <= (value + term if plus else value - term) <= TOP:
+            plus = not plus
+        result = value + term if plus else value - term
+        sign = "+" if plus else "-"
+        text += f"{sign}{term}"
+        lines.append(f"{value}{sign}{term}={result}")
+        value = result
+    return text + "=?", lines, value
+
+
+def problems(split: str, count: int, seed: int = 0) -> list[dict]:
+    """`count` problems of all levels in turn; no problem text is in both splits (its hash decides where it belongs)."""
+    if split not in ("train", "test"):
+        raise ValueError(f"the built-in problems have the splits train and test, not {split!r}")
+    rng, found = random.Random(f"{split}/{seed}"), []
+    while len(found) < count:
+        level = OPERATIONS[len(found) % len(OPERATIONS)]
+        text, _, answer = chain(rng, level)
+        if in_test_split(text) == (split == "test"):
+            found.append(dict(problem=text, answer=str(answer), id=f"builtin/{split}/{len(found)}", level=level))
+    return found
+
+
+def in_test_split(text: str) -> bool:
+    return hashlib.sha256(text.encode()).digest()[0] < 64  # a quarter of all problems
+
+
+def demonstration(rng: random.Random, worked: float) -> tuple[str, str]:
+    """One (problem, completion) pair of the warm start, never from the test split."""
+    while True:
+        text, lines, answer = chain(rng, rng.choice(OPERATIONS))
+        if not in_test_split(text):
+            work = "".join(line + "\n" for line in lines) if rng.random() < worked else ""
+            return text, f"{work}{BOX}{answer}}}"
+
+
+# ------------------------------------------------------------------------------------------- the tokenizer, the model
+def build_tokenizer():
+    """Bytes as tokens (so that any text can be encoded) and five added ones: a vocabulary of 261."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    pairs = [(a, b) for a in "123456789" for b in "0123456789"]  # 10..99 are one token each
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet()) + [a + b for a, b in pairs]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in (END, PAD, USER, ASSISTANT)])
+    tokenizer.add_tokens([AddedToken(BOX)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False, model_max_length=1024,
+    )
+
+
+def build_model(tokenizer):
+    """Randomly initialised; torch's random state decides the weights."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=384, max_position_embeddings=1024, tie_word_embeddings=True, **SIZES,
+        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def warm_start(model, tokenizer, *, steps, batch, lr, worked, seed, progress=True) -> float:
+    """Plain supervised learning on demonstrations, loss on the completion only. Returns the last mean loss (nats)."""
+    import torch
+    from tqdm import tqdm
+
+    rng = random.Random(f"warm start {seed}")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=lr, total_steps=steps, pct_start=0.1)
+    model.train()
+    bar = tqdm(range(steps), desc="warm start of the tiny model", disable=not progress, mininterval=1)
+    for _ in bar:
+        ids, labels = demonstration_batch(rng, tokenizer, batch, worked)
+        loss = model(input_ids=ids, labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
+    model.eval()
+    return loss.item()
+
+
+def demonstration_batch(rng, tokenizer, batch, worked):
+    """Right-padded ids [batch, length] and labels (-100 on prompt and padding)."""
+    import torch
+
+    rows = []
+    for _ in range(batch):
+        text, completion = demonstration(rng, worked)
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False)
+        rows.append((tokenizer.encode(prompt), tokenizer.encode(completion + END)))
+    length = max(len(p) + len(c) for p, c in rows)
+    ids = torch.full((batch, length), tokenizer.pad_token_id)
+    labels = torch.full((batch, length), -100)
+    for i, (prompt, completion) in enumerate(rows):
+        end = len(prompt) + len(completion)
+        ids[i, :end] = torch.tensor(prompt + completion)
+        labels[i, len(prompt):end] = torch.tensor(completion)
+    return ids, labels
+
+
+# ------------------------------------------------------------------------------------------------------- the cache
+def ensure_tiny(name: str = "tiny", progress: bool = True) -> str:
+    """The folder of the warm-started model, built on first use (about a minute and a half on one core).
+
+    The folder's name holds a hash of this file: a changed recipe is a new model, an unchanged one is never rebuilt.
+    Two processes may build at once; each writes a folder of its own and the first to rename it wins.
+    """
+    recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    folder = cache_folder() / f"{name}-{recipe}"
+    if not (folder / "config.json").exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        building = Path(tempfile.mkdtemp(prefix=f"{name}-building-", dir=folder.parent))
+        build(building, progress=progress)
+        try:
+            os.rename(building, folder)
+        except OSError:  # somebody else was faster; both are the same
+            shutil.rmtree(building, ignore_errors=True)
+    return str(folder)
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("MINIRL_CACHE") or Path.home() / ".cache" / "minirl")
+
+
+def build(folder, progress: bool = True, **changes) -> None:
+    """Make tokenizer and model from a seed and save them. On one thread, so that the weights come out the same."""
+    import torch
+
+    recipe = WARM_START | changes
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(recipe["seed"])
+            tokenizer = build_tokenizer()
+            model = build_model(tokenizer)
+            warm_start(model, tokenizer, **recipe, progress=progress)
+    finally:
+        torch.set_num_threads(threads)
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    print(ensure_tiny())
