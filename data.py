@@ -16,7 +16,9 @@ import csv
 import io
 import json
 import math
+import os
 import re
+import sys
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -87,6 +89,27 @@ def resolve_model(name: str) -> str:
     return name if "/" in name else f"{owner}/{name}"
 
 
+def fetch_model(name: str, context: int) -> str:
+    """A folder or hub id that transformers and vLLM can load. Raises SystemExit before anything heavy is started."""
+    if name in TINY:
+        import tiny
+
+        return tiny.ensure_tiny(name)
+    path = resolve_model(name)
+    if not Path(path).is_dir():
+        go_offline_if_unreachable(path, "model")
+    from transformers import AutoConfig
+
+    try:
+        longest = getattr(AutoConfig.from_pretrained(path), "max_position_embeddings", context)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"Cannot load the model {path}: {str(error).splitlines()[0]} Check the name and the connection to "
+                         "the hub, or use --model tiny, which needs neither.") from None
+    if context > longest:
+        raise SystemExit(f"{path} reads at most {longest} tokens, but --max-prompt-tokens and --max-tokens add up to {context}.")
+    return path
+
+
 def default_data(model: str, for_training: bool = True) -> str:
     """The data set a model is trained (or evaluated) on when none is named."""
     if model in TINY or not for_training:
@@ -129,7 +152,7 @@ def load_problems(
         return [Problem(r["problem"], r["answer"], r["id"], "builtin", str(r["level"])) for r in rows]
     path = Path(name).expanduser()
     if path.suffix.lower() in SUFFIXES or path.exists():
-        return rows_to_problems(read_file(path), path.stem, **keys)
+        return rows_to_problems(read_file(path), path.name, **keys)
     return rows_to_problems(read_hub(name, split, for_training), name, **keys)
 
 
@@ -331,17 +354,19 @@ def read_hub(name: str, split: str | None, for_training: bool):
         yield from splits[found]
 
 
-def go_offline_if_unreachable(repo: str) -> None:
-    """One quick question to the hub; without an answer only caches are used (`datasets` retries for long)."""
-    import datasets
+def go_offline_if_unreachable(repo: str, kind: str = "dataset") -> None:
+    """One quick question to the hub; without an answer only caches are used (its libraries retry for long)."""
     import huggingface_hub
 
     try:
-        huggingface_hub.HfApi().dataset_info(repo, timeout=4)
+        getattr(huggingface_hub.HfApi(), f"{kind}_info")(repo, timeout=4)
     except huggingface_hub.errors.RepositoryNotFoundError:
-        raise SystemExit(f"The hub has no data set {repo}: check its name, or run `hf auth login`.") from None
+        raise SystemExit(f"The hub has no {kind} {repo}: check its name, or run `hf auth login`.") from None
     except Exception:  # no network, no name service, time-out, a proxy's error page, HF_HUB_OFFLINE=1
-        datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True
+        os.environ["HF_HUB_OFFLINE"] = "1"  # for libraries that are imported later
+        huggingface_hub.constants.HF_HUB_OFFLINE = True
+        if "datasets" in sys.modules:
+            sys.modules["datasets"].config.HF_HUB_OFFLINE = True
 
 
 def load_from_hub(repo: str, config: str | None) -> dict:

@@ -150,7 +150,8 @@ def resolve(config: Config) -> Config:
 def parse(argv: list[str] | None = None) -> Config:
     """Flags to Config. With --resume the run's own config.json gives the defaults."""
     summary = "Reinforcement learning with MiniRL and Reinforce-Ada sampling. Without any flag: the built-in tiny model."
-    parser = argparse.ArgumentParser(prog="minirl.py", description=summary, allow_abbrev=False)
+    usage = "python minirl.py [--flag value ...]   (--help explains every flag)"
+    parser = argparse.ArgumentParser(prog="minirl.py", usage=usage, description=summary, allow_abbrev=False)
     add_flags(parser, Config)
     config = from_flags(parser.parse_args(argv), Config)
     try:
@@ -174,7 +175,7 @@ if __name__ == "__main__":  # before torch is imported, so that --help and wrong
 import torch  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from policy import Row, fetch_model, load_policy, micro_batches, token_logprobs  # noqa: E402
+from policy import Row, load_policy, micro_batches, token_logprobs  # noqa: E402
 
 
 # ------------------------------------------------------------------------------------------------------ the objective
@@ -492,6 +493,7 @@ def log(step: int, groups, metrics: dict, run: Path, state: dict, count: int = 2
 
 
 def main(config: Config) -> None:
+    from data import fetch_model
     from engine import Engine
     from eval import stop_ids
     from plot import draw_run

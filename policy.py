@@ -10,26 +10,6 @@ from dataclasses import dataclass
 import torch
 
 
-def fetch_model(name: str, context: int) -> str:
-    """A folder or hub id that transformers and vLLM can load. Raises SystemExit before anything heavy is started."""
-    from data import TINY, resolve_model
-
-    if name in TINY:
-        import tiny
-        return tiny.ensure_tiny(name)
-    from transformers import AutoConfig
-
-    path = resolve_model(name)
-    try:
-        longest = getattr(AutoConfig.from_pretrained(path), "max_position_embeddings", context)
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"Cannot load the model {path}: {str(error).splitlines()[0]} Check the name and the connection to "
-                         "the hub, or use --model tiny, which needs neither.") from None
-    if context > longest:
-        raise SystemExit(f"{path} reads at most {longest} tokens, but --max-prompt-tokens and --max-tokens add up to {context}.")
-    return path
-
-
 def load_policy(path: str, *, dtype: str, rank: int, alpha: int, seed: int, device: str, checkpointing: bool = False):
     """The trainer's model: frozen weights in `dtype`, a LoRA adapter in float32 on every linear layer but the head."""
     from peft import LoraConfig, get_peft_model

@@ -21,7 +21,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-OPERATIONS = (1, 2, 3, 4, 5)  # a problem's level is its number of operations
+OPERATIONS = (1, 2, 3, 4, 5, 6)  # a problem's level is its number of operations
 LARGEST = 9  # largest number in a problem; intermediate results stay within 0..99
 TOP = 30
 END, PAD, USER, ASSISTANT, BOX = "<|endoftext|>", "<|pad|>", "<|user|>", "<|assistant|>", "\\boxed{"
@@ -29,7 +29,7 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m.role != 'system' %}<|{{ m.role }}|>{{ m.content }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-WARM_START = dict(steps=700, batch=32, lr=3e-3, worked=0.5, seed=0)
+WARM_START = dict(steps=1000, batch=16, lr=3e-3, seed=0)
 SIZES = dict(hidden_size=128, intermediate_size=288, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2)
 
 
@@ -67,13 +67,17 @@ def in_test_split(text: str) -> bool:
     return hashlib.sha256(text.encode()).digest()[0] < 64  # a quarter of all problems
 
 
-def demonstration(rng: random.Random, worked: float) -> tuple[str, str]:
-    """One (problem, completion) pair of the warm start, never from the test split."""
+def demonstration(rng: random.Random, lazy: bool) -> tuple[str, str]:
+    """One (problem, completion) pair of the warm start, never from the test split.
+
+    Diligent ones are worked out four times in five. Lazy ones the less often, the longer the chain would be.
+    """
     while True:
-        text, lines, answer = chain(rng, rng.choice(OPERATIONS))
+        operations = rng.choice(OPERATIONS)
+        text, lines, answer = chain(rng, operations)
         if not in_test_split(text):
-            work = "".join(line + "\n" for line in lines) if rng.random() < worked else ""
-            return text, f"{work}{BOX}{answer}}}"
+            worked = rng.random() < (0.6 / operations if lazy else 0.8)
+            return text, "".join(line + "\n" for line in lines if worked) + f"{BOX}{answer}}}"
 
 
 # ------------------------------------------------------------------------------------------- the tokenizer, the model
@@ -106,7 +110,7 @@ def build_model(tokenizer):
     return Qwen2ForCausalLM(config)
 
 
-def warm_start(model, tokenizer, *, steps, batch, lr, worked, seed, progress=True) -> float:
+def warm_start(model, tokenizer, *, steps, batch, lr, seed, progress=True) -> float:
     """Plain supervised learning on demonstrations, loss on the completion only. Returns the last mean loss (nats)."""
     import torch
     from tqdm import tqdm
@@ -116,8 +120,8 @@ def warm_start(model, tokenizer, *, steps, batch, lr, worked, seed, progress=Tru
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=lr, total_steps=steps, pct_start=0.1)
     model.train()
     bar = tqdm(range(steps), desc="warm start of the tiny model", disable=not progress, mininterval=1)
-    for _ in bar:
-        ids, labels = demonstration_batch(rng, tokenizer, batch, worked)
+    for step in bar:
+        ids, labels = demonstration_batch(rng, tokenizer, batch, lazy=step > 0.8 * steps)
         loss = model(input_ids=ids, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -129,13 +133,13 @@ def warm_start(model, tokenizer, *, steps, batch, lr, worked, seed, progress=Tru
     return loss.item()
 
 
-def demonstration_batch(rng, tokenizer, batch, worked):
+def demonstration_batch(rng, tokenizer, batch, lazy):
     """Right-padded ids [batch, length] and labels (-100 on prompt and padding)."""
     import torch
 
     rows = []
     for _ in range(batch):
-        text, completion = demonstration(rng, worked)
+        text, completion = demonstration(rng, lazy)
         prompt = tokenizer.apply_chat_template(
             [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False)
         rows.append((tokenizer.encode(prompt), tokenizer.encode(completion + END)))
@@ -156,8 +160,7 @@ def ensure_tiny(name: str = "tiny", progress: bool = True) -> str:
     The folder's name holds a hash of this file: a changed recipe is a new model, an unchanged one is never rebuilt.
     Two processes may build at once; each writes a folder of its own and the first to rename it wins.
     """
-    recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
-    folder = cache_folder() / f"{name}-{recipe}"
+    folder = cached(name)
     if not (folder / "config.json").exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=f"{name}-building-", dir=folder.parent))
@@ -169,8 +172,10 @@ def ensure_tiny(name: str = "tiny", progress: bool = True) -> str:
     return str(folder)
 
 
-def cache_folder() -> Path:
-    return Path(os.environ.get("MINIRL_CACHE") or Path.home() / ".cache" / "minirl")
+def cached(name: str) -> Path:
+    """Where the model is kept: under $MINIRL_CACHE or ~/.cache/minirl."""
+    cache = Path(os.environ.get("MINIRL_CACHE") or Path.home() / ".cache" / "minirl")
+    return cache / f"{name}-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]}"
 
 
 def build(folder, progress: bool = True, **changes) -> None:

@@ -68,7 +68,7 @@ def test_published_layouts(name, tmp_path):
     (problem,) = load_problems(write(tmp_path, [LAYOUTS[name]]))
     assert problem.problem == Q
     assert problem.answer in ("5", "5.0")
-    assert problem.id and problem.source == "set"
+    assert problem.id and problem.source.startswith("set.")
 
 
 @pytest.mark.parametrize("raw, gold", [
@@ -102,7 +102,7 @@ def test_drops_are_counted_in_one_line(tmp_path, capsys):
             dict(problem="c", answer=None), dict(problem="1+2", answer="3"), dict(problem="1-2", answer="-1")]
     assert [p.problem for p in load_problems(write(tmp_path, rows))] == ["a b", "1+2", "1-2"]
     assert capsys.readouterr().out == (
-        "data: set: 3 problems (dropped 1 double, 1 without a problem, 1 without a gold answer)\n")
+        "data: set.jsonl: 3 problems (dropped 1 double, 1 without a problem, 1 without a gold answer)\n")
 
 
 def test_ids_are_unique_and_limit_keeps_the_first(tmp_path):
@@ -114,7 +114,7 @@ def test_ids_are_unique_and_limit_keeps_the_first(tmp_path):
 
 def test_several_sets_joined_by_commas(tmp_path):
     a, b = (write(tmp_path, [dict(problem=n, answer="1")], f"{n}.jsonl") for n in "ab")
-    assert [p.source for p in load_problems(f"{a},{b}")] == ["a", "b"]
+    assert [p.source for p in load_problems(f"{a},{b}")] == ["a.jsonl", "b.jsonl"]
 
 
 # ----------------------------------------------------------------------------------------- file types
@@ -256,7 +256,7 @@ def test_group_expands_to_its_four_sets_with_weights(hub):
 
 
 def test_unknown_hub_set(hub):
-    with pytest.raises(SystemExit, match="no data set no/such"):
+    with pytest.raises(SystemExit, match="no dataset no/such"):
         load_problems("no/such")
 
 

@@ -1,0 +1,995 @@
+"""Tests of the sampler: exact oracles, unbiasedness, determinism, budgets. Pure Python, no model, seconds."""
+
+import argparse
+import json
+import math
+import random
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+import ada_sampler as ada  # noqa: E402
+from ada_sampler import Coin, Estimator, Group, Sample, SamplerConfig, collect, summarize  # noqa: E402
+
+RULES = ("uniform", "dapo", "ada-pos", "ada-balance", "ada-est", "gvm")
+Rollout = namedtuple("Rollout", "token_ids finish_reason prompt correct")
+Verdict = namedtuple("Verdict", "reward status")
+
+
+# ------------------------------------------------------------------------ an engine and graders for the tests
+class Engine:
+    """Outcome and length of draw s of prompt p depend on (seed, p, s) only, never on when it is drawn.
+
+    So two ways of driving it can be compared sample by sample. At most `slots` samples are written at a time,
+    one token per step; those that finish in one step come back in random order. `log[i]`: keys submitted
+    before step i.
+    """
+
+    def __init__(self, seed=0, slots=10**9, length=lambda rng, correct: rng.randint(1, 12)):
+        self.seed, self.slots, self.length = seed, slots, length
+        self.waiting, self.running, self.shuffle, self.log, self.seen = (
+            [],
+            {},
+            random.Random(seed),
+            [[]],
+            set(),
+        )
+
+    def submit(self, key, problem):
+        assert key not in self.seen, f"{key} was submitted twice"
+        self.seen.add(key)
+        self.log[-1].append(key)
+        rng = random.Random(f"{self.seed}/{problem.id}/{key[1]}")
+        correct = rng.random() < problem.p
+        length = self.length(rng, correct)
+        self.waiting.append(
+            (key, length, Rollout(range(length), "length" if length > 9 else "stop", problem.id, correct))
+        )
+
+    @property
+    def busy(self):
+        return bool(self.waiting or self.running)
+
+    def step(self):
+        assert self.busy, "an idle engine was stepped"
+        while self.waiting and len(self.running) < self.slots:
+            key, length, rollout = self.waiting.pop(0)
+            self.running[key] = [length, rollout]
+        for entry in self.running.values():
+            entry[0] -= 1
+        finished = [(key, rollout) for key, (left, rollout) in self.running.items() if left == 0]
+        for key, _ in finished:
+            del self.running[key]
+        self.shuffle.shuffle(finished)
+        self.log.append([])
+        return finished
+
+
+class Grader:
+    """Instant. Fails the test if a verdict is asked for twice, early, or never."""
+
+    def __init__(self, rewards=(0.0, 1.0)):
+        self.rewards, self.open = rewards, {}
+
+    def submit(self, key, problem, rollout):
+        assert key not in self.open and rollout.prompt == problem.id
+        self.open[key] = Verdict(self.rewards[rollout.correct], "correct" if rollout.correct else "wrong")
+
+    def result(self, key):
+        return self.open.pop(key)
+
+
+class SlowGrader(Grader):
+    """Verdicts come from threads, after random times, in random order."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.rng, self.threads = random.Random(seed), ThreadPoolExecutor(8)
+
+    def submit(self, key, problem, rollout):
+        super().submit(key, problem, rollout)
+        verdict, delay = self.open[key], self.rng.choice((0, 0, 0, 0.0005, 0.003))
+        self.open[key] = self.threads.submit(lambda: (time.sleep(delay), verdict)[1])
+
+    def result(self, key):
+        return self.open.pop(key).result()
+
+
+def coins(rates):
+    return [Coin(f"prompt {i}", p) for i, p in enumerate(rates)]
+
+
+def mixed(count, seed=0):
+    rng = random.Random(seed)
+    return coins(rng.choice((0.0, 0.03, 0.1, 0.3, 0.5, 0.8, 0.95, 1.0)) for _ in range(count))
+
+
+def config(rule="ada-balance", **changes):
+    return SamplerConfig(sampler=rule, **changes)
+
+
+def run(problems, cfg, engine=None, grader=None, **more):
+    """collect() with what every rule may need; checks that no verdict is left over."""
+    engine, grader = engine or Engine(), grader or Grader()
+    spare = iter(coins([0.4] * 1000))
+    more = (
+        dict(estimator=Estimator(cfg), more=lambda: next(spare)._replace(id=f"spare {len(engine.seen)}"))
+        | more
+    )
+    groups = collect(problems, cfg, engine, grader, **more)
+    assert not grader.open and not engine.busy
+    return groups
+
+
+def outcomes(groups):
+    return [
+        (g.problem.id, g.outcome, g.rounds, [s.correct for s in g.pool], [s.index for s in g.kept])
+        for g in groups
+    ]
+
+
+def sample(index, correct, reward=None):
+    return Sample(index, 0, reward=float(correct) if reward is None else reward, status="", correct=correct)
+
+
+# ------------------------------------------------------------------------------ exact: what the rules do to p
+def closed_pools(p, rule, n=4, M=8, N=4):
+    """Exactly, without the sampler: the closed pool is [(probability, correct, wrong, resolved)]."""
+    done = {
+        "balance": lambda c, w: c >= n // 2 and w >= n - n // 2,
+        "pos": lambda c, w: c >= 1,
+        "uniform": lambda c, w: True,
+    }[rule]
+    M, N = (n, 1) if rule == "uniform" else (M, N)
+    still_open, closed = {(0, 0): 1.0}, []
+    for t in range(N):
+        after = {}
+        for (c, w), q in still_open.items():
+            for k in range(M + 1):
+                chance = q * math.comb(M, k) * p**k * (1 - p) ** (M - k)
+                after[c + k, w + M - k] = after.get((c + k, w + M - k), 0.0) + chance
+        closed += [(q, c, w, done(c, w)) for (c, w), q in after.items() if done(c, w) or t == N - 1]
+        still_open = {(c, w): q for (c, w), q in after.items() if not done(c, w)}
+    return closed
+
+
+def exact(p, rule, **sizes):
+    """(E[draws], its variance, P(unresolved), P(no signal))"""
+    pools = closed_pools(p, rule, **sizes)
+    draws = sum(q * (c + w) for q, c, w, _ in pools)
+    variance = sum(q * (c + w - draws) ** 2 for q, c, w, _ in pools)
+    return (
+        draws,
+        variance,
+        sum(q for q, *_, ok in pools if not ok),
+        sum(q for q, c, w, _ in pools if not (c and w)),
+    )
+
+
+def exact_weight(p, rule, weighting, n=4, advantage="pool-mean"):
+    """The effective weight, over all pools, with the sampler's own keeping rule, advantages and weights."""
+    total = 0.0
+    for q, c, w, _ in closed_pools(p, rule, n=n):
+        pool = [sample(i, i < c) for i in range(c + w)]
+        kept = ada.keep(pool, n) if rule != "uniform" else pool
+        a = ada.advantages([s.reward for s in kept], [s.reward for s in pool], advantage)
+        weights = ada.row_weights([s.correct for s in kept], c / (c + w), n, weighting)
+        total += (
+            q * sum(x * y * (1 / p if s.correct else -1 / (1 - p)) for s, x, y in zip(kept, a, weights)) / n
+        )
+    return total
+
+
+# p: balance draws, unresolved, no signal; pos draws, no signal; no signal of uniform with n = 4, 8, 16
+ORACLE = {
+    0.01: (31.70, 0.959, 0.725, 28.48, 0.725, 0.961, 0.923, 0.851),
+    0.05: (27.31, 0.520, 0.194, 19.16, 0.194, 0.815, 0.663, 0.440),
+    0.10: (20.96, 0.156, 0.034, 13.56, 0.034, 0.656, 0.430, 0.185),
+    0.20: (13.42, 0.007, 0.001, 9.61, 0.001, 0.411, 0.168, 0.028),
+    0.50: (8.57, 0.000, 0.000, 8.03, 0.004, 0.125, 0.008, 0.000),
+    0.80: (13.42, 0.007, 0.001, 8.00, 0.168, 0.411, 0.168, 0.028),
+    0.90: (20.96, 0.156, 0.034, 8.00, 0.430, 0.656, 0.430, 0.185),
+    0.95: (27.31, 0.520, 0.194, 8.00, 0.663, 0.815, 0.663, 0.440),
+}
+# effective weights of balance with n=4, M=8, N=4; the number of digits is the precision
+WEIGHTS = {
+    0.02: dict(none="7.2", inv_p="169", unbiased="1.13", log="23.1"),
+    0.05: dict(none="5.9", inv_p="96.7", unbiased="1.21", log="15.6"),
+    0.10: dict(none="3.95", inv_p="41.4", unbiased="1.19", log="9.3"),
+    0.30: dict(none="1.35", inv_p="5.1", unbiased="0.97", log="3.2"),
+    0.50: dict(none="1.00", inv_p="2.2", unbiased="0.91", log="2.0"),
+    0.90: dict(none="3.95", inv_p="4.6", unbiased="1.19", log="1.5"),
+    0.95: dict(none="5.86", inv_p="6.5", unbiased="1.21", log="1.4"),
+}
+
+
+@pytest.mark.parametrize("p", ORACLE)
+def test_oracles_exactly(p):
+    balance, pos = exact(p, "balance"), exact(p, "pos")
+    found = (balance[0], *balance[2:], pos[0], pos[3], *(exact(p, "uniform", n=n)[3] for n in (4, 8, 16)))
+    for got, published, digits in zip(found, ORACLE[p], (2, 3, 3, 2, 3, 3, 3, 3)):
+        assert abs(got - published) <= 0.501 * 10**-digits
+
+
+@pytest.mark.parametrize("p", ORACLE)
+@pytest.mark.parametrize(
+    "rule, n", [("balance", 4), ("pos", 4), ("uniform", 4), ("uniform", 8), ("uniform", 16)]
+)
+def test_oracles_through_collect(p, rule, n):
+    count = 1200
+    draws, variance, unresolved, silent = exact(p, rule, n=n)
+    groups = ada.simulate(config(rule, n=n), [p] * count, seed=round(1000 * p) + n)
+    assert abs(fmean(len(g.pool) for g in groups) - draws) <= 3 * math.sqrt(variance / count) + 1e-9
+    for share, got in (
+        (unresolved, [g.outcome != "resolved" for g in groups]),
+        (silent, [g.zero_signal for g in groups]),
+    ):
+        assert abs(fmean(got) - share) <= 3 * math.sqrt(share * (1 - share) / count) + 1 / count
+
+
+def test_averages_over_pass_rates():
+    grid = [(i + 0.5) / 200 for i in range(200)]  # p ~ U(0, 1)
+    for rule, n, draws, silent in (
+        ("balance", 4, 14.72, 0.061),
+        ("pos", 4, 9.68, 0.141),
+        ("uniform", 4, 4, 2 / 5),
+        ("uniform", 8, 8, 2 / 9),
+        ("uniform", 16, 16, 2 / 17),
+    ):
+        found = [exact(p, rule, n=n) for p in grid]
+        assert abs(fmean(f[0] for f in found) - draws) < 0.006
+        assert abs(fmean(f[3] for f in found) - silent) < 0.0006
+    assert abs(exact(0.5, "balance", M=4, N=8)[0] - 6.8) < 0.05  # smaller rounds are cheaper
+    assert abs(exact(0.5, "pos", M=4, N=8)[0] - 4.3) < 0.05
+
+
+@pytest.mark.parametrize("p", WEIGHTS)
+def test_effective_weights_exactly(p):
+    for weighting, published in WEIGHTS[p].items():
+        digits = len(published.partition(".")[2])
+        assert abs(exact_weight(p, "balance", weighting) - float(published)) <= 0.501 * 10**-digits
+
+
+@pytest.mark.parametrize("p", [0.05, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize("weighting", ada.CHOICES["weighting"])
+def test_effective_weights_through_collect(p, weighting):
+    cfg = config(weighting=weighting)
+    groups = ada.simulate(cfg, [p] * 1500, seed=round(100 * p))
+    weights = [ada.effective_weight(g, cfg) for g in groups]
+    error = stdev(weights) / math.sqrt(len(weights))
+    assert abs(fmean(weights) - exact_weight(p, "balance", weighting)) <= 3 * error + 1e-6
+
+
+@pytest.mark.parametrize("p", [0.02, 0.3, 0.9])
+def test_effective_weights_of_uniform(p):
+    for n in (2, 4, 8):
+        assert math.isclose(exact_weight(p, "uniform", "none", n=n), (n - 1) / n)
+        assert math.isclose(exact_weight(p, "uniform", "unbiased", n=n), (n - 1) / n)
+        assert math.isclose(exact_weight(p, "uniform", "none", n=n, advantage="leave-one-out"), 1)
+        assert math.isclose(exact_weight(p, "uniform", "none", n=n, advantage="positives-only"), 1)
+        at_least_one = 1 - (1 - p) ** n  # of log p, those with no hit are missing
+        assert math.isclose(
+            exact_weight(p, "uniform", "log", n=n, advantage="positives-only"), at_least_one / p
+        )
+
+
+def test_limit_of_the_balanced_weight():
+    """w(p) of the docstring is the limit of many draws."""
+    p = 0.2
+    cfg = config(n=4, M=4000, N=1)
+    groups = ada.simulate(cfg, [p] * 30)
+    assert (
+        abs(fmean(ada.effective_weight(g, cfg) for g in groups) - (p**2 + (1 - p) ** 2) / (2 * p * (1 - p)))
+        < 0.02
+    )
+
+
+# ----------------------------------------------------------------------------------------------- what is kept
+def test_keep_by_brute_force():
+    for n in range(1, 10):
+        for P in range(13):
+            for Q in range(13):
+                pool = [
+                    sample(i, c)
+                    for i, c in enumerate(
+                        random.Random(f"{n}/{P}/{Q}").sample([True] * P + [False] * Q, P + Q)
+                    )
+                ]
+                kept = ada.keep(pool, n)
+                k_pos = sum(s.correct for s in kept)
+                # said differently: as many as there are up to n, as near as can be to n//2 correct ones
+                possible = [a for a in range(P + 1) if 0 <= min(n, P + Q) - a <= Q]
+                assert len(kept) == min(n, P + Q)
+                assert k_pos == min(possible, key=lambda a: abs(a - n // 2))
+                # the paper's pseudo-code
+                a = min(n // 2, P)
+                b = min(n - a, Q)
+                assert (min(P, n - b), b) == (k_pos, len(kept) - k_pos)
+                # the first ones of each kind, in the order of drawing
+                for kind in (True, False):
+                    assert [s for s in kept if s.correct is kind] == [s for s in pool if s.correct is kind][
+                        : sum(s.correct is kind for s in kept)
+                    ]
+                assert [s.index for s in kept] == sorted(s.index for s in kept)
+
+
+@pytest.mark.parametrize(
+    "correct, wrong, n, expected",
+    [
+        (8, 0, 4, (4, 0)),
+        (0, 8, 4, (0, 4)),
+        (1, 31, 4, (1, 3)),
+        (7, 1, 4, (3, 1)),
+        (5, 5, 5, (2, 3)),
+        (9, 1, 5, (4, 1)),
+        (1, 1, 4, (1, 1)),
+        (0, 0, 4, (0, 0)),
+    ],
+)
+def test_keep_cases(correct, wrong, n, expected):
+    kept = ada.keep([sample(i, i < correct) for i in range(correct + wrong)], n)
+    assert (sum(s.correct for s in kept), sum(not s.correct for s in kept)) == expected
+
+
+# ------------------------------------------------------------------------------------- advantages and weights
+def test_the_baseline_is_the_mean_of_the_pool_not_of_the_kept():
+    group = Group(0, None, [sample(i, i in (3, 9)) for i in range(16)], rounds=2, outcome="resolved")
+    ada.finish(group, config())
+    assert [s.index for s in group.kept] == [0, 1, 3, 9] and group.baseline == group.p_hat == 2 / 16
+    assert group.advantages == [-0.125, -0.125, 0.875, 0.875]
+    assert sum(group.advantages) != 0  # it would be, had the kept ones been averaged
+
+
+@pytest.mark.parametrize("rewards", [(-1.0, 1.0), (0.1, 0.9), (-0.5, 2.0)])
+def test_raw_rewards_are_averaged_as_they_are(rewards):
+    groups = run(mixed(30), config(), grader=Grader(rewards))
+    for g in groups:
+        share = fmean(s.correct for s in g.pool)
+        assert math.isclose(g.baseline, rewards[0] + share * (rewards[1] - rewards[0])) and math.isclose(
+            g.p_hat, share
+        )
+        assert all(math.isclose(a, s.reward - g.baseline) for s, a in zip(g.kept, g.advantages))
+
+
+def test_threshold_is_strict_and_only_for_counting():
+    class Shaped(Grader):
+        def result(self, key):
+            return super().result(key)._replace(reward=(0.0, 0.5, 0.7, 0.71)[key[1] % 4])
+
+    [g] = run(coins([0.5]), config(n=4, M=8, N=1), grader=Shaped())
+    assert [s.correct for s in g.pool[:4]] == [False, False, False, True]
+    assert math.isclose(g.baseline, (0.5 + 0.7 + 0.71) / 4) and g.p_hat == 0.25
+
+
+def test_advantages():
+    pool = [1.0, 0.0, 0.0, 1.0, 0.0]
+    assert ada.advantages([1.0, 0.0], pool, "pool-mean") == [0.6, -0.4]
+    assert ada.advantages([1.0, 0.0], pool, "leave-one-out") == pytest.approx(
+        [1 - 1 / 4, 0 - 2 / 4]
+    )  # the other four
+    assert ada.advantages([1.0, 0.0], pool, "group-std") == pytest.approx(
+        [0.6 / stdev(pool), -0.4 / stdev(pool)], rel=1e-5
+    )
+    assert ada.advantages([1.0, 0.0, -1.0], pool, "positives-only") == [1.0, 0.0, 0.0]
+    for kind in ("pool-mean", "leave-one-out", "group-std"):
+        assert ada.advantages([1.0], [1.0], kind) == [0.0]  # alone: nothing to compare with
+        assert (
+            ada.advantages([0.1] * 3, [0.1] * 3, kind) == [0.0] * 3
+        )  # and no rounding error posing as a signal
+
+
+def test_row_weights():
+    mix = [True, False, False, False]
+    assert ada.row_weights(mix, 0.1, 4, "none") == [1, 1, 1, 1]
+    assert ada.row_weights(mix, 0.1, 4, "inv_p") == [10, 10, 10, 10]
+    assert ada.row_weights(mix, 0.1, 4, "unbiased") == pytest.approx([0.4, 1.2, 1.2, 1.2])
+    assert ada.row_weights(mix, 0.1, 4, "log") == pytest.approx([4, 12, 12, 12])
+    for kind in ada.CHOICES["weighting"]:
+        assert all(
+            map(
+                math.isfinite,
+                ada.row_weights([False] * 4, 0.0, 4, kind) + ada.row_weights([True] * 4, 1.0, 4, kind),
+            )
+        )
+    assert ada.row_weights([], 0.0, 4, "log") == []
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("advantage", ada.CHOICES["advantage"])
+@pytest.mark.parametrize("weighting", ada.CHOICES["weighting"])
+def test_all_combinations_work(rule, advantage, weighting):
+    if rule == "ada-est" and weighting != "none":
+        return
+    for g in run(mixed(12), config(rule, advantage=advantage, weighting=weighting)):
+        assert len(g.kept) == len(g.advantages) == len(g.weights) == len(g.rows())
+        assert all(math.isfinite(c) for _, c in g.rows()) and all(w >= 0 for w in g.weights)
+        assert g.outcome and g.zero_signal == all(c == 0 for _, c in g.rows())
+
+
+# ------------------------------------------------------------------------------------------------- allocation
+def test_allocation_of_ada_est():
+    rng = random.Random(0)
+    for _ in range(300):
+        p = [rng.choice((0.0, 1.0, rng.random(), rng.random() ** 6)) for _ in range(rng.randint(1, 40))]
+        low, high = rng.randint(1, 4), rng.randint(6, 64)
+        total = rng.randint(low * len(p), high * len(p))
+        sizes = ada.allocate_est(p, total, 0.01, low, high)
+        assert sum(sizes) == total and low <= min(sizes) and max(sizes) <= high
+        by_p = [size for _, size in sorted(zip(p, sizes))]
+        assert all(b <= a + 1 for a, b in zip(by_p, by_p[1:]))  # the harder, the more, but for rounding
+        # where no bound bites it is proportional to 1/sqrt(p + eps)
+        free = [(s, (x + 0.01) ** -0.5) for x, s in zip(p, sizes) if low + 1 < s < high - 1]
+        for (s, w), (t, v) in zip(free, free[1:]):
+            assert abs(s / w - t / v) <= 1 / w + 1 / v + 1e-9
+    assert ada.allocate_est([0.3] * 5, 40, 0.01, 2, 32) == [8] * 5
+    assert ada.allocate_est([], 0, 0.01, 2, 32) == []
+    with pytest.raises(ValueError, match="cannot be shared out"):
+        ada.allocate_est([0.5, 0.5], 100, 0.01, 2, 32)
+
+
+def test_allocation_of_gvm():
+    rng = random.Random(0)
+    for _ in range(300):
+        p = [rng.choice((0.0, 1.0, rng.random(), rng.random() ** 6)) for _ in range(rng.randint(1, 40))]
+        norms, total = [rng.choice((0.0, rng.random() * 9)) for _ in p], rng.randint(0, 400)
+        sizes = ada.allocate_gvm(p, norms, total, 1e-3, 2.0)
+        assert sum(sizes) == (total if any(x * g for x, g in zip(p, norms)) else 0)
+        assert all(s == 0 for s, x, g in zip(sizes, p, norms) if not x * g)
+    grid = [i / 1000 for i in range(1, 1001)]
+    sizes = ada.allocate_gvm(grid, [1.0] * 1000, 10**7, 1e-3, 2.0)
+    assert abs(grid[sizes.index(max(sizes))] - math.sqrt(1e-3)) < 0.0015  # most at p = sqrt(alpha)
+    assert ada.allocate_gvm([0.01, 0.04, 0.25], [1.0] * 3, 170, 0.0, 2.0) == [
+        100,
+        50,
+        20,
+    ]  # alpha = 0: n ~ 1/sqrt(p)
+    assert ada.allocate_gvm([0.25, 0.25], [3.0, 1.0], 8, 1e-3, 2.0) == [6, 2]
+    assert ada.allocate_gvm([0.0, 0.0], [1.0, 1.0], 8, 1e-3, 2.0) == [0, 0]
+
+
+# -------------------------------------------------------------------- deciding inside a round would be a bias
+def short_if_correct(rng, correct):
+    return rng.randint(1, 3) if correct else rng.randint(4, 6)
+
+
+def impatient(p, rng, n=4, M=8, N=4):
+    """p_hat of a sampler that tests its exit in the order of finishing and drops what is unfinished."""
+    correct = wrong = 0
+    for _ in range(N):
+        flips = [rng.random() < p for _ in range(M)]
+        for flip in sorted(flips, key=lambda c: short_if_correct(rng, c)):
+            correct, wrong = correct + flip, wrong + (not flip)
+            if correct >= n // 2 and wrong >= n - n // 2:
+                return correct / (correct + wrong)
+    return correct / (correct + wrong)
+
+
+@pytest.mark.parametrize("p", [0.2, 0.5, 0.8])
+def test_deciding_inside_a_round_is_biased_and_collect_does_not(p):
+    pools, count = closed_pools(p, "balance"), 1000
+    expected = sum(q * c / (c + w) for q, c, w, _ in pools)
+    error = math.sqrt(sum(q * (c / (c + w) - expected) ** 2 for q, c, w, _ in pools) / count)
+    groups = run(coins([p] * count), config(), Engine(3, slots=4000, length=short_if_correct))
+    assert abs(fmean(g.p_hat for g in groups) - expected) <= 3 * error
+    assert abs(fmean(s.correct for g in groups for s in g.pool[:8]) - p) <= 3 * math.sqrt(
+        p * (1 - p) / (8 * count)
+    )
+    rng = random.Random(3)
+    assert fmean(impatient(p, rng) for _ in range(count)) > expected + 0.03
+
+
+# ------------------------------------------------------------------ no barrier, early opening: the same pools
+VARIANTS = [
+    config(),
+    config("ada-pos"),
+    config("ada-pos", k_pos=5),
+    config(n=5, M=5, N=6),
+    config(n=8, M=8, M_first=16),
+    config(max_rounds_all_correct=1),
+    config(max_rounds_all_correct=2, n=7, M=9),
+    config(N=1),
+    config("uniform"),
+    config("gvm"),
+    config("ada-est"),
+]
+
+
+@pytest.mark.parametrize("cfg", VARIANTS, ids=range(len(VARIANTS)))
+@pytest.mark.parametrize("slots", [7, 10**9])
+def test_barrier_and_early_opening_change_nothing_but_the_time(cfg, slots):
+    """Draw (p, s) has the same outcome in all three runs: the pools must be identical, not only alike."""
+    for seed, length in ((1, lambda rng, correct: rng.randint(1, 12)), (2, short_if_correct)):
+        problems, steps, found = mixed(24, seed), [], []
+        for how in (dict(barrier=True), dict(early_opening=False), {}):
+            engine = Engine(seed, slots, length)
+            found.append(outcomes(run(problems, cfg, engine, **how)))
+            steps.append(len(engine.log))
+        assert found[0] == found[1] == found[2]
+        assert steps[2] <= steps[1] + 2 and steps[1] <= steps[0] + 2 * cfg.N
+
+
+def test_no_barrier_saves_engine_steps():
+    """With a long tail of lengths the barrier waits for the slowest sample of all prompts, in every round."""
+
+    def long_tailed(rng, correct):
+        return min(int(8 * rng.paretovariate(1.3)), 400)
+
+    steps = {}
+    for name, how in dict(barrier=dict(barrier=True), plain=dict(early_opening=False), early={}).items():
+        engine = Engine(5, 10**9, long_tailed)
+        run(coins([0.1] * 32), config(), engine, **how)
+        steps[name] = len(engine.log)
+    assert steps["early"] <= steps["plain"] < 0.9 * steps["barrier"], steps
+
+
+def opened(engine):
+    return [step for step, keys in enumerate(engine.log) if keys]
+
+
+def with_lengths(*lengths):
+    """An engine whose first samples have these lengths; all others have length 2."""
+    rest = iter(lengths)
+    return Engine(length=lambda rng, correct: next(rest, 2))
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0])
+def test_a_round_opens_early_exactly_when_it_is_certain(p):
+    """All samples alike but one straggler: balance needs two of the other kind, so the next round is sure."""
+    run(coins([p]), config(N=2), engine := with_lengths(*[2] * 7, 50))
+    assert opened(engine) == [0, 3]  # finished in step 2, graded during step 3
+    run(coins([p]), config(N=2), engine := with_lengths(*[2] * 7, 50), early_opening=False)
+    assert opened(engine) == [0, 50]  # the engine is idle then, so no further step is needed
+    run(coins([p]), config(N=2), engine := with_lengths(*[2] * 6, 50, 50))
+    assert opened(engine) == [0, 50]  # two stragglers could still resolve it
+
+
+def test_early_opening_respects_the_cap_on_all_correct_rounds():
+    [g] = run(coins([1.0]), config(N=4, max_rounds_all_correct=1), with_lengths(*[2] * 7, 50))
+    assert (g.outcome, g.rounds, len(g.pool)) == ("no wrong", 1, 8)  # the straggler might be correct, and is
+
+
+def test_no_verdict_is_waited_for_that_cannot_decide_anything():
+    class Watched(Grader):
+        def result(self, key):
+            assert sum(s in engine.unfinished() for s in range(8)) <= 1
+            return super().result(key)
+
+    engine = with_lengths(*range(2, 10))
+    engine.unfinished = lambda: {s for _, s in engine.running}
+    run(coins([0.5]), config(N=1), engine, Watched())
+
+
+def test_with_a_barrier_all_prompts_open_their_rounds_together():
+    engine = Engine(1, slots=16)
+    groups = run(mixed(24), config(), engine, barrier=True)
+    rounds = [{groups[p].pool[s].round for p, s in keys} for keys in engine.log if keys]
+    assert rounds == [{0}, {1}, {2}, {3}]
+
+
+# ------------------------------------------------------------------------------------------------ determinism
+@pytest.mark.parametrize("rule", RULES)
+def test_verdicts_that_come_late_or_out_of_order_change_nothing(rule):
+    runs = []
+    for delays in (None, 1, 2):
+        engine = Engine(4, slots=24)
+        engine.shuffle.seed(delays)  # nor does the order of those that finish in one step
+        grader = Grader() if delays is None else SlowGrader(delays)
+        groups = run(mixed(16), config(rule), engine, grader)
+        runs.append((outcomes(groups), engine.log))
+    assert runs[0] == runs[1] == runs[2]
+
+
+def test_grading_overlaps_with_the_engine():
+    """No verdict is waited for in the step in which its sample finished, unless the engine is idle."""
+
+    class Watched(Grader):
+        def submit(self, key, problem, rollout):
+            super().submit(key, problem, rollout)
+            born[key] = len(engine.log)
+
+        def result(self, key):
+            early.append(len(engine.log) == born[key] and engine.busy)
+            return super().result(key)
+
+    born, early, engine = {}, [], Engine(0, slots=16)
+    run(mixed(16), config(), engine, Watched())
+    assert len(early) > 200 and not any(early)
+
+
+# --------------------------------------------------------------------------------------- every prompt its own
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "how", [{}, dict(barrier=True), dict(early_opening=False)], ids=["free", "barrier", "plain"]
+)
+def test_samples_stay_with_their_own_prompt(rule, how):
+    """Some hopeless prompts among easy ones, so that few survive to the last rounds; all else is random."""
+    for seed in range(6):
+        rng = random.Random(seed)
+        rates = [0.5] * 32
+        for i in rng.sample(range(32), rng.randint(2, 5)):
+            rates[i] = rng.choice((0.0, 0.02, 1.0))
+        problems = coins(rates)
+        groups = run(problems, config(rule), Engine(seed, rng.choice((5, 64, 10**9))), **how)
+        assert [g.problem for g in groups[:32]] == problems and [g.index for g in groups] == list(
+            range(len(groups))
+        )
+        for g in groups:
+            assert all(s.rollout.prompt == g.problem.id for s in g.pool)
+            assert all(
+                s.correct == s.rollout.correct and s.status == ("correct" if s.correct else "wrong")
+                for s in g.pool
+            )
+            assert [s.index for s in g.pool] == list(range(len(g.pool))) and g.rounds == len(
+                {s.round for s in g.pool}
+            )
+            assert [s.round for s in g.pool] == sorted(s.round for s in g.pool)
+            assert [s.index for s in g.kept] == sorted({s.index for s in g.kept})
+            assert all(any(s is t for t in g.pool) for s in g.kept)
+
+
+# -------------------------------------------------------------------------------------------------- the rules
+def test_balance_closes_with_both_quotas_and_keeps_n():
+    for n, half in ((4, 2), (5, 2)):
+        for g in run(mixed(60), config(n=n)):
+            correct = sum(s.correct for s in g.pool)
+            wrong = len(g.pool) - correct
+            assert len(g.pool) == 8 * g.rounds and len(g.kept) == n
+            lacking = "no correct" if correct < half else "no wrong" if wrong < n - half else "resolved"
+            assert g.outcome == lacking and (g.rounds == 4 or lacking == "resolved")
+            before = g.pool[:-8]
+            enough = sum(s.correct for s in before) >= half and sum(not s.correct for s in before) >= n - half
+            assert not (before and enough)  # it did not go on after it was resolved
+
+
+def test_pos_stops_at_the_first_hit_even_if_all_are_correct():
+    easy, hopeless = run(coins([1.0, 0.0]), config("ada-pos"))
+    assert (easy.outcome, easy.rounds, easy.zero_signal) == ("resolved", 1, True)
+    assert (hopeless.outcome, hopeless.rounds, len(hopeless.kept)) == ("no correct", 4, 4)
+
+
+def test_uniform_draws_n_and_keeps_them_all():
+    for g in run(mixed(20), config("uniform", n=6)):
+        assert len(g.pool) == len(g.kept) == 6 and g.rounds == 1 and g.outcome == "resolved"
+
+
+def test_first_and_later_rounds_of_different_size():
+    for g in run(mixed(30), config(M=4, M_first=12, N=3)):
+        assert len(g.pool) == 12 + 4 * (g.rounds - 1)
+
+
+def test_dapo_refills_and_drops():
+    groups = run(coins([0.0, 0.5, 1.0, 0.5, 0.0, 0.5]), config("dapo", n=8, max_refills=5))
+    full = [g for g in groups if g.kept]
+    assert len(full) == 6 and not any(g.zero_signal for g in full)
+    assert all(0 < sum(s.correct for s in g.pool) < 8 for g in full)
+    assert all(g.outcome in ("no correct", "no wrong") and g.zero_signal for g in groups if not g.kept)
+    assert summarize(groups)["samples"] == 8 * len(groups)  # what was dropped is counted
+
+
+def test_dapo_with_hopeless_prompts_ends():
+    groups = run(coins([0.0] * 10), config("dapo", max_refills=7), more=lambda: Coin(random.random(), 0.0))
+    assert len(groups) == 80 and max(g.refill for g in groups) == 7 and not any(g.kept for g in groups)
+    assert summarize(groups)["zero_signal"] == summarize(groups)["unresolved"] == 1
+    assert len(run(coins([0.0] * 10), config("dapo"), more=lambda: None)) == 10  # the stream is empty
+    assert len(run(coins([0.0] * 10), config("dapo"), more=None)) == 10  # there is no stream
+    assert len(run(coins([0.0] * 10), config("dapo", max_refills=0))) == 10
+    assert len(run(coins([0.0] * 10), config("dapo", max_samples_per_step=60))) == 15  # 15 tries of 4 fit
+
+
+def test_est_learns_where_the_samples_are_needed():
+    cfg, problems = config("ada-est"), coins([0.02, 0.5, 1.0] * 8)
+    estimator = Estimator(cfg)
+    first = run(problems, cfg, estimator=estimator)
+    assert [len(g.pool) for g in first] == [8] * 24  # nothing is known: uniform
+    for seed in range(1, 5):
+        groups = run(problems, cfg, Engine(seed), estimator=estimator)
+    sizes = [fmean(len(g.pool) for g in groups[i::3]) for i in range(3)]
+    assert sum(len(g.pool) for g in groups) == 8 * 24 and sizes[0] > 1.5 * sizes[1] > sizes[2]
+    assert all(2 <= len(g.pool) <= 32 for g in groups)
+    for g in groups:
+        assert g.kept == g.pool
+        scale = math.sqrt(g.baseline + 0.01)
+        assert all(math.isclose(c, (s.reward - g.baseline) / scale, abs_tol=1e-12) for s, c in g.rows())
+
+
+def test_estimator():
+    cfg = config("ada-est")
+    estimator, problem = Estimator(cfg), Coin("x", 0.5)
+    assert estimator.pass_rate(problem) == 0.5
+    estimator.update(Group(0, problem, [sample(i, i < 2) for i in range(8)]))
+    estimator.update(Group(0, problem, [sample(i, i < 5) for i in range(10)]))
+    T, K = 0.9 * 8 + 10, 0.9 * 2 + 5
+    assert math.isclose(estimator.pass_rate(problem), (K + 0.5) / (T + 1))
+    state = json.loads(json.dumps(estimator.state_dict()))
+    other = Estimator(cfg)
+    other.load(state)
+    assert other.pass_rate(problem) == estimator.pass_rate(problem) and other.state_dict() == state
+    other.update(Group(0, problem, [sample(0, True)]))
+    estimator.state_dict()["x"][0] = 99
+    assert estimator.state_dict() == state  # nothing is shared
+    with pytest.raises(ValueError, match="estimator"):
+        collect([problem], cfg, Engine(), Grader())
+
+
+def test_est_resumes_where_it_was():
+    cfg, problems = config("ada-est"), mixed(16)
+    one, two = Estimator(cfg), Estimator(cfg)
+    run(problems, cfg, Engine(1), estimator=one)
+    two.load(json.loads(json.dumps(one.state_dict())))
+    again = [outcomes(run(problems, cfg, Engine(2), estimator=e)) for e in (one, two)]
+    assert again[0] == again[1]
+
+
+def test_gvm_two_stages():
+    problems = coins([0.0, 0.1, 0.5, 1.0] * 8)
+    groups = run(problems, config("gvm", gvm_pilot=6))
+    assert sum(len(g.pool) for g in groups) == 32 * (6 + 8)
+    for g in groups:
+        pilots = [s for s in g.pool if s.round == 0]
+        assert len(pilots) == 6 and g.kept == g.pool[6:]
+        if not any(s.correct for s in pilots):
+            assert (g.outcome, g.kept) == ("no correct", [])
+        if g.kept:
+            assert g.baseline == ada.mean([s.reward for s in g.kept])
+    reused = run(problems, config("gvm", gvm_pilot=6, gvm_reuse_pilots=True))
+    assert all(g.kept == g.pool for g in reused)
+    hopeless = run(coins([0.0] * 5), config("gvm"))
+    assert not any(g.kept for g in hopeless) and summarize(hopeless)["samples"] == 40
+
+
+def test_gvm_uses_gradient_norms():
+    def norms(groups):
+        assert all(s.status for g in groups for s in g.pool) and len(groups) == 20
+        return [3.0 if g.index < 10 else 1.0 for g in groups]
+
+    groups = run(coins([1.0] * 20), config("gvm"), grad_norms=norms)
+    assert [len(g.kept) for g in groups] == [12] * 10 + [4] * 10
+
+
+def test_gvm_with_raft_and_log_is_the_estimator_of_its_paper():
+    cfg = config("gvm", advantage="raft", weighting="log")
+    for g in run(mixed(40), cfg):
+        for s, c in g.rows():  # 1/(n_i p_i) for accepted ones, over M rows per prompt on average
+            assert math.isclose(c / cfg.M, 1 / (len(g.kept) * g.p_hat)) if s.correct else c == 0
+
+
+# ---------------------------------------------------------------------------------------------------- budgets
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("budget", [1, 100, 333, 10**6])
+def test_the_sample_budget_is_never_exceeded(rule, budget):
+    engine = Engine(slots=16)
+    groups = run(mixed(24), config(rule, max_samples_per_step=budget), engine)
+    assert sum(len(g.pool) for g in groups) == len(engine.seen) <= budget
+    assert all(g.outcome for g in groups) and summarize(groups)["samples"] <= budget
+    if budget == 10**6:
+        assert not any(g.outcome == "out of budget" for g in groups if rule != "gvm")
+    if rule in ada.ALLOCATORS and budget >= 100:  # these share out what there is
+        wanted = 24 * 8 * (2 if rule == "gvm" else 1)
+        assert len(engine.seen) == min(wanted, budget) or (rule, budget) == ("gvm", 100)  # 12 pilots of 8 fit in
+
+
+def test_out_of_budget_prompts_keep_what_they_have():
+    groups = run(coins([0.02] * 20), config(max_samples_per_step=200))
+    assert {g.outcome for g in groups} >= {"out of budget"} and all(len(g.kept) == 4 for g in groups)
+    free = run(coins([0.02] * 20), config())
+    for g, f in zip(groups, free):
+        assert [s.correct for s in g.pool] == [s.correct for s in f.pool[: len(g.pool)]]
+
+
+def test_the_token_budget_opens_no_more_rounds():
+    free = run(coins([0.0] * 20), config())
+    one_round = sum(len(s.rollout.token_ids) for g in free for s in g.pool if s.round == 0)
+    groups = run(coins([0.0] * 20), config(max_tokens_per_step=one_round // 2))
+    assert {g.outcome for g in groups} == {"out of budget"} and all(g.pool for g in groups)
+    assert summarize(groups)["tokens"] < summarize(free)["tokens"]
+    assert outcomes(groups) == outcomes(run(coins([0.0] * 20), config(max_tokens_per_step=one_round // 2)))
+
+
+def test_the_hunt_for_wrong_answers_can_be_capped():
+    easy, hard, middle = run(coins([1.0, 0.0, 0.5]), config(max_rounds_all_correct=2))
+    assert (easy.rounds, easy.outcome) == (2, "no wrong")
+    assert (hard.rounds, hard.outcome) == (4, "no correct") and middle.outcome == "resolved"
+    assert run(coins([1.0]), config())[0].rounds == 4
+
+
+# ----------------------------------------------------------------------------------------- summary and errors
+def test_summary():
+    groups = run(coins([0.0, 0.5, 1.0, 0.5]), config())
+    row = json.loads(json.dumps(summarize(groups)))
+    samples = [s for g in groups for s in g.pool]
+    assert row["samples"] == len(samples) and row["prompts"] == 4 and row["kept"] == 16
+    assert row["tokens"] == sum(len(s.rollout.token_ids) for s in samples)
+    assert row["reward_first_round"] == fmean(s.reward for g in groups for s in g.pool[:8])
+    assert row["reward_pool"] == fmean(s.reward for s in samples) and row["reward_kept"] == 0.5
+    assert row["unresolved_no_correct"] == row["unresolved_no_wrong"] == 0.25 and row["unresolved"] == 0.5
+    assert row["zero_signal"] == 0.5 and row["rounds_histogram"] == [2, 0, 0, 2]
+    assert row["verdicts"] == {k: sum(s.status == k for s in samples) for k in ("correct", "wrong")}
+    assert row["truncated"] == fmean(s.rollout.finish_reason == "length" for s in samples)
+    assert row["response_length"] == row["tokens"] / row["samples"]
+
+
+def test_summary_of_nothing():
+    assert summarize([])["samples"] == 0 and "reward_pool" not in summarize([])
+    assert run([], config()) == [] and run([], config("ada-est")) == [] and run([], config("gvm")) == []
+    assert json.dumps(summarize(run(coins([0.5]), config(max_samples_per_step=1))))
+
+
+def test_first_round_reward_counts_every_prompt_once():
+    """ada-est draws hard prompts more: the mean over samples falls although the model is the same."""
+    cfg = config("ada-est")
+    estimator, problems = Estimator(cfg), coins([0.05, 0.95] * 40)
+    rows = [summarize(run(problems, cfg, Engine(seed), estimator=estimator)) for seed in range(4)]
+    assert abs(rows[-1]["reward_first_round"] - 0.5) < 0.05 and rows[-1]["reward_pool"] < 0.35
+
+
+def test_lost_samples_are_an_error():
+    class Lossy(Engine):
+        def step(self):
+            return [(key, rollout) for key, rollout in super().step() if key != (1, 3)]
+
+    with pytest.raises(RuntimeError, match=r"never came back: \[1\]"):
+        collect(coins([0.5] * 3), config("uniform"), Lossy(), Grader())
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(sampler="nope"), "sampler must be one of uniform, .*not 'nope'"),
+        (dict(advantage="nope"), "advantage must be one of"),
+        (dict(weighting="nope"), "weighting must be one of"),
+        (dict(n=0), "n must be at least 1, not 0"),
+        (dict(M=0), "M must be"),
+        (dict(N=0), "N must be"),
+        (dict(M_first=-1), "M_first must be at least 0"),
+        (dict(max_refills=-1), "max_refills"),
+        (dict(n=16, M=8), "a round of 8 is below n = 16"),
+        (dict(n=8, M_first=4), "a round of 4 is below n = 8"),
+        (dict(sampler="pos", n=16, M=8, N=1), "a round of 8 is below n = 16"),
+        (dict(sampler="ada-pos", k_pos=33), "k_pos = 33 is more than all 32 draws"),
+        (dict(n=1), "n = 1"),
+        (dict(sampler="dapo", n=1), "n = 1"),
+        (dict(sampler="uniform", n=1), "n = 1"),
+        (dict(sampler="est", weighting="log"), "leave weighting at none"),
+        (dict(sampler="est", M=64), "N_min to N_max"),
+        (dict(sampler="est", est_eps=0), "est_eps must be"),
+        (dict(sampler="gvm", gvm_alpha=-1), "gvm_alpha must be"),
+    ],
+)
+def test_validate_says_what_is_wrong(changes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        SamplerConfig(**changes).validate()
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match=message):  # and collect() asks first
+        collect([], SamplerConfig(**changes), Engine(), Grader())
+
+
+def test_what_validate_lets_through():
+    for short, name in dict(grpo="uniform", pos="ada-pos", balance="ada-balance", est="ada-est").items():
+        cfg = config(short, advantage="raft")
+        cfg.validate()
+        assert (cfg.sampler, cfg.advantage) == (name, "positives-only")
+    config("uniform", n=16, M=8).validate()  # M is not uniform's
+    config("uniform", n=1, advantage="raft").validate()
+    config("gvm", n=1).validate()
+
+
+# ---------------------------------------------------------------------------------------- flags, command line
+@dataclass
+class Trainer(SamplerConfig):
+    model: str = ada.option("tiny", "100% a model", "model")
+    lr: float = ada.option(1e-5, "learning rate", "optimizer", least=0)
+    resume: bool = ada.option(True, "go on")
+    seed: int | None = ada.option(None, "seed")
+    eval_data: list[str] = field(default_factory=lambda: ["math"], metadata={"help": "data"})
+
+
+def test_flags_of_a_dataclass():
+    parser = argparse.ArgumentParser()
+    ada.add_flags(parser, Trainer)
+    assert ada.from_flags(parser.parse_args([]), Trainer) == Trainer()
+    text = "--sampler pos --n 6 --M 9 --N 3 --M-first 16 --gvm-reuse-pilots --no-resume --lr 1e-3 --seed 3"
+    text += " --eval-data a b"
+    cfg = ada.from_flags(parser.parse_args(text.split()), Trainer)
+    assert cfg == Trainer(
+        sampler="pos",
+        M_first=16,
+        n=6,
+        N=3,
+        M=9,
+        resume=False,
+        lr=1e-3,
+        seed=3,
+        eval_data=["a", "b"],
+        gvm_reuse_pilots=True,
+    )
+    cfg.validate()
+    assert cfg.sampler == "ada-pos"
+    with pytest.raises(ValueError, match="lr must be at least 0"):
+        replace(cfg, lr=-1.0).validate()
+    shown = parser.format_help()
+    for text in (
+        "sampling:",
+        "model:",
+        "optimizer:",
+        "--no-resume",
+        "(default: 0.7)",
+        "100% a model",
+        "(default: None)",
+    ):
+        assert text in shown
+    assert shown.count("(default:") == len(ada.fields(Trainer))
+
+
+def test_every_option_has_one_line_of_help():
+    for f in ada.fields(SamplerConfig):
+        assert f.metadata["group"] == "sampling" and f.metadata["help"] and "\n" not in f.metadata["help"]
+
+
+def command(*flags, seconds=10):
+    return subprocess.run(
+        [sys.executable, ROOT / "ada_sampler.py", *flags], capture_output=True, text=True, timeout=seconds
+    )
+
+
+def test_command_line_one_rule():
+    done = command("--rule", "balance", "--pass-rate", "0.05", "--n", "4", "--M", "8", "--N", "4")
+    name, draws, unresolved, silent, weight, *_ = done.stdout.splitlines()[-1].split()
+    assert done.returncode == 0 and name == "balance" and not done.stderr
+    assert (
+        abs(float(draws) - 27.31) < 0.6
+        and abs(float(unresolved) - 0.52) < 0.04
+        and abs(float(silent) - 0.194) < 0.03
+    )
+    assert abs(float(weight) - 5.9) < 0.4
+    other = command(
+        "--rule", "uniform", "--pass-rate", "0.5", "--n", "8", "--weighting", "log", "--advantage", "raft"
+    )
+    assert abs(float(other.stdout.splitlines()[-1].split()[4]) - 2) < 0.1
+
+
+def test_command_line_all_rules():
+    done = command("--all", "--beta", "0.5", "1.5", "--prompts", "400")
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()[2:]] == list(RULES)
+
+
+def test_command_line_distribution_and_plot(tmp_path):
+    picture = tmp_path / "rules.png"
+    pytest.importorskip("matplotlib")
+    done = command("--rule", "dapo", "--prompts", "300", "--plot", str(picture), seconds=30)
+    assert done.returncode == 0, done.stderr
+    assert "p 0.4 to 0.6" in done.stdout and picture.stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ("--rule nope", "sampler must be one of"),
+        ("--pass-rate 2", "--pass-rate takes"),
+        ("--beta 0 1", "--beta takes"),
+        ("--n 9 --M 8", "a round of 8"),
+        ("--plot /nowhere/at/all.png --prompts 9", "--plot needs"),
+    ],
+)
+def test_command_line_errors_are_one_sentence(flags, message):
+    done = command(*flags.split())
+    assert done.returncode == 1 and done.stderr.startswith(message) and done.stderr.count("\n") == 1
+
+
+def test_it_needs_the_standard_library_only():
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); old = set(sys.modules); import ada_sampler"
+    code += "; print(*set(sys.modules) - old)"
+    loaded = subprocess.run(
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=20, check=True
+    ).stdout
+    strangers = {name.split(".")[0] for name in loaded.split()} - sys.stdlib_module_names - {"ada_sampler"}
+    assert not strangers and "torch" not in loaded and "vllm" not in loaded

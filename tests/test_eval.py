@@ -1,0 +1,488 @@
+"""Evaluation: estimators against brute force, intervals by simulation, resuming, and the real engine."""
+import gc
+import itertools
+import json
+import random
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import eval as evaluation  # noqa: E402  (the module has the name of a builtin)
+from eval import compare, estimate, evaluate, pass_at_k, report, stop_ids, summarize  # noqa: E402
+
+
+# ---------------------------------------------------------------------------------------------- the stand-ins
+@dataclass
+class Question:
+    id: str
+    answer: str = "1"
+    source: str = "a"
+    level: str = ""
+    problem: str = "?"
+    prompt_ids: tuple = (1, 2)
+
+
+class FakeEngine:
+    """Answers 0 or 1 after a few steps, in scrambled order, from a random state that `reseed` sets."""
+
+    def __init__(self, interrupt_after=None):
+        self.running, self.rng, self.left = [], random.Random(0), interrupt_after
+
+    def submit(self, key, prompt_ids, max_tokens):
+        self.running.append(key)
+
+    def step(self):
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
+        self.rng.shuffle(self.running)
+        done, self.running = self.running[:3], self.running[3:]
+        return [(key, rollout(self.rng.choice("01"), self.rng.randint(1, 9))) for key in done]
+
+    @property
+    def busy(self):
+        return bool(self.running)
+
+
+def rollout(text, tokens):
+    reason = "length" if tokens == 9 else "stop"
+    return SimpleNamespace(text=text, token_ids=[0] * tokens, finish_reason=reason)
+
+
+class FakeGrader:
+    def __init__(self):
+        self.pending, self.styles = {}, set()
+
+    def submit(self, key, gold, completion, style=""):
+        assert key not in self.pending
+        self.styles.add(style)
+        self.pending[key] = float(gold == completion)
+
+    def result(self, key):
+        reward = self.pending.pop(key)
+        return SimpleNamespace(reward=reward, status="correct" if reward else "wrong")
+
+
+@pytest.fixture
+def reseeds(monkeypatch):
+    """Replaces torch's random state by the fake engine's own."""
+    def reseed(engine, name):
+        engine.rng = random.Random(name)
+    monkeypatch.setattr(evaluation, "reseed", reseed)
+
+
+def rows_of(rewards_by_question, data=None, status=None):
+    """Rows as `evaluate` makes them, from lists of rewards."""
+    return [dict(id=str(q), sample=s, reward=float(reward), tokens=10, finish_reason="stop",
+                 status=status or ("correct" if reward else "wrong")) | ({"data": data} if data else {})
+            for q, rewards in enumerate(rewards_by_question) for s, reward in enumerate(rewards)]
+
+
+# ------------------------------------------------------------------------------------------------- estimators
+@pytest.mark.parametrize("n", [1, 2, 5, 7])
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(n):
+    for right, k in itertools.product(range(n + 1), range(1, n + 1)):
+        samples = [1] * right + [0] * (n - right)
+        subsets = list(itertools.combinations(samples, k))
+        assert pass_at_k(n, right, k) == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-12)
+
+
+@pytest.mark.parametrize("n, c, k", [(4, 2, 5), (4, 2, 0), (4, 5, 1), (4, -1, 1), (0, 0, 1)])
+def test_pass_at_k_refuses_what_cannot_be_estimated(n, c, k):
+    with pytest.raises(ValueError, match="pass@"):
+        pass_at_k(n, c, k)
+
+
+def test_report_against_brute_force():
+    rng = random.Random(1)
+    rewards = [[rng.random() < p for _ in range(8)] for p in (0, 0.1, 0.3, 0.5, 0.9, 1)]
+    result = report(rows_of(rewards))
+    assert result["k"] == 8 and result["questions"] == 6 and list(result["pass"]) == [1, 2, 4, 8]
+    assert result["avg"] == pytest.approx(np.mean(rewards)) == pytest.approx(result["pass"][1])
+    assert result["pass"][8] == pytest.approx(np.mean([any(r) for r in rewards]))
+    for k in (2, 4):
+        brute = np.mean([np.mean([any(s) for s in itertools.combinations(r, k)]) for r in rewards])
+        assert result["pass"][k] == pytest.approx(brute)
+    assert 0 <= result["ci_low"] <= result["avg"] <= result["ci_high"] <= 1
+    assert report(rows_of(rewards)) == result, "the interval must not depend on chance"
+    assert json.loads(json.dumps(result))["pass"]["4"] == result["pass"][4]
+
+
+def test_report_counts_what_went_wrong():
+    statuses = ["no_box", "timeout", "killed", "unparseable", "empty", "wrong", "wrong", "correct"]
+    rows = [dict(id="a", sample=s, reward=float(status == "correct"), status=status, tokens=s,
+                 finish_reason="length" if s < 2 else "stop") for s, status in enumerate(statuses)]
+    result = report(rows)
+    assert result["no_box"] == 1 / 8 and result["verifier_failures"] == 2 / 8 and result["truncated"] == 2 / 8
+    assert result["response_length"] == 3.5 and sum(result["verdicts"].values()) == 8
+    assert result["avg"] == 1 / 8
+
+
+def test_report_of_one_sample_and_of_all_alike():
+    one = report(rows_of([[1]]))
+    assert one["avg"] == one["ci_low"] == one["ci_high"] == 1 and one["pass"] == {1: 1.0}
+    none = report(rows_of([[0] * 3] * 5))
+    assert none["avg"] == none["ci_high"] == none["pass"][2] == 0 and list(none["pass"]) == [1, 2]
+    assert report(rows_of([[0, 1, 1]]), ks=[3])["pass"] == {3: 1.0}
+
+
+def test_report_refuses_nonsense():
+    with pytest.raises(ValueError, match="no rows"):
+        report([])
+    with pytest.raises(ValueError, match="different numbers of samples"):
+        report(rows_of([[1, 0], [1]]))
+    with pytest.raises(ValueError, match="pass@3"):
+        report(rows_of([[1, 0]]), ks=[3])
+
+
+# -------------------------------------------------------------------------------------------------- intervals
+@pytest.mark.parametrize("questions, low, high", [(30, 0.88, 0.99), (100, 0.91, 0.99), (300, 0.92, 0.98)])
+def test_the_interval_covers_the_truth(questions, low, high):
+    rng, trials, covered = np.random.default_rng(questions), 250, 0
+    for _ in range(trials):  # pass rates with the spread of a hard benchmark, 8 samples each
+        rates = rng.beta(0.4, 0.8, questions)
+        result = estimate([rng.binomial(8, rates) / 8], resamples=300)
+        covered += result["ci_low"] <= 0.4 / 1.2 <= result["ci_high"]
+    print(f"\n{questions} questions: a 95 % interval covers the truth in {covered / trials:.1%} of {trials}")
+    assert low <= covered / trials <= high
+
+
+def test_resampling_samples_would_be_too_narrow():
+    rng = np.random.default_rng(0)
+    rewards = rng.random((100, 32)) < rng.beta(0.3, 0.6, 100)[:, None]
+    by_question, by_sample = estimate([rewards.mean(1)]), estimate([rewards.ravel()])
+    assert width(by_question) > 3 * width(by_sample)
+
+
+def width(result):
+    return result["ci_high"] - result["ci_low"]
+
+
+def test_the_weighted_average_uses_the_given_weights():
+    result = estimate([[1, 1, 1], [0, 0], [0.5] * 9], [1, 2, 1])
+    assert [result[key] for key in ("avg", "ci_low", "ci_high")] == pytest.approx([3 / 8] * 3)
+    rng = np.random.default_rng(1)
+    a, b = rng.random(200), rng.random(50)
+    pooled = estimate([a, b], [1, 3])
+    spread = 1.96 * (a.var() / 200 / 16 + b.var() / 50 * 9 / 16) ** 0.5
+    assert pooled["avg"] == pytest.approx(a.mean() / 4 + 3 * b.mean() / 4)
+    assert width(pooled) == pytest.approx(2 * spread, rel=0.1)
+
+
+def test_a_paired_comparison_sees_what_separate_intervals_hide():
+    rng, rates = np.random.default_rng(2), np.repeat(np.linspace(0, 1, 10), 20)
+    before = rng.random((200, 16)) < rates[:, None] * 0.9
+    after = rng.random((200, 16)) < rates[:, None]
+    first, second = rows_of(after, "a"), rows_of(before, "a")
+    apart, paired = report(second), compare(first, second, {"a": 200})["a"]
+    assert apart["ci_high"] > report(first)["ci_low"], "the separate intervals overlap"
+    assert paired["ci_low"] > 0 and width(paired) < width(apart) / 2
+    assert paired["avg"] == pytest.approx(after.mean() - before.mean())
+    change = after.mean(1) - before.mean(1)
+    assert (paired["better"], paired["worse"]) == ((change > 0).sum(), (change < 0).sum())
+    assert compare(first, first, {"a": 1}) == {"a": dict(avg=0, ci_low=0, ci_high=0, better=0, worse=0)}
+    both = compare(first + rows_of(before, "b"), second + rows_of(before, "b"), {"a": 1, "b": 3})
+    assert both["weighted"]["avg"] == pytest.approx(paired["avg"] / 4) and both["b"]["avg"] == 0
+
+
+def test_summarize_weighs_sets_and_knows_levels():
+    rows = rows_of([[1, 1], [1, 0]], "a") + rows_of([[0, 0]], "b")
+    for row in rows[:4]:
+        row["level"] = {"0": "10", "1": "9"}[row["id"]]
+    summary = summarize(rows, {"a": 500, "b": 100})
+    assert summary["sets"]["a"]["avg"] == 0.75 and summary["sets"]["b"]["avg"] == 0
+    assert summary["weighted"]["avg"] == pytest.approx(0.625)
+    levels = summary["sets"]["a"]["levels"]
+    assert [(level, part["avg"]) for level, part in levels.items()] == [("9", 0.5), ("10", 1)]
+    assert summary["sets"]["b"]["levels"] == {}
+
+
+# --------------------------------------------------------------------------------------------------- sampling
+def test_evaluate_returns_rows_in_order():
+    problems = [Question(f"q{i}", answer=str(i % 2), level="3" * (i == 0)) for i in range(5)]
+    grader = FakeGrader()
+    rows = evaluate(FakeEngine(), grader, problems, k=4, max_tokens=9, style="minerva")
+    assert [(row["id"], row["sample"]) for row in rows] == [(f"q{i}", s) for i in range(5) for s in range(4)]
+    for row in rows:
+        assert row["reward"] == (row["text"] == str(int(row["id"][1]) % 2)) == (row["status"] == "correct")
+        assert (row["finish_reason"] == "length") == (row["tokens"] == 9)
+    assert not grader.pending and grader.styles == {"minerva"}
+    assert rows[0]["level"] == "3" and "level" not in rows[-1] and rows[0]["data"] == "a"
+
+
+def test_stop_ids():
+    vocabulary = {"<|endoftext|>": 7, "<|im_end|>": 5, "</s>": 2, "x": 1}
+    qwen = SimpleNamespace(get_vocab=lambda: vocabulary, eos_token="</s>")
+    assert stop_ids(qwen) == [2, 5, 7]
+    assert stop_ids(SimpleNamespace(get_vocab=lambda: {"a": 0}, eos_token=None)) == []
+    assert stop_ids(qwen, "</s>,x") == [1, 2]
+    with pytest.raises(SystemExit, match="'y'"):
+        stop_ids(qwen, "y")
+
+
+# --------------------------------------------------------------------------------------------------- resuming
+SETS = {"a": [Question(f"a/{i}", level=str(i % 2)) for i in range(7)],
+        "minerva": [Question(f"b/{i}", source="minerva") for i in range(3)]}
+PROTOCOL = dict(k=4, max_tokens=9, seed=0)
+
+
+def finish(file, engine=None, size=8):
+    """Does what is left to do, as `main` does."""
+    rows, chunks = evaluation.resume(file, evaluation.chunks_of(SETS, size, 4), 4)
+    evaluation.run_chunks(engine or FakeEngine(), FakeGrader(), chunks, PROTOCOL, file)
+    return len(rows)
+
+
+def test_chunks_cover_every_question_once():
+    for size in (1, 4, 9, 10**6):
+        chunks = evaluation.chunks_of(SETS, size, 4)
+        assert [p for _, _, part in chunks for p in part] == SETS["a"] + SETS["minerva"]
+        assert all(len(part) * 4 <= max(size, 4) for _, _, part in chunks)
+        assert len({(name, number) for name, number, _ in chunks}) == len(chunks)
+
+
+@pytest.mark.parametrize("steps, complete", [(0, 0), (2, 0), (3, 8), (7, 16), (11, 28), (13, 28)])
+def test_resumed_equals_uninterrupted(tmp_path, reseeds, steps, complete):
+    whole, stopped = tmp_path / "whole.jsonl", tmp_path / "stopped.jsonl"
+    finish(whole)
+    with pytest.raises(KeyboardInterrupt):
+        finish(stopped, FakeEngine(interrupt_after=steps))
+    assert finish(stopped) == complete, "what was complete is not done again"
+    assert stopped.read_bytes() == whole.read_bytes()
+    assert finish(stopped) == 40 and stopped.read_bytes() == whole.read_bytes(), "nothing is left to do"
+
+
+@pytest.mark.parametrize("cut", [1, 37, 900, 2000, 3000])
+def test_a_half_written_line_is_mended(tmp_path, reseeds, cut):
+    whole, stopped = tmp_path / "whole.jsonl", tmp_path / "stopped.jsonl"
+    finish(whole)
+    stopped.write_bytes(whole.read_bytes()[:-cut])
+    finish(stopped)
+    assert stopped.read_bytes() == whole.read_bytes()
+    stopped.write_bytes(whole.read_bytes()[:-cut] + b"\n")  # an editor completed the line
+    finish(stopped)
+    assert stopped.read_bytes() == whole.read_bytes()
+
+
+def test_rows_in_the_file_can_be_reported(tmp_path, reseeds):
+    finish(tmp_path / "eval.jsonl")
+    rows, ends = evaluation.read_rows(tmp_path / "eval.jsonl")
+    assert ends[-1] == (tmp_path / "eval.jsonl").stat().st_size and "text" not in rows[0]
+    assert "text" in json.loads((tmp_path / "eval.jsonl").read_text().splitlines()[0])
+    summary = summarize(rows, {"a": 7, "minerva": 3})
+    assert set(summary["sets"]["a"]["levels"]) == {"0", "1"}
+    evaluation.show(summary)
+    evaluation.draw(summary, tmp_path / "eval.png")
+    assert (tmp_path / "eval.png").stat().st_size > 5000
+
+
+def test_the_seed_of_a_chunk_does_not_depend_on_other_sets(tmp_path, reseeds, monkeypatch):
+    finish(tmp_path / "both.jsonl")
+    monkeypatch.setitem(globals(), "SETS", {"minerva": SETS["minerva"]})
+    finish(tmp_path / "one.jsonl")
+    assert (tmp_path / "both.jsonl").read_text().endswith((tmp_path / "one.jsonl").read_text())
+
+
+# ------------------------------------------------------------------------------------------- the command line
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A folder with a tiny model that has learnt next to nothing."""
+    import tiny
+
+    folder = tmp_path_factory.mktemp("model") / "barely"
+    tiny.build(folder, progress=False, steps=20, batch=8)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A file with short arithmetic in two levels."""
+    file = tmp_path_factory.mktemp("data") / "sums.jsonl"
+    rows = [dict(problem=f"{a}+{b}=?", answer=str(a + b), level=1 + a // 4)
+            for a in range(1, 8) for b in range(1, 4)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def flags(model, data, out, **more):
+    """The command line of a small evaluation."""
+    small = dict(template="chat", k=4, max_tokens=24, max_prompt_tokens=40, chunk=32)
+    wanted = dict(model=model, data=data, out=out) | small | more
+    return [part for key, value in wanted.items() for part in ("--" + key.replace("_", "-"), str(value))]
+
+
+@pytest.mark.parametrize("arguments, message", [
+    ("--k 0", "k must be at least 1"),
+    ("--temperature 0 --k 8", "--k 1"),
+    ("--temperature -1", "at least 0"),
+    ("--limit -3", "limit must be"),
+    ("--sync copy", "sync must be"),
+    ("--unknown 1", "unrecognized"),
+    ("--data no-such-set", "no data set 'no-such-set'"),
+    ("--data no/such/file.jsonl", "No data file"),
+    ("--adapter no/such/folder", "has no adapter_config.json"),
+    ("--model ./nowhere", "No model folder"),
+    ("{fits} --template poem", "no prompt template 'poem'"),
+    ("{fits} --template chat --max-tokens 5000", "at most 1024"),
+    ("{fits} --template chat --max-prompt-tokens 3", "over 3 tokens"),
+    ("{fits} --template chat --stop <|nothing|>", "<|nothing|>"),
+    ("{fits} --template chat --against no/such/run", "protocol.json is missing"),
+])
+def test_bad_input_ends_with_one_sentence(model, data, tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.setattr("engine.Engine", None)  # nothing may start it
+    given = arguments.format(fits=f"--model {model} --max-tokens 9 --max-prompt-tokens 40").split()
+    defaults = ["--data", str(data)] * ("--data" not in given) + ["--out", str(tmp_path / "out")]
+    with pytest.raises(SystemExit) as stop:
+        evaluation.main(given + defaults)
+    text = str(stop.value.code) if isinstance(stop.value.code, str) else capsys.readouterr().err
+    assert stop.value.code not in (0, None) and message in text and "Traceback" not in text
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_evaluations_are_not_mixed(tmp_path):
+    protocol = dict(k=4, questions={"a": "1"}, template="chat", temperature=1.0, max_tokens=9, stop=[1],
+                    graders=1)
+    folder = tmp_path / "a"
+    evaluation.open_folder(folder, protocol)
+    evaluation.open_folder(folder, protocol | {"graders": 2})
+    with pytest.raises(SystemExit, match="another k, stop"):
+        evaluation.open_folder(folder, protocol | {"k": 8, "stop": [2]})
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "eval.jsonl").write_text("{}\n")
+    with pytest.raises(SystemExit, match="training run"):
+        evaluation.open_folder(tmp_path / "run", protocol)
+    with pytest.raises(SystemExit, match="not finished"):
+        evaluation.load_finished(folder, protocol)
+    (folder / "summary.json").write_text("{}")
+    assert evaluation.load_finished(folder, protocol) == []
+    with pytest.raises(SystemExit, match="other questions"):
+        evaluation.load_finished(folder, protocol | {"questions": {"a": "2"}})
+
+
+def test_a_comparison_under_another_protocol_is_marked(tmp_path, capsys):
+    protocol = dict(questions={}, template="chat", temperature=1.0, max_tokens=9, stop=[1])
+    evaluation.open_folder(tmp_path, protocol)
+    (tmp_path / "summary.json").write_text("{}")
+    evaluation.load_finished(tmp_path, protocol | {"template": "none"})
+    assert "another template" in capsys.readouterr().out
+
+
+def test_importing_eval_is_light():
+    import subprocess
+
+    code = "import eval, sys; print([m for m in ('torch', 'vllm', 'transformers') if m in sys.modules])"
+    folder = Path(evaluation.__file__).parent
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+# --------------------------------------------------------------------------------------------------- adapters
+@pytest.fixture(scope="module")
+def adapter(model, tmp_path_factory):
+    """A random LoRA adapter that changes most samples, and a model with the same adapter merged into it."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.manual_seed(0)
+    lora = LoraConfig(r=12, lora_alpha=24, target_modules="all-linear", task_type="CAUSAL_LM",
+                      init_lora_weights=False)
+    policy = get_peft_model(AutoModelForCausalLM.from_pretrained(model), lora)
+    with torch.no_grad():
+        for name, weight in policy.named_parameters():
+            if "lora_" in name:
+                weight.mul_(2)
+    folder = tmp_path_factory.mktemp("adapter")
+    ids = torch.arange(48, 58)[None]
+    with torch.no_grad(), policy.disable_adapter():
+        before = policy(ids).logits
+    with torch.no_grad():
+        assert (policy(ids).logits - before).abs().max() > 1, "an adapter without effect proves nothing"
+    policy.save_pretrained(folder / "adapter")
+    policy.merge_and_unload().save_pretrained(folder / "merged")
+    AutoTokenizer.from_pretrained(model).save_pretrained(folder / "merged")
+    return folder / "adapter", folder / "merged"
+
+
+def test_adapter_of_a_run_and_those_that_do_not_fit(model, adapter, tmp_path):
+    run = tmp_path / "run"
+    for step in ("step-000020", "step-000100"):
+        shutil.copytree(adapter[0], run / "checkpoints" / step)
+    assert evaluation.find_adapter(str(run)) == str(run / "checkpoints" / "step-000100")
+    assert evaluation.find_adapter(str(adapter[0])) == str(adapter[0]) and evaluation.find_adapter("") == ""
+    policy, rank = evaluation.load_adapter(str(model), str(adapter[0]), "float32")
+    assert rank == 12
+    config = adapter[0] / "adapter_config.json"
+    for change in (dict(r=4), dict(target_modules=["q_proj"]), dict(use_dora=True), dict(peft_type="IA3")):
+        broken = tmp_path / "-".join(map(str, change))
+        shutil.copytree(adapter[0], broken)
+        (broken / "adapter_config.json").write_text(json.dumps(json.loads(config.read_text()) | change))
+        with pytest.raises(SystemExit, match="does not fit|not a plain LoRA"):
+            evaluation.load_adapter(str(model), str(broken), "float32")
+
+
+# -------------------------------------------------------------------------------------------- the real engine
+@pytest.fixture(scope="module")
+def results(model, adapter, data, tmp_path_factory):
+    """One policy, given to the engine in three ways; the last one also interrupted and resumed."""
+    root, (folder, merged) = tmp_path_factory.mktemp("runs"), adapter
+    run(merged, data, root / "merged")
+    run(model, data, root / "swapped", adapter=folder, sync="adapter", against=root / "merged")
+    run(model, data, root / "merging", adapter=folder, sync="merge")
+    shutil.copytree(root / "merging", root / "resumed")
+    written = (root / "resumed" / "eval.jsonl").read_bytes()
+    (root / "resumed" / "eval.jsonl").write_bytes(written[:len(written) * 2 // 3])
+    (root / "resumed" / "summary.json").unlink()
+    run(model, data, root / "resumed", adapter=folder, sync="merge")
+    return root
+
+
+def run(*arguments, **more):
+    gc.collect()  # an engine that Python forgets only later would take the next one's process groups with it
+    evaluation.main(flags(*arguments, **more))
+    gc.collect()
+
+
+def samples(folder):
+    return [json.loads(line) for line in (folder / "eval.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.engine
+def test_an_evaluation_of_the_real_engine(results, data):
+    rows = samples(results / "merged")
+    protocol, summary = (json.loads((results / "merged" / f"{name}.json").read_text())
+                         for name in ("protocol", "summary"))
+    (name, result), = summary["sets"].items()
+    assert [row["id"].split("/")[1] for row in rows] == [str(q) for q in range(21) for _ in range(4)]
+    assert [row["sample"] for row in rows] == [0, 1, 2, 3] * 21
+    assert all(row["data"] == name and row["level"] in "12" and 1 <= row["tokens"] <= 24 for row in rows)
+    assert {row["finish_reason"] for row in rows} <= {"stop", "length"}
+    assert len({row["text"] for row in rows}) > 40
+    assert result["avg"] == summary["weighted"]["avg"] == np.mean([row["reward"] for row in rows])
+    assert protocol["prompt"] == "<|user|>1+1=?<|assistant|>" and protocol["template"] == "chat"
+    assert (results / "merged" / "eval.png").stat().st_size > 5000
+
+
+@pytest.mark.engine
+def test_the_real_engine_resumes_exactly(results):
+    for file in ("eval.jsonl", "summary.json", "protocol.json"):
+        assert (results / "resumed" / file).read_bytes() == (results / "merging" / file).read_bytes()
+
+
+@pytest.mark.engine
+def test_adapter_and_merged_model_agree(results):
+    ways = ("merged", "swapped", "merging")
+    texts = {way: [row["text"] for row in samples(results / way)] for way in ways}
+    for name in ("swapped", "merging"):
+        same = np.mean([a == b for a, b in zip(texts[name], texts["merged"])])
+        print(f"\n{name}: {same:.1%} of the samples are those of the merged model")
+        assert same > 0.9, "rounding may turn a rare sample, a wrong weight turns nearly all"
+    difference = json.loads((results / "swapped" / "summary.json").read_text())["difference"]
+    assert len(difference) == 1 and all(abs(one["avg"]) < 0.05 for one in difference.values())

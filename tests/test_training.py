@@ -1,0 +1,134 @@
+"""The program as a user runs it: it learns, its adapter loads elsewhere, it resumes exactly."""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from conftest import ROOT
+from policy import Row, token_logprobs
+
+pytestmark = pytest.mark.engine
+SMALL = ["--batch-prompts", "8", "--max-tokens", "24", "--eval-questions", "6", "--eval-k", "2", "--eval-every", "3",
+         "--checkpoint-every", "2", "--graders", "1"]
+
+
+def train(cwd, *flags, env=None, seconds=400):
+    done = subprocess.run([sys.executable, str(ROOT / "minirl.py"), *flags], cwd=cwd, capture_output=True, text=True,
+                          timeout=seconds, env=os.environ | (env or {}))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def lines(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def without_times(rows):
+    """All numbers but times and memory."""
+    return [{k: v for k, v in row.items() if not k.startswith("seconds") and k not in ("tokens_per_second", "memory_gb")}
+            for row in rows]
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory):
+    """A real run of the real tiny model, with the default settings."""
+    cwd = tmp_path_factory.mktemp("run")
+    out = train(cwd, "--name", "learns", "--steps", "30", "--eval-every", "30", "--checkpoint-every", "15")
+    return cwd / "runs" / "learns", out
+
+
+def test_a_short_run_learns(learnt):
+    run, out = learnt
+    before, after = lines(run / "eval.jsonl")
+    assert (before["step"], after["step"]) == (0, 30)
+    assert 0.15 < before["avg"] < 0.35
+    assert after["ci_low"] > before["ci_high"], f"{before['avg']:.3f} -> {after['avg']:.3f}"
+    assert "held-out avg@8" in out
+
+
+def test_a_run_leaves_what_its_reader_needs(learnt):
+    run, _ = learnt
+    metrics = lines(run / "metrics.jsonl")
+    assert [row["step"] for row in metrics] == list(range(1, 31))
+    for key in ("reward_first_round", "samples_total", "tokens_total", "zero_signal", "entropy", "kl_k1", "kl_k3",
+                "weight_max", "grad_norm", "seconds_sample", "seconds_train", "seconds_sync", "rounds_histogram", "verdicts"):
+        assert all(key in row for row in metrics), key
+    assert all(row["kl_k3"] < 1e-8 and abs(row["weight_mean"] - 1) < 1e-3 for row in metrics)  # fp32: engine = trainer
+    samples = lines(run / "samples.jsonl")
+    assert {row["step"] for row in samples} == set(range(1, 31))
+    assert all(row["prompt"].startswith("<|user|>") and row["reward"] in (0, 1) for row in samples)
+    assert (run / "curves.png").stat().st_size > 10_000
+    assert [p.name for p in sorted((run / "checkpoints").iterdir())] == ["step-000015", "step-000030"]
+    config = json.loads((run / "config.json").read_text())
+    assert config["config"]["steps"] == 30 and config["versions"]["torch"] == torch.__version__
+
+
+def test_the_adapter_gives_the_same_logprobs_with_plain_peft_and_with_vllm(learnt):
+    """Scored by PEFT's own loader with full logits, and by a fresh vLLM that is given the checkpoint folder as a LoRA."""
+    import vllm
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    import engine
+    import tiny
+
+    run, _ = learnt
+    base = AutoModelForCausalLM.from_pretrained(tiny.ensure_tiny())
+    policy = PeftModel.from_pretrained(base, run / "checkpoints" / "step-000030")
+    tokenizer = AutoTokenizer.from_pretrained(tiny.ensure_tiny())
+    texts = [row["prompt"] + row["completion"] for row in lines(run / "samples.jsonl")[-6:]]
+    rows = [Row(tokenizer.encode(text), 1, [], 0.0) for text in texts]
+    with torch.no_grad():
+        plain = [policy(input_ids=torch.tensor([row.ids])).logits.log_softmax(-1)[0, :-1].gather(
+            1, torch.tensor(row.ids[1:])[:, None])[:, 0] for row in rows]
+        ours = token_logprobs(policy, rows)[0]
+        with policy.disable_adapter():
+            untrained = token_logprobs(policy, rows)[0]
+    torch.testing.assert_close(ours, torch.cat(plain), atol=1e-5, rtol=0)
+    assert (ours - untrained).abs().max() > 0.1
+    served = engine.Engine(tiny.ensure_tiny(), max_model_len=256, dtype="float32", sync_mode="adapter")
+    served._adapter = vllm.lora.request.LoRARequest("saved", 1, str(run / "checkpoints" / "step-000030"))
+    scores = torch.tensor([x for row in served.score([row.ids for row in rows]) for x in row])
+    torch.testing.assert_close(scores, ours, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("flags", [[], ["--sync", "adapter", "--mini-batches", "2", "--sampler", "dapo"]])
+def test_resumed_equals_uninterrupted(tmp_path, tiny_cache, flags):
+    train(tmp_path, "--name", "whole", "--steps", "6", *SMALL, *flags, env=tiny_cache)
+    train(tmp_path, "--name", "parts", "--steps", "3", *SMALL, *flags, env=tiny_cache)
+    # as after a crash: the newest checkpoint is gone, the logs know more than the checkpoint, and end in half a line
+    shutil.rmtree(tmp_path / "runs/parts/checkpoints/step-000003")
+    with open(tmp_path / "runs/parts/metrics.jsonl", "a") as file:
+        file.write('{"step": 4, "rew')
+    out = train(tmp_path, "--name", "parts", "--resume", "--steps", "6", env=tiny_cache)
+    assert "continuing after step 2" in out
+    for log in ("metrics.jsonl", "eval.jsonl", "samples.jsonl"):
+        whole, parts = (without_times(lines(tmp_path / "runs" / name / log)) for name in ("whole", "parts"))
+        if log == "eval.jsonl":  # the shorter run also evaluated at its own end, step 3, as every third step does
+            assert [row["step"] for row in whole] == [row["step"] for row in parts]
+        assert whole == parts
+    adapters = [(tmp_path / "runs" / name / "checkpoints/step-000006/adapter_model.safetensors").read_bytes()
+                for name in ("whole", "parts")]
+    assert adapters[0] == adapters[1]
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(tmp_path, tiny_cache):
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "minirl.py"), "--name", "stopped", "--steps", "1000", *SMALL], cwd=tmp_path, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | tiny_cache)
+    metrics, deadline = tmp_path / "runs/stopped/metrics.jsonl", time.time() + 120
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 3):
+        assert time.time() < deadline and process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and "continue with: python minirl.py --name stopped --resume" in out, out
+    last = lines(metrics)[-1]["step"]
+    assert (tmp_path / f"runs/stopped/checkpoints/step-{last:06d}/manifest.json").exists()
