@@ -11,9 +11,11 @@ What the rest of the project relies on:
 """
 import importlib.metadata
 import itertools
+import logging
 import os
 import shutil
 import tempfile
+import warnings
 from dataclasses import dataclass
 
 
@@ -56,6 +58,8 @@ def configure_vllm(on_cpu: bool) -> None:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # in this process: shared random state, `step()`
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    warnings.filterwarnings("ignore", category=FutureWarning)  # vLLM's own, of no use to a reader of this console
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
     if on_cpu:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # else the first log-prob compiles a kernel for 7-30 s
@@ -84,7 +88,7 @@ class Engine:
             options |= dict(enable_sleep_mode=True)
         self.llm = vllm.LLM(
             model, dtype=dtype, max_model_len=max_model_len, max_num_seqs=max_num_seqs, seed=seed,
-            logprobs_mode="processed_logprobs", enable_prefix_caching=True, disable_log_stats=True,
+            logprobs_mode="processed_logprobs", enable_prefix_caching=True, disable_log_stats=True, use_tqdm_on_load=False,
             generation_config="vllm",  # else a model's own top-p, top-k or repetition penalty would slip in
             **options)
         self.version = f"vllm {vllm.__version__}"

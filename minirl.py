@@ -33,11 +33,13 @@ import json
 import math
 import os
 import random
+import re
 import resource
 import signal
 import sys
+import threading
 import time
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -117,7 +119,7 @@ class Config(SamplerConfig):
                 raise ValueError(f"{key} must be at least 1, not {getattr(self, key)}")
         if self.batch_prompts and self.mini_batches > self.batch_prompts:
             raise ValueError(f"{self.batch_prompts} prompts cannot be cut into {self.mini_batches} mini-batches of whole groups")
-        if any(part in self.name for part in ("/", "\\", "..")):
+        if not re.fullmatch(r"[\w][\w.+-]*|", self.name):
             raise ValueError(f"name {self.name!r} must be a plain folder name, it becomes runs/NAME")
 
 
@@ -170,6 +172,7 @@ def parse(argv: list[str] | None = None) -> Config:
 
 if __name__ == "__main__":  # before torch is imported, so that --help and wrong flags answer at once
     CONFIG = parse()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # two threads are slower than one for a tiny model: they wait for each other
 
 import torch  # noqa: E402
@@ -212,47 +215,73 @@ def token_scale(row: Row, batch: list[Row], config: Config) -> float:
 
 
 def update(policy, optimizer, schedule, groups, config: Config, rng: random.Random) -> dict:
-    """One pass over the kept samples: `mini_batches` optimizer steps of whole groups. Returns diagnostics.
-
-    Samples with advantage 0 have no gradient: they skip the forward pass but still count in the mean over responses.
-    """
-    device = next(policy.parameters()).device
+    """One pass over the kept samples: `mini_batches` optimizer steps of whole groups. Returns diagnostics."""
     groups = [[Row(g.problem.prompt_ids + s.rollout.token_ids, len(g.problem.prompt_ids), s.rollout.logprobs, weight)
                for s, weight in g.rows()] for g in groups if g.kept]
     rng.shuffle(groups)  # the sampler's order is by prompt; a mini-batch must not be all easy or all hard
     minis = [[row for group in groups[i::config.mini_batches] for row in group] for i in range(config.mini_batches)]
-    plan = [(mini, micro_batches([row for row in mini if row.advantage], config.micro_tokens)) for mini in minis if mini]
-    old = {}
+    minis = [mini for mini in minis if any(row.advantage for row in mini)]
     if config.mini_batches > 1:  # with one mini-batch pi_old is pi_theta itself, and this pass is not needed
-        with torch.no_grad():
-            old = {id(micro): token_logprobs(policy, micro, config.temperature)[0] for _, micros in plan for micro in micros}
-    seen, norms, loss = [], [], 0.0
-    for mini, micros in plan:
-        for micro in micros:
-            lp_T, entropy_T = token_logprobs(policy, micro, config.temperature)
-            old_T = old.get(id(micro), lp_T.detach())
-            mu_T = torch.tensor([x for row in micro for x in row.mu], device=device)
-            per_row = [(row.advantage, token_scale(row, mini, config)) for row in micro for _ in range(row.length)]
-            advantage_T, scale_T = torch.tensor(per_row, device=device).T
-            term_T, mask_T, weight_T = objective(lp_T, old_T, mu_T, advantage_T, config)
-            micro_loss = -(term_T * scale_T).sum()
-            micro_loss.backward()
-            loss += micro_loss.item()
-            seen.append(torch.stack([old_T, mu_T, advantage_T, mask_T, weight_T, entropy_T]).detach())
-        if micros:
-            norms.append(optimizer_step(policy, optimizer, schedule, config))
+        for micro in micro_batches([row for mini in minis for row in mini if row.advantage], config.micro_tokens):
+            with torch.no_grad():
+                old_T, _ = token_logprobs(policy, micro, config.temperature)
+            for row, old in zip(micro, old_T.split([row.length for row in micro])):
+                row.old = old
+    losses, seen, norms = [], [], []
+    for mini in minis:
+        try:
+            loss, tokens = accumulate(policy, mini, config)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            policy.zero_grad(set_to_none=True)
+            torch.cuda.empty_cache()
+            config.micro_tokens //= 2  # from now on; the gradient does not depend on how it is cut up
+            tqdm.write(f"out of memory: going on with --micro-tokens {config.micro_tokens}")
+            loss, tokens = accumulate(policy, mini, config)
+        losses.append(loss)
+        seen.append(tokens)
+        norms.append(optimizer_step(policy, optimizer, schedule, config))
+    if not minis:
+        return dict(optimizer_steps=0, skipped_steps=0)
+    bad = sum(not math.isfinite(norm) for norm in norms)
     return diagnostics(torch.cat(seen, 1), config) | dict(
-        loss=loss / len(norms), grad_norm=sum(norms) / len(norms), optimizer_steps=len(norms),
-        lr=optimizer.param_groups[0]["lr"]) if norms else dict(optimizer_steps=0)
+        loss=sum(losses) / len(minis), grad_norm=sum(norms) / len(minis), lr=optimizer.param_groups[0]["lr"],
+        optimizer_steps=len(minis) - bad, skipped_steps=bad)
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)  # GPU or CPU
+
+
+def accumulate(policy, mini: list[Row], config: Config):
+    """The gradient of one mini-batch, a micro-batch at a time. Returns (loss, what `diagnostics` wants [6, T]).
+
+    Samples with advantage 0 have no gradient: they skip the forward pass but still count in the mean over responses.
+    """
+    loss, seen = 0.0, []
+    for micro in micro_batches([row for row in mini if row.advantage], config.micro_tokens):
+        lp_T, entropy_T = token_logprobs(policy, micro, config.temperature)
+        old_T = torch.cat([row.old for row in micro]) if config.mini_batches > 1 else lp_T.detach()
+        mu_T = torch.tensor([x for row in micro for x in row.mu], device=lp_T.device)
+        per_token = [(row.advantage, token_scale(row, mini, config)) for row in micro for _ in range(row.length)]
+        advantage_T, scale_T = torch.tensor(per_token, device=lp_T.device).T
+        term_T, mask_T, weight_T = objective(lp_T, old_T, mu_T, advantage_T, config)
+        micro_loss = -(term_T * scale_T).sum()
+        micro_loss.backward()
+        loss += micro_loss.item()
+        seen.append(torch.stack([old_T, mu_T, advantage_T, mask_T, weight_T, entropy_T]).detach())
+    return loss, torch.cat(seen, 1)
 
 
 def optimizer_step(policy, optimizer, schedule, config: Config) -> float:
-    """Clip, step, forget the gradient. Returns the norm before clipping."""
-    norm = torch.nn.utils.clip_grad_norm_([p for p in policy.parameters() if p.requires_grad], config.max_grad_norm)
-    optimizer.step()
-    schedule.step()
+    """Clip, step, forget the gradient. Returns the norm before clipping; one that is not finite is not stepped."""
+    norm = torch.nn.utils.clip_grad_norm_([p for p in policy.parameters() if p.requires_grad], config.max_grad_norm).item()
+    if math.isfinite(norm):
+        optimizer.step()
+        schedule.step()
     optimizer.zero_grad(set_to_none=True)
-    return norm.item()
+    return norm
 
 
 def diagnostics(seen, config: Config) -> dict:
@@ -308,9 +337,11 @@ class Rollouts:
 
     def step(self) -> list:
         if Stop.requested:
-            self.engine.abort()
             raise Interrupted
-        finished = self.engine.step()
+        try:
+            finished = self.engine.step()
+        except Exception as error:
+            raise EngineError(f"{type(error).__name__}: {error}") from error
         self.bar.update(len(finished))
         return finished
 
@@ -319,13 +350,19 @@ class Rollouts:
         return self.engine.busy
 
 
-def sample(engine, grader, problems, stream, estimator, config: Config) -> list:
+class EngineError(Exception):
+    """The engine raised while it was sampling."""
+
+
+def sample(run) -> list:
     """The groups of one step (see ada_sampler.collect)."""
-    rollouts = Rollouts(engine, config.max_tokens)
+    grader, stream, config = run.grader, run.stream, run.config
+    rollouts = Rollouts(run.engine, config.max_tokens)
     judge = SimpleNamespace(submit=lambda key, problem, rollout: grader.submit(key, problem.answer, rollout.text),
                             result=grader.result)
     with contextlib.closing(rollouts.bar):
-        return collect(problems, config, rollouts, judge, more=lambda: stream.take(1)[0], estimator=estimator)
+        return collect(stream.take(config.batch_prompts), config, rollouts, judge, more=lambda: stream.take(1)[0],
+                       estimator=run.estimator)
 
 
 class Stream:
@@ -385,18 +422,27 @@ class Probe:
 
 # ---------------------------------------------------------------------------------------------------------- the program
 @contextlib.contextmanager
-def timed(seconds: dict, phase: str):
-    """Adds the wall time of a phase to seconds["seconds_PHASE"]."""
-    start = time.perf_counter()
-    yield
-    seconds[f"seconds_{phase}"] = seconds.get(f"seconds_{phase}", 0.0) + time.perf_counter() - start
+def timed(seconds: dict, phase: str, every: float = 60.0):
+    """Adds the wall time of a phase to seconds["seconds_PHASE"]; a phase that takes minutes says that it is still alive."""
+    start, done = time.perf_counter(), threading.Event()
+
+    def heartbeat():
+        while not done.wait(every):
+            tqdm.write(f"... {phase}: running for {time.perf_counter() - start:.0f} s (kill -USR1 {os.getpid()} shows where)")
+
+    threading.Thread(target=heartbeat, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+        seconds[f"seconds_{phase}"] = seconds.get(f"seconds_{phase}", 0.0) + time.perf_counter() - start
 
 
 def memory_gb() -> float:
-    """Peak memory so far: of the GPU as the trainer sees it, or of this process."""
+    """GPU memory of the trainer at its peak; without a GPU, what this process holds now (engine included)."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**30
 
 
 def reseed(*parts) -> random.Random:
@@ -406,7 +452,7 @@ def reseed(*parts) -> random.Random:
     return rng
 
 
-def load_data(config: Config, tokenizer) -> tuple[list, list]:
+def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
     """(training, held-out) problems with prompts; training problems that are held out are dropped."""
     from data import add_prompts, drop_overlap, load_problems
 
@@ -442,72 +488,140 @@ def learner(policy, config: Config):
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warmup))
 
 
-def train_step(step: int, engine, policy, optimizer, schedule, grader, probe, stream, estimator, config: Config):
+@dataclass
+class Run:
+    """Everything that lives as long as the run."""
+
+    folder: Path
+    config: Config
+    engine: object
+    policy: object
+    optimizer: object
+    schedule: object
+    grader: object
+    held_out: list
+    stream: Stream
+    estimator: Estimator
+    probe: Probe | None = None
+    state: dict = field(default_factory=lambda: dict(
+        step=0, accuracy=None, samples_total=0, tokens_total=0, seconds_total=0.0, skipped_in_a_row=0))
+
+
+def train_step(step: int, run: Run):
     """Sample, grade, keep, update, sync: returns the step's groups and its metrics. Raises Interrupted while sampling."""
-    seconds, cursor = {}, stream.cursor
+    config, seconds, cursor = run.config, {}, run.stream.cursor
     rng = reseed(config.seed, step, "training")
     try:
         with timed(seconds, "sample"):
-            groups = sample(engine, grader, stream.take(config.batch_prompts), stream, estimator, config)
-    except Interrupted:
-        stream.cursor = cursor  # these problems will be drawn again
+            groups = sample(run)
+    except BaseException:
+        run.stream.cursor = cursor  # nothing was learnt from these problems: they will be drawn again
+        run.engine.abort()
         raise
     with timed(seconds, "train"):
-        engine.sleep()
-        metrics = update(policy, optimizer, schedule, groups, config, rng)
-        engine.wake()
+        run.engine.sleep()
+        metrics = update(run.policy, run.optimizer, run.schedule, groups, config, rng)
+        run.engine.wake()
     with timed(seconds, "sync"):
         if metrics["optimizer_steps"]:
-            engine.sync(policy)
-            metrics |= probe.check()
+            run.engine.sync(run.policy)
+            metrics |= run.probe.check()
     metrics |= summarize(groups) | seconds | dict(seconds=sum(seconds.values()), memory_gb=memory_gb())
     metrics["tokens_per_second"] = metrics["tokens"] / seconds["seconds_sample"]
     return groups, metrics
 
 
-def evaluate_policy(step: int, engine, grader, held_out, run: Path, state: dict, config: Config) -> float:
+def evaluate_policy(step: int, run: Run) -> None:
     """avg@k on the held-out problems, with an interval; logged to eval.jsonl and printed."""
     from eval import evaluate, report
 
+    config, state = run.config, run.state
     reseed(config.seed, step, "evaluation")
-    result = report(evaluate(engine, grader, held_out, config.eval_k, config.max_tokens, progress="  evaluating"))
+    with timed({}, "evaluation"):
+        rows = evaluate(run.engine, run.grader, run.held_out, config.eval_k, config.max_tokens, progress="  evaluating")
+    result = report(rows)
     totals = {key: value for key, value in state.items() if key.endswith("_total")}
-    checkpoint.append(run / "eval.jsonl", dict(step=step, **totals, data=config.eval_data, **result))
+    checkpoint.append(run.folder / "eval.jsonl", dict(step=step, **totals, data=config.eval_data, **result))
     tqdm.write(f"step {step:5d}   held-out avg@{config.eval_k} {result['avg']:6.1%} [{result['ci_low']:.1%}, "
                f"{result['ci_high']:.1%}]   {state['samples_total']:,} samples, {state['seconds_total']:,.0f} s of training")
-    return result["avg"]
+    state["accuracy"] = result["avg"]
 
 
-def log(step: int, groups, metrics: dict, run: Path, state: dict, count: int = 2) -> None:
+def log(step: int, groups, metrics: dict, run: Run, count: int = 2) -> None:
     """One line of metrics.jsonl; and a few whole prompts and completions to samples.jsonl, to read when a curve looks odd."""
     for key in ("samples", "tokens", "seconds"):
-        state[f"{key}_total"] += metrics[key]
-        metrics[f"{key}_total"] = state[f"{key}_total"]
-    checkpoint.append(run / "metrics.jsonl", dict(step=step, **metrics))
+        run.state[f"{key}_total"] += metrics[key]
+        metrics[f"{key}_total"] = run.state[f"{key}_total"]
+    checkpoint.append(run.folder / "metrics.jsonl", dict(step=step, **metrics))
     for group in groups[:count]:
         for s, weight in group.rows():
-            checkpoint.append(run / "samples.jsonl", dict(
+            checkpoint.append(run.folder / "samples.jsonl", dict(
                 step=step, prompt=group.problem.prompt, gold=group.problem.answer, completion=s.rollout.text, reward=s.reward,
                 status=s.status, finish_reason=s.rollout.finish_reason, advantage=weight, baseline=group.baseline,
                 outcome=group.outcome, pool=len(group.pool)))
 
 
-def main(config: Config) -> None:
+def stop_if_broken(step: int, groups, metrics: dict, run: Run, patience: int = 3) -> None:
+    """A NaN or infinite gradient was not stepped; several in a row mean that something is broken for good."""
+    run.state["skipped_in_a_row"] += 1
+    tqdm.write(f"step {step}: the gradient is not finite, the step was skipped")
+    if run.state["skipped_in_a_row"] >= patience:
+        rows = [dict(prompt_ids=g.problem.prompt_ids, token_ids=s.rollout.token_ids, logprobs=s.rollout.logprobs, advantage=weight)
+                for g in groups for s, weight in g.rows()]
+        (run.folder / "broken_batch.json").write_text(json.dumps(dict(step=step, loss=str(metrics["loss"]), rows=rows)))
+        raise SystemExit(f"{patience} steps in a row had a gradient that is not finite. The last batch is in "
+                         f"{run.folder / 'broken_batch.json'}; try a lower --lr, and continue from the last checkpoint with --resume.")
+
+
+def save(run: Run) -> int:
+    """A checkpoint of everything that decides what happens next. Returns the step it is of."""
+    run.state |= dict(cursor=run.stream.cursor, estimator=run.estimator.state_dict())
+    checkpoint.save(run.folder, run.policy, run.optimizer, run.schedule, run.state, run.config.keep_checkpoints)
+    return run.state["step"]
+
+
+def resume(run: Run) -> None:
+    """Take up the newest sound checkpoint, if there is one, and cut the logs back to it."""
+    found = checkpoint.newest_sound(run.folder) if run.config.resume else None
+    if found:
+        run.state |= checkpoint.restore(found, run.policy, run.optimizer, run.schedule)
+        run.stream.cursor = run.state["cursor"]
+        run.estimator.load(run.state["estimator"])
+        print(f"continuing after step {run.state['step']}")
+    for name in ("metrics.jsonl", "samples.jsonl", "eval.jsonl"):
+        checkpoint.cut_back(run.folder / name, run.state["step"] if found else -1)
+
+
+def rehearse(run: Run, context: int) -> None:
+    """Forward and backward of the largest micro-batch that can come: if memory is short, it shows now and not in an hour."""
+    count = max(1, run.config.micro_tokens // context)
+    rows = [Row([0] * context, 1, [0.0] * (context - 1), 1.0) for _ in range(count)]
+    try:
+        run.engine.sleep()
+        accumulate(run.policy, rows, replace(run.config, mini_batches=1))
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        raise SystemExit(f"Out of memory for a micro-batch of {count} x {context} tokens: lower --micro-tokens (now "
+                         f"{run.config.micro_tokens}), --max-tokens or --engine-memory, or try --sleep.") from None
+    finally:
+        run.policy.zero_grad(set_to_none=True)
+        run.engine.wake()
+
+
+def prepare(config: Config, grader) -> Run:
+    """Everything before the first step. What a user can get wrong ends here, most of it before the engine is started."""
     from data import fetch_model
     from engine import Engine
     from eval import stop_ids
-    from plot import draw_run
-    from rewards import Grader
     from transformers import AutoTokenizer
 
-    faulthandler.register(signal.SIGUSR1)  # kill -USR1 PID shows what every thread is doing
     context = config.max_prompt_tokens + config.max_tokens
     path = fetch_model(config.model, context)
     tokenizer = AutoTokenizer.from_pretrained(path)
-    train, held_out = load_data(config, tokenizer)
-    run, stops = open_run(config), stop_ids(tokenizer)
+    train, held_out = load_data(config, tokenizer, grader)
+    folder, stops = open_run(config), stop_ids(tokenizer)
     print(f"prompt as the model sees it: {train[0].prompt!r}; a response ends at {tokenizer.convert_ids_to_tokens(stops)}")
-
     engine = Engine(
         path, max_model_len=context, max_num_seqs=config.engine_sequences, dtype=config.dtype, temperature=config.temperature,
         lora_rank=config.lora_rank, sync_mode=config.sync, memory_share=config.engine_memory, sleep=config.sleep,
@@ -515,55 +629,64 @@ def main(config: Config) -> None:
     policy = load_policy(path, dtype=config.dtype, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed,
                          device="cpu" if engine.on_cpu else "cuda", checkpointing=config.gradient_checkpointing == "on")
     optimizer, schedule = learner(policy, config)
-    stream, estimator = Stream(train, config.seed), Estimator(config)
-    state = dict(step=0, accuracy=None, samples_total=0, tokens_total=0, seconds_total=0.0)
-    if found := config.resume and checkpoint.newest_sound(run):
-        state = checkpoint.restore(found, policy, optimizer, schedule)
-        stream.cursor = state["cursor"]
-        estimator.load(state["estimator"])
-        print(f"continuing after step {state['step']}")
-    for name in ("metrics.jsonl", "samples.jsonl", "eval.jsonl"):
-        checkpoint.cut_back(run / name, state["step"] if found else -1)
+    run = Run(folder, config, engine, policy, optimizer, schedule, grader, held_out, Stream(train, config.seed), Estimator(config))
+    resume(run)
+    rehearse(run, context)
     engine.sync(policy)
+    reseed(config.seed, "probe")
+    run.probe = Probe(engine, policy, held_out[:4], config)
+    return run
 
-    Stop.install()
-    with Grader(config.graders) as grader, contextlib.closing(engine):
-        reseed(config.seed, "probe")
-        probe = Probe(engine, policy, held_out[:4], config)
-        if not found:
-            state["accuracy"] = evaluate_policy(0, engine, grader, held_out, run, state, config)
-        saved = state["step"]
+
+def main(config: Config) -> None:
+    from plot import draw_run
+    from rewards import Grader
+
+    faulthandler.register(signal.SIGUSR1)  # kill -USR1 PID shows what every thread is doing
+    with Grader(config.graders) as grader:
+        run = prepare(config, grader)
+        state, saved = run.state, run.state["step"]
+        Stop.install()
+        if state["accuracy"] is None:
+            evaluate_policy(0, run)
         bar = tqdm(range(saved + 1, config.steps + 1), initial=saved, total=config.steps, desc=config.name)
         for step in bar:
             try:
-                groups, metrics = train_step(step, engine, policy, optimizer, schedule, grader, probe, stream, estimator, config)
+                groups, metrics = train_step(step, run)
             except Interrupted:
                 break
-            log(step, groups, metrics, run, state)
+            except EngineError as error:
+                save(run)
+                raise SystemExit(f"The engine failed while sampling for step {step}: {error}. Everything up to step "
+                                 f"{state['step']} is saved; continue with --resume.") from error
+            log(step, groups, metrics, run)
+            if metrics["skipped_steps"]:
+                stop_if_broken(step, groups, metrics, run)
+            else:
+                state["skipped_in_a_row"] = 0
             state["step"], last = step, step == config.steps
             if step % config.eval_every == 0 or last:
-                state["accuracy"] = evaluate_policy(step, engine, grader, held_out, run, state, config)
+                evaluate_policy(step, run)
             bar.set_postfix_str(f"reward {metrics['reward_first_round']:.2f}  held-out {state['accuracy']:.2f}  samples "
                                 f"{metrics['samples']}  no signal {metrics['zero_signal']:.0%}", refresh=False)
             if step % config.checkpoint_every == 0 or last or Stop.requested:
-                saved = save(run, policy, optimizer, schedule, stream, estimator, state, config)
-                draw_run(run)
+                saved = save(run)
+                draw_run(run.folder)
             if Stop.requested:
                 break
         if state["step"] > saved:  # interrupted while sampling
-            save(run, policy, optimizer, schedule, stream, estimator, state, config)
-    draw_run(run)
+            save(run)
+        run.engine.close()
+    if state["step"]:
+        draw_run(run.folder)
     if state["step"] < config.steps:
         print(f"stopped after step {state['step']}; continue with: python minirl.py --name {config.name} --resume")
-    print(f"held-out avg@{config.eval_k}: {state['accuracy']:.1%}; curves: {run / 'curves.png'}; adapter: {run / 'checkpoints'}")
-
-
-def save(run: Path, policy, optimizer, schedule, stream, estimator, state: dict, config: Config) -> int:
-    """A checkpoint of everything that decides what happens next. Returns the step it is of."""
-    state |= dict(cursor=stream.cursor, estimator=estimator.state_dict())
-    checkpoint.save(run, policy, optimizer, schedule, state, config.keep_checkpoints)
-    return state["step"]
+    print(f"held-out avg@{config.eval_k}: {state['accuracy']:.1%}; curves: {run.folder / 'curves.png'}; "
+          f"adapter: {run.folder / 'checkpoints'}")
 
 
 if __name__ == "__main__":
-    main(CONFIG)
+    try:
+        main(CONFIG)
+    except OSError as error:  # a full disk above all: checkpoints are written so that the last good one survives it
+        raise SystemExit(f"{error}; everything up to the last checkpoint is safe: continue with --resume.") from error

