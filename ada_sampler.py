@@ -90,6 +90,7 @@ class SamplerConfig:
     gvm_pilot: int = option(8, "gvm: N', pilot samples per prompt, which estimate p", least=1)
     gvm_alpha: float = option(1e-3, "gvm: alpha, the penalty on hopeless prompts", least=0)
     gvm_beta: float = option(2.0, "gvm: beta, its exponent; with 2 a prompt of p = sqrt(alpha) gets most")
+    gvm_norms: str = option("head", "gvm: G, the gradient norm per prompt: of the language-model head, or one (G = 1)")
     gvm_reuse_pilots: bool = option(False, "gvm: train on the pilots too (the paper throws them away)")
 
     def validate(self) -> None:
@@ -504,6 +505,9 @@ def summarize(groups: list[Group]) -> dict[str, Any]:
     about 1/2 by construction, whatever the model can do. Shares of prompts count all that were tried.
     """
     pool_S, rounds = [s for g in groups for s in g.pool], Counter(g.rounds for g in groups)
+    spent = Counter()  # where the budget went: draws by the pass rate of their own pool: none, up to 0.2, ... below 1, all
+    for g in groups:
+        spent["none" if not g.p_hat else "all" if g.p_hat == 1 else f"{min(int(g.p_hat * 5), 4) / 5:.1f}"] += len(g.pool)
     averages = dict(
         reward_first_round=[fmean(s.reward for s in g.pool if s.round == 0) for g in groups if g.pool],
         reward_pool=[s.reward for s in pool_S],
@@ -519,7 +523,7 @@ def summarize(groups: list[Group]) -> dict[str, Any]:
         prompts=len(groups), samples=len(pool_S), tokens=sum(averages["response_length"]),
         kept=len(averages["reward_kept"]),
         rounds_histogram=[rounds[r] for r in range(1, max(rounds, default=0) + 1)],
-        verdicts=dict(sorted(Counter(s.status for s in pool_S).items())),
+        spent_by_pass_rate=dict(sorted(spent.items())), verdicts=dict(sorted(Counter(s.status for s in pool_S).items())),
         **{name: fmean(values) for name, values in averages.items() if values},
     )
 

@@ -1,4 +1,6 @@
-"""What a run leaves on disk: runs/NAME with its metrics, samples and checkpoints; nothing half-written is ever trusted.
+"""How a run survives: what it leaves on disk, how it stops, how it shows that it is alive.
+
+A run lives in runs/NAME, with its metrics, samples and checkpoints; nothing half-written is ever trusted.
 
 A checkpoint is written into a hidden folder, listed with sizes and hashes in manifest.json, flushed to the disk and only
 then renamed to `step-000100`. A crash at any moment leaves either the old state or the new one. On loading, every file is
@@ -8,12 +10,20 @@ Files: adapter_model.safetensors and adapter_config.json (PEFT's layout: loadabl
 `vllm serve --lora-modules`), optimizer.pt (read with weights_only=True: no pickled code), state.json (step, data cursor,
 totals, estimator).
 """
+import contextlib
 import hashlib
 import json
 import math
 import os
+import resource
 import shutil
+import signal
+import sys
+import threading
+import time
 from pathlib import Path
+
+from tqdm import tqdm
 
 
 def save(folder: Path, policy, optimizer, schedule, state: dict, keep: int) -> Path:
@@ -128,3 +138,57 @@ def cut_back(path: Path, step: int) -> None:
     temporary = path.with_suffix(".mending")
     temporary.write_text("".join(kept), encoding="utf-8")
     os.replace(temporary, path)
+
+
+# -------------------------------------------------------------------------------------------- stopping, and being alive
+class Stop:
+    """Ctrl-C or SIGTERM: finish what cannot be left half done, save, leave. A second one ends the program at once."""
+
+    requested = False
+
+    @classmethod
+    def install(cls) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, cls.request)
+
+    @classmethod
+    def request(cls, number, frame) -> None:
+        cls.requested = True
+        signal.signal(number, signal.SIG_DFL)
+        print("\nstopping after this phase with a checkpoint (once more: at once) ...", file=sys.stderr, flush=True)
+
+
+class Interrupted(Exception):
+    """Raised out of the sampling phase: nothing was learnt from its samples yet, so they can be drawn again."""
+
+
+@contextlib.contextmanager
+def timed(seconds: dict, phase: str, every: float = 60.0):
+    """Adds the wall time of a phase to seconds["seconds_PHASE"]; a phase that takes minutes says that it is still alive."""
+    start, done = time.perf_counter(), threading.Event()
+
+    def heartbeat():
+        while not done.wait(every):
+            tqdm.write(f"... {phase}: running for {time.perf_counter() - start:.0f} s (kill -USR1 {os.getpid()} shows where)")
+
+    threading.Thread(target=heartbeat, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+        seconds[f"seconds_{phase}"] = seconds.get(f"seconds_{phase}", 0.0) + time.perf_counter() - start
+
+
+def memory_gb() -> float:
+    """GPU memory of the trainer at its peak; without a GPU, what this process holds now (engine included)."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**30
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)  # GPU or CPU

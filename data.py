@@ -17,6 +17,7 @@ import io
 import json
 import math
 import os
+import random
 import re
 import sys
 from collections import Counter
@@ -410,3 +411,20 @@ def add_prompts(problems: list[Problem], tokenizer, template: str, max_prompt_to
     if not kept:
         raise SystemExit(f"Every prompt is over {max_prompt_tokens} tokens: allow longer ones.")
     return kept
+
+
+class Stream:
+    """Problems without end: a new order in every epoch, decided by seed and epoch. `cursor`: problems taken so far."""
+
+    def __init__(self, problems: list, seed: int):
+        self.problems, self.seed, self.cursor, self.epoch, self.order = problems, seed, 0, None, []
+
+    def take(self, count: int) -> list:
+        return [self.next() for _ in range(count)]
+
+    def next(self):
+        epoch, place = divmod(self.cursor, len(self.problems))
+        if epoch != self.epoch:
+            self.epoch, self.order = epoch, random.Random(f"order {self.seed} {epoch}").sample(self.problems, len(self.problems))
+        self.cursor += 1
+        return self.order[place]

@@ -28,23 +28,23 @@ pi/mu biased); a replay buffer and asynchronous rollouts (each batch is used onc
 import argparse
 import contextlib
 import faulthandler
+import functools
 import importlib.metadata
 import json
 import math
 import os
 import random
 import re
-import resource
 import signal
 import sys
-import threading
-import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import checkpoint
 from ada_sampler import Estimator, SamplerConfig, add_flags, collect, from_flags, option, summarize
+from checkpoint import Interrupted, Stop, memory_gb, out_of_memory, timed
+from data import Stream
 
 
 # ------------------------------------------------------------------------------------------------------------ config
@@ -62,6 +62,7 @@ class Config(SamplerConfig):
     problem_key: str = option("", "column with the problem, if it is not found by itself", "data")
     answer_key: str = option("", "column with the gold answer, if it is not found by itself", "data")
     template: str = option("auto", "prompt: reinforce-ada, qwen25-math-cot, qwen-boxed, llama, chat, none", "data")
+    keep_odd_golds: bool = option(False, "keep problems whose gold answer math-verify cannot read", "data")
     max_prompt_tokens: int = option(0, "longer prompts are dropped and counted; 0 = auto", "data")
 
     batch_prompts: int = option(0, "prompts per step; 0 = auto", "sampling")
@@ -106,7 +107,7 @@ class Config(SamplerConfig):
         choices = dict(
             dtype=("auto", "float32", "bfloat16"), sync=("auto", "adapter", "merge"),
             importance=("full", "staleness", "none"), length_norm=("none", "response", "batch"),
-            gradient_checkpointing=("auto", "on", "off"))
+            gradient_checkpointing=("auto", "on", "off"), gvm_norms=("head", "one"))
         for key, allowed in choices.items():
             if getattr(self, key) not in allowed:
                 raise ValueError(f"{key} must be one of {', '.join(allowed)}, not {getattr(self, key)!r}")
@@ -178,7 +179,7 @@ if __name__ == "__main__":  # before torch is imported, so that --help and wrong
 import torch  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from policy import Row, load_policy, micro_batches, token_logprobs  # noqa: E402
+from policy import Probe, Row, head_gradient_norms, load_policy, micro_batches, token_logprobs  # noqa: E402
 
 
 # ------------------------------------------------------------------------------------------------------ the objective
@@ -250,10 +251,6 @@ def update(policy, optimizer, schedule, groups, config: Config, rng: random.Rand
         optimizer_steps=len(minis) - bad, skipped_steps=bad)
 
 
-def out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)  # GPU or CPU
-
-
 def accumulate(policy, mini: list[Row], config: Config):
     """The gradient of one mini-batch, a micro-batch at a time. Returns (loss, what `diagnostics` wants [6, T]).
 
@@ -303,27 +300,6 @@ def diagnostics(seen, config: Config) -> dict:
 
 
 # ------------------------------------------------------------------------------------------- sampling and checking
-class Stop:
-    """Ctrl-C or SIGTERM: finish what cannot be left half done, save, leave. A second one ends the program at once."""
-
-    requested = False
-
-    @classmethod
-    def install(cls) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, cls.request)
-
-    @classmethod
-    def request(cls, number, frame) -> None:
-        cls.requested = True
-        signal.signal(number, signal.SIG_DFL)
-        print("\nstopping after this phase with a checkpoint (once more: at once) ...", file=sys.stderr, flush=True)
-
-
-class Interrupted(Exception):
-    """Raised out of the sampling phase: nothing was learnt from its samples yet, so they can be drawn again."""
-
-
 class Rollouts:
     """The engine as the sampler sees it: problems in, rollouts out; with a sub-bar, and a way out for Ctrl-C."""
 
@@ -362,94 +338,36 @@ def sample(run) -> list:
                             result=grader.result)
     with contextlib.closing(rollouts.bar):
         return collect(stream.take(config.batch_prompts), config, rollouts, judge, more=lambda: stream.take(1)[0],
-                       estimator=run.estimator)
+                       estimator=run.estimator, grad_norms=functools.partial(pilot_norms, run) if config.gvm_norms == "head" else None)
 
 
-class Stream:
-    """Problems without end: a new order in every epoch, decided by seed and epoch. `cursor`: problems taken so far."""
-
-    def __init__(self, problems: list, seed: int):
-        self.problems, self.seed, self.cursor, self.epoch, self.order = problems, seed, 0, None, []
-
-    def take(self, count: int) -> list:
-        return [self.next() for _ in range(count)]
-
-    def next(self):
-        epoch, place = divmod(self.cursor, len(self.problems))
-        if epoch != self.epoch:
-            self.epoch, self.order = epoch, random.Random(f"order {self.seed} {epoch}").sample(self.problems, len(self.problems))
-        self.cursor += 1
-        return self.order[place]
-
-
-class Probe:
-    """Do trainer and engine hold the same policy? Asked at the start and after every sync, on a few fixed texts.
-
-    Raises SystemExit when they disagree: fp32 by more than 1e-4 on any token, bf16 by more than 5e-2 on average; or when
-    the engine answers exactly as before although the trainer has moved.
-    """
-
-    def __init__(self, engine, policy, problems, config: Config):
-        self.engine, self.policy, self.exact = engine, policy, config.dtype == "float32"
-        rollouts = engine.generate([p.prompt_ids for p in problems], n=1, max_tokens=min(16, config.max_tokens))
-        self.rows = [Row(p.prompt_ids + r.token_ids, 1, [], 0.0) for p, (r,) in zip(problems, rollouts)]
-        sampled = [Row(p.prompt_ids + r.token_ids, len(p.prompt_ids), r.logprobs, 0.0) for p, (r,) in zip(problems, rollouts)]
-        self.demand(torch.tensor([x for row in sampled for x in row.mu]), self.trainer(sampled, config.temperature))
-        self.last = None
-        self.check()
-
-    def trainer(self, rows, temperature: float = 1.0):
-        with torch.no_grad():
-            return token_logprobs(self.policy, rows, temperature)[0].cpu()
-
-    def check(self) -> dict:
-        """Compare on the prompts and responses of the probe; returns the gaps in nats."""
-        mine = self.trainer(self.rows)
-        theirs = torch.tensor([x for row in self.engine.score([row.ids for row in self.rows]) for x in row])
-        if self.last is not None and torch.equal(theirs, self.last[1]) and (mine - self.last[0]).abs().max() > 1e-5:
-            raise SystemExit("The new weights did not reach the engine: its log-probs are exactly those from before the sync. "
-                             "Try the other --sync (merge or adapter).")
-        self.last = mine, theirs
-        return self.demand(theirs, mine)
-
-    def demand(self, theirs, mine) -> dict:
-        gap = (theirs - mine).abs()
-        if not (gap.max() < 1e-4 if self.exact else gap.mean() < 5e-2):
-            raise SystemExit(f"Engine and trainer disagree: |log mu - log pi_old| is {gap.mean():.1e} on average and "
-                             f"{gap.max():.1e} at most. Training would be wrong; try the other --sync, or --dtype float32.")
-        return dict(probe_gap_mean=gap.mean().item(), probe_gap_max=gap.max().item())
+def pilot_norms(run, groups) -> list[float]:
+    """GVM's G_i: the mean norm of the head's gradient over a prompt's accepted pilot samples; 0 without any."""
+    norms = []
+    for group in groups:
+        ids = group.problem.prompt_ids
+        right = [Row(ids + s.rollout.token_ids, len(ids), [], 1.0) for s in group.pool if s.correct]
+        found = head_gradient_norms(run.policy, right)
+        norms.append(sum(found) / len(found) if found else 0.0)
+    return norms
 
 
 # ---------------------------------------------------------------------------------------------------------- the program
-@contextlib.contextmanager
-def timed(seconds: dict, phase: str, every: float = 60.0):
-    """Adds the wall time of a phase to seconds["seconds_PHASE"]; a phase that takes minutes says that it is still alive."""
-    start, done = time.perf_counter(), threading.Event()
-
-    def heartbeat():
-        while not done.wait(every):
-            tqdm.write(f"... {phase}: running for {time.perf_counter() - start:.0f} s (kill -USR1 {os.getpid()} shows where)")
-
-    threading.Thread(target=heartbeat, daemon=True).start()
-    try:
-        yield
-    finally:
-        done.set()
-        seconds[f"seconds_{phase}"] = seconds.get(f"seconds_{phase}", 0.0) + time.perf_counter() - start
-
-
-def memory_gb() -> float:
-    """GPU memory of the trainer at its peak; without a GPU, what this process holds now (engine included)."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**30
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**30
-
-
 def reseed(*parts) -> random.Random:
     """Every phase starts from a random state that only (seed, step, phase) decide, so that a resumed run is the same run."""
     rng = random.Random("/".join(map(str, parts)))
     torch.manual_seed(rng.getrandbits(63))  # the engine lives in this process and samples from torch's random state
     return rng
+
+
+def drop_odd_golds(problems: list, grader) -> list:
+    """Without the problems whose gold answer math-verify cannot read: no response to them could be rewarded fairly."""
+    sound = grader.check_golds([problem.answer for problem in problems])
+    odd = [problem.answer for problem, ok in zip(problems, sound) if not ok]
+    if odd:
+        print(f"{len(odd)} of {len(problems)} problems dropped, since math-verify cannot read their gold answer, such as "
+              f"{odd[0][:60]!r} (--keep-odd-golds keeps them)")
+    return [problem for problem, ok in zip(problems, sound) if ok]
 
 
 def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
@@ -463,6 +381,8 @@ def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
         print(f"{doubles} training problems are also in the held-out set and were dropped")
     train, held_out = (add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
                        for problems in (train, held_out))
+    if not config.keep_odd_golds:
+        train, held_out = (drop_odd_golds(problems, grader) for problems in (train, held_out))
     if not train or not held_out:
         raise SystemExit(f"Nothing is left of {config.data if not train else config.eval_data}: see the counts above.")
     return train, held_out
@@ -554,7 +474,7 @@ def log(step: int, groups, metrics: dict, run: Run, count: int = 2) -> None:
         metrics[f"{key}_total"] = run.state[f"{key}_total"]
     checkpoint.append(run.folder / "metrics.jsonl", dict(step=step, **metrics))
     for group in groups[:count]:
-        for s, weight in group.rows():
+        for s, weight in group.rows() or [(s, 0.0) for s in group.pool[:4]]:
             checkpoint.append(run.folder / "samples.jsonl", dict(
                 step=step, prompt=group.problem.prompt, gold=group.problem.answer, completion=s.rollout.text, reward=s.reward,
                 status=s.status, finish_reason=s.rollout.finish_reason, advantage=weight, baseline=group.baseline,
@@ -634,7 +554,8 @@ def prepare(config: Config, grader) -> Run:
     rehearse(run, context)
     engine.sync(policy)
     reseed(config.seed, "probe")
-    run.probe = Probe(engine, policy, held_out[:4], config)
+    run.probe = Probe(engine, policy, held_out[:4], exact=config.dtype == "float32", max_tokens=config.max_tokens,
+                      temperature=config.temperature)
     return run
 
 

@@ -78,8 +78,8 @@ class Row:
         return len(self.ids) - self.prompt_length
 
 
-def token_logprobs(policy, rows: list[Row], temperature: float = 1.0, chunk_bytes: int = 2**27):
-    """(log pi_T, entropy_T) in nats of the response tokens of all rows, one row after the other.
+def response_states(policy, rows: list[Row]):
+    """(h_T, target_T): the last hidden state [T, hidden] before each response token of all rows, and that token's id [T].
 
     Rows are padded on the right: with causal attention no token ever looks at padding, so no mask is needed.
     """
@@ -91,9 +91,35 @@ def token_logprobs(policy, rows: list[Row], temperature: float = 1.0, chunk_byte
         ids[i, :len(row.ids)] = torch.tensor(row.ids)
         predicts[i, row.prompt_length - 1:len(row.ids) - 1] = True
     target_T = ids.roll(-1, 1)[predicts].to(device)
-    h_T = model.model(input_ids=ids.to(device)).last_hidden_state[predicts.to(device)]
-    chunk = max(1, chunk_bytes // (4 * model.lm_head.weight.shape[0]))
-    return ChunkedLogprobs.apply(h_T, model.lm_head.weight, target_T, temperature, chunk)
+    return model.model(input_ids=ids.to(device)).last_hidden_state[predicts.to(device)], target_T
+
+
+def token_logprobs(policy, rows: list[Row], temperature: float = 1.0, chunk_bytes: int = 2**27):
+    """(log pi_T, entropy_T) in nats of the response tokens of all rows, one row after the other."""
+    h_T, target_T = response_states(policy, rows)
+    weight = policy.get_base_model().lm_head.weight
+    return ChunkedLogprobs.apply(h_T, weight, target_T, temperature, max(1, chunk_bytes // (4 * len(weight))))
+
+
+@torch.no_grad()
+def head_gradient_norms(policy, rows: list[Row], chunk: int = 8192) -> list[float]:
+    """|| grad_W log pi(y|x) || of each row, for the language-model head W: the G of GVM, without a backward pass.
+
+    With E = onehot(y) - p [T, vocabulary] and H [T, hidden] the gradient, summed over the response's tokens, is E^T H, so
+    its squared Frobenius norm is the sum over token pairs (s, t) of (E E^T)_st (H H^T)_st. E is made in slices of W.
+    """
+    weight, norms = policy.get_base_model().lm_head.weight, []
+    for row in rows:
+        h, target = response_states(policy, [row])
+        log_z = torch.logsumexp((h @ weight.T).float(), -1, keepdim=True)
+        similarity = h.new_zeros((len(h), len(h)), dtype=torch.float32)  # E E^T
+        for start in range(0, len(weight), chunk):
+            E = -((h @ weight[start:start + chunk].T).float() - log_z).exp()
+            mine = (target >= start) & (target < start + chunk)
+            E[mine, target[mine] - start] += 1
+            similarity += E @ E.T
+        norms.append((similarity * (h.float() @ h.float().T)).sum().clamp(min=0).sqrt().item())
+    return norms
 
 
 def micro_batches(rows: list[Row], tokens: int) -> list[list[Row]]:
@@ -104,3 +130,41 @@ def micro_batches(rows: list[Row], tokens: int) -> list[list[Row]]:
             batches.append([])
         batches[-1].append(row)
     return batches
+
+
+class Probe:
+    """Do trainer and engine hold the same policy? Asked at the start and after every sync, on a few fixed texts.
+
+    Raises SystemExit when they disagree: fp32 by more than 1e-4 on any token, bf16 by more than 5e-2 on average; or when
+    the engine answers exactly as before although the trainer has moved.
+    """
+
+    def __init__(self, engine, policy, problems, *, exact: bool, max_tokens: int = 16, temperature: float = 1.0):
+        self.engine, self.policy, self.exact = engine, policy, exact
+        rollouts = engine.generate([p.prompt_ids for p in problems], n=1, max_tokens=min(16, max_tokens))
+        self.rows = [Row(p.prompt_ids + r.token_ids, 1, [], 0.0) for p, (r,) in zip(problems, rollouts)]
+        sampled = [Row(p.prompt_ids + r.token_ids, len(p.prompt_ids), r.logprobs, 0.0) for p, (r,) in zip(problems, rollouts)]
+        self.demand(torch.tensor([x for row in sampled for x in row.mu]), self.trainer(sampled, temperature))
+        self.last = None
+        self.check()
+
+    def trainer(self, rows, temperature: float = 1.0):
+        with torch.no_grad():
+            return token_logprobs(self.policy, rows, temperature)[0].cpu()
+
+    def check(self) -> dict:
+        """Compare on the prompts and responses of the probe; returns the gaps in nats."""
+        mine = self.trainer(self.rows)
+        theirs = torch.tensor([x for row in self.engine.score([row.ids for row in self.rows]) for x in row])
+        if self.last is not None and torch.equal(theirs, self.last[1]) and (mine - self.last[0]).abs().max() > 1e-5:
+            raise SystemExit("The new weights did not reach the engine: its log-probs are exactly those from before the sync. "
+                             "Try the other --sync (merge or adapter).")
+        self.last = mine, theirs
+        return self.demand(theirs, mine)
+
+    def demand(self, theirs, mine) -> dict:
+        gap = (theirs - mine).abs()
+        if not (gap.max() < 1e-4 if self.exact else gap.mean() < 5e-2):
+            raise SystemExit(f"Engine and trainer disagree: |log mu - log pi_old| is {gap.mean():.1e} on average and "
+                             f"{gap.max():.1e} at most. Training would be wrong; try the other --sync, or --dtype float32.")
+        return dict(probe_gap_mean=gap.mean().item(), probe_gap_max=gap.max().item())

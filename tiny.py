@@ -13,11 +13,9 @@ second can. So the model starts weak but not hopeless, and reinforcement learnin
 it out pays, and how to do it without slips.
 """
 import hashlib
-import json
 import os
 import random
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 

@@ -8,8 +8,7 @@ import torch
 import minirl
 import tiny
 from ada_sampler import SamplerConfig, collect
-from minirl import Config, Probe
-from policy import Row, load_policy, token_logprobs
+from policy import Probe, Row, load_policy, token_logprobs
 
 pytestmark = pytest.mark.engine
 
@@ -78,7 +77,7 @@ def test_the_probe_catches_weights_that_did_not_arrive(engine, folder, monkeypat
     policy = policy_for(folder)
     engine.sync(policy)
     problems = [SimpleNamespace(prompt_ids=p) for p in prompts(engine, 4)]
-    probe = Probe(engine, policy, problems, Config(dtype="float32", max_tokens=12))
+    probe = Probe(engine, policy, problems, exact=True, max_tokens=12)
     assert probe.check()["probe_gap_max"] < 1e-4
     move(policy, 1e-5)  # too little for the tolerance: the engine's answers must have changed at all
     with pytest.raises(SystemExit, match="did not reach the engine"):
@@ -98,7 +97,7 @@ def test_the_probe_catches_a_corrupted_reload(engine, folder):
     policy = policy_for(folder, moved=0.05)
     engine.sync(policy)
     problems = [SimpleNamespace(prompt_ids=p) for p in prompts(engine, 4)]
-    probe = Probe(engine, policy, problems, Config(dtype="float32", max_tokens=12))
+    probe = Probe(engine, policy, problems, exact=True, max_tokens=12)
     broken = policy_for(folder, moved=0.05)
     for name, p in broken.named_parameters():
         if "layers.1.mlp.down_proj.lora_B" in name:
@@ -182,5 +181,5 @@ def test_bfloat16_engine_and_trainer_agree_on_average(folder):
     move(policy, 0.05)
     engine.sync(policy)
     problems = [SimpleNamespace(prompt_ids=p) for p in prompts(engine, 4)]
-    gaps = Probe(engine, policy, problems, Config(dtype="bfloat16", max_tokens=12)).check()
+    gaps = Probe(engine, policy, problems, exact=False, max_tokens=12).check()
     assert 1e-6 < gaps["probe_gap_mean"] < 5e-2

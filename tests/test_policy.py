@@ -3,7 +3,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tiny
-from policy import ChunkedLogprobs, Row, load_policy, token_logprobs
+from policy import ChunkedLogprobs, Row, head_gradient_norms, load_policy, token_logprobs
 
 
 def plain(h, weight, target, temperature):
@@ -112,3 +112,15 @@ def test_every_linear_layer_but_the_head_is_adapted(tmp_path):
     policy = small_policy(tmp_path)
     adapted = {n.split(".lora_A")[0].split(".")[-1] for n, _ in policy.named_parameters() if ".lora_A" in n}
     assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+
+def test_head_gradient_norm_equals_autograd(tmp_path):
+    """GVM's G without a backward pass, against the real gradient of the head (untied from the embedding here)."""
+    policy = small_policy(tmp_path)
+    model = policy.get_base_model()
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    rows = [Row(torch.randint(300, (n,)).tolist(), p, [], 0.0) for n, p in ((12, 3), (30, 29), (18, 1))]
+    for row, norm in zip(rows, head_gradient_norms(policy, rows, chunk=100)):
+        log_p = policy(input_ids=torch.tensor([row.ids])).logits[0, :-1].log_softmax(-1)
+        log_pi = log_p.gather(1, torch.tensor(row.ids[1:])[:, None])[row.prompt_length - 1:].sum()
+        torch.testing.assert_close(norm, torch.autograd.grad(log_pi, model.lm_head.weight)[0].norm().item(), rtol=1e-4, atol=1e-5)
