@@ -18,7 +18,6 @@ import os
 import resource
 import shutil
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -32,28 +31,33 @@ def save(folder: Path, policy, optimizer, schedule, state: dict, keep: int) -> P
     Raises SystemExit when the disk is full; older checkpoints are untouched then.
     """
     import torch
+    from safetensors import SafetensorError
 
     step, writing = state["step"], folder / "checkpoints" / ".writing"
     final = folder / "checkpoints" / f"step-{step:06d}"
+    if final.exists() and not damage(final):
+        return final  # an error in the first step after a resume: nothing is new
     shutil.rmtree(writing, ignore_errors=True)
     writing.mkdir(parents=True)
     try:
-        policy.save_pretrained(writing)
+        policy.save_pretrained(writing, save_embedding_layers=False)
         torch.save({"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}, writing / "optimizer.pt")
         (writing / "state.json").write_text(json.dumps(state))
         files = sorted(path for path in writing.iterdir() if path.is_file())
         (writing / "manifest.json").write_text(json.dumps({path.name: fingerprint(path) for path in files}))
-        for path in [*files, writing / "manifest.json"]:
+        for path in [*files, writing / "manifest.json", writing]:
             flush(path)
-    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
+    except (OSError, RuntimeError, SafetensorError) as error:  # what a full disk is to open, torch.save and safetensors
         shutil.rmtree(writing, ignore_errors=True)
         raise SystemExit(f"Could not write the checkpoint of step {step} ({error}); the ones before it in {final.parent} "
                          "are intact: free some space and continue with --resume.") from error
-    shutil.rmtree(final, ignore_errors=True)  # the same step, written again after a resume
+    shutil.rmtree(final, ignore_errors=True)  # the same step, but damaged
     os.rename(writing, final)
     flush(final.parent)
-    for old in complete(folder)[:-keep]:
-        shutil.rmtree(old)
+    known = complete(folder)
+    now = known.index(final) + 1  # later ones were damaged, or this run would have continued from them
+    for other in known[:now][:-keep] + known[now:]:
+        shutil.rmtree(other)
     return final
 
 
@@ -104,39 +108,47 @@ def newest_sound(folder: Path) -> Path | None:
 
 
 def restore(checkpoint: Path, policy, optimizer, schedule) -> dict:
-    """Load adapter, optimizer and schedule in place; returns the state that `save` was given."""
+    """Load adapter, optimizer and schedule in place; returns the state that `save` was given.
+
+    Learning rate and weight decay stay those of the optimizer given: a lower one can be the reason to resume.
+    """
     import torch
     from peft import set_peft_model_state_dict
     from safetensors.torch import load_file
 
     set_peft_model_state_dict(policy, load_file(checkpoint / "adapter_model.safetensors"))
     stored = torch.load(checkpoint / "optimizer.pt", weights_only=True)
-    optimizer.load_state_dict(stored["optimizer"])
-    schedule.load_state_dict(stored["schedule"])
+    optimizer.load_state_dict(stored["optimizer"] | dict(param_groups=optimizer.state_dict()["param_groups"]))
+    schedule.load_state_dict(stored["schedule"] | dict(base_lrs=schedule.base_lrs))
+    for group, lr, share in zip(optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas):
+        group["lr"] = lr * share(schedule.last_epoch)
     return json.loads((checkpoint / "state.json").read_text())
 
 
 def append(path: Path, row: dict) -> None:
     """Add one line to a .jsonl file. JSON knows no NaN and no infinity: they become null."""
     row = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
-    line = json.dumps(row, ensure_ascii=False)
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(line + "\n")
+    with open(path, "a", encoding="utf-8") as file:  # in ASCII: whatever a model writes, `cat` shows and a crash can cut it
+        file.write(json.dumps(row) + "\n")
 
 
-def cut_back(path: Path, step: int) -> None:
-    """Keep the lines of a .jsonl file up to `step`: what was logged after the checkpoint will be logged again."""
-    if not path.exists():
-        return
+def cut_back(path: Path, step: int) -> list[dict]:
+    """Keep the rows of a .jsonl file up to `step`, and return them: what was logged after the checkpoint will be logged again."""
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
-        except (ValueError, KeyError, TypeError):  # the half line of a crash
-            continue
-    temporary = path.with_suffix(".mending")
-    temporary.write_text("".join(kept), encoding="utf-8")
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else ():
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # the half line of a crash
+            row = json.loads(line)
+            if row["step"] <= step:
+                kept.append(row)
+    replace(path, "".join(json.dumps(row) + "\n" for row in kept))
+    return kept
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a small file so that a crash leaves the old text or the new one."""
+    temporary = path.with_suffix(".new")
+    temporary.write_text(text, encoding="utf-8")
+    flush(temporary)
     os.replace(temporary, path)
 
 
@@ -154,8 +166,10 @@ class Stop:
     @classmethod
     def request(cls, number, frame) -> None:
         cls.requested = True
-        signal.signal(number, signal.SIG_DFL)
-        print("\nstopping after this phase with a checkpoint (once more: at once) ...", file=sys.stderr, flush=True)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_DFL)
+        # not print: it fails where the signal comes while something else is being printed
+        os.write(2, b"\nstopping after this phase with a checkpoint (once more: at once) ...\n")
 
 
 class Interrupted(Exception):

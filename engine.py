@@ -167,7 +167,7 @@ class Engine:
 
         ram_disk = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         folder, number = tempfile.mkdtemp(prefix="minirl-adapter-", dir=ram_disk), next(self._counter)
-        policy.save_pretrained(folder)
+        policy.save_pretrained(folder, save_embedding_layers=False)  # "auto" would ask the hub at every step
         self._adapter = LoRARequest(f"policy-{number}", number, folder)
         self.close()
         self._adapter_folder = folder

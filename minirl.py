@@ -37,6 +37,7 @@ import random
 import re
 import signal
 import sys
+import traceback
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,7 +133,7 @@ def resolve(config: Config) -> Config:
     tiny = config.model in ("tiny", "tiny-moe")
     real = dict(max_prompt_tokens=1024, max_tokens=3000, batch_prompts=32, lr=2e-5, steps=200, eval_questions=100,
                 micro_tokens=16384)
-    small = dict(max_prompt_tokens=256, max_tokens=64, batch_prompts=24, lr=2e-3, steps=100, eval_questions=100,
+    small = dict(max_prompt_tokens=256, max_tokens=64, batch_prompts=24, lr=1e-3, steps=100, eval_questions=100,
                  micro_tokens=4096)
     auto = {key: value for key, value in (small if tiny else real).items() if not getattr(config, key)}
     on_cpu = build_for_cpu()
@@ -165,6 +166,10 @@ def parse(argv: list[str] | None = None) -> Config:
             known = json.loads(stored.read_text())["config"]
             parser.set_defaults(**{key: value for key, value in known.items() if key != "resume"})
             config = resolve(from_flags(parser.parse_args(argv), Config))
+            changed = [key for key in ("model", "seed", "lora_rank", "lora_alpha") if getattr(config, key) != known[key]]
+            if changed:
+                parser.error(f"run {config.name} was started with {changed[0]} {known[changed[0]]}: resume it without this flag, or "
+                             "choose another --name")
         config.validate()
     except ValueError as problem:
         parser.error(str(problem))
@@ -230,16 +235,7 @@ def update(policy, optimizer, schedule, groups, config: Config, rng: random.Rand
                 row.old = old
     losses, seen, norms = [], [], []
     for mini in minis:
-        try:
-            loss, tokens = accumulate(policy, mini, config)
-        except RuntimeError as error:
-            if not out_of_memory(error):
-                raise
-            policy.zero_grad(set_to_none=True)
-            torch.cuda.empty_cache()
-            config.micro_tokens //= 2  # from now on; the gradient does not depend on how it is cut up
-            tqdm.write(f"out of memory: going on with --micro-tokens {config.micro_tokens}")
-            loss, tokens = accumulate(policy, mini, config)
+        loss, tokens = accumulate_in_memory(policy, mini, config)
         losses.append(loss)
         seen.append(tokens)
         norms.append(optimizer_step(policy, optimizer, schedule, config))
@@ -249,6 +245,21 @@ def update(policy, optimizer, schedule, groups, config: Config, rng: random.Rand
     return diagnostics(torch.cat(seen, 1), config) | dict(
         loss=sum(losses) / len(minis), grad_norm=sum(norms) / len(minis), lr=optimizer.param_groups[0]["lr"],
         optimizer_steps=len(minis) - bad, skipped_steps=bad)
+
+
+def accumulate_in_memory(policy, mini: list[Row], config: Config):
+    """`accumulate`; out of memory, once more with half as many tokens at a time: how it is cut up does not change the gradient."""
+    try:
+        return accumulate(policy, mini, config)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+    # Not in the except clause: there, the traceback still holds what the failed attempt had allocated.
+    policy.zero_grad(set_to_none=True)
+    torch.cuda.empty_cache()
+    config.micro_tokens //= 2  # from now on
+    tqdm.write(f"out of memory: going on with --micro-tokens {config.micro_tokens}")
+    return accumulate(policy, mini, config)
 
 
 def accumulate(policy, mini: list[Row], config: Config):
@@ -314,20 +325,13 @@ class Rollouts:
     def step(self) -> list:
         if Stop.requested:
             raise Interrupted
-        try:
-            finished = self.engine.step()
-        except Exception as error:
-            raise EngineError(f"{type(error).__name__}: {error}") from error
+        finished = self.engine.step()
         self.bar.update(len(finished))
         return finished
 
     @property
     def busy(self) -> bool:
         return self.engine.busy
-
-
-class EngineError(Exception):
-    """The engine raised while it was sampling."""
 
 
 def sample(run) -> list:
@@ -396,7 +400,7 @@ def open_run(config: Config) -> Path:
     run.mkdir(parents=True, exist_ok=True)
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft", "math-verify")}
     text = json.dumps(dict(config=asdict(config), versions=versions, python=sys.version.split()[0]), indent=1)
-    (run / "config.json").write_text(text)
+    checkpoint.replace(run / "config.json", text)
     return run
 
 
@@ -424,20 +428,32 @@ class Run:
     estimator: Estimator
     probe: Probe | None = None
     state: dict = field(default_factory=lambda: dict(
-        step=0, accuracy=None, samples_total=0, tokens_total=0, seconds_total=0.0, skipped_in_a_row=0))
+        step=0, evaluated=-1, accuracy=math.nan, samples_total=0, tokens_total=0, seconds_total=0.0, skipped_in_a_row=0))
+
+
+@contextlib.contextmanager
+def nothing_lost(run: Run, phase: str):
+    """Around phases that learn nothing: when engine or verifier fail there, all that was learnt is saved, and the cause named."""
+    cursor = run.stream.cursor
+    try:
+        yield
+    except Interrupted:
+        run.stream.cursor = cursor  # nothing was learnt from these problems: they will be drawn again
+        raise
+    except Exception as error:
+        run.stream.cursor = cursor
+        save(run)
+        (run.folder / "error.txt").write_text(traceback.format_exc())
+        raise SystemExit(f"The {phase} failed: {type(error).__name__}: {error} (see {run.folder / 'error.txt'}). Everything up to "
+                         f"step {run.state['step']} is saved; continue with --resume.") from error
 
 
 def train_step(step: int, run: Run):
     """Sample, grade, keep, update, sync: returns the step's groups and its metrics. Raises Interrupted while sampling."""
-    config, seconds, cursor = run.config, {}, run.stream.cursor
+    config, seconds = run.config, {}
     rng = reseed(config.seed, step, "training")
-    try:
-        with timed(seconds, "sample"):
-            groups = sample(run)
-    except BaseException:
-        run.stream.cursor = cursor  # nothing was learnt from these problems: they will be drawn again
-        run.engine.abort()
-        raise
+    with timed(seconds, "sample"), nothing_lost(run, "sampling"):
+        groups = sample(run)
     with timed(seconds, "train"):
         run.engine.sleep()
         metrics = update(run.policy, run.optimizer, run.schedule, groups, config, rng)
@@ -451,20 +467,22 @@ def train_step(step: int, run: Run):
     return groups, metrics
 
 
-def evaluate_policy(step: int, run: Run) -> None:
-    """avg@k on the held-out problems, with an interval; logged to eval.jsonl and printed."""
+def evaluate_if_due(run: Run) -> None:
+    """avg@k on the held-out problems, with an interval; logged to eval.jsonl and printed. Not twice for the same step."""
     from eval import evaluate, report
 
-    config, state = run.config, run.state
+    config, state, step = run.config, run.state, run.state["step"]
+    if state["evaluated"] == step or step % config.eval_every and step != config.steps:
+        return
     reseed(config.seed, step, "evaluation")
-    with timed({}, "evaluation"):
+    with timed({}, "evaluation"), nothing_lost(run, "evaluation"):
         rows = evaluate(run.engine, run.grader, run.held_out, config.eval_k, config.max_tokens, progress="  evaluating")
     result = report(rows)
     totals = {key: value for key, value in state.items() if key.endswith("_total")}
     checkpoint.append(run.folder / "eval.jsonl", dict(step=step, **totals, data=config.eval_data, **result))
     tqdm.write(f"step {step:5d}   held-out avg@{config.eval_k} {result['avg']:6.1%} [{result['ci_low']:.1%}, "
                f"{result['ci_high']:.1%}]   {state['samples_total']:,} samples, {state['seconds_total']:,.0f} s of training")
-    state["accuracy"] = result["avg"]
+    state |= dict(evaluated=step, accuracy=result["avg"])
 
 
 def log(step: int, groups, metrics: dict, run: Run, count: int = 2) -> None:
@@ -509,7 +527,9 @@ def resume(run: Run) -> None:
         run.estimator.load(run.state["estimator"])
         print(f"continuing after step {run.state['step']}")
     for name in ("metrics.jsonl", "samples.jsonl", "eval.jsonl"):
-        checkpoint.cut_back(run.folder / name, run.state["step"] if found else -1)
+        rows = checkpoint.cut_back(run.folder / name, run.state["step"] if found else -1)
+    if rows:  # the evaluation comes after the checkpoint of its step: the log knows whether it was finished
+        run.state |= dict(evaluated=rows[-1]["step"], accuracy=rows[-1]["avg"])
 
 
 def rehearse(run: Run, context: int) -> None:
@@ -550,12 +570,13 @@ def prepare(config: Config, grader) -> Run:
                          device="cpu" if engine.on_cpu else "cuda", checkpointing=config.gradient_checkpointing == "on")
     optimizer, schedule = learner(policy, config)
     run = Run(folder, config, engine, policy, optimizer, schedule, grader, held_out, Stream(train, config.seed), Estimator(config))
-    resume(run)
-    rehearse(run, context)
-    engine.sync(policy)
     reseed(config.seed, "probe")
     run.probe = Probe(engine, policy, held_out[:4], exact=config.dtype == "float32", max_tokens=config.max_tokens,
                       temperature=config.temperature)
+    resume(run)
+    rehearse(run, context)
+    engine.sync(policy)
+    run.probe.check()
     return run
 
 
@@ -565,36 +586,32 @@ def main(config: Config) -> None:
 
     faulthandler.register(signal.SIGUSR1)  # kill -USR1 PID shows what every thread is doing
     with Grader(config.graders) as grader:
-        run = prepare(config, grader)
+        with timed({}, "start"):
+            run = prepare(config, grader)
         state, saved = run.state, run.state["step"]
         Stop.install()
-        if state["accuracy"] is None:
-            evaluate_policy(0, run)
+        evaluate_if_due(run)  # before the first step; or what a crash has cut short
         bar = tqdm(range(saved + 1, config.steps + 1), initial=saved, total=config.steps, desc=config.name)
         for step in bar:
             try:
                 groups, metrics = train_step(step, run)
             except Interrupted:
                 break
-            except EngineError as error:
-                save(run)
-                raise SystemExit(f"The engine failed while sampling for step {step}: {error}. Everything up to step "
-                                 f"{state['step']} is saved; continue with --resume.") from error
             log(step, groups, metrics, run)
             if metrics["skipped_steps"]:
                 stop_if_broken(step, groups, metrics, run)
             else:
                 state["skipped_in_a_row"] = 0
             state["step"], last = step, step == config.steps
-            if step % config.eval_every == 0 or last:
-                evaluate_policy(step, run)
-            bar.set_postfix_str(f"reward {metrics['reward_first_round']:.2f}  held-out {state['accuracy']:.2f}  samples "
-                                f"{metrics['samples']}  no signal {metrics['zero_signal']:.0%}", refresh=False)
             if step % config.checkpoint_every == 0 or last or Stop.requested:
                 saved = save(run)
-                draw_run(run.folder)
-            if Stop.requested:
+            if Stop.requested and not last:
                 break
+            evaluate_if_due(run)
+            if saved == step:
+                draw_run(run.folder)
+            bar.set_postfix_str(f"reward {metrics['reward_first_round']:.2f}  held-out {state['accuracy']:.2f}  samples "
+                                f"{metrics['samples']}  no signal {metrics['zero_signal']:.0%}", refresh=False)
         if state["step"] > saved:  # interrupted while sampling
             save(run)
         run.engine.close()
@@ -609,5 +626,7 @@ def main(config: Config) -> None:
 if __name__ == "__main__":
     try:
         main(CONFIG)
+    except KeyboardInterrupt:  # later on `Stop` takes care of it
+        raise SystemExit("stopped before the first step: nothing is lost") from None
     except OSError as error:  # a full disk above all: checkpoints are written so that the last good one survives it
         raise SystemExit(f"{error}; everything up to the last checkpoint is safe: continue with --resume.") from error

@@ -135,18 +135,20 @@ def micro_batches(rows: list[Row], tokens: int) -> list[list[Row]]:
 class Probe:
     """Do trainer and engine hold the same policy? Asked at the start and after every sync, on a few fixed texts.
 
+    Made while the engine still has the base weights: it lets the engine write the texts (so that they are the same when a
+    run is resumed) and compares the log-probs of sampling; `check` compares those of a prefill, with the adapter.
+
     Raises SystemExit when they disagree: fp32 by more than 1e-4 on any token, bf16 by more than 5e-2 on average; or when
     the engine answers exactly as before although the trainer has moved.
     """
 
     def __init__(self, engine, policy, problems, *, exact: bool, max_tokens: int = 16, temperature: float = 1.0):
-        self.engine, self.policy, self.exact = engine, policy, exact
+        self.engine, self.policy, self.exact, self.last = engine, policy, exact, None
         rollouts = engine.generate([p.prompt_ids for p in problems], n=1, max_tokens=min(16, max_tokens))
-        self.rows = [Row(p.prompt_ids + r.token_ids, 1, [], 0.0) for p, (r,) in zip(problems, rollouts)]
         sampled = [Row(p.prompt_ids + r.token_ids, len(p.prompt_ids), r.logprobs, 0.0) for p, (r,) in zip(problems, rollouts)]
-        self.demand(torch.tensor([x for row in sampled for x in row.mu]), self.trainer(sampled, temperature))
-        self.last = None
-        self.check()
+        with policy.disable_adapter():
+            self.demand(torch.tensor([x for row in sampled for x in row.mu]), self.trainer(sampled, temperature))
+        self.rows = [Row(row.ids, 1, [], 0.0) for row in sampled]
 
     def trainer(self, rows, temperature: float = 1.0):
         with torch.no_grad():

@@ -1,18 +1,19 @@
 r"""The reward: is the boxed answer of a completion the same mathematics as the gold answer?
 
-    python rewards.py FILE.jsonl --out verdicts.jsonl                      # {"gold": ..., "completion": ...} per line
-    python rewards.py --gold '\frac12' --completion 'so \boxed{0.5}'       # one verdict, explained step by step
+    python rewards.py FILE.jsonl --out verdicts.jsonl                  # a {"gold": ..., "completion": ...} per line
+    python rewards.py --gold '\frac12' --completion 'so \boxed{0.5}'   # one verdict, explained step by step
 
 1. `extract_answer` takes the last closed box. Text outside boxes never counts.
 2. `decide` settles most pairs in the parent, without sympy: equal strings, equal fractions, equal words. What the
    guards against known false accepts leave over is a pair of LaTeX strings.
-3. `judge` lets math-verify compare that pair, in a worker process that `Grader` limits in CPU time, wall-clock time
-   and memory and kills when it overruns. Completions are untrusted input: nothing here evaluates them as code.
+3. `judge` lets math-verify compare that pair, in a worker process that `Grader` limits in CPU time, wall-clock
+   time and memory, and kills when it overruns. Completions are untrusted input: nothing here runs them as code.
 
 The reward is 1.0 or 0.0. Its status says why: correct, wrong, no_box (none, or the last one is not closed), empty,
-unparseable (answer or gold is no mathematics that math-verify reads), timeout, killed (out of memory, or died twice).
+unparseable (math-verify reads no mathematics in answer or gold), timeout, killed (out of memory, or died twice).
 """
 import argparse
+import contextlib
 import functools
 import itertools
 import json
@@ -49,7 +50,7 @@ class Verdict:
     why: str = ""
 
 
-# ------------------------------------------------------------------------------------------------ 1. the box
+# ---------------------------------------------------------------------------------------------- 1. the box
 
 BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*(?:(\{)|([-+]?\.?\d[^\s$\\]*|\\(?:[dt]?frac|sqrt|pi)[^\s$]*))")
 # What may stand between the boxes of one list: "x=\boxed{1}, y=\boxed{2}", "$\boxed{1}$ and $\boxed{2}$"
@@ -63,13 +64,12 @@ def find_boxes(text: str) -> list[tuple[int, int, str | None]]:
 
     One pass with a stack, so that 20,000 open braces take linear time. Escaped braces do not count.
     """
-    boxes, stack, closing, inside = list(BOX.finditer(text)), [], {}, 0
+    boxes, stack, closing, inside, found = list(BOX.finditer(text)), [], {}, 0, []
     for token in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, boxes[0].start()) if boxes else ():
         if token[0] == "{":
             stack.append(token.start())
         elif token[0] == "}" and stack:
             closing[stack.pop()] = token.start()
-    found = []
     for box in boxes:
         if box.start() >= inside:
             end = closing.get(box.start(1)) if box[1] else box.end()
@@ -97,76 +97,79 @@ def extract_answer(completion: str, style: str = "") -> str | None:
     return ", ".join(reversed(parts))
 
 
-# --------------------------------------------------------------------------------------- 2. one spelling for all
+# ------------------------------------------------------------------------------------- 2. one spelling for all
 
 UNICODE = {ord(pair[0]): pair[1:] + " " * pair[-1].isalpha() for pair in (
-    r"−- –- —- ×\times ·\cdot ⋅\cdot ∙\cdot ÷\div ⁄/ ∕/ ∶: ≤\le ≥\ge ⩽\le ⩾\ge ≠\ne ≈\approx ±\pm ∓\mp ∞\infty "
-    r"π\pi θ\theta α\alpha β\beta γ\gamma λ\lambda μ\mu φ\varphi ϕ\phi ω\omega Ω\Omega ∪\cup ∩\cap ∈\in ∖\setminus "
-    r"∅\emptyset ℝ\mathbb{R} ℤ\mathbb{Z} ℕ\mathbb{N} ℚ\mathbb{Q} ℂ\mathbb{C} °^\circ √\sqrt ∛\sqrt[3] ′' ∣| ∨, 。. "
-    r"⟨\langle ⟩\rangle ∠\angle …\ldots ½\frac{1}{2} ⅓\frac{1}{3} ⅔\frac{2}{3} ¼\frac{1}{4} ¾\frac{3}{4} ⅕\frac{1}{5} "
-    r"⅛\frac{1}{8}").split()}
-NUMBER_WORDS = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-                "seventeen eighteen nineteen twenty").split()
+    r"−- –- —- ×\times ·\cdot ⋅\cdot ∙\cdot ÷\div ⁄/ ∕/ ∶: ≤\le ≥\ge ⩽\le ⩾\ge ≠\ne ≈\approx ±\pm ∓\mp √\sqrt "
+    r"∛\sqrt[3] π\pi θ\theta α\alpha β\beta γ\gamma λ\lambda μ\mu φ\varphi ϕ\phi ω\omega Ω\Omega ∞\infty ∪\cup ∩\cap "
+    r"∈\in ∖\setminus ∅\emptyset ℝ\mathbb{R} ℤ\mathbb{Z} ℕ\mathbb{N} ℚ\mathbb{Q} ℂ\mathbb{C} °^\circ ∠\angle …\ldots "
+    r"′' ∣| ∨, 。. ⟨\langle ⟩\rangle ½\frac{1}{2} ⅓\frac{1}{3} ⅔\frac{2}{3} ¼\frac{1}{4} ¾\frac{3}{4} ⅕\frac{1}{5}").split()}
+NUMBER_WORDS = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+                "sixteen seventeen eighteen nineteen twenty").split()
 FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|log|ln|exp|sqrt|pi|gcd|lcm"
 POWER = r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|-?\d))?"
 # `42 \text{ or 43}`, `\text{not } 42`, `10:30 \text{ p.m.}`, `2\text{x}`: this text is part of the answer
-NOT_A_UNIT = re.compile(r"(?<!\^)(?<!\^-)\d|[=<>]|^\s*[abefijknopqrtuvwxyzBDEGIMOPQRSUXYZ]\s*$|(?i:\b(?:no|not|non|neither"
-                        r"|nor|if|maybe|either|otherwise|vs|but|except|wrong|guess|wait|first|is|was|more|less|[ap]\.?m)\b)")
-UNIT = re.compile(r"(?<=[\w})])\s*(?:\\cdot|/)?\s*\\text\{([^{}]*)\}" + POWER + r"(?=\s*(?:\.?$|[,;/]|\\cdot\s*\\text|\\text))")
+NOT_A_UNIT = re.compile(
+    r"(?<!\^)(?<!\^-)\d|[=<>]|^\s*[abefijknopqrtuvwxyzBDEGIMOPQRSUXYZ]\s*$|(?i:\b(?:no|not|non|neither|nor|if|maybe"
+    r"|either|otherwise|vs|but|except|wrong|guess|wait|first|is|was|more|less|[ap]\.?m)\b)")
+UNIT = re.compile(r"(?<=[\w})])\s*(?:\\cdot|/)?\s*\\text\{([^{}]*)\}" + POWER
+                  + r"(?=\s*(?:\.?$|[,;/]|\\cdot\s*\\text|\\text))")
 BARE_UNIT = re.compile(
     r"(?<=[\d}])(?:\s*(cm|mm|km|kg|mg|ml|in|ft|yd|lbs?|oz|hrs?|mins?|secs?|mph|km/hr?|m/s|ft/s|mi/hr?|rad|USD)"
     rf"|\s+((?!(?:{FUNCTIONS}|and|or|mod)\b)[A-Za-z]{{3,}}(?:[ ]+[A-Za-z]{{2,}})*)){POWER}\s*$")
 OUTER = re.compile(r"^\s*(?:\{([^{}]*)\}|\(([^(),;]*)\))\s*$")
 
-RULES = [(re.compile(pattern), new) for pattern, new in [
+RULES = [(re.compile(pattern.replace("§", "(?![A-Za-z])")), new) for pattern, new in [    # §: a command ends here
     # What is not seen (`\phantom{42}`), typography, separators of thousands, and one name for each command
-    (r"\\[hv]?phantom\s*\{[^{}]*\}|\\(?:label|tag|[hv]space)\*?\{[^{}]*\}|\\color\{\w*\}|\\(?:displaystyle|textstyle"
-     r"|limits|hfill|left|right|[bB]igg?[lrm]?|[lL]arge|huge|small|rm|bf|it|therefore|checkmark)(?![A-Za-z])\.?"
-     r"|^\s*(?:=|\\approx)", ""),
+    (r"\\[hv]?phantom\s*\{[^{}]*\}|\\(?:label|tag|[hv]space)\*?\{[^{}]*\}|\\color\{\w*\}|\\(?:displaystyle|limits"
+     r"|textstyle|hfill|left|right|[bB]igg?[lrm]?|[lL]arge|huge|small|rm|bf|it|therefore|checkmark)§\.?", ""),
     (r"\\overline(?=\s*\{[A-Z]{2}\})|\\hat(?=\s*\{[ijk]\})|\\(?:boxed|fbox|textcolor\{\w*\}|underline|ensuremath"
-     r"|math(?:bf|it|sf|cal)|boldsymbol|bm)(?=\s*\{)|(?<!\\)\\!\s*|(?<=\d)\{,\}(?=\d)|(?<!\\)\\[()\[\]]|\\\$|\$|[€£¥`“”\"]"
-     r"|\*\*", ""),
-    (r"(?:(?<!\\)\\[,;: ]|\\(?:q?quad|thinspace|enspace)(?![A-Za-z])|~|\s)+", " "),
+     r"|math(?:bf|it|sf|cal)|boldsymbol|bm)(?=\s*\{)|^\s*(?:=|\\approx)", ""),
+    (r"(?<!\\)\\!\s*|(?<=\d)\{,\}(?=\d)|(?<!\\)\\[()\[\]]|\\\$|\$|[€£¥¢₹`“”\"]|\*\*", ""),
+    (r"(?:(?<!\\)\\[,;: ]|\\(?:q?quad|thinspace|enspace)§|~|\s)+", " "),
     (r"\\(?:text(?:bf|it|rm|sf|up|normal)|math(?:rm|normal)|[mh]box|operatorname\*?)\s*(?=\{)", r"\\text"),
-    (r"\\(?:text|math)rm\s+([A-Za-z])", r"\\text{\1}"), (r"\\[dtc](frac|binom)(?![A-Za-z])", r"\\\1"),
-    (r"\\(?:leqslant|leqq|leq)(?![A-Za-z])|<=", r"\\le "), (r"\\(?:geqslant|geqq|geq)(?![A-Za-z])|>=", r"\\ge "),
-    (r"\\neq(?![A-Za-z])|\\not\s*=|!=", r"\\ne "), (r"\\equiv(?![A-Za-z])", "="), (r"\\varnothing", r"\\emptyset"),
-    (r"\\l(?:or|and)(?![A-Za-z])", ","), (r"\\lbrace(?![A-Za-z])", r"\\{"), (r"\\rbrace(?![A-Za-z])", r"\\}"),
-    (r"\(?\\([bp])mod(?![A-Za-z])\s*\{?\s*(\w+)\s*\}?\)?", r"\\\1mod{\2}"), (r"\\bmod", r"\\mod "),
-    (r"\{([^{}]*)\\choose([^{}]*)\}", r"\\binom{\1}{\2}"), (r"\\langle", "("), (r"\\rangle", ")"),
+    (r"\\(?:text|math)rm\s+([A-Za-z])", r"\\text{\1}"), (r"\\[dtc](frac|binom)§", r"\\\1"),
+    (r"\\([lg])eq?(?:q|slant)?§", r"\\\1e "), (r"<=", r"\\le "), (r">=", r"\\ge "), (r"\\neq§|\\not\s*=|!=", r"\\ne "),
+    (r"\\equiv§|:=", "="), (r"\\varnothing", r"\\emptyset"), (r"\\l(?:or|and)§", ","), (r"\\lbrace§", r"\\{"),
+    (r"\\rbrace§", r"\\}"), (r"\\langle", "("), (r"\\rangle", ")"), (r"\{([^{}]*)\\choose([^{}]*)\}", r"\\binom{\1}{\2}"),
+    (r"\(?\\([bp])mod§\s*\{?\s*(\w+)\s*\}?\)?", r"\\\1mod{\2}"), (r"\\bmod", r"\\mod "),
     (r"\\begin\{array\}\s*\{[^{}]*\}|\\begin\{[bp]?(?:small)?matrix\}", r"\\begin{pmatrix}"),
-    (r"\\end\{(?:array|[bp]?(?:small)?matrix)\}", r"\\end{pmatrix}"),
-    (r"(?<=\\\\)\s*\[[^\]]*\]|\\\\\s*(?=\\end\{)|[(\[]\s*(?=\\begin\{pmatrix\})|(?<=\\end\{pmatrix\})\s*[)\]]", ""),
-    # Words: "the answer is 12", "2 \text{ and } 3", "\text{28 percent}", "five", 1-1/\mathrm{e}, \frac{\text{m}}{\text{s}}
-    (r"(?i)(^\s*\\text\{|^)\s*(?:the |final |correct )*(?:answer|result|solution)s?\s*(?:is|are|:)\s*:?\s*(?=\S)", r"\1"),
-    (r"^\s*\\text\{[A-Za-z ]*(?:\bis|\bare|:)\s*\}\s*(?=\S)", ""),
+    (r"\\end\{(?:array|[bp]?(?:small)?matrix)\}", r"\\end{pmatrix}"), (r"(?<=\\\\)\s*\[[^\]]*\]|\\\\\s*(?=\\end\{)", ""),
+    (r"[(\[]\s*(?=\\begin\{pmatrix\})|(?<=\\end\{pmatrix\})\s*[)\]]", ""),
+    # Words: "the answer is 12", "2 \text{ and } 3", "\text{28 percent}", "10th", "five", 1-1/\mathrm{e}
+    (r"(?i)(^\s*\\text\{|^)\s*(?:the |final |correct )*(?:answer|result|solution)s?\s*(?:is|are|:)\s*:?\s*(?=\S)",
+     r"\1"), (r"^\s*\\text\{[A-Za-z ]*(?:\bis|\bare|:)\s*\}\s*(?=\S)", ""),
     (r"\\text\{\s*([-+]?\d[\d.,]*)\s*([^{}\d]*)\}", r"\1\\text{\2}"),
     (r"\\text\{([^{}]*?),?\s*\b(?:and|or)\b\s*([^{}]*)\}", r"\\text{\1},\\text{\2}"),
-    (r",?\s*(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])\s*,?", ","), (r"\\text\{\s*,?\s*\}", " "), (r",(?:\s*,)+", ","),
+    (r",?\s*(?<![A-Za-z\\])(?:and|or)§\s*,?", ","), (r"\\text\{\s*,?\s*\}", " "), (r",(?:\s*,)+", ","),
     (r"\\text\{\s*([ei]|[-+\d.,]+)\s*\}", r" \1 "), (rf"\\text\{{\s*({FUNCTIONS})\s*\}}", r"\\\1 "),
     (r"\\frac\{\\text\{([^{}]*)\}\}\{\\text\{([^{}]*)\}" + POWER + r"\}", r"\\text{\1/\2}"),
     (r"\\text\{\s*(?:\\?%|percent(?:age)?|pct)\s*\}|(?<=[\d}\s])(?:percent(?:age)?|pct)\b|\\?%", r"\\%"),
-    (r"(?i)(?<![A-Za-z\\])(?:infinity|\\text\{\s*infinity\s*\}|inf)(?![A-Za-z])", r"\\infty "), (r"\+\s*\\infty", r"\\infty"),
-    (rf"(?i)(?:^|\\text\{{)\s*({'|'.join(NUMBER_WORDS)})\s*(?:\}}|$)", lambda m: str(NUMBER_WORDS.index(m[1].lower()))),
+    (r"(?<=\d)(?: ?\^? ?\{? ?\\text\{\s*(?:st|nd|rd|th)\s*\} ?\}?|(?:st|nd|rd|th)\b)", ""),
+    (r"(?i)(?<![A-Za-z\\])(?:infinity|\\text\{\s*infinity\s*\}|inf)§", r"\\infty "), (r"\+\s*\\infty", r"\\infty"),
+    (r"\\text\{([^{}]*=[^{}]*)\}", r"\1"), (r"(?<=\d)\s*(?:\\text\{\s*to\s*\}|\bto\b)\s*(?=\d)", ":"),
+    (r"\s*(?:\\text\{\s*)?\(?\b(?:in )?base (\d+)\)?\s*\}?", r"_{\1}"),
+    (rf"(?i)(?:^|\\text\{{|(?<=_)\{{)\s*({'|'.join(NUMBER_WORDS)})\s*(?:\}}|$)", lambda m: str(NUMBER_WORDS.index(m[1].lower()))),
     # Numbers: 1\ 000 and 1,234/2, 5 1/2, .5, 6\cdot10^3, 4.5e33, 52_{10}
     (r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,])", lambda m: m[0].replace(" ", "")),
     (r"(?<![\d.,(\[])(?<!\\\{)[1-9]\d{0,2}(?:,\d{3})+(?!\d|\s*[,)\]]|\\\})", lambda m: m[0].replace(",", "")),
     (r"(?<![A-Za-z\\\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"), (r"(?<![\d.])\.(?=\d)", "0."),
+    (r"(?<![\w.}])(\d+)/(\d+) (?=[A-Za-z\\(])", r"\\frac{\1}{\2} "),
     (r"(?<=\d)\s*(?:\*|\\cdot|\\times|x)\s*10\s*\^\s*[({]?\s*(-?\d+)\s*[)}]?", r"\\times 10^{\1}"),
     (r"(?<![A-Za-z\d.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?![\d.A-Za-z])", r"\1\\times 10^{\2}"),
     (r"^\(?(\d+)\)?\s*_\s*\{?10\}?$", r"\1"),
     # Calculator notation and missing braces: 2*sqrt(3), x^(1/3), \frac43, \sqrt3, \frac\pi2
-    (rf"(?<![A-Za-z\\])({FUNCTIONS})(?![A-Za-z])", r"\\\1 "), (r"\*", r"\\cdot "),
+    (rf"(?<![A-Za-z\\])({FUNCTIONS})§", r"\\\1 "), (r"\*", r"\\cdot "),
     (r"\^\s*\(((?:[^()]|\([^()]*\))*)\)", r"^{\1}"), (r"\\sqrt\s*\(((?:[^()]|\([^()]*\))*)\)", r"\\sqrt{\1}"),
     (r"\\sqrt\s*(\[[^\]]*\])?\s*(\d+|[A-Za-z])", r"\\sqrt\1{\2}"), (r"\\frac\s*([\dA-Za-z]|\\pi)", r"\\frac{\1}"),
     (r"\\frac\s*(\{(?:[^{}]|\{[^{}]*\})*\})\s*([\dA-Za-z]|\\pi)", r"\\frac\1{\2}"),
     # Degrees (radians inside trigonometry), set builders \{x \mid x>3\}, memberships x \in [0,1], all of R
     (r"\\(sin|cos|tan|cot|sec|csc)\s*[({]?\s*(\d+)\s*\^\s*\{?\s*\\circ\s*\}?\s*[)}]?", r"\\\1(\\frac{\2\\pi}{180})"),
-    (r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?\s*(?:\\text\{\s*[CF]\s*\}|[CF]\b)?|\\degree(?![A-Za-z])", ""),
-    (r"^\s*\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\{R\})?\s*(?:\\mid|\||:)(.*)\\\}\s*$", r"\1"),
-    (r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*"
-     r"|(?:, ?)?(?:\\text\{[^{}]*\} ?|for |where )?\b[a-z]\s*\\in\s*\\mathbb\{[ZN]\}\s*$", ""),
-    (r"(?i)^\s*(?:\\text\{)?\s*all real(?: number)?s\s*\}?\s*$|^\s*\(\s*-\s*\\infty\s*,\s*\\infty\s*\)\s*$", r"\\mathbb{R}"),
+    (r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?\s*(?:\\text\{\s*[CF]\s*\}|[CF]\b)?|\\degree§", ""),
+    (r"^\s*\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\{R\})?\s*(?:\\mid|\||:)(.*)\\\}\s*$", r"\1"), (r"^\s*[A-Za-z]\s*\\in§\s*", ""),
+    (r"(?:, ?)?(?:\\text\{[^{}]*\} ?|for |where )?\b[a-z]\s*\\in\s*\\mathbb\{[ZN]\}\s*$", ""),
+    (r"(?i)^\s*(?:\\text\{)?\s*all real(?: number)?s\s*\}?\s*$|^\s*\(\s*-\s*\\infty\s*,\s*\\infty\s*\)\s*$",
+     r"\\mathbb{R}"),
 ]]
 
 
@@ -181,14 +184,14 @@ def normalize(text: str) -> str:
     for run, mark in (("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "^"), ("₀₁₂₃₄₅₆₇₈₉", "_")):
         text = re.sub(f"[{run}]+", lambda m: mark + "{" + unicodedata.normalize("NFKC", m[0]) + "}", text)
     text = unicodedata.normalize("NFKC", text.translate(UNICODE)).translate(UNICODE)
-    text = "".join(c for c in text if unicodedata.category(c) not in ("Cf", "Cs", "Co"))    # zero-width characters
+    text = "".join(c for c in text if unicodedata.category(c) not in ("Cf", "Cs", "Co"))   # zero-width characters
     if "\\begin" not in text:
-        text = re.sub(r"\\\\(?=[A-Za-z])", r"\\", text)                                     # \\frac, escaped twice
+        text = re.sub(r"\\\\(?=[A-Za-z])", r"\\", text)                                # commands escaped twice
     for pattern, new in RULES:
         text = pattern.sub(new, text)
     text = UNIT.sub(_drop_unit, text)
     for _ in range(3):
-        text = re.sub(r"(?<!\.)\.$|\\\\$", "", text.strip(" ,;:"))
+        text = re.sub(r"(?<!\.)\.$|\\+$", "", text.strip(" ,;:"))
         unit, outer = BARE_UNIT.search(text), OUTER.match(text)
         if unit and not NOT_A_UNIT.search(unit[1] or unit[2]):
             text = text[:unit.start()]
@@ -202,7 +205,7 @@ def squeeze(text: str) -> str:
     return re.sub(r"(?<=[\^_])\{(\w)\}", r"\1", re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text))
 
 
-# ------------------------------------------------------------------------------------------- 3. the fast path
+# ------------------------------------------------------------------------------------------ 3. the fast path
 
 DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
 EXACT = re.compile(rf"(-?)(?:(\d*)\\frac\{{(-?{DECIMAL})\}}\{{(-?{DECIMAL})\}}|({DECIMAL})(?:/({DECIMAL}))?"
@@ -210,7 +213,7 @@ EXACT = re.compile(rf"(-?)(?:(\d*)\\frac\{{(-?{DECIMAL})\}}\{{(-?{DECIMAL})\}}|(
 
 
 def exact(text: str) -> tuple[Fraction, bool, bool] | None:
-    r"""(value, has a decimal point, is a percentage) of a plain number, fraction, mixed number or `0.1\overline{6}`."""
+    r"""(value, has a decimal point, is a percentage) of a number, fraction, mixed number or `0.1\overline{6}`."""
     m = EXACT.fullmatch(squeeze(text))
     if not m or Fraction(m[4] or m[6] or 1) == 0:
         return None
@@ -226,28 +229,38 @@ def exact(text: str) -> tuple[Fraction, bool, bool] | None:
 
 
 def equal_numbers(gold: tuple, answer: tuple, style: str = "") -> bool:
-    """Equal, or equal once rounded to 6 decimals as in math-verify, but never so for tiny or whole numbers."""
+    """Equal, or equal once rounded to 6 decimals as in math-verify, but never so for tiny or whole numbers.
+
+    10% is 10 or 0.1, but 0.5 is not 0.5%. "minerva" is Qwen's rule: 1e-4 relative, x100 and /100 allowed.
+    """
     (g, g_decimal, g_percent), (a, a_decimal, a_percent) = gold, answer
     hundredth = Fraction(1, 100)
-    if style == "minerva":                                            # Qwen's rule: 1e-4 relative, x100, /100
+    if style == "minerva":
         return any(abs(a * scale - g) <= abs(g) / 10 ** 4 for scale in (1, 100, hundredth))
-    scales = (1,) if g_percent == a_percent else (1, hundredth) if a_percent else (1, 100)   # 10% is 10 or 0.1
-    return any(a * scale == g or (g_decimal or a_decimal) and g.denominator > 1 and round(a * scale, 6) == round(g, 6)
+    scales = (1,) if g_percent == a_percent else (1, 100) if g_percent else (1, hundredth)[abs(g) < 1:]
+    rounded = (g_decimal or a_decimal) and g.denominator > 1
+    return any(a * scale == g or rounded and round(a * scale, 6) == round(g, 6)
                and abs(a * scale - g) <= abs(g) / 10 ** 4 for scale in scales)
+
+
+def compare_numbers(gold: str, parts: list[str], style: str) -> tuple[str, str, str, list[str]]:
+    equal = all(equal_numbers(exact(gold), exact(part), style) for part in parts)
+    return "correct" if equal else "wrong", "compared as exact fractions", gold, parts
 
 
 def words(text: str) -> str | None:
     r"""The lower-case words of a textual answer, sorted when they form a list; None for mathematics.
 
-    `\text{(C)}`, `(C)` and `C.` are "c"; `\text{an ellipse}` is "ellipse". Other bare words need three letters, since
-    `AB` and `ab` may be products.
+    `\text{(C)}`, `(C)` and `C.` are "c"; `\text{an ellipse}` is "ellipse". Other bare words need three letters,
+    since `AB` and `ab` may be products.
     """
-    plain = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
+    plain = re.sub(r"\\text\{([^{}]*)\}", lambda m: " " + re.sub(r"[()]", " ", m[1]) + " ", text)
     parts = [re.sub(r"^\((.*)\)$", r"\1", part.strip(" .:")) for part in plain.split(",")]
-    if not all(re.fullmatch(r"[A-Za-z][A-Za-z '\-]*\.?", part) for part in parts) or "\\text" not in text and not (
-            re.search(r"[A-Za-z]{3}|^[Nn]o$", plain) or all(re.fullmatch("[A-J]", part) for part in parts)):
+    textual = "\\text" in text or re.search(r"[A-Za-z]{3}|^[Nn]o$", plain)
+    if not all(re.fullmatch(r"[A-Za-z][A-Za-z '\-]*\.?" if textual else "[A-J]", part) for part in parts):
         return None
-    return ",".join(sorted(re.sub(r"^(?:an?|the|option|choice) ", "", " ".join(part.lower().split())) for part in parts))
+    parts = [re.sub(r"^(?:an?|the|option|choice) ", "", " ".join(part.lower().split())) for part in parts]
+    return ",".join(sorted(parts))
 
 
 def split_top(text: str, separators: str) -> list[str]:
@@ -263,12 +276,12 @@ def split_top(text: str, separators: str) -> list[str]:
 
 def is_label(text: str, plain: bool) -> bool:
     r"""A name such as `x`, `f(2)`, `\angle ABC`, `x_1`; unless `plain`, also `m+n`. Never a claim about numbers."""
-    text = re.sub(r"_\{[^{}]*\}|_\w|\\text\{[^{}]*\}|\\(?:angle|triangle|vec|overline|hat|mathbb)(?![A-Za-z])|\^\{?-1\}?",
-                  "n", text)
+    text = re.sub(r"_\{[^{}]*\}|_\w|\\text\{[^{}]*\}|\\(?:angle|triangle|vec|overline|hat|mathbb)(?![A-Za-z])"
+                  r"|\^\{?-1\}?", "n", text)
     text = re.sub(r"(?<=[A-Za-z'])\s*\([^()]*\)", "", text)
     computed = r"[-+*/^]|\\(?:cdot|times|frac|div|lim|sum|int|" + FUNCTIONS + r")(?![A-Za-z])"
-    return bool(re.search("[A-Za-z]", text)) and not (plain and re.search(computed, text)) and not re.search(
-        r"\d|[<>]|\\(?:le|ge|ne|approx|infty|pi)(?![A-Za-z])", text)
+    claim = r"\d|[<>]|\\(?:le|ge|ne|approx|infty|pi)(?![A-Za-z])" + ("|" + computed if plain else "")
+    return bool(re.search("[A-Za-z]", text)) and not re.search(claim, text)
 
 
 def unlabel(text: str) -> tuple[list[str], list[str]] | None:
@@ -284,17 +297,16 @@ def unlabel(text: str) -> tuple[list[str], list[str]] | None:
 
 
 def reduce_equations(gold: str, answer: str) -> tuple[str, list[str]]:
-    r"""Take labels off. The answer becomes parts that must all equal the gold: math-verify looks only at the last one
-    and would take `41=42` and `1=2=42` for 42, and `x^2-1=0` for 0."""
+    r"""Take labels off. The answer becomes parts that must all equal the gold: math-verify looks only at the last
+    one and would take `41=42` and `1=2=42` for 42, and `x^2-1=0` for 0."""
     g, a = unlabel(gold), unlabel(answer)
     if "=" not in gold:
-        if a and a[0] and len(a[1]) > 1:                                                       # x=1, y=2 for (1,2)
+        if a and a[0] and len(a[1]) > 1:                                                   # x=1, y=2 for (1,2)
             values = ", ".join(a[1])
             return gold, [f"({values})" if gold.startswith("(") and len(set(a[0])) > 1 else values]
         parts, zero = split_top(answer, "="), exact(gold) is not None and exact(gold)[0] == 0
-        if len(parts) > 1 and not is_label(parts[0], False) and is_label(parts[-1], True):     # 5 = x
-            parts.pop()
-        return gold, [part for part in parts[:-1] if not is_label(part, zero)] + parts[-1:]
+        kept = [part for part in parts[:-1] if not is_label(part, zero)]
+        return gold, kept if kept and is_label(parts[-1], True) else kept + parts[-1:]     # 5 = x
     if g and a and "=" not in answer:
         values = ", ".join(g[1])
         return f"({values})" if len(set(g[0])) > 1 else values, [answer]
@@ -312,11 +324,11 @@ def expand_signs(text: str) -> str:
     return ", ".join(e for pair in both for e in dict.fromkeys(pair))
 
 
-STRING_ONLY = re.compile(r"\\[lcdv]?dots|\.\.\.|\d\)?\s*_|^\d+:0\d|\\pmod")          # 1,2,\ldots,n  52_8  10:05
+STRING_ONLY = re.compile(r"\\[lcdv]?dots|\.\.\.|\d\)?\s*_|^\d+:0\d|\\pmod")      # 1,2,\ldots,n   52_8   10:05
 BOMB = re.compile(r"\d{401}|\d{5,}\s*[)}]*\s*!|!\s*[)}]*\s*!|\^\s*\{?\s*\d{7}|(?:\^[\s{(]*\d+[\s})]*){3}"
                   r"|\\(?:binom|Gamma)[\s{(]*(?:\d{5}|\d+\^)")
 CHOICE = re.compile(r"(?:\\text\{\s*\(?|\()([A-J])\)?[.:]?\s*(?:\)|\}|\)\})[.:]?\s*(?=[\d\\-])(.+)")
-SET, TUPLE = re.compile(r"\\\{\s*[^(\s]"), re.compile(r"\([^()]*\)")
+SET, TUPLE = re.compile(r"\\\{\s*[^(\s]"), re.compile(r"\([^(),]*,[^(),]*\)")
 
 
 def is_bomb(text: str) -> bool:
@@ -329,12 +341,14 @@ def decide(gold: str, answer: str, style: str = "") -> tuple[str | None, str, st
     """(status, why, gold, parts). Status None: math-verify must find every one of `parts` equal to `gold`."""
     if squeeze(gold) == squeeze(answer):
         return "correct", "the same string", gold, [answer]
+    if len(gold) + len(answer) < 50 and exact(gold) and exact(answer):
+        return compare_numbers(gold, [answer], style)
     if max(len(gold), len(answer)) > MAX_CHARS:
-        return "unparseable", f"longer than {MAX_CHARS} characters, so compared as a string only", gold, [answer]
+        return "unparseable", f"longer than {MAX_CHARS} characters, so compared as a string", gold, [answer]
     gold, answer = normalize(gold), normalize(answer)
     if ("\\pmod" in gold) != ("\\pmod" in answer):
         gold, answer = (re.sub(r"\s*\\pmod\{\w+\}", "", text) for text in (gold, answer))
-    choice = CHOICE.match(answer)                                     # \textbf{(C)}\ 42 states letter and value
+    choice = CHOICE.match(answer)                                # \textbf{(C)}\ 42 states letter and value
     if choice:
         answer = choice[1] if re.fullmatch(r"(?:\\text\{)?\(?[A-J]\)?\}?", gold) else choice[2]
     if not answer or not gold:
@@ -342,28 +356,27 @@ def decide(gold: str, answer: str, style: str = "") -> tuple[str | None, str, st
     if squeeze(gold) == squeeze(answer):
         return "correct", "the same after normalization", gold, [answer]
     if STRING_ONLY.search(gold) or STRING_ONLY.search(answer):
-        same_text = len({re.sub(r"[{}()\s]", "", text).lower() for text in (gold, answer)}) == 1
-        return "correct" if same_text else "wrong", "number bases and dots are compared as text", gold, [answer]
+        equal = len({re.sub(r"[{}()\s]", "", text).lower() for text in (gold, answer)}) == 1
+        return "correct" if equal else "wrong", "number bases and dots are compared as text", gold, [answer]
     if SET.match(gold) and TUPLE.fullmatch(answer) or SET.match(answer) and TUPLE.fullmatch(gold):
         return "wrong", "a set is no tuple and no interval", gold, [answer]
     gold, answer = (re.sub(r"^\\\{((?:(?!\\\{|\\\}).)+)\\\}$", r"\1", text).strip() for text in (gold, answer))
-    gold_words = words(gold)
-    if gold_words and gold_words == words(answer):
+    gold_words, is_text = words(gold), "\\text" in gold
+    if gold_words and gold_words == words(f"\\text{{{answer}}}" if is_text and "\\" not in answer else answer):
         return "correct", "the same words", gold, [answer]
-    if gold_words and ("\\text" in gold or re.search(r"[A-Za-z]{4}|[A-Za-z]{2} +[A-Za-z]{2}", gold)):
+    if gold_words and (is_text or re.search(r"[A-Za-z]{4}|[A-Za-z]{2} +[A-Za-z]{2}", gold)):
         return "wrong", "the gold is a word, compared as text", gold, [answer]
     gold, parts = reduce_equations(expand_signs(gold), expand_signs(answer))
     if exact(gold):
-        parts = [re.sub(r"(?<=\d)\s*[msghLNJWVAK]$", "", part) for part in parts]            # 5 m
+        parts = [re.sub(r"(?<=\d)\s*[msghLNJWVAK](?:\^\{?[23]\}?)?$", "", part) for part in parts]   # 5 m
         if all(map(exact, parts)):
-            equal = all(equal_numbers(exact(gold), exact(part), style) for part in parts)
-            return "correct" if equal else "wrong", "compared as exact fractions", gold, parts
+            return compare_numbers(gold, parts, style)
     if any(map(is_bomb, parts)):
         return "unparseable", "too large to parse", gold, parts
     return None, "not settled by strings, fractions or words", gold, parts
 
 
-# ------------------------------------------------------------------ 4. math-verify, in a worker process of its own
+# ----------------------------------------------------------------- 4. math-verify, in a worker process of its own
 
 @functools.lru_cache(1024)
 def parse(latex: str):
@@ -382,23 +395,13 @@ def parse(latex: str):
     return parsed
 
 
-def leaves(parsed) -> list:
-    """The expressions in a number, tuple, interval or matrix; [None] stands for anything else."""
-    import sympy
-    if isinstance(parsed, sympy.Interval):
-        return [parsed.start, parsed.end]
-    if isinstance(parsed, (sympy.Tuple, sympy.MatrixBase)):
-        return [x for arg in parsed for x in leaves(arg)]
-    return [parsed if isinstance(parsed, sympy.Expr) else None]
-
-
-def values(expression) -> list:
+def sampled(expression) -> list:
     """`expression` at three fixed positive points, 30 digits; `i` is the imaginary unit. Exact zeros are 0."""
     import sympy
     points, names = [], sorted(expression.free_symbols, key=str)
     for k in range(3 if names else 1):
-        at = {s: sympy.I if s.name == "i" else sympy.Rational(1 + zlib.crc32(f"{s.name}{k}".encode()) % 2000, 997)
-              for s in names}
+        at = {s: sympy.Rational(1 + zlib.crc32(f"{s.name}{k}".encode()) % 2000, 997) for s in names}
+        at |= {s: sympy.I for s in names if s.name == "i"}
         value = expression.subs(at).doit().evalf(30)
         floats = value.atoms(sympy.Float)
         points.append(sympy.S.Zero if floats and all(f._prec == 1 for f in floats) else value)
@@ -406,9 +409,9 @@ def values(expression) -> list:
 
 
 def same_values(gold, answer, tolerance: float, scale=1) -> bool | None:
-    """Relative agreement at every point (math-verify's own tolerance is absolute); None if it cannot be computed."""
+    """Relative agreement at every point (math-verify's tolerance is absolute); None if it cannot be computed."""
     try:
-        for g, a in zip(values(gold * scale), values(answer)):
+        for g, a in zip(sampled(gold * scale), sampled(answer)):
             if not (g.is_finite and a.is_finite) or g != a and not \
                     bool(abs(g - a).evalf(30) <= tolerance * max(abs(g).evalf(30), abs(a).evalf(30))):
                 return False
@@ -420,33 +423,46 @@ def same_values(gold, answer, tolerance: float, scale=1) -> bool | None:
 
 
 def same(gold, answer, style: str = "") -> bool:
-    """math-verify's `verify` on two parsed answers, with a guard against its false accepts and some second chances."""
+    """math-verify's `verify` on two parsed answers, with guards for its false accepts and some second chances."""
     import sympy
     from math_verify import verify
-    if isinstance(gold, sympy.FiniteSet) and isinstance(answer, sympy.FiniteSet) and len(gold) == len(answer):
-        rest = list(answer.args)                                      # it would pair the sorted elements
+    from math_verify.grader import is_relation
+    if gold == answer:
+        return not gold.has(sympy.nan, sympy.zoo)
+    if isinstance(gold, sympy.FiniteSet) and isinstance(answer, sympy.FiniteSet):
+        rest = list(answer.args)                     # verify pairs the sorted elements; try every pair instead
         for g in gold.args:
             match = next((a for a in rest if same(g, a)), None)
             if match is None:
                 return False
             rest.remove(match)
-        return True
+        return not rest
     if isinstance(gold, sympy.Eq) and isinstance(answer, sympy.Eq):
-        if not gold.free_symbols:                                     # it calls all equations without solution equal
+        if not gold.free_symbols:                    # verify calls all equations without a solution equal
             return same(gold.lhs, answer.lhs) and same(gold.rhs, answer.rhs)
-        ratios = values((gold.lhs - gold.rhs) / (answer.lhs - answer.rhs))
-        proportional = ratios[0].is_finite and all(abs(r - ratios[0]) < 1e-12 * abs(r) for r in ratios)  # 2x^2=8 is x^2=4
+        ratios = sampled((gold.lhs - gold.rhs) / (answer.lhs - answer.rhs))                 # 2x^2=8 is x^2=4
+        proportional = ratios[0].is_finite and all(abs(r - ratios[0]) < 1e-12 * abs(r) for r in ratios)
         return bool(proportional or verify(gold, answer, timeout_seconds=None) and sympy.solve(gold))
     numbers = isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)
     if numbers and style == "minerva" and not (gold + answer).free_symbols:
         return any(same_values(gold, answer, 1e-4, sympy.Rational(*s)) for s in ((1, 1), (100, 1), (1, 100)))
-    if numbers and not (gold + answer).has(sympy.UnevaluatedExpr) and same_values(gold, answer, 1e-4) is False:
-        return False                                                  # most wrong answers end here, without simplify
+    if numbers and not (gold + answer).has(sympy.UnevaluatedExpr):                         # not a percentage
+        tolerance = 1e-4 if (gold + answer).has(sympy.Float) else 1e-10
+        if same_values(gold, answer, tolerance) is False:                                  # 10^-20 is not 10^-30
+            return False
     if verify(gold, answer, allow_set_relation_comp=True, timeout_seconds=None):
-        left, right = leaves(gold), leaves(answer)                    # it rounds: 10^-20 = 10^-30
-        return None in left + right or len(left) != len(right) or not any(
-            same_values(g, a, 1e-4 if (g + a).has(sympy.Float) else 1e-10) is False for g, a in zip(left, right))
-    return numbers and not (gold + answer).has(sympy.Abs) and same_values(gold, answer, 1e-12) is True   # (1+i)^2 = 2i
+        return all(same(*pair) for pair in zip(entries(gold), entries(answer)))
+    if is_relation(gold) and is_relation(answer) and gold.free_symbols == answer.free_symbols:
+        return gold.as_set() == answer.as_set()                                            # |x|<3 and -3<x<3
+    return bool(numbers and not (gold + answer).has(sympy.Abs) and same_values(gold, answer, 1e-12))  # (1+i)^2=2i
+
+
+def entries(parsed) -> list:
+    """What a tuple, matrix or interval holds; nothing for all else."""
+    import sympy
+    if isinstance(parsed, sympy.Interval):
+        return [parsed.start, parsed.end]
+    return list(parsed) if isinstance(parsed, (sympy.Tuple, sympy.MatrixBase)) else []
 
 
 def judge(gold: str, parts: list[str], style: str = "") -> tuple[str, str]:
@@ -464,47 +480,49 @@ def judge(gold: str, parts: list[str], style: str = "") -> tuple[str, str]:
 
 
 def work(cpu_seconds: float, memory: int) -> None:
-    """The worker: jobs in on stdin, verdicts out on stdout, one JSON value per line. Limits hold before sympy loads.
+    """The worker: jobs in on stdin, verdicts out on stdout, a JSON value per line. Limits hold before sympy loads.
 
-    When a job runs out of CPU time, SIGPROF's default action ends the process at once, even inside a long C call. CPU
-    time, unlike the clock, gives the same verdict on a busy machine.
+    When a job runs out of CPU time, SIGPROF's default action ends the process at once, even inside a long C call.
+    CPU time, unlike the clock, gives the same verdict on a busy machine.
     """
     replies, requests, null = os.fdopen(os.dup(1), "w"), os.fdopen(os.dup(0)), os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
-        os.dup2(null, stream)                                         # nothing else can write into the protocol
-    sys.path.pop(0)                                                   # the folder of this script
+        os.dup2(null, stream)                                    # nothing else can write into the protocol
+    sys.path.pop(0)                                              # the folder of this script
     try:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        import logging
         import math_verify  # noqa: F401
+        judge("x<5", ["(1,5)"])                                  # loads what sympy loads late
         hello = "ready"
-        logging.disable(logging.CRITICAL)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))             # from here on it cannot write a file
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))        # from here on it cannot write a file
     except Exception as error:
         hello = f"{type(error).__name__}: {error}"
     print(json.dumps(hello), file=replies, flush=True)
     for line in requests:
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-        reply = judge(*json.loads(line))
+        status, why = judge(*json.loads(line))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps((reply[0], reply[1][:500])), file=replies, flush=True)
+        print(json.dumps((status, why[:500])), file=replies, flush=True)
 
 
 class Worker:
-    """A child process running `work`: started with a fresh interpreter (never forked from a process that holds CUDA),
-    in an empty folder, without the environment's secrets."""
+    """A child process running `work`: started with a fresh interpreter (never forked from a process that holds
+    CUDA), in an empty folder, without the environment's secrets."""
 
     def __init__(self, timeout: float, memory_gb: float):
         self.folder = tempfile.TemporaryDirectory(prefix="rewards-")
-        self.timeout, self.ready, self.jobs, self.since = timeout, False, 0, 0.0
-        keep = {k: os.environ[k] for k in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME") if k in os.environ}
+        self.timeout, self.hello, self.jobs, self.since = timeout, "", 0, 0.0
+        names = "PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME"
+        environment = {name: os.environ[name] for name in names if name in os.environ}
+        limits = [str(timeout * 3 / 8), str(int(memory_gb * 2 ** 30))]
         self.process = subprocess.Popen(
-            [sys.executable, os.path.abspath(__file__), "--worker", str(timeout * 2 / 3), str(int(memory_gb * 2 ** 30))],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=self.folder.name,
-            env=keep | {"PYTHONHASHSEED": "0", "SYMPY_GROUND_TYPES": "python", "MPMATH_NOGMPY": "1"})
+            [sys.executable, os.path.abspath(__file__), "--worker", *limits], text=True, cwd=self.folder.name,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env=environment | {"PYTHONHASHSEED": "0", "SYMPY_GROUND_TYPES": "python", "MPMATH_NOGMPY": "1"})
 
     def _receive(self, timeout: float):
+        """The next line from the process, None if it died. TimeoutError past the clock or the CPU limit."""
         poll = select.poll()
         poll.register(self.process.stdout, select.POLLIN | select.POLLHUP)
         line = self.process.stdout.readline() if poll.poll(timeout * 1000) else None
@@ -514,39 +532,40 @@ class Worker:
 
     def start(self) -> None:
         """Wait until math-verify is loaded; RuntimeError if it cannot be."""
-        hello = "ready" if self.ready else self._receive(120)
-        if hello not in ("ready", None):
-            raise RuntimeError(f"the verifier cannot start ({hello}): pip install 'math-verify[antlr4_13_2]'")
-        self.ready = True
+        self.hello = self.hello or self._receive(120) or "died"
+        if self.hello not in ("ready", "died"):
+            raise RuntimeError(f"the verifier cannot start ({self.hello}): pip install 'math-verify[antlr4_13_2]'")
 
     def ask(self, job: tuple) -> tuple[str, str]:
         """(status, why) of one job; status "killed" when the process has died."""
         try:
-            self.start()                                              # does not count against the limits
+            self.start()                                         # does not count against the limits
             self.jobs, self.since = self.jobs + 1, time.perf_counter()
             self.process.stdin.write(json.dumps(job) + "\n")
             self.process.stdin.flush()
             return tuple(self._receive(self.timeout) or ("killed", "the worker died"))
         except TimeoutError:
             return "timeout", "past the time limit"
-        except OSError:
+        except (OSError, ValueError):
             return "killed", "the worker died"
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.process.stdout.close()
+        with contextlib.suppress(OSError), self.process:
+            self.process.kill()
         self.folder.cleanup()
 
 
 class Grader:
-    """Grades completions on `workers` processes; any thread may call it. Use it as a context manager, or `close` it.
+    """Grades completions on `workers` processes; any thread may call it. Use it in a `with`, or `close` it.
 
-    timeout: seconds of wall-clock time an answer may take in a worker, 2/3 of it as CPU time. memory_gb: address space.
+    timeout: wall-clock seconds an answer may take in a worker. The CPU time is limited to 3/8 of that (1.5 s; honest
+    answers take up to 0.3 s), so that a machine three times overbooked still gives the same verdicts.
+    memory_gb: address space of a worker.
     """
 
-    def __init__(self, workers: int = 2, timeout: float = 3.0, memory_gb: float = 1.0):
-        self.limits, self.jobs, self.lock, self.closed = (timeout, memory_gb), queue.SimpleQueue(), threading.Lock(), False
+    def __init__(self, workers: int = 2, timeout: float = 4.0, memory_gb: float = 1.0):
+        self.limits, self.closed, self.lock = (timeout, memory_gb), False, threading.Lock()
+        self.jobs: queue.SimpleQueue = queue.SimpleQueue()
         self.cache: OrderedDict[tuple, Future] = OrderedDict()
         self.pending: dict = {}
         self.workers = [Worker(*self.limits) for _ in range(workers)]
@@ -557,31 +576,31 @@ class Grader:
     def submit(self, key, gold: str, completion: str, style: str = "") -> None:
         """Start grading and return at once. `key`: any hashable, handed to `result` later."""
         start, answer = time.perf_counter(), extract_answer(completion, style)
-        asked = gold, answer, style
-        with self.lock:
-            known = asked in self.cache
-            future = self.pending[key] = self.cache.setdefault(asked, Future())
-            self.cache.move_to_end(asked)
-            if len(self.cache) > CACHE:
-                self.cache.popitem(last=False)
-        if known:
-            return
         status, why = ("no_box", "no closed box at the end") if answer is None else ("empty", "an empty box")
         if answer:
             try:
-                status, why, gold, parts = decide(*asked)
-            except Exception as error:                                # a strange answer must not end a training run
+                status, why, gold, parts = decide(gold, answer, style)
+            except Exception as error:                           # a strange answer must not end a training run
                 status, why = "unparseable", f"{type(error).__name__} in the fast path"
+        future = Future() if status else self._judge((gold, tuple(parts), style))
         if status:
             future.set_result(Verdict(float(status == "correct"), status, time.perf_counter() - start, why))
-        else:
-            self.jobs.put((future, (gold, parts, style), asked))
+        self.pending[key] = future
+
+    def _judge(self, question: tuple) -> Future:
+        """The verdict of a worker, from the cache if the same question has been asked before, time-outs included."""
+        with self.lock:
+            if question not in self.cache:
+                self.cache[question] = Future()
+                self.jobs.put((self.cache[question], question))
+            self.cache.move_to_end(question)
+            if len(self.cache) > CACHE:
+                self.cache.popitem(last=False)
+            return self.cache[question]
 
     def result(self, key) -> Verdict:
         """Wait for the verdict of `key`, and forget the key."""
-        with self.lock:
-            future = self.pending.pop(key)
-        return future.result()
+        return self.pending.pop(key).result()
 
     def grade(self, pairs: list[tuple[str, str]], style: str = "") -> list[Verdict]:
         """The verdicts of (gold, completion) pairs, in their order."""
@@ -591,30 +610,29 @@ class Grader:
         return [self.result(key) for key in keys]
 
     def check_golds(self, golds: list[str]) -> list[bool]:
-        """For each gold: can it be graded? Words, numbers with a base and the like can, as strings; any other gold must
-        parse: one that does not would score with the identical string only."""
-        checked = [Future() for _ in golds]
-        for future, gold in zip(checked, golds):
+        """For each gold: can it be graded? Words, numbers with a base and the like can, as strings; any other gold
+        must parse: one that does not scores with the identical string only."""
+        checked = []
+        for gold in golds:
             status, _, left, _ = decide(gold, "x")
-            if status or exact(left):
-                future.set_result(Verdict(0.0, status or "wrong", 0.0))
-            else:
-                self.jobs.put((future, (left, [left], ""), None))
-        return [future.result().status in ("correct", "wrong") for future in checked]
+            checked.append(self._judge((left, (left,), "")) if not status and not exact(left) else status or "wrong")
+        checked = [known if isinstance(known, str) else known.result().status for known in checked]
+        return [status in ("correct", "wrong") for status in checked]
 
     def _serve(self, i: int) -> None:
         """The life of one thread: it owns worker `i`, and replaces it when it overran, died or is worn out."""
-        while not self.closed:
-            try:
-                self.workers[i].start()                               # a worker takes a job when it can begin
-            except Exception:
-                pass                                                  # `ask` reports it
-            future, question, asked = self.jobs.get()
-            for _ in range(2 if future else 0):                       # killed from outside? ask a fresh worker once
+        while True:
+            with contextlib.suppress(Exception):                 # `ask` reports it
+                self.workers[i].start()                          # a worker takes a job only when it can begin
+            future, question = self.jobs.get()
+            if future is None:
+                return
+            for _ in range(2):                                   # killed from outside? ask a fresh worker once more
                 worker, start = self.workers[i], time.perf_counter()
                 try:
                     status, why = worker.ask(question)
-                    verdict = Verdict(float(status == "correct"), status, time.perf_counter() - (worker.since or start), why)
+                    seconds = time.perf_counter() - (worker.since or start)
+                    verdict = Verdict(float(status == "correct"), status, seconds, why)
                 except Exception as error:
                     status, verdict = "killed", error
                 if status in ("timeout", "killed") or worker.jobs >= RECYCLE:
@@ -622,20 +640,21 @@ class Grader:
                     self.workers[i] = worker if self.closed else Worker(*self.limits)
                 if status != "killed" or self.closed:
                     break
-            if future:
-                if status == "killed":
-                    self.cache.pop(asked, None)                       # not its own doing, perhaps: judge it anew next time
-                (future.set_exception if isinstance(verdict, Exception) else future.set_result)(verdict)
+            if status == "killed":
+                with self.lock:
+                    self.cache.pop(question, None)               # perhaps not its own doing: judge it anew next time
+            (future.set_exception if isinstance(verdict, Exception) else future.set_result)(verdict)
 
     def close(self) -> None:
         """End the workers. Verdicts still under way become "killed"."""
         self.closed = True
-        for _ in self.threads:
-            self.jobs.put((None, None, None))
         for worker in self.workers:
-            worker.kill()
+            worker.process.kill()
+            self.jobs.put((None, None))
         for thread in self.threads:
             thread.join(10)
+        for worker in self.workers:
+            worker.kill()
 
     def __enter__(self):
         return self
@@ -644,7 +663,7 @@ class Grader:
         self.close()
 
 
-# ------------------------------------------------------------------------------------------- 5. command line
+# -------------------------------------------------------------------------------------------- 5. command line
 
 def explain(gold: str, completion: str, style: str = "") -> None:
     """Print each step from the completion to the verdict."""
@@ -666,7 +685,7 @@ def read_rows(path: str) -> list[dict]:
     try:
         for n, line in enumerate(open(path, encoding="utf-8"), 1):
             row = json.loads(line) if line.strip() else {"gold": "", "completion": ""}
-            if not isinstance(row, dict) or not all(isinstance(row.get(k), str) for k in ("gold", "completion")):
+            if not isinstance(row, dict) or {type(row.get(k)) for k in ("gold", "completion")} != {str}:
                 raise SystemExit(f'{path} line {n}: every row needs the strings "gold" and "completion"')
             rows += [row] if line.strip() else []
     except (OSError, UnicodeDecodeError) as error:
@@ -685,8 +704,8 @@ def grade_file(path: str, out: str | None, workers: int, style: str) -> None:
     if out:
         with open(out, "w", encoding="utf-8") as file:
             for n, (row, v) in enumerate(graded):
-                print(json.dumps({"id": row.get("id", n), "reward": v.reward, "status": v.status, "seconds": v.seconds}),
-                      file=file)
+                verdict = {"id": row.get("id", n), "reward": v.reward, "status": v.status, "seconds": v.seconds}
+                file.write(json.dumps(verdict) + "\n")
     seconds = sorted(v.seconds for _, v in graded)
     print(f"{len(rows)} graded in {time.perf_counter() - start:.1f} s; golds that do not parse: {bad_golds}")
     print("status     ", ", ".join(f"{s} {n}" for s, n in Counter(v.status for _, v in graded).most_common()))
@@ -697,18 +716,19 @@ def grade_file(path: str, out: str | None, workers: int, style: str) -> None:
         wrong = [(row, v) for row, v in known if v.reward == reward != float(row["expected"])]
         print(f"{name}s {len(wrong)} of {len(known)}")
         for row, v in wrong[:20]:
-            print(f"  gold {row['gold'][:80]!r}, completion ...{row['completion'][-80:]!r}: {v.status}, {v.why[:120]}")
+            tail = row["completion"][-80:]
+            print(f"  gold {row['gold'][:80]!r}, completion ...{tail!r}: {v.status}, {v.why[:120]}")
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--worker"]:
         return work(float(sys.argv[2]), int(sys.argv[3]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", nargs="?", help='JSON Lines of {"gold", "completion"}, optional "expected" (0 or 1), "id"')
+    parser.add_argument("file", nargs="?", help='rows of {"gold", "completion"}, optional "expected" (0 or 1), "id"')
     parser.add_argument("--out", help="write the verdicts there, one per line")
     parser.add_argument("--gold", help="explain one verdict: the gold answer")
     parser.add_argument("--completion", help="explain one verdict: the completion")
-    parser.add_argument("--style", default="", choices=["", "minerva"], help="minerva: 1e-4 relative tolerance, x100, /100")
+    parser.add_argument("--style", default="", choices=["", "minerva"], help="minerva: 1e-4 tolerance, x100, /100")
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     if args.gold is not None and args.completion is not None:

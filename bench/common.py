@@ -3,6 +3,7 @@
 One thread, unless OMP_NUM_THREADS says otherwise: on a small machine two threads mostly wait for each other, and every
 ratio here is between two sides measured in turn in one process.
 """
+import contextlib
 import json
 import os
 import platform
@@ -12,7 +13,6 @@ import tempfile
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import SimpleNamespace
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,9 +51,47 @@ def middle_ratio(above: list[float], below: list[float]) -> float:
     return median(a / b for a, b in zip(above, below))
 
 
+# -------------------------------------------------------------------------------------------------------- memory
+def on_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def process_memory(key: str) -> float:
+    """GB of this process as Linux counts them: VmRSS (now) or VmHWM (peak)."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) * 1024 / 1e9
+
+
+def memory_now() -> float:
+    """GB in use: of the whole card (engine, trainer, CUDA itself) or of this process."""
+    import torch
+
+    if not on_gpu():
+        return process_memory("VmRSS")
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) / 1e9
+
+
+def peak_memory(call) -> float:
+    """GB at the peak of `call`, everything that was there before included: torch's tensors on the card, or the process."""
+    import torch
+
+    if not on_gpu():
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from what is there now
+        call()
+        return process_memory("VmHWM")
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() / 1e9
+
+
 # ---------------------------------------------------------------------------------------------- models, the project
-def random_model(size: dict, vocabulary: int = 384, positions: int = 4096, dtype: str = "float32", seed: int = 0) -> str:
-    """A folder with a randomly initialised Qwen2 of this `size` (arguments of Qwen2Config) and the built-in tokenizer.
+def random_model(size: dict, folder: str, vocabulary: int = 384, positions: int = 4096, dtype: str = "float32", seed: int = 0) -> str:
+    """Fills `folder` with a randomly initialised Qwen2 of this `size` (arguments of Qwen2Config) and the built-in tokenizer.
 
     The tokenizer knows fewer tokens than the vocabulary has; to an engine the others are ordinary tokens without a name.
     """
@@ -63,7 +101,7 @@ def random_model(size: dict, vocabulary: int = 384, positions: int = 4096, dtype
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    folder, tokenizer = tempfile.mkdtemp(prefix="bench-model-"), tiny.build_tokenizer()
+    tokenizer = tiny.build_tokenizer()
     config = Qwen2Config(vocab_size=vocabulary, max_position_embeddings=positions, bos_token_id=None,
                          eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
                          **dict(tie_word_embeddings=True) | size)
@@ -79,46 +117,24 @@ def parameters(model) -> int:
     return sum(p.numel() for name, p in model.named_parameters() if "lora_" not in name)
 
 
-def project(model: str = "tiny", **settings) -> SimpleNamespace:
-    """All that minirl.main has before its first step, on the built-in problems: use it in a `with closing(...)`."""
-    from data import fetch_model
-    from engine import Engine
-    from eval import stop_ids
-    from rewards import Grader
-    from transformers import AutoTokenizer
+@contextlib.contextmanager
+def project(model: str = "tiny", **settings):
+    """What minirl.main has before its first step (a minirl.Run), on the built-in problems, in a folder that is removed."""
     import minirl
+    from rewards import Grader
 
     config = minirl.resolve(minirl.Config(**dict(
         model=model, data="builtin", eval_data="builtin", template="chat", eval_questions=100, name="bench") | settings))
-    context = config.max_prompt_tokens + config.max_tokens
-    path = fetch_model(config.model, context)
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    train, held_out = minirl.load_data(config, tokenizer)
-    engine = Engine(path, max_model_len=context, max_num_seqs=config.engine_sequences, dtype=config.dtype,
-                    lora_rank=config.lora_rank, sync_mode=config.sync, stop_token_ids=stop_ids(tokenizer), seed=config.seed)
-    policy = minirl.load_policy(path, dtype=config.dtype, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed,
-                                device="cpu" if engine.on_cpu else "cuda", checkpointing=config.gradient_checkpointing == "on")
-    optimizer, schedule = minirl.learner(policy, config)
-    engine.sync(policy)
-    grader = Grader(config.graders)
-    grader.grade([("1", "\\boxed{2}"), ("\\frac12", "\\boxed{0.25+x}")])  # the workers have loaded math-verify
-    probe = minirl.Probe(engine, policy, held_out[:4], config)
-
-    def close():
-        grader.close()
-        engine.close()
-
-    return SimpleNamespace(config=config, path=path, tokenizer=tokenizer, engine=engine, policy=policy, optimizer=optimizer,
-                           schedule=schedule, grader=grader, probe=probe, stream=minirl.Stream(train, config.seed),
-                           estimator=minirl.Estimator(config), held_out=held_out, close=close)
-
-
-def train_step(p: SimpleNamespace, step: int) -> dict:
-    """One step of training as minirl.main takes it: its metrics."""
-    import minirl
-
-    return minirl.train_step(step, p.engine, p.policy, p.optimizer, p.schedule, p.grader, p.probe, p.stream, p.estimator,
-                             p.config)[1]
+    back = os.getcwd()
+    with tempfile.TemporaryDirectory() as folder, Grader(config.graders) as grader:
+        os.chdir(folder)
+        try:
+            grader.grade([("1", "\\boxed{2}"), ("\\frac12", "\\boxed{0.25+x}")])  # the workers have loaded math-verify
+            run = minirl.prepare(config, grader)
+            yield run
+            run.engine.close()
+        finally:
+            os.chdir(back)
 
 
 # ------------------------------------------------------------------------------------------------------- results

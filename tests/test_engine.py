@@ -73,11 +73,16 @@ def test_logprobs_agree_before_and_after_updates(engine, folder):
         assert gap(engine, policy, rollouts, ids) > 1e-2  # the policy did move, so a sync that does nothing would show
 
 
+def probe_for(engine, policy, folder):
+    """The probe is made while the engine has the base weights."""
+    engine.sync(policy_for(folder))
+    return Probe(engine, policy, [SimpleNamespace(prompt_ids=p) for p in prompts(engine, 4)], exact=True, max_tokens=12)
+
+
 def test_the_probe_catches_weights_that_did_not_arrive(engine, folder, monkeypatch):
     policy = policy_for(folder)
+    probe = probe_for(engine, policy, folder)
     engine.sync(policy)
-    problems = [SimpleNamespace(prompt_ids=p) for p in prompts(engine, 4)]
-    probe = Probe(engine, policy, problems, exact=True, max_tokens=12)
     assert probe.check()["probe_gap_max"] < 1e-4
     move(policy, 1e-5)  # too little for the tolerance: the engine's answers must have changed at all
     with pytest.raises(SystemExit, match="did not reach the engine"):
@@ -95,9 +100,9 @@ def test_the_probe_catches_weights_that_did_not_arrive(engine, folder, monkeypat
 
 def test_the_probe_catches_a_corrupted_reload(engine, folder):
     policy = policy_for(folder, moved=0.05)
+    probe = probe_for(engine, policy, folder)
     engine.sync(policy)
-    problems = [SimpleNamespace(prompt_ids=p) for p in prompts(engine, 4)]
-    probe = Probe(engine, policy, problems, exact=True, max_tokens=12)
+    probe.check()
     broken = policy_for(folder, moved=0.05)
     for name, p in broken.named_parameters():
         if "layers.1.mlp.down_proj.lora_B" in name:
@@ -178,8 +183,9 @@ def test_bfloat16_engine_and_trainer_agree_on_average(folder):
 
     engine = Engine(folder, max_model_len=128, max_num_seqs=64, dtype="bfloat16")
     policy = load_policy(folder, dtype="bfloat16", rank=8, alpha=16, seed=0, device="cpu", checkpointing=True)
+    problems = [SimpleNamespace(prompt_ids=p) for p in prompts(engine, 4)]
+    probe = Probe(engine, policy, problems, exact=False, max_tokens=12)
     move(policy, 0.05)
     engine.sync(policy)
-    problems = [SimpleNamespace(prompt_ids=p) for p in prompts(engine, 4)]
-    gaps = Probe(engine, policy, problems, exact=False, max_tokens=12).check()
+    gaps = probe.check()
     assert 1e-6 < gaps["probe_gap_mean"] < 5e-2

@@ -121,6 +121,24 @@ def test_resumed_equals_uninterrupted(tmp_path, learnt, flags):
     assert adapters[0] == adapters[1]
 
 
+def test_the_path_of_a_real_model_in_bfloat16(tmp_path, learnt):
+    """A model folder, a problem file, bf16, gradient checkpointing, adapter hot swap: what a GPU run does, on the CPU."""
+    import tiny
+
+    rows = [dict(question=p["problem"], final_answer=[p["answer"]]) for p in tiny.problems("train", 48)]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = train(tmp_path, "--model", tiny.ensure_tiny(), "--data", "mine.jsonl", "--eval-data", "builtin", "--template", "chat",
+                "--dtype", "bfloat16", "--sync", "adapter", "--gradient-checkpointing", "on", "--name", "bf16", "--steps", "3",
+                "--max-prompt-tokens", "64", "--lr", "0.001", "--micro-tokens", "2048", *SMALL)
+    assert "data: mine.jsonl: 48 problems" in out
+    metrics = lines(tmp_path / "runs/bf16/metrics.jsonl")
+    assert [row["optimizer_steps"] for row in metrics] == [1, 1, 1]
+    assert all(1e-7 < row["kl_k3"] < 1e-2 for row in metrics)  # bf16: close, not equal
+    assert all(0 < row["probe_gap_mean"] < 5e-2 for row in metrics)
+    adapter = json.loads((tmp_path / "runs/bf16/checkpoints/step-000003/adapter_config.json").read_text())
+    assert set(adapter["target_modules"]) >= {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+
 def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(tmp_path, tiny_cache):
     process = subprocess.Popen(
         [sys.executable, str(ROOT / "minirl.py"), "--name", "stopped", "--steps", "1000", *SMALL], cwd=tmp_path, text=True,
