@@ -22,4 +22,4 @@ demo: setup
 	.venv/bin/python minirl.py --name demo --resume
 
 test: setup
-	.venv/bin/python -m pytest -q
+	.venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder

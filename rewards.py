@@ -1,16 +1,16 @@
 r"""The reward: is the boxed answer of a completion the same mathematics as the gold answer?
 
-    python rewards.py FILE.jsonl --out verdicts.jsonl                  # a {"gold": ..., "completion": ...} per line
-    python rewards.py --gold '\frac12' --completion 'so \boxed{0.5}'   # one verdict, explained step by step
+    python rewards.py FILE.jsonl --out verdicts.jsonl         # one {"gold": ..., "completion": ...} per line
+    python rewards.py --gold '\frac12' --completion '\boxed{1/2}'  # one verdict, explained step by step
 
 1. `extract_answer` takes the last closed box. Text outside boxes never counts.
-2. `decide` settles most pairs in the parent, without sympy: equal strings, equal fractions, equal words. What the
-   guards against known false accepts leave over is a pair of LaTeX strings.
-3. `judge` lets math-verify compare that pair, in a worker process that `Grader` limits in CPU time, wall-clock
-   time and memory, and kills when it overruns. Completions are untrusted input: nothing here runs them as code.
+2. `decide` settles most pairs in the parent, without sympy: equal strings, equal fractions, equal words. What
+   the guards against known false accepts leave over is a pair of LaTeX strings.
+3. `judge` lets math-verify compare that pair, in a worker process that `Grader` limits in CPU time, clock
+   time and memory, and kills when it overruns. Completions are untrusted: nothing here runs them as code.
 
-The reward is 1.0 or 0.0. Its status says why: correct, wrong, no_box (none, or the last one is not closed), empty,
-unparseable (math-verify reads no mathematics in answer or gold), timeout, killed (out of memory, or died twice).
+The reward is 1.0 or 0.0. Its status says why: correct, wrong, no_box (none, or the last one is not closed),
+empty, unparseable (math-verify cannot read answer or gold), timeout, killed (out of memory, or died twice).
 """
 import argparse
 import contextlib
@@ -52,7 +52,7 @@ class Verdict:
 
 # ---------------------------------------------------------------------------------------------- 1. the box
 
-BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*(?:(\{)|([-+]?\.?\d[^\s$\\]*|\\(?:[dt]?frac|sqrt|pi)[^\s$]*))")
+BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*(?:(\{)|([-+]?\.?\d[^\s$\\]*|\\(?:d?frac|sqrt|pi)[^\s$]*))")
 # What may stand between the boxes of one list: "x=\boxed{1}, y=\boxed{2}", "$\boxed{1}$ and $\boxed{2}$"
 GAP = re.compile(r"(?:[\s,;.&$~*…]|\\[,;:! ()\[\]\\]|\\q?quad|\\[lc]?dots|\\text\{\s*,?\s*(?:and|or)?\s*\}"
                  r"|\band\b|\bor\b|\(?\b[a-z\d]\)|[A-Za-z](?:_\{?\w+\}?)?(?:\([a-z]\))?\s*=)*")
@@ -79,10 +79,10 @@ def find_boxes(text: str) -> list[tuple[int, int, str | None]]:
 
 
 def extract_answer(completion: str, style: str = "") -> str | None:
-    r"""The last closed box of `completion`; boxes with only list punctuation between them are one answer "1, 2".
+    r"""The last closed box of `completion`; boxes with only list punctuation between them are a list "1, 2".
 
     None: no box, or the last one is open (a truncated `\boxed{4` says nothing). "": the last box is empty.
-    `style="minerva"` takes the last number of the text when there is no box, as the papers do on that benchmark.
+    `style="minerva"` takes the last number of the text when there is no box, as the papers do on that set.
     """
     boxes = find_boxes(completion)
     if not boxes or boxes[-1][2] is None:
@@ -97,48 +97,52 @@ def extract_answer(completion: str, style: str = "") -> str | None:
     return ", ".join(reversed(parts))
 
 
-# ------------------------------------------------------------------------------------- 2. one spelling for all
+# ----------------------------------------------------------------------------------- 2. one spelling for all
 
 UNICODE = {ord(pair[0]): pair[1:] + " " * pair[-1].isalpha() for pair in (
-    r"−- –- —- ×\times ·\cdot ⋅\cdot ∙\cdot ÷\div ⁄/ ∕/ ∶: ≤\le ≥\ge ⩽\le ⩾\ge ≠\ne ≈\approx ±\pm ∓\mp √\sqrt "
-    r"∛\sqrt[3] π\pi θ\theta α\alpha β\beta γ\gamma λ\lambda μ\mu φ\varphi ϕ\phi ω\omega Ω\Omega ∞\infty ∪\cup ∩\cap "
-    r"∈\in ∖\setminus ∅\emptyset ℝ\mathbb{R} ℤ\mathbb{Z} ℕ\mathbb{N} ℚ\mathbb{Q} ℂ\mathbb{C} °^\circ ∠\angle …\ldots "
-    r"′' ∣| ∨, 。. ⟨\langle ⟩\rangle ½\frac{1}{2} ⅓\frac{1}{3} ⅔\frac{2}{3} ¼\frac{1}{4} ¾\frac{3}{4} ⅕\frac{1}{5}").split()}
-NUMBER_WORDS = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-                "sixteen seventeen eighteen nineteen twenty").split()
+    r"−- –- —- ×\times ·\cdot ⋅\cdot ∙\cdot ÷\div ⁄/ ∕/ ∶: ≤\le ≥\ge ⩽\le ⩾\ge ≠\ne ≈\approx ±\pm ∓\mp "
+    r"√\sqrt π\pi θ\theta α\alpha β\beta γ\gamma λ\lambda μ\mu φ\varphi ϕ\phi ω\omega Ω\Omega ∞\infty "
+    r"∪\cup ∩\cap ∈\in ∖\setminus ∅\emptyset ℝ\mathbb{R} ℤ\mathbb{Z} ℕ\mathbb{N} ℚ\mathbb{Q} ℂ\mathbb{C} "
+    r"∛\sqrt[3] °^\circ ∠\angle …\ldots ′' ∣| ∨, 。. ⟨\langle ⟩\rangle ½\frac{1}{2} ⅓\frac{1}{3} ⅔\frac{2}{3} "
+    r"¼\frac{1}{4} ¾\frac{3}{4} ⅕\frac{1}{5}").split()}
+UNICODE |= dict.fromkeys(map(ord, "\u200b\u200c\u200d\u2060\ufeff\u00ad"), "")         # of no width
+NUMBER_WORDS = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
+                "fifteen sixteen seventeen eighteen nineteen twenty").split()
 FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|log|ln|exp|sqrt|pi|gcd|lcm"
 POWER = r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|-?\d))?"
 # `42 \text{ or 43}`, `\text{not } 42`, `10:30 \text{ p.m.}`, `2\text{x}`: this text is part of the answer
 NOT_A_UNIT = re.compile(
-    r"(?<!\^)(?<!\^-)\d|[=<>]|^\s*[abefijknopqrtuvwxyzBDEGIMOPQRSUXYZ]\s*$|(?i:\b(?:no|not|non|neither|nor|if|maybe"
-    r"|either|otherwise|vs|but|except|wrong|guess|wait|first|is|was|more|less|[ap]\.?m)\b)")
+    r"(?<!\^)(?<!\^-)\d|[=<>]|^\s*[abefijknopqrtuvwxyzBDEGIMOPQRSUXYZ]\s*$|(?i:\b(?:no|not|non|neither|nor|if"
+    r"|maybe|either|otherwise|vs|but|except|wrong|guess|wait|first|is|was|more|less|[ap]\.?m)\b)")
 UNIT = re.compile(r"(?<=[\w})])\s*(?:\\cdot|/)?\s*\\text\{([^{}]*)\}" + POWER
                   + r"(?=\s*(?:\.?$|[,;/]|\\cdot\s*\\text|\\text))")
 BARE_UNIT = re.compile(
-    r"(?<=[\d}])(?:\s*(cm|mm|km|kg|mg|ml|in|ft|yd|lbs?|oz|hrs?|mins?|secs?|mph|km/hr?|m/s|ft/s|mi/hr?|rad|USD)"
+    r"(?<=[\d}])(?:\s*(cm|mm|km|kg|mg|ml|in|ft|yd|lbs?|oz|hrs?|mins?|secs?|mph|km/hr?|m/s|ft/s|rad|USD)"
     rf"|\s+((?!(?:{FUNCTIONS}|and|or|mod)\b)[A-Za-z]{{3,}}(?:[ ]+[A-Za-z]{{2,}})*)){POWER}\s*$")
 OUTER = re.compile(r"^\s*(?:\{([^{}]*)\}|\(([^(),;]*)\))\s*$")
 
-RULES = [(re.compile(pattern.replace("§", "(?![A-Za-z])")), new) for pattern, new in [    # §: a command ends here
+RULES = [(re.compile(pattern.replace("§", "(?![A-Za-z])")), new) for pattern, new in [  # §: a command ends
     # What is not seen (`\phantom{42}`), typography, separators of thousands, and one name for each command
-    (r"\\[hv]?phantom\s*\{[^{}]*\}|\\(?:label|tag|[hv]space)\*?\{[^{}]*\}|\\color\{\w*\}|\\(?:displaystyle|limits"
-     r"|textstyle|hfill|left|right|[bB]igg?[lrm]?|[lL]arge|huge|small|rm|bf|it|therefore|checkmark)§\.?", ""),
-    (r"\\overline(?=\s*\{[A-Z]{2}\})|\\hat(?=\s*\{[ijk]\})|\\(?:boxed|fbox|textcolor\{\w*\}|underline|ensuremath"
-     r"|math(?:bf|it|sf|cal)|boldsymbol|bm)(?=\s*\{)|^\s*(?:=|\\approx)", ""),
+    (r"\\[hv]?phantom\s*\{[^{}]*\}|\\(?:label|tag|[hv]space)\*?\{[^{}]*\}|\\color\{\w*\}", ""),
+    (r"\\(?:displaystyle|limits|textstyle|hfill|left|right|[bB]igg?[lrm]?|[lL]arge|huge|small|rm|bf|it"
+     r"|therefore|checkmark)§\.?|^\s*(?:=|\\approx)", ""),
+    (r"\\overline(?=\s*\{[A-Z]{2}\})|\\hat(?=\s*\{[ijk]\})|\\(?:boxed|fbox|textcolor\{\w*\}|underline"
+     r"|ensuremath|math(?:bf|it|sf|cal)|boldsymbol|bm)(?=\s*\{)", ""),
     (r"(?<!\\)\\!\s*|(?<=\d)\{,\}(?=\d)|(?<!\\)\\[()\[\]]|\\\$|\$|[€£¥¢₹`“”\"]|\*\*", ""),
     (r"(?:(?<!\\)\\[,;: ]|\\(?:q?quad|thinspace|enspace)§|~|\s)+", " "),
     (r"\\(?:text(?:bf|it|rm|sf|up|normal)|math(?:rm|normal)|[mh]box|operatorname\*?)\s*(?=\{)", r"\\text"),
     (r"\\(?:text|math)rm\s+([A-Za-z])", r"\\text{\1}"), (r"\\[dtc](frac|binom)§", r"\\\1"),
-    (r"\\([lg])eq?(?:q|slant)?§", r"\\\1e "), (r"<=", r"\\le "), (r">=", r"\\ge "), (r"\\neq§|\\not\s*=|!=", r"\\ne "),
-    (r"\\equiv§|:=", "="), (r"\\varnothing", r"\\emptyset"), (r"\\l(?:or|and)§", ","), (r"\\lbrace§", r"\\{"),
-    (r"\\rbrace§", r"\\}"), (r"\\langle", "("), (r"\\rangle", ")"), (r"\{([^{}]*)\\choose([^{}]*)\}", r"\\binom{\1}{\2}"),
+    (r"\\([lg])eq?(?:q|slant)?§", r"\\\1e "), (r"<=", r"\\le "), (r">=", r"\\ge "), (r"\\equiv§|:=", "="),
+    (r"\\neq§|\\not\s*=|!=", r"\\ne "), (r"\\varnothing", r"\\emptyset"), (r"\\l(?:or|and)§", ","),
+    (r"\\lbrace§", r"\\{"), (r"\\rbrace§", r"\\}"), (r"\\langle", "("), (r"\\rangle", ")"),
+    (r"\{([^{}]*)\\choose([^{}]*)\}", r"\\binom{\1}{\2}"),
     (r"\(?\\([bp])mod§\s*\{?\s*(\w+)\s*\}?\)?", r"\\\1mod{\2}"), (r"\\bmod", r"\\mod "),
     (r"\\begin\{array\}\s*\{[^{}]*\}|\\begin\{[bp]?(?:small)?matrix\}", r"\\begin{pmatrix}"),
-    (r"\\end\{(?:array|[bp]?(?:small)?matrix)\}", r"\\end{pmatrix}"), (r"(?<=\\\\)\s*\[[^\]]*\]|\\\\\s*(?=\\end\{)", ""),
-    (r"[(\[]\s*(?=\\begin\{pmatrix\})|(?<=\\end\{pmatrix\})\s*[)\]]", ""),
+    (r"\\end\{(?:array|[bp]?(?:small)?matrix)\}", r"\\end{pmatrix}"),
+    (r"(?<=\\\\)\s*\[[^\]]*\]|\\\\\s*(?=\\end\{)|[(\[]\s*(?=\\begin\{pm)|(?<=\\end\{pmatrix\})\s*[)\]]", ""),
     # Words: "the answer is 12", "2 \text{ and } 3", "\text{28 percent}", "10th", "five", 1-1/\mathrm{e}
-    (r"(?i)(^\s*\\text\{|^)\s*(?:the |final |correct )*(?:answer|result|solution)s?\s*(?:is|are|:)\s*:?\s*(?=\S)",
-     r"\1"), (r"^\s*\\text\{[A-Za-z ]*(?:\bis|\bare|:)\s*\}\s*(?=\S)", ""),
+    (r"(?i)(^\s*\\text\{|^)\s*(?:the |final |correct )*(?:answer|result|solution)s?\s*(?:is|are|:)\s*:?\s*"
+     r"(?=\S)", r"\1"), (r"^\s*\\text\{[A-Za-z ]*(?:\bis|\bare|:)\s*\}\s*(?=\S)", ""),
     (r"\\text\{\s*([-+]?\d[\d.,]*)\s*([^{}\d]*)\}", r"\1\\text{\2}"),
     (r"\\text\{([^{}]*?),?\s*\b(?:and|or)\b\s*([^{}]*)\}", r"\\text{\1},\\text{\2}"),
     (r",?\s*(?<![A-Za-z\\])(?:and|or)§\s*,?", ","), (r"\\text\{\s*,?\s*\}", " "), (r",(?:\s*,)+", ","),
@@ -146,27 +150,32 @@ RULES = [(re.compile(pattern.replace("§", "(?![A-Za-z])")), new) for pattern, n
     (r"\\frac\{\\text\{([^{}]*)\}\}\{\\text\{([^{}]*)\}" + POWER + r"\}", r"\\text{\1/\2}"),
     (r"\\text\{\s*(?:\\?%|percent(?:age)?|pct)\s*\}|(?<=[\d}\s])(?:percent(?:age)?|pct)\b|\\?%", r"\\%"),
     (r"(?<=\d)(?: ?\^? ?\{? ?\\text\{\s*(?:st|nd|rd|th)\s*\} ?\}?|(?:st|nd|rd|th)\b)", ""),
-    (r"(?i)(?<![A-Za-z\\])(?:infinity|\\text\{\s*infinity\s*\}|inf)§", r"\\infty "), (r"\+\s*\\infty", r"\\infty"),
+    (r"(?i)(?<![A-Za-z\\])(?:infinity|\\text\{\s*infinity\s*\}|inf)§", r"\\infty "),
+    (r"\+\s*\\infty", r"\\infty"),
     (r"\\text\{([^{}]*=[^{}]*)\}", r"\1"), (r"(?<=\d)\s*(?:\\text\{\s*to\s*\}|\bto\b)\s*(?=\d)", ":"),
     (r"\s*(?:\\text\{\s*)?\(?\b(?:in )?base (\d+)\)?\s*\}?", r"_{\1}"),
-    (rf"(?i)(?:^|\\text\{{|(?<=_)\{{)\s*({'|'.join(NUMBER_WORDS)})\s*(?:\}}|$)", lambda m: str(NUMBER_WORDS.index(m[1].lower()))),
+    (rf"(?i)(?:^|\\text\{{|(?<=_)\{{)\s*({'|'.join(NUMBER_WORDS)})\s*(?:\}}|$)",
+     lambda m: str(NUMBER_WORDS.index(m[1].lower()))),
     # Numbers: 1\ 000 and 1,234/2, 5 1/2, .5, 6\cdot10^3, 4.5e33, 52_{10}
     (r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,])", lambda m: m[0].replace(" ", "")),
     (r"(?<![\d.,(\[])(?<!\\\{)[1-9]\d{0,2}(?:,\d{3})+(?!\d|\s*[,)\]]|\\\})", lambda m: m[0].replace(",", "")),
-    (r"(?<![A-Za-z\\\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"), (r"(?<![\d.])\.(?=\d)", "0."),
-    (r"(?<![\w.}])(\d+)/(\d+) (?=[A-Za-z\\(])", r"\\frac{\1}{\2} "),
+    (r"(?<![A-Za-z\\\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"),
+    (r"(?<![\d.])\.(?=\d)", "0."), (r"(?<![\w.}])(\d+)/(\d+) (?=[A-Za-z\\(])", r"\\frac{\1}{\2} "),
     (r"(?<=\d)\s*(?:\*|\\cdot|\\times|x)\s*10\s*\^\s*[({]?\s*(-?\d+)\s*[)}]?", r"\\times 10^{\1}"),
     (r"(?<![A-Za-z\d.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?![\d.A-Za-z])", r"\1\\times 10^{\2}"),
     (r"^\(?(\d+)\)?\s*_\s*\{?10\}?$", r"\1"),
     # Calculator notation and missing braces: 2*sqrt(3), x^(1/3), \frac43, \sqrt3, \frac\pi2
     (rf"(?<![A-Za-z\\])({FUNCTIONS})§", r"\\\1 "), (r"\*", r"\\cdot "),
     (r"\^\s*\(((?:[^()]|\([^()]*\))*)\)", r"^{\1}"), (r"\\sqrt\s*\(((?:[^()]|\([^()]*\))*)\)", r"\\sqrt{\1}"),
-    (r"\\sqrt\s*(\[[^\]]*\])?\s*(\d+|[A-Za-z])", r"\\sqrt\1{\2}"), (r"\\frac\s*([\dA-Za-z]|\\pi)", r"\\frac{\1}"),
+    (r"\\sqrt\s*(\[[^\]]*\])?\s*(\d+|[A-Za-z])", r"\\sqrt\1{\2}"),
+    (r"\\frac\s*([\dA-Za-z]|\\pi)", r"\\frac{\1}"),
     (r"\\frac\s*(\{(?:[^{}]|\{[^{}]*\})*\})\s*([\dA-Za-z]|\\pi)", r"\\frac\1{\2}"),
     # Degrees (radians inside trigonometry), set builders \{x \mid x>3\}, memberships x \in [0,1], all of R
-    (r"\\(sin|cos|tan|cot|sec|csc)\s*[({]?\s*(\d+)\s*\^\s*\{?\s*\\circ\s*\}?\s*[)}]?", r"\\\1(\\frac{\2\\pi}{180})"),
+    (r"\\(sin|cos|tan|cot|sec|csc)\s*[({]?\s*(\d+)\s*\^\s*\{?\s*\\circ\s*\}?\s*[)}]?",
+     r"\\\1(\\frac{\2\\pi}{180})"),
     (r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?\s*(?:\\text\{\s*[CF]\s*\}|[CF]\b)?|\\degree§", ""),
-    (r"^\s*\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\{R\})?\s*(?:\\mid|\||:)(.*)\\\}\s*$", r"\1"), (r"^\s*[A-Za-z]\s*\\in§\s*", ""),
+    (r"^\s*\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\{R\})?\s*(?:\\mid|\||:)(.*)\\\}\s*$", r"\1"),
+    (r"^\s*[A-Za-z]\s*\\in§\s*", ""),
     (r"(?:, ?)?(?:\\text\{[^{}]*\} ?|for |where )?\b[a-z]\s*\\in\s*\\mathbb\{[ZN]\}\s*$", ""),
     (r"(?i)^\s*(?:\\text\{)?\s*all real(?: number)?s\s*\}?\s*$|^\s*\(\s*-\s*\\infty\s*,\s*\\infty\s*\)\s*$",
      r"\\mathbb{R}"),
@@ -184,9 +193,8 @@ def normalize(text: str) -> str:
     for run, mark in (("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "^"), ("₀₁₂₃₄₅₆₇₈₉", "_")):
         text = re.sub(f"[{run}]+", lambda m: mark + "{" + unicodedata.normalize("NFKC", m[0]) + "}", text)
     text = unicodedata.normalize("NFKC", text.translate(UNICODE)).translate(UNICODE)
-    text = "".join(c for c in text if unicodedata.category(c) not in ("Cf", "Cs", "Co"))   # zero-width characters
     if "\\begin" not in text:
-        text = re.sub(r"\\\\(?=[A-Za-z])", r"\\", text)                                # commands escaped twice
+        text = re.sub(r"\\\\(?=[A-Za-z])", r"\\", text)                               # commands escaped twice
     for pattern, new in RULES:
         text = pattern.sub(new, text)
     text = UNIT.sub(_drop_unit, text)
@@ -213,7 +221,7 @@ EXACT = re.compile(rf"(-?)(?:(\d*)\\frac\{{(-?{DECIMAL})\}}\{{(-?{DECIMAL})\}}|(
 
 
 def exact(text: str) -> tuple[Fraction, bool, bool] | None:
-    r"""(value, has a decimal point, is a percentage) of a number, fraction, mixed number or `0.1\overline{6}`."""
+    r"""(value, has a decimal point, is a percentage) of a fraction, mixed number, `0.1\overline{6}`..."""
     m = EXACT.fullmatch(squeeze(text))
     if not m or Fraction(m[4] or m[6] or 1) == 0:
         return None
@@ -251,8 +259,8 @@ def compare_numbers(gold: str, parts: list[str], style: str) -> tuple[str, str, 
 def words(text: str) -> str | None:
     r"""The lower-case words of a textual answer, sorted when they form a list; None for mathematics.
 
-    `\text{(C)}`, `(C)` and `C.` are "c"; `\text{an ellipse}` is "ellipse". Other bare words need three letters,
-    since `AB` and `ab` may be products.
+    `\text{(C)}`, `(C)` and `C.` are "c"; `\text{an ellipse}` is "ellipse". Other bare words need three
+    letters, since `AB` and `ab` may be products.
     """
     plain = re.sub(r"\\text\{([^{}]*)\}", lambda m: " " + re.sub(r"[()]", " ", m[1]) + " ", text)
     parts = [re.sub(r"^\((.*)\)$", r"\1", part.strip(" .:")) for part in plain.split(",")]
@@ -275,7 +283,7 @@ def split_top(text: str, separators: str) -> list[str]:
 
 
 def is_label(text: str, plain: bool) -> bool:
-    r"""A name such as `x`, `f(2)`, `\angle ABC`, `x_1`; unless `plain`, also `m+n`. Never a claim about numbers."""
+    r"""A name such as `x`, `f(2)`, `\angle ABC`; unless `plain`, also `m+n`. Never a claim about numbers."""
     text = re.sub(r"_\{[^{}]*\}|_\w|\\text\{[^{}]*\}|\\(?:angle|triangle|vec|overline|hat|mathbb)(?![A-Za-z])"
                   r"|\^\{?-1\}?", "n", text)
     text = re.sub(r"(?<=[A-Za-z'])\s*\([^()]*\)", "", text)
@@ -297,11 +305,11 @@ def unlabel(text: str) -> tuple[list[str], list[str]] | None:
 
 
 def reduce_equations(gold: str, answer: str) -> tuple[str, list[str]]:
-    r"""Take labels off. The answer becomes parts that must all equal the gold: math-verify looks only at the last
-    one and would take `41=42` and `1=2=42` for 42, and `x^2-1=0` for 0."""
+    r"""Take labels off. The answer becomes parts that must all equal the gold: math-verify looks only at the
+    last one and would take `41=42` and `1=2=42` for 42, and `x^2-1=0` for 0."""
     g, a = unlabel(gold), unlabel(answer)
     if "=" not in gold:
-        if a and a[0] and len(a[1]) > 1:                                                   # x=1, y=2 for (1,2)
+        if a and a[0] and len(a[1]) > 1:                                              # x=1, y=2 for (1,2)
             values = ", ".join(a[1])
             return gold, [f"({values})" if gold.startswith("(") and len(set(a[0])) > 1 else values]
         parts, zero = split_top(answer, "="), exact(gold) is not None and exact(gold)[0] == 0
@@ -310,7 +318,8 @@ def reduce_equations(gold: str, answer: str) -> tuple[str, list[str]]:
     if g and a and "=" not in answer:
         values = ", ".join(g[1])
         return f"({values})" if len(set(g[0])) > 1 else values, [answer]
-    if g and a and len(set(g[0])) == len(set(a[0])) == 1 and (g[0][0] == a[0][0] or max(map(len, g[0] + a[0])) > 1):
+    one_name = g and a and len(set(g[0])) == len(set(a[0])) == 1
+    if one_name and (g[0][0] == a[0][0] or max(map(len, g[0] + a[0])) > 1):                # x=5 is not y=5
         return ", ".join(g[1]), [", ".join(a[1])]
     return gold, [answer]
 
@@ -360,9 +369,10 @@ def decide(gold: str, answer: str, style: str = "") -> tuple[str | None, str, st
         return "correct" if equal else "wrong", "number bases and dots are compared as text", gold, [answer]
     if SET.match(gold) and TUPLE.fullmatch(answer) or SET.match(answer) and TUPLE.fullmatch(gold):
         return "wrong", "a set is no tuple and no interval", gold, [answer]
-    gold, answer = (re.sub(r"^\\\{((?:(?!\\\{|\\\}).)+)\\\}$", r"\1", text).strip() for text in (gold, answer))
+    gold, answer = (re.sub(r"^\\\{((?:(?!\\[{}]).)+)\\\}$", r"\1", text).strip() for text in (gold, answer))
     gold_words, is_text = words(gold), "\\text" in gold
-    if gold_words and gold_words == words(f"\\text{{{answer}}}" if is_text and "\\" not in answer else answer):
+    as_text = f"\\text{{{answer}}}" if is_text and "\\" not in answer else answer
+    if gold_words and gold_words == words(as_text):
         return "correct", "the same words", gold, [answer]
     if gold_words and (is_text or re.search(r"[A-Za-z]{4}|[A-Za-z]{2} +[A-Za-z]{2}", gold)):
         return "wrong", "the gold is a word, compared as text", gold, [answer]
@@ -376,7 +386,7 @@ def decide(gold: str, answer: str, style: str = "") -> tuple[str | None, str, st
     return None, "not settled by strings, fractions or words", gold, parts
 
 
-# ----------------------------------------------------------------- 4. math-verify, in a worker process of its own
+# ------------------------------------------------------------- 4. math-verify, in a worker process of its own
 
 @functools.lru_cache(1024)
 def parse(latex: str):
@@ -389,14 +399,14 @@ def parse(latex: str):
     from math_verify.grader import is_relation, should_treat_as_complex
     parsed = latex2sympy(latex, is_real=not should_treat_as_complex(latex), normalization_config=None,
                          conversion_config=ConversionConfig(lowercase_symbols=False))
-    if isinstance(parsed, sympy.FiniteSet) and all(is_relation(x) and not isinstance(x, sympy.Eq) for x in parsed):
+    if isinstance(parsed, sympy.FiniteSet) and all(is_relation(x) and not x.has(sympy.Eq) for x in parsed):
         sets = [x.as_set() for x in parsed]
         return sympy.Union(*sets) if sympy.Union(*sets) != sympy.S.Reals else sympy.Intersection(*sets)
     return parsed
 
 
 def sampled(expression) -> list:
-    """`expression` at three fixed positive points, 30 digits; `i` is the imaginary unit. Exact zeros are 0."""
+    """`expression` at three fixed positive points, 30 digits, with `i` the imaginary unit and exact zeros."""
     import sympy
     points, names = [], sorted(expression.free_symbols, key=str)
     for k in range(3 if names else 1):
@@ -409,7 +419,7 @@ def sampled(expression) -> list:
 
 
 def same_values(gold, answer, tolerance: float, scale=1) -> bool | None:
-    """Relative agreement at every point (math-verify's tolerance is absolute); None if it cannot be computed."""
+    """Relative agreement at every point (math-verify's is absolute); None where it cannot be computed."""
     try:
         for g, a in zip(sampled(gold * scale), sampled(answer)):
             if not (g.is_finite and a.is_finite) or g != a and not \
@@ -423,14 +433,14 @@ def same_values(gold, answer, tolerance: float, scale=1) -> bool | None:
 
 
 def same(gold, answer, style: str = "") -> bool:
-    """math-verify's `verify` on two parsed answers, with guards for its false accepts and some second chances."""
+    """math-verify's `verify` on two parsed answers, with guards against false accepts and second chances."""
     import sympy
     from math_verify import verify
     from math_verify.grader import is_relation
     if gold == answer:
         return not gold.has(sympy.nan, sympy.zoo)
     if isinstance(gold, sympy.FiniteSet) and isinstance(answer, sympy.FiniteSet):
-        rest = list(answer.args)                     # verify pairs the sorted elements; try every pair instead
+        rest = list(answer.args)                   # verify pairs the sorted elements; try every pair instead
         for g in gold.args:
             match = next((a for a in rest if same(g, a)), None)
             if match is None:
@@ -448,13 +458,14 @@ def same(gold, answer, style: str = "") -> bool:
         return any(same_values(gold, answer, 1e-4, sympy.Rational(*s)) for s in ((1, 1), (100, 1), (1, 100)))
     if numbers and not (gold + answer).has(sympy.UnevaluatedExpr):                         # not a percentage
         tolerance = 1e-4 if (gold + answer).has(sympy.Float) else 1e-10
-        if same_values(gold, answer, tolerance) is False:                                  # 10^-20 is not 10^-30
+        if same_values(gold, answer, tolerance) is False:                               # 10^-20 is not 10^-30
             return False
     if verify(gold, answer, allow_set_relation_comp=True, timeout_seconds=None):
         return all(same(*pair) for pair in zip(entries(gold), entries(answer)))
     if is_relation(gold) and is_relation(answer) and gold.free_symbols == answer.free_symbols:
         return gold.as_set() == answer.as_set()                                            # |x|<3 and -3<x<3
-    return bool(numbers and not (gold + answer).has(sympy.Abs) and same_values(gold, answer, 1e-12))  # (1+i)^2=2i
+    numbers = numbers and not (gold + answer).has(sympy.Abs)
+    return bool(numbers and same_values(gold, answer, 1e-12))                              # (1+i)^2 is 2i
 
 
 def entries(parsed) -> list:
@@ -480,10 +491,10 @@ def judge(gold: str, parts: list[str], style: str = "") -> tuple[str, str]:
 
 
 def work(cpu_seconds: float, memory: int) -> None:
-    """The worker: jobs in on stdin, verdicts out on stdout, a JSON value per line. Limits hold before sympy loads.
+    """The worker: jobs in on stdin, verdicts out on stdout, a JSON value per line. Limits precede sympy.
 
-    When a job runs out of CPU time, SIGPROF's default action ends the process at once, even inside a long C call.
-    CPU time, unlike the clock, gives the same verdict on a busy machine.
+    When a job runs out of CPU time, SIGPROF's default action ends the process at once, even inside a long C
+    call. CPU time, unlike the clock, gives the same verdict on a busy machine.
     """
     replies, requests, null = os.fdopen(os.dup(1), "w"), os.fdopen(os.dup(0)), os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
@@ -507,8 +518,8 @@ def work(cpu_seconds: float, memory: int) -> None:
 
 
 class Worker:
-    """A child process running `work`: started with a fresh interpreter (never forked from a process that holds
-    CUDA), in an empty folder, without the environment's secrets."""
+    """A child process running `work`: started with a fresh interpreter (never forked from a process that
+    holds CUDA), in an empty folder, without the environment's secrets."""
 
     def __init__(self, timeout: float, memory_gb: float):
         self.folder = tempfile.TemporaryDirectory(prefix="rewards-")
@@ -534,7 +545,7 @@ class Worker:
         """Wait until math-verify is loaded; RuntimeError if it cannot be."""
         self.hello = self.hello or self._receive(120) or "died"
         if self.hello not in ("ready", "died"):
-            raise RuntimeError(f"the verifier cannot start ({self.hello}): pip install 'math-verify[antlr4_13_2]'")
+            raise RuntimeError(f"the verifier cannot start ({self.hello}): pip install -r requirements.txt")
 
     def ask(self, job: tuple) -> tuple[str, str]:
         """(status, why) of one job; status "killed" when the process has died."""
@@ -558,8 +569,8 @@ class Worker:
 class Grader:
     """Grades completions on `workers` processes; any thread may call it. Use it in a `with`, or `close` it.
 
-    timeout: wall-clock seconds an answer may take in a worker. The CPU time is limited to 3/8 of that (1.5 s; honest
-    answers take up to 0.3 s), so that a machine three times overbooked still gives the same verdicts.
+    timeout: wall-clock seconds an answer may take in a worker. CPU time is limited to 3/8 of that (1.5 s;
+    honest answers take up to 0.3 s), so that an overbooked machine still gives the same verdicts.
     memory_gb: address space of a worker.
     """
 
@@ -580,7 +591,7 @@ class Grader:
         if answer:
             try:
                 status, why, gold, parts = decide(gold, answer, style)
-            except Exception as error:                           # a strange answer must not end a training run
+            except Exception as error:                          # a strange answer must not end a training run
                 status, why = "unparseable", f"{type(error).__name__} in the fast path"
         future = Future() if status else self._judge((gold, tuple(parts), style))
         if status:
@@ -588,7 +599,7 @@ class Grader:
         self.pending[key] = future
 
     def _judge(self, question: tuple) -> Future:
-        """The verdict of a worker, from the cache if the same question has been asked before, time-outs included."""
+        """The verdict of a worker, cached if the same question has been asked before, time-outs included."""
         with self.lock:
             if question not in self.cache:
                 self.cache[question] = Future()
@@ -610,24 +621,25 @@ class Grader:
         return [self.result(key) for key in keys]
 
     def check_golds(self, golds: list[str]) -> list[bool]:
-        """For each gold: can it be graded? Words, numbers with a base and the like can, as strings; any other gold
-        must parse: one that does not scores with the identical string only."""
+        """For each gold: can it be graded? Words, numbers with a base and the like can, as strings; any other
+        gold must parse: one that does not scores with the identical string only."""
         checked = []
         for gold in golds:
             status, _, left, _ = decide(gold, "x")
-            checked.append(self._judge((left, (left,), "")) if not status and not exact(left) else status or "wrong")
+            asked = not status and not exact(left)
+            checked.append(self._judge((left, (left,), "")) if asked else status or "wrong")
         checked = [known if isinstance(known, str) else known.result().status for known in checked]
         return [status in ("correct", "wrong") for status in checked]
 
     def _serve(self, i: int) -> None:
-        """The life of one thread: it owns worker `i`, and replaces it when it overran, died or is worn out."""
+        """The life of one thread: it owns worker `i`, and replaces it when it overran, died or wore out."""
         while True:
             with contextlib.suppress(Exception):                 # `ask` reports it
                 self.workers[i].start()                          # a worker takes a job only when it can begin
             future, question = self.jobs.get()
             if future is None:
                 return
-            for _ in range(2):                                   # killed from outside? ask a fresh worker once more
+            for _ in range(2):                                 # killed from outside? ask a fresh worker again
                 worker, start = self.workers[i], time.perf_counter()
                 try:
                     status, why = worker.ask(question)
@@ -642,7 +654,7 @@ class Grader:
                     break
             if status == "killed":
                 with self.lock:
-                    self.cache.pop(question, None)               # perhaps not its own doing: judge it anew next time
+                    self.cache.pop(question, None)            # perhaps not its doing: judge it anew next time
             (future.set_exception if isinstance(verdict, Exception) else future.set_result)(verdict)
 
     def close(self) -> None:
@@ -704,8 +716,8 @@ def grade_file(path: str, out: str | None, workers: int, style: str) -> None:
     if out:
         with open(out, "w", encoding="utf-8") as file:
             for n, (row, v) in enumerate(graded):
-                verdict = {"id": row.get("id", n), "reward": v.reward, "status": v.status, "seconds": v.seconds}
-                file.write(json.dumps(verdict) + "\n")
+                line = {"id": row.get("id", n), "reward": v.reward, "status": v.status, "seconds": v.seconds}
+                file.write(json.dumps(line) + "\n")
     seconds = sorted(v.seconds for _, v in graded)
     print(f"{len(rows)} graded in {time.perf_counter() - start:.1f} s; golds that do not parse: {bad_golds}")
     print("status     ", ", ".join(f"{s} {n}" for s, n in Counter(v.status for _, v in graded).most_common()))
@@ -723,12 +735,13 @@ def grade_file(path: str, out: str | None, workers: int, style: str) -> None:
 def main() -> None:
     if sys.argv[1:2] == ["--worker"]:
         return work(float(sys.argv[2]), int(sys.argv[3]))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", nargs="?", help='rows of {"gold", "completion"}, optional "expected" (0 or 1), "id"')
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
+    parser.add_argument("file", nargs="?", help='rows of "gold", "completion", optional "expected", "id"')
     parser.add_argument("--out", help="write the verdicts there, one per line")
     parser.add_argument("--gold", help="explain one verdict: the gold answer")
     parser.add_argument("--completion", help="explain one verdict: the completion")
-    parser.add_argument("--style", default="", choices=["", "minerva"], help="minerva: 1e-4 tolerance, x100, /100")
+    parser.add_argument("--style", default="", choices=["", "minerva"], help="minerva: 1e-4, x100, /100")
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     if args.gold is not None and args.completion is not None:

@@ -5,6 +5,7 @@ ratio here is between two sides measured in turn in one process.
 """
 import contextlib
 import json
+import math
 import os
 import platform
 import statistics
@@ -111,6 +112,36 @@ def random_model(size: dict, folder: str, vocabulary: int = 384, positions: int 
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def set_lengths(folder: str, lengths: list[tuple]) -> None:
+    """Rewrite a random model so that its responses have the lengths [(share of responses, mean length), ...].
+
+    Its layers pass their input on unchanged, at the full cost of computing it, so the next token depends on the last one only.
+    A response's first token puts it into a class, in which every token is followed by the end with probability 1/mean.
+    """
+    import torch
+    from transformers import Qwen2ForCausalLM
+
+    model = Qwen2ForCausalLM.from_pretrained(folder)
+    assert not model.config.tie_word_embeddings, "input and output weights must be free"
+    embedding, head = model.model.embed_tokens.weight, model.lm_head.weight
+    size, count = 20, len(lengths)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        embedding.zero_()
+        embedding[:, count] = 1  # a token of the prompt
+        head.fill_(-20)
+        for c, (share, mean) in enumerate(lengths):
+            own = slice(20 + size * c, 20 + size * (c + 1))
+            embedding[own] = torch.eye(embedding.shape[1])[c]
+            head[own, count] = math.log(share / size)
+            head[own, c] = math.log((1 - 1 / mean) / size)
+            head[model.config.eos_token_id, c] = math.log(1 / mean)
+        head /= embedding.shape[1] ** 0.5  # the final norm makes a one of length 1 this long
+    model.save_pretrained(folder)
 
 
 def parameters(model) -> int:

@@ -28,11 +28,11 @@ PARTS = ("training", "adapter", "merge")
 CARDS = (16, 24, 48, 80)  # GB
 FULL = dict(  # Qwen2.5-Math-1.5B and the default lengths
     size=dict(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12, num_key_value_heads=2),
-    vocabulary=151_936, positions=4096, dtype="bfloat16", prompt=200, response=512, sequences=256, prompts=32, repeats=3,
+    vocabulary=151_936, positions=4096, dtype="bfloat16", prompt=200, response=256, sequences=256, prompts=32, repeats=3, sampler=(120, 800),
     rows=96, typical=500, longest=3000, micro_tokens=16384, memory_points=(4096, 8192), matrix=8192)
 SMALL = dict(
     size=dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1),
-    vocabulary=512, positions=512, dtype="float32", prompt=16, response=16, sequences=32, prompts=4, repeats=2,
+    vocabulary=512, positions=512, dtype="float32", prompt=16, response=16, sequences=32, prompts=4, repeats=2, sampler=(12, 64),
     rows=16, typical=24, longest=128, micro_tokens=512, memory_points=(4096, 8192), matrix=512)
 
 
@@ -50,6 +50,7 @@ def engine_part(mode: str, model: str, s: SimpleNamespace) -> dict:
     memory = dict(start=memory_now())
     engine = Engine(model, max_model_len=s.prompt + s.longest, max_num_seqs=s.sequences, dtype=s.dtype, sync_mode=mode,
                     memory_share=0.45, sleep=True)
+    engine.sampling["ignore_eos"] = True  # lengths are what the limits say, whatever random weights would like
     memory["engine"] = memory_now()
     policy = load_policy(model, dtype=s.dtype, rank=16, alpha=32, seed=0, device="cuda" if on_gpu() else "cpu")
     memory["engine and trainer"] = memory_now()
@@ -79,21 +80,16 @@ def engine_part(mode: str, model: str, s: SimpleNamespace) -> dict:
 
 def cache_gb(engine) -> float:
     """The engine's key-value cache, of the memory that it has taken."""
-    c, hf = engine.llm.llm_engine.vllm_config.cache_config, engine.llm.llm_engine.model_config.hf_config
+    vllm = engine.llm.llm_engine.vllm_config
+    c, hf = vllm.cache_config, vllm.model_config.hf_config
     width = hf.num_key_value_heads * hf.hidden_size // hf.num_attention_heads
-    bytes_per_number = engine.llm.llm_engine.model_config.dtype.itemsize
-    return c.num_gpu_blocks * c.block_size * 2 * hf.num_hidden_layers * width * bytes_per_number / 1e9
+    return c.num_gpu_blocks * c.block_size * 2 * hf.num_hidden_layers * width * vllm.model_config.dtype.itemsize / 1e9
 
 
 def rate(engine, prompts, s) -> float:
     """Generated tokens per second, all prompts at once; median after a warm-up."""
-    found = []
-
-    def rollouts():
-        found.append(sum(len(r.token_ids) for (r,) in engine.generate(prompts, n=1, max_tokens=s.response)))
-
-    taken = alternate(s.repeats, rollouts=rollouts)["rollouts"]
-    return median(tokens / value for tokens, value in zip(found[1:], taken))
+    taken = alternate(s.repeats, rollouts=lambda: engine.generate(prompts, n=1, max_tokens=s.response))["rollouts"]
+    return len(prompts) * s.response / median(taken)
 
 
 def logprob_gap(engine, policy, prompts, s) -> dict:
@@ -122,7 +118,7 @@ def sampler(engine, s, **how) -> dict:
 
     problems = [SimpleNamespace(id=p, p=(p + 0.5) / s.prompts, ids=[9 + p % 200] * s.prompt) for p in range(s.prompts)]
     script = SimpleNamespace(submit=lambda key, problem: engine.submit(
-        key, problem.ids, long_tailed(draw("length", *key), s.typical, s.longest)), step=engine.step)
+        key, problem.ids, long_tailed(draw("length", *key), *s.sampler)), step=engine.step)
     grader = SimpleNamespace(submit=lambda *_: None, result=lambda key: SimpleNamespace(
         reward=float(draw("verdict", *key).random() < problems[key[0]].p), status="drawn"))
     world = type("World", (SimpleNamespace,), {"busy": property(lambda _: engine.busy)})(**vars(script))
@@ -200,9 +196,9 @@ def recommend(r: dict, card: float, context: int = 4024, cache: float = 2.0) -> 
     The trainer's peak grows linearly with --micro-tokens: two measured points give the line, and one response of full
     length must fit. `cache`: the least key-value cache in GB that is worth having (2 GB: about 70,000 tokens of this model).
     """
-    m = r["merge"]["memory_gb"]
+    m = r["adapter"]["memory_gb"]  # the default on a GPU
     trainer = m["engine and trainer"] - m["engine"]
-    awake, asleep = m["engine"] - r["merge"]["cache_gb"] + cache, m["engine asleep (level 1) and trainer"] - trainer
+    awake, asleep = m["engine"] - r["adapter"]["cache_gb"] + cache, m["engine asleep (level 1) and trainer"] - trainer
     for sleep, engine in ((False, awake), (True, asleep)):
         for checkpointing in ("off", "on"):
             points = r["training"]["gradient_checkpointing"][checkpointing]["peak_gb"]
@@ -301,7 +297,7 @@ def main() -> None:
     print(f"\n{hardware}{', a small model: no measure of anything but that it works' if small else ''}")
     for what, value in lines(found):
         print(f"{what:72} {value}")
-    if not small and all("failed" not in found.get(part, {"failed": ""}) for part in ("training", "merge")):
+    if not small and all("failed" not in found.get(part, {"failed": ""}) for part in ("training", "adapter")):
         for card in CARDS:
             print(f"{card} GB: {recommend(found, card)}")
     for part, x in found.items():

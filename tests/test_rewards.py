@@ -1,7 +1,7 @@
 """The verifier: a labelled table, the boxes, the limits on hostile answers, and the worker processes.
 
-tests/reward_cases.jsonl holds the table: gold, completion, expected, reason, and what plain math-verify 0.9.0 says
-with the gold as it is (`plain`) and inside a box (`plain_boxed`).
+tests/reward_cases.jsonl holds the table: gold, completion, expected, reason, and what plain math-verify 0.9.0
+says with the gold as it is (`plain`) and inside a box (`plain_boxed`).
 """
 import json
 import os
@@ -37,10 +37,11 @@ def score(grader, gold: str, completion: str, **how) -> float:
 
 
 def run(*arguments, **how):
-    return subprocess.run([sys.executable, str(ROOT / "rewards.py"), *arguments], capture_output=True, text=True, **how)
+    command = [sys.executable, str(ROOT / "rewards.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, **how)
 
 
-# ------------------------------------------------------------------------------------------------ the table
+# ------------------------------------------------------------------------------------ the table
 
 def test_the_table_beats_plain_math_verify(grader, capsys):
     verdicts = grader.grade([(case["gold"], case["completion"]) for case in CASES])
@@ -49,11 +50,12 @@ def test_the_table_beats_plain_math_verify(grader, capsys):
         by_kind[case["kind"]].append((case["expected"], verdict.reward, case["plain"], case["plain_boxed"]))
     everything = [row for rows in by_kind.values() for row in rows]
     with capsys.disabled():
-        print(f"\n{'right / false accepts':24}{'cases':>6}{'rewards.py':>14}{'bare gold':>14}{'boxed gold':>14}")
+        print(f"\n{'right, false accepts':24}{'cases':>6}{'rewards.py':>14}{'bare gold':>14}{'boxed gold':>14}")
         for kind, rows in [*by_kind.items(), ("all", everything)]:
-            cells = [f"{sum(row[0] == row[k] for row in rows) / len(rows):8.1%} /{sum(row[k] > row[0] for row in rows):3}"
-                     for k in (1, 2, 3)]
-            print(f"{kind:24}{len(rows):6}" + "".join(f"{cell:>14}" for cell in cells))
+            print(f"{kind:24}{len(rows):6}", end="")
+            for k in (1, 2, 3):
+                right, accepts = sum(row[0] == row[k] for row in rows), sum(row[k] > row[0] for row in rows)
+                print(f"{right / len(rows):9.1%},{accepts:4}", end="" if k < 3 else "\n")
     assert len(CASES) >= 300 and len({(case["gold"], case["completion"]) for case in CASES}) == len(CASES)
     assert sum(e == ours for e, ours, _, _ in everything) / len(everything) >= 0.98
     assert sum(ours > e for e, ours, _, _ in everything) <= 5
@@ -75,16 +77,18 @@ def test_every_gold_of_the_table_equals_itself(grader):
     assert all(verdict.reward for verdict in grader.grade([(gold, boxed(gold)) for gold in golds]))
 
 
-# ------------------------------------------------------------------------------------------------ the parts
+# ------------------------------------------------------------------------------------ the parts
 
 @pytest.mark.parametrize("completion, answer", [
-    (r"\boxed{42}", "42"), (r"\boxed {12}", "12"), ("\\boxed\n{12}", "12"), (r"$\boxed 7$.", "7"), (r"\fbox{3}", "3"),
-    (r"\boxed\frac12", r"\frac12"), (r"\boxed{\{1,2\}}", r"\{1,2\}"), (r"\boxed{a\}b}", r"a\}b"), (r"\boxed{", None),
-    (r"\boxed{4", None), ("42", None), ("", None), (r"\boxed{1} \boxed{2", None), (r"\boxed{}", ""), (r"\boxed{ }", ""),
-    (r"\boxed{1} \boxed{}", ""), (r"\boxed{1} and $\boxed{2}$", "1, 2"), (r"x=\boxed{1}, y=\boxed{2}", "1, 2"),
-    (r"\boxed{1}, but wait, it is \boxed{2}", "2"), (r"\boxed{\boxed{5}}", r"\boxed{5}"), (r"\boxed{ open \boxed{2}", "2"),
-    (r"\boxed{2} goes into \boxed.", "2"), (r"\boxed{1}\boxed{1}", "1"), (r"(a) \boxed{1} (b) \boxed{2}", "1, 2"),
-    (r"\boxed{1} " + "x" * 10 + r" \boxed{2}", "2"), (r"\boxed{1}" + " " * 100 + r"\boxed{2}", "2"),
+    (r"\boxed{42}", "42"), (r"\boxed {12}", "12"), ("\\boxed\n{12}", "12"), (r"$\boxed 7$.", "7"),
+    (r"\fbox{3}", "3"), (r"\boxed\frac12", r"\frac12"), (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+    (r"\boxed{a\}b}", r"a\}b"), (r"\boxed{", None), (r"\boxed{4", None), ("42", None), ("", None),
+    (r"\boxed{1} \boxed{2", None), (r"\boxed{}", ""), (r"\boxed{ }", ""), (r"\boxed{1} \boxed{}", ""),
+    (r"\boxed{1} and $\boxed{2}$", "1, 2"), (r"x=\boxed{1}, y=\boxed{2}", "1, 2"),
+    (r"\boxed{1}, but wait, it is \boxed{2}", "2"), (r"\boxed{\boxed{5}}", r"\boxed{5}"),
+    (r"\boxed{ open \boxed{2}", "2"), (r"\boxed{2} goes into \boxed.", "2"), (r"\boxed{1}\boxed{1}", "1"),
+    (r"(a) \boxed{1} (b) \boxed{2}", "1, 2"), (r"\boxed{1} " + "x" * 10 + r" \boxed{2}", "2"),
+    (r"\boxed{1}" + " " * 100 + r"\boxed{2}", "2"),
 ])
 def test_the_last_closed_box_or_list_of_boxes_is_the_answer(completion, answer):
     assert extract_answer(completion) == answer
@@ -92,23 +96,25 @@ def test_the_last_closed_box_or_list_of_boxes_is_the_answer(completion, answer):
 
 @pytest.mark.parametrize("text, normal", [
     (r"10{,}080\,\text{cm}^2.", "10080"), ("10,080", "10080"), (r"\dfrac43", r"\frac{4}{3}"), ("２", "2"),
-    (r"90^{\circ}", "90"), (r"\text{The answer is } 12", "12"), ("x²", "x^{2}"), (r"\text{28 percent}", r"28\%"),
+    (r"90^{\circ}", "90"), (r"\text{The answer is } 12", "12"), ("x²", "x^{2}"),
+    (r"\text{28 percent}", r"28\%"),
 ])
 def test_normalize(text, normal):
     assert normalize(text) == normal
 
 
 def test_exact_numbers():
-    for text, value in [("0.5", 0.5), (r"1\frac{4}{5}", 1.8), ("-3/4", -0.75), (r"0.1\overline{6}", 1 / 6), ("5.", 5),
-                        (r"4.5\times 10^{-2}", 0.045)]:
+    for text, value in [("0.5", 0.5), (r"1\frac{4}{5}", 1.8), ("-3/4", -0.75), (r"0.1\overline{6}", 1 / 6),
+                        ("5.", 5), (r"4.5\times 10^{-2}", 0.045)]:
         assert float(exact(text)[0]) == value
     for text in ["x", "1/0", r"\frac{1}{0}", "1,2", r"\sqrt{2}", "", "1e9999999", r"1\times10^{99999}"]:
         assert exact(text) is None
 
 
 def test_minerva_style_follows_the_papers(grader):
-    for gold, answer, reward in [("4.5e33", r"4.5\times 10^{33}", 1), ("2.7778", "2.77778", 1), ("0.5", "50", 1),
-                                 ("50", "0.5", 1), (r"\sqrt{2}", "1.4142", 1), ("2.7778", "2.7878", 0), ("3", "4", 0)]:
+    for gold, answer, reward in [
+            ("4.5e33", r"4.5\times 10^{33}", 1), ("2.7778", "2.77778", 1), ("0.5", "50", 1), ("50", "0.5", 1),
+            (r"\sqrt{2}", "1.4142", 1), ("2.7778", "2.7878", 0), ("3", "4", 0)]:
         assert score(grader, gold, boxed(answer), style="minerva") == reward
     assert score(grader, "2.7778", boxed("2.77778")) == score(grader, "0.5", boxed("50")) == 0
     assert score(grader, "42", "First 41, finally 42.", style="minerva") == 1
@@ -122,7 +128,7 @@ def test_golds_are_checked_at_load_time(grader):
     assert score(grader, r"\foo{1", r"\boxed{1}") == score(grader, "", r"\boxed{0}") == 0
 
 
-# ------------------------------------------------------------------------------------------------ statuses and workers
+# ------------------------------------------------------------------------------------ statuses and workers
 
 HANG = r"\sum_{n=1}^{\infty}\frac{\sin n}{n^3}"
 
@@ -130,7 +136,8 @@ HANG = r"\sum_{n=1}^{\infty}\frac{\sin n}{n^3}"
 def test_every_status_is_reached_by_a_real_input(grader):
     for status, gold, completion in [
             ("correct", "42", r"\boxed{42}"), ("wrong", "42", r"\boxed{43}"), ("no_box", "42", "42"),
-            ("no_box", "42", r"\boxed{42"), ("empty", "42", r"\boxed{}"), ("empty", "42", r"\boxed{\phantom{42}}"),
+            ("no_box", "42", r"\boxed{42"), ("empty", "42", r"\boxed{}"),
+            ("empty", "42", r"\boxed{\phantom{42}}"),
             ("unparseable", "42", r"\boxed{\foo{42}}"), ("unparseable", r"\foo{", r"\boxed{42}"),
             ("unparseable", "42", r"\boxed{9^{9^{9^9}}}")]:
         assert grader.grade([(gold, completion)])[0].status == status
@@ -148,7 +155,8 @@ def test_every_status_is_reached_by_a_real_input(grader):
 
 def undecided(n: int) -> tuple[list, list]:
     """Pairs that only a worker can judge, and their rewards."""
-    return [(rf"2\sqrt{{2}}+{k}", rf"\boxed{{\sqrt{{8}}+{k + k % 2}}}") for k in range(n)], [1.0 - k % 2 for k in range(n)]
+    pairs = [(rf"2\sqrt{{2}}+{k}", rf"\boxed{{\sqrt{{8}}+{k + k % 2}}}") for k in range(n)]
+    return pairs, [1.0 - k % 2 for k in range(n)]
 
 
 def test_a_worker_killed_in_the_middle_of_a_batch_changes_nothing():
@@ -166,9 +174,13 @@ def test_a_worker_killed_in_the_middle_of_a_batch_changes_nothing():
 
 def test_results_come_in_order_from_any_thread_and_are_the_same_again(grader):
     pairs, expected = undecided(30)
-    pairs, expected = pairs + [("5", r"\boxed{5}"), ("5", "5"), ("5", r"\boxed{6}")], expected + [1.0, 0.0, 0.0]
+    pairs += [("5", r"\boxed{5}"), ("5", "5"), ("5", r"\boxed{6}")]
+    expected += [1.0, 0.0, 0.0]
     results = {}
-    threads = [threading.Thread(target=lambda k=k: results.update({k: grader.grade(pairs)})) for k in range(4)]
+
+    def grade(k: int) -> None:
+        results[k] = grader.grade(pairs)
+    threads = [threading.Thread(target=grade, args=(k,)) for k in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -204,7 +216,8 @@ def test_a_worker_is_fresh_poor_and_limited(monkeypatch):
         assert "secret" not in (process / "environ").read_text()
         assert os.path.realpath(process / "cwd") == os.path.realpath(worker.folder.name)
         assert os.listdir(worker.folder.name) == []
-        limits = {line[:25].strip(): line[26:].split()[0] for line in (process / "limits").read_text().splitlines()}
+        lines = (process / "limits").read_text().splitlines()
+        limits = {line[:25].strip(): line[26:].split()[0] for line in lines}
         assert limits["Max address space"] == str(2 ** 30)
         assert limits["Max core file size"] == limits["Max file size"] == "0"
         assert "torch" not in (process / "maps").read_text()
@@ -213,10 +226,13 @@ def test_a_worker_is_fresh_poor_and_limited(monkeypatch):
 
 def test_importing_is_light_and_workers_do_not_import_the_main_script(tmp_path):
     script = tmp_path / "trainer.py"
-    script.write_text(f"import sys; sys.path.insert(0, {str(ROOT)!r}); open('started', 'a').write('x')\n"
-                      "from rewards import Grader\nassert 'sympy' not in sys.modules and 'torch' not in sys.modules\n"
-                      "with Grader() as g: print(g.grade([(r'\\sqrt{12}', r'\\boxed{2\\sqrt{3}}')])[0].status)\n"
-                      "assert 'sympy' not in sys.modules\n")
+    script.write_text(f"""
+import sys; sys.path.insert(0, {str(ROOT)!r}); open("started", "a").write("x")
+from rewards import Grader
+assert not {{"sympy", "torch", "math_verify"}} & set(sys.modules)
+with Grader() as grader: print(grader.grade([(r"\\sqrt{{12}}", r"\\boxed{{2\\sqrt{{3}}}}")])[0].status)
+assert "sympy" not in sys.modules
+""")
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
     assert (done.stdout, (tmp_path / "started").read_text()) == ("correct\n", "x"), done.stderr
 
@@ -229,32 +245,36 @@ def test_a_missing_verifier_says_so(monkeypatch):
         grader.grade([(r"\sqrt{2}", r"\boxed{\sqrt{3}}")])
 
 
-# ------------------------------------------------------------------------------------------------ hostile answers
+# ------------------------------------------------------------------------------------ hostile answers
 
 def nested(left: str, right: str, n: int, core: str = "1") -> str:
     return left * n + core + right * n
 
 
-BOMBS = [      # all but a few would run for minutes
+BOMBS = [      # many would run for minutes
     "10^{10^{10}}", "9^{9^{9^9}}", "2^{10^9}", r"2^{10^{12}} \bmod 7", "100000000!", "((9!)!)!", "9!!!",
-    r"\binom{10^8}{5\cdot10^7}", r"\Gamma(10^9)", nested(r"\frac{1}{1+", "}", 50), nested(r"\frac{1}{1+", "}", 13, "x"),
-    nested("(", ")", 200), nested("(", ")", 2000), nested("{", "}", 5000), nested("2^{", "}", 30, "2"),
-    r"\sum_{k=2}^{24} \log_k(x^{k+1}+k)", r"\int e^{x^2}\sin(x^3)\ln(x)dx", r"\prod_{k=1}^{10^9} (k+1)", HANG,
-    r"\{" + ",".join(map(str, range(3000))) + r"\}", ",".join(["1"] * 20000), ",".join(map(str, range(190))),
-    r"\begin{pmatrix}" + r"\\".join("&".join("1" * 60) for _ in range(60)) + r"\end{pmatrix}",
-    "0." + "1234567890" * 2000, "1" * 399 + ".5", "+".join(f"a_{{{i}}}" for i in range(2000)), "(x+y+z)^{200}=1",
-    r"\begin{pmatrix}1&1\\1&0\end{pmatrix}^{1000000000}", "99999^{999999}", r"\lfloor 10^{10^9} \pi \rfloor",
-    r"\frac{" * 150, "-" * 900 + "1", "1" + "!" * 50, "^" * 900, "x^" * 400 + "2", "|x" * 300 + "|" * 300, "1=" * 400 + "1",
-    "x<" * 200 + "x", "(1," * 100 + "1" + ")" * 100, "{" * 400 + "}" * 400, "\\text{a" * 100, "\\pm 1" * 180, "\\log" * 240 + "2",
-    "1 cm" + " cm" * 200, "1 " * 400, "1 000 " * 150, "a and " * 150, "{,}" * 300, "\x00" * 500, "\ud800" * 300,
-    "\u202e43", "a" + "\u0301" * 900, "\u200b" * 900, "½" * 300, "√" * 300, "²" * 500, "\\" * 999, "~" * 900, "%" * 900,
-    "°" * 500, "'" * 900, "1e999999999", "1e-999999999", "nan", r"\infty", r"\infty-\infty", r"\frac{0}{0}", "0^0", r"\ln 0", "True",
+    r"\binom{10^8}{5\cdot10^7}", r"\Gamma(10^9)", nested(r"\frac{1}{1+", "}", 50),
+    nested(r"\frac{1}{1+", "}", 13, "x"), nested("(", ")", 200), nested("(", ")", 2000), nested("{", "}", 5000),
+    nested("2^{", "}", 30, "2"), r"\sum_{k=2}^{24} \log_k(x^{k+1}+k)", r"\int e^{x^2}\sin(x^3)\ln(x)dx",
+    r"\prod_{k=1}^{10^9} (k+1)", HANG, r"\{" + ",".join(map(str, range(3000))) + r"\}", ",".join(["1"] * 20000),
+    ",".join(map(str, range(190))), "0." + "1234567890" * 2000, "1" * 399 + ".5", "(x+y+z)^{200}=1",
+    r"\begin{pmatrix}" + r"\\".join("&".join("1" * 60) for _ in range(60)) + r"\end{pmatrix}", "99999^{999999}",
+    "+".join(f"a_{{{i}}}" for i in range(2000)), r"\begin{pmatrix}1&1\\1&0\end{pmatrix}^{1000000000}",
+    r"\lfloor 10^{10^9} \pi \rfloor", r"\frac{" * 150, "-" * 900 + "1", "1" + "!" * 50, "^" * 900,
+    "x^" * 400 + "2", "|x" * 300 + "|" * 300, "1=" * 400 + "1", "x<" * 200 + "x", "(1," * 100 + "1" + ")" * 100,
+    "{" * 400 + "}" * 400, "\\text{a" * 100, "\\pm 1" * 180, "\\log" * 240 + "2", "1 cm" + " cm" * 200,
+    "1 " * 400, "1 000 " * 150, "a and " * 150, "{,}" * 300, "\x00" * 500, "\ud800" * 300, "42\ud800", "4\x002",
+    "\u202e42", "4\u03362\u0336", "a" + "\u0301" * 900, "\u200b" * 900, "½" * 300, "√" * 300, "²" * 500, "\\" * 999,
+    "~" * 900, "%" * 900, "°" * 500, "'" * 900, "1e999999999", "1e-999999999", "nan", r"\infty", r"\infty-\infty",
+    r"\frac{0}{0}", "1/0", "0^0", r"\ln 0", "True", "x",
 ]
-LONG = ["a" * 100_000, "$" * 100_000, "$x$, " * 20_000, "answer " * 14_000, " " * 100_000, "\\" * 100_000, "\\(" * 50_000,
-        "1 " * 50_000, "\\boxed{" * 20_000, "\\boxed{" + "9" * 99_000 + "}", "\\boxed{1}" * 5000, "\\boxed " * 16_000,
-        "\\boxed 1" * 14_000, "{" * 100_000, "\\boxed{" + "\\frac{1}{" * 9000 + "}" * 9001, "\\boxed{" * 14_000 + "}" * 14_000,
-        "\\text{" * 16_000, "^(" * 50_000, "\\boxed{" + "a\u0301" * 50_000 + "}", "\x00" * 100_000, "",
-        ("\\boxed{2}" + " " * 79) * 1000, "\\boxed{x=" * 12_000, "\\{" * 50_000]
+LONG = [
+    "a" * 100_000, "$" * 100_000, "$x$, " * 20_000, "answer " * 14_000, " " * 100_000, "\\" * 100_000,
+    "\\(" * 50_000, "1 " * 50_000, "\\boxed{" * 20_000, "\\boxed{" + "9" * 99_000 + "}", "\\boxed{1}" * 5000,
+    "\\boxed " * 16_000, "\\boxed 1" * 14_000, "{" * 100_000, "\\boxed{" + "\\frac{1}{" * 9000 + "}" * 9001,
+    "\\boxed{" * 14_000 + "}" * 14_000, "\\text{" * 16_000, "^(" * 50_000, "\\boxed{" + "a\u0301" * 50_000 + "}",
+    "\x00" * 100_000, "", ("\\boxed{2}" + " " * 79) * 1000, "\\boxed{x=" * 12_000, "\\{" * 50_000,
+]
 
 
 def test_hostile_answers_score_zero_in_time_and_do_not_disturb_the_others():
@@ -271,7 +291,8 @@ def test_hostile_answers_score_zero_in_time_and_do_not_disturb_the_others():
 
 
 def test_no_rule_takes_long_on_any_thousand_characters():
-    pieces = ["1", "a", " ", "{", "}", "\\", "(", ",", "\\text{", "^", "1 ", "\\frac{", "=", "and ", "\\,", "~", "-", "x in "]
+    pieces = ["1", "a", " ", "{", "}", "\\", "(", ",", "\\text{", "^", "1 ", "\\frac{", "=", "and ", "\\,", "~",
+              "-", "x in "]
     for piece in pieces:
         for other in pieces:
             text = ((piece + other) * 1000)[:990]
@@ -280,30 +301,31 @@ def test_no_rule_takes_long_on_any_thousand_characters():
             assert time.thread_time() - start < 0.5, text[:20]
 
 
+RUN = "__import__('os').system('touch MARK')"
 INJECTIONS = [
-    "__import__('os').system('touch MARK')", "1 if __import__('os').system('touch MARK') else 42",
-    "exec(\"open('MARK','w')\")", "eval(\"open('MARK','w')\")", "open('MARK','w').write('x')",
-    "\\text{__import__('os').system('touch MARK')}", "[x for x in [__import__('os').system('touch MARK')]]",
-    "S(\"__import__('os').system('touch MARK')\")", "\\write18{touch MARK}", "$(touch MARK)", "`touch MARK`", "; touch MARK",
-    "\\variable{__import__('os').system('touch MARK')}", "\\operatorname{__import__('os').system('touch MARK')}",
-    "f(__import__('os').system('touch MARK'))", "'''+__import__('os').system('touch MARK')+'''", "{{7*7}}", "{0.__class__}",
+    RUN, f"1 if {RUN} else 42", f"eval(\"{RUN}\")", f"[x for x in [{RUN}]]", f"S(\"{RUN}\")", f"f({RUN})",
+    f"'''+{RUN}+'''", f"\\text{{{RUN}}}", f"\\variable{{{RUN}}}", f"\\operatorname{{{RUN}}}", "{0.__class__}",
+    "exec(\"open('MARK','w')\")", "open('MARK','w').write('x')", "\\write18{touch MARK}", "\\input{MARK}",
+    "$(touch MARK)", "`touch MARK`", "; touch MARK", "{{7*7}}", "%(x)s", f"lambda: {RUN}", f"sympify(\"{RUN}\")",
+    "().__class__.__bases__[0].__subclasses__()", f"x_{{{RUN}}}", f"\\sqrt{{{RUN}}}",
 ]
 
 
 def test_code_in_an_answer_is_never_run(grader, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     injections = [text.replace("MARK", str(tmp_path / "MARK")) for text in INJECTIONS] + INJECTIONS
-    pairs = [("42", wrapped) for text in injections for wrapped in (text, boxed(text), f"${text}$ \\boxed{{41}}")]
-    assert all(verdict.reward == 0 for verdict in grader.grade(pairs))
+    texts = [wrapped for text in injections for wrapped in (text, boxed(text), f"${text}$ \\boxed{{41}}")]
+    assert all(verdict.reward == 0 for verdict in grader.grade([("42", text) for text in texts]))
     for text in injections:                              # once more without the fast path and its guards
         judge("42", [text])
     assert os.listdir(tmp_path) == []
 
 
 def test_long_honest_completions_keep_their_reward(grader):
-    for filler in ["Let us think. " * 7000, "\\(x\\) " * 15_000, "\\( " * 33_000, "$" * 99_999, "\\boxed{41} is wrong, since. " * 3500,
-                   "\\boxed{ " * 12_000, "{" * 100_000, "}" * 100_000, "\\text{" * 16_000, "answer is 41. " * 7000, "1 " * 50_000,
-                   "\n" * 100_000, "\\" * 99_999 + " ", "½√²≤" * 25_000]:
+    fillers = ["Let us think. " * 7000, "\\(x\\) " * 15_000, "\\( " * 33_000, "$" * 99_999, "{" * 100_000,
+               "\\boxed{41} is wrong, since. " * 3500, "\\boxed{ " * 12_000, "}" * 100_000, "\\text{" * 16_000,
+               "answer is 41. " * 7000, "1 " * 50_000, "\n" * 100_000, "\\" * 99_999 + " ", "½√²≤" * 25_000]
+    for filler in fillers:
         for gold, answer in [("42", "42"), (r"\frac{\sqrt{3}}{2}", r"\sqrt{3}/2")]:
             start = time.perf_counter()
             assert score(grader, gold, filler + f" so it is $\\boxed{{{answer}}}$.") == 1, filler[:20]
@@ -315,8 +337,9 @@ def test_thousands_of_typical_verdicts_a_second():
     pairs = []
     for _ in range(4000):
         a, b = chooser.randrange(1000), chooser.randrange(1, 100)
-        gold, answer = chooser.choice([(f"{a}", f"{chooser.choice((a, b))}"), (f"{a}", f"{a}.0"), (f"{a}/{b}", f"\\frac{{{a}}}{{{b}}}"),
-                                       (f"{a}", f"{a} \\text{{ cm}}"), (f"\\frac{{{a}}}{{{b}}}", f"\\dfrac{{{a}}}{{{b + 1}}}")])
+        gold, answer = chooser.choice([
+            (f"{a}", f"{b}"), (f"{a}", f"{a}"), (f"{a}", f"{a}.0"), (f"{a}/{b}", f"\\frac{{{a}}}{{{b}}}"),
+            (f"{a}", f"{a} \\text{{ cm}}"), (f"\\frac{{{a}}}{{{b}}}", f"\\dfrac{{{a}}}{{{b + 1}}}")])
         pairs.append((gold, "We compute step by step. " * 40 + boxed(answer)))
     with Grader(workers=1) as grader:
         start = time.thread_time()
@@ -326,21 +349,24 @@ def test_thousands_of_typical_verdicts_a_second():
     assert speed > 2000
 
 
-# ------------------------------------------------------------------------------------------------ command line
+# ------------------------------------------------------------------------------------ command line
 
 def test_a_file_is_graded_and_summarised(tmp_path):
-    rows = [{"gold": "42", "completion": r"\boxed{42}", "expected": 1, "id": "a"}, {"gold": "42", "completion": "42", "expected": 0},
-            {"gold": r"\sqrt{12}", "completion": r"\boxed{2\sqrt{3}}", "expected": 1}, {"gold": "1", "completion": r"\boxed{1}", "expected": 0}]
+    table = [("42", r"\boxed{42}", 1), ("42", "42", 0), (r"\sqrt{12}", r"\boxed{2\sqrt{3}}", 1), ("1", r"\boxed 1", 0)]
+    rows = [{"gold": gold, "completion": completion, "expected": e} for gold, completion, e in table]
+    rows[0]["id"] = "a"
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     done = run(str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out.jsonl"))
     written = [json.loads(line) for line in open(tmp_path / "out.jsonl")]
-    assert [row["reward"] for row in written] == [1, 0, 1, 1] and [row["id"] for row in written] == ["a", 1, 2, 3]
+    assert [(row["id"], row["reward"]) for row in written] == [("a", 1), (1, 0), (2, 1), (3, 1)]
     assert set(written[0]) == {"id", "reward", "status", "seconds"}
-    assert "false accepts 1 of 4" in done.stdout and "false rejects 0 of 4" in done.stdout and "median" in done.stdout
+    for part in ("false accepts 1 of 4", "false rejects 0 of 4", "median", "correct 3"):
+        assert part in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("content, message", [
-    ("{", "line 1 is not JSON"), ('{"gold": "1"}', 'needs the strings "gold" and "completion"'), ("[1]", "needs the strings"),
+    ("{", "line 1 is not JSON"), ('{"gold": "1"}', 'needs the strings "gold" and "completion"'),
+    ("[1]", "needs the strings"), ("null", "needs the strings"),
     ('{"gold": 1, "completion": ""}', "needs the strings"), ("", "has no rows"), (None, "cannot read")])
 def test_unusable_files_end_in_one_sentence(tmp_path, content, message):
     if content is not None:
@@ -352,6 +378,6 @@ def test_unusable_files_end_in_one_sentence(tmp_path, content, message):
 
 def test_one_verdict_is_explained():
     done = run("--gold", r"2\sqrt3", "--completion", r"so \boxed{\sqrt{12}\text{ cm}}")
-    for part in [r"\\sqrt{12}\\text{ cm}", r"2\\sqrt{3}", "undecided", "math-verify: 2*sqrt(3) is sqrt(12)", "correct"]:
+    for part in [r"\\sqrt{12}\\text{ cm}", r"2\\sqrt{3}", "undecided", "math-verify: 2*sqrt(3) is sqrt(12)"]:
         assert part in done.stdout, done.stdout + done.stderr
     assert "none that is closed" in run("--gold", "4", "--completion", r"\boxed{4").stdout
