@@ -409,7 +409,7 @@ def add_prompts(problems: list[Problem], tokenizer, template: str, max_prompt_to
         print(f"data: dropped {len(problems) - len(kept)} of {len(problems)} problems with a prompt over "
               f"{max_prompt_tokens} tokens (longest: {max(map(len, ids))})")
     if not kept:
-        raise SystemExit(f"Every prompt is over {max_prompt_tokens} tokens: allow longer ones.")
+        raise SystemExit(f"Every prompt is over {max_prompt_tokens} tokens: raise --max-prompt-tokens.")
     return kept
 
 

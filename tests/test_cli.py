@@ -11,7 +11,7 @@ from conftest import ROOT
 from minirl import Config, parse
 
 
-def run(*flags, cwd, seconds=30, env=None):
+def run(*flags, cwd, seconds=60, env=None):
     """(exit code, stderr + stdout, seconds) of `python minirl.py *flags`."""
     start = time.perf_counter()
     done = subprocess.run([sys.executable, str(ROOT / "minirl.py"), *flags], cwd=cwd, capture_output=True, text=True,
@@ -58,7 +58,7 @@ def test_wrong_flags_answer_before_torch_is_imported(tmp_path):
     (["--data", "odd.jsonl"], ["alpha", "--problem-key", "--answer-key"]),
     (["--data", "empty.jsonl"], ["empty.jsonl"]),
     (["--data", "broken.jsonl"], ["broken.jsonl", "2"]),
-    (["--data", "long.jsonl"], ["Nothing is left of long.jsonl"]),
+    (["--data", "long.jsonl"], ["over 256 tokens", "--max-prompt-tokens"]),
 ])
 def test_wrong_model_or_data(flags, sentences, tmp_path, tiny_cache):
     (tmp_path / "odd.jsonl").write_text('{"alpha": "1+1", "beta": 2}\n')
@@ -68,16 +68,17 @@ def test_wrong_model_or_data(flags, sentences, tmp_path, tiny_cache):
     code, text, seconds = run(*flags, cwd=tmp_path, env=tiny_cache)
     assert code not in (0, None) and "Traceback" not in text, text
     assert all(sentence in text for sentence in sentences), text
-    assert seconds < 20 and not (tmp_path / "runs").exists()
+    assert seconds < 40   # 3 to 5 s on an idle machine
+    assert not (tmp_path / "runs").exists()
 
 
 def test_unreachable_hub_names_the_ways_out(tmp_path, tiny_cache):
     """Whatever is between us and the hub: here a port on which nobody answers."""
     blocked = tiny_cache | dict(HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=str(tmp_path / "hf"))
     code, text, seconds = run("--data", "some/dataset", cwd=tmp_path, env=blocked)
-    assert code == 1 and "--data file.jsonl" in text and seconds < 20 and "Traceback" not in text, text
+    assert code == 1 and "--data file.jsonl" in text and seconds < 40 and "Traceback" not in text, text
     code, text, seconds = run("--model", "Qwen2.5-Math-1.5B", "--data", "builtin", cwd=tmp_path, env=blocked, seconds=60)
-    assert code == 1 and "Qwen/Qwen2.5-Math-1.5B" in text and "--model tiny" in text and seconds < 30, text
+    assert code == 1 and "Qwen/Qwen2.5-Math-1.5B" in text and "--model tiny" in text and seconds < 40, text
     assert "Traceback" not in text
 
 

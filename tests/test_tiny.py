@@ -22,20 +22,28 @@ def test_no_problem_is_in_both_splits_nor_in_the_warm_start():
     test = {p["problem"] for p in tiny.problems("test", 500)}
     assert not test & {p["problem"] for p in tiny.problems("train", 3000)}
     rng = random.Random(0)
-    assert not test & {tiny.demonstration(rng, 0.5)[0] for _ in range(3000)}
+    assert not test & {tiny.demonstration(rng, lazy=i % 2 == 0)[0] for i in range(3000)}
     with pytest.raises(ValueError, match="train and test"):
         tiny.problems("dev", 1)
 
 
-def test_worked_solutions_end_in_the_boxed_answer():
-    rng = random.Random(1)
-    for _ in range(200):
-        text, completion = tiny.demonstration(rng, worked=1.0)
+def test_demonstrations_are_right_and_laziness_grows_with_length():
+    rng, worked = random.Random(1), {True: [], False: []}
+    for i in range(2000):
+        lazy = i % 2 == 0
+        text, completion = tiny.demonstration(rng, lazy)
         *lines, last = completion.split("\n")
         assert last == f"\\boxed{{{eval(text.removesuffix('=?'))}}}"
         for line in lines:
             left, right = line.split("=")
             assert eval(left) == int(right)
+        operations = text.count("+") + text.count("-")
+        assert len(lines) in (0, operations)
+        worked[lazy].append((operations, bool(lines)))
+    share = {lazy: [sum(w for n, w in rows if n == level) / sum(n == level for n, _ in rows) for level in (1, 6)]
+             for lazy, rows in worked.items()}
+    assert all(abs(x - 0.8) < 0.1 for x in share[False])
+    assert abs(share[True][0] - 0.6) < 0.12 and abs(share[True][1] - 0.1) < 0.08
 
 
 def test_tokenizer_encodes_any_text_and_gives_it_back():
