@@ -10,6 +10,7 @@ of a large copy. Both speeds are measured here first.
 import argparse
 import random
 import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 from common import RESULTS, alternate, load, median, parameters, project, random_model, save, set_lengths
@@ -22,18 +23,19 @@ SWEEPS = dict(
     parameters=[dict(hidden=n, layers=m, prompts=4, samples=4) for n, m in ((96, 4), (192, 4), (320, 6), (512, 8), (704, 8))])
 
 
-def speeds() -> dict:
-    """FLOP/s of a large float32 matrix product, bytes/s of reading and writing a large array."""
+def speeds(known: dict) -> dict:
+    """FLOP/s of a large float32 matrix product, bytes/s of reading and writing a large array; the best that was ever seen."""
     import torch
 
     a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
     big, copy = torch.randn(2**25), torch.empty(2**25)
-    taken = alternate(5, product=lambda: a @ b, copy=lambda: copy.copy_(big))
-    return dict(flops=2 * 1024**3 / median(taken["product"]), bandwidth=2 * big.nbytes / median(taken["copy"]))
+    taken = alternate(10, product=lambda: a @ b, copy=lambda: copy.copy_(big))
+    return dict(flops=max(known.get("flops", 0), 2 * 1024**3 / min(taken["product"])),
+                bandwidth=max(known.get("bandwidth", 0), 2 * big.nbytes / min(taken["copy"])))
 
 
-def measure(point: dict, repeats: int, limits: dict) -> dict:
-    """Medians of rollouts and update for one setting, and their limits."""
+def measure(point: dict, repeats: int) -> dict:
+    """Medians of rollouts and update for one setting, and how much work they are."""
     x = SimpleNamespace(**BASE | point)
     size = dict(hidden_size=x.hidden, intermediate_size=11 * x.hidden // 4, num_hidden_layers=x.layers,
                 num_attention_heads=x.hidden // 32, num_key_value_heads=x.hidden // 32, tie_word_embeddings=False)
@@ -42,10 +44,10 @@ def measure(point: dict, repeats: int, limits: dict) -> dict:
         set_lengths(folder, [(1.0, 100 * x.length)])
         with project(folder, sampler="uniform", n=x.samples, batch_prompts=x.prompts, max_tokens=x.length, lr=1e-12,
                      max_prompt_tokens=64, micro_tokens=4096, eval_questions=4) as run:
-            return dict(point=vars(x)) | phases(run, repeats, limits)
+            return dict(point=vars(x)) | phases(run, repeats)
 
 
-def phases(run, repeats: int, limits: dict) -> dict:
+def phases(run, repeats: int) -> dict:
     import minirl
 
     groups = []
@@ -63,20 +65,26 @@ def phases(run, repeats: int, limits: dict) -> dict:
     steps = (run.engine.steps - before) / (repeats + 1)
     weights, tokens = parameters(run.policy), sum(
         len(g.problem.prompt_ids) + len(s.rollout.token_ids) for g in groups for s in g.pool)
-    return dict(
-        parameters=weights, tokens=tokens, rollouts=median(taken["rollouts"]), update=median(taken["update"]),
-        rollouts_limit=max(2 * weights * tokens / limits["flops"], 4 * weights * steps / limits["bandwidth"]),
-        update_limit=4 * weights * tokens / limits["flops"], raw=taken)  # frozen weights: no weight gradient
+    return dict(parameters=weights, tokens=tokens, engine_steps=steps, rollouts=median(taken["rollouts"]),
+                update=median(taken["update"]), raw=taken)
 
 
-def draw(result: dict, path) -> None:
+def add_limits(point: dict, speed: dict) -> None:
+    """Frozen weights: 2 FLOPs per weight and token forward, 2 backward (no weight gradient)."""
+    flops = 2 * point["parameters"] * point["tokens"]
+    reading = 4 * point["parameters"] * point["engine_steps"]
+    point["rollouts_limit"] = max(flops / speed["flops"], reading / speed["bandwidth"])
+    point["update_limit"] = 2 * flops / speed["flops"]
+
+
+def draw(sweeps: dict, path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 3.6), layout="constrained")
     panels = figure.subplots(1, len(SWEEPS), sharey=True)
     names = dict(prompts="prompts per step", samples="samples per prompt", length="tokens per response",
                  parameters="parameters of the model")
-    for axes, (sweep, points) in zip(panels, result["sweeps"].items()):
+    for axes, (sweep, points) in zip(panels, sweeps.items()):
         x = [p["parameters"] if sweep == "parameters" else p["point"][sweep] for p in points]
         for phase, colour in dict(rollouts="tab:blue", update="tab:orange").items():
             axes.loglog(x, [p[phase] for p in points], "o-", color=colour, label=phase)
@@ -94,17 +102,20 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", default="", help="folder of the result (default: bench/results)")
     args = parser.parse_args()
-    limits, known = speeds(), load("scaling").get("sweeps", {})
-    print(f"matrix product {limits['flops'] / 1e9:.0f} GFLOP/s, copy {limits['bandwidth'] / 1e9:.1f} GB/s", flush=True)
+    known, speed = load("scaling").get("sweeps", {}), speeds({})
     for sweep in args.only:
         known[sweep] = []
         for point in SWEEPS[sweep]:
-            known[sweep].append(found := measure(point, args.repeats, limits))
-            print(f"{sweep:10} {found['parameters'] / 1e6:6.2f} M   {found['tokens']:6,} tokens   rollouts {found['rollouts']:7.3f} s "
-                  f"(limit {found['rollouts_limit']:.3f})   update {found['update']:7.3f} s (limit {found['update_limit']:.3f})", flush=True)
-    result = dict(limits=limits, sweeps={sweep: known[sweep] for sweep in SWEEPS if sweep in known})
-    save("scaling", result, args.out)
-    draw(result, (RESULTS if not args.out else __import__("pathlib").Path(args.out)) / "scaling.png")
+            known[sweep].append(found := measure(point, args.repeats))
+            speed = speeds(speed)
+            print(f"{sweep:10} {found['parameters'] / 1e6:6.2f} M parameters   {found['tokens']:6,} tokens   "
+                  f"rollouts {found['rollouts']:7.3f} s   update {found['update']:7.3f} s", flush=True)
+    sweeps = {sweep: known[sweep] for sweep in SWEEPS if sweep in known}
+    for point in (point for points in sweeps.values() for point in points):
+        add_limits(point, speed)
+    print(f"matrix product {speed['flops'] / 1e9:.0f} GFLOP/s, copy {speed['bandwidth'] / 1e9:.1f} GB/s")
+    save("scaling", dict(speed=speed, sweeps=sweeps), args.out)
+    draw(sweeps, Path(args.out or RESULTS, "scaling.png"))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@
 
 Both sides take turns in one process, a step each: same model folder, prompts, number of samples, length limit, LoRA (rank,
 alpha, all linear layers), optimizer, and the same mathematics: reward minus the group's mean, summed over tokens, divided by
-a constant (TRL: loss_type="dr_grpo", scale_rewards="none"). TRL generates in its fastest way that runs on a CPU, Hugging
-Face `generate` on one static batch, without gradient checkpointing; it is given our grader. Three cells:
+a constant (TRL: loss_type="dr_grpo", scale_rewards="none"). TRL is given our grader, no gradient checkpointing, and its
+fastest way of generating that runs on a CPU: Hugging Face `generate` on one static batch. (Tried with vLLM 0.32: its
+continuous batching took ten times as long, and its colocated vLLM fails on a CPU when it loads the weights.) Three cells:
 
     tiny        the built-in model at its default lengths
     long tail   a model of that size with responses of 18 tokens at the median and up to 512

@@ -368,7 +368,7 @@ def test_over_long_prompts_are_dropped_and_counted(capsys):
     problems = [Problem("x" * n, "1", str(n), "s") for n in (3, 10, 11)]
     assert [p.id for p in add_prompts(problems, ChatML(), "none", 11)] == ["3", "10"]
     assert "dropped 1 of 3 problems with a prompt over 11 tokens (longest: 12)" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="allow longer"):
+    with pytest.raises(SystemExit, match="raise --max-prompt-tokens"):
         add_prompts(problems, ChatML(), "none", 2)
 
 
