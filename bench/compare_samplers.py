@@ -1,6 +1,6 @@
 """What does each way of sampling buy at equal cost? Trains the built-in model with every sampler, several seeds each.
 
-    python bench/compare_samplers.py                    # all; continues where it stopped (about two hours on one core)
+    python bench/compare_samplers.py                    # all; continues where it stopped (about 45 minutes on one idle core)
     python bench/compare_samplers.py --only gvm         # a part
     python bench/compare_samplers.py --draw             # only the table and the page, from the committed logs
 
@@ -31,7 +31,7 @@ ARMS = {  # name -> flags; n = 4 is what the adaptive rules keep, n = 16 about w
     "ada-est": ["--sampler", "ada-est", "--M", "8"],
     "gvm": ["--sampler", "gvm", "--M", "8"],
 }
-COMMON = ["--steps", "80", "--eval-every", "10", "--eval-questions", "120", "--batch-prompts", "16", "--lr", "0.001"]
+COMMON = ["--steps", "60", "--eval-every", "10", "--eval-questions", "120", "--batch-prompts", "16", "--lr", "0.001"]
 KEPT = ("step", "samples", "samples_total", "tokens_total", "seconds_total", "reward_first_round", "zero_signal", "unresolved",
         "response_length", "entropy", "grad_norm", "avg", "ci_low", "ci_high")
 
