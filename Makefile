@@ -1,5 +1,6 @@
 # make demo   set everything up and train the built-in tiny model (no GPU, no model hub)
 # make test   set everything up and run all tests
+# make bench  set everything up, measure speed and memory and print the table of targets (up to 15 minutes)
 # make setup  only the virtual environment .venv, from the lock in requirements-cpu.txt
 #
 # With an NVIDIA GPU: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt
@@ -7,7 +8,7 @@
 PYTHON ?= python3
 PIP := .venv/bin/pip --disable-pip-version-check
 
-.PHONY: setup demo test
+.PHONY: setup demo test bench
 setup: .venv/installed
 
 .venv/installed: requirements-cpu.txt
@@ -23,3 +24,8 @@ demo: setup
 
 test: setup
 	.venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+
+bench: setup  # the second line needs TRL; without it the table shows the stored comparison
+	.venv/bin/python bench/scaling.py
+	-.venv/bin/python bench/trl_baseline.py
+	.venv/bin/python bench/speed.py

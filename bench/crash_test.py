@@ -1,6 +1,6 @@
 """Kill real runs with SIGKILL, resume them, and compare the end with runs that were never touched.
 
-    python bench/crash_test.py --kills 20                 # about eight minutes on an idle CPU
+    python bench/crash_test.py --kills 20                 # five minutes or more on a CPU
 
 A run is killed five times, at moments drawn from the seed: while it starts or mends its logs ("start"), while a checkpoint
 is being written ("write"), anywhere in a step or an evaluation ("step"). After every death what is on the disk must be
@@ -128,23 +128,26 @@ def kill(process, run: Path, kind: str) -> str:
     return " > ".join(name for name in reversed(names) if name not in ("main", "<module>")) or "between two steps"
 
 
+def strike(cwd: Path, reference: Path, flags: list[str], kind: str, rng: random.Random) -> str:
+    """Start or resume the run `killed` and kill it at a moment of this kind. Returns what is wrong then; empty if nothing is."""
+    run = cwd / "runs" / "killed"
+    process = start(cwd, "--name", run.name, *flags)
+    wait_for_moment(process, run, kind, rng)
+    if process.poll() is not None:
+        raise SystemExit("It ended before it could be killed:\n" + (cwd / "out.txt").read_text()[-5000:])
+    where = kill(process, run, kind)
+    step, problem = examine(run, reference)
+    print(f"   {kind:5}  {len(rows(run / 'metrics.jsonl')):3} steps logged, newest checkpoint {step:3}, {where}: "
+          f"{problem or 'sound'}", flush=True)
+    return problem
+
+
 def torture(cwd: Path, reference: Path, flags: list[str], kinds: list[str], rng: random.Random) -> list[str]:
-    """One run that is killed at moments of these kinds and then finished. Returns a problem per kill, empty if none."""
-    run, problems = cwd / "runs" / "killed", []
-    for kind in kinds:
-        process = start(cwd, "--name", "killed", *flags)
-        wait_for_moment(process, run, kind, rng)
-        if process.poll() is not None:
-            print("   ended before it could be killed" if process.returncode == 0 else (cwd / "out.txt").read_text()[-3000:])
-            break
-        where = kill(process, run, kind)
-        step, problem = examine(run, reference)
-        print(f"   {kind:5}  {len(rows(run / 'metrics.jsonl')):3} steps logged, newest checkpoint {step:3}, {where}: "
-              f"{problem or 'sound'}", flush=True)
-        problems.append(problem)
+    """A run that is killed at moments of these kinds and then finished. Returns a problem per kill, empty if none."""
+    shutil.rmtree(cwd / "runs" / "killed", ignore_errors=True)
+    problems = [strike(cwd, reference, flags, kind, rng) for kind in kinds]
     finish(cwd, "--name", "killed", *flags)
-    last = max(row["step"] for row in rows(reference / "metrics.jsonl"))
-    end = difference(run, reference, last)
+    end = difference(cwd / "runs" / "killed", reference, max(row["step"] for row in rows(reference / "metrics.jsonl")))
     print(f"   finished: {end or 'equal to the run that was never touched'}", flush=True)
     return [problem or end for problem in problems]
 
@@ -181,7 +184,6 @@ def main() -> None:
         kinds = ["write", "write", "step", "step", "start"]
         rng.shuffle(kinds)
         print(f"run {turn + 1} ({name})", flush=True)
-        shutil.rmtree(cwd / "runs" / "killed", ignore_errors=True)
         problems += torture(cwd, references[name], flags, kinds[:args.kills - len(problems)], rng)
         turn += 1
     equal = problems.count("")

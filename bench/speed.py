@@ -253,18 +253,21 @@ def main() -> None:
     args = parser.parse_args()
     if args.logprob_memory:
         return measure_logprob_memory(*args.logprob_memory)
-    result = load("speed")
+    result = {name: found for name, found in load("speed").items() if name in parts}
+
+    def keep(name, found):
+        result[name] = found
+        save("speed", result, args.out)
+
     if {"rollouts", "training", "sync"} & set(args.only):
         with project() as p:
             for name, measure in dict(rollouts=rollouts, training=training, sync=sync).items():
                 if name in args.only:
-                    result[name] = measure(p, args.repeats)
+                    keep(name, measure(p, args.repeats))
     if "logprobs" in args.only:
-        result["logprobs"] = logprobs(min(args.repeats, 5))
+        keep("logprobs", logprobs(min(args.repeats, 5)))
     if "start_up" in args.only:
-        result["start_up"] = start_up(5)
-    result.pop("machine", None)
-    save("speed", result, args.out)
+        keep("start_up", start_up(5))
     print()
     show(table(result | {name: found for name in ("trl", "scaling") if (found := load(name))}))
 

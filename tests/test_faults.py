@@ -5,7 +5,6 @@ import os
 import pickle
 import random
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -312,6 +311,18 @@ def test_a_long_phase_says_that_it_is_alive(capsys):
     assert not capsys.readouterr().out  # and no longer
 
 
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_ctrl_c_ends_the_program_at_once(second):
+    code = f"import sys, time; sys.path.insert(0, {str(ROOT)!r}); from checkpoint import Stop; Stop.install(); print(); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-uc", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert "stopping after this phase with a checkpoint (once more: at once)" in process.stderr.readline() + process.stderr.readline()
+    assert process.poll() is None
+    process.send_signal(second)
+    assert process.wait(5) == -second
+
+
 # ------------------------------------------------------------------------------------ real runs, real engine
 engine_test = pytest.mark.engine
 FLAGS = [*crash_test.SMALL, "--steps", "6"]
@@ -327,13 +338,7 @@ def reference(place):
     return crash_test.untouched(place, FLAGS)
 
 
-@engine_test
-def test_killed_twice_and_resumed_equals_untouched(place, reference):
-    """bench/crash_test.py does this twenty times."""
-    assert crash_test.torture(place, reference, FLAGS, ["write", "step"], random.Random(1)) == ["", ""]
-
-
-def program(cwd, *flags, before="", limit=None, stdin=None):
+def program(cwd, *flags, before="", limit=None):
     """minirl.py as a user runs it, with some lines of Python before it, and a limit on the size of a file."""
     code = (f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); sys.argv = ['minirl.py', *sys.argv[1:]]\n{before}\n"
             f"runpy.run_path({str(ROOT / 'minirl.py')!r}, run_name='__main__')")
@@ -343,13 +348,16 @@ def program(cwd, *flags, before="", limit=None, stdin=None):
 
 
 def result(process, seconds=300):
-    out, _ = process.communicate(timeout=seconds)
+    timer = threading.Timer(seconds, process.kill)
+    timer.start()
+    out, _ = process.communicate()
+    timer.cancel()
     return process.returncode, out
 
 
 ENGINE_DIES = """
 import engine, pathlib
-real, evaluated = engine.Engine.step, pathlib.Path("runs/hurt/eval.jsonl")
+real, evaluated = engine.Engine.step, pathlib.Path("runs/killed/eval.jsonl")
 def step(self):
     if evaluated.exists() and '"step": 3' in evaluated.read_text() and self.steps % 7 == 0:  # while step 4 is sampled
         raise ValueError("the cache is on fire")
@@ -359,23 +367,27 @@ engine.Engine.step = step
 
 
 @engine_test
-def test_engine_error_full_disk_and_damaged_files_and_still_the_same_end(place, reference):
-    run = place / "runs" / "hurt"
-    newest = run / "checkpoints" / "step-000003"
-    code, out = result(program(place, "--name", "hurt", *FLAGS, before=ENGINE_DIES))
+def test_a_run_that_meets_everything_ends_the_same(place, reference):
+    """One run that meets them all, each time resumed. bench/crash_test.py kills twenty times, at random moments."""
+    run, newest = place / "runs/killed", place / "runs/killed/checkpoints/step-000003"
+    moment = SimpleNamespace(choice=lambda steps: steps[-1], uniform=lambda low, high: high / 4)
+    for kind in ("step", "write"):
+        assert crash_test.strike(place, reference, FLAGS, kind, moment) == ""
+
+    code, out = result(program(place, "--name", "killed", "--resume", before=ENGINE_DIES))
     assert code == 1 and "Traceback" not in out, out
-    assert "The sampling failed: ValueError: the cache is on fire" in out and "Everything up to step 3 is saved; continue with --resume" in out
+    assert "The sampling failed: ValueError: the cache is on fire" in out and "step 3 is saved; continue with --resume" in out
     assert "in step" in (run / "error.txt").read_text() and not checkpoint.damage(newest)  # step 3 is none of every second
 
     flip(newest / "optimizer.pt")
-    code, out = result(program(place, "--name", "hurt", "--resume", limit=600_000))
+    code, out = result(program(place, "--name", "killed", "--resume", limit=600_000))
     assert code == 1 and "Traceback" not in out, out
     assert "step-000003 is damaged (optimizer.pt is not what was written); trying the one before it" in out
     assert "continuing after step 2" in out and "Could not write the checkpoint of step 4" in out
     assert [p.name for p in checkpoint.complete(run)] == ["step-000002", "step-000003"]
 
     os.truncate(newest / "adapter_model.safetensors", 1000)
-    code, out = result(program(place, "--name", "hurt", "--resume"))
+    code, out = result(program(place, "--name", "killed", "--resume"))
     assert code == 0 and "step-000003 is damaged" in out and "continuing after step 2" in out, out
     assert crash_test.difference(run, reference, 6) == ""
 
@@ -386,60 +398,46 @@ def flip(path):
     path.write_bytes(data)
 
 
-@engine_test
-def test_no_signal_hostile_rows_stacks_and_sigterm(place):
-    """A data set that nobody can solve, with escape sequences in it; SIGUSR1 while it runs, then SIGTERM."""
-    rows = [dict(problem=f"{i}+{i}{ESCAPE}", answer=str(10**6 + i)) for i in range(1, 30)]
-    (place / "evil.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    process = program(place, "--name", "evil", "--data", "evil.jsonl", *crash_test.SMALL, "--steps", "1000", "--N", "1")
-    log = place / "runs/evil/metrics.jsonl"
-    wait_until(lambda: len(crash_test.rows(log)) >= 3, process)
-    process.send_signal(signal.SIGUSR1)
-    time.sleep(0.5)
-    process.send_signal(signal.SIGTERM)
-    code, out = result(process)
-    assert code == 0 and "continue with: python minirl.py --name evil --resume" in out, out
-    assert "Current thread" in out and out.count("Thread 0x") >= 2 and "in train_step" in out or "in main" in out
-    assert repr(ESCAPE)[1:-1] in out and not any(sign in out for sign in ("\x1b]", "\x07", "\x1b[2J", "\x9b"))
-    metrics = crash_test.rows(log)
-    assert all((row["zero_signal"], row["optimizer_steps"]) == (1, 0) and "loss" not in row for row in metrics)
-    assert checkpoint.newest_sound(place / "runs/evil").name == f"step-{len(metrics):06d}"
-
-
-def wait_until(true, process, seconds=200):
-    deadline = time.time() + seconds
-    while not true():
-        assert time.time() < deadline and process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)
-
-
 ENGINE_HANGS = """
-import checkpoint, engine, time
+import checkpoint, engine, pathlib, time
 checkpoint.timed.__wrapped__.__defaults__ = (0.5,)  # a heartbeat that does not take a minute
-real = engine.Engine.step
+real, log, released = engine.Engine.step, pathlib.Path("runs/evil/metrics.jsonl"), pathlib.Path("released")
 def step(self):
-    if self.steps == 30:
-        open("hangs", "w").close()
-        time.sleep(1000)
+    while log.exists() and len(log.read_text().splitlines()) == 3 and not released.exists():
+        time.sleep(0.01)
     return real(self)
 engine.Engine.step = step
 """
 
 
 @engine_test
-def test_an_engine_that_hangs_is_seen_and_the_second_ctrl_c_ends_it(place):
-    process = program(place, "--name", "hangs", *FLAGS, before=ENGINE_HANGS)
-    wait_until((place / "hangs").exists, process)
-    time.sleep(1.5)
+def test_a_hanging_engine_hostile_rows_and_sigterm(place):
+    """A data set that nobody can solve, with escape sequences in it; an engine that hangs in step 4; SIGTERM meanwhile."""
+    rows = [dict(problem=f"{i}+{i}{ESCAPE}", answer=str(10**6 + i)) for i in range(1, 30)]
+    (place / "evil.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ["--name", "evil", "--data", "evil.jsonl", *crash_test.SMALL, "--steps", "1000", "--N", "1", "--eval-every", "100"]
+    process, log = program(place, *flags, before=ENGINE_HANGS), place / "runs/evil/metrics.jsonl"
+    deadline = time.time() + 200
+    while len(crash_test.rows(log)) < 3:
+        assert time.time() < deadline and process.poll() is None, result(process)
+        time.sleep(0.05)
+    time.sleep(2.5)  # drawing is over, it hangs, and says so
     process.send_signal(signal.SIGUSR1)
     time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
-    assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    code, out = result(process, seconds=5)
-    assert code == -signal.SIGINT and "stopping after this phase with a checkpoint (once more: at once)" in out
-    assert ": running for 1 s (kill -USR1" in out and "in step" in out
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert process.poll() is None  # not in the middle of an engine step
+    (place / "released").touch()
+    code, out = result(process)
+    assert code == 0 and "continue with: python minirl.py --name evil --resume" in out, out
+    assert "... sample: running for 1 s (kill -USR1" in out
+    stacks = out.partition("Current thread")[2]
+    assert out.count("Thread 0x") >= 2 and "in train_step" in stacks and "in sample" in stacks
+    assert repr(ESCAPE)[1:-1] in out and not any(sign in out for sign in ("\x1b]", "\x07", "\x1b[2J", "\x9b"))
+    metrics = crash_test.rows(log)
+    assert len(metrics) == 3  # the fourth was only being sampled: it will be sampled again
+    assert all((row["zero_signal"], row["optimizer_steps"]) == (1, 0) and "loss" not in row for row in metrics)
+    assert checkpoint.newest_sound(place / "runs/evil").name == "step-000003"
 
 
 # ------------------------------------------------------------------------------- one engine, many faults

@@ -50,7 +50,8 @@ def test_the_table_beats_plain_math_verify(grader, capsys):
         by_kind[case["kind"]].append((case["expected"], verdict.reward, case["plain"], case["plain_boxed"]))
     everything = [row for rows in by_kind.values() for row in rows]
     with capsys.disabled():
-        print(f"\n{'right, false accepts':24}{'cases':>6}" + f"{'rewards.py':>14}{'bare gold':>14}{'boxed gold':>14}")
+        columns = f"{'rewards.py':>14}{'bare gold':>14}{'boxed gold':>14}"
+        print(f"\n{'right, false accepts':24}{'cases':>6}" + columns)
         for kind, rows in [*by_kind.items(), ("all", everything)]:
             print(f"{kind:24}{len(rows):6}", end="")
             for k in (1, 2, 3):
@@ -255,14 +256,18 @@ BOMBS = [      # many would run for minutes
     "10^{10^{10}}", "9^{9^{9^9}}", "2^{10^9}", r"2^{10^{12}} \bmod 7", "100000000!", "((9!)!)!", "9!!!",
     r"\binom{10^8}{5\cdot10^7}", r"\Gamma(10^9)", nested(r"\frac{1}{1+", "}", 50),
     nested(r"\frac{1}{1+", "}", 13, "x"), nested("(", ")", 200), nested("(", ")", 2000),
-    nested("{", "}", 5000), nested("2^{", "}", 30, "2"), r"\sum_{k=2}^{24} \log_k(x^{k+1}+k)", r"\int e^{x^2}\sin(x^3)\ln(x)dx",
+    nested("{", "}", 5000), nested("2^{", "}", 30, "2"), r"\sum_{k=2}^{24} \log_k(x^{k+1}+k)",
+    r"\int e^{x^2}\sin(x^3)\ln(x)dx",
     r"\prod_{k=1}^{10^9} (k+1)", HANG, r"\{" + ",".join(map(str, range(3000))) + r"\}",
-    ",".join(["1"] * 20000), ",".join(map(str, range(190))), "0." + "1234567890" * 2000, "1" * 399 + ".5", "(x+y+z)^{200}=1",
+    ",".join(["1"] * 20000), ",".join(map(str, range(190))), "0." + "1234567890" * 2000, "1" * 399 + ".5",
+    "(x+y+z)^{200}=1",
     r"\begin{pmatrix}" + r"\\".join("&".join("1" * 60) for _ in range(60)) + r"\end{pmatrix}",
-    "99999^{999999}", "+".join(f"a_{{{i}}}" for i in range(2000)), r"\begin{pmatrix}1&1\\1&0\end{pmatrix}^{1000000000}",
+    "99999^{999999}", "+".join(f"a_{{{i}}}" for i in range(2000)),
+    r"\begin{pmatrix}1&1\\1&0\end{pmatrix}^{1000000000}",
     r"\lfloor 10^{10^9} \pi \rfloor", r"\frac{" * 150, "-" * 900 + "1", "1" + "!" * 50, "^" * 900,
     "x^" * 400 + "2", "|x" * 300 + "|" * 300, "1=" * 400 + "1", "x<" * 200 + "x",
-    "(1," * 100 + "1" + ")" * 100, "{" * 400 + "}" * 400, "\\text{a" * 100, "\\pm 1" * 180, "\\log" * 240 + "2", "1 cm" + " cm" * 200,
+    "(1," * 100 + "1" + ")" * 100, "{" * 400 + "}" * 400, "\\text{a" * 100, "\\pm 1" * 180,
+    "\\log" * 240 + "2", "1 cm" + " cm" * 200,
     "1 " * 400, "1 000 " * 150, "a and " * 150, "{,}" * 300, "\x00" * 500, "\ud800" * 300, "42\ud800",
     "4\x002", "\u202e42", "4\u03362\u0336", "a" + "\u0301" * 900, "\u200b" * 900, "½" * 300, "√" * 300,
     "²" * 500, "\\" * 999, "~" * 900, "%" * 900, "°" * 500, "'" * 900, "1e999999999", "1e-999999999", "nan",
@@ -273,7 +278,8 @@ LONG = [
     "\\(" * 50_000, "1 " * 50_000, "\\boxed{" * 20_000, "\\boxed{" + "9" * 99_000 + "}", "\\boxed{1}" * 5000,
     "\\boxed " * 16_000, "\\boxed 1" * 14_000, "{" * 100_000, "\\boxed{" + "\\frac{1}{" * 9000 + "}" * 9001,
     "\\boxed{" * 14_000 + "}" * 14_000, "\\text{" * 16_000, "^(" * 50_000,
-    "\\boxed{" + "a\u0301" * 50_000 + "}", "\x00" * 100_000, "", ("\\boxed{2}" + " " * 79) * 1000, "\\boxed{x=" * 12_000, "\\{" * 50_000,
+    "\\boxed{" + "a\u0301" * 50_000 + "}", "\x00" * 100_000, "",
+    ("\\boxed{2}" + " " * 79) * 1000, "\\boxed{x=" * 12_000, "\\{" * 50_000,
 ]
 
 
@@ -324,7 +330,8 @@ def test_code_in_an_answer_is_never_run(grader, tmp_path, monkeypatch):
 def test_long_honest_completions_keep_their_reward(grader):
     fillers = ["Let us think. " * 7000, "\\(x\\) " * 15_000, "\\( " * 33_000, "$" * 99_999, "{" * 100_000,
                "\\boxed{41} is wrong, since. " * 3500, "\\boxed{ " * 12_000, "}" * 100_000,
-               "\\text{" * 16_000, "answer is 41. " * 7000, "1 " * 50_000, "\n" * 100_000, "\\" * 99_999 + " ", "½√²≤" * 25_000]
+               "\\text{" * 16_000, "answer is 41. " * 7000, "1 " * 50_000, "\n" * 100_000,
+               "\\" * 99_999 + " ", "½√²≤" * 25_000]
     for filler in fillers:
         for gold, answer in [("42", "42"), (r"\frac{\sqrt{3}}{2}", r"\sqrt{3}/2")]:
             start = time.perf_counter()

@@ -1,0 +1,110 @@
+"""The benchmarks' own arithmetic, and bench/gpu.py end to end on the CPU, on a model small enough for it."""
+import json
+import math
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "bench"))
+import common  # noqa: E402
+import gpu  # noqa: E402
+import speed  # noqa: E402
+
+SIZE = dict(hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4)
+
+
+def run(script, *flags):
+    return subprocess.run([sys.executable, str(ROOT / "bench" / script), *flags], capture_output=True, text=True, timeout=300)
+
+
+def test_alternate_takes_turns_and_drops_the_warm_up():
+    order = []
+    taken = common.alternate(2, a=lambda: order.append("a"), b=lambda: order.append("b"))
+    assert order == list("ababab") and len(taken["a"]) == len(taken["b"]) == 2
+    assert common.middle_ratio([2, 30, 4], [1, 10, 1]) == 3
+
+
+def test_lengths_can_be_set(tmp_path):
+    """After a prompt's token the classes have their shares; within a class the end has probability 1/mean."""
+    from transformers import Qwen2ForCausalLM
+
+    common.random_model(SIZE | dict(tie_word_embeddings=False), str(tmp_path))
+    common.set_lengths(str(tmp_path), [(0.75, 15), (0.25, 300)])
+    model = Qwen2ForCausalLM.from_pretrained(tmp_path)
+    with torch.no_grad():
+        p = model(torch.tensor([[5, 6, 7, 25, 45]])).logits.softmax(-1)[0]
+    end = model.config.eos_token_id
+    assert math.isclose(p[2, 20:40].sum(), 0.75, rel_tol=1e-3) and math.isclose(p[2, 40:60].sum(), 0.25, rel_tol=1e-3)
+    assert math.isclose(p[3, end], 1 / 15, rel_tol=1e-3) and math.isclose(p[4, end], 1 / 300, rel_tol=1e-3)
+    assert p[3, 20:40].sum() + p[3, end] > 0.999  # it stays in its class
+
+
+def test_model_flops_are_what_torch_counts(tmp_path):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from policy import load_policy
+
+    common.random_model(SIZE, str(tmp_path), vocabulary=2048)
+    policy = load_policy(str(tmp_path), dtype="float32", rank=1, alpha=1, seed=0, device="cpu")
+    with FlopCounterMode(display=False) as counted:
+        gpu.train(policy, [32] * 32, micro_tokens=1024)  # short: torch does not count the CPU's attention
+    assert counted.get_total_flops() == pytest.approx(gpu.model_flops(policy, [32] * 32, prompt=1), rel=0.1)
+
+
+def test_lengths_are_drawn_with_a_long_tail():
+    lengths = sorted(gpu.long_tailed(random.Random(i), 100, 1000) for i in range(2000))
+    assert 90 < lengths[1000] < 110 and lengths[1900] > 250 and lengths[-1] == 1000
+
+
+def measured(engine=60.0, cache=55.0, slope=1e-3):
+    """What gpu.py might have measured of a model of 3 GB."""
+    points = {name: dict(peak_gb={4096: 3.5 + 4096 * s, 8192: 3.5 + 8192 * s}) for name, s in (("off", 3 * slope), ("on", slope))}
+    memory = {"engine": engine, "engine and trainer": engine + 3, "engine asleep (level 1) and trainer": 4.5}
+    return dict(adapter=dict(memory_gb=memory, cache_gb=cache), training=dict(gradient_checkpointing=points))
+
+
+def test_recommended_settings_grow_with_the_card():
+    found = {card: gpu.recommend(measured(), card) for card in (8, 16, 24, 48, 80)}
+    assert "too small" in found[8]
+    flags = {card: text.split() for card, text in found.items() if card > 8}
+    tokens = [int(flag[flag.index("--micro-tokens") + 1]) for flag in flags.values()]
+    assert tokens[0] >= 4024 and "checkpointing on" in found[16] and "checkpointing off" in found[80], found
+    for card, flag in flags.items():
+        share = float(flag[flag.index("--engine-memory") + 1])
+        assert 5 + 2 <= share * card + 0.5 and share < 0.92  # the engine's weights and its smallest cache fit
+
+
+def test_log_probs_stay_within_their_memory():
+    assert speed.logprob_memory(1024) < 1.5
+
+
+def test_the_table_shows_every_stored_target():
+    results = common.load("speed") | {name: found for name in ("trl", "scaling") if (found := common.load(name))}
+    rows = speed.table(results)
+    speed.show(rows)
+    assert all(target for number, _, _, target, met in rows if met is not None)
+
+
+def test_trl_baseline_without_trl_says_so():
+    if common.installed("trl"):
+        pytest.skip("TRL is installed here")
+    done = run("trl_baseline.py", "--steps", "1")
+    assert done.returncode == 1 and "pip install --no-deps trl" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.engine
+def test_gpu_benchmark_runs_on_a_cpu(tmp_path):
+    done = run("gpu.py", "--small", "--only", "training", "merge", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "gpu-small.json").read_text())
+    assert found["merge"]["gap_max"] < 1e-4 and found["merge"]["sync_seconds"] > 0
+    steps = {name: x["steps"] for name, x in found["merge"]["sampler"].items()}
+    assert steps["no barrier, early opening (default)"] <= steps["no barrier"] < steps["a barrier after every round"]
+    for name in ("off", "on"):
+        assert found["training"]["gradient_checkpointing"][name]["tokens_per_second"] > 0
+    assert "NOT MEASURED" not in done.stdout
