@@ -485,12 +485,23 @@ def evaluate_if_due(run: Run) -> None:
     state |= dict(evaluated=step, accuracy=result["avg"])
 
 
+def warn_of_verifier(step: int, groups, most: float = 0.02) -> None:
+    """A verifier that fails silently rewards nobody, and the curve only looks as if the model did not learn."""
+    pool = [(g.problem, s) for g in groups for s in g.pool]
+    failed = [(problem, s) for problem, s in pool if s.status in ("timeout", "killed")]
+    if len(failed) > most * len(pool):
+        problem, s = failed[0]
+        tqdm.write(f"WARNING, step {step}: the verifier gave no verdict on {len(failed)} of {len(pool)} samples, such as gold "
+                   f"{problem.answer[:60]!r}, completion ending in {s.rollout.text[-120:]!r}")
+
+
 def log(step: int, groups, metrics: dict, run: Run, count: int = 2) -> None:
     """One line of metrics.jsonl; and a few whole prompts and completions to samples.jsonl, to read when a curve looks odd."""
     for key in ("samples", "tokens", "seconds"):
         run.state[f"{key}_total"] += metrics[key]
         metrics[f"{key}_total"] = run.state[f"{key}_total"]
     checkpoint.append(run.folder / "metrics.jsonl", dict(step=step, **metrics))
+    warn_of_verifier(step, groups)
     for group in groups[:count]:
         for s, weight in group.rows() or [(s, 0.0) for s in group.pool[:4]]:
             checkpoint.append(run.folder / "samples.jsonl", dict(

@@ -91,7 +91,8 @@ def peak_memory(call) -> float:
 
 
 # ---------------------------------------------------------------------------------------------- models, the project
-def random_model(size: dict, folder: str, vocabulary: int = 384, positions: int = 4096, dtype: str = "float32", seed: int = 0) -> str:
+def random_model(size: dict, folder: str, vocabulary: int = 384, positions: int = 4096, dtype: str = "float32",
+                 seed: int = 0) -> str:
     """Fills `folder` with a randomly initialised Qwen2 of this `size` (arguments of Qwen2Config) and the built-in tokenizer.
 
     The tokenizer knows fewer tokens than the vocabulary has; to an engine the others are ordinary tokens without a name.

@@ -33,7 +33,7 @@ ARMS = {  # name -> flags; n = 4 is what the adaptive rules keep, n = 16 about w
 }
 COMMON = ["--steps", "60", "--eval-every", "10", "--eval-questions", "120", "--batch-prompts", "16", "--lr", "0.001"]
 KEPT = ("step", "samples", "samples_total", "tokens_total", "seconds_total", "reward_first_round", "zero_signal", "unresolved",
-        "response_length", "entropy", "grad_norm", "avg", "ci_low", "ci_high")
+        "spent_by_pass_rate", "response_length", "entropy", "grad_norm", "avg", "ci_low", "ci_high")
 
 
 def train(arm: str, seed: int) -> None:
@@ -45,7 +45,12 @@ def train(arm: str, seed: int) -> None:
     RUNS.mkdir(parents=True, exist_ok=True)
     flags = [*COMMON, *ARMS[arm], "--seed", str(seed), "--name", name, "--resume"]
     subprocess.run([sys.executable, str(ROOT / "minirl.py"), *flags], cwd=RUNS, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    run = RUNS / "runs" / name
+    keep_log(arm, seed, flags)
+
+
+def keep_log(arm: str, seed: int, flags: list[str]) -> None:
+    """The small part of a finished run's logs that the table and the page need."""
+    run, log = RUNS / "runs" / f"{arm}-seed{seed}", RESULTS / f"{arm}-seed{seed}.jsonl"
     rows = [dict(arm=arm, seed=seed, flags=flags, versions=json.loads((run / "config.json").read_text())["versions"])]
     for file in ("metrics.jsonl", "eval.jsonl"):
         for line in (run / file).read_text().splitlines():
@@ -102,8 +107,9 @@ def draw(found: dict) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import EngFormatter
 
-    figure, axes = plt.subplots(2, 3, figsize=(16, 9), layout="constrained")
+    figure, axes = plt.subplots(2, 4, figsize=(21, 9), layout="constrained")
     colors = dict(zip(ARMS, ("#999999", "#000000", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#CC79A7")))
     for ax, (x, label) in zip(axes.flat, (("step", "training steps"), ("samples_total", "samples drawn"),
                                           ("tokens_total", "tokens generated"), ("seconds_total", "seconds of training"))):
@@ -114,18 +120,38 @@ def draw(found: dict) -> None:
             ax.plot(grid, curves.mean(0), color=colors[arm], label=arm)
             ax.fill_between(grid, curves.min(0), curves.max(0), color=colors[arm], alpha=0.12, lw=0)
         ax.set(xlabel=label, ylabel="held-out accuracy (avg@8)", title=f"Accuracy against {label}")
+        ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.flat[0].legend(fontsize=9)
-    for ax, key, title in ((axes.flat[4], "zero_signal", "Prompts without signal"), (axes.flat[5], "samples", "Samples per step")):
+    panels = (("zero_signal", "Share of prompts without signal"), ("samples", "Samples per step"), ("entropy", "Entropy (nats per token)"))
+    for ax, (key, title) in zip(axes.flat[4:], panels):
         for arm, seeds in found.items():
-            values = np.mean([[row[key] for row in metrics] for metrics, _ in seeds], 0)
+            values = np.nanmean([[row.get(key, np.nan) for row in metrics] for metrics, _ in seeds], 0)
             smooth = np.convolve(values, np.ones(9) / 9, "valid")
             ax.plot(range(5, 5 + len(smooth)), smooth, color=colors[arm], label=arm)
         ax.set(xlabel="training steps (mean of 9)", title=title, ylim=(0, None))
+    draw_spending(axes.flat[7], found)
     for ax in axes.flat:
         ax.grid(alpha=0.3)
         ax.spines[["top", "right"]].set_visible(False)
     figure.suptitle("Samplers on the built-in model: mean of the seeds, band from the lowest to the highest")
     figure.savefig(RESULTS.parent / "samplers.png", dpi=110)
+
+
+def draw_spending(ax, found: dict) -> None:
+    """Where the samples went, by the pass rate that their prompt's pool showed."""
+    import matplotlib.pyplot as plt
+
+    bands = {"none": "0", "0.0": "up to 0.2", "0.2": "0.2-0.4", "0.4": "0.4-0.6", "0.6": "0.6-0.8", "0.8": "0.8 and more", "all": "1"}
+    left = dict.fromkeys(found, 0.0)
+    for (band, label), color in zip(bands.items(), plt.get_cmap("cividis")([0, 0.17, 0.33, 0.5, 0.67, 0.83, 1.0])):
+        share = {}
+        for arm, seeds in found.items():
+            steps = [row["spent_by_pass_rate"] for metrics, _ in seeds for row in metrics]
+            share[arm] = sum(step.get(band, 0) for step in steps) / sum(sum(step.values()) for step in steps)
+        ax.barh(list(found), [share[arm] for arm in found], left=[left[arm] for arm in found], color=color, label=label)
+        left = {arm: left[arm] + share[arm] for arm in found}
+    ax.set(title="Share of samples by the pass rate of their pool", xlim=(0, 1))
+    ax.legend(fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.06))
 
 
 def main() -> None:

@@ -27,11 +27,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 PARTS = ("training", "adapter", "merge")
 CARDS = (16, 24, 48, 80)  # GB
 FULL = dict(  # Qwen2.5-Math-1.5B and the default lengths
-    size=dict(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12, num_key_value_heads=2),
-    vocabulary=151_936, positions=4096, dtype="bfloat16", prompt=200, response=256, sequences=256, prompts=32, repeats=3, sampler=(120, 800),
+    size=dict(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
+              num_key_value_heads=2),
+    vocabulary=151_936, positions=4096, dtype="bfloat16", prompt=200, response=256, sequences=256, prompts=32,
+    repeats=3, sampler=(120, 800),
     rows=96, typical=500, longest=3000, micro_tokens=16384, memory_points=(4096, 8192), matrix=8192)
 SMALL = dict(
-    size=dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1),
+    size=dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+              num_key_value_heads=1),
     vocabulary=512, positions=512, dtype="float32", prompt=16, response=16, sequences=32, prompts=4, repeats=2, sampler=(12, 64),
     rows=16, typical=24, longest=128, micro_tokens=512, memory_points=(4096, 8192), matrix=512)
 
@@ -69,7 +72,8 @@ def engine_part(mode: str, model: str, s: SimpleNamespace) -> dict:
         found["sampler"] = {name: sampler(engine, s, **how) for name, how in {
             "a barrier after every round": dict(barrier=True), "no barrier": dict(early_opening=False),
             "no barrier, early opening (default)": {}}.items()}
-    for level in (1, 2) if engine.sleeps and mode == "merge" else (1,) if engine.sleeps else ():  # level 2 and LoRA: crashed
+    levels = (1, 2) if mode == "merge" else (1,)  # level 2 with LoRA has crashed
+    for level in levels if engine.sleeps else ():
         found[f"sleep_level_{level}_seconds"] = seconds(lambda: engine.llm.sleep(level=level))
         memory[f"engine asleep (level {level}) and trainer"] = memory_now()
         if level == 1:  # level 2 drops the weights: nothing to wake up for
@@ -266,9 +270,11 @@ def training_lines(x: dict) -> list[tuple]:
         if "why" in y:
             rows.append((what, f"NOT MEASURED: {y['why']}"))
         else:
-            rows.append((what, f"{y['tokens_per_second']:,.0f} tokens/s, {y['model_flops_share']:.1%} of the matrix product"))
+            share = f"{y['model_flops_share']:.1%} of the matrix product"
+            rows.append((what, f"{y['tokens_per_second']:,.0f} tokens/s, {share}"))
         for tokens, gb in y["peak_gb"].items():
-            rows.append((f"memory, training, checkpointing {name}, {int(tokens):,} tokens at once", f"{gb:.2f} GB at the peak"))
+            what = f"memory, training, checkpointing {name}, {int(tokens):,} tokens at once"
+            rows.append((what, f"{gb:.2f} GB at the peak"))
     return rows
 
 

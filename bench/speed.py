@@ -228,6 +228,10 @@ def table(r: dict) -> list[tuple]:
     for cell in r.get("trl", {}).get("cells", []):
         rows.append(("5", f"TRL / ours, seconds per step: {cell['name']}", f"{cell['ratio']:.2f}",
                      f"at least {cell['target']:.1f}", cell["ratio"] >= cell["target"]))
+        if "level" in cell:
+            taken = cell["seconds_to_level"]
+            rows.append(("", f"TRL / ours, seconds to {cell['level']:.0%} held-out ({taken['trl']:.0f} s, {taken['ours']:.0f} s)",
+                         f"{taken['trl'] / taken['ours']:.2f}", "", None))
     if "start_up" in r:
         x = r["start_up"]
         rows += [("6", "--help", f"{x['help']:.2f} s", "within 1 s", x["help"] < 1),

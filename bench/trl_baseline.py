@@ -138,7 +138,8 @@ def measure(name: str, cell: dict, **options) -> dict:
     result = dict(
         name=name, target=cell["target"], ratio=middle_ratio(theirs[1:], own), samples=cell["prompts"] * SAMPLES,
         ours=dict(seconds=median(own), generating=median(m["seconds_sample"] for m in ours[1:]),
-                  training=median(m["seconds_train"] for m in ours[1:]), response_length=median(m["response_length"] for m in ours)),
+                  training=median(m["seconds_train"] for m in ours[1:]),
+                  response_length=median(m["response_length"] for m in ours)),
         trl=dict(seconds=median(theirs[1:]), generating=median(generating[1:]),
                  response_length=median(x["completions/mean_length"] for x in logged)), raw=dict(ours=own, trl=theirs[1:]))
     return result | (dict(curve=curve) | reached(curve) if curve else {})
@@ -161,9 +162,10 @@ def reached(curve: list[dict]) -> dict:
 
 def show(cell: dict) -> None:
     ours, trl = cell["ours"], cell["trl"]
-    print(f"{cell['name']:10} {cell['samples']} samples of {ours['response_length']:.0f} (TRL: {trl['response_length']:.0f}) tokens   ours {ours['seconds']:.2f} s "
-          f"(engine {ours['generating']:.2f})   TRL {trl['seconds']:.2f} s (generate {trl['generating']:.2f})   "
-          f"TRL/ours {cell['ratio']:.2f}, target {cell['target']}")
+    print(f"{cell['name']:10} {cell['samples']} samples of {ours['response_length']:.0f} tokens (TRL: "
+          f"{trl['response_length']:.0f})")
+    print(f"{'':10} ours {ours['seconds']:.2f} s (sampling {ours['generating']:.2f})   TRL {trl['seconds']:.2f} s (sampling "
+          f"{trl['generating']:.2f})   TRL/ours {cell['ratio']:.2f}, target {cell['target']}")
     if "level" in cell:
         taken = cell["seconds_to_level"]
         print(f"{'':10} to {cell['level']:.0%} held-out: ours {taken['ours']:.0f} s, TRL {taken['trl']:.0f} s")
@@ -183,7 +185,7 @@ def main() -> None:
     for name in args.only:
         cells.append(measure(name, CELLS[name] | (dict(steps=args.steps) if args.steps else {})))
         show(cells[-1])
-    save("trl", dict(cells=cells), args.out)
+        save("trl", dict(cells=cells), args.out)
 
 
 if __name__ == "__main__":
