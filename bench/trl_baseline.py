@@ -23,7 +23,7 @@ import tempfile
 import time
 from types import SimpleNamespace
 
-from common import median, middle_ratio, project, random_model, save, set_lengths
+from common import load, median, middle_ratio, project, random_model, save, set_lengths
 
 SMALL = dict(hidden_size=128, intermediate_size=288, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2)
 LARGE = dict(hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=4)
@@ -173,7 +173,7 @@ def show(cell: dict) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Plain GRPO: seconds per step of this project and of TRL.")
-    parser.add_argument("--only", nargs="*", default=CELLS, choices=CELLS)
+    parser.add_argument("--only", nargs="*", default=CELLS, choices=CELLS, help="keep the others' results")
     parser.add_argument("--steps", type=int, default=0, help="steps of every cell (default: as many as it needs)")
     parser.add_argument("--out", default="", help="folder of the result (default: bench/results)")
     args = parser.parse_args()
@@ -181,11 +181,11 @@ def main() -> None:
         import trl  # noqa: F401
     except ImportError:
         sys.exit("TRL is not installed, so there is nothing to compare with: pip install --no-deps trl==1.16.0")
-    cells = []
+    cells = {cell["name"]: cell for cell in load("trl").get("cells", [])}
     for name in args.only:
-        cells.append(measure(name, CELLS[name] | (dict(steps=args.steps) if args.steps else {})))
-        show(cells[-1])
-        save("trl", dict(cells=cells), args.out)
+        cells[name] = measure(name, CELLS[name] | (dict(steps=args.steps) if args.steps else {}))
+        show(cells[name])
+        save("trl", dict(cells=[cells[name] for name in CELLS if name in cells]), args.out)
 
 
 if __name__ == "__main__":

@@ -357,9 +357,9 @@ def result(process, seconds=300):
 
 ENGINE_DIES = """
 import engine, pathlib, sys
-real, log = engine.Engine.step, pathlib.Path("runs/killed/metrics.jsonl")
+real, log = engine.Engine.step, pathlib.Path("runs/faulty/metrics.jsonl")
 def step(self):  # called by minirl.Rollouts.step, and neither for the probe nor for an evaluation, while step 4 is sampled
-    if sys._getframe(1).f_code.co_name == "step" and len(log.read_text().splitlines()) == 3 and self.steps % 7 == 0:
+    if sys._getframe(1).f_code.co_name == "step" and log.exists() and len(log.read_text().splitlines()) == 3 and self.steps % 7 == 0:
         raise ValueError("the cache is on fire")
     return real(self)
 engine.Engine.step = step
