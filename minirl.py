@@ -127,10 +127,10 @@ class Config(SamplerConfig):
 
 def resolve(config: Config) -> Config:
     """Fill in what was left to us: the one place where defaults depend on the model."""
-    from data import default_data, default_template, resolve_model
+    from data import TINY, default_data, default_template, resolve_model
     from engine import build_for_cpu
 
-    tiny = config.model in ("tiny", "tiny-moe")
+    tiny = config.model in TINY
     real = dict(max_prompt_tokens=1024, max_tokens=3000, batch_prompts=32, lr=2e-5, steps=200, eval_questions=100,
                 micro_tokens=16384)
     small = dict(max_prompt_tokens=256, max_tokens=64, batch_prompts=24, lr=1e-3, steps=100, eval_questions=100,
