@@ -52,7 +52,7 @@ CONFIGS = {  # for hub data sets that cannot be loaded without one; several are 
                                  "number_theory,prealgebra,precalculus",
 }
 FAMILIES = {"qwen": "Qwen", "qwq": "Qwen", "llama": "meta-llama", "meta-llama": "meta-llama"}
-TINY = ("tiny",)
+TINY = ("tiny", "tiny-moe")
 BUILTIN_COUNT = {"train": 6000, "test": 240}
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."

@@ -8,6 +8,7 @@ What the rest of the project relies on:
   is after the temperature (`processed_logprobs`; vLLM's default reports the raw ones, which is wrong at any
   temperature but 1). Top-p and top-k stay off: they would renormalise mu over a subset and bias pi/mu on every token.
 * `sync` hands the trainer's weights over, `score` lets the trainer check that they arrived.
+* With `routes`, every rollout of a mixture of experts says which experts its tokens passed through (routing_replay.py).
 """
 import importlib.metadata
 import itertools
@@ -27,6 +28,7 @@ class Rollout:
     logprobs: list[float]  # [T], log mu(y_t) in nats
     finish_reason: str  # "stop": ended by itself, "length": cut off at max_tokens
     text: str  # decoded, without special tokens
+    routes: object = None  # [prompt + T - 1, layers, k], experts that the tokens passed through; see routing_replay.py
 
 
 def build_for_cpu() -> bool:
@@ -71,14 +73,19 @@ class Engine:
 
     `sync_mode`: "merge" reloads merged weights in place (right for the CPU, where vLLM's LoRA kernels decode 2.7 times
     slower), "adapter" swaps the LoRA adapter (right for a GPU: nothing is rounded into the bf16 base).
+
+    `dtype`: float32, bfloat16 or fp8 (weights of the linear layers in 8 bits, the rest in bfloat16); `kv_cache_dtype`: auto
+    or fp8. `routes`: record the experts of every rollout. Raises SystemExit for what this build of vLLM has no kernel for.
     """
 
     def __init__(self, model: str, *, max_model_len: int, max_num_seqs: int = 256, dtype: str = "auto",
-                 temperature: float = 1.0, lora_rank: int = 16, sync_mode: str = "merge", memory_share: float = 0.5,
-                 sleep: bool = False, stop_token_ids: list[int] = (), seed: int = 0):
+                 kv_cache_dtype: str = "auto", temperature: float = 1.0, lora_rank: int = 16, sync_mode: str = "merge",
+                 memory_share: float = 0.5, sleep: bool = False, stop_token_ids: list[int] = (), seed: int = 0,
+                 routes: bool = False):
         self.on_cpu = build_for_cpu()
         configure_vllm(self.on_cpu)
         import vllm
+        from routing_replay import CpuRecorder
         from vllm.sampling_params import RequestOutputKind
 
         options = dict(enforce_eager=True) if self.on_cpu else dict(gpu_memory_utilization=memory_share)
@@ -86,11 +93,23 @@ class Engine:
             options |= dict(enable_lora=True, max_loras=1, max_lora_rank=max(lora_rank, 8))
         if sleep and not self.on_cpu:
             options |= dict(enable_sleep_mode=True)
-        self.llm = vllm.LLM(
-            model, dtype=dtype, max_model_len=max_model_len, max_num_seqs=max_num_seqs, seed=seed,
-            logprobs_mode="processed_logprobs", enable_prefix_caching=True, disable_log_stats=True, use_tqdm_on_load=False,
-            generation_config="vllm",  # else a model's own top-p, top-k or repetition penalty would slip in
-            **options)
+        if routes and not self.on_cpu:
+            options |= dict(enable_return_routed_experts=True)
+        if dtype == "fp8":
+            options |= fp8_linears(model, self.on_cpu)
+        try:
+            self.llm = vllm.LLM(
+                model, dtype="bfloat16" if dtype == "fp8" else dtype, kv_cache_dtype=kv_cache_dtype, max_model_len=max_model_len,
+                max_num_seqs=max_num_seqs, seed=seed, logprobs_mode="processed_logprobs", disable_log_stats=True,
+                enable_prefix_caching=not (routes and self.on_cpu),  # the recorder of the CPU needs to see every token
+                use_tqdm_on_load=False, generation_config="vllm",  # else a model's own top-p or top-k would slip in
+                **options)
+        except (ValueError, RuntimeError, NotImplementedError, AttributeError) as error:
+            if "fp8" not in (dtype, kv_cache_dtype):
+                raise
+            raise SystemExit(f"This build of vLLM cannot run this model with rollouts in {dtype} and its cache in {kv_cache_dtype} "
+                             f"({str(error).splitlines()[0]}): try --rollout-dtype bfloat16 --kv-cache-dtype auto.") from error
+        self.recorder = CpuRecorder(self.llm) if routes and self.on_cpu else None
         self.version = f"vllm {vllm.__version__}"
         self.sync_mode, self.sleeps = sync_mode, "enable_sleep_mode" in options
         self.tokenizer = self.llm.get_tokenizer()
@@ -112,7 +131,17 @@ class Engine:
         self.steps += 1
         finished = [out for out in self.llm.llm_engine.step() if out.finished]
         texts = self.tokenizer.batch_decode([out.outputs[0].token_ids for out in finished], skip_special_tokens=True)
-        return [(self._keys.pop(out.request_id), rollout_of(out.outputs[0], text)) for out, text in zip(finished, texts)]
+        return [(self._keys.pop(out.request_id), rollout_of(out.outputs[0], text, self._routes(out)))
+                for out, text in zip(finished, texts)]
+
+    def _routes(self, out):
+        if self.recorder:
+            return self.recorder.take(out.request_id)
+        native = getattr(out.outputs[0], "routed_experts", None)  # numpy, unsigned
+        if native is not None:
+            import torch
+
+            return torch.from_numpy(native.astype("int16"))
 
     @property
     def busy(self) -> bool:
@@ -136,6 +165,7 @@ class Engine:
         while self.busy:
             for out in self.llm.llm_engine.step():
                 if out.finished:
+                    self._routes(out)  # or the recorder would keep them
                     rows = zip(out.prompt_token_ids[1:], out.prompt_logprobs[1:])
                     found[self._keys.pop(out.request_id)] = [row[token].logprob for token, row in rows]
         return [found[i] for i in range(len(sequences))]
@@ -150,6 +180,8 @@ class Engine:
         """Forget everything that is still running (after an interruption)."""
         self.llm.llm_engine.abort_request(list(self._keys))
         self._keys.clear()
+        if self.recorder:
+            self.recorder.found.clear()
 
     # --------------------------------------------------------------------------------------------------- weights
     def sync(self, policy) -> None:
@@ -187,28 +219,39 @@ class Engine:
             self.llm.wake_up()
 
 
-def rollout_of(output, text: str) -> Rollout:
+def rollout_of(output, text: str, routes=None) -> Rollout:
     logprobs = [row[token].logprob for token, row in zip(output.token_ids, output.logprobs)]
-    return Rollout(list(output.token_ids), logprobs, output.finish_reason, text)
+    return Rollout(list(output.token_ids), logprobs, output.finish_reason, text, routes)
+
+
+def fp8_linears(model: str, on_cpu: bool) -> dict:
+    """vLLM's options for linear layers in 8 bits, quantised when the weights are loaded and again at every sync.
+
+    The CPU has a kernel for scales per channel, and none for experts: those stay in bfloat16. Routers stay out of it.
+    """
+    from routing_replay import is_supported
+
+    if not on_cpu:
+        return dict(quantization="fp8")
+    if not is_supported(model):
+        return dict(quantization="fp8_per_channel")
+    return dict(quantization="online", quantization_config={"linear": "fp8_per_channel", "ignore": ["*.mlp.gate"]})
 
 
 def merged_weights(policy):
-    """Yields (Hugging Face name, W + scale * B A) of every weight of a PEFT model.
+    """Yields (Hugging Face name, tensor) of every adapted layer of a PEFT model: W + scale * B A, and its bias.
 
     The sum is a new tensor: merging in place and unmerging again would leave rounding errors in the base weights, a
-    little more at every step, and a resumed run would differ from one that was never stopped.
+    little more at every step, and a resumed run would differ from one that was never stopped. Layers without an adapter
+    have not changed; vLLM keeps what it has. (Sending them again would break experts: vLLM 0.32 overwrites the copy that
+    its CPU kernels have repacked with plain weights, and says nothing.)
     """
     import torch
 
-    adapted = {}
-    for name, module in policy.base_model.model.named_modules():
-        if hasattr(module, "get_delta_weight"):
-            adapted[f"{name}.weight"] = module
     with torch.no_grad():
-        for name, weight in policy.base_model.model.state_dict().items():
-            if "lora_" in name:
-                continue
-            name = name.replace(".base_layer.", ".")
-            if name in adapted:
-                weight = weight + adapted[name].get_delta_weight("default").to(weight.dtype)
-            yield name, weight
+        for name, module in policy.base_model.model.named_modules():
+            if hasattr(module, "get_delta_weight"):
+                base = module.get_base_layer()
+                yield f"{name}.weight", base.weight + module.get_delta_weight("default").to(base.weight.dtype)
+                if base.bias is not None:
+                    yield f"{name}.bias", base.bias

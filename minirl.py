@@ -49,6 +49,10 @@ from data import Stream
 
 
 # ------------------------------------------------------------------------------------------------------------ config
+OBJECTIVES = {  # name -> the advantage and the length normalisation that belong to it (MiniRL section 2.3 and appendix A)
+    "minirl": ("pool-mean", "none"), "grpo": ("group-std", "response"), "cispo": ("group-std", "batch")}
+
+
 @dataclass
 class Config(SamplerConfig):
     """Every flag of `python minirl.py`. Zero or "auto" means: what fits the model, see `resolve`."""
@@ -71,13 +75,19 @@ class Config(SamplerConfig):
     temperature: float = option(1.0, "sampling temperature; trainer and engine both use it", "sampling")
     top_p: float = option(1.0, "must stay 1 in training: anything less makes pi/mu biased", "sampling")
 
+    objective: str = option("minirl", "minirl, or for comparison grpo or cispo as in the paper's appendix", "objective")
+    advantage: str = option("auto", "pool-mean (auto for minirl), group-std (auto for grpo, cispo), leave-one-out, positives-only "
+                            "(raft)", "objective")
     mini_batches: int = option(1, "optimizer steps per sampled batch (N of MiniRL); 1 = on-policy", "objective")
     importance: str = option("full", "token weight: full (pi_theta/mu), staleness (pi_theta/pi_old), none", "objective")
     weight_cap: float = option(5.0, "the importance weight is cut off here", "objective")
     clip: bool = option(True, "mask tokens whose pi_theta/pi_old has moved too far already", "objective")
     eps_low: float = option(0.2, "clip below 1 - eps_low where the advantage is negative", "objective")
     eps_high: float = option(0.27, "clip above 1 + eps_high where the advantage is positive", "objective")
-    length_norm: str = option("none", "divide token sums by: none (a constant), response, batch (lengths)", "objective")
+    length_norm: str = option("auto", "divide token sums by: none (a constant; auto for minirl), response (auto for grpo), batch "
+                              "(lengths; auto for cispo)", "objective")
+    replay: str = option("auto", "mixture of experts: none, r2 (the trainer's experts), r3 (the engine's); auto: none for 1 "
+                         "mini-batch, r2 for 2, r3 for more", "objective")
 
     lr: float = option(0.0, "learning rate of AdamW on the LoRA weights; 0 = auto", "optimizer")
     warmup_steps: int = option(5, "optimizer steps until the learning rate is reached; constant after", "optimizer")
@@ -95,6 +105,8 @@ class Config(SamplerConfig):
     keep_checkpoints: int = option(2, "older checkpoints are removed", "run")
 
     sync: str = option("auto", "how the engine gets new weights: adapter (GPU) or merge (CPU)", "hardware")
+    rollout_dtype: str = option("auto", "of the engine's weights: float32, bfloat16, fp8; auto: the same as dtype", "hardware")
+    kv_cache_dtype: str = option("auto", "of the engine's cache of keys and values: auto or fp8", "hardware")
     engine_memory: float = option(0.45, "share of the GPU's memory for the engine", "hardware")
     sleep: bool = option(False, "the engine gives up its GPU memory during the update", "hardware")
     engine_sequences: int = option(256, "responses that are written at the same time", "hardware")
@@ -102,16 +114,25 @@ class Config(SamplerConfig):
     gradient_checkpointing: str = option("auto", "on or off: less memory for more time", "hardware")
     graders: int = option(2, "worker processes that run math-verify", "hardware")
 
+    def __post_init__(self):
+        advantage, length_norm = OBJECTIVES.get(self.objective, ("pool-mean", "none"))
+        self.advantage = advantage if self.advantage == "auto" else self.advantage
+        self.length_norm = length_norm if self.length_norm == "auto" else self.length_norm
+
     def validate(self) -> None:
         """Raises ValueError with one sentence for each contradiction; needs no model, no data and no library."""
-        super().validate()
         choices = dict(
-            dtype=("auto", "float32", "bfloat16"), sync=("auto", "adapter", "merge"),
+            objective=OBJECTIVES, dtype=("auto", "float32", "bfloat16"), sync=("auto", "adapter", "merge"),
             importance=("full", "staleness", "none"), length_norm=("none", "response", "batch"),
+            replay=("auto", "none", "r2", "r3"), rollout_dtype=("auto", "float32", "bfloat16", "fp8"), kv_cache_dtype=("auto", "fp8"),
             gradient_checkpointing=("auto", "on", "off"), gvm_norms=("head", "one"))
         for key, allowed in choices.items():
             if getattr(self, key) not in allowed:
                 raise ValueError(f"{key} must be one of {', '.join(allowed)}, not {getattr(self, key)!r}")
+        super().validate()
+        if self.replay == "r2" and self.mini_batches == 1:
+            raise ValueError("replay r2 repeats the trainer's own routes of the pi_old pass, and with one mini-batch there is none: "
+                             "it would be the same as none")
         if self.top_p != 1:
             raise ValueError("top_p must stay 1 in training: the importance weight pi/mu would be biased on every token")
         if self.temperature <= 0:
@@ -185,28 +206,38 @@ import torch  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from policy import Probe, Row, head_gradient_norms, load_policy, micro_batches, token_logprobs  # noqa: E402
+from routing_replay import choose_replay, is_supported, replaying  # noqa: E402
 
 
 # ------------------------------------------------------------------------------------------------------ the objective
 def objective(lp_T, old_T, mu_T, advantage_T, config: Config):
-    """Per-token terms of MiniRL's objective (Eq. 7), to be summed over tokens and maximised:
+    """Per-token terms of the objective, to be summed over tokens and maximised.
 
-        M_t * sg[min(pi_theta/mu, cap)] * A * log pi_theta
+        minirl  M_t * sg[min(pi_theta/mu, cap)] * A * log pi_theta                        Eq. 7
+        grpo    min(r A, clip(r) A)                      r = pi_theta/pi_old              appendix A
+        cispo   sg[clip(r)] * A * log pi_theta                                            appendix A
 
-    The weight corrects for both reasons why the samples are not from pi_theta (Eq. 5): pi_old/mu, the engine is not the
-    trainer, and pi_theta/pi_old, the policy has moved since. The mask M_t looks at the second factor only: it stops
-    tokens that have already moved far enough in the direction in which their advantage pushes them.
+    MiniRL's weight corrects for both reasons why the samples are not from pi_theta (Eq. 5): pi_old/mu, the engine is not
+    the trainer, and r = pi_theta/pi_old, the policy has moved since. Its mask M_t looks at r only: it stops tokens that
+    have already moved far enough in the direction in which their advantage pushes them. GRPO's min does exactly that,
+    with r as the weight; CISPO bounds the weight and stops nobody. Neither knows of mu.
 
-    lp_T = log pi_theta (with gradient), old_T = log pi_old, mu_T = log mu, all [T] in nats. Returns (term_T, M_T,
-    weight_T before the cap).
+    lp_T = log pi_theta (with gradient), old_T = log pi_old, mu_T = log mu, all [T] in nats. Returns (term_T, M_T: 0 where
+    no gradient is left, weight_T before any bound).
     """
-    ratio_T = (lp_T.detach() - old_T).exp()  # pi_theta / pi_old
-    behaviour_T = {"full": mu_T, "staleness": old_T, "none": lp_T.detach()}[config.importance]
-    weight_T = (lp_T.detach() - behaviour_T).exp()
-    mask_T = torch.ones_like(ratio_T)
-    if config.clip:
-        mask_T[(advantage_T > 0) & (ratio_T > 1 + config.eps_high)] = 0
-        mask_T[(advantage_T < 0) & (ratio_T < 1 - config.eps_low)] = 0
+    ratio_T = (lp_T - old_T).exp()  # r
+    now_T, bounds = lp_T.detach(), (1 - config.eps_low, 1 + config.eps_high)
+    mask_T = torch.ones_like(now_T)
+    if config.clip and config.objective != "cispo":
+        mask_T[(advantage_T > 0) & (ratio_T > bounds[1])] = 0
+        mask_T[(advantage_T < 0) & (ratio_T < bounds[0])] = 0
+    if config.objective == "grpo":
+        bounded_T = ratio_T.clamp(*bounds) if config.clip else ratio_T
+        return torch.minimum(ratio_T * advantage_T, bounded_T * advantage_T), mask_T, ratio_T.detach()
+    if config.objective == "cispo":
+        weight_T = ratio_T.detach()
+        return (weight_T.clamp(*bounds) if config.clip else weight_T) * advantage_T * lp_T, mask_T, weight_T
+    weight_T = (now_T - {"full": mu_T, "staleness": old_T, "none": now_T}[config.importance]).exp()
     return mask_T * weight_T.clamp(max=config.weight_cap) * advantage_T * lp_T, mask_T, weight_T
 
 
@@ -222,17 +253,16 @@ def token_scale(row: Row, batch: list[Row], config: Config) -> float:
 
 def update(policy, optimizer, schedule, groups, config: Config, rng: random.Random) -> dict:
     """One pass over the kept samples: `mini_batches` optimizer steps of whole groups. Returns diagnostics."""
-    groups = [[Row(g.problem.prompt_ids + s.rollout.token_ids, len(g.problem.prompt_ids), s.rollout.logprobs, weight)
+    groups = [[Row(g.problem.prompt_ids + s.rollout.token_ids, len(g.problem.prompt_ids), s.rollout.logprobs, weight,
+                   routes=s.rollout.routes, replay=s.rollout.routes if config.replay == "r3" else None)
                for s, weight in g.rows()] for g in groups if g.kept]
     rng.shuffle(groups)  # the sampler's order is by prompt; a mini-batch must not be all easy or all hard
     minis = [[row for group in groups[i::config.mini_batches] for row in group] for i in range(config.mini_batches)]
     minis = [mini for mini in minis if any(row.advantage for row in mini)]
     if config.mini_batches > 1:  # with one mini-batch pi_old is pi_theta itself, and this pass is not needed
         for micro in micro_batches([row for mini in minis for row in mini if row.advantage], config.micro_tokens):
-            with torch.no_grad():
-                old_T, _ = token_logprobs(policy, micro, config.temperature)
-            for row, old in zip(micro, old_T.split([row.length for row in micro])):
-                row.old = old
+            with torch.no_grad(), replaying(policy, micro):
+                remember_old(policy, micro, token_logprobs(policy, micro, config.temperature)[0], config)
     losses, seen, norms = [], [], []
     for mini in minis:
         loss, tokens = accumulate_in_memory(policy, mini, config)
@@ -245,6 +275,17 @@ def update(policy, optimizer, schedule, groups, config: Config, rng: random.Rand
     return diagnostics(torch.cat(seen, 1), config) | dict(
         loss=sum(losses) / len(minis), grad_norm=sum(norms) / len(minis), lr=optimizer.param_groups[0]["lr"],
         optimizer_steps=len(minis) - bad, skipped_steps=bad)
+
+
+def remember_old(policy, micro: list[Row], old_T, config: Config) -> None:
+    """What the pass that computes log pi_old leaves on its rows; for a mixture of experts also what became of the routes."""
+    for row, old in zip(micro, old_T.split([row.length for row in micro])):
+        row.old = old
+    if micro[0].routes is not None:
+        for row, own in zip(micro, policy.routing.recorded(micro)):
+            row.agrees = policy.routing.agreement(own, row.routes)[row.prompt_length - 1:]
+            if config.replay == "r2":
+                row.replay = own
 
 
 def accumulate_in_memory(policy, mini: list[Row], config: Config):
@@ -263,22 +304,27 @@ def accumulate_in_memory(policy, mini: list[Row], config: Config):
 
 
 def accumulate(policy, mini: list[Row], config: Config):
-    """The gradient of one mini-batch, a micro-batch at a time. Returns (loss, what `diagnostics` wants [6, T]).
+    """The gradient of one mini-batch, a micro-batch at a time. Returns (loss, what `diagnostics` wants [6 + MoE layers, T]).
 
     Samples with advantage 0 have no gradient: they skip the forward pass but still count in the mean over responses.
     """
     loss, seen = 0.0, []
     for micro in micro_batches([row for row in mini if row.advantage], config.micro_tokens):
-        lp_T, entropy_T = token_logprobs(policy, micro, config.temperature)
-        old_T = torch.cat([row.old for row in micro]) if config.mini_batches > 1 else lp_T.detach()
-        mu_T = torch.tensor([x for row in micro for x in row.mu], device=lp_T.device)
-        per_token = [(row.advantage, token_scale(row, mini, config)) for row in micro for _ in range(row.length)]
-        advantage_T, scale_T = torch.tensor(per_token, device=lp_T.device).T
-        term_T, mask_T, weight_T = objective(lp_T, old_T, mu_T, advantage_T, config)
-        micro_loss = -(term_T * scale_T).sum()
-        micro_loss.backward()
+        with replaying(policy, micro):  # the backward pass included, for gradient checkpointing runs the forward pass again
+            lp_T, entropy_T = token_logprobs(policy, micro, config.temperature)
+            if config.mini_batches == 1:
+                remember_old(policy, micro, lp_T.detach(), config)
+            old_T = torch.cat([row.old for row in micro])
+            mu_T = torch.tensor([x for row in micro for x in row.mu], device=lp_T.device)
+            per_token = [(row.advantage, token_scale(row, mini, config)) for row in micro for _ in range(row.length)]
+            advantage_T, scale_T = torch.tensor(per_token, device=lp_T.device).T
+            term_T, mask_T, weight_T = objective(lp_T, old_T, mu_T, advantage_T, config)
+            micro_loss = -(term_T * scale_T).sum()
+            micro_loss.backward()
         loss += micro_loss.item()
-        seen.append(torch.stack([old_T, mu_T, advantage_T, mask_T, weight_T, entropy_T]).detach())
+        facts = torch.stack([old_T, mu_T, advantage_T, mask_T, weight_T, entropy_T]).detach()
+        agrees = [row.agrees.T.to(facts) for row in micro if row.agrees is not None]
+        seen.append(torch.cat([facts, torch.cat(agrees, 1)]) if agrees else facts)
     return loss, torch.cat(seen, 1)
 
 
@@ -294,7 +340,7 @@ def optimizer_step(policy, optimizer, schedule, config: Config) -> float:
 
 def diagnostics(seen, config: Config) -> dict:
     """What to watch: how far engine and trainer are apart, how far the policy moved, what was cut off. Shares of tokens."""
-    old_T, mu_T, advantage_T, mask_T, weight_T, entropy_T = seen.double()
+    old_T, mu_T, advantage_T, mask_T, weight_T, entropy_T, *agrees_T = seen.double()
     gap_T = mu_T - old_T  # log mu/pi_old of tokens drawn from mu
     clipped_T = mask_T == 0
     values = dict(
@@ -307,6 +353,10 @@ def diagnostics(seen, config: Config) -> dict:
         weight_over_2=(weight_T > 2).double().mean(), weight_under_half=(weight_T < 0.5).double().mean(),
         clipped_positive=(clipped_T & (advantage_T > 0)).double().mean(),
         clipped_negative=(clipped_T & (advantage_T < 0)).double().mean())
+    for layer, agrees in enumerate(agrees_T):  # of the mixture-of-experts layers, as the router sees it under replay
+        values[f"routes_agree_{layer}"] = agrees.mean()
+    if agrees_T:
+        values["routes_agree_all"] = torch.stack(agrees_T).all(0).double().mean()
     return {key: value.item() for key, value in values.items()}
 
 
@@ -341,8 +391,12 @@ def sample(run) -> list:
     judge = SimpleNamespace(submit=lambda key, problem, rollout: grader.submit(key, problem.answer, rollout.text),
                             result=grader.result)
     with contextlib.closing(rollouts.bar):
-        return collect(stream.take(config.batch_prompts), config, rollouts, judge, more=lambda: stream.take(1)[0],
-                       estimator=run.estimator, grad_norms=functools.partial(pilot_norms, run) if config.gvm_norms == "head" else None)
+        groups = collect(stream.take(config.batch_prompts), config, rollouts, judge, more=lambda: stream.take(1)[0],
+                         estimator=run.estimator, grad_norms=functools.partial(pilot_norms, run) if config.gvm_norms == "head" else None)
+    if run.policy.routing:
+        found = [(s.rollout, len(g.problem.prompt_ids)) for g in groups for s in g.pool]
+        run.policy.routing.check([r.routes for r, _ in found], [prompt + len(r.token_ids) for r, prompt in found])
+    return groups
 
 
 def pilot_norms(run, groups) -> list[float]:
@@ -402,6 +456,14 @@ def open_run(config: Config) -> Path:
     text = json.dumps(dict(config=asdict(config), versions=versions, python=sys.version.split()[0]), indent=1)
     checkpoint.replace(run / "config.json", text)
     return run
+
+
+def tolerance(config: Config) -> tuple[str, float]:
+    """How far engine and trainer may be apart on the probe's texts: (statistic, nats)."""
+    engine = config.dtype if config.rollout_dtype == "auto" else config.rollout_dtype
+    if "fp8" in (engine, config.kv_cache_dtype):
+        return "mean", 0.3
+    return ("max", 1e-4) if (config.dtype, engine) == ("float32", "float32") else ("mean", 5e-2)
 
 
 def learner(policy, config: Config):
@@ -570,19 +632,21 @@ def prepare(config: Config, grader) -> Run:
     context = config.max_prompt_tokens + config.max_tokens
     path = fetch_model(config.model, context)
     tokenizer = AutoTokenizer.from_pretrained(path)
+    config.replay = choose_replay(config.replay, path, config.mini_batches)
     train, held_out = load_data(config, tokenizer, grader)
     folder, stops = open_run(config), stop_ids(tokenizer)
     print(f"prompt as the model sees it: {train[0].prompt!r}; a response ends at {tokenizer.convert_ids_to_tokens(stops)}")
     engine = Engine(
-        path, max_model_len=context, max_num_seqs=config.engine_sequences, dtype=config.dtype, temperature=config.temperature,
+        path, max_model_len=context, max_num_seqs=config.engine_sequences, temperature=config.temperature,
+        dtype=config.dtype if config.rollout_dtype == "auto" else config.rollout_dtype, kv_cache_dtype=config.kv_cache_dtype,
         lora_rank=config.lora_rank, sync_mode=config.sync, memory_share=config.engine_memory, sleep=config.sleep,
-        stop_token_ids=stops, seed=config.seed)
+        stop_token_ids=stops, seed=config.seed, routes=is_supported(path))
     policy = load_policy(path, dtype=config.dtype, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed,
                          device="cpu" if engine.on_cpu else "cuda", checkpointing=config.gradient_checkpointing == "on")
     optimizer, schedule = learner(policy, config)
     run = Run(folder, config, engine, policy, optimizer, schedule, grader, held_out, Stream(train, config.seed), Estimator(config))
     reseed(config.seed, "probe")
-    run.probe = Probe(engine, policy, held_out[:4], exact=config.dtype == "float32", max_tokens=config.max_tokens,
+    run.probe = Probe(engine, policy, held_out[:4], tolerance=tolerance(config), max_tokens=config.max_tokens,
                       temperature=config.temperature)
     resume(run)
     rehearse(run, context)

@@ -11,8 +11,13 @@ import torch
 
 
 def load_policy(path: str, *, dtype: str, rank: int, alpha: int, seed: int, device: str, checkpointing: bool = False):
-    """The trainer's model: frozen weights in `dtype`, a LoRA adapter in float32 on every linear layer but the head."""
+    """The trainer's model: frozen weights in `dtype`, a LoRA adapter in float32 on every linear layer but the head.
+
+    Of a mixture of experts only the attention is adapted: engines serve adapters of stacked experts badly or not at all.
+    Its `routing` (routing_replay.RoutingReplay) records and replays the choice of experts; None for any other model.
+    """
     from peft import LoraConfig, get_peft_model
+    from routing_replay import FAMILIES, RoutingReplay
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -20,9 +25,11 @@ def load_policy(path: str, *, dtype: str, rank: int, alpha: int, seed: int, devi
     torch.manual_seed(seed)  # B starts at zero and A at random
     model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).to(device)
     model.config.use_cache = False
+    mixture = model.config.model_type in FAMILIES
     lora = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0,  # dropout would make pi_old noisy
-                      target_modules="all-linear", task_type="CAUSAL_LM")
+                      target_modules=["q_proj", "k_proj", "v_proj", "o_proj"] if mixture else "all-linear", task_type="CAUSAL_LM")
     policy = get_peft_model(model, lora)
+    policy.routing = RoutingReplay(model) if mixture else None
     if checkpointing:
         policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return policy.train()
@@ -71,7 +78,11 @@ class Row:
     prompt_length: int
     mu: list[float]  # the engine's log-probs of the response
     advantage: float  # times the sampler's row weight
-    old: torch.Tensor | None = None  # log pi_old of the response, where it differs from log pi_theta
+    routes: torch.Tensor | None = None  # experts that the engine used, [len(ids) - 1, layers, k] (routing_replay.py)
+    replay: torch.Tensor | None = None  # likewise, those that the trainer is made to use
+    # left by the pi_old pass:
+    old: torch.Tensor | None = None  # log pi_old of the response [T]
+    agrees: torch.Tensor | None = None  # [T, MoE layers], whether the trainer's routers chose what the engine used
 
     @property
     def length(self) -> int:
@@ -138,12 +149,12 @@ class Probe:
     Made while the engine still has the base weights: it lets the engine write the texts (so that they are the same when a
     run is resumed) and compares the log-probs of sampling; `check` compares those of a prefill, with the adapter.
 
-    Raises SystemExit when they disagree: fp32 by more than 1e-4 on any token, bf16 by more than 5e-2 on average; or when
-    the engine answers exactly as before although the trainer has moved.
+    Raises SystemExit when they disagree by more than `tolerance`, ("max" or "mean" over tokens, nats); or when the engine
+    answers exactly as before although the trainer has moved.
     """
 
-    def __init__(self, engine, policy, problems, *, exact: bool, max_tokens: int = 16, temperature: float = 1.0):
-        self.engine, self.policy, self.exact, self.last = engine, policy, exact, None
+    def __init__(self, engine, policy, problems, *, tolerance: tuple[str, float], max_tokens: int = 16, temperature: float = 1.0):
+        self.engine, self.policy, self.tolerance, self.last = engine, policy, tolerance, None
         rollouts = engine.generate([p.prompt_ids for p in problems], n=1, max_tokens=min(16, max_tokens))
         sampled = [Row(p.prompt_ids + r.token_ids, len(p.prompt_ids), r.logprobs, 0.0) for p, (r,) in zip(problems, rollouts)]
         with policy.disable_adapter():
@@ -165,8 +176,8 @@ class Probe:
         return self.demand(theirs, mine)
 
     def demand(self, theirs, mine) -> dict:
-        gap = (theirs - mine).abs()
-        if not (gap.max() < 1e-4 if self.exact else gap.mean() < 5e-2):
+        gap, (statistic, most) = (theirs - mine).abs(), self.tolerance
+        if not getattr(gap, statistic)() < most:  # also when it is NaN
             raise SystemExit(f"Engine and trainer disagree: |log mu - log pi_old| is {gap.mean():.1e} on average and "
                              f"{gap.max():.1e} at most. Training would be wrong; try the other --sync, or --dtype float32.")
         return dict(probe_gap_mean=gap.mean().item(), probe_gap_max=gap.max().item())

@@ -1,8 +1,9 @@
-"""The built-in model: a Qwen2 of 0.8 M parameters, its tokenizer and its arithmetic, made offline from a seed.
+"""The built-in models: a Qwen2 of 0.5 M parameters, its mixture of experts, their tokenizer and arithmetic, from a seed.
 
-`python minirl.py` trains this model, so the whole project can be run, read and tested on a laptop without a GPU and
-without a model hub. Nothing else is special about it: it is a folder in Hugging Face format, vLLM serves it, PEFT
-adapts it, math-verify grades its \\boxed{} answers.
+`python minirl.py` trains `tiny`, so the whole project can be run, read and tested on a laptop without a GPU and without
+a model hub. Nothing else is special about it: it is a folder in Hugging Face format, vLLM serves it, PEFT adapts it,
+math-verify grades its \\boxed{} answers. `tiny-moe` is the same with 8 experts in every layer, of which a token takes
+2 (Qwen3-MoE, 1.1 M parameters): small enough to see on a CPU what routing replay is for.
 
 **The problems** are chains of additions and subtractions such as `7+15-4=?`. The number of operations (1 to 6) sets the
 difficulty: a chain is right only if every link is, so pass rates spread over the whole range.
@@ -16,6 +17,7 @@ import hashlib
 import os
 import random
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -29,6 +31,8 @@ CHAT_TEMPLATE = (
 )
 WARM_START = dict(steps=1000, batch=16, lr=3e-3, seed=0)
 SIZES = dict(hidden_size=128, intermediate_size=288, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2)
+EXPERTS = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=96, norm_topk_prob=True, head_dim=32,
+               router_aux_loss_coef=0.01)  # the last for the warm start only: without it a few experts do all the work
 
 
 # ---------------------------------------------------------------------------------------------------- the problems
@@ -97,15 +101,17 @@ def build_tokenizer():
     )
 
 
-def build_model(tokenizer):
+def build_model(tokenizer, name: str = "tiny"):
     """Randomly initialised; torch's random state decides the weights."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    config = Qwen2Config(
+    common = dict(
         vocab_size=384, max_position_embeddings=1024, tie_word_embeddings=True, **SIZES,
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )
-    return Qwen2ForCausalLM(config)
+    if name == "tiny-moe":
+        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**common, **EXPERTS))
+    return Qwen2ForCausalLM(Qwen2Config(**common))
 
 
 def warm_start(model, tokenizer, *, steps, batch, lr, seed, progress=True) -> float:
@@ -117,10 +123,11 @@ def warm_start(model, tokenizer, *, steps, batch, lr, seed, progress=True) -> fl
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=lr, total_steps=steps, pct_start=0.1)
     model.train()
-    bar = tqdm(range(steps), desc="warm start of the tiny model", disable=not progress, mininterval=1)
+    balance = {"output_router_logits": True} if hasattr(model.config, "num_experts") else {}  # adds the load-balancing loss
+    bar = tqdm(range(steps), desc="warm start of the built-in model", disable=not progress, mininterval=1)
     for step in bar:
         ids, labels = demonstration_batch(rng, tokenizer, batch, lazy=step > 0.8 * steps)
-        loss = model(input_ids=ids, labels=labels).loss
+        loss = model(input_ids=ids, labels=labels, **balance).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -153,7 +160,7 @@ def demonstration_batch(rng, tokenizer, batch, lazy):
 
 # ------------------------------------------------------------------------------------------------------- the cache
 def ensure_tiny(name: str = "tiny", progress: bool = True) -> str:
-    """The folder of the warm-started model, built on first use (about a minute and a half on one core).
+    """The folder of the warm-started model, built on first use (one core: a minute and a half, tiny-moe three minutes).
 
     The folder's name holds a hash of this file: a changed recipe is a new model, an unchanged one is never rebuilt.
     Two processes may build at once; each writes a folder of its own and the first to rename it wins.
@@ -162,7 +169,7 @@ def ensure_tiny(name: str = "tiny", progress: bool = True) -> str:
     if not (folder / "config.json").exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=f"{name}-building-", dir=folder.parent))
-        build(building, progress=progress)
+        build(building, name, progress=progress)
         try:
             os.rename(building, folder)
         except OSError:  # somebody else was faster; both are the same
@@ -176,7 +183,7 @@ def cached(name: str) -> Path:
     return cache / f"{name}-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]}"
 
 
-def build(folder, progress: bool = True, **changes) -> None:
+def build(folder, name: str = "tiny", progress: bool = True, **changes) -> None:
     """Make tokenizer and model from a seed and save them. On one thread, so that the weights come out the same."""
     import torch
     from transformers.utils import logging
@@ -188,7 +195,7 @@ def build(folder, progress: bool = True, **changes) -> None:
         with torch.random.fork_rng():
             torch.manual_seed(recipe["seed"])
             tokenizer = build_tokenizer()
-            model = build_model(tokenizer)
+            model = build_model(tokenizer, name)
             warm_start(model, tokenizer, **recipe, progress=progress)
     finally:
         torch.set_num_threads(threads)
@@ -198,4 +205,5 @@ def build(folder, progress: bool = True, **changes) -> None:
 
 
 if __name__ == "__main__":
-    print(ensure_tiny())
+    for model in sys.argv[1:] or ["tiny"]:
+        print(ensure_tiny(model))

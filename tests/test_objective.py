@@ -77,6 +77,33 @@ def test_importance_switches():
     assert torch.equal(weights["none"], torch.ones(100, dtype=torch.float64))
 
 
+def test_grpo_is_the_clipped_ratio_of_its_paper():
+    lp, old, mu, A = tokens(1000, seed=4)
+    term, mask, weight = objective(lp, old, mu, A, Config(objective="grpo"))
+    r = (lp - old).exp()
+    torch.testing.assert_close(term, torch.minimum(r * A, r.clamp(0.8, 1.27) * A))
+    slope = gradient(term, lp)
+    torch.testing.assert_close(slope, (mask * weight * A).detach())  # so it is MiniRL's with pi_old in place of mu, uncapped
+    torch.testing.assert_close(slope, gradient(objective(lp, old, mu, A, Config(importance="staleness", weight_cap=1e9))[0], lp))
+    torch.testing.assert_close(slope, gradient(objective(lp, old, old + 1, A, Config(objective="grpo"))[0], lp))  # blind to mu
+
+
+def test_cispo_bounds_the_weight_and_masks_nobody():
+    lp, old, mu, A = tokens(1000, seed=5)
+    term, mask, weight = objective(lp, old, mu, A, Config(objective="cispo"))
+    r = (lp - old).exp().detach()
+    assert mask.all() and ((r < 0.8) | (r > 1.27)).any()
+    torch.testing.assert_close(gradient(term, lp), r.clamp(0.8, 1.27) * A)
+    torch.testing.assert_close(weight, r)
+
+
+def test_each_objective_brings_its_advantage_and_length_normalisation():
+    found = {name: (Config(objective=name).advantage, Config(objective=name).length_norm) for name in minirl.OBJECTIVES}
+    assert found == dict(minirl=("pool-mean", "none"), grpo=("group-std", "response"), cispo=("group-std", "batch"))
+    own = Config(objective="grpo", advantage="pool-mean", length_norm="none")
+    assert (own.advantage, own.length_norm) == ("pool-mean", "none")
+
+
 def test_the_estimator_is_unbiased_by_brute_force():
     """Three actions, sampled from a deliberately different mu: E_mu[pi/mu A grad log pi] = sum pi A grad log pi, exactly."""
     theta = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64, requires_grad=True)
@@ -123,7 +150,7 @@ def random_groups(count: int, seed: int):
         rows = []
         for _ in range(4):
             ids = [rng.randrange(300) for _ in range(rng.randint(1, 20))]
-            rollout = SimpleNamespace(token_ids=ids, logprobs=[-5.8 + 0.2 * rng.random() for _ in ids])
+            rollout = SimpleNamespace(token_ids=ids, logprobs=[-5.8 + 0.2 * rng.random() for _ in ids], routes=None)
             rows.append((SimpleNamespace(rollout=rollout), rng.choice([-0.5, 0.5, 0.0])))
         problem = SimpleNamespace(prompt_ids=[rng.randrange(300) for _ in range(rng.randint(2, 9))])
         groups.append(SimpleNamespace(problem=problem, kept=rows, rows=lambda rows=rows: rows))
@@ -178,6 +205,24 @@ def test_update_equals_the_plain_computation():
     loss.backward()
     plain = {n: p.grad for n, p in policy.named_parameters() if p.grad is not None}
     close(ours, plain, tolerance=1e-7)  # our logits are float32 from the head on, these are float64
+
+
+def test_one_mini_batch_is_the_on_policy_case_bit_for_bit():
+    """Without the pass for pi_old, the gradient is exactly the one with it."""
+    policy, groups = tiny_policy().float(), random_groups(6, seed=2)
+    (short,), _ = gradients_of(policy, groups)
+    rows = [Row(g.problem.prompt_ids + s.rollout.token_ids, len(g.problem.prompt_ids), s.rollout.logprobs, a)
+            for g in groups for s, a in g.rows()]
+    order = list(range(len(groups)))
+    random.Random(0).shuffle(order)  # as `update` does
+    mini = [row for i in order for row in rows[4 * i:4 * i + 4]]
+    for micro in micro_batches([row for row in mini if row.advantage], 4096):
+        with torch.no_grad():
+            minirl.remember_old(policy, micro, minirl.token_logprobs(policy, micro)[0], Config())
+    minirl.accumulate(policy, mini, Config(max_tokens=20, micro_tokens=4096, mini_batches=2))  # takes pi_old from the rows
+    long = {n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}
+    policy.zero_grad()
+    assert short.keys() == long.keys() and all(torch.equal(short[n], long[n]) for n in short)
 
 
 def test_mini_batches_hold_whole_groups_and_every_sample_once():

@@ -1,0 +1,185 @@
+"""Routing replay: the trainer sends every token to the same experts as before (MiniRL section 2.4, R2 and R3).
+
+In a mixture-of-experts layer a router scores all experts, and a token passes through the k best. That choice is a step
+function: a difference in the last bits between engine and trainer, or one optimizer step, moves a few tokens to other
+experts, and their probabilities jump. The importance weight then compares two different networks (Eq. 6):
+
+    pi_theta(y_t | e_theta)     pi_old(y_t | e_old)     pi_theta(y_t | e_theta)        e_theta, e_old, e_mu: the experts that
+    -----------------------  =  -------------------  x  -----------------------        the trainer chooses now, that it chose
+       mu(y_t | e_mu)             mu(y_t | e_mu)          pi_old(y_t | e_old)          before the update, and that the engine used
+
+    --replay r2   pi_theta uses e_old: what the trainer chose in its own pi_old pass.   Repairs the second factor.
+    --replay r3   pi_old and pi_theta both use e_mu: what the engine used.              Repairs both.
+    --replay none
+
+Only the *choice* is replayed. How much each chosen expert counts is computed anew from the router's logits,
+
+    g_e = exp(s_e) / sum over the chosen e' of exp(s_e'),
+
+so gradients flow through the router as ever. With one mini-batch e_old = e_theta, and r2 would change nothing.
+
+The trainer's side is a forward hook on each router: it notes what the router chose and, while `replaying`, hands on the
+recorded experts instead. The engine's side is vLLM's own record of routed experts on a GPU; its CPU build has none, so
+`CpuRecorder` attaches to the place where vLLM's own would.
+
+Routes are integers [tokens, layers, k]: row t has the experts that token t passed through, and so those that predicted
+token t + 1. The last token of a response is never fed back, so a sequence of T tokens has T - 1 rows. The axis `layers`
+counts all decoder layers; a dense one is never read. -1: not known, the router decides.
+"""
+import contextlib
+from functools import partial
+
+import torch
+
+FAMILIES = {  # model_type -> its router, whose forward returns (logits, gates, experts)
+    "qwen3_moe": "Qwen3MoeTopKRouter", "olmoe": "OlmoeTopKRouter", "mixtral": "MixtralTopKRouter"}
+def is_supported(model: str) -> bool:
+    """Whether this model folder or hub id is a mixture of experts whose routes can be recorded and replayed."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(model).model_type in FAMILIES
+
+
+def choose_replay(wanted: str, model: str, mini_batches: int) -> str:
+    """`wanted`; for "auto" what the paper found best: none on-policy, r2 with two mini-batches, r3 with more (section 4).
+
+    Raises SystemExit when there is nothing to replay in `model`.
+    """
+    if not is_supported(model):
+        if wanted in ("r2", "r3"):
+            raise SystemExit(f"--replay {wanted} is for mixtures of experts ({', '.join(FAMILIES)}), and {model} is none of them.")
+        return "none"
+    return wanted if wanted != "auto" else "none" if mini_batches == 1 else "r2" if mini_batches == 2 else "r3"
+
+
+# ------------------------------------------------------------------------------------------------------ the trainer
+class RoutingReplay:
+    """Hooks on all routers of `model`, a Hugging Face model of one of FAMILIES. Raises ValueError for any other."""
+
+    def __init__(self, model):
+        routers = {name: m for name, m in model.named_modules() if type(m).__name__ in FAMILIES.values()}
+        if not routers:
+            raise ValueError(f"routing replay needs a mixture of experts ({', '.join(FAMILIES)}), not {model.config.model_type}")
+        self.decoder_layers = model.config.num_hidden_layers
+        self.chosen = {}  # layer -> [B*T, k], what its router chose by itself in the last forward pass
+        self.forced = None  # [B*T, layers, k] while replaying
+        for name, router in routers.items():
+            layer = int(name.split("layers.")[1].split(".")[0])
+            router.register_forward_hook(partial(self.hook, layer))
+        self.experts, self.k = router.num_experts, router.top_k
+        self.layers = len(routers)
+
+    def hook(self, layer: int, router, _, output):
+        """Called with the router's logits [B*T, experts], gates [B*T, k] and experts [B*T, k]; may replace them."""
+        logits, gates, experts = output
+        self.chosen[layer] = experts.detach()
+        if self.forced is None:
+            return None
+        forced = self.forced[:, layer].to(experts.device)
+        experts = torch.where(forced < 0, experts, forced)
+        live = logits.float().softmax(-1).gather(-1, experts)  # with gradient, unlike the choice
+        if getattr(router, "norm_topk_prob", True):  # Mixtral always normalises and has no such switch
+            live = live / live.sum(-1, keepdim=True)
+        return logits, live.to(gates.dtype), experts
+
+    @contextlib.contextmanager
+    def replaying(self, rows: list):
+        """Force `row.replay` [len(row.ids) - 1, layers, k] on the right-padded batch of `rows`; None: nothing is forced.
+
+        Keep it open until after the backward pass: with gradient checkpointing, that runs the routers again.
+        """
+        if rows[0].replay is not None:
+            length = max(len(row.ids) for row in rows)
+            forced = torch.full((len(rows), length, self.decoder_layers, self.k), -1)
+            for i, row in enumerate(rows):
+                forced[i, :len(row.replay)] = row.replay
+            self.forced = forced.flatten(0, 1)
+        try:
+            yield
+        finally:
+            self.forced = None
+
+    def recorded(self, rows: list) -> list:
+        """[len(row.ids) - 1, layers, k] for each of `rows`: what the routers chose by themselves in its last forward pass."""
+        some = next(iter(self.chosen.values()))
+        routes = torch.zeros((len(some), self.decoder_layers, self.k), dtype=torch.int16)
+        for layer, experts in self.chosen.items():
+            routes[:, layer] = experts.cpu()
+        return [route[:len(row.ids) - 1] for row, route in zip(rows, routes.view(len(rows), -1, *routes.shape[1:]))]
+
+    def agreement(self, own, engine):
+        """[tokens, MoE layers] of bool: have both chosen the same set of experts? The order of the k does not matter."""
+        return (own.sort(-1).values == engine.sort(-1).values).all(-1)[:, sorted(self.chosen)]
+
+    def check(self, routes: list, lengths: list[int]) -> None:
+        """Raises ValueError unless routes[i] fits a sequence of lengths[i] tokens, and the routes are more than a constant."""
+        for route, length in zip(routes, lengths):
+            wanted = (length - 1, self.decoder_layers, self.k)
+            if route is None or tuple(route.shape) != wanted:
+                found = "nothing" if route is None else list(route.shape)
+                raise ValueError(f"the engine recorded {found} as the routes of a sequence, instead of {list(wanted)}")
+            if route.max() >= self.experts:
+                raise ValueError(f"the engine recorded expert {route.max()}, but there are {self.experts}")
+        flat = torch.cat(list(routes)).flatten(1) if routes else torch.zeros(0, 1)
+        if len(flat) > 1 and (flat == flat[0]).all():
+            raise ValueError("the engine recorded the same experts for every token: its kernel does not report them")
+
+
+def replaying(policy, rows: list):
+    """`RoutingReplay.replaying` for a policy with routers; for any other, nothing happens."""
+    routing = getattr(policy, "routing", None)
+    return routing.replaying(rows) if routing else contextlib.nullcontext()
+
+
+# ------------------------------------------------------------------------------------------------------- the engine
+class CpuRecorder:
+    """The experts that vLLM's CPU build used, by request: vLLM itself returns them on GPUs only.
+
+    Every router of vLLM can report its choice for the rows of a batch; which rows belong to which request is known where
+    the batch is put together. Needs the engine in this process, eager mode, and no prefix caching (cached tokens are not
+    routed again). It reads internals of vLLM 0.32. Raises SystemExit for any other version.
+    """
+
+    def __init__(self, llm):
+        import vllm
+        from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
+
+        if not vllm.__version__.startswith("0.32."):
+            raise SystemExit(f"Recording routes on a CPU is written for vLLM 0.32, not {vllm.__version__}: --replay none works.")
+        self.runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
+        self.decoder_layers = llm.llm_engine.model_config.hf_text_config.num_hidden_layers
+        self.batch, self.layers, self.found = None, {}, {}  # found: request id -> list of [tokens, layers, k]
+        for module in self.runner.model.modules():
+            if isinstance(module, MoERunner):
+                module.router.set_capture_fn(partial(self.note, module.layer_id))
+        self.prepare, self.runner._prepare_inputs = self.runner._prepare_inputs, self.next_batch
+
+    def note(self, layer: int, experts) -> None:
+        self.layers[layer] = experts.to(torch.int16, copy=True)  # [tokens of the batch, k]
+
+    def next_batch(self, scheduled, count_R, *args, **kwargs):
+        """In place of the runner's `_prepare_inputs`; count_R: tokens per request in this step."""
+        self.file_away()
+        batch = self.runner.input_batch
+        names = [name.rsplit("-", 1)[0] for name in batch.req_ids]  # vLLM adds a random suffix to the caller's id
+        self.batch = (names, count_R.tolist(), batch.num_computed_tokens_cpu[:len(count_R)].tolist())
+        return self.prepare(scheduled, count_R, *args, **kwargs)
+
+    def file_away(self) -> None:
+        """Cut the last batch's routes up by request."""
+        if self.batch is None or not self.layers:
+            return
+        (names, counts, starts), self.batch = self.batch, None
+        some = next(iter(self.layers.values()))
+        routes = torch.zeros((len(some), self.decoder_layers, some.shape[1]), dtype=torch.int16)
+        for layer, experts in self.layers.items():
+            routes[:, layer] = experts
+        for name, start, rows in zip(names, starts, routes.split(counts)):
+            if start == 0:  # also when a preempted request begins anew
+                self.found[name] = []
+            self.found[name].append(rows)
+
+    def take(self, request_id: str):
+        """[prompt + response - 1, layers, k] of a request that has just finished."""
+        self.file_away()
+        return torch.cat(self.found.pop(request_id))

@@ -1,0 +1,383 @@
+"""Routing replay: exact at unchanged weights for every family, gradients as they should be, and the real engine's routes."""
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM, Qwen2Config, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+import minirl
+import tiny
+from conftest import ROOT
+from policy import Row, load_policy, token_logprobs
+from routing_replay import RoutingReplay, choose_replay, replaying
+
+SIZES = dict(vocab_size=384, eos_token_id=0, bos_token_id=None, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=2,
+             initializer_range=0.15, num_experts_per_tok=2, pad_token_id=1)
+FAMILIES = {
+    "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**SIZES, head_dim=32, moe_intermediate_size=64, num_experts=8, norm_topk_prob=True)),
+    "qwen3_moe, gates not normalised": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**SIZES, head_dim=32, moe_intermediate_size=64, num_experts=8,
+                                                                           norm_topk_prob=False)),
+    "qwen3_moe, dense first layer": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**SIZES, head_dim=32, moe_intermediate_size=64, num_experts=8,
+                                                                        mlp_only_layers=[0])),
+    "olmoe": (OlmoeForCausalLM, OlmoeConfig(**SIZES, num_experts=8)),
+    "mixtral": (MixtralForCausalLM, MixtralConfig(**SIZES, num_local_experts=8)),
+}
+
+
+class Bare:
+    """A model as `token_logprobs` wants its policy: without an adapter, so that routers and experts can have gradients."""
+
+    def __init__(self, model):
+        self.model, self.routing = model, RoutingReplay(model)
+
+    def get_base_model(self):
+        return self.model
+
+
+def bare(family: str, experts: str = "grouped_mm") -> Bare:
+    torch.manual_seed(0)
+    kind, config = FAMILIES[family]
+    model = kind(config).train()
+    model.set_experts_implementation(experts)
+    model.config.use_cache = False
+    return Bare(model)
+
+
+def some_rows(count: int = 5, seed: int = 0) -> list[Row]:
+    rng = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        length = rng.randint(6, 20)
+        rows.append(Row([rng.randrange(300) for _ in range(length)], rng.randint(1, 5), [], 1.0))
+    return rows
+
+
+def record(policy, rows) -> None:
+    """Make `rows` replay what the routers choose now."""
+    with torch.no_grad():
+        token_logprobs(policy, rows)
+    for row, route in zip(rows, policy.routing.recorded(rows)):
+        row.replay = route
+
+
+def gradients(policy, rows) -> dict:
+    policy.model.zero_grad()
+    with replaying(policy, rows):
+        token_logprobs(policy, rows)[0].sum().backward()
+    return {name: p.grad.clone() for name, p in policy.model.named_parameters() if p.grad is not None}
+
+
+def move(policy, size: float = 0.05) -> None:
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for p in policy.model.parameters():
+            p += size * torch.randn_like(p)
+
+
+@pytest.mark.parametrize("experts", ["grouped_mm", "eager", "batched_mm"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_record_then_replay_at_unchanged_weights_changes_nothing(family, experts):
+    policy, rows = bare(family, experts), some_rows()
+    natural = gradients(policy, rows)
+    with torch.no_grad():
+        before = token_logprobs(policy, rows)[0]
+    record(policy, rows)
+    with torch.no_grad(), replaying(policy, rows):
+        assert torch.equal(token_logprobs(policy, rows)[0], before)
+    replayed = gradients(policy, rows)
+    assert natural.keys() == replayed.keys()
+    assert all(torch.allclose(natural[name], replayed[name], atol=1e-5, rtol=1e-4) for name in natural)
+    assert sum(name.endswith("gate.weight") and bool(g.any()) for name, g in replayed.items()) == len(policy.routing.chosen)  # the routers learn
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_after_an_update_the_old_experts_are_used_with_new_gates(family):
+    """Against brute force: the same network with every expert computed for every token, mixed as the definition says."""
+    policy, rows = bare(family, "eager"), some_rows(3)
+    record(policy, rows)
+    move(policy)
+    with torch.no_grad():
+        natural = token_logprobs(policy, rows)[0]
+        with replaying(policy, rows):
+            replayed = token_logprobs(policy, rows)[0]
+        by_hand = torch.cat([by_definition(policy.model, row) for row in rows])
+    assert (natural - replayed).abs().max() > 1e-2  # some choices have changed, or the test would not test anything
+    torch.testing.assert_close(replayed, by_hand, atol=2e-5, rtol=1e-4)
+
+
+def by_definition(model, row: Row):
+    """log pi of one row's response; experts are mixed by g = I exp(s) / sum I exp(s) over the recorded choice."""
+    undo = []
+    for layer, block in enumerate(model.model.layers):
+        if hasattr(block.mlp, "gate"):
+            undo.append(block.mlp)
+            block.mlp.forward = lambda hidden, mlp=block.mlp, layer=layer: mixed(mlp, hidden, row.replay[:, layer].long())
+    try:
+        logits = model(input_ids=torch.tensor([row.ids])).logits[0].float().log_softmax(-1)
+    finally:
+        for mlp in undo:
+            del mlp.forward
+    at = torch.arange(row.prompt_length - 1, len(row.ids) - 1)
+    return logits[at, torch.tensor(row.ids)[at + 1]]
+
+
+def mixed(mlp, hidden, chosen):
+    flat = hidden[0]
+    score = flat @ mlp.gate.weight.T
+    I = torch.zeros_like(score)  # noqa: E741
+    I[torch.arange(len(chosen))[:, None], chosen] = 1
+    I[len(chosen):] = torch.zeros_like(score[len(chosen):]).scatter(1, score[len(chosen):].topk(2).indices, 1)  # the last token's
+    if getattr(mlp.gate, "norm_topk_prob", True):
+        gate = I * score.exp() / (I * score.exp()).sum(1, keepdim=True)
+    else:
+        gate = I * score.softmax(1)
+    out = torch.zeros_like(flat)
+    for e in range(score.shape[1]):
+        left, right = torch.nn.functional.linear(flat, mlp.experts.gate_up_proj[e]).chunk(2, -1)
+        out += gate[:, e, None] * torch.nn.functional.linear(torch.nn.functional.silu(left) * right, mlp.experts.down_proj[e])
+    return out[None]
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "olmoe", "mixtral"])
+def test_gradient_checkpointing_changes_nothing_under_replay(family):
+    rows = some_rows()
+    policy = bare(family)
+    record(policy, rows)
+    move(policy)
+    plain = gradients(policy, rows)
+    policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    checkpointed = gradients(policy, rows)
+    assert all(torch.allclose(plain[name], checkpointed[name], atol=1e-5, rtol=1e-4) for name in plain)
+    with replaying(policy, rows):
+        loss = token_logprobs(policy, rows)[0].sum()
+    try:  # disarmed too early, the backward pass runs through other experts: an error, or another gradient
+        policy.model.zero_grad()
+        loss.backward()
+    except torch.utils.checkpoint.CheckpointError:
+        return
+    wrong = {name: p.grad for name, p in policy.model.named_parameters()}
+    assert any(not torch.allclose(plain[name], wrong[name], atol=1e-5, rtol=1e-4) for name in plain)
+
+
+def test_unknown_routes_are_left_to_the_router():
+    policy, rows = bare("qwen3_moe"), some_rows()
+    with torch.no_grad():
+        natural = token_logprobs(policy, rows)[0]
+        record(policy, rows)
+        for row in rows:
+            row.replay[: row.prompt_length] = -1
+        with replaying(policy, rows):
+            assert torch.equal(token_logprobs(policy, rows)[0], natural)
+
+
+def test_agreement_compares_sets_and_leaves_dense_layers_out():
+    policy = bare("qwen3_moe, dense first layer")
+    rows = some_rows(1)
+    record(policy, rows)
+    own = rows[0].replay
+    other = own.flip(-1).clone()  # the same experts in another order
+    other[3, 2, 0] = (own[3, 2].max() + 1) % 8
+    other[:, 0] = 7
+    agrees = policy.routing.agreement(own, other)
+    assert agrees.shape == (len(own), 2)
+    assert not agrees[3, 1] and agrees.sum() == agrees.numel() - 1
+
+
+@pytest.mark.parametrize("spoil, sentence", [
+    (lambda routes: routes[0].__setitem__(..., 9), "expert 9"),
+    (lambda routes: routes.__setitem__(0, routes[0][:-1]), "instead of"),
+    (lambda routes: routes.__setitem__(0, routes[0][:, :2]), "instead of"),
+    (lambda routes: routes.__setitem__(1, None), "recorded nothing"),
+    (lambda routes: [route.fill_(3) for route in routes], "same experts for every token"),
+])
+def test_routes_that_cannot_be_right_are_refused(spoil, sentence):
+    policy, rows = bare("qwen3_moe"), some_rows()
+    record(policy, rows)
+    routes, lengths = [row.replay for row in rows], [len(row.ids) for row in rows]
+    policy.routing.check(routes, lengths)
+    spoil(routes)
+    with pytest.raises(ValueError, match=sentence):
+        policy.routing.check(routes, lengths)
+
+
+def test_what_is_replayed_by_default(tmp_path):
+    FAMILIES["olmoe"][1].save_pretrained(tmp_path / "moe")
+    Qwen2Config().save_pretrained(tmp_path / "dense")
+    moe, dense = str(tmp_path / "moe"), str(tmp_path / "dense")
+    assert [choose_replay("auto", moe, N) for N in (1, 2, 4, 8)] == ["none", "r2", "r3", "r3"]
+    assert choose_replay("auto", dense, 8) == "none" and choose_replay("none", moe, 8) == "none"
+    for wanted in ("r2", "r3"):
+        with pytest.raises(SystemExit, match="mixtures of experts"):
+            choose_replay(wanted, dense, 4)
+    with pytest.raises(ValueError, match="the same as none"):
+        minirl.Config(replay="r2").validate()
+    with pytest.raises(ValueError, match="mixtures|mixture"):
+        RoutingReplay(tiny.build_model(tiny.build_tokenizer()))
+
+
+# ------------------------------------------------------------------------------------------------------- the update
+def groups_for(policy, count: int = 4):
+    """Random groups whose engine used other experts than the trainer would."""
+    rng, torch_rng, groups = random.Random(3), torch.Generator().manual_seed(3), []
+    for _ in range(count):
+        prompt, rows = [rng.randrange(300) for _ in range(4)], []
+        for advantage in (0.5, -0.5):
+            ids = [rng.randrange(300) for _ in range(rng.randint(3, 12))]
+            routes = torch.rand((3 + len(ids), 3, 8), generator=torch_rng).topk(2).indices.to(torch.int16)
+            rows.append((SimpleNamespace(rollout=SimpleNamespace(token_ids=ids, logprobs=[-6.0] * len(ids), routes=routes)), advantage))
+        groups.append(SimpleNamespace(problem=SimpleNamespace(prompt_ids=prompt), kept=rows, rows=lambda rows=rows: rows))
+    return groups
+
+
+@pytest.mark.parametrize("replay", ["none", "r2", "r3"])
+def test_ratios_under_each_replay(replay, tmp_path, monkeypatch):
+    """r starts at exactly 1 in the first mini-batch whatever is replayed; pi_old is computed under r3 and not under r2."""
+    tiny.build_model(tiny.build_tokenizer(), "tiny-moe").save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path), dtype="float32", rank=4, alpha=8, seed=0, device="cpu")
+    first, seen = [], []
+    true = minirl.objective
+    monkeypatch.setattr(minirl, "objective", lambda lp, old, *rest: seen.append((lp.detach(), old)) or true(lp, old, *rest))
+    config = minirl.Config(max_tokens=16, mini_batches=2, replay=replay, micro_tokens=4096, lr=0.05, warmup_steps=0)
+    groups = groups_for(policy)
+    with torch.no_grad():
+        for group in groups:
+            rows = [Row(group.problem.prompt_ids + s.rollout.token_ids, 4, [], a, routes=s.rollout.routes,
+                        replay=s.rollout.routes if replay == "r3" else None) for s, a in group.kept]
+            with replaying(policy, rows):
+                first += token_logprobs(policy, rows)[0].tolist()
+    metrics = minirl.update(policy, *minirl.learner(policy, config), groups, config, random.Random(0))
+    (lp, old), (later, later_old) = seen
+    torch.testing.assert_close(lp, old, atol=1e-6, rtol=0)
+    assert (later - later_old).abs().max() > 1e-3  # the second mini-batch is off-policy
+    torch.testing.assert_close(torch.cat([old, later_old]).sort().values, torch.tensor(first).sort().values, atol=1e-5, rtol=1e-5)
+    agree = [metrics[f"routes_agree_{layer}"] for layer in range(3)]
+    assert all(0 <= share < 0.3 for share in agree) and metrics["routes_agree_all"] <= min(agree)
+
+
+# ------------------------------------------------------------------------------------------------------- the engine
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """tiny-moe with large random weights, where engine and trainer differ as much as they can."""
+    path = tmp_path_factory.mktemp("moe")
+    torch.manual_seed(0)
+    tokenizer = tiny.build_tokenizer()
+    model = tiny.build_model(tokenizer, "tiny-moe")
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "norm" not in name:
+                p.normal_(0, 0.15)
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+def serve(folder, **options):
+    from engine import Engine
+
+    return Engine(folder, max_model_len=128, max_num_seqs=48, routes=True, **dict(dtype="float32") | options)
+
+
+def rollouts_as_rows(engine, count: int = 12):
+    """Prompts of many lengths whose samples start at different moments and end at different lengths."""
+    rng = random.Random(0)
+    prompts = [[rng.randrange(300) for _ in range(rng.randint(2, 30))] for _ in range(count)]
+    waiting, found = list(itertools.product(range(count), range(6))), {}
+    rng.shuffle(waiting)
+    while waiting or engine.busy:
+        for key in [waiting.pop() for _ in range(min(3, len(waiting)))]:
+            engine.submit(key, prompts[key[0]], rng.randint(2, 40))
+        found.update(engine.step())
+    return [Row(prompts[p] + r.token_ids, len(prompts[p]), r.logprobs, 1.0, routes=r.routes) for (p, _), r in sorted(found.items())]
+
+
+def gap(policy, rows, replay: bool):
+    """(k3, share of tokens with a ratio beyond 2 or 1/2) of engine against trainer."""
+    for row in rows:
+        row.replay = row.routes if replay else None
+    with torch.no_grad(), replaying(policy, rows):
+        pi = token_logprobs(policy, rows)[0]
+    d = (torch.tensor([x for row in rows for x in row.mu]) - pi).double()
+    return ((-d).exp() - 1 + d).mean().item(), (d.abs() > 0.6931).double().mean().item()
+
+
+@pytest.mark.engine
+def test_routes_belong_to_their_own_sequence_and_survive_syncs(folder):
+    """In float32 the trainer chooses exactly the engine's experts: any mix-up between requests would show."""
+    engine = serve(folder)
+    policy = load_policy(folder, dtype="float32", rank=8, alpha=16, seed=0, device="cpu")
+    for step in range(3):
+        rows = rollouts_as_rows(engine)
+        policy.routing.check([row.routes for row in rows], [len(row.ids) for row in rows])
+        assert gap(policy, rows, replay=False)[0] < 1e-7
+        for row, own in zip(rows, policy.routing.recorded(rows)):
+            assert policy.routing.agreement(own, row.routes).float().mean() > 0.99  # a tie may fall either way
+        for name, p in policy.named_parameters():
+            if "lora_B" in name:
+                p.data += 0.05 * torch.randn_like(p)
+        engine.sync(policy)
+    engine.score([[1, 2, 3], [4, 5]])
+    engine.submit("given up", [1, 2, 3], 9)
+    engine.step()
+    engine.abort()
+    assert not engine.recorder.found  # nothing is kept of what was not asked for
+
+
+@pytest.mark.engine
+def test_the_probe_catches_a_reload_that_breaks_the_experts(folder):
+    """vLLM's CPU build corrupts its repacked experts when they are reloaded, even with the very same weights."""
+    from policy import Probe
+    from safetensors.torch import load_file
+
+    engine = serve(folder)
+    policy = load_policy(folder, dtype="float32", rank=8, alpha=16, seed=0, device="cpu")
+    problems = [SimpleNamespace(prompt_ids=[5, 6, 7, i]) for i in range(4)]
+    probe = Probe(engine, policy, problems, tolerance=("max", 1e-4))
+    engine.sync(policy)
+    probe.check()
+    same = load_file(os.path.join(folder, "model.safetensors"))
+    engine.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(same.items())})
+    engine.llm.reset_prefix_cache()
+    with pytest.raises(SystemExit, match="disagree"):
+        probe.check()
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("options, trainer", [(dict(dtype="bfloat16"), "bfloat16"), (dict(dtype="bfloat16", kv_cache_dtype="fp8"), "bfloat16"),
+                                              (dict(dtype="fp8"), "float32")])
+def test_r3_closes_most_of_the_gap_in_low_precision(folder, options, trainer):
+    engine = serve(folder, **options)
+    policy = load_policy(folder, dtype=trainer, rank=8, alpha=16, seed=0, device="cpu")
+    rows = rollouts_as_rows(engine)
+    (natural, far), (replayed, far_replayed) = gap(policy, rows, False), gap(policy, rows, True)
+    print(f"{options}: k3 {natural:.1e} -> {replayed:.1e}, beyond 2 or 1/2 {far:.2%} -> {far_replayed:.2%}")
+    assert replayed < natural / 2
+    assert far_replayed == 0 < far if options == dict(dtype="bfloat16") else far_replayed < far / 4
+
+
+@pytest.mark.engine
+def test_a_run_with_replay_from_the_command_line(tmp_path):
+    """Off-policy, R3, an engine in low precision: two steps, and what they log."""
+    environment = os.environ | {"MINIRL_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    os.environ["MINIRL_CACHE"], before = str(tmp_path / "cache"), os.environ.get("MINIRL_CACHE")
+    try:
+        tiny.build(tiny.cached("tiny-moe"), "tiny-moe", progress=False, steps=20, batch=8)
+    finally:
+        os.environ.pop("MINIRL_CACHE") if before is None else os.environ.update(MINIRL_CACHE=before)
+    flags = ["--model", "tiny-moe", "--mini-batches", "4", "--kv-cache-dtype", "fp8", "--steps", "2", "--eval-questions", "6",
+             "--eval-k", "1", "--name", "moe", "--batch-prompts", "8"]
+    done = subprocess.run([sys.executable, str(ROOT / "minirl.py"), *flags], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "moe"
+    assert json.loads((run / "config.json").read_text())["config"]["replay"] == "r3"  # by itself, with four mini-batches
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 2 and (run / "curves.png").exists()
+    stepped = [row for row in rows if row["optimizer_steps"]]
+    assert stepped, "a model this weak may miss, but not in every group of two steps"
+    for row in stepped:
+        assert all(0.5 < row[f"routes_agree_{layer}"] <= 1 for layer in range(3)) and 0 < row["kl_k3"] < 0.1
