@@ -64,6 +64,9 @@ def configure_vllm(on_cpu: bool) -> None:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # else the first log-prob compiles a kernel for 7-30 s
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the trainer shares these cores
+        # oneDNN keeps a compiled kernel for every shape that it has met, 1,024 of them by default: hundreds of MB that fill up
+        # over hundreds of steps and look like a leak, since every number of running requests is another shape.
+        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 
 class Engine:
