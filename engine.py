@@ -9,6 +9,7 @@ What the rest of the project relies on:
   temperature but 1). Top-p and top-k stay off: they would renormalise mu over a subset and bias pi/mu on every token.
 * `sync` hands the trainer's weights over, `score` lets the trainer check that they arrived.
 """
+import ctypes
 import importlib.metadata
 import itertools
 import logging
@@ -163,6 +164,9 @@ class Engine:
             self.load_adapter(policy)
         # Keys and values of the old weights: without this, prompts would be continued from the old policy's cache.
         self.llm.reset_prefix_cache()
+        if self.on_cpu:
+            # Buffers come in ever new sizes, and the C library keeps the gaps between them: a gigabyte with adapters.
+            ctypes.CDLL(None).malloc_trim(0)
 
     def load_adapter(self, policy) -> None:
         """Hot swap. Name, id and path are never used twice, since vLLM caches adapters and prefixes by them."""
