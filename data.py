@@ -312,7 +312,8 @@ def read_file(path: Path) -> list[dict]:
     """All rows of a local file."""
     suffix, line = path.suffix.lower(), ""
     if not path.is_file() or suffix not in SUFFIXES:
-        raise SystemExit(f"No data file {path}: --data takes a {', '.join(SUFFIXES)} file, or a hub id.")
+        what = f"{path} is no data file" if path.exists() else f"No data file {path}"
+        raise SystemExit(f"{what}: --data takes a {', '.join(SUFFIXES)} file, or a hub id.")
     try:
         if suffix == ".parquet":
             import pyarrow.parquet

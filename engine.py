@@ -10,6 +10,7 @@ What the rest of the project relies on:
 * `sync` hands the trainer's weights over, `score` lets the trainer check that they arrived.
 * With `routes`, every rollout of a mixture of experts says which experts its tokens passed through (routing_replay.py).
 """
+import ctypes
 import importlib.metadata
 import itertools
 import logging
@@ -66,6 +67,9 @@ def configure_vllm(on_cpu: bool) -> None:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # else the first log-prob compiles a kernel for 7-30 s
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the trainer shares these cores
+        # oneDNN keeps a compiled kernel for every shape that it has met, 1,024 of them by default: hundreds of MB that fill up
+        # over hundreds of steps and look like a leak, since every number of running requests is another shape.
+        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 
 class Engine:
@@ -192,6 +196,9 @@ class Engine:
             self.load_adapter(policy)
         # Keys and values of the old weights: without this, prompts would be continued from the old policy's cache.
         self.llm.reset_prefix_cache()
+        if self.on_cpu:
+            # Buffers come in ever new sizes, and the C library keeps the gaps between them: a gigabyte with adapters.
+            ctypes.CDLL(None).malloc_trim(0)
 
     def load_adapter(self, policy) -> None:
         """Hot swap. Name, id and path are never used twice, since vLLM caches adapters and prefixes by them."""

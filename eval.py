@@ -49,7 +49,7 @@ def stop_ids(tokenizer, names: str = "auto") -> list[int]:
     Raises SystemExit for a token that the vocabulary does not have.
     """
     vocabulary = tokenizer.get_vocab()
-    known = [token for token in (tokenizer.eos_token, *END_TOKENS) if token in vocabulary]
+    known = [token for token in dict.fromkeys((tokenizer.eos_token, *END_TOKENS)) if token in vocabulary]
     tokens = known if names == "auto" else names.split(",")
     unknown = [token for token in tokens if token not in vocabulary]
     if unknown:
@@ -216,7 +216,8 @@ class Config:
 
 def parse(argv: list[str] | None = None) -> Config:
     """Flags to Config, with what depends on the model filled in. Ends the program if they cannot work."""
-    parser = argparse.ArgumentParser(prog="eval.py", description=__doc__.split("\n")[0], allow_abbrev=False)
+    usage = "python eval.py [--flag value ...]   (--help explains every flag)"
+    parser = argparse.ArgumentParser(prog="eval.py", usage=usage, description=__doc__.split("\n")[0], allow_abbrev=False)
     add_flags(parser, Config)
     config = from_flags(parser.parse_args(argv), Config)
     for f in fields(Config):
@@ -294,7 +295,9 @@ def load_adapter(path: str, adapter: str, dtype: str):
     from peft import PeftModel, get_peft_model_state_dict
     from safetensors import safe_open
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     made = read_json(Path(adapter, "adapter_config.json"))
     if made.get("peft_type") != "LORA" or made.get("use_dora") or made.get("modules_to_save"):
         raise SystemExit(f"{adapter} is not a plain LoRA adapter: merge it into its model and evaluate that.")
@@ -456,6 +459,7 @@ def draw(summary: dict, file: Path) -> None:
                                        for level in one["levels"].values()]).T
             right.errorbar(list(one["levels"]), avg, [avg - low, high - avg], fmt="o-", capsize=3, label=name)
     left.set_xscale("log", base=2)
+    left.xaxis.set_major_formatter("{x:g}")  # 8, not 2 to the 3
     left.set(xlabel="k", ylabel="pass@k", ylim=(0, 1), title="one of k samples is right")
     right.set(xlabel="level", ylabel="avg@k", ylim=(0, 1), title="by difficulty, where it is known")
     left.legend(frameon=False)
@@ -502,6 +506,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the threads of a tiny model wait for each other
     try:
         main()

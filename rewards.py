@@ -519,7 +519,8 @@ def work(cpu_seconds: float, memory: int) -> None:
 
 class Worker:
     """A child process running `work`: started with a fresh interpreter (never forked from a process that
-    holds CUDA), in an empty folder, without the environment's secrets."""
+    holds CUDA), in an empty folder, without the environment's secrets. It ends when its parent does, however
+    that happens: its input ends, or the CPU limit stops what it was doing."""
 
     def __init__(self, timeout: float, memory_gb: float):
         self.folder = tempfile.TemporaryDirectory(prefix="rewards-")
@@ -530,6 +531,7 @@ class Worker:
         self.process = subprocess.Popen(
             [sys.executable, os.path.abspath(__file__), "--worker", *limits], text=True, cwd=self.folder.name,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            start_new_session=True,                              # the terminal's Ctrl-C is for the parent, which still needs it
             env=environment | {"PYTHONHASHSEED": "0", "SYMPY_GROUND_TYPES": "python", "MPMATH_NOGMPY": "1"})
 
     def _cpu(self) -> float:

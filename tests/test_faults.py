@@ -549,8 +549,20 @@ def test_steps_leave_nothing_behind(run):
         if step in (steps // 4, steps):
             seen.append(holdings())
     (files, threads, folders, memory), (files_end, threads_end, folders_end, memory_end) = seen
-    assert files_end <= files + 2 and threads_end <= threads + 1 and memory_end < 1.05 * memory, seen
+    assert files_end <= files + 2 and threads_end <= threads + 1 and memory_end < 1.03 * memory, seen
     assert folders_end <= folders + 1  # others may be running on this machine
+
+
+@engine_test
+def test_new_shapes_leave_nothing_behind(run):
+    """Every number of running requests is another shape: another kernel that oneDNN keeps, another size of the heap's gaps."""
+    ids, seen = run.held_out[0].prompt_ids, []
+    for count in range(1, 131):
+        run.engine.generate([ids], n=count, max_tokens=2)
+        if count in (60, 130):
+            run.engine.sync(run.policy)
+            seen.append(checkpoint.memory_gb())
+    assert seen[1] < 1.02 * seen[0], seen
 
 
 def test_the_table_of_faults_names_tests_that_exist():

@@ -208,6 +208,41 @@ def test_closing_ends_the_workers_and_what_they_still_had_to_do():
         os.kill(pid, 0)
 
 
+def runs(pid: str) -> bool:
+    try:
+        return "Z (zombie)" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/limits"), reason="reads /proc")
+@pytest.mark.parametrize("moment", ["starting", "working"])
+def test_ctrl_c_in_a_terminal_does_not_reach_the_workers(moment):
+    """A terminal sends it to the whole process group. Afterwards the parent is killed, and the workers must end as well."""
+    script = f"""
+import os, signal, sys, time; sys.path.insert(0, {str(ROOT)!r})
+signal.signal(signal.SIGINT, lambda *_: None)
+from rewards import Grader
+grader = Grader(workers=2)
+time.sleep(0.2) if {moment!r} == "starting" else grader.grade([("4", r"\\boxed{{\\sqrt{{16}}}}")] * 2)
+before = [worker.process.pid for worker in grader.workers]
+for k in range(4): grader.submit(k, r"\\sqrt{{12}}", rf"\\boxed{{{{2\\sqrt{{{{3}}}}+{{k}}-{{k}}}}}}")
+os.killpg(0, signal.SIGINT)
+print([grader.result(k).status for k in range(4)], before == [worker.process.pid for worker in grader.workers])
+grader.submit("hangs", r"\\sqrt{{2}}", {boxed(HANG)!r})
+time.sleep(0.3)
+print(*before, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, start_new_session=True)
+    verdicts, pids = done.stdout.splitlines()
+    assert (verdicts, done.stderr, done.returncode) == ("['correct', 'correct', 'correct', 'correct'] True", "", -signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while any(map(runs, pids.split())):
+        assert time.monotonic() < deadline, "a worker has outlived its parent"
+        time.sleep(0.1)
+
+
 @pytest.mark.skipif(not os.path.exists("/proc/self/limits"), reason="reads /proc")
 def test_a_worker_is_fresh_poor_and_limited(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
