@@ -272,8 +272,8 @@ def accumulate(policy, mini: list[Row], config: Config):
         lp_T, entropy_T = token_logprobs(policy, micro, config.temperature)
         old_T = torch.cat([row.old for row in micro]) if config.mini_batches > 1 else lp_T.detach()
         mu_T = torch.tensor([x for row in micro for x in row.mu], device=lp_T.device)
-        per_token = [(row.advantage, token_scale(row, mini, config)) for row in micro for _ in range(row.length)]
-        advantage_T, scale_T = torch.tensor(per_token, device=lp_T.device).T
+        per_row = torch.tensor([(row.advantage, token_scale(row, mini, config)) for row in micro])
+        advantage_T, scale_T = per_row.repeat_interleave(torch.tensor([row.length for row in micro]), 0).T.to(lp_T.device)
         term_T, mask_T, weight_T = objective(lp_T, old_T, mu_T, advantage_T, config)
         micro_loss = -(term_T * scale_T).sum()
         micro_loss.backward()
