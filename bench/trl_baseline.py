@@ -31,7 +31,7 @@ CELLS = {
     "tiny": dict(target=1.3, steps=32, eval_every=4, prompts=24, max_tokens=64),
     "long tail": dict(target=2.0, steps=3, prompts=12, max_tokens=512, size=SMALL,
                       lengths=[(0.7, 15), (0.2, 60), (0.1, 300)]),
-    "25 M": dict(target=2.0, steps=5, prompts=8, max_tokens=64, size=LARGE, lengths=[(1.0, 30)]),
+    "25 M": dict(target=2.0, steps=3, prompts=8, max_tokens=64, size=LARGE, lengths=[(1.0, 30)]),
 }
 SAMPLES = 8  # per prompt
 
