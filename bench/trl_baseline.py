@@ -1,7 +1,7 @@
 """Plain GRPO, ours against TRL's GRPOTrainer: seconds per step, and seconds to the same held-out accuracy.
 
     .venv/bin/pip install --no-deps trl==1.16.0     # only this script needs it; not part of the project's requirements
-    .venv/bin/python bench/trl_baseline.py          # about MINUTES minutes on one core
+    .venv/bin/python bench/trl_baseline.py          # about seven minutes on one core
 
 Both sides take turns in one process, a step each: same model folder, prompts, number of samples, length limit, LoRA (rank,
 alpha, all linear layers), optimizer, and the same mathematics: reward minus the group's mean, summed over tokens, divided by
