@@ -119,7 +119,8 @@ class Engine:
         self.tokenizer = self.llm.get_tokenizer()
         self.sampling = dict(
             temperature=temperature, stop_token_ids=list(stop_token_ids), logprobs=0, detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY)
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True)  # `submit` makes new ones for every request: nothing is shared that a deep copy would protect
         self._params = vllm.SamplingParams
         self._adapter, self._adapter_folder, self._counter = None, None, itertools.count(1)
         self._keys = {}  # vLLM's request id -> the caller's key

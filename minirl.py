@@ -310,14 +310,14 @@ def accumulate(policy, mini: list[Row], config: Config):
     """
     loss, seen = 0.0, []
     for micro in micro_batches([row for row in mini if row.advantage], config.micro_tokens):
+        per_row = torch.tensor([(row.advantage, token_scale(row, mini, config)) for row in micro])
+        advantage_T, scale_T = per_row.repeat_interleave(torch.tensor([row.length for row in micro]), 0).T.to(policy.device)
+        mu_T = torch.tensor([x for row in micro for x in row.mu], device=policy.device)
         with replaying(policy, micro):  # the backward pass included, for gradient checkpointing runs the forward pass again
             lp_T, entropy_T = token_logprobs(policy, micro, config.temperature)
             if config.mini_batches == 1:
                 remember_old(policy, micro, lp_T.detach(), config)
             old_T = torch.cat([row.old for row in micro])
-            mu_T = torch.tensor([x for row in micro for x in row.mu], device=lp_T.device)
-            per_token = [(row.advantage, token_scale(row, mini, config)) for row in micro for _ in range(row.length)]
-            advantage_T, scale_T = torch.tensor(per_token, device=lp_T.device).T
             term_T, mask_T, weight_T = objective(lp_T, old_T, mu_T, advantage_T, config)
             micro_loss = -(term_T * scale_T).sum()
             micro_loss.backward()

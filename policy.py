@@ -133,11 +133,18 @@ def head_gradient_norms(policy, rows: list[Row], chunk: int = 8192) -> list[floa
     return norms
 
 
-def micro_batches(rows: list[Row], tokens: int) -> list[list[Row]]:
-    """Rows in order of length, cut so that rows x longest row (padding included) stays within `tokens`."""
-    batches = []
+def micro_batches(rows: list[Row], tokens: int, padding: float = 0.05) -> list[list[Row]]:
+    """Rows in order of length, cut so that no batch (rows x longest row) exceeds `tokens` and at most a share `padding` is padding.
+
+    Without the second rule a batch with room for everything could be mostly padding. The share is that of all batches so far:
+    what rows of equal length leave of it, the others may use.
+    """
+    batches, real, total = [], 0, 0  # tokens so far; and with the padding of the batches that are complete
     for row in sorted(rows, key=lambda row: len(row.ids)):
-        if not batches or (len(batches[-1]) + 1) * len(row.ids) > tokens:
+        real += len(row.ids)
+        size = (len(batches[-1]) + 1) * len(row.ids) if batches else 0
+        if not batches or size > tokens or real < (1 - padding) * (total + size):
+            total += len(batches[-1]) * len(batches[-1][-1].ids) if batches else 0
             batches.append([])
         batches[-1].append(row)
     return batches

@@ -220,6 +220,7 @@ EXACT = re.compile(rf"(-?)(?:(\d*)\\frac\{{(-?{DECIMAL})\}}\{{(-?{DECIMAL})\}}|(
                    r"(?:\\times10\^\{(-?\d{1,3})\})?|(\d*)\.(\d*)\\(?:overline|bar|dot)\{(\d+)\})(\\%)?")
 
 
+@functools.lru_cache(4096)                                       # a gold is compared with many answers, and they repeat
 def exact(text: str) -> tuple[Fraction, bool, bool] | None:
     r"""(value, has a decimal point, is a percentage) of a fraction, mixed number, `0.1\overline{6}`..."""
     m = EXACT.fullmatch(squeeze(text))

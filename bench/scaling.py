@@ -8,19 +8,21 @@ matrix products at the speed of a large one, or (rollouts) nothing but reading t
 of a large copy. Both speeds are measured here first.
 """
 import argparse
+import contextlib
+import itertools
 import random
 import tempfile
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 from common import RESULTS, alternate, load, median, parameters, project, random_model, save, set_lengths
 
-BASE = dict(prompts=8, samples=8, length=32, layers=4, hidden=128)
+BASE = dict(prompts=4, samples=8, length=32, layers=4, hidden=128)
 SWEEPS = dict(
-    prompts=[dict(prompts=n) for n in (2, 4, 8, 16, 32)],
+    prompts=[dict(prompts=n) for n in (1, 2, 4, 8, 16)],
     samples=[dict(samples=n) for n in (2, 4, 8, 16, 32)],
     length=[dict(length=n) for n in (16, 32, 64, 128, 256)],
-    parameters=[dict(hidden=n, layers=m, prompts=4, samples=4) for n, m in ((96, 4), (192, 4), (320, 6), (512, 8), (704, 8))])
+    parameters=[dict(hidden=n, layers=m, samples=4) for n, m in ((96, 4), (192, 4), (320, 6), (512, 8), (704, 8))])
 
 
 def speeds(known: dict) -> dict:
@@ -34,17 +36,29 @@ def speeds(known: dict) -> dict:
                 bandwidth=max(known.get("bandwidth", 0), 2 * big.nbytes / min(taken["copy"])))
 
 
-def measure(point: dict, repeats: int) -> dict:
-    """Medians of rollouts and update for one setting, and how much work they are."""
-    x = SimpleNamespace(**BASE | point)
-    size = dict(hidden_size=x.hidden, intermediate_size=11 * x.hidden // 4, num_hidden_layers=x.layers,
-                num_attention_heads=x.hidden // 32, num_key_value_heads=x.hidden // 32, tie_word_embeddings=False)
+@contextlib.contextmanager
+def project_of_size(hidden: int, layers: int):
+    """A minirl.Run with a made-up model of this size, for all points that have it: to start takes longer than to measure."""
+    size = dict(hidden_size=hidden, intermediate_size=11 * hidden // 4, num_hidden_layers=layers, num_attention_heads=hidden // 32,
+                num_key_value_heads=hidden // 32, tie_word_embeddings=False)
+    longest = max(point["length"] for point in SWEEPS["length"])
     with tempfile.TemporaryDirectory() as folder:
         random_model(size, folder)
-        set_lengths(folder, [(1.0, 100 * x.length)])
-        with project(folder, sampler="uniform", n=x.samples, batch_prompts=x.prompts, max_tokens=x.length, lr=1e-12,
-                     max_prompt_tokens=64, micro_tokens=4096, eval_questions=4) as run:
-            return dict(point=vars(x)) | phases(run, repeats)
+        set_lengths(folder, [(1.0, 100 * longest)])
+        with project(folder, sampler="uniform", max_tokens=longest, lr=1e-12, max_prompt_tokens=64, micro_tokens=4096,
+                     eval_questions=4) as run:
+            yield run
+
+
+def measure(size: tuple, points: list[dict], repeats: int):
+    """Yields the medians of rollouts and update, and how much work they are, for all points of one model.
+
+    It lets go of the engine when it ends: the next one cannot start beside it.
+    """
+    with project_of_size(*size) as run:
+        for point in points:
+            run.config = replace(run.config, n=point["samples"], batch_prompts=point["prompts"], max_tokens=point["length"])
+            yield dict(point=point) | phases(run, repeats)
 
 
 def phases(run, repeats: int) -> dict:
@@ -77,36 +91,43 @@ def add_limits(point: dict, speed: dict) -> None:
     point["update_limit"] = 2 * flops / speed["flops"]
 
 
-def draw(sweeps: dict, path: Path) -> None:
+def draw(sweeps: dict, speed: dict, path: Path) -> None:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 3.6), layout="constrained")
-    panels = figure.subplots(1, len(SWEEPS), sharey=True)
+    figure = Figure(figsize=(13, 4.2), layout="constrained")
+    panels = figure.subplots(1, len(sweeps), sharey=True, squeeze=False)[0]
     names = dict(prompts="prompts per step", samples="samples per prompt", length="tokens per response",
-                 parameters="parameters of the model")
+                 parameters="millions of parameters (4 samples per prompt)")
     for axes, (sweep, points) in zip(panels, sweeps.items()):
-        x = [p["parameters"] if sweep == "parameters" else p["point"][sweep] for p in points]
+        x = [p["parameters"] / 1e6 if sweep == "parameters" else p["point"][sweep] for p in points]
         for phase, colour in dict(rollouts="tab:blue", update="tab:orange").items():
             axes.loglog(x, [p[phase] for p in points], "o-", color=colour, label=phase)
-            axes.loglog(x, [p[f"{phase}_limit"] for p in points], ":", color=colour, label=f"{phase}: limit")
+            axes.loglog(x, [p[f"{phase}_limit"] for p in points], ":", color=colour, label=f"{phase}, limit")
+        axes.set_xticks(x, [f"{value:.2g}" if value < 10 else f"{value:.0f}" for value in x])
+        axes.minorticks_off()
         axes.set_xlabel(names[sweep])
-        axes.grid(alpha=0.3, which="both")
+        axes.grid(alpha=0.3)
     panels[0].set_ylabel("seconds")
-    panels[0].legend(fontsize=8)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    base = f"{BASE['prompts']} prompts, {BASE['samples']} samples each of {BASE['length']} tokens, 0.9 M parameters"
+    limits = f"arithmetic at {speed['flops'] / 1e9:.0f} GFLOP/s, reading weights at {speed['bandwidth'] / 1e9:.0f} GB/s"
+    figure.suptitle(f"What is not varied: {base}. Limits: {limits}", fontsize=10)
     figure.savefig(path, dpi=120)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="How the time of a step grows.")
     parser.add_argument("--only", nargs="*", default=SWEEPS, choices=SWEEPS, help="keep the others' results")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3, help="of every point; medians are drawn (default: 3)")
     parser.add_argument("--out", default="", help="folder of the result (default: bench/results)")
     args = parser.parse_args()
     known, speed = load("scaling").get("sweeps", {}), speeds({})
-    for sweep in args.only:
-        known[sweep] = []
-        for point in SWEEPS[sweep]:
-            known[sweep].append(found := measure(point, args.repeats))
+    known |= {sweep: [] for sweep in args.only}
+    todo = [BASE | point | dict(sweep=sweep) for sweep in args.only for point in SWEEPS[sweep]]
+    for size, points in itertools.groupby(todo, key=lambda point: (point["hidden"], point["layers"])):
+        for found in measure(size, points, args.repeats):
+            sweep = found["point"]["sweep"]
+            known[sweep].append(found)
             speed = speeds(speed)
             print(f"{sweep:10} {found['parameters'] / 1e6:6.2f} M parameters   {found['tokens']:6,} tokens   "
                   f"rollouts {found['rollouts']:7.3f} s   update {found['update']:7.3f} s", flush=True)
@@ -115,7 +136,7 @@ def main() -> None:
         add_limits(point, speed)
     print(f"matrix product {speed['flops'] / 1e9:.0f} GFLOP/s, copy {speed['bandwidth'] / 1e9:.1f} GB/s")
     save("scaling", dict(speed=speed, sweeps=sweeps), args.out)
-    draw(sweeps, Path(args.out or RESULTS, "scaling.png"))
+    draw(sweeps, speed, Path(args.out or RESULTS, "scaling.png"))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 import common  # noqa: E402
 import gpu  # noqa: E402
 import speed  # noqa: E402
+import trl_baseline  # noqa: E402
 
 SIZE = dict(hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4)
 
@@ -88,6 +89,18 @@ def test_the_table_shows_every_stored_target():
     rows = speed.table(results)
     speed.show(rows)
     assert all(target for number, _, _, target, met in rows if met is not None)
+
+
+def test_seconds_to_a_level_are_read_off_a_smoothed_curve():
+    """Both sides learn alike per step, 2 points each, and one of them takes twice as long over it."""
+    noise = [0, 0.01, -0.01, 0.01, 0.01, -0.01, 0.0]
+    curve = [dict(step=i, ours=0.3 + 0.02 * i + x, trl=0.3 + 0.02 * i - x, ours_seconds=10.0 * i, trl_seconds=20.0 * i)
+             for i, x in enumerate(noise)]
+    found = trl_baseline.reached(curve)
+    assert found["level"] == pytest.approx(0.3 + 0.8 * 0.1, abs=0.01)
+    assert found["seconds_to_level"]["trl"] / found["seconds_to_level"]["ours"] == pytest.approx(2, rel=0.3)
+    flat = [point | dict(ours=0.3, trl=0.3) for point in curve]
+    assert trl_baseline.reached(flat)["seconds_to_level"] == dict(ours=0.0, trl=0.0)
 
 
 def test_trl_baseline_without_trl_says_so():

@@ -250,8 +250,18 @@ def test_micro_batches_stay_within_the_budget():
     batches = micro_batches(rows, 256)
     assert sorted(map(id, itertools.chain(*batches))) == sorted(map(id, rows))
     assert all(len(b) * max(len(r.ids) for r in b) <= 256 for b in batches)
-    padding = 1 - sum(len(r.ids) for r in rows) / sum(len(b) * max(len(r.ids) for r in b) for b in batches)
-    assert padding < 0.05
+
+
+def test_micro_batches_are_not_padded_much_even_when_everything_would_fit():
+    rng = random.Random(0)
+    rows = [Row([0] * int(20 * 2.718 ** rng.gauss(0, 0.8) + 5), 4, [], 1.0) for _ in range(100)]
+    for most in (0.0, 0.05, 0.2):
+        batches = micro_batches(rows, 10**9, most)
+        assert sorted(map(id, itertools.chain(*batches))) == sorted(map(id, rows))
+        padding = 1 - sum(len(r.ids) for r in rows) / sum(len(b) * max(len(r.ids) for r in b) for b in batches)
+        assert padding <= most
+        assert len(batches) <= {0.0: len({len(r.ids) for r in rows}), 0.05: 25, 0.2: 8}[most]  # and no more than are needed
+    assert len(micro_batches(rows, 10**9, padding=1.0)) == 1
 
 
 def test_diagnostics_by_hand():
