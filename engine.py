@@ -95,6 +95,8 @@ class Engine:
         options = dict(enforce_eager=True) if self.on_cpu else dict(gpu_memory_utilization=memory_share)
         if sync_mode == "adapter":
             options |= dict(enable_lora=True, max_loras=1, max_lora_rank=max(lora_rank, 8))
+            if routes and self.on_cpu:
+                raise SystemExit("vLLM's CPU build cannot serve a mixture of experts with an adapter: use --sync merge.")
         if sleep and not self.on_cpu:
             options |= dict(enable_sleep_mode=True)
         if routes and not self.on_cpu:

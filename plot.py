@@ -38,6 +38,9 @@ PANELS = (  # kind of drawing, title, unit, {key in metrics.jsonl: label}
      {"clipped_positive": "clipped, A > 0", "clipped_negative": "clipped, A < 0",
       "weight_truncated": "weight cut at its cap", "weight_over_2": "weight > 2",
       "weight_under_half": "weight < ½"}),
+    ("lines", "Importance weights before the cap", r"$\pi_\theta/\mu$",
+     {"weight_max": "largest", "weight_mean": "mean", "weight_min": "smallest"}),
+    ("routes", "Experts on which engine and trainer agree", "share of tokens", {"routes_agree_all": "in all layers"}),
     ("stack", "Where the time goes", "seconds per step",
      {"seconds_sample": "sample", "seconds_grade": "grade", "seconds_train": "train", "seconds_sync": "sync",
       "seconds_eval": "evaluate"}),
@@ -120,6 +123,19 @@ def draw_kl(ax, run, x, keys) -> None:
                     textcoords="offset points", fontsize=8, color="#444444")
 
 
+def draw_routes(ax, run, x, keys) -> None:
+    """One line per mixture-of-experts layer; about nine in ten agree in a healthy bf16 run of a large model (R3 paper)."""
+    layers = sorted({key for row in run["metrics"] for key in row if re.fullmatch(r"routes_agree_\d+", key)}, key=lambda k: int(k[13:]))
+    named = {key: f"layer {key[13:]}" for key in layers} if len(layers) < len(COLORS) else {}
+    draw_lines(ax, run, x, keys | named)
+    for key in () if named else layers:
+        ax.plot(*series(run["metrics"], x, key), color="#555555", alpha=0.2, linewidth=0.8)
+    ax.set_ylim(min([0.85, *(v for key in [*keys, *layers] for v in series(run["metrics"], x, key)[1])]), 1.01)
+    ax.axhspan(0.9, 1.01, color=COLORS[2], alpha=0.1, linewidth=0)
+    ax.annotate("healthy in bf16", (0.015, 0.9), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points",
+                fontsize=8, color="#444444")
+
+
 def draw_stack(ax, run, x, keys) -> None:
     rows = [row for row in run["metrics"] if series([row], x, AXES[x][0])[0]]
     parts = {label: smooth([row.get(key) or 0 for row in rows]) for key, label in keys.items()}
@@ -198,7 +214,7 @@ def draw_run(run_dir: str | Path, out: str | Path | None = None, against: str = 
     return save(figure, Path(out or Path(run_dir) / "curves.png"))
 
 
-KINDS = dict(lines=draw_lines, kl=draw_kl, stack=draw_stack, accuracy=draw_accuracy)
+KINDS = dict(lines=draw_lines, kl=draw_kl, routes=draw_routes, stack=draw_stack, accuracy=draw_accuracy)
 
 
 def draw_comparison(run_dirs: list, out: str | Path, against: str | None = None) -> Path:

@@ -37,6 +37,8 @@ def test_help_explains_every_field_at_once(tmp_path):
     (["--lora-rank", "0"], "lora_rank must be at least 1"),
     (["--name", "../elsewhere"], "plain folder name"),
     (["--dtype", "float8"], "dtype must be one of"),
+    (["--objective", "ppo"], "objective must be one of"),
+    (["--replay", "r2"], "the same as none"),
     (["--lr", "fast"], "invalid float value"),
     (["--learning-rate", "1"], "unrecognized arguments"),
 ])
@@ -54,6 +56,7 @@ def test_wrong_flags_answer_before_torch_is_imported(tmp_path):
 @pytest.mark.parametrize("flags, sentences", [
     (["--model", "NoSuchModel"], ["Unknown model 'NoSuchModel'", "--model tiny"]),
     (["--model", "./missing"], ["No model folder"]),
+    (["--replay", "r3", "--mini-batches", "2"], ["--replay r3 is for mixtures of experts"]),
     (["--data", "missing.jsonl"], ["missing.jsonl"]),
     (["--data", "odd.jsonl"], ["alpha", "--problem-key", "--answer-key"]),
     (["--data", "empty.jsonl"], ["empty.jsonl"]),
