@@ -100,6 +100,7 @@ class Engine:
         if sleep and not self.on_cpu:
             options |= dict(enable_sleep_mode=True)
         if routes and not self.on_cpu:
+            os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")  # the one that records routes
             options |= dict(enable_return_routed_experts=True)
         if dtype == "fp8":
             options |= fp8_linears(model, self.on_cpu)

@@ -190,3 +190,33 @@ def test_bfloat16_engine_and_trainer_agree_on_average(folder):
     engine.sync(policy)
     gaps = probe.check()
     assert 1e-6 < gaps["probe_gap_mean"] < 5e-2
+
+
+def test_a_precision_without_a_kernel_is_refused_in_one_sentence(folder, monkeypatch):
+    """What vLLM raises where a kernel is missing names internals; other errors are not covered up."""
+    import vllm
+    from engine import Engine
+
+    def no_kernel(*_, **options):
+        raise NotImplementedError("'_C' object has no attribute 'dynamic_per_token_scaled_fp8_quant'\nmore")
+
+    monkeypatch.setattr(vllm, "LLM", no_kernel)
+    with pytest.raises(SystemExit, match="cannot run this model with rollouts in fp8.*--rollout-dtype bfloat16"):
+        Engine(folder, max_model_len=64, dtype="fp8")
+    with pytest.raises(NotImplementedError):
+        Engine(folder, max_model_len=64, dtype="bfloat16")
+    monkeypatch.undo()
+    with pytest.raises(SystemExit, match="use --sync merge"):
+        Engine(folder, max_model_len=64, sync_mode="adapter", routes=True)
+
+
+@pytest.mark.parametrize("options", [dict(dtype="bfloat16", kv_cache_dtype="fp8"), dict(dtype="fp8")])
+def test_low_precision_rollouts_stay_near_the_full_precision_trainer(folder, options):
+    from engine import Engine
+
+    engine = Engine(folder, max_model_len=64, max_num_seqs=8, **options)
+    ids = prompts(engine, 3)
+    policy = policy_for(folder, moved=0.05)
+    engine.sync(policy)
+    rollouts = engine.generate(ids, n=2, max_tokens=6)
+    assert 1e-4 < gap(engine, policy, rollouts, ids) < 1.0  # another precision, the same policy
