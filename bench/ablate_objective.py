@@ -8,7 +8,8 @@
 As in the paper, the mini-batch is fixed (8 prompts x 8 samples) and the batch is N of them, so every cell takes the same
 number of gradient steps on the same number of samples; N says how old the last of them are. Cells:
 
-    precision   exact: engine and trainer in float32 | low: the engine in bfloat16 with its cache in fp8
+    precision   exact: engine and trainer in float32 | low: the engine in bfloat16 with its cache in fp8 | stress: low, and a
+                learning rate of 0.003 instead of 0.002 (the arms of the paper's figures only)
     N           1, 2, 4, 8 mini-batches
     replay      none, r2, r3 (r2 with N = 1 is none)
     clip        on, off (with N = 1 nothing is ever clipped)
@@ -32,8 +33,10 @@ RUNS = ROOT / "runs" / "ablate"
 sys.path.insert(0, str(ROOT))
 
 GRADIENT_STEPS = 64
-PRECISION = {"exact": [], "low": ["--rollout-dtype", "bfloat16", "--kv-cache-dtype", "fp8"]}
-COMMON = ["--model", "tiny-moe", "--sampler", "uniform", "--n", "8", "--lr", "0.002", "--warmup-steps", "8", "--max-tokens", "48",
+LOW = ["--rollout-dtype", "bfloat16", "--kv-cache-dtype", "fp8"]
+PRECISION = {"exact": ["--lr", "0.002"], "low": [*LOW, "--lr", "0.002"], "stress": [*LOW, "--lr", "0.003"]}
+PAPER = ("none-noclip-is", "r2-noclip-is", "none-clip-is", "r2-clip-is", "r3-clip-is")  # off-policy; it leaves out the third
+COMMON = ["--model", "tiny-moe", "--sampler", "uniform", "--n", "8", "--warmup-steps", "8", "--max-tokens", "48",
           "--eval-questions", "120", "--eval-k", "4", "--checkpoint-every", "1000"]
 PARTS = {"clip": ["--clip"], "noclip": ["--no-clip"], "is": ["--importance", "full"], "nois": ["--importance", "none"],
          "length": ["--length-norm", "response"]}
@@ -43,20 +46,21 @@ KEPT = ("step", "reward_first_round", "entropy", "kl_k1", "kl_k3", "routes_agree
 
 
 def cells() -> list[str]:
-    """Names such as low-N4-r3-clip-is. Those with several seeds (see `seeds`) come first."""
+    """Names such as low-N4-r3-clip-is: precision, N, replay, clip, weight."""
     names = []
     for precision in ("low", "exact"):
         names += [f"{precision}-N1-{replay}-clip-{weight}" for replay in ("none", "r3") for weight in ("is", "nois", "is-length")]
         names += [f"{precision}-N{N}-{replay}-{clip}-{weight}" for N in (2, 4, 8) for replay in ("none", "r2", "r3")
                   for clip in ("clip", "noclip") for weight in ("is", "nois")]
+        if precision == "low":
+            names += [f"stress-N1-{replay}-clip-is" for replay in ("none", "r3")]
+            names += [f"stress-N{N}-{arm}" for N in (2, 4, 8) for arm in PAPER]
     return names
 
 
 def seeds(cell: str) -> range:
-    """Three for the arms that the paper shows, and the one that it leaves out (clipping without replay); one for the others."""
-    precision, N, replay, clip, weight, *_ = cell.split("-")
-    shown = N == "N1" or weight == "is" and (clip == "clip" or replay in ("none", "r2"))
-    return range(3 if precision == "low" and shown else 1)
+    """Three for what the README quotes, one for the rest of the grid."""
+    return range(3 if cell.startswith(("stress", "low-N1-")) else 1)
 
 
 def flags(cell: str, seed: int) -> list[str]:
@@ -131,7 +135,7 @@ def table(found: dict) -> str:
 
 
 def draw(found: dict) -> None:
-    """Low precision: accuracy, entropy, KL and tokens far off for each N (columns), one line per arm that the paper discusses."""
+    """In low precision: accuracy, entropy, KL and tokens far off for each N (columns), one line per arm of the paper's figures."""
     import matplotlib
     import numpy as np
 
@@ -148,16 +152,17 @@ def draw(found: dict) -> None:
             ("weight_over_2", "share of tokens with a weight above 2"))
     for column, N in enumerate((1, 2, 4, 8)):
         for color, (arm, label) in zip(colors, (on_policy if N == 1 else off_policy).items()):
-            runs = found.get(f"low-N{N}-{arm}", [])
+            runs = found.get(f"{'low' if N == 1 else 'stress'}-N{N}-{arm}", [])
             for ax, (key, _) in zip(axes[:, column], rows):
                 curves = [[(row["step"] * N, row[key]) for row in (ev if key == "avg" else steps) if key in row] for steps, ev in runs]
                 curves = [curve for curve in curves if curve]
                 if curves:
-                    grid = [x for x, _ in curves[0]]
+                    grid = [x for x, _ in max(curves, key=len)]  # one that broke early stays where it was
                     values = np.array([np.interp(grid, *zip(*curve)) for curve in curves])
                     ax.plot(grid, values.mean(0), color=color, label=label, marker="." if len(grid) < 20 else "")
                     ax.fill_between(grid, values.min(0), values.max(0), color=color, alpha=0.12, lw=0)
-        axes[0, column].set_title(f"N = {N}" + (" (on-policy)" if N == 1 else f": {N} gradient steps per batch"))
+        axes[0, column].set_title("N = 1, on-policy, learning rate 0.002" if N == 1 else
+                                  f"N = {N} gradient steps per batch, learning rate 0.003")
         axes[-1, column].set_xlabel("gradient steps")
         axes[0, column].legend(fontsize=9)
     for ax, (key, label) in zip(axes[:, 0], rows):
@@ -177,7 +182,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, help="runs at the same time")
     parser.add_argument("--draw", action="store_true", help="train nothing")
     args = parser.parse_args()
-    plan = [(cell, seed) for seed in range(3) for cell in cells() if seed in seeds(cell) and cell.startswith(tuple(args.only))]
+    plan = [(cell, seed) for cell in cells() for seed in seeds(cell) if cell.startswith(tuple(args.only))]
     if not args.draw:
         from tiny import ensure_tiny
 
