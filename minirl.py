@@ -9,6 +9,7 @@ One step of training, in the order of `main` at the end of this file:
     grade    math-verify judges the \\boxed{} answer, in worker processes                       rewards.py
     keep     n samples per prompt; advantage = reward - mean of *everything* that was sampled  ada_sampler.py
     update   `objective`: MiniRL Eq. 7 on the LoRA weights                                     here, policy.py
+             a mixture of experts may have to use the experts of the rollout                  routing_replay.py
     sync     the engine gets the new weights, and a probe checks that they arrived             engine.py
 
 Papers: Reinforce-Ada (arXiv 2510.04996) and MiniRL (arXiv 2512.01374). Three policies matter, and keeping them apart is
@@ -57,7 +58,7 @@ OBJECTIVES = {  # name -> the advantage and the length normalisation that belong
 class Config(SamplerConfig):
     """Every flag of `python minirl.py`. Zero or "auto" means: what fits the model, see `resolve`."""
 
-    model: str = option("tiny", "tiny, a name such as Qwen2.5-Math-1.5B, a hub id (org/name) or a folder", "model")
+    model: str = option("tiny", "tiny, tiny-moe, a name such as Qwen2.5-Math-1.5B, a hub id (org/name) or a folder", "model")
     dtype: str = option("auto", "of the frozen weights: float32 or bfloat16; auto: float32 on a CPU", "model")
     lora_rank: int = option(16, "rank of the adapter on every linear layer", "model")
     lora_alpha: int = option(32, "the adapter is scaled by alpha / rank", "model")
