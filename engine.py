@@ -189,7 +189,7 @@ class Engine:
         self.llm.llm_engine.abort_request(list(self._keys))
         self._keys.clear()
         if self.recorder:
-            self.recorder.found.clear()
+            self.recorder.batch, self.recorder.found = None, {}  # the batch: its rows are not filed away yet
 
     # --------------------------------------------------------------------------------------------------- weights
     def sync(self, policy) -> None:
