@@ -145,7 +145,7 @@ class CpuRecorder:
         from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
         if not vllm.__version__.startswith("0.32."):
-            raise SystemExit(f"Recording routes on a CPU is written for vLLM 0.32, not {vllm.__version__}: --replay none works.")
+            raise SystemExit(f"Recording routes on a CPU is written for vLLM 0.32, not {vllm.__version__}: see requirements-cpu.txt.")
         self.runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
         self.decoder_layers = llm.llm_engine.model_config.hf_text_config.num_hidden_layers
         self.batch, self.layers, self.found = None, {}, {}  # found: request id -> list of [tokens, layers, k]
