@@ -194,7 +194,8 @@ def test_agreement_compares_sets_and_leaves_dense_layers_out():
     (lambda routes: routes.__setitem__(0, routes[0][:-1]), "instead of"),
     (lambda routes: routes.__setitem__(0, routes[0][:, :2]), "instead of"),
     (lambda routes: routes.__setitem__(1, None), "recorded nothing"),
-    (lambda routes: [route.fill_(3) for route in routes], "same experts for every token"),
+    (lambda routes: [route.zero_() for route in routes], "one expert twice"),
+    (lambda routes: routes[2][:3].zero_(), "one expert twice"),  # of one prompt only
 ])
 def test_routes_that_cannot_be_right_are_refused(spoil, sentence):
     policy, rows = bare("qwen3_moe"), some_rows()
