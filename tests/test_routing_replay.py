@@ -14,7 +14,7 @@ from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeFo
 import minirl
 import tiny
 from conftest import ROOT
-from policy import Row, load_policy, token_logprobs
+from policy import Row, load_policy, micro_batches, token_logprobs
 from routing_replay import RoutingReplay, choose_replay, replaying
 
 SIZES = dict(vocab_size=384, eos_token_id=0, bos_token_id=None, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=2,
@@ -244,6 +244,7 @@ def test_ratios_under_each_replay(replay, tmp_path, monkeypatch):
     first, seen = [], []
     true = minirl.objective
     monkeypatch.setattr(minirl, "objective", lambda lp, old, *rest: seen.append((lp.detach(), old)) or true(lp, old, *rest))
+    monkeypatch.setattr(minirl, "micro_batches", lambda rows, tokens: micro_batches(rows, tokens, padding=1.0))  # one per mini-batch
     config = minirl.Config(max_tokens=16, mini_batches=2, replay=replay, micro_tokens=4096, lr=0.05, warmup_steps=0)
     groups = groups_for(policy)
     with torch.no_grad():
