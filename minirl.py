@@ -261,9 +261,10 @@ def update(policy, optimizer, schedule, groups, config: Config, rng: random.Rand
     minis = [[row for group in groups[i::config.mini_batches] for row in group] for i in range(config.mini_batches)]
     minis = [mini for mini in minis if any(row.advantage for row in mini)]
     if config.mini_batches > 1:  # with one mini-batch pi_old is pi_theta itself, and this pass is not needed
-        for micro in micro_batches([row for mini in minis for row in mini if row.advantage], config.micro_tokens):
-            with torch.no_grad(), replaying(policy, micro):
-                remember_old(policy, micro, token_logprobs(policy, micro, config.temperature)[0], config)
+        for mini in minis:  # cut up as in `accumulate`: in low precision, other neighbours alone would move r away from 1
+            for micro in micro_batches([row for row in mini if row.advantage], config.micro_tokens):
+                with torch.no_grad(), replaying(policy, micro):
+                    remember_old(policy, micro, token_logprobs(policy, micro, config.temperature)[0], config)
     losses, seen, norms = [], [], []
     for mini in minis:
         loss, tokens = accumulate_in_memory(policy, mini, config)
