@@ -242,9 +242,16 @@ def test_ratios_under_each_replay(replay, tmp_path, monkeypatch):
     torch.manual_seed(0)
     tiny.build_model(tiny.build_tokenizer(), "tiny-moe").save_pretrained(tmp_path)
     policy = load_policy(str(tmp_path), dtype="float32", rank=4, alpha=8, seed=0, device="cpu")
-    first, seen = [], []
+    first, seen, forced = [], [], []
     true = minirl.objective
-    monkeypatch.setattr(minirl, "objective", lambda lp, old, *rest: seen.append((lp.detach(), old)) or true(lp, old, *rest))
+
+    def watched(lp, old, *rest):
+        own = torch.stack([policy.routing.chosen[layer] for layer in range(3)], 1)
+        seen.append((lp.detach(), old))
+        forced.append(None if policy.routing.forced is None else (policy.routing.forced, own))
+        return true(lp, old, *rest)
+
+    monkeypatch.setattr(minirl, "objective", watched)
     monkeypatch.setattr(minirl, "micro_batches", lambda rows, tokens: micro_batches(rows, tokens, padding=1.0))  # one per mini-batch
     config = minirl.Config(max_tokens=16, mini_batches=2, replay=replay, micro_tokens=4096, lr=0.05, warmup_steps=0)
     groups = groups_for(policy)
@@ -259,6 +266,11 @@ def test_ratios_under_each_replay(replay, tmp_path, monkeypatch):
     assert torch.equal(lp, old)
     assert (later - later_old).abs().max() > 1e-3  # the second mini-batch is off-policy
     torch.testing.assert_close(torch.cat([old, later_old]).sort().values, torch.tensor(first).sort().values, atol=1e-5, rtol=1e-5)
+    if replay == "none":
+        assert forced == [None, None]
+    else:  # r2 replays what the trainer chose before the first optimizer step, r3 the engine's random experts
+        same = [(wanted == own)[wanted >= 0].double().mean() for wanted, own in forced]
+        assert same[0] == 1 > same[1] if replay == "r2" else max(same) < 0.3, same
     agree = [metrics[f"routes_agree_{layer}"] for layer in range(3)]
     assert all(0 <= share < 0.3 for share in agree) and metrics["routes_agree_all"] <= min(agree)
 
