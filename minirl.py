@@ -80,8 +80,8 @@ class Config(SamplerConfig):
     advantage: str = option("auto", "pool-mean (auto for minirl), group-std (auto for grpo, cispo), leave-one-out, positives-only "
                             "(raft)", "objective")
     mini_batches: int = option(1, "optimizer steps per sampled batch (N of MiniRL); 1 = on-policy", "objective")
-    importance: str = option("full", "token weight: full (pi_theta/mu), staleness (pi_theta/pi_old), none", "objective")
-    weight_cap: float = option(5.0, "the importance weight is cut off here", "objective")
+    importance: str = option("full", "minirl's token weight: full (pi_theta/mu), staleness (pi_theta/pi_old), none", "objective")
+    weight_cap: float = option(5.0, "minirl's token weight is cut off here", "objective")
     clip: bool = option(True, "mask tokens whose pi_theta/pi_old has moved too far already", "objective")
     eps_low: float = option(0.2, "clip below 1 - eps_low where the advantage is negative", "objective")
     eps_high: float = option(0.27, "clip above 1 + eps_high where the advantage is positive", "objective")
@@ -131,6 +131,8 @@ class Config(SamplerConfig):
             if getattr(self, key) not in allowed:
                 raise ValueError(f"{key} must be one of {', '.join(allowed)}, not {getattr(self, key)!r}")
         super().validate()
+        if self.objective != "minirl" and self.importance != "full":
+            raise ValueError(f"importance belongs to the objective minirl: {self.objective} has a weight of its own, pi_theta/pi_old")
         if self.replay == "r2" and self.mini_batches == 1:
             raise ValueError("replay r2 repeats the trainer's own routes of the pi_old pass, and with one mini-batch there is none: "
                              "it would be the same as none")
