@@ -242,11 +242,11 @@ def fp8_linears(model: str, on_cpu: bool) -> dict:
     """
     from routing_replay import is_supported
 
-    if not on_cpu:
-        return dict(quantization="fp8")
+    kind, routers = "fp8_per_channel" if on_cpu else "fp8_per_tensor", ["*.mlp.gate"]
     if not is_supported(model):
-        return dict(quantization="fp8_per_channel")
-    return dict(quantization="online", quantization_config={"linear": "fp8_per_channel", "ignore": ["*.mlp.gate"]})
+        return dict(quantization=kind)
+    linear_only = dict(quantization="online", quantization_config={"linear": kind, "ignore": routers})
+    return linear_only if on_cpu else dict(quantization=kind, quantization_config={"ignore": routers})
 
 
 def merged_weights(policy):
