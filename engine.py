@@ -253,9 +253,9 @@ def merged_weights(policy):
     """Yields (Hugging Face name, tensor) of every adapted layer of a PEFT model: W + scale * B A, and its bias.
 
     The sum is a new tensor: merging in place and unmerging again would leave rounding errors in the base weights, a
-    little more at every step, and a resumed run would differ from one that was never stopped. Layers without an adapter
-    have not changed; vLLM keeps what it has. (Sending them again would break experts: vLLM 0.32 overwrites the copy that
-    its CPU kernels have repacked with plain weights, and says nothing.)
+    little more at every step, and a resumed run would differ from one that was never stopped. The bias has not changed, but
+    vLLM builds a layer anew from what it is sent. Layers without an adapter it keeps. (Sending them again would break experts:
+    vLLM 0.32 overwrites the copy that its CPU kernels have repacked with plain weights, and says nothing.)
     """
     import torch
 

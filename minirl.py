@@ -282,7 +282,8 @@ def update(policy, optimizer, schedule, groups, config: Config, rng: random.Rand
 
 
 def remember_old(policy, micro: list[Row], old_T, config: Config) -> None:
-    """What the pass that computes log pi_old leaves on its rows; for a mixture of experts also what became of the routes."""
+    """What the pass that computes log pi_old leaves on its rows. For a mixture of experts also: where the trainer's routers agree
+    with the engine's (under r3, each with the layers before it forced), and for r2 what they chose, to be replayed."""
     for row, old in zip(micro, old_T.split([row.length for row in micro])):
         row.old = old
     if micro[0].routes is not None:
@@ -357,7 +358,7 @@ def diagnostics(seen, config: Config) -> dict:
         weight_over_2=(weight_T > 2).double().mean(), weight_under_half=(weight_T < 0.5).double().mean(),
         clipped_positive=(clipped_T & (advantage_T > 0)).double().mean(),
         clipped_negative=(clipped_T & (advantage_T < 0)).double().mean())
-    for layer, agrees in enumerate(agrees_T):  # of the mixture-of-experts layers, as the router sees it under replay
+    for layer, agrees in enumerate(agrees_T):  # counted among the layers that have experts; see `remember_old`
         values[f"routes_agree_{layer}"] = agrees.mean()
     if agrees_T:
         values["routes_agree_all"] = torch.stack(agrees_T).all(0).double().mean()

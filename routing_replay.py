@@ -12,6 +12,9 @@ experts, and their probabilities jump. The importance weight then compares two d
     --replay r3   pi_old and pi_theta both use e_mu: what the engine used.              Repairs both.
     --replay none
 
+The price: what is improved is the policy with these experts, not quite the one that will be used. With r2 the two are the
+same in the first mini-batch and part later on, with r3 they always differ (Table 1).
+
 Only the *choice* is replayed. How much each chosen expert counts is computed anew from the router's logits,
 
     g_e = exp(s_e) / sum over the chosen e' of exp(s_e'),
@@ -33,6 +36,8 @@ import torch
 
 FAMILIES = {  # model_type -> its router, whose forward returns (logits, gates, experts)
     "qwen3_moe": "Qwen3MoeTopKRouter", "olmoe": "OlmoeTopKRouter", "mixtral": "MixtralTopKRouter"}
+
+
 def is_supported(model: str) -> bool:
     """Whether this model folder or hub id is a mixture of experts whose routes can be recorded and replayed."""
     from transformers import AutoConfig
@@ -143,7 +148,7 @@ class CpuRecorder:
         from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
         if not vllm.__version__.startswith("0.32."):
-            raise SystemExit(f"Recording routes on a CPU is written for vLLM 0.32, not {vllm.__version__}: see requirements-cpu.txt.")
+            raise SystemExit(f"Recording routes on a CPU is written for vLLM 0.32 (requirements-cpu.txt), not {vllm.__version__}.")
         self.runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
         self.decoder_layers = llm.llm_engine.model_config.hf_text_config.num_hidden_layers
         self.batch, self.layers, self.found = None, {}, {}  # found: request id -> list of [tokens, layers, k]
