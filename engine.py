@@ -189,7 +189,7 @@ class Engine:
         self.llm.llm_engine.abort_request(list(self._keys))
         self._keys.clear()
         if self.recorder:
-            self.recorder.found.clear()
+            self.recorder.batch, self.recorder.found = None, {}  # the batch: its rows are not filed away yet
 
     # --------------------------------------------------------------------------------------------------- weights
     def sync(self, policy) -> None:
@@ -242,20 +242,20 @@ def fp8_linears(model: str, on_cpu: bool) -> dict:
     """
     from routing_replay import is_supported
 
-    if not on_cpu:
-        return dict(quantization="fp8")
+    kind, routers = "fp8_per_channel" if on_cpu else "fp8_per_tensor", ["*.mlp.gate"]
     if not is_supported(model):
-        return dict(quantization="fp8_per_channel")
-    return dict(quantization="online", quantization_config={"linear": "fp8_per_channel", "ignore": ["*.mlp.gate"]})
+        return dict(quantization=kind)
+    linear_only = dict(quantization="online", quantization_config={"linear": kind, "ignore": routers})
+    return linear_only if on_cpu else dict(quantization=kind, quantization_config={"ignore": routers})
 
 
 def merged_weights(policy):
     """Yields (Hugging Face name, tensor) of every adapted layer of a PEFT model: W + scale * B A, and its bias.
 
     The sum is a new tensor: merging in place and unmerging again would leave rounding errors in the base weights, a
-    little more at every step, and a resumed run would differ from one that was never stopped. Layers without an adapter
-    have not changed; vLLM keeps what it has. (Sending them again would break experts: vLLM 0.32 overwrites the copy that
-    its CPU kernels have repacked with plain weights, and says nothing.)
+    little more at every step, and a resumed run would differ from one that was never stopped. The bias has not changed, but
+    vLLM builds a layer anew from what it is sent. Layers without an adapter it keeps. (Sending them again would break experts:
+    vLLM 0.32 overwrites the copy that its CPU kernels have repacked with plain weights, and says nothing.)
     """
     import torch
 

@@ -156,7 +156,7 @@ class Probe:
     Made while the engine still has the base weights: it lets the engine write the texts (so that they are the same when a
     run is resumed) and compares the log-probs of sampling; `check` compares those of a prefill, with the adapter.
 
-    Raises SystemExit when they disagree by more than `tolerance`, ("max" or "mean" over tokens, nats); or when the engine
+    Raises SystemExit when they disagree by more than `tolerance`, ("max", "mean" or "median" over tokens, nats); or when the engine
     answers exactly as before although the trainer has moved.
     """
 

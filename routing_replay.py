@@ -12,6 +12,9 @@ experts, and their probabilities jump. The importance weight then compares two d
     --replay r3   pi_old and pi_theta both use e_mu: what the engine used.              Repairs both.
     --replay none
 
+The price: what is improved is the policy with these experts, not quite the one that will be used. With r2 the two are the
+same in the first mini-batch and part later on, with r3 they always differ (Table 1).
+
 Only the *choice* is replayed. How much each chosen expert counts is computed anew from the router's logits,
 
     g_e = exp(s_e) / sum over the chosen e' of exp(s_e'),
@@ -33,6 +36,8 @@ import torch
 
 FAMILIES = {  # model_type -> its router, whose forward returns (logits, gates, experts)
     "qwen3_moe": "Qwen3MoeTopKRouter", "olmoe": "OlmoeTopKRouter", "mixtral": "MixtralTopKRouter"}
+
+
 def is_supported(model: str) -> bool:
     """Whether this model folder or hub id is a mixture of experts whose routes can be recorded and replayed."""
     from transformers import AutoConfig
@@ -63,11 +68,10 @@ class RoutingReplay:
         self.decoder_layers = model.config.num_hidden_layers
         self.chosen = {}  # layer -> [B*T, k], what its router chose by itself in the last forward pass
         self.forced = None  # [B*T, layers, k] while replaying
-        for name, router in routers.items():
-            layer = int(name.split("layers.")[1].split(".")[0])
+        self.layers = [int(name.split("layers.")[1].split(".")[0]) for name in routers]  # those with experts
+        for layer, router in zip(self.layers, routers.values()):
             router.register_forward_hook(partial(self.hook, layer))
         self.experts, self.k = router.num_experts, router.top_k
-        self.layers = len(routers)
 
     def hook(self, layer: int, router, _, output):
         """Called with the router's logits [B*T, experts], gates [B*T, k] and experts [B*T, k]; may replace them."""
@@ -109,10 +113,10 @@ class RoutingReplay:
 
     def agreement(self, own, engine):
         """[tokens, MoE layers] of bool: have both chosen the same set of experts? The order of the k does not matter."""
-        return (own.sort(-1).values == engine.sort(-1).values).all(-1)[:, sorted(self.chosen)]
+        return (own.sort(-1).values == engine.sort(-1).values).all(-1)[:, self.layers]
 
     def check(self, routes: list, lengths: list[int]) -> None:
-        """Raises ValueError unless routes[i] fits a sequence of lengths[i] tokens, and the routes are more than a constant."""
+        """Raises ValueError unless routes[i] fits a sequence of lengths[i] tokens and names k experts for each of them."""
         for route, length in zip(routes, lengths):
             wanted = (length - 1, self.decoder_layers, self.k)
             if route is None or tuple(route.shape) != wanted:
@@ -120,9 +124,8 @@ class RoutingReplay:
                 raise ValueError(f"the engine recorded {found} as the routes of a sequence, instead of {list(wanted)}")
             if route.max() >= self.experts:
                 raise ValueError(f"the engine recorded expert {route.max()}, but there are {self.experts}")
-        flat = torch.cat(list(routes)).flatten(1) if routes else torch.zeros(0, 1)
-        if len(flat) > 1 and (flat == flat[0]).all():
-            raise ValueError("the engine recorded the same experts for every token: its kernel does not report them")
+            if self.k > 1 and (route[:, self.layers, 0] == route[:, self.layers, 1]).any():  # a row of zeros above all
+                raise ValueError("the engine recorded one expert twice for the same token: its kernel does not report them")
 
 
 def replaying(policy, rows: list):
@@ -145,7 +148,7 @@ class CpuRecorder:
         from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
         if not vllm.__version__.startswith("0.32."):
-            raise SystemExit(f"Recording routes on a CPU is written for vLLM 0.32, not {vllm.__version__}: --replay none works.")
+            raise SystemExit(f"Recording routes on a CPU is written for vLLM 0.32 (requirements-cpu.txt), not {vllm.__version__}.")
         self.runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
         self.decoder_layers = llm.llm_engine.model_config.hf_text_config.num_hidden_layers
         self.batch, self.layers, self.found = None, {}, {}  # found: request id -> list of [tokens, layers, k]

@@ -96,23 +96,24 @@ def train(cell: str, seed: int) -> None:
 
 
 def load() -> dict:
-    """{cell: [(steps, evaluations) of each seed]} from the committed logs."""
+    """{cell: [(steps, evaluations, why it broke or "") of each seed]} from the committed logs."""
     found = {}
     for cell in cells():
         for log in sorted(RESULTS.glob(f"{cell}-seed*.jsonl")):
-            _, *rows = map(json.loads, log.read_text().splitlines())
-            found.setdefault(cell, []).append(([r for r in rows if "avg" not in r], [r for r in rows if "avg" in r]))
+            head, *rows = map(json.loads, log.read_text().splitlines())
+            found.setdefault(cell, []).append(([r for r in rows if "avg" not in r], [r for r in rows if "avg" in r], head["broke"]))
     return found
 
 
 def summary(runs: list) -> dict:
-    """Means over seeds; `late`: over the last quarter of the steps. Accuracies as shares."""
-    late = [row for steps, _ in runs for row in steps[-max(1, len(steps) // 4):]]
-    clipped = [row.get("clipped_positive", 0) + row.get("clipped_negative", 0) for steps, _ in runs for row in steps]
-    known = [row for steps, _ in runs for row in steps if "kl_k3" in row]
-    last = [evaluations[-1]["avg"] for _, evaluations in runs]
+    """Means over seeds; `late`: over the last quarter of the steps. Accuracies as shares; of a broken run the last before it broke."""
+    late = [row for steps, _, _ in runs for row in steps[-max(1, len(steps) // 4):]]
+    clipped = [row.get("clipped_positive", 0) + row.get("clipped_negative", 0) for steps, _, _ in runs for row in steps]
+    known = [row for steps, _, _ in runs for row in steps if "kl_k3" in row]
+    last = [evaluations[-1]["avg"] for _, evaluations, _ in runs]
     return dict(
-        seeds=len(runs), last=mean(last), low=min(last), high=max(last), best=mean(max(r["avg"] for r in ev) for _, ev in runs),
+        seeds=len(runs), broke=sum(bool(broke) for *_, broke in runs),
+        last=mean(last), low=min(last), high=max(last), best=mean(max(r["avg"] for r in ev) for _, ev, _ in runs),
         entropy=mean(row["entropy"] for row in late if "entropy" in row) if any("entropy" in row for row in late) else float("nan"),
         k3=mean(row["kl_k3"] for row in known), agree=mean(row["routes_agree_all"] for row in known), clipped=mean(clipped),
         beyond=mean(row["weight_over_2"] + row["weight_under_half"] for row in known))
@@ -125,12 +126,14 @@ def table(found: dict) -> str:
     for cell, runs in found.items():
         precision, N, replay, clip, *weight = cell.split("-")
         s = summary(runs)
+        count = f"{s['seeds']}, {s['broke']} broke" if s["broke"] else str(s["seeds"])
+        beyond = f"{s['beyond']:.2%}" if weight[0] == "is" else ""  # without a weight it is 1 everywhere
         weight = {"is": "yes", "nois": "**no**"}[weight[0]] + (", length-normalised" if "length" in weight else "")
         spread = f" ({s['low']:.1%} to {s['high']:.1%})" if s["seeds"] > 1 else ""
         lines.append("| " + " | ".join([
-            precision, N[1:], replay, "any" if N == "N1" else "yes" if clip == "clip" else "**no**", weight, str(s["seeds"]),
+            precision, N[1:], replay, "any" if N == "N1" else "yes" if clip == "clip" else "**no**", weight, count,
             f"{s['last']:.1%}{spread}", f"{s['best']:.1%}", f"{s['entropy']:.3f}", f"{s['k3']:.1e}", f"{s['agree']:.1%}",
-            f"{s['clipped']:.2%}", f"{s['beyond']:.2%}"]) + " |")
+            f"{s['clipped']:.2%}", beyond]) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -154,7 +157,9 @@ def draw(found: dict) -> None:
         for color, (arm, label) in zip(colors, (on_policy if N == 1 else off_policy).items()):
             runs = found.get(f"{'low' if N == 1 else 'stress'}-N{N}-{arm}", [])
             for ax, (key, _) in zip(axes[:, column], rows):
-                curves = [[(row["step"] * N, row[key]) for row in (ev if key == "avg" else steps) if key in row] for steps, ev in runs]
+                if key == "weight_over_2" and "nois" in arm:
+                    continue  # without a weight it is 1 everywhere
+                curves = [[(row["step"] * N, row[key]) for row in (ev if key == "avg" else steps) if key in row] for steps, ev, _ in runs]
                 curves = [curve for curve in curves if curve]
                 if curves:
                     grid = [x for x, _ in max(curves, key=len)]  # one that broke early stays where it was

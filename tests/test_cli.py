@@ -38,6 +38,7 @@ def test_help_explains_every_field_at_once(tmp_path):
     (["--name", "../elsewhere"], "plain folder name"),
     (["--dtype", "float8"], "dtype must be one of"),
     (["--objective", "ppo"], "objective must be one of"),
+    (["--objective", "grpo", "--importance", "none"], "grpo has a weight of its own"),
     (["--replay", "r2"], "the same as none"),
     (["--lr", "fast"], "invalid float value"),
     (["--learning-rate", "1"], "unrecognized arguments"),

@@ -14,7 +14,7 @@ from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeFo
 import minirl
 import tiny
 from conftest import ROOT
-from policy import Row, load_policy, token_logprobs
+from policy import Row, load_policy, micro_batches, token_logprobs
 from routing_replay import RoutingReplay, choose_replay, replaying
 
 SIZES = dict(vocab_size=384, eos_token_id=0, bos_token_id=None, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=2,
@@ -194,7 +194,8 @@ def test_agreement_compares_sets_and_leaves_dense_layers_out():
     (lambda routes: routes.__setitem__(0, routes[0][:-1]), "instead of"),
     (lambda routes: routes.__setitem__(0, routes[0][:, :2]), "instead of"),
     (lambda routes: routes.__setitem__(1, None), "recorded nothing"),
-    (lambda routes: [route.fill_(3) for route in routes], "same experts for every token"),
+    (lambda routes: [route.zero_() for route in routes], "one expert twice"),
+    (lambda routes: routes[2][:3].zero_(), "one expert twice"),  # of one prompt only
 ])
 def test_routes_that_cannot_be_right_are_refused(spoil, sentence):
     policy, rows = bare("qwen3_moe"), some_rows()
@@ -237,12 +238,21 @@ def groups_for(policy, count: int = 4):
 
 @pytest.mark.parametrize("replay", ["none", "r2", "r3"])
 def test_ratios_under_each_replay(replay, tmp_path, monkeypatch):
-    """r starts at exactly 1 in the first mini-batch whatever is replayed; pi_old is computed under r3 and not under r2."""
+    """r is exactly 1 in the first mini-batch whatever is replayed; pi_old is computed with the engine's routes under r3 only."""
+    torch.manual_seed(0)
     tiny.build_model(tiny.build_tokenizer(), "tiny-moe").save_pretrained(tmp_path)
     policy = load_policy(str(tmp_path), dtype="float32", rank=4, alpha=8, seed=0, device="cpu")
-    first, seen = [], []
+    first, seen, forced = [], [], []
     true = minirl.objective
-    monkeypatch.setattr(minirl, "objective", lambda lp, old, *rest: seen.append((lp.detach(), old)) or true(lp, old, *rest))
+
+    def watched(lp, old, *rest):
+        own = torch.stack([policy.routing.chosen[layer] for layer in range(3)], 1)
+        seen.append((lp.detach(), old))
+        forced.append(None if policy.routing.forced is None else (policy.routing.forced, own))
+        return true(lp, old, *rest)
+
+    monkeypatch.setattr(minirl, "objective", watched)
+    monkeypatch.setattr(minirl, "micro_batches", lambda rows, tokens: micro_batches(rows, tokens, padding=1.0))  # one per mini-batch
     config = minirl.Config(max_tokens=16, mini_batches=2, replay=replay, micro_tokens=4096, lr=0.05, warmup_steps=0)
     groups = groups_for(policy)
     with torch.no_grad():
@@ -253,9 +263,14 @@ def test_ratios_under_each_replay(replay, tmp_path, monkeypatch):
                 first += token_logprobs(policy, rows)[0].tolist()
     metrics = minirl.update(policy, *minirl.learner(policy, config), groups, config, random.Random(0))
     (lp, old), (later, later_old) = seen
-    torch.testing.assert_close(lp, old, atol=1e-6, rtol=0)
+    assert torch.equal(lp, old)
     assert (later - later_old).abs().max() > 1e-3  # the second mini-batch is off-policy
     torch.testing.assert_close(torch.cat([old, later_old]).sort().values, torch.tensor(first).sort().values, atol=1e-5, rtol=1e-5)
+    if replay == "none":
+        assert forced == [None, None]
+    else:  # r2 replays what the trainer chose before the first optimizer step, r3 the engine's random experts
+        same = [(wanted == own)[wanted >= 0].double().mean() for wanted, own in forced]
+        assert same[0] == 1 > same[1] if replay == "r2" else max(same) < 0.3, same
     agree = [metrics[f"routes_agree_{layer}"] for layer in range(3)]
     assert all(0 <= share < 0.3 for share in agree) and metrics["routes_agree_all"] <= min(agree)
 
@@ -323,8 +338,11 @@ def test_routes_belong_to_their_own_sequence_and_survive_syncs(folder):
         engine.sync(policy)
     engine.score([[1, 2, 3], [4, 5]])
     engine.submit("given up", [1, 2, 3], 9)
-    engine.step()
+    for _ in range(3):
+        engine.step()
     engine.abort()
+    (after,), = engine.generate([[1, 2, 3]], n=1, max_tokens=4)  # the rows of the last batch before it belong to nobody
+    policy.routing.check([after.routes], [3 + len(after.token_ids)])
     assert not engine.recorder.found  # nothing is kept of what was not asked for
 
 
