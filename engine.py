@@ -118,7 +118,7 @@ class Engine:
                              f"({str(error).splitlines()[0]}): try --rollout-dtype bfloat16 --kv-cache-dtype auto.") from error
         self.recorder = CpuRecorder(self.llm) if routes and self.on_cpu else None
         self.version = f"vllm {vllm.__version__}"
-        self.sync_mode, self.sleeps = sync_mode, "enable_sleep_mode" in options
+        self.sync_mode, self.sleeps, self.routes = sync_mode, "enable_sleep_mode" in options, routes
         self.tokenizer = self.llm.get_tokenizer()
         self.sampling = dict(
             temperature=temperature, stop_token_ids=list(stop_token_ids), logprobs=0, detokenize=False,
@@ -149,7 +149,7 @@ class Engine:
         if native is not None:
             import torch
 
-            return torch.from_numpy(native.astype("int16"))
+            return torch.from_numpy(native if native.dtype == "uint8" else native.astype("int32"))
 
     @property
     def busy(self) -> bool:

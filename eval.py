@@ -76,6 +76,7 @@ def evaluate(
         while engine.busy:
             for (q, s), rollout in engine.step():
                 grader.submit(("eval", q, s), problems[q].answer, rollout.text, **how)
+                rollout.routes = None  # of a mixture of experts: large, and not looked at here
                 rollouts[q, s] = rollout
                 bar.update()
     return [as_row(problem, s, rollouts[q, s], grader.result(("eval", q, s)))

@@ -60,7 +60,7 @@ class Config(SamplerConfig):
 
     model: str = option("tiny", "tiny, tiny-moe, a name such as Qwen2.5-Math-1.5B, a hub id (org/name) or a folder", "model")
     dtype: str = option("auto", "of the frozen weights: float32 or bfloat16; auto: float32 on a CPU", "model")
-    lora_rank: int = option(16, "rank of the adapter on every linear layer", "model")
+    lora_rank: int = option(16, "rank of the adapter on every linear layer (mixture of experts: of the attention)", "model")
     lora_alpha: int = option(32, "the adapter is scaled by alpha / rank", "model")
 
     data: str = option("auto", "training problems: hub id, .jsonl/.json/.parquet/.csv file, or builtin", "data")
@@ -190,7 +190,7 @@ def parse(argv: list[str] | None = None) -> Config:
             known = json.loads(stored.read_text())["config"]
             parser.set_defaults(**{key: value for key, value in known.items() if key != "resume"})
             config = resolve(from_flags(parser.parse_args(argv), Config))
-            changed = [key for key in ("model", "seed", "lora_rank", "lora_alpha") if getattr(config, key) != known[key]]
+            changed = [key for key in ("model", "seed", "lora_rank", "lora_alpha", "objective", "mini_batches") if getattr(config, key) != known[key]]
             if changed:
                 parser.error(f"run {config.name} was started with {changed[0]} {known[changed[0]]}: resume it without this flag, or "
                              "choose another --name")
@@ -286,9 +286,10 @@ def remember_old(policy, micro: list[Row], old_T, config: Config) -> None:
     with the engine's (under r3, each with the layers before it forced), and for r2 what they chose, to be replayed."""
     for row, old in zip(micro, old_T.split([row.length for row in micro])):
         row.old = old
-    if micro[0].routes is not None:
-        for row, own in zip(micro, policy.routing.recorded(micro)):
-            row.agrees = policy.routing.agreement(own, row.routes)[row.prompt_length - 1:]
+    if routing := getattr(policy, "routing", None):
+        for row, own in zip(micro, routing.recorded(micro)):
+            if row.routes is not None:
+                row.agrees = routing.agreement(own, row.routes)[row.prompt_length - 1:]
             if config.replay == "r2":
                 row.replay = own
 
@@ -398,7 +399,7 @@ def sample(run) -> list:
     with contextlib.closing(rollouts.bar):
         groups = collect(stream.take(config.batch_prompts), config, rollouts, judge, more=lambda: stream.take(1)[0],
                          estimator=run.estimator, grad_norms=functools.partial(pilot_norms, run) if config.gvm_norms == "head" else None)
-    if run.policy.routing:
+    if run.engine.routes:
         found = [(s.rollout, len(g.problem.prompt_ids)) for g in groups for s in g.pool]
         run.policy.routing.check([r.routes for r, _ in found], [prompt + len(r.token_ids) for r, prompt in found])
     return groups
@@ -634,7 +635,7 @@ def rehearse(run: Run, context: int) -> None:
 def prepare(config: Config, grader) -> Run:
     """Everything before the first step. What a user can get wrong ends here, most of it before the engine is started."""
     from data import fetch_model
-    from engine import Engine
+    from engine import Engine, build_for_cpu
     from eval import stop_ids
     from transformers import AutoTokenizer
 
@@ -649,7 +650,8 @@ def prepare(config: Config, grader) -> Run:
         path, max_model_len=context, max_num_seqs=config.engine_sequences, temperature=config.temperature,
         dtype=config.dtype if config.rollout_dtype == "auto" else config.rollout_dtype, kv_cache_dtype=config.kv_cache_dtype,
         lora_rank=config.lora_rank, sync_mode=config.sync, memory_share=config.engine_memory, sleep=config.sleep,
-        stop_token_ids=stops, seed=config.seed, routes=is_supported(path))
+        stop_token_ids=stops, seed=config.seed,
+        routes=is_supported(path) and (build_for_cpu() or config.replay == "r3"))  # on a GPU they cost a little
     policy = load_policy(path, dtype=config.dtype, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed,
                          device="cpu" if engine.on_cpu else "cuda", checkpointing=config.gradient_checkpointing == "on")
     optimizer, schedule = learner(policy, config)

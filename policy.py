@@ -18,15 +18,18 @@ def load_policy(path: str, *, dtype: str, rank: int, alpha: int, seed: int, devi
     """
     from peft import LoraConfig, get_peft_model
     from routing_replay import FAMILIES, RoutingReplay
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     torch.manual_seed(seed)  # B starts at zero and A at random
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).to(device)
+    config = AutoConfig.from_pretrained(path)
+    for noise in {"attention_dropout", "router_jitter_noise"} & set(vars(config)):
+        setattr(config, noise, 0.0)  # like dropout in the adapter, it would make pi_old noisy
+    model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=getattr(torch, dtype)).to(device)
     model.config.use_cache = False
     mixture = model.config.model_type in FAMILIES
-    lora = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0,  # dropout would make pi_old noisy
+    lora = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0,
                       target_modules=["q_proj", "k_proj", "v_proj", "o_proj"] if mixture else "all-linear", task_type="CAUSAL_LM")
     policy = get_peft_model(model, lora)
     policy.routing = RoutingReplay(model) if mixture else None

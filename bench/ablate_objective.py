@@ -107,16 +107,21 @@ def load() -> dict:
 
 def summary(runs: list) -> dict:
     """Means over seeds; `late`: over the last quarter of the steps. Accuracies as shares; of a broken run the last before it broke."""
+    every = [row for steps, _, _ in runs for row in steps]
     late = [row for steps, _, _ in runs for row in steps[-max(1, len(steps) // 4):]]
-    clipped = [row.get("clipped_positive", 0) + row.get("clipped_negative", 0) for steps, _, _ in runs for row in steps]
-    known = [row for steps, _, _ in runs for row in steps if "kl_k3" in row]
     last = [evaluations[-1]["avg"] for _, evaluations, _ in runs]
     return dict(
         seeds=len(runs), broke=sum(bool(broke) for *_, broke in runs),
         last=mean(last), low=min(last), high=max(last), best=mean(max(r["avg"] for r in ev) for _, ev, _ in runs),
-        entropy=mean(row["entropy"] for row in late if "entropy" in row) if any("entropy" in row for row in late) else float("nan"),
-        k3=mean(row["kl_k3"] for row in known), agree=mean(row["routes_agree_all"] for row in known), clipped=mean(clipped),
-        beyond=mean(row["weight_over_2"] + row["weight_under_half"] for row in known))
+        entropy=average(late, "entropy"), k3=average(every, "kl_k3"), agree=average(every, "routes_agree_all"),
+        clipped=average(every, "clipped_positive") + average(every, "clipped_negative"),
+        beyond=average(every, "weight_over_2") + average(every, "weight_under_half"))
+
+
+def average(rows: list[dict], key: str) -> float:
+    """Over the rows that have a number there: a step without signal has none."""
+    values = [row[key] for row in rows if row.get(key) is not None]
+    return mean(values) if values else float("nan")
 
 
 def table(found: dict) -> str:

@@ -322,8 +322,13 @@ def gap(policy, rows, replay: bool):
 
 
 @pytest.mark.engine
-def test_routes_belong_to_their_own_sequence_and_survive_syncs(folder):
+@pytest.mark.parametrize("family", ["tiny-moe", "olmoe", "mixtral"])
+def test_routes_belong_to_their_own_sequence_and_survive_syncs(family, folder, tmp_path):
     """In float32 the trainer chooses exactly the engine's experts: any mix-up between requests would show."""
+    if family != "tiny-moe":
+        bare(family).model.save_pretrained(tmp_path)
+        tiny.build_tokenizer().save_pretrained(tmp_path)
+        folder = str(tmp_path)
     engine = serve(folder)
     policy = load_policy(folder, dtype="float32", rank=8, alpha=16, seed=0, device="cpu")
     for step in range(3):
