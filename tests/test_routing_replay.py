@@ -293,8 +293,12 @@ def folder(tmp_path_factory):
 
 
 def serve(folder, **options):
-    from engine import Engine
+    from engine import Engine, build_for_cpu, configure_vllm
 
+    configure_vllm(build_for_cpu())  # before vllm is imported
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    cleanup_dist_env_and_memory()  # an earlier engine of this process may have been dense: then vLLM has no group for experts
     return Engine(folder, max_model_len=128, max_num_seqs=48, routes=True, **dict(dtype="float32") | options)
 
 
