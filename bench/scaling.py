@@ -97,7 +97,7 @@ def draw(sweeps: dict, speed: dict, path: Path) -> None:
     figure = Figure(figsize=(13, 4.2), layout="constrained")
     panels = figure.subplots(1, len(sweeps), sharey=True, squeeze=False)[0]
     names = dict(prompts="prompts per step", samples="samples per prompt", length="tokens per response",
-                 parameters="millions of parameters (4 samples per prompt)")
+                 parameters="M parameters (4 samples per prompt)")
     for axes, (sweep, points) in zip(panels, sweeps.items()):
         x = [p["parameters"] / 1e6 if sweep == "parameters" else p["point"][sweep] for p in points]
         for phase, colour in dict(rollouts="tab:blue", update="tab:orange").items():
