@@ -1,6 +1,6 @@
 """What does each part of MiniRL buy? The paper's ablations on the built-in mixture of experts, every one a few flags.
 
-    python bench/ablate_objective.py                       # all cells, resumable; about 100 minutes of one core
+    python bench/ablate_objective.py                       # all cells, resumable; about two hours of one core
     python bench/ablate_objective.py --processes 2         # two at a time
     python bench/ablate_objective.py --only low-N4         # cells whose name starts like this
     python bench/ablate_objective.py --draw                # only the table and the page, from the committed logs
