@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 
 def save(folder: Path, policy, optimizer, schedule, state: dict, keep: int) -> Path:
-    """Write checkpoints/step-XXXXXX (XXXXXX: state["step"]) under the run `folder` and prune all but the newest `keep`. Returns its path.
+    """Write checkpoints/step-XXXXXX (XXXXXX: state["step"]) under the run `folder`, prune all but the newest `keep`; returns its path.
 
     Raises SystemExit when the disk is full; older checkpoints are untouched then.
     """

@@ -1,4 +1,4 @@
-"""The rollout engine: vLLM in this very process, driven one engine step at a time. The only file that imports vllm.
+"""The rollout engine: vLLM in this very process, driven one engine step at a time.
 
 What the rest of the project relies on:
 
@@ -121,7 +121,8 @@ class Engine:
         self.sync_mode, self.sleeps, self.routes = sync_mode, "enable_sleep_mode" in options, routes
         self.tokenizer = self.llm.get_tokenizer()
         self.sampling = dict(
-            temperature=temperature, stop_token_ids=list(stop_token_ids), logprobs=0, detokenize=False,
+            temperature=temperature, stop_token_ids=list(stop_token_ids), detokenize=False,
+            logprobs=0, flat_logprobs=True,  # of the sampled tokens only; in one list, not a dict of objects per token
             output_kind=RequestOutputKind.FINAL_ONLY,
             skip_clone=True)  # `submit` makes new ones for every request: nothing is shared that a deep copy would protect
         self._params = vllm.SamplingParams
@@ -231,8 +232,7 @@ class Engine:
 
 
 def rollout_of(output, text: str, routes=None) -> Rollout:
-    logprobs = [row[token].logprob for token, row in zip(output.token_ids, output.logprobs)]
-    return Rollout(list(output.token_ids), logprobs, output.finish_reason, text, routes)
+    return Rollout(list(output.token_ids), list(output.logprobs.logprobs), output.finish_reason, text, routes)
 
 
 def fp8_linears(model: str, on_cpu: bool) -> dict:

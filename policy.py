@@ -57,10 +57,10 @@ class ChunkedLogprobs(torch.autograd.Function):
         for start in range(0, len(h_T), chunk):
             at = slice(start, start + chunk)
             logits = (h_T[at] @ weight.T).float().div_(temperature)  # [chunk, vocabulary]
-            logits -= logits.logsumexp(-1, keepdim=True)  # now log p
-            logprob_T[at] = logits.gather(-1, target_T[at, None])[:, 0]
-            p = logits.exp()
-            entropy_T[at] = -torch.linalg.vecdot(p, logits)
+            logp = logits.sub_(logits.logsumexp(-1, keepdim=True))  # in place: no second tensor of this size
+            logprob_T[at] = logp.gather(-1, target_T[at, None])[:, 0]
+            p = logp.exp()
+            entropy_T[at] = -torch.linalg.vecdot(p, logp)  # sum of p log p, without their product as a tensor
             if slope_T is not None:
                 slope_T[at] = (weight[target_T[at]] - p.to(weight.dtype) @ weight) / temperature
         ctx.save_for_backward(slope_T)
@@ -142,22 +142,23 @@ def micro_batches(rows: list[Row], tokens: int, padding: float = 0.05) -> list[l
     Without the second rule a batch with room for everything could be mostly padding. The share is that of all batches so far:
     what rows of equal length leave of it, the others may use.
     """
-    batches, real, total = [], 0, 0  # tokens so far; and with the padding of the batches that are complete
+    batches, real, closed = [[]], 0, 0  # tokens so far; and of the batches that are complete, with their padding
     for row in sorted(rows, key=lambda row: len(row.ids)):
         real += len(row.ids)
-        size = (len(batches[-1]) + 1) * len(row.ids) if batches else 0
-        if not batches or size > tokens or real < (1 - padding) * (total + size):
-            total += len(batches[-1]) * len(batches[-1][-1].ids) if batches else 0
+        area = (len(batches[-1]) + 1) * len(row.ids)  # of the last batch, were this row, its longest, added to it
+        if batches[-1] and (area > tokens or real < (1 - padding) * (closed + area)):
+            closed += len(batches[-1]) * len(batches[-1][-1].ids)
             batches.append([])
         batches[-1].append(row)
-    return batches
+    return batches if rows else []
 
 
 class Probe:
     """Do trainer and engine hold the same policy? Asked at the start and after every sync, on a few fixed texts.
 
     Made while the engine still has the base weights: it lets the engine write the texts (so that they are the same when a
-    run is resumed) and compares the log-probs of sampling; `check` compares those of a prefill, with the adapter.
+    run is resumed) and compares the log-probs of sampling; `check` compares those of a prefill of the same texts, at
+    temperature 1 and with the adapter.
 
     Raises SystemExit when they disagree by more than `tolerance`, ("max", "mean" or "median" over tokens, nats); or when the engine
     answers exactly as before although the trainer has moved.
@@ -168,24 +169,24 @@ class Probe:
         rollouts = engine.generate([p.prompt_ids for p in problems], n=1, max_tokens=min(16, max_tokens))
         sampled = [Row(p.prompt_ids + r.token_ids, len(p.prompt_ids), r.logprobs, 0.0) for p, (r,) in zip(problems, rollouts)]
         with policy.disable_adapter():
-            self.demand(torch.tensor([x for row in sampled for x in row.mu]), self.trainer(sampled, temperature))
-        self.rows = [Row(row.ids, 1, [], 0.0) for row in sampled]
+            self.require_close(torch.tensor([x for row in sampled for x in row.mu]), self.trainer_logprobs(sampled, temperature))
+        self.rows = [Row(row.ids, prompt_length=1, mu=[], advantage=0.0) for row in sampled]  # score every token but the first
 
-    def trainer(self, rows, temperature: float = 1.0):
+    def trainer_logprobs(self, rows, temperature: float = 1.0):
         with torch.no_grad():
             return token_logprobs(self.policy, rows, temperature)[0].cpu()
 
     def check(self) -> dict:
         """Compare on the prompts and responses of the probe; returns the gaps in nats."""
-        mine = self.trainer(self.rows)
+        mine = self.trainer_logprobs(self.rows)
         theirs = torch.tensor([x for row in self.engine.score([row.ids for row in self.rows]) for x in row])
         if self.last is not None and torch.equal(theirs, self.last[1]) and (mine - self.last[0]).abs().max() > 1e-5:
             raise SystemExit("The new weights did not reach the engine: its log-probs are exactly those from before the sync. "
                              "Try the other --sync (merge or adapter).")
         self.last = mine, theirs
-        return self.demand(theirs, mine)
+        return self.require_close(theirs, mine)
 
-    def demand(self, theirs, mine) -> dict:
+    def require_close(self, theirs, mine) -> dict:
         gap, (statistic, most) = (theirs - mine).abs(), self.tolerance
         if not getattr(gap, statistic)() < most:  # also when it is NaN
             raise SystemExit(f"Engine and trainer disagree: |log mu - log pi_old| is {gap.mean():.1e} on average and "

@@ -140,7 +140,8 @@ class CpuRecorder:
 
     Every router of vLLM can report its choice for the rows of a batch; which rows belong to which request is known where
     the batch is put together. Needs the engine in this process, eager mode, no prefix caching (cached tokens are not routed
-    again), and one batch at a time (no asynchronous scheduling, which vLLM's CPU platform turns off). It reads internals of vLLM 0.32. Raises SystemExit for any other version.
+    again), and one batch at a time (no asynchronous scheduling, which vLLM's CPU platform turns off). It reads internals of
+    vLLM 0.32. Raises SystemExit for any other version.
     """
 
     def __init__(self, llm):

@@ -1,6 +1,6 @@
 """What does each part of MiniRL buy? The paper's ablations on the built-in mixture of experts, every one a few flags.
 
-    python bench/ablate_objective.py                       # all cells, resumable; about two hours of one core
+    python bench/ablate_objective.py                       # all cells, resumable; about three hours of one core
     python bench/ablate_objective.py --processes 2         # two at a time
     python bench/ablate_objective.py --only low-N4         # cells whose name starts like this
     python bench/ablate_objective.py --draw                # only the table and the page, from the committed logs
@@ -9,7 +9,8 @@ As in the paper, the mini-batch is fixed (8 prompts x 8 samples) and the batch i
 number of gradient steps on the same number of samples; N says how old the last of them are. Cells:
 
     precision   exact: engine and trainer in float32 | low: the engine in bfloat16 with its cache in fp8 | stress: low, and a
-                learning rate of 0.003 instead of 0.002 (the arms of the paper's figures only)
+                learning rate of 0.003 instead of 0.002 (the arms of the paper's figures only) | long: low, eight times as
+                many steps (N = 1, with and without the importance weight: does it collapse later?)
     N           1, 2, 4, 8 mini-batches
     replay      none, r2, r3 (r2 with N = 1 is none)
     clip        on, off (with N = 1 nothing is ever clipped)
@@ -32,9 +33,10 @@ RESULTS = ROOT / "bench" / "results" / "objective"
 RUNS = ROOT / "runs" / "ablate"
 sys.path.insert(0, str(ROOT))
 
-GRADIENT_STEPS = 64
+GRADIENT_STEPS = dict(exact=64, low=64, stress=64, long=512)
 LOW = ["--rollout-dtype", "bfloat16", "--kv-cache-dtype", "fp8"]
-PRECISION = {"exact": ["--lr", "0.002"], "low": [*LOW, "--lr", "0.002"], "stress": [*LOW, "--lr", "0.003"]}
+PRECISION = {"exact": ["--lr", "0.002"], "low": [*LOW, "--lr", "0.002"], "stress": [*LOW, "--lr", "0.003"],
+             "long": [*LOW, "--lr", "0.002"]}
 PAPER = ("none-noclip-is", "r2-noclip-is", "none-clip-is", "r2-clip-is", "r3-clip-is")  # off-policy; it leaves out the third
 COMMON = ["--model", "tiny-moe", "--sampler", "uniform", "--n", "8", "--warmup-steps", "8", "--max-tokens", "48",
           "--eval-questions", "120", "--eval-k", "4", "--checkpoint-every", "1000"]
@@ -55,21 +57,24 @@ def cells() -> list[str]:
         if precision == "low":
             names += [f"stress-N1-{replay}-clip-is" for replay in ("none", "r3")]
             names += [f"stress-N{N}-{arm}" for N in (2, 4, 8) for arm in PAPER]
+            names += [f"long-N1-none-clip-{weight}" for weight in ("is", "nois")]
     return names
 
 
 def seeds(cell: str) -> range:
-    """Three for what the README quotes, one for the rest of the grid."""
-    return range(3 if cell.startswith(("stress", "low-N1-")) else 1)
+    """Three for what the README quotes, six where three left the paper's comparison of replays open, one for the rest."""
+    if cell.startswith(("stress-N8-", *(f"stress-N4-{replay}-clip-" for replay in ("none", "r2", "r3")))):
+        return range(6)
+    return range(3 if cell.startswith(("stress", "long", "low-N1-")) else 1)
 
 
 def flags(cell: str, seed: int) -> list[str]:
     precision, N, replay, *parts = cell.split("-")
     N = int(N[1:])
-    steps = GRADIENT_STEPS // N
+    steps = GRADIENT_STEPS[precision] // N
     own = [flag for part in parts for flag in PARTS[part]]
     return [*COMMON, *PRECISION[precision], "--mini-batches", str(N), "--batch-prompts", str(8 * N), "--steps", str(steps),
-            "--eval-every", str(max(1, steps // 4)), "--replay", replay, *own, "--seed", str(seed)]
+            "--eval-every", str(min(64, steps // 4)), "--replay", replay, *own, "--seed", str(seed)]
 
 
 def train(cell: str, seed: int) -> None:
@@ -143,25 +148,29 @@ def table(found: dict) -> str:
 
 
 def draw(found: dict) -> None:
-    """In low precision: accuracy, entropy, KL and tokens far off for each N (columns), one line per arm of the paper's figures."""
+    """In low precision: accuracy, entropy, KL and tokens far off, a column for each N, one line per arm of the paper's figures."""
     import matplotlib
     import numpy as np
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    on_policy = {"none-clip-is": "MiniRL", "none-clip-is-length": "+ length normalisation", "none-clip-nois": "no importance weight",
-                 "r3-clip-is": "+ R3", "r3-clip-nois": "+ R3, no importance weight", "r3-clip-is-length": "+ R3, length normalisation"}
+    weight = {"none-clip-is": "MiniRL", "none-clip-nois": "no importance weight"}
+    on_policy = weight | {
+        "none-clip-is-length": "+ length normalisation", "r3-clip-is": "+ R3", "r3-clip-nois": "+ R3, no importance weight",
+        "r3-clip-is-length": "+ R3, length normalisation"}
     off_policy = {"none-noclip-is": "no clip, no replay", "r2-noclip-is": "R2, no clip", "none-clip-is": "clip, no replay",
                   "r2-clip-is": "clip, R2", "r3-clip-is": "clip, R3"}
-    figure, axes = plt.subplots(4, 4, figsize=(21, 17), layout="constrained", sharex=True)
-    colors = ("#000000", "#E69F00", "#D55E00", "#0072B2", "#CC79A7", "#009E73")
+    columns = [("low", 1, on_policy, "N = 1, on-policy, learning rate 0.002"), ("long", 1, weight, "the same, longer")]
+    columns += [("stress", N, off_policy, f"N = {N} gradient steps per batch, learning rate 0.003") for N in (2, 4, 8)]
     rows = (("avg", "held-out accuracy"), ("entropy", "entropy, nats per token"), ("kl_k3", r"KL($\mu$ ‖ $\pi_{old}$), k3, nats per token"),
             ("weight_over_2", "share of tokens with a weight above 2"))
-    for column, N in enumerate((1, 2, 4, 8)):
-        for color, (arm, label) in zip(colors, (on_policy if N == 1 else off_policy).items()):
-            runs = found.get(f"{'low' if N == 1 else 'stress'}-N{N}-{arm}", [])
-            for ax, (key, _) in zip(axes[:, column], rows):
+    figure, axes = plt.subplots(len(rows), len(columns), figsize=(26, 17), layout="constrained", sharex="col", sharey="row")
+    colors = ("#000000", "#D55E00", "#E69F00", "#0072B2", "#CC79A7", "#009E73")
+    for column, (precision, N, arms, title) in zip(axes.T, columns):
+        for color, (arm, label) in zip(colors, arms.items()):
+            runs = found.get(f"{precision}-N{N}-{arm}", [])
+            for ax, (key, _) in zip(column, rows):
                 if key == "weight_over_2" and "nois" in arm:
                     continue  # without a weight it is 1 everywhere
                 curves = [[(row["step"] * N, row[key]) for row in (ev if key == "avg" else steps) if key in row] for steps, ev, _ in runs]
@@ -171,19 +180,18 @@ def draw(found: dict) -> None:
                     values = np.array([np.interp(grid, *zip(*curve)) for curve in curves])
                     ax.plot(grid, values.mean(0), color=color, label=label, marker="." if len(grid) < 20 else "")
                     ax.fill_between(grid, values.min(0), values.max(0), color=color, alpha=0.12, lw=0)
-        axes[0, column].set_title("N = 1, on-policy, learning rate 0.002" if N == 1 else
-                                  f"N = {N} gradient steps per batch, learning rate 0.003")
-        axes[-1, column].set_xlabel("gradient steps")
-        axes[0, column].legend(fontsize=9)
+        column[0].set_title(title)
+        column[0].legend(fontsize=9)
+        column[-1].set_xlabel("gradient steps")
     for ax, (key, label) in zip(axes[:, 0], rows):
         ax.set_ylabel(label)
-    for ax in axes[2]:
-        ax.set_yscale("log")
+    axes[2, 0].set_yscale("log")
     for ax in axes.flat:
         ax.grid(alpha=0.3)
         ax.spines[["top", "right"]].set_visible(False)
     figure.suptitle("MiniRL on the built-in mixture of experts, engine in bfloat16 with an fp8 cache: mean of the seeds, band from lowest to highest")
     figure.savefig(RESULTS.parent / "objective.png", dpi=90)
+    plt.close(figure)
 
 
 def main() -> None:

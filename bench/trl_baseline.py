@@ -28,10 +28,10 @@ from common import load, median, middle_ratio, project, random_model, save, set_
 SMALL = dict(hidden_size=128, intermediate_size=288, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2)
 LARGE = dict(hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=4)
 CELLS = {
-    "tiny": dict(target=1.3, steps=32, eval_every=4, prompts=24, max_tokens=64),
-    "long tail": dict(target=2.0, steps=3, prompts=12, max_tokens=512, size=SMALL,
+    "tiny": dict(target=1.3, steps=20, eval_every=4, prompts=24, max_tokens=64),
+    "long tail": dict(target=2.0, steps=5, prompts=8, max_tokens=512, size=SMALL,
                       lengths=[(0.7, 15), (0.2, 60), (0.1, 300)]),
-    "25 M": dict(target=2.0, steps=3, prompts=8, max_tokens=64, size=LARGE, lengths=[(1.0, 30)]),
+    "25 M": dict(target=2.0, steps=5, prompts=6, max_tokens=64, size=LARGE, lengths=[(1.0, 30)]),
 }
 SAMPLES = 8  # per prompt
 
