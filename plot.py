@@ -29,7 +29,7 @@ PANELS = (  # kind of drawing, title, unit, {key in metrics.jsonl: label}
     ("lines", "Samples drawn", "samples per step", {"samples": ""}),
     ("lines", "Tokens generated", "tokens per step", {"tokens": ""}),
     ("lines", "Prompts that teach nothing or stay open", "share of prompts",
-     {"zero_signal": "zero signal", "unresolved_no_correct": "open: no correct answer",
+     {"zero_signal": "no signal", "unresolved_no_correct": "open: no correct answer",
       "unresolved_no_wrong": "open: no wrong answer"}),
     ("kl", "Engine against trainer", r"KL($\mu$ ‖ $\pi_{old}$), nats per token",
      {"kl_k1": "|k1|", "kl_k3": "k3"}),
@@ -62,7 +62,8 @@ def read_rows(path: Path, keys=("step",)) -> list[dict]:
             counts = row.get("verdicts") or {}
         except (ValueError, AttributeError):
             continue
-        row |= {f"share_{status}": count / max(1, sum(counts.values())) for status, count in counts.items()}
+        if counts:  # a status that did not occur is not listed
+            row |= {f"share_{status}": counts.get(status, 0) / max(1, sum(counts.values())) for status in ("no_box", "timeout")}
         rows[tuple(row.get(key) for key in keys)] = row
     return sorted(rows.values(), key=lambda row: row.get("step") or 0)
 

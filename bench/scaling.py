@@ -45,7 +45,7 @@ def project_of_size(hidden: int, layers: int):
     with tempfile.TemporaryDirectory() as folder:
         random_model(size, folder)
         set_lengths(folder, [(1.0, 100 * longest)])
-        with project(folder, sampler="uniform", max_tokens=longest, lr=1e-12, max_prompt_tokens=64, micro_tokens=4096,
+        with project(folder, sampler="uniform", max_tokens=longest, lr=1e-6, max_prompt_tokens=64, micro_tokens=4096,
                      eval_questions=4) as run:
             yield run
 

@@ -85,7 +85,7 @@ def test_half_written_line_and_repeated_steps(tmp_path):
         file.write(json.dumps(dict(step=2, samples=7)) + "\n" + '{"step": 4, "sam')
     rows = plot.read_rows(run / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3] and rows[1]["samples"] == 7
-    assert rows[0]["share_no_box"] == 0.05
+    assert rows[0]["share_no_box"] == 0.05 and rows[0]["share_timeout"] == 0
 
 
 def test_series_passes_over_what_is_no_number():
