@@ -1,6 +1,6 @@
 # make demo   set everything up and train the built-in tiny model (no GPU, no model hub)
 # make test   set everything up and run all tests
-# make bench  set everything up, measure speed and memory and print the table of targets (about 16 minutes)
+# make bench  set everything up, measure speed and memory and print the table of targets (about 13 minutes)
 # make setup  only the virtual environment .venv, from the lock in requirements-cpu.txt
 #
 # With an NVIDIA GPU: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt
