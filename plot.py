@@ -177,7 +177,8 @@ def finish(ax, title, unit, x) -> None:
     ax.spines[["top", "right"]].set_visible(False)
     ax.tick_params(labelsize=8)
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=x == "steps"))
-    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if right >= 1000:
+        ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     if ax.get_yscale() == "linear" and ax.get_ylim()[1] >= 1000:
         ax.yaxis.set_major_formatter(EngFormatter(sep=""))
 
@@ -201,11 +202,12 @@ def draw_run(run_dir: str | Path, out: str | Path | None = None, against: str = 
     run = read_run(run_dir)
     logged = {key for row in run["metrics"] for key in row}
     panels = [p for p in PANELS if (run["evals"] if p[0] == "accuracy" else logged & set(p[3]))]
-    rows = math.ceil(len(panels) / 4)
-    figure = Figure(figsize=(19, 3.8 * rows + 0.6), layout="constrained")
+    columns = 5
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(23, 3.8 * rows + 0.6), layout="constrained")
     figure.get_layout_engine().set(h_pad=0.12, w_pad=0.12)
     for number, (kind, title, unit, keys) in enumerate(panels, 1):
-        ax = figure.add_subplot(rows, 4, number)
+        ax = figure.add_subplot(rows, columns, number)
         KINDS[kind](ax, run, against, keys)
         finish(ax, title, unit, against)
         if any(ax.get_legend_handles_labels()[1]):
