@@ -143,6 +143,8 @@ class Config(SamplerConfig):
                              "it would be the same as none")
         if self.top_p != 1:
             raise ValueError("top_p must stay 1 in training: the importance weight pi/mu would be biased on every token")
+        if self.data == "builtin" and (self.problem_key or self.answer_key):
+            raise ValueError("the builtin problems have no columns: leave problem_key and answer_key out, or name a file with data")
         if self.temperature <= 0:
             raise ValueError("temperature must be above 0: greedy decoding gives n equal samples and no signal")
         for key in ("lora_rank", "mini_batches", "eval_every", "checkpoint_every", "keep_checkpoints", "graders"):

@@ -40,6 +40,7 @@ def test_help_explains_every_field_at_once(tmp_path):
     (["--objective", "ppo"], "objective must be one of"),
     (["--objective", "grpo", "--importance", "none"], "grpo has a weight of its own"),
     (["--replay", "r2"], "the same as none"),
+    (["--problem-key", "question"], "builtin problems have no columns"),
     (["--lr", "fast"], "invalid float value"),
     (["--learning-rate", "1"], "unrecognized arguments"),
 ])
