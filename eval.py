@@ -34,7 +34,7 @@ from pathlib import Path
 import numpy as np
 
 from ada_sampler import add_flags, from_flags, option
-from data import (TEMPLATES, TINY, add_prompts, default_data, default_template, expand, fetch_model,
+from parts.data import (TEMPLATES, TINY, add_prompts, default_data, default_template, expand, fetch_model,
                   load_problems)
 
 END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>")
@@ -253,7 +253,7 @@ def prepare(config: Config) -> tuple[dict, dict]:
 
     Whatever is wrong with the model or the data ends here in a SystemExit, before the engine is started.
     """
-    from engine import build_for_cpu
+    from parts.engine import build_for_cpu
     from transformers import AutoTokenizer
 
     on_cpu = build_for_cpu()
@@ -469,7 +469,7 @@ def draw(summary: dict, file: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------ the program
 def main(argv: list[str] | None = None) -> None:
-    from engine import Engine
+    from parts.engine import Engine
     from rewards import Grader
 
     config = parse(argv)

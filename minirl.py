@@ -43,10 +43,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import checkpoint
+from parts import checkpoint
 from ada_sampler import Estimator, SamplerConfig, add_flags, collect, from_flags, option, summarize
-from checkpoint import Interrupted, Stop, memory_gb, out_of_memory, timed
-from data import Stream
+from parts.checkpoint import Interrupted, Stop, memory_gb, out_of_memory, timed
+from parts.data import Stream
 
 
 # ------------------------------------------------------------------------------------------------------------ config
@@ -158,8 +158,8 @@ class Config(SamplerConfig):
 
 def resolve(config: Config) -> Config:
     """Fill in the defaults that depend on the model's name and the machine."""
-    from data import TINY, default_data, default_template, resolve_model
-    from engine import build_for_cpu
+    from parts.data import TINY, default_data, default_template, resolve_model
+    from parts.engine import build_for_cpu
 
     tiny = config.model in TINY
     real = dict(max_prompt_tokens=1024, max_tokens=3000, batch_prompts=32, lr=2e-5, steps=200, eval_questions=100,
@@ -216,8 +216,8 @@ if __name__ == "__main__":  # before torch is imported, so that --help and wrong
 import torch  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from policy import Probe, Row, head_gradient_norms, load_policy, micro_batches, token_logprobs  # noqa: E402
-from routing_replay import choose_replay, is_supported, replaying  # noqa: E402
+from parts.policy import Probe, Row, head_gradient_norms, load_policy, micro_batches, token_logprobs  # noqa: E402
+from parts.routing_replay import choose_replay, is_supported, replaying  # noqa: E402
 
 
 # ------------------------------------------------------------------------------------------------------ the objective
@@ -448,7 +448,7 @@ def drop_odd_golds(problems: list, grader) -> list:
 
 def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
     """(training, held-out) problems with prompts; training problems that are held out are dropped."""
-    from data import add_prompts, drop_overlap, load_problems
+    from parts.data import add_prompts, drop_overlap, load_problems
 
     keys = dict(problem_key=config.problem_key or None, answer_key=config.answer_key or None)
     held_out = load_problems(config.eval_data, for_training=False, limit=config.eval_questions)
@@ -466,7 +466,7 @@ def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
 
 def open_run(config: Config) -> Path:
     """runs/NAME with its config.json. Raises SystemExit if there is such a run already and it is not to be resumed."""
-    from engine import build_for_cpu
+    from parts.engine import build_for_cpu
 
     run = Path("runs", config.name)
     if (run / "config.json").exists() and not config.resume:
@@ -650,8 +650,8 @@ def rehearse(run: Run, context: int) -> None:
 
 def prepare(config: Config, grader) -> Run:
     """Everything before the first step. What a user can get wrong ends here, most of it before the engine is started."""
-    from data import fetch_model
-    from engine import Engine, build_for_cpu
+    from parts.data import fetch_model
+    from parts.engine import Engine, build_for_cpu
     from eval import stop_ids
     from transformers import AutoTokenizer
 
@@ -683,7 +683,7 @@ def prepare(config: Config, grader) -> Run:
 
 
 def main(config: Config) -> None:
-    from plot import draw_run
+    from parts.plot import draw_run
     from rewards import Grader
 
     faulthandler.register(signal.SIGUSR1)  # kill -USR1 PID shows what every thread is doing

@@ -202,7 +202,7 @@ def main() -> None:
     args = parser.parse_args()
     plan = [(cell, seed) for cell in cells() for seed in seeds(cell) if cell.startswith(tuple(args.only))]
     if not args.draw:
-        from tiny import ensure_tiny
+        from parts.tiny import ensure_tiny
 
         ensure_tiny("tiny-moe")
         with ThreadPoolExecutor(args.processes) as pool:

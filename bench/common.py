@@ -98,7 +98,7 @@ def random_model(size: dict, folder: str, vocabulary: int = 384, positions: int 
     The tokenizer knows fewer tokens than the vocabulary has; to an engine the others are ordinary tokens without a name.
     """
     import torch
-    import tiny
+    from parts import tiny
     from transformers import Qwen2Config, Qwen2ForCausalLM
     from transformers.utils import logging
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from common import ROOT
 
-import checkpoint
+from parts import checkpoint
 
 SMALL = ["--batch-prompts", "8", "--max-tokens", "24", "--eval-questions", "6", "--eval-k", "2", "--eval-every", "3",
          "--checkpoint-every", "2", "--graders", "1"]
@@ -160,7 +160,7 @@ def untouched(cwd: Path, flags: list[str]) -> Path:
 
 def workplace(folder: str) -> Path:
     """A folder with a data file so small that a short run sees every problem several times."""
-    import tiny
+    from parts import tiny
 
     lines = [json.dumps(dict(problem=p["problem"], answer=p["answer"])) for p in tiny.problems("train", 24)]
     (Path(folder) / "few.jsonl").write_text("\n".join(lines))

@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import tiny  # noqa: E402
+from parts import tiny  # noqa: E402
 from ada_sampler import SamplerConfig, collect  # noqa: E402
-from engine import Engine  # noqa: E402
+from parts.engine import Engine  # noqa: E402
 from minirl import reseed  # noqa: E402
 from rewards import Grader  # noqa: E402
 

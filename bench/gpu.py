@@ -47,8 +47,8 @@ def long_tailed(rng: random.Random, typical: int, longest: int) -> int:
 # ------------------------------------------------------------------------------------------------------ the engine
 def engine_part(mode: str, model: str, s: SimpleNamespace) -> dict:
     """Rollouts, sync, memory and log-prob gap with one kind of sync."""
-    from engine import Engine
-    from policy import load_policy
+    from parts.engine import Engine
+    from parts.policy import load_policy
 
     memory = dict(start=memory_now())
     engine = Engine(model, max_model_len=s.prompt + s.longest, max_num_seqs=s.sequences, dtype=s.dtype, sync_mode=mode,
@@ -100,7 +100,7 @@ def logprob_gap(engine, policy, prompts, s) -> dict:
     """|log mu - log pi_old| in nats over sampled tokens: engine and trainer with the same weights."""
     import torch
 
-    from policy import Row, token_logprobs
+    from parts.policy import Row, token_logprobs
 
     rollouts = engine.generate(prompts, n=1, max_tokens=s.response)
     rows = [Row(ids + r.token_ids, len(ids), r.logprobs, 0.0) for ids, (r,) in zip(prompts, rollouts)]
@@ -135,7 +135,7 @@ def sampler(engine, s, **how) -> dict:
 # ----------------------------------------------------------------------------------------------------- the trainer
 def training_part(mode: str, model: str, s: SimpleNamespace) -> dict:
     """Forward and backward of a batch with long-tailed lengths, without and with gradient checkpointing."""
-    from policy import load_policy
+    from parts.policy import load_policy
 
     found = dict(matrix_flops=matrix_speed(s), gradient_checkpointing={})
     for checkpointing in ("off", "on"):

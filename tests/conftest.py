@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def tiny_cache(tmp_path_factory):
     """Environment with a cache that holds a barely trained tiny model: enough where its answers do not matter."""
-    import tiny
+    from parts import tiny
 
     cache = tmp_path_factory.mktemp("cache")
     os.environ["MINIRL_CACHE"], before = str(cache), os.environ.get("MINIRL_CACHE")

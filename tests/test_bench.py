@@ -48,7 +48,7 @@ def test_lengths_can_be_set(tmp_path):
 def test_model_flops_are_what_torch_counts(tmp_path):
     from torch.utils.flop_counter import FlopCounterMode
 
-    from policy import load_policy
+    from parts.policy import load_policy
 
     common.random_model(SIZE, str(tmp_path), vocabulary=2048)
     policy = load_policy(str(tmp_path), dtype="float32", rank=1, alpha=1, seed=0, device="cpu")

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-import checkpoint
+from parts import checkpoint
 from minirl import Config, learner
 
 

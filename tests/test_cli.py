@@ -95,7 +95,7 @@ def test_an_existing_run_is_not_overwritten(tmp_path, tiny_cache):
 
 
 def test_gpu_build_without_a_gpu(monkeypatch):
-    import engine
+    from parts import engine
 
     monkeypatch.setattr(engine, "_is_installed", lambda name: name == "vllm")
     with pytest.raises(SystemExit, match="no GPU is visible.*requirements-cpu.txt"):

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-import data
-from data import Problem, add_prompts, drop_overlap, gold_text, last_boxed, load_problems
+from conftest import ROOT
+from parts import data
+from parts.data import Problem, add_prompts, drop_overlap, gold_text, last_boxed, load_problems
 
 DAPO = ("Solve the following math problem step by step. The last line of your response should be of the form "
         "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\nWhat is 2+3?\n\nRemember "
@@ -265,8 +266,8 @@ def test_unreachable_hub_ends_within_seconds(tmp_path):
     pytest.importorskip("datasets")
     start = time.time()
     run = subprocess.run(
-        [sys.executable, "-c", "import data; data.load_problems('math500')"], capture_output=True, text=True,
-        timeout=60, cwd=Path(data.__file__).parent,
+        [sys.executable, "-c", "from parts import data; data.load_problems('math500')"], capture_output=True, text=True,
+        timeout=60, cwd=ROOT,
         env={**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)})
     assert run.returncode == 1 and time.time() - start < 15
     assert "--data file.jsonl" in run.stderr and "--model tiny" in run.stderr and "Traceback" not in run.stderr
@@ -307,7 +308,7 @@ def test_overlap_ignores_typesetting_but_not_arithmetic():
 
 
 def test_builtin_problems():
-    pytest.importorskip("tiny")
+    pytest.importorskip("parts.tiny")
     train, test = load_problems("builtin", limit=300), load_problems("builtin", for_training=False)
     assert len(train) == 300 and len(test) == data.BUILTIN_COUNT["test"]
     assert len({p.id for p in train + test}) == len(train + test)
@@ -317,8 +318,8 @@ def test_builtin_problems():
 
 def test_import_is_light():
     heavy = ("datasets", "transformers", "torch", "pyarrow")
-    code = f"import sys, data; print([m for m in {heavy} if m in sys.modules])"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(data.__file__).parent)
+    code = f"import sys; from parts import data; print([m for m in {heavy} if m in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert run.stdout.strip() == "[]", run.stderr
 
 
@@ -381,7 +382,7 @@ def test_template_errors():
 
 
 def test_the_built_in_tokenizer():
-    tiny = pytest.importorskip("tiny")
+    tiny = pytest.importorskip("parts.tiny")
     tokenizer = tiny.build_tokenizer()
     (problem,) = add_prompts([Problem("1+2=?", "3", "i", "s")], tokenizer, "chat", 50)
     assert problem.prompt == "<|user|>1+2=?<|assistant|>"

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import minirl
-import tiny
+from parts import tiny
 from ada_sampler import SamplerConfig, collect
-from policy import Probe, Row, load_policy, token_logprobs
+from parts.policy import Probe, Row, load_policy, token_logprobs
 
 pytestmark = pytest.mark.engine
 EXACT = ("max", 1e-4)
@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["merge", "adapter"])
 def engine(request, folder):
-    from engine import Engine
+    from parts.engine import Engine
 
     engine = Engine(folder, max_model_len=128, max_num_seqs=64, dtype="float32", sync_mode=request.param)
     yield engine
@@ -166,7 +166,7 @@ def test_results_stay_with_their_own_prompt_when_few_remain(engine, folder, samp
 
 def test_temperature_is_in_the_logprobs(folder):
     """At temperature 0.7 the engine reports the log-probs it sampled from, and the trainer reproduces them."""
-    from engine import Engine
+    from parts.engine import Engine
 
     engine = Engine(folder, max_model_len=128, max_num_seqs=64, dtype="float32", temperature=0.7)
     policy, ids = policy_for(folder), prompts(engine)
@@ -180,7 +180,7 @@ def test_temperature_is_in_the_logprobs(folder):
 
 
 def test_bfloat16_engine_and_trainer_agree_on_average(folder):
-    from engine import Engine
+    from parts.engine import Engine
 
     engine = Engine(folder, max_model_len=128, max_num_seqs=64, dtype="bfloat16")
     policy = load_policy(folder, dtype="bfloat16", rank=8, alpha=16, seed=0, device="cpu", checkpointing=True)
@@ -195,7 +195,7 @@ def test_bfloat16_engine_and_trainer_agree_on_average(folder):
 def test_a_precision_without_a_kernel_is_refused_in_one_sentence(folder, monkeypatch):
     """What vLLM raises where a kernel is missing names internals; other errors are not covered up."""
     import vllm
-    from engine import Engine
+    from parts.engine import Engine
 
     def no_kernel(*_, **options):
         raise NotImplementedError("'_C' object has no attribute 'dynamic_per_token_scaled_fp8_quant'\nmore")
@@ -212,7 +212,7 @@ def test_a_precision_without_a_kernel_is_refused_in_one_sentence(folder, monkeyp
 
 @pytest.mark.parametrize("options", [dict(dtype="bfloat16", kv_cache_dtype="fp8"), dict(dtype="fp8")])
 def test_low_precision_rollouts_stay_near_the_full_precision_trainer(folder, options):
-    from engine import Engine
+    from parts.engine import Engine
 
     engine = Engine(folder, max_model_len=64, max_num_seqs=8, **options)
     ids = prompts(engine, 3)

@@ -294,7 +294,7 @@ def test_the_seed_of_a_chunk_does_not_depend_on_other_sets(tmp_path, reseeds, mo
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A folder with a tiny model that has learnt next to nothing."""
-    import tiny
+    from parts import tiny
 
     folder = tmp_path_factory.mktemp("model") / "barely"
     tiny.build(folder, progress=False, steps=20, batch=8)
@@ -336,7 +336,7 @@ def flags(model, data, out, **more):
     ("{fits} --template chat --against no/such/run", "protocol.json is missing"),
 ])
 def test_bad_input_ends_with_one_sentence(model, data, tmp_path, monkeypatch, capsys, arguments, message):
-    monkeypatch.setattr("engine.Engine", None)  # nothing may start it
+    monkeypatch.setattr("parts.engine.Engine", None)  # nothing may start it
     given = arguments.format(fits=f"--model {model} --max-tokens 9 --max-prompt-tokens 40").split()
     defaults = ["--data", str(data)] * ("--data" not in given) + ["--out", str(tmp_path / "out")]
     with pytest.raises(SystemExit) as stop:

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import checkpoint
+from parts import checkpoint
 import minirl
 from conftest import ROOT
 from minirl import Config, learner
@@ -249,8 +249,8 @@ def test_a_verifier_that_hangs_is_cut_off(grader):
 
 # --------------------------------------------------------------------------------------------- untrusted input
 def test_code_in_data_rows_stays_text(tmp_path, grader, capsys):
-    import tiny
-    from data import TEMPLATES, add_prompts, load_problems
+    from parts import tiny
+    from parts.data import TEMPLATES, add_prompts, load_problems
 
     touch = f"__import__('os').mkdir('{tmp_path}/owned')"
     texts = [touch, "{{ 7*7 }}", "{% for x in 'ab' %}x{% endfor %}", "{problem}", f"$(mkdir {tmp_path}/owned)", "%s {0} \\boxed{3}",
@@ -356,7 +356,7 @@ def result(process, seconds=300):
 
 
 ENGINE_DIES = """
-import engine, pathlib, sys
+import pathlib, sys; from parts import engine
 real, log = engine.Engine.step, pathlib.Path("runs/faulty/metrics.jsonl")
 def step(self):  # called by minirl.Rollouts.step, and neither for the probe nor for an evaluation, while step 4 is sampled
     if sys._getframe(1).f_code.co_name == "step" and log.exists() and len(log.read_text().splitlines()) == 3 and self.steps % 7 == 0:
@@ -400,7 +400,7 @@ def flip(path):
 
 
 ENGINE_HANGS = """
-import checkpoint, engine, pathlib, time
+import pathlib, time; from parts import checkpoint, engine
 checkpoint.timed.__wrapped__.__defaults__ = (0.5,)  # a heartbeat that does not take a minute
 real, log, released = engine.Engine.step, pathlib.Path("runs/evil/metrics.jsonl"), pathlib.Path("released")
 def step(self):

@@ -8,7 +8,7 @@ import torch
 
 import minirl
 from minirl import Config, diagnostics, objective, token_scale, update
-from policy import Row, micro_batches
+from parts.policy import Row, micro_batches
 
 
 def tokens(count: int, seed: int, spread: float = 0.3):
@@ -130,7 +130,7 @@ def test_token_scale():
 
 # ------------------------------------------------------------------------------------------------- the whole update
 def tiny_policy(seed=0):
-    import tiny
+    from parts import tiny
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(seed)

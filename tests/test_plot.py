@@ -6,7 +6,7 @@ import random
 import pytest
 
 pytest.importorskip("matplotlib")
-import plot
+from parts import plot
 
 PNG = b"\x89PNG\r\n"
 

@@ -2,8 +2,8 @@
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import tiny
-from policy import ChunkedLogprobs, Row, head_gradient_norms, load_policy, token_logprobs
+from parts import tiny
+from parts.policy import ChunkedLogprobs, Row, head_gradient_norms, load_policy, token_logprobs
 
 
 def plain(h, weight, target, temperature):

@@ -12,10 +12,10 @@ import torch
 from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM, Qwen2Config, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import minirl
-import tiny
+from parts import tiny
 from conftest import ROOT
-from policy import Row, load_policy, micro_batches, token_logprobs
-from routing_replay import RoutingReplay, choose_replay, replaying
+from parts.policy import Row, load_policy, micro_batches, token_logprobs
+from parts.routing_replay import RoutingReplay, choose_replay, replaying
 
 SIZES = dict(vocab_size=384, eos_token_id=0, bos_token_id=None, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=2,
              initializer_range=0.15, num_experts_per_tok=2, pad_token_id=1)
@@ -293,7 +293,7 @@ def folder(tmp_path_factory):
 
 
 def serve(folder, **options):
-    from engine import Engine, build_for_cpu, configure_vllm
+    from parts.engine import Engine, build_for_cpu, configure_vllm
 
     configure_vllm(build_for_cpu())  # before vllm is imported
     from vllm.distributed import cleanup_dist_env_and_memory
@@ -358,7 +358,7 @@ def test_routes_belong_to_their_own_sequence_and_survive_syncs(family, folder, t
 @pytest.mark.engine
 def test_the_probe_catches_a_reload_that_breaks_the_experts(folder):
     """vLLM's CPU build corrupts its repacked experts when they are reloaded, even with the very same weights."""
-    from policy import Probe
+    from parts.policy import Probe
     from safetensors.torch import load_file
 
     engine = serve(folder)

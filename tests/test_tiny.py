@@ -4,7 +4,7 @@ import random
 import pytest
 import torch
 
-import tiny
+from parts import tiny
 
 
 def test_problems_are_right_and_spread_over_all_levels():

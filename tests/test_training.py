@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from conftest import ROOT
-from policy import Row, token_logprobs
+from parts.policy import Row, token_logprobs
 
 pytestmark = pytest.mark.engine
 SMALL = ["--batch-prompts", "8", "--max-tokens", "24", "--eval-questions", "6", "--eval-k", "2", "--eval-every", "3",
@@ -76,8 +76,8 @@ def test_the_adapter_gives_the_same_logprobs_with_plain_peft_and_with_vllm(learn
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    import engine
-    import tiny
+    from parts import engine
+    from parts import tiny
 
     run, _ = learnt
     base = AutoModelForCausalLM.from_pretrained(tiny.ensure_tiny())
@@ -123,7 +123,7 @@ def test_resumed_equals_uninterrupted(tmp_path, learnt, flags):
 
 def test_the_path_of_a_real_model_in_bfloat16(tmp_path, learnt):
     """A model folder, a problem file, bf16, gradient checkpointing, adapter hot swap: what a GPU run does, on the CPU."""
-    import tiny
+    from parts import tiny
 
     rows = [dict(question=p["problem"], final_answer=[p["answer"]]) for p in tiny.problems("train", 48)]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -89,7 +89,7 @@ class Engine:
         self.on_cpu = build_for_cpu()
         configure_vllm(self.on_cpu)
         import vllm
-        from routing_replay import CpuRecorder
+        from parts.routing_replay import CpuRecorder
         from vllm.sampling_params import RequestOutputKind
 
         options = dict(enforce_eager=True) if self.on_cpu else dict(gpu_memory_utilization=memory_share)
@@ -240,7 +240,7 @@ def fp8_linears(model: str, on_cpu: bool) -> dict:
 
     The CPU has a kernel for scales per channel, and none for experts: those stay in bfloat16. Routers stay out of it.
     """
-    from routing_replay import is_supported
+    from parts.routing_replay import is_supported
 
     kind, routers = "fp8_per_channel" if on_cpu else "fp8_per_tensor", ["*.mlp.gate"]
     if not is_supported(model):

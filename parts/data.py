@@ -93,7 +93,7 @@ def resolve_model(name: str) -> str:
 def fetch_model(name: str, context: int) -> str:
     """A folder or hub id that transformers and vLLM can load. Raises SystemExit before anything heavy is started."""
     if name in TINY:
-        import tiny
+        from parts import tiny
 
         return tiny.ensure_tiny(name)
     path = resolve_model(name)
@@ -146,7 +146,7 @@ def load_problems(
         loaded = [load_problems(part, split=split, for_training=for_training, **keys) for part, _ in parts]
         return [problem for problems in loaded for problem in problems]
     if name == "builtin":
-        import tiny
+        from parts import tiny
 
         split = split or ("train" if for_training else "test")
         rows = tiny.problems(split, limit or BUILTIN_COUNT.get(split, 0))

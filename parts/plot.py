@@ -1,8 +1,8 @@
 """Metrics in, pictures out.
 
-    python plot.py runs/a                            # one run: runs/a/curves.png, everything that was logged
-    python plot.py runs/a-seed0 runs/a-seed1 runs/b  # several: accuracy and reward against what they cost
-    python plot.py runs/a runs/b --against tokens --out compare.pdf
+    python -m parts.plot runs/a                            # one run: runs/a/curves.png, everything that was logged
+    python -m parts.plot runs/a-seed0 runs/a-seed1 runs/b  # several: accuracy and reward against what they cost
+    python -m parts.plot runs/a runs/b --against tokens --out compare.pdf
 
 Reinforce-Ada draws more samples per step than GRPO does, so a comparison against steps alone flatters it:
 the page for several runs shows steps, samples, tokens and time side by side. Runs that differ only in the

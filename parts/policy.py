@@ -17,7 +17,7 @@ def load_policy(path: str, *, dtype: str, rank: int, alpha: int, seed: int, devi
     Its `routing` (routing_replay.RoutingReplay) records and replays the choice of experts; None for any other model.
     """
     from peft import LoraConfig, get_peft_model
-    from routing_replay import FAMILIES, RoutingReplay
+    from parts.routing_replay import FAMILIES, RoutingReplay
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
