@@ -151,18 +151,19 @@ def parameters(model) -> int:
 
 @contextlib.contextmanager
 def project(model: str = "tiny", **settings):
-    """What minirl.main has before its first step (a minirl.Run), on the built-in problems, in a folder that is removed."""
-    import minirl
+    """What minirl.main has before its first step (a parts.run.Run), on the built-in problems, in a folder that is removed."""
+    from parts.config import Config, resolve
+    from parts.run import prepare
     from rewards import Grader
 
-    config = minirl.resolve(minirl.Config(**dict(
+    config = resolve(Config(**dict(
         model=model, data="builtin", eval_data="builtin", template="chat", eval_questions=100, name="bench") | settings))
     back = os.getcwd()
     with tempfile.TemporaryDirectory() as folder, Grader(config.graders) as grader:
         os.chdir(folder)
         try:
             grader.grade([("1", "\\boxed{2}"), ("\\frac12", "\\boxed{0.25+x}")])  # the workers have loaded math-verify
-            run = minirl.prepare(config, grader)
+            run = prepare(config, grader)
             yield run
             run.engine.close()
         finally:

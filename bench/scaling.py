@@ -38,7 +38,7 @@ def speeds(known: dict) -> dict:
 
 @contextlib.contextmanager
 def project_of_size(hidden: int, layers: int):
-    """A minirl.Run with a made-up model of this size, for all points that have it: to start takes longer than to measure."""
+    """A parts.run.Run with a made-up model of this size, for all points that have it: to start takes longer than to measure."""
     size = dict(hidden_size=hidden, intermediate_size=11 * hidden // 4, num_hidden_layers=layers, num_attention_heads=hidden // 32,
                 num_key_value_heads=hidden // 32, tie_word_embeddings=False)
     longest = max(point["length"] for point in SWEEPS["length"])

@@ -55,7 +55,7 @@ class Even:
 
 @contextlib.contextmanager
 def our_side(cell: dict, folder: str):
-    """A minirl.Run for plain GRPO of this cell."""
+    """A parts.run.Run for plain GRPO of this cell."""
     import torch
 
     model = "tiny"

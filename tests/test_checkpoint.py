@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from parts import checkpoint
-from minirl import Config, learner
+from parts.config import Config
+from parts.run import learner
 
 
 class OneWeight(torch.nn.Module):

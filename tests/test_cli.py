@@ -8,7 +8,7 @@ import time
 import pytest
 
 from conftest import ROOT
-from minirl import Config, parse
+from parts.config import Config, parse
 
 
 def run(*flags, cwd, seconds=60, env=None):

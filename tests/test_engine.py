@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import minirl
+from parts import run as running
 from parts import tiny
 from ada_sampler import SamplerConfig, collect
 from parts.policy import Probe, Row, load_policy, token_logprobs
@@ -118,10 +118,10 @@ def test_same_random_state_same_rollouts(engine, folder):
     engine.sync(policy_for(folder))
     ids, found = prompts(engine), []
     for _ in range(2):
-        minirl.reseed(0, 1, "test")
+        running.reseed(0, 1, "test")
         found.append(engine.generate(ids, n=4, max_tokens=12))
     assert found[0] == found[1]
-    minirl.reseed(0, 2, "test")
+    running.reseed(0, 2, "test")
     assert engine.generate(ids, n=4, max_tokens=12) != found[0]
 
 
@@ -152,7 +152,7 @@ def test_results_stay_with_their_own_prompt_when_few_remain(engine, folder, samp
     policy = policy_for(folder, moved=0.05)
     engine.sync(policy)
     problems = [SimpleNamespace(prompt_ids=p, p=0.0 if i in (1, 8, 13) else 0.5) for i, p in enumerate(prompts(engine, 16))]
-    rollouts = minirl.Rollouts(engine, 12)
+    rollouts = running.WatchedEngine(engine, 12)
     groups = collect(problems, SamplerConfig(sampler=sampler, n=4, M=8, N=4), rollouts, PromptEcho(engine))
     rollouts.bar.close()
     assert [g.problem for g in groups] == problems

@@ -21,7 +21,10 @@ import torch
 from parts import checkpoint
 import minirl
 from conftest import ROOT
-from minirl import Config, learner
+from minirl import Config
+from parts import run as running
+from parts.config import parse, resolve
+from parts.run import learner
 from test_objective import gradients_of, random_groups, tiny_policy
 
 sys.path.insert(0, str(ROOT / "bench"))
@@ -67,10 +70,10 @@ def test_three_bad_steps_in_a_row_stop_the_run_with_the_batch(tmp_path):
     run = SimpleNamespace(folder=tmp_path, state=dict(skipped_in_a_row=0))
     groups = random_groups(2, seed=0)
     for step in (4, 5):
-        minirl.stop_if_broken(step, groups, dict(loss=math.nan, skipped_steps=1), run)
+        running.stop_if_broken(step, groups, dict(loss=math.nan, skipped_steps=1), run)
     assert not list(tmp_path.iterdir())
     with pytest.raises(SystemExit, match="3 steps in a row.*broken_batch.json.*--lr.*--resume"):
-        minirl.stop_if_broken(6, groups, dict(loss=math.nan, skipped_steps=1), run)
+        running.stop_if_broken(6, groups, dict(loss=math.nan, skipped_steps=1), run)
     batch = json.loads((tmp_path / "broken_batch.json").read_text())
     assert batch["step"] == 6 and batch["loss"] == "nan" and len(batch["rows"]) == 8
     assert batch["rows"][0]["token_ids"] == groups[0].rows()[0][0].rollout.token_ids
@@ -117,14 +120,14 @@ def test_out_of_memory_halves_the_micro_batch_and_not_the_gradient(monkeypatch, 
 
 def test_rehearsal_names_the_settings_to_lower(monkeypatch):
     engine = SimpleNamespace(sleep=lambda: None, wake=lambda: awake.append(True))
-    awake, run = [], SimpleNamespace(config=Config(micro_tokens=900, max_tokens=200), policy=tiny_policy(), engine=engine)
+    awake, run = [], SimpleNamespace(config=Config(micro_tokens=900, max_prompt_tokens=100, max_tokens=200), policy=tiny_policy(), engine=engine)
     seen = []
     monkeypatch.setattr(minirl, "accumulate", lambda policy, rows, config: seen.append([len(row.ids) for row in rows]))
-    minirl.rehearse(run, 300)
+    minirl.rehearse(run)
     assert seen == [[300] * 3] and awake == [True]
     monkeypatch.setattr(minirl, "accumulate", lambda *_: no_memory())
     with pytest.raises(SystemExit, match="Out of memory for a micro-batch of 3 x 300 tokens: lower --micro-tokens .*900.*--max-tokens"):
-        minirl.rehearse(run, 300)
+        minirl.rehearse(run)
     assert awake == [True, True]
 
 
@@ -261,7 +264,7 @@ def test_code_in_data_rows_stays_text(tmp_path, grader, capsys):
     problems = add_prompts(load_problems(str(tmp_path / "evil.jsonl")), tiny.build_tokenizer(), "chat", 400)
     assert [p.problem for p in problems] == [text.strip() for text in texts] and "chat" in TEMPLATES
     assert all(p.problem in p.prompt for p in problems)
-    problems = minirl.drop_odd_golds(problems, grader)
+    problems = running.drop_odd_golds(problems, grader)
     for p in problems:
         for completion in (touch, rf"\boxed{{{touch}}}", rf"\boxed{{{p.answer}}}", rf"\boxed{{$(mkdir {tmp_path}/owned)}}"):
             assert grader.grade([(p.answer, completion)])[0].reward in (0, 1)
@@ -273,7 +276,7 @@ def test_code_in_data_rows_stays_text(tmp_path, grader, capsys):
 @pytest.mark.parametrize("name", ["..", ".", "../up", "/tmp/there", "a/b", "a\\b", ".hidden", "a\nb", "a\x1b[2J", "~", "-x y", "a\x00"])
 def test_a_name_cannot_leave_the_runs_folder(name, capsys):
     with pytest.raises(SystemExit):
-        minirl.parse([f"--name={name}"])
+        parse([f"--name={name}"])
     assert "\x1b" not in capsys.readouterr().err
 
 
@@ -292,11 +295,11 @@ def test_a_checkpoint_with_code_in_it_is_refused(tmp_path, learning):
 
 def test_what_decides_a_run_cannot_change_when_it_is_resumed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    stored = minirl.parse(["--name", "mine"])
-    minirl.open_run(stored)
-    assert minirl.parse(["--name", "mine", "--resume", "--lr", "0.5"]) == replace(stored, resume=True, lr=0.5)
+    stored = parse(["--name", "mine"])
+    running.open_run(stored)
+    assert parse(["--name", "mine", "--resume", "--lr", "0.5"]) == replace(stored, resume=True, lr=0.5)
     with pytest.raises(SystemExit):
-        minirl.parse(["--name", "mine", "--resume", "--lora-rank", "3"])
+        parse(["--name", "mine", "--resume", "--lora-rank", "3"])
     assert "run mine was started with lora_rank 16" in capsys.readouterr().err
 
 
@@ -313,7 +316,7 @@ def test_a_long_phase_says_that_it_is_alive(capsys):
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_ctrl_c_ends_the_program_at_once(second):
-    code = f"import sys, time; sys.path.insert(0, {str(ROOT)!r}); from checkpoint import Stop; Stop.install(); print(); time.sleep(60)"
+    code = f"import sys, time; sys.path.insert(0, {str(ROOT)!r}); from parts.checkpoint import Stop; Stop.install(); print(); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-uc", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
@@ -358,7 +361,7 @@ def result(process, seconds=300):
 ENGINE_DIES = """
 import pathlib, sys; from parts import engine
 real, log = engine.Engine.step, pathlib.Path("runs/faulty/metrics.jsonl")
-def step(self):  # called by minirl.Rollouts.step, and neither for the probe nor for an evaluation, while step 4 is sampled
+def step(self):  # called by run.WatchedEngine.step, and neither for the probe nor for an evaluation, while step 4 is sampled
     if sys._getframe(1).f_code.co_name == "step" and log.exists() and len(log.read_text().splitlines()) == 3 and self.steps % 7 == 0:
         raise ValueError("the cache is on fire")
     return real(self)
@@ -447,13 +450,13 @@ def run(place):
     """A run before its first step, in this process, with adapters swapped into the engine."""
     from rewards import Grader
 
-    config = minirl.resolve(Config(name="inside", sync="adapter", batch_prompts=4, max_tokens=16, eval_questions=4, eval_k=2,
+    config = resolve(Config(name="inside", sync="adapter", batch_prompts=4, max_tokens=16, eval_questions=4, eval_k=2,
                                    steps=1000, eval_every=7, N=2))
     back = os.getcwd()
     os.chdir(place)
     try:
         with Grader(1) as grader:
-            made = minirl.prepare(config, grader)
+            made = running.prepare(config, grader)
             yield made
             made.engine.close()
     finally:
@@ -470,7 +473,7 @@ def test_a_verifier_killed_while_sampling_changes_no_verdict(run, monkeypatch):
     for murder in (False, True):
         run.stream.cursor, run.grader.cache = cursor, type(run.grader.cache)()
         monkeypatch.setattr(run.engine, "step", lambda: kill_now_and_then(run) if murder else type(run.engine).step(run.engine))
-        minirl.reseed(0, "murder")
+        running.reseed(0, "murder")
         found.append(verdicts_of(minirl.sample(run)))
         monkeypatch.undo()
     assert found[0] == found[1]
@@ -494,7 +497,7 @@ def test_a_step_without_signal_is_logged_and_changes_nothing(run, reward):
         groups, metrics = minirl.train_step(1, run)
     finally:
         run.grader = real
-    minirl.log(1, groups, metrics, run)
+    running.log(1, groups, metrics, run)
     row = crash_test.rows(run.folder / "metrics.jsonl")[-1]
     assert (row["zero_signal"], row["optimizer_steps"], row["skipped_steps"]) == (1, 0, 0) and same(weights(run.policy), before)
 
@@ -525,11 +528,11 @@ def test_an_error_while_evaluating_saves_first_and_is_made_up_for(run, monkeypat
     monkeypatch.undo()
     assert checkpoint.newest_sound(run.folder).name == "step-000007"
     resumed = replace(run, config=replace(run.config, resume=True), state=dict(run.state))
-    minirl.resume(resumed)
+    running.resume(resumed)
     for _ in range(2):  # not twice
         minirl.evaluate_if_due(resumed)
     assert [row["step"] for row in crash_test.rows(run.folder / "eval.jsonl")] == [7]
-    minirl.resume(resumed)
+    running.resume(resumed)
     assert resumed.state["evaluated"] == 7
 
 
@@ -545,7 +548,7 @@ def test_steps_leave_nothing_behind(run):
     steps, seen = int(os.environ.get("MEMORY_STEPS", 32)), []
     for step in range(1, steps + 1):
         groups, metrics = minirl.train_step(step, run)
-        minirl.log(step, groups, metrics, run)
+        running.log(step, groups, metrics, run)
         if step in (steps // 4, steps):
             seen.append(holdings())
     (files, threads, folders, memory), (files_end, threads_end, folders_end, memory_end) = seen

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import minirl
-from minirl import Config, diagnostics, objective, token_scale, update
+from minirl import Config, objective, set_scales, update
+from parts.config import OBJECTIVES
+from parts.diagnostics import diagnostics
 from parts.policy import Row, micro_batches
 
 
@@ -98,7 +100,7 @@ def test_cispo_bounds_the_weight_and_masks_nobody():
 
 
 def test_each_objective_brings_its_advantage_and_length_normalisation():
-    found = {name: (Config(objective=name).advantage, Config(objective=name).length_norm) for name in minirl.OBJECTIVES}
+    found = {name: (Config(objective=name).advantage, Config(objective=name).length_norm) for name in OBJECTIVES}
     assert found == dict(minirl=("pool-mean", "none"), grpo=("group-std", "response"), cispo=("group-std", "batch"))
     own = Config(objective="grpo", advantage="pool-mean", length_norm="none")
     assert (own.advantage, own.length_norm) == ("pool-mean", "none")
@@ -120,12 +122,17 @@ def test_the_estimator_is_unbiased_by_brute_force():
     assert not torch.allclose(expected_gradient(Config(importance="none")), true, atol=0.01)  # biased without the weight
 
 
-def test_token_scale():
-    batch = [Row([0] * (3 + n), 3, [0.0] * n, 1.0) for n in (2, 6)]
-    config = Config(max_tokens=10)
-    assert [token_scale(row, batch, config) for row in batch] == [1 / 20, 1 / 20]  # the same for every token
-    assert [token_scale(row, batch, Config(length_norm="response")) for row in batch] == [1 / 4, 1 / 12]
-    assert [token_scale(row, batch, Config(length_norm="batch")) for row in batch] == [1 / 8, 1 / 8]
+def scales(*lengths, **changes):
+    rows = [Row([0] * (3 + n), 3, [0.0] * n, 1.0) for n in lengths]
+    set_scales(rows, Config(max_tokens=10, **changes))
+    return [row.scale for row in rows]
+
+
+def test_what_a_token_counts():
+    assert scales(2, 6) == [1 / 20, 1 / 20]  # the same for every token
+    assert scales(2, 6, length_norm="response") == [1 / 4, 1 / 12]
+    assert scales(2, 6, length_norm="batch") == [1 / 8, 1 / 8]
+    assert scales(2, 6, mini_batches=2) == [1 / 10, 1 / 10]  # the mean of a mini-batch, not the batch
 
 
 # ------------------------------------------------------------------------------------------------- the whole update
@@ -219,6 +226,8 @@ def test_one_mini_batch_is_the_on_policy_case_bit_for_bit():
     for micro in micro_batches([row for row in mini if row.advantage], 4096):
         with torch.no_grad():
             minirl.remember_old(policy, micro, minirl.token_logprobs(policy, micro)[0], Config())
+    set_scales(mini, Config(max_tokens=20))
+    mini = [row for row in mini if row.advantage]
     minirl.accumulate(policy, mini, Config(max_tokens=20, micro_tokens=4096, mini_batches=2))  # takes pi_old from the rows
     long = {n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}
     policy.zero_grad()
@@ -267,7 +276,8 @@ def test_micro_batches_are_not_padded_much_even_when_everything_would_fit():
 def test_diagnostics_by_hand():
     old, mu = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
     A, mask, weight, entropy = torch.tensor([1.0, -1.0]), torch.tensor([0.0, 1.0]), torch.tensor([6.0, 0.4]), torch.ones(2)
-    d = diagnostics(torch.stack([old, mu, A, mask, weight, entropy]), Config())
+    facts = dict(old=old, mu=mu, advantage=A, mask=mask, weight=weight, entropy=entropy)
+    d = diagnostics([{name: x[:1] for name, x in facts.items()}, {name: x[1:] for name, x in facts.items()}], Config())
     gap = (mu - old).double()
     assert d["kl_k1"] == pytest.approx(0.25) and d["kl_k3"] == pytest.approx((torch.exp(-gap) - 1 + gap).mean().item())
     assert (d["weight_min"], d["weight_max"], d["weight_truncated"]) == (pytest.approx(0.4), 6.0, 0.5)

@@ -12,6 +12,7 @@ import torch
 from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM, Qwen2Config, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import minirl
+from parts import run as running
 from parts import tiny
 from conftest import ROOT
 from parts.policy import Row, load_policy, micro_batches, token_logprobs
@@ -261,7 +262,7 @@ def test_ratios_under_each_replay(replay, tmp_path, monkeypatch):
                         replay=s.rollout.routes if replay == "r3" else None) for s, a in group.kept]
             with replaying(policy, rows):
                 first += token_logprobs(policy, rows)[0].tolist()
-    metrics = minirl.update(policy, *minirl.learner(policy, config), groups, config, random.Random(0))
+    metrics = minirl.update(policy, *running.learner(policy, config), groups, config, random.Random(0))
     (lp, old), (later, later_old) = seen
     assert torch.equal(lp, old)
     assert (later - later_old).abs().max() > 1e-3  # the second mini-batch is off-policy
