@@ -216,7 +216,9 @@ if __name__ == "__main__":  # before torch is imported, so that --help and wrong
 import torch  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from parts.policy import Probe, Row, head_gradient_norms, load_policy, micro_batches, token_logprobs  # noqa: E402
+from parts.logprobs import head_gradient_norms, token_logprobs  # noqa: E402
+from parts.policy import Row, load_policy, micro_batches  # noqa: E402
+from parts.probe import Probe  # noqa: E402
 from parts.routing_replay import choose_replay, is_supported, replaying  # noqa: E402
 
 
