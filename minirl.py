@@ -46,7 +46,8 @@ from ada_sampler import collect, summarize
 from eval import evaluate, report
 from parts.checkpoint import Interrupted, Stop, memory_gb, out_of_memory, timed
 from parts.diagnostics import diagnostics
-from parts.policy import Row, head_gradient_norms, micro_batches, token_logprobs
+from parts.logprobs import head_gradient_norms, token_logprobs
+from parts.policy import Row, micro_batches
 from parts.routing_replay import replaying
 from parts.run import (WatchedEngine, finish, nothing_lost, prepare, record, record_evaluation,
                        reseed, show)

@@ -100,7 +100,8 @@ def logprob_gap(engine, policy, prompts, s) -> dict:
     """|log mu - log pi_old| in nats over sampled tokens: engine and trainer with the same weights."""
     import torch
 
-    from parts.policy import Row, token_logprobs
+    from parts.logprobs import token_logprobs
+    from parts.policy import Row
 
     rollouts = engine.generate(prompts, n=1, max_tokens=s.response)
     rows = [Row(ids + r.token_ids, len(ids), r.logprobs, 0.0) for ids, (r,) in zip(prompts, rollouts)]

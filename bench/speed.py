@@ -135,7 +135,7 @@ def logprob_memory(tokens: int, hidden: int = 128) -> float:
 
 
 def measure_logprob_memory(tokens: int, hidden: int) -> None:
-    from parts.policy import ChunkedLogprobs
+    from parts.logprobs import ChunkedLogprobs
 
     sum(ChunkedLogprobs.apply(*logprob_inputs(64, hidden), 1.0, 8)).sum().backward()  # libraries have been loaded
     inputs = logprob_inputs(tokens, hidden)
@@ -154,7 +154,7 @@ def logprob_inputs(tokens: int, hidden: int):
 
 def chunked(h_T, weight, target_T) -> None:
     """As policy.token_logprobs calls it."""
-    from parts.policy import ChunkedLogprobs
+    from parts.logprobs import ChunkedLogprobs
 
     chunk = max(1, 2**27 // (4 * len(weight)))
     ChunkedLogprobs.apply(h_T, weight, target_T, 1.0, chunk)[0].sum().backward()

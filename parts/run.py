@@ -20,7 +20,8 @@ from parts.checkpoint import Interrupted, Stop
 from parts.config import Config
 from parts.data import Stream
 from parts.plot import draw_run
-from parts.policy import Probe, load_policy
+from parts.policy import load_policy
+from parts.probe import Probe
 from parts.routing_replay import choose_replay, is_supported
 
 

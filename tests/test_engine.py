@@ -8,7 +8,9 @@ import torch
 from parts import run as running
 from parts import tiny
 from ada_sampler import SamplerConfig, collect
-from parts.policy import Probe, Row, load_policy, token_logprobs
+from parts.logprobs import token_logprobs
+from parts.policy import Row, load_policy
+from parts.probe import Probe
 
 pytestmark = pytest.mark.engine
 EXACT = ("max", 1e-4)

@@ -3,7 +3,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parts import tiny
-from parts.policy import ChunkedLogprobs, Row, head_gradient_norms, load_policy, token_logprobs
+from parts.logprobs import ChunkedLogprobs, head_gradient_norms, token_logprobs
+from parts.policy import Row, load_policy
 
 
 def plain(h, weight, target, temperature):

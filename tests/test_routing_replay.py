@@ -15,7 +15,8 @@ import minirl
 from parts import run as running
 from parts import tiny
 from conftest import ROOT
-from parts.policy import Row, load_policy, micro_batches, token_logprobs
+from parts.logprobs import token_logprobs
+from parts.policy import Row, load_policy, micro_batches
 from parts.routing_replay import RoutingReplay, choose_replay, replaying
 
 SIZES = dict(vocab_size=384, eos_token_id=0, bos_token_id=None, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=2,
@@ -359,7 +360,7 @@ def test_routes_belong_to_their_own_sequence_and_survive_syncs(family, folder, t
 @pytest.mark.engine
 def test_the_probe_catches_a_reload_that_breaks_the_experts(folder):
     """vLLM's CPU build corrupts its repacked experts when they are reloaded, even with the very same weights."""
-    from parts.policy import Probe
+    from parts.probe import Probe
     from safetensors.torch import load_file
 
     engine = serve(folder)

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from conftest import ROOT
-from parts.policy import Row, token_logprobs
+from parts.logprobs import token_logprobs
+from parts.policy import Row
 
 pytestmark = pytest.mark.engine
 SMALL = ["--batch-prompts", "8", "--max-tokens", "24", "--eval-questions", "6", "--eval-k", "2", "--eval-every", "3",
