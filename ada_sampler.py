@@ -36,14 +36,17 @@ Papers: v1 and v3 are versions of Reinforce-Ada, arXiv 2510.04996; GVM is 2505.0
 Symbols are theirs: n, M, N, tau, p. Suffixes of ragged data: _P prompts, _R rounds, _S samples, _T tokens.
 """
 import argparse
+import math
+import operator
 import random
 import sys
+import types
 import typing
 from collections import Counter, namedtuple
 from dataclasses import MISSING, dataclass, field, fields, replace
 from statistics import fmean, stdev
 from types import SimpleNamespace
-from typing import Any, Callable
+from typing import Any, Callable, Literal
 
 CHOICES = dict(
     sampler=("uniform", "dapo", "ada-pos", "ada-balance", "ada-est", "gvm"),
@@ -55,54 +58,129 @@ ROUNDS = ("ada-pos", "ada-balance")  # the rules that may take more than one rou
 ALLOCATORS = ("ada-est", "gvm")  # the rules that share out M per prompt over the batch, and keep everything
 
 
-# ---------------------------------------------------------------------------------------------- configuration
-def option(default: Any, help: str, group: str = "sampling", least: float | None = None):
-    """A dataclass field that is also a flag (see `add_flags`); `least`: the least value allowed."""
-    return field(default=default, metadata={"help": help, "group": group, "least": least})
+# ------------------------------------------------------------------------------------ configuration
+def limited(default, least=None, most=None, above=None, below=None):
+    """A dataclass field with a range: least <= value <= most, above < value < below."""
+    limits = dict(least=least, most=most, above=above, below=below)
+    return field(default=default, metadata=limits)
+
+
+def check_ranges(config: Any) -> None:
+    """Check every field of a dataclass against its type, its `Literal` choices and its limits.
+
+    A bool is no int, an int is a float, and a float must be finite. Raises ValueError, one
+    sentence that names the field and the value.
+    """
+    hints = typing.get_type_hints(type(config))
+    for f in fields(config):
+        value = getattr(config, f.name)
+        check_type(f.name, value, hints[f.name])
+        if value is not None:
+            check_limits(f.name, value, f.metadata)
+
+
+def check_type(name: str, value: Any, hint: Any) -> None:
+    """Raises ValueError if a field's value is not of its declared type."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        if value not in args:
+            choices = ", ".join(map(str, args))
+            raise ValueError(f"{name} must be one of {choices}, not {value!r}")
+    elif origin in (typing.Union, types.UnionType):  # X | None
+        if value is not None:
+            check_type(name, value, next(kind for kind in args if kind is not type(None)))
+    elif origin in (list, tuple):
+        if not isinstance(value, origin):
+            raise ValueError(f"{name} must be a {origin.__name__}, not {value!r}")
+        for item in value:
+            check_type(name, item, args[0])
+    elif isinstance(value, bool) and hint is not bool:
+        raise ValueError(f"{name} must be {KINDS.get(hint, hint)}, not {value!r}")
+    elif not isinstance(value, (int, float) if hint is float else hint):
+        raise ValueError(f"{name} must be {KINDS.get(hint, hint)}, not {value!r}")
+    elif hint is float and not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, not {value!r}")
+
+
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+def check_limits(name: str, value: Any, limits: Any) -> None:
+    """Raises ValueError if a field's value is out of the range given to `limited`."""
+    for limit, words, broken in (
+        ("least", "at least", operator.lt), ("most", "at most", operator.gt),
+        ("above", "above", operator.le), ("below", "below", operator.ge),
+    ):
+        bound = limits.get(limit)
+        if bound is not None and broken(value, bound):
+            raise ValueError(f"{name} must be {words} {bound}, not {value}")
 
 
 @dataclass
 class SamplerConfig:
-    """All that decides about sampling. A trainer's config inherits from it, so both have the same flags."""
+    """All that decides about sampling. A trainer's config inherits from it and has these settings too."""
 
-    sampler: str = option(
-        "ada-balance", "who is sampled how much: uniform (grpo), dapo, ada-pos (pos), ada-balance (balance), "
-        "ada-est (est) or gvm")
-    n: int = option(4, "n: samples kept per prompt for the update (uniform, dapo: also drawn)", least=1)
-    M: int = option(8, "M: samples per round (ada-est, gvm: per prompt, on average)", least=1)
-    N: int = option(4, "N: rounds a prompt may take (ada-pos, ada-balance)", least=1)
-    M_first: int = option(0, "samples in a prompt's first round (ada-pos, ada-balance); 0 = M", least=0)
-    threshold: float = option(0.7, "tau: a reward above it is correct; baselines average rewards as they are")
-    k_pos: int = option(1, "ada-pos: correct answers that close a prompt", least=1)
-    max_rounds_all_correct: int = option(
-        0, "ada-balance: close a prompt after so many rounds without a wrong answer; 0 = off", least=0)
-    max_samples_per_step: int = option(0, "open no round that would exceed so many samples; 0 = off", least=0)
-    max_tokens_per_step: int = option(0, "open no round once so many tokens are finished; 0 = off", least=0)
-    max_refills: int = option(3, "dapo: further prompts to try for one place in the batch", least=0)
-    advantage: str = option("pool-mean", "pool-mean, leave-one-out, group-std (GRPO), positives-only (raft)")
-    weighting: str = option("none", "row weights: none, unbiased (ascend p), log (ascend log p), inv_p (1/p)")
-    est_decay: float = option(0.9, "ada-est: lambda, what a visit leaves of a prompt's old counts", least=0)
-    est_alpha: float = option(0.5, "ada-est: alpha of the Beta prior of a pass rate", least=1e-9)
-    est_beta: float = option(0.5, "ada-est: beta of the Beta prior of a pass rate", least=1e-9)
-    est_eps: float = option(0.01, "ada-est: eps in 1/sqrt(p + eps)", least=1e-9)
-    N_min: int = option(2, "ada-est: fewest samples of a prompt", least=1)
-    N_max: int = option(32, "ada-est: most samples of a prompt", least=1)
-    gvm_pilot: int = option(8, "gvm: N', pilot samples per prompt, which estimate p", least=1)
-    gvm_alpha: float = option(1e-3, "gvm: alpha, the penalty on hopeless prompts", least=0)
-    gvm_beta: float = option(2.0, "gvm: beta, its exponent; with 2 a prompt of p = sqrt(alpha) gets most")
-    gvm_norms: str = option("head", "gvm: G, the gradient norm per prompt: of the language-model head, or one (G = 1)")
-    gvm_reuse_pilots: bool = option(False, "gvm: train on the pilots too (the paper throws them away)")
+    sampler: Literal[
+        "ada-balance", "ada-pos", "ada-est", "gvm", "dapo", "uniform",
+        "balance", "pos", "est", "grpo",
+    ] = "ada-balance"
+    """who is sampled how much; short names: balance, pos, est, and grpo for uniform"""
+    n: int = limited(4, least=1, most=4096)
+    """samples kept per prompt for the update (uniform, dapo: also drawn)"""
+    M: int = limited(8, least=1, most=4096)
+    """samples per round (ada-est, gvm: per prompt, on average)"""
+    N: int = limited(4, least=1, most=1000)
+    """rounds a prompt may take (ada-pos, ada-balance)"""
+    M_first: int = limited(0, least=0, most=4096)
+    """samples in a prompt's first round (ada-pos, ada-balance); 0 = M"""
+    threshold: float = 0.7
+    """tau: a reward above it is correct; baselines average rewards as they are"""
+    k_pos: int = limited(1, least=1, most=4096)
+    """ada-pos: correct answers that close a prompt"""
+    max_rounds_all_correct: int = limited(0, least=0, most=1000)
+    """ada-balance: close a prompt after so many rounds without a wrong answer; 0 = off"""
+    max_samples_per_step: int = limited(0, least=0, most=10**9)
+    """open no round that would exceed so many samples; 0 = off"""
+    max_tokens_per_step: int = limited(0, least=0, most=10**12)
+    """open no further round once so many tokens are written; 0 = off"""
+    max_refills: int = limited(3, least=0, most=1000)
+    """dapo: further prompts to try for one place in the batch; 0 = none"""
+    advantage: Literal[
+        "pool-mean", "leave-one-out", "group-std", "positives-only", "raft"
+    ] = "pool-mean"
+    """what a reward is compared with; group-std is GRPO's, raft is short for positives-only"""
+    weighting: Literal["none", "unbiased", "log", "inv_p"] = "none"
+    """row weights: none, unbiased (ascend p), log (ascend log p), inv_p (1/p)"""
+    est_decay: float = limited(0.9, least=0, most=1)
+    """ada-est: lambda, what a visit leaves of a prompt's old counts"""
+    est_alpha: float = limited(0.5, above=0, most=1e6)
+    """ada-est: alpha of the Beta prior of a pass rate"""
+    est_beta: float = limited(0.5, above=0, most=1e6)
+    """ada-est: beta of the Beta prior of a pass rate"""
+    est_eps: float = limited(0.01, above=0, most=1)
+    """ada-est: eps in 1/sqrt(p + eps)"""
+    N_min: int = limited(2, least=1, most=4096)
+    """ada-est: fewest samples of a prompt"""
+    N_max: int = limited(32, least=1, most=4096)
+    """ada-est: most samples of a prompt"""
+    gvm_pilot: int = limited(8, least=1, most=4096)
+    """gvm: N', pilot samples per prompt, which estimate p"""
+    gvm_alpha: float = limited(1e-3, least=0, most=1)
+    """gvm: alpha, the penalty on hopeless prompts; 0 = none"""
+    gvm_beta: float = limited(2.0, least=0, most=10)
+    """gvm: beta, its exponent; with 2 a prompt of p = sqrt(alpha) gets most"""
+    gvm_norms: Literal["head", "one"] = "head"
+    """gvm: G, the gradient norm per prompt: of the language-model head, or one (G = 1)"""
+    gvm_reuse_pilots: bool = False
+    """gvm: train on the pilots too (the paper throws them away)"""
 
     def validate(self) -> None:
         """Resolve short names in place. Raises ValueError, one sentence, for what cannot work."""
-        for name, allowed in CHOICES.items():
-            setattr(self, name, SHORT_NAMES.get(getattr(self, name), getattr(self, name)))
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
-        for f in fields(self):
-            value, least = getattr(self, f.name), f.metadata.get("least")
-            if least is not None and value < least:
-                raise ValueError(f"{f.name} must be at least {least:g}, not {value}")
+        check_ranges(self)
+        self.sampler = SHORT_NAMES.get(self.sampler, self.sampler)
+        self.advantage = SHORT_NAMES.get(self.advantage, self.advantage)
+        if self.advantage not in CHOICES["advantage"]:  # a subclass may declare it as any text
+            raise ValueError(f"advantage must be one of {', '.join(CHOICES['advantage'])}, not {self.advantage!r}")
         n, k_pos, rounds, est = self.n, self.k_pos, self.sampler in ROUNDS, self.sampler == "ada-est"
         size, most = min(self.M_first or self.M, self.M), (self.M_first or self.M) + (self.N - 1) * self.M
         alone = self.sampler in ALLOCATORS or (self.sampler, self.advantage) == ("uniform", "positives-only")
@@ -118,6 +196,11 @@ class SamplerConfig:
                 raise ValueError(sentence)
 
 
+def option(default: Any, help: str, group: str = "sampling", least: float | None = None):
+    """A dataclass field that is also a flag (see `add_flags`); `least`: the least value allowed."""
+    return field(default=default, metadata={"help": help, "group": group, "least": least})
+
+
 def add_flags(parser: argparse.ArgumentParser, config_class: type) -> None:
     """Turn a dataclass of `option`s into grouped flags: M_first -> --M-first, a bool b -> --b and --no-b.
 
@@ -130,6 +213,8 @@ def add_flags(parser: argparse.ArgumentParser, config_class: type) -> None:
             groups[title] = parser.add_argument_group(title)
         default = f.default_factory() if f.default is MISSING else f.default
         kind = next((k for k in typing.get_args(hint) if k is not type(None)), hint)
+        if typing.get_origin(kind) is Literal or isinstance(kind, str):
+            kind = str
         how = dict(type=kind, metavar=kind.__name__, nargs="*" if typing.get_origin(hint) is list else None)
         if kind is bool:
             how = dict(action=argparse.BooleanOptionalAction)
