@@ -1,26 +1,25 @@
-"""What does each way of sampling buy at equal cost? Trains the built-in model with every sampler, several seeds each.
+"""What does each way of sampling buy at equal cost? Every sampler trains the built-in model.
 
-    python bench/compare_samplers.py                    # all; continues where it stopped (about 45 minutes on one idle core)
-    python bench/compare_samplers.py --only gvm         # a part
-    python bench/compare_samplers.py --draw             # only the table and the page, from the committed logs
+    python bench/compare_samplers.py             # all, about 45 minutes of one idle core; resumable
+    python bench/compare_samplers.py --only gvm  # a part
+    python bench/compare_samplers.py --draw      # only table and picture, from what is stored
 
-Everything but the sampler is the same: model, optimizer, clipping, schedule, lengths, batch of prompts, temperature. The
-advantage is reward minus the mean of the prompt's pool, without division by the standard deviation, for all.
+Everything but the sampler is the same: model, optimizer, clipping, schedule, lengths, batch of
+prompts, temperature. The advantage is reward minus the mean of the prompt's pool, for all.
 
-Writes bench/results/samplers/NAME-seedS.jsonl (a header, then one line per step and evaluation), samplers.md, samplers.png.
+A run lives in runs/compare. When it is done it becomes a line of bench/results/samplers.jsonl (see
+study.py), from which samplers.md and samplers.png are drawn.
 """
 import argparse
 import json
 import os
 import subprocess
 import sys
-from collections import defaultdict
-from pathlib import Path
+from statistics import mean, stdev
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "bench" / "results" / "samplers"
-RUNS = ROOT / "runs" / "compare"
-sys.path.insert(0, str(ROOT))
+import study
+
+RUNS = study.ROOT / "runs" / "compare"
 
 ARMS = {  # name -> flags; n = 4 is what the adaptive rules keep, n = 16 about what they draw
     "uniform-4": ["--sampler", "uniform", "--n", "4"],
@@ -31,124 +30,148 @@ ARMS = {  # name -> flags; n = 4 is what the adaptive rules keep, n = 16 about w
     "ada-est": ["--sampler", "ada-est", "--M", "8"],
     "gvm": ["--sampler", "gvm", "--M", "8"],
 }
-COMMON = ["--steps", "60", "--eval-every", "10", "--eval-questions", "120", "--batch-prompts", "16", "--lr", "0.001"]
-KEPT = ("step", "samples", "samples_total", "tokens_total", "seconds_total", "reward_first_round", "zero_signal", "unresolved",
-        "spent_by_pass_rate", "response_length", "entropy", "grad_norm", "avg", "ci_low", "ci_high")
+COLORS = ("#999999", "#000000", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#CC79A7")
+COMMON = ["--steps", "60", "--eval-every", "10", "--eval-questions", "120",
+          "--batch-prompts", "16", "--lr", "0.001"]
+COSTS = {  # key in the logs -> label
+    "step": "training steps", "samples_total": "samples drawn",
+    "tokens_total": "tokens generated", "seconds_total": "seconds of training"}
+PANELS = {
+    "zero_signal": "Share of prompts without signal", "samples": "Samples per step",
+    "entropy": "Entropy (nats per token)"}
+KEPT = (*COSTS, *PANELS, "reward_first_round", "spent_by_pass_rate", "avg", "ci_low", "ci_high")
 
 
+# ------------------------------------------------------------------------------------------ running
 def train(arm: str, seed: int) -> None:
-    """One run through the command line, resumed if it was interrupted; then its logs, made small, go to bench/results."""
-    log = RESULTS / f"{arm}-seed{seed}.jsonl"
-    if log.exists():
-        return
+    """One run through the command line, resumed if it was interrupted; then a line of the study."""
     name = f"{arm}-seed{seed}"
+    if any(line["run"] == name for line in study.load("samplers")):
+        return
     RUNS.mkdir(parents=True, exist_ok=True)
-    flags = [*COMMON, *ARMS[arm], "--seed", str(seed), "--name", name, "--resume"]
-    subprocess.run([sys.executable, str(ROOT / "minirl.py"), *flags], cwd=RUNS, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    keep_log(arm, seed, flags)
-
-
-def keep_log(arm: str, seed: int, flags: list[str]) -> None:
-    """The small part of a finished run's logs that the table and the page need."""
-    run, log = RUNS / "runs" / f"{arm}-seed{seed}", RESULTS / f"{arm}-seed{seed}.jsonl"
-    rows = [dict(arm=arm, seed=seed, flags=flags, versions=json.loads((run / "config.json").read_text())["versions"])]
-    for file in ("metrics.jsonl", "eval.jsonl"):
-        for line in (run / file).read_text().splitlines():
-            rows.append({key: value for key, value in json.loads(line).items() if key in KEPT})
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = [*COMMON, *ARMS[arm], "--seed", str(seed), "--name", name]
+    command = [sys.executable, str(study.ROOT / "minirl.py"), *flags, "--resume"]
+    subprocess.run(command, cwd=RUNS, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    run = RUNS / "runs" / name
+    versions = json.loads((run / "config.json").read_text())["versions"]
+    about = dict(run=name, arm=arm, seed=seed, flags=flags, versions=versions)
+    study.add("samplers", study.fold(run, KEPT, **about))
 
 
 def load() -> dict:
-    """{arm: [(steps, evaluations) of each seed]} from the committed logs."""
-    found = defaultdict(list)
+    """{arm: [(metrics, evaluations) of each seed]}, rows of each."""
+    lines = sorted(study.load("samplers"), key=lambda line: line["seed"])
+    found = {}
     for arm in ARMS:
-        for log in sorted(RESULTS.glob(f"{arm}-seed*.jsonl")):
-            _, *rows = map(json.loads, log.read_text().splitlines())
-            found[arm].append(([row for row in rows if "avg" not in row], [row for row in rows if "avg" in row]))
+        seeds = [(line["metrics"], line["evals"]) for line in lines if line["arm"] == arm]
+        if seeds:
+            found[arm] = seeds
     return found
 
 
+# -------------------------------------------------------------------------------------------- table
 def at_budget(evaluations: list[dict], x: str, budget: float) -> float:
-    """Held-out accuracy when a run had spent `budget`, between its evaluations by straight lines."""
+    """Held-out accuracy when a run had spent `budget`: straight lines between evaluations."""
     import numpy as np
 
-    return float(np.interp(budget, [row[x] for row in evaluations], [row["avg"] for row in evaluations]))
+    spent, accuracy = [row[x] for row in evaluations], [row["avg"] for row in evaluations]
+    return float(np.interp(budget, spent, accuracy))
 
 
 def spread(values: list[float]) -> str:
     """Mean and half the 95 % interval over seeds (Student's t)."""
-    from statistics import mean, stdev
-
     t = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}.get(len(values))
-    return f"{mean(values):.1%} ± {t * stdev(values) / len(values) ** 0.5:.1%}" if t else f"{mean(values):.1%}"
+    if t is None:
+        return f"{mean(values):.1%}"
+    return f"{mean(values):.1%} ± {t * stdev(values) / len(values) ** 0.5:.1%}"
 
 
 def table(found: dict) -> str:
-    """Accuracy at the end, and at the largest budget of samples, tokens and seconds that every run reached."""
-    budgets = {x: min(ev[-1][x] for seeds in found.values() for _, ev in seeds)
-               for x in ("samples_total", "tokens_total", "seconds_total")}
-    head = ["sampler", "seeds", "at the last step", f"at {budgets['samples_total']:,.0f} samples",
-            f"at {budgets['tokens_total']:,.0f} tokens", f"at {budgets['seconds_total']:,.0f} s", "samples per step", "no signal"]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    """Accuracy at the end, and at the largest budget that every run reached."""
+    units = {"samples_total": "samples", "tokens_total": "tokens", "seconds_total": "s"}
+    last = [evals[-1] for seeds in found.values() for _, evals in seeds]
+    budgets = {x: min(row[x] for row in last) for x in units}
+    at = [f"at {budget:,.0f} {units[x]}" for x, budget in budgets.items()]
+    lines = [["sampler", "seeds", "at the last step", *at, "samples per step", "no signal"]]
     for arm, seeds in found.items():
+        cells = [arm, str(len(seeds)), spread([evals[-1]["avg"] for _, evals in seeds])]
+        for x, budget in budgets.items():
+            cells.append(spread([at_budget(evals, x, budget) for _, evals in seeds]))
         steps = [row for metrics, _ in seeds for row in metrics]
-        cells = [arm, str(len(seeds)), spread([ev[-1]["avg"] for _, ev in seeds])]
-        cells += [spread([at_budget(ev, x, budget) for _, ev in seeds]) for x, budget in budgets.items()]
-        cells += [f"{sum(r['samples'] for r in steps) / len(steps):.0f}", f"{sum(r['zero_signal'] for r in steps) / len(steps):.0%}"]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        cells.append(f"{mean(row['samples'] for row in steps):.0f}")
+        cells.append(f"{mean(row['zero_signal'] for row in steps):.0%}")
+        lines.append(cells)
+    return study.markdown(lines)
 
 
+# ------------------------------------------------------------------------------------------ picture
 def draw(found: dict) -> None:
     """Held-out accuracy against steps, samples, tokens and seconds; signal and cost per step."""
     import matplotlib
-    import numpy as np
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    from matplotlib.ticker import EngFormatter
 
     figure, axes = plt.subplots(2, 4, figsize=(21, 9), layout="constrained")
-    colors = dict(zip(ARMS, ("#999999", "#000000", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#CC79A7")))
-    for ax, (x, label) in zip(axes.flat, (("step", "training steps"), ("samples_total", "samples drawn"),
-                                          ("tokens_total", "tokens generated"), ("seconds_total", "seconds of training"))):
-        for arm, seeds in found.items():
-            end = min(ev[-1][x] for _, ev in seeds)
-            grid = np.linspace(0, end, 40)
-            curves = np.array([[at_budget(ev, x, g) for g in grid] for _, ev in seeds])
-            ax.plot(grid, curves.mean(0), color=colors[arm], label=arm)
-            ax.fill_between(grid, curves.min(0), curves.max(0), color=colors[arm], alpha=0.12, lw=0)
-        ax.set(xlabel=label, ylabel="held-out accuracy (avg@8)", title=f"Accuracy against {label}")
-        ax.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.flat[0].legend(fontsize=9)
-    panels = (("zero_signal", "Share of prompts without signal"), ("samples", "Samples per step"), ("entropy", "Entropy (nats per token)"))
-    for ax, (key, title) in zip(axes.flat[4:], panels):
-        for arm, seeds in found.items():
-            values = np.nanmean([[row.get(key, np.nan) for row in metrics] for metrics, _ in seeds], 0)
-            smooth = np.convolve(values, np.ones(9) / 9, "valid")
-            ax.plot(range(5, 5 + len(smooth)), smooth, color=colors[arm], label=arm)
-        ax.set(xlabel="training steps (mean of 9)", title=title, ylim=(0, None))
-    draw_spending(axes.flat[7], found)
+    for ax, x in zip(axes[0], COSTS):
+        draw_accuracy(ax, found, x)
+    axes[0, 0].legend(fontsize=9)
+    for ax, key in zip(axes[1], PANELS):
+        draw_per_step(ax, found, key)
+    draw_spending(axes[1, 3], found)
     for ax in axes.flat:
         ax.grid(alpha=0.3)
         ax.spines[["top", "right"]].set_visible(False)
-    figure.suptitle("Samplers on the built-in model: mean of the seeds, band from the lowest to the highest")
-    figure.savefig(RESULTS.parent / "samplers.png", dpi=110)
+    figure.suptitle("Samplers on the built-in model: "
+                    "mean of the seeds, band from the lowest to the highest")
+    figure.savefig(study.RESULTS / "samplers.png", dpi=110)
+
+
+def colors(found: dict) -> list[str]:
+    """Every sampler keeps its colour, also where others are missing."""
+    return [color for arm, color in zip(ARMS, COLORS) if arm in found]
+
+
+def draw_accuracy(ax, found: dict, x: str) -> None:
+    import numpy as np
+    from matplotlib.ticker import EngFormatter
+
+    for color, (arm, seeds) in zip(colors(found), found.items()):
+        grid = np.linspace(0, min(evals[-1][x] for _, evals in seeds), 40)
+        curves = np.array([[at_budget(evals, x, g) for g in grid] for _, evals in seeds])
+        ax.plot(grid, curves.mean(0), color=color, label=arm)
+        ax.fill_between(grid, curves.min(0), curves.max(0), color=color, alpha=0.12, lw=0)
+    ax.set(xlabel=COSTS[x], ylabel="held-out accuracy (avg@8)")
+    ax.set_title(f"Accuracy against {COSTS[x]}")
+    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def draw_per_step(ax, found: dict, key: str) -> None:
+    import numpy as np
+
+    for color, (arm, seeds) in zip(colors(found), found.items()):
+        values = np.nanmean([[row.get(key, np.nan) for row in metrics] for metrics, _ in seeds], 0)
+        smooth = np.convolve(values, np.ones(9) / 9, "valid")
+        ax.plot(range(5, 5 + len(smooth)), smooth, color=color, label=arm)
+    ax.set(xlabel="training steps (mean of 9)", title=PANELS[key], ylim=(0, None))
 
 
 def draw_spending(ax, found: dict) -> None:
     """Where the samples went, by the pass rate that their prompt's pool showed."""
     import matplotlib.pyplot as plt
 
-    bands = {"none": "0", "0.0": "up to 0.2", "0.2": "0.2-0.4", "0.4": "0.4-0.6", "0.6": "0.6-0.8", "0.8": "0.8 and more", "all": "1"}
+    bands = {"none": "0", "0.0": "up to 0.2", "0.2": "0.2-0.4", "0.4": "0.4-0.6", "0.6": "0.6-0.8",
+             "0.8": "0.8 and more", "all": "1"}
+    shades = plt.get_cmap("cividis")([0, 0.17, 0.33, 0.5, 0.67, 0.83, 1.0])
     left = dict.fromkeys(found, 0.0)
-    for (band, label), color in zip(bands.items(), plt.get_cmap("cividis")([0, 0.17, 0.33, 0.5, 0.67, 0.83, 1.0])):
+    for (band, label), color in zip(bands.items(), shades):
         share = {}
         for arm, seeds in found.items():
             steps = [row["spent_by_pass_rate"] for metrics, _ in seeds for row in metrics]
-            share[arm] = sum(step.get(band, 0) for step in steps) / sum(sum(step.values()) for step in steps)
-        ax.barh(list(found), [share[arm] for arm in found], left=[left[arm] for arm in found], color=color, label=label)
+            whole = sum(sum(step.values()) for step in steps)
+            share[arm] = sum(step.get(band, 0) for step in steps) / whole
+        ax.barh(list(found), list(share.values()), left=list(left.values()), color=color,
+                label=label)
         left = {arm: left[arm] + share[arm] for arm in found}
     ax.set(title="Share of samples by the pass rate of their pool", xlim=(0, 1))
     ax.legend(fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.06))
@@ -156,7 +179,7 @@ def draw_spending(ax, found: dict) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", nargs="*", choices=ARMS, default=list(ARMS), help="train these samplers only")
+    parser.add_argument("--only", nargs="*", choices=ARMS, default=list(ARMS), help="some samplers")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--draw", action="store_true", help="train nothing")
     args = parser.parse_args()
@@ -166,8 +189,8 @@ def main() -> None:
         train(arm, seed)
     found = load()
     if not found:
-        raise SystemExit("There are no logs yet: run without --draw first.")
-    (RESULTS.parent / "samplers.md").write_text(table(found))
+        raise SystemExit("Nothing is stored yet: run without --draw first.")
+    (study.RESULTS / "samplers.md").write_text(table(found))
     draw(found)
     print(table(found))
 
