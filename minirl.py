@@ -89,8 +89,8 @@ def objective(lp_T, old_T, mu_T, advantage_T, config: Config):
         return bounded_T * advantage_T * lp_T, mask_T, weight_T
 
     weight_T = importance_weight(lp_T, old_T, mu_T, config.importance)
-    term_T = mask_T * weight_T.clamp(max=config.weight_cap) * advantage_T * lp_T
-    return term_T, mask_T, weight_T
+    bounded_T = weight_T.clamp(max=config.weight_cap) if config.weight_cap else weight_T
+    return mask_T * bounded_T * advantage_T * lp_T, mask_T, weight_T
 
 
 def importance_weight(lp_T, old_T, mu_T, kind: str):
@@ -230,7 +230,8 @@ def per_token(values: list[float], rows: list[Row], device):
 def in_memory(work, policy, mini: list[Row], config: Config):
     """`work(policy, mini, config)`; out of memory, once more with half as many tokens at a time.
 
-    How a mini-batch is cut up does not change its gradient.
+    How a mini-batch is cut up does not change its gradient. (In low precision it moves the last
+    bits: pi_old was computed with other neighbours, and r starts off that much beside 1, once.)
     """
     try:
         return work(policy, mini, config)
@@ -251,7 +252,7 @@ def optimizer_step(policy, optimizer, schedule, config: Config) -> float:
     A gradient that is not finite is not stepped.
     """
     weights = [p for p in policy.parameters() if p.requires_grad]
-    norm = torch.nn.utils.clip_grad_norm_(weights, config.max_grad_norm).item()
+    norm = torch.nn.utils.clip_grad_norm_(weights, config.max_grad_norm or math.inf).item()
     if math.isfinite(norm):
         optimizer.step()
         schedule.step()
@@ -273,6 +274,7 @@ def train_step(step: int, run):
         run.engine.sleep()
         metrics = update(run.policy, run.optimizer, run.schedule, groups, config, rng)
         run.engine.wake()
+    metrics |= dict(entropy=mean_surprisal(groups))
     with timed(seconds, "sync"):
         if metrics["optimizer_steps"]:
             run.engine.sync(run.policy)
@@ -300,6 +302,12 @@ def sample(run) -> list:
         run.policy.routing.check([rollout.routes for rollout, _ in drawn],
                                  [prompt + len(rollout.token_ids) for rollout, prompt in drawn])
     return groups
+
+
+def mean_surprisal(groups) -> float:
+    """-log mu, averaged over every token that was drawn: an unbiased estimate of mu's entropy."""
+    drawn = [x for g in groups for s in g.pool for x in s.rollout.logprobs]
+    return -sum(drawn) / len(drawn)
 
 
 def pilot_norms(run, groups) -> list[float]:

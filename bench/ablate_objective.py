@@ -49,7 +49,7 @@ PAPER = {"none-noclip-is": "no clip, no replay", "r2-noclip-is": "R2, no clip",
          "none-clip-is": "clip, no replay", "r2-clip-is": "clip, R2", "r3-clip-is": "clip, R3"}
 # A run that ends with one of these sentences is a result and not a failure.
 BROKEN = ("gradient that is not finite", "Engine and trainer disagree")
-KEPT = ("step", "entropy", "kl_k3", "routes_agree_all", "clipped_positive", "clipped_negative",
+KEPT = ("step", "entropy_trained", "kl_k3", "routes_agree_all", "clipped_positive", "clipped_negative",
         "weight_over_2", "weight_under_half", "grad_norm", "avg", "ci_low", "ci_high")
 
 
@@ -145,7 +145,7 @@ def summary(runs: list) -> dict:
     return dict(
         seeds=len(runs), broke=sum(bool(broke) for *_, broke in runs),
         last=mean(last), low=min(last), high=max(last), best=mean(best),
-        entropy=average(late, "entropy"), k3=average(every, "kl_k3"),
+        entropy=average(late, "entropy_trained"), k3=average(every, "kl_k3"),
         agree=average(every, "routes_agree_all"),
         clipped=average(every, "clipped_positive") + average(every, "clipped_negative"),
         beyond=average(every, "weight_over_2") + average(every, "weight_under_half"))
@@ -190,7 +190,7 @@ COLUMNS = [  # precision, N, arms, title
     ("long", 1, WEIGHT, "the same, longer"),
     *(("stress", N, PAPER, OLD.format(N)) for N in (2, 4, 8))]
 ROWS = {
-    "avg": "held-out accuracy", "entropy": "entropy, nats per token",
+    "avg": "held-out accuracy", "entropy_trained": "entropy, nats per token",
     "kl_k3": r"KL($\mu$ ‖ $\pi_{old}$), k3, nats per token",
     "weight_over_2": "share of tokens with a weight above 2"}
 

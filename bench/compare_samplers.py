@@ -38,7 +38,7 @@ COSTS = {  # key in the logs -> label
     "tokens_total": "tokens generated", "seconds_total": "seconds of training"}
 PANELS = {
     "zero_signal": "Share of prompts without signal", "samples": "Samples per step",
-    "entropy": "Entropy (nats per token)"}
+    "entropy_trained": "Entropy (nats per token)"}
 KEPT = (*COSTS, *PANELS, "reward_first_round", "spent_by_pass_rate", "avg", "ci_low", "ci_high")
 
 

@@ -1,5 +1,7 @@
 """MiniRL's objective (Eq. 7) against autograd, against PPO's clipped loss, and against itself cut up differently."""
+import contextlib
 import itertools
+import math
 import random
 from types import SimpleNamespace
 
@@ -11,6 +13,8 @@ from minirl import Config, objective, set_scales, update
 from parts.config import OBJECTIVES
 from parts.diagnostics import diagnostics
 from parts.policy import Row, micro_batches
+from parts.run import learner
+from ada_sampler import simulate
 
 
 def tokens(count: int, seed: int, spread: float = 0.3):
@@ -282,3 +286,246 @@ def test_diagnostics_by_hand():
     assert d["kl_k1"] == pytest.approx(0.25) and d["kl_k3"] == pytest.approx((torch.exp(-gap) - 1 + gap).mean().item())
     assert (d["weight_min"], d["weight_max"], d["weight_truncated"]) == (pytest.approx(0.4), 6.0, 0.5)
     assert (d["weight_over_2"], d["weight_under_half"], d["clipped_positive"], d["clipped_negative"]) == (0.5, 0.5, 0.5, 0.0)
+
+
+# ------------------------------------------------------------------ mini-batches and the objective
+def sum_of_steps(groups, N, **changes):
+    """The gradients of all mini-batches added up, over N: weights do not move here."""
+    steps, _ = gradients_of(tiny_policy(), groups, mini_batches=N, **changes)
+    names = {name for step in steps for name in step}
+    return {name: sum(step[name] for step in steps if name in step) / N for name in names}
+
+
+def uneven_groups(count, seed):
+    """As ada-est and gvm leave them: the number of rows says how much a prompt counts."""
+    groups = random_groups(count, seed)
+    for i, group in enumerate(groups):
+        group.kept[:] = group.kept[:1 + i % 4]
+    return groups
+
+
+@pytest.mark.parametrize("length_norm", ["none", "response", "batch"])
+@pytest.mark.parametrize("count, N", [(8, 2), (8, 4), (8, 8), (24, 5), (7, 3)])
+def test_cutting_a_batch_does_not_change_what_is_optimised(count, N, length_norm):
+    """Rules that weigh prompts by their rows, mini-batches of unequal size: the sum stays."""
+    for groups in (uneven_groups(count, seed=5), random_groups(count, seed=6)):
+        whole, parts = (sum_of_steps(groups, k, length_norm=length_norm) for k in (1, N))
+        close(whole, parts)
+
+
+def test_groups_without_signal_stay_in_the_mean():
+    groups = random_groups(4, seed=7)
+    silent = random_groups(4, seed=8)
+    for group in silent:
+        group.kept[:] = [(s, 0.0) for s, _ in group.kept]
+    alone, diluted = sum_of_steps(groups, 1), sum_of_steps(groups + silent, 1)
+    close({name: g / 2 for name, g in alone.items()}, diluted)
+
+
+def test_a_group_is_never_split_over_mini_batches():
+    groups = uneven_groups(9, seed=9)
+    minis = minirl.cut(groups, Config(mini_batches=4, max_tokens=20), random.Random(0))
+    for group in groups:
+        prompt = group.problem.prompt_ids
+        homes = [i for i, mini in enumerate(minis) for row in mini
+                 if row.ids[:row.prompt_length] == prompt]
+        assert len(set(homes)) <= 1 and len(homes) == sum(a != 0 for _, a in group.rows())
+
+
+class Coins(torch.nn.Module):
+    """A policy of one logit per prompt: token 1 (right) has probability sigmoid(theta_p)."""
+
+    device = "cpu"
+
+    def __init__(self, p):
+        super().__init__()
+        self.theta = torch.nn.Parameter(torch.tensor(p, dtype=torch.float64).logit())
+
+    def logprobs(self, rows):
+        theta = self.theta[torch.tensor([row.ids[0] for row in rows])]
+        right = torch.tensor([row.ids[1] for row in rows]) == 1
+        return torch.where(right, theta, -theta).sigmoid().log()
+
+
+@pytest.mark.parametrize("prompts", [8, 24])
+@pytest.mark.parametrize("flags", [
+    dict(sampler="ada-est"), dict(sampler="gvm", advantage="positives-only", weighting="log", gvm_norms="one"),
+    dict(sampler="uniform"), dict(sampler="ada-balance")])
+def test_effective_weights_do_not_depend_on_mini_batches(flags, prompts, monkeypatch):
+    """w(p) = E[update] / grad p, of hard and easy prompts, through the real `collect` and `update`.
+
+    The same pools for every N (common random numbers), so there is no Monte Carlo error between
+    them; the weight itself is compared with the papers' in tests/test_simulate.py.
+    """
+    p = [0.05, 0.95] * (prompts // 2)
+    w = {}
+    for N in (1, 2, 4, 8):
+        policy, config = Coins(p), Config(mini_batches=N, max_tokens=1, **flags)
+        monkeypatch.setattr(minirl, "token_logprobs", lambda policy, rows, temperature: (
+            policy.logprobs(rows), torch.zeros(len(rows), dtype=torch.float64)))
+        total = torch.zeros(prompts, dtype=torch.float64)
+
+        def record(policy, *_):
+            nonlocal total
+            total = total + policy.theta.grad / N
+            policy.zero_grad()
+            return 0.0
+
+        monkeypatch.setattr(minirl, "optimizer_step", record)
+        for seed in range(20):
+            groups = simulate(config, p, seed)
+            for group in groups:
+                group.problem = SimpleNamespace(prompt_ids=[group.index], p=group.problem.p)
+                for s in group.pool:
+                    prob = group.problem.p if s.correct else 1 - group.problem.p
+                    s.rollout = SimpleNamespace(token_ids=[int(s.correct)], logprobs=[math.log(prob)], routes=None)
+            optimizer = SimpleNamespace(param_groups=[{"lr": 0}])
+            update(policy, optimizer, None, groups, config, random.Random(seed))
+        slope = torch.tensor(p, dtype=torch.float64) * (1 - torch.tensor(p, dtype=torch.float64))
+        weight_P = total / slope
+        w[N] = (weight_P[0::2].mean() / weight_P[1::2].mean()).item()
+    assert [w[2], w[4], w[8]] == pytest.approx([w[1]] * 3, rel=1e-6)
+    if flags["sampler"] in ("ada-est", "gvm"):
+        assert w[1] > 3  # a hard prompt counts more: it is this that mini-batches took back
+
+
+# ------------------------------------------------------------------ what `update` does around it
+def learning(**changes):
+    config = Config(**dict(max_tokens=20, micro_tokens=4096, lr=0.01, warmup_steps=4) | changes)
+    policy = tiny_policy()
+    return policy, *learner(policy, config), config
+
+
+def test_the_pi_old_pass_samples_at_the_same_temperature(monkeypatch):
+    groups = random_groups(4, seed=10)
+    seen = []
+    real = minirl.objective
+
+    def watched(lp_T, old_T, *rest):
+        seen.append((lp_T.detach() - old_T).abs().max().item())
+        return real(lp_T, old_T, *rest)
+
+    monkeypatch.setattr(minirl, "objective", watched)
+    gradients_of(tiny_policy(), groups, temperature=0.5, mini_batches=2)
+    assert seen and max(seen) < 1e-5  # the weights never moved: pi_theta is pi_old
+
+
+def test_gradients_are_clipped_to_the_norm_that_was_asked_for():
+    policy, optimizer, schedule, config = learning(max_grad_norm=1e-3)
+    taken = []
+    optimizer.step = lambda: taken.append(torch.cat([
+        p.grad.flatten() for p in policy.parameters() if p.grad is not None]).norm().item())
+    metrics = update(policy, optimizer, schedule, random_groups(4, seed=11), config, random.Random(0))
+    assert taken == [pytest.approx(1e-3, rel=1e-3)] and metrics["grad_norm"] > 1e-2
+
+
+def test_no_clipping_of_gradients_when_it_is_off():
+    policy, optimizer, schedule, config = learning(max_grad_norm=0)
+    taken = []
+    optimizer.step = lambda: taken.append(torch.cat([
+        p.grad.flatten() for p in policy.parameters() if p.grad is not None]).norm().item())
+    groups = random_groups(4, seed=11)
+    for group in groups:
+        group.kept[:] = [(s, 1e4 * a) for s, a in group.kept]
+    metrics = update(policy, optimizer, schedule, groups, config, random.Random(0))
+    assert taken == [pytest.approx(metrics["grad_norm"])] and taken[0] > 10
+
+
+def test_no_cap_when_it_is_off():
+    lp = torch.tensor([4.0], dtype=torch.float64, requires_grad=True)
+    zero, A = torch.zeros(1, dtype=torch.float64), torch.tensor([-1.0], dtype=torch.float64)
+    term, _, _ = objective(lp, lp.detach(), zero, A, Config(weight_cap=0))
+    assert gradient(term, lp).item() == pytest.approx(-math.exp(4))
+
+
+def test_the_weight_has_no_lower_bound():
+    lp = torch.tensor([-3.0], dtype=torch.float64, requires_grad=True)
+    zero, A = torch.zeros(1, dtype=torch.float64), torch.tensor([1.0], dtype=torch.float64)
+    term, _, _ = objective(lp, lp.detach(), zero, A, Config())
+    assert gradient(term, lp).item() == pytest.approx(math.exp(-3))
+
+
+@pytest.mark.parametrize("kind", ["grpo", "cispo"])
+def test_without_clip_the_ratio_is_not_bounded(kind):
+    lp, old, mu, A = tokens(500, seed=6)
+    term, mask, _ = objective(lp, old, mu, A, Config(objective=kind, clip=False))
+    assert mask.all()
+    torch.testing.assert_close(gradient(term, lp), ((lp - old).exp() * A).detach())
+
+
+def test_the_learning_rate_warms_up_a_step_at_a_time():
+    policy, optimizer, schedule, config = learning(mini_batches=2)
+    rates = [update(policy, optimizer, schedule, random_groups(4, seed), config, random.Random(0))["lr"]
+             for seed in (12, 13, 14)]
+    assert rates == pytest.approx([0.0075, 0.01, 0.01])  # after 2, 4 and 6 steps of 4
+
+
+def test_loss_and_gradient_norm_are_means_over_the_mini_batches(monkeypatch):
+    losses, norms = iter([1.0, 3.0]), iter([2.0, 6.0])
+    real = minirl.accumulate
+    monkeypatch.setattr(minirl, "accumulate", lambda *a: (next(losses), real(*a)[1]))
+    monkeypatch.setattr(minirl, "optimizer_step", lambda *_: next(norms))
+    policy, optimizer, schedule, config = learning(mini_batches=2)
+    metrics = update(policy, optimizer, schedule, random_groups(4, seed=15), config, random.Random(0))
+    assert (metrics["loss"], metrics["grad_norm"]) == (2.0, 4.0)
+    assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == (2, 0)
+
+
+def test_replay_stays_on_during_the_backward_pass(monkeypatch):
+    """Gradient checkpointing runs the routers again there."""
+    on, seen = [], []
+
+    @contextlib.contextmanager
+    def watched(policy, rows):
+        on.append(rows)
+        yield
+        on.clear()
+
+    policy, *_, config = learning()
+    weight = next(p for p in policy.parameters() if p.requires_grad)
+    weight.register_hook(lambda grad: seen.append(bool(on)))
+    monkeypatch.setattr(minirl, "replaying", watched)
+    minis = minirl.cut(random_groups(2, seed=16), config, random.Random(0))
+    minirl.accumulate(policy, minis[0], config)
+    assert seen and all(seen)
+
+
+def test_what_update_reports_is_what_the_objective_saw():
+    """mu is not pi_old, the mask is not the weight: each under its own name."""
+    policy, *_, config = learning()
+    minis = minirl.cut(random_groups(3, seed=17), config, random.Random(0))
+    _, seen = minirl.accumulate(policy, minis[0], config)
+    order = [row for micro in micro_batches(minis[0], config.micro_tokens) for row in micro]
+    assert seen["mu"].tolist() == pytest.approx([x for row in order for x in row.mu])
+    assert torch.equal(seen["old"], torch.cat([row.old for row in order]))
+    assert seen["advantage"].tolist() == [row.advantage for row in order for _ in row.mu]
+    torch.testing.assert_close(seen["weight"], (seen["old"] - seen["mu"]).exp().to(seen["weight"]))
+    assert set(seen["mask"].tolist()) == {1.0}  # on-policy nothing is masked
+
+
+def test_entropy_is_over_everything_that_was_drawn():
+    groups = [SimpleNamespace(pool=[SimpleNamespace(rollout=SimpleNamespace(logprobs=lp)) for lp in pool])
+              for pool in ([[-1.0, -2.0], [-3.0]], [[-6.0]])]
+    assert minirl.mean_surprisal(groups) == 3.0
+
+
+def test_diagnostics_report_only_what_the_objective_does():
+    one = torch.ones(4)
+    facts = dict(old=-one, mu=-one, advantage=torch.tensor([1.0, 1.0, -1.0, -1.0]), entropy=one,
+                 mask=torch.tensor([0.0, 1.0, 0.0, 0.0]), weight=torch.tensor([6.0, 1.0, 0.5, 1.25]))
+    minirl_keys, grpo, cispo, unclipped = (
+        diagnostics([facts], Config(**flags)) for flags in
+        (dict(), dict(objective="grpo"), dict(objective="cispo"), dict(clip=False, weight_cap=0)))
+    assert (minirl_keys["weight_truncated"], minirl_keys["clipped_positive"], minirl_keys["clipped_negative"]) == (.25, .25, .5)
+    assert "weight_truncated" not in grpo and grpo["clipped_negative"] == 0.5
+    assert cispo["weight_truncated"] == 0.5 and "clipped_positive" not in cispo
+    assert not {"weight_truncated", "clipped_positive", "clipped_negative"} & set(unclipped)
+    assert minirl_keys["weight_mean"] == pytest.approx(2.1875) and minirl_keys["logprob_gap"] == 0
+
+
+def test_diagnostics_name_each_layer_and_all_of_them():
+    one = torch.ones(2)
+    facts = dict(old=-one, mu=-one, advantage=one, entropy=one, mask=one, weight=one,
+                 agrees=torch.tensor([[True, True], [True, False]]))
+    d = diagnostics([facts], Config())
+    assert (d["routes_agree_0"], d["routes_agree_1"], d["routes_agree_all"]) == (1.0, 0.5, 0.5)

@@ -58,7 +58,7 @@ def test_a_run_leaves_what_its_reader_needs(learnt):
     run, _ = learnt
     metrics = lines(run / "metrics.jsonl")
     assert [row["step"] for row in metrics] == list(range(1, 31))
-    for key in ("reward_first_round", "samples_total", "tokens_total", "zero_signal", "entropy", "kl_k1", "kl_k3",
+    for key in ("reward_first_round", "samples_total", "tokens_total", "zero_signal", "entropy", "entropy_trained", "kl_k1", "kl_k3",
                 "weight_max", "grad_norm", "seconds_sample", "seconds_train", "seconds_sync", "rounds_histogram", "verdicts"):
         assert all(key in row for row in metrics), key
     assert all(row["kl_k3"] < 1e-8 and abs(row["weight_mean"] - 1) < 1e-3 for row in metrics)  # fp32: engine = trainer
