@@ -1,0 +1,98 @@
+"""Would the tests notice? Breaks the code on purpose, a line at a time, and runs the fast tests on it.
+
+    python bench/mutate.py bench/mutants.jsonl                 # every mutant, the tests of its module first
+    python bench/mutate.py bench/mutants.jsonl --only minirl   # those of minirl.py
+
+A mutant is a line of JSON: {"file": "minirl.py", "old": "...", "new": "...", "why": "..."}: `old` must
+occur exactly once in the file. One that changes nothing a test could see has "equivalent": the reason.
+A mutant is killed when a test fails, hangs, or cannot be collected. Survivors are listed with their
+`why`: each is a test that is missing. Tests that need the engine are left out.
+"""
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LEFT_OUT = (".git", ".venv", ".cache", "runs", "__pycache__", ".pytest_cache", "docs")
+ALSO = {  # further tests that look at a module, besides tests/test_<module>.py
+    "minirl": ["objective", "combinations"],
+    "config": ["combinations", "cli"],
+    "policy": ["logprobs", "objective"],
+    "logprobs": ["policy"],
+    "checkpoint": ["faults"],
+    "run": ["faults"],
+    "diagnostics": ["objective"],
+    "rewards": ["grader", "spelling"],
+    "spelling": ["rewards"],
+    "grader": ["rewards"],
+    "prompts": ["data"],
+    "columns": ["data"],
+}
+
+
+def tests_of(module: str) -> list[str]:
+    names = [module, *ALSO.get(module, [])]
+    files = [f"tests/test_{name}.py" for name in names]
+    return [file for file in files if (ROOT / file).exists()]
+
+
+def survives(place: Path, tests: list[str], seconds: float) -> bool:
+    """Whether all of these tests pass on the code in `place`."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
+               "-m", "not engine", *tests]
+    try:
+        done = subprocess.run(command, cwd=place, capture_output=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def mutate(place: Path, mutant: dict) -> str:
+    """Apply a mutant to the copy in `place`; returns the file's text as it was."""
+    file = place / mutant["file"]
+    text = file.read_text(encoding="utf-8")
+    if text.count(mutant["old"]) != 1:
+        times = text.count(mutant["old"])
+        raise SystemExit(f"{mutant['file']} has {mutant['old']!r} {times} times, not once: {mutant}")
+    file.write_text(text.replace(mutant["old"], mutant["new"]), encoding="utf-8")
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Do the tests notice a wrong line?")
+    parser.add_argument("mutants", type=Path)
+    parser.add_argument("--only", default="", help="the mutants of this module")
+    parser.add_argument("--seconds", type=float, default=300, help="a hanging test is a failing one")
+    args = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    mutants = [json.loads(line) for line in args.mutants.read_text(encoding="utf-8").splitlines()]
+    mutants = [m for m in mutants if Path(m["file"]).stem == args.only or not args.only]
+    killed, survived = 0, []
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        place = Path(folder, "copy")
+        shutil.copytree(ROOT, place, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        for mutant in mutants:
+            if "equivalent" in mutant:
+                continue
+            start, before = time.perf_counter(), mutate(place, mutant)
+            alive = survives(place, tests_of(Path(mutant["file"]).stem), args.seconds)
+            (place / mutant["file"]).write_text(before, encoding="utf-8")
+            word = "SURVIVED" if alive else "killed"
+            print(f"{word:9} {time.perf_counter() - start:5.0f} s  {mutant['file']}: {mutant['why']}",
+                  flush=True)
+            killed += not alive
+            survived += [mutant] * alive
+    equivalent = sum("equivalent" in m for m in mutants)
+    print(f"\n{killed} of {killed + len(survived)} killed; {equivalent} equivalent")
+    for mutant in survived:
+        print(f"  {mutant['file']}: {mutant['why']}\n    - {mutant['old']}\n    + {mutant['new']}")
+
+
+if __name__ == "__main__":
+    main()
