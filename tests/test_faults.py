@@ -25,7 +25,7 @@ from minirl import Config
 from parts import run as running
 from parts.config import parse, resolve
 from parts.run import learner
-from test_objective import gradients_of, random_groups, tiny_policy
+from helpers import gradients_of, random_groups, tiny_policy
 
 sys.path.insert(0, str(ROOT / "bench"))
 import crash_test  # noqa: E402

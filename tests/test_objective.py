@@ -15,6 +15,7 @@ from parts.diagnostics import diagnostics
 from parts.policy import Row, micro_batches
 from parts.run import learner
 from ada_sampler import simulate
+from helpers import close, gradients_of, random_groups, tiny_policy
 
 
 def tokens(count: int, seed: int, spread: float = 0.3):
@@ -139,60 +140,7 @@ def test_what_a_token_counts():
     assert scales(2, 6, mini_batches=2) == [1 / 10, 1 / 10]  # the mean of a mini-batch, not the batch
 
 
-# ------------------------------------------------------------------------------------------------- the whole update
-def tiny_policy(seed=0):
-    from parts import tiny
-    from peft import LoraConfig, get_peft_model
-
-    torch.manual_seed(seed)
-    model = tiny.build_model(tiny.build_tokenizer()).double()
-    policy = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"),
-                            autocast_adapter_dtype=False).train()
-    for name, p in policy.named_parameters():
-        if "lora_B" in name:  # zero at the start, which would hide the gradient of A
-            p.data.normal_(0, 0.05)
-    return policy
-
-
-def random_groups(count: int, seed: int):
-    """Groups as the sampler returns them, with responses of 1 to 20 random tokens."""
-    rng, groups = random.Random(seed), []
-    for _ in range(count):
-        rows = []
-        for _ in range(4):
-            ids = [rng.randrange(300) for _ in range(rng.randint(1, 20))]
-            rollout = SimpleNamespace(token_ids=ids, logprobs=[-5.8 + 0.2 * rng.random() for _ in ids], routes=None)
-            rows.append((SimpleNamespace(rollout=rollout), rng.choice([-0.5, 0.5, 0.0])))
-        problem = SimpleNamespace(prompt_ids=[rng.randrange(300) for _ in range(rng.randint(2, 9))])
-        groups.append(SimpleNamespace(problem=problem, kept=rows, rows=lambda rows=rows: rows))
-    return groups
-
-
-def gradients_of(policy, groups, **changes):
-    """The gradient that `update` computes (the optimizer only records it)."""
-    recorded = []
-
-    def record(policy, *_):
-        recorded.append({n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None})
-        policy.zero_grad()
-        return 0.0
-
-    config = Config(**dict(max_tokens=20, micro_tokens=4096) | changes)
-    original, minirl.optimizer_step = minirl.optimizer_step, record
-    try:
-        optimizer = SimpleNamespace(param_groups=[{"lr": 0}])
-        metrics = update(policy, optimizer, None, groups, config, random.Random(0))
-    finally:
-        minirl.optimizer_step = original
-    return recorded, metrics
-
-
-def close(a, b, tolerance=1e-9):
-    assert a.keys() == b.keys()
-    for name in a:
-        torch.testing.assert_close(a[name], b[name], rtol=1e-5, atol=tolerance, msg=name)
-
-
+# ------------------------------------------------------------------ the whole update
 def test_micro_batches_do_not_change_the_gradient():
     policy, groups = tiny_policy(), random_groups(6, seed=1)
     (whole,), _ = gradients_of(policy, groups)
@@ -360,7 +308,8 @@ def test_effective_weights_do_not_depend_on_mini_batches(flags, prompts, monkeyp
     p = [0.05, 0.95] * (prompts // 2)
     w = {}
     for N in (1, 2, 4, 8):
-        policy, config = Coins(p), Config(mini_batches=N, max_tokens=1, **flags)
+        policy = Coins(p)
+        config = Config(mini_batches=N, max_tokens=1, micro_tokens=10**6, **flags)
         monkeypatch.setattr(minirl, "token_logprobs", lambda policy, rows, temperature: (
             policy.logprobs(rows), torch.zeros(len(rows), dtype=torch.float64)))
         total = torch.zeros(prompts, dtype=torch.float64)
