@@ -21,6 +21,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from parts.checkpoint import damage, seal
+
 OPERATIONS = (1, 2, 3, 4, 5, 6)  # a problem's level is its number of operations
 LARGEST = 9  # largest number in a problem; intermediate results stay within 0..99
 TOP = 30
@@ -29,6 +31,7 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m.role != 'system' %}<|{{ m.role }}|>{{ m.content }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+FILES = ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json")  # none may be missing
 WARM_START = dict(steps=1000, batch=16, lr=3e-3, seed=0)
 SIZES = dict(hidden_size=128, intermediate_size=288, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2)
 EXPERTS = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=96, norm_topk_prob=True, head_dim=32,
@@ -162,19 +165,38 @@ def demonstration_batch(rng, tokenizer, batch, lazy):
 def ensure_tiny(name: str = "tiny", progress: bool = True) -> str:
     """The folder of the warm-started model, built on first use (one core: a minute and a half, tiny-moe three minutes).
 
-    The folder's name holds a hash of this file: a changed recipe is a new model, an unchanged one is never rebuilt.
-    Two processes may build at once; each writes a folder of its own and the first to rename it wins.
+    The folder's name holds a hash of this file: a changed recipe is a new model, an unchanged one is rebuilt only if its
+    files are not what was written. Raises SystemExit if there is no writing to the cache.
     """
+    from safetensors import SafetensorError
+
     folder = cached(name)
-    if not (folder / "config.json").exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        building = Path(tempfile.mkdtemp(prefix=f"{name}-building-", dir=folder.parent))
-        build(building, name, progress=progress)
-        try:
-            os.rename(building, folder)
-        except OSError:  # somebody else was faster; both are the same
-            shutil.rmtree(building, ignore_errors=True)
+    try:
+        problem = damage(folder, FILES) if folder.exists() else "not built yet"
+        if problem:
+            if folder.exists():
+                print(f"warning: the built-in model in {folder} is damaged ({problem}); it is built again")
+            build_beside(folder, name, progress)
+    except (OSError, SafetensorError) as error:
+        raise SystemExit(f"The built-in model cannot be kept in {folder.parent} ({error}): set MINIRL_CACHE to a folder "
+                         "that can be written and has some space.") from None
     return str(folder)
+
+
+def build_beside(folder: Path, name: str, progress: bool) -> None:
+    """Two processes may build at once: each writes a folder of its own, and the first to rename it wins."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f"{name}-building-", dir=folder.parent))
+    try:
+        build(building, name, progress=progress)
+        if folder.exists() and damage(folder, FILES):
+            shutil.rmtree(folder)
+        os.rename(building, folder)
+    except OSError:  # of the renaming
+        if damage(folder, FILES):  # else somebody was faster; both are the same
+            raise
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
 
 
 def cached(name: str) -> Path:
@@ -202,6 +224,7 @@ def build(folder, name: str = "tiny", progress: bool = True, **changes) -> None:
     logging.disable_progress_bar()
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
+    seal(Path(folder))
 
 
 if __name__ == "__main__":
