@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from parts import checkpoint
+from parts import checkpoint, folder, logs, memory, stop
 import minirl
 from conftest import ROOT
 from minirl import Config
@@ -87,8 +87,8 @@ def no_memory():
 def test_out_of_memory_is_recognised():
     with pytest.raises(RuntimeError) as real:
         no_memory()
-    assert checkpoint.out_of_memory(real.value) and checkpoint.out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
-    assert not checkpoint.out_of_memory(RuntimeError("shapes differ"))
+    assert memory.out_of_memory(real.value) and memory.out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not memory.out_of_memory(RuntimeError("shapes differ"))
 
 
 def test_out_of_memory_halves_the_micro_batch_and_not_the_gradient(monkeypatch, capsys):
@@ -207,10 +207,10 @@ def test_a_lower_learning_rate_is_taken_on_resume(tmp_path):
 @pytest.mark.parametrize("text", ["\u2028\x85", "ü" * 9, ESCAPE, "\ud800", "\x00"])
 def test_any_completion_can_be_logged_and_read_back(tmp_path, text):
     log = tmp_path / "samples.jsonl"
-    checkpoint.append(log, dict(step=1, completion=text))
-    checkpoint.append(log, dict(step=2, completion=text))
+    logs.append(log, dict(step=1, completion=text))
+    logs.append(log, dict(step=2, completion=text))
     log.write_bytes(log.read_bytes()[:-7])
-    assert checkpoint.cut_back(log, 5) == [dict(step=1, completion=text)]
+    assert logs.cut_back(log, 5) == [dict(step=1, completion=text)]
     assert all(32 <= byte < 127 or byte == 10 for byte in log.read_bytes())  # `cat` of it does a terminal no harm
 
 
@@ -306,7 +306,7 @@ def test_what_decides_a_run_cannot_change_when_it_is_resumed(tmp_path, monkeypat
 # ----------------------------------------------------------------------------------------- stopping, being alive
 def test_a_long_phase_says_that_it_is_alive(capsys):
     seconds = {}
-    with checkpoint.timed(seconds, "sample", every=0.05):
+    with stop.timed(seconds, "sample", every=0.05):
         time.sleep(0.3)
     out = capsys.readouterr().out
     assert "... sample: running for 0 s (kill -USR1" in out and 0.3 <= seconds["seconds_sample"] < 2
@@ -316,7 +316,7 @@ def test_a_long_phase_says_that_it_is_alive(capsys):
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_ctrl_c_ends_the_program_at_once(second):
-    code = f"import sys, time; sys.path.insert(0, {str(ROOT)!r}); from parts.checkpoint import Stop; Stop.install(); print(); time.sleep(60)"
+    code = f"import sys, time; sys.path.insert(0, {str(ROOT)!r}); from parts.stop import Stop; Stop.install(); print(); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-uc", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
@@ -403,8 +403,8 @@ def flip(path):
 
 
 ENGINE_HANGS = """
-import pathlib, time; from parts import checkpoint, engine
-checkpoint.timed.__wrapped__.__defaults__ = (0.5,)  # a heartbeat that does not take a minute
+import pathlib, time; from parts import engine, stop
+stop.timed.__wrapped__.__defaults__ = (0.5,)  # a heartbeat that does not take a minute
 real, log, released = engine.Engine.step, pathlib.Path("runs/evil/metrics.jsonl"), pathlib.Path("released")
 def step(self):
     while log.exists() and len(log.read_text().splitlines()) == 3 and not released.exists():
@@ -539,7 +539,7 @@ def test_an_error_while_evaluating_saves_first_and_is_made_up_for(run, monkeypat
 def holdings():
     """What this process holds: (open files, threads, adapter folders, memory in GB)."""
     folders = sum(len(list(Path(where).glob("minirl-adapter-*"))) for where in ("/dev/shm", os.environ.get("TMPDIR", "/tmp")))
-    return len(os.listdir("/proc/self/fd")), threading.active_count(), folders, checkpoint.memory_gb()
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), folders, memory.memory_gb()
 
 
 @engine_test
@@ -564,7 +564,7 @@ def test_new_shapes_leave_nothing_behind(run):
         run.engine.generate([ids], n=count, max_tokens=2)
         if count in (60, 130):
             run.engine.sync(run.policy)
-            seen.append(checkpoint.memory_gb())
+            seen.append(memory.memory_gb())
     assert seen[1] < 1.02 * seen[0], seen
 
 
