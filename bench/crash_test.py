@@ -164,7 +164,6 @@ def workplace(folder: str) -> Path:
 
     lines = [json.dumps(dict(problem=p["problem"], answer=p["answer"])) for p in tiny.problems("train", 24)]
     (Path(folder) / "few.jsonl").write_text("\n".join(lines))
-    tiny.ensure_tiny()  # the first start is as quick as the others
     return Path(folder)
 
 

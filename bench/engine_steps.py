@@ -59,7 +59,7 @@ def steps(engine, problems, judge, seed: int, barrier: bool, early: bool, limit)
 
 
 def main() -> None:
-    engine = Engine(tiny.ensure_tiny(), max_model_len=512, max_num_seqs=256, dtype="float32")
+    engine = Engine(tiny.folder(), max_model_len=512, max_num_seqs=256, dtype="float32")
     end = engine.tokenizer.eos_token_id
     table = {}
     with Grader(1) as grader:

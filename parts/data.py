@@ -95,7 +95,7 @@ def fetch_model(name: str, context: int) -> str:
     if name in TINY:
         from parts import tiny
 
-        return tiny.ensure_tiny(name)
+        return tiny.folder(name)
     path = resolve_model(name)
     if not Path(path).is_dir():
         go_offline_if_unreachable(path, "model")

@@ -1,24 +1,24 @@
-"""The built-in models: a Qwen2 of 0.5 M parameters, its mixture of experts, their tokenizer and arithmetic, from a seed.
+"""The built-in models: a Qwen2 of 0.5 M parameters, its mixture of experts, and their arithmetic.
 
-`python minirl.py` trains `tiny`, so the whole project can be run, read and tested on a laptop without a GPU and without
-a model hub. Nothing else is special about it: it is a folder in Hugging Face format, vLLM serves it, PEFT adapts it,
-math-verify grades its \\boxed{} answers. `tiny-moe` is the same with 8 experts in every layer, of which a token takes
-2 (Qwen3-MoE, 1.1 M parameters): small enough to see on a CPU what routing replay is for.
+`python minirl.py` trains `tiny`, so the whole project can be run, read and tested on a laptop
+without a GPU and without a model hub. Nothing else is special about it: models/tiny is a folder in
+Hugging Face format, vLLM serves it, PEFT adapts it, math-verify grades its \\boxed{} answers.
+`tiny-moe` is the same with 8 experts in every layer, of which a token takes 2 (Qwen3-MoE, 1.1 M
+parameters): small enough to see on a CPU what routing replay is for.
 
-**The problems** are chains of additions and subtractions such as `7+15-4=?`. The number of operations (1 to 6) sets the
-difficulty: a chain is right only if every link is, so pass rates spread over the whole range.
+**The problems** are chains of additions and subtractions such as `7+15-4=?`. The number of
+operations (1 to 6) sets the difficulty: a chain is right only if every link is, so pass rates
+spread over the whole range.
 
-**The warm start** is a short supervised phase on worked solutions of two kinds: most answer at once
-(`\\boxed{18}`), some write the intermediate results down first. The first kind cannot be learnt for long chains, the
-second can. So the model starts weak but not hopeless, and reinforcement learning has something to find: that working
-it out pays, and how to do it without slips.
+**The warm start** (`python -m parts.tiny tiny FOLDER` repeats it) is a short supervised phase on
+worked solutions of two kinds: most answer at once (`\\boxed{18}`), some write the intermediate
+results down first. The first kind cannot be learnt for long chains, the second can. So the model
+starts weak but not hopeless, and reinforcement learning has something to find: that working it out
+pays, and how to do it without slips.
 """
 import hashlib
-import os
 import random
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 from parts.checkpoint import damage, seal
@@ -28,17 +28,20 @@ LARGEST = 9  # largest number in a problem; intermediate results stay within 0..
 TOP = 30
 END, PAD, USER, ASSISTANT, BOX = "<|endoftext|>", "<|pad|>", "<|user|>", "<|assistant|>", "\\boxed{"
 CHAT_TEMPLATE = (
-    "{% for m in messages %}{% if m.role != 'system' %}<|{{ m.role }}|>{{ m.content }}{% endif %}{% endfor %}"
+    "{% for m in messages %}{% if m.role != 'system' %}"
+    "<|{{ m.role }}|>{{ m.content }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-FILES = ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json")  # none may be missing
+FILES = ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json")
 WARM_START = dict(steps=1000, batch=16, lr=3e-3, seed=0)
-SIZES = dict(hidden_size=128, intermediate_size=288, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2)
-EXPERTS = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=96, norm_topk_prob=True, head_dim=32,
-               router_aux_loss_coef=0.01)  # the last for the warm start only: without it a few experts do all the work
+SIZES = dict(hidden_size=128, intermediate_size=288, num_hidden_layers=3, num_attention_heads=4,
+             num_key_value_heads=2)
+EXPERTS = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=96, head_dim=32,
+               norm_topk_prob=True, router_aux_loss_coef=0.01)
+# The last is for the warm start only: without it a few experts would do all the work.
 
 
-# ---------------------------------------------------------------------------------------------------- the problems
+# ------------------------------------------------------------------------------ the problems
 def chain(rng: random.Random, operations: int) -> tuple[str, list[str], int]:
     """One problem: its text, the lines of its worked solution, its answer."""
     value = rng.randint(1, LARGEST)
@@ -56,7 +59,10 @@ def chain(rng: random.Random, operations: int) -> tuple[str, list[str], int]:
 
 
 def problems(split: str, count: int, seed: int = 0) -> list[dict]:
-    """`count` problems of all levels in turn; no problem text is in both splits (its hash decides where it belongs)."""
+    """`count` problems of all levels in turn. A problem's hash decides in which split it is.
+
+    Raises ValueError for a split that is neither train nor test.
+    """
     if split not in ("train", "test"):
         raise ValueError(f"the built-in problems have the splits train and test, not {split!r}")
     rng, found = random.Random(f"{split}/{seed}"), []
@@ -64,7 +70,8 @@ def problems(split: str, count: int, seed: int = 0) -> list[dict]:
         level = OPERATIONS[len(found) % len(OPERATIONS)]
         text, _, answer = chain(rng, level)
         if in_test_split(text) == (split == "test"):
-            found.append(dict(problem=text, answer=str(answer), id=f"builtin/{split}/{len(found)}", level=level))
+            name = f"builtin/{split}/{len(found)}"
+            found.append(dict(problem=text, answer=str(answer), id=name, level=level))
     return found
 
 
@@ -75,7 +82,8 @@ def in_test_split(text: str) -> bool:
 def demonstration(rng: random.Random, lazy: bool) -> tuple[str, str]:
     """One (problem, completion) pair of the warm start, never from the test split.
 
-    Diligent ones are worked out four times in five. Lazy ones the less often, the longer the chain would be.
+    Diligent ones are worked out four times in five. Lazy ones the less often, the longer the chain
+    would be.
     """
     while True:
         operations = rng.choice(OPERATIONS)
@@ -85,15 +93,16 @@ def demonstration(rng: random.Random, lazy: bool) -> tuple[str, str]:
             return text, "".join(line + "\n" for line in lines if worked) + f"{BOX}{answer}}}"
 
 
-# ------------------------------------------------------------------------------------------- the tokenizer, the model
+# ------------------------------------------------------------------------------ the model
 def build_tokenizer():
-    """Bytes as tokens (so that any text can be encoded) and five added ones: a vocabulary of 261."""
+    """Bytes as tokens, so that any text can be encoded; 10 to 99 are one token each."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     pairs = [(a, b) for a in "123456789" for b in "0123456789"]  # 10..99 are one token each
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet()) + [a + b for a, b in pairs]
-    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=pairs))
+    vocabulary = {token: i for i, token in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in (END, PAD, USER, ASSISTANT)])
@@ -118,16 +127,22 @@ def build_model(tokenizer, name: str = "tiny"):
 
 
 def warm_start(model, tokenizer, *, steps, batch, lr, seed, progress=True) -> float:
-    """Plain supervised learning on demonstrations, loss on the completion only. Returns the last mean loss (nats)."""
+    """Plain supervised learning on demonstrations, loss on the completion only.
+
+    Returns the last mean loss in nats.
+    """
     import torch
     from tqdm import tqdm
 
     rng = random.Random(f"warm start {seed}")
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=lr, total_steps=steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=lr, total_steps=steps, pct_start=0.1)
     model.train()
-    balance = {"output_router_logits": True} if hasattr(model.config, "num_experts") else {}  # adds the load-balancing loss
-    bar = tqdm(range(steps), desc="warm start of the built-in model", disable=not progress, mininterval=1)
+    balance = {}
+    if hasattr(model.config, "num_experts"):
+        balance = {"output_router_logits": True}  # adds the load-balancing loss
+    bar = tqdm(range(steps), desc="warm start", disable=not progress, mininterval=1)
     for step in bar:
         ids, labels = demonstration_batch(rng, tokenizer, batch, lazy=step > 0.8 * steps)
         loss = model(input_ids=ids, labels=labels, **balance).loss
@@ -161,52 +176,26 @@ def demonstration_batch(rng, tokenizer, batch, lazy):
     return ids, labels
 
 
-# ------------------------------------------------------------------------------------------------------- the cache
-def ensure_tiny(name: str = "tiny", progress: bool = True) -> str:
-    """The folder of the warm-started model, built on first use (one core: a minute and a half, tiny-moe three minutes).
+# ------------------------------------------------------------------------------ the folder
+def folder(name: str = "tiny") -> str:
+    """The built-in model's folder, an ordinary one in Hugging Face format.
 
-    The folder's name holds a hash of this file: a changed recipe is a new model, an unchanged one is rebuilt only if its
-    files are not what was written. Raises SystemExit if there is no writing to the cache.
+    Raises SystemExit if a file in it is not what `build` has written.
     """
-    from safetensors import SafetensorError
-
-    folder = cached(name)
-    try:
-        problem = damage(folder, FILES) if folder.exists() else "not built yet"
-        if problem:
-            if folder.exists():
-                print(f"warning: the built-in model in {folder} is damaged ({problem}); it is built again")
-            build_beside(folder, name, progress)
-    except (OSError, SafetensorError) as error:
-        raise SystemExit(f"The built-in model cannot be kept in {folder.parent} ({error}): set MINIRL_CACHE to a folder "
-                         "that can be written and has some space.") from None
-    return str(folder)
-
-
-def build_beside(folder: Path, name: str, progress: bool) -> None:
-    """Two processes may build at once: each writes a folder of its own, and the first to rename it wins."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f"{name}-building-", dir=folder.parent))
-    try:
-        build(building, name, progress=progress)
-        if folder.exists() and damage(folder, FILES):
-            shutil.rmtree(folder)
-        os.rename(building, folder)
-    except OSError:  # of the renaming
-        if damage(folder, FILES):  # else somebody was faster; both are the same
-            raise
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-
-
-def cached(name: str) -> Path:
-    """Where the model is kept: under $MINIRL_CACHE or ~/.cache/minirl."""
-    cache = Path(os.environ.get("MINIRL_CACHE") or Path.home() / ".cache" / "minirl")
-    return cache / f"{name}-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]}"
+    found = Path(__file__).resolve().parent.parent / "models" / name
+    problem = damage(found, FILES)
+    if problem:
+        raise SystemExit(f"The built-in model in {found} is damaged ({problem}): "
+                         "restore it with `git checkout models`.")
+    return str(found)
 
 
 def build(folder, name: str = "tiny", progress: bool = True, **changes) -> None:
-    """Make tokenizer and model from a seed and save them. On one thread, so that the weights come out the same."""
+    """Make tokenizer and model from a seed and save them: what is in models/ was made so.
+
+    On one thread, so that a machine always makes the same weights. Another kind of processor rounds
+    differently and makes others, which is why the weights are files of this repository.
+    """
     import torch
     from transformers.utils import logging
 
@@ -223,10 +212,13 @@ def build(folder, name: str = "tiny", progress: bool = True, **changes) -> None:
         torch.set_num_threads(threads)
     logging.disable_progress_bar()
     tokenizer.save_pretrained(folder)
+    if name == "tiny-moe":
+        model.bfloat16()  # half the bytes; everybody loads it in the precision of the run
     model.save_pretrained(folder)
     seal(Path(folder))
 
 
 if __name__ == "__main__":
-    for model in sys.argv[1:] or ["tiny"]:
-        print(ensure_tiny(model))
+    if len(sys.argv) != 3 or sys.argv[1] not in ("tiny", "tiny-moe"):
+        raise SystemExit("usage: python -m parts.tiny {tiny,tiny-moe} FOLDER")
+    build(sys.argv[2], sys.argv[1])

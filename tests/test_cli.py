@@ -65,21 +65,21 @@ def test_wrong_flags_answer_before_torch_is_imported(tmp_path):
     (["--data", "broken.jsonl"], ["broken.jsonl", "2"]),
     (["--data", "long.jsonl"], ["over 256 tokens", "--max-prompt-tokens"]),
 ])
-def test_wrong_model_or_data(flags, sentences, tmp_path, tiny_cache):
+def test_wrong_model_or_data(flags, sentences, tmp_path):
     (tmp_path / "odd.jsonl").write_text('{"alpha": "1+1", "beta": 2}\n')
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "broken.jsonl").write_text('{"problem": "1+1", "answer": "2"}\n{"problem": \n')
     (tmp_path / "long.jsonl").write_text(json.dumps(dict(problem="1+" * 500 + "1", answer="501")) + "\n")
-    code, text, seconds = run(*flags, cwd=tmp_path, env=tiny_cache)
+    code, text, seconds = run(*flags, cwd=tmp_path)
     assert code not in (0, None) and "Traceback" not in text, text
     assert all(sentence in text for sentence in sentences), text
     assert seconds < 40   # 3 to 5 s on an idle machine
     assert not (tmp_path / "runs").exists()
 
 
-def test_unreachable_hub_names_the_ways_out(tmp_path, tiny_cache):
+def test_unreachable_hub_names_the_ways_out(tmp_path):
     """Whatever is between us and the hub: here a port on which nobody answers."""
-    blocked = tiny_cache | dict(HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=str(tmp_path / "hf"))
+    blocked = dict(HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=str(tmp_path / "hf"))
     code, text, seconds = run("--data", "some/dataset", cwd=tmp_path, env=blocked)
     assert code == 1 and "--data file.jsonl" in text and seconds < 40 and "Traceback" not in text, text
     code, text, seconds = run("--model", "Qwen2.5-Math-1.5B", "--data", "builtin", cwd=tmp_path, env=blocked, seconds=60)
@@ -87,10 +87,10 @@ def test_unreachable_hub_names_the_ways_out(tmp_path, tiny_cache):
     assert "Traceback" not in text
 
 
-def test_an_existing_run_is_not_overwritten(tmp_path, tiny_cache):
+def test_an_existing_run_is_not_overwritten(tmp_path):
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "config.json").write_text("{}")
-    code, text, _ = run("--name", "mine", cwd=tmp_path, env=tiny_cache)
+    code, text, _ = run("--name", "mine", cwd=tmp_path)
     assert code == 1 and "exists already" in text and "--resume" in text and "--name" in text
 
 

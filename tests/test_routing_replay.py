@@ -392,12 +392,7 @@ def test_r3_closes_most_of_the_gap_in_low_precision(folder, options, trainer):
 @pytest.mark.engine
 def test_a_run_with_replay_from_the_command_line(tmp_path):
     """Off-policy, R3, an engine in low precision: two steps, and what they log."""
-    environment = os.environ | {"MINIRL_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    os.environ["MINIRL_CACHE"], before = str(tmp_path / "cache"), os.environ.get("MINIRL_CACHE")
-    try:
-        tiny.build(tiny.cached("tiny-moe"), "tiny-moe", progress=False, steps=20, batch=8)
-    finally:
-        os.environ.pop("MINIRL_CACHE") if before is None else os.environ.update(MINIRL_CACHE=before)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     flags = ["--model", "tiny-moe", "--mini-batches", "4", "--kv-cache-dtype", "fp8", "--steps", "2", "--eval-questions", "6",
              "--eval-k", "1", "--name", "moe", "--batch-prompts", "8"]
     done = subprocess.run([sys.executable, str(ROOT / "minirl.py"), *flags], cwd=tmp_path, env=environment, capture_output=True, text=True)

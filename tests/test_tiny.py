@@ -1,5 +1,6 @@
 """The built-in model and its problems: reproducible, honest, solvable."""
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -64,6 +65,36 @@ def test_same_seed_same_weights_other_seed_other_weights(tmp_path):
     assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
     assert not all(torch.equal(a[k], c[k]) for k in a)
     assert 0.5e6 < sum(t.numel() for t in a.values()) < 2e6
+
+
+def accuracy(folder, samples=4):
+    """avg@k on held-out problems with plain Hugging Face sampling."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    rows = [p for p in tiny.problems("test", 120) for _ in range(samples)]
+    prompts = [tokenizer.apply_chat_template([{"role": "user", "content": p["problem"]}],
+                                             add_generation_prompt=True, tokenize=False) for p in rows]
+    inputs = tokenizer(prompts, return_tensors="pt", padding=True)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        out = model.generate(**inputs, max_new_tokens=64, do_sample=True, temperature=1.0, top_k=0)
+    texts = tokenizer.batch_decode(out[:, inputs["input_ids"].shape[1]:], skip_special_tokens=True)
+    return sum(text.endswith(f"\\boxed{{{p['answer']}}}") for text, p in zip(texts, rows)) / len(rows)
+
+
+def test_the_models_of_the_repository_are_small_and_weak_but_not_hopeless():
+    assert sum(file.stat().st_size for file in Path(tiny.folder()).parent.rglob("*")) < 5e6
+    for name in ("tiny", "tiny-moe"):
+        assert 0.15 < accuracy(tiny.folder(name)) < 0.35
+
+
+@pytest.mark.slow
+def test_the_recipe_still_makes_an_equally_good_model(tmp_path):
+    """Another processor makes other weights, and so does another version of torch; not a better or worse start."""
+    tiny.build(tmp_path, progress=False)
+    assert abs(accuracy(tmp_path) - accuracy(tiny.folder())) < 0.08
 
 
 def test_building_leaves_the_callers_random_state_alone(tmp_path):

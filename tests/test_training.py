@@ -81,9 +81,9 @@ def test_the_adapter_gives_the_same_logprobs_with_plain_peft_and_with_vllm(learn
     from parts import tiny
 
     run, _ = learnt
-    base = AutoModelForCausalLM.from_pretrained(tiny.ensure_tiny())
+    base = AutoModelForCausalLM.from_pretrained(tiny.folder())
     policy = PeftModel.from_pretrained(base, run / "checkpoints" / "step-000030")
-    tokenizer = AutoTokenizer.from_pretrained(tiny.ensure_tiny())
+    tokenizer = AutoTokenizer.from_pretrained(tiny.folder())
     texts = [row["prompt"] + row["completion"] for row in lines(run / "samples.jsonl")[-6:]]
     rows = [Row(tokenizer.encode(text), 1, [], 0.0) for text in texts]
     with torch.no_grad():
@@ -94,7 +94,7 @@ def test_the_adapter_gives_the_same_logprobs_with_plain_peft_and_with_vllm(learn
             untrained = token_logprobs(policy, rows)[0]
     torch.testing.assert_close(ours, torch.cat(plain), atol=1e-5, rtol=0)
     assert (ours - untrained).abs().max() > 0.1
-    served = engine.Engine(tiny.ensure_tiny(), max_model_len=256, dtype="float32", sync_mode="adapter")
+    served = engine.Engine(tiny.folder(), max_model_len=256, dtype="float32", sync_mode="adapter")
     served._adapter = vllm.lora.request.LoRARequest("saved", 1, str(run / "checkpoints" / "step-000030"))
     scores = torch.tensor([x for row in served.score([row.ids for row in rows]) for x in row])
     torch.testing.assert_close(scores, ours, atol=1e-4, rtol=0)
@@ -128,7 +128,7 @@ def test_the_path_of_a_real_model_in_bfloat16(tmp_path, learnt):
 
     rows = [dict(question=p["problem"], final_answer=[p["answer"]]) for p in tiny.problems("train", 48)]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    out = train(tmp_path, "--model", tiny.ensure_tiny(), "--data", "mine.jsonl", "--eval-data", "builtin", "--template", "chat",
+    out = train(tmp_path, "--model", tiny.folder(), "--data", "mine.jsonl", "--eval-data", "builtin", "--template", "chat",
                 "--dtype", "bfloat16", "--sync", "adapter", "--gradient-checkpointing", "on", "--name", "bf16", "--steps", "3",
                 "--max-prompt-tokens", "64", "--lr", "0.001", "--micro-tokens", "2048", *SMALL)
     assert "data: mine.jsonl: 48 problems" in out
@@ -140,10 +140,10 @@ def test_the_path_of_a_real_model_in_bfloat16(tmp_path, learnt):
     assert set(adapter["target_modules"]) >= {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
-def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(tmp_path, tiny_cache):
+def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(tmp_path):
     process = subprocess.Popen(
         [sys.executable, str(ROOT / "minirl.py"), "--name", "stopped", "--steps", "1000", *SMALL], cwd=tmp_path, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | tiny_cache)
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     metrics, deadline = tmp_path / "runs/stopped/metrics.jsonl", time.time() + 300
     while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 3):
         assert time.time() < deadline and process.poll() is None
