@@ -337,13 +337,15 @@ def test_a_file_where_the_runs_folder_should_be(tmp_path, monkeypatch, resume):
     assert Path("runs/mine").read_text() == "a note"
 
 
-def test_a_cache_that_cannot_be_written(tmp_path):
-    """Nothing has begun yet, so nothing is said to be safe and there is nothing to resume."""
-    (tmp_path / "cache").write_text("a file")
-    cache = str(tmp_path / "cache" / "deep")
-    code, text, _ = said(tmp_path, "--name", "mine", MINIRL_CACHE=cache)
-    assert code == 1 and "MINIRL_CACHE" in text and "--resume" not in text, text
-    assert not (tmp_path / "runs").exists()
+def test_where_nothing_can_be_written_nothing_is_said_to_be_safe(tmp_path, monkeypatch):
+    """Nothing has begun yet, so there is nothing to resume."""
+    monkeypatch.chdir(tmp_path)
+    Path("runs").write_text("a file")
+    with pytest.raises(SystemExit) as ended, running.last_words(Config(name="mine")):
+        folder.claim(Path("runs/mine"), resume=False)
+    sentence = str(ended.value)
+    assert "runs/mine" in sentence and "nothing was saved yet" in sentence
+    assert "--resume" not in sentence and "\n" not in sentence
 
 
 @pytest.mark.parametrize("saved", [False, True])
