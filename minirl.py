@@ -42,7 +42,7 @@ if __name__ == "__main__":  # before torch is imported: --help and a wrong flag 
 import torch
 from tqdm import tqdm
 
-from ada_sampler import collect, summarize
+from ada_sampler import collect
 from eval import evaluate, report
 from parts.checkpoint import Interrupted, Stop, memory_gb, out_of_memory, timed
 from parts.diagnostics import diagnostics
@@ -51,6 +51,7 @@ from parts.policy import Row, micro_batches
 from parts.routing_replay import replaying
 from parts.run import (WatchedEngine, finish, nothing_lost, prepare, record, record_evaluation,
                        reseed, show)
+from parts.summary import summarize
 from rewards import Grader
 
 
