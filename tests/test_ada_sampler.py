@@ -5,9 +5,10 @@ import math
 import random
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Literal
 
 import pytest
 
@@ -109,6 +110,54 @@ def test_keep_cases(correct, wrong, n, expected):
     assert (sum(s.correct for s in kept), sum(not s.correct for s in kept)) == expected
 
 
+def test_kept_are_the_first_drawn_however_long_they_are():
+    """Long answers are drawn first here: neither length nor the order of finishing may choose."""
+    engine = Engine(length=lambda rng, correct: 60 - len(engine.seen))
+    for g in run(coins([0.5] * 4), config(), engine):
+        for kind in (True, False):
+            drawn = [s.index for s in g.pool if s.correct == kind]
+            assert [s.index for s in g.kept if s.correct == kind] == drawn[:2]
+
+
+@pytest.mark.parametrize(
+    "rule, correct, wrong, rounds, outcome",
+    [
+        ("uniform", 0, 4, 1, "resolved"),
+        ("gvm", 0, 8, 2, "resolved"),
+        ("ada-est", 8, 0, 1, "resolved"),
+        ("dapo", 1, 3, 1, "resolved"),
+        ("dapo", 3, 1, 1, "resolved"),
+        ("dapo", 0, 4, 1, "no correct"),
+        ("dapo", 4, 0, 1, "no wrong"),
+        ("ada-pos", 1, 7, 1, "resolved"),
+        ("ada-pos", 0, 8, 1, ""),
+        ("ada-pos", 0, 24, 3, ""),
+        ("ada-pos", 0, 32, 4, "no correct"),
+        ("ada-balance", 2, 6, 1, "resolved"),
+        ("ada-balance", 6, 2, 1, "resolved"),
+        ("ada-balance", 1, 7, 1, ""),
+        ("ada-balance", 7, 1, 1, ""),
+        ("ada-balance", 1, 31, 4, "no correct"),
+        ("ada-balance", 31, 1, 4, "no wrong"),
+        ("ada-balance", 0, 0, 4, "no correct"),
+    ],
+)
+def test_when_a_prompt_closes(rule, correct, wrong, rounds, outcome):
+    assert ada.exit_test(correct, wrong, rounds, config(rule)) == outcome
+
+
+def test_when_a_prompt_closes_by_its_own_settings():
+    five = config(n=5, M=8)  # two correct and three wrong
+    assert ada.exit_test(2, 3, 1, five) == "resolved" and ada.exit_test(3, 2, 1, five) == ""
+    assert ada.exit_test(2, 6, 1, config("ada-pos", k_pos=3)) == ""
+    assert ada.exit_test(3, 5, 1, config("ada-pos", k_pos=3)) == "resolved"
+    capped = config(max_rounds_all_correct=2)
+    assert ada.exit_test(8, 0, 1, capped) == "" and ada.exit_test(16, 0, 2, capped) == "no wrong"
+    assert ada.exit_test(15, 1, 2, capped) == ""  # it has shown a wrong answer: the hunt goes on
+    assert ada.exit_test(0, 16, 2, capped) == ""  # nor is it for prompts that are never solved
+    assert ada.exit_test(1, 0, 2, capped) == ""  # too few correct ones yet
+
+
 # ------------------------------------------------------------------------------------- advantages and weights
 def test_the_baseline_is_the_mean_of_the_pool_not_of_the_kept():
     group = Group(0, None, [sample(i, i in (3, 9)) for i in range(16)], rounds=2, outcome="resolved")
@@ -170,6 +219,26 @@ def test_row_weights():
             )
         )
     assert ada.row_weights([], 0.0, 4, "log") == []
+
+
+def test_est_weighs_by_the_pass_rate_and_not_by_the_mean_reward():
+    """With rewards of -0.5 and 2 the two differ, and the mean may even be negative."""
+    cfg = config("ada-est", est_eps=0.04)
+    for g in run(mixed(20), cfg, grader=Grader((-0.5, 2.0))):
+        share = fmean(s.correct for s in g.pool)
+        assert g.weights == pytest.approx([(share + 0.04) ** -0.5] * len(g.pool))
+
+
+def test_only_the_weighting_sees_how_many_rows_a_prompt_has():
+    """unbiased: the coefficients of a prompt add up to as many rows as prompts have on average."""
+    for rule, changes in (("ada-balance", {}), ("ada-pos", {}), ("gvm", {}), ("gvm", dict(gvm_reuse_pilots=True))):
+        cfg = config(rule, weighting="unbiased", **changes)
+        groups = run(coins([0.3, 0.5, 0.7] * 8), cfg)
+        rows = sum(len(g.kept) for g in groups) / len(groups)
+        assert rows == ada.rows_per_prompt(cfg)
+        for g in groups:
+            if {s.correct for s in g.kept} == {True, False}:
+                assert math.isclose(sum(g.weights), rows)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -456,6 +525,41 @@ def test_dapo_with_hopeless_prompts_ends():
     assert len(run(coins([0.0] * 10), config("dapo", max_samples_per_step=60))) == 15  # 15 tries of 4 fit
 
 
+def test_unresolved_prompts_can_leave_the_batch():
+    for rule in ("ada-pos", "ada-balance"):
+        kept, dropped = (run(mixed(40), config(rule, drop_unresolved=drop)) for drop in (False, True))
+        assert {g.outcome == "resolved" for g in kept} == {True, False}
+        for g, h in zip(kept, dropped):
+            assert (g.pool, g.outcome, g.baseline, g.p_hat) == (h.pool, h.outcome, h.baseline, h.p_hat)
+            assert g.kept and h.kept == (g.kept if g.outcome == "resolved" else [])
+            assert len(h.rows()) == len(h.kept)
+
+
+def test_what_is_known_of_a_prompt_stays_where_it_got_no_draw():
+    cfg, problems = config("ada-est"), coins([0.5] * 20)
+    estimator = Estimator(cfg)
+    run(problems, cfg, estimator=estimator)
+    before = estimator.state_dict()
+    short = config("ada-est", max_samples_per_step=12)
+    estimator.config = short
+    groups = run(problems, short, Engine(1), estimator=estimator)
+    assert sum(len(g.pool) for g in groups) == 12
+    assert {g.outcome for g in groups if not g.pool} == {"out of budget"}
+    for g in groups:
+        known = estimator.counts[g.problem.id]
+        if g.pool:
+            assert known == [0.9 * before[g.problem.id][0] + 1, pytest.approx(0.9 * before[g.problem.id][1] + g.p_hat)]
+        else:
+            assert known == before[g.problem.id]
+
+
+def test_the_prior_of_a_pass_rate_is_alpha_to_beta():
+    estimator, problem = Estimator(config("ada-est", est_alpha=0.3, est_beta=0.9)), Coin("x", 0.5)
+    assert math.isclose(estimator.pass_rate(problem), 0.25)
+    estimator.update(Group(0, problem, [sample(i, i < 3) for i in range(4)]))
+    assert math.isclose(estimator.pass_rate(problem), (3 + 0.3) / (4 + 1.2))
+
+
 def test_est_learns_where_the_samples_are_needed():
     cfg, problems = config("ada-est"), coins([0.02, 0.5, 1.0] * 8)
     estimator = Estimator(cfg)
@@ -548,6 +652,102 @@ def test_the_sample_budget_is_never_exceeded(rule, budget):
         assert len(engine.seen) == wanted
 
 
+SPEEDS = dict(
+    wrong_slow=lambda rng, correct: 2 if correct else 20,
+    wrong_fast=lambda rng, correct: 20 if correct else 2,
+    same=lambda rng, correct: 5,
+    random=lambda rng, correct: rng.randint(1, 30),
+)
+
+
+def extra_rounds(groups, p):
+    return fmean(g.rounds - 1 for g in groups if g.problem.p == p)
+
+
+@pytest.mark.parametrize("rule, changes", [
+    ("ada-balance", {}), ("ada-pos", dict(k_pos=2)), ("ada-balance", dict(M_first=12, N=6)), ("dapo", dict(n=8))])
+@pytest.mark.parametrize("budget", [216, 256, 400])
+def test_a_sample_budget_does_not_go_to_whoever_writes_fastest(rule, changes, budget):
+    """Half of the prompts are hard, half easy: the same prompts get the same rounds at any speed."""
+    extra = {}
+    for seed in range(8):
+        problems, found = coins([0.05, 0.95] * 12), []
+        for length in SPEEDS.values():
+            for how in ({}, dict(barrier=True), dict(early_opening=False)):
+                spare = iter(coins([0.5] * 999))
+                engine = Engine(seed, 10**9, length)
+                groups = run(problems, config(rule, max_samples_per_step=budget, **changes), engine, more=lambda: next(spare), **how)
+                found.append(outcomes(groups))
+        assert all(one == found[0] for one in found)
+        for p in (0.05, 0.95):
+            extra.setdefault(p, []).append(extra_rounds(groups[:24], p))
+    if (rule, changes, budget) == ("ada-balance", {}, 256):  # nor does it go to one kind in another way
+        assert abs(fmean(extra[0.05]) - fmean(extra[0.95])) < 0.15 and fmean(extra[0.05]) > 0.2
+
+
+def test_a_token_budget_does_not_go_to_whoever_writes_fastest():
+    for length in SPEEDS.values():
+        hard, easy = [], []
+        for seed in range(30):
+            groups = run(coins([0.05, 0.95] * 12), config(max_tokens_per_step=3000), Engine(seed, 10**9, length))
+            hard.append(extra_rounds(groups, 0.05))
+            easy.append(extra_rounds(groups, 0.95))
+            cut = [g.rounds for g in groups if g.outcome == "out of budget"]
+            assert len(set(cut)) <= 1  # all of the same round
+        assert abs(fmean(hard) - fmean(easy)) < 0.25
+
+
+def test_a_budget_that_cannot_run_out_makes_nobody_wait():
+    free, limited = Engine(1, slots=16), Engine(1, slots=16)
+    run(mixed(24), config(), free)
+    run(mixed(24), config(max_samples_per_step=24 * 32), limited)
+    assert limited.log == free.log
+    scarce, barrier = Engine(1, slots=16), Engine(1, slots=16)
+    run(mixed(24), config(max_samples_per_step=24 * 32 - 1), scarce)
+    assert scarce.log != free.log  # one less might not suffice, as long as nobody is resolved
+    rounds = [len(keys) for keys in scarce.log if keys]
+    run(mixed(24), config(), barrier, barrier=True)
+    assert rounds[:2] == [len(keys) for keys in barrier.log if keys][:2]
+
+
+def test_a_prompt_whose_hunt_is_over_frees_its_share_of_the_budget():
+    """Once the open prompts cannot exceed the budget any more, they go ahead again."""
+    problems = coins([0.0] + [0.5] * 23)
+    lengths = dict(length=lambda rng, correct: rng.randint(1, 30))
+    scarce, free = Engine(2, 10**9, **lengths), Engine(2, 10**9, **lengths)
+    groups = run(problems, config(max_samples_per_step=400), scarce)
+    assert outcomes(groups) == outcomes(run(problems, config(), free))
+    first = max(len(s.rollout.token_ids) for g in groups for s in g.pool if s.round == 0)
+    later = [step for step, keys in enumerate(scarce.log) if keys][1:]
+    assert later[0] >= first and later[-1] < first + 3 * 30
+
+
+@pytest.mark.parametrize("budget, rounds", [(15, 1), (16, 2), (23, 2), (24, 3), (31, 3), (32, 4), (33, 4)])
+def test_the_last_round_that_fits_a_sample_budget_exactly_is_opened(budget, rounds):
+    [g] = run(coins([0.0]), config(max_samples_per_step=budget))
+    assert (g.rounds, len(g.pool)) == (rounds, 8 * rounds)
+    assert g.outcome == ("no correct" if rounds == 4 else "out of budget")
+
+
+@pytest.mark.parametrize("budget, rounds", [(1, 1), (24, 1), (25, 2), (48, 2), (49, 3), (10**6, 4)])
+def test_no_round_is_opened_once_a_token_budget_is_spent(budget, rounds):
+    """Rounds of 8 samples of 3 tokens: what is reached is spent."""
+    [g] = run(coins([0.0]), config(max_tokens_per_step=budget), Engine(length=lambda rng, correct: 3))
+    assert (g.rounds, len(g.pool)) == (rounds, 8 * rounds)
+
+
+def test_gvm_shares_out_what_a_budget_leaves():
+    problems = coins([0.5, 1.0] * 10)
+    groups = run(problems, config("gvm", max_samples_per_step=200))
+    assert sum(s.round == 1 for g in groups for s in g.pool) == 200 - 20 * 8
+    few = run(problems, config("gvm", max_samples_per_step=100))  # pilots for twelve, and nothing for the rest
+    assert [bool(g.pool) for g in few] == [True] * 12 + [False] * 8
+    assert sum(len(g.kept) for g in few) == 4 and {g.outcome for g in few[12:]} == {"out of budget"}
+    assert sum(g.outcome == "resolved" for g in few) == sum(bool(g.kept) for g in few)
+    spent = run(problems, config("gvm", max_tokens_per_step=20))
+    assert all(len(g.pool) == 8 and g.outcome == "out of budget" for g in spent)
+
+
 def test_out_of_budget_prompts_keep_what_they_have():
     groups = run(coins([0.02] * 20), config(max_samples_per_step=200))
     assert {g.outcome for g in groups} >= {"out of budget"} and all(len(g.kept) == 4 for g in groups)
@@ -581,6 +781,17 @@ def test_lost_samples_are_an_error():
         collect(coins([0.5] * 3), config("uniform"), Lossy(), Grader())
 
 
+@pytest.mark.parametrize("how", [{}, dict(barrier=True), dict(early_opening=False)])
+@pytest.mark.parametrize("key", [(0, 0), (1, 7), (1, 9), (2, 31)])
+def test_a_sample_lost_in_any_round_names_its_prompt(key, how):
+    class Lossy(Engine):
+        def step(self):
+            return [pair for pair in super().step() if pair[0] != key]
+
+    with pytest.raises(RuntimeError, match=rf"never came back: \[{key[0]}\]"):
+        collect(coins([0.0] * 3), config(), Lossy(), Grader(), **how)
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [
@@ -603,6 +814,25 @@ def test_lost_samples_are_an_error():
         (dict(sampler="est", M=64), "N_min to N_max"),
         (dict(sampler="est", est_eps=0), "est_eps must be"),
         (dict(sampler="gvm", gvm_alpha=-1), "gvm_alpha must be"),
+        (dict(sampler="gvm", gvm_alpha=0.0, gvm_beta=3.0), "gvm_beta has no effect with gvm_alpha = 0"),
+        (dict(sampler="gvm", M=1), "M = 1 leaves nothing to compare"),
+        (dict(sampler="est", M=1, N_min=1), "M = 1 leaves nothing to compare"),
+        (dict(sampler="dapo", n=1, advantage="raft"), "n = 1 leaves nothing to compare"),
+        (dict(sampler="est", N_min=9), "N_min to N_max"),
+        (dict(sampler="est", advantage="group-std"), "group-std would divide once more"),
+        (dict(advantage="group-std", weighting="unbiased"), "weighting unbiased would not be what it says"),
+        (dict(sampler="gvm", advantage="group-std", weighting="log"), "weighting log would not be"),
+        (dict(sampler="uniform", advantage="group-std", weighting="inv_p"), "weighting inv_p would not be"),
+        (dict(M_first=8, N=1), "M_first has no effect with N = 1"),
+        (dict(max_rounds_all_correct=4), "max_rounds_all_correct has no effect from N = 4 on"),
+        (dict(max_tokens_per_step=9, N=1), "max_tokens_per_step has no effect where no prompt gets a further"),
+        (dict(sampler="dapo", max_tokens_per_step=9, max_refills=0), "max_tokens_per_step has no effect where"),
+        (dict(sampler="uniform", max_tokens_per_step=9), "max_tokens_per_step has no effect under uniform"),
+        (dict(max_samples_per_step=2), "max_samples_per_step = 2 does not allow one prompt its first 8 samples"),
+        (dict(M_first=16, max_samples_per_step=15), "its first 16 samples"),
+        (dict(sampler="uniform", max_samples_per_step=3), "its first 4 samples"),
+        (dict(sampler="gvm", gvm_pilot=5, max_samples_per_step=4), "its first 5 samples"),
+        (dict(sampler="est", max_samples_per_step=7), "its first 8 samples"),
     ],
 )
 def test_validate_says_what_is_wrong(changes, message):
@@ -622,6 +852,146 @@ def test_what_validate_lets_through():
     config("uniform", n=1, advantage="raft").validate()
     config("gvm", advantage="raft", M=1).validate()
     config("gvm", gvm_reuse_pilots=True, M=1).validate()
+    config("est", advantage="raft", M=1, N_min=1).validate()
+    config("pos", k_pos=32).validate()  # all N*M draws
+    config("balance", n=8, M=9, M_first=8, max_rounds_all_correct=3).validate()
+    config("est", N_min=8, N_max=8).validate()
+    config("dapo", max_tokens_per_step=9, max_refills=1).validate()
+    config("gvm", max_tokens_per_step=9, gvm_alpha=0.0).validate()
+    config(max_samples_per_step=8, max_tokens_per_step=1, N=2).validate()
+    config("uniform", n=4, max_samples_per_step=4).validate()
+
+
+CHANGED = dict(
+    n=6, M=7, N=2, M_first=12, threshold=0.9, k_pos=3, max_rounds_all_correct=1, drop_unresolved=True,
+    max_samples_per_step=60, max_tokens_per_step=300, max_refills=0, advantage="leave-one-out", weighting="log",
+    est_decay=0.2, est_alpha=3.0, est_beta=30.0, est_eps=0.5, N_min=5, N_max=10, gvm_pilot=3, gvm_alpha=0.9, gvm_beta=0.5,
+    gvm_norms="one", gvm_reuse_pilots=True,
+)
+
+
+def three_visits(cfg):
+    """All that the trainer and the log see of three steps, with rewards 0 and 0.8."""
+    estimator, seen = Estimator(cfg), []
+    for seed in range(3):
+        groups = run(mixed(20), cfg, Engine(seed), Grader((0.0, 0.8)), estimator=estimator)
+        seen.append([(outcomes([g]), [c for _, c in g.rows()]) for g in groups])
+    return seen
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("setting", [f.name for f in fields(SamplerConfig) if f.name != "sampler"])
+def test_every_setting_changes_something_or_is_refused(rule, setting):
+    cfg = config(rule, **{setting: CHANGED[setting]})
+    if setting == "gvm_norms" and rule == "gvm":
+        return  # read by the trainer, which computes the norms
+    try:
+        cfg.validate()
+    except ValueError as error:
+        assert "has no effect" in str(error) or (rule, setting) == ("ada-est", "weighting")
+        assert "\n" not in str(error) and setting in str(error)
+        assert setting not in ada.RULES[rule].reads.split()
+        return
+    assert three_visits(cfg) != three_visits(config(rule))
+
+
+def test_the_table_names_settings_that_exist():
+    names = {f.name for f in fields(SamplerConfig)}
+    for rule in ada.RULES.values():
+        assert {rule.first, *rule.reads.split()} <= names and rule.kept in ("n", "all")
+
+
+def test_a_new_rule_is_a_row_of_the_table(tmp_path, monkeypatch):
+    """ada-neg, rounds until one answer is wrong, by adding nothing but a row to a copy of the file."""
+    source = (ROOT / "ada_sampler.py").read_text()
+    row = '    "ada-neg": Rule("M_first", lambda c: (0, 1), True, "n", ADA),\n'
+    (tmp_path / "with_neg.py").write_text(source.replace('    "ada-est":     Rule(', row + '    "ada-est":     Rule(', 1))
+    monkeypatch.syspath_prepend(tmp_path)
+    import with_neg
+
+    cfg = with_neg.SamplerConfig(sampler="ada-neg")
+    problems = coins([1.0, 0.95, 0.5, 0.0] * 5)
+    groups = with_neg.collect(problems, cfg, Engine(), Grader())
+    assert {g.rounds for g in groups} > {1, 4}
+    for g in groups:
+        wrong = [s.round for s in g.pool if not s.correct]
+        assert (g.outcome, g.rounds) == (("resolved", min(wrong) + 1) if wrong else ("no wrong", 4))
+        assert len(g.kept) == 4
+    with pytest.raises(ValueError, match="max_rounds_all_correct has no effect under ada-neg"):
+        with_neg.SamplerConfig(sampler="ada-neg", max_rounds_all_correct=1).validate()
+
+
+# ------------------------------------------------------------------------------------------------ ranges
+@dataclass
+class Ranges:
+    whole: int = ada.limited(3, least=1, most=9)
+    inside: float = ada.limited(0.5, above=0, below=1)
+    edge: float = ada.limited(0.5, least=0, most=1)
+    choice: Literal["a", "b"] = "a"
+    flag: bool = False
+    text: str = ""
+    maybe: int | None = ada.limited(None, least=1)
+    plain: float = 2.5
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(whole=0), "whole must be at least 1, not 0"),
+        (dict(whole=10), "whole must be at most 9, not 10"),
+        (dict(whole=True), "whole must be a whole number, not True"),
+        (dict(whole="4"), "whole must be a whole number, not '4'"),
+        (dict(whole=4.0), "whole must be a whole number, not 4.0"),
+        (dict(whole=None), "whole must be a whole number, not None"),
+        (dict(inside=0), "inside must be above 0, not 0"),
+        (dict(inside=1.0), "inside must be below 1, not 1.0"),
+        (dict(edge=-1e-9), "edge must be at least 0, not -1e-09"),
+        (dict(edge=1.0001), "edge must be at most 1, not 1.0001"),
+        (dict(inside=math.nan), "inside must be a finite number, not nan"),
+        (dict(plain=math.inf), "plain must be a finite number, not inf"),
+        (dict(plain=-math.inf), "plain must be a finite number, not -inf"),
+        (dict(plain=False), "plain must be a number, not False"),
+        (dict(plain="0.5"), "plain must be a number, not '0.5'"),
+        (dict(choice="c"), "choice must be one of a, b, not 'c'"),
+        (dict(choice=None), "choice must be one of a, b, not None"),
+        (dict(flag=1), "flag must be True or False, not 1"),
+        (dict(flag="no"), "flag must be True or False, not 'no'"),
+        (dict(text=3), "text must be a text, not 3"),
+        (dict(maybe=0), "maybe must be at least 1, not 0"),
+        (dict(maybe="x"), "maybe must be a whole number, not 'x'"),
+    ],
+)
+def test_ranges_are_one_sentence_with_name_and_value(changes, message):
+    with pytest.raises(ValueError) as error:
+        ada.check_ranges(Ranges(**changes))
+    assert str(error.value) == message
+
+
+def test_what_ranges_let_through():
+    ada.check_ranges(Ranges())
+    for changes in (dict(whole=1), dict(whole=9), dict(edge=0), dict(edge=1), dict(inside=1e-9), dict(inside=0.999),
+                    dict(maybe=1), dict(maybe=None), dict(plain=3), dict(choice="b"), dict(flag=True)):
+        ada.check_ranges(Ranges(**changes))
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(SamplerConfig)])
+def test_every_setting_of_the_sampler_has_its_type_and_both_ends_of_its_range(name):
+    limits = {f.name: f.metadata for f in fields(SamplerConfig)}[name]
+    default = getattr(SamplerConfig(), name)
+    ada.check_ranges(SamplerConfig())
+    wrong = [None, "", [], {}, "nonsense"]
+    if isinstance(default, (int, float)) and not isinstance(default, bool):
+        wrong += [True, math.nan, math.inf, -math.inf]
+        if name != "threshold":  # rewards of one's own may have any range
+            wrong += [-1, 10**15]
+            edges = [limits[end] for end in ("least", "most") if limits[end] is not None]
+            assert edges and limits["most"] is not None
+            for edge in edges:
+                ada.check_ranges(replace(SamplerConfig(), **{name: edge}))
+    for value in wrong:
+        with pytest.raises(ValueError, match=f"^{name} must be ") as error:
+            SamplerConfig(**{name: value}).validate()
+        assert "\n" not in str(error.value)
 
 
 def test_it_needs_the_standard_library_only():
