@@ -564,20 +564,17 @@ class Collector:
         Then nobody may go ahead. What is left would go to whoever writes fastest, and where right
         answers are shorter than wrong ones, or longer, to one kind of prompt. So decisions wait for
         all unfinished rounds, and come in the order of the batch. Nobody knows how many tokens a
-        round will take, so under a limit of tokens they always wait.
+        round will take, so under a limit of tokens they always wait. (A refill of dapo is a new
+        prompt, equally good whoever made room for it.)
         """
-        if self.config.max_tokens_per_step or not self.config.max_samples_per_step:
-            return self.config.max_tokens_per_step > 0
-        wanted = sum(self.samples_to_come(group) for group in self.groups if not group.outcome)
-        return self.samples + wanted > self.config.max_samples_per_step
-
-    def samples_to_come(self, group: Group) -> int:
-        """The most that an open prompt, or those that take its place, can still ask for."""
-        if self.config.sampler == "dapo":
-            return self.config.n * (self.config.max_refills - group.refill)
-        if RULES[self.config.sampler].rounds:
-            return self.config.M * (self.config.N - group.rounds)
-        return 0
+        config = self.config
+        if not RULES[config.sampler].rounds:
+            return False
+        if config.max_tokens_per_step:
+            return True
+        still_open = [group for group in self.groups if not group.outcome]
+        wanted = sum(config.M * (config.N - group.rounds) for group in still_open)
+        return self.samples + wanted > (config.max_samples_per_step or sys.maxsize)
 
     def open_round(self, group: Group, size: int) -> bool:
         """Submit `size` more samples of a prompt; False, and nothing done, if not affordable."""

@@ -26,7 +26,7 @@ EDGES = [0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 1]  # of the bands of pass
 
 # -------------------------------------------------------------------------------------- the coins
 class CoinEngine:
-    """In the language model's place: a sample is a flip of its prompt, finished at the next step."""
+    """In the language model's place: a sample is a flip of its prompt, finished in one step."""
 
     def __init__(self, seed: int = 0):
         self.random, self.queue = random.Random(seed).random, []
@@ -94,7 +94,7 @@ def report(
 def by_band(
     groups: list[Group], config: SamplerConfig, tries: float, edges: list[float]
 ) -> list[tuple]:
-    """[(low, high, report)] of the prompts in each band of pass rates; every try is a place here."""
+    """[(low, high, report)] of the prompts in each band of pass rates; a try is a place here."""
     found = []
     for low, high in zip(edges, edges[1:]):
         band = [group for group in groups if low <= group.problem.p <= high]

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from parts.simulate import effective_weight, simulate
+from parts.simulate import by_band, effective_weight, report, simulate
 from sampler_oracles import ORACLE, RULES, WEIGHTINGS, config, exact, exact_weight
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,6 +48,26 @@ def test_limit_of_the_balanced_weight():
         abs(fmean(effective_weight(g, cfg) for g in groups) - (p**2 + (1 - p) ** 2) / (2 * p * (1 - p)))
         < 0.02
     )
+
+
+def test_report_and_bands():
+    cfg = config("dapo")
+    groups = simulate(cfg, [0.05] * 30 + [0.5] * 30)
+    tries = len(groups) / 60
+    draws, unresolved, silent, weight, error = report(groups, cfg, 60, tries)
+    weights = [effective_weight(g, cfg) for g in groups]
+    assert tries > 1 and draws == 4 * tries and unresolved == silent
+    assert math.isclose(silent, 1 - sum(bool(g.kept) for g in groups) / 60)
+    assert math.isclose(weight, tries * fmean(weights))
+    assert math.isclose(error, tries * stdev(weights) / math.sqrt(len(groups)))
+    hard, easy = ([g for g in groups if g.problem.p == p] for p in (0.05, 0.5))
+    assert by_band(groups, cfg, tries, [0, 0.1, 0.2, 1]) == [
+        (0, 0.1, report(hard, cfg, len(hard), tries)), (0.2, 1, report(easy, cfg, len(easy), tries))]
+
+
+def test_est_is_shown_when_it_knows_something():
+    sizes = [len(g.pool) for g in simulate(config("est"), [0.0, 1.0] * 20)]
+    assert min(sizes[::2]) > max(sizes[1::2]) and sum(sizes) == 8 * 40
 
 
 def command(*flags, seconds=10):
