@@ -103,3 +103,23 @@ def test_no_family_keeps_its_noise(tmp_path, family, noise):
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     model, ids = load_model(str(tmp_path), "float32").train(), torch.arange(30)[None]
     assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+def test_the_code_that_a_model_folder_brings_is_never_run(tmp_path, monkeypatch):
+    """transformers would ask whether to run it, and `yes |` would answer."""
+    import json
+
+    from parts.data import fetch_model
+    from parts.routing_replay import is_supported
+
+    names = dict(AutoConfig="trap.Trap", AutoModelForCausalLM="trap.Trap")
+    (tmp_path / "config.json").write_text(json.dumps(dict(model_type="trap", auto_map=names)))
+    (tmp_path / "trap.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\nclass Trap: pass\n")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(SystemExit, match="Cannot load the model"):
+        fetch_model(str(tmp_path), 64)
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        is_supported(str(tmp_path))
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        load_model(str(tmp_path), "float32")
+    assert not (tmp_path / "sprung").exists()
