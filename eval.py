@@ -265,7 +265,7 @@ def prepare(config: Config) -> tuple[dict, dict]:
         raise SystemExit(f"Two sets in --data {config.data} have the same name: evaluate one at a time.")
     context = config.max_prompt_tokens + config.max_tokens
     path = fetch_model(config.model, context)
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     sets = {problems[0].source: add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
             for problems, _ in loaded}
     sync = config.sync if config.sync != "auto" else "merge" if on_cpu else "adapter"
@@ -303,7 +303,7 @@ def load_adapter(path: str, adapter: str, dtype: str):
     if made.get("peft_type") != "LORA" or made.get("use_dora") or made.get("modules_to_save"):
         raise SystemExit(f"{adapter} is not a plain LoRA adapter: merge it into its model and evaluate that.")
     try:
-        base = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+        base = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), trust_remote_code=False)
         policy = PeftModel.from_pretrained(base, adapter)
         with safe_open(Path(adapter, "adapter_model.safetensors"), "pt") as file:
             fits = set(file.keys()) == set(get_peft_model_state_dict(policy))  # PEFT skips unknown layers

@@ -317,7 +317,7 @@ def pilot_norms(run, groups) -> list[float]:
     for group in groups:
         ids = group.problem.prompt_ids
         right = [Row(ids + s.rollout.token_ids, len(ids), [], 1.0) for s in group.pool if s.correct]
-        found = head_gradient_norms(run.policy, right)
+        found = head_gradient_norms(run.policy, right, run.config.temperature)
         norms.append(sum(found) / len(found) if found else 0.0)
     return norms
 

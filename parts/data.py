@@ -102,7 +102,7 @@ def fetch_model(name: str, context: int) -> str:
     from transformers import AutoConfig
 
     try:
-        longest = getattr(AutoConfig.from_pretrained(path), "max_position_embeddings", context)
+        longest = getattr(AutoConfig.from_pretrained(path, trust_remote_code=False), "max_position_embeddings", context)
     except (OSError, ValueError) as error:
         raise SystemExit(f"Cannot load the model {path}: {str(error).splitlines()[0]} Check the name and the connection to "
                          "the hub, or use --model tiny, which needs neither.") from None

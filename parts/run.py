@@ -19,6 +19,7 @@ from parts import checkpoint
 from parts.checkpoint import Interrupted, Stop
 from parts.config import Config
 from parts.data import Stream
+from parts.logprobs import check_family
 from parts.plot import draw_run
 from parts.policy import load_policy
 from parts.probe import Probe
@@ -83,7 +84,7 @@ class WatchedEngine:
 # ------------------------------------------------------------------------------ before the first step
 def prepare(config: Config, grader) -> Run:
     """Everything before the first step. What a user can get wrong ends here, most of it before the engine is started."""
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     from eval import stop_ids
     from parts.data import fetch_model
@@ -92,7 +93,8 @@ def prepare(config: Config, grader) -> Run:
     faulthandler.register(signal.SIGUSR1)  # kill -USR1 PID shows what every thread is doing
     context = config.max_prompt_tokens + config.max_tokens
     path = fetch_model(config.model, context)
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    check_family(AutoConfig.from_pretrained(path, trust_remote_code=False))
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     config.replay = choose_replay(config.replay, path, config.mini_batches)
     train, held_out = load_data(config, tokenizer, grader)
     folder, stops = open_run(config), stop_ids(tokenizer)
