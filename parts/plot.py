@@ -15,6 +15,8 @@ import os
 import re
 from pathlib import Path
 
+from parts.files import read_json
+
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")  # Okabe and Ito's
 AXES = {  # --against -> key in both files, label, factor
     "steps": ("step", "training steps", 1),
@@ -59,13 +61,17 @@ def read_rows(path: Path, keys=("step",)) -> list[dict]:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
         try:
             row = json.loads(line)
-            counts = row.get("verdicts") or {}
-        except (ValueError, AttributeError):
+            counts = dict(row.get("verdicts") or {})
+            rows[tuple(row.get(key) for key in keys)] = row | shares(counts)
+        except (ValueError, AttributeError, TypeError, RecursionError):
             continue
-        if counts:  # a status that did not occur is not listed
-            row |= {f"share_{status}": counts.get(status, 0) / max(1, sum(counts.values())) for status in ("no_box", "timeout")}
-        rows[tuple(row.get(key) for key in keys)] = row
     return sorted(rows.values(), key=lambda row: row.get("step") or 0)
+
+
+def shares(counts: dict) -> dict:
+    """Shares of two statuses among the verdicts of a step; one that did not occur is not listed in `counts`."""
+    total = max(1, sum(counts.values()))
+    return {f"share_{status}": counts.get(status, 0) / total for status in ("no_box", "timeout")} if counts else {}
 
 
 def read_run(run: str | Path) -> dict:
@@ -75,8 +81,11 @@ def read_run(run: str | Path) -> dict:
     if not metrics and not evals:
         reason = "it has no metrics.jsonl with a finished step" if run.is_dir() else "there is no such folder"
         raise ValueError(f"Nothing to draw for {run}: {reason}; give the folder of a run, such as runs/NAME.")
-    stored = json.loads((run / "config.json").read_text()) if (run / "config.json").is_file() else {}
-    return dict(name=run.resolve().name, config=stored.get("config", stored), metrics=metrics, evals=evals)
+    stored = read_json(run / "config.json") if (run / "config.json").is_file() else {}
+    config = stored.get("config", stored)
+    if not isinstance(config, dict):
+        raise ValueError(f"{run / 'config.json'} is damaged: the settings of a run are missing in it.")
+    return dict(name=run.resolve().name, config=config, metrics=metrics, evals=evals)
 
 
 def series(rows: list[dict], x: str, y: str) -> tuple[list[float], list[float]]:
@@ -244,6 +253,27 @@ def draw_comparison(run_dirs: list, out: str | Path, against: str | None = None)
     handles = {label: line for ax in panels.flat for line, label in zip(*ax.get_legend_handles_labels())}
     figure.legend(handles.values(), handles, loc="outside upper center", ncols=4, fontsize=10)
     return save(figure, Path(out))
+
+
+def draw_evaluation(summary: dict, out: Path) -> Path:
+    """What `eval.summarize` says: pass@k curves and, where levels are known, accuracy by level."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for name, one in summary["sets"].items():
+        left.plot(list(one["pass"]), list(one["pass"].values()), "o-", label=name)
+        if one["levels"]:
+            avg, low, high = ([level[key] for level in one["levels"].values()] for key in ("avg", "ci_low", "ci_high"))
+            below = [a - b for a, b in zip(avg, low)]
+            above = [a - b for a, b in zip(high, avg)]
+            right.errorbar(list(one["levels"]), avg, [below, above], fmt="o-", capsize=3, label=name)
+    left.set_xscale("log", base=2)
+    left.xaxis.set_major_formatter("{x:g}")  # 8, not 2 to the 3
+    left.set(xlabel="k", ylabel="pass@k", ylim=(0, 1), title="one of k samples is right")
+    right.set(xlabel="level", ylabel="avg@k", ylim=(0, 1), title="by difficulty, where it is known")
+    left.legend(frameon=False)
+    return save(figure, out)
 
 
 def draw_group(ax, curves, color, label, marker="") -> None:

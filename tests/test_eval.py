@@ -14,7 +14,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import eval as evaluation  # noqa: E402  (the module has the name of a builtin)
-from eval import compare, estimate, evaluate, pass_at_k, report, stop_ids, summarize  # noqa: E402
+from eval import compare, estimate, evaluate, pass_at_k, report, summarize  # noqa: E402
+from parts import adapter as adapters  # noqa: E402
+from parts import eval_folder, plot  # noqa: E402
 
 
 # ---------------------------------------------------------------------------------------------- the stand-ins
@@ -33,9 +35,11 @@ class FakeEngine:
 
     def __init__(self, interrupt_after=None):
         self.running, self.rng, self.left = [], random.Random(0), interrupt_after
+        self.temperatures = set()
 
-    def submit(self, key, prompt_ids, max_tokens):
+    def submit(self, key, prompt_ids, max_tokens, temperature=None):
         self.running.append(key)
+        self.temperatures.add(temperature)
 
     def step(self):
         if self.left is not None:
@@ -217,32 +221,22 @@ def test_evaluate_returns_rows_in_order():
     assert rows[0]["level"] == "3" and "level" not in rows[-1] and rows[0]["data"] == "a"
 
 
-def test_stop_ids():
-    vocabulary = {"<|endoftext|>": 7, "<|im_end|>": 5, "</s>": 2, "x": 1}
-    qwen = SimpleNamespace(get_vocab=lambda: vocabulary, eos_token="</s>")
-    assert stop_ids(qwen) == [2, 5, 7]
-    assert stop_ids(SimpleNamespace(get_vocab=lambda: {"a": 0}, eos_token=None)) == []
-    assert stop_ids(qwen, "</s>,x") == [1, 2]
-    with pytest.raises(SystemExit, match="'y'"):
-        stop_ids(qwen, "y")
-
-
 # --------------------------------------------------------------------------------------------------- resuming
 SETS = {"a": [Question(f"a/{i}", level=str(i % 2)) for i in range(7)],
         "minerva": [Question(f"b/{i}", source="minerva") for i in range(3)]}
-PROTOCOL = dict(k=4, max_tokens=9, seed=0)
+PROTOCOL = dict(k=4, max_tokens=9, seed=0, temperature=0.7)
 
 
 def finish(file, engine=None, size=8):
     """Does what is left to do, as `main` does."""
-    rows, chunks = evaluation.resume(file, evaluation.chunks_of(SETS, size, 4), 4)
+    rows, chunks = eval_folder.resume(file, eval_folder.chunks_of(SETS, size, 4), 4)
     evaluation.run_chunks(engine or FakeEngine(), FakeGrader(), chunks, PROTOCOL, file)
     return len(rows)
 
 
 def test_chunks_cover_every_question_once():
     for size in (1, 4, 9, 10**6):
-        chunks = evaluation.chunks_of(SETS, size, 4)
+        chunks = eval_folder.chunks_of(SETS, size, 4)
         assert [p for _, _, part in chunks for p in part] == SETS["a"] + SETS["minerva"]
         assert all(len(part) * 4 <= max(size, 4) for _, _, part in chunks)
         assert len({(name, number) for name, number, _ in chunks}) == len(chunks)
@@ -273,13 +267,13 @@ def test_a_half_written_line_is_mended(tmp_path, reseeds, cut):
 
 def test_rows_in_the_file_can_be_reported(tmp_path, reseeds):
     finish(tmp_path / "eval.jsonl")
-    rows, ends = evaluation.read_rows(tmp_path / "eval.jsonl")
+    rows, ends = eval_folder.read_rows(tmp_path / "eval.jsonl")
     assert ends[-1] == (tmp_path / "eval.jsonl").stat().st_size and "text" not in rows[0]
     assert "text" in json.loads((tmp_path / "eval.jsonl").read_text().splitlines()[0])
     summary = summarize(rows, {"a": 7, "minerva": 3})
     assert set(summary["sets"]["a"]["levels"]) == {"0", "1"}
     evaluation.show(summary)
-    evaluation.draw(summary, tmp_path / "eval.png")
+    plot.draw_evaluation(summary, tmp_path / "eval.png")
     assert (tmp_path / "eval.png").stat().st_size > 5000
 
 
@@ -350,14 +344,14 @@ def test_other_evaluations_are_not_mixed(tmp_path):
     protocol = dict(k=4, questions={"a": "1"}, template="chat", temperature=1.0, max_tokens=9, stop=[1],
                     graders=1)
     folder = tmp_path / "a"
-    evaluation.open_folder(folder, protocol)
-    evaluation.open_folder(folder, protocol | {"graders": 2})
+    eval_folder.open_folder(folder, protocol)
+    eval_folder.open_folder(folder, protocol | {"graders": 2})
     with pytest.raises(SystemExit, match="another k, stop"):
-        evaluation.open_folder(folder, protocol | {"k": 8, "stop": [2]})
+        eval_folder.open_folder(folder, protocol | {"k": 8, "stop": [2]})
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "eval.jsonl").write_text("{}\n")
     with pytest.raises(SystemExit, match="training run"):
-        evaluation.open_folder(tmp_path / "run", protocol)
+        eval_folder.open_folder(tmp_path / "run", protocol)
     with pytest.raises(SystemExit, match="not finished"):
         evaluation.load_finished(folder, protocol)
     (folder / "summary.json").write_text("{}")
@@ -368,7 +362,7 @@ def test_other_evaluations_are_not_mixed(tmp_path):
 
 def test_a_comparison_under_another_protocol_is_marked(tmp_path, capsys):
     protocol = dict(questions={}, template="chat", temperature=1.0, max_tokens=9, stop=[1])
-    evaluation.open_folder(tmp_path, protocol)
+    eval_folder.open_folder(tmp_path, protocol)
     (tmp_path / "summary.json").write_text("{}")
     evaluation.load_finished(tmp_path, protocol | {"template": "none"})
     assert "another template" in capsys.readouterr().out
@@ -415,9 +409,9 @@ def test_adapter_of_a_run_and_those_that_do_not_fit(model, adapter, tmp_path):
     run = tmp_path / "run"
     for step in ("step-000020", "step-000100"):
         shutil.copytree(adapter[0], run / "checkpoints" / step)
-    assert evaluation.find_adapter(str(run)) == str(run / "checkpoints" / "step-000100")
-    assert evaluation.find_adapter(str(adapter[0])) == str(adapter[0]) and evaluation.find_adapter("") == ""
-    policy, rank = evaluation.load_adapter(str(model), str(adapter[0]), "float32")
+    assert adapters.find_adapter(str(run)) == str(run / "checkpoints" / "step-000100")
+    assert adapters.find_adapter(str(adapter[0])) == str(adapter[0]) and adapters.find_adapter("") == ""
+    policy, rank = adapters.load_adapter(str(model), str(adapter[0]), "float32")
     assert rank == 12
     config = adapter[0] / "adapter_config.json"
     for change in (dict(r=4), dict(target_modules=["q_proj"]), dict(use_dora=True), dict(peft_type="IA3")):
@@ -425,7 +419,7 @@ def test_adapter_of_a_run_and_those_that_do_not_fit(model, adapter, tmp_path):
         shutil.copytree(adapter[0], broken)
         (broken / "adapter_config.json").write_text(json.dumps(json.loads(config.read_text()) | change))
         with pytest.raises(SystemExit, match="does not fit|not a plain LoRA"):
-            evaluation.load_adapter(str(model), str(broken), "float32")
+            adapters.load_adapter(str(model), str(broken), "float32")
 
 
 # -------------------------------------------------------------------------------------------- the real engine
