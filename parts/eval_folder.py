@@ -16,27 +16,32 @@ FREE = ("out", "against", "graders", "engine_memory")  # settings that decide no
 def open_folder(folder: Path, protocol: dict):
     """Begin an evaluation, or continue the one with the same protocol. Returns the lock on the folder.
 
-    Raises SystemExit if the folder cannot be used, or holds anything else: nothing foreign is overwritten.
+    Raises SystemExit if the folder cannot be used, is in use, or holds anything else: nothing foreign is
+    overwritten.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        found = {file.name for file in folder.iterdir()}
-        links = [name for name in FILES if (folder / name).is_symlink()]
-        if links or found - {".lock"} and "protocol.json" not in found:
-            raise SystemExit(f"{shown(folder)} is no evaluation's folder, it holds "
-                             f"{shown(min(links or found))}: name another --out.")
+        found = {file.name for file in folder.iterdir()} - {".lock"}
+        refuse_foreign(folder, found, protocol)
         held = lock(folder, "name another --out")
+        if "protocol.json" not in found:
+            (folder / "protocol.json").write_text(json.dumps(protocol, indent=1), encoding="utf-8")
+        return held
     except OSError as error:  # a file of this name, a name that is too long, a disk that is read-only
         raise SystemExit(f"Cannot use {shown(folder)} ({error.strerror}): name another --out.") from None
-    if "protocol.json" not in found:
-        (folder / "protocol.json").write_text(json.dumps(protocol, indent=1), encoding="utf-8")
-        return held
-    stored = read_json(folder / "protocol.json")
+
+
+def refuse_foreign(folder: Path, found: set[str], protocol: dict) -> None:
+    """SystemExit for a folder with other files, with links (they lead elsewhere), or with another evaluation."""
+    links = {name for name in FILES if (folder / name).is_symlink()}
+    if links or found and "protocol.json" not in found:
+        raise SystemExit(f"{shown(folder)} is not the folder of an evaluation, it holds {shown(min(links or found))}: "
+                         "name another --out.")
+    stored = read_json(folder / "protocol.json") if found else protocol
     changed = [key for key in protocol if key not in FREE and protocol[key] != stored.get(key)]
     if changed:
         raise SystemExit(f"{shown(folder)} holds an evaluation with another {', '.join(changed)}: "
                          "name another --out, or remove it.")
-    return held
 
 
 def read_rows(file: Path) -> tuple[list[dict], list[int]]:
