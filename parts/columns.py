@@ -1,9 +1,9 @@
 """One row of any published data set -> the text of its problem and its gold answer.
 
-    find_problem(row), find_gold(row)     the first known column that is not empty; or the one that a key names
+    find_problem(row), find_gold(row)    the first known column that is not empty, or a named one
 
-In a key, a dot reaches into a nested column (`reward_model.ground_truth`), and a plus joins two columns
-(`Body+Question`).
+In a key, a dot reaches into a nested column (`reward_model.ground_truth`), and a plus joins two
+columns (`Body+Question`).
 """
 import json
 import math
@@ -26,17 +26,19 @@ CHAT_TURN = re.compile(  # a user's turn in a prompt that was already rendered f
     r"(?:<\|im_start\|>user|<\|start_header_id\|>user<\|end_header_id\|>)\n+"
     r"(.*?)(?:<\|im_end\|>|<\|eot_id\|>|\Z)", re.DOTALL)
 
-# Instructions that our own template would double. The first two are DAPO's; they surround the problem.
-BEFORE = re.compile(r"Solve the following math problem step by step\. The last line.{0,200}?the problem\.\s+", re.DOTALL)
+# Instructions that our own template would double. The first two are DAPO's, around the problem.
+BEFORE = re.compile(
+    r"Solve the following math problem step by step\. The last line.{0,200}?the problem\.\s+",
+    re.DOTALL)
 AFTER = 'Remember to put your answer on its own line after "Answer:"'
 AT_THE_END = (
     "Let's think step by step and output the final answer within \\boxed{}",
     "Please reason step by step, and put your final answer within \\boxed{}")
 
 
-# ------------------------------------------------------------------------------------------------ problem and gold
+# --------------------------------------------------------------------------------- problem and gold
 def find_problem(row: dict, key: str | None = None) -> str:
-    """The first problem column that is not empty (or the named one), without instructions; "" if there is none."""
+    """The first problem column (or the named one) that is not empty, cleaned; or ""."""
     for k in [key] if key else PROBLEM_KEYS:
         text = problem_text(lookup(row, k))
         if text:
@@ -45,7 +47,7 @@ def find_problem(row: dict, key: str | None = None) -> str:
 
 
 def find_gold(row: dict, key: str | None = None) -> str:
-    """The first gold that is not empty (or the named one), normalised; "" if there is none."""
+    """The first gold column (or the named one) that is not empty, normalised; or ""."""
     for k in [key] if key else ANSWER_KEYS:
         gold = gold_text(lookup(row, k))
         unboxed_solution = k in WORKED and (len(gold) > 100 or "\n" in gold)
@@ -55,14 +57,14 @@ def find_gold(row: dict, key: str | None = None) -> str:
 
 
 def problem_text(value) -> str:
-    """A string, a rendered chat, or turns ({role, content} or {from, value}): the last user turn counts."""
+    """A string, a rendered chat, or turns ({role, content}, {from, value}): the last user turn."""
     text = last_turn(value, USER) if isinstance(value, list) else plain(value)
     rendered = CHAT_TURN.findall(text)
     return without_instructions(rendered[-1] if rendered else text)
 
 
 def without_instructions(text: str) -> str:
-    """The problem alone. By hand, since `\\s*` in front of a pattern takes quadratic time on many spaces."""
+    """The problem alone. By hand: `\\s*` before a pattern takes quadratic time on many spaces."""
     text = text.strip()
     if start := BEFORE.match(text):
         text = text[start.end():]
@@ -77,9 +79,10 @@ def without_instructions(text: str) -> str:
 
 
 def gold_text(value) -> str:
-    r"""`so #### 1,234` -> 1234; `hence \boxed{x}.` -> x; ["a", "b"] -> a, b; 27.0 -> 27; `$\pi$.` -> \pi.
+    r"""`so #### 1,234` -> 1234; `hence \boxed{x}.` -> x; ["a", "b"] -> a, b; `$\pi$.` -> \pi.
 
-    Of a chat, only what the assistant marked in its last turn counts: the box, or what follows `####`.
+    Of a chat, only what the assistant marked in its last turn counts: the box, or what follows
+    `####`.
     """
     if is_chat(value):
         text = last_turn(value, ASSISTANT, until=USER)  # what came before answers another question
@@ -105,29 +108,30 @@ def without_dots(text: str) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Content of the last \boxed{...}, \fbox{...} or \boxed x; None without one, "" if never closed."""
+    r"""Content of the last \boxed{...}, \fbox{...} or \boxed x; None without, "" if not closed."""
     boxes = list(re.finditer(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*", text))
     if not boxes:
         return None
     rest, depth = text[boxes[-1].end():], 0
     if not rest.startswith("{"):
         return re.match(r"[^\s$]*", rest).group()
-    for token in re.finditer(r"\\.|[{}]", rest, re.DOTALL):  # `\\.` takes escaped braces out of the count
+    for token in re.finditer(r"\\.|[{}]", rest, re.DOTALL):  # `\\.`: escaped braces do not count
         depth += {"{": 1, "}": -1}.get(token.group(), 0)
         if depth == 0:
             return rest[1:token.start()].strip()
     return ""
 
 
-# ------------------------------------------------------------------------------------------------ chats and columns
+# -------------------------------------------------------------------------------- chats and columns
 def is_chat(value) -> bool:
     """Whether it is a list of turns, each a dict that says whose it is."""
-    turns = isinstance(value, list) and value
-    return bool(turns) and all(isinstance(turn, dict) and turn.keys() & {"role", "from"} for turn in turns)
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(turn, dict) and turn.keys() & {"role", "from"} for turn in value)
 
 
 def last_turn(turns: list, roles: tuple, until: tuple = ()) -> str:
-    """Text of the last turn that one of `roles` has spoken, after the last one of `until`; "" if there is none."""
+    """Text of the last turn of one of `roles`, if it comes after the last one of `until`; or ""."""
     for turn in reversed(turns):
         who = turn.get("role", turn.get("from")) if isinstance(turn, dict) else None
         if who in roles:
@@ -138,7 +142,7 @@ def last_turn(turns: list, roles: tuple, until: tuple = ()) -> str:
 
 
 def lookup(row: dict, key: str):
-    """The value of a column, of a nested one (a.b) or of joined ones (a+b: a must be there); None if there is none."""
+    """Value of a column, of a nested (a.b) or of joined ones (a+b: a must be there); or None."""
     if key in row:
         return decoded(row[key])
     first, *others = key.split("+")
@@ -151,7 +155,7 @@ def lookup(row: dict, key: str):
 
 
 def decoded(value):
-    """CSV files and some hub sets hold nested columns as JSON text; `[1, 2]` stays text (an interval)."""
+    """CSV files and some hub sets nest columns as JSON; `[1, 2]` stays text (an interval)."""
     if isinstance(value, str) and value.lstrip().startswith(('{"', "[{", '["')):
         try:
             return json.loads(value)
@@ -161,7 +165,7 @@ def decoded(value):
 
 
 def plain(value) -> str:
-    """Text of a scalar: "" for nothing (and for what is no scalar), 27 for 27.0 (AMC golds are a float column)."""
+    """Text of a scalar, "" for anything else; 27 for 27.0 (AMC golds are a float column)."""
     if value is None or isinstance(value, (list, dict)):
         return ""
     if isinstance(value, float) and not math.isfinite(value):

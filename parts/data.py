@@ -1,14 +1,15 @@
-"""Problems in: a benchmark, a file or a hub data set becomes a list of `Problem` with clean gold answers.
+"""Problems in: a benchmark, file or hub data set becomes a list of `Problem` with clean golds.
 
-    problems = load_problems("gsm8k")                     # a named benchmark
-    problems = load_problems("org/name:config@split")     # any hub data set; config and split are optional
-    problems = load_problems("my.jsonl")                  # or .json, .parquet, .csv; several with commas
-    problems = load_problems("builtin")                   # arithmetic from tiny.py, offline
+    problems = load_problems("gsm8k")                  # a named benchmark
+    problems = load_problems("org/name:config@split")  # a hub data set; config, split are optional
+    problems = load_problems("my.jsonl")               # or .json, .parquet, .csv; several by commas
+    problems = load_problems("builtin")                # arithmetic from tiny.py, offline
     train, held_out = load_train_and_held_out("my.jsonl", eval_data="held-out")
 
-Where rows come from is in sources.py, what their columns mean in columns.py, how a prompt is made of a problem in
-prompts.py. What was dropped is counted and printed in one line per data set. Whatever a user can get wrong ends in
-a SystemExit of one sentence. Heavy libraries are imported where they are needed: a local .jsonl needs none.
+Where rows come from is in sources.py, what their columns mean in columns.py, how a prompt is made
+of a problem in prompts.py. What was dropped is counted and printed in one line per data set.
+Whatever a user can get wrong ends in a SystemExit of one sentence. Heavy libraries are imported
+where they are needed: a local .jsonl needs none.
 """
 import hashlib
 import os
@@ -40,18 +41,18 @@ class Problem:
     prompt_ids: list[int] = field(default_factory=list)
 
 
-# ------------------------------------------------------------------------------------------------ defaults by model
+# -------------------------------------------------------------------------------- defaults by model
 def default_data(model: str, for_training: bool = True) -> str:
     """The data set a model is trained (or evaluated) on when none is named."""
     if model in TINY or not for_training:
         return "builtin" if model in TINY else "math500"
-    if model.endswith("Qwen2.5-Math-1.5B"):  # prompts that this very model solves 1 to 5 times out of 16
+    if model.endswith("Qwen2.5-Math-1.5B"):  # it solves each of these in 1 to 5 of 16 attempts
         return "RLHFlow/reinforce_ada_simple_prompt_1-5b"
     return "agentica-org/DeepScaleR-Preview-Dataset"
 
 
 def default_eval_data(data: str) -> str:
-    """What a policy trained on `data` is evaluated on when nothing is named: never another field than its own."""
+    """What a policy trained on `data` is evaluated on when nothing is named."""
     if data == "builtin":
         return "builtin"
     for_math = all(name.startswith(MADE_FOR_MATH_MODELS) for name in data.split(","))
@@ -63,33 +64,36 @@ def default_template(model: str) -> str:
     return "chat" if model in TINY else "reinforce-ada"
 
 
-# ------------------------------------------------------------------------------------------------ loading
+# ------------------------------------------------------------------------------------------ loading
 def load_problems(name: str, **how) -> list[Problem]:
     """All problems of `load_sets`, one set after the other."""
     return [problem for problems in load_sets(name, **how) for problem in problems]
 
 
 def load_sets(
-    name: str, *, split: str | None = None, problem_key: str | None = None, answer_key: str | None = None,
-    for_training: bool = True, limit: int | None = None,
+    name: str, *, split: str | None = None, problem_key: str | None = None,
+    answer_key: str | None = None, for_training: bool = True, limit: int | None = None,
 ) -> list[list[Problem]]:
     """Each set of `name`: benchmarks, groups, hub data sets, files or "builtin", joined by commas.
 
-    `for_training` chooses the split where none is named: train, or for evaluation test (train if there is no
-    test). `limit` keeps the first so many of each set. The keys name columns (see columns.py) of files and hub
-    data sets; the columns of a named benchmark are known.
+    `for_training` chooses the split where none is named: train, or for evaluation test (train if
+    there is no test). `limit` keeps the first so many of each set. The keys name columns (see
+    columns.py) of files and hub data sets; the columns of a named benchmark are known.
     """
     names = [part for part, _ in expand(name)]
     keys = dict(problem_key=problem_key or None, answer_key=answer_key or None)
     if any(keys.values()) and not has_own_columns(name):
-        raise SystemExit(f"The columns of {shown(name)} are known: leave out --problem-key and --answer-key.")
+        raise SystemExit(f"The columns of {shown(name)} are known: leave out --problem-key and "
+                         "--answer-key.")
     sets = []
     for part, source in zip(names, short_names(names)):
         if part == "builtin":
             sets.append(builtin(split or ("train" if for_training else "test"), limit))
             continue
-        file = is_file(part)
-        rows = read_file(Path(os.path.expanduser(part))) if file else read_hub(part, split, for_training)
+        if is_file(part):
+            rows = read_file(Path(os.path.expanduser(part)))
+        else:
+            rows = read_hub(part, split, for_training)
         own = keys if has_own_columns(part) else {}
         sets.append(rows_to_problems(rows, source, limit=limit, **own))
     make_ids_unique([problem for problems in sets for problem in problems])
@@ -102,7 +106,7 @@ def has_own_columns(name: str) -> bool:
 
 
 def short_names(names: list[str]) -> list[str]:
-    """One name per set, all different: a file's own name where that is enough, else its path; equal ones are counted."""
+    """One name per set, all different: a file's name, or its path where two files share a name."""
     files = [Path(name).name if is_file(name) else name for name in names]
     short = [file if files.count(file) == 1 else name for file, name in zip(files, names)]
     return [name if short.index(name) == i else f"{name}#{short[:i].count(name) + 1}"
@@ -114,13 +118,15 @@ def builtin(split: str, limit: int | None) -> list[Problem]:
     from parts import tiny
 
     rows = tiny.problems(split, limit or BUILTIN_COUNT.get(split, 0))
-    return [Problem(row["problem"], row["answer"], row["id"], "builtin", str(row["level"])) for row in rows]
+    return [Problem(row["problem"], row["answer"], row["id"], "builtin", str(row["level"]))
+            for row in rows]
 
 
 def rows_to_problems(rows, source, problem_key=None, answer_key=None, limit=None) -> list[Problem]:
-    """Finds problem and gold in each row (a dict); drops and counts strange rows, those without either, and doubles.
+    """Problem and gold of each row; strange rows, those without either, and doubles are counted.
 
-    Doubles matter: several published sets hold every problem 32 or 100 times; avg@32 would become avg@1024.
+    Doubles matter: several published sets hold every problem 32 or 100 times; avg@32 would become
+    avg@1024.
     """
     kept, texts, ids, dropped, columns = [], set(), set(), Counter(), {}
     for index, row in enumerate(rows):
@@ -132,20 +138,24 @@ def rows_to_problems(rows, source, problem_key=None, answer_key=None, limit=None
             continue
         own = scalar(row.get("id") or row.get("unique_id"))
         own = own if own and not own.isdigit() and own not in ids else f"{source}/{index}"
-        kept.append(Problem(text, gold, own, source, scalar(row.get("level", row.get("difficulty")))))
+        level = scalar(row.get("level", row.get("difficulty")))
+        kept.append(Problem(text, gold, own, source, level))
         texts.add(words)
         ids.add(own)
         if len(kept) == limit:
             break
     if not kept:
         raise SystemExit(explain_nothing_kept(source, dropped, columns, problem_key, answer_key))
-    lost = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
-    rows_read = len(kept) + dropped.total()
-    print(f"data: {shown(source)}: {len(kept)} problems of {rows_read} rows" + (f" (dropped {lost})" if lost else ""))
+    lost, total = f" (dropped {counts(dropped)})" if dropped else "", len(kept) + dropped.total()
+    print(f"data: {shown(source)}: {len(kept)} problems of {total} rows{lost}")
     return kept
 
 
-def read_row(row: dict | None, problem_key: str | None, answer_key: str | None) -> tuple[str, str, str]:
+def counts(dropped: Counter) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in dropped.items())
+
+
+def read_row(row: dict | None, problem_key: str | None, answer_key: str | None) -> tuple:
     """(problem, gold, why the row has to be dropped: "" if it need not)."""
     try:
         if row is None:
@@ -159,7 +169,7 @@ def read_row(row: dict | None, problem_key: str | None, answer_key: str | None) 
 
 
 def is_text(text: str) -> bool:
-    """Whether it can be written and tokenized: a lone half of a UTF-16 pair, which JSON can express, cannot."""
+    """Whether it can be written and tokenized: half of a UTF-16 pair, as JSON may hold, cannot."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
@@ -173,17 +183,16 @@ def explain_nothing_kept(source, dropped, columns, problem_key, answer_key) -> s
     if not dropped:
         return f"{shown(source)} is empty: it has no rows."
     if not dropped[NO_GOLD] and not dropped[NO_PROBLEM]:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
-        return f"No row of {shown(source)} can be used: {reasons}."
+        return f"No row of {shown(source)} can be used: {counts(dropped)}."
     what, key = ("gold answer", answer_key) if dropped[NO_GOLD] else ("problem", problem_key)
     where = f"the column {shown(key)}" if key else "a column I know"
     names = shown(", ".join(map(str, columns)) or "none", 1000)
-    return (f"No row of {shown(source)} has a {what} in {where}; its columns are {names}: name the right ones with "
-            "--problem-key and --answer-key (a nested column as parent.child).")
+    return (f"No row of {shown(source)} has a {what} in {where}; its columns are {names}: name the "
+            "right ones with --problem-key and --answer-key (a nested column as parent.child).")
 
 
 def make_ids_unique(problems: list[Problem]) -> None:
-    """A number behind every id that came before, in place. Pass rates and reports are kept by id."""
+    """A number behind every id that was there before, in place: pass rates are kept by id."""
     taken, numbers = set(), Counter()
     for problem in problems:
         name = problem.id
@@ -193,21 +202,23 @@ def make_ids_unique(problems: list[Problem]) -> None:
         taken.add(problem.id)
 
 
-# ------------------------------------------------------------------------------------------------ held out
+# ----------------------------------------------------------------------------------------- held out
 def load_train_and_held_out(
     data: str, eval_data: str, *, problem_key: str | None = None, answer_key: str | None = None,
     eval_questions: int = 100,
 ) -> tuple[list[Problem], list[Problem]]:
-    """(training, held-out) problems, with ids that are unique over both; none of the first is in the second.
+    """(training, held-out) problems: no problem is in both, and no id.
 
-    `eval_data`: any name as for `load_sets`, of which the first `eval_questions` of each set are taken, or
-    HELD_OUT for a share of `data` (see `hold_out`). The keys reach both, as far as they are the user's own.
+    `eval_data`: any name as for `load_sets`, of which the first `eval_questions` of each set are
+    taken, or HELD_OUT for a share of `data` (see `hold_out`). The keys reach both, as far as they
+    are the user's own.
     """
     keys = dict(problem_key=problem_key, answer_key=answer_key)
     train = load_problems(data, for_training=True, **keys)
     if eval_data == HELD_OUT:
         train, held_out = hold_out(train, eval_questions)
-        print(f"data: {len(held_out)} of the {len(train) + len(held_out)} problems are held out for evaluation "
+        total = len(train) + len(held_out)
+        print(f"data: {len(held_out)} of the {total} problems are held out for evaluation "
               "(--eval-data names others)")
     else:
         own = keys if has_own_columns(eval_data) else {}
@@ -216,7 +227,8 @@ def load_train_and_held_out(
     if doubles:
         print(f"data: {doubles} training problems are also in the held-out set and were dropped")
     if not train:
-        raise SystemExit(f"Nothing is left of {shown(data)} to train on: all of it is in the held-out set too.")
+        raise SystemExit(
+            f"Nothing is left of {shown(data)} to train on: all of it is in the held-out set too.")
     make_ids_unique(train + held_out)
     return train, held_out
 
@@ -224,11 +236,13 @@ def load_train_and_held_out(
 def hold_out(problems: list[Problem], most: int) -> tuple[list[Problem], list[Problem]]:
     """(training, held-out): about a tenth is held out, at least one problem and at most `most`.
 
-    Chosen by a hash of each problem's own text. So when rows are added (or put in another order), no problem
-    that was trained on before is held out now, and up to `most` none that was held out is trained on.
+    Chosen by a hash of each problem's own text. So when rows are added (or put in another order),
+    no problem that was trained on before is held out now, and up to `most` none that was held out
+    is trained on.
     """
     if len(problems) < 2:
-        raise SystemExit("One problem is not enough to hold some out: name a held-out set with --eval-data.")
+        raise SystemExit("One problem is not enough to hold some out: name a held-out set with "
+                         "--eval-data.")
     ranked = sorted(problems, key=place)
     count = sum(place(problem) < HELD_OUT_SHARE for problem in ranked)
     held_out = ranked[:max(1, min(count, most))]
@@ -237,7 +251,7 @@ def hold_out(problems: list[Problem], most: int) -> tuple[list[Problem], list[Pr
 
 
 def place(problem: Problem) -> float:
-    """A number in [0, 1) that only the problem's letters and digits decide, uniform over problems."""
+    """A number in [0, 1) that only the letters and digits of the problem decide."""
     digest = hashlib.sha256(fingerprint(problem).encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 
@@ -250,15 +264,16 @@ def drop_overlap(train: list[Problem], held_out: list[Problem]) -> tuple[list[Pr
 
 
 def fingerprint(problem: Problem) -> str:
-    """Equal for two texts with the same letters and digits: one formula can be typeset in many ways.
+    """Equal for texts with the same letters and digits: a formula can be typeset in many ways.
 
-    Short texts must share the gold as well, because without their signs `7+15-4` and `71-5+4` would be the same.
+    Short texts must share the gold as well, because without their signs `7+15-4` and `71-5+4` would
+    be the same.
     """
     letters = "".join(char for char in problem.problem.casefold() if char.isalnum())
     return letters if len(letters) >= 30 else f"{letters}={problem.answer}"
 
 
-# ------------------------------------------------------------------------------------------------ the order
+# ---------------------------------------------------------------------------------------- the order
 class Stream:
     """Problems without end: a new order in every epoch, decided by seed and epoch.
 

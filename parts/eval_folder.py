@@ -1,6 +1,7 @@
 """The folder of an evaluation: whose it is, what it holds, and what is still to do.
 
-protocol.json (all that decides about the numbers), eval.jsonl (a row per sample), summary.json, eval.png.
+protocol.json (all that decides about the numbers), eval.jsonl (a row per sample), summary.json,
+eval.png.
 """
 import json
 import os
@@ -10,14 +11,14 @@ from parts.files import lock, read_json
 from parts.screen import shown
 
 FILES = ("protocol.json", "eval.jsonl", "summary.json", "eval.png")
-FREE = ("out", "against", "graders", "engine_memory")  # settings that decide nothing about the samples
+FREE = ("out", "against", "graders", "engine_memory")  # settings that decide nothing about samples
 
 
 def open_folder(folder: Path, protocol: dict):
-    """Begin an evaluation, or continue the one with the same protocol. Returns the lock on the folder.
+    """Begin an evaluation, or continue the one with the same protocol. Returns the folder's lock.
 
-    Raises SystemExit if the folder cannot be used, is in use, or holds anything else: nothing foreign is
-    overwritten.
+    Raises SystemExit if the folder cannot be used, is in use, or holds anything else: nothing
+    foreign is overwritten.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -27,16 +28,17 @@ def open_folder(folder: Path, protocol: dict):
         if "protocol.json" not in found:
             (folder / "protocol.json").write_text(json.dumps(protocol, indent=1), encoding="utf-8")
         return held
-    except OSError as error:  # a file of this name, a name that is too long, a disk that is read-only
-        raise SystemExit(f"Cannot use {shown(folder)} ({error.strerror}): name another --out.") from None
+    except OSError as error:  # a file of this name, one that is too long, a disk that is read-only
+        raise SystemExit(
+            f"Cannot use {shown(folder)} ({error.strerror}): name another --out.") from None
 
 
 def refuse_foreign(folder: Path, found: set[str], protocol: dict) -> None:
-    """SystemExit for a folder with other files, with links (they lead elsewhere), or with another evaluation."""
+    """SystemExit for a folder with other files, links (which lead out), or another protocol."""
     links = {name for name in FILES if (folder / name).is_symlink()}
     if links or found and "protocol.json" not in found:
-        raise SystemExit(f"{shown(folder)} is not the folder of an evaluation, it holds {shown(min(links or found))}: "
-                         "name another --out.")
+        raise SystemExit(f"{shown(folder)} is not the folder of an evaluation, it holds "
+                         f"{shown(min(links or found))}: name another --out.")
     stored = read_json(folder / "protocol.json") if found else protocol
     changed = [key for key in protocol if key not in FREE and protocol[key] != stored.get(key)]
     if changed:
@@ -45,7 +47,7 @@ def refuse_foreign(folder: Path, found: set[str], protocol: dict) -> None:
 
 
 def read_rows(file: Path) -> tuple[list[dict], list[int]]:
-    """(rows without texts, the byte where each ends), up to the half line that a crash may have left."""
+    """(rows without texts, the byte where each ends), up to the half line that a crash has left."""
     rows, ends = [], [0]
     for line in file.open("rb") if file.exists() else ():
         try:
@@ -69,8 +71,9 @@ def is_row(row) -> bool:
 def chunks_of(sets: dict, size: int, k: int) -> list[tuple]:
     """(set, number, problems): the questions in portions of about `size` samples.
 
-    Each portion starts with an idle engine, an empty cache and a random state of its own, and is written at
-    once: a resumed evaluation draws the very samples that it would have drawn without the interruption.
+    Each portion starts with an idle engine, an empty cache and a random state of its own, and is
+    written at once: a resumed evaluation draws the very samples that it would have drawn without
+    the interruption.
     """
     step = max(1, size // k)
     return [(name, at // step, problems[at:at + step])
@@ -78,7 +81,7 @@ def chunks_of(sets: dict, size: int, k: int) -> list[tuple]:
 
 
 def resume(file: Path, chunks: list, k: int) -> tuple[list[dict], list]:
-    """(rows of the chunks that are complete, chunks still to do); what lies behind is cut off the file."""
+    """(rows of complete chunks, chunks still to do); what lies behind is cut off the file."""
     rows, ends = read_rows(file)
     kept = 0
     while chunks and kept + len(chunks[0][2]) * k <= len(rows):

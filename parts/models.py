@@ -1,4 +1,4 @@
-"""A model's name -> a folder or hub id that transformers and vLLM can load, and the tokenizer that belongs to it.
+"""A model's name -> what transformers and vLLM can load, and its tokenizer.
 
 No code that a model's folder brings along is ever run.
 """
@@ -13,14 +13,15 @@ FAMILIES = {"qwen": "Qwen", "qwq": "Qwen", "llama": "meta-llama", "meta-llama": 
 
 
 def resolve_model(name: str) -> str:
-    """`Qwen2.5-Math-1.5B` -> `Qwen/Qwen2.5-Math-1.5B`; a folder, `org/name` and `tiny` stay as they are."""
+    """`Qwen2.5-Math-1.5B` -> `Qwen/Qwen2.5-Math-1.5B`; a folder, `org/name` and `tiny` stay."""
     folder = os.path.expanduser(name)
     if name in TINY or os.path.isdir(folder):
         return folder
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise SystemExit(
-            f"No model folder {shown(name)} exists: give one, a hub id (org/name), or --model tiny.")
-    owner = next((owner for start, owner in FAMILIES.items() if name.lower().startswith(start)), None)
+        raise SystemExit(f"No model folder {shown(name)} exists: give one, a hub id (org/name), or "
+                         "--model tiny.")
+    starts = [start for start in FAMILIES if name.lower().startswith(start)]
+    owner = FAMILIES[starts[0]] if starts else None
     if "/" not in name and not owner:
         raise SystemExit(
             f"Unknown model '{shown(name)}': write org/name, give a folder, or use --model tiny.")
@@ -30,7 +31,8 @@ def resolve_model(name: str) -> str:
 def fetch_model(name: str, context: int) -> str:
     """A folder or hub id that transformers and vLLM can load.
 
-    Raises SystemExit if there is none, if its code would have to be run, or if it reads less than `context` tokens.
+    Raises SystemExit if there is none, if its code would have to be run, or if it reads less than
+    `context` tokens.
     """
     if name in TINY:
         from parts import tiny
@@ -45,13 +47,13 @@ def fetch_model(name: str, context: int) -> str:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     longest = getattr(config, "max_position_embeddings", context)
     if context > longest:
-        raise SystemExit(f"{shown(path)} reads at most {longest} tokens, but --max-prompt-tokens and --max-tokens "
-                         f"add up to {context}.")
+        raise SystemExit(f"{shown(path)} reads at most {longest} tokens, but --max-prompt-tokens "
+                         f"and --max-tokens add up to {context}.")
     return path
 
 
 def load_tokenizer(path: str):
-    """The tokenizer of a fetched model. Raises SystemExit with one sentence if it cannot be loaded."""
+    """The tokenizer of a fetched model. Raises SystemExit if it cannot be loaded."""
     from transformers import AutoTokenizer
 
     with loading("tokenizer", path):
@@ -65,8 +67,10 @@ def loading(what: str, path: str):
         yield
     except Exception as error:
         if "trust_remote_code" in str(error):
-            raise SystemExit(f"{shown(path)} brings Python code of its own, which is never run here: "
-                             "choose a model that transformers knows by itself.") from None
+            raise SystemExit(
+                f"{shown(path)} brings Python code of its own, which is never run here: choose a "
+                "model that transformers knows by itself.") from None
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise SystemExit(f"Cannot load the {what} {shown(path)}: {shown(reason)} Check the name and the connection to "
-                         "the hub, or use --model tiny, which needs neither.") from None
+        raise SystemExit(
+            f"Cannot load the {what} {shown(path)}: {shown(reason)} Check the name and the "
+            "connection to the hub, or use --model tiny, which needs neither.") from None
