@@ -84,17 +84,17 @@ class WatchedEngine:
 # ------------------------------------------------------------------------------ before the first step
 def prepare(config: Config, grader) -> Run:
     """Everything before the first step. What a user can get wrong ends here, most of it before the engine is started."""
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig
 
-    from eval import stop_ids
-    from parts.data import fetch_model
     from parts.engine import Engine, build_for_cpu
+    from parts.models import fetch_model, load_tokenizer
+    from parts.prompts import stop_ids
 
     faulthandler.register(signal.SIGUSR1)  # kill -USR1 PID shows what every thread is doing
     context = config.max_prompt_tokens + config.max_tokens
     path = fetch_model(config.model, context)
     check_family(AutoConfig.from_pretrained(path, trust_remote_code=False))
-    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    tokenizer = load_tokenizer(path)
     config.replay = choose_replay(config.replay, path, config.mini_batches)
     train, held_out = load_data(config, tokenizer, grader)
     folder, stops = open_run(config), stop_ids(tokenizer)
@@ -133,13 +133,12 @@ def open_run(config: Config) -> Path:
 
 def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
     """(training, held-out) problems with prompts; training problems that are held out are dropped."""
-    from parts.data import add_prompts, drop_overlap, load_problems
+    from parts.data import load_train_and_held_out
+    from parts.prompts import add_prompts
 
-    keys = dict(problem_key=config.problem_key or None, answer_key=config.answer_key or None)
-    held_out = load_problems(config.eval_data, for_training=False, limit=config.eval_questions)
-    train, doubles = drop_overlap(load_problems(config.data, for_training=True, **keys), held_out)
-    if doubles:
-        print(f"{doubles} training problems are also in the held-out set and were dropped")
+    train, held_out = load_train_and_held_out(
+        config.data, config.eval_data, problem_key=config.problem_key, answer_key=config.answer_key,
+        eval_questions=config.eval_questions)
     train, held_out = (add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
                        for problems in (train, held_out))
     if not config.keep_odd_golds:
