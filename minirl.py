@@ -42,7 +42,7 @@ if __name__ == "__main__":  # before torch is imported: --help and a wrong flag 
 import torch
 from tqdm import tqdm
 
-from ada_sampler import collect, summarize
+from ada_sampler import collect
 from eval import evaluate, report
 from parts.diagnostics import diagnostics
 from parts.logprobs import head_gradient_norms, token_logprobs
@@ -52,6 +52,7 @@ from parts.routing_replay import replaying
 from parts.run import (WatchedEngine, finish, last_words, nothing_lost, prepare, record,
                        record_evaluation, reseed, show)
 from parts.stop import Interrupted, Stop, timed
+from parts.summary import summarize
 from rewards import Grader
 
 
@@ -317,7 +318,7 @@ def pilot_norms(run, groups) -> list[float]:
     for group in groups:
         ids = group.problem.prompt_ids
         right = [Row(ids + s.rollout.token_ids, len(ids), [], 1.0) for s in group.pool if s.correct]
-        found = head_gradient_norms(run.policy, right)
+        found = head_gradient_norms(run.policy, right, run.config.temperature)
         norms.append(sum(found) / len(found) if found else 0.0)
     return norms
 

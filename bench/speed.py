@@ -135,9 +135,7 @@ def logprob_memory(tokens: int, hidden: int = 128) -> float:
 
 
 def measure_logprob_memory(tokens: int, hidden: int) -> None:
-    from parts.logprobs import ChunkedLogprobs
-
-    sum(ChunkedLogprobs.apply(*logprob_inputs(64, hidden), 1.0, 8)).sum().backward()  # libraries have been loaded
+    chunked(*logprob_inputs(64, hidden), tokens_at_once=8)  # libraries have been loaded
     inputs = logprob_inputs(tokens, hidden)
     before = process_memory("VmRSS")
     chunked(*inputs)
@@ -152,12 +150,12 @@ def logprob_inputs(tokens: int, hidden: int):
     return torch.randn(tokens, hidden, requires_grad=True), weight, torch.randint(VOCABULARY, (tokens,))
 
 
-def chunked(h_T, weight, target_T) -> None:
-    """As policy.token_logprobs calls it."""
-    from parts.logprobs import ChunkedLogprobs
+def chunked(h_T, weight, target_T, tokens_at_once: int = 0) -> None:
+    """As logprobs.token_logprobs calls it."""
+    from parts.logprobs import ChunkedLogprobs, Head
 
-    chunk = max(1, 2**27 // (4 * len(weight)))
-    ChunkedLogprobs.apply(h_T, weight, target_T, 1.0, chunk)[0].sum().backward()
+    chunk = tokens_at_once or max(1, 2**27 // (4 * len(weight)))
+    ChunkedLogprobs.apply(h_T, Head(weight), target_T, 1.0, chunk)[0].sum().backward()
 
 
 def unchunked(h_T, weight, target_T) -> None:

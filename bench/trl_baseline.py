@@ -108,7 +108,7 @@ def their_trainer(run, cell: dict, model: str, folder: str, on_step, **options):
 def measure(name: str, cell: dict, **options) -> dict:
     """Both sides step in turn; the first step of each is for warming up."""
     import minirl
-    from parts.data import fetch_model
+    from parts.models import fetch_model
 
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as rest, our_side(cell, folder) as run:
         ours, theirs, generating, curve = [], [], [], []

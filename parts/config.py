@@ -125,8 +125,9 @@ class Config(SamplerConfig):
 
 def resolve(config: Config) -> Config:
     """Fill in the defaults that depend on the model's name and the machine."""
-    from parts.data import TINY, default_data, default_template, resolve_model
+    from parts.data import default_data, default_eval_data, default_template
     from parts.engine import build_for_cpu
+    from parts.models import TINY, resolve_model
 
     tiny = config.model in TINY
     real = dict(max_prompt_tokens=1024, max_tokens=3000, batch_prompts=32, lr=2e-5, steps=200, eval_questions=100,
@@ -141,7 +142,7 @@ def resolve(config: Config) -> Config:
     if config.data == "auto":
         auto["data"] = default_data(config.model if tiny else resolve_model(config.model))
     if config.eval_data == "auto":
-        auto["eval_data"] = default_data(config.model, for_training=False)
+        auto["eval_data"] = default_eval_data(auto.get("data", config.data))
     if config.template == "auto":
         auto["template"] = default_template(config.model)
     if not config.name:

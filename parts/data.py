@@ -1,123 +1,62 @@
-"""Problems in, prompts out: any source of math problems becomes a list of `Problem` with clean gold answers.
+"""Problems in: a benchmark, file or hub data set becomes a list of `Problem` with clean golds.
 
-    problems = load_problems("gsm8k")                     # a named benchmark
-    problems = load_problems("org/name:config@split")     # any hub data set; config and split are optional
-    problems = load_problems("my.jsonl")                  # or .json, .parquet, .csv
-    problems = load_problems("builtin")                   # arithmetic from tiny.py, offline
-    problems = add_prompts(problems, tokenizer, "reinforce-ada", max_prompt_tokens=1024)
+    problems = load_problems("gsm8k")                  # a named benchmark
+    problems = load_problems("org/name:config@split")  # a hub data set; config, split are optional
+    problems = load_problems("my.jsonl")               # or .json, .parquet, .csv; several by commas
+    problems = load_problems("builtin")                # arithmetic from tiny.py, offline
+    train, held_out = load_train_and_held_out("my.jsonl", eval_data="held-out")
 
-Training and evaluation both come through here, so a model is evaluated on the prompt it was trained on. The
-template is part of every result: it alone moves Qwen2.5-Math-1.5B from about 20 % to about 60 % on MATH-500.
-
-What was dropped is counted and printed in one line per data set. Whatever a user can get wrong ends in a
-SystemExit of one sentence. Heavy libraries are imported where they are needed: a local .jsonl needs none.
+Where rows come from is in sources.py, what their columns mean in columns.py, how a prompt is made
+of a problem in prompts.py. What was dropped is counted and printed in one line per data set.
+Whatever a user can get wrong ends in a SystemExit of one sentence. Heavy libraries are imported
+where they are needed: a local .jsonl needs none.
 """
-import csv
-import io
-import json
-import math
+import hashlib
 import os
 import random
-import re
-import sys
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-# ----------------------------------------------------------------------------------------- names and defaults
-BENCHMARKS = {  # the name on the command line -> hub id[:config]
-    "math500": "HuggingFaceH4/MATH-500",
-    "minerva": "math-ai/minervamath",
-    "olympiadbench": "math-ai/olympiadbench",
-    "aime24": "HuggingFaceH4/aime_2024",
-    "aime25": "math-ai/aime25",
-    "amc23": "math-ai/amc23",
-    "gsm8k": "openai/gsm8k",
-    "svamp": "ChilleD/SVAMP",
-    # The sets of the Reinforce-Ada table; the last is AIME 24+25, HMMT 24+25, BRUMO 25, AMC 23 and CMIMC 25.
-    "ra-math500": "weqweasdas/math500",
-    "ra-minerva": "weqweasdas/minerva_math",
-    "ra-olympiadbench": "weqweasdas/olympiadbench",
-    "ra-aime-like": "weqweasdas/aime_hmmt_brumo_cmimc_amc23",
-}
-GROUPS = {  # one name for several sets, with the weights of the published weighted average
-    "reinforce-ada": {"ra-math500": 500, "ra-minerva": 272, "ra-olympiadbench": 675, "ra-aime-like": 230},
-}
-CONFIGS = {  # for hub data sets that cannot be loaded without one; several are read one after the other
-    "openai/gsm8k": "main",
-    "opencompass/AIME2025": "AIME2025-I,AIME2025-II",
-    "Hothan/OlympiadBench": "OE_TO_maths_en_COMP",
-    "open-r1/DAPO-Math-17k-Processed": "en",
-    "EleutherAI/hendrycks_math": "algebra,counting_and_probability,geometry,intermediate_algebra,"
-                                 "number_theory,prealgebra,precalculus",
-}
-FAMILIES = {"qwen": "Qwen", "qwq": "Qwen", "llama": "meta-llama", "meta-llama": "meta-llama"}
-TINY = ("tiny", "tiny-moe")
-BUILTIN_COUNT = {"train": 6000, "test": 240}
+from parts.columns import find_gold, find_problem, plain
+from parts.models import TINY
+from parts.screen import shown
+from parts.sources import BENCHMARKS, expand, is_file, read_file, read_hub
 
-BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
-STEP_BY_STEP = "Let's think step by step and output the final answer within \\boxed{}."
-TEMPLATES = {  # (role, text) turns, rendered by the tokenizer's own chat template; None = the bare problem
-    "reinforce-ada": [("system", BOXED), ("user", "{problem} " + STEP_BY_STEP)],
-    "qwen25-math-cot": [("system", BOXED), ("user", "{problem}")],
-    "qwen-boxed": [("system", "You are a helpful assistant."), ("user", "{problem}\n" + BOXED)],
-    "llama": [("user", "{problem}\n" + BOXED + "\n\n")],
-    "chat": [("user", "{problem}")],
-    "none": None,
-}
+HELD_OUT = "held-out"  # as --eval-data: a share of the training data
+HELD_OUT_SHARE = 0.1
+BUILTIN_COUNT = {"train": 6000, "test": 240}
+MADE_FOR_MATH_MODELS = ("RLHFlow/reinforce_ada", "agentica-org/DeepScaleR")  # evaluated on MATH-500
+NO_PROBLEM, NO_GOLD = "without a problem", "without a gold answer"
 
 
 @dataclass
 class Problem:
     problem: str  # the text, without any instruction around it
     answer: str  # gold, normalised, never empty
-    id: str  # unique within a data set
+    id: str  # unique among all problems that were loaded together
     source: str  # the data set it came from
     level: str = ""  # difficulty, where the data set knows it
-    prompt: str = ""  # what the model sees, after add_prompts
+    prompt: str = ""  # what the model sees, after prompts.add_prompts
     prompt_ids: list[int] = field(default_factory=list)
 
 
-def resolve_model(name: str) -> str:
-    """`Qwen2.5-Math-1.5B` -> `Qwen/Qwen2.5-Math-1.5B`; a folder, `org/name` and `tiny` stay as they are."""
-    if name in TINY or Path(name).expanduser().is_dir():
-        return str(Path(name).expanduser())
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise SystemExit(f"No model folder {name} exists: give one, a hub id (org/name), or --model tiny.")
-    owner = next((owner for start, owner in FAMILIES.items() if name.lower().startswith(start)), None)
-    if "/" not in name and not owner:
-        raise SystemExit(f"Unknown model {name!r}: write org/name, give a folder, or use --model tiny.")
-    return name if "/" in name else f"{owner}/{name}"
-
-
-def fetch_model(name: str, context: int) -> str:
-    """A folder or hub id that transformers and vLLM can load. Raises SystemExit before anything heavy is started."""
-    if name in TINY:
-        from parts import tiny
-
-        return tiny.folder(name)
-    path = resolve_model(name)
-    if not Path(path).is_dir():
-        go_offline_if_unreachable(path, "model")
-    from transformers import AutoConfig
-
-    try:
-        longest = getattr(AutoConfig.from_pretrained(path), "max_position_embeddings", context)
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"Cannot load the model {path}: {str(error).splitlines()[0]} Check the name and the connection to "
-                         "the hub, or use --model tiny, which needs neither.") from None
-    if context > longest:
-        raise SystemExit(f"{path} reads at most {longest} tokens, but --max-prompt-tokens and --max-tokens add up to {context}.")
-    return path
-
-
+# -------------------------------------------------------------------------------- defaults by model
 def default_data(model: str, for_training: bool = True) -> str:
     """The data set a model is trained (or evaluated) on when none is named."""
     if model in TINY or not for_training:
         return "builtin" if model in TINY else "math500"
-    if model.endswith("Qwen2.5-Math-1.5B"):  # prompts that this very model solves 1 to 5 times out of 16
+    if model.endswith("Qwen2.5-Math-1.5B"):  # it solves each of these in 1 to 5 of 16 attempts
         return "RLHFlow/reinforce_ada_simple_prompt_1-5b"
     return "agentica-org/DeepScaleR-Preview-Dataset"
+
+
+def default_eval_data(data: str) -> str:
+    """What a policy trained on `data` is evaluated on when nothing is named."""
+    if data == "builtin":
+        return "builtin"
+    for_math = all(name.startswith(MADE_FOR_MATH_MODELS) for name in data.split(","))
+    return "math500" if for_math else HELD_OUT
 
 
 def default_template(model: str) -> str:
@@ -125,300 +64,225 @@ def default_template(model: str) -> str:
     return "chat" if model in TINY else "reinforce-ada"
 
 
-def expand(names: str) -> list[tuple[str, int | None]]:
-    """`gsm8k,reinforce-ada` -> [(gsm8k, None), (ra-math500, 500), ...]; None: weigh the set by its size."""
-    return [pair for name in names.split(",") for pair in GROUPS.get(name, {name: None}).items()]
+# ------------------------------------------------------------------------------------------ loading
+def load_problems(name: str, **how) -> list[Problem]:
+    """All problems of `load_sets`, one set after the other."""
+    return [problem for problems in load_sets(name, **how) for problem in problems]
 
 
-# ----------------------------------------------------------------------------------------- problems
-def load_problems(
-    name: str, *, split: str | None = None, problem_key: str | None = None, answer_key: str | None = None,
-    for_training: bool = True, limit: int | None = None,
-) -> list[Problem]:
-    """Problems of a benchmark or group, a hub data set, a file, or "builtin"; several joined by commas.
+def load_sets(
+    name: str, *, split: str | None = None, problem_key: str | None = None,
+    answer_key: str | None = None, for_training: bool = True, limit: int | None = None,
+) -> list[list[Problem]]:
+    """Each set of `name`: benchmarks, groups, hub data sets, files or "builtin", joined by commas.
 
-    `for_training` chooses the split where none is named: train, or for evaluation test (train if there is no
-    test). `limit` keeps the first so many of each set. In a key, dots reach into nested columns
-    (`reward_model.ground_truth`) and a plus joins two columns (`Body+Question`).
+    `for_training` chooses the split where none is named: train, or for evaluation test (train if
+    there is no test). `limit` keeps the first so many of each set. The keys name columns (see
+    columns.py) of files and hub data sets; the columns of a named benchmark are known.
     """
-    keys = dict(problem_key=problem_key, answer_key=answer_key, limit=limit)
-    if len(parts := expand(name)) > 1:
-        loaded = [load_problems(part, split=split, for_training=for_training, **keys) for part, _ in parts]
-        return [problem for problems in loaded for problem in problems]
-    if name == "builtin":
-        from parts import tiny
+    names = [part for part, _ in expand(name)]
+    keys = dict(problem_key=problem_key or None, answer_key=answer_key or None)
+    if any(keys.values()) and not has_own_columns(name):
+        raise SystemExit(f"The columns of {shown(name)} are known: leave out --problem-key and "
+                         "--answer-key.")
+    sets = []
+    for part, source in zip(names, short_names(names)):
+        if part == "builtin":
+            sets.append(builtin(split or ("train" if for_training else "test"), limit))
+            continue
+        if is_file(part):
+            rows = read_file(Path(os.path.expanduser(part)))
+        else:
+            rows = read_hub(part, split, for_training)
+        own = keys if has_own_columns(part) else {}
+        sets.append(rows_to_problems(rows, source, limit=limit, **own))
+    make_ids_unique([problem for problems in sets for problem in problems])
+    return sets
 
-        split = split or ("train" if for_training else "test")
-        rows = tiny.problems(split, limit or BUILTIN_COUNT.get(split, 0))
-        return [Problem(r["problem"], r["answer"], r["id"], "builtin", str(r["level"])) for r in rows]
-    path = Path(name).expanduser()
-    if path.suffix.lower() in SUFFIXES or path.exists():
-        return rows_to_problems(read_file(path), path.name, **keys)
-    return rows_to_problems(read_hub(name, split, for_training), name, **keys)
+
+def has_own_columns(name: str) -> bool:
+    """Whether one of the sets joined in `name` is the user's own, whose columns a key may name."""
+    return any(part != "builtin" and part not in BENCHMARKS for part, _ in expand(name))
+
+
+def short_names(names: list[str]) -> list[str]:
+    """One name per set, all different: a file's name, or its path where two files share a name."""
+    files = [Path(name).name if is_file(name) else name for name in names]
+    short = [file if files.count(file) == 1 else name for file, name in zip(files, names)]
+    return [name if short.index(name) == i else f"{name}#{short[:i].count(name) + 1}"
+            for i, name in enumerate(short)]
+
+
+def builtin(split: str, limit: int | None) -> list[Problem]:
+    """Arithmetic of the built-in models."""
+    from parts import tiny
+
+    rows = tiny.problems(split, limit or BUILTIN_COUNT.get(split, 0))
+    return [Problem(row["problem"], row["answer"], row["id"], "builtin", str(row["level"]))
+            for row in rows]
 
 
 def rows_to_problems(rows, source, problem_key=None, answer_key=None, limit=None) -> list[Problem]:
-    """Finds problem and gold in each row (a dict); drops and counts rows without either, and doubles.
+    """Problem and gold of each row; strange rows, those without either, and doubles are counted.
 
-    Doubles matter: several published sets hold every problem 32 or 100 times; avg@32 would become avg@1024.
+    Doubles matter: several published sets hold every problem 32 or 100 times; avg@32 would become
+    avg@1024.
     """
     kept, texts, ids, dropped, columns = [], set(), set(), Counter(), {}
     for index, row in enumerate(rows):
-        columns.update(dict.fromkeys(row))
-        text, gold = find_problem(row, problem_key), find_gold(row, answer_key)
+        columns.update(dict.fromkeys(row or ()))
+        text, gold, reason = read_row(row, problem_key, answer_key)
         words = " ".join(text.split())
-        if not text or not gold or words in texts:
-            dropped[NO_PROBLEM if not text else NO_GOLD if not gold else "double"] += 1
+        if reason or words in texts:
+            dropped[reason or "double"] += 1
             continue
-        own = plain(row.get("id") or row.get("unique_id"))
+        own = scalar(row.get("id") or row.get("unique_id"))
         own = own if own and not own.isdigit() and own not in ids else f"{source}/{index}"
-        kept.append(Problem(text, gold, own, source, plain(row.get("level", row.get("difficulty")))))
+        level = scalar(row.get("level", row.get("difficulty")))
+        kept.append(Problem(text, gold, own, source, level))
         texts.add(words)
         ids.add(own)
         if len(kept) == limit:
             break
     if not kept:
         raise SystemExit(explain_nothing_kept(source, dropped, columns, problem_key, answer_key))
-    lost = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
-    print(f"data: {source}: {len(kept)} problems" + (f" (dropped {lost})" if lost else ""))
+    lost, total = f" (dropped {counts(dropped)})" if dropped else "", len(kept) + dropped.total()
+    print(f"data: {shown(source)}: {len(kept)} problems of {total} rows{lost}")
     return kept
 
 
+def counts(dropped: Counter) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in dropped.items())
+
+
+def read_row(row: dict | None, problem_key: str | None, answer_key: str | None) -> tuple:
+    """(problem, gold, why the row has to be dropped: "" if it need not)."""
+    try:
+        if row is None:
+            raise RecursionError
+        text, gold = find_problem(row, problem_key), find_gold(row, answer_key)
+    except RecursionError:
+        return "", "", "nested too deep"
+    if not text or not gold:
+        return text, gold, NO_GOLD if text else NO_PROBLEM
+    return text, gold, "" if is_text(text + gold) else "with broken characters"
+
+
+def is_text(text: str) -> bool:
+    """Whether it can be written and tokenized: half of a UTF-16 pair, as JSON may hold, cannot."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def scalar(value) -> str:
+    """A row's own id or level; "" where it is nothing that can be written."""
+    text = plain(value)
+    return text if is_text(text) else ""
+
+
 def explain_nothing_kept(source, dropped, columns, problem_key, answer_key) -> str:
-    if not columns:
-        return f"{source} is empty: it has no rows."
+    if not dropped:
+        return f"{shown(source)} is empty: it has no rows."
+    if not dropped[NO_GOLD] and not dropped[NO_PROBLEM]:
+        return f"No row of {shown(source)} can be used: {counts(dropped)}."
     what, key = ("gold answer", answer_key) if dropped[NO_GOLD] else ("problem", problem_key)
-    where, names = f"the column {key}" if key else "a column I know", ", ".join(map(str, columns))
-    return (f"No row of {source} has a {what} in {where}; its columns are {names}: name the right ones with "
-            f"--problem-key and --answer-key (a nested column as parent.child).")
+    where = f"the column {shown(key)}" if key else "a column I know"
+    names = shown(", ".join(map(str, columns)) or "none", 1000)
+    return (f"No row of {shown(source)} has a {what} in {where}; its columns are {names}: name the "
+            "right ones with --problem-key and --answer-key (a nested column as parent.child).")
+
+
+def make_ids_unique(problems: list[Problem]) -> None:
+    """A number behind every id that was there before, in place: pass rates are kept by id."""
+    taken, numbers = set(), Counter()
+    for problem in problems:
+        name = problem.id
+        while problem.id in taken:
+            numbers[name] += 1
+            problem.id = f"{name}#{numbers[name] + 1}"
+        taken.add(problem.id)
+
+
+# ----------------------------------------------------------------------------------------- held out
+def load_train_and_held_out(
+    data: str, eval_data: str, *, problem_key: str | None = None, answer_key: str | None = None,
+    eval_questions: int = 100,
+) -> tuple[list[Problem], list[Problem]]:
+    """(training, held-out) problems: no problem is in both, and no id.
+
+    `eval_data`: any name as for `load_sets`, of which the first `eval_questions` of each set are
+    taken, or HELD_OUT for a share of `data` (see `hold_out`). The keys reach both, as far as they
+    are the user's own.
+    """
+    keys = dict(problem_key=problem_key, answer_key=answer_key)
+    train = load_problems(data, for_training=True, **keys)
+    if eval_data == HELD_OUT:
+        train, held_out = hold_out(train, eval_questions)
+        total = len(train) + len(held_out)
+        print(f"data: {len(held_out)} of the {total} problems are held out for evaluation "
+              "(--eval-data names others)")
+    else:
+        own = keys if has_own_columns(eval_data) else {}
+        held_out = load_problems(eval_data, for_training=False, limit=eval_questions, **own)
+    train, doubles = drop_overlap(train, held_out)
+    if doubles:
+        print(f"data: {doubles} training problems are also in the held-out set and were dropped")
+    if not train:
+        raise SystemExit(
+            f"Nothing is left of {shown(data)} to train on: all of it is in the held-out set too.")
+    make_ids_unique(train + held_out)
+    return train, held_out
+
+
+def hold_out(problems: list[Problem], most: int) -> tuple[list[Problem], list[Problem]]:
+    """(training, held-out): about a tenth is held out, at least one problem and at most `most`.
+
+    Chosen by a hash of each problem's own text. So when rows are added (or put in another order),
+    no problem that was trained on before is held out now, and up to `most` none that was held out
+    is trained on.
+    """
+    if len(problems) < 2:
+        raise SystemExit("One problem is not enough to hold some out: name a held-out set with "
+                         "--eval-data.")
+    ranked = sorted(problems, key=place)
+    count = sum(place(problem) < HELD_OUT_SHARE for problem in ranked)
+    held_out = ranked[:max(1, min(count, most))]
+    chosen = {problem.id for problem in held_out}
+    return [problem for problem in problems if problem.id not in chosen], held_out
+
+
+def place(problem: Problem) -> float:
+    """A number in [0, 1) that only the letters and digits of the problem decide."""
+    digest = hashlib.sha256(fingerprint(problem).encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
 
 
 def drop_overlap(train: list[Problem], held_out: list[Problem]) -> tuple[list[Problem], int]:
-    """`train` without the problems that are also in `held_out`, and how many those were.
-
-    Two texts are the same if their letters and digits are: one formula can be typeset in many ways. Short
-    texts must share the gold as well, because without their signs `7+15-4` and `71-5+4` would be the same.
-    """
-    def fingerprint(problem):
-        letters = "".join(char for char in problem.problem.casefold() if char.isalnum())
-        return letters if len(letters) >= 30 else f"{letters}={problem.answer}"
-
+    """`train` without the problems that are also in `held_out`, and how many those were."""
     held = set(map(fingerprint, held_out))
     kept = [problem for problem in train if fingerprint(problem) not in held]
     return kept, len(train) - len(kept)
 
 
-# ----------------------------------------------------------------------------------------- one row
-USER = ("user", "human")
-NO_PROBLEM, NO_GOLD = "without a problem", "without a gold answer"
-PROBLEM_KEYS = ("problem", "question", "Problem", "extra_info.raw_problem", "prompt", "input",
-                "Body+Question")  # the last is SVAMP
-ANSWER_KEYS = ("gt", "answer", "final_answer", "Answer", "reward_model.ground_truth", "ground_truth",
-               "target", "expected_answer", "solution")
-CHAT_TURN = re.compile(  # a user's turn in a prompt that was already rendered for Qwen or Llama
-    r"(?:<\|im_start\|>user|<\|start_header_id\|>user<\|end_header_id\|>)\n+"
-    r"(.*?)(?:<\|im_end\|>|<\|eot_id\|>|\Z)", re.DOTALL)
-WRAPPER = re.compile(  # instructions that our own template would double
-    r"\A\s*Solve the following math problem step by step\. The last line.{0,200}?the problem\.\s+"
-    r"|\s*Remember to put your answer on its own line after \"Answer:\"[^\n]*\Z"
-    r"|\s*Let's think step by step and output the final answer within \\boxed\{\}\.?\s*\Z"
-    r"|\s*Please reason step by step, and put your final answer within \\boxed\{\}\.?\s*\Z", re.DOTALL)
+def fingerprint(problem: Problem) -> str:
+    """Equal for texts with the same letters and digits: a formula can be typeset in many ways.
+
+    Short texts must share the gold as well, because without their signs `7+15-4` and `71-5+4` would
+    be the same.
+    """
+    letters = "".join(char for char in problem.problem.casefold() if char.isalnum())
+    return letters if len(letters) >= 30 else f"{letters}={problem.answer}"
 
 
-def find_problem(row: dict, key: str | None = None) -> str:
-    """The first non-empty problem column (or the named one), cleaned; "" if there is none."""
-    return next(filter(None, (problem_text(lookup(row, k)) for k in ([key] if key else PROBLEM_KEYS))), "")
-
-
-def find_gold(row: dict, key: str | None = None) -> str:
-    """The first non-empty gold (or the named one), normalised; "" if there is none."""
-    for k in [key] if key else ANSWER_KEYS:
-        gold = gold_text(lookup(row, k))
-        worked = k == "solution" and (len(gold) > 100 or "\n" in gold)  # a worked solution without a box
-        if gold and not worked:
-            return gold
-    return ""
-
-
-def problem_text(value) -> str:
-    """A string, a rendered chat, or turns ({role, content} or {from, value}): the last user turn counts."""
-    if isinstance(value, list):
-        turns = [t for t in value if isinstance(t, dict) and t.get("role", t.get("from")) in USER]
-        value = turns[-1].get("content", turns[-1].get("value")) if turns else None
-    text = plain(value)
-    return WRAPPER.sub("", (CHAT_TURN.findall(text) or [text])[-1]).strip()
-
-
-def gold_text(value) -> str:
-    r"""`so #### 1,234` -> 1234; `hence \boxed{x}.` -> x; ["a", "b"] -> a, b; 27.0 -> 27; `$\pi$.` -> \pi."""
-    if isinstance(value, list):
-        return ", ".join(filter(None, map(gold_text, value)))
-    text = plain(value)
-    if "####" in text:
-        text = text.rsplit("####", 1)[1].replace(",", "")
-    box = last_boxed(text)
-    text = re.sub(r"\\?\$", "", text if box is None else box).strip()
-    return re.sub(r"(?<!\\right)\.+\Z", "", text).strip()  # the dot of `\right.` belongs to it
-
-
-def last_boxed(text: str) -> str | None:
-    r"""Content of the last \boxed{...}, \fbox{...} or \boxed x; None without one, "" if never closed."""
-    boxes = list(re.finditer(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*", text))
-    if not boxes:
-        return None
-    rest, depth = text[boxes[-1].end():], 0
-    if not rest.startswith("{"):
-        return re.match(r"[^\s$]*", rest).group()
-    for token in re.finditer(r"\\.|[{}]", rest, re.DOTALL):  # `\\.` takes escaped braces out of the count
-        depth += {"{": 1, "}": -1}.get(token.group(), 0)
-        if depth == 0:
-            return rest[1:token.start()].strip()
-    return ""
-
-
-def lookup(row: dict, key: str):
-    """The value of a column, of a nested one (a.b) or of two joined (a+b); None if it is not there."""
-    if key in row:
-        return decoded(row[key])
-    if "+" in key:
-        return " ".join(plain(row.get(part)) for part in key.split("+"))
-    head, _, rest = key.partition(".")
-    inner = decoded(row.get(head))
-    return lookup(inner, rest) if rest and isinstance(inner, dict) else None
-
-
-def decoded(value):
-    """CSV files and some hub sets hold nested columns as JSON text; `[1, 2]` stays text (an interval)."""
-    if isinstance(value, str) and value.lstrip().startswith(('{"', "[{", '["')):
-        try:
-            return json.loads(value)
-        except ValueError:
-            pass
-    return value
-
-
-def plain(value) -> str:
-    """Text of a scalar: "" for nothing, 27 for 27.0 (AMC golds come as a float column)."""
-    if value is None or isinstance(value, float) and not math.isfinite(value):
-        return ""
-    return str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
-
-
-# ----------------------------------------------------------------------------------------- files and the hub
-SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
-
-
-def read_file(path: Path) -> list[dict]:
-    """All rows of a local file."""
-    suffix, line = path.suffix.lower(), ""
-    if not path.is_file() or suffix not in SUFFIXES:
-        what = f"{path} is no data file" if path.exists() else f"No data file {path}"
-        raise SystemExit(f"{what}: --data takes a {', '.join(SUFFIXES)} file, or a hub id.")
-    try:
-        if suffix == ".parquet":
-            import pyarrow.parquet
-
-            return pyarrow.parquet.read_table(path).to_pylist()
-        text = path.read_text(encoding="utf-8-sig")
-        if suffix == ".csv":
-            csv.field_size_limit(10**8)  # the default refuses cells above 128 KB
-            return list(csv.DictReader(io.StringIO(text), restkey="beyond the header"))
-        if text.lstrip().startswith("["):
-            rows = json.loads(text)
-        else:  # JSON lines, under either name
-            rows = []
-            for number, content in enumerate(text.split("\n"), 1):
-                line = f"line {number} of "
-                rows += [json.loads(content)] if content.strip() else []
-    except (ValueError, OSError, csv.Error) as error:  # json's and pyarrow's errors are among these
-        raise SystemExit(f"Cannot read {line}{path}: {error}; mend it or name another --data.") from None
-    if not all(isinstance(row, dict) for row in rows):
-        raise SystemExit(f"{path} must hold one JSON object per problem, with a problem and its answer.")
-    return rows
-
-
-def read_hub(name: str, split: str | None, for_training: bool):
-    """Yields the rows of a benchmark or of `org/name[:config][@split]`, from the hub or its local cache."""
-    full, _, named_split = BENCHMARKS.get(name, name).partition("@")
-    repo, _, config = full.partition(":")
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
-        raise SystemExit(f"There is no data set {name!r}: give a file ({', '.join(SUFFIXES)}), a hub id "
-                         f"(org/name), or one of builtin, {', '.join([*BENCHMARKS, *GROUPS])}.")
-    go_offline_if_unreachable(repo)
-    asked = split or named_split
-    wanted = [asked] if asked else ["train"] if for_training else ["test", "train"]
-    for config in (config or CONFIGS.get(repo, "")).split(","):
-        splits = load_from_hub(repo, config or None)
-        found = next((s for s in wanted if s in splits), None)
-        if not found:
-            raise SystemExit(f"{repo} has no split {' or '.join(wanted)}, only {', '.join(splits)}: "
-                             f"name one, as in {repo}@{next(iter(splits))}.")
-        yield from splits[found]
-
-
-def go_offline_if_unreachable(repo: str, kind: str = "dataset") -> None:
-    """One quick question to the hub; without an answer only caches are used (its libraries retry for long)."""
-    import huggingface_hub
-
-    try:
-        getattr(huggingface_hub.HfApi(), f"{kind}_info")(repo, timeout=4)
-    except huggingface_hub.errors.RepositoryNotFoundError:
-        raise SystemExit(f"The hub has no {kind} {repo}: check its name, or run `hf auth login`.") from None
-    except Exception:  # no network, no name service, time-out, a proxy's error page, HF_HUB_OFFLINE=1
-        os.environ["HF_HUB_OFFLINE"] = "1"  # for libraries that are imported later
-        huggingface_hub.constants.HF_HUB_OFFLINE = True
-        if "datasets" in sys.modules:
-            sys.modules["datasets"].config.HF_HUB_OFFLINE = True
-
-
-def load_from_hub(repo: str, config: str | None) -> dict:
-    """Split name -> rows. No code from the hub is run."""
-    import datasets
-
-    try:
-        return datasets.load_dataset(repo, config)
-    except Exception as error:
-        configs = re.search(r"onfig.*\[(.+?)\]", str(error), re.DOTALL)
-        if configs:
-            names = configs.group(1).replace("'", "")
-            reason = f"{repo} has the configs {names}: name one, as in {repo}:{names.split(',')[0]}."
-        elif datasets.config.HF_HUB_OFFLINE:
-            reason = (f"The model hub cannot be reached and {repo} is not in the local cache: use your own "
-                      f"--data file.jsonl, or the built-in model and problems with --model tiny.")
-        else:
-            reason = f"{repo} could not be loaded: {type(error).__name__}: {str(error).strip()[:200]}"
-        raise SystemExit(reason) from None
-
-
-# ----------------------------------------------------------------------------------------- prompts
-def add_prompts(problems: list[Problem], tokenizer, template: str, max_prompt_tokens: int) -> list[Problem]:
-    """The problems with `prompt` and `prompt_ids`; those over `max_prompt_tokens` are dropped and counted."""
-    if template not in TEMPLATES:
-        raise SystemExit(f"There is no prompt template {template!r}; choose one of {', '.join(TEMPLATES)}.")
-    prompts, turns = [problem.problem for problem in problems], TEMPLATES[template]
-    if turns:
-        if not getattr(tokenizer, "chat_template", None):
-            raise SystemExit(f"The tokenizer has no chat template for {template}: use --template none.")
-        chats = [[{"role": role, "content": text.replace("{problem}", p)} for role, text in turns]
-                 for p in prompts]
-        prompts = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
-    # A chat template writes its own start token; a bare problem gets the tokenizer's, if any (Llama has one).
-    ids = tokenizer(prompts, add_special_tokens=not turns)["input_ids"]
-    kept = [replace(problem, prompt=prompt, prompt_ids=list(tokens))
-            for problem, prompt, tokens in zip(problems, prompts, ids) if len(tokens) <= max_prompt_tokens]
-    if len(kept) < len(problems):
-        print(f"data: dropped {len(problems) - len(kept)} of {len(problems)} problems with a prompt over "
-              f"{max_prompt_tokens} tokens (longest: {max(map(len, ids))})")
-    if not kept:
-        raise SystemExit(f"Every prompt is over {max_prompt_tokens} tokens: raise --max-prompt-tokens.")
-    return kept
-
-
+# ---------------------------------------------------------------------------------------- the order
 class Stream:
-    """Problems without end: a new order in every epoch, decided by seed and epoch. `cursor`: problems taken so far."""
+    """Problems without end: a new order in every epoch, decided by seed and epoch.
+
+    `cursor` (problems taken so far) is all that a resumed run has to know.
+    """
 
     def __init__(self, problems: list, seed: int):
-        self.problems, self.seed, self.cursor, self.epoch, self.order = problems, seed, 0, None, []
+        self.problems, self.seed, self.cursor = problems, seed, 0
+        self.epoch, self.order = None, []
 
     def take(self, count: int) -> list:
         return [self.next() for _ in range(count)]
@@ -426,6 +290,7 @@ class Stream:
     def next(self):
         epoch, place = divmod(self.cursor, len(self.problems))
         if epoch != self.epoch:
-            self.epoch, self.order = epoch, random.Random(f"order {self.seed} {epoch}").sample(self.problems, len(self.problems))
+            rng = random.Random(f"order {self.seed} {epoch}")
+            self.epoch, self.order = epoch, rng.sample(self.problems, len(self.problems))
         self.cursor += 1
         return self.order[place]

@@ -131,9 +131,10 @@ class Engine:
         self.steps = 0  # engine steps so far; on a GPU a step costs about the same at any batch size
 
     # ------------------------------------------------------------------------------------------------- sampling
-    def submit(self, key, prompt_ids: list[int], max_tokens: int) -> None:
-        """Ask for one sample; `key` (any hashable) comes back with it."""
-        self._add(key, prompt_ids, self._params(max_tokens=max_tokens, **self.sampling))
+    def submit(self, key, prompt_ids: list[int], max_tokens: int, temperature: float | None = None) -> None:
+        """Ask for one sample; `key` (any hashable) comes back with it. `temperature`: None for the engine's own."""
+        own = {} if temperature is None else dict(temperature=temperature)
+        self._add(key, prompt_ids, self._params(max_tokens=max_tokens, **self.sampling | own))
 
     def step(self) -> list[tuple[object, Rollout]]:
         """One engine step (a token for every running request); returns what finished in it, in vLLM's order."""

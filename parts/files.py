@@ -7,7 +7,7 @@ from parts.screen import shown
 
 
 def read_json(file: Path) -> dict:
-    """The JSON object in a small file. Raises SystemExit if it is missing, damaged or something else."""
+    """The JSON object in a small file. Raises SystemExit if it is missing or damaged."""
     try:
         found = json.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -18,7 +18,7 @@ def read_json(file: Path) -> dict:
 
 
 def lock(folder: Path, instead: str):
-    """The folder is this process's until the returned file is closed, or until the process ends in any way.
+    """The folder is this process's until the returned file is closed, or the process has ended.
 
     Raises SystemExit, which advises `instead`, if another process has it.
     """
@@ -27,5 +27,6 @@ def lock(folder: Path, instead: str):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        raise SystemExit(f"Another program is writing to {shown(folder)}: wait for its end, or {instead}.") from None
+        raise SystemExit(f"Another program is writing to {shown(folder)}: wait for its end, or "
+                         f"{instead}.") from None
     return file

@@ -1,12 +1,13 @@
 """Metrics in, pictures out.
 
-    python -m parts.plot runs/a                            # one run: runs/a/curves.png, everything that was logged
-    python -m parts.plot runs/a-seed0 runs/a-seed1 runs/b  # several: accuracy and reward against what they cost
+    python -m parts.plot runs/a                            # one run, all of it: runs/a/curves.png
+    python -m parts.plot runs/a-seed0 runs/a-seed1 runs/b  # several, against what they cost
     python -m parts.plot runs/a runs/b --against tokens --out compare.pdf
 
-Reinforce-Ada draws more samples per step than GRPO does, so a comparison against steps alone flatters it:
-the page for several runs shows steps, samples, tokens and time side by side. Runs that differ only in the
-seed, by their config.json, share a colour and get a mean line. What was not logged is left out.
+Reinforce-Ada draws more samples per step than GRPO does, so a comparison against steps alone
+flatters it: the page for several runs shows steps, samples, tokens and time side by side. Runs that
+differ only in the seed, by their config.json, share a colour and get a mean line. What was not
+logged is left out.
 """
 import argparse
 import json
@@ -15,7 +16,10 @@ import os
 import re
 from pathlib import Path
 
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")  # Okabe and Ito's
+from parts.files import read_json
+
+COLORS = (  # Okabe and Ito's
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
 AXES = {  # --against -> key in both files, label, factor
     "steps": ("step", "training steps", 1),
     "samples": ("samples_total", "samples drawn", 1),
@@ -40,43 +44,59 @@ PANELS = (  # kind of drawing, title, unit, {key in metrics.jsonl: label}
       "weight_under_half": "weight < ½"}),
     ("lines", "Importance weights before the cap", r"$\pi_\theta/\mu$",
      {"weight_max": "largest", "weight_mean": "mean", "weight_min": "smallest"}),
-    ("routes", "Experts on which engine and trainer agree", "share of tokens", {"routes_agree_all": "in all layers"}),
+    ("routes", "Experts on which engine and trainer agree", "share of tokens",
+     {"routes_agree_all": "in all layers"}),
     ("stack", "Where the time goes", "seconds per step",
-     {"seconds_sample": "sample", "seconds_grade": "grade", "seconds_train": "train", "seconds_sync": "sync",
-      "seconds_eval": "evaluate"}),
+     {"seconds_sample": "sample", "seconds_grade": "grade", "seconds_train": "train",
+      "seconds_sync": "sync", "seconds_eval": "evaluate"}),
     ("lines", "Length of the answers", "tokens per answer", {"response_length": ""}),
     ("lines", "Answers that cannot score", "share of answers",
-     {"truncated": "cut at the length limit", "share_no_box": "no box", "share_timeout": "time-out"}),
+     {"truncated": "cut at the length limit", "share_no_box": "no box",
+      "share_timeout": "time-out"}),
     ("lines", "Size of the update", "gradient norm", {"grad_norm": ""}),
 )
-SAME_BUT_SEED = ("seed", "name", "resume")  # runs whose configurations differ in nothing else are one curve
+SAME_BUT_SEED = ("seed", "name", "resume")  # runs that differ in nothing else are one curve
 
 
 # ----------------------------------------------------------------------------------------- reading
 def read_rows(path: Path, keys=("step",)) -> list[dict]:
-    """Rows by step, the last of equal `keys` (a resumed run repeats steps), without half-written lines."""
+    """Rows by step, the last of equal `keys` (a resumed run repeats some), without broken lines."""
     rows = {}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    for line in text.splitlines():
         try:
             row = json.loads(line)
-            counts = row.get("verdicts") or {}
-        except (ValueError, AttributeError):
+            counts = dict(row.get("verdicts") or {})
+            rows[tuple(row.get(key) for key in keys)] = row | shares(counts)
+        except (ValueError, AttributeError, TypeError, RecursionError):
             continue
-        if counts:  # a status that did not occur is not listed
-            row |= {f"share_{status}": counts.get(status, 0) / max(1, sum(counts.values())) for status in ("no_box", "timeout")}
-        rows[tuple(row.get(key) for key in keys)] = row
     return sorted(rows.values(), key=lambda row: row.get("step") or 0)
 
 
+def shares(counts: dict) -> dict:
+    """Shares of two statuses among a step's verdicts; `counts` does not list what did not occur."""
+    if not counts:
+        return {}
+    total = max(1, sum(counts.values()))
+    return {f"share_{status}": counts.get(status, 0) / total for status in ("no_box", "timeout")}
+
+
 def read_run(run: str | Path) -> dict:
-    """name, config, metrics and evals of a run's folder. Raises ValueError if nothing was logged there."""
+    """name, config, metrics and evals of a run's folder. ValueError if nothing was logged."""
     run = Path(run)
-    metrics, evals = read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl", ("data", "step"))
+    metrics = read_rows(run / "metrics.jsonl")
+    evals = read_rows(run / "eval.jsonl", ("data", "step"))
     if not metrics and not evals:
-        reason = "it has no metrics.jsonl with a finished step" if run.is_dir() else "there is no such folder"
-        raise ValueError(f"Nothing to draw for {run}: {reason}; give the folder of a run, such as runs/NAME.")
-    stored = json.loads((run / "config.json").read_text()) if (run / "config.json").is_file() else {}
-    return dict(name=run.resolve().name, config=stored.get("config", stored), metrics=metrics, evals=evals)
+        reason = "there is no such folder"
+        if run.is_dir():
+            reason = "it has no metrics.jsonl with a finished step"
+        raise ValueError(f"Nothing to draw for {run}: {reason}; give the folder of a run, such as "
+                         "runs/NAME.")
+    stored = read_json(run / "config.json") if (run / "config.json").is_file() else {}
+    config = stored.get("config", stored)
+    if not isinstance(config, dict):
+        raise ValueError(f"{run / 'config.json'} is damaged: it holds no settings.")
+    return dict(name=run.resolve().name, config=config, metrics=metrics, evals=evals)
 
 
 def series(rows: list[dict], x: str, y: str) -> tuple[list[float], list[float]]:
@@ -88,7 +108,7 @@ def series(rows: list[dict], x: str, y: str) -> tuple[list[float], list[float]]:
 
 
 def smooth(values):
-    """Centred moving mean over a tenth of the run (less at its ends); a short run stays as it is."""
+    """Centred moving mean over a tenth of the run (less at its ends); a short run stays."""
     import numpy as np
 
     kernel = np.ones(max(1, len(values) // 10 if len(values) >= 20 else 1))
@@ -111,10 +131,12 @@ def draw_lines(ax, run, x, keys) -> None:
 def draw_kl(ax, run, x, keys) -> None:
     """Engine-trainer mismatch, log scale: in bf16 healthy below about 1e-3, wrong above 1e-2."""
     # The size of k1, which may be negative; and no zeros on a log scale.
-    sizes = [row | {key: abs(row[key]) if row.get(key) else None for key in keys} for row in run["metrics"]]
+    sizes = [row | {key: abs(row[key]) if row.get(key) else None for key in keys}
+             for row in run["metrics"]]
     draw_lines(ax, dict(metrics=sizes), x, keys)
     every = [value for key in keys for value in series(sizes, x, key)[1]]
-    low, high = min([1e-5, *(value / 10 for value in every)]), max([1e-1, *(value * 3 for value in every)])
+    low = min([1e-5, *(value / 10 for value in every)])
+    high = max([1e-1, *(value * 3 for value in every)])
     ax.set_yscale("log")
     ax.set_ylim(low, high)
     bands = ((low, 1e-3, COLORS[2], "healthy in bf16"), (1e-2, high, COLORS[1], "alarm"))
@@ -125,16 +147,22 @@ def draw_kl(ax, run, x, keys) -> None:
 
 
 def draw_routes(ax, run, x, keys) -> None:
-    """One line per mixture-of-experts layer; about nine in ten agree in a healthy bf16 run of a large model (R3 paper)."""
-    layers = sorted({key for row in run["metrics"] for key in row if re.fullmatch(r"routes_agree_\d+", key)}, key=lambda k: int(k[13:]))
+    """One line per mixture-of-experts layer.
+
+    About nine in ten agree in a healthy bf16 run of a large model (R3 paper).
+    """
+    logged = {key for row in run["metrics"] for key in row}
+    layers = [key for key in logged if re.fullmatch(r"routes_agree_\d+", key)]
+    layers.sort(key=lambda key: int(key[13:]))
     named = {key: f"layer {key[13:]}" for key in layers} if len(layers) < len(COLORS) else {}
     draw_lines(ax, run, x, keys | named)
     for key in () if named else layers:
         ax.plot(*series(run["metrics"], x, key), color="#555555", alpha=0.2, linewidth=0.8)
-    ax.set_ylim(min([0.85, *(v for key in [*keys, *layers] for v in series(run["metrics"], x, key)[1])]), 1.01)
+    every = [value for key in [*keys, *layers] for value in series(run["metrics"], x, key)[1]]
+    ax.set_ylim(min([0.85, *every]), 1.01)
     ax.axhspan(0.9, 1.01, color=COLORS[2], alpha=0.1, linewidth=0)
-    ax.annotate("healthy in bf16", (0.015, 0.9), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points",
-                fontsize=8, color="#444444")
+    ax.annotate("healthy in bf16", (0.015, 0.9), xycoords=("axes fraction", "data"),
+                xytext=(0, 3), textcoords="offset points", fontsize=8, color="#444444")
 
 
 def draw_stack(ax, run, x, keys) -> None:
@@ -195,7 +223,8 @@ def save(figure, out: Path) -> Path:
 def draw_run(run_dir: str | Path, out: str | Path | None = None, against: str = "steps") -> Path:
     """All panels of one run, at any moment of it, into `curves.png` of its folder (or `out`).
 
-    Raises ValueError if nothing was logged yet. Uses no pyplot: no display, no open figures, any thread.
+    Raises ValueError if nothing was logged yet. Uses no pyplot: no display, no open figures, any
+    thread.
     """
     from matplotlib.figure import Figure
 
@@ -212,20 +241,23 @@ def draw_run(run_dir: str | Path, out: str | Path | None = None, against: str = 
         finish(ax, title, unit, against)
         if any(ax.get_legend_handles_labels()[1]):
             ax.legend(fontsize=8, framealpha=0.8, reverse=kind == "stack")
-    about = [run["name"], *(str(run["config"][key]) for key in ("model", "data") if run["config"].get(key))]
+    known = [run["config"][key] for key in ("model", "data") if run["config"].get(key)]
+    about = [run["name"], *map(str, known)]
     figure.suptitle(" · ".join(about) + "      (faint: every step, bold: moving mean)", fontsize=12)
     return save(figure, Path(out or Path(run_dir) / "curves.png"))
 
 
-KINDS = dict(lines=draw_lines, kl=draw_kl, routes=draw_routes, stack=draw_stack, accuracy=draw_accuracy)
+KINDS = dict(lines=draw_lines, kl=draw_kl, routes=draw_routes, stack=draw_stack,
+             accuracy=draw_accuracy)
 
 
 def draw_comparison(run_dirs: list, out: str | Path, against: str | None = None) -> Path:
-    """Held-out accuracy and first-round reward of several runs against steps, samples, tokens and time."""
+    """Held-out accuracy and first-round reward of several runs against all that they cost."""
     from matplotlib.figure import Figure
 
     groups = group_by_seed([read_run(run) for run in run_dirs])
-    data = next((row.get("data") for runs in groups.values() for run in runs for row in run["evals"]), None)
+    evals = [row for runs in groups.values() for run in runs for row in run["evals"]]
+    data = evals[0].get("data") if evals else None
     axes = [against] if against else list(AXES)
     figure = Figure(figsize=(4.8 * len(axes) + (3 if against else 0), 8.4), layout="constrained")
     panels = figure.subplots(2, len(axes), sharex="col", sharey="row", squeeze=False)
@@ -241,13 +273,37 @@ def draw_comparison(run_dirs: list, out: str | Path, against: str | None = None)
         finish(top, f"against {AXES[x][1]}", f"accuracy on {data or 'held-out problems'}", x)
     for ax in panels.flat:
         ax.label_outer()
-    handles = {label: line for ax in panels.flat for line, label in zip(*ax.get_legend_handles_labels())}
+    handles = {label: line for ax in panels.flat
+               for line, label in zip(*ax.get_legend_handles_labels())}
     figure.legend(handles.values(), handles, loc="outside upper center", ncols=4, fontsize=10)
     return save(figure, Path(out))
 
 
+def draw_evaluation(summary: dict, out: Path) -> Path:
+    """What `eval.summarize` says: pass@k curves and, where levels are known, accuracy by level."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for name, one in summary["sets"].items():
+        left.plot(list(one["pass"]), list(one["pass"].values()), "o-", label=name)
+        if one["levels"]:
+            levels = one["levels"].values()
+            avg = [level["avg"] for level in levels]
+            below = [level["avg"] - level["ci_low"] for level in levels]
+            above = [level["ci_high"] - level["avg"] for level in levels]
+            right.errorbar(list(one["levels"]), avg, [below, above], fmt="o-", capsize=3,
+                           label=name)
+    left.set_xscale("log", base=2)
+    left.xaxis.set_major_formatter("{x:g}")  # 8, not 2 to the 3
+    left.set(xlabel="k", ylabel="pass@k", ylim=(0, 1), title="one of k samples is right")
+    right.set(xlabel="level", ylabel="avg@k", ylim=(0, 1), title="by difficulty, where it is known")
+    left.legend(frameon=False)
+    return save(figure, out)
+
+
 def draw_group(ax, curves, color, label, marker="") -> None:
-    """Runs that differ only in the seed: each one faint, their mean over the range that all of them cover."""
+    """Runs that differ only in the seed: each one faint, their mean where all of them have been."""
     import numpy as np
 
     curves = [(xs, ys) for xs, ys in curves if len(xs)]
@@ -267,11 +323,14 @@ def group_by_seed(runs: list[dict]) -> dict[str, list[dict]]:
     groups, labelled = {}, {}
     for run in runs:
         config = {key: value for key, value in run["config"].items() if key not in SAME_BUT_SEED}
-        groups.setdefault(json.dumps(config, sort_keys=True) if config else run["name"], []).append(run)
+        same = json.dumps(config, sort_keys=True) if config else run["name"]
+        groups.setdefault(same, []).append(run)
     for same in groups.values():
         prefix = os.path.commonprefix([run["name"] for run in same])
         prefix = re.sub(r"[-_. ]*(seed\d*|s)?[-_. ]*$", "", prefix)
-        label = same[0]["name"] if len(same) == 1 else f"{prefix or same[0]['name']} (mean of {len(same)})"
+        label = same[0]["name"]
+        if len(same) > 1:
+            label = f"{prefix or label} (mean of {len(same)})"
         labelled[label if label not in labelled else f"{label} [{len(labelled)}]"] = same
     return labelled
 
@@ -279,8 +338,10 @@ def group_by_seed(runs: list[dict]) -> dict[str, list[dict]]:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Draw one run, or compare several.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run, such as runs/NAME")
-    parser.add_argument("--out", help="picture to write (.png .pdf .svg); RUN/curves.png or compare.png")
-    parser.add_argument("--against", choices=AXES, help="x axis; default steps, or all four for several runs")
+    parser.add_argument(
+        "--out", help="picture to write (.png .pdf .svg); RUN/curves.png or compare.png")
+    parser.add_argument(
+        "--against", choices=AXES, help="x axis; default steps, or all four for several runs")
     args = parser.parse_args(arguments)
     try:
         if len(args.runs) == 1:

@@ -1,41 +1,78 @@
-"""The policy: a frozen model with a LoRA adapter, and the log-probabilities of what was sampled.
+"""The policy: a frozen model with a LoRA adapter, and the rows and micro-batches that it is shown.
 
-Everything in policy-gradient training hangs on log pi(y_t), and most small projects get it wrong somewhere. The rules kept
-here: the same token ids that the engine sampled (never re-tokenised text), the end token included, the prompt excluded,
-the same temperature as the engine, no dropout, right padding that no token can see, float32 from the logits on, and never
-a tensor of [batch, length, vocabulary].
+What it must not do is differ from the engine's model, or from itself a moment later: no dropout
+anywhere, attention as the family defines it, and Hugging Face's class as Hugging Face wrote it.
 """
+import importlib.util
 from dataclasses import dataclass
 
 import torch
 
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
-def load_policy(path: str, *, dtype: str, rank: int, alpha: int, seed: int, device: str, checkpointing: bool = False):
-    """The trainer's model: frozen weights in `dtype`, a LoRA adapter in float32 on every linear layer but the head.
 
-    Of a mixture of experts only the attention is adapted: engines serve adapters of stacked experts badly or not at all.
-    Its `routing` (routing_replay.RoutingReplay) records and replays the choice of experts; None for any other model.
+def load_policy(path: str, *, dtype: str, rank: int, alpha: int, seed: int, device: str,
+                checkpointing: bool = False):
+    """The trainer's model: frozen weights in `dtype`, a LoRA adapter in float32 on every linear
+    layer but the head.
+
+    Of a mixture of experts only the attention is adapted: engines serve adapters of stacked experts
+    badly or not at all. Its `routing` (routing_replay.RoutingReplay) records and replays the choice
+    of experts; None for any other model.
     """
-    from peft import LoraConfig, get_peft_model
     from parts.routing_replay import FAMILIES, RoutingReplay
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from peft import LoraConfig, get_peft_model
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     torch.manual_seed(seed)  # B starts at zero and A at random
-    config = AutoConfig.from_pretrained(path)
-    for noise in {"attention_dropout", "router_jitter_noise"} & set(vars(config)):
-        setattr(config, noise, 0.0)  # like dropout in the adapter, it would make pi_old noisy
-    model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=getattr(torch, dtype)).to(device)
-    model.config.use_cache = False
+    model = load_model(path, dtype).to(device)
     mixture = model.config.model_type in FAMILIES
-    lora = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0,
-                      target_modules=["q_proj", "k_proj", "v_proj", "o_proj"] if mixture else "all-linear", task_type="CAUSAL_LM")
+    lora = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, task_type="CAUSAL_LM",
+                      target_modules=ATTENTION if mixture else linear_layers(model))
     policy = get_peft_model(model, lora)
     policy.routing = RoutingReplay(model) if mixture else None
     if checkpointing:
         policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return policy.train()
+
+
+def load_model(path: str, dtype: str):
+    """The Hugging Face model of a folder or hub id, without noise and without a cache."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    config.use_cache = False
+    text = config.get_text_config()
+    for name, value in list(vars(text).items()):
+        if ("drop" in name or "jitter" in name) and isinstance(value, float):
+            setattr(text, name, 0.0)  # any noise would make pi_old another policy than pi_theta
+    # Attention scores under a soft cap (Gemma 2): torch's fused attention has none and leaves it out.
+    capped = getattr(text, "attn_logit_softcapping", None) is not None
+    return own_class(config).from_pretrained(
+        path, config=config, dtype=getattr(torch, dtype), trust_remote_code=False,
+        attn_implementation="eager" if capped else None)
+
+
+def own_class(config):
+    """Hugging Face's class for this config, from a copy of its module that nobody else has.
+
+    Families that vLLM has no model of its own for (OLMo 2, Phi-2, SmolLM3) it serves with Hugging
+    Face's class, which it changes in place, so that afterwards only vLLM can make one.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    shared = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    spec = importlib.util.find_spec(shared.__module__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, shared.__name__)
+
+
+def linear_layers(model) -> list[str]:
+    """The last names of all linear layers but the head, such as q_proj: what the adapter adapts."""
+    names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    return sorted({name.split(".")[-1] for name in names} - {"lm_head"})
 
 
 @dataclass

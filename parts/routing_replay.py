@@ -42,7 +42,7 @@ def is_supported(model: str) -> bool:
     """Whether this model folder or hub id is a mixture of experts whose routes can be recorded and replayed."""
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(model).model_type in FAMILIES
+    return AutoConfig.from_pretrained(model, trust_remote_code=False).model_type in FAMILIES
 
 
 def choose_replay(wanted: str, model: str, mini_batches: int) -> str:

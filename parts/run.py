@@ -21,6 +21,7 @@ from parts import checkpoint, logs
 from parts.config import Config
 from parts.data import Stream
 from parts.folder import claim, note_start
+from parts.logprobs import check_family
 from parts.plot import draw_run
 from parts.policy import load_policy
 from parts.probe import Probe
@@ -92,15 +93,16 @@ def prepare(config: Config, grader) -> Run:
 
     What a user can get wrong ends here in a SystemExit, most of it before the engine is started.
     """
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig
 
-    from parts.data import fetch_model
+    from parts.models import fetch_model, load_tokenizer
 
     faulthandler.register(signal.SIGUSR1)  # kill -USR1 PID shows what every thread is doing
     folder = Path("runs", config.name)
     lock = claim(folder, config.resume) if folder.exists() else None  # what is in use ends here
     path = fetch_model(config.model, config.max_prompt_tokens + config.max_tokens)
-    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    check_family(AutoConfig.from_pretrained(path, trust_remote_code=False))
+    tokenizer = load_tokenizer(path)
     config.replay = choose_replay(config.replay, path, config.mini_batches)
     train, held_out = load_data(config, tokenizer, grader)
     lock = lock or claim(folder, config.resume)
@@ -129,14 +131,12 @@ def settings_of(config: Config) -> dict:
 
 def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
     """(training, held-out) problems with prompts. None of the first is among the second."""
-    from parts.data import add_prompts, drop_overlap, load_problems
+    from parts.data import load_train_and_held_out
+    from parts.prompts import add_prompts
 
-    keys = dict(problem_key=config.problem_key or None, answer_key=config.answer_key or None)
-    held_out = load_problems(
-        config.eval_data, for_training=False, limit=config.eval_questions)
-    train, doubles = drop_overlap(load_problems(config.data, for_training=True, **keys), held_out)
-    if doubles:
-        print(f"{doubles} training problems are also in the held-out set and were dropped")
+    train, held_out = load_train_and_held_out(
+        config.data, config.eval_data, problem_key=config.problem_key,
+        answer_key=config.answer_key, eval_questions=config.eval_questions)
     loaded = []
     for name, problems in ((config.data, train), (config.eval_data, held_out)):
         problems = add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
@@ -163,8 +163,8 @@ def drop_odd_golds(problems: list, grader) -> list:
 
 def start_engine(config: Config, path: str, tokenizer, example: str):
     """vLLM with the model, and what it will be asked: a prompt, and the ends of a response."""
-    from eval import stop_ids
     from parts.engine import Engine, build_for_cpu
+    from parts.prompts import stop_ids
 
     stops = stop_ids(tokenizer)
     print(f"prompt as the model sees it: {example!r}; "

@@ -1,14 +1,15 @@
-"""What reaches the screen: a stranger's text without its terminal commands, and no complaint when nobody reads on."""
+"""What reaches the screen: a stranger's text without its terminal commands, and a quiet end."""
 import contextlib
 import os
 import sys
 
 
 def shown(text, longest: int = 200) -> str:
-    r"""`text` on one line, fit to be printed: escape sequences, control characters and lone surrogates as `\x1b`.
+    r"""`text` on one line, fit to be printed: control characters and lone surrogates as `\x1b`.
 
-    What a data file, a model folder or an adapter says about itself may set a terminal's title, clear it or
-    overwrite the line above. Of a text over `longest` characters the beginning is shown.
+    What a data file, a model folder or an adapter says about itself may set a terminal's title,
+    clear it or overwrite the line above. Of a text over `longest` characters the beginning is
+    shown.
     """
     text = str(text)
     cut = "..." if len(text) > longest else ""
@@ -17,7 +18,7 @@ def shown(text, longest: int = 200) -> str:
 
 @contextlib.contextmanager
 def quiet_end():
-    """Around a whole program: `python eval.py | head -1` ends as `cat` would, not in a traceback."""
+    """Around a whole program: `python eval.py | head -1` ends as `cat` would, with no traceback."""
     try:
         try:
             yield

@@ -69,7 +69,8 @@ def test_wrong_model_or_data(flags, sentences, tmp_path):
     (tmp_path / "odd.jsonl").write_text('{"alpha": "1+1", "beta": 2}\n')
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "broken.jsonl").write_text('{"problem": "1+1", "answer": "2"}\n{"problem": \n')
-    (tmp_path / "long.jsonl").write_text(json.dumps(dict(problem="1+" * 500 + "1", answer="501")) + "\n")
+    long = [json.dumps(dict(problem=f"{n}+" * 500 + "1", answer=str(500 * n + 1))) for n in (1, 2)]
+    (tmp_path / "long.jsonl").write_text("\n".join(long))
     code, text, seconds = run(*flags, cwd=tmp_path)
     assert code not in (0, None) and "Traceback" not in text, text
     assert all(sentence in text for sentence in sentences), text

@@ -2,6 +2,8 @@
 import csv
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
 import time
@@ -11,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT
-from parts import data
-from parts.data import Problem, add_prompts, drop_overlap, gold_text, last_boxed, load_problems
+from parts import data, models, prompts, sources
+from parts.columns import gold_text, last_boxed
+from parts.data import Problem, drop_overlap, load_problems
+from parts.prompts import add_prompts, stop_ids
 
 DAPO = ("Solve the following math problem step by step. The last line of your response should be of the form "
         "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\nWhat is 2+3?\n\nRemember "
@@ -61,6 +65,18 @@ LAYOUTS = {  # one row as each published data set has it; all mean: What is 2+3?
     "gvm (whole solution as answer)": dict(problem=Q, answer="We add.\nHence the sum is \\boxed{5}."),
     "svamp": dict(ID="chal-1", Body="What is", Question="2+3?", Answer="5.0", Equation="2+3"),
     "json inside a string": dict(problem=Q, ground_truth='["5"]'),
+    "messages": dict(messages=[
+        dict(role="system", content="Be good."), dict(role="user", content="Hi"),
+        dict(role="assistant", content="\\boxed{4}?"), dict(role="user", content=Q),
+        dict(role="assistant", content="We add: \\boxed{3}, no, $\\boxed{5}$.")]),
+    "conversations": dict(conversations=[
+        {"from": "human", "value": Q}, {"from": "gpt", "value": "2+3 = 5\n#### 5"}]),
+    "question and answer": dict(Question=Q, Answer="5"),
+    "metamath": dict(query=Q, response="We add.\n#### 5\nThe answer is: 5", type="x"),
+    "alpaca": dict(instruction="What is", input="2+3?", output="5"),
+    "alpaca, empty input": dict(instruction=Q, input="", output="It is \\boxed{5}."),
+    "alpaca, no input": dict(instruction=Q, output="5"),
+    "digits first, then marked": dict(question=Q, answer="#### 4 was wrong\n#### 5"),
 }
 
 
@@ -95,7 +111,7 @@ def test_long_unboxed_solution_is_no_gold(tmp_path, capsys):
     rows = [dict(problem="a", solution="x" * 101), dict(problem="b", solution="two\nlines"),
             dict(problem="c", solution="7")]
     assert [p.answer for p in load_problems(write(tmp_path, rows))] == ["7"]
-    assert "1 problems (dropped 2 without a gold answer)" in capsys.readouterr().out
+    assert "1 problems of 3 rows (dropped 2 without a gold answer)" in capsys.readouterr().out
 
 
 def test_drops_are_counted_in_one_line(tmp_path, capsys):
@@ -103,7 +119,7 @@ def test_drops_are_counted_in_one_line(tmp_path, capsys):
             dict(problem="c", answer=None), dict(problem="1+2", answer="3"), dict(problem="1-2", answer="-1")]
     assert [p.problem for p in load_problems(write(tmp_path, rows))] == ["a b", "1+2", "1-2"]
     assert capsys.readouterr().out == (
-        "data: set.jsonl: 3 problems (dropped 1 double, 1 without a problem, 1 without a gold answer)\n")
+        "data: set.jsonl: 3 problems of 6 rows (dropped 1 double, 1 without a problem, 1 without a gold answer)\n")
 
 
 def test_ids_are_unique_and_limit_keeps_the_first(tmp_path):
@@ -116,6 +132,184 @@ def test_ids_are_unique_and_limit_keeps_the_first(tmp_path):
 def test_several_sets_joined_by_commas(tmp_path):
     a, b = (write(tmp_path, [dict(problem=n, answer="1")], f"{n}.jsonl") for n in "ab")
     assert [p.source for p in load_problems(f"{a},{b}")] == ["a.jsonl", "b.jsonl"]
+
+
+def test_the_last_user_turn_is_the_problem_and_the_last_mark_the_gold(tmp_path):
+    turns = [dict(role="user", content="first"), dict(role="assistant", content="\\boxed{1}"),
+             dict(role="user", content="second")]
+    (problem,) = load_problems(write(tmp_path, [dict(prompt=turns, answer="so #### 3, no\n#### 1,024")]))
+    assert (problem.problem, problem.answer) == ("second", "1024")
+
+
+def test_an_answer_to_an_earlier_question_is_no_gold(tmp_path):
+    asked_again = [dict(role="user", content="a"), dict(role="assistant", content="\\boxed{1}"),
+                   dict(role="user", content="b")]
+    prose = [dict(role="user", content="c"), dict(role="assistant", content="It is 5.")]
+    sound = [dict(role="user", content="d"), dict(role="assistant", content="It is \\boxed{5}.")]
+    rows = [dict(messages=turns) for turns in (asked_again, prose, sound)]
+    assert [(p.problem, p.answer) for p in load_problems(write(tmp_path, rows))] == [("d", "5")]
+
+
+# ----------------------------------------------------------------------------------------- ids and held-out sets
+def numbered(folder: Path, count: int, name: str = "train.jsonl", start: int = 0, **more) -> str:
+    """A file of so many different problems; `more`: further columns, or a name of the problem's column."""
+    folder.mkdir(parents=True, exist_ok=True)
+    column = more.pop("column", "problem")
+    return write(folder, [{column: f"What is {i} times {i + 1}?", "answer": str(i * i + i), **more}
+                          for i in range(start, start + count)], name)
+
+
+def test_a_plain_number_is_no_id(tmp_path):
+    rows = [dict(problem=f"p{i}", answer="1", id=i) for i in ("17", 18, "x-19")]
+    assert [p.id for p in load_problems(write(tmp_path, rows))] == ["set.jsonl/0", "set.jsonl/1", "x-19"]
+
+
+def test_ids_differ_over_all_that_is_loaded_together(tmp_path):
+    """Pass rates and reports are kept by id: one id for two problems would mix them up."""
+    one, two = numbered(tmp_path / "a", 3), numbered(tmp_path / "b", 3, start=3)
+    first, second = load_problems(f"{one},{two}")[::3]
+    assert (first.source, first.id) == (one, f"{one}/0") and (second.source, second.id) == (two, f"{two}/0")
+    own = [write(tmp_path, [dict(problem=name, answer="1", id="x/1")], name) for name in ("c.jsonl", "d.jsonl")]
+    assert [p.id for p in load_problems(",".join(own))] == ["x/1", "x/1#2"]
+    again = load_problems(f"{one},{one}")
+    assert len({p.id for p in again}) == 6 and len({p.source for p in again}) == 2
+    train, held_out = data.load_train_and_held_out(one, two)
+    assert len({p.id for p in train + held_out}) == 6 and [p.id for p in train] == [
+        f"train.jsonl/{i}" for i in range(3)]
+
+
+def test_sets_of_the_same_name_are_told_apart_in_an_evaluation(tmp_path):
+    paths = [numbered(tmp_path / name, 2, start=start) for name, start in (("a", 0), ("b", 2))]
+    sets = data.load_sets(",".join(paths), for_training=False)
+    assert [{p.source for p in problems} for problems in sets] == [{paths[0]}, {paths[1]}]
+
+
+def test_column_names_reach_the_held_out_file(tmp_path, hub):
+    train = numbered(tmp_path, 3, column="frage")
+    held_out = numbered(tmp_path, 2, "test.jsonl", start=5, column="frage", question="not this one")
+    loaded = data.load_train_and_held_out(train, held_out, problem_key="frage")
+    assert [len(problems) for problems in loaded] == [3, 2] and loaded[1][0].problem == "What is 5 times 6?"
+    hub.sets["HuggingFaceH4/MATH-500", None] = dict(test=[dict(problem="known", answer="1")])
+    _, benchmark = data.load_train_and_held_out(train, "math500", problem_key="frage")
+    assert [p.problem for p in benchmark] == ["known"]
+    with pytest.raises(SystemExit, match="columns of math500 are known: leave out --problem-key"):
+        load_problems("math500", problem_key="frage")
+
+
+def test_what_a_policy_is_evaluated_on_when_nothing_is_named():
+    assert data.default_eval_data("builtin") == "builtin"
+    for model in ("Qwen/Qwen2.5-Math-1.5B", "Qwen/Qwen3-4B"):
+        assert data.default_eval_data(data.default_data(model)) == "math500"
+    for own in ("mine.jsonl", "someone/chemistry", "agentica-org/DeepScaleR-Preview-Dataset,mine.jsonl"):
+        assert data.default_eval_data(own) == data.HELD_OUT
+
+
+def test_a_share_of_ones_own_file_is_held_out(tmp_path, capsys):
+    train, held_out = data.load_train_and_held_out(numbered(tmp_path, 300), data.HELD_OUT, eval_questions=100)
+    assert len(train) + len(held_out) == 300 and 20 <= len(held_out) <= 40
+    assert not {p.problem for p in train} & {p.problem for p in held_out}
+    assert f"{len(held_out)} of the 300 problems are held out" in capsys.readouterr().out
+    assert len(data.load_train_and_held_out(numbered(tmp_path, 300), data.HELD_OUT, eval_questions=5)[1]) == 5
+
+
+def test_what_is_held_out_stays_so_when_rows_are_added(tmp_path):
+    def split(count, most=100):
+        problems = load_problems(numbered(tmp_path, count))
+        random.Random(count).shuffle(problems)
+        return [{p.problem for p in part} for part in data.hold_out(problems, most)]
+
+    (train, held_out), (more_train, more_held_out) = split(200), split(400)
+    assert held_out < more_held_out and train < more_train
+    (train, held_out), (more_train, more_held_out) = split(400, most=10), split(800, most=10)
+    assert train < more_train, "at the cap too, nothing that was trained on becomes a held-out problem"
+
+
+@pytest.mark.parametrize("count", [2, 3, 10])
+def test_at_least_one_is_held_out_and_one_is_left(tmp_path, count):
+    train, held_out = data.hold_out(load_problems(numbered(tmp_path, count)), 100)
+    assert train and held_out and len(train) + len(held_out) == count
+
+
+def test_nothing_to_hold_out_or_to_train_on(tmp_path):
+    with pytest.raises(SystemExit, match="--eval-data"):
+        data.load_train_and_held_out(numbered(tmp_path, 1), data.HELD_OUT)
+    same = numbered(tmp_path, 3)
+    with pytest.raises(SystemExit, match="all of it is in the held-out set"):
+        data.load_train_and_held_out(same, same)
+
+
+def test_training_problems_that_are_held_out_are_dropped(tmp_path, capsys):
+    train, held_out = data.load_train_and_held_out(
+        numbered(tmp_path, 5), numbered(tmp_path, 4, "test.jsonl", start=3))
+    assert len(train) == 3 and len(held_out) == 4 and "2 training problems are also" in capsys.readouterr().out
+
+
+# ----------------------------------------------------------------------------------------- the order
+def test_a_stream_shows_every_problem_once_per_epoch():
+    problems = list(range(10))
+    stream = data.Stream(problems, seed=1)
+    epochs = [stream.take(10) for _ in range(3)]
+    assert all(sorted(epoch) == problems for epoch in epochs) and stream.cursor == 30
+    assert epochs[0] != epochs[1] != epochs[2] and problems not in epochs
+    assert data.Stream(problems, seed=2).take(10) != epochs[0]
+    assert data.Stream(problems, seed=1).take(30) == sum(epochs, [])
+
+
+def test_a_stream_goes_on_where_its_cursor_stands():
+    whole, resumed = data.Stream(list("abcdefg"), seed=0), data.Stream(list("abcdefg"), seed=0)
+    expected = whole.take(20)
+    resumed.cursor = 9
+    assert resumed.take(11) == expected[9:]
+    whole.cursor = 3  # what an interrupted step gives back
+    assert whole.take(5) == expected[3:8]
+
+
+# ----------------------------------------------------------------------------------------- strange rows
+@pytest.mark.parametrize("problem", [
+    "x" + " " * 100_000 + "y", "x" + "." * 100_000 + "y", "\n" * 100_000 + "y", "x" + " ." * 50_000,
+    'Remember to put your answer on its own line after "Answer:"' * 2000 + "\n"])
+def test_long_runs_of_one_character_take_no_time(tmp_path, problem):
+    start = time.process_time()
+    rows = [dict(problem=problem, answer=problem), dict(problem="a", answer="1")]
+    assert load_problems(write(tmp_path, rows))[-1].problem == "a"
+    assert time.process_time() - start < 1
+
+
+def test_strange_rows_are_dropped_and_counted(tmp_path, capsys):
+    deep = '{"problem": "d", "answer": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    lines = [json.dumps(row) for row in (
+        dict(problem="half \ud800 a pair", answer="1"), dict(problem="a", answer="\udfff"),
+        dict(problem="b", answer="1", id="\ud800", level="\ud800"),
+        dict(problem="c", answer='[{"a": ' + "[" * 100_000))]
+    (tmp_path / "set.jsonl").write_text("\n".join([*lines, deep]))
+    (problem,) = load_problems(str(tmp_path / "set.jsonl"))
+    assert (problem.problem, problem.id, problem.level) == ("b", "set.jsonl/2", "")
+    assert "1 problems of 5 rows (dropped 2 with broken characters, 2 nested too deep)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"problem": "a", "answer": ' + "[" * 100_000])
+def test_a_file_that_is_nested_too_deep_gets_one_sentence(tmp_path, content):
+    for suffix in ("json", "jsonl"):
+        (tmp_path / f"deep.{suffix}").write_text(content)
+        with pytest.raises(SystemExit, match="nested too deep"):
+            load_problems(str(tmp_path / f"deep.{suffix}"))
+
+
+ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"
+
+
+def test_columns_cannot_command_the_terminal(tmp_path):
+    with pytest.raises(SystemExit) as stop:
+        load_problems(write(tmp_path, [{f"frage{ESCAPE}\ud800": "a"}]))
+    assert str(stop.value).isprintable() and "frage\\x1b]0;owned" in str(stop.value)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "x" * 5000 + ".jsonl", "~nobody/x.jsonl", "a\0b", "a" * 5000 + "/b"])
+def test_odd_names_get_one_sentence(name):
+    for load in (load_problems, models.resolve_model)[:1 if name.endswith("/b") else 2]:
+        with pytest.raises(SystemExit) as stop:
+            load(name)
+        assert len(str(stop.value)) < 700 and str(stop.value).isprintable()
 
 
 # ----------------------------------------------------------------------------------------- file types
@@ -161,7 +355,7 @@ def test_named_columns_win(tmp_path):
     ("", "empty.jsonl", ["empty.jsonl".removesuffix(".jsonl"), "no rows"]),
     ("[]", "empty.json", ["no rows"]),
     ("problem,answer\n", "empty.csv", ["no rows"]),
-    ('{"problem": "a", "answer": "1"}\n{"problem": oops}\n', "broken.jsonl", ["line 2 of", "broken.jsonl"]),
+    ('{"problem": "a", "answer": "1"}\n{"problem": oops}\n', "broken.jsonl", ["broken.jsonl: line 2: Expecting value"]),
     ('[{"problem": "a",\n "answer": }]', "broken.json", ["broken.json", "line 2"]),
     ("not parquet", "broken.parquet", ["broken.parquet"]),
     ("\xff\xfe", "latin.jsonl", ["latin.jsonl"]),
@@ -248,11 +442,11 @@ def test_configs_are_joined_chosen_or_listed(hub):
 
 
 def test_group_expands_to_its_four_sets_with_weights(hub):
-    for name in data.GROUPS["reinforce-ada"]:
-        hub.sets[data.BENCHMARKS[name], None] = dict(train=[dict(problem=name, gt="1")])
+    for name in sources.GROUPS["reinforce-ada"]:
+        hub.sets[sources.BENCHMARKS[name], None] = dict(train=[dict(problem=name, gt="1")])
     assert [p.problem for p in load_problems("reinforce-ada", for_training=False)] == [
         "ra-math500", "ra-minerva", "ra-olympiadbench", "ra-aime-like"]
-    assert data.expand("gsm8k,reinforce-ada") == [
+    assert sources.expand("gsm8k,reinforce-ada") == [
         ("gsm8k", None), ("ra-math500", 500), ("ra-minerva", 272), ("ra-olympiadbench", 675), ("ra-aime-like", 230)]
 
 
@@ -275,16 +469,36 @@ def test_unreachable_hub_ends_within_seconds(tmp_path):
 
 # ----------------------------------------------------------------------------------------- names, overlap, built-in
 def test_model_names(tmp_path):
-    assert data.resolve_model("Qwen2.5-Math-1.5B") == "Qwen/Qwen2.5-Math-1.5B"
-    assert data.resolve_model("Qwen3-4B") == "Qwen/Qwen3-4B"
-    assert data.resolve_model("Llama-3.2-3B-Instruct") == "meta-llama/Llama-3.2-3B-Instruct"
-    assert data.resolve_model("Meta-Llama-3-8B") == "meta-llama/Meta-Llama-3-8B"
-    assert data.resolve_model("someone/model") == "someone/model"
-    assert data.resolve_model(str(tmp_path)) == str(tmp_path)
-    assert data.resolve_model("tiny") == "tiny"
+    assert models.resolve_model("Qwen2.5-Math-1.5B") == "Qwen/Qwen2.5-Math-1.5B"
+    assert models.resolve_model("Qwen3-4B") == "Qwen/Qwen3-4B"
+    assert models.resolve_model("Llama-3.2-3B-Instruct") == "meta-llama/Llama-3.2-3B-Instruct"
+    assert models.resolve_model("Meta-Llama-3-8B") == "meta-llama/Meta-Llama-3-8B"
+    assert models.resolve_model("someone/model") == "someone/model"
+    assert models.resolve_model(str(tmp_path)) == str(tmp_path)
+    assert models.resolve_model("tiny") == "tiny"
     for wrong in ("mystery-7b", str(tmp_path / "gone"), "./gone", "runs/a/checkpoints/step-1"):
         with pytest.raises(SystemExit, match="--model tiny"):
-            data.resolve_model(wrong)
+            models.resolve_model(wrong)
+
+
+def test_code_of_a_model_is_never_run(tmp_path, capsys):
+    """transformers would ask "run the custom code? [y/N]", and `yes |` would answer."""
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'owned')!r}, 'w')\nclass C: pass\nclass T: pass\n")
+    (tmp_path / "config.json").write_text(json.dumps(dict(model_type="evil", auto_map=dict(AutoConfig="evil.C"))))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(dict(auto_map=dict(AutoTokenizer=["evil.T", None]))))
+    for load in (lambda path: models.fetch_model(path, 9), models.load_tokenizer):
+        with pytest.raises(SystemExit, match="Python code of its own, which is never run"):
+            load(str(tmp_path))
+    assert not (tmp_path / "owned").exists() and "[y/N]" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("config", ["[]", "{", '{"model_type": "nothing"}', ""])
+def test_a_broken_model_folder_gets_one_sentence(tmp_path, config):
+    (tmp_path / "config.json").write_text(config)
+    for load in (lambda path: models.fetch_model(path, 9), models.load_tokenizer):
+        with pytest.raises(SystemExit, match="Cannot load the") as stop:
+            load(str(tmp_path))
+        assert "\n" not in str(stop.value)
 
 
 def test_defaults_by_model():
@@ -352,7 +566,7 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("template", data.TEMPLATES)
+@pytest.mark.parametrize("template", prompts.TEMPLATES)
 def test_templates_to_the_letter(template):
     (problem,) = add_prompts([Problem("Q?", "1", "i", "s")], ChatML(), template, 1000)
     assert problem.prompt == EXPECTED[template]
@@ -381,9 +595,56 @@ def test_template_errors():
         add_prompts([Problem("Q", "1", "i", "s")], bare, "chat", 10)
 
 
+def test_lengths_of_prompts_are_reported(capsys):
+    add_prompts([Problem("x" * n, "1", str(n), "s") for n in (1, 5, 30)], ChatML(), "none", 20)
+    assert "2 prompts of 2 to 6 tokens, median 4" in capsys.readouterr().out
+
+
+@pytest.fixture
+def with_template():
+    """The built-in tokenizer with another chat template, rendered by transformers' own sandbox."""
+    def make(template):
+        from parts import tiny
+
+        tokenizer = tiny.build_tokenizer()
+        tokenizer.chat_template = template
+        return tokenizer
+    return make
+
+
+@pytest.mark.parametrize("template, words", [
+    ("{{ raise_exception('no system turn, please') }}", "no system turn, please"),
+    ("{{ messages[7].content.x }}", "cannot render"), ("{{ 1 // 0 }}", "ZeroDivisionError"),
+    ("{% for x in %}", "TemplateSyntaxError"), ("{{ raise_exception('" + ESCAPE + "') }}", "owned"),
+])
+def test_a_template_that_fails_gets_one_sentence(with_template, template, words):
+    with pytest.raises(SystemExit) as stop:
+        add_prompts([Problem("1+1=?", "2", "i", "s")], with_template(template), "chat", 50)
+    assert words in str(stop.value) and "--template" in str(stop.value) and str(stop.value).isprintable()
+
+
+def test_a_template_that_never_ends_is_stopped(with_template, monkeypatch):
+    monkeypatch.setattr(prompts, "RENDERING_SECONDS", (0.3, 0))
+    loops = "".join(f"{{% for a{i} in range(99999) %}}" for i in range(3)) + "{% endfor %}" * 3
+    start = time.time()
+    with pytest.raises(SystemExit, match="TimeoutError"):
+        add_prompts([Problem("1+1=?", "2", "i", "s")], with_template(loops), "chat", 50)
+    assert time.time() - start < 5 and signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+
+
 def test_the_built_in_tokenizer():
     tiny = pytest.importorskip("parts.tiny")
     tokenizer = tiny.build_tokenizer()
     (problem,) = add_prompts([Problem("1+2=?", "3", "i", "s")], tokenizer, "chat", 50)
     assert problem.prompt == "<|user|>1+2=?<|assistant|>"
     assert tokenizer.decode(problem.prompt_ids) == problem.prompt and len(problem.prompt_ids) == 7
+
+
+def test_stop_ids():
+    vocabulary = {"<|endoftext|>": 7, "<|im_end|>": 5, "</s>": 2, "x": 1}
+    qwen = types.SimpleNamespace(get_vocab=lambda: vocabulary, eos_token="</s>")
+    assert stop_ids(qwen) == [2, 5, 7]
+    assert stop_ids(types.SimpleNamespace(get_vocab=lambda: {"a": 0}, eos_token=None)) == []
+    assert stop_ids(qwen, "</s>,x") == [1, 2]
+    with pytest.raises(SystemExit, match="'y'"):
+        stop_ids(qwen, "y")

@@ -14,7 +14,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import eval as evaluation  # noqa: E402  (the module has the name of a builtin)
-from eval import compare, estimate, evaluate, pass_at_k, report, stop_ids, summarize  # noqa: E402
+from eval import compare, estimate, evaluate, pass_at_k, report, summarize  # noqa: E402
+from parts import adapter as adapters  # noqa: E402
+from parts import eval_folder, plot  # noqa: E402
 
 
 # ---------------------------------------------------------------------------------------------- the stand-ins
@@ -33,9 +35,11 @@ class FakeEngine:
 
     def __init__(self, interrupt_after=None):
         self.running, self.rng, self.left = [], random.Random(0), interrupt_after
+        self.temperatures = set()
 
-    def submit(self, key, prompt_ids, max_tokens):
+    def submit(self, key, prompt_ids, max_tokens, temperature=None):
         self.running.append(key)
+        self.temperatures.add(temperature)
 
     def step(self):
         if self.left is not None:
@@ -208,7 +212,9 @@ def test_summarize_weighs_sets_and_knows_levels():
 def test_evaluate_returns_rows_in_order():
     problems = [Question(f"q{i}", answer=str(i % 2), level="3" * (i == 0)) for i in range(5)]
     grader = FakeGrader()
-    rows = evaluate(FakeEngine(), grader, problems, k=4, max_tokens=9, style="minerva")
+    engine = FakeEngine()
+    rows = evaluate(engine, grader, problems, k=4, max_tokens=9, style="minerva", temperature=0.25)
+    assert engine.temperatures == {0.25}
     assert [(row["id"], row["sample"]) for row in rows] == [(f"q{i}", s) for i in range(5) for s in range(4)]
     for row in rows:
         assert row["reward"] == (row["text"] == str(int(row["id"][1]) % 2)) == (row["status"] == "correct")
@@ -217,32 +223,28 @@ def test_evaluate_returns_rows_in_order():
     assert rows[0]["level"] == "3" and "level" not in rows[-1] and rows[0]["data"] == "a"
 
 
-def test_stop_ids():
-    vocabulary = {"<|endoftext|>": 7, "<|im_end|>": 5, "</s>": 2, "x": 1}
-    qwen = SimpleNamespace(get_vocab=lambda: vocabulary, eos_token="</s>")
-    assert stop_ids(qwen) == [2, 5, 7]
-    assert stop_ids(SimpleNamespace(get_vocab=lambda: {"a": 0}, eos_token=None)) == []
-    assert stop_ids(qwen, "</s>,x") == [1, 2]
-    with pytest.raises(SystemExit, match="'y'"):
-        stop_ids(qwen, "y")
+def test_an_evaluation_does_not_follow_the_temperature_of_the_training():
+    engine = FakeEngine()
+    evaluate(engine, FakeGrader(), [Question("q")], k=1, max_tokens=9)
+    assert engine.temperatures == {1.0}, "None would be the training's own"
 
 
 # --------------------------------------------------------------------------------------------------- resuming
 SETS = {"a": [Question(f"a/{i}", level=str(i % 2)) for i in range(7)],
         "minerva": [Question(f"b/{i}", source="minerva") for i in range(3)]}
-PROTOCOL = dict(k=4, max_tokens=9, seed=0)
+PROTOCOL = dict(k=4, max_tokens=9, seed=0, temperature=0.7)
 
 
 def finish(file, engine=None, size=8):
     """Does what is left to do, as `main` does."""
-    rows, chunks = evaluation.resume(file, evaluation.chunks_of(SETS, size, 4), 4)
+    rows, chunks = eval_folder.resume(file, eval_folder.chunks_of(SETS, size, 4), 4)
     evaluation.run_chunks(engine or FakeEngine(), FakeGrader(), chunks, PROTOCOL, file)
     return len(rows)
 
 
 def test_chunks_cover_every_question_once():
     for size in (1, 4, 9, 10**6):
-        chunks = evaluation.chunks_of(SETS, size, 4)
+        chunks = eval_folder.chunks_of(SETS, size, 4)
         assert [p for _, _, part in chunks for p in part] == SETS["a"] + SETS["minerva"]
         assert all(len(part) * 4 <= max(size, 4) for _, _, part in chunks)
         assert len({(name, number) for name, number, _ in chunks}) == len(chunks)
@@ -273,13 +275,13 @@ def test_a_half_written_line_is_mended(tmp_path, reseeds, cut):
 
 def test_rows_in_the_file_can_be_reported(tmp_path, reseeds):
     finish(tmp_path / "eval.jsonl")
-    rows, ends = evaluation.read_rows(tmp_path / "eval.jsonl")
+    rows, ends = eval_folder.read_rows(tmp_path / "eval.jsonl")
     assert ends[-1] == (tmp_path / "eval.jsonl").stat().st_size and "text" not in rows[0]
     assert "text" in json.loads((tmp_path / "eval.jsonl").read_text().splitlines()[0])
     summary = summarize(rows, {"a": 7, "minerva": 3})
     assert set(summary["sets"]["a"]["levels"]) == {"0", "1"}
     evaluation.show(summary)
-    evaluation.draw(summary, tmp_path / "eval.png")
+    plot.draw_evaluation(summary, tmp_path / "eval.png")
     assert (tmp_path / "eval.png").stat().st_size > 5000
 
 
@@ -346,32 +348,107 @@ def test_bad_input_ends_with_one_sentence(model, data, tmp_path, monkeypatch, ca
     assert not (tmp_path / "out").exists()
 
 
+FINISHED = dict(k=4, questions={"a": "1"}, template="chat", temperature=1.0, max_tokens=9, stop=[1], graders=1)
+
+
 def test_other_evaluations_are_not_mixed(tmp_path):
-    protocol = dict(k=4, questions={"a": "1"}, template="chat", temperature=1.0, max_tokens=9, stop=[1],
-                    graders=1)
     folder = tmp_path / "a"
-    evaluation.open_folder(folder, protocol)
-    evaluation.open_folder(folder, protocol | {"graders": 2})
+    eval_folder.open_folder(folder, FINISHED).close()
+    eval_folder.open_folder(folder, FINISHED | {"graders": 2}).close()
     with pytest.raises(SystemExit, match="another k, stop"):
-        evaluation.open_folder(folder, protocol | {"k": 8, "stop": [2]})
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "eval.jsonl").write_text("{}\n")
-    with pytest.raises(SystemExit, match="training run"):
-        evaluation.open_folder(tmp_path / "run", protocol)
+        eval_folder.open_folder(folder, FINISHED | {"k": 8, "stop": [2]})
     with pytest.raises(SystemExit, match="not finished"):
-        evaluation.load_finished(folder, protocol)
+        evaluation.load_finished(folder, FINISHED, {})
     (folder / "summary.json").write_text("{}")
-    assert evaluation.load_finished(folder, protocol) == []
+    assert evaluation.load_finished(folder, FINISHED, {}) == []
     with pytest.raises(SystemExit, match="other questions"):
-        evaluation.load_finished(folder, protocol | {"questions": {"a": "2"}})
+        evaluation.load_finished(folder, FINISHED | {"questions": {"a": "2"}}, {})
+
+
+def test_a_foreign_folder_is_left_alone(tmp_path):
+    for name in ("summary.json", "notes.txt", "eval.jsonl"):
+        folder = tmp_path / name.split(".")[0]
+        folder.mkdir()
+        (folder / name).write_text("precious")
+        with pytest.raises(SystemExit, match=f"not the folder of an evaluation, it holds {name}: name another --out"):
+            eval_folder.open_folder(folder, FINISHED)
+        assert [(file.name, file.read_text()) for file in folder.iterdir()] == [(name, "precious")]
+    own = tmp_path / "own"
+    eval_folder.open_folder(own, FINISHED).close()
+    (own / "eval.png").symlink_to(tmp_path / "notes" / "notes.txt")
+    with pytest.raises(SystemExit, match="it holds eval.png"):
+        eval_folder.open_folder(own, FINISHED)
+
+
+def test_a_folder_that_cannot_be_used_gets_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("precious")
+    for out in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("x" * 300)):
+        with pytest.raises(SystemExit, match="Cannot use .*: name another --out"):
+            eval_folder.open_folder(out, FINISHED)
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_two_programs_do_not_write_into_one_evaluation(tmp_path):
+    """A real second process; what is left by one that was killed does not stop the next."""
+    import signal
+    import subprocess
+
+    code = ("import sys, time; from pathlib import Path; from parts.eval_folder import open_folder\n"
+            f"held = open_folder(Path(sys.argv[1]), {FINISHED}); print('mine', flush=True); time.sleep(60)")
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True,
+                          cwd=Path(evaluation.__file__).parent) as other:
+        assert other.stdout.readline() == "mine\n"
+        with pytest.raises(SystemExit, match="Another program is writing to"):
+            eval_folder.open_folder(tmp_path, FINISHED)
+        other.send_signal(signal.SIGKILL)
+    eval_folder.open_folder(tmp_path, FINISHED).close()
+
+
+ROW = dict(data="a", id="q", sample=0, reward=1.0, status="correct", finish_reason="stop", tokens=3)
+
+
+@pytest.mark.parametrize("protocol, line", [
+    ("[]", ""), ("", ""), ("[" * 100_000, ""), ("{}", ""), ('{"questions": {"a": "1"}}', ""),
+    (None, "[]"), (None, "{}"), (None, "7"), (None, "[" * 100_000), (None, json.dumps(ROW | dict(reward="high"))),
+    (None, json.dumps(ROW | dict(id=["q"]))), (None, json.dumps({**ROW, "id": "another question"})),
+])
+def test_an_odd_comparison_gets_one_sentence(tmp_path, protocol, line):
+    """Before the engine starts: `compare` comes last, after what may have been hours."""
+    (tmp_path / "protocol.json").write_text(json.dumps(FINISHED) if protocol is None else protocol)
+    (tmp_path / "eval.jsonl").write_text(line + "\n")
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(SystemExit, match="missing or damaged|not finished|other questions"):
+        evaluation.load_finished(tmp_path, FINISHED, {"a": [Question("q")]})
+
+
+def test_a_comparison_with_the_same_questions_is_taken(tmp_path):
+    (tmp_path / "protocol.json").write_text(json.dumps(FINISHED))
+    (tmp_path / "eval.jsonl").write_text(json.dumps(ROW | dict(text="x")) + "\n")
+    (tmp_path / "summary.json").write_text("{}")
+    assert evaluation.load_finished(tmp_path, FINISHED, {"a": [Question("q")]}) == [ROW]
 
 
 def test_a_comparison_under_another_protocol_is_marked(tmp_path, capsys):
-    protocol = dict(questions={}, template="chat", temperature=1.0, max_tokens=9, stop=[1])
-    evaluation.open_folder(tmp_path, protocol)
+    eval_folder.open_folder(tmp_path, FINISHED).close()
     (tmp_path / "summary.json").write_text("{}")
-    evaluation.load_finished(tmp_path, protocol | {"template": "none"})
+    evaluation.load_finished(tmp_path, FINISHED | {"template": "none"}, {})
     assert "another template" in capsys.readouterr().out
+
+
+def test_a_folder_of_a_very_long_data_set_has_a_name_of_bearable_length():
+    assert len(Path(evaluation.parse(["--data", ",".join(["gsm8k"] * 900)]).out).name) < 200
+
+
+def test_a_reader_that_leaves_gets_no_traceback():
+    """`python eval.py --help | head -1`, and any later line."""
+    import subprocess
+
+    folder = Path(evaluation.__file__).parent
+    code = "from parts.screen import quiet_end\nwith quiet_end():\n    for i in range(99999): print(i)"
+    for command in ("eval.py --help", f"-c '{code}'"):
+        done = subprocess.run(["bash", "-c", f"{sys.executable} {command} | head -1"],
+                              capture_output=True, text=True, cwd=folder)
+        assert done.stdout.count("\n") == 1 and done.stderr == ""
 
 
 def test_importing_eval_is_light():
@@ -415,9 +492,9 @@ def test_adapter_of_a_run_and_those_that_do_not_fit(model, adapter, tmp_path):
     run = tmp_path / "run"
     for step in ("step-000020", "step-000100"):
         shutil.copytree(adapter[0], run / "checkpoints" / step)
-    assert evaluation.find_adapter(str(run)) == str(run / "checkpoints" / "step-000100")
-    assert evaluation.find_adapter(str(adapter[0])) == str(adapter[0]) and evaluation.find_adapter("") == ""
-    policy, rank = evaluation.load_adapter(str(model), str(adapter[0]), "float32")
+    assert adapters.find_adapter(str(run)) == str(run / "checkpoints" / "step-000100")
+    assert adapters.find_adapter(str(adapter[0])) == str(adapter[0]) and adapters.find_adapter("") == ""
+    policy, rank = adapters.load_adapter(str(model), str(adapter[0]), "float32")
     assert rank == 12
     config = adapter[0] / "adapter_config.json"
     for change in (dict(r=4), dict(target_modules=["q_proj"]), dict(use_dora=True), dict(peft_type="IA3")):
@@ -425,7 +502,54 @@ def test_adapter_of_a_run_and_those_that_do_not_fit(model, adapter, tmp_path):
         shutil.copytree(adapter[0], broken)
         (broken / "adapter_config.json").write_text(json.dumps(json.loads(config.read_text()) | change))
         with pytest.raises(SystemExit, match="does not fit|not a plain LoRA"):
-            evaluation.load_adapter(str(model), str(broken), "float32")
+            adapters.load_adapter(str(model), str(broken), "float32")
+
+
+def test_only_finished_checkpoints_of_a_run_count(adapter, tmp_path):
+    run = tmp_path / "run"
+    for name in ("step-000020", "step-000020-best", "step-best"):
+        shutil.copytree(adapter[0], run / "checkpoints" / name)
+    (run / "checkpoints" / "step-notes.txt").write_text("")
+    assert adapters.find_adapter(str(run)) == str(run / "checkpoints" / "step-000020")
+
+
+PATTERN = "(a|aa)+" * 20 + "$"  # takes years on a long name
+
+
+@pytest.mark.parametrize("change, words", [
+    ("[]", "missing or damaged"), ("{", "missing or damaged"),
+    (dict(target_modules=PATTERN), "a pattern can take years"), (dict(target_modules=[["q"]]), "list of names"),
+    (dict(exclude_modules=PATTERN), "exclude_modules"), (dict(rank_pattern={PATTERN: 4}), "rank_pattern"),
+    (dict(layers_pattern=PATTERN), "layers_pattern"), (dict(modules_to_save=["lm_head"]), "modules_to_save"),
+    (dict(init_lora_weights="pissa"), "init_lora_weights"), (dict(layer_replication=[[0, 10**6]]), "layer_repl"),
+    (dict(r=10**9), "must be 1 to 512"), (dict(r="8"), "must be 1 to 512"), (dict(r=True), "must be 1 to 512"),
+    ({"\x1b[2Jnew": 1}, r"\\x1b\[2Jnew"),
+])
+def test_a_hostile_adapter_is_refused_before_it_is_loaded(adapter, tmp_path, change, words):
+    config = json.loads((adapter[0] / "adapter_config.json").read_text())
+    text = change if isinstance(change, str) else json.dumps(config | change)
+    (tmp_path / "adapter_config.json").write_text(text)
+    with pytest.raises(SystemExit, match=words) as stop:
+        adapters.read_config(str(tmp_path))
+    assert str(stop.value).isprintable()
+
+
+def test_an_adapter_cannot_command_the_terminal(model, adapter, tmp_path, recwarn):
+    shutil.copytree(adapter[0], tmp_path / "a")
+    file = tmp_path / "a" / "adapter_config.json"
+    names = dict(base_model_name_or_path="\x1b]0;owned\x07", target_modules=["q_proj", "\x1b[2J"])
+    file.write_text(json.dumps(json.loads(file.read_text()) | names))
+    with pytest.raises(SystemExit, match="does not fit") as stop:
+        adapters.load_adapter(str(model), str(tmp_path / "a"), "float32")
+    assert str(stop.value).isprintable() and "owned" in str(stop.value)
+    assert all(str(warning.message).isprintable() for warning in recwarn)
+
+
+def test_targets_by_name_and_all_linear_are_taken(adapter, tmp_path):
+    config = json.loads((adapter[0] / "adapter_config.json").read_text())
+    for targets in (["q_proj", "v_proj"], "all-linear"):
+        (tmp_path / "adapter_config.json").write_text(json.dumps(config | dict(target_modules=targets)))
+        assert adapters.read_config(str(tmp_path))["r"] == 12
 
 
 # -------------------------------------------------------------------------------------------- the real engine
@@ -474,6 +598,23 @@ def test_an_evaluation_of_the_real_engine(results, data):
 def test_the_real_engine_resumes_exactly(results):
     for file in ("eval.jsonl", "summary.json", "protocol.json"):
         assert (results / "resumed" / file).read_bytes() == (results / "merging" / file).read_bytes()
+
+
+@pytest.mark.engine
+def test_the_real_engine_samples_each_request_at_its_own_temperature(results, model):
+    """At 0 all samples are alike; the engine's own temperature is 1."""
+    from parts.engine import Engine
+
+    gc.collect()
+    engine = Engine(str(model), max_model_len=64, max_num_seqs=16, dtype="float32", temperature=1.0)
+    for s in range(16):
+        engine.submit(s, list(range(40, 50)), 12, **dict(temperature=0.0) if s % 2 else {})
+    found = {}
+    while engine.busy:
+        found.update(engine.step())
+    greedy, free = ([tuple(found[s].token_ids) for s in range(first, 16, 2)] for first in (1, 0))
+    engine.close()
+    assert len(set(greedy)) == 1 and len(set(free)) > 2
 
 
 @pytest.mark.engine

@@ -224,7 +224,8 @@ def test_a_verifier_that_hangs_is_cut_off(grader):
 # --------------------------------------------------------------------------------------------- untrusted input
 def test_code_in_data_rows_stays_text(tmp_path, grader, capsys):
     from parts import tiny
-    from parts.data import TEMPLATES, add_prompts, load_problems
+    from parts.data import load_problems
+    from parts.prompts import TEMPLATES, add_prompts
 
     touch = f"__import__('os').mkdir('{tmp_path}/owned')"
     texts = [touch, "{{ 7*7 }}", "{% for x in 'ab' %}x{% endfor %}", "{problem}", f"$(mkdir {tmp_path}/owned)", "%s {0} \\boxed{3}",

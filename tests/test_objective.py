@@ -14,7 +14,7 @@ from parts.config import OBJECTIVES
 from parts.diagnostics import diagnostics
 from parts.policy import Row, micro_batches
 from parts.run import learner
-from ada_sampler import simulate
+from parts.simulate import simulate
 from helpers import close, gradients_of, random_groups, tiny_policy
 
 

@@ -88,6 +88,22 @@ def test_half_written_line_and_repeated_steps(tmp_path):
     assert rows[0]["share_no_box"] == 0.05 and rows[0]["share_timeout"] == 0
 
 
+def test_odd_lines_are_passed_over(tmp_path):
+    run = make_run(tmp_path / "a", steps=1)
+    odd = ("[]", "7", '{"step": 2, "verdicts": [1]}', '{"step": 3, "verdicts": {"no_box": "x"}}', "[" * 100_000)
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write("\n".join(odd))
+    assert [row["step"] for row in plot.read_rows(run / "metrics.jsonl")] == [1]
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "7", '{"config": []}', "[" * 100_000])
+def test_a_damaged_config_is_named(tmp_path, text):
+    run = make_run(tmp_path / "a", steps=1)
+    (run / "config.json").write_text(text)
+    with pytest.raises(SystemExit, match="config.json is .*damaged"):
+        plot.main([str(run)])
+
+
 def test_series_passes_over_what_is_no_number():
     values = (1.0, None, float("nan"), 2)
     rows = [dict(step=2), *(dict(step=step, a=value) for step, value in zip((1, 3, 4, 5), values))]

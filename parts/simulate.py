@@ -1,0 +1,196 @@
+"""What a sampling rule does with its budget, seen on prompts that are coins: no model, two seconds.
+
+    python -m parts.simulate --all --pass-rate 0.05             # all rules on equally hard prompts
+    python -m parts.simulate --all --beta 0.5 1.5               # on mostly hard ones
+    python -m parts.simulate --sampler pos --beta 0.5 1.5       # one rule, by bands of pass rates
+    python -m parts.simulate --all --plot rules.png
+
+Draws, unresolved and no signal are per place in the batch. The effective weight w(p) is the factor
+with which grad p enters the update: 1 ascends p, 1/p ascends log p.
+"""
+import argparse
+import random
+from collections import namedtuple
+from dataclasses import fields, replace
+from statistics import fmean, stdev
+from types import SimpleNamespace
+
+from ada_sampler import (
+    RULES, Estimator, Group, SamplerConfig, add_flags, collect, from_flags, rows_per_prompt)
+
+Coin = namedtuple("Coin", "id p")  # a problem that is solved with probability p
+Flip = namedtuple("Flip", "reward status token_ids")  # rollout and verdict in one
+WRONG, CORRECT = Flip(0.0, "wrong", ()), Flip(1.0, "correct", ())
+EDGES = [0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 1]  # of the bands of pass rates
+
+
+# -------------------------------------------------------------------------------------- the coins
+class CoinEngine:
+    """In the language model's place: a sample is a flip of its prompt, finished in one step."""
+
+    def __init__(self, seed: int = 0):
+        self.random, self.queue = random.Random(seed).random, []
+
+    def submit(self, key, coin: Coin) -> None:
+        self.queue.append((key, CORRECT if self.random() < coin.p else WRONG))
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.queue)
+
+    def step(self) -> list[tuple]:
+        finished, self.queue = self.queue, []
+        return finished
+
+
+def simulate(
+    config: SamplerConfig, p_P: list[float], seed: int = 0, visits: int = 4
+) -> list[Group]:
+    """One step of the real `collect` with coins of these pass rates, one per prompt.
+
+    ada-est knows nothing at its first visit: what is returned is the last of several.
+    """
+    config.validate()
+    coins = [Coin(i, p) for i, p in enumerate(p_P)]
+    verdicts, draw = {}, random.Random(seed + 1)
+    grader = SimpleNamespace(
+        submit=lambda key, coin, flip: verdicts.update({key: flip}), result=verdicts.pop)
+    estimator, engine = Estimator(config), CoinEngine(seed)
+    for _ in range(visits if config.sampler == "ada-est" else 1):
+        groups = collect(
+            coins, config, engine, grader, estimator=estimator, more=lambda: draw.choice(coins))
+    return groups
+
+
+# ----------------------------------------------------------------------------------- what they show
+def effective_weight(group: Group, config: SamplerConfig) -> float:
+    """A coin's part in the update, in units of grad p; its mean over many coins is w(p).
+
+    Let g+ and g- be the mean of grad log pi over correct and over wrong answers. Then
+    p g+ + (1-p) g- = 0 and grad p = p g+, so a correct row counts 1/p and a wrong one -1/(1-p).
+    Ascending p is w = 1, ascending log p is 1/p.
+    """
+    p = group.problem.p
+    scores = [c / p if s.correct else -c / (1 - p) for s, c in group.rows()]
+    return sum(scores) / rows_per_prompt(config)
+
+
+def report(
+    groups: list[Group], config: SamplerConfig, places: float, tries: float
+) -> tuple[float, ...]:
+    """(draws, unresolved, without signal, effective weight, its standard error); three per place.
+
+    dapo may try several prompts to fill one place in the batch: their draws add up, the place is
+    unresolved if all of them fail, and a prompt weighs the more, the more often its like is tried.
+    """
+    weights_P = [tries * effective_weight(group, config) for group in groups]
+    error = stdev(weights_P) / len(groups) ** 0.5 if len(groups) > 1 else 0.0
+    draws = sum(len(group.pool) for group in groups) / places
+    unresolved = 1 - sum(group.outcome == "resolved" for group in groups) / places
+    silent = 1 - sum(not group.zero_signal for group in groups) / places
+    return draws, unresolved, silent, fmean(weights_P), error
+
+
+def by_band(
+    groups: list[Group], config: SamplerConfig, tries: float, edges: list[float]
+) -> list[tuple]:
+    """[(low, high, report)] of the prompts in each band of pass rates; a try is a place here."""
+    found = []
+    for low, high in zip(edges, edges[1:]):
+        band = [group for group in groups if low <= group.problem.p <= high]
+        if band:
+            found.append((low, high, report(band, config, len(band), tries)))
+    return found
+
+
+def plot(results: dict[str, tuple], places: int, path: str) -> None:
+    """Draws, share without signal and effective weight against the pass rate, a line per rule."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 4), layout="constrained")
+    titles = {0: "draws per prompt", 2: "share without signal", 3: "effective weight"}
+    for axis, (column, title) in zip(figure.subplots(1, 3), titles.items()):
+        axis.set(title=title, xlabel="pass rate", yscale="log" if column == 3 else "linear")
+        for rule, (config, groups) in results.items():
+            bands = by_band(groups, config, len(groups) / places, [i / 20 for i in range(21)])
+            middles = [(low + high) / 2 for low, high, _ in bands]
+            axis.plot(middles, [row[column] for *_, row in bands], label=rule)
+    figure.axes[0].legend()
+    figure.savefig(path, dpi=120)
+
+
+# --------------------------------------------------------------------------------- command line
+def as_rule(config: SamplerConfig, rule: str) -> SamplerConfig:
+    """The same settings under another rule, as far as it reads them."""
+    only_others_read = {
+        name for other in RULES.values() for name in other.reads.split()
+    } - set(RULES[rule].reads.split())
+    defaults = {f.name: f.default for f in fields(SamplerConfig) if f.name in only_others_read}
+    if rule == "ada-est":  # it has a weight of its own
+        defaults |= dict(weighting="none")
+        if config.advantage == "group-std":
+            defaults |= dict(advantage="pool-mean")
+    return replace(config, sampler=rule, **defaults)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m parts.simulate", description=__doc__.splitlines()[0])
+    parser.add_argument("--all", action="store_true", help="all rules side by side")
+    parser.add_argument("--pass-rate", type=float, metavar="P",
+                        help="every prompt is solved with probability P")
+    parser.add_argument("--beta", type=float, nargs=2, default=(1, 1), metavar=("A", "B"),
+                        help="pass rates are drawn from Beta(A, B) (default: 1 1, uniform)")
+    parser.add_argument("--prompts", type=int, default=2000, help="number of prompts (2000)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the coins (0)")
+    parser.add_argument("--plot", metavar="FILE", help="draw it against the pass rate")
+    add_flags(parser, SamplerConfig)
+    args = parser.parse_args()
+    if args.pass_rate is not None and (args.plot or not 0 <= args.pass_rate <= 1):
+        raise SystemExit(
+            "--pass-rate takes one number from 0 to 1; for --plot give --beta instead")
+    if not (min(args.beta) > 0 and max(args.beta) < 1e6) or args.prompts < 2:
+        raise SystemExit("--beta takes two positive numbers, and --prompts must be at least 2")
+    return args
+
+
+def main() -> None:
+    args = parse()
+    config, rng, count = from_flags(args, SamplerConfig), random.Random(args.seed), args.prompts
+    if args.pass_rate is None:
+        source = "pass rates from Beta({:g}, {:g})".format(*args.beta)
+        p_P = [rng.betavariate(*args.beta) for _ in range(count)]
+    else:
+        source, p_P = f"pass rate {args.pass_rate:g}", [args.pass_rate] * count
+    results = {}
+    try:
+        for rule in RULES if args.all else [config.sampler]:
+            own = as_rule(config, rule) if args.all else config
+            results[rule] = own, simulate(own, p_P, args.seed)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    print(f"{count} prompts, {source}; n={config.n}, M={config.M}, N={config.N}")
+    show(results, count, bands=not args.all and args.pass_rate is None)
+    if args.plot:
+        try:
+            plot(results, count, args.plot)
+        except (ImportError, OSError, ValueError) as error:
+            raise SystemExit(f"--plot needs matplotlib and a file it can write: {error}") from None
+
+
+def show(results: dict[str, tuple], count: int, bands: bool) -> None:
+    """A line per rule; with `bands` also one per band of pass rates."""
+    print(f"{'':16}{'draws':>8}{'unresolved':>12}{'no signal':>12}{'effective weight':>20}")
+    for rule, (config, groups) in results.items():
+        tries = len(groups) / count
+        rows = [(rule, report(groups, config, count, tries))]
+        if bands:
+            for low, high, row in by_band(groups, config, tries, EDGES):
+                rows.append((f"  p {low:g} to {high:g}", row))
+        for name, (draws, unresolved, silent, weight, error) in rows:
+            print(f"{name:16}{draws:8.2f}{unresolved:12.3f}{silent:12.3f}"
+                  f"{weight:11.2f} +- {error:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Rows of problems, each a dict, from where they are: a named benchmark, a file, or the hub.
+
+Whatever cannot be read ends in a SystemExit of one sentence. No code from the hub is run.
+"""
+import csv
+import io
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+from parts.screen import shown
+
+BENCHMARKS = {  # the name on the command line -> hub id[:config]
+    "math500": "HuggingFaceH4/MATH-500",
+    "minerva": "math-ai/minervamath",
+    "olympiadbench": "math-ai/olympiadbench",
+    "aime24": "HuggingFaceH4/aime_2024",
+    "aime25": "math-ai/aime25",
+    "amc23": "math-ai/amc23",
+    "gsm8k": "openai/gsm8k",
+    "svamp": "ChilleD/SVAMP",
+    # The sets of the Reinforce-Ada table; the last is AIME 24+25, HMMT 24+25, BRUMO 25, AMC 23 and
+    # CMIMC 25.
+    "ra-math500": "weqweasdas/math500",
+    "ra-minerva": "weqweasdas/minerva_math",
+    "ra-olympiadbench": "weqweasdas/olympiadbench",
+    "ra-aime-like": "weqweasdas/aime_hmmt_brumo_cmimc_amc23",
+}
+GROUPS = {  # one name for several sets, with the weights of the published weighted average
+    "reinforce-ada": {
+        "ra-math500": 500, "ra-minerva": 272, "ra-olympiadbench": 675, "ra-aime-like": 230},
+}
+CONFIGS = {  # of hub data sets that cannot be loaded without one; several are read in turn
+    "openai/gsm8k": "main",
+    "opencompass/AIME2025": "AIME2025-I,AIME2025-II",
+    "Hothan/OlympiadBench": "OE_TO_maths_en_COMP",
+    "open-r1/DAPO-Math-17k-Processed": "en",
+    "EleutherAI/hendrycks_math": "algebra,counting_and_probability,geometry,intermediate_algebra,"
+                                 "number_theory,prealgebra,precalculus",
+}
+SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
+
+
+def expand(names: str) -> list[tuple[str, int | None]]:
+    """`gsm8k,reinforce-ada` -> [(gsm8k, None), (ra-math500, 500), ...]; None: weight = size."""
+    return [pair for name in names.split(",") for pair in GROUPS.get(name, {name: None}).items()]
+
+
+def is_file(name: str) -> bool:
+    """Whether a set is meant to be a file, not a name or a hub id."""
+    path = os.path.expanduser(name)  # os.path, since Path.exists raises for a name that is too long
+    return Path(path).suffix.lower() in SUFFIXES or os.path.exists(path)
+
+
+# -------------------------------------------------------------------------------------------- files
+def read_file(path: Path) -> list[dict | None]:
+    """All rows of a local file; None in the place of a line that is nested too deep."""
+    suffix = path.suffix.lower()
+    if not os.path.isfile(path) or suffix not in SUFFIXES:
+        exists, name = os.path.exists(path), shown(path)
+        what = f"{name} is no data file" if exists else f"No data file {name}"
+        raise SystemExit(f"{what}: --data takes a {', '.join(SUFFIXES)} file, or a hub id.")
+    try:
+        if suffix == ".parquet":
+            import pyarrow.parquet
+
+            return pyarrow.parquet.read_table(path).to_pylist()
+        text = path.read_text(encoding="utf-8-sig")
+        if suffix == ".csv":
+            csv.field_size_limit(10**8)  # the default refuses cells above 128 KB
+            return list(csv.DictReader(io.StringIO(text), restkey="beyond the header"))
+        rows = json.loads(text) if text.lstrip().startswith("[") else read_lines(text)
+    except RecursionError:
+        raise SystemExit(
+            f"Cannot read {shown(path)}: it is nested too deep to be a list of problems.") from None
+    except (ValueError, OSError, csv.Error) as error:  # json's and pyarrow's errors are among these
+        raise SystemExit(
+            f"Cannot read {shown(path)}: {shown(error)}; mend it or name another --data.") from None
+    if not all(isinstance(row, dict | None) for row in rows):
+        raise SystemExit(
+            f"{shown(path)} must hold one JSON object per problem, with a problem and its answer.")
+    return rows
+
+
+def read_lines(text: str) -> list:
+    """JSON lines. Raises ValueError with the number of the first line that is none."""
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):  # splitlines would cut at a U+2028 too
+        if not line.strip():
+            continue
+        try:
+            rows.append(json.loads(line))
+        except RecursionError:
+            rows.append(None)
+        except ValueError as error:
+            raise ValueError(f"line {number}: {getattr(error, 'msg', error)}") from None
+    return rows
+
+
+# ------------------------------------------------------------------------------------------ the hub
+def read_hub(name: str, split: str | None, for_training: bool):
+    """Yields the rows of a benchmark or `org/name[:config][@split]`, from the hub or its cache."""
+    full, _, named_split = BENCHMARKS.get(name, name).partition("@")
+    repo, _, config = full.partition(":")
+    if not re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", repo):
+        raise SystemExit(
+            f"There is no data set '{shown(name, 80)}': give a file ({', '.join(SUFFIXES)}), "
+            f"a hub id (org/name), or one of builtin, {', '.join([*BENCHMARKS, *GROUPS])}.")
+    go_offline_if_unreachable(repo)
+    asked = split or named_split
+    wanted = [asked] if asked else ["train"] if for_training else ["test", "train"]
+    for config in (config or CONFIGS.get(repo, "")).split(","):
+        splits = load_from_hub(repo, config or None)
+        found = next((s for s in wanted if s in splits), None)
+        if not found:
+            asked_for, there = shown(" or ".join(wanted)), shown(", ".join(splits))
+            raise SystemExit(f"{repo} has no split {asked_for}, only {there}: name one, as in "
+                             f"{repo}@{shown(next(iter(splits)))}.")
+        yield from splits[found]
+
+
+def go_offline_if_unreachable(repo: str, kind: str = "dataset") -> None:
+    """One quick question to the hub; without an answer only caches are used.
+
+    The hub's libraries would try again for minutes.
+    """
+    import huggingface_hub
+
+    try:
+        getattr(huggingface_hub.HfApi(), f"{kind}_info")(repo, timeout=4)
+    except huggingface_hub.errors.RepositoryNotFoundError:
+        raise SystemExit(
+            f"The hub has no {kind} {repo}: check its name, or run `hf auth login`.") from None
+    except Exception:  # no network, no name service, time-out, a proxy's page, HF_HUB_OFFLINE=1
+        os.environ["HF_HUB_OFFLINE"] = "1"  # for libraries that are imported later
+        huggingface_hub.constants.HF_HUB_OFFLINE = True
+        if "datasets" in sys.modules:
+            sys.modules["datasets"].config.HF_HUB_OFFLINE = True
+
+
+def load_from_hub(repo: str, config: str | None) -> dict:
+    """Split name -> rows."""
+    import datasets
+
+    try:
+        return datasets.load_dataset(repo, config)
+    except Exception as error:
+        configs = re.search(r"onfig.*\[(.+?)\]", str(error), re.DOTALL)
+        if configs:
+            names = shown(configs.group(1).replace("'", ""))
+            first = names.split(",")[0]
+            reason = f"{repo} has the configs {names}: name one, as in {repo}:{first}."
+        elif datasets.config.HF_HUB_OFFLINE:
+            reason = (f"The model hub cannot be reached and {repo} is not in the local cache: use "
+                      "your own --data file.jsonl, or what is built in with --model tiny.")
+        else:
+            kind = type(error).__name__
+            reason = f"{repo} could not be loaded: {kind}: {shown(str(error).strip())}"
+        raise SystemExit(reason) from None

@@ -1,0 +1,188 @@
+"""For the tests of the sampler: engines and graders that are coins, and the exact mathematics of its rules."""
+import math
+import random
+import time
+from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
+
+import ada_sampler as ada
+from ada_sampler import Estimator, Sample, SamplerConfig, collect
+from parts.simulate import Coin
+
+ADVANTAGES = ("pool-mean", "leave-one-out", "group-std", "positives-only")
+WEIGHTINGS = ("none", "unbiased", "log", "inv_p")
+RULES = ("uniform", "dapo", "ada-pos", "ada-balance", "ada-est", "gvm")
+Rollout = namedtuple("Rollout", "token_ids finish_reason prompt correct")
+Verdict = namedtuple("Verdict", "reward status")
+
+
+# ------------------------------------------------------------------------ an engine and graders for the tests
+class Engine:
+    """Outcome and length of draw s of prompt p depend on (seed, p, s) only, never on when it is drawn.
+
+    So two ways of driving it can be compared sample by sample. At most `slots` samples are written at a time,
+    one token per step; those that finish in one step come back in random order. `log[i]`: keys submitted
+    before step i.
+    """
+
+    def __init__(self, seed=0, slots=10**9, length=lambda rng, correct: rng.randint(1, 12)):
+        self.seed, self.slots, self.length = seed, slots, length
+        self.waiting, self.running, self.shuffle = [], {}, random.Random(seed)
+        self.log, self.seen = [[]], set()
+
+    def submit(self, key, problem):
+        assert key not in self.seen, f"{key} was submitted twice"
+        self.seen.add(key)
+        self.log[-1].append(key)
+        rng = random.Random(f"{self.seed}/{problem.id}/{key[1]}")
+        correct = rng.random() < problem.p
+        length = self.length(rng, correct)
+        rollout = Rollout(range(length), "length" if length > 9 else "stop", problem.id, correct)
+        self.waiting.append((key, length, rollout))
+
+    @property
+    def busy(self):
+        return bool(self.waiting or self.running)
+
+    def step(self):
+        assert self.busy, "an idle engine was stepped"
+        while self.waiting and len(self.running) < self.slots:
+            key, length, rollout = self.waiting.pop(0)
+            self.running[key] = [length, rollout]
+        for entry in self.running.values():
+            entry[0] -= 1
+        finished = [(key, rollout) for key, (left, rollout) in self.running.items() if left == 0]
+        for key, _ in finished:
+            del self.running[key]
+        self.shuffle.shuffle(finished)
+        self.log.append([])
+        return finished
+
+
+class Grader:
+    """Instant. Fails the test if a verdict is asked for twice, early, or never."""
+
+    def __init__(self, rewards=(0.0, 1.0)):
+        self.rewards, self.open = rewards, {}
+
+    def submit(self, key, problem, rollout):
+        assert key not in self.open and rollout.prompt == problem.id
+        self.open[key] = Verdict(self.rewards[rollout.correct], "correct" if rollout.correct else "wrong")
+
+    def result(self, key):
+        return self.open.pop(key)
+
+
+class SlowGrader(Grader):
+    """Verdicts come from threads, after random times, in random order."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.rng, self.threads = random.Random(seed), ThreadPoolExecutor(8)
+
+    def submit(self, key, problem, rollout):
+        super().submit(key, problem, rollout)
+        verdict, delay = self.open[key], self.rng.choice((0, 0, 0, 0.0005, 0.003))
+        self.open[key] = self.threads.submit(lambda: (time.sleep(delay), verdict)[1])
+
+    def result(self, key):
+        return self.open.pop(key).result()
+
+
+def coins(rates):
+    return [Coin(f"prompt {i}", p) for i, p in enumerate(rates)]
+
+
+def mixed(count, seed=0):
+    rng = random.Random(seed)
+    return coins(rng.choice((0.0, 0.03, 0.1, 0.3, 0.5, 0.8, 0.95, 1.0)) for _ in range(count))
+
+
+def config(rule="ada-balance", **changes):
+    return SamplerConfig(sampler=rule, **changes)
+
+
+def run(problems, cfg, engine=None, grader=None, **more):
+    """collect() with what every rule may need; checks that no verdict is left over."""
+    engine, grader = engine or Engine(), grader or Grader()
+    spare = dict(estimator=Estimator(cfg), more=lambda: Coin(f"spare {len(engine.seen)}", 0.4))
+    groups = collect(problems, cfg, engine, grader, **spare | more)
+    assert not grader.open and not engine.busy
+    return groups
+
+
+def outcomes(groups):
+    return [
+        (g.problem.id, g.outcome, g.rounds, [s.correct for s in g.pool], [s.index for s in g.kept])
+        for g in groups
+    ]
+
+
+def sample(index, correct, reward=None):
+    return Sample(index, 0, reward=float(correct) if reward is None else reward, status="", correct=correct)
+
+
+# ------------------------------------------------------------------------------ exact: what the rules do to p
+def closed_pools(p, rule, n=4, M=8, N=4):
+    """Exactly, without the sampler: the closed pool is [(probability, correct, wrong, resolved)]."""
+    done = {
+        "balance": lambda c, w: c >= n // 2 and w >= n - n // 2,
+        "pos": lambda c, w: c >= 1,
+        "uniform": lambda c, w: True,
+    }[rule]
+    M, N = (n, 1) if rule == "uniform" else (M, N)
+    still_open, closed = {(0, 0): 1.0}, []
+    for t in range(N):
+        after = {}
+        for (c, w), q in still_open.items():
+            for k in range(M + 1):
+                chance = q * math.comb(M, k) * p**k * (1 - p) ** (M - k)
+                after[c + k, w + M - k] = after.get((c + k, w + M - k), 0.0) + chance
+        closed += [(q, c, w, done(c, w)) for (c, w), q in after.items() if done(c, w) or t == N - 1]
+        still_open = {(c, w): q for (c, w), q in after.items() if not done(c, w)}
+    return closed
+
+
+def exact(p, rule, **sizes):
+    """(E[draws], its variance, P(unresolved), P(no signal))"""
+    pools = closed_pools(p, rule, **sizes)
+    draws = sum(q * (c + w) for q, c, w, _ in pools)
+    variance = sum(q * (c + w - draws) ** 2 for q, c, w, _ in pools)
+    unresolved, silent = sum(q for q, *_, ok in pools if not ok), sum(q for q, c, w, _ in pools if not c * w)
+    return draws, variance, unresolved, silent
+
+
+def exact_weight(p, rule, weighting, n=4, advantage="pool-mean"):
+    """The effective weight, over all pools, with the sampler's own keeping rule, advantages and weights."""
+    total = 0.0
+    for q, c, w, _ in closed_pools(p, rule, n=n):
+        pool = [sample(i, i < c) for i in range(c + w)]
+        kept = ada.keep(pool, n) if rule != "uniform" else pool
+        a = ada.advantages([s.reward for s in kept], [s.reward for s in pool], advantage)
+        weights = ada.row_weights([s.correct for s in kept], c / (c + w), n, weighting)
+        score = [1 / p if s.correct else -1 / (1 - p) for s in kept]
+        total += q * sum(x * y * z for x, y, z in zip(a, weights, score)) / n
+    return total
+
+
+# p: balance draws, unresolved, no signal; pos draws, no signal; no signal of uniform with n = 4, 8, 16
+ORACLE = {
+    0.01: (31.70, 0.959, 0.725, 28.48, 0.725, 0.961, 0.923, 0.851),
+    0.05: (27.31, 0.520, 0.194, 19.16, 0.194, 0.815, 0.663, 0.440),
+    0.10: (20.96, 0.156, 0.034, 13.56, 0.034, 0.656, 0.430, 0.185),
+    0.20: (13.42, 0.007, 0.001, 9.61, 0.001, 0.411, 0.168, 0.028),
+    0.50: (8.57, 0.000, 0.000, 8.03, 0.004, 0.125, 0.008, 0.000),
+    0.80: (13.42, 0.007, 0.001, 8.00, 0.168, 0.411, 0.168, 0.028),
+    0.90: (20.96, 0.156, 0.034, 8.00, 0.430, 0.656, 0.430, 0.185),
+    0.95: (27.31, 0.520, 0.194, 8.00, 0.663, 0.815, 0.663, 0.440),
+}
+# effective weights of balance with n=4, M=8, N=4; the number of digits is the precision
+WEIGHTS = {
+    0.02: dict(none="7.2", inv_p="169", unbiased="1.13", log="23.1"),
+    0.05: dict(none="5.9", inv_p="96.7", unbiased="1.21", log="15.6"),
+    0.10: dict(none="3.95", inv_p="41.4", unbiased="1.19", log="9.3"),
+    0.30: dict(none="1.35", inv_p="5.1", unbiased="0.97", log="3.2"),
+    0.50: dict(none="1.00", inv_p="2.2", unbiased="0.91", log="2.0"),
+    0.90: dict(none="3.95", inv_p="4.6", unbiased="1.19", log="1.5"),
+    0.95: dict(none="5.86", inv_p="6.5", unbiased="1.21", log="1.4"),
+}

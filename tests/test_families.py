@@ -1,0 +1,158 @@
+"""Model families end to end, with tiny random weights: trainer against Hugging Face and the engine.
+
+What differs between them is the way from the last hidden state to the logits, the names of the
+linear layers, and whether vLLM has a model of its own for the family.
+"""
+import contextlib
+import gc
+
+import pytest
+import torch
+
+from parts import tiny
+from parts.logprobs import check_family, head_of, token_logprobs
+from parts.policy import Row, load_policy
+
+SIZES = dict(vocab_size=384, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+             num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=128)
+WIDE = dict(head_dim=32)  # else it does not follow from the other sizes
+FAMILIES = dict(
+    qwen2={}, qwen3=WIDE, llama={}, mistral=dict(sliding_window=None), olmo2={}, phi3={}, gemma=WIDE,
+    gemma2=WIDE | dict(final_logit_softcapping=2.0, attn_logit_softcapping=1.0,
+                       query_pre_attn_scalar=32),
+    gemma3_text=WIDE | dict(final_logit_softcapping=2.0), granite=dict(logits_scaling=4.0),
+    cohere=dict(logit_scale=0.25), cohere2=WIDE | dict(logit_scale=0.25), phi={}, smollm3={})
+SPECIAL = dict(  # what a plain head would leave out
+    gemma2=dict(cap=2.0), gemma3_text=dict(cap=2.0), granite=dict(scale=0.25),
+    cohere=dict(scale=0.25), cohere2=dict(scale=0.25))
+
+
+def config_of(family, **changes):
+    from transformers import AutoConfig
+
+    end = tiny.build_tokenizer()
+    ids = dict(bos_token_id=None, eos_token_id=end.eos_token_id, pad_token_id=end.pad_token_id)
+    return AutoConfig.for_model(family, **SIZES | ids | dict(initializer_range=0.15) | changes)
+
+
+def build(family, folder) -> str:
+    """A random model of this family in Hugging Face format; biases too are random."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config_of(family, **FAMILIES[family]))
+    for name, p in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(p, std=0.5)
+    model.save_pretrained(folder)
+    tiny.build_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def policy_for(folder):
+    return load_policy(folder, dtype="float32", rank=8, alpha=16, seed=0, device="cpu")
+
+
+def move(policy, size):
+    """A stand-in for an optimizer step: a random change of the adapter."""
+    for name, p in policy.named_parameters():
+        if "lora_B" in name:
+            p.data += size * torch.randn_like(p)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logprobs_and_gradients_are_those_of_plain_hugging_face(family, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    folder = build(family, tmp_path)
+    policy = policy_for(folder)
+    move(policy, 0.1)
+    row = Row(torch.randint(300, (20,)).tolist(), 5, [], 0.0)
+    ids = torch.tensor([row.ids])
+    log_p = policy(input_ids=ids).logits[0, 4:-1].div(0.8).log_softmax(-1)
+    wanted = log_p.gather(1, ids[0, 5:, None])[:, 0]
+    found = token_logprobs(policy, [row], temperature=0.8)[0]
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+    upstream, adapter = torch.randn(len(wanted)), [p for p in policy.parameters() if p.requires_grad]
+    for mine, theirs in zip(torch.autograd.grad(found, adapter, upstream),
+                            torch.autograd.grad(wanted, adapter, upstream)):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
+    head = head_of(policy.get_base_model())
+    special = SPECIAL.get(family, {})
+    assert (head.scale, head.cap) == (special.get("scale", 1.0), special.get("cap"))
+    assert (head.bias is not None) == (family == "phi")
+    # the model without its adapter, loaded by others: nothing of the family was lost on the way
+    plain = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    with policy.disable_adapter(), torch.no_grad():
+        torch.testing.assert_close(policy(input_ids=ids).logits, plain(input_ids=ids).logits,
+                                   atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_config_alone_says_that_a_family_can_be_trained(family):
+    check_family(config_of(family, **FAMILIES[family]))
+
+
+@pytest.mark.parametrize("family, changes", [
+    ("gpt2", {}), ("gpt_neox", {}), ("bloom", {}),  # another body
+    ("hyperclovax", dict(logits_scaling=4.0)),  # multiplies by what Granite divides by
+    ("falcon_h1", dict(lm_head_multiplier=0.5)),
+    ("gemma3", {})])  # the one with a vision tower
+def test_a_family_with_another_head_is_refused_by_name(family, changes):
+    with pytest.raises(SystemExit, match=f"family {family} cannot be trained.*Take one of Qwen2"):
+        check_family(config_of(family, **changes))
+
+
+def test_what_was_done_to_hugging_faces_class_does_not_reach_the_trainer(tmp_path, monkeypatch):
+    """vLLM changes the class of a family that it serves with Hugging Face's code."""
+    from transformers import Olmo2Model
+
+    def refuse(*_, **__):
+        raise AssertionError("Current vLLM config is not set")
+
+    folder = build("olmo2", tmp_path)
+    monkeypatch.setattr(Olmo2Model, "__init__", refuse)
+    monkeypatch.setattr(Olmo2Model, "__call__", refuse)
+    check_family(config_of("olmo2"))
+    token_logprobs(policy_for(folder), [Row([1, 2, 3, 4], 2, [], 0.0)])
+
+
+# ---------------------------------------------------------------------------------- the engine
+@contextlib.contextmanager
+def engine_for(folder, sync):
+    from parts.engine import Engine
+
+    engine = Engine(folder, max_model_len=32, max_num_seqs=8, dtype="float32", sync_mode=sync,
+                    lora_rank=8)
+    try:
+        yield engine
+    finally:
+        engine.close()
+        del engine.llm
+        gc.collect()
+
+
+def gap(engine, policy):
+    """max |log mu - log pi| over the tokens of a few samples."""
+    prompts = [[5, 6, 7, 8], [90, 91, 92]]
+    samples = engine.generate(prompts, n=3, max_tokens=6)
+    rows = [Row(prompt + sample.token_ids, len(prompt), sample.logprobs, 0.0)
+            for prompt, group in zip(prompts, samples) for sample in group]
+    mu = torch.tensor([x for row in rows for x in row.mu])
+    with torch.no_grad():
+        return (token_logprobs(policy, rows)[0] - mu).abs().max().item()
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("sync", ["merge", "adapter"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_engine_and_trainer_agree_before_and_after_an_update(family, sync, tmp_path):
+    folder = build(family, tmp_path)
+    with engine_for(folder, sync) as engine:
+        policy = policy_for(folder)
+        engine.sync(policy)
+        assert gap(engine, policy) < 2e-5
+        move(policy, 0.1)
+        assert gap(engine, policy) > 1e-2  # so a sync that does nothing would show
+        engine.sync(policy)
+        assert gap(engine, policy) < 2e-5

@@ -1,0 +1,170 @@
+"""Log-probs, entropy and slopes against the plain computation, for every kind of head and precision."""
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from parts.logprobs import (ChunkedLogprobs, Head, float32_product, head_gradient_norms,
+                            token_logprobs)
+from parts.policy import Row
+from test_policy import small_policy
+
+HEADS = dict(plain={}, bias=dict(bias=True), scale=dict(scale=0.3), cap=dict(cap=2.0),
+             all=dict(bias=True, scale=1.7, cap=1.5))
+
+
+def example(tokens=37, hidden=16, vocabulary=101, dtype=torch.float32, bias=False, **head):
+    torch.manual_seed(0)
+    h = torch.randn(tokens, hidden, dtype=dtype, requires_grad=True)
+    weight = torch.randn(vocabulary, hidden, dtype=dtype) / 4
+    shift = torch.randn(vocabulary, dtype=dtype) if bias else None
+    return h, Head(weight, shift, **head), torch.randint(vocabulary, (tokens,))
+
+
+def plain_logits(h, head):
+    """As Hugging Face writes it, all at once and with gradients."""
+    z = torch.nn.functional.linear(h, head.weight, head.bias) * head.scale
+    return head.cap * torch.tanh(z / head.cap) if head.cap else z
+
+
+def plain(h, head, target, temperature):
+    log_p = (plain_logits(h, head) / temperature).log_softmax(-1)
+    return log_p.gather(1, target[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_chunks_equal_the_plain_computation_forward_and_backward(kind, temperature):
+    h, head, target = example(**HEADS[kind])
+    upstream = torch.randn(len(h))
+    wanted = plain(h, head, target, temperature)
+    wanted_grad = torch.autograd.grad(wanted[0], h, upstream)[0]
+    for chunk in (1, 8, 37, 1000):
+        logprob, entropy = ChunkedLogprobs.apply(h, head, target, temperature, chunk)
+        grad = torch.autograd.grad(logprob, h, upstream)[0]
+        torch.testing.assert_close(logprob, wanted[0], atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(entropy, wanted[1], atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(grad, wanted_grad, atol=2e-6, rtol=1e-5)
+        assert not entropy.requires_grad  # a metric
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_gradient_by_finite_differences(kind):
+    h, head, target = example(tokens=5, vocabulary=11, dtype=torch.float64, **HEADS[kind])
+
+    def logprob(x):
+        return ChunkedLogprobs.apply(x, head, target, 1.3, 2)[0].double()
+
+    # the result is float32, so the tolerance is that of a float32 difference quotient
+    assert torch.autograd.gradcheck(logprob, (h,), eps=1e-2, atol=1e-3, rtol=1e-2)
+
+
+# ----------------------------------------------------------------------------------- precision
+def confident(p: float, tokens=32, hidden=256, vocabulary=20_000):
+    """bfloat16 (h, head, target) where the target of every token has a probability near p."""
+    torch.manual_seed(0)
+    weight = (torch.randn(vocabulary, hidden) / hidden**0.5).bfloat16()
+    target = torch.randperm(vocabulary)[:tokens]
+    noise = torch.randn(tokens, hidden)
+    direction = torch.nn.functional.normalize(weight[target].float(), dim=-1)
+    before, gain = noise @ weight.float().T, direction @ weight.float().T
+    low, high = torch.zeros(tokens, 1), torch.full((tokens, 1), 60.0)
+    for _ in range(15):  # how far h must go along its target's word, by bisection
+        middle = (low + high) / 2
+        found = (before + middle * gain).softmax(-1).gather(1, target[:, None])
+        low, high = torch.where(found < p, middle, low), torch.where(found < p, high, middle)
+    return (noise + high * direction).bfloat16().requires_grad_(), Head(weight), target
+
+
+@pytest.mark.parametrize("p", [0.5, 0.99, 0.995, 0.999, 0.9999])
+def test_the_slope_of_a_confident_token_survives_bfloat16(p):
+    """Where p is near 1 the slope is a small difference: rounding p before subtracting loses it."""
+    h, head, target = confident(p)
+    exact = h.detach().double().requires_grad_()
+    wanted = plain(exact, Head(head.weight.double()), target, 1.0)[0]
+    assert (wanted.exp().median() - p).abs() < 0.2 * (1 - p)  # the example is what it says
+    (wanted_slope,) = torch.autograd.grad(wanted.sum(), exact)
+    logprob, _ = ChunkedLogprobs.apply(h, head, target, 1.0, 16)
+    (slope,) = torch.autograd.grad(logprob.sum(), h)
+    cosine = torch.cosine_similarity(slope.double(), wanted_slope, dim=-1)
+    assert slope.dtype == torch.bfloat16 and cosine.min() > 0.999
+    length = slope.double().norm(dim=-1) / wanted_slope.norm(dim=-1)
+    torch.testing.assert_close(length, torch.ones_like(length), atol=0.02, rtol=0)
+
+
+def test_logits_of_16_bit_weights_are_not_rounded_to_16_bits():
+    h, head, target = confident(0.9)
+    exact = plain(h.double(), Head(head.weight.double()), target, 1.0)[0]
+    logprob, _ = ChunkedLogprobs.apply(h, head, target, 1.0, 16)
+    rounded = (h @ head.weight.T).float().log_softmax(-1).gather(1, target[:, None])[:, 0]
+    assert (logprob - exact).abs().max() < 1e-5 < 1e-3 < (rounded - exact).abs().max()
+    assert logprob.dtype == torch.float32
+    whole = float32_product(h.detach(), head.weight, words=10**6)
+    torch.testing.assert_close(float32_product(h.detach(), head.weight, words=999), whole)
+
+
+# -------------------------------------------------------------------------------------- memory
+class LargestTensor(TorchDispatchMode):
+    """Notes the largest number of elements that any operation returned, also in the backward pass."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for t in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(t, torch.Tensor):
+                self.largest = max(self.largest, t.numel())
+        return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", HEADS)
+def test_no_tensor_of_tokens_times_vocabulary_is_ever_made(kind, dtype):
+    h, head, target = example(tokens=512, vocabulary=5000, dtype=dtype, **HEADS[kind])
+    with LargestTensor() as seen:
+        ChunkedLogprobs.apply(h, head, target, 1.0, 16)[0].sum().backward()
+    assert seen.largest == 16 * 5000 < 512 * 5000
+    with LargestTensor() as seen:  # the instrument does see such a tensor when there is one
+        plain(h, head, target, 1.0)[0].sum().backward()
+    assert seen.largest == 512 * 5000
+
+
+def test_the_norms_make_no_tensor_of_tokens_times_vocabulary(tmp_path):
+    policy = small_policy(tmp_path)
+    row = Row(torch.randint(300, (200,)).tolist(), 1, [], 0.0)
+    with LargestTensor() as seen:
+        head_gradient_norms(policy, [row], words=8)
+    assert seen.largest < 199 * 384  # the widest that the model itself makes is narrower
+
+
+# ------------------------------------------------------------------------------ rows of a policy
+def full_logprobs(policy, row, temperature):
+    """Of the row's response alone, from the model's own logits."""
+    log_p = (policy(input_ids=torch.tensor([row.ids])).logits[0, :-1] / temperature).log_softmax(-1)
+    return log_p.gather(1, torch.tensor(row.ids[1:])[:, None])[row.prompt_length - 1:, 0]
+
+
+def rows_of(*lengths_and_prompts):
+    return [Row(torch.randint(300, (length,)).tolist(), prompt, [], 0.0)
+            for length, prompt in lengths_and_prompts]
+
+
+def test_token_logprobs_equal_full_logits_row_by_row(tmp_path):
+    """Ragged rows in one padded batch: each token's log-prob is that of its row alone."""
+    policy, rows = small_policy(tmp_path), rows_of((9, 4), (30, 1), (12, 11))
+    together, _ = token_logprobs(policy, rows, temperature=0.8, chunk_bytes=4 * 384 * 5)
+    alone = [full_logprobs(policy, row, 0.8) for row in rows]
+    assert len(together) == sum(row.length for row in rows) == 5 + 29 + 1
+    torch.testing.assert_close(together, torch.cat(alone), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_head_gradient_norms_equal_autograd(tmp_path, temperature):
+    """GVM's G without a backward pass, against the real gradient of the head (untied here)."""
+    policy = small_policy(tmp_path)
+    model = policy.get_base_model()
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    rows = rows_of((12, 3), (30, 29), (18, 1))
+    for row, norm in zip(rows, head_gradient_norms(policy, rows, temperature, words=100)):
+        log_pi = full_logprobs(policy, row, temperature).sum()
+        wanted = torch.autograd.grad(log_pi, model.lm_head.weight)[0].norm().item()
+        torch.testing.assert_close(norm, wanted, rtol=1e-4, atol=1e-5)

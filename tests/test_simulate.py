@@ -1,0 +1,116 @@
+"""The simulator agrees with the exact mathematics of the rules; its command line."""
+import math
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+
+from parts.simulate import by_band, effective_weight, report, simulate
+from sampler_oracles import ORACLE, RULES, WEIGHTINGS, config, exact, exact_weight
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize("p", ORACLE)
+@pytest.mark.parametrize(
+    "rule, n", [("balance", 4), ("pos", 4), ("uniform", 4), ("uniform", 8), ("uniform", 16)]
+)
+def test_oracles_through_collect(p, rule, n):
+    count = 800
+    draws, variance, unresolved, silent = exact(p, rule, n=n)
+    groups = simulate(config(rule, n=n), [p] * count, seed=round(1000 * p) + n)
+    assert abs(fmean(len(g.pool) for g in groups) - draws) <= 3 * math.sqrt(variance / count) + 1e-9
+    for share, got in (
+        (unresolved, [g.outcome != "resolved" for g in groups]),
+        (silent, [g.zero_signal for g in groups]),
+    ):
+        assert abs(fmean(got) - share) <= 3 * math.sqrt(share * (1 - share) / count) + 1 / count
+
+
+@pytest.mark.parametrize("p", [0.05, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_effective_weights_through_collect(p, weighting):
+    cfg = config(weighting=weighting)
+    groups = simulate(cfg, [p] * 800, seed=round(100 * p))
+    weights = [effective_weight(g, cfg) for g in groups]
+    error = stdev(weights) / math.sqrt(len(weights))
+    assert abs(fmean(weights) - exact_weight(p, "balance", weighting)) <= 3 * error + 1e-6
+
+
+def test_limit_of_the_balanced_weight():
+    """w(p) of the docstring is the limit of many draws."""
+    p = 0.2
+    cfg = config(n=4, M=2000, N=1)
+    groups = simulate(cfg, [p] * 30)
+    assert (
+        abs(fmean(effective_weight(g, cfg) for g in groups) - (p**2 + (1 - p) ** 2) / (2 * p * (1 - p)))
+        < 0.02
+    )
+
+
+def test_report_and_bands():
+    cfg = config("dapo")
+    groups = simulate(cfg, [0.05] * 30 + [0.5] * 30)
+    tries = len(groups) / 60
+    draws, unresolved, silent, weight, error = report(groups, cfg, 60, tries)
+    weights = [effective_weight(g, cfg) for g in groups]
+    assert tries > 1 and draws == 4 * tries and unresolved == silent
+    assert math.isclose(silent, 1 - sum(bool(g.kept) for g in groups) / 60)
+    assert math.isclose(weight, tries * fmean(weights))
+    assert math.isclose(error, tries * stdev(weights) / math.sqrt(len(groups)))
+    hard, easy = ([g for g in groups if g.problem.p == p] for p in (0.05, 0.5))
+    assert by_band(groups, cfg, tries, [0, 0.1, 0.2, 1]) == [
+        (0, 0.1, report(hard, cfg, len(hard), tries)), (0.2, 1, report(easy, cfg, len(easy), tries))]
+
+
+def test_est_is_shown_when_it_knows_something():
+    sizes = [len(g.pool) for g in simulate(config("est"), [0.0, 1.0] * 20)]
+    assert min(sizes[::2]) > max(sizes[1::2]) and sum(sizes) == 8 * 40
+
+
+def command(*flags, seconds=10):
+    return subprocess.run(
+        [sys.executable, "-m", "parts.simulate", *flags], cwd=ROOT, capture_output=True, text=True,
+        timeout=seconds
+    )
+
+
+def test_command_line_one_rule():
+    done = command("--sampler", "balance", "--pass-rate", "0.05", "--n", "4", "--M", "8", "--N", "4")
+    name, draws, unresolved, silent, weight, *_ = done.stdout.splitlines()[-1].split()
+    assert done.returncode == 0 and name == "balance" and not done.stderr
+    assert abs(float(draws) - 27.31) < 0.6 and abs(float(unresolved) - 0.52) < 0.04
+    assert abs(float(silent) - 0.194) < 0.03 and abs(float(weight) - 5.9) < 0.4
+    other = command(*"--sampler uniform --pass-rate 0.5 --n 8 --weighting log --advantage raft".split())
+    assert abs(float(other.stdout.splitlines()[-1].split()[4]) - 2) < 0.1
+
+
+def test_command_line_all_rules():
+    done = command("--all", "--beta", "0.5", "1.5", "--prompts", "400")
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()[2:]] == list(RULES)
+
+
+def test_command_line_distribution_and_plot(tmp_path):
+    picture = tmp_path / "rules.png"
+    pytest.importorskip("matplotlib")
+    done = command("--sampler", "dapo", "--prompts", "300", "--plot", str(picture), seconds=30)
+    assert done.returncode == 0, done.stderr
+    assert "p 0.4 to 0.6" in done.stdout and picture.stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ("--sampler nope", "sampler must be one of"),
+        ("--pass-rate 2", "--pass-rate takes"),
+        ("--beta 0 1", "--beta takes"),
+        ("--n 9 --M 8", "a round of 8"),
+        ("--pass-rate 0.5 --plot x.png", "--pass-rate takes"),
+    ],
+)
+def test_command_line_errors_are_one_sentence(flags, message):
+    done = command(*flags.split())
+    assert done.returncode == 1 and done.stderr.startswith(message) and done.stderr.count("\n") == 1
