@@ -44,13 +44,14 @@ from tqdm import tqdm
 
 from ada_sampler import collect
 from eval import evaluate, report
-from parts.checkpoint import Interrupted, Stop, memory_gb, out_of_memory, timed
 from parts.diagnostics import diagnostics
 from parts.logprobs import head_gradient_norms, token_logprobs
+from parts.memory import memory_gb, out_of_memory
 from parts.policy import Row, micro_batches
 from parts.routing_replay import replaying
-from parts.run import (WatchedEngine, finish, nothing_lost, prepare, record, record_evaluation,
-                       reseed, show)
+from parts.run import (WatchedEngine, finish, last_words, nothing_lost, prepare, record,
+                       record_evaluation, reseed, show)
+from parts.stop import Interrupted, Stop, timed
 from parts.summary import summarize
 from rewards import Grader
 
@@ -384,10 +385,5 @@ def evaluate_if_due(run) -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with last_words(CONFIG):
         main(CONFIG)
-    except KeyboardInterrupt:  # later on `Stop` takes care of it
-        raise SystemExit("stopped before the first step: nothing is lost") from None
-    except OSError as error:  # a full disk above all: checkpoints survive it
-        raise SystemExit(f"{error}; everything up to the last checkpoint is safe: "
-                         "continue with --resume.") from error

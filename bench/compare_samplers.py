@@ -53,7 +53,7 @@ def train(arm: str, seed: int) -> None:
     command = [sys.executable, str(study.ROOT / "minirl.py"), *flags, "--resume"]
     subprocess.run(command, cwd=RUNS, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     run = RUNS / "runs" / name
-    versions = json.loads((run / "config.json").read_text())["versions"]
+    versions = json.loads((run / "config.json").read_text())["starts"][0]["versions"]
     about = dict(run=name, arm=arm, seed=seed, flags=flags, versions=versions)
     study.add("samplers", study.fold(run, KEPT, **about))
 

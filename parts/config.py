@@ -3,15 +3,22 @@
 `parse` reads the flags, `resolve` fills in what depends on the model and the machine.
 """
 import argparse
-import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ada_sampler import SamplerConfig, add_flags, from_flags, option
+from parts.folder import settings
 
 OBJECTIVES = {  # name -> the advantage and the length normalisation that belong to it (MiniRL section 2.3 and appendix A)
     "minirl": ("pool-mean", "none"), "grpo": ("group-std", "response"), "cispo": ("group-std", "batch")}
+
+# What may be another on --resume: it changes how long, how fast and where a run goes on, and how
+# often it is looked at, but not what its logs mean. Everything else would make them two runs.
+RESUMABLE = frozenset({
+    "name", "resume", "steps", "lr", "eval_every", "checkpoint_every", "keep_checkpoints",
+    "sync", "engine_memory", "sleep", "engine_sequences", "micro_tokens",
+    "gradient_checkpointing", "graders"})
 
 
 @dataclass
@@ -143,6 +150,25 @@ def resolve(config: Config) -> Config:
     return replace(config, **auto)
 
 
+def refuse_changes(config: Config, known: dict) -> None:
+    """Raises ValueError if a setting differs from the run's and is not among those that may.
+
+    "auto" is what the run has made of it.
+    """
+    now = {name: value for name, value in asdict(config).items() if name != "resume"}
+    if now.keys() != known.keys():
+        odd = min(now.keys() ^ known.keys())
+        raise ValueError(f"run {config.name} is of another version of this program, which differs "
+                         f"in the setting {odd}: choose another --name")
+    for name, value in now.items():
+        if value == "auto":
+            setattr(config, name, known[name])
+        elif name not in RESUMABLE and value != known[name]:
+            flag = "--" + name.replace("_", "-")
+            raise ValueError(f"run {config.name} was started with {flag} {known[name]}, not {value}: "
+                             "resume it without this flag, or choose another --name")
+
+
 def parse(argv: list[str] | None = None) -> Config:
     """Flags to Config. With --resume the run's own config.json gives the defaults."""
     summary = "Reinforcement learning with MiniRL and Reinforce-Ada sampling. Without any flag: the built-in tiny model."
@@ -153,16 +179,11 @@ def parse(argv: list[str] | None = None) -> Config:
     try:
         config.validate()
         config = resolve(config)
-        stored = Path("runs", config.name, "config.json")
-        if config.resume and stored.exists():
-            known = json.loads(stored.read_text())["config"]
-            parser.set_defaults(**{key: value for key, value in known.items() if key != "resume"})
+        known = settings(Path("runs", config.name)) if config.resume else None
+        if known is not None:
+            parser.set_defaults(**known)
             config = resolve(from_flags(parser.parse_args(argv), Config))
-            decisive = ("model", "seed", "lora_rank", "lora_alpha", "objective", "mini_batches")
-            changed = [key for key in decisive if getattr(config, key) != known[key]]
-            if changed:
-                parser.error(f"run {config.name} was started with {changed[0]} {known[changed[0]]}: resume it without this flag, or "
-                             "choose another --name")
+            refuse_changes(config, known)
         config.validate()
     except ValueError as problem:
         parser.error(str(problem))

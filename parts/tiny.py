@@ -21,6 +21,8 @@ import random
 import sys
 from pathlib import Path
 
+from parts.checkpoint import damage, seal
+
 OPERATIONS = (1, 2, 3, 4, 5, 6)  # a problem's level is its number of operations
 LARGEST = 9  # largest number in a problem; intermediate results stay within 0..99
 TOP = 30
@@ -30,6 +32,7 @@ CHAT_TEMPLATE = (
     "<|{{ m.role }}|>{{ m.content }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+FILES = ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json")
 WARM_START = dict(steps=1000, batch=16, lr=3e-3, seed=0)
 SIZES = dict(hidden_size=128, intermediate_size=288, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=2)
@@ -175,8 +178,16 @@ def demonstration_batch(rng, tokenizer, batch, lazy):
 
 # ------------------------------------------------------------------------------ the folder
 def folder(name: str = "tiny") -> str:
-    """The built-in model's folder, an ordinary one in Hugging Face format."""
-    return str(Path(__file__).resolve().parent.parent / "models" / name)
+    """The built-in model's folder, an ordinary one in Hugging Face format.
+
+    Raises SystemExit if a file in it is not what `build` has written.
+    """
+    found = Path(__file__).resolve().parent.parent / "models" / name
+    problem = damage(found, FILES)
+    if problem:
+        raise SystemExit(f"The built-in model in {found} is damaged ({problem}): "
+                         "restore it with `git checkout models`.")
+    return str(found)
 
 
 def build(folder, name: str = "tiny", progress: bool = True, **changes) -> None:
@@ -204,6 +215,7 @@ def build(folder, name: str = "tiny", progress: bool = True, **changes) -> None:
     if name == "tiny-moe":
         model.bfloat16()  # half the bytes; everybody loads it in the precision of the run
     model.save_pretrained(folder)
+    seal(Path(folder))
 
 
 if __name__ == "__main__":

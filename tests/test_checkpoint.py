@@ -1,10 +1,13 @@
 """Checkpoints: complete or not there at all, checked before they are trusted."""
 import json
-import math
+import os
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
+from helpers import tiny_policy
 from parts import checkpoint
 from parts.config import Config
 from parts.run import learner
@@ -18,6 +21,7 @@ class OneWeight(torch.nn.Module):
         self.w = torch.nn.Parameter(torch.ones(3))
 
     def save_pretrained(self, folder, save_embedding_layers):
+        assert not save_embedding_layers
         (folder / "adapter_model.safetensors").write_bytes(self.w.detach().numpy().tobytes())
 
 
@@ -27,27 +31,61 @@ def save(folder, steps, keep=3):
     for step in steps:
         policy.w.grad = torch.ones(3)
         optimizer.step()
-        checkpoint.save(folder, policy, optimizer, schedule, dict(step=step, cursor=step * 8), keep)
+        state = dict(step=step, cursor=step * 8)
+        checkpoint.save(folder, policy, optimizer, schedule, state, keep)
+
+
+def names(folder):
+    return [path.name for path in checkpoint.complete(folder)]
 
 
 def test_newest_sound_one_is_used_and_old_ones_go(tmp_path):
     assert checkpoint.newest_sound(tmp_path) is None
     save(tmp_path, [2, 4, 6, 8], keep=2)
-    assert [p.name for p in checkpoint.complete(tmp_path)] == ["step-000006", "step-000008"]
-    assert checkpoint.newest_sound(tmp_path).name == "step-000008"
-    assert json.loads((tmp_path / "checkpoints/step-000008/state.json").read_text()) == dict(step=8, cursor=64)
+    assert names(tmp_path) == ["step-000006", "step-000008"]
+    newest = checkpoint.newest_sound(tmp_path)
+    assert newest.name == "step-000008" and checkpoint.step_of(newest) == 8
+    assert json.loads((newest / "state.json").read_text()) == dict(step=8, cursor=64)
+    assert not (tmp_path / "checkpoints/.writing").exists()
 
 
-@pytest.mark.parametrize("harm", ["flip", "cut", "remove", "no manifest"])
-def test_a_damaged_one_is_reported_and_the_one_before_is_used(tmp_path, capsys, harm):
+# ------------------------------------------------------------------------------ damage
+HARM = ["flip", "cut", "remove", "longer"]
+
+
+@pytest.mark.parametrize("name", [*checkpoint.FILES, "manifest.json"])
+@pytest.mark.parametrize("harm", HARM)
+def test_a_damaged_one_is_reported_and_the_one_before_is_used(tmp_path, capsys, harm, name):
     save(tmp_path, [2, 4])
-    file = tmp_path / "checkpoints/step-000004" / ("manifest.json" if harm == "no manifest" else "optimizer.pt")
+    file = tmp_path / "checkpoints/step-000004" / name
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
-    dict(flip=lambda: file.write_bytes(data), cut=lambda: file.write_bytes(data[:-7])).get(harm, file.unlink)()
+    if harm == "remove":
+        file.unlink()
+    else:
+        file.write_bytes(dict(flip=data, cut=data[:-7], longer=file.read_bytes() + b"x")[harm])
     assert checkpoint.newest_sound(tmp_path).name == "step-000002"
-    out = capsys.readouterr().out
-    assert "step-000004 is damaged" in out and file.name in out
+    assert "step-000004 is damaged" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("manifest", ["{}", "[]", "7", "null", '"x"', "[" * 100_000, "",
+                                      '{"state.json": [2, "0"]}', '{"state.json": null}'])
+def test_a_manifest_that_vouches_for_nothing_is_damage(tmp_path, capsys, manifest):
+    save(tmp_path, [2, 4])
+    (tmp_path / "checkpoints/step-000004/manifest.json").write_text(manifest)
+    assert checkpoint.newest_sound(tmp_path).name == "step-000002"
+    assert "step-000004 is damaged" in capsys.readouterr().out
+
+
+def test_a_manifest_that_forgets_a_file_is_damage(tmp_path):
+    save(tmp_path, [4])
+    folder = tmp_path / "checkpoints/step-000004"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert set(manifest) == set(checkpoint.FILES) and not checkpoint.damage(folder)
+    for name in manifest:
+        rest = {other: known for other, known in manifest.items() if other != name}
+        (folder / "manifest.json").write_text(json.dumps(rest))
+        assert name in checkpoint.damage(folder)
 
 
 def test_all_damaged_is_not_silently_a_new_start(tmp_path):
@@ -57,6 +95,31 @@ def test_all_damaged_is_not_silently_a_new_start(tmp_path):
         checkpoint.newest_sound(tmp_path)
 
 
+# ------------------------------------------------------------------------------ what is a checkpoint
+def test_only_what_save_has_named_is_a_checkpoint(tmp_path):
+    """A user's own copies and notes are neither counted nor removed, nor do they stop a save."""
+    save(tmp_path, [2, 4])
+    place = tmp_path / "checkpoints"
+    for copy in ("step-000009-best", "step-best", "step-9", "xstep-000009", "step-000009.old"):
+        shutil.copytree(place / "step-000004", place / copy)
+    (place / "step-notes.txt").write_text("the best so far")
+    (place / "step-000007").write_text("a file")
+    (place / "step-000008").symlink_to(place / "step-000004")
+    before = {path.name for path in place.iterdir()}
+    assert names(tmp_path) == ["step-000002", "step-000004"]
+    assert checkpoint.newest_sound(tmp_path).name == "step-000004"
+    save(tmp_path, [5], keep=1)
+    after = {path.name for path in place.iterdir()}
+    assert after == before - {"step-000002", "step-000004"} | {"step-000005"}
+
+
+def test_checkpoints_are_ordered_by_number(tmp_path):
+    """As names, a million would come before the step before it."""
+    save(tmp_path, [999_999, 1_000_000], keep=1)
+    assert names(tmp_path) == ["step-1000000"]
+
+
+# ------------------------------------------------------------------------------ a crash, a full disk
 def test_a_crash_inside_the_write_leaves_the_old_one(tmp_path, monkeypatch):
     save(tmp_path, [2])
 
@@ -72,12 +135,69 @@ def test_a_crash_inside_the_write_leaves_the_old_one(tmp_path, monkeypatch):
     assert checkpoint.newest_sound(tmp_path).name == "step-000004"
 
 
-def test_a_full_disk_is_one_sentence_and_the_old_one_is_intact(tmp_path, monkeypatch):
-    save(tmp_path, [2])
+@pytest.fixture
+def disk(monkeypatch):
+    """What reaches the disk, in order: ("flush", path) and ("rename", path)."""
+    seen, fsync = [], os.fsync
 
+    def flushed(handle):
+        seen.append(("flush", Path(os.readlink(f"/proc/self/fd/{handle}"))))
+        fsync(handle)
+
+    for name in ("rename", "replace"):
+        def renamed(source, target, real=getattr(os, name)):
+            seen.append(("rename", Path(target)))
+            real(source, target)
+
+        monkeypatch.setattr(os, name, renamed)
+    monkeypatch.setattr(os, "fsync", flushed)
+    return seen
+
+
+def test_a_checkpoint_gets_its_name_when_all_of_it_is_on_the_disk(tmp_path, disk):
+    """Else a power cut could leave a checkpoint's name and files without content."""
+    save(tmp_path, [2])
+    writing, final = tmp_path / "checkpoints/.writing", tmp_path / "checkpoints/step-000002"
+    named = disk.index(("rename", final))
+    assert {path for _, path in disk[:named]} == {
+        writing, *(writing / name for name in (*checkpoint.FILES, "manifest.json"))}
+    assert ("flush", final.parent) in disk[named:]
+
+
+def test_a_small_file_is_on_the_disk_before_it_takes_the_old_ones_place(tmp_path, disk):
+    checkpoint.replace(tmp_path / "config.json", "new")
+    assert disk == [("flush", tmp_path / "config.new"), ("rename", tmp_path / "config.json"),
+                    ("flush", tmp_path)]
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_crash_while_a_small_file_is_replaced_leaves_the_old_text(tmp_path, monkeypatch):
+    file = tmp_path / "config.json"
+    file.write_text("old")
+
+    def dies(*_):
+        raise KeyboardInterrupt
+
+    for moment in ((checkpoint, "flush"), (os, "replace")):
+        monkeypatch.setattr(*moment, dies)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.replace(file, "new")
+        monkeypatch.undo()
+        assert file.read_text() == "old"
+    checkpoint.replace(file, "new")
+    assert file.read_text() == "new"
+
+
+def test_a_full_disk_is_one_sentence_and_the_old_one_is_intact(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(SystemExit, match="No space left.*none before it.*start again") as ended:
+        save(tmp_path, [2])
+    assert "--resume" not in str(ended.value) and "intact" not in str(ended.value)
+    monkeypatch.undo()
+    save(tmp_path, [2])
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(SystemExit, match="No space left.*intact.*--resume"):
         save(tmp_path, [4])
@@ -85,12 +205,43 @@ def test_a_full_disk_is_one_sentence_and_the_old_one_is_intact(tmp_path, monkeyp
     assert checkpoint.newest_sound(tmp_path).name == "step-000002"
 
 
-def test_logs_are_cut_back_to_the_checkpoint(tmp_path):
-    log = tmp_path / "metrics.jsonl"
-    checkpoint.cut_back(log, 3)  # nothing there yet
-    for step in (1, 2, 3, 3, 4):
-        checkpoint.append(log, dict(step=step, loss=math.nan, text="ü"))
-    log.write_text(log.read_text() + '{"step": 5, "lo')
-    checkpoint.cut_back(log, 3)
-    assert [json.loads(line) for line in log.read_text().splitlines()] == [
-        dict(step=step, loss=None, text="ü") for step in (1, 2, 3, 3)]
+# ------------------------------------------------------------------------------ taken up again
+def taught(config: Config, steps: int):
+    policy = tiny_policy()
+    optimizer, schedule = learner(policy, config)
+    for _ in range(steps):
+        learn(policy, optimizer, schedule)
+    return policy, optimizer, schedule
+
+
+def learn(policy, optimizer, schedule) -> None:
+    for i, p in enumerate(p for p in policy.parameters() if p.requires_grad):
+        p.grad = torch.full_like(p, 0.1 + i)
+    optimizer.step()
+    schedule.step()
+
+
+def test_what_is_restored_goes_on_as_if_it_had_never_stopped(tmp_path):
+    config = Config(lr=0.1, warmup_steps=4, weight_decay=0.01)
+    one = taught(config, 2)
+    saved = checkpoint.save(tmp_path, *one, dict(step=2, cursor=5), keep=1)
+    other = taught(config, 0)
+    assert checkpoint.restore(saved, *other) == dict(step=2, cursor=5)
+    for _ in range(3):
+        learn(*one)
+        learn(*other)
+        assert one[1].param_groups[0]["lr"] == other[1].param_groups[0]["lr"]
+    for a, b in zip(one[0].parameters(), other[0].parameters()):
+        assert torch.equal(a, b)
+
+
+def test_learning_rate_and_weight_decay_are_those_of_the_new_start(tmp_path):
+    one = taught(Config(lr=0.1, warmup_steps=4, weight_decay=0.5), 2)
+    saved = checkpoint.save(tmp_path, *one, dict(step=2), keep=1)
+    policy, optimizer, schedule = taught(Config(lr=0.01, warmup_steps=4, weight_decay=0.25), 0)
+    checkpoint.restore(saved, policy, optimizer, schedule)
+    group = optimizer.param_groups[0]
+    assert (group["weight_decay"], group["initial_lr"]) == (0.25, 0.01)
+    assert group["lr"] == pytest.approx(0.01 * 3 / 4)  # two steps are done: the third of four
+    learn(policy, optimizer, schedule)
+    assert group["lr"] == pytest.approx(0.01)

@@ -1,4 +1,5 @@
 """Every fault is really made: what is left on the disk, and what the user reads. The table is in docs/faults.md."""
+import ast
 import json
 import math
 import os
@@ -18,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from parts import checkpoint
+from parts import checkpoint, folder, logs, memory, stop
 import minirl
 from conftest import ROOT
 from minirl import Config
@@ -87,8 +88,8 @@ def no_memory():
 def test_out_of_memory_is_recognised():
     with pytest.raises(RuntimeError) as real:
         no_memory()
-    assert checkpoint.out_of_memory(real.value) and checkpoint.out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
-    assert not checkpoint.out_of_memory(RuntimeError("shapes differ"))
+    assert memory.out_of_memory(real.value) and memory.out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not memory.out_of_memory(RuntimeError("shapes differ"))
 
 
 def test_out_of_memory_halves_the_micro_batch_and_not_the_gradient(monkeypatch, capsys):
@@ -184,36 +185,6 @@ def test_the_same_step_again_does_not_touch_what_is_sound(tmp_path, learning):
     assert not checkpoint.damage(saved)
 
 
-def test_a_lower_learning_rate_is_taken_on_resume(tmp_path):
-    def fresh(**changes):
-        policy = tiny_policy()
-        return policy, *learner(policy, Config(**dict(lr=0.1, warmup_steps=4) | changes))
-
-    one = fresh()
-    for _ in range(2):
-        one_step(*one)
-    saved = checkpoint.save(tmp_path, *one, dict(step=2), keep=1)
-    same_again, lower = fresh(), fresh(lr=0.01)
-    for other in (same_again, lower):
-        assert checkpoint.restore(saved, *other) == dict(step=2)
-        assert same(weights(one[0]), weights(other[0]))
-    assert json.dumps(one[1].param_groups[0]["lr"]) == json.dumps(same_again[1].param_groups[0]["lr"])
-    assert lower[1].param_groups[0]["lr"] == pytest.approx(one[1].param_groups[0]["lr"] / 10)
-    for each in (one, same_again):
-        one_step(*each)
-    assert same(weights(one[0]), weights(same_again[0]))  # moments and schedule, too
-
-
-@pytest.mark.parametrize("text", ["\u2028\x85", "ü" * 9, ESCAPE, "\ud800", "\x00"])
-def test_any_completion_can_be_logged_and_read_back(tmp_path, text):
-    log = tmp_path / "samples.jsonl"
-    checkpoint.append(log, dict(step=1, completion=text))
-    checkpoint.append(log, dict(step=2, completion=text))
-    log.write_bytes(log.read_bytes()[:-7])
-    assert checkpoint.cut_back(log, 5) == [dict(step=1, completion=text)]
-    assert all(32 <= byte < 127 or byte == 10 for byte in log.read_bytes())  # `cat` of it does a terminal no harm
-
-
 # ------------------------------------------------------------------------------------------------ the verifier
 HARD = [(rf"\sqrt{{{i}}}+1", rf"so \boxed{{1+\sqrt{{{i + i % 2}}}}}", float(i % 2 == 0)) for i in range(2, 42)]
 
@@ -294,20 +265,162 @@ def test_a_checkpoint_with_code_in_it_is_refused(tmp_path, learning):
     assert not (tmp_path / "owned").exists()
 
 
-def test_what_decides_a_run_cannot_change_when_it_is_resumed(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("flags, sentence", [
+    (["--lora-rank", "3"], "run mine was started with --lora-rank 16, not 3"),
+    (["--sampler", "uniform"], "started with --sampler ada-balance, not uniform"),
+    (["--temperature", "0.5"], "started with --temperature 1.0, not 0.5"),
+    (["--eval-k", "3"], "started with --eval-k 8, not 3"),
+])
+def test_what_decides_a_run_cannot_change_when_it_is_resumed(
+        tmp_path, monkeypatch, capsys, flags, sentence):
     monkeypatch.chdir(tmp_path)
     stored = parse(["--name", "mine"])
-    running.open_run(stored)
-    assert parse(["--name", "mine", "--resume", "--lr", "0.5"]) == replace(stored, resume=True, lr=0.5)
+    folder.claim(Path("runs/mine"), resume=False).close()
+    folder.note_start(Path("runs/mine"), running.settings_of(stored), 0)
+    before = Path("runs/mine/config.json").read_bytes()
+    slower = parse(["--name", "mine", "--resume", "--lr", "0.5"])
+    assert slower == replace(stored, resume=True, lr=0.5)
     with pytest.raises(SystemExit):
-        parse(["--name", "mine", "--resume", "--lora-rank", "3"])
-    assert "run mine was started with lora_rank 16" in capsys.readouterr().err
+        parse(["--name", "mine", "--resume", *flags])
+    assert sentence in capsys.readouterr().err
+    assert Path("runs/mine/config.json").read_bytes() == before
+
+
+def said(cwd, *flags, **environment):
+    """(code, text, seconds) of a minirl.py that ends by itself before an engine is started."""
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "minirl.py"), *flags], cwd=cwd, text=True, timeout=100,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | environment)
+    assert "Traceback" not in done.stdout, done.stdout
+    return done.returncode, done.stdout, time.perf_counter() - start
+
+
+@pytest.fixture
+def started(tmp_path):
+    """A place with a run that was started and has no step yet."""
+    run = tmp_path / "runs" / "mine"
+    folder.claim(run, resume=False).close()
+    folder.note_start(run, running.settings_of(resolve(Config(name="mine"))), 0)
+    return tmp_path
+
+
+def test_a_refused_resumption_answers_at_once(started):
+    code, text, seconds = said(started, "--name", "mine", "--resume", "--template", "none")
+    assert code == 2 and "--template chat, not none" in text, text
+    assert seconds < 5  # 0.3 s on an idle machine
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "{", '{"config": {"lr": 1}, "starts": [{}]}'])
+def test_a_broken_config_json_is_named(started, text):
+    (started / "runs/mine/config.json").write_text(text)
+    code, sentence, _ = said(started, "--name", "mine", "--resume")
+    assert code in (1, 2) and ("config.json" in sentence or "another version" in sentence)
+    assert (started / "runs/mine/config.json").read_text() == text
+
+
+@pytest.mark.parametrize("flags", [["x" * 300], ["x" * 300, "--resume"], ["\u6570" * 200]])
+def test_a_name_that_no_folder_can_have(tmp_path, monkeypatch, capsys, flags):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        parse(["--name", *flags])
+    assert "too long" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_file_where_the_runs_folder_should_be(tmp_path, monkeypatch, resume):
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    Path("runs/mine").write_text("a note")
+    parse(["--name", "mine", *["--resume"] * resume])
+    with pytest.raises(SystemExit, match="runs/mine is a file: .*--name"):
+        running.prepare(Config(name="mine", resume=resume), None)
+    assert Path("runs/mine").read_text() == "a note"
+
+
+def test_where_nothing_can_be_written_nothing_is_said_to_be_safe(tmp_path, monkeypatch):
+    """Nothing has begun yet, so there is nothing to resume."""
+    monkeypatch.chdir(tmp_path)
+    Path("runs").write_text("a file")
+    with pytest.raises(SystemExit) as ended, running.last_words(Config(name="mine")):
+        folder.claim(Path("runs/mine"), resume=False)
+    sentence = str(ended.value)
+    assert "runs/mine" in sentence and "nothing was saved yet" in sentence
+    assert "--resume" not in sentence and "\n" not in sentence
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_full_disk_promises_only_what_is_saved(tmp_path, monkeypatch, saved):
+    monkeypatch.chdir(tmp_path)
+    for step in (9, 12) if saved else ():
+        Path(f"runs/mine/checkpoints/step-{step:06d}").mkdir(parents=True)
+    with pytest.raises(SystemExit) as ended, running.last_words(Config(name="mine")):
+        raise OSError(28, "No space left on device", "runs/mine/metrics.jsonl")
+    sentence = str(ended.value)
+    assert "No space left on device" in sentence and "\n" not in sentence
+    promise = "everything up to step 12 is saved: continue with --resume"
+    assert (promise in sentence) == ("--resume" in sentence) == saved
+    assert ("nothing was saved yet" in sentence) != saved
+
+
+NOBODY_READS = """
+import sys; sys.path.insert(0, sys.argv[1])
+from parts import run; from parts.config import Config
+with run.last_words(Config(name="mine")):
+    while True:
+        print("x" * 1000)
+"""
+
+
+def test_a_reader_that_goes_away_ends_the_program_in_one_sentence(tmp_path):
+    """`python minirl.py | head -1`."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", NOBODY_READS, str(ROOT)], cwd=tmp_path, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.readline()
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert process.wait(20) == 1 and len(errors.splitlines()) == 1, errors
+    assert "Nobody reads the output" in errors and "nothing was saved yet" in errors
+
+
+HOLDS_THE_FOLDER = """
+import sys; sys.path.insert(0, sys.argv[1])
+from pathlib import Path; from parts.folder import claim
+held = claim(Path("runs/mine"), True); print("mine", flush=True); input(); print("still mine")
+"""
+
+
+def test_the_second_process_on_a_run_ends_in_one_sentence(started):
+    """The first is a real process that has the folder; what is in it stays as it is."""
+    run, command = started / "runs/mine", [sys.executable, "-c", HOLDS_THE_FOLDER, str(ROOT)]
+    first = subprocess.Popen(
+        command, cwd=started, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert first.stdout.readline() == "mine\n"
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    code, text, _ = said(started, "--name", "mine", "--resume")
+    assert code == 1 and "Another program is writing to runs/mine" in text, text
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+    assert first.communicate("\n")[0] == "still mine\n" and first.returncode == 0
+
+
+def test_no_model_brings_code_of_its_own():
+    """transformers asks whether to run it, and `yes |` would answer: every loader is told no."""
+    loaders = {}
+    for file in [*ROOT.glob("*.py"), *(ROOT / "parts").glob("*.py")]:
+        for call in ast.walk(ast.parse(file.read_text())):
+            if isinstance(call, ast.Call) and ".from_pretrained" in ast.unparse(call.func):
+                if ast.unparse(call.func).startswith("Auto"):
+                    told = {word.arg: ast.unparse(word.value) for word in call.keywords}
+                    loaders[f"{file.name}:{call.lineno}"] = told.get("trust_remote_code")
+    assert len(loaders) >= 4 and set(loaders.values()) == {"False"}, loaders
 
 
 # ----------------------------------------------------------------------------------------- stopping, being alive
 def test_a_long_phase_says_that_it_is_alive(capsys):
     seconds = {}
-    with checkpoint.timed(seconds, "sample", every=0.05):
+    with stop.timed(seconds, "sample", every=0.05):
         time.sleep(0.3)
     out = capsys.readouterr().out
     assert "... sample: running for 0 s (kill -USR1" in out and 0.3 <= seconds["seconds_sample"] < 2
@@ -317,7 +430,7 @@ def test_a_long_phase_says_that_it_is_alive(capsys):
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_ctrl_c_ends_the_program_at_once(second):
-    code = f"import sys, time; sys.path.insert(0, {str(ROOT)!r}); from parts.checkpoint import Stop; Stop.install(); print(); time.sleep(60)"
+    code = f"import sys, time; sys.path.insert(0, {str(ROOT)!r}); from parts.stop import Stop; Stop.install(); print(); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-uc", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
@@ -404,8 +517,8 @@ def flip(path):
 
 
 ENGINE_HANGS = """
-import pathlib, time; from parts import checkpoint, engine
-checkpoint.timed.__wrapped__.__defaults__ = (0.5,)  # a heartbeat that does not take a minute
+import pathlib, time; from parts import engine, stop
+stop.timed.__wrapped__.__defaults__ = (0.5,)  # a heartbeat that does not take a minute
 real, log, released = engine.Engine.step, pathlib.Path("runs/evil/metrics.jsonl"), pathlib.Path("released")
 def step(self):
     while log.exists() and len(log.read_text().splitlines()) == 3 and not released.exists():
@@ -540,7 +653,7 @@ def test_an_error_while_evaluating_saves_first_and_is_made_up_for(run, monkeypat
 def holdings():
     """What this process holds: (open files, threads, adapter folders, memory in GB)."""
     folders = sum(len(list(Path(where).glob("minirl-adapter-*"))) for where in ("/dev/shm", os.environ.get("TMPDIR", "/tmp")))
-    return len(os.listdir("/proc/self/fd")), threading.active_count(), folders, checkpoint.memory_gb()
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), folders, memory.memory_gb()
 
 
 @engine_test
@@ -565,7 +678,7 @@ def test_new_shapes_leave_nothing_behind(run):
         run.engine.generate([ids], n=count, max_tokens=2)
         if count in (60, 130):
             run.engine.sync(run.policy)
-            seen.append(checkpoint.memory_gb())
+            seen.append(memory.memory_gb())
     assert seen[1] < 1.02 * seen[0], seen
 
 

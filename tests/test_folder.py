@@ -1,0 +1,148 @@
+"""A run's folder: one process at a time, and no start is forgotten."""
+import json
+import subprocess
+import sys
+from dataclasses import asdict, fields, replace
+from typing import get_args
+
+import pytest
+
+from conftest import ROOT
+from parts import folder
+from parts.config import RESUMABLE, Config, parse, refuse_changes, resolve
+from parts.run import settings_of
+
+
+def other_value(field, value):
+    """Another value of the same kind, whether or not it makes sense."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        return value + 1
+    choices = get_args(field.type)
+    return next((choice for choice in choices if choice not in (value, "auto")), f"{value}-2")
+
+
+@pytest.mark.parametrize("field", fields(Config), ids=lambda field: field.name)
+def test_on_resume_each_setting_is_free_or_refused_with_both_values(field):
+    config = resolve(Config(name="mine", advantage="pool-mean"))
+    known = settings_of(config)
+    changed = replace(config, **{field.name: other_value(field, getattr(config, field.name))})
+    if field.name in RESUMABLE:
+        return refuse_changes(changed, known)
+    flag = "--" + field.name.replace("_", "-")
+    was, now = known[field.name], getattr(changed, field.name)
+    with pytest.raises(ValueError) as refused:
+        refuse_changes(changed, known)
+    assert f"{flag} {was}, not {now}" in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_what_may_change_cannot_change_what_the_logs_mean():
+    """The settings that are free on resume, by name: a new one has to be put here on purpose."""
+    assert RESUMABLE == {
+        "name", "resume", "steps", "lr", "eval_every", "checkpoint_every", "keep_checkpoints",
+        "sync", "engine_memory", "sleep", "engine_sequences", "micro_tokens",
+        "gradient_checkpointing", "graders"}
+
+
+def test_auto_on_resume_is_what_the_run_has_made_of_it():
+    config = replace(resolve(Config(name="mine")), replay="r3", dtype="bfloat16")
+    again = replace(config, replay="auto", dtype="auto")
+    refuse_changes(again, settings_of(config))
+    assert (again.replay, again.dtype) == ("r3", "bfloat16")
+
+
+def test_defaults_on_resume_are_those_of_the_last_start(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = parse(["--name", "mine", "--batch-prompts", "7", "--steps", "30"])
+    run = folder.Path("runs", "mine")
+    held = folder.claim(run, resume=False)
+    folder.note_start(run, settings_of(first), after_step=0)
+    again = parse(["--name", "mine", "--resume", "--lr", "0.5"])
+    assert again == replace(first, resume=True, lr=0.5)
+    folder.note_start(run, settings_of(again), after_step=20)
+    assert parse(["--name", "mine", "--resume"]) == again
+    held.close()
+
+
+def test_config_json_keeps_every_start_as_it_was(tmp_path):
+    first = settings_of(Config(name="mine", lr=0.1))
+    folder.note_start(tmp_path, first, after_step=0)
+    before = json.loads((tmp_path / "config.json").read_text())
+    folder.note_start(tmp_path, first | dict(lr=0.01, steps=300), after_step=20)
+    folder.note_start(tmp_path, first | dict(lr=0.01, steps=300), after_step=40)
+    folder.note_start(tmp_path, first | dict(steps=300), after_step=60)
+    found = json.loads((tmp_path / "config.json").read_text())
+    assert found["config"] == before["config"] == first
+    assert found["starts"][0] == before["starts"][0] and set(before["starts"][0]) == {"time", "versions"}
+    assert [(start["after_step"], start["changed"]) for start in found["starts"][1:]] == [
+        (20, dict(lr=0.01, steps=300)), (40, {}), (60, dict(lr=0.1))]
+    assert found["starts"][3]["versions"]["python"] == sys.version.split()[0]
+    assert {"torch", "peft", "transformers", "math-verify"} <= set(found["starts"][3]["versions"])
+    assert folder.settings(tmp_path) == first | dict(steps=300)
+
+
+def test_whether_it_was_a_resumption_is_no_setting():
+    assert settings_of(Config(resume=True)) == settings_of(Config())
+    assert set(asdict(Config())) - set(settings_of(Config())) == {"resume"}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '"x"', '{"config": []}', '{"config": {}}',
+                                  '{"config": {}, "starts": {}}', '{"config": {}, "starts": [1]}',
+                                  '{"config": {}, "starts": [{"changed": 1}]}', "[" * 100_000])
+def test_a_broken_config_json_is_named_in_one_sentence(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    for read in (folder.settings, lambda run: folder.note_start(run, {}, 0)):
+        with pytest.raises(SystemExit, match="config.json") as ended:
+            read(tmp_path)
+        assert "\n" not in str(ended.value)
+    assert (tmp_path / "config.json").read_text() == text
+
+
+def test_a_run_of_another_version_is_not_resumed():
+    config = Config(name="mine")
+    known = settings_of(config)
+    for other in (known | dict(gone=1), {name: known[name] for name in known if name != "lr"}):
+        with pytest.raises(ValueError, match="another version.*(gone|lr)"):
+            refuse_changes(config, other)
+
+
+# ------------------------------------------------------------------------------ whose folder it is
+def test_no_run_is_started_in_a_folder_that_holds_something_else(tmp_path):
+    """Such as an evaluation: resuming would cut its eval.jsonl back to nothing."""
+    (tmp_path / "eval.jsonl").write_text("{}\n")
+    for resume in (False, True):
+        with pytest.raises(SystemExit, match="eval.jsonl but no config.json.*--name"):
+            folder.claim(tmp_path, resume)
+
+
+def test_a_first_start_that_was_killed_is_in_nobodys_way(tmp_path):
+    for name in (".lock", "config.new"):
+        (tmp_path / name).write_text("{")
+    folder.claim(tmp_path, resume=False).close()
+
+
+def test_a_run_that_exists_is_resumed_or_left_alone(tmp_path):
+    folder.claim(tmp_path / "new" / "run", resume=False).close()
+    folder.note_start(tmp_path / "new" / "run", {}, 0)
+    with pytest.raises(SystemExit, match="exists already: add --resume"):
+        folder.claim(tmp_path / "new" / "run", resume=False)
+    folder.claim(tmp_path / "new" / "run", resume=True).close()
+
+
+HOLD = """
+import sys, time; sys.path.insert(0, sys.argv[1])
+from pathlib import Path; from parts.folder import claim
+held = claim(Path(sys.argv[2]), resume=True); print("mine", flush=True); time.sleep(60)
+"""
+
+
+def test_the_lock_goes_with_its_process_even_if_it_is_killed(tmp_path):
+    command = [sys.executable, "-c", HOLD, str(ROOT), str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "mine\n"
+        with pytest.raises(SystemExit, match="Another program.*run.*--name"):
+            folder.claim(tmp_path / "run", resume=True)
+        holder.kill()
+        holder.wait()
+    folder.claim(tmp_path / "run", resume=True).close()
