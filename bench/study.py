@@ -2,7 +2,7 @@
 
     python bench/study.py three_seeds                                   # its evaluations
     python bench/study.py three_seeds --draw docs/three_seeds.png       # its runs on one page
-    python bench/study.py three_seeds --draw one.png --only tiny-seed0  # one run, all panels
+    python bench/study.py three_seeds --draw one.png --only xeon-seed0  # one run, all panels
     python bench/study.py mine --add runs/a runs/b                      # finished runs into a study
 
 The file is bench/results/STUDY.jsonl. A line holds what is needed to run it again (`flags`, or the
