@@ -26,7 +26,8 @@ AXES = {  # --against -> key in both files, label, factor
     "tokens": ("tokens_total", "tokens generated", 1),
     "seconds": ("seconds_total", "minutes", 1 / 60),
 }
-PANELS = (  # kind of drawing, title, unit, {key in metrics.jsonl: label}; docs/curves.md explains each title
+# kind of drawing, title, unit, {key in metrics.jsonl: label}; docs/curves.md explains each title
+PANELS = (
     ("lines", "Reward while training", "share of answers that are correct",
      {"reward_first_round": "first round (fair)", "reward_pool": "whole pool"}),
     ("accuracy", "Accuracy on held-out problems", "accuracy, 95 % interval", {}),
@@ -119,8 +120,8 @@ def smooth(values):
 def is_flat(run, keys) -> bool:
     """Whether each of these series stays where it began, within a thousandth.
 
-    So it is by construction with one mini-batch in float32: all three policies are the same, every weight is 1, and
-    nothing is clipped.
+    So it is by construction with one mini-batch in float32: all three policies are the same, every
+    weight is 1, and nothing is clipped.
     """
     found = [series(run["metrics"], "steps", key)[1] for key in keys]
     return all(max(ys) - min(ys) < 1e-3 for ys in found if ys)
@@ -185,7 +186,7 @@ def draw_stack(ax, run, x, keys) -> None:
 
 
 def draw_flat(ax, run, panels) -> None:
-    """In the place of panels that would be straight lines: one small one that says where each line is."""
+    """In the place of panels that would be straight lines: a note that says where each line is."""
     text = []
     for _, title, _, keys in panels:
         last = {label: series(run["metrics"], "steps", key)[1][-1:] for key, label in keys.items()}
@@ -193,7 +194,8 @@ def draw_flat(ax, run, panels) -> None:
         text.append("\n".join([title, *values]))
     ax.axis("off")
     ax.set_title("Flat in this run", fontsize=11)
-    ax.text(0.02, 0.95, "\n\n".join(text), transform=ax.transAxes, va="top", fontsize=9, linespacing=1.5)
+    ax.text(0.02, 0.95, "\n\n".join(text), transform=ax.transAxes, va="top", fontsize=9,
+            linespacing=1.5)
 
 
 def draw_accuracy(ax, run, x, keys) -> None:
