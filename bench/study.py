@@ -115,7 +115,8 @@ def main() -> None:
     args = parser.parse_args()
     for folder in map(Path, args.add):
         stored = json.loads((folder / "config.json").read_text())
-        about = dict(run=folder.name, config=stored["config"], versions=stored["versions"])
+        versions = stored["starts"][0]["versions"]
+        about = dict(run=folder.name, config=stored["config"], versions=versions)
         add(args.study, fold(folder, **about))
     lines = [line for line in load(args.study) if not args.only or line["run"] in args.only]
     if not lines:

@@ -25,7 +25,8 @@ def finished(tmp_path):
     """The folder of a finished run. Step 2 had no signal, so it has no entropy."""
     run = tmp_path / "runs" / "mine"
     run.mkdir(parents=True)
-    stored = dict(config=dict(model="tiny", data="builtin"), versions=dict(torch="2"))
+    starts = [dict(versions=dict(torch="2"))]
+    stored = dict(config=dict(model="tiny", data="builtin"), starts=starts)
     (run / "config.json").write_text(json.dumps(stored))
     spent = dict(samples_total=8, tokens_total=80, seconds_total=1.0)
     metrics = [dict(step=1, entropy=1 / 3, reward_first_round=0.5, spent={"all": 8}, **spent),
