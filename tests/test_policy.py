@@ -109,7 +109,7 @@ def test_the_code_that_a_model_folder_brings_is_never_run(tmp_path, monkeypatch)
     """transformers would ask whether to run it, and `yes |` would answer."""
     import json
 
-    from parts.data import fetch_model
+    from parts.models import fetch_model
     from parts.routing_replay import is_supported
 
     names = dict(AutoConfig="trap.Trap", AutoModelForCausalLM="trap.Trap")
