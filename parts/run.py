@@ -134,18 +134,18 @@ def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
     from parts.data import load_train_and_held_out
     from parts.prompts import add_prompts
 
-    loaded = load_train_and_held_out(
+    train, held_out = load_train_and_held_out(
         config.data, config.eval_data, problem_key=config.problem_key,
         answer_key=config.answer_key, eval_questions=config.eval_questions)
-    ready = []
-    for name, problems in zip((config.data, config.eval_data), loaded):
+    loaded = []
+    for name, problems in ((config.data, train), (config.eval_data, held_out)):
         problems = add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
         if not config.keep_odd_golds:
             problems = drop_odd_golds(problems, grader)
         if not problems:
             raise SystemExit(f"Nothing is left of {shown(name)}: see the counts above.")
-        ready.append(problems)
-    return ready[0], ready[1]
+        loaded.append(problems)
+    return loaded[0], loaded[1]
 
 
 def drop_odd_golds(problems: list, grader) -> list:

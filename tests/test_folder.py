@@ -9,7 +9,7 @@ import pytest
 
 from conftest import ROOT
 from parts import folder
-from parts.config import RESUMABLE, Config, parse, refuse_changes, resolve
+from parts.config import RESUMABLE, Config, go_on, parse, resolve, stored_settings
 from parts.run import settings_of
 
 
@@ -29,11 +29,12 @@ def test_on_resume_each_setting_is_free_or_refused_with_both_values(field):
     known = settings_of(config)
     changed = replace(config, **{field.name: other_value(field, getattr(config, field.name))})
     if field.name in RESUMABLE:
-        return refuse_changes(changed, known)
+        assert go_on(changed, known) == changed
+        return
     flag = "--" + field.name.replace("_", "-")
     was, now = known[field.name], getattr(changed, field.name)
     with pytest.raises(ValueError) as refused:
-        refuse_changes(changed, known)
+        go_on(changed, known)
     assert f"{flag} {was}, not {now}" in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -47,9 +48,8 @@ def test_what_may_change_cannot_change_what_the_logs_mean():
 
 def test_auto_on_resume_is_what_the_run_has_made_of_it():
     config = replace(resolve(Config(name="mine")), replay="r3", dtype="bfloat16")
-    again = replace(config, replay="auto", dtype="auto")
-    refuse_changes(again, settings_of(config))
-    assert (again.replay, again.dtype) == ("r3", "bfloat16")
+    again = replace(config, replay="auto", dtype="auto", batch_prompts=0, lr=0.0, steps=0)
+    assert go_on(again, settings_of(config)) == config
 
 
 def test_defaults_on_resume_are_those_of_the_last_start(tmp_path, monkeypatch):
@@ -99,12 +99,18 @@ def test_a_broken_config_json_is_named_in_one_sentence(tmp_path, text):
     assert (tmp_path / "config.json").read_text() == text
 
 
-def test_a_run_of_another_version_is_not_resumed():
-    config = Config(name="mine")
-    known = settings_of(config)
-    for other in (known | dict(gone=1), {name: known[name] for name in known if name != "lr"}):
-        with pytest.raises(ValueError, match="another version.*(gone|lr)"):
-            refuse_changes(config, other)
+def test_a_run_of_another_version_is_not_resumed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    known = settings_of(Config(name="mine"))
+    assert stored_settings("mine") is None
+    fewer = {name: known[name] for name in known if name != "lr"}
+    for other, odd in ((known | dict(gone=1), "gone"), (fewer, "lr"), (known | dict(lr="x"), "lr"),
+                       (known | dict(objective=[]), ""), (known | dict(M=-1), "M must be")):
+        stored = dict(config=other, starts=[])
+        (tmp_path / "runs/mine/config.json").write_text(json.dumps(stored))
+        with pytest.raises(ValueError, match=f"(another version|config.json is damaged).*{odd}"):
+            stored_settings("mine")
 
 
 # ------------------------------------------------------------------------------ whose folder it is
