@@ -17,7 +17,6 @@ closed), empty, unparseable (math-verify cannot read answer or gold), timeout, k
 memory, or died twice).
 """
 import argparse
-import functools
 import json
 import os
 import sys
@@ -27,9 +26,8 @@ from concurrent.futures import Future
 
 from parts import answers
 from parts.answers import exact
-from parts.equality import same_values, sampled
 from parts.grader import Verdict, WorkerPool, verdict
-from parts.spelling import normalize, squeeze
+from parts.spelling import normalize, plain_characters, squeeze
 
 MAX_CHARS = 1000        # longer answers are compared as strings only
 
@@ -71,14 +69,14 @@ def extract_answer(completion: str, style: str = "") -> str | None:
     if not boxes or boxes[-1][2] is None:
         return None
     later, _, last = boxes[-1]
-    parts = [last.strip()]
+    parts = {last.strip(): None}            # in the order of the boxes, last one first
     for start, end, content in reversed(boxes[:-1]):
-        if not parts[0] or content is None or later - end > 80:
+        if "" in parts or content is None or later - end > 80:
             break
         if not answers.BETWEEN_BOXES.fullmatch(completion, end, later):
             break
-        if content.strip() and content.strip() not in parts:
-            parts.append(content.strip())
+        if content.strip():
+            parts[content.strip()] = None
         later = start
     return ", ".join(reversed(parts))
 
@@ -115,8 +113,9 @@ def compare_as_written(gold: str, answer: str, style: str) -> tuple[str, str] | 
         return "correct", "the same string"
     if len(gold) + len(answer) < 50 and exact(gold) and exact(answer):
         return compare_numbers(gold, [answer], style)
-    if max(len(gold), len(answer)) > MAX_CHARS:
-        return "unparseable", f"longer than {MAX_CHARS} characters, so compared as a string"
+    for text in (gold, answer):             # Unicode has characters that stand for eighteen others
+        if len(text) > MAX_CHARS or len(plain_characters(text)) > MAX_CHARS:
+            return "unparseable", f"longer than {MAX_CHARS} characters, so compared as a string"
     return None
 
 
@@ -136,6 +135,10 @@ def compare_spellings(gold: str, answer: str) -> tuple[str, str] | None:
 
 
 def compare_words(gold: str, answer: str) -> tuple[str, str] | None:
+    gold_date = answers.date(gold)
+    if gold_date:
+        status = "correct" if gold_date == answers.date(answer) else "wrong"
+        return status, "dates are compared by their words and numbers"
     gold_words = answers.words(gold)
     if not gold_words:
         return None
@@ -158,7 +161,7 @@ def compare_numbers(gold: str, parts: list[str], style: str) -> tuple[str, str]:
 
 def judge(gold: str, parts: list[str], style: str = "") -> tuple[str, str]:
     """(status, why): is every part equal to `gold`?"""
-    import math_verify  # noqa: F401  (its absence is no verdict)
+    from parts.equality import parse, same          # loads sympy: not for the trainer's own process
     try:
         g, read = parse(gold), [parse(part) for part in parts]
         unequal = next((a for a in read if not same(g, a, style)), None)
@@ -171,98 +174,6 @@ def judge(gold: str, parts: list[str], style: str = "") -> tuple[str, str]:
         return "unparseable", f"{type(error).__name__}: not read as mathematics"
 
 
-@functools.lru_cache(1024)
-def parse(latex: str):
-    """LaTeX -> sympy with math-verify's parser, keeping the case of variables (3r^2 is not 3R^2).
-
-    "x<1, x>3" becomes the union of both, "x>1, x<3" the intersection.
-    """
-    import sympy
-    from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
-    from math_verify.grader import is_relation, should_treat_as_complex
-    parsed = latex2sympy(latex, is_real=not should_treat_as_complex(latex),
-                         normalization_config=None,
-                         conversion_config=ConversionConfig(lowercase_symbols=False))
-    if not isinstance(parsed, sympy.FiniteSet):
-        return parsed
-    if not all(is_relation(element) and not element.has(sympy.Eq) for element in parsed):
-        return parsed
-    sets = [relation.as_set() for relation in parsed]
-    union = sympy.Union(*sets)
-    return union if union != sympy.S.Reals else sympy.Intersection(*sets)
-
-
-def same(gold, answer, style: str = "") -> bool:
-    """math-verify's `verify` of two parsed answers, with guards and second chances."""
-    import sympy
-    if gold == answer:
-        return not gold.has(sympy.nan, sympy.zoo)
-    if isinstance(gold, sympy.FiniteSet) and isinstance(answer, sympy.FiniteSet):
-        return same_sets(gold, answer)
-    if isinstance(gold, sympy.Eq) and isinstance(answer, sympy.Eq):
-        return same_equations(gold, answer)
-    if isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr):
-        return same_expressions(gold, answer, style)
-    return same_structures(gold, answer)
-
-
-def same_sets(gold, answer) -> bool:
-    """verify pairs the sorted elements; try every pair instead."""
-    rest = list(answer.args)
-    for g in gold.args:
-        match = next((a for a in rest if same(g, a)), None)
-        if match is None:
-            return False
-        rest.remove(match)
-    return not rest
-
-
-def same_equations(gold, answer) -> bool:
-    import sympy
-    from math_verify import verify
-    if not gold.free_symbols:                # verify calls all equations without a solution equal
-        return same(gold.lhs, answer.lhs) and same(gold.rhs, answer.rhs)
-    ratios = sampled((gold.lhs - gold.rhs) / (answer.lhs - answer.rhs))           # 2x^2=8 is x^2=4
-    if ratios[0].is_finite and all(abs(r - ratios[0]) < 1e-12 * abs(r) for r in ratios):
-        return True
-    return bool(verify(gold, answer, timeout_seconds=None) and sympy.solve(gold))
-
-
-def same_expressions(gold, answer, style: str) -> bool:
-    import sympy
-    from math_verify import verify
-    both = gold + answer
-    if style == "minerva" and not both.free_symbols:
-        hundred = sympy.Integer(100)
-        return any(same_values(gold, answer, 1e-4, scale) for scale in (1, hundred, 1 / hundred))
-    if not both.has(sympy.UnevaluatedExpr):                                    # not a percentage
-        tolerance = 1e-4 if both.has(sympy.Float) else 1e-10
-        if same_values(gold, answer, tolerance) is False:                  # 10^-20 is not 10^-30
-            return False
-    if verify(gold, answer, allow_set_relation_comp=True, timeout_seconds=None):
-        return True
-    return bool(not both.has(sympy.Abs) and same_values(gold, answer, 1e-12))    # (1+i)^2 is 2i
-
-
-def same_structures(gold, answer) -> bool:
-    """Tuples, matrices, intervals, inequalities: as math-verify says, and entry by entry."""
-    from math_verify import verify
-    from math_verify.grader import is_relation
-    if verify(gold, answer, allow_set_relation_comp=True, timeout_seconds=None):
-        return all(same(*pair) for pair in zip(entries(gold), entries(answer)))
-    if is_relation(gold) and is_relation(answer) and gold.free_symbols == answer.free_symbols:
-        return gold.as_set() == answer.as_set()                              # |x|<3 and -3<x<3
-    return False
-
-
-def entries(parsed) -> list:
-    """What a tuple, matrix or interval holds; nothing for all else."""
-    import sympy
-    if isinstance(parsed, sympy.Interval):
-        return [parsed.start, parsed.end]
-    return list(parsed) if isinstance(parsed, (sympy.Tuple, sympy.MatrixBase)) else []
-
-
 class Grader(WorkerPool):
     """Grades (gold, completion) pairs: what `decide` leaves over goes to `judge` in a worker."""
 
@@ -271,6 +182,9 @@ class Grader(WorkerPool):
         super().__init__(f"{os.path.abspath(__file__)}:judge", example, workers, timeout, memory_gb)
 
     def settle(self, gold: str, completion: str, style: str = "") -> Future:
+        for name, text in (("gold", gold), ("completion", completion)):
+            if not isinstance(text, str):
+                raise TypeError(f"a {name} must be a string, not {type(text).__name__}")
         start, answer = time.perf_counter(), extract_answer(completion, style)
         if answer is None:
             status, why = "no_box", "no closed box at the end"

@@ -8,7 +8,7 @@ import itertools
 import re
 from fractions import Fraction
 
-from parts.spelling import FUNCTIONS, squeeze
+from parts.spelling import FUNCTIONS, MONTHS, squeeze
 
 MAX_DEPTH = 14          # of nested brackets; honest answers stay below 8
 MAX_ELEMENTS = 200      # of a list
@@ -49,7 +49,7 @@ DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
 EXACT = re.compile(rf"""
     (-?)
     (?: (\d*) \\frac\{{(-?{DECIMAL})\}}\{{(-?{DECIMAL})\}}                     # 5\frac{{1}}{{2}}
-      | ({DECIMAL}) (?: /({DECIMAL}) )? (?: \\times10\^\{{(-?\d{{1,3}})\}} )?  # 3/4, 6\times10^{{3}}
+      | ({DECIMAL}) (?: /({DECIMAL}) )? (?: \\times10\^\{{(-?\d{{1,3}})\}} )? # 3/4, 6\times10^{{3}}
       | (\d*)\.(\d*) \\(?:overline|bar|dot)\{{(\d+)\}}                        # 0.1\overline{{6}}
     ) (\\%)?""", re.VERBOSE)
 
@@ -108,15 +108,21 @@ def without_letter_unit(text: str) -> str:
 # --------------------------------------------------------------------------- words and choices
 
 TEXT = re.compile(r"\\text\{([^{}]*)\}")
-ARTICLE = re.compile(r"^(?:an?|the|option|choice) ")
+ARTICLE = re.compile(r"^(?:(?:an?|the) (?=[a-z]{2})|option |choice )")    # but "a b" is two letters
 BRACKETED = re.compile(r"^\((.*)\)$")
+MONTH = re.compile(rf"(?i)(?<![A-Za-z])(?:{MONTHS})(?![A-Za-z])")
+COMMAND, DIGIT = re.compile(r"\\[A-Za-z]+"), re.compile(r"\d")
+WORD_OR_NUMBER = re.compile(r"[a-z]+|\d+")
 WORD, LETTER = re.compile(r"[A-Za-z][A-Za-z '\-]*\.?"), re.compile("[A-J]")
 LOOKS_LIKE_WORDS = re.compile(r"[A-Za-z]{3}|^[Nn]o$")
 SURELY_WORDS = re.compile(r"[A-Za-z]{4}|[A-Za-z]{2} +[A-Za-z]{2}")
 A_CHOICE = re.compile(r"(?:\\text\{)?\(?[A-J]\)?\}?")
 CHOICE_AND_VALUE = re.compile(r"""
-    (?: \\text\{\s*\(? | \( ) ([A-J]) \)?[.:]?\s* (?: \) | \} | \)\} ) [.:]?\s*      # \text{(C)}
-    (?=[\d\\-]) (.+)                                                               # 42
+    (?: (?: \\text\{\s*\( | \( ) ([A-J]) \)[.:]?\s*\}?[.:]?\s*         # \text{(C)} or (C)
+      | \\text\{\s*([A-J]) (?: [.:]\s*\} | \s*\}[.:] | \s*\}(?=\s) )\s*   # \text{C.}, \text{C} 42
+    )
+    (?! \\(?:cdot|times|div|pm|mp|text)(?![A-Za-z]) )        # \text{E} \times 2 is a product
+    ( [\d\\].* | (?<=\s)-.+ )                                        # 42
     """, re.VERBOSE)
 
 
@@ -137,6 +143,13 @@ def words(text: str) -> str | None:
     return ",".join(sorted(parts))
 
 
+def date(text: str) -> list[str] | None:
+    """The words and numbers of a date in any order: `May 5, 2004`, `5th of May 2004`."""
+    if not (MONTH.search(text) and DIGIT.search(text)):
+        return None
+    return sorted(set(WORD_OR_NUMBER.findall(COMMAND.sub(" ", text).lower())) - {"of", "the", "th"})
+
+
 def is_surely_text(text: str) -> bool:
     r"""`\text{odd}` and `undefined`, but not `AB`."""
     return "\\text" in text or bool(SURELY_WORDS.search(text))
@@ -147,7 +160,8 @@ def take_choice(gold: str, answer: str) -> str:
     both = CHOICE_AND_VALUE.match(answer)
     if not both:
         return answer
-    return both[1] if A_CHOICE.fullmatch(gold) else both[2]
+    letter, value = both[1] or both[2], both[3]
+    return letter if A_CHOICE.fullmatch(gold) else value
 
 
 # ---------------------------------------------------------------------------- labels and lists
@@ -164,6 +178,7 @@ SET = re.compile(r"\\\{\s*[^(\s]")
 TUPLE = re.compile(r"\([^(),]*,[^(),]*\)")
 SET_BRACES = re.compile(r"^\\\{((?:(?!\\[{}]).)+)\\\}$")
 MODULUS = re.compile(r"\s*\\pmod\{\w+\}")
+UNKNOWN = re.compile(r"^\s*[A-Za-z]\s*=\s*")
 
 
 def split_top(text: str, separators: str) -> list[str]:
@@ -185,12 +200,20 @@ def is_label(text: str, plain: bool) -> bool:
     return any(character.isascii() and character.isalpha() for character in text)
 
 
+def names_its_value(name: str, value: str) -> bool:
+    """`x=5`, but not `x=x+1`: that is a claim about x."""
+    name = name.strip()
+    return len(name) > 1 or name not in COMMAND.sub("", value)
+
+
 def unlabel(text: str) -> tuple[list[str], list[str]] | None:
     """`x=1, y=2` -> (["x", "y"], ["1", "2"]); None if it isn't at most one label to a value."""
     names, values = [], []
     for element in split_top(text, ",;"):
         *left, value = split_top(element, "=")
-        if len(left) > 1 or left and not is_label(left[0], plain=True):
+        if len(left) > 1:
+            return None
+        if left and not (is_label(left[0], plain=True) and names_its_value(left[0], value)):
             return None
         names += [squeeze(INDEX.sub("", name)) for name in left]
         values.append(value)
@@ -215,16 +238,38 @@ def take_value(gold: str, answer: str) -> list[str]:
     parts = split_top(answer, "=")
     number = exact(gold)
     is_zero = number is not None and number[0] == 0
-    kept = [part for part in parts[:-1] if not is_label(part, plain=is_zero)]
+    kept = [part for part in parts[:-1]
+            if not (is_label(part, plain=is_zero) and names_its_value(part, parts[-1]))]
     if kept and is_label(parts[-1], plain=True):                              # 5 = x
         return kept
     return kept + parts[-1:]
+
+
+def is_chain(text: str) -> bool:
+    return any(len(split_top(element, "=")) > 2 for element in split_top(text, ",;"))
+
+
+def equations_of(text: str) -> str:
+    """`x=y=2` -> `x=y, x=2`: math-verify takes a chain for its last equation."""
+    equations = []
+    for element in split_top(text, ",;"):
+        first, *others = split_top(element, "=")
+        equations += [f"{first}={other}" for other in others] or [first]
+    return ", ".join(equations)
 
 
 def take_labels_off(gold: str, answer: str) -> tuple[str, list[str]]:
     """(gold, the parts of the answer that must all equal it), without labels that agree."""
     if "=" not in gold:
         return gold, take_value(gold, answer)
+    if is_chain(gold):
+        return equations_of(gold), [equations_of(answer)]
+    if is_chain(answer):                                          # x=1=2=5 is x=1, x=2 and x=5
+        equations = split_top(equations_of(answer), ",;")
+        taken = [take_labels_off(gold, equation) for equation in equations]
+        if len({left for left, _ in taken}) > 1:
+            return gold, equations
+        return taken[0][0], [part for _, parts in taken for part in parts]
     g, a = unlabel(gold), unlabel(answer)
     if g and a and "=" not in answer:
         return as_tuple_if_named(*g), [answer]
@@ -260,16 +305,27 @@ def without_set_braces(text: str) -> str:
 
 
 def without_lone_modulus(gold: str, answer: str) -> tuple[str, str]:
-    """`3 (mod 7)` and `3` may answer the same question; `3 (mod 7)` and `3 (mod 5)` may not."""
-    if ("\\pmod" in gold) == ("\\pmod" in answer):
-        return gold, answer
-    return MODULUS.sub("", gold), MODULUS.sub("", answer)
+    """`3 (mod 7)` and `3` may answer the same question; `3 (mod 7)` and `3 (mod 5)` may not.
+
+    `x = 3 (mod 7)` answers it too, when the other does not name the unknown.
+    """
+    if ("\\pmod" in gold) != ("\\pmod" in answer):
+        return MODULUS.sub("", gold), MODULUS.sub("", answer)
+    if "\\pmod" in gold and bool(UNKNOWN.match(gold)) != bool(UNKNOWN.match(answer)):
+        return UNKNOWN.sub("", gold), UNKNOWN.sub("", answer)
+    return gold, answer
 
 
 # ------------------------------------------------------------------------- what must not be parsed
 
-# 1,2,\ldots,n   52_8   10:05   3 \pmod{7}
-COMPARED_AS_TEXT = re.compile(r"\\[lcdv]?dots|\.\.\.|\d\)?\s*_|^\d+:0\d|\\pmod")
+COMPARED_AS_TEXT = re.compile(r"""
+    \\[lcdv]?dots | \.\.\.                         # 1,2,\ldots,n
+    | \d\)?\s*_                                   # 52_8: the base is part of it, 52 is wrong
+    | ^\d+:0\d | ^\d{1,2}(?::\d\d)?\\text\{[ap]m\}  # 10:05 is no ratio, 4:30 p.m. no product
+    | \\pmod
+    | \\(?:gcd|lcm)\s*[({][^(){}]*[A-Za-z]          # sympy takes variables for coprime polynomials
+    | \d' | \\infty\s*\]                           # 42' is not 42; no interval ends in infinity]
+    """, re.VERBOSE)
 UNIMPORTANT_IN_TEXT = re.compile(r"[{}()\s]")
 BOMB = re.compile(r"""
     \d{401} | \^\s*\{?\s*\d{7}                              # long numbers, large exponents

@@ -167,7 +167,7 @@ class WorkerPool:
     """Asks a function on `workers` processes, from any thread. Use it in a `with`, or `close` it.
 
     name: "path/to/file.py:function"; example: a question that warms the function up. timeout:
-    wall-clock seconds that an answer may take. CPU is limited to 3/8 of that (honest answers take up
+    wall-clock seconds an answer may take. CPU is limited to 3/8 of that (honest answers take up
     to 0.3 s), and a worker that others starve gets up to three times the clock time, so that a busy
     machine gives the same verdicts. memory_gb: address space of a worker.
     """

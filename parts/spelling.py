@@ -14,6 +14,8 @@ from dataclasses import dataclass
 FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|log|ln|exp|sqrt|pi|gcd|lcm"
 NUMBER_WORDS = ("zero one two three four five six seven eight nine ten eleven twelve thirteen "
                 "fourteen fifteen sixteen seventeen eighteen nineteen twenty").split()
+MONTHS = ("january|february|march|april|may|june|july|august|september|october|november|december"
+          "|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec")
 FLAT_GROUP = r"\{[^{}]*\}"                                       # braces without braces inside
 GROUP = r"\{(?:[^{}]|\{[^{}]*\})*\}"                             # ... with one level of them
 PARENTHESES = r"\(((?:[^()]|\([^()]*\))*)\)"                     # likewise; catches the inside
@@ -57,6 +59,7 @@ SUPERSCRIPTS, SUBSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
 COMMAND_ESCAPED_TWICE = re.compile(r"\\\\(?=[A-Za-z])")
 
 
+@functools.lru_cache(4096)                # a gold is compared with many answers, and they repeat
 def plain_characters(text: str) -> str:
     r"""`x²` -> `x^{2}`, `２` -> `2`, `π` -> `\pi `, and `\\frac` -> `\frac` outside matrices."""
     text = SUPERSCRIPTS.sub(lambda m: f"^{{{unicodedata.normalize('NFKC', m[0])}}}", text)
@@ -69,6 +72,10 @@ def plain_characters(text: str) -> str:
 
 def digits_together(match: re.Match) -> str:
     return match[0].replace(" ", "").replace(",", "")
+
+
+def time_of_day(match: re.Match) -> str:
+    return f"{match[1]}\\text{{{match[2].lower()}m}}"
 
 
 def number_for_word(match: re.Match) -> str:
@@ -104,8 +111,13 @@ UNSEEN = [
          r"\\\$|\$", "", r"\$7, $8$", "7, 8"),
     rule("other currencies, and quotation marks",
          r"[€£¥¢₹`“”\"]", "", "“£7”", "7"),
-    rule("bold in Markdown",
+    rule("two asterisks between values are a power",
+         r"(?<=[\w)}\]])(?:\*\*|\s+\*\*\s+)(?:\(([^()]*)\)|(-?(?:\d+(?:\.\d+)?|[A-Za-z])))",
+         r"^{\1\2}", "2**10", "2^{10}"),
+    rule("elsewhere they are bold in Markdown",
          r"\*\*", "", "**7**", "7"),
+    rule("quotation marks around everything",
+         r"^\s*'([^']*)'\s*$", r"\1", "'13'", "13"),
     rule("every space is one space",
          r"(?:(?<!\\)\\[,;: ]|\\(?:q?quad|thinspace|enspace)§|~|\s)+", " ", r"7\,\quad  8", "7 8"),
 ]
@@ -164,6 +176,24 @@ SYNONYMS = [
 ]
 
 WORDS = [
+    rule("a time of day in words, with hours and minutes",
+         r"(?i)(?:\\text\{\s*)?(\d{1,2}:\d\d)\s*(?:\\text\{)?\s*([ap])\.?\s?m\b\.?\s*\}?",
+         time_of_day, r"4:30 \text{ P.M.}", r"4:30\text{pm}"),
+    rule("a time of day in words, on the hour",
+         r"(?i)(?:\\text\{\s*)?(?<![\d:])(\d{1,2})\s*(?:\\text\{)?\s*([ap])\.m\.\s*\}?",
+         time_of_day, r"\text{4 p.m.}", r"4\text{pm}"),
+    rule("that there is no solution, in words",
+         r"(?i)^\s*(?:\\text\{\s*)?(?:there (?:is|are) )?no (?:real )?solutions?\.?\s*\}?\s*$",
+         r"\\emptyset", r"\text{no solutions}", r"\emptyset"),
+    rule("the empty set, in words",
+         r"(?i)^\s*(?:\\text\{\s*)?(?:the )?empty set\.?\s*\}?\s*$",
+         r"\\emptyset", r"\text{the empty set}", r"\emptyset"),
+    rule("numbers and signs without letters are no words",
+         r"\\text\{(?=[^{}]*\d)(?=[^{}]*[-+*/:=()])([^{}A-Za-z\\]*)\}", r" \1 ",
+         r"\text{2/3}", " 2/3 "),
+    rule("a sum of single letters is no words either",
+         r"\\text\{((?![^{}]*[A-Za-z]{2})[^{}\\]*[\w)]\s*\+\s*[\w(][^{}\\]*)\}", r" \1 ",
+         r"\text{x+1}", " x+1 "),
     rule("an announcement of the answer",
          r"(?i)(^\s*\\text\{|^)\s*(?:the |final |correct )*(?:answer|result|solution)s?\s*"
          r"(?:is|are|:)\s*:?\s*(?=\S)", r"\1", r"\text{The answer is 12}", r"\text{12}"),
@@ -213,6 +243,9 @@ WORDS = [
 ]
 
 NUMBERS = [
+    rule("an index comes before an exponent: v^2_0 has no number with a base",
+         r"([A-Za-z])\s*\^\s*(\{[^{}]*\}|\w)\s*_\s*(\{[^{}]*\}|\w)", r"\1_\3^\2",
+         "v^2_0", "v_0^2"),
     rule("spaces separate thousands",
          r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,])", digits_together, "1 000 000", "1000000"),
     rule("commas separate thousands, unless they separate the elements of a list",
@@ -287,14 +320,17 @@ UNIT = re.compile(rf"""
     """, re.VERBOSE)
 BARE_UNIT = re.compile(rf"""
     (?<=[\d}}]) (?:
-        \s* (cm|mm|km|kg|mg|ml|in|ft|yd|lbs?|oz|hrs?|mins?|secs?|mph|km/hr?|m/s|ft/s|rad|USD)
+        \s* (cm|mm|km|kg|mg|ml|in|ft|yd|lbs?|oz|hrs?|mins?|secs?|mph|km/hr?|m/s|ft/s|rad|USD
+              |cents?|dollars?|inch(?:es)?|foot|feet|yards?|miles?|(?:centi|kilo)?met(?:er|re)s?
+              |pounds?|ounces?|(?:kilo)?grams?|lit(?:er|re)s?|seconds?|minutes?|hours?|days?
+              |weeks?|months?|years?|degrees?|units?|points?)
       | \s+ ((?!(?:{FUNCTIONS}|and|or|mod)\b)[A-Za-z]{{3,}}(?:[ ]+[A-Za-z]{{2,}})*)   # any words
     ) {POWER} \s*$""", re.VERBOSE)
 # `42 \text{ or 43}`, `\text{not } 42`, `10:30 \text{ p.m.}`, `2\text{x}`: part of the answer
-NOT_A_UNIT = re.compile(r"""
+NOT_A_UNIT = re.compile(rf"""
     (?<!\^)(?<!\^-)\d | [=<>] | ^\s*[abefijknopqrtuvwxyzBDEGIMOPQRSUXYZ]\s*$
     | (?i: \b (?: no|not|non|neither|nor|if|maybe|either|otherwise|vs|but|except|wrong|guess|wait
-              | first|is|was|more|less|[ap]\.?m) \b)""", re.VERBOSE)
+              | first|is|was|more|less|[ap]\.?m|{MONTHS}) \b)""", re.VERBOSE)
 A_VALUE = re.compile(r"\d|\\(?!text)")
 OUTER = re.compile(r"^\s*(?:\{([^{}]*)\}|\(([^(),;]*)\))\s*$")
 TRAILING = re.compile(r"(?<!\.)\.$|\\+$")
@@ -320,7 +356,7 @@ def strip_outside(text: str) -> str:
     return text
 
 
-@functools.lru_cache(4096)                # a gold is compared with many answers, and they repeat
+@functools.lru_cache(4096)
 def normalize(text: str) -> str:
     """`text` in the one spelling: plain characters, then every rule in turn, then no units."""
     text = plain_characters(text)
@@ -334,4 +370,5 @@ def normalize(text: str) -> str:
 
 def squeeze(text: str) -> str:
     """`text` without the spaces and braces that do not matter, to compare strings."""
-    return UNNEEDED_BRACES.sub(r"\1", UNNEEDED_SPACE.sub("", text))
+    single_spaces = " ".join(text.split())
+    return UNNEEDED_BRACES.sub(r"\1", UNNEEDED_SPACE.sub("", single_spaces))

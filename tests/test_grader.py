@@ -12,7 +12,7 @@ import pytest
 from rewards import Grader
 
 ROOT = Path(__file__).parent.parent
-HANG = r"\sum_{n=1}^{\infty}\frac{\sin n}{n^3}"
+HANG = r"\int_0^1 \frac{\sin(x^3)}{e^{x^2}+\ln(x+2)}dx"
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from parts.spelling import RULES, normalize
+from parts.spelling import RULES, normalize, squeeze
 from rewards import decide
 
 
@@ -18,6 +18,17 @@ def test_without_the_rule_its_example_would_stay(rule):
     """Each example is the work of its own rule: no other one changes it in the same way."""
     others = [other for other in RULES if other is not rule]
     assert not any(other.apply(rule.before) == rule.after for other in others)
+
+
+@pytest.mark.parametrize("text, normal", [
+    ("2**10", "2^{10}"), ("2 ** 10", "2^{10}"), ("x**(1/2)", "x^{1/2}"), ("x**-1", "x^{-1}"), ("**7**", "7"),
+    ("**Answer: 7**", "7"), ("**a** b", "a b")])
+def test_two_asterisks_are_a_power_or_bold(text, normal):
+    assert normalize(text) == normal
+
+
+def test_squeezing_never_joins_two_numbers():
+    assert squeeze("4  2") == squeeze("4 2") == "4 2" != squeeze("42")
 
 
 def test_no_two_rules_have_one_reason():
