@@ -1,17 +1,32 @@
-"""Every setting of a training run: its default, its meaning, what contradicts what.
+"""Every setting of a training run: its default, its range, its meaning, what contradicts what.
 
 `parse` reads the flags, `resolve` fills in what depends on the model and the machine.
 """
-import argparse
+import os
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Literal
 
-from ada_sampler import SamplerConfig, add_flags, from_flags, option
+from ada_sampler import SHORT_NAMES, SamplerConfig, limited
+from parts.flags import in_one_sentence, parse_flags
 from parts.folder import settings
 
-OBJECTIVES = {  # name -> the advantage and the length normalisation that belong to it (MiniRL section 2.3 and appendix A)
-    "minirl": ("pool-mean", "none"), "grpo": ("group-std", "response"), "cispo": ("group-std", "batch")}
+OBJECTIVES = {  # name -> its advantage and length normalisation (MiniRL section 2.3, appendix A)
+    "minirl": ("pool-mean", "constant"),
+    "grpo": ("group-std", "response"),
+    "cispo": ("group-std", "batch"),
+}
+
+AUTO = {  # what 0 stands for: with the built-in models, and with real ones
+    "max_prompt_tokens": (256, 1024),
+    "max_tokens": (64, 3000),
+    "batch_prompts": (24, 32),
+    "lr": (1e-3, 2e-5),
+    "steps": (100, 200),
+    "eval_questions": (100, 100),
+    "micro_tokens": (4096, 16384),
+}
 
 # What may be another on --resume: it changes how long, how fast and where a run goes on, and how
 # often it is looked at, but not what its logs mean. Everything else would make them two runs.
@@ -21,133 +36,309 @@ RESUMABLE = frozenset({
     "gradient_checkpointing", "graders"})
 
 
+# ------------------------------------------------------------------------------ the settings
 @dataclass
-class Config(SamplerConfig):
-    """Every flag of `python minirl.py`; those of the sampler are in ada_sampler.SamplerConfig.
+class ModelSettings:
+    """What is trained."""
 
-    Zero or "auto" is filled in by `__post_init__` (what belongs to the objective), `resolve` (to the model) or `prepare`
-    (replay: only the model's own config says whether it has experts).
+    model: str = "tiny"
+    """tiny, tiny-moe, a name such as Qwen2.5-Math-1.5B, a hub id (org/name) or a folder"""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """of the frozen weights; auto: float32 on a CPU, bfloat16 on a GPU"""
+    lora_rank: int = limited(16, least=1, most=512)
+    """rank of the adapter on every linear layer (mixture of experts: of the attention)"""
+    lora_alpha: int = limited(32, least=1, most=4096)
+    """the adapter is scaled by alpha / rank"""
+
+
+@dataclass
+class DataSettings:
+    """What it is trained on."""
+
+    data: str = "auto"
+    """training problems: hub id, .jsonl/.json/.parquet/.csv file, or builtin"""
+    eval_data: str = "auto"
+    """held-out problems, likewise; benchmark names as in eval.py"""
+    problem_key: str = ""
+    """column with the problem, if it is not found by itself"""
+    answer_key: str = ""
+    """column with the gold answer, if it is not found by itself"""
+    template: str = "auto"
+    """prompt: reinforce-ada, qwen25-math-cot, qwen-boxed, llama, chat, none"""
+    keep_odd_golds: bool = False
+    """keep problems whose gold answer math-verify cannot read"""
+    max_prompt_tokens: int = limited(0, least=0, most=10**6)
+    """longer prompts are dropped and counted; 0 = auto"""
+
+
+@dataclass
+class SamplingSettings(SamplerConfig):
+    """Who is sampled, how much, and what it is compared with: see ada_sampler.py."""
+
+    batch_prompts: int = limited(0, least=0, most=10**5)
+    """prompts per step; 0 = auto"""
+    max_tokens: int = limited(0, least=0, most=10**6)
+    """longest response; 0 = auto"""
+    temperature: float = limited(1.0, least=0.01, most=100)
+    """of trainer and engine; at 0 (greedy decoding) n equal samples would teach nothing"""
+    top_p: float = limited(1.0, above=0, most=1)
+    """must stay 1 in training: anything less makes pi/mu biased"""
+    advantage: Literal[
+        "auto", "pool-mean", "leave-one-out", "group-std", "positives-only", "raft"
+    ] = "auto"
+    """a reward's baseline; auto: pool-mean, or group-std for grpo, cispo; raft = positives-only"""
+
+
+@dataclass
+class ObjectiveSettings:
+    """What the update maximises: see minirl.objective."""
+
+    objective: Literal["minirl", "grpo", "cispo"] = "minirl"
+    """minirl, or for comparison grpo or cispo as in the paper's appendix"""
+    mini_batches: int = limited(1, least=1, most=10**5)
+    """optimizer steps per sampled batch (N of MiniRL); 1 = on-policy"""
+    importance: Literal["full", "staleness", "none"] = "full"
+    """minirl's token weight: full (pi_theta/mu), staleness (pi_theta/pi_old), none"""
+    weight_cap: float = limited(5.0, least=0, most=1e9)
+    """minirl's token weight is cut off here; 0 = no cap"""
+    clip: bool = True
+    """mask tokens whose pi_theta/pi_old has moved too far already"""
+    eps_low: float = limited(0.2, above=0, most=1)
+    """clip below 1 - eps_low where the advantage is negative"""
+    eps_high: float = limited(0.27, above=0, most=1e6)
+    """clip above 1 + eps_high where the advantage is positive"""
+    length_norm: Literal["auto", "constant", "response", "batch"] = "auto"
+    """divide token sums by: constant (minirl's auto), response length (grpo's), batch mean (cispo's)"""
+    replay: Literal["auto", "none", "r2", "r3"] = "auto"
+    """experts of the trainer (r2), of the engine (r3); auto: none, r2, r3 with N = 1, 2, more"""
+
+
+@dataclass
+class OptimizerSettings:
+    """How far a step goes."""
+
+    lr: float = limited(0.0, least=0, most=1)
+    """learning rate of AdamW on the LoRA weights; 0 = auto"""
+    warmup_steps: int = limited(5, least=0, most=10**6)
+    """optimizer steps until the learning rate is reached, constant after; 0 = off"""
+    weight_decay: float = limited(0.0, least=0, most=1)
+    """of AdamW; 0 = off"""
+    max_grad_norm: float = limited(1.0, least=0, most=1e9)
+    """gradients are scaled down to this norm; 0 = never"""
+
+
+@dataclass
+class RunSettings:
+    """How long it goes on, and what it leaves behind."""
+
+    steps: int = limited(0, least=0, most=10**6)
+    """training steps; 0 = auto"""
+    seed: int = limited(0, least=0, most=2**32 - 1)
+    """decides data order, adapter and sampling"""
+    name: str = ""
+    """the run's folder is runs/NAME; empty = made of model, sampler and seed"""
+    resume: bool = False
+    """continue the run of this name from its last checkpoint, if there is one"""
+    eval_every: int = limited(20, least=0, most=10**6)
+    """steps between evaluations; before the first and after the last step always, 0 = only then"""
+    eval_questions: int = limited(0, least=0, most=10**6)
+    """held-out problems used; 0 = auto"""
+    eval_k: int = limited(8, least=1, most=10**4)
+    """samples per held-out problem"""
+    checkpoint_every: int = limited(20, least=0, most=10**6)
+    """steps between checkpoints; after the last step always, 0 = only then"""
+    keep_checkpoints: int = limited(2, least=1, most=10**6)
+    """older checkpoints are removed"""
+
+
+@dataclass
+class HardwareSettings:
+    """What it runs on. Nothing here changes what is optimised, except lower precision."""
+
+    sync: Literal["auto", "adapter", "merge"] = "auto"
+    """how the engine gets new weights; auto: adapter on a GPU, merge on a CPU"""
+    rollout_dtype: Literal["auto", "float32", "bfloat16", "fp8"] = "auto"
+    """of the engine's weights; auto: the same as dtype"""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """of the engine's cache of keys and values"""
+    engine_memory: float = limited(0.45, above=0, below=1)
+    """share of the GPU's memory for the engine"""
+    sleep: bool = False
+    """the engine gives up its GPU memory during the update"""
+    engine_sequences: int = limited(256, least=1, most=10**4)
+    """responses that are written at the same time"""
+    micro_tokens: int = limited(0, least=0, most=10**8)
+    """tokens per forward and backward pass, padding included; 0 = auto"""
+    gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
+    """less memory for more time; auto: on on a GPU"""
+    graders: int = limited(2, least=1, most=256)
+    """worker processes that run math-verify"""
+
+
+@dataclass
+class Config(ModelSettings, DataSettings, SamplingSettings, ObjectiveSettings, OptimizerSettings,
+             RunSettings, HardwareSettings):
+    """Every flag of `python minirl.py`.
+
+    Zero or "auto" is filled in by `__post_init__` (what belongs to the objective), by `resolve`
+    (to model and machine) or by `prepare` (replay: only the model's own config says whether it
+    has experts).
     """
 
-    model: str = option("tiny", "tiny, tiny-moe, a name such as Qwen2.5-Math-1.5B, a hub id (org/name) or a folder", "model")
-    dtype: str = option("auto", "of the frozen weights: float32 or bfloat16; auto: float32 on a CPU", "model")
-    lora_rank: int = option(16, "rank of the adapter on every linear layer (mixture of experts: of the attention)", "model")
-    lora_alpha: int = option(32, "the adapter is scaled by alpha / rank", "model")
-
-    data: str = option("auto", "training problems: hub id, .jsonl/.json/.parquet/.csv file, or builtin", "data")
-    eval_data: str = option("auto", "held-out problems, likewise; benchmark names as in eval.py", "data")
-    problem_key: str = option("", "column with the problem, if it is not found by itself", "data")
-    answer_key: str = option("", "column with the gold answer, if it is not found by itself", "data")
-    template: str = option("auto", "prompt: reinforce-ada, qwen25-math-cot, qwen-boxed, llama, chat, none", "data")
-    keep_odd_golds: bool = option(False, "keep problems whose gold answer math-verify cannot read", "data")
-    max_prompt_tokens: int = option(0, "longer prompts are dropped and counted; 0 = auto", "data")
-
-    batch_prompts: int = option(0, "prompts per step; 0 = auto", "sampling")
-    max_tokens: int = option(0, "longest response; 0 = auto", "sampling")
-    temperature: float = option(1.0, "sampling temperature; trainer and engine both use it", "sampling")
-    top_p: float = option(1.0, "must stay 1 in training: anything less makes pi/mu biased", "sampling")
-
-    objective: str = option("minirl", "minirl, or for comparison grpo or cispo as in the paper's appendix", "objective")
-    advantage: str = option("auto", "pool-mean (auto for minirl), group-std (auto for grpo, cispo), leave-one-out, positives-only "
-                            "(raft)", "objective")
-    mini_batches: int = option(1, "optimizer steps per sampled batch (N of MiniRL); 1 = on-policy", "objective")
-    importance: str = option("full", "minirl's token weight: full (pi_theta/mu), staleness (pi_theta/pi_old), none", "objective")
-    weight_cap: float = option(5.0, "minirl's token weight is cut off here", "objective")
-    clip: bool = option(True, "mask tokens whose pi_theta/pi_old has moved too far already", "objective")
-    eps_low: float = option(0.2, "clip below 1 - eps_low where the advantage is negative", "objective")
-    eps_high: float = option(0.27, "clip above 1 + eps_high where the advantage is positive", "objective")
-    length_norm: str = option("auto", "divide token sums by: none (a constant; auto for minirl), response (auto for grpo), batch "
-                              "(lengths; auto for cispo)", "objective")
-    replay: str = option("auto", "mixture of experts: none, r2 (the trainer's experts), r3 (the engine's); auto: none for 1 "
-                         "mini-batch, r2 for 2, r3 for more", "objective")
-
-    lr: float = option(0.0, "learning rate of AdamW on the LoRA weights; 0 = auto", "optimizer")
-    warmup_steps: int = option(5, "optimizer steps until the learning rate is reached; constant after", "optimizer")
-    weight_decay: float = option(0.0, "of AdamW", "optimizer")
-    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm", "optimizer")
-
-    steps: int = option(0, "training steps; 0 = auto", "run")
-    seed: int = option(0, "decides data order, adapter and sampling", "run")
-    name: str = option("", "the run's folder is runs/NAME; empty = made of model, sampler and seed", "run")
-    resume: bool = option(False, "continue the run of this name from its last checkpoint, if there is one", "run")
-    eval_every: int = option(20, "steps between evaluations; also before the first and after the last step", "run")
-    eval_questions: int = option(0, "held-out problems used; 0 = auto", "run")
-    eval_k: int = option(8, "samples per held-out problem", "run")
-    checkpoint_every: int = option(20, "steps between checkpoints", "run")
-    keep_checkpoints: int = option(2, "older checkpoints are removed", "run")
-
-    sync: str = option("auto", "how the engine gets new weights: adapter (GPU) or merge (CPU)", "hardware")
-    rollout_dtype: str = option("auto", "of the engine's weights: float32, bfloat16, fp8; auto: the same as dtype", "hardware")
-    kv_cache_dtype: str = option("auto", "of the engine's cache of keys and values: auto or fp8", "hardware")
-    engine_memory: float = option(0.45, "share of the GPU's memory for the engine", "hardware")
-    sleep: bool = option(False, "the engine gives up its GPU memory during the update", "hardware")
-    engine_sequences: int = option(256, "responses that are written at the same time", "hardware")
-    micro_tokens: int = option(0, "tokens per forward and backward pass, padding included; 0 = auto", "hardware")
-    gradient_checkpointing: str = option("auto", "on or off: less memory for more time", "hardware")
-    graders: int = option(2, "worker processes that run math-verify", "hardware")
-
     def __post_init__(self):
-        advantage, length_norm = OBJECTIVES.get(self.objective, ("pool-mean", "none"))
-        self.advantage = advantage if self.advantage == "auto" else self.advantage
-        self.length_norm = length_norm if self.length_norm == "auto" else self.length_norm
+        advantage, length_norm = OBJECTIVES.get(self.objective, OBJECTIVES["minirl"])
+        if self.advantage == "auto":
+            self.advantage = advantage
+        if self.length_norm == "auto":
+            self.length_norm = length_norm
 
     def validate(self) -> None:
-        """Raises ValueError with one sentence for each contradiction; needs no model, no data and no library."""
-        choices = dict(
-            objective=OBJECTIVES, dtype=("auto", "float32", "bfloat16"), sync=("auto", "adapter", "merge"),
-            importance=("full", "staleness", "none"), length_norm=("none", "response", "batch"),
-            replay=("auto", "none", "r2", "r3"), rollout_dtype=("auto", "float32", "bfloat16", "fp8"),
-            kv_cache_dtype=("auto", "fp8"), gradient_checkpointing=("auto", "on", "off"), gvm_norms=("head", "one"))
-        for key, allowed in choices.items():
-            if getattr(self, key) not in allowed:
-                raise ValueError(f"{key} must be one of {', '.join(allowed)}, not {getattr(self, key)!r}")
-        super().validate()
-        if self.objective != "minirl" and self.importance != "full":
-            raise ValueError(f"importance belongs to the objective minirl: {self.objective} has a weight of its own, "
-                             "pi_theta/pi_old")
-        if self.replay == "r2" and self.mini_batches == 1:
-            raise ValueError("replay r2 repeats the trainer's own routes of the pi_old pass, and with one mini-batch there is none: "
-                             "it would be the same as none")
-        if self.top_p != 1:
-            raise ValueError("top_p must stay 1 in training: the importance weight pi/mu would be biased on every token")
-        if self.data == "builtin" and (self.problem_key or self.answer_key):
-            raise ValueError("the builtin problems have no columns: leave problem_key and answer_key out, or name a file with data")
-        if self.temperature <= 0:
-            raise ValueError("temperature must be above 0: greedy decoding gives n equal samples and no signal")
-        for key in ("lora_rank", "mini_batches", "eval_every", "checkpoint_every", "keep_checkpoints", "graders"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key} must be at least 1, not {getattr(self, key)}")
-        if self.batch_prompts and self.mini_batches > self.batch_prompts:
-            raise ValueError(f"{self.batch_prompts} prompts cannot be cut into {self.mini_batches} mini-batches of whole groups")
-        if not re.fullmatch(r"[\w][\w.+-]*|", self.name):
-            raise ValueError(f"name {self.name!r} must be a plain folder name, it becomes runs/NAME")
+        """Raises ValueError, one sentence, for what cannot work. Needs no model and no data."""
+        super().validate()  # all ranges, types and choices, and what contradicts in sampling
+        check_texts(self)
+        check_name(self.name)
+        for wrong, sentence in (*of_the_objective(self), *of_the_run(self)):
+            if wrong:
+                raise ValueError(sentence)
 
 
+# ------------------------------------------------------------------------------ contradictions
+def changed(config: Config, *names: str) -> bool:
+    """Has one of these settings another value than its default?"""
+    return any(getattr(config, name) != getattr(Config, name) for name in names)
+
+
+def of_the_objective(config: Config) -> list[tuple[bool, str]]:
+    """(is it so?, the sentence) for settings of the objective that have no effect or a bad one."""
+    c, one, other = config, config.mini_batches == 1, config.objective != "minirl"
+    return [
+        (other and changed(c, "importance"),
+         f"importance belongs to the objective minirl: {c.objective} has a weight of its own, "
+         "pi_theta/pi_old"),
+        (other and changed(c, "weight_cap"),
+         f"weight_cap belongs to the objective minirl: eps_low and eps_high bound the weight of "
+         f"{c.objective}"),
+        (0 < c.weight_cap < 1,
+         "weight_cap must be 0 (no cap) or at least 1: below 1 it would cut off every token's "
+         f"weight, not {c.weight_cap}"),
+        (c.importance == "none" and changed(c, "weight_cap"),
+         "weight_cap has no effect with importance none, where every token weighs 1"),
+        (c.importance == "staleness" and one,
+         "importance staleness is pi_theta/pi_old, and with one mini-batch that is 1: it would be "
+         "the same as none"),
+        (not c.clip and changed(c, "eps_low", "eps_high"),
+         "eps_low and eps_high have no effect without clip"),
+        (one and changed(c, "clip", "eps_low", "eps_high"),
+         "clip, eps_low and eps_high have no effect with one mini-batch: pi_theta is pi_old, so "
+         "nothing has moved; set mini_batches to 2 or more"),
+        (one and c.replay == "r2",
+         "replay r2 repeats the trainer's own routes of the pi_old pass, and with one mini-batch "
+         "there is none: it would be the same as none"),
+    ]
+
+
+def of_the_run(config: Config) -> list[tuple[bool, str]]:
+    """Likewise for all other settings."""
+    c = config
+    updates = c.steps * c.mini_batches
+    return [
+        (c.top_p != 1,
+         "top_p must stay 1 in training: the importance weight pi/mu would be biased on every "
+         "token"),
+        (c.data == "builtin" and changed(c, "problem_key", "answer_key"),
+         "the builtin problems have no columns: leave problem_key and answer_key out, or name a "
+         "file with data"),
+        (0 < c.batch_prompts < c.mini_batches,
+         f"{c.batch_prompts} prompts cannot be cut into {c.mini_batches} mini-batches of whole "
+         "groups"),
+        (0 < c.lr < 1e-9,
+         f"lr must be 0 (auto) or at least 1e-9, not {c.lr}: the weights would not move"),
+        (0 < c.max_grad_norm < 1e-3,
+         f"max_grad_norm must be 0 (off) or at least 0.001, not {c.max_grad_norm}: AdamW's eps "
+         "would swallow the gradient"),
+        (0 < updates < c.warmup_steps and changed(c, "warmup_steps"),
+         f"warmup_steps = {c.warmup_steps} is more than the {updates} optimizer steps of this "
+         "run: the learning rate would never be reached"),
+    ]
+
+
+def check_texts(config: Config) -> None:
+    """Raises ValueError for an empty text where one is needed, and for one that is no path."""
+    for f in fields(config):
+        text = getattr(config, f.name)
+        if isinstance(text, str) and not text and f.default:
+            raise ValueError(f"{f.name} must not be empty")
+        if isinstance(text, str) and len(text) > 4096:
+            raise ValueError(f"{f.name} is longer than any path: {len(text):,} characters")
+
+
+def check_name(name: str) -> None:
+    """Raises ValueError if runs/NAME cannot be a folder in runs."""
+    if not re.fullmatch(r"\w[\w.+-]*|", name):
+        raise ValueError(f"name {name[:80]!r} must be a plain folder name, it becomes runs/NAME")
+    if len(name.encode()) > 255:
+        raise ValueError(f"name is too long for a folder: {len(name.encode())} bytes of 255")
+
+
+# ------------------------------------------------------------------------------ defaults by model
 def resolve(config: Config) -> Config:
     """Fill in the defaults that depend on the model's name and the machine."""
     from parts.data import default_data, default_eval_data, default_template
     from parts.engine import build_for_cpu
     from parts.models import TINY, resolve_model
 
-    tiny = config.model in TINY
-    real = dict(max_prompt_tokens=1024, max_tokens=3000, batch_prompts=32, lr=2e-5, steps=200, eval_questions=100,
-                micro_tokens=16384)
-    small = dict(max_prompt_tokens=256, max_tokens=64, batch_prompts=24, lr=1e-3, steps=100, eval_questions=100,
-                 micro_tokens=4096)
-    auto = {key: value for key, value in (small if tiny else real).items() if not getattr(config, key)}
-    on_cpu = build_for_cpu()
-    auto |= {key: value for key, value in dict(
-        dtype="float32" if on_cpu else "bfloat16", sync="merge" if on_cpu else "adapter",
-        gradient_checkpointing="off" if on_cpu else "on").items() if getattr(config, key) == "auto"}
+    tiny, on_cpu = config.model in TINY, build_for_cpu()
+    by_machine = dict(
+        dtype="float32" if on_cpu else "bfloat16",
+        sync="merge" if on_cpu else "adapter",
+        gradient_checkpointing="off" if on_cpu else "on")
+    known = {name: small if tiny else real for name, (small, real) in AUTO.items()
+             if not getattr(config, name)}
+    known |= {name: value for name, value in by_machine.items() if getattr(config, name) == "auto"}
     if config.data == "auto":
-        auto["data"] = default_data(config.model if tiny else resolve_model(config.model))
+        known["data"] = default_data(config.model if tiny else resolve_model(config.model))
     if config.eval_data == "auto":
-        auto["eval_data"] = default_eval_data(auto.get("data", config.data))
+        known["eval_data"] = default_eval_data(known.get("data", config.data))
     if config.template == "auto":
-        auto["template"] = default_template(config.model)
-    if not config.name:
-        auto["name"] = f"{Path(config.model).name}-{config.sampler}-seed{config.seed}"
-    return replace(config, **auto)
+        known["template"] = default_template(config.model)
+    steps = known.get("steps", config.steps)
+    return replace(
+        config, name=name_of(config), eval_every=config.eval_every or steps,
+        checkpoint_every=config.checkpoint_every or steps, **known)
+
+
+def name_of(config: Config) -> str:
+    """The run's name: as it was given, or made of model, sampler and seed."""
+    if config.name:
+        return config.name
+    model = os.path.basename(os.path.abspath(config.model))
+    model = re.sub(r"[^\w.+-]+", "_", model).lstrip(".+-")[:50]
+    sampler = SHORT_NAMES.get(config.sampler, config.sampler)
+    return f"{model or 'model'}-{sampler}-seed{config.seed}"
+
+
+# ------------------------------------------------------------------------------ flags
+def parse(argv: list[str] | None = None) -> Config:
+    """Flags to Config. With --resume the run's own config.json gives the defaults.
+
+    Ends the program with code 2 and one sentence if they cannot work.
+    """
+    about = dict(
+        prog="minirl.py",
+        description="Reinforcement learning with MiniRL and Reinforce-Ada sampling. Without any "
+                    "flag: the built-in tiny model.")
+    with in_one_sentence("minirl.py"):
+        config = parse_flags(Config, argv, **about)
+        check_name(config.name)
+        known = settings(Path("runs", name_of(config))) if config.resume else None
+        if known is not None:
+            config = parse_flags(Config, argv, defaults=known, **about)
+        config.validate()
+        config = resolve(config)
+        if known is not None:
+            refuse_changes(config, known)
+        config.validate()
+    return config
 
 
 def refuse_changes(config: Config, known: dict) -> None:
@@ -165,27 +356,5 @@ def refuse_changes(config: Config, known: dict) -> None:
             setattr(config, name, known[name])
         elif name not in RESUMABLE and value != known[name]:
             flag = "--" + name.replace("_", "-")
-            raise ValueError(f"run {config.name} was started with {flag} {known[name]}, not {value}: "
-                             "resume it without this flag, or choose another --name")
-
-
-def parse(argv: list[str] | None = None) -> Config:
-    """Flags to Config. With --resume the run's own config.json gives the defaults."""
-    summary = "Reinforcement learning with MiniRL and Reinforce-Ada sampling. Without any flag: the built-in tiny model."
-    usage = "python minirl.py [--flag value ...]   (--help explains every flag)"
-    parser = argparse.ArgumentParser(prog="minirl.py", usage=usage, description=summary, allow_abbrev=False)
-    add_flags(parser, Config)
-    config = from_flags(parser.parse_args(argv), Config)
-    try:
-        config.validate()
-        config = resolve(config)
-        known = settings(Path("runs", config.name)) if config.resume else None
-        if known is not None:
-            parser.set_defaults(**known)
-            config = resolve(from_flags(parser.parse_args(argv), Config))
-            refuse_changes(config, known)
-        config.validate()
-    except ValueError as problem:
-        parser.error(str(problem))
-    return config
-
+            raise ValueError(f"run {config.name} was started with {flag} {known[name]}, "
+                             f"not {value}: resume it without this flag, or choose another --name")

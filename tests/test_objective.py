@@ -106,9 +106,9 @@ def test_cispo_bounds_the_weight_and_masks_nobody():
 
 def test_each_objective_brings_its_advantage_and_length_normalisation():
     found = {name: (Config(objective=name).advantage, Config(objective=name).length_norm) for name in OBJECTIVES}
-    assert found == dict(minirl=("pool-mean", "none"), grpo=("group-std", "response"), cispo=("group-std", "batch"))
-    own = Config(objective="grpo", advantage="pool-mean", length_norm="none")
-    assert (own.advantage, own.length_norm) == ("pool-mean", "none")
+    assert found == dict(minirl=("pool-mean", "constant"), grpo=("group-std", "response"), cispo=("group-std", "batch"))
+    own = Config(objective="grpo", advantage="pool-mean", length_norm="constant")
+    assert (own.advantage, own.length_norm) == ("pool-mean", "constant")
 
 
 def test_the_estimator_is_unbiased_by_brute_force():
