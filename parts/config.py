@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
-from ada_sampler import SHORT_NAMES, SamplerConfig, limited
+from ada_sampler import SamplerConfig, limited
 from parts.flags import in_one_sentence, parse_flags
 from parts.folder import settings
 
@@ -79,6 +79,8 @@ class SamplingSettings(SamplerConfig):
     """prompts per step; 0 = auto"""
     max_tokens: int = limited(0, least=0, most=10**6)
     """longest response; 0 = auto"""
+    threshold: float = limited(0.7, least=0, below=1)
+    """tau: a reward above it is correct; math-verify gives 0 or 1"""
     temperature: float = limited(1.0, least=0.01, most=100)
     """of trainer and engine; at 0 (greedy decoding) n equal samples would teach nothing"""
     top_p: float = limited(1.0, above=0, most=1)
@@ -108,7 +110,7 @@ class ObjectiveSettings:
     eps_high: float = limited(0.27, above=0, most=1e6)
     """clip above 1 + eps_high where the advantage is positive"""
     length_norm: Literal["auto", "constant", "response", "batch"] = "auto"
-    """divide token sums by: constant (minirl's auto), response length (grpo's), batch mean (cispo's)"""
+    """divide token sums by: constant (minirl's auto), response (grpo's) or batch (cispo's) length"""
     replay: Literal["auto", "none", "r2", "r3"] = "auto"
     """experts of the trainer (r2), of the engine (r3); auto: none, r2, r3 with N = 1, 2, more"""
 
@@ -194,8 +196,8 @@ class Config(ModelSettings, DataSettings, SamplingSettings, ObjectiveSettings, O
 
     def validate(self) -> None:
         """Raises ValueError, one sentence, for what cannot work. Needs no model and no data."""
-        super().validate()  # all ranges, types and choices, and what contradicts in sampling
         check_texts(self)
+        super().validate()  # all ranges, types and choices, and what contradicts in sampling
         check_name(self.name)
         for wrong, sentence in (*of_the_objective(self), *of_the_run(self)):
             if wrong:
@@ -313,8 +315,9 @@ def name_of(config: Config) -> str:
         return config.name
     model = os.path.basename(os.path.abspath(config.model))
     model = re.sub(r"[^\w.+-]+", "_", model).lstrip(".+-")[:50]
-    sampler = SHORT_NAMES.get(config.sampler, config.sampler)
-    return f"{model or 'model'}-{sampler}-seed{config.seed}"
+    rule = SamplerConfig(sampler=config.sampler)
+    rule.validate()  # a short name becomes the whole one
+    return f"{model or 'model'}-{rule.sampler}-seed{config.seed}"
 
 
 # ------------------------------------------------------------------------------ flags

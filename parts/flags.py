@@ -1,4 +1,4 @@
-"""Flags from a dataclass: one per field, in one group per base class, explained by the docstrings."""
+"""Flags from a dataclass: one per field, in a group per base class, explained by docstrings."""
 import contextlib
 import sys
 from dataclasses import fields, is_dataclass, make_dataclass

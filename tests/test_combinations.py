@@ -1,0 +1,237 @@
+"""No setting ends in a traceback or in a run that learns nothing: it trains, or it is refused.
+
+Every flag with every odd value, and every combination of the settings that decide what is
+optimised, is either refused in one sentence or makes a real step: the real `sample` and `update`,
+with an engine that draws random tokens and a grader that flips coins in the place of vLLM and
+math-verify, and a random policy of one layer.
+"""
+import itertools
+import math
+import random
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Literal, get_args, get_origin, get_type_hints
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from ada_sampler import Estimator
+from minirl import sample, update
+from parts.config import Config, resolve
+from parts.flags import parse_flags
+from parts.routing_replay import RoutingReplay
+from parts.run import learner
+
+WORDS = 32
+SIZES = dict(vocab_size=WORDS, hidden_size=16, intermediate_size=16, num_attention_heads=1,
+             num_key_value_heads=1, num_hidden_layers=1, initializer_range=0.3, bos_token_id=None)
+EXPERTS = dict(head_dim=16, moe_intermediate_size=8, num_experts=4, num_experts_per_tok=2)
+RATES = [0.15, 0.3, 0.5, 0.7, 0.85, 0.5]  # how often each problem is solved
+SMALL = dict(batch_prompts=len(RATES), max_tokens=8, data="builtin", lr=0.01)
+HINTS = get_type_hints(Config)
+
+
+# ------------------------------------------------------------------------------ a small world
+class RandomWriter:
+    """In vLLM's place: random tokens, and a word that says whether the answer is right."""
+
+    def __init__(self, routes: bool):
+        self.routes, self.rng, self.queue = routes, random.Random(0), []
+
+    def submit(self, key, prompt_ids, max_tokens) -> None:
+        right = self.rng.random() < RATES[prompt_ids[0]]
+        T = self.rng.choice((2, 5))  # few lengths: few micro-batches
+        length = len(prompt_ids) + T - 1
+        self.queue.append((key, SimpleNamespace(
+            token_ids=[self.rng.randrange(WORDS) for _ in range(T)],
+            logprobs=[-math.log(WORDS) + self.rng.gauss(0, 0.3) for _ in range(T)],
+            routes=torch.tensor([[[0, 1]]] * length) if self.routes else None,
+            text="right" if right else "wrong", finish_reason="stop")))
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.queue)
+
+    def step(self) -> list:
+        done, self.queue = self.queue, []
+        return done
+
+
+class Judge:
+    """In math-verify's place."""
+
+    def __init__(self):
+        self.texts = {}
+
+    def submit(self, key, gold, text) -> None:
+        self.texts[key] = text
+
+    def result(self, key):
+        reward = float(self.texts.pop(key) == "right")
+        return SimpleNamespace(reward=reward, status="correct" if reward else "wrong")
+
+
+class Problems:
+    def __init__(self):
+        self.at = itertools.count()
+
+    def take(self, count: int) -> list:
+        places = [next(self.at) % len(RATES) for _ in range(count)]
+        return [SimpleNamespace(id=str(i), answer="", prompt_ids=[i, 3]) for i in places]
+
+
+def random_policy(mixture: bool):
+    torch.manual_seed(0)
+    model = (Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **EXPERTS)) if mixture
+             else Qwen2ForCausalLM(Qwen2Config(**SIZES)))
+    lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj", "o_proj"], task_type="CAUSAL_LM")
+    policy = get_peft_model(model, lora).train()
+    policy.routing = RoutingReplay(model) if mixture else None
+    return policy
+
+
+def adapter_of(policy) -> dict:
+    return {name: p for name, p in policy.named_parameters() if p.requires_grad}
+
+
+@pytest.fixture(scope="module")
+def policies():
+    """mixture? -> (a random policy, its adapter at the start)"""
+    made = {}
+    for mixture in (False, True):
+        policy = random_policy(mixture)
+        made[mixture] = policy, {n: p.detach().clone() for n, p in adapter_of(policy).items()}
+    return made
+
+
+def check_that_it_trains(config: Config, policies) -> None:
+    """One real step. It must move the adapter, with a gradient that is finite and not zero."""
+    policy, start = policies[config.replay in ("r2", "r3")]
+    with torch.no_grad():
+        for name, p in adapter_of(policy).items():
+            p.copy_(start[name])
+    run = SimpleNamespace(
+        config=config, engine=RandomWriter(routes=policy.routing is not None), grader=Judge(),
+        stream=Problems(), estimator=Estimator(config), policy=policy)
+    groups = sample(run)
+    metrics = update(policy, *learner(policy, config), groups, config, random.Random(0))
+    assert metrics["optimizer_steps"] >= 1 and metrics["skipped_steps"] == 0, metrics
+    assert 0 < metrics["grad_norm"] < math.inf and math.isfinite(metrics["loss"]), metrics
+    after = adapter_of(policy)
+    assert any(not torch.equal(after[name], start[name]) for name in start), "nothing was learnt"
+    assert all(p.isfinite().all() for p in after.values())
+
+
+def refusal(**settings) -> str | None:
+    """The sentence with which these settings are refused; None if a run would start."""
+    try:
+        config = Config(**SMALL | settings)
+        config.validate()
+        resolve(config).validate()
+    except (ValueError, SystemExit) as end:
+        sentence = str(end)
+        assert type(end) in (ValueError, SystemExit) and 10 < len(sentence) < 300, repr(end)
+        assert "\n" not in sentence and "Traceback" not in sentence
+        return sentence
+    return None
+
+
+def complete(**settings) -> Config:
+    config = resolve(Config(**SMALL | settings))
+    config.validate()
+    return config
+
+
+# ------------------------------------------------------------------------------ every flag
+ODD = {
+    int: (0, -1, 10**9, 10**30, True, 1.5, "", "many", None),
+    float: (0.0, -1.0, 1e300, math.inf, math.nan, 1e-300, True, "", "much", None),
+    str: ("", "x" * 100_000, 5, None),
+    bool: (0, 1, "", "True", None),
+    Literal: ("", "None", "x" * 100_000, 0, None),
+}
+# Texts whose sense only the disk or the model can tell: test_config.py and test_data.py try them.
+ELSEWHERE = ("model", "data", "eval_data", "problem_key", "answer_key", "template", "name")
+
+
+def kind_of(name: str):
+    return Literal if get_origin(HINTS[name]) is Literal else HINTS[name]
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(Config)])
+def test_an_odd_value_is_refused_or_trains(name, policies):
+    refused = 0
+    for value in ODD[kind_of(name)]:
+        sentence = refusal(**{name: value})
+        if sentence:
+            refused += 1
+            assert name in sentence, sentence
+        elif name not in ELSEWHERE:
+            check_that_it_trains(complete(**{name: value}), policies)
+    assert refused, "nothing is wrong here?"
+
+
+@pytest.mark.parametrize("value, kinds", [
+    ("0", (int, float)), ("-1", (int, float)), ("1000000000", (int, float)), ("x", (str,))])
+def test_odd_values_arrive_as_they_were_typed(value, kinds):
+    """From the command line to the field: `-1` is a value and no flag, and nothing is rounded."""
+    names = [f.name for f in fields(Config) if kind_of(f.name) in kinds]
+    argv = [part for name in names for part in (f"--{name.replace('_', '-')}", value)]
+    config = parse_flags(Config, argv, "minirl.py", "")
+    for name in names:
+        assert getattr(config, name) == HINTS[name](value), name
+
+
+# ------------------------------------------------------------------------------ combinations
+def choices(name: str, without=()) -> list:
+    return [value for value in get_args(HINTS[name]) if value not in without]
+
+
+RULES = ["uniform", "dapo", "ada-pos", "ada-balance", "ada-est", "gvm"]
+COMBINED = dict(
+    advantage=choices("advantage", without=("raft", "auto")),
+    weighting=choices("weighting"),
+    replay=choices("replay", without=("auto",)),
+    mini_batches=[1, 2],
+)
+
+
+def cannot_work(c: dict) -> bool:
+    """What must be refused, in this test's own words."""
+    std, est = c["advantage"] == "group-std", c["sampler"] == "ada-est"
+    twice = (est or std) and c["weighting"] != "none" or est and std
+    idle = c["mini_batches"] == 1 and (c["replay"] == "r2" or c.get("importance") == "staleness")
+    foreign = c["objective"] != "minirl" and c.get("importance", "full") != "full"
+    return twice or idle or foreign
+
+
+def walk(policies, **axes) -> None:
+    """Every combination of `axes` that cannot work is refused, and every other accepted.
+
+    Of the accepted ones so many train that any three values are together in one of them.
+    """
+    met, trained = set(), 0
+    for values in itertools.product(*axes.values()):
+        settings = dict(zip(axes, values))
+        sentence = refusal(**settings)
+        assert bool(sentence) == cannot_work(settings), (settings, sentence)
+        triples = set(itertools.combinations(settings.items(), 3))
+        if not sentence and not triples <= met:
+            met |= triples
+            trained += 1
+            check_that_it_trains(complete(**settings), policies)
+    assert trained > 10
+
+
+@pytest.mark.parametrize("sampler", RULES)
+def test_whatever_is_accepted_trains(sampler, policies):
+    walk(policies, sampler=[sampler], objective=choices("objective"), **COMBINED)
+
+
+@pytest.mark.parametrize("objective", choices("objective"))
+def test_whatever_is_accepted_trains_with_every_weight_and_length(objective, policies):
+    walk(policies, objective=[objective], sampler=["ada-balance", "gvm"], advantage=["pool-mean"],
+         weighting=["none"], importance=choices("importance"), length_norm=choices("length_norm"),
+         replay=choices("replay"), mini_batches=[1, 2, 3])
