@@ -2,9 +2,9 @@
 
     python bench/verdicts.py [--workers 2] [--cases tests/reward_cases.jsonl]
 
-The pairs are those of the verifier's own table, in a proportion that is typical for training: of 500
-real answers of a small model, 423 were settled as strings, fractions or words, and the others needed
-math-verify.
+The pairs are those of the verifier's own table, in a proportion that is typical for training: of
+500 real answers of a small model, 423 were settled as strings, fractions or words, and the others
+needed math-verify.
 CPU seconds are this process's and its workers'; on a busy machine they say more than the clock.
 """
 import argparse

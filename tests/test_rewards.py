@@ -119,6 +119,7 @@ def test_the_last_number_counts_in_minerva_style_and_only_the_last():
     assert extract_answer(text, "minerva") == "9"
     assert extract_answer(text + ", i.e. 4.5e33 or so", "minerva") == "4.5e33"
     assert extract_answer("7" + " " * 6000, "minerva") is None, "only the end of the text is looked at"
+    assert extract_answer("7" + " " * 4900, "minerva") == "7"
     assert extract_answer(r"\boxed{5} and 9", "minerva") == "5"
 
 
@@ -259,6 +260,14 @@ def test_exact_values_are_equal_only_if_exactly_equal(grader, gold, close):
     respelled = gold.replace("2^{100}", r"2\cdot 2^{99}")
     verdicts = grader.grade([(gold, boxed(close)), (gold, boxed(respelled))])
     assert [verdict.reward for verdict in verdicts] == [0.0, 1.0], verdicts
+
+
+@pytest.mark.parametrize("gold, answer, reward", [
+    ("x", r"\sqrt{x^2}", 0), ("x", r"\max(x,0)", 0), ("x", "|x|", 0), ("1", r"\gcd(m,n)", 0),
+    ("0", r"\sqrt{x^2}-x", 0), (r"\sqrt{xy}", r"\sqrt{x}\sqrt{y}", 1), (r"\ln(x^2)", r"2\ln x", 1)])
+def test_what_is_equal_only_for_positive_numbers_is_not_equal(grader, gold, answer, reward):
+    """But a root or a logarithm keeps its variables where it is defined."""
+    assert score(grader, gold, boxed(answer)) == reward
 
 
 @pytest.mark.parametrize("pair", [(None, "42"), (42, "42"), (b"42", "42"), ("\\boxed{42}", 42)])
