@@ -1,29 +1,45 @@
 # make demo   set everything up and train the built-in tiny model (no GPU, no model hub)
+# make check  set everything up and run the tests that need no engine
 # make test   set everything up and run all tests
 # make bench  set everything up, measure speed and memory and print the table of targets (about 13 minutes)
-# make setup  only the virtual environment .venv, from the lock in requirements-cpu.txt
+# make setup  only the virtual environment .venv, from the lock in requirements-cpu.txt; with uv if it is there
 #
 # With an NVIDIA GPU: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt
 
 PYTHON ?= python3
-PIP := .venv/bin/pip --disable-pip-version-check
+UV := $(shell command -v uv)
+LOCK := --quiet --no-deps -r requirements-cpu.txt
+TORCH_CPU := https://download.pytorch.org/whl/cpu
+PYTEST := .venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo test bench
+ifeq ($(UV),)
+VENV := $(PYTHON) -m venv .venv
+INSTALL := .venv/bin/pip --disable-pip-version-check install $(LOCK)
+ELSEWHERE := --extra-index-url $(TORCH_CPU)
+else
+VENV := $(UV) venv --quiet --allow-existing --python $(PYTHON) .venv
+INSTALL := $(UV) pip install --python .venv/bin/python $(LOCK)
+ELSEWHERE := --extra-index-url $(TORCH_CPU) --index-strategy unsafe-best-match
+endif
+
+.PHONY: setup demo check test bench
 setup: .venv/installed
 
 .venv/installed: requirements-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
-	$(PYTHON) -m venv .venv
+	$(VENV)
 	@echo "installing about 120 packages (2.2 GB) into .venv, a few minutes ..."
-	$(PIP) install --quiet --no-deps -r requirements-cpu.txt || \
-	$(PIP) install --quiet --no-deps -r requirements-cpu.txt --extra-index-url https://download.pytorch.org/whl/cpu
+	$(INSTALL) || $(INSTALL) $(ELSEWHERE)
 	@touch $@
 
 demo: setup
 	.venv/bin/python minirl.py --name demo --resume
 
+check: setup
+	$(PYTEST) -m "not engine and not slow"
+
 test: setup
-	.venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
 
 bench: setup  # the second line needs TRL; without it the table shows the stored comparison
 	.venv/bin/python bench/scaling.py

@@ -49,8 +49,9 @@ PAPER = {"none-noclip-is": "no clip, no replay", "r2-noclip-is": "R2, no clip",
          "none-clip-is": "clip, no replay", "r2-clip-is": "clip, R2", "r3-clip-is": "clip, R3"}
 # A run that ends with one of these sentences is a result and not a failure.
 BROKEN = ("gradient that is not finite", "Engine and trainer disagree")
-KEPT = ("step", "entropy_trained", "kl_k3", "routes_agree_all", "clipped_positive", "clipped_negative",
-        "weight_over_2", "weight_under_half", "grad_norm", "avg", "ci_low", "ci_high")
+KEPT = ("step", "entropy_trained", "kl_k3", "routes_agree_all", "clipped_positive",
+        "clipped_negative", "weight_over_2", "weight_under_half", "grad_norm",
+        "avg", "ci_low", "ci_high")
 
 
 # -------------------------------------------------------------------------------------------- cells

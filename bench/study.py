@@ -2,7 +2,7 @@
 
     python bench/study.py three_seeds                                   # its evaluations
     python bench/study.py three_seeds --draw docs/three_seeds.png       # its runs on one page
-    python bench/study.py three_seeds --draw one.png --only tiny-seed0  # one run, all panels
+    python bench/study.py three_seeds --draw one.png --only xeon-seed0  # one run, all panels
     python bench/study.py mine --add runs/a runs/b                      # finished runs into a study
 
 The file is bench/results/STUDY.jsonl. A line holds what is needed to run it again (`flags`, or the
@@ -115,7 +115,8 @@ def main() -> None:
     args = parser.parse_args()
     for folder in map(Path, args.add):
         stored = json.loads((folder / "config.json").read_text())
-        about = dict(run=folder.name, config=stored["config"], versions=stored["versions"])
+        versions = stored["starts"][0]["versions"]
+        about = dict(run=folder.name, config=stored["config"], versions=versions)
         add(args.study, fold(folder, **about))
     lines = [line for line in load(args.study) if not args.only or line["run"] in args.only]
     if not lines:

@@ -65,7 +65,7 @@ class DataSettings:
     answer_key: str = ""
     """column with the gold answer, if it is not found by itself"""
     template: str = "auto"
-    """prompt: reinforce-ada, qwen25-math-cot, qwen-boxed, llama, chat, none"""
+    """how a prompt is made: reinforce-ada, qwen25-math-cot, qwen-boxed, llama, chat, none"""
     keep_odd_golds: bool = False
     """keep problems whose gold answer math-verify cannot read"""
     max_prompt_tokens: int = limited(0, least=0, most=10**6)

@@ -128,7 +128,7 @@ def rows_to_problems(rows, source, problem_key=None, answer_key=None, limit=None
     Doubles matter: several published sets hold every problem 32 or 100 times; avg@32 would become
     avg@1024.
     """
-    kept, texts, ids, dropped, columns = [], set(), set(), Counter(), {}
+    kept, texts, dropped, columns = [], set(), Counter(), {}
     for index, row in enumerate(rows):
         columns.update(dict.fromkeys(row or ()))
         text, gold, reason = read_row(row, problem_key, answer_key)
@@ -137,11 +137,10 @@ def rows_to_problems(rows, source, problem_key=None, answer_key=None, limit=None
             dropped[reason or "double"] += 1
             continue
         own = scalar(row.get("id") or row.get("unique_id"))
-        own = own if own and not own.isdigit() and own not in ids else f"{source}/{index}"
+        own = own if own and not own.isdigit() else f"{source}/{index}"
         level = scalar(row.get("level", row.get("difficulty")))
         kept.append(Problem(text, gold, own, source, level))
         texts.add(words)
-        ids.add(own)
         if len(kept) == limit:
             break
     if not kept:

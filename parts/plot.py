@@ -26,23 +26,25 @@ AXES = {  # --against -> key in both files, label, factor
     "tokens": ("tokens_total", "tokens generated", 1),
     "seconds": ("seconds_total", "minutes", 1 / 60),
 }
-PANELS = (  # kind of drawing, title, unit, {key in metrics.jsonl: label}
+# kind of drawing, title, unit, {key in metrics.jsonl: label}; docs/curves.md explains each title
+PANELS = (
     ("lines", "Reward while training", "share of answers that are correct",
      {"reward_first_round": "first round (fair)", "reward_pool": "whole pool"}),
     ("accuracy", "Accuracy on held-out problems", "accuracy, 95 % interval", {}),
     ("lines", "Samples drawn", "samples per step", {"samples": ""}),
     ("lines", "Tokens generated", "tokens per step", {"tokens": ""}),
-    ("lines", "Prompts that teach nothing or stay open", "share of prompts",
-     {"zero_signal": "no signal", "unresolved_no_correct": "open: no correct answer",
-      "unresolved_no_wrong": "open: no wrong answer"}),
+    ("lines", "Prompts without signal", "share of prompts",
+     {"zero_signal": "no signal", "unresolved_no_correct": "unresolved: too few correct",
+      "unresolved_no_wrong": "unresolved: too few wrong"}),
     ("kl", "Engine against trainer", r"KL($\mu$ ‖ $\pi_{old}$), nats per token",
      {"kl_k1": "|k1|", "kl_k3": "k3"}),
-    ("lines", "Entropy of the policy", "nats per token", {"entropy": ""}),
-    ("lines", "Tokens clipped or far off-policy", "share of tokens",
+    ("lines", "Entropy of the policy", "nats per token", 
+     {"entropy": "of all that was drawn", "entropy_trained": "of trained tokens"}),
+    ("off-policy", "Tokens clipped or far off-policy", "share of tokens",
      {"clipped_positive": "clipped, A > 0", "clipped_negative": "clipped, A < 0",
       "weight_truncated": "weight cut at its cap", "weight_over_2": "weight > 2",
       "weight_under_half": "weight < ½"}),
-    ("lines", "Importance weights before the cap", r"$\pi_\theta/\mu$",
+    ("off-policy", "Importance weights before the cap", r"$\pi_\theta/\mu$",
      {"weight_max": "largest", "weight_mean": "mean", "weight_min": "smallest"}),
     ("routes", "Experts on which engine and trainer agree", "share of tokens",
      {"routes_agree_all": "in all layers"}),
@@ -115,6 +117,16 @@ def smooth(values):
     return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
 
 
+def is_flat(run, keys) -> bool:
+    """Whether each of these series stays where it began, within a thousandth.
+
+    So it is by construction with one mini-batch in float32: all three policies are the same, every
+    weight is 1, and nothing is clipped.
+    """
+    found = [series(run["metrics"], "steps", key)[1] for key in keys]
+    return all(max(ys) - min(ys) < 1e-3 for ys in found if ys)
+
+
 # ----------------------------------------------------------------------------------------- panels
 def draw_lines(ax, run, x, keys) -> None:
     """One line per key: every step (faint) and the moving mean."""
@@ -171,6 +183,19 @@ def draw_stack(ax, run, x, keys) -> None:
     parts = {label: values for label, values in parts.items() if any(values)}
     xs, _ = series(rows, x, AXES[x][0])
     ax.stackplot(xs, *parts.values(), labels=parts, colors=COLORS, linewidth=0, step="mid")
+
+
+def draw_flat(ax, run, panels) -> None:
+    """In the place of panels that would be straight lines: a note that says where each line is."""
+    text = []
+    for _, title, _, keys in panels:
+        last = {label: series(run["metrics"], "steps", key)[1][-1:] for key, label in keys.items()}
+        values = [f"  {label}: {ys[0]:.3g}" for label, ys in last.items() if ys]
+        text.append("\n".join([title, *values]))
+    ax.axis("off")
+    ax.set_title("Flat in this run", fontsize=11)
+    ax.text(0.02, 0.95, "\n\n".join(text), transform=ax.transAxes, va="top", fontsize=9,
+            linespacing=1.5)
 
 
 def draw_accuracy(ax, run, x, keys) -> None:
@@ -231,9 +256,12 @@ def draw_run(run_dir: str | Path, out: str | Path | None = None, against: str = 
     run = read_run(run_dir)
     logged = {key for row in run["metrics"] for key in row}
     panels = [p for p in PANELS if (run["evals"] if p[0] == "accuracy" else logged & set(p[3]))]
-    columns = 5
-    rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(23, 3.8 * rows + 0.6), layout="constrained")
+    flat = [p for p in panels if p[0] == "off-policy" and is_flat(run, p[3])]
+    panels = [p for p in panels if p not in flat]
+    count = len(panels) + bool(flat)
+    columns = 4 if count <= 12 else 5
+    rows = math.ceil(count / columns)
+    figure = Figure(figsize=(4.7 * columns, 3.8 * rows + 0.6), layout="constrained")
     figure.get_layout_engine().set(h_pad=0.12, w_pad=0.12)
     for number, (kind, title, unit, keys) in enumerate(panels, 1):
         ax = figure.add_subplot(rows, columns, number)
@@ -241,14 +269,16 @@ def draw_run(run_dir: str | Path, out: str | Path | None = None, against: str = 
         finish(ax, title, unit, against)
         if any(ax.get_legend_handles_labels()[1]):
             ax.legend(fontsize=8, framealpha=0.8, reverse=kind == "stack")
+    if flat:
+        draw_flat(figure.add_subplot(rows, columns, len(panels) + 1), run, flat)
     known = [run["config"][key] for key in ("model", "data") if run["config"].get(key)]
     about = [run["name"], *map(str, known)]
     figure.suptitle(" · ".join(about) + "      (faint: every step, bold: moving mean)", fontsize=12)
     return save(figure, Path(out or Path(run_dir) / "curves.png"))
 
 
-KINDS = dict(lines=draw_lines, kl=draw_kl, routes=draw_routes, stack=draw_stack,
-             accuracy=draw_accuracy)
+KINDS = {"lines": draw_lines, "off-policy": draw_lines, "kl": draw_kl, "routes": draw_routes,
+         "stack": draw_stack, "accuracy": draw_accuracy}
 
 
 def draw_comparison(run_dirs: list, out: str | Path, against: str | None = None) -> Path:

@@ -4,11 +4,14 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import asdict, fields
+from typing import get_type_hints
 
 import pytest
 
+from ada_sampler import SamplerConfig
 from conftest import ROOT
-from parts.config import Config, parse
+from parts.config import RESUMABLE, Config, check_name, name_of, parse, resolve
 
 
 def run(*flags, cwd, seconds=60, env=None):
@@ -19,37 +22,164 @@ def run(*flags, cwd, seconds=60, env=None):
     return done.returncode, done.stdout + done.stderr, time.perf_counter() - start
 
 
-def test_help_explains_every_field_at_once(tmp_path):
-    code, text, seconds = run("--help", cwd=tmp_path)
-    assert code == 0 and seconds < 5
-    for field in Config.__dataclass_fields__:
-        assert f"--{field.replace('_', '-')}" in text
-    assert text.count("(default:") >= len(Config.__dataclass_fields__)
-
-
 @pytest.mark.parametrize("flags, sentence", [
     (["--M", "2", "--N", "1", "--n", "4"], "n = 4"),
     (["--M", "2"], "n = 4"),
     (["--top-p", "0.9"], "top_p must stay 1"),
-    (["--temperature", "0"], "temperature must be above 0"),
-    (["--sampler", "magic"], "sampler must be one of"),
-    (["--mini-batches", "50", "--batch-prompts", "8"], "8 prompts cannot be cut into 50 mini-batches"),
+    (["--temperature", "0"], "temperature must be at least 0.01, not 0"),
+    (["--mini-batches", "50", "--batch-prompts", "8"], "8 prompts cannot be cut into 50"),
+    (["--mini-batches", "25"], "24 prompts cannot be cut into 25"),
     (["--lora-rank", "0"], "lora_rank must be at least 1"),
     (["--name", "../elsewhere"], "plain folder name"),
-    (["--dtype", "float8"], "dtype must be one of"),
-    (["--objective", "ppo"], "objective must be one of"),
+    (["--name", "x" * 256], "256 bytes of 255"),
+    (["--name", "ü" * 128], "256 bytes of 255"),
+    (["--model", ""], "model must not be empty"),
+    (["--data", "x" * 4097], "data is longer than any path: 4,097 characters"),
     (["--objective", "grpo", "--importance", "none"], "grpo has a weight of its own"),
+    (["--objective", "cispo", "--weight-cap", "4"], "weight_cap belongs to the objective minirl"),
+    (["--weight-cap", "0.5"], "weight_cap must be 0 (no cap) or at least 1"),
+    (["--importance", "none", "--weight-cap", "4"], "no effect with importance none"),
+    (["--importance", "staleness"], "the same as none"),
+    (["--no-clip", "--eps-low", "0.1", "--mini-batches", "2"], "no effect without clip"),
+    (["--no-clip", "--eps-high", "0.1", "--mini-batches", "2"], "no effect without clip"),
+    (["--eps-low", "0.1"], "no effect with one mini-batch"),
+    (["--eps-high", "0.1"], "no effect with one mini-batch"),
+    (["--no-clip"], "no effect with one mini-batch"),
     (["--replay", "r2"], "the same as none"),
     (["--problem-key", "question"], "builtin problems have no columns"),
-    (["--lr", "fast"], "invalid float value"),
-    (["--learning-rate", "1"], "unrecognized arguments"),
+    (["--answer-key", "a"], "builtin problems have no columns"),
+    (["--lr", "1e-10"], "lr must be 0 (auto) or at least 1e-9"),
+    (["--max-grad-norm", "1e-4"], "max_grad_norm must be 0 (off) or at least 0.001"),
+    (["--warmup-steps", "101"], "more than the 100 optimizer steps"),
+    (["--warmup-steps", "8", "--steps", "3", "--mini-batches", "2"], "more than the 6 optimizer"),
 ])
-def test_wrong_flags(flags, sentence, capsys):
+def test_what_cannot_work_is_refused_in_one_sentence(flags, sentence, capsys):
     with pytest.raises(SystemExit) as ended:
         parse(flags)
-    assert ended.value.code == 2 and sentence in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and sentence in error
+    assert error.startswith("minirl.py: ") and error.count("\n") == 1
 
 
+@pytest.mark.parametrize("settings", [
+    dict(weight_cap=1.0), dict(weight_cap=0.0), dict(objective="grpo", mini_batches=2, clip=False),
+    dict(objective="cispo", mini_batches=2, eps_low=0.1), dict(importance="staleness", mini_batches=2),
+    dict(importance="none"), dict(replay="r2", mini_batches=2), dict(replay="r3"), dict(lr=1e-9),
+    dict(max_grad_norm=1e-3), dict(max_grad_norm=0.0), dict(warmup_steps=0),
+    dict(warmup_steps=6, steps=3, mini_batches=2), dict(steps=1), dict(name="ü" * 127),
+    dict(mini_batches=24, batch_prompts=24), dict(mini_batches=5, batch_prompts=24),
+    dict(data="mine.jsonl", problem_key="question"), dict(data="x" * 4096),
+])
+def test_what_is_near_to_it_is_not(settings):
+    Config(**settings).validate()
+
+
+RANGES = {  # the ends of each range: still allowed, not any more
+    "lora_rank": (1, 0, 512, 513), "lora_alpha": (1, 0, 4096, 4097),
+    "max_prompt_tokens": (0, -1, 10**6, 10**6 + 1), "batch_prompts": (0, -1, 10**5, 10**5 + 1),
+    "max_tokens": (0, -1, 10**6, 10**6 + 1), "threshold": (0, -1e-9, 0.999, 1),
+    "temperature": (0.01, 0.0099, 100, 100.1), "top_p": (1, 0, 1, 1.1),
+    "mini_batches": (1, 0, 10**5, 10**5 + 1), "weight_cap": (0, -1e-9, 1e9, 1.1e9),
+    "eps_low": (1e-9, 0, 1, 1.01), "eps_high": (1e-9, 0, 1e6, 1.1e6),
+    "lr": (0, -1e-9, 1, 1.01), "warmup_steps": (0, -1, 10**6, 10**6 + 1),
+    "weight_decay": (0, -1e-9, 1, 1.01), "max_grad_norm": (0, -1e-9, 1e9, 1.1e9),
+    "steps": (0, -1, 10**6, 10**6 + 1), "seed": (0, -1, 2**32 - 1, 2**32),
+    "eval_every": (0, -1, 10**6, 10**6 + 1), "eval_questions": (0, -1, 10**6, 10**6 + 1),
+    "eval_k": (1, 0, 10**4, 10**4 + 1), "checkpoint_every": (0, -1, 10**6, 10**6 + 1),
+    "keep_checkpoints": (1, 0, 10**6, 10**6 + 1), "engine_memory": (1e-9, 0, 0.999, 1),
+    "engine_sequences": (1, 0, 10**4, 10**4 + 1), "micro_tokens": (0, -1, 10**8, 10**8 + 1),
+    "graders": (1, 0, 256, 257)}
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_the_ends_of_every_range(name):
+    least, below, most, above = RANGES[name]
+    others = dict(mini_batches=2) if name.startswith("eps") else {}
+    for value in (least, most):
+        Config(**others | {name: value}).validate()
+    for value in (below, above):
+        with pytest.raises(ValueError, match=f"^{name} must be "):
+            Config(**others | {name: value}).validate()
+
+
+def test_every_number_of_a_run_has_a_range():
+    own = {f.name for f in fields(Config)} - {f.name for f in fields(SamplerConfig)}
+    hints = get_type_hints(Config)
+    assert own | {"threshold"} >= RANGES.keys()
+    assert {name for name in own if hints[name] in (int, float)} | {"threshold"} == RANGES.keys()
+
+
+# ------------------------------------------------------------------------------ defaults
+def test_the_defaults_of_both_kinds_of_model():
+    """What a run is, if nothing is said: every number of the README is of these."""
+    common = dict(
+        lora_rank=16, lora_alpha=32, sampler="ada-balance", n=4, M=8, N=4, threshold=0.7,
+        temperature=1.0, top_p=1.0, objective="minirl", advantage="pool-mean", weighting="none",
+        mini_batches=1, importance="full", weight_cap=5.0, clip=True, eps_low=0.2, eps_high=0.27,
+        length_norm="constant", replay="auto", warmup_steps=5, weight_decay=0.0, max_grad_norm=1.0,
+        seed=0, resume=False, eval_every=20, eval_questions=100, eval_k=8, checkpoint_every=20,
+        keep_checkpoints=2, rollout_dtype="auto", kv_cache_dtype="auto", engine_memory=0.45,
+        sleep=False, engine_sequences=256, graders=2, keep_odd_golds=False, problem_key="",
+        answer_key="")
+    small = dict(max_prompt_tokens=256, max_tokens=64, batch_prompts=24, lr=1e-3, steps=100,
+                 micro_tokens=4096, data="builtin", name="tiny-ada-balance-seed0")
+    real = dict(max_prompt_tokens=1024, max_tokens=3000, batch_prompts=32, lr=2e-5, steps=200,
+                micro_tokens=16384, name="Qwen2.5-Math-1.5B-ada-balance-seed0")
+    for model, own in (("tiny", small), ("Qwen2.5-Math-1.5B", real)):
+        found = asdict(resolve(Config(model=model)))
+        assert common | own == {name: found[name] for name in common | own}
+
+
+def test_defaults_follow_the_machine(monkeypatch):
+    from parts import engine
+
+    found = []
+    for on_cpu in (True, False):
+        monkeypatch.setattr(engine, "build_for_cpu", lambda: on_cpu)
+        config = resolve(Config())
+        found.append((config.dtype, config.sync, config.gradient_checkpointing))
+    assert found == [("float32", "merge", "off"), ("bfloat16", "adapter", "on")]
+    given = resolve(Config(dtype="float32", sync="merge", gradient_checkpointing="off"))
+    assert (given.dtype, given.sync, given.gradient_checkpointing) == ("float32", "merge", "off")
+
+
+def test_what_is_given_is_not_replaced():
+    given = dict(max_prompt_tokens=7, max_tokens=8, batch_prompts=9, lr=0.5, steps=11,
+                 eval_questions=12, micro_tokens=13, data="a.jsonl", eval_data="b.jsonl",
+                 template="none", name="mine", eval_every=3, checkpoint_every=4)
+    found = asdict(resolve(Config(**given)))
+    assert given == {name: found[name] for name in given}
+
+
+def test_zero_steps_between_means_only_at_the_ends():
+    config = resolve(Config(steps=30, eval_every=0, checkpoint_every=0))
+    assert (config.eval_every, config.checkpoint_every) == (30, 30)
+    assert resolve(Config(eval_every=0)).eval_every == 100  # of the automatic number of steps
+
+
+@pytest.mark.parametrize("settings, name", [
+    (dict(sampler="balance", seed=3), "tiny-ada-balance-seed3"),
+    (dict(model="org/name", sampler="grpo"), "name-uniform-seed0"),
+    (dict(model="/models/my model (2)/"), "my_model_2_-ada-balance-seed0"),
+    (dict(model=".hidden"), "hidden-ada-balance-seed0"),
+    (dict(model="/"), "model-ada-balance-seed0"),
+    (dict(model="x" * 300), "x" * 50 + "-ada-balance-seed0"),
+    (dict(name="mine"), "mine")])
+def test_a_run_without_a_name_gets_one_that_is_a_folder(settings, name):
+    config = Config(**settings)
+    assert name_of(config) == name
+    check_name(name)
+
+
+def test_only_what_leaves_the_meaning_of_the_logs_alone_may_change_on_resume():
+    assert RESUMABLE < {f.name for f in fields(Config)}
+    assert {"steps", "lr", "micro_tokens", "graders", "sync", "eval_every"} <= RESUMABLE
+    deciding = {"model", "dtype", "data", "seed", "temperature", "objective", "mini_batches",
+                "rollout_dtype", "kv_cache_dtype", "eval_k", "max_grad_norm", "warmup_steps"}
+    assert not RESUMABLE & (deciding | {f.name for f in fields(SamplerConfig)})
+
+
+# ------------------------------------------------------------------------------ the program
 def test_wrong_flags_answer_before_torch_is_imported(tmp_path):
     code, text, seconds = run("--top-p", "0.9", cwd=tmp_path)
     assert code == 2 and "top_p must stay 1" in text and "Traceback" not in text and seconds < 5

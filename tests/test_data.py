@@ -59,6 +59,7 @@ LAYOUTS = {  # one row as each published data set has it; all mean: What is 2+3?
         role="user", content=Q + " Let's think step by step and output the final answer within \\boxed{}.")],
         reward_model=dict(ground_truth=["5"])),
     "prompt selection (chat string)": dict(problem=CHAT, answer="5"),
+    "a rendered chat of two turns": dict(input="<|im_start|>user\nHi<|im_end|>\n" + CHAT, target="5"),
     "llama chat string": dict(input=LLAMA_CHAT, target="5"),
     "qwen-boxed suffix": dict(input=Q + "\nPlease reason step by step, and put your final answer within \\boxed{}.",
                               expected_answer="5"),
@@ -139,6 +140,12 @@ def test_the_last_user_turn_is_the_problem_and_the_last_mark_the_gold(tmp_path):
              dict(role="user", content="second")]
     (problem,) = load_problems(write(tmp_path, [dict(prompt=turns, answer="so #### 3, no\n#### 1,024")]))
     assert (problem.problem, problem.answer) == ("second", "1024")
+
+
+def test_the_first_of_two_joined_columns_must_be_there(tmp_path):
+    rows = [dict(Question="How many?", Answer="1"), dict(Body="Two apples.", Question="How many?", Answer="2")]
+    (problem,) = load_problems(write(tmp_path, rows), problem_key="Body+Question")
+    assert problem.problem == "Two apples. How many?"
 
 
 def test_an_answer_to_an_earlier_question_is_no_gold(tmp_path):

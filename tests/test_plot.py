@@ -5,6 +5,8 @@ import random
 
 import pytest
 
+from conftest import ROOT
+
 pytest.importorskip("matplotlib")
 from parts import plot
 
@@ -77,6 +79,45 @@ def test_missing_metrics_leave_out_their_panels(tmp_path):
         plot.draw_run(run)
     assert "Reward while training" in titles and "Where the time goes" in titles
     assert not {"Engine against trainer", "Entropy of the policy", "Accuracy on held-out problems"} & set(titles)
+
+
+def titles_of(figure_of, monkeypatch):
+    """Titles of the panels that are drawn while `figure_of` runs."""
+    titles, finish = [], plot.finish
+    monkeypatch.setattr(plot, "finish", lambda ax, title, *rest: (titles.append(title), finish(ax, title, *rest)))
+    figure_of()
+    return titles
+
+
+def test_what_is_flat_by_construction_is_not_drawn_but_named(tmp_path, monkeypatch):
+    """On-policy in float32 no token is clipped and all weights are 1; a reward that stands still is a finding."""
+    on, off = make_run(tmp_path / "on"), make_run(tmp_path / "off")
+    for folder, clipped in ((on, 0.0), (off, 0.02)):
+        rows = plot.read_rows(folder / "metrics.jsonl")
+        for row in rows:
+            row |= dict(reward_first_round=0.0, reward_pool=0.0, clipped_positive=clipped * (row["step"] % 2))
+            row |= dict(weight_min=1.0, weight_mean=1.0, weight_max=1.0 + 5 * clipped * row["step"])
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    both, noted = {"Tokens clipped or far off-policy", "Importance weights before the cap"}, []
+    monkeypatch.setattr(plot, "draw_flat", lambda ax, run, panels: noted.extend(title for _, title, _, _ in panels))
+    titles = titles_of(lambda: plot.draw_run(on), monkeypatch)
+    assert not both & set(titles) and both == set(noted) and "Reward while training" in titles
+    noted.clear()
+    assert both <= set(titles_of(lambda: plot.draw_run(off), monkeypatch)) and not noted
+
+
+def test_the_note_on_flat_panels_says_where_the_lines_are(tmp_path):
+    from matplotlib.figure import Figure
+
+    ax = Figure().add_subplot()
+    run = dict(metrics=[dict(step=step, weight_max=1.00001, weight_mean=1.0) for step in (1, 2)])
+    plot.draw_flat(ax, run, [next(panel for panel in plot.PANELS if "weight_max" in panel[3])])
+    assert ax.texts[0].get_text() == "Importance weights before the cap\n  largest: 1\n  mean: 1"
+
+
+def test_every_panel_is_explained_under_its_title():
+    explained = (ROOT / "docs" / "curves.md").read_text()
+    assert [title for _, title, _, _ in plot.PANELS if f"| {title} |" not in explained] == []
 
 
 def test_half_written_line_and_repeated_steps(tmp_path):

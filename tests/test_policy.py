@@ -4,7 +4,7 @@ import torch
 
 from parts import tiny
 from parts.logprobs import token_logprobs
-from parts.policy import Row, load_model, load_policy
+from parts.policy import Row, load_model, load_policy, own_class
 
 
 def small_policy(folder, config=(), **changes):
@@ -95,12 +95,12 @@ def test_nothing_in_the_model_is_random_although_its_config_asks_for_dropout(tmp
     ("starcoder2", dict(residual_dropout=0.5, embedding_dropout=0.5)),
     ("mixtral", dict(router_jitter_noise=0.5))])
 def test_no_family_keeps_its_noise(tmp_path, family, noise):
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     config = AutoConfig.for_model(family, vocab_size=64, hidden_size=32, intermediate_size=32,
                                   num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
                                   bos_token_id=None, eos_token_id=1, **noise)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    own_class(config)(config).save_pretrained(tmp_path)
     model, ids = load_model(str(tmp_path), "float32").train(), torch.arange(30)[None]
     assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
 
@@ -109,14 +109,14 @@ def test_the_code_that_a_model_folder_brings_is_never_run(tmp_path, monkeypatch)
     """transformers would ask whether to run it, and `yes |` would answer."""
     import json
 
-    from parts.data import fetch_model
+    from parts.models import fetch_model
     from parts.routing_replay import is_supported
 
     names = dict(AutoConfig="trap.Trap", AutoModelForCausalLM="trap.Trap")
     (tmp_path / "config.json").write_text(json.dumps(dict(model_type="trap", auto_map=names)))
     (tmp_path / "trap.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\nclass Trap: pass\n")
     monkeypatch.setattr("builtins.input", lambda *_: "y")
-    with pytest.raises(SystemExit, match="Cannot load the model"):
+    with pytest.raises(SystemExit, match="never run here"):
         fetch_model(str(tmp_path), 64)
     with pytest.raises(ValueError, match="trust_remote_code"):
         is_supported(str(tmp_path))

@@ -1,22 +1,22 @@
-"""The verifier: a labelled table, the boxes, the limits on hostile answers, and the worker processes.
+"""The verifier: a labelled table, the boxes, hostile answers, the command line.
 
-tests/reward_cases.jsonl holds the table: gold, completion, expected, reason, and what plain math-verify 0.9.0
-says with the gold as it is (`plain`) and inside a box (`plain_boxed`).
+tests/reward_cases.jsonl holds the table: gold, completion, expected reward and its reason, `verdict`, the status
+that is pinned here, and what plain math-verify 0.9.0 says with the gold as it is (`plain`) and inside a box
+(`plain_boxed`).
 """
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from rewards import Grader, decide, exact, extract_answer, judge, normalize
+from parts.answers import equal_numbers, exact, take_labels_off
+from rewards import MAX_CHARS, Grader, decide, extract_answer, judge
 
 ROOT = Path(__file__).parent.parent
 CASES = [json.loads(line) for line in open(Path(__file__).parent / "reward_cases.jsonl", encoding="utf-8")]
@@ -58,8 +58,11 @@ def test_the_table_beats_plain_math_verify(grader, capsys):
                 right, accepts = sum(row[0] == row[k] for row in rows), sum(row[k] > row[0] for row in rows)
                 print(f"{right / len(rows):9.1%},{accepts:4}", end="" if k < 3 else "\n")
     assert len(CASES) >= 300 and len({(case["gold"], case["completion"]) for case in CASES}) == len(CASES)
-    assert sum(e == ours for e, ours, _, _ in everything) / len(everything) >= 0.98
-    assert sum(ours > e for e, ours, _, _ in everything) <= 5
+    assert sum(e == ours for e, ours, _, _ in everything) / len(everything) >= 0.99
+    assert sum(ours > e for e, ours, _, _ in everything) <= 1
+    changed = [(case["id"], case["gold"], case["completion"], case["verdict"], verdict.status)
+               for case, verdict in zip(CASES, verdicts) if case["verdict"] != verdict.status]
+    assert not changed, "a verdict is not the pinned one: a new error, or one less (then pin that)"
     assert all(case["reason"] for case in CASES)
     timed_out = sum(verdict.status in ("timeout", "killed") for verdict in verdicts)
     assert timed_out <= 2, "honest answers take up to 0.3 s of CPU time"
@@ -95,13 +98,36 @@ def test_the_last_closed_box_or_list_of_boxes_is_the_answer(completion, answer):
     assert extract_answer(completion) == answer
 
 
-@pytest.mark.parametrize("text, normal", [
-    (r"10{,}080\,\text{cm}^2.", "10080"), ("10,080", "10080"), (r"\dfrac43", r"\frac{4}{3}"), ("２", "2"),
-    (r"90^{\circ}", "90"), (r"\text{The answer is } 12", "12"), ("x²", "x^{2}"),
-    (r"\text{28 percent}", r"28\%"),
+@pytest.mark.parametrize("gold, answer, settled", [
+    ("x=5", "y=5", ("x=5", ["y=5"])), ("x=5", "x=6", ("5", ["6"])), ("f(x)=2x", "y=2x", ("2x", ["2x"])),
+    ("f(x)=x", "x=x", ("f(x)=x", ["x=x"])), ("x=5", "x=2+3=5", ("5", ["2+3", "5"])),
+    ("x=5", "x=1=2=5", ("5", ["1", "2", "5"])), ("x=y=2", "x=1=2", ("x=y, x=2", ["x=1, x=2"])),
+    ("5", "x=4=5", ("5", ["4", "5"])), ("x+1", "x=x+1", ("x+1", ["x", "x+1"])), ("5", "5=x", ("5", ["5"])),
+    ("(1,2)", "x=1, y=2", ("(1,2)", ["(1, 2)"])), ("1,2", "x=1, x=2", ("1,2", ["1, 2"])),
 ])
-def test_normalize(text, normal):
-    assert normalize(text) == normal
+def test_what_is_compared_once_labels_are_off(gold, answer, settled):
+    assert take_labels_off(gold, answer) == settled
+
+
+@pytest.mark.parametrize("gold, answer", [(r"\{1,2\}", "(1,2)"), ("(1,2)", r"\{2,1\}"), (r"\{1,3\}", "(1,3)")])
+def test_a_set_is_no_tuple(gold, answer):
+    assert decide(gold, answer)[:2] == ("wrong", "a set is no tuple and no interval")
+
+
+def test_the_last_number_counts_in_minerva_style_and_only_the_last():
+    text = "We had 41.5 and then 1,200, so 7 of 9"
+    assert extract_answer(text, "minerva") == "9"
+    assert extract_answer(text + ", i.e. 4.5e33 or so", "minerva") == "4.5e33"
+    assert extract_answer("7" + " " * 6000, "minerva") is None, "only the end of the text is looked at"
+    assert extract_answer("7" + " " * 4900, "minerva") == "7"
+    assert extract_answer(r"\boxed{5} and 9", "minerva") == "5"
+
+
+@pytest.mark.parametrize("answer, equal", [
+    ("1.0001", True), ("0.9999", True), ("1.00011", False), ("0.99989", False), ("100.01", True), ("100.02", False),
+    ("0.010001", True), ("0.010002", False), ("1000", False), ("-1", False)])
+def test_minerva_tolerance_is_relative_to_the_gold_and_knows_percent_both_ways(answer, equal):
+    assert equal_numbers(exact("1.0"), exact(answer), "minerva") is equal
 
 
 def test_exact_numbers():
@@ -129,9 +155,9 @@ def test_golds_are_checked_at_load_time(grader):
     assert score(grader, r"\foo{1", r"\boxed{1}") == score(grader, "", r"\boxed{0}") == 0
 
 
-# ------------------------------------------------------------------------------------ statuses and workers
+# ------------------------------------------------------------------------------------ statuses
 
-HANG = r"\sum_{n=1}^{\infty}\frac{\sin n}{n^3}"
+HANG = r"\int_0^1 \frac{\sin(x^3)}{e^{x^2}+\ln(x+2)}dx"
 
 
 def test_every_status_is_reached_by_a_real_input(grader):
@@ -152,133 +178,6 @@ def test_every_status_is_reached_by_a_real_input(grader):
     with Grader(workers=1, memory_gb=0.15) as small:
         assert small.grade([("2", boxed("2^{10^9}"))])[0].status == "killed"
         assert small.grade([(r"\sqrt{12}", boxed(r"2\sqrt{3}"))])[0].status == "correct"
-
-
-def undecided(n: int) -> tuple[list, list]:
-    """Pairs that only a worker can judge, and their rewards."""
-    pairs = [(rf"2\sqrt{{2}}+{k}", rf"\boxed{{\sqrt{{8}}+{k + k % 2}}}") for k in range(n)]
-    return pairs, [1.0 - k % 2 for k in range(n)]
-
-
-def test_a_worker_killed_in_the_middle_of_a_batch_changes_nothing():
-    pairs, expected = undecided(80)
-    with Grader(workers=2) as grader:
-        for key, pair in enumerate(pairs):
-            grader.submit(key, *pair)
-        first = grader.result(0)                                       # the batch is under way
-        for worker in list(grader.workers):
-            os.kill(worker.process.pid, signal.SIGKILL)
-        verdicts = [first] + [grader.result(key) for key in range(1, len(pairs))]
-    assert [verdict.reward for verdict in verdicts] == expected
-    assert {verdict.status for verdict in verdicts} == {"correct", "wrong"}
-
-
-def test_results_come_in_order_from_any_thread_and_are_the_same_again(grader):
-    pairs, expected = undecided(30)
-    pairs += [("5", r"\boxed{5}"), ("5", "5"), ("5", r"\boxed{6}")]
-    expected += [1.0, 0.0, 0.0]
-    results = {}
-
-    def grade(k: int) -> None:
-        results[k] = grader.grade(pairs)
-    threads = [threading.Thread(target=grade, args=(k,)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert all([verdict.reward for verdict in results[k]] == expected for k in range(4))
-    with Grader(workers=1) as other:
-        assert [(v.reward, v.status, v.why) for v in other.grade(pairs[::-1])][::-1] \
-            == [(v.reward, v.status, v.why) for v in results[0]]
-    for key in reversed(range(len(pairs))):
-        grader.submit(("any", key), *pairs[key])
-    assert [grader.result(("any", key)).reward for key in range(len(pairs))] == expected
-    with pytest.raises(KeyError):
-        grader.result(("any", 0))
-
-
-def test_closing_ends_the_workers_and_what_they_still_had_to_do():
-    grader = Grader(workers=1)
-    for k in range(5):
-        grader.submit(k, r"\sqrt{2}", boxed(f"{HANG}+{k}"))
-    pid = grader.workers[0].process.pid
-    grader.close()
-    assert [grader.result(k).reward for k in range(5)] == [0.0] * 5
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-
-
-def runs(pid: str) -> bool:
-    try:
-        return "Z (zombie)" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/limits"), reason="reads /proc")
-@pytest.mark.parametrize("moment", ["starting", "working"])
-def test_ctrl_c_in_a_terminal_does_not_reach_the_workers(moment):
-    """A terminal sends it to the whole process group. Afterwards the parent is killed, and the workers must end as well."""
-    script = f"""
-import os, signal, sys, time; sys.path.insert(0, {str(ROOT)!r})
-signal.signal(signal.SIGINT, lambda *_: None)
-from rewards import Grader
-grader = Grader(workers=2)
-time.sleep(0.2) if {moment!r} == "starting" else grader.grade([("4", r"\\boxed{{\\sqrt{{16}}}}")] * 2)
-before = [worker.process.pid for worker in grader.workers]
-for k in range(4): grader.submit(k, r"\\sqrt{{12}}", rf"\\boxed{{{{2\\sqrt{{{{3}}}}+{{k}}-{{k}}}}}}")
-os.killpg(0, signal.SIGINT)
-print([grader.result(k).status for k in range(4)], before == [worker.process.pid for worker in grader.workers])
-grader.submit("hangs", r"\\sqrt{{2}}", {boxed(HANG)!r})
-time.sleep(0.3)
-print(*before, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, start_new_session=True)
-    verdicts, pids = done.stdout.splitlines()
-    assert (verdicts, done.stderr, done.returncode) == ("['correct', 'correct', 'correct', 'correct'] True", "", -signal.SIGKILL)
-    deadline = time.monotonic() + 60
-    while any(map(runs, pids.split())):
-        assert time.monotonic() < deadline, "a worker has outlived its parent"
-        time.sleep(0.1)
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/limits"), reason="reads /proc")
-def test_a_worker_is_fresh_poor_and_limited(monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "secret")
-    with Grader(workers=1) as grader:
-        grader.grade([(r"\sqrt{2}", r"\boxed{\sqrt{3}}")])
-        worker, process = grader.workers[0], Path(f"/proc/{grader.workers[0].process.pid}")
-        assert "secret" not in (process / "environ").read_text()
-        assert os.path.realpath(process / "cwd") == os.path.realpath(worker.folder.name)
-        assert os.listdir(worker.folder.name) == []
-        lines = (process / "limits").read_text().splitlines()
-        limits = {line[:25].strip(): line[26:].split()[0] for line in lines}
-        assert limits["Max address space"] == str(2 ** 30)
-        assert limits["Max core file size"] == limits["Max file size"] == "0"
-        assert "torch" not in (process / "maps").read_text()
-    assert not os.path.exists(worker.folder.name)
-
-
-def test_importing_is_light_and_workers_do_not_import_the_main_script(tmp_path):
-    script = tmp_path / "trainer.py"
-    script.write_text(f"""
-import sys; sys.path.insert(0, {str(ROOT)!r}); open("started", "a").write("x")
-from rewards import Grader
-assert not {{"sympy", "torch", "math_verify"}} & set(sys.modules)
-with Grader() as grader: print(grader.grade([(r"\\sqrt{{12}}", r"\\boxed{{2\\sqrt{{3}}}}")])[0].status)
-assert "sympy" not in sys.modules
-""")
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
-    assert (done.stdout, (tmp_path / "started").read_text()) == ("correct\n", "x"), done.stderr
-
-
-def test_a_missing_verifier_says_so(monkeypatch):
-    start = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", lambda command, **how: start(
-        ["/bin/sh", "-c", "echo '\"ModuleNotFoundError: No module named math_verify\"'; read job"], **how))
-    with Grader(workers=1) as grader, pytest.raises(RuntimeError, match="math_verify.*pip install"):
-        grader.grade([(r"\sqrt{2}", r"\boxed{\sqrt{3}}")])
 
 
 # ------------------------------------------------------------------------------------ hostile answers
@@ -331,17 +230,6 @@ def test_hostile_answers_score_zero_in_time_and_do_not_disturb_the_others():
         assert score(grader, r"\sqrt{12}", boxed(r"2\sqrt{3}")) == 1
 
 
-def test_no_rule_takes_long_on_any_thousand_characters():
-    pieces = ["1", "a", " ", "{", "}", "\\", "(", ",", "\\text{", "^", "1 ", "\\frac{", "=", "and ", "\\,",
-              "~", "-", "x in "]
-    for piece in pieces:
-        for other in pieces:
-            text = ((piece + other) * 1000)[:990]
-            start = time.thread_time()
-            decide("42", text)
-            assert time.thread_time() - start < 0.5, text[:20]
-
-
 RUN = "__import__('os').system('touch MARK')"
 INJECTIONS = [
     RUN, f"1 if {RUN} else 42", f"eval(\"{RUN}\")", f"[x for x in [{RUN}]]", f"S(\"{RUN}\")", f"f({RUN})",
@@ -360,6 +248,48 @@ def test_code_in_an_answer_is_never_run(grader, tmp_path, monkeypatch):
     for text in injections:                              # once more without the fast path and its guards
         judge("42", [text])
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("gold, close", [
+    ("2^{100}", "2^{100}-1"), ("100!", "100!+1"), ("1", r"1-\frac1{2^{100}}"), ("10^{10}", r"\sqrt{10^{20}+1}"),
+    ("1", r"\sqrt{1+10^{-300}}"), ("1", "1+e^{-1000}"), ("x", "x+10^{-50}"), (r"\{2^{100},1\}", r"\{2^{100}-1,1\}"),
+    ("(2^{100},1)", "(2^{100}-1,1)"), ("[0,2^{100}]", "[0,2^{100}-1]"), ("x+y<1", "x+y<1+10^{-30}"),
+    ("x<1", "x<1+10^{-30}"), ("x+y=1", "x+y=1+10^{-30}"), ("10^{-20}", "10^{-30}"),
+    (r"\begin{pmatrix}2^{100}\\1\end{pmatrix}", r"\begin{pmatrix}2^{100}-1\\1\end{pmatrix}")])
+def test_exact_values_are_equal_only_if_exactly_equal(grader, gold, close):
+    respelled = gold.replace("2^{100}", r"2\cdot 2^{99}")
+    verdicts = grader.grade([(gold, boxed(close)), (gold, boxed(respelled))])
+    assert [verdict.reward for verdict in verdicts] == [0.0, 1.0], verdicts
+
+
+@pytest.mark.parametrize("gold, answer, reward", [
+    ("x", r"\sqrt{x^2}", 0), ("x", r"\max(x,0)", 0), ("x", "|x|", 0), ("1", r"\gcd(m,n)", 0),
+    ("0", r"\sqrt{x^2}-x", 0), (r"\sqrt{xy}", r"\sqrt{x}\sqrt{y}", 1), (r"\ln(x^2)", r"2\ln x", 1)])
+def test_what_is_equal_only_for_positive_numbers_is_not_equal(grader, gold, answer, reward):
+    """But a root or a logarithm keeps its variables where it is defined."""
+    assert score(grader, gold, boxed(answer)) == reward
+
+
+@pytest.mark.parametrize("pair", [(None, "42"), (42, "42"), (b"42", "42"), ("\\boxed{42}", 42)])
+def test_what_is_no_string_gets_one_clear_error(grader, pair):
+    with pytest.raises(TypeError, match=f"a (completion|gold) must be a string, not {type(pair[0]).__name__}|not int"):
+        grader.grade([(pair[1], pair[0])])
+
+
+def test_characters_that_unfold_into_many_do_not_slow_the_parent():
+    for character in ("\ufdfa", "\ufdfb", "½", "㌀", "①"):            # the first becomes 18 characters
+        start = time.thread_time()
+        status, why, *_ = decide("42", character * MAX_CHARS)
+        assert time.thread_time() - start < 0.1, character
+        assert status in ("wrong", "unparseable") or character == "①"
+    assert decide("42", "\ufdfa" * 500)[0] == "unparseable"
+
+
+def test_many_boxes_take_linear_time():
+    text = " ".join(f"\\boxed{{{k}}}" for k in range(40_000))
+    start = time.thread_time()
+    assert extract_answer(text).startswith("0, 1, 2")
+    assert time.thread_time() - start < 1.5, "a comparison of every box with every other takes 13 s"
 
 
 def test_long_honest_completions_keep_their_reward(grader):

@@ -25,7 +25,8 @@ def finished(tmp_path):
     """The folder of a finished run. Step 2 had no signal, so it has no entropy."""
     run = tmp_path / "runs" / "mine"
     run.mkdir(parents=True)
-    stored = dict(config=dict(model="tiny", data="builtin"), versions=dict(torch="2"))
+    starts = [dict(versions=dict(torch="2"))]
+    stored = dict(config=dict(model="tiny", data="builtin"), starts=starts)
     (run / "config.json").write_text(json.dumps(stored))
     spent = dict(samples_total=8, tokens_total=80, seconds_total=1.0)
     metrics = [dict(step=1, entropy=1 / 3, reward_first_round=0.5, spent={"all": 8}, **spent),
@@ -58,7 +59,8 @@ def test_a_study_of_whole_runs_is_filled_told_and_drawn(results, finished, monke
         monkeypatch.setattr(sys, "argv", ["study.py", "some", *arguments])
         study.main()
     assert "step 2: 66.7% [60.0%, 70.0%], 1 s, 8 samples, 80 tokens" in capsys.readouterr().out
-    assert all((results / name).read_bytes().startswith(b"\x89PNG") for name in ("one.png", "both.png"))
+    for name in ("one.png", "both.png"):
+        assert (results / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_an_unknown_run_gets_one_sentence(results, monkeypatch):

@@ -1,0 +1,352 @@
+r"""What kind of answer a normalized string is: a number, words, a labelled value, a choice, a bomb.
+
+Everything here looks at strings only, and takes time linear in their length, so that it may run in
+the trainer's own process on what a model wrote.
+"""
+import functools
+import itertools
+import re
+from fractions import Fraction
+
+from parts.spelling import FUNCTIONS, MONTHS, squeeze
+
+MAX_DEPTH = 14          # of nested brackets; honest answers stay below 8
+MAX_ELEMENTS = 200      # of a list
+
+# --------------------------------------------------------------------------------------- boxes
+
+BOX = re.compile(r"""
+    \\(?:boxed|fbox) (?![A-Za-z]) \s*
+    (?: (\{)                                                       # a group
+      | ( [-+]?\.?\d[^\s$\\]* | \\(?:d?frac|sqrt|pi)[^\s$]* ))     # \boxed 7, \boxed\frac12
+    """, re.VERBOSE)
+BRACE = re.compile(r"\\.|[{}]", re.DOTALL)                         # or an escaped one, to skip it
+# What may stand between the boxes of one list: "x=\boxed{1}, y=\boxed{2}", "\boxed1 and \boxed2"
+BETWEEN_BOXES = re.compile(r"""
+    (?: [\s,;.&$~*…] | \\[,;:!\ ()\[\]\\] | \\q?quad | \\[lc]?dots
+      | \\text\{\s*,?\s*(?:and|or)?\s*\}
+      | \b and \b | \b or \b
+      | \(?\b[a-z\d]\)                                             # (a)  b)  2)
+      | [A-Za-z](?:_\{?\w+\}?)?(?:\([a-z]\))?\s*= )*               # x=  x_1=  f(x)=
+    """, re.VERBOSE)
+LAST_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+|\s*\\times\s*10\^\{?-?\d+\}?)?")
+
+
+def closing_braces(text: str, start: int) -> dict[int, int]:
+    """Position of every opening brace after `start` -> that of the brace which closes it."""
+    opened, closing = [], {}
+    for brace in BRACE.finditer(text, start):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif brace[0] == "}" and opened:
+            closing[opened.pop()] = brace.start()
+    return closing
+
+
+# ------------------------------------------------------------------------------------- numbers
+
+DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
+EXACT = re.compile(rf"""
+    (-?)
+    (?: (\d*) \\frac\{{(-?{DECIMAL})\}}\{{(-?{DECIMAL})\}}                     # 5\frac{{1}}{{2}}
+      | ({DECIMAL}) (?: /({DECIMAL}) )? (?: \\times10\^\{{(-?\d{{1,3}})\}} )? # 3/4, 6\times10^{{3}}
+      | (\d*)\.(\d*) \\(?:overline|bar|dot)\{{(\d+)\}}                        # 0.1\overline{{6}}
+    ) (\\%)?""", re.VERBOSE)
+
+
+@functools.lru_cache(4096)
+def exact(text: str) -> tuple[Fraction, bool, bool] | None:
+    r"""(value, has a decimal point, is a percentage) of `3/4`, `5\frac12`, `0.1\overline{6}`..."""
+    match = EXACT.fullmatch(squeeze(text))
+    if not match or Fraction(match[4] or match[6] or 1) == 0:
+        return None
+    (sign, whole, top, bottom, number, divisor, power,
+     integer, head, period, percent) = match.groups()
+    if top:
+        value = Fraction(whole or 0) + Fraction(top) / Fraction(bottom)
+    elif period:
+        tail = Fraction(head or 0) + Fraction(int(period), 10 ** len(period) - 1)
+        value = Fraction(integer or 0) + tail / 10 ** len(head)
+    else:
+        value = Fraction(number) / Fraction(divisor or 1) * Fraction(10) ** int(power or 0)
+    return (-value if sign else value), "." in (number or ""), bool(percent)
+
+
+def equal_numbers(gold: tuple, answer: tuple, style: str = "") -> bool:
+    """Equal; or equal once rounded to 6 decimals, as in math-verify, unless tiny or whole.
+
+    10% is 10 or 0.1, but 0.5 is not 0.5%. "minerva" is Qwen's rule: 1e-4 relative, x100 and /100
+    allowed.
+    """
+    (g, g_decimal, g_percent), (a, a_decimal, a_percent) = gold, answer
+    hundredth, relative = Fraction(1, 100), abs(g) / 10 ** 4
+    if style == "minerva":
+        return any(abs(a * scale - g) <= relative for scale in (1, 100, hundredth))
+    if g_percent == a_percent:
+        scales = [1]
+    elif g_percent:
+        scales = [1, 100]
+    elif abs(g) < 1:
+        scales = [hundredth]
+    else:
+        scales = [1, hundredth]
+    if any(a * scale == g for scale in scales):
+        return True
+    rounded = (g_decimal or a_decimal) and g.denominator > 1
+    return rounded and any(round(a * scale, 6) == round(g, 6) and abs(a * scale - g) <= relative
+                           for scale in scales)
+
+
+UNIT_OF_ONE_LETTER = re.compile(r"(?<=\d)\s*[msghLNJWVAK](?:\^\{?[23]\}?)?$")
+
+
+def without_letter_unit(text: str) -> str:
+    """`5 m` -> `5`. Only where the gold is a number: elsewhere the letter may be a variable."""
+    return UNIT_OF_ONE_LETTER.sub("", text)
+
+
+# --------------------------------------------------------------------------- words and choices
+
+TEXT = re.compile(r"\\text\{([^{}]*)\}")
+ARTICLE = re.compile(r"^(?:(?:an?|the) (?=[a-z]{2})|option |choice )")    # but "a b" is two letters
+BRACKETED = re.compile(r"^\((.*)\)$")
+MONTH = re.compile(rf"(?i)(?<![A-Za-z])(?:{MONTHS})(?![A-Za-z])")
+COMMAND, DIGIT = re.compile(r"\\[A-Za-z]+"), re.compile(r"\d")
+WORD_OR_NUMBER = re.compile(r"[a-z]+|\d+")
+WORD, LETTER = re.compile(r"[A-Za-z][A-Za-z '\-]*\.?"), re.compile("[A-J]")
+LOOKS_LIKE_WORDS = re.compile(r"[A-Za-z]{3}|^[Nn]o$")
+SURELY_WORDS = re.compile(r"[A-Za-z]{4}|[A-Za-z]{2} +[A-Za-z]{2}")
+A_CHOICE = re.compile(r"(?:\\text\{)?\(?[A-J]\)?\}?")
+CHOICE_AND_VALUE = re.compile(r"""
+    (?: (?: \\text\{\s*\( | \( ) ([A-J]) \)[.:]?\s*\}?[.:]?\s*         # \text{(C)} or (C)
+      | \\text\{\s*([A-J]) (?: [.:]\s*\} | \s*\}[.:] | \s*\}(?=\s) )\s*   # \text{C.}, \text{C} 42
+    )
+    (?! \\(?:cdot|times|div|pm|mp|text)(?![A-Za-z]) )        # \text{E} \times 2 is a product
+    ( [\d\\].* | (?<=\s)-.+ )                                        # 42
+    """, re.VERBOSE)
+
+
+def words(text: str) -> str | None:
+    r"""The lower-case words of a textual answer, sorted if they form a list; None for mathematics.
+
+    `\text{(C)}`, `(C)` and `C.` are "c"; `\text{an ellipse}` is "ellipse". Other bare words need
+    three letters, since `AB` and `ab` may be products.
+    """
+    plain = TEXT.sub(lambda m: " " + m[1].replace("(", " ").replace(")", " ") + " ", text)
+    textual = "\\text" in text or LOOKS_LIKE_WORDS.search(plain)
+    parts = []
+    for part in plain.split(","):
+        part = BRACKETED.sub(r"\1", part.strip(" .:"))
+        if not (WORD if textual else LETTER).fullmatch(part):
+            return None
+        parts.append(ARTICLE.sub("", " ".join(part.lower().split())))
+    return ",".join(sorted(parts))
+
+
+def date(text: str) -> list[str] | None:
+    """The words and numbers of a date in any order: `May 5, 2004`, `5th of May 2004`."""
+    if not (MONTH.search(text) and DIGIT.search(text)):
+        return None
+    return sorted(set(WORD_OR_NUMBER.findall(COMMAND.sub(" ", text).lower())) - {"of", "the", "th"})
+
+
+def is_surely_text(text: str) -> bool:
+    r"""`\text{odd}` and `undefined`, but not `AB`."""
+    return "\\text" in text or bool(SURELY_WORDS.search(text))
+
+
+def take_choice(gold: str, answer: str) -> str:
+    r"""`\textbf{(C)}\ 42` states a letter and a value: the one that the gold asks for."""
+    both = CHOICE_AND_VALUE.match(answer)
+    if not both:
+        return answer
+    letter, value = both[1] or both[2], both[3]
+    return letter if A_CHOICE.fullmatch(gold) else value
+
+
+# ---------------------------------------------------------------------------- labels and lists
+
+COMMAND_IN_NAME = re.compile(r"""
+    _\{[^{}]*\} | _\w | \\text\{[^{}]*\} | \^\{?-1\}?                # x_1, \text{Area}, f^{-1}
+    | \\(?:angle|triangle|vec|overline|hat|mathbb)(?![A-Za-z])""", re.VERBOSE)
+ARGUMENT = re.compile(r"(?<=[A-Za-z'])\s*\([^()]*\)")
+CLAIM = re.compile(r"\d|[<>]|\\(?:le|ge|ne|approx|infty|pi)(?![A-Za-z])")
+COMPUTED = re.compile(rf"[-+*/^]|\\(?:cdot|times|frac|div|lim|sum|int|{FUNCTIONS})(?![A-Za-z])")
+INDEX = re.compile(r"_\{?\w+\}?")
+PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-z])")
+SET = re.compile(r"\\\{\s*[^(\s]")
+TUPLE = re.compile(r"\([^(),]*,[^(),]*\)")
+SET_BRACES = re.compile(r"^\\\{((?:(?!\\[{}]).)+)\\\}$")
+MODULUS = re.compile(r"\s*\\pmod\{\w+\}")
+UNKNOWN = re.compile(r"^\s*[A-Za-z]\s*=\s*")
+
+
+def split_top(text: str, separators: str) -> list[str]:
+    """Split at separators outside all brackets; `=` of `<=`, `>=`, `!=`, `:=` does not count."""
+    parts, depth, start = [], 0, 0
+    for i, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if character in separators and depth == 0 and text[max(i - 1, 0)] not in "<>!:=":
+            parts.append(text[start:i].strip())
+            start = i + 1
+    return parts + [text[start:].strip()]
+
+
+def is_label(text: str, plain: bool) -> bool:
+    r"""A name such as `x`, `f(2)`, `\angle ABC`; unless `plain`, also `m+n`. Never a number."""
+    text = ARGUMENT.sub("", COMMAND_IN_NAME.sub("n", text))
+    if CLAIM.search(text) or plain and COMPUTED.search(text):
+        return False
+    return any(character.isascii() and character.isalpha() for character in text)
+
+
+def names_its_value(name: str, value: str) -> bool:
+    """`x=5`, but not `x=x+1`: that is a claim about x."""
+    name = name.strip()
+    return len(name) > 1 or name not in COMMAND.sub("", value)
+
+
+def unlabel(text: str) -> tuple[list[str], list[str]] | None:
+    """`x=1, y=2` -> (["x", "y"], ["1", "2"]); None if it isn't at most one label to a value."""
+    names, values = [], []
+    for element in split_top(text, ",;"):
+        *left, value = split_top(element, "=")
+        if len(left) > 1:
+            return None
+        if left and not (is_label(left[0], plain=True) and names_its_value(left[0], value)):
+            return None
+        names += [squeeze(INDEX.sub("", name)) for name in left]
+        values.append(value)
+    return names, values
+
+
+def as_tuple_if_named(names: list[str], values: list[str]) -> str:
+    """`x=1, y=2` is the point (1, 2); `x=1, x=2` are two solutions."""
+    listed = ", ".join(values)
+    return f"({listed})" if len(set(names)) > 1 else listed
+
+
+def take_value(gold: str, answer: str) -> list[str]:
+    r"""The parts of `answer` that must equal a gold without `=`.
+
+    math-verify looks only at the last part: it would take `1=2=42` for 42, and `x^2-1=0` for 0.
+    """
+    labelled = unlabel(answer)
+    if labelled and labelled[0] and len(labelled[1]) > 1:                     # x=1, y=2 for (1,2)
+        names, values = labelled
+        return [as_tuple_if_named(names, values) if gold.startswith("(") else ", ".join(values)]
+    parts = split_top(answer, "=")
+    number = exact(gold)
+    is_zero = number is not None and number[0] == 0
+    kept = [part for part in parts[:-1]
+            if not (is_label(part, plain=is_zero) and names_its_value(part, parts[-1]))]
+    if kept and is_label(parts[-1], plain=True):                              # 5 = x
+        return kept
+    return kept + parts[-1:]
+
+
+def is_chain(text: str) -> bool:
+    return any(len(split_top(element, "=")) > 2 for element in split_top(text, ",;"))
+
+
+def equations_of(text: str) -> str:
+    """`x=y=2` -> `x=y, x=2`: math-verify takes a chain for its last equation."""
+    equations = []
+    for element in split_top(text, ",;"):
+        first, *others = split_top(element, "=")
+        equations += [f"{first}={other}" for other in others] or [first]
+    return ", ".join(equations)
+
+
+def take_labels_off(gold: str, answer: str) -> tuple[str, list[str]]:
+    """(gold, the parts of the answer that must all equal it), without labels that agree."""
+    if "=" not in gold:
+        return gold, take_value(gold, answer)
+    if is_chain(gold):
+        return equations_of(gold), [equations_of(answer)]
+    if is_chain(answer):                                          # x=1=2=5 is x=1, x=2 and x=5
+        equations = split_top(equations_of(answer), ",;")
+        taken = [take_labels_off(gold, equation) for equation in equations]
+        if len({left for left, _ in taken}) > 1:
+            return gold, equations
+        return taken[0][0], [part for _, parts in taken for part in parts]
+    g, a = unlabel(gold), unlabel(answer)
+    if g and a and "=" not in answer:
+        return as_tuple_if_named(*g), [answer]
+    if g and a and len(set(g[0])) == len(set(a[0])) == 1:
+        same_name = g[0][0] == a[0][0]
+        longer_names = max(map(len, g[0] + a[0])) > 1
+        if same_name or longer_names:                                         # x=5 is not y=5
+            return ", ".join(g[1]), [", ".join(a[1])]
+    return gold, [answer]
+
+
+def expand_signs(text: str) -> str:
+    r"""`\frac{-1\pm\sqrt5}{2}` -> both values as a list: math-verify does it only between terms."""
+    if not PLUS_MINUS.search(text):
+        return text
+    elements = []
+    for element in split_top(text, ",;"):
+        upper = PLUS_MINUS.sub(lambda m: "+" if m[1] == "pm" else "-", element)
+        lower = PLUS_MINUS.sub(lambda m: "-" if m[1] == "pm" else "+", element)
+        both = [each.removeprefix("+").strip() for each in (upper, lower)]
+        elements += dict.fromkeys(both)
+    return ", ".join(elements)
+
+
+def set_against_tuple(gold: str, answer: str) -> bool:
+    """A set is no tuple and no interval."""
+    return bool(SET.match(gold) and TUPLE.fullmatch(answer)
+                or SET.match(answer) and TUPLE.fullmatch(gold))
+
+
+def without_set_braces(text: str) -> str:
+    return SET_BRACES.sub(r"\1", text).strip()
+
+
+def without_lone_modulus(gold: str, answer: str) -> tuple[str, str]:
+    """`3 (mod 7)` and `3` may answer the same question; `3 (mod 7)` and `3 (mod 5)` may not.
+
+    `x = 3 (mod 7)` answers it too, when the other does not name the unknown.
+    """
+    if ("\\pmod" in gold) != ("\\pmod" in answer):
+        return MODULUS.sub("", gold), MODULUS.sub("", answer)
+    if "\\pmod" in gold and bool(UNKNOWN.match(gold)) != bool(UNKNOWN.match(answer)):
+        return UNKNOWN.sub("", gold), UNKNOWN.sub("", answer)
+    return gold, answer
+
+
+# ------------------------------------------------------------------------- what must not be parsed
+
+COMPARED_AS_TEXT = re.compile(r"""
+    \\[lcdv]?dots | \.\.\.                         # 1,2,\ldots,n
+    | \d\)?\s*_                                   # 52_8: the base is part of it, 52 is wrong
+    | ^\d+:0\d | ^\d{1,2}(?::\d\d)?\\text\{[ap]m\}  # 10:05 is no ratio, 4:30 p.m. no product
+    | \\pmod
+    | \\(?:gcd|lcm)\s*[({][^(){}]*[A-Za-z]          # sympy takes variables for coprime polynomials
+    | \d' | \\infty\s*\]                           # 42' is not 42; no interval ends in infinity]
+    """, re.VERBOSE)
+UNIMPORTANT_IN_TEXT = re.compile(r"[{}()\s]")
+BOMB = re.compile(r"""
+    \d{401} | \^\s*\{?\s*\d{7}                              # long numbers, large exponents
+    | \d{5,}\s*[)}]*\s*! | !\s*[)}]*\s*!                    # factorials
+    | (?: \^[\s{(]*\d+[\s})]* ){3}                          # towers
+    | \\(?:binom|Gamma)[\s{(]*(?:\d{5}|\d+\^)""", re.VERBOSE)
+
+
+def is_only_text(text: str) -> bool:
+    """Number bases, dots and times of day: math-verify drops or misreads them."""
+    return bool(COMPARED_AS_TEXT.search(text))
+
+
+def same_text(gold: str, answer: str) -> bool:
+    bare = [UNIMPORTANT_IN_TEXT.sub("", text).lower() for text in (gold, answer)]
+    return bare[0] == bare[1]
+
+
+def is_bomb(text: str) -> bool:
+    """Cheap signs of an answer that would only run into the limits."""
+    depth = itertools.accumulate((c in "([{") - (c in ")]}") for c in text)
+    if max(depth, default=0) > MAX_DEPTH or text.count(",") > MAX_ELEMENTS:
+        return True
+    return bool(BOMB.search(text))

@@ -1,0 +1,374 @@
+r"""One spelling for LaTeX: a table of rules by which what looks the same is written the same.
+
+`10{,}080\,\text{cm}^2.` and `10,080` both become `10080`. The rules are applied one after another,
+each to what the ones before have left, so their order matters. Every rule says why it is there and
+carries an example; a test applies each rule to its own. In a pattern, § stands for "here a command
+ends". No pattern may backtrack far: answers are written by a model, and could make it hang.
+"""
+import functools
+import re
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass
+
+FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|log|ln|exp|sqrt|pi|gcd|lcm"
+NUMBER_WORDS = ("zero one two three four five six seven eight nine ten eleven twelve thirteen "
+                "fourteen fifteen sixteen seventeen eighteen nineteen twenty").split()
+MONTHS = ("january|february|march|april|may|june|july|august|september|october|november|december"
+          "|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec")
+FLAT_GROUP = r"\{[^{}]*\}"                                       # braces without braces inside
+GROUP = r"\{(?:[^{}]|\{[^{}]*\})*\}"                             # ... with one level of them
+PARENTHESES = r"\(((?:[^()]|\([^()]*\))*)\)"                     # likewise; catches the inside
+POWER = r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|-?\d))?"                  # of a unit: cm^2, s^{-1}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Replace `pattern` by `new`, because of `why`; `before` becomes `after`."""
+    why: str
+    pattern: re.Pattern
+    new: str | Callable[[re.Match], str]
+    before: str
+    after: str
+
+    def apply(self, text: str) -> str:
+        return self.pattern.sub(self.new, text)
+
+
+def rule(why: str, pattern: str, new: str | Callable, before: str, after: str) -> Rule:
+    return Rule(why, re.compile(pattern.replace("§", "(?![A-Za-z])")), new, before, after)
+
+
+# ---------------------------------------------------------------------------------- characters
+
+CHARACTERS = r"""
+− -     – -     — -     × \times     · \cdot     ⋅ \cdot     ∙ \cdot     ÷ \div
+⁄ /     ∕ /     ∶ :
+≤ \le   ≥ \ge   ⩽ \le   ⩾ \ge   ≠ \ne   ≈ \approx   ± \pm   ∓ \mp   √ \sqrt   ∛ \sqrt[3]   ∞ \infty
+π \pi   θ \theta   α \alpha   β \beta   γ \gamma   λ \lambda   μ \mu   φ \varphi   ϕ \phi   ω \omega
+Ω \Omega   ∪ \cup   ∩ \cap   ∈ \in   ∖ \setminus   ∅ \emptyset   ∠ \angle   ° ^\circ   … \ldots
+ℝ \mathbb{R}   ℤ \mathbb{Z}   ℕ \mathbb{N}   ℚ \mathbb{Q}   ℂ \mathbb{C}   ⟨ \langle   ⟩ \rangle
+′ '   ∣ |   ∨ ,   。 .   ½ \frac{1}{2}   ⅓ \frac{1}{3}   ⅔ \frac{2}{3}
+¼ \frac{1}{4}   ¾ \frac{3}{4}   ⅕ \frac{1}{5}
+""".split()
+INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff\u00ad"               # of no width
+UNICODE = {ord(character): command + " " * command[-1].isalpha()
+           for character, command in zip(CHARACTERS[::2], CHARACTERS[1::2])}
+UNICODE |= dict.fromkeys(map(ord, INVISIBLE), "")
+SUPERSCRIPTS, SUBSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+"), re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
+COMMAND_ESCAPED_TWICE = re.compile(r"\\\\(?=[A-Za-z])")
+
+
+@functools.lru_cache(4096)                # a gold is compared with many answers, and they repeat
+def plain_characters(text: str) -> str:
+    r"""`x²` -> `x^{2}`, `２` -> `2`, `π` -> `\pi `, and `\\frac` -> `\frac` outside matrices."""
+    text = SUPERSCRIPTS.sub(lambda m: f"^{{{unicodedata.normalize('NFKC', m[0])}}}", text)
+    text = SUBSCRIPTS.sub(lambda m: f"_{{{unicodedata.normalize('NFKC', m[0])}}}", text)
+    text = unicodedata.normalize("NFKC", text.translate(UNICODE)).translate(UNICODE)
+    return text if "\\begin" in text else COMMAND_ESCAPED_TWICE.sub(r"\\", text)
+
+
+# ----------------------------------------------------------------------------------- the rules
+
+def digits_together(match: re.Match) -> str:
+    return match[0].replace(" ", "").replace(",", "")
+
+
+def time_of_day(match: re.Match) -> str:
+    return f"{match[1]}\\text{{{match[2].lower()}m}}"
+
+
+def number_for_word(match: re.Match) -> str:
+    return str(NUMBER_WORDS.index(match[1].lower()))
+
+
+UNSEEN = [
+    rule("a phantom takes room and shows nothing",
+         rf"\\[hv]?phantom\s*{FLAT_GROUP}", "", r"7\phantom{42}", "7"),
+    rule("labels, tags and spaces of a stated length are not part of the answer",
+         rf"\\(?:label|tag|[hv]space)\*?{FLAT_GROUP}", "", r"7\tag{1}\hspace{2cm}", "7"),
+    rule("colour, as a switch",
+         r"\\color\{\w*\}", "", r"\color{red}7", "7"),
+    rule("an answer that begins with a relation: what is left of it is outside the box",
+         r"^\s*(?:=|\\approx)", "", "= 7", " 7"),
+    rule("sizes, fonts as switches, \\therefore and check marks",
+         r"\\(?:displaystyle|limits|textstyle|hfill|left|right|[bB]igg?[lrm]?|[lL]arge|huge"
+         r"|small|rm|bf|it|therefore|checkmark)§\.?", "", r"\displaystyle\left.7\right|", "7|"),
+    rule("a bar over two points names a segment",
+         r"\\overline(?=\s*\{[A-Z]{2}\})", "", r"\overline{AB}", "{AB}"),
+    rule("unit vectors wear hats or not",
+         r"\\hat(?=\s*\{[ijk]\})", "", r"2\hat{i}", "2{i}"),
+    rule("boxes in boxes, colours, lines and fonts around a group",
+         r"\\(?:boxed|fbox|textcolor\{\w*\}|underline|ensuremath|math(?:bf|it|sf|cal)|boldsymbol"
+         r"|bm)(?=\s*\{)", "", r"\mathbf{v}+\boxed{7}", "{v}+{7}"),
+    rule("negative space, as in 10,\\!000",
+         r"(?<!\\)\\!\s*", "", r"10,\!000", "10,000"),
+    rule("a comma in braces separates thousands",
+         r"(?<=\d)\{,\}(?=\d)", "", "10{,}000", "10000"),
+    rule("the signs that begin and end a formula",
+         r"(?<!\\)\\[()\[\]]", "", r"\(7\)", "7"),
+    rule("dollars, as currency and around formulas",
+         r"\\\$|\$", "", r"\$7, $8$", "7, 8"),
+    rule("other currencies, and quotation marks",
+         r"[€£¥¢₹`“”\"]", "", "“£7”", "7"),
+    rule("two asterisks between values are a power",
+         r"(?<=[\w)}\]])(?:\*\*|\s+\*\*\s+)(?:\(([^()]*)\)|(-?(?:\d+(?:\.\d+)?|[A-Za-z])))",
+         r"^{\1\2}", "2**10", "2^{10}"),
+    rule("elsewhere they are bold in Markdown",
+         r"\*\*", "", "**7**", "7"),
+    rule("quotation marks around everything",
+         r"^\s*'([^']*)'\s*$", r"\1", "'13'", "13"),
+    rule("every space is one space",
+         r"(?:(?<!\\)\\[,;: ]|\\(?:q?quad|thinspace|enspace)§|~|\s)+", " ", r"7\,\quad  8", "7 8"),
+]
+
+SYNONYMS = [
+    rule("all that sets upright text is \\text",
+         r"\\(?:text(?:bf|it|rm|sf|up|normal)|math(?:rm|normal)|[mh]box|operatorname\*?)\s*(?=\{)",
+         r"\\text", r"\mathrm{cm}", r"\text{cm}"),
+    rule("upright text of one letter, without braces",
+         r"\\(?:text|math)rm\s+([A-Za-z])", r"\\text{\1}", r"\mathrm e", r"\text{e}"),
+    rule("the size of a fraction or a binomial",
+         r"\\[dtc](frac|binom)§", r"\\\1", r"\dfrac{1}{2}", r"\frac{1}{2}"),
+    rule("\\leq and \\leqslant are \\le",
+         r"\\([lg])eq?(?:q|slant)?§", r"\\\1e ", r"x\leqslant 2", r"x\le  2"),
+    rule("<= is \\le",
+         r"<=", r"\\le ", "x<=2", r"x\le 2"),
+    rule(">= is \\ge",
+         r">=", r"\\ge ", "x>=2", r"x\ge 2"),
+    rule("definitions and congruences are read as equations",
+         r"\\equiv§|:=", "=", "x:=2", "x=2"),
+    rule("\\ne in all its spellings",
+         r"\\neq§|\\not\s*=|!=", r"\\ne ", r"x\not=2", r"x\ne 2"),
+    rule("the two signs for the empty set",
+         r"\\varnothing", r"\\emptyset", r"\varnothing", r"\emptyset"),
+    rule("logical connectives separate a list",
+         r"\\l(?:or|and)§", ",", r"1 \lor 2", "1 , 2"),
+    rule("\\lbrace is \\{",
+         r"\\lbrace§", r"\\{", r"\lbrace 1", r"\{ 1"),
+    rule("\\rbrace is \\}",
+         r"\\rbrace§", r"\\}", r"1\rbrace", r"1\}"),
+    rule("vectors in angles are tuples: the left angle",
+         r"\\langle", "(", r"\langle 1,2", "( 1,2"),
+    rule("vectors in angles are tuples: the right angle",
+         r"\\rangle", ")", r"1,2\rangle", "1,2)"),
+    rule("\\choose is \\binom",
+         r"\{([^{}]*)\\choose([^{}]*)\}", r"\\binom{\1}{\2}", r"{5\choose 2}", r"\binom{5}{ 2}"),
+    rule("the modulus stands in braces",
+         r"\(?\\([bp])mod§\s*\{?\s*(\w+)\s*\}?\)?", r"\\\1mod{\2}",
+         r"3 \pmod 7", r"3 \pmod{7}"),
+    rule("\\bmod is \\mod",
+         r"\\bmod", r"\\mod ", r"10 \bmod{7}", r"10 \mod {7}"),
+    rule("every matrix is a pmatrix: its beginning",
+         rf"\\begin\{{array\}}\s*{FLAT_GROUP}|\\begin\{{[bp]?(?:small)?matrix\}}",
+         r"\\begin{pmatrix}", r"\begin{array}{cc}1&2", r"\begin{pmatrix}1&2"),
+    rule("every matrix is a pmatrix: its end",
+         r"\\end\{(?:array|[bp]?(?:small)?matrix)\}", r"\\end{pmatrix}",
+         r"1&2\end{bmatrix}", r"1&2\end{pmatrix}"),
+    rule("extra height between the rows of a matrix",
+         r"(?<=\\\\)\s*\[[^\]]*\]", "", r"1\\[3pt]2", r"1\\2"),
+    rule("a row's end after the last row",
+         r"\\\\\s*(?=\\end\{)", "", r"2\\ \end{pmatrix}", r"2\end{pmatrix}"),
+    rule("a bracket that opens before a matrix",
+         r"[(\[]\s*(?=\\begin\{pm)", "", r"[\begin{pmatrix}1", r"\begin{pmatrix}1"),
+    rule("a bracket that closes after a matrix",
+         r"(?<=\\end\{pmatrix\})\s*[)\]]", "", r"\end{pmatrix} ]", r"\end{pmatrix}"),
+]
+
+WORDS = [
+    rule("a time of day in words, with hours and minutes",
+         r"(?i)(?:\\text\{\s*)?(\d{1,2}:\d\d)\s*(?:\\text\{)?\s*([ap])\.?\s?m\b\.?\s*\}?",
+         time_of_day, r"4:30 \text{ P.M.}", r"4:30\text{pm}"),
+    rule("a time of day in words, on the hour",
+         r"(?i)(?:\\text\{\s*)?(?<![\d:])(\d{1,2})\s*(?:\\text\{)?\s*([ap])\.m\.\s*\}?",
+         time_of_day, r"\text{4 p.m.}", r"4\text{pm}"),
+    rule("that there is no solution, in words",
+         r"(?i)^\s*(?:\\text\{\s*)?(?:there (?:is|are) )?no (?:real )?solutions?\.?\s*\}?\s*$",
+         r"\\emptyset", r"\text{no solutions}", r"\emptyset"),
+    rule("the empty set, in words",
+         r"(?i)^\s*(?:\\text\{\s*)?(?:the )?empty set\.?\s*\}?\s*$",
+         r"\\emptyset", r"\text{the empty set}", r"\emptyset"),
+    rule("numbers and signs without letters are no words",
+         r"\\text\{(?=[^{}]*\d)(?=[^{}]*[-+*/:=()])([^{}A-Za-z\\]*)\}", r" \1 ",
+         r"\text{2/3}", " 2/3 "),
+    rule("a sum of single letters is no words either",
+         r"\\text\{((?![^{}]*[A-Za-z]{2})[^{}\\]*[\w)]\s*\+\s*[\w(][^{}\\]*)\}", r" \1 ",
+         r"\text{x+1}", " x+1 "),
+    rule("an announcement of the answer",
+         r"(?i)(^\s*\\text\{|^)\s*(?:the |final |correct )*(?:answer|result|solution)s?\s*"
+         r"(?:is|are|:)\s*:?\s*(?=\S)", r"\1", r"\text{The answer is 12}", r"\text{12}"),
+    rule("any sentence in \\text that ends in 'is', 'are' or a colon, before the value",
+         r"^\s*\\text\{[A-Za-z ]*(?:\bis|\bare|:)\s*\}\s*(?=\S)", "",
+         r"\text{Its area is }12", "12"),
+    rule("a number does not belong in \\text, its unit does",
+         r"\\text\{\s*([-+]?\d[\d.,]*)\s*([^{}\d]*)\}", r"\1\\text{\2}",
+         r"\text{28 cm}", r"28\text{cm}"),
+    rule("'and' and 'or' within \\text separate a list",
+         r"\\text\{([^{}]*?),?\s*\b(?:and|or)\b\s*([^{}]*)\}", r"\\text{\1},\\text{\2}",
+         r"\text{Al and Bo}", r"\text{Al},\text{Bo}"),
+    rule("'and' and 'or' outside \\text too",
+         r",?\s*(?<![A-Za-z\\])(?:and|or)§\s*,?", ",", "2, and 3", "2,3"),
+    rule("\\text that holds nothing but a comma",
+         r"\\text\{\s*,?\s*\}", " ", r"2\text{ , }3", "2 3"),
+    rule("one comma is enough",
+         r",(?:\s*,)+", ",", "2, , 3", "2, 3"),
+    rule("the numbers e and i, set upright; numbers in \\text",
+         r"\\text\{\s*([ei]|[-+\d.,]+)\s*\}", r" \1 ", r"1-1/\text{e}", "1-1/ e "),
+    rule("functions set as text",
+         rf"\\text\{{\s*({FUNCTIONS})\s*\}}", r"\\\1 ", r"\text{sin}x", r"\sin x"),
+    rule("a fraction of units is a unit",
+         rf"\\frac\{{\\text\{{([^{{}}]*)\}}\}}\{{\\text\{{([^{{}}]*)\}}{POWER}\}}",
+         r"\\text{\1/\2}", r"9\frac{\text{m}}{\text{s}^2}", r"9\text{m/s}"),
+    rule("percent is a sign: in \\text, in words, bare",
+         r"\\text\{\s*(?:\\?%|percent(?:age)?|pct)\s*\}|(?<=[\d}\s])(?:percent(?:age)?|pct)\b|\\?%",
+         r"\\%", "28 percent", r"28 \%"),
+    rule("ordinals are numbers",
+         r"(?<=\d)(?: ?\^? ?\{? ?\\text\{\s*(?:st|nd|rd|th)\s*\} ?\}?|(?:st|nd|rd|th)\b)", "",
+         r"10^{\text{th}}", "10"),
+    rule("infinity as a word",
+         r"(?i)(?<![A-Za-z\\])(?:infinity|\\text\{\s*infinity\s*\}|inf)§", r"\\infty ",
+         "(2, infinity)", r"(2, \infty )"),
+    rule("infinity needs no plus",
+         r"\+\s*\\infty", r"\\infty", r"(2,+\infty)", r"(2,\infty)"),
+    rule("an equation in \\text is an equation",
+         r"\\text\{([^{}]*=[^{}]*)\}", r"\1", r"\text{x=5}", "x=5"),
+    rule("'3 to 5' is the ratio 3:5",
+         r"(?<=\d)\s*(?:\\text\{\s*to\s*\}|\bto\b)\s*(?=\d)", ":", "3 to 5", "3:5"),
+    rule("a base in words is a subscript",
+         r"\s*(?:\\text\{\s*)?\(?\b(?:in )?base (\d+)\)?\s*\}?", r"_{\1}", r"52 \text{ in base 8}",
+         "52_{8}"),
+    rule("numbers up to twenty, as words",
+         rf"(?i)(?:^|\\text\{{|(?<=_)\{{)\s*({'|'.join(NUMBER_WORDS)})\s*(?:\}}|$)",
+         number_for_word, r"\text{Twelve}", "12"),
+]
+
+NUMBERS = [
+    rule("an index comes before an exponent: v^2_0 has no number with a base",
+         r"([A-Za-z])\s*\^\s*(\{[^{}]*\}|\w)\s*_\s*(\{[^{}]*\}|\w)", r"\1_\3^\2",
+         "v^2_0", "v_0^2"),
+    rule("spaces separate thousands",
+         r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,])", digits_together, "1 000 000", "1000000"),
+    rule("commas separate thousands, unless they separate the elements of a list",
+         r"(?<![\d.,(\[])(?<!\\\{)[1-9]\d{0,2}(?:,\d{3})+(?!\d|\s*[,)\]]|\\\})", digits_together,
+         "1,234/2", "1234/2"),
+    rule("5 1/2 is a mixed number",
+         r"(?<![A-Za-z\\\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\1\\frac{\2}{\3}", "5 1/2",
+         r"5\frac{1}{2}"),
+    rule("a decimal point has a digit before it",
+         r"(?<![\d.])\.(?=\d)", "0.", ".5", "0.5"),
+    rule("1/2 x is half of x",
+         r"(?<![\w.}])(\d+)/(\d+) (?=[A-Za-z\\(])", r"\\frac{\1}{\2} ", "1/2 x", r"\frac{1}{2} x"),
+    rule("a power of ten after a number, by any sign of multiplication",
+         r"(?<=\d)\s*(?:\*|\\cdot|\\times|x)\s*10\s*\^\s*[({]?\s*(-?\d+)\s*[)}]?",
+         r"\\times 10^{\1}", r"6\cdot10^3", r"6\times 10^{3}"),
+    rule("the calculator's notation for a power of ten",
+         r"(?<![A-Za-z\d.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?![\d.A-Za-z])", r"\1\\times 10^{\2}",
+         "4.5e33", r"4.5\times 10^{33}"),
+    rule("base ten goes without saying",
+         r"^\(?(\d+)\)?\s*_\s*\{?10\}?$", r"\1", "52_{10}", "52"),
+]
+
+CALCULATOR = [
+    rule("functions without a backslash",
+         rf"(?<![A-Za-z\\])({FUNCTIONS})§", r"\\\1 ", "2sqrt(3)", r"2\sqrt (3)"),
+    rule("an asterisk multiplies",
+         r"\*", r"\\cdot ", "2*3", r"2\cdot 3"),
+    rule("an exponent in parentheses",
+         rf"\^\s*{PARENTHESES}", r"^{\1}", "x^(1/3)", "x^{1/3}"),
+    rule("a radicand in parentheses",
+         rf"\\sqrt\s*{PARENTHESES}", r"\\sqrt{\1}", r"\sqrt (3)", r"\sqrt{3}"),
+    rule("a radicand without braces",
+         r"\\sqrt\s*(\[[^\]]*\])?\s*(\d+|[A-Za-z])", r"\\sqrt\1{\2}", r"\sqrt3", r"\sqrt{3}"),
+    rule("a numerator without braces",
+         r"\\frac\s*([\dA-Za-z]|\\pi)", r"\\frac{\1}", r"\frac43", r"\frac{4}3"),
+    rule("a denominator without braces",
+         rf"\\frac\s*({GROUP})\s*([\dA-Za-z]|\\pi)", r"\\frac\1{\2}", r"\frac{4}3", r"\frac{4}{3}"),
+]
+
+FORMS = [
+    rule("degrees within a trigonometric function are radians",
+         r"\\(sin|cos|tan|cot|sec|csc)\s*[({]?\s*(\d+)\s*\^\s*\{?\s*\\circ\s*\}?\s*[)}]?",
+         r"\\\1(\\frac{\2\\pi}{180})", r"\sin 30^\circ", r"\sin(\frac{30\pi}{180})"),
+    rule("degrees elsewhere are a unit, of angles or temperature",
+         r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?\s*(?:\\text\{\s*[CF]\s*\}|[CF]\b)?|\\degree§", "",
+         r"90^{\circ}", "90"),
+    rule("a set builder is its condition",
+         r"^\s*\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\{R\})?\s*(?:\\mid|\||:)(.*)\\\}\s*$", r"\1",
+         r"\{x \mid x>3\}", " x>3"),
+    rule("what the solution is a member of is the answer",
+         r"^\s*[A-Za-z]\s*\\in§\s*", "", r"x \in [0,1]", "[0,1]"),
+    rule("a parameter that runs over the integers may go unmentioned",
+         rf"(?:, ?)?(?:\\text{FLAT_GROUP} ?|for |where )?\b[a-z]\s*\\in\s*\\mathbb\{{[ZN]\}}\s*$",
+         "", r"2k\pi, k\in\mathbb{Z}", r"2k\pi"),
+    rule("all real numbers, in words",
+         r"(?i)^\s*(?:\\text\{)?\s*all real(?: number)?s\s*\}?\s*$", r"\\mathbb{R}",
+         r"\text{all real numbers}", r"\mathbb{R}"),
+    rule("all real numbers, as an interval",
+         r"^\s*\(\s*-\s*\\infty\s*,\s*\\infty\s*\)\s*$", r"\\mathbb{R}",
+         r"(-\infty, \infty)", r"\mathbb{R}"),
+]
+
+RULES = UNSEEN + SYNONYMS + WORDS + NUMBERS + CALCULATOR + FORMS
+
+
+# --------------------------------------------------------------------------------------- units
+
+UNIT = re.compile(rf"""
+    (?<=[\w}})]) \s* (?:\\cdot|/)?\s*                      # after a value: perhaps "per"
+    \\text\{{([^{{}}]*)\}} {POWER}                         # the unit and its power
+    (?= \s* (?: \.?$ | [,;/] | \\cdot\s*\\text | \\text))  # at the end, or before another one
+    """, re.VERBOSE)
+BARE_UNIT = re.compile(rf"""
+    (?<=[\d}}]) (?:
+        \s* (cm|mm|km|kg|mg|ml|in|ft|yd|lbs?|oz|hrs?|mins?|secs?|mph|km/hr?|m/s|ft/s|rad|USD
+              |cents?|dollars?|inch(?:es)?|foot|feet|yards?|miles?|(?:centi|kilo)?met(?:er|re)s?
+              |pounds?|ounces?|(?:kilo)?grams?|lit(?:er|re)s?|seconds?|minutes?|hours?|days?
+              |weeks?|months?|years?|degrees?|units?|points?)
+      | \s+ ((?!(?:{FUNCTIONS}|and|or|mod)\b)[A-Za-z]{{3,}}(?:[ ]+[A-Za-z]{{2,}})*)   # any words
+    ) {POWER} \s*$""", re.VERBOSE)
+# `42 \text{ or 43}`, `\text{not } 42`, `10:30 \text{ p.m.}`, `2\text{x}`: part of the answer
+NOT_A_UNIT = re.compile(rf"""
+    (?<!\^)(?<!\^-)\d | [=<>] | ^\s*[abefijknopqrtuvwxyzBDEGIMOPQRSUXYZ]\s*$
+    | (?i: \b (?: no|not|non|neither|nor|if|maybe|either|otherwise|vs|but|except|wrong|guess|wait
+              | first|is|was|more|less|[ap]\.?m|{MONTHS}) \b)""", re.VERBOSE)
+A_VALUE = re.compile(r"\d|\\(?!text)")
+OUTER = re.compile(r"^\s*(?:\{([^{}]*)\}|\(([^(),;]*)\))\s*$")
+TRAILING = re.compile(r"(?<!\.)\.$|\\+$")
+UNNEEDED_SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
+UNNEEDED_BRACES = re.compile(r"(?<=[\^_])\{(\w)\}")
+
+
+def drop_unit(match: re.Match) -> str:
+    r"""Nothing for ` \text{ cm}^2` after a number; the text where it says more than a unit."""
+    before = match.string[:match.start()]
+    is_unit = A_VALUE.search(before) and not NOT_A_UNIT.search(match[1])
+    return "" if is_unit else match[0]
+
+
+def strip_outside(text: str) -> str:
+    """Take one layer off: punctuation at the ends, then a bare unit or braces around all."""
+    text = TRAILING.sub("", text.strip(" ,;:"))
+    unit, outer = BARE_UNIT.search(text), OUTER.match(text)
+    if unit and not NOT_A_UNIT.search(unit[1] or unit[2]):
+        return text[:unit.start()]
+    if outer:
+        return outer[1] or outer[2] or ""
+    return text
+
+
+@functools.lru_cache(4096)
+def normalize(text: str) -> str:
+    """`text` in the one spelling: plain characters, then every rule in turn, then no units."""
+    text = plain_characters(text)
+    for each in RULES:
+        text = each.apply(text)
+    text = UNIT.sub(drop_unit, text)
+    for _ in range(3):
+        text = strip_outside(text)
+    return text.removeprefix("+").strip()
+
+
+def squeeze(text: str) -> str:
+    """`text` without the spaces and braces that do not matter, to compare strings."""
+    single_spaces = " ".join(text.split())
+    return UNNEEDED_BRACES.sub(r"\1", UNNEEDED_SPACE.sub("", single_spaces))

@@ -1,0 +1,76 @@
+"""The pages do not drift from the code: links, names, commands, quoted lines and tables."""
+import re
+
+import pytest
+
+from conftest import ROOT
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = (ROOT / "README.md").read_text()
+
+
+def anchors(page) -> set[str]:
+    """As GitHub makes them from headings."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    dead = []
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path) if path else page
+        if not link.startswith("http") and not (
+                target.exists() and (not anchor or anchor in anchors(target))):
+            dead.append(link)
+    assert dead == []
+
+
+def test_the_readme_can_be_read_in_five_minutes():
+    assert len(README.split()) <= 1300
+
+
+def test_the_map_leads_to_functions_that_exist():
+    section = README.split("## From paper to line")[1].split("\n## ")[0]
+    code = "\n".join((ROOT / name).read_text() for name in (
+        "minirl.py", "ada_sampler.py", "parts/diagnostics.py", "parts/routing_replay.py"))
+    rows = [line.split(" | ")[-1] for line in section.splitlines() if line.startswith("| ")][2:]
+    names = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    known = set(re.findall(r"^(?:def|class) (\w+)|^    (\w+_T) = ", code, re.M))
+    assert len(names) >= 12 and names - {name for pair in known for name in pair} == set()
+
+
+def test_the_quoted_lines_of_the_objective_are_its_lines():
+    quoted = re.search(r"```python\n(.*?)```", README, re.S)[1]
+    code = [line.split("#")[0].strip() for line in (ROOT / "minirl.py").read_text().splitlines()]
+    code += [line.replace("return ", "weight_T = ") for line in code]  # of importance_weight
+    assert [line for line in quoted.splitlines() if line.split("#")[0].strip() not in code] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_name_files_that_exist(page):
+    text = page.read_text()
+    scripts = re.findall(r"python ((?:\w+/)*\w+\.py)", text)
+    scripts += [f"parts/{module}.py" for module in re.findall(r"python -m parts\.(\w+)", text)]
+    scripts += re.findall(r"pytest (tests/\w+\.py)", text)
+    scripts += re.findall(r"`((?:parts|bench|tests)/\w+\.(?:py|jsonl?|md))`", text)
+    real = [name for name in scripts if not name.endswith("X.py")]  # a placeholder
+    assert [name for name in real if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_functions_are_where_the_text_says(page):
+    """Such as: `prepare` in `parts/run.py`, or `merged_weights` (`parts/engine.py`)."""
+    wrong = []
+    says = r"`(\w+)` (?:in |\()`((?:parts/|tests/)?\w+\.py)`"
+    for name, file in re.findall(says, page.read_text()):
+        file = f"tests/{file}" if file.startswith("test_") else file
+        if not re.search(rf"^(def |class |){name}\b", (ROOT / file).read_text(), re.M):
+            wrong.append((name, file))
+    assert wrong == []
+
+
+def test_the_samplers_table_is_the_measured_one():
+    assert (ROOT / "bench" / "results" / "samplers.md").read_text().split("\n", 2)[2] in (
+        ROOT / "docs" / "sampling.md").read_text()

@@ -1,0 +1,134 @@
+"""Flags: every field is one, is explained, and arrives; what is none is answered with the nearest."""
+import os
+import resource
+import subprocess
+import sys
+from dataclasses import dataclass, fields
+from typing import Literal, get_args, get_origin, get_type_hints
+
+import pytest
+
+from ada_sampler import limited
+from conftest import ROOT
+from parts.config import Config
+from parts.flags import in_one_sentence, parse_flags
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def run(script: str, *flags):
+    """(exit code, all that was printed, seconds of processor time) of `python script *flags`."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    done = subprocess.run([sys.executable, str(ROOT / script), *flags], capture_output=True,
+                          text=True, env=os.environ | dict(COLUMNS="100"))
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+    return done.returncode, done.stdout + done.stderr, spent
+
+
+@pytest.fixture(scope="module")
+def text():
+    code, printed, seconds = run("minirl.py", "--help")
+    assert code == 0 and seconds < 2  # 0.25 on an idle machine
+    return printed
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(Config)])
+def test_every_flag_is_explained_by_the_words_under_its_field(name, text):
+    lines = [line.strip(" │") for line in text.splitlines()]
+    at = next(i for i, line in enumerate(lines) if line.split(" ")[0].rstrip(",") == flag(name))
+    entry = " ".join(lines[at:at + 6])
+    entry = entry[:entry.index("(default")]
+    words = entry.replace(flag(name), "").split()
+    assert sum(word.isalpha() and word.islower() for word in words) >= 2, entry
+
+
+def test_help_is_in_groups_with_a_title_each(text):
+    for group in Config.__bases__:
+        title = group.__name__.removesuffix("Settings")
+        assert f"─ {title} options ─" in text
+        assert " ".join(group.__doc__.split())[:40] in text
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--lrr", "1"], ["--lr"]), (["--modle", "x"], ["Perhaps you meant", "--model"]),
+    (["--mini-batch", "2"], ["Perhaps you meant", "--mini-batches"]),
+    (["--lr", "fast"], ["--lr", "'fast'"]), (["--n", "1.5"], ["--n", "'1.5'"]),
+    (["--sampler", "magic"], ["'magic'", "--sampler", "ada-balance"]),
+    (["--lr"], ["--lr"]), (["--clip", "yes"], ["yes"]), (["words"], ["words"]),
+])
+def test_what_is_no_flag_or_no_value_is_answered(flags, words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse_flags(Config, flags, "minirl.py", "")
+    answer = capsys.readouterr().err
+    assert ended.value.code == 2 and all(word in answer for word in words), answer
+
+
+@pytest.mark.parametrize("flags", [["--top-p", "0.9"], ["--modle", "tiny"], ["--steps", "-1"]])
+def test_the_program_answers_before_torch_is_imported(flags):
+    code, printed, seconds = run("minirl.py", *flags)
+    assert code == 2 and "Traceback" not in printed and seconds < 2, printed
+
+
+def another(name: str):
+    """A value that is not the default, as text and as it should arrive."""
+    hint, default = get_type_hints(Config)[name], getattr(Config, name)
+    if get_origin(hint) is Literal:
+        value = next(choice for choice in get_args(hint) if choice not in (default, "auto"))
+    else:
+        value = {int: default + 1 if hint is int else 0, float: 0.125, str: "words", bool: None}[hint]
+    return str(value), value
+
+
+def test_every_flag_arrives_in_its_own_field():
+    hints, argv, wanted = get_type_hints(Config), [], {}
+    for f in fields(Config):
+        if hints[f.name] is bool:
+            wanted[f.name] = not f.default
+            argv.append(flag(f.name) if wanted[f.name] else flag("no_" + f.name))
+        else:
+            typed, wanted[f.name] = another(f.name)
+            argv += [flag(f.name), typed]
+    found = parse_flags(Config, argv, "minirl.py", "")
+    assert {name: getattr(found, name) for name in wanted} == wanted
+
+
+@dataclass
+class LeftSettings:
+    """Left."""
+
+    M_first: int = limited(3, least=1)
+    """with a capital letter"""
+    rate: float = 0.5
+    """a float"""
+
+
+@dataclass
+class RightSettings:
+    """Right."""
+
+    fast: bool = False
+    """a switch"""
+
+
+@dataclass
+class Both(LeftSettings, RightSettings):
+    """Two groups."""
+
+
+def test_without_flags_the_defaults_hold_and_others_can_take_their_place():
+    assert parse_flags(Both, [], "p", "") == Both()
+    stored = dict(rate=0.25, fast=True)
+    assert parse_flags(Both, [], "p", "", stored) == Both(rate=0.25, fast=True)
+    given = parse_flags(Both, ["--no-fast", "--M-first", "9"], "p", "", stored)
+    assert given == Both(M_first=9, rate=0.25, fast=False)
+    assert parse_flags(LeftSettings, ["--rate", "-1"], "p", "") == LeftSettings(rate=-1.0)
+
+
+def test_a_sentence_ends_the_program_with_code_2(capsys):
+    with pytest.raises(SystemExit) as ended, in_one_sentence("prog"):
+        raise ValueError("n must be at least 1, not 0")
+    assert ended.value.code == 2 and capsys.readouterr().err == "prog: n must be at least 1, not 0\n"
+    with pytest.raises(KeyError), in_one_sentence("prog"):
+        raise KeyError("a mistake of the program keeps its traceback")

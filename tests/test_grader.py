@@ -1,0 +1,156 @@
+"""The worker processes: limits, deaths, order, threads, what a worker may see."""
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from rewards import Grader
+
+ROOT = Path(__file__).parent.parent
+HANG = r"\int_0^1 \frac{\sin(x^3)}{e^{x^2}+\ln(x+2)}dx"
+
+
+@pytest.fixture(scope="module")
+def grader():
+    with Grader(workers=2) as grader:
+        yield grader
+
+
+def boxed(answer: str) -> str:
+    return f"So the answer is \\boxed{{{answer}}}."
+
+
+def undecided(n: int) -> tuple[list, list]:
+    """Pairs that only a worker can judge, and their rewards."""
+    pairs = [(rf"2\sqrt{{2}}+{k}", rf"\boxed{{\sqrt{{8}}+{k + k % 2}}}") for k in range(n)]
+    return pairs, [1.0 - k % 2 for k in range(n)]
+
+
+def test_a_worker_killed_in_the_middle_of_a_batch_changes_nothing():
+    pairs, expected = undecided(80)
+    with Grader(workers=2) as grader:
+        for key, pair in enumerate(pairs):
+            grader.submit(key, *pair)
+        first = grader.result(0)                                       # the batch is under way
+        for worker in list(grader.workers):
+            os.kill(worker.process.pid, signal.SIGKILL)
+        verdicts = [first] + [grader.result(key) for key in range(1, len(pairs))]
+    assert [verdict.reward for verdict in verdicts] == expected
+    assert {verdict.status for verdict in verdicts} == {"correct", "wrong"}
+
+
+def test_results_come_in_order_from_any_thread_and_are_the_same_again(grader):
+    pairs, expected = undecided(30)
+    pairs += [("5", r"\boxed{5}"), ("5", "5"), ("5", r"\boxed{6}")]
+    expected += [1.0, 0.0, 0.0]
+    results = {}
+
+    def grade(k: int) -> None:
+        results[k] = grader.grade(pairs)
+    threads = [threading.Thread(target=grade, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert all([verdict.reward for verdict in results[k]] == expected for k in range(4))
+    with Grader(workers=1) as other:
+        assert [(v.reward, v.status, v.why) for v in other.grade(pairs[::-1])][::-1] \
+            == [(v.reward, v.status, v.why) for v in results[0]]
+    for key in reversed(range(len(pairs))):
+        grader.submit(("any", key), *pairs[key])
+    assert [grader.result(("any", key)).reward for key in range(len(pairs))] == expected
+    with pytest.raises(KeyError):
+        grader.result(("any", 0))
+
+
+def test_closing_ends_the_workers_and_what_they_still_had_to_do():
+    grader = Grader(workers=1)
+    for k in range(5):
+        grader.submit(k, r"\sqrt{2}", boxed(f"{HANG}+{k}"))
+    pid = grader.workers[0].process.pid
+    grader.close()
+    assert [grader.result(k).reward for k in range(5)] == [0.0] * 5
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def runs(pid: str) -> bool:
+    try:
+        return "Z (zombie)" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/limits"), reason="reads /proc")
+@pytest.mark.parametrize("moment", ["starting", "working"])
+def test_ctrl_c_in_a_terminal_does_not_reach_the_workers(moment, tmp_path):
+    """A terminal sends it to the whole process group. Then the parent is killed: the workers end too."""
+    script = f"""
+import os, signal, sys, tempfile, time; sys.path.insert(0, {str(ROOT)!r})
+tempfile.tempdir = {str(tmp_path)!r}
+signal.signal(signal.SIGINT, lambda *_: None)
+from rewards import Grader
+grader = Grader(workers=2)
+time.sleep(0.2) if {moment!r} == "starting" else grader.grade([("4", r"\\boxed{{\\sqrt{{16}}}}")] * 2)
+before = [worker.process.pid for worker in grader.workers]
+for k in range(4): grader.submit(k, r"\\sqrt{{12}}", rf"\\boxed{{{{2\\sqrt{{{{3}}}}+{{k}}-{{k}}}}}}")
+os.killpg(0, signal.SIGINT)
+after = [worker.process.pid for worker in grader.workers]
+print([grader.result(k).status for k in range(4)], before == after)
+grader.submit("hangs", r"\\sqrt{{2}}", {boxed(HANG)!r})
+time.sleep(0.3)
+print(*before, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True,
+                          start_new_session=True)
+    verdicts, pids = done.stdout.splitlines()
+    assert verdicts == "['correct', 'correct', 'correct', 'correct'] True"
+    assert (done.stderr, done.returncode) == ("", -signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while any(map(runs, pids.split())):
+        assert time.monotonic() < deadline, "a worker has outlived its parent"
+        time.sleep(0.1)
+    assert not list(tmp_path.iterdir()), "a folder is left behind"
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/limits"), reason="reads /proc")
+def test_a_worker_is_fresh_poor_and_limited(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    with Grader(workers=1) as grader:
+        grader.grade([(r"\sqrt{2}", r"\boxed{\sqrt{3}}")])
+        worker, process = grader.workers[0], Path(f"/proc/{grader.workers[0].process.pid}")
+        assert "secret" not in (process / "environ").read_text()
+        assert os.readlink(process / "cwd") == f"{os.path.realpath(worker.folder.name)} (deleted)"
+        lines = (process / "limits").read_text().splitlines()
+        limits = {line[:25].strip(): line[26:].split()[0] for line in lines}
+        assert limits["Max address space"] == str(2 ** 30)
+        assert limits["Max core file size"] == limits["Max file size"] == "0"
+        assert "torch" not in (process / "maps").read_text()
+    assert not os.path.exists(worker.folder.name)
+
+
+def test_importing_is_light_and_workers_do_not_import_the_main_script(tmp_path):
+    script = tmp_path / "trainer.py"
+    script.write_text(f"""
+import sys; sys.path.insert(0, {str(ROOT)!r}); open("started", "a").write("x")
+from rewards import Grader
+assert not {{"sympy", "torch", "math_verify"}} & set(sys.modules)
+with Grader() as grader: print(grader.grade([(r"\\sqrt{{12}}", r"\\boxed{{2\\sqrt{{3}}}}")])[0].status)
+assert "sympy" not in sys.modules
+""")
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.stdout, (tmp_path / "started").read_text()) == ("correct\n", "x"), done.stderr
+
+
+def test_a_missing_verifier_says_so(monkeypatch):
+    start = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **how: start(
+        ["/bin/sh", "-c", "echo '\"ModuleNotFoundError: No module named math_verify\"'; read job"], **how))
+    with Grader(workers=1) as grader, pytest.raises(RuntimeError, match="math_verify.*pip install"):
+        grader.grade([(r"\sqrt{2}", r"\boxed{\sqrt{3}}")])

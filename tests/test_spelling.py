@@ -1,0 +1,55 @@
+"""The spelling: every rule of the table does what its example says, and none takes long."""
+import time
+
+import pytest
+
+from parts.spelling import RULES, normalize, squeeze
+from rewards import decide
+
+
+@pytest.mark.parametrize("rule", RULES, ids=[rule.why for rule in RULES])
+def test_every_rule_does_what_its_example_says(rule):
+    assert rule.before != rule.after
+    assert rule.apply(rule.before) == rule.after
+
+
+@pytest.mark.parametrize("rule", RULES, ids=[rule.why for rule in RULES])
+def test_without_the_rule_its_example_would_stay(rule):
+    """Each example is the work of its own rule: no other one changes it in the same way."""
+    others = [other for other in RULES if other is not rule]
+    assert not any(other.apply(rule.before) == rule.after for other in others)
+
+
+@pytest.mark.parametrize("text, normal", [
+    ("2**10", "2^{10}"), ("2 ** 10", "2^{10}"), ("x**(1/2)", "x^{1/2}"), ("x**-1", "x^{-1}"), ("**7**", "7"),
+    ("**Answer: 7**", "7"), ("**a** b", "a b")])
+def test_two_asterisks_are_a_power_or_bold(text, normal):
+    assert normalize(text) == normal
+
+
+def test_squeezing_never_joins_two_numbers():
+    assert squeeze("4  2") == squeeze("4 2") == "4 2" != squeeze("42")
+
+
+def test_no_two_rules_have_one_reason():
+    assert len({rule.why for rule in RULES}) == len(RULES)
+
+
+@pytest.mark.parametrize("text, normal", [
+    (r"10{,}080\,\text{cm}^2.", "10080"), ("10,080", "10080"), (r"\dfrac43", r"\frac{4}{3}"), ("２", "2"),
+    (r"90^{\circ}", "90"), (r"\text{The answer is } 12", "12"), ("x²", "x^{2}"),
+    (r"\text{28 percent}", r"28\%"),
+])
+def test_normalize(text, normal):
+    assert normalize(text) == normal
+
+
+def test_no_rule_takes_long_on_any_thousand_characters():
+    pieces = ["1", "a", " ", "{", "}", "\\", "(", ",", "\\text{", "^", "1 ", "\\frac{", "=", "and ", "\\,",
+              "~", "-", "x in "]
+    for piece in pieces:
+        for other in pieces:
+            text = ((piece + other) * 1000)[:990]
+            start = time.thread_time()
+            decide("42", text)
+            assert time.thread_time() - start < 0.5, text[:20]
