@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
-from ada_sampler import SamplerConfig, limited
+from ada_sampler import SHORT_RULES, SamplerConfig, limited
 from parts.flags import in_one_sentence, parse_flags
 from parts.folder import settings
 from parts.screen import shown
@@ -369,9 +369,12 @@ def go_on(config: Config, known: dict) -> Config:
     What is left to the program stays as it was. Raises ValueError for another value of a setting
     that decides what the logs mean.
     """
+    whole = SHORT_RULES | dict(raft="positives-only")
     as_before = {}
     for name, before in known.items():
         value = getattr(config, name)
+        if name in ("sampler", "advantage"):
+            value = whole.get(value, value)
         if value == "auto" or name in AUTO and value == 0:
             as_before[name] = before
         elif value != before and name not in RESUMABLE:

@@ -52,6 +52,18 @@ def test_auto_on_resume_is_what_the_run_has_made_of_it():
     assert go_on(again, settings_of(config)) == config
 
 
+@pytest.mark.parametrize("flags", [
+    ["--sampler", "est"], ["--sampler", "ada-est"],
+    ["--sampler", "grpo", "--advantage", "raft"], ["--objective", "cispo", "--sampler", "uniform"]])
+def test_the_same_command_resumes_its_run(tmp_path, monkeypatch, flags):
+    """Also where a flag has a short name, or stands for several settings."""
+    monkeypatch.chdir(tmp_path)
+    first = parse(["--name", "mine", *flags])
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    folder.note_start(folder.Path("runs/mine"), settings_of(first), 0)
+    assert parse(["--name", "mine", *flags, "--resume"]) == replace(first, resume=True)
+
+
 def test_defaults_on_resume_are_those_of_the_last_start(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first = parse(["--name", "mine", "--batch-prompts", "7", "--steps", "30"])
