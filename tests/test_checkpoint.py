@@ -115,8 +115,9 @@ def test_only_what_save_has_named_is_a_checkpoint(tmp_path):
 
 def test_checkpoints_are_ordered_by_number(tmp_path):
     """As names, a million would come before the step before it."""
-    save(tmp_path, [999_999, 1_000_000], keep=1)
-    assert names(tmp_path) == ["step-1000000"]
+    save(tmp_path, [999_999, 1_000_000], keep=2)
+    assert names(tmp_path) == ["step-999999", "step-1000000"]
+    assert checkpoint.newest_sound(tmp_path).name == "step-1000000"
 
 
 # ------------------------------------------------------------------------------ a crash, a full disk
