@@ -59,7 +59,7 @@ class DataSettings:
     data: str = "auto"
     """training problems: hub id, .jsonl/.json/.parquet/.csv file, or builtin"""
     eval_data: str = "auto"
-    """held-out problems, likewise; benchmark names as in eval.py"""
+    """held-out problems, likewise, or held-out: a share of one's own file (its auto)"""
     problem_key: str = ""
     """column with the problem, if it is not found by itself"""
     answer_key: str = ""
