@@ -124,7 +124,7 @@ def kill(process, run: Path, kind: str) -> str:
         writing = run / "checkpoints" / ".writing"
         return f"writing, files so far: {len(list(writing.iterdir()))}" if writing.exists() else "just after a write"
     stack = (run.parents[1] / "out.txt").read_text(errors="replace").rpartition("Current thread")[2]
-    names = re.findall(r'/(?:minirl|checkpoint|eval|plot)\.py", line \d+ in (\w+)', stack)
+    names = re.findall(r'/(?:minirl|run|logs|checkpoint|eval|plot)\.py", line \d+ in (\w+)', stack)
     return " > ".join(name for name in reversed(names) if name not in ("main", "<module>")) or "between two steps"
 
 

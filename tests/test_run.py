@@ -1,0 +1,339 @@
+"""What surrounds the loop: logging, saving, resuming, ending, with stand-ins for model and engine."""
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy
+import pytest
+import torch
+
+from parts import checkpoint, logs
+from parts import run as running
+from parts.config import Config
+from parts.data import Stream
+from parts.run import Estimator, Run
+from parts.stop import Interrupted, Stop
+from test_checkpoint import taught
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run whose engine does nothing; model, optimizer and checkpoints are real."""
+    monkeypatch.setattr(running, "draw_run", lambda folder: drawn.append(folder))
+    drawn, closed = [], []
+    config = Config(name="mine", steps=30, checkpoint_every=10, lr=0.1, sampler="ada-est")
+    made = Run(
+        folder=tmp_path, lock=None, config=config,
+        engine=SimpleNamespace(close=lambda: closed.append(True)), grader=None, held_out=[],
+        stream=Stream(list(range(50)), seed=0), estimator=Estimator(config), probe=None,
+        **dict(zip(("policy", "optimizer", "schedule"), taught(config, 0))))
+    made.drawn, made.closed = drawn, closed
+    return made
+
+
+def rows(run, name):
+    return [json.loads(line) for line in (run.folder / name).read_text().splitlines()]
+
+
+def sample(text, status="wrong", reward=0.0):
+    rollout = SimpleNamespace(text=text, token_ids=[1, 2], logprobs=[-0.1, -0.2],
+                              finish_reason="stop")
+    return SimpleNamespace(rollout=rollout, status=status, reward=reward)
+
+
+def group(name, kept, pool, baseline=0.25):
+    problem = SimpleNamespace(prompt=f"<{name}>", answer=f"gold {name}", prompt_ids=[7, 8])
+    return SimpleNamespace(problem=problem, pool=pool, rows=lambda: kept, baseline=baseline,
+                           outcome="resolved")
+
+
+def metrics_of(**changes):
+    return dict(samples=8, tokens=100, seconds=2.0, skipped_steps=0, loss=0.5) | changes
+
+
+# ------------------------------------------------------------------------------ the logs
+def test_totals_add_up_over_the_steps(run):
+    for step in (1, 2, 3):
+        running.log(step, [], metrics_of(samples=step, tokens=10 * step, seconds=0.5), run)
+    found = rows(run, "metrics.jsonl")
+    assert [row["samples_total"] for row in found] == [1, 3, 6]
+    assert [row["tokens_total"] for row in found] == [10, 30, 60]
+    assert [row["seconds_total"] for row in found] == [0.5, 1.0, 1.5]
+    assert [row["step"] for row in found] == [1, 2, 3] and found[0]["loss"] == 0.5
+    assert run.state["samples_total"] == 6 and run.state["tokens_total"] == 60
+
+
+def test_the_samples_of_the_first_two_prompts_can_be_read(run):
+    a, b, *others = [sample(name, "correct", 1.0) for name in "abcdefgh"]
+    groups = [group("one", [(a, 0.75), (b, -0.5)], pool=[a, b, *others]),
+              group("two", [], pool=others), group("three", [(a, 1.0)], pool=[a])]
+    running.log(5, groups, metrics_of(), run)
+    found = rows(run, "samples.jsonl")
+    assert found[0] == dict(
+        step=5, prompt="<one>", gold="gold one", completion="a", reward=1.0, status="correct",
+        finish_reason="stop", advantage=0.75, baseline=0.25, outcome="resolved", pool=8)
+    assert [(row["prompt"], row["completion"], row["advantage"]) for row in found[1:]] == [
+        ("<one>", "b", -0.5), *(("<two>", text, 0.0) for text in "cdef")]
+
+
+@pytest.mark.parametrize("status, failed, warned", [
+    ("timeout", 2, False), ("timeout", 3, True), ("killed", 3, True), ("unparseable", 100, False)])
+def test_a_verifier_that_fails_on_more_than_a_fiftieth_is_reported(capsys, status, failed, warned):
+    pool = [sample(f"...{i}", status if i < failed else "wrong") for i in range(100)]
+    running.warn_of_verifier(3, [group("one", [], pool[:50]), group("two", [], pool[50:])])
+    out = capsys.readouterr().out
+    assert ("WARNING, step 3" in out) == warned
+    assert (f"{failed} of 100 samples" in out and "gold one" in out) == warned
+
+
+def test_an_evaluation_is_logged_with_what_it_has_cost(run, capsys):
+    run.state |= dict(step=20, samples_total=500, tokens_total=9000, seconds_total=12.0)
+    result = dict(avg=0.5, ci_low=0.4, ci_high=0.6, k=8)
+    running.record_evaluation(result, run)
+    assert rows(run, "eval.jsonl") == [dict(
+        step=20, samples_total=500, tokens_total=9000, seconds_total=12.0,
+        data=run.config.eval_data, **result)]
+    assert (run.state["evaluated"], run.state["accuracy"]) == (20, 0.5)
+    assert "50.0% [40.0%, 60.0%]" in capsys.readouterr().out
+
+
+def test_curves_are_drawn_with_every_checkpoint_and_not_in_between(run):
+    run.bar = SimpleNamespace(set_postfix_str=lambda text, refresh: shown.append(text))
+    shown, metrics = [], dict(reward_first_round=0.25, samples=8, zero_signal=0.5)
+    for step in (9, 10, 11):
+        run.state["step"], run.saved = step, 10
+        running.show(metrics, run)
+    assert run.drawn == [run.folder] and "reward 0.25" in shown[0] and "no signal 50%" in shown[0]
+
+
+# ------------------------------------------------------------------------------ after a step
+@pytest.mark.parametrize("step, stop, saved", [
+    (9, False, False), (10, False, True), (20, False, True), (30, False, True), (9, True, True)])
+def test_a_checkpoint_is_written_when_it_is_due(run, monkeypatch, step, stop, saved):
+    monkeypatch.setattr(Stop, "requested", stop)
+    running.record(step, [], metrics_of(), run)
+    assert run.state["step"] == step
+    found = [checkpoint.step_of(path) for path in checkpoint.complete(run.folder)]
+    assert found == [step] * saved and run.saved == step * saved
+
+
+def test_the_last_step_is_saved_even_between_two_checkpoints(run):
+    run.config.steps = 33
+    running.record(33, [], metrics_of(), run)
+    assert run.saved == 33
+
+
+def test_only_bad_steps_in_a_row_end_a_run(run):
+    bad, good = metrics_of(skipped_steps=1, loss=math.nan), metrics_of()
+    for step, metrics in enumerate((bad, bad, good, bad, bad), 1):
+        running.record(step, [group("one", [(sample("a"), 1.0)], [])], dict(metrics), run)
+        assert run.state["step"] == step
+    assert run.state["skipped_in_a_row"] == 2
+    with pytest.raises(SystemExit, match="3 steps in a row"):
+        running.record(6, [group("one", [(sample("a"), 1.0)], [])], dict(bad), run)
+    batch = json.loads((run.folder / "broken_batch.json").read_text())
+    assert batch == dict(step=6, loss="nan", rows=[
+        dict(prompt_ids=[7, 8], token_ids=[1, 2], logprobs=[-0.1, -0.2], advantage=1.0)])
+    assert rows(run, "metrics.jsonl")[-1]["step"] == 6  # it is in the logs, not in a checkpoint
+    assert run.state["step"] == 5
+
+
+# ------------------------------------------------------------------------------ nothing is lost
+def test_interrupted_sampling_gives_its_problems_back(run):
+    run.stream.take(5)
+    with pytest.raises(Interrupted), running.nothing_lost(run, "sampling"):
+        run.stream.take(8)
+        raise Interrupted
+    assert run.stream.cursor == 5 and not checkpoint.complete(run.folder)
+
+
+def test_a_failure_saves_what_was_learnt_and_names_the_cause(run):
+    run.state["step"] = 7
+    run.stream.take(5)
+    with pytest.raises(SystemExit) as ended, running.nothing_lost(run, "sampling"):
+        run.stream.take(8)
+        raise ValueError("no block \ud800 is free\x1b[2J")
+    sentence = str(ended.value)
+    assert "The sampling failed: ValueError: no block" in sentence and "\x1b" not in sentence
+    assert "up to step 7 is saved; continue with --resume" in sentence
+    assert "in test_a_failure_saves" in (run.folder / "error.txt").read_text()
+    (saved,) = checkpoint.complete(run.folder)
+    state = json.loads((saved / "state.json").read_text())
+    assert (state["step"], state["cursor"]) == (7, 5)
+
+
+def test_a_phase_that_ends_well_keeps_what_it_took(run):
+    with running.nothing_lost(run, "sampling"):
+        run.stream.take(8)
+    assert run.stream.cursor == 8 and not list(run.folder.iterdir())
+
+
+def test_sampling_stops_at_once_when_asked_to(monkeypatch):
+    asked = []
+    inner = SimpleNamespace(submit=lambda *request: asked.append(request),
+                            step=lambda: [("key", "rollout")], busy=True)
+    engine = running.WatchedEngine(inner, max_tokens=9)
+    engine.submit("key", SimpleNamespace(prompt_ids=[1, 2]))
+    assert asked == [("key", [1, 2], 9)] and engine.busy
+    assert engine.step() == [("key", "rollout")] and (engine.bar.n, engine.bar.total) == (1, 1)
+    monkeypatch.setattr(Stop, "requested", True)
+    with pytest.raises(Interrupted):
+        engine.step()
+    engine.bar.close()
+
+
+# ------------------------------------------------------------------------------ resumed
+def fresh(run):
+    """The same run as a new process begins it."""
+    policy, optimizer, schedule = taught(run.config, 0)
+    return Run(folder=run.folder, lock=None, config=run.config, engine=None, policy=policy,
+               optimizer=optimizer, schedule=schedule, grader=None, held_out=[], probe=None,
+               stream=Stream(list(range(50)), seed=0), estimator=Estimator(run.config))
+
+
+def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
+    run.stream.take(21)
+    run.estimator.counts = {"a": [1.0, 2.0]}
+    for step in range(1, 11):
+        running.record(step, [group("one", [], [sample("a")])], metrics_of(), run)
+    running.record_evaluation(dict(avg=0.5, ci_low=0.4, ci_high=0.6), run)
+    for step in (11, 12):  # after the checkpoint: they will be done again
+        run.stream.take(3)
+        running.record(step, [group("one", [], [sample("a")])], metrics_of(), run)
+    run.state["step"] = 12
+    running.record_evaluation(dict(avg=0.9, ci_low=0.8, ci_high=1.0), run)
+
+    again = fresh(run)
+    running.resume(again, checkpoint.newest_sound(run.folder))
+    assert "continuing after step 10" in capsys.readouterr().out
+    assert (again.state["step"], again.saved, again.stream.cursor) == (10, 10, 21)
+    assert again.estimator.state_dict() == run.estimator.state_dict()
+    assert again.state["samples_total"] == 80
+    assert (again.state["evaluated"], again.state["accuracy"]) == (10, 0.5)  # after the checkpoint
+    assert [row["step"] for row in rows(run, "metrics.jsonl")] == list(range(1, 11))
+    assert [row["step"] for row in rows(run, "samples.jsonl")] == list(range(1, 11))
+    assert [row["step"] for row in rows(run, "eval.jsonl")] == [10]
+    assert list(again.steps()) == list(range(11, 31))
+
+
+def test_an_evaluation_that_a_crash_has_cut_short_is_not_taken_for_done(run):
+    running.record(10, [], metrics_of(), run)
+    again = fresh(run)
+    running.resume(again, checkpoint.newest_sound(run.folder))
+    assert again.state["evaluated"] == -1
+
+
+def test_without_a_checkpoint_a_resumed_run_begins_at_the_beginning(run):
+    for name in ("metrics.jsonl", "samples.jsonl", "eval.jsonl"):
+        logs.append(run.folder / name, dict(step=0, avg=0.5))
+        logs.append(run.folder / name, dict(step=1, avg=0.5))
+    running.resume(run, None)
+    assert (run.state["step"], run.state["evaluated"], run.stream.cursor) == (0, -1, 0)
+    for name in ("metrics.jsonl", "samples.jsonl", "eval.jsonl"):
+        assert rows(run, name) == []
+
+
+# ------------------------------------------------------------------------------ ended
+@pytest.mark.parametrize("step, saved, drawn, says", [
+    (30, True, True, False), (12, True, True, True), (0, False, False, True)])
+def test_the_end_saves_draws_and_says_how_to_go_on(run, capsys, step, saved, drawn, says):
+    run.state["step"] = step
+    running.finish(run)
+    assert bool(checkpoint.complete(run.folder)) == saved and bool(run.drawn) == drawn
+    assert run.closed == [True]
+    out = capsys.readouterr().out
+    assert ("continue with: python minirl.py --name mine --resume" in out) == says
+
+
+def test_what_is_saved_already_is_not_saved_again(run):
+    run.state["step"] = run.saved = 12
+    running.finish(run)
+    assert not checkpoint.complete(run.folder)
+
+
+# ------------------------------------------------------------------------------ before the first step
+def test_every_phase_of_every_step_has_its_own_random_state():
+    def drawn(*parts):
+        rng = running.reseed(*parts)
+        return rng.random(), torch.rand(1).item(), numpy.random.rand()
+
+    first = drawn(0, 1, "training")
+    assert drawn(0, 1, "training") == first
+    for other in ((1, 1, "training"), (0, 2, "training"), (0, 1, "evaluation")):
+        assert all(a != b for a, b in zip(drawn(*other), first))
+
+
+def test_the_learning_rate_warms_up_and_stays(run):
+    config = Config(lr=0.1, warmup_steps=4, weight_decay=0.5)
+    optimizer, schedule = running.learner(run.policy, config)
+    seen = []
+    for _ in range(6):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert seen == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1, 0.1])
+    assert optimizer.param_groups[0]["weight_decay"] == 0.5
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert trained == {id(p) for p in run.policy.parameters() if p.requires_grad}
+    assert running.learner(run.policy, Config(lr=0.1, warmup_steps=0))[0].param_groups[0]["lr"] == 0.1
+
+
+def test_golds_that_cannot_be_read_are_dropped_and_counted(capsys):
+    problems = [SimpleNamespace(answer=answer) for answer in ("1", "?\x1b[2J", "2", "??")]
+    grader = SimpleNamespace(check_golds=lambda golds: [gold.isdigit() for gold in golds])
+    assert [p.answer for p in running.drop_odd_golds(problems, grader)] == ["1", "2"]
+    out = capsys.readouterr().out
+    assert "2 of 4 problems dropped" in out and r"'?\x1b[2J'" in out and "--keep-odd-golds" in out
+    assert len(running.drop_odd_golds(problems[:1], grader)) == 1 and not capsys.readouterr().out
+
+
+def numbered(count, **more):
+    return "".join(json.dumps(dict(frage=f"What is {i} plus {i}, if all is well?", gold=str(2 * i))
+                              | more) + "\n" for i in range(count))
+
+
+@pytest.fixture
+def tokenizer():
+    from parts import tiny
+
+    return tiny.build_tokenizer()
+
+
+GRADER = SimpleNamespace(check_golds=lambda golds: [True] * len(golds))
+COLUMNS = dict(problem_key="frage", answer_key="gold", template="chat", max_prompt_tokens=200,
+               eval_questions=5)
+
+
+def test_columns_named_for_the_data_are_found_in_the_held_out_file_too(tmp_path, tokenizer):
+    (tmp_path / "mine.jsonl").write_text(numbered(40))
+    (tmp_path / "other.jsonl").write_text(numbered(9))
+    config = Config(data=str(tmp_path / "mine.jsonl"), eval_data=str(tmp_path / "other.jsonl"),
+                    **COLUMNS)
+    train, held_out = running.load_data(config, tokenizer, GRADER)
+    assert [p.answer for p in held_out] == ["0", "2", "4", "6", "8"]
+    assert len(train) == 35 and all(p.prompt_ids and p.problem in p.prompt for p in train)
+
+
+def test_of_ones_own_file_a_share_is_held_out(tmp_path, tokenizer, monkeypatch, capsys):
+    from parts.config import resolve
+
+    (tmp_path / "mine.jsonl").write_text(numbered(40))
+    config = resolve(Config(data=str(tmp_path / "mine.jsonl"), **COLUMNS))
+    train, held_out = running.load_data(config, tokenizer, GRADER)
+    assert held_out and len(train) + len(held_out) == 40
+    assert not {p.problem for p in train} & {p.problem for p in held_out}
+    assert f"{len(held_out)} of the 40 problems are held out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("missing", ["data", "eval_data"])
+def test_nothing_left_is_a_sentence_that_names_the_file(tmp_path, tokenizer, missing):
+    names = dict(data="mine.jsonl", eval_data="other.jsonl")
+    golds = {name: "??" if field == missing else "3" for field, name in names.items()}
+    for name, gold in golds.items():
+        rows = numbered(4, gold=gold, frage=f"Of {name}, what is {{}}?")
+        (tmp_path / name).write_text(rows)
+    files = {field: str(Path(tmp_path, name)) for field, name in names.items()}
+    grader = SimpleNamespace(check_golds=lambda golds: [gold.isdigit() for gold in golds])
+    with pytest.raises(SystemExit, match=f"Nothing is left of .*{names[missing]}"):
+        running.load_data(Config(**files, **COLUMNS), tokenizer, grader)
