@@ -29,6 +29,12 @@ def test_a_complete_machine_is_taken(gpu):
     assert hardware.default_sync("bfloat16") == hardware.default_sync("float16") == "adapter"
 
 
+def test_no_vllm_at_all(gpu):
+    gpu.setattr(hardware, "is_installed", lambda name: False)
+    with pytest.raises(SystemExit, match="vLLM is not installed"):
+        hardware.build_for_cpu()
+
+
 @pytest.mark.parametrize("what, sentence", [
     ("driver", "driver 535.129.03 is too old for this PyTorch .CUDA 13.0.: install driver 580"),
     ("no gpu", "no GPU is visible"),

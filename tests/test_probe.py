@@ -197,7 +197,7 @@ def test_only_responses_are_compared_and_long_ones_do_not_pile_up(tmp_path, monk
 # --------------------------------------------------------------------------------------- the real engine
 @pytest.fixture(scope="module")
 def folder():
-    return tiny.ensure_tiny()
+    return tiny.folder()
 
 
 def serve(folder, **options):
