@@ -374,11 +374,11 @@ def run_chunks(engine, grader, chunks: list, protocol: dict, file: Path) -> None
 
 
 def reseed(engine, name: str) -> None:
-    """The engine samples from torch's random state; what others cached is rounded otherwise."""
-    import torch
+    """Samples do not depend on the chunks before; what others cached is rounded otherwise."""
+    from parts.engine import seed_everything
 
-    torch.manual_seed(random.Random(name).getrandbits(63))
-    engine.llm.reset_prefix_cache()
+    seed_everything(random.Random(name))
+    engine.clear_cache()
 
 
 # --------------------------------------------------------------------------------------- the output
@@ -455,8 +455,7 @@ def sample(sets: dict, chunks: list, protocol: dict, policy, rank: int, file: Pa
         protocol["path"], max_model_len=protocol["context"], dtype=protocol["dtype"],
         max_num_seqs=protocol["engine_sequences"], memory_share=protocol["engine_memory"],
         temperature=protocol["temperature"], stop_token_ids=protocol["stop"], seed=protocol["seed"],
-        lora_rank=1 << (rank - 1).bit_length(),  # vLLM knows powers of two only
-        sync_mode=protocol["sync"] if policy else "merge")
+        lora_rank=rank, sync_mode=protocol["sync"] if policy else "merge")
     with contextlib.closing(engine), Grader(protocol["graders"]) as grader:
         if policy:
             engine.sync(policy)
