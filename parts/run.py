@@ -301,7 +301,8 @@ def record_evaluation(result: dict, run: Run) -> None:
     """What `eval.report` says of this step: to eval.jsonl and onto the screen."""
     config, state = run.config, run.state
     totals = {key: value for key, value in state.items() if key.endswith("_total")}
-    row = dict(step=state["step"], **totals, data=config.eval_data, **result)
+    row = dict(step=state["step"], **totals, data=config.eval_data,
+               temperature=config.eval_temperature, **result)
     logs.append(run.folder / "eval.jsonl", row)
     tqdm.write(f"step {state['step']:5d}   held-out avg@{config.eval_k} {result['avg']:6.1%} "
                f"[{result['ci_low']:.1%}, {result['ci_high']:.1%}]   "
