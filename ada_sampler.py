@@ -48,12 +48,11 @@ problem, rollout) and result(key) -> verdict with .reward and .status.
 Papers: v1 and v3 are versions of Reinforce-Ada, arXiv 2510.04996; GVM is 2505.02391; DAPO is
 2503.14476. Symbols are theirs: n, M, N, tau, p.
 """
-import argparse
 import math
 import sys
 import types
 import typing
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from statistics import fmean, stdev
 from typing import Any, Callable, Literal, NamedTuple
 
@@ -116,6 +115,9 @@ def check_type(name: str, value: Any, hint: Any) -> None:
     elif origin in (typing.Union, types.UnionType):
         if value is not None:
             check_type(name, value, args[0])
+    elif origin is tuple:
+        for item, kind in zip(value, args):
+            check_type(name, item, kind)
     else:
         allowed = (int, float) if hint is float else hint
         disguised = isinstance(value, bool) and hint is not bool  # to Python, True is the int 1
@@ -673,36 +675,3 @@ class Collector:
             group.outcome = ""
             if not self.open_round(group, size):
                 group.outcome = "out of budget" if rate else "no correct"
-
-
-# ---------------------------------------------------------------------------------- flags by argparse
-def option(default: Any, help: str, group: str = "sampling", least: float | None = None):
-    """A dataclass field that is also a flag (see `add_flags`); `least`: the least value allowed."""
-    return field(default=default, metadata={"help": help, "group": group, "least": least})
-
-
-def add_flags(parser: argparse.ArgumentParser, config_class: type) -> None:
-    """Turn a dataclass of `option`s into grouped flags: M_first -> --M-first, a bool b -> --b and --no-b.
-
-    Understands int, float, str, bool, `X | None` and `list[X]`. `from_flags` reads them back.
-    """
-    groups, hints = {}, typing.get_type_hints(config_class)
-    for f in fields(config_class):
-        title, hint = f.metadata.get("group", "options"), hints[f.name]
-        if title not in groups:
-            groups[title] = parser.add_argument_group(title)
-        default = f.default_factory() if f.default is MISSING else f.default
-        kind = next((k for k in typing.get_args(hint) if k is not type(None)), hint)
-        if typing.get_origin(kind) is Literal or isinstance(kind, str):
-            kind = str
-        how = dict(type=kind, metavar=kind.__name__, nargs="*" if typing.get_origin(hint) is list else None)
-        if kind is bool:
-            how = dict(action=argparse.BooleanOptionalAction)
-        text = f"{f.metadata.get('help', '')} (default: {default})".replace("%", "%%")
-        groups[title].add_argument("--" + f.name.replace("_", "-"), help=text, **how)
-        parser.set_defaults(**{f.name: default})  # given to add_argument, some Pythons would print it twice
-
-
-def from_flags(args: argparse.Namespace, config_class: type) -> Any:
-    """The dataclass that `add_flags` announced, filled from parsed flags."""
-    return config_class(**{f.name: getattr(args, f.name) for f in fields(config_class)})

@@ -21,7 +21,6 @@ command continues an interrupted evaluation.
 
 Arrays with the suffix _Q have one entry per question.
 """
-import argparse
 import contextlib
 import hashlib
 import importlib.metadata
@@ -32,14 +31,16 @@ import random
 from collections import Counter
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from ada_sampler import add_flags, from_flags, option
+from ada_sampler import check_ranges, limited
 from parts.adapter import find_adapter, load_adapter
 from parts.data import default_data, default_template, load_sets
 from parts.eval_folder import chunks_of, open_folder, read_rows, resume
 from parts.files import read_json
+from parts.flags import in_one_sentence, parse_flags
 from parts.models import TINY, fetch_model, load_tokenizer
 from parts.prompts import TEMPLATES, add_prompts, stop_ids
 from parts.screen import quiet_end, shown
@@ -191,49 +192,101 @@ def compare(rows: list[dict], others: list[dict], weights: dict[str, float]) -> 
 
 # ------------------------------------------------------------------------------------------- config
 @dataclass
-class Config:
+class ModelSettings:
+    """What is evaluated."""
+
+    model: str = "tiny"
+    """tiny, a name such as Qwen2.5-Math-1.5B, a hub id or a folder"""
+    adapter: str = ""
+    """LoRA adapter: a PEFT folder, or a run (its last checkpoint)"""
+
+
+@dataclass
+class DataSettings:
+    """On what."""
+
+    data: str = "auto"
+    """benchmarks, reinforce-ada, hub ids, files, builtin; joined by commas"""
+    problem_key: str = ""
+    """column with the problem, if it is not found by itself"""
+    answer_key: str = ""
+    """column with the gold answer, if it is not found by itself"""
+    limit: int = limited(0, least=0, most=10**9)
+    """only the first so many problems of each set; 0 = all"""
+
+
+@dataclass
+class ProtocolSettings:
+    """How: numbers are comparable only where all of this is equal."""
+
+    k: int = limited(32, least=1, most=10**5)
+    """samples per problem"""
+    template: str = "auto"
+    """how a prompt is made: reinforce-ada, qwen25-math-cot, qwen-boxed, llama, chat, none"""
+    temperature: float = limited(1.0, least=0, most=100)
+    """sampling temperature; 0 = greedy, with --k 1"""
+    max_tokens: int = limited(0, least=0, most=10**6)
+    """longest response; 0 = auto"""
+    max_prompt_tokens: int = limited(0, least=0, most=10**6)
+    """longer prompts are dropped; 0 = auto"""
+    stop: str = "auto"
+    """tokens that end a response, besides the model's own end"""
+    seed: int = limited(0, least=0, most=2**32 - 1)
+    """decides the samples, with --chunk and --engine-sequences"""
+
+
+@dataclass
+class OutputSettings:
+    """Where the results go."""
+
+    out: str = ""
+    """folder of this evaluation; empty = runs/eval-MODEL-DATA-kK"""
+    against: str = ""
+    """folder of a finished evaluation of the same problems"""
+
+
+@dataclass
+class HardwareSettings:
+    """What it runs on."""
+
+    sync: Literal["auto", "adapter", "merge"] = "auto"
+    """how the engine gets the adapter; auto: adapter on a GPU, merge on a CPU"""
+    engine_memory: float = limited(0.85, above=0, below=1)
+    """share of the GPU's memory for the engine"""
+    engine_sequences: int = limited(256, least=1, most=10**4)
+    """responses written at the same time"""
+    chunk: int = limited(2048, least=1, most=10**9)
+    """samples that an interruption can cost"""
+    graders: int = limited(2, least=1, most=256)
+    """worker processes that run math-verify"""
+
+
+@dataclass
+class Config(ModelSettings, DataSettings, ProtocolSettings, OutputSettings, HardwareSettings):
     """Every flag of `python eval.py`. Zero or "auto" means: what fits the model, see `parse`."""
 
-    model: str = option("tiny", "tiny, a name such as Qwen2.5-Math-1.5B, a hub id or a folder", "model")
-    adapter: str = option("", "LoRA adapter: a PEFT folder, or a run (its last checkpoint)", "model")
-
-    data: str = option("auto", "benchmarks, reinforce-ada, hub ids, files, builtin; joined by commas", "data")
-    problem_key: str = option("", "column with the problem, if it is not found by itself", "data")
-    answer_key: str = option("", "column with the gold answer, if it is not found by itself", "data")
-    limit: int = option(0, "only the first so many problems of each set; 0 = all", "data", least=0)
-
-    k: int = option(32, "samples per problem", "protocol", least=1)
-    template: str = option("auto", "prompt: " + ", ".join(TEMPLATES), "protocol")
-    temperature: float = option(1.0, "sampling temperature; 0 = greedy, with --k 1", "protocol", least=0)
-    max_tokens: int = option(0, "longest response; 0 = auto", "protocol", least=0)
-    max_prompt_tokens: int = option(0, "longer prompts are dropped; 0 = auto", "protocol", least=0)
-    stop: str = option("auto", "tokens that end a response, besides the model's own end", "protocol")
-    seed: int = option(0, "decides the samples, with --chunk and --engine-sequences", "protocol")
-
-    out: str = option("", "folder of this evaluation; empty = runs/eval-MODEL-DATA-kK", "output")
-    against: str = option("", "folder of a finished evaluation of the same problems", "output")
-
-    sync: str = option("auto", "how the engine gets the adapter: adapter (GPU) or merge (CPU)", "hardware")
-    engine_memory: float = option(0.85, "share of the GPU's memory for the engine", "hardware")
-    engine_sequences: int = option(256, "responses written at the same time", "hardware", least=1)
-    chunk: int = option(2048, "samples that an interruption can cost", "hardware", least=1)
-    graders: int = option(2, "worker processes that run math-verify", "hardware", least=1)
+    def validate(self) -> None:
+        """Raises ValueError, one sentence, for what cannot work."""
+        check_ranges(self)
+        if self.temperature == 0 and self.k > 1:
+            raise ValueError(
+                "temperature 0 gives k equal samples: use --k 1, or a temperature above 0")
+        if 0 < self.temperature < 0.01:
+            raise ValueError("temperature must be 0 (greedy) or at least 0.01, "
+                             f"not {self.temperature}: vLLM would take 0.01")
+        for name in ("model", "data", "template", "stop"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} must not be empty")
 
 
 def parse(argv: list[str] | None = None) -> Config:
-    """Flags to Config, with what depends on the model filled in. Ends the program if they cannot work."""
-    usage = "python eval.py [--flag value ...]   (--help explains every flag)"
-    parser = argparse.ArgumentParser(
-        prog="eval.py", usage=usage, description=__doc__.split("\n")[0], allow_abbrev=False)
-    add_flags(parser, Config)
-    config = from_flags(parser.parse_args(argv), Config)
-    for f in fields(Config):
-        if f.metadata["least"] is not None and getattr(config, f.name) < f.metadata["least"]:
-            parser.error(f"{f.name} must be at least {f.metadata['least']:g}, not {getattr(config, f.name)}")
-    if config.sync not in ("auto", "merge", "adapter"):
-        parser.error(f"sync must be auto, merge or adapter, not {config.sync!r}")
-    if config.temperature == 0 and config.k > 1:
-        parser.error("temperature 0 gives k equal samples: use --k 1, or a temperature above 0")
+    """Flags to Config, with what depends on the model filled in.
+
+    Ends the program with code 2 and one sentence if they cannot work.
+    """
+    with in_one_sentence("eval.py"):
+        config = parse_flags(Config, argv, prog="eval.py", description=__doc__.split("\n")[0])
+        config.validate()
     tiny, adapter = config.model in TINY, find_adapter(config.adapter)
     auto = dict(data=default_data(config.model, for_training=False), template=default_template(config.model),
                 max_tokens=64 if tiny else 3000, max_prompt_tokens=256 if tiny else 1024)
@@ -321,11 +374,11 @@ def run_chunks(engine, grader, chunks: list, protocol: dict, file: Path) -> None
 
 
 def reseed(engine, name: str) -> None:
-    """The engine samples from torch's random state; what others cached is rounded otherwise."""
-    import torch
+    """Samples do not depend on the chunks before; what others cached is rounded otherwise."""
+    from parts.engine import seed_everything
 
-    torch.manual_seed(random.Random(name).getrandbits(63))
-    engine.llm.reset_prefix_cache()
+    seed_everything(random.Random(name))
+    engine.clear_cache()
 
 
 # --------------------------------------------------------------------------------------- the output
@@ -402,8 +455,7 @@ def sample(sets: dict, chunks: list, protocol: dict, policy, rank: int, file: Pa
         protocol["path"], max_model_len=protocol["context"], dtype=protocol["dtype"],
         max_num_seqs=protocol["engine_sequences"], memory_share=protocol["engine_memory"],
         temperature=protocol["temperature"], stop_token_ids=protocol["stop"], seed=protocol["seed"],
-        lora_rank=1 << (rank - 1).bit_length(),  # vLLM knows powers of two only
-        sync_mode=protocol["sync"] if policy else "merge")
+        lora_rank=rank, sync_mode=protocol["sync"] if policy else "merge")
     with contextlib.closing(engine), Grader(protocol["graders"]) as grader:
         if policy:
             engine.sync(policy)

@@ -380,7 +380,7 @@ def evaluate_if_due(run) -> None:
     reseed(config.seed, step, "evaluation")
     with timed({}, "evaluation"), nothing_lost(run, "evaluation"):
         rows = evaluate(run.engine, run.grader, run.held_out, config.eval_k, config.max_tokens,
-                        progress="  evaluating")
+                        temperature=config.eval_temperature, progress="  evaluating")
     record_evaluation(report(rows), run)
 
 

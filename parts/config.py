@@ -59,7 +59,7 @@ class DataSettings:
     data: str = "auto"
     """training problems: hub id, .jsonl/.json/.parquet/.csv file, or builtin"""
     eval_data: str = "auto"
-    """held-out problems, likewise; benchmark names as in eval.py"""
+    """held-out problems, likewise, or held-out: a share of one's own file (its auto)"""
     problem_key: str = ""
     """column with the problem, if it is not found by itself"""
     answer_key: str = ""
@@ -148,6 +148,8 @@ class RunSettings:
     """held-out problems used; 0 = auto"""
     eval_k: int = limited(8, least=1, most=10**4)
     """samples per held-out problem"""
+    eval_temperature: float = limited(1.0, least=0, most=100)
+    """of these samples, as in eval.py: not the training's; 0 = greedy, with eval_k 1"""
     checkpoint_every: int = limited(20, least=0, most=10**6)
     """steps between checkpoints; after the last step always, 0 = only then"""
     keep_checkpoints: int = limited(2, least=1, most=10**6)
@@ -251,6 +253,11 @@ def of_the_run(config: Config) -> list[tuple[bool, str]]:
         (c.data == "builtin" and changed(c, "problem_key", "answer_key"),
          "the builtin problems have no columns: leave problem_key and answer_key out, or name a "
          "file with data"),
+        (c.eval_temperature == 0 and c.eval_k > 1,
+         "eval_temperature 0 gives eval_k equal samples: set eval_k to 1, or a temperature above 0"),
+        (0 < c.eval_temperature < 0.01,
+         f"eval_temperature must be 0 (greedy) or at least 0.01, not {c.eval_temperature}: vLLM "
+         "would take 0.01"),
         (0 < c.batch_prompts < c.mini_batches,
          f"{c.batch_prompts} prompts cannot be cut into {c.mini_batches} mini-batches of whole "
          "groups"),

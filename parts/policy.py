@@ -47,7 +47,7 @@ def load_model(path: str, dtype: str):
     for name, value in list(vars(text).items()):
         if ("drop" in name or "jitter" in name) and isinstance(value, float):
             setattr(text, name, 0.0)  # any noise would make pi_old another policy than pi_theta
-    # Attention scores under a soft cap (Gemma 2): torch's fused attention has none and leaves it out.
+    # Attention scores under a soft cap (Gemma 2): torch's fused attention leaves it out.
     capped = getattr(text, "attn_logit_softcapping", None) is not None
     return own_class(config).from_pretrained(
         path, config=config, dtype=getattr(torch, dtype), trust_remote_code=False,

@@ -1,46 +1,199 @@
-"""The probe: do trainer and engine hold the same policy?"""
+"""The probe: do trainer and engine hold the same policy? Asked at the start and after every sync.
+
+On a few fixed texts, written by the engine when the program starts, both give the log-probabilities of
+the response tokens. Two questions:
+
+* Are they the same? In float32 to the last digits. In 16 bits the two differ by more than one optimizer
+  step changes, so that weights which arrive in part, or late, would hide in that difference.
+* So: do they *change* alike? With x_t the trainer's change of log pi(y_t) and y_t the engine's, the slope
+
+      b = sum_t x_t y_t / sum_t x_t^2
+
+  is 1 when everything arrived, 0 when nothing did, 0.5 when half of it did. The difference that was
+  there before cancels, and over many tokens the noise does. It is asked twice: of the change since the
+  engine had the base weights (it grows with training, and with it what can be told), and of that since
+  the last sync (the last step's weights instead of this one's are almost right, but not in this).
+
+And once, before training, with a large random adapter, in whose change a missing layer is plain.
+"""
+import contextlib
+import math
+from typing import NamedTuple
+
 import torch
 
 from parts.logprobs import token_logprobs
-from parts.policy import Row
+from parts.policy import Row, micro_batches
+
+MOST_TOKENS = 4096  # of all texts together, prompts included: a check is to take one per cent of a step
+LONGEST = 32  # tokens of a probe's response
+AT_ONCE = 8192  # tokens of a forward pass
+
+# Limits from measurement (docs/gpu.md); e is the slope's standard error, q the noise by the change.
+SINCE_START = 0.04  # + 3 e + (2 q)^2, off 1: one layer of three missing, or half of each, is more
+SINCE_LAST = 0.5  # + 4 e: last step's weights; noise in x alone has pulled a slope down by 0.3
+CLEAR = 3.0  # a change since the last sync counts from this 1 / q on; until then changes add up
+REHEARSED = 0.3  # nats (rms) by which the random adapter moves the log-probs
+
+
+class Limits(NamedTuple):
+    """How far apart a sound engine and trainer may be in these precisions; see `limits`."""
+
+    statistic: str  # of |log mu - log pi| over the tokens: "max", "mean" or "median"
+    gap: float  # nats
+    rest: float  # share of the rehearsal's change that may differ, before noise
+
+
+def limits(dtype: str, engine_dtype: str, kv_cache_dtype: str, mixture: bool) -> Limits:
+    """In a mixture of experts two may be as good as tied: the last bit decides, and the rest of that text
+    is off. In low precision the gap is only to catch another model or another temperature."""
+    if "fp8" in (engine_dtype, kv_cache_dtype):
+        return Limits("mean", 1.0, 0.5)  # on unlikely tokens 8 bits are rough: 0.4 was seen in sound runs
+    if (dtype, engine_dtype) == ("float32", "float32"):
+        return Limits("median" if mixture else "max", 1e-4, 0.06)
+    return Limits("mean", 0.2, 0.06)  # means of 0.046 have been reported of sound 7B models
+
+
+def slope(x_T, y_T) -> tuple[float, float]:
+    """(b, its standard error) of y = b x without intercept; each token may have a noise of its own.
+
+    Residuals are those of a fit without the token: one that jumped alone, as it does when a tie between
+    experts falls the other way, would else dictate b and leave nothing to doubt it by.
+    """
+    x_T, y_T = x_T.double(), y_T.double()
+    size = (x_T * x_T).sum()
+    b = (x_T * y_T).sum() / size
+    rest_T = (y_T - b * x_T) / (1 - x_T * x_T / size).clamp(min=1e-9)
+    error = (x_T * rest_T).square().sum().sqrt() / size
+    return b.item(), error.item()
+
+
+def rms(x_T) -> float:
+    return x_T.square().mean().sqrt().item()
 
 
 class Probe:
-    """Do trainer and engine hold the same policy? Asked at the start and after every sync, on a few fixed texts.
+    """Raises SystemExit, here and in `check`, when trainer and engine do not hold the same policy.
 
-    Made while the engine still has the base weights: it lets the engine write the texts (so that they are the same when a
-    run is resumed) and compares the log-probs of sampling; `check` compares those of a prefill of the same texts, at
-    temperature 1 and with the adapter.
-
-    Raises SystemExit when they disagree by more than `tolerance`, ("max", "mean" or "median" over tokens, nats); or when the engine
-    answers exactly as before although the trainer has moved.
+    Made while the engine still has the base weights: it lets the engine write the texts (so that they
+    are the same when a run is resumed) and compares the log-probs of sampling. `check` compares those of
+    a prefill of the same texts, at temperature 1 and with the adapter. Leaves the engine with the
+    policy's weights.
     """
 
-    def __init__(self, engine, policy, problems, *, tolerance: tuple[str, float], max_tokens: int = 16, temperature: float = 1.0):
-        self.engine, self.policy, self.tolerance, self.last = engine, policy, tolerance, None
-        rollouts = engine.generate([p.prompt_ids for p in problems], n=1, max_tokens=min(16, max_tokens))
-        sampled = [Row(p.prompt_ids + r.token_ids, len(p.prompt_ids), r.logprobs, 0.0) for p, (r,) in zip(problems, rollouts)]
+    def __init__(self, engine, policy, problems, *, limits: Limits, max_tokens: int = LONGEST,
+                 temperature: float = 1.0):
+        self.engine, self.policy, self.limits = engine, policy, limits
+        self.rows = self.write_texts(problems, min(LONGEST, max_tokens))
+        sampled_T = torch.tensor([x for row in self.rows for x in row.mu])
         with policy.disable_adapter():
-            self.require_close(torch.tensor([x for row in sampled for x in row.mu]), self.trainer_logprobs(sampled, temperature))
-        self.rows = [Row(row.ids, prompt_length=1, mu=[], advantage=0.0) for row in sampled]  # score every token but the first
+            self.require_close(sampled_T, self.trainer(temperature))
+            self.start = self.trainer(), self.of_engine()  # with the base weights
+        self.noise = max(rms(self.start[0] - self.start[1]), 1e-5)
+        self.last = self.start  # at the last sync by which the policy had clearly moved
+        self.before = self.start  # at the last sync
+        self.rehearsed = self.rehearse()
 
-    def trainer_logprobs(self, rows, temperature: float = 1.0):
-        with torch.no_grad():
-            return token_logprobs(self.policy, rows, temperature)[0].cpu()
+    def write_texts(self, problems, max_tokens: int) -> list[Row]:
+        """A response to each problem, as long as all of them stay below MOST_TOKENS."""
+        texts, tokens = [], 0
+        for problem in problems:
+            tokens += len(problem.prompt_ids) + max_tokens
+            if texts and tokens > MOST_TOKENS:
+                break
+            texts.append(problem.prompt_ids)
+        rollouts = self.engine.generate(texts, n=1, max_tokens=max_tokens)
+        return [Row(ids + r.token_ids, len(ids), r.logprobs, 0.0) for ids, (r,) in zip(texts, rollouts)]
 
+    # ----------------------------------------------------------------------------- what both say
+    @torch.no_grad()
+    def trainer(self, temperature: float = 1.0):
+        """log pi [T] of all response tokens, in the order of `rows`."""
+        found = {}
+        for micro in micro_batches(self.rows, AT_ONCE):
+            logprobs = token_logprobs(self.policy, micro, temperature)[0].cpu()
+            found |= zip(map(id, micro), logprobs.split([row.length for row in micro]))
+        return torch.cat([found[id(row)] for row in self.rows])
+
+    def of_engine(self):
+        """log mu [T] of the same tokens."""
+        scores = self.engine.score([row.ids for row in self.rows])
+        return torch.tensor([x for row, score in zip(self.rows, scores) for x in score[row.prompt_length - 1:]])
+
+    # ----------------------------------------------------------------------------------- checks
     def check(self) -> dict:
-        """Compare on the prompts and responses of the probe; returns the gaps in nats."""
-        mine = self.trainer_logprobs(self.rows)
-        theirs = torch.tensor([x for row in self.engine.score([row.ids for row in self.rows]) for x in row])
-        if self.last is not None and torch.equal(theirs, self.last[1]) and (mine - self.last[0]).abs().max() > 1e-5:
-            raise SystemExit("The new weights did not reach the engine: its log-probs are exactly those from before the sync. "
-                             "Try the other --sync (merge or adapter).")
-        self.last = mine, theirs
-        return self.require_close(theirs, mine)
+        """After a sync. Returns gaps and movement in nats, and slopes: NaN where too little has changed."""
+        now = self.trainer(), self.of_engine()
+        self.require_news(now)
+        found = self.require_close(now[1], now[0])
+        moved = rms(now[0] - self.start[0])
+        found |= dict(probe_moved=moved, probe_slope=math.nan, probe_slope_last=math.nan)
+        if moved > self.noise:
+            margin = SINCE_START + (2 * self.noise / moved)**2
+            found["probe_slope"] = self.require_slope(self.start, now, margin, errors=3)
+        if rms(now[0] - self.last[0]) > CLEAR * self.noise:
+            found["probe_slope_last"] = self.require_slope(self.last, now, SINCE_LAST, errors=4)
+            self.last = now
+        self.before = now
+        return found
 
-    def require_close(self, theirs, mine) -> dict:
-        gap, (statistic, most) = (theirs - mine).abs(), self.tolerance
-        if not getattr(gap, statistic)() < most:  # also when it is NaN
-            raise SystemExit(f"Engine and trainer disagree: |log mu - log pi_old| is {gap.mean():.1e} on average and "
-                             f"{gap.max():.1e} at most. Training would be wrong; try the other --sync, or --dtype float32.")
-        return dict(probe_gap_mean=gap.mean().item(), probe_gap_max=gap.max().item())
+    def require_news(self, now) -> None:
+        """Has the engine changed at all? This needs no statistics, and sees the smallest update."""
+        moved = (now[0] - self.before[0]).abs().max()
+        if torch.equal(now[1], self.before[1]) and moved > 1e-5:
+            raise SystemExit("The new weights did not reach the engine: its log-probs are exactly those from "
+                             "before the sync. Try the other --sync (merge or adapter).")
+
+    def require_close(self, theirs_T, mine_T) -> dict:
+        gap_T = (theirs_T - mine_T).abs()
+        if not getattr(gap_T, self.limits.statistic)() < self.limits.gap:  # also when it is NaN
+            raise SystemExit(f"Engine and trainer disagree: |log mu - log pi_old| is {gap_T.mean():.1e} on "
+                             f"average and {gap_T.max():.1e} at most. Training would be wrong; try --sync "
+                             "merge or --dtype float32.")
+        return dict(probe_gap_mean=gap_T.mean().item(), probe_gap_max=gap_T.max().item())
+
+    def require_slope(self, reference, now, margin: float, errors: float) -> float:
+        """The slope of the change since `reference`, which has to be 1 within margin + errors * error."""
+        b, error = slope(now[0] - reference[0], now[1] - reference[1])
+        if not abs(b - 1) <= margin + errors * error:
+            raise SystemExit("The new weights reached the engine in part or late: its log-probs changed by "
+                             f"{b:.2f} +- {error:.2f} times what the trainer's did. Training would be wrong; "
+                             "try the other --sync (merge or adapter).")
+        return b
+
+    # -------------------------------------------------------------------------- before training
+    def rehearse(self) -> dict:
+        """Sync a large random adapter once: in its change, far above the noise, a missing layer is plain.
+
+        Returns what it moved (nats), the slope, and the rest: rms(y - x) / rms(x).
+        """
+        with self.random_adapter():
+            self.engine.sync(self.policy)
+            x_T, y_T = self.trainer() - self.start[0], self.of_engine() - self.start[1]
+        self.engine.sync(self.policy)
+        found = dict(moved=rms(x_T), slope=slope(x_T, y_T)[0], rest=rms(y_T - x_T) / rms(x_T))
+        if not found["rest"] <= self.limits.rest + 3 * self.noise / found["moved"]:
+            raise SystemExit(f"A trial adapter moved the trainer's log-probs by {found['moved']:.2f}, and the "
+                             f"engine's followed with a rest of {found['rest']:.0%}: weights reach it in part "
+                             "only. Try the other --sync (merge or adapter).")
+        return found
+
+    @contextlib.contextmanager
+    def random_adapter(self):
+        """The policy with random B, large enough to move the log-probs by REHEARSED nats (rms)."""
+        second = [p for name, p in self.policy.named_parameters() if "lora_B" in name]
+        kept = [p.detach().clone() for p in second]
+        generator = torch.Generator().manual_seed(0)
+        noise = [torch.randn(p.shape, generator=generator).to(p) for p in second]
+        scale = 1e-3
+        try:
+            while True:
+                for p, z in zip(second, noise):
+                    p.data.copy_(scale * z)
+                if rms(self.trainer() - self.start[0]) > REHEARSED or scale > 1:
+                    break
+                scale *= 1.4
+            yield
+        finally:
+            for p, before in zip(second, kept):
+                p.data.copy_(before)

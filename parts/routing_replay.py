@@ -38,23 +38,45 @@ FAMILIES = {  # model_type -> its router, whose forward returns (logits, gates, 
     "qwen3_moe": "Qwen3MoeTopKRouter", "olmoe": "OlmoeTopKRouter", "mixtral": "MixtralTopKRouter"}
 
 
-def is_supported(model: str) -> bool:
-    """Whether this model folder or hub id is a mixture of experts whose routes can be recorded and replayed."""
+def config_of(model: str):
+    """The Hugging Face configuration of this folder or hub id; no code of the model's own is run."""
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(model, trust_remote_code=False).model_type in FAMILIES
+    return AutoConfig.from_pretrained(model, trust_remote_code=False)
+
+
+def is_supported(model: str) -> bool:
+    """Whether this is a mixture of experts whose routes can be recorded and replayed."""
+    return config_of(model).model_type in FAMILIES
+
+
+def is_mixture(model: str) -> bool:
+    """Whether the configuration speaks of experts, whatever the family."""
+    settings = config_of(model).get_text_config().to_dict()
+    return any("experts" in name and isinstance(value, int) and value > 1 for name, value in settings.items())
 
 
 def choose_replay(wanted: str, model: str, mini_batches: int) -> str:
-    """`wanted`; for "auto" what the paper found best: none on-policy, r2 with two mini-batches, r3 with more (section 4).
+    """`wanted`; for "auto" what the paper found best (section 4), with a warning where that is impossible:
+    none on-policy, r2 with two mini-batches, r3 with more.
 
-    Raises SystemExit when there is nothing to replay in `model`.
+    Raises SystemExit when "r2" or "r3" is wanted and `model` has nothing that could be replayed.
     """
-    if not is_supported(model):
-        if wanted in ("r2", "r3"):
-            raise SystemExit(f"--replay {wanted} is for mixtures of experts ({', '.join(FAMILIES)}), and {model} is none of them.")
+    supported = is_supported(model)
+    if wanted in ("r2", "r3") and not supported:
+        raise SystemExit(f"--replay {wanted} is for mixtures of experts ({', '.join(FAMILIES)}), "
+                         f"and {model} is none of them.")
+    if wanted != "auto":
+        return wanted
+    if not supported:
+        if mini_batches > 1 and is_mixture(model):
+            print(f"warning: the experts of {config_of(model).model_type} cannot be replayed (only those of "
+                  f"{', '.join(FAMILIES)}), so {mini_batches} mini-batches compare tokens that passed "
+                  "through different experts; --mini-batches 1 is safer")
         return "none"
-    return wanted if wanted != "auto" else "none" if mini_batches == 1 else "r2" if mini_batches == 2 else "r3"
+    if mini_batches == 1:
+        return "none"
+    return "r2" if mini_batches == 2 else "r3"
 
 
 # ------------------------------------------------------------------------------------------------------ the trainer

@@ -20,11 +20,12 @@ from ada_sampler import Estimator
 from parts import checkpoint, logs
 from parts.config import Config
 from parts.data import Stream
+from parts.engine import seed_everything
 from parts.folder import claim, note_start
 from parts.logprobs import check_family
 from parts.plot import draw_run
 from parts.policy import load_policy
-from parts.probe import Probe
+from parts.probe import Limits, Probe, limits
 from parts.routing_replay import choose_replay, is_supported
 from parts.screen import quiet_end, shown
 from parts.stop import Interrupted, Stop
@@ -115,7 +116,7 @@ def prepare(config: Config, grader) -> Run:
     optimizer, schedule = learner(policy, config)
     reseed(config.seed, "probe")
     probe = Probe(
-        engine, policy, held_out[:4], tolerance=tolerance(config, bool(policy.routing)),
+        engine, policy, held_out[:32], limits=probe_limits(config, bool(policy.routing)),
         max_tokens=config.max_tokens, temperature=config.temperature)
     run = Run(folder, lock, config, engine, policy, optimizer, schedule, grader, held_out,
               Stream(train, config.seed), Estimator(config), probe)
@@ -182,19 +183,8 @@ def rollout_dtype(config: Config) -> str:
     return config.dtype if config.rollout_dtype == "auto" else config.rollout_dtype
 
 
-def tolerance(config: Config, mixture: bool = False) -> tuple[str, float]:
-    """How far engine and trainer may be apart on the probe's texts: (statistic, nats).
-
-    In a mixture of experts two may be as good as tied: the last bit decides, and the rest of that
-    one text is off. On unlikely tokens 8 bits are rough: up to 0.4 was seen in runs whose samples
-    agree within 1e-3.
-    """
-    engine = rollout_dtype(config)
-    if "fp8" in (engine, config.kv_cache_dtype):
-        return "mean", 1.0
-    if (config.dtype, engine) != ("float32", "float32"):
-        return "mean", 5e-2
-    return ("median" if mixture else "max"), 1e-4
+def probe_limits(config: Config, mixture: bool) -> Limits:
+    return limits(config.dtype, rollout_dtype(config), config.kv_cache_dtype, mixture)
 
 
 def learner(policy, config: Config):
@@ -208,17 +198,9 @@ def learner(policy, config: Config):
 
 
 def reseed(*parts) -> random.Random:
-    """A random state that only (seed, step, phase) decide, as every phase starts from its own.
-
-    The engine lives in this process and draws from torch's state on a CPU; on a GPU vLLM seeds each
-    request from numpy's.
-    """
-    import numpy
-
+    """A random state that only (seed, step, phase) decide, as every phase starts from its own."""
     rng = random.Random("/".join(map(str, parts)))
-    seed = rng.getrandbits(63)
-    torch.manual_seed(seed)
-    numpy.random.seed(seed % 2**32)
+    seed_everything(rng)
     return rng
 
 
@@ -319,7 +301,8 @@ def record_evaluation(result: dict, run: Run) -> None:
     """What `eval.report` says of this step: to eval.jsonl and onto the screen."""
     config, state = run.config, run.state
     totals = {key: value for key, value in state.items() if key.endswith("_total")}
-    row = dict(step=state["step"], **totals, data=config.eval_data, **result)
+    row = dict(step=state["step"], **totals, data=config.eval_data,
+               temperature=config.eval_temperature, **result)
     logs.append(run.folder / "eval.jsonl", row)
     tqdm.write(f"step {state['step']:5d}   held-out avg@{config.eval_k} {result['avg']:6.1%} "
                f"[{result['ci_low']:.1%}, {result['ci_high']:.1%}]   "

@@ -8,15 +8,15 @@
 Draws, unresolved and no signal are per place in the batch. The effective weight w(p) is the factor
 with which grad p enters the update: 1 ascends p, 1/p ascends log p.
 """
-import argparse
 import random
 from collections import namedtuple
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from statistics import fmean, stdev
 from types import SimpleNamespace
 
 from ada_sampler import (
-    RULES, Estimator, Group, SamplerConfig, add_flags, collect, from_flags, rows_per_prompt)
+    RULES, Estimator, Group, SamplerConfig, check_ranges, collect, limited, rows_per_prompt)
+from parts.flags import in_one_sentence, parse_flags
 
 Coin = namedtuple("Coin", "id p")  # a problem that is solved with probability p
 Flip = namedtuple("Flip", "reward status token_ids")  # rollout and verdict in one
@@ -133,47 +133,58 @@ def as_rule(config: SamplerConfig, rule: str) -> SamplerConfig:
     return replace(config, sampler=rule, **defaults)
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m parts.simulate", description=__doc__.splitlines()[0])
-    parser.add_argument("--all", action="store_true", help="all rules side by side")
-    parser.add_argument("--pass-rate", type=float, metavar="P",
-                        help="every prompt is solved with probability P")
-    parser.add_argument("--beta", type=float, nargs=2, default=(1, 1), metavar=("A", "B"),
-                        help="pass rates are drawn from Beta(A, B) (default: 1 1, uniform)")
-    parser.add_argument("--prompts", type=int, default=2000, help="number of prompts (2000)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the coins (0)")
-    parser.add_argument("--plot", metavar="FILE", help="draw it against the pass rate")
-    add_flags(parser, SamplerConfig)
-    args = parser.parse_args()
-    if args.pass_rate is not None and (args.plot or not 0 <= args.pass_rate <= 1):
-        raise SystemExit(
-            "--pass-rate takes one number from 0 to 1; for --plot give --beta instead")
-    if not (min(args.beta) > 0 and max(args.beta) < 1e6) or args.prompts < 2:
-        raise SystemExit("--beta takes two positive numbers, and --prompts must be at least 2")
-    return args
+@dataclass
+class CoinSettings:
+    """The coins, and what is shown of them."""
+
+    all: bool = False
+    """all rules side by side"""
+    pass_rate: float | None = limited(None, least=0, most=1)
+    """every prompt is solved with this probability; None: drawn from Beta(A, B)"""
+    beta: tuple[float, float] = (1.0, 1.0)
+    """A and B of the Beta distribution of pass rates; 1 1 is uniform"""
+    prompts: int = limited(2000, least=2, most=10**6)
+    """number of prompts"""
+    seed: int = 0
+    """of the coins"""
+    plot: str = ""
+    """a file: draw it against the pass rate"""
 
 
-def main() -> None:
-    args = parse()
-    config, rng, count = from_flags(args, SamplerConfig), random.Random(args.seed), args.prompts
-    if args.pass_rate is None:
-        source = "pass rates from Beta({:g}, {:g})".format(*args.beta)
-        p_P = [rng.betavariate(*args.beta) for _ in range(count)]
+@dataclass
+class Simulation(CoinSettings, SamplerConfig):
+    """Every flag of `python -m parts.simulate`."""
+
+
+def check_coins(config: Simulation) -> None:
+    """Raises ValueError, one sentence, for what cannot work. The rest is up to `simulate`."""
+    check_ranges(config)
+    if config.pass_rate is not None and config.plot:
+        raise ValueError("--pass-rate is one number: to plot against it, give --beta instead")
+    if not all(0 < shape < 1e6 for shape in config.beta):
+        raise ValueError("--beta takes two positive numbers below a million")
+
+
+def main(argv: list[str] | None = None) -> None:
+    prog, results = "python -m parts.simulate", {}
+    config = parse_flags(Simulation, argv, prog, __doc__.splitlines()[0])
+    with in_one_sentence(prog):
+        check_coins(config)
+    rng, count = random.Random(config.seed), config.prompts
+    if config.pass_rate is None:
+        source = "pass rates from Beta({:g}, {:g})".format(*config.beta)
+        p_P = [rng.betavariate(*config.beta) for _ in range(count)]
     else:
-        source, p_P = f"pass rate {args.pass_rate:g}", [args.pass_rate] * count
-    results = {}
-    try:
-        for rule in RULES if args.all else [config.sampler]:
-            own = as_rule(config, rule) if args.all else config
-            results[rule] = own, simulate(own, p_P, args.seed)
-    except ValueError as error:
-        raise SystemExit(str(error)) from None
+        source, p_P = f"pass rate {config.pass_rate:g}", [config.pass_rate] * count
+    with in_one_sentence(prog):
+        for rule in RULES if config.all else [config.sampler]:
+            own = as_rule(config, rule) if config.all else config
+            results[rule] = own, simulate(own, p_P, config.seed)
     print(f"{count} prompts, {source}; n={config.n}, M={config.M}, N={config.N}")
-    show(results, count, bands=not args.all and args.pass_rate is None)
-    if args.plot:
+    show(results, count, bands=not config.all and config.pass_rate is None)
+    if config.plot:
         try:
-            plot(results, count, args.plot)
+            plot(results, count, config.plot)
         except (ImportError, OSError, ValueError) as error:
             raise SystemExit(f"--plot needs matplotlib and a file it can write: {error}") from None
 

@@ -223,14 +223,3 @@ def test_an_existing_run_is_not_overwritten(tmp_path):
     (tmp_path / "runs" / "mine" / "config.json").write_text("{}")
     code, text, _ = run("--name", "mine", cwd=tmp_path)
     assert code == 1 and "exists already" in text and "--resume" in text and "--name" in text
-
-
-def test_gpu_build_without_a_gpu(monkeypatch):
-    from parts import engine
-
-    monkeypatch.setattr(engine, "_is_installed", lambda name: name == "vllm")
-    with pytest.raises(SystemExit, match="no GPU is visible.*requirements-cpu.txt"):
-        engine.build_for_cpu()
-    monkeypatch.setattr(engine, "_is_installed", lambda name: False)
-    with pytest.raises(SystemExit, match="vLLM is not installed"):
-        engine.build_for_cpu()

@@ -65,6 +65,35 @@ def test_what_is_no_flag_or_no_value_is_answered(flags, words, capsys):
     assert ended.value.code == 2 and all(word in answer for word in words), answer
 
 
+def test_help_of_the_evaluation():
+    import eval as evaluation
+
+    code, printed, seconds = run("eval.py", "--help")
+    assert code == 0 and seconds < 2  # 0.35 on an idle machine
+    for f in fields(evaluation.Config):
+        assert flag(f.name) + " " in printed or flag(f.name) + "," in printed
+    for group in evaluation.Config.__bases__:
+        assert f"─ {group.__name__.removesuffix('Settings')} options ─" in printed
+
+
+@pytest.mark.parametrize("flags, sentence", [
+    ("--k 0", "k must be at least 1"), ("--max-tokens -1", "max_tokens must be at least 0"),
+    ("--seed -1", "seed must be at least 0"), ("--engine-memory 1", "engine_memory must be below 1"),
+    ("--engine-memory 0", "engine_memory must be above 0"), ("--limit -1", "limit must be at least"),
+    ("--temperature 0.001 --k 1", "0 (greedy) or at least 0.01"), ("--chunk 0", "chunk must be"),
+    ("--temperature 0", "use --k 1"), ("--temperature nan", "finite"), ("--stop=", "not be empty"),
+    ("--graders 0", "graders must be"), ("--engine-sequences 0", "engine_sequences must be"),
+])
+def test_an_evaluation_that_cannot_work_is_refused_in_one_sentence(flags, sentence, capsys):
+    import eval as evaluation
+
+    with pytest.raises(SystemExit) as ended:
+        evaluation.parse(flags.split())
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and sentence in error and error.startswith("eval.py: ")
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize("flags", [["--top-p", "0.9"], ["--modle", "tiny"], ["--steps", "-1"]])
 def test_the_program_answers_before_torch_is_imported(flags):
     code, printed, seconds = run("minirl.py", *flags)

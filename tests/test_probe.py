@@ -1,0 +1,285 @@
+"""The probe sees weights that arrive in part or late, and lets sound runs pass; its limits are in docs/gpu.md."""
+import copy
+import math
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from parts import probe as probe_module
+from parts import tiny
+from parts.engine import seed_everything
+from parts.logprobs import token_logprobs
+from parts.policy import Row, load_policy
+from parts.probe import Limits, Probe, limits, slope
+
+EXACT = limits("float32", "float32", "auto", mixture=False)
+HALF = limits("bfloat16", "bfloat16", "auto", mixture=False)
+LAYERS = 3
+BREAKS = ("layer 0", "layer 1", "layer 2", "half of the layers", "half of the change", "the step before")
+
+
+# ------------------------------------------------------------------------------------ how it is broken
+def second(policy) -> dict:
+    return {name: p for name, p in policy.named_parameters() if "lora_B" in name}
+
+
+def broken(policy, how: str, before: dict):
+    """A copy of the policy as it would arrive in a sync that is broken like this."""
+    other = copy.deepcopy(policy)
+    for name, p in second(other).items():
+        layer = int(name.split("layers.")[1].split(".")[0])
+        if how == f"layer {layer}" or (how == "half of the layers" and layer % 2 == 0):
+            p.data.zero_()
+        elif how == "half of the change":
+            p.data.mul_(0.5)
+        elif how == "the step before":
+            p.data.copy_(before[name])
+    return other
+
+
+def small_policy(tmp_path, dtype="float32", name="tiny"):
+    torch.manual_seed(0)
+    tokenizer = tiny.build_tokenizer()
+    model = tiny.build_model(tokenizer, name)
+    with torch.no_grad():
+        for key, p in model.named_parameters():
+            if "norm" not in key:
+                p.mul_(3)  # log-probs as far apart as a trained model's
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    return load_policy(str(tmp_path), dtype=dtype, rank=8, alpha=16, seed=0, device="cpu")
+
+
+class NoisyEngine:
+    """An engine that is a copy of the policy, with Gaussian noise on its log-probs: no vLLM, any noise."""
+
+    def __init__(self, policy, noise: float):
+        self.held, self.noise, self.how = copy.deepcopy(policy), noise, ""
+        self.rng, self.before = random.Random(0), {n: p.data.clone() for n, p in second(policy).items()}
+
+    def sync(self, policy):
+        self.held = broken(policy, self.how, self.before)
+        self.before = {n: p.data.clone() for n, p in second(policy).items()}
+
+    def generate(self, prompts, n, max_tokens):
+        rows = [Row(ids + [self.rng.randrange(300) for _ in range(max_tokens)], len(ids), [], 0.0) for ids in prompts]
+        with torch.no_grad(), self.held.disable_adapter():
+            mu = token_logprobs(self.held, rows)[0].split([row.length for row in rows])
+        return [[SimpleNamespace(token_ids=row.ids[row.prompt_length:], logprobs=x.tolist())] for row, x in zip(rows, mu)]
+
+    def score(self, sequences):
+        rows = [Row(ids, 1, [], 0.0) for ids in sequences]
+        with torch.no_grad():
+            found = token_logprobs(self.held, rows)[0].split([row.length for row in rows])
+        return [[x + self.rng.gauss(0, self.noise) for x in logprobs.tolist()] for logprobs in found]
+
+
+def some_problems(count=24):
+    rng = random.Random(1)
+    return [SimpleNamespace(prompt_ids=[rng.randrange(300) for _ in range(8)]) for _ in range(count)]
+
+
+def move(policy, size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    for p in second(policy).values():
+        p.data += size * torch.randn(p.shape, generator=generator)
+
+
+# ---------------------------------------------------------------------------------------- the statistic
+def test_the_slope_is_that_of_least_squares_and_its_error_is_honest():
+    """Over many draws the slope is off by two errors in about one of twenty."""
+    generator = torch.Generator().manual_seed(0)
+    far = 0
+    for _ in range(400):
+        x = torch.randn(200, generator=generator, dtype=torch.float64)
+        y = 0.7 * x + 0.5 * x.abs() * torch.randn(200, generator=generator, dtype=torch.float64)
+        b, error = slope(x, y)
+        assert math.isclose(b, torch.linalg.lstsq(x[:, None], y[:, None]).solution.item(), rel_tol=1e-9)
+        far += abs(b - 0.7) > 2 * error
+    assert 5 <= far <= 40
+
+
+def test_one_token_that_jumps_alone_leaves_a_doubt():
+    """A tie between two experts that falls the other way in the trainer only: everything else says 1."""
+    x = torch.full((100,), 0.02)
+    y = x.clone()
+    x[7] = 1.3
+    b, error = slope(x, y)
+    assert b < 0.1 and error > 0.3
+
+
+# ------------------------------------------------------------------------------------------ no engine
+@pytest.mark.parametrize("noise, bounds", [(1e-6, EXACT), (0.01, HALF)])
+@pytest.mark.parametrize("how", ["", *BREAKS[:5]])
+def test_the_rehearsal_sees_what_never_arrives(how, noise, bounds, tmp_path):
+    policy = small_policy(tmp_path)
+    engine = NoisyEngine(policy, noise)
+    engine.how = how
+    kept = {name: p.data.clone() for name, p in second(policy).items()}
+    if how:
+        with pytest.raises(SystemExit, match="weights reach it in part only"):
+            Probe(engine, policy, some_problems(), limits=bounds, max_tokens=12)
+    else:
+        probe = Probe(engine, policy, some_problems(), limits=bounds, max_tokens=12)
+        assert 0.3 < probe.rehearsed["moved"] < 2 and abs(probe.rehearsed["slope"] - 1) < 0.05
+        probe.check()
+    assert all(torch.equal(p, kept[name]) for name, p in second(policy).items())  # as it was
+
+
+@pytest.mark.parametrize("how", [how for how in BREAKS if how != "layer 2"])
+def test_what_breaks_later_is_seen_within_three_steps(how, tmp_path):
+    """With noise a quarter of a step. (The last layer, which counts least, is the rehearsal's.)"""
+    policy = small_policy(tmp_path)
+    engine = NoisyEngine(policy, noise=0.01)
+    probe = Probe(engine, policy, some_problems(), limits=HALF, max_tokens=12)
+    for step in range(6):
+        move(policy, 4e-3, step)
+        engine.sync(policy)
+        found = probe.check()
+    assert abs(found["probe_slope"] - 1) < 0.05 and abs(found["probe_slope_last"] - 1) < 0.3
+    engine.how = how
+    with pytest.raises(SystemExit, match="in part or late"):
+        for step in range(6, 9):
+            move(policy, 4e-3, step)
+            engine.sync(policy)
+            probe.check()
+
+
+def test_updates_too_small_to_tell_add_up_until_they_are_not(tmp_path):
+    policy = small_policy(tmp_path)
+    engine = NoisyEngine(policy, noise=0.01)
+    probe = Probe(engine, policy, some_problems(), limits=HALF, max_tokens=12)
+    judged = []
+    for step in range(10):
+        move(policy, 4e-4, 0)  # always the same direction
+        engine.sync(policy)
+        judged.append(not math.isnan(probe.check()["probe_slope_last"]))
+    assert not judged[0] and any(judged)
+
+
+def test_no_update_is_no_alarm(tmp_path):
+    policy = small_policy(tmp_path)
+    probe = Probe(NoisyEngine(policy, 0.0), policy, some_problems(4), limits=EXACT)
+    for _ in range(3):
+        found = probe.check()
+    assert found["probe_moved"] == 0 and math.isnan(found["probe_slope"]) and math.isnan(found["probe_slope_last"])
+
+
+@pytest.mark.parametrize("bounds", [EXACT, HALF, Limits("median", 1.0, 0.5)])
+def test_a_number_that_is_none_ends_the_run(bounds, tmp_path):
+    """NaN is not smaller than a limit, and not larger either."""
+    policy = small_policy(tmp_path)
+    engine = NoisyEngine(policy, 0.0)
+    probe = Probe(engine, policy, some_problems(4), limits=bounds)
+    for p in second(policy).values():
+        p.data.fill_(math.nan)
+    engine.sync(policy)
+    with pytest.raises(SystemExit):
+        probe.check()
+    with pytest.raises(SystemExit, match="disagree"):
+        probe.require_close(torch.tensor([0.0, math.nan, 0.0]), torch.zeros(3))
+
+
+def test_only_responses_are_compared_and_long_ones_do_not_pile_up(tmp_path, monkeypatch):
+    policy = small_policy(tmp_path)
+    engine = NoisyEngine(policy, 0.0)
+    probe = Probe(engine, policy, some_problems(5), limits=EXACT, max_tokens=12)
+    assert len(probe.of_engine()) == len(probe.trainer()) == 5 * 12
+    torch.testing.assert_close(probe.of_engine(), probe.trainer(), atol=1e-5, rtol=0)
+    monkeypatch.setattr(probe_module, "AT_ONCE", 45)  # two rows at a time: the same numbers in the same order
+    torch.testing.assert_close(probe.of_engine(), probe.trainer(), atol=1e-5, rtol=0)
+    monkeypatch.setattr(probe_module, "MOST_TOKENS", 50)
+    assert len(Probe(engine, policy, some_problems(5), limits=EXACT, max_tokens=12).rows) == 2
+
+
+# --------------------------------------------------------------------------------------- the real engine
+@pytest.fixture(scope="module")
+def folder():
+    return tiny.folder()
+
+
+def serve(folder, **options):
+    from parts.engine import Engine
+
+    return Engine(folder, max_model_len=128, max_num_seqs=64, **options)
+
+
+def tiny_problems(engine, count=32):
+    texts = [f"<|user|>{p['problem']}<|assistant|>" for p in tiny.problems("test", count)]
+    return [SimpleNamespace(prompt_ids=engine.tokenizer.encode(text)) for text in texts]
+
+
+def train(policy, engine, optimizer, problems, step) -> None:
+    """A step of the default size: AdamW at 1e-3 after the default warm-up, on the engine's own samples."""
+    seed_everything(random.Random(step))
+    rollouts = engine.generate([p.prompt_ids for p in problems[:8]], n=4, max_tokens=24)
+    rows = [Row(p.prompt_ids + r.token_ids, len(p.prompt_ids), r.logprobs, random.Random(i).choice((-1, 1)))
+            for p, group in zip(problems, rollouts) for i, r in enumerate(group)]
+    weight = torch.tensor([row.advantage for row in rows for _ in range(row.length)])
+    (-(token_logprobs(policy, rows)[0] * weight).sum() / len(rows)).backward()
+    optimizer.param_groups[0]["lr"] = 1e-3 * min(1, step / 5)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("sync_mode", ["merge", "adapter"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_each_broken_sync_is_caught_within_three_steps_and_sound_ones_pass(dtype, sync_mode, folder):
+    engine = serve(folder, dtype=dtype, sync_mode=sync_mode)
+    problems = tiny_problems(engine)
+    base = load_policy(folder, dtype=dtype, rank=16, alpha=32, seed=0, device="cpu")
+    engine.sync(base)
+    sound = Probe(engine, base, problems, limits=limits(dtype, dtype, "auto", mixture=False), max_tokens=64)
+    assert abs(sound.rehearsed["slope"] - 1) < 0.05
+    for how in ("", *BREAKS):
+        policy, probe = copy.deepcopy(base), copy.copy(sound)
+        probe.policy = policy
+        probe.last = probe.before = probe.start
+        optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], weight_decay=0)
+        caught = 0
+        for step in range(1, 4 if how else 7):
+            before = {name: p.data.clone() for name, p in second(policy).items()}
+            train(policy, engine, optimizer, problems, step)
+            engine.sync(broken(policy, how, before))
+            try:
+                found = probe.check()
+            except SystemExit:
+                caught = step
+                break
+        assert bool(caught) == bool(how), (how, found)
+    engine.close()
+
+
+@pytest.mark.engine
+def test_a_missing_layer_is_seen_before_the_first_step(folder, monkeypatch):
+    """The rehearsal with the real engine, in bfloat16: what merges forgets one of three layers."""
+    from parts import engine as engine_module
+
+    engine = serve(folder, dtype="bfloat16")
+    policy = load_policy(folder, dtype="bfloat16", rank=16, alpha=32, seed=0, device="cpu")
+    complete = engine_module.merged_weights
+
+    def forgets(policy):
+        return ((name, weight) for name, weight in complete(policy) if ".layers.2." not in name)
+
+    monkeypatch.setattr(engine_module, "merged_weights", forgets)
+    with pytest.raises(SystemExit, match="weights reach it in part only"):
+        Probe(engine, policy, tiny_problems(engine), limits=HALF, max_tokens=64)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("options", [dict(dtype="float32", kv_cache_dtype="fp8"), dict(dtype="fp8")])
+def test_sound_syncs_pass_in_eight_bits(options, folder):
+    engine = serve(folder, **options)
+    policy = load_policy(folder, dtype="float32", rank=16, alpha=32, seed=0, device="cpu")
+    bounds = limits("float32", options["dtype"], options.get("kv_cache_dtype", "auto"), mixture=False)
+    probe = Probe(engine, policy, tiny_problems(engine), limits=bounds, max_tokens=64)
+    assert probe.noise > 1e-3
+    for step in range(4):
+        move(policy, 0.003, step)
+        engine.sync(policy)
+        found = probe.check()
+    assert abs(found["probe_slope"] - 1) < 0.3
