@@ -1,4 +1,4 @@
-"""What a user can get wrong ends within seconds, before the engine loads, in one sentence that says what to do."""
+"""What a user can get wrong ends within seconds, before the engine loads, in one sentence."""
 import json
 import os
 import subprocess
@@ -17,8 +17,9 @@ from parts.config import RESUMABLE, Config, check_name, name_of, parse, resolve
 def run(*flags, cwd, seconds=60, env=None):
     """(exit code, stderr + stdout, seconds) of `python minirl.py *flags`."""
     start = time.perf_counter()
-    done = subprocess.run([sys.executable, str(ROOT / "minirl.py"), *flags], cwd=cwd, capture_output=True, text=True,
-                          timeout=seconds, env=os.environ | (env or {}))
+    command = [sys.executable, str(ROOT / "minirl.py"), *flags]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=seconds,
+                          env=os.environ | (env or {}))
     return done.returncode, done.stdout + done.stderr, time.perf_counter() - start
 
 
@@ -63,7 +64,8 @@ def test_what_cannot_work_is_refused_in_one_sentence(flags, sentence, capsys):
 
 @pytest.mark.parametrize("settings", [
     dict(weight_cap=1.0), dict(weight_cap=0.0), dict(objective="grpo", mini_batches=2, clip=False),
-    dict(objective="cispo", mini_batches=2, eps_low=0.1), dict(importance="staleness", mini_batches=2),
+    dict(objective="cispo", mini_batches=2, eps_low=0.1), dict(objective="cispo"),
+    dict(importance="staleness", mini_batches=2),
     dict(importance="none"), dict(replay="r2", mini_batches=2), dict(replay="r3"), dict(lr=1e-9),
     dict(max_grad_norm=1e-3), dict(max_grad_norm=0.0), dict(warmup_steps=0),
     dict(warmup_steps=6, steps=3, mini_batches=2), dict(steps=1), dict(name="ü" * 127),
