@@ -288,9 +288,13 @@ def parse(argv: list[str] | None = None) -> Config:
         config = parse_flags(Config, argv, prog="eval.py", description=__doc__.split("\n")[0])
         config.validate()
     tiny, adapter = config.model in TINY, find_adapter(config.adapter)
-    auto = dict(data=default_data(config.model, for_training=False), template=default_template(config.model),
-                max_tokens=64 if tiny else 3000, max_prompt_tokens=256 if tiny else 1024)
-    config = replace(config, **{key: auto[key] for key in auto if getattr(config, key) in ("auto", 0)})
+    auto = dict(
+        data=default_data(config.model, for_training=False),
+        template=default_template(config.model),
+        max_tokens=64 if tiny else 3000,
+        max_prompt_tokens=256 if tiny else 1024)
+    unset = [name for name in auto if getattr(config, name) in ("auto", 0)]
+    config = replace(config, **{name: auto[name] for name in unset})
     data = [Path(part).stem for part in config.data.split(",")]
     parts = [Path(config.model).name, *Path(adapter).parts[-3:], *data, f"k{config.k}"]
     name = "-".join(part for part in parts if part not in ("runs", "checkpoints", "/"))

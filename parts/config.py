@@ -111,7 +111,7 @@ class ObjectiveSettings:
     eps_high: float = limited(0.27, above=0, most=1e6)
     """clip above 1 + eps_high where the advantage is positive"""
     length_norm: Literal["auto", "constant", "response", "batch"] = "auto"
-    """divide token sums by: constant (minirl's auto), response (grpo's) or batch (cispo's) length"""
+    """divide token sums by: constant (minirl's auto), response (grpo's), batch (cispo's) lengths"""
     replay: Literal["auto", "none", "r2", "r3"] = "auto"
     """experts of the trainer (r2), of the engine (r3); auto: none, r2, r3 with N = 1, 2, more"""
 

@@ -1,4 +1,4 @@
-"""What a user can get wrong ends within seconds, before the engine loads, in one sentence that says what to do."""
+"""What a user can get wrong ends within seconds, before the engine loads, in one sentence."""
 import json
 import os
 import subprocess
@@ -17,8 +17,9 @@ from parts.config import RESUMABLE, Config, check_name, name_of, parse, resolve
 def run(*flags, cwd, seconds=60, env=None):
     """(exit code, stderr + stdout, seconds) of `python minirl.py *flags`."""
     start = time.perf_counter()
-    done = subprocess.run([sys.executable, str(ROOT / "minirl.py"), *flags], cwd=cwd, capture_output=True, text=True,
-                          timeout=seconds, env=os.environ | (env or {}))
+    command = [sys.executable, str(ROOT / "minirl.py"), *flags]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=seconds,
+                          env=os.environ | (env or {}))
     return done.returncode, done.stdout + done.stderr, time.perf_counter() - start
 
 
@@ -49,6 +50,9 @@ def run(*flags, cwd, seconds=60, env=None):
     (["--problem-key", "question"], "builtin problems have no columns"),
     (["--answer-key", "a"], "builtin problems have no columns"),
     (["--lr", "1e-10"], "lr must be 0 (auto) or at least 1e-9"),
+    (["--eval-temperature", "0"], "set eval_k to 1"),
+    (["--eval-temperature", "0", "--eval-k", "2"], "set eval_k to 1"),
+    (["--eval-temperature", "0.009"], "0 (greedy) or at least 0.01"),
     (["--max-grad-norm", "1e-4"], "max_grad_norm must be 0 (off) or at least 0.001"),
     (["--warmup-steps", "101"], "more than the 100 optimizer steps"),
     (["--warmup-steps", "8", "--steps", "3", "--mini-batches", "2"], "more than the 6 optimizer"),
@@ -63,10 +67,12 @@ def test_what_cannot_work_is_refused_in_one_sentence(flags, sentence, capsys):
 
 @pytest.mark.parametrize("settings", [
     dict(weight_cap=1.0), dict(weight_cap=0.0), dict(objective="grpo", mini_batches=2, clip=False),
-    dict(objective="cispo", mini_batches=2, eps_low=0.1), dict(importance="staleness", mini_batches=2),
+    dict(objective="cispo", mini_batches=2, eps_low=0.1), dict(objective="cispo"),
+    dict(importance="staleness", mini_batches=2),
     dict(importance="none"), dict(replay="r2", mini_batches=2), dict(replay="r3"), dict(lr=1e-9),
     dict(max_grad_norm=1e-3), dict(max_grad_norm=0.0), dict(warmup_steps=0),
     dict(warmup_steps=6, steps=3, mini_batches=2), dict(steps=1), dict(name="ü" * 127),
+    dict(eval_temperature=0.0, eval_k=1), dict(eval_temperature=0.01),
     dict(mini_batches=24, batch_prompts=24), dict(mini_batches=5, batch_prompts=24),
     dict(data="mine.jsonl", problem_key="question"), dict(data="x" * 4096),
 ])
@@ -85,7 +91,8 @@ RANGES = {  # the ends of each range: still allowed, not any more
     "weight_decay": (0, -1e-9, 1, 1.01), "max_grad_norm": (0, -1e-9, 1e9, 1.1e9),
     "steps": (0, -1, 10**6, 10**6 + 1), "seed": (0, -1, 2**32 - 1, 2**32),
     "eval_every": (0, -1, 10**6, 10**6 + 1), "eval_questions": (0, -1, 10**6, 10**6 + 1),
-    "eval_k": (1, 0, 10**4, 10**4 + 1), "checkpoint_every": (0, -1, 10**6, 10**6 + 1),
+    "eval_k": (1, 0, 10**4, 10**4 + 1), "eval_temperature": (0, -1e-9, 100, 100.1),
+    "checkpoint_every": (0, -1, 10**6, 10**6 + 1),
     "keep_checkpoints": (1, 0, 10**6, 10**6 + 1), "engine_memory": (1e-9, 0, 0.999, 1),
     "engine_sequences": (1, 0, 10**4, 10**4 + 1), "micro_tokens": (0, -1, 10**8, 10**8 + 1),
     "graders": (1, 0, 256, 257)}
@@ -94,7 +101,8 @@ RANGES = {  # the ends of each range: still allowed, not any more
 @pytest.mark.parametrize("name", RANGES)
 def test_the_ends_of_every_range(name):
     least, below, most, above = RANGES[name]
-    others = dict(mini_batches=2) if name.startswith("eps") else {}
+    others = dict(eps_low=dict(mini_batches=2), eps_high=dict(mini_batches=2),
+                  eval_temperature=dict(eval_k=1)).get(name, {})
     for value in (least, most):
         Config(**others | {name: value}).validate()
     for value in (below, above):
@@ -117,7 +125,8 @@ def test_the_defaults_of_both_kinds_of_model():
         temperature=1.0, top_p=1.0, objective="minirl", advantage="pool-mean", weighting="none",
         mini_batches=1, importance="full", weight_cap=5.0, clip=True, eps_low=0.2, eps_high=0.27,
         length_norm="constant", replay="auto", warmup_steps=5, weight_decay=0.0, max_grad_norm=1.0,
-        seed=0, resume=False, eval_every=20, eval_questions=100, eval_k=8, checkpoint_every=20,
+        seed=0, resume=False, eval_every=20, eval_questions=100, eval_k=8, eval_temperature=1.0,
+        checkpoint_every=20,
         keep_checkpoints=2, rollout_dtype="auto", kv_cache_dtype="auto", engine_memory=0.45,
         sleep=False, engine_sequences=256, graders=2, keep_odd_golds=False, problem_key="",
         answer_key="")
