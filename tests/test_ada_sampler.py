@@ -553,6 +553,12 @@ def test_what_is_known_of_a_prompt_stays_where_it_got_no_draw():
             assert known == before[g.problem.id]
 
 
+def test_only_est_remembers():
+    estimator = Estimator(config())
+    run(mixed(8), config(), estimator=estimator)
+    assert not estimator.counts
+
+
 def test_the_prior_of_a_pass_rate_is_alpha_to_beta():
     estimator, problem = Estimator(config("ada-est", est_alpha=0.3, est_beta=0.9)), Coin("x", 0.5)
     assert math.isclose(estimator.pass_rate(problem), 0.25)
@@ -695,6 +701,14 @@ def test_a_token_budget_does_not_go_to_whoever_writes_fastest():
             cut = [g.rounds for g in groups if g.outcome == "out of budget"]
             assert len(set(cut)) <= 1  # all of the same round
         assert abs(fmean(hard) - fmean(easy)) < 0.25
+
+
+def test_what_is_left_of_a_budget_goes_in_the_order_of_the_batch():
+    """Two hopeless prompts, 1 and 8, and three more rounds: a set would give the third one to 8."""
+    problems = coins([float(i not in (1, 8)) for i in range(10)])
+    groups = run(problems, config("ada-pos", max_samples_per_step=80 + 3 * 8))
+    assert [g.rounds for g in groups] == [1, 3, 1, 1, 1, 1, 1, 1, 2, 1]
+    assert groups[1].outcome == groups[8].outcome == "out of budget"
 
 
 def test_a_budget_that_cannot_run_out_makes_nobody_wait():
