@@ -704,10 +704,10 @@ def test_a_token_budget_does_not_go_to_whoever_writes_fastest():
 
 
 def test_what_is_left_of_a_budget_goes_in_the_order_of_the_batch():
-    """Two hopeless prompts, 1 and 8, and one more round: a set of Python would give it to 8."""
+    """Two hopeless prompts, 1 and 8, and three more rounds: a set would give the third one to 8."""
     problems = coins([float(i not in (1, 8)) for i in range(10)])
-    groups = run(problems, config("ada-pos", max_samples_per_step=88))
-    assert [g.rounds for g in groups] == [1, 2] + [1] * 8
+    groups = run(problems, config("ada-pos", max_samples_per_step=80 + 3 * 8))
+    assert [g.rounds for g in groups] == [1, 3, 1, 1, 1, 1, 1, 1, 2, 1]
     assert groups[1].outcome == groups[8].outcome == "out of budget"
 
 
