@@ -113,7 +113,7 @@ class ObjectiveSettings:
     length_norm: Literal["auto", "constant", "response", "batch"] = "auto"
     """divide token sums by: constant (minirl's auto), response (grpo's), batch (cispo's) lengths"""
     replay: Literal["auto", "none", "r2", "r3"] = "auto"
-    """reuse experts of the trainer (r2), the engine (r3); auto, by mini_batches: none, r2 (2), r3"""
+    """reuse the experts of trainer (r2), engine (r3); auto: none, r2, r3 for 1, 2, more steps"""
 
 
 @dataclass
