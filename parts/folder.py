@@ -20,12 +20,18 @@ LEFT_BY_A_FIRST_START = {".lock", "config.new"}  # that was killed before it had
 def claim(folder: Path, resume: bool):
     """Make the folder of a run, or take the one that is to be resumed. Returns the lock on it.
 
-    Raises SystemExit if it is in use, is no run's, or is to be started again and not resumed.
+    A run that ended before its first step, for want of memory perhaps, has nothing to lose: it is
+    started anew, whatever the settings. Raises SystemExit if the folder is in use, is no run's, or
+    is to be started again and not resumed.
     """
     if folder.exists() and not folder.is_dir():
         raise SystemExit(f"{folder} is a file: move it away, or choose another --name.")
     folder.mkdir(parents=True, exist_ok=True)
     held = lock(folder, "choose another --name")
+    if (folder / "config.json").exists() and never_stepped(folder):
+        for name in ("config.json", "eval.jsonl"):  # a first evaluation comes before the first step
+            (folder / name).unlink(missing_ok=True)
+        return held
     if (folder / "config.json").exists():
         if not resume:
             raise SystemExit(
@@ -37,6 +43,12 @@ def claim(folder: Path, resume: bool):
             f"{folder} holds {shown(min(strange))} but no config.json, so it is no training run: "
             "choose another --name.")
     return held
+
+
+def never_stepped(folder: Path) -> bool:
+    """Whether nothing was learnt here: the log of the steps has no line."""
+    log = folder / "metrics.jsonl"
+    return not log.exists() or log.stat().st_size == 0
 
 
 def read_config(folder: Path) -> dict | None:
@@ -65,11 +77,24 @@ def settings(folder: Path) -> dict | None:
     return known
 
 
-def note_start(folder: Path, now: dict, after_step: int) -> None:
-    """Add this start to config.json: its settings, and after which step it goes on."""
+def require_same_problems(folder: Path, problems: str) -> None:
+    """Raises SystemExit if a run was started with other training problems than these.
+
+    `problems` is data.digest of them. Its place in the data would point into another order.
+    """
+    found = read_config(folder)
+    before = found["starts"][0].get("problems") if found and found["starts"] else problems
+    if before != problems:
+        raise SystemExit(f"{folder} was started with other training problems ({shown(before)}; now "
+                         f"{problems}): give it the same --data as it was, or choose another --name.")
+
+
+def note_start(folder: Path, now: dict, after_step: int, problems: str) -> None:
+    """Add this start to config.json: settings, problems, and after which step it goes on."""
     found, known = read_config(folder), settings(folder)
     start = dict(time=datetime.now(UTC).isoformat(timespec="seconds"), versions=versions())
     if found is None:
+        start["problems"] = problems
         found = dict(config=now, starts=[start])
     else:
         changed = {name: value for name, value in now.items() if value != known.get(name)}

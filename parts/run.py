@@ -19,9 +19,9 @@ from tqdm import tqdm
 from ada_sampler import Estimator
 from parts import checkpoint, logs
 from parts.config import Config
-from parts.data import Stream
+from parts.data import Stream, digest
 from parts.engine import seed_everything
-from parts.folder import claim, note_start
+from parts.folder import claim, note_start, require_same_problems
 from parts.logprobs import check_family
 from parts.plot import draw_run
 from parts.policy import load_policy
@@ -107,6 +107,8 @@ def prepare(config: Config, grader) -> Run:
     config.replay = choose_replay(config.replay, path, config.mini_batches)
     train, held_out = load_data(config, tokenizer, grader)
     lock = lock or claim(folder, config.resume)
+    problems = digest(train)
+    require_same_problems(folder, problems)
     newest = checkpoint.newest_sound(folder)
     engine = start_engine(config, path, tokenizer, train[0].prompt)
     policy = load_policy(
@@ -120,7 +122,8 @@ def prepare(config: Config, grader) -> Run:
         max_tokens=config.max_tokens, temperature=config.temperature)
     run = Run(folder, lock, config, engine, policy, optimizer, schedule, grader, held_out,
               Stream(train, config.seed), Estimator(config), probe)
-    note_start(folder, settings_of(config), checkpoint.step_of(newest) if newest else 0)
+    after_step = checkpoint.step_of(newest) if newest else 0
+    note_start(folder, settings_of(config), after_step, problems)
     resume(run, newest)
     return run
 

@@ -230,5 +230,6 @@ def test_unreachable_hub_names_the_ways_out(tmp_path):
 def test_an_existing_run_is_not_overwritten(tmp_path):
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "config.json").write_text("{}")
+    (tmp_path / "runs" / "mine" / "metrics.jsonl").write_text("{}\n")
     code, text, _ = run("--name", "mine", cwd=tmp_path)
     assert code == 1 and "exists already" in text and "--resume" in text and "--name" in text

@@ -277,7 +277,8 @@ def test_what_decides_a_run_cannot_change_when_it_is_resumed(
     monkeypatch.chdir(tmp_path)
     stored = parse(["--name", "mine"])
     folder.claim(Path("runs/mine"), resume=False).close()
-    folder.note_start(Path("runs/mine"), running.settings_of(stored), 0)
+    folder.note_start(Path("runs/mine"), running.settings_of(stored), 0, "")
+    Path("runs/mine/metrics.jsonl").write_text("{}\n")
     before = Path("runs/mine/config.json").read_bytes()
     slower = parse(["--name", "mine", "--resume", "--lr", "0.5"])
     assert slower == replace(stored, resume=True, lr=0.5)
@@ -302,7 +303,8 @@ def started(tmp_path):
     """A place with a run that was started and has no step yet."""
     run = tmp_path / "runs" / "mine"
     folder.claim(run, resume=False).close()
-    folder.note_start(run, running.settings_of(resolve(Config(name="mine"))), 0)
+    folder.note_start(run, running.settings_of(resolve(Config(name="mine"))), 0, "")
+    (run / "metrics.jsonl").write_text("{}\n")
     return tmp_path
 
 

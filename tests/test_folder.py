@@ -23,6 +23,11 @@ def other_value(field, value):
     return next((choice for choice in choices if choice not in (value, "auto")), f"{value}-2")
 
 
+def stepped(run):
+    """A run that has learnt something."""
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+
+
 @pytest.mark.parametrize("field", fields(Config), ids=lambda field: field.name)
 def test_on_resume_each_setting_is_free_or_refused_with_both_values(field):
     config = resolve(Config(name="mine", advantage="pool-mean"))
@@ -60,7 +65,8 @@ def test_the_same_command_resumes_its_run(tmp_path, monkeypatch, flags):
     monkeypatch.chdir(tmp_path)
     first = parse(["--name", "mine", *flags])
     (tmp_path / "runs" / "mine").mkdir(parents=True)
-    folder.note_start(folder.Path("runs/mine"), settings_of(first), 0)
+    folder.note_start(folder.Path("runs/mine"), settings_of(first), 0, problems="2 questions, abc")
+    stepped(folder.Path("runs/mine"))
     assert parse(["--name", "mine", *flags, "--resume"]) == replace(first, resume=True)
 
 
@@ -69,25 +75,26 @@ def test_defaults_on_resume_are_those_of_the_last_start(tmp_path, monkeypatch):
     first = parse(["--name", "mine", "--batch-prompts", "7", "--steps", "30"])
     run = folder.Path("runs", "mine")
     held = folder.claim(run, resume=False)
-    folder.note_start(run, settings_of(first), after_step=0)
+    folder.note_start(run, settings_of(first), after_step=0, problems="2 questions, abc")
+    stepped(run)
     again = parse(["--name", "mine", "--resume", "--lr", "0.5"])
     assert again == replace(first, resume=True, lr=0.5)
-    folder.note_start(run, settings_of(again), after_step=20)
+    folder.note_start(run, settings_of(again), after_step=20, problems="2 questions, abc")
     assert parse(["--name", "mine", "--resume"]) == again
     held.close()
 
 
 def test_config_json_keeps_every_start_as_it_was(tmp_path):
     first = settings_of(Config(name="mine", lr=0.1))
-    folder.note_start(tmp_path, first, after_step=0)
+    folder.note_start(tmp_path, first, after_step=0, problems="2 questions, abc")
     before = json.loads((tmp_path / "config.json").read_text())
-    folder.note_start(tmp_path, first | dict(lr=0.01, steps=300), after_step=20)
-    folder.note_start(tmp_path, first | dict(lr=0.01, steps=300), after_step=40)
-    folder.note_start(tmp_path, first | dict(steps=300), after_step=60)
+    folder.note_start(tmp_path, first | dict(lr=0.01, steps=300), after_step=20, problems="2 questions, abc")
+    folder.note_start(tmp_path, first | dict(lr=0.01, steps=300), after_step=40, problems="2 questions, abc")
+    folder.note_start(tmp_path, first | dict(steps=300), after_step=60, problems="2 questions, abc")
     found = json.loads((tmp_path / "config.json").read_text())
     assert found["config"] == before["config"] == first
     (first_start,) = before["starts"]
-    assert found["starts"][0] == first_start and set(first_start) == {"time", "versions"}
+    assert found["starts"][0] == first_start and set(first_start) == {"time", "versions", "problems"}
     assert [(start["after_step"], start["changed"]) for start in found["starts"][1:]] == [
         (20, dict(lr=0.01, steps=300)), (40, {}), (60, dict(lr=0.1))]
     assert found["starts"][3]["versions"]["python"] == sys.version.split()[0]
@@ -105,7 +112,7 @@ def test_whether_it_was_a_resumption_is_no_setting():
                                   '{"config": {}, "starts": [{"changed": 1}]}', "[" * 100_000])
 def test_a_broken_config_json_is_named_in_one_sentence(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
-    for read in (folder.settings, lambda run: folder.note_start(run, {}, 0)):
+    for read in (folder.settings, lambda run: folder.note_start(run, {}, 0, "")):
         with pytest.raises(SystemExit, match="config.json") as ended:
             read(tmp_path)
         assert "\n" not in str(ended.value)
@@ -122,8 +129,31 @@ def test_a_run_of_another_version_is_not_resumed(tmp_path, monkeypatch):
                        (known | dict(objective=[]), ""), (known | dict(M=-1), "M must be")):
         stored = dict(config=other, starts=[])
         (tmp_path / "runs/mine/config.json").write_text(json.dumps(stored))
+        stepped(tmp_path / "runs/mine")
         with pytest.raises(ValueError, match=f"(another version|config.json is damaged).*{odd}"):
             stored_settings("mine")
+
+
+def test_a_run_without_a_step_is_started_anew_with_any_settings(tmp_path, monkeypatch):
+    """Such as one that was short of memory, and was told to lower --max-tokens."""
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "runs" / "mine"
+    run.mkdir(parents=True)
+    folder.note_start(run, settings_of(resolve(Config(name="mine"))), 0, problems="2 questions, abc")
+    (run / "eval.jsonl").write_text("{}\n")
+    (run / "metrics.jsonl").write_text("")
+    assert parse(["--name", "mine", "--resume", "--max-tokens", "32"]).max_tokens == 32
+    folder.claim(run, resume=False).close()
+    assert not (run / "config.json").exists() and not (run / "eval.jsonl").exists()
+
+
+def test_a_run_goes_on_with_the_problems_it_was_started_with(tmp_path):
+    folder.require_same_problems(tmp_path, "2 questions, abc")  # nothing was started yet
+    for problems in ("2 questions, abc", "3 questions, def"):
+        folder.note_start(tmp_path, {}, 0, problems=problems)  # a second start does not count
+    folder.require_same_problems(tmp_path, "2 questions, abc")
+    with pytest.raises(SystemExit, match="2 questions, abc; now 3 questions, def.*--data.*--name"):
+        folder.require_same_problems(tmp_path, "3 questions, def")
 
 
 # ------------------------------------------------------------------------------ whose folder it is
@@ -143,7 +173,8 @@ def test_a_first_start_that_was_killed_is_in_nobodys_way(tmp_path):
 
 def test_a_run_that_exists_is_resumed_or_left_alone(tmp_path):
     folder.claim(tmp_path / "new" / "run", resume=False).close()
-    folder.note_start(tmp_path / "new" / "run", {}, 0)
+    folder.note_start(tmp_path / "new" / "run", {}, 0, problems="2 questions, abc")
+    stepped(tmp_path / "new" / "run")
     with pytest.raises(SystemExit, match="exists already: add --resume"):
         folder.claim(tmp_path / "new" / "run", resume=False)
     folder.claim(tmp_path / "new" / "run", resume=True).close()
