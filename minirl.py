@@ -33,11 +33,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from parts.config import Config, parse
+from parts.models import TINY
 
 if __name__ == "__main__":  # before torch is imported: --help and a wrong flag answer at once
-    CONFIG = parse()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of a tiny model wait for each other
+    CONFIG = parse()
+    if CONFIG.model in TINY:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # its threads would wait for each other
 
 import torch
 from tqdm import tqdm
@@ -49,7 +51,7 @@ from parts.logprobs import head_gradient_norms, token_logprobs
 from parts.memory import memory_gb, out_of_memory
 from parts.policy import Row, micro_batches
 from parts.routing_replay import replaying
-from parts.run import (WatchedEngine, finish, last_words, nothing_lost, prepare, record,
+from parts.run import (WatchedEngine, every, finish, last_words, nothing_lost, prepare, record,
                        record_evaluation, reseed, show)
 from parts.stop import Interrupted, Stop, timed
 from parts.summary import summarize
@@ -133,6 +135,7 @@ def update(policy, optimizer, schedule, groups, config: Config, rng: random.Rand
     minis = cut(groups, config, rng)
     if not minis:
         return dict(optimizer_steps=0, skipped_steps=0)
+    lr = optimizer.param_groups[0]["lr"]  # of the first of these steps: each one moves the schedule
     if config.mini_batches > 1:  # with one, pi_old is pi_theta itself: no pass of its own
         for mini in minis:
             in_memory(old_logprobs, policy, mini, config)
@@ -145,7 +148,7 @@ def update(policy, optimizer, schedule, groups, config: Config, rng: random.Rand
     bad = sum(not math.isfinite(norm) for norm in norms)
     return diagnostics(facts, config) | dict(
         loss=sum(losses) / len(minis), grad_norm=sum(norms) / len(minis),
-        lr=optimizer.param_groups[0]["lr"], optimizer_steps=len(minis) - bad, skipped_steps=bad)
+        lr=lr, optimizer_steps=len(minis) - bad, skipped_steps=bad)
 
 
 def cut(groups, config: Config, rng: random.Random) -> list[list[Row]]:
@@ -156,8 +159,10 @@ def cut(groups, config: Config, rng: random.Random) -> list[list[Row]]:
     rows_of = [rows_of_group(group, config) for group in groups if group.kept]
     set_scales([row for rows in rows_of for row in rows], config)
     rng.shuffle(rows_of)  # they come by prompt: no mini-batch must be all easy or all hard
-    N = config.mini_batches
-    minis = [[row for rows in rows_of[i::N] for row in rows if row.advantage] for i in range(N)]
+    minis = []
+    for i in range(config.mini_batches):
+        mine = rows_of[i::config.mini_batches]
+        minis.append([row for rows in mine for row in rows if row.advantage])
     return [mini for mini in minis if mini]
 
 
@@ -178,6 +183,9 @@ def old_logprobs(policy, mini: list[Row], config: Config) -> None:
     Cut up as in `accumulate`: in low precision a row that is batched with other rows rounds
     differently, and r would not start at 1.
     """
+    if config.replay == "r2":
+        for row in mini:
+            row.replay = None  # a first attempt may have been short of memory half-way
     for micro in micro_batches(mini, config.micro_tokens):
         with torch.no_grad(), replaying(policy, micro):
             lp_T, _ = token_logprobs(policy, micro, config.temperature)
@@ -232,22 +240,26 @@ def per_token(values: list[float], rows: list[Row], device):
 
 
 def in_memory(work, policy, mini: list[Row], config: Config):
-    """`work(policy, mini, config)`; out of memory, once more with half as many tokens at a time.
+    """`work(policy, mini, config)`; out of memory, again with half as many tokens at a time.
 
     How a mini-batch is cut up does not change its gradient. (In low precision it moves the last
     bits: pi_old was computed with other neighbours, and r starts off that much beside 1, once.)
+    Raises MemoryError when even one row at a time is too much.
     """
-    try:
-        return work(policy, mini, config)
-    except RuntimeError as error:
-        if not out_of_memory(error):
-            raise
-    # Not in the except clause: there, the traceback still holds what the attempt had allocated.
-    policy.zero_grad(set_to_none=True)
-    torch.cuda.empty_cache()
-    config.micro_tokens //= 2  # from now on
-    tqdm.write(f"out of memory: going on with --micro-tokens {config.micro_tokens}")
-    return work(policy, mini, config)
+    longest = max(len(row.ids) for row in mini)
+    while True:
+        try:
+            return work(policy, mini, config)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+        # Not in the except clause: there, the traceback still holds what had been allocated.
+        policy.zero_grad(set_to_none=True)
+        torch.cuda.empty_cache()
+        if config.micro_tokens <= longest:
+            raise MemoryError(f"not even one response of {longest} tokens fits")
+        config.micro_tokens //= 2  # from now on
+        tqdm.write(f"out of memory: going on with --micro-tokens {config.micro_tokens}")
 
 
 def optimizer_step(policy, optimizer, schedule, config: Config) -> float:
@@ -274,7 +286,7 @@ def train_step(step: int, run):
     rng = reseed(config.seed, step, "training")
     with timed(seconds, "sample"), nothing_lost(run, "sampling"):
         groups = sample(run)
-    with timed(seconds, "train"):
+    with timed(seconds, "train"), nothing_lost(run, "update"):
         run.engine.sleep()
         metrics = update(run.policy, run.optimizer, run.schedule, groups, config, rng)
         run.engine.wake()
@@ -376,13 +388,14 @@ def rehearse(run) -> None:
 def evaluate_if_due(run) -> None:
     """avg@k on the held-out problems. Not twice for the same step."""
     config, step = run.config, run.state["step"]
-    due = step % config.eval_every == 0 or step == config.steps
+    due = every(config.eval_every, step) or step in (0, config.steps)
     if not due or run.state["evaluated"] == step:
         return
     reseed(config.seed, step, "evaluation")
     with timed({}, "evaluation"), nothing_lost(run, "evaluation"):
         rows = evaluate(run.engine, run.grader, run.held_out, config.eval_k, config.max_tokens,
                         temperature=config.eval_temperature, progress="  evaluating")
+    run.engine.clear_cache()  # a resumed run would not have it: from cached keys, last bits differ
     record_evaluation(report(rows), run)
 
 

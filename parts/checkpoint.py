@@ -172,7 +172,7 @@ def restore(checkpoint: Path, policy, optimizer, schedule) -> dict:
     from safetensors.torch import load_file
 
     set_peft_model_state_dict(policy, load_file(checkpoint / "adapter_model.safetensors"))
-    stored = torch.load(checkpoint / "optimizer.pt", weights_only=True)
+    stored = torch.load(checkpoint / "optimizer.pt", weights_only=True, map_location="cpu")
     own = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict(stored["optimizer"] | dict(param_groups=own))
     schedule.load_state_dict(stored["schedule"] | dict(base_lrs=schedule.base_lrs))

@@ -295,16 +295,18 @@ def check_name(name: str) -> None:
 def resolve(config: Config) -> Config:
     """Fill in the defaults that depend on the model's name and the machine."""
     from parts.data import default_data, default_eval_data, default_template
-    from parts.engine import build_for_cpu
+    from parts.hardware import (build_for_cpu, default_dtype, default_micro_tokens,
+                                default_sync)
     from parts.models import TINY, resolve_model
 
     tiny, on_cpu = config.model in TINY, build_for_cpu()
+    dtype = default_dtype() if config.dtype == "auto" else config.dtype
     by_machine = dict(
-        dtype="float32" if on_cpu else "bfloat16",
-        sync="merge" if on_cpu else "adapter",
-        gradient_checkpointing="off" if on_cpu else "on")
+        dtype=dtype, sync=default_sync(dtype), gradient_checkpointing="off" if on_cpu else "on")
     known = {name: small if tiny else real for name, (small, real) in AUTO.items()
              if not getattr(config, name)}
+    if not (on_cpu or tiny or config.micro_tokens):
+        known["micro_tokens"] = default_micro_tokens()
     known |= {name: value for name, value in by_machine.items() if getattr(config, name) == "auto"}
     if config.data == "auto":
         known["data"] = default_data(config.model if tiny else resolve_model(config.model))
@@ -312,10 +314,7 @@ def resolve(config: Config) -> Config:
         known["eval_data"] = default_eval_data(known.get("data", config.data))
     if config.template == "auto":
         known["template"] = default_template(config.model)
-    steps = known.get("steps", config.steps)
-    return replace(
-        config, name=name_of(config), eval_every=config.eval_every or steps,
-        checkpoint_every=config.checkpoint_every or steps, **known)
+    return replace(config, name=name_of(config), **known)
 
 
 def name_of(config: Config) -> str:

@@ -214,7 +214,8 @@ def load_train_and_held_out(
     are the user's own.
     """
     keys = dict(problem_key=problem_key, answer_key=answer_key)
-    train = load_problems(data, for_training=True, **keys)
+    own = keys if has_own_columns(data) or not has_own_columns(eval_data) else {}
+    train = load_problems(data, for_training=True, **own)
     if eval_data == HELD_OUT:
         train, held_out = hold_out(train, eval_questions)
         total = len(train) + len(held_out)

@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 
+from parts.checkpoint import replace
 from parts.files import lock, read_json
 from parts.screen import shown
 
@@ -26,7 +27,7 @@ def open_folder(folder: Path, protocol: dict):
         refuse_foreign(folder, found, protocol)
         held = lock(folder, "name another --out")
         if "protocol.json" not in found:
-            (folder / "protocol.json").write_text(json.dumps(protocol, indent=1), encoding="utf-8")
+            replace(folder / "protocol.json", json.dumps(protocol, indent=1))
         return held
     except OSError as error:  # a file of this name, one that is too long, a disk that is read-only
         raise SystemExit(

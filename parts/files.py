@@ -1,6 +1,7 @@
 """Files that may be damaged, a stranger's, or in another program's use."""
 import fcntl
 import json
+import os
 from pathlib import Path
 
 from parts.screen import shown
@@ -22,7 +23,8 @@ def lock(folder: Path, instead: str):
 
     Raises SystemExit, which advises `instead`, if another process has it.
     """
-    file = open(Path(folder, ".lock"), "w")
+    handle = os.open(Path(folder, ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    file = open(handle, "r+")  # through no link, and nothing in it is overwritten
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

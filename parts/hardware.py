@@ -9,9 +9,7 @@ import sysconfig
 DRIVERS = {"13": 580, "12": 525}  # CUDA that PyTorch was built for -> the oldest driver that runs it
 OLDEST_CARD = (7, 5)  # compute capability of the oldest cards that CUDA 13 still knows (T4)
 BFLOAT16_CARD = (8, 0)  # and of the oldest ones that compute in bfloat16
-MEMORY = (  # GiB of the card below which a row counts, --micro-tokens, --engine-memory (docs/gpu.md)
-    (20, 8192, 0.45),
-    (float("inf"), 16384, 0.45))
+SMALL_CARD = 20  # GiB; below, half as many tokens at a time (docs/gpu.md)
 
 
 @functools.cache
@@ -94,10 +92,10 @@ def card() -> str:
 
 # ------------------------------------------------------------------------------ defaults that follow
 def default_dtype() -> str:
-    """float32 on a CPU, bfloat16 on a GPU, float16 on a card that cannot compute in bfloat16."""
-    if build_for_cpu():
+    """bfloat16 on a GPU that can compute in it, else float32."""
+    if build_for_cpu() or capability() < BFLOAT16_CARD:
         return "float32"
-    return "bfloat16" if capability() >= BFLOAT16_CARD else "float16"
+    return "bfloat16"
 
 
 def default_sync(dtype: str) -> str:
@@ -111,19 +109,14 @@ def require_precision(dtype: str, sync: str) -> None:
         return
     if dtype == "bfloat16" and capability() < BFLOAT16_CARD:
         raise SystemExit(f"bfloat16 needs compute capability {'{}.{}'.format(*BFLOAT16_CARD)}, and this is a {card()}: "
-                         "leave --dtype out, or set it to float16.")
+                         "leave --dtype out, or set it to float32.")
     if dtype == "float32" and sync == "adapter":
         raise SystemExit("On a GPU vLLM serves adapters in 16 bits only: with --dtype float32 use --sync merge.")
 
 
-def card_gib() -> float:
-    """Memory of the first visible card in GiB."""
+def default_micro_tokens() -> int:
+    """For a model of 1.5 B parameters, beside an engine with its default share of the memory."""
     import torch
 
-    return torch.cuda.get_device_properties(0).total_memory / 2**30
-
-
-def memory_defaults(gib: float) -> dict:
-    """micro_tokens and engine_memory for a model of 1.5 B parameters on a card of this many GiB."""
-    micro_tokens, share = next((tokens, share) for below, tokens, share in MEMORY if gib < below)
-    return dict(micro_tokens=micro_tokens, engine_memory=share)
+    gib = torch.cuda.get_device_properties(0).total_memory / 2**30
+    return 8192 if gib < SMALL_CARD else 16384

@@ -167,7 +167,8 @@ def drop_odd_golds(problems: list, grader) -> list:
 
 def start_engine(config: Config, path: str, tokenizer, example: str):
     """vLLM with the model, and what it will be asked: a prompt, and the ends of a response."""
-    from parts.engine import Engine, build_for_cpu
+    from parts.engine import Engine
+    from parts.hardware import build_for_cpu
     from parts.prompts import stop_ids
 
     stops = stop_ids(tokenizer)
@@ -234,13 +235,18 @@ def record(step: int, groups, metrics: dict, run: Run) -> None:
     """A step is done: into the logs, into a checkpoint if one is due."""
     config, state = run.config, run.state
     log(step, groups, metrics, run)
+    state["step"] = step
     if metrics["skipped_steps"]:
         stop_if_broken(step, groups, metrics, run)
     else:
         state["skipped_in_a_row"] = 0
-    state["step"] = step
-    if step % config.checkpoint_every == 0 or step == config.steps or Stop.requested:
+    if every(config.checkpoint_every, step) or step == config.steps or Stop.requested:
         save(run)
+
+
+def every(count: int, step: int) -> bool:
+    """Whether a step is one of every so many; 0 = none is."""
+    return count > 0 and step % count == 0
 
 
 def log(step: int, groups, metrics: dict, run: Run, count: int = 2) -> None:
@@ -295,9 +301,11 @@ def stop_if_broken(step: int, groups, metrics: dict, run: Run, patience: int = 3
             for group in groups for s, coefficient in group.rows()]
     file = run.folder / "broken_batch.json"
     file.write_text(json.dumps(dict(step=step, loss=str(metrics["loss"]), rows=rows)))
+    run.state["skipped_in_a_row"] = 0  # for a resumption: the weights are sound, none was stepped
+    save(run)
     raise SystemExit(f"{patience} steps in a row had a gradient that is not finite. The last batch "
-                     f"is in {file}; try a lower --lr, and continue from the last checkpoint with "
-                     "--resume.")
+                     f"is in {file}; everything up to step {step} is saved: continue with --resume "
+                     "and a lower --lr.")
 
 
 def record_evaluation(result: dict, run: Run) -> None:

@@ -246,3 +246,13 @@ def test_learning_rate_and_weight_decay_are_those_of_the_new_start(tmp_path):
     assert group["lr"] == pytest.approx(0.01 * 3 / 4)  # two steps are done: the third of four
     learn(policy, optimizer, schedule)
     assert group["lr"] == pytest.approx(0.01)
+
+
+def test_a_run_of_a_gpu_can_be_read_where_there_is_none(tmp_path, monkeypatch):
+    """Its optimizer holds tensors of the GPU; to the CPU first, and the optimizer moves them on."""
+    policy, optimizer, schedule = learning = taught(Config(lr=0.1), 3)
+    saved = checkpoint.save(tmp_path, *learning, dict(step=2), keep=1)
+    real, places = torch.load, []
+    monkeypatch.setattr(torch, "load", lambda *a, **k: (places.append(k.get("map_location")), real(*a, **k))[1])
+    checkpoint.restore(saved, *learning)
+    assert places == ["cpu"]

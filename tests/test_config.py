@@ -11,6 +11,7 @@ import pytest
 
 from ada_sampler import SamplerConfig
 from conftest import ROOT
+from parts.run import every
 from parts.config import RESUMABLE, Config, check_name, name_of, parse, resolve
 
 
@@ -140,11 +141,12 @@ def test_the_defaults_of_both_kinds_of_model():
 
 
 def test_defaults_follow_the_machine(monkeypatch):
-    from parts import engine
+    from parts import hardware
 
     found = []
+    monkeypatch.setattr(hardware, "capability", lambda: (9, 0))
     for on_cpu in (True, False):
-        monkeypatch.setattr(engine, "build_for_cpu", lambda: on_cpu)
+        monkeypatch.setattr(hardware, "build_for_cpu", lambda: on_cpu)
         config = resolve(Config())
         found.append((config.dtype, config.sync, config.gradient_checkpointing))
     assert found == [("float32", "merge", "off"), ("bfloat16", "adapter", "on")]
@@ -160,10 +162,12 @@ def test_what_is_given_is_not_replaced():
     assert given == {name: found[name] for name in given}
 
 
-def test_zero_steps_between_means_only_at_the_ends():
+def test_zero_is_never_but_at_the_ends_also_when_a_run_goes_on():
+    """A number in its place would stay when `steps` grows."""
     config = resolve(Config(steps=30, eval_every=0, checkpoint_every=0))
-    assert (config.eval_every, config.checkpoint_every) == (30, 30)
-    assert resolve(Config(eval_every=0)).eval_every == 100  # of the automatic number of steps
+    assert (config.eval_every, config.checkpoint_every) == (0, 0)
+    assert [step for step in range(9) if every(0, step)] == []
+    assert [step for step in range(9) if every(4, step)] == [0, 4, 8]
 
 
 @pytest.mark.parametrize("settings, name", [

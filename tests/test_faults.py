@@ -68,15 +68,18 @@ def test_nan_skips_the_step_and_changes_nothing(broken):
     assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == (1, 0) and not same(weights(policy), before)
 
 
-def test_three_bad_steps_in_a_row_stop_the_run_with_the_batch(tmp_path):
+def test_three_bad_steps_in_a_row_stop_the_run_with_the_batch(tmp_path, monkeypatch):
+    saved = []
+    monkeypatch.setattr(running, "save", lambda run: saved.append(dict(run.state)))
     run = SimpleNamespace(folder=tmp_path, state=dict(skipped_in_a_row=0))
     groups = random_groups(2, seed=0)
     for step in (4, 5):
         running.stop_if_broken(step, groups, dict(loss=math.nan, skipped_steps=1), run)
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(SystemExit, match="3 steps in a row.*broken_batch.json.*--lr.*--resume"):
+    assert not list(tmp_path.iterdir()) and not saved
+    with pytest.raises(SystemExit, match="3 steps in a row.*broken_batch.json.*step 6 is saved.*--resume.*--lr"):
         running.stop_if_broken(6, groups, dict(loss=math.nan, skipped_steps=1), run)
     batch = json.loads((tmp_path / "broken_batch.json").read_text())
+    assert saved == [dict(skipped_in_a_row=0)]  # no bad step was taken: what was learnt is sound
     assert batch["step"] == 6 and batch["loss"] == "nan" and len(batch["rows"]) == 8
     assert batch["rows"][0]["token_ids"] == groups[0].rows()[0][0].rollout.token_ids
 

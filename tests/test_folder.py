@@ -9,6 +9,7 @@ import pytest
 
 from conftest import ROOT
 from parts import folder
+from parts.files import lock
 from parts.config import RESUMABLE, Config, go_on, parse, resolve, stored_settings
 from parts.run import settings_of
 
@@ -163,6 +164,16 @@ def test_no_run_is_started_in_a_folder_that_holds_something_else(tmp_path):
     for resume in (False, True):
         with pytest.raises(SystemExit, match="eval.jsonl but no config.json.*--name"):
             folder.claim(tmp_path, resume)
+    assert [path.name for path in tmp_path.iterdir()] == ["eval.jsonl"]
+
+
+def test_a_lock_empties_no_file_and_follows_no_link(tmp_path):
+    (tmp_path / "precious").write_text("gold")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / ".lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError):
+        lock(tmp_path / "a", "move it away")
+    assert (tmp_path / "precious").read_text() == "gold"
 
 
 def test_a_first_start_that_was_killed_is_in_nobodys_way(tmp_path):

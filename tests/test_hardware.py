@@ -1,10 +1,12 @@
 """What a GPU needs and what follows from the card. No GPU here: torch's and the driver's answers are stand-ins."""
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from parts import hardware
+from parts.config import Config, resolve
 
 
 @pytest.fixture
@@ -60,13 +62,27 @@ def test_what_is_missing_is_named_in_one_sentence(what, sentence, gpu):
         hardware.build_for_cpu()
 
 
-def test_a_card_without_bfloat16_computes_in_float16(gpu):
+def test_a_card_without_bfloat16_computes_in_float32(gpu):
     gpu.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
     gpu.setattr(torch.cuda, "get_device_name", lambda *_: "Tesla T4")
-    assert hardware.default_dtype() == "float16"
-    hardware.require_precision("float16", "adapter")
+    assert hardware.default_dtype() == "float32"
+    hardware.require_precision("float32", "merge")
     with pytest.raises(SystemExit, match="bfloat16 needs compute capability 8.0.*Tesla T4.*leave --dtype out"):
         hardware.require_precision("bfloat16", "adapter")
+
+
+@pytest.mark.parametrize("card, flags, settings", [
+    ((9, 0), {}, ("bfloat16", "adapter", 16384)),
+    ((9, 0), dict(dtype="float32"), ("float32", "merge", 16384)),
+    ((7, 5), {}, ("float32", "merge", 8192)),
+    ((7, 5), dict(micro_tokens=5000), ("float32", "merge", 5000))])
+def test_the_settings_of_a_run_follow_the_card(gpu, card, flags, settings):
+    gpu.setattr(torch.cuda, "get_device_capability", lambda *_: card)
+    gib = 80 if card == (9, 0) else 15
+    gpu.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(total_memory=gib * 2**30))
+    found = resolve(Config(model="Qwen2.5-Math-1.5B", **flags))
+    assert (found.dtype, found.sync, found.micro_tokens) == settings
+    hardware.require_precision(found.dtype, found.sync)  # what is chosen by itself is never refused
 
 
 def test_float32_means_merged_weights(gpu):
@@ -75,10 +91,6 @@ def test_float32_means_merged_weights(gpu):
     with pytest.raises(SystemExit, match="with --dtype float32 use --sync merge"):
         hardware.require_precision("float32", "adapter")
 
-
-def test_memory_follows_the_card():
-    assert hardware.memory_defaults(14.7)["micro_tokens"] == 8192
-    assert hardware.memory_defaults(23.6)["micro_tokens"] == hardware.memory_defaults(79.2)["micro_tokens"] == 16384
 
 
 def test_a_driver_that_does_not_answer_is_no_version(monkeypatch):

@@ -406,7 +406,7 @@ def test_the_learning_rate_warms_up_a_step_at_a_time():
     policy, optimizer, schedule, config = learning(mini_batches=2)
     rates = [update(policy, optimizer, schedule, random_groups(4, seed), config, random.Random(0))["lr"]
              for seed in (12, 13, 14)]
-    assert rates == pytest.approx([0.0075, 0.01, 0.01])  # after 2, 4 and 6 steps of 4
+    assert rates == pytest.approx([0.0025, 0.0075, 0.01])  # of its steps 1, 3 and 5; 4 warm up
 
 
 def test_loss_and_gradient_norm_are_means_over_the_mini_batches(monkeypatch):
@@ -478,3 +478,51 @@ def test_diagnostics_name_each_layer_and_all_of_them():
                  agrees=torch.tensor([[True, True], [True, False]]))
     d = diagnostics([facts], Config())
     assert (d["routes_agree_0"], d["routes_agree_1"], d["routes_agree_all"]) == (1.0, 0.5, 0.5)
+
+
+# ------------------------------------------------------------------ out of memory
+def short_of_memory(monkeypatch, above):
+    """Forward passes of more than `above` tokens, padding included, run out of memory."""
+    real = minirl.token_logprobs
+
+    def guarded(policy, rows, temperature):
+        if len(rows) * max(len(row.ids) for row in rows) > above:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(policy, rows, temperature)
+
+    monkeypatch.setattr(minirl, "token_logprobs", guarded)
+
+
+@pytest.mark.parametrize("N", [1, 2])
+def test_memory_is_halved_until_it_suffices_and_the_gradient_stays(monkeypatch, N):
+    groups = random_groups(6, seed=18)
+    roomy, _ = gradients_of(tiny_policy(), groups, mini_batches=N)
+    short_of_memory(monkeypatch, above=70)
+    tight, _ = gradients_of(tiny_policy(), groups, mini_batches=N)
+    for a, b in zip(roomy, tight, strict=True):
+        close(a, b, tolerance=1e-7)
+
+
+def test_where_not_even_one_row_fits_it_ends_in_a_sentence(monkeypatch):
+    short_of_memory(monkeypatch, above=5)
+    with pytest.raises(MemoryError, match="not even one response of .* tokens fits"):
+        gradients_of(tiny_policy(), random_groups(4, seed=19))
+
+
+def test_a_second_attempt_replays_nothing_of_the_first():
+    """r2: the first attempt has noted routes for some rows, cut up in another way."""
+    mini = minirl.cut(random_groups(2, seed=20), Config(max_tokens=20), random.Random(0))[0]
+    mini[0].replay = torch.zeros(3)
+    config = Config(max_tokens=20, micro_tokens=4096, mini_batches=2, replay="r2")
+    minirl.old_logprobs(tiny_policy(), mini, config)
+    assert all(row.replay is None for row in mini)
+
+
+def test_the_learning_rate_that_is_logged_is_the_one_that_was_used():
+    policy, optimizer, schedule, config = learning()
+    used = []
+    real = optimizer.step
+    optimizer.step = lambda *a, **k: (used.append(optimizer.param_groups[0]["lr"]), real(*a, **k))
+    logged = [update(policy, optimizer, schedule, random_groups(4, seed), config, random.Random(0))["lr"]
+              for seed in (21, 22, 23)]
+    assert logged == used == pytest.approx([0.0025, 0.005, 0.0075])
