@@ -5,7 +5,7 @@
 On a GPU a decode step costs about the same at any batch size, so engine steps are seconds. Same model,
 prompts, rule (ada-balance, 4 rounds of 8) and seeds on all sides.
 
-critical path   a prompt's next round depends on its last one, so a batch takes at least as many steps as
+critical path   (of each rule; with a barrier, its own) a prompt's next round depends on its last one, so a batch takes at least as many steps as
                 the longest chain of rounds of one prompt, each as long as its longest response (or, with
                 early opening, as long as it takes until the next round is certain). That is what an
                 engine with a slot for everybody and verdicts without delay would need: `Replay` is that
