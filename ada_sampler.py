@@ -93,52 +93,6 @@ def limited(default, least=None, most=None, above=None, below=None):
     return field(default=default, metadata=limits)
 
 
-def check_ranges(config: Any) -> None:
-    """Check every field of a dataclass against its type, its `Literal` choices and its range.
-
-    A bool is no number, a whole number may stand for a float, and a float must be finite.
-    Raises ValueError, one sentence that names the field and the value.
-    """
-    hints = typing.get_type_hints(type(config))
-    for f in fields(config):
-        value = getattr(config, f.name)
-        check_type(f.name, value, hints[f.name])
-        if value is not None:
-            check_range(f.name, value, **f.metadata)
-
-
-def check_type(name: str, value: Any, hint: Any) -> None:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        if value not in args:
-            raise ValueError(f"{name} must be one of {', '.join(map(str, args))}, not {value!r}")
-    elif origin in (typing.Union, types.UnionType):
-        if value is not None:
-            check_type(name, value, args[0])
-    elif origin is tuple:
-        for item, kind in zip(value, args):
-            check_type(name, item, kind)
-    else:
-        allowed = (int, float) if hint is float else hint
-        disguised = isinstance(value, bool) and hint is not bool  # to Python, True is the int 1
-        if disguised or not isinstance(value, allowed):
-            words = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}
-            raise ValueError(f"{name} must be {words.get(hint, hint.__name__)}, not {value!r}")
-
-
-def check_range(name: str, value, least=None, most=None, above=None, below=None, **_) -> None:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number, not {value}")
-    for broken, words, bound in (
-        (least is not None and value < least, "at least", least),
-        (most is not None and value > most, "at most", most),
-        (above is not None and value <= above, "above", above),
-        (below is not None and value >= below, "below", below),
-    ):
-        if broken:
-            raise ValueError(f"{name} must be {words} {bound}, not {value}")
-
-
 @dataclass
 class SamplerConfig:
     """All that decides about sampling. A trainer's config inherits from it."""
@@ -212,45 +166,6 @@ class SamplerConfig:
                 raise ValueError(sentence)
 
 
-def contradictions(c: SamplerConfig) -> list[tuple[bool, str]]:
-    """[(is it so?, what to do)]: sizes that cannot work, what has no effect, what divides twice."""
-    rule, first = RULES[c.sampler], first_size(c)
-    smallest, draws = min(first, c.M), first + (c.N - 1) * c.M
-    rows = "n" if rule.kept == "n" else "M"
-    alone = c.gvm_reuse_pilots or (c.advantage == "positives-only" and rule.wants(c) == (0, 0))
-    further = rule.rounds and c.N > 1 or c.sampler == "dapo" and c.max_refills or c.sampler == "gvm"
-    est, std = c.sampler == "ada-est", c.advantage == "group-std"
-    return [
-        # v1 Alg. 1 asks for M >= n: otherwise ada-pos could close with fewer than n samples
-        (rule.rounds and smallest < c.n,
-         f"a round of {smallest} is below n = {c.n}: raise M (and M_first) or lower n"),
-        (rule.rounds and draws < c.k_pos,
-         f"k_pos = {c.k_pos} is more than all {draws} draws: raise M or N"),
-        (getattr(c, rows) < 2 and not alone,
-         f"{rows} = 1 leaves nothing to compare a sample with: set {rows} to 2 or more"),
-        (est and not c.N_min <= c.M <= c.N_max, "M must lie from N_min to N_max for ada-est"),
-        (0 < c.max_samples_per_step < first,
-         f"max_samples_per_step = {c.max_samples_per_step} does not allow one prompt its first "
-         f"{first} samples: raise it, or 0 for off"),
-        (c.M_first and c.N == 1,
-         "M_first has no effect with N = 1, where the first round is all: set M"),
-        (c.max_rounds_all_correct >= c.N,
-         f"max_rounds_all_correct has no effect from N = {c.N} on: lower it, or 0 for off"),
-        (c.max_tokens_per_step and not further,
-         "max_tokens_per_step has no effect where no prompt gets a further round: leave it at 0"),
-        (not c.gvm_alpha and c.gvm_beta != SamplerConfig.gvm_beta,
-         f"gvm_beta has no effect with gvm_alpha = 0: leave it at {SamplerConfig.gvm_beta}"),
-        (est and c.weighting != "none",
-         "ada-est weighs by 1/sqrt(p + eps): leave weighting at none"),
-        (est and std,
-         "ada-est weighs by 1/sqrt(p + eps), and group-std would divide once more: set advantage "
-         "to pool-mean"),
-        (std and c.weighting != "none",
-         f"group-std divides by the standard deviation, so weighting {c.weighting} would not be "
-         "what it says: set advantage to pool-mean, or weighting to none"),
-    ]
-
-
 # ---------------------------------------------------------------------------------- data structures
 @dataclass(slots=True)
 class Sample:
@@ -275,8 +190,8 @@ class Group:
     outcome: str = ""  # "" = open; resolved, no correct, no wrong (too few of them), out of budget
     refill: int = 0  # dapo: prompts that were tried for this place before
     # the rest is set by `finish`, once all prompts are closed
-    baseline: float = 0.0  # mean reward of the pool
-    p_hat: float = 0.0  # share of correct answers in the pool
+    baseline: float = 0.0  # mean reward of the pool (gvm: without the pilots)
+    p_hat: float = 0.0  # share of correct answers in it
     kept: list[Sample] = field(default_factory=list)  # what the update sees, as they were drawn
     advantages: list[float] = field(default_factory=list)  # one per kept sample
     weights: list[float] = field(default_factory=list)  # one per kept sample
@@ -353,10 +268,11 @@ def advantages(kept: list[float], pool: list[float], kind: str) -> list[float]:
 def row_weights(correct: list[bool], p_hat: float, n: float, kind: str) -> list[float]:
     """Weights of the kept rows, from which of them are correct and the pass rate of the pool.
 
-    Keeping half of each kind changes the objective. With the pool mean as baseline, the expected
-    update of a balanced prompt is w(p) grad p with w(p) = [p^2 + (1-p)^2] / [2p(1-p)]: about 1/(2p)
-    where p is small, and as large where 1-p is small. That is "none", the released code. To undo
-    it, a row stands for its share of the pool:
+    "none" is the default and the released code: every row counts 1. It pays to know what that
+    optimises, for keeping half of each kind changes the objective. With the pool mean as baseline,
+    the expected update of a balanced prompt is w(p) grad p with
+    w(p) = [p^2 + (1-p)^2] / [2p(1-p)]: about 1/(2p) where p is small, and as large where 1-p is
+    small. To undo it, a row stands for its share of the pool:
         unbiased  c+ = p n/k_pos, c- = (1-p) n/k_neg   ascends p
         log       that, times 1/p                      ascends log p (v3 section 2.2)
         inv_p     "none", times 1/p                    v3 section 3.2 to the letter: about 1/(2p^2)
@@ -594,8 +510,8 @@ class Collector:
         """Step the engine until every prompt is closed.
 
         A finished sample goes to the grader at once and is acted on one engine step later: grading
-        overlaps with writing, and yet no decision depends on how long it takes. An idle engine is
-        not waited for.
+        overlaps with writing, and yet no decision depends on how long it takes. When the engine is
+        idle, what is finished is acted on at once.
         """
         arrived = []
         while self.engine.busy or arrived:
@@ -628,7 +544,7 @@ class Collector:
         missing = sum(s.rollout is None for s in group.pool)
         quota = max(RULES[config.sampler].wants(config))
         if missing and (not self.early_opening or missing >= quota):
-            return  # so many can still meet any quota: no verdict could decide, so wait for none
+            return  # the missing ones may still be all that is lacking: nothing is certain yet
         self.read_verdicts(group)
         correct = sum(s.correct for s in group.pool)
         wrong = len(group.pool) - missing - correct
@@ -675,3 +591,89 @@ class Collector:
             group.outcome = ""
             if not self.open_round(group, size):
                 group.outcome = "out of budget" if rate else "no correct"
+
+
+# ------------------------------------------------------------------------------ what cannot work
+def check_ranges(config: Any) -> None:
+    """Check every field of a dataclass against its type, its `Literal` choices and its range.
+
+    A bool is no number, a whole number may stand for a float, and a float must be finite.
+    Raises ValueError, one sentence that names the field and the value.
+    """
+    hints = typing.get_type_hints(type(config))
+    for f in fields(config):
+        value = getattr(config, f.name)
+        check_type(f.name, value, hints[f.name])
+        if value is not None:
+            check_range(f.name, value, **f.metadata)
+
+
+def check_type(name: str, value: Any, hint: Any) -> None:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        if value not in args:
+            raise ValueError(f"{name} must be one of {', '.join(map(str, args))}, not {value!r}")
+    elif origin in (typing.Union, types.UnionType):
+        if value is not None:
+            check_type(name, value, args[0])
+    elif origin is tuple:
+        for item, kind in zip(value, args):
+            check_type(name, item, kind)
+    else:
+        allowed = (int, float) if hint is float else hint
+        disguised = isinstance(value, bool) and hint is not bool  # to Python, True is the int 1
+        if disguised or not isinstance(value, allowed):
+            words = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}
+            raise ValueError(f"{name} must be {words.get(hint, hint.__name__)}, not {value!r}")
+
+
+def check_range(name: str, value, least=None, most=None, above=None, below=None, **_) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, not {value}")
+    for broken, words, bound in (
+        (least is not None and value < least, "at least", least),
+        (most is not None and value > most, "at most", most),
+        (above is not None and value <= above, "above", above),
+        (below is not None and value >= below, "below", below),
+    ):
+        if broken:
+            raise ValueError(f"{name} must be {words} {bound}, not {value}")
+
+
+def contradictions(c: SamplerConfig) -> list[tuple[bool, str]]:
+    """[(is it so?, what to do)]: sizes that cannot work, what has no effect, what divides twice."""
+    rule, first = RULES[c.sampler], first_size(c)
+    smallest, draws = min(first, c.M), first + (c.N - 1) * c.M
+    rows = "n" if rule.kept == "n" else "M"
+    alone = c.gvm_reuse_pilots or (c.advantage == "positives-only" and rule.wants(c) == (0, 0))
+    further = rule.rounds and c.N > 1 or c.sampler == "dapo" and c.max_refills or c.sampler == "gvm"
+    est, std = c.sampler == "ada-est", c.advantage == "group-std"
+    return [
+        # v1 Alg. 1 asks for M >= n: otherwise ada-pos could close with fewer than n samples
+        (rule.rounds and smallest < c.n,
+         f"a round of {smallest} is below n = {c.n}: raise M (and M_first) or lower n"),
+        (rule.rounds and draws < c.k_pos,
+         f"k_pos = {c.k_pos} is more than all {draws} draws: raise M or N"),
+        (getattr(c, rows) < 2 and not alone,
+         f"{rows} = 1 leaves nothing to compare a sample with: set {rows} to 2 or more"),
+        (est and not c.N_min <= c.M <= c.N_max, "M must lie from N_min to N_max for ada-est"),
+        (0 < c.max_samples_per_step < first,
+         f"max_samples_per_step = {c.max_samples_per_step} does not allow one prompt its first "
+         f"{first} samples: raise it, or 0 for off"),
+        (c.M_first and c.N == 1,
+         "M_first has no effect with N = 1, where the first round is all: set M"),
+        (c.max_rounds_all_correct >= c.N,
+         f"max_rounds_all_correct has no effect from N = {c.N} on: lower it, or 0 for off"),
+        (c.max_tokens_per_step and not further,
+         "max_tokens_per_step has no effect where no prompt gets a further round: leave it at 0"),
+        (not c.gvm_alpha and c.gvm_beta != SamplerConfig.gvm_beta,
+         f"gvm_beta has no effect with gvm_alpha = 0: leave it at {SamplerConfig.gvm_beta}"),
+        (est and c.weighting != "none",
+         "ada-est weighs by 1/sqrt(p + eps): leave weighting at none"),
+        (est and std,
+         "ada-est weighs by 1/sqrt(p + eps), and group-std would divide once more: set advantage "
+         "to pool-mean"),
+        (std and c.weighting != "none",
+         f"group-std divides by the standard deviation, so weighting {c.weighting} would not be "
+         "what it says: set advantage to pool-mean, or weighting to none"),
+    ]

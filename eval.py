@@ -9,7 +9,7 @@ Training and evaluation share the prompt builder (prompts.py), the engine (engin
 
 avg@k   mean reward of k samples, then mean over questions: the policy that is trained, not greedy
         decoding
-pass@k  chance that one of k samples is right: unbiased estimator, Chen et al. 2021
+pass@k  chance that at least one of k samples is right: unbiased estimator, Chen et al. 2021
         (arXiv 2107.03374, Eq. 1)
 95 %    bootstrap of questions, all samples of one together: they are not independent, and an
         interval from single samples would be several times too narrow

@@ -21,7 +21,7 @@ keeping them apart is most of what small projects get wrong:
 Suffix _T: one entry per generated token, all responses one after the other, no padding.
 
 Left out on purpose: a critic (the mean of the pool is the baseline), a KL penalty and with it the
-reference model, an entropy bonus, length penalties (neither paper's method has them); top-p and
+reference model, an entropy bonus, length penalties (the released code has them off); top-p and
 top-k in training (they bias pi/mu); replay buffers and asynchronous rollouts; full fine-tuning.
 """
 import contextlib
@@ -68,7 +68,7 @@ def objective(lp_T, old_T, mu_T, advantage_T, config: Config):
     pi_old/mu, the engine is not the trainer, and r = pi_theta/pi_old, the policy has moved since.
     Its mask M_t looks at r only: it stops tokens that have already moved far enough in the
     direction in which their advantage pushes them. GRPO's min does exactly that, with r as the
-    weight; CISPO bounds the weight and stops nobody. Neither knows of mu.
+    weight; CISPO bounds the weight and stops nobody. Neither of these two uses mu.
 
     lp_T = log pi_theta (with gradient), old_T = log pi_old, mu_T = log mu, all [T] in nats.
     Returns (term_T, M_T: 0 where no gradient is left, weight_T before any bound).
@@ -107,12 +107,13 @@ def importance_weight(lp_T, old_T, mu_T, kind: str):
 def set_scales(rows: list[Row], config: Config) -> None:
     """What one token of each row counts in the loss: `row.scale`.
 
-    MiniRL sums over tokens and averages over responses; the constant only keeps the numbers small.
-    Dividing by lengths instead is an ablation: it changes what is optimised. (The paper's CISPO
-    divides by the lengths of one prompt's responses; here it is the mean of the whole batch.)
+    MiniRL sums over tokens and averages over responses. Its constant, max_tokens, changes nothing
+    but where the clipping of gradients begins. Dividing by lengths instead is an ablation: it
+    changes what is optimised. (The paper's CISPO divides by the lengths of one prompt's responses;
+    here it is the mean of the whole batch.)
 
-    All is divided by the responses of an *average* mini-batch. A mini-batch's own number would
-    take back what ada-est and gvm say by giving an important prompt many rows.
+    All is divided by the responses of an *average* mini-batch. ada-est and gvm say how important a
+    prompt is by its number of rows; a division by the rows of its own mini-batch would cancel that.
     """
     responses = len(rows) / config.mini_batches
     mean_length = sum(row.length for row in rows) / max(len(rows), 1)
@@ -174,7 +175,8 @@ def rows_of_group(group, config: Config) -> list[Row]:
 def old_logprobs(policy, mini: list[Row], config: Config) -> None:
     """log pi_old of every row, before the first optimizer step of the batch.
 
-    Cut up as in `accumulate`: in low precision, other neighbours alone would move r away from 1.
+    Cut up as in `accumulate`: in low precision a row that is batched with other rows rounds
+    differently, and r would not start at 1.
     """
     for micro in micro_batches(mini, config.micro_tokens):
         with torch.no_grad(), replaying(policy, micro):
@@ -185,8 +187,8 @@ def old_logprobs(policy, mini: list[Row], config: Config) -> None:
 def remember_old(policy, micro: list[Row], old_T, config: Config) -> None:
     """What the pass that computes log pi_old leaves on its rows.
 
-    For a mixture of experts also: where the trainer's routers agree with the engine's (under r3,
-    each with the layers before it forced), and for r2 what they chose, to be replayed.
+    For a mixture of experts also whether trainer and engine chose the same experts (under r3, each
+    layer with those before it forced), and for r2 what the trainer chose, to be replayed.
     """
     for row, old in zip(micro, old_T.split([row.length for row in micro])):
         row.old = old
@@ -326,7 +328,7 @@ def pilot_norms(run, groups) -> list[float]:
 # ------------------------------------------------------------------------------ the program
 def main(config: Config) -> None:
     with Grader(config.graders) as grader:
-        with timed({}, "start"):
+        with timed({}, "start"):  # says now and then that it is alive; its seconds are not kept
             run = prepare(config, grader)  # data, engine, policy; with --resume the last checkpoint
         rehearse(run)
         run.engine.sync(run.policy)

@@ -3,9 +3,9 @@ r"""The reward: is the boxed answer of a completion the same mathematics as the 
     python rewards.py FILE.jsonl --out verdicts.jsonl    # {"gold": ..., "completion": ...} per line
     python rewards.py --gold '\frac12' --completion '\boxed{1/2}'     # one verdict, step by step
 
-1. `extract_answer` takes the last closed box. Text outside boxes never counts.
+1. `extract_answer` takes the last box, which has to be closed. Text outside boxes does not count.
 2. `decide` settles most pairs in this process, without sympy: equal strings, fractions or words.
-   What the guards against known false accepts leave over is a pair of LaTeX strings.
+   What is still open after its guards goes to math-verify as LaTeX strings.
 3. `judge` lets math-verify compare that pair, in a worker process that parts/grader.py limits in
    CPU time, clock time and memory, and kills when it overruns. Completions are untrusted: nothing
    here runs them as code.
@@ -57,7 +57,7 @@ def find_boxes(text: str) -> list[tuple[int, int, str | None]]:
 
 
 def extract_answer(completion: str, style: str = "") -> str | None:
-    r"""The last closed box; boxes with only list punctuation between them are a list "1, 2".
+    r"""The last box; boxes with only list punctuation between them are a list "1, 2".
 
     None: no box, or the last one is open (a truncated `\boxed{4` says nothing). "": it is empty.
     `style="minerva"` takes the last number when there is no box, as the papers do on that set.
@@ -204,7 +204,7 @@ class Grader(WorkerPool):
     def check_golds(self, golds: list[str]) -> list[bool]:
         """For each gold: can it be graded? Words, numbers with a base and the like can, as strings.
 
-        Any other gold must parse: one that does not scores with the identical string only.
+        Any other gold must parse: one that does not is matched by the identical string only.
         """
         checks = []
         for gold in golds:

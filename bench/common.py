@@ -108,9 +108,8 @@ def random_model(size: dict, folder: str, vocabulary: int = 384, positions: int 
                          eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
                          **dict(tie_word_embeddings=True) | size)
     torch.manual_seed(seed)
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        model = Qwen2ForCausalLM(config)
-    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    model = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

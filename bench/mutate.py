@@ -22,11 +22,13 @@ ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = (".git", ".venv", "runs", "__pycache__", ".pytest_cache", "docs")
 ALSO = {  # further tests that look at a module, besides tests/test_<module>.py
     "minirl": ["objective", "combinations"],
-    "config": ["combinations", "cli"],
+    "config": ["flags", "faults", "combinations"],
+    "ada_sampler": ["simulate", "summary"],
     "policy": ["logprobs", "objective"],
     "logprobs": ["policy"],
     "checkpoint": ["faults"],
-    "run": ["faults"],
+    "run": ["logs", "faults"],
+    "folder": ["faults"],
     "diagnostics": ["objective"],
     "rewards": ["grader", "spelling"],
     "spelling": ["rewards"],

@@ -113,7 +113,7 @@ class ObjectiveSettings:
     length_norm: Literal["auto", "constant", "response", "batch"] = "auto"
     """divide token sums by: constant (minirl's auto), response (grpo's), batch (cispo's) lengths"""
     replay: Literal["auto", "none", "r2", "r3"] = "auto"
-    """experts of the trainer (r2), of the engine (r3); auto: none, r2, r3 with N = 1, 2, more"""
+    """reuse the experts of trainer (r2), engine (r3); auto: none, r2, r3 for 1, 2, more steps"""
 
 
 @dataclass
@@ -254,7 +254,8 @@ def of_the_run(config: Config) -> list[tuple[bool, str]]:
          "the builtin problems have no columns: leave problem_key and answer_key out, or name a "
          "file with data"),
         (c.eval_temperature == 0 and c.eval_k > 1,
-         "eval_temperature 0 gives eval_k equal samples: set eval_k to 1, or a temperature above 0"),
+         "eval_temperature 0 gives eval_k equal samples: set eval_k to 1, or a temperature above "
+         "0"),
         (0 < c.eval_temperature < 0.01,
          f"eval_temperature must be 0 (greedy) or at least 0.01, not {c.eval_temperature}: vLLM "
          "would take 0.01"),

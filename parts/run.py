@@ -116,7 +116,7 @@ def prepare(config: Config, grader) -> Run:
     optimizer, schedule = learner(policy, config)
     reseed(config.seed, "probe")
     probe = Probe(
-        engine, policy, held_out[:32], limits=probe_limits(config, bool(policy.routing)),
+        engine, policy, held_out[:64], limits=probe_limits(config, bool(policy.routing)),
         max_tokens=config.max_tokens, temperature=config.temperature)
     run = Run(folder, lock, config, engine, policy, optimizer, schedule, grader, held_out,
               Stream(train, config.seed), Estimator(config), probe)

@@ -392,6 +392,12 @@ def test_a_round_opens_early_exactly_when_it_is_certain(p):
     assert opened(engine) == [0, 50]  # two stragglers could still resolve it
 
 
+def test_a_round_of_pos_opens_early_too():
+    """Two correct answers are wanted, none has come, and one is missing: the next round is certain."""
+    run(coins([0.0]), config("ada-pos", k_pos=2, N=2), engine := with_lengths(*[2] * 7, 50))
+    assert opened(engine) == [0, 3]
+
+
 def test_early_opening_respects_the_cap_on_all_correct_rounds():
     [g] = run(coins([1.0]), config(N=4, max_rounds_all_correct=1), with_lengths(*[2] * 7, 50))
     assert (g.outcome, g.rounds, len(g.pool)) == ("no wrong", 1, 8)  # the straggler might be correct, and is
@@ -703,11 +709,20 @@ def test_a_token_budget_does_not_go_to_whoever_writes_fastest():
         assert abs(fmean(hard) - fmean(easy)) < 0.25
 
 
+def test_under_a_budget_refills_wait_for_nobody():
+    logs = []
+    for budget in (0, 100):
+        engine, spare = Engine(3, slots=16), iter(coins([0.5] * 99))
+        run(coins([0.0, 0.5] * 8), config("dapo", max_samples_per_step=budget), engine, more=lambda: next(spare))
+        logs.append([(step, key) for step, keys in enumerate(engine.log) for key in keys])
+    assert len(logs[0]) > len(logs[1]) == 100 and logs[0][:100] == logs[1]
+
+
 def test_what_is_left_of_a_budget_goes_in_the_order_of_the_batch():
-    """Two hopeless prompts, 1 and 8, and one more round: a set of Python would give it to 8."""
+    """Two hopeless prompts, 1 and 8, and three more rounds: a set would give the third one to 8."""
     problems = coins([float(i not in (1, 8)) for i in range(10)])
-    groups = run(problems, config("ada-pos", max_samples_per_step=88))
-    assert [g.rounds for g in groups] == [1, 2] + [1] * 8
+    groups = run(problems, config("ada-pos", max_samples_per_step=80 + 3 * 8))
+    assert [g.rounds for g in groups] == [1, 3, 1, 1, 1, 1, 1, 1, 2, 1]
     assert groups[1].outcome == groups[8].outcome == "out of budget"
 
 
@@ -793,6 +808,15 @@ def test_lost_samples_are_an_error():
 
     with pytest.raises(RuntimeError, match=r"never came back: \[1\]"):
         collect(coins([0.5] * 3), config("uniform"), Lossy(), Grader())
+
+
+def test_a_sample_lost_in_the_second_stage_of_gvm_is_noticed():
+    class Lossy(Engine):
+        def step(self):
+            return [pair for pair in super().step() if pair[0] != (1, 9)]
+
+    with pytest.raises(RuntimeError, match=r"never came back: \[1\]"):
+        collect(coins([1.0] * 3), config("gvm"), Lossy(), Grader())
 
 
 @pytest.mark.parametrize("how", [{}, dict(barrier=True), dict(early_opening=False)])

@@ -12,7 +12,9 @@ from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "bench"))
 import common  # noqa: E402
+import engine_steps  # noqa: E402
 import gpu  # noqa: E402
+import gpu_parts  # noqa: E402
 import speed  # noqa: E402
 import trl_baseline  # noqa: E402
 
@@ -53,19 +55,19 @@ def test_model_flops_are_what_torch_counts(tmp_path):
     common.random_model(SIZE, str(tmp_path), vocabulary=2048)
     policy = load_policy(str(tmp_path), dtype="float32", rank=1, alpha=1, seed=0, device="cpu")
     with FlopCounterMode(display=False) as counted:
-        gpu.train(policy, [32] * 32, micro_tokens=1024)  # short: torch does not count the CPU's attention
-    assert counted.get_total_flops() == pytest.approx(gpu.model_flops(policy, [32] * 32, prompt=1), rel=0.1)
+        gpu_parts.train(policy, [32] * 32, micro_tokens=1024)  # short: torch does not count the CPU's attention
+    assert counted.get_total_flops() == pytest.approx(gpu_parts.model_flops(policy, [32] * 32, prompt=1), rel=0.1)
 
 
 def test_lengths_are_drawn_with_a_long_tail():
-    lengths = sorted(gpu.long_tailed(random.Random(i), 100, 1000) for i in range(2000))
+    lengths = sorted(gpu_parts.long_tailed(random.Random(i), 100, 1000) for i in range(2000))
     assert 90 < lengths[1000] < 110 and lengths[1900] > 250 and lengths[-1] == 1000
 
 
 def measured(engine=60.0, cache=55.0, slope=1e-3):
     """What gpu.py might have measured of a model of 3 GB."""
     points = {name: dict(peak_gb={4096: 3.5 + 4096 * s, 8192: 3.5 + 8192 * s}) for name, s in (("off", 3 * slope), ("on", slope))}
-    memory = {"engine": engine, "engine and trainer": engine + 3, "engine asleep (level 1) and trainer": 4.5}
+    memory = {"engine": engine, "engine and trainer": engine + 3, "engine asleep and trainer": 4.5}
     return dict(adapter=dict(memory_gb=memory, cache_gb=cache), training=dict(gradient_checkpointing=points))
 
 
@@ -112,12 +114,51 @@ def test_trl_baseline_without_trl_says_so():
 
 @pytest.mark.engine
 def test_gpu_benchmark_runs_on_a_cpu(tmp_path):
-    done = run("gpu.py", "--small", "--only", "training", "merge", "--out", str(tmp_path))
+    """Every part that a CPU can run, through the code that a GPU would run; a failed one is tried again, others are not."""
+    parts = ["training", "merge", "steps-merge", "endings", "temperature", "routes"]
+    (tmp_path / "gpu-small.json").write_text(json.dumps({"training": {"failed": "out of time"}, "fp8": {"gap_max": 1}}))
+    done = run("gpu.py", "--small", "--only", *parts, "fp8", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "fp8 ..." not in done.stdout and "NOT MEASURED" not in done.stdout
     found = json.loads((tmp_path / "gpu-small.json").read_text())
-    assert found["merge"]["gap_max"] < 1e-4 and found["merge"]["sync_seconds"] > 0
+    assert found["fp8"] == {"gap_max": 1}
+    assert found["merge"]["gap_max"] < 1e-4 and found["temperature"]["gap_max"] < 1e-4
+    assert 0 < found["merge"]["sync_seconds"] < found["merge"]["sync_and_first_request_seconds"]
     steps = {name: x["steps"] for name, x in found["merge"]["sampler"].items()}
     assert steps["no barrier, early opening (default)"] <= steps["no barrier"] < steps["a barrier after every round"]
     for name in ("off", "on"):
         assert found["training"]["gradient_checkpointing"][name]["tokens_per_second"] > 0
-    assert "NOT MEASURED" not in done.stdout
+    endings = found["endings"]
+    assert endings["ended_by_themselves"] > 0 and endings["same_seed_same_samples"] and endings["another_seed_others"]
+    assert found["routes"]["routes_fit"] and len(found["steps-merge"]["steps"]) == 2
+
+
+def test_a_part_that_fails_loses_no_other(tmp_path, monkeypatch):
+    results = dict(training=dict(failed="RuntimeError: CUDA out of memory", log=["a", "b"]), endings=dict(responses=3))
+    gpu.show(results)  # no recommendation without both sides, and no error
+    assert gpu.recommend(measured(), 24)
+    lost = measured()
+    lost["training"]["gradient_checkpointing"]["off"]["peak_gb"][8192] = None  # did not fit where it was measured
+    assert "checkpointing on" in gpu.recommend(lost, 80)
+
+
+def test_the_program_itself_never_touches_the_card():
+    """What torch takes on a GPU for its first question, half a gigabyte and more, the parts would miss."""
+    code = "import sys; sys.path.insert(0, 'bench'); import gpu; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_the_critical_path_is_the_longest_chain_of_rounds():
+    """Without early opening: over prompts, the sum of each round's longest response. No schedule is shorter."""
+    from ada_sampler import SamplerConfig, collect
+
+    rng = random.Random(0)
+    lengths = {(p, i): rng.randint(1, 90) for p in range(12) for i in range(32)}
+    verdicts = {key: engine_steps.coins(0).result(key) for key in lengths}
+    problems = list(range(12))
+    found = collect(problems, SamplerConfig(), engine_steps.Replay(lengths),
+                    engine_steps.Remembered(verdicts=verdicts), early_opening=False)
+    chains = [sum(max(lengths[g.index, s.index] for s in g.pool if s.round == r) for r in range(g.rounds)) for g in found]
+    least = {way: engine_steps.critical_path(problems, lengths, verdicts, **how) for way, how in engine_steps.WAYS.items()}
+    assert least["no barrier"] == max(chains)
+    assert least["early opening"] <= least["no barrier"] <= least["barrier"]

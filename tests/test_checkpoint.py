@@ -95,7 +95,7 @@ def test_all_damaged_is_not_silently_a_new_start(tmp_path):
         checkpoint.newest_sound(tmp_path)
 
 
-# ------------------------------------------------------------------------------ what is a checkpoint
+# ------------------------------------------------------------------ what is a checkpoint
 def test_only_what_save_has_named_is_a_checkpoint(tmp_path):
     """A user's own copies and notes are neither counted nor removed, nor do they stop a save."""
     save(tmp_path, [2, 4])
@@ -120,7 +120,7 @@ def test_checkpoints_are_ordered_by_number(tmp_path):
     assert checkpoint.newest_sound(tmp_path).name == "step-1000000"
 
 
-# ------------------------------------------------------------------------------ a crash, a full disk
+# ------------------------------------------------------------------ a crash, a full disk
 def test_a_crash_inside_the_write_leaves_the_old_one(tmp_path, monkeypatch):
     save(tmp_path, [2])
 

@@ -86,7 +86,8 @@ def test_config_json_keeps_every_start_as_it_was(tmp_path):
     folder.note_start(tmp_path, first | dict(steps=300), after_step=60)
     found = json.loads((tmp_path / "config.json").read_text())
     assert found["config"] == before["config"] == first
-    assert found["starts"][0] == before["starts"][0] and set(before["starts"][0]) == {"time", "versions"}
+    (first_start,) = before["starts"]
+    assert found["starts"][0] == first_start and set(first_start) == {"time", "versions"}
     assert [(start["after_step"], start["changed"]) for start in found["starts"][1:]] == [
         (20, dict(lr=0.01, steps=300)), (40, {}), (60, dict(lr=0.1))]
     assert found["starts"][3]["versions"]["python"] == sys.version.split()[0]

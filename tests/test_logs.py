@@ -22,7 +22,8 @@ def test_logs_are_cut_back_to_the_checkpoint(tmp_path):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_json_has_no_number_for_becomes_null(tmp_path, value):
-    logs.append(tmp_path / "log", dict(step=1, loss=value, zero=0.0, count=3, text="inf", none=None))
+    row = dict(step=1, loss=value, zero=0.0, count=3, text="inf", none=None)
+    logs.append(tmp_path / "log", row)
     assert json.loads((tmp_path / "log").read_text(), parse_constant=pytest.fail) == dict(
         step=1, loss=None, zero=0.0, count=3, text="inf", none=None)
 

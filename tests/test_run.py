@@ -1,4 +1,4 @@
-"""What surrounds the loop: logging, saving, resuming, ending, with stand-ins for model and engine."""
+"""What surrounds the loop: logging, saving, resuming, ending; the engine is a stand-in."""
 import json
 import math
 from pathlib import Path
@@ -93,7 +93,7 @@ def test_an_evaluation_is_logged_with_what_it_has_cost(run, capsys):
     running.record_evaluation(result, run)
     assert rows(run, "eval.jsonl") == [dict(
         step=20, samples_total=500, tokens_total=9000, seconds_total=12.0,
-        data=run.config.eval_data, **result)]
+        data=run.config.eval_data, temperature=run.config.eval_temperature, **result)]
     assert (run.state["evaluated"], run.state["accuracy"]) == (20, 0.5)
     assert "50.0% [40.0%, 60.0%]" in capsys.readouterr().out
 
@@ -252,7 +252,7 @@ def test_what_is_saved_already_is_not_saved_again(run):
     assert not checkpoint.complete(run.folder)
 
 
-# ------------------------------------------------------------------------------ before the first step
+# ------------------------------------------------------------------ before the first step
 def test_every_phase_of_every_step_has_its_own_random_state():
     def drawn(*parts):
         rng = running.reseed(*parts)
@@ -276,7 +276,8 @@ def test_the_learning_rate_warms_up_and_stays(run):
     assert optimizer.param_groups[0]["weight_decay"] == 0.5
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
     assert trained == {id(p) for p in run.policy.parameters() if p.requires_grad}
-    assert running.learner(run.policy, Config(lr=0.1, warmup_steps=0))[0].param_groups[0]["lr"] == 0.1
+    at_once, _ = running.learner(run.policy, Config(lr=0.1, warmup_steps=0))
+    assert at_once.param_groups[0]["lr"] == 0.1
 
 
 def test_golds_that_cannot_be_read_are_dropped_and_counted(capsys):

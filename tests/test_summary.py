@@ -58,6 +58,7 @@ def test_where_the_draws_went():
     shares = {0: "none", 1: "0.0", 2: "0.2", 3: "0.2", 4: "0.4", 5: "0.4", 6: "0.6", 7: "0.6", 8: "0.8", 9: "0.8", 10: "all"}
     for hits, name in shares.items():
         assert summarize([group([[1] * hits + [0] * (10 - hits)])])["spent_by_pass_rate"] == {name: 10}
+    assert summarize([group([[1] * 31 + [0]])])["spent_by_pass_rate"] == {"0.8": 32}
     both = summarize([group([[0, 0]]), group([[0], [0], [0]]), group([[1]])])
     assert both["spent_by_pass_rate"] == {"all": 1, "none": 5}
 
