@@ -125,6 +125,21 @@ def test_routes_are_checked_against_prompt_and_response_before_anything_is_train
         minirl.sample(run)
 
 
+@pytest.mark.parametrize("replay", ["none", "r2", "r3"])
+def test_agreement_is_that_of_the_positions_that_predict_the_response(replay):
+    """Row t of the routes predicts token t + 1. Under r2 the trainer's own are to be replayed."""
+    used = torch.arange(4)[:, None, None].expand(4, 2, 2)  # [prompt 3 + response 2 - 1, layers, k]
+    own = used.clone()
+    own[2, 0] = 7  # the last prompt token's router, which predicts the response's first token
+    routing = SimpleNamespace(
+        recorded=lambda rows: [own for _ in rows], agreement=lambda a, b: (a == b).all(-1))
+    row = Row([1, 2, 3, 4, 5], 3, [-1.0, -1.0], 1.0, routes=used, replay=used)
+    config = Config(replay=replay, mini_batches=2)
+    minirl.remember_old(SimpleNamespace(routing=routing), [row], torch.tensor([-1.0, -2.0]), config)
+    assert row.agrees.tolist() == [[False, True], [True, True]] and row.old.tolist() == [-1, -2]
+    assert row.replay is (own if replay == "r2" else used)
+
+
 def test_gvm_asks_for_the_gradient_of_right_pilots_at_the_temperature_of_sampling():
     run = small_run(sampler="gvm", temperature=0.5)
     groups = [
