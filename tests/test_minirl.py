@@ -153,6 +153,21 @@ def test_gvm_asks_for_the_gradient_of_right_pilots_at_the_temperature_of_samplin
 
 
 # ------------------------------------------------------------------------------ before the first step
+def test_an_error_that_is_not_for_want_of_memory_is_neither_tried_again_nor_renamed(monkeypatch):
+    run, calls = small_run(micro_tokens=600), []
+
+    def work(*_):
+        calls.append(run.config.micro_tokens)
+        raise RuntimeError("shapes differ")
+
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        minirl.in_memory(work, run.policy, [], run.config)
+    monkeypatch.setattr(minirl, "accumulate", work)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        minirl.rehearse(run)
+    assert calls == [600, 600] and run.events == ["sleep", "wake"]
+
+
 def test_the_rehearsal_leaves_no_gradient_for_the_first_step():
     run = small_run(micro_tokens=600)
     minirl.rehearse(run)
