@@ -436,6 +436,12 @@ def test_loss_and_gradient_norm_are_means_over_the_mini_batches(monkeypatch):
     assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == (2, 0)
 
 
+def test_the_loss_is_the_sum_over_all_micro_batches():
+    groups = random_groups(4, seed=15)
+    whole, cut_up = (gradients_of(tiny_policy(), groups, micro_tokens=tokens)[1]["loss"] for tokens in (4096, 32))
+    assert abs(whole) > 1e-3 and cut_up == pytest.approx(whole, rel=1e-5)
+
+
 def test_replay_stays_on_during_the_backward_pass(monkeypatch):
     """Gradient checkpointing runs the routers again there."""
     on, seen = [], []
