@@ -21,11 +21,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = (".git", ".venv", "runs", "__pycache__", ".pytest_cache", "docs")
 ALSO = {  # further tests that look at a module, besides tests/test_<module>.py
-    "minirl": ["objective", "combinations"],
+    "minirl": ["objective", "combinations", "routing_replay", "faults"],
     "config": ["flags", "faults", "combinations"],
     "ada_sampler": ["simulate", "summary"],
-    "policy": ["logprobs", "objective"],
-    "logprobs": ["policy"],
+    "policy": ["logprobs", "objective", "families"],
+    "logprobs": ["policy", "families"],
     "checkpoint": ["faults"],
     "run": ["logs", "faults"],
     "folder": ["faults"],

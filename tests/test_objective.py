@@ -359,6 +359,22 @@ def test_the_pi_old_pass_samples_at_the_same_temperature(monkeypatch):
     assert seen and max(seen) < 1e-5  # the weights never moved: pi_theta is pi_old
 
 
+def test_pi_old_is_from_before_the_first_optimizer_step_for_every_mini_batch(monkeypatch):
+    """Computed when its mini-batch comes up, it would be pi_theta: no ratio, no mask."""
+    moved, real = [], minirl.objective
+
+    def watched(lp_T, old_T, *rest):
+        moved.append((lp_T.detach() - old_T).abs().max().item())
+        return real(lp_T, old_T, *rest)
+
+    monkeypatch.setattr(minirl, "objective", watched)
+    monkeypatch.setattr(minirl, "micro_batches", lambda rows, tokens: [rows])
+    policy, optimizer, schedule, config = learning(mini_batches=2, warmup_steps=0)
+    update(policy, optimizer, schedule, random_groups(4, seed=10), config, random.Random(0))
+    first, second = moved
+    assert first == 0 and second > 1e-3
+
+
 def test_gradients_are_clipped_to_the_norm_that_was_asked_for():
     policy, optimizer, schedule, config = learning(max_grad_norm=1e-3)
     taken = []
@@ -418,6 +434,12 @@ def test_loss_and_gradient_norm_are_means_over_the_mini_batches(monkeypatch):
     metrics = update(policy, optimizer, schedule, random_groups(4, seed=15), config, random.Random(0))
     assert (metrics["loss"], metrics["grad_norm"]) == (2.0, 4.0)
     assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == (2, 0)
+
+
+def test_the_loss_is_the_sum_over_all_micro_batches():
+    groups = random_groups(4, seed=15)
+    whole, cut_up = (gradients_of(tiny_policy(), groups, micro_tokens=tokens)[1]["loss"] for tokens in (4096, 32))
+    assert abs(whole) > 1e-3 and cut_up == pytest.approx(whole, rel=1e-5)
 
 
 def test_replay_stays_on_during_the_backward_pass(monkeypatch):

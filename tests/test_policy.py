@@ -65,6 +65,21 @@ def test_every_linear_layer_but_the_head_is_adapted(tmp_path):
     assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
+def test_of_a_mixture_only_the_attention_is_adapted(tmp_path):
+    """Not even its dense layers: engines take such an adapter badly or not at all."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(
+        "qwen3_moe", vocab_size=64, hidden_size=32, intermediate_size=32, moe_intermediate_size=16,
+        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+        num_experts=4, num_experts_per_tok=2, mlp_only_layers=[0], bos_token_id=None)
+    own_class(config)(config).save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path), dtype="float32", rank=2, alpha=4, seed=0, device="cpu")
+    adapted = {name.split(".lora_A")[0].split(".")[-1] for name in trainable(policy)
+               if ".lora_A" in name}
+    assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
 def test_the_adapter_is_scaled_by_alpha_over_rank_and_begins_as_nothing(tmp_path):
     policy = small_policy(tmp_path, rank=4, alpha=12)
     layer = policy.get_base_model().model.layers[0].mlp.down_proj

@@ -196,6 +196,85 @@ def test_only_responses_are_compared_and_long_ones_do_not_pile_up(tmp_path, monk
     assert len(Probe(engine, policy, some_problems(5), limits=EXACT, max_tokens=12).rows) == 2
 
 
+def problems_of(lengths):
+    rng = random.Random(2)
+    return [SimpleNamespace(prompt_ids=[rng.randrange(300) for _ in range(n)]) for n in lengths]
+
+
+def test_log_probs_stay_in_the_order_of_the_texts_whatever_their_lengths(tmp_path, monkeypatch):
+    """The trainer computes them by length."""
+    policy = small_policy(tmp_path)
+    monkeypatch.setattr(probe_module, "AT_ONCE", 45)
+    probe = Probe(NoisyEngine(policy, 0.0), policy, problems_of([30, 4, 17, 9]), limits=EXACT, max_tokens=8)
+    torch.testing.assert_close(probe.trainer(), probe.of_engine(), atol=1e-5, rtol=0)
+
+
+def test_one_text_is_written_however_long_it_is(tmp_path, monkeypatch):
+    policy = small_policy(tmp_path)
+    monkeypatch.setattr(probe_module, "MOST_TOKENS", 10)
+    probe = Probe(NoisyEngine(policy, 0.0), policy, problems_of([20, 20]), limits=EXACT, max_tokens=8)
+    assert [row.prompt_length for row in probe.rows] == [20]
+
+
+class BaseEngine(NoisyEngine):
+    """As an engine starts: it has the base weights until the first sync, and samples at a temperature."""
+
+    def __init__(self, policy, temperature=1.0):
+        super().__init__(policy, 0.0)
+        self.temperature = temperature
+        for p in second(self.held).values():
+            p.data.zero_()
+
+    def generate(self, prompts, n, max_tokens):
+        found = super().generate(prompts, n, max_tokens)
+        rows = [Row(ids + r.token_ids, len(ids), [], 0.0) for ids, (r,) in zip(prompts, found)]
+        with torch.no_grad():
+            mu = token_logprobs(self.held, rows, self.temperature)[0].split([row.length for row in rows])
+        for (r,), x in zip(found, mu):
+            r.logprobs = x.tolist()
+        return found
+
+
+def test_log_probs_of_sampling_are_compared_at_the_temperature_of_sampling(tmp_path):
+    policy = small_policy(tmp_path)
+    probe = Probe(BaseEngine(policy, 0.7), policy, some_problems(4), limits=EXACT, max_tokens=12, temperature=0.7)
+    probe.check()  # and those of a prefill at 1
+    with pytest.raises(SystemExit, match="disagree"):
+        Probe(BaseEngine(policy, 0.7), policy, some_problems(4), limits=EXACT, max_tokens=12)
+
+
+def test_a_resumed_policy_is_compared_with_the_base_weights_and_then_with_its_own(tmp_path):
+    policy = small_policy(tmp_path)
+    move(policy, 0.02, seed=3)
+    engine = BaseEngine(policy)
+    probe = Probe(engine, policy, some_problems(4), limits=EXACT, max_tokens=12)
+    assert all(torch.equal(p, second(policy)[name]) for name, p in second(engine.held).items())
+    found = probe.check()
+    assert found["probe_moved"] > 0.01 and abs(found["probe_slope"] - 1) < 1e-3
+
+
+def test_a_sync_that_does_nothing_is_called_by_its_name_also_after_others_that_did(tmp_path):
+    policy = small_policy(tmp_path)
+    engine = NoisyEngine(policy, 0.0)
+    probe = Probe(engine, policy, some_problems(4), limits=EXACT, max_tokens=12)
+    move(policy, 4e-3, seed=0)
+    engine.sync(policy)
+    probe.check()
+    move(policy, 4e-3, seed=1)
+    with pytest.raises(SystemExit, match="did not reach the engine"):
+        probe.check()
+
+
+def test_limits_are_as_loose_as_the_precisions_and_no_looser():
+    exact, tied = (limits("float32", "float32", "auto", mixture=mixture) for mixture in (False, True))
+    assert (exact.statistic, tied.statistic) == ("max", "median") and exact.gap == tied.gap <= 1e-4
+    half = limits("bfloat16", "bfloat16", "auto", mixture=False)
+    assert limits("float32", "bfloat16", "auto", mixture=False) == half
+    for engine_dtype, cache in (("fp8", "auto"), ("float32", "fp8"), ("bfloat16", "fp8")):
+        eight = limits("float32", engine_dtype, cache, mixture=False)
+        assert exact.gap < half.gap < eight.gap and exact.rest < half.rest < eight.rest
+
+
 # --------------------------------------------------------------------------------------- the real engine
 @pytest.fixture(scope="module")
 def folder():

@@ -17,7 +17,7 @@ from parts import tiny
 from conftest import ROOT
 from parts.logprobs import token_logprobs
 from parts.policy import Row, load_policy, micro_batches
-from parts.routing_replay import RoutingReplay, choose_replay, replaying
+from parts.routing_replay import CpuRecorder, RoutingReplay, choose_replay, replaying
 
 SIZES = dict(vocab_size=384, eos_token_id=0, bos_token_id=None, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=2,
              initializer_range=0.15, num_experts_per_tok=2, pad_token_id=1)
@@ -291,6 +291,46 @@ def test_ratios_under_each_replay(replay, tmp_path, monkeypatch):
         assert same[0] == 1 > same[1] if replay == "r2" else max(same) < 0.3, same
     agree = [metrics[f"routes_agree_{layer}"] for layer in range(3)]
     assert all(0 <= share < 0.3 for share in agree) and metrics["routes_agree_all"] <= min(agree)
+
+
+# --------------------------------------------------------------------------------- the engine's record, without vLLM
+def recorder_of(layers: int) -> CpuRecorder:
+    """A recorder on a runner that does nothing."""
+    recorder = CpuRecorder.__new__(CpuRecorder)
+    recorder.runner, recorder.prepare = SimpleNamespace(), lambda *_: "prepared"
+    recorder.decoder_layers, recorder.batch, recorder.layers, recorder.found = layers, None, {}, {}
+    return recorder
+
+
+def run_batch(recorder, batch: dict, experts_of: dict) -> None:
+    """One engine step: batch: id -> (first token, number of tokens), experts_of: layer -> [tokens, k], overwritten later."""
+    starts, counts = zip(*batch.values())
+    recorder.runner.input_batch = SimpleNamespace(
+        req_ids=[f"{name}-0a1b" for name in batch], num_computed_tokens_cpu=torch.tensor([*starts, 77, 77]))
+    assert recorder.next_batch("scheduled", torch.tensor(counts)) == "prepared"
+    for layer, experts in experts_of.items():
+        buffer = torch.tensor(experts)
+        recorder.note(layer, buffer)
+        buffer.fill_(-9)  # vLLM's own tensor, of which the next batch makes use
+
+
+def test_each_request_gets_its_own_rows_of_every_batch():
+    recorder = recorder_of(layers=3)  # the first is dense
+    run_batch(recorder, {"a-1": (0, 2)}, {1: [[0, 1], [2, 3]], 2: [[4, 5], [6, 7]]})
+    run_batch(recorder, {"b": (0, 1), "a-1": (2, 1)}, {1: [[7, 6], [5, 4]], 2: [[3, 2], [1, 0]]})
+    a = recorder.take("a-1")
+    assert a[:, 1].tolist() == [[0, 1], [2, 3], [5, 4]] and a[:, 2].tolist() == [[4, 5], [6, 7], [1, 0]]
+    run_batch(recorder, {"b": (1, 1)}, {1: [[1, 2]], 2: [[2, 1]]})
+    assert recorder.take("b")[:, 1:].tolist() == [[[7, 6], [3, 2]], [[1, 2], [2, 1]]]
+    assert not recorder.found
+
+
+def test_a_request_that_begins_anew_keeps_nothing_of_its_first_life():
+    recorder = recorder_of(layers=1)
+    run_batch(recorder, {"a": (0, 1)}, {0: [[0, 1]]})
+    run_batch(recorder, {"a": (1, 1)}, {0: [[2, 3]]})
+    run_batch(recorder, {"a": (0, 2)}, {0: [[4, 5], [6, 7]]})  # preempted, and prefilled with what it had written
+    assert recorder.take("a")[:, 0].tolist() == [[4, 5], [6, 7]]
 
 
 # ------------------------------------------------------------------------------------------------------- the engine

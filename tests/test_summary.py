@@ -45,6 +45,15 @@ def test_the_first_round_is_not_the_whole_pool():
     assert row["tokens"] == 10 + 21 + 1 and row["truncated"] == 2 / 11
 
 
+def test_only_what_reached_the_limit_of_tokens_is_truncated():
+    """Not what was given up, nor a coin of the simulator, which has no reason to end."""
+    groups = [group([[1, 0, 0, 1]])]
+    ends = [SimpleNamespace(finish_reason=reason) for reason in ("stop", "length", "abort")]
+    for s, end in zip(groups[0].pool, [*ends, SimpleNamespace()]):
+        s.rollout = SimpleNamespace(token_ids=[0], **vars(end))
+    assert summarize(groups)["truncated"] == 1 / 4
+
+
 def test_where_the_draws_went():
     shares = {0: "none", 1: "0.0", 2: "0.2", 3: "0.2", 4: "0.4", 5: "0.4", 6: "0.6", 7: "0.6", 8: "0.8", 9: "0.8", 10: "all"}
     for hits, name in shares.items():

@@ -1,0 +1,244 @@
+"""One step of training and the loop around it, with an engine that draws random tokens.
+
+What the update computes is the subject of test_objective.py.
+"""
+import contextlib
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import minirl
+from ada_sampler import Estimator
+from minirl import Config
+from parts.config import resolve
+from parts.logprobs import head_gradient_norms
+from parts.policy import Row
+from parts.run import fresh_state, learner
+from test_combinations import SMALL, Judge, Problems, RandomWriter, random_policy
+
+
+class Engine(RandomWriter):
+    """Notes in `events` what it is asked to do; what it draws follows torch's random state."""
+
+    def __init__(self, events: list, routes: bool = False):
+        super().__init__(routes)
+        self.events, self.numbers = events, []
+
+    def submit(self, key, prompt_ids, max_tokens):
+        self.numbers.append(torch.rand(()).item())
+        super().submit(key, prompt_ids, max_tokens)
+
+    def sleep(self):
+        self.events.append("sleep")
+
+    def wake(self):
+        self.events.append("wake")
+
+    def sync(self, policy):
+        self.events.append("sync")
+
+    def close(self):
+        self.events.append("close")
+
+
+class Silent(Judge):
+    """To whom every answer is wrong."""
+
+    def result(self, key):
+        return SimpleNamespace(reward=0.0, status="wrong")
+
+
+def small_run(mixture: bool = False, grader: Judge | None = None, **settings):
+    """As much of a run as a step needs; what happens to engine and probe is in `run.events`."""
+    config = resolve(Config(**SMALL | settings))
+    config.validate()
+    policy, events = random_policy(mixture), []
+    optimizer, schedule = learner(policy, config)
+    probe = SimpleNamespace(check=lambda: events.append("probe") or dict(probe_gap_max=0.25))
+    return SimpleNamespace(
+        config=config, policy=policy, optimizer=optimizer, schedule=schedule, events=events,
+        engine=Engine(events, routes=mixture), grader=grader or Judge(), stream=Problems(),
+        estimator=Estimator(config), probe=probe, state=fresh_state())
+
+
+@pytest.fixture(autouse=True)
+def nothing_to_save(monkeypatch):
+    monkeypatch.setattr(minirl, "nothing_lost", lambda run, phase: contextlib.nullcontext())
+
+
+# ------------------------------------------------------------------------------ one step
+def test_the_engine_sleeps_during_the_update_and_is_synced_and_probed_after_it(monkeypatch):
+    run, real = small_run(), minirl.update
+    monkeypatch.setattr(minirl, "update", lambda *a: run.events.append("update") or real(*a))
+    groups, metrics = minirl.train_step(1, run)
+    assert run.events == ["sleep", "update", "wake", "sync", "probe"]
+    assert metrics["optimizer_steps"] == 1 and metrics["probe_gap_max"] == 0.25
+    assert metrics["entropy"] == minirl.mean_surprisal(groups)
+
+
+def test_without_an_optimizer_step_there_is_nothing_to_sync_or_to_probe():
+    run = small_run(grader=Silent())
+    _, metrics = minirl.train_step(1, run)
+    assert metrics["optimizer_steps"] == 0 and run.events == ["sleep", "wake"]
+    assert "probe_gap_max" not in metrics
+
+
+def test_a_step_draws_the_same_when_it_is_done_again_and_no_other_step_does():
+    """Rollouts follow the global state, the cut into mini-batches the `rng` that `update` gets."""
+    drawn = []
+    for seed, step in ((0, 1), (0, 2), (0, 1), (1, 1)):
+        run = small_run(seed=seed, sampler="uniform")
+        torch.manual_seed(len(drawn))  # whatever has happened before
+        minirl.train_step(step, run)
+        drawn.append(run.engine.numbers)
+    assert drawn[0] == drawn[2] and drawn[0] != drawn[1] and drawn[0] != drawn[3]
+
+
+def test_tokens_per_second_are_of_the_time_that_sampling_took(monkeypatch):
+    run, real = small_run(), minirl.update
+
+    def slow(*args):
+        time.sleep(0.3)
+        return real(*args)
+
+    monkeypatch.setattr(minirl, "update", slow)
+    _, metrics = minirl.train_step(1, run)
+    parts = [metrics[f"seconds_{phase}"] for phase in ("sample", "train", "sync")]
+    assert metrics["seconds"] == pytest.approx(sum(parts)) and parts[1] >= 0.3
+    assert metrics["tokens_per_second"] == pytest.approx(metrics["tokens"] / parts[0])
+
+
+def test_routes_are_checked_against_prompt_and_response_before_anything_is_trained():
+    run = small_run(mixture=True)
+    minirl.sample(run)  # as long as prompt and response, less one
+    real = run.engine.step
+
+    def loses_a_row():
+        done = real()
+        done[-1][1].routes = done[-1][1].routes[1:]
+        return done
+
+    run.engine.step = loses_a_row
+    with pytest.raises(ValueError, match="routes of a sequence"):
+        minirl.sample(run)
+
+
+@pytest.mark.parametrize("replay", ["none", "r2", "r3"])
+def test_agreement_is_that_of_the_positions_that_predict_the_response(replay):
+    """Row t of the routes predicts token t + 1. Under r2 the trainer's own are to be replayed."""
+    used = torch.arange(4)[:, None, None].expand(4, 2, 2)  # [prompt 3 + response 2 - 1, layers, k]
+    own = used.clone()
+    own[2, 0] = 7  # the last prompt token's router, which predicts the response's first token
+    routing = SimpleNamespace(
+        recorded=lambda rows: [own for _ in rows], agreement=lambda a, b: (a == b).all(-1))
+    row = Row([1, 2, 3, 4, 5], 3, [-1.0, -1.0], 1.0, routes=used, replay=used)
+    config = Config(replay=replay, mini_batches=2)
+    minirl.remember_old(SimpleNamespace(routing=routing), [row], torch.tensor([-1.0, -2.0]), config)
+    assert row.agrees.tolist() == [[False, True], [True, True]] and row.old.tolist() == [-1, -2]
+    assert row.replay is (own if replay == "r2" else used)
+
+
+def test_gvm_asks_for_the_gradient_of_right_pilots_at_the_temperature_of_sampling():
+    run = small_run(sampler="gvm", temperature=0.5)
+    groups = [
+        SimpleNamespace(problem=SimpleNamespace(prompt_ids=[1, 3]), pool=[
+            SimpleNamespace(correct=correct, rollout=SimpleNamespace(token_ids=ids))
+            for correct, ids in pool])
+        for pool in ([(True, [5, 6]), (False, [7]), (True, [9])], [(False, [8, 2])])]
+    right = [Row([1, 3, *ids], 2, [], 1.0) for ids in ([5, 6], [9])]
+    expected = sum(head_gradient_norms(run.policy, right, 0.5)) / 2
+    assert minirl.pilot_norms(run, groups) == [pytest.approx(expected), 0.0]
+
+
+# ------------------------------------------------------------------------------ before the first step
+def test_an_error_that_is_not_for_want_of_memory_is_neither_tried_again_nor_renamed(monkeypatch):
+    run, calls = small_run(micro_tokens=600), []
+
+    def work(*_):
+        calls.append(run.config.micro_tokens)
+        raise RuntimeError("shapes differ")
+
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        minirl.in_memory(work, run.policy, [], run.config)
+    monkeypatch.setattr(minirl, "accumulate", work)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        minirl.rehearse(run)
+    assert calls == [600, 600] and run.events == ["sleep", "wake"]
+
+
+def test_the_rehearsal_leaves_no_gradient_for_the_first_step():
+    run = small_run(micro_tokens=600)
+    minirl.rehearse(run)
+    assert run.events == ["sleep", "wake"]
+    assert all(p.grad is None for p in run.policy.parameters())
+
+
+# ------------------------------------------------------------------------------ the loop
+def evaluated_steps(run, monkeypatch, steps) -> list[int]:
+    """The steps after which the held-out problems were evaluated."""
+    done = []
+
+    def record(result, run):
+        done.append(run.state["step"])
+        run.state["evaluated"] = run.state["step"]
+
+    run.held_out = []
+    monkeypatch.setattr(minirl, "evaluate", lambda *_, **__: [])
+    monkeypatch.setattr(minirl, "report", lambda rows: {})
+    monkeypatch.setattr(minirl, "record_evaluation", record)
+    for step in steps:
+        run.state["step"] = step
+        minirl.evaluate_if_due(run)
+    return done
+
+
+def test_evaluated_before_the_first_step_every_so_often_and_after_the_last(monkeypatch):
+    run = small_run(steps=7, eval_every=3)
+    assert evaluated_steps(run, monkeypatch, range(8)) == [0, 3, 6, 7]
+
+
+def test_no_step_is_evaluated_twice(monkeypatch):
+    run = small_run(steps=7, eval_every=3)
+    assert evaluated_steps(run, monkeypatch, [3, 3, 7, 7]) == [3, 7]
+
+
+class OneStop:
+    """In the place of `Stop`: asked for while step 2 is running."""
+
+    requested = False
+
+    @classmethod
+    def install(cls):
+        cls.requested = False
+
+
+@pytest.mark.parametrize("when, evaluated, told", [
+    ("never", [0, 1, 2, 3], [1, 2, 3]), ("after the update", [0, 1], [1]),
+    ("while sampling", [0, 1], [1])])
+def test_a_stop_ends_the_loop_before_the_next_evaluation(monkeypatch, when, evaluated, told):
+    run = small_run(steps=3)
+    run.steps = lambda: range(1, 4)
+    seen, recorded, shown, ended = [], [], [], []
+
+    def step(number, run):
+        if number == 2 and when == "while sampling":
+            raise minirl.Interrupted
+        OneStop.requested = number == 2 and when == "after the update"
+        return [], {}
+
+    def record(number, *_):
+        recorded.append(number)
+        run.state["step"] = number
+
+    for name, instead in dict(
+            Grader=lambda _: contextlib.nullcontext(), prepare=lambda *_: run, Stop=OneStop,
+            rehearse=lambda run: run.events.append("rehearse"), train_step=step, record=record,
+            evaluate_if_due=lambda run: seen.append(run.state["step"]),
+            show=lambda *_: shown.append(run.state["step"]), finish=ended.append).items():
+        monkeypatch.setattr(minirl, name, instead)
+    minirl.main(run.config)
+    assert run.events[:3] == ["rehearse", "sync", "probe"]
+    assert seen == evaluated and shown == told and ended == [run]
+    assert recorded == dict(never=[1, 2, 3]).get(when, [1, 2] if "update" in when else [1])
