@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,17 @@ def test_ids_are_unique_and_limit_keeps_the_first(tmp_path):
     assert [p.problem for p in load_problems(write(tmp_path, rows), limit=2)] == ["p0", "p1"]
 
 
+def test_a_number_behind_an_id_makes_no_id_that_another_problem_has(tmp_path):
+    rows = [dict(id=own, problem=own + str(n), answer="1") for n, own in enumerate(("x", "x#2", "x"))]
+    assert [p.id for p in load_problems(write(tmp_path, rows))] == ["x", "x#2", "x#3"]
+
+
+def test_the_limit_counts_problems_and_not_the_rows_that_were_dropped(tmp_path):
+    rows = [dict(problem=text, answer="1") for text in ("a", "a", "", "b", "c")]
+    assert [p.problem for p in load_problems(write(tmp_path, rows), limit=2)] == ["a", "b"]
+    assert [p.problem for p in load_problems(write(tmp_path, rows), limit=3)] == ["a", "b", "c"]
+
+
 def test_several_sets_joined_by_commas(tmp_path):
     a, b = (write(tmp_path, [dict(problem=n, answer="1")], f"{n}.jsonl") for n in "ab")
     assert [p.source for p in load_problems(f"{a},{b}")] == ["a.jsonl", "b.jsonl"]
@@ -189,6 +201,16 @@ def test_sets_of_the_same_name_are_told_apart_in_an_evaluation(tmp_path):
     paths = [numbered(tmp_path / name, 2, start=start) for name, start in (("a", 0), ("b", 2))]
     sets = data.load_sets(",".join(paths), for_training=False)
     assert [{p.source for p in problems} for problems in sets] == [{paths[0]}, {paths[1]}]
+    thrice = data.load_sets(",".join(paths[:1] * 3), for_training=False)
+    assert [problems[0].source for problems in thrice] == [
+        paths[0], f"{paths[0]}#2", f"{paths[0]}#3"]
+
+
+def test_columns_named_for_ones_own_file_are_not_looked_for_in_a_benchmark(tmp_path, hub):
+    hub.sets["HuggingFaceH4/MATH-500", None] = dict(test=[dict(problem="known", answer="1")])
+    mine = write(tmp_path, [dict(frage="mine", problem="not this", antwort="2", answer="3")])
+    loaded = load_problems(f"math500,{mine}", for_training=False, problem_key="frage", answer_key="antwort")
+    assert [(p.problem, p.answer) for p in loaded] == [("known", "1"), ("mine", "2")]
 
 
 def test_column_names_reach_the_held_out_file(tmp_path, hub):
@@ -637,6 +659,19 @@ def test_a_template_that_never_ends_is_stopped(with_template, monkeypatch):
     with pytest.raises(SystemExit, match="TimeoutError"):
         add_prompts([Problem("1+1=?", "2", "i", "s")], with_template(loops), "chat", 50)
     assert time.time() - start < 5 and signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+
+
+def test_no_alarm_is_left_behind_once_the_prompts_are_made(with_template):
+    add_prompts([Problem("1+1=?", "2", "i", "s")], with_template("{{ messages[0].content }}"), "chat", 50)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0), "it would end the program a while later"
+
+
+def test_prompts_can_be_made_outside_the_main_thread(with_template):
+    """Only the main thread can set an alarm; elsewhere there is none, and no error either."""
+    asked = [Problem("1+1=?", "2", "i", "s")], with_template("{{ messages[0].content }}"), "chat", 50
+    with ThreadPoolExecutor(1) as pool:
+        (problem,) = pool.submit(add_prompts, *asked).result()
+    assert problem.prompt == "1+1=?"
 
 
 def test_the_built_in_tokenizer():
