@@ -15,7 +15,7 @@ import pytest
 
 from conftest import ROOT
 from parts import data, models, prompts, sources
-from parts.columns import gold_text, last_boxed
+from parts.columns import AFTER, find_gold, gold_text, last_boxed, problem_text
 from parts.data import Problem, drop_overlap, load_problems
 from parts.prompts import add_prompts, stop_ids
 
@@ -167,6 +167,23 @@ def test_an_answer_to_an_earlier_question_is_no_gold(tmp_path):
     sound = [dict(role="user", content="d"), dict(role="assistant", content="It is \\boxed{5}.")]
     rows = [dict(messages=turns) for turns in (asked_again, prose, sound)]
     assert [(p.problem, p.answer) for p in load_problems(write(tmp_path, rows))] == [("d", "5")]
+
+
+def test_a_long_gold_in_a_column_of_answers_is_one(tmp_path):
+    """Only columns that may hold a worked solution are distrusted: a polynomial can be long."""
+    gold = "+".join(f"x^{{{i}}}" for i in range(30))
+    (problem,) = load_problems(write(tmp_path, [dict(problem="a", answer=gold, solution="7")]))
+    assert problem.answer == gold and len(gold) > 100
+
+
+@pytest.mark.parametrize("gold", ["[1, 2]", "[0,1)", "{1, 2}", "{}", '["a, b'])
+def test_a_gold_in_brackets_is_text_and_not_a_nested_column(gold):
+    assert find_gold(dict(answer=gold)) == gold
+
+
+def test_an_instruction_is_taken_off_only_where_nothing_follows():
+    asked = f"First this.\n\n{AFTER}.\nHow many are there?"
+    assert problem_text(asked) == asked and problem_text(f"How many? {AFTER}.") == "How many?"
 
 
 # ----------------------------------------------------------------------------------------- ids and held-out sets
