@@ -9,6 +9,7 @@ import sys
 import time
 import types
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -288,6 +289,15 @@ def test_training_problems_that_are_held_out_are_dropped(tmp_path, capsys):
     train, held_out = data.load_train_and_held_out(
         numbered(tmp_path, 5), numbered(tmp_path, 4, "test.jsonl", start=3))
     assert len(train) == 3 and len(held_out) == 4 and "2 training problems are also" in capsys.readouterr().out
+
+
+def test_other_golds_are_other_questions_and_prompts_are_not():
+    one, two = Problem("a", "1", "x", "s"), Problem("b", "2", "y", "s")
+    known = data.digest([one, two])
+    assert known == data.digest([replace(one, prompt="p", prompt_ids=[1], source="t"), two])
+    for other in (replace(one, answer="3"), replace(one, problem="c"), replace(one, id="z")):
+        assert data.digest([other, two]) != known
+    assert data.digest([two, one]) != known != data.digest([one])
 
 
 # ----------------------------------------------------------------------------------------- the order
