@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LEFT_OUT = (".git", ".venv", "runs", "__pycache__", ".pytest_cache", "docs")
+LEFT_OUT = (".git", ".venv", "runs", "__pycache__", ".pytest_cache")
 ALSO = {  # further tests that look at a module, besides tests/test_<module>.py
     "minirl": ["objective", "combinations", "routing_replay", "faults"],
     "config": ["flags", "faults", "combinations"],
@@ -31,10 +31,16 @@ ALSO = {  # further tests that look at a module, besides tests/test_<module>.py
     "folder": ["faults"],
     "diagnostics": ["objective"],
     "rewards": ["grader", "spelling"],
+    "answers": ["rewards", "spelling"],
+    "equality": ["rewards"],
     "spelling": ["rewards"],
     "grader": ["rewards"],
     "prompts": ["data"],
     "columns": ["data"],
+    "stop": ["faults"],
+    "logs": ["run", "faults"],
+    "eval_folder": ["eval"],
+    "adapter": ["eval"],
 }
 
 
@@ -79,6 +85,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         place = Path(folder, "copy")
         shutil.copytree(ROOT, place, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        for module in {Path(mutant["file"]).stem for mutant in mutants}:
+            if not tests_of(module) or not survives(place, tests_of(module), args.seconds):
+                raise SystemExit(f"{module} has no tests, or they fail before anything is changed")
         for mutant in mutants:
             if "equivalent" in mutant:
                 continue

@@ -8,13 +8,15 @@ import subprocess
 import sys
 import time
 import types
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from conftest import ROOT
 from parts import data, models, prompts, sources
-from parts.columns import gold_text, last_boxed
+from parts.columns import AFTER, find_gold, gold_text, last_boxed, problem_text
 from parts.data import Problem, drop_overlap, load_problems
 from parts.prompts import add_prompts, stop_ids
 
@@ -130,6 +132,17 @@ def test_ids_are_unique_and_limit_keeps_the_first(tmp_path):
     assert [p.problem for p in load_problems(write(tmp_path, rows), limit=2)] == ["p0", "p1"]
 
 
+def test_a_number_behind_an_id_makes_no_id_that_another_problem_has(tmp_path):
+    rows = [dict(id=own, problem=own + str(n), answer="1") for n, own in enumerate(("x", "x#2", "x"))]
+    assert [p.id for p in load_problems(write(tmp_path, rows))] == ["x", "x#2", "x#3"]
+
+
+def test_the_limit_counts_problems_and_not_the_rows_that_were_dropped(tmp_path):
+    rows = [dict(problem=text, answer="1") for text in ("a", "a", "", "b", "c")]
+    assert [p.problem for p in load_problems(write(tmp_path, rows), limit=2)] == ["a", "b"]
+    assert [p.problem for p in load_problems(write(tmp_path, rows), limit=3)] == ["a", "b", "c"]
+
+
 def test_several_sets_joined_by_commas(tmp_path):
     a, b = (write(tmp_path, [dict(problem=n, answer="1")], f"{n}.jsonl") for n in "ab")
     assert [p.source for p in load_problems(f"{a},{b}")] == ["a.jsonl", "b.jsonl"]
@@ -155,6 +168,23 @@ def test_an_answer_to_an_earlier_question_is_no_gold(tmp_path):
     sound = [dict(role="user", content="d"), dict(role="assistant", content="It is \\boxed{5}.")]
     rows = [dict(messages=turns) for turns in (asked_again, prose, sound)]
     assert [(p.problem, p.answer) for p in load_problems(write(tmp_path, rows))] == [("d", "5")]
+
+
+def test_a_long_gold_in_a_column_of_answers_is_one(tmp_path):
+    """Only columns that may hold a worked solution are distrusted: a polynomial can be long."""
+    gold = "+".join(f"x^{{{i}}}" for i in range(30))
+    (problem,) = load_problems(write(tmp_path, [dict(problem="a", answer=gold, solution="7")]))
+    assert problem.answer == gold and len(gold) > 100
+
+
+@pytest.mark.parametrize("gold", ["[1, 2]", "[0,1)", "{1, 2}", "{}", '["a, b'])
+def test_a_gold_in_brackets_is_text_and_not_a_nested_column(gold):
+    assert find_gold(dict(answer=gold)) == gold
+
+
+def test_an_instruction_is_taken_off_only_where_nothing_follows():
+    asked = f"First this.\n\n{AFTER}.\nHow many are there?"
+    assert problem_text(asked) == asked and problem_text(f"How many? {AFTER}.") == "How many?"
 
 
 # ----------------------------------------------------------------------------------------- ids and held-out sets
@@ -189,6 +219,16 @@ def test_sets_of_the_same_name_are_told_apart_in_an_evaluation(tmp_path):
     paths = [numbered(tmp_path / name, 2, start=start) for name, start in (("a", 0), ("b", 2))]
     sets = data.load_sets(",".join(paths), for_training=False)
     assert [{p.source for p in problems} for problems in sets] == [{paths[0]}, {paths[1]}]
+    thrice = data.load_sets(",".join(paths[:1] * 3), for_training=False)
+    assert [problems[0].source for problems in thrice] == [
+        paths[0], f"{paths[0]}#2", f"{paths[0]}#3"]
+
+
+def test_columns_named_for_ones_own_file_are_not_looked_for_in_a_benchmark(tmp_path, hub):
+    hub.sets["HuggingFaceH4/MATH-500", None] = dict(test=[dict(problem="known", answer="1")])
+    mine = write(tmp_path, [dict(frage="mine", problem="not this", antwort="2", answer="3")])
+    loaded = load_problems(f"math500,{mine}", for_training=False, problem_key="frage", answer_key="antwort")
+    assert [(p.problem, p.answer) for p in loaded] == [("known", "1"), ("mine", "2")]
 
 
 def test_column_names_reach_the_held_out_file(tmp_path, hub):
@@ -249,6 +289,15 @@ def test_training_problems_that_are_held_out_are_dropped(tmp_path, capsys):
     train, held_out = data.load_train_and_held_out(
         numbered(tmp_path, 5), numbered(tmp_path, 4, "test.jsonl", start=3))
     assert len(train) == 3 and len(held_out) == 4 and "2 training problems are also" in capsys.readouterr().out
+
+
+def test_other_golds_are_other_questions_and_prompts_are_not():
+    one, two = Problem("a", "1", "x", "s"), Problem("b", "2", "y", "s")
+    known = data.digest([one, two])
+    assert known == data.digest([replace(one, prompt="p", prompt_ids=[1], source="t"), two])
+    for other in (replace(one, answer="3"), replace(one, problem="c"), replace(one, id="z")):
+        assert data.digest([other, two]) != known
+    assert data.digest([two, one]) != known != data.digest([one])
 
 
 # ----------------------------------------------------------------------------------------- the order
@@ -637,6 +686,19 @@ def test_a_template_that_never_ends_is_stopped(with_template, monkeypatch):
     with pytest.raises(SystemExit, match="TimeoutError"):
         add_prompts([Problem("1+1=?", "2", "i", "s")], with_template(loops), "chat", 50)
     assert time.time() - start < 5 and signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+
+
+def test_no_alarm_is_left_behind_once_the_prompts_are_made(with_template):
+    add_prompts([Problem("1+1=?", "2", "i", "s")], with_template("{{ messages[0].content }}"), "chat", 50)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0), "it would end the program a while later"
+
+
+def test_prompts_can_be_made_outside_the_main_thread(with_template):
+    """Only the main thread can set an alarm; elsewhere there is none, and no error either."""
+    asked = [Problem("1+1=?", "2", "i", "s")], with_template("{{ messages[0].content }}"), "chat", 50
+    with ThreadPoolExecutor(1) as pool:
+        (problem,) = pool.submit(add_prompts, *asked).result()
+    assert problem.prompt == "1+1=?"
 
 
 def test_the_built_in_tokenizer():

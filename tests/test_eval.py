@@ -5,7 +5,7 @@ import json
 import random
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -158,6 +158,14 @@ def test_the_interval_covers_the_truth(questions, low, high):
     assert low <= covered / trials <= high
 
 
+def test_the_interval_is_that_of_all_ways_to_draw_the_questions_again():
+    values = [0.0, 1.0, 2.0, 5.0]
+    means = [np.mean(drawn) for drawn in itertools.product(values, repeat=4)]  # equally likely
+    low, high = np.percentile(means, (2.5, 97.5))
+    result = estimate([values], resamples=20_000)
+    assert (result["ci_low"], result["ci_high"]) == pytest.approx((low, high), abs=0.01)
+
+
 def test_resampling_samples_would_be_too_narrow():
     rng = np.random.default_rng(0)
     rewards = rng.random((100, 32)) < rng.beta(0.3, 0.6, 100)[:, None]
@@ -208,6 +216,15 @@ def test_summarize_weighs_sets_and_knows_levels():
     assert summary["sets"]["b"]["levels"] == {}
 
 
+@pytest.mark.parametrize("low, high, verdict", [
+    (0, 0, "no clear difference"), (-0.01, 0.02, "no clear difference"), (0, 0.02, "no clear difference"),
+    (0.01, 0.02, "better"), (-0.02, -0.01, "worse")])
+def test_a_difference_is_called_one_only_where_the_interval_excludes_zero(capsys, low, high, verdict):
+    change = dict(avg=(low + high) / 2, ci_low=low, ci_high=high, better=3, worse=2)
+    evaluation.show_comparison({"a": change}, "other")
+    assert f"], {verdict}; 3 questions better, 2 worse" in capsys.readouterr().out
+
+
 # --------------------------------------------------------------------------------------------------- sampling
 def test_evaluate_returns_rows_in_order():
     problems = [Question(f"q{i}", answer=str(i % 2), level="3" * (i == 0)) for i in range(5)]
@@ -221,6 +238,23 @@ def test_evaluate_returns_rows_in_order():
         assert (row["finish_reason"] == "length") == (row["tokens"] == 9)
     assert not grader.pending and grader.styles == {"minerva"}
     assert rows[0]["level"] == "3" and "level" not in rows[-1] and rows[0]["data"] == "a"
+
+
+def test_routes_of_experts_are_let_go_while_the_engine_runs():
+    """They are megabytes per sample, and an evaluation has thousands."""
+    class Routed(FakeEngine):
+        seen = []
+
+        def step(self):
+            assert all(rollout.routes is None for rollout in self.seen)
+            finished = super().step()
+            for _, rollout in finished:
+                rollout.routes = "large"
+            self.seen += [rollout for _, rollout in finished]
+            return finished
+
+    evaluate(Routed(), FakeGrader(), [Question("q")], k=9, max_tokens=9)
+    assert len(Routed.seen) == 9 and Routed.seen[-1].routes is None
 
 
 def test_an_evaluation_does_not_follow_the_temperature_of_the_training():
@@ -290,6 +324,37 @@ def test_the_seed_of_a_chunk_does_not_depend_on_other_sets(tmp_path, reseeds, mo
     monkeypatch.setitem(globals(), "SETS", {"minerva": SETS["minerva"]})
     finish(tmp_path / "one.jsonl")
     assert (tmp_path / "both.jsonl").read_text().endswith((tmp_path / "one.jsonl").read_text())
+
+
+def test_every_chunk_has_a_random_state_of_its_own(tmp_path, monkeypatch):
+    """Else all chunks would draw with the same numbers, and --seed would change nothing."""
+    names = {}
+    for seed in (0, 1):
+        names[seed] = []
+        monkeypatch.setattr(evaluation, "reseed", lambda engine, name: names[seed].append(name))
+        chunks = eval_folder.chunks_of(SETS, 8, 4)
+        evaluation.run_chunks(FakeEngine(), FakeGrader(), chunks, PROTOCOL | dict(seed=seed), tmp_path / "x")
+    assert len(set(names[0])) == len(names[0]) == len(chunks) == 6
+    assert not set(names[0]) & set(names[1])
+
+
+def test_a_chunk_starts_with_an_empty_cache(monkeypatch):
+    drawn, cleared = [], []
+    monkeypatch.setattr("parts.engine.seed_everything", lambda rng: drawn.append(rng.random()))
+    engine = SimpleNamespace(clear_cache=lambda: cleared.append(True))
+    for name in ("0/a/1", "0/a/2", "0/a/1"):
+        evaluation.reseed(engine, name)
+    assert len(cleared) == 3, "what others cached is rounded otherwise"
+    assert drawn[0] == drawn[2] != drawn[1]
+
+
+@pytest.mark.parametrize("name, style", [
+    ("minerva", "minerva"), ("ra-minerva", "minerva"), ("someone/MinervaMath", "minerva"),
+    ("data/minervamath.jsonl", "minerva"), ("minerva/olympiad.jsonl", ""), ("math500", "")])
+def test_minerva_is_graded_in_its_own_style_wherever_it_comes_from(tmp_path, reseeds, name, style):
+    grader = FakeGrader()
+    evaluation.run_chunks(FakeEngine(), grader, [(name, 0, SETS["a"][:1])], PROTOCOL, tmp_path / "x")
+    assert grader.styles == {style}
 
 
 # ------------------------------------------------------------------------------------------- the command line
@@ -433,6 +498,45 @@ def test_a_comparison_under_another_protocol_is_marked(tmp_path, capsys):
     (tmp_path / "summary.json").write_text("{}")
     evaluation.load_finished(tmp_path, FINISHED | {"template": "none"}, {})
     assert "another template" in capsys.readouterr().out
+
+
+def test_a_comparison_across_temperatures_is_marked(tmp_path, capsys):
+    eval_folder.open_folder(tmp_path, FINISHED).close()
+    (tmp_path / "summary.json").write_text("{}")
+    evaluation.load_finished(tmp_path, FINISHED | {"temperature": 0.6, "graders": 7}, {})
+    assert "another temperature: the difference" in capsys.readouterr().out
+
+
+def test_a_comparison_needs_every_question(tmp_path):
+    """With a summary of fewer questions, `compare` would end in a KeyError after the evaluation."""
+    (tmp_path / "protocol.json").write_text(json.dumps(FINISHED))
+    (tmp_path / "eval.jsonl").write_text(json.dumps(ROW) + "\n")
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(SystemExit, match="not finished"):
+        evaluation.load_finished(tmp_path, FINISHED, {"a": [Question("q"), Question("r")]})
+
+
+def test_limits_and_folder_follow_the_model(adapter):
+    tiny, real = evaluation.parse([]), evaluation.parse(["--model", "Qwen2.5-Math-1.5B"])
+    assert (tiny.max_tokens, tiny.max_prompt_tokens, tiny.data) == (64, 256, "builtin")
+    assert (real.max_tokens, real.max_prompt_tokens, real.data) == (3000, 1024, "math500")
+    adapted = evaluation.parse(["--adapter", str(adapter[0])])
+    assert tiny.out == "runs/eval-tiny-builtin-k32" and adapted.out != tiny.out, "two policies, two folders"
+
+
+def test_greedy_decoding_takes_one_sample():
+    assert evaluation.parse(["--temperature", "0", "--k", "1"]).temperature == 0
+
+
+def test_the_protocol_knows_the_weights_of_the_sets_and_of_the_adapter(model, adapter, data, tmp_path):
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(data.read_text().splitlines(keepends=True)[:3]))
+    both = flags(model, f"{data},{few}", tmp_path / "out", adapter=adapter[0])
+    sets, protocol = evaluation.prepare(evaluation.parse(both))
+    assert protocol["weights"] == {"sums.jsonl": 21, "few.jsonl": 3} == {
+        name: len(problems) for name, problems in sets.items()}
+    names = [name for name, size, time in protocol["files"]]
+    assert names == ["model.safetensors", "adapter_model.safetensors"]
 
 
 def test_a_folder_of_a_very_long_data_set_has_a_name_of_bearable_length():

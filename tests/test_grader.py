@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from parts.grader import WorkerPool
 from rewards import Grader
 
 ROOT = Path(__file__).parent.parent
@@ -154,3 +155,60 @@ def test_a_missing_verifier_says_so(monkeypatch):
         ["/bin/sh", "-c", "echo '\"ModuleNotFoundError: No module named math_verify\"'; read job"], **how))
     with Grader(workers=1) as grader, pytest.raises(RuntimeError, match="math_verify.*pip install"):
         grader.grade([(r"\sqrt{2}", r"\boxed{\sqrt{3}}")])
+
+
+# ------------------------------------------------------------------------------ any function
+JUDGE = """
+import os, signal, time
+
+def judge(what, value=0):
+    if what == "sleep":
+        time.sleep(value)
+    while what == "compute":
+        pass
+    if what == "die unless" and not os.path.exists(value):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "die once" and os.path.exists(value):
+        os.unlink(value)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "correct", str(os.getpid())
+"""
+
+
+@pytest.fixture
+def pool(tmp_path):
+    """One worker with a function that does as it is told: 1 s of the clock, 3/8 s of CPU time."""
+    (tmp_path / "judge.py").write_text(JUDGE)
+    with WorkerPool(f"{tmp_path / 'judge.py'}:judge", ["x"], 1, timeout=1, memory_gb=1) as made:
+        yield made
+
+
+def test_a_worker_that_gets_no_cpu_time_has_three_times_as_long(pool):
+    """As on a busy machine; what computes is cut off, and the next question is answered."""
+    assert pool.ask("sleep", 1.6).result().status == "correct"
+    assert pool.ask("compute").result().status == "timeout"
+    assert pool.ask("x").result().status == "correct"
+
+
+def test_what_a_kill_from_outside_prevented_is_judged_again(pool, tmp_path):
+    marker = tmp_path / "marker"
+    first = pool.ask("die unless", str(marker)).result()
+    assert (first.status, first.reward) == ("killed", 0.0)
+    marker.touch()
+    assert pool.ask("die unless", str(marker)).result().status == "correct", "not remembered"
+    assert pool.ask("die once", str(marker)).result().status == "correct", "asked a second time"
+
+
+def test_a_full_cache_forgets_what_was_asked_longest_ago(pool, monkeypatch):
+    monkeypatch.setattr("parts.grader.CACHE", 2)
+    a, b = pool.ask("x", 1), pool.ask("x", 2)
+    assert pool.ask("x", 1) is a and pool.ask("x", 2) is b and pool.ask("x", 1) is a
+    c = pool.ask("x", 3)
+    assert pool.ask("x", 1) is a and pool.ask("x", 3) is c and pool.ask("x", 2) is not b
+
+
+def test_a_worker_is_replaced_after_many_questions(pool, monkeypatch):
+    """The function may keep caches: those of sympy grow."""
+    monkeypatch.setattr("parts.grader.RECYCLE", 3)
+    pids = [pool.ask("x", n).result().why for n in range(7)]
+    assert len(set(pids[:3])) == len(set(pids[3:6])) == 1 and len(set(pids)) == 3

@@ -253,7 +253,21 @@ def test_what_is_saved_already_is_not_saved_again(run):
     assert not checkpoint.complete(run.folder)
 
 
+def test_the_last_words_name_the_newest_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert running.saved_so_far(Config(name="mine")) == "nothing was saved yet."
+    for step in ("step-000009", "step-000020"):
+        Path("runs/mine/checkpoints", step).mkdir(parents=True)
+    assert "up to step 20 is saved" in running.saved_so_far(Config(name="mine"))
+
+
 # ------------------------------------------------------------------ before the first step
+def test_the_engine_computes_as_the_trainer_does_unless_it_is_told_otherwise():
+    assert running.rollout_dtype(Config(dtype="bfloat16")) == "bfloat16"
+    assert running.rollout_dtype(Config(dtype="bfloat16", rollout_dtype="fp8")) == "fp8"
+    assert running.rollout_dtype(Config(dtype="float32", rollout_dtype="bfloat16")) == "bfloat16"
+
+
 def test_every_phase_of_every_step_has_its_own_random_state():
     def drawn(*parts):
         rng = running.reseed(*parts)

@@ -1,4 +1,5 @@
 """The built-in model and its problems: reproducible, honest, solvable."""
+import json
 import random
 import shutil
 from pathlib import Path
@@ -18,6 +19,11 @@ def test_problems_are_right_and_spread_over_all_levels():
     assert {p["level"] for p in found} == set(tiny.OPERATIONS)
     assert found == tiny.problems("train", 600) and found[:100] == tiny.problems("train", 100)
     assert found[:50] != tiny.problems("train", 50, seed=1)
+
+
+def test_any_first_part_of_the_problems_has_every_level_equally_often():
+    """`limit` takes the first so many: an evaluation of 60 problems must not be an easy one by chance."""
+    assert [p["level"] for p in tiny.problems("test", 14)] == [1, 2, 3, 4, 5, 6] * 2 + [1, 2]
 
 
 def test_no_problem_is_in_both_splits_nor_in_the_warm_start():
@@ -55,6 +61,19 @@ def test_tokenizer_encodes_any_text_and_gives_it_back():
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": "1+2=?"}], add_generation_prompt=True, tokenize=False)
     assert prompt == "<|user|>1+2=?<|assistant|>"
     assert len(tokenizer.encode("10+99")) == 3 and len(tokenizer) <= 384
+
+
+def test_the_warm_start_learns_answers_with_their_end_and_nothing_else():
+    tokenizer = tiny.build_tokenizer()
+    ids, labels = tiny.demonstration_batch(random.Random(0), tokenizer, 16, lazy=False)
+    for row, label in zip(ids, labels):
+        learnt = label != -100
+        start = learnt.nonzero()[0]
+        prompt, after = tokenizer.decode(row[:start]), row[start:][~learnt[start:]]
+        assert prompt.startswith("<|user|>") and prompt.endswith("=?<|assistant|>")
+        assert (after == tokenizer.pad_token_id).all() and torch.equal(row[learnt], label[learnt])
+        value = eval(prompt.removeprefix("<|user|>").split("=")[0])
+        assert tokenizer.decode(row[learnt]).endswith(f"\\boxed{{{value}}}<|endoftext|>")
 
 
 def test_same_seed_same_weights_other_seed_other_weights(tmp_path):
@@ -121,3 +140,14 @@ def test_a_damaged_model_is_noticed_before_it_is_loaded(tmp_path, monkeypatch, h
             tiny.folder()
         (copy / name).write_bytes(good)
     assert tiny.folder() == str(copy)
+
+
+def test_a_built_in_model_whose_weights_nobody_vouches_for_is_refused(tmp_path, monkeypatch):
+    copy = tmp_path / "models" / "tiny"
+    shutil.copytree(tiny.folder(), copy)
+    monkeypatch.setattr(tiny, "__file__", str(tmp_path / "parts" / "tiny.py"))
+    manifest = json.loads((copy / "manifest.json").read_text())
+    del manifest["model.safetensors"]
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(SystemExit, match="model.safetensors"):
+        tiny.folder()
