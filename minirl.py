@@ -162,7 +162,7 @@ def cut(groups, config: Config, rng: random.Random) -> list[list[Row]]:
     minis = []
     for i in range(config.mini_batches):
         mine = rows_of[i::config.mini_batches]
-        minis.append([row for rows in mine for row in rows if row.advantage])
+        minis.append([row for rows in mine for row in rows if row.coefficient])
     return [mini for mini in minis if mini]
 
 
@@ -215,7 +215,7 @@ def accumulate(policy, mini: list[Row], config: Config):
     loss, facts = 0.0, []
     for micro in micro_batches(mini, config.micro_tokens):
         mu_T = torch.tensor([x for row in micro for x in row.mu], device=policy.device)
-        advantage_T = per_token([row.advantage for row in micro], micro, policy.device)
+        advantage_T = per_token([row.coefficient for row in micro], micro, policy.device)
         scale_T = per_token([row.scale for row in micro], micro, policy.device)
         with replaying(policy, micro):  # the backward pass too: checkpointing runs forward again
             lp_T, entropy_T = token_logprobs(policy, micro, config.temperature)
@@ -368,7 +368,7 @@ def rehearse(run) -> None:
     config = run.config
     context = config.max_prompt_tokens + config.max_tokens
     count = max(1, config.micro_tokens // context)
-    rows = [Row([0] * context, prompt_length=1, mu=[0.0] * (context - 1), advantage=1.0)
+    rows = [Row([0] * context, prompt_length=1, mu=[0.0] * (context - 1), coefficient=1.0)
             for _ in range(count)]
     try:
         run.engine.sleep()

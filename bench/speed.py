@@ -118,7 +118,7 @@ def plain_update(p, rows, size: int) -> None:
         logprobs = p.policy(input_ids=ids).logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
         place = torch.arange(1, ids.shape[1])
         mask = torch.stack([(place >= row.prompt_length) & (place < len(row.ids)) for row in batch])
-        advantage = torch.tensor([row.advantage for row in batch])[:, None]
+        advantage = torch.tensor([row.coefficient for row in batch])[:, None]
         (-(logprobs * advantage * mask).sum() / len(rows)).backward()
     minirl.optimizer_step(p.policy, p.optimizer, p.schedule, p.config)
 

@@ -82,7 +82,7 @@ class Row:
     ids: list[int]  # prompt and response
     prompt_length: int
     mu: list[float]  # the engine's log-probs of the response
-    advantage: float  # times the sampler's row weight
+    coefficient: float  # advantage times row weight: what multiplies grad log pi
     scale: float = 1.0  # what one of its tokens counts in the loss (minirl.set_scales)
     routes: torch.Tensor | None = None  # experts that the engine used, [len(ids) - 1, layers, k] (routing_replay.py)
     replay: torch.Tensor | None = None  # likewise, those that the trainer is made to use

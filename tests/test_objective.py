@@ -175,11 +175,11 @@ def test_one_mini_batch_is_the_on_policy_case_bit_for_bit():
     order = list(range(len(groups)))
     random.Random(0).shuffle(order)  # as `update` does
     mini = [row for i in order for row in rows[4 * i:4 * i + 4]]
-    for micro in micro_batches([row for row in mini if row.advantage], 4096):
+    for micro in micro_batches([row for row in mini if row.coefficient], 4096):
         with torch.no_grad():
             minirl.remember_old(policy, micro, minirl.token_logprobs(policy, micro)[0], Config())
     set_scales(mini, Config(max_tokens=20))
-    mini = [row for row in mini if row.advantage]
+    mini = [row for row in mini if row.coefficient]
     minirl.accumulate(policy, mini, Config(max_tokens=20, micro_tokens=4096, mini_batches=2))  # takes pi_old from the rows
     long = {n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}
     policy.zero_grad()
@@ -469,7 +469,7 @@ def test_what_update_reports_is_what_the_objective_saw():
     order = [row for micro in micro_batches(minis[0], config.micro_tokens) for row in micro]
     assert seen["mu"].tolist() == pytest.approx([x for row in order for x in row.mu])
     assert torch.equal(seen["old"], torch.cat([row.old for row in order]))
-    assert seen["advantage"].tolist() == [row.advantage for row in order for _ in row.mu]
+    assert seen["advantage"].tolist() == [row.coefficient for row in order for _ in row.mu]
     torch.testing.assert_close(seen["weight"], (seen["old"] - seen["mu"]).exp().to(seen["weight"]))
     assert set(seen["mask"].tolist()) == {1.0}  # on-policy nothing is masked
 

@@ -308,7 +308,7 @@ def train(policy, engine, optimizer, problems, step) -> None:
         right = [f"boxed{{{problem.answer}}}" in r.text for r in group]
         rows += [Row(problem.prompt_ids + r.token_ids, len(problem.prompt_ids), r.logprobs, x - sum(right) / k)
                  for r, x in zip(group, right)]
-    weight = torch.tensor([row.advantage for row in rows for _ in range(row.length)])
+    weight = torch.tensor([row.coefficient for row in rows for _ in range(row.length)])
     (-(token_logprobs(policy, rows)[0] * weight).sum() / len(rows)).backward()
     torch.nn.utils.clip_grad_norm_([p for p in policy.parameters() if p.requires_grad], 1.0)
     optimizer.param_groups[0]["lr"] = 1e-3 * min(1, step / 5)
