@@ -95,6 +95,36 @@ def test_all_damaged_is_not_silently_a_new_start(tmp_path):
         checkpoint.newest_sound(tmp_path)
 
 
+@pytest.mark.parametrize("place", [0, 5000, 70_000, -1])
+def test_damage_is_seen_anywhere_in_a_large_file(tmp_path, place):
+    data = bytearray(os.urandom(100_000))
+    (tmp_path / "weights").write_bytes(data)
+    checkpoint.seal(tmp_path)
+    assert not checkpoint.damage(tmp_path, ("weights",))
+    data[place] ^= 1
+    (tmp_path / "weights").write_bytes(data)
+    assert "weights" in checkpoint.damage(tmp_path, ("weights",))
+
+
+def test_a_damaged_one_of_the_same_step_is_written_again_and_a_sound_one_is_not(tmp_path):
+    save(tmp_path, [2, 4])
+    state = tmp_path / "checkpoints/step-000004/state.json"
+    written, sound = state.stat().st_mtime_ns, state.read_text()
+    save(tmp_path, [4])
+    assert state.stat().st_mtime_ns == written
+    state.write_text("{}")
+    save(tmp_path, [4])
+    assert checkpoint.newest_sound(tmp_path).name == "step-000004" and state.read_text() == sound
+
+
+def test_a_damaged_later_one_does_not_take_the_place_of_a_sound_one(tmp_path):
+    """As after a resume: step 6 was damaged, so the run went on from step 4."""
+    save(tmp_path, [2, 4, 6])
+    (tmp_path / "checkpoints/step-000006/state.json").write_text("{}")
+    save(tmp_path, [5], keep=2)
+    assert names(tmp_path) == ["step-000004", "step-000005"]
+
+
 # ------------------------------------------------------------------ what is a checkpoint
 def test_only_what_save_has_named_is_a_checkpoint(tmp_path):
     """A user's own copies and notes are neither counted nor removed, nor do they stop a save."""

@@ -114,6 +114,17 @@ def test_a_set_is_no_tuple(gold, answer):
     assert decide(gold, answer)[:2] == ("wrong", "a set is no tuple and no interval")
 
 
+def test_every_part_of_an_answer_must_equal_the_gold():
+    gold, part, other = r"\sqrt{12}", r"2\sqrt{3}", r"3\sqrt{2}"
+    assert judge(gold, [part, gold])[0] == "correct"
+    assert judge(gold, [other, part])[0] == judge(gold, [part, other])[0] == "wrong"
+
+
+@pytest.mark.parametrize("answer", ["9^{9^{9^9}}", "x=9^{9^{9^9}}", "42=9^{9^{9^9}}", "9^{9^{9^9}}=42"])
+def test_what_would_only_run_into_the_limits_is_not_even_asked(answer):
+    assert decide("42", answer)[:2] == ("unparseable", "too large to parse")
+
+
 def test_the_last_number_counts_in_minerva_style_and_only_the_last():
     text = "We had 41.5 and then 1,200, so 7 of 9"
     assert extract_answer(text, "minerva") == "9"

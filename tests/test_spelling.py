@@ -44,6 +44,33 @@ def test_normalize(text, normal):
     assert normalize(text) == normal
 
 
+@pytest.mark.parametrize("text", ["3,100, 5", "(1,234]", "[2,100, 3]", "2,100)", r"\{1,234\}"])
+def test_a_comma_that_may_separate_elements_stays(text):
+    assert normalize(text) == text
+
+
+@pytest.mark.parametrize("text, normal", [
+    ("{(7 cm)}.", "7"), ("({7}),", "7"), ("{7 cm}", "7"), ("+7", "7"), ("(+7)", "7"), ("+x^2", "x^{2}")])
+def test_layers_around_an_answer_are_taken_off(text, normal):
+    assert squeeze(normalize(text)) == squeeze(normal)
+
+
+@pytest.mark.parametrize("text, normal", [("⅛", "1/8"), ("⅞", "7/8"), ("７＋１", "7+1"), ("2πr", r"2\pi r")])
+def test_what_unicode_unfolds_into_is_plain_too(text, normal):
+    """⅛ unfolds into 1, a fraction slash and 8: the slash is to be replaced as well."""
+    assert normalize(text) == normal
+
+
+@pytest.mark.parametrize("text, normal", [
+    ("42 maybe", "42 maybe"), ("42 not sure", "42 not sure"), ("42 wrong", "42 wrong"), ("42 apples", "42")])
+def test_bare_words_that_take_an_answer_back_are_not_its_unit(text, normal):
+    assert normalize(text) == normal
+
+
+def test_what_words_have_become_is_seen_by_the_rules_for_numbers():
+    assert normalize(r"52 \text{ in base 10}") == normalize("52 base ten") == "52"
+
+
 def test_no_rule_takes_long_on_any_thousand_characters():
     pieces = ["1", "a", " ", "{", "}", "\\", "(", ",", "\\text{", "^", "1 ", "\\frac{", "=", "and ", "\\,",
               "~", "-", "x in "]

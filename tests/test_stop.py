@@ -38,9 +38,11 @@ def test_a_phase_that_runs_twice_counts_twice_even_if_it_fails():
     assert seconds["seconds_update"] >= 0.01 and 100 < seconds["seconds_sample"] < 101
 
 
-def test_a_long_phase_says_so_once_in_a_while(capsys):
+def test_a_long_phase_says_so_once_in_a_while_until_it_ends(capsys):
     seconds = {}
     with timed(seconds, "sample", every=0.1):
         time.sleep(0.35)
     said = capsys.readouterr().out.count("... sample: running")
     assert 1 <= said <= seconds["seconds_sample"] / 0.1
+    time.sleep(0.25)
+    assert not capsys.readouterr().out, "not after its end"

@@ -1,0 +1,41 @@
+"""What kind of answer a string is, one property at a time; the table of test_rewards.py has the whole."""
+import pytest
+
+from parts.answers import expand_signs, is_bomb, take_labels_off
+from rewards import decide, extract_answer
+
+
+@pytest.mark.parametrize("completion", [r"\boxed{7} }", r"}} \boxed{7}}", r"\boxed{7} and {a}}", "\\boxed 7}"])
+def test_a_closing_brace_too_many_is_no_error(completion):
+    assert extract_answer(completion).strip("}") == "7"
+
+
+@pytest.mark.parametrize("gold, answer, status", [
+    ("-50", r"-50\%", "correct"), ("-50", "-5000\\%", "correct"), ("-0.5", r"-50\%", "correct"),
+    ("-0.5", r"-0.5\%", "wrong")])
+def test_percentages_of_negative_numbers_are_read_as_those_of_positive_ones(gold, answer, status):
+    assert decide(gold, answer)[0] == decide(gold[1:], answer[1:])[0] == status
+
+
+@pytest.mark.parametrize("answer, status", [
+    ("5 May 2004", "correct"), (r"\text{May 5, 2004}", "correct"), (r"\text{the 5th of May 2004}", "correct"),
+    (r"\text{6 May 2004}", "wrong"), (r"\text{5 June 2004}", "wrong"), (r"\text{May 2004}", "wrong")])
+def test_a_date_has_words_and_numbers_in_any_order(answer, status):
+    assert decide(r"\text{5 of May, 2004}", answer)[0] == status
+
+
+@pytest.mark.parametrize("gold", ["x_1=1, x_2=2", "x=1, x=2"])
+def test_several_values_of_one_unknown_are_solutions_and_no_point(gold):
+    assert take_labels_off(gold, "1, 2") == ("1, 2", ["1, 2"])
+    assert take_labels_off("x=1, y=2", "(1, 2)") == ("(1, 2)", ["(1, 2)"])
+
+
+def test_lower_signs_are_opposite_to_upper_ones():
+    assert expand_signs(r"1\pm a\mp b") == "1+ a- b, 1- a+ b"
+    assert expand_signs(r"\mp 2, 3") == "- 2, 2, 3"
+
+
+def test_long_honest_answers_are_no_bombs():
+    product = "".join(f"(x-{{{n}}})" for n in range(30))  # many brackets, none of them deep
+    assert not is_bomb(product) and not is_bomb(",".join(map(str, range(100))))
+    assert is_bomb("(" * 15 + "1" + ")" * 15) and is_bomb(",".join(["1"] * 300))
