@@ -36,6 +36,7 @@ ALSO = {  # further tests that look at a module, besides tests/test_<module>.py
     "spelling": ["rewards"],
     "grader": ["rewards"],
     "prompts": ["data"],
+    "eval_config": ["eval", "flags"],
     "columns": ["data"],
     "stop": ["faults"],
     "logs": ["run", "faults"],

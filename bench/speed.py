@@ -10,8 +10,6 @@
 Targets 5 (trl_baseline.py) and 7 (scaling.py) have their own scripts; the table shows their newest results.
 """
 import argparse
-import json
-import os
 import subprocess
 import sys
 import tempfile

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from parts import checkpoint, folder, logs, memory, stop
+from parts import checkpoint, folder, memory, stop
 import minirl
 from conftest import ROOT
 from minirl import Config
