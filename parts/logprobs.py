@@ -87,8 +87,8 @@ def check_family(config) -> None:
         raise SystemExit(
             f"Models of the family {config.model_type} cannot be trained here: their logits are "
             "not those of a linear layer (with or without bias, scale or cap) on a text model's "
-            "last hidden state. Take one of Qwen2, Qwen3, Llama, Mistral, OLMo 2, Phi-3, Gemma (text), "
-            "Granite or Cohere.") from reason
+            "last hidden state. Take one of Qwen2, Qwen3, Llama, Mistral, OLMo 2, Phi-3, Gemma "
+            "(text), Granite or Cohere.") from reason
 
 
 @torch.no_grad()

@@ -84,11 +84,13 @@ class Row:
     mu: list[float]  # the engine's log-probs of the response
     coefficient: float  # advantage times row weight: what multiplies grad log pi
     scale: float = 1.0  # what one of its tokens counts in the loss (minirl.set_scales)
-    routes: torch.Tensor | None = None  # experts that the engine used, [len(ids) - 1, layers, k] (routing_replay.py)
+    # experts that the engine used, [len(ids) - 1, layers, k] (routing_replay.py)
+    routes: torch.Tensor | None = None
     replay: torch.Tensor | None = None  # likewise, those that the trainer is made to use
     # left by the pi_old pass:
     old: torch.Tensor | None = None  # log pi_old of the response [T]
-    agrees: torch.Tensor | None = None  # [T, MoE layers], whether the trainer's routers chose what the engine used
+    # [T, MoE layers], whether the trainer's routers chose what the engine used
+    agrees: torch.Tensor | None = None
 
     @property
     def length(self) -> int:
@@ -96,15 +98,18 @@ class Row:
 
 
 def micro_batches(rows: list[Row], tokens: int, padding: float = 0.05) -> list[list[Row]]:
-    """Rows in order of length, cut so that no batch (rows x longest row) exceeds `tokens` and at most a share `padding` is padding.
+    """Rows in order of length, cut so that no batch (rows x longest row) exceeds `tokens` and at
+    most a share `padding` is padding.
 
-    Without the second rule a batch with room for everything could be mostly padding. The share is that of all batches so far:
-    what rows of equal length leave of it, the others may use.
+    Without the second rule a batch with room for everything could be mostly padding. The share is
+    that of all batches so far: what rows of equal length leave of it, the others may use.
     """
-    batches, real, closed = [[]], 0, 0  # tokens so far; and of the batches that are complete, with their padding
+    # tokens so far; and of the batches that are complete, with their padding
+    batches, real, closed = [[]], 0, 0
     for row in sorted(rows, key=lambda row: len(row.ids)):
         real += len(row.ids)
-        area = (len(batches[-1]) + 1) * len(row.ids)  # of the last batch, were this row, its longest, added to it
+        # of the last batch, were this row, its longest, added to it
+        area = (len(batches[-1]) + 1) * len(row.ids)
         if batches[-1] and (area > tokens or real < (1 - padding) * (closed + area)):
             closed += len(batches[-1]) * len(batches[-1][-1].ids)
             batches.append([])

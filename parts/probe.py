@@ -1,18 +1,21 @@
 """The probe: do trainer and engine hold the same policy? Asked at the start and after every sync.
 
-On a few fixed texts, written by the engine when the program starts, both give the log-probabilities of
-the response tokens. Two questions:
+On a few fixed texts, written by the engine when the program starts, both give the log-probabilities
+of the response tokens. Two questions:
 
-* Are they the same? In float32 to the last digits. In 16 bits the two differ by more than one optimizer
-  step changes, so that weights which arrive in part, or late, would hide in that difference.
-* So: do they *change* alike? With x_t the trainer's change of log pi(y_t) and y_t the engine's, the slope
+* Are they the same? In float32 to the last digits. In 16 bits the two differ by more than one
+  optimizer step changes, so that weights which arrive in part, or late, would hide in that
+  difference.
+* So: do they *change* alike? With x_t the trainer's change of log pi(y_t) and y_t the engine's, the
+  slope
 
       b = sum_t w_t y_t / sum_t w_t x_t          (w_t: x_t, with a bounded influence)
 
   is 1 when everything arrived, 0 when nothing did, 0.5 when half of it did. The difference that was
-  there before cancels, and over many tokens the noise does. It is asked twice: of the change since the
-  engine had the base weights (it grows with training, and with it what can be told), and of that since
-  the last sync (the last step's weights instead of this one's are almost right, but not in this).
+  there before cancels, and over many tokens the noise does. It is asked twice: of the change since
+  the engine had the base weights (it grows with training, and with it what can be told), and of
+  that since the last sync (the last step's weights instead of this one's are almost right, but not
+  in this).
 
 And once, before training, with a large random adapter, in whose change a missing layer is plain.
 """
@@ -25,7 +28,8 @@ import torch
 from parts.logprobs import token_logprobs
 from parts.policy import Row, micro_batches
 
-MOST_TOKENS = 4096  # of all texts together, prompts included: a check is to take one per cent of a step
+# of all texts together, prompts included: a check is to take one per cent of a step
+MOST_TOKENS = 4096
 LONGEST = 32  # tokens of a probe's response
 AT_ONCE = 8192  # tokens of a forward pass
 
@@ -45,21 +49,26 @@ class Limits(NamedTuple):
 
 
 def limits(dtype: str, engine_dtype: str, kv_cache_dtype: str, mixture: bool) -> Limits:
-    """In a mixture of experts two may be as good as tied: the last bit decides, and the rest of that text
-    is off. In low precision the gap is only to catch another model or another temperature."""
+    """In a mixture of experts two may be as good as tied: the last bit decides, and the rest of
+    that text is off. In low precision the gap is only to catch another model or another
+    temperature.
+    """
     if "fp8" in (engine_dtype, kv_cache_dtype):
-        return Limits("mean", 1.0, 0.6)  # on unlikely tokens 8 bits are rough: 0.4 was seen in sound runs
+        # on unlikely tokens 8 bits are rough: 0.4 was seen in sound runs
+        return Limits("mean", 1.0, 0.6)
     if (dtype, engine_dtype) == ("float32", "float32"):
         return Limits("median" if mixture else "max", 1e-4, 0.05)
-    return Limits("mean", 0.2, 0.2 if mixture else 0.1)  # means of 0.046 have been reported of sound 7B models
+    # means of 0.046 have been reported of sound 7B models
+    return Limits("mean", 0.2, 0.2 if mixture else 0.1)
 
 
 def slope(x_T, y_T) -> tuple[float, float]:
     """(b, its standard error) of y = b x; each token may have a noise of its own.
 
-    b = sum w y / sum w x with w = x cut off at its own rms: plain least squares would listen to the few
-    tokens that changed most, and to one that jumped alone, as it does when a tie between two experts
-    falls the other way. Residuals are those of a fit without the token, for the same reason.
+    b = sum w y / sum w x with w = x cut off at its own rms: plain least squares would listen to the
+    few tokens that changed most, and to one that jumped alone, as it does when a tie between two
+    experts falls the other way. Residuals are those of a fit without the token, for the same
+    reason.
     """
     x_T, y_T = x_T.double(), y_T.double()
     w_T = x_T.clamp(-rms(x_T), rms(x_T))
@@ -77,10 +86,10 @@ def rms(x_T) -> float:
 class Probe:
     """Raises SystemExit, here and in `check`, when trainer and engine do not hold the same policy.
 
-    Made while the engine still has the base weights: it lets the engine write the texts (so that they
-    are the same when a run is resumed) and compares the log-probs of sampling. `check` compares those of
-    a prefill of the same texts, at temperature 1 and with the adapter. Leaves the engine with the
-    policy's weights.
+    Made while the engine still has the base weights: it lets the engine write the texts (so that
+    they are the same when a run is resumed) and compares the log-probs of sampling. `check`
+    compares those of a prefill of the same texts, at temperature 1 and with the adapter. Leaves the
+    engine with the policy's weights.
     """
 
     def __init__(self, engine, policy, problems, *, limits: Limits, max_tokens: int = LONGEST,
@@ -105,7 +114,8 @@ class Probe:
                 break
             texts.append(problem.prompt_ids)
         rollouts = self.engine.generate(texts, n=1, max_tokens=max_tokens)
-        return [Row(ids + r.token_ids, len(ids), r.logprobs, 0.0) for ids, (r,) in zip(texts, rollouts)]
+        return [Row(ids + r.token_ids, len(ids), r.logprobs, 0.0)
+                for ids, (r,) in zip(texts, rollouts)]
 
     # ----------------------------------------------------------------------------- what both say
     @torch.no_grad()
@@ -120,11 +130,14 @@ class Probe:
     def of_engine(self):
         """log mu [T] of the same tokens."""
         scores = self.engine.score([row.ids for row in self.rows])
-        return torch.tensor([x for row, score in zip(self.rows, scores) for x in score[row.prompt_length - 1:]])
+        return torch.tensor([x for row, score in zip(self.rows, scores)
+                             for x in score[row.prompt_length - 1:]])
 
     # ----------------------------------------------------------------------------------- checks
     def check(self) -> dict:
-        """After a sync. Returns gaps and movement in nats, and slopes: NaN where too little has changed."""
+        """After a sync. Returns gaps and movement in nats, and slopes:
+        NaN where too little has changed.
+        """
         now = self.trainer(), self.of_engine()
         self.require_news(now)
         found = self.require_close(now[1], now[0])
@@ -143,29 +156,32 @@ class Probe:
         """Has the engine changed at all? This needs no statistics, and sees the smallest update."""
         moved = (now[0] - self.before[0]).abs().max()
         if torch.equal(now[1], self.before[1]) and moved > 1e-5:
-            raise SystemExit("The new weights did not reach the engine: its log-probs are exactly those from "
-                             "before the sync. Try the other --sync (merge or adapter).")
+            raise SystemExit("The new weights did not reach the engine: its log-probs are exactly "
+                             "those from before the sync. Try the other --sync (merge or adapter).")
 
     def require_close(self, theirs_T, mine_T) -> dict:
         gap_T = (theirs_T - mine_T).abs()
         if not getattr(gap_T, self.limits.statistic)() < self.limits.gap:  # also when it is NaN
-            raise SystemExit(f"Engine and trainer disagree: |log mu - log pi_old| is {gap_T.mean():.1e} on "
-                             f"average and {gap_T.max():.1e} at most. Training would be wrong; try --sync "
-                             "merge or --dtype float32.")
+            raise SystemExit("Engine and trainer disagree: |log mu - log pi_old| is "
+                             f"{gap_T.mean():.1e} on average and {gap_T.max():.1e} at most. "
+                             "Training would be wrong; try --sync merge or --dtype float32.")
         return dict(probe_gap_mean=gap_T.mean().item(), probe_gap_max=gap_T.max().item())
 
     def require_slope(self, reference, now, margin: float, errors: float) -> float:
-        """The slope of the change since `reference`, which has to be 1 within margin + errors * error."""
+        """The slope of the change since `reference`,
+        which has to be 1 within margin + errors * error.
+        """
         b, error = slope(now[0] - reference[0], now[1] - reference[1])
         if not abs(b - 1) <= margin + errors * error:
-            raise SystemExit("The new weights reached the engine in part or late: its log-probs changed by "
-                             f"{b:.2f} +- {error:.2f} times what the trainer's did. Training would be wrong; "
-                             "try the other --sync (merge or adapter).")
+            raise SystemExit("The new weights reached the engine in part or late: its log-probs "
+                             f"changed by {b:.2f} +- {error:.2f} times what the trainer's did. "
+                             "Training would be wrong; try the other --sync (merge or adapter).")
         return b
 
     # -------------------------------------------------------------------------- before training
     def rehearse(self) -> dict:
-        """Sync a large random adapter once: in its change, far above the noise, a missing layer is plain.
+        """Sync a large random adapter once: in its change, far above the noise, a missing layer is
+        plain.
 
         Returns what it moved (nats), the slope, and the rest: median |y - x| / median |x|.
         """
@@ -177,9 +193,10 @@ class Probe:
         rest = ((y_T - x_T).abs().median() / size).item()
         found = dict(moved=rms(x_T), slope=slope(x_T, y_T)[0], rest=rest)
         if not rest <= self.limits.rest + 3 * (noise / size).item():
-            raise SystemExit(f"A trial adapter moved the trainer's log-probs by {found['moved']:.2f}, and the "
-                             f"engine's followed with a rest of {found['rest']:.0%}: weights reach it in part "
-                             "only. Try the other --sync (merge or adapter).")
+            raise SystemExit("A trial adapter moved the trainer's log-probs by "
+                             f"{found['moved']:.2f}, and the engine's followed with a rest of "
+                             f"{found['rest']:.0%}: weights reach it in part only. Try the other "
+                             "--sync (merge or adapter).")
         return found
 
     @contextlib.contextmanager

@@ -1,33 +1,45 @@
-"""Routing replay: the trainer sends every token to the same experts as before (MiniRL section 2.4, R2 and R3).
+"""Routing replay: the trainer sends every token to the same experts as before (MiniRL section 2.4,
+R2 and R3).
 
-In a mixture-of-experts layer a router scores all experts, and a token passes through the k best. That choice is a step
-function: a difference in the last bits between engine and trainer, or one optimizer step, moves a few tokens to other
-experts, and their probabilities jump. The importance weight then compares two different networks (Eq. 6):
+In a mixture-of-experts layer a router scores all experts, and a token passes through the k best.
+That choice is a step function: a difference in the last bits between engine and trainer, or one
+optimizer step, moves a few tokens to other experts, and their probabilities jump. The importance
+weight then compares two different networks (Eq. 6):
 
-    pi_theta(y_t | e_theta)     pi_old(y_t | e_old)     pi_theta(y_t | e_theta)        e_theta, e_old, e_mu: the experts that
-    -----------------------  =  -------------------  x  -----------------------        the trainer chooses now, that it chose
-       mu(y_t | e_mu)             mu(y_t | e_mu)          pi_old(y_t | e_old)          before the update, and that the engine used
+    pi_theta(y_t | e_theta)     pi_old(y_t | e_old)     pi_theta(y_t | e_theta)
+    -----------------------  =  -------------------  x  -----------------------
+       mu(y_t | e_mu)             mu(y_t | e_mu)          pi_old(y_t | e_old)
 
-    --replay r2   pi_theta uses e_old: what the trainer chose in its own pi_old pass.   Repairs the second factor.
-    --replay r3   pi_old and pi_theta both use e_mu: what the engine used.              Repairs both.
+    e_theta, e_old, e_mu: the experts that the trainer chooses now, that it chose before the
+    update, and that the engine used
+
+    --replay r2     pi_theta uses e_old: what the trainer chose in its own pi_old pass.
+                    Repairs the second factor.
+    --replay r3     pi_old and pi_theta both use e_mu: what the engine used.
+                    Repairs both.
     --replay none
 
-The price: what is improved is the policy with these experts, not quite the one that will be used. With r2 the two are the
-same in the first mini-batch and part later on, with r3 they always differ (Table 1).
+The price: what is improved is the policy with these experts, not quite the one that will be used.
+With r2 the two are the same in the first mini-batch and part later on, with r3 they always differ
+(Table 1).
 
-Only the *choice* is replayed. How much each chosen expert counts is computed anew from the router's logits,
+Only the *choice* is replayed.
+How much each chosen expert counts is computed anew from the router's logits,
 
     g_e = exp(s_e) / sum over the chosen e' of exp(s_e'),
 
-so gradients flow through the router as ever. With one mini-batch e_old = e_theta, and r2 would change nothing.
+so gradients flow through the router as ever. With one mini-batch e_old = e_theta, and r2 would
+change nothing.
 
-The trainer's side is a forward hook on each router: it notes what the router chose and, while `replaying`, hands on the
-recorded experts instead. The engine's side is vLLM's own record of routed experts on a GPU; its CPU build has none, so
-`CpuRecorder` attaches to the place where vLLM's own would.
+The trainer's side is a forward hook on each router: it notes what the router chose and, while
+`replaying`, hands on the recorded experts instead. The engine's side is vLLM's own record of routed
+experts on a GPU; its CPU build has none, so `CpuRecorder` attaches to the place where vLLM's own
+would.
 
-Routes are integers [tokens, layers, k]: row t has the experts that token t passed through, and so those that predicted
-token t + 1. The last token of a response is never fed back, so a sequence of T tokens has T - 1 rows. The axis `layers`
-counts all decoder layers; a dense one is never read. -1: not known, the router decides.
+Routes are integers [tokens, layers, k]: row t has the experts that token t passed through, and so
+those that predicted token t + 1. The last token of a response is never fed back, so a sequence of T
+tokens has T - 1 rows. The axis `layers` counts all decoder layers; a dense one is never read. -1:
+not known, the router decides.
 """
 import contextlib
 from functools import partial
@@ -39,7 +51,9 @@ FAMILIES = {  # model_type -> its router, whose forward returns (logits, gates, 
 
 
 def config_of(model: str):
-    """The Hugging Face configuration of this folder or hub id; no code of the model's own is run."""
+    """The Hugging Face configuration of this folder or hub id;
+    no code of the model's own is run.
+    """
     from transformers import AutoConfig
 
     return AutoConfig.from_pretrained(model, trust_remote_code=False)
@@ -53,12 +67,13 @@ def is_supported(model: str) -> bool:
 def is_mixture(model: str) -> bool:
     """Whether the configuration speaks of experts, whatever the family."""
     settings = config_of(model).get_text_config().to_dict()
-    return any("experts" in name and isinstance(value, int) and value > 1 for name, value in settings.items())
+    return any("experts" in name and isinstance(value, int) and value > 1
+               for name, value in settings.items())
 
 
 def choose_replay(wanted: str, model: str, mini_batches: int) -> str:
-    """`wanted`; for "auto" what the paper found best (section 4), with a warning where that is impossible:
-    none on-policy, r2 with two mini-batches, r3 with more.
+    """`wanted`; for "auto" what the paper found best (section 4), with a warning where that is
+    impossible: none on-policy, r2 with two mini-batches, r3 with more.
 
     Raises SystemExit when "r2" or "r3" is wanted and `model` has nothing that could be replayed.
     """
@@ -70,33 +85,42 @@ def choose_replay(wanted: str, model: str, mini_batches: int) -> str:
         return wanted
     if not supported:
         if mini_batches > 1 and is_mixture(model):
-            print(f"warning: the experts of {config_of(model).model_type} cannot be replayed (only those of "
-                  f"{', '.join(FAMILIES)}), so {mini_batches} mini-batches compare tokens that passed "
-                  "through different experts; --mini-batches 1 is safer")
+            print(f"warning: the experts of {config_of(model).model_type} cannot be replayed "
+                  f"(only those of {', '.join(FAMILIES)}), so {mini_batches} mini-batches compare "
+                  "tokens that passed through different experts; --mini-batches 1 is safer")
         return "none"
     if mini_batches == 1:
         return "none"
     return "r2" if mini_batches == 2 else "r3"
 
 
-# ------------------------------------------------------------------------------------------------------ the trainer
+# -------------------------------------------------------------------------------------- the trainer
 class RoutingReplay:
-    """Hooks on all routers of `model`, a Hugging Face model of one of FAMILIES. Raises ValueError for any other."""
+    """Hooks on all routers of `model`, a Hugging Face model of one of FAMILIES.
+
+    Raises ValueError for any other.
+    """
 
     def __init__(self, model):
-        routers = {name: m for name, m in model.named_modules() if type(m).__name__ in FAMILIES.values()}
+        routers = {name: m for name, m in model.named_modules()
+                   if type(m).__name__ in FAMILIES.values()}
         if not routers:
-            raise ValueError(f"routing replay needs a mixture of experts ({', '.join(FAMILIES)}), not {model.config.model_type}")
+            raise ValueError(f"routing replay needs a mixture of experts ({', '.join(FAMILIES)}), "
+                             f"not {model.config.model_type}")
         self.decoder_layers = model.config.num_hidden_layers
-        self.chosen = {}  # layer -> [B*T, k], what its router chose by itself in the last forward pass
+        # layer -> [B*T, k], what its router chose by itself in the last forward pass
+        self.chosen = {}
         self.forced = None  # [B*T, layers, k] while replaying
-        self.layers = [int(name.split("layers.")[1].split(".")[0]) for name in routers]  # those with experts
+        # those with experts
+        self.layers = [int(name.split("layers.")[1].split(".")[0]) for name in routers]
         for layer, router in zip(self.layers, routers.values()):
             router.register_forward_hook(partial(self.hook, layer))
         self.experts, self.k = router.num_experts, router.top_k
 
     def hook(self, layer: int, router, _, output):
-        """Called with the router's logits [B*T, experts], gates [B*T, k] and experts [B*T, k]; may replace them."""
+        """Called with the router's logits [B*T, experts], gates [B*T, k] and experts [B*T, k];
+        may replace them.
+        """
         logits, gates, experts = output
         self.chosen[layer] = experts.detach()
         if self.forced is None:
@@ -104,15 +128,18 @@ class RoutingReplay:
         forced = self.forced[:, layer].to(experts.device)
         experts = torch.where(forced < 0, experts, forced)
         live = logits.float().softmax(-1).gather(-1, experts)  # with gradient, unlike the choice
-        if getattr(router, "norm_topk_prob", True):  # Mixtral always normalises and has no such switch
+        # Mixtral always normalises and has no such switch
+        if getattr(router, "norm_topk_prob", True):
             live = live / live.sum(-1, keepdim=True)
         return logits, live.to(gates.dtype), experts
 
     @contextlib.contextmanager
     def replaying(self, rows: list):
-        """Force `row.replay` [len(row.ids) - 1, layers, k] on the right-padded batch of `rows`; None: nothing is forced.
+        """Force `row.replay` [len(row.ids) - 1, layers, k] on the right-padded batch of `rows`;
+        None: nothing is forced.
 
-        Keep it open until after the backward pass: with gradient checkpointing, that runs the routers again.
+        Keep it open until after the backward pass: with gradient checkpointing, that runs the
+        routers again.
         """
         if rows[0].replay is not None:
             length = max(len(row.ids) for row in rows)
@@ -126,28 +153,39 @@ class RoutingReplay:
             self.forced = None
 
     def recorded(self, rows: list) -> list:
-        """[len(row.ids) - 1, layers, k] for each of `rows`: what the routers chose by themselves in its last forward pass."""
+        """[len(row.ids) - 1, layers, k] for each of `rows`:
+        what the routers chose by themselves in its last forward pass.
+        """
         some = next(iter(self.chosen.values()))
         routes = torch.zeros((len(some), self.decoder_layers, self.k), dtype=torch.int16)
         for layer, experts in self.chosen.items():
             routes[:, layer] = experts.cpu()
-        return [route[:len(row.ids) - 1] for row, route in zip(rows, routes.view(len(rows), -1, *routes.shape[1:]))]
+        return [route[:len(row.ids) - 1]
+                for row, route in zip(rows, routes.view(len(rows), -1, *routes.shape[1:]))]
 
     def agreement(self, own, engine):
-        """[tokens, MoE layers] of bool: have both chosen the same set of experts? The order of the k does not matter."""
+        """[tokens, MoE layers] of bool:
+        have both chosen the same set of experts? The order of the k does not matter.
+        """
         return (own.sort(-1).values == engine.sort(-1).values).all(-1)[:, self.layers]
 
     def check(self, routes: list, lengths: list[int]) -> None:
-        """Raises ValueError unless routes[i] fits a sequence of lengths[i] tokens and names k experts for each of them."""
+        """Raises ValueError unless routes[i] fits a sequence of lengths[i] tokens and names k
+        experts for each of them.
+        """
         for route, length in zip(routes, lengths):
             wanted = (length - 1, self.decoder_layers, self.k)
             if route is None or tuple(route.shape) != wanted:
                 found = "nothing" if route is None else list(route.shape)
-                raise ValueError(f"the engine recorded {found} as the routes of a sequence, instead of {list(wanted)}")
+                raise ValueError(f"the engine recorded {found} as the routes of a sequence, "
+                                 f"instead of {list(wanted)}")
             if route.max() >= self.experts:
-                raise ValueError(f"the engine recorded expert {route.max()}, but there are {self.experts}")
-            if self.k > 1 and (route[:, self.layers, 0] == route[:, self.layers, 1]).any():  # a row of zeros above all
-                raise ValueError("the engine recorded one expert twice for the same token: its kernel does not report them")
+                raise ValueError(f"the engine recorded expert {route.max()}, "
+                                 f"but there are {self.experts}")
+            # a row of zeros above all
+            if self.k > 1 and (route[:, self.layers, 0] == route[:, self.layers, 1]).any():
+                raise ValueError("the engine recorded one expert twice for the same token: "
+                                 "its kernel does not report them")
 
 
 def replaying(policy, rows: list):
@@ -156,14 +194,15 @@ def replaying(policy, rows: list):
     return routing.replaying(rows) if routing else contextlib.nullcontext()
 
 
-# ------------------------------------------------------------------------------------------------------- the engine
+# --------------------------------------------------------------------------------------- the engine
 class CpuRecorder:
     """The experts that vLLM's CPU build used, by request: vLLM itself returns them on GPUs only.
 
-    Every router of vLLM can report its choice for the rows of a batch; which rows belong to which request is known where
-    the batch is put together. Needs the engine in this process, eager mode, no prefix caching (cached tokens are not routed
-    again), and one batch at a time (no asynchronous scheduling, which vLLM's CPU platform turns off). It reads internals of
-    vLLM 0.32. Raises SystemExit for any other version.
+    Every router of vLLM can report its choice for the rows of a batch; which rows belong to which
+    request is known where the batch is put together. Needs the engine in this process, eager mode,
+    no prefix caching (cached tokens are not routed again), and one batch at a time (no asynchronous
+    scheduling, which vLLM's CPU platform turns off). It reads internals of vLLM 0.32. Raises
+    SystemExit for any other version.
     """
 
     def __init__(self, llm):
@@ -171,10 +210,12 @@ class CpuRecorder:
         from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
         if not vllm.__version__.startswith("0.32."):
-            raise SystemExit(f"Recording routes on a CPU is written for vLLM 0.32 (requirements-cpu.txt), not {vllm.__version__}.")
+            raise SystemExit("Recording routes on a CPU is written for vLLM 0.32 "
+                             f"(requirements-cpu.txt), not {vllm.__version__}.")
         self.runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
         self.decoder_layers = llm.llm_engine.model_config.hf_text_config.num_hidden_layers
-        self.batch, self.layers, self.found = None, {}, {}  # found: request id -> list of [tokens, layers, k]
+        # found: request id -> list of [tokens, layers, k]
+        self.batch, self.layers, self.found = None, {}, {}
         for module in self.runner.model.modules():
             if isinstance(module, MoERunner):
                 module.router.set_capture_fn(partial(self.note, module.layer_id))
@@ -187,8 +228,10 @@ class CpuRecorder:
         """In place of the runner's `_prepare_inputs`; count_R: tokens per request in this step."""
         self.file_away()
         batch = self.runner.input_batch
-        names = [name.rsplit("-", 1)[0] for name in batch.req_ids]  # vLLM adds a random suffix to the caller's id
-        self.batch = (names, count_R.tolist(), batch.num_computed_tokens_cpu[:len(count_R)].tolist())
+        # vLLM adds a random suffix to the caller's id
+        names = [name.rsplit("-", 1)[0] for name in batch.req_ids]
+        self.batch = (
+            names, count_R.tolist(), batch.num_computed_tokens_cpu[:len(count_R)].tolist())
         return self.prepare(scheduled, count_R, *args, **kwargs)
 
     def file_away(self) -> None:
