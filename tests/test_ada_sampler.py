@@ -830,6 +830,15 @@ def test_a_sample_lost_in_any_round_names_its_prompt(key, how):
         collect(coins([0.0] * 3), config(), Lossy(), Grader(), **how)
 
 
+@pytest.mark.parametrize("first, draws", [(0, 24), (4, 20), (16, 32)])
+def test_no_more_correct_answers_can_be_asked_for_than_are_drawn(first, draws):
+    """In a first round of its own size and two of 8."""
+    sizes = dict(n=4, M=8, N=3, M_first=first)
+    config("pos", **sizes, k_pos=draws).validate()
+    with pytest.raises(ValueError, match=f"more than all {draws} draws"):
+        config("pos", **sizes, k_pos=draws + 1).validate()
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [
