@@ -22,6 +22,7 @@ def test_the_same_mathematics_is_the_same(gold, answer):
     (r"\sqrt{x}=-1", r"\sqrt{x}=-2"), ("x=2", "x=x"), ("x^2=4", "0=0"), ("1000.5", "1000.55"),
     (r"1.0\cdot 10^{-20}", r"1.0\cdot 10^{-30}"), ("|x-10|", "10-x"), ("2^{100}", "2^{100}-1"), ("y<1", "x<1"),
     ("|y|<3", "-3<x<3"), ("[0,2^{100}]", "[0,2^{100}-1]"), ("x", "|x|"), ("x", r"\sqrt{x^2}"),
+    ("10^{-20}", "10^{-30}"), (r"\sqrt{2}", r"\sqrt{2}+10^{-20}"), (r"[0,\sqrt{2}]", r"[0,\sqrt{2}+10^{-20}]"),
     ("1", "1+e^{-1000}"), ("0.00001x", "0.00002x"), ("x+yi", "x+y")])
 def test_what_is_nearly_the_same_is_not(gold, answer):
     assert not equal(gold, answer) and not equal(answer, gold)

@@ -166,6 +166,13 @@ def test_the_interval_is_that_of_all_ways_to_draw_the_questions_again():
     assert (result["ci_low"], result["ci_high"]) == pytest.approx((low, high), abs=0.01)
 
 
+def test_the_same_rows_have_the_same_interval():
+    """Of values that are all different: on few values, percentiles agree whatever is drawn."""
+    values = np.random.default_rng(3).random(40)
+    assert estimate([values]) == estimate([values])
+    assert estimate([values], seed=1)["ci_low"] != estimate([values], seed=2)["ci_low"]
+
+
 def test_resampling_samples_would_be_too_narrow():
     rng = np.random.default_rng(0)
     rewards = rng.random((100, 32)) < rng.beta(0.3, 0.6, 100)[:, None]

@@ -190,6 +190,15 @@ def test_a_worker_that_gets_no_cpu_time_has_three_times_as_long(pool):
     assert pool.ask("x").result().status == "correct"
 
 
+def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(pool):
+    """A worker that is still at it when the clock has run out is replaced."""
+    worker = pool.ask("x").result().why
+    pool.workers[0].timeout = 0.2
+    assert pool.ask("sleep", 0.9).result().status == "timeout"
+    after = pool.ask("x", 1).result()
+    assert after.status == "correct" and after.why != worker
+
+
 def test_what_a_kill_from_outside_prevented_is_judged_again(pool, tmp_path):
     marker = tmp_path / "marker"
     first = pool.ask("die unless", str(marker)).result()
