@@ -1,7 +1,10 @@
 """The trainer's model: what is adapted, in which precision, and that nothing in it is noise."""
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+import parts.policy
 from parts import tiny
 from parts.logprobs import token_logprobs
 from parts.policy import Row, load_model, load_policy, own_class
@@ -118,6 +121,17 @@ def test_no_family_keeps_its_noise(tmp_path, family, noise):
     own_class(config)(config).save_pretrained(tmp_path)
     model, ids = load_model(str(tmp_path), "float32").train(), torch.arange(30)[None]
     assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+def test_noise_is_off_also_where_the_language_model_has_a_config_of_its_own(tmp_path, monkeypatch):
+    """In a model that sees, the text's settings are nested."""
+    from transformers import Gemma3Config
+
+    text = dict(hidden_size=32, num_hidden_layers=1, attention_dropout=0.5)
+    Gemma3Config(text_config=text).save_pretrained(tmp_path)
+    loaded = SimpleNamespace(from_pretrained=lambda _, config, **__: config)
+    monkeypatch.setattr(parts.policy, "own_class", lambda config: loaded)
+    assert load_model(str(tmp_path), "float32").get_text_config().attention_dropout == 0
 
 
 def test_the_code_that_a_model_folder_brings_is_never_run(tmp_path, monkeypatch):
