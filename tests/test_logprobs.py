@@ -157,6 +157,13 @@ def test_token_logprobs_equal_full_logits_row_by_row(tmp_path):
     torch.testing.assert_close(together, torch.cat(alone), atol=1e-5, rtol=1e-5)
 
 
+def test_a_vocabulary_larger_than_a_chunk_goes_a_token_at_a_time(tmp_path):
+    policy, rows = small_policy(tmp_path), rows_of((9, 4), (12, 11))
+    with torch.no_grad():
+        whole, one = token_logprobs(policy, rows), token_logprobs(policy, rows, chunk_bytes=1)
+    torch.testing.assert_close(one, whole, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
 def test_head_gradient_norms_equal_autograd(tmp_path, temperature):
     """GVM's G without a backward pass, against the real gradient of the head (untied here)."""

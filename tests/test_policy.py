@@ -1,10 +1,13 @@
 """The trainer's model: what is adapted, in which precision, and that nothing in it is noise."""
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+import parts.policy
 from parts import tiny
 from parts.logprobs import token_logprobs
-from parts.policy import Row, load_model, load_policy, own_class
+from parts.policy import Row, load_model, load_policy, micro_batches, own_class
 
 
 def small_policy(folder, config=(), **changes):
@@ -118,6 +121,25 @@ def test_no_family_keeps_its_noise(tmp_path, family, noise):
     own_class(config)(config).save_pretrained(tmp_path)
     model, ids = load_model(str(tmp_path), "float32").train(), torch.arange(30)[None]
     assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+def test_noise_is_off_also_where_the_language_model_has_a_config_of_its_own(tmp_path, monkeypatch):
+    """In a model that sees, the text's settings are nested."""
+    from transformers import Gemma3Config
+
+    text = dict(hidden_size=32, num_hidden_layers=1, attention_dropout=0.5)
+    Gemma3Config(text_config=text).save_pretrained(tmp_path)
+    loaded = SimpleNamespace(from_pretrained=lambda _, config, **__: config)
+    monkeypatch.setattr(parts.policy, "own_class", lambda config: loaded)
+    assert load_model(str(tmp_path), "float32").get_text_config().attention_dropout == 0
+
+
+def test_micro_batches_keep_to_their_tokens_where_short_prompts_have_long_responses():
+    """What fills memory is prompt and response together."""
+    rows = [Row([0] * (60 - 2 * length), 60 - 3 * length, [], 1.0) for length in range(1, 16)]
+    cut = micro_batches(rows, tokens=150, padding=1.0)
+    assert sorted(id(row) for batch in cut for row in batch) == sorted(map(id, rows))
+    assert max(len(batch) * max(len(row.ids) for row in batch) for batch in cut) <= 150
 
 
 def test_the_code_that_a_model_folder_brings_is_never_run(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from parts import tiny
 from conftest import ROOT
 from parts.logprobs import token_logprobs
 from parts.policy import Row, load_policy, micro_batches
-from parts.routing_replay import CpuRecorder, RoutingReplay, choose_replay, replaying
+from parts.routing_replay import CpuRecorder, RoutingReplay, choose_replay, is_mixture, replaying
 
 SIZES = dict(vocab_size=384, eos_token_id=0, bos_token_id=None, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=2,
              initializer_range=0.15, num_experts_per_tok=2, pad_token_id=1)
@@ -176,6 +176,24 @@ def test_unknown_routes_are_left_to_the_router():
             row.replay[: row.prompt_length] = -1
         with replaying(policy, rows):
             assert torch.equal(token_logprobs(policy, rows)[0], natural)
+
+
+def test_after_an_error_nothing_is_forced_any_more():
+    """Out of memory, an update goes on: what it runs next must find the routers as they were."""
+    policy, rows = bare("qwen3_moe"), some_rows()
+    record(policy, rows)
+    with pytest.raises(RuntimeError, match="memory"):
+        with replaying(policy, rows):
+            raise RuntimeError("out of memory")
+    assert policy.routing.forced is None
+
+
+def test_one_expert_is_no_mixture(tmp_path):
+    from transformers import Qwen2MoeConfig
+
+    for count in (1, 2):
+        Qwen2MoeConfig(num_experts=count, num_experts_per_tok=1).save_pretrained(tmp_path)
+        assert is_mixture(str(tmp_path)) == (count > 1)
 
 
 def test_agreement_compares_sets_and_leaves_dense_layers_out():

@@ -70,6 +70,12 @@ def test_est_is_shown_when_it_knows_something():
     assert min(sizes[::2]) > max(sizes[1::2]) and sum(sizes) == 8 * 40
 
 
+def test_the_seed_decides_which_prompts_dapo_tries_in_the_place_of_dropped_ones():
+    tried = [[g.problem.id for g in simulate(config("dapo"), [0.0] * 20, seed=seed) if g.refill]
+             for seed in (0, 0, 1)]
+    assert len(tried[0]) == 60 and tried[0] == tried[1] != tried[2]
+
+
 def command(*flags, seconds=10):
     return subprocess.run(
         [sys.executable, "-m", "parts.simulate", *flags], cwd=ROOT, capture_output=True, text=True,
