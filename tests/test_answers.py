@@ -1,11 +1,12 @@
-"""What kind of answer a string is, one property at a time; the table of test_rewards.py has the whole."""
+"""What kind of answer a string is, one property at a time; all together in test_rewards.py."""
 import pytest
 
 from parts.answers import expand_signs, is_bomb, take_labels_off
 from rewards import decide, extract_answer
 
 
-@pytest.mark.parametrize("completion", [r"\boxed{7} }", r"}} \boxed{7}}", r"\boxed{7} and {a}}", "\\boxed 7}"])
+@pytest.mark.parametrize("completion", [
+    r"\boxed{7} }", r"}} \boxed{7}}", r"\boxed{7} and {a}}", r"\boxed 7}"])
 def test_a_closing_brace_too_many_is_no_error(completion):
     assert extract_answer(completion).strip("}") == "7"
 
@@ -18,8 +19,9 @@ def test_percentages_of_negative_numbers_are_read_as_those_of_positive_ones(gold
 
 
 @pytest.mark.parametrize("answer, status", [
-    ("5 May 2004", "correct"), (r"\text{May 5, 2004}", "correct"), (r"\text{the 5th of May 2004}", "correct"),
-    (r"\text{6 May 2004}", "wrong"), (r"\text{5 June 2004}", "wrong"), (r"\text{May 2004}", "wrong")])
+    ("5 May 2004", "correct"), (r"\text{May 5, 2004}", "correct"),
+    (r"\text{the 5th of May 2004}", "correct"), (r"\text{6 May 2004}", "wrong"),
+    (r"\text{5 June 2004}", "wrong"), (r"\text{May 2004}", "wrong")])
 def test_a_date_has_words_and_numbers_in_any_order(answer, status):
     assert decide(r"\text{5 of May, 2004}", answer)[0] == status
 

@@ -140,6 +140,17 @@ def test_the_defaults_of_both_kinds_of_model():
         assert common | own == {name: found[name] for name in common | own}
 
 
+@pytest.mark.parametrize("objective, advantage, length_norm", [
+    ("minirl", "pool-mean", "constant"), ("grpo", "group-std", "response"),
+    ("cispo", "group-std", "batch")])
+def test_each_objective_has_the_advantage_and_the_lengths_of_its_paper(
+        objective, advantage, length_norm):
+    config = Config(objective=objective)
+    assert (config.advantage, config.length_norm) == (advantage, length_norm)
+    given = Config(objective=objective, advantage="leave-one-out", length_norm="response")
+    assert (given.advantage, given.length_norm) == ("leave-one-out", "response")
+
+
 def test_defaults_follow_the_machine(monkeypatch):
     from parts import hardware
 

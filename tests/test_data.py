@@ -133,7 +133,8 @@ def test_ids_are_unique_and_limit_keeps_the_first(tmp_path):
 
 
 def test_a_number_behind_an_id_makes_no_id_that_another_problem_has(tmp_path):
-    rows = [dict(id=own, problem=own + str(n), answer="1") for n, own in enumerate(("x", "x#2", "x"))]
+    ids = ("x", "x#2", "x")
+    rows = [dict(id=own, problem=f"p{n}", answer="1") for n, own in enumerate(ids)]
     assert [p.id for p in load_problems(write(tmp_path, rows))] == ["x", "x#2", "x#3"]
 
 
@@ -227,7 +228,8 @@ def test_sets_of_the_same_name_are_told_apart_in_an_evaluation(tmp_path):
 def test_columns_named_for_ones_own_file_are_not_looked_for_in_a_benchmark(tmp_path, hub):
     hub.sets["HuggingFaceH4/MATH-500", None] = dict(test=[dict(problem="known", answer="1")])
     mine = write(tmp_path, [dict(frage="mine", problem="not this", antwort="2", answer="3")])
-    loaded = load_problems(f"math500,{mine}", for_training=False, problem_key="frage", answer_key="antwort")
+    keys = dict(problem_key="frage", answer_key="antwort")
+    loaded = load_problems(f"math500,{mine}", for_training=False, **keys)
     assert [(p.problem, p.answer) for p in loaded] == [("known", "1"), ("mine", "2")]
 
 
@@ -689,15 +691,17 @@ def test_a_template_that_never_ends_is_stopped(with_template, monkeypatch):
 
 
 def test_no_alarm_is_left_behind_once_the_prompts_are_made(with_template):
-    add_prompts([Problem("1+1=?", "2", "i", "s")], with_template("{{ messages[0].content }}"), "chat", 50)
+    tokenizer = with_template("{{ messages[0].content }}")
+    add_prompts([Problem("1+1=?", "2", "i", "s")], tokenizer, "chat", 50)
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0), "it would end the program a while later"
 
 
 def test_prompts_can_be_made_outside_the_main_thread(with_template):
     """Only the main thread can set an alarm; elsewhere there is none, and no error either."""
-    asked = [Problem("1+1=?", "2", "i", "s")], with_template("{{ messages[0].content }}"), "chat", 50
+    tokenizer = with_template("{{ messages[0].content }}")
+    problems = [Problem("1+1=?", "2", "i", "s")]
     with ThreadPoolExecutor(1) as pool:
-        (problem,) = pool.submit(add_prompts, *asked).result()
+        (problem,) = pool.submit(add_prompts, problems, tokenizer, "chat", 50).result()
     assert problem.prompt == "1+1=?"
 
 

@@ -224,9 +224,9 @@ def test_summarize_weighs_sets_and_knows_levels():
 
 
 @pytest.mark.parametrize("low, high, verdict", [
-    (0, 0, "no clear difference"), (-0.01, 0.02, "no clear difference"), (0, 0.02, "no clear difference"),
-    (0.01, 0.02, "better"), (-0.02, -0.01, "worse")])
-def test_a_difference_is_called_one_only_where_the_interval_excludes_zero(capsys, low, high, verdict):
+    (0, 0, "no clear difference"), (-0.01, 0.02, "no clear difference"),
+    (0, 0.02, "no clear difference"), (0.01, 0.02, "better"), (-0.02, -0.01, "worse")])
+def test_only_an_interval_without_zero_is_called_a_difference(capsys, low, high, verdict):
     change = dict(avg=(low + high) / 2, ci_low=low, ci_high=high, better=3, worse=2)
     evaluation.show_comparison({"a": change}, "other")
     assert f"], {verdict}; 3 questions better, 2 worse" in capsys.readouterr().out
@@ -339,8 +339,8 @@ def test_every_chunk_has_a_random_state_of_its_own(tmp_path, monkeypatch):
     for seed in (0, 1):
         names[seed] = []
         monkeypatch.setattr(evaluation, "reseed", lambda engine, name: names[seed].append(name))
-        chunks = eval_folder.chunks_of(SETS, 8, 4)
-        evaluation.run_chunks(FakeEngine(), FakeGrader(), chunks, PROTOCOL | dict(seed=seed), tmp_path / "x")
+        chunks, protocol = eval_folder.chunks_of(SETS, 8, 4), PROTOCOL | dict(seed=seed)
+        evaluation.run_chunks(FakeEngine(), FakeGrader(), chunks, protocol, tmp_path / "x")
     assert len(set(names[0])) == len(names[0]) == len(chunks) == 6
     assert not set(names[0]) & set(names[1])
 
@@ -360,7 +360,8 @@ def test_a_chunk_starts_with_an_empty_cache(monkeypatch):
     ("data/minervamath.jsonl", "minerva"), ("minerva/olympiad.jsonl", ""), ("math500", "")])
 def test_minerva_is_graded_in_its_own_style_wherever_it_comes_from(tmp_path, reseeds, name, style):
     grader = FakeGrader()
-    evaluation.run_chunks(FakeEngine(), grader, [(name, 0, SETS["a"][:1])], PROTOCOL, tmp_path / "x")
+    chunk = (name, 0, SETS["a"][:1])
+    evaluation.run_chunks(FakeEngine(), grader, [chunk], PROTOCOL, tmp_path / "x")
     assert grader.styles == {style}
 
 
@@ -528,14 +529,15 @@ def test_limits_and_folder_follow_the_model(adapter):
     assert (tiny.max_tokens, tiny.max_prompt_tokens, tiny.data) == (64, 256, "builtin")
     assert (real.max_tokens, real.max_prompt_tokens, real.data) == (3000, 1024, "math500")
     adapted = evaluation.parse(["--adapter", str(adapter[0])])
-    assert tiny.out == "runs/eval-tiny-builtin-k32" and adapted.out != tiny.out, "two policies, two folders"
+    assert tiny.out == "runs/eval-tiny-builtin-k32"
+    assert adapted.out != tiny.out, "two policies, two folders"
 
 
 def test_greedy_decoding_takes_one_sample():
     assert evaluation.parse(["--temperature", "0", "--k", "1"]).temperature == 0
 
 
-def test_the_protocol_knows_the_weights_of_the_sets_and_of_the_adapter(model, adapter, data, tmp_path):
+def test_the_protocol_knows_the_weights_of_sets_and_adapter(model, adapter, data, tmp_path):
     few = tmp_path / "few.jsonl"
     few.write_text("".join(data.read_text().splitlines(keepends=True)[:3]))
     both = flags(model, f"{data},{few}", tmp_path / "out", adapter=adapter[0])

@@ -101,8 +101,9 @@ time.sleep(0.2) if {moment!r} == "starting" else grader.grade([("4", r"\\boxed{{
 before = [worker.process.pid for worker in grader.workers]
 for k in range(4): grader.submit(k, r"\\sqrt{{12}}", rf"\\boxed{{{{2\\sqrt{{{{3}}}}+{{k}}-{{k}}}}}}")
 os.killpg(0, signal.SIGINT)
-after = [worker.process.pid for worker in grader.workers]
-print([grader.result(k).status for k in range(4)], before == after)
+verdicts = [grader.result(k).status for k in range(4)]
+after = [worker.process.pid for worker in grader.workers]  # those that died are replaced by now
+print(verdicts, before == after)
 grader.submit("hangs", r"\\sqrt{{2}}", {boxed(HANG)!r})
 time.sleep(0.3)
 print(*before, flush=True)

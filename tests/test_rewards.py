@@ -120,7 +120,8 @@ def test_every_part_of_an_answer_must_equal_the_gold():
     assert judge(gold, [other, part])[0] == judge(gold, [part, other])[0] == "wrong"
 
 
-@pytest.mark.parametrize("answer", ["9^{9^{9^9}}", "x=9^{9^{9^9}}", "42=9^{9^{9^9}}", "9^{9^{9^9}}=42"])
+@pytest.mark.parametrize("answer", [
+    "9^{9^{9^9}}", "x=9^{9^{9^9}}", "42=9^{9^{9^9}}", "9^{9^{9^9}}=42"])
 def test_what_would_only_run_into_the_limits_is_not_even_asked(answer):
     assert decide("42", answer)[:2] == ("unparseable", "too large to parse")
 

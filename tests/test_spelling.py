@@ -50,19 +50,22 @@ def test_a_comma_that_may_separate_elements_stays(text):
 
 
 @pytest.mark.parametrize("text, normal", [
-    ("{(7 cm)}.", "7"), ("({7}),", "7"), ("{7 cm}", "7"), ("+7", "7"), ("(+7)", "7"), ("+x^2", "x^{2}")])
+    ("{(7 cm)}.", "7"), ("({7}),", "7"), ("{7 cm}", "7"), ("+7", "7"), ("(+7)", "7"),
+    ("+x^2", "x^{2}")])
 def test_layers_around_an_answer_are_taken_off(text, normal):
     assert squeeze(normalize(text)) == squeeze(normal)
 
 
-@pytest.mark.parametrize("text, normal", [("⅛", "1/8"), ("⅞", "7/8"), ("７＋１", "7+1"), ("2πr", r"2\pi r")])
+@pytest.mark.parametrize("text, normal", [
+    ("⅛", "1/8"), ("⅞", "7/8"), ("７＋１", "7+1"), ("2πr", r"2\pi r")])
 def test_what_unicode_unfolds_into_is_plain_too(text, normal):
     """⅛ unfolds into 1, a fraction slash and 8: the slash is to be replaced as well."""
     assert normalize(text) == normal
 
 
 @pytest.mark.parametrize("text, normal", [
-    ("42 maybe", "42 maybe"), ("42 not sure", "42 not sure"), ("42 wrong", "42 wrong"), ("42 apples", "42")])
+    ("42 maybe", "42 maybe"), ("42 not sure", "42 not sure"), ("42 wrong", "42 wrong"),
+    ("42 apples", "42")])
 def test_bare_words_that_take_an_answer_back_are_not_its_unit(text, normal):
     assert normalize(text) == normal
 

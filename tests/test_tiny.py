@@ -22,7 +22,7 @@ def test_problems_are_right_and_spread_over_all_levels():
 
 
 def test_any_first_part_of_the_problems_has_every_level_equally_often():
-    """`limit` takes the first so many: an evaluation of 60 problems must not be an easy one by chance."""
+    """`limit` takes the first so many: they must not be easy ones by chance."""
     assert [p["level"] for p in tiny.problems("test", 14)] == [1, 2, 3, 4, 5, 6] * 2 + [1, 2]
 
 
