@@ -39,8 +39,8 @@ class Engine(RandomWriter):
     def sync(self, policy):
         self.events.append("sync")
 
-    def close(self):
-        self.events.append("close")
+    def clear_cache(self):
+        self.events.append("clear")
 
 
 class Silent(Judge):
@@ -161,7 +161,7 @@ def test_an_error_that_is_not_for_want_of_memory_is_neither_tried_again_nor_rena
         raise RuntimeError("shapes differ")
 
     with pytest.raises(RuntimeError, match="shapes differ"):
-        minirl.in_memory(work, run.policy, [], run.config)
+        minirl.in_memory(work, run.policy, [Row([1] * 9, 3, [], 1.0)], run.config)
     monkeypatch.setattr(minirl, "accumulate", work)
     with pytest.raises(RuntimeError, match="shapes differ"):
         minirl.rehearse(run)
@@ -197,6 +197,7 @@ def evaluated_steps(run, monkeypatch, steps) -> list[int]:
 def test_evaluated_before_the_first_step_every_so_often_and_after_the_last(monkeypatch):
     run = small_run(steps=7, eval_every=3)
     assert evaluated_steps(run, monkeypatch, range(8)) == [0, 3, 6, 7]
+    assert run.events == ["clear"] * 4  # what an evaluation leaves in the cache, a resumed run has not
 
 
 def test_no_step_is_evaluated_twice(monkeypatch):
