@@ -175,6 +175,19 @@ def test_the_rehearsal_leaves_no_gradient_for_the_first_step():
     assert all(p.grad is None for p in run.policy.parameters())
 
 
+def test_memory_that_one_row_does_not_fit_into_is_not_asked_for_for_ever():
+    run, calls = small_run(micro_tokens=600), []
+    row = Row([1] * 200, 3, [], 1.0)
+
+    def work(policy, mini, config):
+        calls.append(config.micro_tokens)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(MemoryError, match="one response of 200 tokens"):
+        minirl.in_memory(work, run.policy, [row], run.config)
+    assert calls == [600, 300, 150]  # 300 is a row at a time already, and 150 as good as that
+
+
 # ------------------------------------------------------------------------------ the loop
 def evaluated_steps(run, monkeypatch, steps) -> list[int]:
     """The steps after which the held-out problems were evaluated."""
