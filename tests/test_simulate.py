@@ -2,12 +2,14 @@
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
 
-from parts.simulate import by_band, effective_weight, report, simulate
+from ada_sampler import Group, Sample
+from parts.simulate import Coin, as_rule, by_band, effective_weight, report, simulate
 from sampler_oracles import ORACLE, RULES, WEIGHTINGS, config, exact, exact_weight
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,6 +76,27 @@ def test_the_seed_decides_which_prompts_dapo_tries_in_the_place_of_dropped_ones(
     tried = [[g.problem.id for g in simulate(config("dapo"), [0.0] * 20, seed=seed) if g.refill]
              for seed in (0, 0, 1)]
     assert len(tried[0]) == 60 and tried[0] == tried[1] != tried[2]
+
+
+def test_a_prompt_that_drew_twice_as_much_counts_twice():
+    """Where all is kept, sizes are weights: the sum is divided by the average size, not by a prompt's own."""
+    cfg = config("gvm", M=8)
+    pool = [Sample(i, 1, None, float(i < 2), "", i < 2) for i in range(8)]
+    once = Group(0, Coin(0, 0.25), pool, kept=pool, advantages=[s.reward - 0.25 for s in pool], weights=[1.0] * 8)
+    twice = replace(once, kept=once.kept * 2, advantages=once.advantages * 2, weights=once.weights * 2)
+    assert math.isclose(effective_weight(once, cfg), 1) and math.isclose(effective_weight(twice, cfg), 2)
+
+
+@pytest.mark.parametrize("changes, of_est", [
+    (dict(weighting="log"), dict(weighting="none")),
+    (dict(advantage="group-std"), dict(advantage="pool-mean"))])
+def test_side_by_side_each_rule_gets_what_it_can_work_with(changes, of_est):
+    """ada-est has a weight of its own; the others take the settings as they are."""
+    for rule in RULES:
+        own = as_rule(config(**changes), rule)
+        own.validate()
+        for name, value in (of_est if rule == "ada-est" else changes).items():
+            assert getattr(own, name) == value, rule
 
 
 def command(*flags, seconds=10):
