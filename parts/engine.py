@@ -130,8 +130,7 @@ class Engine:
         self._adapter, self._adapter_folder = None, None
         self._counter = itertools.count(1)
         self._keys = {}  # vLLM's request id -> the caller's key
-        # engine steps so far; on a GPU a step costs about the same at any batch size
-        self.steps = 0
+        self.steps = 0  # on a GPU a step costs about the same at any batch size
 
     # --------------------------------------------------------------------------------- sampling
     def submit(self, key, prompt_ids: list[int], max_tokens: int,
