@@ -39,8 +39,8 @@ class Engine(RandomWriter):
     def sync(self, policy):
         self.events.append("sync")
 
-    def close(self):
-        self.events.append("close")
+    def clear_cache(self):
+        self.events.append("clear")
 
 
 class Silent(Judge):
@@ -161,7 +161,7 @@ def test_an_error_that_is_not_for_want_of_memory_is_neither_tried_again_nor_rena
         raise RuntimeError("shapes differ")
 
     with pytest.raises(RuntimeError, match="shapes differ"):
-        minirl.in_memory(work, run.policy, [], run.config)
+        minirl.in_memory(work, run.policy, [Row([1] * 9, 3, [], 1.0)], run.config)
     monkeypatch.setattr(minirl, "accumulate", work)
     with pytest.raises(RuntimeError, match="shapes differ"):
         minirl.rehearse(run)
@@ -173,6 +173,19 @@ def test_the_rehearsal_leaves_no_gradient_for_the_first_step():
     minirl.rehearse(run)
     assert run.events == ["sleep", "wake"]
     assert all(p.grad is None for p in run.policy.parameters())
+
+
+def test_memory_that_one_row_does_not_fit_into_is_not_asked_for_for_ever():
+    run, calls = small_run(micro_tokens=600), []
+    row = Row([1] * 200, 3, [], 1.0)
+
+    def work(policy, mini, config):
+        calls.append(config.micro_tokens)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(MemoryError, match="one response of 200 tokens"):
+        minirl.in_memory(work, run.policy, [row], run.config)
+    assert calls == [600, 300, 150]  # 300 is a row at a time already, and 150 as good as that
 
 
 # ------------------------------------------------------------------------------ the loop
@@ -197,6 +210,7 @@ def evaluated_steps(run, monkeypatch, steps) -> list[int]:
 def test_evaluated_before_the_first_step_every_so_often_and_after_the_last(monkeypatch):
     run = small_run(steps=7, eval_every=3)
     assert evaluated_steps(run, monkeypatch, range(8)) == [0, 3, 6, 7]
+    assert run.events == ["clear"] * 4  # what an evaluation leaves in the cache, a resumed run has not
 
 
 def test_no_step_is_evaluated_twice(monkeypatch):

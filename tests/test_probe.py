@@ -112,6 +112,16 @@ def test_one_token_that_jumps_alone_leaves_a_doubt():
     assert abs(b - 1) < 4 * error  # no alarm
 
 
+def test_the_token_that_changed_most_does_not_dictate_the_slope():
+    """One of a hundred followed by half: least squares would say 0.75 for all of them."""
+    x = torch.full((100,), 0.1)
+    x[7] = 1.0
+    y = x.clone()
+    y[7] = 0.5
+    assert (x * y).sum() / (x * x).sum() < 0.76
+    assert slope(x, y)[0] == pytest.approx(1, abs=0.08)
+
+
 # ------------------------------------------------------------------------------------------ no engine
 @pytest.mark.parametrize("noise, bounds", [(1e-6, EXACT), (0.01, HALF)])
 @pytest.mark.parametrize("how", ["", *BREAKS[:5]])
