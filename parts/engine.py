@@ -130,8 +130,7 @@ class Engine:
         self._adapter, self._adapter_folder = None, None
         self._counter = itertools.count(1)
         self._keys = {}  # vLLM's request id -> the caller's key
-        # engine steps so far; on a GPU a step costs about the same at any batch size
-        self.steps = 0
+        self.steps = 0  # on a GPU a step costs about the same at any batch size
 
     # --------------------------------------------------------------------------------- sampling
     def submit(self, key, prompt_ids: list[int], max_tokens: int,
@@ -349,23 +348,17 @@ def adapter_options(model: str, rank: int, on_cpu: bool, routes: bool) -> dict:
 
 
 def adapted_layers(model: str) -> list[str]:
-    """Names of the layers that the trainer adapts: all linear ones but the head, as vLLM has to be
-    told.
-
-    Of a mixture of experts, the attention's.
-    """
+    """Names of the layers that the trainer adapts (policy.load_policy), as vLLM has to be told."""
     import torch
+    from parts.policy import ATTENTION, linear_layers, own_class
     from parts.routing_replay import is_supported
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     if is_supported(model):
-        return ["q_proj", "k_proj", "v_proj", "o_proj"]
+        return ATTENTION
     config = AutoConfig.from_pretrained(model, trust_remote_code=False)
-    with torch.device("meta"):  # shapes without memory
-        skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    head = skeleton.get_output_embeddings()
-    return sorted({name.split(".")[-1] for name, module in skeleton.named_modules()
-                   if isinstance(module, torch.nn.Linear) and module is not head})
+    with torch.device("meta"):
+        return linear_layers(own_class(config)(config))
 
 
 def fp8_linears(model: str, on_cpu: bool) -> dict:

@@ -151,6 +151,13 @@ def test_each_objective_has_the_advantage_and_the_lengths_of_its_paper(
     assert (given.advantage, given.length_norm) == ("leave-one-out", "response")
 
 
+@pytest.mark.parametrize("settings, held_out", [
+    (dict(), "builtin"), (dict(model="Qwen2.5-Math-1.5B"), "math500"),
+    (dict(data="mine.jsonl"), "held-out"), (dict(model="Qwen3-4B", data="builtin"), "builtin")])
+def test_the_held_out_problems_fit_the_training_data(settings, held_out):
+    assert resolve(Config(**settings)).eval_data == held_out
+
+
 def test_defaults_follow_the_machine(monkeypatch):
     from parts import hardware
 
