@@ -1,4 +1,4 @@
-"""An update's metrics; most of them are tested with the objective that they watch (test_objective.py)."""
+"""An update's metrics; most are tested with the objective that they watch: test_objective.py."""
 import pytest
 import torch
 
@@ -10,5 +10,6 @@ from parts.diagnostics import diagnostics
 def test_the_largest_gap_counts_in_either_direction(gaps):
     """An engine that finds a token far less likely than the trainer is as wrong as the opposite."""
     one, old = torch.ones(3), torch.full((3,), -3.0)
-    facts = dict(old=old, mu=old + torch.tensor(gaps), advantage=one, mask=one, weight=one, entropy=one)
+    facts = dict(old=old, mu=old + torch.tensor(gaps), advantage=one, mask=one, weight=one,
+                 entropy=one)
     assert diagnostics([facts], Config())["logprob_gap"] == 2.0

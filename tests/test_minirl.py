@@ -152,7 +152,7 @@ def test_gvm_asks_for_the_gradient_of_right_pilots_at_the_temperature_of_samplin
     assert minirl.pilot_norms(run, groups) == [pytest.approx(expected), 0.0]
 
 
-# ------------------------------------------------------------------------------ before the first step
+# -------------------------------------------------------------------------- before the first step
 def test_an_error_that_is_not_for_want_of_memory_is_neither_tried_again_nor_renamed(monkeypatch):
     run, calls = small_run(micro_tokens=600), []
 
@@ -210,7 +210,7 @@ def evaluated_steps(run, monkeypatch, steps) -> list[int]:
 def test_evaluated_before_the_first_step_every_so_often_and_after_the_last(monkeypatch):
     run = small_run(steps=7, eval_every=3)
     assert evaluated_steps(run, monkeypatch, range(8)) == [0, 3, 6, 7]
-    assert run.events == ["clear"] * 4  # what an evaluation leaves in the cache, a resumed run has not
+    assert run.events == ["clear"] * 4  # a resumed run has nothing of an evaluation in its cache
 
 
 def test_no_step_is_evaluated_twice(monkeypatch):
