@@ -49,8 +49,7 @@ def float32_product(h_T, weight, words=2048):
     """h W^T in float32 [T, vocabulary], also of 16-bit matrices (torch would round it).
 
     Rounded logits alone move log-probs by up to 0.03. A GPU can keep the float32 sums that it has
-    anyway. On a CPU W is widened a few words at a time: all at once it would fill a gigabyte. (One
-    core, 1.5B's head: four times the time of the rounded product, so a sixth more of an update.)
+    anyway. On a CPU W is widened a few words at a time: all at once it would fill a gigabyte.
     """
     if h_T.dtype in (torch.float32, torch.float64):
         return (h_T @ weight.T).float()
