@@ -2,6 +2,7 @@
 # make check  set everything up and run the tests that need no engine
 # make test   set everything up and run all tests
 # make bench  set everything up, measure speed and memory and print the table of targets (about 13 minutes)
+# make extras what the tests of notebook, page, trackers and TRL need besides (they are skipped without it)
 # make setup  only the virtual environment .venv, from the lock in requirements-cpu.txt; with uv if it is there
 #
 # With an NVIDIA GPU: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt
@@ -9,28 +10,32 @@
 PYTHON ?= python3
 UV := $(shell command -v uv)
 LOCK := --quiet --no-deps -r requirements-cpu.txt
+OPTIONAL := --quiet --no-deps -r requirements-optional.txt
 TORCH_CPU := https://download.pytorch.org/whl/cpu
 PYTEST := .venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 ifeq ($(UV),)
 VENV := $(PYTHON) -m venv .venv
-INSTALL := .venv/bin/pip --disable-pip-version-check install $(LOCK)
+INSTALL := .venv/bin/pip --disable-pip-version-check install
 ELSEWHERE := --extra-index-url $(TORCH_CPU)
 else
 VENV := $(UV) venv --quiet --allow-existing --python $(PYTHON) .venv
-INSTALL := $(UV) pip install --python .venv/bin/python $(LOCK)
+INSTALL := $(UV) pip install --python .venv/bin/python
 ELSEWHERE := --extra-index-url $(TORCH_CPU) --index-strategy unsafe-best-match
 endif
 
-.PHONY: setup demo check test bench
+.PHONY: setup extras demo check test bench
 setup: .venv/installed
 
 .venv/installed: requirements-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
 	$(VENV)
 	@echo "installing about 120 packages (2.2 GB) into .venv, a few minutes ..."
-	$(INSTALL) || $(INSTALL) $(ELSEWHERE)
+	$(INSTALL) $(LOCK) || $(INSTALL) $(LOCK) $(ELSEWHERE)
 	@touch $@
+
+extras: setup
+	$(INSTALL) $(OPTIONAL)
 
 demo: setup
 	.venv/bin/python minirl.py --name demo --resume
