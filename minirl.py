@@ -46,15 +46,14 @@ from tqdm import tqdm
 
 from ada_sampler import collect
 from eval import evaluate, report
-from parts.diagnostics import diagnostics
+from parts.hardware import memory_gb, out_of_memory
 from parts.logprobs import head_gradient_norms, token_logprobs
-from parts.memory import memory_gb, out_of_memory
+from parts.metrics import diagnostics, summarize
 from parts.policy import Row, micro_batches
 from parts.routing_replay import replaying
 from parts.run import (WatchedEngine, every, finish, last_words, nothing_lost, prepare, record,
                        record_evaluation, reseed, show)
 from parts.stop import Interrupted, Stop, timed
-from parts.summary import summarize
 from rewards import Grader
 
 

@@ -16,6 +16,8 @@ import re
 import shutil
 from pathlib import Path
 
+from parts.files import flush
+
 FILES = ("adapter_model.safetensors", "optimizer.pt", "state.json")  # none may be missing
 
 
@@ -89,24 +91,6 @@ def fingerprint(path: Path) -> list:
     """[size in bytes, sha256]."""
     data = path.read_bytes()
     return [len(data), hashlib.sha256(data).hexdigest()]
-
-
-def flush(path: Path) -> None:
-    """Make sure that a file, or a folder's list of names, has reached the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def replace(path: Path, text: str) -> None:
-    """Write a small file so that a crash leaves the old text or the new one."""
-    temporary = path.with_suffix(".new")
-    temporary.write_text(text, encoding="utf-8")
-    flush(temporary)
-    os.replace(temporary, path)
-    flush(path.parent)
 
 
 # ------------------------------------------------------------------------------ finding, reading

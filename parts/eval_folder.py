@@ -7,8 +7,7 @@ import json
 import os
 from pathlib import Path
 
-from parts.checkpoint import replace
-from parts.files import lock, read_json
+from parts.files import lock, read_json, replace
 from parts.screen import shown
 
 FILES = ("protocol.json", "eval.jsonl", "summary.json", "eval.png")

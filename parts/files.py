@@ -1,10 +1,31 @@
-"""Files that may be damaged, a stranger's, or in another program's use."""
+"""Files that survive a crash, may be damaged or a stranger's, or in another program's use."""
+import contextlib
 import fcntl
 import json
+import math
 import os
 from pathlib import Path
 
 from parts.screen import shown
+
+
+# ------------------------------------------------------------------------------ small files
+def flush(path: Path) -> None:
+    """Make sure that a file, or a folder's list of names, has reached the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a small file so that a crash leaves the old text or the new one."""
+    temporary = path.with_suffix(".new")
+    temporary.write_text(text, encoding="utf-8")
+    flush(temporary)
+    os.replace(temporary, path)
+    flush(path.parent)
 
 
 def read_json(file: Path) -> dict:
@@ -32,3 +53,36 @@ def lock(folder: Path, instead: str):
         raise SystemExit(f"Another program is writing to {shown(folder)}: wait for its end, or "
                          f"{instead}.") from None
     return file
+
+
+# ------------------------------------------------------------------------------ logs: .jsonl
+def append(path: Path, row: dict) -> None:
+    """Add one line to a .jsonl file. JSON knows no NaN and no infinity: they become null.
+
+    The line is ASCII: whatever a model writes, `cat` shows it and a crash can cut it anywhere.
+    """
+    row = {key: None if is_no_number(value) else value for key, value in row.items()}
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def is_no_number(value) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def cut_back(path: Path, step: int) -> list[dict]:
+    """Keep the rows of a .jsonl file up to `step`, and return them.
+
+    What was logged after the checkpoint will be logged again. Half lines, which a crash leaves, and
+    lines that are no row of a log are dropped.
+    """
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    kept, lines = [], []
+    for line in text.split("\n"):
+        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+            row = json.loads(line)
+            if row["step"] <= step:
+                lines.append(json.dumps(row) + "\n")
+                kept.append(row)
+    replace(path, "".join(lines))
+    return kept

@@ -10,8 +10,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from parts.checkpoint import replace
-from parts.files import lock, read_json
+from parts.files import lock, read_json, replace
 from parts.screen import shown
 
 LEFT_BY_A_FIRST_START = {".lock", "config.new"}  # that was killed before it had a config.json

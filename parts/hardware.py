@@ -1,12 +1,14 @@
-"""What this machine can do:
-which build of vLLM it has, what a GPU needs around it, and the defaults that follow.
+"""What this machine can do: which build of vLLM it has, what a GPU needs around it, the defaults
+that follow, and how much memory is in use.
 """
 import functools
 import importlib.metadata
 import os
+import resource
 import shutil
 import subprocess
 import sysconfig
+from pathlib import Path
 
 # CUDA that PyTorch was built for -> the oldest driver that runs it
 DRIVERS = {"13": 580, "12": 525}
@@ -132,3 +134,26 @@ def default_micro_tokens() -> int:
 
     gib = torch.cuda.get_device_properties(0).total_memory / 2**30
     return 8192 if gib < SMALL_CARD else 16384
+
+
+# ------------------------------------------------------------------------------ memory
+def memory_gb() -> float:
+    """Memory in GiB, for the log.
+
+    On a GPU: the most that torch's tensors have taken at a time in this process, the trainer's and
+    the engine's (its weights, its cache of keys and values), because both live in one process.
+    Without a GPU: what the whole process holds now, the engine included.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**30
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether an error says that memory is short, on a GPU or on a CPU."""
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

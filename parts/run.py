@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 from ada_sampler import Estimator
-from parts import checkpoint, logs
+from parts import checkpoint, files
 from parts.config import Config
 from parts.data import Stream, digest
 from parts.engine import seed_everything
@@ -257,11 +257,11 @@ def log(step: int, groups, metrics: dict, run: Run, count: int = 2) -> None:
     for key in ("samples", "tokens", "seconds"):
         run.state[f"{key}_total"] += metrics[key]
         metrics[f"{key}_total"] = run.state[f"{key}_total"]
-    logs.append(run.folder / "metrics.jsonl", dict(step=step, **metrics))
+    files.append(run.folder / "metrics.jsonl", dict(step=step, **metrics))
     warn_of_verifier(step, groups)
     for group in groups[:count]:
         for s, coefficient in group.rows() or [(s, 0.0) for s in group.pool[:4]]:
-            logs.append(run.folder / "samples.jsonl", sample_row(step, group, s, coefficient))
+            files.append(run.folder / "samples.jsonl", sample_row(step, group, s, coefficient))
 
 
 def sample_row(step: int, group, s, coefficient: float) -> dict:
@@ -314,7 +314,7 @@ def record_evaluation(result: dict, run: Run) -> None:
     totals = {key: value for key, value in state.items() if key.endswith("_total")}
     row = dict(step=state["step"], **totals, data=config.eval_data,
                temperature=config.eval_temperature, **result)
-    logs.append(run.folder / "eval.jsonl", row)
+    files.append(run.folder / "eval.jsonl", row)
     tqdm.write(f"step {state['step']:5d}   held-out avg@{config.eval_k} {result['avg']:6.1%} "
                f"[{result['ci_low']:.1%}, {result['ci_high']:.1%}]   "
                f"{state['samples_total']:,} samples, {state['seconds_total']:,.0f} s of training")
@@ -347,9 +347,9 @@ def resume(run: Run, newest: Path | None) -> None:
         run.estimator.load(run.state["estimator"])
         print(f"continuing after step {run.state['step']}")
     last = run.state["step"] if newest else -1
-    logs.cut_back(run.folder / "metrics.jsonl", last)
-    logs.cut_back(run.folder / "samples.jsonl", last)
-    evaluations = logs.cut_back(run.folder / "eval.jsonl", last)
+    files.cut_back(run.folder / "metrics.jsonl", last)
+    files.cut_back(run.folder / "samples.jsonl", last)
+    evaluations = files.cut_back(run.folder / "eval.jsonl", last)
     if evaluations:  # they come after the checkpoint of their step: the log knows which are done
         run.state |= dict(evaluated=evaluations[-1]["step"], accuracy=evaluations[-1]["avg"])
     run.saved = run.state["step"]

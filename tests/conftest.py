@@ -3,6 +3,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -12,3 +14,22 @@ def pytest_collection_modifyitems(items):
     """The longest files first, so that two workers end at about the same time."""
     slow = ["test_training.py", "test_faults.py", "test_eval.py", "test_engine.py", "test_rewards.py"]
     items.sort(key=lambda item: slow.index(item.path.name) if item.path.name in slow else len(slow))
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """What reaches the disk, in order: ("flush", path) and ("rename", path)."""
+    seen, fsync = [], os.fsync
+
+    def flushed(handle):
+        seen.append(("flush", Path(os.readlink(f"/proc/self/fd/{handle}"))))
+        fsync(handle)
+
+    for name in ("rename", "replace"):
+        def renamed(source, target, real=getattr(os, name)):
+            seen.append(("rename", Path(target)))
+            real(source, target)
+
+        monkeypatch.setattr(os, name, renamed)
+    monkeypatch.setattr(os, "fsync", flushed)
+    return seen

@@ -15,7 +15,7 @@ import pytest
 import ada_sampler as ada
 from ada_sampler import Estimator, Group, SamplerConfig, collect
 from parts.simulate import Coin
-from parts.summary import summarize
+from parts.metrics import summarize
 from sampler_oracles import (
     ADVANTAGES, ORACLE, RULES, WEIGHTINGS, WEIGHTS, Engine, Grader, SlowGrader, closed_pools, coins, config, exact,
     exact_weight, mixed, outcomes, run, sample)

@@ -166,25 +166,6 @@ def test_a_crash_inside_the_write_leaves_the_old_one(tmp_path, monkeypatch):
     assert checkpoint.newest_sound(tmp_path).name == "step-000004"
 
 
-@pytest.fixture
-def disk(monkeypatch):
-    """What reaches the disk, in order: ("flush", path) and ("rename", path)."""
-    seen, fsync = [], os.fsync
-
-    def flushed(handle):
-        seen.append(("flush", Path(os.readlink(f"/proc/self/fd/{handle}"))))
-        fsync(handle)
-
-    for name in ("rename", "replace"):
-        def renamed(source, target, real=getattr(os, name)):
-            seen.append(("rename", Path(target)))
-            real(source, target)
-
-        monkeypatch.setattr(os, name, renamed)
-    monkeypatch.setattr(os, "fsync", flushed)
-    return seen
-
-
 def test_a_checkpoint_gets_its_name_when_all_of_it_is_on_the_disk(tmp_path, disk):
     """Else a power cut could leave a checkpoint's name and files without content."""
     save(tmp_path, [2])
@@ -193,30 +174,6 @@ def test_a_checkpoint_gets_its_name_when_all_of_it_is_on_the_disk(tmp_path, disk
     assert {path for _, path in disk[:named]} == {
         writing, *(writing / name for name in (*checkpoint.FILES, "manifest.json"))}
     assert ("flush", final.parent) in disk[named:]
-
-
-def test_a_small_file_is_on_the_disk_before_it_takes_the_old_ones_place(tmp_path, disk):
-    checkpoint.replace(tmp_path / "config.json", "new")
-    assert disk == [("flush", tmp_path / "config.new"), ("rename", tmp_path / "config.json"),
-                    ("flush", tmp_path)]
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
-
-
-def test_a_crash_while_a_small_file_is_replaced_leaves_the_old_text(tmp_path, monkeypatch):
-    file = tmp_path / "config.json"
-    file.write_text("old")
-
-    def dies(*_):
-        raise KeyboardInterrupt
-
-    for moment in ((checkpoint, "flush"), (os, "replace")):
-        monkeypatch.setattr(*moment, dies)
-        with pytest.raises(KeyboardInterrupt):
-            checkpoint.replace(file, "new")
-        monkeypatch.undo()
-        assert file.read_text() == "old"
-    checkpoint.replace(file, "new")
-    assert file.read_text() == "new"
 
 
 def test_a_full_disk_is_one_sentence_and_the_old_one_is_intact(tmp_path, monkeypatch):

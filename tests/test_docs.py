@@ -34,7 +34,7 @@ def test_the_readme_can_be_read_in_five_minutes():
 def test_the_map_leads_to_functions_that_exist():
     section = README.split("## From paper to line")[1].split("\n## ")[0]
     code = "\n".join((ROOT / name).read_text() for name in (
-        "minirl.py", "ada_sampler.py", "parts/diagnostics.py", "parts/routing_replay.py"))
+        "minirl.py", "ada_sampler.py", "parts/metrics.py", "parts/routing_replay.py"))
     rows = [line.split(" | ")[-1] for line in section.splitlines() if line.startswith("| ")][2:]
     names = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     known = set(re.findall(r"^(?:def|class) (\w+)|^    (\w+_T) = ", code, re.M))

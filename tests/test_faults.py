@@ -20,7 +20,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from parts import checkpoint, folder, memory, stop
+from parts import checkpoint, folder, hardware, stop
 import minirl
 from conftest import ROOT
 from minirl import Config
@@ -92,8 +92,8 @@ def no_memory():
 def test_out_of_memory_is_recognised():
     with pytest.raises(RuntimeError) as real:
         no_memory()
-    assert memory.out_of_memory(real.value) and memory.out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
-    assert not memory.out_of_memory(RuntimeError("shapes differ"))
+    assert hardware.out_of_memory(real.value) and hardware.out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not hardware.out_of_memory(RuntimeError("shapes differ"))
 
 
 def test_out_of_memory_halves_the_micro_batch_and_not_the_gradient(monkeypatch, capsys):
@@ -661,7 +661,7 @@ def test_an_error_while_evaluating_saves_first_and_is_made_up_for(run, monkeypat
 def holdings():
     """What this process holds: (open files, threads, adapter folders, memory in GB)."""
     folders = sum(len(list(Path(where).glob("minirl-adapter-*"))) for where in ("/dev/shm", os.environ.get("TMPDIR", "/tmp")))
-    return len(os.listdir("/proc/self/fd")), threading.active_count(), folders, memory.memory_gb()
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), folders, hardware.memory_gb()
 
 
 @engine_test
@@ -686,7 +686,7 @@ def test_new_shapes_leave_nothing_behind(run):
         run.engine.generate([ids], n=count, max_tokens=2)
         if count in (60, 130):
             run.engine.sync(run.policy)
-            seen.append(memory.memory_gb())
+            seen.append(hardware.memory_gb())
     assert seen[1] < 1.02 * seen[0], seen
 
 

@@ -11,7 +11,7 @@ import torch
 import minirl
 from minirl import Config, objective, set_scales, update
 from parts.config import OBJECTIVES
-from parts.diagnostics import diagnostics
+from parts.metrics import diagnostics
 from parts.policy import Row, micro_batches
 from parts.run import learner
 from parts.simulate import simulate

@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 
-from parts import checkpoint, logs
+from parts import checkpoint, files
 from parts import run as running
 from parts.config import Config
 from parts.data import Stream
@@ -227,8 +227,8 @@ def test_an_evaluation_that_a_crash_has_cut_short_is_not_taken_for_done(run):
 
 def test_without_a_checkpoint_a_resumed_run_begins_at_the_beginning(run):
     for name in ("metrics.jsonl", "samples.jsonl", "eval.jsonl"):
-        logs.append(run.folder / name, dict(step=0, avg=0.5))
-        logs.append(run.folder / name, dict(step=1, avg=0.5))
+        files.append(run.folder / name, dict(step=0, avg=0.5))
+        files.append(run.folder / name, dict(step=1, avg=0.5))
     running.resume(run, None)
     assert (run.state["step"], run.state["evaluated"], run.stream.cursor) == (0, -1, 0)
     for name in ("metrics.jsonl", "samples.jsonl", "eval.jsonl"):

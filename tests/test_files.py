@@ -1,29 +1,30 @@
-"""A run's logs: whatever a model writes can be logged, and read back after a crash."""
+"""Files: what is written survives a crash; whatever a model writes can be logged and read back."""
 import json
 import math
+import os
 
 import pytest
 
-from parts import logs
+from parts import files
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"  # sets a terminal's title, clears it, colours it
 
 
 def test_logs_are_cut_back_to_the_checkpoint(tmp_path):
     log = tmp_path / "metrics.jsonl"
-    assert logs.cut_back(log, 3) == []  # nothing there yet
+    assert files.cut_back(log, 3) == []  # nothing there yet
     for step in (1, 2, 3, 3, 4):
-        logs.append(log, dict(step=step, loss=math.nan, text="ü"))
+        files.append(log, dict(step=step, loss=math.nan, text="ü"))
     log.write_text(log.read_text() + '{"step": 5, "lo')
     wanted = [dict(step=step, loss=None, text="ü") for step in (1, 2, 3, 3)]
-    assert logs.cut_back(log, 3) == wanted
+    assert files.cut_back(log, 3) == wanted
     assert [json.loads(line) for line in log.read_text().splitlines()] == wanted
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_json_has_no_number_for_becomes_null(tmp_path, value):
     row = dict(step=1, loss=value, zero=0.0, count=3, text="inf", none=None)
-    logs.append(tmp_path / "log", row)
+    files.append(tmp_path / "log", row)
     assert json.loads((tmp_path / "log").read_text(), parse_constant=pytest.fail) == dict(
         step=1, loss=None, zero=0.0, count=3, text="inf", none=None)
 
@@ -31,10 +32,10 @@ def test_what_json_has_no_number_for_becomes_null(tmp_path, value):
 @pytest.mark.parametrize("text", ["\u2028\x85", "ü" * 9, ESCAPE, "\ud800", "\x00", "a\nb\r"])
 def test_any_completion_can_be_logged_and_read_back(tmp_path, text):
     log = tmp_path / "samples.jsonl"
-    logs.append(log, dict(step=1, completion=text))
-    logs.append(log, dict(step=2, completion=text))
+    files.append(log, dict(step=1, completion=text))
+    files.append(log, dict(step=2, completion=text))
     log.write_bytes(log.read_bytes()[:-7])
-    assert logs.cut_back(log, 5) == [dict(step=1, completion=text)]
+    assert files.cut_back(log, 5) == [dict(step=1, completion=text)]
     assert all(32 <= byte < 127 or byte == 10 for byte in log.read_bytes())  # `cat` does no harm
 
 
@@ -44,11 +45,35 @@ def test_any_completion_can_be_logged_and_read_back(tmp_path, text):
 def test_a_strange_line_is_dropped_and_the_others_stay(tmp_path, line):
     log = tmp_path / "log.jsonl"
     log.write_text(f'{{"step": 1}}\n{line}\n{{"step": 2}}\n')
-    assert logs.cut_back(log, 2) == [dict(step=1), dict(step=2)]
+    assert files.cut_back(log, 2) == [dict(step=1), dict(step=2)]
     assert log.read_text() == '{"step": 1}\n{"step": 2}\n'
 
 
 def test_bytes_that_are_no_text_do_not_stop_the_resumption(tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_bytes(b'{"step": 1}\n\xff\xfe\n{"step": 2}\n')
-    assert logs.cut_back(log, 2) == [dict(step=1), dict(step=2)]
+    assert files.cut_back(log, 2) == [dict(step=1), dict(step=2)]
+
+
+def test_a_small_file_is_on_the_disk_before_it_takes_the_old_ones_place(tmp_path, disk):
+    files.replace(tmp_path / "config.json", "new")
+    assert disk == [("flush", tmp_path / "config.new"), ("rename", tmp_path / "config.json"),
+                    ("flush", tmp_path)]
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_crash_while_a_small_file_is_replaced_leaves_the_old_text(tmp_path, monkeypatch):
+    file = tmp_path / "config.json"
+    file.write_text("old")
+
+    def dies(*_):
+        raise KeyboardInterrupt
+
+    for moment in ((files, "flush"), (os, "replace")):
+        monkeypatch.setattr(*moment, dies)
+        with pytest.raises(KeyboardInterrupt):
+            files.replace(file, "new")
+        monkeypatch.undo()
+        assert file.read_text() == "old"
+    files.replace(file, "new")
+    assert file.read_text() == "new"

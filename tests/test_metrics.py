@@ -1,11 +1,15 @@
-"""The log's line about a step's sampling."""
+"""A line of the log; most of the update's part is tested with the objective: test_objective.py."""
 import json
 from dataclasses import replace
 from statistics import fmean
 from types import SimpleNamespace
 
+import pytest
+import torch
+
 from ada_sampler import Estimator, Group, Sample
-from parts.summary import summarize
+from parts.config import Config
+from parts.metrics import diagnostics, summarize
 from sampler_oracles import Engine, coins, config, run
 
 
@@ -88,3 +92,10 @@ def test_first_round_reward_counts_every_prompt_once():
     assert abs(rows[-1]["reward_first_round"] - 0.5) < 0.05 and rows[-1]["reward_pool"] < 0.35
 
 
+@pytest.mark.parametrize("gaps", [(0.25, -2.0, 0.5), (-0.25, 2.0, -0.5)])
+def test_the_largest_gap_counts_in_either_direction(gaps):
+    """An engine that finds a token far less likely than the trainer is as wrong as the opposite."""
+    one, old = torch.ones(3), torch.full((3,), -3.0)
+    facts = dict(old=old, mu=old + torch.tensor(gaps), advantage=one, mask=one, weight=one,
+                 entropy=one)
+    assert diagnostics([facts], Config())["logprob_gap"] == 2.0
