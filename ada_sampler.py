@@ -189,7 +189,7 @@ class Group:
     rounds: int = 0  # opened so far
     outcome: str = ""  # "" = open; resolved, no correct, no wrong (too few of them), out of budget
     refill: int = 0  # dapo: prompts that were tried for this place before
-    # the rest is set by `finish`, once all prompts are closed
+    # the rest is set by `settle`, once all prompts are closed
     baseline: float = 0.0  # mean reward of the pool (gvm: without the pilots)
     p_hat: float = 0.0  # share of correct answers in it
     kept: list[Sample] = field(default_factory=list)  # what the update sees, as they were drawn
@@ -299,7 +299,7 @@ def rows_per_prompt(config: SamplerConfig) -> int:
     return config.M + (config.gvm_pilot if config.gvm_reuse_pilots else 0)
 
 
-def finish(group: Group, config: SamplerConfig) -> None:
+def settle(group: Group, config: SamplerConfig) -> None:
     """Keep, compare, weigh: fills in the rest of a closed group."""
     pool = group.pool
     if config.sampler == "gvm" and not config.gvm_reuse_pilots:
@@ -426,7 +426,7 @@ def collect(
         run.second_stage(grad_norms)
         run.drive()
     for group in run.groups:
-        finish(group, config)
+        settle(group, config)
         if config.sampler == "ada-est":
             estimator.update(group)
     return run.groups
@@ -558,7 +558,7 @@ class Collector:
         if not group.outcome and not self.open_round(group, config.M):
             group.outcome = "out of budget"
         if config.sampler == "dapo" and group.outcome != "resolved":
-            self.replace(group)
+            self.try_another(group)
 
     def read_verdicts(self, group: Group) -> None:
         """Wait for the verdicts on all finished samples of a prompt."""
@@ -568,7 +568,7 @@ class Collector:
                 sample.reward, sample.status = verdict.reward, verdict.status
                 sample.correct = verdict.reward > self.config.threshold
 
-    def replace(self, group: Group) -> None:
+    def try_another(self, group: Group) -> None:
         """dapo: try another prompt in this one's place, but not for ever: then it stays empty."""
         if not self.more or group.refill >= self.config.max_refills:
             return

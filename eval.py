@@ -149,7 +149,7 @@ def report(rows: list[dict], ks: list[int] | None = None) -> dict:
         "verdicts": dict(verdicts)}
 
 
-def summarize(rows: list[dict], weights: dict[str, float]) -> dict:
+def summary_of(rows: list[dict], weights: dict[str, float]) -> dict:
     """sets: {name: report, and one per level where known}; weighted: the average over all sets."""
     sets = {}
     for name in weights:
@@ -319,7 +319,7 @@ def main(argv: list[str] | None = None) -> None:
         if chunks:
             sample(sets, chunks, protocol, policy, rank, folder / "eval.jsonl")
         rows, _ = read_rows(folder / "eval.jsonl")
-        summary = summarize(rows, protocol["weights"])
+        summary = summary_of(rows, protocol["weights"])
         show(summary)
         if others:
             summary["difference"] = compare(rows, others, protocol["weights"])

@@ -62,7 +62,7 @@ def write(folder: Path, policy, optimizer, schedule, state: dict) -> None:
 def seal(folder: Path) -> None:
     """List the files of a folder in its manifest.json, and make sure that all are on the disk."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
-    manifest = {path.name: fingerprint(path) for path in files}
+    manifest = {path.name: size_and_hash(path) for path in files}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     for path in [*files, folder / "manifest.json", folder]:
         flush(path)
@@ -87,7 +87,7 @@ def prune(folder: Path, newest: Path, keep: int) -> None:
         shutil.rmtree(other)
 
 
-def fingerprint(path: Path) -> list:
+def size_and_hash(path: Path) -> list:
     """[size in bytes, sha256]."""
     data = path.read_bytes()
     return [len(data), hashlib.sha256(data).hexdigest()]
@@ -121,7 +121,7 @@ def damage(folder: Path, needed: tuple[str, ...] = FILES) -> str:
         if missing:
             return f"manifest.json does not know {missing[0]}"
         for name, known in manifest.items():
-            if fingerprint(folder / name) != known:
+            if size_and_hash(folder / name) != known:
                 return f"{name} is not what was written"
     except (OSError, ValueError, RecursionError) as error:
         return str(error)

@@ -7,7 +7,7 @@ import json
 import os
 from pathlib import Path
 
-from parts.files import lock, read_json, replace
+from parts.files import lock, read_json, write_safely
 from parts.screen import shown
 
 FILES = ("protocol.json", "eval.jsonl", "summary.json", "eval.png")
@@ -26,7 +26,7 @@ def open_folder(folder: Path, protocol: dict):
         refuse_foreign(folder, found, protocol)
         held = lock(folder, "name another --out")
         if "protocol.json" not in found:
-            replace(folder / "protocol.json", json.dumps(protocol, indent=1))
+            write_safely(folder / "protocol.json", json.dumps(protocol, indent=1))
         return held
     except OSError as error:  # a file of this name, one that is too long, a disk that is read-only
         raise SystemExit(

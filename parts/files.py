@@ -19,7 +19,7 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
-def replace(path: Path, text: str) -> None:
+def write_safely(path: Path, text: str) -> None:
     """Write a small file so that a crash leaves the old text or the new one."""
     temporary = path.with_suffix(".new")
     temporary.write_text(text, encoding="utf-8")
@@ -84,5 +84,5 @@ def cut_back(path: Path, step: int) -> list[dict]:
             if row["step"] <= step:
                 lines.append(json.dumps(row) + "\n")
                 kept.append(row)
-    replace(path, "".join(lines))
+    write_safely(path, "".join(lines))
     return kept

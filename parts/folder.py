@@ -10,7 +10,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from parts.files import lock, read_json, replace
+from parts.files import lock, read_json, write_safely
 from parts.screen import shown
 
 LEFT_BY_A_FIRST_START = {".lock", "config.new"}  # that was killed before it had a config.json
@@ -98,7 +98,7 @@ def note_start(folder: Path, now: dict, after_step: int, problems: str) -> None:
     else:
         changed = {name: value for name, value in now.items() if value != known.get(name)}
         found["starts"].append(start | dict(after_step=after_step, changed=changed))
-    replace(folder / "config.json", json.dumps(found, indent=1))
+    write_safely(folder / "config.json", json.dumps(found, indent=1))
 
 
 def versions() -> dict[str, str]:

@@ -49,8 +49,7 @@ PANELS = (
     ("routes", "Experts on which engine and trainer agree", "share of tokens",
      {"routes_agree_all": "in all layers"}),
     ("stack", "Where the time goes", "seconds per step",
-     {"seconds_sample": "sample", "seconds_grade": "grade", "seconds_train": "train",
-      "seconds_sync": "sync", "seconds_eval": "evaluate"}),
+     {"seconds_sample": "sample", "seconds_train": "train", "seconds_sync": "sync"}),
     ("lines", "Length of the answers", "tokens per answer", {"response_length": ""}),
     ("lines", "Answers that cannot score", "share of answers",
      {"truncated": "cut at the length limit", "share_no_box": "no box",
@@ -217,7 +216,7 @@ def draw_interval(ax, rows, x, color) -> None:
     ax.fill_between(xs, low, high, color=color, alpha=0.15, linewidth=0)
 
 
-def finish(ax, title, unit, x) -> None:
+def label_panel(ax, title, unit, x) -> None:
     """Titles, units, tick format and legend, alike on every panel."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
@@ -266,7 +265,7 @@ def draw_run(run_dir: str | Path, out: str | Path | None = None, against: str = 
     for number, (kind, title, unit, keys) in enumerate(panels, 1):
         ax = figure.add_subplot(rows, columns, number)
         KINDS[kind](ax, run, against, keys)
-        finish(ax, title, unit, against)
+        label_panel(ax, title, unit, against)
         if any(ax.get_legend_handles_labels()[1]):
             ax.legend(fontsize=8, framealpha=0.8, reverse=kind == "stack")
     if flat:
@@ -299,8 +298,8 @@ def draw_comparison(run_dirs: list, out: str | Path, against: str | None = None)
                 draw_interval(top, evals[0], x, color)
             rewards = [series(run["metrics"], x, "reward_first_round") for run in runs]
             draw_group(bottom, [(xs, smooth(ys)) for xs, ys in rewards if xs], color, label)
-        finish(bottom, "", "reward of the first round (moving mean)", x)
-        finish(top, f"against {AXES[x][1]}", f"accuracy on {data or 'held-out problems'}", x)
+        label_panel(bottom, "", "reward of the first round (moving mean)", x)
+        label_panel(top, f"against {AXES[x][1]}", f"accuracy on {data or 'held-out problems'}", x)
     for ax in panels.flat:
         ax.label_outer()
     handles = {label: line for ax in panels.flat
@@ -310,7 +309,7 @@ def draw_comparison(run_dirs: list, out: str | Path, against: str | None = None)
 
 
 def draw_evaluation(summary: dict, out: Path) -> Path:
-    """What `eval.summarize` says: pass@k curves and, where levels are known, accuracy by level."""
+    """What `eval.summary_of` says: pass@k curves and, where levels are known, accuracy by level."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), layout="constrained")

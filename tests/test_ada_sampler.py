@@ -161,7 +161,7 @@ def test_when_a_prompt_closes_by_its_own_settings():
 # ------------------------------------------------------------------------------------- advantages and weights
 def test_the_baseline_is_the_mean_of_the_pool_not_of_the_kept():
     group = Group(0, None, [sample(i, i in (3, 9)) for i in range(16)], rounds=2, outcome="resolved")
-    ada.finish(group, config())
+    ada.settle(group, config())
     assert [s.index for s in group.kept] == [0, 1, 3, 9] and group.baseline == group.p_hat == 2 / 16
     assert group.advantages == [-0.125, -0.125, 0.875, 0.875]
     assert sum(group.advantages) != 0  # it would be, had the kept ones been averaged

@@ -14,7 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import eval as evaluation  # noqa: E402  (the module has the name of a builtin)
-from eval import compare, estimate, evaluate, pass_at_k, report, summarize  # noqa: E402
+from eval import compare, estimate, evaluate, pass_at_k, report, summary_of  # noqa: E402
 from parts import adapter as adapters  # noqa: E402
 from parts import eval_folder, plot  # noqa: E402
 
@@ -215,7 +215,7 @@ def test_summarize_weighs_sets_and_knows_levels():
     rows = rows_of([[1, 1], [1, 0]], "a") + rows_of([[0, 0]], "b")
     for row in rows[:4]:
         row["level"] = {"0": "10", "1": "9"}[row["id"]]
-    summary = summarize(rows, {"a": 500, "b": 100})
+    summary = summary_of(rows, {"a": 500, "b": 100})
     assert summary["sets"]["a"]["avg"] == 0.75 and summary["sets"]["b"]["avg"] == 0
     assert summary["weighted"]["avg"] == pytest.approx(0.625)
     levels = summary["sets"]["a"]["levels"]
@@ -319,7 +319,7 @@ def test_rows_in_the_file_can_be_reported(tmp_path, reseeds):
     rows, ends = eval_folder.read_rows(tmp_path / "eval.jsonl")
     assert ends[-1] == (tmp_path / "eval.jsonl").stat().st_size and "text" not in rows[0]
     assert "text" in json.loads((tmp_path / "eval.jsonl").read_text().splitlines()[0])
-    summary = summarize(rows, {"a": 7, "minerva": 3})
+    summary = summary_of(rows, {"a": 7, "minerva": 3})
     assert set(summary["sets"]["a"]["levels"]) == {"0", "1"}
     evaluation.show(summary)
     plot.draw_evaluation(summary, tmp_path / "eval.png")

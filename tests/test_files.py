@@ -56,7 +56,7 @@ def test_bytes_that_are_no_text_do_not_stop_the_resumption(tmp_path):
 
 
 def test_a_small_file_is_on_the_disk_before_it_takes_the_old_ones_place(tmp_path, disk):
-    files.replace(tmp_path / "config.json", "new")
+    files.write_safely(tmp_path / "config.json", "new")
     assert disk == [("flush", tmp_path / "config.new"), ("rename", tmp_path / "config.json"),
                     ("flush", tmp_path)]
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
@@ -72,8 +72,8 @@ def test_a_crash_while_a_small_file_is_replaced_leaves_the_old_text(tmp_path, mo
     for moment in ((files, "flush"), (os, "replace")):
         monkeypatch.setattr(*moment, dies)
         with pytest.raises(KeyboardInterrupt):
-            files.replace(file, "new")
+            files.write_safely(file, "new")
         monkeypatch.undo()
         assert file.read_text() == "old"
-    files.replace(file, "new")
+    files.write_safely(file, "new")
     assert file.read_text() == "new"

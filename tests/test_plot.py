@@ -27,7 +27,7 @@ def make_run(folder, steps=30, seed=0, evals=True, leave_out=(), **config):
                 row = dict(
                     step=step, samples=200, samples_total=total, tokens=4000, tokens_total=20 * total,
                     seconds=3.0, seconds_total=3.0 * step, seconds_sample=1.5, seconds_train=1.2,
-                    seconds_sync=0.1, seconds_eval=0.0, reward_first_round=p, reward_pool=p, zero_signal=0.2,
+                    seconds_sync=0.1, reward_first_round=p, reward_pool=p, zero_signal=0.2,
                     unresolved_no_correct=0.1, entropy=0.3, kl_k1=rng.gauss(0, 1e-4),
                     kl_k3=0.0 if step == 3 else 1e-4, response_length=20.0, truncated=0.0,
                     verdicts=dict(correct=100, wrong=90, no_box=10), grad_norm=None if step == 2 else 0.5,
@@ -74,8 +74,8 @@ def test_missing_metrics_leave_out_their_panels(tmp_path):
     run = make_run(tmp_path / "a", evals=False, leave_out=("kl_k1", "kl_k3", "entropy", "verdicts", "truncated"))
     titles = []
     with pytest.MonkeyPatch.context() as patch:
-        finish = plot.finish
-        patch.setattr(plot, "finish", lambda ax, title, *rest: (titles.append(title), finish(ax, title, *rest)))
+        label = plot.label_panel
+        patch.setattr(plot, "label_panel", lambda ax, title, *rest: (titles.append(title), label(ax, title, *rest)))
         plot.draw_run(run)
     assert "Reward while training" in titles and "Where the time goes" in titles
     assert not {"Engine against trainer", "Entropy of the policy", "Accuracy on held-out problems"} & set(titles)
@@ -83,8 +83,8 @@ def test_missing_metrics_leave_out_their_panels(tmp_path):
 
 def titles_of(figure_of, monkeypatch):
     """Titles of the panels that are drawn while `figure_of` runs."""
-    titles, finish = [], plot.finish
-    monkeypatch.setattr(plot, "finish", lambda ax, title, *rest: (titles.append(title), finish(ax, title, *rest)))
+    titles, label = [], plot.label_panel
+    monkeypatch.setattr(plot, "label_panel", lambda ax, title, *rest: (titles.append(title), label(ax, title, *rest)))
     figure_of()
     return titles
 
