@@ -47,8 +47,9 @@ from tqdm import tqdm
 from ada_sampler import collect
 from eval import evaluate, report
 from parts.hardware import memory_gb, out_of_memory
-from parts.logprobs import head_gradient_norms, token_logprobs
-from parts.metrics import diagnostics, summarize
+from parts.logprobs import gvm_norms, token_logprobs
+from parts.masks import other_mask
+from parts.metrics import diagnostics, mean_surprisal, summarize
 from parts.policy import Row, micro_batches
 from parts.routing_replay import replaying
 from parts.run import (WatchedEngine, every, finish, last_words, nothing_lost, prepare, record,
@@ -80,6 +81,8 @@ def objective(lp_T, old_T, mu_T, advantage_T, config: Config):
     if config.clip and config.objective != "cispo":
         mask_T[(advantage_T > 0) & (ratio_T > high)] = 0
         mask_T[(advantage_T < 0) & (ratio_T < low)] = 0
+    if config.mask != "ratio":  # for comparison: DPPO's, IcePop's
+        mask_T = other_mask(mask_T, lp_T, old_T, mu_T, advantage_T, config)
 
     if config.objective == "grpo":
         bounded_T = ratio_T.clamp(low, high) if config.clip else ratio_T
@@ -289,12 +292,11 @@ def train_step(step: int, run):
         run.engine.sleep()
         metrics = update(run.policy, run.optimizer, run.schedule, groups, config, rng)
         run.engine.wake()
-    metrics |= dict(entropy=mean_surprisal(groups))
     with timed(seconds, "sync"):
         if metrics["optimizer_steps"]:
             run.engine.sync(run.policy)
             metrics |= run.probe.check()
-    metrics |= summarize(groups) | seconds
+    metrics |= summarize(groups) | dict(entropy=mean_surprisal(groups)) | seconds
     metrics |= dict(seconds=sum(seconds.values()), memory_gb=memory_gb())
     metrics["tokens_per_second"] = metrics["tokens"] / seconds["seconds_sample"]
     return groups, metrics
@@ -306,34 +308,18 @@ def sample(run) -> list:
     judge = SimpleNamespace(
         submit=lambda key, problem, rollout: grader.submit(key, problem.answer, rollout.text),
         result=grader.result)
+    pilot_norms = functools.partial(gvm_norms, run.policy, temperature=config.temperature)
     engine = WatchedEngine(run.engine, config.max_tokens)
     with contextlib.closing(engine.bar):
         groups = collect(
             stream.take(config.batch_prompts), config, engine, judge, estimator=run.estimator,
             more=lambda: stream.take(1)[0],
-            grad_norms=functools.partial(pilot_norms, run) if config.gvm_norms == "head" else None)
+            grad_norms=pilot_norms if config.gvm_norms == "head" else None)
     if run.engine.routes:
         drawn = [(s.rollout, len(g.problem.prompt_ids)) for g in groups for s in g.pool]
         run.policy.routing.check([rollout.routes for rollout, _ in drawn],
                                  [prompt + len(rollout.token_ids) for rollout, prompt in drawn])
     return groups
-
-
-def mean_surprisal(groups) -> float:
-    """-log mu, averaged over every token that was drawn: an unbiased estimate of mu's entropy."""
-    drawn = [x for g in groups for s in g.pool for x in s.rollout.logprobs]
-    return -sum(drawn) / len(drawn)
-
-
-def pilot_norms(run, groups) -> list[float]:
-    """GVM's G_i: the mean norm of the head's gradient over a prompt's right pilots; 0 without."""
-    norms = []
-    for group in groups:
-        ids = group.problem.prompt_ids
-        right = [Row(ids + s.rollout.token_ids, len(ids), [], 1.0) for s in group.pool if s.correct]
-        found = head_gradient_norms(run.policy, right, run.config.temperature)
-        norms.append(sum(found) / len(found) if found else 0.0)
-    return norms
 
 
 # ------------------------------------------------------------------------------ the program

@@ -110,6 +110,10 @@ class ObjectiveSettings:
     """clip below 1 - eps_low where the advantage is negative"""
     eps_high: float = limited(0.27, above=0, most=1e6)
     """clip above 1 + eps_high where the advantage is positive"""
+    mask: Literal["ratio", "dppo", "icepop"] = "ratio"
+    """minirl: what clip looks at; dppo: pi_theta - mu; icepop: ratio, and pi_old/mu"""
+    delta: float = limited(0.2, above=0, most=1)
+    """how far a token's probability may move (mask dppo)"""
     length_norm: Literal["auto", "constant", "response", "batch"] = "auto"
     """divide token sums by: constant (minirl's auto), response (grpo's), batch (cispo's) lengths"""
     replay: Literal["auto", "none", "r2", "r3"] = "auto"
@@ -233,6 +237,14 @@ def of_the_objective(config: Config) -> list[tuple[bool, str]]:
          "the same as none"),
         (not c.clip and changed(c, "eps_low", "eps_high"),
          "eps_low and eps_high have no effect without clip"),
+        (other and changed(c, "mask"),
+         f"mask belongs to the objective minirl, not to {c.objective}: leave it at ratio"),
+        (not c.clip and changed(c, "mask"),
+         "mask has no effect without clip: leave one of the two out"),
+        (c.mask != "dppo" and changed(c, "delta"),
+         "delta has no effect but with mask dppo"),
+        (c.mask == "dppo" and changed(c, "eps_low", "eps_high"),
+         "eps_low and eps_high have no effect with mask dppo, which looks at delta"),
         (one and changed(c, "clip", "eps_low", "eps_high"),
          "clip, eps_low and eps_high have no effect with one mini-batch: pi_theta is pi_old, so "
          "nothing has moved; set mini_batches to 2 or more"),

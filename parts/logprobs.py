@@ -176,6 +176,17 @@ def token_logprobs(policy, rows: list[Row], temperature: float = 1.0, chunk_byte
 
 # ---------------------------------------------------------------------------------- GVM's norms
 @torch.no_grad()
+def gvm_norms(policy, groups, temperature: float) -> list[float]:
+    """GVM's G_i: the mean norm of the head's gradient over a prompt's right pilots; 0 without."""
+    norms = []
+    for group in groups:
+        ids = group.problem.prompt_ids
+        right = [Row(ids + s.rollout.token_ids, len(ids), [], 1.0) for s in group.pool if s.correct]
+        found = head_gradient_norms(policy, right, temperature)
+        norms.append(sum(found) / len(found) if found else 0.0)
+    return norms
+
+
 def head_gradient_norms(policy, rows: list[Row], temperature: float = 1.0,
                         words: int = 8192) -> list[float]:
     """|| grad_W log pi(y|x) || of each row at `temperature`: the G of GVM, without a backward pass.

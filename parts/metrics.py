@@ -42,6 +42,12 @@ def summarize(groups: list) -> dict[str, Any]:
     )
 
 
+def mean_surprisal(groups: list) -> float:
+    """-log mu, averaged over every token that was drawn: an unbiased estimate of mu's entropy."""
+    drawn = [x for group in groups for s in group.pool for x in s.rollout.logprobs]
+    return -sum(drawn) / len(drawn)
+
+
 def first_round_reward(group) -> float:
     return fmean(s.reward for s in group.pool if s.round == 0)
 
@@ -60,7 +66,7 @@ def diagnostics(facts: list[dict], config) -> dict:
     """Metrics of one update, over its trained tokens: those of samples with a coefficient.
 
     These are no fair sample of mu, for the sampler chose them: `entropy_trained` is theirs, and
-    `entropy`, which `train_step` adds, that of everything drawn. k1 and k3 are two estimates of
+    `entropy`, of `mean_surprisal`, that of everything drawn. k1 and k3 are two estimates of
     KL(mu || pi_old) on the trained tokens, in nats per token. Shares are of trained tokens.
 
     facts: for each mini-batch log pi_old, log mu, advantage, mask, weight and entropy, each [T],

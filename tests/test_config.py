@@ -47,6 +47,10 @@ def run(*flags, cwd, seconds=60, env=None):
     (["--eps-low", "0.1"], "no effect with one mini-batch"),
     (["--eps-high", "0.1"], "no effect with one mini-batch"),
     (["--no-clip"], "no effect with one mini-batch"),
+    (["--mask", "icepop", "--objective", "grpo"], "mask belongs to the objective minirl"),
+    (["--mask", "dppo", "--no-clip", "--mini-batches", "2"], "mask has no effect without clip"),
+    (["--delta", "0.3"], "no effect but with mask dppo"),
+    (["--mask", "dppo", "--eps-low", "0.1", "--mini-batches", "2"], "which looks at delta"),
     (["--replay", "r2"], "the same as none"),
     (["--problem-key", "question"], "builtin problems have no columns"),
     (["--answer-key", "a"], "builtin problems have no columns"),
@@ -88,6 +92,7 @@ RANGES = {  # the ends of each range: still allowed, not any more
     "temperature": (0.01, 0.0099, 100, 100.1), "top_p": (1, 0, 1, 1.1),
     "mini_batches": (1, 0, 10**5, 10**5 + 1), "weight_cap": (0, -1e-9, 1e9, 1.1e9),
     "eps_low": (1e-9, 0, 1, 1.01), "eps_high": (1e-9, 0, 1e6, 1.1e6),
+    "delta": (1e-9, 0, 1, 1.01),
     "lr": (0, -1e-9, 1, 1.01), "warmup_steps": (0, -1, 10**6, 10**6 + 1),
     "weight_decay": (0, -1e-9, 1, 1.01), "max_grad_norm": (0, -1e-9, 1e9, 1.1e9),
     "steps": (0, -1, 10**6, 10**6 + 1), "seed": (0, -1, 2**32 - 1, 2**32),
@@ -103,6 +108,7 @@ RANGES = {  # the ends of each range: still allowed, not any more
 def test_the_ends_of_every_range(name):
     least, below, most, above = RANGES[name]
     others = dict(eps_low=dict(mini_batches=2), eps_high=dict(mini_batches=2),
+                  delta=dict(mask="dppo"),
                   eval_temperature=dict(eval_k=1)).get(name, {})
     for value in (least, most):
         Config(**others | {name: value}).validate()
@@ -125,7 +131,7 @@ def test_the_defaults_of_both_kinds_of_model():
         lora_rank=16, lora_alpha=32, sampler="ada-balance", n=4, M=8, N=4, threshold=0.7,
         temperature=1.0, top_p=1.0, objective="minirl", advantage="pool-mean", weighting="none",
         mini_batches=1, importance="full", weight_cap=5.0, clip=True, eps_low=0.2, eps_high=0.27,
-        length_norm="constant", replay="auto", warmup_steps=5, weight_decay=0.0, max_grad_norm=1.0,
+        mask="ratio", delta=0.2, length_norm="constant", replay="auto", warmup_steps=5, weight_decay=0.0, max_grad_norm=1.0,
         seed=0, resume=False, eval_every=20, eval_questions=100, eval_k=8, eval_temperature=1.0,
         checkpoint_every=20,
         keep_checkpoints=2, rollout_dtype="auto", kv_cache_dtype="auto", engine_memory=0.45,

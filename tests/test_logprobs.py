@@ -1,9 +1,11 @@
 """Log-probs, entropy and slopes against the plain computation, for every kind of head and precision."""
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from parts.logprobs import (ChunkedLogprobs, Head, float32_product, head_gradient_norms,
+from parts.logprobs import (ChunkedLogprobs, Head, float32_product, gvm_norms, head_gradient_norms,
                             token_logprobs)
 from parts.policy import Row
 from test_policy import small_policy
@@ -175,3 +177,15 @@ def test_head_gradient_norms_equal_autograd(tmp_path, temperature):
         log_pi = full_logprobs(policy, row, temperature).sum()
         wanted = torch.autograd.grad(log_pi, model.lm_head.weight)[0].norm().item()
         torch.testing.assert_close(norm, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_gvm_asks_for_the_gradient_of_right_pilots_at_the_temperature_of_sampling(tmp_path):
+    policy = small_policy(tmp_path)
+    groups = [
+        SimpleNamespace(problem=SimpleNamespace(prompt_ids=[1, 3]), pool=[
+            SimpleNamespace(correct=correct, rollout=SimpleNamespace(token_ids=ids))
+            for correct, ids in pool])
+        for pool in ([(True, [5, 6]), (False, [7]), (True, [9])], [(False, [8, 2])])]
+    right = [Row([1, 3, *ids], 2, [], 1.0) for ids in ([5, 6], [9])]
+    expected = sum(head_gradient_norms(policy, right, 0.5)) / 2
+    assert gvm_norms(policy, groups, 0.5) == [pytest.approx(expected), 0.0]

@@ -9,7 +9,7 @@ import torch
 
 from ada_sampler import Estimator, Group, Sample
 from parts.config import Config
-from parts.metrics import diagnostics, summarize
+from parts.metrics import diagnostics, mean_surprisal, summarize
 from sampler_oracles import Engine, coins, config, run
 
 
@@ -99,3 +99,10 @@ def test_the_largest_gap_counts_in_either_direction(gaps):
     facts = dict(old=old, mu=old + torch.tensor(gaps), advantage=one, mask=one, weight=one,
                  entropy=one)
     assert diagnostics([facts], Config())["logprob_gap"] == 2.0
+
+
+def test_entropy_is_over_everything_that_was_drawn():
+    rollouts = [[SimpleNamespace(logprobs=lp) for lp in pool]
+                for pool in ([[-1.0, -2.0], [-3.0]], [[-6.0]])]
+    groups = [SimpleNamespace(pool=[SimpleNamespace(rollout=r) for r in pool]) for pool in rollouts]
+    assert mean_surprisal(groups) == 3.0

@@ -76,6 +76,29 @@ def test_the_cap_stops_the_weight_and_keeps_the_gradient():
     assert weight[0] > 7  # reported before the cap
 
 
+@pytest.mark.parametrize("pi, mu, advantage, open_", [
+    (0.002, 0.001, +1.0, True), (0.6, 0.9, -1.0, False), (0.9, 0.6, -1.0, True),
+    (0.9, 0.65, +1.0, False), (0.84, 0.65, +1.0, True), (0.75, 0.9, -1.0, True)])
+def test_dppo_stops_tokens_by_how_much_probability_has_moved(pi, mu, advantage, open_):
+    """A doubled rare token goes on, a common one that lost 0.3 does not; pi_old does not matter."""
+    lp, mu = torch.tensor([pi]).log().requires_grad_(), torch.tensor([mu]).log()
+    for old in (lp.detach(), torch.tensor([-9.0])):
+        term, mask, _ = objective(lp, old, mu, torch.tensor([advantage]), Config(mask="dppo"))
+        assert bool(mask) is open_
+        weight = math.exp(min(lp.item() - mu.item(), math.log(5)))
+        assert gradient(term, lp).item() == pytest.approx(open_ * weight * advantage)
+
+
+def test_icepop_stops_also_what_engine_and_trainer_disagree_on():
+    lp, old, mu, A = tokens(1000, seed=6, spread=0.8)
+    mask = objective(lp, old, mu, A, Config(mask="icepop"))[1]
+    mismatch = (old - mu).exp()
+    disagree = (mismatch < 0.5) | (mismatch > 5)
+    assert disagree.any() and not mask[disagree].any()
+    ratio = objective(lp, old, mu, A, Config())[1]
+    assert torch.equal(mask[~disagree], ratio[~disagree]) and not ratio[~disagree].all()
+
+
 def test_importance_switches():
     lp, old, mu, A = tokens(100, seed=3)
     weights = {kind: objective(lp, old, mu, A, Config(importance=kind))[2] for kind in ("full", "staleness", "none")}
@@ -472,12 +495,6 @@ def test_what_update_reports_is_what_the_objective_saw():
     assert seen["advantage"].tolist() == [row.coefficient for row in order for _ in row.mu]
     torch.testing.assert_close(seen["weight"], (seen["old"] - seen["mu"]).exp().to(seen["weight"]))
     assert set(seen["mask"].tolist()) == {1.0}  # on-policy nothing is masked
-
-
-def test_entropy_is_over_everything_that_was_drawn():
-    groups = [SimpleNamespace(pool=[SimpleNamespace(rollout=SimpleNamespace(logprobs=lp)) for lp in pool])
-              for pool in ([[-1.0, -2.0], [-3.0]], [[-6.0]])]
-    assert minirl.mean_surprisal(groups) == 3.0
 
 
 def test_diagnostics_report_only_what_the_objective_does():
