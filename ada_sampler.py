@@ -176,6 +176,7 @@ class Sample:
     rollout: Any = None  # None while the engine is writing
     reward: float = 0.0  # as the grader gave it
     status: str | None = None  # the grader's word for it; None while there is no verdict
+    why: str = ""  # the grader's reason, where it gives one
     correct: bool = False  # reward > tau
 
 
@@ -566,6 +567,7 @@ class Collector:
             if sample.rollout is not None and sample.status is None:
                 verdict = self.grader.result((group.index, sample.index))
                 sample.reward, sample.status = verdict.reward, verdict.status
+                sample.why = getattr(verdict, "why", "")
                 sample.correct = verdict.reward > self.config.threshold
 
     def try_another(self, group: Group) -> None:

@@ -50,7 +50,7 @@ from parts.hardware import memory_gb, out_of_memory
 from parts.logprobs import gvm_norms, token_logprobs
 from parts.masks import other_mask
 from parts.metrics import diagnostics, mean_surprisal, summarize
-from parts.policy import Row, micro_batches
+from parts.policy import Row, leave, micro_batches
 from parts.routing_replay import replaying
 from parts.run import (WatchedEngine, every, finish, last_words, nothing_lost, prepare, record,
                        record_evaluation, reseed, show)
@@ -144,6 +144,8 @@ def update(policy, optimizer, schedule, groups, config: Config, rng: random.Rand
     losses, facts, norms = [], [], []
     for mini in minis:
         loss, seen = in_memory(accumulate, policy, mini, config)
+        for row in mini:
+            row.mini = len(norms)
         losses.append(loss)
         facts.append(seen)
         norms.append(optimizer_step(policy, optimizer, schedule, config))
@@ -175,6 +177,7 @@ def rows_of_group(group, config: Config) -> list[Row]:
                   routes=s.rollout.routes)
         if config.replay == "r3":
             row.replay = row.routes
+        s.rollout.row = row  # for the log: what the update will see of this sample
         rows.append(row)
     return rows
 
@@ -230,6 +233,7 @@ def accumulate(policy, mini: list[Row], config: Config):
         loss += micro_loss.item()
         seen = dict(old=old_T, mu=mu_T, advantage=advantage_T, mask=mask_T, weight=weight_T,
                     entropy=entropy_T)
+        leave(micro, theta=lp_T.detach(), mask=mask_T, weight=weight_T, entropy=entropy_T)
         agrees = [row.agrees for row in micro if row.agrees is not None]
         facts.append(seen | (dict(agrees=torch.cat(agrees)) if agrees else {}))
     return loss, {name: torch.cat([seen[name] for seen in facts]) for name in facts[0]}

@@ -32,7 +32,7 @@ SETTINGS = {  # what a run has to carry over differs: weights only, old log-prob
     "dapo, adapter, 2 mini-batches": ["--sampler", "dapo", "--sync", "adapter", "--mini-batches", "2"],
     "ada-est, 24 problems": ["--sampler", "ada-est", "--data", "few.jsonl"],
 }
-LOGS = "metrics.jsonl", "samples.jsonl", "eval.jsonl"
+LOGS = "metrics.jsonl", "groups.jsonl", "eval.jsonl"
 
 
 # ------------------------------------------------------------------------------------------------------- comparing

@@ -34,7 +34,7 @@ AUTO = {  # what 0 stands for: with the built-in models, and with real ones
 RESUMABLE = frozenset({
     "name", "resume", "steps", "lr", "eval_every", "checkpoint_every", "keep_checkpoints",
     "sync", "engine_memory", "sleep", "engine_sequences", "micro_tokens",
-    "gradient_checkpointing", "graders"})
+    "gradient_checkpointing", "graders", "log_groups"})
 
 
 # ------------------------------------------------------------------------------ the settings
@@ -158,6 +158,8 @@ class RunSettings:
     """steps between checkpoints; after the last step always, 0 = only then"""
     keep_checkpoints: int = limited(2, least=1, most=10**6)
     """older checkpoints are removed"""
+    log_groups: str = "2"
+    """prompts of each step whose samples are logged for explore.py: a number, or all"""
 
 
 @dataclass
@@ -259,6 +261,9 @@ def of_the_run(config: Config) -> list[tuple[bool, str]]:
     c = config
     updates = c.steps * c.mini_batches
     return [
+        (not re.fullmatch("[0-9]{1,6}|all", c.log_groups),
+         f"log_groups must be a whole number up to 999999 (0 = none), or all, not "
+         f"{shown(c.log_groups, 40)}"),
         (c.top_p != 1,
          "top_p must stay 1 in training: the importance weight pi/mu would be biased on every "
          "token"),

@@ -21,8 +21,14 @@ def flush(path: Path) -> None:
 
 def write_safely(path: Path, text: str) -> None:
     """Write a small file so that a crash leaves the old text or the new one."""
+    write_lines_safely(path, [text])
+
+
+def write_lines_safely(path: Path, lines) -> None:
+    """Likewise a file of any size, from an iterable of texts."""
     temporary = path.with_suffix(".new")
-    temporary.write_text(text, encoding="utf-8")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.writelines(lines)
     flush(temporary)
     os.replace(temporary, path)
     flush(path.parent)
@@ -70,19 +76,38 @@ def is_no_number(value) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def cut_back(path: Path, step: int) -> list[dict]:
-    """Keep the rows of a .jsonl file up to `step`, and return them.
+def cut_back(path: Path, step: int) -> dict | None:
+    """Keep the rows of a .jsonl file up to `step`. Returns the last one; None if there is none.
 
     What was logged after the checkpoint will be logged again. Half lines, which a crash leaves, and
-    lines that are no row of a log are dropped.
+    lines that are no row of a log are dropped. One line at a time: a log may be larger than memory.
     """
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    kept, lines = [], []
-    for line in text.split("\n"):
-        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-            row = json.loads(line)
-            if row["step"] <= step:
-                lines.append(json.dumps(row) + "\n")
-                kept.append(row)
-    write_safely(path, "".join(lines))
-    return kept
+    last = None
+
+    def kept():
+        nonlocal last
+        for row in read_rows(path):
+            if row is not None and row["step"] <= step:
+                last = row
+                yield json.dumps(row) + "\n"
+
+    write_lines_safely(path, kept())
+    return last
+
+
+def read_rows(path: Path):
+    """The rows of a log, one after the other; None for a line that is no row of a log."""
+    if not path.exists():
+        return
+    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+        for line in file:
+            yield row_of(line)
+
+
+def row_of(line: str) -> dict | None:
+    """A line of a log: an object with its "step"."""
+    with contextlib.suppress(ValueError, RecursionError):
+        row = json.loads(line)
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            return row
+    return None

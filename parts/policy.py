@@ -4,7 +4,7 @@ What it must not do is differ from the engine's model, or from itself a moment l
 anywhere, attention as the family defines it, and Hugging Face's class as Hugging Face wrote it.
 """
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -91,10 +91,21 @@ class Row:
     old: torch.Tensor | None = None  # log pi_old of the response [T]
     # [T, MoE layers], whether the trainer's routers chose what the engine used
     agrees: torch.Tensor | None = None
+    # left by the update, for the log (record.py):
+    mini: int = 0  # in which of the optimizer steps
+    seen: dict = field(default_factory=dict)  # theta, mask, weight, entropy: each [T]
 
     @property
     def length(self) -> int:
         return len(self.ids) - self.prompt_length
+
+
+def leave(rows: list[Row], **values_T) -> None:
+    """Leave on each row its own part of what was computed for all of them, [T] each."""
+    lengths = [row.length for row in rows]
+    for name, value_T in values_T.items():
+        for row, part in zip(rows, value_T.split(lengths)):
+            row.seen[name] = part
 
 
 def micro_batches(rows: list[Row], tokens: int, padding: float = 0.05) -> list[list[Row]]:

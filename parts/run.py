@@ -27,6 +27,7 @@ from parts.plot import draw_run
 from parts.policy import load_policy
 from parts.probe import Limits, Probe, limits
 from parts.routing_replay import choose_replay, is_supported
+from parts.record import group_row, recorded
 from parts.screen import quiet_end, shown
 from parts.stop import Interrupted, Stop
 
@@ -66,20 +67,28 @@ class Run:
 
 
 class WatchedEngine:
-    """The engine as the sampler sees it, with a progress bar, and a way out for Ctrl-C."""
+    """The engine as the sampler sees it, with a progress bar, and a way out for Ctrl-C.
+
+    It also notes on every rollout between which engine steps it was written.
+    """
 
     def __init__(self, engine, max_tokens: int):
         self.engine, self.max_tokens = engine, max_tokens
+        self.steps, self.submitted = 0, {}
         self.bar = tqdm(total=0, desc="  sampling", leave=False, unit="sample", delay=2, position=1)
 
     def submit(self, key, problem) -> None:
         self.bar.total += 1
+        self.submitted[key] = self.steps
         self.engine.submit(key, problem.prompt_ids, self.max_tokens)
 
     def step(self) -> list:
         if Stop.requested:
             raise Interrupted
         finished = self.engine.step()
+        self.steps += 1
+        for key, rollout in finished:
+            rollout.submitted, rollout.finished = self.submitted.pop(key), self.steps
         self.bar.update(len(finished))
         return finished
 
@@ -249,27 +258,16 @@ def every(count: int, step: int) -> bool:
     return count > 0 and step % count == 0
 
 
-def log(step: int, groups, metrics: dict, run: Run, count: int = 2) -> None:
-    """One line of metrics.jsonl, and the samples of the first `count` prompts to samples.jsonl.
-
-    Whole prompts and completions are what to read when a curve looks odd.
-    """
+def log(step: int, groups, metrics: dict, run: Run) -> None:
+    """One line of metrics.jsonl, and one of groups.jsonl for every prompt that is recorded."""
     for key in ("samples", "tokens", "seconds"):
         run.state[f"{key}_total"] += metrics[key]
         metrics[f"{key}_total"] = run.state[f"{key}_total"]
     files.append(run.folder / "metrics.jsonl", dict(step=step, **metrics))
     warn_of_verifier(step, groups)
-    for group in groups[:count]:
-        for s, coefficient in group.rows() or [(s, 0.0) for s in group.pool[:4]]:
-            files.append(run.folder / "samples.jsonl", sample_row(step, group, s, coefficient))
-
-
-def sample_row(step: int, group, s, coefficient: float) -> dict:
-    return dict(
-        step=step, prompt=group.problem.prompt, gold=group.problem.answer,
-        completion=s.rollout.text, reward=s.reward, status=s.status,
-        finish_reason=s.rollout.finish_reason, advantage=coefficient, baseline=group.baseline,
-        outcome=group.outcome, pool=len(group.pool))
+    for group in recorded(groups, run.config.log_groups):
+        row = group_row(step, group, run.engine.tokenizer)
+        files.append(run.folder / "groups.jsonl", row)
 
 
 def warn_of_verifier(step: int, groups, most: float = 0.02) -> None:
@@ -348,10 +346,10 @@ def resume(run: Run, newest: Path | None) -> None:
         print(f"continuing after step {run.state['step']}")
     last = run.state["step"] if newest else -1
     files.cut_back(run.folder / "metrics.jsonl", last)
-    files.cut_back(run.folder / "samples.jsonl", last)
-    evaluations = files.cut_back(run.folder / "eval.jsonl", last)
-    if evaluations:  # they come after the checkpoint of their step: the log knows which are done
-        run.state |= dict(evaluated=evaluations[-1]["step"], accuracy=evaluations[-1]["avg"])
+    files.cut_back(run.folder / "groups.jsonl", last)
+    done = files.cut_back(run.folder / "eval.jsonl", last)
+    if done:  # evaluations come after the checkpoint of their step: the log knows which are done
+        run.state |= dict(evaluated=done["step"], accuracy=done["avg"])
     run.saved = run.state["step"]
 
 

@@ -8,10 +8,12 @@ import numpy
 import pytest
 import torch
 
+from ada_sampler import Group, Sample
 from parts import checkpoint, files
 from parts import run as running
 from parts.config import Config
 from parts.data import Stream
+from parts.engine import Rollout
 from parts.run import Estimator, Run
 from parts.stop import Interrupted, Stop
 from test_checkpoint import taught
@@ -25,7 +27,7 @@ def run(tmp_path, monkeypatch):
     config = Config(name="mine", steps=30, checkpoint_every=10, lr=0.1, sampler="ada-est")
     made = Run(
         folder=tmp_path, lock=None, config=config,
-        engine=SimpleNamespace(close=lambda: closed.append(True)), grader=None, held_out=[],
+        engine=SimpleNamespace(close=lambda: closed.append(True), tokenizer=None), grader=None, held_out=[],
         stream=Stream(list(range(50)), seed=0), estimator=Estimator(config), probe=None,
         **dict(zip(("policy", "optimizer", "schedule"), taught(config, 0))))
     made.drawn, made.closed = drawn, closed
@@ -37,15 +39,13 @@ def rows(run, name):
 
 
 def sample(text, status="wrong", reward=0.0):
-    rollout = SimpleNamespace(text=text, token_ids=[1, 2], logprobs=[-0.1, -0.2],
-                              finish_reason="stop")
-    return SimpleNamespace(rollout=rollout, status=status, reward=reward)
+    return Sample(0, 0, Rollout([1, 2], [-0.1, -0.2], "stop", text), reward, status)
 
 
 def group(name, kept, pool, baseline=0.25):
-    problem = SimpleNamespace(prompt=f"<{name}>", answer=f"gold {name}", prompt_ids=[7, 8])
-    return SimpleNamespace(problem=problem, pool=pool, rows=lambda: kept, baseline=baseline,
-                           outcome="resolved")
+    problem = SimpleNamespace(prompt=f"<{name}>", answer=f"gold {name}", id=name, prompt_ids=[7, 8])
+    return Group(0, problem, pool, outcome="resolved", baseline=baseline,
+                 kept=[s for s, _ in kept], advantages=[a for _, a in kept], weights=[1.0] * len(kept))
 
 
 def metrics_of(**changes):
@@ -64,17 +64,16 @@ def test_totals_add_up_over_the_steps(run):
     assert run.state["samples_total"] == 6 and run.state["tokens_total"] == 60
 
 
-def test_the_samples_of_the_first_two_prompts_can_be_read(run):
-    a, b, *others = [sample(name, "correct", 1.0) for name in "abcdefgh"]
-    groups = [group("one", [(a, 0.75), (b, -0.5)], pool=[a, b, *others]),
-              group("two", [], pool=others), group("three", [(a, 1.0)], pool=[a])]
+@pytest.mark.parametrize("count, places", [("0", []), ("2", [0, 1]), ("9", [0, 1, 2]),
+                                           ("all", [0, 1, 2])])
+def test_so_many_prompts_of_a_step_are_recorded_and_not_more(run, count, places):
+    run.config.log_groups = count
+    groups = [Group(i, SimpleNamespace(prompt=f"<{i}>", answer="7", id=str(i))) for i in range(3)]
     running.log(5, groups, metrics_of(), run)
-    found = rows(run, "samples.jsonl")
-    assert found[0] == dict(
-        step=5, prompt="<one>", gold="gold one", completion="a", reward=1.0, status="correct",
-        finish_reason="stop", advantage=0.75, baseline=0.25, outcome="resolved", pool=8)
-    assert [(row["prompt"], row["completion"], row["advantage"]) for row in found[1:]] == [
-        ("<one>", "b", -0.5), *(("<two>", text, 0.0) for text in "cdef")]
+    found = rows(run, "groups.jsonl") if places else []
+    assert [(row["step"], row["place"], row["prompt"], row["gold"]) for row in found] == [
+        (5, i, f"<{i}>", "7") for i in places]
+    assert (run.folder / "groups.jsonl").exists() == bool(places)
 
 
 @pytest.mark.parametrize("status, failed, warned", [
@@ -171,16 +170,33 @@ def test_a_phase_that_ends_well_keeps_what_it_took(run):
 
 
 def test_sampling_stops_at_once_when_asked_to(monkeypatch):
-    asked = []
+    asked, rollout = [], Rollout([1], [-0.1], "stop", "")
     inner = SimpleNamespace(submit=lambda *request: asked.append(request),
-                            step=lambda: [("key", "rollout")], busy=True)
+                            step=lambda: [("key", rollout)], busy=True)
     engine = running.WatchedEngine(inner, max_tokens=9)
     engine.submit("key", SimpleNamespace(prompt_ids=[1, 2]))
     assert asked == [("key", [1, 2], 9)] and engine.busy
-    assert engine.step() == [("key", "rollout")] and (engine.bar.n, engine.bar.total) == (1, 1)
+    assert engine.step() == [("key", rollout)] and (engine.bar.n, engine.bar.total) == (1, 1)
     monkeypatch.setattr(Stop, "requested", True)
     with pytest.raises(Interrupted):
         engine.step()
+    engine.bar.close()
+
+
+def test_every_sample_knows_the_engine_steps_between_which_it_was_written():
+    """Two are asked for at once, and a third when the first has ended; a step may end nothing."""
+    rollouts = {key: Rollout([1], [-0.1], "stop", key) for key in "abc"}
+    ends = iter([[], ["a"], [], ["c", "b"]])
+    inner = SimpleNamespace(submit=lambda *request: None, busy=True,
+                            step=lambda: [(key, rollouts[key]) for key in next(ends)])
+    engine, problem = running.WatchedEngine(inner, max_tokens=9), SimpleNamespace(prompt_ids=[1])
+    engine.submit("a", problem)
+    engine.submit("b", problem)
+    for step in range(4):
+        if [key for key, _ in engine.step()] == ["a"]:
+            engine.submit("c", problem)
+    assert {key: (r.submitted, r.finished) for key, r in rollouts.items()} == dict(
+        a=(0, 2), b=(0, 4), c=(2, 4))
     engine.bar.close()
 
 
@@ -213,7 +229,7 @@ def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
     assert again.state["samples_total"] == 80
     assert (again.state["evaluated"], again.state["accuracy"]) == (10, 0.5)  # after the checkpoint
     assert [row["step"] for row in rows(run, "metrics.jsonl")] == list(range(1, 11))
-    assert [row["step"] for row in rows(run, "samples.jsonl")] == list(range(1, 11))
+    assert [row["step"] for row in rows(run, "groups.jsonl")] == list(range(1, 11))
     assert [row["step"] for row in rows(run, "eval.jsonl")] == [10]
     assert list(again.steps()) == list(range(11, 31))
 
@@ -226,12 +242,12 @@ def test_an_evaluation_that_a_crash_has_cut_short_is_not_taken_for_done(run):
 
 
 def test_without_a_checkpoint_a_resumed_run_begins_at_the_beginning(run):
-    for name in ("metrics.jsonl", "samples.jsonl", "eval.jsonl"):
+    for name in ("metrics.jsonl", "groups.jsonl", "eval.jsonl"):
         files.append(run.folder / name, dict(step=0, avg=0.5))
         files.append(run.folder / name, dict(step=1, avg=0.5))
     running.resume(run, None)
     assert (run.state["step"], run.state["evaluated"], run.stream.cursor) == (0, -1, 0)
-    for name in ("metrics.jsonl", "samples.jsonl", "eval.jsonl"):
+    for name in ("metrics.jsonl", "groups.jsonl", "eval.jsonl"):
         assert rows(run, name) == []
 
 

@@ -62,9 +62,9 @@ def test_a_run_leaves_what_its_reader_needs(learnt):
                 "weight_max", "grad_norm", "seconds_sample", "seconds_train", "seconds_sync", "rounds_histogram", "verdicts"):
         assert all(key in row for row in metrics), key
     assert all(row["kl_k3"] < 1e-8 and abs(row["weight_mean"] - 1) < 1e-3 for row in metrics)  # fp32: engine = trainer
-    samples = lines(run / "samples.jsonl")
-    assert {row["step"] for row in samples} == set(range(1, 31))
-    assert all(row["prompt"].startswith("<|user|>") and row["reward"] in (0, 1) for row in samples)
+    groups = lines(run / "groups.jsonl")
+    assert [row["step"] for row in groups] == [step for step in range(1, 31) for _ in range(2)]
+    assert all(row["prompt"].startswith("<|user|>") and s["reward"] in (0, 1) for row in groups for s in row["pool"])
     assert (run / "curves.png").stat().st_size > 10_000
     assert [p.name for p in sorted((run / "checkpoints").iterdir())] == ["step-000015", "step-000030"]
     config = json.loads((run / "config.json").read_text())
@@ -85,7 +85,7 @@ def test_the_adapter_gives_the_same_logprobs_with_plain_peft_and_with_vllm(learn
     base = AutoModelForCausalLM.from_pretrained(tiny.folder())
     policy = PeftModel.from_pretrained(base, run / "checkpoints" / "step-000030")
     tokenizer = AutoTokenizer.from_pretrained(tiny.folder())
-    texts = [row["prompt"] + row["completion"] for row in lines(run / "samples.jsonl")[-6:]]
+    texts = [row["prompt"] + s["text"] for row in lines(run / "groups.jsonl")[-2:] for s in row["pool"][:3]]
     rows = [Row(tokenizer.encode(text), 1, [], 0.0) for text in texts]
     with torch.no_grad():
         plain = [policy(input_ids=torch.tensor([row.ids])).logits.log_softmax(-1)[0, :-1].gather(
@@ -113,7 +113,7 @@ def test_resumed_equals_uninterrupted(tmp_path, learnt, flags):
     out = train(tmp_path, "--name", "parts", "--resume", "--steps", "6")
     assert "continuing after step 2" in out
     assert sum(row["optimizer_steps"] for row in lines(tmp_path / "runs/whole/metrics.jsonl")) >= 5
-    for log in ("metrics.jsonl", "eval.jsonl", "samples.jsonl"):
+    for log in ("metrics.jsonl", "eval.jsonl", "groups.jsonl"):
         whole, parts = (without_times(lines(tmp_path / "runs" / name / log)) for name in ("whole", "parts"))
         if log == "eval.jsonl":  # the shorter run also evaluated at its own end, step 3, as every third step does
             assert [row["step"] for row in whole] == [row["step"] for row in parts]

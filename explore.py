@@ -1,0 +1,269 @@
+"""See a run: its logs become one HTML page, which needs no server and no network.
+
+    python explore.py runs/NAME                         # writes runs/NAME/explore.html
+    python explore.py runs/NAME --against runs/OTHER    # two runs side by side
+    python explore.py runs/NAME --steps 1-50            # of a long run, these steps in full
+
+The page shows the curves, every recorded prompt's rounds, and of every token that was trained on
+its three probabilities and Eq. 7 with its numbers. What is recorded is decided while a run trains
+(--log-groups of minirl.py) and written to groups.jsonl: see docs/explore.md.
+
+A page of more than 20 MB is not made: what does not fit is left out, tokens first, and the page and
+this program say so. The data are embedded as gzipped JSON in base64, which makes them a seventh of
+their size and leaves nothing in what a model wrote that a browser could take for HTML.
+"""
+import base64
+import gzip
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from parts import files
+from parts.flags import in_one_sentence, parse_flags
+from parts.folder import settings
+from parts.plot import read_rows
+from parts.screen import quiet_end, shown
+from rewards import extract_answer
+
+TEMPLATE = Path(__file__).parent / "parts" / "explore.html"
+PLACE = "/*DATA*/"  # where the template has the data
+MOST_BYTES = 20_000_000  # of a page
+MOST_TEXT = 64_000_000  # characters of JSON that a browser opens within 3 seconds
+MOST_ROWS = 2000  # steps per curve: no screen has more
+OF_TOKENS = ("ids", "tokens", "mu", "theta", "old", "mask", "weight", "entropy", "agrees")
+OF_TEXTS = ("text", "reason")
+ABSENT, BARE, WITH_TEXTS, WHOLE = range(4)  # how much of a recorded prompt is in the page
+
+
+@dataclass
+class PageConfig:
+    """What is shown."""
+
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")] = ""
+    """folder of a run, such as runs/NAME"""
+    against: str = ""
+    """folder of another run, to be shown beside it"""
+    steps: str = ""
+    """only the prompts of these steps, such as 1-50 or 7; empty = all. Curves are always whole"""
+
+    def validate(self) -> None:
+        """Raises ValueError, one sentence, for what cannot work."""
+        if not self.run:
+            raise ValueError("name the folder of a run, such as runs/NAME")
+        if self.against and Path(self.run).resolve() == Path(self.against).resolve():
+            raise ValueError(f"{shown(self.run)} cannot be compared with itself: name another run "
+                             "with against")
+        first_and_last(self.steps)
+
+
+def first_and_last(steps: str) -> tuple[int, int] | None:
+    """(1, 50) of "1-50"; None of "". Raises ValueError for what is neither a step nor a range."""
+    if not steps:
+        return None
+    found = re.fullmatch("([0-9]{1,9})(?:-([0-9]{1,9}))?", steps)
+    if not found or int(found[2] or found[1]) < int(found[1]):
+        raise ValueError(f"steps must be a step such as 7 or a range such as 1-50, not "
+                         f"{shown(steps, 40)}")
+    return int(found[1]), int(found[2] or found[1])
+
+
+# ------------------------------------------------------------------------------ the logs
+@dataclass
+class Recorded:
+    """A line of groups.jsonl. Its tokens stay on the disk until it is clear that they fit."""
+
+    row: dict  # without tokens
+    file: object
+    at: int  # its place in the file, in bytes
+    sizes: tuple[int, int, int, int]  # in characters: ABSENT, BARE, WITH_TEXTS, WHOLE
+    rank: tuple = ()  # who comes first where not all fit
+
+    def shown_as(self, level: int) -> dict:
+        """The row as the page gets it."""
+        if level == BARE:
+            return self.row | dict(pool=[without(s, OF_TEXTS) for s in self.row["pool"]])
+        if level == WITH_TEXTS:
+            return self.row
+        self.file.seek(self.at)
+        whole = files.row_of(self.file.readline().decode(errors="replace"))
+        return self.row | dict(pool=[now | s for now, s in zip(whole["pool"], self.row["pool"])])
+
+
+def without(sample: dict, names: tuple) -> dict:
+    return {name: value for name, value in sample.items() if name not in names}
+
+
+def read_run(folder: Path, span: tuple[int, int] | None) -> tuple[dict, list[str]]:
+    """A run as the page gets it, but with `Recorded` groups; and what is to be said about it.
+
+    Raises SystemExit if the folder is none of a run, or of one without a finished step.
+    """
+    if not folder.is_dir():
+        raise SystemExit(f"{shown(folder)} is no folder: name that of a run, such as runs/NAME.")
+    config = settings(folder)
+    if config is None:
+        raise SystemExit(f"{shown(folder)} holds no config.json, so it is no training run: name "
+                         "the folder of one, such as runs/NAME.")
+    metrics, notes = thinned(read_rows(folder / "metrics.jsonl"))
+    if not metrics:
+        raise SystemExit(f"{shown(folder)} has no finished step yet: there is nothing to see.")
+    groups, damaged = read_groups(folder / "groups.jsonl", span)
+    if damaged:
+        notes.append(f"Damaged lines of {shown(folder)}/groups.jsonl that were left out "
+                     f"(a crash leaves one): {damaged}.")
+    if not groups:
+        which = f"in steps {span[0]} to {span[1]}" if span else "at all"
+        notes.append(f"{shown(folder)} has no recorded prompts {which}, so it has curves only "
+                     "(--log-groups of minirl.py).")
+    evals = read_rows(folder / "eval.jsonl", ("data", "step"))
+    run = dict(name=folder.resolve().name, config=config, metrics=metrics, evals=evals)
+    return run | dict(groups=groups), notes
+
+
+def thinned(rows: list[dict]) -> tuple[list[dict], list[str]]:
+    """Every so many of the rows, if there are more than a curve can show; and a note of it."""
+    stride = -(-len(rows) // MOST_ROWS)
+    if stride <= 1:
+        return rows, []
+    return rows[::stride], [f"The curves show one step in {stride}."]
+
+
+def read_groups(file: Path, span: tuple[int, int] | None) -> tuple[list[Recorded], int]:
+    """(the recorded prompts of these steps in the order of the log, how many lines are damaged)."""
+    found, damaged, at = [], 0, 0
+    if not file.exists():
+        return found, damaged
+    log = open(file, "rb")  # stays open: a run that goes on may put another in its place
+    for line in log:
+        if within(line, span):
+            try:
+                found.append(recorded(line, log, at))
+            except (AttributeError, KeyError, TypeError):
+                damaged += 1
+        at += len(line)
+    rank(found)
+    return found, damaged
+
+
+def within(line: bytes, span: tuple[int, int] | None) -> bool:
+    """Whether a line is of these steps. It begins with its step, and need not be parsed for it."""
+    step = re.match(rb'\{"step": (\d+),', line)
+    return span is None or step is None or span[0] <= int(step[1]) <= span[1]
+
+
+def recorded(line: bytes, log, at: int) -> Recorded:
+    """A line, with what each answer's box holds. Raises one of three errors if it is damaged."""
+    row = files.row_of(line.decode(errors="replace"))
+    for s in row["pool"]:
+        s["answer"] = extract_answer(s["text"])
+    row["pool"] = [without(s, OF_TOKENS) for s in row["pool"]]
+    texts = sum(len(json.dumps(s[name])) for s in row["pool"] for name in OF_TEXTS)
+    size = len(json.dumps(row))
+    return Recorded(row, log, at, (0, size - texts, size, max(size, len(line))))
+
+
+def rank(found: list[Recorded]) -> None:
+    """Who comes first where not all fit: each step's first prompt, then each step's second.
+
+    Among those, steps that are divided by a large power of two: they are evenly spread.
+    """
+    seen = {}
+    for one in found:
+        step = one.row["step"]
+        seen[step] = seen.get(step, 0) + 1
+        one.rank = (seen[step], -(step & -step))
+
+
+# ------------------------------------------------------------------------------ what fits
+def choose(groups: list[Recorded], room: int) -> list[int]:
+    """How much of each prompt is shown, within `room` characters: one of the levels per prompt.
+
+    All are there before any has its texts, and all have their texts before any has its tokens.
+    """
+    levels = [ABSENT] * len(groups)
+    order = sorted(range(len(groups)), key=lambda i: groups[i].rank)
+    for level in (BARE, WITH_TEXTS, WHOLE):
+        for i in order:
+            sizes = groups[i].sizes
+            more = sizes[level] - sizes[level - 1]
+            if levels[i] == level - 1 and more <= room:
+                levels[i] = level
+                room -= more
+    return levels
+
+
+def left_out(levels: list[int]) -> list[str]:
+    """What is not in the page for want of room, as sentences; none if all is there."""
+    cut = [(WHOLE, "without their tokens"), (WITH_TEXTS, "without their texts"),
+           (BARE, "not at all")]
+    counts = [(sum(level < least for level in levels), how) for least, how in cut]
+    parts = [f"{count:,} {how}" for count, how in counts if count]
+    if not parts:
+        return []
+    return [f"To keep this page small, of {len(levels):,} recorded prompts {', '.join(parts)}: "
+            "--steps 1-50 shows fewer steps in full."]
+
+
+def fitting_page(runs: list[dict], notes: list[str], template: str) -> tuple[str, list[str]]:
+    """The page, at most MOST_BYTES long, and all that is to be said of what is not in it."""
+    groups, room = [one for run in runs for one in run["groups"]], MOST_TEXT
+    while True:
+        levels = choose(groups, room)
+        said = notes + left_out(levels)
+        page = page_of(data_of(runs, levels, said), template)
+        if len(page) <= MOST_BYTES or not any(levels):
+            return page, said
+        used = sum(one.sizes[level] for one, level in zip(groups, levels))
+        room = int(0.9 * used * MOST_BYTES / len(page))
+
+
+def data_of(runs: list[dict], levels: list[int], said: list[str]) -> dict:
+    """What the page reads: see docs/explore.md."""
+    left, shown_runs = iter(levels), []
+    for run in runs:
+        pairs = [(one, next(left)) for one in run["groups"]]
+        rows = [one.shown_as(level) for one, level in pairs if level != ABSENT]
+        shown_runs.append(run | dict(groups=rows))
+    return dict(left_out=" ".join(said), runs=shown_runs)
+
+
+# ------------------------------------------------------------------------------ the page
+def page_of(data: dict, template: str) -> str:
+    """The template with the data: gzipped JSON in base64, which no text can break out of."""
+    packed = gzip.compress(json.dumps(data, separators=(",", ":")).encode(), 6, mtime=0)
+    return template.replace(PLACE, base64.b64encode(packed).decode())
+
+
+def main(config: PageConfig) -> None:
+    span = first_and_last(config.steps)
+    folders = [Path(name) for name in (config.run, config.against) if name]
+    read = [read_run(folder, span) for folder in folders]
+    notes = [note for _, some in read for note in some]
+    if span:
+        notes.append(f"Prompts of steps {span[0]} to {span[1]} only (--steps).")
+    page, said = fitting_page([run for run, _ in read], notes, TEMPLATE.read_text(encoding="utf-8"))
+    path = folders[0] / "explore.html"
+    try:
+        files.write_safely(path, page)
+    except OSError as error:
+        raise SystemExit(f"The page cannot be written: {shown(error)}") from None
+    for sentence in said:
+        print(sentence)
+    print(f"{path} ({len(page) / 1e6:.1f} MB): open it in a browser")
+
+
+def parse(argv: list[str] | None = None) -> PageConfig:
+    """Flags to PageConfig. Ends the program with code 2 and one sentence if they cannot work."""
+    with in_one_sentence("explore.py"):
+        config = parse_flags(PageConfig, argv, "explore.py", "A run's logs as one HTML page.")
+        config.validate()
+    return config
+
+
+if __name__ == "__main__":
+    with quiet_end():
+        main(parse())

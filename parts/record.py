@@ -1,0 +1,84 @@
+"""What a run leaves for `explore.py`: whole pools, and what the update saw of every token.
+
+`group_row` makes a line of runs/NAME/groups.jsonl of a prompt and all that was drawn for it in one
+step. docs/explore.md explains the columns. To read some of it without the page:
+
+    jq '.prompt, (.pool[] | {reward, kept, text})' runs/NAME/groups.jsonl
+"""
+import math
+
+import torch
+
+# Log-probs of float32 have about seven digits. With these decimals a token's term of the objective
+# can be computed again to 1e-6, and a page can show what the update did.
+DECIMALS = 7
+
+
+def recorded(groups: list, count: str) -> list:
+    """The groups that are logged: "all", or the first so many of the batch.
+
+    The batch comes in shuffled order, so the first are no choice. (Under a limit of samples or
+    tokens per step they are: what is left of it is offered in the order of the batch.) dapo's
+    further prompts follow behind the batch.
+    """
+    return groups if count == "all" else groups[:int(count)]
+
+
+def group_row(step: int, group, tokenizer) -> dict:
+    """A prompt of one step: its pool in the order of drawing, and how it was judged and closed."""
+    kept = {s.index: (a, a * w) for s, a, w in zip(group.kept, group.advantages, group.weights)}
+    rewards = [s.reward for s in group.pool]
+    return dict(
+        step=step, place=group.index, refill=group.refill, id=group.problem.id,
+        prompt=group.problem.prompt, gold=group.problem.answer, outcome=group.outcome,
+        pool_mean=sum(rewards) / len(rewards) if rewards else None,
+        baseline=group.baseline, p_hat=group.p_hat,
+        opened=group.pool[0].rollout.submitted if group.pool else None,
+        pool=[sample_row(s, kept.get(s.index), tokenizer) for s in group.pool])
+
+
+def sample_row(s, kept: tuple[float, float] | None, tokenizer) -> dict:
+    """A draw; `kept`: its advantage and its coefficient, None if the update did not get it."""
+    rollout = s.rollout
+    row = dict(
+        round=s.round, submit=rollout.submitted, finish=rollout.finished, reward=s.reward,
+        status=s.status, reason=s.why, finish_reason=rollout.finish_reason, text=rollout.text,
+        length=len(rollout.token_ids), kept=kept is not None)
+    if kept:
+        row |= dict(advantage=kept[0], coefficient=kept[1])
+    if rollout.row is not None and rollout.row.seen:
+        row |= token_columns(rollout.row, rollout.token_ids, tokenizer)
+    return row
+
+
+def token_columns(row, token_ids: list[int], tokenizer) -> dict:
+    """What the update saw of a sample, an entry per token. pi_old only where it is not pi_theta."""
+    columns = dict(scale=row.scale, mini=row.mini, ids=token_ids,
+                   tokens=pieces(token_ids, tokenizer), mu=numbers(row.mu),
+                   theta=numbers(row.seen["theta"].tolist()))
+    if not torch.equal(row.old, row.seen["theta"]):
+        columns["old"] = numbers(row.old.tolist())
+    columns |= dict(
+        mask="".join("1" if x else "0" for x in row.seen["mask"].tolist()),
+        weight=numbers(row.seen["weight"].tolist()),
+        entropy=numbers(row.seen["entropy"].tolist(), 4))
+    if row.agrees is not None:  # [T, MoE layers]
+        columns["agrees"] = numbers(row.agrees.float().mean(1).tolist(), 4)
+    return columns
+
+
+def pieces(token_ids: list[int], tokenizer) -> list[str]:
+    """The text that each token adds to the one before it, special tokens included.
+
+    Decoded on its own, a token would lose the space that some tokenizers put in front of it. A
+    character that is made of several tokens shows as U+FFFD.
+    """
+    pairs = [token_ids[max(i - 1, 0):i + 1] for i in range(len(token_ids))]
+    before = tokenizer.batch_decode([pair[:-1] for pair in pairs])
+    both = tokenizer.batch_decode(pairs)
+    return [text[len(first):] for first, text in zip(before, both)]
+
+
+def numbers(values: list[float], decimals: int = DECIMALS) -> list[float | None]:
+    """Rounded; None for what JSON has no number for, such as the log-probs of a broken update."""
+    return [round(value, decimals) if math.isfinite(value) else None for value in values]
