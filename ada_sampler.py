@@ -176,8 +176,8 @@ class Sample:
     rollout: Any = None  # None while the engine is writing
     reward: float = 0.0  # as the grader gave it
     status: str | None = None  # the grader's word for it; None while there is no verdict
-    why: str = ""  # the grader's reason, where it gives one
     correct: bool = False  # reward > tau
+    why: str = ""  # the grader's reason, where it gives one
 
 
 @dataclass

@@ -20,6 +20,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 from ada_sampler import Estimator
 from minirl import sample, update
 from parts.config import Config, resolve
+from parts.engine import Rollout
 from parts.flags import parse_flags
 from parts.routing_replay import RoutingReplay
 from parts.run import learner
@@ -44,7 +45,7 @@ class RandomWriter:
         right = self.rng.random() < RATES[prompt_ids[0]]
         T = self.rng.choice((2, 5))  # few lengths: few micro-batches
         length = len(prompt_ids) + T - 1
-        self.queue.append((key, SimpleNamespace(
+        self.queue.append((key, Rollout(
             token_ids=[self.rng.randrange(WORDS) for _ in range(T)],
             logprobs=[-math.log(WORDS) + self.rng.gauss(0, 0.3) for _ in range(T)],
             routes=torch.tensor([[[0, 1]]] * length) if self.routes else None,
@@ -79,7 +80,8 @@ class Problems:
 
     def take(self, count: int) -> list:
         places = [next(self.at) % len(RATES) for _ in range(count)]
-        return [SimpleNamespace(id=str(i), answer="", prompt_ids=[i, 3]) for i in places]
+        return [SimpleNamespace(id=str(i), prompt=f"<{i}>", answer="", prompt_ids=[i, 3])
+                for i in places]
 
 
 def random_policy(mixture: bool):
