@@ -34,7 +34,7 @@ AUTO = {  # what 0 stands for: with the built-in models, and with real ones
 RESUMABLE = frozenset({
     "name", "resume", "steps", "lr", "eval_every", "checkpoint_every", "keep_checkpoints",
     "sync", "engine_memory", "sleep", "engine_sequences", "micro_tokens",
-    "gradient_checkpointing", "graders", "log_groups"})
+    "gradient_checkpointing", "graders", "log_groups", "report_to"})
 
 
 # ------------------------------------------------------------------------------ the settings
@@ -160,6 +160,8 @@ class RunSettings:
     """older checkpoints are removed"""
     log_groups: str = "2"
     """prompts of each step whose samples are logged for explore.py: a number, or all"""
+    report_to: Literal["none", "trackio", "wandb", "tensorboard"] = "none"
+    """a tracker that shows the run's logs: see docs/tracking.md"""
 
 
 @dataclass

@@ -6,6 +6,7 @@ are added and never altered, so that for every line of the logs it is known how 
 """
 import importlib.metadata
 import json
+import shutil
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 from parts.files import lock, read_json, write_safely
 from parts.screen import shown
 
-LEFT_BY_A_FIRST_START = {".lock", "config.new"}  # that was killed before it had a config.json
+LEFT_BY_A_FIRST_START = {".lock", "config.new", "tracker"}  # killed before it had a config.json
 
 
 def claim(folder: Path, resume: bool):
@@ -35,6 +36,7 @@ def claim(folder: Path, resume: bool):
     if (folder / "config.json").exists() and never_stepped(folder):
         for name in ("config.json", "eval.jsonl"):  # a first evaluation comes before the first step
             (folder / name).unlink(missing_ok=True)
+        shutil.rmtree(folder / "tracker", ignore_errors=True)
         return held
     if (folder / "config.json").exists():
         if not resume:

@@ -30,6 +30,7 @@ from parts.routing_replay import choose_replay, is_supported
 from parts.record import group_row, recorded
 from parts.screen import quiet_end, shown
 from parts.stop import Interrupted, Stop
+from parts.track import Tracker, open_tracker, require
 
 
 def fresh_state() -> dict:
@@ -57,6 +58,7 @@ class Run:
     saved: int = 0  # the step of the newest checkpoint
     state: dict = field(default_factory=fresh_state)
     bar: tqdm | None = None
+    tracker: Tracker | None = None  # --report-to
 
     def steps(self):
         """The steps that are still to be done, with a progress bar."""
@@ -108,6 +110,7 @@ def prepare(config: Config, grader) -> Run:
     from parts.models import fetch_model, load_tokenizer
 
     faulthandler.register(signal.SIGUSR1)  # kill -USR1 PID shows what every thread is doing
+    require(config.report_to)
     folder = Path("runs", config.name)
     lock = claim(folder, config.resume) if folder.exists() else None  # what is in use ends here
     path = fetch_model(config.model, config.max_prompt_tokens + config.max_tokens)
@@ -119,6 +122,7 @@ def prepare(config: Config, grader) -> Run:
     problems = digest(train)
     require_same_problems(folder, problems)
     newest = checkpoint.newest_sound(folder)
+    tracker = open_tracker(folder, config.report_to, settings_of(config))
     engine = start_engine(config, path, tokenizer, train[0].prompt)
     policy = load_policy(
         path, dtype=config.dtype, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed,
@@ -130,7 +134,7 @@ def prepare(config: Config, grader) -> Run:
         engine, policy, held_out[:64], limits=probe_limits(config, bool(policy.routing)),
         max_tokens=config.max_tokens, temperature=config.temperature)
     run = Run(folder, lock, config, engine, policy, optimizer, schedule, grader, held_out,
-              Stream(train, config.seed), Estimator(config), probe)
+              Stream(train, config.seed), Estimator(config), probe, tracker=tracker)
     after_step = checkpoint.step_of(newest) if newest else 0
     note_start(folder, settings_of(config), after_step, problems)
     resume(run, newest)
@@ -244,6 +248,8 @@ def record(step: int, groups, metrics: dict, run: Run) -> None:
     """A step is done: into the logs, into a checkpoint if one is due."""
     config, state = run.config, run.state
     log(step, groups, metrics, run)
+    if run.tracker:
+        run.tracker.send()
     state["step"] = step
     if metrics["skipped_steps"]:
         stop_if_broken(step, groups, metrics, run)
@@ -313,6 +319,8 @@ def record_evaluation(result: dict, run: Run) -> None:
     row = dict(step=state["step"], **totals, data=config.eval_data,
                temperature=config.eval_temperature, **result)
     files.append(run.folder / "eval.jsonl", row)
+    if run.tracker:
+        run.tracker.send()
     tqdm.write(f"step {state['step']:5d}   held-out avg@{config.eval_k} {result['avg']:6.1%} "
                f"[{result['ci_low']:.1%}, {result['ci_high']:.1%}]   "
                f"{state['samples_total']:,} samples, {state['seconds_total']:,.0f} s of training")
@@ -359,6 +367,8 @@ def finish(run: Run) -> None:
     if step > run.saved:  # interrupted while sampling
         save(run)
     run.engine.close()
+    if run.tracker:
+        run.tracker.close()
     if step:
         draw_run(run.folder)
     if step < config.steps:

@@ -1,0 +1,266 @@
+"""Trackers are sent each row of the logs once, whatever happens; the run never suffers for it."""
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT
+from parts import run as running
+from parts import track
+from parts.files import append
+from test_run import group, metrics_of, run, sample  # noqa: F401  (run is a fixture)
+
+HOSTILE = "| a | \x1b[2J \ud800 <b>x</b>\n$\\boxed{3}$ \u2028"
+
+
+def log_step(folder, step, loss=0.5):
+    """What training writes at a step, in the order in which it does."""
+    append(folder / "metrics.jsonl", dict(
+        step=step, loss=loss + step, bad=float("nan"), rounds_histogram=[3, 4],
+        verdicts=dict(correct=7)))
+    kept = dict(kept=True, text=HOSTILE, reward=1.0, status="correct", advantage=0.25)
+    append(folder / "groups.jsonl", dict(step=step, prompt=HOSTILE, gold="3",
+                                         pool=[kept, kept | dict(kept=False)]))
+
+
+def log_evaluation(folder, step):
+    append(folder / "eval.jsonl", {"step": step, "avg": 0.25, "data": "builtin", "pass": {"8": .5}})
+
+
+def as_sent(step, evaluated=False):
+    sent = {"train/loss": 0.5 + step, "train/verdicts/correct": 7,
+            "train/rounds_histogram/1": 3, "train/rounds_histogram/2": 4}
+    return sent | ({"held_out/avg": 0.25, "held_out/pass/8": 0.5} if evaluated else {})
+
+
+class Memory:
+    """A tracker that remembers, and fails while it is told to."""
+
+    broken = False
+
+    def __init__(self, folder, name, known):
+        self.name, self.rows, self.closed = name, [], False
+
+    def log(self, step, numbers, table):
+        if self.broken:
+            raise OSError(28, "No space left on device")
+        self.rows.append((step, numbers, table))
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    monkeypatch.setitem(track.TRACKERS, "memory", Memory)
+
+
+# ------------------------------------------------------------------------------ the real trackers
+def trackio_rows(place, folder):
+    found = {}
+    with sqlite3.connect(place / "trackio" / "minirl.db") as db:
+        for step, text in db.execute("select step, metrics from metrics order by id"):
+            row = json.loads(text)
+            assert not found.get(step, {}).keys() & row.keys(), f"step {step} twice"
+            found.setdefault(step, {}).update(row)
+        assert db.execute("select count(distinct run_name) from metrics").fetchone() == (1,)
+    tables = {step: row.pop("completions")["_value"] for step, row in found.items()
+              if "completions" in row}
+    assert all(row[0]["reward"] == 1.0 and "boxed{3}" in row[0]["completion"]
+               for row in tables.values())
+    return found, sorted(tables)
+
+
+def tensorboard_rows(place, folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tracker"), size_guidance=dict(scalars=0, tensors=0))
+    events.Reload()
+    found = {}
+    for name in events.Tags()["scalars"]:
+        for event in events.Scalars(name):
+            assert name not in found.get(event.step, {}), f"step {event.step} twice"
+            found.setdefault(event.step, {})[name] = event.value
+    texts = events.Tensors("completions/text_summary")
+    assert all(b"boxed{3}" in event.tensor_proto.string_val[0] for event in texts)
+    return found, [event.step for event in texts]
+
+
+def wandb_rows(place, folder):
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    found, tables, ids = {}, [], set()
+    for file in sorted(folder.glob("tracker/wandb/offline-run-*/*.wandb")):
+        for data in leveldb_records(file.read_bytes()[7:]):
+            record = Record.FromString(data)
+            ids |= {record.run.run_id} - {""}
+            row = {"/".join(item.nested_key) or item.key: json.loads(item.value_json)
+                   for item in record.history.item}
+            step = row.pop("_step", None)
+            if "completions/path" in row:
+                tables.append(step)
+                assert "boxed{3}" in (file.parent / "files" / row["completions/path"]).read_text()
+            row = {key: value for key, value in row.items() if key.startswith(("train", "held"))}
+            assert not found.get(step, {}).keys() & row.keys(), f"step {step} twice"
+            if row:
+                found.setdefault(step, {}).update(row)
+    assert len(ids) == 1
+    return found, tables
+
+
+def leveldb_records(data):
+    """wandb's files: records cut into blocks of 32 KiB, each part with 7 bytes (checksum, length,
+    kind: 1 whole, 2 first, 3 middle, 4 last) before it."""
+    at, record, start = 0, b"", 7  # the file's own head counts in the first block
+    while at + 7 <= len(data):
+        left = 32768 - (at + start) % 32768
+        if left < 7:
+            at += left
+            continue
+        length, kind = int.from_bytes(data[at + 4:at + 6], "little"), data[at + 6]
+        record += data[at + 7:at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            yield record
+            record = b""
+
+
+READERS = dict(trackio=trackio_rows, tensorboard=tensorboard_rows, wandb=wandb_rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", READERS)
+def test_a_real_tracker_gets_each_step_once_also_when_a_run_is_resumed(tmp_path, kind):
+    """Killed after step 3, resumed after the checkpoint of step 1: 2 and 3 are done again."""
+    pytest.importorskip(kind, reason=f"{kind} is not installed: make extras")
+    folder = tmp_path / "runs" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"config": {"lr": 0.5, "name": "mine"}, "starts": []}')
+    log_evaluation(folder, 0)
+    for step in (1, 2, 3):
+        log_step(folder, step)
+    send(tmp_path, folder, kind)
+    for log in ("metrics.jsonl", "groups.jsonl"):
+        (folder / log).write_text((folder / log).read_text().split("\n")[0] + "\n")
+    log_step(folder, 2, loss=99)
+    for step in (3, 4):
+        log_step(folder, step)
+    log_evaluation(folder, 4)
+    send(tmp_path, folder, kind)
+    found, tables = READERS[kind](tmp_path, folder)
+    wanted = {step: as_sent(step) for step in (1, 2, 3)} | {4: as_sent(4, evaluated=True)}
+    wanted[0] = {key: value for key, value in as_sent(4, True).items() if "held_out" in key}
+    assert found == wanted and tables == [1, 2, 3, 4]
+
+
+def send(place, folder, kind):
+    """As a user does it, without a network and without a login."""
+    mine = dict(TRACKIO_DIR=str(place / "trackio"), WANDB_MODE="offline", HOME=str(place))
+    done = subprocess.run(
+        [sys.executable, "-m", "parts.track", str(folder), kind], cwd=ROOT, text=True,
+        capture_output=True, env=os.environ | mine)
+    assert done.returncode == 0 and "WARNING" not in done.stdout, done.stdout + done.stderr
+
+
+def test_wandb_without_a_login_is_one_sentence(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="wandb is not installed: make extras")
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
+    with pytest.raises(SystemExit, match="not logged in: .*WANDB_MODE=offline") as ended:
+        track.require("wandb")
+    assert "\n" not in str(ended.value)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    track.require("wandb")
+
+
+@pytest.mark.parametrize("kind", ["trackio", "wandb", "tensorboard"])
+def test_a_tracker_that_is_not_installed_is_one_sentence(kind, monkeypatch):
+    monkeypatch.setattr(track.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match=f"needs the package {kind}: `pip install {kind}`"):
+        track.require(kind)
+    track.require("none")
+
+
+def test_a_tracker_that_does_not_start_is_one_sentence(tmp_path, monkeypatch):
+    class Unreachable:
+        def __init__(self, *_):
+            raise ConnectionError("no route to host")
+
+    monkeypatch.setitem(track.TRACKERS, "far", Unreachable)
+    with pytest.raises(SystemExit, match="far did not start .*no route to host.*leave --report-to"):
+        track.Tracker(tmp_path, "far", {})
+
+
+# ------------------------------------------------------------------------------ when it goes wrong
+def test_a_tracker_that_fails_costs_one_warning_and_no_row(tmp_path, memory, capsys, monkeypatch):
+    tracker = track.Tracker(tmp_path, "memory", {})
+    for step in range(1, 7):
+        monkeypatch.setattr(Memory, "broken", step in (2, 3, 5))
+        log_step(tmp_path, step)
+        tracker.send()
+    assert [step for step, _, _ in tracker.tracker.rows] == [1, 2, 3, 4, 5, 6]
+    assert [numbers for _, numbers, _ in tracker.tracker.rows] == [as_sent(s) for s in range(1, 7)]
+    out = capsys.readouterr().out
+    assert tracker.failures == 3 and out.count("WARNING") == 1 and "No space left" in out
+    tracker.close()
+    assert tracker.tracker.closed and capsys.readouterr().out == ""
+
+
+def test_what_never_arrived_is_said_at_the_end_and_can_be_sent_later(tmp_path, memory, capsys,
+                                                                     monkeypatch):
+    tracker = track.Tracker(tmp_path, "memory", {})
+    log_step(tmp_path, 1)
+    tracker.send()
+    monkeypatch.setattr(Memory, "broken", True)
+    log_step(tmp_path, 2)
+    tracker.send()
+    tracker.close()
+    assert f"1 steps did not reach memory: send them with `python -m parts.track {tmp_path}" in (
+        capsys.readouterr().out)
+    monkeypatch.setattr(Memory, "broken", False)
+    again = track.Tracker(tmp_path, "memory", {})
+    again.send()
+    assert [step for step, _, _ in again.tracker.rows] == [2]
+    assert again.tracker.name == tracker.tracker.name
+
+
+def test_half_a_line_waits_for_its_other_half(tmp_path, memory):
+    tracker, log = track.Tracker(tmp_path, "memory", {}), tmp_path / "metrics.jsonl"
+    for step in (1, 2):
+        log_step(tmp_path, step)
+    (tmp_path / "groups.jsonl").unlink()
+    whole, steps = log.read_bytes(), []
+    for end in (len(whole) // 2 - 1, len(whole) - 5, len(whole)):
+        log.write_bytes(whole[:end])
+        tracker.send()
+        steps.append([step for step, _, _ in tracker.tracker.rows])
+    assert steps == [[], [1], [1, 2]]
+
+
+def test_two_runs_of_one_name_are_two_in_the_tracker(tmp_path, memory):
+    names = {track.Tracker(tmp_path / place / "demo", "memory", {}).tracker.name for place in "ab"}
+    assert len(names) == 2 and all(name.startswith("demo-") for name in names)
+
+
+def test_texts_can_be_stored_by_any_tracker():
+    (row,) = track.table_of([dict(step=1, prompt=HOSTILE, gold="3", pool=[
+        dict(kept=True, text=HOSTILE, reward=1.0, status="correct", advantage=0.5)])])
+    assert row[1].encode() and row[3].encode() and r"\ud800" in row[3]
+
+
+# ------------------------------------------------------------------------------ in a run
+def test_a_run_sends_its_steps_and_evaluations_and_closes(run, memory):  # noqa: F811
+    run.tracker = track.open_tracker(run.folder, "memory", {})
+    running.record_evaluation(dict(avg=0.5, ci_low=0.4, ci_high=0.6, k=8), run)
+    running.record(1, [group("one", [(sample("a"), 1.0)], [])], metrics_of(), run)
+    sent = run.tracker.tracker.rows
+    assert [step for step, _, _ in sent] == [0, 1]
+    assert sent[0][1]["held_out/avg"] == 0.5 and sent[1][1]["train/samples"] == 8
+    running.finish(run)
+    assert run.tracker.tracker.closed
+    assert track.open_tracker(run.folder, "none", {}) is None
