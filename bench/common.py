@@ -1,7 +1,7 @@
-"""What the benchmarks share: the project without its main loop, models of any size, fair timing, result files.
+"""What the benchmarks share: the project without its loop, models of any size, fair timing, files.
 
-One thread, unless OMP_NUM_THREADS says otherwise: on a small machine two threads mostly wait for each other, and every
-ratio here is between two sides measured in turn in one process.
+One thread, unless OMP_NUM_THREADS says otherwise: on a small machine two threads mostly wait for
+each other, and every ratio here is between two sides measured in turn in one process.
 """
 import contextlib
 import json
@@ -21,7 +21,7 @@ RESULTS = ROOT / "bench" / "results"
 sys.path.insert(0, str(ROOT))
 
 
-# -------------------------------------------------------------------------------------------------------- timing
+# ------------------------------------------------------------------------------------------- timing
 def seconds(call, *args) -> float:
     """Wall time of one call, the work it left on a GPU included."""
     import torch
@@ -35,7 +35,8 @@ def seconds(call, *args) -> float:
 
 
 def alternate(repeats: int, warm_up: bool = True, **sides) -> dict[str, list[float]]:
-    """Seconds of every side (a function without arguments), `repeats` times in turn: what slows one slows all."""
+    """Seconds of every side (a function without arguments), `repeats` times in turn: what slows one
+    slows all."""
     taken = {name: [] for name in sides}
     for i in range(repeats + warm_up):
         for name, call in sides.items():
@@ -48,11 +49,12 @@ def median(values) -> float:
 
 
 def middle_ratio(above: list[float], below: list[float]) -> float:
-    """Median of the ratios of pairs measured next to each other: slow drifts of the machine cancel."""
+    """Median of the ratios of pairs measured next to each other:
+    slow drifts of the machine cancel."""
     return median(a / b for a, b in zip(above, below))
 
 
-# -------------------------------------------------------------------------------------------------------- memory
+# ------------------------------------------------------------------------------------------- memory
 def on_gpu() -> bool:
     import torch
 
@@ -61,7 +63,8 @@ def on_gpu() -> bool:
 
 def process_memory(key: str) -> float:
     """GB of this process as Linux counts them: VmRSS (now) or VmHWM (peak)."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines()
+                if line.startswith(key))
     return int(line.split()[1]) * 1024 / 1e9
 
 
@@ -76,7 +79,8 @@ def memory_now() -> float:
 
 
 def peak_memory(call) -> float:
-    """GB at the peak of `call`, everything that was there before included: torch's tensors on the card, or the process."""
+    """GB at the peak of `call`, everything that was there before included: torch's tensors on the
+    card, or the process."""
     import torch
 
     if not on_gpu():
@@ -90,12 +94,15 @@ def peak_memory(call) -> float:
     return torch.cuda.max_memory_allocated() / 1e9
 
 
-# ---------------------------------------------------------------------------------------------- models, the project
-def random_model(size: dict, folder: str, vocabulary: int = 384, positions: int = 4096, dtype: str = "float32",
+# ------------------------------------------------------------------------------ models, the project
+def random_model(size: dict, folder: str, vocabulary: int = 384, positions: int = 4096,
+                 dtype: str = "float32",
                  seed: int = 0) -> str:
-    """Fills `folder` with a randomly initialised Qwen2 of this `size` (arguments of Qwen2Config) and the built-in tokenizer.
+    """Fills `folder` with a randomly initialised Qwen2 of this `size` (arguments of Qwen2Config)
+    and the built-in tokenizer.
 
-    The tokenizer knows fewer tokens than the vocabulary has; to an engine the others are ordinary tokens without a name.
+    The tokenizer knows fewer tokens than the vocabulary has; to an engine the others are ordinary
+    tokens without a name.
     """
     import torch
     from parts import tiny
@@ -104,7 +111,8 @@ def random_model(size: dict, folder: str, vocabulary: int = 384, positions: int 
 
     logging.disable_progress_bar()
     tokenizer = tiny.build_tokenizer()
-    config = Qwen2Config(vocab_size=vocabulary, max_position_embeddings=positions, bos_token_id=None,
+    config = Qwen2Config(vocab_size=vocabulary, max_position_embeddings=positions,
+                         bos_token_id=None,
                          eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
                          **dict(tie_word_embeddings=True) | size)
     torch.manual_seed(seed)
@@ -115,10 +123,12 @@ def random_model(size: dict, folder: str, vocabulary: int = 384, positions: int 
 
 
 def set_lengths(folder: str, lengths: list[tuple]) -> None:
-    """Rewrite a random model so that its responses have the lengths [(share of responses, mean length), ...].
+    """Rewrite a random model so that its responses have the lengths [(share of responses, mean
+    length), ...].
 
-    Its layers pass their input on unchanged, at the full cost of computing it, so the next token depends on the last one only.
-    A response's first token puts it into a class, in which every token is followed by the end with probability 1/mean.
+    Its layers pass their input on unchanged, at the full cost of computing it, so the next token
+    depends on the last one only. A response's first token puts it into a class, in which every
+    token is followed by the end with probability 1/mean.
     """
     import torch
     from transformers import Qwen2ForCausalLM
@@ -150,18 +160,21 @@ def parameters(model) -> int:
 
 @contextlib.contextmanager
 def project(model: str = "tiny", **settings):
-    """What minirl.main has before its first step (a parts.run.Run), on the built-in problems, in a folder that is removed."""
+    """What minirl.main has before its first step (a parts.run.Run), on the built-in problems, in a
+    folder that is removed."""
     from parts.config import Config, resolve
     from parts.run import prepare
     from rewards import Grader
 
     config = resolve(Config(**dict(
-        model=model, data="builtin", eval_data="builtin", template="chat", eval_questions=100, name="bench") | settings))
+        model=model, data="builtin", eval_data="builtin", template="chat", eval_questions=100,
+        name="bench") | settings))
     back = os.getcwd()
     with tempfile.TemporaryDirectory() as folder, Grader(config.graders) as grader:
         os.chdir(folder)
         try:
-            grader.grade([("1", "\\boxed{2}"), ("\\frac12", "\\boxed{0.25+x}")])  # the workers have loaded math-verify
+            # the workers have loaded math-verify
+            grader.grade([("1", "\\boxed{2}"), ("\\frac12", "\\boxed{0.25+x}")])
             run = prepare(config, grader)
             yield run
             run.engine.close()
@@ -169,7 +182,7 @@ def project(model: str = "tiny", **settings):
             os.chdir(back)
 
 
-# ------------------------------------------------------------------------------------------------------- results
+# ------------------------------------------------------------------------------------------ results
 def machine() -> dict:
     """What the numbers were measured on."""
     import torch
@@ -179,7 +192,8 @@ def machine() -> dict:
         hardware = torch.cuda.get_device_name()
     else:
         info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-        cpu = next((line.split(": ")[1] for line in info.splitlines() if line.startswith("model name")), platform.processor())
+        cpu = next((line.split(": ")[1] for line in info.splitlines()
+                    if line.startswith("model name")), platform.processor())
         hardware = f"{cpu}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s) used"
     return dict(hardware=hardware, python=platform.python_version(), load=os.getloadavg()[0],
                 versions={name: found for name in names if (found := installed(name))})
@@ -196,7 +210,8 @@ def save(name: str, result: dict, folder: str = "") -> None:
     """results/NAME.json, or the same in another folder."""
     path = Path(folder or RESULTS, f"{name}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(dict(machine=machine()) | result, indent=1, default=lambda x: float(f"{x:.6g}")) + "\n")
+    path.write_text(json.dumps(dict(machine=machine()) | result, indent=1,
+                               default=lambda x: float(f"{x:.6g}")) + "\n")
 
 
 def load(name: str) -> dict:

@@ -1,17 +1,19 @@
-"""Engine steps of a batch: with and without a barrier between prompts, and against what no scheduler can beat.
+"""Engine steps of a batch: with and without a barrier, and against what no scheduler can beat.
 
-    python bench/engine_steps.py     # about two minutes on one core; writes bench/results/engine_steps.json
+    python bench/engine_steps.py     # about two minutes on one core; writes
+                                     bench/results/engine_steps.json
 
-On a GPU a decode step costs about the same at any batch size, so engine steps are seconds. Same model,
-prompts, rule (ada-balance, 4 rounds of 8) and seeds on all sides.
+On a GPU a decode step costs about the same at any batch size, so engine steps are seconds. Same
+model, prompts, rule (ada-balance, 4 rounds of 8) and seeds on all sides.
 
-critical path   (of each rule; with a barrier, its own) a prompt's next round depends on its last one, so a batch takes at least as many steps as
-                the longest chain of rounds of one prompt, each as long as its longest response (or, with
-                early opening, as long as it takes until the next round is certain). That is what an
-                engine with a slot for everybody and verdicts without delay would need: `Replay` is that
-                engine, with the very lengths and verdicts of the real run.
-"long tail"     in the place of the model's own lengths, a limit per sample drawn from a Pareto distribution
-                (shape 1.2, 8 to 256 tokens), and coins for verdicts.
+critical path   (of each rule; with a barrier, its own) a prompt's next round depends on its last
+                one, so a batch takes at least as many steps as the longest chain of rounds of one
+                prompt, each as long as its longest response (or, with early opening, as long as it
+                takes until the next round is certain). That is what an engine with a slot for
+                everybody and verdicts without delay would need: `Replay` is that engine, with the
+                very lengths and verdicts of the real run.
+"long tail"     in the place of the model's own lengths, a limit per sample drawn from a Pareto
+                distribution (shape 1.2, 8 to 256 tokens), and coins for verdicts.
 "few slots"     the same with 64 responses at a time: there, work waits for slots, not for rounds.
 """
 import json
@@ -55,10 +57,11 @@ class Counted:
 
 
 class Replay:
-    """An engine with a slot for every response, which takes as many steps as it did in the real run.
+    """An engine with a slot for every response, which takes as many steps as it did in the real
+    run.
 
-    It waits for the sampler: the real one decodes on while the sampler judges, so that a round begins a
-    step late. Such a wait is no step.
+    It waits for the sampler: the real one decodes on while the sampler judges, so that a round
+    begins a step late. Such a wait is no step.
     """
 
     def __init__(self, lengths: dict):
@@ -77,7 +80,8 @@ class Replay:
         for key in finished:
             del self.left[key]
         self.waits = bool(finished)
-        return [(key, SimpleNamespace(token_ids=[0] * self.lengths[key], text="")) for key in finished]
+        return [(key, SimpleNamespace(token_ids=[0] * self.lengths[key], text=""))
+                for key in finished]
 
     @property
     def busy(self):
@@ -104,7 +108,8 @@ def coins(seed: int):
     """Verdicts decided by prompt and place alone, so that all sides see the same."""
     def result(key):
         rate = PASS_RATES[key[0] % len(PASS_RATES)]
-        return SimpleNamespace(reward=float(random.Random(f"{seed} {key}").random() < rate), status="coin")
+        return SimpleNamespace(reward=float(random.Random(f"{seed} {key}").random() < rate),
+                               status="coin")
 
     return SimpleNamespace(submit=lambda *_: None, result=result)
 
@@ -117,7 +122,8 @@ def measure(engine, problems, judge, seed: int, limit, **way) -> dict:
     counted, judge = Counted(engine, limit), Remembered(judge)
     groups = collect(problems, SamplerConfig(), counted, judge, **way)
     least = critical_path(problems, counted.lengths, judge.verdicts, **way)
-    return dict(steps=counted.steps, critical_path=least, samples=sum(len(group.pool) for group in groups))
+    return dict(steps=counted.steps, critical_path=least,
+                samples=sum(len(group.pool) for group in groups))
 
 
 def critical_path(problems, lengths: dict, verdicts: dict, **way) -> int:
@@ -128,8 +134,9 @@ def critical_path(problems, lengths: dict, verdicts: dict, **way) -> int:
 
 
 def problems_of(engine, count: int, seed: int) -> list:
-    return [SimpleNamespace(prompt_ids=engine.tokenizer.encode(f"<|user|>{row['problem']}<|assistant|>"),
-                            answer=row["answer"]) for row in tiny.problems("train", count, seed=seed)]
+    return [SimpleNamespace(
+        prompt_ids=engine.tokenizer.encode(f"<|user|>{row['problem']}<|assistant|>"),
+        answer=row["answer"]) for row in tiny.problems("train", count, seed=seed)]
 
 
 def pareto(key) -> int:
@@ -142,7 +149,8 @@ def main() -> None:
 
     table = {}
     with Grader(1) as grader:
-        verifier = SimpleNamespace(result=grader.result, submit=lambda key, problem, rollout: grader.submit(
+        verifier = SimpleNamespace(result=grader.result,
+                                   submit=lambda key, problem, rollout: grader.submit(
             key, problem.answer, rollout.text))
         for slots in (256, 64):
             engine = Engine(tiny.folder(), max_model_len=512, max_num_seqs=slots, dtype="float32")
@@ -154,7 +162,8 @@ def main() -> None:
                 for seed in range(8):
                     problems = problems_of(engine, count, seed)
                     for way, how in WAYS.items():
-                        found[way].append(measure(engine, problems, coins(seed) if long else verifier, seed,
+                        found[way].append(measure(engine, problems, coins(seed)
+                                                  if long else verifier, seed,
                                                   pareto if long else lambda key: 64, **how))
                 report(table, name + (", few slots" if slots < 256 else ""), found)
     (ROOT / "bench/results/engine_steps.json").write_text(json.dumps(table, indent=1) + "\n")
@@ -162,12 +171,15 @@ def main() -> None:
 
 def report(table: dict, name: str, found: dict) -> None:
     """Means over seeds into `table`, and on the screen."""
-    table[name] = {way: {key: mean(row[key] for row in rows) for key in rows[0]} for way, rows in found.items()}
+    table[name] = {way: {key: mean(row[key] for row in rows) for key in rows[0]}
+                   for way, rows in found.items()}
     for way, row in table[name].items():
         row["ratio"] = row["steps"] / row["critical_path"]
         row["of_barrier"] = row["steps"] / table[name]["barrier"]["steps"]
-        print(f"{name:36} {way:14} {row['steps']:7.1f} steps, {row['of_barrier']:.2f} of those with a barrier; "
-              f"critical path {row['critical_path']:7.1f}, ratio {row['ratio']:.3f}; {row['samples']:.0f} samples",
+        print(f"{name:36} {way:14} {row['steps']:7.1f} steps, {row['of_barrier']:.2f} of those "
+              "with a barrier; "
+              f"critical path {row['critical_path']:7.1f}, ratio {row['ratio']:.3f}; "
+              f"{row['samples']:.0f} samples",
               flush=True)
 
 

@@ -1,4 +1,5 @@
-"""The measurements of bench/gpu.py: each a function of the random model's folder and the sizes, run alone in a process."""
+"""The measurements of bench/gpu.py, each a function of model folder and sizes, in its own process.
+"""
 import json
 import random
 import subprocess
@@ -7,7 +8,8 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
-from common import (ROOT, alternate, machine, median, memory_now, on_gpu, parameters, peak_memory, random_model,
+from common import (ROOT, alternate, machine, median, memory_now, on_gpu, parameters, peak_memory,
+                    random_model,
                     seconds)
 
 from parts.stop import timed
@@ -18,12 +20,14 @@ def long_tailed(rng: random.Random, typical: int, longest: int) -> int:
     return max(2, min(longest, int(typical * 2.718 ** rng.gauss(0, 0.8))))
 
 
-# ------------------------------------------------------------------------------------------ the engine
+# --------------------------------------------------------------------------------------- the engine
 def engine_for(model: str, s: SimpleNamespace, **options):
-    """An engine for responses whose lengths are what the limits say, whatever random weights would like."""
+    """An engine for responses whose lengths are what the limits say,
+    whatever random weights would like."""
     from parts.engine import Engine
 
-    engine = Engine(model, **dict(max_model_len=s.prompt + s.longest, max_num_seqs=s.sequences, dtype=s.dtype,
+    engine = Engine(model, **dict(max_model_len=s.prompt + s.longest, max_num_seqs=s.sequences,
+                                  dtype=s.dtype,
                                   memory_share=0.45) | options)
     engine.sampling["ignore_eos"] = True
     return engine
@@ -33,7 +37,8 @@ def policy_for(model: str, s: SimpleNamespace, **options):
     """The trainer's side, whose adapter has moved already."""
     from parts.policy import load_policy
 
-    policy = load_policy(model, **dict(dtype=s.dtype, rank=16, alpha=32, seed=0, device=device()) | options)
+    policy = load_policy(model, **dict(dtype=s.dtype, rank=16, alpha=32, seed=0,
+                                       device=device()) | options)
     for name, weight in policy.named_parameters():
         if "lora_B" in name:
             weight.data.normal_(std=0.02)
@@ -45,7 +50,8 @@ def device() -> str:
 
 
 def random_prompts(s: SimpleNamespace) -> list[list[int]]:
-    return [[random.Random(i).randrange(9, 200) for _ in range(s.prompt)] for i in range(s.sequences)]
+    return [[random.Random(i).randrange(9, 200) for _ in range(s.prompt)]
+            for i in range(s.sequences)]
 
 
 def engine_part(model: str, s: SimpleNamespace, mode: str) -> dict:
@@ -64,7 +70,8 @@ def engine_part(model: str, s: SimpleNamespace, mode: str) -> dict:
     found |= logprob_gap(engine, policy, prompts[:16], s)
     if mode == ("adapter" if on_gpu() else "merge"):  # what is the default there
         found["sampler"] = {name: sampler(engine, s, **how) for name, how in {
-            "a barrier after every round": dict(barrier=True), "no barrier": dict(early_opening=False),
+            "a barrier after every round": dict(barrier=True),
+            "no barrier": dict(early_opening=False),
             "no barrier, early opening (default)": {}}.items()}
     found |= sleep_times(engine, policy, prompts[:16], s, memory)
     engine.close()
@@ -79,7 +86,8 @@ def sync_times(engine, policy, prompt, s) -> dict:
 
     taken = alternate(s.repeats, sync=lambda: engine.sync(policy), used=used,
                       request=lambda: engine.generate([prompt], n=1, max_tokens=1))
-    return dict(sync_seconds=median(taken["sync"]), sync_and_first_request_seconds=median(taken["used"]),
+    return dict(sync_seconds=median(taken["sync"]),
+                sync_and_first_request_seconds=median(taken["used"]),
                 request_seconds=median(taken["request"]))
 
 
@@ -92,7 +100,8 @@ def sleep_times(engine, policy, prompts, s, memory: dict) -> dict:
     memory["engine asleep and trainer"] = memory_now()
     found["wake_seconds"] = seconds(engine.wake)
     after = engine.score(prompts)
-    found["after_sleep_gap_max"] = max(abs(a - b) for x, y in zip(before, after) for a, b in zip(x, y))
+    found["after_sleep_gap_max"] = max(abs(a - b) for x, y in zip(before, after)
+                                       for a, b in zip(x, y))
     return found
 
 
@@ -101,24 +110,28 @@ def cache_gb(engine) -> float:
     vllm = engine.llm.llm_engine.vllm_config
     c, hf = vllm.cache_config, vllm.model_config.hf_config
     width = hf.num_key_value_heads * hf.hidden_size // hf.num_attention_heads
-    return c.num_gpu_blocks * c.block_size * 2 * hf.num_hidden_layers * width * vllm.model_config.dtype.itemsize / 1e9
+    numbers = c.num_gpu_blocks * c.block_size * 2 * hf.num_hidden_layers * width
+    return numbers * vllm.model_config.dtype.itemsize / 1e9
 
 
 def rate(engine, prompts, s) -> float:
     """Generated tokens per second, all prompts at once; median after a warm-up."""
-    taken = alternate(s.repeats, rollouts=lambda: engine.generate(prompts, n=1, max_tokens=s.response))["rollouts"]
+    taken = alternate(s.repeats, rollouts=lambda: engine.generate(
+        prompts, n=1, max_tokens=s.response))["rollouts"]
     return len(prompts) * s.response / median(taken)
 
 
 def logprob_gap(engine, policy, prompts, s, temperature: float = 1.0) -> dict:
-    """|log mu - log pi_old| in nats over sampled tokens: engine and trainer with the same weights."""
+    """|log mu - log pi_old| in nats over sampled tokens:
+    engine and trainer with the same weights."""
     import torch
 
     from parts.logprobs import token_logprobs
     from parts.policy import Row
 
     rollouts = engine.generate(prompts, n=1, max_tokens=s.response)
-    rows = [Row(ids + r.token_ids, len(ids), r.logprobs, 0.0) for ids, (r,) in zip(prompts, rollouts)]
+    rows = [Row(ids + r.token_ids, len(ids), r.logprobs, 0.0)
+            for ids, (r,) in zip(prompts, rollouts)]
     mine, theirs = [], []
     with torch.no_grad():
         for row in rows:
@@ -129,7 +142,8 @@ def logprob_gap(engine, policy, prompts, s, temperature: float = 1.0) -> dict:
 
 
 class Scripted:
-    """The engine as the sampler sees it: a response's length is drawn by its place, whatever the schedule."""
+    """The engine as the sampler sees it: a response's length is drawn by its place,
+    whatever the schedule."""
 
     def __init__(self, engine, s):
         self.engine, self.s, self.step = engine, s, engine.step
@@ -147,10 +161,12 @@ def sampled(engine, s, **how) -> list:
     """The groups of one batch through ada_sampler.collect, with drawn lengths and verdicts."""
     from ada_sampler import SamplerConfig, collect
 
-    problems = [SimpleNamespace(p=(p + 0.5) / s.prompts, prompt_ids=[9 + p % 200] * s.prompt) for p in range(s.prompts)]
+    problems = [SimpleNamespace(p=(p + 0.5) / s.prompts, prompt_ids=[9 + p % 200] * s.prompt)
+                for p in range(s.prompts)]
 
     def verdict(key):
-        return SimpleNamespace(reward=float(random.Random(f"verdict/{key}").random() < problems[key[0]].p), status="drawn")
+        return SimpleNamespace(reward=float(random.Random(f"verdict/{key}").random()
+                                            < problems[key[0]].p), status="drawn")
 
     grader = SimpleNamespace(submit=lambda *_: None, result=verdict)
     return collect(problems, SamplerConfig(), Scripted(engine, s), grader, **how)
@@ -160,12 +176,14 @@ def sampler(engine, s, **how) -> dict:
     before, groups = engine.steps, []
     taken = seconds(lambda: groups.extend(sampled(engine, s, **how)))
     tokens = sum(len(x.rollout.token_ids) for group in groups for x in group.pool)
-    return dict(steps=engine.steps - before, seconds=taken, samples=sum(len(g.pool) for g in groups), tokens=tokens)
+    return dict(steps=engine.steps - before, seconds=taken,
+                samples=sum(len(g.pool) for g in groups), tokens=tokens)
 
 
-# ----------------------------------------------------------------------------------------------------- the trainer
+# -------------------------------------------------------------------------------------- the trainer
 def training_part(model: str, s: SimpleNamespace) -> dict:
-    """Forward and backward of a batch with long-tailed lengths, without and with gradient checkpointing."""
+    """Forward and backward of a batch with long-tailed lengths,
+    without and with gradient checkpointing."""
     found = dict(matrix_flops=matrix_speed(s), gradient_checkpointing={})
     for checkpointing in ("on", "off"):
         policy = policy_for(model, s, checkpointing=checkpointing == "on")
@@ -178,7 +196,8 @@ def training_part(model: str, s: SimpleNamespace) -> dict:
 
 
 def peak_at(policy, s: SimpleNamespace, tokens: int) -> float | None:
-    """GB at the peak of forward and backward over so many tokens; None if that is too much for the card."""
+    """GB at the peak of forward and backward over so many tokens;
+    None if that is too much for the card."""
     try:
         return peak_memory(lambda: train(policy, [s.positions] * (tokens // s.positions), tokens))
     except RuntimeError as error:
@@ -189,42 +208,50 @@ def peak_at(policy, s: SimpleNamespace, tokens: int) -> float | None:
 
 
 def matrix_speed(s) -> float:
-    """FLOP/s of a large matrix product in the model's precision: what the share of FLOPs is measured against."""
+    """FLOP/s of a large matrix product in the model's precision: what the share of FLOPs is
+    measured against."""
     import torch
 
-    a, b = (torch.randn(s.matrix, s.matrix, device="cuda" if on_gpu() else "cpu", dtype=getattr(torch, s.dtype)) for _ in "ab")
+    a, b = (torch.randn(s.matrix, s.matrix, device="cuda" if on_gpu() else "cpu",
+                        dtype=getattr(torch, s.dtype)) for _ in "ab")
     return 2 * s.matrix**3 / median(alternate(10, product=lambda: a @ b)["product"])
 
 
 def train(policy, lengths: list[int], micro_tokens: int, prompt: int = 1) -> None:
-    """minirl's own forward and backward over rows of random tokens with these lengths (prompt included)."""
+    """minirl's own forward and backward over rows of random tokens
+    with these lengths (prompt included)."""
     import minirl
 
     rng = random.Random(0)
-    rows = [minirl.Row([rng.randrange(9, 200) for _ in range(n)], prompt, [-1.0] * (n - prompt), rng.choice((-0.5, 0.5)))
+    rows = [minirl.Row([rng.randrange(9, 200) for _ in range(n)], prompt, [-1.0] * (n - prompt),
+                       rng.choice((-0.5, 0.5)))
             for n in lengths]
-    minirl.accumulate(policy, rows, minirl.Config(micro_tokens=micro_tokens, max_tokens=max(lengths)))
+    minirl.accumulate(policy, rows,
+                      minirl.Config(micro_tokens=micro_tokens, max_tokens=max(lengths)))
     policy.zero_grad(set_to_none=True)
 
 
 def training_speed(policy, s, matrix_flops: float) -> dict:
-    """Tokens per second (no padding counted) at the default --micro-tokens, and the model's share of the matrix speed."""
+    """Tokens per second (no padding counted) at the default --micro-tokens, and the model's share
+    of the matrix speed."""
     rng = random.Random(0)
     lengths = [s.prompt + long_tailed(rng, s.typical, s.longest) for _ in range(s.rows)]
     try:
-        taken = alternate(s.repeats, train=lambda: train(policy, lengths, s.micro_tokens, s.prompt))["train"]
+        taken = alternate(s.repeats,
+                          train=lambda: train(policy, lengths, s.micro_tokens, s.prompt))["train"]
     except RuntimeError as error:  # out of memory
         return dict(why=str(error).splitlines()[0][:100])
     flops = model_flops(policy, lengths, s.prompt) / median(taken)
-    return dict(tokens_per_second=sum(lengths) / median(taken), model_flops_share=flops / matrix_flops, seconds=taken)
+    return dict(tokens_per_second=sum(lengths) / median(taken),
+                model_flops_share=flops / matrix_flops, seconds=taken)
 
 
 def model_flops(policy, lengths: list[int], prompt: int) -> float:
     """FLOPs that the mathematics asks for; recomputing under checkpointing does not count.
 
-    Frozen weights: 2 per weight and token forward and 2 backward (no weight gradient; the adapter's own are left out, about
-    1 %). Head: the same, at response positions only. Attention: 2 products of length x head size forward and 4 backward per
-    head, half of them behind the causal mask.
+    Frozen weights: 2 per weight and token forward and 2 backward (no weight gradient; the adapter's
+    own are left out, about 1 %). Head: the same, at response positions only. Attention: 2 products
+    of length x head size forward and 4 backward per head, half of them behind the causal mask.
     """
     c = policy.get_base_model().config
     head, width = c.vocab_size * c.hidden_size, c.num_hidden_layers * c.hidden_size
@@ -232,10 +259,10 @@ def model_flops(policy, lengths: list[int], prompt: int) -> float:
     return sum(4 * body * n + 4 * head * (n - prompt) + 6 * width * n * n for n in lengths)
 
 
-# --------------------------------------------------------------------------- what a first GPU run has to show
+# ----------------------------------------------------------------- what a first GPU run has to show
 def endings_part(model: str, s: SimpleNamespace) -> dict:
-    """Responses that end by themselves: one token of `typical` is made an end. What is left in vLLM's queue,
-    and whether the same seed draws the same."""
+    """Responses that end by themselves: one token of `typical` is made an end. What is left in
+    vLLM's queue, and whether the same seed draws the same."""
     from parts.engine import seed_everything
 
     vocabulary = s.vocabulary
@@ -257,7 +284,8 @@ def endings_part(model: str, s: SimpleNamespace) -> dict:
     engine.sync(policy)
     engine.close()
     return dict(responses=len(prompts), ended_by_themselves=stopped, batches_left_behind=sum(left),
-                same_seed_same_samples=drawn[0] == drawn[1], another_seed_others=drawn[0] != drawn[2])
+                same_seed_same_samples=drawn[0] == drawn[1],
+                another_seed_others=drawn[0] != drawn[2])
 
 
 def precision_part(model: str, s: SimpleNamespace, **options) -> dict:
@@ -267,19 +295,22 @@ def precision_part(model: str, s: SimpleNamespace, **options) -> dict:
     policy, prompts = policy_for(model, s, dtype=dtype), random_prompts(s)
     engine.sync(policy)
     temperature = options.get("temperature", 1.0)
-    found = dict(tokens_per_second=rate(engine, prompts, s), **logprob_gap(engine, policy, prompts[:16], s, temperature))
+    found = dict(tokens_per_second=rate(engine, prompts, s),
+                 **logprob_gap(engine, policy, prompts[:16], s, temperature))
     engine.close()
     return found
 
 
 def routes_part(model: str, s: SimpleNamespace) -> dict:
-    """A mixture of experts: do the routes fit their sequences, also of requests that were dropped and begun anew?"""
+    """A mixture of experts: do the routes fit their sequences, also of requests that were dropped
+    and begun anew?"""
     from parts import tiny
     from parts.engine import Engine
     from parts.policy import load_policy
 
     folder = tiny.folder("tiny-moe")
-    engine = Engine(folder, max_model_len=256, max_num_seqs=32, dtype="float32", routes=True, memory_share=0.2)
+    engine = Engine(folder, max_model_len=256, max_num_seqs=32, dtype="float32", routes=True,
+                    memory_share=0.2)
     policy = load_policy(folder, dtype="float32", rank=8, alpha=16, seed=0, device=device())
     prompts = [[random.Random(i).randrange(9, 200) for _ in range(3 + i)] for i in range(16)]
     for i, prompt in enumerate(prompts):
@@ -302,7 +333,8 @@ def trained_gap(policy, prompts, found) -> dict:
     from parts.logprobs import token_logprobs
     from parts.policy import Row
 
-    rows = [Row(p + found[i].token_ids, len(p), found[i].logprobs, 0.0) for i, p in enumerate(prompts)]
+    rows = [Row(p + found[i].token_ids, len(p), found[i].logprobs, 0.0)
+            for i, p in enumerate(prompts)]
     with torch.no_grad():
         pi = token_logprobs(policy, rows)[0].cpu()
     gap = (pi - torch.tensor([x for row in rows for x in row.mu])).abs()
@@ -316,16 +348,19 @@ def steps_part(model: str, s: SimpleNamespace, mode: str) -> dict:
     from parts.probe import Probe, limits
     from parts.run import learner, reseed
 
-    engine, policy = engine_for(model, s, sync_mode=mode), policy_for(model, s, checkpointing=on_gpu())
+    engine, policy = engine_for(model, s,
+                                sync_mode=mode), policy_for(model, s, checkpointing=on_gpu())
     for name, weight in policy.named_parameters():
         if "lora_B" in name:
             weight.data.zero_()
-    config = Config(max_tokens=s.longest, micro_tokens=s.micro_tokens, lr=2e-5, batch_prompts=s.prompts)
+    config = Config(max_tokens=s.longest, micro_tokens=s.micro_tokens, lr=2e-5,
+                    batch_prompts=s.prompts)
     optimizer, schedule = learner(policy, config)
     problems = [SimpleNamespace(prompt_ids=ids) for ids in random_prompts(s)[:16]]
     start = {}
     with timed(start, "probe"):
-        probe = Probe(engine, policy, problems, limits=limits(s.dtype, s.dtype, "auto", False), max_tokens=s.response)
+        probe = Probe(engine, policy, problems, limits=limits(s.dtype, s.dtype, "auto", False),
+                      max_tokens=s.response)
     found = dict(rehearsed=probe.rehearsed, probe_seconds=start["seconds_probe"], steps=[])
     for step in range(s.steps):
         rng, row = reseed(0, step, "training"), {}
@@ -344,30 +379,38 @@ def steps_part(model: str, s: SimpleNamespace, mode: str) -> dict:
 
 
 def run_part(model: str, s: SimpleNamespace, mode: str) -> dict:
-    """`minirl.py` as a user starts it, on the built-in model, three steps and two more with --resume; `eval.py`."""
+    """`minirl.py` as a user starts it, on the built-in model, three steps and two more with
+    --resume; `eval.py`."""
     with tempfile.TemporaryDirectory() as folder:
-        flags = ["--dtype", "bfloat16", "--sync", mode, "--name", "first", "--batch-prompts", "8", "--eval-questions", "8",
+        flags = ["--dtype", "bfloat16", "--sync", mode, "--name", "first", "--batch-prompts", "8",
+                 "--eval-questions", "8",
                  "--eval-k", "2", "--checkpoint-every", "1"]
         for more in (["--steps", "3"], ["--steps", "5", "--resume"]):
             program("minirl.py", *flags, *more, cwd=folder)
-        rows = [json.loads(line) for line in Path(folder, "runs/first/metrics.jsonl").read_text().splitlines()]
+        rows = [json.loads(line)
+                for line in Path(folder, "runs/first/metrics.jsonl").read_text().splitlines()]
         adapter = Path(folder, "runs/first/checkpoints/step-000005")
-        program("eval.py", "--model", "tiny", "--adapter", str(adapter), "--data", "builtin", "--limit", "8", "--k", "2",
+        program("eval.py", "--model", "tiny", "--adapter", str(adapter), "--data", "builtin",
+                "--limit", "8", "--k", "2",
                 "--out", "evaluation", cwd=folder)
-        return dict(steps=[row["step"] for row in rows], reward=[row["reward_first_round"] for row in rows],
+        return dict(steps=[row["step"] for row in rows],
+                    reward=[row["reward_first_round"] for row in rows],
                     kl_k3=max(row["kl_k3"] for row in rows if "kl_k3" in row),
                     seconds=median(row["seconds"] for row in rows),
                     evaluated=Path(folder, "evaluation/summary.json").exists())
 
 
 def program(script: str, *flags, cwd: str) -> None:
-    """One of the user's own scripts in a process of its own. Raises RuntimeError with its last words."""
-    done = subprocess.run([sys.executable, str(ROOT / script), *flags], cwd=cwd, capture_output=True, text=True)
+    """One of the user's own scripts in a process of its own.
+    Raises RuntimeError with its last words."""
+    done = subprocess.run([sys.executable, str(ROOT / script), *flags], cwd=cwd,
+                          capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{script}: {done.stderr.strip().splitlines()[-1:]}")
 
 
 def model_part(model: str, s: SimpleNamespace) -> dict:
-    """The random model, and what this machine is: in a process that ends, so that none of it stays on the card."""
+    """The random model, and what this machine is: in a process that ends, so that none of it stays
+    on the card."""
     random_model(s.size, model, vocabulary=s.vocabulary, positions=s.positions, dtype=s.dtype)
     return dict(machine=machine())

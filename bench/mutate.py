@@ -1,12 +1,12 @@
-"""Would the tests notice? Breaks the code on purpose, a line at a time, and runs the fast tests on it.
+"""Would the tests notice? Breaks the code on purpose, a line at a time, and runs the tests.
 
-    python bench/mutate.py bench/mutants.jsonl                 # every mutant, the tests of its module first
+    python bench/mutate.py bench/mutants.jsonl                 # every mutant, tests of its module
     python bench/mutate.py bench/mutants.jsonl --only minirl   # those of minirl.py
 
-A mutant is a line of JSON: {"file": "minirl.py", "old": "...", "new": "...", "why": "..."}: `old` must
-occur exactly once in the file. One that changes nothing a test could see has "equivalent": the reason.
-A mutant is killed when a test fails, hangs, or cannot be collected. Survivors are listed with their
-`why`: each is a test that is missing. Tests that need the engine are left out.
+A mutant is a line of JSON: {"file": "minirl.py", "old": "...", "new": "...", "why": "..."}: `old`
+must occur exactly once in the file. One that changes nothing a test could see has "equivalent": the
+reason. A mutant is killed when a test fails, hangs, or cannot be collected. Survivors are listed
+with their `why`: each is a test that is missing. Tests that need the engine are left out.
 """
 import argparse
 import json
@@ -68,7 +68,8 @@ def mutate(place: Path, mutant: dict) -> str:
     text = file.read_text(encoding="utf-8")
     if text.count(mutant["old"]) != 1:
         times = text.count(mutant["old"])
-        raise SystemExit(f"{mutant['file']} has {mutant['old']!r} {times} times, not once: {mutant}")
+        raise SystemExit(
+            f"{mutant['file']} has {mutant['old']!r} {times} times, not once: {mutant}")
     file.write_text(text.replace(mutant["old"], mutant["new"]), encoding="utf-8")
     return text
 
@@ -77,7 +78,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Do the tests notice a wrong line?")
     parser.add_argument("mutants", type=Path)
     parser.add_argument("--only", default="", help="the mutants of this module")
-    parser.add_argument("--seconds", type=float, default=300, help="a hanging test is a failing one")
+    parser.add_argument("--seconds", type=float, default=300,
+                        help="a hanging test is a failing one")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     mutants = [json.loads(line) for line in args.mutants.read_text(encoding="utf-8").splitlines()]
@@ -96,8 +98,9 @@ def main() -> None:
             alive = survives(place, tests_of(Path(mutant["file"]).stem), args.seconds)
             (place / mutant["file"]).write_text(before, encoding="utf-8")
             word = "SURVIVED" if alive else "killed"
-            print(f"{word:9} {time.perf_counter() - start:5.0f} s  {mutant['file']}: {mutant['why']}",
-                  flush=True)
+            print(
+                f"{word:9} {time.perf_counter() - start:5.0f} s  {mutant['file']}: {mutant['why']}",
+                flush=True)
             killed += not alive
             survived += [mutant] * alive
     equivalent = sum("equivalent" in m for m in mutants)

@@ -1,4 +1,4 @@
-"""What to watch: one line of the log, what a step's sampling cost and whether its update was healthy."""
+"""What to watch: a line of the log, what sampling cost and whether the update was healthy."""
 from collections import Counter
 from statistics import fmean
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tests marked `engine` start the real vLLM; everything else needs no engine: pytest -m "not engine"."""
+"""Tests marked `engine` start the real vLLM; the others need no engine: pytest -m "not engine"."""
 import os
 import sys
 from pathlib import Path
@@ -12,7 +12,8 @@ sys.path.insert(0, str(ROOT))
 
 def pytest_collection_modifyitems(items):
     """The longest files first, so that two workers end at about the same time."""
-    slow = ["test_training.py", "test_faults.py", "test_eval.py", "test_engine.py", "test_rewards.py"]
+    slow = ["test_training.py", "test_faults.py", "test_eval.py", "test_engine.py",
+            "test_rewards.py"]
     items.sort(key=lambda item: slow.index(item.path.name) if item.path.name in slow else len(slow))
 
 

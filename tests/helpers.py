@@ -1,4 +1,4 @@
-"""What several test files share: a policy small enough for hundreds of updates, groups of random rows."""
+"""What test files share: a policy small enough for hundreds of updates, groups of random rows."""
 import random
 from types import SimpleNamespace
 
@@ -32,7 +32,8 @@ def random_groups(count: int, seed: int):
         rows = []
         for _ in range(4):
             ids = [rng.randrange(300) for _ in range(rng.randint(1, 20))]
-            rollout = SimpleNamespace(token_ids=ids, logprobs=[-5.8 + 0.2 * rng.random() for _ in ids], routes=None)
+            rollout = SimpleNamespace(
+                token_ids=ids, logprobs=[-5.8 + 0.2 * rng.random() for _ in ids], routes=None)
             rows.append((SimpleNamespace(rollout=rollout), rng.choice([-0.5, 0.5, 0.0])))
         problem = SimpleNamespace(prompt_ids=[rng.randrange(300) for _ in range(rng.randint(2, 9))])
         groups.append(SimpleNamespace(problem=problem, kept=rows, rows=lambda rows=rows: rows))
@@ -44,7 +45,8 @@ def gradients_of(policy, groups, **changes):
     recorded = []
 
     def record(policy, *_):
-        recorded.append({n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None})
+        recorded.append({n: p.grad.clone() for n, p in policy.named_parameters()
+                         if p.grad is not None})
         policy.zero_grad()
         return 0.0
 

@@ -1,4 +1,5 @@
-"""For the tests of the sampler: engines and graders that are coins, and the exact mathematics of its rules."""
+"""For the sampler's tests: engines and graders that are coins, the exact mathematics of the rules.
+"""
 import math
 import random
 import time
@@ -16,13 +17,14 @@ Rollout = namedtuple("Rollout", "token_ids finish_reason prompt correct")
 Verdict = namedtuple("Verdict", "reward status")
 
 
-# ------------------------------------------------------------------------ an engine and graders for the tests
+# -------------------------------------------------------------- an engine and graders for the tests
 class Engine:
-    """Outcome and length of draw s of prompt p depend on (seed, p, s) only, never on when it is drawn.
+    """Outcome and length of draw s of prompt p depend on (seed, p, s) only, never on when it is
+    drawn.
 
-    So two ways of driving it can be compared sample by sample. At most `slots` samples are written at a time,
-    one token per step; those that finish in one step come back in random order. `log[i]`: keys submitted
-    before step i.
+    So two ways of driving it can be compared sample by sample. At most `slots` samples are written
+    at a time, one token per step; those that finish in one step come back in random order.
+    `log[i]`: keys submitted before step i.
     """
 
     def __init__(self, seed=0, slots=10**9, length=lambda rng, correct: rng.randint(1, 12)):
@@ -67,7 +69,8 @@ class Grader:
 
     def submit(self, key, problem, rollout):
         assert key not in self.open and rollout.prompt == problem.id
-        self.open[key] = Verdict(self.rewards[rollout.correct], "correct" if rollout.correct else "wrong")
+        self.open[key] = Verdict(self.rewards[rollout.correct], "correct"
+                                 if rollout.correct else "wrong")
 
     def result(self, key):
         return self.open.pop(key)
@@ -119,12 +122,14 @@ def outcomes(groups):
 
 
 def sample(index, correct, reward=None):
-    return Sample(index, 0, reward=float(correct) if reward is None else reward, status="", correct=correct)
+    return Sample(index, 0, reward=float(correct) if reward is None else reward, status="",
+                  correct=correct)
 
 
-# ------------------------------------------------------------------------------ exact: what the rules do to p
+# -------------------------------------------------------------------- exact: what the rules do to p
 def closed_pools(p, rule, n=4, M=8, N=4):
-    """Exactly, without the sampler: the closed pool is [(probability, correct, wrong, resolved)]."""
+    """Exactly, without the sampler: the closed pool is [(probability, correct, wrong,
+    resolved)]."""
     done = {
         "balance": lambda c, w: c >= n // 2 and w >= n - n // 2,
         "pos": lambda c, w: c >= 1,
@@ -148,12 +153,14 @@ def exact(p, rule, **sizes):
     pools = closed_pools(p, rule, **sizes)
     draws = sum(q * (c + w) for q, c, w, _ in pools)
     variance = sum(q * (c + w - draws) ** 2 for q, c, w, _ in pools)
-    unresolved, silent = sum(q for q, *_, ok in pools if not ok), sum(q for q, c, w, _ in pools if not c * w)
+    unresolved, silent = sum(q for q, *_, ok in pools
+                             if not ok), sum(q for q, c, w, _ in pools if not c * w)
     return draws, variance, unresolved, silent
 
 
 def exact_weight(p, rule, weighting, n=4, advantage="pool-mean"):
-    """The effective weight, over all pools, with the sampler's own keeping rule, advantages and weights."""
+    """The effective weight, over all pools, with the sampler's own keeping rule,
+    advantages and weights."""
     total = 0.0
     for q, c, w, _ in closed_pools(p, rule, n=n):
         pool = [sample(i, i < c) for i in range(c + w)]
@@ -165,7 +172,8 @@ def exact_weight(p, rule, weighting, n=4, advantage="pool-mean"):
     return total
 
 
-# p: balance draws, unresolved, no signal; pos draws, no signal; no signal of uniform with n = 4, 8, 16
+# p: balance draws, unresolved, no signal; pos draws, no signal; no signal of uniform with n = 4, 8,
+# 16
 ORACLE = {
     0.01: (31.70, 0.959, 0.725, 28.48, 0.725, 0.961, 0.923, 0.851),
     0.05: (27.31, 0.520, 0.194, 19.16, 0.194, 0.815, 0.663, 0.440),

@@ -1,4 +1,4 @@
-"""Tests of the sampler: exact oracles, unbiasedness, determinism, budgets. Pure Python, no model, seconds."""
+"""The sampler: exact oracles, unbiasedness, determinism, budgets. No model, seconds."""
 
 import json
 import math
@@ -17,7 +17,8 @@ from ada_sampler import Estimator, Group, SamplerConfig, collect
 from parts.simulate import Coin
 from parts.metrics import summarize
 from sampler_oracles import (
-    ADVANTAGES, ORACLE, RULES, WEIGHTINGS, WEIGHTS, Engine, Grader, SlowGrader, closed_pools, coins, config, exact,
+    ADVANTAGES, ORACLE, RULES, WEIGHTINGS, WEIGHTS, Engine, Grader, SlowGrader, closed_pools, coins,
+    config, exact,
     exact_weight, mixed, outcomes, run, sample)
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,7 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.mark.parametrize("p", ORACLE)
 def test_oracles_exactly(p):
     balance, pos = exact(p, "balance"), exact(p, "pos")
-    found = (balance[0], *balance[2:], pos[0], pos[3], *(exact(p, "uniform", n=n)[3] for n in (4, 8, 16)))
+    found = (balance[0], *balance[2:], pos[0], pos[3],
+             *(exact(p, "uniform", n=n)[3] for n in (4, 8, 16)))
     for got, published, digits in zip(found, ORACLE[p], (2, 3, 3, 2, 3, 3, 3, 3)):
         assert abs(got - published) <= 0.501 * 10**-digits
 
@@ -67,7 +69,7 @@ def test_effective_weights_of_uniform(p):
         )
 
 
-# ----------------------------------------------------------------------------------------------- what is kept
+# ------------------------------------------------------------------------------------- what is kept
 def test_keep_by_brute_force():
     for n in range(1, 10):
         for P in range(13):
@@ -77,7 +79,8 @@ def test_keep_by_brute_force():
                 pool = [sample(i, correct) for i, correct in enumerate(kinds)]
                 kept = ada.keep(pool, n)
                 k_pos = sum(s.correct for s in kept)
-                # said differently: as many as there are up to n, as near as can be to n//2 correct ones
+                # said differently: as many as there are up to n, as near as can be to n//2 correct
+                # ones
                 possible = [a for a in range(P + 1) if 0 <= min(n, P + Q) - a <= Q]
                 assert len(kept) == min(n, P + Q)
                 assert k_pos == min(possible, key=lambda a: abs(a - n // 2))
@@ -86,7 +89,8 @@ def test_keep_by_brute_force():
                 b = min(n - a, Q)
                 assert (min(P, n - b), b) == (k_pos, len(kept) - k_pos)
                 # the first ones of each kind, in the order of drawing
-                positives, negatives = [s for s in pool if s.correct], [s for s in pool if not s.correct]
+                positives, negatives = [s for s in pool
+                                        if s.correct], [s for s in pool if not s.correct]
                 assert [s for s in kept if s.correct] == positives[:k_pos]
                 assert [s for s in kept if not s.correct] == negatives[: len(kept) - k_pos]
                 assert [s.index for s in kept] == sorted(s.index for s in kept)
@@ -158,9 +162,10 @@ def test_when_a_prompt_closes_by_its_own_settings():
     assert ada.exit_test(1, 0, 2, capped) == ""  # too few correct ones yet
 
 
-# ------------------------------------------------------------------------------------- advantages and weights
+# --------------------------------------------------------------------------- advantages and weights
 def test_the_baseline_is_the_mean_of_the_pool_not_of_the_kept():
-    group = Group(0, None, [sample(i, i in (3, 9)) for i in range(16)], rounds=2, outcome="resolved")
+    group = Group(0, None, [sample(i, i in (3, 9)) for i in range(16)], rounds=2,
+                  outcome="resolved")
     ada.settle(group, config())
     assert [s.index for s in group.kept] == [0, 1, 3, 9] and group.baseline == group.p_hat == 2 / 16
     assert group.advantages == [-0.125, -0.125, 0.875, 0.875]
@@ -172,9 +177,10 @@ def test_raw_rewards_are_averaged_as_they_are(rewards):
     groups = run(mixed(30), config(), grader=Grader(rewards))
     for g in groups:
         share = fmean(s.correct for s in g.pool)
-        assert math.isclose(g.baseline, rewards[0] + share * (rewards[1] - rewards[0])) and math.isclose(
-            g.p_hat, share
-        )
+        assert math.isclose(g.baseline, rewards[0] + share * (rewards[1] - rewards[0]))
+        assert math.isclose(
+g.p_hat, share
+)
         assert all(math.isclose(a, s.reward - g.baseline) for s, a in zip(g.kept, g.advantages))
 
 
@@ -215,7 +221,8 @@ def test_row_weights():
         assert all(
             map(
                 math.isfinite,
-                ada.row_weights([False] * 4, 0.0, 4, kind) + ada.row_weights([True] * 4, 1.0, 4, kind),
+                ada.row_weights([False] * 4, 0.0, 4,
+                                kind) + ada.row_weights([True] * 4, 1.0, 4, kind),
             )
         )
     assert ada.row_weights([], 0.0, 4, "log") == []
@@ -231,7 +238,8 @@ def test_est_weighs_by_the_pass_rate_and_not_by_the_mean_reward():
 
 def test_only_the_weighting_sees_how_many_rows_a_prompt_has():
     """unbiased: the coefficients of a prompt add up to as many rows as prompts have on average."""
-    for rule, changes in (("ada-balance", {}), ("ada-pos", {}), ("gvm", {}), ("gvm", dict(gvm_reuse_pilots=True))):
+    for rule, changes in (("ada-balance", {}), ("ada-pos", {}), ("gvm", {}),
+                          ("gvm", dict(gvm_reuse_pilots=True))):
         cfg = config(rule, weighting="unbiased", **changes)
         groups = run(coins([0.3, 0.5, 0.7] * 8), cfg)
         rows = sum(len(g.kept) for g in groups) / len(groups)
@@ -255,17 +263,19 @@ def test_all_combinations_work(rule, advantage, weighting):
         assert g.outcome and g.zero_signal == all(c == 0 for _, c in g.rows())
 
 
-# ------------------------------------------------------------------------------------------------- allocation
+# --------------------------------------------------------------------------------------- allocation
 def test_allocation_of_ada_est():
     rng = random.Random(0)
     for _ in range(300):
-        p = [rng.choice((0.0, 1.0, rng.random(), rng.random() ** 6)) for _ in range(rng.randint(1, 40))]
+        p = [rng.choice((0.0, 1.0, rng.random(), rng.random() ** 6))
+             for _ in range(rng.randint(1, 40))]
         low, high = rng.randint(1, 4), rng.randint(6, 64)
         total = rng.randint(low * len(p), high * len(p))
         sizes = ada.allocate_est(p, total, 0.01, low, high)
         assert sum(sizes) == total and low <= min(sizes) and max(sizes) <= high
         by_p = [size for _, size in sorted(zip(p, sizes))]
-        assert all(b <= a + 1 for a, b in zip(by_p, by_p[1:]))  # the harder, the more, but for rounding
+        # the harder, the more, but for rounding
+        assert all(b <= a + 1 for a, b in zip(by_p, by_p[1:]))
         # where no bound bites it is proportional to 1/sqrt(p + eps)
         free = [(s, (x + 0.01) ** -0.5) for x, s in zip(p, sizes) if low + 1 < s < high - 1]
         for (s, w), (t, v) in zip(free, free[1:]):
@@ -279,7 +289,8 @@ def test_allocation_of_ada_est():
 def test_allocation_of_gvm():
     rng = random.Random(0)
     for _ in range(300):
-        p = [rng.choice((0.0, 1.0, rng.random(), rng.random() ** 6)) for _ in range(rng.randint(1, 40))]
+        p = [rng.choice((0.0, 1.0, rng.random(), rng.random() ** 6))
+             for _ in range(rng.randint(1, 40))]
         norms, total = [rng.choice((0.0, rng.random() * 9)) for _ in p], rng.randint(0, 400)
         sizes = ada.allocate_gvm(p, norms, total, 1e-3, 2.0)
         assert sum(sizes) == (total if any(x * g for x, g in zip(p, norms)) else 0)
@@ -296,13 +307,14 @@ def test_allocation_of_gvm():
     assert ada.allocate_gvm([0.0, 0.0], [1.0, 1.0], 8, 1e-3, 2.0) == [0, 0]
 
 
-# -------------------------------------------------------------------- deciding inside a round would be a bias
+# ---------------------------------------------------------- deciding inside a round would be a bias
 def short_if_correct(rng, correct):
     return rng.randint(1, 3) if correct else rng.randint(4, 6)
 
 
 def impatient(p, rng, n=4, M=8, N=4):
-    """p_hat of a sampler that tests its exit in the order of finishing and drops what is unfinished."""
+    """p_hat of a sampler that tests its exit in the order of finishing
+    and drops what is unfinished."""
     correct = wrong = 0
     for _ in range(N):
         flips = [rng.random() < p for _ in range(M)]
@@ -327,7 +339,7 @@ def test_deciding_inside_a_round_is_biased_and_collect_does_not(p):
     assert fmean(impatient(p, rng) for _ in range(count)) > expected + 0.03
 
 
-# ------------------------------------------------------------------ no barrier, early opening: the same pools
+# -------------------------------------------------------- no barrier, early opening: the same pools
 VARIANTS = [
     config(),
     config("ada-pos"),
@@ -346,7 +358,8 @@ VARIANTS = [
 @pytest.mark.parametrize("cfg", VARIANTS, ids=range(len(VARIANTS)))
 @pytest.mark.parametrize("slots", [7, 10**9])
 def test_barrier_and_early_opening_change_nothing_but_the_time(cfg, slots):
-    """Draw (p, s) has the same outcome in all three runs: the pools must be identical, not only alike."""
+    """Draw (p, s) has the same outcome in all three runs: the pools must be identical,
+    not only alike."""
     for seed, length in ((1, lambda rng, correct: rng.randint(1, 12)), (2, short_if_correct)):
         problems, steps, found = mixed(24, seed), [], []
         for how in (dict(barrier=True), dict(early_opening=False), {}):
@@ -358,13 +371,15 @@ def test_barrier_and_early_opening_change_nothing_but_the_time(cfg, slots):
 
 
 def test_no_barrier_saves_engine_steps():
-    """With a long tail of lengths the barrier waits for the slowest sample of all prompts, in every round."""
+    """With a long tail of lengths the barrier waits for the slowest sample of all prompts,
+    in every round."""
 
     def long_tailed(rng, correct):
         return min(int(8 * rng.paretovariate(1.3)), 400)
 
     steps = {}
-    for name, how in dict(barrier=dict(barrier=True), plain=dict(early_opening=False), early={}).items():
+    for name, how in dict(barrier=dict(barrier=True), plain=dict(early_opening=False),
+                          early={}).items():
         engine = Engine(5, 10**9, long_tailed)
         run(coins([0.1] * 32), config(), engine, **how)
         steps[name] = len(engine.log)
@@ -383,7 +398,8 @@ def with_lengths(*lengths):
 
 @pytest.mark.parametrize("p", [0.0, 1.0])
 def test_a_round_opens_early_exactly_when_it_is_certain(p):
-    """All samples alike but one straggler: balance needs two of the other kind, so the next round is sure."""
+    """All samples alike but one straggler: balance needs two of the other kind, so the next round
+    is sure."""
     run(coins([p]), config(N=2), engine := with_lengths(*[2] * 7, 50))
     assert opened(engine) == [0, 3]  # finished in step 2, graded during step 3
     run(coins([p]), config(N=2), engine := with_lengths(*[2] * 7, 50), early_opening=False)
@@ -393,14 +409,16 @@ def test_a_round_opens_early_exactly_when_it_is_certain(p):
 
 
 def test_a_round_of_pos_opens_early_too():
-    """Two correct answers are wanted, none has come, and one is missing: the next round is certain."""
+    """Two correct answers are wanted, none has come, and one is missing:
+    the next round is certain."""
     run(coins([0.0]), config("ada-pos", k_pos=2, N=2), engine := with_lengths(*[2] * 7, 50))
     assert opened(engine) == [0, 3]
 
 
 def test_early_opening_respects_the_cap_on_all_correct_rounds():
     [g] = run(coins([1.0]), config(N=4, max_rounds_all_correct=1), with_lengths(*[2] * 7, 50))
-    assert (g.outcome, g.rounds, len(g.pool)) == ("no wrong", 1, 8)  # the straggler might be correct, and is
+    # the straggler might be correct, and is
+    assert (g.outcome, g.rounds, len(g.pool)) == ("no wrong", 1, 8)
 
 
 def test_no_verdict_is_waited_for_that_cannot_decide_anything():
@@ -421,7 +439,7 @@ def test_with_a_barrier_all_prompts_open_their_rounds_together():
     assert rounds == [{0}, {1}, {2}, {3}]
 
 
-# ------------------------------------------------------------------------------------------------ determinism
+# -------------------------------------------------------------------------------------- determinism
 @pytest.mark.parametrize("rule", RULES)
 def test_verdicts_that_come_late_or_out_of_order_change_nothing(rule):
     runs = []
@@ -435,7 +453,8 @@ def test_verdicts_that_come_late_or_out_of_order_change_nothing(rule):
 
 
 def test_grading_overlaps_with_the_engine():
-    """No verdict is waited for in the step in which its sample finished, unless the engine is idle."""
+    """No verdict is waited for in the step in which its sample finished,
+    unless the engine is idle."""
 
     class Watched(Grader):
         def submit(self, key, problem, rollout):
@@ -451,13 +470,14 @@ def test_grading_overlaps_with_the_engine():
     assert len(early) > 200 and not any(early)
 
 
-# --------------------------------------------------------------------------------------- every prompt its own
+# ----------------------------------------------------------------------------- every prompt its own
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
     "how", [{}, dict(barrier=True), dict(early_opening=False)], ids=["free", "barrier", "plain"]
 )
 def test_samples_stay_with_their_own_prompt(rule, how):
-    """Some hopeless prompts among easy ones, so that few survive to the last rounds; all else is random."""
+    """Some hopeless prompts among easy ones, so that few survive to the last rounds;
+    all else is random."""
     for seed in range(6):
         rng = random.Random(seed)
         rates = [0.5] * 32
@@ -482,17 +502,20 @@ def test_samples_stay_with_their_own_prompt(rule, how):
             assert all(any(s is t for t in g.pool) for s in g.kept)
 
 
-# -------------------------------------------------------------------------------------------------- the rules
+# ---------------------------------------------------------------------------------------- the rules
 def test_balance_closes_with_both_quotas_and_keeps_n():
     for n, half in ((4, 2), (5, 2)):
         for g in run(mixed(60), config(n=n)):
             correct = sum(s.correct for s in g.pool)
             wrong = len(g.pool) - correct
             assert len(g.pool) == 8 * g.rounds and len(g.kept) == n
-            lacking = "no correct" if correct < half else "no wrong" if wrong < n - half else "resolved"
+            lacking = "no wrong" if wrong < n - half else "resolved"
+            if correct < half:
+                lacking = "no correct"
             assert g.outcome == lacking and (g.rounds == 4 or lacking == "resolved")
             before = g.pool[:-8]
-            enough = sum(s.correct for s in before) >= half and sum(not s.correct for s in before) >= n - half
+            enough = sum(s.correct
+                         for s in before) >= half and sum(not s.correct for s in before) >= n - half
             assert not (before and enough)  # it did not go on after it was resolved
 
 
@@ -517,26 +540,33 @@ def test_dapo_refills_and_drops():
     full = [g for g in groups if g.kept]
     assert len(full) == 6 and not any(g.zero_signal for g in full)
     assert all(0 < sum(s.correct for s in g.pool) < 8 for g in full)
-    assert all(g.outcome in ("no correct", "no wrong") and g.zero_signal for g in groups if not g.kept)
+    assert all(g.outcome in ("no correct", "no wrong") and g.zero_signal for g in groups
+               if not g.kept)
     assert summarize(groups)["samples"] == 8 * len(groups)  # what was dropped is counted
 
 
 def test_dapo_with_hopeless_prompts_ends():
-    groups = run(coins([0.0] * 10), config("dapo", max_refills=7), more=lambda: Coin(random.random(), 0.0))
-    assert len(groups) == 80 and max(g.refill for g in groups) == 7 and not any(g.kept for g in groups)
+    groups = run(coins([0.0] * 10), config("dapo", max_refills=7),
+                 more=lambda: Coin(random.random(), 0.0))
+    assert len(groups) == 80 and max(g.refill for g in groups) == 7
+    assert not any(g.kept for g in groups)
     assert summarize(groups)["zero_signal"] == summarize(groups)["unresolved"] == 1
-    assert len(run(coins([0.0] * 10), config("dapo"), more=lambda: None)) == 10  # the stream is empty
+    # the stream is empty
+    assert len(run(coins([0.0] * 10), config("dapo"), more=lambda: None)) == 10
     assert len(run(coins([0.0] * 10), config("dapo"), more=None)) == 10  # there is no stream
     assert len(run(coins([0.0] * 10), config("dapo", max_refills=0))) == 10
-    assert len(run(coins([0.0] * 10), config("dapo", max_samples_per_step=60))) == 15  # 15 tries of 4 fit
+    # 15 tries of 4 fit
+    assert len(run(coins([0.0] * 10), config("dapo", max_samples_per_step=60))) == 15
 
 
 def test_unresolved_prompts_can_leave_the_batch():
     for rule in ("ada-pos", "ada-balance"):
-        kept, dropped = (run(mixed(40), config(rule, drop_unresolved=drop)) for drop in (False, True))
+        kept, dropped = (run(mixed(40), config(rule, drop_unresolved=drop))
+                         for drop in (False, True))
         assert {g.outcome == "resolved" for g in kept} == {True, False}
         for g, h in zip(kept, dropped):
-            assert (g.pool, g.outcome, g.baseline, g.p_hat) == (h.pool, h.outcome, h.baseline, h.p_hat)
+            assert (g.pool, g.outcome, g.baseline,
+                    g.p_hat) == (h.pool, h.outcome, h.baseline, h.p_hat)
             assert g.kept and h.kept == (g.kept if g.outcome == "resolved" else [])
             assert len(h.rows()) == len(h.kept)
 
@@ -554,7 +584,8 @@ def test_what_is_known_of_a_prompt_stays_where_it_got_no_draw():
     for g in groups:
         known = estimator.counts[g.problem.id]
         if g.pool:
-            assert known == [0.9 * before[g.problem.id][0] + 1, pytest.approx(0.9 * before[g.problem.id][1] + g.p_hat)]
+            assert known == [0.9 * before[g.problem.id][0] + 1,
+                             pytest.approx(0.9 * before[g.problem.id][1] + g.p_hat)]
         else:
             assert known == before[g.problem.id]
 
@@ -585,7 +616,8 @@ def test_est_learns_where_the_samples_are_needed():
     for g in groups:
         assert g.kept == g.pool
         scale = math.sqrt(g.baseline + 0.01)
-        assert all(math.isclose(c, (s.reward - g.baseline) / scale, abs_tol=1e-12) for s, c in g.rows())
+        assert all(math.isclose(c, (s.reward - g.baseline) / scale, abs_tol=1e-12)
+                   for s, c in g.rows())
 
 
 def test_estimator():
@@ -649,7 +681,7 @@ def test_gvm_with_raft_and_log_is_the_estimator_of_its_paper():
             assert math.isclose(c / cfg.M, 1 / (len(g.kept) * g.p_hat)) if s.correct else c == 0
 
 
-# ---------------------------------------------------------------------------------------------------- budgets
+# ------------------------------------------------------------------------------------------ budgets
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("budget", [8, 100, 333, 10**6])
 def test_the_sample_budget_is_never_exceeded(rule, budget):
@@ -677,10 +709,12 @@ def extra_rounds(groups, p):
 
 
 @pytest.mark.parametrize("rule, changes", [
-    ("ada-balance", {}), ("ada-pos", dict(k_pos=2)), ("ada-balance", dict(M_first=12, N=6)), ("dapo", dict(n=8))])
+    ("ada-balance", {}), ("ada-pos", dict(k_pos=2)), ("ada-balance", dict(M_first=12, N=6)),
+    ("dapo", dict(n=8))])
 @pytest.mark.parametrize("budget", [216, 256, 400])
 def test_a_sample_budget_does_not_go_to_whoever_writes_fastest(rule, changes, budget):
-    """Half of the prompts are hard, half easy: the same prompts get the same rounds at any speed."""
+    """Half of the prompts are hard, half easy:
+    the same prompts get the same rounds at any speed."""
     extra = {}
     for seed in range(8):
         problems, found = coins([0.05, 0.95] * 12), []
@@ -688,12 +722,14 @@ def test_a_sample_budget_does_not_go_to_whoever_writes_fastest(rule, changes, bu
             for how in ({}, dict(barrier=True), dict(early_opening=False)):
                 spare = iter(coins([0.5] * 999))
                 engine = Engine(seed, 10**9, length)
-                groups = run(problems, config(rule, max_samples_per_step=budget, **changes), engine, more=lambda: next(spare), **how)
+                groups = run(problems, config(rule, max_samples_per_step=budget, **changes), engine,
+                             more=lambda: next(spare), **how)
                 found.append(outcomes(groups))
         assert all(one == found[0] for one in found)
         for p in (0.05, 0.95):
             extra.setdefault(p, []).append(extra_rounds(groups[:24], p))
-    if (rule, changes, budget) == ("ada-balance", {}, 256):  # nor does it go to one kind in another way
+    # nor does it go to one kind in another way
+    if (rule, changes, budget) == ("ada-balance", {}, 256):
         assert abs(fmean(extra[0.05]) - fmean(extra[0.95])) < 0.15 and fmean(extra[0.05]) > 0.2
 
 
@@ -701,7 +737,8 @@ def test_a_token_budget_does_not_go_to_whoever_writes_fastest():
     for length in SPEEDS.values():
         hard, easy = [], []
         for seed in range(30):
-            groups = run(coins([0.05, 0.95] * 12), config(max_tokens_per_step=3000), Engine(seed, 10**9, length))
+            groups = run(coins([0.05, 0.95] * 12), config(max_tokens_per_step=3000),
+                         Engine(seed, 10**9, length))
             hard.append(extra_rounds(groups, 0.05))
             easy.append(extra_rounds(groups, 0.95))
             cut = [g.rounds for g in groups if g.outcome == "out of budget"]
@@ -713,7 +750,8 @@ def test_under_a_budget_refills_wait_for_nobody():
     logs = []
     for budget in (0, 100):
         engine, spare = Engine(3, slots=16), iter(coins([0.5] * 99))
-        run(coins([0.0, 0.5] * 8), config("dapo", max_samples_per_step=budget), engine, more=lambda: next(spare))
+        run(coins([0.0, 0.5] * 8), config("dapo", max_samples_per_step=budget), engine,
+            more=lambda: next(spare))
         logs.append([(step, key) for step, keys in enumerate(engine.log) for key in keys])
     assert len(logs[0]) > len(logs[1]) == 100 and logs[0][:100] == logs[1]
 
@@ -748,10 +786,12 @@ def test_a_prompt_whose_hunt_is_over_frees_its_share_of_the_budget():
     scarce, free = ([step for step, keys in enumerate(engine.log) if keys] for engine in engines)
     first = max(len(s.rollout.token_ids) for g in groups for s in g.pool if s.round == 0)
     assert scarce[1] >= first > free[1]  # all wait for the first round ...
-    assert len(scarce) > 4  # ... and not for the others: with a barrier it would be one step a round
+    # ... and not for the others: with a barrier it would be one step a round
+    assert len(scarce) > 4
 
 
-@pytest.mark.parametrize("budget, rounds", [(15, 1), (16, 2), (23, 2), (24, 3), (31, 3), (32, 4), (33, 4)])
+@pytest.mark.parametrize("budget, rounds",
+                         [(15, 1), (16, 2), (23, 2), (24, 3), (31, 3), (32, 4), (33, 4)])
 def test_the_last_round_that_fits_a_sample_budget_exactly_is_opened(budget, rounds):
     [g] = run(coins([0.0]), config(max_samples_per_step=budget))
     assert (g.rounds, len(g.pool)) == (rounds, 8 * rounds)
@@ -761,7 +801,8 @@ def test_the_last_round_that_fits_a_sample_budget_exactly_is_opened(budget, roun
 @pytest.mark.parametrize("budget, rounds", [(1, 1), (24, 1), (25, 2), (48, 2), (49, 3), (10**6, 4)])
 def test_no_round_is_opened_once_a_token_budget_is_spent(budget, rounds):
     """Rounds of 8 samples of 3 tokens: what is reached is spent."""
-    [g] = run(coins([0.0]), config(max_tokens_per_step=budget), Engine(length=lambda rng, correct: 3))
+    [g] = run(coins([0.0]), config(max_tokens_per_step=budget),
+              Engine(length=lambda rng, correct: 3))
     assert (g.rounds, len(g.pool)) == (rounds, 8 * rounds)
 
 
@@ -769,7 +810,8 @@ def test_gvm_shares_out_what_a_budget_leaves():
     problems = coins([0.5, 1.0] * 10)
     groups = run(problems, config("gvm", max_samples_per_step=200))
     assert sum(s.round == 1 for g in groups for s in g.pool) == 200 - 20 * 8
-    few = run(problems, config("gvm", max_samples_per_step=100))  # pilots for twelve, and nothing for the rest
+    # pilots for twelve, and nothing for the rest
+    few = run(problems, config("gvm", max_samples_per_step=100))
     assert [bool(g.pool) for g in few] == [True] * 12 + [False] * 8
     assert sum(len(g.kept) for g in few) == 4 and {g.outcome for g in few[12:]} == {"out of budget"}
     assert sum(g.outcome == "resolved" for g in few) == sum(bool(g.kept) for g in few)
@@ -779,7 +821,8 @@ def test_gvm_shares_out_what_a_budget_leaves():
 
 def test_out_of_budget_prompts_keep_what_they_have():
     groups = run(coins([0.02] * 20), config(max_samples_per_step=200))
-    assert {g.outcome for g in groups} >= {"out of budget"} and all(len(g.kept) == 4 for g in groups)
+    assert {g.outcome for g in groups} >= {"out of budget"}
+    assert all(len(g.kept) == 4 for g in groups)
     free = run(coins([0.02] * 20), config())
     for g, f in zip(groups, free):
         assert [s.correct for s in g.pool] == [s.correct for s in f.pool[: len(g.pool)]]
@@ -791,7 +834,8 @@ def test_the_token_budget_opens_no_more_rounds():
     groups = run(coins([0.0] * 20), config(max_tokens_per_step=one_round // 2))
     assert {g.outcome for g in groups} == {"out of budget"} and all(g.pool for g in groups)
     assert summarize(groups)["tokens"] < summarize(free)["tokens"]
-    assert outcomes(groups) == outcomes(run(coins([0.0] * 20), config(max_tokens_per_step=one_round // 2)))
+    assert outcomes(groups) == outcomes(run(coins([0.0] * 20),
+                                            config(max_tokens_per_step=one_round // 2)))
 
 
 def test_the_hunt_for_wrong_answers_can_be_capped():
@@ -861,21 +905,28 @@ def test_no_more_correct_answers_can_be_asked_for_than_are_drawn(first, draws):
         (dict(sampler="est", M=64), "N_min to N_max"),
         (dict(sampler="est", est_eps=0), "est_eps must be"),
         (dict(sampler="gvm", gvm_alpha=-1), "gvm_alpha must be"),
-        (dict(sampler="gvm", gvm_alpha=0.0, gvm_beta=3.0), "gvm_beta has no effect with gvm_alpha = 0"),
+        (dict(sampler="gvm", gvm_alpha=0.0, gvm_beta=3.0),
+         "gvm_beta has no effect with gvm_alpha = 0"),
         (dict(sampler="gvm", M=1), "M = 1 leaves nothing to compare"),
         (dict(sampler="est", M=1, N_min=1), "M = 1 leaves nothing to compare"),
         (dict(sampler="dapo", n=1, advantage="raft"), "n = 1 leaves nothing to compare"),
         (dict(sampler="est", N_min=9), "N_min to N_max"),
         (dict(sampler="est", advantage="group-std"), "group-std would divide once more"),
-        (dict(advantage="group-std", weighting="unbiased"), "weighting unbiased would not be what it says"),
+        (dict(advantage="group-std", weighting="unbiased"),
+         "weighting unbiased would not be what it says"),
         (dict(sampler="gvm", advantage="group-std", weighting="log"), "weighting log would not be"),
-        (dict(sampler="uniform", advantage="group-std", weighting="inv_p"), "weighting inv_p would not be"),
+        (dict(sampler="uniform", advantage="group-std", weighting="inv_p"),
+         "weighting inv_p would not be"),
         (dict(M_first=8, N=1), "M_first has no effect with N = 1"),
         (dict(max_rounds_all_correct=4), "max_rounds_all_correct has no effect from N = 4 on"),
-        (dict(max_tokens_per_step=9, N=1), "max_tokens_per_step has no effect where no prompt gets a further"),
-        (dict(sampler="dapo", max_tokens_per_step=9, max_refills=0), "max_tokens_per_step has no effect where"),
-        (dict(sampler="uniform", max_tokens_per_step=9), "max_tokens_per_step has no effect under uniform"),
-        (dict(max_samples_per_step=2), "max_samples_per_step = 2 does not allow one prompt its first 8 samples"),
+        (dict(max_tokens_per_step=9, N=1),
+         "max_tokens_per_step has no effect where no prompt gets a further"),
+        (dict(sampler="dapo", max_tokens_per_step=9, max_refills=0),
+         "max_tokens_per_step has no effect where"),
+        (dict(sampler="uniform", max_tokens_per_step=9),
+         "max_tokens_per_step has no effect under uniform"),
+        (dict(max_samples_per_step=2),
+         "max_samples_per_step = 2 does not allow one prompt its first 8 samples"),
         (dict(M_first=16, max_samples_per_step=15), "its first 16 samples"),
         (dict(sampler="uniform", max_samples_per_step=3), "its first 4 samples"),
         (dict(sampler="gvm", gvm_pilot=5, max_samples_per_step=4), "its first 5 samples"),
@@ -891,7 +942,8 @@ def test_validate_says_what_is_wrong(changes, message):
 
 
 def test_what_validate_lets_through():
-    for short, name in dict(grpo="uniform", pos="ada-pos", balance="ada-balance", est="ada-est").items():
+    for short, name in dict(grpo="uniform", pos="ada-pos", balance="ada-balance",
+                            est="ada-est").items():
         cfg = config(short, advantage="raft")
         cfg.validate()
         assert (cfg.sampler, cfg.advantage) == (name, "positives-only")
@@ -910,9 +962,12 @@ def test_what_validate_lets_through():
 
 
 CHANGED = dict(
-    n=6, M=7, N=2, M_first=12, threshold=0.9, k_pos=3, max_rounds_all_correct=1, drop_unresolved=True,
-    max_samples_per_step=60, max_tokens_per_step=300, max_refills=0, advantage="leave-one-out", weighting="log",
-    est_decay=0.2, est_alpha=3.0, est_beta=30.0, est_eps=0.5, N_min=5, N_max=10, gvm_pilot=3, gvm_alpha=0.9, gvm_beta=0.5,
+    n=6, M=7, N=2, M_first=12, threshold=0.9, k_pos=3, max_rounds_all_correct=1,
+    drop_unresolved=True,
+    max_samples_per_step=60, max_tokens_per_step=300, max_refills=0, advantage="leave-one-out",
+    weighting="log",
+    est_decay=0.2, est_alpha=3.0, est_beta=30.0, est_eps=0.5, N_min=5, N_max=10, gvm_pilot=3,
+    gvm_alpha=0.9, gvm_beta=0.5,
     gvm_norms="one", gvm_reuse_pilots=True,
 )
 
@@ -949,10 +1004,12 @@ def test_the_table_names_settings_that_exist():
 
 
 def test_a_new_rule_is_a_row_of_the_table(tmp_path, monkeypatch):
-    """ada-neg, rounds until one answer is wrong, by adding nothing but a row to a copy of the file."""
+    """ada-neg, rounds until one answer is wrong,
+    by adding nothing but a row to a copy of the file."""
     source = (ROOT / "ada_sampler.py").read_text()
     row = '    "ada-neg": Rule("M_first", lambda c: (0, 1), True, "n", ADA),\n'
-    (tmp_path / "with_neg.py").write_text(source.replace('    "ada-est":     Rule(', row + '    "ada-est":     Rule(', 1))
+    (tmp_path / "with_neg.py").write_text(source.replace('    "ada-est":     Rule(',
+                                                         row + '    "ada-est":     Rule(', 1))
     monkeypatch.syspath_prepend(tmp_path)
     import with_neg
 
@@ -968,7 +1025,7 @@ def test_a_new_rule_is_a_row_of_the_table(tmp_path, monkeypatch):
         with_neg.SamplerConfig(sampler="ada-neg", max_rounds_all_correct=1).validate()
 
 
-# ------------------------------------------------------------------------------------------------ ranges
+# ------------------------------------------------------------------------------------------- ranges
 @dataclass
 class Ranges:
     whole: int = ada.limited(3, least=1, most=9)
@@ -1016,8 +1073,10 @@ def test_ranges_are_one_sentence_with_name_and_value(changes, message):
 
 def test_what_ranges_let_through():
     ada.check_ranges(Ranges())
-    for changes in (dict(whole=1), dict(whole=9), dict(edge=0), dict(edge=1), dict(inside=1e-9), dict(inside=0.999),
-                    dict(maybe=1), dict(maybe=None), dict(plain=3), dict(choice="b"), dict(flag=True)):
+    for changes in (dict(whole=1), dict(whole=9), dict(edge=0), dict(edge=1), dict(inside=1e-9),
+                    dict(inside=0.999),
+                    dict(maybe=1), dict(maybe=None), dict(plain=3), dict(choice="b"),
+                    dict(flag=True)):
         ada.check_ranges(Ranges(**changes))
 
 
@@ -1042,10 +1101,11 @@ def test_every_setting_of_the_sampler_has_its_type_and_both_ends_of_its_range(na
 
 
 def test_it_needs_the_standard_library_only():
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); old = set(sys.modules); import ada_sampler"
-    code += "; print(*set(sys.modules) - old)"
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); old = set(sys.modules)"
+    code += "; import ada_sampler; print(*set(sys.modules) - old)"
     loaded = subprocess.run(
         [sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=20, check=True
     ).stdout
-    strangers = {name.split(".")[0] for name in loaded.split()} - sys.stdlib_module_names - {"ada_sampler"}
+    strangers = {name.split(".")[0]
+                 for name in loaded.split()} - sys.stdlib_module_names - {"ada_sampler"}
     assert not strangers and "torch" not in loaded and "vllm" not in loaded

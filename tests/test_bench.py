@@ -1,4 +1,4 @@
-"""The benchmarks' own arithmetic, and bench/gpu.py end to end on the CPU, on a model small enough for it."""
+"""The benchmarks' own arithmetic, and bench/gpu.py end to end on the CPU, on a small model."""
 import json
 import math
 import random
@@ -18,11 +18,13 @@ import gpu_parts  # noqa: E402
 import speed  # noqa: E402
 import trl_baseline  # noqa: E402
 
-SIZE = dict(hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4)
+SIZE = dict(hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=4)
 
 
 def run(script, *flags):
-    return subprocess.run([sys.executable, str(ROOT / "bench" / script), *flags], capture_output=True, text=True, timeout=300)
+    return subprocess.run([sys.executable, str(ROOT / "bench" / script), *flags],
+                          capture_output=True, text=True, timeout=300)
 
 
 def test_alternate_takes_turns_and_drops_the_warm_up():
@@ -33,7 +35,8 @@ def test_alternate_takes_turns_and_drops_the_warm_up():
 
 
 def test_lengths_can_be_set(tmp_path):
-    """After a prompt's token the classes have their shares; within a class the end has probability 1/mean."""
+    """After a prompt's token the classes have their shares;
+    within a class the end has probability 1/mean."""
     from transformers import Qwen2ForCausalLM
 
     common.random_model(SIZE | dict(tie_word_embeddings=False), str(tmp_path))
@@ -42,8 +45,10 @@ def test_lengths_can_be_set(tmp_path):
     with torch.no_grad():
         p = model(torch.tensor([[5, 6, 7, 25, 45]])).logits.softmax(-1)[0]
     end = model.config.eos_token_id
-    assert math.isclose(p[2, 20:40].sum(), 0.75, rel_tol=1e-3) and math.isclose(p[2, 40:60].sum(), 0.25, rel_tol=1e-3)
-    assert math.isclose(p[3, end], 1 / 15, rel_tol=1e-3) and math.isclose(p[4, end], 1 / 300, rel_tol=1e-3)
+    assert math.isclose(p[2, 20:40].sum(), 0.75, rel_tol=1e-3)
+    assert math.isclose(p[2, 40:60].sum(), 0.25, rel_tol=1e-3)
+    assert math.isclose(p[3, end], 1 / 15, rel_tol=1e-3)
+    assert math.isclose(p[4, end], 1 / 300, rel_tol=1e-3)
     assert p[3, 20:40].sum() + p[3, end] > 0.999  # it stays in its class
 
 
@@ -55,8 +60,10 @@ def test_model_flops_are_what_torch_counts(tmp_path):
     common.random_model(SIZE, str(tmp_path), vocabulary=2048)
     policy = load_policy(str(tmp_path), dtype="float32", rank=1, alpha=1, seed=0, device="cpu")
     with FlopCounterMode(display=False) as counted:
-        gpu_parts.train(policy, [32] * 32, micro_tokens=1024)  # short: torch does not count the CPU's attention
-    assert counted.get_total_flops() == pytest.approx(gpu_parts.model_flops(policy, [32] * 32, prompt=1), rel=0.1)
+        # short: torch does not count the CPU's attention
+        gpu_parts.train(policy, [32] * 32, micro_tokens=1024)
+    assert counted.get_total_flops() == pytest.approx(
+        gpu_parts.model_flops(policy, [32] * 32, prompt=1), rel=0.1)
 
 
 def test_lengths_are_drawn_with_a_long_tail():
@@ -66,9 +73,11 @@ def test_lengths_are_drawn_with_a_long_tail():
 
 def measured(engine=60.0, cache=55.0, slope=1e-3):
     """What gpu.py might have measured of a model of 3 GB."""
-    points = {name: dict(peak_gb={4096: 3.5 + 4096 * s, 8192: 3.5 + 8192 * s}) for name, s in (("off", 3 * slope), ("on", slope))}
+    points = {name: dict(peak_gb={4096: 3.5 + 4096 * s, 8192: 3.5 + 8192 * s})
+              for name, s in (("off", 3 * slope), ("on", slope))}
     memory = {"engine": engine, "engine and trainer": engine + 3, "engine asleep and trainer": 4.5}
-    return dict(adapter=dict(memory_gb=memory, cache_gb=cache), training=dict(gradient_checkpointing=points))
+    return dict(adapter=dict(memory_gb=memory, cache_gb=cache),
+                training=dict(gradient_checkpointing=points))
 
 
 def test_recommended_settings_grow_with_the_card():
@@ -76,10 +85,12 @@ def test_recommended_settings_grow_with_the_card():
     assert "too small" in found[8]
     flags = {card: text.split() for card, text in found.items() if card > 8}
     tokens = [int(flag[flag.index("--micro-tokens") + 1]) for flag in flags.values()]
-    assert tokens[0] >= 4024 and "checkpointing on" in found[16] and "checkpointing off" in found[80], found
+    assert tokens[0] >= 4024
+    assert "checkpointing on" in found[16] and "checkpointing off" in found[80], found
     for card, flag in flags.items():
         share = float(flag[flag.index("--engine-memory") + 1])
-        assert 5 + 2 <= share * card + 0.5 and share < 0.92  # the engine's weights and its smallest cache fit
+        # the engine's weights and its smallest cache fit
+        assert 5 + 2 <= share * card + 0.5 and share < 0.92
 
 
 def test_log_probs_stay_within_their_memory():
@@ -87,20 +98,24 @@ def test_log_probs_stay_within_their_memory():
 
 
 def test_the_table_shows_every_stored_target():
-    results = common.load("speed") | {name: found for name in ("trl", "scaling") if (found := common.load(name))}
+    results = common.load("speed") | {name: found for name in ("trl", "scaling")
+                                      if (found := common.load(name))}
     rows = speed.table(results)
     speed.show(rows)
     assert all(target for number, _, _, target, met in rows if met is not None)
 
 
 def test_seconds_to_a_level_are_read_off_a_smoothed_curve():
-    """Both sides learn alike per step, 2 points each, and one of them takes twice as long over it."""
+    """Both sides learn alike per step, 2 points each,
+    and one of them takes twice as long over it."""
     noise = [0, 0.01, -0.01, 0.01, 0.01, -0.01, 0.0]
-    curve = [dict(step=i, ours=0.3 + 0.02 * i + x, trl=0.3 + 0.02 * i - x, ours_seconds=10.0 * i, trl_seconds=20.0 * i)
+    curve = [dict(step=i, ours=0.3 + 0.02 * i + x, trl=0.3 + 0.02 * i - x, ours_seconds=10.0 * i,
+                  trl_seconds=20.0 * i)
              for i, x in enumerate(noise)]
     found = trl_baseline.reached(curve)
     assert found["level"] == pytest.approx(0.3 + 0.8 * 0.1, abs=0.01)
-    assert found["seconds_to_level"]["trl"] / found["seconds_to_level"]["ours"] == pytest.approx(2, rel=0.3)
+    assert found["seconds_to_level"]["trl"] / found["seconds_to_level"]["ours"] == pytest.approx(
+        2, rel=0.3)
     flat = [point | dict(ours=0.3, trl=0.3) for point in curve]
     assert trl_baseline.reached(flat)["seconds_to_level"] == dict(ours=0.0, trl=0.0)
 
@@ -109,14 +124,17 @@ def test_trl_baseline_without_trl_says_so():
     if common.installed("trl"):
         pytest.skip("TRL is installed here")
     done = run("trl_baseline.py", "--steps", "1")
-    assert done.returncode == 1 and "pip install --no-deps trl" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 1 and "pip install --no-deps trl" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.engine
 def test_gpu_benchmark_runs_on_a_cpu(tmp_path):
-    """Every part that a CPU can run, through the code that a GPU would run; a failed one is tried again, others are not."""
+    """Every part that a CPU can run, through the code that a GPU would run; a failed one is tried
+    again, others are not."""
     parts = ["training", "merge", "steps-merge", "endings", "temperature", "routes"]
-    (tmp_path / "gpu-small.json").write_text(json.dumps({"training": {"failed": "out of time"}, "fp8": {"gap_max": 1}}))
+    (tmp_path / "gpu-small.json").write_text(json.dumps({"training": {"failed": "out of time"},
+                                                         "fp8": {"gap_max": 1}}))
     done = run("gpu.py", "--small", "--only", *parts, "fp8", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "fp8 ..." not in done.stdout and "NOT MEASURED" not in done.stdout
@@ -125,31 +143,37 @@ def test_gpu_benchmark_runs_on_a_cpu(tmp_path):
     assert found["merge"]["gap_max"] < 1e-4 and found["temperature"]["gap_max"] < 1e-4
     assert 0 < found["merge"]["sync_seconds"] < found["merge"]["sync_and_first_request_seconds"]
     steps = {name: x["steps"] for name, x in found["merge"]["sampler"].items()}
-    assert steps["no barrier, early opening (default)"] <= steps["no barrier"] < steps["a barrier after every round"]
+    assert steps["no barrier, early opening (default)"] <= steps["no barrier"]
+    assert steps["no barrier"] < steps["a barrier after every round"]
     for name in ("off", "on"):
         assert found["training"]["gradient_checkpointing"][name]["tokens_per_second"] > 0
     endings = found["endings"]
-    assert endings["ended_by_themselves"] > 0 and endings["same_seed_same_samples"] and endings["another_seed_others"]
+    assert endings["ended_by_themselves"] > 0 and endings["same_seed_same_samples"]
+    assert endings["another_seed_others"]
     assert found["routes"]["routes_fit"] and len(found["steps-merge"]["steps"]) == 2
 
 
 def test_a_part_that_fails_loses_no_other(tmp_path, monkeypatch):
-    results = dict(training=dict(failed="RuntimeError: CUDA out of memory", log=["a", "b"]), endings=dict(responses=3))
+    results = dict(training=dict(failed="RuntimeError: CUDA out of memory", log=["a", "b"]),
+                   endings=dict(responses=3))
     gpu.show(results)  # no recommendation without both sides, and no error
     assert gpu.recommend(measured(), 24)
     lost = measured()
-    lost["training"]["gradient_checkpointing"]["off"]["peak_gb"][8192] = None  # did not fit where it was measured
+    # did not fit where it was measured
+    lost["training"]["gradient_checkpointing"]["off"]["peak_gb"][8192] = None
     assert "checkpointing on" in gpu.recommend(lost, 80)
 
 
 def test_the_program_itself_never_touches_the_card():
-    """What torch takes on a GPU for its first question, half a gigabyte and more, the parts would miss."""
+    """What torch takes on a GPU for its first question, half a gigabyte and more,
+    the parts would miss."""
     code = "import sys; sys.path.insert(0, 'bench'); import gpu; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 def test_the_critical_path_is_the_longest_chain_of_rounds():
-    """Without early opening: over prompts, the sum of each round's longest response. No schedule is shorter."""
+    """Without early opening: over prompts, the sum of each round's longest response.
+    No schedule is shorter."""
     from ada_sampler import SamplerConfig, collect
 
     rng = random.Random(0)
@@ -158,7 +182,9 @@ def test_the_critical_path_is_the_longest_chain_of_rounds():
     problems = list(range(12))
     found = collect(problems, SamplerConfig(), engine_steps.Replay(lengths),
                     engine_steps.Remembered(verdicts=verdicts), early_opening=False)
-    chains = [sum(max(lengths[g.index, s.index] for s in g.pool if s.round == r) for r in range(g.rounds)) for g in found]
-    least = {way: engine_steps.critical_path(problems, lengths, verdicts, **how) for way, how in engine_steps.WAYS.items()}
+    chains = [sum(max(lengths[g.index, s.index] for s in g.pool if s.round == r)
+                  for r in range(g.rounds)) for g in found]
+    least = {way: engine_steps.critical_path(problems, lengths, verdicts, **how)
+             for way, how in engine_steps.WAYS.items()}
     assert least["no barrier"] == max(chains)
     assert least["early opening"] <= least["no barrier"] <= least["barrier"]

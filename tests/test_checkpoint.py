@@ -240,6 +240,7 @@ def test_a_run_of_a_gpu_can_be_read_where_there_is_none(tmp_path, monkeypatch):
     policy, optimizer, schedule = learning = taught(Config(lr=0.1), 3)
     saved = checkpoint.save(tmp_path, *learning, dict(step=2), keep=1)
     real, places = torch.load, []
-    monkeypatch.setattr(torch, "load", lambda *a, **k: (places.append(k.get("map_location")), real(*a, **k))[1])
+    monkeypatch.setattr(torch, "load",
+                        lambda *a, **k: (places.append(k.get("map_location")), real(*a, **k))[1])
     checkpoint.restore(saved, *learning)
     assert places == ["cpu"]

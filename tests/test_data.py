@@ -1,4 +1,4 @@
-"""data.py: every published column layout and gold format, every way a file can be wrong, the prompts to the letter."""
+"""Every published column layout and gold format, every way a file can be wrong, exact prompts."""
 import csv
 import json
 import os
@@ -20,11 +20,15 @@ from parts.columns import AFTER, find_gold, gold_text, last_boxed, problem_text
 from parts.data import Problem, drop_overlap, load_problems
 from parts.prompts import add_prompts, stop_ids
 
-DAPO = ("Solve the following math problem step by step. The last line of your response should be of the form "
-        "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\nWhat is 2+3?\n\nRemember "
+DAPO = ("Solve the following math problem step by step. The last line of your response should be "
+        "of the form "
+        "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\nWhat is "
+        "2+3?\n\nRemember "
         "to put your answer on its own line after \"Answer:\".")
-CHAT = ("<|im_start|>system\nPlease reason step by step, and put your final answer within \\boxed{}.<|im_end|>\n"
-        "<|im_start|>user\nWhat is 2+3? Let's think step by step and output the final answer within \\boxed{}."
+CHAT = ("<|im_start|>system\nPlease reason step by step, and put your final answer within "
+        "\\boxed{}.<|im_end|>\n"
+        "<|im_start|>user\nWhat is 2+3? Let's think step by step and output the final answer "
+        "within \\boxed{}."
         "<|im_end|>\n<|im_start|>assistant\n")
 LLAMA_CHAT = ("<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nWhat is 2+3?<|eot_id|>"
               "<|start_header_id|>assistant<|end_header_id|>\n\n")
@@ -39,33 +43,42 @@ def write(folder: Path, rows: list[dict], name: str = "set.jsonl") -> str:
 
 LAYOUTS = {  # one row as each published data set has it; all mean: What is 2+3? -> 5
     "reinforce_ada": dict(problem=Q, gt="5"),
-    "math500": dict(problem=Q, solution="We add: $\\boxed{4}$", answer="5", level=2, unique_id="a/1"),
+    "math500": dict(problem=Q, solution="We add: $\\boxed{4}$", answer="5", level=2,
+                    unique_id="a/1"),
     "gsm8k": dict(question=Q, answer="2+3 = <<2+3=5>>5\n#### 5"),
-    "hendrycks": dict(problem=Q, level="Level 1", type="Algebra", solution="First \\boxed{4}, no, $\\boxed{5}$."),
+    "hendrycks": dict(problem=Q, level="Level 1", type="Algebra",
+                      solution="First \\boxed{4}, no, $\\boxed{5}$."),
     "aime24 (solution only)": dict(id=60, problem=Q, solution="\\boxed{5}", url="x"),
     "minervamath": dict(question=Q, answer="5"),
-    "olympiadbench": dict(question=Q, final_answer=["5"], modality="Text-only", unit=None, error=None),
+    "olympiadbench": dict(question=Q, final_answer=["5"], modality="Text-only", unit=None,
+                          error=None),
     "hothan": dict(question=Q, context=None, final_answer=["$5$"], is_multiple_answer=False),
     "amc (float)": dict(id=0, problem=Q, answer=5.0, url="x"),
     "capitals (int)": dict(ID="2024-I-1", Problem=Q, Solution="long", Answer=5),
     "matharena (int)": dict(problem_idx=1, problem=Q, answer=5, problem_type=["Algebra"]),
     "dr. grpo (list)": dict(problem=Q, answer=["5"]),
     "deepscaler, empty answer": dict(problem=Q, answer="", solution="so \\boxed{5}"),
-    "dapo": dict(prompt=[dict(role="user", content=DAPO)], reward_model=dict(ground_truth="5", style="rule")),
-    "dapo with raw": dict(prompt=[dict(role="user", content="x")], reward_model=dict(ground_truth="5"),
+    "dapo": dict(prompt=[dict(role="user", content=DAPO)],
+                 reward_model=dict(ground_truth="5", style="rule")),
+    "dapo with raw": dict(prompt=[dict(role="user", content="x")],
+                          reward_model=dict(ground_truth="5"),
                           extra_info=dict(raw_problem=Q)),
     "dapo processed": dict(prompt=DAPO, solution="5"),
     "deepmath": dict(question=Q, final_answer="5", difficulty=4.5),
     "open-reasoner": dict(prompt=[{"from": "human", "value": Q}], final_answer="5"),
     "verl": dict(prompt=[dict(role="system", content="Be good."), dict(
-        role="user", content=Q + " Let's think step by step and output the final answer within \\boxed{}.")],
+        role="user",
+        content=Q + " Let's think step by step and output the final answer within \\boxed{}.")],
         reward_model=dict(ground_truth=["5"])),
     "prompt selection (chat string)": dict(problem=CHAT, answer="5"),
-    "a rendered chat of two turns": dict(input="<|im_start|>user\nHi<|im_end|>\n" + CHAT, target="5"),
+    "a rendered chat of two turns": dict(input="<|im_start|>user\nHi<|im_end|>\n" + CHAT,
+                                         target="5"),
     "llama chat string": dict(input=LLAMA_CHAT, target="5"),
-    "qwen-boxed suffix": dict(input=Q + "\nPlease reason step by step, and put your final answer within \\boxed{}.",
-                              expected_answer="5"),
-    "gvm (whole solution as answer)": dict(problem=Q, answer="We add.\nHence the sum is \\boxed{5}."),
+    "qwen-boxed suffix": dict(
+        input=Q + "\nPlease reason step by step, and put your final answer within \\boxed{}.",
+        expected_answer="5"),
+    "gvm (whole solution as answer)": dict(problem=Q,
+                                           answer="We add.\nHence the sum is \\boxed{5}."),
     "svamp": dict(ID="chal-1", Body="What is", Question="2+3?", Answer="5.0", Equation="2+3"),
     "json inside a string": dict(problem=Q, ground_truth='["5"]'),
     "messages": dict(messages=[
@@ -92,12 +105,16 @@ def test_published_layouts(name, tmp_path):
 
 
 @pytest.mark.parametrize("raw, gold", [
-    ("#### 1,234", "1234"), ("so it is 7\n#### -12", "-12"), (27.0, "27"), (0, "0"), (0.5, "0.5"), ("033", "033"),
-    ("$\\frac12$.", "\\frac12"), ("\\$32.50", "32.50"), ("$69$,$84$", "69,84"), (["1", "$2$"], "1, 2"),
+    ("#### 1,234", "1234"), ("so it is 7\n#### -12", "-12"), (27.0, "27"), (0, "0"), (0.5, "0.5"),
+    ("033", "033"),
+    ("$\\frac12$.", "\\frac12"), ("\\$32.50", "32.50"), ("$69$,$84$", "69,84"),
+    (["1", "$2$"], "1, 2"),
     ("[1, 2]", "[1, 2]"), ("336^\\circ", "336^\\circ"), ("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
     ("a \\boxed{1} b \\boxed{ \\{1,2\\} }.", "\\{1,2\\}"), ("\\fbox{3}", "3"), ("$\\boxed 2$", "2"),
-    ("\\boxed{}", ""), ("\\boxed{\\boxed{5}}", "5"), ("\\boxed{1", ""), ("\\left\\{x\\right.", "\\left\\{x\\right."),
-    (None, ""), (float("nan"), ""), ([], ""), ("  ", ""), ("$", ""), ("1,\\!080", "1,\\!080"), ("p - q", "p - q"),
+    ("\\boxed{}", ""), ("\\boxed{\\boxed{5}}", "5"), ("\\boxed{1", ""),
+    ("\\left\\{x\\right.", "\\left\\{x\\right."),
+    (None, ""), (float("nan"), ""), ([], ""), ("  ", ""), ("$", ""), ("1,\\!080", "1,\\!080"),
+    ("p - q", "p - q"),
 ])
 def test_gold_formats(raw, gold):
     assert gold_text(raw) == gold
@@ -118,15 +135,19 @@ def test_long_unboxed_solution_is_no_gold(tmp_path, capsys):
 
 
 def test_drops_are_counted_in_one_line(tmp_path, capsys):
-    rows = [dict(problem="a b", answer="1"), dict(problem="a  b ", answer="1"), dict(problem="", answer="1"),
-            dict(problem="c", answer=None), dict(problem="1+2", answer="3"), dict(problem="1-2", answer="-1")]
+    rows = [dict(problem="a b", answer="1"), dict(problem="a  b ", answer="1"),
+            dict(problem="", answer="1"),
+            dict(problem="c", answer=None), dict(problem="1+2", answer="3"),
+            dict(problem="1-2", answer="-1")]
     assert [p.problem for p in load_problems(write(tmp_path, rows))] == ["a b", "1+2", "1-2"]
     assert capsys.readouterr().out == (
-        "data: set.jsonl: 3 problems of 6 rows (dropped 1 double, 1 without a problem, 1 without a gold answer)\n")
+        "data: set.jsonl: 3 problems of 6 rows (dropped 1 double, 1 without a problem, 1 without "
+        "a gold answer)\n")
 
 
 def test_ids_are_unique_and_limit_keeps_the_first(tmp_path):
-    rows = [dict(id=i, problem=f"p{n}", answer="1") for n, i in enumerate(["x/1", "x/1", 7, "7", None])]
+    rows = [dict(id=i, problem=f"p{n}", answer="1")
+            for n, i in enumerate(["x/1", "x/1", 7, "7", None])]
     problems = load_problems(write(tmp_path, rows))
     assert problems[0].id == "x/1" and len({p.id for p in problems}) == 5
     assert [p.problem for p in load_problems(write(tmp_path, rows), limit=2)] == ["p0", "p1"]
@@ -152,12 +173,14 @@ def test_several_sets_joined_by_commas(tmp_path):
 def test_the_last_user_turn_is_the_problem_and_the_last_mark_the_gold(tmp_path):
     turns = [dict(role="user", content="first"), dict(role="assistant", content="\\boxed{1}"),
              dict(role="user", content="second")]
-    (problem,) = load_problems(write(tmp_path, [dict(prompt=turns, answer="so #### 3, no\n#### 1,024")]))
+    (problem,) = load_problems(write(tmp_path,
+                                     [dict(prompt=turns, answer="so #### 3, no\n#### 1,024")]))
     assert (problem.problem, problem.answer) == ("second", "1024")
 
 
 def test_the_first_of_two_joined_columns_must_be_there(tmp_path):
-    rows = [dict(Question="How many?", Answer="1"), dict(Body="Two apples.", Question="How many?", Answer="2")]
+    rows = [dict(Question="How many?", Answer="1"),
+            dict(Body="Two apples.", Question="How many?", Answer="2")]
     (problem,) = load_problems(write(tmp_path, rows), problem_key="Body+Question")
     assert problem.problem == "Two apples. How many?"
 
@@ -188,9 +211,10 @@ def test_an_instruction_is_taken_off_only_where_nothing_follows():
     assert problem_text(asked) == asked and problem_text(f"How many? {AFTER}.") == "How many?"
 
 
-# ----------------------------------------------------------------------------------------- ids and held-out sets
+# ---------------------------------------------------------------------------- ids and held-out sets
 def numbered(folder: Path, count: int, name: str = "train.jsonl", start: int = 0, **more) -> str:
-    """A file of so many different problems; `more`: further columns, or a name of the problem's column."""
+    """A file of so many different problems; `more`: further columns,
+    or a name of the problem's column."""
     folder.mkdir(parents=True, exist_ok=True)
     column = more.pop("column", "problem")
     return write(folder, [{column: f"What is {i} times {i + 1}?", "answer": str(i * i + i), **more}
@@ -199,15 +223,18 @@ def numbered(folder: Path, count: int, name: str = "train.jsonl", start: int = 0
 
 def test_a_plain_number_is_no_id(tmp_path):
     rows = [dict(problem=f"p{i}", answer="1", id=i) for i in ("17", 18, "x-19")]
-    assert [p.id for p in load_problems(write(tmp_path, rows))] == ["set.jsonl/0", "set.jsonl/1", "x-19"]
+    assert [p.id
+            for p in load_problems(write(tmp_path, rows))] == ["set.jsonl/0", "set.jsonl/1", "x-19"]
 
 
 def test_ids_differ_over_all_that_is_loaded_together(tmp_path):
     """Pass rates and reports are kept by id: one id for two problems would mix them up."""
     one, two = numbered(tmp_path / "a", 3), numbered(tmp_path / "b", 3, start=3)
     first, second = load_problems(f"{one},{two}")[::3]
-    assert (first.source, first.id) == (one, f"{one}/0") and (second.source, second.id) == (two, f"{two}/0")
-    own = [write(tmp_path, [dict(problem=name, answer="1", id="x/1")], name) for name in ("c.jsonl", "d.jsonl")]
+    assert (first.source, first.id) == (one, f"{one}/0")
+    assert (second.source, second.id) == (two, f"{two}/0")
+    own = [write(tmp_path, [dict(problem=name, answer="1", id="x/1")], name)
+           for name in ("c.jsonl", "d.jsonl")]
     assert [p.id for p in load_problems(",".join(own))] == ["x/1", "x/1#2"]
     again = load_problems(f"{one},{one}")
     assert len({p.id for p in again}) == 6 and len({p.source for p in again}) == 2
@@ -237,7 +264,8 @@ def test_column_names_reach_the_held_out_file(tmp_path, hub):
     train = numbered(tmp_path, 3, column="frage")
     held_out = numbered(tmp_path, 2, "test.jsonl", start=5, column="frage", question="not this one")
     loaded = data.load_train_and_held_out(train, held_out, problem_key="frage")
-    assert [len(problems) for problems in loaded] == [3, 2] and loaded[1][0].problem == "What is 5 times 6?"
+    assert [len(problems) for problems in loaded] == [3, 2]
+    assert loaded[1][0].problem == "What is 5 times 6?"
     hub.sets["HuggingFaceH4/MATH-500", None] = dict(test=[dict(problem="known", answer="1")])
     _, benchmark = data.load_train_and_held_out(train, "math500", problem_key="frage")
     assert [p.problem for p in benchmark] == ["known"]
@@ -249,16 +277,19 @@ def test_what_a_policy_is_evaluated_on_when_nothing_is_named():
     assert data.default_eval_data("builtin") == "builtin"
     for model in ("Qwen/Qwen2.5-Math-1.5B", "Qwen/Qwen3-4B"):
         assert data.default_eval_data(data.default_data(model)) == "math500"
-    for own in ("mine.jsonl", "someone/chemistry", "agentica-org/DeepScaleR-Preview-Dataset,mine.jsonl"):
+    for own in ("mine.jsonl", "someone/chemistry",
+                "agentica-org/DeepScaleR-Preview-Dataset,mine.jsonl"):
         assert data.default_eval_data(own) == data.HELD_OUT
 
 
 def test_a_share_of_ones_own_file_is_held_out(tmp_path, capsys):
-    train, held_out = data.load_train_and_held_out(numbered(tmp_path, 300), data.HELD_OUT, eval_questions=100)
+    train, held_out = data.load_train_and_held_out(numbered(tmp_path, 300), data.HELD_OUT,
+                                                   eval_questions=100)
     assert len(train) + len(held_out) == 300 and 20 <= len(held_out) <= 40
     assert not {p.problem for p in train} & {p.problem for p in held_out}
     assert f"{len(held_out)} of the 300 problems are held out" in capsys.readouterr().out
-    assert len(data.load_train_and_held_out(numbered(tmp_path, 300), data.HELD_OUT, eval_questions=5)[1]) == 5
+    assert len(data.load_train_and_held_out(numbered(tmp_path, 300), data.HELD_OUT,
+                                            eval_questions=5)[1]) == 5
 
 
 def test_what_is_held_out_stays_so_when_rows_are_added(tmp_path):
@@ -270,7 +301,8 @@ def test_what_is_held_out_stays_so_when_rows_are_added(tmp_path):
     (train, held_out), (more_train, more_held_out) = split(200), split(400)
     assert held_out < more_held_out and train < more_train
     (train, held_out), (more_train, more_held_out) = split(400, most=10), split(800, most=10)
-    assert train < more_train, "at the cap too, nothing that was trained on becomes a held-out problem"
+    # at the cap too, nothing that was trained on becomes a held-out problem
+    assert train < more_train
 
 
 @pytest.mark.parametrize("count", [2, 3, 10])
@@ -290,7 +322,8 @@ def test_nothing_to_hold_out_or_to_train_on(tmp_path):
 def test_training_problems_that_are_held_out_are_dropped(tmp_path, capsys):
     train, held_out = data.load_train_and_held_out(
         numbered(tmp_path, 5), numbered(tmp_path, 4, "test.jsonl", start=3))
-    assert len(train) == 3 and len(held_out) == 4 and "2 training problems are also" in capsys.readouterr().out
+    assert len(train) == 3 and len(held_out) == 4
+    assert "2 training problems are also" in capsys.readouterr().out
 
 
 def test_other_golds_are_other_questions_and_prompts_are_not():
@@ -302,7 +335,7 @@ def test_other_golds_are_other_questions_and_prompts_are_not():
     assert data.digest([two, one]) != known != data.digest([one])
 
 
-# ----------------------------------------------------------------------------------------- the order
+# ---------------------------------------------------------------------------------------- the order
 def test_a_stream_shows_every_problem_once_per_epoch():
     problems = list(range(10))
     stream = data.Stream(problems, seed=1)
@@ -322,7 +355,7 @@ def test_a_stream_goes_on_where_its_cursor_stands():
     assert whole.take(5) == expected[3:8]
 
 
-# ----------------------------------------------------------------------------------------- strange rows
+# ------------------------------------------------------------------------------------- strange rows
 @pytest.mark.parametrize("problem", [
     "x" + " " * 100_000 + "y", "x" + "." * 100_000 + "y", "\n" * 100_000 + "y", "x" + " ." * 50_000,
     'Remember to put your answer on its own line after "Answer:"' * 2000 + "\n"])
@@ -342,7 +375,8 @@ def test_strange_rows_are_dropped_and_counted(tmp_path, capsys):
     (tmp_path / "set.jsonl").write_text("\n".join([*lines, deep]))
     (problem,) = load_problems(str(tmp_path / "set.jsonl"))
     assert (problem.problem, problem.id, problem.level) == ("b", "set.jsonl/2", "")
-    assert "1 problems of 5 rows (dropped 2 with broken characters, 2 nested too deep)" in capsys.readouterr().out
+    dropped = "1 problems of 5 rows (dropped 2 with broken characters, 2 nested too deep)"
+    assert dropped in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, '{"problem": "a", "answer": ' + "[" * 100_000])
@@ -362,7 +396,8 @@ def test_columns_cannot_command_the_terminal(tmp_path):
     assert str(stop.value).isprintable() and "frage\\x1b]0;owned" in str(stop.value)
 
 
-@pytest.mark.parametrize("name", ["x" * 5000, "x" * 5000 + ".jsonl", "~nobody/x.jsonl", "a\0b", "a" * 5000 + "/b"])
+@pytest.mark.parametrize("name", ["x" * 5000, "x" * 5000 + ".jsonl", "~nobody/x.jsonl", "a\0b",
+                                  "a" * 5000 + "/b"])
 def test_odd_names_get_one_sentence(name):
     for load in (load_problems, models.resolve_model)[:1 if name.endswith("/b") else 2]:
         with pytest.raises(SystemExit) as stop:
@@ -370,13 +405,15 @@ def test_odd_names_get_one_sentence(name):
         assert len(str(stop.value)) < 700 and str(stop.value).isprintable()
 
 
-# ----------------------------------------------------------------------------------------- file types
+# --------------------------------------------------------------------------------------- file types
 def test_json_list_json_lines_and_byte_order_mark(tmp_path):
     rows = [dict(problem="p", answer="1"), dict(problem="q", answer="2")]
     (tmp_path / "list.json").write_text(json.dumps(rows, indent=1))
     (tmp_path / "lines.json").write_text("\n\n".join(map(json.dumps, rows)))
-    (tmp_path / "mark.jsonl").write_bytes(b"\xef\xbb\xbf" + json.dumps(rows[0]).encode() + b"\r\n\r\n")
-    assert len(load_problems(str(tmp_path / "list.json"))) == len(load_problems(str(tmp_path / "lines.json"))) == 2
+    (tmp_path / "mark.jsonl").write_bytes(b"\xef\xbb\xbf" + json.dumps(rows[0]).encode()
+                                          + b"\r\n\r\n")
+    assert len(load_problems(str(tmp_path / "list.json"))) == len(
+        load_problems(str(tmp_path / "lines.json"))) == 2
     assert load_problems(str(tmp_path / "mark.jsonl"))[0].problem == "p"
 
 
@@ -384,7 +421,8 @@ def test_csv_with_nested_columns_and_line_breaks(tmp_path):
     with open(tmp_path / "set.csv", "w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["prompt", "reward_model", "extra_info.raw_problem"])
-        table.writerow([json.dumps([dict(role="user", content="p,\nq")]), json.dumps(dict(ground_truth="1,5")), ""])
+        table.writerow([json.dumps([dict(role="user", content="p,\nq")]),
+                        json.dumps(dict(ground_truth="1,5")), ""])
         table.writerow(["unused", json.dumps(dict(ground_truth=27.0)), "raw " + "x" * 200_000])
     one, two = load_problems(str(tmp_path / "set.csv"))
     assert (one.problem, one.answer) == ("p,\nq", "1,5")
@@ -396,7 +434,8 @@ def test_parquet_of_verl(tmp_path):
     import pyarrow.parquet
 
     two = dict(prompt=[dict(role="user", content="q")], reward_model=dict(ground_truth=["1", "2"]))
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([LAYOUTS["verl"], two]), tmp_path / "set.parquet")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([LAYOUTS["verl"], two]),
+                                tmp_path / "set.parquet")
     problems = load_problems(str(tmp_path / "set.parquet"))
     assert [(p.problem, p.answer) for p in problems] == [(Q, "5"), ("q", "1, 2")]
 
@@ -407,19 +446,21 @@ def test_named_columns_win(tmp_path):
     assert (problem.problem, problem.answer) == ("yes", "3")
 
 
-# ----------------------------------------------------------------------------------------- what can be wrong
+# -------------------------------------------------------------------------------- what can be wrong
 @pytest.mark.parametrize("content, name, words", [
     (None, "missing.jsonl", ["No data file", "missing.jsonl"]),
     ("", "empty.jsonl", ["empty.jsonl".removesuffix(".jsonl"), "no rows"]),
     ("[]", "empty.json", ["no rows"]),
     ("problem,answer\n", "empty.csv", ["no rows"]),
-    ('{"problem": "a", "answer": "1"}\n{"problem": oops}\n', "broken.jsonl", ["broken.jsonl: line 2: Expecting value"]),
+    ('{"problem": "a", "answer": "1"}\n{"problem": oops}\n', "broken.jsonl",
+     ["broken.jsonl: line 2: Expecting value"]),
     ('[{"problem": "a",\n "answer": }]', "broken.json", ["broken.json", "line 2"]),
     ("not parquet", "broken.parquet", ["broken.parquet"]),
     ("\xff\xfe", "latin.jsonl", ["latin.jsonl"]),
     ("[1, 2]", "numbers.json", ["one JSON object per problem"]),
     ('{"text": "a", "label": "1"}', "odd.jsonl", ["text, label", "--problem-key", "--answer-key"]),
-    ('{"problem": "a", "label": "1"}', "odd.jsonl", ["has a gold answer", "problem, label", "--answer-key"]),
+    ('{"problem": "a", "label": "1"}', "odd.jsonl",
+     ["has a gold answer", "problem, label", "--answer-key"]),
     ('{"problem": "a", "answer": "$"}', "hollow.jsonl", ["has a gold answer", "problem, answer"]),
     ("x", "notes.txt", ["notes.txt", ".jsonl"]),
 ])
@@ -456,7 +497,8 @@ def hub(monkeypatch):
         asked.append((repo, config))
         if config is None and (repo, None) not in sets:
             names = [c for r, c in sets if r == repo]
-            raise ValueError(f"Config name is missing.\nPlease pick one of the available configs: {names}\nLike: x")
+            raise ValueError("Config name is missing.\nPlease pick one of the available configs: "
+                             f"{names}\nLike: x")
         return sets[repo, config]
 
     def dataset_info(self, repo, timeout):
@@ -485,7 +527,8 @@ def test_splits_for_training_and_evaluation(hub):
     assert load_problems("openai/gsm8k", split="test")[0].problem == "b"
     assert load_problems("me/only_train", for_training=False)[0].problem == "c"
     assert load_problems("me/odd@amc")[0].problem == "e"
-    with pytest.raises(SystemExit, match="no split train, only aime, amc: name one, as in me/odd@aime"):
+    with pytest.raises(SystemExit,
+                       match="no split train, only aime, amc: name one, as in me/odd@aime"):
         load_problems("me/odd")
 
 
@@ -493,7 +536,8 @@ def test_configs_are_joined_chosen_or_listed(hub):
     for number, config in enumerate(["AIME2025-I", "AIME2025-II"]):
         hub.sets["opencompass/AIME2025", config] = dict(test=[row(f"p{number}")])
     hub.sets["me/x", "en"] = hub.sets["me/x", "cn"] = dict(train=[row("a")])
-    assert [p.problem for p in load_problems("opencompass/AIME2025", for_training=False)] == ["p0", "p1"]
+    assert [p.problem
+            for p in load_problems("opencompass/AIME2025", for_training=False)] == ["p0", "p1"]
     assert load_problems("me/x:cn")[0].source == "me/x:cn"
     with pytest.raises(SystemExit, match="has the configs en, cn: name one, as in me/x:en"):
         load_problems("me/x")
@@ -505,7 +549,8 @@ def test_group_expands_to_its_four_sets_with_weights(hub):
     assert [p.problem for p in load_problems("reinforce-ada", for_training=False)] == [
         "ra-math500", "ra-minerva", "ra-olympiadbench", "ra-aime-like"]
     assert sources.expand("gsm8k,reinforce-ada") == [
-        ("gsm8k", None), ("ra-math500", 500), ("ra-minerva", 272), ("ra-olympiadbench", 675), ("ra-aime-like", 230)]
+        ("gsm8k", None), ("ra-math500", 500), ("ra-minerva", 272), ("ra-olympiadbench", 675),
+        ("ra-aime-like", 230)]
 
 
 def test_unknown_hub_set(hub):
@@ -518,14 +563,16 @@ def test_unreachable_hub_ends_within_seconds(tmp_path):
     pytest.importorskip("datasets")
     start = time.time()
     run = subprocess.run(
-        [sys.executable, "-c", "from parts import data; data.load_problems('math500')"], capture_output=True, text=True,
+        [sys.executable, "-c", "from parts import data; data.load_problems('math500')"],
+        capture_output=True, text=True,
         timeout=60, cwd=ROOT,
         env={**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)})
     assert run.returncode == 1 and time.time() - start < 15
-    assert "--data file.jsonl" in run.stderr and "--model tiny" in run.stderr and "Traceback" not in run.stderr
+    assert "--data file.jsonl" in run.stderr and "--model tiny" in run.stderr
+    assert "Traceback" not in run.stderr
 
 
-# ----------------------------------------------------------------------------------------- names, overlap, built-in
+# ------------------------------------------------------------------------- names, overlap, built-in
 def test_model_names(tmp_path):
     assert models.resolve_model("Qwen2.5-Math-1.5B") == "Qwen/Qwen2.5-Math-1.5B"
     assert models.resolve_model("Qwen3-4B") == "Qwen/Qwen3-4B"
@@ -541,9 +588,12 @@ def test_model_names(tmp_path):
 
 def test_code_of_a_model_is_never_run(tmp_path, capsys):
     """transformers would ask "run the custom code? [y/N]", and `yes |` would answer."""
-    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'owned')!r}, 'w')\nclass C: pass\nclass T: pass\n")
-    (tmp_path / "config.json").write_text(json.dumps(dict(model_type="evil", auto_map=dict(AutoConfig="evil.C"))))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(dict(auto_map=dict(AutoTokenizer=["evil.T", None]))))
+    (tmp_path / "evil.py").write_text(
+        f"open({str(tmp_path / 'owned')!r}, 'w')\nclass C: pass\nclass T: pass\n")
+    (tmp_path / "config.json").write_text(json.dumps(dict(model_type="evil",
+                                                          auto_map=dict(AutoConfig="evil.C"))))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps(dict(auto_map=dict(AutoTokenizer=["evil.T", None]))))
     for load in (lambda path: models.fetch_model(path, 9), models.load_tokenizer):
         with pytest.raises(SystemExit, match="Python code of its own, which is never run"):
             load(str(tmp_path))
@@ -564,7 +614,8 @@ def test_defaults_by_model():
     assert data.default_data("Qwen/Qwen2.5-Math-1.5B") == "RLHFlow/reinforce_ada_simple_prompt_1-5b"
     assert data.default_data("Qwen/Qwen3-4B") == "agentica-org/DeepScaleR-Preview-Dataset"
     assert data.default_data("Qwen/Qwen3-4B", for_training=False) == "math500"
-    assert (data.default_template("tiny"), data.default_template("Qwen/Qwen3-4B")) == ("chat", "reinforce-ada")
+    assert (data.default_template("tiny"),
+            data.default_template("Qwen/Qwen3-4B")) == ("chat", "reinforce-ada")
 
 
 def test_overlap_ignores_typesetting_but_not_arithmetic():
@@ -574,7 +625,8 @@ def test_overlap_ignores_typesetting_but_not_arithmetic():
     held = [problem("Find all $x$ with \\(x^2 = 2\\), where $x$ is positive and real."),
             problem("7+15-4=?", "18")]
     train = [problem("find ALL x with $$x^2=2$$ where x is positive and real", "\\sqrt2"),
-             problem("7+15-4=?", "18"), problem("71-5+4=?", "70"), problem("Find all $x$ with $x^2 = 3$.")]
+             problem("7+15-4=?", "18"), problem("71-5+4=?", "70"),
+             problem("Find all $x$ with $x^2 = 3$.")]
     kept, dropped = drop_overlap(train, held)
     assert dropped == 2 and kept == train[2:]
 
@@ -603,21 +655,28 @@ class ChatML:
 
     def apply_chat_template(self, chats, tokenize, add_generation_prompt):
         assert not tokenize and add_generation_prompt
-        turns = ["".join(f"<|im_start|>{t['role']}\n{t['content']}<|im_end|>\n" for t in chat) for chat in chats]
+        turns = ["".join(f"<|im_start|>{t['role']}\n{t['content']}<|im_end|>\n" for t in chat)
+                 for chat in chats]
         return [text + "<|im_start|>assistant\n" for text in turns]
 
     def __call__(self, texts, add_special_tokens):
-        return dict(input_ids=[[0] * add_special_tokens + [ord(char) for char in text] for text in texts])
+        return dict(input_ids=[[0] * add_special_tokens + [ord(char) for char in text]
+                               for text in texts])
 
 
-SYSTEM = "<|im_start|>system\nPlease reason step by step, and put your final answer within \\boxed{}.<|im_end|>\n"
+SYSTEM = ("<|im_start|>system\nPlease reason step by step, and put your final answer within "
+          "\\boxed{}.<|im_end|>\n")
 EXPECTED = {
-    "reinforce-ada": SYSTEM + "<|im_start|>user\nQ? Let's think step by step and output the final answer within "
+    "reinforce-ada": SYSTEM
+    + "<|im_start|>user\nQ? Let's think step by step and output the final answer within "
                               "\\boxed{}.<|im_end|>\n<|im_start|>assistant\n",
     "qwen25-math-cot": SYSTEM + "<|im_start|>user\nQ?<|im_end|>\n<|im_start|>assistant\n",
-    "qwen-boxed": "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\nQ?\nPlease reason "
-                  "step by step, and put your final answer within \\boxed{}.<|im_end|>\n<|im_start|>assistant\n",
-    "llama": "<|im_start|>user\nQ?\nPlease reason step by step, and put your final answer within \\boxed{}.\n\n"
+    "qwen-boxed": "<|im_start|>system\nYou are a helpful "
+                  "assistant.<|im_end|>\n<|im_start|>user\nQ?\nPlease reason "
+                  "step by step, and put your final answer within "
+                  "\\boxed{}.<|im_end|>\n<|im_start|>assistant\n",
+    "llama": "<|im_start|>user\nQ?\nPlease reason step by step, and put your final answer within "
+             "\\boxed{}.\n\n"
              "<|im_end|>\n<|im_start|>assistant\n",
     "chat": "<|im_start|>user\nQ?<|im_end|>\n<|im_start|>assistant\n",
     "none": "Q?",
@@ -628,7 +687,8 @@ EXPECTED = {
 def test_templates_to_the_letter(template):
     (problem,) = add_prompts([Problem("Q?", "1", "i", "s")], ChatML(), template, 1000)
     assert problem.prompt == EXPECTED[template]
-    start = [0] if template == "none" else []  # only a bare problem gets the tokenizer's own start token
+    # only a bare problem gets the tokenizer's own start token
+    start = [0] if template == "none" else []
     assert problem.prompt_ids == start + [ord(char) for char in problem.prompt]
 
 
@@ -640,7 +700,8 @@ def test_braces_in_a_problem_are_left_alone():
 def test_over_long_prompts_are_dropped_and_counted(capsys):
     problems = [Problem("x" * n, "1", str(n), "s") for n in (3, 10, 11)]
     assert [p.id for p in add_prompts(problems, ChatML(), "none", 11)] == ["3", "10"]
-    assert "dropped 1 of 3 problems with a prompt over 11 tokens (longest: 12)" in capsys.readouterr().out
+    dropped = "dropped 1 of 3 problems with a prompt over 11 tokens (longest: 12)"
+    assert dropped in capsys.readouterr().out
     with pytest.raises(SystemExit, match="raise --max-prompt-tokens"):
         add_prompts(problems, ChatML(), "none", 2)
 
@@ -678,7 +739,8 @@ def with_template():
 def test_a_template_that_fails_gets_one_sentence(with_template, template, words):
     with pytest.raises(SystemExit) as stop:
         add_prompts([Problem("1+1=?", "2", "i", "s")], with_template(template), "chat", 50)
-    assert words in str(stop.value) and "--template" in str(stop.value) and str(stop.value).isprintable()
+    assert words in str(stop.value) and "--template" in str(stop.value)
+    assert str(stop.value).isprintable()
 
 
 def test_a_template_that_never_ends_is_stopped(with_template, monkeypatch):

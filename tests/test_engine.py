@@ -1,4 +1,4 @@
-"""The real vLLM against plain Hugging Face: every log-prob, before and after an update, with both kinds of sync.
+"""The real vLLM against plain Hugging Face: every log-prob, before and after both kinds of sync.
 
 What only a GPU has is tested with vLLM's own classes on the CPU, each said where it is used.
 """
@@ -26,7 +26,8 @@ from parts.policy import Row, load_policy
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A briefly trained tiny model: its responses end by themselves now and then, and are cut off now and then."""
+    """A briefly trained tiny model: its responses end by themselves now and then, and are cut off
+    now and then."""
     path = tmp_path_factory.mktemp("model")
     tiny.build(path, progress=False, steps=60, batch=16)
     return str(path)
@@ -36,7 +37,8 @@ def folder(tmp_path_factory):
 def engine(request, folder):
     from parts.engine import Engine
 
-    engine = Engine(folder, max_model_len=128, max_num_seqs=64, dtype="float32", sync_mode=request.param)
+    engine = Engine(folder, max_model_len=128, max_num_seqs=64, dtype="float32",
+                    sync_mode=request.param)
     yield engine
     engine.close()
     del engine.llm
@@ -57,12 +59,14 @@ def move(policy, size, seed=0):
 
 
 def prompts(engine, count=8):
-    return [engine.tokenizer.encode(f"<|user|>{p['problem']}<|assistant|>") for p in tiny.problems("train", count)]
+    return [engine.tokenizer.encode(f"<|user|>{p['problem']}<|assistant|>")
+            for p in tiny.problems("train", count)]
 
 
 def gap(engine, policy, rollouts, ids):
     """max |log mu - log pi| over all tokens of all rollouts."""
-    rows = [Row(p + r.token_ids, len(p), r.logprobs, 0.0) for p, group in zip(ids, rollouts) for r in group]
+    rows = [Row(p + r.token_ids, len(p), r.logprobs, 0.0) for p, group in zip(ids, rollouts)
+            for r in group]
     with torch.no_grad():
         pi = token_logprobs(policy, rows)[0]
     return (pi - torch.tensor([x for row in rows for x in row.mu])).abs().max().item()
@@ -78,11 +82,13 @@ def test_logprobs_agree_before_and_after_updates(engine, folder):
         assert reasons == {"stop", "length"}  # with the end token, and cut off
         end = engine.tokenizer.eos_token_id
         for r in (r for group in rollouts for r in group):
-            assert (r.token_ids[-1] == end) == (r.finish_reason == "stop") and end not in r.token_ids[:-1]
+            assert (r.token_ids[-1] == end) == (r.finish_reason == "stop")
+            assert end not in r.token_ids[:-1]
             assert len(r.token_ids) == len(r.logprobs) <= 12
         assert gap(engine, policy, rollouts, ids) < 1e-4
         move(policy, 0.05, seed=step)
-        assert gap(engine, policy, rollouts, ids) > 1e-2  # the policy did move, so a sync that does nothing would show
+        # the policy did move, so a sync that does nothing would show
+        assert gap(engine, policy, rollouts, ids) > 1e-2
 
 
 @pytest.mark.engine
@@ -107,13 +113,15 @@ def test_syncing_many_times_leaves_the_trainer_untouched(engine, folder):
 
 
 class PromptEcho:
-    """Grades by the prompt: correct with a probability that differs between prompts, and notes what came home where."""
+    """Grades by the prompt: correct with a probability that differs between prompts, and notes what
+    came home where."""
 
     def __init__(self, engine):
         self.engine, self.rng, self.verdicts = engine, random.Random(0), {}
 
     def submit(self, key, problem, rollout):
-        self.verdicts[key] = SimpleNamespace(reward=float(self.rng.random() < problem.p), status="wrong")
+        self.verdicts[key] = SimpleNamespace(reward=float(self.rng.random() < problem.p),
+                                             status="wrong")
 
     def result(self, key):
         return self.verdicts.pop(key)
@@ -122,32 +130,39 @@ class PromptEcho:
 @pytest.mark.engine
 @pytest.mark.parametrize("sampler", ["ada-balance", "ada-pos", "uniform"])
 def test_results_stay_with_their_own_prompt_when_few_remain(engine, folder, sampler):
-    """Most prompts close at once, three never do: whatever comes back for them must have been written for them."""
+    """Most prompts close at once, three never do: whatever comes back for them must have been
+    written for them."""
     policy = policy_for(folder, moved=0.05)
     engine.sync(policy)
-    problems = [SimpleNamespace(prompt_ids=p, p=0.0 if i in (1, 8, 13) else 0.5) for i, p in enumerate(prompts(engine, 16))]
+    problems = [SimpleNamespace(prompt_ids=p, p=0.0 if i in (1, 8, 13) else 0.5)
+                for i, p in enumerate(prompts(engine, 16))]
     rollouts = running.WatchedEngine(engine, 12)
-    groups = collect(problems, SamplerConfig(sampler=sampler, n=4, M=8, N=4), rollouts, PromptEcho(engine))
+    groups = collect(problems, SamplerConfig(sampler=sampler, n=4, M=8, N=4), rollouts,
+                     PromptEcho(engine))
     rollouts.bar.close()
     assert [g.problem for g in groups] == problems
     if sampler != "uniform":
         assert [len(groups[i].pool) for i in (1, 8, 13)] == [32, 32, 32]
-    # log-probs under the group's own prompt equal the engine's: another prompt's sample would not pass
-    assert gap(engine, policy, [[s.rollout for s in g.pool] for g in groups], [p.prompt_ids for p in problems]) < 1e-4
+    # log-probs under the group's own prompt equal the engine's: another prompt's sample would not
+    # pass
+    assert gap(engine, policy, [[s.rollout for s in g.pool] for g in groups],
+               [p.prompt_ids for p in problems]) < 1e-4
     other = [problems[i - 1].prompt_ids for i in range(16)]
     assert gap(engine, policy, [[s.rollout for s in g.pool] for g in groups], other) > 0.1
 
 
 @pytest.mark.engine
 def test_temperature_is_in_the_logprobs(folder):
-    """At temperature 0.7 the engine reports the log-probs it sampled from, and the trainer reproduces them."""
+    """At temperature 0.7 the engine reports the log-probs it sampled from, and the trainer
+    reproduces them."""
     from parts.engine import Engine
 
     engine = Engine(folder, max_model_len=128, max_num_seqs=64, dtype="float32", temperature=0.7)
     policy, ids = policy_for(folder), prompts(engine)
     engine.sync(policy)
     rollouts = engine.generate(ids, n=4, max_tokens=12)
-    rows = [Row(p + r.token_ids, len(p), r.logprobs, 0.0) for p, group in zip(ids, rollouts) for r in group]
+    rows = [Row(p + r.token_ids, len(p), r.logprobs, 0.0) for p, group in zip(ids, rollouts)
+            for r in group]
     mu = torch.tensor([x for row in rows for x in row.mu])
     with torch.no_grad():
         assert (token_logprobs(policy, rows, temperature=0.7)[0] - mu).abs().max() < 1e-4
@@ -166,7 +181,8 @@ def test_logits_are_float32_in_a_bfloat16_engine(folder, monkeypatch):
         with monkeypatch.context() as patch:
             if overrides is not None:
                 true = vllm.LLM
-                patch.setattr(vllm, "LLM", lambda *a, **options: true(*a, **options | dict(hf_overrides=overrides)))
+                patch.setattr(vllm, "LLM", lambda
+                              *a, **options: true(*a, **options | dict(hf_overrides=overrides)))
             engine = Engine(folder, max_model_len=128, max_num_seqs=64, dtype="bfloat16")
         policy = load_policy(folder, dtype="bfloat16", rank=8, alpha=16, seed=0, device="cpu")
         seed_everything(random.Random(0))
@@ -174,7 +190,8 @@ def test_logits_are_float32_in_a_bfloat16_engine(folder, monkeypatch):
         rows = [Row(p + r.token_ids, len(p), r.logprobs, 0.0)
                 for p, group in zip(ids, engine.generate(ids, n=16, max_tokens=12)) for r in group]
         with torch.no_grad():
-            found = (token_logprobs(policy, rows)[0] - torch.tensor([x for row in rows for x in row.mu])).abs().mean().item()
+            found = (token_logprobs(policy, rows)[0]
+                     - torch.tensor([x for row in rows for x in row.mu])).abs().mean().item()
         del engine.llm, engine
         gc.collect()
         return found
@@ -186,15 +203,18 @@ def test_logits_are_float32_in_a_bfloat16_engine(folder, monkeypatch):
 
 @pytest.mark.engine
 def test_a_precision_without_a_kernel_is_refused_in_one_sentence(folder, monkeypatch):
-    """What vLLM raises where a kernel is missing names internals; other errors are not covered up."""
+    """What vLLM raises where a kernel is missing names internals;
+    other errors are not covered up."""
     import vllm
     from parts.engine import Engine
 
     def no_kernel(*_, **options):
-        raise NotImplementedError("'_C' object has no attribute 'dynamic_per_token_scaled_fp8_quant'\nmore")
+        raise NotImplementedError(
+            "'_C' object has no attribute 'dynamic_per_token_scaled_fp8_quant'\nmore")
 
     monkeypatch.setattr(vllm, "LLM", no_kernel)
-    with pytest.raises(SystemExit, match="cannot run this model with rollouts in fp8.*--rollout-dtype bfloat16"):
+    with pytest.raises(
+        SystemExit, match="cannot run this model with rollouts in fp8.*--rollout-dtype bfloat16"):
         Engine(folder, max_model_len=64, dtype="fp8")
     with pytest.raises(NotImplementedError):
         Engine(folder, max_model_len=64, dtype="bfloat16")
@@ -204,7 +224,8 @@ def test_a_precision_without_a_kernel_is_refused_in_one_sentence(folder, monkeyp
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("options", [dict(dtype="bfloat16", kv_cache_dtype="fp8"), dict(dtype="fp8")])
+@pytest.mark.parametrize("options",
+                         [dict(dtype="bfloat16", kv_cache_dtype="fp8"), dict(dtype="fp8")])
 def test_low_precision_rollouts_stay_near_the_full_precision_trainer(folder, options):
     from parts.engine import Engine
 
@@ -216,7 +237,7 @@ def test_low_precision_rollouts_stay_near_the_full_precision_trainer(folder, opt
     assert 1e-4 < gap(engine, policy, rollouts, ids) < 1.0  # another precision, the same policy
 
 
-# ------------------------------------------------------------------------------------------- requests
+# ----------------------------------------------------------------------------------------- requests
 @pytest.mark.engine
 def test_a_request_can_have_a_temperature_of_its_own(folder):
     """Its log-probs are those of that temperature, and the engine's own is what the others keep."""
@@ -233,9 +254,11 @@ def test_a_request_can_have_a_temperature_of_its_own(folder):
     while engine.busy:
         found.update(engine.step())
     for temperature, stated in ((1.0, None), (0.5, 0.5)):
-        rows = [Row(ids[p] + r.token_ids, len(ids[p]), r.logprobs, 0.0) for (p, t), r in found.items() if t == stated]
+        rows = [Row(ids[p] + r.token_ids, len(ids[p]), r.logprobs, 0.0)
+                for (p, t), r in found.items() if t == stated]
         with torch.no_grad():
-            gap = token_logprobs(policy, rows, temperature)[0] - torch.tensor([x for row in rows for x in row.mu])
+            gap = token_logprobs(policy, rows,
+                                 temperature)[0] - torch.tensor([x for row in rows for x in row.mu])
         assert gap.abs().max() < 1e-4
     (again,), *_ = engine.generate([ids[0]], n=1, max_tokens=8)
     assert engine.sampling["temperature"] == 1.0 and again.logprobs
@@ -245,9 +268,9 @@ def test_a_request_can_have_a_temperature_of_its_own(folder):
 
 @pytest.mark.engine
 def test_a_batch_that_ran_ahead_is_finished_before_the_weights_change(folder):
-    """On a GPU vLLM keeps a queue of two batches. Here the CPU's engine steps through that same queue
-    (`step_with_batch_queue` of vLLM's core; only the asynchronous scheduler is missing): a batch is left
-    in it when the last response has ended by itself."""
+    """On a GPU vLLM keeps a queue of two batches. Here the CPU's engine steps through that same
+    queue (`step_with_batch_queue` of vLLM's core; only the asynchronous scheduler is missing): a
+    batch is left in it when the last response has ended by itself."""
     from parts.engine import Engine
 
     engine = Engine(folder, max_model_len=128, max_num_seqs=8, dtype="float32")
@@ -288,9 +311,10 @@ def test_weights_do_not_change_under_a_response(engine, folder, monkeypatch):
             engine.sync(policy)
 
 
-# ---------------------------------------------------------------------------------------- random state
+# ------------------------------------------------------------------------------------- random state
 def test_the_seed_of_a_request_on_a_gpu_is_decided_too(monkeypatch):
-    """vLLM's GPU runner draws it from numpy's global state: its own class, with plain memory for the GPU's."""
+    """vLLM's GPU runner draws it from numpy's global state: its own class, with plain memory for
+    the GPU's."""
     pytest.importorskip("vllm")
     engine_module.configure_vllm(on_cpu=True)
     from vllm import SamplingParams
@@ -328,14 +352,16 @@ def test_every_phase_of_a_run_seeds_all_generators():
     assert found[0] == found[1] and found[0][0] != found[2][0] and found[0][1] != found[2][1]
 
 
-# -------------------------------------------------------------------------------------------- adapters
+# ----------------------------------------------------------------------------------------- adapters
 def test_a_small_ram_disk_is_not_filled(tmp_path, monkeypatch):
-    """64 MB is what a container has by default, and a 1.5B adapter of rank 16 takes 70 MiB, twice."""
+    """64 MB is what a container has by default, and a 1.5B adapter of rank 16 takes 70 MiB,
+    twice."""
     disk = tmp_path / "shm"
     disk.mkdir()
     monkeypatch.setattr(engine_module, "RAM_DISK", str(disk))
     free = dict(shm=64 << 20)
-    monkeypatch.setattr(engine_module.shutil, "disk_usage", lambda path: SimpleNamespace(free=free["shm"]))
+    monkeypatch.setattr(engine_module.shutil, "disk_usage",
+                        lambda path: SimpleNamespace(free=free["shm"]))
     made = [new_adapter_folder(70 << 20)]
     free["shm"] = 256 << 20
     made.append(new_adapter_folder(70 << 20))
@@ -351,9 +377,11 @@ def test_a_small_ram_disk_is_not_filled(tmp_path, monkeypatch):
 
 def test_adapters_of_killed_processes_are_collected_and_no_others(tmp_path, monkeypatch):
     monkeypatch.setattr(engine_module, "RAM_DISK", str(tmp_path))
-    make = "import sys; from parts import engine; engine.RAM_DISK = sys.argv[1]; print(engine.new_adapter_folder(1)); "
+    make = "import sys; from parts import engine; engine.RAM_DISK = sys.argv[1]; "
+    make += "print(engine.new_adapter_folder(1)); "
     make += "import os, signal; sys.stdout.flush(); os.kill(os.getpid(), signal.SIGKILL)"
-    done = subprocess.run([sys.executable, "-c", make, str(tmp_path)], capture_output=True, text=True,
+    done = subprocess.run([sys.executable, "-c", make, str(tmp_path)], capture_output=True,
+                          text=True,
                           cwd=Path(engine_module.__file__).parent.parent)
     dead, own = Path(done.stdout.strip()), Path(new_adapter_folder(1))
     foreign = tmp_path / f"minirl-adapter-another.host-{dead.name.split('-')[-2]}-x"
@@ -369,7 +397,8 @@ def test_adapters_of_killed_processes_are_collected_and_no_others(tmp_path, monk
 def test_a_start_collects_what_dead_processes_left(folder, tmp_path, monkeypatch):
     from parts.engine import Engine
 
-    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True).stdout.strip()
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
+                          capture_output=True, text=True).stdout.strip()
     monkeypatch.setattr(engine_module, "RAM_DISK", str(tmp_path))
     left = tmp_path / f"minirl-adapter-{engine_module.platform.node()}-{dead}-x"
     left.mkdir()
@@ -389,19 +418,24 @@ def test_a_rank_that_vllm_does_not_know_is_rounded_up(rank, served, monkeypatch)
 
 
 def test_what_vllm_adapts_is_what_peft_adapts(tmp_path):
-    """Names by architecture; the head is not among them (vLLM wraps it by itself in some families, and fails)."""
-    from transformers import (GPTNeoXConfig, LlamaConfig, OlmoeConfig, Phi3Config, PhiConfig, Qwen2Config,
+    """Names by architecture; the head is not among them (vLLM wraps it by itself in some families,
+    and fails)."""
+    from transformers import (GPTNeoXConfig, LlamaConfig, OlmoeConfig, Phi3Config, PhiConfig,
+                              Qwen2Config,
                               Qwen2MoeConfig, Qwen3Config)
     from transformers import AutoModelForCausalLM
 
-    small = dict(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+    small = dict(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+                 num_attention_heads=2,
                  num_key_value_heads=2, pad_token_id=0, bos_token_id=0, eos_token_id=0)
-    for number, kind in enumerate((LlamaConfig, Qwen2Config, Qwen3Config, Phi3Config, PhiConfig, GPTNeoXConfig, OlmoeConfig)):
+    for number, kind in enumerate((LlamaConfig, Qwen2Config, Qwen3Config, Phi3Config, PhiConfig,
+                                   GPTNeoXConfig, OlmoeConfig)):
         folder = tmp_path / str(number)
         config = kind(**small)
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)
         policy = load_policy(str(folder), dtype="float32", rank=2, alpha=4, seed=0, device="cpu")
-        adapted = {name.split(".lora_A")[0].split(".")[-1] for name, _ in policy.named_parameters() if ".lora_A" in name}
+        adapted = {name.split(".lora_A")[0].split(".")[-1] for name, _ in policy.named_parameters()
+                   if ".lora_A" in name}
         assert adapted == set(adapted_layers(str(folder))), kind.__name__
         assert not {"lm_head", "embed_out"} & adapted
     Qwen2MoeConfig(**small).save_pretrained(tmp_path / "qwen2_moe")
@@ -409,7 +443,7 @@ def test_what_vllm_adapts_is_what_peft_adapts(tmp_path):
         adapter_options(str(tmp_path / "qwen2_moe"), 8, on_cpu=False, routes=False)
 
 
-# --------------------------------------------------------------------------------- what vLLM refuses
+# -------------------------------------------------------------------------------- what vLLM refuses
 def test_what_vllm_refuses_is_explained_in_one_sentence():
     """The messages are vLLM's own where its functions run without a GPU."""
     engine_module.configure_vllm(on_cpu=True)
@@ -427,7 +461,8 @@ def test_what_vllm_refuses_is_explained_in_one_sentence():
     card = SimpleNamespace(device_="cuda:0", total_memory=24 << 30, free_memory=2 << 30)
     error = raised(lambda: request_memory(card, SimpleNamespace(gpu_memory_utilization=0.45)))
     assert "end what else runs on it" in advice_on(error, "bfloat16", "auto")
-    assert "does not fit" in advice_on(RuntimeError("CUDA out of memory. Tried to allocate"), "bfloat16", "auto")
+    assert "does not fit" in advice_on(RuntimeError("CUDA out of memory. Tried to allocate"),
+                                       "bfloat16", "auto")
     assert advice_on(ValueError("something else"), "bfloat16", "auto") == ""
 
 

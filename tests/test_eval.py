@@ -1,4 +1,4 @@
-"""Evaluation: estimators against brute force, intervals by simulation, resuming, and the real engine."""
+"""Evaluation: estimators against brute force, intervals, resuming, the real engine."""
 import gc
 import itertools
 import json
@@ -19,7 +19,7 @@ from parts import adapter as adapters  # noqa: E402
 from parts import eval_folder, plot  # noqa: E402
 
 
-# ---------------------------------------------------------------------------------------------- the stand-ins
+# ------------------------------------------------------------------------------------ the stand-ins
 @dataclass
 class Question:
     id: str
@@ -31,7 +31,8 @@ class Question:
 
 
 class FakeEngine:
-    """Answers 0 or 1 after a few steps, in scrambled order, from a random state that `reseed` sets."""
+    """Answers 0 or 1 after a few steps, in scrambled order,
+    from a random state that `reseed` sets."""
 
     def __init__(self, interrupt_after=None):
         self.running, self.rng, self.left = [], random.Random(0), interrupt_after
@@ -85,17 +86,19 @@ def reseeds(monkeypatch):
 def rows_of(rewards_by_question, data=None, status=None):
     """Rows as `evaluate` makes them, from lists of rewards."""
     return [dict(id=str(q), sample=s, reward=float(reward), tokens=10, finish_reason="stop",
-                 status=status or ("correct" if reward else "wrong")) | ({"data": data} if data else {})
+                 status=status or ("correct"
+                                   if reward else "wrong")) | ({"data": data} if data else {})
             for q, rewards in enumerate(rewards_by_question) for s, reward in enumerate(rewards)]
 
 
-# ------------------------------------------------------------------------------------------------- estimators
+# --------------------------------------------------------------------------------------- estimators
 @pytest.mark.parametrize("n", [1, 2, 5, 7])
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(n):
     for right, k in itertools.product(range(n + 1), range(1, n + 1)):
         samples = [1] * right + [0] * (n - right)
         subsets = list(itertools.combinations(samples, k))
-        assert pass_at_k(n, right, k) == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-12)
+        assert pass_at_k(n, right, k) == pytest.approx(sum(map(any, subsets)) / len(subsets),
+                                                       abs=1e-12)
 
 
 @pytest.mark.parametrize("n, c, k", [(4, 2, 5), (4, 2, 0), (4, 5, 1), (4, -1, 1), (0, 0, 1)])
@@ -124,7 +127,8 @@ def test_report_counts_what_went_wrong():
     rows = [dict(id="a", sample=s, reward=float(status == "correct"), status=status, tokens=s,
                  finish_reason="length" if s < 2 else "stop") for s, status in enumerate(statuses)]
     result = report(rows)
-    assert result["no_box"] == 1 / 8 and result["verifier_failures"] == 2 / 8 and result["truncated"] == 2 / 8
+    assert result["no_box"] == 1 / 8 and result["verifier_failures"] == 2 / 8
+    assert result["truncated"] == 2 / 8
     assert result["response_length"] == 3.5 and sum(result["verdicts"].values()) == 8
     assert result["avg"] == 1 / 8
 
@@ -146,15 +150,17 @@ def test_report_refuses_nonsense():
         report(rows_of([[1, 0]]), ks=[3])
 
 
-# -------------------------------------------------------------------------------------------------- intervals
-@pytest.mark.parametrize("questions, low, high", [(30, 0.88, 0.99), (100, 0.91, 0.99), (300, 0.92, 0.98)])
+# ---------------------------------------------------------------------------------------- intervals
+@pytest.mark.parametrize("questions, low, high",
+                         [(30, 0.88, 0.99), (100, 0.91, 0.99), (300, 0.92, 0.98)])
 def test_the_interval_covers_the_truth(questions, low, high):
     rng, trials, covered = np.random.default_rng(questions), 250, 0
     for _ in range(trials):  # pass rates with the spread of a hard benchmark, 8 samples each
         rates = rng.beta(0.4, 0.8, questions)
         result = estimate([rng.binomial(8, rates) / 8], resamples=300)
         covered += result["ci_low"] <= 0.4 / 1.2 <= result["ci_high"]
-    print(f"\n{questions} questions: a 95 % interval covers the truth in {covered / trials:.1%} of {trials}")
+    print(f"\n{questions} questions: a 95 % interval covers the truth in {covered / trials:.1%} "
+          f"of {trials}")
     assert low <= covered / trials <= high
 
 
@@ -206,7 +212,8 @@ def test_a_paired_comparison_sees_what_separate_intervals_hide():
     assert paired["avg"] == pytest.approx(after.mean() - before.mean())
     change = after.mean(1) - before.mean(1)
     assert (paired["better"], paired["worse"]) == ((change > 0).sum(), (change < 0).sum())
-    assert compare(first, first, {"a": 1}) == {"a": dict(avg=0, ci_low=0, ci_high=0, better=0, worse=0)}
+    assert compare(first, first,
+                   {"a": 1}) == {"a": dict(avg=0, ci_low=0, ci_high=0, better=0, worse=0)}
     both = compare(first + rows_of(before, "b"), second + rows_of(before, "b"), {"a": 1, "b": 3})
     assert both["weighted"]["avg"] == pytest.approx(paired["avg"] / 4) and both["b"]["avg"] == 0
 
@@ -232,16 +239,18 @@ def test_only_an_interval_without_zero_is_called_a_difference(capsys, low, high,
     assert f"], {verdict}; 3 questions better, 2 worse" in capsys.readouterr().out
 
 
-# --------------------------------------------------------------------------------------------------- sampling
+# ----------------------------------------------------------------------------------------- sampling
 def test_evaluate_returns_rows_in_order():
     problems = [Question(f"q{i}", answer=str(i % 2), level="3" * (i == 0)) for i in range(5)]
     grader = FakeGrader()
     engine = FakeEngine()
     rows = evaluate(engine, grader, problems, k=4, max_tokens=9, style="minerva", temperature=0.25)
     assert engine.temperatures == {0.25}
-    assert [(row["id"], row["sample"]) for row in rows] == [(f"q{i}", s) for i in range(5) for s in range(4)]
+    assert [(row["id"], row["sample"]) for row in rows] == [(f"q{i}", s) for i in range(5)
+                                                            for s in range(4)]
     for row in rows:
-        assert row["reward"] == (row["text"] == str(int(row["id"][1]) % 2)) == (row["status"] == "correct")
+        assert row["reward"] == (row["text"]
+                                 == str(int(row["id"][1]) % 2)) == (row["status"] == "correct")
         assert (row["finish_reason"] == "length") == (row["tokens"] == 9)
     assert not grader.pending and grader.styles == {"minerva"}
     assert rows[0]["level"] == "3" and "level" not in rows[-1] and rows[0]["data"] == "a"
@@ -270,7 +279,7 @@ def test_an_evaluation_does_not_follow_the_temperature_of_the_training():
     assert engine.temperatures == {1.0}, "None would be the training's own"
 
 
-# --------------------------------------------------------------------------------------------------- resuming
+# ----------------------------------------------------------------------------------------- resuming
 SETS = {"a": [Question(f"a/{i}", level=str(i % 2)) for i in range(7)],
         "minerva": [Question(f"b/{i}", source="minerva") for i in range(3)]}
 PROTOCOL = dict(k=4, max_tokens=9, seed=0, temperature=0.7)
@@ -299,7 +308,8 @@ def test_resumed_equals_uninterrupted(tmp_path, reseeds, steps, complete):
         finish(stopped, FakeEngine(interrupt_after=steps))
     assert finish(stopped) == complete, "what was complete is not done again"
     assert stopped.read_bytes() == whole.read_bytes()
-    assert finish(stopped) == 40 and stopped.read_bytes() == whole.read_bytes(), "nothing is left to do"
+    assert finish(
+        stopped) == 40 and stopped.read_bytes() == whole.read_bytes(), "nothing is left to do"
 
 
 @pytest.mark.parametrize("cut", [1, 37, 900, 2000, 3000])
@@ -365,7 +375,7 @@ def test_minerva_is_graded_in_its_own_style_wherever_it_comes_from(tmp_path, res
     assert grader.styles == {style}
 
 
-# ------------------------------------------------------------------------------------------- the command line
+# --------------------------------------------------------------------------------- the command line
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A folder with a tiny model that has learnt next to nothing."""
@@ -390,7 +400,8 @@ def flags(model, data, out, **more):
     """The command line of a small evaluation."""
     small = dict(template="chat", k=4, max_tokens=24, max_prompt_tokens=40, chunk=32)
     wanted = dict(model=model, data=data, out=out) | small | more
-    return [part for key, value in wanted.items() for part in ("--" + key.replace("_", "-"), str(value))]
+    return [part for key, value in wanted.items()
+            for part in ("--" + key.replace("_", "-"), str(value))]
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -410,7 +421,8 @@ def flags(model, data, out, **more):
     ("{fits} --template chat --stop <|nothing|>", "<|nothing|>"),
     ("{fits} --template chat --against no/such/run", "protocol.json is missing"),
 ])
-def test_bad_input_ends_with_one_sentence(model, data, tmp_path, monkeypatch, capsys, arguments, message):
+def test_bad_input_ends_with_one_sentence(model, data, tmp_path, monkeypatch, capsys, arguments,
+                                          message):
     monkeypatch.setattr("parts.engine.Engine", None)  # nothing may start it
     given = arguments.format(fits=f"--model {model} --max-tokens 9 --max-prompt-tokens 40").split()
     defaults = ["--data", str(data)] * ("--data" not in given) + ["--out", str(tmp_path / "out")]
@@ -421,7 +433,8 @@ def test_bad_input_ends_with_one_sentence(model, data, tmp_path, monkeypatch, ca
     assert not (tmp_path / "out").exists()
 
 
-FINISHED = dict(k=4, questions={"a": "1"}, template="chat", temperature=1.0, max_tokens=9, stop=[1], graders=1)
+FINISHED = dict(k=4, questions={"a": "1"}, template="chat", temperature=1.0, max_tokens=9, stop=[1],
+                graders=1)
 
 
 def test_other_evaluations_are_not_mixed(tmp_path):
@@ -443,7 +456,8 @@ def test_a_foreign_folder_is_left_alone(tmp_path):
         folder = tmp_path / name.split(".")[0]
         folder.mkdir()
         (folder / name).write_text("precious")
-        with pytest.raises(SystemExit, match=f"not the folder of an evaluation, it holds {name}: name another --out"):
+        with pytest.raises(SystemExit, match=f"not the folder of an evaluation, it holds {name}: "
+                                             "name another --out"):
             eval_folder.open_folder(folder, FINISHED)
         assert [(file.name, file.read_text()) for file in folder.iterdir()] == [(name, "precious")]
     own = tmp_path / "own"
@@ -466,9 +480,12 @@ def test_two_programs_do_not_write_into_one_evaluation(tmp_path):
     import signal
     import subprocess
 
-    code = ("import sys, time; from pathlib import Path; from parts.eval_folder import open_folder\n"
-            f"held = open_folder(Path(sys.argv[1]), {FINISHED}); print('mine', flush=True); time.sleep(60)")
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True,
+    code = (
+        "import sys, time; from pathlib import Path; from parts.eval_folder import open_folder\n"
+        f"held = open_folder(Path(sys.argv[1]), {FINISHED}); print('mine', flush=True); "
+        "time.sleep(60)")
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE,
+                          text=True,
                           cwd=Path(evaluation.__file__).parent) as other:
         assert other.stdout.readline() == "mine\n"
         with pytest.raises(SystemExit, match="Another program is writing to"):
@@ -482,7 +499,8 @@ ROW = dict(data="a", id="q", sample=0, reward=1.0, status="correct", finish_reas
 
 @pytest.mark.parametrize("protocol, line", [
     ("[]", ""), ("", ""), ("[" * 100_000, ""), ("{}", ""), ('{"questions": {"a": "1"}}', ""),
-    (None, "[]"), (None, "{}"), (None, "7"), (None, "[" * 100_000), (None, json.dumps(ROW | dict(reward="high"))),
+    (None, "[]"), (None, "{}"), (None, "7"), (None, "[" * 100_000),
+    (None, json.dumps(ROW | dict(reward="high"))),
     (None, json.dumps(ROW | dict(id=["q"]))), (None, json.dumps({**ROW, "id": "another question"})),
 ])
 def test_an_odd_comparison_gets_one_sentence(tmp_path, protocol, line):
@@ -557,7 +575,8 @@ def test_a_reader_that_leaves_gets_no_traceback():
     import subprocess
 
     folder = Path(evaluation.__file__).parent
-    code = "from parts.screen import quiet_end\nwith quiet_end():\n    for i in range(99999): print(i)"
+    code = "from parts.screen import quiet_end\n"
+    code += "with quiet_end():\n    for i in range(99999): print(i)"
     for command in ("eval.py --help", f"-c '{code}'"):
         done = subprocess.run(["bash", "-c", f"{sys.executable} {command} | head -1"],
                               capture_output=True, text=True, cwd=folder)
@@ -567,16 +586,18 @@ def test_a_reader_that_leaves_gets_no_traceback():
 def test_importing_eval_is_light():
     import subprocess
 
-    code = "import eval, sys; print([m for m in ('torch', 'vllm', 'transformers') if m in sys.modules])"
+    code = "import eval, sys; heavy = 'torch', 'vllm', 'transformers'; "
+    code += "print([m for m in heavy if m in sys.modules])"
     folder = Path(evaluation.__file__).parent
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder)
     assert done.stdout.strip() == "[]", done.stderr
 
 
-# --------------------------------------------------------------------------------------------------- adapters
+# ----------------------------------------------------------------------------------------- adapters
 @pytest.fixture(scope="module")
 def adapter(model, tmp_path_factory):
-    """A random LoRA adapter that changes most samples, and a model with the same adapter merged into it."""
+    """A random LoRA adapter that changes most samples, and a model with the same adapter merged
+    into it."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -594,7 +615,8 @@ def adapter(model, tmp_path_factory):
     with torch.no_grad(), policy.disable_adapter():
         before = policy(ids).logits
     with torch.no_grad():
-        assert (policy(ids).logits - before).abs().max() > 1, "an adapter without effect proves nothing"
+        assert (policy(ids).logits
+                - before).abs().max() > 1, "an adapter without effect proves nothing"
     policy.save_pretrained(folder / "adapter")
     policy.merge_and_unload().save_pretrained(folder / "merged")
     AutoTokenizer.from_pretrained(model).save_pretrained(folder / "merged")
@@ -606,14 +628,17 @@ def test_adapter_of_a_run_and_those_that_do_not_fit(model, adapter, tmp_path):
     for step in ("step-000020", "step-000100"):
         shutil.copytree(adapter[0], run / "checkpoints" / step)
     assert adapters.find_adapter(str(run)) == str(run / "checkpoints" / "step-000100")
-    assert adapters.find_adapter(str(adapter[0])) == str(adapter[0]) and adapters.find_adapter("") == ""
+    assert adapters.find_adapter(str(adapter[0])) == str(adapter[0])
+    assert adapters.find_adapter("") == ""
     policy, rank = adapters.load_adapter(str(model), str(adapter[0]), "float32")
     assert rank == 12
     config = adapter[0] / "adapter_config.json"
-    for change in (dict(r=4), dict(target_modules=["q_proj"]), dict(use_dora=True), dict(peft_type="IA3")):
+    for change in (dict(r=4), dict(target_modules=["q_proj"]), dict(use_dora=True),
+                   dict(peft_type="IA3")):
         broken = tmp_path / "-".join(map(str, change))
         shutil.copytree(adapter[0], broken)
-        (broken / "adapter_config.json").write_text(json.dumps(json.loads(config.read_text()) | change))
+        (broken
+         / "adapter_config.json").write_text(json.dumps(json.loads(config.read_text()) | change))
         with pytest.raises(SystemExit, match="does not fit|not a plain LoRA"):
             adapters.load_adapter(str(model), str(broken), "float32")
 
@@ -631,11 +656,16 @@ PATTERN = "(a|aa)+" * 20 + "$"  # takes years on a long name
 
 @pytest.mark.parametrize("change, words", [
     ("[]", "missing or damaged"), ("{", "missing or damaged"),
-    (dict(target_modules=PATTERN), "a pattern can take years"), (dict(target_modules=[["q"]]), "list of names"),
-    (dict(exclude_modules=PATTERN), "exclude_modules"), (dict(rank_pattern={PATTERN: 4}), "rank_pattern"),
-    (dict(layers_pattern=PATTERN), "layers_pattern"), (dict(modules_to_save=["lm_head"]), "modules_to_save"),
-    (dict(init_lora_weights="pissa"), "init_lora_weights"), (dict(layer_replication=[[0, 10**6]]), "layer_repl"),
-    (dict(r=10**9), "must be 1 to 512"), (dict(r="8"), "must be 1 to 512"), (dict(r=True), "must be 1 to 512"),
+    (dict(target_modules=PATTERN), "a pattern can take years"),
+    (dict(target_modules=[["q"]]), "list of names"),
+    (dict(exclude_modules=PATTERN), "exclude_modules"),
+    (dict(rank_pattern={PATTERN: 4}), "rank_pattern"),
+    (dict(layers_pattern=PATTERN), "layers_pattern"),
+    (dict(modules_to_save=["lm_head"]), "modules_to_save"),
+    (dict(init_lora_weights="pissa"), "init_lora_weights"),
+    (dict(layer_replication=[[0, 10**6]]), "layer_repl"),
+    (dict(r=10**9), "must be 1 to 512"), (dict(r="8"), "must be 1 to 512"),
+    (dict(r=True), "must be 1 to 512"),
     ({"\x1b[2Jnew": 1}, r"\\x1b\[2Jnew"),
 ])
 def test_a_hostile_adapter_is_refused_before_it_is_loaded(adapter, tmp_path, change, words):
@@ -661,11 +691,12 @@ def test_an_adapter_cannot_command_the_terminal(model, adapter, tmp_path, recwar
 def test_targets_by_name_and_all_linear_are_taken(adapter, tmp_path):
     config = json.loads((adapter[0] / "adapter_config.json").read_text())
     for targets in (["q_proj", "v_proj"], "all-linear"):
-        (tmp_path / "adapter_config.json").write_text(json.dumps(config | dict(target_modules=targets)))
+        (tmp_path
+         / "adapter_config.json").write_text(json.dumps(config | dict(target_modules=targets)))
         assert adapters.read_config(str(tmp_path))["r"] == 12
 
 
-# -------------------------------------------------------------------------------------------- the real engine
+# ---------------------------------------------------------------------------------- the real engine
 @pytest.fixture(scope="module")
 def results(model, adapter, data, tmp_path_factory):
     """One policy, given to the engine in three ways; the last one also interrupted and resumed."""
@@ -682,7 +713,8 @@ def results(model, adapter, data, tmp_path_factory):
 
 
 def run(*arguments, **more):
-    gc.collect()  # an engine that Python forgets only later would take the next one's process groups with it
+    # an engine that Python forgets only later would take the next one's process groups with it
+    gc.collect()
     evaluation.main(flags(*arguments, **more))
     gc.collect()
 
@@ -697,9 +729,11 @@ def test_an_evaluation_of_the_real_engine(results, data):
     protocol, summary = (json.loads((results / "merged" / f"{name}.json").read_text())
                          for name in ("protocol", "summary"))
     (name, result), = summary["sets"].items()
-    assert [row["id"].split("/")[1] for row in rows] == [str(q) for q in range(21) for _ in range(4)]
+    assert [row["id"].split("/")[1] for row in rows] == [str(q) for q in range(21)
+                                                         for _ in range(4)]
     assert [row["sample"] for row in rows] == [0, 1, 2, 3] * 21
-    assert all(row["data"] == name and row["level"] in "12" and 1 <= row["tokens"] <= 24 for row in rows)
+    assert all(row["data"] == name and row["level"] in "12" and 1 <= row["tokens"] <= 24
+               for row in rows)
     assert {row["finish_reason"] for row in rows} <= {"stop", "length"}
     assert len({row["text"] for row in rows}) > 40
     assert result["avg"] == summary["weighted"]["avg"] == np.mean([row["reward"] for row in rows])
@@ -710,7 +744,8 @@ def test_an_evaluation_of_the_real_engine(results, data):
 @pytest.mark.engine
 def test_the_real_engine_resumes_exactly(results):
     for file in ("eval.jsonl", "summary.json", "protocol.json"):
-        assert (results / "resumed" / file).read_bytes() == (results / "merging" / file).read_bytes()
+        assert (results / "resumed" / file).read_bytes() == (results / "merging"
+                                                             / file).read_bytes()
 
 
 @pytest.mark.engine

@@ -17,7 +17,8 @@ SIZES = dict(vocab_size=384, hidden_size=64, intermediate_size=128, num_hidden_l
              num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=128)
 WIDE = dict(head_dim=32)  # else it does not follow from the other sizes
 FAMILIES = dict(
-    qwen2={}, qwen3=WIDE, llama={}, mistral=dict(sliding_window=None), olmo2={}, phi3={}, gemma=WIDE,
+    qwen2={}, qwen3=WIDE, llama={}, mistral=dict(sliding_window=None), olmo2={}, phi3={},
+    gemma=WIDE,
     gemma2=WIDE | dict(final_logit_softcapping=2.0, attn_logit_softcapping=1.0,
                        query_pre_attn_scalar=32),
     gemma3_text=WIDE | dict(final_logit_softcapping=2.0), granite=dict(logits_scaling=4.0),
@@ -70,7 +71,8 @@ def test_logprobs_and_gradients_are_those_of_plain_hugging_face(family, tmp_path
     wanted = log_p.gather(1, ids[0, 5:, None])[:, 0]
     found = token_logprobs(policy, [row], temperature=0.8)[0]
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
-    upstream, adapter = torch.randn(len(wanted)), [p for p in policy.parameters() if p.requires_grad]
+    upstream, adapter = torch.randn(len(wanted)), [p for p in policy.parameters()
+                                                   if p.requires_grad]
     for mine, theirs in zip(torch.autograd.grad(found, adapter, upstream),
                             torch.autograd.grad(wanted, adapter, upstream)):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)

@@ -1,4 +1,4 @@
-"""Every fault is really made: what is left on the disk, and what the user reads. The table is in docs/faults.md."""
+"""Every fault is really made: what is left on the disk, what the user reads (docs/faults.md)."""
 import ast
 import json
 import math
@@ -48,10 +48,11 @@ def first_adapter_weight(policy):
     return next(p for name, p in policy.named_parameters() if "lora_B" in name)
 
 
-# ------------------------------------------------------------------------------------------ numbers that are none
+# ---------------------------------------------------------------------------- numbers that are none
 @pytest.mark.parametrize("broken", ["weight", "logprob of the engine"])
 def test_nan_skips_the_step_and_changes_nothing(broken):
-    policy, groups, config = tiny_policy(), random_groups(4, seed=0), Config(max_tokens=20, micro_tokens=4096, lr=0.1)
+    policy, groups, config = tiny_policy(), random_groups(
+        4, seed=0), Config(max_tokens=20, micro_tokens=4096, lr=0.1)
     optimizer, schedule = learner(policy, config)
     right = first_adapter_weight(policy)[0, 0].item()
     if broken == "weight":
@@ -60,12 +61,16 @@ def test_nan_skips_the_step_and_changes_nothing(broken):
         next(s for g in groups for s, a in g.rows() if a).rollout.logprobs[0] = math.nan
     before = weights(policy)
     metrics = minirl.update(policy, optimizer, schedule, groups, config, random.Random(0))
-    assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == (0, 1) and math.isnan(metrics["grad_norm"])
-    assert same(weights(policy), before) and not optimizer.state_dict()["state"] and schedule.last_epoch == 0
+    assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == (0, 1)
+    assert math.isnan(metrics["grad_norm"])
+    assert same(weights(policy), before) and not optimizer.state_dict()["state"]
+    assert schedule.last_epoch == 0
     assert all(p.grad is None for p in policy.parameters())
     first_adapter_weight(policy).data[0, 0] = right  # and the next step is as good as ever
-    metrics = minirl.update(policy, optimizer, schedule, random_groups(4, seed=1), config, random.Random(0))
-    assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == (1, 0) and not same(weights(policy), before)
+    metrics = minirl.update(policy, optimizer, schedule, random_groups(4, seed=1), config,
+                            random.Random(0))
+    assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == (1, 0)
+    assert not same(weights(policy), before)
 
 
 def test_three_bad_steps_in_a_row_stop_the_run_with_the_batch(tmp_path, monkeypatch):
@@ -76,7 +81,8 @@ def test_three_bad_steps_in_a_row_stop_the_run_with_the_batch(tmp_path, monkeypa
     for step in (4, 5):
         running.stop_if_broken(step, groups, dict(loss=math.nan, skipped_steps=1), run)
     assert not list(tmp_path.iterdir()) and not saved
-    with pytest.raises(SystemExit, match="3 steps in a row.*broken_batch.json.*step 6 is saved.*--resume.*--lr"):
+    with pytest.raises(
+        SystemExit, match="3 steps in a row.*broken_batch.json.*step 6 is saved.*--resume.*--lr"):
         running.stop_if_broken(6, groups, dict(loss=math.nan, skipped_steps=1), run)
     batch = json.loads((tmp_path / "broken_batch.json").read_text())
     assert saved == [dict(skipped_in_a_row=0)]  # no bad step was taken: what was learnt is sound
@@ -84,7 +90,7 @@ def test_three_bad_steps_in_a_row_stop_the_run_with_the_batch(tmp_path, monkeypa
     assert batch["rows"][0]["token_ids"] == groups[0].rows()[0][0].rollout.token_ids
 
 
-# ------------------------------------------------------------------------------------------------- out of memory
+# ------------------------------------------------------------------------------------ out of memory
 def no_memory():
     torch.empty(2**46, dtype=torch.uint8)  # 64 TiB: the allocator's own error
 
@@ -92,7 +98,8 @@ def no_memory():
 def test_out_of_memory_is_recognised():
     with pytest.raises(RuntimeError) as real:
         no_memory()
-    assert hardware.out_of_memory(real.value) and hardware.out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert hardware.out_of_memory(real.value)
+    assert hardware.out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
     assert not hardware.out_of_memory(RuntimeError("shapes differ"))
 
 
@@ -115,9 +122,12 @@ def test_out_of_memory_halves_the_micro_batch_and_not_the_gradient(monkeypatch, 
     monkeypatch.setattr(minirl, "token_logprobs", short_of_memory)
     config = Config(max_tokens=20, micro_tokens=128)
     monkeypatch.setattr(minirl, "optimizer_step", lambda *_: 0.0)
-    minirl.update(policy, SimpleNamespace(param_groups=[{"lr": 0}]), None, groups, config, random.Random(0))
-    assert config.micro_tokens == 64 and "out of memory: going on with --micro-tokens 64" in capsys.readouterr().out
-    assert still_held == [None]  # the failed attempt's tensors are free before the second one starts
+    minirl.update(policy, SimpleNamespace(param_groups=[{"lr": 0}]), None, groups, config,
+                  random.Random(0))
+    assert config.micro_tokens == 64
+    assert "out of memory: going on with --micro-tokens 64" in capsys.readouterr().out
+    # the failed attempt's tensors are free before the second one starts
+    assert still_held == [None]
     for name, p in policy.named_parameters():
         if p.grad is not None:
             torch.testing.assert_close(p.grad, whole[name], rtol=1e-5, atol=1e-9)
@@ -125,18 +135,22 @@ def test_out_of_memory_halves_the_micro_batch_and_not_the_gradient(monkeypatch, 
 
 def test_rehearsal_names_the_settings_to_lower(monkeypatch):
     engine = SimpleNamespace(sleep=lambda: None, wake=lambda: awake.append(True))
-    awake, run = [], SimpleNamespace(config=Config(micro_tokens=900, max_prompt_tokens=100, max_tokens=200), policy=tiny_policy(), engine=engine)
+    awake, run = [], SimpleNamespace(config=Config(micro_tokens=900, max_prompt_tokens=100,
+                                                   max_tokens=200), policy=tiny_policy(),
+                                     engine=engine)
     seen = []
-    monkeypatch.setattr(minirl, "accumulate", lambda policy, rows, config: seen.append([len(row.ids) for row in rows]))
+    monkeypatch.setattr(minirl, "accumulate",
+                        lambda policy, rows, config: seen.append([len(row.ids) for row in rows]))
     minirl.rehearse(run)
     assert seen == [[300] * 3] and awake == [True]
     monkeypatch.setattr(minirl, "accumulate", lambda *_: no_memory())
-    with pytest.raises(SystemExit, match="Out of memory for a micro-batch of 3 x 300 tokens: lower --micro-tokens .*900.*--max-tokens"):
+    with pytest.raises(SystemExit, match="Out of memory for a micro-batch of 3 x 300 tokens: "
+                                         "lower --micro-tokens .*900.*--max-tokens"):
         minirl.rehearse(run)
     assert awake == [True, True]
 
 
-# ------------------------------------------------------------------------------------------- the disk
+# ----------------------------------------------------------------------------------------- the disk
 @pytest.fixture(scope="module")
 def learning():
     policy = tiny_policy()
@@ -150,7 +164,8 @@ def one_step(policy, optimizer, schedule):
     schedule.step()
 
 
-@pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors", "optimizer.pt"])
+@pytest.mark.parametrize("file",
+                         ["adapter_config.json", "adapter_model.safetensors", "optimizer.pt"])
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, learning, file):
     """No file may grow past a limit: the real writers of PEFT, safetensors and torch meet it."""
     def save(step):
@@ -160,11 +175,13 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, learning, file):
     first = save(2)
     sizes = {path.name: path.stat().st_size for path in first.iterdir()}
     size = sizes[file] - 100
-    assert sizes["adapter_config.json"] < sizes["adapter_model.safetensors"] < sizes["optimizer.pt"] - 100
+    assert sizes["adapter_config.json"] < sizes["adapter_model.safetensors"]
+    assert sizes["adapter_model.safetensors"] < sizes["optimizer.pt"] - 100
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-        with pytest.raises(SystemExit, match="Could not write the checkpoint of step 4 .*intact.*--resume"):
+        with pytest.raises(SystemExit,
+                           match="Could not write the checkpoint of step 4 .*intact.*--resume"):
             save(4)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -189,8 +206,9 @@ def test_the_same_step_again_does_not_touch_what_is_sound(tmp_path, learning):
     assert not checkpoint.damage(saved)
 
 
-# ------------------------------------------------------------------------------------------------ the verifier
-HARD = [(rf"\sqrt{{{i}}}+1", rf"so \boxed{{1+\sqrt{{{i + i % 2}}}}}", float(i % 2 == 0)) for i in range(2, 42)]
+# ------------------------------------------------------------------------------------- the verifier
+HARD = [(rf"\sqrt{{{i}}}+1", rf"so \boxed{{1+\sqrt{{{i + i % 2}}}}}", float(i % 2 == 0))
+        for i in range(2, 42)]
 
 
 @pytest.fixture(scope="module")
@@ -219,37 +237,43 @@ def test_a_verifier_that_hangs_is_cut_off(grader):
     for worker in grader.workers:
         os.kill(worker.process.pid, signal.SIGSTOP)
     started = time.time()
-    first, second, third = grader.grade([(r"\sqrt{50}+i", r"\boxed{i+5\sqrt{2}}"), (r"\sqrt{51}+i", r"\boxed{2}"),
+    first, second, third = grader.grade([(r"\sqrt{50}+i", r"\boxed{i+5\sqrt{2}}"),
+                                         (r"\sqrt{51}+i", r"\boxed{2}"),
                                          (r"\sqrt{52}+i", r"\boxed{i+2\sqrt{13}}")])
     assert (first.status, second.status, third.status) == ("timeout", "timeout", "correct")
     assert time.time() - started < 60
 
 
-# --------------------------------------------------------------------------------------------- untrusted input
+# ---------------------------------------------------------------------------------- untrusted input
 def test_code_in_data_rows_stays_text(tmp_path, grader, capsys):
     from parts import tiny
     from parts.data import load_problems
     from parts.prompts import TEMPLATES, add_prompts
 
     touch = f"__import__('os').mkdir('{tmp_path}/owned')"
-    texts = [touch, "{{ 7*7 }}", "{% for x in 'ab' %}x{% endfor %}", "{problem}", f"$(mkdir {tmp_path}/owned)", "%s {0} \\boxed{3}",
+    texts = [touch, "{{ 7*7 }}", "{% for x in 'ab' %}x{% endfor %}", "{problem}",
+             f"$(mkdir {tmp_path}/owned)", "%s {0} \\boxed{3}",
              f"what is 1+1? {ESCAPE}"]
-    golds = [touch, rf"\boxed{{{touch}}}", f"lambda: {touch}", "1/0", "9**9**9**9", "10^{10^{10}}!", ESCAPE]
+    golds = [touch, rf"\boxed{{{touch}}}", f"lambda: {touch}", "1/0", "9**9**9**9", "10^{10^{10}}!",
+             ESCAPE]
     rows = [dict(problem=text, answer=gold) for text, gold in zip(texts, golds)]
     (tmp_path / "evil.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    problems = add_prompts(load_problems(str(tmp_path / "evil.jsonl")), tiny.build_tokenizer(), "chat", 400)
+    problems = add_prompts(load_problems(str(tmp_path / "evil.jsonl")), tiny.build_tokenizer(),
+                           "chat", 400)
     assert [p.problem for p in problems] == [text.strip() for text in texts] and "chat" in TEMPLATES
     assert all(p.problem in p.prompt for p in problems)
     problems = running.drop_odd_golds(problems, grader)
     for p in problems:
-        for completion in (touch, rf"\boxed{{{touch}}}", rf"\boxed{{{p.answer}}}", rf"\boxed{{$(mkdir {tmp_path}/owned)}}"):
+        for completion in (touch, rf"\boxed{{{touch}}}", rf"\boxed{{{p.answer}}}",
+                           rf"\boxed{{$(mkdir {tmp_path}/owned)}}"):
             assert grader.grade([(p.answer, completion)])[0].reward in (0, 1)
     assert not (tmp_path / "owned").exists()
     printed = capsys.readouterr()
     assert not set("\x1b\x07\x9b") & set(printed.out + printed.err)
 
 
-@pytest.mark.parametrize("name", ["..", ".", "../up", "/tmp/there", "a/b", "a\\b", ".hidden", "a\nb", "a\x1b[2J", "~", "-x y", "a\x00"])
+@pytest.mark.parametrize("name", ["..", ".", "../up", "/tmp/there", "a/b", "a\\b", ".hidden",
+                                  "a\nb", "a\x1b[2J", "~", "-x y", "a\x00"])
 def test_a_name_cannot_leave_the_runs_folder(name, capsys):
     with pytest.raises(SystemExit):
         parse([f"--name={name}"])
@@ -423,7 +447,7 @@ def test_no_model_brings_code_of_its_own():
     assert len(loaders) >= 4 and set(loaders.values()) == {"False"}, loaders
 
 
-# ----------------------------------------------------------------------------------------- stopping, being alive
+# ---------------------------------------------------------------------------- stopping, being alive
 def test_a_long_phase_says_that_it_is_alive(capsys):
     seconds = {}
     with stop.timed(seconds, "sample", every=0.05):
@@ -436,17 +460,20 @@ def test_a_long_phase_says_that_it_is_alive(capsys):
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_ctrl_c_ends_the_program_at_once(second):
-    code = f"import sys, time; sys.path.insert(0, {str(ROOT)!r}); from parts.stop import Stop; Stop.install(); print(); time.sleep(60)"
-    process = subprocess.Popen([sys.executable, "-uc", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    code = f"import sys, time; sys.path.insert(0, {str(ROOT)!r}); from parts.stop import Stop; "
+    code += "Stop.install(); print(); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-uc", code], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    assert "stopping after this phase with a checkpoint (once more: at once)" in process.stderr.readline() + process.stderr.readline()
+    lines = process.stderr.readline() + process.stderr.readline()
+    assert "stopping after this phase with a checkpoint (once more: at once)" in lines
     assert process.poll() is None
     process.send_signal(second)
     assert process.wait(5) == -second
 
 
-# ------------------------------------------------------------------------------------ real runs, real engine
+# --------------------------------------------------------------------------- real runs, real engine
 engine_test = pytest.mark.engine
 FLAGS = [*crash_test.SMALL, "--steps", "6"]
 
@@ -462,11 +489,14 @@ def reference(place):
 
 
 def program(cwd, *flags, before="", limit=None):
-    """minirl.py as a user runs it, with some lines of Python before it, and a limit on the size of a file."""
-    code = (f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); sys.argv = ['minirl.py', *sys.argv[1:]]\n{before}\n"
+    """minirl.py as a user runs it, with some lines of Python before it, and a limit on the size of
+    a file."""
+    code = (f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); sys.argv = ['minirl.py', "
+            f"*sys.argv[1:]]\n{before}\n"
             f"runpy.run_path({str(ROOT / 'minirl.py')!r}, run_name='__main__')")
     preexec = limit and (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
-    return subprocess.Popen([sys.executable, "-c", code, *flags], cwd=cwd, text=True, stdout=subprocess.PIPE,
+    return subprocess.Popen([sys.executable, "-c", code, *flags], cwd=cwd, text=True,
+                            stdout=subprocess.PIPE,
                             stderr=subprocess.STDOUT, preexec_fn=preexec)
 
 
@@ -481,8 +511,10 @@ def result(process, seconds=300):
 ENGINE_DIES = """
 import pathlib, sys; from parts import engine
 real, log = engine.Engine.step, pathlib.Path("runs/faulty/metrics.jsonl")
-def step(self):  # called by run.WatchedEngine.step, and neither for the probe nor for an evaluation, while step 4 is sampled
-    if sys._getframe(1).f_code.co_name == "step" and log.exists() and len(log.read_text().splitlines()) == 3 and self.steps % 7 == 0:
+def step(self):
+    # by run.WatchedEngine.step, neither for the probe nor for an evaluation, in the fourth step
+    sampling = sys._getframe(1).f_code.co_name == "step" and log.exists()
+    if sampling and len(log.read_text().splitlines()) == 3 and self.steps % 7 == 0:
         raise ValueError("the cache is on fire")
     return real(self)
 engine.Engine.step = step
@@ -491,22 +523,26 @@ engine.Engine.step = step
 
 @engine_test
 def test_a_run_that_meets_everything_ends_the_same(place, reference):
-    """Runs that meet them all, each time resumed. bench/crash_test.py kills twenty times, at random moments."""
+    """Runs that meet them all, each time resumed. bench/crash_test.py kills twenty times,
+    at random moments."""
     moment = SimpleNamespace(choice=lambda steps: steps[-1], uniform=lambda low, high: high / 4)
     for kind in ("step", "write"):
         assert crash_test.strike(place, reference, FLAGS, kind, moment) == ""
 
-    # the faults whose step matters need a run of their own: where a killed one stands depends on the moment
+    # the faults whose step matters need a run of their own: where a killed one stands depends on
+    # the moment
     run, newest = place / "runs/faulty", place / "runs/faulty/checkpoints/step-000003"
     code, out = result(program(place, "--name", "faulty", *FLAGS, before=ENGINE_DIES))
     assert code == 1 and "Traceback" not in out, out
-    assert "The sampling failed: ValueError: the cache is on fire" in out and "step 3 is saved; continue with --resume" in out
-    assert "in step" in (run / "error.txt").read_text() and not checkpoint.damage(newest)  # step 3 is none of every second
+    assert "The sampling failed: ValueError: the cache is on fire" in out
+    assert "step 3 is saved; continue with --resume" in out
+    # step 3 is none of every second
+    assert "in step" in (run / "error.txt").read_text() and not checkpoint.damage(newest)
 
     flip(newest / "optimizer.pt")
     code, out = result(program(place, "--name", "faulty", "--resume", limit=600_000))
     assert code == 1 and "Traceback" not in out, out
-    assert "step-000003 is damaged (optimizer.pt is not what was written); trying the one before it" in out
+    assert "step-000003 is damaged (optimizer.pt is not what was written); trying the one" in out
     assert "continuing after step 2" in out and "Could not write the checkpoint of step 4" in out
     assert [p.name for p in checkpoint.complete(run)] == ["step-000002", "step-000003"]
 
@@ -525,7 +561,8 @@ def flip(path):
 ENGINE_HANGS = """
 import pathlib, time; from parts import engine, stop
 stop.timed.__wrapped__.__defaults__ = (0.5,)  # a heartbeat that does not take a minute
-real, log, released = engine.Engine.step, pathlib.Path("runs/evil/metrics.jsonl"), pathlib.Path("released")
+real, released = engine.Engine.step, pathlib.Path("released")
+log = pathlib.Path("runs/evil/metrics.jsonl")
 def step(self):
     while log.exists() and len(log.read_text().splitlines()) == 3 and not released.exists():
         time.sleep(0.01)
@@ -536,10 +573,12 @@ engine.Engine.step = step
 
 @engine_test
 def test_a_hanging_engine_hostile_rows_and_sigterm(place):
-    """A data set that nobody can solve, with escape sequences in it; an engine that hangs in step 4; SIGTERM meanwhile."""
+    """A data set that nobody can solve, with escape sequences in it; an engine that hangs in step
+    4; SIGTERM meanwhile."""
     rows = [dict(problem=f"{i}+{i}{ESCAPE}", answer=str(10**6 + i)) for i in range(1, 30)]
     (place / "evil.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = ["--name", "evil", "--data", "evil.jsonl", *crash_test.SMALL, "--steps", "1000", "--N", "1", "--eval-every", "100"]
+    flags = ["--name", "evil", "--data", "evil.jsonl", *crash_test.SMALL, "--steps", "1000", "--N",
+             "1", "--eval-every", "100"]
     process, log = program(place, *flags, before=ENGINE_HANGS), place / "runs/evil/metrics.jsonl"
     deadline = time.time() + 200
     while len(crash_test.rows(log)) < 3:
@@ -559,20 +598,23 @@ def test_a_hanging_engine_hostile_rows_and_sigterm(place):
     assert re.search(r"\.\.\. sample: running for \d+ s \(kill -USR1", out), out
     stacks = out.partition("Current thread")[2]
     assert out.count("Thread 0x") >= 2 and "in train_step" in stacks and "in sample" in stacks
-    assert repr(ESCAPE)[1:-1] in out and not any(sign in out for sign in ("\x1b]", "\x07", "\x1b[2J", "\x9b"))
+    assert repr(ESCAPE)[1:-1] in out
+    assert not any(sign in out for sign in ("\x1b]", "\x07", "\x1b[2J", "\x9b"))
     metrics = crash_test.rows(log)
     assert len(metrics) == 3  # the fourth was only being sampled: it will be sampled again
-    assert all((row["zero_signal"], row["optimizer_steps"]) == (1, 0) and "loss" not in row for row in metrics)
+    assert all((row["zero_signal"], row["optimizer_steps"]) == (1, 0) and "loss" not in row
+               for row in metrics)
     assert checkpoint.newest_sound(place / "runs/evil").name == "step-000003"
 
 
-# ------------------------------------------------------------------------------- one engine, many faults
+# -------------------------------------------------------------------------- one engine, many faults
 @pytest.fixture(scope="module")
 def run(place):
     """A run before its first step, in this process, with adapters swapped into the engine."""
     from rewards import Grader
 
-    config = resolve(Config(name="inside", sync="adapter", batch_prompts=4, max_tokens=16, eval_questions=4, eval_k=2,
+    config = resolve(Config(name="inside", sync="adapter", batch_prompts=4, max_tokens=16,
+                            eval_questions=4, eval_k=2,
                                    steps=1000, eval_every=7, N=2))
     back = os.getcwd()
     os.chdir(place)
@@ -594,7 +636,8 @@ def test_a_verifier_killed_while_sampling_changes_no_verdict(run, monkeypatch):
     found, cursor = [], run.stream.cursor
     for murder in (False, True):
         run.stream.cursor, run.grader.cache = cursor, type(run.grader.cache)()
-        monkeypatch.setattr(run.engine, "step", lambda: kill_now_and_then(run) if murder else type(run.engine).step(run.engine))
+        monkeypatch.setattr(run.engine, "step", lambda: kill_now_and_then(run)
+                            if murder else type(run.engine).step(run.engine))
         running.reseed(0, "murder")
         found.append(verdicts_of(minirl.sample(run)))
         monkeypatch.undo()
@@ -613,7 +656,8 @@ def kill_now_and_then(run):
 @pytest.mark.parametrize("reward", [0.0, 1.0])
 def test_a_step_without_signal_is_logged_and_changes_nothing(run, reward):
     verdict = SimpleNamespace(reward=reward, status="correct" if reward else "wrong")
-    real, run.grader = run.grader, SimpleNamespace(submit=lambda *_: None, result=lambda key: verdict)
+    real, run.grader = run.grader, SimpleNamespace(submit=lambda *_: None,
+                                                   result=lambda key: verdict)
     before = weights(run.policy)
     try:
         groups, metrics = minirl.train_step(1, run)
@@ -621,19 +665,23 @@ def test_a_step_without_signal_is_logged_and_changes_nothing(run, reward):
         run.grader = real
     running.log(1, groups, metrics, run)
     row = crash_test.rows(run.folder / "metrics.jsonl")[-1]
-    assert (row["zero_signal"], row["optimizer_steps"], row["skipped_steps"]) == (1, 0, 0) and same(weights(run.policy), before)
+    assert (row["zero_signal"], row["optimizer_steps"], row["skipped_steps"]) == (1, 0, 0)
+    assert same(weights(run.policy), before)
 
 
 @engine_test
 def test_a_nan_in_a_real_step_keeps_the_engine_as_it_was(run):
-    weight, good = first_adapter_weight(run.policy), first_adapter_weight(run.policy).detach().clone()
+    weight, good = first_adapter_weight(
+        run.policy), first_adapter_weight(run.policy).detach().clone()
     adapter = run.engine._adapter
     weight.data[0, 0] = math.nan
     try:
-        metrics = next(m for m in (minirl.train_step(step, run)[1] for step in range(1, 9)) if m["kept"] and m["zero_signal"] < 1)
+        metrics = next(m for m in (minirl.train_step(step, run)[1] for step in range(1, 9))
+                       if m["kept"] and m["zero_signal"] < 1)
     finally:
         weight.data.copy_(good)
-    assert metrics["skipped_steps"] == 1 and metrics["optimizer_steps"] == 0 and run.engine._adapter is adapter
+    assert metrics["skipped_steps"] == 1 and metrics["optimizer_steps"] == 0
+    assert run.engine._adapter is adapter
     assert run.probe.check()["probe_gap_max"] < 1e-4
 
 
@@ -644,7 +692,8 @@ def test_an_error_while_evaluating_saves_first_and_is_made_up_for(run, monkeypat
 
     monkeypatch.setattr(run.engine, "step", dies)
     run.state["step"] = 7
-    with pytest.raises(SystemExit, match="The evaluation failed: RuntimeError: no more KV blocks .*step 7 is saved"):
+    with pytest.raises(SystemExit, match="The evaluation failed: RuntimeError: no more KV blocks "
+                                         ".*step 7 is saved"):
         minirl.evaluate_if_due(run)
     run.engine.abort()
     monkeypatch.undo()
@@ -660,13 +709,15 @@ def test_an_error_while_evaluating_saves_first_and_is_made_up_for(run, monkeypat
 
 def holdings():
     """What this process holds: (open files, threads, adapter folders, memory in GB)."""
-    folders = sum(len(list(Path(where).glob("minirl-adapter-*"))) for where in ("/dev/shm", os.environ.get("TMPDIR", "/tmp")))
+    folders = sum(len(list(Path(where).glob("minirl-adapter-*")))
+                  for where in ("/dev/shm", os.environ.get("TMPDIR", "/tmp")))
     return len(os.listdir("/proc/self/fd")), threading.active_count(), folders, hardware.memory_gb()
 
 
 @engine_test
 def test_steps_leave_nothing_behind(run):
-    """`MEMORY_STEPS=300` for the long version of it; docs/faults.md has the numbers of whole runs."""
+    """`MEMORY_STEPS=300` for the long version of it;
+    docs/faults.md has the numbers of whole runs."""
     steps, seen = int(os.environ.get("MEMORY_STEPS", 32)), []
     for step in range(1, steps + 1):
         groups, metrics = minirl.train_step(step, run)
@@ -674,13 +725,15 @@ def test_steps_leave_nothing_behind(run):
         if step in (steps // 4, steps):
             seen.append(holdings())
     (files, threads, folders, memory), (files_end, threads_end, folders_end, memory_end) = seen
-    assert files_end <= files + 2 and threads_end <= threads + 1 and memory_end < 1.03 * memory, seen
+    assert files_end <= files + 2 and threads_end <= threads + 1, seen
+    assert memory_end < 1.03 * memory, seen
     assert folders_end <= folders + 1  # others may be running on this machine
 
 
 @engine_test
 def test_new_shapes_leave_nothing_behind(run):
-    """Every number of running requests is another shape: another kernel that oneDNN keeps, another size of the heap's gaps."""
+    """Every number of running requests is another shape: another kernel that oneDNN keeps, another
+    size of the heap's gaps."""
     ids, seen = run.held_out[0].prompt_ids, []
     for count in range(1, 131):
         run.engine.generate([ids], n=count, max_tokens=2)
@@ -694,5 +747,6 @@ def test_the_table_of_faults_names_tests_that_exist():
     table, tests = (ROOT / "docs/faults.md").read_text(), {}
     for file in (ROOT / "tests").glob("test_*.py"):
         tests |= dict.fromkeys(part.split("(")[0] for part in file.read_text().split("def ")[1:])
-    named = [word.strip("`.,") for word in table.split() if word.strip("`.,|").startswith("test_") and "/" not in word]
+    named = [word.strip("`.,") for word in table.split()
+             if word.strip("`.,|").startswith("test_") and "/" not in word]
     assert len(named) > 15 and not [name for name in named if name not in tests]

@@ -89,13 +89,16 @@ def test_config_json_keeps_every_start_as_it_was(tmp_path):
     first = settings_of(Config(name="mine", lr=0.1))
     folder.note_start(tmp_path, first, after_step=0, problems="2 questions, abc")
     before = json.loads((tmp_path / "config.json").read_text())
-    folder.note_start(tmp_path, first | dict(lr=0.01, steps=300), after_step=20, problems="2 questions, abc")
-    folder.note_start(tmp_path, first | dict(lr=0.01, steps=300), after_step=40, problems="2 questions, abc")
+    folder.note_start(tmp_path, first | dict(lr=0.01, steps=300), after_step=20,
+                      problems="2 questions, abc")
+    folder.note_start(tmp_path, first | dict(lr=0.01, steps=300), after_step=40,
+                      problems="2 questions, abc")
     folder.note_start(tmp_path, first | dict(steps=300), after_step=60, problems="2 questions, abc")
     found = json.loads((tmp_path / "config.json").read_text())
     assert found["config"] == before["config"] == first
     (first_start,) = before["starts"]
-    assert found["starts"][0] == first_start and set(first_start) == {"time", "versions", "problems"}
+    assert found["starts"][0] == first_start
+    assert set(first_start) == {"time", "versions", "problems"}
     assert [(start["after_step"], start["changed"]) for start in found["starts"][1:]] == [
         (20, dict(lr=0.01, steps=300)), (40, {}), (60, dict(lr=0.1))]
     assert found["starts"][3]["versions"]["python"] == sys.version.split()[0]
@@ -140,7 +143,8 @@ def test_a_run_without_a_step_is_started_anew_with_any_settings(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "mine"
     run.mkdir(parents=True)
-    folder.note_start(run, settings_of(resolve(Config(name="mine"))), 0, problems="2 questions, abc")
+    folder.note_start(run, settings_of(resolve(Config(name="mine"))), 0,
+                      problems="2 questions, abc")
     (run / "eval.jsonl").write_text("{}\n")
     (run / "metrics.jsonl").write_text("")
     assert parse(["--name", "mine", "--resume", "--max-tokens", "32"]).max_tokens == 32

@@ -90,16 +90,21 @@ def runs(pid: str) -> bool:
 @pytest.mark.skipif(not os.path.exists("/proc/self/limits"), reason="reads /proc")
 @pytest.mark.parametrize("moment", ["starting", "working"])
 def test_ctrl_c_in_a_terminal_does_not_reach_the_workers(moment, tmp_path):
-    """A terminal sends it to the whole process group. Then the parent is killed: the workers end too."""
+    """A terminal sends it to the whole process group. Then the parent is killed:
+    the workers end too."""
     script = f"""
 import os, signal, sys, tempfile, time; sys.path.insert(0, {str(ROOT)!r})
 tempfile.tempdir = {str(tmp_path)!r}
 signal.signal(signal.SIGINT, lambda *_: None)
 from rewards import Grader
 grader = Grader(workers=2)
-time.sleep(0.2) if {moment!r} == "starting" else grader.grade([("4", r"\\boxed{{\\sqrt{{16}}}}")] * 2)
+if {moment!r} == "starting":
+    time.sleep(0.2)
+else:
+    grader.grade([("4", r"\\boxed{{\\sqrt{{16}}}}")] * 2)
 before = [worker.process.pid for worker in grader.workers]
-for k in range(4): grader.submit(k, r"\\sqrt{{12}}", rf"\\boxed{{{{2\\sqrt{{{{3}}}}+{{k}}-{{k}}}}}}")
+for k in range(4):
+    grader.submit(k, r"\\sqrt{{12}}", rf"\\boxed{{{{2\\sqrt{{{{3}}}}+{{k}}-{{k}}}}}}")
 os.killpg(0, signal.SIGINT)
 verdicts = [grader.result(k).status for k in range(4)]
 after = [worker.process.pid for worker in grader.workers]  # those that died are replaced by now
@@ -143,7 +148,8 @@ def test_importing_is_light_and_workers_do_not_import_the_main_script(tmp_path):
 import sys; sys.path.insert(0, {str(ROOT)!r}); open("started", "a").write("x")
 from rewards import Grader
 assert not {{"sympy", "torch", "math_verify"}} & set(sys.modules)
-with Grader() as grader: print(grader.grade([(r"\\sqrt{{12}}", r"\\boxed{{2\\sqrt{{3}}}}")])[0].status)
+with Grader() as grader:
+    print(grader.grade([(r"\\sqrt{{12}}", r"\\boxed{{2\\sqrt{{3}}}}")])[0].status)
 assert "sympy" not in sys.modules
 """)
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
@@ -153,7 +159,8 @@ assert "sympy" not in sys.modules
 def test_a_missing_verifier_says_so(monkeypatch):
     start = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda command, **how: start(
-        ["/bin/sh", "-c", "echo '\"ModuleNotFoundError: No module named math_verify\"'; read job"], **how))
+        ["/bin/sh", "-c", "echo '\"ModuleNotFoundError: No module named math_verify\"'; read job"],
+        **how))
     with Grader(workers=1) as grader, pytest.raises(RuntimeError, match="math_verify.*pip install"):
         grader.grade([(r"\sqrt{2}", r"\boxed{\sqrt{3}}")])
 

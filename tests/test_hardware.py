@@ -1,4 +1,5 @@
-"""What a GPU needs and what follows from the card. No GPU here: torch's and the driver's answers are stand-ins."""
+"""What a GPU needs and what follows from the card. torch's and the driver's answers are stand-ins.
+"""
 import shutil
 from types import SimpleNamespace
 
@@ -11,7 +12,8 @@ from parts.config import Config, resolve
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A machine with the GPU build of vLLM, a sound driver, a compiler and an H100; a test takes something away."""
+    """A machine with the GPU build of vLLM, a sound driver, a compiler and an H100; a test takes
+    something away."""
     hardware.build_for_cpu.cache_clear()
     monkeypatch.setattr(hardware, "is_installed", lambda name: name == "vllm")
     monkeypatch.setattr(hardware, "driver_version", lambda: "580.65.06")
@@ -47,7 +49,8 @@ def test_no_vllm_at_all(gpu):
 def test_what_is_missing_is_named_in_one_sentence(what, sentence, gpu):
     if what == "driver":
         gpu.setattr(hardware, "driver_version", lambda: "535.129.03")
-        gpu.setattr(torch.cuda, "is_available", lambda: False)  # what such a driver looks like to torch
+        # what such a driver looks like to torch
+        gpu.setattr(torch.cuda, "is_available", lambda: False)
     elif what == "no gpu":
         gpu.setattr(torch.cuda, "is_available", lambda: False)
     elif what == "old card":
@@ -67,7 +70,8 @@ def test_a_card_without_bfloat16_computes_in_float32(gpu):
     gpu.setattr(torch.cuda, "get_device_name", lambda *_: "Tesla T4")
     assert hardware.default_dtype() == "float32"
     hardware.require_precision("float32", "merge")
-    with pytest.raises(SystemExit, match="bfloat16 needs compute capability 8.0.*Tesla T4.*leave --dtype out"):
+    with pytest.raises(SystemExit,
+                       match="bfloat16 needs compute capability 8.0.*Tesla T4.*leave --dtype out"):
         hardware.require_precision("bfloat16", "adapter")
 
 
@@ -79,7 +83,8 @@ def test_a_card_without_bfloat16_computes_in_float32(gpu):
 def test_the_settings_of_a_run_follow_the_card(gpu, card, flags, settings):
     gpu.setattr(torch.cuda, "get_device_capability", lambda *_: card)
     gib = 80 if card == (9, 0) else 15
-    gpu.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(total_memory=gib * 2**30))
+    gpu.setattr(torch.cuda, "get_device_properties",
+                lambda *_: SimpleNamespace(total_memory=gib * 2**30))
     found = resolve(Config(model="Qwen2.5-Math-1.5B", **flags))
     assert (found.dtype, found.sync, found.micro_tokens) == settings
     hardware.require_precision(found.dtype, found.sync)  # what is chosen by itself is never refused
@@ -97,7 +102,8 @@ def test_a_driver_that_does_not_answer_is_no_version(monkeypatch):
     for command in (["false"], ["/nowhere/nvidia-smi"], ["echo", "NVIDIA-SMI has failed"]):
         true = hardware.subprocess.run
         with monkeypatch.context() as patch:
-            patch.setattr(hardware.subprocess, "run", lambda _, command=command, **options: true(command, **options))
+            patch.setattr(hardware.subprocess, "run",
+                          lambda _, command=command, **options: true(command, **options))
             assert hardware.driver_version() == ""
 
 

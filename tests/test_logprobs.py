@@ -1,4 +1,4 @@
-"""Log-probs, entropy and slopes against the plain computation, for every kind of head and precision."""
+"""Log-probs, entropy and slopes against the plain computation, for every head and precision."""
 from types import SimpleNamespace
 
 import pytest
@@ -106,7 +106,8 @@ def test_logits_of_16_bit_weights_are_not_rounded_to_16_bits():
 
 # -------------------------------------------------------------------------------------- memory
 class LargestTensor(TorchDispatchMode):
-    """Notes the largest number of elements that any operation returned, also in the backward pass."""
+    """Notes the largest number of elements that any operation returned,
+    also in the backward pass."""
 
     largest = 0
 

@@ -21,7 +21,8 @@ def test_summary():
     assert row["tokens"] == sum(len(s.rollout.token_ids) for s in samples)
     assert row["reward_first_round"] == fmean(s.reward for g in groups for s in g.pool[:8])
     assert row["reward_pool"] == fmean(s.reward for s in samples) and row["reward_kept"] == 0.5
-    assert row["unresolved_no_correct"] == row["unresolved_no_wrong"] == 0.25 and row["unresolved"] == 0.5
+    assert row["unresolved_no_correct"] == row["unresolved_no_wrong"] == 0.25
+    assert row["unresolved"] == 0.5
     assert row["zero_signal"] == 0.5 and row["rounds_histogram"] == [2, 0, 0, 2]
     assert row["verdicts"] == {k: sum(s.status == k for s in samples) for k in ("correct", "wrong")}
     assert row["truncated"] == fmean(s.rollout.finish_reason == "length" for s in samples)
@@ -33,8 +34,10 @@ def group(rewards_of_rounds, **changes):
     pool = []
     for number, rewards in enumerate(rewards_of_rounds):
         for reward in rewards:
-            rollout = SimpleNamespace(token_ids=[0] * (len(pool) + 1), finish_reason="length" if len(pool) == 2 else "stop")
-            pool.append(Sample(len(pool), number, rollout, reward, "correct" if reward else "wrong", reward > 0.7))
+            rollout = SimpleNamespace(token_ids=[0] * (len(pool) + 1), finish_reason="length"
+                                      if len(pool) == 2 else "stop")
+            pool.append(Sample(len(pool), number, rollout, reward, "correct" if reward else "wrong",
+                               reward > 0.7))
     found = Group(0, None, pool, rounds=len(rewards_of_rounds), outcome="resolved")
     found.p_hat = fmean(s.correct for s in pool)
     return replace(found, **changes)
@@ -59,18 +62,22 @@ def test_only_what_reached_the_limit_of_tokens_is_truncated():
 
 
 def test_where_the_draws_went():
-    shares = {0: "none", 1: "0.0", 2: "0.2", 3: "0.2", 4: "0.4", 5: "0.4", 6: "0.6", 7: "0.6", 8: "0.8", 9: "0.8", 10: "all"}
+    shares = {0: "none", 1: "0.0", 2: "0.2", 3: "0.2", 4: "0.4", 5: "0.4", 6: "0.6", 7: "0.6",
+              8: "0.8", 9: "0.8", 10: "all"}
     for hits, name in shares.items():
-        assert summarize([group([[1] * hits + [0] * (10 - hits)])])["spent_by_pass_rate"] == {name: 10}
+        assert summarize([group([[1] * hits + [0]
+                                 * (10 - hits)])])["spent_by_pass_rate"] == {name: 10}
     assert summarize([group([[1] * 31 + [0]])])["spent_by_pass_rate"] == {"0.8": 32}
     both = summarize([group([[0, 0]]), group([[0], [0], [0]]), group([[1]])])
     assert both["spent_by_pass_rate"] == {"all": 1, "none": 5}
 
 
 def test_shares_of_prompts():
-    names = ["resolved", "no correct", "no wrong", "no wrong", "out of budget", "resolved", "resolved", "resolved"]
+    names = ["resolved", "no correct", "no wrong", "no wrong", "out of budget", "resolved",
+             "resolved", "resolved"]
     groups = [group([[1, 0]], outcome=name) for name in names]
-    groups[0].kept, groups[0].advantages, groups[0].weights = groups[0].pool, [0.5, -0.5], [1.0, 1.0]
+    groups[0].kept, groups[0].advantages, groups[0].weights = groups[0].pool, [
+        0.5, -0.5], [1.0, 1.0]
     row = summarize(groups)
     assert row["unresolved"] == 4 / 8 and row["unresolved_no_correct"] == 1 / 8
     assert row["unresolved_no_wrong"] == 2 / 8 and row["unresolved_out_of_budget"] == 1 / 8
@@ -80,12 +87,14 @@ def test_shares_of_prompts():
 
 def test_summary_of_nothing():
     assert summarize([])["samples"] == 0 and "reward_pool" not in summarize([])
-    assert run([], config()) == [] and run([], config("ada-est")) == [] and run([], config("gvm")) == []
+    assert run([], config()) == [] and run([], config("ada-est")) == []
+    assert run([], config("gvm")) == []
     assert json.dumps(summarize([Group(0, None, outcome="out of budget")]))
 
 
 def test_first_round_reward_counts_every_prompt_once():
-    """ada-est draws hard prompts more: the mean over samples falls although the model is the same."""
+    """ada-est draws hard prompts more: the mean over samples falls
+    although the model is the same."""
     cfg = config("ada-est")
     estimator, problems = Estimator(cfg), coins([0.05, 0.95] * 40)
     rows = [summarize(run(problems, cfg, Engine(seed), estimator=estimator)) for seed in range(4)]

@@ -1,4 +1,4 @@
-"""MiniRL's objective (Eq. 7) against autograd, against PPO's clipped loss, and against itself cut up differently."""
+"""MiniRL's objective (Eq. 7) against autograd, PPO's clipped loss, and itself cut up otherwise."""
 import contextlib
 import itertools
 import math
@@ -19,7 +19,8 @@ from helpers import close, gradients_of, random_groups, tiny_policy
 
 
 def tokens(count: int, seed: int, spread: float = 0.3):
-    """Log-probs of `count` tokens under pi_theta (leaf with gradient), pi_old and mu, and advantages."""
+    """Log-probs of `count` tokens under pi_theta (leaf with gradient), pi_old and mu,
+    and advantages."""
     g = torch.Generator().manual_seed(seed)
     old = -torch.rand(count, generator=g, dtype=torch.float64) * 3
     lp = (old + spread * torch.randn(count, generator=g, dtype=torch.float64)).requires_grad_()
@@ -35,13 +36,15 @@ def gradient(term_T, lp_T):
 def test_gradient_is_mask_times_weight_times_advantage():
     lp, old, mu, A = tokens(500, seed=0)
     term, mask, weight = objective(lp, old, mu, A, Config())
-    assert 0 < mask.sum() < len(mask)  # some tokens are clipped, or the test would not test the mask
+    # some tokens are clipped, or the test would not test the mask
+    assert 0 < mask.sum() < len(mask)
     expected = mask * (lp - mu).exp().clamp(max=5) * A
     torch.testing.assert_close(gradient(term, lp), expected.detach())
 
 
 def test_surrogate_identity():
-    """-sum M sg[pi/mu] A log pi has the gradient of -sum M (pi/mu) A: the weight is the ratio itself, not a constant."""
+    """-sum M sg[pi/mu] A log pi has the gradient of -sum M (pi/mu) A: the weight is the ratio
+    itself, not a constant."""
     lp, old, mu, A = tokens(500, seed=1)
     term, mask, _ = objective(lp, old, mu, A, Config(weight_cap=1e9))
     ratio_form = (mask * (lp - mu).exp() * A).sum()
@@ -57,7 +60,8 @@ def test_equals_token_sum_ppo_clip_when_the_engine_is_exact():
 
 
 @pytest.mark.parametrize("ratio, advantage, open_", [
-    (1.28, +1.0, False), (1.26, +1.0, True), (0.5, +1.0, True), (0.79, -1.0, False), (0.81, -1.0, True), (2.0, -1.0, True)])
+    (1.28, +1.0, False), (1.26, +1.0, True), (0.5, +1.0, True), (0.79, -1.0, False),
+    (0.81, -1.0, True), (2.0, -1.0, True)])
 def test_the_mask_closes_on_one_side_only(ratio, advantage, open_):
     old = torch.zeros(1)
     lp = torch.tensor([ratio]).log().requires_grad_()
@@ -101,7 +105,8 @@ def test_icepop_stops_also_what_engine_and_trainer_disagree_on():
 
 def test_importance_switches():
     lp, old, mu, A = tokens(100, seed=3)
-    weights = {kind: objective(lp, old, mu, A, Config(importance=kind))[2] for kind in ("full", "staleness", "none")}
+    weights = {kind: objective(lp, old, mu, A, Config(importance=kind))[2]
+               for kind in ("full", "staleness", "none")}
     torch.testing.assert_close(weights["full"], (lp - mu).exp().detach())
     torch.testing.assert_close(weights["staleness"], (lp - old).exp().detach())
     assert torch.equal(weights["none"], torch.ones(100, dtype=torch.float64))
@@ -113,9 +118,13 @@ def test_grpo_is_the_clipped_ratio_of_its_paper():
     r = (lp - old).exp()
     torch.testing.assert_close(term, torch.minimum(r * A, r.clamp(0.8, 1.27) * A))
     slope = gradient(term, lp)
-    torch.testing.assert_close(slope, (mask * weight * A).detach())  # so it is MiniRL's with pi_old in place of mu, uncapped
-    torch.testing.assert_close(slope, gradient(objective(lp, old, mu, A, Config(importance="staleness", weight_cap=1e9))[0], lp))
-    torch.testing.assert_close(slope, gradient(objective(lp, old, old + 1, A, Config(objective="grpo"))[0], lp))  # blind to mu
+    # so it is MiniRL's with pi_old in place of mu, uncapped
+    torch.testing.assert_close(slope, (mask * weight * A).detach())
+    torch.testing.assert_close(slope, gradient(
+        objective(lp, old, mu, A, Config(importance="staleness", weight_cap=1e9))[0], lp))
+    # blind to mu
+    torch.testing.assert_close(slope, gradient(objective(lp, old, old + 1, A,
+                                                         Config(objective="grpo"))[0], lp))
 
 
 def test_cispo_bounds_the_weight_and_masks_nobody():
@@ -128,14 +137,17 @@ def test_cispo_bounds_the_weight_and_masks_nobody():
 
 
 def test_each_objective_brings_its_advantage_and_length_normalisation():
-    found = {name: (Config(objective=name).advantage, Config(objective=name).length_norm) for name in OBJECTIVES}
-    assert found == dict(minirl=("pool-mean", "constant"), grpo=("group-std", "response"), cispo=("group-std", "batch"))
+    found = {name: (Config(objective=name).advantage, Config(objective=name).length_norm)
+             for name in OBJECTIVES}
+    assert found == dict(minirl=("pool-mean", "constant"), grpo=("group-std", "response"),
+                         cispo=("group-std", "batch"))
     own = Config(objective="grpo", advantage="pool-mean", length_norm="constant")
     assert (own.advantage, own.length_norm) == ("pool-mean", "constant")
 
 
 def test_the_estimator_is_unbiased_by_brute_force():
-    """Three actions, sampled from a deliberately different mu: E_mu[pi/mu A grad log pi] = sum pi A grad log pi, exactly."""
+    """Three actions, sampled from a deliberately different mu: E_mu[pi/mu A grad log pi] = sum pi A
+    grad log pi, exactly."""
     theta = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64, requires_grad=True)
     mu = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     reward = torch.tensor([1.0, 0.0, 0.5], dtype=torch.float64)
@@ -147,7 +159,8 @@ def test_the_estimator_is_unbiased_by_brute_force():
         return torch.autograd.grad((mu * term).sum(), theta)[0]
 
     torch.testing.assert_close(expected_gradient(Config()), true)
-    assert not torch.allclose(expected_gradient(Config(importance="none")), true, atol=0.01)  # biased without the weight
+    # biased without the weight
+    assert not torch.allclose(expected_gradient(Config(importance="none")), true, atol=0.01)
 
 
 def scales(*lengths, **changes):
@@ -160,7 +173,8 @@ def test_what_a_token_counts():
     assert scales(2, 6) == [1 / 20, 1 / 20]  # the same for every token
     assert scales(2, 6, length_norm="response") == [1 / 4, 1 / 12]
     assert scales(2, 6, length_norm="batch") == [1 / 8, 1 / 8]
-    assert scales(2, 6, mini_batches=2) == [1 / 10, 1 / 10]  # the mean of a mini-batch, not the batch
+    # the mean of a mini-batch, not the batch
+    assert scales(2, 6, mini_batches=2) == [1 / 10, 1 / 10]
 
 
 # ------------------------------------------------------------------ the whole update
@@ -180,7 +194,8 @@ def test_update_equals_the_plain_computation():
     for g in groups:
         for s, A in g.rows():
             ids = torch.tensor([g.problem.prompt_ids + s.rollout.token_ids])
-            log_p = policy(input_ids=ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[:, 0]
+            log_p = policy(
+                input_ids=ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[:, 0]
             log_pi = log_p[len(g.problem.prompt_ids) - 1:]
             weight = (log_pi - torch.tensor(s.rollout.logprobs)).exp().clamp(max=5).detach()
             loss = loss - (weight * A * log_pi).sum() / (count * 20)
@@ -193,7 +208,8 @@ def test_one_mini_batch_is_the_on_policy_case_bit_for_bit():
     """Without the pass for pi_old, the gradient is exactly the one with it."""
     policy, groups = tiny_policy().float(), random_groups(6, seed=2)
     (short,), _ = gradients_of(policy, groups)
-    rows = [Row(g.problem.prompt_ids + s.rollout.token_ids, len(g.problem.prompt_ids), s.rollout.logprobs, a)
+    rows = [Row(g.problem.prompt_ids + s.rollout.token_ids, len(g.problem.prompt_ids),
+                s.rollout.logprobs, a)
             for g in groups for s, a in g.rows()]
     order = list(range(len(groups)))
     random.Random(0).shuffle(order)  # as `update` does
@@ -203,7 +219,8 @@ def test_one_mini_batch_is_the_on_policy_case_bit_for_bit():
             minirl.remember_old(policy, micro, minirl.token_logprobs(policy, micro)[0], Config())
     set_scales(mini, Config(max_tokens=20))
     mini = [row for row in mini if row.coefficient]
-    minirl.accumulate(policy, mini, Config(max_tokens=20, micro_tokens=4096, mini_batches=2))  # takes pi_old from the rows
+    # takes pi_old from the rows
+    minirl.accumulate(policy, mini, Config(max_tokens=20, micro_tokens=4096, mini_batches=2))
     long = {n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}
     policy.zero_grad()
     assert short.keys() == long.keys() and all(torch.equal(short[n], long[n]) for n in short)
@@ -214,7 +231,8 @@ def test_mini_batches_hold_whole_groups_and_every_sample_once():
     steps, _ = gradients_of(tiny_policy(), groups, mini_batches=4)
     (whole,), _ = gradients_of(tiny_policy(), groups)
     assert len(steps) == 4
-    # the weights never moved (nothing is stepped), so the mean of the four gradients is that of the whole batch
+    # the weights never moved (nothing is stepped), so the mean of the four gradients is that of the
+    # whole batch
     mean = {name: sum(step[name] for step in steps) / 4 for name in whole}
     close(whole, mean)
 
@@ -242,21 +260,28 @@ def test_micro_batches_are_not_padded_much_even_when_everything_would_fit():
     for most in (0.0, 0.05, 0.2):
         batches = micro_batches(rows, 10**9, most)
         assert sorted(map(id, itertools.chain(*batches))) == sorted(map(id, rows))
-        padding = 1 - sum(len(r.ids) for r in rows) / sum(len(b) * max(len(r.ids) for r in b) for b in batches)
+        padding = 1 - sum(len(r.ids) for r in rows) / sum(len(b) * max(len(r.ids) for r in b)
+                                                          for b in batches)
         assert padding <= most
-        assert len(batches) <= {0.0: len({len(r.ids) for r in rows}), 0.05: 25, 0.2: 8}[most]  # and no more than are needed
+        # and no more than are needed
+        assert len(batches) <= {0.0: len({len(r.ids) for r in rows}), 0.05: 25, 0.2: 8}[most]
     assert len(micro_batches(rows, 10**9, padding=1.0)) == 1
 
 
 def test_diagnostics_by_hand():
     old, mu = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
-    A, mask, weight, entropy = torch.tensor([1.0, -1.0]), torch.tensor([0.0, 1.0]), torch.tensor([6.0, 0.4]), torch.ones(2)
+    A, mask, weight, entropy = torch.tensor(
+        [1.0, -1.0]), torch.tensor([0.0, 1.0]), torch.tensor([6.0, 0.4]), torch.ones(2)
     facts = dict(old=old, mu=mu, advantage=A, mask=mask, weight=weight, entropy=entropy)
-    d = diagnostics([{name: x[:1] for name, x in facts.items()}, {name: x[1:] for name, x in facts.items()}], Config())
+    d = diagnostics([{name: x[:1] for name, x in facts.items()},
+                     {name: x[1:] for name, x in facts.items()}], Config())
     gap = (mu - old).double()
-    assert d["kl_k1"] == pytest.approx(0.25) and d["kl_k3"] == pytest.approx((torch.exp(-gap) - 1 + gap).mean().item())
-    assert (d["weight_min"], d["weight_max"], d["weight_truncated"]) == (pytest.approx(0.4), 6.0, 0.5)
-    assert (d["weight_over_2"], d["weight_under_half"], d["clipped_positive"], d["clipped_negative"]) == (0.5, 0.5, 0.5, 0.0)
+    assert d["kl_k1"] == pytest.approx(0.25)
+    assert d["kl_k3"] == pytest.approx((torch.exp(-gap) - 1 + gap).mean().item())
+    assert (d["weight_min"], d["weight_max"],
+            d["weight_truncated"]) == (pytest.approx(0.4), 6.0, 0.5)
+    assert (d["weight_over_2"], d["weight_under_half"], d["clipped_positive"],
+            d["clipped_negative"]) == (0.5, 0.5, 0.5, 0.0)
 
 
 # ------------------------------------------------------------------ mini-batches and the objective
@@ -320,7 +345,8 @@ class Coins(torch.nn.Module):
 
 @pytest.mark.parametrize("prompts", [8, 24])
 @pytest.mark.parametrize("flags", [
-    dict(sampler="ada-est"), dict(sampler="gvm", advantage="positives-only", weighting="log", gvm_norms="one"),
+    dict(sampler="ada-est"),
+    dict(sampler="gvm", advantage="positives-only", weighting="log", gvm_norms="one"),
     dict(sampler="uniform"), dict(sampler="ada-balance")])
 def test_effective_weights_do_not_depend_on_mini_batches(flags, prompts, monkeypatch):
     """w(p) = E[update] / grad p, of hard and easy prompts, through the real `collect` and `update`.
@@ -350,7 +376,8 @@ def test_effective_weights_do_not_depend_on_mini_batches(flags, prompts, monkeyp
                 group.problem = SimpleNamespace(prompt_ids=[group.index], p=group.problem.p)
                 for s in group.pool:
                     prob = group.problem.p if s.correct else 1 - group.problem.p
-                    s.rollout = SimpleNamespace(token_ids=[int(s.correct)], logprobs=[math.log(prob)], routes=None)
+                    s.rollout = SimpleNamespace(token_ids=[int(s.correct)],
+                                                logprobs=[math.log(prob)], routes=None)
             optimizer = SimpleNamespace(param_groups=[{"lr": 0}])
             update(policy, optimizer, None, groups, config, random.Random(seed))
         slope = torch.tensor(p, dtype=torch.float64) * (1 - torch.tensor(p, dtype=torch.float64))
@@ -403,7 +430,8 @@ def test_gradients_are_clipped_to_the_norm_that_was_asked_for():
     taken = []
     optimizer.step = lambda: taken.append(torch.cat([
         p.grad.flatten() for p in policy.parameters() if p.grad is not None]).norm().item())
-    metrics = update(policy, optimizer, schedule, random_groups(4, seed=11), config, random.Random(0))
+    metrics = update(policy, optimizer, schedule, random_groups(4, seed=11), config,
+                     random.Random(0))
     assert taken == [pytest.approx(1e-3, rel=1e-3)] and metrics["grad_norm"] > 1e-2
 
 
@@ -443,7 +471,8 @@ def test_without_clip_the_ratio_is_not_bounded(kind):
 
 def test_the_learning_rate_warms_up_a_step_at_a_time():
     policy, optimizer, schedule, config = learning(mini_batches=2)
-    rates = [update(policy, optimizer, schedule, random_groups(4, seed), config, random.Random(0))["lr"]
+    rates = [update(policy, optimizer, schedule, random_groups(4, seed), config,
+                    random.Random(0))["lr"]
              for seed in (12, 13, 14)]
     assert rates == pytest.approx([0.0025, 0.0075, 0.01])  # of its steps 1, 3 and 5; 4 warm up
 
@@ -454,14 +483,16 @@ def test_loss_and_gradient_norm_are_means_over_the_mini_batches(monkeypatch):
     monkeypatch.setattr(minirl, "accumulate", lambda *a: (next(losses), real(*a)[1]))
     monkeypatch.setattr(minirl, "optimizer_step", lambda *_: next(norms))
     policy, optimizer, schedule, config = learning(mini_batches=2)
-    metrics = update(policy, optimizer, schedule, random_groups(4, seed=15), config, random.Random(0))
+    metrics = update(policy, optimizer, schedule, random_groups(4, seed=15), config,
+                     random.Random(0))
     assert (metrics["loss"], metrics["grad_norm"]) == (2.0, 4.0)
     assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == (2, 0)
 
 
 def test_the_loss_is_the_sum_over_all_micro_batches():
     groups = random_groups(4, seed=15)
-    whole, cut_up = (gradients_of(tiny_policy(), groups, micro_tokens=tokens)[1]["loss"] for tokens in (4096, 32))
+    whole, cut_up = (gradients_of(tiny_policy(), groups, micro_tokens=tokens)[1]["loss"]
+                     for tokens in (4096, 32))
     assert abs(whole) > 1e-3 and cut_up == pytest.approx(whole, rel=1e-5)
 
 
@@ -500,11 +531,13 @@ def test_what_update_reports_is_what_the_objective_saw():
 def test_diagnostics_report_only_what_the_objective_does():
     one = torch.ones(4)
     facts = dict(old=-one, mu=-one, advantage=torch.tensor([1.0, 1.0, -1.0, -1.0]), entropy=one,
-                 mask=torch.tensor([0.0, 1.0, 0.0, 0.0]), weight=torch.tensor([6.0, 1.0, 0.5, 1.25]))
+                 mask=torch.tensor([0.0, 1.0, 0.0, 0.0]),
+                 weight=torch.tensor([6.0, 1.0, 0.5, 1.25]))
     minirl_keys, grpo, cispo, unclipped = (
         diagnostics([facts], Config(**flags)) for flags in
         (dict(), dict(objective="grpo"), dict(objective="cispo"), dict(clip=False, weight_cap=0)))
-    assert (minirl_keys["weight_truncated"], minirl_keys["clipped_positive"], minirl_keys["clipped_negative"]) == (.25, .25, .5)
+    assert (minirl_keys["weight_truncated"], minirl_keys["clipped_positive"],
+            minirl_keys["clipped_negative"]) == (.25, .25, .5)
     assert "weight_truncated" not in grpo and grpo["clipped_negative"] == 0.5
     assert cispo["weight_truncated"] == 0.5 and "clipped_positive" not in cispo
     assert not {"weight_truncated", "clipped_positive", "clipped_negative"} & set(unclipped)
@@ -562,6 +595,7 @@ def test_the_learning_rate_that_is_logged_is_the_one_that_was_used():
     used = []
     real = optimizer.step
     optimizer.step = lambda *a, **k: (used.append(optimizer.param_groups[0]["lr"]), real(*a, **k))
-    logged = [update(policy, optimizer, schedule, random_groups(4, seed), config, random.Random(0))["lr"]
+    logged = [update(policy, optimizer, schedule, random_groups(4, seed), config,
+                     random.Random(0))["lr"]
               for seed in (21, 22, 23)]
     assert logged == used == pytest.approx([0.0025, 0.005, 0.0075])

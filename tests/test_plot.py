@@ -1,4 +1,4 @@
-"""plot.py: pages come out whole for any stage of a run; seeds are grouped; what is missing is skipped."""
+"""Pages come out whole for any stage of a run; seeds are grouped; what is missing is skipped."""
 import json
 import math
 import random
@@ -18,25 +18,30 @@ def make_run(folder, steps=30, seed=0, evals=True, leave_out=(), **config):
     folder.mkdir(parents=True)
     rng, total = random.Random(seed), 0
     (folder / "config.json").write_text(json.dumps(dict(
-        config=dict(model="tiny", data="builtin", seed=seed, name=folder.name, **config), versions=dict(torch="2"))))
-    with open(folder / "metrics.jsonl", "w") as metrics, open(folder / "eval.jsonl", "w") as held_out:
+        config=dict(model="tiny", data="builtin", seed=seed, name=folder.name, **config),
+        versions=dict(torch="2"))))
+    with open(folder / "metrics.jsonl", "w") as metrics, open(folder / "eval.jsonl",
+                                                              "w") as held_out:
         for step in range(steps + 1):
             p = 0.7 - 0.4 * math.exp(-step / 10) + rng.gauss(0, 0.03)
             if step:
                 total += 200
                 row = dict(
-                    step=step, samples=200, samples_total=total, tokens=4000, tokens_total=20 * total,
+                    step=step, samples=200, samples_total=total, tokens=4000,
+                    tokens_total=20 * total,
                     seconds=3.0, seconds_total=3.0 * step, seconds_sample=1.5, seconds_train=1.2,
                     seconds_sync=0.1, reward_first_round=p, reward_pool=p, zero_signal=0.2,
                     unresolved_no_correct=0.1, entropy=0.3, kl_k1=rng.gauss(0, 1e-4),
                     kl_k3=0.0 if step == 3 else 1e-4, response_length=20.0, truncated=0.0,
-                    verdicts=dict(correct=100, wrong=90, no_box=10), grad_norm=None if step == 2 else 0.5,
+                    verdicts=dict(correct=100, wrong=90, no_box=10), grad_norm=None
+                    if step == 2 else 0.5,
                     rounds_histogram=[5, 3], clipped_positive=0.0, weight_max=float("nan"))
                 row = {key: value for key, value in row.items() if key not in leave_out}
                 metrics.write(json.dumps(row) + "\n")
             if evals and step % 10 == 0:
                 held_out.write(json.dumps(dict(
-                    step=step, samples_total=total, tokens_total=20 * total, seconds_total=3.0 * step,
+                    step=step, samples_total=total, tokens_total=20 * total,
+                    seconds_total=3.0 * step,
                     data="builtin", k=8, avg=p, ci_low=p - .05, ci_high=p + .05)) + "\n")
     return folder
 
@@ -48,14 +53,16 @@ def is_picture(path):
 @pytest.fixture
 def few_panels(monkeypatch):
     """One panel of each kind: drawing all twelve takes a second."""
-    monkeypatch.setattr(plot, "PANELS", list({panel[0]: panel for panel in plot.PANELS[:-1]}.values()))
+    monkeypatch.setattr(plot, "PANELS",
+                        list({panel[0]: panel for panel in plot.PANELS[:-1]}.values()))
 
 
 def test_one_run(tmp_path):
     run = make_run(tmp_path / "a")
     path = plot.draw_run(run)
     assert path == run / "curves.png" and is_picture(path)
-    assert sorted(p.name for p in run.iterdir()) == ["config.json", "curves.png", "eval.jsonl", "metrics.jsonl"]
+    assert sorted(p.name for p in run.iterdir()) == ["config.json", "curves.png", "eval.jsonl",
+                                                     "metrics.jsonl"]
 
 
 @pytest.mark.parametrize("against", plot.AXES)
@@ -64,42 +71,50 @@ def test_every_axis(tmp_path, against, few_panels):
 
 
 def test_a_run_that_has_just_begun(tmp_path, few_panels):
-    only_eval, first = make_run(tmp_path / "a", steps=0), make_run(tmp_path / "b", steps=1, evals=False)
+    only_eval, first = make_run(tmp_path / "a",
+                                steps=0), make_run(tmp_path / "b", steps=1, evals=False)
     (only_eval / "config.json").unlink()
     assert plot.draw_run(only_eval).read_bytes().startswith(PNG)
     assert is_picture(plot.draw_run(first))
 
 
 def test_missing_metrics_leave_out_their_panels(tmp_path):
-    run = make_run(tmp_path / "a", evals=False, leave_out=("kl_k1", "kl_k3", "entropy", "verdicts", "truncated"))
+    run = make_run(tmp_path / "a", evals=False,
+                   leave_out=("kl_k1", "kl_k3", "entropy", "verdicts", "truncated"))
     titles = []
     with pytest.MonkeyPatch.context() as patch:
         label = plot.label_panel
-        patch.setattr(plot, "label_panel", lambda ax, title, *rest: (titles.append(title), label(ax, title, *rest)))
+        patch.setattr(plot, "label_panel",
+                      lambda ax, title, *rest: (titles.append(title), label(ax, title, *rest)))
         plot.draw_run(run)
     assert "Reward while training" in titles and "Where the time goes" in titles
-    assert not {"Engine against trainer", "Entropy of the policy", "Accuracy on held-out problems"} & set(titles)
+    assert not {"Engine against trainer", "Entropy of the policy",
+                "Accuracy on held-out problems"} & set(titles)
 
 
 def titles_of(figure_of, monkeypatch):
     """Titles of the panels that are drawn while `figure_of` runs."""
     titles, label = [], plot.label_panel
-    monkeypatch.setattr(plot, "label_panel", lambda ax, title, *rest: (titles.append(title), label(ax, title, *rest)))
+    monkeypatch.setattr(plot, "label_panel",
+                        lambda ax, title, *rest: (titles.append(title), label(ax, title, *rest)))
     figure_of()
     return titles
 
 
 def test_what_is_flat_by_construction_is_not_drawn_but_named(tmp_path, monkeypatch):
-    """On-policy in float32 no token is clipped and all weights are 1; a reward that stands still is a finding."""
+    """On-policy in float32 no token is clipped and all weights are 1; a reward that stands still is
+    a finding."""
     on, off = make_run(tmp_path / "on"), make_run(tmp_path / "off")
     for folder, clipped in ((on, 0.0), (off, 0.02)):
         rows = plot.read_rows(folder / "metrics.jsonl")
         for row in rows:
-            row |= dict(reward_first_round=0.0, reward_pool=0.0, clipped_positive=clipped * (row["step"] % 2))
+            row |= dict(reward_first_round=0.0, reward_pool=0.0,
+                        clipped_positive=clipped * (row["step"] % 2))
             row |= dict(weight_min=1.0, weight_mean=1.0, weight_max=1.0 + 5 * clipped * row["step"])
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     both, noted = {"Tokens clipped or far off-policy", "Importance weights before the cap"}, []
-    monkeypatch.setattr(plot, "draw_flat", lambda ax, run, panels: noted.extend(title for _, title, _, _ in panels))
+    monkeypatch.setattr(plot, "draw_flat",
+                        lambda ax, run, panels: noted.extend(title for _, title, _, _ in panels))
     titles = titles_of(lambda: plot.draw_run(on), monkeypatch)
     assert not both & set(titles) and both == set(noted) and "Reward while training" in titles
     noted.clear()
@@ -131,7 +146,8 @@ def test_half_written_line_and_repeated_steps(tmp_path):
 
 def test_odd_lines_are_passed_over(tmp_path):
     run = make_run(tmp_path / "a", steps=1)
-    odd = ("[]", "7", '{"step": 2, "verdicts": [1]}', '{"step": 3, "verdicts": {"no_box": "x"}}', "[" * 100_000)
+    odd = ("[]", "7", '{"step": 2, "verdicts": [1]}', '{"step": 3, "verdicts": {"no_box": "x"}}',
+           "[" * 100_000)
     with open(run / "metrics.jsonl", "a") as file:
         file.write("\n".join(odd))
     assert [row["step"] for row in plot.read_rows(run / "metrics.jsonl")] == [1]
@@ -167,11 +183,14 @@ def test_the_old_picture_survives_a_failure(tmp_path, monkeypatch, few_panels):
 
 
 def test_seeds_share_a_label_and_others_do_not(tmp_path):
-    runs = [make_run(tmp_path / f"bal-seed{s}", steps=1, seed=s, sampler="balance") for s in (10, 11)]
-    runs += [make_run(tmp_path / "uni-seed0", steps=1, sampler="uniform"), make_run(tmp_path / "bare", steps=1)]
+    runs = [make_run(tmp_path / f"bal-seed{s}", steps=1, seed=s, sampler="balance")
+            for s in (10, 11)]
+    runs += [make_run(tmp_path / "uni-seed0", steps=1, sampler="uniform"),
+             make_run(tmp_path / "bare", steps=1)]
     (tmp_path / "bare" / "config.json").unlink()
     groups = plot.group_by_seed([plot.read_run(run) for run in runs])
-    assert {label: len(same) for label, same in groups.items()} == {"bal (mean of 2)": 2, "uni-seed0": 1, "bare": 1}
+    assert {label: len(same)
+            for label, same in groups.items()} == {"bal (mean of 2)": 2, "uni-seed0": 1, "bare": 1}
 
 
 def test_mean_line_covers_the_common_range():
@@ -200,7 +219,8 @@ def test_comparison_page(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("prepare, words", [
     (lambda run: None, "no such folder"),
     (lambda run: run.mkdir(), "no metrics.jsonl"),
-    (lambda run: (run.mkdir(), (run / "metrics.jsonl").write_text('{"st')), "no metrics.jsonl with a finished step"),
+    (lambda run: (run.mkdir(), (run / "metrics.jsonl").write_text('{"st')),
+     "no metrics.jsonl with a finished step"),
 ])
 def test_nothing_to_draw_gets_one_sentence(tmp_path, prepare, words):
     prepare(tmp_path / "gone")

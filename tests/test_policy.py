@@ -33,7 +33,8 @@ ROWS = [Row(list(range(start, start + 20)), 5, [], 0.0) for start in (10, 50, 90
 
 
 def layer_calls(policy):
-    """How often a decoder layer's forward runs in one forward and backward pass, and its gradients."""
+    """How often a decoder layer's forward runs in one forward and backward pass,
+    and its gradients."""
     calls, layer = [], policy.get_base_model().model.layers[0].mlp
     layer.register_forward_pre_hook(lambda *_: calls.append(1))
     token_logprobs(policy, ROWS)[0].sum().backward()
@@ -89,7 +90,8 @@ def test_the_adapter_is_scaled_by_alpha_over_rank_and_begins_as_nothing(tmp_path
     A, B = layer.lora_A["default"].weight, layer.lora_B["default"].weight
     assert A.shape[0] == B.shape[1] == 4
     x = torch.randn(3, A.shape[1])
-    torch.testing.assert_close(layer(x) - layer.base_layer(x), 12 / 4 * x @ A.T @ B.T, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(layer(x) - layer.base_layer(x), 12 / 4 * x @ A.T @ B.T, atol=1e-5,
+                               rtol=1e-4)
     fresh = load_policy(str(tmp_path), dtype="float32", rank=4, alpha=12, seed=0, device="cpu")
     B_of_all = [p for name, p in trainable(fresh).items() if "lora_B" in name]
     assert B_of_all and not any(B.any() for B in B_of_all)
@@ -151,7 +153,8 @@ def test_the_code_that_a_model_folder_brings_is_never_run(tmp_path, monkeypatch)
 
     names = dict(AutoConfig="trap.Trap", AutoModelForCausalLM="trap.Trap")
     (tmp_path / "config.json").write_text(json.dumps(dict(model_type="trap", auto_map=names)))
-    (tmp_path / "trap.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\nclass Trap: pass\n")
+    (tmp_path
+     / "trap.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\nclass Trap: pass\n")
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     with pytest.raises(SystemExit, match="never run here"):
         fetch_model(str(tmp_path), 64)

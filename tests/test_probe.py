@@ -1,4 +1,4 @@
-"""The probe sees weights that arrive in part or late, and lets sound runs pass; its limits are in docs/gpu.md."""
+"""The probe sees weights that arrive in part or late, and lets sound runs pass (docs/gpu.md)."""
 import contextlib
 import copy
 import gc
@@ -19,10 +19,11 @@ from parts.probe import Limits, Probe, limits, slope
 EXACT = limits("float32", "float32", "auto", mixture=False)
 HALF = limits("bfloat16", "bfloat16", "auto", mixture=False)
 LAYERS = 3
-BREAKS = ("layer 0", "layer 1", "layer 2", "half of the layers", "half of the change", "the step before")
+BREAKS = ("layer 0", "layer 1", "layer 2", "half of the layers", "half of the change",
+          "the step before")
 
 
-# ------------------------------------------------------------------------------------ how it is broken
+# --------------------------------------------------------------------------------- how it is broken
 def second(policy) -> dict:
     return {name: p for name, p in policy.named_parameters() if "lora_B" in name}
 
@@ -55,32 +56,38 @@ def small_policy(tmp_path, dtype="float32", name="tiny"):
 
 
 class NoisyEngine:
-    """An engine that is a copy of the policy, with Gaussian noise on its log-probs: no vLLM, any noise."""
+    """An engine that is a copy of the policy, with Gaussian noise on its log-probs: no vLLM,
+    any noise."""
 
     def __init__(self, policy, noise: float):
         self.held, self.noise, self.how = copy.deepcopy(policy), noise, ""
-        self.rng, self.before = random.Random(0), {n: p.data.clone() for n, p in second(policy).items()}
+        self.rng, self.before = random.Random(0), {n: p.data.clone()
+                                                   for n, p in second(policy).items()}
 
     def sync(self, policy):
         self.held = broken(policy, self.how, self.before)
         self.before = {n: p.data.clone() for n, p in second(policy).items()}
 
     def generate(self, prompts, n, max_tokens):
-        rows = [Row(ids + [self.rng.randrange(300) for _ in range(max_tokens)], len(ids), [], 0.0) for ids in prompts]
+        rows = [Row(ids + [self.rng.randrange(300) for _ in range(max_tokens)], len(ids), [], 0.0)
+                for ids in prompts]
         with torch.no_grad(), self.held.disable_adapter():
             mu = token_logprobs(self.held, rows)[0].split([row.length for row in rows])
-        return [[SimpleNamespace(token_ids=row.ids[row.prompt_length:], logprobs=x.tolist())] for row, x in zip(rows, mu)]
+        return [[SimpleNamespace(token_ids=row.ids[row.prompt_length:], logprobs=x.tolist())]
+                for row, x in zip(rows, mu)]
 
     def score(self, sequences):
         rows = [Row(ids, 1, [], 0.0) for ids in sequences]
         with torch.no_grad():
             found = token_logprobs(self.held, rows)[0].split([row.length for row in rows])
-        return [[x + self.rng.gauss(0, self.noise) for x in logprobs.tolist()] for logprobs in found]
+        return [[x + self.rng.gauss(0, self.noise) for x in logprobs.tolist()]
+                for logprobs in found]
 
 
 def some_problems(count=24):
     rng = random.Random(1)
-    return [SimpleNamespace(prompt_ids=[rng.randrange(300) for _ in range(8)]) for _ in range(count)]
+    return [SimpleNamespace(prompt_ids=[rng.randrange(300) for _ in range(8)])
+            for _ in range(count)]
 
 
 def move(policy, size, seed):
@@ -89,7 +96,7 @@ def move(policy, size, seed):
         p.data += size * torch.randn(p.shape, generator=generator)
 
 
-# ---------------------------------------------------------------------------------------- the statistic
+# ------------------------------------------------------------------------------------ the statistic
 def test_the_slope_is_unbiased_and_its_error_is_honest():
     """Over many draws the slope is off by two errors in about one of twenty."""
     generator = torch.Generator().manual_seed(0)
@@ -104,7 +111,8 @@ def test_the_slope_is_unbiased_and_its_error_is_honest():
 
 
 def test_one_token_that_jumps_alone_leaves_a_doubt():
-    """A tie between two experts that falls the other way in the trainer only: everything else says 1."""
+    """A tie between two experts that falls the other way in the trainer only:
+    everything else says 1."""
     x = torch.full((100,), 0.02)
     y = x.clone()
     x[7] = 1.3
@@ -122,7 +130,7 @@ def test_the_token_that_changed_most_does_not_dictate_the_slope():
     assert slope(x, y)[0] == pytest.approx(1, abs=0.08)
 
 
-# ------------------------------------------------------------------------------------------ no engine
+# ---------------------------------------------------------------------------------------- no engine
 @pytest.mark.parametrize("noise, bounds", [(1e-6, EXACT), (0.01, HALF)])
 @pytest.mark.parametrize("how", ["", *BREAKS[:5]])
 def test_the_rehearsal_sees_what_never_arrives(how, noise, bounds, tmp_path):
@@ -176,7 +184,8 @@ def test_no_update_is_no_alarm(tmp_path):
     probe = Probe(NoisyEngine(policy, 0.0), policy, some_problems(4), limits=EXACT)
     for _ in range(3):
         found = probe.check()
-    assert found["probe_moved"] == 0 and math.isnan(found["probe_slope"]) and math.isnan(found["probe_slope_last"])
+    assert found["probe_moved"] == 0 and math.isnan(found["probe_slope"])
+    assert math.isnan(found["probe_slope_last"])
 
 
 @pytest.mark.parametrize("bounds", [EXACT, HALF, Limits("median", 1.0, 0.5)])
@@ -200,7 +209,8 @@ def test_only_responses_are_compared_and_long_ones_do_not_pile_up(tmp_path, monk
     probe = Probe(engine, policy, some_problems(5), limits=EXACT, max_tokens=12)
     assert len(probe.of_engine()) == len(probe.trainer()) == 5 * 12
     torch.testing.assert_close(probe.of_engine(), probe.trainer(), atol=1e-5, rtol=0)
-    monkeypatch.setattr(probe_module, "AT_ONCE", 45)  # two rows at a time: the same numbers in the same order
+    # two rows at a time: the same numbers in the same order
+    monkeypatch.setattr(probe_module, "AT_ONCE", 45)
     torch.testing.assert_close(probe.of_engine(), probe.trainer(), atol=1e-5, rtol=0)
     monkeypatch.setattr(probe_module, "MOST_TOKENS", 50)
     assert len(Probe(engine, policy, some_problems(5), limits=EXACT, max_tokens=12).rows) == 2
@@ -215,19 +225,22 @@ def test_log_probs_stay_in_the_order_of_the_texts_whatever_their_lengths(tmp_pat
     """The trainer computes them by length."""
     policy = small_policy(tmp_path)
     monkeypatch.setattr(probe_module, "AT_ONCE", 45)
-    probe = Probe(NoisyEngine(policy, 0.0), policy, problems_of([30, 4, 17, 9]), limits=EXACT, max_tokens=8)
+    probe = Probe(NoisyEngine(policy, 0.0), policy, problems_of([30, 4, 17, 9]), limits=EXACT,
+                  max_tokens=8)
     torch.testing.assert_close(probe.trainer(), probe.of_engine(), atol=1e-5, rtol=0)
 
 
 def test_one_text_is_written_however_long_it_is(tmp_path, monkeypatch):
     policy = small_policy(tmp_path)
     monkeypatch.setattr(probe_module, "MOST_TOKENS", 10)
-    probe = Probe(NoisyEngine(policy, 0.0), policy, problems_of([20, 20]), limits=EXACT, max_tokens=8)
+    probe = Probe(NoisyEngine(policy, 0.0), policy, problems_of([20, 20]), limits=EXACT,
+                  max_tokens=8)
     assert [row.prompt_length for row in probe.rows] == [20]
 
 
 class BaseEngine(NoisyEngine):
-    """As an engine starts: it has the base weights until the first sync, and samples at a temperature."""
+    """As an engine starts: it has the base weights until the first sync,
+    and samples at a temperature."""
 
     def __init__(self, policy, temperature=1.0):
         super().__init__(policy, 0.0)
@@ -239,7 +252,8 @@ class BaseEngine(NoisyEngine):
         found = super().generate(prompts, n, max_tokens)
         rows = [Row(ids + r.token_ids, len(ids), [], 0.0) for ids, (r,) in zip(prompts, found)]
         with torch.no_grad():
-            mu = token_logprobs(self.held, rows, self.temperature)[0].split([row.length for row in rows])
+            mu = token_logprobs(self.held, rows,
+                                self.temperature)[0].split([row.length for row in rows])
         for (r,), x in zip(found, mu):
             r.logprobs = x.tolist()
         return found
@@ -247,7 +261,8 @@ class BaseEngine(NoisyEngine):
 
 def test_log_probs_of_sampling_are_compared_at_the_temperature_of_sampling(tmp_path):
     policy = small_policy(tmp_path)
-    probe = Probe(BaseEngine(policy, 0.7), policy, some_problems(4), limits=EXACT, max_tokens=12, temperature=0.7)
+    probe = Probe(BaseEngine(policy, 0.7), policy, some_problems(4), limits=EXACT, max_tokens=12,
+                  temperature=0.7)
     probe.check()  # and those of a prefill at 1
     with pytest.raises(SystemExit, match="disagree"):
         Probe(BaseEngine(policy, 0.7), policy, some_problems(4), limits=EXACT, max_tokens=12)
@@ -276,7 +291,8 @@ def test_a_sync_that_does_nothing_is_called_by_its_name_also_after_others_that_d
 
 
 def test_limits_are_as_loose_as_the_precisions_and_no_looser():
-    exact, tied = (limits("float32", "float32", "auto", mixture=mixture) for mixture in (False, True))
+    exact, tied = (limits("float32", "float32", "auto", mixture=mixture)
+                   for mixture in (False, True))
     assert (exact.statistic, tied.statistic) == ("max", "median") and exact.gap == tied.gap <= 1e-4
     half = limits("bfloat16", "bfloat16", "auto", mixture=False)
     assert limits("float32", "bfloat16", "auto", mixture=False) == half
@@ -285,7 +301,7 @@ def test_limits_are_as_loose_as_the_precisions_and_no_looser():
         assert exact.gap < half.gap < eight.gap and exact.rest < half.rest < eight.rest
 
 
-# --------------------------------------------------------------------------------------- the real engine
+# ---------------------------------------------------------------------------------- the real engine
 @pytest.fixture(scope="module")
 def folder():
     return tiny.folder()
@@ -306,17 +322,21 @@ def serve(folder, **options):
 
 
 def tiny_problems(engine, count=64):
-    return [SimpleNamespace(prompt_ids=engine.tokenizer.encode(f"<|user|>{p['problem']}<|assistant|>"), answer=p["answer"])
+    return [SimpleNamespace(prompt_ids=engine.tokenizer.encode(
+        f"<|user|>{p['problem']}<|assistant|>"), answer=p["answer"])
             for p in tiny.problems("test", count)]
 
 
 def train(policy, engine, optimizer, problems, step) -> None:
-    """A step of the default size: AdamW at 1e-3 after the default warm-up, on the engine's own samples."""
+    """A step of the default size: AdamW at 1e-3 after the default warm-up,
+    on the engine's own samples."""
     seed_everything(random.Random(step))
     rows, k = [], 8
-    for problem, group in zip(problems, engine.generate([p.prompt_ids for p in problems[:12]], n=k, max_tokens=48)):
+    for problem, group in zip(problems, engine.generate([p.prompt_ids for p in problems[:12]], n=k,
+                                                        max_tokens=48)):
         right = [f"boxed{{{problem.answer}}}" in r.text for r in group]
-        rows += [Row(problem.prompt_ids + r.token_ids, len(problem.prompt_ids), r.logprobs, x - sum(right) / k)
+        rows += [Row(problem.prompt_ids + r.token_ids, len(problem.prompt_ids), r.logprobs,
+                     x - sum(right) / k)
                  for r, x in zip(group, right)]
     weight = torch.tensor([row.coefficient for row in rows for _ in range(row.length)])
     (-(token_logprobs(policy, rows)[0] * weight).sum() / len(rows)).backward()
@@ -329,7 +349,8 @@ def train(policy, engine, optimizer, problems, step) -> None:
 @pytest.mark.engine
 @pytest.mark.parametrize("sync_mode", ["merge", "adapter"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_each_broken_sync_is_caught_within_three_steps_and_sound_ones_pass(dtype, sync_mode, folder):
+def test_each_broken_sync_is_caught_within_three_steps_and_sound_ones_pass(
+    dtype, sync_mode, folder):
     """The last layer of three, which counts least, is the rehearsal's in bfloat16: see below."""
     with serve(folder, dtype=dtype, sync_mode=sync_mode) as engine:
         problems = tiny_problems(engine)
@@ -346,10 +367,12 @@ def test_each_broken_sync_is_caught_within_three_steps_and_sound_ones_pass(dtype
 
 
 def steps_until_caught(sound, base, engine, problems, how) -> tuple[int, dict]:
-    """Three steps of training with a broken sync, or six with a sound one; 0 when nothing was noticed."""
+    """Three steps of training with a broken sync, or six with a sound one;
+    0 when nothing was noticed."""
     policy, probe, found = copy.deepcopy(base), copy.copy(sound), {}
     probe.policy, probe.last, probe.before = policy, probe.start, probe.start
-    optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], weight_decay=0)
+    optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad],
+                                  weight_decay=0)
     for step in range(1, 4 if how else 7):
         before = {name: p.data.clone() for name, p in second(policy).items()}
         train(policy, engine, optimizer, problems, step)
@@ -370,7 +393,8 @@ def test_a_missing_layer_is_seen_before_the_first_step(layer, folder, monkeypatc
     complete = engine_module.merged_weights
 
     def forgets(policy):
-        return ((name, weight) for name, weight in complete(policy) if f".layers.{layer}." not in name)
+        return ((name, weight) for name, weight in complete(policy)
+                if f".layers.{layer}." not in name)
 
     monkeypatch.setattr(engine_module, "merged_weights", forgets)
     with serve(folder, dtype="bfloat16") as engine:
@@ -380,11 +404,13 @@ def test_a_missing_layer_is_seen_before_the_first_step(layer, folder, monkeypatc
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("options", [dict(dtype="float32", kv_cache_dtype="fp8"), dict(dtype="fp8")])
+@pytest.mark.parametrize("options",
+                         [dict(dtype="float32", kv_cache_dtype="fp8"), dict(dtype="fp8")])
 def test_sound_syncs_pass_in_eight_bits(options, folder):
     with serve(folder, **options) as engine:
         policy = load_policy(folder, dtype="float32", rank=16, alpha=32, seed=0, device="cpu")
-        bounds = limits("float32", options["dtype"], options.get("kv_cache_dtype", "auto"), mixture=False)
+        bounds = limits("float32", options["dtype"], options.get("kv_cache_dtype", "auto"),
+                        mixture=False)
         probe = Probe(engine, policy, tiny_problems(engine), limits=bounds)
         assert probe.noise > 1e-3
         for step in range(4):

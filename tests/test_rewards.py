@@ -1,8 +1,8 @@
 """The verifier: a labelled table, the boxes, hostile answers, the command line.
 
-tests/reward_cases.jsonl holds the table: gold, completion, expected reward and its reason, `verdict`, the status
-that is pinned here, and what plain math-verify 0.9.0 says with the gold as it is (`plain`) and inside a box
-(`plain_boxed`).
+tests/reward_cases.jsonl holds the table: gold, completion, expected reward and its reason,
+`verdict`, the status that is pinned here, and what plain math-verify 0.9.0 says with the gold as it
+is (`plain`) and inside a box (`plain_boxed`).
 """
 import json
 import os
@@ -19,7 +19,8 @@ from parts.answers import equal_numbers, exact, take_labels_off
 from rewards import MAX_CHARS, Grader, decide, extract_answer, judge
 
 ROOT = Path(__file__).parent.parent
-CASES = [json.loads(line) for line in open(Path(__file__).parent / "reward_cases.jsonl", encoding="utf-8")]
+CASES = [json.loads(line)
+         for line in open(Path(__file__).parent / "reward_cases.jsonl", encoding="utf-8")]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,8 @@ def test_the_table_beats_plain_math_verify(grader, capsys):
     verdicts = grader.grade([(case["gold"], case["completion"]) for case in CASES])
     by_kind = defaultdict(list)
     for case, verdict in zip(CASES, verdicts):
-        by_kind[case["kind"]].append((case["expected"], verdict.reward, case["plain"], case["plain_boxed"]))
+        by_kind[case["kind"]].append((case["expected"], verdict.reward, case["plain"],
+                                      case["plain_boxed"]))
     everything = [row for rows in by_kind.values() for row in rows]
     with capsys.disabled():
         columns = f"{'rewards.py':>14}{'bare gold':>14}{'boxed gold':>14}"
@@ -55,9 +57,11 @@ def test_the_table_beats_plain_math_verify(grader, capsys):
         for kind, rows in [*by_kind.items(), ("all", everything)]:
             print(f"{kind:24}{len(rows):6}", end="")
             for k in (1, 2, 3):
-                right, accepts = sum(row[0] == row[k] for row in rows), sum(row[k] > row[0] for row in rows)
+                right, accepts = sum(row[0] == row[k]
+                                     for row in rows), sum(row[k] > row[0] for row in rows)
                 print(f"{right / len(rows):9.1%},{accepts:4}", end="" if k < 3 else "\n")
-    assert len(CASES) >= 300 and len({(case["gold"], case["completion"]) for case in CASES}) == len(CASES)
+    assert len(CASES) >= 300
+    assert len({(case["gold"], case["completion"]) for case in CASES}) == len(CASES)
     assert sum(e == ours for e, ours, _, _ in everything) / len(everything) >= 0.99
     assert sum(ours > e for e, ours, _, _ in everything) <= 1
     changed = [(case["id"], case["gold"], case["completion"], case["verdict"], verdict.status)
@@ -73,7 +77,8 @@ def test_the_recorded_verdicts_of_plain_math_verify_are_its_verdicts():
     for case in random.Random(1).sample(CASES, 40):
         completion = parse(case["completion"])
         assert int(verify(parse(case["gold"]), completion)) == case["plain"], case
-        assert int(verify(parse("\\boxed{" + case["gold"] + "}"), completion)) == case["plain_boxed"], case
+        assert int(verify(parse("\\boxed{" + case["gold"] + "}"),
+                          completion)) == case["plain_boxed"], case
 
 
 def test_every_gold_of_the_table_equals_itself(grader):
@@ -87,10 +92,12 @@ def test_every_gold_of_the_table_equals_itself(grader):
     (r"\boxed{42}", "42"), (r"\boxed {12}", "12"), ("\\boxed\n{12}", "12"), (r"$\boxed 7$.", "7"),
     (r"\fbox{3}", "3"), (r"\boxed\frac12", r"\frac12"), (r"\boxed{\{1,2\}}", r"\{1,2\}"),
     (r"\boxed{a\}b}", r"a\}b"), (r"\boxed{", None), (r"\boxed{4", None), ("42", None), ("", None),
-    (r"\boxed{1} \boxed{2", None), (r"\boxed{}", ""), (r"\boxed{ }", ""), (r"\boxed{1} \boxed{}", ""),
+    (r"\boxed{1} \boxed{2", None), (r"\boxed{}", ""), (r"\boxed{ }", ""),
+    (r"\boxed{1} \boxed{}", ""),
     (r"\boxed{1} and $\boxed{2}$", "1, 2"), (r"x=\boxed{1}, y=\boxed{2}", "1, 2"),
     (r"\boxed{1}, but wait, it is \boxed{2}", "2"), (r"\boxed{\boxed{5}}", r"\boxed{5}"),
-    (r"\boxed{ open \boxed{2}", "2"), (r"\boxed{2} goes into \boxed.", "2"), (r"\boxed{1}\boxed{1}", "1"),
+    (r"\boxed{ open \boxed{2}", "2"), (r"\boxed{2} goes into \boxed.", "2"),
+    (r"\boxed{1}\boxed{1}", "1"),
     (r"(a) \boxed{1} (b) \boxed{2}", "1, 2"), (r"\boxed{1} " + "x" * 10 + r" \boxed{2}", "2"),
     (r"\boxed{1}" + " " * 100 + r"\boxed{2}", "2"),
 ])
@@ -99,17 +106,20 @@ def test_the_last_closed_box_or_list_of_boxes_is_the_answer(completion, answer):
 
 
 @pytest.mark.parametrize("gold, answer, settled", [
-    ("x=5", "y=5", ("x=5", ["y=5"])), ("x=5", "x=6", ("5", ["6"])), ("f(x)=2x", "y=2x", ("2x", ["2x"])),
+    ("x=5", "y=5", ("x=5", ["y=5"])), ("x=5", "x=6", ("5", ["6"])),
+    ("f(x)=2x", "y=2x", ("2x", ["2x"])),
     ("f(x)=x", "x=x", ("f(x)=x", ["x=x"])), ("x=5", "x=2+3=5", ("5", ["2+3", "5"])),
     ("x=5", "x=1=2=5", ("5", ["1", "2", "5"])), ("x=y=2", "x=1=2", ("x=y, x=2", ["x=1, x=2"])),
-    ("5", "x=4=5", ("5", ["4", "5"])), ("x+1", "x=x+1", ("x+1", ["x", "x+1"])), ("5", "5=x", ("5", ["5"])),
+    ("5", "x=4=5", ("5", ["4", "5"])), ("x+1", "x=x+1", ("x+1", ["x", "x+1"])),
+    ("5", "5=x", ("5", ["5"])),
     ("(1,2)", "x=1, y=2", ("(1,2)", ["(1, 2)"])), ("1,2", "x=1, x=2", ("1,2", ["1, 2"])),
 ])
 def test_what_is_compared_once_labels_are_off(gold, answer, settled):
     assert take_labels_off(gold, answer) == settled
 
 
-@pytest.mark.parametrize("gold, answer", [(r"\{1,2\}", "(1,2)"), ("(1,2)", r"\{2,1\}"), (r"\{1,3\}", "(1,3)")])
+@pytest.mark.parametrize("gold, answer",
+                         [(r"\{1,2\}", "(1,2)"), ("(1,2)", r"\{2,1\}"), (r"\{1,3\}", "(1,3)")])
 def test_a_set_is_no_tuple(gold, answer):
     assert decide(gold, answer)[:2] == ("wrong", "a set is no tuple and no interval")
 
@@ -130,29 +140,34 @@ def test_the_last_number_counts_in_minerva_style_and_only_the_last():
     text = "We had 41.5 and then 1,200, so 7 of 9"
     assert extract_answer(text, "minerva") == "9"
     assert extract_answer(text + ", i.e. 4.5e33 or so", "minerva") == "4.5e33"
-    assert extract_answer("7" + " " * 6000, "minerva") is None, "only the end of the text is looked at"
+    assert extract_answer("7" + " " * 6000,
+                          "minerva") is None, "only the end of the text is looked at"
     assert extract_answer("7" + " " * 4900, "minerva") == "7"
     assert extract_answer(r"\boxed{5} and 9", "minerva") == "5"
 
 
 @pytest.mark.parametrize("answer, equal", [
-    ("1.0001", True), ("0.9999", True), ("1.00011", False), ("0.99989", False), ("100.01", True), ("100.02", False),
+    ("1.0001", True), ("0.9999", True), ("1.00011", False), ("0.99989", False), ("100.01", True),
+    ("100.02", False),
     ("0.010001", True), ("0.010002", False), ("1000", False), ("-1", False)])
 def test_minerva_tolerance_is_relative_to_the_gold_and_knows_percent_both_ways(answer, equal):
     assert equal_numbers(exact("1.0"), exact(answer), "minerva") is equal
 
 
 def test_exact_numbers():
-    for text, value in [("0.5", 0.5), (r"1\frac{4}{5}", 1.8), ("-3/4", -0.75), (r"0.1\overline{6}", 1 / 6),
+    for text, value in [("0.5", 0.5), (r"1\frac{4}{5}", 1.8), ("-3/4", -0.75),
+                        (r"0.1\overline{6}", 1 / 6),
                         ("5.", 5), (r"4.5\times 10^{-2}", 0.045)]:
         assert float(exact(text)[0]) == value
-    for text in ["x", "1/0", r"\frac{1}{0}", "1,2", r"\sqrt{2}", "", "1e9999999", r"1\times10^{99999}"]:
+    for text in ["x", "1/0", r"\frac{1}{0}", "1,2", r"\sqrt{2}", "", "1e9999999",
+                 r"1\times10^{99999}"]:
         assert exact(text) is None
 
 
 def test_minerva_style_follows_the_papers(grader):
     for gold, answer, reward in [
-            ("4.5e33", r"4.5\times 10^{33}", 1), ("2.7778", "2.77778", 1), ("0.5", "50", 1), ("50", "0.5", 1),
+            ("4.5e33", r"4.5\times 10^{33}", 1), ("2.7778", "2.77778", 1), ("0.5", "50", 1),
+            ("50", "0.5", 1),
             (r"\sqrt{2}", "1.4142", 1), ("2.7778", "2.7878", 0), ("3", "4", 0)]:
         assert score(grader, gold, boxed(answer), style="minerva") == reward
     assert score(grader, "2.7778", boxed("2.77778")) == score(grader, "0.5", boxed("50")) == 0
@@ -162,7 +177,8 @@ def test_minerva_style_follows_the_papers(grader):
 
 
 def test_golds_are_checked_at_load_time(grader):
-    golds = ["42", r"\sqrt{2}", "x=5", "no solution", "52_8", r"\foo{", r"\text{(C)}", "1,2,\\ldots,n", ""]
+    golds = ["42", r"\sqrt{2}", "x=5", "no solution", "52_8", r"\foo{", r"\text{(C)}",
+             "1,2,\\ldots,n", ""]
     assert grader.check_golds(golds) == [True] * 5 + [False, True, True, False]
     assert score(grader, r"\foo{1", r"\boxed{1}") == score(grader, "", r"\boxed{0}") == 0
 
@@ -174,7 +190,8 @@ HANG = r"\int_0^1 \frac{\sin(x^3)}{e^{x^2}+\ln(x+2)}dx"
 
 def test_every_status_is_reached_by_a_real_input(grader):
     for status, gold, completion in [
-            ("correct", "42", r"\boxed{42}"), ("wrong", "42", r"\boxed{43}"), ("no_box", "42", "42"),
+            ("correct", "42", r"\boxed{42}"), ("wrong", "42", r"\boxed{43}"),
+            ("no_box", "42", "42"),
             ("no_box", "42", r"\boxed{42"), ("empty", "42", r"\boxed{}"),
             ("empty", "42", r"\boxed{\phantom{42}}"),
             ("unparseable", "42", r"\boxed{\foo{42}}"), ("unparseable", r"\foo{", r"\boxed{42}"),
@@ -192,20 +209,22 @@ def test_every_status_is_reached_by_a_real_input(grader):
         assert small.grade([(r"\sqrt{12}", boxed(r"2\sqrt{3}"))])[0].status == "correct"
 
 
-# ------------------------------------------------------------------------------------ hostile answers
+# ---------------------------------------------------------------------------------- hostile answers
 
 def nested(left: str, right: str, n: int, core: str = "1") -> str:
     return left * n + core + right * n
 
 
 BOMBS = [      # many would run for minutes
-    "10^{10^{10}}", "9^{9^{9^9}}", "2^{10^9}", r"2^{10^{12}} \bmod 7", "100000000!", "((9!)!)!", "9!!!",
+    "10^{10^{10}}", "9^{9^{9^9}}", "2^{10^9}", r"2^{10^{12}} \bmod 7", "100000000!", "((9!)!)!",
+         "9!!!",
     r"\binom{10^8}{5\cdot10^7}", r"\Gamma(10^9)", nested(r"\frac{1}{1+", "}", 50),
     nested(r"\frac{1}{1+", "}", 13, "x"), nested("(", ")", 200), nested("(", ")", 2000),
     nested("{", "}", 5000), nested("2^{", "}", 30, "2"), r"\sum_{k=2}^{24} \log_k(x^{k+1}+k)",
     r"\int e^{x^2}\sin(x^3)\ln(x)dx",
     r"\prod_{k=1}^{10^9} (k+1)", HANG, r"\{" + ",".join(map(str, range(3000))) + r"\}",
-    ",".join(["1"] * 20000), ",".join(map(str, range(190))), "0." + "1234567890" * 2000, "1" * 399 + ".5",
+    ",".join(["1"] * 20000), ",".join(map(str, range(190))), "0." + "1234567890" * 2000,
+         "1" * 399 + ".5",
     "(x+y+z)^{200}=1",
     r"\begin{pmatrix}" + r"\\".join("&".join("1" * 60) for _ in range(60)) + r"\end{pmatrix}",
     "99999^{999999}", "+".join(f"a_{{{i}}}" for i in range(2000)),
@@ -214,15 +233,21 @@ BOMBS = [      # many would run for minutes
     "x^" * 400 + "2", "|x" * 300 + "|" * 300, "1=" * 400 + "1", "x<" * 200 + "x",
     "(1," * 100 + "1" + ")" * 100, "{" * 400 + "}" * 400, "\\text{a" * 100, "\\pm 1" * 180,
     "\\log" * 240 + "2", "1 cm" + " cm" * 200,
-    "1 " * 400, "1 000 " * 150, "a and " * 150, "{,}" * 300, "\x00" * 500, "\ud800" * 300, "42\ud800",
-    "4\x002", "\u202e42", "4\u03362\u0336", "a" + "\u0301" * 900, "\u200b" * 900, "½" * 300, "√" * 300,
-    "²" * 500, "\\" * 999, "~" * 900, "%" * 900, "°" * 500, "'" * 900, "1e999999999", "1e-999999999", "nan",
+    "1 " * 400, "1 000 " * 150, "a and " * 150, "{,}" * 300, "\x00" * 500, "\ud800" * 300,
+         "42\ud800",
+    "4\x002", "\u202e42", "4\u03362\u0336", "a" + "\u0301" * 900, "\u200b" * 900, "½" * 300,
+         "√" * 300,
+    "²" * 500, "\\" * 999, "~" * 900, "%" * 900, "°" * 500, "'" * 900, "1e999999999",
+         "1e-999999999", "nan",
     r"\infty", r"\infty-\infty", r"\frac{0}{0}", "1/0", "0^0", r"\ln 0", "True", "x",
 ]
 LONG = [
-    "a" * 100_000, "$" * 100_000, "$x$, " * 20_000, "answer " * 14_000, " " * 100_000, "\\" * 100_000,
-    "\\(" * 50_000, "1 " * 50_000, "\\boxed{" * 20_000, "\\boxed{" + "9" * 99_000 + "}", "\\boxed{1}" * 5000,
-    "\\boxed " * 16_000, "\\boxed 1" * 14_000, "{" * 100_000, "\\boxed{" + "\\frac{1}{" * 9000 + "}" * 9001,
+    "a" * 100_000, "$" * 100_000, "$x$, " * 20_000, "answer " * 14_000, " " * 100_000,
+    "\\" * 100_000,
+    "\\(" * 50_000, "1 " * 50_000, "\\boxed{" * 20_000, "\\boxed{" + "9" * 99_000 + "}",
+    "\\boxed{1}" * 5000,
+    "\\boxed " * 16_000, "\\boxed 1" * 14_000, "{" * 100_000,
+    "\\boxed{" + "\\frac{1}{" * 9000 + "}" * 9001,
     "\\boxed{" * 14_000 + "}" * 14_000, "\\text{" * 16_000, "^(" * 50_000,
     "\\boxed{" + "a\u0301" * 50_000 + "}", "\x00" * 100_000, "",
     ("\\boxed{2}" + " " * 79) * 1000, "\\boxed{x=" * 12_000, "\\{" * 50_000,
@@ -244,27 +269,35 @@ def test_hostile_answers_score_zero_in_time_and_do_not_disturb_the_others():
 
 RUN = "__import__('os').system('touch MARK')"
 INJECTIONS = [
-    RUN, f"1 if {RUN} else 42", f"eval(\"{RUN}\")", f"[x for x in [{RUN}]]", f"S(\"{RUN}\")", f"f({RUN})",
-    f"'''+{RUN}+'''", f"\\text{{{RUN}}}", f"\\variable{{{RUN}}}", f"\\operatorname{{{RUN}}}", "{0.__class__}",
-    "exec(\"open('MARK','w')\")", "open('MARK','w').write('x')", "\\write18{touch MARK}", "\\input{MARK}",
+    RUN, f"1 if {RUN} else 42", f"eval(\"{RUN}\")", f"[x for x in [{RUN}]]", f"S(\"{RUN}\")",
+    f"f({RUN})",
+    f"'''+{RUN}+'''", f"\\text{{{RUN}}}", f"\\variable{{{RUN}}}", f"\\operatorname{{{RUN}}}",
+    "{0.__class__}",
+    "exec(\"open('MARK','w')\")", "open('MARK','w').write('x')", "\\write18{touch MARK}",
+    "\\input{MARK}",
     "$(touch MARK)", "`touch MARK`", "; touch MARK", "{{7*7}}", "%(x)s", f"lambda: {RUN}",
-    f"sympify(\"{RUN}\")", "().__class__.__bases__[0].__subclasses__()", f"x_{{{RUN}}}", f"\\sqrt{{{RUN}}}",
+    f"sympify(\"{RUN}\")", "().__class__.__bases__[0].__subclasses__()", f"x_{{{RUN}}}",
+    f"\\sqrt{{{RUN}}}",
 ]
 
 
 def test_code_in_an_answer_is_never_run(grader, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     injections = [text.replace("MARK", str(tmp_path / "MARK")) for text in INJECTIONS] + INJECTIONS
-    texts = [wrapped for text in injections for wrapped in (text, boxed(text), f"${text}$ \\boxed{{41}}")]
+    texts = [wrapped for text in injections
+             for wrapped in (text, boxed(text), f"${text}$ \\boxed{{41}}")]
     assert all(verdict.reward == 0 for verdict in grader.grade([("42", text) for text in texts]))
-    for text in injections:                              # once more without the fast path and its guards
+    # once more without the fast path and its guards
+    for text in injections:
         judge("42", [text])
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("gold, close", [
-    ("2^{100}", "2^{100}-1"), ("100!", "100!+1"), ("1", r"1-\frac1{2^{100}}"), ("10^{10}", r"\sqrt{10^{20}+1}"),
-    ("1", r"\sqrt{1+10^{-300}}"), ("1", "1+e^{-1000}"), ("x", "x+10^{-50}"), (r"\{2^{100},1\}", r"\{2^{100}-1,1\}"),
+    ("2^{100}", "2^{100}-1"), ("100!", "100!+1"), ("1", r"1-\frac1{2^{100}}"),
+    ("10^{10}", r"\sqrt{10^{20}+1}"),
+    ("1", r"\sqrt{1+10^{-300}}"), ("1", "1+e^{-1000}"), ("x", "x+10^{-50}"),
+    (r"\{2^{100},1\}", r"\{2^{100}-1,1\}"),
     ("(2^{100},1)", "(2^{100}-1,1)"), ("[0,2^{100}]", "[0,2^{100}-1]"), ("x+y<1", "x+y<1+10^{-30}"),
     ("x<1", "x<1+10^{-30}"), ("x+y=1", "x+y=1+10^{-30}"), ("10^{-20}", "10^{-30}"),
     (r"\begin{pmatrix}2^{100}\\1\end{pmatrix}", r"\begin{pmatrix}2^{100}-1\\1\end{pmatrix}")])
@@ -284,12 +317,14 @@ def test_what_is_equal_only_for_positive_numbers_is_not_equal(grader, gold, answ
 
 @pytest.mark.parametrize("pair", [(None, "42"), (42, "42"), (b"42", "42"), ("\\boxed{42}", 42)])
 def test_what_is_no_string_gets_one_clear_error(grader, pair):
-    with pytest.raises(TypeError, match=f"a (completion|gold) must be a string, not {type(pair[0]).__name__}|not int"):
+    with pytest.raises(TypeError, match="a (completion|gold) must be a string, not "
+                                        f"{type(pair[0]).__name__}|not int"):
         grader.grade([(pair[1], pair[0])])
 
 
 def test_characters_that_unfold_into_many_do_not_slow_the_parent():
-    for character in ("\ufdfa", "\ufdfb", "½", "㌀", "①"):            # the first becomes 18 characters
+    # the first becomes 18 characters
+    for character in ("\ufdfa", "\ufdfb", "½", "㌀", "①"):
         start = time.thread_time()
         status, why, *_ = decide("42", character * MAX_CHARS)
         assert time.thread_time() - start < 0.1, character
@@ -305,14 +340,16 @@ def test_many_boxes_take_linear_time():
 
 
 def test_long_honest_completions_keep_their_reward(grader):
-    fillers = ["Let us think. " * 7000, "\\(x\\) " * 15_000, "\\( " * 33_000, "$" * 99_999, "{" * 100_000,
+    fillers = ["Let us think. " * 7000, "\\(x\\) " * 15_000, "\\( " * 33_000, "$" * 99_999,
+               "{" * 100_000,
                "\\boxed{41} is wrong, since. " * 3500, "\\boxed{ " * 12_000, "}" * 100_000,
                "\\text{" * 16_000, "answer is 41. " * 7000, "1 " * 50_000, "\n" * 100_000,
                "\\" * 99_999 + " ", "½√²≤" * 25_000]
     for filler in fillers:
         for gold, answer in [("42", "42"), (r"\frac{\sqrt{3}}{2}", r"\sqrt{3}/2")]:
             start = time.perf_counter()
-            assert score(grader, gold, filler + f" so it is $\\boxed{{{answer}}}$.") == 1, filler[:20]
+            assert score(grader, gold,
+                         filler + f" so it is $\\boxed{{{answer}}}$.") == 1, filler[:20]
             assert time.perf_counter() - start < 3
 
 
@@ -322,8 +359,10 @@ def test_thousands_of_typical_verdicts_a_second():
     for _ in range(4000):
         a, b = chooser.randrange(1000), chooser.randrange(1, 100)
         gold, answer = chooser.choice([
-            (f"{a}", f"{b}"), (f"{a}", f"{a}"), (f"{a}", f"{a}.0"), (f"{a}/{b}", f"\\frac{{{a}}}{{{b}}}"),
-            (f"{a}", f"{a} \\text{{ cm}}"), (f"\\frac{{{a}}}{{{b}}}", f"\\dfrac{{{a}}}{{{b + 1}}}")])
+            (f"{a}", f"{b}"), (f"{a}", f"{a}"), (f"{a}", f"{a}.0"),
+            (f"{a}/{b}", f"\\frac{{{a}}}{{{b}}}"),
+            (f"{a}", f"{a} \\text{{ cm}}"),
+            (f"\\frac{{{a}}}{{{b}}}", f"\\dfrac{{{a}}}{{{b + 1}}}")])
         pairs.append((gold, "We compute step by step. " * 40 + boxed(answer)))
     with Grader(workers=1) as grader:
         start = time.thread_time()
@@ -338,7 +377,8 @@ def test_thousands_of_typical_verdicts_a_second():
 def test_a_file_is_graded_and_summarised(tmp_path):
     table = [("42", r"\boxed{42}", 1), ("42", "42", 0), (r"\sqrt{12}", r"\boxed{2\sqrt{3}}", 1),
              ("1", r"\boxed{1}", 0)]
-    rows = [{"gold": gold, "completion": completion, "expected": e} for gold, completion, e in table]
+    rows = [{"gold": gold, "completion": completion, "expected": e}
+            for gold, completion, e in table]
     rows[0]["id"] = "a"
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     done = run(str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out.jsonl"))
@@ -352,7 +392,8 @@ def test_a_file_is_graded_and_summarised(tmp_path):
 @pytest.mark.parametrize("content, message", [
     ("{", "line 1 is not JSON"), ('{"gold": "1"}', 'needs the strings "gold" and "completion"'),
     ("[1]", "needs the strings"), ("null", "needs the strings"),
-    ('{"gold": 1, "completion": ""}', "needs the strings"), ("", "has no rows"), (None, "cannot read")])
+    ('{"gold": 1, "completion": ""}', "needs the strings"), ("", "has no rows"),
+    (None, "cannot read")])
 def test_unusable_files_end_in_one_sentence(tmp_path, content, message):
     if content is not None:
         (tmp_path / "in.jsonl").write_text(content)
@@ -363,6 +404,7 @@ def test_unusable_files_end_in_one_sentence(tmp_path, content, message):
 
 def test_one_verdict_is_explained():
     done = run("--gold", r"2\sqrt3", "--completion", r"so \boxed{\sqrt{12}\text{ cm}}")
-    for part in [r"\\sqrt{12}\\text{ cm}", r"2\\sqrt{3}", "undecided", "math-verify: 2*sqrt(3) is sqrt(12)"]:
+    for part in [r"\\sqrt{12}\\text{ cm}", r"2\\sqrt{3}", "undecided",
+                 "math-verify: 2*sqrt(3) is sqrt(12)"]:
         assert part in done.stdout, done.stdout + done.stderr
     assert "none that is closed" in run("--gold", "4", "--completion", r"\boxed{4").stdout

@@ -1,4 +1,4 @@
-"""Routing replay: exact at unchanged weights for every family, gradients as they should be, and the real engine's routes."""
+"""Routing replay: exact at unchanged weights for every family, exact gradients, the real routes."""
 import itertools
 import json
 import os
@@ -9,7 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM, Qwen2Config, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM, Qwen2Config, Qwen3MoeConfig,
+    Qwen3MoeForCausalLM)
 
 import minirl
 from parts import run as running
@@ -19,21 +21,27 @@ from parts.logprobs import token_logprobs
 from parts.policy import Row, load_policy, micro_batches
 from parts.routing_replay import CpuRecorder, RoutingReplay, choose_replay, is_mixture, replaying
 
-SIZES = dict(vocab_size=384, eos_token_id=0, bos_token_id=None, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=2,
+SIZES = dict(vocab_size=384, eos_token_id=0, bos_token_id=None, hidden_size=64,
+             intermediate_size=96, num_hidden_layers=3, num_attention_heads=2,
+             num_key_value_heads=2,
              initializer_range=0.15, num_experts_per_tok=2, pad_token_id=1)
 FAMILIES = {
-    "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**SIZES, head_dim=32, moe_intermediate_size=64, num_experts=8, norm_topk_prob=True)),
-    "qwen3_moe, gates not normalised": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**SIZES, head_dim=32, moe_intermediate_size=64, num_experts=8,
-                                                                           norm_topk_prob=False)),
-    "qwen3_moe, dense first layer": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**SIZES, head_dim=32, moe_intermediate_size=64, num_experts=8,
-                                                                        mlp_only_layers=[0])),
+    "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig(
+        **SIZES, head_dim=32, moe_intermediate_size=64, num_experts=8, norm_topk_prob=True)),
+    "qwen3_moe, gates not normalised": (Qwen3MoeForCausalLM, Qwen3MoeConfig(
+        **SIZES, head_dim=32, moe_intermediate_size=64, num_experts=8,
+       norm_topk_prob=False)),
+    "qwen3_moe, dense first layer": (Qwen3MoeForCausalLM, Qwen3MoeConfig(
+        **SIZES, head_dim=32, moe_intermediate_size=64, num_experts=8,
+       mlp_only_layers=[0])),
     "olmoe": (OlmoeForCausalLM, OlmoeConfig(**SIZES, num_experts=8)),
     "mixtral": (MixtralForCausalLM, MixtralConfig(**SIZES, num_local_experts=8)),
 }
 
 
 class Bare:
-    """A model as `token_logprobs` wants its policy: without an adapter, so that routers and experts can have gradients."""
+    """A model as `token_logprobs` wants its policy: without an adapter, so that routers and experts
+    can have gradients."""
 
     def __init__(self, model):
         self.model, self.routing = model, RoutingReplay(model)
@@ -72,7 +80,8 @@ def gradients(policy, rows) -> dict:
     policy.model.zero_grad()
     with replaying(policy, rows):
         token_logprobs(policy, rows)[0].sum().backward()
-    return {name: p.grad.clone() for name, p in policy.model.named_parameters() if p.grad is not None}
+    return {name: p.grad.clone() for name, p in policy.model.named_parameters()
+            if p.grad is not None}
 
 
 def move(policy, size: float = 0.05) -> None:
@@ -94,13 +103,17 @@ def test_record_then_replay_at_unchanged_weights_changes_nothing(family, experts
         assert torch.equal(token_logprobs(policy, rows)[0], before)
     replayed = gradients(policy, rows)
     assert natural.keys() == replayed.keys()
-    assert all(torch.allclose(natural[name], replayed[name], atol=1e-5, rtol=1e-4) for name in natural)
-    assert sum(name.endswith("gate.weight") and bool(g.any()) for name, g in replayed.items()) == len(policy.routing.chosen)  # the routers learn
+    assert all(torch.allclose(natural[name], replayed[name], atol=1e-5, rtol=1e-4)
+               for name in natural)
+    # the routers learn
+    assert sum(name.endswith("gate.weight") and bool(g.any())
+               for name, g in replayed.items()) == len(policy.routing.chosen)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_after_an_update_the_old_experts_are_used_with_new_gates(family):
-    """Against brute force: the same network with every expert computed for every token, mixed as the definition says."""
+    """Against brute force: the same network with every expert computed for every token, mixed as
+    the definition says."""
     policy, rows = bare(family, "eager"), some_rows(3)
     record(policy, rows)
     move(policy)
@@ -109,17 +122,20 @@ def test_after_an_update_the_old_experts_are_used_with_new_gates(family):
         with replaying(policy, rows):
             replayed = token_logprobs(policy, rows)[0]
         by_hand = torch.cat([by_definition(policy.model, row) for row in rows])
-    assert (natural - replayed).abs().max() > 1e-2  # some choices have changed, or the test would not test anything
+    # some choices have changed, or the test would not test anything
+    assert (natural - replayed).abs().max() > 1e-2
     torch.testing.assert_close(replayed, by_hand, atol=2e-5, rtol=1e-4)
 
 
 def by_definition(model, row: Row):
-    """log pi of one row's response; experts are mixed by g = I exp(s) / sum I exp(s) over the recorded choice."""
+    """log pi of one row's response; experts are mixed by g = I exp(s) / sum I exp(s) over the
+    recorded choice."""
     undo = []
     for layer, block in enumerate(model.model.layers):
         if hasattr(block.mlp, "gate"):
             undo.append(block.mlp)
-            block.mlp.forward = lambda hidden, mlp=block.mlp, layer=layer: mixed(mlp, hidden, row.replay[:, layer].long())
+            block.mlp.forward = lambda hidden, mlp=block.mlp, layer=layer: mixed(
+                mlp, hidden, row.replay[:, layer].long())
     try:
         logits = model(input_ids=torch.tensor([row.ids])).logits[0].float().log_softmax(-1)
     finally:
@@ -134,7 +150,9 @@ def mixed(mlp, hidden, chosen):
     score = flat @ mlp.gate.weight.T
     I = torch.zeros_like(score)  # noqa: E741
     I[torch.arange(len(chosen))[:, None], chosen] = 1
-    I[len(chosen):] = torch.zeros_like(score[len(chosen):]).scatter(1, score[len(chosen):].topk(2).indices, 1)  # the last token's
+    # the last token's
+    I[len(chosen):] = torch.zeros_like(
+        score[len(chosen):]).scatter(1, score[len(chosen):].topk(2).indices, 1)
     if getattr(mlp.gate, "norm_topk_prob", True):
         gate = I * score.exp() / (I * score.exp()).sum(1, keepdim=True)
     else:
@@ -142,7 +160,8 @@ def mixed(mlp, hidden, chosen):
     out = torch.zeros_like(flat)
     for e in range(score.shape[1]):
         left, right = torch.nn.functional.linear(flat, mlp.experts.gate_up_proj[e]).chunk(2, -1)
-        out += gate[:, e, None] * torch.nn.functional.linear(torch.nn.functional.silu(left) * right, mlp.experts.down_proj[e])
+        out += gate[:, e, None] * torch.nn.functional.linear(torch.nn.functional.silu(left) * right,
+                                                             mlp.experts.down_proj[e])
     return out[None]
 
 
@@ -153,12 +172,16 @@ def test_gradient_checkpointing_changes_nothing_under_replay(family):
     record(policy, rows)
     move(policy)
     plain = gradients(policy, rows)
-    policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    policy.model.gradient_checkpointing_enable(
+        gradient_checkpointing_kwargs={"use_reentrant": False})
     checkpointed = gradients(policy, rows)
-    assert all(torch.allclose(plain[name], checkpointed[name], atol=1e-5, rtol=1e-4) for name in plain)
+    assert all(torch.allclose(plain[name], checkpointed[name], atol=1e-5, rtol=1e-4)
+               for name in plain)
     with replaying(policy, rows):
         loss = token_logprobs(policy, rows)[0].sum()
-    try:  # disarmed too early, the backward pass runs through other experts: an error, or another gradient
+    # disarmed too early, the backward pass runs through other experts: an error, or another
+    # gradient
+    try:
         policy.model.zero_grad()
         loss.backward()
     except torch.utils.checkpoint.CheckpointError:
@@ -211,7 +234,8 @@ def test_agreement_compares_sets_and_leaves_dense_layers_out():
 
 @pytest.mark.parametrize("spoil, sentence", [
     (lambda routes: routes[0].__setitem__(..., 9), "expert 9"),
-    (lambda routes: routes[0].__setitem__((0, 0, 0), 8), "expert 8"),  # of 8 experts, counted from 0
+    # of 8 experts, counted from 0
+    (lambda routes: routes[0].__setitem__((0, 0, 0), 8), "expert 8"),
     (lambda routes: routes.__setitem__(0, routes[0][:-1]), "instead of"),
     (lambda routes: routes.__setitem__(0, routes[0][:, :2]), "instead of"),
     (lambda routes: routes.__setitem__(1, None), "recorded nothing"),
@@ -244,21 +268,24 @@ def test_what_is_replayed_by_default(tmp_path):
 
 
 def test_old_data_without_replay_is_said_aloud(tmp_path, capsys):
-    """A mixture whose routers are unknown here must not quietly train as if nothing were missing."""
+    """A mixture whose routers are unknown here must not quietly train
+    as if nothing were missing."""
     from transformers import DeepseekV3Config, GptOssConfig, Qwen2MoeConfig
 
     for config in (Qwen2MoeConfig(), DeepseekV3Config(), GptOssConfig()):
         config.save_pretrained(tmp_path)
-        assert choose_replay("auto", str(tmp_path), 1) == choose_replay("none", str(tmp_path), 4) == "none"
+        assert choose_replay("auto", str(tmp_path),
+                             1) == choose_replay("none", str(tmp_path), 4) == "none"
         assert capsys.readouterr().out == ""
         assert choose_replay("auto", str(tmp_path), 4) == "none"
         said = capsys.readouterr().out
-        assert f"the experts of {config.model_type} cannot be replayed" in said and "--mini-batches 1" in said
+        assert f"the experts of {config.model_type} cannot be replayed" in said
+        assert "--mini-batches 1" in said
     Qwen2Config().save_pretrained(tmp_path)
     assert choose_replay("auto", str(tmp_path), 4) == "none" and capsys.readouterr().out == ""
 
 
-# ------------------------------------------------------------------------------------------------------- the update
+# --------------------------------------------------------------------------------------- the update
 def groups_for(policy, count: int = 4):
     """Random groups whose engine used other experts than the trainer would."""
     rng, torch_rng, groups = random.Random(3), torch.Generator().manual_seed(3), []
@@ -266,15 +293,19 @@ def groups_for(policy, count: int = 4):
         prompt, rows = [rng.randrange(300) for _ in range(4)], []
         for advantage in (0.5, -0.5):
             ids = [rng.randrange(300) for _ in range(rng.randint(3, 12))]
-            routes = torch.rand((3 + len(ids), 3, 8), generator=torch_rng).topk(2).indices.to(torch.int16)
-            rows.append((SimpleNamespace(rollout=SimpleNamespace(token_ids=ids, logprobs=[-6.0] * len(ids), routes=routes)), advantage))
-        groups.append(SimpleNamespace(problem=SimpleNamespace(prompt_ids=prompt), kept=rows, rows=lambda rows=rows: rows))
+            routes = torch.rand((3 + len(ids), 3, 8),
+                                generator=torch_rng).topk(2).indices.to(torch.int16)
+            rows.append((SimpleNamespace(rollout=SimpleNamespace(
+                token_ids=ids, logprobs=[-6.0] * len(ids), routes=routes)), advantage))
+        groups.append(SimpleNamespace(problem=SimpleNamespace(prompt_ids=prompt), kept=rows,
+                                      rows=lambda rows=rows: rows))
     return groups
 
 
 @pytest.mark.parametrize("replay", ["none", "r2", "r3"])
 def test_ratios_under_each_replay(replay, tmp_path, monkeypatch):
-    """r is exactly 1 in the first mini-batch whatever is replayed; pi_old is computed with the engine's routes under r3 only."""
+    """r is exactly 1 in the first mini-batch whatever is replayed; pi_old is computed with the
+    engine's routes under r3 only."""
     torch.manual_seed(0)
     tiny.build_model(tiny.build_tokenizer(), "tiny-moe").save_pretrained(tmp_path)
     policy = load_policy(str(tmp_path), dtype="float32", rank=4, alpha=8, seed=0, device="cpu")
@@ -288,30 +319,38 @@ def test_ratios_under_each_replay(replay, tmp_path, monkeypatch):
         return true(lp, old, *rest)
 
     monkeypatch.setattr(minirl, "objective", watched)
-    monkeypatch.setattr(minirl, "micro_batches", lambda rows, tokens: micro_batches(rows, tokens, padding=1.0))  # one per mini-batch
-    config = minirl.Config(max_tokens=16, mini_batches=2, replay=replay, micro_tokens=4096, lr=0.05, warmup_steps=0)
+    # one per mini-batch
+    monkeypatch.setattr(minirl, "micro_batches",
+                        lambda rows, tokens: micro_batches(rows, tokens, padding=1.0))
+    config = minirl.Config(max_tokens=16, mini_batches=2, replay=replay, micro_tokens=4096, lr=0.05,
+                           warmup_steps=0)
     groups = groups_for(policy)
     with torch.no_grad():
         for group in groups:
-            rows = [Row(group.problem.prompt_ids + s.rollout.token_ids, 4, [], a, routes=s.rollout.routes,
+            rows = [Row(group.problem.prompt_ids + s.rollout.token_ids, 4, [], a,
+                        routes=s.rollout.routes,
                         replay=s.rollout.routes if replay == "r3" else None) for s, a in group.kept]
             with replaying(policy, rows):
                 first += token_logprobs(policy, rows)[0].tolist()
-    metrics = minirl.update(policy, *running.learner(policy, config), groups, config, random.Random(0))
+    metrics = minirl.update(policy, *running.learner(policy, config), groups, config,
+                            random.Random(0))
     (lp, old), (later, later_old) = seen
     assert torch.equal(lp, old)
     assert (later - later_old).abs().max() > 1e-3  # the second mini-batch is off-policy
-    torch.testing.assert_close(torch.cat([old, later_old]).sort().values, torch.tensor(first).sort().values, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(torch.cat([old, later_old]).sort().values,
+                               torch.tensor(first).sort().values, atol=1e-5, rtol=1e-5)
     if replay == "none":
         assert forced == [None, None]
-    else:  # r2 replays what the trainer chose before the first optimizer step, r3 the engine's random experts
+    # r2 replays what the trainer chose before the first optimizer step, r3 the engine's random
+    # experts
+    else:
         same = [(wanted == own)[wanted >= 0].double().mean() for wanted, own in forced]
         assert same[0] == 1 > same[1] if replay == "r2" else max(same) < 0.3, same
     agree = [metrics[f"routes_agree_{layer}"] for layer in range(3)]
     assert all(0 <= share < 0.3 for share in agree) and metrics["routes_agree_all"] <= min(agree)
 
 
-# --------------------------------------------------------------------------------- the engine's record, without vLLM
+# ---------------------------------------------------------------- the engine's record, without vLLM
 def recorder_of(layers: int) -> CpuRecorder:
     """A recorder on a runner that does nothing."""
     recorder = CpuRecorder.__new__(CpuRecorder)
@@ -321,10 +360,12 @@ def recorder_of(layers: int) -> CpuRecorder:
 
 
 def run_batch(recorder, batch: dict, experts_of: dict) -> None:
-    """One engine step: batch: id -> (first token, number of tokens), experts_of: layer -> [tokens, k], overwritten later."""
+    """One engine step: batch: id -> (first token, number of tokens), experts_of: layer -> [tokens,
+    k], overwritten later."""
     starts, counts = zip(*batch.values())
     recorder.runner.input_batch = SimpleNamespace(
-        req_ids=[f"{name}-0a1b" for name in batch], num_computed_tokens_cpu=torch.tensor([*starts, 77, 77]))
+        req_ids=[f"{name}-0a1b" for name in batch],
+        num_computed_tokens_cpu=torch.tensor([*starts, 77, 77]))
     assert recorder.next_batch("scheduled", torch.tensor(counts)) == "prepared"
     for layer, experts in experts_of.items():
         buffer = torch.tensor(experts)
@@ -337,7 +378,8 @@ def test_each_request_gets_its_own_rows_of_every_batch():
     run_batch(recorder, {"a-1": (0, 2)}, {1: [[0, 1], [2, 3]], 2: [[4, 5], [6, 7]]})
     run_batch(recorder, {"b": (0, 1), "a-1": (2, 1)}, {1: [[7, 6], [5, 4]], 2: [[3, 2], [1, 0]]})
     a = recorder.take("a-1")
-    assert a[:, 1].tolist() == [[0, 1], [2, 3], [5, 4]] and a[:, 2].tolist() == [[4, 5], [6, 7], [1, 0]]
+    assert a[:, 1].tolist() == [[0, 1], [2, 3], [5, 4]]
+    assert a[:, 2].tolist() == [[4, 5], [6, 7], [1, 0]]
     run_batch(recorder, {"b": (1, 1)}, {1: [[1, 2]], 2: [[2, 1]]})
     assert recorder.take("b")[:, 1:].tolist() == [[[7, 6], [3, 2]], [[1, 2], [2, 1]]]
     assert not recorder.found
@@ -347,11 +389,12 @@ def test_a_request_that_begins_anew_keeps_nothing_of_its_first_life():
     recorder = recorder_of(layers=1)
     run_batch(recorder, {"a": (0, 1)}, {0: [[0, 1]]})
     run_batch(recorder, {"a": (1, 1)}, {0: [[2, 3]]})
-    run_batch(recorder, {"a": (0, 2)}, {0: [[4, 5], [6, 7]]})  # preempted, and prefilled with what it had written
+    # preempted, and prefilled with what it had written
+    run_batch(recorder, {"a": (0, 2)}, {0: [[4, 5], [6, 7]]})
     assert recorder.take("a")[:, 0].tolist() == [[4, 5], [6, 7]]
 
 
-# ------------------------------------------------------------------------------------------------------- the engine
+# --------------------------------------------------------------------------------------- the engine
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """tiny-moe with large random weights, where engine and trainer differ as much as they can."""
@@ -374,12 +417,15 @@ def serve(folder, **options):
     configure_vllm(build_for_cpu())  # before vllm is imported
     from vllm.distributed import cleanup_dist_env_and_memory
 
-    cleanup_dist_env_and_memory()  # an earlier engine of this process may have been dense: then vLLM has no group for experts
-    return Engine(folder, max_model_len=128, max_num_seqs=48, routes=True, **dict(dtype="float32") | options)
+    # an earlier engine of this process may have been dense: then vLLM has no group for experts
+    cleanup_dist_env_and_memory()
+    return Engine(folder, max_model_len=128, max_num_seqs=48, routes=True,
+                  **dict(dtype="float32") | options)
 
 
 def rollouts_as_rows(engine, count: int = 12):
-    """Prompts of many lengths whose samples start at different moments and end at different lengths."""
+    """Prompts of many lengths whose samples start at different moments
+    and end at different lengths."""
     rng = random.Random(0)
     prompts = [[rng.randrange(300) for _ in range(rng.randint(2, 30))] for _ in range(count)]
     waiting, found = list(itertools.product(range(count), range(6))), {}
@@ -388,7 +434,8 @@ def rollouts_as_rows(engine, count: int = 12):
         for key in [waiting.pop() for _ in range(min(3, len(waiting)))]:
             engine.submit(key, prompts[key[0]], rng.randint(2, 40))
         found.update(engine.step())
-    return [Row(prompts[p] + r.token_ids, len(prompts[p]), r.logprobs, 1.0, routes=r.routes) for (p, _), r in sorted(found.items())]
+    return [Row(prompts[p] + r.token_ids, len(prompts[p]), r.logprobs, 1.0, routes=r.routes)
+            for (p, _), r in sorted(found.items())]
 
 
 def gap(policy, rows, replay: bool):
@@ -404,7 +451,8 @@ def gap(policy, rows, replay: bool):
 @pytest.mark.engine
 @pytest.mark.parametrize("family", ["tiny-moe", "olmoe", "mixtral"])
 def test_routes_belong_to_their_own_sequence_and_survive_syncs(family, folder, tmp_path):
-    """In float32 the trainer chooses exactly the engine's experts: any mix-up between requests would show."""
+    """In float32 the trainer chooses exactly the engine's experts: any mix-up between requests
+    would show."""
     if family != "tiny-moe":
         bare(family).model.save_pretrained(tmp_path)
         tiny.build_tokenizer().save_pretrained(tmp_path)
@@ -416,7 +464,8 @@ def test_routes_belong_to_their_own_sequence_and_survive_syncs(family, folder, t
         policy.routing.check([row.routes for row in rows], [len(row.ids) for row in rows])
         assert gap(policy, rows, replay=False)[0] < 1e-7
         for row, own in zip(rows, policy.routing.recorded(rows)):
-            assert policy.routing.agreement(own, row.routes).float().mean() > 0.99  # a tie may fall either way
+            # a tie may fall either way
+            assert policy.routing.agreement(own, row.routes).float().mean() > 0.99
         for name, p in policy.named_parameters():
             if "lora_B" in name:
                 p.data += 0.05 * torch.randn_like(p)
@@ -426,21 +475,24 @@ def test_routes_belong_to_their_own_sequence_and_survive_syncs(family, folder, t
     for _ in range(3):
         engine.step()
     engine.abort()
-    (after,), = engine.generate([[1, 2, 3]], n=1, max_tokens=4)  # the rows of the last batch before it belong to nobody
+    # the rows of the last batch before it belong to nobody
+    (after,), = engine.generate([[1, 2, 3]], n=1, max_tokens=4)
     policy.routing.check([after.routes], [3 + len(after.token_ids)])
     assert not engine.recorder.found  # nothing is kept of what was not asked for
 
 
 @pytest.mark.engine
 def test_the_probe_catches_a_reload_that_breaks_the_experts(folder):
-    """vLLM's CPU build corrupts its repacked experts when they are reloaded, even with the very same weights."""
+    """vLLM's CPU build corrupts its repacked experts when they are reloaded, even with the very
+    same weights."""
     from parts.probe import Probe, limits
     from safetensors.torch import load_file
 
     engine = serve(folder)
     policy = load_policy(folder, dtype="float32", rank=8, alpha=16, seed=0, device="cpu")
     problems = [SimpleNamespace(prompt_ids=[5, 6, 7, i]) for i in range(4)]
-    probe = Probe(engine, policy, problems, limits=limits("float32", "float32", "auto", mixture=False))
+    probe = Probe(engine, policy, problems,
+                  limits=limits("float32", "float32", "auto", mixture=False))
     probe.check()
     same = load_file(os.path.join(folder, "model.safetensors"))
     engine.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(same.items())})
@@ -450,14 +502,16 @@ def test_the_probe_catches_a_reload_that_breaks_the_experts(folder):
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("options, trainer", [(dict(dtype="bfloat16"), "bfloat16"), (dict(dtype="bfloat16", kv_cache_dtype="fp8"), "bfloat16"),
+@pytest.mark.parametrize("options, trainer", [(
+    dict(dtype="bfloat16"), "bfloat16"), (dict(dtype="bfloat16", kv_cache_dtype="fp8"), "bfloat16"),
                                               (dict(dtype="fp8"), "float32")])
 def test_r3_closes_most_of_the_gap_in_low_precision(folder, options, trainer):
     engine = serve(folder, **options)
     policy = load_policy(folder, dtype=trainer, rank=8, alpha=16, seed=0, device="cpu")
     rows = rollouts_as_rows(engine)
     (natural, far), (replayed, far_replayed) = gap(policy, rows, False), gap(policy, rows, True)
-    print(f"{options}: k3 {natural:.1e} -> {replayed:.1e}, beyond 2 or 1/2 {far:.2%} -> {far_replayed:.2%}")
+    print(f"{options}: k3 {natural:.1e} -> {replayed:.1e}, beyond 2 or 1/2 {far:.2%} -> "
+          f"{far_replayed:.2%}")
     assert replayed < natural / 2
     assert far_replayed == 0 < far if options == dict(dtype="bfloat16") else far_replayed < far / 4
 
@@ -466,23 +520,28 @@ def test_r3_closes_most_of_the_gap_in_low_precision(folder, options, trainer):
 def test_a_run_with_replay_from_the_command_line(tmp_path):
     """Off-policy, R3, an engine in low precision: two steps, and what they log."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    flags = ["--model", "tiny-moe", "--mini-batches", "4", "--kv-cache-dtype", "fp8", "--steps", "2", "--eval-questions", "6",
+    flags = ["--model", "tiny-moe", "--mini-batches", "4", "--kv-cache-dtype", "fp8", "--steps",
+             "2", "--eval-questions", "6",
              "--eval-k", "1", "--name", "moe", "--batch-prompts", "8"]
-    done = subprocess.run([sys.executable, str(ROOT / "minirl.py"), *flags], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, str(ROOT / "minirl.py"), *flags], cwd=tmp_path,
+                          env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     run = tmp_path / "runs" / "moe"
-    assert json.loads((run / "config.json").read_text())["config"]["replay"] == "r3"  # by itself, with four mini-batches
+    # by itself, with four mini-batches
+    assert json.loads((run / "config.json").read_text())["config"]["replay"] == "r3"
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 2 and (run / "curves.png").exists()
     stepped = [row for row in rows if row["optimizer_steps"]]
     assert stepped, "a model this weak may miss, but not in every group of two steps"
     for row in stepped:
-        assert all(0.5 < row[f"routes_agree_{layer}"] <= 1 for layer in range(3)) and 0 < row["kl_k3"] < 0.1
+        assert all(0.5 < row[f"routes_agree_{layer}"] <= 1 for layer in range(3))
+        assert 0 < row["kl_k3"] < 0.1
 
 
 @pytest.mark.engine
 def test_a_preempted_request_has_the_routes_of_its_second_life(folder):
-    """With room for few tokens vLLM drops running requests and begins them anew: their routes too."""
+    """With room for few tokens vLLM drops running requests and begins them anew:
+    their routes too."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
     engine = serve(folder)
@@ -508,7 +567,8 @@ def test_a_preempted_request_has_the_routes_of_its_second_life(folder):
         Scheduler._preempt_request = true
     assert preempted
     policy = load_policy(folder, dtype="float32", rank=8, alpha=16, seed=0, device="cpu")
-    rows = [Row(prompts[p] + r.token_ids, len(prompts[p]), r.logprobs, 1.0, routes=r.routes) for p, r in sorted(found.items())]
+    rows = [Row(prompts[p] + r.token_ids, len(prompts[p]), r.logprobs, 1.0, routes=r.routes)
+            for p, r in sorted(found.items())]
     policy.routing.check([row.routes for row in rows], [len(row.ids) for row in rows])
     assert gap(policy, rows, replay=False)[0] < 1e-7
     for row, own in zip(rows, policy.routing.recorded(rows)):

@@ -27,7 +27,8 @@ def run(tmp_path, monkeypatch):
     config = Config(name="mine", steps=30, checkpoint_every=10, lr=0.1, sampler="ada-est")
     made = Run(
         folder=tmp_path, lock=None, config=config,
-        engine=SimpleNamespace(close=lambda: closed.append(True), tokenizer=None), grader=None, held_out=[],
+        engine=SimpleNamespace(close=lambda: closed.append(True), tokenizer=None), grader=None,
+        held_out=[],
         stream=Stream(list(range(50)), seed=0), estimator=Estimator(config), probe=None,
         **dict(zip(("policy", "optimizer", "schedule"), taught(config, 0))))
     made.drawn, made.closed = drawn, closed
@@ -45,7 +46,8 @@ def sample(text, status="wrong", reward=0.0):
 def group(name, kept, pool, baseline=0.25):
     problem = SimpleNamespace(prompt=f"<{name}>", answer=f"gold {name}", id=name, prompt_ids=[7, 8])
     return Group(0, problem, pool, outcome="resolved", baseline=baseline,
-                 kept=[s for s, _ in kept], advantages=[a for _, a in kept], weights=[1.0] * len(kept))
+                 kept=[s for s, _ in kept], advantages=[a for _, a in kept],
+                 weights=[1.0] * len(kept))
 
 
 def metrics_of(**changes):

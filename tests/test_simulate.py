@@ -47,7 +47,8 @@ def test_limit_of_the_balanced_weight():
     cfg = config(n=4, M=2000, N=1)
     groups = simulate(cfg, [p] * 30)
     assert (
-        abs(fmean(effective_weight(g, cfg) for g in groups) - (p**2 + (1 - p) ** 2) / (2 * p * (1 - p)))
+        abs(fmean(effective_weight(g, cfg)
+                  for g in groups) - (p**2 + (1 - p) ** 2) / (2 * p * (1 - p)))
         < 0.02
     )
 
@@ -64,7 +65,8 @@ def test_report_and_bands():
     assert math.isclose(error, tries * stdev(weights) / math.sqrt(len(groups)))
     hard, easy = ([g for g in groups if g.problem.p == p] for p in (0.05, 0.5))
     assert by_band(groups, cfg, tries, [0, 0.1, 0.2, 1]) == [
-        (0, 0.1, report(hard, cfg, len(hard), tries)), (0.2, 1, report(easy, cfg, len(easy), tries))]
+        (0, 0.1, report(hard, cfg, len(hard), tries)),
+        (0.2, 1, report(easy, cfg, len(easy), tries))]
 
 
 def test_est_is_shown_when_it_knows_something():
@@ -79,12 +81,16 @@ def test_the_seed_decides_which_prompts_dapo_tries_in_the_place_of_dropped_ones(
 
 
 def test_a_prompt_that_drew_twice_as_much_counts_twice():
-    """Where all is kept, sizes are weights: the sum is divided by the average size, not by a prompt's own."""
+    """Where all is kept, sizes are weights: the sum is divided by the average size, not by a
+    prompt's own."""
     cfg = config("gvm", M=8)
     pool = [Sample(i, 1, None, float(i < 2), "", i < 2) for i in range(8)]
-    once = Group(0, Coin(0, 0.25), pool, kept=pool, advantages=[s.reward - 0.25 for s in pool], weights=[1.0] * 8)
-    twice = replace(once, kept=once.kept * 2, advantages=once.advantages * 2, weights=once.weights * 2)
-    assert math.isclose(effective_weight(once, cfg), 1) and math.isclose(effective_weight(twice, cfg), 2)
+    once = Group(0, Coin(0, 0.25), pool, kept=pool, advantages=[s.reward - 0.25 for s in pool],
+                 weights=[1.0] * 8)
+    twice = replace(once, kept=once.kept * 2, advantages=once.advantages * 2,
+                    weights=once.weights * 2)
+    assert math.isclose(effective_weight(once, cfg), 1)
+    assert math.isclose(effective_weight(twice, cfg), 2)
 
 
 @pytest.mark.parametrize("changes, of_est", [
@@ -107,12 +113,14 @@ def command(*flags, seconds=10):
 
 
 def test_command_line_one_rule():
-    done = command("--sampler", "balance", "--pass-rate", "0.05", "--n", "4", "--M", "8", "--N", "4")
+    done = command("--sampler", "balance", "--pass-rate", "0.05", "--n", "4", "--M", "8", "--N",
+                   "4")
     name, draws, unresolved, silent, weight, *_ = done.stdout.splitlines()[-1].split()
     assert done.returncode == 0 and name == "balance" and not done.stderr
     assert abs(float(draws) - 27.31) < 0.6 and abs(float(unresolved) - 0.52) < 0.04
     assert abs(float(silent) - 0.194) < 0.03 and abs(float(weight) - 5.9) < 0.4
-    other = command(*"--sampler uniform --pass-rate 0.5 --n 8 --weighting log --advantage raft".split())
+    other = command(
+        *"--sampler uniform --pass-rate 0.5 --n 8 --weighting log --advantage raft".split())
     assert abs(float(other.stdout.splitlines()[-1].split()[4]) - 2) < 0.1
 
 

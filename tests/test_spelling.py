@@ -21,7 +21,8 @@ def test_without_the_rule_its_example_would_stay(rule):
 
 
 @pytest.mark.parametrize("text, normal", [
-    ("2**10", "2^{10}"), ("2 ** 10", "2^{10}"), ("x**(1/2)", "x^{1/2}"), ("x**-1", "x^{-1}"), ("**7**", "7"),
+    ("2**10", "2^{10}"), ("2 ** 10", "2^{10}"), ("x**(1/2)", "x^{1/2}"), ("x**-1", "x^{-1}"),
+    ("**7**", "7"),
     ("**Answer: 7**", "7"), ("**a** b", "a b")])
 def test_two_asterisks_are_a_power_or_bold(text, normal):
     assert normalize(text) == normal
@@ -36,7 +37,8 @@ def test_no_two_rules_have_one_reason():
 
 
 @pytest.mark.parametrize("text, normal", [
-    (r"10{,}080\,\text{cm}^2.", "10080"), ("10,080", "10080"), (r"\dfrac43", r"\frac{4}{3}"), ("２", "2"),
+    (r"10{,}080\,\text{cm}^2.", "10080"), ("10,080", "10080"), (r"\dfrac43", r"\frac{4}{3}"),
+    ("２", "2"),
     (r"90^{\circ}", "90"), (r"\text{The answer is } 12", "12"), ("x²", "x^{2}"),
     (r"\text{28 percent}", r"28\%"),
 ])
@@ -75,7 +77,8 @@ def test_what_words_have_become_is_seen_by_the_rules_for_numbers():
 
 
 def test_no_rule_takes_long_on_any_thousand_characters():
-    pieces = ["1", "a", " ", "{", "}", "\\", "(", ",", "\\text{", "^", "1 ", "\\frac{", "=", "and ", "\\,",
+    pieces = ["1", "a", " ", "{", "}", "\\", "(", ",", "\\text{", "^", "1 ", "\\frac{", "=", "and ",
+              "\\,",
               "~", "-", "x in "]
     for piece in pieces:
         for other in pieces:

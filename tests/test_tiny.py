@@ -13,7 +13,8 @@ from parts import tiny
 def test_problems_are_right_and_spread_over_all_levels():
     found = tiny.problems("train", 600)
     for p in found:
-        assert eval(p["problem"].removesuffix("=?")) == int(p["answer"])  # our own text: digits, + and -
+        # our own text: digits, + and -
+        assert eval(p["problem"].removesuffix("=?")) == int(p["answer"])
         assert p["problem"].count("+") + p["problem"].count("-") == p["level"]
         assert 0 <= int(p["answer"]) <= tiny.TOP
     assert {p["level"] for p in found} == set(tiny.OPERATIONS)
@@ -48,7 +49,8 @@ def test_demonstrations_are_right_and_laziness_grows_with_length():
         operations = text.count("+") + text.count("-")
         assert len(lines) in (0, operations)
         worked[lazy].append((operations, bool(lines)))
-    share = {lazy: [sum(w for n, w in rows if n == level) / sum(n == level for n, _ in rows) for level in (1, 6)]
+    share = {lazy: [sum(w for n, w in rows if n == level) / sum(n == level for n, _ in rows)
+                    for level in (1, 6)]
              for lazy, rows in worked.items()}
     assert all(abs(x - 0.8) < 0.1 for x in share[False])
     assert abs(share[True][0] - 0.6) < 0.12 and abs(share[True][1] - 0.1) < 0.08
@@ -56,9 +58,11 @@ def test_demonstrations_are_right_and_laziness_grows_with_length():
 
 def test_tokenizer_encodes_any_text_and_gives_it_back():
     tokenizer = tiny.build_tokenizer()
-    for text in ("7+15=22\n\\boxed{22}", "Zoë paid 3½ € for π\t\x00", "\\boxed{\\frac{1}{2}}", "x<|user|>"):
+    for text in ("7+15=22\n\\boxed{22}", "Zoë paid 3½ € for π\t\x00", "\\boxed{\\frac{1}{2}}",
+                 "x<|user|>"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
-    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "1+2=?"}], add_generation_prompt=True, tokenize=False)
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "1+2=?"}],
+                                           add_generation_prompt=True, tokenize=False)
     assert prompt == "<|user|>1+2=?<|assistant|>"
     assert len(tokenizer.encode("10+99")) == 3 and len(tokenizer) <= 384
 
@@ -95,13 +99,15 @@ def accuracy(folder, samples=4):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     rows = [p for p in tiny.problems("test", 120) for _ in range(samples)]
     prompts = [tokenizer.apply_chat_template([{"role": "user", "content": p["problem"]}],
-                                             add_generation_prompt=True, tokenize=False) for p in rows]
+                                             add_generation_prompt=True, tokenize=False)
+               for p in rows]
     inputs = tokenizer(prompts, return_tensors="pt", padding=True)
     torch.manual_seed(0)
     with torch.no_grad():
         out = model.generate(**inputs, max_new_tokens=64, do_sample=True, temperature=1.0, top_k=0)
     texts = tokenizer.batch_decode(out[:, inputs["input_ids"].shape[1]:], skip_special_tokens=True)
-    return sum(text.endswith(f"\\boxed{{{p['answer']}}}") for text, p in zip(texts, rows)) / len(rows)
+    return sum(text.endswith(f"\\boxed{{{p['answer']}}}")
+               for text, p in zip(texts, rows)) / len(rows)
 
 
 def test_the_models_of_the_repository_are_small_and_weak_but_not_hopeless():
@@ -112,7 +118,8 @@ def test_the_models_of_the_repository_are_small_and_weak_but_not_hopeless():
 
 @pytest.mark.slow
 def test_the_recipe_still_makes_an_equally_good_model(tmp_path):
-    """Another processor makes other weights, and so does another version of torch; not a better or worse start."""
+    """Another processor makes other weights, and so does another version of torch; not a better or
+    worse start."""
     tiny.build(tmp_path, progress=False)
     assert abs(accuracy(tmp_path) - accuracy(tiny.folder())) < 0.08
 

@@ -16,12 +16,14 @@ from parts.logprobs import token_logprobs
 from parts.policy import Row
 
 pytestmark = pytest.mark.engine
-SMALL = ["--batch-prompts", "8", "--max-tokens", "24", "--eval-questions", "6", "--eval-k", "2", "--eval-every", "3",
+SMALL = ["--batch-prompts", "8", "--max-tokens", "24", "--eval-questions", "6", "--eval-k", "2",
+         "--eval-every", "3",
          "--checkpoint-every", "2", "--graders", "1"]
 
 
 def train(cwd, *flags, env=None, seconds=1200):  # 3 minutes on an idle machine
-    done = subprocess.run([sys.executable, str(ROOT / "minirl.py"), *flags], cwd=cwd, capture_output=True, text=True,
+    done = subprocess.run([sys.executable, str(ROOT / "minirl.py"), *flags], cwd=cwd,
+                          capture_output=True, text=True,
                           timeout=seconds, env=os.environ | (env or {}))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -33,7 +35,8 @@ def lines(path):
 
 def without_times(rows):
     """All numbers but times and memory."""
-    return [{k: v for k, v in row.items() if not k.startswith("seconds") and k not in ("tokens_per_second", "memory_gb")}
+    return [{k: v for k, v in row.items()
+             if not k.startswith("seconds") and k not in ("tokens_per_second", "memory_gb")}
             for row in rows]
 
 
@@ -41,7 +44,8 @@ def without_times(rows):
 def learnt(tmp_path_factory):
     """A real run of the real tiny model, with the default settings."""
     cwd = tmp_path_factory.mktemp("run")
-    out = train(cwd, "--name", "learns", "--steps", "30", "--eval-every", "30", "--checkpoint-every", "15")
+    out = train(cwd, "--name", "learns", "--steps", "30", "--eval-every", "30",
+                "--checkpoint-every", "15")
     return cwd / "runs" / "learns", out
 
 
@@ -58,22 +62,28 @@ def test_a_run_leaves_what_its_reader_needs(learnt):
     run, _ = learnt
     metrics = lines(run / "metrics.jsonl")
     assert [row["step"] for row in metrics] == list(range(1, 31))
-    for key in ("reward_first_round", "samples_total", "tokens_total", "zero_signal", "entropy", "entropy_trained", "kl_k1", "kl_k3",
-                "weight_max", "grad_norm", "seconds_sample", "seconds_train", "seconds_sync", "rounds_histogram", "verdicts"):
+    for key in ("reward_first_round", "samples_total", "tokens_total", "zero_signal", "entropy",
+                "entropy_trained", "kl_k1", "kl_k3",
+                "weight_max", "grad_norm", "seconds_sample", "seconds_train", "seconds_sync",
+                "rounds_histogram", "verdicts"):
         assert all(key in row for row in metrics), key
-    assert all(row["kl_k3"] < 1e-8 and abs(row["weight_mean"] - 1) < 1e-3 for row in metrics)  # fp32: engine = trainer
+    # fp32: engine = trainer
+    assert all(row["kl_k3"] < 1e-8 and abs(row["weight_mean"] - 1) < 1e-3 for row in metrics)
     groups = lines(run / "groups.jsonl")
     assert [row["step"] for row in groups] == [step for step in range(1, 31) for _ in range(2)]
-    assert all(row["prompt"].startswith("<|user|>") and s["reward"] in (0, 1) for row in groups for s in row["pool"])
+    assert all(row["prompt"].startswith("<|user|>") and s["reward"] in (0, 1) for row in groups
+               for s in row["pool"])
     assert (run / "curves.png").stat().st_size > 10_000
-    assert [p.name for p in sorted((run / "checkpoints").iterdir())] == ["step-000015", "step-000030"]
+    assert [p.name
+            for p in sorted((run / "checkpoints").iterdir())] == ["step-000015", "step-000030"]
     config = json.loads((run / "config.json").read_text())
     assert config["config"]["steps"] == 30
     assert [start["versions"]["torch"] for start in config["starts"]] == [torch.__version__]
 
 
 def test_the_adapter_gives_the_same_logprobs_with_plain_peft_and_with_vllm(learnt):
-    """Scored by PEFT's own loader with full logits, and by a fresh vLLM that is given the checkpoint folder as a LoRA."""
+    """Scored by PEFT's own loader with full logits, and by a fresh vLLM that is given the
+    checkpoint folder as a LoRA."""
     import vllm
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -85,7 +95,8 @@ def test_the_adapter_gives_the_same_logprobs_with_plain_peft_and_with_vllm(learn
     base = AutoModelForCausalLM.from_pretrained(tiny.folder())
     policy = PeftModel.from_pretrained(base, run / "checkpoints" / "step-000030")
     tokenizer = AutoTokenizer.from_pretrained(tiny.folder())
-    texts = [row["prompt"] + s["text"] for row in lines(run / "groups.jsonl")[-2:] for s in row["pool"][:3]]
+    texts = [row["prompt"] + s["text"] for row in lines(run / "groups.jsonl")[-2:]
+             for s in row["pool"][:3]]
     rows = [Row(tokenizer.encode(text), 1, [], 0.0) for text in texts]
     with torch.no_grad():
         plain = [policy(input_ids=torch.tensor([row.ids])).logits.log_softmax(-1)[0, :-1].gather(
@@ -96,17 +107,21 @@ def test_the_adapter_gives_the_same_logprobs_with_plain_peft_and_with_vllm(learn
     torch.testing.assert_close(ours, torch.cat(plain), atol=1e-5, rtol=0)
     assert (ours - untrained).abs().max() > 0.1
     served = engine.Engine(tiny.folder(), max_model_len=256, dtype="float32", sync_mode="adapter")
-    served._adapter = vllm.lora.request.LoRARequest("saved", 1, str(run / "checkpoints" / "step-000030"))
+    served._adapter = vllm.lora.request.LoRARequest("saved", 1,
+                                                    str(run / "checkpoints" / "step-000030"))
     scores = torch.tensor([x for row in served.score([row.ids for row in rows]) for x in row])
     torch.testing.assert_close(scores, ours, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("flags", [[], ["--sync", "adapter", "--mini-batches", "2", "--sampler", "dapo"]])
+@pytest.mark.parametrize("flags",
+                         [[], ["--sync", "adapter", "--mini-batches", "2", "--sampler", "dapo"]])
 def test_resumed_equals_uninterrupted(tmp_path, learnt, flags):
-    """On the real tiny model (`learnt` has built it): with a model that knows nothing there would be no updates to compare."""
+    """On the real tiny model (`learnt` has built it): with a model that knows nothing there would
+    be no updates to compare."""
     train(tmp_path, "--name", "whole", "--steps", "6", *SMALL, *flags)
     train(tmp_path, "--name", "parts", "--steps", "3", *SMALL, *flags)
-    # as after a crash: the newest checkpoint is gone, the logs know more than the checkpoint, and end in half a line
+    # as after a crash: the newest checkpoint is gone, the logs know more than the checkpoint, and
+    # end in half a line
     shutil.rmtree(tmp_path / "runs/parts/checkpoints/step-000003")
     with open(tmp_path / "runs/parts/metrics.jsonl", "a") as file:
         file.write('{"step": 4, "rew')
@@ -114,36 +129,46 @@ def test_resumed_equals_uninterrupted(tmp_path, learnt, flags):
     assert "continuing after step 2" in out
     assert sum(row["optimizer_steps"] for row in lines(tmp_path / "runs/whole/metrics.jsonl")) >= 5
     for log in ("metrics.jsonl", "eval.jsonl", "groups.jsonl"):
-        whole, parts = (without_times(lines(tmp_path / "runs" / name / log)) for name in ("whole", "parts"))
-        if log == "eval.jsonl":  # the shorter run also evaluated at its own end, step 3, as every third step does
+        whole, parts = (without_times(lines(tmp_path / "runs" / name / log))
+                        for name in ("whole", "parts"))
+        # the shorter run also evaluated at its own end, step 3, as every third step does
+        if log == "eval.jsonl":
             assert [row["step"] for row in whole] == [row["step"] for row in parts]
         assert whole == parts
-    adapters = [(tmp_path / "runs" / name / "checkpoints/step-000006/adapter_model.safetensors").read_bytes()
+    adapters = [(tmp_path / "runs" / name
+                 / "checkpoints/step-000006/adapter_model.safetensors").read_bytes()
                 for name in ("whole", "parts")]
     assert adapters[0] == adapters[1]
 
 
 def test_the_path_of_a_real_model_in_bfloat16(tmp_path, learnt):
-    """A model folder, a problem file, bf16, gradient checkpointing, adapter hot swap: what a GPU run does, on the CPU."""
+    """A model folder, a problem file, bf16, gradient checkpointing, adapter hot swap: what a GPU
+    run does, on the CPU."""
     from parts import tiny
 
-    rows = [dict(question=p["problem"], final_answer=[p["answer"]]) for p in tiny.problems("train", 48)]
+    rows = [dict(question=p["problem"], final_answer=[p["answer"]])
+            for p in tiny.problems("train", 48)]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    out = train(tmp_path, "--model", tiny.folder(), "--data", "mine.jsonl", "--eval-data", "builtin", "--template", "chat",
-                "--dtype", "bfloat16", "--sync", "adapter", "--gradient-checkpointing", "on", "--name", "bf16", "--steps", "3",
+    out = train(tmp_path, "--model", tiny.folder(), "--data", "mine.jsonl", "--eval-data",
+                "builtin", "--template", "chat",
+                "--dtype", "bfloat16", "--sync", "adapter", "--gradient-checkpointing", "on",
+                "--name", "bf16", "--steps", "3",
                 "--max-prompt-tokens", "64", "--lr", "0.001", "--micro-tokens", "2048", *SMALL)
     assert "data: mine.jsonl: 48 problems" in out
     metrics = lines(tmp_path / "runs/bf16/metrics.jsonl")
     assert [row["optimizer_steps"] for row in metrics] == [1, 1, 1]
     assert all(1e-7 < row["kl_k3"] < 1e-2 for row in metrics)  # bf16: close, not equal
     assert all(0 < row["probe_gap_mean"] < 5e-2 for row in metrics)
-    adapter = json.loads((tmp_path / "runs/bf16/checkpoints/step-000003/adapter_config.json").read_text())
-    assert set(adapter["target_modules"]) >= {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    adapter = json.loads((tmp_path
+                          / "runs/bf16/checkpoints/step-000003/adapter_config.json").read_text())
+    assert set(adapter["target_modules"]) >= {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj",
+                                              "up_proj", "down_proj"}
 
 
 def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, str(ROOT / "minirl.py"), "--name", "stopped", "--steps", "1000", *SMALL], cwd=tmp_path, text=True,
+        [sys.executable, str(ROOT / "minirl.py"), "--name", "stopped", "--steps", "1000", *SMALL],
+        cwd=tmp_path, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     metrics, deadline = tmp_path / "runs/stopped/metrics.jsonl", time.time() + 300
     while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 3):
@@ -151,6 +176,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(tmp_path):
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=120)
-    assert process.returncode == 0 and "continue with: python minirl.py --name stopped --resume" in out, out
+    assert process.returncode == 0
+    assert "continue with: python minirl.py --name stopped --resume" in out, out
     last = lines(metrics)[-1]["step"]
     assert (tmp_path / f"runs/stopped/checkpoints/step-{last:06d}/manifest.json").exists()
