@@ -62,15 +62,20 @@ def survives(place: Path, tests: list[str], seconds: float) -> bool:
     return done.returncode == 0
 
 
+def mutated(text: str, mutant: dict) -> str:
+    """A file's text with the mutant's line in the place of the original."""
+    times = text.count(mutant["old"])
+    if times != 1:
+        raise SystemExit(
+            f"{mutant['file']} has {mutant['old']!r} {times} times, not once: {mutant}")
+    return text.replace(mutant["old"], mutant["new"])
+
+
 def mutate(place: Path, mutant: dict) -> str:
     """Apply a mutant to the copy in `place`; returns the file's text as it was."""
     file = place / mutant["file"]
     text = file.read_text(encoding="utf-8")
-    if text.count(mutant["old"]) != 1:
-        times = text.count(mutant["old"])
-        raise SystemExit(
-            f"{mutant['file']} has {mutant['old']!r} {times} times, not once: {mutant}")
-    file.write_text(text.replace(mutant["old"], mutant["new"]), encoding="utf-8")
+    file.write_text(mutated(text, mutant), encoding="utf-8")
     return text
 
 

@@ -1,0 +1,104 @@
+"""Lab 1: REINFORCE with a baseline"""
+import itertools
+import statistics
+
+import torch
+
+import ada_sampler as ada
+from course.checks import Wrong, must_be, spelled
+
+
+def bandit(K: int):
+    """Logits and rewards of K actions."""
+    theta = torch.tensor([0.0, 0.5, -1.0][:K], dtype=torch.float64)
+    rewards = torch.tensor([1.0, 0.0, 3.0][:K], dtype=torch.float64)
+    return theta, rewards
+
+
+def call_of(theta, a, r, b) -> str:
+    return (f"bandit_gradient(theta={spelled(theta)}, actions={spelled(a)}, rewards={spelled(r)}, "
+            f"baseline={b:g})")
+
+
+def check_one_draw(functions):
+    """one draw: (r - b) times the gradient of log pi"""
+    for K, b in itertools.product((2, 3), (0.0, 0.5)):
+        theta, rewards = bandit(K)
+        for a in range(K):
+            leaf = theta.clone().requires_grad_()
+            slope, = torch.autograd.grad(leaf.log_softmax(0)[a], leaf)
+            drawn = torch.tensor([a]), rewards[[a]]
+            yours = functions["bandit_gradient"](theta, *drawn, b)
+            must_be(call_of(theta, *drawn, b), yours, (rewards[a] - b) * slope)
+
+
+def check_expectation(functions):
+    """two draws: the expectation is the true gradient, for every baseline"""
+    for K, b in itertools.product((2, 3), (0.0, 1.0, -7.0)):
+        theta, rewards = bandit(K)
+        leaf, pi = theta.clone().requires_grad_(), theta.softmax(0)
+        true, = torch.autograd.grad((leaf.softmax(0) * rewards).sum(), leaf)
+        mean = torch.zeros_like(theta)
+        for pair in itertools.product(range(K), repeat=2):  # all that can be drawn, exactly
+            a = torch.tensor(pair)
+            mean += pi[a].prod() * functions["bandit_gradient"](theta, a, rewards[a], b)
+        must_be(f"E[{call_of(theta, torch.tensor([0, 0]), rewards[[0, 0]], b)[:15]}] over all pairs "
+                f"of draws, theta={spelled(theta)}, rewards of the actions {spelled(rewards)}, "
+                f"baseline {b:g}", mean, true)
+
+
+def pools(longest: int):
+    """Every pool of right and wrong, up to this size, the small ones first."""
+    for m in range(1, longest + 1):
+        for right in range(m + 1):
+            yield [1.0] * right + [0.0] * (m - right)
+
+
+def check_pool_mean(functions):
+    """pool-mean: the mean of all that was drawn, whatever is kept"""
+    for pool in pools(4):
+        for kept in ([max(pool)], [min(pool), max(pool)]):
+            yours = ada.advantages(kept, pool, "pool-mean")
+            right = [r - sum(pool) / len(pool) for r in kept]
+            must_be(f"advantages(kept={spelled(kept)}, pool={spelled(pool)}, 'pool-mean')",
+                    yours, right, why="The baseline is the mean of the pool, not of the kept ones.")
+
+
+def check_leave_one_out(functions):
+    """leave-one-out: unbiased for every pass rate, by exact expectation"""
+    for m, p in itertools.product((2, 3), (0.5, 0.1)):
+        mean = 0.0
+        for draws in itertools.product((0.0, 1.0), repeat=m):
+            chance = p ** sum(draws) * (1 - p) ** (m - sum(draws))
+            A = ada.advantages(list(draws), list(draws), "leave-one-out")
+            mean += chance * sum(a * (x - p) for a, x in zip(A, draws)) / m
+        must_be(f"E[A grad log pi] for {m} draws, right with probability {p}, as a derivative for "
+                "the logit of p", mean, p * (1 - p))
+
+
+def check_group_std(functions):
+    """group-std: mean 0 and standard deviation 1, with m - 1 in the denominator"""
+    for pool in ([1.0, 0.0], [1.0, 0.0, 0.0], [3.0, 1.0, 1.0, 0.0]):
+        A = ada.advantages(pool, pool, "group-std")
+        call = f"advantages(kept=pool, pool={spelled(pool)}, 'group-std') = {spelled(A)}"
+        must_be(f"{call}: its mean", sum(A) / len(A), 0, 1e-6)
+        must_be(f"{call}: its standard deviation", statistics.stdev(A), 1, 1e-4)
+
+
+def check_edges(functions):
+    """positives-only, pools of one, and equal rewards that give exactly 0"""
+    must_be("advantages(kept=[-1, 0, 1], pool=[-1, 0, 1], 'positives-only')",
+            ada.advantages([-1.0, 0.0, 1.0], [-1.0, 0.0, 1.0], "positives-only"), [0, 0, 1])
+    must_be("advantages(kept=[1], pool=[1], 'positives-only')",
+            ada.advantages([1.0], [1.0], "positives-only"), [1])
+    for kind in ("pool-mean", "leave-one-out", "group-std"):
+        must_be(f"advantages(kept=[1], pool=[1], {kind!r})", ada.advantages([1.0], [1.0], kind), [0])
+        for value, m in itertools.product((0.1, 0.7), (3, 6)):
+            A = ada.advantages([value] * m, [value] * m, kind)
+            if any(a != 0 for a in A):
+                raise Wrong(f"advantages(kept={m} times {value}, pool={m} times {value}, {kind!r}): "
+                            f"yours begins with {A[0]!r}, and it must be exactly 0")
+
+
+CHECKS = [(3, check_one_draw), (2, check_expectation), (2, check_pool_mean),
+          (1, check_leave_one_out), (1, check_group_std), (1, check_edges)]

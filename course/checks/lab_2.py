@@ -1,0 +1,112 @@
+"""Lab 2: log-probabilities of what was sampled"""
+import torch
+
+from course.checks import Wrong, must_be, spelled
+from parts import logprobs, tiny
+from parts.policy import Row, load_policy
+
+
+def with_adapter():
+    """The built-in model with an adapter that does something."""
+    made = load_policy(tiny.folder(), dtype="float32", rank=2, alpha=4, seed=0, device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    for name, p in made.named_parameters():
+        if "lora_B" in name:
+            p.data.copy_(0.05 * torch.randn(p.shape, generator=generator))
+    return made
+
+
+POLICY = with_adapter()  # here and not in a check, whose time is limited
+
+
+def row(prompt: int, response: int) -> Row:
+    """With a token of its own at each place, and the end token (the model's own) at the end."""
+    ids = list(range(20, 20 + prompt + response - 1)) + [POLICY.config.eos_token_id]
+    return Row(ids, prompt, [0.0] * response, 1.0)
+
+
+def name_of(rows) -> str:
+    return " and ".join(f"ids={spelled(row.ids)}, prompt_length={row.prompt_length}" for row in rows)
+
+
+def alone(one: Row, temperature: float = 1.0):
+    """log pi over the vocabulary at each response token [T, vocabulary], by the model itself."""
+    logits = POLICY(input_ids=torch.tensor([one.ids])).logits[0, one.prompt_length - 1:-1]
+    return (logits / temperature).log_softmax(-1)
+
+
+def check_targets(functions):
+    """the targets are the response's tokens: not the prompt's, and the end token too"""
+    for prompt, response in ((1, 2), (2, 3), (4, 1)):
+        one = row(prompt, response)
+        _, target_T = logprobs.response_states(POLICY, [one])
+        must_be(f"target_T of {name_of([one])}", target_T, one.ids[prompt:])
+
+
+def check_states(functions):
+    """the states are those of the position before"""
+    for prompt, response in ((1, 1), (2, 1), (3, 2)):
+        one = row(prompt, response)
+        h_T, _ = logprobs.response_states(POLICY, [one])
+        model = POLICY.get_base_model().model
+        states = model(input_ids=torch.tensor([one.ids])).last_hidden_state[0]
+        right = states[prompt - 1:-1]
+        if h_T.shape != right.shape:
+            raise Wrong(f"h_T of {name_of([one])} has the shape {list(h_T.shape)}, and it must be "
+                        f"{list(right.shape)}")
+        must_be(f"h_T of {name_of([one])}, its first numbers", h_T[0, :3], right[0, :3], 1e-4,
+                f"(The state at position {prompt - 1} predicts the token at position {prompt}.)")
+
+
+def check_batch(functions):
+    """rows of different lengths in one batch get what they would get alone"""
+    for shapes in (((1, 1), (1, 2)), ((4, 2), (2, 6), (3, 1))):
+        rows = [row(*shape) for shape in shapes]
+        h_T, target_T = logprobs.response_states(POLICY, rows)
+        must_be(f"target_T of {name_of(rows)}", target_T,
+                [i for one in rows for i in one.ids[one.prompt_length:]])
+        single = torch.cat([logprobs.response_states(POLICY, [one])[0] for one in rows])
+        must_be(f"h_T of {name_of(rows)}: sums over the hidden size", h_T.sum(-1), single.sum(-1),
+                1e-3, "It differs from that of the same rows, one at a time.")
+
+
+def check_logprobs(functions):
+    """log pi equals that of the model's own logits, at every temperature"""
+    for shape in ((1, 1), (3, 3)):
+        for temperature in (1.0, 0.5, 2.0):
+            one = row(*shape)
+            yours, _ = logprobs.token_logprobs(POLICY, [one], temperature)
+            ids = torch.tensor(one.ids[one.prompt_length:])
+            right = alone(one, temperature).gather(1, ids[:, None])[:, 0]
+            must_be(f"log pi at temperature {temperature:g} of {name_of([one])}", yours, right, 1e-4)
+
+
+def check_gradient(functions):
+    """the gradient is that of the model's own log-probs, down to the adapter"""
+    one = row(2, 3)
+    weights = [p for p in POLICY.parameters() if p.requires_grad]
+    yours, _ = logprobs.token_logprobs(POLICY, [one], 0.5)
+    if not yours.requires_grad:
+        raise Wrong("log pi has no gradient: nothing could be learnt from it")
+    found = torch.autograd.grad(yours.sum(), weights)
+    ids = torch.tensor(one.ids[one.prompt_length:])
+    right = torch.autograd.grad(alone(one, 0.5).gather(1, ids[:, None]).sum(), weights)
+    sizes = [torch.cat([g.flatten() for g in gradients]).norm() for gradients in (found, right)]
+    must_be(f"norm of d(sum log pi)/d(adapter) at temperature 0.5, {name_of([one])}", *sizes, 1e-3)
+    must_be("its first numbers", found[0].flatten()[:3], right[0].flatten()[:3], 1e-3)
+
+
+def check_entropy(functions):
+    """the entropy is that of the same distribution, and carries no gradient"""
+    one = row(2, 2)
+    for temperature in (1.0, 0.5):
+        _, entropy_T = logprobs.token_logprobs(POLICY, [one], temperature)
+        logp = alone(one, temperature)
+        must_be(f"entropy at temperature {temperature:g} of {name_of([one])}", entropy_T,
+                -(logp.exp() * logp).sum(-1), 1e-4)
+        if entropy_T.requires_grad:
+            raise Wrong("the entropy carries a gradient: it is a metric here, detach it")
+
+
+CHECKS = [(2, check_targets), (2, check_states), (1, check_batch), (2, check_logprobs),
+          (2, check_gradient), (1, check_entropy)]

@@ -1,0 +1,131 @@
+"""Lab 3: when is a prompt done, and which of its samples are kept?"""
+import functools
+import math
+
+import ada_sampler as ada
+from ada_sampler import Sample, SamplerConfig
+from course.checks import Wrong, must_be, must_equal, spelled
+
+ONE_ROUND = [  # rule, correct, wrong, outcome; n = 4
+    ("uniform", 0, 4, "resolved"), ("uniform", 4, 0, "resolved"), ("dapo", 1, 3, "resolved"),
+    ("dapo", 0, 4, "no correct"), ("dapo", 4, 0, "no wrong")]
+ROUNDS = [  # rule, correct, wrong, rounds, outcome; n = 4, N = 4
+    ("ada-balance", 2, 2, 1, "resolved"), ("ada-balance", 1, 7, 1, ""),
+    ("ada-balance", 7, 1, 1, ""), ("ada-balance", 0, 24, 3, ""),
+    ("ada-balance", 1, 31, 4, "no correct"), ("ada-balance", 31, 1, 4, "no wrong"),
+    ("ada-pos", 1, 7, 1, "resolved"), ("ada-pos", 8, 0, 1, "resolved"), ("ada-pos", 0, 8, 1, ""),
+    ("ada-pos", 0, 32, 4, "no correct")]
+ODD = [  # n, correct, wrong, outcome in the last round
+    (3, 1, 2, "resolved"), (3, 2, 1, "no wrong"), (5, 2, 3, "resolved"), (5, 1, 7, "no correct")]
+DRAWS = {  # p -> (expected draws, chance to end unresolved): exact, for M = 8, N = 4, n = 4
+    "ada-balance": {0.5: (8.57, 0.000), 0.2: (13.42, 0.007), 0.05: (27.31, 0.520)},
+    "ada-pos": {0.5: (8.03, 0.000), 0.2: (9.61, 0.001), 0.05: (19.16, 0.194)}}
+
+
+def ask(rule, correct, wrong, rounds, outcome, **settings):
+    config = SamplerConfig(sampler=rule, **settings)
+    said = "".join(f", {name}={value}" for name, value in settings.items())
+    call = f"exit_test(correct={correct}, wrong={wrong}, rounds={rounds}), {rule}{said}"
+    must_equal(call, ada.exit_test(correct, wrong, rounds, config), outcome)
+
+
+def check_one_round(functions):
+    """rules of one round: uniform always closes, dapo wants one of each"""
+    for rule, correct, wrong, outcome in ONE_ROUND:
+        ask(rule, correct, wrong, 1, outcome)
+
+
+def check_rounds(functions):
+    """rules with rounds: resolved, going on, or given up, by what is lacking"""
+    for rule, correct, wrong, rounds, outcome in ROUNDS:
+        ask(rule, correct, wrong, rounds, outcome)
+
+
+def check_settings(functions):
+    """odd n, k_pos, N and the cap on rounds that are all correct"""
+    for n, correct, wrong, outcome in ODD:
+        ask("ada-balance", correct, wrong, 4, outcome, n=n)
+    ask("ada-pos", 2, 6, 1, "", k_pos=3)
+    ask("ada-pos", 3, 5, 1, "resolved", k_pos=3)
+    ask("ada-balance", 0, 16, 2, "no correct", N=2)
+    ask("ada-balance", 16, 0, 2, "no wrong", max_rounds_all_correct=2)
+    ask("ada-balance", 8, 0, 1, "", max_rounds_all_correct=2)
+    ask("ada-balance", 15, 1, 2, "", max_rounds_all_correct=2)
+    ask("ada-balance", 0, 16, 2, "", max_rounds_all_correct=2)
+
+
+def expected(rule: str, p: float) -> tuple[float, float]:
+    """(draws, chance to end unresolved) of a prompt of this pass rate, by dynamic programming."""
+    config = SamplerConfig(sampler=rule)
+
+    @functools.cache
+    def from_here(correct, wrong, rounds):
+        outcome = ada.exit_test(correct, wrong, rounds, config) if rounds else ""
+        if outcome or rounds > 6:
+            return 0.0, float(outcome != "resolved")
+        draws = unresolved = 0.0
+        for k in range(9):
+            chance = math.comb(8, k) * p**k * (1 - p)**(8 - k)
+            more, lost = from_here(correct + k, wrong + 8 - k, rounds + 1)
+            draws += chance * (8 + more)
+            unresolved += chance * lost
+        return draws, unresolved
+
+    return from_here(0, 0, 0)
+
+
+def check_draws(functions):
+    """expected draws and unresolved prompts, exactly"""
+    for rule, known in DRAWS.items():
+        for p, right in known.items():
+            draws, unresolved = expected(rule, p)
+            must_be(f"expected draws of a prompt with pass rate {p}, {rule}", draws, right[0], 1e-3)
+            must_be(f"its chance to end unresolved, pass rate {p}, {rule}", unresolved, right[1],
+                    1e-3)
+
+
+def pools(longest: int):
+    """All orders of right and wrong, the short pools first."""
+    for m in range(longest + 1):
+        for code in range(2**m):
+            yield [Sample(i, 0, correct=bool(code >> i & 1)) for i in range(m)]
+
+
+def picture(samples) -> str:
+    return " ".join(f"{s.index}{'+' if s.correct else '-'}" for s in samples) or "nothing"
+
+
+def check_keep_counts(functions):
+    """keep: how many of each kind, for every pool of up to 6"""
+    for pool in pools(6):
+        for n in (1, 2, 3, 4):
+            right = sum(s.correct for s in pool)
+            possible = [k for k in range(min(n, right) + 1)
+                        if min(n, len(pool)) - k in range(len(pool) - right + 1)]
+            k = min(possible, key=lambda k: abs(k - n // 2))  # as near to half as there are any
+            kept = ada.keep(pool, n)
+            found = [sum(s.correct for s in kept), sum(not s.correct for s in kept)]
+            must_be(f"keep of the pool {picture(pool)}, n={n}: [right, wrong] kept", found,
+                    [k, min(n, len(pool)) - k])
+
+
+def check_keep_order(functions):
+    """keep: the first of each kind, in the order of drawing"""
+    for pool in pools(5):
+        for n in (2, 3):
+            kept = ada.keep(pool, n)
+            call = f"keep of the pool {picture(pool)}, n={n}"
+            if len({s.index for s in kept}) < len(kept):
+                raise Wrong(f"{call}: yours has a sample twice, {picture(kept)}")
+            if [s.index for s in kept] != sorted(s.index for s in kept):
+                raise Wrong(f"{call}: yours is {picture(kept)}, which is not the order of drawing")
+            for kind in (True, False):
+                mine = [s.index for s in kept if s.correct == kind]
+                first = [s.index for s in pool if s.correct == kind][:len(mine)]
+                word = "right" if kind else "wrong"
+                must_equal(f"{call}: yours keeps {picture(kept)}, {word} ones", mine, first,
+                           f"The first {word} ones that were drawn are {spelled(first)}.")
+
+
+CHECKS = [(1, check_one_round), (2, check_rounds), (2, check_settings), (1, check_draws),
+          (2, check_keep_counts), (2, check_keep_order)]

@@ -1,0 +1,116 @@
+"""Lab 4: what is really optimised, and where the next sample should go"""
+import itertools
+
+import ada_sampler as ada
+from course.checks import Wrong, must_be, spelled
+
+
+def kept_rows():
+    """(which kept rows are right, p_hat of their pool), the small ones first."""
+    for k_pos, k_neg in ((1, 1), (2, 2), (1, 3), (3, 1)):
+        for extra in range(4):
+            for extra_right in range(extra + 1):
+                p = (k_pos + extra_right) / (k_pos + k_neg + extra)
+                yield [True] * k_pos + [False] * k_neg, p
+
+
+def call_of(correct, p, n, kind) -> str:
+    right = sum(correct)
+    return (f"row_weights({right} right and {len(correct) - right} wrong rows, p_hat={p:.4g}, n={n}, "
+            f"{kind!r})")
+
+
+def check_plain(functions):
+    """none and inv_p: the same for every row"""
+    for correct, p in kept_rows():
+        for kind, weight in (("none", 1.0), ("inv_p", 1 / p)):
+            n = len(correct)
+            must_be(call_of(correct, p, n, kind), ada.row_weights(correct, p, n, kind), [weight] * n)
+
+
+def check_unbiased(functions):
+    """unbiased: the weighted rows have the pool's mean again, of whatever is measured on them"""
+    for correct, p in kept_rows():
+        for n in (len(correct), 2 * len(correct)):
+            w = ada.row_weights(correct, p, n, "unbiased")
+            call = call_of(correct, p, n, "unbiased") + f" = {spelled(w)}"
+            share = sum(x for x, c in zip(w, correct) if c) / n
+            must_be(f"{call}: the weight of the right rows, by n", share, p)
+            must_be(f"{call}: the weight of all rows, by n", sum(w) / n, 1)
+
+
+def check_log(functions):
+    """log: unbiased by p_hat, the gradient of log p"""
+    for correct, p in kept_rows():
+        n = len(correct)
+        w = ada.row_weights(correct, p, n, "log")
+        call = call_of(correct, p, n, "log") + f" = {spelled(w)}"
+        must_be(f"{call}: the weight of the right rows, by n", sum(w[:sum(correct)]) / n, 1)
+        must_be(f"{call}: the weight of the wrong rows, by n", sum(w[sum(correct):]) / n,
+                (1 - p) / p)
+
+
+def check_one_kind(functions):
+    """pools of one kind divide by nothing that is 0"""
+    for kind, right in (("none", [1.0] * 2), ("unbiased", [1.0] * 2), ("log", [1.0] * 2),
+                        ("inv_p", [1.0] * 2)):
+        must_be(call_of([False] * 2, 0.0, 2, kind), ada.row_weights([False] * 2, 0.0, 2, kind), right)
+        must_be(call_of([True] * 2, 1.0, 2, kind), ada.row_weights([True] * 2, 1.0, 2, kind), right)
+
+
+def sizes_of(p, norms, total, alpha=0.0, beta=2.0):
+    call = (f"allocate_gvm(p={spelled(p)}, norms={spelled(norms)}, total={total}, alpha={alpha:g}, "
+            f"beta={beta:g})")
+    sizes = ada.allocate_gvm(p, norms, total, alpha, beta)
+    if len(sizes) != len(p) or any(type(x) is not int or x < 0 for x in sizes):
+        raise Wrong(f"{call}: yours is {spelled(sizes)}, and it must be {len(p)} whole numbers, "
+                    "none of them negative")
+    return sizes, call
+
+
+def check_totals(functions):
+    """allocation: it adds up, and hopeless prompts get nothing"""
+    for p in ([0.5], [0.5, 0.1], [0.0, 0.5], [0.3, 0.3, 0.3]):
+        for total in (1, 7, 10):
+            sizes, call = sizes_of(p, [1.0] * len(p), total, 1e-3)
+            must_be(f"{call} = {spelled(sizes)}: its sum", sum(sizes), total)
+            must_be(f"{call} = {spelled(sizes)}: of prompts with p = 0",
+                    sum(s for s, x in zip(sizes, p) if x == 0), 0)
+    sizes, call = sizes_of([0.0, 0.0], [1.0, 1.0], 8, 1e-3)
+    must_be(call, sizes, [0, 0], why="Nobody has a right answer, so all weights are 0.")
+    sizes, call = sizes_of([0.5, 0.5], [0.0, 0.0], 8, 1e-3)
+    must_be(call, sizes, [0, 0], why="All norms are 0, so all weights are.")
+
+
+def check_variance(functions):
+    """allocation: with alpha = 0, no move of 5 samples lowers the variance"""
+    for p, norms in (([0.5, 0.1], [1.0, 1.0]), ([0.5, 0.5], [1.0, 3.0]),
+                     ([0.9, 0.2, 0.05], [1.0, 2.0, 0.5])):
+        sizes, call = sizes_of(p, norms, 1000)
+
+        def variance(n):
+            return sum(g * g / (x * k) if k > 0 else float("inf") for g, x, k in zip(norms, p, n))
+
+        for i, j in itertools.permutations(range(len(p)), 2):
+            moved = [k - 5 * (a == i) + 5 * (a == j) for a, k in enumerate(sizes)]
+            if variance(moved) < variance(sizes):
+                raise Wrong(f"{call}: yours is {spelled(sizes)}, with the variance "
+                            f"{variance(sizes):.6g}; {spelled(moved)} has {variance(moved):.6g}")
+
+
+def check_penalty(functions):
+    """allocation: with beta = 2, a prompt of p = sqrt(alpha) gets most"""
+    for alpha, p in ((0.01, [0.05, 0.1, 0.2]), (1e-4, [0.005, 0.01, 0.02])):
+        sizes, call = sizes_of(p, [1.0] * 3, 3000, alpha)
+        if max(sizes) != sizes[1]:
+            raise Wrong(f"{call}: yours is {spelled(sizes)}, and the prompt with p = sqrt(alpha) = "
+                        f"{p[1]:g} must get most")
+        ratio = sizes[0] / sizes[1]
+        must_be(f"{call} = {spelled(sizes)}: the first by the second", ratio, 0.8 ** 0.5, 2e-3)
+    sizes, call = sizes_of([0.1, 0.2], [1.0, 1.0], 3000, 0.01, 1.0)  # w = 1 / sqrt(p + alpha)
+    must_be(f"{call} = {spelled(sizes)}: the first by the second", sizes[0] / sizes[1],
+            (0.21 / 0.11) ** 0.5, 2e-3)
+
+
+CHECKS = [(1, check_plain), (2, check_unbiased), (1, check_log), (1, check_one_kind),
+          (1, check_totals), (2, check_variance), (2, check_penalty)]

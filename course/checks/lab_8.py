@@ -1,0 +1,95 @@
+r"""Lab 8: a verifier for numbers"""
+import random
+from fractions import Fraction
+
+import rewards
+from course.checks import Wrong, must_equal
+from parts import answers
+
+BOXES = [
+    (r"\boxed{4}", "4"), (r"so it is \boxed{12}.", "12"), ("no box: 4", None), ("", None),
+    (r"\boxed{}", "")]
+NESTED = [
+    (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"), (r"\boxed{a{b}c}", "a{b}c"), (r"\boxed{\}}", r"\}"),
+    (r"\boxed{\{1\}}", r"\{1\}"), (r"\boxed{{4}} and }", "{4}")]
+LAST = [
+    (r"\boxed{1}, no wait, that was wrong, so now it must be the other one: \boxed{2}", "2"),
+    (r"\boxed{7} is what I said, which is wrong since the sum of the digits was off; \boxed{", None),
+    (r"\boxed{4", None), (r"\boxed{1} hm, let me think about it once more and begin anew: \boxed{2",
+                          None)]
+NUMBERS = [
+    ("3", Fraction(3), False), ("-12", Fraction(-12), False), (" 4 ", Fraction(4), False),
+    ("3.5", Fraction(7, 2), True), (".5", Fraction(1, 2), True), ("3.", Fraction(3), True),
+    ("-0.25", Fraction(-1, 4), True), ("1/4", Fraction(1, 4), False),
+    ("-3/4", Fraction(-3, 4), False), ("1 / 4", Fraction(1, 4), False), ("6/3", Fraction(2), False)]
+FRACTIONS = [
+    (r"\frac{1}{2}", Fraction(1, 2)), (r"-\frac{1}{2}", Fraction(-1, 2)),
+    (r"\frac{-1}{2}", Fraction(-1, 2)), (r"\frac{ 3 }{ 4 }", Fraction(3, 4)),
+    (r"5\frac{1}{2}", Fraction(11, 2)), (r"-5\frac{1}{2}", Fraction(-11, 2))]
+NO_NUMBERS = ["x", "2+3", "1,000", "", "1/0", r"\frac{1}{0}", "--3", "1/2/3", "3 apples", "1e3", "."]
+
+
+def box(completion, right):
+    must_equal(f"extract_answer({completion!r})", rewards.extract_answer(completion), right)
+
+
+def check_boxes(functions):
+    """what is in the box; None without one, and "" of an empty one"""
+    for completion, right in BOXES:
+        box(completion, right)
+
+
+def check_nested(functions):
+    """braces nest, and escaped ones do not count"""
+    for completion, right in NESTED:
+        box(completion, right)
+
+
+def check_last(functions):
+    """the last box counts, and one that is never closed says nothing"""
+    for completion, right in LAST:
+        box(completion, right)
+
+
+def number(text, value, decimal, percent=False):
+    found = answers.exact(text)
+    if found is None:
+        raise Wrong(f"exact({text!r}): yours is None, and it must be ({value}, {decimal}, {percent})")
+    if not isinstance(found[0], Fraction):
+        raise Wrong(f"exact({text!r}): yours has the value {found[0]!r}, a "
+                    f"{type(found[0]).__name__}, and it must be the Fraction {value}")
+    call = f"exact({text!r}): value, decimal point, percentage"
+    must_equal(call, (str(found[0]), bool(found[1]), bool(found[2])), (str(value), decimal, percent))
+
+
+def check_numbers(functions):
+    """whole numbers, decimals, a/b, exactly"""
+    for text, value, decimal in NUMBERS:
+        number(text, value, decimal)
+    rng = random.Random(0)
+    for _ in range(50):
+        top, below = rng.randint(-99, 99), rng.randint(1, 99)
+        number(f"{top}/{below}", Fraction(top, below), False)
+
+
+def check_fractions(functions):
+    r"""\frac, with a sign and with a whole number before it"""
+    for text, value in FRACTIONS:
+        number(text, value, False)
+
+
+def check_percent(functions):
+    """a percentage is noted, not divided out"""
+    for text, value, decimal in ((r"50\%", 50, False), (r"12.5\%", Fraction(25, 2), True),
+                                 (r"-5\%", -5, False), (r"\frac{1}{2}\%", Fraction(1, 2), False)):
+        number(text, Fraction(value), decimal, True)
+
+
+def check_rest(functions):
+    """whatever else it is, it is None: nothing is guessed"""
+    for text in NO_NUMBERS:
+        must_equal(f"exact({text!r})", answers.exact(text), None)
+
+
+CHECKS = [(1, check_boxes), (2, check_nested), (2, check_last), (2, check_numbers),
+          (1, check_fractions), (1, check_percent), (1, check_rest)]

@@ -1,0 +1,45 @@
+"""Lab 2: log-probabilities of what was sampled, from hidden states.
+
+    python course/check.py 2
+    python course/train.py --with lab_2
+
+Read `Head` in parts/logprobs.py (from a hidden state to logits) and `Row` in parts/policy.py first.
+Do not read further there. Useful:
+
+    model = policy.get_base_model()                              # Hugging Face's class
+    model.model(input_ids=ids).last_hidden_state                 # [rows, length, hidden]
+    head_of(model).logits(h_T)                                   # [T, vocabulary], float32
+"""
+import torch  # noqa: F401
+
+from parts.logprobs import head_of  # noqa: F401
+
+
+def response_states(policy, rows: list):
+    """The hidden states that predict the responses' tokens, and these tokens.
+
+    rows: of different lengths; row.ids is prompt and response, row.prompt_length the prompt's part.
+    Returns (h_T, target_T), one row's response after the other:
+        h_T       [T, hidden]: the last hidden state at the position *before* each response token
+        target_T  [T] int64: the ids of the response tokens, the end token included
+
+    The state at position t predicts token t + 1. So the first token of a response is predicted at
+    the last position of the prompt. Pad on the right (with 0, say): attention is causal, and no
+    token looks at what comes after it, so no mask is needed.
+    """
+    raise NotImplementedError
+
+
+def token_logprobs(policy, rows: list, temperature: float = 1.0, chunk_bytes: int = 2**27):
+    """(log pi_T, entropy_T) of the response tokens of all rows, in nats, both [T].
+
+        log pi(y_t) = z_t[y_t] / tau - logsumexp(z_t / tau)         z: logits, tau: temperature
+        entropy_t   = - sum_v pi(v) log pi(v)
+
+    log pi carries a gradient; the entropy is a metric and carries none. tau belongs inside: the
+    engine samples at tau, so anything else is the log-prob of another policy.
+
+    You may leave chunk_bytes alone: it limits how many tokens' logits exist at a time. (With
+    151,936 words and 8,192 tokens all logits at once are 5 GB. How would you keep the gradient?)
+    """
+    raise NotImplementedError

@@ -1,0 +1,34 @@
+"""Lab 3: when is a prompt done, and which of its samples are kept?
+
+    python course/check.py 3
+    python course/train.py --with lab_3
+
+Read `Rule`, RULES, `SamplerConfig` and `Sample` in ada_sampler.py first: RULES[config.sampler].wants
+gives how many right and wrong answers resolve a prompt, and .rounds whether it may have several.
+"""
+from ada_sampler import RULES  # noqa: F401
+
+
+def exit_test(correct: int, wrong: int, rounds: int, config) -> str:
+    """What becomes of a prompt that has shown so many right and wrong answers in `rounds` rounds.
+
+        "resolved"    both quotas are met
+        "no correct"  they are not, too few are right, and there is no further round
+        "no wrong"    they are not, enough are right, too few are wrong, and no further round
+        ""            it goes on: another round
+
+    A rule without rounds has one. A rule with rounds has up to config.N. ada-balance may give up
+    earlier: with config.max_rounds_all_correct = c > 0, a prompt without a *single* wrong answer
+    ends after c rounds.
+    """
+    raise NotImplementedError
+
+
+def keep(pool: list, n: int) -> list:
+    """The n samples that go into the update (all, if the pool is smaller).
+
+    pool: samples in the order of drawing, sample.index = 0, 1, ...; sample.correct says which kind.
+    n // 2 right ones and the rest wrong ones; where one kind is short, the other fills up. Of each
+    kind the first that were drawn; the result in the order of drawing.
+    """
+    raise NotImplementedError

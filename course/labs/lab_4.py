@@ -1,0 +1,39 @@
+"""Lab 4: what is really optimised, and where the next sample should go.
+
+    python course/check.py 4
+    python course/train.py --with lab_4
+"""
+from ada_sampler import largest_remainder  # noqa: F401
+
+
+def row_weights(correct: list[bool], p_hat: float, n: float, kind: str) -> list[float]:
+    """A weight for each kept row, from its kind and the pass rate of the *pool*.
+
+    correct: of the kept rows, k_pos right ones and k_neg wrong ones; p_hat: share of right answers
+    among all that was drawn; n: rows that a prompt brings, on average.
+
+        none      1
+        unbiased  right rows p_hat n / k_pos, wrong rows (1 - p_hat) n / k_neg: each kind stands for
+                  its share of the pool, as if the n rows had not been chosen
+        log       unbiased, times 1 / p_hat: ascends E[log p]
+        inv_p     1 / p_hat
+
+    With p_hat = 0 leave the factor 1 / p_hat out: there is no right row, and no signal.
+    """
+    raise NotImplementedError
+
+
+def allocate_gvm(p: list[float], norms: list[float], total: int, alpha: float,
+                 beta: float) -> list[int]:
+    """How many of `total` samples each prompt gets (GVM, arXiv 2505.02391, Prop. 1).
+
+        n_i = total w_i / sum(w),      w_i = G_i / sqrt(p_i + alpha / p_i^(beta - 1))
+
+    p: pass rates; norms: G_i. w_i = 0 where p_i = 0; if all w_i are 0, nobody gets anything.
+    Whole numbers that add up to `total`: see `largest_remainder`.
+
+    Why: the estimator (1 / (n_i p_i)) sum over right samples of grad log pi has, summed over
+    prompts, a variance of up to sum_i G_i^2 / (p_i n_i). With alpha = 0 this is its minimum under
+    sum n_i = total (Lagrange). alpha > 0 keeps hopeless prompts from eating everything.
+    """
+    raise NotImplementedError

@@ -1,0 +1,37 @@
+"""Lab 5: the objective, with mask and cap.
+
+    python course/check.py 5
+    python course/train.py --with lab_5   # with four mini-batches, so that there is something to mask
+"""
+import torch  # noqa: F401
+
+
+def importance_weight(lp_T, old_T, mu_T, kind: str):
+    """The weight of each token, [T], a constant to autograd.
+
+        full       pi_theta / mu        what corrects for both differences (Eq. 5)
+        staleness  pi_theta / pi_old    only for the steps since
+        none       1
+
+    lp_T = log pi_theta (has a gradient), old_T = log pi_old, mu_T = log mu, all [T] in nats.
+    """
+    raise NotImplementedError
+
+
+def objective(lp_T, old_T, mu_T, advantage_T, config):
+    """MiniRL, Eq. 7, per token; to be summed and maximised. (config.objective is always "minirl".)
+
+        M_t * sg[min(w_t, cap)] * A_t * log pi_theta(y_t)        sg: no gradient through it
+
+        w_t   importance_weight(..., config.importance)
+        cap   config.weight_cap; 0 = no cap
+        M_t   0 if A > 0 and r > 1 + config.eps_high
+              0 if A < 0 and r < 1 - config.eps_low
+              1 otherwise, and always 1 if config.clip is False        r = pi_theta / pi_old
+
+    The mask asks how far the *trainer* has moved: r, not w. It closes only in the direction in
+    which the advantage pushes.
+
+    Returns (term_T, M_T, w_T): w_T as it is before the cap, so that the log shows the truth.
+    """
+    raise NotImplementedError

@@ -1,0 +1,199 @@
+"""The course: labs that grade fairly, and bugs that can be found.
+
+A lab has no solution of its own: the project's function is one, and passes. Lines of it changed
+(course/mutants.jsonl, of the form of bench/mutants.jsonl) are what students get wrong: each must
+fail, with a message that no other gets.
+"""
+import inspect
+import json
+import sys
+import textwrap
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.mutate import mutated
+from conftest import ROOT
+from course import check, place
+
+MUTANTS = [json.loads(line) for line in (ROOT / "course/mutants.jsonl").read_text().splitlines()]
+LABS = list(place.HOMES)
+
+
+def module_of(place_name: str) -> str:
+    return place_name.partition(":")[0]
+
+
+def from_text(text: str, file: str):
+    """A module made of this text, beside the real one."""
+    module = types.ModuleType(f"mutant_{Path(file).stem}")
+    sys.modules[module.__name__] = module  # dataclasses look their module up
+    exec(compile(text, file, "exec"), vars(module))
+    return module
+
+
+def bandit_of(objective):
+    """The bandit's gradient by autograd, from the project's own objective at pi = pi_old = mu."""
+    def bandit_gradient(theta, actions, rewards, baseline):
+        leaf = theta.clone().requires_grad_()
+        lp = leaf.log_softmax(0)[actions]
+        config = types.SimpleNamespace(objective="minirl", clip=False, importance="full",
+                                       weight_cap=0, eps_low=0.2, eps_high=0.2)
+        term, _, _ = objective(lp, lp.detach(), lp.detach(), rewards - baseline, config)
+        return torch.autograd.grad(term.mean(), leaf)[0]
+    return bandit_gradient
+
+
+def solution(lab: str, mutant: dict | None = None) -> dict:
+    """The lab's functions as the project has them, or with one line changed."""
+    changed = None
+    if mutant:
+        text = mutated((ROOT / mutant["file"]).read_text(), mutant)
+        changed = from_text(text, mutant["file"])
+
+    def find(place_name: str, name: str):
+        module, _, owner = place_name.partition(":")
+        if mutant and mutant["file"] == module.replace(".", "/") + ".py":
+            return vars(getattr(changed, owner) if owner else changed)[name]
+        return vars(place.home(place_name))[name]
+
+    found = {name: find(where, name) for name, where in place.HOMES[lab].items() if where}
+    if lab == "lab_1":
+        found["bandit_gradient"] = bandit_of(find("minirl", "objective"))
+    return found
+
+
+def problems(results) -> list[str]:
+    return [result.problem for result in results if result.problem]
+
+
+# ------------------------------------------------------------------------------- labs that grade
+@pytest.mark.parametrize("lab", LABS)
+def test_the_projects_own_functions_get_all_points(lab):
+    results = check.grade(lab, solution(lab))
+    assert problems(results) == []
+    assert sum(result.points for result in results) == 10
+
+
+@pytest.mark.parametrize("lab", LABS)
+def test_what_students_get_wrong_fails_with_a_message_of_its_own(lab):
+    mutants = [mutant for mutant in MUTANTS if mutant["lab"] == lab]
+    said = {}
+    for mutant in mutants:
+        found = problems(check.grade(lab, solution(lab, mutant)))
+        said.setdefault(found[0] if found else "nothing", []).append(mutant["why"])
+    assert len(mutants) >= 5 and "nothing" not in said
+    assert [whys for whys in said.values() if len(whys) > 1] == []
+
+
+@pytest.mark.parametrize("lab", LABS)
+def test_an_empty_lab_gets_no_point_and_is_told_why(lab):
+    results = check.grade(lab, place.load(lab))
+    assert len(problems(results)) == len(results)
+    assert all(result.problem.endswith("is not written yet") for result in results)
+
+
+@pytest.mark.parametrize("lab", LABS)
+def test_a_lab_asks_for_functions_of_the_projects_own_signature(lab):
+    for name, function in place.load(lab).items():
+        where = place.HOMES[lab][name]
+        own = vars(place.home(where))[name] if where else bandit_of(None)
+        asked, real = inspect.signature(function), inspect.signature(own)
+        assert list(asked.parameters) == list(real.parameters)
+        assert [p.default for p in asked.parameters.values()] == [
+            p.default for p in real.parameters.values()]
+
+
+def test_the_project_has_its_own_functions_back_afterwards():
+    import ada_sampler
+    import minirl
+    from parts import policy
+
+    before = ada_sampler.keep, minirl.micro_batches, policy.micro_batches
+    functions = dict(set_scales=len, micro_batches=sorted)
+    with pytest.raises(RuntimeError), place.in_place("lab_6", functions):
+        assert minirl.set_scales is len
+        assert minirl.micro_batches is policy.micro_batches is sorted  # also where it was imported
+        raise RuntimeError
+    assert before == (ada_sampler.keep, minirl.micro_batches, policy.micro_batches)
+
+
+def answer(tmp_path, capsys, monkeypatch, lab: int, code: str) -> str:
+    """What check.py prints for a file with this code."""
+    file = tmp_path / "mine.py"
+    file.write_text(textwrap.dedent(code))
+    monkeypatch.setattr(sys, "argv", ["check.py", str(lab), str(file)])
+    with pytest.raises(SystemExit) as end:
+        check.main()
+    return capsys.readouterr().out + (end.value.code if isinstance(end.value.code, str) else "")
+
+
+def test_a_loop_that_never_ends_is_called_one(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(check, "SECONDS", 0.3)
+    said = answer(tmp_path, capsys, monkeypatch, 3, """
+        def exit_test(correct, wrong, rounds, config):
+            while True:
+                try:
+                    pass
+                except Exception:
+                    pass
+        def keep(pool, n):
+            raise ValueError("too few")
+        """)
+    assert "exit_test(0, 4, 1, uniform with n=4): no answer after 0.3 seconds of computing" in said
+    assert "keep([], 1) raised ValueError: too few" in said and "in line 9 of mine.py" in said
+    assert "0 of 10 points" in said
+
+
+@pytest.mark.parametrize("code, sentence", [
+    ("def exit_test(:", "line 1: SyntaxError"),
+    ("import nothing_of_this_name", "line 1: ModuleNotFoundError"),
+    ("def keep(pool, n): pass", "has no function exit_test"),
+])
+def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path, capsys, monkeypatch, code, sentence):
+    assert sentence in answer(tmp_path, capsys, monkeypatch, 3, code)
+
+
+def test_what_returns_nothing_is_shown_as_such(tmp_path, capsys, monkeypatch):
+    said = answer(tmp_path, capsys, monkeypatch, 9, """
+        def pass_at_k(n, c, k): pass
+        def estimate(sets, weights=None, resamples=4000, seed=0): pass
+        """)
+    assert "pass_at_k(n=1, c=0, k=1): yours is None, and it must be 0" in said
+
+
+def test_training_uses_what_is_written_and_says_what_is_not(tmp_path, monkeypatch, capsys):
+    from course import train
+
+    text = (place.LABS / "lab_3.py").read_text().replace(
+        "    raise NotImplementedError", "    return pool[:n]")
+    text = text.replace("    return pool[:n]", "    raise NotImplementedError", 1)
+    (tmp_path / "lab_3.py").write_text(text)
+    monkeypatch.setattr(place, "LABS", tmp_path)
+    assert list(train.written(["lab_3"])["lab_3"]) == ["keep"]
+    assert "exit_test is not written yet, so the project's own is used" in capsys.readouterr().out
+    (tmp_path / "lab_3.py").write_text(text.replace("return pool[:n]", "raise NotImplementedError"))
+    with pytest.raises(SystemExit, match="write a function first"):
+        train.written(["lab_3"])
+
+
+def test_flags_of_the_user_come_last_and_all_are_flags_of_the_program():
+    from course import train
+    from parts.config import parse
+
+    for lab in LABS:
+        assert parse(train.flags_of([lab], ["--steps", "3"])).steps == 3
+
+
+def test_the_first_difference_of_two_runs_is_named(tmp_path):
+    from course import train
+
+    for name, loss in (("own", 0.5), ("yours", 0.25)):
+        (tmp_path / name).mkdir()
+        lines = [dict(step=1, samples=9, loss=1.0), dict(step=2, samples=9, loss=loss)]
+        (tmp_path / name / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    said = train.first_difference(tmp_path / "own", tmp_path / "yours")
+    assert said == "The runs part at step 2: loss is 0.25 with yours and 0.5 with the project's."
+    assert "number for number" in train.first_difference(tmp_path / "own", tmp_path / "own")
