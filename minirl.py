@@ -229,7 +229,7 @@ def accumulate(policy, mini: list[Row], config: Config):
             old_T = torch.cat([row.old for row in micro])
             term_T, mask_T, weight_T = objective(lp_T, old_T, mu_T, advantage_T, config)
             micro_loss = -(term_T * scale_T).sum()
-            micro_loss.backward()
+            policy.loss_scale.scale(micro_loss).backward()
         loss += micro_loss.item()
         seen = dict(old=old_T, mu=mu_T, advantage=advantage_T, mask=mask_T, weight=weight_T,
                     entropy=entropy_T)
@@ -271,13 +271,16 @@ def in_memory(work, policy, mini: list[Row], config: Config):
 def optimizer_step(policy, optimizer, schedule, config: Config) -> float:
     """Clip, step, forget the gradient. Returns its norm before clipping.
 
-    A gradient that is not finite is not stepped.
+    A gradient that is not finite is not stepped. In float16 the loss was multiplied by a scale that
+    this undoes, and that adapts itself (`load_policy`); else the scale is 1.
     """
+    policy.loss_scale.unscale_(optimizer)
     weights = [p for p in policy.parameters() if p.requires_grad]
     norm = torch.nn.utils.clip_grad_norm_(weights, config.max_grad_norm or math.inf).item()
     if math.isfinite(norm):
         optimizer.step()
         schedule.step()
+    policy.loss_scale.update()
     optimizer.zero_grad(set_to_none=True)
     return norm
 

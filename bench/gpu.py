@@ -42,15 +42,18 @@ FULL = dict(  # Qwen2.5-Math-1.5B and the default lengths
     vocabulary=151_936, positions=4096, dtype="bfloat16", prompt=200, response=256, sequences=256,
     prompts=32,
     repeats=3, sampler=(120, 800),
-    rows=96, typical=500, longest=3000, micro_tokens=16384, memory_points=(4096, 8192), matrix=8192,
-    steps=5)
+    rows=96, typical=500, longest=3000, micro_tokens=16384, memory_points=(4096, 8192), matrix=8192, steps=5,
+    probe_texts=64)
 SMALL = dict(
     size=dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
               num_key_value_heads=1),
-    vocabulary=512, positions=512, dtype="float32", prompt=16, response=16, sequences=32, prompts=4,
-    repeats=2, sampler=(12, 64),
-    rows=16, typical=24, longest=128, micro_tokens=512, memory_points=(512, 1024), matrix=512,
-    steps=2)
+    vocabulary=512, positions=512, dtype="float32", prompt=16, response=16, sequences=32, prompts=4, repeats=2, sampler=(12, 64),
+    rows=16, typical=24, longest=128, micro_tokens=512, memory_points=(512, 1024), matrix=512, steps=2, probe_texts=16)
+SHAPE = FULL | dict(  # the real shape with as little work as shows something: for the steps-* parts on a CPU
+    prompt=64, response=16, sequences=32, prompts=4, repeats=1, sampler=(12, 32), rows=4, typical=12, longest=32,
+    micro_tokens=1024, memory_points=(512, 1024), matrix=512, steps=2)
+
+SIZES = dict(full=FULL, small=SMALL, shape=SHAPE)
 
 PARTS = {
     "training": gpu_parts.training_part,
@@ -101,15 +104,15 @@ def recommend(r: dict, card: float, context: int = 4024, cache: float = 2.0) -> 
 
 
 # ------------------------------------------------------------------------------------------ program
-def run_part(part: str, model: str, small: bool, minutes: float) -> dict:
+def run_part(part: str, model: str, size: str, minutes: float) -> dict:
     """A part in a process of its own: its result, or {"failed": why}."""
     with tempfile.TemporaryDirectory() as folder:
         out, log = Path(folder, "out.json"), Path(folder, "log")
-        command = [sys.executable, __file__, "--part", part, "--model", model, "--json", str(out)]
+        command = [sys.executable, __file__, "--part", part, "--model", model, "--json", str(out),
+                   "--size", size]
         with open(log, "w") as file:
             try:
-                subprocess.run(command + ["--small"] * small, stdout=file, stderr=subprocess.STDOUT,
-                               timeout=60 * minutes)
+                subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, timeout=60 * minutes)
             except subprocess.TimeoutExpired:
                 return dict(failed=f"not finished after {minutes:g} minutes")
         if out.exists():
@@ -152,12 +155,10 @@ def show(results: dict) -> None:
 
 def flags() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Rollouts, sync, training and memory on one GPU.")
-    parser.add_argument("--small", action="store_true",
-                        help="a small model; the default without a GPU")
-    parser.add_argument("--minutes", type=float, default=10,
-                        help="time limit of each part (default: 10)")
-    parser.add_argument("--only", nargs="*", default=list(PARTS), choices=list(PARTS),
-                        metavar="PART")
+    parser.add_argument("--size", choices=list(SIZES), help="full, the default on a GPU; small, the default without one; "
+                        "shape: the full model with short responses")
+    parser.add_argument("--minutes", type=float, default=10, help="time limit of each part (default: 10)")
+    parser.add_argument("--only", nargs="*", default=list(PARTS), choices=list(PARTS), metavar="PART")
     parser.add_argument("--again", action="store_true", help="also the parts that have a result")
     parser.add_argument("--out", default=str(RESULTS),
                         help="folder of the result (default: bench/results)")
@@ -169,12 +170,12 @@ def flags() -> argparse.Namespace:
 def main() -> None:
     args = flags()
     if args.part:  # this is the process of one part
-        s = SimpleNamespace(**SMALL if args.small else FULL)
+        s = SimpleNamespace(**SIZES[args.size])
         measure = gpu_parts.model_part if args.part == "model" else PARTS[args.part]
         Path(args.json).write_text(json.dumps(measure(args.model, s)))
         return
-    start, small = time.monotonic(), args.small or not has_gpu()
-    file = Path(args.out, "gpu-small.json" if small else "gpu.json")
+    start, size = time.monotonic(), args.size or ("full" if has_gpu() else "small")
+    file = Path(args.out, "gpu.json" if size == "full" else f"gpu-{size}.json")
     results = json.loads(file.read_text()) if file.exists() else {}
     with tempfile.TemporaryDirectory() as model:
         for part in ["model", *args.only]:
@@ -182,7 +183,7 @@ def main() -> None:
                 part, {"failed": ""}):
                 continue
             print(f"{time.monotonic() - start:5.0f} s   {part} ...", flush=True)
-            results[part] = run_part(part, model, small, args.minutes)
+            results[part] = run_part(part, model, size, args.minutes)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(results, indent=1) + "\n")
     show({part: found for part, found in results.items() if part in ("model", *args.only)})

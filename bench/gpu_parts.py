@@ -1,5 +1,6 @@
-"""The measurements of bench/gpu.py, each a function of model folder and sizes, in its own process.
-"""
+"""The measurements of bench/gpu.py: each a function of the random model's folder and the sizes, run alone in a process."""
+import contextlib
+import copy
 import json
 import random
 import subprocess
@@ -8,9 +9,8 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
-from common import (ROOT, alternate, machine, median, memory_now, on_gpu, parameters, peak_memory,
-                    random_model,
-                    seconds)
+from common import (ROOT, alternate, machine, median, memory_now, most_memory, on_gpu, parameters, peak_memory, project,
+                    random_model, seconds)
 
 from parts.stop import timed
 
@@ -142,34 +142,38 @@ def logprob_gap(engine, policy, prompts, s, temperature: float = 1.0) -> dict:
 
 
 class Scripted:
-    """The engine as the sampler sees it: a response's length is drawn by its place,
-    whatever the schedule."""
+    """An engine whose responses have lengths drawn by their place, whatever the schedule and the weights."""
 
     def __init__(self, engine, s):
-        self.engine, self.s, self.step = engine, s, engine.step
+        self.engine, self.s = engine, s
+        engine.sampling["ignore_eos"] = True
 
-    def submit(self, key, problem):
+    def submit(self, key, prompt_ids, max_tokens):
         rng = random.Random(f"length/{key}")
-        self.engine.submit(key, problem.prompt_ids, long_tailed(rng, *self.s.sampler))
+        self.engine.submit(key, prompt_ids, min(max_tokens, long_tailed(rng, *self.s.sampler)))
 
-    @property
-    def busy(self):
-        return self.engine.busy
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
+
+
+def coins(s) -> SimpleNamespace:
+    """A grader whose verdicts are drawn by their place; some prompts are easy, some hard."""
+    def verdict(key):
+        easy = (key[0] % s.prompts + 0.5) / s.prompts
+        return SimpleNamespace(reward=float(random.Random(f"verdict/{key}").random() < easy), status="drawn")
+
+    return SimpleNamespace(submit=lambda *_: None, result=verdict)
 
 
 def sampled(engine, s, **how) -> list:
     """The groups of one batch through ada_sampler.collect, with drawn lengths and verdicts."""
     from ada_sampler import SamplerConfig, collect
+    from parts.run import WatchedEngine
 
-    problems = [SimpleNamespace(p=(p + 0.5) / s.prompts, prompt_ids=[9 + p % 200] * s.prompt)
-                for p in range(s.prompts)]
-
-    def verdict(key):
-        return SimpleNamespace(reward=float(random.Random(f"verdict/{key}").random()
-                                            < problems[key[0]].p), status="drawn")
-
-    grader = SimpleNamespace(submit=lambda *_: None, result=verdict)
-    return collect(problems, SamplerConfig(), Scripted(engine, s), grader, **how)
+    problems = [SimpleNamespace(prompt_ids=[9 + p % 200] * s.prompt) for p in range(s.prompts)]
+    watched = WatchedEngine(Scripted(engine, s), s.longest)
+    with contextlib.closing(watched.bar):
+        return collect(problems, SamplerConfig(), watched, coins(s), **how)
 
 
 def sampler(engine, s, **how) -> dict:
@@ -342,39 +346,32 @@ def trained_gap(policy, prompts, found) -> dict:
 
 
 def steps_part(model: str, s: SimpleNamespace, mode: str) -> dict:
-    """Real training steps (sampler, update, sync, probe) with coins in the place of verdicts."""
-    import minirl
-    from parts.config import Config
-    from parts.probe import Probe, limits
-    from parts.run import learner, reseed
+    """minirl's own training steps, from `prepare` on, with drawn lengths, and coins in the place of verdicts.
 
-    engine, policy = engine_for(model, s,
-                                sync_mode=mode), policy_for(model, s, checkpointing=on_gpu())
-    for name, weight in policy.named_parameters():
-        if "lora_B" in name:
-            weight.data.zero_()
-    config = Config(max_tokens=s.longest, micro_tokens=s.micro_tokens, lr=2e-5,
-                    batch_prompts=s.prompts)
-    optimizer, schedule = learner(policy, config)
-    problems = [SimpleNamespace(prompt_ids=ids) for ids in random_prompts(s)[:16]]
-    start = {}
-    with timed(start, "probe"):
-        probe = Probe(engine, policy, problems, limits=limits(s.dtype, s.dtype, "auto", False),
-                      max_tokens=s.response)
-    found = dict(rehearsed=probe.rehearsed, probe_seconds=start["seconds_probe"], steps=[])
-    for step in range(s.steps):
-        rng, row = reseed(0, step, "training"), {}
-        with timed(row, "sample"):
-            groups = sampled(engine, s)
-        with timed(row, "train"):
-            metrics = minirl.update(policy, optimizer, schedule, groups, config, rng)
-        with timed(row, "sync"):
-            engine.sync(policy)
-            row |= probe.check()
-        row |= dict(memory_gb=memory_now(), kl_k3=metrics["kl_k3"], tokens=sum(
-            len(x.rollout.token_ids) for group in groups for x in group.pool))
-        found["steps"].append(row)
-    engine.close()
+    Then the engine is given wrong weights: what would the probe see at this shape?
+    """
+    import minirl
+    import probe_power
+    from parts.data import Stream
+
+    settings = dict(dtype=s.dtype, sync=mode, batch_prompts=s.prompts, max_prompt_tokens=max(s.prompt, 64),
+                    max_tokens=s.longest, micro_tokens=s.micro_tokens, engine_sequences=s.sequences, lr=2e-5,
+                    gradient_checkpointing="on", eval_questions=s.probe_texts, graders=1)
+    start, found = {}, dict(steps=[])
+    with contextlib.ExitStack() as stack:
+        with timed(start, "start"):
+            run = stack.enter_context(project(model, **settings))
+        found |= start | dict(rehearsed=run.probe.rehearsed, noise=run.probe.noise)
+        run.engine, run.grader = Scripted(run.engine, s), coins(s)
+        run.stream = Stream([SimpleNamespace(prompt_ids=ids, answer="") for ids in random_prompts(s)], 0)
+        minirl.rehearse(run)
+        for step in range(1, s.steps + 1):
+            before, earlier = probe_power.learnt(run.policy), copy.copy(run.probe)
+            groups, metrics = minirl.train_step(step, run)
+            kept = [key for key in metrics if key.startswith(("seconds_", "probe_")) or key in ("kl_k3", "tokens", "memory_gb")]
+            found["steps"].append({key: metrics[key] for key in kept} | dict(card_gb=memory_now()))
+        found |= dict(peak_gb=most_memory())
+        found |= dict(broken=probe_power.seen_now(run, earlier, before), rehearsal=probe_power.rehearsal(run))
     return found
 
 

@@ -53,7 +53,8 @@ def write(folder: Path, policy, optimizer, schedule, state: dict) -> None:
     import torch
 
     policy.save_pretrained(folder, save_embedding_layers=False)
-    learnt = dict(optimizer=optimizer.state_dict(), schedule=schedule.state_dict())
+    learnt = dict(optimizer=optimizer.state_dict(), schedule=schedule.state_dict(),
+                  loss_scale=policy.loss_scale.state_dict())
     torch.save(learnt, folder / "optimizer.pt")
     (folder / "state.json").write_text(json.dumps(state))
     seal(folder)
@@ -160,6 +161,7 @@ def restore(checkpoint: Path, policy, optimizer, schedule) -> dict:
     own = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict(stored["optimizer"] | dict(param_groups=own))
     schedule.load_state_dict(stored["schedule"] | dict(base_lrs=schedule.base_lrs))
+    policy.loss_scale.load_state_dict(stored["loss_scale"])
     for group, lr, share in zip(optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas):
         group["lr"] = lr * share(schedule.last_epoch)
     return json.loads((checkpoint / "state.json").read_text())

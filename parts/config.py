@@ -44,8 +44,8 @@ class ModelSettings:
 
     model: str = "tiny"
     """tiny, tiny-moe, a name such as Qwen2.5-Math-1.5B, a hub id (org/name) or a folder"""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """of the frozen weights; auto: float32 on a CPU, bfloat16 on a GPU"""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """of the frozen weights; auto: float32 on a CPU, bfloat16 on a GPU, float16 on one without"""
     lora_rank: int = limited(16, least=1, most=512)
     """rank of the adapter on every linear layer (mixture of experts: of the attention)"""
     lora_alpha: int = limited(32, least=1, most=4096)
@@ -170,7 +170,7 @@ class HardwareSettings:
 
     sync: Literal["auto", "adapter", "merge"] = "auto"
     """how the engine gets new weights; auto: adapter on a GPU, merge on a CPU"""
-    rollout_dtype: Literal["auto", "float32", "bfloat16", "fp8"] = "auto"
+    rollout_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8"] = "auto"
     """of the engine's weights; auto: the same as dtype"""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """of the engine's cache of keys and values"""
@@ -315,10 +315,11 @@ def resolve(config: Config) -> Config:
     """Fill in the defaults that depend on the model's name and the machine."""
     from parts.data import default_data, default_eval_data, default_template
     from parts.hardware import (build_for_cpu, default_dtype, default_micro_tokens,
-                                default_sync)
+                                default_sync, require_effect)
     from parts.models import TINY, resolve_model
 
     tiny, on_cpu = config.model in TINY, build_for_cpu()
+    require_effect(config)
     dtype = default_dtype() if config.dtype == "auto" else config.dtype
     by_machine = dict(
         dtype=dtype, sync=default_sync(dtype), gradient_checkpointing="off" if on_cpu else "on")

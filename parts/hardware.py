@@ -101,10 +101,10 @@ def card() -> str:
 
 # ----------------------------------------------------------------------------- defaults that follow
 def default_dtype() -> str:
-    """bfloat16 on a GPU that can compute in it, else float32."""
-    if build_for_cpu() or capability() < BFLOAT16_CARD:
+    """float32 on a CPU; on a GPU bfloat16, or float16 where the card cannot compute in it."""
+    if build_for_cpu():
         return "float32"
-    return "bfloat16"
+    return "bfloat16" if capability() >= BFLOAT16_CARD else "float16"
 
 
 def default_sync(dtype: str) -> str:
@@ -120,9 +120,10 @@ def require_precision(dtype: str, sync: str) -> None:
     """
     if build_for_cpu():
         return
-    if dtype == "bfloat16" and capability() < BFLOAT16_CARD:
-        raise SystemExit(f"bfloat16 needs compute capability {'{}.{}'.format(*BFLOAT16_CARD)}, "
-                         f"and this is a {card()}: leave --dtype out, or set it to float32.")
+    if dtype in ("bfloat16", "fp8") and capability() < BFLOAT16_CARD:
+        raise SystemExit(f"{dtype} needs compute capability {'{}.{}'.format(*BFLOAT16_CARD)}, "
+                         f"and this is a {card()}: leave --dtype and --rollout-dtype out, or set "
+                         "them to float16 or float32.")
     if dtype == "float32" and sync == "adapter":
         raise SystemExit("On a GPU vLLM serves adapters in 16 bits only: with --dtype float32 "
                          "use --sync merge.")
@@ -130,10 +131,44 @@ def require_precision(dtype: str, sync: str) -> None:
 
 def default_micro_tokens() -> int:
     """For a model of 1.5 B parameters, beside an engine with its default share of the memory."""
+    return 8192 if card_memory() < SMALL_CARD else 16384
+
+
+def card_memory() -> float:
+    """The first visible card's, in GiB."""
     import torch
 
-    gib = torch.cuda.get_device_properties(0).total_memory / 2**30
-    return 8192 if gib < SMALL_CARD else 16384
+    return torch.cuda.get_device_properties(0).total_memory / 2**30
+
+
+def require_effect(config) -> None:
+    """Raises ValueError for settings of a GPU's memory where there is no GPU."""
+    if not build_for_cpu():
+        return
+    if config.engine_memory != type(config).engine_memory:
+        raise ValueError("engine_memory is a share of a GPU's memory, and here is no GPU: set the "
+                         "engine's cache with VLLM_CPU_KVCACHE_SPACE, in GiB")
+    if getattr(config, "sleep", False):
+        raise ValueError("sleep gives a GPU's memory to the trainer, and here is no GPU: leave it "
+                         "out (on --resume: --no-sleep)")
+
+
+# -------------------------------------------------------------------------------- said at the start
+def in_one_line(config) -> str:
+    """The settings that follow from the machine, and why they are what they are."""
+    tokens = f"{config.micro_tokens:,} tokens per pass"
+    if build_for_cpu():
+        return (f"CPU: {config.dtype}, {config.sync} sync (vLLM serves adapters slowly here), "
+                f"{tokens}, {os.environ.get('VLLM_CPU_KVCACHE_SPACE', 1)} GiB for the engine's "
+                "cache (VLLM_CPU_KVCACHE_SPACE)")
+    able = "can" if capability() >= BFLOAT16_CARD else "cannot"
+    syncs = dict(adapter="nothing is rounded into the base weights",
+                 merge="the engine computes with whole weights")
+    engine = config.engine_memory * card_memory()
+    return (f"{card()}: {config.dtype} (it {able} compute in bfloat16), {config.sync} sync "
+            f"({syncs[config.sync]}), {tokens} ({SMALL_CARD} GiB and more: 16,384 by default), "
+            f"{engine:.1f} of {card_memory():.1f} GiB for the engine (--engine-memory "
+            f"{config.engine_memory:g})")
 
 
 # ------------------------------------------------------------------------------ memory

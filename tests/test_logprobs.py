@@ -61,10 +61,10 @@ def test_gradient_by_finite_differences(kind):
 
 
 # ----------------------------------------------------------------------------------- precision
-def confident(p: float, tokens=32, hidden=256, vocabulary=20_000):
-    """bfloat16 (h, head, target) where the target of every token has a probability near p."""
+def confident(p: float, tokens=32, hidden=256, vocabulary=20_000, dtype=torch.bfloat16):
+    """16-bit (h, head, target) where the target of every token has a probability near p."""
     torch.manual_seed(0)
-    weight = (torch.randn(vocabulary, hidden) / hidden**0.5).bfloat16()
+    weight = (torch.randn(vocabulary, hidden) / hidden**0.5).to(dtype)
     target = torch.randperm(vocabulary)[:tokens]
     noise = torch.randn(tokens, hidden)
     direction = torch.nn.functional.normalize(weight[target].float(), dim=-1)
@@ -74,7 +74,7 @@ def confident(p: float, tokens=32, hidden=256, vocabulary=20_000):
         middle = (low + high) / 2
         found = (before + middle * gain).softmax(-1).gather(1, target[:, None])
         low, high = torch.where(found < p, middle, low), torch.where(found < p, high, middle)
-    return (noise + high * direction).bfloat16().requires_grad_(), Head(weight), target
+    return (noise + high * direction).to(dtype).requires_grad_(), Head(weight), target
 
 
 @pytest.mark.parametrize("p", [0.5, 0.99, 0.995, 0.999, 0.9999])
@@ -91,6 +91,20 @@ def test_the_slope_of_a_confident_token_survives_bfloat16(p):
     assert slope.dtype == torch.bfloat16 and cosine.min() > 0.999
     length = slope.double().norm(dim=-1) / wanted_slope.norm(dim=-1)
     torch.testing.assert_close(length, torch.ones_like(length), atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize("p", [0.5, 0.99, 0.999, 0.9999])
+def test_the_slope_of_a_confident_token_survives_float16_too(p):
+    """Its smallest numbers are 6e-8 apart: one minus p times a weight is soon among them."""
+    h, head, target = confident(p, dtype=torch.float16)
+    exact = h.detach().double().requires_grad_()
+    wanted = plain(exact, Head(head.weight.double()), target, 1.0)[0]
+    (wanted_slope,) = torch.autograd.grad(wanted.sum(), exact)
+    logprob, _ = ChunkedLogprobs.apply(h, head, target, 1.0, 16)
+    (slope,) = torch.autograd.grad(logprob.sum() * 2**16, h)  # as the loss scale does
+    assert slope.dtype == torch.float16
+    error = (slope.double() / 2**16 - wanted_slope).norm() / wanted_slope.norm()
+    assert error < 0.01  # 0.03 at p = 0.9999 without making it larger
 
 
 def test_logits_of_16_bit_weights_are_not_rounded_to_16_bits():

@@ -1,0 +1,145 @@
+"""Training in float16: small gradients survive, large ones cost one step, and a resumed run knows its scale."""
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import minirl
+from minirl import Config
+from parts import checkpoint
+from parts import run as running
+from parts.policy import START_SCALE, Row, loss_scale
+from parts.run import learner
+from test_policy import small_policy
+
+REAL = dict(max_tokens=3000, micro_tokens=4096)  # a token's share of the loss is as small as in a real run
+START = dict(dtype="float16")
+
+
+def rows(count=8, seed=0, responses=128):
+    torch.manual_seed(seed)
+    ids = [torch.randint(300, (30,)).tolist() for _ in range(count)]
+    return [Row(x, 10, [-6.0] * 20, (-0.5, 0.5)[i % 2], scale=1 / (responses * 3000)) for i, x in enumerate(ids)]
+
+
+def gradient(policy, batch):
+    """As the optimizer gets it, in float64, all weights in one vector."""
+    policy.zero_grad()
+    minirl.accumulate(policy, batch, Config(**REAL))
+    weights = [p for p in policy.parameters() if p.requires_grad]
+    policy.loss_scale.unscale_(torch.optim.SGD(weights))
+    return torch.cat([p.grad.double().flatten() for p in weights])
+
+
+def set_scale(policy, value):
+    policy.loss_scale = torch.amp.GradScaler("cpu", init_scale=value)
+
+
+def test_the_gradient_is_that_of_float32_and_without_a_scale_it_is_lost(tmp_path):
+    wanted = gradient(small_policy(tmp_path), rows())
+    policy = small_policy(tmp_path, **START)
+
+    def error():
+        return ((gradient(policy, rows()) - wanted).norm() / wanted.norm()).item()
+
+    assert error() < 0.01
+    set_scale(policy, 1.0)
+    assert error() > 0.3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_other_precisions_have_no_scale(tmp_path, dtype):
+    policy = small_policy(tmp_path, dtype=dtype)
+    assert not policy.loss_scale.is_enabled() and policy.loss_scale.get_scale() == 1
+    assert policy.loss_scale.state_dict() == {}
+
+
+def one_step(policy, optimizer, schedule, seed=0):
+    config = Config(**REAL)
+    loss, _ = minirl.accumulate(policy, rows(seed=seed), config)
+    return loss, minirl.optimizer_step(policy, optimizer, schedule, config)
+
+
+def weights_of(policy):
+    return [p.detach().clone() for p in policy.parameters() if p.requires_grad]
+
+
+def test_an_overflow_skips_one_step_lowers_the_scale_and_changes_nothing_else(tmp_path, capsys):
+    policy = small_policy(tmp_path, **START)
+    optimizer, schedule = learner(policy, Config(lr=1e-3))
+    policy.loss_scale._init_scale = 2.0**40
+    before = weights_of(policy)
+    loss, norm = one_step(policy, optimizer, schedule)
+    assert not math.isfinite(norm) and math.isfinite(loss)
+    assert all(map(torch.equal, before, weights_of(policy))) and not optimizer.state and schedule.last_epoch == 0
+    assert policy.loss_scale.get_scale() == 2.0**39
+    run = SimpleNamespace(policy=policy, state=dict(skipped_in_a_row=0))
+    for step in range(9):  # it is no broken run
+        running.stop_if_broken(step, [], dict(loss=loss, skipped_steps=1), run)
+    assert run.state["skipped_in_a_row"] == 0 and "too large for float16" in capsys.readouterr().out
+    while not math.isfinite(norm):
+        _, norm = one_step(policy, optimizer, schedule)
+    assert 1 < policy.loss_scale.get_scale() < 2.0**39 and schedule.last_epoch == 1
+    assert not any(map(torch.equal, before, weights_of(policy)))
+
+
+@pytest.mark.parametrize("scale, loss", [(0.5, 1.0), (START_SCALE, math.nan)])
+def test_what_no_scale_can_mend_is_a_broken_run(tmp_path, monkeypatch, scale, loss):
+    """Gradients that overflow even undiminished, and a loss that is no number itself."""
+    monkeypatch.setattr(running, "save", lambda run: None)
+    policy = SimpleNamespace(loss_scale=torch.amp.GradScaler("cpu", init_scale=scale))
+    run = SimpleNamespace(folder=tmp_path, policy=policy, state=dict(skipped_in_a_row=0))
+    with pytest.raises(SystemExit, match="3 steps in a row.*another --dtype"):
+        for step in range(3):
+            running.stop_if_broken(step, [], dict(loss=loss, skipped_steps=1), run)
+
+
+def test_a_resumed_run_goes_on_with_its_scale_bit_by_bit(tmp_path):
+    """The checkpoint lies between an overflow and the steps after it, one of which would grow the scale again."""
+    config = Config(lr=1e-3, warmup_steps=2)
+
+    def fresh():
+        policy = small_policy(tmp_path / "model", **START)
+        policy.loss_scale = torch.amp.GradScaler("cpu", init_scale=2.0**40, backoff_factor=2.0**-18, growth_interval=4)
+        return policy, *learner(policy, config)
+
+    straight = fresh()
+    found = [one_step(*straight, seed=step)[1] for step in range(4)]
+    checkpoint.save(tmp_path, *straight, dict(step=4), keep=1)
+    found += [one_step(*straight, seed=step)[1] for step in range(4, 7)]
+    resumed = fresh()
+    checkpoint.restore(checkpoint.newest_sound(tmp_path), *resumed)
+    assert [one_step(*resumed, seed=step)[1] for step in range(4, 7)] == found[4:]
+    assert all(map(torch.equal, weights_of(straight[0]), weights_of(resumed[0])))
+    assert straight[0].loss_scale.state_dict() == resumed[0].loss_scale.state_dict()
+    assert not math.isfinite(found[0]) and all(map(math.isfinite, found[1:]))
+    assert resumed[0].loss_scale.get_scale() == 2.0**23  # it did grow
+
+
+# ------------------------------------------------------------------------------------ the real engine
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [
+    ["--dtype", "float16", "--sync", "adapter"],
+    ["--dtype", "float16", "--kv-cache-dtype", "fp8"],
+    ["--dtype", "float16", "--model", "tiny-moe", "--replay", "r3"],
+    ["--rollout-dtype", "float16"]])
+def test_it_trains_with_every_way_to_the_engine(flags, tmp_path):
+    """minirl.py itself: the probe judges every sync; then it goes on from its checkpoint."""
+    import json
+    import subprocess
+    import sys
+
+    from conftest import ROOT
+
+    common = [*flags, "--name", "run", "--batch-prompts", "6", "--eval-questions", "8", "--eval-k", "1"]
+    for more in (["--steps", "2", "--warmup-steps", "1", "--checkpoint-every", "1"], ["--steps", "3", "--resume"]):
+        done = subprocess.run([sys.executable, str(ROOT / "minirl.py"), *common, *more], cwd=tmp_path,
+                              capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+    steps = [json.loads(line) for line in (tmp_path / "runs/run/metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in steps] == [1, 2, 3]
+    assert sum(row["optimizer_steps"] for row in steps) == 3 and not sum(row["skipped_steps"] for row in steps)
+    limit = 1e-2 if "fp8" in flags else 1e-3 if "tiny-moe" in flags else 1e-4
+    assert max(row["kl_k3"] for row in steps) < limit
