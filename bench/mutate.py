@@ -21,13 +21,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = (".git", ".venv", "runs", "__pycache__", ".pytest_cache")
 ALSO = {  # further tests that look at a module, besides tests/test_<module>.py
-    "minirl": ["objective", "combinations", "routing_replay", "faults"],
+    "minirl": ["objective", "float16", "combinations", "routing_replay", "faults"],
     "config": ["flags", "faults", "combinations"],
     "ada_sampler": ["simulate", "summary"],
     "policy": ["logprobs", "objective", "families"],
     "logprobs": ["policy", "families"],
-    "checkpoint": ["faults"],
-    "run": ["logs", "faults"],
+    "checkpoint": ["faults", "float16"],
+    "run": ["logs", "faults", "float16"],
     "folder": ["faults"],
     "diagnostics": ["objective"],
     "rewards": ["grader", "spelling"],

@@ -22,6 +22,7 @@ from minirl import sample, update
 from parts.config import Config, resolve
 from parts.engine import Rollout
 from parts.flags import parse_flags
+from parts.policy import loss_scale
 from parts.routing_replay import RoutingReplay
 from parts.run import learner
 
@@ -91,6 +92,7 @@ def random_policy(mixture: bool):
     lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj", "o_proj"], task_type="CAUSAL_LM")
     policy = get_peft_model(model, lora).train()
     policy.routing = RoutingReplay(model) if mixture else None
+    policy.loss_scale = loss_scale("float32", "cpu")
     return policy
 
 

@@ -12,7 +12,7 @@ import minirl
 from minirl import Config, objective, set_scales, update
 from parts.config import OBJECTIVES
 from parts.metrics import diagnostics
-from parts.policy import Row, micro_batches
+from parts.policy import Row, loss_scale, micro_batches
 from parts.run import learner
 from parts.simulate import simulate
 from helpers import close, gradients_of, random_groups, tiny_policy
@@ -336,6 +336,7 @@ class Coins(torch.nn.Module):
     def __init__(self, p):
         super().__init__()
         self.theta = torch.nn.Parameter(torch.tensor(p, dtype=torch.float64).logit())
+        self.loss_scale = loss_scale("float64", "cpu")
 
     def logprobs(self, rows):
         theta = self.theta[torch.tensor([row.ids[0] for row in rows])]
