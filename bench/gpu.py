@@ -42,17 +42,19 @@ FULL = dict(  # Qwen2.5-Math-1.5B and the default lengths
     vocabulary=151_936, positions=4096, dtype="bfloat16", prompt=200, response=256, sequences=256,
     prompts=32,
     repeats=3, sampler=(120, 800),
-    rows=96, typical=500, longest=3000, micro_tokens=16384, memory_points=(4096, 8192), matrix=8192, steps=5,
-    probe_texts=64)
+    rows=96, typical=500, longest=3000, micro_tokens=16384, memory_points=(4096, 8192), matrix=8192,
+    steps=5, probe_texts=64)
 SMALL = dict(
     size=dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
               num_key_value_heads=1),
-    vocabulary=512, positions=512, dtype="float32", prompt=16, response=16, sequences=32, prompts=4, repeats=2, sampler=(12, 64),
-    rows=16, typical=24, longest=128, micro_tokens=512, memory_points=(512, 1024), matrix=512, steps=2, probe_texts=16)
-SHAPE = FULL | dict(  # the real shape with as little work as shows something: for the steps-* parts on a CPU
-    prompt=64, response=16, sequences=32, prompts=4, repeats=1, sampler=(12, 32), rows=4, typical=12, longest=32,
-    micro_tokens=1024, memory_points=(512, 1024), matrix=512, steps=2)
-
+    vocabulary=512, positions=512, dtype="float32", prompt=16, response=16, sequences=32, prompts=4,
+    repeats=2, sampler=(12, 64),
+    rows=16, typical=24, longest=128, micro_tokens=512, memory_points=(512, 1024), matrix=512,
+    steps=2, probe_texts=16)
+SHAPE = FULL | dict(  # the real shape and little work: for the parts steps-* on a CPU
+    prompt=64, response=16, sequences=32, prompts=4, repeats=1, sampler=(12, 32), rows=4,
+    typical=12, longest=32, micro_tokens=1024, memory_points=(512, 1024), matrix=512,
+    steps=2)
 SIZES = dict(full=FULL, small=SMALL, shape=SHAPE)
 
 PARTS = {
@@ -155,10 +157,13 @@ def show(results: dict) -> None:
 
 def flags() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Rollouts, sync, training and memory on one GPU.")
-    parser.add_argument("--size", choices=list(SIZES), help="full, the default on a GPU; small, the default without one; "
+    parser.add_argument("--size", choices=list(SIZES),
+                        help="full, the default on a GPU; small, the default without one; "
                         "shape: the full model with short responses")
-    parser.add_argument("--minutes", type=float, default=10, help="time limit of each part (default: 10)")
-    parser.add_argument("--only", nargs="*", default=list(PARTS), choices=list(PARTS), metavar="PART")
+    parser.add_argument("--minutes", type=float, default=10,
+                        help="time limit of each part (default: 10)")
+    parser.add_argument("--only", nargs="*", default=list(PARTS), choices=list(PARTS),
+                        metavar="PART")
     parser.add_argument("--again", action="store_true", help="also the parts that have a result")
     parser.add_argument("--out", default=str(RESULTS),
                         help="folder of the result (default: bench/results)")

@@ -1,4 +1,5 @@
-"""The measurements of bench/gpu.py: each a function of the random model's folder and the sizes, run alone in a process."""
+"""The measurements of bench/gpu.py, each a function of model folder and sizes, in its own process.
+"""
 import contextlib
 import copy
 import json
@@ -9,8 +10,8 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
-from common import (ROOT, alternate, machine, median, memory_now, most_memory, on_gpu, parameters, peak_memory, project,
-                    random_model, seconds)
+from common import (ROOT, alternate, machine, median, memory_now, most_memory, on_gpu, parameters,
+                    peak_memory, project, random_model, seconds)
 
 from parts.stop import timed
 
@@ -142,7 +143,7 @@ def logprob_gap(engine, policy, prompts, s, temperature: float = 1.0) -> dict:
 
 
 class Scripted:
-    """An engine whose responses have lengths drawn by their place, whatever the schedule and the weights."""
+    """An engine whose responses have lengths drawn by their place, whatever weights would like."""
 
     def __init__(self, engine, s):
         self.engine, self.s = engine, s
@@ -160,7 +161,8 @@ def coins(s) -> SimpleNamespace:
     """A grader whose verdicts are drawn by their place; some prompts are easy, some hard."""
     def verdict(key):
         easy = (key[0] % s.prompts + 0.5) / s.prompts
-        return SimpleNamespace(reward=float(random.Random(f"verdict/{key}").random() < easy), status="drawn")
+        right = random.Random(f"verdict/{key}").random() < easy
+        return SimpleNamespace(reward=float(right), status="drawn")
 
     return SimpleNamespace(submit=lambda *_: None, result=verdict)
 
@@ -346,7 +348,7 @@ def trained_gap(policy, prompts, found) -> dict:
 
 
 def steps_part(model: str, s: SimpleNamespace, mode: str) -> dict:
-    """minirl's own training steps, from `prepare` on, with drawn lengths, and coins in the place of verdicts.
+    """minirl's own training steps, from `prepare` on; lengths are drawn, verdicts are coins.
 
     Then the engine is given wrong weights: what would the probe see at this shape?
     """
@@ -354,24 +356,28 @@ def steps_part(model: str, s: SimpleNamespace, mode: str) -> dict:
     import probe_power
     from parts.data import Stream
 
-    settings = dict(dtype=s.dtype, sync=mode, batch_prompts=s.prompts, max_prompt_tokens=max(s.prompt, 64),
-                    max_tokens=s.longest, micro_tokens=s.micro_tokens, engine_sequences=s.sequences, lr=2e-5,
-                    gradient_checkpointing="on", eval_questions=s.probe_texts, graders=1)
+    settings = dict(dtype=s.dtype, sync=mode, batch_prompts=s.prompts, max_tokens=s.longest,
+                    max_prompt_tokens=max(s.prompt, 64), micro_tokens=s.micro_tokens,
+                    engine_sequences=s.sequences, lr=2e-5, gradient_checkpointing="on",
+                    eval_questions=s.probe_texts, graders=1)
     start, found = {}, dict(steps=[])
     with contextlib.ExitStack() as stack:
         with timed(start, "start"):
             run = stack.enter_context(project(model, **settings))
         found |= start | dict(rehearsed=run.probe.rehearsed, noise=run.probe.noise)
         run.engine, run.grader = Scripted(run.engine, s), coins(s)
-        run.stream = Stream([SimpleNamespace(prompt_ids=ids, answer="") for ids in random_prompts(s)], 0)
+        problems = [SimpleNamespace(prompt_ids=ids, answer="") for ids in random_prompts(s)]
+        run.stream = Stream(problems, 0)
         minirl.rehearse(run)
         for step in range(1, s.steps + 1):
             before, earlier = probe_power.learnt(run.policy), copy.copy(run.probe)
             groups, metrics = minirl.train_step(step, run)
-            kept = [key for key in metrics if key.startswith(("seconds_", "probe_")) or key in ("kl_k3", "tokens", "memory_gb")]
-            found["steps"].append({key: metrics[key] for key in kept} | dict(card_gb=memory_now()))
-        found |= dict(peak_gb=most_memory())
-        found |= dict(broken=probe_power.seen_now(run, earlier, before), rehearsal=probe_power.rehearsal(run))
+            kept = [key for key in metrics if key in ("kl_k3", "tokens", "memory_gb")
+                    or key.startswith(("seconds_", "probe_"))]
+            row = {key: metrics[key] for key in kept}
+            found["steps"].append(row | dict(card_gb=memory_now()))
+        found |= dict(peak_gb=most_memory(), rehearsal=probe_power.rehearsal(run),
+                      broken=probe_power.seen_now(run, earlier, before))
     return found
 
 

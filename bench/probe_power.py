@@ -1,12 +1,13 @@
 """What the probe sees: weights that arrive in part or late, on purpose, and its verdicts on them.
 
-    python bench/probe_power.py                       # every run of the table in docs/gpu.md, about an hour on one core
+    python bench/probe_power.py            # every run of the table in docs/gpu.md, about an hour
     python bench/probe_power.py --only tiny-bf16 --steps 20
 
-A run trains as always (default learning rate, 6 prompts a step), and after every sync both sides' log-probs of the
-probe's texts go on a tape. After steps 1 to 5 and 21 to 25 the engine is also given wrong weights, one kind after the
-other, and its answers go on the tape too. Then the tape is played to the probe: the right answers, where an alarm is a
-false one; and each kind of wrong ones, as if it had been so since step 1, or since step 21.
+A run trains as always (default learning rate, 6 prompts a step), and after every sync both sides'
+log-probs of the probe's texts go on a tape. After steps 1 to 5 and 21 to 25 the engine is also
+given wrong weights, one kind after the other, and its answers go on the tape too. Then the tape is
+played to the probe: the right answers, where an alarm is a false one; and each kind of wrong ones,
+as if it had been so since step 1, or since step 21.
 """
 import argparse
 import contextlib
@@ -20,7 +21,8 @@ from pathlib import Path
 
 from common import RESULTS, project
 
-KINDS = ("first layer", "middle layer", "last layer", "half of the layers", "half of the change", "the step before")
+KINDS = ("first layer", "middle layer", "last layer", "half of the layers",
+         "half of the change", "the step before")
 LATE = 21  # the step from which on syncs are broken in the second round
 WRONG = (*range(1, 6), *range(LATE, LATE + 5))
 RUNS = {
@@ -95,8 +97,9 @@ def rehearsal(run) -> dict:
 
 
 def seen_now(run, earlier, before: dict) -> dict:
-    """For each kind, whether the probe as it was `earlier` would end the run if the last sync had been broken like this;
-    its slope else (None: too little has changed)."""
+    """For each kind, whether the probe as it was `earlier` would end the run if the last sync had
+    been broken like this; its slope else (None: too little has changed).
+    """
     found, mine = {}, run.probe.trainer()
     for kind in KINDS:
         theirs = answer(run, kind, before)
@@ -110,13 +113,14 @@ def seen_now(run, earlier, before: dict) -> dict:
 
 
 def record(steps: int, settings: dict) -> dict:
-    """A run of so many steps: its tape, what the rehearsal sees, and what a probe needs to judge."""
+    """A run of so many steps: its tape, what the rehearsal sees, what a probe needs to judge."""
     import minirl
 
     defaults = dict(seed=2, steps=steps, batch_prompts=6, eval_questions=64, eval_every=0)
     with project(**defaults | settings) as run:
         tape, probe = [], run.probe
-        found = dict(rehearsal=rehearsal(run), limits=tuple(probe.limits), start=probe.start, tape=tape)
+        found = dict(rehearsal=rehearsal(run), limits=tuple(probe.limits),
+                     start=probe.start, tape=tape)
         probe.judge = lambda now: tape.append(dict(right=now)) or {}  # here nothing ends the run
         for step in range(1, steps + 1):
             before = learnt(run.policy)
@@ -139,7 +143,7 @@ def probe_of(recorded: dict):
 
 
 def verdict(recorded: dict) -> dict:
-    """Alarms on the right answers, slopes there, and after how many steps each kind of wrong ones is caught."""
+    """Alarms on the right answers, slopes there, and when each kind of wrong ones is caught."""
     probe, rows, alarms, late = probe_of(recorded), [], [], None
     for step, sound in enumerate(recorded["tape"], 1):
         if step == LATE:
@@ -148,15 +152,19 @@ def verdict(recorded: dict) -> dict:
             rows.append(probe.judge(sound["right"]))
         except SystemExit as alarm:
             alarms.append([step, str(alarm)])
-    found = dict(steps=len(recorded["tape"]), noise=probe.noise, alarms=alarms, rehearsal=recorded["rehearsal"])
-    found |= dict(since_1={kind: caught(recorded, kind, probe_of(recorded), 1) for kind in KINDS})
-    if late:
-        found |= {f"since_{LATE}": {kind: caught(recorded, kind, copy.copy(late), LATE) for kind in KINDS}}
+    found = dict(steps=len(recorded["tape"]), noise=probe.noise, alarms=alarms,
+                 rehearsal=recorded["rehearsal"])
+    for first, as_it_was in ((1, probe_of(recorded)), (LATE, late)):
+        if as_it_was:
+            found[f"since_{first}"] = {kind: caught(recorded, kind, copy.copy(as_it_was), first)
+                                       for kind in KINDS}
     return found | slopes_of(rows)
 
 
 def caught(recorded: dict, kind: str, probe, first: int) -> int:
-    """In the how-manieth step since `first` the probe ends a run whose syncs are broken from there on; 0: not in five."""
+    """In which step, counted from `first`, the probe ends a run whose syncs are broken since then;
+    0: in none of five.
+    """
     for step in range(first, first + 5):
         recording = recorded["tape"][step - 1] if step <= len(recorded["tape"]) else {}
         if "wrong" not in recording:
@@ -169,7 +177,9 @@ def caught(recorded: dict, kind: str, probe, first: int) -> int:
 
 
 def slopes_of(rows: list[dict]) -> dict:
-    """[least, most, how many] of both slopes, where they were judged; that since the start from step 20 on."""
+    """[least, most, how many] of both slopes where they were judged; that since the start, from
+    step 21 on.
+    """
     found = {}
     for name, some in (("probe_slope", rows[20:]), ("probe_slope_last", rows)):
         values = [row[name] for row in some if not math.isnan(row[name])]
@@ -179,13 +189,14 @@ def slopes_of(rows: list[dict]) -> dict:
 
 def line(name: str, found: dict) -> str:
     """A row of the table in docs/gpu.md."""
-    seen = ["/".join(str(found[since].get(kind) or "-") for since in ("since_1", f"since_{LATE}") if since in found)
-            for kind in KINDS]
+    rounds = [found[since] for since in ("since_1", f"since_{LATE}") if since in found]
+    seen = ["/".join(str(round[kind] or "-") for round in rounds) for kind in KINDS]
     tried = [f"{found['rehearsal']['broken'][kind]['rest']:.2f}"
              + "*" * found["rehearsal"]["broken"][kind]["caught"] for kind in KINDS[:-1]]
     sound = found["rehearsal"]["sound"]
-    return (f"| {name} | {found['steps']} | {len(found['alarms'])} | {found['noise']:.1e} | {' | '.join(seen)} |\n"
-            f"        rehearsal: sound {sound['rest']:.3f}, limit {sound['limit']:.3f}: {', '.join(tried)}   "
+    return (f"| {name} | {found['steps']} | {len(found['alarms'])} | {found['noise']:.1e} | "
+            f"{' | '.join(seen)} |\n        rehearsal: sound {sound['rest']:.3f}, limit "
+            f"{sound['limit']:.3f}: {', '.join(tried)}   "
             f"slopes {found['probe_slope']} {found['probe_slope_last']} {found['alarms'][:2]}")
 
 
@@ -193,7 +204,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", nargs="*", default=list(RUNS), choices=list(RUNS), metavar="RUN")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--tapes", default="", help="folder of the tapes; those that are there are judged only")
+    parser.add_argument("--tapes", default="",
+                        help="folder of the tapes; those that are there are judged only")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.part:  # vLLM's groups belong to the process: an engine in each
@@ -216,7 +228,8 @@ def tape_of(name: str, steps: int, folder: Path) -> dict:
 
     file = folder / f"{name}.pt"
     if not file.exists():
-        command = [sys.executable, __file__, "--part", name, "--steps", str(steps), "--tapes", str(folder)]
+        command = [sys.executable, __file__, "--part", name, "--steps", str(steps), "--tapes",
+                   str(folder)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{name}: {done.stderr[-2000:]}")

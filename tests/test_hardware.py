@@ -1,4 +1,5 @@
-"""What a GPU needs and what follows from the card. No GPU here: torch's and the driver's answers are stand-ins."""
+"""What a GPU needs and what follows from the card. torch's and the driver's answers are stand-ins.
+"""
 import re
 import shutil
 from types import SimpleNamespace
@@ -93,7 +94,8 @@ def test_the_settings_of_a_run_follow_the_card(gpu, card, flags, settings):
     hardware.require_precision(found.dtype, found.sync)  # what is chosen by itself is never refused
     said = hardware.in_one_line(found)
     assert "\n" not in said and f"{found.dtype}" in said and f"{found.sync} sync" in said
-    assert f"{found.micro_tokens:,} tokens per pass" in said and f"{0.45 * gib:.1f} of {gib:.1f} GiB" in said
+    assert f"{found.micro_tokens:,} tokens per pass" in said
+    assert f"{0.45 * gib:.1f} of {gib:.1f} GiB" in said
     assert ("cannot compute in bfloat16" in said) == (card == (7, 5))
 
 
@@ -124,7 +126,7 @@ def test_without_a_gpu_everything_is_float32_and_merged():
 
 @pytest.mark.parametrize("flags, sentence", [
     (["--sleep"], "sleep gives a GPU's memory to the trainer, and here is no GPU"),
-    (["--engine-memory", "0.3"], "engine_memory is a share of a GPU's memory.*VLLM_CPU_KVCACHE_SPACE")])
+    (["--engine-memory", "0.3"], "share of a GPU's memory.*VLLM_CPU_KVCACHE_SPACE")])
 def test_settings_of_a_gpus_memory_are_refused_without_one(flags, sentence, gpu, capsys):
     gpu.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(total_memory=2**36))
     parse(flags)  # with a GPU they mean something
@@ -139,4 +141,5 @@ def test_settings_of_a_gpus_memory_are_refused_without_one(flags, sentence, gpu,
 def test_a_cpu_says_what_it_does_too(gpu):
     gpu.setattr(hardware, "is_installed", lambda name: name == "vllm-cpu")
     gpu.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
-    assert "float32, merge sync" in hardware.in_one_line(resolve(Config())) and "\n" not in hardware.in_one_line(resolve(Config()))
+    said = hardware.in_one_line(resolve(Config()))
+    assert "float32, merge sync" in said and "\n" not in said
