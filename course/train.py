@@ -1,6 +1,6 @@
-"""Trains the tiny model with your functions in the place of the project's, and draws both curves.
+"""Trains the tiny model with your functions in the place of the project's: two curves.
 
-    python course/train.py --with lab_3                 # two runs of the real thing, a minute or two
+    python course/train.py --with lab_3                 # two real runs, a minute or two
     python course/train.py --with lab_3 lab_5           # functions of several labs at once
     python course/train.py --with lab_1 --steps 60      # any setting of minirl.py, for both runs
 
@@ -97,7 +97,8 @@ def run_with(found: dict, flags: list[str]) -> Path:
 
 def first_difference(own: Path, yours: Path) -> str:
     """Where the two runs part, in words."""
-    rows = [[json.loads(line) for line in open(folder / "metrics.jsonl")] for folder in (own, yours)]
+    rows = [[json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+            for folder in (own, yours)]
     for a, b in zip(*rows):
         for key in COMPARED:
             if a.get(key) != b.get(key):
@@ -114,8 +115,8 @@ def draw(own: Path, yours: Path, out: Path) -> None:
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for folder, label, color in ((own, "the project's own", COLORS[0]), (yours, yours.name, COLORS[1])):
-        run = read_run(folder)
+    for folder, color in ((own, COLORS[0]), (yours, COLORS[1])):
+        run, label = read_run(folder), "the project's own" if folder == own else yours.name
         draw_group(left, [series(run["evals"], "steps", "avg")], color, label, marker="o")
         draw_interval(left, run["evals"], "steps", color)
         xs, ys = series(run["metrics"], "steps", "reward_first_round")

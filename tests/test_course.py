@@ -17,6 +17,7 @@ import torch
 from bench.mutate import mutated
 from conftest import ROOT
 from course import check, place
+from parts.config import Config
 
 MUTANTS = [json.loads(line) for line in (ROOT / "course/mutants.jsonl").read_text().splitlines()]
 LABS = list(place.HOMES)
@@ -39,9 +40,7 @@ def bandit_of(objective):
     def bandit_gradient(theta, actions, rewards, baseline):
         leaf = theta.clone().requires_grad_()
         lp = leaf.log_softmax(0)[actions]
-        config = types.SimpleNamespace(objective="minirl", clip=False, importance="full",
-                                       weight_cap=0, eps_low=0.2, eps_high=0.2)
-        term, _, _ = objective(lp, lp.detach(), lp.detach(), rewards - baseline, config)
+        term, _, _ = objective(lp, lp.detach(), lp.detach(), rewards - baseline, Config())
         return torch.autograd.grad(term.mean(), leaf)[0]
     return bandit_gradient
 

@@ -26,7 +26,7 @@ def row(prompt: int, response: int) -> Row:
 
 
 def name_of(rows) -> str:
-    return " and ".join(f"ids={spelled(row.ids)}, prompt_length={row.prompt_length}" for row in rows)
+    return " and ".join(map(spelled, rows))
 
 
 def alone(one: Row, temperature: float = 1.0):
@@ -78,7 +78,8 @@ def check_logprobs(functions):
             yours, _ = logprobs.token_logprobs(POLICY, [one], temperature)
             ids = torch.tensor(one.ids[one.prompt_length:])
             right = alone(one, temperature).gather(1, ids[:, None])[:, 0]
-            must_be(f"log pi at temperature {temperature:g} of {name_of([one])}", yours, right, 1e-4)
+            must_be(f"log pi at temperature {temperature:g} of {name_of([one])}", yours, right,
+                    1e-4)
 
 
 def check_gradient(functions):

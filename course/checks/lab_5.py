@@ -21,7 +21,8 @@ def tokens(*triples):
 def ask(triple, A: float, **settings):
     """(call, d term / d log pi, mask, weight) of one token."""
     lp, old, mu = tokens(triple)
-    term, mask, weight = minirl.objective(lp, old, mu, torch.tensor([A]).double(), Config(**settings))
+    A_T = torch.tensor([A], dtype=torch.float64)
+    term, mask, weight = minirl.objective(lp, old, mu, A_T, Config(**settings))
     said = "".join(f", {name}={value}" for name, value in settings.items())
     pi, pi_old, m = triple
     call = f"objective(pi_theta={pi:.4g}, pi_old={pi_old:.4g}, mu={m:.4g}, A={A:g}{said})"

@@ -18,7 +18,8 @@ def scales(responses, **settings):
     rows = rows_of(*responses)
     minirl.set_scales(rows, Config(max_tokens=10, **settings))
     said = "".join(f", {name}={value}" for name, value in settings.items())
-    call = f"scales of rows with {spelled(list(responses))} response tokens, max_tokens=10{said}"
+    lengths = spelled(list(responses))
+    call = f"scales of rows with {lengths} response tokens, max_tokens=10{said}"
     return call, [row.scale for row in rows]
 
 
@@ -26,8 +27,7 @@ def check_constant(functions):
     """constant: a sum over tokens and a mean over responses, divided by max_tokens"""
     for lengths, right in (((5,), [1 / 10]), ((2, 6), [1 / 20] * 2), ((1, 1, 9), [1 / 30] * 3)):
         call, yours = scales(lengths)
-        must_be(call, yours, right, why="Every token counts the same, in a long response or a short "
-                "one.")
+        must_be(call, yours, right, why="Every token counts the same, however long its response.")
 
 
 def check_mini_batches(functions):

@@ -104,7 +104,8 @@ def check_agreement(functions):
     def ask(own, engine, layers, right):
         self = SimpleNamespace(layers=layers)
         yours = RoutingReplay.agreement(self, torch.tensor(own), torch.tensor(engine))
-        must_be(f"agreement(own={own}, engine={engine}), layers with experts {layers}", yours, right)
+        must_be(f"agreement(own={own}, engine={engine}), layers with experts {layers}", yours,
+                right)
 
     ask([[[0, 1]]], [[[0, 1]]], [0], [[True]])
     ask([[[0, 1]]], [[[1, 0]]], [0], [[True]])

@@ -14,9 +14,9 @@ NESTED = [
     (r"\boxed{\{1\}}", r"\{1\}"), (r"\boxed{{4}} and }", "{4}")]
 LAST = [
     (r"\boxed{1}, no wait, that was wrong, so now it must be the other one: \boxed{2}", "2"),
-    (r"\boxed{7} is what I said, which is wrong since the sum of the digits was off; \boxed{", None),
-    (r"\boxed{4", None), (r"\boxed{1} hm, let me think about it once more and begin anew: \boxed{2",
-                          None)]
+    (r"\boxed{7} is what I said, which is wrong since its last digit was off; \boxed{", None),
+    (r"\boxed{4", None),
+    (r"\boxed{1} hm, let me think about it once more and begin anew: \boxed{2", None)]
 NUMBERS = [
     ("3", Fraction(3), False), ("-12", Fraction(-12), False), (" 4 ", Fraction(4), False),
     ("3.5", Fraction(7, 2), True), (".5", Fraction(1, 2), True), ("3.", Fraction(3), True),
@@ -26,7 +26,8 @@ FRACTIONS = [
     (r"\frac{1}{2}", Fraction(1, 2)), (r"-\frac{1}{2}", Fraction(-1, 2)),
     (r"\frac{-1}{2}", Fraction(-1, 2)), (r"\frac{ 3 }{ 4 }", Fraction(3, 4)),
     (r"5\frac{1}{2}", Fraction(11, 2)), (r"-5\frac{1}{2}", Fraction(-11, 2))]
-NO_NUMBERS = ["x", "2+3", "1,000", "", "1/0", r"\frac{1}{0}", "--3", "1/2/3", "3 apples", "1e3", "."]
+NO_NUMBERS = [
+    "x", "2+3", "1,000", "", "1/0", r"\frac{1}{0}", "--3", "1/2/3", "3 apples", "1e3", "."]
 
 
 def box(completion, right):
@@ -54,12 +55,14 @@ def check_last(functions):
 def number(text, value, decimal, percent=False):
     found = answers.exact(text)
     if found is None:
-        raise Wrong(f"exact({text!r}): yours is None, and it must be ({value}, {decimal}, {percent})")
+        raise Wrong(f"exact({text!r}): yours is None, and it must be ({value}, {decimal}, "
+                    f"{percent})")
     if not isinstance(found[0], Fraction):
         raise Wrong(f"exact({text!r}): yours has the value {found[0]!r}, a "
                     f"{type(found[0]).__name__}, and it must be the Fraction {value}")
     call = f"exact({text!r}): value, decimal point, percentage"
-    must_equal(call, (str(found[0]), bool(found[1]), bool(found[2])), (str(value), decimal, percent))
+    yours = str(found[0]), bool(found[1]), bool(found[2])
+    must_equal(call, yours, (str(value), decimal, percent))
 
 
 def check_numbers(functions):

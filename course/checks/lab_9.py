@@ -34,7 +34,8 @@ def check_large(functions):
             found = evaluation.pass_at_k(n, c, k)
         except ValueError:
             continue
-        raise Wrong(f"pass_at_k(n={n}, c={c}, k={k}): yours is {found}, and it must raise ValueError")
+        raise Wrong(f"pass_at_k(n={n}, c={c}, k={k}): yours is {found}, and it must raise "
+                    "ValueError")
 
 
 def check_average(functions):

@@ -3,8 +3,9 @@
     python course/check.py 3
     python course/train.py --with lab_3
 
-Read `Rule`, RULES, `SamplerConfig` and `Sample` in ada_sampler.py first: RULES[config.sampler].wants
-gives how many right and wrong answers resolve a prompt, and .rounds whether it may have several.
+Read `Rule`, RULES, `SamplerConfig` and `Sample` in ada_sampler.py first. rule.wants(config) says
+how many right and how many wrong answers resolve a prompt, rule.rounds whether it may have several
+rounds; rule = RULES[config.sampler].
 """
 from ada_sampler import RULES  # noqa: F401
 
