@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import json
 import math
+import os
 import random
 import signal
 import sys
@@ -109,7 +110,8 @@ def prepare(config: Config, grader) -> Run:
 
     from parts.models import fetch_model, load_tokenizer
 
-    faulthandler.register(signal.SIGUSR1)  # kill -USR1 PID shows what every thread is doing
+    # kill -USR1 PID shows what every thread is doing; a notebook's own stderr is no file
+    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)
     require(config.report_to)
     folder = Path("runs", config.name)
     lock = claim(folder, config.resume) if folder.exists() else None  # what is in use ends here
@@ -378,11 +380,20 @@ def finish(run: Run) -> None:
         run.tracker.close()
     if step:
         draw_run(run.folder)
+    go_on = f"{python()} minirl.py --name {config.name} --resume"
     if step < config.steps:
-        print(f"stopped after step {step}; "
-              f"continue with: python minirl.py --name {config.name} --resume")
+        print(f"stopped after step {step}; continue with: {go_on}")
     print(f"held-out avg@{config.eval_k}: {run.state['accuracy']:.1%}; "
           f"curves: {run.folder / 'curves.png'}; adapter: {run.folder / 'checkpoints'}")
+    if step >= config.steps:
+        print(f"next: look into it with {python()} explore.py {run.folder}\n"
+              f"      go on with        {go_on} --steps {max(200, 2 * step)}")
+
+
+def python() -> str:
+    """What starts this Python from here: `python` only where its environment is active."""
+    here = Path(sys.executable).is_relative_to(Path.cwd()) and "VIRTUAL_ENV" not in os.environ
+    return os.path.relpath(sys.executable) if here else "python"
 
 
 @contextlib.contextmanager

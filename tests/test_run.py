@@ -23,6 +23,7 @@ from test_checkpoint import taught
 def run(tmp_path, monkeypatch):
     """A run whose engine does nothing; model, optimizer and checkpoints are real."""
     monkeypatch.setattr(running, "draw_run", lambda folder: drawn.append(folder))
+    monkeypatch.setenv("VIRTUAL_ENV", "active")
     drawn, closed = [], []
     config = Config(name="mine", steps=30, checkpoint_every=10, lr=0.1, sampler="ada-est")
     made = Run(
@@ -371,3 +372,27 @@ def test_nothing_left_is_a_sentence_that_names_the_file(tmp_path, tokenizer, mis
     grader = SimpleNamespace(check_golds=lambda golds: [gold.isdigit() for gold in golds])
     with pytest.raises(SystemExit, match=f"Nothing is left of .*{names[missing]}"):
         running.load_data(Config(**files, **COLUMNS), tokenizer, grader)
+
+
+def test_a_run_that_is_over_says_how_to_look_into_it_and_how_to_go_on(run, capsys):
+    from parts.config import Config, parse_flags
+
+    for step, more in ((30, 200), (150, 300)):
+        run.state["step"] = run.config.steps = run.saved = step
+        running.finish(run)
+        *_, look, go_on = capsys.readouterr().out.splitlines()
+        assert look.endswith(f"explore.py {run.folder}")
+        flags = go_on.split("minirl.py ")[1].split()
+        again = parse_flags(Config, flags, "minirl.py", "")
+        assert (again.name, again.resume, again.steps) == ("mine", True, more)
+
+
+def test_commands_to_copy_work_before_and_after_the_environment_is_active(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(running.sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
+    monkeypatch.setenv("VIRTUAL_ENV", "active")
+    assert running.python() == "python"
+    monkeypatch.delenv("VIRTUAL_ENV")
+    assert running.python() == ".venv/bin/python"
+    monkeypatch.setattr(running.sys, "executable", "/usr/bin/python3")
+    assert running.python() == "python"

@@ -1,0 +1,276 @@
+"""An exported model is the trained one to every other program; a failed export harms nothing."""
+import base64
+import contextlib
+import hashlib
+import http.server
+import json
+import resource
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from parts import checkpoint, export
+from parts.config import Config, resolve
+from parts.files import append
+from parts.folder import note_start
+from parts.models import fetch_model
+from parts.policy import load_policy
+from parts.run import learner, settings_of
+
+
+def train_at_random(run: Path, model="tiny", steps=(3,), **settings) -> Path:
+    """A run's folder as training leaves it, with an adapter that changes a lot."""
+    config = resolve(Config(model=model, name=run.name, dtype="float32", **settings))
+    policy = load_policy(fetch_model(model, 0), dtype="float32", rank=config.lora_rank,
+                         alpha=config.lora_alpha, seed=0, device="cpu")
+    for name, p in policy.named_parameters():
+        if "lora_B" in name:
+            p.data.normal_(0, 0.01)
+    run.mkdir(parents=True)
+    note_start(run, settings_of(config), 0, "none")
+    for step in steps:
+        append(run / "eval.jsonl", dict(
+            step=step, data=config.eval_data, questions=100, k=8, avg=step / 10, ci_low=.1,
+            ci_high=.9))
+        checkpoint.save(run, policy, *learner(policy, config), dict(step=step), keep=9)
+    return run
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return train_at_random(tmp_path_factory.mktemp("made") / "runs" / "mine", steps=(3, 6))
+
+
+def contents(folder: Path) -> dict:
+    return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+            for file in folder.rglob("*") if file.is_file()}
+
+
+def logprobs(model, ids):
+    """log softmax of the logits, all of them: [rows, tokens, vocabulary]."""
+    with torch.no_grad():
+        return model(input_ids=ids).logits.float().log_softmax(-1)
+
+
+# ------------------------------------------------------------------------------ the model
+@pytest.mark.parametrize("model, dtype, limit", [
+    ("tiny", "", 1e-5), ("tiny-moe", "", 1e-5), ("tiny", "bfloat16", 0.03)])
+def test_the_merged_model_says_what_base_and_adapter_say(tmp_path, model, dtype, limit):
+    """By plain Hugging Face and PEFT, in float32. In 16 bits the merged weights are rounded."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    run = train_at_random(tmp_path / "runs" / "mine", model)
+    export.export(run, tmp_path / "out", dtype)
+    base = AutoModelForCausalLM.from_pretrained(fetch_model(model, 0), dtype=torch.float32)
+    ids = torch.randint(0, 300, (4, 40), generator=torch.Generator().manual_seed(0))
+    before = logprobs(base, ids)
+    wanted = logprobs(PeftModel.from_pretrained(base, run / "checkpoints" / "step-000003"), ids)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    assert merged.dtype == getattr(torch, dtype or "float32")
+    found = logprobs(merged.float(), ids)
+    assert (before - wanted).abs().mean() > 0.05
+    assert (found - wanted).abs().mean() < limit
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    chat = [{"role": "user", "content": "1+2=?"}]
+    assert tokenizer.apply_chat_template(chat, tokenize=False) == "<|user|>1+2=?"
+
+
+@pytest.mark.engine
+def test_vllm_serves_the_merged_folder(made, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    from parts.engine import Engine
+
+    export.export(made, tmp_path / "out")
+    ids = torch.randint(0, 300, (2, 30), generator=torch.Generator().manual_seed(0))
+    plain = logprobs(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), ids)
+    wanted = plain[:, :-1].gather(2, ids[:, 1:, None])[:, :, 0]
+    engine = Engine(str(tmp_path / "out"), max_model_len=64, dtype="float32")
+    found = torch.tensor(engine.score(ids.tolist()))
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
+
+
+# ------------------------------------------------------------------------------ which checkpoint
+def test_the_newest_checkpoint_is_exported_or_the_one_that_is_named(made, tmp_path, capsys):
+    export.export(made, tmp_path / "newest")
+    export.export(made / "checkpoints" / "step-000003", tmp_path / "named")
+    out = capsys.readouterr().out
+    assert "step-000006" in out.splitlines()[0] and "step-000003" in out.splitlines()[1]
+    cards = [(tmp_path / name / "README.md").read_text() for name in ("newest", "named")]
+    assert "for 6 steps" in cards[0] and "| 6 | 100 of builtin | avg@8 60.0% |" in cards[0]
+    assert "for 3 steps" in cards[1] and "60.0%" not in cards[1]
+
+
+def test_a_damaged_checkpoint_is_not_exported(tmp_path, capsys):
+    run = train_at_random(tmp_path / "runs" / "mine", steps=(3, 6))
+    newest = run / "checkpoints" / "step-000006"
+    weights = newest / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(SystemExit, match="step-000006 is damaged .*adapter_model"):
+        export.export(newest, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    export.export(run, tmp_path / "out")
+    out = capsys.readouterr().out
+    assert "step-000006 is damaged" in out and "with the adapter of" in out and "step-000003" in out
+
+
+@pytest.mark.parametrize("place, sentence", [
+    ("nothing", "has no checkpoint"), ("runs/none/checkpoints/step-000003", "is damaged")])
+def test_what_is_no_run_is_one_sentence(tmp_path, place, sentence):
+    with pytest.raises(SystemExit, match=sentence) as ended:
+        export.export(tmp_path / place, tmp_path / "out")
+    assert "\n" not in str(ended.value) and not (tmp_path / "out").exists()
+
+
+# ------------------------------------------------------------------------------ nothing is lost
+def test_an_existing_folder_is_left_as_it_is(made, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.txt").write_text("years of work")
+    with pytest.raises(SystemExit, match="exists already, and nothing of it is overwritten"):
+        export.export(made, out)
+    assert contents(out).keys() == {"thesis.txt"}
+    with pytest.raises(SystemExit, match="exists already"):
+        export.export(made, out / "thesis.txt")
+    (tmp_path / "empty").mkdir()
+    export.export(made, tmp_path / "empty")
+    assert (tmp_path / "empty" / "model.safetensors").exists()
+
+
+def test_a_full_disk_leaves_neither_half_a_model_nor_a_changed_run(made, tmp_path):
+    before = contents(made)
+    with files_of_at_most(10**6), pytest.raises(SystemExit) as ended:
+        export.export(made, tmp_path / "out")
+    sentence = str(ended.value)
+    assert "Could not write" in sentence and "the run is untouched" in sentence
+    assert "\n" not in sentence
+    assert list(tmp_path.iterdir()) == [] and contents(made) == before
+    export.export(made, tmp_path / "out")
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int):
+    """As on a disk that is full: no file may grow beyond `size` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_what_a_killed_export_has_left_is_cleared_away(made, tmp_path):
+    left = tmp_path / ".out.writing"
+    left.mkdir()
+    (left / "half.safetensors").write_text("half")
+    export.export(made, tmp_path / "out")
+    assert not left.exists() and not (tmp_path / "out" / "half.safetensors").exists()
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(made, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit, match="Could not write") as ended:
+        export.export(made, tmp_path / "file" / "out")
+    assert "\n" not in str(ended.value)
+
+
+# ------------------------------------------------------------------------------ the card
+def test_the_card_is_read_by_the_hubs_own_library_and_tells_no_paths():
+    from huggingface_hub import ModelCard
+
+    known = settings_of(resolve(Config(
+        model="Qwen2.5-Math-1.5B", data="org/problems@train,/home/me/secret/mine.jsonl",
+        eval_data="/home/me/secret/exam.jsonl", template="chat")))
+    row = dict(step=20, data=known["eval_data"], questions=50, k=8, avg=.5, ci_low=.4, ci_high=.6)
+    text = export.card("org/mine", known, 20, [row | dict(step=0, avg=.2), row])
+    found = ModelCard(text).data
+    assert found.base_model == "Qwen/Qwen2.5-Math-1.5B" and found.library_name == "transformers"
+    assert found.datasets == ["org/problems"]
+    assert "| 0 | 50 of exam.jsonl | avg@8 20.0% | 40.0% to 60.0% |" in text
+    assert "| 20 | 50 of exam.jsonl | avg@8 50.0% |" in text and "secret" not in text
+    assert "not evaluated" in export.card("mine", known, 20, [])
+
+
+# ------------------------------------------------------------------------------ the hub
+class Hub(http.server.BaseHTTPRequestHandler):
+    """As much of a hub as an upload needs; remembers what it was sent."""
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        self.server.seen.append((self.path, self.headers["Authorization"], body))
+        where = f"http://{self.headers['Host']}/org/mine"
+        answer = dict(url=where, commitUrl=f"{where}/commit/1", commitOid="1", hookOutput="")
+        if "preupload" in self.path:
+            files = [dict(path=file["path"], uploadMode="regular", shouldIgnore=False)
+                     for file in json.loads(body)["files"]]
+            answer = dict(files=files)
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.seen = []
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    use_hub(monkeypatch, f"http://127.0.0.1:{server.server_port}")
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def use_hub(monkeypatch, address):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", "hf_" + 34 * "x")
+
+
+def run_main(monkeypatch, *flags):
+    monkeypatch.setattr(sys, "argv", ["export", *map(str, flags)])
+    export.main()
+
+
+def test_the_folder_reaches_a_private_repository_byte_for_byte(made, tmp_path, hub, monkeypatch):
+    run_main(monkeypatch, made, tmp_path / "out", "--push", "org/mine")
+    created = json.loads(next(body for path, _, body in hub.seen if path.endswith("repos/create")))
+    assert created["name"] == "mine" and created["organization"] == "org"
+    assert created.get("private") is True or created.get("visibility") == "private"
+    commit = next(body for path, _, body in hub.seen if "/commit/" in path)
+    lines = [json.loads(line)["value"] for line in commit.splitlines() if b'"file"' in line[:20]]
+    sent = {line["path"]: base64.b64decode(line["content"]) for line in lines}
+    assert sent == {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    assert b'from_pretrained("org/mine")' in sent["README.md"]
+
+
+def test_without_a_network_the_folder_is_complete_and_the_next_command_named(
+        made, tmp_path, monkeypatch):
+    use_hub(monkeypatch, "http://127.0.0.1:9")
+    with pytest.raises(SystemExit) as ended:
+        run_main(monkeypatch, made, tmp_path / "out", "--push", "org/mine")
+    sentence = str(ended.value)
+    assert "is complete, but was not uploaded" in sentence and "\n" not in sentence
+    assert f"`hf upload org/mine {tmp_path / 'out'}`"[:60] in sentence
+    assert (tmp_path / "out" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("name, token, sentence", [
+    ("a/b/c", "hf_x", "--push a/b/c"), ("org/mine", "", "needs a login at the hub")])
+def test_what_cannot_be_uploaded_is_known_before_anything_is_written(
+        made, tmp_path, monkeypatch, name, token, sentence):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: token)
+    with pytest.raises(SystemExit, match=sentence) as ended:
+        run_main(monkeypatch, made, tmp_path / "out", "--push", name)
+    assert "\n" not in str(ended.value) and not (tmp_path / "out").exists()

@@ -1,0 +1,94 @@
+"""The notebook: it runs from top to bottom, alone or inside a clone, and holds one picture."""
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT
+
+FILE = ROOT / "walkthrough.ipynb"
+CELLS = json.loads(FILE.read_text())["cells"]
+CODE = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]
+
+
+def test_it_holds_no_results_but_one_picture():
+    outputs = [output for cell in CELLS for output in cell.get("outputs", [])]
+    assert [list(output["data"]) for output in outputs] == [["image/png"]]
+    assert FILE.stat().st_size < 100_000
+
+
+def first_cell(folder: Path, repository: str, path: str = "", python: str = sys.executable):
+    """Run it as a fresh kernel in `folder` would; then say where it is and what it can import."""
+    source = CODE[0].replace("https://github.com/OWNER/REPOSITORY", repository)
+    source += "\nimport vllm\nprint(Path.cwd().name, vllm.__file__, os.environ.get('PYTHONPATH'))"
+    return subprocess.run(
+        [python, "-I", "-c", source], cwd=folder, text=True, capture_output=True,
+        env=os.environ | dict(PATH=f"{path}:{os.environ['PATH']}"))
+
+
+def other_repository(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "minirl.py").write_text("")
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "."], [*identity, "commit", "-qm", "all"]):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+    return folder
+
+
+def test_alone_it_asks_for_an_address_and_clones(tmp_path):
+    asked = first_cell(tmp_path, "https://github.com/OWNER/REPOSITORY")
+    assert asked.returncode and "Put the address of the repository" in asked.stderr
+    source = other_repository(tmp_path / "source")
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    for _ in range(2):  # and again, after a restart of the kernel
+        done = first_cell(alone, str(source))
+        assert done.returncode == 0 and done.stdout.startswith("minirl "), done.stderr
+    assert (alone / "minirl" / "minirl.py").exists()
+
+
+def test_a_kernel_without_the_packages_gets_them_beside_it(tmp_path):
+    """`make` is a stand-in here, which leaves what `make setup` leaves: an environment in .venv."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = tmp_path / ".venv" / "lib" / version / "site-packages"
+    (tmp_path / "minirl.py").write_text("")
+    make = tmp_path / "bin" / "make"
+    make.parent.mkdir()
+    make.write_text(f"#!/bin/sh\necho $@ >> asked\nmkdir -p {packages}\ntouch {packages}/vllm.py\n")
+    make.chmod(0o755)
+    bare = os.path.join(sys.base_prefix, "bin", version)
+    done = first_cell(tmp_path, "unused", path=str(make.parent), python=bare)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "asked").read_text().startswith("setup PYTHON=/")
+    _, found, handed_on = done.stdout.split()
+    assert found == str(packages / "vllm.py") and handed_on == str(packages)
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_from_top_to_bottom_in_a_kernel(tmp_path):
+    """As it stands, but 8 steps in the place of 20, for the time that it takes."""
+    for name in ("nbclient", "nbformat", "ipykernel"):
+        pytest.importorskip(name, reason=f"{name} is not installed: make extras")
+    import nbclient
+    import nbformat
+
+    for entry in ("minirl.py", "ada_sampler.py", "rewards.py", "eval.py", "parts", "models"):
+        (tmp_path / entry).symlink_to(ROOT / entry)  # its runs/ must not be the user's
+    notebook = nbformat.read(FILE, as_version=4)
+    (prepare,) = [cell for cell in notebook.cells if "STEPS = 20" in cell.source]
+    prepare.source = prepare.source.replace("STEPS = 20", "STEPS = 8")
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3",
+                            resources=dict(metadata=dict(path=str(tmp_path)))).execute()
+    printed = "".join(output.get("text", "") for cell in notebook.cells
+                      for output in cell.get("outputs", []))
+    assert printed.count("the project says") == 4 and "by hand" in printed
+    evaluations = [json.loads(line) for line in open(tmp_path / "runs/walkthrough/eval.jsonl")]
+    assert [row["step"] for row in evaluations] == [0, 8]
+    assert evaluations[1]["ci_low"] > evaluations[0]["ci_high"]  # it has learnt
+    pictures = [output for cell in notebook.cells for output in cell.get("outputs", [])
+                if "image/png" in output.get("data", {})]
+    assert len(pictures) == 1
