@@ -197,11 +197,11 @@ def choose(groups: list[Recorded], room: int) -> list[int]:
 
 
 def left_out(levels: list[int]) -> list[str]:
-    """What is not in the page for want of room, as sentences; none if all is there."""
-    cut = [(WHOLE, "without their tokens"), (WITH_TEXTS, "without their texts"),
-           (BARE, "not at all")]
-    counts = [(sum(level < least for level in levels), how) for least, how in cut]
-    parts = [f"{count:,} {how}" for count, how in counts if count]
+    """What is not in the page for want of room, as a sentence; none if all is there."""
+    kinds = {WITH_TEXTS: "here without their tokens", BARE: "here without tokens and texts",
+             ABSENT: "not here"}
+    parts = [f"{levels.count(level):,} are {how}" for level, how in kinds.items()
+             if level in levels]
     if not parts:
         return []
     return [f"To keep this page small, of {len(levels):,} recorded prompts {', '.join(parts)}: "

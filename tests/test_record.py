@@ -1,0 +1,233 @@
+"""What is recorded of a step is what happened in it: recomputed from the log alone, or by plain Hugging Face."""
+import json
+import math
+import random
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import minirl
+from ada_sampler import Estimator, Group, Sample, settle
+from conftest import ROOT
+from minirl import objective, sample, update
+from parts import files
+from parts.engine import Rollout
+from parts.policy import Row
+from parts.record import group_row, pieces, recorded, token_columns
+from parts.run import learner
+from test_combinations import Judge, Problems, RandomWriter, complete, random_policy
+
+
+class Words:
+    """In the tokenizer's place: token 7 is the text "<7>"."""
+
+    def batch_decode(self, rows):
+        return ["".join(f"<{i}>" for i in ids) for ids in rows]
+
+
+class Silent(Judge):
+    def result(self, key):
+        return SimpleNamespace(reward=0.0, status="wrong", why="it never is")
+
+
+def stepped(mixture=False, grader=None, **settings):
+    """One real step with an engine that draws random tokens: (config, groups, lines of the log, metrics)."""
+    config = complete(**settings)
+    policy = random_policy(mixture)
+    run = SimpleNamespace(config=config, engine=RandomWriter(routes=mixture), grader=grader or Judge(), stream=Problems(),
+                          estimator=Estimator(config), policy=policy)
+    groups = sample(run)
+    metrics = update(policy, *learner(policy, config), groups, config, random.Random(0))
+    lines = [json.dumps(group_row(1, group, Words())) for group in recorded(groups, "all")]
+    return config, groups, [json.loads(line, parse_constant=pytest.fail) for line in lines], metrics
+
+
+def trained(rows):
+    return [s for row in rows for s in row["pool"] if "theta" in s]
+
+
+FAR = dict(mini_batches=3, lr=0.1, warmup_steps=0)  # the policy moves so far that tokens are stopped
+SETTINGS = [
+    {}, dict(max_samples_per_step=60), dict(sampler="uniform"), dict(sampler="dapo", batch_prompts=5), dict(sampler="ada-pos", k_pos=2),
+    dict(sampler="ada-est"), dict(sampler="gvm", gvm_norms="one"), dict(sampler="gvm", gvm_reuse_pilots=True, gvm_norms="one"),
+    dict(weighting="log"), dict(advantage="leave-one-out"), dict(drop_unresolved=True), FAR, FAR | dict(objective="grpo"),
+    FAR | dict(objective="cispo"), FAR | dict(importance="staleness", weight_cap=1.0), FAR | dict(importance="none"),
+    FAR | dict(clip=False), FAR | dict(mask="dppo", delta=0.01), FAR | dict(mask="icepop"), FAR | dict(length_norm="response"),
+    FAR | dict(length_norm="batch"), FAR | dict(replay="r2"), FAR | dict(replay="r3")]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: " ".join(f"{k}={v}" for k, v in s.items()) or "default")
+def test_mask_weight_and_loss_follow_from_the_log_alone(settings):
+    config, groups, rows, metrics = stepped(mixture="replay" in settings, **settings)
+    whole, size = 0.0, 0.0
+    for s in trained(rows):
+        theta, mu, weight, mask = (torch.tensor(x) for x in (s["theta"], s["mu"], s["weight"], list(map(int, s["mask"]))))
+        old = torch.tensor(s.get("old", s["theta"]))
+        A = torch.full_like(theta, s["coefficient"])
+        term, again, weight_again = objective(theta.double(), old.double(), mu.double(), A.double(), config)
+        assert torch.equal(again, mask.double())
+        torch.testing.assert_close(weight_again, weight.double(), rtol=1e-6, atol=1e-7)
+        if config.objective == "minirl":
+            by_hand = mask * weight.clamp(max=config.weight_cap) * A * theta
+            torch.testing.assert_close(by_hand.double(), term, rtol=1e-6, atol=1e-6)
+        whole += s["scale"] * term.sum().item()
+        size += s["scale"] * term.abs().sum().item()
+    minis = metrics["optimizer_steps"]
+    assert {s["mini"] for s in trained(rows)} == set(range(minis)) and minis == config.mini_batches
+    assert abs(metrics["loss"] + whole / minis) < 1e-6 * size
+    if settings.get("mini_batches") and config.clip and config.objective != "cispo":
+        assert any("0" in s["mask"] for s in trained(rows)), "nothing was stopped: the test shows little"
+    assert all(("agrees" in s) == ("replay" in settings) for s in trained(rows))
+
+
+@pytest.mark.parametrize("settings", SETTINGS[:11], ids=lambda s: " ".join(f"{k}={v}" for k, v in s.items()) or "default")
+def test_the_log_is_enough_to_keep_and_to_compare_anew(settings):
+    """What a counterfactual sampler needs: rewards in the order of drawing, with their rounds."""
+    config, groups, rows, _ = stepped(**settings)
+    assert len(rows) == len(groups) and [row["refill"] for row in rows] == [g.refill for g in groups]
+    assert any(row["refill"] for row in rows) == (config.sampler == "dapo")
+    for group, row in zip(groups, rows):
+        pool = [Sample(i, s["round"], None, s["reward"], s["status"], s["reward"] > config.threshold)
+                for i, s in enumerate(row["pool"])]
+        again = Group(row["place"], None, pool, outcome=row["outcome"])
+        settle(again, config)
+        kept = {s.index: (a, a * w) for s, a, w in zip(again.kept, again.advantages, again.weights)}
+        assert {i: (s["advantage"], s["coefficient"]) for i, s in enumerate(row["pool"]) if s["kept"]} == kept
+        assert (row["baseline"], row["p_hat"]) == (again.baseline, again.p_hat) == (group.baseline, group.p_hat)
+        assert [s["text"] for s in row["pool"]] == [s.rollout.text for s in group.pool]
+        assert [s["length"] for s in row["pool"]] == [len(s.rollout.token_ids) for s in group.pool]
+        submits = [s["submit"] for s in row["pool"]]
+        assert submits == sorted(submits) and all(s["submit"] < s["finish"] for s in row["pool"])
+        assert row["opened"] == (submits[0] if submits else None)
+    for s in trained(rows):
+        assert s["coefficient"] and all(len(s[name]) == s["length"] for name in ("ids", "tokens", "mu", "theta", "mask", "weight", "entropy"))
+    assert all("theta" in s for row in rows for s in row["pool"] if s.get("coefficient"))
+
+
+def plain(policy, prompt_ids, ids):
+    """(log pi of a response, its entropy) by Hugging Face's own forward and a full softmax. [T], [T]"""
+    with torch.no_grad():
+        logits = policy(input_ids=torch.tensor([prompt_ids + ids])).logits[0, len(prompt_ids) - 1:-1].double()
+    logp = logits.log_softmax(-1)
+    return logp.gather(1, torch.tensor(ids)[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+
+
+def test_each_rows_log_probs_are_those_of_the_weights_that_its_optimizer_step_began_with(monkeypatch):
+    config = complete(**FAR)
+    policy, real, states = random_policy(False), minirl.optimizer_step, []
+
+    def remember():
+        states.append([plain(policy, g.problem.prompt_ids, s.rollout.token_ids) for g in groups for s in g.pool])
+
+    def step(*args):
+        norm = real(*args)
+        remember()
+        return norm
+
+    monkeypatch.setattr(minirl, "optimizer_step", step)
+    groups = sample(SimpleNamespace(config=config, engine=RandomWriter(False), grader=Judge(), stream=Problems(),
+                                    estimator=None, policy=policy))
+    remember()
+    update(policy, *learner(policy, config), groups, config, random.Random(0))
+    rows = [s for group in groups for s in group_row(1, group, Words())["pool"]]
+    seen = [(i, s) for i, s in enumerate(rows) if "theta" in s]
+    assert {s["mini"] for _, s in seen} == {0, 1, 2}
+    for i, s in seen:
+        theta, entropy = states[s["mini"]][i]
+        torch.testing.assert_close(torch.tensor(s["theta"]).double(), theta, atol=2e-6, rtol=0)
+        torch.testing.assert_close(torch.tensor(s["entropy"]).double(), entropy, atol=1e-4, rtol=0)
+        torch.testing.assert_close(torch.tensor(s.get("old", s["theta"])).double(), states[0][i][0], atol=2e-6, rtol=0)
+        assert ("old" in s) == (s["mini"] > 0)
+    moved = [(states[0][i][0] - states[2][i][0]).abs().max().item() for i, s in seen]
+    assert max(moved) > 0.1  # so that the wrong weights would be seen
+
+
+def test_a_step_without_signal_is_recorded_with_the_verifiers_reasons():
+    _, _, rows, metrics = stepped(grader=Silent())
+    assert metrics["optimizer_steps"] == 0 and not trained(rows)
+    assert {row["outcome"] for row in rows} == {"no correct"}
+    assert {s["reason"] for row in rows for s in row["pool"]} == {"it never is"}
+    assert all(s["coefficient"] == 0 for row in rows for s in row["pool"] if s["kept"])
+
+
+def test_an_update_that_is_not_finite_is_recorded_as_null():
+    row = Row([1, 2, 3, 4], 1, [-1.0, -math.inf, -2.0], 1.0, old=torch.zeros(3))
+    row.seen = {name: torch.tensor([math.nan, math.inf, 0.25]) for name in ("theta", "weight", "entropy")}
+    row.seen["mask"] = torch.tensor([1.0, 0.0, 1.0])
+    found = json.loads(json.dumps(token_columns(row, row.ids[1:], Words())), parse_constant=pytest.fail)
+    assert found["theta"] == found["weight"] == found["entropy"] == [None, None, 0.25]
+    assert found["mu"] == [-1.0, None, -2.0] and found["mask"] == "101"
+
+
+# ------------------------------------------------------------------------------ tokens as text
+def spaced():
+    """A tokenizer of the kind that keeps the space before a word in the word's token, and drops the first one."""
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer(models.WordLevel({"▁so": 0, "▁is": 1, "▁it": 2, ".": 3, "?": 4}, unk_token="?"))
+    inner.decoder = decoders.Metaspace()
+    return PreTrainedTokenizerFast(tokenizer_object=inner)
+
+
+def builtin():
+    from parts import tiny
+
+    return tiny.build_tokenizer()
+
+
+@pytest.mark.parametrize("tokenizer, ids", [(spaced, [0, 1, 2, 3, 1, 1]), (spaced, [3]), (builtin, list(range(40, 347)))])
+def test_the_pieces_of_an_answer_make_the_answer(tokenizer, ids):
+    made = tokenizer()
+    found = pieces(ids, made)
+    assert len(found) == len(ids) and "".join(found) == made.decode(ids)
+
+
+# ------------------------------------------------------------------------------ size, and a kill
+def test_a_recorded_token_costs_less_than_eighty_bytes():
+    """And a sample less than 300 beside its text and tokens: docs/explore.md says what a run takes."""
+    rng, T = random.Random(0), 1000
+    row = Row(list(range(100000, 100000 + T + 1)), 1, [-rng.expovariate(1) for _ in range(T)], 0.5, old=-torch.rand(T))
+    row.seen = dict(theta=-torch.rand(T), mask=torch.ones(T), weight=torch.rand(T) + 0.5, entropy=torch.rand(T))
+    rollout = Rollout(row.ids[1:], row.mu, "stop", "", row=row)
+    pool = [Sample(i, 0, rollout if i == 0 else Rollout([1], [-1.0], "stop", ""), 0.0, "wrong", why="compared as exact fractions")
+            for i in range(101)]
+    group = Group(0, SimpleNamespace(id="x", prompt="", answer=""), pool, kept=pool[:1], advantages=[0.5], weights=[1.0])
+    line = group_row(1, group, SimpleNamespace(batch_decode=lambda rows: ["word " * len(ids) for ids in rows]))
+    bare = group_row(1, Group(0, group.problem, pool[1:]), None)
+    assert len(json.dumps(bare)) / 100 < 300
+    assert (len(json.dumps(line)) - len(json.dumps(bare))) / T < 80
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from parts import files
+for step in range(1, 10**6):
+    files.append(Path(sys.argv[1]), dict(step=step, pool=["x" * 2 * 10**7 * (step > 3)]))
+"""
+
+
+def killed_while_writing(log) -> bytes:
+    """What a real SIGKILL leaves of three short lines and the first of many that have 20 MB."""
+    log.unlink(missing_ok=True)
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(log)], cwd=ROOT)
+    while not log.exists() or log.stat().st_size < 10**5:
+        assert process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    return log.read_bytes()
+
+
+def test_a_kill_in_the_middle_of_a_line_costs_that_line_only(tmp_path):
+    log = tmp_path / "groups.jsonl"
+    left = next(left for _ in range(5) if not (left := killed_while_writing(log)).endswith(b"\n"))
+    whole = left.count(b"\n")
+    assert whole >= 3
+    last = files.cut_back(log, 10**6)
+    assert last["step"] == whole and log.read_bytes() == left[:left.rindex(b"\n") + 1]
+    assert files.cut_back(log, 2)["step"] == 2 and log.read_bytes().count(b"\n") == 2
