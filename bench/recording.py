@@ -1,9 +1,10 @@
-"""What the log of whole pools costs: seconds of a step and bytes of a run, with every prompt and with the default of two.
+"""What the log of whole pools costs: seconds of a step and bytes of a run.
 
     python bench/recording.py                  # 200 steps of the built-in model, in runs/recording
     python bench/recording.py --mini-batches 4 # other flags go to the trainer
 
-Every prompt is recorded once and timed by itself, so one run measures both settings.
+Every prompt is recorded once and timed by itself, so one run measures both every prompt and the
+default of two.
 """
 import sys
 import time
@@ -36,14 +37,16 @@ def timed(step, groups, metrics, run) -> None:
 
 
 def main() -> None:
-    config = parse(["--name", "recording", "--steps", "200", "--eval-every", "0", "--log-groups", "all", *sys.argv[1:]])
+    config = parse(["--name", "recording", "--steps", "200", "--eval-every", "0",
+                    "--log-groups", "all", *sys.argv[1:]])
     with running.last_words(config):
         minirl.main(config)
     rows = files.read_rows(Path("runs", config.name, "metrics.jsonl"))
     whole = sum(row["seconds"] for row in rows)
     for which in ("2", "all"):
         print(f"--log-groups {which:3}: {sizes[which] / 1e6:6.1f} MB in {config.steps} steps, "
-              f"{1000 * seconds[which] / config.steps:6.2f} ms a step, {seconds[which] / whole:.2%} of it")
+              f"{1000 * seconds[which] / config.steps:6.2f} ms a step, "
+              f"{seconds[which] / whole:.2%} of it")
 
 
 original, running.log = running.log, timed

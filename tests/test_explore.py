@@ -1,4 +1,4 @@
-"""A run's logs become a page: all of them, or what fits, and nothing that a model wrote can break out."""
+"""A run's logs become a page: all of them, or what fits. Nothing that a model wrote breaks out."""
 import base64
 import gzip
 import json
@@ -14,22 +14,26 @@ from explore import ABSENT, BARE, OF_TOKENS, WHOLE, PageConfig, choose, first_an
 from parts import files
 
 HOSTILE = [
-    "<script>alert(1)</script>", "</script><h1>", "<!-- <script>", "]]>", "\u2028\u2029\x85", "\ud800 alone", "\udc00\ud83d", "\u202eright to left",
-    "a" * 100_000, "\x00\x1b[2J", "/*DATA*/", "'\"\\`${1}", "&lt;&amp;", "😀é", "\\boxed{</script>}", "\r\n\t"]
+    "<script>alert(1)</script>", "</script><h1>", "<!-- <script>", "]]>", "\u2028\u2029\x85",
+    "\ud800 alone", "\udc00\ud83d", "\u202eright to left", "a" * 100_000, "\x00\x1b[2J",
+    "/*DATA*/", "'\"\\`${1}", "&lt;&amp;", "😀é", "\\boxed{</script>}", "\r\n\t"]
 
 
 def sample(text="\\boxed{7}", kept=True, tokens=3, **changes):
-    s = dict(round=0, submit=0, finish=4, reward=0.0, status="wrong", reason="why", finish_reason="stop", text=text, length=tokens, kept=kept)
+    s = dict(round=0, submit=0, finish=4, reward=0.0, status="wrong", reason="why",
+             finish_reason="stop", text=text, length=tokens, kept=kept)
     if kept:
-        s |= dict(advantage=0.5, coefficient=0.5, scale=0.1, mini=0, mask="1" * tokens, tokens=[text[:5]] * tokens)
+        s |= dict(advantage=0.5, coefficient=0.5, scale=0.1, mini=0, mask="1" * tokens,
+                  tokens=[text[:5]] * tokens)
         s |= {name: [-0.1234567] * tokens for name in ("ids", "mu", "theta", "weight", "entropy")}
     return s | changes
 
 
 def group(step, place=0, pool=None, **changes):
     pool = [sample(), sample("no", kept=False)] if pool is None else pool
-    return dict(step=step, place=place, refill=0, id=f"p{place}", prompt="<|user|>3+4=?", gold="7", outcome="resolved", pool_mean=0.5,
-                baseline=0.5, p_hat=0.5, opened=0, pool=pool) | changes
+    return dict(step=step, place=place, refill=0, id=f"p{place}", prompt="<|user|>3+4=?", gold="7",
+                outcome="resolved", pool_mean=0.5, baseline=0.5, p_hat=0.5, opened=0,
+                pool=pool) | changes
 
 
 @pytest.fixture
@@ -46,7 +50,9 @@ def make(folder, groups=None, steps=5):
     for step in range(1, steps + 1):
         files.append(folder / "metrics.jsonl", dict(step=step, loss=0.25))
     files.append(folder / "eval.jsonl", dict(step=0, data="builtin", avg=0.5))
-    for row in [group(step, place) for step in range(1, steps + 1) for place in (0, 1)] if groups is None else groups:
+    if groups is None:
+        groups = [group(step, place) for step in range(1, steps + 1) for place in (0, 1)]
+    for row in groups:
         files.append(folder / "groups.jsonl", row)
     return folder
 
@@ -86,12 +92,14 @@ def page_of(folder, **flags) -> dict:
 def test_the_page_has_all_that_was_logged(folder, capsys):
     data = page_of(folder)
     run, = data["runs"]
-    assert run["name"] == "mine" and run["config"] == dict(name="mine", lr=0.05, steps=5)  # of the last start
+    assert run["name"] == "mine"
+    assert run["config"] == dict(name="mine", lr=0.05, steps=5)  # of the last start
     assert run["metrics"] == [dict(step=step, loss=0.25) for step in range(1, 6)]
     assert run["evals"] == [dict(step=0, data="builtin", avg=0.5)]
     logged = [json.loads(line) for line in (folder / "groups.jsonl").read_text().splitlines()]
     for row in logged:
-        row["pool"][0]["answer"], row["pool"][1]["answer"] = "7", None  # what is in the box; there is none
+        boxed, unboxed = row["pool"]
+        boxed["answer"], unboxed["answer"] = "7", None
     assert run["groups"] == logged and data["left_out"] == ""
     assert str(folder / "explore.html") in capsys.readouterr().out
 
@@ -99,24 +107,31 @@ def test_the_page_has_all_that_was_logged(folder, capsys):
 def test_two_runs_are_in_one_page(folder, tmp_path):
     other = make(tmp_path / "other", groups=[group(1)])
     data = page_of(folder, against=str(other))
-    assert [(run["name"], len(run["groups"])) for run in data["runs"]] == [("mine", 10), ("other", 1)]
+    found = [(run["name"], len(run["groups"])) for run in data["runs"]]
+    assert found == [("mine", 10), ("other", 1)]
     assert not (other / "explore.html").exists()
 
 
-@pytest.mark.parametrize("steps, wanted", [("", [1, 2, 3, 4, 5]), ("2-4", [2, 3, 4]), ("5", [5]), ("0-99", [1, 2, 3, 4, 5]), ("1-1", [1])])
+@pytest.mark.parametrize("steps, wanted", [
+    ("", [1, 2, 3, 4, 5]), ("2-4", [2, 3, 4]), ("5", [5]), ("0-99", [1, 2, 3, 4, 5]), ("1-1", [1])])
 def test_only_the_prompts_of_the_wanted_steps(folder, steps, wanted):
     data = page_of(folder, steps=steps)
-    assert [row["step"] for row in data["runs"][0]["groups"]] == [step for step in wanted for _ in range(2)]
+    found = [row["step"] for row in data["runs"][0]["groups"]]
+    assert found == [step for step in wanted for _ in range(2)]
     assert len(data["runs"][0]["metrics"]) == 5  # a curve stays whole
     assert ("--steps" in data["left_out"]) == bool(steps)
 
 
 def test_whatever_a_model_writes_is_in_the_page_as_it_was(tmp_path):
-    rows = [group(1, place, [sample(text), sample(text, kept=False)], prompt=text, gold=text, id=text) for place, text in enumerate(HOSTILE)]
+    rows = []
+    for place, text in enumerate(HOSTILE):
+        pool = [sample(text), sample(text, kept=False)]
+        rows.append(group(1, place, pool, prompt=text, gold=text, id=text))
     data = page_of(make(tmp_path / "hostile", rows))
     for row, text in zip(data["runs"][0]["groups"], HOSTILE, strict=True):
         assert [s["text"] for s in row["pool"]] == [text, text]
-        assert (row["prompt"], row["gold"], row["id"], row["pool"][0]["tokens"][0]) == (text, text, text, text[:5])
+        assert row["prompt"] == row["gold"] == row["id"] == text
+        assert row["pool"][0]["tokens"][0] == text[:5]
 
 
 def test_the_template_has_one_place_for_the_data_and_asks_no_network():
@@ -129,8 +144,9 @@ def test_the_template_has_one_place_for_the_data_and_asks_no_network():
 def test_damaged_lines_are_left_out_and_counted(folder, capsys):
     log = folder / "groups.jsonl"
     whole = log.read_bytes()
-    strange = [b'{"step": 3, "place": 7, "po', b"\xff\xfe", b"[]", b'{"step": 3}', b'{"step": 3, "pool": 5}', b'{"step": 3, "pool": [5]}',
-               b'{"step": 3, "pool": [{"text": 5, "reason": ""}]}', b"[" * 100_000, b"{}"]
+    strange = [b'{"step": 3, "place": 7, "po', b"\xff\xfe", b"[]", b"{}", b"[" * 100_000,
+               b'{"step": 3}', b'{"step": 3, "pool": 5}', b'{"step": 3, "pool": [5]}',
+               b'{"step": 3, "pool": [{"text": 5, "reason": ""}]}']
     log.write_bytes(b"\n".join([*strange, whole.strip(), *strange]))
     data = page_of(folder)
     assert len(data["runs"][0]["groups"]) == 10
@@ -157,7 +173,8 @@ def test_what_is_no_run_is_a_sentence(folder, spoil, words):
     spoil(folder)
     with pytest.raises(SystemExit) as ended:
         main(PageConfig(run=str(folder)))
-    assert words in str(ended.value) and str(folder) in str(ended.value) and "\n" not in str(ended.value)
+    sentence = str(ended.value)
+    assert words in sentence and str(folder) in sentence and "\n" not in sentence
 
 
 @pytest.mark.parametrize("remove", ["groups.jsonl", "eval.jsonl"])
@@ -169,8 +186,10 @@ def test_a_run_that_recorded_nothing_has_its_curves(folder, capsys, remove):
 
 
 @pytest.mark.parametrize("flags, words", [
-    ([], "name the folder"), (["a", "--steps", "5-2"], "steps must be"), (["a", "--steps", "x"], "steps must be"),
-    (["a", "--steps", "-3"], "steps must be"), (["a", "--against", "./a/"], "with itself"), (["a", "b"], "b"), (["a", "--agains", "b"], "--against")])
+    ([], "name the folder"), (["a", "--steps", "5-2"], "steps must be"),
+    (["a", "--steps", "x"], "steps must be"), (["a", "--steps", "-3"], "steps must be"),
+    (["a", "--against", "./a/"], "with itself"), (["a", "b"], "b"),
+    (["a", "--agains", "b"], "--against")])
 def test_wrong_flags_are_answered_with_code_2(flags, words, capsys):
     with pytest.raises(SystemExit) as ended:
         parse(flags)
@@ -178,12 +197,15 @@ def test_wrong_flags_are_answered_with_code_2(flags, words, capsys):
 
 
 def test_steps_are_a_step_or_a_range():
-    assert [first_and_last(text) for text in ("", "7", "1-50", "3-3")] == [None, (7, 7), (1, 50), (3, 3)]
+    found = [first_and_last(text) for text in ("", "7", "1-50", "3-3")]
+    assert found == [None, (7, 7), (1, 50), (3, 3)]
 
 
 def test_no_torch_is_loaded_for_a_page(folder):
-    code = "import sys, explore; explore.main(explore.parse(sys.argv[1:])); assert not {'torch', 'sympy', 'vllm'} & set(sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], cwd=ROOT, capture_output=True, text=True)
+    code = ("import sys, explore; explore.main(explore.parse(sys.argv[1:]));"
+            "assert not {'torch', 'sympy', 'vllm'} & set(sys.modules)")
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], cwd=ROOT,
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -201,7 +223,9 @@ def long_run(tmp_path, steps=8, prompts=6):
         columns = {name: [round(rng.random(), 7) for _ in range(30)] for name in OF_TOKENS}
         return [sample(noise(600), tokens=30) | columns, sample(noise(600), kept=False)]
 
-    return make(tmp_path / "long", [group(step, place, pool()) for step in range(1, steps + 1) for place in range(prompts)], steps)
+    groups = [group(step, place, pool()) for step in range(1, steps + 1)
+              for place in range(prompts)]
+    return make(tmp_path / "long", groups, steps)
 
 
 def levels_of(data) -> dict:
@@ -210,7 +234,8 @@ def levels_of(data) -> dict:
     for row in data["runs"][0]["groups"]:
         s = row["pool"][0]
         assert [name in s for name in OF_TOKENS] in ([True] * 9, [False] * 9)
-        found[row["step"], row["place"]] = "tokens" if "theta" in s else "texts" if "text" in s else "bare"
+        how = "texts" if "text" in s else "bare"
+        found[row["step"], row["place"]] = "tokens" if "theta" in s else how
     return found
 
 
@@ -220,12 +245,12 @@ def test_a_page_never_exceeds_its_limit_and_says_what_it_left_out(tmp_path, monk
         monkeypatch.setattr(explore, "MOST_BYTES", most)
         data = page_of(folder)
         size = (folder / "explore.html").stat().st_size
-        assert size <= most and (size > 0.8 * most or most not in (100_000, 60_000)), (most, size)
+        assert size <= most and (size > 0.8 * most or most not in (100_000, 60_000))
         levels = levels_of(data)
         cut = len(levels) < 48 or set(levels.values()) != {"tokens"}
         assert ("To keep this page small" in data["left_out"]) == cut == (most < 10**9)
         if "tokens" in levels.values():
-            assert len(levels) == 48 and "bare" not in levels.values()  # nobody goes without for another's tokens
+            assert len(levels) == 48 and "bare" not in levels.values()  # all have texts first
         if "texts" in levels.values():
             assert len(levels) == 48
         assert before is None or len(levels) <= before
@@ -240,11 +265,14 @@ def test_each_steps_first_prompt_comes_first_and_steps_are_spread(tmp_path):
     groups, _ = explore.read_groups(long_run(tmp_path) / "groups.jsonl", None)
     bare = sum(one.sizes[WHOLE - 1] for one in groups)
     token = groups[0].sizes[WHOLE] - groups[0].sizes[WHOLE - 1]
-    levels = choose(groups, bare + int(4.5 * token))
-    assert [(one.row["step"], one.row["place"]) for one, level in zip(groups, levels) if level == WHOLE] == [(2, 0), (4, 0), (6, 0), (8, 0)]
-    levels = choose(groups, bare + int(9.5 * token))
-    whole = [(one.row["step"], one.row["place"]) for one, level in zip(groups, levels) if level == WHOLE]
-    assert [pair for pair in whole if pair[1] == 0] == [(step, 0) for step in range(1, 9)] and (8, 1) in whole
+
+    def whole(room):
+        return [(one.row["step"], one.row["place"])
+                for one, level in zip(groups, choose(groups, room)) if level == WHOLE]
+
+    assert whole(bare + int(4.5 * token)) == [(2, 0), (4, 0), (6, 0), (8, 0)]
+    firsts = [(step, 0) for step in range(1, 9)]
+    assert whole(bare + int(9.5 * token)) == sorted([*firsts, (8, 1)])
     assert choose(groups, 0) == [ABSENT] * 48 and set(choose(groups, 10**9)) == {WHOLE}
     assert set(choose(groups, sum(one.sizes[BARE] for one in groups))) == {BARE}
 
@@ -252,4 +280,5 @@ def test_each_steps_first_prompt_comes_first_and_steps_are_spread(tmp_path):
 def test_a_very_long_runs_curves_are_thinned_and_it_says_so(folder, monkeypatch):
     monkeypatch.setattr(explore, "MOST_ROWS", 2)
     data = page_of(folder)
-    assert [row["step"] for row in data["runs"][0]["metrics"]] == [1, 4] and "one step in 3" in data["left_out"]
+    assert [row["step"] for row in data["runs"][0]["metrics"]] == [1, 4]
+    assert "one step in 3" in data["left_out"]

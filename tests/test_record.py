@@ -1,4 +1,4 @@
-"""What is recorded of a step is what happened in it: recomputed from the log alone, or by plain Hugging Face."""
+"""What is recorded of a step is what happened in it: by the log itself, and by Hugging Face."""
 import json
 import math
 import random
@@ -13,6 +13,7 @@ import torch
 import minirl
 from ada_sampler import Estimator, Group, Sample, settle
 from conftest import ROOT
+from explore import OF_TOKENS
 from minirl import objective, sample, update
 from parts import files
 from parts.engine import Rollout
@@ -35,11 +36,12 @@ class Silent(Judge):
 
 
 def stepped(mixture=False, grader=None, **settings):
-    """One real step with an engine that draws random tokens: (config, groups, lines of the log, metrics)."""
+    """One real step with an engine of random tokens: (config, groups, rows of the log, metrics)."""
     config = complete(**settings)
     policy = random_policy(mixture)
-    run = SimpleNamespace(config=config, engine=RandomWriter(routes=mixture), grader=grader or Judge(), stream=Problems(),
-                          estimator=Estimator(config), policy=policy)
+    run = SimpleNamespace(
+        config=config, engine=RandomWriter(routes=mixture), grader=grader or Judge(),
+        stream=Problems(), estimator=Estimator(config), policy=policy)
     groups = sample(run)
     metrics = update(policy, *learner(policy, config), groups, config, random.Random(0))
     lines = [json.dumps(group_row(1, group, Words())) for group in recorded(groups, "all")]
@@ -50,78 +52,95 @@ def trained(rows):
     return [s for row in rows for s in row["pool"] if "theta" in s]
 
 
-FAR = dict(mini_batches=3, lr=0.1, warmup_steps=0)  # the policy moves so far that tokens are stopped
-SETTINGS = [
-    {}, dict(max_samples_per_step=60), dict(sampler="uniform"), dict(sampler="dapo", batch_prompts=5), dict(sampler="ada-pos", k_pos=2),
-    dict(sampler="ada-est"), dict(sampler="gvm", gvm_norms="one"), dict(sampler="gvm", gvm_reuse_pilots=True, gvm_norms="one"),
-    dict(weighting="log"), dict(advantage="leave-one-out"), dict(drop_unresolved=True), FAR, FAR | dict(objective="grpo"),
-    FAR | dict(objective="cispo"), FAR | dict(importance="staleness", weight_cap=1.0), FAR | dict(importance="none"),
-    FAR | dict(clip=False), FAR | dict(mask="dppo", delta=0.01), FAR | dict(mask="icepop"), FAR | dict(length_norm="response"),
-    FAR | dict(length_norm="batch"), FAR | dict(replay="r2"), FAR | dict(replay="r3")]
+FAR = dict(mini_batches=3, lr=0.1, warmup_steps=0)  # so far that tokens are stopped
+SAMPLING = [
+    {}, dict(max_samples_per_step=60), dict(sampler="uniform"), dict(sampler="ada-est"),
+    dict(sampler="dapo", batch_prompts=5), dict(sampler="ada-pos", k_pos=2),
+    dict(sampler="gvm", gvm_norms="one"),
+    dict(sampler="gvm", gvm_norms="one", gvm_reuse_pilots=True),
+    dict(weighting="log"), dict(advantage="leave-one-out"), dict(drop_unresolved=True)]
+UPDATING = [
+    {}, dict(objective="grpo"), dict(objective="cispo"), dict(importance="none"),
+    dict(importance="staleness", weight_cap=1.0), dict(clip=False), dict(mask="dppo", delta=0.01),
+    dict(mask="icepop"), dict(length_norm="response"), dict(length_norm="batch"),
+    dict(replay="r2"), dict(replay="r3")]
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: " ".join(f"{k}={v}" for k, v in s.items()) or "default")
+def words(settings: dict) -> str:
+    return " ".join(f"{name}={value}" for name, value in settings.items()) or "default"
+
+
+def tensors(s: dict) -> list[torch.Tensor]:
+    """theta, old, mu, A, weight and mask of a recorded sample, each [T]."""
+    columns = [s["theta"], s.get("old", s["theta"]), s["mu"], [s["coefficient"]] * s["length"],
+               s["weight"], list(map(int, s["mask"]))]
+    return [torch.tensor(column, dtype=torch.float64) for column in columns]
+
+
+@pytest.mark.parametrize("settings", SAMPLING + [FAR | more for more in UPDATING], ids=words)
 def test_mask_weight_and_loss_follow_from_the_log_alone(settings):
     config, groups, rows, metrics = stepped(mixture="replay" in settings, **settings)
     whole, size = 0.0, 0.0
     for s in trained(rows):
-        theta, mu, weight, mask = (torch.tensor(x) for x in (s["theta"], s["mu"], s["weight"], list(map(int, s["mask"]))))
-        old = torch.tensor(s.get("old", s["theta"]))
-        A = torch.full_like(theta, s["coefficient"])
-        term, again, weight_again = objective(theta.double(), old.double(), mu.double(), A.double(), config)
-        assert torch.equal(again, mask.double())
-        torch.testing.assert_close(weight_again, weight.double(), rtol=1e-6, atol=1e-7)
+        theta, old, mu, A, weight, mask = tensors(s)
+        term, mask_again, weight_again = objective(theta, old, mu, A, config)
+        assert torch.equal(mask_again, mask)
+        torch.testing.assert_close(weight_again, weight, rtol=1e-6, atol=1e-7)
         if config.objective == "minirl":
             by_hand = mask * weight.clamp(max=config.weight_cap) * A * theta
-            torch.testing.assert_close(by_hand.double(), term, rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(by_hand, term, rtol=1e-6, atol=1e-6)
         whole += s["scale"] * term.sum().item()
         size += s["scale"] * term.abs().sum().item()
     minis = metrics["optimizer_steps"]
     assert {s["mini"] for s in trained(rows)} == set(range(minis)) and minis == config.mini_batches
     assert abs(metrics["loss"] + whole / minis) < 1e-6 * size
     if settings.get("mini_batches") and config.clip and config.objective != "cispo":
-        assert any("0" in s["mask"] for s in trained(rows)), "nothing was stopped: the test shows little"
+        assert any("0" in s["mask"] for s in trained(rows))  # or this would show little
     assert all(("agrees" in s) == ("replay" in settings) for s in trained(rows))
 
 
-@pytest.mark.parametrize("settings", SETTINGS[:11], ids=lambda s: " ".join(f"{k}={v}" for k, v in s.items()) or "default")
+@pytest.mark.parametrize("settings", SAMPLING, ids=words)
 def test_the_log_is_enough_to_keep_and_to_compare_anew(settings):
     """What a counterfactual sampler needs: rewards in the order of drawing, with their rounds."""
     config, groups, rows, _ = stepped(**settings)
-    assert len(rows) == len(groups) and [row["refill"] for row in rows] == [g.refill for g in groups]
+    assert [row["refill"] for row in rows] == [group.refill for group in groups]
     assert any(row["refill"] for row in rows) == (config.sampler == "dapo")
     for group, row in zip(groups, rows):
-        pool = [Sample(i, s["round"], None, s["reward"], s["status"], s["reward"] > config.threshold)
+        pool = [Sample(i, s["round"], reward=s["reward"], correct=s["reward"] > config.threshold)
                 for i, s in enumerate(row["pool"])]
         again = Group(row["place"], None, pool, outcome=row["outcome"])
         settle(again, config)
-        kept = {s.index: (a, a * w) for s, a, w in zip(again.kept, again.advantages, again.weights)}
-        assert {i: (s["advantage"], s["coefficient"]) for i, s in enumerate(row["pool"]) if s["kept"]} == kept
-        assert (row["baseline"], row["p_hat"]) == (again.baseline, again.p_hat) == (group.baseline, group.p_hat)
-        assert [s["text"] for s in row["pool"]] == [s.rollout.text for s in group.pool]
-        assert [s["length"] for s in row["pool"]] == [len(s.rollout.token_ids) for s in group.pool]
+        logged = [(i, s["coefficient"]) for i, s in enumerate(row["pool"]) if s["kept"]]
+        assert logged == [(s.index, coefficient) for s, coefficient in again.rows()]
+        assert [s["advantage"] for s in row["pool"] if s["kept"]] == again.advantages
+        assert (row["baseline"], row["p_hat"]) == (again.baseline, again.p_hat)
+        assert (row["baseline"], row["p_hat"]) == (group.baseline, group.p_hat)
+        assert [(s["text"], s["length"]) for s in row["pool"]] == [
+            (s.rollout.text, len(s.rollout.token_ids)) for s in group.pool]
         submits = [s["submit"] for s in row["pool"]]
         assert submits == sorted(submits) and all(s["submit"] < s["finish"] for s in row["pool"])
         assert row["opened"] == (submits[0] if submits else None)
     for s in trained(rows):
-        assert s["coefficient"] and all(len(s[name]) == s["length"] for name in ("ids", "tokens", "mu", "theta", "mask", "weight", "entropy"))
+        columns = [s[name] for name in OF_TOKENS if name in s]
+        assert s["coefficient"] and {len(column) for column in columns} == {s["length"]}
     assert all("theta" in s for row in rows for s in row["pool"] if s.get("coefficient"))
 
 
 def plain(policy, prompt_ids, ids):
-    """(log pi of a response, its entropy) by Hugging Face's own forward and a full softmax. [T], [T]"""
+    """(log pi of a response, its entropy), [T] each, by Hugging Face's forward and a softmax."""
     with torch.no_grad():
-        logits = policy(input_ids=torch.tensor([prompt_ids + ids])).logits[0, len(prompt_ids) - 1:-1].double()
-    logp = logits.log_softmax(-1)
+        logits = policy(input_ids=torch.tensor([prompt_ids + ids])).logits[0]
+    logp = logits[len(prompt_ids) - 1:-1].double().log_softmax(-1)
     return logp.gather(1, torch.tensor(ids)[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
 
 
-def test_each_rows_log_probs_are_those_of_the_weights_that_its_optimizer_step_began_with(monkeypatch):
+def test_a_rows_log_probs_are_of_the_weights_that_its_optimizer_step_began_with(monkeypatch):
     config = complete(**FAR)
     policy, real, states = random_policy(False), minirl.optimizer_step, []
 
     def remember():
-        states.append([plain(policy, g.problem.prompt_ids, s.rollout.token_ids) for g in groups for s in g.pool])
+        states.append([plain(policy, group.problem.prompt_ids, s.rollout.token_ids)
+                       for group in groups for s in group.pool])
 
     def step(*args):
         norm = real(*args)
@@ -129,18 +148,20 @@ def test_each_rows_log_probs_are_those_of_the_weights_that_its_optimizer_step_be
         return norm
 
     monkeypatch.setattr(minirl, "optimizer_step", step)
-    groups = sample(SimpleNamespace(config=config, engine=RandomWriter(False), grader=Judge(), stream=Problems(),
-                                    estimator=None, policy=policy))
+    groups = sample(SimpleNamespace(
+        config=config, engine=RandomWriter(routes=False), grader=Judge(), stream=Problems(),
+        estimator=None, policy=policy))
     remember()
     update(policy, *learner(policy, config), groups, config, random.Random(0))
     rows = [s for group in groups for s in group_row(1, group, Words())["pool"]]
     seen = [(i, s) for i, s in enumerate(rows) if "theta" in s]
     assert {s["mini"] for _, s in seen} == {0, 1, 2}
     for i, s in seen:
-        theta, entropy = states[s["mini"]][i]
-        torch.testing.assert_close(torch.tensor(s["theta"]).double(), theta, atol=2e-6, rtol=0)
-        torch.testing.assert_close(torch.tensor(s["entropy"]).double(), entropy, atol=1e-4, rtol=0)
-        torch.testing.assert_close(torch.tensor(s.get("old", s["theta"])).double(), states[0][i][0], atol=2e-6, rtol=0)
+        (wanted, entropy), (wanted_old, _) = states[s["mini"]][i], states[0][i]
+        theta, old, *_ = tensors(s)
+        torch.testing.assert_close(theta, wanted, atol=2e-6, rtol=0)
+        torch.testing.assert_close(old, wanted_old, atol=2e-6, rtol=0)
+        assert s["entropy"] == pytest.approx(entropy.tolist(), abs=1e-4)
         assert ("old" in s) == (s["mini"] > 0)
     moved = [(states[0][i][0] - states[2][i][0]).abs().max().item() for i, s in seen]
     assert max(moved) > 0.1  # so that the wrong weights would be seen
@@ -156,20 +177,22 @@ def test_a_step_without_signal_is_recorded_with_the_verifiers_reasons():
 
 def test_an_update_that_is_not_finite_is_recorded_as_null():
     row = Row([1, 2, 3, 4], 1, [-1.0, -math.inf, -2.0], 1.0, old=torch.zeros(3))
-    row.seen = {name: torch.tensor([math.nan, math.inf, 0.25]) for name in ("theta", "weight", "entropy")}
-    row.seen["mask"] = torch.tensor([1.0, 0.0, 1.0])
-    found = json.loads(json.dumps(token_columns(row, row.ids[1:], Words())), parse_constant=pytest.fail)
+    broken = torch.tensor([math.nan, math.inf, 0.25])
+    row.seen = dict(theta=broken, weight=broken, entropy=broken, mask=torch.tensor([1.0, 0.0, 1.0]))
+    line = json.dumps(token_columns(row, row.ids[1:], Words()))
+    found = json.loads(line, parse_constant=pytest.fail)
     assert found["theta"] == found["weight"] == found["entropy"] == [None, None, 0.25]
     assert found["mu"] == [-1.0, None, -2.0] and found["mask"] == "101"
 
 
 # ------------------------------------------------------------------------------ tokens as text
 def spaced():
-    """A tokenizer of the kind that keeps the space before a word in the word's token, and drops the first one."""
+    """A tokenizer whose tokens hold the space before a word, and which drops the first one."""
     from tokenizers import Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 
-    inner = Tokenizer(models.WordLevel({"▁so": 0, "▁is": 1, "▁it": 2, ".": 3, "?": 4}, unk_token="?"))
+    words = {"▁so": 0, "▁is": 1, "▁it": 2, ".": 3, "?": 4}
+    inner = Tokenizer(models.WordLevel(words, unk_token="?"))
     inner.decoder = decoders.Metaspace()
     return PreTrainedTokenizerFast(tokenizer_object=inner)
 
@@ -180,7 +203,8 @@ def builtin():
     return tiny.build_tokenizer()
 
 
-@pytest.mark.parametrize("tokenizer, ids", [(spaced, [0, 1, 2, 3, 1, 1]), (spaced, [3]), (builtin, list(range(40, 347)))])
+@pytest.mark.parametrize("tokenizer, ids", [
+    (spaced, [0, 1, 2, 3, 1, 1]), (spaced, [3]), (builtin, list(range(40, 347)))])
 def test_the_pieces_of_an_answer_make_the_answer(tokenizer, ids):
     made = tokenizer()
     found = pieces(ids, made)
@@ -189,18 +213,20 @@ def test_the_pieces_of_an_answer_make_the_answer(tokenizer, ids):
 
 # ------------------------------------------------------------------------------ size, and a kill
 def test_a_recorded_token_costs_less_than_eighty_bytes():
-    """And a sample less than 300 beside its text and tokens: docs/explore.md says what a run takes."""
+    """And a sample less than 300 beside its text and its tokens."""
     rng, T = random.Random(0), 1000
-    row = Row(list(range(100000, 100000 + T + 1)), 1, [-rng.expovariate(1) for _ in range(T)], 0.5, old=-torch.rand(T))
-    row.seen = dict(theta=-torch.rand(T), mask=torch.ones(T), weight=torch.rand(T) + 0.5, entropy=torch.rand(T))
-    rollout = Rollout(row.ids[1:], row.mu, "stop", "", row=row)
-    pool = [Sample(i, 0, rollout if i == 0 else Rollout([1], [-1.0], "stop", ""), 0.0, "wrong", why="compared as exact fractions")
-            for i in range(101)]
-    group = Group(0, SimpleNamespace(id="x", prompt="", answer=""), pool, kept=pool[:1], advantages=[0.5], weights=[1.0])
-    line = group_row(1, group, SimpleNamespace(batch_decode=lambda rows: ["word " * len(ids) for ids in rows]))
-    bare = group_row(1, Group(0, group.problem, pool[1:]), None)
-    assert len(json.dumps(bare)) / 100 < 300
-    assert (len(json.dumps(line)) - len(json.dumps(bare))) / T < 80
+    row = Row(list(range(100_000, 100_001 + T)), 1, [-rng.expovariate(1) for _ in range(T)], 0.5,
+              old=-torch.rand(T))
+    row.seen = dict(theta=-torch.rand(T), mask=torch.ones(T), weight=torch.rand(T) + 0.5,
+                    entropy=torch.rand(T))
+    tokenizer = SimpleNamespace(batch_decode=lambda rows: ["word " * len(ids) for ids in rows])
+    tokens = len(json.dumps(token_columns(row, row.ids[1:], tokenizer)))
+    why = "math-verify: 17 is not 4*x + 3"
+    pool = [Sample(i, 3, Rollout([1], [-1.0], "stop", ""), 0.0, "wrong", why=why)
+            for i in range(100)]
+    samples = len(json.dumps(group_row(1, Group(0, SimpleNamespace(
+        id="x", prompt="", answer=""), pool), tokenizer)))
+    assert 40 < tokens / T < 80 and 100 < samples / len(pool) < 300
 
 
 WRITER = """

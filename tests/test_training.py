@@ -113,8 +113,34 @@ def test_the_adapter_gives_the_same_logprobs_with_plain_peft_and_with_vllm(learn
     torch.testing.assert_close(scores, ours, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("flags",
-                         [[], ["--sync", "adapter", "--mini-batches", "2", "--sampler", "dapo"]])
+def test_what_is_recorded_of_a_token_is_what_the_saved_adapter_says_of_it(learnt):
+    """Of step 16, which begins with the adapter that step 15 has saved; by plain PEFT and softmax."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from parts import tiny
+
+    run, _ = learnt
+    base = AutoModelForCausalLM.from_pretrained(tiny.folder())
+    policy = PeftModel.from_pretrained(base, run / "checkpoints" / "step-000015")
+    tokenizer = AutoTokenizer.from_pretrained(tiny.folder())
+    recorded = [(tokenizer.encode(row["prompt"]), s) for row in lines(run / "groups.jsonl")
+                if row["step"] == 16 for s in row["pool"] if "theta" in s]
+    assert recorded
+    for prompt, s in recorded:
+        ids = torch.tensor([prompt + s["ids"]])
+        with torch.no_grad():
+            logp = policy(input_ids=ids).logits[0, len(prompt) - 1:-1].log_softmax(-1)
+        wanted = logp.gather(1, ids[0, len(prompt):, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(s["theta"]), wanted, atol=1e-5, rtol=0)
+        torch.testing.assert_close(torch.tensor(s["mu"]), wanted, atol=1e-4, rtol=0)
+        entropy = -(logp.exp() * logp).sum(-1)
+        torch.testing.assert_close(torch.tensor(s["entropy"]), entropy, atol=1e-4, rtol=0)
+        assert "old" not in s and set(s["mask"]) == {"1"}  # on-policy
+
+
+@pytest.mark.parametrize("flags", [[], ["--sync", "adapter", "--mini-batches", "2",
+                                        "--sampler", "dapo", "--log-groups", "all"]])
 def test_resumed_equals_uninterrupted(tmp_path, learnt, flags):
     """On the real tiny model (`learnt` has built it): with a model that knows nothing there would
     be no updates to compare."""
@@ -123,8 +149,9 @@ def test_resumed_equals_uninterrupted(tmp_path, learnt, flags):
     # as after a crash: the newest checkpoint is gone, the logs know more than the checkpoint, and
     # end in half a line
     shutil.rmtree(tmp_path / "runs/parts/checkpoints/step-000003")
-    with open(tmp_path / "runs/parts/metrics.jsonl", "a") as file:
-        file.write('{"step": 4, "rew')
+    for log in ("metrics.jsonl", "groups.jsonl"):
+        with open(tmp_path / "runs/parts" / log, "a") as file:
+            file.write('{"step": 4, "rew')
     out = train(tmp_path, "--name", "parts", "--resume", "--steps", "6")
     assert "continuing after step 2" in out
     assert sum(row["optimizer_steps"] for row in lines(tmp_path / "runs/whole/metrics.jsonl")) >= 5
@@ -135,6 +162,11 @@ def test_resumed_equals_uninterrupted(tmp_path, learnt, flags):
         if log == "eval.jsonl":
             assert [row["step"] for row in whole] == [row["step"] for row in parts]
         assert whole == parts
+    groups = lines(tmp_path / "runs/parts/groups.jsonl")
+    for row in lines(tmp_path / "runs/parts/metrics.jsonl"):
+        pools = [group["pool"] for group in groups if group["step"] == row["step"]]
+        assert len(pools) == (row["prompts"] if "all" in flags else 2)
+        assert "all" not in flags or sum(map(len, pools)) == row["samples"]
     adapters = [(tmp_path / "runs" / name
                  / "checkpoints/step-000006/adapter_model.safetensors").read_bytes()
                 for name in ("whole", "parts")]
