@@ -21,10 +21,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = (".git", ".venv", "runs", "__pycache__", ".pytest_cache")
 ALSO = {  # further tests that look at a module, besides tests/test_<module>.py
-    "minirl": ["objective", "float16", "combinations", "routing_replay", "faults"],
+    "minirl": ["objective", "float16", "combinations", "routing_replay", "faults", "record"],
     "config": ["flags", "faults", "combinations"],
     "ada_sampler": ["simulate", "summary"],
-    "policy": ["logprobs", "objective", "families"],
+    "policy": ["logprobs", "objective", "families", "record"],
     "logprobs": ["policy", "families"],
     "checkpoint": ["faults", "float16"],
     "run": ["logs", "faults", "float16"],

@@ -41,11 +41,11 @@ def main() -> None:
                     "--log-groups", "all", *sys.argv[1:]])
     with running.last_words(config):
         minirl.main(config)
-    rows = files.read_rows(Path("runs", config.name, "metrics.jsonl"))
-    whole = sum(row["seconds"] for row in rows)
+    rows = list(files.read_rows(Path("runs", config.name, "metrics.jsonl")))
+    steps, whole = len(rows), sum(row["seconds"] for row in rows)
     for which in ("2", "all"):
-        print(f"--log-groups {which:3}: {sizes[which] / 1e6:6.1f} MB in {config.steps} steps, "
-              f"{1000 * seconds[which] / config.steps:6.2f} ms a step, "
+        print(f"--log-groups {which:3}: {sizes[which] / 1e6:6.1f} MB in {steps} steps, "
+              f"{1000 * seconds[which] / steps:6.2f} ms a step, "
               f"{seconds[which] / whole:.2%} of it")
 
 
