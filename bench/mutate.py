@@ -53,13 +53,17 @@ def tests_of(module: str) -> list[str]:
 
 def survives(place: Path, tests: list[str], seconds: float) -> bool:
     """Whether all of these tests pass on the code in `place`."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
-               "-m", "not engine and not slow", *tests]
-    try:
-        done = subprocess.run(command, cwd=place, capture_output=True, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 0
+    passed = 0, 5  # the second: there is no such test
+    for marks in ("not engine and not slow", "not engine and slow"):
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
+                   "-m", marks, *tests]
+        try:
+            done = subprocess.run(command, cwd=place, capture_output=True, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        if done.returncode not in passed:
+            return False
+    return True
 
 
 def mutated(text: str, mutant: dict) -> str:

@@ -12,6 +12,7 @@ from ada_sampler import SHORT_RULES, SamplerConfig, limited
 from parts.flags import in_one_sentence, parse_flags
 from parts.folder import never_stepped, settings
 from parts.screen import shown
+from parts.sources import require_files
 
 OBJECTIVES = {  # name -> its advantage and length normalisation (MiniRL section 2.3, appendix A)
     "minirl": ("pool-mean", "constant"),
@@ -367,6 +368,8 @@ def parse(argv: list[str] | None = None) -> Config:
         config.validate()
         config = resolve(config)
         config.validate()
+    require_files(config.data)
+    require_files(config.eval_data)
     return config
 
 

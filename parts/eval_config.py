@@ -8,6 +8,7 @@ from parts.adapter import find_adapter
 from parts.data import default_data, default_template
 from parts.flags import in_one_sentence, parse_flags
 from parts.models import TINY
+from parts.sources import require_files
 
 ABOUT = "avg@k and pass@k with 95 % intervals, on named benchmarks, files or the built-in problems."
 
@@ -116,6 +117,7 @@ def parse(argv: list[str] | None = None) -> Config:
         max_prompt_tokens=256 if tiny else 1024)
     unset = [name for name in auto if getattr(config, name) in ("auto", 0)]
     config = replace(config, **{name: auto[name] for name in unset})
+    require_files(config.data)
     data = [Path(part).stem for part in config.data.split(",")]
     parts = [Path(config.model).name, *Path(adapter).parts[-3:], *data, f"k{config.k}"]
     name = "-".join(part for part in parts if part not in ("runs", "checkpoints", "/"))

@@ -10,13 +10,14 @@ differ only in the seed, by their config.json, share a colour and get a mean lin
 logged is left out.
 """
 import argparse
+import contextlib
 import json
 import math
 import os
 import re
 from pathlib import Path
 
-from parts.files import read_json
+from parts import files
 
 COLORS = (  # Okabe and Ito's
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
@@ -63,15 +64,11 @@ SAME_BUT_SEED = ("seed", "name", "resume")  # runs that differ in nothing else a
 def read_rows(path: Path, keys=("step",)) -> list[dict]:
     """Rows by step, the last of equal `keys` (a resumed run repeats some), without broken lines."""
     rows = {}
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    for line in text.splitlines():
-        try:
-            row = json.loads(line)
+    for row in filter(None, files.read_rows(path)):
+        with contextlib.suppress(ValueError, TypeError):  # verdicts that are no counts
             counts = dict(row.get("verdicts") or {})
             rows[tuple(row.get(key) for key in keys)] = row | shares(counts)
-        except (ValueError, AttributeError, TypeError, RecursionError):
-            continue
-    return sorted(rows.values(), key=lambda row: row.get("step") or 0)
+    return sorted(rows.values(), key=lambda row: row["step"])
 
 
 def shares(counts: dict) -> dict:
@@ -93,7 +90,7 @@ def read_run(run: str | Path) -> dict:
             reason = "it has no metrics.jsonl with a finished step"
         raise ValueError(f"Nothing to draw for {run}: {reason}; give the folder of a run, such as "
                          "runs/NAME.")
-    stored = read_json(run / "config.json") if (run / "config.json").is_file() else {}
+    stored = files.read_json(run / "config.json") if (run / "config.json").is_file() else {}
     config = stored.get("config", stored)
     if not isinstance(config, dict):
         raise ValueError(f"{run / 'config.json'} is damaged: it holds no settings.")

@@ -16,17 +16,21 @@ from pathlib import Path
 
 import torch
 from tqdm import tqdm
+from transformers import AutoConfig
 
 from ada_sampler import Estimator
 from parts import checkpoint, files
 from parts.config import Config
-from parts.data import Stream, digest
-from parts.engine import seed_everything
+from parts.data import Stream, digest, load_train_and_held_out
+from parts.engine import Engine, seed_everything
 from parts.folder import claim, note_start, require_same_problems
+from parts.hardware import build_for_cpu, in_one_line
 from parts.logprobs import check_family
+from parts.models import fetch_model, load_tokenizer
 from parts.plot import draw_run
 from parts.policy import load_policy
-from parts.probe import Limits, Probe, limits
+from parts.probe import Probe, limits
+from parts.prompts import add_prompts, stop_ids
 from parts.routing_replay import choose_replay, is_supported
 from parts.record import group_row, recorded
 from parts.screen import quiet_end, shown
@@ -106,10 +110,6 @@ def prepare(config: Config, grader) -> Run:
 
     What a user can get wrong ends here in a SystemExit, most of it before the engine is started.
     """
-    from transformers import AutoConfig
-
-    from parts.models import fetch_model, load_tokenizer
-
     # kill -USR1 PID shows what every thread is doing; a notebook's own stderr is no file
     faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)
     require(config.report_to)
@@ -132,9 +132,10 @@ def prepare(config: Config, grader) -> Run:
         checkpointing=config.gradient_checkpointing == "on")
     optimizer, schedule = learner(policy, config)
     reseed(config.seed, "probe")
-    probe = Probe(
-        engine, policy, held_out[:64], limits=probe_limits(config, bool(policy.routing)),
-        max_tokens=config.max_tokens, temperature=config.temperature)
+    bounds = limits(
+        config.dtype, rollout_dtype(config), config.kv_cache_dtype, bool(policy.routing))
+    probe = Probe(engine, policy, held_out[:64], limits=bounds, max_tokens=config.max_tokens,
+                  temperature=config.temperature)
     run = Run(folder, lock, config, engine, policy, optimizer, schedule, grader, held_out,
               Stream(train, config.seed), Estimator(config), probe, tracker=tracker)
     after_step = checkpoint.step_of(newest) if newest else 0
@@ -150,9 +151,6 @@ def settings_of(config: Config) -> dict:
 
 def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
     """(training, held-out) problems with prompts. None of the first is among the second."""
-    from parts.data import load_train_and_held_out
-    from parts.prompts import add_prompts
-
     train, held_out = load_train_and_held_out(
         config.data, config.eval_data, problem_key=config.problem_key,
         answer_key=config.answer_key, eval_questions=config.eval_questions)
@@ -182,10 +180,6 @@ def drop_odd_golds(problems: list, grader) -> list:
 
 def start_engine(config: Config, path: str, tokenizer, example: str):
     """vLLM with the model, and what it will be asked: a prompt, and the ends of a response."""
-    from parts.engine import Engine
-    from parts.hardware import build_for_cpu, in_one_line
-    from parts.prompts import stop_ids
-
     stops = stop_ids(tokenizer)
     print(in_one_line(config))
     print(f"prompt as the model sees it: {example!r}; "
@@ -201,10 +195,6 @@ def start_engine(config: Config, path: str, tokenizer, example: str):
 
 def rollout_dtype(config: Config) -> str:
     return config.dtype if config.rollout_dtype == "auto" else config.rollout_dtype
-
-
-def probe_limits(config: Config, mixture: bool) -> Limits:
-    return limits(config.dtype, rollout_dtype(config), config.kv_cache_dtype, mixture)
 
 
 def learner(policy, config: Config):

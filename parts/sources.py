@@ -55,13 +55,25 @@ def is_file(name: str) -> bool:
 
 
 # -------------------------------------------------------------------------------------------- files
+def require_files(names: str) -> None:
+    """Raises SystemExit if one of these sets is a file that is not there. Imports nothing large."""
+    for name, _ in expand(names):
+        if is_file(name):
+            require_file(Path(os.path.expanduser(name)))
+
+
+def require_file(path: Path) -> None:
+    if os.path.isfile(path) and path.suffix.lower() in SUFFIXES:
+        return
+    exists, name = os.path.exists(path), shown(path)
+    what = f"{name} is no data file" if exists else f"No data file {name}"
+    raise SystemExit(f"{what}: --data takes a {', '.join(SUFFIXES)} file, or a hub id.")
+
+
 def read_file(path: Path) -> list[dict | None]:
     """All rows of a local file; None in the place of a line that is nested too deep."""
+    require_file(path)
     suffix = path.suffix.lower()
-    if not os.path.isfile(path) or suffix not in SUFFIXES:
-        exists, name = os.path.exists(path), shown(path)
-        what = f"{name} is no data file" if exists else f"No data file {name}"
-        raise SystemExit(f"{what}: --data takes a {', '.join(SUFFIXES)} file, or a hub id.")
     try:
         if suffix == ".parquet":
             import pyarrow.parquet

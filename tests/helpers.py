@@ -1,4 +1,6 @@
 """What test files share: a policy small enough for hundreds of updates, groups of random rows."""
+import copy
+import functools
 import random
 from types import SimpleNamespace
 
@@ -10,7 +12,17 @@ from parts.policy import loss_scale
 
 
 def tiny_policy(seed=0):
-    """A LoRA policy in float64, of the built-in model's architecture but smaller, on 300 tokens."""
+    """A LoRA policy in float64, of the built-in model's architecture but smaller, on 300 tokens.
+
+    A new one at each call, and torch's random state as if it had just been built.
+    """
+    policy, state = built_policy(seed)
+    torch.set_rng_state(state)
+    return copy.deepcopy(policy)
+
+
+@functools.cache
+def built_policy(seed):
     from peft import LoraConfig, get_peft_model
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -24,7 +36,7 @@ def tiny_policy(seed=0):
         if "lora_B" in name:  # zero at the start, which would hide the gradient of A
             p.data.normal_(0, 0.05)
     policy.loss_scale = loss_scale("float64", "cpu")
-    return policy
+    return policy, torch.get_rng_state()
 
 
 def random_groups(count: int, seed: int):

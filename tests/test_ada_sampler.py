@@ -715,8 +715,8 @@ def extra_rounds(groups, p):
 def test_a_sample_budget_does_not_go_to_whoever_writes_fastest(rule, changes, budget):
     """Half of the prompts are hard, half easy:
     the same prompts get the same rounds at any speed."""
-    extra = {}
-    for seed in range(8):
+    extra, fairness = {}, (rule, changes, budget) == ("ada-balance", {}, 256)
+    for seed in range(8 if fairness else 3):
         problems, found = coins([0.05, 0.95] * 12), []
         for length in SPEEDS.values():
             for how in ({}, dict(barrier=True), dict(early_opening=False)):
@@ -729,7 +729,7 @@ def test_a_sample_budget_does_not_go_to_whoever_writes_fastest(rule, changes, bu
         for p in (0.05, 0.95):
             extra.setdefault(p, []).append(extra_rounds(groups[:24], p))
     # nor does it go to one kind in another way
-    if (rule, changes, budget) == ("ada-balance", {}, 256):
+    if fairness:  # nor does it go to one kind in another way
         assert abs(fmean(extra[0.05]) - fmean(extra[0.95])) < 0.15 and fmean(extra[0.05]) > 0.2
 
 

@@ -93,6 +93,7 @@ def test_recommended_settings_grow_with_the_card():
         assert 5 + 2 <= share * card + 0.5 and share < 0.92
 
 
+@pytest.mark.slow
 def test_log_probs_stay_within_their_memory():
     assert speed.logprob_memory(1024) < 1.5
 

@@ -214,19 +214,20 @@ def cannot_work(c: dict) -> bool:
 def walk(policies, **axes) -> None:
     """Every combination of `axes` that cannot work is refused, and every other accepted.
 
-    Of the accepted ones so many train that any three values are together in one of them.
+    Of the accepted ones so many train that any two values are together in one of them, with the
+    one of the axis that has only one.
     """
     met, trained = set(), 0
     for values in itertools.product(*axes.values()):
         settings = dict(zip(axes, values))
         sentence = refusal(**settings)
         assert bool(sentence) == cannot_work(settings), (settings, sentence)
-        triples = set(itertools.combinations(settings.items(), 3))
-        if not sentence and not triples <= met:
-            met |= triples
+        pairs = set(itertools.combinations(settings.items(), 2))
+        if not sentence and not pairs <= met:
+            met |= pairs
             trained += 1
             check_that_it_trains(complete(**settings), policies)
-    assert trained > 10
+    assert trained > 8
 
 
 @pytest.mark.parametrize("sampler", RULES)

@@ -5,13 +5,14 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, fields
+from types import SimpleNamespace
 from typing import get_type_hints
 
 import pytest
 
 from ada_sampler import SamplerConfig
 from conftest import ROOT
-from parts.run import every
+from parts.run import every, prepare
 from parts.config import RESUMABLE, Config, check_name, name_of, parse, resolve
 
 
@@ -223,29 +224,56 @@ def test_wrong_flags_answer_before_torch_is_imported(tmp_path):
     assert code == 2 and "top_p must stay 1" in text and "Traceback" not in text and seconds < 5
 
 
+def write_odd_files(folder):
+    (folder / "odd.jsonl").write_text('{"alpha": "1+1", "beta": 2}\n')
+    (folder / "empty.jsonl").write_text("")
+    (folder / "broken.jsonl").write_text('{"problem": "1+1", "answer": "2"}\n{"problem": \n')
+    long = [json.dumps(dict(problem=f"{n}+" * 500 + "1", answer=str(500 * n + 1))) for n in (1, 2)]
+    (folder / "long.jsonl").write_text("\n".join(long))
+
+
 @pytest.mark.parametrize("flags, sentences", [
     (["--model", "NoSuchModel"], ["Unknown model 'NoSuchModel'", "--model tiny"]),
     (["--model", "./missing"], ["No model folder"]),
     (["--replay", "r3", "--mini-batches", "2"], ["--replay r3 is for mixtures of experts"]),
-    (["--data", "missing.jsonl"], ["missing.jsonl"]),
+    (["--data", "missing.jsonl"], ["No data file missing.jsonl"]),
+    (["--eval-data", "builtin,missing.csv"], ["No data file missing.csv"]),
     (["--data", "odd.jsonl"], ["alpha", "--problem-key", "--answer-key"]),
     (["--data", "empty.jsonl"], ["empty.jsonl"]),
     (["--data", "broken.jsonl"], ["broken.jsonl", "2"]),
     (["--data", "long.jsonl"], ["over 256 tokens", "--max-prompt-tokens"]),
 ])
-def test_wrong_model_or_data(flags, sentences, tmp_path):
-    (tmp_path / "odd.jsonl").write_text('{"alpha": "1+1", "beta": 2}\n')
-    (tmp_path / "empty.jsonl").write_text("")
-    (tmp_path / "broken.jsonl").write_text('{"problem": "1+1", "answer": "2"}\n{"problem": \n')
-    long = [json.dumps(dict(problem=f"{n}+" * 500 + "1", answer=str(500 * n + 1))) for n in (1, 2)]
-    (tmp_path / "long.jsonl").write_text("\n".join(long))
-    code, text, seconds = run(*flags, cwd=tmp_path)
-    assert code not in (0, None) and "Traceback" not in text, text
+def test_wrong_model_or_data(flags, sentences, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_odd_files(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        prepare(parse(flags), SimpleNamespace(check_golds=lambda golds: [True for _ in golds]))
+    text = str(ended.value)
     assert all(sentence in text for sentence in sentences), text
-    assert seconds < 40   # 3 to 5 s on an idle machine
+    assert ended.value.code not in (0, None) and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags, sentence", [
+    (["--replay", "r3", "--mini-batches", "2"], "--replay r3 is for mixtures of experts"),
+    (["--data", "odd.jsonl"], "--problem-key")])
+def test_the_program_says_so_and_no_more(flags, sentence, tmp_path):
+    write_odd_files(tmp_path)
+    code, text, _ = run(*flags, cwd=tmp_path)
+    assert code == 1 and sentence in text and "Traceback" not in text, text
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("script", ["minirl.py", "eval.py"])
+def test_a_missing_file_is_noticed_before_torch_is_imported(script, tmp_path):
+    command = [sys.executable, "-X", "importtime", str(ROOT / script), "--data", "missing.jsonl"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "No data file missing.jsonl: --data takes a" in done.stderr
+    imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines() if "|" in line}
+    assert "tyro" in imported and not {"torch", "transformers", "vllm"} & imported
+
+
+@pytest.mark.slow
 def test_unreachable_hub_names_the_ways_out(tmp_path):
     """Whatever is between us and the hub: here a port on which nobody answers."""
     blocked = dict(HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=str(tmp_path / "hf"))
@@ -259,9 +287,10 @@ def test_unreachable_hub_names_the_ways_out(tmp_path):
     assert "Traceback" not in text
 
 
-def test_an_existing_run_is_not_overwritten(tmp_path):
+def test_an_existing_run_is_not_overwritten(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "config.json").write_text("{}")
     (tmp_path / "runs" / "mine" / "metrics.jsonl").write_text("{}\n")
-    code, text, _ = run("--name", "mine", cwd=tmp_path)
-    assert code == 1 and "exists already" in text and "--resume" in text and "--name" in text
+    with pytest.raises(SystemExit, match="exists already.*--resume.*--name"):
+        prepare(parse(["--name", "mine"]), grader=None)

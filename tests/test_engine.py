@@ -312,6 +312,7 @@ def test_weights_do_not_change_under_a_response(engine, folder, monkeypatch):
 
 
 # ------------------------------------------------------------------------------------- random state
+@pytest.mark.slow
 def test_the_seed_of_a_request_on_a_gpu_is_decided_too(monkeypatch):
     """vLLM's GPU runner draws it from numpy's global state: its own class, with plain memory for
     the GPU's."""

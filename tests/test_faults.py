@@ -235,6 +235,7 @@ def test_killed_verifiers_are_replaced_and_asked_again(grader):
     assert not {worker.process.pid for worker in grader.workers} & set(killed)
 
 
+@pytest.mark.slow
 def test_a_verifier_that_hangs_is_cut_off(grader):
     for worker in grader.workers:
         os.kill(worker.process.pid, signal.SIGSTOP)
@@ -423,6 +424,7 @@ held = claim(Path("runs/mine"), True); print("mine", flush=True); input(); print
 """
 
 
+@pytest.mark.slow
 def test_the_second_process_on_a_run_ends_in_one_sentence(started):
     """The first is a real process that has the folder; what is in it stays as it is."""
     run, command = started / "runs/mine", [sys.executable, "-c", HOLDS_THE_FOLDER, str(ROOT)]

@@ -88,7 +88,7 @@ def runs(pid: str) -> bool:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/limits"), reason="reads /proc")
-@pytest.mark.parametrize("moment", ["starting", "working"])
+@pytest.mark.parametrize("moment", [pytest.param("starting", marks=pytest.mark.slow), "working"])
 def test_ctrl_c_in_a_terminal_does_not_reach_the_workers(moment, tmp_path):
     """A terminal sends it to the whole process group. Then the parent is killed:
     the workers end too."""

@@ -131,8 +131,9 @@ def test_the_token_that_changed_most_does_not_dictate_the_slope():
 
 
 # ---------------------------------------------------------------------------------------- no engine
-@pytest.mark.parametrize("noise, bounds", [(1e-6, EXACT), (0.01, HALF)])
-@pytest.mark.parametrize("how", ["", *BREAKS[:5]])
+@pytest.mark.parametrize("how, noise, bounds", [
+    *((how, 0.01, HALF) for how in ("", *BREAKS[:5])),
+    *((how, 1e-6, EXACT) for how in ("", "layer 2", "half of the change"))])
 def test_the_rehearsal_sees_what_never_arrives(how, noise, bounds, tmp_path):
     policy = small_policy(tmp_path)
     engine = NoisyEngine(policy, noise)
@@ -148,7 +149,10 @@ def test_the_rehearsal_sees_what_never_arrives(how, noise, bounds, tmp_path):
     assert all(torch.equal(p, kept[name]) for name, p in second(policy).items())  # as it was
 
 
-@pytest.mark.parametrize("how", [how for how in BREAKS if how != "layer 2"])
+@pytest.mark.parametrize("how", [
+    "layer 0", "half of the change", "the step before",
+    pytest.param("layer 1", marks=pytest.mark.slow),
+    pytest.param("half of the layers", marks=pytest.mark.slow)])
 def test_what_breaks_later_is_seen_within_three_steps(how, tmp_path):
     """With noise a quarter of a step. (The last layer, which counts least, is the rehearsal's.)"""
     policy = small_policy(tmp_path)

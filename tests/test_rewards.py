@@ -44,6 +44,14 @@ def run(*arguments, **how):
 
 # ------------------------------------------------------------------------------------ the table
 
+def test_a_tenth_of_the_table_gets_the_pinned_verdicts(grader):
+    some = CASES[::10]
+    verdicts = grader.grade([(case["gold"], case["completion"]) for case in some])
+    assert [case["verdict"] for case in some] == [verdict.status for verdict in verdicts]
+    assert {"correct", "wrong"} <= {verdict.status for verdict in verdicts}
+
+
+@pytest.mark.slow
 def test_the_table_beats_plain_math_verify(grader, capsys):
     verdicts = grader.grade([(case["gold"], case["completion"]) for case in CASES])
     by_kind = defaultdict(list)
@@ -81,6 +89,7 @@ def test_the_recorded_verdicts_of_plain_math_verify_are_its_verdicts():
                           completion)) == case["plain_boxed"], case
 
 
+@pytest.mark.slow
 def test_every_gold_of_the_table_equals_itself(grader):
     golds = list({case["gold"] for case in CASES})
     assert all(verdict.reward for verdict in grader.grade([(gold, boxed(gold)) for gold in golds]))
@@ -254,6 +263,7 @@ LONG = [
 ]
 
 
+@pytest.mark.slow
 def test_hostile_answers_score_zero_in_time_and_do_not_disturb_the_others():
     pairs = [("42", boxed(bomb)) for bomb in BOMBS] + [("42", text) for text in LONG]
     with Grader(workers=2, timeout=1.2) as grader:
