@@ -31,7 +31,8 @@ the pool.
 as it is certain (`Collector.advance`), until N*M answers are wrong and `exit_test` closes it as "no
 correct", or until the step's budget does, as "out of budget". `keep` finds no correct answer and
 fills up with wrong ones, as the released code does; the papers drop the prompt (drop_unresolved).
-Either way it teaches nothing: each reward is the pool's mean, each coefficient 0. The trainer
+Either way it teaches nothing: each reward is the pool's mean, each coefficient 0. (Where rewards
+are more than 0 and 1, wrong answers differ, and it does teach which were less wrong.) The trainer
 spares such rows the forward pass but counts them in its mean, like an all-wrong group in GRPO. The
 log shows the prompt in unresolved_no_correct and zero_signal, its draws in spent_by_pass_rate. With
 a single hit it is unresolved too, but does have a gradient: that hit and n - 1 wrong answers are
@@ -43,7 +44,8 @@ its pilots (gvm).
 
 **Use them** in another trainer: this file needs only the standard library. `collect()` takes an
 engine with submit(key, problem), step() -> [(key, rollout)] and busy, and a grader with submit(key,
-problem, rollout) and result(key) -> verdict with .reward and .status.
+problem, rollout) and result(key) -> verdict with .reward and .status. A reward is any number; only
+whether it is above the threshold counts for who is sampled and what is kept. NaN is no verdict.
 
 Papers: v1 and v3 are versions of Reinforce-Ada, arXiv 2510.04996; GVM is 2505.02391; DAPO is
 2503.14476. Symbols are theirs: n, M, N, tau, p.
@@ -174,7 +176,7 @@ class Sample:
     index: int  # its place in the prompt's pool: the order of drawing, never of finishing
     round: int  # 0, 1, ...
     rollout: Any = None  # None while the engine is writing
-    reward: float = 0.0  # as the grader gave it
+    reward: float = 0.0  # as the grader gave it, but see `without_verdict`
     status: str | None = None  # the grader's word for it; None while there is no verdict
     correct: bool = False  # reward > tau
     why: str = ""  # the grader's reason, where it gives one
@@ -245,6 +247,15 @@ def mean(values: list[float]) -> float:
     return values[0] if min(values) == max(values) else fmean(values)
 
 
+def without_verdict(rewards: list[float]) -> list[float]:
+    """The rewards, where NaN (the grader failed) is 0, or the worst of the others if that is below.
+
+    Neither the best answer nor a middling one: nobody must gain by making the grader fail.
+    """
+    worst = min([0.0, *(r for r in rewards if not math.isnan(r))])
+    return [worst if math.isnan(r) else r for r in rewards]
+
+
 def advantages(kept: list[float], pool: list[float], kind: str) -> list[float]:
     """Advantages of the kept rewards, by the statistics of the pool: the kept ones were chosen.
 
@@ -303,6 +314,8 @@ def rows_per_prompt(config: SamplerConfig) -> int:
 def settle(group: Group, config: SamplerConfig) -> None:
     """Keep, compare, weigh: fills in the rest of a closed group."""
     pool = group.pool
+    for s, reward in zip(pool, without_verdict([s.reward for s in pool])):
+        s.reward = reward
     if config.sampler == "gvm" and not config.gvm_reuse_pilots:
         pool = [s for s in pool if s.round > 0]
     if not pool:

@@ -32,18 +32,18 @@ from pathlib import Path
 
 import numpy as np
 
+from ada_sampler import without_verdict
 from parts.adapter import load_adapter
 from parts.data import digest, load_sets
 from parts.eval_config import Config, parse
 from parts.eval_folder import chunks_of, open_folder, read_rows, resume
 from parts.files import read_json
-from parts.folder import versions
+from parts.folder import own_files, versions
+from parts.grader import NO_VERDICT
 from parts.models import TINY, fetch_model, load_tokenizer
 from parts.prompts import add_prompts, stop_ids
 from parts.screen import quiet_end, shown
 from parts.sources import expand
-
-NO_VERDICT = ("timeout", "killed")  # the verifier failed; "unparseable" and "empty" are the model's
 
 
 # ----------------------------------------------------------------------------------------- sampling
@@ -54,7 +54,8 @@ def evaluate(
     """k samples of every problem (with prompt_ids, see prompts.py), graded while the engine runs.
 
     Returns one row per sample, in order of problems: data, id, sample, reward, status,
-    finish_reason, tokens, text, and level where known. The temperature is this evaluation's own,
+    finish_reason, tokens, text, level where known, and why where there was no verdict: such a row's
+    reward is 0, or the worst of all rows where that is below. The temperature is this evaluation's own,
     whatever a training engine samples with. `progress` is the bar's title (none: no bar), `style`
     the grader's.
     """
@@ -68,18 +69,23 @@ def evaluate(
                 engine.submit((q, s), problem.prompt_ids, max_tokens, temperature=temperature)
         while engine.busy:
             for (q, s), rollout in engine.step():
-                grader.submit(("eval", q, s), problems[q].answer, rollout.text, **how)
+                grader.submit(("eval", q, s), problems[q].judged_by, rollout.text, **how)
                 rollout.routes = None  # of a mixture of experts: large, and not looked at here
                 rollouts[q, s] = rollout
                 bar.update()
-    return [as_row(problem, s, rollouts[q, s], grader.result(("eval", q, s)))
+    rows = [as_row(problem, s, rollouts[q, s], grader.result(("eval", q, s)))
             for q, problem in enumerate(problems) for s in range(k)]
+    for row, reward in zip(rows, without_verdict([row["reward"] for row in rows])):
+        row["reward"] = reward
+    return rows
 
 
 def as_row(problem, s: int, rollout, verdict) -> dict:
     row = dict(data=problem.source, id=problem.id, sample=s, reward=verdict.reward,
                status=verdict.status, finish_reason=rollout.finish_reason,
                tokens=len(rollout.token_ids), text=rollout.text)
+    if verdict.status in NO_VERDICT:
+        row["why"] = verdict.why
     return row | ({"level": problem.level} if problem.level else {})
 
 
@@ -112,35 +118,37 @@ def estimate(sets: list, weights: list | None = None, resamples: int = 4000, see
 
 
 def by_question(rows: list[dict]) -> dict:
-    """(data, id) -> the rewards of that question, in order of appearance."""
-    rewards = {}
+    """(data, id) -> the rows of that question, in order of appearance."""
+    questions = {}
     for row in rows:
-        rewards.setdefault((row.get("data"), row["id"]), []).append(row["reward"])
-    return rewards
+        questions.setdefault((row.get("data"), row["id"]), []).append(row)
+    return questions
 
 
 def question_means(rows: list[dict]) -> dict:
-    return {key: sum(rewards) / len(rewards) for key, rewards in by_question(rows).items()}
+    return {key: sum(row["reward"] for row in own) / len(own)
+            for key, own in by_question(rows).items()}
 
 
 def report(rows: list[dict], ks: list[int] | None = None) -> dict:
     """What rows of `evaluate` say: avg (avg@k), ci_low, ci_high, pass {k: pass@k}, shares, length.
 
-    `ks`: the k of pass@k (default: powers of two). Raises ValueError without rows, for questions
+    avg is of rewards, correct and pass of right answers (status "correct"): of math-verify's
+    rewards, 0 and 1, avg is correct. `ks`: the k of pass@k (default: powers of two). Raises ValueError without rows, for questions
     with different numbers of samples, and for a k above that number.
     """
-    reward_Q = list(by_question(rows).values())
+    rows_Q = list(by_question(rows).values())
     if not rows:
         raise ValueError("nothing to report: there are no rows")
-    n = len(reward_Q[0])
-    if any(len(rewards) != n for rewards in reward_Q):
+    n = len(rows_Q[0])
+    if any(len(own) != n for own in rows_Q):
         raise ValueError(
             "questions have different numbers of samples: evaluate all of them with the same k")
     ks = [2**i for i in range(n.bit_length())] if ks is None else ks
-    right_Q = [sum(reward > 0.5 for reward in rewards) for rewards in reward_Q]
+    right_Q = [sum(row["status"] == "correct" for row in own) for own in rows_Q]
     verdicts = Counter(row["status"] for row in rows)
     return estimate([list(question_means(rows).values())]) | {
-        "k": n, "questions": len(reward_Q),
+        "k": n, "questions": len(rows_Q), "correct": sum(right_Q) / len(rows),
         "pass": {k: float(np.mean([pass_at_k(n, c, k) for c in right_Q])) for k in ks},
         "no_box": verdicts["no_box"] / len(rows),
         "truncated": sum(row["finish_reason"] == "length" for row in rows) / len(rows),
@@ -198,20 +206,22 @@ def prepare(config: Config) -> tuple[dict, dict]:
 
     dtype = default_dtype()
     loaded = load_sets(config.data, for_training=False, limit=config.limit or None,
-                       problem_key=config.problem_key, answer_key=config.answer_key)
+                       problem_key=config.problem_key, answer_key=config.answer_key,
+                       whole_rows=bool(config.reward))
     weights = {problems[0].source: weight or len(problems)
                for problems, (_, weight) in zip(loaded, expand(config.data))}
     context = config.max_prompt_tokens + config.max_tokens
     path = fetch_model(config.model, context)
     tokenizer = load_tokenizer(path)
-    prompted = [add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
-                for problems in loaded]
+    prompted = [add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens,
+                            config.system) for problems in loaded]
     sets = {problems[0].source: problems for problems in prompted}
     sync = default_sync(dtype) if config.sync == "auto" else config.sync
     return sets, asdict(config) | dict(
         path=path, files=[*weight_files(path), *weight_files(config.adapter)], sync=sync,
         dtype=dtype, context=context, weights=weights, versions=versions(),
         stop=stop_ids(tokenizer, config.stop), prompt=prompted[0][0].prompt,
+        own_files=own_files(config),
         questions={name: digest(problems) for name, problems in sets.items()})
 
 
@@ -232,8 +242,8 @@ def load_finished(folder: Path, protocol: dict, sets: dict) -> list[dict]:
     if not (folder / "summary.json").exists() or not questions <= question_means(rows).keys():
         raise SystemExit(f"The evaluation in {shown(folder)} is not finished: repeat its command "
                          "to continue it.")
-    deciding = ("template", "temperature", "max_tokens", "stop")
-    changed = [key for key in deciding if protocol[key] != other.get(key)]
+    deciding = ("template", "temperature", "max_tokens", "stop", "system", "reward", "own_files")
+    changed = [key for key in deciding if protocol.get(key, "") != other.get(key, "")]
     if changed:
         print(f"warning: {shown(folder)} has another {', '.join(changed)}: the difference is not "
               "the model's alone")
@@ -263,38 +273,53 @@ def reseed(engine, name: str) -> None:
 
 # --------------------------------------------------------------------------------------- the output
 def show_protocol(protocol: dict) -> None:
-    for key in ("model", "adapter", "data", "template", "temperature", "k", "max_tokens", "stop",
-                "seed", "dtype", "versions"):
+    own = ("reward", "threshold") if protocol["reward"] else ()
+    for key in ("model", "adapter", "data", *own, "template", "system", "temperature", "k",
+                "max_tokens", "stop", "seed", "dtype", "versions"):
         print(f"{key:12} {shown(protocol[key]) if protocol[key] != '' else '-'}")
     print(f"{'prompt':12} {protocol['prompt']!r}")
 
 
-def show(summary: dict) -> None:
-    """The table on the terminal."""
+def show(summary: dict, own_reward: bool = False) -> None:
+    """The table on the terminal. A reward of one's own is no share, and has one beside it."""
+    unit, title = (".3g", " correct  ") if own_reward else (".1%", "")
     k = next(iter(summary["sets"].values()))["k"]
     best = 2 ** (k.bit_length() - 1)  # the largest k of pass@k
     lines = {shown(name): one for name, one in summary["sets"].items()}
     if len(lines) > 1:
         lines["weighted"] = summary["weighted"]
     width = max(map(len, [*lines, "weighted"]))
-    print(f"\n{'':{width}}  questions  {f'avg@{k}':>7}   95 % interval  {f'pass@{best}':>8}   "
+    print(f"\n{'':{width}}  questions  {f'avg@{k}':>7}   95 % interval  {title}{f'pass@{best}':>8}   "
           "no box  cut off  no verdict  tokens")
     for name, one in lines.items():
-        line = f"{name:{width}}  {one.get('questions', ''):9}  {one['avg']:7.1%}  "
-        line += f"{one['ci_low']:6.1%} - {one['ci_high']:6.1%}"
+        line = f"{name:{width}}  {one.get('questions', ''):9}  {one['avg']:7{unit}}  "
+        line += f"{one['ci_low']:6{unit}} - {one['ci_high']:6{unit}}"
+        if "pass" in one and own_reward:
+            line += f"{one['correct']:9.1%} "
         if "pass" in one:
             line += (f"{one['pass'][best]:9.1%}  {one['no_box']:7.1%}  {one['truncated']:7.1%}  "
                      f"{one['verifier_failures']:10.2%}  {one['response_length']:6.0f}")
         print(line)
 
 
-def show_comparison(changes: dict, folder: str) -> None:
-    print(f"\ndifference to {shown(folder)}, question by question, in points:")
+def show_comparison(changes: dict, folder: str, own_reward: bool = False) -> None:
+    factor, digits, unit = (1, "+.3g", "reward") if own_reward else (100, "+.1f", "points")
+    print(f"\ndifference to {shown(folder)}, question by question, in {unit}:")
     for name, one in changes.items():
-        low, high = 100 * one["ci_low"], 100 * one["ci_high"]
+        avg, low, high = (factor * one[key] for key in ("avg", "ci_low", "ci_high"))
         verdict = "no clear difference" if low <= 0 <= high else "better" if low > 0 else "worse"
-        print(f"  {shown(name)}: {100 * one['avg']:+.1f} [{low:+.1f}, {high:+.1f}], {verdict}; "
+        print(f"  {shown(name)}: {avg:{digits}} [{low:{digits}}, {high:{digits}}], {verdict}; "
               f"{one['better']} questions better, {one['worse']} worse")
+
+
+def show_failures(rows: list[dict]) -> None:
+    """Say what happened where there was no verdict: nobody should take it for a wrong answer."""
+    failed = [row for row in rows if row["status"] in NO_VERDICT]
+    if failed:
+        first = failed[0]
+        print(f"WARNING: no verdict on {len(failed)} of {len(rows)} samples, such as sample "
+              f"{first['sample']} of {shown(first['id'])}: {first['status']}, "
+              f"{shown(first.get('why', ''))}")
 
 
 # -------------------------------------------------------------------------------------- the program
@@ -320,31 +345,37 @@ def main(argv: list[str] | None = None) -> None:
             sample(sets, chunks, protocol, policy, rank, folder / "eval.jsonl")
         rows, _ = read_rows(folder / "eval.jsonl")
         summary = summary_of(rows, protocol["weights"])
-        show(summary)
+        show(summary, bool(config.reward))
+        show_failures(rows)
         if others:
             summary["difference"] = compare(rows, others, protocol["weights"])
-            show_comparison(summary["difference"], config.against)
+            show_comparison(summary["difference"], config.against, bool(config.reward))
         (folder / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
         draw_evaluation(summary, folder / "eval.png")
 
 
 def sample(sets: dict, chunks: list, protocol: dict, policy, rank: int, file: Path) -> None:
-    """Start engine and verifier, and evaluate what is still to do."""
+    """Start verifier and engine, and evaluate what is still to do."""
     from parts.engine import Engine
-    from rewards import Grader
+    from rewards import open_grader
 
-    engine = Engine(
-        protocol["path"], max_model_len=protocol["context"], dtype=protocol["dtype"],
-        max_num_seqs=protocol["engine_sequences"], memory_share=protocol["engine_memory"],
-        temperature=protocol["temperature"], stop_token_ids=protocol["stop"], seed=protocol["seed"],
-        lora_rank=rank, sync_mode=protocol["sync"] if policy else "merge")
-    with contextlib.closing(engine), Grader(protocol["graders"]) as grader:
-        if policy:
-            engine.sync(policy)
+    own = protocol["reward"]
+    with open_grader(own, protocol["threshold"], protocol["graders"]) as grader:
         for name, problems in sets.items():
-            if bad := grader.check_golds([problem.answer for problem in problems]).count(False):
+            if own:
+                grader.try_out(problems)
+            elif bad := grader.check_golds([problem.answer for problem in problems]).count(False):
                 print(f"{shown(name)}: {bad} golds do not parse, only the same string matches them")
-        run_chunks(engine, grader, chunks, protocol, file)
+        engine = Engine(
+            protocol["path"], max_model_len=protocol["context"], dtype=protocol["dtype"],
+            max_num_seqs=protocol["engine_sequences"], memory_share=protocol["engine_memory"],
+            temperature=protocol["temperature"], stop_token_ids=protocol["stop"],
+            seed=protocol["seed"], lora_rank=rank,
+            sync_mode=protocol["sync"] if policy else "merge")
+        with contextlib.closing(engine):
+            if policy:
+                engine.sync(policy)
+            run_chunks(engine, grader, chunks, protocol, file)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ from parts.routing_replay import replaying
 from parts.run import (WatchedEngine, every, finish, last_words, nothing_lost, prepare, record,
                        record_evaluation, reseed, show)
 from parts.stop import Interrupted, Stop, timed
-from rewards import Grader
+from rewards import open_grader
 
 
 # ------------------------------------------------------------------------------ the objective
@@ -313,7 +313,7 @@ def sample(run) -> list:
     """The groups of one step: prompts, all that was drawn for them, what is kept, advantages."""
     grader, stream, config = run.grader, run.stream, run.config
     judge = SimpleNamespace(
-        submit=lambda key, problem, rollout: grader.submit(key, problem.answer, rollout.text),
+        submit=lambda key, problem, rollout: grader.submit(key, problem.judged_by, rollout.text),
         result=grader.result)
     pilot_norms = functools.partial(gvm_norms, run.policy, temperature=config.temperature)
     engine = WatchedEngine(run.engine, config.max_tokens)
@@ -331,7 +331,7 @@ def sample(run) -> list:
 
 # ------------------------------------------------------------------------------ the program
 def main(config: Config) -> None:
-    with Grader(config.graders) as grader:
+    with open_grader(config.reward, config.threshold, config.graders) as grader:
         with timed({}, "start"):  # says now and then that it is alive; its seconds are not kept
             run = prepare(config, grader)  # data, engine, policy; with --resume the last checkpoint
         rehearse(run)

@@ -15,6 +15,8 @@ How LaTeX is spelled is in parts/spelling.py, what kinds of answers there are in
 The reward is 1.0 or 0.0. Its status says why: correct, wrong, no_box (none, or the last one is not
 closed), empty, unparseable (math-verify cannot read answer or gold), timeout, killed (out of
 memory, or died twice).
+
+With --reward, a function of one's own takes the place of all this: parts/own_reward.py.
 """
 import argparse
 import json
@@ -27,6 +29,7 @@ from concurrent.futures import Future
 from parts import answers
 from parts.answers import exact
 from parts.grader import Verdict, WorkerPool, verdict
+from parts.own_reward import OwnReward
 from parts.spelling import normalize, plain_characters, squeeze
 
 MAX_CHARS = 1000        # longer answers are compared as strings only
@@ -213,6 +216,11 @@ class Grader(WorkerPool):
             checks.append(self.ask(left, [left], "") if asked else status or "wrong")
         statuses = [check if isinstance(check, str) else check.result().status for check in checks]
         return [status in ("correct", "wrong") for status in statuses]
+
+
+def open_grader(reward: str, threshold: float, workers: int) -> WorkerPool:
+    """What judges the completions of a program: math-verify, or --reward's own function."""
+    return OwnReward(reward, threshold, workers) if reward else Grader(workers)
 
 
 # --------------------------------------------------------------------------- 4. the command line

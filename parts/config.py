@@ -65,8 +65,12 @@ class DataSettings:
     """column with the problem, if it is not found by itself"""
     answer_key: str = ""
     """column with the gold answer, if it is not found by itself"""
+    reward: str = ""
+    """FILE.py:FUNCTION gives the reward, in the place of math-verify; no gold answers are needed"""
     template: str = "auto"
-    """how a prompt is made: reinforce-ada, qwen25-math-cot, qwen-boxed, llama, chat, none"""
+    """a .jinja or .json file, or reinforce-ada, qwen25-math-cot, qwen-boxed, llama, chat, none"""
+    system: str = ""
+    """the prompt's system turn, in the place of the template's own"""
     keep_odd_golds: bool = False
     """keep problems whose gold answer math-verify cannot read"""
     max_prompt_tokens: int = limited(0, least=0, most=10**6)
@@ -81,8 +85,8 @@ class SamplingSettings(SamplerConfig):
     """prompts per step; 0 = auto"""
     max_tokens: int = limited(0, least=0, most=10**6)
     """longest response; 0 = auto"""
-    threshold: float = limited(0.7, least=0, below=1)
-    """tau: a reward above it is correct; math-verify gives 0 or 1"""
+    threshold: float = limited(0.7, least=-10**6, most=10**6)
+    """tau: a reward above it is correct; math-verify gives 0 or 1, --reward any number"""
     temperature: float = limited(1.0, least=0.01, most=100)
     """of trainer and engine; at 0 (greedy decoding) n equal samples would teach nothing"""
     top_p: float = limited(1.0, above=0, most=1)
@@ -267,6 +271,11 @@ def of_the_run(config: Config) -> list[tuple[bool, str]]:
         (not re.fullmatch("[0-9]{1,6}|all", c.log_groups),
          f"log_groups must be a whole number up to 999999 (0 = none), or all, not "
          f"{shown(c.log_groups, 40)}"),
+        (not c.reward and not 0 <= c.threshold < 1,
+         f"threshold must be at least 0 and below 1, not {c.threshold}: math-verify gives 0 or 1"),
+        (c.reward and changed(c, "answer_key", "keep_odd_golds"),
+         "answer_key and keep_odd_golds have no effect with reward, which needs no gold answer and "
+         "is given every column"),
         (c.top_p != 1,
          "top_p must stay 1 in training: the importance weight pi/mu would be biased on every "
          "token"),
@@ -299,7 +308,7 @@ def check_texts(config: Config) -> None:
         text = getattr(config, f.name)
         if isinstance(text, str) and not text and f.default:
             raise ValueError(f"{f.name} must not be empty")
-        if isinstance(text, str) and len(text) > 4096:
+        if isinstance(text, str) and len(text) > 4096 and f.name != "system":
             raise ValueError(f"{f.name} is longer than any path: {len(text):,} characters")
 
 
@@ -334,7 +343,7 @@ def resolve(config: Config) -> Config:
     if config.eval_data == "auto":
         known["eval_data"] = default_eval_data(known.get("data", config.data))
     if config.template == "auto":
-        known["template"] = default_template(config.model)
+        known["template"] = default_template(config.model, config.reward)
     return replace(config, name=name_of(config), **known)
 
 

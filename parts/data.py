@@ -34,12 +34,18 @@ NO_PROBLEM, NO_GOLD = "without a problem", "without a gold answer"
 @dataclass
 class Problem:
     problem: str  # the text, without any instruction around it
-    answer: str  # gold, normalised, never empty
+    answer: str  # gold, normalised; empty only where --reward needs none
     id: str  # unique among all problems that were loaded together
     source: str  # the data set it came from
     level: str = ""  # difficulty, where the data set knows it
     prompt: str = ""  # what the model sees, after prompts.add_prompts
     prompt_ids: list[int] = field(default_factory=list)
+    row: dict = field(default_factory=dict)  # all columns, where --reward is to have them
+
+    @property
+    def judged_by(self) -> str | dict:
+        """What a grader has to know of it: the gold answer; a function of one's own the row."""
+        return self.row or self.answer
 
 
 # -------------------------------------------------------------------------------- defaults by model
@@ -60,9 +66,12 @@ def default_eval_data(data: str) -> str:
     return "math500" if for_math else HELD_OUT
 
 
-def default_template(model: str) -> str:
-    """The prompt template that fits a model when none is named."""
-    return "chat" if model in TINY else "reinforce-ada"
+def default_template(model: str, reward: str = "") -> str:
+    """The prompt template that fits a model when none is named.
+
+    With a reward of one's own nothing is asked for but the problem: no steps and no box.
+    """
+    return "chat" if model in TINY or reward else "reinforce-ada"
 
 
 # ------------------------------------------------------------------------------------------ loading
@@ -74,12 +83,14 @@ def load_problems(name: str, **how) -> list[Problem]:
 def load_sets(
     name: str, *, split: str | None = None, problem_key: str | None = None,
     answer_key: str | None = None, for_training: bool = True, limit: int | None = None,
+    whole_rows: bool = False,
 ) -> list[list[Problem]]:
     """Each set of `name`: benchmarks, groups, hub data sets, files or "builtin", joined by commas.
 
     `for_training` chooses the split where none is named: train, or for evaluation test (train if
     there is no test). `limit` keeps the first so many of each set. The keys name columns (see
     columns.py) of files and hub data sets; the columns of a named benchmark are known.
+    `whole_rows`: each problem takes all columns along, and needs no gold.
     """
     names = [part for part, _ in expand(name)]
     keys = dict(problem_key=problem_key or None, answer_key=answer_key or None)
@@ -89,14 +100,14 @@ def load_sets(
     sets = []
     for part, source in zip(names, short_names(names)):
         if part == "builtin":
-            sets.append(builtin(split or ("train" if for_training else "test"), limit))
+            sets.append(builtin(split or ("train" if for_training else "test"), limit, whole_rows))
             continue
         if is_file(part):
             rows = read_file(Path(os.path.expanduser(part)))
         else:
             rows = read_hub(part, split, for_training)
         own = keys if has_own_columns(part) else {}
-        sets.append(rows_to_problems(rows, source, limit=limit, **own))
+        sets.append(rows_to_problems(rows, source, limit=limit, whole_rows=whole_rows, **own))
     make_ids_unique([problem for problems in sets for problem in problems])
     return sets
 
@@ -114,16 +125,19 @@ def short_names(names: list[str]) -> list[str]:
             for i, name in enumerate(short)]
 
 
-def builtin(split: str, limit: int | None) -> list[Problem]:
+def builtin(split: str, limit: int | None, whole_rows: bool = False) -> list[Problem]:
     """Arithmetic of the built-in models."""
     from parts import tiny
 
     rows = tiny.problems(split, limit or BUILTIN_COUNT.get(split, 0))
-    return [Problem(row["problem"], row["answer"], row["id"], "builtin", str(row["level"]))
+    return [Problem(row["problem"], row["answer"], row["id"], "builtin", str(row["level"]),
+                    row=row if whole_rows else {})
             for row in rows]
 
 
-def rows_to_problems(rows, source, problem_key=None, answer_key=None, limit=None) -> list[Problem]:
+def rows_to_problems(
+    rows, source, problem_key=None, answer_key=None, limit=None, whole_rows=False,
+) -> list[Problem]:
     """Problem and gold of each row; strange rows, those without either, and doubles are counted.
 
     Doubles matter: several published sets hold every problem 32 or 100 times; avg@32 would become
@@ -132,7 +146,7 @@ def rows_to_problems(rows, source, problem_key=None, answer_key=None, limit=None
     kept, texts, dropped, columns = [], set(), Counter(), {}
     for index, row in enumerate(rows):
         columns.update(dict.fromkeys(row or ()))
-        text, gold, reason = read_row(row, problem_key, answer_key)
+        text, gold, whole, reason = read_row(row, problem_key, answer_key, whole_rows)
         words = " ".join(text.split())
         if reason or words in texts:
             dropped[reason or "double"] += 1
@@ -140,7 +154,7 @@ def rows_to_problems(rows, source, problem_key=None, answer_key=None, limit=None
         own = scalar(row.get("id") or row.get("unique_id"))
         own = own if own and not own.isdigit() else f"{source}/{index}"
         level = scalar(row.get("level", row.get("difficulty")))
-        kept.append(Problem(text, gold, own, source, level))
+        kept.append(Problem(text, gold, own, source, level, row=whole))
         texts.add(words)
         if len(kept) == limit:
             break
@@ -155,17 +169,23 @@ def counts(dropped: Counter) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in dropped.items())
 
 
-def read_row(row: dict | None, problem_key: str | None, answer_key: str | None) -> tuple:
-    """(problem, gold, why the row has to be dropped: "" if it need not)."""
+def read_row(row: dict | None, problem_key, answer_key, whole_rows=False) -> tuple:
+    """(problem, gold, all columns if wanted, why the row has to be dropped: "" if it need not).
+
+    With all its columns a row needs no gold.
+    """
     try:
         if row is None:
             raise RecursionError
         text, gold = find_problem(row, problem_key), find_gold(row, answer_key)
+        whole = json.loads(json.dumps(row, default=str)) if whole_rows else {}
     except RecursionError:
-        return "", "", "nested too deep"
-    if not text or not gold:
-        return text, gold, NO_GOLD if text else NO_PROBLEM
-    return text, gold, "" if is_text(text + gold) else "with broken characters"
+        return "", "", {}, "nested too deep"
+    if not text:
+        return text, gold, whole, NO_PROBLEM
+    if not gold and not whole:
+        return text, gold, whole, NO_GOLD
+    return text, gold, whole, "" if is_text(text + gold) else "with broken characters"
 
 
 def is_text(text: str) -> bool:
@@ -205,17 +225,17 @@ def make_ids_unique(problems: list[Problem]) -> None:
 # ----------------------------------------------------------------------------------------- held out
 def load_train_and_held_out(
     data: str, eval_data: str, *, problem_key: str | None = None, answer_key: str | None = None,
-    eval_questions: int = 100,
+    eval_questions: int = 100, whole_rows: bool = False,
 ) -> tuple[list[Problem], list[Problem]]:
     """(training, held-out) problems: no problem is in both, and no id.
 
     `eval_data`: any name as for `load_sets`, of which the first `eval_questions` of each set are
     taken, or HELD_OUT for a share of `data` (see `hold_out`). The keys reach both, as far as they
-    are the user's own.
+    are the user's own. `whole_rows` as for `load_sets`.
     """
     keys = dict(problem_key=problem_key, answer_key=answer_key)
     own = keys if has_own_columns(data) or not has_own_columns(eval_data) else {}
-    train = load_problems(data, for_training=True, **own)
+    train = load_problems(data, for_training=True, whole_rows=whole_rows, **own)
     if eval_data == HELD_OUT:
         train, held_out = hold_out(train, eval_questions)
         total = len(train) + len(held_out)
@@ -223,7 +243,8 @@ def load_train_and_held_out(
               "(--eval-data names others)")
     else:
         own = keys if has_own_columns(eval_data) else {}
-        held_out = load_problems(eval_data, for_training=False, limit=eval_questions, **own)
+        held_out = load_problems(eval_data, for_training=False, limit=eval_questions,
+                                 whole_rows=whole_rows, **own)
     train, doubles = drop_overlap(train, held_out)
     if doubles:
         print(f"data: {doubles} training problems are also in the held-out set and were dropped")
@@ -265,8 +286,9 @@ def drop_overlap(train: list[Problem], held_out: list[Problem]) -> tuple[list[Pr
 
 
 def digest(problems: list[Problem]) -> str:
-    """Equal for the same questions and golds in the same order, whatever prompt is around them."""
-    text = json.dumps([(p.id, p.problem, p.answer) for p in problems])
+    """Equal for the same questions and golds (or rows) in the same order, whatever the prompts."""
+    asked = [(p.id, p.problem, p.answer) for p in problems]
+    text = json.dumps(asked + [p.row for p in problems if p.row])
     return f"{len(problems)} questions, {hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
@@ -274,10 +296,10 @@ def fingerprint(problem: Problem) -> str:
     """Equal for texts with the same letters and digits: a formula can be typeset in many ways.
 
     Short texts must share the gold as well, because without their signs `7+15-4` and `71-5+4` would
-    be the same.
+    be the same; where there is no gold, the very text.
     """
     letters = "".join(char for char in problem.problem.casefold() if char.isalnum())
-    return letters if len(letters) >= 30 else f"{letters}={problem.answer}"
+    return letters if len(letters) >= 30 else f"{letters}={problem.answer or problem.problem}"
 
 
 # ---------------------------------------------------------------------------------------- the order

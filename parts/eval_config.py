@@ -33,6 +33,10 @@ class DataSettings:
     """column with the problem, if it is not found by itself"""
     answer_key: str = ""
     """column with the gold answer, if it is not found by itself"""
+    reward: str = ""
+    """FILE.py:FUNCTION gives the reward, in the place of math-verify; no gold answers are needed"""
+    threshold: float = limited(0.7, least=-10**6, most=10**6)
+    """with --reward: one above it is correct, for pass@k"""
     limit: int = limited(0, least=0, most=10**9)
     """only the first so many problems of each set; 0 = all"""
 
@@ -44,7 +48,9 @@ class ProtocolSettings:
     k: int = limited(32, least=1, most=10**5)
     """samples per problem"""
     template: str = "auto"
-    """how a prompt is made: reinforce-ada, qwen25-math-cot, qwen-boxed, llama, chat, none"""
+    """a .jinja or .json file, or reinforce-ada, qwen25-math-cot, qwen-boxed, llama, chat, none"""
+    system: str = ""
+    """the prompt's system turn, in the place of the template's own"""
     temperature: float = limited(1.0, least=0, most=100)
     """sampling temperature; 0 = greedy, with --k 1"""
     max_tokens: int = limited(0, least=0, most=10**6)
@@ -96,6 +102,10 @@ class Config(ModelSettings, DataSettings, ProtocolSettings, OutputSettings, Hard
         if 0 < self.temperature < 0.01:
             raise ValueError("temperature must be 0 (greedy) or at least 0.01, "
                              f"not {self.temperature}: vLLM would take 0.01")
+        if not self.reward and self.threshold != Config.threshold:
+            raise ValueError("threshold has no effect without reward: math-verify gives 0 or 1")
+        if self.reward and self.answer_key:
+            raise ValueError("answer_key has no effect with reward, which is given every column")
         for name in ("model", "data", "template", "stop"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must not be empty")
@@ -112,7 +122,7 @@ def parse(argv: list[str] | None = None) -> Config:
     tiny, adapter = config.model in TINY, find_adapter(config.adapter)
     auto = dict(
         data=default_data(config.model, for_training=False),
-        template=default_template(config.model),
+        template=default_template(config.model, config.reward),
         max_tokens=64 if tiny else 3000,
         max_prompt_tokens=256 if tiny else 1024)
     unset = [name for name in auto if getattr(config, name) in ("auto", 0)]

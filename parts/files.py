@@ -1,6 +1,7 @@
 """Files that survive a crash, may be damaged or a stranger's, or in another program's use."""
 import contextlib
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -32,6 +33,11 @@ def write_lines_safely(path: Path, lines) -> None:
     flush(temporary)
     os.replace(temporary, path)
     flush(path.parent)
+
+
+def digest_of(file) -> str:
+    """The first half of the SHA-256 of a file's bytes, in hex."""
+    return hashlib.sha256(Path(file).expanduser().read_bytes()).hexdigest()[:32]
 
 
 def read_json(file: Path) -> dict:

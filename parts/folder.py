@@ -11,7 +11,8 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from parts.files import lock, read_json, write_safely
+from parts.files import digest_of, lock, read_json, write_safely
+from parts.prompts import TEMPLATES
 from parts.screen import shown
 
 LEFT_BY_A_FIRST_START = {".lock", "config.new", "tracker"}  # killed before it had a config.json
@@ -90,12 +91,33 @@ def require_same_problems(folder: Path, problems: str) -> None:
                          "--name.")
 
 
-def note_start(folder: Path, now: dict, after_step: int, problems: str) -> None:
-    """Add this start to config.json: settings, problems, and after which step it goes on."""
+def own_files(config) -> dict[str, str]:
+    """flag -> hash of each file of the user's own that decides what is asked for and rewarded."""
+    own = dict(reward=config.reward.rpartition(":")[0])
+    if config.template not in TEMPLATES:
+        own["template"] = config.template
+    return {flag: digest_of(file) for flag, file in own.items() if file}
+
+
+def require_same_files(folder: Path, files: dict[str, str]) -> None:
+    """Raises SystemExit if one of the user's own files (flag -> its hash) is not as it was."""
+    found = read_config(folder)
+    before = found["starts"][0].get("files", {}) if found and found["starts"] else files
+    changed = [flag for flag in files if files[flag] != before.get(flag)]
+    if changed:
+        raise SystemExit(f"The file of --{changed[0]} is not the one with which {folder} was "
+                         "started: put that back, or choose another --name.")
+
+
+def note_start(folder: Path, now: dict, after_step: int, problems: str, files=None) -> None:
+    """Add this start to config.json: settings, problems, and after which step it goes on.
+
+    `files`: the hashes of the user's own files, by flag.
+    """
     found, known = read_config(folder), settings(folder)
     start = dict(time=datetime.now(UTC).isoformat(timespec="seconds"), versions=versions())
     if found is None:
-        start["problems"] = problems
+        start |= dict(problems=problems) | (dict(files=files) if files else {})
         found = dict(config=now, starts=[start])
     else:
         changed = {name: value for name, value in now.items() if value != known.get(name)}

@@ -2,14 +2,17 @@
 
 A `WorkerPool` is given a function by name, "path/to/file.py:function". Each worker loads that file
 in a fresh interpreter, so nothing of the caller's main script is imported, and calls the function
-with the arguments of one question at a time. It answers (status, why); status "correct" is a reward
-of 1.
+with the arguments of one question at a time. It answers (status, why), and a subclass's `verdict`
+makes a reward of that; here status "correct" is a reward of 1.
 
 A question has four ways to end: an answer, "timeout" (too much CPU time, or the clock ran out),
 "killed" (out of memory, or the worker died twice), or a RuntimeError where the function's file
 cannot be loaded.
+
+The same question is asked once: its verdict is remembered, by its hash.
 """
 import contextlib
+import hashlib
 import importlib.util
 import json
 import os
@@ -32,11 +35,13 @@ CPU_SHARE = 3 / 8       # of the clock limit that an answer may compute
 START_SECONDS = 120     # for a worker to load its function, on a busy machine
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME")    # no secrets
 DETERMINED = {"PYTHONHASHSEED": "0", "SYMPY_GROUND_TYPES": "python", "MPMATH_NOGMPY": "1"}
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))      # what a file may import from
+NO_VERDICT = ("timeout", "killed", "raised", "no_number")    # the grader failed, not the completion
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`reward` 1.0 or 0.0, `status` and `why` in words, `seconds` it took to judge."""
+    """`reward`, NaN if there is none, `status` and `why` in words, `seconds` it took to judge."""
     reward: float
     status: str
     seconds: float
@@ -50,9 +55,14 @@ def verdict(status: str, why: str, seconds: float) -> Verdict:
 # ------------------------------------------------------------------------------- in the worker
 
 def load_function(name: str):
-    """The function that "path/to/file.py:function" names. Its file may import its neighbours."""
+    """The function that "path/to/file.py:function" names.
+
+    Its file may import its neighbours, and whatever this project has.
+    """
     path, _, function = name.rpartition(":")
     sys.path[0] = os.path.dirname(path)                          # was the folder of this script
+    if ROOT not in sys.path:
+        sys.path.append(ROOT)
     spec = importlib.util.spec_from_file_location(os.path.basename(path).removesuffix(".py"), path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module                              # as an ordinary import would do
@@ -164,6 +174,11 @@ class Worker:
         self.folder.cleanup()
 
 
+def name_of(question: str) -> bytes:
+    """A question's place among those that are remembered: whole rows of data would fill memory."""
+    return hashlib.sha256(question.encode()).digest()
+
+
 class WorkerPool:
     """Asks a function on `workers` processes, from any thread. Use it in a `with`, or `close` it.
 
@@ -177,7 +192,7 @@ class WorkerPool:
         self.recipe = (name, example, timeout, memory_gb)
         self.closed, self.lock = False, threading.Lock()
         self.questions: queue.SimpleQueue = queue.SimpleQueue()
-        self.cache: OrderedDict[str, Future] = OrderedDict()
+        self.cache: OrderedDict[bytes, Future] = OrderedDict()
         self.pending: dict = {}
         self.workers = [Worker(*self.recipe) for _ in range(workers)]
         self.threads = [threading.Thread(target=self._serve, args=(i,), daemon=True)
@@ -192,14 +207,19 @@ class WorkerPool:
     def ask(self, *question) -> Future:
         """A worker's verdict, remembered for when the question comes again, time-outs included."""
         line = json.dumps(question)
+        known_as = name_of(line)
         with self.lock:
-            if line not in self.cache:
-                self.cache[line] = Future()
-                self.questions.put((self.cache[line], line))
-            self.cache.move_to_end(line)
+            if known_as not in self.cache:
+                self.cache[known_as] = Future()
+                self.questions.put((self.cache[known_as], line))
+            self.cache.move_to_end(known_as)
             if len(self.cache) > CACHE:
                 self.cache.popitem(last=False)
-            return self.cache[line]
+            return self.cache[known_as]
+
+    def verdict(self, status: str, why: str, seconds: float) -> Verdict:
+        """What a worker's answer is worth."""
+        return verdict(status, why, seconds)
 
     def submit(self, key, *question, **how) -> None:
         """Start judging and return at once. `key`: any hashable, handed to `result` later."""
@@ -243,7 +263,7 @@ class WorkerPool:
                     self._replace(i)
             if status != "killed" or self.closed:
                 break
-        return verdict(status, why, time.perf_counter() - (worker.since or start))
+        return self.verdict(status, why, time.perf_counter() - (worker.since or start))
 
     def _replace(self, i: int) -> None:
         self.workers[i].kill()
@@ -252,7 +272,7 @@ class WorkerPool:
 
     def _forget(self, question: str) -> None:
         with self.lock:
-            self.cache.pop(question, None)
+            self.cache.pop(name_of(question), None)
 
     def close(self) -> None:
         """End the workers. Verdicts still under way become "killed"."""

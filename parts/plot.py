@@ -29,9 +29,9 @@ AXES = {  # --against -> key in both files, label, factor
 }
 # kind of drawing, title, unit, {key in metrics.jsonl: label}; docs/curves.md explains each title
 PANELS = (
-    ("lines", "Reward while training", "share of answers that are correct",
+    ("lines", "Reward while training", "mean reward",
      {"reward_first_round": "first round (fair)", "reward_pool": "whole pool"}),
-    ("accuracy", "Accuracy on held-out problems", "accuracy, 95 % interval", {}),
+    ("accuracy", "Accuracy on held-out problems", "avg@k, 95 % interval", {}),
     ("lines", "Samples drawn", "samples per step", {"samples": ""}),
     ("lines", "Tokens generated", "tokens per step", {"tokens": ""}),
     ("lines", "Prompts without signal", "share of prompts",
@@ -54,7 +54,8 @@ PANELS = (
     ("lines", "Length of the answers", "tokens per answer", {"response_length": ""}),
     ("lines", "Answers that cannot score", "share of answers",
      {"truncated": "cut at the length limit", "share_no_box": "no box",
-      "share_timeout": "time-out"}),
+      "share_timeout": "time-out", "share_raised": "--reward raised",
+      "share_no_number": "--reward gave no number"}),
     ("lines", "Size of the update", "gradient norm", {"grad_norm": ""}),
 )
 SAME_BUT_SEED = ("seed", "name", "resume")  # runs that differ in nothing else are one curve
@@ -133,7 +134,9 @@ def draw_lines(ax, run, x, keys) -> None:
             ax.plot(xs, ys, color=color, alpha=0.25, linewidth=1)
             ax.plot(xs, smooth(ys), color=color, linewidth=1.8, marker=marker, label=label)
     labels = len(ax.get_legend_handles_labels()[1])
-    ax.set_ylim(0, ax.get_ylim()[1] * (1 + 0.08 * labels) or 1)  # headroom for the legend
+    low, high = ax.dataLim.y0, ax.get_ylim()[1]
+    high += 0.08 * labels * abs(high)  # headroom for the legend
+    ax.set_ylim(min(low, 0), max(high, 0) or 1)  # a reward of one's own may be negative
 
 
 def draw_kl(ax, run, x, keys) -> None:
@@ -204,7 +207,7 @@ def draw_accuracy(ax, run, x, keys) -> None:
             ax.plot(xs, ys, color=color, linewidth=1.8, marker="o", markersize=4, label=label)
             ax.axhline(ys[0], color=color, linestyle=":", linewidth=1)
             draw_interval(ax, rows, x, color)
-    ax.set_ylim(bottom=0)
+    ax.set_ylim(bottom=min(0, ax.dataLim.y0))  # a reward of one's own may be negative
 
 
 def draw_interval(ax, rows, x, color) -> None:
@@ -323,7 +326,9 @@ def draw_evaluation(summary: dict, out: Path) -> Path:
     left.set_xscale("log", base=2)
     left.xaxis.set_major_formatter("{x:g}")  # 8, not 2 to the 3
     left.set(xlabel="k", ylabel="pass@k", ylim=(0, 1), title="one of k samples is right")
-    right.set(xlabel="level", ylabel="avg@k", ylim=(0, 1), title="by difficulty, where it is known")
+    right.set(xlabel="level", ylabel="avg@k", title="by difficulty, where it is known")
+    if 0 <= right.dataLim.y0 and right.dataLim.y1 <= 1:
+        right.set_ylim(0, 1)
     left.legend(frameon=False)
     return save(figure, out)
 

@@ -5,12 +5,18 @@
 Training and evaluation both come through here, so a model is evaluated on the prompt it was trained
 on. The template is part of every result: it alone moves Qwen2.5-Math-1.5B from about 20 % to about
 60 % on MATH-500.
+
+A template is one of TEMPLATES, or a file: .json with turns such as those, for the tokenizer's own
+chat template; or .jinja, which makes the whole prompt. It knows `problem` and `system`, and what
+chat templates know (`messages`, `add_generation_prompt`, `bos_token`), so one of those will do too.
 """
 import contextlib
+import json
 import signal
 import statistics
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 from parts.screen import shown
 
@@ -28,20 +34,18 @@ END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>")
 RENDERING_SECONDS = 20, 0.02  # per set, and per problem: a hundred times what templates take
 
 
-def add_prompts(problems: list, tokenizer, template: str, max_prompt_tokens: int) -> list:
+def add_prompts(problems: list, tokenizer, template: str, max_prompt_tokens: int,
+                system: str = "") -> list:
     """The problems with `prompt` and `prompt_ids`; over-long ones are dropped and counted.
 
-    Raises SystemExit for an unknown template, for one that the tokenizer cannot render, and if
+    `system` takes the place of the template's own system turn. Raises SystemExit for an unknown or
+    broken template, for one that the tokenizer cannot render or that ignores `system`, and if
     nothing is left.
     """
-    if template not in TEMPLATES:
-        raise SystemExit(
-            f"There is no prompt template '{shown(template, 80)}'; choose one of "
-            f"{', '.join(TEMPLATES)}.")
-    texts, turns = [problem.problem for problem in problems], TEMPLATES[template]
-    prompts = render(tokenizer, template, texts) if turns else texts
-    # A chat template writes its own start token; a bare problem gets the tokenizer's, if any.
-    ids = tokenizer(prompts, add_special_tokens=not turns)["input_ids"]
+    texts = [problem.problem for problem in problems]
+    prompts = make_prompts(tokenizer, template, texts, system)
+    start = needs_start(tokenizer, template, prompts[0])
+    ids = tokenizer(prompts, add_special_tokens=start)["input_ids"]
     kept = [replace(problem, prompt=prompt, prompt_ids=list(tokens))
             for problem, prompt, tokens in zip(problems, prompts, ids)
             if len(tokens) <= max_prompt_tokens]
@@ -58,15 +62,99 @@ def add_prompts(problems: list, tokenizer, template: str, max_prompt_tokens: int
     return kept
 
 
-def render(tokenizer, template: str, texts: list[str]) -> list[str]:
-    """The tokenizer's own chat template around each problem.
+def needs_start(tokenizer, template: str, prompt: str) -> bool:
+    """Whether the tokenizer has to add its own start token, if it has one.
+
+    A chat template has written it already, and so may a file.
+    """
+    if is_jinja(template):
+        start = getattr(tokenizer, "bos_token", None)
+        return not (start and prompt.startswith(start))
+    return template == "none"
+
+
+def show_prompts(problems: list, count: int = 3, longest: int = 400) -> None:
+    """Some prompts as the model sees them, a long one without its middle."""
+    print(f"{min(count, len(problems))} of {len(problems)} prompts, as the model sees them:")
+    for problem in problems[:count]:
+        print(f"  {abridged(repr(problem.prompt), longest)}")
+
+
+def abridged(text: str, longest: int) -> str:
+    """Both ends matter: what the system turn says, and where the response begins."""
+    left_out = len(text) - longest
+    if left_out <= 0:
+        return text
+    half = longest // 2
+    return f"{text[:half]} [... {left_out} characters ...] {text[-half:]}"
+
+
+# --------------------------------------------------------------------------------------- templates
+def make_prompts(tokenizer, template: str, texts: list[str], system: str = "") -> list[str]:
+    """The prompt of each problem's text. Raises SystemExit, one sentence, where there is none."""
+    prompts = render(tokenizer, template, texts, system)
+    if is_jinja(template) and len(set(render(tokenizer, template, ["1", "2"], system))) == 1:
+        raise SystemExit(
+            f"{shown(template)} does not show the problem: write {{{{ problem }}}} in it.")
+    if system and render(tokenizer, template, texts[:1], system + "x") == prompts[:1]:
+        through = is_jinja(template) or template == "none"
+        whose = f"template {shown(template)}" if through else "the model's chat template"
+        raise SystemExit(f"--system has no effect: {whose} leaves it out.")
+    return prompts
+
+
+def render(tokenizer, template: str, texts: list[str], system: str) -> list[str]:
+    """The prompt of each text, whatever kind of template it is."""
+    if is_jinja(template):
+        return render_file(tokenizer, template, texts, system)
+    turns = turns_of(template)
+    if turns is None:
+        return texts
+    if system:
+        turns = [("system", system), *(turn for turn in turns if turn[0] != "system")]
+    return render_turns(tokenizer, template, texts, turns)
+
+
+def is_jinja(template: str) -> bool:
+    return Path(template).suffix in (".jinja", ".jinja2", ".j2")
+
+
+def turns_of(template: str) -> list[tuple[str, str]] | None:
+    """(role, text) turns of a named template or a .json file; None for the bare problem."""
+    if template in TEMPLATES:
+        return TEMPLATES[template]
+    if Path(template).suffix != ".json":
+        raise SystemExit(
+            f"There is no prompt template '{shown(template, 80)}'; choose one of "
+            f"{', '.join(TEMPLATES)}, or give a .jinja or .json file.")
+    try:
+        turns = [(turn["role"], turn["content"]) for turn in json.loads(read_template(template))]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        turns = []
+    texts = [part for turn in turns for part in turn]
+    if not all(isinstance(text, str) for text in texts) or "{problem}" not in "".join(texts):
+        raise SystemExit(f'{shown(template)} must be a list of turns such as [{{"role": "user", '
+                         '"content": "{problem}"}], in JSON.')
+    return turns
+
+
+def read_template(file: str) -> str:
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no text in UTF-8"
+        raise SystemExit(f"--template: cannot read {shown(file)} ({why}).") from None
+
+
+def render_turns(tokenizer, template: str, texts: list[str], turns: list) -> list[str]:
+    """The tokenizer's own chat template around the turns of each problem.
 
     That template is a program which came with the model: it may refuse (some know no system turn),
     fail, or never end. Each becomes a SystemExit of one sentence.
     """
     if not getattr(tokenizer, "chat_template", None):
-        raise SystemExit(f"The tokenizer has no chat template for {template}: use --template none.")
-    turns = TEMPLATES[template]
+        raise SystemExit(f"The tokenizer has no chat template for {shown(template)}: use --template "
+                         "none, or a .jinja file that makes the whole prompt.")
     chats = [[{"role": role, "content": text.replace("{problem}", problem)} for role, text in turns]
              for problem in texts]
     start, each = RENDERING_SECONDS
@@ -76,9 +164,26 @@ def render(tokenizer, template: str, texts: list[str]) -> list[str]:
                 chats, tokenize=False, add_generation_prompt=True)
     except Exception as error:  # jinja's own, and whatever Python raises inside a template
         raise SystemExit(
-            f"The model's chat template cannot render {template} ({type(error).__name__}: "
+            f"The model's chat template cannot render {shown(template)} ({type(error).__name__}: "
             f"{shown(error)}): try --template llama or chat, which have no system turn, or none."
         ) from None
+
+
+def render_file(tokenizer, template: str, texts: list[str], system: str) -> list[str]:
+    """A .jinja file with each problem, in the sandbox in which transformers renders templates."""
+    start, each = RENDERING_SECONDS
+    source = read_template(template)
+    opening = [{"role": "system", "content": system}] if system else []
+    try:
+        with time_limit(start + each * len(texts)):
+            return [tokenizer.apply_chat_template(
+                [*opening, {"role": "user", "content": text}], chat_template=source, tokenize=False,
+                add_generation_prompt=True, problem=text, system=system) for text in texts]
+    except Exception as error:
+        line = getattr(error, "lineno", None)
+        where = f", line {line}" if line else ""
+        raise SystemExit(f"{shown(template)}{where} cannot be rendered "
+                         f"({type(error).__name__}: {shown(error)}).") from None
 
 
 @contextlib.contextmanager

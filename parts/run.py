@@ -23,14 +23,15 @@ from parts import checkpoint, files
 from parts.config import Config
 from parts.data import Stream, digest, load_train_and_held_out
 from parts.engine import Engine, seed_everything
-from parts.folder import claim, note_start, require_same_problems
+from parts.folder import claim, note_start, own_files, require_same_files, require_same_problems
+from parts.grader import NO_VERDICT
 from parts.hardware import build_for_cpu, in_one_line
 from parts.logprobs import check_family
 from parts.models import fetch_model, load_tokenizer
 from parts.plot import draw_run
 from parts.policy import load_policy
 from parts.probe import Probe, limits
-from parts.prompts import add_prompts, stop_ids
+from parts.prompts import add_prompts, show_prompts, stop_ids
 from parts.routing_replay import choose_replay, is_supported
 from parts.record import group_row, recorded
 from parts.screen import quiet_end, shown
@@ -123,9 +124,10 @@ def prepare(config: Config, grader) -> Run:
     lock = lock or claim(folder, config.resume)
     problems = digest(train)
     require_same_problems(folder, problems)
+    require_same_files(folder, own_files(config))
     newest = checkpoint.newest_sound(folder)
     tracker = open_tracker(folder, config.report_to, settings_of(config))
-    engine = start_engine(config, path, tokenizer, train[0].prompt)
+    engine = start_engine(config, path, tokenizer)
     policy = load_policy(
         path, dtype=config.dtype, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed,
         device="cpu" if engine.on_cpu else "cuda",
@@ -139,7 +141,7 @@ def prepare(config: Config, grader) -> Run:
     run = Run(folder, lock, config, engine, policy, optimizer, schedule, grader, held_out,
               Stream(train, config.seed), Estimator(config), probe, tracker=tracker)
     after_step = checkpoint.step_of(newest) if newest else 0
-    note_start(folder, settings_of(config), after_step, problems)
+    note_start(folder, settings_of(config), after_step, problems, own_files(config))
     resume(run, newest)
     return run
 
@@ -153,15 +155,20 @@ def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
     """(training, held-out) problems with prompts. None of the first is among the second."""
     train, held_out = load_train_and_held_out(
         config.data, config.eval_data, problem_key=config.problem_key,
-        answer_key=config.answer_key, eval_questions=config.eval_questions)
+        answer_key=config.answer_key, eval_questions=config.eval_questions,
+        whole_rows=bool(config.reward))
     loaded = []
     for name, problems in ((config.data, train), (config.eval_data, held_out)):
-        problems = add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
-        if not config.keep_odd_golds:
+        problems = add_prompts(
+            problems, tokenizer, config.template, config.max_prompt_tokens, config.system)
+        if not config.reward and not config.keep_odd_golds:
             problems = drop_odd_golds(problems, grader)
         if not problems:
             raise SystemExit(f"Nothing is left of {shown(name)}: see the counts above.")
         loaded.append(problems)
+    show_prompts(loaded[0])
+    if config.reward:
+        grader.try_out(loaded[0])
     return loaded[0], loaded[1]
 
 
@@ -178,12 +185,11 @@ def drop_odd_golds(problems: list, grader) -> list:
     return [problem for problem, ok in zip(problems, sound) if ok]
 
 
-def start_engine(config: Config, path: str, tokenizer, example: str):
-    """vLLM with the model, and what it will be asked: a prompt, and the ends of a response."""
+def start_engine(config: Config, path: str, tokenizer):
+    """vLLM with the model, and what ends a response."""
     stops = stop_ids(tokenizer)
     print(in_one_line(config))
-    print(f"prompt as the model sees it: {example!r}; "
-          f"a response ends at {tokenizer.convert_ids_to_tokens(stops)}")
+    print(f"a response ends at {tokenizer.convert_ids_to_tokens(stops)}")
     return Engine(
         path, max_model_len=config.max_prompt_tokens + config.max_tokens,
         max_num_seqs=config.engine_sequences, temperature=config.temperature,
@@ -264,23 +270,38 @@ def log(step: int, groups, metrics: dict, run: Run) -> None:
         metrics[f"{key}_total"] = run.state[f"{key}_total"]
     files.append(run.folder / "metrics.jsonl", dict(step=step, **metrics))
     warn_of_verifier(step, groups)
+    warn_of_threshold(step, groups, run.config)
     for group in recorded(groups, run.config.log_groups):
         row = group_row(step, group, run.engine.tokenizer)
         files.append(run.folder / "groups.jsonl", row)
 
 
 def warn_of_verifier(step: int, groups, most: float = 0.02) -> None:
-    """Say so when the verifier fails on more than this share of the samples.
+    """Say so when the verifier (or --reward) fails on more than this share of the samples.
 
     It would reward nobody, and the curve would only look as if the model did not learn.
     """
     pool = [(group.problem, s) for group in groups for s in group.pool]
-    failed = [(problem, s) for problem, s in pool if s.status in ("timeout", "killed")]
+    failed = [(problem, s) for problem, s in pool if s.status in NO_VERDICT]
     if len(failed) > most * len(pool):
         problem, s = failed[0]
         tqdm.write(f"WARNING, step {step}: the verifier gave no verdict on {len(failed)} of "
                    f"{len(pool)} samples, such as gold {problem.answer[:60]!r}, completion "
-                   f"ending in {s.rollout.text[-120:]!r}")
+                   f"ending in {s.rollout.text[-120:]!r}: {s.status}, {shown(s.why)}")
+
+
+def warn_of_threshold(step: int, groups, config: Config) -> None:
+    """Say so when rewards of many values all lie on one side of the threshold.
+
+    Then no answer is told from another when prompts are closed and samples kept.
+    """
+    rewards = [s.reward for group in groups for s in group.pool]
+    sides = {s.correct for group in groups for s in group.pool}
+    if len(sides) == 1 and len(set(rewards)) > 2 and config.sampler != "uniform":
+        side = "above" if sides == {True} else "not above"
+        tqdm.write(f"WARNING, step {step}: all rewards ({min(rewards):g} to {max(rewards):g}) are "
+                   f"{side} --threshold {config.threshold:g}, so {config.sampler} cannot tell "
+                   "right from wrong: start again with a threshold between them")
 
 
 def stop_if_broken(step: int, groups, metrics: dict, run: Run, patience: int = 3) -> None:
@@ -320,10 +341,17 @@ def record_evaluation(result: dict, run: Run) -> None:
     files.append(run.folder / "eval.jsonl", row)
     if run.tracker:
         run.tracker.send()
-    tqdm.write(f"step {state['step']:5d}   held-out avg@{config.eval_k} {result['avg']:6.1%} "
-               f"[{result['ci_low']:.1%}, {result['ci_high']:.1%}]   "
+    unit = unit_of(config)
+    above = f", {result['correct']:.1%} above the threshold" if config.reward else ""
+    tqdm.write(f"step {state['step']:5d}   held-out avg@{config.eval_k} {result['avg']:6{unit}} "
+               f"[{result['ci_low']:{unit}}, {result['ci_high']:{unit}}]{above}   "
                f"{state['samples_total']:,} samples, {state['seconds_total']:,.0f} s of training")
     state |= dict(evaluated=state["step"], accuracy=result["avg"])
+
+
+def unit_of(config: Config) -> str:
+    """How avg@k is printed: a share of right answers, or a mean of rewards of one's own."""
+    return ".3g" if config.reward else ".1%"
 
 
 def show(metrics: dict, run: Run) -> None:
@@ -373,7 +401,7 @@ def finish(run: Run) -> None:
     go_on = f"{python()} minirl.py --name {config.name} --resume"
     if step < config.steps:
         print(f"stopped after step {step}; continue with: {go_on}")
-    print(f"held-out avg@{config.eval_k}: {run.state['accuracy']:.1%}; "
+    print(f"held-out avg@{config.eval_k}: {run.state['accuracy']:{unit_of(config)}}; "
           f"curves: {run.folder / 'curves.png'}; adapter: {run.folder / 'checkpoints'}")
     if step >= config.steps:
         print(f"next: look into it with {python()} explore.py {run.folder}\n"

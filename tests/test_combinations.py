@@ -81,7 +81,8 @@ class Problems:
 
     def take(self, count: int) -> list:
         places = [next(self.at) % len(RATES) for _ in range(count)]
-        return [SimpleNamespace(id=str(i), prompt=f"<{i}>", answer="", prompt_ids=[i, 3])
+        return [SimpleNamespace(id=str(i), prompt=f"<{i}>", answer="", judged_by="",
+                                prompt_ids=[i, 3])
                 for i in places]
 
 

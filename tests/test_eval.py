@@ -28,6 +28,11 @@ class Question:
     level: str = ""
     problem: str = "?"
     prompt_ids: tuple = (1, 2)
+    row: tuple = ()
+
+    @property
+    def judged_by(self):
+        return self.answer
 
 
 class FakeEngine:
