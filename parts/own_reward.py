@@ -67,7 +67,7 @@ def load(name: str, digest: str) -> tuple:
         found = load_function(name)
         return found, misfit(found)
     except AttributeError as error:
-        if error.name == function and inspect.ismodule(error.obj):
+        if error.name == function and getattr(error.obj, "__file__", "") == path:
             return None, f"the file has no {function}"
         return None, explain(error, name)
     except (Exception, SystemExit) as error:

@@ -235,7 +235,7 @@ def test_a_stop_ends_the_loop_before_the_next_evaluation(monkeypatch, when, eval
         run.state["step"] = number
 
     for name, instead in dict(
-            Grader=lambda _: contextlib.nullcontext(), prepare=lambda *_: run, Stop=OneStop,
+            open_grader=lambda *_: contextlib.nullcontext(), prepare=lambda *_: run, Stop=OneStop,
             rehearse=lambda run: run.events.append("rehearse"), train_step=step, record=record,
             evaluate_if_due=lambda run: seen.append(run.state["step"]),
             show=lambda *_: shown.append(run.state["step"]), finish=ended.append).items():
