@@ -420,7 +420,7 @@ def test_a_run_is_not_resumed_with_another_function_of_the_same_name(mine, tmp_p
 # ------------------------------------------------------------------------------ what is reported
 def scored(text, reward, status, why=""):
     rollout = SimpleNamespace(text=text)
-    return ada.Sample(0, 0, rollout, reward, status, why, reward > 0.7)
+    return ada.Sample(0, 0, rollout, reward, status, correct=reward > 0.7, why=why)
 
 
 def test_failures_are_reported_with_the_first_exception_and_its_line(capsys):
@@ -512,7 +512,7 @@ def test_the_tiny_model_learns_a_reward_of_ones_own_on_ones_own_file(tmp_path):
     small = ["--steps", "10", "--batch-prompts", "12", "--eval-every", "0", "--eval-k", "4", "--checkpoint-every", "0",
              "--log-groups", "all"]
     out = train(tmp_path, *flags, *small)
-    assert "200 problems of 200 rows" in out and "as the model sees them" in out and "gives 0 for an empty" in out
+    assert "problems of 200 rows" in out and "as the model sees them" in out and "gives 0 for an empty" in out
     before, after = lines(tmp_path / "runs/mine/eval.jsonl")
     assert before["avg"] < 0.4 < after["ci_low"] and after["avg"] > before["avg"] + 0.25, (before["avg"], after["avg"])
     score = load("steps")
