@@ -21,7 +21,7 @@ from parts.plot import read_rows
 from parts.screen import quiet_end, shown
 
 PRECISIONS = ("float32", "bfloat16", "float16")
-IN_THE_CARD = ("objective", "sampler", "n", "M", "N", "mini_batches", "lr", "lora_rank",
+IN_THE_CARD = ("reward", "objective", "sampler", "n", "M", "N", "mini_batches", "lr", "lora_rank",
                "lora_alpha", "batch_prompts", "max_tokens", "temperature", "template", "seed")
 CARD = """\
 {head}
@@ -89,11 +89,11 @@ def card(name: str, config: dict, step: int, evaluations: list[dict]) -> str:
 
     Of files and folders it names the last part only: where they lie is nobody's business.
     """
-    chosen = {key: config[key] for key in IN_THE_CARD if key in config}
+    chosen = {key: config[key] for key in IN_THE_CARD if config.get(key) not in (None, "")}
     rows = [f"| {key} | {shown(public(value))} |" for key, value in chosen.items()]
     return CARD.format(
         head=front_matter(config, evaluations), name=shown(name), step=step,
-        base=shown(public(resolve_model(config["model"]))), results=results(evaluations),
+        base=shown(public(resolve_model(config["model"]))), results=results(config, evaluations),
         template=shown(public(config["template"])), data=shown(public(config["data"])),
         settings="\n".join(["| setting | |", "|---|---|", *rows]))
 
@@ -124,14 +124,16 @@ def public(value):
     return value
 
 
-def results(evaluations: list[dict]) -> str:
-    """The first and the last evaluation as a table."""
+def results(config: dict, evaluations: list[dict]) -> str:
+    """The first and the last evaluation as a table. (avg is a share, or a mean of own rewards.)"""
     if not evaluations:
         return "This run was not evaluated."
-    lines = ["| after step | held-out problems | accuracy | 95 % interval |", "|---|---|---|---|"]
+    unit = ".3g" if config.get("reward") else ".1%"
+    lines = ["| after step | held-out problems | mean reward | 95 % interval |", "|---|---|---|---|"]
     for one in evaluations[:1] + evaluations[1:][-1:]:
-        lines.append(f"| {one['step']} | {one['questions']} of {shown(public(one['data']))} | avg@"
-                     f"{one['k']} {one['avg']:.1%} | {one['ci_low']:.1%} to {one['ci_high']:.1%} |")
+        what = f"{one['questions']} of {shown(public(one['data']))}"
+        lines.append(f"| {one['step']} | {what} | avg@{one['k']} {one['avg']:{unit}} | "
+                     f"{one['ci_low']:{unit}} to {one['ci_high']:{unit}} |")
     return "\n".join(lines)
 
 

@@ -193,6 +193,8 @@ def test_the_card_is_read_by_the_hubs_own_library_and_tells_no_paths():
     assert "| 0 | 50 of exam.jsonl | avg@8 20.0% | 40.0% to 60.0% |" in text
     assert "| 20 | 50 of exam.jsonl | avg@8 50.0% |" in text and "secret" not in text
     assert "not evaluated" in export.card("mine", known, 20, [])
+    own = export.card("mine", known | dict(reward="/home/me/secret/mine.py:score"), 20, [row])
+    assert "avg@8 0.5 | 0.4 to 0.6" in own and "| reward | mine.py:score |" in own
 
 
 # ------------------------------------------------------------------------------ the hub
