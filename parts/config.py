@@ -11,6 +11,8 @@ from typing import Literal
 from ada_sampler import SHORT_RULES, SamplerConfig, limited
 from parts.flags import in_one_sentence, parse_flags
 from parts.folder import never_stepped, settings
+from parts.own_reward import require_function
+from parts.prompts import require_template
 from parts.screen import shown
 from parts.sources import require_files
 
@@ -379,6 +381,8 @@ def parse(argv: list[str] | None = None) -> Config:
         config.validate()
     require_files(config.data)
     require_files(config.eval_data)
+    require_function(config.reward)
+    require_template(config.template)
     return config
 
 

@@ -8,6 +8,8 @@ from parts.adapter import find_adapter
 from parts.data import default_data, default_template
 from parts.flags import in_one_sentence, parse_flags
 from parts.models import TINY
+from parts.own_reward import require_function
+from parts.prompts import require_template
 from parts.sources import require_files
 
 ABOUT = "avg@k and pass@k with 95 % intervals, on named benchmarks, files or the built-in problems."
@@ -128,6 +130,8 @@ def parse(argv: list[str] | None = None) -> Config:
     unset = [name for name in auto if getattr(config, name) in ("auto", 0)]
     config = replace(config, **{name: auto[name] for name in unset})
     require_files(config.data)
+    require_function(config.reward)
+    require_template(config.template)
     data = [Path(part).stem for part in config.data.split(",")]
     parts = [Path(config.model).name, *Path(adapter).parts[-3:], *data, f"k{config.k}"]
     name = "-".join(part for part in parts if part not in ("runs", "checkpoints", "/"))

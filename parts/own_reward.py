@@ -118,6 +118,15 @@ def as_number(value) -> float | None:
 
 
 # --------------------------------------------------------------------------- its parent's view
+def require_function(name: str) -> None:
+    """Raises SystemExit unless it is "" or names a function of a file that exists."""
+    path, _, function = name.rpartition(":")
+    if name and not (path.endswith(".py") and function.isidentifier()):
+        raise SystemExit(f"--reward takes FILE.py:FUNCTION, not {shown(name)}.")
+    if name and not os.path.isfile(os.path.expanduser(path)):
+        raise SystemExit(f"--reward: there is no file {shown(path)}.")
+
+
 class OwnReward(WorkerPool):
     """Asks FILE.py:FUNCTION. A reward above `threshold` has the status correct, others wrong.
 
@@ -127,12 +136,9 @@ class OwnReward(WorkerPool):
 
     def __init__(self, name: str, threshold: float, workers: int = 2, timeout: float = 4.0,
                  memory_gb: float = 1.0):
+        require_function(name)
         path, _, function = name.rpartition(":")
         file = Path(path).expanduser().absolute()
-        if not path.endswith(".py") or not function.isidentifier():
-            raise SystemExit(f"--reward takes FILE.py:FUNCTION, not {shown(name)}.")
-        if not file.is_file():
-            raise SystemExit(f"--reward: there is no file {shown(path)}.")
         self.called, self.threshold, self.limits = name, threshold, (timeout, memory_gb)
         self.function = [f"{file}:{function}", digest_of(file)]
         self.failed = 0  # calls without a number so far; None once there was one with a number

@@ -115,6 +115,14 @@ def render(tokenizer, template: str, texts: list[str], system: str) -> list[str]
     return render_turns(tokenizer, template, texts, turns)
 
 
+def require_template(template: str) -> None:
+    """Raises SystemExit if there is no such template, or no such file. Needs no model."""
+    if is_jinja(template):
+        read_template(template)
+    else:
+        turns_of(template)
+
+
 def is_jinja(template: str) -> bool:
     return Path(template).suffix in (".jinja", ".jinja2", ".j2")
 
@@ -153,8 +161,8 @@ def render_turns(tokenizer, template: str, texts: list[str], turns: list) -> lis
     fail, or never end. Each becomes a SystemExit of one sentence.
     """
     if not getattr(tokenizer, "chat_template", None):
-        raise SystemExit(f"The tokenizer has no chat template for {shown(template)}: use --template "
-                         "none, or a .jinja file that makes the whole prompt.")
+        raise SystemExit(f"The tokenizer has no chat template for {shown(template)}: use "
+                         "--template none, or a .jinja file that makes the whole prompt.")
     chats = [[{"role": role, "content": text.replace("{problem}", problem)} for role, text in turns]
              for problem in texts]
     start, each = RENDERING_SECONDS

@@ -1,4 +1,5 @@
-"""--reward FILE.py:FUNCTION: what a function of one's own may do, what it is told, what its failures cost."""
+"""--reward FILE.py:FUNCTION: what it may do, what it is told, what its failures cost."""
+
 import hashlib
 import itertools
 import json
@@ -18,7 +19,8 @@ import pytest
 import ada_sampler as ada
 import eval as evaluation
 from conftest import ROOT
-from parts import own_reward
+from parts import config as parts_config
+from parts import eval_config, own_reward
 from parts import run as running
 from parts.config import Config, resolve
 from parts.data import digest, load_problems, load_train_and_held_out
@@ -82,8 +84,19 @@ def score(mine, monkeypatch):
 
 # ------------------------------------------------------------------------------ what it returns
 def test_every_number_is_a_reward_and_only_those_above_the_threshold_are_correct(score):
-    expected = dict(one=1.0, true=1.0, half=0.5, minus=-3.25, numpy=0.25, array=2.0, million=-1e6,
-                    box=7.0, neighbour=10.0, print=1.0, secret=0.0)
+    expected = dict(
+        one=1.0,
+        true=1.0,
+        half=0.5,
+        minus=-3.25,
+        numpy=0.25,
+        array=2.0,
+        million=-1e6,
+        box=7.0,
+        neighbour=10.0,
+        print=1.0,
+        secret=0.0,
+    )
     for (what, number), found in zip(expected.items(), score(*expected)):
         assert (found.reward, found.why) == (number, ""), what
         assert found.status == ("correct" if number > 0.5 else "wrong"), what
@@ -91,13 +104,22 @@ def test_every_number_is_a_reward_and_only_those_above_the_threshold_are_correct
 
 def test_whatever_else_happens_has_a_status_of_its_own_and_no_reward(score):
     expected = {
-        "None": ("no_number", "returned None"), "nan": ("no_number", "nan"),
-        "inf": ("no_number", "inf"), "text": ("no_number", "'0.5'"), "list": ("no_number", "[1.0]"),
-        "huge": ("no_number", "10000000"), "int": ("no_number", "1000"),
+        "None": ("no_number", "returned None"),
+        "nan": ("no_number", "nan"),
+        "inf": ("no_number", "inf"),
+        "text": ("no_number", "'0.5'"),
+        "list": ("no_number", "[1.0]"),
+        "huge": ("no_number", "10000000"),
+        "int": ("no_number", "1000"),
         "raise": ("raised", "KeyError: 'missing' (line 12 of mine.py)"),
-        "exit": ("raised", "SystemExit: 3"), "recurse": ("raised", "RecursionError"),
-        "write": ("raised", "OSError"), "memory": ("killed", "memory"), "die": ("killed", "died"),
-        "compute": ("timeout", "limit"), "sleep": ("timeout", "limit")}
+        "exit": ("raised", "SystemExit: 3"),
+        "recurse": ("raised", "RecursionError"),
+        "write": ("raised", "OSError"),
+        "memory": ("killed", "memory"),
+        "die": ("killed", "died"),
+        "compute": ("timeout", "limit"),
+        "sleep": ("timeout", "limit"),
+    }
     start = time.monotonic()
     for (what, (status, why)), found in zip(expected.items(), score(*expected)):
         assert math.isnan(found.reward), what
@@ -107,8 +129,10 @@ def test_whatever_else_happens_has_a_status_of_its_own_and_no_reward(score):
 
 
 def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path):
-    rows = [dict(question="a?", number=3, nested=dict(more=0.5), tags=["x"]),
-            dict(question="b?", number=-3, nested=dict(more=0.25), tags=[])]
+    rows = [
+        dict(question="a?", number=3, nested=dict(more=0.5), tags=["x"]),
+        dict(question="b?", number=-3, nested=dict(more=0.25), tags=[]),
+    ]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     problems = load_problems(str(tmp_path / "data.jsonl"), whole_rows=True)
     assert [problem.judged_by for problem in problems] == rows
@@ -127,35 +151,69 @@ def test_the_same_question_is_asked_once_and_a_large_row_is_not_kept(mine):
         assert all(len(key) == 32 for key in grader.cache)
 
 
-@pytest.mark.parametrize("value, number", [
-    (0.1 + 0.2, 0.1 + 0.2), (7, 7.0), (np.float64(1e-300), 1e-300), (np.bool_(True), 1.0),
-    (-0.0, 0.0), (1e6, 1e6), (1e6 + 1, None), (-math.inf, None), (math.nan, None), ("1", None),
-    (1j, None), (None, None), (10**400, None)])
+@pytest.mark.parametrize(
+    "value, number",
+    [
+        (0.1 + 0.2, 0.1 + 0.2),
+        (7, 7.0),
+        (np.float64(1e-300), 1e-300),
+        (np.bool_(True), 1.0),
+        (-0.0, 0.0),
+        (1e6, 1e6),
+        (1e6 + 1, None),
+        (-math.inf, None),
+        (math.nan, None),
+        ("1", None),
+        (1j, None),
+        (None, None),
+        (10**400, None),
+    ],
+)
 def test_what_counts_as_a_number(value, number):
     assert as_number(value) == number
 
 
 # ------------------------------------------------------------------------------ what cannot be used
-@pytest.mark.parametrize("name, sentence", [
-    ("missing.py:score", "there is no file missing.py"), ("mine.py", "takes FILE.py:FUNCTION, not mine.py"),
-    ("mine.py:", "FILE.py:FUNCTION"), ("mine:score", "FILE.py:FUNCTION"), (".:x", "FILE.py:FUNCTION"),
-    ("mine.py:nothing", "the file has no nothing"), ("mine.py:NOTHING", "no function but int"),
-    ("mine.py:swapped", "(problem, completion), in this order"),
-    ("mine.py:three", "must take (problem, completion): missing a required argument: 'third'"),
-    ("syntax.py:score", "SyntaxError: expected ':' (line 2 of syntax.py)"),
-    ("imports.py:score", "ModuleNotFoundError: No module named 'numpty' (line 1 of imports.py)"),
-    ("attribute.py:score", "AttributeError: module 'math' has no attribute 'score' (line 1"),
-    ("dies.py:score", "may take 1 GB of memory"), ("exits.py:score", "SystemExit: 5"),
-])
-def test_what_cannot_be_used_ends_in_one_sentence_within_seconds(mine, tmp_path, monkeypatch, name, sentence):
+@pytest.mark.parametrize(
+    "name, sentence",
+    [
+        ("missing.py:score", "there is no file missing.py"),
+        ("mine.py", "takes FILE.py:FUNCTION, not mine.py"),
+        ("mine.py:", "FILE.py:FUNCTION"),
+        ("mine:score", "FILE.py:FUNCTION"),
+        (".:x", "FILE.py:FUNCTION"),
+        ("mine.py:nothing", "the file has no nothing"),
+        ("mine.py:NOTHING", "no function but int"),
+        ("mine.py:swapped", "(problem, completion), in this order"),
+        ("mine.py:three", "must take (problem, completion): missing a required argument: 'third'"),
+        ("syntax.py:score", "SyntaxError: expected ':' (line 2 of syntax.py)"),
+        (
+            "imports.py:score",
+            "ModuleNotFoundError: No module named 'numpty' (line 1 of imports.py)",
+        ),
+        ("attribute.py:score", "AttributeError: module 'math' has no attribute 'score' (line 1"),
+        ("dies.py:score", "may take 1 GB of memory"),
+        ("exits.py:score", "SystemExit: 5"),
+    ],
+)
+def test_what_cannot_be_used_ends_in_one_sentence_within_seconds(
+    mine, tmp_path, monkeypatch, name, sentence
+):
     monkeypatch.chdir(tmp_path)
-    for file, text in dict(syntax="\ndef score(a, b)\n  pass", imports="import numpty", dies="import os; os._exit(1)",
-                           attribute="import math; math.score", exits="import sys; sys.exit(5)").items():
+    for file, text in dict(
+        syntax="\ndef score(a, b)\n  pass",
+        imports="import numpty",
+        dies="import os; os._exit(1)",
+        attribute="import math; math.score",
+        exits="import sys; sys.exit(5)",
+    ).items():
         (tmp_path / f"{file}.py").write_text(text)
     start = time.monotonic()
     with pytest.raises(SystemExit) as end:
         OwnReward(name, 0.5, workers=1)
-    assert sentence in str(end.value) and "\n" not in str(end.value) and "--reward" in str(end.value)
+    assert (
+        sentence in str(end.value) and "\n" not in str(end.value) and "--reward" in str(end.value)
+    )
     assert time.monotonic() - start < 20
 
 
@@ -184,7 +242,10 @@ def problem(**row):
 def test_it_is_tried_on_an_empty_completion_before_the_engine_starts(mine, capsys):
     with OwnReward(f"{mine}:score", 0.5, workers=1) as grader:
         grader.try_out([problem(), problem()])  # WHAT has no empty entry
-    assert "gives no number for an empty completion: KeyError: '' (line 26 of mine.py)" in capsys.readouterr().out
+    assert (
+        "gives no number for an empty completion: KeyError: '' (line 26 of mine.py)"
+        in capsys.readouterr().out
+    )
     with OwnReward(f"{mine}:row", 0.5, workers=1) as grader:
         grader.try_out([problem(number=2, nested=dict(more=1))])
     assert "gives 3 for an empty completion; above 0.5 is correct" in capsys.readouterr().out
@@ -203,7 +264,9 @@ def test_a_function_that_fails_on_everything_at_the_start_ends_in_one_sentence(m
             grader.submit(key, dict(key=key), "raise")
         for key in range(own_reward.PATIENCE - 1):
             assert grader.result(key).status == "raised"
-        with pytest.raises(SystemExit, match=r"no number for any of the first 16 .*KeyError: 'missing' \(line 12"):
+        with pytest.raises(
+            SystemExit, match=r"no number for any of the first 16 .*KeyError: 'missing' \(line 12"
+        ):
             grader.result(own_reward.PATIENCE - 1)
 
 
@@ -211,7 +274,11 @@ def test_once_it_has_worked_failures_are_only_counted(mine):
     with OwnReward(f"{mine}:score", 0.5, workers=1) as grader:
         for key, what in enumerate(["raise", "one", *["None"] * 40]):
             grader.submit(key, dict(key=key), what)
-        assert [grader.result(key).status for key in range(42)] == ["raised", "correct", *["no_number"] * 40]
+        assert [grader.result(key).status for key in range(42)] == [
+            "raised",
+            "correct",
+            *["no_number"] * 40,
+        ]
 
 
 def test_a_file_that_changes_during_the_run_is_noticed_by_the_next_worker(mine):
@@ -220,7 +287,9 @@ def test_a_file_that_changes_during_the_run_is_noticed_by_the_next_worker(mine):
         mine.write_text(MINE.replace("lambda: 1,", "lambda: 2,"))
         grader.submit("a", {}, "half")  # the old worker has the old function, and goes on
         assert grader.result("a").reward == 0.5
-        grader.submit("b", {}, "die")  # asked once more of a new worker, which has read the new file
+        grader.submit(
+            "b", {}, "die"
+        )  # asked once more of a new worker, which has read the new file
         with pytest.raises(RuntimeError, match="changed after the start: put it back"):
             grader.result("b")
 
@@ -244,11 +313,21 @@ class Scores:
     """In the place of a grader: rewards of many values, NaN where it fails."""
 
     def __init__(self, threshold, low, high, failing):
-        self.threshold, self.low, self.high, self.failing, self.open = threshold, low, high, failing, {}
+        self.threshold, self.low, self.high, self.failing, self.open = (
+            threshold,
+            low,
+            high,
+            failing,
+            {},
+        )
 
     def submit(self, key, problem, rollout):
         rng = random.Random(f"{problem.id}/{key[1]}")
-        reward = rng.uniform(self.low, self.high) if rollout.correct else self.low + rng.choice((0, 0.25))
+        reward = (
+            rng.uniform(self.low, self.high)
+            if rollout.correct
+            else self.low + rng.choice((0, 0.25))
+        )
         if rng.random() < self.failing:
             self.open[key] = Scored(math.nan, "raised", "KeyError")
         else:
@@ -270,26 +349,45 @@ def expected_coefficients(group, cfg):
     found = []
     for s in group.kept:
         others = math.fsum(o.reward for o in pool if o is not s) / max(len(pool) - 1, 1)
-        a = {"pool-mean": s.reward - baseline, "leave-one-out": s.reward - others,
-             "positives-only": max(s.reward, 0),
-             "group-std": (s.reward - baseline) / (np.std([o.reward for o in pool], ddof=1) + 1e-6)
-             if len(pool) > 1 else 0}[cfg.advantage]
-        w = (share if s.correct else 1 - share) * n / k[s.correct] if cfg.weighting in ("unbiased", "log") else 1
+        a = {
+            "pool-mean": s.reward - baseline,
+            "leave-one-out": s.reward - others,
+            "positives-only": max(s.reward, 0),
+            "group-std": (
+                (s.reward - baseline) / (np.std([o.reward for o in pool], ddof=1) + 1e-6)
+                if len(pool) > 1
+                else 0
+            ),
+        }[cfg.advantage]
+        w = (
+            (share if s.correct else 1 - share) * n / k[s.correct]
+            if cfg.weighting in ("unbiased", "log")
+            else 1
+        )
         w *= 1 / share if cfg.weighting in ("log", "inv_p") and share else 1
         w *= (share + cfg.est_eps) ** -0.5 if cfg.sampler == "ada-est" else 1
         found.append(a * w)
     return found
 
 
-KINDS = [(0.7, 0.0, 1.0, 0.0), (0.0, -1.0, 1.0, 0.2), (-2.0, -5.0, 0.0, 0.2), (10.0, 5.0, 30.0, 0.1)]
+KINDS = [
+    (0.7, 0.0, 1.0, 0.0),
+    (0.0, -1.0, 1.0, 0.2),
+    (-2.0, -5.0, 0.0, 0.2),
+    (10.0, 5.0, 30.0, 0.1),
+]
 
 
 @pytest.mark.parametrize("threshold, low, high, failing", KINDS)
 @pytest.mark.parametrize("rule", RULES)
-def test_every_rule_with_rewards_of_many_values_against_brute_force(rule, threshold, low, high, failing):
-    """Exit, keep and allocation look at the threshold only; baselines and advantages at the value."""
+def test_every_rule_with_rewards_of_many_values_against_brute_force(
+    rule, threshold, low, high, failing
+):
+    """Exit, keep, allocation look at the threshold only; baselines and advantages at the value."""
     for advantage, weighting in itertools.product(
-            ("pool-mean", "leave-one-out", "group-std", "positives-only"), ("none", "unbiased", "log", "inv_p")):
+        ("pool-mean", "leave-one-out", "group-std", "positives-only"),
+        ("none", "unbiased", "log", "inv_p"),
+    ):
         cfg = config(rule, advantage=advantage, weighting=weighting, threshold=threshold)
         try:
             cfg.validate()
@@ -309,10 +407,14 @@ def test_every_rule_with_rewards_of_many_values_against_brute_force(rule, thresh
             if ada.RULES[rule].kept == "n" and g.kept:
                 right = [s.index for s in g.pool if s.correct]
                 wrong = [s.index for s in g.pool if not s.correct]
-                few = max(0, min(len(right), cfg.n - min(len(wrong), cfg.n - min(len(right), cfg.n // 2))))
-                assert kept == {*right[:few], *wrong[:cfg.n - few]}
+                few = max(
+                    0, min(len(right), cfg.n - min(len(wrong), cfg.n - min(len(right), cfg.n // 2)))
+                )
+                assert kept == {*right[:few], *wrong[: cfg.n - few]}
             if g.kept:
-                assert [c for _, c in g.rows()] == pytest.approx(expected_coefficients(g, cfg), rel=1e-9, abs=1e-12)
+                assert [c for _, c in g.rows()] == pytest.approx(
+                    expected_coefficients(g, cfg), rel=1e-9, abs=1e-12
+                )
             if rule in ("ada-pos", "ada-balance"):
                 want = (1, 0) if rule == "ada-pos" else (2, 2)
                 hits = [sum(s.correct == kind for s in g.pool) for kind in (True, False)]
@@ -322,7 +424,7 @@ def test_every_rule_with_rewards_of_many_values_against_brute_force(rule, thresh
 
 
 def test_unbiased_weights_ascend_the_mean_reward_whatever_its_values():
-    """Over all orders of a pool, the mean coefficient of a sample is n/m (r - mean): nothing else."""
+    """Over all orders of a pool, the mean coefficient of a sample is n/m (r - mean)."""
     rewards = [0.9, 0.71, 0.0, 0.3, -1.0, 0.2]
     m, n, total = len(rewards), 4, [0.0] * len(rewards)
     orders = list(itertools.permutations(range(m)))
@@ -335,9 +437,16 @@ def test_unbiased_weights_ascend_the_mean_reward_whatever_its_values():
     assert total == pytest.approx([n / m * (r - fmean(rewards)) for r in rewards])
 
 
-@pytest.mark.parametrize("rewards, filled", [
-    ([1.0, 0.0, math.nan], [1.0, 0.0, 0.0]), ([math.nan, 2.0, 3.0], [0.0, 2.0, 3.0]),
-    ([-1.0, math.nan, -4.0], [-1.0, -4.0, -4.0]), ([math.nan] * 2, [0.0, 0.0]), ([], [])])
+@pytest.mark.parametrize(
+    "rewards, filled",
+    [
+        ([1.0, 0.0, math.nan], [1.0, 0.0, 0.0]),
+        ([math.nan, 2.0, 3.0], [0.0, 2.0, 3.0]),
+        ([-1.0, math.nan, -4.0], [-1.0, -4.0, -4.0]),
+        ([math.nan] * 2, [0.0, 0.0]),
+        ([], []),
+    ],
+)
 def test_who_makes_the_grader_fail_is_never_better_than_the_worst(rewards, filled):
     assert ada.without_verdict(rewards) == filled
 
@@ -353,7 +462,9 @@ def test_no_gold_is_needed_and_none_is_dropped_for_being_odd(tmp_path, capsys):
     file = write(tmp_path / "mine.jsonl", [*rows, dict(key="no question"), rows[0]])
     train, held_out = load_train_and_held_out(file, "held-out", whole_rows=True)
     assert len(train) + len(held_out) == 30 and all(p.answer == "" and p.row["key"] for p in train)
-    assert "30 problems of 32 rows (dropped 1 without a problem, 1 double)" in capsys.readouterr().out
+    assert (
+        "30 problems of 32 rows (dropped 1 without a problem, 1 double)" in capsys.readouterr().out
+    )
     with pytest.raises(SystemExit, match="gold answer"):
         load_problems(file)
 
@@ -365,12 +476,16 @@ def test_short_problems_without_gold_differ_by_their_signs(tmp_path):
 
 
 def test_other_columns_are_other_problems_to_a_resumed_run(tmp_path):
-    one, other = [load_problems(write(tmp_path / "m.jsonl", [dict(problem="a?", key=key)]), whole_rows=True)
-                  for key in ("x", "y")]
+    one, other = [
+        load_problems(write(tmp_path / "m.jsonl", [dict(problem="a?", key=key)]), whole_rows=True)
+        for key in ("x", "y")
+    ]
     assert digest(one) != digest(other)
     plain = load_problems(write(tmp_path / "m.jsonl", [dict(problem="a?", answer="1")]))
     before = hashlib.sha256(json.dumps([("m.jsonl/0", "a?", "1")]).encode()).hexdigest()[:12]
-    assert digest(plain) == f"1 questions, {before}", "runs that were started before could not be resumed"
+    assert (
+        digest(plain) == f"1 questions, {before}"
+    ), "runs that were started before could not be resumed"
 
 
 def test_dates_and_deep_rows_do_no_harm(tmp_path):
@@ -381,25 +496,50 @@ def test_dates_and_deep_rows_do_no_harm(tmp_path):
     deep = []
     for _ in range(100_000):
         deep = [deep]
-    rows = [dict(problem="a?", day=datetime.date(2026, 1, 2), raw=b"x"), dict(problem="b?", more=deep)]
+    rows = [
+        dict(problem="a?", day=datetime.date(2026, 1, 2), raw=b"x"),
+        dict(problem="b?", more=deep),
+    ]
     (found,) = rows_to_problems(rows, "mine", whole_rows=True)
     assert found.row == dict(problem="a?", day="2026-01-02", raw="b'x'")
 
 
 # ------------------------------------------------------------------------------ settings
-def test_settings_that_mean_nothing_with_or_without_a_reward_are_refused():
-    for settings, word in [(dict(threshold=1.5), "threshold must be"), (dict(threshold=-0.5), "threshold must be"),
-                           (dict(reward="a.py:b", answer_key="x"), "answer_key"),
-                           (dict(reward="a.py:b", keep_odd_golds=True), "keep_odd_golds")]:
+def test_settings_that_mean_nothing_with_or_without_a_reward_are_refused(mine):
+    for settings, word in [
+        (dict(threshold=1.5), "threshold must be"),
+        (dict(threshold=-0.5), "threshold must be"),
+        (dict(reward="a.py:b", answer_key="x"), "answer_key"),
+        (dict(reward="a.py:b", keep_odd_golds=True), "keep_odd_golds"),
+    ]:
         with pytest.raises(ValueError, match=word):
             Config(**settings).validate()
     Config(reward="a.py:b", threshold=-5).validate()
     assert resolve(Config(model="Qwen2.5-Math-1.5B", reward="a.py:b")).template == "chat"
     assert resolve(Config(model="Qwen2.5-Math-1.5B")).template == "reinforce-ada"
-    from parts import eval_config
     with pytest.raises(SystemExit):
         eval_config.parse(["--threshold", "0.5"])
-    assert eval_config.parse(["--reward", "a.py:b", "--threshold", "0.5"]).threshold == 0.5
+    with pytest.raises(SystemExit):
+        eval_config.parse(["--reward", f"{mine}:row", "--answer-key", "x"])
+    assert eval_config.parse(["--reward", f"{mine}:row", "--threshold", "0.5"]).threshold == 0.5
+
+
+@pytest.mark.parametrize("parse", [parts_config.parse, eval_config.parse])
+@pytest.mark.parametrize(
+    "flags, sentence",
+    [
+        (["--reward", "missing.py:score"], "there is no file missing.py"),
+        (["--reward", "score"], "takes FILE.py:FUNCTION, not score"),
+        (["--template", "missing.jinja"], "cannot read missing.jinja"),
+        (["--template", "nonsense"], "no prompt template 'nonsense'"),
+    ],
+)
+def test_a_missing_file_of_ones_own_is_named_with_the_flags(
+    parse, flags, sentence, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=sentence):
+        parse(flags)
 
 
 def test_a_run_is_not_resumed_with_another_function_of_the_same_name(mine, tmp_path):
@@ -412,7 +552,9 @@ def test_a_run_is_not_resumed_with_another_function_of_the_same_name(mine, tmp_p
     note_start(folder, {}, 0, problems="", files=own_files(config))
     require_same_files(folder, own_files(config))
     mine.write_text(MINE + "\n# changed\n")
-    with pytest.raises(SystemExit, match="The file of --reward is not the one with which .*run was started"):
+    with pytest.raises(
+        SystemExit, match="The file of --reward is not the one with which .*run was started"
+    ):
         require_same_files(folder, own_files(config))
     require_same_files(folder, own_files(resolve(Config())))
 
@@ -424,15 +566,24 @@ def scored(text, reward, status, why=""):
 
 
 def test_failures_are_reported_with_the_first_exception_and_its_line(capsys):
-    pool = [scored("x", 0.0, "raised", "KeyError: 'a' (line 3 of mine.py)")] * 3 + [scored("y", 0.0, "wrong")] * 97
+    pool = [scored("x", 0.0, "raised", "KeyError: 'a' (line 3 of mine.py)")] * 3 + [
+        scored("y", 0.0, "wrong")
+    ] * 97
     running.warn_of_verifier(5, [SimpleNamespace(problem=SimpleNamespace(answer=""), pool=pool)])
     out = capsys.readouterr().out
     assert "3 of 100 samples" in out and "raised, KeyError: 'a' (line 3 of mine.py)" in out
 
 
-@pytest.mark.parametrize("rewards, sampler, warned", [
-    ([0.1, 0.2, 0.3], "ada-balance", "not above"), ([0.8, 0.9, 1.0], "ada-balance", "above"),
-    ([0.1, 0.2, 0.9], "ada-balance", ""), ([0.1, 0.2, 0.3], "uniform", ""), ([0.0, 0.0, 0.0], "dapo", "")])
+@pytest.mark.parametrize(
+    "rewards, sampler, warned",
+    [
+        ([0.1, 0.2, 0.3], "ada-balance", "not above"),
+        ([0.8, 0.9, 1.0], "ada-balance", "above"),
+        ([0.1, 0.2, 0.9], "ada-balance", ""),
+        ([0.1, 0.2, 0.3], "uniform", ""),
+        ([0.0, 0.0, 0.0], "dapo", ""),
+    ],
+)
 def test_a_threshold_that_tells_nobody_apart_is_reported(capsys, rewards, sampler, warned):
     groups = [SimpleNamespace(pool=[scored("x", reward, "wrong") for reward in rewards])]
     running.warn_of_threshold(2, groups, Config(sampler=sampler))
@@ -441,8 +592,12 @@ def test_a_threshold_that_tells_nobody_apart_is_reported(capsys, rewards, sample
 
 
 def test_an_evaluation_has_the_mean_reward_and_the_share_above_the_threshold(capsys):
-    verdicts = {0: Scored(0.9, "correct"), 1: Scored(-2.0, "wrong"), 2: Scored(math.nan, "raised", "KeyError: 1"),
-                3: Scored(3.0, "correct")}
+    verdicts = {
+        0: Scored(0.9, "correct"),
+        1: Scored(-2.0, "wrong"),
+        2: Scored(math.nan, "raised", "KeyError: 1"),
+        3: Scored(3.0, "correct"),
+    }
     grader = SimpleNamespace(submit=lambda *_: None, result=lambda key: verdicts[key[2]])
     rollout = Rollout(range(5), "stop", "", True)
     rollout = SimpleNamespace(token_ids=range(5), finish_reason="stop", text="x", routes=None)
@@ -452,21 +607,31 @@ def test_an_evaluation_has_the_mean_reward_and_the_share_above_the_threshold(cap
     def step():
         engine.busy = False
         return [(key, rollout) for key in queue]
+
     engine.step = step
     asked = SimpleNamespace(id="q", source="mine", level="", prompt_ids=[1], judged_by={})
     rows = evaluation.evaluate(engine, grader, [asked], 4, 9)
-    assert [row["reward"] for row in rows] == [0.9, -2.0, -2.0, 3.0] and rows[2]["why"] == "KeyError: 1"
+    assert [row["reward"] for row in rows] == [0.9, -2.0, -2.0, 3.0] and rows[2][
+        "why"
+    ] == "KeyError: 1"
     result = evaluation.report(rows)
-    assert result["avg"] == pytest.approx(-0.1 / 4) and result["correct"] == result["pass"][1] == 0.5
+    assert (
+        result["avg"] == pytest.approx(-0.1 / 4) and result["correct"] == result["pass"][1] == 0.5
+    )
     assert result["verifier_failures"] == 0.25
     summary = evaluation.summary_of(rows, {"mine": 1})
     evaluation.show(summary, own_reward=True)
     evaluation.show_failures(rows)
     out = capsys.readouterr().out
-    assert "-0.025" in out and "50.0%" in out and "no verdict on 1 of 4 samples" in out and "raised, KeyError: 1" in out
+    assert (
+        "-0.025" in out
+        and "50.0%" in out
+        and "no verdict on 1 of 4 samples" in out
+        and "raised, KeyError: 1" in out
+    )
 
 
-# ------------------------------------------------------------------------------ the documented examples
+# ------------------------------------------------------------------------------ the examples
 def load(name):
     import importlib.util
 
@@ -479,20 +644,38 @@ def load(name):
 def test_the_example_of_json_answers():
     score, asked = load("people"), dict(name="Anna", age=57, city="Porto")
     for answer, reward in [
-            ('{"name": "Anna", "age": 57, "city": "Porto"}', 1.0), ("{}", 0.0), ("", 0.0), ("[1]", 0.0), ("Anna", 0.0),
-            ('{"name": "Ann", "age": 57, "city": "Porto"}', 0.8), ('{"name": "Anna", "age": "57", "city": "x"}', 0.6),
-            ('{"name": 1, "age": 2, "city": 3}', 0.4), ('{"name": "Anna", "age": 57}', 0.0)]:
+        ('{"name": "Anna", "age": 57, "city": "Porto"}', 1.0),
+        ("{}", 0.0),
+        ("", 0.0),
+        ("[1]", 0.0),
+        ("Anna", 0.0),
+        ('{"name": "Ann", "age": 57, "city": "Porto"}', 0.8),
+        ('{"name": "Anna", "age": "57", "city": "x"}', 0.6),
+        ('{"name": 1, "age": 2, "city": 3}', 0.4),
+        ('{"name": "Anna", "age": 57}', 0.0),
+    ]:
         assert score(asked, answer) == pytest.approx(reward), answer
     rows = lines(ROOT / "examples" / "people.jsonl")
-    assert len(rows) == 30 and len(load_problems(str(ROOT / "examples/people.jsonl"), whole_rows=True)) == 30
+    assert (
+        len(rows) == 30
+        and len(load_problems(str(ROOT / "examples/people.jsonl"), whole_rows=True)) == 30
+    )
     with OwnReward(f"{ROOT}/examples/people.py:score", 0.9, workers=1) as grader:
         answers = [json.dumps({key: row[key] for key in ("name", "age", "city")}) for row in rows]
         assert {v.status for v in grader.grade(list(zip(rows, answers)))} == {"correct"}
 
 
-@pytest.mark.parametrize("completion, share", [
-    ("1+2=3\n3+4=7\n\\boxed{7}", 1.0), ("1+2=9\n\\boxed{7}", 0.5), ("\\boxed{7}", 0.0), ("", 0.0),
-    ("a=1\n" * 9, 1.0), ("\\boxed{7}\n1+2=3\n3+4=7", 0.0)])
+@pytest.mark.parametrize(
+    "completion, share",
+    [
+        ("1+2=3\n3+4=7\n\\boxed{7}", 1.0),
+        ("1+2=9\n\\boxed{7}", 0.5),
+        ("\\boxed{7}", 0.0),
+        ("", 0.0),
+        ("a=1\n" * 9, 1.0),
+        ("\\boxed{7}\n1+2=3\n3+4=7", 0.0),
+    ],
+)
 def test_the_example_of_steps(completion, share):
     assert load("steps")(dict(level=2), completion) == share
 
@@ -503,18 +686,52 @@ def test_the_tiny_model_learns_a_reward_of_ones_own_on_ones_own_file(tmp_path):
     """No gold answers, a prompt template from a file, a reward that is not about right answers."""
     from parts import tiny
 
-    rows = [dict(frage=row["problem"], level=row["level"]) for row in tiny.problems("train", 200, seed=3)]
+    rows = [
+        dict(frage=row["problem"], level=row["level"])
+        for row in tiny.problems("train", 200, seed=3)
+    ]
     write(tmp_path / "mine.jsonl", rows)
     (tmp_path / "mine.jinja").write_text("<|user|>{{ problem }}<|assistant|>")
     (tmp_path / "mine.py").write_text((ROOT / "examples" / "steps.py").read_text())
-    flags = ["--data", "mine.jsonl", "--problem-key", "frage", "--reward", "mine.py:score", "--threshold", "0.9",
-             "--template", "mine.jinja", "--name", "mine"]
-    small = ["--steps", "10", "--batch-prompts", "12", "--eval-every", "0", "--eval-k", "4", "--checkpoint-every", "0",
-             "--log-groups", "all"]
+    flags = [
+        "--data",
+        "mine.jsonl",
+        "--problem-key",
+        "frage",
+        "--reward",
+        "mine.py:score",
+        "--threshold",
+        "0.9",
+        "--template",
+        "mine.jinja",
+        "--name",
+        "mine",
+    ]
+    small = [
+        "--steps",
+        "10",
+        "--batch-prompts",
+        "12",
+        "--eval-every",
+        "0",
+        "--eval-k",
+        "4",
+        "--checkpoint-every",
+        "0",
+        "--log-groups",
+        "all",
+    ]
     out = train(tmp_path, *flags, *small)
-    assert "problems of 200 rows" in out and "as the model sees them" in out and "gives 0 for an empty" in out
+    assert (
+        "problems of 200 rows" in out
+        and "as the model sees them" in out
+        and "gives 0 for an empty" in out
+    )
     before, after = lines(tmp_path / "runs/mine/eval.jsonl")
-    assert before["avg"] < 0.4 < after["ci_low"] and after["avg"] > before["avg"] + 0.25, (before["avg"], after["avg"])
+    assert before["avg"] < 0.4 < after["ci_low"] and after["avg"] > before["avg"] + 0.25, (
+        before["avg"],
+        after["avg"],
+    )
     score = load("steps")
     for group in lines(tmp_path / "runs/mine/groups.jsonl"):
         level = next(row["level"] for row in rows if row["frage"] in group["prompt"])
@@ -522,6 +739,12 @@ def test_the_tiny_model_learns_a_reward_of_ones_own_on_ones_own_file(tmp_path):
             assert s["reward"] == score(dict(level=level), s["text"])
             assert s["status"] == ("correct" if s["reward"] > 0.9 else "wrong")
     (tmp_path / "mine.py").write_text("def score(problem, completion): return 1")
-    done = subprocess.run([sys.executable, ROOT / "minirl.py", *flags, "--steps", "11", "--resume"], cwd=tmp_path,
-                          capture_output=True, text=True)
-    assert done.returncode == 1 and "The file of --reward is not the one" in done.stderr, done.stderr
+    done = subprocess.run(
+        [sys.executable, ROOT / "minirl.py", *flags, "--steps", "11", "--resume"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (
+        done.returncode == 1 and "The file of --reward is not the one" in done.stderr
+    ), done.stderr
