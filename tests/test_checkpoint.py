@@ -10,6 +10,7 @@ import torch
 from helpers import tiny_policy
 from parts import checkpoint
 from parts.config import Config
+from parts.policy import loss_scale
 from parts.run import learner
 
 
@@ -19,6 +20,7 @@ class OneWeight(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.w = torch.nn.Parameter(torch.ones(3))
+        self.loss_scale = loss_scale("float32", "cpu")
 
     def save_pretrained(self, folder, save_embedding_layers):
         assert not save_embedding_layers
