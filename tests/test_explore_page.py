@@ -6,6 +6,7 @@ Screenshots of the main views are left in pytest's temporary folder, .../screens
 """
 import json
 import os
+import random
 import re
 import shutil
 import time
@@ -246,6 +247,34 @@ def test_the_formula_of_the_token_under_the_mouse_has_the_value_of_the_objective
         assert pushed == pytest.approx(pushes, abs=1e-9)  # what it says of the gradient
 
 
+ON_RANDOM_TOKENS = """([tokens, cases]) => cases.map(([config, m]) => tokens.map(([theta, old, mu, A]) => {
+    const found = objective(theta, old, mu, A, config, m);
+    return [found.term, found.mask, found.push];
+}))"""
+
+
+def test_term_mask_and_gradient_are_the_objectives_on_any_numbers(browse, tmp_path):
+    rng = random.Random(0)
+    tokens = []
+    for _ in range(400):
+        old = -rng.expovariate(1.0)
+        theta, mu = (min(old + rng.gauss(0, spread), 0.0) for spread in (0.3, 0.5))
+        tokens.append([theta, old, mu, rng.choice((-1, 1)) * rng.uniform(0.1, 1)])
+    theta, old, mu, advantage = (torch.tensor(column, dtype=torch.float64) for column in zip(*tokens))
+    cases = [dict(eps_low=low, eps_high=high) | more for low, high in ((0.2, 0.27), (0.05, 0.6))
+             for more in OBJECTIVES]
+    configs = [recorded_config(**case) for case in cases]
+    page = browse(page_file(tmp_path))
+    masks = page.evaluate("configs => configs.map(recordedMask)", configs)
+    found = page.evaluate(ON_RANDOM_TOKENS, [tokens, list(zip(configs, masks))])
+    for config, ours in zip(configs, found):
+        lp = theta.clone().requires_grad_()
+        term, mask, _ = minirl.objective(lp, old, mu, advantage, SimpleNamespace(**config))
+        push, = torch.autograd.grad(term.sum(), lp)
+        theirs = [*zip(term.tolist(), mask.tolist(), push.tolist())]
+        assert [tuple(row) for row in ours] == [pytest.approx(row, abs=1e-12) for row in theirs], config
+
+
 def test_the_recorded_numbers_are_shown_as_they_are(browse, tmp_path):
     sample = recorded_group(10, 9)["pool"][5]
     page = browse(page_file(tmp_path), "#/run/0/step/10/prompt/9/sample/5/token/10")
@@ -307,7 +336,7 @@ def test_the_keys_move_a_slider_and_the_counts_are_those_of_the_whole_step(brows
 
 def test_a_run_of_one_mini_batch_says_why_no_slider_stops_anything(browse, tmp_path):
     page = browse(page_file(tmp_path, "one"), "#/run/0/step/10?eps_low=0.01&eps_high=0.01")
-    assert "is trained before anything has moved, so no ε stops any" in page.inner_text("#masks")
+    assert "is trained before anything has moved: no ε stops any" in page.inner_text("#masks")
     assert page.locator("#masks [data-stopped]").first.get_attribute("data-stopped") == "0"
 
 
