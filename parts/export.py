@@ -129,7 +129,8 @@ def results(config: dict, evaluations: list[dict]) -> str:
     if not evaluations:
         return "This run was not evaluated."
     unit = ".3g" if config.get("reward") else ".1%"
-    lines = ["| after step | held-out problems | mean reward | 95 % interval |", "|---|---|---|---|"]
+    lines = ["| after step | held-out problems | mean reward | 95 % interval |",
+             "|---|---|---|---|"]
     for one in evaluations[:1] + evaluations[1:][-1:]:
         what = f"{one['questions']} of {shown(public(one['data']))}"
         lines.append(f"| {one['step']} | {what} | avg@{one['k']} {one['avg']:{unit}} | "
