@@ -734,7 +734,8 @@ def test_the_tiny_model_learns_a_reward_of_ones_own_on_ones_own_file(tmp_path):
     )
     score = load("steps")
     for group in lines(tmp_path / "runs/mine/groups.jsonl"):
-        level = next(row["level"] for row in rows if row["frage"] in group["prompt"])
+        asked = group["prompt"].removeprefix("<|user|>").removesuffix("<|assistant|>")
+        level = next(row["level"] for row in rows if row["frage"] == asked)
         for s in group["pool"]:
             assert s["reward"] == score(dict(level=level), s["text"])
             assert s["status"] == ("correct" if s["reward"] > 0.9 else "wrong")
