@@ -52,9 +52,9 @@ SMALL = dict(
     rows=16, typical=24, longest=128, micro_tokens=512, memory_points=(512, 1024), matrix=512,
     steps=2, probe_texts=16)
 SHAPE = FULL | dict(  # the real shape and little work: for the parts steps-* on a CPU
-    prompt=64, response=16, sequences=32, prompts=4, repeats=1, sampler=(12, 32), rows=4,
-    typical=12, longest=32, micro_tokens=1024, memory_points=(512, 1024), matrix=512,
-    steps=2)
+    prompt=64, response=16, sequences=32, prompts=2, repeats=1, sampler=(8, 16), rows=4,
+    typical=8, longest=16, micro_tokens=512, memory_points=(512, 1024), matrix=512, steps=2,
+    probe_texts=8)
 SIZES = dict(full=FULL, small=SMALL, shape=SHAPE)
 
 PARTS = {

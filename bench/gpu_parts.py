@@ -376,6 +376,7 @@ def steps_part(model: str, s: SimpleNamespace, mode: str) -> dict:
                     or key.startswith(("seconds_", "probe_"))]
             row = {key: metrics[key] for key in kept}
             found["steps"].append(row | dict(card_gb=memory_now()))
+            print(f"after step {step}:", found, flush=True)  # kept when the part is cut off
         found |= dict(peak_gb=most_memory(), rehearsal=probe_power.rehearsal(run),
                       broken=probe_power.seen_now(run, earlier, before))
     return found

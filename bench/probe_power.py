@@ -88,10 +88,10 @@ def rehearsal(run) -> dict:
     """The rest of the trial adapter for each kind, and whether that is above the limit."""
     found = {}
     with run.probe.random_adapter():
-        mine = run.probe.trainer()
+        mine, without = run.probe.trainer(), run.probe.without_each_layer()
         for kind in KINDS[:-1]:
-            seen = run.probe.compare(mine, answer(run, kind, {}))
-            found[kind] = dict(rest=seen["rest"], caught=seen["rest"] > seen["limit"])
+            seen = run.probe.compare(mine, without, answer(run, kind, {}))
+            found[kind] = seen | dict(caught=bool(seen["lost"]) or seen["rest"] > seen["limit"])
     run.engine.sync(run.policy)
     return dict(sound=run.probe.rehearsed, broken=found)
 

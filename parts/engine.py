@@ -300,6 +300,9 @@ def first_line(error: Exception) -> str:
 def advice_on(error: Exception, dtype: str, kv_cache_dtype: str) -> str:
     """What a user can do about an error of vLLM's start; empty when no setting is to blame."""
     text = str(error)
+    if "vocab size must be" in text:
+        return ("vLLM serves no adapters with a vocabulary as large as this model's: use --sync "
+                "merge.")
     if "Free memory on device" in text:
         return ("The GPU has not enough free memory for the engine: end what else runs on it (see "
                 "`nvidia-smi`), or lower --engine-memory.")

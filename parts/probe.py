@@ -17,10 +17,12 @@ of the response tokens. Two questions:
   that since the last sync (the last step's weights instead of this one's are almost right, but not
   in this).
 
-And once, before training, with a large random adapter, in whose change a missing layer is plain.
+And once, before training, with a large random adapter, in whose change a missing layer is plain:
+there the slope is asked of each layer's own part in the change.
 """
 import contextlib
 import math
+import re
 from typing import NamedTuple
 
 import torch
@@ -37,6 +39,8 @@ AT_ONCE = 8192  # tokens of a forward pass
 SINCE_START = 0.04  # + 3 e + (2 q)^2, off 1: one layer of three missing, or half of each, is more
 SINCE_LAST = 0.5  # + 4 e: last step's weights; noise in x alone has pulled a slope down by 0.3
 CLEAR = 3.0  # a change since the last sync counts from this 1 / q on; until then changes add up
+PART = 0.2  # + 2.5 e, off 1: a layer's part of the rehearsal is lost
+UNCLEAR = 0.3  # a layer with a larger error cannot be told from a missing one, and is let pass
 REHEARSED = 0.3  # nats (rms) by which the random adapter moves the log-probs
 
 
@@ -194,41 +198,77 @@ class Probe:
         """
         with self.random_adapter():
             self.engine.sync(self.policy)
-            found = self.compare(self.trainer(), self.of_engine())
+            found = self.compare(self.trainer(), self.without_each_layer(), self.of_engine())
         self.engine.sync(self.policy)
-        if not found["rest"] <= found["limit"]:
+        if found["lost"] or not found["rest"] <= found["limit"]:
             raise SystemExit("A trial adapter moved the trainer's log-probs by "
                              f"{found['moved']:.2f}, and the engine's followed with a rest of "
-                             f"{found['rest']:.0%}: weights reach it in part only. Try the other "
-                             "--sync (merge or adapter).")
+                             f"{found['rest']:.0%} (layers in doubt: {found['lost']}): weights "
+                             "reach it in part only. Try the other --sync (merge or adapter).")
         return found
 
-    def compare(self, mine_T, theirs_T) -> dict:
-        """What the trial adapter moved (nats), the slope, the rest: median |y - x| / median |x|,
-        and its limit.
+    def without_each_layer(self) -> dict:
+        """Layer -> the trainer's log-probs with all of the adapter but that layer's part."""
+        found = {}
+        for layer, second in layers_of(self.policy).items():
+            with set_to(second, [torch.zeros_like(p) for p in second]):
+                found[layer] = self.trainer()
+        return found
+
+    def compare(self, mine_T, without: dict, theirs_T) -> dict:
+        """What the trial adapter moved (nats); the slope; the rest, median |y - x| / median |x|,
+        and its limit; how much of each layer's part arrived, with its error; the layers that are
+        lost.
+
+        With d_t what a layer adds in the trainer, the engine's change is the trainer's without that
+        layer, plus a slope times d_t: 1 when the layer arrived, 0 when it did not.
         """
         x_T, y_T = mine_T - self.start[0], theirs_T - self.start[1]
         size, noise = x_T.abs().median(), (self.start[0] - self.start[1]).abs().median()
+        parts = {layer: slope(mine_T - less_T, y_T - (less_T - self.start[0]))
+                 for layer, less_T in without.items()}
+        lost = [layer for layer, (b, error) in parts.items()
+                if not abs(b - 1) <= PART + 2.5 * error and not error > UNCLEAR]
         return dict(moved=rms(x_T), slope=slope(x_T, y_T)[0],
                     rest=((y_T - x_T).abs().median() / size).item(),
-                    limit=self.limits.rest + 3 * (noise / size).item())
+                    limit=self.limits.rest + 3 * (noise / size).item(),
+                    layers=parts, lost=lost)
 
     @contextlib.contextmanager
     def random_adapter(self):
         """The policy with random B, large enough to move the log-probs by REHEARSED nats (rms)."""
-        second = [p for name, p in self.policy.named_parameters() if "lora_B" in name]
-        kept = [p.detach().clone() for p in second]
-        generator = torch.Generator().manual_seed(0)
-        noise = [torch.randn(p.shape, generator=generator).to(p) for p in second]
+        generator, second, noise = torch.Generator().manual_seed(0), [], []
+        for layer, weights in layers_of(self.policy).items():
+            for p in weights:
+                second.append(p)
+                z = torch.randn(p.shape, generator=generator).to(p)
+                noise.append(z * (1 + layer)**0.5)  # late layers count less: larger, to be seen
         scale = 1e-3
-        try:
-            while True:
+        with set_to(second, [scale * z for z in noise]):
+            while rms(self.trainer() - self.start[0]) <= REHEARSED and scale <= 1:
+                scale *= 1.4
                 for p, z in zip(second, noise):
                     p.data.copy_(scale * z)
-                if rms(self.trainer() - self.start[0]) > REHEARSED or scale > 1:
-                    break
-                scale *= 1.4
             yield
-        finally:
-            for p, before in zip(second, kept):
-                p.data.copy_(before)
+
+
+def layers_of(policy) -> dict[int, list]:
+    """Layer -> the B of all its adapters: without them it is as it was before training."""
+    found = {}
+    for name, p in policy.named_parameters():
+        if "lora_B" in name:
+            found.setdefault(int(re.search(r"\.layers\.(\d+)\.", name)[1]), []).append(p)
+    return found
+
+
+@contextlib.contextmanager
+def set_to(parameters: list, values: list):
+    """These parameters with other values; afterwards as they were."""
+    kept = [p.detach().clone() for p in parameters]
+    try:
+        for p, value in zip(parameters, values):
+            p.data.copy_(value)
+        yield
+    finally:
+        for p, before in zip(parameters, kept):
+            p.data.copy_(before)

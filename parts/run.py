@@ -136,8 +136,9 @@ def prepare(config: Config, grader) -> Run:
     reseed(config.seed, "probe")
     bounds = limits(
         config.dtype, rollout_dtype(config), config.kv_cache_dtype, bool(policy.routing))
-    probe = Probe(engine, policy, held_out[:64], limits=bounds, max_tokens=config.max_tokens,
-                  temperature=config.temperature)
+    # A text leaves room for the token that the engine adds to what it scores.
+    probe = Probe(engine, policy, held_out[:64], limits=bounds,
+                  max_tokens=max(1, config.max_tokens - 1), temperature=config.temperature)
     run = Run(folder, lock, config, engine, policy, optimizer, schedule, grader, held_out,
               Stream(train, config.seed), Estimator(config), probe, tracker=tracker)
     after_step = checkpoint.step_of(newest) if newest else 0

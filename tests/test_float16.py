@@ -124,12 +124,11 @@ def test_a_resumed_run_goes_on_with_its_scale_bit_by_bit(tmp_path):
 @pytest.mark.engine
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [
-    ["--dtype", "float16", "--sync", "adapter"],
-    ["--dtype", "float16", "--kv-cache-dtype", "fp8"],
+    ["--dtype", "float16", "--sync", "adapter", "--kv-cache-dtype", "fp8"],
     ["--dtype", "float16", "--model", "tiny-moe", "--replay", "r3"],
     ["--rollout-dtype", "float16"]])
 def test_it_trains_with_every_way_to_the_engine(flags, tmp_path):
-    """minirl.py itself: the probe judges every sync; then it goes on from its checkpoint."""
+    """minirl.py itself, and its probe judges every sync."""
     import json
     import subprocess
     import sys
@@ -137,14 +136,12 @@ def test_it_trains_with_every_way_to_the_engine(flags, tmp_path):
     from conftest import ROOT
 
     common = [*flags, "--name", "run", "--batch-prompts", "6", "--eval-questions", "8", "--eval-k",
-              "1", "--warmup-steps", "1", "--checkpoint-every", "1"]
-    for more in (["--steps", "2"], ["--steps", "3", "--resume"]):
-        done = subprocess.run([sys.executable, str(ROOT / "minirl.py"), *common, *more],
-                              cwd=tmp_path, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stdout + done.stderr
+              "1", "--warmup-steps", "1", "--steps", "2"]
+    done = subprocess.run([sys.executable, str(ROOT / "minirl.py"), *common],
+                          cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
     log = tmp_path / "runs/run/metrics.jsonl"
     steps = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [row["step"] for row in steps] == [1, 2, 3]
-    assert [(row["optimizer_steps"], row["skipped_steps"]) for row in steps] == [(1, 0)] * 3
+    assert [(row["optimizer_steps"], row["skipped_steps"]) for row in steps] == [(1, 0)] * 2
     limit = 1e-2 if "fp8" in flags else 1e-3 if "tiny-moe" in flags else 1e-4
     assert max(row["kl_k3"] for row in steps) < limit
