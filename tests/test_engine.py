@@ -467,6 +467,17 @@ def test_what_vllm_refuses_is_explained_in_one_sentence():
     assert advice_on(ValueError("something else"), "bfloat16", "auto") == ""
 
 
+def test_a_vocabulary_too_large_for_adapters_gets_one_sentence():
+    """vLLM's own words, should it wrap the head; it need not (`adapted_layers` leaves it out)."""
+    engine_module.configure_vllm(on_cpu=True)
+    from vllm.lora.layers import LogitsProcessorWithLoRA
+
+    head = SimpleNamespace(base_layer=SimpleNamespace(vocab_size=262_144))
+    with pytest.raises(ValueError) as error:
+        LogitsProcessorWithLoRA.create_lora_weights(head, 1, None)
+    assert "use --sync merge" in advice_on(error.value, "float32", "auto")
+
+
 def test_code_of_a_model_folder_is_never_run(folder, tmp_path, monkeypatch):
     """Also when somebody answers yes to every question."""
     import io

@@ -143,6 +143,18 @@ def gap(engine, policy):
 
 
 @pytest.mark.engine
+@pytest.mark.slow
+def test_a_vocabulary_as_large_as_gemmas_is_served_with_adapters(tmp_path, monkeypatch):
+    """Above 258,048 words vLLM refuses an adapter on the head; ours has none there."""
+    monkeypatch.setitem(SIZES, "vocab_size", 262_144)
+    with engine_for(build("gemma3_text", tmp_path), "adapter") as engine:
+        policy = policy_for(str(tmp_path))
+        move(policy, 0.1)
+        engine.sync(policy)
+        assert gap(engine, policy) < 2e-5
+
+
+@pytest.mark.engine
 @pytest.mark.parametrize("sync", ["merge", "adapter"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_engine_and_trainer_agree_before_and_after_an_update(family, sync, tmp_path):
