@@ -418,7 +418,7 @@ def collect(
     problems: list, config: SamplerConfig, engine, grader, *,
     estimator: Estimator | None = None, more: Callable[[], Any] | None = None,
     grad_norms: Callable[[list], list[float]] | None = None,
-    barrier: bool = False, early_opening: bool = True,
+    barrier: bool = False, early_opening: bool = True, part: slice = slice(None),
 ) -> list[Group]:
     """Sample one step's batch. Returns one closed Group per problem, in the order of `problems`.
 
@@ -428,12 +428,14 @@ def collect(
     grad_norms     gvm: from groups with graded pilots to one G_i per group; without it, G_i = 1
     barrier        decide only when no prompt has an unfinished round, as the papers' code does
     early_opening  open a prompt's next round as soon as it is certain (see `Collector.advance`)
+    part           sample these of the problems only; what ada-est gives them is decided among all
 
     Raises ValueError for a config that cannot work, RuntimeError if the engine loses samples.
     """
     config.validate()
     run = Collector(config, engine, grader, more, barrier, early_opening)
-    for problem, size in zip(problems, first_sizes(problems, config, estimator)):
+    sizes = first_sizes(problems, config, estimator)
+    for problem, size in list(zip(problems, sizes))[part]:
         run.add(problem, size)
     run.drive()
     if config.sampler == "gvm":

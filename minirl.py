@@ -32,12 +32,15 @@ import random
 from dataclasses import replace
 from types import SimpleNamespace
 
+from parts import ranks
 from parts.config import Config, parse
 from parts.models import TINY
 
 if __name__ == "__main__":  # before torch is imported: --help and a wrong flag answer at once
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    CONFIG = parse()
+    ranks.join()  # under torchrun
+    with ranks.first_alone("flags"):
+        CONFIG = parse()
     if CONFIG.model in TINY:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # its threads would wait for each other
 
@@ -149,6 +152,7 @@ def update(policy, optimizer, schedule, groups, config: Config, rng: random.Rand
         losses.append(loss)
         facts.append(seen)
         norms.append(optimizer_step(policy, optimizer, schedule, config))
+    losses, facts = ranks.of_all_rows(minis, losses, facts)
     bad = sum(not math.isfinite(norm) for norm in norms)
     return diagnostics(facts, config) | dict(
         loss=sum(losses) / len(minis), grad_norm=sum(norms) / len(minis),
@@ -245,6 +249,7 @@ def per_token(values: list[float], rows: list[Row], device):
     return torch.tensor(values, device=device).repeat_interleave(lengths)
 
 
+@ranks.on_own_rows
 def in_memory(work, policy, mini: list[Row], config: Config):
     """`work(policy, mini, config)`; out of memory, again with half as many tokens at a time.
 
@@ -274,6 +279,7 @@ def optimizer_step(policy, optimizer, schedule, config: Config) -> float:
     A gradient that is not finite is not stepped. In float16 the loss was multiplied by a scale that
     this undoes, and that adapts itself (`load_policy`); else the scale is 1.
     """
+    ranks.sum_gradients(policy)
     policy.loss_scale.unscale_(optimizer)
     weights = [p for p in policy.parameters() if p.requires_grad]
     norm = torch.nn.utils.clip_grad_norm_(weights, config.max_grad_norm or math.inf).item()
@@ -302,7 +308,7 @@ def train_step(step: int, run):
     with timed(seconds, "sync"):
         if metrics["optimizer_steps"]:
             run.engine.sync(run.policy)
-            metrics |= run.probe.check()
+            metrics |= ranks.worst(run.probe.check())
     metrics |= summarize(groups) | dict(entropy=mean_surprisal(groups)) | seconds
     metrics |= dict(seconds=sum(seconds.values()), memory_gb=memory_gb())
     metrics["tokens_per_second"] = metrics["tokens"] / seconds["seconds_sample"]
@@ -318,7 +324,7 @@ def sample(run) -> list:
     pilot_norms = functools.partial(gvm_norms, run.policy, temperature=config.temperature)
     engine = WatchedEngine(run.engine, config.max_tokens)
     with contextlib.closing(engine.bar):
-        groups = collect(
+        groups = ranks.collected_by_all(collect)(
             stream.take(config.batch_prompts), config, engine, judge, estimator=run.estimator,
             more=lambda: stream.take(1)[0],
             grad_norms=pilot_norms if config.gvm_norms == "head" else None)
@@ -345,7 +351,7 @@ def main(config: Config) -> None:
             except Interrupted:
                 break
             record(step, groups, metrics, run)
-            if Stop.requested and step < config.steps:
+            if any(ranks.gather(Stop.requested)) and step < config.steps:
                 break
             evaluate_if_due(run)
             show(metrics, run)
@@ -385,8 +391,9 @@ def evaluate_if_due(run) -> None:
         return
     reseed(config.seed, step, "evaluation")
     with timed({}, "evaluation"), nothing_lost(run, "evaluation"):
-        rows = evaluate(run.engine, run.grader, run.held_out, config.eval_k, config.max_tokens,
-                        temperature=config.eval_temperature, progress="  evaluating")
+        rows = ranks.evaluated_by_all(evaluate)(
+            run.engine, run.grader, run.held_out, config.eval_k, config.max_tokens,
+            temperature=config.eval_temperature, progress="  evaluating")
     run.engine.clear_cache()  # a resumed run would not have it: from cached keys, last bits differ
     record_evaluation(report(rows), run)
 

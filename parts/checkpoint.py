@@ -17,11 +17,13 @@ import shutil
 from pathlib import Path
 
 from parts.files import flush
+from parts.ranks import writer
 
 FILES = ("adapter_model.safetensors", "optimizer.pt", "state.json")  # none may be missing
 
 
 # ------------------------------------------------------------------------------ writing
+@writer
 def save(folder: Path, policy, optimizer, schedule, state: dict, keep: int) -> Path:
     """Write checkpoints/step-XXXXXX (state["step"]) of the run `folder`; returns its path.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from ada_sampler import SHORT_RULES, SamplerConfig, limited
+from parts import ranks
 from parts.flags import in_one_sentence, parse_flags
 from parts.folder import never_stepped, settings
 from parts.own_reward import require_function
@@ -217,7 +218,8 @@ class Config(ModelSettings, DataSettings, SamplingSettings, ObjectiveSettings, O
         check_texts(self)
         super().validate()  # all ranges, types and choices, and what contradicts in sampling
         check_name(self.name)
-        for wrong, sentence in (*of_the_objective(self), *of_the_run(self)):
+        for wrong, sentence in (*of_the_objective(self), *of_the_run(self),
+                                *ranks.contradictions(self)):
             if wrong:
                 raise ValueError(sentence)
 

@@ -138,14 +138,14 @@ class Engine:
 
     # --------------------------------------------------------------------------------- sampling
     def submit(self, key, prompt_ids: list[int], max_tokens: int,
-               temperature: float | None = None) -> None:
+               temperature: float | None = None, seed: int | None = None) -> None:
         """Ask for one sample; `key` (any hashable) comes back with it.
 
-        temperature None: the engine's.
+        temperature None: the engine's; seed None: `seed_everything` decides what is drawn.
         """
         sampling = (self.sampling if temperature is None
                     else self.sampling | dict(temperature=temperature))
-        self._add(key, prompt_ids, self._params(max_tokens=max_tokens, **sampling))
+        self._add(key, prompt_ids, self._params(max_tokens=max_tokens, seed=seed, **sampling))
 
     def step(self) -> list[tuple[object, Rollout]]:
         """One engine step (a token for every running request);

@@ -7,6 +7,7 @@ import math
 import os
 from pathlib import Path
 
+from parts.ranks import writer
 from parts.screen import shown
 
 
@@ -25,6 +26,7 @@ def write_safely(path: Path, text: str) -> None:
     write_lines_safely(path, [text])
 
 
+@writer
 def write_lines_safely(path: Path, lines) -> None:
     """Likewise a file of any size, from an iterable of texts."""
     temporary = path.with_suffix(".new")
@@ -68,6 +70,7 @@ def lock(folder: Path, instead: str):
 
 
 # ------------------------------------------------------------------------------ logs: .jsonl
+@writer
 def append(path: Path, row: dict) -> None:
     """Add one line to a .jsonl file. JSON knows no NaN and no infinity: they become null.
 

@@ -11,6 +11,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+from parts import ranks
 from parts.files import digest_of, lock, read_json, write_safely
 from parts.prompts import TEMPLATES
 from parts.screen import shown
@@ -18,6 +19,7 @@ from parts.screen import shown
 LEFT_BY_A_FIRST_START = {".lock", "config.new", "tracker"}  # killed before it had a config.json
 
 
+@ranks.writer
 def claim(folder: Path, resume: bool):
     """Make the folder of a run, or take the one that is to be resumed. Returns the lock on it.
 
@@ -116,6 +118,8 @@ def note_start(folder: Path, now: dict, after_step: int, problems: str, files=No
     """
     found, known = read_config(folder), settings(folder)
     start = dict(time=datetime.now(UTC).isoformat(timespec="seconds"), versions=versions())
+    if ranks.WORLD > 1:
+        start["processes"] = ranks.WORLD
     if found is None:
         start |= dict(problems=problems) | (dict(files=files) if files else {})
         found = dict(config=now, starts=[start])

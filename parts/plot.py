@@ -18,6 +18,7 @@ import re
 from pathlib import Path
 
 from parts import files
+from parts.ranks import writer
 
 COLORS = (  # Okabe and Ito's
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
@@ -244,6 +245,7 @@ def save(figure, out: Path) -> Path:
 
 
 # ----------------------------------------------------------------------------------------- pages
+@writer
 def draw_run(run_dir: str | Path, out: str | Path | None = None, against: str = "steps") -> Path:
     """All panels of one run, at any moment of it, into `curves.png` of its folder (or `out`).
 

@@ -3,6 +3,7 @@
 Why a resumed run is the same run, bit by bit, is told in docs/resume.md.
 """
 import contextlib
+import copy
 import faulthandler
 import json
 import math
@@ -19,7 +20,7 @@ from tqdm import tqdm
 from transformers import AutoConfig
 
 from ada_sampler import Estimator
-from parts import checkpoint, files
+from parts import checkpoint, files, ranks
 from parts.config import Config
 from parts.data import Stream, digest, load_train_and_held_out
 from parts.engine import Engine, seed_everything
@@ -64,6 +65,7 @@ class Run:
     saved: int = 0  # the step of the newest checkpoint
     state: dict = field(default_factory=fresh_state)
     bar: tqdm | None = None
+    before: dict = field(default_factory=dict)  # what an interrupted step puts back
     tracker: Tracker | None = None  # --report-to
 
     def steps(self):
@@ -85,10 +87,10 @@ class WatchedEngine:
         self.steps, self.submitted = 0, {}
         self.bar = tqdm(total=0, desc="  sampling", leave=False, unit="sample", delay=2, position=1)
 
-    def submit(self, key, problem) -> None:
+    def submit(self, key, problem, **how) -> None:
         self.bar.total += 1
         self.submitted[key] = self.steps
-        self.engine.submit(key, problem.prompt_ids, self.max_tokens)
+        self.engine.submit(key, problem.prompt_ids, self.max_tokens, **how)
 
     def step(self) -> list:
         if Stop.requested:
@@ -115,17 +117,19 @@ def prepare(config: Config, grader) -> Run:
     faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)
     require(config.report_to)
     folder = Path("runs", config.name)
-    lock = claim(folder, config.resume) if folder.exists() else None  # what is in use ends here
-    path = fetch_model(config.model, config.max_prompt_tokens + config.max_tokens)
-    check_family(AutoConfig.from_pretrained(path, trust_remote_code=False))
-    tokenizer = load_tokenizer(path)
-    config.replay = choose_replay(config.replay, path, config.mini_batches)
-    train, held_out = load_data(config, tokenizer, grader)
-    lock = lock or claim(folder, config.resume)
-    problems = digest(train)
-    require_same_problems(folder, problems)
-    require_same_files(folder, own_files(config))
-    newest = checkpoint.newest_sound(folder)
+    with ranks.first_alone("data"):
+        lock = claim(folder, config.resume) if folder.exists() else None  # what is in use ends here
+        path = fetch_model(config.model, config.max_prompt_tokens + config.max_tokens)
+        check_family(AutoConfig.from_pretrained(path, trust_remote_code=False))
+        tokenizer = load_tokenizer(path)
+        config.replay = choose_replay(config.replay, path, config.mini_batches)
+        train, held_out = load_data(config, tokenizer, grader)
+        lock = lock or claim(folder, config.resume)
+        problems = digest(train)
+        require_same_problems(folder, problems)
+        require_same_files(folder, own_files(config))
+        newest = checkpoint.newest_sound(folder)
+    ranks.require_same(config, own_files(config), problems, newest)
     tracker = open_tracker(folder, config.report_to, settings_of(config))
     engine = start_engine(config, path, tokenizer)
     policy = load_policy(
@@ -226,22 +230,52 @@ def reseed(*parts) -> random.Random:
 def nothing_lost(run: Run, phase: str):
     """Around phases that learn nothing, so that the problems that they drew can be drawn again.
 
-    When engine or verifier fail there, all that was learnt is saved, and the cause named.
+    When engine or verifier fail there, all that was learnt is saved, and the cause named. Half an
+    update is no step: what it has changed is put back first.
     """
-    cursor = run.stream.cursor
+    if phase != "update":  # that goes with the sampling before it
+        run.before = dict(cursor=run.stream.cursor, estimator=run.estimator.state_dict())
+    elif run.config.mini_batches > 1:
+        run.before |= dict(learnt=learnt(run))
     try:
         yield
     except Interrupted:
-        run.stream.cursor = cursor
+        put_back(run)
         raise
     except Exception as error:
-        run.stream.cursor = cursor
+        put_back(run)
         save(run)
-        log = run.folder / "error.txt"
+        log = run.folder / (f"error-{ranks.RANK}.txt" if ranks.RANK else "error.txt")
         log.write_text(traceback.format_exc(), errors="backslashreplace")
-        raise SystemExit(
-            f"The {phase} failed: {type(error).__name__}: {shown(error)} (see {log}). Everything "
-            f"up to step {run.state['step']} is saved; continue with --resume.") from error
+        saved = f"Everything up to step {run.state['step']} is saved; continue with --resume."
+        if ranks.RANK:  # the first saves, if it can: that is not this one's to say
+            saved = "Continue with --resume."
+        raise SystemExit(f"The {phase} failed: {type(error).__name__}: {shown(error)} "
+                         f"(see {log}). {saved}") from error
+
+
+def learnt(run: Run) -> tuple:
+    """A copy of adapter, and of the states of all that moves it."""
+    adapter = [p.detach() for p in run.policy.parameters() if p.requires_grad]
+    return copy.deepcopy((adapter, [part.state_dict() for part in movers(run)]))
+
+
+def movers(run: Run) -> tuple:
+    return run.optimizer, run.schedule, run.policy.loss_scale
+
+
+def put_back(run: Run) -> None:
+    """As it was before the step: `run.before`."""
+    run.stream.cursor = run.before["cursor"]
+    run.estimator.load(run.before["estimator"])
+    if "learnt" not in run.before:
+        return
+    adapter, states = run.before["learnt"]
+    weights = [p for p in run.policy.parameters() if p.requires_grad]
+    for p, value in zip(weights, adapter):
+        p.data.copy_(value)
+    for part, state in zip(movers(run), states):
+        part.load_state_dict(state)
 
 
 def record(step: int, groups, metrics: dict, run: Run) -> None:
@@ -325,7 +359,7 @@ def stop_if_broken(step: int, groups, metrics: dict, run: Run, patience: int = 3
                  logprobs=s.rollout.logprobs, advantage=coefficient)
             for group in groups for s, coefficient in group.rows()]
     file = run.folder / "broken_batch.json"
-    file.write_text(json.dumps(dict(step=step, loss=str(metrics["loss"]), rows=rows)))
+    files.write_safely(file, json.dumps(dict(step=step, loss=str(metrics["loss"]), rows=rows)))
     run.state["skipped_in_a_row"] = 0  # for a resumption: the weights are sound, none was stepped
     save(run)
     raise SystemExit(f"{patience} steps in a row had a gradient that is not finite. The last batch "
@@ -386,6 +420,7 @@ def resume(run: Run, newest: Path | None) -> None:
     done = files.cut_back(run.folder / "eval.jsonl", last)
     if done:  # evaluations come after the checkpoint of their step: the log knows which are done
         run.state |= dict(evaluated=done["step"], accuracy=done["avg"])
+    run.state = ranks.gather(run.state)[0]  # what the first has read of its logs goes for all
     run.saved = run.state["step"]
 
 
@@ -399,7 +434,8 @@ def finish(run: Run) -> None:
         run.tracker.close()
     if step:
         draw_run(run.folder)
-    go_on = f"{python()} minirl.py --name {config.name} --resume"
+    start = "torchrun (as before)" if ranks.STORE else python()
+    go_on = f"{start} minirl.py --name {config.name} --resume"
     if step < config.steps:
         print(f"stopped after step {step}; continue with: {go_on}")
     print(f"held-out avg@{config.eval_k}: {run.state['accuracy']:{unit_of(config)}}; "
@@ -418,7 +454,7 @@ def python() -> str:
 @contextlib.contextmanager
 def last_words(config: Config):
     """Around the whole program: an error of the disk ends in a sentence that says what is saved."""
-    with quiet_end():
+    with quiet_end(), ranks.one_voice():
         try:
             yield
         except KeyboardInterrupt:  # later on `Stop` takes care of it

@@ -15,6 +15,8 @@ class Stop:
     """
 
     requested = False
+    words = b"\nstopping after this phase with a checkpoint (once more: at once) ...\n"
+    second = signal.SIG_DFL
 
     @classmethod
     def install(cls) -> None:
@@ -25,9 +27,9 @@ class Stop:
     def request(cls, number, frame) -> None:
         cls.requested = True
         for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_DFL)
+            signal.signal(each, cls.second)
         # not print: it fails where the signal comes while something else is being printed
-        os.write(2, b"\nstopping after this phase with a checkpoint (once more: at once) ...\n")
+        os.write(2, cls.words)
 
 
 class Interrupted(Exception):

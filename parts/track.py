@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from parts.files import lock, read_json, write_safely
 from parts.folder import settings
+from parts.ranks import writer
 from parts.screen import shown
 
 LOGS = ("metrics.jsonl", "eval.jsonl", "groups.jsonl")
@@ -225,6 +226,7 @@ class Tracker:
                            f"the run goes on, and its logs in {self.run} have everything")
 
 
+@writer
 def open_tracker(run: Path, kind: str, known: dict) -> Tracker | None:
     return None if kind == "none" else Tracker(run, kind, known)
 

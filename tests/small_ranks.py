@@ -1,0 +1,277 @@
+"""Runs of several processes without vLLM, for test_ranks.py: `python tests/small_ranks.py FOLDER`.
+
+Everything is real (parse, prepare, the loop, checkpoints, signals, gloo) but the engine, which
+writes random tokens from the seeds that it is given, and the verifier. Torch is imported once and
+every process of every run is a fork: a run of six steps takes about a second.
+"""
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+os.environ["OMP_NUM_THREADS"] = "1"
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import torch  # noqa: E402
+
+import minirl  # noqa: E402
+from parts import config as configuration, ranks, run as running  # noqa: E402
+from parts import tiny  # noqa: E402
+from parts.data import Problem  # noqa: E402
+from parts.engine import Rollout  # noqa: E402
+from parts.stop import Stop  # noqa: E402
+from test_combinations import Judge, random_policy  # noqa: E402
+
+LIMIT = 60  # seconds in which all processes have to have ended
+PLAIN = ["--batch-prompts", "6", "--steps", "6", "--checkpoint-every", "0", "--max-tokens", "8",
+         "--eval-k", "2", "--lr", "0.01", "--eval-every", "3"]
+
+
+# ------------------------------------------------------------------------------ a small world
+class Writer:
+    """In vLLM's place. `when(step of training, engine)` is called before every engine step."""
+
+    on_cpu = True
+
+    def __init__(self, routes: bool, when):
+        self.routes, self.when, self.queue, self.synced = routes, when, [], 0
+        self.tokenizer = tiny.build_tokenizer()
+
+    def submit(self, key, prompt_ids, max_tokens, temperature=None, seed=None):
+        rng = random.Random(seed)
+        T = rng.randint(2, 8)
+        routes = [[rng.sample(range(4), 2)] for _ in range(len(prompt_ids) + T - 1)]
+        self.queue.append((key, Rollout(
+            token_ids=[rng.randrange(32) for _ in range(T)], finish_reason="stop",
+            logprobs=[-3.5 + rng.gauss(0, 0.3) for _ in range(T)],
+            routes=torch.tensor(routes, dtype=torch.int16) if self.routes else None,
+            text="right" if rng.random() < prompt_ids[1] / 16 else "wrong")))
+
+    def step(self):
+        self.when(self.synced)
+        done, self.queue = self.queue[:4], self.queue[4:]
+        return done
+
+    @property
+    def busy(self):
+        return bool(self.queue)
+
+    def sync(self, policy):
+        self.synced += 1  # 1 before the first step
+
+    def clear_cache(self):
+        pass
+
+    sleep = wake = close = abort = clear_cache
+
+
+class Grader(Judge):
+    def __init__(self, workers):
+        super().__init__()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+def problems(rates) -> list:
+    """`rates`: how often each is solved, in sixteenths."""
+    return [Problem(str(i), "", str(i), "small", prompt=str(i), prompt_ids=[i % 32, rate])
+            for i, rate in enumerate(rates)]
+
+
+def patch(scene: dict, folder: Path, rank: int) -> None:
+    """Put the small world in the place of the large one, in this process."""
+    mixture, rates = scene.get("mixture", False), scene.get("rates", [3, 8, 13, 5, 8, 10, 1])
+    when = scene.get("when", {}).get(rank, lambda step: None)
+    policy = random_policy(mixture)
+    running.load_policy = lambda *_, **__: policy
+    running.load_data = lambda *_: (problems(rates), problems([4, 8, 12]))
+    running.start_engine = lambda *_: Writer(mixture, when)
+    running.Probe = lambda *_, **__: SimpleNamespace(check=lambda: dict(probe_gap_max=0.0))
+    running.choose_replay = lambda wanted, *_: "none" if wanted == "auto" else wanted
+    running.draw_run = lambda folder: None
+    running.versions = dict
+    minirl.Grader = Grader
+    again = "-again" if "--resume" in scene.get("flags", []) else ""
+    note_gradients(folder / f"gradients-{rank}{again}.pt")
+    for change in scene.get("patch", {}).get(rank, []):
+        change()
+
+
+def note_gradients(file: Path) -> None:
+    """Append every optimizer step's gradient and the adapter after it to a list in `file`."""
+    noted, real = [], torch.nn.utils.clip_grad_norm_
+
+    def note(weights, most):
+        noted.append(torch.cat([p.grad.flatten() for p in weights]).clone())
+        torch.save(noted, file)
+        return real(weights, most)
+
+    torch.nn.utils.clip_grad_norm_ = note
+
+
+def die(step: int):
+    """kill -9 of this process once it samples for this training step."""
+    def when(now):
+        if now == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return when
+
+
+def signalled(step: int, number: int, others: Path | None = None):
+    """This process and those whose ids are in `others` get a signal, while it samples."""
+    def when(now):
+        if now == step and not Stop.requested:
+            time.sleep(0.3)  # the others are waiting for it by now
+            for pid in [os.getpid(), *(map(int, others.read_text().split()) if others else [])]:
+                os.kill(pid, number)
+            while not Stop.requested:
+                time.sleep(0.01)
+    return when
+
+
+def die_in_the_update(step: int):
+    def change():
+        real, calls = minirl.accumulate, []
+
+        def accumulate(*args):
+            calls.append(1)
+            if len(calls) == step + 1:  # the first is the rehearsal's
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args)
+
+        minirl.accumulate = accumulate
+    return change
+
+
+def short_of_memory(times: int):
+    """After the rehearsal, the first so many attempts to accumulate a gradient fail."""
+    def change():
+        real, calls = minirl.accumulate, []
+
+        def accumulate(*args):
+            calls.append(1)
+            found = real(*args)
+            if 1 < len(calls) <= times + 1:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return found
+
+        minirl.accumulate = accumulate
+    return change
+
+
+def other_problems():
+    running.load_data = lambda *_: (problems([8] * 9), problems([4]))
+
+
+# ------------------------------------------------------------------------------ processes
+def play(scene: dict, folder: Path) -> dict:
+    """Run a scene; what its processes printed, how they ended, how long they took."""
+    folder.mkdir(parents=True, exist_ok=True)
+    store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    port = str(store.port)  # as torchrun, this process keeps what its children share
+    world, started = scene["world"], time.time()
+    pids = [start(scene, folder, rank, world, port) for rank in range(world)]
+    (folder / "pids").write_text(" ".join(map(str, pids)))
+    codes = {}
+    while len(codes) < world and time.time() < started + LIMIT:
+        for rank, pid in enumerate(pids):
+            if rank not in codes and os.waitpid(pid, os.WNOHANG)[0]:
+                codes[rank] = True
+        time.sleep(0.02)
+    hung = [rank for rank in range(world) if rank not in codes]
+    for rank in hung:
+        os.kill(pids[rank], signal.SIGKILL)
+        os.waitpid(pids[rank], 0)
+    texts = [(folder / f"out-{rank}").read_text() for rank in range(world)]
+    return dict(hung=hung, seconds=time.time() - started, texts=texts)
+
+
+def start(scene: dict, folder: Path, rank: int, world: int, port: str) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        out = os.open(folder / f"out-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        os.chdir(folder)
+        os.environ |= dict(
+            RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), MASTER_PORT=port,
+            LOCAL_WORLD_SIZE=str(world), MASTER_ADDR="localhost", TORCHELASTIC_RUN_ID="test",
+            TORCHELASTIC_USE_AGENT_STORE="True")
+        patch(scene, folder, rank)
+        ranks.join()
+        with ranks.first_alone("flags"):
+            config = configuration.parse([*PLAIN, *scene.get("flags", [])])
+        with running.last_words(config):
+            minirl.main(config)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code or 0)
+
+
+def scenes(folder: Path) -> list[tuple[str, Path, dict]]:
+    """(name, where, scene), in the order in which they are played: some resume others."""
+    term, both = signal.SIGTERM, lambda name: folder / name / "pids"
+    shared = ["--mini-batches", "2", "--length-norm", "batch"]
+    few = ["--sampler", "uniform", "--batch-prompts", "4", "--n", "2"]
+    moe = ["--mini-batches", "2", "--replay", "r3"]
+    found = [
+        ("whole", dict(world=2, flags=shared)),
+        ("one", dict(world=1, flags=shared)),
+        ("three", dict(world=3, flags=shared)),
+        ("sampling", dict(world=2, flags=shared, when={1: die(5)})),
+        ("updating", dict(world=2, flags=shared, patch={1: [die_in_the_update(9)]})),
+        ("the first", dict(world=2, flags=[*shared, "--checkpoint-every", "2"], when={0: die(4)})),
+        ("sigterm", dict(world=2, flags=shared, when={1: signalled(5, term, both("sigterm"))})),
+        ("ctrl-c", dict(world=2, flags=shared, when={1: signalled(5, signal.SIGINT, both("ctrl-c"))})),
+        ("only one told", dict(world=2, flags=shared, when={1: signalled(5, term)})),
+        ("retry", dict(world=2, flags=shared, patch={1: [short_of_memory(1)]})),
+        ("memory", dict(world=2, flags=shared, patch={1: [short_of_memory(99)]})),
+        ("few", dict(world=3, flags=few, rates=[0, 0, 8, 0, 0, 0, 0])),
+        ("few alone", dict(world=1, flags=few, rates=[0, 0, 8, 0, 0, 0, 0])),
+        ("experts", dict(world=2, flags=moe, mixture=True)),
+        ("experts alone", dict(world=1, flags=moe, mixture=True)),
+        ("refused", dict(world=2, flags=["--sampler", "gvm"])),
+        ("other problems", dict(world=2, patch={1: [other_problems]})),
+    ]
+    played = [(name, folder / name, scene) for name, scene in found]
+    again = ["--resume", "--name", "tiny-ada-balance-seed0"]
+    for name, world in (("sampling", 2), ("updating", 1), ("the first", 2), ("sigterm", 2),
+                        ("ctrl-c", 2), ("only one told", 2)):
+        scene = dict(world=world, flags=[*shared, *again])
+        played.append((f"{name}, resumed", folder / name, scene))
+    return played
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    wanted = sys.argv[2:]
+    found = {}
+    for name, where, scene in scenes(folder):
+        if not wanted or name in wanted:
+            found[name] = play(scene, where)
+    (folder / "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

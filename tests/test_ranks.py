@@ -1,0 +1,245 @@
+"""Several processes are one run: torchrun minirl.py, on gloo (parts/ranks.py, docs/many_gpus.md)."""
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from conftest import ROOT
+from parts import ranks
+from parts.config import Config
+
+NAME = "tiny-ada-balance-seed0"
+WALL = ("seconds", "tokens_per_second", "memory_gb")
+
+
+def rows(folder: Path, log: str) -> list[dict]:
+    return [json.loads(line) for line in (folder / log).read_text().splitlines()]
+
+
+def facts(folder: Path, log: str) -> list[dict]:
+    """Without what the clock says."""
+    return [{key: value for key, value in row.items() if not key.startswith(WALL)}
+            for row in rows(folder, log)]
+
+
+def nearly(value):
+    """For comparing logs: numbers within 1e-6 and a thousandth."""
+    if isinstance(value, dict):
+        return {key: nearly(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [nearly(inner) for inner in value]
+    return pytest.approx(value, abs=1e-6, rel=1e-3) if isinstance(value, float) else value
+
+
+def same_gradients(ours: list, theirs: list) -> bool:
+    """Within 1e-6, and within a thousandth of the largest entry."""
+    return len(ours) == len(theirs) > 0 and all(
+        (a - b).abs().max() <= min(1e-6, 1e-3 * b.abs().max()) for a, b in zip(ours, theirs))
+
+
+# --------------------------------------------------------------------- without an engine: all faults
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Every scene of small_ranks.py, played; name -> what happened, and its folder."""
+    folder = tmp_path_factory.mktemp("small")
+    subprocess.run([sys.executable, ROOT / "tests/small_ranks.py", folder], check=True, timeout=500)
+    return folder, json.loads((folder / "found.json").read_text())
+
+
+def gradients(small, scene: str, rank: int = 0, again: str = "") -> list:
+    return torch.load(small[0] / scene / f"gradients-{rank}{again}.pt")
+
+
+def run_of(small, scene: str) -> Path:
+    folder, = (small[0] / scene / "runs").iterdir()
+    return folder
+
+
+def last_adapter(small, scene: str) -> bytes:
+    return (run_of(small, scene) / "checkpoints/step-000006/adapter_model.safetensors").read_bytes()
+
+
+def said(small, scene: str, sentence: str) -> int:
+    """How many processes said it."""
+    return sum(bool(re.search(sentence, text)) for text in small[1][scene]["texts"])
+
+
+@pytest.mark.slow
+def test_two_and_three_processes_train_as_one_does(small):
+    one = run_of(small, "one")
+    for scene, world in (("whole", 2), ("three", 3)):
+        several = run_of(small, scene)
+        for log in ("metrics.jsonl", "eval.jsonl"):
+            assert facts(several, log) == nearly(facts(one, log))
+        assert same_gradients(gradients(small, scene), gradients(small, "one"))
+        for rank in range(1, world):
+            assert all(map(torch.equal, gradients(small, scene), gradients(small, scene, rank)))
+        starts = json.loads((several / "config.json").read_text())["starts"]
+        assert [start["processes"] for start in starts] == [world]
+
+
+@pytest.mark.slow
+def test_the_explorer_gets_the_tokens_of_rows_that_others_have_trained_on(small):
+    def pools(scene):
+        return [[{key: value for key, value in s.items() if key not in ("submit", "finish")}
+                 for s in row["pool"]] for row in rows(run_of(small, scene), "groups.jsonl")]
+
+    assert pools("whole") == nearly(pools("one"))
+    trained = [s for pool in pools("whole") for s in pool if s.get("coefficient")]
+    assert len(trained) > 20 and all("theta" in s and "mini" in s for s in trained)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scene, phase", [("sampling", "sampling"), ("updating", "update")])
+def test_a_killed_process_ends_all_with_one_sentence_and_what_was_learnt(small, scene, phase):
+    found = small[1][scene]
+    assert found["hung"] == [] and found["seconds"] < 60
+    assert said(small, scene, f"The {phase} failed.*another process.*Everything up to step 4 is "
+                              "saved; continue with --resume") == 1
+    assert said(small, scene, "Traceback") == 0
+
+
+@pytest.mark.slow
+def test_when_the_first_is_killed_another_speaks_and_promises_nothing(small):
+    assert small[1]["the first"]["hung"] == []
+    assert said(small, "the first", "failed.*another process.*Continue with --resume") == 1
+    assert said(small, "the first", "saved|Traceback") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scene", ["sigterm", "ctrl-c", "only one told"])
+def test_a_signal_while_one_waits_for_the_others_stops_all_of_them_saved(small, scene):
+    assert small[1][scene]["hung"] == []
+    assert said(small, scene, "stopped after step 4; continue with: torchrun") == 1
+    assert said(small, scene, "failed|Traceback") == 0
+    assert said(small, scene, "stopping after this phase") == (scene != "only one told")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "scene", ["sampling", "the first", "sigterm", "ctrl-c", "only one told"])
+def test_what_two_go_on_with_is_bit_by_bit_what_was_never_stopped(small, scene):
+    assert said(small, f"{scene}, resumed", "continuing after step [24]") == 1
+    assert last_adapter(small, scene) == last_adapter(small, "whole")
+    log = facts(run_of(small, scene), "metrics.jsonl")
+    assert log == facts(run_of(small, "whole"), "metrics.jsonl")
+
+
+@pytest.mark.slow
+def test_what_two_have_saved_one_goes_on_with(small):
+    after = gradients(small, "updating", again="-again")
+    assert same_gradients(after, gradients(small, "whole")[-len(after):])
+    starts = json.loads((run_of(small, "updating") / "config.json").read_text())["starts"]
+    assert [start.get("processes", 1) for start in starts] == [2, 1]
+
+
+@pytest.mark.slow
+def test_one_that_is_short_of_memory_tries_again_while_the_others_wait(small):
+    assert same_gradients(gradients(small, "retry"), gradients(small, "whole"))
+    assert small[1]["memory"]["hung"] == []
+    assert said(small, "memory", "The update failed: MemoryError: not even one response") == 1
+    assert said(small, "memory", "failed") == 1
+
+
+@pytest.mark.slow
+def test_processes_without_a_row_and_steps_without_signal_hold_up_nobody(small):
+    log = rows(run_of(small, "few"), "metrics.jsonl")
+    steps = [row["optimizer_steps"] for row in log]
+    assert set(steps) == {0, 1}  # never more than two rows with a gradient, for three processes
+    assert same_gradients(gradients(small, "few"), gradients(small, "few alone"))
+    assert facts(run_of(small, "few"), "metrics.jsonl") == nearly(
+        facts(run_of(small, "few alone"), "metrics.jsonl"))
+
+
+@pytest.mark.slow
+def test_the_experts_that_a_sample_was_written_with_come_along(small):
+    assert same_gradients(gradients(small, "experts"), gradients(small, "experts alone"))
+    several, one = (facts(run_of(small, name), "metrics.jsonl")
+                    for name in ("experts", "experts alone"))
+    assert several == nearly(one) and 0 < one[0]["routes_agree_all"] < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scene, sentence", [
+    ("refused", "sampler gvm decides over the whole batch"),
+    ("other problems", "do not see the same settings, problems and checkpoints")])
+def test_what_is_wrong_is_said_once_and_before_an_engine_starts(small, scene, sentence):
+    assert small[1][scene]["hung"] == [] and small[1][scene]["seconds"] < 30
+    assert said(small, scene, sentence) == 1 and said(small, scene, "Traceback") == 0
+
+
+# ------------------------------------------------------------------------------ single parts
+@pytest.mark.parametrize("settings, sentence", [
+    (dict(sampler="gvm"), "gvm decides over the whole batch"),
+    (dict(sampler="dapo"), "dapo decides over the whole batch"),
+    (dict(max_samples_per_step=600), "of the whole batch"),
+    (dict(max_tokens_per_step=9000), "of the whole batch"),
+    (dict(batch_prompts=7), "some of 8 processes without a prompt")])
+def test_what_cannot_be_shared_out_is_refused(monkeypatch, settings, sentence):
+    Config(**settings).validate()  # of one process it can
+    monkeypatch.setattr(ranks, "WORLD", 8)
+    with pytest.raises(ValueError, match=sentence):
+        Config(**settings).validate()
+    Config(sampler="ada-est", batch_prompts=8).validate()
+
+
+@pytest.mark.parametrize("visible, place, own", [
+    (None, 0, "0"), (None, 1, "1"), ("4,6", 1, "6"), ("GPU-aa,GPU-bb", 0, "GPU-aa")])
+def test_every_process_of_a_machine_sees_a_gpu_of_its_own(monkeypatch, visible, place, own):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    ranks.claim_gpu(place, 2)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == own
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "0,1")  # monkeypatch puts back what was
+    with pytest.raises(SystemExit, match="started 3 processes here.*2 GPU.*--nproc-per-node 2"):
+        ranks.claim_gpu(place, 3)
+
+
+def test_without_a_gpu_nothing_is_claimed(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    ranks.claim_gpu(1, 2)
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+
+
+@pytest.mark.parametrize("world, each", [(1, 1), (2, 1), (3, 1), (4, 3), (7, 2)])
+def test_parts_of_a_list_find_their_places_again(monkeypatch, world, each):
+    monkeypatch.setattr(ranks, "WORLD", world)
+    whole = [(item, s) for item in range(5) for s in range(each)]
+    parts = [[entry for entry in whole if entry[0] % world == rank] for rank in range(world)]
+    assert ranks.interleave(parts, each) == whole
+
+
+def test_a_samples_seed_does_not_know_who_draws_it(monkeypatch):
+    def seeds(world):
+        """(place in the batch, sample) -> seed."""
+        found = {}
+        monkeypatch.setattr(ranks, "WORLD", world)
+        for rank in range(world):
+            monkeypatch.setattr(ranks, "RANK", rank)
+            noted = SimpleNamespace(submit=lambda key, seed: found.update({(
+                rank + world * key[0], key[1]): seed}))
+            for p in range(len(range(rank, 12, world))):
+                for s in range(3):
+                    ranks.Seeded(noted).submit((p, s))
+        return found
+
+    torch.manual_seed(5)
+    one = seeds(1)
+    assert len(set(one.values())) == len(one) == 36 and one == seeds(2) == seeds(4)
+    torch.manual_seed(6)  # as `reseed` does before every phase
+    assert not set(seeds(1).values()) & set(one.values())
+
+
+def test_one_process_has_no_store_no_seeds_and_writes_its_files():
+    assert (ranks.RANK, ranks.WORLD, ranks.STORE) == (0, 1, None)
+    assert ranks.collected_by_all(len) is len and ranks.evaluated_by_all(len) is len
+    assert ranks.gather("x") == ["x"] and ranks.writer(lambda: 7)() == 7
