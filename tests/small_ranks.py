@@ -71,7 +71,7 @@ class Writer:
 
 
 class Grader(Judge):
-    def __init__(self, workers):
+    def __init__(self, *_):
         super().__init__()
 
     def __enter__(self):
@@ -99,7 +99,7 @@ def patch(scene: dict, folder: Path, rank: int) -> None:
     running.choose_replay = lambda wanted, *_: "none" if wanted == "auto" else wanted
     running.draw_run = lambda folder: None
     running.versions = dict
-    minirl.Grader = Grader
+    minirl.open_grader = Grader
     again = "-again" if "--resume" in scene.get("flags", []) else ""
     note_gradients(folder / f"gradients-{rank}{again}.pt")
     for change in scene.get("patch", {}).get(rank, []):
