@@ -113,8 +113,7 @@ def prepare(config: Config, grader) -> Run:
 
     What a user can get wrong ends here in a SystemExit, most of it before the engine is started.
     """
-    # kill -USR1 PID shows what every thread is doing; a notebook's own stderr is no file
-    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)
+    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # kill -USR1 PID shows the threads
     require(config.report_to)
     folder = Path("runs", config.name)
     with ranks.first_alone("data"):
@@ -130,7 +129,7 @@ def prepare(config: Config, grader) -> Run:
         require_same_files(folder, own_files(config))
         newest = checkpoint.newest_sound(folder)
     ranks.require_same(config, own_files(config), problems, newest)
-    tracker = open_tracker(folder, config.report_to, settings_of(config))
+    tracker = open_tracker(folder, "none" if ranks.RANK else config.report_to, settings_of(config))
     engine = start_engine(config, path, tokenizer)
     policy = load_policy(
         path, dtype=config.dtype, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed,
