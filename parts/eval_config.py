@@ -7,6 +7,7 @@ from ada_sampler import check_ranges, limited
 from parts.adapter import find_adapter
 from parts.data import default_data, default_template
 from parts.flags import in_one_sentence, parse_flags
+from parts.hardware import require_effect
 from parts.models import TINY
 from parts.own_reward import require_function
 from parts.prompts import require_template
@@ -121,6 +122,7 @@ def parse(argv: list[str] | None = None) -> Config:
     with in_one_sentence("eval.py"):
         config = parse_flags(Config, argv, prog="eval.py", description=ABOUT)
         config.validate()
+        require_effect(config)
     tiny, adapter = config.model in TINY, find_adapter(config.adapter)
     auto = dict(
         data=default_data(config.model, for_training=False),

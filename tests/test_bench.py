@@ -136,7 +136,7 @@ def test_gpu_benchmark_runs_on_a_cpu(tmp_path):
     parts = ["training", "merge", "steps-merge", "endings", "temperature", "routes"]
     (tmp_path / "gpu-small.json").write_text(json.dumps({"training": {"failed": "out of time"},
                                                          "fp8": {"gap_max": 1}}))
-    done = run("gpu.py", "--small", "--only", *parts, "fp8", "--out", str(tmp_path))
+    done = run("gpu.py", "--size", "small", "--only", *parts, "fp8", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "fp8 ..." not in done.stdout and "NOT MEASURED" not in done.stdout
     found = json.loads((tmp_path / "gpu-small.json").read_text())

