@@ -1,9 +1,10 @@
-"""The page of explore.py in a real browser: what it shows is what the run recorded and the code computes.
+"""The page of explore.py in a real browser shows what the run recorded and the code computes.
 
 tests/explore_run holds prompts of two real runs of the tiny model (--log-groups all, one and four
 mini-batches), and in pools.txt the rewards of all their pools: a line per prompt, a word per round.
 Screenshots of the main views are left in pytest's temporary folder, .../screenshots.
 """
+
 import json
 import os
 import random
@@ -21,7 +22,6 @@ import explore
 import minirl
 from ada_sampler import Estimator, SamplerConfig, collect
 from conftest import ROOT
-from parts.config import Config
 from parts.simulate import as_rule
 
 CHROMIUM = "/usr/bin/chromium"
@@ -30,10 +30,12 @@ HTML = explore.TEMPLATE.read_text(encoding="utf-8")
 pytestmark = pytest.mark.slow
 
 
-# ------------------------------------------------------------------------------ a browser and its pages
+# ---------------------------------------------- a browser and its pages
 @pytest.fixture(scope="module")
 def chromium():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make extras")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed: make extras"
+    )
     if not Path(CHROMIUM).exists():
         pytest.skip(f"no browser at {CHROMIUM}: apt-get install chromium")
     with playwright.sync_playwright() as started:
@@ -44,7 +46,7 @@ def chromium():
 
 @pytest.fixture
 def browse(chromium):
-    """browse(file, address): an open page. At the end: no error on the console, no request to a network."""
+    """browse(file, address): an open page. At the end: no error on the console, no request."""
     wrong, contexts = [], []
 
     def open_page(file, address="", **settings):
@@ -54,8 +56,13 @@ def browse(chromium):
         page.on("console", lambda message: wrong.append(f"console: {message.text}"))
         page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
         page.on("dialog", lambda dialog: wrong.append("a dialog") or dialog.dismiss())
-        page.on("request", lambda request: request.url.split("#")[0] == file.as_uri()
-                or wrong.append(f"request: {request.url[:100]}"))
+        page.on(
+            "request",
+            lambda request: (
+                request.url.split("#")[0] == file.as_uri()
+                or wrong.append(f"request: {request.url[:100]}")
+            ),
+        )
         page.goto(file.as_uri() + address)
         page.wait_for_selector("body[data-ready]")
         return page
@@ -109,7 +116,7 @@ def settle(page):
 
 
 def wait(page, condition, argument=None):
-    """Until a condition in JavaScript holds. (The page's policy forbids what wait_for_function does.)"""
+    """Until a condition in JavaScript holds. (The page forbids the eval of wait_for_function.)"""
     for _ in range(200):
         if page.evaluate(condition, argument):
             return
@@ -121,8 +128,10 @@ def address(page):
     return page.evaluate("location.hash")
 
 
-# ------------------------------------------------------------------------------ the way through the page
-def test_from_the_curves_to_the_formula_of_a_token_by_the_mouse_alone(browse, tmp_path, tmp_path_factory):
+# ---------------------------------------------- the way through the page
+def test_from_the_curves_to_the_formula_of_a_token_by_the_mouse_alone(
+    browse, tmp_path, tmp_path_factory
+):
     pictures = tmp_path_factory.mktemp("screenshots")
     page = browse(page_file(tmp_path))
 
@@ -131,14 +140,18 @@ def test_from_the_curves_to_the_formula_of_a_token_by_the_mouse_alone(browse, tm
 
     look("curves")
     box = page.locator(".panel svg[role=img]").first.bounding_box()
-    page.mouse.click(box["x"] + box["width"] * (40 + 10 / 12 * 512) / 560, box["y"] + box["height"] / 2)
+    page.mouse.click(
+        box["x"] + box["width"] * (40 + 10 / 12 * 512) / 560, box["y"] + box["height"] / 2
+    )
     page.wait_for_selector("main[data-view=prompts]")
     assert address(page) == "#/run/0/step/10"
     page.select_option("select[aria-label='sort by']", "draws")
     settle(page)
     look("prompts")
     draws = [int(text) for text in page.locator(".row .cost b").all_inner_texts()]
-    assert draws == sorted((len(g["pool"]) for g in recorded_groups() if g["step"] == 10), reverse=True)
+    assert draws == sorted(
+        (len(g["pool"]) for g in recorded_groups() if g["step"] == 10), reverse=True
+    )
 
     page.locator(".row", has_text="7+2+3=?").click()
     page.wait_for_selector("main[data-view=prompt]")
@@ -152,11 +165,18 @@ def test_from_the_curves_to_the_formula_of_a_token_by_the_mouse_alone(browse, tm
     page.click(".draw[data-sample='5']")
     page.wait_for_selector("main[data-view=sample]")
     sample = group["pool"][5]
-    assert "".join(page.locator(".tokens .token").all_inner_texts()).replace("↵", "\n") == "".join(sample["tokens"])
+    assert "".join(page.locator(".tokens .token").all_inner_texts()).replace("↵", "\n") == "".join(
+        sample["tokens"]
+    )
     page.hover(".token[data-t='10']")
     look("sample")
-    assert sample["mask"][10] == "0" and page.inner_text("#why").startswith("Gradient 0: the mask stops it.")
-    assert "Â wants to lower this token, and it is already unlikelier: 0.359 times" in page.inner_text("#why")
+    assert sample["mask"][10] == "0" and page.inner_text("#why").startswith(
+        "Gradient 0: the mask stops it."
+    )
+    assert (
+        "Â wants to lower this token, and it is already unlikelier: 0.359 times"
+        in page.inner_text("#why")
+    )
     page.hover(".token[data-t='2']")
     assert page.inner_text("#why").startswith("Gradient −0.")
     page.locator(".crumbs a", has_text="curves").click()
@@ -171,7 +191,9 @@ def test_bars_stand_where_the_engine_steps_say(browse, tmp_path):
     for bar, s in zip(page.locator(".draw .lane i").all(), pool):
         box = bar.bounding_box()
         assert box["x"] - lane["x"] == pytest.approx(s["submit"] / end * lane["width"], abs=1.5)
-        assert box["width"] == pytest.approx((s["finish"] - s["submit"]) / end * lane["width"], abs=1.5)
+        assert box["width"] == pytest.approx(
+            (s["finish"] - s["submit"]) / end * lane["width"], abs=1.5
+        )
         assert ("right" in bar.get_attribute("class")) == (s["reward"] > 0.7)
 
 
@@ -187,10 +209,12 @@ def test_filters_sorts_and_search_choose_what_their_names_say(browse, tmp_path):
         return {g["place"] for g in groups if test([s["reward"] for s in g["pool"]], g)}
 
     wanted = {
-        "never": having(lambda r, g: not any(r)), "always": having(lambda r, g: all(r)),
+        "never": having(lambda r, g: not any(r)),
+        "always": having(lambda r, g: all(r)),
         "mixed": having(lambda r, g: 0 < sum(r) < len(r)),
         "unresolved": having(lambda r, g: g["outcome"] != "resolved"),
-        "silent": having(lambda r, g: len(set(r)) == 1)}
+        "silent": having(lambda r, g: len(set(r)) == 1),
+    }
     assert any(wanted.values())
     for only, expected in wanted.items():
         page.click(f"[data-only={only}]")
@@ -198,40 +222,67 @@ def test_filters_sorts_and_search_choose_what_their_names_say(browse, tmp_path):
         assert page.inner_text(f"[data-only={only}]").endswith(f" {len(expected)}")
     page.click("[data-only=all]")
 
-    tilt = {g["place"]: abs(g["pool_mean"] - sum(s["reward"] for s in g["pool"] if s["kept"]) / 4) for g in groups}
-    gap = {g["place"]: max([abs(a - b) for s in g["pool"] if "mu" in s for a, b in zip(s["mu"], s.get("old", s["theta"]))] or [0])
-           for g in groups}
+    tilt = {
+        g["place"]: abs(g["pool_mean"] - sum(s["reward"] for s in g["pool"] if s["kept"]) / 4)
+        for g in groups
+    }
+    gap = {
+        g["place"]: max(
+            [
+                abs(a - b)
+                for s in g["pool"]
+                if "mu" in s
+                for a, b in zip(s["mu"], s.get("old", s["theta"]))
+            ]
+            or [0]
+        )
+        for g in groups
+    }
     for sort, worth in (("tilt", tilt), ("gap", gap)):
         page.select_option("select[aria-label='sort by']", sort)
         assert [worth[place] for place in places()] == sorted(worth.values(), reverse=True), sort
 
     page.fill("#find", "\\boxed{11}")
     wait(page, "document.querySelectorAll('.row').length < 7")
-    assert set(places()) == {g["place"] for g in groups if any("\\boxed{11}" in s["text"] for s in g["pool"])}
+    assert set(places()) == {
+        g["place"] for g in groups if any("\\boxed{11}" in s["text"] for s in g["pool"])
+    }
 
 
-# ------------------------------------------------------------------------------ Eq. 7 with a token's numbers
+# ---------------------------------------------- Eq. 7 with a token's numbers
 OBJECTIVES = [
-    dict(), dict(weight_cap=1.0), dict(weight_cap=0.0), dict(clip=False), dict(importance="staleness"),
-    dict(importance="none"), dict(mask="dppo", delta=0.05), dict(mask="icepop"),
-    dict(objective="grpo", eps_low=0.05, eps_high=0.05), dict(objective="grpo", clip=False),
-    dict(objective="cispo", eps_low=0.05, eps_high=0.05)]
+    dict(),
+    dict(weight_cap=1.0),
+    dict(weight_cap=0.0),
+    dict(clip=False),
+    dict(importance="staleness"),
+    dict(importance="none"),
+    dict(mask="dppo", delta=0.05),
+    dict(mask="icepop"),
+    dict(objective="grpo", eps_low=0.05, eps_high=0.05),
+    dict(objective="grpo", clip=False),
+    dict(objective="cispo", eps_low=0.05, eps_high=0.05),
+]
 
 
 def by_the_objective(sample, **settings):
-    """(terms, mask) of a recorded sample by minirl.objective, in float64; and the gradient's coefficient."""
+    """(terms, mask, the gradient's coefficients) of a recorded sample by minirl.objective."""
     config = SimpleNamespace(**recorded_config(**settings))
     theta = torch.tensor(sample["theta"], dtype=torch.float64, requires_grad=True)
     old = torch.tensor(sample.get("old", sample["theta"]), dtype=torch.float64)
     mu = torch.tensor(sample["mu"], dtype=torch.float64)
     advantage = torch.full_like(mu, sample["coefficient"])
     term, mask, _ = minirl.objective(theta, old, mu, advantage, config)
-    push, = torch.autograd.grad(term.sum(), theta)
+    (push,) = torch.autograd.grad(term.sum(), theta)
     return term.tolist(), mask.tolist(), push.tolist()
 
 
-@pytest.mark.parametrize("settings", OBJECTIVES, ids=lambda s: ",".join(map(str, s.values())) or "default")
-def test_the_formula_of_the_token_under_the_mouse_has_the_value_of_the_objective(settings, browse, tmp_path):
+@pytest.mark.parametrize(
+    "settings", OBJECTIVES, ids=lambda s: ",".join(map(str, s.values())) or "default"
+)
+def test_the_formula_of_the_token_under_the_mouse_has_the_value_of_the_objective(
+    settings, browse, tmp_path
+):
     file = page_file(tmp_path, **settings)
     for place, index in ((9, 5), (6, 8)):
         sample = recorded_group(10, place)["pool"][index]
@@ -239,16 +290,22 @@ def test_the_formula_of_the_token_under_the_mouse_has_the_value_of_the_objective
         terms, _, pushes = by_the_objective(sample, **settings)
         for t in [*range(0, len(terms), 4), len(terms) - 1]:
             page.hover(f".token[data-t='{t}']")
-            assert float(page.get_attribute("#term", "data-value")) == pytest.approx(terms[t], abs=1e-6), t
-        pushed = page.evaluate("""([place, index]) => {
-            const run = DATA.runs[0], s = run.steps.get(10).find(g => g.place === place).pool[index];
+            assert float(page.get_attribute("#term", "data-value")) == pytest.approx(
+                terms[t], abs=1e-6
+            ), t
+        pushed = page.evaluate(
+            """([place, index]) => {
+            const run = DATA.runs[0], group = run.steps.get(10).find(g => g.place === place);
+            const s = group.pool[index];
             return s.theta.map((theta, t) => objective(
-                theta, s.old[t], s.mu[t], s.coefficient, run.config, maskSettings(run)).push)}""", [place, index])
+                theta, s.old[t], s.mu[t], s.coefficient, run.config, maskSettings(run)).push)}""",
+            [place, index],
+        )
         assert pushed == pytest.approx(pushes, abs=1e-9)  # what it says of the gradient
 
 
-ON_RANDOM_TOKENS = """([tokens, cases]) => cases.map(([config, m]) => tokens.map(([theta, old, mu, A]) => {
-    const found = objective(theta, old, mu, A, config, m);
+ON_RANDOM_TOKENS = """([tokens, cases]) => cases.map(([config, m]) => tokens.map(token => {
+    const found = objective(...token, config, m);
     return [found.term, found.mask, found.push];
 }))"""
 
@@ -260,9 +317,14 @@ def test_term_mask_and_gradient_are_the_objectives_on_any_numbers(browse, tmp_pa
         old = -rng.expovariate(1.0)
         theta, mu = (min(old + rng.gauss(0, spread), 0.0) for spread in (0.3, 0.5))
         tokens.append([theta, old, mu, rng.choice((-1, 1)) * rng.uniform(0.1, 1)])
-    theta, old, mu, advantage = (torch.tensor(column, dtype=torch.float64) for column in zip(*tokens))
-    cases = [dict(eps_low=low, eps_high=high) | more for low, high in ((0.2, 0.27), (0.05, 0.6))
-             for more in OBJECTIVES]
+    theta, old, mu, advantage = (
+        torch.tensor(column, dtype=torch.float64) for column in zip(*tokens)
+    )
+    cases = [
+        dict(eps_low=low, eps_high=high) | more
+        for low, high in ((0.2, 0.27), (0.05, 0.6))
+        for more in OBJECTIVES
+    ]
     configs = [recorded_config(**case) for case in cases]
     page = browse(page_file(tmp_path))
     masks = page.evaluate("configs => configs.map(recordedMask)", configs)
@@ -270,9 +332,11 @@ def test_term_mask_and_gradient_are_the_objectives_on_any_numbers(browse, tmp_pa
     for config, ours in zip(configs, found):
         lp = theta.clone().requires_grad_()
         term, mask, _ = minirl.objective(lp, old, mu, advantage, SimpleNamespace(**config))
-        push, = torch.autograd.grad(term.sum(), lp)
+        (push,) = torch.autograd.grad(term.sum(), lp)
         theirs = [*zip(term.tolist(), mask.tolist(), push.tolist())]
-        assert [tuple(row) for row in ours] == [pytest.approx(row, abs=1e-12) for row in theirs], config
+        assert [tuple(row) for row in ours] == [pytest.approx(row, abs=1e-12) for row in theirs], (
+            config
+        )
 
 
 def test_the_recorded_numbers_are_shown_as_they_are(browse, tmp_path):
@@ -285,7 +349,7 @@ def test_the_recorded_numbers_are_shown_as_they_are(browse, tmp_path):
     assert f"{sample['entropy'][10]:.3g}" in shown
 
 
-# ------------------------------------------------------------------------------ sliders
+# ---------------------------------------------- sliders
 def stopped(page):
     settle(page)
     return {int(t.get_attribute("data-t")) for t in page.locator(".tokens .token.stopped").all()}
@@ -340,7 +404,7 @@ def test_a_run_of_one_mini_batch_says_why_no_slider_stops_anything(browse, tmp_p
     assert page.locator("#masks [data-stopped]").first.get_attribute("data-stopped") == "0"
 
 
-# ------------------------------------------------------------------------------ the sampler, on recorded pools
+# ---------------------------------------------- the sampler, on recorded pools
 class PoolEnds(Exception):
     pass
 
@@ -367,10 +431,12 @@ class Replay:
 
 
 def by_the_sampler(rewards, config):
-    """[outcome, draws, kept, coefficients] by ada_sampler.collect; only ["unknown"] if the pool ends before."""
+    """[outcome, draws, kept, coefficients] by ada_sampler.collect; ["unknown"]: the pool ends."""
     engine = Replay(rewards)
     try:
-        group, = collect([SimpleNamespace(id=0)], config, engine, engine, estimator=Estimator(config))
+        (group,) = collect(
+            [SimpleNamespace(id=0)], config, engine, engine, estimator=Estimator(config)
+        )
     except PoolEnds:
         return ["unknown"]
     rows = group.rows()
@@ -394,10 +460,20 @@ REPLAY = """([pools, settings]) => settings.map(c => pools.map(rewards => {
     return [f.outcome, f.drawn, f.kept.map(s => s.index), f.coefficients];
 }))"""
 SETTINGS = [dict(n=n, M=M, N=N) for n, M, N in product((2, 3, 4, 5, 8), (4, 8), (1, 2, 4, 6))] + [
-    dict(M_first=5), dict(M_first=16, N=2), dict(k_pos=2), dict(k_pos=5, N=3), dict(drop_unresolved=True),
-    dict(max_rounds_all_correct=1), dict(max_rounds_all_correct=2, n=5), dict(advantage="leave-one-out"),
-    dict(advantage="group-std"), dict(advantage="positives-only", n=1), dict(weighting="unbiased"),
-    dict(weighting="log", drop_unresolved=True), dict(weighting="inv_p", n=3)]
+    dict(M_first=5),
+    dict(M_first=16, N=2),
+    dict(k_pos=2),
+    dict(k_pos=5, N=3),
+    dict(drop_unresolved=True),
+    dict(max_rounds_all_correct=1),
+    dict(max_rounds_all_correct=2, n=5),
+    dict(advantage="leave-one-out"),
+    dict(advantage="group-std"),
+    dict(advantage="positives-only", n=1),
+    dict(weighting="unbiased"),
+    dict(weighting="log", drop_unresolved=True),
+    dict(weighting="inv_p", n=3),
+]
 RULES = ("uniform", "dapo", "ada-pos", "ada-balance")
 
 
@@ -405,7 +481,11 @@ def test_the_counterfactual_sampler_is_the_sampler(browse, tmp_path):
     words = (RECORDED / "pools.txt").read_text().split("\n")
     pools = sorted({line.replace(" ", "") for line in words if line})
     pools = [[float(reward) for reward in pool] for pool in pools[::3]]
-    pools += [[0.25, 0.9, 0.1, 0.9, 0.75, -1.0, 0.3, 2.0], [1.0], [0.0, 1.0]]  # a reward of one's own; short ones
+    pools += [
+        [0.25, 0.9, 0.1, 0.9, 0.75, -1.0, 0.3, 2.0],
+        [1.0],
+        [0.0, 1.0],
+    ]  # a reward of one's own; short ones
     cases = [(rule, settings) for settings in SETTINGS for rule in RULES]
     cases = [(config, vars(config)) for config in (rules(rule, **s) for rule, s in cases) if config]
     page = browse(page_file(tmp_path))
@@ -423,10 +503,18 @@ def test_the_counterfactual_sampler_is_the_sampler(browse, tmp_path):
 
 def test_the_page_refuses_the_settings_that_the_sampler_refuses(browse, tmp_path):
     page = browse(page_file(tmp_path))
-    grid = [dict(n=n, M=M, N=N, M_first=f, k_pos=k, max_rounds_all_correct=r, advantage=a, weighting=w)
-            for n, M, N, f, k, r, (a, w) in product(
-                (1, 4, 8), (2, 4), (1, 3), (0, 6), (1, 9), (0, 2),
-                (("pool-mean", "none"), ("group-std", "log"), ("positives-only", "none")))]
+    grid = [
+        dict(n=n, M=M, N=N, M_first=f, k_pos=k, max_rounds_all_correct=r, advantage=a, weighting=w)
+        for n, M, N, f, k, r, (a, w) in product(
+            (1, 4, 8),
+            (2, 4),
+            (1, 3),
+            (0, 6),
+            (1, 9),
+            (0, 2),
+            (("pool-mean", "none"), ("group-std", "log"), ("positives-only", "none")),
+        )
+    ]
     cases = []
     for rule, settings in product(RULES, grid):
         config = as_rule(SamplerConfig(**settings), rule)  # without what other rules read
@@ -448,12 +536,19 @@ def test_the_panel_tells_what_another_rule_would_have_kept(browse, tmp_path):
     cells = page.locator("tr[data-rule=ada-pos] td").all_inner_texts()
     right = sum(rewards[i] > 0.7 for i in kept)
     assert cells[1:3] == [str(drawn), f"{right} ✓ {len(kept) - right} ✗"]
-    assert cells[3] == ", ".join(f"{a:+.3g}".replace("-", "−") for a in sorted(set(coefficients), reverse=True))
-    marked = page.evaluate("[...document.querySelectorAll('.would')].map(e => Number(e.textContent) - 1)")
+    assert cells[3] == ", ".join(
+        f"{a:+.3g}".replace("-", "−") for a in sorted(set(coefficients), reverse=True)
+    )
+    marked = page.evaluate(
+        "[...document.querySelectorAll('.would')].map(e => Number(e.textContent) - 1)"
+    )
     assert marked == kept
     page.fill("#sampler input[name=n]", "8")
     settle(page)
-    assert page.inner_text("tr[data-rule=ada-balance]").split("\t")[1] == "unknown: wants 24, the pool ends at 16"
+    assert (
+        page.inner_text("tr[data-rule=ada-balance]").split("\t")[1]
+        == "unknown: wants 24, the pool ends at 16"
+    )
     page.fill("#sampler input[name=M]", "4")
     settle(page)
     assert "a round of 4 is below n = 8" in page.inner_text("tr[data-rule=ada-pos]")
@@ -464,15 +559,26 @@ def test_the_recorded_settings_give_back_what_was_recorded(browse, tmp_path):
     same = page.evaluate("""DATA.runs[0].groups.map(g => {
         const f = counterfactual(g.pool, samplerSettings(g.run, "ada-balance"));
         const kept = g.pool.filter(s => s.kept);
-        return f.outcome === g.outcome && String(f.kept.map(s => s.index)) === String(kept.map(s => s.index))
+        const places = samples => String(samples.map(s => s.index));
+        return f.outcome === g.outcome && places(f.kept) === places(kept)
           && f.coefficients.every((c, i) => Math.abs(c - kept[i].coefficient) < 1e-12)})""")
     assert same == [True] * len(recorded_groups())
 
 
-# ------------------------------------------------------------------------------ what a model may write
-HOSTILE = ["<script>window.hacked = 1</script>", "</script><script>window.hacked = 1</script>", "<!-- <script>",
-           "<img src=x onerror='window.hacked = 1'>", "\u202eright to left\u2066", "a" * 100_000, "\ud800 \udc00\ud800",
-           "${window.hacked = 1}", "</div></main><h1>", "\x00\x07\x1b[31m", "javascript:window.hacked=1"]
+# ---------------------------------------------- what a model may write
+HOSTILE = [
+    "<script>window.hacked = 1</script>",
+    "</script><script>window.hacked = 1</script>",
+    "<!-- <script>",
+    "<img src=x onerror='window.hacked = 1'>",
+    "\u202eright to left\u2066",
+    "a" * 100_000,
+    "\ud800 \udc00\ud800",
+    "${window.hacked = 1}",
+    "</div></main><h1>",
+    "\x00\x07\x1b[31m",
+    "javascript:window.hacked=1",
+]
 
 
 def hostile_data(text):
@@ -484,7 +590,13 @@ def hostile_data(text):
             s["tokens"] = [text] + s["tokens"][1:]
     again = json.loads(json.dumps(group)) | dict(step=11)
     config = recorded_config(name=text, model=text)
-    run = dict(name=text, config=config, metrics=[dict(step=10, samples=16, prompts=1)], evals=[], groups=[group, again])
+    run = dict(
+        name=text,
+        config=config,
+        metrics=[dict(step=10, samples=16, prompts=1)],
+        evals=[],
+        groups=[group, again],
+    )
     return dict(left_out=text, runs=[run, run | dict(groups=[group])])
 
 
@@ -495,39 +607,63 @@ def test_what_a_model_wrote_is_only_text(text, browse, tmp_path):
         assert text not in file.read_text()
     page = browse(file)
     elements = {}
-    for view in ("#/curves", "#/run/0/all", "#/run/0/step/10/prompt/9", "#/run/0/step/10/prompt/9/sample/5",
-                 "#/run/0/step/10/prompt/9/sample/1"):
+    for view in (
+        "#/curves",
+        "#/run/0/all",
+        "#/run/0/step/10/prompt/9",
+        "#/run/0/step/10/prompt/9/sample/5",
+        "#/run/0/step/10/prompt/9/sample/1",
+    ):
         page.evaluate("view => { location.hash = view }", view)
-        wait(page, "view => location.hash.startsWith(view) && document.querySelector('main').children[0]", view)
+        wait(
+            page,
+            "view => location.hash.startsWith(view) && document.querySelector('main').children[0]",
+            view,
+        )
         settle(page)
-        counts = page.evaluate("""() => [window.hacked, document.scripts.length, document.querySelectorAll('img, main main').length,
+        counts = page.evaluate("""() => [window.hacked, document.scripts.length,
+            document.querySelectorAll('img, main main').length,
             document.documentElement.scrollWidth <= innerWidth]""")
         assert counts == [None, 1, 0, True], view
         elements[view] = page.evaluate("document.querySelector('main').textContent")
     if text.startswith("<") and len(text) < 1000:
         assert all(text in seen for seen in elements.values())
     if "\u202e" in text:
-        assert not any("\u202e" in seen for seen in elements.values()) and "U+202E" in elements["#/run/0/all"]
+        assert (
+            not any("\u202e" in seen for seen in elements.values())
+            and "U+202E" in elements["#/run/0/all"]
+        )
 
 
 def test_nothing_in_the_template_reads_text_as_html_or_knows_a_network():
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|DOMParser|\beval\(|Function\(|srcdoc", HTML)
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacent|document\.write|DOMParser|\beval\(|Function\(|srcdoc",
+        HTML,
+    )
     assert set(re.findall(r"https?://[^\"'\s]+", HTML)) == {
-        "http://www.w3.org/2000/svg", "http://www.w3.org/1998/Math/MathML"}  # names, never fetched
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/1998/Math/MathML",
+    }  # names, never fetched
     assert HTML.count(explore.PLACE) == 1 and "default-src 'none'" in HTML
 
 
 def test_even_code_on_the_page_cannot_reach_a_network(chromium, tmp_path):
     page = chromium.new_page()
     page.goto(page_file(tmp_path).as_uri())
-    assert page.evaluate("fetch('http://127.0.0.1:9/').then(() => 'sent', error => error.name)") == "TypeError"
-    assert page.evaluate("""new Promise(done => {
+    assert (
+        page.evaluate("fetch('http://127.0.0.1:9/').then(() => 'sent', error => error.name)")
+        == "TypeError"
+    )
+    assert (
+        page.evaluate("""new Promise(done => {
         document.addEventListener("securitypolicyviolation", e => done(e.effectiveDirective));
-        fetch("http://127.0.0.1:9/").catch(() => 0) })""") == "connect-src"
+        fetch("http://127.0.0.1:9/").catch(() => 0) })""")
+        == "connect-src"
+    )
     page.close()
 
 
-# ------------------------------------------------------------------------------ keys, links, looks
+# ---------------------------------------------- keys, links, looks
 def test_the_keyboard_leads_everywhere(browse, tmp_path):
     page = browse(page_file(tmp_path), "#/run/0/step/10")
 
@@ -540,7 +676,9 @@ def test_the_keyboard_leads_everywhere(browse, tmp_path):
     places = [g["place"] for g in recorded_groups() if g["step"] == 10]
     assert press("ArrowDown", "ArrowDown", "Enter") == f"#/run/0/step/10/prompt/{places[1]}"
     assert press("ArrowRight") == f"#/run/0/step/10/prompt/{places[2]}"
-    assert press("ArrowLeft", "ArrowDown", "Enter") == f"#/run/0/step/10/prompt/{places[1]}/sample/0"
+    assert (
+        press("ArrowLeft", "ArrowDown", "Enter") == f"#/run/0/step/10/prompt/{places[1]}/sample/0"
+    )
     assert press("ArrowDown").endswith("/sample/1") and press("ArrowUp").endswith("/sample/0")
     assert press("Escape") == f"#/run/0/step/10/prompt/{places[1]}"
     assert press("Escape") == "#/run/0/step/10"
@@ -562,18 +700,31 @@ def test_the_keyboard_leads_everywhere(browse, tmp_path):
 def test_keys_walk_over_the_tokens_and_change_their_colours(browse, tmp_path):
     page = browse(page_file(tmp_path), "#/run/0/step/10/prompt/9/sample/5/token/3")
     page.keyboard.press("ArrowRight")
-    assert address(page).endswith("/token/4") and page.inner_text("#formula h2").startswith("Eq. 7 for token 5,")
+    assert address(page).endswith("/token/4") and page.inner_text("#formula h2").startswith(
+        "Eq. 7 for token 5,"
+    )
     colours = set()
     for _ in range(6):
         page.keyboard.press("c")
         settle(page)
-        colours.add(page.evaluate("[...document.querySelectorAll('.token')].map(t => t.style.cssText).join()"))
+        colours.add(
+            page.evaluate(
+                "[...document.querySelectorAll('.token')].map(t => t.style.cssText).join()"
+            )
+        )
     assert len(colours) == 6 and "colour=" in address(page)
 
 
-@pytest.mark.parametrize("where", [
-    "#/curves", "#/run/0/step/10?sort=draws&only=mixed&find=boxed", "#/run/0/all?rule=ada-pos&n=2",
-    "#/run/0/step/10/prompt/9?rule=uniform", "#/run/0/step/10/prompt/9/sample/5/token/10?colour=entropy&eps_low=0.05"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "#/curves",
+        "#/run/0/step/10?sort=draws&only=mixed&find=boxed",
+        "#/run/0/all?rule=ada-pos&n=2",
+        "#/run/0/step/10/prompt/9?rule=uniform",
+        "#/run/0/step/10/prompt/9/sample/5/token/10?colour=entropy&eps_low=0.05",
+    ],
+)
 def test_a_link_opens_the_view_it_was_copied_from(where, browse, tmp_path):
     file = page_file(tmp_path)
     page = browse(file, where)
@@ -609,11 +760,14 @@ def test_light_and_dark_follow_the_system_and_the_button(browse, tmp_path):
     assert brightness(dark) < 0.15
 
 
-# ------------------------------------------------------------------------------ two runs, and what may be missing
+# ---------------------------------------------- two runs, and what may be missing
 def test_two_runs_stand_side_by_side(browse, tmp_path):
     page = browse(page_file(tmp_path, "four", "one"), "#/run/0/step/10/prompt/9")
     assert page.locator(".beside > div").count() == 2
-    assert [page.locator(".beside h2").nth(i).inner_text()[:6] for i in (0, 3)] == ["A: fou", "B: one"]
+    assert [page.locator(".beside h2").nth(i).inner_text()[:6] for i in (0, 3)] == [
+        "A: fou",
+        "B: one",
+    ]
     pools = [recorded_group(10, 9, name)["pool"] for name in ("four", "one")]
     assert page.locator(".draw").count() == len(pools[0]) + len(pools[1])
     assert page.locator("#visits tr").count() == 3
@@ -621,7 +775,9 @@ def test_two_runs_stand_side_by_side(browse, tmp_path):
     assert page.locator(".beside").count() == 0 and page.locator(".draw").count() == len(pools[0])
     page.click("#other-run")
     settle(page)
-    assert address(page).startswith("#/run/1/step/10/prompt/9") and page.locator(".draw").count() == len(pools[1])
+    assert address(page).startswith("#/run/1/step/10/prompt/9") and page.locator(
+        ".draw"
+    ).count() == len(pools[1])
     page.evaluate("location.hash = '#/curves'")
     page.wait_for_selector(".panel path.line.run1")
     assert "four against one" in page.inner_text("h1")
@@ -630,7 +786,9 @@ def test_two_runs_stand_side_by_side(browse, tmp_path):
 def test_one_prompt_is_followed_over_the_steps(browse, tmp_path):
     first = recorded_group(10, 9)
     later = [json.loads(json.dumps(first)) | dict(step=step) for step in (30, 57)]
-    run = dict(name="epochs", config=recorded_config(), metrics=[], evals=[], groups=[first, *later])
+    run = dict(
+        name="epochs", config=recorded_config(), metrics=[], evals=[], groups=[first, *later]
+    )
     page = browse(page_of(tmp_path, dict(left_out="", runs=[run])), "#/run/0/step/10/prompt/9")
     assert page.locator("#visits a").all_inner_texts() == ["step 10", "step 30", "step 57"]
     page.click("#visits a:has-text('step 57')")
@@ -648,7 +806,9 @@ def test_what_was_left_out_is_said_where_it_is_missed(browse, tmp_path):
     for index, words in ((5, "its tokens are not in this page"), (3, "Its gradient is 0.")):
         page.evaluate(f"location.hash = '#/run/0/step/10/prompt/9/sample/{index}'")
         page.wait_for_selector("#untrained")
-        wait(page, "words => document.querySelector('#untrained').textContent.includes(words)", words)
+        wait(
+            page, "words => document.querySelector('#untrained').textContent.includes(words)", words
+        )
         assert "Its text is not in this page." in page.inner_text("main")
 
 
@@ -658,7 +818,9 @@ def test_a_run_without_recorded_prompts_has_its_curves(browse, tmp_path):
     page = browse(page_file(tmp_path), "#/curves")
     assert page.locator(".panel").count() >= 8
     page.evaluate("location.hash = '#/run/0/step/10'")
-    wait(page, "document.querySelector('main').textContent.includes('This run recorded no prompts')")
+    wait(
+        page, "document.querySelector('main').textContent.includes('This run recorded no prompts')"
+    )
 
 
 def test_the_bare_template_says_what_fills_it(chromium):
@@ -672,13 +834,16 @@ def test_numbers_of_a_broken_update_are_shown_as_missing(browse, tmp_path):
     group = recorded_group(10, 9)
     group["pool"][5]["theta"] = [None] * len(group["pool"][5]["theta"])
     run = dict(name="broken", config=recorded_config(), metrics=[], evals=[], groups=[group])
-    page = browse(page_of(tmp_path, dict(left_out="", runs=[run])), "#/run/0/step/10/prompt/9/sample/5/token/3")
+    page = browse(
+        page_of(tmp_path, dict(left_out="", runs=[run])),
+        "#/run/0/step/10/prompt/9/sample/5/token/3",
+    )
     assert page.inner_text("#why").startswith("Not a number")
 
 
-# ------------------------------------------------------------------------------ size and speed
-def seconds_of_cpu(root=None):
-    """CPU time of this process's children and theirs: unlike the clock, it is the same on a busy machine."""
+# ---------------------------------------------- size and speed
+def seconds_of_cpu():
+    """CPU time of this process's children and theirs: the same on a busy machine, nearly."""
     seen = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -694,21 +859,25 @@ def seconds_of_cpu(root=None):
 
 
 def large_run():
-    """200 steps of 32 prompts, 30 samples each, 4 of them trained; texts and numbers of the recorded ones."""
+    """200 steps of 32 prompts, 30 samples each, 4 of them trained; the recorded ones, repeated."""
     pool = [s for g in recorded_groups() for s in g["pool"]]
     trained, plain = ([s for s in pool if ("theta" in s) == has] for has in (True, False))
     base = []
     for place in range(32):
         draws = [plain[(30 * place + i) % len(plain)] | dict(round=i // 8) for i in range(26)]
         draws += [trained[(4 * place + i) % len(trained)] | dict(round=3) for i in range(4)]
-        base.append(recorded_groups()[place % 8] | dict(place=place, id=f"problem {place}", pool=draws))
+        base.append(
+            recorded_groups()[place % 8] | dict(place=place, id=f"problem {place}", pool=draws)
+        )
     groups = [group | dict(step=step) for step in range(1, 201) for group in base]
-    metrics = [dict(step=step, samples=960, prompts=32, reward_first_round=0.5) for step in range(1, 201)]
+    metrics = [
+        dict(step=step, samples=960, prompts=32, reward_first_round=0.5) for step in range(1, 201)
+    ]
     return dict(name="large", config=recorded_config(), metrics=metrics, evals=[], groups=groups)
 
 
 def spent(started):
-    """Seconds since `started`, by the clock or of CPU, whichever is less: the machine may be busy."""
+    """Seconds since `started`, by the clock or of CPU, the lesser: the machine may be busy."""
     return min(now - then for now, then in zip((time.monotonic(), seconds_of_cpu()), started))
 
 
