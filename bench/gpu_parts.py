@@ -366,7 +366,7 @@ def steps_part(model: str, s: SimpleNamespace, mode: str) -> dict:
             run = stack.enter_context(project(model, **settings))
         found |= start | dict(rehearsed=run.probe.rehearsed, noise=run.probe.noise)
         run.engine, run.grader = Scripted(run.engine, s), coins(s)
-        problems = [SimpleNamespace(prompt_ids=ids, answer="") for ids in random_prompts(s)]
+        problems = [SimpleNamespace(prompt_ids=ids, judged_by="") for ids in random_prompts(s)]
         run.stream = Stream(problems, 0)
         minirl.rehearse(run)
         for step in range(1, s.steps + 1):
