@@ -215,10 +215,11 @@ def fitting_page(runs: list[dict], notes: list[str], template: str) -> tuple[str
         levels = choose(groups, room)
         said = notes + left_out(levels)
         page = page_of(data_of(runs, levels, said), template)
-        if len(page) <= MOST_BYTES or not any(levels):
+        size = len(page.encode())
+        if size <= MOST_BYTES or not any(levels):
             return page, said
         used = sum(one.sizes[level] for one, level in zip(groups, levels))
-        room = int(0.9 * used * MOST_BYTES / len(page))
+        room = int(0.9 * used * MOST_BYTES / size)
 
 
 def data_of(runs: list[dict], levels: list[int], said: list[str]) -> dict:
