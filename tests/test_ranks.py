@@ -243,3 +243,65 @@ def test_one_process_has_no_store_no_seeds_and_writes_its_files():
     assert (ranks.RANK, ranks.WORLD, ranks.STORE) == (0, 1, None)
     assert ranks.collected_by_all(len) is len and ranks.evaluated_by_all(len) is len
     assert ranks.gather("x") == ["x"] and ranks.writer(lambda: 7)() == 7
+
+
+# ------------------------------------------------------------------------- torchrun, the real engine
+def torchrun(world: int, script: str, *flags, cwd: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+               str(world), ROOT / script, *flags]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """What one and what two processes have drawn and computed; see real_ranks.py."""
+    found = {}
+    for world in (1, 2):
+        folder = tmp_path_factory.mktemp("real")
+        done = torchrun(world, "tests/real_ranks.py", folder, cwd=folder)
+        assert done.returncode == 0, done.stderr[-3000:]
+        found[world] = torch.load(folder / "noted.pt")
+    return found
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["uniform", "pos", "balance", "est", "four"])
+def test_two_engines_draw_what_one_draws_and_learn_what_one_learns(real, variant):
+    for one, two in zip(real[1][variant], real[2][variant], strict=True):
+        assert one["pools"] == two["pools"] and one["kept"] == two["kept"] and two["equal"]
+        assert len(one["pools"]) == 24 and any(coefficient for rows in one["kept"]
+                                               for _, coefficient in rows)
+        assert len(two["gradients"]) == (4 if variant == "four" else 1)
+        assert same_gradients(two["gradients"], one["gradients"])
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_without_seeds_or_with_a_mean_the_comparison_fails(real):
+    one, unseeded, averaged = (real[world][name][0] for world, name in (
+        (1, "uniform"), (2, "no seeds"), (2, "mean")))
+    assert sum(a == b for a, b in zip(one["pools"], unseeded["pools"])) < 3
+    assert averaged["pools"] == one["pools"]
+    assert not same_gradients(averaged["gradients"], one["gradients"])
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_an_evaluation_does_not_depend_on_how_many_processes_answer(real):
+    assert real[1]["evaluation"] == real[2]["evaluation"] and len(real[1]["evaluation"]) == 14
+
+
+# ------------------------------------------------------------------------------ what it brings
+def test_the_scaling_page_shows_what_was_recorded_and_the_model_meets_it():
+    sys.path.insert(0, str(ROOT / "bench"))
+    import many_gpus
+
+    lines = [json.loads(line) for line in
+             (ROOT / "bench/results/many_gpus.jsonl").read_text().splitlines()]
+    steps = {at: many_gpus.slowest(lines, *at) for at in many_gpus.MEASURED}
+    assert {at: many_gpus.replayed(lines, *at) for at in many_gpus.MEASURED} == steps
+    share = {at: sum(found) / sum(steps[24, 1]) for at, found in steps.items()}
+    assert share[24, 2] <= 0.75 and share[24, 4] <= 0.62
+    assert share[48, 2] <= 1.2 and share[96, 4] <= 1.2
+    assert many_gpus.table(lines) in (ROOT / "docs/many_gpus.md").read_text()

@@ -1,0 +1,114 @@
+"""Steps of training with the real engine, for test_ranks.py: `torchrun tests/real_ranks.py OUT`.
+
+Every variant starts from the same weights and problems and makes three steps. OUT/noted.pt has what
+each step has drawn and computed; the first rank writes it. Then an evaluation, whose rows it adds.
+"""
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from parts import ranks  # noqa: E402
+
+ranks.join()
+
+import torch  # noqa: E402
+
+import minirl  # noqa: E402
+from ada_sampler import Estimator  # noqa: E402
+from eval import evaluate  # noqa: E402
+from parts.config import parse  # noqa: E402
+from parts.run import learner, prepare, reseed  # noqa: E402
+from rewards import Grader  # noqa: E402
+
+FOUR = dict(mini_batches=4, length_norm="batch")
+VARIANTS = dict(uniform=dict(sampler="uniform"), pos=dict(sampler="ada-pos"), balance={},
+                est=dict(sampler="ada-est"), four=FOUR)
+CONTROLS = {"no seeds": ("Seeded", lambda engine: Unseeded(engine)),
+            "mean": ("sum_gradients", lambda policy: average(policy))}
+
+
+class Unseeded:
+    """As without ranks.Seeded: the engine's one state decides."""
+
+    def __init__(self, engine):
+        self.submit, self.step, self.engine = engine.submit, engine.step, engine
+
+    busy = property(lambda self: self.engine.busy)
+
+
+def average(policy, add_up=ranks.sum_gradients) -> None:
+    add_up(policy)
+    for p in policy.parameters():
+        if p.grad is not None:
+            p.grad /= ranks.WORLD
+
+
+def start_again(run, start: list, settings: dict) -> None:
+    run.config = replace(run.config, **settings)
+    weights = [p for p in run.policy.parameters() if p.requires_grad]
+    for p, value in zip(weights, start):
+        p.data.copy_(value)
+    run.optimizer, run.schedule = learner(run.policy, run.config)
+    run.stream.cursor, run.estimator = 0, Estimator(run.config)
+    run.engine.sync(run.policy)
+
+
+def note_gradients(into: list) -> None:
+    real = torch.nn.utils.clip_grad_norm_
+
+    def note(weights, most):
+        into.append(torch.cat([p.grad.flatten() for p in weights]).clone())
+        return real(weights, most)
+
+    torch.nn.utils.clip_grad_norm_ = note
+
+
+def steps(run, count: int, gradients: list) -> list[dict]:
+    noted = []
+    for step in range(1, count + 1):
+        gradients.clear()
+        groups, metrics = minirl.train_step(step, run)
+        adapter = b"".join(p.detach().numpy().tobytes() for p in run.policy.parameters()
+                           if p.requires_grad)
+        noted.append(dict(
+            pools=[[s.rollout.token_ids for s in group.pool] for group in groups],
+            kept=[[(s.index, coefficient) for s, coefficient in group.rows()] for group in groups],
+            gradients=list(gradients), equal=len(set(ranks.gather(adapter))) == 1,
+            metrics={key: value for key, value in metrics.items() if "second" not in key}))
+    return noted
+
+
+def main(out: Path) -> None:
+    os.chdir(out)
+    config = parse(["--eval-questions", "7", "--eval-k", "2"])
+    gradients, found = [], {}
+    note_gradients(gradients)
+    with Grader(1) as grader:
+        run = prepare(config, grader)
+        plain = run.config
+        start = [p.detach().clone() for p in run.policy.parameters() if p.requires_grad]
+        for name, settings in VARIANTS.items():
+            run.config = plain
+            start_again(run, start, settings)
+            found[name] = steps(run, 3, gradients)
+        for name, (part, instead) in CONTROLS.items() if ranks.WORLD > 1 else ():
+            run.config, real = plain, getattr(ranks, part)
+            start_again(run, start, dict(sampler="uniform"))
+            setattr(ranks, part, instead)
+            found[name] = steps(run, 1, gradients)
+            setattr(ranks, part, real)
+        start_again(run, start, {})
+        reseed(0, "evaluation")
+        found["evaluation"] = ranks.evaluated_by_all(evaluate)(
+            run.engine, grader, run.held_out, 2, 64)
+        run.engine.close()
+    if ranks.RANK == 0:
+        torch.save(found, "noted.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
