@@ -3,6 +3,8 @@
     python course/check.py 3              # course/labs/lab_3.py
     python course/check.py 3 my/file.py   # another file with the same functions
     python course/check.py all            # every lab, a line each
+    python course/check.py all class/*    # a folder per student, each with its lab_1.py, lab_2.py ...
+    python course/check.py 3 class/*      # one lab of everybody's
 
 Your function is put in the place of the project's, and the project is asked. There is no stored
 solution: what is checked is mathematics (exact expectations, brute force, autograd) or follows from
@@ -114,23 +116,45 @@ def score(results: list[Result]) -> str:
     return f"{reached} of {sum(result.points for result in results)} points"
 
 
+def in_detail(lab: str, file: Path) -> bool:
+    """Prints every check of a lab, and says whether all points are there."""
+    results = grade(lab, place.load(lab, file), file)
+    print(importlib.import_module(f"course.checks.{lab}").__doc__.splitlines()[0])
+    show(results)
+    print(score(results))
+    return not any(result.problem for result in results)
+
+
+def in_a_line(lab: str, file: Path, name: str) -> bool:
+    """The same in one line. A file that cannot be read is no reason to leave out the others."""
+    try:
+        with time_limit(SECONDS):
+            functions = place.load(lab, file)
+    except (SystemExit, Overtime) as reason:
+        print(f"{name}: 0 points. {reason or 'It computes without end when it is read.'}")
+        return False
+    results = grade(lab, functions, file)
+    print(f"{name}: {score(results)}")
+    return not any(result.problem for result in results)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Points for a lab.")
+    parser = argparse.ArgumentParser(description="Points for labs.")
     parser.add_argument("lab", help="its number, or all")
-    parser.add_argument("file", nargs="?", type=Path, help="default: course/labs/lab_N.py")
+    parser.add_argument("files", nargs="*", type=Path, metavar="file",
+                        help="files, or folders with lab_N.py in them; default: course/labs")
     args = parser.parse_args()
     labs = list(place.HOMES) if args.lab == "all" else [f"lab_{args.lab.removeprefix('lab_')}"]
+    paths = args.files or [place.LABS]
     complete = True
-    for lab in labs:
-        file = (args.file or place.LABS / f"{lab}.py").resolve()
-        results = grade(lab, place.load(lab, file), file)
-        complete = complete and not any(result.problem for result in results)
-        if args.lab == "all":
-            print(f"{lab}: {score(results)}")
-            continue
-        print(importlib.import_module(f"course.checks.{lab}").__doc__.splitlines()[0])
-        show(results)
-        print(score(results))
+    for path in paths:
+        for lab in labs:
+            file = (path / f"{lab}.py" if path.is_dir() else path).resolve()
+            if len(labs) == len(paths) == 1:
+                complete = in_detail(lab, file)
+            else:
+                name = lab if len(paths) == 1 else f"{path.name} {lab}"
+                complete = in_a_line(lab, file, name) and complete
     raise SystemExit(0 if complete else 1)
 
 

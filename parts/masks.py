@@ -1,8 +1,8 @@
 """Two later answers to the question which tokens to stop, beside MiniRL's: --mask dppo, icepop.
 
 DPPO (arXiv 2602.04879) objects that a ratio says little about how far a policy has moved: a token
-of probability 0.001 that has become 0.002 has doubled, and nothing has happened; one that fell from
-0.9 to 0.6 has moved a lot, and its ratio is within the bounds. It looks at the difference of the
+of probability 0.001 that has become 0.002 has doubled, and nothing has happened; one that rose from
+0.78 to 0.98 has moved a lot, and its ratio is within the bounds. It looks at the difference of the
 probabilities, which bounds the total variation, and from mu, the policy that has sampled.
 
 IcePop (Ring-1T, arXiv 2510.18855) objects that a token on which engine and trainer disagree is

@@ -5,7 +5,8 @@ import pytest
 
 from conftest import ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")),
+         *sorted((ROOT / "course").rglob("*.md"))]
 README = (ROOT / "README.md").read_text()
 
 

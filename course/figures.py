@@ -1,0 +1,219 @@
+"""Draws the figures of the lecture notes into course/figures/.
+
+    python course/figures.py            # all of them, some seconds
+    python course/figures.py weights    # one
+
+From closed forms (course/laws.py), and two of them from committed logs (bench/results/*.jsonl).
+"""
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from ada_sampler import SamplerConfig  # noqa: E402
+from course import laws  # noqa: E402
+from eval import pass_at_k  # noqa: E402
+from parts.plot import COLORS  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+FIGURES = ROOT / "course" / "figures"
+RATES = [i / 100 for i in range(1, 100)]
+RULES = {
+    "uniform, n = 4": dict(sampler="uniform", n=4),
+    "uniform, n = 16": dict(sampler="uniform", n=16),
+    "ada-pos": dict(sampler="ada-pos"),
+    "ada-balance": dict(sampler="ada-balance"),
+}
+
+
+def lines(axis, xs, curves: dict, **labels) -> None:
+    """One line per curve, with its name in the legend."""
+    for color, (name, ys) in zip(COLORS, curves.items()):
+        axis.plot(xs, ys, label=name, color=color)
+    axis.set(**labels)
+    axis.legend(frameon=False, fontsize=8)
+
+
+def logged(cell: str, key: str) -> list[list[float]]:
+    """A column of the committed log of the ablations, a list per seed."""
+    text = (ROOT / "bench" / "results" / "objective.jsonl").read_text()
+    runs = [json.loads(line) for line in text.splitlines()]
+    return [run["metrics"][key] for run in runs if run["cell"] == cell]
+
+
+def mean(values) -> float:
+    values = [value for value in values if value is not None and math.isfinite(value)]
+    return sum(values) / len(values)
+
+
+# ------------------------------------------------------------------------------------- the figures
+def baselines(left, right) -> None:
+    """Session 1: what a baseline saves; how many groups are silent."""
+    lines(left, RATES, {
+        "no baseline": [laws.variance_per_draw(p, 0) for p in RATES],
+        "the others' mean, m = 4": [laws.variance_leave_one_out(p, 4) for p in RATES],
+        "b = p": [laws.variance_per_draw(p, p) for p in RATES],
+    }, title="noise of one draw", xlabel="pass rate p", ylabel="variance / G²")
+    lines(right, RATES, {f"n = {n}": [laws.silent(p, n) for p in RATES] for n in (4, 8, 16)},
+          title="groups without signal", xlabel="pass rate p", ylabel="chance")
+
+
+def temperature(left, right) -> None:
+    """Session 2: the drift of a wrong temperature; k3 in committed runs."""
+    logits = [i / 20 for i in range(-100, 101)]
+    xs = [laws.softmax([z, 0])[0] for z in logits]
+    lines(left, xs, {f"sampled at τ = {tau}": [laws.drift([z, 0], tau)[0] for z in logits]
+                     for tau in (0.7, 1.0, 1.4)},
+          title="push on a token's logit without any reward", xlabel="its probability at τ = 1",
+          ylabel="expected gradient, advantage 1")
+    curves = {"bfloat16 engine, fp8 cache": "low-N1-none-clip-is",
+              "the same, routes replayed (R3)": "low-N1-r3-clip-is",
+              "float32 engine": "exact-N1-none-clip-is"}
+    steps = range(1, 65)
+    for color, (name, cell) in zip(COLORS, curves.items()):
+        right.plot(steps, [mean(seeds) for seeds in zip(*logged(cell, "kl_k3"))], color=color,
+                   label=name)
+    right.set(yscale="log", xlabel="training step", ylabel="k3, nats per token", ylim=(1e-14, 1),
+              title="KL(engine ‖ trainer)")
+    right.legend(frameon=False, fontsize=8, loc="center right")
+
+
+def draws(left, right) -> None:
+    """Session 3: what the rules draw, and how often in vain."""
+    found = {name: [laws.expected_yield(p, SamplerConfig(**rule)) for p in RATES]
+             for name, rule in RULES.items()}
+    lines(left, RATES, {name: [y.draws for y in ys] for name, ys in found.items()},
+          title="expected draws (M = 8, N = 4)", xlabel="pass rate p", ylabel="samples per prompt")
+    lines(right, RATES, {name: [y.silent for y in ys] for name, ys in found.items()},
+          title="no signal", xlabel="pass rate p", ylabel="chance")
+
+
+def weights(left, right) -> None:
+    """Session 3: what balanced groups optimise."""
+    def exact(**rule):
+        config = SamplerConfig(**rule)
+        return [laws.expected_yield(p, config).weight for p in RATES]
+
+    lines(left, RATES, {
+        "balance, in the limit: w(p)": [laws.w_pool(p) for p in RATES],
+        "balance, M = 8, N = 4 (exact)": exact(sampler="ada-balance"),
+        "mean of the kept, in the limit": [laws.w_kept(p) for p in RATES],
+        "uniform, n = 4": exact(sampler="uniform"),
+    }, title="effective weight: the update is w(p) ∇p", xlabel="pass rate p", yscale="log")
+    lines(right, RATES, {
+        "none": exact(sampler="ada-balance"),
+        "unbiased": exact(sampler="ada-balance", weighting="unbiased"),
+        "log": exact(sampler="ada-balance", weighting="log"),
+        "the target of log: 1/p": [1 / p for p in RATES],
+    }, title="ada-balance with --weighting (exact)", xlabel="pass rate p", yscale="log")
+
+
+def budgets(left, right) -> None:
+    """Session 4: signal per draw and per trained row."""
+    for axis, per, title in ((left, "draws", "signal per draw"),
+                             (right, "trained", "signal per row that is trained")):
+        lines(axis, RATES, {name: [laws.efficiency(p, SamplerConfig(**rule), per) for p in RATES]
+                            for name, rule in RULES.items()},
+              title=title, xlabel="pass rate p", ylabel="1 = best possible per draw")
+    left.set_ylim(0, 1.05)
+    right.set(yscale="log")
+
+
+def cap(left, right) -> None:
+    """Session 5: what a cap costs and saves; two masks."""
+    caps = [1 + i / 20 for i in range(1, 181)]
+    for color, sigma in zip(COLORS, (0.5, 1.0, 1.5)):
+        found = [laws.capped(sigma, c) for c in caps]
+        left.plot(caps, [1 - first for first, _ in found], color=color, label=f"bias, σ = {sigma}")
+        left.plot(caps, [variance**0.5 for _, variance in found], color=color, linestyle=":",
+                  label=f"standard deviation, σ = {sigma}")
+    left.axvline(5, color="0.7", linewidth=1)
+    left.set(title="min(w, cap), log w ~ N(-σ²/2, σ²)", xlabel="cap", yscale="log", ylim=(1e-4, 5))
+    left.legend(frameon=False, fontsize=7)
+    lines(right, RATES, {
+        "ratio: stops above 1.27 π_old": [min(1, 1.27 * p) for p in RATES],
+        "dppo: stops above μ + 0.2": [min(1, p + 0.2) for p in RATES],
+    }, title="two masks, advantage > 0, π_old = μ", xlabel="probability when sampled",
+        ylabel="probability now")
+    right.plot([0, 1], [0, 1], color="0.7", linewidth=1)
+
+
+def stale(left, right) -> None:
+    """Session 6: old data in the committed runs."""
+    counts = (2, 4, 8)
+
+    def share(cell, keys):
+        return mean(value for key in keys for seed in logged(cell, key) for value in seed
+                    ) * len(keys)
+
+    masked, far = ("clipped_positive", "clipped_negative"), ("weight_over_2", "weight_under_half")
+    for axis, keys, title in ((left, masked, "tokens that the mask stops"),
+                              (right, far, "tokens with π_θ/μ beyond 2 or ½")):
+        for color, replay in zip(COLORS, ("none", "r2", "r3")):
+            ys = [100 * share(f"stress-N{count}-{replay}-clip-is", keys) for count in counts]
+            axis.plot(counts, ys, "o-", color=color, label=f"replay {replay}")
+        axis.set(title=title, xlabel="mini-batches per sampled batch", ylabel="per cent",
+                 xticks=counts, ylim=(0, None))
+        axis.legend(frameon=False, fontsize=8)
+
+
+def hack(left, right) -> None:
+    """Session 7: a loophole below and above the threshold."""
+    for axis, h in ((left, 0.002), (right, 0.008)):
+        path = laws.reward_flow(0.2, h, prompts=50, time=30)
+        ts, rewards, accuracies = zip(*path[::20])
+        lines(axis, ts, {"expected reward": rewards, "share of right answers": accuracies},
+              title=f"loophole at h = {h}, threshold {0.2 / 50}", xlabel="time", ylim=(0, 1.05))
+
+
+def evaluation(left, right) -> None:
+    """Session 8: half an interval against k; the bias of the plug-in pass@k."""
+    ks = [2**i for i in range(9)]
+    lines(left, ks, {
+        f"{questions} questions":
+            [196 * laws.avg_variance(0.09, 0.16, questions, k) ** 0.5 for k in ks]
+        for questions in (30, 90, 500)
+    }, title="half the 95 % interval of avg@k", xlabel="k", ylabel="points", xscale="log",
+        xticks=ks, xticklabels=ks)
+    left.set(ylim=(0, None))
+    sizes = list(range(8, 65))
+    for color, p in zip(COLORS, (0.02, 0.1, 0.3)):
+        right.plot(sizes, [laws.plug_in(p, n, 8) for n in sizes], color=color, linestyle="--",
+                   label=f"plug-in, p = {p}")
+        unbiased = [math.fsum(math.comb(n, c) * p**c * (1 - p) ** (n - c) * pass_at_k(n, c, 8)
+                              for c in range(n + 1)) for n in sizes]
+        right.plot(sizes, unbiased, color=color, label=f"unbiased, p = {p}")
+    right.set(title="expected pass@8 from n samples", xlabel="n", ylim=(0, 1.4))
+    right.legend(frameon=False, fontsize=7, ncols=2, loc="upper right")
+
+
+DRAWN = (baselines, temperature, draws, weights, budgets, cap, stale, hack, evaluation)
+
+
+def draw(function) -> Path:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    function(*figure.subplots(1, 2))
+    path = FIGURES / f"{function.__name__}.png"
+    figure.savefig(path, dpi=75, metadata={"Software": None}, pil_kwargs=dict(optimize=True))
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Draw the figures of the lecture notes.")
+    known = {function.__name__: function for function in DRAWN}
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(known)}; default: all")
+    names = parser.parse_args().names or list(known)
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"no figure is called {unknown[0]}: choose of {', '.join(known)}")
+    FIGURES.mkdir(exist_ok=True)
+    for name in names:
+        print(draw(known[name]).relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""The formulas of the lecture notes as functions: what course/figures.py draws.
+
+Only the standard library and the project's sampler. tests/test_course_notes.py checks each of them
+against an exact enumeration, or against the project's own functions. Symbols as in the notes: p is
+a prompt's pass rate, n samples are kept, rounds have M samples, there are up to N of them.
+"""
+import math
+import sys
+from pathlib import Path
+from statistics import NormalDist
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from ada_sampler import (  # noqa: E402
+    RULES, Group, Sample, SamplerConfig, exit_test, first_size, rows_per_prompt, settle)
+
+Phi = NormalDist().cdf
+
+
+# --------------------------------------------------------------- session 1: how much the draws vary
+def variance_per_draw(p: float, b: float) -> float:
+    """m Var of the mean of m terms (r - b) score, baseline b; in units of G^2, signal left out."""
+    return p * (1 - p) + (p - b) ** 2
+
+
+def variance_leave_one_out(p: float, m: int) -> float:
+    """The same with the mean of the other m - 1 as baseline."""
+    return p * (1 - p) * m / (m - 1)
+
+
+# ------------------------------------------------------- session 2: the log-prob of another policy
+def softmax(logits: list[float], tau: float = 1.0) -> list[float]:
+    highest = max(logits)
+    powers = [math.exp((z - highest) / tau) for z in logits]
+    return [power / sum(powers) for power in powers]
+
+
+def drift(logits: list[float], tau: float) -> list[float]:
+    """E[grad_z log pi_1(v)] for v drawn at temperature tau: 0 only at tau = 1."""
+    return [a - b for a, b in zip(softmax(logits, tau), softmax(logits))]
+
+
+# -------------------------------------------------------------------- session 3: the laws of drawing
+def silent(p: float, n: int) -> float:
+    """The chance that n answers are all right or all wrong."""
+    return p**n + (1 - p) ** n
+
+
+def fewer(k: int, m: int, p: float) -> float:
+    """P(Bin(m, p) < k)."""
+    return math.fsum(math.comb(m, i) * p**i * (1 - p) ** (m - i) for i in range(min(k, m + 1)))
+
+
+def still_open(p: float, t: int, k_right: int, k_wrong: int, M: int) -> float:
+    """The chance that a prompt is open after t complete rounds (M >= k_right + k_wrong)."""
+    if t == 0:
+        return 1.0
+    return fewer(k_right, t * M, p) + fewer(k_wrong, t * M, 1 - p)
+
+
+def expected_draws(p: float, k_right: int, k_wrong: int, M: int = 8, N: int = 4) -> float:
+    """M sum_{t<N} P(open after t)."""
+    return M * sum(still_open(p, t, k_right, k_wrong, M) for t in range(N))
+
+
+def closed_pools(p: float, config: SamplerConfig) -> dict[tuple, float]:
+    """(right, wrong, outcome) of a closed pool -> its probability, by the project's own exit test."""
+    closed, waiting = {}, {(0, 0): 1.0}
+    for t in range(1, config.N + 1 if RULES[config.sampler].rounds else 2):
+        M = first_size(config) if t == 1 else config.M
+        after = {}
+        for (right, wrong), chance in waiting.items():
+            for k in range(M + 1):
+                now = right + k, wrong + M - k
+                law = math.comb(M, k) * p**k * (1 - p) ** (M - k)
+                after[now] = after.get(now, 0.0) + chance * law
+        waiting = {}
+        for (right, wrong), chance in after.items():
+            outcome = exit_test(right, wrong, t, config)
+            if outcome:
+                closed[right, wrong, outcome] = closed.get((right, wrong, outcome), 0.0) + chance
+            else:
+                waiting[right, wrong] = chance
+    return closed
+
+
+def group_of(right: int, wrong: int, outcome: str, config: SamplerConfig) -> Group:
+    """A closed group with these counts, settled by the project: kept, compared, weighed."""
+    pool = [Sample(i, 0, reward=float(i < right), status="", correct=i < right)
+            for i in range(right + wrong)]
+    group = Group(0, None, pool, 1, outcome)
+    settle(group, config)
+    return group
+
+
+class Yield(NamedTuple):
+    """Of a prompt of pass rate p, expected over all pools."""
+
+    weight: float  # w(p): the update is w(p) grad p
+    noise: float  # E of the sum of the squared coefficients, in units of G^2
+    draws: float
+    trained: float  # rows that are not silent
+    silent: float  # chance of no signal
+
+
+def expected_yield(p: float, config: SamplerConfig) -> Yield:
+    """Session 4's trade: what a prompt gives and what it costs, under this rule."""
+    totals, n = [0.0] * 5, rows_per_prompt(config)
+    for (right, wrong, outcome), chance in closed_pools(p, config).items():
+        rows = group_of(right, wrong, outcome, config).rows()
+        scores = [c / p if s.correct else -c / (1 - p) for s, c in rows]
+        facts = (math.fsum(scores) / n, math.fsum(c * c for _, c in rows) / n**2, right + wrong,
+                 sum(c != 0 for _, c in rows), not any(c for _, c in rows))
+        totals = [total + chance * fact for total, fact in zip(totals, facts)]
+    return Yield(*totals)
+
+
+def w_pool(p: float) -> float:
+    """Balanced, pool mean: [p^2 + (1-p)^2] / [2p(1-p)]."""
+    return (p**2 + (1 - p) ** 2) / (2 * p * (1 - p))
+
+
+def w_kept(p: float) -> float:
+    """Balanced, mean of the kept as baseline: 1 / [4p(1-p)]."""
+    return 1 / (4 * p * (1 - p))
+
+
+# ------------------------------------------------------------------------- session 4: signal per draw
+def efficiency(p: float, config: SamplerConfig, per: str = "draws") -> float:
+    """Signal over noise, squared, per draw (or per trained row); 1 is the best that draws can give.
+
+    In units of |grad p|^2 / G^2 it is w^2 / (noise * cost); the best is 1 / (p (1-p)).
+    """
+    found = expected_yield(p, config)
+    return found.weight**2 / (found.noise * getattr(found, per)) * p * (1 - p)
+
+
+def gvm_variance(p: list[float], norms: list[float], sizes: list[float]) -> float:
+    """sum_i G_i^2 / (p_i n_i)."""
+    return sum(g * g / (x * n) for x, g, n in zip(p, norms, sizes))
+
+
+def gvm_least(p: list[float], norms: list[float], total: float) -> float:
+    """Its minimum under sum n_i = total: (sum_i G_i / sqrt(p_i))^2 / total."""
+    return sum(g / x**0.5 for x, g in zip(p, norms)) ** 2 / total
+
+
+# --------------------------------------------------------------- session 5: weights that are cut off
+def capped(sigma: float, cap: float) -> tuple[float, float]:
+    """(mean, variance) of min(w, cap), log w normal with variance sigma^2 and E[w] = 1."""
+    a = (math.log(cap) + sigma**2 / 2) / sigma
+    above = 1 - Phi(a)
+    first = Phi(a - sigma) + cap * above
+    second = math.exp(sigma**2) * Phi(a - 2 * sigma) + cap**2 * above
+    return first, second - first**2
+
+
+# ---------------------------------------------------------------------- session 6: experts that flip
+def flips(density: float, sigma: float) -> float:
+    """Chance that a router's k-th and next expert change places: the gap's density at 0 is
+    `density`, the noise in the difference has the small standard deviation sigma."""
+    return density * sigma / math.sqrt(2 * math.pi)
+
+
+# ----------------------------------------------------------------------- session 7: a false accept
+def hack_wins(p: float, h: float, prompts: int) -> bool:
+    """Whether a loophole of probability h, shared by all prompts, beats answers of pass rate p."""
+    return prompts * h > p
+
+
+def reward_flow(p: float, h: float, prompts: int, time: float, steps: int = 4000):
+    """[(t, expected reward, accuracy)]: exact policy gradient of the model of session 7.
+
+    Per prompt an own logit of the right answer, for all of them one logit of the loophole; the
+    wrong answers' logit is 0.
+    """
+    own, shared = math.log(p / (1 - p - h)), math.log(h / (1 - p - h))
+    path, dt = [], time / steps
+    for i in range(steps + 1):
+        _, right, hack = softmax([0.0, own, shared])
+        path.append((i * dt, right + hack, right))
+        own += dt * right * (1 - right - hack)
+        shared += dt * prompts * hack * (1 - right - hack)
+    return path
+
+
+# ----------------------------------------------------------------------------- session 8: a score
+def avg_variance(spread: float, within: float, questions: int, k: int) -> float:
+    """Var of avg@k: spread = Var of p over questions, within = mean of p (1-p)."""
+    return (spread + within / k) / questions
+
+
+def plug_in(p: float, n: int, k: int) -> float:
+    """E[1 - (1 - c/n)^k] for c ~ Bin(n, p): what one gets who puts c/n for p."""
+    return math.fsum(math.comb(n, c) * p**c * (1 - p) ** (n - c) * (1 - (1 - c / n) ** k)
+                     for c in range(n + 1))

@@ -1,0 +1,371 @@
+"""The lecture notes: every formula that a figure or an argument rests on, against exact enumeration
+or the project's own functions; the numbers in the text; the figures."""
+import itertools
+import math
+import random
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import sampler_oracles as oracles
+from ada_sampler import SamplerConfig, advantages, allocate_gvm
+from conftest import ROOT
+from course import figures, laws
+from eval import estimate, pass_at_k
+from minirl import objective, set_scales
+from parts.config import Config
+from parts.simulate import Coin, effective_weight
+
+COURSE = ROOT / "course"
+NOTES = sorted((COURSE / "notes").glob("*.md"))
+PAGES = [*NOTES, COURSE / "README.md", COURSE / "exercises.md", COURSE / "answers" / "exercises.md"]
+RATES = (0.02, 0.05, 0.3, 0.5, 0.9)
+
+
+# ------------------------------------------------------------------------------------ the pages
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_numbers_in_the_text_are_what_their_expression_gives(page):
+    """Such as: `laws.silent(0.05, 4)` = 0.815"""
+    names = dict(laws=laws, pass_at_k=pass_at_k)
+    for expression, said in re.findall(r"`([^`\n]*\d\)[^`\n]*)`\s+=\s+([\d.]*\d)", page.read_text()):
+        digits = len(said.partition(".")[2])
+        assert round(eval(expression, names), digits) == float(said), expression
+
+
+def test_there_are_such_numbers():
+    text = "".join(page.read_text() for page in NOTES)
+    assert len(re.findall(r"`([^`\n]*laws\.[^`\n]*)`\s+=\s+[\d.]*\d", text)) >= 15
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_formulas_survive_markdown(page):
+    """In $...$ a backslash before punctuation is eaten; ](...) would be a link; $ come in pairs."""
+    text = page.read_text()
+    inline = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.S)
+    assert inline.count("$") % 2 == 0
+    formulas = re.findall(r"\$[^$]+\$", inline)
+    assert [f for f in formulas if "\n" in f or re.search(r"\\[^a-zA-Z]", f)] == []
+    every = formulas + re.findall(r"```math\n(.*?)```", text, flags=re.S)
+    assert [f for f in every if f.count("{") != f.count("}") or "](" in f] == []
+    assert [f for f in every if f.count(r"\Big[") + f.count(r"\big[") > f.count(r"\Big]")
+            + f.count(r"\big]")] == []
+
+
+def test_every_figure_stands_in_the_notes_beside_its_command():
+    text = "".join(page.read_text() for page in NOTES)
+    for function in figures.DRAWN:
+        name = function.__name__
+        assert f"(../figures/{name}.png)\n\n`python course/figures.py {name}`" in text
+        assert (COURSE / "figures" / f"{name}.png").stat().st_size < 60_000
+
+
+# -------------------------------------------------------------------- session 1: a bandit, exactly
+def bandit(theta, rewards, m):
+    """Every sequence of m draws: (chance, scores [m, K], rewards [m]); and the true gradient."""
+    pi = torch.softmax(theta, 0)
+    score = torch.eye(len(theta), dtype=theta.dtype) - pi
+    draws = [(pi[list(ys)].prod(), score[list(ys)], rewards[list(ys)])
+             for ys in itertools.product(range(len(theta)), repeat=m)]
+    return draws, pi * (rewards - pi @ rewards)
+
+
+THETA = torch.tensor([0.3, -0.5, 0.1, 0.8], dtype=torch.float64)
+REWARDS = torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind, n, factor", [
+    ("pool-mean", 4, 3 / 4), ("pool-mean", 2, 3 / 4), ("leave-one-out", 4, 1)])
+def test_the_mean_of_m_draws_shrinks_the_gradient_by_m_minus_1_over_m(kind, n, factor):
+    """Also of n kept, if the rewards have no say in who is kept: here the first n."""
+    draws, truth = bandit(THETA, REWARDS, m=4)
+    found = sum(q * torch.tensor(advantages(r[:n].tolist(), r.tolist(), kind)).double() @ s[:n] / n
+                for q, s, r in draws)
+    assert torch.allclose(found, factor * truth)
+
+
+def test_the_mean_of_the_kept_shrinks_by_n_minus_1_over_n():
+    draws, truth = bandit(THETA, REWARDS, m=3)
+    found = sum(q * (r[:2] - r[:2].mean()) @ s[:2] / 2 for q, s, r in draws)
+    assert torch.allclose(found, truth / 2)
+
+
+def test_noise_of_one_draw_with_and_without_baseline():
+    theta, G2 = torch.zeros(4, dtype=torch.float64), 3 / 4  # all scores have |s|^2 = 1 - 1/4
+    draws, _ = bandit(theta, torch.tensor([1.0, 0, 0, 0], dtype=torch.float64), m=3)
+    for b in (0.0, 0.25, 0.7):
+        found = sum(q * (r[0] - b) ** 2 * (s[0] @ s[0]) for q, s, r in draws)
+        assert found / G2 == pytest.approx(laws.variance_per_draw(0.25, b))
+    found = sum(q * (r[0] - r[1:].mean()) ** 2 * (s[0] @ s[0]) for q, s, r in draws)
+    assert found / G2 == pytest.approx(laws.variance_leave_one_out(0.25, 3))
+
+
+def test_the_best_baseline_of_a_coin_is_its_chance_of_being_wrong():
+    p = 0.2
+    def noise(b):
+        return p * (1 - b) ** 2 * (1 - p) ** 2 + (1 - p) * b**2 * p**2
+    assert min((noise(b / 100), b) for b in range(101))[1] == 80
+
+
+def test_dividing_by_the_standard_deviation_ascends_the_arc_sine():
+    for p in RATES:
+        slope = (2 * math.asin((p + 1e-6) ** 0.5) - 2 * math.asin((p - 1e-6) ** 0.5)) / 2e-6
+        assert slope == pytest.approx(1 / (p * (1 - p)) ** 0.5)
+
+
+# ------------------------------------------------------------------------ session 2: log-probs
+def test_the_score_of_another_temperature_has_a_mean():
+    logits = torch.tensor([0.4, -1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    sampled = torch.softmax(logits.detach() / 0.7, 0)
+    (found,) = torch.autograd.grad((sampled * logits.log_softmax(0)).sum(), logits)
+    assert found.tolist() == pytest.approx(laws.drift(logits.tolist(), 0.7))
+    assert laws.drift(logits.tolist(), 1.0) == pytest.approx([0, 0, 0])
+
+
+def test_k1_and_k3_have_the_kl_as_mean():
+    mu, old = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.4, 0.35, 0.25])
+    rho = old / mu
+    kl = (mu * (mu / old).log()).sum()
+    assert torch.allclose((mu * (rho - 1 - rho.log())).sum(), kl)
+    q = old  # and the wrong weight's mean is 1 + chi^2
+    assert torch.allclose((mu * mu / q).sum(), 1 + ((mu - q) ** 2 / q).sum())
+
+
+# --------------------------------------------------------------------- session 3: laws of drawing
+@pytest.mark.parametrize("rule, quotas", [("balance", (2, 2)), ("pos", (1, 0))])
+@pytest.mark.parametrize("p", RATES)
+def test_draws_and_exits_are_those_of_brute_force(rule, quotas, p):
+    draws, _, unresolved, silent = oracles.exact(p, rule)
+    config = SamplerConfig(sampler=f"ada-{rule}")
+    found = laws.expected_yield(p, config)
+    assert laws.expected_draws(p, *quotas) == pytest.approx(draws)
+    assert found.draws == pytest.approx(draws)
+    assert laws.still_open(p, 4, *quotas, 8) == pytest.approx(unresolved)
+    assert found.silent == pytest.approx(silent)
+    first = p**32 if rule == "balance" else p**8
+    assert found.silent == pytest.approx(first + (1 - p) ** 32)
+    exits = {}
+    for (*_, outcome), chance in laws.closed_pools(p, config).items():
+        exits[outcome] = exits.get(outcome, 0) + chance
+    assert exits["no correct"] == pytest.approx(laws.fewer(quotas[0], 32, p))
+    assert exits.get("no wrong", 0) == pytest.approx(laws.fewer(quotas[1], 32, 1 - p))
+
+
+def test_a_stopped_mean_is_not_the_mean():
+    config, p = SamplerConfig(sampler="ada-pos", n=1, M=1, N=2), 0.3
+    pools = laws.closed_pools(p, config)
+    share = sum(q * right / (right + wrong) for (right, wrong, _), q in pools.items())
+    hits = sum(q * right for (right, *_), q in pools.items())
+    draws = sum(q * (right + wrong) for (right, wrong, _), q in pools.items())
+    assert share == pytest.approx(p * (3 - p) / 2) and hits / draws == pytest.approx(p)
+
+
+@pytest.mark.parametrize("p", RATES)
+@pytest.mark.parametrize("weighting", ["none", "unbiased", "log"])
+def test_effective_weights_are_those_of_brute_force(p, weighting):
+    found = laws.expected_yield(p, SamplerConfig(weighting=weighting)).weight
+    assert found == pytest.approx(oracles.exact_weight(p, "balance", weighting))
+
+
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.8])
+def test_balanced_groups_of_large_pools_have_the_weight_of_the_notes(p):
+    """All three of its assumptions: n even, resolved, and a pool so large that p_hat is p."""
+    config = SamplerConfig(M=400, N=1)
+    assert laws.expected_yield(p, config).weight == pytest.approx(laws.w_pool(p), rel=0.005)
+    def f(x):
+        return math.log(x / (1 - x)) / 2 - x
+    assert (f(p + 1e-6) - f(p - 1e-6)) / 2e-6 == pytest.approx(laws.w_pool(p))
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
+def test_the_mean_of_the_kept_has_another_weight_and_more_noise(p):
+    group = laws.group_of(500, 500, "resolved", SamplerConfig())
+    group.problem = Coin(0, p)
+    kept = [s.reward for s in group.kept]
+    group.advantages = advantages(kept, kept, "pool-mean")
+    assert effective_weight(group, SamplerConfig()) == pytest.approx(laws.w_kept(p))
+    pool_squares, kept_squares = (4 / 2) * (p**2 + (1 - p) ** 2), sum(a * a for a in group.advantages)
+    gain = (laws.w_pool(p) ** 2 / pool_squares) / (laws.w_kept(p) ** 2 / kept_squares)
+    assert gain == pytest.approx(2 * (p**2 + (1 - p) ** 2))
+
+
+# ------------------------------------------------------------------------------ session 4: budgets
+@pytest.mark.parametrize("n", [2, 4, 16])
+@pytest.mark.parametrize("p", RATES)
+def test_a_draw_of_uniform_sampling_is_worth_one_minus_one_over_n(n, p):
+    """Silent groups included: that they are silent is no loss per draw."""
+    assert laws.efficiency(p, SamplerConfig(sampler="uniform", n=n)) == pytest.approx(1 - 1 / n)
+
+
+def test_hard_prompts_lose_nothing_per_draw_in_balance_with_small_rounds():
+    shares = [laws.efficiency(p, SamplerConfig(M=4, N=round(12 / p / 4))) for p in (0.2, 0.05, 0.02)]
+    assert shares == sorted(shares) and shares[-1] > 0.93
+    config = SamplerConfig()
+    assert laws.efficiency(0.5, config) < 0.5
+
+
+def test_dropped_silent_groups_change_no_sum():
+    config = SamplerConfig(sampler="uniform")
+    assert laws.group_of(4, 0, "resolved", config).zero_signal
+    assert laws.group_of(0, 4, "no correct", config).zero_signal
+
+
+def test_gvm_allocates_where_the_variance_is_least():
+    p, norms, total = [0.05, 0.2, 0.5, 0.9], [1.0, 0.5, 2.0, 1.0], 4000
+    sizes = allocate_gvm(p, norms, total, alpha=0, beta=2)
+    assert laws.gvm_variance(p, norms, sizes) == pytest.approx(
+        laws.gvm_least(p, norms, total), rel=1e-5)
+    rng = random.Random(0)
+    for _ in range(200):
+        parts = [rng.random() + 0.01 for _ in p]
+        other = [total * part / sum(parts) for part in parts]
+        assert laws.gvm_variance(p, norms, other) >= laws.gvm_least(p, norms, total)
+
+
+def test_gvm_with_its_penalty_too_and_its_peak():
+    p, alpha, beta = [0.02, 0.1, 0.6], 1e-3, 2.0
+    sizes = allocate_gvm(p, [1, 1, 1], 30, alpha, beta)
+    def penalised(n):
+        return sum(1 / (1 + alpha / x**beta) / (x * m) for x, m in zip(p, n))
+    best = min((penalised((a, b, 30 - a - b)), (a, b, 30 - a - b))
+               for a in range(1, 29) for b in range(1, 30 - a))[1]
+    assert max(abs(a - b) for a, b in zip(sizes, best)) <= 1  # rounding
+    assert min((x + alpha / x, x) for x in [i / 10_000 for i in range(1, 9999)]
+               )[1] == pytest.approx(alpha**0.5, abs=1e-4)
+
+
+# ------------------------------------------------------------------------------- session 5: MiniRL
+def sequences(theta, T=3):
+    """All 2^T answers: log pi [2^T, T] by a policy whose logit depends on what came before."""
+    every = list(itertools.product((0, 1), repeat=T))
+    rows = []
+    for ys in every:
+        before, logs = 0, []
+        for t, y in enumerate(ys):
+            logit = theta[t] + theta[T] * before
+            logs.append(torch.nn.functional.logsigmoid(logit if y else -logit))
+            before += 2 * y - 1
+        rows.append(torch.stack(logs))
+    return torch.stack(rows), torch.tensor([float(sum(ys) >= 2) for ys in every]).double()
+
+
+def test_the_first_order_approximation_and_what_it_drops():
+    """J_seq - J_tok is exactly the products of deltas; its gradient is first order in delta."""
+    base = torch.tensor([0.2, -0.3, 0.5, 0.1], dtype=torch.float64)
+    direction = torch.tensor([0.5, 1.0, -0.7, 0.4], dtype=torch.float64)
+    with torch.no_grad():
+        mu, R = sequences(base)
+    errors = []
+    for step in (0.1, 0.05):
+        theta = (base + step * direction).requires_grad_()
+        lp, _ = sequences(theta)
+        w, chance = (lp - mu).exp(), mu.sum(1).exp()
+        seq, tok = (chance * w.prod(1) * R).sum(), (chance * w.sum(1) * R).sum()
+        dropped = seq - (tok - (chance * (3 - 1) * R).sum())
+        d = w - 1
+        pairs = d[:, 0] * d[:, 1] + d[:, 0] * d[:, 2] + d[:, 1] * d[:, 2] + d.prod(1)
+        assert torch.allclose(dropped, (chance * pairs * R).sum())
+        (gap,) = torch.autograd.grad(dropped, theta, retain_graph=True)
+        errors.append((dropped.abs().item(), gap.norm().item()))
+        (wanted,) = torch.autograd.grad(tok, theta, retain_graph=True)
+        config = Config(clip=False, weight_cap=0)
+        term = sum(q * objective(a, b, b, r.expand(3), config)[0].sum()
+                   for q, a, b, r in zip(chance, lp, mu, R))
+        (found,) = torch.autograd.grad(term, theta)
+        assert torch.allclose(found, wanted)  # Eq. 4 is what the project computes
+    assert errors[0][0] / errors[1][0] == pytest.approx(4, rel=0.2)
+    assert errors[0][1] / errors[1][1] == pytest.approx(2, rel=0.2)
+
+
+def test_the_mask_is_where_ppo_has_no_gradient():
+    config = Config(weight_cap=0)
+    for A, r in itertools.product((1.0, -1.0), (0.5, 0.79, 0.81, 1.0, 1.26, 1.28, 2.0)):
+        lp = torch.tensor([math.log(r)], dtype=torch.float64, requires_grad=True)
+        zero, advantage = torch.zeros(1).double(), torch.tensor([A]).double()
+        ratio = lp.exp()
+        ppo = torch.minimum(ratio * A, ratio.clamp(0.8, 1.27) * A).sum()
+        term = objective(lp, zero, zero, advantage, config)[0].sum()
+        assert torch.allclose(*torch.autograd.grad(ppo, lp), *torch.autograd.grad(term, lp))
+
+
+@pytest.mark.parametrize("sigma, cap", [(0.5, 2.0), (1.0, 5.0), (1.5, 1.2)])
+def test_mean_and_variance_of_a_capped_weight(sigma, cap):
+    x = np.linspace(-12, 12, 200_001)
+    density = np.exp(-x**2 / 2) / math.sqrt(2 * math.pi) * (x[1] - x[0])
+    w = np.minimum(np.exp(sigma * x - sigma**2 / 2), cap)
+    first = (w * density).sum()
+    assert laws.capped(sigma, cap) == pytest.approx((first, (w**2 * density).sum() - first**2))
+
+
+def test_length_normalisation_ascends_another_objective():
+    """Stop with probability sigmoid(theta) after each token, at most 4; reward: length is even."""
+    theta = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    stop = torch.sigmoid(theta)
+    chance = torch.stack([stop * (1 - stop) ** i for i in range(3)] + [(1 - stop) ** 3])
+    T, b = torch.arange(1, 5).double(), 0.4
+    R = (T % 2 == 0).double()
+    rows = [SimpleNamespace(length=int(t)) for t in T]
+    set_scales(rows, Config(length_norm="response"))
+    share = torch.tensor([row.scale for row in rows]).double() * len(rows)
+    assert torch.allclose(share, 1 / T)
+    scores = [torch.autograd.grad(c.log(), theta, retain_graph=True)[0] for c in chance]
+    update = sum(c * (r - b) * s * score for c, r, s, score in zip(chance, R, share, scores))
+    (claimed,) = torch.autograd.grad((chance * (R - b) / T).sum(), theta)
+    assert torch.allclose(update, claimed)
+
+
+# --------------------------------------------------------------------------- session 6: old data
+def test_experts_flip_in_proportion_to_the_noise():
+    sigma, gaps = 0.01, np.linspace(0, 0.2, 20_001)
+    beyond = np.array([1 - laws.Phi(g / sigma) for g in gaps])
+    assert 0.7 * beyond.sum() * gaps[1] == pytest.approx(laws.flips(0.7, sigma), rel=1e-2)
+
+
+# ----------------------------------------------------------------------------- session 7: loophole
+@pytest.mark.parametrize("p, h, prompts", [(0.2, 0.002, 50), (0.2, 0.008, 50), (0.3, 0.001, 20)])
+def test_the_loophole_wins_exactly_above_the_threshold(p, h, prompts):
+    path = laws.reward_flow(p, h, prompts, time=400, steps=40_000)
+    rewards, accuracy = [row[1] for row in path], path[-1][2]
+    assert rewards[-1] > 0.97 and rewards == sorted(rewards)
+    assert (accuracy < 0.05) == laws.hack_wins(p, h, prompts) and (accuracy < 0.05 or accuracy > 0.9)
+
+
+def test_the_quantity_that_the_flow_conserves():
+    p, h, prompts = 0.2, 0.008, 50
+    found = []
+    for _, reward, right in laws.reward_flow(p, h, prompts, time=3, steps=30_000)[::10_000]:
+        wrong = 1 - reward
+        found.append(wrong / (reward - right) - prompts * wrong / right)
+    assert found == pytest.approx([found[0]] * len(found), rel=2e-3)
+
+
+# --------------------------------------------------------------------------- session 8: evaluation
+def test_the_variance_of_avg_at_k_by_enumeration():
+    population, k = [0.1, 0.5, 0.9], 2  # one question, drawn from three
+    spread = np.var(population)
+    within = np.mean([p * (1 - p) for p in population])
+    outcomes = [(math.comb(k, c) * p**c * (1 - p) ** (k - c) / 3, c / k)
+                for p in population for c in range(k + 1)]
+    average = sum(q * x for q, x in outcomes)
+    found = sum(q * (x - average) ** 2 for q, x in outcomes)
+    assert laws.avg_variance(spread, within, 1, k) == pytest.approx(found)
+
+
+@pytest.mark.parametrize("p, n, k", [(0.1, 8, 8), (0.3, 10, 4), (0.05, 20, 2)])
+def test_pass_at_k_is_unbiased_and_the_plug_in_too_low(p, n, k):
+    law = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
+    assert sum(q * pass_at_k(n, c, k) for c, q in enumerate(law)) == pytest.approx(1 - (1 - p) ** k)
+    assert laws.plug_in(p, n, k) == pytest.approx(
+        sum(q * (1 - (1 - c / n) ** k) for c, q in enumerate(law)))
+    assert laws.plug_in(p, n, k) < 1 - (1 - p) ** k
+
+
+def test_the_bootstrap_is_too_narrow_by_q_minus_1_over_q():
+    values = [0.1, 0.4, 1.0]
+    means = [np.mean(chosen) for chosen in itertools.product(values, repeat=3)]
+    assert np.var(means) == pytest.approx(2 / 3 * np.var(values, ddof=1) / 3)
+    found = estimate([values], resamples=20_000)
+    assert (found["ci_low"], found["ci_high"]) == pytest.approx(
+        np.percentile(means, (2.5, 97.5), method="inverted_cdf"))
