@@ -3,7 +3,7 @@
     python course/check.py 3              # course/labs/lab_3.py
     python course/check.py 3 my/file.py   # another file with the same functions
     python course/check.py all            # every lab, a line each
-    python course/check.py all class/*    # a folder per student, each with its lab_1.py, lab_2.py ...
+    python course/check.py all class/*    # a folder per student, in each lab_1.py, lab_2.py ...
     python course/check.py 3 class/*      # one lab of everybody's
 
 Your function is put in the place of the project's, and the project is asked. There is no stored

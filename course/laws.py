@@ -29,7 +29,7 @@ def variance_leave_one_out(p: float, m: int) -> float:
     return p * (1 - p) * m / (m - 1)
 
 
-# ------------------------------------------------------- session 2: the log-prob of another policy
+# -------------------------------------------------------- session 2: the log-prob of another policy
 def softmax(logits: list[float], tau: float = 1.0) -> list[float]:
     highest = max(logits)
     powers = [math.exp((z - highest) / tau) for z in logits]
@@ -41,7 +41,7 @@ def drift(logits: list[float], tau: float) -> list[float]:
     return [a - b for a, b in zip(softmax(logits, tau), softmax(logits))]
 
 
-# -------------------------------------------------------------------- session 3: the laws of drawing
+# ------------------------------------------------------------------- session 3: the laws of drawing
 def silent(p: float, n: int) -> float:
     """The chance that n answers are all right or all wrong."""
     return p**n + (1 - p) ** n
@@ -65,7 +65,7 @@ def expected_draws(p: float, k_right: int, k_wrong: int, M: int = 8, N: int = 4)
 
 
 def closed_pools(p: float, config: SamplerConfig) -> dict[tuple, float]:
-    """(right, wrong, outcome) of a closed pool -> its probability, by the project's own exit test."""
+    """(right, wrong, outcome) of a closed pool -> its chance, by the project's own exit test."""
     closed, waiting = {}, {(0, 0): 1.0}
     for t in range(1, config.N + 1 if RULES[config.sampler].rounds else 2):
         M = first_size(config) if t == 1 else config.M
@@ -126,7 +126,7 @@ def w_kept(p: float) -> float:
     return 1 / (4 * p * (1 - p))
 
 
-# ------------------------------------------------------------------------- session 4: signal per draw
+# ----------------------------------------------------------------------- session 4: signal per draw
 def efficiency(p: float, config: SamplerConfig, per: str = "draws") -> float:
     """Signal over noise, squared, per draw (or per trained row); 1 is the best that draws can give.
 
@@ -146,7 +146,7 @@ def gvm_least(p: list[float], norms: list[float], total: float) -> float:
     return sum(g / x**0.5 for x, g in zip(p, norms)) ** 2 / total
 
 
-# --------------------------------------------------------------- session 5: weights that are cut off
+# -------------------------------------------------------------- session 5: weights that are cut off
 def capped(sigma: float, cap: float) -> tuple[float, float]:
     """(mean, variance) of min(w, cap), log w normal with variance sigma^2 and E[w] = 1."""
     a = (math.log(cap) + sigma**2 / 2) / sigma
@@ -156,14 +156,14 @@ def capped(sigma: float, cap: float) -> tuple[float, float]:
     return first, second - first**2
 
 
-# ---------------------------------------------------------------------- session 6: experts that flip
+# --------------------------------------------------------------------- session 6: experts that flip
 def flips(density: float, sigma: float) -> float:
     """Chance that a router's k-th and next expert change places: the gap's density at 0 is
     `density`, the noise in the difference has the small standard deviation sigma."""
     return density * sigma / math.sqrt(2 * math.pi)
 
 
-# ----------------------------------------------------------------------- session 7: a false accept
+# ------------------------------------------------------------------------ session 7: a false accept
 def hack_wins(p: float, h: float, prompts: int) -> bool:
     """Whether a loophole of probability h, shared by all prompts, beats answers of pass rate p."""
     return prompts * h > p
@@ -185,7 +185,7 @@ def reward_flow(p: float, h: float, prompts: int, time: float, steps: int = 4000
     return path
 
 
-# ----------------------------------------------------------------------------- session 8: a score
+# ------------------------------------------------------------------------------- session 8: a score
 def avg_variance(spread: float, within: float, questions: int, k: int) -> float:
     """Var of avg@k: spread = Var of p over questions, within = mean of p (1-p)."""
     return (spread + within / k) / questions

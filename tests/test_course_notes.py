@@ -13,7 +13,7 @@ import torch
 import sampler_oracles as oracles
 from ada_sampler import SamplerConfig, advantages, allocate_gvm
 from conftest import ROOT
-from course import figures, laws
+from course import check, figures, laws
 from eval import estimate, pass_at_k
 from minirl import objective, set_scales
 from parts.config import Config
@@ -30,7 +30,8 @@ RATES = (0.02, 0.05, 0.3, 0.5, 0.9)
 def test_numbers_in_the_text_are_what_their_expression_gives(page):
     """Such as: `laws.silent(0.05, 4)` = 0.815"""
     names = dict(laws=laws, pass_at_k=pass_at_k)
-    for expression, said in re.findall(r"`([^`\n]*\d\)[^`\n]*)`\s+=\s+([\d.]*\d)", page.read_text()):
+    said_numbers = re.findall(r"`([^`\n]*\d\)[^`\n]*)`\s+=\s+([\d.]*\d)", page.read_text())
+    for expression, said in said_numbers:
         digits = len(said.partition(".")[2])
         assert round(eval(expression, names), digits) == float(said), expression
 
@@ -186,7 +187,8 @@ def test_the_mean_of_the_kept_has_another_weight_and_more_noise(p):
     kept = [s.reward for s in group.kept]
     group.advantages = advantages(kept, kept, "pool-mean")
     assert effective_weight(group, SamplerConfig()) == pytest.approx(laws.w_kept(p))
-    pool_squares, kept_squares = (4 / 2) * (p**2 + (1 - p) ** 2), sum(a * a for a in group.advantages)
+    pool_squares = (4 / 2) * (p**2 + (1 - p) ** 2)
+    kept_squares = sum(a * a for a in group.advantages)
     gain = (laws.w_pool(p) ** 2 / pool_squares) / (laws.w_kept(p) ** 2 / kept_squares)
     assert gain == pytest.approx(2 * (p**2 + (1 - p) ** 2))
 
@@ -200,7 +202,7 @@ def test_a_draw_of_uniform_sampling_is_worth_one_minus_one_over_n(n, p):
 
 
 def test_hard_prompts_lose_nothing_per_draw_in_balance_with_small_rounds():
-    shares = [laws.efficiency(p, SamplerConfig(M=4, N=round(12 / p / 4))) for p in (0.2, 0.05, 0.02)]
+    shares = [laws.efficiency(p, SamplerConfig(M=4, N=round(3 / p))) for p in (0.2, 0.05, 0.02)]
     assert shares == sorted(shares) and shares[-1] > 0.93
     config = SamplerConfig()
     assert laws.efficiency(0.5, config) < 0.5
@@ -329,7 +331,8 @@ def test_the_loophole_wins_exactly_above_the_threshold(p, h, prompts):
     path = laws.reward_flow(p, h, prompts, time=400, steps=40_000)
     rewards, accuracy = [row[1] for row in path], path[-1][2]
     assert rewards[-1] > 0.97 and rewards == sorted(rewards)
-    assert (accuracy < 0.05) == laws.hack_wins(p, h, prompts) and (accuracy < 0.05 or accuracy > 0.9)
+    assert accuracy < 0.05 or accuracy > 0.9
+    assert (accuracy < 0.05) == laws.hack_wins(p, h, prompts)
 
 
 def test_the_quantity_that_the_flow_conserves():
@@ -369,3 +372,20 @@ def test_the_bootstrap_is_too_narrow_by_q_minus_1_over_q():
     found = estimate([values], resamples=20_000)
     assert (found["ci_low"], found["ci_high"]) == pytest.approx(
         np.percentile(means, (2.5, 97.5), method="inverted_cdf"))
+
+
+# ------------------------------------------------------------------------------ grading a class
+def test_a_class_is_graded_at_once(tmp_path, monkeypatch, capsys):
+    """A line per student; whoever's file cannot be read has no points and stops nobody."""
+    for name, text in (("ann", (COURSE / "labs" / "lab_3.py").read_text()), ("bob", "def (")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "lab_3.py").write_text(text)
+    (tmp_path / "cem").mkdir()
+    students = [str(tmp_path / name) for name in ("bob", "cem", "ann")]
+    monkeypatch.setattr("sys.argv", ["check.py", "3", *students])
+    with pytest.raises(SystemExit, match="1"):
+        check.main()
+    bob, cem, ann = capsys.readouterr().out.splitlines()
+    assert bob.startswith("bob lab_3: 0 points.") and "SyntaxError" in bob
+    assert cem.startswith("cem lab_3: 0 points. There is no file")
+    assert ann == "ann lab_3: 0 of 10 points"
