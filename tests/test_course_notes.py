@@ -46,7 +46,10 @@ def test_formulas_survive_markdown(page):
     """In $...$ a backslash before punctuation is eaten; ](...) would be a link; $ come in pairs."""
     text = page.read_text()
     inline = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.S)
+    between = inline.split("$")[::2]
     assert inline.count("$") % 2 == 0
+    assert not any(re.search(r"\w$", text) for text in between[:-1])  # GitHub: x$y$ is no formula
+    assert not any(re.match(r"\w", text) for text in between[1:])
     formulas = re.findall(r"\$[^$]+\$", inline)
     assert [f for f in formulas if "\n" in f or re.search(r"\\[^a-zA-Z]", f)] == []
     every = formulas + re.findall(r"```math\n(.*?)```", text, flags=re.S)
