@@ -351,7 +351,7 @@ def main(config: Config) -> None:
             except Interrupted:
                 break
             record(step, groups, metrics, run)
-            if any(ranks.gather(Stop.requested)) and step < config.steps:
+            if any(ranks.of_those_alive(Stop.requested)) and step < config.steps:
                 break
             evaluate_if_due(run)
             show(metrics, run)

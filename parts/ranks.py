@@ -175,9 +175,20 @@ def first_to_fail() -> bool:
         return True
 
 
+def of_those_alive(value) -> list:
+    """As `gather`, after an update: who is left completes the step.
+
+    At the next exchange `run.nothing_lost` saves it, and ends the run.
+    """
+    try:
+        return gather(value)
+    except ConnectionError:
+        return [value]
+
+
 def worst(probed: dict) -> dict:
     """Of what the ranks' probes found, that with the largest gap."""
-    return max(gather(probed), key=lambda found: found["probe_gap_max"])
+    return max(of_those_alive(probed), key=lambda found: found["probe_gap_max"])
 
 
 # ------------------------------------------------------------------------------ sampling

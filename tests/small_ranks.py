@@ -95,7 +95,7 @@ def patch(scene: dict, folder: Path, rank: int) -> None:
     running.load_policy = lambda *_, **__: policy
     running.load_data = lambda *_: (problems(rates), problems([4, 8, 12]))
     running.start_engine = lambda *_: Writer(mixture, when)
-    running.Probe = lambda *_, **__: SimpleNamespace(check=lambda: dict(probe_gap_max=0.0))
+    running.Probe = lambda *_, **__: SimpleNamespace(check=check)
     running.choose_replay = lambda wanted, *_: "none" if wanted == "auto" else wanted
     running.draw_run = lambda folder: None
     running.versions = dict
@@ -165,6 +165,25 @@ def short_of_memory(times: int):
             return found
 
         minirl.accumulate = accumulate
+    return change
+
+
+def check() -> dict:
+    return dict(probe_gap_max=0.0)
+
+
+def die_after_the_update(step: int):
+    """While the others exchange what their probes have found."""
+    def change():
+        calls = []
+
+        def probe():
+            calls.append(1)
+            if len(calls) == step + 1:  # the first comes before the first step
+                os.kill(os.getpid(), signal.SIGKILL)
+            return check()
+
+        running.Probe = lambda *_, **__: SimpleNamespace(check=probe)
     return change
 
 
@@ -241,9 +260,11 @@ def scenes(folder: Path) -> list[tuple[str, Path, dict]]:
         ("three", dict(world=3, flags=shared)),
         ("sampling", dict(world=2, flags=shared, when={1: die(5)})),
         ("updating", dict(world=2, flags=shared, patch={1: [die_in_the_update(9)]})),
+        ("syncing", dict(world=2, flags=shared, patch={1: [die_after_the_update(4)]})),
         ("the first", dict(world=2, flags=[*shared, "--checkpoint-every", "2"], when={0: die(4)})),
         ("sigterm", dict(world=2, flags=shared, when={1: signalled(5, term, both("sigterm"))})),
-        ("ctrl-c", dict(world=2, flags=shared, when={1: signalled(5, signal.SIGINT, both("ctrl-c"))})),
+        ("ctrl-c", dict(world=2, flags=shared, when={
+            1: signalled(5, signal.SIGINT, both("ctrl-c"))})),
         ("only one told", dict(world=2, flags=shared, when={1: signalled(5, term)})),
         ("retry", dict(world=2, flags=shared, patch={1: [short_of_memory(1)]})),
         ("memory", dict(world=2, flags=shared, patch={1: [short_of_memory(99)]})),
@@ -256,8 +277,8 @@ def scenes(folder: Path) -> list[tuple[str, Path, dict]]:
     ]
     played = [(name, folder / name, scene) for name, scene in found]
     again = ["--resume", "--name", "tiny-ada-balance-seed0"]
-    for name, world in (("sampling", 2), ("updating", 1), ("the first", 2), ("sigterm", 2),
-                        ("ctrl-c", 2), ("only one told", 2)):
+    for name, world in (("sampling", 2), ("updating", 1), ("syncing", 2), ("the first", 2),
+                        ("sigterm", 2), ("ctrl-c", 2), ("only one told", 2)):
         scene = dict(world=world, flags=[*shared, *again])
         played.append((f"{name}, resumed", folder / name, scene))
     return played

@@ -1,9 +1,13 @@
-"""Several processes are one run: torchrun minirl.py, on gloo (parts/ranks.py, docs/many_gpus.md)."""
+"""Several processes are one run: torchrun minirl.py, on gloo (parts/ranks.py).
+
+docs/many_gpus.md says what is promised."""
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -43,7 +47,7 @@ def same_gradients(ours: list, theirs: list) -> bool:
         (a - b).abs().max() <= min(1e-6, 1e-3 * b.abs().max()) for a, b in zip(ours, theirs))
 
 
-# --------------------------------------------------------------------- without an engine: all faults
+# ------------------------------------------------------------------- without an engine: all faults
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     """Every scene of small_ranks.py, played; name -> what happened, and its folder."""
@@ -96,7 +100,8 @@ def test_the_explorer_gets_the_tokens_of_rows_that_others_have_trained_on(small)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scene, phase", [("sampling", "sampling"), ("updating", "update")])
+@pytest.mark.parametrize("scene, phase", [
+    ("sampling", "sampling"), ("updating", "update"), ("syncing", "sampling")])
 def test_a_killed_process_ends_all_with_one_sentence_and_what_was_learnt(small, scene, phase):
     found = small[1][scene]
     assert found["hung"] == [] and found["seconds"] < 60
@@ -123,7 +128,7 @@ def test_a_signal_while_one_waits_for_the_others_stops_all_of_them_saved(small, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "scene", ["sampling", "the first", "sigterm", "ctrl-c", "only one told"])
+    "scene", ["sampling", "syncing", "the first", "sigterm", "ctrl-c", "only one told"])
 def test_what_two_go_on_with_is_bit_by_bit_what_was_never_stopped(small, scene):
     assert said(small, f"{scene}, resumed", "continuing after step [24]") == 1
     assert last_adapter(small, scene) == last_adapter(small, "whole")
@@ -245,7 +250,7 @@ def test_one_process_has_no_store_no_seeds_and_writes_its_files():
     assert ranks.gather("x") == ["x"] and ranks.writer(lambda: 7)() == 7
 
 
-# ------------------------------------------------------------------------- torchrun, the real engine
+# ---------------------------------------------------------------------- torchrun, the real engine
 def torchrun(world: int, script: str, *flags, cwd: Path) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
                str(world), ROOT / script, *flags]
@@ -305,3 +310,28 @@ def test_the_scaling_page_shows_what_was_recorded_and_the_model_meets_it():
     assert share[24, 2] <= 0.75 and share[24, 4] <= 0.62
     assert share[48, 2] <= 1.2 and share[96, 4] <= 1.2
     assert many_gpus.table(lines) in (ROOT / "docs/many_gpus.md").read_text()
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_torchrun_shows_one_bar_and_ends_within_a_minute_when_a_process_is_killed(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+               "2", ROOT / "minirl.py", "--eval-questions", "2", "--eval-k", "1", "--name", "mine"]
+    log = tmp_path / "runs/mine/metrics.jsonl"
+    with open(tmp_path / "out", "w") as out:
+        agent = subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=out)
+    try:
+        for _ in range(3000):
+            if agent.poll() is not None or log.exists() and log.stat().st_size:
+                break
+            time.sleep(0.1)
+        children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+        os.kill(int(children[1]), signal.SIGKILL)
+        assert agent.wait(timeout=60) != 0
+    finally:
+        agent.kill()
+    text = (tmp_path / "out").read_text()
+    assert len(re.findall("failed: ConnectionError: another process", text)) == 1
+    assert text.count("mine:   0%") == 1 and text.count("held-out avg@1") == 1
+    saved, = (tmp_path / "runs/mine/checkpoints").iterdir()
+    assert saved.name == f"step-{rows(tmp_path / 'runs/mine', 'metrics.jsonl')[-1]['step']:06d}"
