@@ -6,6 +6,7 @@ fail, with a message that no other gets.
 """
 import inspect
 import json
+import subprocess
 import sys
 import textwrap
 import types
@@ -16,11 +17,13 @@ import torch
 
 from bench.mutate import mutated
 from conftest import ROOT
-from course import check, place
+from course import bugs, check, place, prove
 from parts.config import Config
 
 MUTANTS = [json.loads(line) for line in (ROOT / "course/mutants.jsonl").read_text().splitlines()]
 LABS = list(place.HOMES)
+BUGS = bugs.bugs()
+PROOF = {row["number"]: row for row in map(json.loads, prove.PROOF.read_text().splitlines())}
 
 
 def module_of(place_name: str) -> str:
@@ -196,3 +199,105 @@ def test_the_first_difference_of_two_runs_is_named(tmp_path):
     said = train.first_difference(tmp_path / "own", tmp_path / "yours")
     assert said == "The runs part at step 2: loss is 0.25 with yours and 0.5 with the project's."
     assert "number for number" in train.first_difference(tmp_path / "own", tmp_path / "own")
+
+
+# ------------------------------------------------------------------------------- bugs to be found
+def test_every_bug_is_in_the_present_code_exactly_once_and_has_all_that_a_hunt_needs():
+    assert len(BUGS) >= 14 and list(BUGS) == list(range(1, len(BUGS) + 1))
+    for bug in BUGS.values():
+        text = (ROOT / bug["file"]).read_text()
+        compile(mutated(text, bug), bug["file"], "exec")  # and still is Python
+        assert bug["url"].startswith("https://github.com/") and bug["source"] and bug["answer"]
+        assert len(bug["hints"]) == 3 and bug["symptom"] and bug["diagnostic"]
+
+
+@pytest.mark.slow
+def test_in_every_planted_copy_an_update_runs_and_the_named_test_fails():
+    """By a failed test (pytest's code 1), not by an error on the way there."""
+    done = subprocess.run([sys.executable, "tests/run_planted.py"], cwd=ROOT, capture_output=True,
+                          text=True, timeout=900)
+    found = {row["number"]: row for row in map(json.loads, done.stdout.splitlines())}
+    assert found.keys() == BUGS.keys(), done.stderr[-2000:]
+    assert {number: row["said"] for number, row in found.items() if row["code"] != 1} == {}
+
+
+def test_every_bug_was_seen_in_a_real_run_with_the_patch_of_today():
+    """course/prove.py made the runs; a patch or a command that changes needs a new one."""
+    for number, bug in BUGS.items():
+        row = PROOF[number]
+        assert row["patch"] == prove.patch_of(bug), f"python course/prove.py {number}"
+        assert row["sound"] != row["planted"]
+        stopped = isinstance(row["planted"], str)
+        assert stopped == bool(row["ended"])  # the others ran to their last step
+
+
+def test_the_line_is_where_the_planted_file_differs():
+    for number, bug in BUGS.items():
+        before = (ROOT / bug["file"]).read_text()
+        after = mutated(before, bug).splitlines()
+        differ = {n for n, line in enumerate(after, 1) if line not in before.splitlines()}
+        lines = bugs.planted_lines(bug)
+        assert differ <= set(lines), number
+        for line in lines:
+            assert bugs.verdict(bug, f"{bug['file']}:{line}").startswith("Yes!")
+
+
+def test_how_near_a_guess_is():
+    (bug,) = [bug for bug in BUGS.values() if bug["why"].startswith("the mean of the kept")]
+    lines = (ROOT / bug["file"]).read_text().splitlines()
+    start = lines.index("def finish(group: Group, config: SamplerConfig) -> None:") + 1
+    assert bugs.verdict(bug, "minirl.py:3").startswith("No: that file")
+    assert bugs.verdict(bug, f"{bug['file']}:5").startswith("No: the file is right")
+    assert bugs.verdict(bug, f"{bug['file']}:{start + 1}").startswith("Nearly")
+    with pytest.raises(SystemExit, match="not of the form file:line"):
+        bugs.verdict(bug, "minirl.py")
+
+
+def hunt(capsys, monkeypatch, *words) -> str:
+    monkeypatch.setattr(sys, "argv", ["bugs.py", *map(str, words)])
+    bugs.main()
+    return capsys.readouterr().out
+
+
+def test_a_hunt_from_plant_to_answer(tmp_path, capsys, monkeypatch):
+    bug = BUGS[5]
+    said = hunt(capsys, monkeypatch, "plant", 5, tmp_path / "copy")
+    assert bug["symptom"] in said and bugs.command_of(bug) in said
+    assert bug["why"] not in said and bug["file"] + ":" not in said  # nothing is given away
+    copy = tmp_path / "copy"
+    assert (copy / bug["file"]).read_text() == mutated((ROOT / bug["file"]).read_text(), bug)
+    others = [path for path in copy.rglob("*.py") if path.name != Path(bug["file"]).name]
+    assert all(path.read_text() == (ROOT / path.relative_to(copy)).read_text() for path in others)
+    assert not (copy / "tests").exists() and not (copy / "course").exists()
+    for which in (1, 2, 3):
+        assert bug["hints"][which - 1] in hunt(capsys, monkeypatch, "hint", 5, which)
+    line = bugs.planted_lines(bug)[0]
+    assert "Yes!" in hunt(capsys, monkeypatch, "check", 5, f"{bug['file']}:{line}")
+    told = hunt(capsys, monkeypatch, "answer", 5)
+    assert bug["url"] in told and bug["test"] in told and str(PROOF[5]["planted"]) in told
+    listed = hunt(capsys, monkeypatch, "list")
+    assert all(one["symptom"] in listed and one["why"] not in listed for one in BUGS.values())
+
+
+@pytest.mark.parametrize("words, sentence", [
+    (("plant", 99, "x"), "There is no bug 99"), (("hint", 1, 4), "hints 1 to 3"),
+    (("plant", 1, str(ROOT / "x")), "is within the project"),
+    (("plant", 1, "/tmp"), "exists already")])
+def test_what_cannot_be_hunted_is_one_sentence(capsys, monkeypatch, words, sentence):
+    with pytest.raises(SystemExit, match=sentence):
+        hunt(capsys, monkeypatch, *words)
+
+
+def test_flags_of_a_hunt_are_flags_of_the_program(tmp_path):
+    from parts.config import parse
+
+    for bug in BUGS.values():
+        assert parse(["--name", "hunt", *prove.SMALL, *bug["flags"]]).steps == 4
+
+
+def test_the_long_prompts_of_a_hunt_fit_and_fill_a_block_of_the_cache():
+    from parts import tiny
+
+    tokenizer = tiny.build_tokenizer()
+    lengths = [len(tokenizer.encode(row["problem"])) for row in bugs.long_prompts()]
+    assert 128 < min(lengths) and max(lengths) + 2 <= 256

@@ -444,6 +444,54 @@ def test_what_vllm_adapts_is_what_peft_adapts(tmp_path):
         adapter_options(str(tmp_path / "qwen2_moe"), 8, on_cpu=False, routes=False)
 
 
+# ------------------------------------------------------------------ what is asked of it, without it
+def test_what_vllm_is_asked_for(monkeypatch):
+    """Log-probs of what was sampled from, no top-p of the model's own, logits in float32."""
+    asked = {}
+    vllm = SimpleNamespace(LLM=lambda model, **options: asked.update(options))
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    engine_module.start("model", dict(kv_cache_dtype="auto"), "float32")
+    assert asked["logprobs_mode"] == "processed_logprobs"
+    assert asked["generation_config"] == "vllm"
+    assert asked["hf_overrides"] == {"head_dtype": "float32"}
+    assert asked["trust_remote_code"] is False
+
+
+def bare_engine(done: list, finished: list = ()):
+    """The engine around a stand-in for vLLM that notes what is asked of it in `done`."""
+    engine = engine_module.Engine.__new__(engine_module.Engine)
+    core = SimpleNamespace(batch_queue=[])
+    inner = SimpleNamespace(
+        step=lambda: list(finished), has_unfinished_requests=lambda: False,
+        engine_core=SimpleNamespace(engine_core=core))
+    engine.llm = SimpleNamespace(
+        llm_engine=inner, reset_prefix_cache=lambda: done.append("cache") or True,
+        collective_rpc=lambda name, kwargs: done.append(name))
+    engine.on_cpu, engine.sync_mode, engine.recorder, engine.steps = False, "merge", None, 0
+    engine.tokenizer, engine._keys = tiny.build_tokenizer(), {out.request_id: 7 for out in finished}
+    return engine
+
+
+def test_nothing_cached_survives_a_sync():
+    """The keys and values of the old weights go first: a batch that ran ahead meets one policy."""
+    done = []
+    bare_engine(done).sync(None)
+    assert done == ["cache", "reload_weights"]
+
+
+def test_tokens_are_those_that_were_sampled():
+    """1 and 8 are two tokens, although the text 18 would be one; the end token is one of them."""
+    tokenizer = tiny.build_tokenizer()
+    ids = tokenizer.convert_tokens_to_ids(["1", "8", tiny.END])
+    assert len(tokenizer.encode("18")) == 1
+    output = SimpleNamespace(token_ids=ids, logprobs=SimpleNamespace(logprobs=[-1.0, -2.0, -3.0]),
+                             finish_reason="stop", routed_experts=None)
+    engine = bare_engine([], [SimpleNamespace(request_id="1", finished=True, outputs=[output])])
+    ((key, rollout),) = engine.step()
+    assert (key, rollout.text) == (7, "18")
+    assert rollout.token_ids == ids and rollout.logprobs == [-1.0, -2.0, -3.0]
+
+
 # -------------------------------------------------------------------------------- what vLLM refuses
 def test_what_vllm_refuses_is_explained_in_one_sentence():
     """The messages are vLLM's own where its functions run without a GPU."""

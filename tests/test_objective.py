@@ -237,6 +237,17 @@ def test_mini_batches_hold_whole_groups_and_every_sample_once():
     close(whole, mean)
 
 
+def test_which_groups_share_a_mini_batch_is_drawn():
+    """The batch comes in an order of its own, and no mini-batch must be all easy or all hard."""
+    config = Config(mini_batches=4, max_tokens=20)
+
+    def dealt(seed):
+        minis = minirl.cut(random_groups(8, seed=3), config, random.Random(seed))
+        return [sorted({tuple(row.ids[:row.prompt_length]) for row in mini}) for mini in minis]
+
+    assert dealt(0) == dealt(0) != dealt(1)
+
+
 def test_without_signal_nothing_is_stepped():
     groups = random_groups(3, seed=4)
     for g in groups:

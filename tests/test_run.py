@@ -203,6 +203,18 @@ def test_every_sample_knows_the_engine_steps_between_which_it_was_written():
     engine.bar.close()
 
 
+# ------------------------------------------------------------------------------ the data
+def test_both_sets_are_asked_in_the_same_words():
+    """Training and held-out prompts differ in the problem alone: one template for both."""
+    from parts import tiny
+
+    config = Config(data="builtin", eval_data="builtin", template="chat", max_prompt_tokens=256,
+                    eval_questions=5, keep_odd_golds=True)
+    train, held_out = running.load_data(config, tiny.build_tokenizer(), grader=None)
+    around = {p.prompt.replace(p.problem, "...") for p in (*train, *held_out)}
+    assert len(held_out) == 5 and around == {"<|user|>...<|assistant|>"}
+
+
 # ------------------------------------------------------------------------------ resumed
 def fresh(run):
     """The same run as a new process begins it."""

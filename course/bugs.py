@@ -1,0 +1,166 @@
+"""The bug hunt: real bugs of this field, planted into a copy of the project.
+
+    python course/bugs.py list
+    python course/bugs.py plant 3 ~/hunt-3        # a copy with bug 3, and its symptom
+    python course/bugs.py hint 3                  # and hint 3 2, hint 3 3: nearer each time
+    python course/bugs.py check 3 minirl.py:123   # is it this line?
+    python course/bugs.py answer 3                # what it was, who had it, which test catches it
+
+Every bug has been somebody's: a link is in the answer. In the copy the program runs (two bugs end
+it at the start, which is a symptom too). Its numbers are what you have: metrics.jsonl and groups.jsonl of a run,
+`python explore.py runs/NAME`, the curves. The copy has no tests and no course, for they would tell,
+and comparing it with the original is no hunt. Nor is course/answers/, where the answers are.
+"""
+import argparse
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from bench.mutate import LEFT_OUT, mutate, mutated  # noqa: E402
+
+ANSWERS = ROOT / "course" / "answers"
+NOT_IN_THE_COPY = (*LEFT_OUT, "tests", "course", "bench", "docs", ".gitignore")
+PREFIX = ("Work out the following chain of additions and subtractions from left to right, one link "
+          "at a time, and write the last result into a box, please: ")
+
+
+def bugs() -> dict[int, dict]:
+    lines = (ANSWERS / "bugs.jsonl").read_text(encoding="utf-8").splitlines()
+    return {bug["number"]: bug for bug in map(json.loads, lines)}
+
+
+def find(number: int) -> dict:
+    known = bugs()
+    if number not in known:
+        raise SystemExit(f"There is no bug {number}: choose one of 1 to {len(known)}.")
+    return known[number]
+
+
+def command_of(bug: dict) -> str:
+    return " ".join(["python minirl.py --steps 20 --name hunt", *bug["flags"]])
+
+
+def long_prompts() -> list[dict]:
+    """For the bug that shows only on long prompts that begin alike.
+
+    The tiny model has never seen any so long. It rambles, and a box with a 0 is its only luck.
+    """
+    return [dict(problem=f"{PREFIX}{x}-{x}=?", answer="0") for x in range(1, 301)]
+
+
+def copy(folder: Path, left_out=NOT_IN_THE_COPY) -> None:
+    """The project, with the long prompts that one of the bugs needs."""
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*left_out))
+    lines = [json.dumps(row) + "\n" for row in long_prompts()]
+    (folder / "long.jsonl").write_text("".join(lines), encoding="utf-8")
+
+
+def planted_lines(bug: dict) -> range:
+    """The lines of the planted file (from 1) that have the bug; of a deletion, those around it."""
+    text = (ROOT / bug["file"]).read_text(encoding="utf-8")
+    old, new = bug["old"], bug["new"]
+    same = 0  # characters that both begin with, up to a whole line
+    for a, b in zip(old.splitlines(keepends=True), new.splitlines(keepends=True)):
+        if a != b:
+            break
+        same += len(a)
+    first = text[:text.index(old) + same].count("\n") + 1
+    changed = new[same:].strip("\n")
+    count = changed.count("\n") + 1 if changed else 0
+    return range(first, first + count) if count else range(first - 1, first + 1)
+
+
+def function_at(text: str, line: int) -> str:
+    """The name of the function or class that a line (from 1) is in."""
+    names = re.findall(r"^\s*(?:def|class) (\w+)", "\n".join(text.splitlines()[:line]), re.M)
+    return names[-1] if names else ""
+
+
+def verdict(bug: dict, where: str) -> str:
+    """How near `where`, "file:line" of the planted copy, is."""
+    file, _, line = where.rpartition(":")
+    if not line.isdigit():
+        raise SystemExit(f"{where} is not of the form file:line, such as minirl.py:123.")
+    if Path(file).name != Path(bug["file"]).name:
+        return "No: that file is sound."
+    lines = planted_lines(bug)
+    if int(line) in lines:
+        return f"Yes! `answer {bug['number']}` tells its story."
+    text = mutated((ROOT / bug["file"]).read_text(encoding="utf-8"), bug)
+    if function_at(text, int(line)) == function_at(text, lines[0]):
+        return "Nearly: the function is right, the line is not."
+    return "No: the file is right, the function is not."
+
+
+# ------------------------------------------------------------------------------ the commands
+def list_bugs(args) -> None:
+    for number, bug in bugs().items():
+        print(f"{number:3}  {bug['symptom']}")
+
+
+def plant(args) -> None:
+    bug, folder = find(args.number), args.folder
+    if folder.exists():
+        raise SystemExit(f"{folder} exists already: name a new folder.")
+    if folder.resolve().is_relative_to(ROOT):
+        raise SystemExit(f"{folder} is within the project: name a folder outside.")
+    copy(folder)
+    mutate(folder, bug)
+    print(f"Bug {args.number} is in {folder}. What its user says:\n\n    {bug['symptom']}\n\n"
+          f"See it with, in that folder,\n\n    {command_of(bug)}\n\n"
+          f"and the same here, without the bug.")
+
+
+def hint(args) -> None:
+    hints = find(args.number)["hints"]
+    if not 1 <= args.which <= len(hints):
+        raise SystemExit(f"There are hints 1 to {len(hints)}.")
+    print(hints[args.which - 1])
+    if args.which < len(hints):
+        print(f"(nearer: hint {args.number} {args.which + 1})")
+
+
+def check(args) -> None:
+    print(verdict(find(args.number), args.where))
+
+
+def answer(args) -> None:
+    bug = find(args.number)
+    lines = planted_lines(bug)
+    proof = [json.loads(line) for line in (ANSWERS / "proof.jsonl").read_text().splitlines()]
+    (seen,) = [row for row in proof if row["number"] == args.number]
+    print(f"{bug['why']}: {bug['file']}, line {lines[0]}\n\n{bug['answer']}\n")
+    print("planted:\n" + "".join(f"  - {line}\n" for line in bug["old"].strip("\n").split("\n"))
+          + "".join(f"  + {line}\n" for line in bug["new"].strip("\n").split("\n") if line))
+    print(f"who had it: {bug['source']}\n  {bug['url']}\n")
+    print(f"what shows it: {bug['diagnostic']}\n  in a sound run {seen['sound']}, with the bug "
+          f"{seen['planted']}\n  ({seen['command']})")
+    print(f"what catches it: {bug['test']}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Real bugs to find.")
+    commands = parser.add_subparsers(required=True)
+    for work, words, more in (
+            (list_bugs, "what the users complain of", []),
+            (plant, "a copy with a bug", [("folder", Path, None)]),
+            (hint, "a hint, nearer by its number", [("which", int, 1)]),
+            (check, "is it this line?", [("where", str, None)]),
+            (answer, "what it was", [])):
+        command = commands.add_parser(work.__name__.removesuffix("_bugs"), help=words)
+        command.set_defaults(work=work)
+        if work is not list_bugs:
+            command.add_argument("number", type=int)
+        for name, kind, default in more:
+            command.add_argument(name, type=kind, nargs="?" if default else None, default=default)
+    args = parser.parse_args()
+    args.work(args)
+
+
+if __name__ == "__main__":
+    main()
