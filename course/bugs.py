@@ -7,9 +7,10 @@
     python course/bugs.py answer 3                # what it was, who had it, which test catches it
 
 Every bug has been somebody's: a link is in the answer. In the copy the program runs (two bugs end
-it at the start, which is a symptom too). Its numbers are what you have: metrics.jsonl and groups.jsonl of a run,
-`python explore.py runs/NAME`, the curves. The copy has no tests and no course, for they would tell,
-and comparing it with the original is no hunt. Nor is course/answers/, where the answers are.
+it at the start, which is a symptom too). Its numbers are what you have: metrics.jsonl and
+groups.jsonl of a run, `python explore.py runs/NAME`, the curves. The copy has no tests and no
+course, for they would tell, and comparing it with the original is no hunt. Nor is looking into
+course/answers/, where the answers are.
 """
 import argparse
 import json
