@@ -111,7 +111,8 @@ def draw(own: Path, yours: Path, out: Path) -> None:
     """Held-out accuracy and the first round's reward of both runs."""
     from matplotlib.figure import Figure
 
-    from parts.plot import COLORS, draw_group, draw_interval, finish, read_run, save, series, smooth
+    from parts.plot import (COLORS, draw_group, draw_interval, label_panel, read_run, save, series,
+                            smooth)
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -123,8 +124,8 @@ def draw(own: Path, yours: Path, out: Path) -> None:
         draw_group(right, [(xs, smooth(ys))], color, label)
         left.lines[-1].set_linestyle("-" if folder == own else "--")  # both show where they are one
         right.lines[-1].set_linestyle("-" if folder == own else "--")
-    finish(left, "Held-out problems", "accuracy, 95 % interval", "steps")
-    finish(right, "Reward of the first round", "share of answers that are correct", "steps")
+    label_panel(left, "Held-out problems", "accuracy, 95 % interval", "steps")
+    label_panel(right, "Reward of the first round", "share of answers that are correct", "steps")
     left.legend(frameon=False)
     save(figure, out)
 

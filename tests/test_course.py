@@ -201,6 +201,20 @@ def test_the_first_difference_of_two_runs_is_named(tmp_path):
     assert "number for number" in train.first_difference(tmp_path / "own", tmp_path / "own")
 
 
+def test_both_curves_are_drawn(tmp_path):
+    from course import train
+
+    for name in ("own", "yours"):
+        (tmp_path / name).mkdir()
+        metrics = [dict(step=i, reward_first_round=0.1 * i) for i in (1, 2, 3)]
+        evals = [dict(step=i, data="builtin", avg=0.2, ci_low=0.1, ci_high=0.3) for i in (0, 3)]
+        for file, rows in (("metrics", metrics), ("eval", evals)):
+            lines = "\n".join(map(json.dumps, rows))
+            (tmp_path / name / f"{file}.jsonl").write_text(lines)
+    train.draw(tmp_path / "own", tmp_path / "yours", tmp_path / "both.png")
+    assert (tmp_path / "both.png").stat().st_size > 10_000
+
+
 # ------------------------------------------------------------------------------- bugs to be found
 def test_every_bug_is_in_the_present_code_exactly_once_and_has_all_that_a_hunt_needs():
     assert len(BUGS) >= 14 and list(BUGS) == list(range(1, len(BUGS) + 1))
