@@ -95,6 +95,8 @@ def test_the_explorer_gets_the_tokens_of_rows_that_others_have_trained_on(small)
                  for s in row["pool"]] for row in rows(run_of(small, scene), "groups.jsonl")]
 
     assert pools("whole") == nearly(pools("one"))
+    places = [row["place"] for row in rows(run_of(small, "whole"), "groups.jsonl")]
+    assert places == [0, 1] * 6
     trained = [s for pool in pools("whole") for s in pool if s.get("coefficient")]
     assert len(trained) > 20 and all("theta" in s and "mini" in s for s in trained)
 
