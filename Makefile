@@ -16,7 +16,7 @@ PYTEST := .venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reor
 
 ifeq ($(UV),)
 VENV := $(PYTHON) -m venv .venv
-INSTALL := .venv/bin/pip --disable-pip-version-check install
+INSTALL := .venv/bin/pip --disable-pip-version-check install --no-compile
 ELSEWHERE := --extra-index-url $(TORCH_CPU)
 else
 VENV := $(UV) venv --quiet --allow-existing --python $(PYTHON) .venv
@@ -38,7 +38,7 @@ extras: setup
 	$(INSTALL) $(OPTIONAL)
 
 demo: setup
-	.venv/bin/python minirl.py --name demo --resume
+	.venv/bin/python minirl.py --name demo --steps 20 --eval-every 10 --log-groups all --resume
 
 check: setup
 	$(PYTEST) -m "not engine and not slow"

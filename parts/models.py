@@ -4,6 +4,7 @@ No code that a model's folder brings along is ever run.
 """
 import contextlib
 import os
+from pathlib import Path
 
 from parts.screen import shown
 from parts.sources import go_offline_if_unreachable
@@ -54,10 +55,15 @@ def fetch_model(name: str, context: int) -> str:
 
 def load_tokenizer(path: str):
     """The tokenizer of a fetched model. Raises SystemExit if it cannot be loaded."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    from parts.tiny import MODELS
+
+    # To transformers a Qwen2 has the tokenizer of that family, whatever its folder says. It would
+    # split the numbers of the built-in ones into digits.
+    loader = PreTrainedTokenizerFast if Path(path).parent == MODELS else AutoTokenizer
     with loading("tokenizer", path):
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        return loader.from_pretrained(path, trust_remote_code=False)
 
 
 @contextlib.contextmanager

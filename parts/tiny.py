@@ -32,6 +32,7 @@ CHAT_TEMPLATE = (
     "<|{{ m.role }}|>{{ m.content }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+MODELS = Path(__file__).resolve().parent.parent / "models"
 FILES = ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json")
 WARM_START = dict(steps=1000, batch=16, lr=3e-3, seed=0)
 SIZES = dict(hidden_size=128, intermediate_size=288, num_hidden_layers=3, num_attention_heads=4,
@@ -182,7 +183,7 @@ def folder(name: str = "tiny") -> str:
 
     Raises SystemExit if a file in it is not what `build` has written.
     """
-    found = Path(__file__).resolve().parent.parent / "models" / name
+    found = MODELS / name
     problem = damage(found, FILES)
     if problem:
         raise SystemExit(f"The built-in model in {found} is damaged ({problem}): "

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from parts import tiny
+from parts.models import TINY, load_tokenizer
 
 
 def test_problems_are_right_and_spread_over_all_levels():
@@ -65,6 +66,17 @@ def test_tokenizer_encodes_any_text_and_gives_it_back():
                                            add_generation_prompt=True, tokenize=False)
     assert prompt == "<|user|>1+2=?<|assistant|>"
     assert len(tokenizer.encode("10+99")) == 3 and len(tokenizer) <= 384
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_prompts_are_cut_into_the_tokens_of_the_warm_start(name):
+    """AutoTokenizer would not: it gives a Qwen2 its family's, which knows no two-digit token."""
+    loaded, built = load_tokenizer(tiny.folder(name)), tiny.build_tokenizer()
+    for text in ("7+15-4=?\n\\boxed{18}", "1230 apples, 5½ each", "x<|user|>10<|endoftext|>"):
+        assert loaded.encode(text) == built.encode(text)
+    chat = dict(conversation=[{"role": "user", "content": "1+2=?"}], add_generation_prompt=True)
+    assert loaded.apply_chat_template(**chat) == built.apply_chat_template(**chat)
+    assert (loaded.eos_token, loaded.pad_token) == (built.eos_token, built.pad_token)
 
 
 def test_the_warm_start_learns_answers_with_their_end_and_nothing_else():
