@@ -148,7 +148,7 @@ def test_building_leaves_the_callers_random_state_alone(tmp_path):
 def test_a_damaged_model_is_noticed_before_it_is_loaded(tmp_path, monkeypatch, harm):
     copy = tmp_path / "models" / "tiny"
     shutil.copytree(tiny.folder(), copy)
-    monkeypatch.setattr(tiny, "__file__", str(tmp_path / "parts" / "tiny.py"))
+    monkeypatch.setattr(tiny, "MODELS", tmp_path / "models")
     assert tiny.folder() == str(copy)
     for name in tiny.FILES:
         good = (copy / name).read_bytes()
@@ -164,7 +164,7 @@ def test_a_damaged_model_is_noticed_before_it_is_loaded(tmp_path, monkeypatch, h
 def test_a_built_in_model_whose_weights_nobody_vouches_for_is_refused(tmp_path, monkeypatch):
     copy = tmp_path / "models" / "tiny"
     shutil.copytree(tiny.folder(), copy)
-    monkeypatch.setattr(tiny, "__file__", str(tmp_path / "parts" / "tiny.py"))
+    monkeypatch.setattr(tiny, "MODELS", tmp_path / "models")
     manifest = json.loads((copy / "manifest.json").read_text())
     del manifest["model.safetensors"]
     (copy / "manifest.json").write_text(json.dumps(manifest))
