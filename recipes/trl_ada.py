@@ -129,6 +129,8 @@ def contradictions(c: Config, own: Settings) -> list[tuple[bool, str]]:
          "a mini-batch"),
         (own.full and build_for_cpu(),
          "full needs a GPU: on a CPU parts/engine.py samples, which is handed adapters only"),
+        (c.dtype == "float16" and build_for_cpu(),
+         "dtype float16 needs a GPU here: TRL's mixed precision does"),
         (own.full and own.dtype != "auto",
          "dtype is that of frozen weights, and with full none are: leave it at auto"),
     ]
@@ -217,17 +219,15 @@ class BorrowedEngine(Engine):
         super().submit(key, problem.prompt_ids, self.config.max_tokens,
                        seed=random.Random(place).getrandbits(63))
 
-    def _routes(self, out):  # TRL has no use for them
-        return None
-
 
 class VLLMOnCpu:
     """In the place of TRL's VLLMGeneration, which cannot hand weights to vLLM's CPU build."""
 
     def __init__(self, model, processing_class, max_model_length, **_):
         self.model = model
-        self.engine = Engine(model.name_or_path, max_model_len=max_model_length, dtype="float32",
-                             sync_mode="merge", stop_token_ids=stop_ids(processing_class))
+        self.engine = Engine(model.name_or_path, max_model_len=max_model_length,
+                             dtype=str(model.dtype).removeprefix("torch."), sync_mode="merge",
+                             stop_token_ids=stop_ids(processing_class))
         self.llm = self.engine.llm
 
     def sync_weights(self) -> None:

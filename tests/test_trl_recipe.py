@@ -235,6 +235,7 @@ def test_another_version_of_trl_gets_one_sentence(tmp_path):
     (["--batch-prompts", "6", "--mini-batches", "5"], "the 12 samples of a process"),
     (["--batch-prompts", "6", "--micro-rows", "5"], "micro_rows = 5 does not divide the 12"),
     (["--full"], "full needs a GPU"),
+    (["--dtype", "float16"], "float16 needs a GPU"),
     (["--top-p", "0.9"], "top_p must stay 1"),
 ])
 def test_what_cannot_work_ends_in_a_sentence(recipe, monkeypatch, capsys, flags, words):
