@@ -106,7 +106,6 @@ class Engine:
         configure_vllm(self.on_cpu)
         import vllm
         from parts.routing_replay import CpuRecorder
-        from vllm.sampling_params import RequestOutputKind
 
         options = dict(
             max_model_len=max_model_len, max_num_seqs=max_num_seqs, seed=seed,
@@ -118,19 +117,26 @@ class Engine:
             options |= adapter_options(model, lora_rank, self.on_cpu, routes)
         if dtype == "fp8":
             options |= fp8_linears(model, self.on_cpu)
-        self.llm = start(model, options, dtype)
+        self.take(start(model, options, dtype), temperature, stop_token_ids)
         self.recorder = CpuRecorder(self.llm) if routes and self.on_cpu else None
         self.version = f"vllm {vllm.__version__}"
         self.sync_mode, self.routes = sync_mode, routes
         self.sleeps = "enable_sleep_mode" in options
-        self.tokenizer = self.llm.get_tokenizer()
+
+    def take(self, llm, temperature: float, stop_token_ids: list[int]) -> None:
+        """Drive this vLLM, which may be another program's (recipes/trl_ada.py)."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        self.llm, self.recorder = llm, None
+        self.tokenizer = llm.get_tokenizer()
         self.sampling = dict(
             temperature=temperature, stop_token_ids=list(stop_token_ids), detokenize=False,
             # of the sampled tokens only; one list, not dicts of objects
             logprobs=0, flat_logprobs=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
             skip_clone=True)  # `submit` makes new ones: nothing is shared that a copy would protect
-        self._params = vllm.SamplingParams
+        self._params = SamplingParams
         self._adapter, self._adapter_folder = None, None
         self._counter = itertools.count(1)
         self._keys = {}  # vLLM's request id -> the caller's key

@@ -1,0 +1,334 @@
+"""The same sampling rules in TRL's GRPOTrainer, for models that do not fit one GPU.
+
+    python recipes/trl_ada.py                                        # the built-in model, on a CPU
+    accelerate launch --num_processes 8 recipes/trl_ada.py --model Qwen2.5-Math-1.5B
+    accelerate launch --config_file fsdp.yaml recipes/trl_ada.py --model Qwen2.5-Math-7B --full
+
+`ada_sampler.py` decides who is sampled and what is kept; distribution (FSDP, DeepSpeed), optimizer
+and losses are TRL's. Two things make that possible:
+
+    rollout_func                      TRL hands over its prompts and gets n samples of each: those
+                                      that `keep` has chosen out of what `collect` has drawn
+    _generate_and_score_completions   TRL would subtract the mean of the kept samples, which were
+                                      chosen; its advantages are replaced by ours. The method is
+                                      private, therefore one version of TRL
+
+What is otherwise than in minirl.py: docs/trl.md.
+"""
+import importlib.metadata
+import json
+import os
+import random
+import sys
+import warnings
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from ada_sampler import collect, keep, limited
+from parts.config import (Config, DataSettings, ModelSettings, OptimizerSettings, SamplingSettings,
+                          resolve)
+from parts.flags import in_one_sentence, parse_flags
+from parts.hardware import build_for_cpu
+from parts.own_reward import require_function
+from parts.prompts import require_template
+from parts.sources import require_files
+
+TESTED = "1.16.0"
+WORLD = int(os.environ.get("WORLD_SIZE", "1"))  # as accelerate and torchrun tell their processes
+
+
+# ------------------------------------------------------------------------------ settings
+@dataclass
+class TrlSettings:
+    """What TRL does with it."""
+
+    steps: int = limited(0, least=0, most=10**6)
+    """batches that are sampled and trained on; 0 = auto"""
+    mini_batches: int = limited(1, least=1, most=10**5)
+    """optimizer steps per sampled batch"""
+    micro_rows: int = limited(0, least=0, most=10**5)
+    """responses per forward and backward pass of a process; 0 = a mini-batch at once"""
+    full: bool = False
+    """train all weights, without an adapter (needs a GPU)"""
+    trl: str = "{}"
+    """further settings of TRL's GRPOConfig, as JSON, such as '{"loss_type": "cispo"}'"""
+    engine_memory: float = limited(0.45, above=0, below=1)
+    """share of the GPU's memory for TRL's vLLM"""
+    graders: int = limited(2, least=1, most=256)
+    """worker processes that run math-verify, for each process"""
+    seed: int = limited(0, least=0, most=2**32 - 1)
+    """decides data order, adapter and sampling"""
+    name: str = ""
+    """the folder is runs/NAME; empty = made of model, sampler and seed"""
+    resume: bool = False
+    """continue from the last checkpoint of this name"""
+
+
+@dataclass
+class Settings(ModelSettings, DataSettings, SamplingSettings, OptimizerSettings, TrlSettings):
+    """Every flag. All but `micro_rows`, `full` and `trl` are minirl.py's too, and checked there."""
+
+
+def parse(argv: list[str] | None = None) -> tuple[Config, Settings]:
+    """Flags -> (minirl.py's config, filled in; the flags). What cannot work ends in a sentence."""
+    require_trl()
+    with in_one_sentence("trl_ada.py"):
+        own = parse_flags(Settings, argv, "trl_ada.py", "Reinforce-Ada sampling in TRL's "
+                          "GRPOTrainer. Without any flag: the built-in tiny model.")
+        shared = {f.name: getattr(own, f.name) for f in fields(own)
+                  if f.name in Config.__dataclass_fields__}
+        config = Config(**shared)
+        config.validate()
+        config = resolve(config)
+        config.name = own.name or f"trl-{config.name}"
+        for wrong, sentence in contradictions(config, own):
+            if wrong:
+                raise ValueError(sentence)
+    require_files(config.data)
+    require_files(config.eval_data)
+    require_function(config.reward)
+    require_template(config.template)
+    return config, own
+
+
+def require_trl() -> None:
+    """Raises SystemExit unless TRL is installed in the version that this was tested with."""
+    try:
+        found = importlib.metadata.version("trl")
+    except importlib.metadata.PackageNotFoundError:
+        found = "none"
+    if found != TESTED:
+        raise SystemExit(f"recipes/trl_ada.py replaces a private method of TRL {TESTED}, and "
+                         f"installed is {found}: pip install --no-deps trl=={TESTED}")
+
+
+def contradictions(c: Config, own: Settings) -> list[tuple[bool, str]]:
+    """(is it so?, the sentence): what TRL's fixed n samples per prompt and equal shares refuse."""
+    rows = c.batch_prompts * c.n // WORLD  # of a process
+    mini = rows // c.mini_batches
+    return [
+        (c.sampler in ("ada-est", "gvm"),
+         f"{c.sampler} keeps all samples of a prompt, more of some than of others, and TRL takes n "
+         "of each: use uniform, dapo, ada-pos or ada-balance, or minirl.py"),
+        (c.sampler == "dapo" and c.max_refills > 0,
+         "dapo cannot refill here, for the prompts of TRL's batch are fixed: set max_refills to 0, "
+         "or use minirl.py"),
+        (bool(c.max_samples_per_step or c.max_tokens_per_step),
+         "max_samples_per_step and max_tokens_per_step can leave a prompt without the n samples "
+         "that TRL takes of each: leave them at 0, or use minirl.py"),
+        (c.n < 2, "TRL wants at least 2 samples of a prompt: raise n"),
+        (c.batch_prompts % WORLD != 0,
+         f"batch_prompts = {c.batch_prompts} cannot be shared out evenly over {WORLD} processes"),
+        (rows % c.mini_batches != 0,
+         f"the {rows} samples of a process cannot be cut into {c.mini_batches} equal mini-batches"),
+        (own.micro_rows > 0 and mini % own.micro_rows != 0,
+         f"micro_rows = {own.micro_rows} does not divide the {mini} samples that a process has in "
+         "a mini-batch"),
+        (own.full and build_for_cpu(),
+         "full needs a GPU: on a CPU parts/engine.py samples, which is handed adapters only"),
+        (c.dtype == "float16" and build_for_cpu(),
+         "dtype float16 needs a GPU here: TRL's mixed precision does"),
+        (own.full and own.dtype != "auto",
+         "dtype is that of frozen weights, and with full none are: leave it at auto"),
+    ]
+
+
+def trl_settings(c: Config, own: Settings):
+    """TRL's GRPOConfig: what the flags decide, and MiniRL's objective, which --trl may change.
+
+    Raises SystemExit for any other setting in --trl.
+    """
+    from trl import GRPOConfig
+
+    mini = c.batch_prompts * c.n // WORLD // c.mini_batches
+    micro, on_cpu = own.micro_rows or mini, build_for_cpu()
+    decided = dict(
+        output_dir=str(Path("runs", c.name)), max_steps=c.steps * c.mini_batches, seed=c.seed,
+        learning_rate=c.lr, warmup_steps=c.warmup_steps, weight_decay=c.weight_decay,
+        max_grad_norm=c.max_grad_norm, num_generations=c.n, per_device_train_batch_size=micro,
+        gradient_accumulation_steps=mini // micro, scale_rewards="none",
+        steps_per_generation=mini // micro * c.mini_batches, max_completion_length=c.max_tokens,
+        temperature=c.temperature, use_vllm=True, vllm_mode="colocate",
+        vllm_max_model_length=c.max_prompt_tokens + c.max_tokens,
+        vllm_gpu_memory_utilization=c.engine_memory, use_cpu=on_cpu,
+        bf16=c.dtype == "bfloat16", fp16=c.dtype == "float16",
+        model_init_kwargs=dict(dtype="float32" if own.full else c.dtype))
+    left_to_user = dict(
+        loss_type="dr_grpo", beta=0.0, epsilon=c.eps_low, epsilon_high=c.eps_high, delta=None,
+        importance_sampling_level="token", vllm_importance_sampling_mode="token_truncate",
+        vllm_importance_sampling_clip_max=c.weight_cap, router_aux_loss_coef=0.0,
+        entropy_coef=0.0, cast_lm_head_to_fp32=False, gradient_checkpointing=not on_cpu,
+        optim="adamw_torch", lr_scheduler_type="constant_with_warmup", logging_steps=1,
+        save_steps=20, save_total_limit=2, report_to="none")
+    try:
+        asked = dict(json.loads(own.trl))
+    except (ValueError, TypeError):
+        raise SystemExit("--trl must be a JSON object, such as "
+                         "'{\"loss_type\": \"cispo\"}'.") from None
+    for name in asked.keys() - left_to_user:
+        raise SystemExit(f"--trl cannot set {name}, only {', '.join(left_to_user)}.")
+    return GRPOConfig(**decided | left_to_user | asked)
+
+
+if __name__ == "__main__":  # before torch is imported: --help and a wrong flag answer at once
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    CONFIG, OWN = parse()
+
+require_trl()
+
+from parts.engine import Engine, configure_vllm
+
+configure_vllm(build_for_cpu())
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func: the version is pinned
+if build_for_cpu():  # where TRL leaves vLLM alone
+    warnings.filterwarnings("ignore", "TRL currently supports vLLM")
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from trl import GRPOTrainer
+from trl.trainer import grpo_trainer
+
+from parts.metrics import summarize
+from parts.models import fetch_model, load_tokenizer
+from parts.policy import ATTENTION
+from parts.prompts import stop_ids
+from parts.routing_replay import is_mixture
+from parts.run import load_data
+from rewards import open_grader
+
+
+# ------------------------------------------------------------------------------ sampling
+class BorrowedEngine(Engine):
+    """parts/engine.py's submit, step and busy over TRL's vLLM, which TRL starts and keeps in sync.
+
+    Every sample has a seed of its own, made of what it is: it does not depend on which process
+    draws it, and no two processes draw the same.
+    """
+
+    def __init__(self, llm, stop_token_ids: list[int], config: Config):
+        self.config, self.when = config, 0
+        self.take(llm, config.temperature, stop_token_ids)
+
+    def submit(self, key, problem) -> None:
+        _, sample = key
+        place = f"{self.config.seed}/{self.when}/{problem.id}/{sample}"
+        super().submit(key, problem.prompt_ids, self.config.max_tokens,
+                       seed=random.Random(place).getrandbits(63))
+
+
+class VLLMOnCpu:
+    """In the place of TRL's VLLMGeneration, which cannot hand weights to vLLM's CPU build."""
+
+    def __init__(self, model, processing_class, max_model_length, **_):
+        self.model = model
+        self.engine = Engine(model.name_or_path, max_model_len=max_model_length,
+                             dtype=str(model.dtype).removeprefix("torch."), sync_mode="merge",
+                             stop_token_ids=stop_ids(processing_class))
+        self.llm = self.engine.llm
+
+    def sync_weights(self) -> None:
+        self.engine.sync(self.model)
+
+
+def rows_of(group, n: int) -> list[tuple]:
+    """[(sample, coefficient)], n of them: TRL has no room for less.
+
+    Of a prompt that dapo or --drop-unresolved drops any n will do, with coefficient 0.
+    """
+    return group.rows() or [(sample, 0.0) for sample in keep(group.pool, n)]
+
+
+class AdaTrainer(GRPOTrainer):
+    """GRPOTrainer on the samples of `ada_sampler.collect`.
+
+    problems: parts.data.Problem's with prompts; grader: rewards.open_grader's. The rest is
+    GRPOTrainer's.
+    """
+
+    def __init__(self, problems: list, grader, config: Config, **rest):
+        self.problems, self.grader, self.config = problems, grader, config
+        data = Dataset.from_list([dict(prompt=problem.prompt, place=place)
+                                  for place, problem in enumerate(problems)])
+        super().__init__(train_dataset=data, rollout_func=rollouts, reward_funcs=kept_reward,
+                         **rest)
+        stops = stop_ids(self.processing_class)
+        self.engine = BorrowedEngine(self.vllm_generation.llm, stops, config)
+
+    def _generate_and_score_completions(self, inputs: list[dict]) -> dict:
+        """TRL's, with our advantages. `inputs`: a row of the data per sample, prompt by prompt."""
+        self.batch = [self.problems[row["place"]] for row in inputs[::self.num_generations]]
+        output = super()._generate_and_score_completions(inputs)
+        coefficients = [a for group in self.groups for _, a in rows_of(group, self.num_generations)]
+        output["advantages"] = torch.tensor(coefficients, device=output["advantages"].device)
+        return output
+
+
+def rollouts(prompts: list[str], trainer: AdaTrainer) -> dict:
+    """TRL's rollout_func: draws for the prompts of this process, and returns the kept samples."""
+    judge = SimpleNamespace(
+        submit=lambda key, problem, rollout: trainer.grader.submit(
+            key, problem.judged_by, rollout.text),
+        result=trainer.grader.result)
+    trainer.engine.when = trainer.state.global_step
+    trainer.groups = collect(trainer.batch, trainer.config, trainer.engine, judge)
+    kept = [(group, sample) for group in trainer.groups
+            for sample, _ in rows_of(group, trainer.num_generations)]
+    return dict(prompt_ids=[group.problem.prompt_ids for group, _ in kept],
+                completion_ids=[sample.rollout.token_ids for _, sample in kept],
+                logprobs=[sample.rollout.logprobs for _, sample in kept],
+                reward=[sample.reward for _, sample in kept], groups=[trainer.groups] * len(kept))
+
+
+def kept_reward(prompts, completions, reward, groups, log_metric, **_) -> list[float]:
+    """TRL's reward function: what the grader said before. Logs what the sampling was like.
+
+    TRL's own "reward" is of the kept samples, which were chosen: watch reward_first_round.
+    """
+    for name, value in summarize(groups[0]).items():
+        if name in ("samples", "tokens"):
+            log_metric(name, float(value * WORLD))  # TRL averages over the processes
+        elif isinstance(value, float):
+            log_metric(name, value)
+    return reward
+
+
+# ------------------------------------------------------------------------------ the program
+def make_trainer(config: Config, own: Settings, grader) -> AdaTrainer:
+    """Raises SystemExit, one sentence, for what cannot work, before the engine is started."""
+    settings = trl_settings(config, own)
+    folder = Path(settings.output_dir)
+    if own.resume != any(folder.glob("checkpoint-*")):
+        raise SystemExit(f"{folder} has {'no checkpoint: leave out' if own.resume else 'some: add'}"
+                         " --resume, or choose another --name.")
+    path = fetch_model(config.model, config.max_prompt_tokens + config.max_tokens)
+    tokenizer = load_tokenizer(path)
+    tokenizer.padding_side = "left"
+    problems, _ = load_data(config, tokenizer, grader)
+    if len(problems) < config.batch_prompts:
+        raise SystemExit(f"{len(problems)} problems are less than one batch of "
+                         f"{config.batch_prompts}: lower --batch-prompts.")
+    lora = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, task_type="CAUSAL_LM",
+                      target_modules=ATTENTION if is_mixture(path) else "all-linear")
+    if build_for_cpu():
+        grpo_trainer.VLLMGeneration = VLLMOnCpu
+    return AdaTrainer(problems, grader, config, model=path, args=settings,
+                      processing_class=tokenizer, peft_config=None if own.full else lora)
+
+
+def main(config: Config, own: Settings) -> None:
+    if os.environ.get("RANK", "0") != "0":
+        sys.stdout = open(os.devnull, "w")  # the first process speaks for all
+    with open_grader(config.reward, config.threshold, config.graders) as grader:
+        trainer = make_trainer(config, own, grader)
+        trainer.train(resume_from_checkpoint=own.resume)
+        trainer.save_model()
+    kind = "--model" if own.full else f"--model {config.model} --adapter"
+    print(f"saved; evaluate it with python eval.py {kind} {trainer.args.output_dir}")
+
+
+if __name__ == "__main__":
+    main(CONFIG, OWN)

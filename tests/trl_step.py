@@ -1,0 +1,57 @@
+"""One optimizer step of recipes/trl_ada.py, caught before it is taken. Also a program for torchrun:
+
+    torchrun --nproc-per-node 2 tests/trl_step.py FOLDER --sampler ada-pos ...
+
+writes FOLDER/rank-0.pt and rank-1.pt, each with the gradient (which is the same) and the rank's
+own pools.
+"""
+import os
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "recipes")]
+STEP = ["--steps", "1", "--max-tokens", "24", "--lr", "1e-9", "--max-grad-norm", "0",
+        "--warmup-steps", "1", "--graders", "1"]
+
+
+def one_step(recipe, flags: list[str], trainer_class=None):
+    """(trainer, [gradient of each optimizer step]). The learning rate is next to 0, and so is no
+    B of the adapter, or A would have no gradient."""
+    import torch
+    from transformers import TrainerCallback
+    from rewards import open_grader
+
+    found = []
+
+    class Record(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model, **_):
+            names = {name.removeprefix("module."): p.grad.clone()
+                     for name, p in model.named_parameters() if p.grad is not None}
+            found.append(names)
+
+    config, own = recipe.parse([*STEP, *flags])
+    with open_grader("", 0.7, 1) as grader:
+        trainer = recipe.make_trainer(config, own, grader)
+        trainer.__class__ = trainer_class or trainer.__class__
+        torch.manual_seed(0)
+        for name, p in trainer.model.named_parameters():
+            if "lora_B" in name:
+                p.data.normal_(0, 0.02)
+        trainer.add_callback(Record())
+        trainer.train()
+    return trainer, found
+
+
+def pools_of(groups) -> dict:
+    """{problem id: [token ids of each sample in the order of drawing]}"""
+    return {group.problem.id: [s.rollout.token_ids for s in group.pool] for group in groups}
+
+
+if __name__ == "__main__":
+    os.chdir(sys.argv[1])
+    import torch
+    import trl_ada
+
+    trainer, (gradient,) = one_step(trl_ada, sys.argv[2:])
+    torch.save(dict(gradient=gradient, pools=pools_of(trainer.groups)),
+               f"rank-{os.environ['RANK']}.pt")
