@@ -55,9 +55,9 @@ def evaluate(
 
     Returns one row per sample, in order of problems: data, id, sample, reward, status,
     finish_reason, tokens, text, level where known, and why where there was no verdict: such a row's
-    reward is 0, or the worst of all rows where that is below. The temperature is this evaluation's own,
-    whatever a training engine samples with. `progress` is the bar's title (none: no bar), `style`
-    the grader's.
+    reward is 0, or the worst of all rows where that is below. The temperature is this evaluation's
+    own, whatever a training engine samples with. `progress` is the bar's title (none: no bar),
+    `style` the grader's.
     """
     from tqdm import tqdm
 
@@ -134,8 +134,9 @@ def report(rows: list[dict], ks: list[int] | None = None) -> dict:
     """What rows of `evaluate` say: avg (avg@k), ci_low, ci_high, pass {k: pass@k}, shares, length.
 
     avg is of rewards, correct and pass of right answers (status "correct"): of math-verify's
-    rewards, 0 and 1, avg is correct. `ks`: the k of pass@k (default: powers of two). Raises ValueError without rows, for questions
-    with different numbers of samples, and for a k above that number.
+    rewards, 0 and 1, avg is correct. `ks`: the k of pass@k (default: powers of two).
+    Raises ValueError without rows, for questions with different numbers of samples, and for a k
+    above that number.
     """
     rows_Q = list(by_question(rows).values())
     if not rows:
@@ -289,8 +290,8 @@ def show(summary: dict, own_reward: bool = False) -> None:
     if len(lines) > 1:
         lines["weighted"] = summary["weighted"]
     width = max(map(len, [*lines, "weighted"]))
-    print(f"\n{'':{width}}  questions  {f'avg@{k}':>7}   95 % interval  {title}{f'pass@{best}':>8}   "
-          "no box  cut off  no verdict  tokens")
+    print(f"\n{'':{width}}  questions  {f'avg@{k}':>7}   95 % interval  {title}"
+          f"{f'pass@{best}':>8}   no box  cut off  no verdict  tokens")
     for name, one in lines.items():
         line = f"{name:{width}}  {one.get('questions', ''):9}  {one['avg']:7{unit}}  "
         line += f"{one['ci_low']:6{unit}} - {one['ci_high']:6{unit}}"

@@ -35,7 +35,8 @@ CPU_SHARE = 3 / 8       # of the clock limit that an answer may compute
 START_SECONDS = 120     # for a worker to load its function, on a busy machine
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME")    # no secrets
 DETERMINED = {"PYTHONHASHSEED": "0", "SYMPY_GROUND_TYPES": "python", "MPMATH_NOGMPY": "1"}
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))      # what a file may import from
+# what a file may import from
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 NO_VERDICT = ("timeout", "killed", "raised", "no_number")    # the grader failed, not the completion
 
 

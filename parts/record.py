@@ -5,6 +5,7 @@ step. docs/explore.md explains the columns. To read some of it without the page:
 
     jq '.prompt, (.pool[] | {reward, kept, text})' runs/NAME/groups.jsonl
 """
+import functools
 import math
 
 import torch
@@ -73,10 +74,15 @@ def pieces(token_ids: list[int], tokenizer) -> list[str]:
     Decoded on its own, a token would lose the space that some tokenizers put in front of it. A
     character that is made of several tokens shows as U+FFFD.
     """
-    pairs = [token_ids[max(i - 1, 0):i + 1] for i in range(len(token_ids))]
-    before = tokenizer.batch_decode([pair[:-1] for pair in pairs])
-    both = tokenizer.batch_decode(pairs)
-    return [text[len(first):] for first, text in zip(before, both)]
+    pairs = [tuple(token_ids[max(i - 1, 0):i + 1]) for i in range(len(token_ids))]
+    return [piece(tokenizer, pair) for pair in pairs]
+
+
+@functools.lru_cache(maxsize=200_000)  # decoding would be half of what recording costs
+def piece(tokenizer, pair: tuple[int, ...]) -> str:
+    """What the last token of the pair adds to the first's text; of one alone, its text."""
+    before = tokenizer.decode(list(pair[:-1]))
+    return tokenizer.decode(list(pair))[len(before):]
 
 
 def numbers(values: list[float], decimals: int = DECIMALS) -> list[float | None]:

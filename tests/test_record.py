@@ -26,8 +26,8 @@ from test_combinations import Judge, Problems, RandomWriter, complete, random_po
 class Words:
     """In the tokenizer's place: token 7 is the text "<7>"."""
 
-    def batch_decode(self, rows):
-        return ["".join(f"<{i}>" for i in ids) for ids in rows]
+    def decode(self, ids):
+        return "".join(f"<{i}>" for i in ids)
 
 
 class Silent(Judge):
@@ -219,7 +219,8 @@ def test_a_recorded_token_costs_less_than_eighty_bytes():
               old=-torch.rand(T))
     row.seen = dict(theta=-torch.rand(T), mask=torch.ones(T), weight=torch.rand(T) + 0.5,
                     entropy=torch.rand(T))
-    tokenizer = SimpleNamespace(batch_decode=lambda rows: ["word " * len(ids) for ids in rows])
+    tokenizer = Words()
+    tokenizer.decode = lambda ids: "word " * len(ids)
     tokens = len(json.dumps(token_columns(row, row.ids[1:], tokenizer)))
     why = "math-verify: 17 is not 4*x + 3"
     pool = [Sample(i, 3, Rollout([1], [-1.0], "stop", ""), 0.0, "wrong", why=why)

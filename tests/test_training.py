@@ -114,7 +114,7 @@ def test_the_adapter_gives_the_same_logprobs_with_plain_peft_and_with_vllm(learn
 
 
 def test_what_is_recorded_of_a_token_is_what_the_saved_adapter_says_of_it(learnt):
-    """Of step 16, which begins with the adapter that step 15 has saved; by plain PEFT and softmax."""
+    """Of step 16, which begins with the adapter that step 15 has saved; by PEFT and softmax."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
