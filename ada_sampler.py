@@ -284,7 +284,8 @@ def row_weights(correct: list[bool], p_hat: float, n: float, kind: str) -> list[
     optimises, for keeping half of each kind changes the objective. With the pool mean as baseline,
     the expected update of a balanced prompt is w(p) grad p with
     w(p) = [p^2 + (1-p)^2] / [2p(1-p)]: about 1/(2p) where p is small, and as large where 1-p is
-    small. To undo it, a row stands for its share of the pool:
+    small. (The pool is so large that its mean is p: for 4 rounds of 8 and a small p it is less.)
+    To undo it, a row stands for its share of the pool:
         unbiased  c+ = p n/k_pos, c- = (1-p) n/k_neg   ascends p
         log       that, times 1/p                      ascends log p (v3 section 2.2)
         inv_p     "none", times 1/p                    v3 section 3.2 to the letter: about 1/(2p^2)
