@@ -114,7 +114,7 @@ def plant(args) -> None:
     mutate(folder, bug)
     print(f"Bug {args.number} is in {folder}. What its user says:\n\n    {bug['symptom']}\n\n"
           f"See it with, in that folder,\n\n    {command_of(bug)}\n\n"
-          f"and the same here, without the bug.")
+          f"and compare with the same command here, where the bug is not.")
 
 
 def hint(args) -> None:

@@ -36,8 +36,8 @@ def check_unbiased(functions):
             w = ada.row_weights(correct, p, n, "unbiased")
             call = call_of(correct, p, n, "unbiased") + f" = {spelled(w)}"
             share = sum(x for x, c in zip(w, correct) if c) / n
-            must_be(f"{call}: the weight of the right rows, by n", share, p)
-            must_be(f"{call}: the weight of all rows, by n", sum(w) / n, 1)
+            must_be(f"{call}: weights of the right rows / n", share, p)
+            must_be(f"{call}: weights of all rows / n", sum(w) / n, 1)
 
 
 def check_log(functions):
@@ -46,8 +46,8 @@ def check_log(functions):
         n = len(correct)
         w = ada.row_weights(correct, p, n, "log")
         call = call_of(correct, p, n, "log") + f" = {spelled(w)}"
-        must_be(f"{call}: the weight of the right rows, by n", sum(w[:sum(correct)]) / n, 1)
-        must_be(f"{call}: the weight of the wrong rows, by n", sum(w[sum(correct):]) / n,
+        must_be(f"{call}: weights of the right rows / n", sum(w[:sum(correct)]) / n, 1)
+        must_be(f"{call}: weights of the wrong rows / n", sum(w[sum(correct):]) / n,
                 (1 - p) / p)
 
 
@@ -107,9 +107,9 @@ def check_penalty(functions):
             raise Wrong(f"{call}: yours is {spelled(sizes)}, and the prompt with p = sqrt(alpha) = "
                         f"{p[1]:g} must get most")
         ratio = sizes[0] / sizes[1]
-        must_be(f"{call} = {spelled(sizes)}: the first by the second", ratio, 0.8 ** 0.5, 2e-3)
+        must_be(f"{call} = {spelled(sizes)}: first / second", ratio, 0.8 ** 0.5, 2e-3)
     sizes, call = sizes_of([0.1, 0.2], [1.0, 1.0], 3000, 0.01, 1.0)  # w = 1 / sqrt(p + alpha)
-    must_be(f"{call} = {spelled(sizes)}: the first by the second", sizes[0] / sizes[1],
+    must_be(f"{call} = {spelled(sizes)}: first / second", sizes[0] / sizes[1],
             (0.21 / 0.11) ** 0.5, 2e-3)
 
 

@@ -51,11 +51,12 @@ def check_gradient(functions):
                       ((0.01, 0.01, 0.01), 1.0)):
         call, slope, _, _ = ask(triple, A)
         must_be(f"d/d(log pi) of {call}", slope, [triple[0] / triple[2] * A],
-                why="That is M w A, where w is a constant to autograd.")
+                why="That is M w A: w is a constant to autograd, and M = 1, for r is "
+                    "within its bounds.")
 
 
 def check_mask(functions):
-    """the mask: r by r, and on one side of 1 for each sign of A"""
+    """the mask, at many r: for each sign of A it closes on one side of 1 only"""
     for r, A, right in CASES:
         call, slope, mask, _ = ask((0.4 * r, 0.4, 0.4 * r), A)
         must_be(f"{call}, r = {r:g}: M", mask, [right])
@@ -80,7 +81,7 @@ def check_cap(functions):
 
 
 def check_switches(functions):
-    """clip=False, other widths, other weights"""
+    """clip=False, other eps_low and eps_high, other kinds of weight"""
     call, slope, mask, _ = ask((0.8, 0.4, 0.4), 1.0, clip=False, mini_batches=2)
     must_be(f"{call}: [M, gradient]", [mask.item(), slope.item()], [1, 2])
     call, _, mask, _ = ask((0.5, 0.4, 0.4), 1.0, eps_high=0.2)

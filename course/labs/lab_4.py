@@ -1,7 +1,9 @@
 """Lab 4: what is really optimised, and where the next sample should go.
 
     python course/check.py 4
-    python course/train.py --with lab_4
+    python course/train.py --with lab_4   # your row_weights, with --weighting log
+
+row_weights belongs to the notes of session 3 ("To undo it"), allocate_gvm to those of session 4.
 """
 from ada_sampler import largest_remainder  # noqa: F401
 
@@ -10,7 +12,8 @@ def row_weights(correct: list[bool], p_hat: float, n: float, kind: str) -> list[
     """A weight for each kept row, from its kind and the pass rate of the *pool*.
 
     correct: of the kept rows, k_pos right ones and k_neg wrong ones; p_hat: share of right answers
-    among all that was drawn; n: rows that a prompt brings, on average.
+    among all that was drawn; n: rows that a prompt brings, on average over prompts, so that it need
+    not be len(correct).
 
         none      1
         unbiased  right rows p_hat n / k_pos, wrong rows (1 - p_hat) n / k_neg: each kind stands for
@@ -30,7 +33,8 @@ def allocate_gvm(p: list[float], norms: list[float], total: int, alpha: float,
         n_i = total w_i / sum(w),      w_i = G_i / sqrt(p_i + alpha / p_i^(beta - 1))
 
     p: pass rates; norms: G_i. w_i = 0 where p_i = 0; if all w_i are 0, nobody gets anything.
-    Whole numbers that add up to `total`: see `largest_remainder`.
+    Whole numbers that add up to `total`: largest_remainder(shares, total) makes them, if the shares
+    add up to `total`. (It rounds down, then adds 1 where most was cut off.)
 
     Why: the estimator (1 / (n_i p_i)) sum over right samples of grad log pi has, summed over
     prompts, a variance of up to sum_i G_i^2 / (p_i n_i). With alpha = 0 this is its minimum under

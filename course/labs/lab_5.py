@@ -32,7 +32,9 @@ def objective(lp_T, old_T, mu_T, advantage_T, config):
     The mask asks how far the *trainer* has moved: r, not w. It closes only in the direction in
     which the advantage pushes.
 
-    Returns (term_T, M_T, w_T): w_T as it is before the cap, so that the log shows the truth.
+    lp_T, old_T, mu_T as above; advantage_T [T], A for each token.
+    Returns (term_T, M_T, w_T), each [T]: w_T as it is before the cap, so that the log shows the
+    truth.
     The project's own has other objectives and masks beside this one: leave them out.
     """
     raise NotImplementedError
