@@ -824,6 +824,26 @@ def test_a_run_without_recorded_prompts_has_its_curves(browse, tmp_path):
     )
 
 
+def test_a_curve_shows_no_number_of_another_step(browse, tmp_path):
+    def run(name, steps, reward):
+        of_step = dict(reward_first_round=reward, samples=430)
+        metrics = [dict(step=s, **of_step) for s in range(1, steps + 1)]
+        evals = [dict(step=s, avg=reward + s / 100) for s in range(0, steps + 1, 6)]
+        return dict(name=name, config=recorded_config(), metrics=metrics, evals=evals, groups=[])
+
+    runs = [run("short", 6, 0.25), run("long", 12, 0.5)]
+    page = browse(page_of(tmp_path, dict(left_out="", runs=runs)), "#/curves")
+    reward, held_out, samples = (page.locator(".panel").nth(i) for i in range(3))
+    assert all(number in reward.locator("p").inner_text() for number in ("0.25", "0.5"))
+    marks = samples.locator("svg[role=img] text").all_text_contents()
+    assert marks[:3] == ["0", "200", "400"]  # and not 215, rounded
+    for _ in range(2):
+        page.keyboard.press("ArrowLeft")
+    words = [" ".join(panel.locator("p").inner_text().split()) for panel in (reward, held_out)]
+    assert words[0] == "step 11 first round (fair) 0.5"
+    assert words[1] == "step 11 avg@k 0.31 (step 6) 0.56 (step 6)"
+
+
 def test_the_bare_template_says_what_fills_it(chromium):
     page = chromium.new_page()
     page.goto(explore.TEMPLATE.as_uri())
