@@ -325,6 +325,7 @@ def impatient(p, rng, n=4, M=8, N=4):
     return correct / (correct + wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [0.2, 0.5, 0.8])
 def test_deciding_inside_a_round_is_biased_and_collect_does_not(p):
     pools, count = closed_pools(p, "balance"), 1000
@@ -355,6 +356,7 @@ VARIANTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cfg", VARIANTS, ids=range(len(VARIANTS)))
 @pytest.mark.parametrize("slots", [7, 10**9])
 def test_barrier_and_early_opening_change_nothing_but_the_time(cfg, slots):
@@ -708,6 +710,7 @@ def extra_rounds(groups, p):
     return fmean(g.rounds - 1 for g in groups if g.problem.p == p)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule, changes", [
     ("ada-balance", {}), ("ada-pos", dict(k_pos=2)), ("ada-balance", dict(M_first=12, N=6)),
     ("dapo", dict(n=8))])
@@ -981,6 +984,7 @@ def three_visits(cfg):
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("setting", [f.name for f in fields(SamplerConfig) if f.name != "sampler"])
 def test_every_setting_changes_something_or_is_refused(rule, setting):

@@ -236,12 +236,14 @@ def test_every_rule_trains_as_it_is(sampler, policies):
     check_that_it_trains(complete(sampler=sampler), policies)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", RULES)
 def test_whatever_is_accepted_trains(sampler, policies):
     quick = dict(gvm_norms=["one"]) if sampler == "gvm" else {}
     walk(policies, sampler=[sampler], objective=choices("objective"), **quick, **COMBINED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", choices("objective"))
 def test_whatever_is_accepted_trains_with_every_weight_and_length(objective, policies):
     walk(policies, objective=[objective], sampler=["ada-balance", "ada-est"], weighting=["none"],

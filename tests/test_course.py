@@ -79,6 +79,7 @@ def test_the_projects_own_functions_get_all_points(lab):
     assert sum(result.points for result in results) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lab", LABS)
 def test_what_students_get_wrong_fails_with_a_message_of_its_own(lab):
     mutants = [mutant for mutant in MUTANTS if mutant["lab"] == lab]
@@ -132,6 +133,7 @@ def answer(tmp_path, capsys, monkeypatch, lab: int, code: str) -> str:
     return capsys.readouterr().out + (end.value.code if isinstance(end.value.code, str) else "")
 
 
+@pytest.mark.slow
 def test_a_loop_that_never_ends_is_called_one(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(check, "SECONDS", 0.3)
     said = answer(tmp_path, capsys, monkeypatch, 3, """
@@ -201,6 +203,7 @@ def test_the_first_difference_of_two_runs_is_named(tmp_path):
     assert "number for number" in train.first_difference(tmp_path / "own", tmp_path / "own")
 
 
+@pytest.mark.slow
 def test_both_curves_are_drawn(tmp_path):
     from course import train
 
@@ -302,6 +305,7 @@ def test_what_cannot_be_hunted_is_one_sentence(capsys, monkeypatch, words, sente
         hunt(capsys, monkeypatch, *words)
 
 
+@pytest.mark.slow
 def test_flags_of_a_hunt_are_flags_of_the_program(tmp_path, monkeypatch):
     from parts.config import parse
 

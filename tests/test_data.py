@@ -558,6 +558,7 @@ def test_unknown_hub_set(hub):
         load_problems("no/such")
 
 
+@pytest.mark.slow
 def test_unreachable_hub_ends_within_seconds(tmp_path):
     """The real libraries against a closed port."""
     pytest.importorskip("datasets")

@@ -408,6 +408,7 @@ def test_a_start_collects_what_dead_processes_left(folder, tmp_path, monkeypatch
     assert not left.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank, served", [(1, 8), (8, 8), (12, 16), (16, 16), (33, 64), (300, 320)])
 def test_a_rank_that_vllm_does_not_know_is_rounded_up(rank, served, monkeypatch):
     monkeypatch.setattr(engine_module, "adapted_layers", lambda model: [])
@@ -418,6 +419,7 @@ def test_a_rank_that_vllm_does_not_know_is_rounded_up(rank, served, monkeypatch)
         adapter_options("any", 1000, on_cpu=False, routes=False)
 
 
+@pytest.mark.slow
 def test_what_vllm_adapts_is_what_peft_adapts(tmp_path):
     """Names by architecture; the head is not among them (vLLM wraps it by itself in some families,
     and fails)."""
@@ -493,6 +495,7 @@ def test_tokens_are_those_that_were_sampled():
 
 
 # -------------------------------------------------------------------------------- what vLLM refuses
+@pytest.mark.slow
 def test_what_vllm_refuses_is_explained_in_one_sentence():
     """The messages are vLLM's own where its functions run without a GPU."""
     engine_module.configure_vllm(on_cpu=True)
@@ -515,6 +518,7 @@ def test_what_vllm_refuses_is_explained_in_one_sentence():
     assert advice_on(ValueError("something else"), "bfloat16", "auto") == ""
 
 
+@pytest.mark.slow
 def test_a_vocabulary_too_large_for_adapters_gets_one_sentence():
     """vLLM's own words, should it wrap the head; it need not (`adapted_layers` leaves it out)."""
     engine_module.configure_vllm(on_cpu=True)
@@ -526,6 +530,7 @@ def test_a_vocabulary_too_large_for_adapters_gets_one_sentence():
     assert "use --sync merge" in advice_on(error.value, "float32", "auto")
 
 
+@pytest.mark.slow
 def test_code_of_a_model_folder_is_never_run(folder, tmp_path, monkeypatch):
     """Also when somebody answers yes to every question."""
     import io

@@ -156,6 +156,7 @@ def test_report_refuses_nonsense():
 
 
 # ---------------------------------------------------------------------------------------- intervals
+@pytest.mark.slow
 @pytest.mark.parametrize("questions, low, high",
                          [(30, 0.88, 0.99), (100, 0.91, 0.99), (300, 0.92, 0.98)])
 def test_the_interval_covers_the_truth(questions, low, high):

@@ -56,6 +56,7 @@ def logprobs(model, ids):
 
 
 # ------------------------------------------------------------------------------ the model
+@pytest.mark.slow
 @pytest.mark.parametrize("model, dtype, limit", [
     ("tiny", "", 1e-5), ("tiny-moe", "", 1e-5), ("tiny", "bfloat16", 0.03)])
 def test_the_merged_model_says_what_base_and_adapter_say(tmp_path, model, dtype, limit):

@@ -222,6 +222,7 @@ def grader():
         yield made
 
 
+@pytest.mark.slow
 def test_killed_verifiers_are_replaced_and_asked_again(grader):
     for i, (gold, completion, _) in enumerate(HARD):
         grader.submit(i, gold, completion)
@@ -248,6 +249,7 @@ def test_a_verifier_that_hangs_is_cut_off(grader):
 
 
 # ---------------------------------------------------------------------------------- untrusted input
+@pytest.mark.slow
 def test_code_in_data_rows_stays_text(tmp_path, grader, capsys):
     from parts import tiny
     from parts.data import load_problems
@@ -296,6 +298,7 @@ def test_a_checkpoint_with_code_in_it_is_refused(tmp_path, learning):
     assert not (tmp_path / "owned").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags, sentence", [
     (["--lora-rank", "3"], "run mine was started with --lora-rank 16, not 3"),
     (["--sampler", "uniform"], "started with --sampler ada-balance, not uniform"),
@@ -344,6 +347,7 @@ def test_a_refused_resumption_answers_at_once(started):
     assert seconds < 5  # 0.3 s on an idle machine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["{}", "[]", "{", '{"config": {"lr": 1}, "starts": [{}]}'])
 def test_a_broken_config_json_is_named(started, text):
     (started / "runs/mine/config.json").write_text(text)
@@ -405,6 +409,7 @@ with run.last_words(Config(name="mine")):
 """
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_the_program_in_one_sentence(tmp_path):
     """`python minirl.py | head -1`."""
     process = subprocess.Popen(

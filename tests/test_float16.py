@@ -66,6 +66,7 @@ def weights_of(policy):
     return [p.detach().clone() for p in policy.parameters() if p.requires_grad]
 
 
+@pytest.mark.slow
 def test_an_overflow_skips_one_step_lowers_the_scale_and_changes_nothing_else(tmp_path, capsys):
     policy = small_policy(tmp_path, **START)
     optimizer, schedule = learner(policy, Config(lr=1e-3))
@@ -97,6 +98,7 @@ def test_what_no_scale_can_mend_is_a_broken_run(tmp_path, monkeypatch, scale, lo
             running.stop_if_broken(step, [], dict(loss=loss, skipped_steps=1), run)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_its_scale_bit_by_bit(tmp_path):
     """The checkpoint lies between an overflow and the step at which the scale grows again."""
     config = Config(lr=1e-3, warmup_steps=2)

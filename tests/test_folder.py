@@ -58,6 +58,7 @@ def test_auto_on_resume_is_what_the_run_has_made_of_it():
     assert go_on(again, settings_of(config)) == config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [
     ["--sampler", "est"], ["--sampler", "ada-est"],
     ["--sampler", "grpo", "--advantage", "raft"], ["--objective", "cispo", "--sampler", "uniform"]])

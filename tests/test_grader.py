@@ -32,6 +32,7 @@ def undecided(n: int) -> tuple[list, list]:
     return pairs, [1.0 - k % 2 for k in range(n)]
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_the_middle_of_a_batch_changes_nothing():
     pairs, expected = undecided(80)
     with Grader(workers=2) as grader:
@@ -45,6 +46,7 @@ def test_a_worker_killed_in_the_middle_of_a_batch_changes_nothing():
     assert {verdict.status for verdict in verdicts} == {"correct", "wrong"}
 
 
+@pytest.mark.slow
 def test_results_come_in_order_from_any_thread_and_are_the_same_again(grader):
     pairs, expected = undecided(30)
     pairs += [("5", r"\boxed{5}"), ("5", "5"), ("5", r"\boxed{6}")]
@@ -88,7 +90,8 @@ def runs(pid: str) -> bool:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/limits"), reason="reads /proc")
-@pytest.mark.parametrize("moment", [pytest.param("starting", marks=pytest.mark.slow), "working"])
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["starting", "working"])
 def test_ctrl_c_in_a_terminal_does_not_reach_the_workers(moment, tmp_path):
     """A terminal sends it to the whole process group. Then the parent is killed:
     the workers end too."""
@@ -191,6 +194,7 @@ def pool(tmp_path):
         yield made
 
 
+@pytest.mark.slow
 def test_a_worker_that_gets_no_cpu_time_has_three_times_as_long(pool):
     """As on a busy machine; what computes is cut off, and the next question is answered."""
     assert pool.ask("sleep", 1.6).result().status == "correct"

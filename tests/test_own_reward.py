@@ -102,6 +102,7 @@ def test_every_number_is_a_reward_and_only_those_above_the_threshold_are_correct
         assert found.status == ("correct" if number > 0.5 else "wrong"), what
 
 
+@pytest.mark.slow
 def test_whatever_else_happens_has_a_status_of_its_own_and_no_reward(score):
     expected = {
         "None": ("no_number", "returned None"),
@@ -174,6 +175,7 @@ def test_what_counts_as_a_number(value, number):
 
 
 # ------------------------------------------------------------------------------ what cannot be used
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, sentence",
     [
@@ -217,6 +219,7 @@ def test_what_cannot_be_used_ends_in_one_sentence_within_seconds(
     assert time.monotonic() - start < 20
 
 
+@pytest.mark.slow
 def test_a_file_that_never_finishes_loading_is_given_up(tmp_path, monkeypatch):
     (tmp_path / "hangs.py").write_text("while True: pass")
     monkeypatch.setattr(own_reward, "LOAD_SECONDS", 1)
@@ -251,6 +254,7 @@ def test_it_is_tried_on_an_empty_completion_before_the_engine_starts(mine, capsy
     assert "gives 3 for an empty completion; above 0.5 is correct" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_function_that_hangs_on_everything_ends_before_the_engine_starts(tmp_path):
     (tmp_path / "slow.py").write_text("def score(a, b):\n    while True: pass\n")
     with OwnReward(f"{tmp_path / 'slow.py'}:score", 0.5, timeout=1) as grader:

@@ -65,6 +65,7 @@ def test_one_run(tmp_path):
                                                      "metrics.jsonl"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("against", plot.AXES)
 def test_every_axis(tmp_path, against, few_panels):
     assert is_picture(plot.draw_run(make_run(tmp_path / "a", steps=5), tmp_path / "x.png", against))
@@ -101,6 +102,7 @@ def titles_of(figure_of, monkeypatch):
     return titles
 
 
+@pytest.mark.slow
 def test_what_is_flat_by_construction_is_not_drawn_but_named(tmp_path, monkeypatch):
     """On-policy in float32 no token is clipped and all weights are 1; a reward that stands still is
     a finding."""
@@ -173,6 +175,7 @@ def test_smoothing_keeps_constants_and_length():
     assert list(plot.smooth([1.0, 5.0, 2.0])) == [1.0, 5.0, 2.0]
 
 
+@pytest.mark.slow
 def test_the_old_picture_survives_a_failure(tmp_path, monkeypatch, few_panels):
     run = make_run(tmp_path / "a", steps=2)
     before = plot.draw_run(run).read_bytes()
@@ -206,6 +209,7 @@ def test_mean_line_covers_the_common_range():
     assert len(ax.lines) == 3 and ax.lines[-1] == ([0, 2], [1.0, 3.0], "two")
 
 
+@pytest.mark.slow
 def test_comparison_page(tmp_path, monkeypatch, capsys):
     runs = [str(make_run(tmp_path / f"bal-seed{s}", seed=s, sampler="balance")) for s in (0, 1)]
     runs += [str(make_run(tmp_path / "grpo", steps=20, sampler="uniform", evals=False))]

@@ -131,6 +131,7 @@ def test_the_token_that_changed_most_does_not_dictate_the_slope():
 
 
 # ---------------------------------------------------------------------------------------- no engine
+@pytest.mark.slow
 @pytest.mark.parametrize("how, noise, bounds", [
     *((how, 0.01, HALF) for how in ("", *BREAKS[:5])),
     *((how, 1e-6, EXACT) for how in ("", "layer 2", "half of the change"))])
@@ -149,6 +150,7 @@ def test_the_rehearsal_sees_what_never_arrives(how, noise, bounds, tmp_path):
     assert all(torch.equal(p, kept[name]) for name, p in second(policy).items())  # as it was
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["layer 0", "layer 1", "layer 2"])
 def test_the_rehearsal_names_the_layer_also_in_noise_that_hides_it_from_the_rest(how, tmp_path):
     """As with a cache in 8 bits: the rest's limit is above everything then."""
@@ -186,6 +188,7 @@ def test_what_breaks_later_is_seen_within_three_steps(how, tmp_path):
             probe.check()
 
 
+@pytest.mark.slow
 def test_updates_too_small_to_tell_add_up_until_they_are_not(tmp_path):
     policy = small_policy(tmp_path)
     engine = NoisyEngine(policy, noise=0.01)

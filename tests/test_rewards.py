@@ -80,6 +80,7 @@ def test_the_table_beats_plain_math_verify(grader, capsys):
     assert timed_out <= 2, "honest answers take up to 0.3 s of CPU time"
 
 
+@pytest.mark.slow
 def test_the_recorded_verdicts_of_plain_math_verify_are_its_verdicts():
     from math_verify import parse, verify
     for case in random.Random(1).sample(CASES, 40):
@@ -197,6 +198,7 @@ def test_golds_are_checked_at_load_time(grader):
 HANG = r"\int_0^1 \frac{\sin(x^3)}{e^{x^2}+\ln(x+2)}dx"
 
 
+@pytest.mark.slow
 def test_every_status_is_reached_by_a_real_input(grader):
     for status, gold, completion in [
             ("correct", "42", r"\boxed{42}"), ("wrong", "42", r"\boxed{43}"),
@@ -363,6 +365,7 @@ def test_long_honest_completions_keep_their_reward(grader):
             assert time.perf_counter() - start < 3
 
 
+@pytest.mark.slow
 def test_thousands_of_typical_verdicts_a_second():
     chooser = random.Random(0)
     pairs = []
@@ -384,6 +387,7 @@ def test_thousands_of_typical_verdicts_a_second():
 
 # ------------------------------------------------------------------------------------ command line
 
+@pytest.mark.slow
 def test_a_file_is_graded_and_summarised(tmp_path):
     table = [("42", r"\boxed{42}", 1), ("42", "42", 0), (r"\sqrt{12}", r"\boxed{2\sqrt{3}}", 1),
              ("1", r"\boxed{1}", 0)]
@@ -399,6 +403,7 @@ def test_a_file_is_graded_and_summarised(tmp_path):
         assert part in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content, message", [
     ("{", "line 1 is not JSON"), ('{"gold": "1"}', 'needs the strings "gold" and "completion"'),
     ("[1]", "needs the strings"), ("null", "needs the strings"),
@@ -412,6 +417,7 @@ def test_unusable_files_end_in_one_sentence(tmp_path, content, message):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_one_verdict_is_explained():
     done = run("--gold", r"2\sqrt3", "--completion", r"so \boxed{\sqrt{12}\text{ cm}}")
     for part in [r"\\sqrt{12}\\text{ cm}", r"2\\sqrt{3}", "undecided",

@@ -15,6 +15,7 @@ from sampler_oracles import ORACLE, RULES, WEIGHTINGS, config, exact, exact_weig
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", ORACLE)
 @pytest.mark.parametrize(
     "rule, n", [("balance", 4), ("pos", 4), ("uniform", 4), ("uniform", 8), ("uniform", 16)]
@@ -31,6 +32,7 @@ def test_oracles_through_collect(p, rule, n):
         assert abs(fmean(got) - share) <= 3 * math.sqrt(share * (1 - share) / count) + 1 / count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [0.05, 0.3, 0.5, 0.9])
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_effective_weights_through_collect(p, weighting):
@@ -130,6 +132,7 @@ def test_command_line_all_rules():
     assert [line.split()[0] for line in done.stdout.splitlines()[2:]] == list(RULES)
 
 
+@pytest.mark.slow
 def test_command_line_distribution_and_plot(tmp_path):
     picture = tmp_path / "rules.png"
     pytest.importorskip("matplotlib")
@@ -138,6 +141,7 @@ def test_command_line_distribution_and_plot(tmp_path):
     assert "p 0.4 to 0.6" in done.stdout and picture.stat().st_size > 5000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags, message",
     [

@@ -51,6 +51,7 @@ def test_only_the_columns_asked_for_are_kept(results, finished):
     assert line["metrics"] == dict(step=[1, 2]) and line["evals"] == dict(step=[2], avg=[0.666667])
 
 
+@pytest.mark.slow
 def test_a_study_of_whole_runs_is_filled_told_and_drawn(results, finished, monkeypatch, capsys):
     """By the command line: one run has all panels, several share a page."""
     other = shutil.copytree(finished, finished.with_name("other"))

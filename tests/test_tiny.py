@@ -92,6 +92,7 @@ def test_the_warm_start_learns_answers_with_their_end_and_nothing_else():
         assert tokenizer.decode(row[learnt]).endswith(f"\\boxed{{{value}}}<|endoftext|>")
 
 
+@pytest.mark.slow
 def test_same_seed_same_weights_other_seed_other_weights(tmp_path):
     from safetensors.torch import load_file
 
@@ -122,6 +123,7 @@ def accuracy(folder, samples=4):
                for text, p in zip(texts, rows)) / len(rows)
 
 
+@pytest.mark.slow
 def test_the_models_of_the_repository_are_small_and_weak_but_not_hopeless():
     assert sum(file.stat().st_size for file in Path(tiny.folder()).parent.rglob("*")) < 5e6
     for name in ("tiny", "tiny-moe"):

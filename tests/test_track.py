@@ -165,6 +165,7 @@ def send(place, folder, kind):
     assert done.returncode == 0 and "WARNING" not in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_wandb_without_a_login_is_one_sentence(tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="wandb is not installed: make extras")
     for name in ("WANDB_MODE", "WANDB_API_KEY"):

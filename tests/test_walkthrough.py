@@ -38,6 +38,7 @@ def other_repository(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_alone_it_asks_for_an_address_and_clones(tmp_path):
     asked = first_cell(tmp_path, "https://github.com/OWNER/REPOSITORY")
     assert asked.returncode and "Put the address of the repository" in asked.stderr
