@@ -10,7 +10,9 @@ noise, whichever way it pushes. It drops what MiniRL cuts off at its cap.
 """
 import torch
 
-AGREE = (0.5, 5.0)  # IcePop: pi_old/mu of a token that engine and trainer agree on
+# IcePop: pi_old/mu of a token that engine and trainer agree on. Both
+# ends are this project's choice; the upper one is MiniRL's cap.
+AGREE = (0.5, 5.0)
 
 
 def other_mask(mask_T, lp_T, old_T, mu_T, advantage_T, config):

@@ -208,7 +208,8 @@ def cannot_work(c: dict) -> bool:
     std, est = c["advantage"] == "group-std", c["sampler"] == "ada-est"
     twice = (est or std) and c["weighting"] != "none" or est and std
     idle = c["mini_batches"] == 1 and (c["replay"] == "r2" or c.get("importance") == "staleness")
-    foreign = c["objective"] != "minirl" and c.get("importance", "full") != "full"
+    of_minirl = c.get("importance", "full") != "full" or c.get("mask", "ratio") != "ratio"
+    foreign = c["objective"] != "minirl" and of_minirl
     return twice or idle or foreign
 
 
@@ -248,4 +249,5 @@ def test_whatever_is_accepted_trains(sampler, policies):
 def test_whatever_is_accepted_trains_with_every_weight_and_length(objective, policies):
     walk(policies, objective=[objective], sampler=["ada-balance", "ada-est"], weighting=["none"],
          advantage=["pool-mean"], importance=choices("importance"),
-         length_norm=choices("length_norm"), replay=choices("replay"), mini_batches=[1, 2])
+         length_norm=choices("length_norm"), replay=choices("replay"), mask=choices("mask"),
+         mini_batches=[1, 2])
