@@ -15,7 +15,7 @@ from parts.folder import never_stepped, settings
 from parts.own_reward import require_function
 from parts.prompts import require_template
 from parts.screen import shown
-from parts.sources import require_files
+from parts.sources import BUILTIN, require_files
 
 OBJECTIVES = {  # name -> its advantage and length normalisation (MiniRL section 2.3, appendix A)
     "minirl": ("pool-mean", "constant"),
@@ -47,7 +47,7 @@ class ModelSettings:
     """What is trained."""
 
     model: str = "tiny"
-    """tiny, tiny-moe, a name such as Qwen2.5-Math-1.5B, a hub id (org/name) or a folder"""
+    """tiny, tiny-moe, tiny-skills, or a model: Qwen2.5-Math-1.5B, a hub id (org/name), a folder"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """of the frozen weights; auto: float32 on a CPU, bfloat16 on a GPU, float16 on one without"""
     lora_rank: int = limited(16, least=1, most=512)
@@ -61,7 +61,7 @@ class DataSettings:
     """What it is trained on."""
 
     data: str = "auto"
-    """training problems: hub id, .jsonl/.json/.parquet/.csv file, or builtin"""
+    """training problems: hub id, .jsonl/.json/.parquet/.csv file, builtin or builtin-skills"""
     eval_data: str = "auto"
     """held-out problems, likewise, or held-out: a share of one's own file (its auto)"""
     problem_key: str = ""
@@ -283,7 +283,7 @@ def of_the_run(config: Config) -> list[tuple[bool, str]]:
         (c.top_p != 1,
          "top_p must stay 1 in training: the importance weight pi/mu would be biased on every "
          "token"),
-        (c.data == "builtin" and changed(c, "problem_key", "answer_key"),
+        (c.data in BUILTIN and changed(c, "problem_key", "answer_key"),
          "the builtin problems have no columns: leave problem_key and answer_key out, or name a "
          "file with data"),
         (c.eval_temperature == 0 and c.eval_k > 1,

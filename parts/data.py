@@ -4,6 +4,7 @@
     problems = load_problems("org/name:config@split")  # a hub data set; config, split are optional
     problems = load_problems("my.jsonl")               # or .json, .parquet, .csv; several by commas
     problems = load_problems("builtin")                # arithmetic from tiny.py, offline
+    problems = load_problems("builtin-skills")         # what tiny-skills learns, from skills.py
     train, held_out = load_train_and_held_out("my.jsonl", eval_data="held-out")
 
 Where rows come from is in sources.py, what their columns mean in columns.py, how a prompt is made
@@ -22,7 +23,7 @@ from pathlib import Path
 from parts.columns import find_gold, find_problem, plain
 from parts.models import TINY
 from parts.screen import shown
-from parts.sources import BENCHMARKS, expand, is_file, read_file, read_hub
+from parts.sources import BENCHMARKS, BUILTIN, expand, is_file, read_file, read_hub
 
 HELD_OUT = "held-out"  # as --eval-data: a share of the training data
 HELD_OUT_SHARE = 0.1
@@ -51,8 +52,10 @@ class Problem:
 # -------------------------------------------------------------------------------- defaults by model
 def default_data(model: str, for_training: bool = True) -> str:
     """The data set a model is trained (or evaluated) on when none is named."""
-    if model in TINY or not for_training:
-        return "builtin" if model in TINY else "math500"
+    if model in TINY:
+        return "builtin-skills" if model == "tiny-skills" else "builtin"
+    if not for_training:
+        return "math500"
     if model.endswith("Qwen2.5-Math-1.5B"):  # it solves each of these in 1 to 5 of 16 attempts
         return "RLHFlow/reinforce_ada_simple_prompt_1-5b"
     return "agentica-org/DeepScaleR-Preview-Dataset"
@@ -60,8 +63,8 @@ def default_data(model: str, for_training: bool = True) -> str:
 
 def default_eval_data(data: str) -> str:
     """What a policy trained on `data` is evaluated on when nothing is named."""
-    if data == "builtin":
-        return "builtin"
+    if data in BUILTIN:
+        return data
     for_math = all(name.startswith(MADE_FOR_MATH_MODELS) for name in data.split(","))
     return "math500" if for_math else HELD_OUT
 
@@ -99,8 +102,9 @@ def load_sets(
                          "--answer-key.")
     sets = []
     for part, source in zip(names, short_names(names)):
-        if part == "builtin":
-            sets.append(builtin(split or ("train" if for_training else "test"), limit, whole_rows))
+        if part in BUILTIN:
+            own_split = split or ("train" if for_training else "test")
+            sets.append(builtin(part, own_split, limit, whole_rows))
             continue
         if is_file(part):
             rows = read_file(Path(os.path.expanduser(part)))
@@ -114,7 +118,7 @@ def load_sets(
 
 def has_own_columns(name: str) -> bool:
     """Whether one of the sets joined in `name` is the user's own, whose columns a key may name."""
-    return any(part != "builtin" and part not in BENCHMARKS for part, _ in expand(name))
+    return any(part not in (*BUILTIN, *BENCHMARKS) for part, _ in expand(name))
 
 
 def short_names(names: list[str]) -> list[str]:
@@ -125,12 +129,15 @@ def short_names(names: list[str]) -> list[str]:
             for i, name in enumerate(short)]
 
 
-def builtin(split: str, limit: int | None, whole_rows: bool = False) -> list[Problem]:
-    """Arithmetic of the built-in models."""
-    from parts import tiny
+def builtin(name: str, split: str, limit: int | None, whole_rows: bool = False) -> list[Problem]:
+    """Arithmetic of the built-in models. Raises ValueError for a split but train and test."""
+    from parts import skills, tiny
 
-    rows = tiny.problems(split, limit or BUILTIN_COUNT.get(split, 0))
-    return [Problem(row["problem"], row["answer"], row["id"], "builtin", str(row["level"]),
+    if split not in BUILTIN_COUNT:
+        raise ValueError(f"the built-in problems have the splits train and test, not {split!r}")
+    source = skills if name == "builtin-skills" else tiny
+    rows = source.problems(split, limit or BUILTIN_COUNT[split])
+    return [Problem(row["problem"], row["answer"], row["id"], name, str(row["level"]),
                     row=row if whole_rows else {})
             for row in rows]
 

@@ -34,6 +34,7 @@ def summarize(groups: list) -> dict[str, Any]:
         prompts=len(groups),
         samples=len(pool),
         tokens=sum(averages["response_length"]),
+        engine_steps=max((getattr(s.rollout, "finished", 0) for s in pool), default=0),
         kept=len(averages["reward_kept"]),
         rounds_histogram=[rounds[r] for r in range(1, max(rounds, default=0) + 1)],
         spent_by_pass_rate=dict(sorted(spent.items())),
@@ -90,7 +91,8 @@ def diagnostics(facts: list[dict], config) -> dict:
         for layer, agrees_T in enumerate(seen["agrees"].T):
             values[f"routes_agree_{layer}"] = agrees_T.mean()
         values["routes_agree_all"] = share(seen["agrees"].bool().all(1))
-    return {name: value.item() for name, value in values.items()}
+    values = {name: value.item() for name, value in values.items()}
+    return dict(tokens_trained=len(weight_T)) | values
 
 
 def cut_off(seen: dict, config) -> dict:

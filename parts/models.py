@@ -9,7 +9,7 @@ from pathlib import Path
 from parts.screen import shown
 from parts.sources import go_offline_if_unreachable
 
-TINY = ("tiny", "tiny-moe")  # built in, see tiny.py
+TINY = ("tiny", "tiny-moe", "tiny-skills")  # built in, see tiny.py
 FAMILIES = {"qwen": "Qwen", "qwq": "Qwen", "llama": "meta-llama", "meta-llama": "meta-llama"}
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from parts.screen import shown
 
+BUILTIN = ("builtin", "builtin-skills")  # made by tiny.py and skills.py
 BENCHMARKS = {  # the name on the command line -> hub id[:config]
     "math500": "HuggingFaceH4/MATH-500",
     "minerva": "math-ai/minervamath",
@@ -119,7 +120,7 @@ def read_hub(name: str, split: str | None, for_training: bool):
     if not re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", repo):
         raise SystemExit(
             f"There is no data set '{shown(name, 80)}': give a file ({', '.join(SUFFIXES)}), "
-            f"a hub id (org/name), or one of builtin, {', '.join([*BENCHMARKS, *GROUPS])}.")
+            f"a hub id (org/name), or one of {', '.join([*BUILTIN, *BENCHMARKS, *GROUPS])}.")
     go_offline_if_unreachable(repo)
     asked = split or named_split
     wanted = [asked] if asked else ["train"] if for_training else ["test", "train"]

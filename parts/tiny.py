@@ -6,6 +6,8 @@ Hugging Face format, vLLM serves it, PEFT adapts it, math-verify grades its \\bo
 `tiny-moe` is the same with 8 experts in every layer, of which a token takes 2 (Qwen3-MoE, 1.1 M
 parameters): small enough to see on a CPU what routing replay is for.
 
+`tiny-skills` is smaller still and has problems of its own, see skills.py.
+
 **The problems** are chains of additions and subtractions such as `7+15-4=?`. The number of
 operations (1 to 6) sets the difficulty: a chain is right only if every link is, so pass rates
 spread over the whole range.
@@ -21,7 +23,9 @@ import random
 import sys
 from pathlib import Path
 
+from parts import skills
 from parts.checkpoint import damage, seal
+from parts.models import TINY
 
 OPERATIONS = (1, 2, 3, 4, 5, 6)  # a problem's level is its number of operations
 LARGEST = 9  # largest number in a problem; intermediate results stay within 0..99
@@ -60,12 +64,7 @@ def chain(rng: random.Random, operations: int) -> tuple[str, list[str], int]:
 
 
 def problems(split: str, count: int, seed: int = 0) -> list[dict]:
-    """`count` problems of all levels in turn. A problem's hash decides in which split it is.
-
-    Raises ValueError for a split that is neither train nor test.
-    """
-    if split not in ("train", "test"):
-        raise ValueError(f"the built-in problems have the splits train and test, not {split!r}")
+    """`count` problems of all levels in turn. A problem's hash decides in which split it is."""
     rng, found = random.Random(f"{split}/{seed}"), []
     while len(found) < count:
         level = OPERATIONS[len(found) % len(OPERATIONS)]
@@ -118,8 +117,9 @@ def build_model(tokenizer, name: str = "tiny"):
     """Randomly initialised; torch's random state decides the weights."""
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+    sizes = SIZES | skills.SIZES if name == "tiny-skills" else SIZES
     common = dict(
-        vocab_size=384, max_position_embeddings=1024, tie_word_embeddings=True, **SIZES,
+        vocab_size=384, max_position_embeddings=1024, tie_word_embeddings=True, **sizes,
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )
     if name == "tiny-moe":
@@ -127,7 +127,9 @@ def build_model(tokenizer, name: str = "tiny"):
     return Qwen2ForCausalLM(Qwen2Config(**common))
 
 
-def warm_start(model, tokenizer, *, steps, batch, lr, seed, progress=True) -> float:
+def warm_start(
+    model, tokenizer, *, steps, batch, lr, seed, demonstrate=demonstration, progress=True,
+) -> float:
     """Plain supervised learning on demonstrations, loss on the completion only.
 
     Returns the last mean loss in nats.
@@ -145,7 +147,8 @@ def warm_start(model, tokenizer, *, steps, batch, lr, seed, progress=True) -> fl
         balance = {"output_router_logits": True}  # adds the load-balancing loss
     bar = tqdm(range(steps), desc="warm start", disable=not progress, mininterval=1)
     for step in bar:
-        ids, labels = demonstration_batch(rng, tokenizer, batch, lazy=step > 0.8 * steps)
+        shown = [demonstrate(rng, lazy=step > 0.8 * steps) for _ in range(batch)]
+        ids, labels = training_batch(shown, tokenizer)
         loss = model(input_ids=ids, labels=labels, **balance).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -157,19 +160,18 @@ def warm_start(model, tokenizer, *, steps, batch, lr, seed, progress=True) -> fl
     return loss.item()
 
 
-def demonstration_batch(rng, tokenizer, batch, lazy):
+def training_batch(shown: list[tuple[str, str]], tokenizer):
     """Right-padded ids [batch, length] and labels (-100 on prompt and padding)."""
     import torch
 
     rows = []
-    for _ in range(batch):
-        text, completion = demonstration(rng, lazy)
+    for text, completion in shown:
         prompt = tokenizer.apply_chat_template(
             [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False)
         rows.append((tokenizer.encode(prompt), tokenizer.encode(completion + END)))
     length = max(len(p) + len(c) for p, c in rows)
-    ids = torch.full((batch, length), tokenizer.pad_token_id)
-    labels = torch.full((batch, length), -100)
+    ids = torch.full((len(rows), length), tokenizer.pad_token_id)
+    labels = torch.full((len(rows), length), -100)
     for i, (prompt, completion) in enumerate(rows):
         end = len(prompt) + len(completion)
         ids[i, :end] = torch.tensor(prompt + completion)
@@ -201,6 +203,8 @@ def build(folder, name: str = "tiny", progress: bool = True, **changes) -> None:
     from transformers.utils import logging
 
     recipe = WARM_START | changes
+    if name == "tiny-skills":
+        recipe = dict(demonstrate=skills.demonstration) | skills.WARM_START | changes
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -213,13 +217,13 @@ def build(folder, name: str = "tiny", progress: bool = True, **changes) -> None:
         torch.set_num_threads(threads)
     logging.disable_progress_bar()
     tokenizer.save_pretrained(folder)
-    if name == "tiny-moe":
+    if name != "tiny":
         model.bfloat16()  # half the bytes; everybody loads it in the precision of the run
     model.save_pretrained(folder)
     seal(Path(folder))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1] not in ("tiny", "tiny-moe"):
-        raise SystemExit("usage: python -m parts.tiny {tiny,tiny-moe} FOLDER")
+    if len(sys.argv) != 3 or sys.argv[1] not in TINY:
+        raise SystemExit(f"usage: python -m parts.tiny {{{','.join(TINY)}}} FOLDER")
     build(sys.argv[2], sys.argv[1])

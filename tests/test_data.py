@@ -480,7 +480,7 @@ def test_wrong_key_is_named(tmp_path):
 
 
 def test_unknown_name_lists_the_benchmarks():
-    with pytest.raises(SystemExit, match="no data set 'mth500'.*builtin, math500"):
+    with pytest.raises(SystemExit, match="no data set 'mth500'.*builtin, builtin-skills, math500"):
         load_problems("mth500")
 
 
