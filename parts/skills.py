@@ -19,7 +19,7 @@ import random
 import string
 
 LETTERS = string.ascii_uppercase + string.ascii_lowercase[:22]
-BELIEF = (0.7, 0.4, 0.2, 0.08, 0.03, 0.01, 0.003, 0.0003)  # in the right offset; six letters each
+BELIEF = (0.7, 0.4, 0.2, 0.1, 0.045, 0.01, 0.003, 0.0003)  # in the right offset; six letters each
 WARM_START = dict(steps=6000, batch=64, lr=3e-3, seed=0)
 SIZES = dict(num_hidden_layers=2, intermediate_size=192)
 

@@ -1,0 +1,299 @@
+"""Where does adaptive sampling pay? Nine ways of sampling on skills of very different pass rates.
+
+    python bench/compare_skills.py --processes 2   # all; resumable
+    python bench/compare_skills.py --draw          # only tables and pictures, from what is stored
+
+What is compared, at which costs, and what counts as which answer was written down before the first
+run: docs/sampling_plan.md. Names here are the plan's.
+
+A run lives in runs/skills. When it is done it becomes a line of bench/results/skills.jsonl (see
+study.py), from which skills.md and two pictures are drawn. A line has, besides the evaluations,
+what had been spent by then, `solved`: each letter's first right answer, in draws, and `letters`:
+how often each was met, drawn, answered right, and silent.
+"""
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import mean, stdev
+
+import study
+from compare_samplers import at_budget
+
+from parts import skills
+
+RUNS = study.ROOT / "runs" / "skills"
+
+DRAWS = 16_000  # the budget of the primary measure
+STEPS = 40  # of the comparison at equal steps
+FIRST_DRAWS = 4_000  # within which a letter counts as solved
+STILL_STEPS, STILL_RATE = 90, 1e-9  # of the runs that count draws and signal by letter
+SEEDS, TUNING_SEEDS = range(6), (100, 101)
+RATES = (0.001, 0.002, 0.004)
+QUESTIONS = 192  # held out, and the training problems of the regime "few"; four of each letter
+REGIMES = ("stream", "few")
+ARMS = {  # name -> flags, steps that surely reach DRAWS, steps between evaluations
+    "uniform-4": (["--sampler", "uniform", "--n", "4"], 250, 40),
+    "uniform-4-wide": (["--sampler", "uniform", "--n", "4", "--batch-prompts", "74"], 55, 10),
+    "uniform-16": (["--sampler", "uniform", "--n", "16"], 63, 10),
+    "maxrl": (["--sampler", "uniform", "--n", "16", "--weighting", "log"], 63, 10),
+    "dapo": (["--sampler", "dapo", "--n", "4"], 140, 20),
+    "ada-pos": (["--sampler", "ada-pos"], 120, 20),
+    "ada-balance": (["--sampler", "ada-balance"], 60, 10),
+    "ada-est": (["--sampler", "ada-est", "--M", "8"], 128, 20),
+    "gvm": (["--sampler", "gvm", "--M", "8"], 66, 10),
+}
+COLORS = ("#999999", "#56B4E9", "#000000", "#D55E00", "#E69F00", "#F0E442", "#0072B2", "#009E73",
+          "#CC79A7")
+COMMON = ["--model", "tiny-skills", "--eval-data", "builtin-skills", "--max-tokens", "16",
+          "--eval-questions", str(QUESTIONS), "--log-groups", "all", "--checkpoint-every", "0"]
+LETTER = re.compile(r"\d([A-Za-z])\d=\?")
+T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}  # Student, by seeds
+EQUAL = 0.03  # an interval around 0 within this is called equal
+
+
+# ------------------------------------------------------------------------------------------ running
+def train(arm: str, regime: str, lr: float, seed: int) -> None:
+    """One run through the command line, resumed if it was interrupted; then a line of the study."""
+    own, steps, every = ARMS[arm]
+    if regime == "still":
+        steps, every = STILL_STEPS, 0
+    name = run_name(arm, regime, lr, seed)
+    data = str(few()) if regime == "few" else "builtin-skills"
+    if "--batch-prompts" not in own:
+        own = [*own, "--batch-prompts", "16"]
+    flags = [*COMMON, *own, "--data", data, "--lr", str(lr), "--seed", str(seed),
+             "--steps", str(steps), "--eval-every", str(every)]
+    command = [sys.executable, str(study.ROOT / "minirl.py"), *flags, "--name", name, "--resume"]
+    with open(RUNS / f"{name}.log", "w") as output:
+        process = subprocess.Popen(command, cwd=RUNS, stdout=output, stderr=output,
+                                   env=os.environ | {"OMP_NUM_THREADS": "1"})
+        _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{name} failed: see {RUNS / name}.log")
+    line = dict(run=name, arm=arm, regime=regime, lr=lr, seed=seed,
+                cpu_seconds=round(usage.ru_utime + usage.ru_stime, 1))
+    line |= fold(RUNS / "runs" / name)
+    study.add("skills", line)
+    print(f"{name}: {line['evals']['avg']}", flush=True)
+
+
+def run_name(arm: str, regime: str, lr: float, seed: int) -> str:
+    return f"{arm}-{regime}-{lr}-seed{seed}"
+
+
+def few() -> Path:
+    """The fixed training problems of the regime "few", as a file of one's own would be."""
+    path = RUNS / "few.jsonl"
+    rows = skills.problems("train", QUESTIONS)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def fold(run: Path) -> dict:
+    """A finished run's evaluations, with what had been spent by then, and when letters were solved.
+
+    engine_steps: of the sampling; trained: response tokens of samples with a coefficient.
+    """
+    metrics, evaluations = read(run / "metrics.jsonl"), read(run / "eval.jsonl")
+    found = []
+    for row in evaluations:
+        past = [step for step in metrics if step["step"] <= row["step"]]
+        found.append(dict(
+            step=row["step"], avg=row["avg"], samples=row["samples_total"],
+            tokens=row["tokens_total"], seconds=row["seconds_total"],
+            engine_steps=sum(step["engine_steps"] for step in past),
+            trained=sum(step.get("tokens_trained", 0) for step in past)))
+    drawn = {step["step"]: step["samples_total"] for step in metrics}
+    solved, letters = {}, {}
+    for group in read(run / "groups.jsonl"):
+        letter, pool = LETTER.search(group["prompt"])[1], group["pool"]
+        if any(sample["reward"] for sample in pool):
+            solved.setdefault(letter, drawn[group["step"]])
+        signal = any(sample.get("coefficient") for sample in pool)
+        facts = 1, len(pool), sum(bool(sample["reward"]) for sample in pool), not signal
+        letters[letter] = [a + b for a, b in zip(letters.get(letter, [0] * 4), facts)]
+    return dict(solved=solved, letters=letters, zero_signal=mean(step["zero_signal"] for step in metrics),
+                metrics={}, evals=study.columns(found))
+
+
+def read(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def run_all(plan: list[tuple], processes: int) -> None:
+    stored = {line["run"] for line in study.load("skills")}
+    missing = [job for job in plan if run_name(*job) not in stored]
+    print(f"{len(plan) - len(missing)} of {len(plan)} runs are stored", flush=True)
+    with ThreadPoolExecutor(processes) as pool:
+        list(pool.map(lambda job: train(*job), missing))
+
+
+def tuning() -> list[tuple]:
+    return [(arm, "stream", lr, seed) for seed in TUNING_SEEDS for lr in RATES for arm in ARMS]
+
+
+def best_rates(lines: list[dict]) -> dict[str, float]:
+    """Each arm's learning rate: the highest mean of the primary measure over the tuning seeds."""
+    def primary(arm, lr):
+        return mean(at(line, "samples", DRAWS) for line in lines
+                    if (line["arm"], line["lr"]) == (arm, lr) and line["seed"] in TUNING_SEEDS)
+
+    return {arm: max(RATES, key=lambda lr: primary(arm, lr)) for arm in ARMS}
+
+
+# ----------------------------------------------------------------------------------------- measures
+def at(line: dict, cost: str, budget: float) -> float:
+    """Held-out accuracy of a run when it had spent `budget`. ValueError if it never did."""
+    rows = [row | modelled(row) for row in line["evals"]]
+    if rows[-1][cost] < budget:
+        raise ValueError(f"{line['run']} spent only {rows[-1][cost]} {cost} of {budget}")
+    return at_budget(rows, cost, budget)
+
+
+def modelled(row: dict) -> dict[str, float]:
+    """Seconds on a GPU whose decode step takes 20 ms, and 1 + r times that for 64 responses.
+
+    A trained token (forward and backward) costs three times what a decoded one adds. r = 0: the
+    GPU is so empty that only its steps count; r = 2: about the share in the paper's runs.
+    """
+    return {f"r{r}": 0.02 * (row["engine_steps"] + r / 64 * (row["tokens"] + 3 * row["trained"]))
+            for r in (0, 0.5, 2)}
+
+
+COSTS = {"samples": "draws", "step": "training steps", "engine_steps": "engine steps",
+         "r0.5": "modelled s, r = 0.5", "r2": "modelled s, r = 2"}  # r = 0: engine steps
+
+
+def budgets(lines: list[dict]) -> dict[str, float]:
+    """What is compared at: the plan's draws and steps, else the most that every run had spent
+    within DRAWS."""
+    found = {"samples": DRAWS, "step": STEPS}
+    for cost in list(COSTS)[2:]:
+        spent = []
+        for line in lines:
+            rows = [row | modelled(row) for row in line["evals"]]
+            spent.append(interpolate(DRAWS, rows, "samples", cost))
+        found[cost] = min(spent)
+    return found
+
+
+def interpolate(x: float, rows: list[dict], key: str, other: str) -> float:
+    import numpy as np
+
+    return float(np.interp(x, [row[key] for row in rows], [row[other] for row in rows]))
+
+
+def ever_solved(line: dict, lowest: float = 0, highest: float = 0.05) -> float:
+    """Share of the letters with such a belief whose right answer was drawn in FIRST_DRAWS."""
+    letters = [x for x in skills.LETTERS if lowest <= skills.belief(x) < highest]
+    return mean(line["solved"].get(x, DRAWS) <= FIRST_DRAWS for x in letters)
+
+
+# ----------------------------------------------------------------------------------------- verdicts
+def interval(values: list[float]) -> tuple[float, float]:
+    """Mean and half its 95 % interval (Student's t)."""
+    return mean(values), T_95[len(values)] * stdev(values) / len(values) ** 0.5
+
+
+def compare(lines: list[dict], regime: str, first: str, second: str, measure) -> tuple:
+    """(mean of the paired differences first - second, half its interval, the plan's word)."""
+    def of(arm):
+        mine = [line for line in lines if (line["arm"], line["regime"]) == (arm, regime)]
+        return {line["seed"]: measure(line) for line in mine}
+
+    one, other = of(first), of(second)
+    centre, half = interval([one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())])
+    word = "ahead" if centre > half else "behind" if centre < -half else "open"
+    if word == "open" and abs(centre) + half <= EQUAL:
+        word = "equal"
+    return centre, half, word
+
+
+def verdicts(lines: list[dict]) -> str:
+    """The plan's hypotheses, each with its differences in both regimes."""
+    asked = [  # and what is compared at
+        ("1", "ada-balance", "uniform-4", "step"),
+        ("2", "ada-balance", "uniform-16", "samples"),
+        ("3", "ada-balance", "uniform-4-wide", "samples"),
+        ("4", "ada-balance", "uniform-4-wide", "r2"),
+        ("5", "ada-balance", "uniform-4", "solved"),
+        ("6", "ada-balance", "uniform-16", "engine_steps")]
+    found = [["hypothesis", "difference", "at equal", *REGIMES]]
+    for number, first, second, cost in asked:
+        cells = []
+        for regime in REGIMES:
+            budget = budgets([line for line in lines if line["regime"] == regime])
+            measure = ever_solved if cost == "solved" else (
+                lambda line, b=budget: at(line, cost, b[cost]))
+            centre, half, word = compare(lines, regime, first, second, measure)
+            cells.append(f"{100 * centre:+.1f} ± {100 * half:.1f} points: {word}")
+        label = COSTS.get(cost, f"draws: share of letters solved in {FIRST_DRAWS:,}")
+        found.append([number, f"{first} - {second}", label, *cells])
+    return study.markdown(found)
+
+
+# ------------------------------------------------------------------------------------------- tables
+def shown(values: list[float]) -> str:
+    centre, half = interval(values)
+    return f"{centre:.1%} ± {half:.1%}"
+
+
+def table(lines: list[dict], regime: str) -> str:
+    """Every arm at every cost."""
+    budget = budgets([line for line in lines if line["regime"] == regime])
+    head = ["arm", "learning rate", "draws per step", "no signal"]
+    head += [f"at {budget[cost]:,.0f} {label}" for cost, label in COSTS.items()]
+    head += ["letters below 0.05 ever solved"]
+    found = [head]
+    for arm in ARMS:
+        mine = [line for line in lines if (line["arm"], line["regime"]) == (arm, regime)]
+        last = [line["evals"][-1] for line in mine]
+        cells = [arm, str(mine[0]["lr"]), f"{mean(row['samples'] / row['step'] for row in last):.0f}",
+                 f"{mean(line['zero_signal'] for line in mine):.0%}"]
+        cells += [shown([at(line, cost, budget[cost]) for line in mine]) for cost in COSTS]
+        cells += [shown([ever_solved(line) for line in mine])]
+        found.append(cells)
+    return study.markdown(found)
+
+
+def against(lines: list[dict]) -> str:
+    """ada-balance against each arm at equal draws: seen, not tested, but where a hypothesis asks."""
+    found = [["ada-balance - arm, at equal draws", *REGIMES]]
+    for arm in ARMS:
+        if arm != "ada-balance":
+            cells = [compare(lines, regime, "ada-balance", arm,
+                             lambda line: at(line, "samples", DRAWS)) for regime in REGIMES]
+            found.append([arm, *(f"{100 * c:+.1f} ± {100 * h:.1f}: {word}" for c, h, word in cells)])
+    return study.markdown(found)
+
+
+def tuned(lines: list[dict]) -> str:
+    found = [["arm", *(f"learning rate {lr}" for lr in RATES)]]
+    for arm in ARMS:
+        cells = [[at(line, "samples", DRAWS) for line in lines
+                  if (line["arm"], line["lr"]) == (arm, lr)] for lr in RATES]
+        found.append([arm, *(f"{mean(cell):.1%}" for cell in cells)])
+    return study.markdown(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--processes", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--draw", action="store_true", help="train nothing")
+    args = parser.parse_args()
+    if not args.draw:
+        RUNS.mkdir(parents=True, exist_ok=True)
+        run_all(tuning(), args.processes)
+        run_all([(arm, "still", STILL_RATE, TUNING_SEEDS[0]) for arm in ARMS], args.processes)
+        rates = best_rates(study.load("skills"))
+        run_all([(arm, regime, rates[arm], seed)
+                 for seed in SEEDS for regime in REGIMES for arm in ARMS], args.processes)
+
+
+if __name__ == "__main__":
+    main()
