@@ -13,14 +13,17 @@ A cell is a few flags; its name, such as low-N4-r3-clip-is, says which:
                 low: the engine in bfloat16 with its cache in fp8
                 stress: low, learning rate 0.003 instead of 0.002 (the arms of the paper's figures)
                 long: low, eight times as many steps (N = 1: does it collapse without the weight?)
+                mask: as stress (later code: the masks are compared among themselves)
+                float32, float16, bfloat16: the engine's weights, nothing else in low precision
+                eight: as long, the engine's weights in 8 bits too
     N           1, 2, 4, 8 mini-batches
     replay      none, r2, r3 (r2 with N = 1 is none)
-    clip        clip, noclip (with N = 1 nothing is ever clipped)
+    clip        clip, noclip (with N = 1 nothing is ever clipped); other masks: dppo, icepop
     importance  is: the weight pi_theta/mu; nois: none
     length      N = 1 only: token sums divided by the response's length
 
 A run lives in runs/ablate. When it is done it becomes a line of bench/results/objective.jsonl (see
-study.py), from which objective.md and objective.png are drawn.
+study.py), from which objective.md, objective.png and masks.png are drawn.
 """
 import argparse
 import os
@@ -33,20 +36,27 @@ import study
 
 RUNS = study.ROOT / "runs" / "ablate"
 
-GRADIENT_STEPS = dict(exact=64, low=64, stress=64, long=512)
+GRADIENT_STEPS = dict(exact=64, low=64, stress=64, long=512, mask=64, float32=64, float16=64,
+                      bfloat16=64, eight=512)
 LOW = ["--rollout-dtype", "bfloat16", "--kv-cache-dtype", "fp8"]
+ENGINES = ("float32", "float16", "bfloat16")
 PRECISION = {
     "exact": ["--lr", "0.002"], "low": [*LOW, "--lr", "0.002"], "stress": [*LOW, "--lr", "0.003"],
-    "long": [*LOW, "--lr", "0.002"]}
+    "long": [*LOW, "--lr", "0.002"], "mask": [*LOW, "--lr", "0.003"],
+    **{dtype: ["--rollout-dtype", dtype, "--lr", "0.002"] for dtype in ENGINES},
+    "eight": ["--rollout-dtype", "fp8", "--kv-cache-dtype", "fp8", "--lr", "0.002"]}
 COMMON = ["--model", "tiny-moe", "--sampler", "uniform", "--n", "8", "--warmup-steps", "8",
           "--max-tokens", "48", "--eval-questions", "120", "--eval-k", "4",
           "--checkpoint-every", "1000"]
 PARTS = {
-    "clip": ["--clip"], "noclip": ["--no-clip"], "is": ["--importance", "full"],
+    "clip": ["--clip"], "noclip": ["--no-clip"], "dppo": ["--mask", "dppo"],
+    "icepop": ["--mask", "icepop"], "is": ["--importance", "full"],
     "nois": ["--importance", "none"], "length": ["--length-norm", "response"]}
 # The paper's arms off-policy. It has no curve of the third.
 PAPER = {"none-noclip-is": "no clip, no replay", "r2-noclip-is": "R2, no clip",
          "none-clip-is": "clip, no replay", "r2-clip-is": "clip, R2", "r3-clip-is": "clip, R3"}
+MASKS = {"clip": "on pi_theta/pi_old (MiniRL)", "noclip": "none",
+         "dppo": "on pi_theta - mu (DPPO)", "icepop": "MiniRL's, and pi_old/mu (IcePop)"}
 # A run that ends with one of these sentences is a result and not a failure.
 BROKEN = ("gradient that is not finite", "Engine and trainer disagree")
 KEPT = ("step", "entropy_trained", "kl_k3", "routes_agree_all", "clipped_positive",
@@ -60,7 +70,10 @@ def cells() -> list[str]:
     stress = [f"stress-N1-{replay}-clip-is" for replay in ("none", "r3")]
     stress += [f"stress-N{N}-{arm}" for N in (2, 4, 8) for arm in PAPER]
     long = [f"long-N1-none-clip-{weight}" for weight in ("is", "nois")]
-    return grid("low") + stress + long + grid("exact")
+    masks = [f"mask-N{N}-none-{mask}-is" for N in (4, 8) for mask in MASKS]
+    engines = [f"{dtype}-N{N}-none-clip-is" for N in (1, 8) for dtype in ENGINES]
+    eight = [f"eight-N1-none-clip-{weight}" for weight in ("is", "nois")]
+    return grid("low") + stress + long + grid("exact") + masks + engines + eight
 
 
 def grid(precision: str) -> list[str]:
@@ -78,9 +91,9 @@ def seeds(cell: str) -> range:
     Six where three left the paper's comparison of replays open.
     """
     open_question = [f"stress-N4-{replay}-clip-" for replay in ("none", "r2", "r3")]
-    if cell.startswith(("stress-N8-", *open_question)):
+    if cell.startswith(("stress-N8-", "mask", *open_question)):
         return range(6)
-    return range(3 if cell.startswith(("stress", "long", "low-N1-")) else 1)
+    return range(1 if cell.startswith(("exact", "low-N2", "low-N4", "low-N8")) else 3)
 
 
 def flags(cell: str, seed: int) -> list[str]:
@@ -166,7 +179,7 @@ def table(found: dict) -> str:
 
 def table_cells(cell: str, s: dict) -> list[str]:
     precision, N, replay, clip, *parts = cell.split("-")
-    clipped = {"clip": "yes", "noclip": "**no**"}[clip]
+    clipped = {"clip": "yes", "noclip": "**no**", "dppo": "DPPO", "icepop": "IcePop"}[clip]
     weight = {"is": "yes", "nois": "**no**"}[parts[0]]
     if "length" in parts:
         weight += ", length-normalised"
@@ -188,22 +201,27 @@ COLUMNS = [  # precision, N, arms, title
     ("low", 1, ON_POLICY, "N = 1, on-policy, learning rate 0.002"),
     ("long", 1, WEIGHT, "the same, longer"),
     *(("stress", N, PAPER, OLD.format(N)) for N in (2, 4, 8))]
+MASKED = {f"none-{mask}-is": label for mask, label in MASKS.items()}
+MASK_COLUMNS = [
+    *(("mask", N, MASKED, f"Masks, N = {N}, learning rate 0.003") for N in (4, 8)),
+    ("eight", 1, WEIGHT, "The engine in 8 bits, N = 1, learning rate 0.002")]
 ROWS = {
     "avg": "held-out accuracy", "entropy_trained": "entropy, nats per token",
     "kl_k3": r"KL($\mu$ ‖ $\pi_{old}$), k3, nats per token",
     "weight_over_2": "share of tokens with a weight above 2"}
 
 
-def draw(found: dict) -> None:
-    """In low precision: a column for each N, one line per arm of the paper's figures."""
+def draw(found: dict, columns: list, name: str, about: str) -> None:
+    """A column for each precision and N, one line per arm, into bench/results/NAME.png."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(len(ROWS), len(COLUMNS), figsize=(26, 17), layout="constrained",
-                                sharex="col", sharey="row")
-    for column, (precision, N, arms, title) in zip(axes.T, COLUMNS):
+    figure, axes = plt.subplots(
+        len(ROWS), len(columns), figsize=(5.2 * len(columns), 17), layout="constrained",
+        sharex="col", sharey="row")
+    for column, (precision, N, arms, title) in zip(axes.T, columns):
         draw_column(column, found, f"{precision}-N{N}", N, arms)
         column[0].set_title(title)
         column[0].legend(fontsize=9)
@@ -214,9 +232,9 @@ def draw(found: dict) -> None:
     for ax in axes.flat:
         ax.grid(alpha=0.3)
         ax.spines[["top", "right"]].set_visible(False)
-    figure.suptitle("MiniRL on the built-in mixture of experts, engine in bfloat16 with an fp8 "
-                    "cache: mean of the seeds, band from lowest to highest")
-    figure.savefig(study.RESULTS / "objective.png", dpi=90)
+    figure.suptitle(f"MiniRL on the built-in mixture of experts{about}: mean of the seeds, band "
+                    "from lowest to highest")
+    figure.savefig(study.RESULTS / f"{name}.png", dpi=90)
     plt.close(figure)
 
 
@@ -258,7 +276,9 @@ def main() -> None:
     if not found:
         raise SystemExit("Nothing is stored yet: run without --draw first.")
     (study.RESULTS / "objective.md").write_text(table(found))
-    draw(found)
+    low = ", engine in bfloat16 with an fp8 cache"
+    draw(found, COLUMNS, "objective", low)
+    draw(found, MASK_COLUMNS, "masks", "")
     print(table(found))
 
 

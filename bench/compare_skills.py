@@ -117,8 +117,9 @@ def fold(run: Path) -> dict:
         signal = any(sample.get("coefficient") for sample in pool)
         facts = 1, len(pool), sum(bool(sample["reward"]) for sample in pool), not signal
         letters[letter] = [a + b for a, b in zip(letters.get(letter, [0] * 4), facts)]
-    return dict(solved=solved, letters=letters, zero_signal=mean(step["zero_signal"] for step in metrics),
-                metrics={}, evals=study.columns(found))
+    silent = mean(step["zero_signal"] for step in metrics)
+    return dict(solved=solved, letters=letters, zero_signal=silent, metrics={},
+                evals=study.columns(found))
 
 
 def read(path: Path) -> list[dict]:
@@ -253,7 +254,8 @@ def table(lines: list[dict], regime: str) -> str:
     for arm in ARMS:
         mine = [line for line in lines if (line["arm"], line["regime"]) == (arm, regime)]
         last = [line["evals"][-1] for line in mine]
-        cells = [arm, str(mine[0]["lr"]), f"{mean(row['samples'] / row['step'] for row in last):.0f}",
+        draws = mean(row["samples"] / row["step"] for row in last)
+        cells = [arm, str(mine[0]["lr"]), f"{draws:.0f}",
                  f"{mean(line['zero_signal'] for line in mine):.0%}"]
         cells += [shown([at(line, cost, budget[cost]) for line in mine]) for cost in COSTS]
         cells += [shown([ever_solved(line) for line in mine])]
@@ -262,13 +264,14 @@ def table(lines: list[dict], regime: str) -> str:
 
 
 def against(lines: list[dict]) -> str:
-    """ada-balance against each arm at equal draws: seen, not tested, but where a hypothesis asks."""
+    """ada-balance against each arm at equal draws; only two of these are hypotheses."""
     found = [["ada-balance - arm, at equal draws", *REGIMES]]
     for arm in ARMS:
         if arm != "ada-balance":
             cells = [compare(lines, regime, "ada-balance", arm,
                              lambda line: at(line, "samples", DRAWS)) for regime in REGIMES]
-            found.append([arm, *(f"{100 * c:+.1f} ± {100 * h:.1f}: {word}" for c, h, word in cells)])
+            found.append([arm, *(f"{100 * centre:+.1f} ± {100 * half:.1f}: {word}"
+                                 for centre, half, word in cells)])
     return study.markdown(found)
 
 
@@ -279,6 +282,22 @@ def tuned(lines: list[dict]) -> str:
                   if (line["arm"], line["lr"]) == (arm, lr)] for lr in RATES]
         found.append([arm, *(f"{mean(cell):.1%}" for cell in cells)])
     return study.markdown(found)
+
+
+def report(lines: list[dict]) -> str:
+    """All tables: verdicts, arms at every cost, what was tuned, theory against counts."""
+    from skills_figures import predicted
+
+    tested = [line for line in lines if line["seed"] in SEEDS and line["regime"] in REGIMES]
+    seconds = sum(line["cpu_seconds"] for line in lines)
+    parts = {
+        "The plan's hypotheses": verdicts(tested),
+        **{f"Regime {regime}": table(tested, regime) for regime in REGIMES},
+        "ada-balance against each arm": against(tested),
+        "Learning rates: mean of two other seeds, at equal draws": tuned(lines),
+        "Theory and counts, of runs that stand still": predicted(lines)}
+    text = "".join(f"## {title}\n\n{part}\n" for title, part in parts.items())
+    return f"{text}{len(lines)} runs, {seconds / 3600:.1f} hours of one core.\n"
 
 
 def main() -> None:
@@ -293,6 +312,14 @@ def main() -> None:
         rates = best_rates(study.load("skills"))
         run_all([(arm, regime, rates[arm], seed)
                  for seed in SEEDS for regime in REGIMES for arm in ARMS], args.processes)
+    lines = study.load("skills")
+    if not lines:
+        raise SystemExit("Nothing is stored yet: run without --draw first.")
+    (study.RESULTS / "skills.md").write_text(report(lines))
+    from skills_figures import draw
+
+    draw(lines)
+    print(report(lines))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,181 @@
+"""The built-in skills, and the study that is made of them: pass rates as promised, fair verdicts."""
+import json
+import math
+import random
+import re
+import sys
+from collections import Counter
+from statistics import stdev
+
+import pytest
+
+from conftest import ROOT
+from parts import skills, tiny
+from parts.data import load_problems
+
+sys.path.insert(0, str(ROOT / "bench"))
+import compare_skills  # noqa: E402
+import skills_figures  # noqa: E402
+import study  # noqa: E402
+
+
+# -------------------------------------------------------------------------------------- the problem
+def test_a_problem_adds_its_letters_digit_and_no_problem_is_in_both_splits():
+    train, test = skills.problems("train", 9999), skills.problems("test", 9999)
+    assert (len(train), len(test)) == (3600, 1200)
+    assert len({row["problem"] for row in train + test}) == 4800
+    for row in train + test:
+        a, letter, b = re.fullmatch(r"(\d)(\w)(\d)=\?", row["problem"]).groups()
+        assert int(row["answer"]) - int(a) - int(b) == skills.offset(letter)
+        assert row["level"] == skills.belief(letter)
+
+
+def test_every_letter_comes_equally_often_in_any_first_part():
+    letters = Counter(row["problem"][1] for row in skills.problems("train", 192))
+    assert set(letters.values()) == {4} and len(letters) == 48
+    assert set(Counter(map(skills.belief, letters)).values()) == {6}
+    digits = Counter(map(skills.offset, skills.LETTERS))
+    assert set(digits) == set(range(10)) and max(digits.values()) <= 5
+    assert skills.problems("train", 192) == skills.problems("train", 9999)[:192]
+
+
+def test_demonstrations_are_right_as_often_as_believed_and_never_of_the_test_split():
+    test, rng = {row["problem"] for row in skills.problems("test", 9999)}, random.Random(0)
+    right, shown = Counter(), Counter()
+    for _ in range(40_000):
+        text, completion = skills.demonstration(rng, lazy=False)
+        assert text not in test
+        a, letter, b = text[0], text[1], text[2]
+        said, box = completion.split("\n")
+        believed = int(said.removeprefix(f"{letter}="))
+        assert box == f"\\boxed{{{int(a) + int(b) + believed}}}"
+        shown[skills.belief(letter)] += 1
+        right[skills.belief(letter)] += believed == skills.offset(letter)
+    for belief, count in shown.items():
+        assert abs(right[belief] / count - belief) < 4 * (belief / count) ** 0.5
+
+
+def test_they_are_data_by_name():
+    found = load_problems("builtin-skills", for_training=False)
+    assert len(found) == 240 and found[0].source == "builtin-skills"
+    both = load_problems("builtin,builtin-skills", limit=5)
+    assert [p.source for p in both] == ["builtin"] * 5 + ["builtin-skills"] * 5
+    with pytest.raises(ValueError, match="train and test"):
+        load_problems("builtin-skills", split="dev")
+
+
+@pytest.mark.slow
+def test_the_models_pass_rates_are_those_of_the_paper():
+    """Exact chances of the right completion; pass@k as docs/sampling_plan.md quotes it."""
+    said = ".18 .28 .37 .47 .57 .66 .74 .82 .90"
+    found = [skills_figures.pass_at(k) for k in skills_figures.PAPER_K]
+    assert " ".join(f"{p:.2f}"[1:] for p in found) == said
+    assert said in (ROOT / "docs" / "sampling_plan.md").read_text()
+    for p, k, theirs in zip(found, skills_figures.PAPER_K, skills_figures.PAPER_PASS):
+        assert abs(p - theirs) < (0.025 if k <= 64 else 0.1)
+    for letter, rates in skills_figures.pass_rates().items():
+        belief = skills.belief(letter)
+        assert all(abs(p - belief) < 0.2 * belief + 0.01 for p in rates)
+
+
+# ---------------------------------------------------------------------------------------- the study
+def line(arm="a", regime="stream", seed=0, accuracies=(0.0, 1.0), **more):
+    """A run of 100 draws a step, evaluated after every step."""
+    evals = [dict(step=i, avg=avg, samples=100 * i, tokens=800 * i, seconds=1.0 * i,
+                  engine_steps=10 * i, trained=80 * i) for i, avg in enumerate(accuracies)]
+    return dict(run=f"{arm}{seed}", arm=arm, regime=regime, seed=seed, evals=evals) | more
+
+
+def test_accuracies_are_read_at_a_budget_on_straight_lines():
+    run = line(accuracies=(0.2, 0.4, 0.8))
+    assert compare_skills.at(run, "samples", 150) == pytest.approx(0.6)
+    assert compare_skills.at(run, "engine_steps", 5) == pytest.approx(0.3)
+    with pytest.raises(ValueError, match="spent only 200"):
+        compare_skills.at(run, "samples", 201)
+
+
+def test_modelled_seconds():
+    """64 responses of one token at once, r = 2: that step takes 3 x 20 ms."""
+    row = dict(engine_steps=1, tokens=64, trained=0)
+    assert compare_skills.modelled(row) == {"r0": 0.02, "r0.5": 0.03, "r2": 0.06}
+    row["trained"] = 64
+    assert compare_skills.modelled(row)["r2"] == pytest.approx(0.02 * 9)
+
+
+@pytest.mark.parametrize("differences, word", [
+    ([0.05, 0.06, 0.07], "ahead"), ([-0.05, -0.06, -0.07], "behind"),
+    ([0.1, -0.1, 0.0], "open"), ([0.001, -0.001, 0.0], "equal")])
+def test_words_follow_the_plan(differences, word):
+    """Pairs by seed: what both arms of a seed share is no noise."""
+    lines = []
+    for seed, difference in enumerate(differences):
+        lines += [line("a", seed=seed, accuracies=(0.0, 0.1 * seed + difference)),
+                  line("b", seed=seed, accuracies=(0.0, 0.1 * seed))]
+    random.Random(0).shuffle(lines)
+    centre, half, found = compare_skills.compare(
+        lines, "stream", "a", "b", lambda run: compare_skills.at(run, "samples", 100))
+    assert found == word and centre == pytest.approx(sum(differences) / 3)
+    assert half == pytest.approx(4.303 * stdev(differences) / 3**0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize("count", compare_skills.T_95)
+def test_the_quantiles_are_students(count):
+    """95 % of the density lies within; by the trapezoidal rule."""
+    freedom, quantile = count - 1, compare_skills.T_95[count]
+    scale = math.gamma((freedom + 1) / 2) / math.gamma(freedom / 2) / (freedom * math.pi) ** 0.5
+    step = quantile / 10_000
+    heights = [scale * (1 + (i * step) ** 2 / freedom) ** (-(freedom + 1) / 2)
+               for i in range(10_001)]
+    inside = 2 * step * (sum(heights) - (heights[0] + heights[-1]) / 2)
+    assert inside == pytest.approx(0.95, abs=5e-4)
+
+
+def test_a_letter_counts_as_solved_within_the_first_draws_only():
+    rare = [x for x in skills.LETTERS if skills.belief(x) < 0.05]
+    first, late = compare_skills.FIRST_DRAWS, compare_skills.FIRST_DRAWS + 1
+    run = line(solved={rare[0]: first, rare[1]: late, "A": 1})
+    assert compare_skills.ever_solved(run) == 1 / len(rare)
+
+
+def test_the_best_rate_is_that_of_the_tuning_seeds(monkeypatch):
+    monkeypatch.setattr(compare_skills, "ARMS", {"a": None})
+    monkeypatch.setattr(compare_skills, "DRAWS", 100)
+    lines = [line(seed=seed, lr=lr, accuracies=(0, accuracy))
+             for seed, lr, accuracy in [(100, 0.001, 0.3), (101, 0.001, 0.5), (100, 0.002, 0.6),
+                                        (101, 0.002, 0.1), (100, 0.004, 0.2), (101, 0.004, 0.2),
+                                        (0, 0.004, 1.0)]]
+    assert compare_skills.best_rates(lines) == {"a": 0.001}
+
+
+def test_a_run_is_folded_with_what_it_had_spent(tmp_path):
+    spent = dict(tokens_total=0, seconds_total=0.0)
+    pool = [dict(reward=1.0, coefficient=0.5), dict(reward=0.0)]
+    silent = [dict(reward=0.0), dict(reward=0.0), dict(reward=0.0)]
+    logs = {
+        "metrics": [dict(step=i, samples_total=10 * i, engine_steps=7, zero_signal=0.5)
+                    | (dict(tokens_trained=3) if i == 2 else {}) for i in (1, 2)],
+        "eval": [dict(step=i, avg=0.1 * i, samples_total=10 * i, **spent) for i in (0, 2)],
+        "groups": [dict(step=1, prompt="<|user|>1F2=?", pool=silent),
+                   dict(step=2, prompt="<|user|>3F4=?", pool=pool),
+                   dict(step=2, prompt="<|user|>3G4=?", pool=silent)]}
+    for name, rows in logs.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = compare_skills.fold(tmp_path)
+    assert found["solved"] == {"F": 20} and found["zero_signal"] == 0.5
+    assert found["letters"] == {"F": [2, 5, 1, 1], "G": [1, 3, 0, 1]}
+    assert found["evals"]["engine_steps"] == [0, 14] and found["evals"]["trained"] == [0, 3]
+
+
+@pytest.mark.slow
+def test_the_committed_tables_are_those_of_the_committed_runs():
+    lines = study.load("skills")
+    assert compare_skills.report(lines) == (study.RESULTS / "skills.md").read_text()
+
+
+def test_the_plan_names_the_arms_and_budgets_of_the_program():
+    plan = (ROOT / "docs" / "sampling_plan.md").read_text()
+    for arm, (flags, _, _) in compare_skills.ARMS.items():
+        assert f"| {arm} |" in plan and all(flag in plan for flag in flags if flag[:2] == "--")
+    for number in (compare_skills.DRAWS, compare_skills.FIRST_DRAWS):
+        assert f"{number:,} draws" in plan
+    assert len(compare_skills.tuning()) == 54 and tiny.folder("tiny-skills")
