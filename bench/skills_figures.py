@@ -112,7 +112,7 @@ def law(p: float, arm: str):
 
 def draw_theory(axes) -> None:
     """Signal over noise, squared; 1: the best that one draw can give (course/notes, session 4)."""
-    grid = [10 ** (-3 + i / 40 * 3) for i in range(40)]
+    grid = [1 / (1 + math.exp(7 - i / 5)) for i in range(71)]
     for arm, rule in THEORY.items():
         config, color = SamplerConfig(**rule), dict(zip(ARMS, COLORS))[arm]
         per_draw = [efficiency(p, config) for p in grid]
@@ -122,8 +122,8 @@ def draw_theory(axes) -> None:
             axis.plot(grid, ys, color=color, label=arm)
     titles = ("per draw", "per prompt of a step", "per trained row")
     for axis, title in zip(axes, titles):
-        axis.set(xscale="log", xlabel="pass rate p", title=f"Signal {title}")
-    axes[0].set(ylim=(0, 1), ylabel="1 = the best that one draw can give")
+        axis.set(xscale="logit", xlabel="pass rate p", title=f"Signal {title}")
+    axes[0].set(ylim=(0, 1.02), ylabel="1 = the best that one draw can give")
     axes[2].set(yscale="log")
     axes[0].legend(frameon=False)
 
