@@ -132,8 +132,10 @@ def has_gpu() -> bool:
 
 
 def flat(found: dict, name: str = ""):
-    """("name, name", value) for every number in it."""
+    """("name, name", value) for every number in it, but not layer by layer: the file has those."""
     for key, value in found.items():
+        if key == "layers":
+            continue
         label = f"{name}, {key}" if name else str(key)
         if isinstance(value, dict):
             yield from flat(value, label)
