@@ -125,11 +125,11 @@ def train(cell: str, seed: int) -> None:
 
 
 def train_all(only: tuple[str, ...], processes: int) -> None:
-
     RUNS.mkdir(parents=True, exist_ok=True)
     stored = {line["run"] for line in study.load("objective")}
     plan = [(cell, seed) for cell in cells() for seed in seeds(cell)
             if cell.startswith(only) and f"{cell}-seed{seed}" not in stored]
+    plan.sort(key=lambda job: job[1])  # whoever stops it has as many seeds of every cell
     with ThreadPoolExecutor(processes) as pool:
         list(pool.map(lambda job: train(*job), plan))
 
