@@ -34,6 +34,7 @@ FIRST_DRAWS = 4_000  # within which a letter counts as solved
 STILL_STEPS, STILL_RATE = 90, 1e-9  # of the runs that count draws and signal by letter
 SEEDS, TUNING_SEEDS = range(6), (100, 101)
 RATES = (0.001, 0.002, 0.004)
+HIGHER = 0.008  # for the arms that are best at the largest of them
 QUESTIONS = 192  # held out, and the training problems of the regime "few"; four of each letter
 REGIMES = ("stream", "few")
 ARMS = {  # name -> flags, steps that surely reach DRAWS, steps between evaluations
@@ -134,17 +135,23 @@ def run_all(plan: list[tuple], processes: int) -> None:
         list(pool.map(lambda job: train(*job), missing))
 
 
-def tuning() -> list[tuple]:
-    return [(arm, "stream", lr, seed) for seed in TUNING_SEEDS for lr in RATES for arm in ARMS]
+def tuning(rates=RATES, arms=tuple(ARMS)) -> list[tuple]:
+    return [(arm, "stream", lr, seed) for seed in TUNING_SEEDS for lr in rates for arm in arms]
 
 
 def best_rates(lines: list[dict]) -> dict[str, float]:
     """Each arm's learning rate: the highest mean of the primary measure over the tuning seeds."""
-    def primary(arm, lr):
-        return mean(at(line, "samples", DRAWS) for line in lines
-                    if (line["arm"], line["lr"]) == (arm, lr) and line["seed"] in TUNING_SEEDS)
+    return {arm: max(found, key=found.get) for arm, found in tuned_means(lines).items()}
 
-    return {arm: max(RATES, key=lambda lr: primary(arm, lr)) for arm in ARMS}
+
+def tuned_means(lines: list[dict]) -> dict[str, dict[float, float]]:
+    """Arm -> learning rate -> the mean of the primary measure over the tuning seeds."""
+    found = {arm: {} for arm in ARMS}
+    for line in lines:
+        if line["seed"] in TUNING_SEEDS and line["regime"] == "stream":
+            found[line["arm"]].setdefault(line["lr"], []).append(at(line, "samples", DRAWS))
+    return {arm: {lr: mean(values) for lr, values in sorted(rates.items())}
+            for arm, rates in found.items()}
 
 
 # ----------------------------------------------------------------------------------------- measures
@@ -276,11 +283,10 @@ def against(lines: list[dict]) -> str:
 
 
 def tuned(lines: list[dict]) -> str:
-    found = [["arm", *(f"learning rate {lr}" for lr in RATES)]]
-    for arm in ARMS:
-        cells = [[at(line, "samples", DRAWS) for line in lines
-                  if (line["arm"], line["lr"]) == (arm, lr)] for lr in RATES]
-        found.append([arm, *(f"{mean(cell):.1%}" for cell in cells)])
+    rates = (*RATES, HIGHER)
+    found = [["arm", *(f"learning rate {lr}" for lr in rates)]]
+    for arm, means in tuned_means(lines).items():
+        found.append([arm, *(f"{means[lr]:.1%}" if lr in means else "" for lr in rates)])
     return study.markdown(found)
 
 
@@ -308,6 +314,8 @@ def main() -> None:
     if not args.draw:
         RUNS.mkdir(parents=True, exist_ok=True)
         run_all(tuning(), args.processes)
+        best = best_rates(study.load("skills"))
+        run_all(tuning([HIGHER], [arm for arm in ARMS if best[arm] >= RATES[-1]]), args.processes)
         run_all([(arm, "still", STILL_RATE, TUNING_SEEDS[0]) for arm in ARMS], args.processes)
         rates = best_rates(study.load("skills"))
         run_all([(arm, regime, rates[arm], seed)
