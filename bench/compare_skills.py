@@ -282,6 +282,19 @@ def against(lines: list[dict]) -> str:
     return study.markdown(found)
 
 
+def solved(lines: list[dict]) -> str:
+    """Share of the letters of each belief that were solved in FIRST_DRAWS, both regimes."""
+    found = [["arm", *map(str, skills.BELIEF)]]
+    for arm in ARMS:
+        cells = []
+        for belief in skills.BELIEF:
+            shares = [ever_solved(line, belief, 1.01 * belief)
+                      for line in lines if line["arm"] == arm]
+            cells.append(f"{mean(shares):.0%}")
+        found.append([arm, *cells])
+    return study.markdown(found)
+
+
 def tuned(lines: list[dict]) -> str:
     rates = (*RATES, HIGHER)
     found = [["arm", *(f"learning rate {lr}" for lr in rates)]]
@@ -300,6 +313,7 @@ def report(lines: list[dict]) -> str:
         "The plan's hypotheses": verdicts(tested),
         **{f"Regime {regime}": table(tested, regime) for regime in REGIMES},
         "ada-balance against each arm": against(tested),
+        f"Letters solved in {FIRST_DRAWS:,} draws, by belief": solved(tested),
         "Learning rates: mean of two other seeds, at equal draws": tuned(lines),
         "Theory and counts, of runs that stand still": predicted(lines)}
     text = "".join(f"## {title}\n\n{part}\n" for title, part in parts.items())

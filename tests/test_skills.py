@@ -1,4 +1,4 @@
-"""The built-in skills, and the study that is made of them: pass rates as promised, fair verdicts."""
+"""The built-in skills and the study made of them: pass rates as promised, fair verdicts."""
 import json
 import math
 import random
