@@ -15,7 +15,7 @@ A cell is a few flags; its name, such as low-N4-r3-clip-is, says which:
                 long: low, eight times as many steps (N = 1: does it collapse without the weight?)
                 mask: as stress (later code: the masks are compared among themselves)
                 float32, float16, bfloat16: the engine's weights, nothing else in low precision
-                eight: as long, the engine's weights in 8 bits too
+                eight: low, the engine's weights in 8 bits too, four times as many steps
     N           1, 2, 4, 8 mini-batches
     replay      none, r2, r3 (r2 with N = 1 is none)
     clip        clip, noclip (with N = 1 nothing is ever clipped); other masks: dppo, icepop
@@ -37,7 +37,7 @@ import study
 RUNS = study.ROOT / "runs" / "ablate"
 
 GRADIENT_STEPS = dict(exact=64, low=64, stress=64, long=512, mask=64, float32=64, float16=64,
-                      bfloat16=64, eight=512)
+                      bfloat16=64, eight=256)
 LOW = ["--rollout-dtype", "bfloat16", "--kv-cache-dtype", "fp8"]
 ENGINES = ("float32", "float16", "bfloat16")
 PRECISION = {
