@@ -138,14 +138,19 @@ def test_a_letter_counts_as_solved_within_the_first_draws_only():
 
 
 def test_the_best_rate_is_that_of_the_tuning_seeds(monkeypatch):
+    """And the table shows those seeds alone, not the runs that were then made at that rate."""
     monkeypatch.setattr(compare_skills, "ARMS", {"a": None})
     monkeypatch.setattr(compare_skills, "DRAWS", 100)
     lines = [line("a", seed=0, lr=0.004, accuracies=(0, 1.0), regime="stream"),
              line("a", seed=100, lr=1e-9, accuracies=(0, 1.0), regime="still")]
     lines += [line(seed=seed, lr=lr, accuracies=(0, accuracy))
              for seed, lr, accuracy in [(100, 0.001, 0.3), (101, 0.001, 0.5), (100, 0.002, 0.6),
-                                        (101, 0.002, 0.1), (100, 0.004, 0.2), (101, 0.004, 0.2)]]
+                                        (101, 0.002, 0.1), (100, 0.004, 0.2), (101, 0.004, 0.2),
+                                        (0, 0.001, 0.0)]]
+    lines += [line(regime="few", seed=100, lr=0.004, accuracies=(0, 1.0))]
+    random.Random(0).shuffle(lines)
     assert compare_skills.best_rates(lines) == {"a": 0.001}
+    assert compare_skills.tuned(lines).splitlines()[-1] == "| a | 40.0% | 35.0% | 20.0% |  |"
 
 
 def test_a_run_is_folded_with_what_it_had_spent(tmp_path):
