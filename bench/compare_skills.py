@@ -64,35 +64,41 @@ def train(arm: str, regime: str, lr: float, seed: int) -> None:
     if regime == "still":
         steps, every = STILL_STEPS, 0
     name = run_name(arm, regime, lr, seed)
-    data = str(few()) if regime == "few" else "builtin-skills"
+    data = str(RUNS / "few.jsonl") if regime == "few" else "builtin-skills"
     if "--batch-prompts" not in own:
         own = [*own, "--batch-prompts", "16"]
     flags = [*COMMON, *own, "--data", data, "--lr", str(lr), "--seed", str(seed),
-             "--steps", str(steps), "--eval-every", str(every)]
-    command = [sys.executable, str(study.ROOT / "minirl.py"), *flags, "--name", name, "--resume"]
-    with open(RUNS / f"{name}.log", "w") as output:
+             "--eval-every", str(every), "--name", name, "--resume"]
+    seconds = launch([*flags, "--steps", str(steps)], name)
+    while every and read(RUNS / "runs" / name / "metrics.jsonl")[-1]["samples_total"] < DRAWS:
+        steps += every  # an adaptive rule that met few hard prompts may have drawn less
+        seconds += launch([*flags, "--steps", str(steps)], name)
+    line = dict(run=name, arm=arm, regime=regime, lr=lr, seed=seed, cpu_seconds=round(seconds, 1))
+    line |= fold(RUNS / "runs" / name)
+    study.add("skills", line)
+    print(f"{name}: {line['evals']['avg']}", flush=True)
+
+
+def launch(flags: list[str], name: str) -> float:
+    """Run or resume through the command line; returns its seconds of a core."""
+    command = [sys.executable, str(study.ROOT / "minirl.py"), *flags]
+    with open(RUNS / f"{name}.log", "a") as output:
         process = subprocess.Popen(command, cwd=RUNS, stdout=output, stderr=output,
                                    env=os.environ | {"OMP_NUM_THREADS": "1"})
         _, status, usage = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"{name} failed: see {RUNS / name}.log")
-    line = dict(run=name, arm=arm, regime=regime, lr=lr, seed=seed,
-                cpu_seconds=round(usage.ru_utime + usage.ru_stime, 1))
-    line |= fold(RUNS / "runs" / name)
-    study.add("skills", line)
-    print(f"{name}: {line['evals']['avg']}", flush=True)
+    return usage.ru_utime + usage.ru_stime
 
 
 def run_name(arm: str, regime: str, lr: float, seed: int) -> str:
     return f"{arm}-{regime}-{lr}-seed{seed}"
 
 
-def few() -> Path:
-    """The fixed training problems of the regime "few", as a file of one's own would be."""
-    path = RUNS / "few.jsonl"
+def write_few() -> None:
+    """The fixed training problems of the regime "few". Once: a run might read half a file."""
     rows = skills.problems("train", QUESTIONS)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    (RUNS / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def fold(run: Path) -> dict:
@@ -318,6 +324,7 @@ def main() -> None:
         run_all(tuning([HIGHER], [arm for arm in ARMS if best[arm] >= RATES[-1]]), args.processes)
         run_all([(arm, "still", STILL_RATE, TUNING_SEEDS[0]) for arm in ARMS], args.processes)
         rates = best_rates(study.load("skills"))
+        write_few()
         run_all([(arm, regime, rates[arm], seed)
                  for seed in SEEDS for regime in REGIMES for arm in ARMS], args.processes)
     lines = study.load("skills")

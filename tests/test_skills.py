@@ -153,6 +153,30 @@ def test_the_best_rate_is_that_of_the_tuning_seeds(monkeypatch):
     assert compare_skills.tuned(lines).splitlines()[-1] == "| a | 40.0% | 35.0% | 20.0% |  |"
 
 
+def test_a_run_that_drew_too_little_goes_on(tmp_path, monkeypatch):
+    """By the steps between two evaluations, until it has the draws of the primary measure."""
+    monkeypatch.setattr(compare_skills, "RUNS", tmp_path)
+    monkeypatch.setattr(compare_skills, "DRAWS", 100)
+    monkeypatch.setattr(compare_skills, "ARMS", {"a": ([], 7, 2)})
+    monkeypatch.setattr(compare_skills, "fold", lambda run: dict(evals=dict(avg=[])))
+    stored, asked = [], []
+    monkeypatch.setattr(study, "add", lambda name, row: stored.append(row))
+
+    def launch(flags, name):
+        steps = int(flags[flags.index("--steps") + 1])
+        asked.append(steps)
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "metrics.jsonl").write_text(json.dumps(dict(samples_total=10 * steps)))
+        return 1.0
+
+    monkeypatch.setattr(compare_skills, "launch", launch)
+    compare_skills.train("a", "stream", 0.001, 0)
+    assert asked == [7, 9, 11] and stored[0]["cpu_seconds"] == 3.0
+    compare_skills.train("a", "still", 1e-9, 100)
+    assert asked[3:] == [compare_skills.STILL_STEPS]
+
+
 def test_a_run_is_folded_with_what_it_had_spent(tmp_path):
     spent = dict(tokens_total=0, seconds_total=0.0)
     pool = [dict(reward=1.0, coefficient=0.5), dict(reward=0.0)]
