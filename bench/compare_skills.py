@@ -104,7 +104,8 @@ def write_few() -> None:
 def fold(run: Path) -> dict:
     """A finished run's evaluations, with what had been spent by then, and when letters were solved.
 
-    engine_steps: of the sampling; trained: response tokens of samples with a coefficient.
+    engine_steps: of the sampling; trained: response tokens of samples with a coefficient. `solved`
+    counts draws prompt by prompt: by whole steps, rules with large steps would have fewer draws.
     """
     metrics, evaluations = read(run / "metrics.jsonl"), read(run / "eval.jsonl")
     found = []
@@ -115,12 +116,12 @@ def fold(run: Path) -> dict:
             tokens=row["tokens_total"], seconds=row["seconds_total"],
             engine_steps=sum(step["engine_steps"] for step in past),
             trained=sum(step.get("tokens_trained", 0) for step in past)))
-    drawn = {step["step"]: step["samples_total"] for step in metrics}
-    solved, letters = {}, {}
+    drawn, solved, letters = 0, {}, {}
     for group in read(run / "groups.jsonl"):
         letter, pool = LETTER.search(group["prompt"])[1], group["pool"]
+        drawn += len(pool)
         if any(sample["reward"] for sample in pool):
-            solved.setdefault(letter, drawn[group["step"]])
+            solved.setdefault(letter, drawn)
         signal = any(sample.get("coefficient") for sample in pool)
         facts = 1, len(pool), sum(bool(sample["reward"]) for sample in pool), not signal
         letters[letter] = [a + b for a, b in zip(letters.get(letter, [0] * 4), facts)]
@@ -323,8 +324,8 @@ def main() -> None:
         best = best_rates(study.load("skills"))
         run_all(tuning([HIGHER], [arm for arm in ARMS if best[arm] >= RATES[-1]]), args.processes)
         run_all([(arm, "still", STILL_RATE, TUNING_SEEDS[0]) for arm in ARMS], args.processes)
-        rates = best_rates(study.load("skills"))
         write_few()
+        rates = best_rates(study.load("skills"))
         run_all([(arm, regime, rates[arm], seed)
                  for seed in SEEDS for regime in REGIMES for arm in ARMS], args.processes)
     lines = study.load("skills")

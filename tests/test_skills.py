@@ -191,7 +191,7 @@ def test_a_run_is_folded_with_what_it_had_spent(tmp_path):
     for name, rows in logs.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = compare_skills.fold(tmp_path)
-    assert found["solved"] == {"F": 20} and found["zero_signal"] == 0.5
+    assert found["solved"] == {"F": 5} and found["zero_signal"] == 0.5
     assert found["letters"] == {"F": [2, 5, 1, 1], "G": [1, 3, 0, 1]}
     assert found["evals"]["engine_steps"] == [0, 14] and found["evals"]["trained"] == [0, 3]
 
