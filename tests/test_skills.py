@@ -153,6 +153,33 @@ def test_the_best_rate_is_that_of_the_tuning_seeds(monkeypatch):
     assert compare_skills.tuned(lines).splitlines()[-1] == "| a | 40.0% | 35.0% | 20.0% |  |"
 
 
+@pytest.mark.parametrize("gain, confirmed", [
+    ((0.2, 0.2), "yes yes not"), ((0.2, 0.0), "in part in part in part"),
+    ((0.0, 0.0), "not not yes")])
+def test_confirmed_means_what_the_plan_says(gain, confirmed, monkeypatch):
+    """Hypotheses 1, 2 and 6, at budgets that every run had spent; 3 and 6 say: not ahead."""
+    monkeypatch.setattr(compare_skills, "DRAWS", 200)
+    monkeypatch.setattr(compare_skills, "STEPS", 2)
+    lines = [line(arm, regime, seed, (0, 0, 0.5 + (seed % 2) / 100 + more), solved={})
+             for arm in ("ada-balance", "uniform-4", "uniform-4-wide", "uniform-16")
+             for regime, own in zip(compare_skills.REGIMES, gain)
+             for more in [own if arm == "ada-balance" else seed % 3 / 100] for seed in range(6)]
+    random.Random(0).shuffle(lines)
+    answers = [row.split(" | ")[-1].rstrip(" |")
+               for row in compare_skills.verdicts(lines).splitlines()[2:]]
+    assert " ".join(answers[i] for i in (0, 1, 5)) == confirmed
+    assert answers[2] == answers[5] and answers[3] == answers[0] and answers[4] == "not"
+
+
+def test_budgets_are_what_every_run_had_spent_within_the_draws(monkeypatch):
+    monkeypatch.setattr(compare_skills, "DRAWS", 150)
+    thrifty = line(accuracies=(0, 0, 0))
+    for row in thrifty["evals"]:
+        row["engine_steps"] //= 2
+    found = compare_skills.budgets([line(accuracies=(0, 0, 0)), thrifty])
+    assert found["samples"] == 150 and found["engine_steps"] == pytest.approx(7.5)
+
+
 def test_a_run_that_drew_too_little_goes_on(tmp_path, monkeypatch):
     """By the steps between two evaluations, until it has the draws of the primary measure."""
     monkeypatch.setattr(compare_skills, "RUNS", tmp_path)
