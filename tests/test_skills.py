@@ -9,6 +9,7 @@ from statistics import stdev
 
 import pytest
 
+import sampler_oracles as oracles
 from conftest import ROOT
 from parts import skills, tiny
 from parts.data import load_problems
@@ -78,6 +79,80 @@ def test_the_models_pass_rates_are_those_of_the_paper():
         assert all(abs(p - belief) < 0.2 * belief + 0.01 for p in rates)
 
 
+# --------------------------------------------------------------- the theory of docs/sampling.md
+RULES = {"n = 4": ("uniform", 4), "n = 16": ("uniform", 16),
+         "pos": ("pos", 4), "balance": ("balance", 4)}
+
+
+def signal(p, name, right=1.0, wrong=1.0, alike=0.0):
+    """(signal of a prompt, its draws), from the definition of the rules and nothing of the project.
+
+    right, wrong: mean square of a right and of a wrong answer's score. alike: |grad p|^2 in the
+    same unit; with it the noise is the variance of the update, else its mean square, row by row.
+    """
+    (rule, n), q = RULES[name], 1 - p
+    weight = square = own = alone = draws = 0.0
+    for chance, c, w, _ in oracles.closed_pools(p, rule, n=n):
+        mean, kept = c / (c + w), (c, w)
+        if rule != "uniform":
+            few = min(n // 2, c)
+            kept = (max(few, n - w), min(n - few, w))
+        x = (kept[0] * (1 - mean) / p + kept[1] * mean / q) / n  # the update's mean, in grad p
+        squares = [kept[0] * ((1 - mean) / n) ** 2, kept[1] * (mean / n) ** 2]
+        weight, square = weight + chance * x, square + chance * x * x
+        own += chance * (squares[0] * right + squares[1] * wrong)
+        alone += chance * (squares[0] / p**2 + squares[1] / q**2)
+        draws += chance * (c + w)
+    noise = own + alike * (square - alone - weight**2)
+    return weight**2 / noise * (alike or p * q), draws
+
+
+def one_answer(p, name):
+    """`signal` for softmax scores of ten digits, one of them right, one the favourite error."""
+    wrong = [0.9 * (1 - p), *[0.0125 * (1 - p)] * 8]
+    squares = p * p + sum(x * x for x in wrong)
+    right = 1 - 2 * p + squares
+    mean_wrong = sum(x * (1 - 2 * x + squares) for x in wrong) / (1 - p)
+    return signal(p, name, right, mean_wrong, alike=p * p * right)
+
+
+def per_draw(p, name, measure=signal, **more):
+    one, draws = measure(p, name, **more)
+    return one / draws
+
+
+def test_what_a_draw_buys_is_what_the_page_says():
+    page = " ".join((ROOT / "docs" / "sampling.md").read_text().split())
+    at = {name: f"{per_draw(0.5, name):.2f}" for name in RULES}
+    assert at == {"n = 4": "0.75", "n = 16": "0.94", "pos": "0.44", "balance": "0.43"}
+    assert all(per_draw(p, name) > 0.93 for p in (0.0003, 0.003, 0.03) for name in list(RULES)[2:])
+    grid = [i / 400 for i in range(1, 400)]
+    highest = {name: max(signal(p, name)[0] for p in (1e-5, *grid)) for name in RULES}
+    assert [f"{x:.0f}" for x in highest.values()] == ["3", "15", "31", "32"]
+    ratios = [per_draw(p, "balance") / per_draw(p, "n = 4") for p in grid]
+    assert max(ratios) < 1.33 and "1 / 0.75 = 1.33" in page
+    assert f"{ratios[199]:.2f}" == "0.57" and "has 0.57 and 0.45 times theirs" in page
+    for share, most in ((0.03, 1.03), (0.1, 1.09)):  # right answers have this much in common
+        both = [[per_draw(p, name, alike=share * p * p) for name in ("balance", "n = 4")]
+                for p in grid[:200]]
+        rises = [one / other / ratio for (one, other), ratio in zip(both, ratios)]
+        assert max(rises) == pytest.approx(most, abs=0.006)
+    single = [per_draw(p, "balance", one_answer) / per_draw(p, "n = 4", one_answer)
+              for p in (0.0003, 0.01, 0.045, 0.2, 0.5)]
+    assert [f"{x:.2g}" for x in single] == ["1", "1.1", "1.8", "12", "1.9"]
+    assert "at p = 0.0003, 1.1 at 0.01, 1.8 at 0.045, 12 at 0.2 and 1.9 at 1/2" in page
+    assert all(one_answer(p, "n = 4")[0] > 1 for p in (0.2, 0.4, 0.5, 0.7))
+
+
+def test_a_rule_moves_draws_between_prompts_as_the_page_says():
+    draws = {p: signal(p, "balance")[1] for p in skills.BELIEF}
+    mean = sum(draws.values()) / len(draws)
+    assert (round(mean), round(draws[0.003])) == (22, 32)
+    gain = {p: signal(p, "balance")[0] / mean / 0.75 for p in (0.003, 0.4)}
+    found = draws[0.003] / mean, gain[0.003], gain[0.4]
+    assert [f"{x:.2f}" for x in found] == ["1.44", "1.91", "0.24"]
+
+
 # ---------------------------------------------------------------------------------------- the study
 def line(arm="a", regime="stream", seed=0, accuracies=(0.0, 1.0), **more):
     """A run of 100 draws a step, evaluated after every step."""
@@ -138,14 +213,70 @@ def test_a_letter_counts_as_solved_within_the_first_draws_only():
 
 
 def test_the_best_rate_is_that_of_the_tuning_seeds(monkeypatch):
+    """And the table shows those seeds alone, not the runs that were then made at that rate."""
     monkeypatch.setattr(compare_skills, "ARMS", {"a": None})
     monkeypatch.setattr(compare_skills, "DRAWS", 100)
     lines = [line("a", seed=0, lr=0.004, accuracies=(0, 1.0), regime="stream"),
              line("a", seed=100, lr=1e-9, accuracies=(0, 1.0), regime="still")]
     lines += [line(seed=seed, lr=lr, accuracies=(0, accuracy))
              for seed, lr, accuracy in [(100, 0.001, 0.3), (101, 0.001, 0.5), (100, 0.002, 0.6),
-                                        (101, 0.002, 0.1), (100, 0.004, 0.2), (101, 0.004, 0.2)]]
+                                        (101, 0.002, 0.1), (100, 0.004, 0.2), (101, 0.004, 0.2),
+                                        (0, 0.001, 0.0)]]
+    lines += [line(regime="few", seed=100, lr=0.004, accuracies=(0, 1.0))]
+    random.Random(0).shuffle(lines)
     assert compare_skills.best_rates(lines) == {"a": 0.001}
+    assert compare_skills.tuned(lines).splitlines()[-1] == "| a | 40.0% | 35.0% | 20.0% |  |"
+
+
+@pytest.mark.parametrize("gain, confirmed", [
+    ((0.2, 0.2), "yes yes not"), ((0.2, 0.0), "in part in part in part"),
+    ((0.0, 0.0), "not not yes")])
+def test_confirmed_means_what_the_plan_says(gain, confirmed, monkeypatch):
+    """Hypotheses 1, 2 and 6, at budgets that every run had spent; 3 and 6 say: not ahead."""
+    monkeypatch.setattr(compare_skills, "DRAWS", 200)
+    monkeypatch.setattr(compare_skills, "STEPS", 2)
+    lines = [line(arm, regime, seed, (0, 0, 0.5 + (seed % 2) / 100 + more), solved={})
+             for arm in ("ada-balance", "uniform-4", "uniform-4-wide", "uniform-16")
+             for regime, own in zip(compare_skills.REGIMES, gain)
+             for more in [own if arm == "ada-balance" else seed % 3 / 100] for seed in range(6)]
+    random.Random(0).shuffle(lines)
+    answers = [row.split(" | ")[-1].rstrip(" |")
+               for row in compare_skills.verdicts(lines).splitlines()[2:]]
+    assert " ".join(answers[i] for i in (0, 1, 5)) == confirmed
+    assert answers[2] == answers[5] and answers[3] == answers[0] and answers[4] == "not"
+
+
+def test_budgets_are_what_every_run_had_spent_within_the_draws(monkeypatch):
+    monkeypatch.setattr(compare_skills, "DRAWS", 150)
+    thrifty = line(accuracies=(0, 0, 0))
+    for row in thrifty["evals"]:
+        row["engine_steps"] //= 2
+    found = compare_skills.budgets([line(accuracies=(0, 0, 0)), thrifty])
+    assert found["samples"] == 150 and found["engine_steps"] == pytest.approx(7.5)
+
+
+def test_a_run_that_drew_too_little_goes_on(tmp_path, monkeypatch):
+    """By the steps between two evaluations, until it has the draws of the primary measure."""
+    monkeypatch.setattr(compare_skills, "RUNS", tmp_path)
+    monkeypatch.setattr(compare_skills, "DRAWS", 100)
+    monkeypatch.setattr(compare_skills, "ARMS", {"a": ([], 7, 2)})
+    monkeypatch.setattr(compare_skills, "fold", lambda run: dict(evals=dict(avg=[])))
+    stored, asked = [], []
+    monkeypatch.setattr(study, "add", lambda name, row: stored.append(row))
+
+    def launch(flags, name):
+        steps = int(flags[flags.index("--steps") + 1])
+        asked.append(steps)
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "metrics.jsonl").write_text(json.dumps(dict(samples_total=10 * steps)))
+        return 1.0
+
+    monkeypatch.setattr(compare_skills, "launch", launch)
+    compare_skills.train("a", "stream", 0.001, 0)
+    assert asked == [7, 9, 11] and stored[0]["cpu_seconds"] == 3.0
+    compare_skills.train("a", "still", 1e-9, 100)
+    assert asked[3:] == [compare_skills.STILL_STEPS]
 
 
 def test_a_run_is_folded_with_what_it_had_spent(tmp_path):
@@ -162,7 +293,7 @@ def test_a_run_is_folded_with_what_it_had_spent(tmp_path):
     for name, rows in logs.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = compare_skills.fold(tmp_path)
-    assert found["solved"] == {"F": 20} and found["zero_signal"] == 0.5
+    assert found["solved"] == {"F": 5} and found["zero_signal"] == 0.5
     assert found["letters"] == {"F": [2, 5, 1, 1], "G": [1, 3, 0, 1]}
     assert found["evals"]["engine_steps"] == [0, 14] and found["evals"]["trained"] == [0, 3]
 
