@@ -34,7 +34,7 @@ FIRST_DRAWS = 4_000  # within which a letter counts as solved
 STILL_STEPS, STILL_RATE = 90, 1e-9  # of the runs that count draws and signal by letter
 SEEDS, TUNING_SEEDS = range(5), (100, 101)
 RATES = (0.001, 0.002, 0.004)
-HIGHER = 0.008  # for the arms that are best at the largest of them
+BEYOND = {0.001: 0.0005, 0.004: 0.008}  # where an arm is best at either end
 QUESTIONS = 192  # held out, and the training problems of the regime "few"; four of each letter
 REGIMES = ("stream", "few")
 ARMS = {  # name -> flags, steps that surely reach DRAWS, steps between evaluations
@@ -305,7 +305,7 @@ def solved(lines: list[dict]) -> str:
 
 
 def tuned(lines: list[dict]) -> str:
-    rates = (*RATES, HIGHER)
+    rates = sorted((*RATES, *BEYOND.values()))
     found = [["arm", *(f"learning rate {lr}" for lr in rates)]]
     for arm, means in tuned_means(lines).items():
         found.append([arm, *(f"{means[lr]:.1%}" if lr in means else "" for lr in rates)])
@@ -339,7 +339,9 @@ def main() -> None:
         write_few()
         run_all(tuning(), args.processes)
         best = best_rates(study.load("skills"))
-        run_all(tuning([HIGHER], [arm for arm in ARMS if best[arm] >= RATES[-1]]), args.processes)
+        beyond = [job for arm in ARMS if best[arm] in BEYOND
+                  for job in tuning([BEYOND[best[arm]]], [arm])]
+        run_all(beyond, args.processes)
         run_all([(arm, "still", STILL_RATE, TUNING_SEEDS[0]) for arm in ARMS], args.processes)
         rates = best_rates(study.load("skills"))
         run_all([(arm, regime, rates[arm], seed)

@@ -8,8 +8,8 @@ BELIEF spreads them so that pass@k from k = 1 to 256 is close to what Reinforce-
 or less. That is what adaptive sampling is made for, and what the chains of tiny.py, a change of
 habit that is learnt from few samples, are not.
 
-Letters have nothing in common: what is learnt of one says nothing about another, and what is
-learnt of one with some numbers holds for all numbers.
+Letters have nothing in common, neither what is right nor what is mostly believed instead. So what
+is learnt of one says nothing about another; with some numbers, it holds for all numbers.
 
     python minirl.py --model tiny-skills               # trains on them
     python -m parts.tiny tiny-skills FOLDER            # repeats the recipe of models/tiny-skills
@@ -29,6 +29,13 @@ def offset(letter: str) -> int:
     digits = [i % 10 for i in range(len(LETTERS))]
     random.Random("offsets").shuffle(digits)
     return digits[LETTERS.index(letter)]
+
+
+def favourite(letter: str) -> int:
+    """A letter's usual error. Its distance from the offset tells nothing of other letters'."""
+    distances = [1 + i % 9 for i in range(len(LETTERS))]
+    random.Random("favourites").shuffle(distances)
+    return (offset(letter) + distances[LETTERS.index(letter)]) % 10
 
 
 def belief(letter: str) -> float:
@@ -64,13 +71,13 @@ def demonstration(rng: random.Random, lazy: bool) -> tuple[str, str]:
     """One (problem, completion) pair of the warm start, never from the test split.
 
     The offset is right as often as `belief` says. Else it is, nine times in ten, the letter's
-    favourite error, the next digit, and now and then another one: a model that is wrong is sure of
-    it. `lazy`, which the chains know, has no meaning here.
+    `favourite` error: a model that is wrong is sure of it. `lazy`, which the chains know, has no
+    meaning here.
     """
     letter = rng.choice(LETTERS)
     a, b = rng.choice(numbers(letter, "train"))
     right = believed = offset(letter)
     if rng.random() > belief(letter):
-        error = 1 if rng.random() < 0.9 else rng.randint(2, 9)
-        believed = (right + error) % 10
+        errors = [digit for digit in range(10) if digit not in (right, favourite(letter))]
+        believed = favourite(letter) if rng.random() < 0.9 else rng.choice(errors)
     return f"{a}{letter}{b}=?", f"{letter}={believed}\n\\boxed{{{a + b + believed}}}"
