@@ -238,7 +238,9 @@ def test_filters_sorts_and_search_choose_what_their_names_say(browse, tmp_path):
         )
         for g in groups
     }
-    for sort, worth in (("tilt", tilt), ("gap", gap)):
+    stopped = {g["place"]: sum(s.get("mask", "").count("0") for s in g["pool"]) for g in groups}
+    assert any(stopped.values())
+    for sort, worth in (("tilt", tilt), ("gap", gap), ("stopped", stopped)):
         page.select_option("select[aria-label='sort by']", sort)
         assert [worth[place] for place in places()] == sorted(worth.values(), reverse=True), sort
 
