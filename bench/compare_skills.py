@@ -37,13 +37,13 @@ RATES = (0.001, 0.002, 0.004)
 BEYOND = {0.001: 0.0005, 0.004: 0.008}  # where an arm is best at either end
 QUESTIONS = 192  # held out, and the training problems of the regime "few"; four of each letter
 REGIMES = ("stream", "few")
-ARMS = {  # name -> flags, steps that surely reach DRAWS, steps between evaluations
+ARMS = {  # name -> flags, steps that mostly reach DRAWS, steps between evaluations
     "uniform-4": (["--sampler", "uniform", "--n", "4"], 250, 40),
     "uniform-4-wide": (["--sampler", "uniform", "--n", "4", "--batch-prompts", "74"], 55, 10),
     "uniform-16": (["--sampler", "uniform", "--n", "16"], 63, 10),
     "maxrl": (["--sampler", "uniform", "--n", "16", "--weighting", "log"], 63, 10),
-    "dapo": (["--sampler", "dapo", "--n", "4"], 140, 20),
-    "ada-pos": (["--sampler", "ada-pos"], 120, 20),
+    "dapo": (["--sampler", "dapo", "--n", "4"], 90, 15),
+    "ada-pos": (["--sampler", "ada-pos"], 75, 15),
     "ada-balance": (["--sampler", "ada-balance"], 60, 10),
     "ada-est": (["--sampler", "ada-est", "--M", "8"], 128, 20),
     "gvm": (["--sampler", "gvm", "--M", "8"], 66, 10),
@@ -181,7 +181,8 @@ def modelled(row: dict) -> dict[str, float]:
 
 
 COSTS = {"samples": "draws", "step": "training steps", "engine_steps": "engine steps",
-         "r0.5": "modelled s, r = 0.5", "r2": "modelled s, r = 2"}  # r = 0: engine steps
+         "r0.5": "modelled s, r = 0.5", "r2": "modelled s, r = 2",  # r = 0: engine steps
+         "seconds": "s of training here, two runs at a time"}
 
 
 def budgets(lines: list[dict]) -> dict[str, float]:
