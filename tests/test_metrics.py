@@ -61,6 +61,13 @@ def test_only_what_reached_the_limit_of_tokens_is_truncated():
     assert summarize(groups)["truncated"] == 1 / 4
 
 
+def test_a_step_takes_as_many_engine_steps_as_its_last_answer():
+    groups = [group([[1, 0]]), group([[0, 1, 1]])]
+    for finished, s in zip((3, 9, 7, 2, 8), [s for g in groups for s in g.pool]):
+        s.rollout.finished = finished
+    assert summarize(groups)["engine_steps"] == 9
+
+
 def test_where_the_draws_went():
     shares = {0: "none", 1: "0.0", 2: "0.2", 3: "0.2", 4: "0.4", 5: "0.4", 6: "0.6", 7: "0.6",
               8: "0.8", 9: "0.8", 10: "all"}
@@ -107,7 +114,8 @@ def test_the_largest_gap_counts_in_either_direction(gaps):
     one, old = torch.ones(3), torch.full((3,), -3.0)
     facts = dict(old=old, mu=old + torch.tensor(gaps), advantage=one, mask=one, weight=one,
                  entropy=one)
-    assert diagnostics([facts], Config())["logprob_gap"] == 2.0
+    found = diagnostics([facts], Config())
+    assert found["logprob_gap"] == 2.0 and found["tokens_trained"] == len(facts["mu"])
 
 
 def test_entropy_is_over_everything_that_was_drawn():
