@@ -121,7 +121,8 @@ def record(steps: int, settings: dict) -> dict:
         tape, probe = [], run.probe
         found = dict(rehearsal=rehearsal(run), limits=tuple(probe.limits),
                      start=probe.start, tape=tape)
-        probe.judge = lambda now: tape.append(dict(right=now)) or {}  # here nothing ends the run
+        # here nothing ends the run
+        probe.judge = lambda now: tape.append(dict(right=now)) or dict(probe_gap_max=0.0)
         for step in range(1, steps + 1):
             before = learnt(run.policy)
             minirl.train_step(step, run)

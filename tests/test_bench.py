@@ -15,6 +15,7 @@ import common  # noqa: E402
 import engine_steps  # noqa: E402
 import gpu  # noqa: E402
 import gpu_parts  # noqa: E402
+import probe_power  # noqa: E402
 import speed  # noqa: E402
 import trl_baseline  # noqa: E402
 
@@ -189,3 +190,14 @@ def test_the_critical_path_is_the_longest_chain_of_rounds():
              for way, how in engine_steps.WAYS.items()}
     assert least["no barrier"] == max(chains)
     assert least["early opening"] <= least["no barrier"] <= least["barrier"]
+
+
+@pytest.mark.engine
+def test_the_probes_power_is_measured_on_recordings_of_a_real_run(tmp_path):
+    done = run("probe_power.py", "--part", "tiny-float32", "--steps", "2", "--tapes", str(tmp_path))
+    assert done.returncode == 0, done.stderr[-1000:]
+    recorded = torch.load(tmp_path / "tiny-float32.pt", weights_only=True)
+    found = probe_power.verdict(recorded)
+    assert found["alarms"] == [] and found["steps"] == 2
+    assert all(kind["caught"] for kind in found["rehearsal"]["broken"].values())
+    assert set(found["since_1"].values()) <= {1, 2}, "each broken sync is caught in these two steps"
