@@ -308,7 +308,17 @@ def test_a_run_is_folded_with_what_it_had_spent(tmp_path):
 @pytest.mark.slow
 def test_the_committed_tables_are_those_of_the_committed_runs():
     lines = study.load("skills")
-    assert compare_skills.report(lines) == (study.RESULTS / "skills.md").read_text()
+    report = compare_skills.report(lines)
+    assert report == (study.RESULTS / "skills.md").read_text()
+    page = (ROOT / "docs" / "sampling.md").read_text()
+    differences = re.findall(r"([-+][\d.]+ ± [\d.]+) points", report)
+    assert len(differences) == 12 and all(f"| {found} |" in page for found in differences)
+    rows = page.split("in 4,000 draws, stream / few |")[1].split("![")[0].splitlines()[2:]
+    for row in filter(None, rows):
+        arm, found = row.split("|")[1].strip(), re.findall(r"([\d.]+) ± ([\d.]+)", row)
+        of_arm = "".join(line for line in report.splitlines() if line.startswith(f"| {arm} |"))
+        assert len(found) == 4 and all(f"{m}% ± {half}%" in of_arm for m, half in found)
+    assert len(list(filter(None, rows))) == len(compare_skills.ARMS)
 
 
 def test_the_plan_names_the_arms_and_budgets_of_the_program():
