@@ -323,6 +323,22 @@ def test_limits_are_as_loose_as_the_precisions_and_no_looser():
         assert exact.gap < half.gap < eight.gap and exact.rest < half.rest < eight.rest
 
 
+def test_in_8_bits_a_far_change_may_arrive_less_than_wholly():
+    """A sound sync of a mixture of experts behind an fp8 cache once had a slope of 0.93."""
+    x = torch.randn(500, generator=torch.Generator().manual_seed(0))
+
+    def judged(cache, arrives):
+        probe = object.__new__(Probe)
+        probe.limits = limits("float32", "bfloat16", cache, mixture=True)
+        probe.begin(torch.zeros(500), torch.full((500,), 1e-3))
+        return probe.judge((x, arrives * x))["probe_slope"]
+
+    assert judged("fp8", 0.93) == pytest.approx(0.93, abs=1e-3)
+    for cache, arrives in (("auto", 0.93), ("fp8", 0.8)):
+        with pytest.raises(SystemExit, match="in part or late"):
+            judged(cache, arrives)
+
+
 # ---------------------------------------------------------------------------------- the real engine
 @pytest.fixture(scope="module")
 def folder():
