@@ -186,9 +186,10 @@ def table_cells(cell: str, s: dict) -> list[str]:
     count = f"{s['seeds']}, {s['broke']} broke" if s["broke"] else str(s["seeds"])
     spread = f" ({s['low']:.1%} to {s['high']:.1%})" if s["seeds"] > 1 else ""
     beyond = f"{s['beyond']:.2%}" if parts[0] == "is" else ""  # without a weight it is 1 everywhere
+    stopped = "0.00%" if clip == "noclip" else f"{s['clipped']:.2%}"
     return [precision, N[1:], replay, "any" if N == "N1" else clipped, weight, count,
             f"{s['last']:.1%}{spread}", f"{s['best']:.1%}", f"{s['entropy']:.3f}", f"{s['k3']:.1e}",
-            f"{s['agree']:.1%}", f"{s['clipped']:.2%}", beyond]
+            f"{s['agree']:.1%}", stopped, beyond]
 
 
 # ------------------------------------------------------------------------------------------ picture
@@ -204,7 +205,7 @@ COLUMNS = [  # precision, N, arms, title
 MASKED = {f"none-{mask}-is": label for mask, label in MASKS.items()}
 MASK_COLUMNS = [
     *(("mask", N, MASKED, f"Masks, N = {N}, learning rate 0.003") for N in (4, 8)),
-    ("eight", 1, WEIGHT, "The engine in 8 bits, N = 1, learning rate 0.002")]
+    ("eight", 1, WEIGHT, "The engine's weights in 8 bits too, N = 1, learning rate 0.002")]
 ROWS = {
     "avg": "held-out accuracy", "entropy_trained": "entropy, nats per token",
     "kl_k3": r"KL($\mu$ ‖ $\pi_{old}$), k3, nats per token",
@@ -232,8 +233,8 @@ def draw(found: dict, columns: list, name: str, about: str) -> None:
     for ax in axes.flat:
         ax.grid(alpha=0.3)
         ax.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"MiniRL on the built-in mixture of experts{about}: mean of the seeds, band "
-                    "from lowest to highest")
+    figure.suptitle(f"MiniRL on the built-in mixture of experts{about}:\n"
+                    "mean of the seeds, band from lowest to highest")
     figure.savefig(study.RESULTS / f"{name}.png", dpi=90)
     plt.close(figure)
 
@@ -278,7 +279,9 @@ def main() -> None:
     (study.RESULTS / "objective.md").write_text(table(found))
     low = ", engine in bfloat16 with an fp8 cache"
     draw(found, COLUMNS, "objective", low)
-    draw(found, MASK_COLUMNS, "masks", "")
+    run = [column for column in MASK_COLUMNS
+           if any(cell.startswith(f"{column[0]}-N{column[1]}-") for cell in found)]
+    draw(found, run, "masks", low)
     print(table(found))
 
 
