@@ -186,7 +186,7 @@ def table_cells(cell: str, s: dict) -> list[str]:
     count = f"{s['seeds']}, {s['broke']} broke" if s["broke"] else str(s["seeds"])
     spread = f" ({s['low']:.1%} to {s['high']:.1%})" if s["seeds"] > 1 else ""
     beyond = f"{s['beyond']:.2%}" if parts[0] == "is" else ""  # without a weight it is 1 everywhere
-    stopped = "0.00%" if clip == "noclip" else f"{s['clipped']:.2%}"
+    stopped = f"{s['clipped']:.2%}" if s["clipped"] >= 0 else ""  # NaN: nothing was logged
     return [precision, N[1:], replay, "any" if N == "N1" else clipped, weight, count,
             f"{s['last']:.1%}{spread}", f"{s['best']:.1%}", f"{s['entropy']:.3f}", f"{s['k3']:.1e}",
             f"{s['agree']:.1%}", stopped, beyond]

@@ -266,7 +266,7 @@ def table(lines: list[dict], regime: str) -> str:
     budget = budgets([line for line in lines if line["regime"] == regime])
     head = ["arm", "learning rate", "draws per step", "no signal"]
     head += [f"at {budget[cost]:,.0f} {label}" for cost, label in COSTS.items()]
-    head += ["letters below 0.05 ever solved"]
+    head += ["letters below 0.05 ever solved", "lost: below the start"]
     found = [head]
     for arm in ARMS:
         mine = [line for line in lines if (line["arm"], line["regime"]) == (arm, regime)]
@@ -276,6 +276,8 @@ def table(lines: list[dict], regime: str) -> str:
                  f"{mean(line['zero_signal'] for line in mine):.0%}"]
         cells += [shown([at(line, cost, budget[cost]) for line in mine]) for cost in COSTS]
         cells += [shown([ever_solved(line) for line in mine])]
+        lost = sum(at(line, "samples", DRAWS) < line["evals"][0]["avg"] for line in mine)
+        cells += [f"{lost} of {len(mine)}"]
         found.append(cells)
     return study.markdown(found)
 
@@ -350,11 +352,12 @@ def main() -> None:
     lines = study.load("skills")
     if not lines:
         raise SystemExit("Nothing is stored yet: run without --draw first.")
-    (study.RESULTS / "skills.md").write_text(report(lines))
     from skills_figures import draw
 
     draw(lines)
-    print(report(lines))
+    text = report(lines)
+    (study.RESULTS / "skills.md").write_text(text)
+    print(text)
 
 
 if __name__ == "__main__":

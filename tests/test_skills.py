@@ -12,7 +12,7 @@ import pytest
 import sampler_oracles as oracles
 from conftest import ROOT
 from parts import skills, tiny
-from parts.data import load_problems
+from parts.data import default_data, default_eval_data, load_problems
 
 sys.path.insert(0, str(ROOT / "bench"))
 import compare_skills  # noqa: E402
@@ -71,6 +71,7 @@ def test_they_are_data_by_name():
     assert [p.source for p in both] == ["builtin"] * 5 + ["builtin-skills"] * 5
     with pytest.raises(ValueError, match="train and test"):
         load_problems("builtin-skills", split="dev")
+    assert default_data("tiny-skills") == default_eval_data("builtin-skills") == "builtin-skills"
 
 
 @pytest.mark.slow
