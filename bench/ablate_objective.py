@@ -16,6 +16,9 @@ A cell is a few flags; its name, such as low-N4-r3-clip-is, says which:
                 mask: as stress (later code: the masks are compared among themselves)
                 float32, float16, bfloat16: the engine's weights, nothing else in low precision
                 eight: low, the engine's weights in 8 bits too, four times as many steps
+                coarse2, coarse1: low, the engine's matrices with two significant bits, or one
+                    (coarse_engine.py), four times as many steps; at the end the policy is also
+                    evaluated in an exact engine
     N           1, 2, 4, 8 mini-batches
     replay      none, r2, r3 (r2 with N = 1 is none)
     clip        clip, noclip (with N = 1 nothing is ever clipped); other masks: dppo, icepop
@@ -26,6 +29,7 @@ A run lives in runs/ablate. When it is done it becomes a line of bench/results/o
 study.py), from which objective.md, objective.png and masks.png are drawn.
 """
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -37,14 +41,16 @@ import study
 RUNS = study.ROOT / "runs" / "ablate"
 
 GRADIENT_STEPS = dict(exact=64, low=64, stress=64, long=512, mask=64, float32=64, float16=64,
-                      bfloat16=64, eight=256)
+                      bfloat16=64, eight=256, coarse2=256, coarse1=256)
 LOW = ["--rollout-dtype", "bfloat16", "--kv-cache-dtype", "fp8"]
 ENGINES = ("float32", "float16", "bfloat16")
+ROUGH = ("eight", "coarse2", "coarse1")
 PRECISION = {
     "exact": ["--lr", "0.002"], "low": [*LOW, "--lr", "0.002"], "stress": [*LOW, "--lr", "0.003"],
     "long": [*LOW, "--lr", "0.002"], "mask": [*LOW, "--lr", "0.003"],
     **{dtype: ["--rollout-dtype", dtype, "--lr", "0.002"] for dtype in ENGINES},
-    "eight": ["--rollout-dtype", "fp8", "--kv-cache-dtype", "fp8", "--lr", "0.002"]}
+    "eight": ["--rollout-dtype", "fp8", "--kv-cache-dtype", "fp8", "--lr", "0.002"],
+    "coarse2": [*LOW, "--lr", "0.002"], "coarse1": [*LOW, "--lr", "0.002"]}
 COMMON = ["--model", "tiny-moe", "--sampler", "uniform", "--n", "8", "--warmup-steps", "8",
           "--max-tokens", "48", "--eval-questions", "120", "--eval-k", "4",
           "--checkpoint-every", "1000"]
@@ -72,8 +78,9 @@ def cells() -> list[str]:
     long = [f"long-N1-none-clip-{weight}" for weight in ("is", "nois")]
     masks = [f"mask-N{N}-none-{mask}-is" for N in (4, 8) for mask in MASKS]
     engines = [f"{dtype}-N{N}-none-clip-is" for N in (1, 8) for dtype in ENGINES]
-    eight = [f"eight-N1-none-clip-{weight}" for weight in ("is", "nois")]
-    return grid("low") + stress + long + grid("exact") + masks + engines + eight
+    rough = [f"{precision}-N1-none-clip-{weight}" for precision in ROUGH
+             for weight in ("is", "nois")]
+    return grid("low") + stress + long + grid("exact") + masks + engines + rough
 
 
 def grid(precision: str) -> list[str]:
@@ -110,7 +117,7 @@ def flags(cell: str, seed: int) -> list[str]:
 def train(cell: str, seed: int) -> None:
     """One run through the command line, resumed if it was interrupted; then a line of the study."""
     name = f"{cell}-seed{seed}"
-    command = [sys.executable, str(study.ROOT / "minirl.py"), *flags(cell, seed)]
+    command = [sys.executable, *program(cell), *flags(cell, seed)]
     with open(RUNS / f"{name}.log", "w") as output:
         done = subprocess.run([*command, "--name", name, "--resume"], cwd=RUNS, stdout=output,
                               stderr=output, env=os.environ | {"OMP_NUM_THREADS": "1"})
@@ -119,9 +126,28 @@ def train(cell: str, seed: int) -> None:
     if done.returncode and not broke:
         raise SystemExit(f"{name} failed: see {RUNS / name}.log")
     about = dict(run=name, cell=cell, seed=seed, flags=flags(cell, seed), broke=broke)
+    if cell.startswith("coarse"):
+        about["policy"] = exact_accuracy(name)
     line = study.fold(RUNS / "runs" / name, KEPT, **about)
     study.add("objective", line)
     print(f"{name}: {line['evals']['avg']}", flush=True)
+
+
+def program(cell: str) -> list[str]:
+    """The script that trains it: minirl.py, but for engines with few significant bits."""
+    if cell.startswith("coarse"):
+        return [str(study.ROOT / "bench" / "coarse_engine.py"), cell[len("coarse")]]
+    return [str(study.ROOT / "minirl.py")]
+
+
+def exact_accuracy(name: str) -> float:
+    """Held-out avg@4 of a run's last adapter, from an engine in float32."""
+    out = RUNS / "exact" / name
+    command = [sys.executable, str(study.ROOT / "eval.py"), "--model", "tiny-moe", "--adapter",
+               str(RUNS / "runs" / name), "--limit", "120", "--k", "4", "--out", str(out)]
+    subprocess.run(command, check=True, cwd=RUNS, capture_output=True,
+                   env=os.environ | {"OMP_NUM_THREADS": "1"})
+    return json.loads((out / "summary.json").read_text())["sets"]["builtin"]["avg"]
 
 
 def train_all(only: tuple[str, ...], processes: int) -> None:

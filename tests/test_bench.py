@@ -11,6 +11,7 @@ import torch
 from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "bench"))
+import coarse_engine  # noqa: E402
 import common  # noqa: E402
 import engine_steps  # noqa: E402
 import gpu  # noqa: E402
@@ -201,3 +202,34 @@ def test_the_probes_power_is_measured_on_recordings_of_a_real_run(tmp_path):
     assert found["alarms"] == [] and found["steps"] == 2
     assert all(kind["caught"] for kind in found["rehearsal"]["broken"].values())
     assert set(found["since_1"].values()) <= {1, 2}, "each broken sync is caught in these two steps"
+
+
+def test_coarse_weights_are_those_of_the_formats_with_as_many_bits():
+    w = torch.cat([torch.randn(2000), torch.tensor([0.0, 1.0, -1.5, 0.75])])
+    assert torch.equal(coarse_engine.coarse(w, 24), w)
+    assert torch.equal(coarse_engine.coarse(w, 8), w.bfloat16().float())
+    normal = w[(w.abs() >= 2**-6) | (w == 0)]  # e4m3 has fewer bits below
+    assert torch.equal(coarse_engine.coarse(normal, 4), normal.to(torch.float8_e4m3fn).float())
+    powers = coarse_engine.coarse(w[w != 0], 1).abs().log2()
+    assert torch.equal(powers, powers.round())
+
+
+def test_a_coarse_engine_starts_with_rounded_matrices_and_is_sent_no_others(monkeypatch, tmp_path):
+    """Vectors (norms, biases) stay as they are, and so does the trainer's model."""
+    from parts import engine
+    from safetensors.torch import load_file, save_file
+
+    w, b = torch.randn(4, 4), torch.randn(4)
+    file = tmp_path / "model.safetensors"
+    save_file(dict(w=w, b=b), file)
+    monkeypatch.setattr(engine, "start", lambda model, options, dtype: load_file(
+        f"{model}/model.safetensors"))
+    monkeypatch.setattr(engine, "merged_weights", lambda policy: iter(policy.items()))
+    coarse_engine.make_coarse(2)
+    started = engine.start(str(tmp_path), {}, "float32")
+    sent = dict(engine.merged_weights({"q.weight": w, "q.bias": b}))
+    rounded = coarse_engine.coarse(w, 2)
+    assert not torch.equal(rounded, w)
+    assert torch.equal(started["w"], rounded) and torch.equal(sent["q.weight"], rounded)
+    assert torch.equal(started["b"], b) and torch.equal(sent["q.bias"], b)
+    assert torch.equal(load_file(file)["w"], w)

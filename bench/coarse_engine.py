@@ -1,0 +1,89 @@
+"""minirl.py with an engine whose weights have only so many significant bits.
+
+    python bench/coarse_engine.py BITS FLAGS    # minirl.py's flags
+
+float32 has 24 of them, bfloat16 8, fp8 (e4m3) 4. With 1 or 2 engine and trainer disagree more than
+any format of numbers makes them. That answers how far they may before training without the
+importance weight collapses (ablate_objective.py, cells coarse1 and coarse2). The probe, whose work
+it is to refuse such an engine, only measures here. Routers are rounded like all other matrices.
+"""
+import math
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from study import ROOT
+
+sys.path.insert(0, str(ROOT))
+
+
+def coarse(w, bits: int):
+    """`w` rounded to the nearest number of `bits` significant bits, a tie to the even one."""
+    import torch
+
+    mantissa, exponent = torch.frexp(w)  # 0.5 <= |mantissa| < 1
+    return torch.ldexp((mantissa * 2**bits).round() / 2**bits, exponent)
+
+
+def coarse_copy(model: str, folder: str, bits: int) -> None:
+    """The model folder `model` into `folder`, all matrices rounded."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, folder, dirs_exist_ok=True)
+    for file in Path(folder).glob("*.safetensors"):
+        weights = {name: coarse(w, bits) if w.dim() > 1 else w
+                   for name, w in load_file(file).items()}
+        save_file(weights, file, metadata=dict(format="pt"))
+
+
+def make_coarse(bits: int) -> None:
+    """From now on the engine is started with rounded weights, and is sent rounded weights."""
+    from parts import engine
+
+    start, merged = engine.start, engine.merged_weights
+
+    def coarse_start(model, options, dtype):
+        with tempfile.TemporaryDirectory() as folder:
+            coarse_copy(model, folder, bits)
+            return start(folder, options, dtype)
+
+    def coarse_merged(policy):
+        for name, w in merged(policy):
+            yield name, coarse(w, bits) if name.endswith("weight") else w
+
+    engine.start, engine.merged_weights = coarse_start, coarse_merged
+
+
+def only_measure() -> None:
+    """From now on the probe refuses nothing."""
+    from parts.probe import Probe
+
+    def require_close(self, theirs_T, mine_T) -> dict:
+        gap_T = (theirs_T - mine_T).abs()
+        return dict(probe_gap_mean=gap_T.mean().item(), probe_gap_max=gap_T.max().item())
+
+    Probe.require_close = require_close
+    Probe.require_news = lambda *_: None
+    Probe.require_slope = lambda *_, **__: math.nan
+    Probe.compare = lambda *_: dict(moved=math.nan, rest=0.0, limit=math.inf, lost=[])
+
+
+def main() -> None:
+    if not sys.argv[1:2] or not sys.argv[1].isdecimal():
+        raise SystemExit(__doc__.split("\n\n")[1].strip())
+    bits = int(sys.argv.pop(1))
+    import minirl
+    from parts.config import parse
+
+    config = parse()
+    if config.sync != "merge":
+        raise SystemExit("Only merged weights can be rounded: --sync merge.")
+    make_coarse(bits)
+    only_measure()
+    with minirl.last_words(config):
+        minirl.main(config)
+
+
+if __name__ == "__main__":
+    main()
