@@ -34,7 +34,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from statistics import mean
+from statistics import mean, median
 
 import study
 
@@ -44,7 +44,7 @@ GRADIENT_STEPS = dict(exact=64, low=64, stress=64, long=512, mask=64, float32=64
                       bfloat16=64, eight=256, coarse2=256, coarse1=256)
 LOW = ["--rollout-dtype", "bfloat16", "--kv-cache-dtype", "fp8"]
 ENGINES = ("float32", "float16", "bfloat16")
-ROUGH = ("eight", "coarse2", "coarse1")
+ROUGH = {"eight": "fp8, 4 bits", "coarse2": "2 bits", "coarse1": "1 bit"}
 PRECISION = {
     "exact": ["--lr", "0.002"], "low": [*LOW, "--lr", "0.002"], "stress": [*LOW, "--lr", "0.003"],
     "long": [*LOW, "--lr", "0.002"], "mask": [*LOW, "--lr", "0.003"],
@@ -161,32 +161,33 @@ def train_all(only: tuple[str, ...], processes: int) -> None:
 
 
 def load() -> dict:
-    """{cell: [(metrics, evaluations, why it broke or "") of each seed]}, rows of each."""
-    lines, found = sorted(study.load("objective"), key=lambda line: line["seed"]), {}
-    for cell in cells():
-        mine = [line for line in lines if line["cell"] == cell]
-        if mine:
-            found[cell] = [(line["metrics"], line["evals"], line["broke"]) for line in mine]
-    return found
+    """{cell: the lines of its runs, by seed}."""
+    found = {cell: [] for cell in cells()}
+    for line in sorted(study.load("objective"), key=lambda line: line["seed"]):
+        found[line["cell"]].append(line)
+    return {cell: runs for cell, runs in found.items() if runs}
 
 
 # -------------------------------------------------------------------------------------------- table
-def summary(runs: list) -> dict:
+def summary(runs: list[dict]) -> dict:
     """Means over seeds; `late`: over the last quarter of the steps; accuracies as shares.
 
-    A run that broke counts with its last evaluation before it did.
+    A run that broke counts with its last evaluation before it did; lost: it ends below its start.
     """
-    every = [row for steps, _, _ in runs for row in steps]
-    late = [row for steps, _, _ in runs for row in steps[-max(1, len(steps) // 4):]]
-    last = [evals[-1]["avg"] for _, evals, _ in runs]
-    best = [max(row["avg"] for row in evals) for _, evals, _ in runs]
+    every = [row for run in runs for row in run["metrics"]]
+    late = [row for run in runs for row in run["metrics"][-max(1, len(run["metrics"]) // 4):]]
+    curves = [[row["avg"] for row in run["evals"]] for run in runs]
+    last = [curve[-1] for curve in curves]
     return dict(
-        seeds=len(runs), broke=sum(bool(broke) for *_, broke in runs),
-        last=mean(last), low=min(last), high=max(last), best=mean(best),
+        seeds=len(runs), broke=sum(bool(run["broke"]) for run in runs),
+        last=mean(last), low=min(last), high=max(last), best=mean(map(max, curves)),
+        lost=sum(curve[-1] < curve[0] for curve in curves),
         entropy=average(late, "entropy_trained"), k3=average(every, "kl_k3"),
-        agree=average(every, "routes_agree_all"),
+        agree=average(every, "routes_agree_all"), over=average(every, "weight_over_2"),
         clipped=average(every, "clipped_positive") + average(every, "clipped_negative"),
-        beyond=average(every, "weight_over_2") + average(every, "weight_under_half"))
+        beyond=average(every, "weight_over_2") + average(every, "weight_under_half"),
+        typical=median(row["kl_k3"] for row in every if "kl_k3" in row),
+        policy=average(runs, "policy"))
 
 
 def average(rows: list[dict], key: str) -> float:
@@ -216,6 +217,43 @@ def table_cells(cell: str, s: dict) -> list[str]:
     return [precision, N[1:], replay, "any" if N == "N1" else clipped, weight, count,
             f"{s['last']:.1%}{spread}", f"{s['best']:.1%}", f"{s['entropy']:.3f}", f"{s['k3']:.1e}",
             f"{s['agree']:.1%}", stopped, beyond]
+
+
+def close_ups(found: dict) -> dict[str, str]:
+    """The tables that docs/objective.md shows beside the paper's ablations, by their titles."""
+    masks = {f"mask-N{N}-none-{mask}-is": [str(N), label]
+             for N in (8, 4) for mask, label in MASKS.items()}
+    engines = {f"{dtype}-N{N}-none-clip-is": [str(N), dtype] for N in (1, 8) for dtype in ENGINES}
+    rough = {f"{precision}-N1-none-clip-{weight}": [label, said] for precision, label in ROUGH.items()
+             for weight, said in (("is", "yes"), ("nois", "**no**"))}
+    return {
+        "Masks": close_up(found, ["N", "mask"], masks, ("k3", "clipped")),
+        "Precision of the rollouts": close_up(found, ["N", "engine"], engines, (
+            "k3", "typical", "agree", "over")),
+        "The importance weight where engine and trainer disagree more": close_up(
+            found, ["engine's weights", "importance weight"], rough, (
+                "k3", "typical", "entropy", "policy"))}
+
+
+MEASURES = {
+    "k3": ("k3", "{:.0e}"), "typical": ("k3, median step", "{:.0e}"),
+    "agree": ("routes agree", "{:.1%}"), "clipped": ("tokens stopped", "{:.1%}"),
+    "over": ("weights above 2", "{:.2%}"), "entropy": ("entropy, last quarter", "{:.3f}"),
+    "policy": ("the policy in an exact engine", "{:.1%}")}
+
+
+def close_up(found: dict, about: list[str], chosen: dict, measures: tuple[str, ...]) -> str:
+    """One line per cell that has runs: what `chosen` says of it, how it ended, these measures."""
+    lines = [[*about, "seeds", "lost", "accuracy at the end (range)", "best evaluation",
+              *(MEASURES[key][0] for key in measures)]]
+    for cell, labels in chosen.items():
+        if cell in found:
+            s = summary(found[cell])
+            values = [MEASURES[key][1].format(s[key]) if s[key] >= 0 else "" for key in measures]
+            lines.append([*labels, str(s["seeds"]), str(s["lost"]),
+                          f"{s['last']:.1%} ({s['low']:.1%} to {s['high']:.1%})",
+                          f"{s['best']:.1%}", *values])
+    return study.markdown(lines)
 
 
 # ------------------------------------------------------------------------------------------ picture
@@ -273,8 +311,8 @@ def draw_column(column, found: dict, start: str, N: int, arms: dict) -> None:
             if key == "weight_over_2" and "nois" in arm:
                 continue  # without a weight it is 1 everywhere
             curves = []
-            for steps, evals, _ in found.get(f"{start}-{arm}", []):
-                logged = evals if key == "avg" else steps
+            for run in found.get(f"{start}-{arm}", []):
+                logged = run["evals"] if key == "avg" else run["metrics"]
                 curves.append([(row["step"] * N, row[key]) for row in logged if key in row])
             draw_arm(ax, [curve for curve in curves if curve], color, label)
 
@@ -302,13 +340,14 @@ def main() -> None:
     found = load()
     if not found:
         raise SystemExit("Nothing is stored yet: run without --draw first.")
-    (study.RESULTS / "objective.md").write_text(table(found))
+    parts = [table(found), *(f"## {title}\n\n{part}" for title, part in close_ups(found).items())]
+    (study.RESULTS / "objective.md").write_text("\n".join(parts))
     low = ", engine in bfloat16 with an fp8 cache"
     draw(found, COLUMNS, "objective", low)
     run = [column for column in MASK_COLUMNS
            if any(cell.startswith(f"{column[0]}-N{column[1]}-") for cell in found)]
     draw(found, run, "masks", low)
-    print(table(found))
+    print((study.RESULTS / "objective.md").read_text())
 
 
 if __name__ == "__main__":

@@ -389,8 +389,11 @@ def unit_of(config: Config) -> str:
 
 
 def show(metrics: dict, run: Run) -> None:
-    """The step's numbers beside the progress bar; with every checkpoint the curves, drawn anew."""
-    if run.saved == run.state["step"]:
+    """The step's numbers beside the progress bar; with every checkpoint the curves, drawn anew.
+
+    With the last one `finish` does that.
+    """
+    if run.saved == run.state["step"] < run.config.steps:
         draw_run(run.folder)
     run.bar.set_postfix_str(
         f"reward {metrics['reward_first_round']:.2f}  held-out {run.state['accuracy']:.2f}  "

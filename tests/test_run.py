@@ -107,6 +107,9 @@ def test_curves_are_drawn_with_every_checkpoint_and_not_in_between(run):
         run.state["step"], run.saved = step, 10
         running.show(metrics, run)
     assert run.drawn == [run.folder] and "reward 0.25" in shown[0] and "no signal 50%" in shown[0]
+    run.state["step"] = run.saved = run.config.steps  # that is for `finish`, with the evaluation
+    running.show(metrics, run)
+    assert len(run.drawn) == 1
 
 
 # ------------------------------------------------------------------------------ after a step
