@@ -242,6 +242,11 @@ MEASURES = {
     "policy": ("the policy in an exact engine", "{:.1%}")}
 
 
+def report(found: dict) -> str:
+    parts = [f"## {title}\n\n{part}" for title, part in close_ups(found).items()]
+    return "\n".join([table(found), *parts])
+
+
 def close_up(found: dict, about: list[str], chosen: dict, measures: tuple[str, ...]) -> str:
     """One line per cell that has runs: what `chosen` says of it, how it ended, these measures."""
     lines = [[*about, "seeds", "lost", "accuracy at the end (range)", "best evaluation",
@@ -340,14 +345,14 @@ def main() -> None:
     found = load()
     if not found:
         raise SystemExit("Nothing is stored yet: run without --draw first.")
-    parts = [table(found), *(f"## {title}\n\n{part}" for title, part in close_ups(found).items())]
-    (study.RESULTS / "objective.md").write_text("\n".join(parts))
+    text = report(found)
+    (study.RESULTS / "objective.md").write_text(text)
     low = ", engine in bfloat16 with an fp8 cache"
     draw(found, COLUMNS, "objective", low)
     run = [column for column in MASK_COLUMNS
            if any(cell.startswith(f"{column[0]}-N{column[1]}-") for cell in found)]
     draw(found, run, "masks", low)
-    print((study.RESULTS / "objective.md").read_text())
+    print(text)
 
 
 if __name__ == "__main__":
