@@ -95,10 +95,10 @@ def grid(precision: str) -> list[str]:
 def seeds(cell: str) -> range:
     """Three for what docs/objective.md quotes, one for the rest.
 
-    Six where three left the paper's comparison of replays open.
+    Six where three left a comparison open: of replays, and of the weight at its largest gap.
     """
     open_question = [f"stress-N4-{replay}-clip-" for replay in ("none", "r2", "r3")]
-    if cell.startswith(("stress-N8-", "mask", *open_question)):
+    if cell.startswith(("stress-N8-", "mask", "coarse1", *open_question)):
         return range(6)
     return range(1 if cell.startswith(("exact", "low-N2", "low-N4", "low-N8")) else 3)
 
