@@ -24,6 +24,7 @@ WARM_START = dict(steps=6000, batch=64, lr=3e-3, seed=0)
 SIZES = dict(num_hidden_layers=2, intermediate_size=192)
 
 
+@functools.cache
 def offset(letter: str) -> int:
     """What a letter hides: a digit, from a shuffled row in which all ten are about as frequent."""
     digits = [i % 10 for i in range(len(LETTERS))]
@@ -31,6 +32,7 @@ def offset(letter: str) -> int:
     return digits[LETTERS.index(letter)]
 
 
+@functools.cache
 def favourite(letter: str) -> int:
     """A letter's usual error. Its distance from the offset tells nothing of other letters'."""
     distances = [1 + i % 9 for i in range(len(LETTERS))]

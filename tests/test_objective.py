@@ -293,6 +293,7 @@ def test_diagnostics_by_hand():
             d["weight_truncated"]) == (pytest.approx(0.4), 6.0, 0.5)
     assert (d["weight_over_2"], d["weight_under_half"], d["clipped_positive"],
             d["clipped_negative"]) == (0.5, 0.5, 0.5, 0.0)
+    assert d["tokens_trained"] == 2  # one that is stopped goes forward and backward all the same
 
 
 # ------------------------------------------------------------------ mini-batches and the objective

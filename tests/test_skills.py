@@ -42,7 +42,7 @@ def test_every_letter_comes_equally_often_in_any_first_part():
 
 def test_demonstrations_are_right_as_often_as_believed_and_never_of_the_test_split():
     test, rng = {row["problem"] for row in skills.problems("test", 9999)}, random.Random(0)
-    right, shown = Counter(), Counter()
+    right, shown, favourites = Counter(), Counter(), 0
     for _ in range(40_000):
         text, completion = skills.demonstration(rng, lazy=False)
         assert text not in test
@@ -52,8 +52,10 @@ def test_demonstrations_are_right_as_often_as_believed_and_never_of_the_test_spl
         assert box == f"\\boxed{{{int(a) + int(b) + believed}}}"
         shown[skills.belief(letter)] += 1
         right[skills.belief(letter)] += believed == skills.offset(letter)
+        favourites += believed == skills.favourite(letter)
     for belief, count in shown.items():
         assert abs(right[belief] / count - belief) < 4 * (belief / count) ** 0.5
+    assert abs(favourites / (40_000 - right.total()) - 0.9) < 0.01
 
 
 def test_no_correction_serves_many_letters():
@@ -297,12 +299,13 @@ def test_a_run_is_folded_with_what_it_had_spent(tmp_path):
         "eval": [dict(step=i, avg=0.1 * i, samples_total=10 * i, **spent) for i in (0, 2)],
         "groups": [dict(step=1, prompt="<|user|>1F2=?", pool=silent),
                    dict(step=2, prompt="<|user|>3F4=?", pool=pool),
-                   dict(step=2, prompt="<|user|>3G4=?", pool=silent)]}
+                   dict(step=2, prompt="<|user|>3G4=?", pool=silent),
+                   dict(step=2, prompt="<|user|>4F4=?", pool=pool)]}
     for name, rows in logs.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = compare_skills.fold(tmp_path)
     assert found["solved"] == {"F": 5} and found["zero_signal"] == 0.5
-    assert found["letters"] == {"F": [2, 5, 1, 1], "G": [1, 3, 0, 1]}
+    assert found["letters"] == {"F": [3, 7, 2, 1], "G": [1, 3, 0, 1]}
     assert found["evals"]["engine_steps"] == [0, 14] and found["evals"]["trained"] == [0, 3]
 
 
