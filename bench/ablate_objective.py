@@ -1,6 +1,6 @@
 """What does each part of MiniRL buy? The paper's ablations on the built-in mixture of experts.
 
-    python bench/ablate_objective.py                # all, three hours of one core; resumable
+    python bench/ablate_objective.py                # all, five hours of one core; resumable
     python bench/ablate_objective.py --processes 2  # two at a time
     python bench/ablate_objective.py --only low-N4  # cells whose name starts like this
     python bench/ablate_objective.py --draw         # only table and picture, from what is stored
@@ -26,7 +26,7 @@ A cell is a few flags; its name, such as low-N4-r3-clip-is, says which:
     length      N = 1 only: token sums divided by the response's length
 
 A run lives in runs/ablate. When it is done it becomes a line of bench/results/objective.jsonl (see
-study.py), from which objective.md, objective.png and masks.png are drawn.
+study.py), from which objective.md and three pictures are drawn.
 """
 import argparse
 import json
@@ -272,9 +272,9 @@ COLUMNS = [  # precision, N, arms, title
     ("long", 1, WEIGHT, "the same, longer"),
     *(("stress", N, PAPER, OLD.format(N)) for N in (2, 4, 8))]
 MASKED = {f"none-{mask}-is": label for mask, label in MASKS.items()}
-MASK_COLUMNS = [
-    *(("mask", N, MASKED, f"Masks, N = {N}, learning rate 0.003") for N in (4, 8)),
-    ("eight", 1, WEIGHT, "The engine's weights in 8 bits too, N = 1, learning rate 0.002")]
+MASK_COLUMNS = [("mask", N, MASKED, f"Masks, N = {N}, learning rate 0.003") for N in (4, 8)]
+ROUGH_COLUMNS = [(precision, 1, WEIGHT, f"The engine's weights: {label}; N = 1")
+                 for precision, label in ROUGH.items()]
 ROWS = {
     "avg": "held-out accuracy", "entropy_trained": "entropy, nats per token",
     "kl_k3": r"KL($\mu$ ‖ $\pi_{old}$), k3, nats per token",
@@ -349,9 +349,8 @@ def main() -> None:
     (study.RESULTS / "objective.md").write_text(text)
     low = ", engine in bfloat16 with an fp8 cache"
     draw(found, COLUMNS, "objective", low)
-    run = [column for column in MASK_COLUMNS
-           if any(cell.startswith(f"{column[0]}-N{column[1]}-") for cell in found)]
-    draw(found, run, "masks", low)
+    draw(found, MASK_COLUMNS, "masks", low)
+    draw(found, ROUGH_COLUMNS, "weight", ", where engine and trainer disagree more")
     print(text)
 
 
