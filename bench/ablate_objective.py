@@ -224,7 +224,8 @@ def close_ups(found: dict) -> dict[str, str]:
     masks = {f"mask-N{N}-none-{mask}-is": [str(N), label]
              for N in (8, 4) for mask, label in MASKS.items()}
     engines = {f"{dtype}-N{N}-none-clip-is": [str(N), dtype] for N in (1, 8) for dtype in ENGINES}
-    rough = {f"{precision}-N1-none-clip-{weight}": [label, said] for precision, label in ROUGH.items()
+    rough = {f"{precision}-N1-none-clip-{weight}": [label, said]
+             for precision, label in ROUGH.items()
              for weight, said in (("is", "yes"), ("nois", "**no**"))}
     return {
         "Masks": close_up(found, ["N", "mask"], masks, ("k3", "clipped")),

@@ -55,7 +55,8 @@ COLORS = ("#999999", "#56B4E9", "#000000", "#D55E00", "#E69F00", "#F0E442", "#00
 COMMON = ["--model", "tiny-skills", "--eval-data", "builtin-skills", "--max-tokens", "16",
           "--eval-questions", str(QUESTIONS), "--log-groups", "all", "--checkpoint-every", "0"]
 LETTER = re.compile(r"\d([A-Za-z])\d=\?")
-T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 12: 2.20}  # Student, by seeds
+# Student's t by the number of seeds
+T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 12: 2.20}
 EQUAL = 0.03  # an interval around 0 within this is called equal
 
 

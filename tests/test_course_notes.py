@@ -30,8 +30,8 @@ RATES = (0.02, 0.05, 0.3, 0.5, 0.9)
 def test_numbers_in_the_text_are_what_their_expression_gives(page):
     """Such as: `laws.silent(0.05, 4)` = 0.815"""
     names = dict(laws=laws, pass_at_k=pass_at_k)
-    said_numbers = re.findall(r"`((?:laws|pass_at_k)[^`\n]*[\])])`\s+=\s+([\d.]*\d)", page.read_text())
-    for expression, said in said_numbers:
+    expressions = r"`((?:laws|pass_at_k)[^`\n]*[\])])`\s+=\s+([\d.]*\d)"
+    for expression, said in re.findall(expressions, page.read_text()):
         digits = len(said.partition(".")[2])
         assert round(eval(expression, names), digits) == float(said), expression
 
