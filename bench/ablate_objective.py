@@ -44,7 +44,8 @@ GRADIENT_STEPS = dict(exact=64, low=64, stress=64, long=512, mask=64, float32=64
                       bfloat16=64, eight=256, coarse2=256, coarse1=256)
 LOW = ["--rollout-dtype", "bfloat16", "--kv-cache-dtype", "fp8"]
 ENGINES = ("float32", "float16", "bfloat16")
-ROUGH = {"eight": "fp8, 4 bits", "coarse2": "2 bits", "coarse1": "1 bit"}
+ROUGH = {("eight", "none"): "fp8, 4 bits", ("coarse2", "none"): "2 bits",
+         ("coarse1", "none"): "1 bit", ("coarse1", "r3"): "1 bit, and R3"}
 PRECISION = {
     "exact": ["--lr", "0.002"], "low": [*LOW, "--lr", "0.002"], "stress": [*LOW, "--lr", "0.003"],
     "long": [*LOW, "--lr", "0.002"], "mask": [*LOW, "--lr", "0.003"],
@@ -78,7 +79,7 @@ def cells() -> list[str]:
     long = [f"long-N1-none-clip-{weight}" for weight in ("is", "nois")]
     masks = [f"mask-N{N}-none-{mask}-is" for N in (4, 8) for mask in MASKS]
     engines = [f"{dtype}-N{N}-none-clip-is" for N in (1, 8) for dtype in ENGINES]
-    rough = [f"{precision}-N1-none-clip-{weight}" for precision in ROUGH
+    rough = [f"{precision}-N1-{replay}-clip-{weight}" for precision, replay in ROUGH
              for weight in ("is", "nois")]
     return grid("low") + stress + long + grid("exact") + masks + engines + rough
 
@@ -224,8 +225,8 @@ def close_ups(found: dict) -> dict[str, str]:
     masks = {f"mask-N{N}-none-{mask}-is": [str(N), label]
              for N in (8, 4) for mask, label in MASKS.items()}
     engines = {f"{dtype}-N{N}-none-clip-is": [str(N), dtype] for N in (1, 8) for dtype in ENGINES}
-    rough = {f"{precision}-N1-none-clip-{weight}": [label, said]
-             for precision, label in ROUGH.items()
+    rough = {f"{precision}-N1-{replay}-clip-{weight}": [label, said]
+             for (precision, replay), label in ROUGH.items()
              for weight, said in (("is", "yes"), ("nois", "**no**"))}
     return {
         "Masks": close_up(found, ["N", "mask"], masks, ("k3", "clipped")),
@@ -274,8 +275,10 @@ COLUMNS = [  # precision, N, arms, title
     *(("stress", N, PAPER, OLD.format(N)) for N in (2, 4, 8))]
 MASKED = {f"none-{mask}-is": label for mask, label in MASKS.items()}
 MASK_COLUMNS = [("mask", N, MASKED, f"Masks, N = {N}, learning rate 0.003") for N in (4, 8)]
-ROUGH_COLUMNS = [(precision, 1, WEIGHT, f"The engine's weights: {label}; N = 1")
-                 for precision, label in ROUGH.items()]
+ROUGH_COLUMNS = [(precision, 1, {f"{replay}-clip-is": "MiniRL",
+                                 f"{replay}-clip-nois": "no importance weight"},
+                  f"The engine's weights: {label}; N = 1")
+                 for (precision, replay), label in ROUGH.items()]
 ROWS = {
     "avg": "held-out accuracy", "entropy_trained": "entropy, nats per token",
     "kl_k3": r"KL($\mu$ ‖ $\pi_{old}$), k3, nats per token",
