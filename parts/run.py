@@ -194,8 +194,9 @@ def start_engine(config: Config, path: str, tokenizer):
     stops = stop_ids(tokenizer)
     print(in_one_line(config))
     print(f"a response ends at {tokenizer.convert_ids_to_tokens(stops)}")
+    # What the probe scores is a prompt and at least one token, and the engine adds one.
     return Engine(
-        path, max_model_len=config.max_prompt_tokens + config.max_tokens,
+        path, max_model_len=config.max_prompt_tokens + max(2, config.max_tokens),
         max_num_seqs=config.engine_sequences, temperature=config.temperature,
         dtype=rollout_dtype(config), kv_cache_dtype=config.kv_cache_dtype,
         lora_rank=config.lora_rank, sync_mode=config.sync, memory_share=config.engine_memory,

@@ -1,6 +1,7 @@
 """What surrounds the loop: logging, saving, resuming, ending; the engine is a stand-in."""
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import torch
 from ada_sampler import Group, Sample
 from parts import checkpoint, files
 from parts import run as running
-from parts.config import Config
+from parts.config import Config, parse
 from parts.data import Stream
 from parts.engine import Rollout
 from parts.run import Estimator, Run
@@ -411,3 +412,16 @@ def test_commands_to_copy_work_before_and_after_the_environment_is_active(tmp_pa
     assert running.python() == ".venv/bin/python"
     monkeypatch.setattr(running.sys, "executable", "/usr/bin/python3")
     assert running.python() == "python"
+
+
+@pytest.mark.parametrize("max_tokens, context", [(1, 12), (2, 12), (5, 15)])
+def test_the_probe_can_score_the_longest_prompt_with_its_response(monkeypatch, max_tokens, context):
+    """A prompt, a response of at least one token, and the token that vLLM adds to what it scores."""
+    started = {}
+    monkeypatch.setattr(running, "Engine", lambda path, **options: started.update(options))
+    monkeypatch.setattr(running, "stop_ids", lambda tokenizer: [0])
+    monkeypatch.setattr(running, "is_supported", lambda path: False)
+    config = replace(parse([]), max_prompt_tokens=10, max_tokens=max_tokens)
+    tokenizer = SimpleNamespace(convert_ids_to_tokens=lambda ids: ["<eos>"])
+    running.start_engine(config, "model", tokenizer)
+    assert started["max_model_len"] == context
