@@ -16,6 +16,7 @@ from parts.files import digest_of, lock, read_json, write_safely
 from parts.prompts import TEMPLATES
 from parts.screen import shown
 
+BEFORE_ANY_STEP = "checkpoints/step-000000"  # earlier versions saved one when a first step failed
 LEFT_BY_A_FIRST_START = {".lock", "config.new", "tracker"}  # killed before it had a config.json
 
 
@@ -39,7 +40,8 @@ def claim(folder: Path, resume: bool):
     if (folder / "config.json").exists() and never_stepped(folder):
         for name in ("config.json", "eval.jsonl"):  # a first evaluation comes before the first step
             (folder / name).unlink(missing_ok=True)
-        shutil.rmtree(folder / "tracker", ignore_errors=True)
+        for name in ("tracker", BEFORE_ANY_STEP):
+            shutil.rmtree(folder / name, ignore_errors=True)
         return held
     if (folder / "config.json").exists():
         if not resume:
@@ -49,9 +51,10 @@ def claim(folder: Path, resume: bool):
 
 
 def never_stepped(folder: Path) -> bool:
-    """Whether nothing was learnt here: the log of the steps has no line."""
+    """Whether nothing was learnt here: the log of the steps has no line, and nothing is saved."""
     log = folder / "metrics.jsonl"
-    return not log.exists() or log.stat().st_size == 0
+    saved = set(folder.glob("checkpoints/step-*")) - {folder / BEFORE_ANY_STEP}
+    return not saved and (not log.exists() or log.stat().st_size == 0)
 
 
 def read_config(folder: Path) -> dict | None:
@@ -81,16 +84,17 @@ def settings(folder: Path) -> dict | None:
 
 
 def require_same_problems(folder: Path, problems: str) -> None:
-    """Raises SystemExit if a run was started with other training problems than these.
+    """Raises SystemExit if a run was started with other problems than these.
 
-    `problems` is data.digest of them. Its place in the data would point into another order.
+    `problems` tells the training and the held-out ones (data.digest). Among others, its place in
+    the data would point into another order, and its evaluations would be of another test.
     """
     found = read_config(folder)
     before = found["starts"][0].get("problems") if found and found["starts"] else problems
     if before != problems:
-        raise SystemExit(f"{folder} was started with other training problems ({shown(before)}; "
-                         f"now {problems}): give it the same --data as it was, or choose another "
-                         "--name.")
+        raise SystemExit(f"{folder} was started with other problems ({shown(before)}; now "
+                         f"{problems}): give it the same --data and --eval-data as it was, or "
+                         "choose another --name.")
 
 
 def own_files(config) -> dict[str, str]:

@@ -124,7 +124,7 @@ def prepare(config: Config, grader) -> Run:
         config.replay = choose_replay(config.replay, path, config.mini_batches)
         train, held_out = load_data(config, tokenizer, grader)
         lock = lock or claim(folder, config.resume)
-        problems = digest(train)
+        problems = f"{digest(train)}, held out: {digest(held_out)}"
         require_same_problems(folder, problems)
         require_same_files(folder, own_files(config))
         newest = checkpoint.newest_sound(folder)
@@ -244,10 +244,13 @@ def nothing_lost(run: Run, phase: str):
         raise
     except Exception as error:
         put_back(run)
-        save(run)
+        saved = "No step is done yet: start again."
+        if run.state["step"]:  # else there is nothing that a new start would not have
+            save(run)
+            saved = (f"Everything up to step {run.state['step']} is saved; continue with "
+                     "--resume.")
         log = run.folder / (f"error-{ranks.RANK}.txt" if ranks.RANK else "error.txt")
         log.write_text(traceback.format_exc(), errors="backslashreplace")
-        saved = f"Everything up to step {run.state['step']} is saved; continue with --resume."
         if ranks.RANK:  # the first saves, if it can: that is not this one's to say
             saved = "Continue with --resume."
         raise SystemExit(f"The {phase} failed: {type(error).__name__}: {shown(error)} "

@@ -148,9 +148,21 @@ def test_a_run_without_a_step_is_started_anew_with_any_settings(tmp_path, monkey
                       problems="2 questions, abc")
     (run / "eval.jsonl").write_text("{}\n")
     (run / "metrics.jsonl").write_text("")
+    (run / "checkpoints" / "step-000000").mkdir(parents=True)
     assert parse(["--name", "mine", "--resume", "--max-tokens", "32"]).max_tokens == 32
     folder.claim(run, resume=False).close()
-    assert not (run / "config.json").exists() and not (run / "eval.jsonl").exists()
+    for name in ("config.json", "eval.jsonl", "checkpoints/step-000000"):
+        assert not (run / name).exists()
+
+
+def test_a_run_whose_log_is_gone_but_not_its_checkpoints_is_not_started_anew(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    kept = tmp_path / "checkpoints" / "step-000020"
+    kept.mkdir(parents=True)
+    with pytest.raises(SystemExit, match="exists already: add --resume"):
+        folder.claim(tmp_path, resume=False)
+    folder.claim(tmp_path, resume=True).close()
+    assert kept.exists() and (tmp_path / "config.json").exists()
 
 
 def test_a_run_goes_on_with_the_problems_it_was_started_with(tmp_path):

@@ -170,6 +170,14 @@ def test_a_failure_saves_what_was_learnt_and_names_the_cause(run):
     assert (state["step"], state["cursor"]) == (7, 5)
 
 
+def test_a_failure_before_the_first_step_leaves_nothing_that_a_new_start_would_find(run):
+    """A checkpoint of step 0 would: of the old seed's adapter, and of an evaluation that is gone."""
+    with pytest.raises(SystemExit, match="No step is done yet: start again"), \
+            running.nothing_lost(run, "evaluation"):
+        raise ValueError("no block is free")
+    assert not checkpoint.complete(run.folder) and (run.folder / "error.txt").exists()
+
+
 def test_a_phase_that_ends_well_keeps_what_it_took(run):
     with running.nothing_lost(run, "sampling"):
         run.stream.take(8)
