@@ -190,11 +190,12 @@ class Group:
     problem: Any
     pool: list[Sample] = field(default_factory=list)  # all draws
     rounds: int = 0  # opened so far
-    outcome: str = ""  # "" = open; resolved, no correct, no wrong (too few of them), out of budget
+    # "" = open; resolved, no correct, no wrong (too few of them), out of budget, not drawn again
+    outcome: str = ""
     refill: int = 0  # dapo: prompts that were tried for this place before
     # the rest is set by `settle`, once all prompts are closed
     baseline: float = 0.0  # mean reward of the pool (gvm: without the pilots)
-    p_hat: float = 0.0  # share of correct answers in it
+    p_hat: float = 0.0  # share of correct answers in it (gvm: if it is empty, in the pilots)
     kept: list[Sample] = field(default_factory=list)  # what the update sees, as they were drawn
     advantages: list[float] = field(default_factory=list)  # one per kept sample
     weights: list[float] = field(default_factory=list)  # one per kept sample
@@ -315,15 +316,18 @@ def rows_per_prompt(config: SamplerConfig) -> int:
 def settle(group: Group, config: SamplerConfig) -> None:
     """Keep, compare, weigh: fills in the rest of a closed group."""
     pool = group.pool
-    for s, reward in zip(pool, without_verdict([s.reward for s in pool])):
-        s.reward = reward
-    if config.sampler == "gvm" and not config.gvm_reuse_pilots:
-        pool = [s for s in pool if s.round > 0]
     if not pool:
         return
+    for s, reward in zip(pool, without_verdict([s.reward for s in pool])):
+        s.reward = reward
+    group.p_hat = pass_rate(pool)
+    if config.sampler == "gvm" and not config.gvm_reuse_pilots:
+        pool = [s for s in pool if s.round > 0]
+        if not pool:
+            return
+        group.p_hat = pass_rate(pool)
     rewards = [s.reward for s in pool]
     group.baseline = mean(rewards)
-    group.p_hat = sum(s.correct for s in pool) / len(pool)
     drops = config.drop_unresolved or config.sampler == "dapo"
     if drops and group.outcome != "resolved":
         return
@@ -333,6 +337,11 @@ def settle(group: Group, config: SamplerConfig) -> None:
     group.weights = row_weights(correct, group.p_hat, n, config.weighting)
     if config.sampler == "ada-est":  # v3 Alg. 1: half of the log objective by sampling, half here
         group.weights = [w / (group.p_hat + config.est_eps) ** 0.5 for w in group.weights]
+
+
+def pass_rate(pool: list[Sample]) -> float:
+    """Share of correct answers."""
+    return sum(s.correct for s in pool) / len(pool)
 
 
 # --------------------------------------------------------------------------------------- allocation
@@ -600,15 +609,22 @@ class Collector:
         """gvm: share out M per prompt by what the pilots showed. Here alone, prompts wait."""
         config = self.config
         groups = [group for group in self.groups if group.pool]
-        p = [sum(s.correct for s in group.pool) / len(group.pool) for group in groups]
+        p = [pass_rate(group.pool) for group in groups]
         norms = grad_norms(groups) if grad_norms else [1.0 for _ in groups]
         left = (config.max_samples_per_step or sys.maxsize) - self.samples
-        total = min(config.M * len(groups), left)
+        wanted = config.M * len(groups)
+        total = min(wanted, left)
         sizes = allocate_gvm(p, norms, total, config.gvm_alpha, config.gvm_beta)
         for group, rate, size in zip(groups, p, sizes):
             group.outcome = ""
-            if not self.open_round(group, size):
-                group.outcome = "out of budget" if rate else "no correct"
+            if self.open_round(group, size):
+                continue
+            if not rate:
+                group.outcome = "no correct"
+            elif size or total < wanted:
+                group.outcome = "out of budget"
+            else:
+                group.outcome = "not drawn again"
 
 
 # ------------------------------------------------------------------------------ what cannot work

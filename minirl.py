@@ -121,6 +121,8 @@ def set_scales(rows: list[Row], config: Config) -> None:
 
     All is divided by the responses of an *average* mini-batch. ada-est and gvm say how important a
     prompt is by its number of rows; a division by the rows of its own mini-batch would cancel that.
+    Where fewer prompts are left than mini-batches, some have no step, and the others' are larger:
+    what all steps add up to does not depend on the number of mini-batches.
     """
     responses = len(rows) / config.mini_batches
     mean_length = sum(row.length for row in rows) / max(len(rows), 1)

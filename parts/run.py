@@ -329,13 +329,14 @@ def warn_of_verifier(step: int, groups, most: float = 0.02) -> None:
 
 
 def warn_of_threshold(step: int, groups, config: Config) -> None:
-    """Say so when rewards of many values all lie on one side of the threshold.
+    """Say so when rewards of several values all lie on one side of the threshold.
 
-    Then no answer is told from another when prompts are closed and samples kept.
+    Then no answer is told from another when prompts are closed, and samples kept and weighted.
     """
     rewards = [s.reward for group in groups for s in group.pool]
     sides = {s.correct for group in groups for s in group.pool}
-    if len(sides) == 1 and len(set(rewards)) > 2 and config.sampler != "uniform":
+    matters = config.sampler != "uniform" or config.weighting != "none"
+    if len(sides) == 1 and len(set(rewards)) > 1 and matters:
         side = "above" if sides == {True} else "not above"
         tqdm.write(f"WARNING, step {step}: all rewards ({min(rewards):g} to {max(rewards):g}) are "
                    f"{side} --threshold {config.threshold:g}, so {config.sampler} cannot tell "

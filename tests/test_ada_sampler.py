@@ -667,6 +667,20 @@ def test_gvm_two_stages():
     assert not any(g.kept for g in hopeless) and summarize(hopeless)["samples"] == 40
 
 
+def test_a_prompt_that_gvm_does_not_draw_again_is_known_by_its_pilots():
+    """Its gradient is next to nothing. No budget was set, so none is used up."""
+    groups = run(coins([1.0, 0.5, 0.0]), config("gvm"),
+                 grad_norms=lambda groups: [1e-4, 2.0, 1.0])
+    easy, _, never = groups
+    assert (easy.outcome, easy.p_hat, easy.kept) == ("not drawn again", 1.0, [])
+    assert (never.outcome, never.p_hat) == ("no correct", 0.0)
+    assert summarize(groups)["spent_by_pass_rate"]["all"] == len(easy.pool) == 8
+    assert summarize(groups)["unresolved_out_of_budget"] == 0
+    poor = run(coins([1.0, 0.5]), config("gvm", max_samples_per_step=17),
+               grad_norms=lambda groups: [1e-4, 2.0])
+    assert [group.outcome for group in poor] == ["out of budget", "resolved"]
+
+
 def test_gvm_uses_gradient_norms():
     def norms(groups):
         assert all(s.status for g in groups for s in g.pool) and len(groups) == 20

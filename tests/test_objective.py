@@ -313,7 +313,7 @@ def uneven_groups(count, seed):
 
 
 @pytest.mark.parametrize("length_norm", ["constant", "response", "batch"])
-@pytest.mark.parametrize("count, N", [(8, 8), (24, 5), (7, 3)])
+@pytest.mark.parametrize("count, N", [(8, 8), (24, 5), (7, 3), (2, 8)])
 def test_cutting_a_batch_does_not_change_what_is_optimised(count, N, length_norm):
     """Rules that weigh prompts by their rows, mini-batches of unequal size: the sum stays."""
     for groups in (uneven_groups(count, seed=5), random_groups(count, seed=6)):

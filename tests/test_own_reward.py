@@ -582,6 +582,7 @@ def test_failures_are_reported_with_the_first_exception_and_its_line(capsys):
     "rewards, sampler, warned",
     [
         ([0.1, 0.2, 0.3], "ada-balance", "not above"),
+        ([0.0, 0.5], "ada-balance", "not above"),
         ([0.8, 0.9, 1.0], "ada-balance", "above"),
         ([0.1, 0.2, 0.9], "ada-balance", ""),
         ([0.1, 0.2, 0.3], "uniform", ""),
@@ -593,6 +594,9 @@ def test_a_threshold_that_tells_nobody_apart_is_reported(capsys, rewards, sample
     running.warn_of_threshold(2, groups, Config(sampler=sampler))
     out = capsys.readouterr().out
     assert (f"are {warned} --threshold 0.7" in out) if warned else not out
+    if sampler == "uniform":  # rows are weighted by right and wrong
+        running.warn_of_threshold(2, groups, Config(sampler=sampler, weighting="log"))
+        assert "are not above --threshold 0.7" in capsys.readouterr().out
 
 
 def test_an_evaluation_has_the_mean_reward_and_the_share_above_the_threshold(capsys):
