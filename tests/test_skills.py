@@ -316,7 +316,7 @@ def test_the_committed_tables_are_those_of_the_committed_runs():
     assert report == (study.RESULTS / "skills.md").read_text()
     page = (ROOT / "docs" / "sampling.md").read_text()
     differences = re.findall(r"([-+][\d.]+ ± [\d.]+) points", report)
-    assert len(differences) == 12 and all(f"| {found} |" in page for found in differences)
+    assert len(differences) == 36 and all(f"| {found} |" in page for found in differences)
     rows = page.split("in 4,000 draws, stream / few |")[1].split("![")[0].splitlines()[2:]
     for row in filter(None, rows):
         arm, found = row.split("|")[1].strip(), re.findall(r"([\d.]+) ± ([\d.]+)", row)
