@@ -25,6 +25,7 @@ import tyro
 from parts import files
 from parts.flags import in_one_sentence, parse_flags
 from parts.folder import settings
+from parts.grader import NO_VERDICT
 from parts.plot import read_rows
 from parts.screen import quiet_end, shown
 from rewards import extract_answer
@@ -229,7 +230,7 @@ def data_of(runs: list[dict], levels: list[int], said: list[str]) -> dict:
         pairs = [(one, next(left)) for one in run["groups"]]
         rows = [one.shown_as(level) for one, level in pairs if level != ABSENT]
         shown_runs.append(run | dict(groups=rows))
-    return dict(left_out=" ".join(said), runs=shown_runs)
+    return dict(left_out=" ".join(said), no_verdict=NO_VERDICT, runs=shown_runs)
 
 
 # ------------------------------------------------------------------------------ the page

@@ -18,6 +18,7 @@ import re
 from pathlib import Path
 
 from parts import files
+from parts.grader import NO_VERDICT
 from parts.ranks import writer
 
 COLORS = (  # Okabe and Ito's
@@ -53,10 +54,10 @@ PANELS = (
     ("stack", "Where the time goes", "seconds per step",
      {"seconds_sample": "sample", "seconds_train": "train", "seconds_sync": "sync"}),
     ("lines", "Length of the answers", "tokens per answer", {"response_length": ""}),
-    ("lines", "Answers that cannot score", "share of answers",
+    ("failures", "Answers that cannot score", "share of answers",
      {"truncated": "cut at the length limit", "share_no_box": "no box",
-      "share_timeout": "time-out", "share_raised": "--reward raised",
-      "share_no_number": "--reward gave no number"}),
+      "share_timeout": "time-out", "share_killed": "grader killed",
+      "share_raised": "--reward raised", "share_no_number": "--reward gave no number"}),
     ("lines", "Size of the update", "gradient norm", {"grad_norm": ""}),
 )
 SAME_BUT_SEED = ("seed", "name", "resume")  # runs that differ in nothing else are one curve
@@ -74,11 +75,11 @@ def read_rows(path: Path, keys=("step",)) -> list[dict]:
 
 
 def shares(counts: dict) -> dict:
-    """Shares of two statuses among a step's verdicts; `counts` does not list what did not occur."""
+    """Of a step's verdicts, the shares that cannot score; `counts` lists only what occurred."""
     if not counts:
         return {}
-    total = max(1, sum(counts.values()))
-    return {f"share_{status}": counts.get(status, 0) / total for status in ("no_box", "timeout")}
+    total, statuses = max(1, sum(counts.values())), ("no_box", *NO_VERDICT)
+    return {f"share_{status}": counts.get(status, 0) / total for status in statuses}
 
 
 def read_run(run: str | Path) -> dict:
@@ -138,6 +139,15 @@ def draw_lines(ax, run, x, keys) -> None:
     low, high = ax.dataLim.y0, ax.get_ylim()[1]
     high += 0.08 * labels * abs(high)  # headroom for the legend
     ax.set_ylim(min(low, 0), max(high, 0) or 1)  # a reward of one's own may be negative
+
+
+def draw_failures(ax, run, x, keys) -> None:
+    """Without a line at 0 for each way in which the grader never failed, as --reward's where there
+    is none.
+    """
+    occurred = {key for row in run["metrics"] for key in row if row[key]}
+    never = {f"share_{status}" for status in NO_VERDICT} - occurred
+    draw_lines(ax, run, x, {key: label for key, label in keys.items() if key not in never})
 
 
 def draw_kl(ax, run, x, keys) -> None:
@@ -278,8 +288,8 @@ def draw_run(run_dir: str | Path, out: str | Path | None = None, against: str = 
     return save(figure, Path(out or Path(run_dir) / "curves.png"))
 
 
-KINDS = {"lines": draw_lines, "off-policy": draw_lines, "kl": draw_kl, "routes": draw_routes,
-         "stack": draw_stack, "accuracy": draw_accuracy}
+KINDS = {"lines": draw_lines, "off-policy": draw_lines, "failures": draw_failures, "kl": draw_kl,
+         "routes": draw_routes, "stack": draw_stack, "accuracy": draw_accuracy}
 
 
 def draw_comparison(run_dirs: list, out: str | Path, against: str | None = None) -> Path:

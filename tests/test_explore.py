@@ -12,6 +12,7 @@ import explore
 from conftest import ROOT
 from explore import ABSENT, BARE, OF_TOKENS, WHOLE, PageConfig, choose, first_and_last, main, parse
 from parts import files
+from parts.grader import NO_VERDICT
 
 HOSTILE = [
     "<script>alert(1)</script>", "</script><h1>", "<!-- <script>", "]]>", "\u2028\u2029\x85",
@@ -101,6 +102,7 @@ def test_the_page_has_all_that_was_logged(folder, capsys):
         boxed, unboxed = row["pool"]
         boxed["answer"], unboxed["answer"] = "7", None
     assert run["groups"] == logged and data["left_out"] == ""
+    assert data["no_verdict"] == list(NO_VERDICT)
     assert str(folder / "explore.html") in capsys.readouterr().out
 
 

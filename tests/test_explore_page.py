@@ -22,6 +22,7 @@ import explore
 import minirl
 from ada_sampler import Estimator, SamplerConfig, collect
 from conftest import ROOT
+from parts.grader import NO_VERDICT
 from parts.simulate import as_rule
 
 CHROMIUM = "/usr/bin/chromium"
@@ -94,7 +95,7 @@ def page_file(tmp_path, *names, **settings):
 
 def page_of(tmp_path, data):
     file = tmp_path / "page.html"
-    file.write_text(explore.page_of(data, HTML))
+    file.write_text(explore.page_of(data | dict(no_verdict=NO_VERDICT), HTML))
     return file
 
 
@@ -796,6 +797,18 @@ def test_one_prompt_is_followed_over_the_steps(browse, tmp_path):
     assert page.locator("#visits a").all_inner_texts() == ["step 10", "step 30", "step 57"]
     page.click("#visits a:has-text('step 57')")
     wait(page, "document.querySelector('h1').textContent.endsWith('step 57')")
+
+
+def test_a_prompt_on_which_the_grader_failed_is_found(browse, tmp_path):
+    statuses = ["correct", "wrong", "no_box", *NO_VERDICT, "unparseable"]
+    groups = [recorded_group(10, 9) | dict(place=place) for place in range(len(statuses))]
+    for group, status in zip(groups, statuses):
+        group["pool"][0] |= dict(status=status)
+    run = dict(name="own", config=recorded_config(), metrics=[], evals=[], groups=groups)
+    page = browse(page_of(tmp_path, dict(left_out="", runs=[run])), "#/run/0/step/10?only=trouble")
+    assert page.inner_text("[data-only=trouble]") == "verifier trouble 5"
+    found = page.evaluate("[...document.querySelectorAll('.row')].map(e => e.dataset.place)")
+    assert sorted(found) == [str(place) for place in range(3, 8)]
 
 
 def test_what_was_left_out_is_said_where_it_is_missed(browse, tmp_path):

@@ -9,6 +9,7 @@ from conftest import ROOT
 
 pytest.importorskip("matplotlib")
 from parts import plot
+from parts.grader import NO_VERDICT
 
 PNG = b"\x89PNG\r\n"
 
@@ -135,6 +136,22 @@ def test_the_note_on_flat_panels_says_where_the_lines_are(tmp_path):
 def test_every_panel_is_explained_under_its_title():
     explained = (ROOT / "docs" / "curves.md").read_text()
     assert [title for _, title, _, _ in plot.PANELS if f"| {title} |" not in explained] == []
+
+
+def test_each_way_in_which_a_grader_failed_has_its_curve_and_no_other_has(tmp_path):
+    from matplotlib.figure import Figure
+
+    kind, _, _, keys = next(panel for panel in plot.PANELS if "share_no_box" in panel[3])
+    for failed in NO_VERDICT:
+        run = make_run(tmp_path / failed, steps=2)
+        row = dict(step=3, truncated=0.0, verdicts={failed: 80, "correct": 20})
+        with open(run / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(row) + "\n")
+        ax, read = Figure().add_subplot(), plot.read_run(run)
+        plot.KINDS[kind](ax, read, "steps", keys)
+        labels = ax.get_legend_handles_labels()[1]
+        assert labels == ["cut at the length limit", "no box", keys[f"share_{failed}"]]
+        assert plot.series(read["metrics"], "steps", f"share_{failed}")[1] == [0, 0, 0.8]
 
 
 def test_half_written_line_and_repeated_steps(tmp_path):
