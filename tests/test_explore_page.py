@@ -6,6 +6,7 @@ Screenshots of the main views are left in pytest's temporary folder, .../screens
 """
 
 import json
+import math
 import os
 import random
 import re
@@ -20,7 +21,7 @@ import torch
 
 import explore
 import minirl
-from ada_sampler import Estimator, SamplerConfig, collect
+from ada_sampler import Estimator, SamplerConfig, collect, without_verdict
 from conftest import ROOT
 from parts.grader import NO_VERDICT
 from parts.simulate import as_rule
@@ -502,6 +503,41 @@ def test_the_counterfactual_sampler_is_the_sampler(browse, tmp_path):
                 assert mine[3] == pytest.approx(theirs[3], abs=1e-12), (settings, rewards)
             outcomes.add(mine[0])
     assert outcomes == {"unknown", "resolved", "no correct", "no wrong"}
+
+
+OWN_REWARDS = """([pools, threshold, settings]) => pools.map(pool => {
+    const group = { pool };
+    prepareGroup(group, threshold, DATA.no_verdict);
+    return [pool.map(s => s.correct), settings.map(c => {
+        const f = counterfactual(pool, c);
+        if (f.outcome === "unknown") return ["unknown"];
+        return [f.outcome, f.drawn, f.kept.map(s => s.index), f.coefficients];
+    })];
+})"""
+
+
+@pytest.mark.parametrize("threshold", [-0.5, 0.7])
+def test_the_page_judges_rewards_of_ones_own_as_the_sampler_does(browse, tmp_path, threshold):
+    """Above a negative threshold lies also the 0 that is logged where --reward failed."""
+    rng = random.Random(3)
+    pools = [rng.choices([math.nan, -2.0, -0.6, -0.25, 0.9], k=16) for _ in range(40)]
+    rows = [
+        [
+            dict(reward=logged, status="raised" if math.isnan(reward) else "scored", round=0)
+            for reward, logged in zip(pool, without_verdict(pool))
+        ]
+        for pool in pools
+    ]
+    configs = [rules(rule, threshold=threshold, n=4, M=4) for rule in RULES]
+    page = browse(page_file(tmp_path))
+    found = page.evaluate(OWN_REWARDS, [rows, threshold, [vars(config) for config in configs]])
+    for pool, (correct, replayed) in zip(pools, found):
+        assert correct == [reward > threshold for reward in pool]
+        for config, mine in zip(configs, replayed):
+            theirs = by_the_sampler(pool, config)
+            assert mine[:3] == theirs[:3], (config, pool)
+            if len(theirs) > 3:
+                assert mine[3] == pytest.approx(theirs[3], abs=1e-12), (config, pool)
 
 
 def test_the_page_refuses_the_settings_that_the_sampler_refuses(browse, tmp_path):
