@@ -54,10 +54,10 @@ def evaluate(
     """k samples of every problem (with prompt_ids, see prompts.py), graded while the engine runs.
 
     Returns one row per sample, in order of problems: data, id, sample, reward, status,
-    finish_reason, tokens, text, level where known, and why where there was no verdict: such a row's
-    reward is 0, or the worst of all rows where that is below. The temperature is this evaluation's
-    own, whatever a training engine samples with. `progress` is the bar's title (none: no bar),
-    `style` the grader's.
+    finish_reason, tokens, text, level where known, and why where there was no verdict. A reward of
+    one's own is None there, until all rows of the evaluation are `settled`. The temperature is this
+    evaluation's own, whatever a training engine samples with. `progress` is the bar's title (none:
+    no bar), `style` the grader's.
     """
     from tqdm import tqdm
 
@@ -73,20 +73,28 @@ def evaluate(
                 rollout.routes = None  # of a mixture of experts: large, and not looked at here
                 rollouts[q, s] = rollout
                 bar.update()
-    rows = [as_row(problem, s, rollouts[q, s], grader.result(("eval", q, s)))
+    return [as_row(problem, s, rollouts[q, s], grader.result(("eval", q, s)))
             for q, problem in enumerate(problems) for s in range(k)]
-    for row, reward in zip(rows, without_verdict([row["reward"] for row in rows])):
-        row["reward"] = reward
-    return rows
 
 
 def as_row(problem, s: int, rollout, verdict) -> dict:
-    row = dict(data=problem.source, id=problem.id, sample=s, reward=verdict.reward,
+    reward = None if math.isnan(verdict.reward) else verdict.reward  # JSON has no NaN
+    row = dict(data=problem.source, id=problem.id, sample=s, reward=reward,
                status=verdict.status, finish_reason=rollout.finish_reason,
                tokens=len(rollout.token_ids), text=rollout.text)
     if verdict.status in NO_VERDICT:
         row["why"] = verdict.why
     return row | ({"level": problem.level} if problem.level else {})
+
+
+def settled(rows: list[dict]) -> list[dict]:
+    """The rows, where samples without a verdict have the reward 0, or the worst of all if below.
+
+    It takes all rows of an evaluation: the worst of a chunk, a data set or a rank's part may be the
+    best of all.
+    """
+    rewards = [math.nan if row["status"] in NO_VERDICT else row["reward"] for row in rows]
+    return [row | dict(reward=reward) for row, reward in zip(rows, without_verdict(rewards))]
 
 
 # --------------------------------------------------------------------------------------- statistics
@@ -131,7 +139,7 @@ def question_means(rows: list[dict]) -> dict:
 
 
 def report(rows: list[dict], ks: list[int] | None = None) -> dict:
-    """What rows of `evaluate` say: avg (avg@k), ci_low, ci_high, pass {k: pass@k}, shares, length.
+    """What `settled` rows say: avg (avg@k), ci_low, ci_high, pass {k: pass@k}, shares, length.
 
     avg is of rewards, correct and pass of right answers (status "correct"): of math-verify's
     rewards, 0 and 1, avg is correct. `ks`: the k of pass@k (default: powers of two).
@@ -235,7 +243,8 @@ def weight_files(folder: str) -> list:
 # -------------------------------------------------------------------------------------- the samples
 def load_finished(folder: Path, protocol: dict, sets: dict) -> list[dict]:
     """Rows of another evaluation of the same questions. SystemExit for others, or if unfinished."""
-    other, (rows, _) = read_json(folder / "protocol.json"), read_rows(folder / "eval.jsonl")
+    other = read_json(folder / "protocol.json")
+    rows = settled(read_rows(folder / "eval.jsonl")[0])
     if other.get("questions") != protocol["questions"]:
         raise SystemExit(f"{shown(folder)} has other questions: only the same --data and --limit "
                          "can be compared.")
@@ -344,7 +353,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"results in {shown(folder)}{already}")
         if chunks:
             sample(sets, chunks, protocol, policy, rank, folder / "eval.jsonl")
-        rows, _ = read_rows(folder / "eval.jsonl")
+        rows = settled(read_rows(folder / "eval.jsonl")[0])
         summary = summary_of(rows, protocol["weights"])
         show(summary, bool(config.reward))
         show_failures(rows)

@@ -48,7 +48,7 @@ import torch
 from tqdm import tqdm
 
 from ada_sampler import collect
-from eval import evaluate, report
+from eval import evaluate, report, settled
 from parts.hardware import memory_gb, out_of_memory
 from parts.logprobs import gvm_norms, token_logprobs
 from parts.masks import other_mask
@@ -397,7 +397,7 @@ def evaluate_if_due(run) -> None:
             run.engine, run.grader, run.held_out, config.eval_k, config.max_tokens,
             temperature=config.eval_temperature, progress="  evaluating")
     run.engine.clear_cache()  # a resumed run would not have it: from cached keys, last bits differ
-    record_evaluation(report(rows), run)
+    record_evaluation(report(settled(rows)), run)
 
 
 if __name__ == "__main__":

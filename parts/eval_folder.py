@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from parts.files import lock, read_json, write_safely
+from parts.grader import NO_VERDICT
 from parts.screen import shown
 
 FILES = ("protocol.json", "eval.jsonl", "summary.json", "eval.png")
@@ -62,10 +63,13 @@ def read_rows(file: Path) -> tuple[list[dict], list[int]]:
 
 
 def is_row(row) -> bool:
-    """Whether it has what `report` needs, as `as_row` makes it."""
-    texts, numbers = ("data", "id", "status", "finish_reason"), ("sample", "reward", "tokens")
-    return isinstance(row, dict) and all(isinstance(row.get(key), str) for key in texts) and all(
-        isinstance(row.get(key), int | float) for key in numbers)
+    """Whether it has what `report` needs, as `as_row` makes it: without a verdict no reward."""
+    texts, numbers = ["data", "id", "status", "finish_reason"], ["sample", "tokens"]
+    if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in texts):
+        return False
+    if row["status"] not in NO_VERDICT:
+        numbers.append("reward")
+    return all(isinstance(row.get(key), int | float) for key in numbers)
 
 
 def chunks_of(sets: dict, size: int, k: int) -> list[tuple]:

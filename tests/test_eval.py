@@ -2,6 +2,7 @@
 import gc
 import itertools
 import json
+import math
 import random
 import shutil
 import sys
@@ -330,6 +331,71 @@ def test_a_half_written_line_is_mended(tmp_path, reseeds, cut):
     assert stopped.read_bytes() == whole.read_bytes()
 
 
+class OwnGrader(FakeGrader):
+    """In the place of --reward: an answer is worth its problem's gold, and "broken" raises."""
+
+    def submit(self, key, gold, completion, style=""):
+        self.pending[key] = gold
+
+    def result(self, key):
+        gold = self.pending.pop(key)
+        if gold == "broken":
+            return SimpleNamespace(reward=math.nan, status="raised", why="KeyError")
+        return SimpleNamespace(reward=float(gold), status="wrong")
+
+
+OWN = {name: [Question(f"{name}/{i}", gold, name) for i, gold in enumerate(golds)]
+       for name, golds in (("a", ["-5", "-4", "broken", "-3"]), ("b", ["broken", "-1", "-2"]))}
+
+
+def answer_own(file, size):
+    chunks = eval_folder.resume(file, eval_folder.chunks_of(OWN, size, 1), 1)[1]
+    evaluation.run_chunks(FakeEngine(), OwnGrader(), chunks, PROTOCOL | dict(k=1), file)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("left", [7, 4, 3, 0])
+def test_a_failed_reward_is_the_worst_of_the_whole_evaluation(tmp_path, reseeds, size, left):
+    """Whatever the chunks, and of a folder that was continued: nobody gains by breaking it."""
+    file = tmp_path / "eval.jsonl"
+    answer_own(file, size)
+    file.write_text("".join(file.read_text().splitlines(True)[:left]) + '{"data": "a", "rew')
+    answer_own(file, size)
+    stored = [json.loads(line, parse_constant=pytest.fail) for line in file.open()]
+    assert [row["reward"] for row in stored] == [-5, -4, None, -3, None, -1, -2]
+    rows = evaluation.settled(eval_folder.read_rows(file)[0])
+    assert [row["reward"] for row in rows] == [-5, -4, -5, -3, -5, -1, -2]
+    summary = summary_of(rows, {"a": 1, "b": 1})
+    assert [summary["sets"][name]["avg"] for name in "ab"] == [-17 / 4, -8 / 3]
+    assert [summary["sets"][name]["verifier_failures"] for name in "ab"] == [1 / 4, 1 / 3]
+
+
+def test_both_sides_of_a_comparison_are_settled(tmp_path, reseeds, monkeypatch):
+    """By `main`, whose table and summary they go to; rows of an older folder had a number."""
+    protocol = FINISHED | dict(k=1, reward="r.py:f", threshold=0.7, weights={"a": 1, "b": 1})
+    protocol |= {key: "" for key in ("model", "adapter", "data", "system", "seed", "dtype",
+                                     "versions", "prompt")}
+    for name in ("new", "old"):
+        eval_folder.open_folder(tmp_path / name, protocol).close()
+        answer_own(tmp_path / name / "eval.jsonl", 2)
+    old = tmp_path / "old" / "eval.jsonl"
+    old.write_text(old.read_text().replace("null", "0.0"))
+    (tmp_path / "old" / "summary.json").write_text("{}")
+    config = SimpleNamespace(model="", adapter="", reward="r.py:f", chunk=2, k=1,
+                             out=str(tmp_path / "new"), against=str(tmp_path / "old"))
+    monkeypatch.setattr(evaluation, "parse", lambda argv: config)
+    monkeypatch.setattr(evaluation, "prepare", lambda config: (OWN, protocol))
+    evaluation.main([])
+    summary = json.loads((tmp_path / "new" / "summary.json").read_text())
+    assert summary["sets"]["b"]["avg"] == -8 / 3
+    assert {one["avg"] for one in summary["difference"].values()} == {0}
+
+
+def test_a_verdict_of_math_verify_keeps_its_reward():
+    rows = rows_of([[1, 0], [0, 1]]) + rows_of([[0, 0]], status="timeout")
+    assert evaluation.settled(rows) == rows
+
+
 def test_rows_in_the_file_can_be_reported(tmp_path, reseeds):
     finish(tmp_path / "eval.jsonl")
     rows, ends = eval_folder.read_rows(tmp_path / "eval.jsonl")
@@ -506,7 +572,7 @@ ROW = dict(data="a", id="q", sample=0, reward=1.0, status="correct", finish_reas
 @pytest.mark.parametrize("protocol, line", [
     ("[]", ""), ("", ""), ("[" * 100_000, ""), ("{}", ""), ('{"questions": {"a": "1"}}', ""),
     (None, "[]"), (None, "{}"), (None, "7"), (None, "[" * 100_000),
-    (None, json.dumps(ROW | dict(reward="high"))),
+    (None, json.dumps(ROW | dict(reward="high"))), (None, json.dumps(ROW | dict(reward=None))),
     (None, json.dumps(ROW | dict(id=["q"]))), (None, json.dumps({**ROW, "id": "another question"})),
 ])
 def test_an_odd_comparison_gets_one_sentence(tmp_path, protocol, line):

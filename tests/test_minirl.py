@@ -3,6 +3,7 @@
 What the update computes is the subject of test_objective.py.
 """
 import contextlib
+import math
 import time
 from types import SimpleNamespace
 
@@ -12,7 +13,9 @@ import torch
 import minirl
 from ada_sampler import Estimator
 from minirl import Config
+from parts import ranks
 from parts.config import resolve
+from parts.grader import Verdict
 from parts.policy import Row
 from parts.run import fresh_state, learner
 from test_combinations import SMALL, Judge, Problems, RandomWriter, random_policy
@@ -199,6 +202,51 @@ def test_evaluated_before_the_first_step_every_so_often_and_after_the_last(monke
     run = small_run(steps=7, eval_every=3)
     assert evaluated_steps(run, monkeypatch, range(8)) == [0, 3, 6, 7]
     assert run.events == ["clear"] * 4  # a resumed run has nothing of an evaluation in its cache
+
+
+class Echo:
+    """As engine it writes nothing; as grader it gives each problem the reward that is its gold."""
+
+    def __init__(self):
+        self.running, self.rewards = [], {}
+
+    def submit(self, key, asked, *_, **__):
+        if isinstance(asked, list):  # the tokens of a prompt
+            self.running.append(key)
+        else:
+            self.rewards[key] = asked
+
+    def step(self):
+        written = SimpleNamespace(token_ids=[1], finish_reason="stop", text="")
+        done, self.running = self.running, []
+        return [(key, written) for key in done]
+
+    def result(self, key):
+        reward = self.rewards.pop(key)
+        failed = math.isnan(reward)
+        return Verdict(reward, "raised" if failed else "wrong", 0.0, "KeyError")
+
+    busy = property(lambda self: bool(self.running))
+    clear_cache = step
+
+
+def test_a_failed_reward_is_the_worst_of_all_whichever_process_asked_for_it(monkeypatch):
+    """Two ranks with two questions each; alone the second would take the failed one for -0.5."""
+    run, results = small_run(steps=7), []
+    run.engine, run.grader = Echo(), Echo()
+    run.held_out = [SimpleNamespace(id=str(q), source="mine", level="", prompt_ids=[1], judged_by=r)
+                    for q, r in enumerate([-5.0, math.nan, -4.0, -0.5])]
+
+    def gather(own):
+        other = minirl.evaluate(Echo(), Echo(), run.held_out[1::2], run.config.eval_k, 9)
+        return [own, other]
+
+    monkeypatch.setattr(minirl, "record_evaluation", lambda result, run: results.append(result))
+    monkeypatch.setattr(ranks, "STORE", object())
+    monkeypatch.setattr(ranks, "WORLD", 2)
+    monkeypatch.setattr(ranks, "gather", gather)
+    minirl.evaluate_if_due(run)
+    assert results[0]["avg"] == (-5 - 5 - 4 - 0.5) / 4 and results[0]["questions"] == 4
 
 
 def test_no_step_is_evaluated_twice(monkeypatch):
