@@ -25,6 +25,8 @@ ASSISTANT = ("assistant", "gpt")
 CHAT_TURN = re.compile(  # a user's turn in a prompt that was already rendered for Qwen or Llama
     r"(?:<\|im_start\|>user|<\|start_header_id\|>user<\|end_header_id\|>)\n+"
     r"(.*?)(?:<\|im_end\|>|<\|eot_id\|>|\Z)", re.DOTALL)
+THOUSANDS = re.compile(  # one number, alone or with a unit; no list, no brackets
+    r"[^\w,()\[\]{}]*\d{1,3}(?:,\d{3})+(?:[^\d,()\[\]{}][^,()\[\]{}]*)?")
 
 # Instructions that our own template would double. The first two are DAPO's, around the problem.
 BEFORE = re.compile(
@@ -91,12 +93,22 @@ def gold_text(value) -> str:
     if isinstance(value, list):
         return ", ".join(filter(None, map(gold_text, value)))
     text = plain(value)
-    if "####" in text:  # GSM8K; in sets made from it a sentence may follow on the next line
-        tail = text.rsplit("####", 1)[1].strip()
-        text = tail.partition("\n")[0].replace(",", "")
     box = last_boxed(text)
-    text = re.sub(r"\\?\$", "", text if box is None else box).strip()
-    return without_dots(text)
+    if box is not None:  # beside it, `#### Step 2` is a heading
+        text = box
+    elif "####" in text:
+        text = after_mark(text)
+    return without_dots(re.sub(r"\\?\$", "", text).strip())
+
+
+def after_mark(text: str) -> str:
+    """The line after the last `####`, as in GSM8K; `1,234` and `$5,000.50 a day` without commas.
+
+    Other commas mean something: (3,4) is no 34. In sets made from GSM8K a sentence may follow on
+    the next line.
+    """
+    tail = text.rsplit("####", 1)[1].strip().partition("\n")[0]
+    return tail.replace(",", "") if THOUSANDS.fullmatch(tail) else tail
 
 
 def without_dots(text: str) -> str:

@@ -115,9 +115,25 @@ def test_published_layouts(name, tmp_path):
     ("\\left\\{x\\right.", "\\left\\{x\\right."),
     (None, ""), (float("nan"), ""), ([], ""), ("  ", ""), ("$", ""), ("1,\\!080", "1,\\!080"),
     ("p - q", "p - q"),
+    # after #### a comma goes only from between the thousands of a number, alone or with a unit
+    ("#### $1,234,567.50.", "1234567.50"), ("#### -\\$5,000", "-5000"),
+    ("#### **1,234**", "**1234**"), ("#### 1,234 m^2\nin all", "1234 m^2"),
+    ("#### 12,500%", "12500%"), ("#### 033", "033"),
+    ("vertex #### (3,4)", "(3,4)"), ("#### (1,234)", "(1,234)"), ("#### [0,100)", "[0,100)"),
+    ("#### 2, 5", "2, 5"), ("#### 1,2,300.", "1,2,300"), ("#### 1,234,5", "1,234,5"),
+    ("#### 1,2345", "1,2345"), ("#### 1,234, 5", "1,234, 5"), ("#### {1,234}", "{1,234}"),
+    ("#### 1{,}234", "1{,}234"), ("#### 1,\\!234", "1,\\!234"), ("#### f(x,y)=x+y", "f(x,y)=x+y"),
 ])
 def test_gold_formats(raw, gold):
     assert gold_text(raw) == gold
+
+
+@pytest.mark.parametrize("solution", [
+    "#### Step 1\nAdd.\n#### Step 2: Solve\nso \\boxed{5}.", "\\boxed{5}\n#### Check\nIt fits.",
+    "#### \\boxed{5}", "so \\boxed{5}.\n#### 5"])
+def test_where_there_is_a_box_four_hashes_are_a_heading(solution):
+    turns = [dict(role="user", content="2+3?"), dict(role="assistant", content=solution)]
+    assert gold_text(solution) == gold_text(turns) == find_gold(dict(solution=solution)) == "5"
 
 
 def test_last_boxed_counts_braces_but_not_escaped_ones():
