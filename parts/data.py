@@ -91,8 +91,9 @@ def load_sets(
     """Each set of `name`: benchmarks, groups, hub data sets, files or "builtin", joined by commas.
 
     `for_training` chooses the split where none is named: train, or for evaluation test (train if
-    there is no test). `limit` keeps the first so many of each set. The keys name columns (see
-    columns.py) of files and hub data sets; the columns of a named benchmark are known.
+    there is no test), and whether problems of an earlier set are dropped: in an evaluation each set
+    stays whole. `limit` keeps the first so many of each set. The keys name columns (see columns.py)
+    of files and hub data sets; the columns of a named benchmark are known.
     `whole_rows`: each problem takes all columns along, and needs no gold.
     """
     names = [part for part, _ in expand(name)]
@@ -112,8 +113,29 @@ def load_sets(
             rows = read_hub(part, split, for_training)
         own = keys if has_own_columns(part) else {}
         sets.append(rows_to_problems(rows, source, limit=limit, whole_rows=whole_rows, **own))
+    if for_training:
+        sets = without_doubles(sets)
     make_ids_unique([problem for problems in sets for problem in problems])
     return sets
+
+
+def without_doubles(sets: list[list[Problem]]) -> list[list[Problem]]:
+    """Each set without the problems of those before it: ada-est remembers each problem once."""
+    earlier, kept = set(), []
+    for problems in sets:
+        texts = [one_spaced(problem.problem) for problem in problems]
+        new = [problem for problem, text in zip(problems, texts) if text not in earlier]
+        if len(new) < len(problems):
+            print(f"data: {shown(problems[0].source)}: dropped {len(problems) - len(new)} double, "
+                  f"also in a set before it: {len(new)} problems are left")
+        earlier.update(texts)
+        kept.append(new)
+    return kept
+
+
+def one_spaced(text: str) -> str:
+    """Equal for texts that differ in spaces and line breaks alone."""
+    return " ".join(text.split())
 
 
 def has_own_columns(name: str) -> bool:
@@ -154,7 +176,7 @@ def rows_to_problems(
     for index, row in enumerate(rows):
         columns.update(dict.fromkeys(row or ()))
         text, gold, whole, reason = read_row(row, problem_key, answer_key, whole_rows)
-        words = " ".join(text.split())
+        words = one_spaced(text)
         if reason or words in texts:
             dropped[reason or "double"] += 1
             continue

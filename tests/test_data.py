@@ -252,7 +252,7 @@ def test_ids_differ_over_all_that_is_loaded_together(tmp_path):
     own = [write(tmp_path, [dict(problem=name, answer="1", id="x/1")], name)
            for name in ("c.jsonl", "d.jsonl")]
     assert [p.id for p in load_problems(",".join(own))] == ["x/1", "x/1#2"]
-    again = load_problems(f"{one},{one}")
+    again = load_problems(f"{one},{one}", for_training=False)
     assert len({p.id for p in again}) == 6 and len({p.source for p in again}) == 2
     train, held_out = data.load_train_and_held_out(one, two)
     assert len({p.id for p in train + held_out}) == 6 and [p.id for p in train] == [
@@ -266,6 +266,29 @@ def test_sets_of_the_same_name_are_told_apart_in_an_evaluation(tmp_path):
     thrice = data.load_sets(",".join(paths[:1] * 3), for_training=False)
     assert [problems[0].source for problems in thrice] == [
         paths[0], f"{paths[0]}#2", f"{paths[0]}#3"]
+
+
+def test_a_problem_of_two_sets_is_trained_on_once_and_evaluated_in_both(tmp_path, capsys):
+    """A prompt that is there twice would have two memories in ada-est, and be drawn twice."""
+    one, two = numbered(tmp_path, 30, "a.jsonl"), numbered(tmp_path, 30, "b.jsonl", start=20)
+    spaced = write(tmp_path, [dict(problem=" What is\n3 times  4?", answer="12")], "c.jsonl")
+    names = f"{one},{two},{spaced}"
+    loaded = load_problems(names)
+    assert [p.problem for p in loaded] == [f"What is {i} times {i + 1}?" for i in range(50)]
+    assert [p.id for p in loaded[29:31]] == ["a.jsonl/29", "b.jsonl/10"]
+    said = capsys.readouterr().out
+    assert "data: b.jsonl: dropped 10 double, also in a set before it: 20 problems are left" in said
+    assert "data: c.jsonl: dropped 1 double, also in a set before it: 0 problems are left" in said
+    train, held_out = data.load_train_and_held_out(f"{one},{two}", data.HELD_OUT)
+    assert len({p.problem for p in train + held_out}) == len(train + held_out) == 50
+    capsys.readouterr()
+    assert [len(s) for s in data.load_sets(names, for_training=False)] == [30, 30, 1]
+    assert "double" not in capsys.readouterr().out
+
+
+def test_built_in_problems_named_twice_are_dropped_as_well(capsys):
+    assert len(load_problems("builtin,builtin", limit=5)) == len(load_problems("builtin", limit=5))
+    assert "dropped 5 double" in capsys.readouterr().out
 
 
 def test_columns_named_for_ones_own_file_are_not_looked_for_in_a_benchmark(tmp_path, hub):
