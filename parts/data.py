@@ -190,7 +190,8 @@ def rows_to_problems(
     if not kept:
         raise SystemExit(explain_nothing_kept(source, dropped, columns, problem_key, answer_key))
     lost, total = f" (dropped {counts(dropped)})" if dropped else "", len(kept) + dropped.total()
-    print(f"data: {shown(source)}: {len(kept)} problems of {total} rows{lost}")
+    first = "the first " if len(kept) == limit else ""  # how many follow, a hub's set may not know
+    print(f"data: {shown(source)}: {len(kept)} problems of {first}{total} rows{lost}")
     return kept
 
 

@@ -181,6 +181,14 @@ def test_the_limit_counts_problems_and_not_the_rows_that_were_dropped(tmp_path):
     assert [p.problem for p in load_problems(write(tmp_path, rows), limit=3)] == ["a", "b", "c"]
 
 
+def test_with_a_limit_the_line_says_that_not_all_rows_were_looked_at(tmp_path, capsys):
+    file = numbered(tmp_path, 30)
+    load_problems(file, limit=5)
+    load_problems(file, limit=31)
+    assert capsys.readouterr().out == ("data: train.jsonl: 5 problems of the first 5 rows\n"
+                                       "data: train.jsonl: 30 problems of 30 rows\n")
+
+
 def test_several_sets_joined_by_commas(tmp_path):
     a, b = (write(tmp_path, [dict(problem=n, answer="1")], f"{n}.jsonl") for n in "ab")
     assert [p.source for p in load_problems(f"{a},{b}")] == ["a.jsonl", "b.jsonl"]
