@@ -157,7 +157,7 @@ class RunSettings:
     eval_every: int = limited(20, least=0, most=10**6)
     """steps between evaluations; before the first and after the last step always, 0 = only then"""
     eval_questions: int = limited(0, least=0, most=10**6)
-    """held-out problems used; 0 = auto"""
+    """held-out problems used, of each set of --eval-data; 0 = auto"""
     eval_k: int = limited(8, least=1, most=10**4)
     """samples per held-out problem"""
     eval_temperature: float = limited(1.0, least=0, most=100)

@@ -366,6 +366,13 @@ def test_nothing_to_hold_out_or_to_train_on(tmp_path):
         data.load_train_and_held_out(same, same)
 
 
+def test_so_many_held_out_problems_are_used_of_each_set(tmp_path):
+    """As the help of the flag says: with the first set alone, the second would never be asked."""
+    one, two, three = (numbered(tmp_path, 9, f"{n}.jsonl", start=10 * n) for n in (1, 2, 3))
+    _, held_out = data.load_train_and_held_out(one, f"{two},{three}", eval_questions=4)
+    assert [p.source for p in held_out] == ["2.jsonl"] * 4 + ["3.jsonl"] * 4
+
+
 def test_training_problems_that_are_held_out_are_dropped(tmp_path, capsys):
     train, held_out = data.load_train_and_held_out(
         numbered(tmp_path, 5), numbered(tmp_path, 4, "test.jsonl", start=3))
