@@ -317,6 +317,8 @@ def test_the_committed_tables_are_those_of_the_committed_runs():
     page = (ROOT / "docs" / "sampling.md").read_text()
     differences = re.findall(r"([-+][\d.]+ ± [\d.]+) points", report)
     assert len(differences) == 36 and all(f"| {found} |" in page for found in differences)
+    new = [line for line in lines if line["seed"] in compare_skills.NEW_SEEDS]
+    assert compare_skills.not_in_the_plan(new) in page
     rows = page.split("in 4,000 draws, stream / few |")[1].split("![")[0].splitlines()[2:]
     for row in filter(None, rows):
         arm, found = row.split("|")[1].strip(), re.findall(r"([\d.]+) ± ([\d.]+)", row)
