@@ -842,7 +842,7 @@ def test_a_prompt_on_which_the_grader_failed_is_found(browse, tmp_path):
         group["pool"][0] |= dict(status=status)
     run = dict(name="own", config=recorded_config(), metrics=[], evals=[], groups=groups)
     page = browse(page_of(tmp_path, dict(left_out="", runs=[run])), "#/run/0/step/10?only=trouble")
-    assert page.inner_text("[data-only=trouble]") == "verifier trouble 5"
+    assert page.inner_text("[data-only=trouble]") == "no verdict 5"
     found = page.evaluate("[...document.querySelectorAll('.row')].map(e => e.dataset.place)")
     assert sorted(found) == [str(place) for place in range(3, 8)]
 
