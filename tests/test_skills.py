@@ -319,6 +319,12 @@ def test_the_committed_tables_are_those_of_the_committed_runs():
     assert len(differences) == 36 and all(f"| {found} |" in page for found in differences)
     new = [line for line in lines if line["seed"] in compare_skills.NEW_SEEDS]
     assert compare_skills.not_in_the_plan(new) in page
+    still = {line["arm"]: line["zero_signal"] for line in lines if line["regime"] == "still"}
+    silent = f"{still['uniform-4']:.0%}".rstrip("%"), f"{still['ada-balance']:.0%}".rstrip("%")
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert "fall from {} % (uniform, n = 4) to {} % (ada-balance)".format(*silent) in readme
+    fewer = re.search(r"- uniform-16 \| 40 training steps \| -(.*) \| -(.*) \|", page).groups()
+    assert "n = 16 leads it by {} ({})".format(*fewer) in readme
     rows = page.split("in 4,000 draws, stream / few |")[1].split("![")[0].splitlines()[2:]
     for row in filter(None, rows):
         arm, found = row.split("|")[1].strip(), re.findall(r"([\d.]+) ± ([\d.]+)", row)

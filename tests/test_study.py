@@ -1,5 +1,6 @@
 """What a study keeps of its runs is enough for its table and picture."""
 import json
+import math
 import shutil
 import sys
 
@@ -77,6 +78,34 @@ def test_the_committed_tables_are_those_of_the_committed_runs():
     assert ablate_objective.report(found) == (study.RESULTS / "objective.md").read_text()
     page = (ROOT / "docs" / "objective.md").read_text()
     assert all(part in page for part in ablate_objective.close_ups(found).values())
+
+
+def ends(cell):
+    """(accuracy at the start, at step 128, at the end) of a cell's runs, by seed."""
+    return [(evals[0]["avg"], evals[len(evals) // 2]["avg"], evals[-1]["avg"])
+            for evals in (run["evals"] for run in ablate_objective.load()[cell])]
+
+
+def test_what_the_pages_say_of_single_runs_of_the_objective():
+    """README's findings 2 and 3, and what docs/objective.md says beside its tables."""
+    pages = " ".join((ROOT / "README.md").read_text().split()
+                     + (ROOT / "docs" / "objective.md").read_text().split())
+    r3, r2 = (ends(f"stress-N4-{replay}-clip-is") for replay in ("r3", "r2"))
+    gaps = [one[2] - other[2] for one, other in zip(r3, r2, strict=True)]
+    assert min(gaps) == pytest.approx(0.002, abs=2e-4) and "(once by 0.2)" in pages
+    cells = [f"coarse1-N1-{replay}-clip-{{}}" for replay in ("none", "r3")]
+    without, having = ([[run for run in ends(cell.format(weight)) if run[2] < run[0]]
+                        for cell in cells] for weight in ("nois", "is"))
+    assert [len(lost) for lost in without + having] == [3, 3, 1, 0]
+    early = sum(middle < start for lost in without for start, middle, _ in lost)
+    assert early == 3 and "three of the six by step 128" in pages
+    ways = [math.comb(12, lost) * math.comb(12, 7 - lost) / math.comb(24, 7) for lost in range(8)]
+    fisher = sum(way for way in ways if way <= ways[6] + 1e-12)  # 7 lost of 24: 6 of these 12
+    assert f"{fisher:.2f}" == "0.07" and "p = 0.07 (Fisher)" in pages
+    old = {line["run"]: line["evals"] for line in study.load("old_code")}
+    for start in ("today", "unrounded"):
+        mine = [evals for run, evals in old.items() if run.startswith(start)]
+        assert [len(mine), sum(evals[-1]["avg"] < evals[0]["avg"] for evals in mine)] == [6, 1]
 
 
 def test_a_cells_summary_by_hand():
