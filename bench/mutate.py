@@ -27,7 +27,7 @@ ALSO = {  # further tests that look at a module, besides tests/test_<module>.py
     "policy": ["logprobs", "objective", "families", "record"],
     "logprobs": ["policy", "families"],
     "checkpoint": ["faults", "float16"],
-    "run": ["faults", "float16"],
+    "run": ["faults", "float16", "config"],
     "folder": ["faults", "own_reward"],
     "metrics": ["objective"],
     "masks": ["objective"],

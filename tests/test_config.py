@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, fields
+from pathlib import Path
 from types import SimpleNamespace
 from typing import get_type_hints
 
@@ -12,6 +13,7 @@ import pytest
 
 from ada_sampler import SamplerConfig
 from conftest import ROOT
+from parts import run as running
 from parts.run import every, prepare
 from parts.config import RESUMABLE, Config, check_name, name_of, parse, resolve
 
@@ -251,6 +253,24 @@ def test_wrong_model_or_data(flags, sentences, tmp_path, monkeypatch):
     text = str(ended.value)
     assert all(sentence in text for sentence in sentences), text
     assert ended.value.code not in (0, None) and not (tmp_path / "runs").exists()
+
+
+def test_a_run_is_known_by_its_training_and_its_held_out_problems(tmp_path, monkeypatch):
+    """Other ones under the same name are told apart, before an engine is started."""
+    monkeypatch.chdir(tmp_path)
+    known = []
+    monkeypatch.setattr(running, "require_same_problems",
+                        lambda folder, problems: known.append(problems))
+    monkeypatch.setattr(running, "start_engine", lambda *_: 1 / 0)  # far enough
+    grader = SimpleNamespace(check_golds=lambda golds: [True for _ in golds])
+    for i, (train, held_out) in enumerate([(2, 3), (2, 3), (2, 4), (5, 3)]):
+        for name, b in (("train", train), ("held", held_out)):
+            row = dict(problem=f"{name} 1+{b}=?", answer=str(1 + b))
+            Path(f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+        with pytest.raises(ZeroDivisionError):
+            prepare(parse(["--data", "train.jsonl", "--eval-data", "held.jsonl", "--name",
+                           f"mine{i}"]), grader)
+    assert known[0] == known[1] and len({*known}) == 3
 
 
 @pytest.mark.slow
