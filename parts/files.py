@@ -21,6 +21,17 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
+def open_new(path: Path, mode: str = "w"):
+    """Open a file that nobody else has, for writing: what had its name before is gone.
+
+    A link that lies there, in a folder from elsewhere, is removed and not written through.
+    """
+    path.unlink(missing_ok=True)  # or what a crash has left
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    how = {} if "b" in mode else dict(encoding="utf-8", errors="backslashreplace")
+    return open(os.open(path, flags, 0o666), mode, **how)
+
+
 def write_safely(path: Path, text: str) -> None:
     """Write a small file so that a crash leaves the old text or the new one."""
     write_lines_safely(path, [text])
@@ -30,7 +41,7 @@ def write_safely(path: Path, text: str) -> None:
 def write_lines_safely(path: Path, lines) -> None:
     """Likewise a file of any size, from an iterable of texts."""
     temporary = path.with_suffix(".new")
-    with open(temporary, "w", encoding="utf-8") as file:
+    with open_new(temporary) as file:
         file.writelines(lines)
     flush(temporary)
     os.replace(temporary, path)
@@ -39,7 +50,8 @@ def write_lines_safely(path: Path, lines) -> None:
 
 def digest_of(file) -> str:
     """The first half of the SHA-256 of a file's bytes, in hex."""
-    return hashlib.sha256(Path(file).expanduser().read_bytes()).hexdigest()[:32]
+    with open(Path(file).expanduser(), "rb") as opened:  # weights may be larger than memory
+        return hashlib.file_digest(opened, "sha256").hexdigest()[:32]
 
 
 def read_json(file: Path) -> dict:

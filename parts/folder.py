@@ -4,6 +4,7 @@ config.json holds `config`, all settings of the first start, and `starts`, an en
 its time and versions and, where a run was resumed, after which step and with what changed. Entries
 are added and never altered, so that for every line of the logs it is known how it came about.
 """
+import hashlib
 import importlib.metadata
 import json
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from parts import ranks
 from parts.files import digest_of, lock, read_json, write_safely
+from parts.models import loading
 from parts.prompts import TEMPLATES
 from parts.screen import shown
 
@@ -105,20 +107,42 @@ def own_files(config) -> dict[str, str]:
     return {flag: digest_of(file) for flag, file in own.items() if file}
 
 
+def weights_of(path: str) -> dict[str, str]:
+    """{"model": hash of the base model's weights}; `path`: a folder or a hub id.
+
+    An adapter means nothing without the weights that it was trained on, and a folder or a name on
+    the hub may hold others tomorrow.
+    """
+    folder = Path(path)
+    if not folder.is_dir():  # what the engine would download a moment later, if it is not here
+        import huggingface_hub
+
+        with loading("model", path):
+            folder = Path(huggingface_hub.snapshot_download(
+                path, allow_patterns="*.safetensors", ignore_patterns=["*/*", "consolidated*"]))
+    found = {file.name: digest_of(file) for file in sorted(folder.glob("*.safetensors"))}
+    return dict(model=hashlib.sha256(json.dumps(found).encode()).hexdigest()[:32])
+
+
 def require_same_files(folder: Path, files: dict[str, str]) -> None:
-    """Raises SystemExit if one of the user's own files (flag -> its hash) is not as it was."""
+    """Raises SystemExit if what a flag names is not what it was (`own_files`, `weights_of`).
+
+    What an earlier version of this program has not noted is not compared.
+    """
     found = read_config(folder)
-    before = found["starts"][0].get("files", {}) if found and found["starts"] else files
-    changed = [flag for flag in files if files[flag] != before.get(flag)]
+    before = found["starts"][0].get("files", {}) if found and found["starts"] else {}
+    changed = [flag for flag in files if files[flag] != before.get(flag, files[flag])]
     if changed:
-        raise SystemExit(f"The file of --{changed[0]} is not the one with which {folder} was "
-                         "started: put that back, or choose another --name.")
+        what = {"model": "The weights of --model are not those"}.get(
+            changed[0], f"The file of --{changed[0]} is not the one")
+        raise SystemExit(f"{what} with which {folder} was started: put that back, or start a run "
+                         "of another --name.")
 
 
 def note_start(folder: Path, now: dict, after_step: int, problems: str, files=None) -> None:
     """Add this start to config.json: settings, problems, and after which step it goes on.
 
-    `files`: the hashes of the user's own files, by flag.
+    `files`: the hashes of weights and of the user's own files, by flag.
     """
     found, known = read_config(folder), settings(folder)
     start = dict(time=datetime.now(UTC).isoformat(timespec="seconds"), versions=versions())

@@ -249,7 +249,8 @@ def label_panel(ax, title, unit, x) -> None:
 def save(figure, out: Path) -> Path:
     """Under a temporary name first, so that nobody ever opens half a picture."""
     temporary = out.with_name(f".{out.stem}-{os.getpid()}{out.suffix}")
-    figure.savefig(temporary, dpi=110)
+    with files.open_new(temporary, "wb") as file:
+        figure.savefig(file, dpi=110, format=out.suffix[1:])
     os.replace(temporary, out)
     return out
 

@@ -24,7 +24,8 @@ from parts import checkpoint, files, ranks
 from parts.config import Config
 from parts.data import Stream, digest, load_train_and_held_out
 from parts.engine import Engine, seed_everything
-from parts.folder import claim, note_start, own_files, require_same_files, require_same_problems
+from parts.folder import (claim, note_start, own_files, require_same_files, require_same_problems,
+                          weights_of)
 from parts.grader import NO_VERDICT
 from parts.hardware import build_for_cpu, in_one_line
 from parts.logprobs import check_family
@@ -126,9 +127,10 @@ def prepare(config: Config, grader) -> Run:
         lock = lock or claim(folder, config.resume)
         problems = f"{digest(train)}, held out: {digest(held_out)}"
         require_same_problems(folder, problems)
-        require_same_files(folder, own_files(config))
+        files_of = own_files(config) | weights_of(path)
+        require_same_files(folder, files_of)
         newest = checkpoint.newest_sound(folder)
-    ranks.require_same(config, own_files(config), problems, newest)
+    ranks.require_same(config, files_of, problems, newest)
     tracker = open_tracker(folder, "none" if ranks.RANK else config.report_to, settings_of(config))
     engine = start_engine(config, path, tokenizer)
     policy = load_policy(
@@ -145,7 +147,7 @@ def prepare(config: Config, grader) -> Run:
     run = Run(folder, lock, config, engine, policy, optimizer, schedule, grader, held_out,
               Stream(train, config.seed), Estimator(config), probe, tracker=tracker)
     after_step = checkpoint.step_of(newest) if newest else 0
-    note_start(folder, settings_of(config), after_step, problems, own_files(config))
+    note_start(folder, settings_of(config), after_step, problems, files_of)
     resume(run, newest)
     return run
 
@@ -250,7 +252,8 @@ def nothing_lost(run: Run, phase: str):
             saved = (f"Everything up to step {run.state['step']} is saved; continue with "
                      "--resume.")
         log = run.folder / (f"error-{ranks.RANK}.txt" if ranks.RANK else "error.txt")
-        log.write_text(traceback.format_exc(), errors="backslashreplace")
+        with files.open_new(log) as file:
+            file.write(traceback.format_exc())
         if ranks.RANK:  # the first saves, if it can: that is not this one's to say
             saved = "Continue with --resume."
         raise SystemExit(f"The {phase} failed: {type(error).__name__}: {shown(error)} "

@@ -64,6 +64,34 @@ def test_a_small_file_is_on_the_disk_before_it_takes_the_old_ones_place(tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
+@pytest.mark.parametrize("link", [True, False])
+def test_nothing_is_written_through_a_link_that_lies_in_the_folder(tmp_path, link):
+    """A run's folder may come from elsewhere; and a crash may have left a temporary file."""
+    precious, folder = tmp_path / "precious", tmp_path / "run"
+    precious.write_text("gold")
+    folder.mkdir()
+    for name in ("config.new", "metrics.new"):
+        if link:
+            (folder / name).symlink_to(precious)
+        else:
+            (folder / name).write_text("half a file of a crash, longer than the new one")
+    files.write_safely(folder / "config.json", "new")
+    files.cut_back(folder / "metrics.jsonl", 1)
+    assert precious.read_text() == "gold" and (folder / "config.json").read_text() == "new"
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "metrics.jsonl"]
+    assert not any(path.is_symlink() for path in folder.iterdir())
+
+
+def test_a_link_that_comes_back_at_the_last_moment_is_refused(tmp_path, monkeypatch):
+    precious = tmp_path / "precious"
+    precious.write_text("gold")
+    (tmp_path / "config.new").symlink_to(precious)
+    monkeypatch.setattr(type(tmp_path), "unlink", lambda *_, **__: None)
+    with pytest.raises(FileExistsError):
+        files.write_safely(tmp_path / "config.json", "new")
+    assert precious.read_text() == "gold"
+
+
 def test_a_crash_while_a_small_file_is_replaced_leaves_the_old_text(tmp_path, monkeypatch):
     file = tmp_path / "config.json"
     file.write_text("old")

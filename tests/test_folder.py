@@ -174,6 +174,38 @@ def test_a_run_goes_on_with_the_problems_it_was_started_with(tmp_path):
         folder.require_same_problems(tmp_path, "3 questions, def")
 
 
+@pytest.mark.parametrize("place", ["folder", "hub"])
+def test_a_run_goes_on_with_the_weights_it_was_started_with(tmp_path, monkeypatch, place):
+    """An adapter means nothing on others: a folder may be trained again, a name on the hub move."""
+    model, run = tmp_path / "model", tmp_path / "run"
+    model.mkdir()
+    run.mkdir()
+    (model / "model-1.safetensors").write_bytes(bytes(100_000))
+    (model / "model-2.safetensors").write_bytes(b"two")
+    (model / "README.md").write_text("no weights")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(model))
+    name = str(model) if place == "folder" else "org/name"
+    folder.require_same_files(run, folder.weights_of(name))  # nothing was started yet
+    folder.note_start(run, {}, 0, problems="", files=folder.weights_of(name))
+    (model / "README.md").write_text("still no weights")
+    folder.require_same_files(run, folder.weights_of(name))
+    (model / "model-1.safetensors").write_bytes(bytes(99_999) + b"1")
+    with pytest.raises(SystemExit, match="weights of --model are not those with which .*run was"):
+        folder.require_same_files(run, folder.weights_of(name))
+    (model / "model-1.safetensors").write_bytes(bytes(100_000))
+    folder.require_same_files(run, folder.weights_of(name))
+    (model / "model-2.safetensors").unlink()
+    with pytest.raises(SystemExit, match="weights of --model"):
+        folder.require_same_files(run, folder.weights_of(name))
+
+
+def test_what_a_run_of_an_earlier_version_has_not_noted_is_not_compared(tmp_path):
+    folder.note_start(tmp_path, {}, 0, problems="", files=dict(reward="abc"))
+    folder.require_same_files(tmp_path, dict(reward="abc", model="def"))
+    with pytest.raises(SystemExit, match="file of --reward is not the one"):
+        folder.require_same_files(tmp_path, dict(reward="x", model="def"))
+
+
 # ------------------------------------------------------------------------------ whose folder it is
 def test_no_run_is_started_in_a_folder_that_holds_something_else(tmp_path):
     """Such as an evaluation: resuming would cut its eval.jsonl back to nothing."""
