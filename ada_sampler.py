@@ -66,7 +66,7 @@ class Rule(NamedTuple):
     first: str  # the setting with the samples of a prompt's first round
     wants: Callable[[Any], tuple[int, int]]  # config -> (correct, wrong) answers that resolve it
     rounds: bool  # may take up to N rounds of M; otherwise one round
-    kept: str  # "n" of the pool; or "all": a prompt that drew more counts more
+    kept: str  # "n" or "all" (then prompts with more draws weigh more)
     reads: str  # its settings, besides those that every rule has
 
 
@@ -285,13 +285,13 @@ def row_weights(correct: list[bool], p_hat: float, n: float, kind: str) -> list[
     optimises, for keeping half of each kind changes the objective. With the pool mean as baseline,
     the expected update of a balanced prompt is w(p) grad p with
     w(p) = [p^2 + (1-p)^2] / [2p(1-p)]: about 1/(2p) where p is small, and as large where 1-p is
-    small. (The pool is so large that its mean is p: for 4 rounds of 8 and a small p it is less.)
+    small. (This assumes a pool large enough that its mean is p. With 4 rounds of 8 and a small p, w(p)
+    is less.)
     To undo it, a row stands for its share of the pool:
         unbiased  c+ = p n/k_pos, c- = (1-p) n/k_neg   ascends p
         log       that, times 1/p                      ascends log p (v3 section 2.2)
         inv_p     "none", times 1/p                    v3 section 3.2 to the letter: about 1/(2p^2)
-    Where all m draws are kept, c+ = c- = n/m takes the sizes that gvm chose back out of the sum;
-    with positives-only and log it is the GVM paper's estimator: the sum over the accepted samples,
+    Where all m draws are kept, c+ = c- = n/m cancels GVM's allocation; with positives-only and log it is the GVM paper's estimator: the sum over the accepted samples,
     times 1/(n_i p_i).
     """
     scale = 1.0
@@ -505,9 +505,9 @@ class Collector:
     def scarce(self) -> bool:
         """Could the open prompts ask for more than the budget still has?
 
-        Then nobody may go ahead. What is left would go to whoever writes fastest, and where right
-        answers are shorter than wrong ones, or longer, to one kind of prompt. So decisions wait for
-        all unfinished rounds, and come in the order of the batch. Nobody knows how many tokens a
+        Then nobody may go ahead. Otherwise the fastest prompts would take the rest, favouring
+        whichever kind is shorter. So decisions wait for all unfinished rounds, and come in the
+        order of the batch. Nobody knows how many tokens a
         round will take, so under a limit of tokens they always wait. (A refill of dapo is a new
         prompt, equally good whoever made room for it.)
         """

@@ -13,6 +13,7 @@ how often each was met, drawn, answered right, and silent.
 """
 import argparse
 import json
+import math
 import os
 import re
 import subprocess
@@ -30,6 +31,7 @@ RUNS = study.ROOT / "runs" / "skills"
 
 DRAWS = 16_000  # the budget of the primary measure
 STEPS = 40  # of the comparison at equal steps
+ALL_STEPS = 60  # which every run of the hypotheses' arms has, but for uniform-4-wide
 FIRST_DRAWS = 4_000  # within which a letter counts as solved
 STILL_STEPS, STILL_RATE = 90, 1e-9  # of the runs that count draws and signal by letter
 SEEDS, TUNING_SEEDS = range(5), (100, 101)
@@ -57,6 +59,7 @@ COMMON = ["--model", "tiny-skills", "--eval-data", "builtin-skills", "--max-toke
 LETTER = re.compile(r"\d([A-Za-z])\d=\?")
 # Student's t by the number of seeds
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 12: 2.20}
+TOKENS = 8  # of every response
 EQUAL = 0.03  # an interval around 0 within this is called equal
 
 
@@ -211,7 +214,7 @@ def ever_solved(line: dict, lowest: float = 0, highest: float = 0.05,
                 within: int = FIRST_DRAWS) -> float:
     """Share of the letters with such a belief whose right answer was drawn in so many draws."""
     letters = [x for x in skills.LETTERS if lowest <= skills.belief(x) < highest]
-    return mean(line["solved"].get(x, DRAWS) <= within for x in letters)
+    return mean(line["solved"].get(x, math.inf) <= within for x in letters)
 
 
 # ----------------------------------------------------------------------------------------- verdicts
@@ -274,13 +277,33 @@ def not_in_the_plan(lines: list[dict]) -> str:
     for draws in (DRAWS // 2, DRAWS * 3 // 4, DRAWS):
         add("ada-balance", "uniform-4-wide", f"{draws:,} draws",
             lambda mine: lambda line: at(line, "samples", draws))
-    add("ada-balance", "uniform-16", f"{STEPS} training steps",
-        lambda mine: lambda line: at(line, "step", STEPS))
+    add("ada-balance", "uniform-4", f"{DRAWS:,} draws",
+        lambda mine: lambda line: at(line, "samples", DRAWS))
+    for arm, steps in [("uniform-4", STEPS), ("uniform-4", ALL_STEPS), ("uniform-16", STEPS),
+                       ("uniform-16", ALL_STEPS), ("uniform-4-wide", STEPS)]:
+        add("ada-balance", arm, f"{steps} training steps",
+            lambda mine: lambda line: at(line, "step", steps))
     for arm in NEW_ARMS[:3]:
         add("ada-balance", arm, "tokens trained",
             lambda mine: lambda line: at(line, "trained", trained_by_all(mine)))
     add("ada-balance", "uniform-4", f"{2 * FIRST_DRAWS:,} draws: letters below 0.05 drawn right",
         lambda mine: lambda line: ever_solved(line, within=2 * FIRST_DRAWS))
+    return study.markdown(found)
+
+
+def behind_it(lines: list[dict]) -> str:
+    """What the arms had seen and done by the primary measure, and how steep their curves are."""
+    found = [["arm", "regime", "letters drawn right", "rows trained", "steps",
+              "points per 1,000 draws, from 14,000 to 16,000"]]
+    for arm in NEW_ARMS:
+        for regime in REGIMES:
+            mine = [line for line in lines if (line["arm"], line["regime"]) == (arm, regime)]
+            spent = [mean(interpolate(DRAWS, line["evals"], "samples", cost) for line in mine)
+                     for cost in ("trained", "step")]
+            gains = [at(line, "samples", DRAWS) - at(line, "samples", DRAWS - 2000) for line in mine]
+            letters = mean(ever_solved(line, 0, 1, DRAWS) for line in mine)
+            found.append([arm, regime, f"{letters:.0%}", f"{spent[0] / TOKENS:,.0f}",
+                          f"{spent[1]:.0f}", f"{100 * mean(gains) / 2:.1f}"])
     return study.markdown(found)
 
 
@@ -357,7 +380,8 @@ def report(lines: list[dict]) -> str:
                    for seeds in (SEEDS, NEW_SEEDS))
     again = {"Again, by seven new seeds": verdicts(new),
              "By all twelve seeds": verdicts(tested + new),
-             "Not in the plan, by the seven new seeds": not_in_the_plan(new)} if new else {}
+             "Not in the plan, by the seven new seeds": not_in_the_plan(new),
+             f"Behind it: the seven new seeds after {DRAWS:,} draws": behind_it(new)} if new else {}
     seconds = sum(line["cpu_seconds"] for line in lines)
     parts = {
         "The plan's hypotheses": verdicts(tested), **again,

@@ -319,18 +319,72 @@ def test_the_committed_tables_are_those_of_the_committed_runs():
     assert len(differences) == 36 and all(f"| {found} |" in page for found in differences)
     new = [line for line in lines if line["seed"] in compare_skills.NEW_SEEDS]
     assert compare_skills.not_in_the_plan(new) in page
+    assert compare_skills.behind_it(new) in page
     still = {line["arm"]: line["zero_signal"] for line in lines if line["regime"] == "still"}
     silent = f"{still['uniform-4']:.0%}".rstrip("%"), f"{still['ada-balance']:.0%}".rstrip("%")
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert "fall from {} % (uniform, n = 4) to {} % (ada-balance)".format(*silent) in readme
-    fewer = re.search(r"- uniform-16 \| 40 training steps \| -(.*) \| -(.*) \|", page).groups()
-    assert "n = 16 leads it by {} ({})".format(*fewer) in readme
     rows = page.split("in 4,000 draws, stream / few |")[1].split("![")[0].splitlines()[2:]
     for row in filter(None, rows):
         arm, found = row.split("|")[1].strip(), re.findall(r"([\d.]+) ± ([\d.]+)", row)
         of_arm = "".join(line for line in report.splitlines() if line.startswith(f"| {arm} |"))
         assert len(found) == 4 and all(f"{m}% ± {half}%" in of_arm for m, half in found)
     assert len(list(filter(None, rows))) == len(compare_skills.ARMS)
+
+
+def stored_points(arm, budget, regime="stream", seeds=compare_skills.NEW_SEEDS):
+    """ada-balance minus an arm, seed by seed, in points; from the file itself, by no other code."""
+    cost, amount = budget
+    ends = {}
+    for run in map(json.loads, (study.RESULTS / "skills.jsonl").read_text().splitlines()):
+        if run["regime"] == regime and run["seed"] in seeds and amount <= run["evals"][cost][-1]:
+            points = zip(run["evals"][cost], run["evals"]["avg"])
+            ends[run["arm"], run["seed"]] = on_line(list(points), amount)
+    return [100 * (ends["ada-balance", seed] - ends[arm, seed]) for seed in seeds]
+
+
+def on_line(points, x):
+    after = next(i for i, point in enumerate(points) if point[0] >= x)
+    (x0, y0), (x1, y1) = points[after - 1:after + 1]
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+
+
+def spread(values):
+    return f"{sum(values) / len(values):+.1f} ± " + (
+        f"{compare_skills.T_95[len(values)] * stdev(values) / len(values) ** 0.5:.1f}")
+
+
+def test_the_readmes_table_is_that_of_the_stored_runs():
+    readme = (ROOT / "README.md").read_text()
+    budgets = (("step", 40), ("step", 60), ("samples", 16_000))
+    for arm, name in (("uniform-4", "n = 4"), ("uniform-16", "n = 16")):
+        cells = [spread(stored_points(arm, budget)) for budget in budgets]
+        assert f"| {name} | {' | '.join(cells)} |" in readme
+    end = ("samples", 16_000)
+    wide = spread(stored_points("uniform-4-wide", ("step", 40)))
+    new, both = (spread(stored_points("uniform-4-wide", end, seeds=seeds))
+                 for seeds in (compare_skills.NEW_SEEDS, range(12)))
+    assert f"| more prompts | {wide} | | {new} (all twelve: {both}) |" in readme
+    few, halves = [], []
+    for arm, budget in [*((arm, budget) for arm in ("uniform-4", "uniform-16")
+                          for budget in budgets), ("uniform-4-wide", end),
+                        ("uniform-4-wide", ("step", 40))]:
+        many, some = (spread(stored_points(arm, budget, regime)) for regime in ("stream", "few"))
+        few.append(many[0] == some[0])
+        halves.append(float(some.split()[-1]))
+    assert all(few) and f"signs are the same, intervals up to ± {max(halves)}" in readme
+
+
+def test_what_the_page_says_of_the_horizon():
+    page = " ".join((ROOT / "docs" / "sampling.md").read_text().split())
+    three = stored_points("uniform-4-wide", ("samples", 16_000), seeds=range(5, 8))
+    assert "| 16,000 (stored) | {:+.1f} | {:+.1f} | {:+.1f} |".format(*three) in page
+    for lead in (stored_points("uniform-4", ("step", 60), regime) for regime in ("stream", "few")):
+        assert f"{sum(lead) / 7:.0f}" == "13" and min(lead) > 0
+    last = {run["run"]: run["evals"]["avg"] for run in map(json.loads, (
+        study.RESULTS / "skills.jsonl").read_text().splitlines())}
+    assert max(max(avg) for run, avg in last.items() if run.startswith(("uniform", "maxrl"))) < 0.7
+    assert f"{last['ada-pos-stream-0.002-seed100'][-1]:.0%}" == "79%" and "is at 79 %" in page
 
 
 def test_the_plan_names_the_arms_and_budgets_of_the_program():

@@ -3,6 +3,7 @@ import json
 import math
 import shutil
 import sys
+from statistics import stdev
 
 import pytest
 
@@ -86,22 +87,36 @@ def ends(cell):
             for evals in (run["evals"] for run in ablate_objective.load()[cell])]
 
 
+def fisher(lost, other, runs):
+    """Two-sided exact p-value of `lost` against `other` of so many runs each."""
+    both = lost + other
+    ways = {i: math.comb(runs, i) * math.comb(runs, both - i) for i in range(both + 1)}
+    rarer = sum(way for way in ways.values() if way <= ways[lost])
+    return rarer / math.comb(2 * runs, both)
+
+
 def test_what_the_pages_say_of_single_runs_of_the_objective():
     """README's findings 2 and 3, and what docs/objective.md says beside its tables."""
     pages = " ".join((ROOT / "README.md").read_text().split()
                      + (ROOT / "docs" / "objective.md").read_text().split())
-    r3, r2 = (ends(f"stress-N4-{replay}-clip-is") for replay in ("r3", "r2"))
-    gaps = [one[2] - other[2] for one, other in zip(r3, r2, strict=True)]
-    assert min(gaps) == pytest.approx(0.002, abs=2e-4) and "(once by 0.2)" in pages
+    r3, r2, none = ([end for _, _, end in ends(f"stress-N4-{replay}-clip-is")]
+                    for replay in ("r3", "r2", "none"))
+    assert min(map(float.__sub__, r3, r2)) == pytest.approx(0.002, abs=2e-4)
+    assert "once by 0.2 points" in pages
+    for one, other, said in ((r3, r2, "mean +24 ± 29"), (r2, none, "(-19 ± 27)"),
+                             (r3, none, "(+6 ± 8)")):
+        gaps = [100 * (x - y) for x, y in zip(one, other, strict=True)]
+        half = 2.571 * stdev(gaps) / 6**0.5  # Student's t, five degrees of freedom
+        assert f"{sum(gaps) / 6:+.0f} ± {half:.0f}" in said and said in pages
+    assert f"{2 * 0.5**6:.2f}" == "0.03" and pages.count("sign test p = 0.03") == 2
     cells = [f"coarse1-N1-{replay}-clip-{{}}" for replay in ("none", "r3")]
     without, having = ([[run for run in ends(cell.format(weight)) if run[2] < run[0]]
                         for cell in cells] for weight in ("nois", "is"))
     assert [len(lost) for lost in without + having] == [3, 3, 1, 0]
     early = sum(middle < start for lost in without for start, middle, _ in lost)
     assert early == 3 and "three of the six by step 128" in pages
-    ways = [math.comb(12, lost) * math.comb(12, 7 - lost) / math.comb(24, 7) for lost in range(8)]
-    fisher = sum(way for way in ways if way <= ways[6] + 1e-12)  # 7 lost of 24: 6 of these 12
-    assert f"{fisher:.2f}" == "0.07" and "p = 0.07 (Fisher)" in pages
+    assert f"{fisher(6, 1, 12):.2f}" == "0.07" and pages.count("p = 0.07") == 2
+    assert f"{fisher(3, 0, 6):.2f}" == "0.18" and "p = 0.18 (Fisher)" in pages
     old = {line["run"]: line["evals"] for line in study.load("old_code")}
     for start in ("today", "unrounded"):
         mine = [evals for run, evals in old.items() if run.startswith(start)]
