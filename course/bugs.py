@@ -15,6 +15,7 @@ course/answers/, where the answers are.
 import argparse
 import json
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ from bench.mutate import LEFT_OUT, mutate, mutated  # noqa: E402
 
 ANSWERS = ROOT / "course" / "answers"
 NOT_IN_THE_COPY = (*LEFT_OUT, "tests", "course", "bench", "docs", ".gitignore")
+LONG = "long.jsonl"
 PREFIX = ("Work out the following chain of additions and subtractions from left to right, one link "
           "at a time, and write the last result into a box, please: ")
 
@@ -42,8 +44,10 @@ def find(number: int) -> dict:
     return known[number]
 
 
-def command_of(bug: dict) -> str:
-    return " ".join(["python minirl.py --steps 20 --name hunt", *bug["flags"]])
+def command_of(bug: dict, folder: Path) -> str:
+    """The same in the copy and in the project: files that only the copy has are named in full."""
+    flags = [str(folder.resolve() / LONG) if flag == LONG else flag for flag in bug["flags"]]
+    return shlex.join(["python", "minirl.py", "--steps", "20", "--name", "hunt", *flags])
 
 
 def long_prompts() -> list[dict]:
@@ -58,11 +62,14 @@ def copy(folder: Path, left_out=NOT_IN_THE_COPY) -> None:
     """The project, with the long prompts that one of the bugs needs."""
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*left_out))
     lines = [json.dumps(row) + "\n" for row in long_prompts()]
-    (folder / "long.jsonl").write_text("".join(lines), encoding="utf-8")
+    (folder / LONG).write_text("".join(lines), encoding="utf-8")
 
 
 def planted_lines(bug: dict) -> range:
-    """The lines of the planted file (from 1) that have the bug; of a deletion, those around it."""
+    """The lines of the planted file (from 1) that have the bug.
+
+    Of a deletion: all lines of the function that lacks something, since none of them is wrong.
+    """
     text = (ROOT / bug["file"]).read_text(encoding="utf-8")
     old, new = bug["old"], bug["new"]
     same = 0  # characters that both begin with, up to a whole line
@@ -72,14 +79,17 @@ def planted_lines(bug: dict) -> range:
         same += len(a)
     first = text[:text.index(old) + same].count("\n") + 1
     changed = new[same:].strip("\n")
-    count = changed.count("\n") + 1 if changed else 0
-    return range(first, first + count) if count else range(first - 1, first + 1)
+    if changed:
+        return range(first, first + changed.count("\n") + 1)
+    return function_at(mutated(text, bug), first - 1)
 
 
-def function_at(text: str, line: int) -> str:
-    """The name of the function or class that a line (from 1) is in."""
-    names = re.findall(r"^\s*(?:def|class) (\w+)", "\n".join(text.splitlines()[:line]), re.M)
-    return names[-1] if names else ""
+def function_at(text: str, line: int) -> range:
+    """The lines (from 1) of the function or class that a line is in, up to the next one."""
+    starts = [n for n, found in enumerate(text.splitlines(), 1)
+              if re.match(r"\s*(?:def|class) \w", found)]
+    return range(max([n for n in starts if n <= line], default=1),
+                 min([n for n in starts if n > line], default=text.count("\n") + 2))
 
 
 def verdict(bug: dict, where: str) -> str:
@@ -93,7 +103,7 @@ def verdict(bug: dict, where: str) -> str:
     if int(line) in lines:
         return f"Yes! `answer {bug['number']}` tells its story."
     text = mutated((ROOT / bug["file"]).read_text(encoding="utf-8"), bug)
-    if function_at(text, int(line)) == function_at(text, lines[0]):
+    if int(line) in function_at(text, lines[0]):
         return "Nearly: the function is right, the line is not."
     return "No: the file is right, the function is not."
 
@@ -113,7 +123,7 @@ def plant(args) -> None:
     copy(folder)
     mutate(folder, bug)
     print(f"Bug {args.number} is in {folder}. What its user says:\n\n    {bug['symptom']}\n\n"
-          f"See it with, in that folder,\n\n    {command_of(bug)}\n\n"
+          f"See it with, in that folder,\n\n    {command_of(bug, folder)}\n\n"
           f"and compare with the same command here, where the bug is not.")
 
 

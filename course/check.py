@@ -5,20 +5,27 @@
     python course/check.py all            # every lab, a line each
     python course/check.py all class/*    # a folder per student, in each lab_1.py, lab_2.py ...
     python course/check.py 3 class/*      # one lab of everybody's
+    python course/check.py all class/* --json > scores.jsonl    # the same for a machine
 
 Your function is put in the place of the project's, and the project is asked. There is no stored
 solution: what is checked is mathematics (exact expectations, brute force, autograd) or follows from
 the function's docstring. Ends with code 0 if all points are there.
+
+Every file is graded in a process of its own: what it changes, prints or ends is its own.
 """
 import argparse
 import contextlib
 import functools
 import importlib
+import json
+import multiprocessing
 import os
+import resource
 import signal
 import sys
+import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Iterator, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -27,6 +34,8 @@ from course import place  # noqa: E402
 from course.checks import Wrong, spelled  # noqa: E402
 
 SECONDS = 6  # of CPU time per check; the slowest needs one
+MOST_SECONDS = 120  # of CPU time per file, for what no signal wakes, such as sum(range(10**12))
+PATIENCE = 600  # seconds for a file that sleeps; nothing that computes comes near it
 
 
 class Overtime(BaseException):
@@ -39,14 +48,22 @@ class Result(NamedTuple):
     problem: str  # "" = passed
 
 
-def grade(lab: str, functions: dict, file: Path | None = None) -> list[Result]:
+def checks_of(lab: str) -> list[tuple]:
+    """[(points, check)] of a lab."""
+    return importlib.import_module(f"course.checks.{lab}").CHECKS
+
+
+def title_of(check) -> str:
+    return check.__doc__.splitlines()[0]
+
+
+def grade(lab: str, functions: dict, file: Path | None = None) -> Iterator[Result]:
     """Every check of a lab, with these functions in the place of the project's."""
-    checks = importlib.import_module(f"course.checks.{lab}").CHECKS
     calls = Calls()
     watched = {name: calls.watch(name, function) for name, function in functions.items()}
     with place.in_place(lab, watched):
-        return [Result(points, check.__doc__.splitlines()[0],
-                       problem_of(check, watched, calls, file)) for points, check in checks]
+        for points, check in checks_of(lab):
+            yield Result(points, title_of(check), problem_of(check, watched, calls, file))
 
 
 class Calls:
@@ -82,7 +99,7 @@ def problem_of(check, functions: dict, calls: Calls, file: Path | None) -> str:
         return f"{calls.last[0]} is not written yet"
     except Overtime:
         return f"{calls}: no answer after {SECONDS} seconds of computing. Does a loop never end?"
-    except Exception as error:
+    except BaseException as error:  # SystemExit too
         line = place.line_in(file, error) if file else None
         where = f"\nThat was in line {line} of {file.name}." if line else ""
         return f"{calls} raised {type(error).__name__}: {str(error)[:300]}{where}"
@@ -104,38 +121,69 @@ def time_limit(seconds: float):
         signal.signal(signal.SIGPROF, before)
 
 
-def show(results: list[Result]) -> None:
-    for points, title, problem in results:
-        print(f"  {0 if problem else points}/{points}  {title}")
-        if problem:
-            print("       " + problem.replace("\n", "\n       "))
+# ---------------------------------------------------------------------- one file, one process
+def grade_here(lab: str, file: Path, answers, quiet: bool) -> None:
+    """Runs in the file's process: sends a sentence if it cannot be read, or else each Result."""
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)  # nobody answers its input()
+    if quiet:
+        os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+    resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS))
+    try:
+        with time_limit(SECONDS):
+            functions = place.load(lab, file)
+    except (SystemExit, Overtime) as reason:
+        answers.send(str(reason) or f"{file} computes without end when it is read.")
+        return
+    for result in grade(lab, functions, file):
+        answers.send(result)
+    answers.send(None)
 
 
+def grade_file(lab: str, file: Path, quiet: bool) -> tuple[list[Result], str]:
+    """(the results, why there are none). What a file's end left open counts as not passed."""
+    checks, found, reason = checks_of(lab), [], ""  # imports what the fork then need not import
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe(duplex=False)
+    process = fork.Process(target=grade_here, args=(lab, file, theirs, quiet))
+    process.start()
+    theirs.close()
+    with contextlib.suppress(EOFError):
+        until = time.monotonic() + PATIENCE
+        while ours.poll(max(0, until - time.monotonic())):
+            answer = ours.recv()
+            if not isinstance(answer, Result):
+                reason = answer
+                break
+            found.append(answer)
+    process.kill()
+    process.join()
+    lost = "Its code ended the process, or never came back from a call."
+    rest = [Result(points, title_of(check), lost) for points, check in checks[len(found):]]
+    return ([], reason) if reason else (found + rest, "")
+
+
+# -------------------------------------------------------------------------------------- to print
 def score(results: list[Result]) -> str:
     reached = sum(result.points for result in results if not result.problem)
     return f"{reached} of {sum(result.points for result in results)} points"
 
 
-def in_detail(lab: str, file: Path) -> bool:
-    """Prints every check of a lab, and says whether all points are there."""
-    results = grade(lab, place.load(lab, file), file)
+def show(lab: str, results: list[Result]) -> None:
     print(importlib.import_module(f"course.checks.{lab}").__doc__.splitlines()[0])
-    show(results)
+    for points, title, problem in results:
+        print(f"  {0 if problem else points}/{points}  {title}")
+        if problem:
+            print("       " + problem.replace("\n", "\n       "))
     print(score(results))
-    return not any(result.problem for result in results)
 
 
-def in_a_line(lab: str, file: Path, name: str) -> bool:
-    """The same in one line. A file that cannot be read is no reason to leave out the others."""
-    try:
-        with time_limit(SECONDS):
-            functions = place.load(lab, file)
-    except (SystemExit, Overtime) as reason:
-        print(f"{name}: 0 points. {reason or 'It computes without end when it is read.'}")
-        return False
-    results = grade(lab, functions, file)
-    print(f"{name}: {score(results)}")
-    return not any(result.problem for result in results)
+def as_json(student: str, lab: str, results: list[Result], reason: str) -> str:
+    """One line; `problem` is "" where a check is passed, and of a file that could be read."""
+    checks = [dict(points=0 if problem else points, of=points, title=title, problem=problem)
+              for points, title, problem in results]
+    return json.dumps(dict(
+        student=student, lab=lab, points=sum(check["points"] for check in checks),
+        of=sum(points for points, _ in checks_of(lab)), problem=reason, checks=checks))
 
 
 def main() -> None:
@@ -143,18 +191,26 @@ def main() -> None:
     parser.add_argument("lab", help="its number, or all")
     parser.add_argument("files", nargs="*", type=Path, metavar="file",
                         help="files, or folders with lab_N.py in them; default: course/labs")
+    parser.add_argument("--json", action="store_true",
+                        help="a line of JSON for each student and lab")
     args = parser.parse_args()
     labs = list(place.HOMES) if args.lab == "all" else [f"lab_{args.lab.removeprefix('lab_')}"]
+    if labs[0] not in place.HOMES:
+        parser.error(f"there is no {labs[0]}: choose one of {', '.join(place.HOMES)}")
     paths = args.files or [place.LABS]
-    complete = True
+    alone, complete = len(labs) == len(paths) == 1, True
     for path in paths:
         for lab in labs:
             file = (path / f"{lab}.py" if path.is_dir() else path).resolve()
-            if len(labs) == len(paths) == 1:
-                complete = in_detail(lab, file)
+            results, reason = grade_file(lab, file, quiet=args.json or not alone)
+            complete &= bool(results) and not any(result.problem for result in results)
+            if args.json:
+                print(as_json(path.name, lab, results, reason), flush=True)
+            elif alone and results:
+                show(lab, results)
             else:
                 name = lab if len(paths) == 1 else f"{path.name} {lab}"
-                complete = in_a_line(lab, file, name) and complete
+                print(f"{name}: {score(results) if results else f'0 points. {reason}'}", flush=True)
     raise SystemExit(0 if complete else 1)
 
 

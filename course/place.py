@@ -48,13 +48,23 @@ def load(lab: str, file: Path | None = None) -> dict:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # theirs to mend: say where, in one line
+    except (Exception, SystemExit) as error:  # theirs to mend: say where, in one line
         line = getattr(error, "lineno", None) or line_in(file, error)
         raise SystemExit(f"{file}, line {line}: {type(error).__name__}: {error}") from None
-    missing = [name for name in HOMES[lab] if not callable(getattr(module, name, None))]
-    if missing:
-        raise SystemExit(f"{file} has no function {missing[0]}: restore it from the original.")
+    for name, where in HOMES[lab].items():
+        if not is_written_in(file, getattr(module, name, None)):
+            raise SystemExit(f"{file} has no function {name} of its own: restore it from the "
+                             "original.")
+        own = vars(home(where))[name] if where else None
+        if own and any(value is own for value in vars(module).values()):
+            raise SystemExit(f"{file} imports the project's own {name}: write one.")
     return {name: getattr(module, name) for name in HOMES[lab]}
+
+
+def is_written_in(file: Path, function) -> bool:
+    """Whether it is a function (perhaps a decorated one) whose code stands in this file."""
+    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+    return code is not None and code.co_filename == str(file)
 
 
 def line_in(file: Path, error: BaseException) -> int | None:

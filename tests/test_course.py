@@ -2,7 +2,7 @@
 
 A lab has no solution of its own: the project's function is one, and passes. Lines of it changed
 (course/mutants.jsonl, of the form of bench/mutants.jsonl) are what students get wrong: each must
-fail, with a message that no other gets.
+fail, with a message that no other gets. Those marked "right" are other ways to write it, and pass.
 """
 import inspect
 import json
@@ -20,7 +20,8 @@ from conftest import ROOT
 from course import bugs, check, place, prove
 from parts.config import Config
 
-MUTANTS = [json.loads(line) for line in (ROOT / "course/mutants.jsonl").read_text().splitlines()]
+CHANGED = [json.loads(line) for line in (ROOT / "course/mutants.jsonl").read_text().splitlines()]
+MUTANTS = [row for row in CHANGED if "right" not in row]
 LABS = list(place.HOMES)
 BUGS = bugs.bugs()
 PROOF = {row["number"]: row for row in map(json.loads, prove.PROOF.read_text().splitlines())}
@@ -74,9 +75,14 @@ def problems(results) -> list[str]:
 # ------------------------------------------------------------------------------- labs that grade
 @pytest.mark.parametrize("lab", LABS)
 def test_the_projects_own_functions_get_all_points(lab):
-    results = check.grade(lab, solution(lab))
+    results = list(check.grade(lab, solution(lab)))
     assert problems(results) == []
     assert sum(result.points for result in results) == 10
+
+
+@pytest.mark.parametrize("way", [row for row in CHANGED if "right" in row], ids=lambda r: r["lab"])
+def test_what_is_right_and_written_otherwise_does_too(way):
+    assert problems(check.grade(way["lab"], solution(way["lab"], way))) == []
 
 
 @pytest.mark.slow
@@ -87,20 +93,17 @@ def test_what_students_get_wrong_fails_with_a_message_of_its_own(lab):
     for mutant in mutants:
         found = problems(check.grade(lab, solution(lab, mutant)))
         said.setdefault(found[0] if found else "nothing", []).append(mutant["why"])
-    assert len(mutants) >= 5 and "nothing" not in said
+    assert len(mutants) >= 5 and "nothing" not in said, said.get("nothing")
     assert [whys for whys in said.values() if len(whys) > 1] == []
 
 
 @pytest.mark.parametrize("lab", LABS)
-def test_an_empty_lab_gets_no_point_and_is_told_why(lab):
-    results = check.grade(lab, place.load(lab))
+def test_an_empty_lab_gets_no_point_and_asks_for_functions_of_the_projects_signature(lab):
+    functions = place.load(lab)
+    results = list(check.grade(lab, functions))
     assert len(problems(results)) == len(results)
     assert all(result.problem.endswith("is not written yet") for result in results)
-
-
-@pytest.mark.parametrize("lab", LABS)
-def test_a_lab_asks_for_functions_of_the_projects_own_signature(lab):
-    for name, function in place.load(lab).items():
+    for name, function in functions.items():
         where = place.HOMES[lab][name]
         own = vars(place.home(where))[name] if where else bandit_of(None)
         asked, real = inspect.signature(function), inspect.signature(own)
@@ -123,49 +126,110 @@ def test_the_project_has_its_own_functions_back_afterwards():
     assert before == (ada_sampler.keep, minirl.micro_batches, policy.micro_batches)
 
 
-def answer(tmp_path, capsys, monkeypatch, lab: int, code: str) -> str:
-    """What check.py prints for a file with this code."""
-    file = tmp_path / "mine.py"
-    file.write_text(textwrap.dedent(code))
-    monkeypatch.setattr(sys, "argv", ["check.py", str(lab), str(file)])
-    with pytest.raises(SystemExit) as end:
-        check.main()
-    return capsys.readouterr().out + (end.value.code if isinstance(end.value.code, str) else "")
+# -------------------------------------------------------------------- files that students hand in
+ENDLESS = """
+def exit_test(correct, wrong, rounds, config):
+    while True:
+        try:
+            pass
+        except Exception:
+            pass
+def keep(pool, n):
+    raise ValueError("too few")
+"""
+SAMPLE = "def exit_test(a, b, c, d): return {}\ndef keep(pool, n): return {}\n"
+FILES = [  # lab, its text, what is said
+    (3, "def exit_test(:", ["line 1: SyntaxError"]),
+    (3, "import nothing_of_this_name", ["line 1: ModuleNotFoundError"]),
+    (3, "import sys; sys.exit(0)", ["line 1: SystemExit: 0"]),
+    (3, "def keep(pool, n): pass", ["has no function exit_test of its own"]),
+    (3, "from ada_sampler import exit_test, keep", ["has no function exit_test of its own"]),
+    (3, "from ada_sampler import keep as own\n" + SAMPLE.format("''", "own(pool, n)"),
+     ["imports the project's own keep"]),
+    (3, SAMPLE.format("exit(0)", "__import__('os')._exit(0)"),
+     ["uniform with n=4) raised SystemExit: 0", "Its code ended the process", "0 of 10 points"]),
+    (3, ENDLESS, ["uniform with n=4): no answer after 0.3 seconds of computing", "0 of 10 points",
+                  "keep([], 1) raised ValueError: too few", "in line 9 of mine.py"]),
+    (9, "def pass_at_k(n, c, k): pass\n"
+        "def estimate(sets, weights=None, resamples=4000, seed=0): pass",
+     ["pass_at_k(n=1, c=0, k=1): yours is None, and it must be 0"])]
+
+
+def said_by(main, capsys, monkeypatch, *words) -> str:
+    """What this main prints with these arguments, to the end and beyond."""
+    monkeypatch.setattr(sys, "argv", ["", *map(str, words)])
+    try:
+        main()
+        end = None
+    except SystemExit as stopped:
+        end = stopped
+    printed = capsys.readouterr().out
+    return printed + (end.code if end and isinstance(end.code, str) else "")
+
+
+@pytest.mark.parametrize("lab, text, sentences", FILES)
+def test_whatever_a_file_does_is_one_sentence(tmp_path, capsys, monkeypatch, lab, text, sentences):
+    monkeypatch.setattr(check, "SECONDS", 0.3)
+    (tmp_path / "mine.py").write_text(text)
+    said = said_by(check.main, capsys, monkeypatch, lab, tmp_path / "mine.py")
+    assert [sentence for sentence in sentences if sentence not in said] == []
 
 
 @pytest.mark.slow
-def test_a_loop_that_never_ends_is_called_one(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(check, "SECONDS", 0.3)
-    said = answer(tmp_path, capsys, monkeypatch, 3, """
-        def exit_test(correct, wrong, rounds, config):
-            while True:
-                try:
-                    pass
-                except Exception:
-                    pass
-        def keep(pool, n):
-            raise ValueError("too few")
-        """)
-    assert "exit_test(0, 4, 1, uniform with n=4): no answer after 0.3 seconds of computing" in said
-    assert "keep([], 1) raised ValueError: too few" in said and "in line 9 of mine.py" in said
-    assert "0 of 10 points" in said
+def test_what_no_signal_wakes_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(check, "MOST_SECONDS", 1)
+    (tmp_path / "mine.py").write_text(SAMPLE.format("sum(range(10**14))", "[]"))
+    results, reason = check.grade_file("lab_3", tmp_path / "mine.py", quiet=True)
+    assert not reason and "never came back" in results[0].problem
+    monkeypatch.setattr(check, "PATIENCE", 0)  # and what sleeps
+    assert len(problems(check.grade_file("lab_3", tmp_path / "mine.py", quiet=True)[0])) == 6
 
 
-@pytest.mark.parametrize("code, sentence", [
-    ("def exit_test(:", "line 1: SyntaxError"),
-    ("import nothing_of_this_name", "line 1: ModuleNotFoundError"),
-    ("def keep(pool, n): pass", "has no function exit_test"),
-])
-def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path, capsys, monkeypatch, code, sentence):
-    assert sentence in answer(tmp_path, capsys, monkeypatch, 3, code)
+def test_a_class_is_graded_at_once_and_nobody_stops_the_others(tmp_path, monkeypatch, capsys):
+    """Nor hands them anything: ann's file spoils the project and prints, cem's ends the process."""
+    spoils = "import ada_sampler; ada_sampler.RULES.clear(); print('here I am')\n"
+    texts = dict(ann=spoils + (place.LABS / "lab_3.py").read_text(), bob="def (",
+                 cem="import os; os._exit(0)", dan=None,
+                 eve="from ada_sampler import RULES  # noqa\n" + RIGHT_3)
+    for name, text in texts.items():
+        (tmp_path / name).mkdir()
+        if text:
+            (tmp_path / name / "lab_3.py").write_text(text)
+    students = [tmp_path / name for name in texts]
+    ann, bob, cem, dan, eve = said_by(
+        check.main, capsys, monkeypatch, 3, *students).splitlines()
+    assert ann == "ann lab_3: 0 of 10 points" and eve == "eve lab_3: 10 of 10 points"
+    assert bob.startswith("bob lab_3: 0 points.") and "SyntaxError" in bob
+    assert cem == "cem lab_3: 0 of 10 points"
+    assert dan.startswith("dan lab_3: 0 points. There is no file")
+    said = said_by(check.main, capsys, monkeypatch, 3, *students, "--json").splitlines()
+    scores = {row["student"]: row for row in map(json.loads, said)}
+    assert {name: (row["points"], row["of"]) for name, row in scores.items()} == dict(
+        ann=(0, 10), bob=(0, 10), cem=(0, 10), dan=(0, 10), eve=(10, 10))
+    assert "SyntaxError" in scores["bob"]["problem"] and not scores["eve"]["problem"]
+    assert scores["ann"]["checks"][0]["problem"] == "exit_test is not written yet"
 
 
-def test_what_returns_nothing_is_shown_as_such(tmp_path, capsys, monkeypatch):
-    said = answer(tmp_path, capsys, monkeypatch, 9, """
-        def pass_at_k(n, c, k): pass
-        def estimate(sets, weights=None, resamples=4000, seed=0): pass
-        """)
-    assert "pass_at_k(n=1, c=0, k=1): yours is None, and it must be 0" in said
+RIGHT_3 = '''
+def exit_test(correct, wrong, rounds, config):
+    rule = RULES[config.sampler]
+    right, others = rule.wants(config)
+    if correct >= right and wrong >= others:
+        return "resolved"
+    cap = config.max_rounds_all_correct if not wrong else 0
+    last = rounds >= (config.N if rule.rounds else 1) or cap and rounds >= cap
+    return ("no correct" if correct < right else "no wrong") if last else ""
+
+
+def keep(pool, n):
+    kept = []
+    for k in sorted(range(n + 1), key=lambda k: abs(k - n // 2)):
+        right = [s for s in pool if s.correct][:k]
+        wrong = [s for s in pool if not s.correct][:n - k]
+        if len(right) + len(wrong) > len(kept):
+            kept = right + wrong
+    return sorted(kept, key=lambda s: s.index)
+'''
 
 
 def test_training_uses_what_is_written_and_says_what_is_not(tmp_path, monkeypatch, capsys):
@@ -232,7 +296,7 @@ def test_every_bug_is_in_the_present_code_exactly_once_and_has_all_that_a_hunt_n
 def test_in_every_planted_copy_an_update_runs_and_the_named_test_fails():
     """By a failed test (pytest's code 1), not by an error on the way there."""
     done = subprocess.run([sys.executable, "tests/run_planted.py"], cwd=ROOT, capture_output=True,
-                          text=True, timeout=900)
+                          text=True)
     found = {row["number"]: row for row in map(json.loads, done.stdout.splitlines())}
     assert found.keys() == BUGS.keys(), done.stderr[-2000:]
     assert {number: row["said"] for number, row in found.items() if row["code"] != 1} == {}
@@ -270,16 +334,10 @@ def test_how_near_a_guess_is():
         bugs.verdict(bug, "minirl.py")
 
 
-def hunt(capsys, monkeypatch, *words) -> str:
-    monkeypatch.setattr(sys, "argv", ["bugs.py", *map(str, words)])
-    bugs.main()
-    return capsys.readouterr().out
-
-
 def test_a_hunt_from_plant_to_answer(tmp_path, capsys, monkeypatch):
     bug = BUGS[5]
-    said = hunt(capsys, monkeypatch, "plant", 5, tmp_path / "copy")
-    assert bug["symptom"] in said and bugs.command_of(bug) in said
+    said = said_by(bugs.main, capsys, monkeypatch, "plant", 5, tmp_path / "copy")
+    assert bug["symptom"] in said and bugs.command_of(bug, tmp_path / "copy") in said
     assert bug["why"] not in said and bug["file"] + ":" not in said  # nothing is given away
     copy = tmp_path / "copy"
     assert (copy / bug["file"]).read_text() == mutated((ROOT / bug["file"]).read_text(), bug)
@@ -287,12 +345,12 @@ def test_a_hunt_from_plant_to_answer(tmp_path, capsys, monkeypatch):
     assert all(path.read_text() == (ROOT / path.relative_to(copy)).read_text() for path in others)
     assert not (copy / "tests").exists() and not (copy / "course").exists()
     for which in (1, 2, 3):
-        assert bug["hints"][which - 1] in hunt(capsys, monkeypatch, "hint", 5, which)
+        assert bug["hints"][which - 1] in said_by(bugs.main, capsys, monkeypatch, "hint", 5, which)
     line = bugs.planted_lines(bug)[0]
-    assert "Yes!" in hunt(capsys, monkeypatch, "check", 5, f"{bug['file']}:{line}")
-    told = hunt(capsys, monkeypatch, "answer", 5)
+    assert "Yes!" in said_by(bugs.main, capsys, monkeypatch, "check", 5, f"{bug['file']}:{line}")
+    told = said_by(bugs.main, capsys, monkeypatch, "answer", 5)
     assert bug["url"] in told and bug["test"] in told and str(PROOF[5]["planted"]) in told
-    listed = hunt(capsys, monkeypatch, "list")
+    listed = said_by(bugs.main, capsys, monkeypatch, "list")
     assert all(one["symptom"] in listed and one["why"] not in listed for one in BUGS.values())
 
 
@@ -301,8 +359,7 @@ def test_a_hunt_from_plant_to_answer(tmp_path, capsys, monkeypatch):
     (("plant", 1, str(ROOT / "x")), "is within the project"),
     (("plant", 1, "/tmp"), "exists already")])
 def test_what_cannot_be_hunted_is_one_sentence(capsys, monkeypatch, words, sentence):
-    with pytest.raises(SystemExit, match=sentence):
-        hunt(capsys, monkeypatch, *words)
+    assert sentence in said_by(bugs.main, capsys, monkeypatch, *words)
 
 
 @pytest.mark.slow

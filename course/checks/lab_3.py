@@ -16,7 +16,8 @@ ROUNDS = [  # rule, correct, wrong, rounds, outcome; n = 4, N = 4
     ("ada-pos", 1, 7, 1, "resolved"), ("ada-pos", 8, 0, 1, "resolved"), ("ada-pos", 0, 8, 1, ""),
     ("ada-pos", 0, 32, 4, "no correct")]
 ODD = [  # n, correct, wrong, outcome in the last round
-    (3, 1, 2, "resolved"), (3, 2, 1, "no wrong"), (5, 2, 3, "resolved"), (5, 1, 7, "no correct")]
+    (3, 1, 2, "resolved"), (3, 2, 1, "no wrong"), (5, 2, 3, "resolved"), (5, 1, 7, "no correct"),
+    (20, 9, 9, "no correct"), (20, 3, 9, "no correct"), (20, 10, 9, "no wrong")]  # both lacking, one
 DRAWS = {  # p -> (expected draws, chance to end unresolved): exact, for M = 8, N = 4, n = 4
     "ada-balance": {0.5: (8.57, 0.000), 0.2: (13.42, 0.007), 0.05: (27.31, 0.520)},
     "ada-pos": {0.5: (8.03, 0.000), 0.2: (9.61, 0.001), 0.05: (19.16, 0.194)}}
@@ -113,8 +114,12 @@ def check_keep_order(functions):
     """keep: the first of each kind, in the order of drawing"""
     for pool in pools(5):
         for n in (2, 3):
-            kept = ada.keep(pool, n)
+            given = list(pool)
+            kept = ada.keep(given, n)
             call = f"keep of the pool {picture(pool)}, n={n}"
+            if given != pool:
+                raise Wrong(f"{call}: the pool is {picture(given)} afterwards, and the baseline is "
+                            "still to be its mean: leave it as it is")
             if len({s.index for s in kept}) < len(kept):
                 raise Wrong(f"{call}: yours has a sample twice, {picture(kept)}")
             if [s.index for s in kept] != sorted(s.index for s in kept):

@@ -20,14 +20,26 @@ LAST = [
 NUMBERS = [
     ("3", Fraction(3), False), ("-12", Fraction(-12), False), (" 4 ", Fraction(4), False),
     ("3.5", Fraction(7, 2), True), (".5", Fraction(1, 2), True), ("3.", Fraction(3), True),
-    ("-0.25", Fraction(-1, 4), True), ("1/4", Fraction(1, 4), False),
-    ("-3/4", Fraction(-3, 4), False), ("1 / 4", Fraction(1, 4), False), ("6/3", Fraction(2), False)]
+    ("-0.25", Fraction(-1, 4), True), ("0", Fraction(0), False), ("-.5", Fraction(-1, 2), True),
+    ("1/4", Fraction(1, 4), False), ("-3/4", Fraction(-3, 4), False),
+    ("1 / 4", Fraction(1, 4), False), ("- 1 / 4", Fraction(-1, 4), False),
+    ("6/3", Fraction(2), False), ("0/7", Fraction(0), False),
+    ("0.1", Fraction(1, 10), True), ("-12.3", Fraction(-123, 10), True),  # no float is these
+    ("0.1234567890123456789", Fraction(1234567890123456789, 10**19), True),
+    ("12345678901234567891", Fraction(12345678901234567891), False)]
 FRACTIONS = [
     (r"\frac{1}{2}", Fraction(1, 2)), (r"-\frac{1}{2}", Fraction(-1, 2)),
-    (r"\frac{-1}{2}", Fraction(-1, 2)), (r"\frac{ 3 }{ 4 }", Fraction(3, 4)),
-    (r"5\frac{1}{2}", Fraction(11, 2)), (r"-5\frac{1}{2}", Fraction(-11, 2))]
+    (r"\frac{1}{3}", Fraction(1, 3)), (r"\frac{ 3 }{ 4 }", Fraction(3, 4)),
+    (r"5\frac{1}{2}", Fraction(11, 2)), (r"-5\frac{1}{2}", Fraction(-11, 2)),
+    (r"10 \frac{2}{3}", Fraction(32, 3))]
+PERCENT = [
+    (r"50\%", Fraction(50), False), (r"12.5\%", Fraction(25, 2), True),
+    (r"0.7\%", Fraction(7, 10), True), (r"-5 \%", Fraction(-5), False),
+    (r"\frac{1}{2}\%", Fraction(1, 2), False)]
 NO_NUMBERS = [
-    "x", "2+3", "1,000", "", "1/0", r"\frac{1}{0}", "--3", "1/2/3", "3 apples", "1e3", "."]
+    "x", "2+3", "1,000", "", "1/0", r"\frac{1}{0}", r"5\frac{1}{0}", "--3", "1/2/3", "3 apples",
+    "x = 3", "3x", "1e3", ".", "-", r"\%", "+5", "50%", r"5\%\%", r"\dfrac{1}{2}", "1.2.3",
+    "1 000", "3 4", "1_000", r"\frac{1}{2}\frac{1}{2}", r"\frac{1}{2}{3}", "infinity"]
 
 
 def box(completion, right):
@@ -83,9 +95,8 @@ def check_fractions(functions):
 
 def check_percent(functions):
     """a percentage is noted, not divided out"""
-    for text, value, decimal in ((r"50\%", 50, False), (r"12.5\%", Fraction(25, 2), True),
-                                 (r"-5\%", -5, False), (r"\frac{1}{2}\%", Fraction(1, 2), False)):
-        number(text, Fraction(value), decimal, True)
+    for text, value, decimal in PERCENT:
+        number(text, value, decimal, True)
 
 
 def check_rest(functions):

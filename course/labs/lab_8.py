@@ -23,13 +23,18 @@ def extract_answer(completion: str, style: str = "") -> str | None:
 def exact(text: str):
     r"""(value, has_decimal_point, is_percentage) of a number as it is spelled, or None.
 
-    value: a Fraction, so that 0.1 + 0.2 = 0.3. Spellings, with spaces anywhere:
+    value: a Fraction, so that 0.1 + 0.2 = 0.3. Spellings (a digit is 0 to 9):
 
-        12   -12   3.5   .5   3.   1/4   -3/4   \frac{1}{2}   -\frac{1}{2}   5\frac{1}{2}
-        and each of them followed by \%, which is noted and not divided out
+        12   3.5   .5   3.   1/4   \frac{1}{2}   5\frac{1}{2}
+        each of them with a - before it: -12, -\frac{1}{2}
+        each of them with a \% behind it, which is noted and not divided out
 
-    has_decimal_point: 3.5, .5 and 3. have one (fractions do not count, whatever is in them).
-    5\frac{1}{2} is 5.5, -5\frac{1}{2} is -5.5. A zero below the line, and anything else (2+3, x,
-    1,000 and the empty string), is None: a verifier that guesses accepts what is wrong.
+    has_decimal_point: 3.5, .5 and 3. have one, fractions have none.
+    5\frac{1}{2} is 5.5, -5\frac{1}{2} is -5.5.
+    Spaces may stand anywhere but between two digits: - 1 / 4 is a number, 1 000 and 3 4 are none.
+
+    A zero below the line, and anything else (x, 2+3, +5, 50%, \dfrac{1}{2}, 1,000, the empty
+    string), is None: a verifier that guesses accepts what is wrong. (The project's own also reads
+    what is not in this list, such as \frac{-1}{2}: yours may or may not.)
     """
     raise NotImplementedError
