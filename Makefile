@@ -1,18 +1,21 @@
 # make demo   set everything up and train the built-in tiny model (no GPU, no model hub)
 # make check  set everything up and run the tests that need no engine
-# make test   set everything up and run all tests
+# make test   those, and an end-to-end run of everything that matters: 5 minutes
+# make test-all  every test: 12 minutes
 # make bench  set everything up, measure speed and memory and print the table of targets (about 13 minutes)
 # make extras what the tests of notebook, page, trackers and TRL need besides (they are skipped without it)
 # make setup  only the virtual environment .venv, from the lock in requirements-cpu.txt; with uv if it is there
 #
 # With an NVIDIA GPU: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt
 
+unexport PYTHONDONTWRITEBYTECODE  # where it is set, every start compiles 8,000 modules anew
 PYTHON ?= python3
 UV := $(shell command -v uv)
 LOCK := --quiet --no-deps -r requirements-cpu.txt
 OPTIONAL := --quiet --no-deps -r requirements-optional.txt
 TORCH_CPU := https://download.pytorch.org/whl/cpu
 PYTEST := .venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+QUICK := not engine and not slow
 
 ifeq ($(UV),)
 VENV := $(PYTHON) -m venv .venv
@@ -24,7 +27,7 @@ INSTALL := $(UV) pip install --python .venv/bin/python
 ELSEWHERE := --extra-index-url $(TORCH_CPU) --index-strategy unsafe-best-match
 endif
 
-.PHONY: setup extras demo check test bench
+.PHONY: setup extras demo check test test-all bench
 setup: .venv/installed
 
 .venv/installed: requirements-cpu.txt
@@ -41,9 +44,12 @@ demo: setup
 	.venv/bin/python minirl.py --name demo --steps 20 --eval-every 10 --log-groups all --resume
 
 check: setup
-	$(PYTEST) -m "not engine and not slow"
+	$(PYTEST) -m "$(QUICK)"
 
 test: setup
+	$(PYTEST) -m "$(QUICK) or core"
+
+test-all: setup
 	$(PYTEST)
 
 bench: setup  # the second line needs TRL; without it the table shows the stored comparison

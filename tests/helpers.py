@@ -1,80 +1,117 @@
-"""What test files share: a policy small enough for hundreds of updates, groups of random rows."""
-import copy
-import functools
-import random
-from types import SimpleNamespace
+"""Programs for tests, started from a warm process.
 
-import torch
+A start of minirl.py costs 18 seconds of CPU time before its first line of work, nearly all of it
+imports. So one process imports torch, vLLM and the rest once; every program is a fork of it that
+runs the script as `__main__`. Where the start itself is what a test is about, use subprocess.
+"""
+import contextlib
+import io
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+from multiprocessing import forkserver
+from pathlib import Path
 
-import minirl
-from minirl import Config, update
-from parts.policy import loss_scale
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HANG = 1800  # seconds: the limit of every wait. Only what hangs meets it, whatever the machine's load
 
 
-def tiny_policy(seed=0):
-    """A LoRA policy in float64, of the built-in model's architecture but smaller, on 300 tokens.
+def run_program(script: str, *flags, **how) -> subprocess.CompletedProcess:
+    """`python script *flags`, to its end: .returncode, .stdout (with stderr). `how` as below."""
+    program = Program(script, *flags, **how)
+    return subprocess.CompletedProcess(program.args, program.wait(), program.text())
 
-    A new one at each call, and torch's random state as if it had just been built.
+
+class Program:
+    """`python script *flags`, running: script is a file of the project, or a module ("parts.export").
+
+    cwd: its folder. env: variables on top of the tests' own; None takes one away. before: Python
+    that it executes first (a patch, a limit). What it prints, stderr too, goes to a file: `text()`.
     """
-    policy, state = built_policy(seed)
-    torch.set_rng_state(state)
-    return copy.deepcopy(policy)
+
+    def __init__(self, script: str, *flags, cwd=".", env: dict = {}, before: str = ""):
+        self.args = [script, *map(str, flags)]
+        self.out = Path(tempfile.mkdtemp()) / "out"
+        self.out.touch()
+        self.process = warm().Process(
+            target=become, args=(self.args, str(cwd), dict(os.environ), env, before, self.out))
+        with without_main():
+            self.process.start()
+        self.pid = self.process.pid
+
+    def text(self) -> str:
+        return self.out.read_text(errors="replace")
+
+    def poll(self):
+        """Its exit code; None while it runs."""
+        return self.process.exitcode
+
+    def wait(self) -> int:
+        """Its exit code, as a shell gives it to subprocess: -15 after SIGTERM."""
+        self.process.join(HANG)
+        if self.poll() is None:
+            self.process.kill()
+            raise AssertionError(f"{self.args} hangs:\n{self.text()}")
+        return self.poll()
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
-@functools.cache
-def built_policy(seed):
-    from peft import LoraConfig, get_peft_model
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(seed)
-    shape = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-                 num_key_value_heads=2, vocab_size=300, tie_word_embeddings=True)
-    model = Qwen2ForCausalLM(Qwen2Config(**shape)).double()
-    lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
-    policy = get_peft_model(model, lora, autocast_adapter_dtype=False).train()
-    for name, p in policy.named_parameters():
-        if "lora_B" in name:  # zero at the start, which would hide the gradient of A
-            p.data.normal_(0, 0.05)
-    policy.loss_scale = loss_scale("float64", "cpu")
-    return policy, torch.get_rng_state()
+def warm():
+    """The context whose server has imported everything. It starts with the first program."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["warm"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT / "tests"))  # for the server alone
+        forkserver.ensure_running()
+    return context
 
 
-def random_groups(count: int, seed: int):
-    """Groups as the sampler returns them, with responses of 1 to 20 random tokens."""
-    rng, groups = random.Random(seed), []
-    for _ in range(count):
-        rows = []
-        for _ in range(4):
-            ids = [rng.randrange(300) for _ in range(rng.randint(1, 20))]
-            rollout = SimpleNamespace(
-                token_ids=ids, logprobs=[-5.8 + 0.2 * rng.random() for _ in ids], routes=None)
-            rows.append((SimpleNamespace(rollout=rollout), rng.choice([-0.5, 0.5, 0.0])))
-        problem = SimpleNamespace(prompt_ids=[rng.randrange(300) for _ in range(rng.randint(2, 9))])
-        groups.append(SimpleNamespace(problem=problem, kept=rows, rows=lambda rows=rows: rows))
-    return groups
-
-
-def gradients_of(policy, groups, **changes):
-    """The gradient that `update` computes (the optimizer only records it)."""
-    recorded = []
-
-    def record(policy, *_):
-        recorded.append({n: p.grad.clone() for n, p in policy.named_parameters()
-                         if p.grad is not None})
-        policy.zero_grad()
-        return 0.0
-
-    config = Config(**dict(max_tokens=20, micro_tokens=4096) | changes)
-    original, minirl.optimizer_step = minirl.optimizer_step, record
+@contextlib.contextmanager
+def without_main():
+    """Hide the tests' own `__main__`: a program must not import it."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = type(sys)("__main__")
     try:
-        optimizer = SimpleNamespace(param_groups=[{"lr": 0}])
-        metrics = update(policy, optimizer, None, groups, config, random.Random(0))
+        yield
     finally:
-        minirl.optimizer_step = original
-    return recorded, metrics
+        sys.modules["__main__"] = main
 
 
-def close(a, b, tolerance=1e-9):
-    assert a.keys() == b.keys()
-    for name in a:
-        torch.testing.assert_close(a[name], b[name], rtol=1e-5, atol=tolerance, msg=name)
+def become(args, cwd, environment, changes, before, out) -> None:
+    """In the new process: take on folder, environment and output, and run the script."""
+    with open(out, "wb", buffering=0) as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    sys.stdin = open(os.devnull)
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(os.fdopen(stream, "wb", 0), write_through=True) for stream in (1, 2))
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    for name, value in changes.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = str(value)
+    script, sys.argv = args[0], list(args)
+    exec(before, {"__name__": "before"})
+    try:
+        if script.endswith(".py"):
+            sys.argv[0] = str(ROOT / script)
+            sys.path.insert(0, os.path.dirname(sys.argv[0]))
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        else:
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+    finally:
+        import atexit
+        atexit._run_exitfuncs()  # a process of multiprocessing ends without

@@ -31,7 +31,7 @@ from course import bugs  # noqa: E402
 
 def an_update_is_finite() -> bool:
     """One pass over random groups, with the copy's code."""
-    from helpers import gradients_of, random_groups, tiny_policy
+    from small_policy import gradients_of, random_groups, tiny_policy
 
     steps, metrics = gradients_of(tiny_policy(), random_groups(4, seed=1), mini_batches=2)
     numbers = [metrics["loss"], *(g.norm().item() for step in steps for g in step.values())]

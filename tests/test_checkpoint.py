@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import tiny_policy
+from small_policy import tiny_policy
 from parts import checkpoint
 from parts.config import Config
 from parts.policy import loss_scale

@@ -28,7 +28,7 @@ from parts import run as running
 from parts.config import parse, resolve
 from parts.policy import loss_scale
 from parts.run import learner
-from helpers import gradients_of, random_groups, tiny_policy
+from small_policy import gradients_of, random_groups, tiny_policy
 
 sys.path.insert(0, str(ROOT / "bench"))
 import crash_test  # noqa: E402

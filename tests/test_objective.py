@@ -15,7 +15,7 @@ from parts.metrics import diagnostics
 from parts.policy import Row, loss_scale, micro_batches
 from parts.run import learner
 from parts.simulate import simulate
-from helpers import close, gradients_of, random_groups, tiny_policy
+from small_policy import close, gradients_of, random_groups, tiny_policy
 
 
 def tokens(count: int, seed: int, spread: float = 0.3):
