@@ -248,12 +248,14 @@ def mean(values: list[float]) -> float:
     return values[0] if min(values) == max(values) else fmean(values)
 
 
-def without_verdict(rewards: list[float]) -> list[float]:
+def without_verdict(rewards: list[float], if_all: float = 0.0) -> list[float]:
     """The rewards, where NaN (the grader failed) is 0, or the worst of the others if that is below.
 
-    Neither the best answer nor a middling one: nobody must gain by making the grader fail.
+    Neither the best answer nor a middling one: nobody must gain by making the grader fail. Where it
+    failed on all of them, they are `if_all`.
     """
-    worst = min([0.0, *(r for r in rewards if not math.isnan(r))])
+    given = [r for r in rewards if not math.isnan(r)]
+    worst = min([0.0, *given]) if given else if_all
     return [worst if math.isnan(r) else r for r in rewards]
 
 
@@ -295,7 +297,7 @@ def row_weights(correct: list[bool], p_hat: float, n: float, kind: str) -> list[
     times 1/(n_i p_i).
     """
     scale = 1.0
-    if kind in ("log", "inv_p") and p_hat > 0:  # p = 0: no correct row, no signal
+    if kind in ("log", "inv_p") and p_hat > 0:  # `settle` knows a pool's size, and puts a floor
         scale = 1 / p_hat
     if kind in ("none", "inv_p"):
         return [scale for _ in correct]
@@ -313,12 +315,32 @@ def rows_per_prompt(config: SamplerConfig) -> int:
     return config.M + (config.gvm_pilot if config.gvm_reuse_pilots else 0)
 
 
-def settle(group: Group, config: SamplerConfig) -> None:
-    """Keep, compare, weigh: fills in the rest of a closed group."""
+def settle_all(groups: list[Group], config: SamplerConfig, estimator=None) -> None:
+    """Settle a whole step; ada-est remembers it.
+
+    A prompt without any verdict gets the worst reward of the step. It teaches nothing either way.
+    But where rewards are negative a 0 would be the best of all, and the curve would rise.
+    """
+    worst = min(without_verdict([s.reward for group in groups for s in group.pool]), default=0.0)
+    for group in groups:
+        settle(group, config, worst)
+        if config.sampler == "ada-est":
+            estimator.update(group)
+
+
+def settle(group: Group, config: SamplerConfig, worst: float = 0.0) -> None:
+    """Keep, compare, weigh: fills in the rest of a closed group.
+
+    worst: the reward of all its answers if none has a verdict.
+
+    Weights with 1/p take p = 1/(2m), half a hit, where none of m draws is correct. With rewards
+    beside 0 and 1 the wrong answers of such a prompt differ, so it has a signal, and without the
+    floor it would count 1 where one with a single hit counts m.
+    """
     pool = group.pool
     if not pool:
         return
-    for s, reward in zip(pool, without_verdict([s.reward for s in pool])):
+    for s, reward in zip(pool, without_verdict([s.reward for s in pool], worst)):
         s.reward = reward
     group.p_hat = pass_rate(pool)
     if config.sampler == "gvm" and not config.gvm_reuse_pilots:
@@ -334,7 +356,8 @@ def settle(group: Group, config: SamplerConfig) -> None:
     group.kept = keep(pool, config.n) if RULES[config.sampler].kept == "n" else pool
     correct, n = [s.correct for s in group.kept], rows_per_prompt(config)
     group.advantages = advantages([s.reward for s in group.kept], rewards, config.advantage)
-    group.weights = row_weights(correct, group.p_hat, n, config.weighting)
+    p = max(group.p_hat, 1 / (2 * len(pool)) if config.weighting in ("log", "inv_p") else 0)
+    group.weights = row_weights(correct, p, n, config.weighting)
     if config.sampler == "ada-est":  # v3 Alg. 1: half of the log objective by sampling, half here
         group.weights = [w / (group.p_hat + config.est_eps) ** 0.5 for w in group.weights]
 
@@ -428,7 +451,7 @@ def collect(
     problems: list, config: SamplerConfig, engine, grader, *,
     estimator: Estimator | None = None, more: Callable[[], Any] | None = None,
     grad_norms: Callable[[list], list[float]] | None = None,
-    barrier: bool = False, early_opening: bool = True, part: slice = slice(None),
+    barrier: bool = False, early_opening: bool = True, part: slice | None = None,
 ) -> list[Group]:
     """Sample one step's batch. Returns one closed Group per problem, in the order of `problems`.
 
@@ -438,23 +461,22 @@ def collect(
     grad_norms     gvm: from groups with graded pilots to one G_i per group; without it, G_i = 1
     barrier        decide only when no prompt has an unfinished round, as the papers' code does
     early_opening  open a prompt's next round as soon as it is certain (see `Collector.advance`)
-    part           sample these of the problems only; what ada-est gives them is decided among all
+    part           sample these of the problems only; what ada-est gives them is decided among all.
+                   Whoever has the groups of all parts calls `settle_all`
 
     Raises ValueError for a config that cannot work, RuntimeError if the engine loses samples.
     """
     config.validate()
     run = Collector(config, engine, grader, more, barrier, early_opening)
     sizes = first_sizes(problems, config, estimator)
-    for problem, size in list(zip(problems, sizes))[part]:
+    for problem, size in list(zip(problems, sizes))[part or slice(None)]:
         run.add(problem, size)
     run.drive()
     if config.sampler == "gvm":
         run.second_stage(grad_norms)
         run.drive()
-    for group in run.groups:
-        settle(group, config)
-        if config.sampler == "ada-est":
-            estimator.update(group)
+    if part is None:
+        settle_all(run.groups, config, estimator)
     return run.groups
 
 

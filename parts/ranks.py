@@ -13,7 +13,6 @@ variables are taken away, and the processes talk over a group that torch.distrib
 as its default. It goes through main memory (gloo), for it also has to notice when a process dies.
 """
 import contextlib
-import copy
 import functools
 import os
 import pickle
@@ -21,6 +20,8 @@ import random
 import signal
 import sys
 from datetime import timedelta
+
+from ada_sampler import settle_all
 
 RANK, WORLD = 0, 1
 STORE = GROUP = None  # under torchrun: a small common dictionary; who talks to whom
@@ -232,9 +233,8 @@ def collected_by_all(collect):
     def together(problems, config, engine, judge, *, estimator, **others):
         from parts.stop import Interrupted
 
-        guess = copy.deepcopy(estimator)  # it learns below, from all groups in their order
         try:
-            own = collect(problems, config, Seeded(engine), judge, estimator=guess,
+            own = collect(problems, config, Seeded(engine), judge, estimator=estimator,
                           part=slice(RANK, None, WORLD), **others)
         except Interrupted:
             own = None
@@ -244,8 +244,7 @@ def collected_by_all(collect):
         groups = interleave(parts)
         for place, group in enumerate(groups):
             group.index = place
-            if config.sampler == "ada-est":
-                estimator.update(group)
+        settle_all(groups, config, estimator)
         return groups
 
     return together

@@ -17,7 +17,8 @@ from ada_sampler import Estimator, Group, SamplerConfig, collect
 from parts.simulate import Coin
 from parts.metrics import summarize
 from sampler_oracles import (
-    ADVANTAGES, ORACLE, RULES, WEIGHTINGS, WEIGHTS, Engine, Grader, SlowGrader, closed_pools, coins,
+    ADVANTAGES, ORACLE, RULES, WEIGHTINGS, WEIGHTS, Engine, Grader, SlowGrader, Verdict,
+    closed_pools, coins,
     config, exact,
     exact_weight, mixed, outcomes, run, sample)
 
@@ -226,6 +227,37 @@ def test_row_weights():
             )
         )
     assert ada.row_weights([], 0.0, 4, "log") == []
+
+
+@pytest.mark.parametrize("weighting", ["log", "inv_p"])
+def test_a_prompt_without_a_hit_weighs_more_than_one_with_a_single_hit(weighting):
+    """Where wrong answers differ it has a signal; p = 0 stands for half a hit in m draws."""
+    def weight_of_a_wrong_row(hits):
+        pool = [sample(i, i < hits, reward=i / 100) for i in range(32)]
+        group = Group(0, None, pool, rounds=4, outcome="no correct")
+        ada.settle(group, config(weighting=weighting))
+        assert not group.zero_signal
+        return next(w for s, w in zip(group.kept, group.weights) if not s.correct)
+
+    none, one = weight_of_a_wrong_row(0), weight_of_a_wrong_row(1)
+    assert none > one and (weighting == "log" or (none, one) == (64, 32))
+
+
+class Failing(Grader):
+    """Fails on every answer to some prompts; others' rewards are negative."""
+
+    def submit(self, key, problem, rollout):
+        super().submit(key, problem, rollout)
+        reward = math.nan if problem.p == 0.5 else -1.0 - key[1]
+        self.open[key] = Verdict(reward, "raised" if problem.p == 0.5 else "wrong")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_prompt_that_the_grader_fails_on_is_no_better_than_the_worst_of_the_step(rule):
+    groups = run(coins([0.0, 0.5, 0.1]), config(rule), grader=Failing(), more=None)
+    worst = min(s.reward for g in groups for s in g.pool if s.status == "wrong")
+    assert worst < -2 and all(s.reward == worst for s in groups[1].pool)
+    assert groups[1].zero_signal and (groups[1].baseline == worst or rule == "gvm")
 
 
 def test_est_weighs_by_the_pass_rate_and_not_by_the_mean_reward():

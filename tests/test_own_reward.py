@@ -346,7 +346,9 @@ def expected_coefficients(group, cfg):
     pool = [s for s in group.pool if not (cfg.sampler == "gvm" and s.round == 0)]
     judged = [s.reward for s in group.pool]
     baseline = math.fsum(s.reward for s in pool) / len(pool)
-    share = sum(s.correct for s in pool) / len(pool)
+    share = p = sum(s.correct for s in pool) / len(pool)
+    if cfg.weighting in ("log", "inv_p"):
+        p = max(share, 1 / (2 * len(pool)))
     k = {kind: sum(s.correct == kind for s in group.kept) for kind in (True, False)}
     n = cfg.n if cfg.sampler not in ("ada-est", "gvm") else cfg.M
     assert all(map(math.isfinite, judged))
@@ -364,11 +366,11 @@ def expected_coefficients(group, cfg):
             ),
         }[cfg.advantage]
         w = (
-            (share if s.correct else 1 - share) * n / k[s.correct]
+            (p if s.correct else 1 - p) * n / k[s.correct]
             if cfg.weighting in ("unbiased", "log")
             else 1
         )
-        w *= 1 / share if cfg.weighting in ("log", "inv_p") and share else 1
+        w *= 1 / p if cfg.weighting in ("log", "inv_p") else 1
         w *= (share + cfg.est_eps) ** -0.5 if cfg.sampler == "ada-est" else 1
         found.append(a * w)
     return found
@@ -399,14 +401,17 @@ def test_every_rule_with_rewards_of_many_values_against_brute_force(
             continue  # combinations that are refused whatever the rewards
         rates = (0.0, 0.1, 0.5, 0.9, 1.0, 0.5)
         grader = Scores(threshold, low, high, failing)
-        for g in run(coins(rates), cfg, grader=grader):
+        groups = run(coins(rates), cfg, grader=grader)
+        of_all = [s.reward for g in groups for s in g.pool if s.status != "raised"]
+        for g in groups:
             if not g.pool:
                 continue
             for s in g.pool:
                 assert s.correct == (s.status == "correct")
                 if s.status == "raised":
                     own = [o.reward for o in g.pool if o.status != "raised"]
-                    assert s.reward == min([0.0, *own]) and not s.correct and s.why == "KeyError"
+                    assert s.reward == min([0.0, *(own or of_all)])
+                    assert not s.correct and s.why == "KeyError"
             kept = {s.index for s in g.kept}
             if ada.RULES[rule].kept == "n" and g.kept:
                 right = [s.index for s in g.pool if s.correct]

@@ -14,6 +14,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import sampler_oracles as oracles
+from ada_sampler import Estimator, SamplerConfig, collect
 from conftest import ROOT
 from parts import ranks
 from parts.config import Config
@@ -245,6 +247,48 @@ def test_a_samples_seed_does_not_know_who_draws_it(monkeypatch):
     assert len(set(one.values())) == len(one) == 36 and one == seeds(2) == seeds(4)
     torch.manual_seed(6)  # as `reseed` does before every phase
     assert not set(seeds(1).values()) & set(one.values())
+
+
+class Sharing(oracles.Engine):
+    """Takes the seed that `Seeded` gives; its draws depend on the prompt and the sample only."""
+
+    def submit(self, key, problem, seed):
+        super().submit(key, problem)
+
+
+def steps_of(rank, world, monkeypatch, cfg):
+    """What a rank knows after three steps in which all sample their parts, one after the other.
+
+    world 0: without any of it."""
+    def sampled(of_rank):
+        monkeypatch.setattr(ranks, "RANK", of_rank)
+        return collect(problems, cfg, ranks.Seeded(Sharing(step)), oracles.Grader(),
+                       estimator=estimator, part=slice(of_rank, None, world))
+
+    problems, estimator, found = oracles.mixed(9), Estimator(cfg), []
+    for step in range(3):
+        if world:
+            parts = [sampled(of_rank) for of_rank in range(world)]
+            monkeypatch.setattr(ranks, "RANK", rank)
+            monkeypatch.setattr(ranks, "gather", lambda own: parts)
+            groups = ranks.collected_by_all(lambda *_, **__: parts[rank])(
+                problems, cfg, None, None, estimator=estimator)
+        else:
+            groups = collect(problems, cfg, oracles.Engine(step), oracles.Grader(),
+                             estimator=estimator)
+        found.append([(g.index, g.rows(), oracles.outcomes([g])) for g in groups])
+    return found, estimator.state_dict()
+
+
+@pytest.mark.parametrize("rule", ["ada-est", "ada-balance"])
+def test_every_rank_settles_and_remembers_the_prompts_of_all(monkeypatch, rule):
+    monkeypatch.setattr(ranks, "STORE", object())
+    cfg, seen = SamplerConfig(sampler=rule), []
+    for world in (0, 1, 2, 3):
+        monkeypatch.setattr(ranks, "WORLD", world)
+        seen += [steps_of(rank, world, monkeypatch, cfg) for rank in range(world or 1)]
+    assert all(one == seen[0] for one in seen)
+    assert len(seen[0][1]) == (9 if rule == "ada-est" else 0)
 
 
 def test_one_process_has_no_store_no_seeds_and_writes_its_files():
