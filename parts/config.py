@@ -12,6 +12,7 @@ from ada_sampler import SHORT_RULES, SamplerConfig, limited
 from parts import ranks
 from parts.flags import in_one_sentence, parse_flags
 from parts.folder import never_stepped, settings
+from parts.models import is_small
 from parts.own_reward import require_function
 from parts.prompts import require_template
 from parts.screen import shown
@@ -32,6 +33,11 @@ AUTO = {  # what 0 stands for: with the built-in models, and with real ones
     "eval_questions": (100, 100),
     "micro_tokens": (4096, 16384),
 }
+
+SMALL = dict(  # what a real model of less than 500 M parameters has instead, if no flag says more
+    max_tokens=40, max_prompt_tokens=256, batch_prompts=16, M=4, temperature=0.7,
+    eval_temperature=0.7, lr=3e-4, steps=24, eval_every=8, eval_questions=70, eval_k=4)
+ROOM = dict(max_tokens=160, max_prompt_tokens=640)  # and for problems that are not its own
 
 # What may be another on --resume: it changes how long, how fast and where a run goes on, and how
 # often it is looked at, but not what its logs mean. Everything else would make them two runs.
@@ -61,7 +67,7 @@ class DataSettings:
     """What it is trained on."""
 
     data: str = "auto"
-    """training problems: hub id, .jsonl/.json/.parquet/.csv file, builtin or builtin-skills"""
+    """training problems: hub id, .jsonl/.json/.parquet/.csv file, builtin, -skills, -words"""
     eval_data: str = "auto"
     """held-out problems, likewise, or held-out: a share of one's own file (its auto)"""
     problem_key: str = ""
@@ -362,6 +368,13 @@ def name_of(config: Config) -> str:
     return f"{model or 'model'}-{rule.sampler}-seed{config.seed}"
 
 
+def small_defaults(config: Config) -> dict:
+    """What a small model is trained with where no flag says otherwise."""
+    own_data = config.data not in ("auto", "builtin-words")
+    rounds = {} if config.sampler == Config.sampler else dict(M=Config.M)
+    return SMALL | (ROOM if own_data else {}) | rounds
+
+
 # ------------------------------------------------------------------------------ flags
 def parse(argv: list[str] | None = None) -> Config:
     """Flags to Config. With --resume the run's own config.json gives the defaults.
@@ -378,6 +391,8 @@ def parse(argv: list[str] | None = None) -> Config:
         known = stored_settings(name_of(config)) if config.resume else None
         if known is not None:
             config = go_on(parse_flags(Config, argv, defaults=known, **about), known)
+        elif is_small(config.model):
+            config = parse_flags(Config, argv, defaults=small_defaults(config), **about)
         config.validate()
         config = resolve(config)
         config.validate()

@@ -5,6 +5,7 @@
     problems = load_problems("my.jsonl")               # or .json, .parquet, .csv; several by commas
     problems = load_problems("builtin")                # arithmetic from tiny.py, offline
     problems = load_problems("builtin-skills")         # what tiny-skills learns, from skills.py
+    problems = load_problems("builtin-words")          # word problems, from words.py
     train, held_out = load_train_and_held_out("my.jsonl", eval_data="held-out")
 
 Where rows come from is in sources.py, what their columns mean in columns.py, how a prompt is made
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from parts.columns import find_gold, find_problem, plain
-from parts.models import TINY
+from parts.models import TINY, is_small
 from parts.screen import shown
 from parts.sources import BENCHMARKS, BUILTIN, expand, is_file, read_file, read_hub
 
@@ -54,6 +55,8 @@ def default_data(model: str, for_training: bool = True) -> str:
     """The data set a model is trained (or evaluated) on when none is named."""
     if model in TINY:
         return "builtin-skills" if model == "tiny-skills" else "builtin"
+    if is_small(model):
+        return "builtin-words"
     if not for_training:
         return "math500"
     if model.endswith("Qwen2.5-Math-1.5B"):  # it solves each of these in 1 to 5 of 16 attempts
@@ -74,7 +77,9 @@ def default_template(model: str, reward: str = "") -> str:
 
     With a reward of one's own nothing is asked for but the problem: no steps and no box.
     """
-    return "chat" if model in TINY or reward else "reinforce-ada"
+    if model in TINY or reward:
+        return "chat"
+    return "three-examples" if is_small(model) else "reinforce-ada"
 
 
 # ------------------------------------------------------------------------------------------ loading
@@ -153,11 +158,11 @@ def short_names(names: list[str]) -> list[str]:
 
 def builtin(name: str, split: str, limit: int | None, whole_rows: bool = False) -> list[Problem]:
     """Arithmetic of the built-in models. Raises ValueError for a split but train and test."""
-    from parts import skills, tiny
+    from parts import skills, tiny, words
 
     if split not in BUILTIN_COUNT:
         raise ValueError(f"the built-in problems have the splits train and test, not {split!r}")
-    source = skills if name == "builtin-skills" else tiny
+    source = {"builtin-skills": skills, "builtin-words": words}.get(name, tiny)
     rows = source.problems(split, limit or BUILTIN_COUNT[split])
     return [Problem(row["problem"], row["answer"], row["id"], name, str(row["level"]),
                     row=row if whole_rows else {})

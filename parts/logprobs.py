@@ -12,6 +12,8 @@ import torch
 
 from parts.policy import Row, own_class
 
+WORTH_SHARING = 16  # tokens that all rows begin with; below, one pass is faster than two
+
 
 # ------------------------------------------------------------------------------------- the head
 @dataclass
@@ -165,8 +167,41 @@ def response_states(policy, rows: list[Row]):
         ids[i, :len(row.ids)] = torch.tensor(row.ids)
         predicts[i, row.prompt_length - 1:len(row.ids) - 1] = True
     target_T = ids.roll(-1, 1)[predicts].to(device)
-    states = model.model(input_ids=ids.to(device)).last_hidden_state
-    return states[predicts.to(device)], target_T
+    shared = shared_tokens(policy, rows)
+    states = last_states(model, ids.to(device), shared)
+    return states[predicts[:, shared:].to(device)], target_T
+
+
+def shared_tokens(policy, rows: list[Row]) -> int:
+    """How many tokens at the start of all rows are the same and need only be computed once.
+
+    A prompt with examples, or a long system turn, is most of what a small model reads. Not where
+    layers are run again in the backward pass, or say which experts they took: those see whole rows.
+    """
+    config = policy.get_base_model().config.get_text_config()
+    whole = (policy.get_base_model().is_gradient_checkpointing or getattr(policy, "routing", None)
+             or "full_attention" not in getattr(config, "layer_types", ["full_attention"]))
+    if whole or len(rows) == 1:
+        return 0
+    first, last = min(row.ids for row in rows), max(row.ids for row in rows)
+    most = min(row.prompt_length for row in rows) - 1  # the prompts' last tokens predict
+    same = next((t for t in range(most) if first[t] != last[t]), most)
+    return same if same >= WORTH_SHARING else 0
+
+
+def last_states(model, ids, shared: int):
+    """The last hidden states of ids [rows, length] from token `shared` on: what comes before is
+    equal in all rows, is computed for one, and its keys and values serve the others.
+    """
+    if not shared:
+        return model.model(input_ids=ids).last_hidden_state
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    model.model(input_ids=ids[:1, :shared], past_key_values=cache, use_cache=True)
+    cache.batch_repeat_interleave(len(ids))
+    rest = model.model(input_ids=ids[:, shared:], past_key_values=cache, use_cache=True)
+    return rest.last_hidden_state
 
 
 def token_logprobs(policy, rows: list[Row], temperature: float = 1.0, chunk_bytes: int = 2**27):

@@ -4,13 +4,22 @@ No code that a model's folder brings along is ever run.
 """
 import contextlib
 import os
+import re
 from pathlib import Path
 
+from parts import smollm
 from parts.screen import shown
 from parts.sources import go_offline_if_unreachable
 
 TINY = ("tiny", "tiny-moe", "tiny-skills")  # built in, see tiny.py
-FAMILIES = {"qwen": "Qwen", "qwq": "Qwen", "llama": "meta-llama", "meta-llama": "meta-llama"}
+FAMILIES = {"qwen": "Qwen", "qwq": "Qwen", "llama": "meta-llama", "meta-llama": "meta-llama",
+            "smollm": "HuggingFaceTB"}
+
+
+def is_small(name: str) -> bool:
+    """Whether a model's name tells of less than 500 M parameters, as SmolLM2-135M-Instruct does."""
+    found = re.search(r"(?<![\d.])(\d{2,3})M(?![a-z])", os.path.basename(name.rstrip("/")), re.I)
+    return bool(found) and int(found[1]) < 500
 
 
 def resolve_model(name: str) -> str:
@@ -40,7 +49,9 @@ def fetch_model(name: str, context: int) -> str:
 
         return tiny.folder(name)
     path = resolve_model(name)
-    if not os.path.isdir(path):
+    if path == smollm.HUB:
+        path = smollm.fetch()
+    elif not os.path.isdir(path):
         go_offline_if_unreachable(path, "model")
     from transformers import AutoConfig
 

@@ -27,6 +27,16 @@ TEMPLATES = {  # (role, text) turns for the tokenizer's own chat template; None 
     "qwen25-math-cot": [("system", BOXED), ("user", "{problem}")],
     "qwen-boxed": [("system", "You are a helpful assistant."), ("user", "{problem}\n" + BOXED)],
     "llama": [("user", "{problem}\n" + BOXED + "\n\n")],
+    # of small models: told to, they put nothing in a box; shown three times, they do now and then
+    "three-examples": [
+        ("user", "Tom has 7 apples and buys 5 more. How many apples does he have now?"),
+        ("assistant", "7 + 5 = 12. The answer is \\boxed{12}."),
+        ("user", "There are 15 birds on a tree. 6 of them fly away. How many birds are left on the "
+                 "tree?"),
+        ("assistant", "15 - 6 = 9. The answer is \\boxed{9}."),
+        ("user", "A box holds 4 pens. How many pens are in 3 boxes?"),
+        ("assistant", "4 * 3 = 12. The answer is \\boxed{12}."),
+        ("user", "{problem}")],
     "chat": [("user", "{problem}")],
     "none": None,
 }

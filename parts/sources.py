@@ -12,7 +12,7 @@ from pathlib import Path
 
 from parts.screen import shown
 
-BUILTIN = ("builtin", "builtin-skills")  # made by tiny.py and skills.py
+BUILTIN = ("builtin", "builtin-skills", "builtin-words")  # made by tiny.py, skills.py, words.py
 BENCHMARKS = {  # the name on the command line -> hub id[:config]
     "math500": "HuggingFaceH4/MATH-500",
     "minerva": "math-ai/minervamath",
