@@ -534,7 +534,7 @@ def test_wrong_key_is_named(tmp_path):
 
 
 def test_unknown_name_lists_the_benchmarks():
-    with pytest.raises(SystemExit, match="no data set 'mth500'.*builtin, builtin-skills, math500"):
+    with pytest.raises(SystemExit, match="no data set 'mth500'.*builtin, builtin-skills, builtin-words"):
         load_problems("mth500")
 
 
@@ -733,6 +733,16 @@ EXPECTED = {
     "llama": "<|im_start|>user\nQ?\nPlease reason step by step, and put your final answer within "
              "\\boxed{}.\n\n"
              "<|im_end|>\n<|im_start|>assistant\n",
+    "three-examples": "".join(
+        f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in [
+            ("user", "Tom has 7 apples and buys 5 more. How many apples does he have now?"),
+            ("assistant", "7 + 5 = 12. The answer is \\boxed{12}."),
+            ("user", "There are 15 birds on a tree. 6 of them fly away. How many birds are left on "
+                     "the tree?"),
+            ("assistant", "15 - 6 = 9. The answer is \\boxed{9}."),
+            ("user", "A box holds 4 pens. How many pens are in 3 boxes?"),
+            ("assistant", "4 * 3 = 12. The answer is \\boxed{12}."),
+            ("user", "Q?")]) + "<|im_start|>assistant\n",
     "chat": "<|im_start|>user\nQ?<|im_end|>\n<|im_start|>assistant\n",
     "none": "Q?",
 }
