@@ -13,7 +13,7 @@ import torch
 import sampler_oracles as oracles
 from ada_sampler import SamplerConfig, advantages, allocate_gvm
 from conftest import ROOT
-from course import figures, laws
+from course import bugs, figures, handout, laws, slides
 from eval import estimate, pass_at_k
 from minirl import objective, set_scales
 from parts.config import Config
@@ -21,24 +21,28 @@ from parts.simulate import Coin, effective_weight
 
 COURSE = ROOT / "course"
 NOTES = sorted((COURSE / "notes").glob("*.md"))
-PAGES = [*NOTES, COURSE / "README.md", COURSE / "exercises.md", COURSE / "answers" / "exercises.md"]
+PAGES = [*NOTES, COURSE / "README.md", COURSE / "exercises.md",
+         *sorted((COURSE / "answers").glob("*.md"))]
 RATES = (0.02, 0.05, 0.3, 0.5, 0.9)
 
 
 # ------------------------------------------------------------------------------------ the pages
+NUMBER = r"`([^`\n]*[\w)\]])`\s+=\s+(-?[\d.]*\d)"  # `laws.silent(0.05, 4)` = 0.815
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_numbers_in_the_text_are_what_their_expression_gives(page):
-    """Such as: `laws.silent(0.05, 4)` = 0.815"""
-    names = dict(laws=laws, pass_at_k=pass_at_k)
-    expressions = r"`((?:laws|pass_at_k)[^`\n]*[\])])`\s+=\s+([\d.]*\d)"
-    for expression, said in re.findall(expressions, page.read_text()):
+    for expression, said in re.findall(NUMBER, page.read_text()):
         digits = len(said.partition(".")[2])
-        assert round(eval(expression, names), digits) == float(said), expression
+        assert round(eval(expression, dict(laws=laws)), digits) == float(said), expression
 
 
-def test_there_are_such_numbers():
-    text = "".join(page.read_text() for page in NOTES)
-    assert len(re.findall(r"`([^`\n]*laws\.[^`\n]*)`\s+=\s+[\d.]*\d", text)) >= 15
+def test_there_are_such_numbers_and_no_other_form():
+    """`=` after a code span is a number that the test above knows."""
+    text = "".join(page.read_text() for page in PAGES)
+    found = re.findall(NUMBER, text)
+    assert len(found) >= 30
+    assert len(found) == len(re.findall(r"`\s+=\s+-?[\d.]", text))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -64,6 +68,31 @@ def test_every_figure_stands_in_the_notes_beside_its_command():
         name = function.__name__
         assert f"(../figures/{name}.png)\n\n`python course/figures.py {name}`" in text
         assert (COURSE / "figures" / f"{name}.png").stat().st_size < 60_000
+
+
+def test_the_slides_are_those_of_the_notes_with_a_quiz_and_an_answer_each():
+    assert (COURSE / "slides.md").read_text() == slides.slides(), "python course/slides.py"
+    answers = (COURSE / "answers" / "quiz.md").read_text()
+    for number, page in enumerate(NOTES, 1):
+        text = slides.slide(page.read_text())
+        assert text.count("$$") == 2 and "![h:195](figures/" in text and "(a) " in text
+        assert f"\n**{number}.** **" in answers
+
+
+def test_a_handout_has_no_solution(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["handout.py", str(tmp_path / "class")])
+    handout.main()
+    texts = [path.read_text() for path in (tmp_path / "class").rglob("*")
+             if path.suffix in (".py", ".md", ".jsonl") and path.stat().st_size < 10**6]
+    told = [bug["answer"] for bug in bugs.bugs().values()] + ["# Model answers", "**3/4**, against"]
+    assert not any(answer in text for text in texts for answer in told)
+    assert (tmp_path / "class/course/check.py").exists()
+    with pytest.raises(SystemExit, match="name a new folder"):
+        handout.main()
+    monkeypatch.setattr("sys.argv", ["handout.py", str(tmp_path / "other")])
+    monkeypatch.setattr("course.place.is_empty", lambda function: False)
+    with pytest.raises(SystemExit, match="lab_1.py has a solution"):
+        handout.main()
 
 
 # -------------------------------------------------------------------- session 1: a bandit, exactly

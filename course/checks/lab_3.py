@@ -17,7 +17,7 @@ ROUNDS = [  # rule, correct, wrong, rounds, outcome; n = 4, N = 4
     ("ada-pos", 0, 32, 4, "no correct")]
 ODD = [  # n, correct, wrong, outcome in the last round
     (3, 1, 2, "resolved"), (3, 2, 1, "no wrong"), (5, 2, 3, "resolved"), (5, 1, 7, "no correct"),
-    (20, 9, 9, "no correct"), (20, 3, 9, "no correct"), (20, 10, 9, "no wrong")]  # both lacking, one
+    (20, 9, 9, "no correct"), (20, 3, 9, "no correct"), (20, 10, 9, "no wrong")]  # both lack
 DRAWS = {  # p -> (expected draws, chance to end unresolved): exact, for M = 8, N = 4, n = 4
     "ada-balance": {0.5: (8.57, 0.000), 0.2: (13.42, 0.007), 0.05: (27.31, 0.520)},
     "ada-pos": {0.5: (8.03, 0.000), 0.2: (9.61, 0.001), 0.05: (19.16, 0.194)}}
