@@ -58,7 +58,7 @@ COMMON = ["--model", "tiny-skills", "--eval-data", "builtin-skills", "--max-toke
           "--eval-questions", str(QUESTIONS), "--log-groups", "all", "--checkpoint-every", "0"]
 LETTER = re.compile(r"\d([A-Za-z])\d=\?")
 # Student's t by the number of seeds
-T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 12: 2.20}
+T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 10: 2.26, 12: 2.20}
 TOKENS = 8  # of every response
 EQUAL = 0.03  # an interval around 0 within this is called equal
 
@@ -71,23 +71,35 @@ def train(arm: str, regime: str, lr: float, seed: int) -> None:
         steps, every = STILL_STEPS, 0
     name = run_name(arm, regime, lr, seed)
     data = str(RUNS / "few.jsonl") if regime == "few" else "builtin-skills"
-    if "--batch-prompts" not in own:
-        own = [*own, "--batch-prompts", "16"]
-    flags = [*COMMON, *own, "--data", data, "--lr", str(lr), "--seed", str(seed),
-             "--eval-every", str(every), "--name", name, "--resume"]
-    seconds = launch([*flags, "--steps", str(steps)], name)
-    while every and read(RUNS / "runs" / name / "metrics.jsonl")[-1]["samples_total"] < DRAWS:
-        steps += every  # an adaptive rule that met few hard prompts may have drawn less
-        seconds += launch([*flags, "--steps", str(steps)], name)
+    flags = [*own, "--data", data, "--lr", str(lr), "--seed", str(seed)]
+    seconds = train_until(DRAWS if every else 0, name, flags, steps, every)
     line = dict(run=name, arm=arm, regime=regime, lr=lr, seed=seed, cpu_seconds=round(seconds, 1))
     line |= fold(RUNS / "runs" / name)
     study.add("skills", line)
     print(f"{name}: {line['evals']['avg']}", flush=True)
 
 
-def launch(flags: list[str], name: str) -> float:
+def train_until(draws: int, name: str, flags: list[str], steps: int, every: int,
+                script: str = "minirl.py") -> float:
+    """Train or resume a run, at first for `steps` steps; returns its seconds of a core.
+
+    While it has drawn less than `draws`, as an adaptive rule that met few hard prompts, it goes on.
+    """
+    log = RUNS / "runs" / name / "metrics.jsonl"
+    if "--batch-prompts" not in flags:
+        flags = [*flags, "--batch-prompts", "16"]
+    flags = [*COMMON, *flags, "--eval-every", str(every), "--name", name, "--resume"]
+    seconds = launch([*flags, "--steps", str(steps)], name, script)
+    while draws and (done := read(log)[-1]["samples_total"]) < draws:
+        missing = (draws - done) / done * steps  # a start costs as much as 60 steps
+        steps += every * max(1, int(missing / every))
+        seconds += launch([*flags, "--steps", str(steps)], name, script)
+    return seconds
+
+
+def launch(flags: list[str], name: str, script: str) -> float:
     """Run or resume through the command line; returns its seconds of a core."""
-    command = [sys.executable, str(study.ROOT / "minirl.py"), *flags]
+    command = [sys.executable, str(study.ROOT / script), *flags]
     with open(RUNS / f"{name}.log", "a") as output:
         process = subprocess.Popen(command, cwd=RUNS, stdout=output, stderr=output,
                                    env=os.environ | {"OMP_NUM_THREADS": "1"})
@@ -218,19 +230,21 @@ def ever_solved(line: dict, lowest: float = 0, highest: float = 0.05,
 
 
 # ----------------------------------------------------------------------------------------- verdicts
-def interval(values: list[float]) -> tuple[float, float]:
-    """Mean and half its 95 % interval (Student's t)."""
-    return mean(values), T_95[len(values)] * stdev(values) / len(values) ** 0.5
+def interval(values: list[float], quantiles: dict = T_95) -> tuple[float, float]:
+    """Mean and half its interval (Student's t), by default that of 95 %."""
+    return mean(values), quantiles[len(values)] * stdev(values) / len(values) ** 0.5
 
 
-def compare(lines: list[dict], regime: str, first: str, second: str, measure) -> tuple:
+def compare(lines: list[dict], regime: str, first: str, second: str, measure,
+            quantiles: dict = T_95) -> tuple:
     """(mean of the paired differences first - second, half its interval, the plan's word)."""
     def of(arm):
         mine = [line for line in lines if (line["arm"], line["regime"]) == (arm, regime)]
         return {line["seed"]: measure(line) for line in mine}
 
     one, other = of(first), of(second)
-    centre, half = interval([one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())])
+    centre, half = interval([one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())],
+                            quantiles)
     word = "ahead" if centre > half else "behind" if centre < -half else "open"
     if word == "open" and abs(centre) + half <= EQUAL:
         word = "equal"
@@ -300,7 +314,8 @@ def behind_it(lines: list[dict]) -> str:
             mine = [line for line in lines if (line["arm"], line["regime"]) == (arm, regime)]
             spent = [mean(interpolate(DRAWS, line["evals"], "samples", cost) for line in mine)
                      for cost in ("trained", "step")]
-            gains = [at(line, "samples", DRAWS) - at(line, "samples", DRAWS - 2000) for line in mine]
+            gains = [at(line, "samples", DRAWS) - at(line, "samples", DRAWS - 2000)
+                     for line in mine]
             letters = mean(ever_solved(line, 0, 1, DRAWS) for line in mine)
             found.append([arm, regime, f"{letters:.0%}", f"{spent[0] / TOKENS:,.0f}",
                           f"{spent[1]:.0f}", f"{100 * mean(gains) / 2:.1f}"])

@@ -16,6 +16,7 @@ from parts.data import default_data, default_eval_data, load_problems
 
 sys.path.insert(0, str(ROOT / "bench"))
 import compare_skills  # noqa: E402
+import longer_skills  # noqa: E402
 import skills_figures  # noqa: E402
 import study  # noqa: E402
 
@@ -274,7 +275,7 @@ def test_a_run_that_drew_too_little_goes_on(tmp_path, monkeypatch):
     stored, asked = [], []
     monkeypatch.setattr(study, "add", lambda name, row: stored.append(row))
 
-    def launch(flags, name):
+    def launch(flags, name, script):
         steps = int(flags[flags.index("--steps") + 1])
         asked.append(steps)
         folder = tmp_path / "runs" / name
@@ -394,3 +395,80 @@ def test_the_plan_names_the_arms_and_budgets_of_the_program():
     for number in (compare_skills.DRAWS, compare_skills.FIRST_DRAWS):
         assert f"{number:,} draws" in plan
     assert len(compare_skills.tuning()) == 54 and tiny.folder("tiny-skills")
+
+
+# --------------------------------------------------------------------------------- the longer study
+def long_line(arm, seed, later, factor="", lr=0.001, at_first=0.2):
+    """A run of 60,000 draws that has this accuracy from 10,000 draws on."""
+    found = line(arm, seed=seed, accuracies=(at_first, *[later] * 6)) | dict(
+        factor=factor, lr=lr, letters_by_draws={}, cpu_seconds=1.0)
+    for row in found["evals"]:
+        row["samples"] *= 100
+    return found
+
+
+def test_the_longer_plan_names_what_the_program_runs():
+    plan = (ROOT / "docs" / "sampling_plan.md").read_text().split("## The longer study")[1]
+    for arm, (flags, prompts, *_) in longer_skills.ARMS.items():
+        assert f"| {arm} | `{' '.join(flags)}` | {prompts} |" in plan
+    for number in (longer_skills.PRIMARY, longer_skills.GOAL, longer_skills.FURTHER,
+                   longer_skills.CROSSING, longer_skills.WINDOW):
+        assert f"{number:,}" in plan
+    assert "0.0005, 0.001, 0.002, 0.004 and 0.008" in plan and len(longer_skills.RATES) == 5
+    assert "seeds 102, 103 and 104" in plan and list(longer_skills.TUNING_SEEDS) == [102, 103, 104]
+    assert "ten new seeds (12 to 21)" in plan and list(longer_skills.SEEDS) == [*range(12, 22)]
+    seen = {*compare_skills.SEEDS, *compare_skills.NEW_SEEDS, *compare_skills.TUNING_SEEDS}
+    assert not seen & {*longer_skills.SEEDS, *longer_skills.TUNING_SEEDS}
+
+
+@pytest.mark.parametrize("gain, word", [(0.08, "ahead"), (-0.08, "behind"), (0.0, "equal")])
+def test_the_primary_verdict_is_that_of_the_ten_paired_seeds(gain, word):
+    ours = [gain + (-1) ** seed / 100 for seed in range(12, 22)]
+    lines = [long_line("uniform-4-wide", seed, 0.1 * (seed % 3)) for seed in (*range(12, 22), 102)]
+    lines += [long_line("ada-balance", seed, 0.1 * (seed % 3) + lead)
+              for seed, lead in zip((*range(12, 22), 102), (*ours, -9))]
+    lines += [long_line("ada-balance", seed, -5, "sgd") for seed in range(12, 15)]
+    random.Random(0).shuffle(lines)
+    said = longer_skills.difference(lines, "ada-balance", "uniform-4-wide", longer_skills.PRIMARY)
+    assert said == f"{100 * gain:+.1f} ± {226 * stdev(ours) / 10**0.5:.1f} points: {word}"
+    assert longer_skills.difference(lines, "dapo", "ada-pos", longer_skills.PRIMARY) == "not run"
+
+
+def test_rates_are_those_of_the_tuning_seeds_at_the_horizon():
+    lines = [long_line("dapo", seed, late, lr=lr, at_first=early)
+             for seed in longer_skills.TUNING_SEEDS
+             for lr, early, late in [(0.002, 0.3, 0.4), (0.001, 0.1, 0.4), (0.004, 0.9, 0.1)]]
+    lines += [long_line("dapo", 12, 1, lr=0.004), long_line("dapo", 102, 1, "sgd")]
+    assert longer_skills.best(lines, "dapo") == 0.001  # of equal ones the lowest
+
+
+def test_letters_are_counted_by_draws_in_first_rounds(tmp_path, monkeypatch):
+    monkeypatch.setattr(longer_skills, "WINDOW", 4)
+
+    def group(letter, *rewards, coefficient=0.0):
+        pool = [dict(round=i // 2, reward=r, coefficient=coefficient)
+                for i, r in enumerate(rewards)]
+        return dict(prompt=f"1{letter}2=?", pool=pool)
+
+    rows = [group("F", 0.0, 0.0), group("F", 1.0, 0.0, 0.0, coefficient=0.5), group("G", 1.0, 1.0),
+            group("F", 0.0, 0.0, 1.0, 1.0)]
+    (tmp_path / "groups.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = longer_skills.by_draws(tmp_path)
+    assert found["F"] == [[2, 1, 0, 4, 1], [1, 0, 1, 2, 0]] and found["G"] == [
+        [0] * 5, [1, 0, 1, 2, 2]] and found["A"] == []
+
+
+def test_the_longer_studys_tables_are_made_of_its_lines():
+    """All arms, every factor, as the program will find them; and with the pair alone."""
+    window = {letter: [[4, 1, 2, 16, 8]] * 15 for letter in skills.LETTERS}
+    lines = [long_line(arm, seed, 0.5 + seed / 1000)
+             | dict(letters_by_draws=window if seed < 22 else {})
+             for arm in longer_skills.ARMS
+             for seed in (*longer_skills.SEEDS, *longer_skills.TUNING_SEEDS)]
+    pair = [row for row in lines if row["arm"] in longer_skills.PAIR]
+    lines += [long_line(arm, seed, 0.5, factor) for factor in longer_skills.FACTORS
+              for arm in longer_skills.PAIR for seed in (12, 13, 14)]
+    for found, missing in ((lines, 0), (pair, 4 + len(longer_skills.FACTORS))):
+        report = longer_skills.report(found)
+        assert report.count("not run") == missing and "25% | 50%" in report
+        assert report.count("+0.0 ± 0.0 points: equal") == 1 + 5 + 5 - missing

@@ -1,0 +1,261 @@
+"""Does more prompts' lead over ada-balance turn round where the budget is larger?
+
+    python bench/longer_skills.py --processes 2   # all, the primary pair first; resumable
+    python bench/longer_skills.py --draw          # only tables and picture, from what is stored
+
+What is compared and what counts was written down before the first run: docs/sampling_plan.md, "The
+longer study". Names are the plan's; problem, runs and measures are those of compare_skills.py, in
+the regime stream.
+
+A run becomes a line of bench/results/longer_skills.jsonl. Besides compare_skills.py's columns it
+has `letters_by_draws`: in each window of WINDOW draws, for every letter, how many prompts were met,
+how many of these were silent without and with a right answer, and how many answers of their first
+rounds were drawn, and right. (First rounds are not chosen: their share of right answers is the pass
+rate.) Then its groups.jsonl is removed.
+"""
+import argparse
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from statistics import mean
+
+import compare_skills as short
+import study
+from compare_skills import LETTER, RUNS, at, read
+
+from parts import skills
+
+STUDY = "longer_skills"
+PRIMARY = 46_000  # draws
+GOAL = 48_000  # draws that every run goes to
+FURTHER = 60_000  # draws of the primary pair's tested runs
+CROSSING = 30_000
+WINDOW = 4_000
+SEEDS, TUNING_SEEDS, SOME_SEEDS = range(12, 22), range(102, 105), range(12, 15)
+RATES = (0.0005, 0.001, 0.002, 0.004, 0.008)
+PAIR = ("ada-balance", "uniform-4-wide")
+ARMS = {  # name -> flags, prompts a step, steps to begin with, steps between evaluations
+    "ada-balance": (["--sampler", "ada-balance"], 16, 140, 10),
+    "uniform-4-wide": (["--sampler", "uniform", "--n", "4"], 74, 163, 10),
+    "ada-balance-cap": (["--sampler", "ada-balance", "--max-rounds-all-correct", "1"], 16, 160, 15),
+    "ada-pos": (["--sampler", "ada-pos"], 16, 160, 15),
+    "uniform-16": (["--sampler", "uniform", "--n", "16"], 16, 188, 12),
+    "uniform-4": (["--sampler", "uniform", "--n", "4"], 16, 750, 50),
+    "dapo": (["--sampler", "dapo", "--n", "4"], 16, 240, 15),
+}
+LADDER = {"half": 0.5, "double": 2, "fourfold": 4}  # prompts a step, times this
+FACTORS = (*LADDER, "four-minis", "sgd")  # exploratory: changed in both arms of the pair
+SGD_RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
+SECONDARY = [  # first, second, draws
+    ("ada-balance-cap", "uniform-4-wide", PRIMARY), ("ada-pos", "uniform-4-wide", PRIMARY),
+    ("ada-balance", "uniform-16", PRIMARY), ("ada-balance", "uniform-4", PRIMARY),
+    ("ada-balance", "uniform-4-wide", CROSSING)]
+# Student's t for five intervals that hold together in 95 of 100 studies: 99 %
+T_99 = {2: 63.66, 3: 9.92, 4: 5.84, 5: 4.60, 6: 4.03, 7: 3.71, 8: 3.50, 9: 3.36, 10: 3.25}
+
+
+# ------------------------------------------------------------------------------------------ running
+def train(arm: str, factor: str, lr: float, seed: int) -> None:
+    """One run, resumed if it was interrupted; then a line of the study."""
+    flags, prompts, steps, every = ARMS[arm]
+    times = LADDER.get(factor, 1)
+    if factor == "four-minis":
+        flags = [*flags, "--mini-batches", "4"]
+    name, tested = run_name(arm, factor, lr, seed), seed in SEEDS and not factor
+    flags = [*flags, "--batch-prompts", str(int(prompts * times)), "--lr", str(lr),
+             "--seed", str(seed)]
+    goal = FURTHER if arm in PAIR and tested else GOAL
+    script = "bench/sgd.py" if factor == "sgd" else "minirl.py"
+    seconds = short.train_until(goal, name, flags, int(steps / times), int(every / times), script)
+    folder = RUNS / "runs" / name
+    line = dict(run=name, arm=arm, regime="stream", factor=factor, lr=lr, seed=seed,
+                cpu_seconds=round(seconds, 1))
+    line |= short.fold(folder) | dict(letters_by_draws=by_draws(folder) if tested else {})
+    study.add(STUDY, line)
+    (folder / "groups.jsonl").unlink()
+    print(f"{name}: {line['evals']['avg'][-1]}", flush=True)
+
+
+def run_name(arm: str, factor: str, lr: float, seed: int) -> str:
+    return f"{arm}-{factor or 'long'}-{lr}-seed{seed}"
+
+
+def by_draws(folder) -> dict[str, list]:
+    """Letter -> a row for each window of WINDOW draws:
+
+    [met, silent and wrong, silent and right, first-round draws, right of these]
+    """
+    drawn, found = 0, {letter: [] for letter in skills.LETTERS}
+    for group in read(folder / "groups.jsonl"):
+        windows = found[LETTER.search(group["prompt"])[1]]
+        first = [sample for sample in group["pool"] if sample["round"] == 0]
+        silent = not any(sample.get("coefficient") for sample in group["pool"])
+        right = any(sample["reward"] for sample in group["pool"])
+        facts = (1, silent and not right, silent and right, len(first),
+                 sum(bool(sample["reward"]) for sample in first))
+        while len(windows) <= drawn // WINDOW:
+            windows.append([0] * len(facts))
+        windows[-1] = [a + b for a, b in zip(windows[-1], facts)]
+        drawn += len(group["pool"])
+    return found
+
+
+def run_all(plan: list[tuple], processes: int) -> None:
+    stored = {line["run"] for line in study.load(STUDY)}
+    missing = [job for job in plan if run_name(*job) not in stored]
+    print(f"{len(plan) - len(missing)} of {len(plan)} runs are stored", flush=True)
+    with ThreadPoolExecutor(processes) as pool:
+        list(pool.map(lambda job: train(*job), missing))
+
+
+def of(lines: list[dict], arm: str, factor: str, seeds) -> list[dict]:
+    return [line for line in lines
+            if (line["arm"], line["factor"]) == (arm, factor) and line["seed"] in seeds]
+
+
+def tuned(lines: list[dict], arm: str, factor: str = "") -> dict[float, float]:
+    """Learning rate -> mean accuracy at PRIMARY over the tuning seeds."""
+    found = {}
+    for line in of(lines, arm, factor, TUNING_SEEDS):
+        found.setdefault(line["lr"], []).append(at(line, "samples", PRIMARY))
+    return {lr: mean(values) for lr, values in sorted(found.items())}
+
+
+def best(lines: list[dict], arm: str, factor: str = "") -> float:
+    means = tuned(lines, arm, factor)
+    return max(means, key=means.get)  # of equal ones the lowest
+
+
+def tune_and_test(arms, processes: int) -> None:
+    """Rates by the tuning seeds, once more beyond the end where one is best; then the tests."""
+    run_all([(arm, "", lr, seed) for lr in RATES for arm in arms for seed in TUNING_SEEDS],
+            processes)
+    lines = study.load(STUDY)
+    beyond = {RATES[0]: RATES[0] / 2, RATES[-1]: 2 * RATES[-1]}
+    run_all([(arm, "", beyond[best(lines, arm)], seed) for arm in arms
+             if best(lines, arm) in beyond for seed in TUNING_SEEDS], processes)
+    lines = study.load(STUDY)
+    run_all([(arm, "", best(lines, arm), seed) for seed in SEEDS for arm in arms], processes)
+
+
+def explore(factor: str, processes: int) -> None:
+    """One factor changed in both arms, at the rates tuned without it; SGD has rates of its own."""
+    rates = {arm: best(study.load(STUDY), arm) for arm in PAIR}
+    if factor == "sgd":
+        run_all([(arm, factor, lr, TUNING_SEEDS[0]) for lr in SGD_RATES for arm in PAIR], processes)
+        rates = {arm: best(study.load(STUDY), arm, factor) for arm in PAIR}
+    run_all([(arm, factor, rates[arm], seed) for seed in SOME_SEEDS for arm in PAIR], processes)
+
+
+# ------------------------------------------------------------------------------------------- tables
+def difference(lines, first, second, draws, factor="", seeds=SEEDS, quantiles=short.T_95) -> str:
+    """Points by which `first` is ahead, with the plan's word."""
+    one, other = (of(lines, arm, factor, seeds) for arm in (first, second))
+    if len({line["seed"] for line in one} & {line["seed"] for line in other}) < 2:
+        return "not run"
+    centre, half, word = short.compare(one + other, "stream", first, second,
+                                       lambda line: at(line, "samples", draws), quantiles)
+    return f"{100 * centre:+.1f} ± {100 * half:.1f} points: {word}"
+
+
+def verdicts(lines: list[dict]) -> str:
+    found = [["", "difference", "at equal draws", "points"],
+             ["primary", " - ".join(PAIR), f"{PRIMARY:,}", difference(lines, *PAIR, PRIMARY)]]
+    for first, second, draws in SECONDARY:
+        found.append(["secondary, 99 %", f"{first} - {second}", f"{draws:,}",
+                      difference(lines, first, second, draws, quantiles=T_99)])
+    for factor in FACTORS:
+        found.append([f"exploratory: {factor}", " - ".join(PAIR), f"{PRIMARY:,}",
+                      difference(lines, *PAIR, PRIMARY, factor, SOME_SEEDS)])
+    return study.markdown(found)
+
+
+def curves(lines: list[dict]) -> str:
+    """Accuracy by draws: mean over the seeds, with the interval."""
+    marks = [*range(6_000, GOAL + 1, 6_000), PRIMARY, FURTHER]
+    found = [["arm", "learning rate", *(f"{draws:,}" for draws in marks), "lost"]]
+    for arm in ARMS:
+        mine = of(lines, arm, "", SEEDS)
+        if not mine:
+            continue
+        reached = min(line["evals"][-1]["samples"] for line in mine)
+        cells = [short.shown([at(line, "samples", draws) for line in mine])
+                 if draws <= reached else "" for draws in marks]
+        lost = sum(at(line, "samples", PRIMARY) < line["evals"][0]["avg"] for line in mine)
+        found.append([arm, str(mine[0]["lr"]), *cells, f"{lost} of {len(mine)}"])
+    return study.markdown(found)
+
+
+def plateau(lines: list[dict]) -> str:
+    """What an arm gains late, and whether letters have fallen silent or are known by then."""
+    found = [["arm", "gain from 30,000 to 46,000 draws", "from 46,000 to 60,000",
+              "of the last prompts: all wrong", "all right"]]
+    for arm in PAIR:
+        mine = of(lines, arm, "", SEEDS)
+        gains = [short.shown([at(line, "samples", end) - at(line, "samples", start)
+                              for line in mine])
+                 for start, end in ((CROSSING, PRIMARY), (PRIMARY, FURTHER))]
+        whole = FURTHER // WINDOW - 1  # the last window that every run has filled
+        late = [windows[whole] for line in mine for windows in line["letters_by_draws"].values()]
+        met, wrong, right, *_ = (sum(values) for values in zip(*late))
+        found.append([arm, *gains, f"{wrong / met:.0%}", f"{right / met:.0%}"])
+    return study.markdown(found)
+
+
+def letters(lines: list[dict]) -> str:
+    """Pass rate in training by belief, every third window."""
+    windows = range(2, FURTHER // WINDOW, 3)
+    found = [["arm", "belief", *(f"to {(i + 1) * WINDOW:,}" for i in windows)]]
+    for arm in PAIR:
+        for belief in skills.BELIEF:
+            rows = [of_letter for line in of(lines, arm, "", SEEDS)
+                    for letter, of_letter in line["letters_by_draws"].items()
+                    if skills.belief(letter) == belief]
+            cells = []
+            for i in windows:
+                drawn, right = (sum(row[i][k] for row in rows if i < len(row)) for k in (3, 4))
+                cells.append(f"{right / drawn:.0%}" if drawn else "")
+            found.append([arm, str(belief), *cells])
+    return study.markdown(found)
+
+
+def rates(lines: list[dict]) -> str:
+    tried = sorted({line["lr"] for line in lines if not line["factor"]})
+    found = [["arm", *map(str, tried)]]
+    for arm in ARMS:
+        means = tuned(lines, arm)
+        found.append([arm, *(f"{means[lr]:.1%}" if lr in means else "" for lr in tried)])
+    return study.markdown(found)
+
+
+def report(lines: list[dict]) -> str:
+    parts = {"Verdicts": verdicts(lines), "Accuracy by draws": curves(lines),
+             "Does the curve stand still?": plateau(lines), "Letters by belief": letters(lines),
+             "Learning rates: mean of three other seeds at 46,000 draws": rates(lines)}
+    hours = sum(line["cpu_seconds"] for line in lines) / 3600
+    text = "".join(f"## {title}\n\n{part}\n" for title, part in parts.items())
+    return f"{text}{len(lines)} runs, {hours:.1f} hours of one core.\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--processes", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--draw", action="store_true", help="train nothing")
+    args = parser.parse_args()
+    if not args.draw:
+        RUNS.mkdir(parents=True, exist_ok=True)
+        tune_and_test(PAIR, args.processes)
+        for arm in ARMS:
+            if arm not in PAIR:
+                tune_and_test([arm], args.processes)
+        for factor in FACTORS:
+            explore(factor, args.processes)
+    lines = study.load(STUDY)
+    if not of(lines, PAIR[1], "", SEEDS):
+        raise SystemExit("The pair of the primary measure is not stored yet: run without --draw.")
+    text = report(lines)
+    (study.RESULTS / f"{STUDY}.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
