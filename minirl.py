@@ -29,8 +29,12 @@ import functools
 import math
 import os
 import random
+import signal
 from dataclasses import replace
 from types import SimpleNamespace
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports: no traceback
 
 from parts import ranks
 from parts.config import Config, parse
@@ -52,11 +56,11 @@ from eval import evaluate, report, settled
 from parts.hardware import memory_gb, out_of_memory
 from parts.logprobs import gvm_norms, token_logprobs
 from parts.masks import other_mask
-from parts.metrics import diagnostics, mean_surprisal, summarize
+from parts.metrics import diagnostics, draws_of_evaluation, mean_surprisal, summarize
 from parts.policy import Row, leave, micro_batches
 from parts.routing_replay import replaying
 from parts.run import (WatchedEngine, every, finish, last_words, nothing_lost, prepare, record,
-                       record_evaluation, reseed, show)
+                       record_evaluation, reseed, show, stop_if_hopeless)
 from parts.stop import Interrupted, Stop, timed
 from rewards import open_grader
 
@@ -114,15 +118,16 @@ def importance_weight(lp_T, old_T, mu_T, kind: str):
 def set_scales(rows: list[Row], config: Config) -> None:
     """What one token of each row counts in the loss: `row.scale`.
 
-    MiniRL sums over tokens and averages over responses. Its constant, max_tokens, changes nothing
-    but where the clipping of gradients begins. Dividing by lengths instead is an ablation: it
-    changes what is optimised. (The paper's CISPO divides by the lengths of one prompt's responses;
-    here it is the mean of the whole batch.)
+    MiniRL sums over tokens and averages over responses. Here the sum is also divided by a constant,
+    max_tokens, which changes nothing but where the clipping of gradients begins (AdamW divides by
+    the gradient's size): at 3,000 tokens --max-grad-norm 1 hardly ever acts. Dividing by lengths
+    instead is an ablation: it changes what is optimised. (The paper's CISPO divides by the lengths
+    of one prompt's responses; here it is the mean of the whole batch.)
 
     All is divided by the responses of an *average* mini-batch. ada-est and gvm say how important a
     prompt is by its number of rows; a division by the rows of its own mini-batch would cancel that.
-    Where fewer prompts are left than mini-batches, some have no step, and the others' are larger:
-    what all steps add up to does not depend on the number of mini-batches.
+    If fewer prompts remain than mini-batches, some steps are skipped and the rest scaled up; the
+    total stays the same.
     """
     responses = len(rows) / config.mini_batches
     mean_length = sum(row.length for row in rows) / max(len(rows), 1)
@@ -164,7 +169,11 @@ def update(policy, optimizer, schedule, groups, config: Config, rng: random.Rand
 def cut(groups, config: Config, rng: random.Random) -> list[list[Row]]:
     """The kept samples as mini-batches of whole groups; without those that have no gradient.
 
-    A sample of coefficient 0 skips the forward pass, but it counted in the mean (`set_scales`).
+    A sample of coefficient 0 skips the forward pass, but it counted in the mean (`set_scales`):
+    else a batch with few useful prompts would take as large a step as a full one.
+
+    A response that was cut off at max_tokens is trained like any other, by its last closed box, as
+    in the released code. (Longer ones are not masked; `truncated` in the log says how many.)
     """
     rows_of = [rows_of_group(group, config) for group in groups if group.kept]
     set_scales([row for rows in rows_of for row in rows], config)
@@ -206,8 +215,8 @@ def old_logprobs(policy, mini: list[Row], config: Config) -> None:
 def remember_old(policy, micro: list[Row], old_T, config: Config) -> None:
     """What the pass that computes log pi_old leaves on its rows.
 
-    For a mixture of experts also whether trainer and engine chose the same experts (under r3, each
-    layer with those before it forced), and for r2 what the trainer chose, to be replayed.
+    For a mixture of experts also whether trainer and engine chose the same experts (under R3, with
+    earlier layers already forced), and for R2 what the trainer chose, to be replayed.
     """
     for row, old in zip(micro, old_T.split([row.length for row in micro])):
         row.old = old
@@ -278,8 +287,8 @@ def in_memory(work, policy, mini: list[Row], config: Config):
 def optimizer_step(policy, optimizer, schedule, config: Config) -> float:
     """Clip, step, forget the gradient. Returns its norm before clipping.
 
-    A gradient that is not finite is not stepped. In float16 the loss was multiplied by a scale that
-    this undoes, and that adapts itself (`load_policy`); else the scale is 1.
+    A gradient that is not finite is not stepped. In float16 the loss was scaled up; `unscale_`
+    undoes that, and `update` adapts the scale (`load_policy`).
     """
     ranks.sum_gradients(policy)
     policy.loss_scale.unscale_(optimizer)
@@ -308,7 +317,7 @@ def train_step(step: int, run):
         metrics = update(run.policy, run.optimizer, run.schedule, groups, config, rng)
         run.engine.wake()
     with timed(seconds, "sync"):
-        if metrics["optimizer_steps"]:
+        if metrics["optimizer_steps"] or run.engine.sleeps:  # a wake-up may spoil the weights
             run.engine.sync(run.policy)
             metrics |= ranks.worst(run.probe.check())
     metrics |= summarize(groups) | dict(entropy=mean_surprisal(groups)) | seconds
@@ -396,10 +405,16 @@ def evaluate_if_due(run) -> None:
         rows = ranks.evaluated_by_all(evaluate)(
             run.engine, run.grader, run.held_out, config.eval_k, config.max_tokens,
             temperature=config.eval_temperature, progress="  evaluating")
-    run.engine.clear_cache()  # a resumed run would not have it: from cached keys, last bits differ
-    record_evaluation(report(settled(rows)), run)
+    # Clear it: a resumed run starts without this cache, and cached keys round differently.
+    run.engine.clear_cache()
+    rows = settled(rows)
+    record_evaluation(report(rows), run)
+    if step == 0:
+        draws = draws_of_evaluation(rows, run.held_out)
+        stop_if_hopeless(run, draws, silent=len({draw.reward for draw in draws}) == 1)
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with last_words(CONFIG):
         main(CONFIG)

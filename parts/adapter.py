@@ -6,7 +6,7 @@ plain adapter needs is let through.
 """
 from pathlib import Path
 
-from parts.checkpoint import complete
+from parts.checkpoint import complete, misnamed
 from parts.files import read_json
 from parts.screen import shown
 
@@ -21,7 +21,7 @@ def find_adapter(name: str) -> str:
     """The adapter's folder; of a training run, its last checkpoint. SystemExit if there is none."""
     if not name:
         return ""
-    checkpoints = complete(Path(name))
+    checkpoints = [found for found in complete(Path(name)) if not misnamed(found)]
     folder = checkpoints[-1] if checkpoints else Path(name)
     for file in ("adapter_config.json", "adapter_model.safetensors"):
         if not (folder / file).exists():

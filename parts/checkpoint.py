@@ -9,6 +9,7 @@ Files: adapter_model.safetensors and adapter_config.json (PEFT's layout: loadabl
 `PeftModel.from_pretrained` and with `vllm serve --lora-modules`), optimizer.pt (read with
 weights_only=True: no pickled code), state.json (step, data cursor, totals, estimator).
 """
+import contextlib
 import hashlib
 import json
 import os
@@ -34,7 +35,7 @@ def save(folder: Path, policy, optimizer, schedule, state: dict, keep: int) -> P
 
     step, writing = state["step"], folder / "checkpoints" / ".writing"
     final = folder / "checkpoints" / f"step-{step:06d}"
-    if final.exists() and not damage(final):
+    if final.exists() and not (damage(final) or misnamed(final)):
         return final  # an error in the first step after a resume: nothing is new
     shutil.rmtree(writing, ignore_errors=True)
     try:
@@ -82,9 +83,9 @@ def could_not_write(step: int, error: Exception, older: list[Path]) -> str:
 def prune(folder: Path, newest: Path, keep: int) -> None:
     """Remove all but the newest `keep`, and what is later than `newest`.
 
-    Later ones were damaged, or this run would have continued from them.
+    Later ones were damaged, or this run would have continued from them. Copies stay.
     """
-    known = complete(folder)
+    known = [checkpoint for checkpoint in complete(folder) if not misnamed(checkpoint)]
     now = known.index(newest) + 1
     for other in known[:now][:-keep] + known[now:]:
         shutil.rmtree(other)
@@ -104,9 +105,19 @@ def complete(folder: Path) -> list[Path]:
     """
     parent = folder / "checkpoints"
     names = os.listdir(parent) if parent.is_dir() else []
-    found = [parent / name for name in names if re.fullmatch("step-[0-9]{6,}", name)]
+    steps = re.compile("step-([0-9]{6}|[1-9][0-9]{6,})")
+    found = [parent / name for name in names if steps.fullmatch(name)]
     own = [path for path in found if path.is_dir() and not path.is_symlink()]
     return sorted(own, key=step_of)
+
+
+def misnamed(checkpoint: Path) -> str:
+    """What is wrong with a copy under another step's name, such as step-999999; or empty."""
+    with contextlib.suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
+        step = json.loads((checkpoint / "state.json").read_text())["step"]
+        if step != step_of(checkpoint):
+            return f"it is a copy of step {step}"
+    return ""  # what cannot be read is `damage`
 
 
 def step_of(checkpoint: Path) -> int:
@@ -138,7 +149,7 @@ def newest_sound(folder: Path) -> Path | None:
     """
     found = complete(folder)
     for checkpoint in reversed(found):
-        problem = damage(checkpoint)
+        problem = damage(checkpoint) or misnamed(checkpoint)
         if not problem:
             return checkpoint
         print(f"warning: {checkpoint} is damaged ({problem}); trying the one before it")

@@ -44,7 +44,7 @@ ROOM = dict(max_tokens=160, max_prompt_tokens=640)  # and for problems that are 
 RESUMABLE = frozenset({
     "name", "resume", "steps", "lr", "eval_every", "checkpoint_every", "keep_checkpoints",
     "sync", "engine_memory", "sleep", "engine_sequences", "micro_tokens",
-    "gradient_checkpointing", "graders", "log_groups", "report_to"})
+    "gradient_checkpointing", "graders", "log_groups", "report_to", "train_anyway"})
 
 
 # ------------------------------------------------------------------------------ the settings
@@ -145,7 +145,7 @@ class OptimizerSettings:
     weight_decay: float = limited(0.0, least=0, most=1)
     """of AdamW; 0 = off"""
     max_grad_norm: float = limited(1.0, least=0, most=1e9)
-    """gradients are scaled down to this norm; 0 = never"""
+    """gradients are scaled down to this norm (1 hardly ever acts: set_scales); 0 = never"""
 
 
 @dataclass
@@ -172,6 +172,8 @@ class RunSettings:
     """steps between checkpoints; after the last step always, 0 = only then"""
     keep_checkpoints: int = limited(2, least=1, most=10**6)
     """older checkpoints are removed"""
+    train_anyway: bool = False
+    """go on although the first answers give nothing to learn from"""
     log_groups: str = "2"
     """prompts of each step whose samples are logged for explore.py: a number, or all"""
     report_to: Literal["none", "trackio", "wandb", "tensorboard"] = "none"

@@ -49,6 +49,8 @@ PANELS = (
       "weight_under_half": "weight < ½"}),
     ("off-policy", "Importance weights before the cap", r"$\pi_\theta/\mu$",
      {"weight_max": "largest", "weight_mean": "mean", "weight_min": "smallest"}),
+    ("off-policy", "What the importance weights leave", "effective share of tokens",
+     {"weight_ess": ""}),
     ("routes", "Experts on which engine and trainer agree", "share of tokens",
      {"routes_agree_all": "in all layers"}),
     ("stack", "Where the time goes", "seconds per step",

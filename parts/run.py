@@ -26,9 +26,10 @@ from parts.data import Stream, digest, load_train_and_held_out
 from parts.engine import Engine, seed_everything
 from parts.folder import (claim, note_start, own_files, require_same_files, require_same_problems,
                           weights_of)
-from parts.grader import NO_VERDICT
 from parts.hardware import build_for_cpu, in_one_line
 from parts.logprobs import check_family
+from parts.metrics import (Draw, are_cut_off, draws_of, is_blind, warn_of_threshold,
+                           warn_of_verifier, warn_of_weights, likely_cause)
 from parts.models import fetch_model, load_tokenizer
 from parts.plot import draw_run
 from parts.policy import load_policy
@@ -43,7 +44,7 @@ from parts.track import Tracker, open_tracker, require
 
 def fresh_state() -> dict:
     """What a checkpoint remembers besides weights and optimizer; plain JSON."""
-    return dict(step=0, evaluated=-1, accuracy=math.nan, skipped_in_a_row=0,
+    return dict(step=0, evaluated=-1, accuracy=math.nan, skipped_in_a_row=0, silent=0,
                 samples_total=0, tokens_total=0, seconds_total=0.0)
 
 
@@ -295,6 +296,8 @@ def record(step: int, groups, metrics: dict, run: Run) -> None:
         stop_if_broken(step, groups, metrics, run)
     else:
         state["skipped_in_a_row"] = 0
+    silent = all(group.zero_signal for group in groups)
+    stop_if_hopeless(run, draws_of(groups, first_round=True), silent)
     if every(config.checkpoint_every, step) or step == config.steps or Stop.requested:
         save(run)
 
@@ -310,40 +313,13 @@ def log(step: int, groups, metrics: dict, run: Run) -> None:
         run.state[f"{key}_total"] += metrics[key]
         metrics[f"{key}_total"] = run.state[f"{key}_total"]
     files.append(run.folder / "metrics.jsonl", dict(step=step, **metrics))
+    warn_of_weights(step, metrics)
     warn_of_verifier(step, groups)
-    warn_of_threshold(step, groups, run.config)
+    if run.state["silent"] is None:  # else `stop_if_hopeless` says it
+        warn_of_threshold(step, groups, run.config)
     for group in recorded(groups, run.config.log_groups):
         row = group_row(step, group, run.engine.tokenizer)
         files.append(run.folder / "groups.jsonl", row)
-
-
-def warn_of_verifier(step: int, groups, most: float = 0.02) -> None:
-    """Say so when the verifier (or --reward) fails on more than this share of the samples.
-
-    It would reward nobody, and the curve would only look as if the model did not learn.
-    """
-    pool = [(group.problem, s) for group in groups for s in group.pool]
-    failed = [(problem, s) for problem, s in pool if s.status in NO_VERDICT]
-    if len(failed) > most * len(pool):
-        problem, s = failed[0]
-        tqdm.write(f"WARNING, step {step}: the verifier gave no verdict on {len(failed)} of "
-                   f"{len(pool)} samples, such as gold {problem.answer[:60]!r}, completion "
-                   f"ending in {s.rollout.text[-120:]!r}: {s.status}, {shown(s.why)}")
-
-
-def warn_of_threshold(step: int, groups, config: Config) -> None:
-    """Say so when rewards of several values all lie on one side of the threshold.
-
-    Then no answer is told from another when prompts are closed, and samples kept and weighted.
-    """
-    rewards = [s.reward for group in groups for s in group.pool]
-    sides = {s.correct for group in groups for s in group.pool}
-    matters = config.sampler != "uniform" or config.weighting != "none"
-    if len(sides) == 1 and len(set(rewards)) > 1 and matters:
-        side = "above" if sides == {True} else "not above"
-        tqdm.write(f"WARNING, step {step}: all rewards ({min(rewards):g} to {max(rewards):g}) are "
-                   f"{side} --threshold {config.threshold:g}, so {config.sampler} cannot tell "
-                   "right from wrong: start again with a threshold between them")
 
 
 def stop_if_broken(step: int, groups, metrics: dict, run: Run, patience: int = 3) -> None:
@@ -372,6 +348,38 @@ def stop_if_broken(step: int, groups, metrics: dict, run: Run, patience: int = 3
     raise SystemExit(f"{patience} steps in a row had a gradient that is not finite. The last batch "
                      f"is in {file}; everything up to step {step} is saved: continue with --resume "
                      f"and a lower --lr{' (or anew, in another --dtype)' * scale.is_enabled()}.")
+
+
+def stop_if_hopeless(run: Run, draws: list[Draw], silent: bool, patience: int = 3) -> None:
+    """A run that cannot learn ends before it costs an hour, with an answer and the likely cause.
+
+    `draws`, of the evaluation before step 1 or of a step; `silent`: no learning signal in them.
+    Most answers cut off end it at once. Silence ends it after the first `patience` steps, or after
+    the first one if the evaluation was silent too. Not after the evaluation: its problems may be
+    harder, and a sampler that goes on drawing has hits where few draws have none. Once a step had a
+    signal, nobody looks any more: state["silent"], the count of silent ones, is None.
+    """
+    state, step = run.state, run.state["step"]
+    if run.config.train_anyway:
+        state["silent"] = None
+    if state["silent"] is None or not draws:
+        return
+    cut = are_cut_off(draws)
+    if not (cut or silent or is_blind(draws, run.config)):
+        state["silent"] = None if step else 0
+        return
+    state["silent"] += 1 if step else patience - 1
+    first, cause = draws[0], likely_cause(draws, run.config)
+    tqdm.write(f"the first answer (gold {shown(first.problem.answer)!r}, {first.status}, "
+               f"{first.finish_reason}): {shown(first.text, 1000)}")
+    if not cut and (not step or state["silent"] < patience):
+        tqdm.write(f"WARNING, step {step}: nothing to learn from: {cause}")
+        return
+    if step:
+        save(run)
+    resume = "--resume " * bool(step)
+    raise SystemExit(f"Nothing to learn from, so this run ends before step {step + 1}: {cause}. To "
+                     f"go on all the same: {resume}--train-anyway.")
 
 
 def record_evaluation(result: dict, run: Run) -> None:
@@ -435,7 +443,10 @@ def resume(run: Run, newest: Path | None) -> None:
 
 
 def finish(run: Run) -> None:
-    """Save what is not saved yet, close the engine, draw, and say how to go on."""
+    """Save what is not saved yet, close the engine, draw, and say how to go on.
+
+    Raises SystemExit, with the code of the signal, when steps are left to do.
+    """
     config, step = run.config, run.state["step"]
     if step > run.saved:  # interrupted while sampling
         save(run)
@@ -453,6 +464,8 @@ def finish(run: Run) -> None:
     if step >= config.steps:
         print(f"next: look into it with {python()} explore.py {run.folder}\n"
               f"      go on with        {go_on} --steps {max(200, 2 * step)}")
+    elif not ranks.RANK:
+        raise SystemExit(128 + (Stop.requested or signal.SIGTERM))  # a scheduler sees: not done
 
 
 def python() -> str:
@@ -478,7 +491,8 @@ def last_words(config: Config):
 
 
 def saved_so_far(config: Config) -> str:
-    saved = checkpoint.complete(Path("runs", config.name))
+    saved = [found for found in checkpoint.complete(Path("runs", config.name))
+             if not checkpoint.misnamed(found)]
     if not saved:
         return "nothing was saved yet."
     step = checkpoint.step_of(saved[-1])

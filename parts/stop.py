@@ -2,6 +2,7 @@
 import contextlib
 import os
 import signal
+import stat
 import threading
 import time
 
@@ -9,12 +10,13 @@ from tqdm import tqdm
 
 
 class Stop:
-    """Ctrl-C or SIGTERM: finish what cannot be left half done, save, leave.
+    """Ctrl-C, SIGTERM, or SIGHUP of a terminal that closes: finish what cannot be left half done,
+    save, leave.
 
-    A second one ends the program at once.
+    A second one ends the program at once. Not a second SIGHUP: shell and kernel send one each.
     """
 
-    requested = False
+    requested = 0  # the signal
     words = b"\nstopping after this phase with a checkpoint (once more: at once) ...\n"
     second = signal.SIG_DFL
 
@@ -22,14 +24,27 @@ class Stop:
     def install(cls) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, cls.request)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets it
+            signal.signal(signal.SIGHUP, cls.request)
 
     @classmethod
     def request(cls, number, frame) -> None:
-        cls.requested = True
+        cls.requested = number
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, cls.second)
+        if number == signal.SIGHUP:
+            signal.signal(number, signal.SIG_IGN)
+            speak_to_nobody()
         # not print: it fails where the signal comes while something else is being printed
         os.write(2, cls.words)
+
+
+def speak_to_nobody() -> None:
+    """Without a terminal every print would fail, and with it what is to be saved. A file stays."""
+    nobody = os.open(os.devnull, os.O_WRONLY)
+    for output in (1, 2):
+        if not stat.S_ISREG(os.fstat(output).st_mode):
+            os.dup2(nobody, output)
 
 
 class Interrupted(Exception):

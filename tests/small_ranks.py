@@ -67,6 +67,7 @@ class Writer:
     def clear_cache(self):
         pass
 
+    sleeps = False
     sleep = wake = close = abort = clear_cache
 
 

@@ -145,6 +145,26 @@ def test_only_what_save_has_named_is_a_checkpoint(tmp_path):
     assert after == before - {"step-000002", "step-000004"} | {"step-000005"}
 
 
+@pytest.mark.parametrize("name", ["step-999999999999", "step-000005", "step-0000004"])
+def test_a_copy_under_another_steps_name_is_not_taken_for_that_step(tmp_path, capsys, name):
+    save(tmp_path, [2, 4])
+    place = tmp_path / "checkpoints"
+    shutil.copytree(place / "step-000004", place / name)
+    assert checkpoint.newest_sound(tmp_path).name == "step-000004"
+    assert ("copy of step 4" in capsys.readouterr().out) == (name != "step-0000004")
+    save(tmp_path, [6], keep=1)
+    assert (place / name).exists() and checkpoint.newest_sound(tmp_path).name == "step-000006"
+    save(tmp_path, [5])
+    assert json.loads((place / "step-000005/state.json").read_text())["step"] == 5
+
+
+def test_a_run_of_which_only_a_misnamed_copy_is_left_is_not_started_anew(tmp_path):
+    save(tmp_path, [4])
+    os.rename(tmp_path / "checkpoints/step-000004", tmp_path / "checkpoints/step-000009")
+    with pytest.raises(SystemExit, match="damaged"):
+        checkpoint.newest_sound(tmp_path)
+
+
 def test_checkpoints_are_ordered_by_number(tmp_path):
     """As names, a million would come before the step before it."""
     save(tmp_path, [999_999, 1_000_000], keep=2)

@@ -26,7 +26,7 @@ class Engine(RandomWriter):
 
     def __init__(self, events: list, routes: bool = False):
         super().__init__(routes)
-        self.events, self.numbers = events, []
+        self.events, self.numbers, self.sleeps = events, [], False
 
     def submit(self, key, prompt_ids, max_tokens):
         self.numbers.append(torch.rand(()).item())
@@ -86,6 +86,23 @@ def test_without_an_optimizer_step_there_is_nothing_to_sync_or_to_probe():
     _, metrics = minirl.train_step(1, run)
     assert metrics["optimizer_steps"] == 0 and run.events == ["sleep", "wake"]
     assert "probe_gap_max" not in metrics
+
+
+def test_an_engine_that_slept_is_synced_and_probed_also_without_an_optimizer_step():
+    """Waking up may spoil its weights (vLLM #53888), and nobody else would look."""
+    run = small_run(grader=Silent())
+    run.engine.sleeps = True
+    _, metrics = minirl.train_step(1, run)
+    assert metrics["optimizer_steps"] == 0 and run.events == ["sleep", "wake", "sync", "probe"]
+    run.engine.wake = lambda: setattr(run.engine, "spoilt", True)
+
+    def check():
+        if run.engine.spoilt:
+            raise SystemExit("Engine and trainer disagree")
+
+    run.probe.check = check
+    with pytest.raises(SystemExit, match="disagree"):
+        minirl.train_step(2, run)
 
 
 def test_a_step_draws_the_same_when_it_is_done_again_and_no_other_step_does():
@@ -204,6 +221,30 @@ def test_evaluated_before_the_first_step_every_so_often_and_after_the_last(monke
     assert run.events == ["clear"] * 4  # a resumed run has nothing of an evaluation in its cache
 
 
+def test_held_out_problems_are_sampled_at_their_own_temperature(monkeypatch):
+    run, asked = small_run(steps=7, temperature=0.5, eval_temperature=0.75), []
+    monkeypatch.setattr(minirl, "evaluate", lambda *_, temperature, **__: asked.append(temperature))
+    monkeypatch.setattr(minirl, "settled", lambda rows: [])
+    monkeypatch.setattr(minirl, "report", lambda rows: {})
+    monkeypatch.setattr(minirl, "record_evaluation", lambda *_: None)
+    run.held_out = []
+    minirl.evaluate_if_due(run)
+    assert asked == [0.75]
+
+
+def test_gvms_norms_are_of_the_policy_that_samples(monkeypatch):
+    """At another temperature its gradient is another."""
+    run, asked = small_run(sampler="gvm", gvm_norms="head", temperature=0.5), []
+
+    def norms(policy, groups, temperature):
+        asked.append((policy, temperature))
+        return [1.0] * len(groups)
+
+    monkeypatch.setattr(minirl, "gvm_norms", norms)
+    minirl.sample(run)
+    assert asked == [(run.policy, 0.5)]
+
+
 class Echo:
     """As engine it writes nothing; as grader it gives each problem the reward that is its gold."""
 
@@ -245,6 +286,7 @@ def test_a_failed_reward_is_the_worst_of_all_whichever_process_asked_for_it(monk
     monkeypatch.setattr(ranks, "STORE", object())
     monkeypatch.setattr(ranks, "WORLD", 2)
     monkeypatch.setattr(ranks, "gather", gather)
+    run.state["step"] = 7
     minirl.evaluate_if_due(run)
     assert results[0]["avg"] == (-5 - 5 - 4 - 0.5) / 4 and results[0]["questions"] == 4
 

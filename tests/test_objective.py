@@ -177,6 +177,15 @@ def test_what_a_token_counts():
     assert scales(2, 6, mini_batches=2) == [1 / 10, 1 / 10]
 
 
+@pytest.mark.parametrize("length_norm", ["constant", "response", "batch"])
+def test_rows_without_a_gradient_count_in_every_mean(length_norm):
+    """Their lengths too: a mean over the other rows alone would be another for every batch."""
+    rows = [Row([0] * (3 + n), 3, [0.0] * n, a) for n, a in ((2, 1.0), (6, -1.0), (16, 0.0))]
+    set_scales(rows, Config(max_tokens=10, length_norm=length_norm))
+    wanted = dict(constant=[10, 10], response=[2, 6], batch=[8, 8])[length_norm]
+    assert [row.scale for row in rows[:2]] == pytest.approx([1 / (3 * n) for n in wanted])
+
+
 # ------------------------------------------------------------------ the whole update
 def test_micro_batches_do_not_change_the_gradient():
     policy, groups = tiny_policy(), random_groups(6, seed=1)
@@ -293,6 +302,7 @@ def test_diagnostics_by_hand():
             d["weight_truncated"]) == (pytest.approx(0.4), 6.0, 0.5)
     assert (d["weight_over_2"], d["weight_under_half"], d["clipped_positive"],
             d["clipped_negative"]) == (0.5, 0.5, 0.5, 0.0)
+    assert d["weight_ess"] == pytest.approx(6.4**2 / (2 * (6**2 + 0.4**2)))
     assert d["tokens_trained"] == 2  # one that is stopped goes forward and backward all the same
 
 

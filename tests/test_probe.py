@@ -223,6 +223,8 @@ def test_a_number_that_is_none_ends_the_run(bounds, tmp_path):
         probe.check()
     with pytest.raises(SystemExit, match="disagree"):
         probe.require_close(torch.tensor([0.0, math.nan, 0.0]), torch.zeros(3))
+    with pytest.raises(SystemExit, match="weights are damaged"):  # no --sync would help
+        probe.require_close(torch.zeros(3), torch.tensor([0.0, math.nan, 0.0]))
 
 
 def test_only_responses_are_compared_and_long_ones_do_not_pile_up(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """What surrounds the loop: logging, saving, resuming, ending; the engine is a stand-in."""
 import json
 import math
+import signal
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from parts import run as running
 from parts.config import Config, parse
 from parts.data import Stream
 from parts.engine import Rollout
+from parts.metrics import Draw, warn_of_verifier
 from parts.run import Estimator, Run
 from parts.stop import Interrupted, Stop
 from test_checkpoint import taught
@@ -84,7 +86,7 @@ def test_so_many_prompts_of_a_step_are_recorded_and_not_more(run, count, places)
     ("timeout", 2, False), ("timeout", 3, True), ("killed", 3, True), ("unparseable", 100, False)])
 def test_a_verifier_that_fails_on_more_than_a_fiftieth_is_reported(capsys, status, failed, warned):
     pool = [sample(f"...{i}", status if i < failed else "wrong") for i in range(100)]
-    running.warn_of_verifier(3, [group("one", [], pool[:50]), group("two", [], pool[50:])])
+    warn_of_verifier(3, [group("one", [], pool[:50]), group("two", [], pool[50:])])
     out = capsys.readouterr().out
     assert ("WARNING, step 3" in out) == warned
     assert (f"{failed} of 100 samples" in out and "gold one" in out) == warned
@@ -144,6 +146,70 @@ def test_only_bad_steps_in_a_row_end_a_run(run):
     assert rows(run, "metrics.jsonl")[-1]["step"] == 6
     assert run.saved == run.state["step"] == 6  # the weights are sound, for no bad step was taken
     assert run.state["skipped_in_a_row"] == 0  # a resumption has its own patience
+
+
+# ------------------------------------------------------------------------------ no hope
+def answers(rewards, status="wrong", end="stop"):
+    problem = SimpleNamespace(answer="12\x1b[2J")
+    return [Draw(problem, reward, status, end, "so \\boxed{3}\x07") for reward in rewards]
+
+
+@pytest.mark.parametrize("draws, settings, cause", [
+    (answers([0] * 9, end="length") + answers([0, 1]), {}, "9 of 11 .*cut off at --max-tokens 64"),
+    (answers([0] * 9, "no_box"), {}, r"9 of 9 answers have no \\boxed{}.*--template.*--system"),
+    (answers([0] * 9, "timeout"), {}, "9 of 9 answers got no verdict .*timeout"),
+    (answers([0.1, 0.2]), dict(reward="own.py:f"), r"\(0.1 to 0.2\) are not above --threshold 0.7"),
+    (answers([3, 2]), dict(reward="own.py:f"), r"\(2 to 3\) are above --threshold 0.7"),
+    (answers([2, 2]), dict(reward="own.py:f"), "the same reward, 2: look into --reward"),
+    (answers([1, 1]), {}, "all answers are right: take harder problems"),
+    (answers([0, 0]), {}, "all 2 answers are wrong: .*gold answer .*too hard"),
+    (answers([0, 1]), dict(sampler="uniform"), "both right and wrong answers: raise --n"),
+], ids=lambda value: value if isinstance(value, str) else "")
+def test_a_run_that_cannot_learn_ends_with_an_answer_and_its_likely_cause(
+        run, capsys, draws, settings, cause):
+    run.config = replace(run.config, max_tokens=64, sampler="ada-balance")
+    run.config = replace(run.config, **settings)
+    run.state |= dict(step=3, silent=2)
+    with pytest.raises(SystemExit, match=cause + ".*all the same: --resume --train-anyway"):
+        running.stop_if_hopeless(run, draws, silent=True)
+    out = capsys.readouterr().out
+    assert "\\boxed{3}" in out and not {"\x1b", "\x07"} & set(out) and draws[0].status in out
+    assert run.saved == 3  # nothing is lost
+
+
+@pytest.mark.parametrize("looks, last", [
+    ("eSSS", 3), ("ESSS", 1), ("EsSSSS", None), ("esSSSS", None), ("eSSsSSSS", None),
+    ("C", 0), ("eC", 1), ("eSC", 2), ("esC", None)])
+def test_silence_has_to_last_and_a_hit_of_the_sampler_is_hope(run, looks, last):
+    """Evaluation and steps, silent in capitals, C: cut off. A task may honestly start at zero."""
+    ended = None
+    for step, look in enumerate(looks):
+        run.state["step"] = step
+        draws = answers([0, 1], end="length" if look == "C" else "stop")
+        try:
+            running.stop_if_hopeless(run, draws, silent=look.isupper() and look != "C")
+        except SystemExit:
+            ended = step
+            break
+    assert ended == last
+
+
+def test_whoever_wants_to_go_on_does(run):
+    run.config = replace(run.config, train_anyway=True)
+    for run.state["step"] in range(9):
+        running.stop_if_hopeless(run, answers([0], end="length"), silent=True)
+
+
+def test_what_decides_about_hope_is_a_steps_first_round(run, monkeypatch):
+    """In later rounds hard prompts, whose answers are long, count more."""
+    seen = []
+    monkeypatch.setattr(running, "stop_if_hopeless", lambda run, *how: seen.append(how))
+    first, later = sample("first"), sample("later")
+    later.round = 1
+    running.record(1, [group("one", [(first, 0.5)], [first, later])], metrics_of(), run)
+    running.record(2, [group("one", [(first, 0.0)], [later, first])], metrics_of(), run)
+    assert [([d.text for d in draws], silent) for draws, silent in seen] == [
+        (["first"], False), (["first"], True)]
 
 
 # ------------------------------------------------------------------------------ nothing is lost
@@ -237,6 +303,7 @@ def fresh(run):
 
 
 def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
+    run.state["silent"] = None
     run.stream.take(21)
     run.estimator.counts = {"a": [1.0, 2.0]}
     for step in range(1, 11):
@@ -279,21 +346,21 @@ def test_without_a_checkpoint_a_resumed_run_begins_at_the_beginning(run):
 
 
 # ------------------------------------------------------------------------------ ended
-@pytest.mark.parametrize("step, saved, drawn, says", [
-    (30, True, True, False), (12, True, True, True), (0, False, False, True)])
-def test_the_end_saves_draws_and_says_how_to_go_on(run, capsys, step, saved, drawn, says):
-    run.state["step"] = step
-    running.finish(run)
-    assert bool(checkpoint.complete(run.folder)) == saved and bool(run.drawn) == drawn
-    assert run.closed == [True]
+@pytest.mark.parametrize("step, saved_before, saved", [
+    (30, 0, True), (30, 30, False), (12, 0, True), (12, 12, False), (0, 0, False)])
+def test_the_end_saves_draws_and_says_how_to_go_on(
+        run, monkeypatch, capsys, step, saved_before, saved):
+    """Whoever waits for the program sees by its code whether all steps are done."""
+    monkeypatch.setattr(Stop, "requested", signal.SIGINT)
+    run.state["step"], run.saved, code = step, saved_before, None
+    try:
+        running.finish(run)
+    except SystemExit as end:
+        code = end.code
+    assert bool(checkpoint.complete(run.folder)) == saved and bool(run.drawn) == bool(step)
+    assert run.closed == [True] and code == (None if step == 30 else 130)
     out = capsys.readouterr().out
-    assert ("continue with: python minirl.py --name mine --resume" in out) == says
-
-
-def test_what_is_saved_already_is_not_saved_again(run):
-    run.state["step"] = run.saved = 12
-    running.finish(run)
-    assert not checkpoint.complete(run.folder)
+    assert ("continue with: python minirl.py --name mine --resume" in out) == (step < 30)
 
 
 def test_the_last_words_name_the_newest_checkpoint(tmp_path, monkeypatch):
