@@ -172,7 +172,7 @@ def judge(gold: str, parts: list[str], style: str = "") -> tuple[str, str]:
             return "wrong", f"math-verify: {g} is not {unequal}"[:500]
         return "correct", f"math-verify: {g} is {', '.join(map(str, read))}"[:500]
     except MemoryError:
-        return "killed", "out of memory"
+        raise
     except Exception as error:
         return "unparseable", f"{type(error).__name__}: not read as mathematics"
 

@@ -56,8 +56,7 @@ def main() -> None:
     cpu, times = cpu_seconds(), [time.perf_counter()]
     with Grader(args.workers) as grader:
         for worker in grader.workers:
-            while not worker.hello:
-                time.sleep(0.01)
+            worker.start()
         for _ in range(2):
             times.append(time.perf_counter())
             grader.grade(pairs)

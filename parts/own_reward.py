@@ -4,7 +4,7 @@
 
 `problem` is the row of the data file with all its columns, as JSON gives it back; the reward is any
 finite number. The function runs in worker processes with the limits of math-verify: 1.5 s of CPU
-time, 4 s of the clock, 1 GB of memory, an empty folder, no secrets of the environment.
+time, 4 s of waiting, 1 GB of memory, an empty folder, no secrets of the environment.
 
 It must be pure: the same row and completion have the same reward. So a verdict is remembered, and a
 resumed run draws and judges again what it would have judged. For the same reason the file must not
@@ -19,7 +19,6 @@ import inspect
 import math
 import numbers
 import os
-import signal
 import traceback
 from concurrent.futures import Future
 from pathlib import Path
@@ -29,7 +28,6 @@ from parts.grader import NO_VERDICT, Verdict, WorkerPool, load_function
 from parts.screen import shown
 
 LARGEST = 1e6       # of a reward's size: sums and squares of it must stay far from overflow
-LOAD_SECONDS = 30   # for the file to load, with all that it imports
 PATIENCE = 16       # verdicts: if the first so many all fail, the function is broken
 TRIED = 3           # problems on which it is tried before the engine starts
 
@@ -50,8 +48,8 @@ def judge(name: str, digest: str, *question) -> tuple[str, str]:
             return "no_number", f"it returned {value!r}"[:200]
         return "scored", repr(number)
     except MemoryError:
-        return "killed", "out of memory"
-    except (Exception, SystemExit) as error:
+        raise
+    except BaseException as error:
         return "raised", explain(error, name)
 
 
@@ -59,25 +57,17 @@ def judge(name: str, digest: str, *question) -> tuple[str, str]:
 def load(name: str, digest: str) -> tuple:
     """(the function, what is wrong with it: "" if nothing is)."""
     path, _, function = name.rpartition(":")
-    if digest_of(path) != digest:
-        return None, "the file was changed after the start: put it back"
-    signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(LOAD_SECONDS)
     try:
+        if digest_of(path) != digest:
+            return None, "the file was changed after the start: put it back"
         found = load_function(name)
         return found, misfit(found)
     except AttributeError as error:
         if error.name == function and getattr(error.obj, "__file__", "") == path:
             return None, f"the file has no {function}"
         return None, explain(error, name)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         return None, explain(error, name)
-    finally:
-        signal.alarm(0)
-
-
-def give_up(number, frame) -> None:
-    raise TimeoutError(f"not loaded after {LOAD_SECONDS} s")
 
 
 def misfit(function) -> str:
@@ -101,11 +91,18 @@ def explain(error: BaseException, name: str) -> str:
     path = name.rpartition(":")[0]
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
              if frame.filename == path]
-    words = str(error)
+    words = text_of(error)
     if isinstance(error, SyntaxError) and error.filename == path:
         lines, words = [error.lineno], error.msg
     where = f"line {lines[-1]} of " if lines else ""
     return f"{type(error).__name__}: {words[:200]} ({where}{os.path.basename(path)})"
+
+
+def text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:
+        return "its text cannot be shown"
 
 
 def as_number(value) -> float | None:
@@ -139,15 +136,14 @@ class OwnReward(WorkerPool):
         require_function(name)
         path, _, function = name.rpartition(":")
         file = Path(path).expanduser().absolute()
-        self.called, self.threshold, self.limits = name, threshold, (timeout, memory_gb)
+        self.called, self.threshold = name, threshold
         self.function = [f"{file}:{function}", digest_of(file)]
         self.failed = 0  # calls without a number so far; None once there was one with a number
         super().__init__(f"{__file__}:judge", self.function, workers, timeout, memory_gb)
         state = self.ask(*self.function).result()
         if state.status != "loaded":
             self.close()
-            why = state.why if state.status == "unusable" else self.describe(state)
-            raise SystemExit(f"--reward {shown(name)} cannot be used: {shown(why, 400)}.")
+            raise SystemExit(f"--reward {shown(name)} cannot be used: {shown(state.why, 400)}.")
 
     def settle(self, row: dict, completion: str, style: str = "") -> Future:
         """The verdict to come. `style` is the verifier's and means nothing here."""
@@ -174,7 +170,7 @@ class OwnReward(WorkerPool):
         self.failed += 1
         if self.failed == PATIENCE:
             raise SystemExit(f"--reward {shown(self.called)} gave no number for any of the first "
-                             f"{PATIENCE} completions: {self.describe(found)}.")
+                             f"{PATIENCE} completions: {shown(found.why, 400)}.")
         return found
 
     def try_out(self, problems: list) -> None:
@@ -187,19 +183,10 @@ class OwnReward(WorkerPool):
         failed = [verdict for verdict in found if verdict.status in NO_VERDICT]
         if len(failed) == len(found) and failed[0].status in ("timeout", "killed"):
             raise SystemExit(f"--reward {shown(self.called)} cannot be used, not even an empty "
-                             f"completion has a reward: {self.describe(failed[0])}.")
+                             f"completion has a reward: {shown(failed[0].why, 400)}.")
         if failed:
             print(f"reward: {shown(self.called)} gives no number for an empty completion: "
-                  f"{self.describe(failed[0])}")
+                  f"{shown(failed[0].why, 400)}")
         else:
             print(f"reward: {shown(self.called)} gives {found[0].reward:g} for an empty "
                   f"completion; above {self.threshold:g} is correct")
-
-    def describe(self, failed: Verdict) -> str:
-        """What happened in a call without a number, for the screen."""
-        seconds, memory = self.limits
-        if failed.status == "timeout":
-            return f"past the time limit of {seconds:g} s"
-        if failed.status == "killed":
-            return f"{failed.why} (it may take {memory:g} GB of memory)"
-        return shown(failed.why, 400)

@@ -46,13 +46,23 @@ WHAT = {
     "memory": lambda: np.ones(10**10), "recurse": lambda: recurse(), "write": lambda: write(),
     "box": lambda: float(extract_answer("\\\\boxed{7}")), "neighbour": lambda: TEN,
     "print": lambda: print("noise") or 1, "secret": lambda: float("HF_TOKEN" in os.environ),
+    "folder": lambda: len(os.listdir(os.getcwd())), "interrupt": lambda: interrupt(),
+    "odd": lambda: odd(),
 }
+open("made-at-load", "w").close()  # in the worker's own folder
+
+class Odd(Exception):
+    def __str__(self): raise ValueError
+
+def odd(): raise Odd
+
+def interrupt(): raise KeyboardInterrupt
 
 def recurse(): return recurse()
 
 def write():
-    with open("/tmp/left-behind-by-a-reward", "w") as file:
-        file.write("x" * 10**6)
+    with open("large", "w") as file:
+        file.write("x" * 2**21)
 
 def score(problem, completion):
     return WHAT[completion]()
@@ -78,7 +88,7 @@ def mine(tmp_path):
 @pytest.fixture
 def score(mine, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
-    with OwnReward(f"{mine}:score", threshold=0.5, workers=2, timeout=1.5) as grader:
+    with OwnReward(f"{mine}:score", threshold=0.5, workers=2) as grader:
         yield lambda *whats: grader.grade([({}, what) for what in whats])
 
 
@@ -96,6 +106,7 @@ def test_every_number_is_a_reward_and_only_those_above_the_threshold_are_correct
         neighbour=10.0,
         print=1.0,
         secret=0.0,
+        folder=1.0,
     )
     for (what, number), found in zip(expected.items(), score(*expected)):
         assert (found.reward, found.why) == (number, ""), what
@@ -116,17 +127,17 @@ def test_whatever_else_happens_has_a_status_of_its_own_and_no_reward(score):
         "exit": ("raised", "SystemExit: 3"),
         "recurse": ("raised", "RecursionError"),
         "write": ("raised", "OSError"),
-        "memory": ("killed", "memory"),
-        "die": ("killed", "died"),
-        "compute": ("timeout", "limit"),
-        "sleep": ("timeout", "limit"),
+        "odd": ("raised", "Odd: its text cannot be shown"),
+        "interrupt": ("raised", "KeyboardInterrupt"),
+        "memory": ("killed", "out of memory: it may take 1 GB"),
+        "die": ("killed", "ended with exit code 1"),
+        "compute": ("timeout", "1.5 s of computing"),
+        "sleep": ("timeout", "limit of 4 s"),
     }
-    start = time.monotonic()
     for (what, (status, why)), found in zip(expected.items(), score(*expected)):
         assert math.isnan(found.reward), what
         assert found.status == status and why in found.why, (what, found)
     assert score("half")[0].reward == 0.5, "the others are judged as before"
-    assert time.monotonic() - start < 60
 
 
 def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path):
@@ -194,7 +205,7 @@ def test_what_counts_as_a_number(value, number):
             "ModuleNotFoundError: No module named 'numpty' (line 1 of imports.py)",
         ),
         ("attribute.py:score", "AttributeError: module 'math' has no attribute 'score' (line 1"),
-        ("dies.py:score", "may take 1 GB of memory"),
+        ("dies.py:score", "ended with exit code 1"),
         ("exits.py:score", "SystemExit: 5"),
     ],
 )
@@ -210,27 +221,18 @@ def test_what_cannot_be_used_ends_in_one_sentence_within_seconds(
         exits="import sys; sys.exit(5)",
     ).items():
         (tmp_path / f"{file}.py").write_text(text)
-    start = time.monotonic()
     with pytest.raises(SystemExit) as end:
         OwnReward(name, 0.5, workers=1)
     assert (
         sentence in str(end.value) and "\n" not in str(end.value) and "--reward" in str(end.value)
     )
-    assert time.monotonic() - start < 20
 
 
-@pytest.mark.slow
 def test_a_file_that_never_finishes_loading_is_given_up(tmp_path, monkeypatch):
-    (tmp_path / "hangs.py").write_text("while True: pass")
-    monkeypatch.setattr(own_reward, "LOAD_SECONDS", 1)
-    function = f"{tmp_path / 'hangs.py'}:score"
-    before = list(sys.path), dict(sys.modules)
-    try:
-        status, why = own_reward.judge(function, own_reward.digest_of(tmp_path / "hangs.py"))
-    finally:
-        sys.path[:] = before[0]
-        own_reward.load.cache_clear()
-    assert status == "unusable" and "not loaded after 1 s" in why
+    (tmp_path / "hangs.py").write_text("import time; time.sleep(10**6)")
+    monkeypatch.setattr("parts.grader.START_SECONDS", 0.2)
+    with pytest.raises(SystemExit, match="not loaded: past the time limit of 0.2 s"):
+        OwnReward(f"{tmp_path / 'hangs.py'}:score", 0.5, workers=1)
 
 
 def test_a_function_of_any_number_of_arguments_can_be_used(mine):
@@ -246,7 +248,7 @@ def test_it_is_tried_on_an_empty_completion_before_the_engine_starts(mine, capsy
     with OwnReward(f"{mine}:score", 0.5, workers=1) as grader:
         grader.try_out([problem(), problem()])  # WHAT has no empty entry
     assert (
-        "gives no number for an empty completion: KeyError: '' (line 26 of mine.py)"
+        "gives no number for an empty completion: KeyError: '' (line 36 of mine.py)"
         in capsys.readouterr().out
     )
     with OwnReward(f"{mine}:row", 0.5, workers=1) as grader:
@@ -258,7 +260,7 @@ def test_it_is_tried_on_an_empty_completion_before_the_engine_starts(mine, capsy
 def test_a_function_that_hangs_on_everything_ends_before_the_engine_starts(tmp_path):
     (tmp_path / "slow.py").write_text("def score(a, b):\n    while True: pass\n")
     with OwnReward(f"{tmp_path / 'slow.py'}:score", 0.5, timeout=1) as grader:
-        with pytest.raises(SystemExit, match="cannot be used.*past the time limit of 1 s"):
+        with pytest.raises(SystemExit, match="cannot be used.*past the time limit of 0.375 s of computing"):
             grader.try_out([problem(), problem(a=1)])
 
 
