@@ -63,7 +63,8 @@ def evaluate(
 
     rollouts, how = {}, {"style": style} if style else {}
     total = len(problems) * k
-    with tqdm(total=total, desc=progress, unit="sample", leave=False, disable=not progress) as bar:
+    with tqdm(total=total, desc=progress, unit="sample", leave=False,
+              disable=None if progress else True) as bar:  # None: no bar where nobody watches
         for q, problem in enumerate(problems):
             for s in range(k):
                 engine.submit((q, s), problem.prompt_ids, max_tokens, temperature=temperature)
