@@ -23,8 +23,8 @@ from pathlib import Path
 
 from parts.columns import find_gold, find_problem, plain
 from parts.models import TINY, is_small
-from parts.screen import shown
-from parts.sources import BENCHMARKS, BUILTIN, expand, is_file, read_file, read_hub
+from parts.screen import is_text, shown
+from parts.sources import BENCHMARKS, BEYOND, BUILTIN, expand, is_file, read_file, read_hub
 
 HELD_OUT = "held-out"  # as --eval-data: a share of the training data
 HELD_OUT_SHARE = 0.1
@@ -216,16 +216,13 @@ def read_row(row: dict | None, problem_key, answer_key, whole_rows=False) -> tup
         whole = json.loads(json.dumps(row, default=str)) if whole_rows else {}
     except RecursionError:
         return "", "", {}, "nested too deep"
+    if any(row.get(BEYOND) or ()):  # a comma without quotes: every cell may be another column's
+        return text, gold, whole, "with more cells than columns"
     if not text:
         return text, gold, whole, NO_PROBLEM
     if not gold and not whole:
         return text, gold, whole, NO_GOLD
     return text, gold, whole, "" if is_text(text + gold) else "with broken characters"
-
-
-def is_text(text: str) -> bool:
-    """Whether it can be written and tokenized: half of a UTF-16 pair, as JSON may hold, cannot."""
-    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def scalar(value) -> str:

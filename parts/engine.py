@@ -51,7 +51,9 @@ class Rollout:
 def configure_vllm(on_cpu: bool) -> None:
     """Environment that vLLM reads when it is imported; a value that the user has set is kept."""
     # in this process: `step()`, one seed
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    if os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0":
+        raise SystemExit("The engine must live in this process, step by step: unset "
+                         "VLLM_ENABLE_V1_MULTIPROCESSING.")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     warnings.filterwarnings("ignore", category=FutureWarning)  # vLLM's own, of no use to a reader
@@ -323,6 +325,9 @@ def advice_on(error: Exception, dtype: str, kv_cache_dtype: str) -> str:
     if "fp8" in (dtype, kv_cache_dtype):
         return (f"This build of vLLM cannot run this model with rollouts in {dtype} and its cache "
                 f"in {kv_cache_dtype}: try --rollout-dtype bfloat16 --kv-cache-dtype auto.")
+    if "quantiz" in text:
+        return ("vLLM cannot serve weights that are quantized as this model's are: take the model "
+                "that they were made of.")
     return ""
 
 

@@ -5,6 +5,8 @@ from dataclasses import fields, is_dataclass, make_dataclass
 
 import tyro
 
+from parts.screen import is_text, shown
+
 
 def parse_flags(cls: type, argv: list[str] | None, prog: str, description: str, defaults=()):
     """An instance of the dataclass `cls`, filled from the flags `argv` (None: of this process).
@@ -15,6 +17,10 @@ def parse_flags(cls: type, argv: list[str] | None, prog: str, description: str, 
 
     Ends the program with code 0 after --help, and with code 2 where a flag or a value is none.
     """
+    given = sys.argv[1:] if argv is None else argv
+    for text in given:
+        if not is_text(text):
+            raise ValueError(f"{shown(text)} is no text in UTF-8")
     groups = [base for base in cls.__bases__ if is_dataclass(base)] or [cls]
     names = [group.__name__.removesuffix("Settings").removesuffix("Config") for group in groups]
     nested = make_dataclass("Flags", zip(names, groups))

@@ -48,12 +48,12 @@ def require_gpu() -> None:
     """Raises SystemExit with one sentence unless PyTorch can use a GPU that it was built for."""
     import torch
 
-    driver = driver_version()
-    needed = DRIVERS.get((torch.version.cuda or "").split(".")[0], 0)
-    if driver and int(driver.split(".")[0]) < needed:
-        raise SystemExit(f"The NVIDIA driver {driver} is too old for this PyTorch "
-                         f"(CUDA {torch.version.cuda}): install driver {needed} or newer.")
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available():  # an old driver may work, by "forward compatibility"
+        driver = driver_version()
+        needed = DRIVERS.get((torch.version.cuda or "").split(".")[0], 0)
+        if driver and int(driver.split(".")[0]) < needed:
+            raise SystemExit(f"The NVIDIA driver {driver} is too old for this PyTorch "
+                             f"(CUDA {torch.version.cuda}): install driver {needed} or newer.")
         raise SystemExit("This is the GPU build of vLLM, but no GPU is visible: check "
                          "`nvidia-smi`, the driver and CUDA_VISIBLE_DEVICES, or set up the CPU "
                          "build with `make setup` (requirements-cpu.txt).")
@@ -191,4 +191,5 @@ def out_of_memory(error: RuntimeError) -> bool:
     """Whether an error says that memory is short, on a GPU or on a CPU."""
     import torch
 
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    said = ("can't allocate memory", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")  # cuBLAS
+    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in said)

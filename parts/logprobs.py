@@ -77,7 +77,11 @@ def check_family(config) -> None:
 
     Needs the Hugging Face config only and a fraction of a second: the model is built without
     weights, a small head and made-up hidden states are put in, and its own forward pass is asked.
+    Quantized weights are refused as well: engine and trainer would round them differently.
     """
+    if getattr(config, "quantization_config", None):
+        raise SystemExit("The weights of this model are quantized, and engine and trainer would "
+                         "round them differently: take the model that they were made of.")
     try:
         with torch.device("meta"):
             model = own_class(config)(config)

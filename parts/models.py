@@ -3,6 +3,7 @@
 No code that a model's folder brings along is ever run.
 """
 import contextlib
+import json
 import os
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ from parts.screen import shown
 from parts.sources import go_offline_if_unreachable
 
 TINY = ("tiny", "tiny-moe", "tiny-skills")  # built in, see tiny.py
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"  # weights, in one file or more
 FAMILIES = {"qwen": "Qwen", "qwq": "Qwen", "llama": "meta-llama", "meta-llama": "meta-llama",
             "smollm": "HuggingFaceTB"}
 
@@ -41,8 +43,8 @@ def resolve_model(name: str) -> str:
 def fetch_model(name: str, context: int) -> str:
     """A folder or hub id that transformers and vLLM can load.
 
-    Raises SystemExit if there is none, if its code would have to be run, or if it reads less than
-    `context` tokens.
+    Raises SystemExit if there is none, if its code would have to be run, if it reads less than
+    `context` tokens, or if the config or the weights of a folder are broken.
     """
     if name in TINY:
         from parts import tiny
@@ -51,12 +53,15 @@ def fetch_model(name: str, context: int) -> str:
     path = resolve_model(name)
     if path == smollm.HUB:
         path = smollm.fetch()
-    elif not os.path.isdir(path):
-        go_offline_if_unreachable(path, "model")
+    files = os.listdir(path) if os.path.isdir(path) else files_on_hub(path)
     from transformers import AutoConfig
 
     with loading("model", path):
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    with loading("config.json of", path):
+        shapes = shapes_of(config)
+    with loading("weights of", path):
+        require_weights(path, files, shapes)
     longest = getattr(config, "max_position_embeddings", context)
     if context > longest:
         raise SystemExit(f"{shown(path)} reads at most {longest} tokens, but --max-prompt-tokens "
@@ -64,8 +69,56 @@ def fetch_model(name: str, context: int) -> str:
     return path
 
 
+def shapes_of(config) -> dict[str, tuple]:
+    """Name -> shape of the weights that a config asks for; {} for a family without text.
+
+    Raises whatever the family's code raises for a config that makes no sense. Needs no memory.
+    """
+    import torch
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    from parts.policy import own_class
+
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return {}
+    with torch.device("meta"):
+        model = own_class(config)(config)
+    return {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+
+
+def files_on_hub(repo: str) -> list[str]:
+    """Names of a model's files; [] where the hub cannot be asked."""
+    known = go_offline_if_unreachable(repo, "model")
+    return [file.rfilename for file in known.siblings] if known else []
+
+
+def require_weights(path: str, files: list[str], shapes: dict[str, tuple]) -> None:
+    """Raises an exception unless there are safetensors, whole and of these shapes.
+
+    Only headers are read, and of a model on the hub nothing. Pickle files (.bin) are no weights:
+    they can run code.
+    """
+    from safetensors import safe_open
+
+    if files and not {SINGLE, INDEX} & {*files}:
+        raise ValueError(f"there is no {SINGLE}, and files of other kinds are not read")
+    if not os.path.isdir(path):
+        return
+    names = [SINGLE]
+    if SINGLE not in files:
+        index = json.loads(Path(path, INDEX).read_text(encoding="utf-8"))
+        names = sorted({*index["weight_map"].values()})
+    for name in names:
+        with safe_open(Path(path, name), "pt") as file:
+            for key in sorted(shapes.keys() & file.keys()):
+                found = tuple(file.get_slice(key).get_shape())
+                if found != shapes[key]:
+                    raise ValueError(f"{key} is {found} in {name}, and {shapes[key]} by its "
+                                     "config.json")
+
+
 def load_tokenizer(path: str):
-    """The tokenizer of a fetched model. Raises SystemExit if it cannot be loaded."""
+    """The tokenizer of a fetched model. Raises SystemExit if it cannot be loaded, or is empty."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     from parts.tiny import MODELS
@@ -74,7 +127,10 @@ def load_tokenizer(path: str):
     # split the numbers of the built-in ones into digits.
     loader = PreTrainedTokenizerFast if Path(path).parent == MODELS else AutoTokenizer
     with loading("tokenizer", path):
-        return loader.from_pretrained(path, trust_remote_code=False)
+        tokenizer = loader.from_pretrained(path, trust_remote_code=False)
+        if not tokenizer("1 + 1", add_special_tokens=False)["input_ids"]:
+            raise ValueError("it knows no words, as where tokenizer.json is missing")
+        return tokenizer
 
 
 @contextlib.contextmanager
@@ -87,7 +143,10 @@ def loading(what: str, path: str):
             raise SystemExit(
                 f"{shown(path)} brings Python code of its own, which is never run here: choose a "
                 "model that transformers knows by itself.") from None
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        kind = "" if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: "
+        reason = kind + " ".join(str(error).split()).rstrip(".")
+        advice = ("Mend or replace the folder" if os.path.isdir(path) else
+                  "Check the name and the connection to the hub, or use --model tiny, which needs "
+                  "neither")
         raise SystemExit(
-            f"Cannot load the {what} {shown(path)}: {shown(reason)} Check the name and the "
-            "connection to the hub, or use --model tiny, which needs neither.") from None
+            f"Cannot load the {what} {shown(path)}: {shown(reason)}. {advice}.") from None

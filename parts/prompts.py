@@ -102,15 +102,27 @@ def abridged(text: str, longest: int) -> str:
 # --------------------------------------------------------------------------------------- templates
 def make_prompts(tokenizer, template: str, texts: list[str], system: str = "") -> list[str]:
     """The prompt of each problem's text. Raises SystemExit, one sentence, where there is none."""
-    prompts = render(tokenizer, template, texts, system)
-    if is_jinja(template) and len(set(render(tokenizer, template, ["1", "2"], system))) == 1:
-        raise SystemExit(
-            f"{shown(template)} does not show the problem: write {{{{ problem }}}} in it.")
+    asked = [*texts, "1", "2"]  # so that there are two of them
+    prompts = render(tokenizer, template, asked, system)
+    through = is_jinja(template) or template == "none"
+    whose = f"template {shown(template)}" if through else "the model's chat template"
+    if twins := equal_prompts(asked, prompts):
+        raise SystemExit(f"The prompts of {shown(repr(twins[0]), 80)} and "
+                         f"{shown(repr(twins[1]), 80)} are the same: {whose} does not show the "
+                         "problem. Give a .jinja file with {{ problem }} in it as --template.")
     if system and render(tokenizer, template, texts[:1], system + "x") == prompts[:1]:
-        through = is_jinja(template) or template == "none"
-        whose = f"template {shown(template)}" if through else "the model's chat template"
         raise SystemExit(f"--system has no effect: {whose} leaves it out.")
-    return prompts
+    return prompts[:len(texts)]
+
+
+def equal_prompts(texts: list[str], prompts: list[str]) -> tuple[str, str] | None:
+    """Two texts that differ in more than spaces, and have the same prompt; None without."""
+    first = {}
+    for text, prompt in zip(texts, prompts):
+        other = first.setdefault(prompt, text)
+        if other.split() != text.split():
+            return other, text
+    return None
 
 
 def render(tokenizer, template: str, texts: list[str], system: str) -> list[str]:

@@ -173,6 +173,9 @@ def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
         if not problems:
             raise SystemExit(f"Nothing is left of {shown(name)}: see the counts above.")
         loaded.append(problems)
+    if config.batch_prompts > len(loaded[0]):
+        print(f"data: a step takes {config.batch_prompts} prompts (--batch-prompts) of "
+              f"{len(loaded[0])} to train on, so some are in it twice or more")
     show_prompts(loaded[0])
     if config.reward:
         grader.try_out(loaded[0])

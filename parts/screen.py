@@ -16,6 +16,14 @@ def shown(text, longest: int = 200) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:longest]) + cut
 
 
+def is_text(text: str) -> bool:
+    """Whether it can be written and tokenized.
+
+    Half of a UTF-16 pair cannot. JSON may hold one, and a flag in another encoding becomes some.
+    """
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
 @contextlib.contextmanager
 def quiet_end():
     """Around a whole program: `python eval.py | head -1` ends as `cat` would, with no traceback."""

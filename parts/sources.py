@@ -42,6 +42,8 @@ CONFIGS = {  # of hub data sets that cannot be loaded without one; several are r
                                  "number_theory,prealgebra,precalculus",
 }
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
+MOST_VALUES = 10**8  # of a .parquet file, all columns together
+BEYOND = "beyond the header"  # where a row of a .csv has more cells than there are columns
 
 
 def expand(names: str) -> list[tuple[str, int | None]]:
@@ -77,23 +79,54 @@ def read_file(path: Path) -> list[dict | None]:
     suffix = path.suffix.lower()
     try:
         if suffix == ".parquet":
-            import pyarrow.parquet
-
-            return pyarrow.parquet.read_table(path).to_pylist()
+            return read_parquet(path)
         text = path.read_text(encoding="utf-8-sig")
         if suffix == ".csv":
-            csv.field_size_limit(10**8)  # the default refuses cells above 128 KB
-            return list(csv.DictReader(io.StringIO(text), restkey="beyond the header"))
+            return read_csv(text)
         rows = json.loads(text) if text.lstrip().startswith("[") else read_lines(text)
     except RecursionError:
         raise SystemExit(
             f"Cannot read {shown(path)}: it is nested too deep to be a list of problems.") from None
-    except (ValueError, OSError, csv.Error) as error:  # json's and pyarrow's errors are among these
+    except MemoryError:
+        raise SystemExit(
+            f"Cannot read {shown(path)}: it is too large for the memory of this machine.") from None
+    except (ValueError, OSError) as error:  # json's and pyarrow's errors are among these
         raise SystemExit(
             f"Cannot read {shown(path)}: {shown(error)}; mend it or name another --data.") from None
     if not all(isinstance(row, dict | None) for row in rows):
         raise SystemExit(
             f"{shown(path)} must hold one JSON object per problem, with a problem and its answer.")
+    return rows
+
+
+def read_parquet(path: Path) -> list[dict]:
+    """Raises ValueError for more than MOST_VALUES: few kilobytes can hold a billion equal rows."""
+    from pyarrow.parquet import ParquetFile
+
+    file = ParquetFile(path)
+    parts = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+    values = sum(part.column(i).num_values for part in parts for i in range(part.num_columns))
+    if values > MOST_VALUES:
+        raise ValueError(f"it holds {values:,} values, and {MOST_VALUES:,} is the most")
+    return file.read().to_pylist()
+
+
+def read_csv(text: str) -> list[dict]:
+    """Raises ValueError with the line in which a broken row begins.
+
+    Strictly read: a quote that is never closed would swallow the rest of the file.
+    """
+    csv.field_size_limit(10**8)  # the default refuses cells above 128 KB
+    table = csv.DictReader(io.StringIO(text), restkey=BEYOND, strict=True)
+    rows, line = [], 1
+    try:
+        for row in table:
+            rows.append(row)
+            line = table.line_num + 1
+    except csv.Error as error:
+        at_the_end = str(error) == "unexpected end of data"
+        why = "a quote is opened there and never closed" if at_the_end else error
+        raise ValueError(f"the row that begins in line {line}: {why}") from None
     return rows
 
 
@@ -134,23 +167,35 @@ def read_hub(name: str, split: str | None, for_training: bool):
         yield from splits[found]
 
 
-def go_offline_if_unreachable(repo: str, kind: str = "dataset") -> None:
-    """One quick question to the hub; without an answer only caches are used.
+def go_offline_if_unreachable(repo: str, kind: str = "dataset"):
+    """What the hub knows of a data set or model; None if it is busy, or cannot be reached.
 
-    The hub's libraries would try again for minutes.
+    If nobody answers twice, only caches are used from now on, and a line says so.
+    The hub's libraries would try again for minutes. Any answer is one, also "429, too many
+    requests": with those they have patience, and a cache may be out of date.
     """
     import huggingface_hub
+    from huggingface_hub import errors
 
-    try:
-        getattr(huggingface_hub.HfApi(), f"{kind}_info")(repo, timeout=4)
-    except huggingface_hub.errors.RepositoryNotFoundError:
-        raise SystemExit(
-            f"The hub has no {kind} {repo}: check its name, or run `hf auth login`.") from None
-    except Exception:  # no network, no name service, time-out, a proxy's page, HF_HUB_OFFLINE=1
-        os.environ["HF_HUB_OFFLINE"] = "1"  # for libraries that are imported later
-        huggingface_hub.constants.HF_HUB_OFFLINE = True
-        if "datasets" in sys.modules:
-            sys.modules["datasets"].config.HF_HUB_OFFLINE = True
+    for seconds in (4, 8):
+        try:
+            return getattr(huggingface_hub.HfApi(), f"{kind}_info")(repo, timeout=seconds)
+        except errors.RepositoryNotFoundError:
+            raise SystemExit(
+                f"The hub has no {kind} {repo}: check its name, or run `hf auth login`.") from None
+        except errors.HfHubHTTPError as error:
+            print(f"the hub's answer about {repo}: {shown(error)}")
+            return None
+        except errors.OfflineModeIsEnabled:  # HF_HUB_OFFLINE=1, or nobody has answered before
+            break
+        except Exception as error:  # no network, no name service, time-out, a proxy's page
+            silence = f"the hub does not answer ({shown(error) or type(error).__name__})"
+    else:
+        print(f"{silence}: only what is in this machine's cache is used")
+    os.environ["HF_HUB_OFFLINE"] = "1"  # for libraries that are imported later
+    huggingface_hub.constants.HF_HUB_OFFLINE = True
+    if "datasets" in sys.modules:
+        sys.modules["datasets"].config.HF_HUB_OFFLINE = True
 
 
 def load_from_hub(repo: str, config: str | None) -> dict:

@@ -13,7 +13,7 @@ import pytest
 
 from ada_sampler import SamplerConfig
 from conftest import ROOT
-from parts import run as running
+from parts import eval_config, run as running
 from parts.run import every, prepare
 from parts.config import RESUMABLE, Config, check_name, name_of, parse, resolve
 
@@ -71,6 +71,17 @@ def test_what_cannot_work_is_refused_in_one_sentence(flags, sentence, capsys):
     error = capsys.readouterr().err
     assert ended.value.code == 2 and sentence in error
     assert error.startswith("minirl.py: ") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("program", ["minirl", "eval"])
+@pytest.mark.parametrize("flag", ["--system", "--data", "--name"])
+def test_a_byte_that_is_no_text_is_refused(program, flag, capsys):
+    """As `--system $'caf\\xe9'` arrives where the terminal is set to another encoding."""
+    read = parse if program == "minirl" else eval_config.parse
+    with pytest.raises(SystemExit) as ended:
+        read([flag, os.fsdecode(b"caf\xe9")])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"{program}.py: caf\\udce9 is no text in UTF-8\n"
 
 
 @pytest.mark.parametrize("settings", [
@@ -255,8 +266,11 @@ def test_wrong_model_or_data(flags, sentences, tmp_path, monkeypatch):
     assert ended.value.code not in (0, None) and not (tmp_path / "runs").exists()
 
 
-def test_a_run_is_known_by_its_training_and_its_held_out_problems(tmp_path, monkeypatch):
-    """Other ones under the same name are told apart, before an engine is started."""
+def test_a_run_is_known_by_its_training_and_its_held_out_problems(tmp_path, monkeypatch, capsys):
+    """Other ones under the same name are told apart, before an engine is started.
+
+    And a batch that is larger than the data is announced.
+    """
     monkeypatch.chdir(tmp_path)
     known = []
     monkeypatch.setattr(running, "require_same_problems",
@@ -271,6 +285,8 @@ def test_a_run_is_known_by_its_training_and_its_held_out_problems(tmp_path, monk
             prepare(parse(["--data", "train.jsonl", "--eval-data", "held.jsonl", "--name",
                            f"mine{i}"]), grader)
     assert known[0] == known[1] and len({*known}) == 3
+    said = "data: a step takes 24 prompts (--batch-prompts) of 1 to train on, so some are in it"
+    assert capsys.readouterr().out.count(said) == 4
 
 
 @pytest.mark.slow

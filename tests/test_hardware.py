@@ -1,5 +1,6 @@
 """What a GPU needs and what follows from the card. torch's and the driver's answers are stand-ins.
 """
+import contextlib
 import re
 import shutil
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import torch
 
 from parts import eval_config, hardware
 from parts.config import Config, parse, resolve
+from parts.engine import configure_vllm
 
 
 @pytest.fixture
@@ -44,6 +46,7 @@ def test_no_vllm_at_all(gpu):
 
 @pytest.mark.parametrize("what, sentence", [
     ("driver", "driver 535.129.03 is too old for this PyTorch .CUDA 13.0.: install driver 580"),
+    ("new driver", "no GPU is visible"),
     ("no gpu", "no GPU is visible"),
     ("old card", r"Tesla V100, compute capability 7.0.*7.5 is the lowest"),
     ("compiler", "no C compiler: install one"),
@@ -52,9 +55,11 @@ def test_no_vllm_at_all(gpu):
 def test_what_is_missing_is_named_in_one_sentence(what, sentence, gpu):
     if what == "driver":
         gpu.setattr(hardware, "driver_version", lambda: "535.129.03")
-        # what such a driver looks like to torch
+        assert hardware.build_for_cpu() is False  # by forward compatibility it may work
+        hardware.build_for_cpu.cache_clear()
         gpu.setattr(torch.cuda, "is_available", lambda: False)
-    elif what == "no gpu":
+    elif what in ("no gpu", "new driver"):
+        gpu.setattr(hardware, "driver_version", lambda: "580.65.06" if what != "no gpu" else "")
         gpu.setattr(torch.cuda, "is_available", lambda: False)
     elif what == "old card":
         gpu.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 0))
@@ -101,12 +106,22 @@ def test_the_settings_of_a_run_follow_the_card(gpu, card, flags, settings):
     assert ("cannot compute in bfloat16" in said) == (card == (7, 5))
 
 
+@pytest.mark.parametrize("words, short", [
+    ("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'", True),
+    ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+    ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
+    ("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory", True),
+    ("CUDA error: an illegal memory access was encountered", False), ("shapes differ", False)])
+def test_what_says_that_memory_is_short(words, short):
+    assert hardware.out_of_memory(torch.AcceleratorError(words)) == short
+    assert isinstance(torch.AcceleratorError(words), RuntimeError)  # what minirl.py catches
+
+
 def test_float32_means_merged_weights(gpu):
     assert hardware.default_sync("float32") == "merge"
     hardware.require_precision("float32", "merge")
     with pytest.raises(SystemExit, match="with --dtype float32 use --sync merge"):
         hardware.require_precision("float32", "adapter")
-
 
 
 def test_a_driver_that_does_not_answer_is_no_version(monkeypatch):
@@ -146,6 +161,16 @@ def test_an_evaluation_refuses_them_too(gpu, capsys):
         eval_config.parse(["--engine-memory", "0.3"])
     assert "here is no GPU" in capsys.readouterr().err
     assert eval_config.parse([]).engine_memory == 0.85
+
+
+@pytest.mark.parametrize("value, refused", [(None, False), ("0", False), ("1", True), ("", True)])
+def test_an_engine_in_a_process_of_its_own_is_refused(gpu, value, refused):
+    """Set by the user: the engine is driven step by step, in this process."""
+    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    gpu.delenv(name, raising=False) if value is None else gpu.setenv(name, value)
+    with pytest.raises(SystemExit) if refused else contextlib.nullcontext() as end:
+        configure_vllm(on_cpu=False)
+    assert not refused or f"unset {name}" in str(end.value)
 
 
 def test_a_cpu_says_what_it_does_too(gpu):

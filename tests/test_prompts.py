@@ -1,24 +1,27 @@
-"""--template FILE and --system: the prompt is what the file says, or a sentence says why not."""
-
+"""The prompt is what the template says to the letter, or a sentence says why there is none."""
 import json
-import time
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
-from parts import prompts
+from parts import prompts, tiny
 from parts.data import Problem
-from parts.prompts import add_prompts, needs_start, show_prompts
+from parts.prompts import add_prompts, needs_start, show_prompts, stop_ids
 
 QWEN = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+LOOPS = "".join(f"{{% for a{i} in range(99999) %}}" for i in range(3)) + "{% endfor %}" * 3
+ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"
+BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
+STEPS = "Let's think step by step and output the final answer within \\boxed{}."
 
 
 @pytest.fixture
 def tokenizer():
-    from parts import tiny
-
     return tiny.build_tokenizer()  # its own chat template leaves system turns out
 
 
@@ -28,8 +31,12 @@ def qwen(tokenizer):
     return tokenizer
 
 
+def asked(*texts):
+    return [Problem(text, "2", text, "s") for text in texts]
+
+
 def prompt(tokenizer, template, system="", text="1+1=?"):
-    (made,) = add_prompts([Problem(text, "2", "i", "s")], tokenizer, str(template), 700, system)
+    (made,) = add_prompts(asked(text), tokenizer, str(template), 700, system)
     assert tokenizer.decode(made.prompt_ids) == made.prompt
     return made.prompt
 
@@ -39,132 +46,175 @@ def file(tmp_path, name, text):
     return tmp_path / name
 
 
-def test_a_jinja_file_makes_the_whole_prompt(tokenizer, tmp_path):
-    made = file(tmp_path, "mine.jinja", "Question: {{ problem }}\nAnswer:\n")
-    assert prompt(tokenizer, made) == "Question: 1+1=?\nAnswer:"
-    assert (
-        prompt(tokenizer, made, text="{{ 7 * 7 }} {problem}")
-        == "Question: {{ 7 * 7 }} {problem}\nAnswer:"
-    )
-    made = file(tmp_path, "both.j2", "{{ system }}|{{ problem }}")
-    assert prompt(tokenizer, made, "Be brief.") == "Be brief.|1+1=?"
+def chat(*turns):
+    return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns) + (
+        "<|im_start|>assistant\n")
 
 
-def test_a_chat_template_from_a_file_takes_the_place_of_the_models_own(tokenizer, tmp_path):
-    made = file(tmp_path, "chat.jinja", QWEN)
-    assert prompt(tokenizer, made, "Be brief.") == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n"
-        "<|im_start|>user\n1+1=?<|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert prompt(tokenizer, made).startswith("<|im_start|>user\n1+1=?")
+# -------------------------------------------------------------------------------- named templates
+EXPECTED = {
+    "reinforce-ada": chat(("system", BOXED), ("user", "{x} Q? " + STEPS)),
+    "qwen25-math-cot": chat(("system", BOXED), ("user", "{x} Q?")),
+    "qwen-boxed": chat(("system", "You are a helpful assistant."), ("user", "{x} Q?\n" + BOXED)),
+    "llama": chat(("user", "{x} Q?\n" + BOXED + "\n\n")),
+    "three-examples": chat(*prompts.TEMPLATES["three-examples"][:-1], ("user", "{x} Q?")),
+    "chat": chat(("user", "{x} Q?")),
+    "none": "{x} Q?",
+}
 
 
-def test_turns_from_a_file_go_through_the_models_chat_template(qwen, tmp_path):
-    turns = [
-        dict(role="system", content="Be kind."),
-        dict(role="user", content="Q"),
-        dict(role="assistant", content="A"),
-        dict(role="user", content="Now {problem}"),
-    ]
-    made = file(tmp_path, "turns.json", json.dumps(turns))
-    body = (
-        "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n"
-        "<|im_start|>user\nNow 1+1=?<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
-    assert prompt(qwen, made) == "<|im_start|>system\nBe kind.<|im_end|>\n" + body
-    assert prompt(qwen, made, "Be brief.") == "<|im_start|>system\nBe brief.<|im_end|>\n" + body
+@pytest.mark.parametrize("template", prompts.TEMPLATES)
+def test_templates_to_the_letter(qwen, template):
+    assert prompt(qwen, template, text="{x} Q?") == EXPECTED[template]
+    if template != "none":
+        _, user, after = EXPECTED[template].partition("<|im_start|>user")
+        assert prompt(qwen, template, "Be brief.", "{x} Q?") == (
+            "<|im_start|>system\nBe brief.<|im_end|>\n" + user + after)
 
 
-@pytest.mark.parametrize("template", [name for name in prompts.TEMPLATES if name != "none"])
-def test_a_system_turn_takes_the_place_of_every_named_templates_own(qwen, template):
-    without = prompt(qwen, template).partition("<|im_start|>user")
-    assert prompt(qwen, template, "Be brief.") == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user" + without[2]
-    )
+def test_the_built_in_tokenizer(tokenizer):
+    (problem,) = add_prompts(asked("1+2=?"), tokenizer, "chat", 50)
+    assert problem.prompt == "<|user|>1+2=?<|assistant|>" and len(problem.prompt_ids) == 7
 
 
-def test_the_start_token_is_written_once(tokenizer, tmp_path):
+def test_the_start_token_is_written_once(tokenizer):
     tokenizer.bos_token = "<|pad|>"
-    assert needs_start(tokenizer, "none", "1") and not needs_start(tokenizer, "chat", "1")
-    assert needs_start(tokenizer, "a.jinja", "1") and not needs_start(
-        tokenizer, "a.jinja", "<|pad|>1"
-    )
-    assert not needs_start(tokenizer, "a.json", "1")
+    for template, text, wanted in (
+            ("none", "1", True), ("chat", "1", False), ("a.json", "1", False),
+            ("a.jinja", "1", True), ("a.jinja", "<|pad|>1", False)):
+        assert needs_start(tokenizer, template, text) == wanted
     tokenizer.bos_token = None
     assert needs_start(tokenizer, "a.jinja", "1")
 
 
-@pytest.mark.parametrize(
-    "name, text, system, sentence",
-    [
-        ("a.jinja", "{{ problem }", "", "a.jinja, line 1 cannot be rendered (TemplateSyntaxError"),
-        ("a.jinja", "x\n{% for %}", "", "a.jinja, line 2 cannot be rendered"),
-        ("a.jinja", "{{ problem.x.y }}", "", "UndefinedError"),
-        ("a.jinja", "{{ raise_exception('no\x1b[2J') }}", "", "cannot be rendered"),
-        ("a.jinja", "{{ question }}", "", "does not show the problem: write {{ problem }} in it"),
-        ("a.jinja", "{{ problem }}", "Be brief.", "--system has no effect: template"),
-        ("none", None, "Be brief.", "--system has no effect: template none leaves it out"),
-        (
-            "chat",
-            None,
-            "Be brief.",
-            "--system has no effect: the model's chat template leaves it out",
-        ),
-        ("missing.jinja", None, "", "cannot read"),
-        ("missing.json", None, "", "cannot read"),
-        ("missing", None, "", "no prompt template 'missing'; choose one of reinforce-ada"),
-        ("a.txt", "{problem}", "", "or give a .jinja or .json file"),
-        ("a.json", "{", "", "must be a list of turns"),
-        ("a.json", "[1]", "", "must be a list of turns"),
-        ("a.json", '[{"role": "user"}]', "", "must be a list of turns"),
-        ("a.json", '[{"role": "user", "content": 3}]', "", "must be a list of turns"),
-        ("a.json", '[{"role": "user", "content": "{question}"}]', "", "must be a list of turns"),
-        ("a.json", "[" * 100_000, "", "must be a list of turns"),
-        ("a.json", "{}", "", "must be a list of turns"),
-    ],
-)
+@pytest.mark.parametrize("template, start", [("none", True), ("chat", False)])
+def test_only_a_bare_problem_gets_the_tokenizers_own_start_token(tokenizer, template, start):
+    from tokenizers.processors import TemplateProcessing
+
+    first = tokenizer.convert_tokens_to_ids("<|pad|>")
+    tokenizer._tokenizer.post_processor = TemplateProcessing(
+        single="<|pad|> $A", special_tokens=[("<|pad|>", first)])
+    (made,) = add_prompts(asked("1+1=?"), tokenizer, template, 50)
+    assert (made.prompt_ids[0] == first) == start
+
+
+# ------------------------------------------------------------------------------------------ files
+def test_a_jinja_file_makes_the_whole_prompt(tokenizer, tmp_path):
+    made = file(tmp_path, "mine.jinja", "Question: {{ problem }}\nAnswer:\n")
+    for text in ("1+1=?", "{{ 7 * 7 }} {problem}"):
+        assert prompt(tokenizer, made, text=text) == f"Question: {text}\nAnswer:"
+    made = file(tmp_path, "both.j2", "{{ system }}|{{ problem }}")
+    assert prompt(tokenizer, made, "Be brief.") == "Be brief.|1+1=?"
+    made = file(tmp_path, "chat.jinja", QWEN)  # in the place of the model's own
+    assert prompt(tokenizer, made, "Be brief.") == chat(("system", "Be brief."), ("user", "1+1=?"))
+    assert prompt(tokenizer, made) == chat(("user", "1+1=?"))
+
+
+def test_turns_from_a_file_go_through_the_models_chat_template(qwen, tmp_path):
+    turns = [("system", "Be kind."), ("user", "Q"), ("assistant", "A"), ("user", "Now {problem}")]
+    made = file(tmp_path, "turns.json", json.dumps(
+        [dict(role=role, content=text) for role, text in turns]))
+    rest = [*turns[1:3], ("user", "Now 1+1=?")]
+    assert prompt(qwen, made) == chat(turns[0], *rest)
+    assert prompt(qwen, made, "Be brief.") == chat(("system", "Be brief."), *rest)
+
+
+@pytest.mark.parametrize("name, text, system, sentence", [
+    ("a.jinja", "{{ problem }", "", "a.jinja, line 1 cannot be rendered (TemplateSyntaxError"),
+    ("a.jinja", "x\n{% for %}", "", "a.jinja, line 2 cannot be rendered"),
+    ("a.jinja", "{{ problem.x.y }}", "", "UndefinedError"),
+    ("a.jinja", "{{ raise_exception('no\x1b[2J') }}", "", "cannot be rendered"),
+    ("a.jinja", "{{ problem }}{{ ''.__class__.__mro__ }}", "", "cannot be rendered"),  # no code
+    ("a.jinja", "{{ question }}", "", "are the same: template a.jinja does not show the problem"),
+    ("a.jinja", "{{ problem }}", "Be brief.", "--system has no effect: template"),
+    ("none", None, "Be brief.", "--system has no effect: template none leaves it out"),
+    ("chat", None, "Be brief.", "--system has no effect: the model's chat template leaves it out"),
+    ("missing.jinja", None, "", "cannot read"), ("missing.json", None, "", "cannot read"),
+    ("a.jinja", b"\xff\xfe{{ problem }}", "", "no text in UTF-8"),
+    ("missing", None, "", "no prompt template 'missing'; choose one of reinforce-ada"),
+    ("a.txt", "{problem}", "", "or give a .jinja or .json file"),
+    *[("a.json", text, "", "must be a list of turns") for text in (
+        "{", "[1]", '[{"role": "user"}]', '[{"role": "user", "content": 3}]', "{}", "[" * 100_000,
+        '[{"role": "user", "content": "{question}"}]')],
+])
 def test_a_template_that_cannot_be_used_gets_one_sentence(
-    tokenizer, tmp_path, monkeypatch, name, text, system, sentence
-):
+        tokenizer, tmp_path, monkeypatch, name, text, system, sentence):
     monkeypatch.chdir(tmp_path)
     if text is not None:
-        file(tmp_path, name, text)
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(SystemExit) as end:
         prompt(tokenizer, name, system)
     assert sentence in str(end.value) and str(end.value).isprintable()
 
 
-def test_a_file_that_is_no_text_gets_one_sentence(tokenizer, tmp_path):
-    (tmp_path / "a.jinja").write_bytes(b"\xff\xfe{{ problem }}")
-    with pytest.raises(SystemExit, match="no text in UTF-8"):
-        prompt(tokenizer, tmp_path / "a.jinja")
+# ------------------------------------------------------------------------ the model's chat template
+@pytest.mark.parametrize("template, words", [
+    ("{{ raise_exception('no system turn, please') }}", "no system turn, please"),
+    ("{{ messages[7].content.x }}", "cannot render"), ("{{ 1 // 0 }}", "ZeroDivisionError"),
+    ("{% for x in %}", "TemplateSyntaxError"), ("{{ raise_exception('" + ESCAPE + "') }}", "owned"),
+    ("Solve it.", "does not show the problem"),
+    ("{{ messages[0].content[:5] }}", "prompts of '1+1=?' and '1+1=?+1' are the same"),
+    ("{{ messages[0].role }}", "the model's chat template does not show the problem"),
+    (None, "no chat template for chat: use --template none"),
+])
+def test_a_chat_template_that_fails_or_hides_the_problem_gets_one_sentence(
+        tokenizer, template, words):
+    tokenizer.chat_template = template
+    with pytest.raises(SystemExit) as stop:
+        add_prompts(asked("1+1=?", "1+1=?+1"), tokenizer, "chat", 50)
+    assert words in str(stop.value) and "--template" in str(stop.value)
+    assert str(stop.value).isprintable()
 
 
-def test_a_file_cannot_run_code_and_must_end(tokenizer, tmp_path, monkeypatch):
-    sly = file(tmp_path, "sly.jinja", "{{ problem }}{{ ''.__class__.__mro__ }}")
-    with pytest.raises(SystemExit, match="cannot be rendered"):
-        prompt(tokenizer, sly)
+def test_problems_that_differ_in_spaces_alone_may_have_one_prompt(tokenizer):
+    tokenizer.chat_template = "{{ messages[0].content | trim }}"
+    assert len(add_prompts(asked("1+1=?", "1+1=? ", "1+1=?"), tokenizer, "chat", 50)) == 3
+
+
+def test_a_template_that_never_ends_is_stopped(tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(prompts, "RENDERING_SECONDS", (0.3, 0))
-    loops = "".join(f"{{% for a{i} in range(99999) %}}" for i in range(3)) + "{% endfor %}" * 3
-    start = time.monotonic()
-    with pytest.raises(SystemExit, match="TimeoutError"):
-        prompt(tokenizer, file(tmp_path, "long.jinja", "{{ problem }}" + loops))
-    assert time.monotonic() - start < 10
+    tokenizer.chat_template = LOOPS
+    for template in ("chat", file(tmp_path, "long.jinja", "{{ problem }}" + LOOPS)):
+        with pytest.raises(SystemExit, match="TimeoutError"):
+            prompt(tokenizer, template)
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+
+
+def test_no_alarm_is_left_behind_and_none_is_needed_in_a_thread(tokenizer):
+    """Only the main thread can set one, which would end the program a while later."""
+    assert prompt(tokenizer, "chat") == "<|user|>1+1=?<|assistant|>"
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(prompt, tokenizer, "chat").result() == "<|user|>1+1=?<|assistant|>"
+
+
+# ------------------------------------------------------------------------------ counted and shown
+def test_over_long_prompts_are_dropped_and_lengths_reported(tokenizer, capsys):
+    problems = asked("x" * 3, "x" * 10, "x" * 11)
+    assert [len(p.prompt) for p in add_prompts(problems, tokenizer, "none", 10)] == [3, 10]
+    assert capsys.readouterr().out.splitlines() == [
+        "data: dropped 1 of 3 problems with a prompt over 10 tokens (longest: 11)",
+        "data: 2 prompts of 3 to 10 tokens, median 6.5"]
+    with pytest.raises(SystemExit, match="raise --max-prompt-tokens"):
+        add_prompts(problems, tokenizer, "none", 2)
 
 
 def test_three_prompts_are_shown_and_a_long_one_without_its_middle(capsys):
-    asked = [
-        Problem("", "", str(i), "s", prompt=text)
-        for i, text in enumerate(["a\nb", "x" * 300 + "y" * 700, "c", "d"])
-    ]
-    show_prompts(asked)
-    head, first, second, third = capsys.readouterr().out.splitlines()
-    assert (
-        head == "3 of 4 prompts, as the model sees them:"
-        and first == r"  'a\nb'"
-        and third == "  'c'"
-    )
-    assert second == "  '" + "x" * 199 + " [... 602 characters ...] " + "y" * 199 + "'"
-    show_prompts(asked[:1])
-    assert "1 of 1 prompts" in capsys.readouterr().out
+    problems = [Problem("", "", "i", "s", prompt=text)
+                for text in ["a\nb", "x" * 300 + "y" * 700, "c", "d"]]
+    show_prompts(problems)
+    show_prompts(problems[:1])
+    assert capsys.readouterr().out.splitlines() == [
+        "3 of 4 prompts, as the model sees them:", r"  'a\nb'",
+        "  '" + "x" * 199 + " [... 602 characters ...] " + "y" * 199 + "'", "  'c'",
+        "1 of 1 prompts, as the model sees them:", r"  'a\nb'"]
+
+
+def test_stop_ids():
+    vocabulary = {"<|endoftext|>": 7, "<|im_end|>": 5, "</s>": 2, "x": 1}
+    qwen = SimpleNamespace(get_vocab=lambda: vocabulary, eos_token="</s>")
+    assert stop_ids(qwen) == [2, 5, 7]
+    assert stop_ids(SimpleNamespace(get_vocab=lambda: {"a": 0}, eos_token=None)) == []
+    assert stop_ids(qwen, "</s>,x") == [1, 2]
+    with pytest.raises(SystemExit, match="'y'"):
+        stop_ids(qwen, "y")
