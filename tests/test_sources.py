@@ -118,7 +118,7 @@ def test_a_name_that_is_none_gets_one_sentence(name):
         load_problems(name)
     said = str(stop.value)
     assert len(said) < 700 and said.isprintable()
-    assert name.endswith("jsonl") or "builtin, builtin-skills, math500" in said
+    assert name.endswith("jsonl") or "builtin-words, math500" in said
 
 
 # ----------------------------------------------------------------------------------------- the hub
