@@ -21,19 +21,22 @@ And once, before training, with a large random adapter, in whose change a missin
 there the slope is asked of each layer's own part in the change.
 """
 import contextlib
+import itertools
 import math
 import re
 from typing import NamedTuple
 
 import torch
 
-from parts.logprobs import token_logprobs
+from parts.logprobs import shared_tokens, token_logprobs
 from parts.policy import Row, micro_batches
 
 # of all texts together, prompts included: a check is to take one per cent of a step
 MOST_TOKENS = 4096
+ON_CPU = 1024  # likewise, of a model that is not built in: 4,096 would be seconds on two cores
 LONGEST = 32  # tokens of a probe's response
 AT_ONCE = 8192  # tokens of a forward pass
+PASSES = 8  # what the rehearsal's passes without a layer cost together, in passes of all texts
 
 # Limits from measurement (docs/gpu.md); e is the slope's standard error, q the noise by the change.
 SINCE_LAST = 0.5  # + 4 e: last step's weights; noise in x alone has pulled a slope down by 0.3
@@ -104,6 +107,8 @@ class Probe:
                  temperature: float = 1.0):
         self.engine, self.policy, self.limits = engine, policy, limits
         self.rows = self.write_texts(problems, min(LONGEST, max_tokens))
+        print(f"probe: do trainer and engine hold the same policy? {len(self.rows)} texts, "
+              f"{len(layers_of(policy))} layers", flush=True)
         sampled_T = torch.tensor([x for row in self.rows for x in row.mu])
         with policy.disable_adapter():
             self.require_close(sampled_T, self.trainer(temperature))
@@ -118,26 +123,29 @@ class Probe:
         self.before = self.start  # at the last sync
 
     def write_texts(self, problems, max_tokens: int) -> list[Row]:
-        """A response to each problem, as long as all of them stay below MOST_TOKENS."""
-        texts, tokens = [], 0
-        for problem in problems:
-            tokens += len(problem.prompt_ids) + max_tokens
-            if texts and tokens > MOST_TOKENS:
-                break
-            texts.append(problem.prompt_ids)
+        """A response to each problem, as long as all of them stay below `most_tokens`."""
+        empty = [Row(problem.prompt_ids + [0] * max_tokens, len(problem.prompt_ids), [], 0.0)
+                 for problem in problems]
+        texts = [row.ids[:row.prompt_length] for row in self.first(empty, most_tokens(self.policy))]
         rollouts = self.engine.generate(texts, n=1, max_tokens=max_tokens)
         return [Row(ids + r.token_ids, len(ids), r.logprobs, 0.0)
                 for ids, (r,) in zip(texts, rollouts)]
 
+    def first(self, rows: list[Row], tokens: int) -> list[Row]:
+        """The first rows that a pass over at most so many tokens can hold; one at least."""
+        shared = shared_tokens(self.policy, rows)
+        sums = itertools.accumulate((len(row.ids) - shared for row in rows), initial=shared)
+        return rows[:max(1, sum(total <= tokens for total in sums) - 1)]
+
     # ----------------------------------------------------------------------------- what both say
     @torch.no_grad()
-    def trainer(self, temperature: float = 1.0):
-        """log pi [T] of all response tokens, in the order of `rows`."""
-        found = {}
-        for micro in micro_batches(self.rows, AT_ONCE):
+    def trainer(self, temperature: float = 1.0, rows: list[Row] | None = None):
+        """log pi [T] of all response tokens, in the order of `rows` (None: of all texts)."""
+        found, rows = {}, rows or self.rows
+        for micro in micro_batches(rows, AT_ONCE):
             logprobs = token_logprobs(self.policy, micro, temperature)[0].cpu()
             found |= zip(map(id, micro), logprobs.split([row.length for row in micro]))
-        return torch.cat([found[id(row)] for row in self.rows])
+        return torch.cat([found[id(row)] for row in rows])
 
     def of_engine(self):
         """log mu [T] of the same tokens."""
@@ -215,11 +223,15 @@ class Probe:
         return found
 
     def without_each_layer(self) -> dict:
-        """Layer -> the trainer's log-probs with all of the adapter but that layer's part."""
-        found = {}
-        for layer, second in layers_of(self.policy).items():
+        """Layer -> the trainer's log-probs with all of the adapter but that layer's part.
+
+        Of a deep model only of the first texts: each layer is another pass.
+        """
+        found, layers = {}, layers_of(self.policy)
+        rows = self.first(self.rows, PASSES * most_tokens(self.policy) // len(layers))
+        for layer, second in layers.items():
             with set_to(second, [torch.zeros_like(p) for p in second]):
-                found[layer] = self.trainer()
+                found[layer] = self.trainer(rows=rows)
         return found
 
     def compare(self, mine_T, without: dict, theirs_T) -> dict:
@@ -232,8 +244,10 @@ class Probe:
         """
         x_T, y_T = mine_T - self.start[0], theirs_T - self.start[1]
         size, noise = x_T.abs().median(), (self.start[0] - self.start[1]).abs().median()
-        parts = {layer: slope(mine_T - less_T, y_T - (less_T - self.start[0]))
-                 for layer, less_T in without.items()}
+        parts = {}
+        for layer, less_T in without.items():
+            at = slice(len(less_T))  # the first texts alone, perhaps
+            parts[layer] = slope(mine_T[at] - less_T, y_T[at] - (less_T - self.start[0][at]))
         lost = [layer for layer, (b, error) in parts.items()
                 if not abs(b - 1) <= PART + 2.5 * error and not error > UNCLEAR]
         return dict(moved=rms(x_T), slope=slope(x_T, y_T)[0],
@@ -252,11 +266,18 @@ class Probe:
                 noise.append(z * (1 + layer)**0.5)  # late layers count less: larger, to be seen
         scale = 1e-3
         with set_to(second, [scale * z for z in noise]):
-            while rms(self.trainer() - self.start[0]) <= REHEARSED and scale <= 1:
-                scale *= 1.4
+            while (moved := rms(self.trainer() - self.start[0])) <= REHEARSED and scale <= 1:
+                # the change grows with the scale, at first not faster: few passes get there
+                scale *= min(max(REHEARSED / max(moved, 1e-9), 1.4), 4)
                 for p, z in zip(second, noise):
                     p.data.copy_(scale * z)
             yield
+
+
+def most_tokens(policy) -> int:
+    """Of all texts of a probe. Passes are what its start takes, and a CPU is slow."""
+    small = sum(p.numel() for p in policy.parameters()) < 10**7
+    return MOST_TOKENS if small or policy.device.type == "cuda" else min(ON_CPU, MOST_TOKENS)
 
 
 def layers_of(policy) -> dict[int, list]:
