@@ -54,13 +54,13 @@ from tqdm import tqdm
 from ada_sampler import collect
 from eval import evaluate, report, settled
 from parts.hardware import memory_gb, out_of_memory
-from parts.logprobs import gvm_norms, token_logprobs
+from parts.logprobs import gvm_norms, token_logprobs, tokens_at_once
 from parts.masks import other_mask
 from parts.metrics import diagnostics, draws_of_evaluation, mean_surprisal, summarize
 from parts.policy import Row, leave, micro_batches
 from parts.routing_replay import replaying
 from parts.run import (WatchedEngine, every, finish, last_words, nothing_lost, prepare, record,
-                       record_evaluation, reseed, show, stop_if_hopeless)
+                       record_answers, record_evaluation, reseed, show, stop_if_hopeless)
 from parts.stop import Interrupted, Stop, timed
 from rewards import open_grader
 
@@ -206,7 +206,7 @@ def old_logprobs(policy, mini: list[Row], config: Config) -> None:
     if config.replay == "r2":
         for row in mini:
             row.replay = None  # a first attempt may have been short of memory half-way
-    for micro in micro_batches(mini, config.micro_tokens):
+    for micro in micro_batches(mini, tokens_at_once(policy, mini, config.micro_tokens)):
         with torch.no_grad(), replaying(policy, micro):
             lp_T, _ = token_logprobs(policy, micro, config.temperature)
             remember_old(policy, micro, lp_T, config)
@@ -233,7 +233,7 @@ def remember_old(policy, micro: list[Row], old_T, config: Config) -> None:
 def accumulate(policy, mini: list[Row], config: Config):
     """The gradient of one mini-batch, a micro-batch at a time: (loss, what `diagnostics` reads)."""
     loss, facts = 0.0, []
-    for micro in micro_batches(mini, config.micro_tokens):
+    for micro in micro_batches(mini, tokens_at_once(policy, mini, config.micro_tokens)):
         mu_T = torch.tensor([x for row in micro for x in row.mu], device=policy.device)
         advantage_T = per_token([row.coefficient for row in micro], micro, policy.device)
         scale_T = per_token([row.scale for row in micro], micro, policy.device)
@@ -408,6 +408,7 @@ def evaluate_if_due(run) -> None:
     # Clear it: a resumed run starts without this cache, and cached keys round differently.
     run.engine.clear_cache()
     rows = settled(rows)
+    record_answers(rows, run)
     record_evaluation(report(rows), run)
     if step == 0:
         draws = draws_of_evaluation(rows, run.held_out)

@@ -347,8 +347,8 @@ def resolve(config: Config) -> Config:
         dtype=dtype, sync=default_sync(dtype), gradient_checkpointing="off" if on_cpu else "on")
     known = {name: small if tiny else real for name, (small, real) in AUTO.items()
              if not getattr(config, name)}
-    if not (on_cpu or tiny or config.micro_tokens):
-        known["micro_tokens"] = default_micro_tokens()
+    if not (tiny or config.micro_tokens):  # on a CPU `memory.fit` knows, once the model is there
+        known["micro_tokens"] = 0 if on_cpu else default_micro_tokens()
     known |= {name: value for name, value in by_machine.items() if getattr(config, name) == "auto"}
     if config.data == "auto":
         known["data"] = default_data(config.model if tiny else resolve_model(config.model))

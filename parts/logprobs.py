@@ -12,6 +12,7 @@ import torch
 
 from parts.policy import Row, own_class
 
+CHUNK_BYTES = 2**27  # of a chunk's logits
 WORTH_SHARING = 16  # tokens that all rows begin with; below, one pass is faster than two
 
 
@@ -193,6 +194,16 @@ def shared_tokens(policy, rows: list[Row]) -> int:
     return same if same >= WORTH_SHARING else 0
 
 
+def tokens_at_once(policy, rows: list[Row], tokens: int) -> int:
+    """How many tokens of whole rows fit where `tokens` fit that share nothing.
+
+    What is shared is kept once, and of its keys and values a copy per row: an eighth, at most.
+    """
+    shared = shared_tokens(policy, rows)
+    longest = max(len(row.ids) for row in rows)
+    return max(tokens, int((tokens - shared) * longest / (longest - 7 * shared / 8)))
+
+
 def last_states(model, ids, shared: int):
     """The last hidden states of ids [rows, length] from token `shared` on: what comes before is
     equal in all rows, is computed for one, and its keys and values serve the others.
@@ -208,7 +219,8 @@ def last_states(model, ids, shared: int):
     return rest.last_hidden_state
 
 
-def token_logprobs(policy, rows: list[Row], temperature: float = 1.0, chunk_bytes: int = 2**27):
+def token_logprobs(policy, rows: list[Row], temperature: float = 1.0,
+                   chunk_bytes: int = CHUNK_BYTES):
     """(log pi_T, entropy_T) in nats of the response tokens of all rows, one row after the other."""
     h_T, target_T = response_states(policy, rows)
     head = head_of(policy.get_base_model())

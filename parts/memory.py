@@ -8,11 +8,15 @@ import os
 import resource
 from pathlib import Path
 
+from parts.logprobs import CHUNK_BYTES
+from parts.policy import own_class
+
 GB = 2**30
 BYTES = dict(float32=4, bfloat16=2, float16=2, fp8=1)
 LIBRARIES = 0.8 * GB  # torch, vLLM and what they set up, whatever the model
 SPARE = 0.9  # of what is free; the rest is for graders, caches and whoever else is there
-MOST = 2048  # tokens per pass: more are no faster on a CPU
+MOST = 1024  # tokens per pass: more are hardly faster on a CPU
+GAPS = 1.6  # what the process holds of a pass, by what the pass keeps: C's allocator leaves gaps
 
 
 def free_memory() -> float:
@@ -76,19 +80,18 @@ def per_token(config, rank: int, dtype: str) -> float:
     wide = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
     passed = getattr(config, "num_experts_per_tok", None) or 1
     kept = 4 * config.hidden_size + 5 * heads * head + 4 * wide * passed + 7 * rank
-    return config.num_hidden_layers * kept * max(BYTES[dtype], 3)
+    return GAPS * config.num_hidden_layers * kept * max(BYTES[dtype], 3)
 
 
-def needs(config, settings, parameters: int) -> dict[str, float]:
-    """Bytes by what they are for: engine, trainer, and a token of a pass (all but the last)."""
+def needs(config, settings, parameters: int) -> tuple[float, float]:
+    """Bytes of the engine, with its cache and its logits, and of the trainer between two passes."""
     rollouts = settings.dtype if settings.rollout_dtype == "auto" else settings.rollout_dtype
     cache = float(os.environ.get("VLLM_CPU_KVCACHE_SPACE", 1)) * GB
-    logits = 4 * config.vocab_size * min(settings.engine_sequences, 256)
+    logits = 4 * config.vocab_size * settings.engine_sequences
+    engine = LIBRARIES + parameters * BYTES[rollouts] + cache + 4 * logits
     adapter = 16 * adapter_size(config, settings.lora_rank)  # weights, gradient, AdamW's two
-    largest = 4 * config.vocab_size * config.hidden_size
-    return dict(
-        engine=LIBRARIES + parameters * BYTES[rollouts] + cache + 4 * logits,
-        trainer=parameters * BYTES[settings.dtype] + adapter + largest + 4 * 2**25)
+    head = 4 * CHUNK_BYTES  # logits, their exponentials, their gradient
+    return engine, parameters * BYTES[settings.dtype] + adapter + head
 
 
 def adapter_size(config, rank: int) -> int:
@@ -101,35 +104,31 @@ def parameters_of(config) -> int:
     """How many weights a model has: it is built without them."""
     import torch
 
-    from parts.policy import own_class
-
     with torch.device("meta"):
         return sum(p.numel() for p in own_class(config)(config).parameters())
 
 
 def fit(settings, config) -> None:
-    """Choose `micro_tokens` where nobody has, as what is free allows (a CPU's; 0 stands for auto).
+    """Choose `micro_tokens` where nobody has (0): as many as what is free allows, up to MOST.
 
     Raises SystemExit, one sentence with the flag to lower, where the run would not fit.
     """
     text, free = config.get_text_config(), SPARE * free_memory()
-    fixed = sum(needs(text, settings, parameters_of(config)).values())
+    fixed = sum(needs(text, settings, parameters_of(config)))
     token = per_token(text, settings.lora_rank, settings.dtype)
-    context = settings.max_prompt_tokens + settings.max_tokens
-    chosen = settings.micro_tokens
-    tokens = chosen or int(max(context, min(MOST, (free - fixed) / token)))
-    needed = fixed + max(tokens, context) * token
-    if needed > free:
-        one_row = fixed + context * token
-        if fixed > free:
-            advice = ("take a smaller --model, or a machine with more memory" if fixed >
-                      1.3 * free else "set VLLM_CPU_KVCACHE_SPACE=0.5, or take a smaller --model")
-        elif one_row > free:
-            advice = "lower --max-tokens or --max-prompt-tokens"
-        else:
-            advice = f"lower --micro-tokens to {int((free - fixed) / token)} or less"
-        raise SystemExit(
-            f"This run would need about {needed / GB:.1f} GiB ({fixed / GB:.1f} for engine and "
-            f"trainer, {max(tokens, context):,} tokens per pass of {token / 2**20:.2f} MiB), and "
-            f"{free / GB:.1f} GiB are free for it: {advice}.")
-    settings.micro_tokens = tokens
+    context = settings.max_prompt_tokens + settings.max_tokens  # one row has to fit in any case
+    room = max(0, int((free - fixed) / token))
+    settings.micro_tokens = settings.micro_tokens or max(context, min(MOST, room))
+    tokens = max(context, settings.micro_tokens)
+    if tokens <= room:
+        return
+    if not room:
+        advice = "take a smaller --model, or a machine with more memory"
+    elif context > room:
+        advice = f"lower --max-prompt-tokens and --max-tokens, to {room:,} together"
+    else:
+        advice = f"lower --micro-tokens, to {room:,}"
+    raise SystemExit(
+        f"This run would need about {(fixed + tokens * token) / GB:.1f} GiB ({fixed / GB:.1f} for "
+        f"engine and trainer, {tokens * token / GB:.1f} for a pass over {tokens:,} tokens), and "
+        f"{free / GB:.1f} GiB are free for it: {advice}.")

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import torch
 
-from parts.logprobs import shared_tokens, token_logprobs
+from parts.logprobs import token_logprobs
 from parts.policy import Row, micro_batches
 
 # of all texts together, prompts included: a check is to take one per cent of a step
@@ -126,16 +126,10 @@ class Probe:
         """A response to each problem, as long as all of them stay below `most_tokens`."""
         empty = [Row(problem.prompt_ids + [0] * max_tokens, len(problem.prompt_ids), [], 0.0)
                  for problem in problems]
-        texts = [row.ids[:row.prompt_length] for row in self.first(empty, most_tokens(self.policy))]
+        texts = [row.ids[:row.prompt_length] for row in first(empty, most_tokens(self.policy))]
         rollouts = self.engine.generate(texts, n=1, max_tokens=max_tokens)
         return [Row(ids + r.token_ids, len(ids), r.logprobs, 0.0)
                 for ids, (r,) in zip(texts, rollouts)]
-
-    def first(self, rows: list[Row], tokens: int) -> list[Row]:
-        """The first rows that a pass over at most so many tokens can hold; one at least."""
-        shared = shared_tokens(self.policy, rows)
-        sums = itertools.accumulate((len(row.ids) - shared for row in rows), initial=shared)
-        return rows[:max(1, sum(total <= tokens for total in sums) - 1)]
 
     # ----------------------------------------------------------------------------- what both say
     @torch.no_grad()
@@ -228,7 +222,7 @@ class Probe:
         Of a deep model only of the first texts: each layer is another pass.
         """
         found, layers = {}, layers_of(self.policy)
-        rows = self.first(self.rows, PASSES * most_tokens(self.policy) // len(layers))
+        rows = first(self.rows, PASSES * most_tokens(self.policy) // len(layers))
         for layer, second in layers.items():
             with set_to(second, [torch.zeros_like(p) for p in second]):
                 found[layer] = self.trainer(rows=rows)
@@ -278,6 +272,12 @@ def most_tokens(policy) -> int:
     """Of all texts of a probe. Passes are what its start takes, and a CPU is slow."""
     small = sum(p.numel() for p in policy.parameters()) < 10**7
     return MOST_TOKENS if small or policy.device.type == "cuda" else min(ON_CPU, MOST_TOKENS)
+
+
+def first(rows: list[Row], tokens: int) -> list[Row]:
+    """As many of the first rows as have at most so many tokens together; one at least."""
+    sums = itertools.accumulate(len(row.ids) for row in rows)
+    return rows[:max(1, sum(total <= tokens for total in sums))]
 
 
 def layers_of(policy) -> dict[int, list]:

@@ -10,6 +10,8 @@ import math
 
 import torch
 
+from parts.screen import shown
+
 # Log-probs of float32 have about seven digits. With these decimals a token's term of the objective
 # can be computed again to 1e-6, and a page can show what the update did.
 DECIMALS = 7
@@ -88,3 +90,38 @@ def piece(tokenizer, pair: tuple[int, ...]) -> str:
 def numbers(values: list[float], decimals: int = DECIMALS) -> list[float | None]:
     """Rounded; None for what JSON has no number for, such as the log-probs of a broken update."""
     return [round(value, decimals) if math.isfinite(value) else None for value in values]
+
+
+# ------------------------------------------------------------------------------ held-out answers
+def show_change(rows, problems: int = 3) -> None:
+    """What the first and the last evaluation say: right answers by level, some problems' answers.
+
+    `rows`: those of answers.jsonl, one per evaluation and held-out problem.
+    """
+    by_step = {}
+    for row in filter(None, rows):
+        by_step.setdefault(row["step"], {})[row["id"]] = row
+    if len(by_step) < 2:
+        return
+    before, after = by_step[min(by_step)], by_step[max(by_step)]
+    levels = dict.fromkeys(row["level"] for row in after.values())
+    if 1 < len(levels) <= 20:
+        print(f"right answers by level, at step {min(by_step)} and at step {max(by_step)}:")
+        for level in levels:
+            print(f"  {level:24} {share_right(before, level):4.0%}  {share_right(after, level):4.0%}")
+    for name in most_changed(before, after)[:problems]:
+        print(f"{shown(before[name]['problem'], 300)}\n"
+              f"  before: {shown(before[name]['text'], 300)!r}\n"
+              f"  after:  {shown(after[name]['text'], 300)!r}")
+
+
+def share_right(rows: dict, level: str) -> float:
+    own = [row for row in rows.values() if row["level"] == level]
+    return sum(row["right"] for row in own) / max(1, sum(row["k"] for row in own))
+
+
+def most_changed(before: dict, after: dict) -> list[str]:
+    """Problems whose answer was wrong and is right now, those with the largest gain first."""
+    mended = [name for name in before.keys() & after.keys()
+              if before[name]["status"] != "correct" == after[name]["status"]]
+    return sorted(mended, key=lambda name: (before[name]["right"] - after[name]["right"], name))

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from transformers import AutoConfig
 
 from ada_sampler import Estimator
-from parts import checkpoint, files, ranks
+from parts import checkpoint, files, memory, ranks
 from parts.config import Config
 from parts.data import Stream, digest, load_train_and_held_out
 from parts.engine import Engine, seed_everything
@@ -36,7 +36,7 @@ from parts.policy import load_policy
 from parts.probe import Probe, limits
 from parts.prompts import add_prompts, show_prompts, stop_ids
 from parts.routing_replay import choose_replay, is_supported
-from parts.record import group_row, recorded
+from parts.record import group_row, recorded, show_change
 from parts.screen import quiet_end, shown
 from parts.stop import Interrupted, Stop
 from parts.track import Tracker, open_tracker, require
@@ -121,7 +121,10 @@ def prepare(config: Config, grader) -> Run:
     with ranks.first_alone("data"):
         lock = claim(folder, config.resume) if folder.exists() else None  # what is in use ends here
         path = fetch_model(config.model, config.max_prompt_tokens + config.max_tokens)
-        check_family(AutoConfig.from_pretrained(path, trust_remote_code=False))
+        architecture = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        check_family(architecture)
+        if build_for_cpu():
+            memory.fit(config, architecture)
         tokenizer = load_tokenizer(path)
         config.replay = choose_replay(config.replay, path, config.mini_batches)
         train, held_out = load_data(config, tokenizer, grader)
@@ -385,6 +388,17 @@ def stop_if_hopeless(run: Run, draws: list[Draw], silent: bool, patience: int = 
                      f"go on all the same: {resume}--train-anyway.")
 
 
+def record_answers(rows: list[dict], run: Run) -> None:
+    """A line of answers.jsonl for each held-out problem: how many are right, and the first."""
+    k = run.config.eval_k
+    for q, problem in enumerate(run.held_out):
+        own = rows[q * k:(q + 1) * k]
+        right = sum(row["status"] == "correct" for row in own)
+        files.append(run.folder / "answers.jsonl", dict(
+            step=run.state["step"], id=problem.id, level=problem.level, problem=problem.problem,
+            gold=problem.answer, right=right, k=k, status=own[0]["status"], text=own[0]["text"]))
+
+
 def record_evaluation(result: dict, run: Run) -> None:
     """What `eval.report` says of this step: to eval.jsonl and onto the screen."""
     config, state = run.config, run.state
@@ -438,6 +452,7 @@ def resume(run: Run, newest: Path | None) -> None:
     last = run.state["step"] if newest else -1
     files.cut_back(run.folder / "metrics.jsonl", last)
     files.cut_back(run.folder / "groups.jsonl", last)
+    files.cut_back(run.folder / "answers.jsonl", last)
     done = files.cut_back(run.folder / "eval.jsonl", last)
     if done:  # evaluations come after the checkpoint of their step: the log knows which are done
         run.state |= dict(evaluated=done["step"], accuracy=done["avg"])
@@ -462,6 +477,7 @@ def finish(run: Run) -> None:
     go_on = f"{start} minirl.py --name {config.name} --resume"
     if step < config.steps:
         print(f"stopped after step {step}; continue with: {go_on}")
+    show_change(files.read_rows(run.folder / "answers.jsonl"))
     print(f"held-out avg@{config.eval_k}: {run.state['accuracy']:{unit_of(config)}}; "
           f"curves: {run.folder / 'curves.png'}; adapter: {run.folder / 'checkpoints'}")
     if step >= config.steps:

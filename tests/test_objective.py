@@ -384,6 +384,7 @@ def test_effective_weights_do_not_depend_on_mini_batches(flags, prompts, monkeyp
         config = Config(mini_batches=N, max_tokens=1, micro_tokens=10**6, **flags)
         monkeypatch.setattr(minirl, "token_logprobs", lambda policy, rows, temperature: (
             policy.logprobs(rows), torch.zeros(len(rows), dtype=torch.float64)))
+        monkeypatch.setattr(minirl, "tokens_at_once", lambda policy, rows, tokens: tokens)
         total = torch.zeros(prompts, dtype=torch.float64)
 
         def record(policy, *_):
