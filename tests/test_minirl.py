@@ -209,6 +209,7 @@ def evaluated_steps(run, monkeypatch, steps) -> list[int]:
     monkeypatch.setattr(minirl, "evaluate", lambda *_, **__: [])
     monkeypatch.setattr(minirl, "report", lambda rows: {})
     monkeypatch.setattr(minirl, "record_evaluation", record)
+    monkeypatch.setattr(minirl, "record_answers", lambda *_: None)
     for step in steps:
         run.state["step"] = step
         minirl.evaluate_if_due(run)
@@ -227,6 +228,7 @@ def test_held_out_problems_are_sampled_at_their_own_temperature(monkeypatch):
     monkeypatch.setattr(minirl, "settled", lambda rows: [])
     monkeypatch.setattr(minirl, "report", lambda rows: {})
     monkeypatch.setattr(minirl, "record_evaluation", lambda *_: None)
+    monkeypatch.setattr(minirl, "record_answers", lambda *_: None)
     run.held_out = []
     minirl.evaluate_if_due(run)
     assert asked == [0.75]
@@ -283,6 +285,7 @@ def test_a_failed_reward_is_the_worst_of_all_whichever_process_asked_for_it(monk
         return [own, other]
 
     monkeypatch.setattr(minirl, "record_evaluation", lambda result, run: results.append(result))
+    monkeypatch.setattr(minirl, "record_answers", lambda *_: None)
     monkeypatch.setattr(ranks, "STORE", object())
     monkeypatch.setattr(ranks, "WORLD", 2)
     monkeypatch.setattr(ranks, "gather", gather)
