@@ -59,7 +59,7 @@ class ModelSettings:
     lora_rank: int = limited(16, least=1, most=512)
     """rank of the adapter on every linear layer (mixture of experts: of the attention)"""
     lora_alpha: int = limited(32, least=1, most=4096)
-    """the adapter is scaled by alpha / rank"""
+    """the adapter is scaled by alpha / rank (why 32, and rank 16: docs/defaults.md)"""
 
 
 @dataclass
@@ -139,7 +139,7 @@ class OptimizerSettings:
     """How far a step goes."""
 
     lr: float = limited(0.0, least=0, most=1)
-    """learning rate of AdamW on the LoRA weights; 0 = auto"""
+    """learning rate of AdamW on the LoRA weights; 0 = auto (docs/defaults.md)"""
     warmup_steps: int = limited(5, least=0, most=10**6)
     """optimizer steps until the learning rate is reached, constant after; 0 = off"""
     weight_decay: float = limited(0.0, least=0, most=1)

@@ -21,7 +21,6 @@ from ada_sampler import Estimator
 from minirl import sample, update
 from parts.config import Config, resolve
 from parts.engine import Rollout
-from parts.flags import parse_flags
 from parts.policy import loss_scale
 from parts.routing_replay import RoutingReplay
 from parts.run import learner
@@ -176,17 +175,6 @@ def test_an_odd_value_is_refused_or_trains(name, policies):
         elif name not in ELSEWHERE:
             check_that_it_trains(complete(**{name: value}), policies)
     assert refused, "nothing is wrong here?"
-
-
-@pytest.mark.parametrize("value, kinds", [
-    ("0", (int, float)), ("-1", (int, float)), ("1000000000", (int, float)), ("x", (str,))])
-def test_odd_values_arrive_as_they_were_typed(value, kinds):
-    """From the command line to the field: `-1` is a value and no flag, and nothing is rounded."""
-    names = [f.name for f in fields(Config) if kind_of(f.name) in kinds]
-    argv = [part for name in names for part in (f"--{name.replace('_', '-')}", value)]
-    config = parse_flags(Config, argv, "minirl.py", "")
-    for name in names:
-        assert getattr(config, name) == HINTS[name](value), name
 
 
 # ------------------------------------------------------------------------------ combinations
