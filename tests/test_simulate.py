@@ -9,19 +9,18 @@ from statistics import fmean, stdev
 import pytest
 
 from ada_sampler import Group, Sample
+from helpers import HANG
+from parts import simulate as simulator
 from parts.simulate import Coin, as_rule, by_band, effective_weight, report, simulate
 from sampler_oracles import ORACLE, RULES, WEIGHTINGS, config, exact, exact_weight
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("p", ORACLE)
-@pytest.mark.parametrize(
-    "rule, n", [("balance", 4), ("pos", 4), ("uniform", 4), ("uniform", 8), ("uniform", 16)]
-)
+@pytest.mark.parametrize("p", [0.05, 0.5, 0.9])
+@pytest.mark.parametrize("rule, n", [("balance", 4), ("pos", 4), ("uniform", 16)])
 def test_oracles_through_collect(p, rule, n):
-    count = 800
+    count = 400
     draws, variance, unresolved, silent = exact(p, rule, n=n)
     groups = simulate(config(rule, n=n), [p] * count, seed=round(1000 * p) + n)
     assert abs(fmean(len(g.pool) for g in groups) - draws) <= 3 * math.sqrt(variance / count) + 1e-9
@@ -32,12 +31,11 @@ def test_oracles_through_collect(p, rule, n):
         assert abs(fmean(got) - share) <= 3 * math.sqrt(share * (1 - share) / count) + 1 / count
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("p", [0.05, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize("p", [0.05, 0.5, 0.9])
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_effective_weights_through_collect(p, weighting):
     cfg = config(weighting=weighting)
-    groups = simulate(cfg, [p] * 800, seed=round(100 * p))
+    groups = simulate(cfg, [p] * 400, seed=round(100 * p))
     weights = [effective_weight(g, cfg) for g in groups]
     error = stdev(weights) / math.sqrt(len(weights))
     assert abs(fmean(weights) - exact_weight(p, "balance", weighting)) <= 3 * error + 1e-6
@@ -47,12 +45,9 @@ def test_limit_of_the_balanced_weight():
     """w(p) of the docstring is the limit of many draws."""
     p = 0.2
     cfg = config(n=4, M=2000, N=1)
-    groups = simulate(cfg, [p] * 30)
-    assert (
-        abs(fmean(effective_weight(g, cfg)
-                  for g in groups) - (p**2 + (1 - p) ** 2) / (2 * p * (1 - p)))
-        < 0.02
-    )
+    groups = simulate(cfg, [p] * 10)
+    limit = (p**2 + (1 - p) ** 2) / (2 * p * (1 - p))
+    assert abs(fmean(effective_weight(g, cfg) for g in groups) - limit) < 0.04
 
 
 def test_report_and_bands():
@@ -107,41 +102,36 @@ def test_side_by_side_each_rule_gets_what_it_can_work_with(changes, of_est):
             assert getattr(own, name) == value, rule
 
 
-def command(*flags, seconds=10):
-    return subprocess.run(
-        [sys.executable, "-m", "parts.simulate", *flags], cwd=ROOT, capture_output=True, text=True,
-        timeout=seconds
-    )
+def last_line(capsys, flags):
+    simulator.main(flags.split())
+    return capsys.readouterr().out.splitlines()[-1].split()
 
 
-def test_command_line_one_rule():
-    done = command("--sampler", "balance", "--pass-rate", "0.05", "--n", "4", "--M", "8", "--N",
-                   "4")
-    name, draws, unresolved, silent, weight, *_ = done.stdout.splitlines()[-1].split()
-    assert done.returncode == 0 and name == "balance" and not done.stderr
-    assert abs(float(draws) - 27.31) < 0.6 and abs(float(unresolved) - 0.52) < 0.04
-    assert abs(float(silent) - 0.194) < 0.03 and abs(float(weight) - 5.9) < 0.4
-    other = command(
-        *"--sampler uniform --pass-rate 0.5 --n 8 --weighting log --advantage raft".split())
-    assert abs(float(other.stdout.splitlines()[-1].split()[4]) - 2) < 0.1
+def test_command_line_one_rule(capsys):
+    name, draws, unresolved, silent, weight, *_ = last_line(
+        capsys, "--sampler balance --pass-rate 0.05 --n 4 --M 8 --N 4")
+    assert name == "balance" and abs(float(draws) - 27.31) < 0.6
+    assert abs(float(unresolved) - 0.52) < 0.04 and abs(float(silent) - 0.194) < 0.03
+    assert abs(float(weight) - 5.9) < 0.4
+    other = last_line(
+        capsys, "--sampler uniform --pass-rate 0.5 --n 8 --weighting log --advantage raft")
+    assert abs(float(other[4]) - 2) < 0.1
 
 
 def test_command_line_all_rules():
-    done = command("--all", "--beta", "0.5", "1.5", "--prompts", "400")
-    assert done.returncode == 0, done.stderr
+    done = subprocess.run(
+        [sys.executable, *"-m parts.simulate --all --beta 0.5 1.5 --prompts 400".split()],
+        cwd=ROOT, capture_output=True, text=True, timeout=HANG)
+    assert done.returncode == 0 and not done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[2:]] == list(RULES)
 
 
-@pytest.mark.slow
-def test_command_line_distribution_and_plot(tmp_path):
+def test_command_line_distribution_and_plot(tmp_path, capsys):
     picture = tmp_path / "rules.png"
-    pytest.importorskip("matplotlib")
-    done = command("--sampler", "dapo", "--prompts", "300", "--plot", str(picture), seconds=30)
-    assert done.returncode == 0, done.stderr
-    assert "p 0.4 to 0.6" in done.stdout and picture.stat().st_size > 5000
+    simulator.main(["--sampler", "dapo", "--prompts", "300", "--plot", str(picture)])
+    assert "p 0.4 to 0.6" in capsys.readouterr().out and picture.stat().st_size > 5000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags, message",
     [
@@ -154,7 +144,9 @@ def test_command_line_distribution_and_plot(tmp_path):
         ("--pass-rate 0.5 --plot x.png", "--pass-rate is one number"),
     ],
 )
-def test_command_line_errors_are_one_sentence(flags, message):
-    done = command(*flags.split())
-    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    assert done.stderr.startswith(f"python -m parts.simulate: {message}")
+def test_command_line_errors_are_one_sentence(flags, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        simulator.main(flags.split())
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.count("\n") == 1
+    assert said.startswith(f"python -m parts.simulate: {message}")
