@@ -1,6 +1,6 @@
 """Steps of training with the real engine, for test_ranks.py: `torchrun tests/real_ranks.py OUT`.
 
-Every variant starts from the same weights and problems and makes three steps. OUT/noted.pt has what
+Every variant starts from the same weights and problems and makes two steps. OUT/noted.pt has what
 each step has drawn and computed; the first rank writes it. Then an evaluation, whose rows it adds.
 """
 import os
@@ -25,8 +25,7 @@ from parts.run import learner, prepare, reseed  # noqa: E402
 from rewards import Grader  # noqa: E402
 
 FOUR = dict(mini_batches=4, length_norm="batch")
-VARIANTS = dict(uniform=dict(sampler="uniform"), pos=dict(sampler="ada-pos"), balance={},
-                est=dict(sampler="ada-est"), four=FOUR)
+VARIANTS = dict(uniform=dict(sampler="uniform"), balance={}, four=FOUR)
 CONTROLS = {"no seeds": ("Seeded", lambda engine: Unseeded(engine)),
             "mean": ("sum_gradients", lambda policy: average(policy))}
 
@@ -94,7 +93,7 @@ def main(out: Path) -> None:
         for name, settings in VARIANTS.items():
             run.config = plain
             start_again(run, start, settings)
-            found[name] = steps(run, 3, gradients)
+            found[name] = steps(run, 2, gradients)
         for name, (part, instead) in CONTROLS.items() if ranks.WORLD > 1 else ():
             run.config, real = plain, getattr(ranks, part)
             start_again(run, start, dict(sampler="uniform"))

@@ -25,9 +25,10 @@ from parts import tiny  # noqa: E402
 from parts.data import Problem  # noqa: E402
 from parts.engine import Rollout  # noqa: E402
 from parts.stop import Stop  # noqa: E402
+from helpers import HANG  # noqa: E402
 from test_combinations import Judge, random_policy  # noqa: E402
+from test_ranks import as_torchrun  # noqa: E402
 
-LIMIT = 60  # seconds in which all processes have to have ended
 PLAIN = ["--batch-prompts", "6", "--steps", "6", "--checkpoint-every", "0", "--max-tokens", "8",
          "--eval-k", "2", "--lr", "0.01", "--eval-every", "3"]
 
@@ -103,8 +104,22 @@ def patch(scene: dict, folder: Path, rank: int) -> None:
     minirl.open_grader = Grader
     again = "-again" if "--resume" in scene.get("flags", []) else ""
     note_gradients(folder / f"gradients-{rank}{again}.pt")
+    note_exchanges(folder / f"exchanges-{rank}")
     for change in scene.get("patch", {}).get(rank, []):
         change()
+
+
+def note_exchanges(file: Path) -> None:
+    """A byte for every exchange with the others that this process has begun to wait for."""
+    real = ranks.gather
+    file.write_bytes(b"")
+
+    def noted(value):
+        with open(file, "ab") as log:
+            log.write(b".")
+        return real(value)
+
+    ranks.gather = noted
 
 
 def note_gradients(file: Path) -> None:
@@ -127,13 +142,16 @@ def die(step: int):
     return when
 
 
-def signalled(step: int, number: int, others: Path | None = None):
-    """This process and those whose ids are in `others` get a signal, while it samples."""
+def signalled(step: int, folder: Path, all_of_them: bool):
+    """This process, the second, or all get SIGTERM while it samples and the first waits for it."""
     def when(now):
         if now == step and not Stop.requested:
-            time.sleep(0.3)  # the others are waiting for it by now
+            exchanges = [folder / f"exchanges-{rank}" for rank in (0, 1)]
+            while exchanges[0].stat().st_size <= exchanges[1].stat().st_size:
+                time.sleep(0.01)
+            others = folder / "pids" if all_of_them else None
             for pid in [os.getpid(), *(map(int, others.read_text().split()) if others else [])]:
-                os.kill(pid, number)
+                os.kill(pid, signal.SIGTERM)
             while not Stop.requested:
                 time.sleep(0.01)
     return when
@@ -194,28 +212,24 @@ def other_problems():
 
 # ------------------------------------------------------------------------------ processes
 def play(scene: dict, folder: Path) -> dict:
-    """Run a scene; what its processes printed, how they ended, how long they took."""
+    """Run a scene: what its processes printed, and which of them did not end."""
     folder.mkdir(parents=True, exist_ok=True)
     store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    port = str(store.port)  # as torchrun, this process keeps what its children share
-    world, started = scene["world"], time.time()
-    pids = [start(scene, folder, rank, world, port) for rank in range(world)]
+    world, started = scene["world"], time.monotonic()
+    pids = [start(scene, folder, rank, world, store.port) for rank in range(world)]
     (folder / "pids").write_text(" ".join(map(str, pids)))
-    codes = {}
-    while len(codes) < world and time.time() < started + LIMIT:
-        for rank, pid in enumerate(pids):
-            if rank not in codes and os.waitpid(pid, os.WNOHANG)[0]:
-                codes[rank] = True
+    hung = dict(enumerate(pids))
+    while hung and time.monotonic() < started + HANG:
+        hung = {rank: pid for rank, pid in hung.items() if not os.waitpid(pid, os.WNOHANG)[0]}
         time.sleep(0.02)
-    hung = [rank for rank in range(world) if rank not in codes]
-    for rank in hung:
-        os.kill(pids[rank], signal.SIGKILL)
-        os.waitpid(pids[rank], 0)
+    for pid in hung.values():
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
     texts = [(folder / f"out-{rank}").read_text() for rank in range(world)]
-    return dict(hung=hung, seconds=time.time() - started, texts=texts)
+    return dict(hung=list(hung), texts=texts)
 
 
-def start(scene: dict, folder: Path, rank: int, world: int, port: str) -> int:
+def start(scene: dict, folder: Path, rank: int, world: int, port: int) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -225,10 +239,7 @@ def start(scene: dict, folder: Path, rank: int, world: int, port: str) -> int:
         os.dup2(out, 1)
         os.dup2(out, 2)
         os.chdir(folder)
-        os.environ |= dict(
-            RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), MASTER_PORT=port,
-            LOCAL_WORLD_SIZE=str(world), MASTER_ADDR="localhost", TORCHELASTIC_RUN_ID="test",
-            TORCHELASTIC_USE_AGENT_STORE="True")
+        os.environ |= as_torchrun(rank, world, port)
         patch(scene, folder, rank)
         ranks.join()
         with ranks.first_alone("flags"):
@@ -251,22 +262,20 @@ def start(scene: dict, folder: Path, rank: int, world: int, port: str) -> int:
 
 def scenes(folder: Path) -> list[tuple[str, Path, dict]]:
     """(name, where, scene), in the order in which they are played: some resume others."""
-    term, both = signal.SIGTERM, lambda name: folder / name / "pids"
     shared = ["--mini-batches", "2", "--length-norm", "batch"]
     few = ["--sampler", "uniform", "--batch-prompts", "4", "--n", "2"]
     moe = ["--mini-batches", "2", "--replay", "r3"]
     found = [
         ("whole", dict(world=2, flags=shared)),
         ("one", dict(world=1, flags=shared)),
-        ("three", dict(world=3, flags=shared)),
         ("sampling", dict(world=2, flags=shared, when={1: die(5)})),
         ("updating", dict(world=2, flags=shared, patch={1: [die_in_the_update(9)]})),
         ("syncing", dict(world=2, flags=shared, patch={1: [die_after_the_update(4)]})),
         ("the first", dict(world=2, flags=[*shared, "--checkpoint-every", "2"], when={0: die(4)})),
-        ("sigterm", dict(world=2, flags=shared, when={1: signalled(5, term, both("sigterm"))})),
-        ("ctrl-c", dict(world=2, flags=shared, when={
-            1: signalled(5, signal.SIGINT, both("ctrl-c"))})),
-        ("only one told", dict(world=2, flags=shared, when={1: signalled(5, term)})),
+        ("all told", dict(world=2, flags=shared, when={
+            1: signalled(5, folder / "all told", True)})),
+        ("one told", dict(world=2, flags=shared, when={
+            1: signalled(5, folder / "one told", False)})),
         ("retry", dict(world=2, flags=shared, patch={1: [short_of_memory(1)]})),
         ("memory", dict(world=2, flags=shared, patch={1: [short_of_memory(99)]})),
         ("few", dict(world=3, flags=few, rates=[0, 0, 8, 0, 0, 0, 0])),
@@ -279,7 +288,7 @@ def scenes(folder: Path) -> list[tuple[str, Path, dict]]:
     played = [(name, folder / name, scene) for name, scene in found]
     again = ["--resume", "--name", "tiny-ada-balance-seed0"]
     for name, world in (("sampling", 2), ("updating", 1), ("syncing", 2), ("the first", 2),
-                        ("sigterm", 2), ("ctrl-c", 2), ("only one told", 2)):
+                        ("all told", 2)):
         scene = dict(world=world, flags=[*shared, *again])
         played.append((f"{name}, resumed", folder / name, scene))
     return played

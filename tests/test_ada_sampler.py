@@ -1,12 +1,12 @@
 """The sampler: exact oracles, unbiasedness, determinism, budgets. No model, seconds."""
 
+import itertools
 import json
 import math
 import random
 import subprocess
 import sys
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Literal
 
@@ -14,15 +14,13 @@ import pytest
 
 import ada_sampler as ada
 from ada_sampler import Estimator, Group, SamplerConfig, collect
-from parts.simulate import Coin
+from conftest import ROOT
+from helpers import HANG
 from parts.metrics import summarize
+from parts.simulate import Coin
 from sampler_oracles import (
     ADVANTAGES, ORACLE, RULES, WEIGHTINGS, WEIGHTS, Engine, Grader, SlowGrader, Verdict,
-    closed_pools, coins,
-    config, exact,
-    exact_weight, mixed, outcomes, run, sample)
-
-ROOT = Path(__file__).resolve().parents[1]
+    closed_pools, coins, config, exact, exact_weight, mixed, outcomes, run, sample)
 
 
 @pytest.mark.parametrize("p", ORACLE)
@@ -60,59 +58,34 @@ def test_effective_weights_exactly(p):
 @pytest.mark.parametrize("p", [0.02, 0.3, 0.9])
 def test_effective_weights_of_uniform(p):
     for n in (2, 4, 8):
-        assert math.isclose(exact_weight(p, "uniform", "none", n=n), (n - 1) / n)
-        assert math.isclose(exact_weight(p, "uniform", "unbiased", n=n), (n - 1) / n)
-        assert math.isclose(exact_weight(p, "uniform", "none", n=n, advantage="leave-one-out"), 1)
-        assert math.isclose(exact_weight(p, "uniform", "none", n=n, advantage="positives-only"), 1)
         at_least_one = 1 - (1 - p) ** n  # of log p, those with no hit are missing
-        assert math.isclose(
-            exact_weight(p, "uniform", "log", n=n, advantage="positives-only"), at_least_one / p
-        )
+        for weighting, advantage, weight in (
+                ("none", "pool-mean", (n - 1) / n), ("unbiased", "pool-mean", (n - 1) / n),
+                ("none", "leave-one-out", 1), ("none", "positives-only", 1),
+                ("log", "positives-only", at_least_one / p)):
+            found = exact_weight(p, "uniform", weighting, n=n, advantage=advantage)
+            assert math.isclose(found, weight)
 
 
 # ------------------------------------------------------------------------------------- what is kept
 def test_keep_by_brute_force():
-    for n in range(1, 10):
-        for P in range(13):
-            for Q in range(13):
-                kinds = [True] * P + [False] * Q
-                random.Random(f"{n}/{P}/{Q}").shuffle(kinds)
-                pool = [sample(i, correct) for i, correct in enumerate(kinds)]
-                kept = ada.keep(pool, n)
-                k_pos = sum(s.correct for s in kept)
-                # said differently: as many as there are up to n, as near as can be to n//2 correct
-                # ones
-                possible = [a for a in range(P + 1) if 0 <= min(n, P + Q) - a <= Q]
-                assert len(kept) == min(n, P + Q)
-                assert k_pos == min(possible, key=lambda a: abs(a - n // 2))
-                # the paper's pseudo-code
-                a = min(n // 2, P)
-                b = min(n - a, Q)
-                assert (min(P, n - b), b) == (k_pos, len(kept) - k_pos)
-                # the first ones of each kind, in the order of drawing
-                positives, negatives = [s for s in pool
-                                        if s.correct], [s for s in pool if not s.correct]
-                assert [s for s in kept if s.correct] == positives[:k_pos]
-                assert [s for s in kept if not s.correct] == negatives[: len(kept) - k_pos]
-                assert [s.index for s in kept] == sorted(s.index for s in kept)
-
-
-@pytest.mark.parametrize(
-    "correct, wrong, n, expected",
-    [
-        (8, 0, 4, (4, 0)),
-        (0, 8, 4, (0, 4)),
-        (1, 31, 4, (1, 3)),
-        (7, 1, 4, (3, 1)),
-        (5, 5, 5, (2, 3)),
-        (9, 1, 5, (4, 1)),
-        (1, 1, 4, (1, 1)),
-        (0, 0, 4, (0, 0)),
-    ],
-)
-def test_keep_cases(correct, wrong, n, expected):
-    kept = ada.keep([sample(i, i < correct) for i in range(correct + wrong)], n)
-    assert (sum(s.correct for s in kept), sum(not s.correct for s in kept)) == expected
+    """As many as there are up to n, as near as can be to n//2 correct ones, the first of each."""
+    for n, P, Q in itertools.product(range(1, 10), range(13), range(13)):
+        kinds = [True] * P + [False] * Q
+        random.Random(f"{n}/{P}/{Q}").shuffle(kinds)
+        pool = [sample(i, correct) for i, correct in enumerate(kinds)]
+        kept = ada.keep(pool, n)
+        k_pos = sum(s.correct for s in kept)
+        possible = [a for a in range(P + 1) if 0 <= min(n, P + Q) - a <= Q]
+        assert len(kept) == min(n, P + Q)
+        assert k_pos == min(possible, key=lambda a: abs(a - n // 2))
+        a = min(n // 2, P)  # the paper's pseudo-code
+        b = min(n - a, Q)
+        assert (min(P, n - b), b) == (k_pos, len(kept) - k_pos)
+        for kind, count in ((True, k_pos), (False, len(kept) - k_pos)):
+            drawn = [s for s in pool if s.correct == kind]
+            assert [s for s in kept if s.correct == kind] == drawn[:count]
+        assert [s.index for s in kept] == sorted(s.index for s in kept)
 
 
 def test_kept_are_the_first_drawn_however_long_they_are():
@@ -179,9 +152,7 @@ def test_raw_rewards_are_averaged_as_they_are(rewards):
     for g in groups:
         share = fmean(s.correct for s in g.pool)
         assert math.isclose(g.baseline, rewards[0] + share * (rewards[1] - rewards[0]))
-        assert math.isclose(
-g.p_hat, share
-)
+        assert math.isclose(g.p_hat, share)
         assert all(math.isclose(a, s.reward - g.baseline) for s, a in zip(g.kept, g.advantages))
 
 
@@ -197,35 +168,24 @@ def test_threshold_is_strict_and_only_for_counting():
 
 def test_advantages():
     pool = [1.0, 0.0, 0.0, 1.0, 0.0]
-    assert ada.advantages([1.0, 0.0], pool, "pool-mean") == [0.6, -0.4]
-    assert ada.advantages([1.0, 0.0], pool, "leave-one-out") == pytest.approx(
-        [1 - 1 / 4, 0 - 2 / 4]
-    )  # the other four
-    assert ada.advantages([1.0, 0.0], pool, "group-std") == pytest.approx(
-        [0.6 / stdev(pool), -0.4 / stdev(pool)], rel=1e-5
-    )
-    assert ada.advantages([1.0, 0.0, -1.0], pool, "positives-only") == [1.0, 0.0, 0.0]
-    for kind in ("pool-mean", "leave-one-out", "group-std"):
+    for kind, right, wrong in (("pool-mean", 0.6, -0.4),
+                               ("leave-one-out", 1 - 1 / 4, 0 - 2 / 4),  # the other four
+                               ("group-std", 0.6 / stdev(pool), -0.4 / stdev(pool))):
+        found = ada.advantages([1.0, 0.0], pool, kind)
+        assert found == pytest.approx([right, wrong], rel=1e-5)
         assert ada.advantages([1.0], [1.0], kind) == [0.0]  # alone: nothing to compare with
-        assert (
-            ada.advantages([0.1] * 3, [0.1] * 3, kind) == [0.0] * 3
-        )  # and no rounding error posing as a signal
+        # and no rounding error posing as a signal
+        assert ada.advantages([0.1] * 3, [0.1] * 3, kind) == [0.0] * 3
+    assert ada.advantages([1.0, 0.0, -1.0], pool, "positives-only") == [1.0, 0.0, 0.0]
 
 
 def test_row_weights():
     mix = [True, False, False, False]
-    assert ada.row_weights(mix, 0.1, 4, "none") == [1, 1, 1, 1]
-    assert ada.row_weights(mix, 0.1, 4, "inv_p") == [10, 10, 10, 10]
-    assert ada.row_weights(mix, 0.1, 4, "unbiased") == pytest.approx([0.4, 1.2, 1.2, 1.2])
-    assert ada.row_weights(mix, 0.1, 4, "log") == pytest.approx([4, 12, 12, 12])
-    for kind in WEIGHTINGS:
-        assert all(
-            map(
-                math.isfinite,
-                ada.row_weights([False] * 4, 0.0, 4,
-                                kind) + ada.row_weights([True] * 4, 1.0, 4, kind),
-            )
-        )
+    for kind, weights in (("none", [1] * 4), ("inv_p", [10] * 4), ("log", [4, 12, 12, 12]),
+                          ("unbiased", [0.4, 1.2, 1.2, 1.2])):
+        assert ada.row_weights(mix, 0.1, 4, kind) == pytest.approx(weights)
+        for correct, p in (([False] * 4, 0.0), ([True] * 4, 1.0)):
+            assert all(map(math.isfinite, ada.row_weights(correct, p, 4, kind)))
     assert ada.row_weights([], 0.0, 4, "log") == []
 
 
@@ -282,17 +242,17 @@ def test_only_the_weighting_sees_how_many_rows_a_prompt_has():
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("advantage", ADVANTAGES)
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_all_combinations_work(rule, advantage, weighting):
-    if weighting != "none" and "ada-est" == rule or "group-std" == advantage and (
-        rule == "ada-est" or weighting != "none"
-    ):
-        return  # refused, see test_validate_says_what_is_wrong
-    for g in run(mixed(12), config(rule, advantage=advantage, weighting=weighting)):
-        assert len(g.kept) == len(g.advantages) == len(g.weights) == len(g.rows())
-        assert all(math.isfinite(c) for _, c in g.rows()) and all(w >= 0 for w in g.weights)
-        assert g.outcome and g.zero_signal == all(c == 0 for _, c in g.rows())
+def test_all_combinations_work(rule):
+    for advantage, weighting in itertools.product(ADVANTAGES, WEIGHTINGS):
+        cfg = config(rule, advantage=advantage, weighting=weighting)
+        try:
+            cfg.validate()
+        except ValueError:
+            continue  # see test_validate_says_what_is_wrong
+        for g in run(mixed(12), cfg):
+            assert len(g.kept) == len(g.advantages) == len(g.weights) == len(g.rows())
+            assert all(math.isfinite(c) for _, c in g.rows()) and all(w >= 0 for w in g.weights)
+            assert g.outcome and g.zero_signal == all(c == 0 for _, c in g.rows())
 
 
 # --------------------------------------------------------------------------------------- allocation
@@ -330,11 +290,8 @@ def test_allocation_of_gvm():
     grid = [i / 1000 for i in range(1, 1001)]
     sizes = ada.allocate_gvm(grid, [1.0] * 1000, 10**7, 1e-3, 2.0)
     assert abs(grid[sizes.index(max(sizes))] - math.sqrt(1e-3)) < 0.0015  # most at p = sqrt(alpha)
-    assert ada.allocate_gvm([0.01, 0.04, 0.25], [1.0] * 3, 170, 0.0, 2.0) == [
-        100,
-        50,
-        20,
-    ]  # alpha = 0: n ~ 1/sqrt(p)
+    # alpha = 0: n ~ 1/sqrt(p)
+    assert ada.allocate_gvm([0.01, 0.04, 0.25], [1.0] * 3, 170, 0.0, 2.0) == [100, 50, 20]
     assert ada.allocate_gvm([0.25, 0.25], [3.0, 1.0], 8, 1e-3, 2.0) == [6, 2]
     assert ada.allocate_gvm([0.0, 0.0], [1.0, 1.0], 8, 1e-3, 2.0) == [0, 0]
 
@@ -345,8 +302,7 @@ def short_if_correct(rng, correct):
 
 
 def impatient(p, rng, n=4, M=8, N=4):
-    """p_hat of a sampler that tests its exit in the order of finishing
-    and drops what is unfinished."""
+    """p_hat of a sampler that tests its exit in the order of finishing, without the unfinished."""
     correct = wrong = 0
     for _ in range(N):
         flips = [rng.random() < p for _ in range(M)]
@@ -357,45 +313,34 @@ def impatient(p, rng, n=4, M=8, N=4):
     return correct / (correct + wrong)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("p", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize("p", [0.2, 0.5])
 def test_deciding_inside_a_round_is_biased_and_collect_does_not(p):
-    pools, count = closed_pools(p, "balance"), 1000
+    pools, count = closed_pools(p, "balance"), 400
     expected = sum(q * c / (c + w) for q, c, w, _ in pools)
     error = math.sqrt(sum(q * (c / (c + w) - expected) ** 2 for q, c, w, _ in pools) / count)
     groups = run(coins([p] * count), config(), Engine(3, slots=4000, length=short_if_correct))
     assert abs(fmean(g.p_hat for g in groups) - expected) <= 3 * error
-    assert abs(fmean(s.correct for g in groups for s in g.pool[:8]) - p) <= 3 * math.sqrt(
-        p * (1 - p) / (8 * count)
-    )
+    first = fmean(s.correct for g in groups for s in g.pool[:8])
+    assert abs(first - p) <= 3 * math.sqrt(p * (1 - p) / (8 * count))
     rng = random.Random(3)
-    assert fmean(impatient(p, rng) for _ in range(count)) > expected + 0.03
+    assert fmean(impatient(p, rng) for _ in range(1000)) > expected + 0.03
 
 
 # -------------------------------------------------------- no barrier, early opening: the same pools
 VARIANTS = [
-    config(),
-    config("ada-pos"),
-    config("ada-pos", k_pos=5),
-    config(n=5, M=5, N=6),
-    config(n=8, M=8, M_first=16),
-    config(max_rounds_all_correct=1),
-    config(max_rounds_all_correct=2, n=7, M=9),
-    config(N=1),
-    config("uniform"),
-    config("gvm"),
-    config("ada-est"),
-]
+    config(), config("ada-pos"), config("ada-pos", k_pos=5), config(n=5, M=5, N=6),
+    config(n=8, M=8, M_first=16), config(max_rounds_all_correct=1),
+    config(max_rounds_all_correct=2, n=7, M=9), config(N=1), config("uniform"), config("gvm"),
+    config("ada-est")]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cfg", VARIANTS, ids=range(len(VARIANTS)))
-@pytest.mark.parametrize("slots", [7, 10**9])
-def test_barrier_and_early_opening_change_nothing_but_the_time(cfg, slots):
-    """Draw (p, s) has the same outcome in all three runs: the pools must be identical,
-    not only alike."""
-    for seed, length in ((1, lambda rng, correct: rng.randint(1, 12)), (2, short_if_correct)):
-        problems, steps, found = mixed(24, seed), [], []
+def test_barrier_and_early_opening_change_nothing_but_the_time(cfg):
+    """Draw (p, s) has the same outcome in all three runs: the pools must be identical."""
+    random_length = lambda rng, correct: rng.randint(1, 12)  # noqa: E731
+    for seed, length, slots in ((1, random_length, 7), (2, short_if_correct, 7),
+                                (3, random_length, 10**9), (4, short_if_correct, 10**9)):
+        problems, steps, found = mixed(12, seed), [], []
         for how in (dict(barrier=True), dict(early_opening=False), {}):
             engine = Engine(seed, slots, length)
             found.append(outcomes(run(problems, cfg, engine, **how)))
@@ -405,15 +350,13 @@ def test_barrier_and_early_opening_change_nothing_but_the_time(cfg, slots):
 
 
 def test_no_barrier_saves_engine_steps():
-    """With a long tail of lengths the barrier waits for the slowest sample of all prompts,
-    in every round."""
-
+    """With a long tail of lengths the barrier waits for the slowest of all, in every round."""
     def long_tailed(rng, correct):
         return min(int(8 * rng.paretovariate(1.3)), 400)
 
     steps = {}
-    for name, how in dict(barrier=dict(barrier=True), plain=dict(early_opening=False),
-                          early={}).items():
+    hows = dict(barrier=dict(barrier=True), plain=dict(early_opening=False), early={})
+    for name, how in hows.items():
         engine = Engine(5, 10**9, long_tailed)
         run(coins([0.1] * 32), config(), engine, **how)
         steps[name] = len(engine.log)
@@ -432,8 +375,7 @@ def with_lengths(*lengths):
 
 @pytest.mark.parametrize("p", [0.0, 1.0])
 def test_a_round_opens_early_exactly_when_it_is_certain(p):
-    """All samples alike but one straggler: balance needs two of the other kind, so the next round
-    is sure."""
+    """All alike but one straggler: balance needs two of the other kind, so it is certain."""
     run(coins([p]), config(N=2), engine := with_lengths(*[2] * 7, 50))
     assert opened(engine) == [0, 3]  # finished in step 2, graded during step 3
     run(coins([p]), config(N=2), engine := with_lengths(*[2] * 7, 50), early_opening=False)
@@ -443,8 +385,7 @@ def test_a_round_opens_early_exactly_when_it_is_certain(p):
 
 
 def test_a_round_of_pos_opens_early_too():
-    """Two correct answers are wanted, none has come, and one is missing:
-    the next round is certain."""
+    """Two correct answers are wanted, none has come, and one is missing: it is certain."""
     run(coins([0.0]), config("ada-pos", k_pos=2, N=2), engine := with_lengths(*[2] * 7, 50))
     assert opened(engine) == [0, 3]
 
@@ -487,9 +428,7 @@ def test_verdicts_that_come_late_or_out_of_order_change_nothing(rule):
 
 
 def test_grading_overlaps_with_the_engine():
-    """No verdict is waited for in the step in which its sample finished,
-    unless the engine is idle."""
-
+    """No verdict is waited for in the step in which its sample finished, but at idleness."""
     class Watched(Grader):
         def submit(self, key, problem, rollout):
             super().submit(key, problem, rollout)
@@ -506,34 +445,27 @@ def test_grading_overlaps_with_the_engine():
 
 # ----------------------------------------------------------------------------- every prompt its own
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(
-    "how", [{}, dict(barrier=True), dict(early_opening=False)], ids=["free", "barrier", "plain"]
-)
+@pytest.mark.parametrize("how", [{}, dict(barrier=True), dict(early_opening=False)],
+                         ids=["free", "barrier", "plain"])
 def test_samples_stay_with_their_own_prompt(rule, how):
-    """Some hopeless prompts among easy ones, so that few survive to the last rounds;
-    all else is random."""
-    for seed in range(6):
+    """Some hopeless prompts among easy ones, so that few survive to the last rounds."""
+    for seed in range(3):
         rng = random.Random(seed)
         rates = [0.5] * 32
         for i in rng.sample(range(32), rng.randint(2, 5)):
             rates[i] = rng.choice((0.0, 0.02, 1.0))
         problems = coins(rates)
         groups = run(problems, config(rule), Engine(seed, rng.choice((5, 64, 10**9))), **how)
-        assert [g.problem for g in groups[:32]] == problems and [g.index for g in groups] == list(
-            range(len(groups))
-        )
+        assert [g.problem for g in groups[:32]] == problems
+        assert [g.index for g in groups] == list(range(len(groups)))
         for g in groups:
-            assert all(s.rollout.prompt == g.problem.id for s in g.pool)
-            assert all(
-                s.correct == s.rollout.correct and s.status == ("correct" if s.correct else "wrong")
-                for s in g.pool
-            )
-            assert [s.index for s in g.pool] == list(range(len(g.pool))) and g.rounds == len(
-                {s.round for s in g.pool}
-            )
-            assert [s.round for s in g.pool] == sorted(s.round for s in g.pool)
+            for place, s in enumerate(g.pool):
+                assert s.rollout.prompt == g.problem.id and s.index == place
+                assert s.correct == s.rollout.correct == (s.status == "correct")
+            rounds = [s.round for s in g.pool]
+            assert rounds == sorted(rounds) and g.rounds == len(set(rounds))
             assert [s.index for s in g.kept] == sorted({s.index for s in g.kept})
-            assert all(any(s is t for t in g.pool) for s in g.kept)
+            assert all(g.pool[s.index] is s for s in g.kept)
 
 
 # ---------------------------------------------------------------------------------------- the rules
@@ -547,21 +479,14 @@ def test_balance_closes_with_both_quotas_and_keeps_n():
             if correct < half:
                 lacking = "no correct"
             assert g.outcome == lacking and (g.rounds == 4 or lacking == "resolved")
-            before = g.pool[:-8]
-            enough = sum(s.correct
-                         for s in before) >= half and sum(not s.correct for s in before) >= n - half
-            assert not (before and enough)  # it did not go on after it was resolved
+            before = sum(s.correct for s in g.pool[:-8])  # it did not go on after it was resolved
+            assert not (before >= half and len(g.pool) - 8 - before >= n - half)
 
 
 def test_pos_stops_at_the_first_hit_even_if_all_are_correct():
     easy, hopeless = run(coins([1.0, 0.0]), config("ada-pos"))
     assert (easy.outcome, easy.rounds, easy.zero_signal) == ("resolved", 1, True)
     assert (hopeless.outcome, hopeless.rounds, len(hopeless.kept)) == ("no correct", 4, 4)
-
-
-def test_uniform_draws_n_and_keeps_them_all():
-    for g in run(mixed(20), config("uniform", n=6)):
-        assert len(g.pool) == len(g.kept) == 6 and g.rounds == 1 and g.outcome == "resolved"
 
 
 def test_first_and_later_rounds_of_different_size():
@@ -610,31 +535,20 @@ def test_what_is_known_of_a_prompt_stays_where_it_got_no_draw():
     estimator = Estimator(cfg)
     run(problems, cfg, estimator=estimator)
     before = estimator.state_dict()
-    short = config("ada-est", max_samples_per_step=12)
-    estimator.config = short
+    short = estimator.config = config("ada-est", max_samples_per_step=12)
     groups = run(problems, short, Engine(1), estimator=estimator)
     assert sum(len(g.pool) for g in groups) == 12
     assert {g.outcome for g in groups if not g.pool} == {"out of budget"}
     for g in groups:
-        known = estimator.counts[g.problem.id]
-        if g.pool:
-            assert known == [0.9 * before[g.problem.id][0] + 1,
-                             pytest.approx(0.9 * before[g.problem.id][1] + g.p_hat)]
-        else:
-            assert known == before[g.problem.id]
+        T, K = before[g.problem.id]
+        after = [0.9 * T + 1, pytest.approx(0.9 * K + g.p_hat)] if g.pool else [T, K]
+        assert estimator.counts[g.problem.id] == after
 
 
 def test_only_est_remembers():
     estimator = Estimator(config())
     run(mixed(8), config(), estimator=estimator)
     assert not estimator.counts
-
-
-def test_the_prior_of_a_pass_rate_is_alpha_to_beta():
-    estimator, problem = Estimator(config("ada-est", est_alpha=0.3, est_beta=0.9)), Coin("x", 0.5)
-    assert math.isclose(estimator.pass_rate(problem), 0.25)
-    estimator.update(Group(0, problem, [sample(i, i < 3) for i in range(4)]))
-    assert math.isclose(estimator.pass_rate(problem), (3 + 0.3) / (4 + 1.2))
 
 
 def test_est_learns_where_the_samples_are_needed():
@@ -655,13 +569,13 @@ def test_est_learns_where_the_samples_are_needed():
 
 
 def test_estimator():
-    cfg = config("ada-est")
+    cfg = config("ada-est", est_alpha=0.3, est_beta=0.9)
     estimator, problem = Estimator(cfg), Coin("x", 0.5)
-    assert estimator.pass_rate(problem) == 0.5
+    assert math.isclose(estimator.pass_rate(problem), 0.25)
     estimator.update(Group(0, problem, [sample(i, i < 2) for i in range(8)]))
     estimator.update(Group(0, problem, [sample(i, i < 5) for i in range(10)]))
     T, K = 0.9 * 8 + 10, 0.9 * 2 + 5
-    assert math.isclose(estimator.pass_rate(problem), (K + 0.5) / (T + 1))
+    assert math.isclose(estimator.pass_rate(problem), (K + 0.3) / (T + 1.2))
     state = json.loads(json.dumps(estimator.state_dict()))
     other = Estimator(cfg)
     other.load(state)
@@ -671,15 +585,6 @@ def test_estimator():
     assert estimator.state_dict() == state  # nothing is shared
     with pytest.raises(ValueError, match="estimator"):
         collect([problem], cfg, Engine(), Grader())
-
-
-def test_est_resumes_where_it_was():
-    cfg, problems = config("ada-est"), mixed(16)
-    one, two = Estimator(cfg), Estimator(cfg)
-    run(problems, cfg, Engine(1), estimator=one)
-    two.load(json.loads(json.dumps(one.state_dict())))
-    again = [outcomes(run(problems, cfg, Engine(2), estimator=e)) for e in (one, two)]
-    assert again[0] == again[1]
 
 
 def test_gvm_two_stages():
@@ -756,43 +661,38 @@ def extra_rounds(groups, p):
     return fmean(g.rounds - 1 for g in groups if g.problem.p == p)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rule, changes", [
-    ("ada-balance", {}), ("ada-pos", dict(k_pos=2)), ("ada-balance", dict(M_first=12, N=6)),
-    ("dapo", dict(n=8))])
-@pytest.mark.parametrize("budget", [216, 256, 400])
+@pytest.mark.parametrize("rule, changes, budget", [
+    ("ada-balance", {}, 256), ("ada-balance", dict(M_first=12, N=6), 400),
+    ("ada-pos", dict(k_pos=2), 216), ("dapo", dict(n=8), 256)])
 def test_a_sample_budget_does_not_go_to_whoever_writes_fastest(rule, changes, budget):
-    """Half of the prompts are hard, half easy:
-    the same prompts get the same rounds at any speed."""
-    extra, fairness = {}, (rule, changes, budget) == ("ada-balance", {}, 256)
-    for seed in range(8 if fairness else 3):
+    """Half of the prompts are hard, half easy: at any speed the same get the same rounds."""
+    extra = {0.05: [], 0.95: []}
+    for seed in range(8 if rule == "ada-balance" and not changes else 2):
         problems, found = coins([0.05, 0.95] * 12), []
         for length in SPEEDS.values():
             for how in ({}, dict(barrier=True), dict(early_opening=False)):
                 spare = iter(coins([0.5] * 999))
-                engine = Engine(seed, 10**9, length)
-                groups = run(problems, config(rule, max_samples_per_step=budget, **changes), engine,
-                             more=lambda: next(spare), **how)
+                groups = run(problems, config(rule, max_samples_per_step=budget, **changes),
+                             Engine(seed, 10**9, length), more=lambda: next(spare), **how)
                 found.append(outcomes(groups))
         assert all(one == found[0] for one in found)
-        for p in (0.05, 0.95):
-            extra.setdefault(p, []).append(extra_rounds(groups[:24], p))
-    # nor does it go to one kind in another way
-    if fairness:  # nor does it go to one kind in another way
+        for p, rounds in extra.items():
+            rounds.append(extra_rounds(groups[:24], p))
+    if rule == "ada-balance" and not changes:  # nor does it go to one kind in another way
         assert abs(fmean(extra[0.05]) - fmean(extra[0.95])) < 0.15 and fmean(extra[0.05]) > 0.2
 
 
-def test_a_token_budget_does_not_go_to_whoever_writes_fastest():
-    for length in SPEEDS.values():
-        hard, easy = [], []
-        for seed in range(30):
-            groups = run(coins([0.05, 0.95] * 12), config(max_tokens_per_step=3000),
-                         Engine(seed, 10**9, length))
-            hard.append(extra_rounds(groups, 0.05))
-            easy.append(extra_rounds(groups, 0.95))
-            cut = [g.rounds for g in groups if g.outcome == "out of budget"]
-            assert len(set(cut)) <= 1  # all of the same round
-        assert abs(fmean(hard) - fmean(easy)) < 0.25
+@pytest.mark.parametrize("speed", SPEEDS)
+def test_a_token_budget_does_not_go_to_whoever_writes_fastest(speed):
+    """All that are cut off are cut off after the same round, and both kinds alike."""
+    hard, easy = [], []
+    for seed in range(10):
+        groups = run(coins([0.05, 0.95] * 12), config(max_tokens_per_step=3000),
+                     Engine(seed, 10**9, SPEEDS[speed]))
+        hard.append(extra_rounds(groups, 0.05))
+        easy.append(extra_rounds(groups, 0.95))
+        assert len({g.rounds for g in groups if g.outcome == "out of budget"}) <= 1
+    assert abs(fmean(hard) - fmean(easy)) < 0.4
 
 
 def test_under_a_budget_refills_wait_for_nobody():
@@ -877,50 +777,17 @@ def test_out_of_budget_prompts_keep_what_they_have():
         assert [s.correct for s in g.pool] == [s.correct for s in f.pool[: len(g.pool)]]
 
 
-def test_the_token_budget_opens_no_more_rounds():
-    free = run(coins([0.0] * 20), config())
-    one_round = sum(len(s.rollout.token_ids) for g in free for s in g.pool if s.round == 0)
-    groups = run(coins([0.0] * 20), config(max_tokens_per_step=one_round // 2))
-    assert {g.outcome for g in groups} == {"out of budget"} and all(g.pool for g in groups)
-    assert summarize(groups)["tokens"] < summarize(free)["tokens"]
-    assert outcomes(groups) == outcomes(run(coins([0.0] * 20),
-                                            config(max_tokens_per_step=one_round // 2)))
-
-
-def test_the_hunt_for_wrong_answers_can_be_capped():
-    easy, hard, middle = run(coins([1.0, 0.0, 0.5]), config(max_rounds_all_correct=2))
-    assert (easy.rounds, easy.outcome) == (2, "no wrong")
-    assert (hard.rounds, hard.outcome) == (4, "no correct") and middle.outcome == "resolved"
-    assert run(coins([1.0]), config())[0].rounds == 4
-
-
-def test_lost_samples_are_an_error():
-    class Lossy(Engine):
-        def step(self):
-            return [(key, rollout) for key, rollout in super().step() if key != (1, 3)]
-
-    with pytest.raises(RuntimeError, match=r"never came back: \[1\]"):
-        collect(coins([0.5] * 3), config("uniform"), Lossy(), Grader())
-
-
-def test_a_sample_lost_in_the_second_stage_of_gvm_is_noticed():
-    class Lossy(Engine):
-        def step(self):
-            return [pair for pair in super().step() if pair[0] != (1, 9)]
-
-    with pytest.raises(RuntimeError, match=r"never came back: \[1\]"):
-        collect(coins([1.0] * 3), config("gvm"), Lossy(), Grader())
-
-
-@pytest.mark.parametrize("how", [{}, dict(barrier=True), dict(early_opening=False)])
-@pytest.mark.parametrize("key", [(0, 0), (1, 7), (1, 9), (2, 31)])
-def test_a_sample_lost_in_any_round_names_its_prompt(key, how):
+@pytest.mark.parametrize("cfg, p, key, how", [
+    (config("uniform"), 0.5, (1, 3), {}), (config("gvm"), 1.0, (1, 9), {}),  # its second stage
+    *((config(), 0.0, key, how) for key in [(0, 0), (1, 7), (2, 31)]
+      for how in ({}, dict(barrier=True), dict(early_opening=False)))])
+def test_a_sample_that_is_lost_names_its_prompt(cfg, p, key, how):
     class Lossy(Engine):
         def step(self):
             return [pair for pair in super().step() if pair[0] != key]
 
     with pytest.raises(RuntimeError, match=rf"never came back: \[{key[0]}\]"):
-        collect(coins([0.0] * 3), config(), Lossy(), Grader(), **how)
+        collect(coins([p] * 3), cfg, Lossy(), Grader(), **how)
 
 
 @pytest.mark.parametrize("first, draws", [(0, 24), (4, 20), (16, 32)])
@@ -1012,13 +879,10 @@ def test_what_validate_lets_through():
 
 CHANGED = dict(
     n=6, M=7, N=2, M_first=12, threshold=0.9, k_pos=3, max_rounds_all_correct=1,
-    drop_unresolved=True,
-    max_samples_per_step=60, max_tokens_per_step=300, max_refills=0, advantage="leave-one-out",
-    weighting="log",
-    est_decay=0.2, est_alpha=3.0, est_beta=30.0, est_eps=0.5, N_min=5, N_max=10, gvm_pilot=3,
-    gvm_alpha=0.9, gvm_beta=0.5,
-    gvm_norms="one", gvm_reuse_pilots=True,
-)
+    drop_unresolved=True, max_samples_per_step=60, max_tokens_per_step=300, max_refills=0,
+    advantage="leave-one-out", weighting="log", est_decay=0.2, est_alpha=3.0, est_beta=30.0,
+    est_eps=0.5, N_min=5, N_max=10, gvm_pilot=3, gvm_alpha=0.9, gvm_beta=0.5, gvm_norms="one",
+    gvm_reuse_pilots=True)
 
 
 def three_visits(cfg):
@@ -1030,21 +894,20 @@ def three_visits(cfg):
     return seen
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("setting", [f.name for f in fields(SamplerConfig) if f.name != "sampler"])
-def test_every_setting_changes_something_or_is_refused(rule, setting):
-    cfg = config(rule, **{setting: CHANGED[setting]})
-    if setting == "gvm_norms" and rule == "gvm":
-        return  # read by the trainer, which computes the norms
-    try:
-        cfg.validate()
-    except ValueError as error:
-        assert "has no effect" in str(error) or (rule, setting) == ("ada-est", "weighting")
-        assert "\n" not in str(error) and setting in str(error)
-        assert setting not in ada.RULES[rule].reads.split()
-        return
-    assert three_visits(cfg) != three_visits(config(rule))
+def test_every_setting_changes_something_or_is_refused(rule):
+    usual = three_visits(config(rule))
+    for setting, value in CHANGED.items():
+        cfg = config(rule, **{setting: value})
+        try:
+            cfg.validate()
+        except ValueError as error:
+            assert "has no effect" in str(error) or (rule, setting) == ("ada-est", "weighting")
+            assert "\n" not in str(error) and setting in str(error)
+            assert setting not in ada.RULES[rule].reads.split()
+        else:  # gvm's norms are computed by the trainer
+            assert three_visits(cfg) != usual or (rule, setting) == ("gvm", "gvm_norms")
+    assert {*CHANGED, "sampler"} == {f.name for f in fields(SamplerConfig)}
 
 
 def test_the_table_names_settings_that_exist():
@@ -1054,8 +917,7 @@ def test_the_table_names_settings_that_exist():
 
 
 def test_a_new_rule_is_a_row_of_the_table(tmp_path, monkeypatch):
-    """ada-neg, rounds until one answer is wrong,
-    by adding nothing but a row to a copy of the file."""
+    """ada-neg, rounds until one answer is wrong: nothing but a row in a copy of the file."""
     source = (ROOT / "ada_sampler.py").read_text()
     row = '    "ada-neg": Rule("M_first", lambda c: (0, 1), True, "n", ADA),\n'
     (tmp_path / "with_neg.py").write_text(source.replace('    "ada-est":     Rule(',
@@ -1124,9 +986,8 @@ def test_ranges_are_one_sentence_with_name_and_value(changes, message):
 def test_what_ranges_let_through():
     ada.check_ranges(Ranges())
     for changes in (dict(whole=1), dict(whole=9), dict(edge=0), dict(edge=1), dict(inside=1e-9),
-                    dict(inside=0.999),
-                    dict(maybe=1), dict(maybe=None), dict(plain=3), dict(choice="b"),
-                    dict(flag=True)):
+                    dict(inside=0.999), dict(maybe=1), dict(maybe=None), dict(plain=3),
+                    dict(choice="b"), dict(flag=True)):
         ada.check_ranges(Ranges(**changes))
 
 
@@ -1154,8 +1015,8 @@ def test_it_needs_the_standard_library_only():
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); old = set(sys.modules)"
     code += "; import ada_sampler; print(*set(sys.modules) - old)"
     loaded = subprocess.run(
-        [sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=20, check=True
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=HANG, check=True
     ).stdout
-    strangers = {name.split(".")[0]
-                 for name in loaded.split()} - sys.stdlib_module_names - {"ada_sampler"}
+    strangers = {name.split(".")[0] for name in loaded.split()}
+    strangers -= {*sys.stdlib_module_names, "ada_sampler"}
     assert not strangers and "torch" not in loaded and "vllm" not in loaded
