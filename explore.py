@@ -101,7 +101,8 @@ def without(sample: dict, names: tuple) -> dict:
 def read_run(folder: Path, span: tuple[int, int] | None) -> tuple[dict, list[str]]:
     """A run as the page gets it, but with `Recorded` groups; and what is to be said about it.
 
-    Raises SystemExit if the folder is none of a run, or of one without a finished step.
+    Raises SystemExit if the folder is none of a run, or of one without a finished step, and OSError
+    if a log cannot be read.
     """
     if not folder.is_dir():
         raise SystemExit(f"{shown(folder)} is no folder: name that of a run, such as runs/NAME.")
@@ -109,6 +110,9 @@ def read_run(folder: Path, span: tuple[int, int] | None) -> tuple[dict, list[str
     if config is None:
         raise SystemExit(f"{shown(folder)} holds no config.json, so it is no training run: name "
                          "the folder of one, such as runs/NAME.")
+    for log in (folder / name for name in ("metrics.jsonl", "groups.jsonl", "eval.jsonl")):
+        if log.exists() and not log.is_file():
+            raise SystemExit(f"{shown(log)} is no file, and so no log of a run: move it away.")
     metrics, notes = thinned(read_rows(folder / "metrics.jsonl"))
     if not metrics:
         raise SystemExit(f"{shown(folder)} has no finished step yet: there is nothing to see.")
@@ -243,7 +247,10 @@ def page_of(data: dict, template: str) -> str:
 def main(config: PageConfig) -> None:
     span = first_and_last(config.steps)
     folders = [Path(name) for name in (config.run, config.against) if name]
-    read = [read_run(folder, span) for folder in folders]
+    try:
+        read = [read_run(folder, span) for folder in folders]
+    except OSError as error:
+        raise SystemExit(f"The run cannot be read: {shown(error)}") from None
     notes = [note for _, some in read for note in some]
     if span:
         notes.append(f"Prompts of steps {span[0]} to {span[1]} only (--steps).")

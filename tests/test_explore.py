@@ -162,14 +162,22 @@ def test_bytes_that_are_no_text_show_as_such(folder):
     assert page_of(folder)["runs"][0]["groups"][0]["pool"][1]["text"] == "n\ufffd"
 
 
+def folder_instead(file):
+    file.unlink()
+    file.mkdir()
+
+
 @pytest.mark.parametrize("spoil, words", [
     (lambda f: f.rename(f.with_name("away")), "no folder"),
     (lambda f: (f / "config.json").unlink(), "no training run"),
     (lambda f: (f / "config.json").write_text("{"), "missing or damaged"),
     (lambda f: (f / "config.json").write_text('{"config": 3}'), "settings of a run"),
+    (lambda f: folder_instead(f / "config.json"), "missing or damaged"),
     (lambda f: (f / "metrics.jsonl").unlink(), "no finished step"),
     (lambda f: (f / "metrics.jsonl").write_text('{"st'), "no finished step"),
     (lambda f: (f / "explore.html").mkdir(), "cannot be written"),
+    (lambda f: folder_instead(f / "groups.jsonl"), "is no file"),
+    (lambda f: folder_instead(f / "eval.jsonl"), "is no file"),
 ])
 def test_what_is_no_run_is_a_sentence(folder, spoil, words):
     spoil(folder)
@@ -177,6 +185,15 @@ def test_what_is_no_run_is_a_sentence(folder, spoil, words):
         main(PageConfig(run=str(folder)))
     sentence = str(ended.value)
     assert words in sentence and str(folder) in sentence and "\n" not in sentence
+
+
+def test_nothing_is_written_through_a_link(folder, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("not the page's")
+    for name in ("explore.new", "explore.html"):
+        (folder / name).symlink_to(other)
+    page_of(folder)
+    assert other.read_text() == "not the page's" and not (folder / "explore.html").is_symlink()
 
 
 @pytest.mark.parametrize("remove", ["groups.jsonl", "eval.jsonl"])
