@@ -2,6 +2,7 @@
 import base64
 import gzip
 import json
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -15,9 +16,10 @@ from parts import files
 from parts.grader import NO_VERDICT
 
 HOSTILE = [
-    "<script>alert(1)</script>", "</script><h1>", "<!-- <script>", "]]>", "\u2028\u2029\x85",
+    "<script>window.hacked = 1</script>", "<img src=x onerror='window.hacked = 1'>",
+    "javascript:window.hacked=1", "${window.hacked = 1}", "</script><h1>", "<!-- <script>", "]]>", "\u2028\u2029\x85",
     "\ud800 alone", "\udc00\ud83d", "\u202eright to left", "a" * 100_000, "\x00\x1b[2J",
-    "/*DATA*/", "'\"\\`${1}", "&lt;&amp;", "😀é", "\\boxed{</script>}", "\r\n\t"]
+    "/*DATA*/", "'\"\\`", "&lt;&amp;", "😀é", "\\boxed{</script>}", "\r\n\t"]
 
 
 def sample(text="\\boxed{7}", kept=True, tokens=3, **changes):
@@ -136,10 +138,15 @@ def test_whatever_a_model_writes_is_in_the_page_as_it_was(tmp_path):
         assert row["pool"][0]["tokens"][0] == text[:5]
 
 
-def test_the_template_has_one_place_for_the_data_and_asks_no_network():
+def test_the_template_reads_no_text_as_html_and_asks_no_network():
     template = explore.TEMPLATE.read_text(encoding="utf-8")
     assert template.count(explore.PLACE) == 1 and Scripts(template).data == explore.PLACE
-    assert "src=" not in template and "@import" not in template and "fetch(" not in template
+    assert "default-src 'none'" in template
+    for reads in ("src=", "@import", "fetch(", "innerHTML", "outerHTML", "insertAdjacent", "srcdoc",
+                  "document.write", "DOMParser", " eval(", "Function("):
+        assert reads not in template
+    assert set(re.findall(r"https?://[^\"'\s]+", template)) == {  # names, never fetched
+        "http://www.w3.org/2000/svg", "http://www.w3.org/1998/Math/MathML"}
 
 
 # ------------------------------------------------------------------------------ damage

@@ -2,16 +2,14 @@
 
 tests/explore_run holds prompts of two real runs of the tiny model (--log-groups all, one and four
 mini-batches), and in pools.txt the rewards of all their pools: a line per prompt, a word per round.
-Screenshots of the main views are left in pytest's temporary folder, .../screenshots.
 """
-
 import json
 import math
-import os
 import random
 import re
 import shutil
-import time
+import socket
+import threading
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,21 +21,23 @@ import explore
 import minirl
 from ada_sampler import Estimator, SamplerConfig, collect, without_verdict
 from conftest import ROOT
+from helpers import HANG
 from parts.grader import NO_VERDICT
 from parts.simulate import as_rule
+from test_explore import HOSTILE
 
-CHROMIUM = "/usr/bin/chromium"
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 RECORDED = ROOT / "tests" / "explore_run"
 HTML = explore.TEMPLATE.read_text(encoding="utf-8")
+PHONE = dict(viewport=dict(width=390, height=844), has_touch=True, is_mobile=True)
 pytestmark = pytest.mark.slow
 
 
 # ---------------------------------------------- a browser and its pages
 @pytest.fixture(scope="module")
 def chromium():
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: make extras"
-    )
+    reason = "playwright is not installed: make extras"
+    playwright = pytest.importorskip("playwright.sync_api", reason=reason)
     if not Path(CHROMIUM).exists():
         pytest.skip(f"no browser at {CHROMIUM}: apt-get install chromium")
     with playwright.sync_playwright() as started:
@@ -46,25 +46,43 @@ def chromium():
         browser.close()
 
 
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory):
+    """page_file(names): explore.html of one recorded run or two, as the command makes it."""
+    made = {}
+
+    def make(names):
+        if names not in made:
+            folders = [tmp_path_factory.mktemp("run") / name for name in names]
+            for folder in folders:
+                shutil.copytree(RECORDED / folder.name, folder)
+            against = "".join(map(str, folders[1:]))
+            explore.main(explore.PageConfig(run=str(folders[0]), against=against))
+            made[names] = folders[0] / "explore.html"
+        return made[names]
+
+    return make
+
+
 @pytest.fixture
-def browse(chromium):
-    """browse(file, address): an open page. At the end: no error on the console, no request."""
+def browse(chromium, page_file, tmp_path):
+    """browse(address): an open page of a recorded run, or of `data`; or what is in a `file`.
+
+    At the end: no error on the console, no request.
+    """
     wrong, contexts = [], []
 
-    def open_page(file, address="", **settings):
-        context = chromium.new_context(viewport=dict(width=1280, height=720), **settings)
-        contexts.append(context)
-        page = context.new_page()
+    def open_page(address="", names=("four",), data=None, file=None, **settings):
+        file = file or (page_of(tmp_path, data) if data else page_file(names))
+        contexts.append(chromium.new_context(**dict(viewport=dict(width=1280, height=720))
+                                             | settings))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(1000 * HANG)
         page.on("console", lambda message: wrong.append(f"console: {message.text}"))
         page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
         page.on("dialog", lambda dialog: wrong.append("a dialog") or dialog.dismiss())
-        page.on(
-            "request",
-            lambda request: (
-                request.url.split("#")[0] == file.as_uri()
-                or wrong.append(f"request: {request.url[:100]}")
-            ),
-        )
+        page.on("request", lambda request: request.url.split("#")[0] == file.as_uri()
+                or wrong.append(f"request: {request.url[:100]}"))
         page.goto(file.as_uri() + address)
         page.wait_for_selector("body[data-ready]")
         return page
@@ -75,28 +93,9 @@ def browse(chromium):
     assert wrong == []
 
 
-def run_folder(tmp_path, name="four", **settings):
-    """A copy of a recorded run, with some settings changed."""
-    folder = tmp_path / name
-    if not folder.exists():
-        shutil.copytree(RECORDED / name, folder)
-    file = folder / "config.json"
-    known = json.loads(file.read_text())
-    known["config"] |= settings
-    file.write_text(json.dumps(known))
-    return folder
-
-
-def page_file(tmp_path, *names, **settings):
-    """explore.html of one run or two, as the command makes it."""
-    folders = [str(run_folder(tmp_path, name, **settings)) for name in names or ("four",)]
-    explore.main(explore.PageConfig(run=folders[0], against="".join(folders[1:])))
-    return Path(folders[0]) / "explore.html"
-
-
-def page_of(tmp_path, data):
-    file = tmp_path / "page.html"
-    file.write_text(explore.page_of(data | dict(no_verdict=NO_VERDICT), HTML))
+def page_of(folder, data):
+    file = folder / "page.html"
+    file.write_text(explore.page_of(dict(left_out="", no_verdict=NO_VERDICT) | data, HTML))
     return file
 
 
@@ -112,18 +111,35 @@ def recorded_config(**changes):
     return json.loads((RECORDED / "four" / "config.json").read_text())["config"] | changes
 
 
+def run_of(groups=(), name="mine", metrics=(), evals=(), **config):
+    return dict(name=name, config=recorded_config(**config), metrics=list(metrics),
+                evals=list(evals), groups=list(groups))
+
+
+def copy_of(value):
+    return json.loads(json.dumps(value))
+
+
 def settle(page):
     """Until what was asked for is drawn: changes are shown in the next frame."""
     page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
-def wait(page, condition, argument=None):
+def wait(page, condition):
     """Until a condition in JavaScript holds. (The page forbids the eval of wait_for_function.)"""
-    for _ in range(200):
-        if page.evaluate(condition, argument):
-            return
-        page.wait_for_timeout(25)
-    raise AssertionError(f"never: {condition}")
+    page.evaluate(f"""new Promise(done => {{
+        const look = () => ({condition}) ? done() : requestAnimationFrame(look);
+        look();
+    }})""")
+
+
+def go(page, view):
+    """To another address, until it is drawn."""
+    page.evaluate("""view => new Promise(done => {
+        if (location.hash === view) done();
+        addEventListener("hashchange", () => requestAnimationFrame(done), { once: true });
+        location.hash = view;
+    })""", view)
 
 
 def address(page):
@@ -131,33 +147,22 @@ def address(page):
 
 
 # ---------------------------------------------- the way through the page
-def test_from_the_curves_to_the_formula_of_a_token_by_the_mouse_alone(
-    browse, tmp_path, tmp_path_factory
-):
-    pictures = tmp_path_factory.mktemp("screenshots")
-    page = browse(page_file(tmp_path))
-
-    def look(name):
-        page.screenshot(path=pictures / f"{name}.png")
-
-    look("curves")
+@pytest.mark.core
+def test_from_the_curves_to_the_formula_of_a_token_by_the_mouse_alone(browse):
+    page = browse()
     box = page.locator(".panel svg[role=img]").first.bounding_box()
-    page.mouse.click(
-        box["x"] + box["width"] * (40 + 10 / 12 * 512) / 560, box["y"] + box["height"] / 2
-    )
+    across = (40 + 10 / 12 * 512) / 560  # where step 10 is
+    page.mouse.click(box["x"] + box["width"] * across, box["y"] + box["height"] / 2)
     page.wait_for_selector("main[data-view=prompts]")
-    assert address(page) == "#/run/0/step/10"
+    assert address(page) == "#/run/0/step/10" and page.title() == "step 10 · curves · four"
     page.select_option("select[aria-label='sort by']", "draws")
     settle(page)
-    look("prompts")
     draws = [int(text) for text in page.locator(".row .cost b").all_inner_texts()]
-    assert draws == sorted(
-        (len(g["pool"]) for g in recorded_groups() if g["step"] == 10), reverse=True
-    )
+    sizes = [len(g["pool"]) for g in recorded_groups() if g["step"] == 10]
+    assert draws == sorted(sizes, reverse=True)
 
     page.locator(".row", has_text="7+2+3=?").click()
     page.wait_for_selector("main[data-view=prompt]")
-    look("prompt")
     group = recorded_group(10, 9)
     assert "It cost 16 draws and 250 tokens" in page.inner_text("#worth")
     assert page.inner_text(".exit") == "closed, resolved: it wanted 2 right and 2 wrong"
@@ -167,145 +172,128 @@ def test_from_the_curves_to_the_formula_of_a_token_by_the_mouse_alone(
     page.click(".draw[data-sample='5']")
     page.wait_for_selector("main[data-view=sample]")
     sample = group["pool"][5]
-    assert "".join(page.locator(".tokens .token").all_inner_texts()).replace("↵", "\n") == "".join(
-        sample["tokens"]
-    )
+    texts = page.locator(".tokens .token").all_inner_texts()
+    assert "".join(texts).replace("↵", "\n") == "".join(sample["tokens"])
     page.hover(".token[data-t='10']")
-    look("sample")
-    assert sample["mask"][10] == "0" and page.inner_text("#why").startswith(
-        "Gradient 0: the mask stops it."
-    )
-    assert (
-        "Â wants to lower this token, and it is already unlikelier: 0.359 times"
-        in page.inner_text("#why")
-    )
+    why = page.inner_text("#why")
+    assert sample["mask"][10] == "0" and why.startswith("Gradient 0: the mask stops it.")
+    assert "Â wants to lower this token, and it is already unlikelier: 0.359 times" in why
     page.hover(".token[data-t='2']")
     assert page.inner_text("#why").startswith("Gradient −0.")
     page.locator(".crumbs a", has_text="curves").click()
     page.wait_for_selector("main[data-view=curves]")
 
 
-def test_bars_stand_where_the_engine_steps_say(browse, tmp_path):
-    page = browse(page_file(tmp_path), "#/run/0/step/10/prompt/9")
+def test_bars_stand_where_the_engine_steps_say(browse):
+    page = browse("#/run/0/step/10/prompt/9")
     pool = recorded_group(10, 9)["pool"]
     lane = page.locator(".draw .lane").first.bounding_box()
-    end = max(s["finish"] for s in pool)
-    for bar, s in zip(page.locator(".draw .lane i").all(), pool):
+    unit = lane["width"] / max(s["finish"] for s in pool)
+    for bar, s in zip(page.locator(".draw .lane i").all(), pool, strict=True):
         box = bar.bounding_box()
-        assert box["x"] - lane["x"] == pytest.approx(s["submit"] / end * lane["width"], abs=1.5)
-        assert box["width"] == pytest.approx(
-            (s["finish"] - s["submit"]) / end * lane["width"], abs=1.5
-        )
+        assert box["x"] - lane["x"] == pytest.approx(s["submit"] * unit, abs=1.5)
+        assert box["width"] == pytest.approx((s["finish"] - s["submit"]) * unit, abs=1.5)
         assert ("right" in bar.get_attribute("class")) == (s["reward"] > 0.7)
 
 
-def test_filters_sorts_and_search_choose_what_their_names_say(browse, tmp_path):
-    groups = [g for g in recorded_groups() if g["step"] == 10]
-    page = browse(page_file(tmp_path), "#/run/0/step/10")
+def places(page):
+    settle(page)
+    return [int(row.get_attribute("data-place")) for row in page.locator(".row").all()]
 
-    def places():
-        settle(page)
-        return [int(row.get_attribute("data-place")) for row in page.locator(".row").all()]
+
+def test_filters_and_sorts_choose_what_their_names_say(browse):
+    groups = [g for g in recorded_groups() if g["step"] == 10]
+    page = browse("#/run/0/step/10")
 
     def having(test):
         return {g["place"] for g in groups if test([s["reward"] for s in g["pool"]], g)}
 
-    wanted = {
-        "never": having(lambda r, g: not any(r)),
-        "always": having(lambda r, g: all(r)),
-        "mixed": having(lambda r, g: 0 < sum(r) < len(r)),
-        "unresolved": having(lambda r, g: g["outcome"] != "resolved"),
-        "silent": having(lambda r, g: len(set(r)) == 1),
-    }
+    wanted = dict(
+        never=having(lambda r, g: not any(r)), always=having(lambda r, g: all(r)),
+        mixed=having(lambda r, g: 0 < sum(r) < len(r)),
+        unresolved=having(lambda r, g: g["outcome"] != "resolved"),
+        silent=having(lambda r, g: len(set(r)) == 1))
     assert any(wanted.values())
     for only, expected in wanted.items():
         page.click(f"[data-only={only}]")
-        assert set(places()) == expected, only
+        assert set(places(page)) == expected, only
         assert page.inner_text(f"[data-only={only}]").endswith(f" {len(expected)}")
     page.click("[data-only=all]")
 
-    tilt = {
-        g["place"]: abs(g["pool_mean"] - sum(s["reward"] for s in g["pool"] if s["kept"]) / 4)
-        for g in groups
-    }
-    gap = {
-        g["place"]: max(
-            [
-                abs(a - b)
-                for s in g["pool"]
-                if "mu" in s
-                for a, b in zip(s["mu"], s.get("old", s["theta"]))
-            ]
-            or [0]
-        )
-        for g in groups
-    }
-    stopped = {g["place"]: sum(s.get("mask", "").count("0") for s in g["pool"]) for g in groups}
-    assert any(stopped.values())
-    for sort, worth in (("tilt", tilt), ("gap", gap), ("stopped", stopped)):
-        page.select_option("select[aria-label='sort by']", sort)
-        assert [worth[place] for place in places()] == sorted(worth.values(), reverse=True), sort
+    def gap(s):
+        old = s.get("old", s.get("theta"))
+        return max(abs(a - b) for a, b in zip(s["mu"], old)) if "mu" in s else 0
 
-    page.fill("#find", "\\boxed{11}")
-    wait(page, "document.querySelectorAll('.row').length < 7")
-    assert set(places()) == {
-        g["place"] for g in groups if any("\\boxed{11}" in s["text"] for s in g["pool"])
-    }
+    def tilt(g):
+        return abs(g["pool_mean"] - sum(s["reward"] for s in g["pool"] if s["kept"]) / 4)
+
+    worths = dict(tilt=tilt, gap=lambda g: max(map(gap, g["pool"])),
+                  stopped=lambda g: sum(s.get("mask", "").count("0") for s in g["pool"]))
+    for sort, worth in worths.items():
+        page.select_option("select[aria-label='sort by']", sort)
+        of = {g["place"]: worth(g) for g in groups}
+        assert any(of.values())
+        assert [of[place] for place in places(page)] == sorted(of.values(), reverse=True), sort
+
+
+def test_the_search_is_over_all_steps_from_everywhere_and_esc_ends_it(browse):
+    page = browse("#/run/0/step/10")
+    found = [g for g in recorded_groups() if any("\\boxed{0}" in s["text"] for s in g["pool"])]
+    assert {g["step"] for g in found} > {10}
+    for level in ("", "/prompt/9", "/prompt/9/sample/5"):
+        go(page, f"#/run/0/step/10{level}")
+        page.keyboard.press("/")
+        page.keyboard.type("\\boxed{0}")
+        wait(page, "location.hash.startsWith('#/run/0/all?find=')")
+        assert sorted(places(page)) == sorted(g["place"] for g in found)
+        assert page.evaluate("document.activeElement.id") == "find"
+        page.keyboard.press("Escape")
+        assert len(places(page)) == len(recorded_groups())
+        assert address(page) == "#/run/0/all" and page.input_value("#find") == ""
 
 
 # ---------------------------------------------- Eq. 7 with a token's numbers
 OBJECTIVES = [
-    dict(),
-    dict(weight_cap=1.0),
-    dict(weight_cap=0.0),
-    dict(clip=False),
-    dict(importance="staleness"),
-    dict(importance="none"),
-    dict(mask="dppo", delta=0.05),
-    dict(mask="icepop"),
-    dict(objective="grpo", eps_low=0.05, eps_high=0.05),
-    dict(objective="grpo", clip=False),
-    dict(objective="cispo", eps_low=0.05, eps_high=0.05),
-]
+    dict(), dict(weight_cap=1.0), dict(weight_cap=0.0), dict(clip=False),
+    dict(importance="staleness"), dict(importance="none"),
+    dict(mask="dppo", delta=0.05), dict(mask="icepop"),
+    dict(objective="grpo", eps_low=0.05, eps_high=0.05), dict(objective="grpo", clip=False),
+    dict(objective="cispo", eps_low=0.05, eps_high=0.05)]
+TERMS = """config => {
+    const run = DATA.runs[0], own = run.config, spans = [...document.querySelectorAll(".token[data-t]")];
+    run.config = config;
+    const shown = spans.map(span => {
+        span.dispatchEvent(new MouseEvent("mouseover", { bubbles: true }));
+        return Number(document.getElementById("term").dataset.value);
+    });
+    run.config = own;
+    return shown;
+}"""
 
 
-def by_the_objective(sample, **settings):
-    """(terms, mask, the gradient's coefficients) of a recorded sample by minirl.objective."""
-    config = SimpleNamespace(**recorded_config(**settings))
-    theta = torch.tensor(sample["theta"], dtype=torch.float64, requires_grad=True)
-    old = torch.tensor(sample.get("old", sample["theta"]), dtype=torch.float64)
-    mu = torch.tensor(sample["mu"], dtype=torch.float64)
-    advantage = torch.full_like(mu, sample["coefficient"])
-    term, mask, _ = minirl.objective(theta, old, mu, advantage, config)
+def by_the_objective(theta, old, mu, advantage, config):
+    """(terms, masks, the gradient's coefficients) of tokens by minirl.objective."""
+    theta, old, mu = (torch.tensor(column, dtype=torch.float64) for column in (theta, old, mu))
+    advantage = torch.tensor(advantage, dtype=torch.float64).expand(len(mu))
+    theta.requires_grad_()
+    term, mask, _ = minirl.objective(theta, old, mu, advantage, SimpleNamespace(**config))
     (push,) = torch.autograd.grad(term.sum(), theta)
     return term.tolist(), mask.tolist(), push.tolist()
 
 
-@pytest.mark.parametrize(
-    "settings", OBJECTIVES, ids=lambda s: ",".join(map(str, s.values())) or "default"
-)
+def of_sample(s, **settings):
+    old = s.get("old", s["theta"])
+    return by_the_objective(s["theta"], old, s["mu"], s["coefficient"], recorded_config(**settings))
+
+
+@pytest.mark.parametrize("place, index", [(9, 5), (6, 8)])
 def test_the_formula_of_the_token_under_the_mouse_has_the_value_of_the_objective(
-    settings, browse, tmp_path
-):
-    file = page_file(tmp_path, **settings)
-    for place, index in ((9, 5), (6, 8)):
-        sample = recorded_group(10, place)["pool"][index]
-        page = browse(file, f"#/run/0/step/10/prompt/{place}/sample/{index}")
-        terms, _, pushes = by_the_objective(sample, **settings)
-        for t in [*range(0, len(terms), 4), len(terms) - 1]:
-            page.hover(f".token[data-t='{t}']")
-            assert float(page.get_attribute("#term", "data-value")) == pytest.approx(
-                terms[t], abs=1e-6
-            ), t
-        pushed = page.evaluate(
-            """([place, index]) => {
-            const run = DATA.runs[0], group = run.steps.get(10).find(g => g.place === place);
-            const s = group.pool[index];
-            return s.theta.map((theta, t) => objective(
-                theta, s.old[t], s.mu[t], s.coefficient, run.config, maskSettings(run)).push)}""",
-            [place, index],
-        )
-        assert pushed == pytest.approx(pushes, abs=1e-9)  # what it says of the gradient
+        browse, place, index):
+    sample = recorded_group(10, place)["pool"][index]
+    page = browse(f"#/run/0/step/10/prompt/{place}/sample/{index}")
+    for settings in OBJECTIVES:
+        shown = page.evaluate(TERMS, recorded_config(**settings))
+        assert shown == pytest.approx(of_sample(sample, **settings)[0], abs=1e-6), settings
 
 
 ON_RANDOM_TOKENS = """([tokens, cases]) => cases.map(([config, m]) => tokens.map(token => {
@@ -314,41 +302,30 @@ ON_RANDOM_TOKENS = """([tokens, cases]) => cases.map(([config, m]) => tokens.map
 }))"""
 
 
-def test_term_mask_and_gradient_are_the_objectives_on_any_numbers(browse, tmp_path):
+def test_term_mask_and_gradient_are_the_objectives_on_any_numbers(browse):
     rng = random.Random(0)
     tokens = []
     for _ in range(400):
         old = -rng.expovariate(1.0)
         theta, mu = (min(old + rng.gauss(0, spread), 0.0) for spread in (0.3, 0.5))
         tokens.append([theta, old, mu, rng.choice((-1, 1)) * rng.uniform(0.1, 1)])
-    theta, old, mu, advantage = (
-        torch.tensor(column, dtype=torch.float64) for column in zip(*tokens)
-    )
-    cases = [
-        dict(eps_low=low, eps_high=high) | more
-        for low, high in ((0.2, 0.27), (0.05, 0.6))
-        for more in OBJECTIVES
-    ]
-    configs = [recorded_config(**case) for case in cases]
-    page = browse(page_file(tmp_path))
+    configs = [recorded_config(**dict(eps_low=low, eps_high=high) | more)
+               for low, high in ((0.2, 0.27), (0.05, 0.6)) for more in OBJECTIVES]
+    page = browse()
     masks = page.evaluate("configs => configs.map(recordedMask)", configs)
     found = page.evaluate(ON_RANDOM_TOKENS, [tokens, list(zip(configs, masks))])
     for config, ours in zip(configs, found):
-        lp = theta.clone().requires_grad_()
-        term, mask, _ = minirl.objective(lp, old, mu, advantage, SimpleNamespace(**config))
-        (push,) = torch.autograd.grad(term.sum(), lp)
-        theirs = [*zip(term.tolist(), mask.tolist(), push.tolist())]
-        assert [tuple(row) for row in ours] == [pytest.approx(row, abs=1e-12) for row in theirs], (
-            config
-        )
+        theirs = by_the_objective(*zip(*tokens), config)
+        for mine, wanted in zip(zip(*ours), theirs, strict=True):
+            assert list(mine) == pytest.approx(wanted, abs=1e-12), config
 
 
-def test_the_recorded_numbers_are_shown_as_they_are(browse, tmp_path):
+def test_the_recorded_numbers_are_shown_as_they_are(browse):
     sample = recorded_group(10, 9)["pool"][5]
-    page = browse(page_file(tmp_path), "#/run/0/step/10/prompt/9/sample/5/token/10")
+    page = browse("#/run/0/step/10/prompt/9/sample/5/token/10")
     shown = page.inner_text("#numbers").replace("\n", " ")
-    for value in (sample["mu"][10], sample["old"][10], sample["theta"][10]):
-        assert f"{value:.4f}".replace("-", "−") in shown
+    for name in ("mu", "old", "theta"):
+        assert f"{sample[name][10]:.4f}".replace("-", "−") in shown
     assert f"token id {sample['ids'][10]}" in shown and "mask, recorded 0" in shown
     assert f"{sample['entropy'][10]:.3g}" in shown
 
@@ -360,34 +337,33 @@ def stopped(page):
 
 
 def expected_stopped(sample, **settings):
-    return {t for t, m in enumerate(by_the_objective(sample, **settings)[1]) if m == 0}
+    return {t for t, m in enumerate(of_sample(sample, **settings)[1]) if m == 0}
 
 
-def test_a_slider_stops_the_tokens_that_the_objective_would_stop(browse, tmp_path):
-    file, seen = page_file(tmp_path), set()
-    for place, index in ((9, 5), (16, 0), (3, 0)):
-        group = recorded_group(10, place)
-        sample = group["pool"][index]
-        page = browse(file, f"#/run/0/step/10/prompt/{place}/sample/{index}")
-        assert stopped(page) == {t for t, m in enumerate(sample["mask"]) if m == "0"}
-        for eps in (0.01, 0.02, 0.05, 0.1, 0.6):
-            for name in ("eps_low", "eps_high"):
-                page.locator(f"input[type=range][name={name}]").fill(str(eps))
-            found = expected_stopped(sample, eps_low=eps, eps_high=eps)
-            assert stopped(page) == found, eps
-            seen.add(len(found))
-        page.click("#recorded-mask")
-        assert stopped(page) == {t for t, m in enumerate(sample["mask"]) if m == "0"}
-        for kind, delta in (("dppo", 0.02), ("dppo", 0.3), ("icepop", 0.2)):
-            page.select_option("#masks select", kind)
-            if kind == "dppo":
-                page.fill("input[type=number][aria-label=delta]", str(delta))
-            assert stopped(page) == expected_stopped(sample, mask=kind, delta=delta), (kind, delta)
-    assert len(seen) >= 3  # a slider that did nothing would not pass
+@pytest.mark.parametrize("place, index", [(16, 0), (3, 0)])
+def test_a_slider_stops_the_tokens_that_the_objective_would_stop(browse, place, index):
+    sample = recorded_group(10, place)["pool"][index]
+    recorded = {t for t, m in enumerate(sample["mask"]) if m == "0"}
+    page = browse(f"#/run/0/step/10/prompt/{place}/sample/{index}")
+    assert stopped(page) == recorded
+    seen = set()
+    for eps in (0.01, 0.02, 0.05, 0.1, 0.6):
+        for name in ("eps_low", "eps_high"):
+            page.locator(f"input[type=range][name={name}]").fill(str(eps))
+        assert stopped(page) == expected_stopped(sample, eps_low=eps, eps_high=eps), eps
+        seen.add(len(stopped(page)))
+    page.click("#recorded-mask")
+    assert stopped(page) == recorded
+    for kind, delta in (("dppo", 0.02), ("dppo", 0.3), ("icepop", 0.2)):
+        page.select_option("#masks select", kind)
+        if kind == "dppo":
+            page.fill("input[type=number][aria-label=delta]", str(delta))
+        assert stopped(page) == expected_stopped(sample, mask=kind, delta=delta), (kind, delta)
+    assert len(seen) >= 2  # a slider that did nothing would not pass
 
 
-def test_the_keys_move_a_slider_and_the_counts_are_those_of_the_whole_step(browse, tmp_path):
-    page = browse(page_file(tmp_path), "#/run/0/step/10?eps_low=0.1&eps_high=0.1")
+def test_the_keys_move_a_slider_and_the_counts_are_those_of_the_whole_step(browse):
+    page = browse("#/run/0/step/10?eps_low=0.1&eps_high=0.1")
     trained = [s for g in recorded_groups() if g["step"] == 10 for s in g["pool"] if "theta" in s]
 
     def count():
@@ -402,8 +378,8 @@ def test_the_keys_move_a_slider_and_the_counts_are_those_of_the_whole_step(brows
     assert "eps_low=0.05" in address(page)
 
 
-def test_a_run_of_one_mini_batch_says_why_no_slider_stops_anything(browse, tmp_path):
-    page = browse(page_file(tmp_path, "one"), "#/run/0/step/10?eps_low=0.01&eps_high=0.01")
+def test_a_run_of_one_mini_batch_says_why_no_slider_stops_anything(browse):
+    page = browse("#/run/0/step/10?eps_low=0.01&eps_high=0.01", ("one",))
     assert "is trained before anything has moved: no ε stops any" in page.inner_text("#masks")
     assert page.locator("#masks [data-stopped]").first.get_attribute("data-stopped") == "0"
 
@@ -438,9 +414,8 @@ def by_the_sampler(rewards, config):
     """[outcome, draws, kept, coefficients] by ada_sampler.collect; ["unknown"]: the pool ends."""
     engine = Replay(rewards)
     try:
-        (group,) = collect(
-            [SimpleNamespace(id=0)], config, engine, engine, estimator=Estimator(config)
-        )
+        group, = collect([SimpleNamespace(id=0)], config, engine, engine,
+                         estimator=Estimator(config))
     except PoolEnds:
         return ["unknown"]
     rows = group.rows()
@@ -449,63 +424,19 @@ def by_the_sampler(rewards, config):
 
 def rules(rule, **settings):
     """The settings under one rule, as far as it reads them; None if ada_sampler refuses them."""
+    config = as_rule(SamplerConfig(**settings), rule)
+    return None if refuses(config) else config
+
+
+def refuses(config):
     try:
-        config = as_rule(SamplerConfig(**settings), rule)
         config.validate()
     except ValueError:
-        return None
-    return config
+        return True
+    return False
 
 
-REPLAY = """([pools, settings]) => settings.map(c => pools.map(rewards => {
-    const pool = rewards.map((reward, index) => ({ reward, index, correct: reward > 0.7 }));
-    const f = counterfactual(pool, c);
-    if (f.outcome === "unknown") return ["unknown"];
-    return [f.outcome, f.drawn, f.kept.map(s => s.index), f.coefficients];
-}))"""
-SETTINGS = [dict(n=n, M=M, N=N) for n, M, N in product((2, 3, 4, 5, 8), (4, 8), (1, 2, 4, 6))] + [
-    dict(M_first=5),
-    dict(M_first=16, N=2),
-    dict(k_pos=2),
-    dict(k_pos=5, N=3),
-    dict(drop_unresolved=True),
-    dict(max_rounds_all_correct=1),
-    dict(max_rounds_all_correct=2, n=5),
-    dict(advantage="leave-one-out"),
-    dict(advantage="group-std"),
-    dict(advantage="positives-only", n=1),
-    dict(weighting="unbiased"),
-    dict(weighting="log", drop_unresolved=True),
-    dict(weighting="inv_p", n=3),
-]
-RULES = ("uniform", "dapo", "ada-pos", "ada-balance")
-
-
-def test_the_counterfactual_sampler_is_the_sampler(browse, tmp_path):
-    words = (RECORDED / "pools.txt").read_text().split("\n")
-    pools = sorted({line.replace(" ", "") for line in words if line})
-    pools = [[float(reward) for reward in pool] for pool in pools[::6]]
-    pools += [
-        [0.25, 0.9, 0.1, 0.9, 0.75, -1.0, 0.3, 2.0],
-        [1.0],
-        [0.0, 1.0],
-    ]  # a reward of one's own; short ones
-    cases = [(rule, settings) for settings in SETTINGS for rule in RULES]
-    cases = [(config, vars(config)) for config in (rules(rule, **s) for rule, s in cases) if config]
-    page = browse(page_file(tmp_path))
-    found = page.evaluate(REPLAY, [pools, [settings for _, settings in cases]])
-    outcomes = set()
-    for (config, settings), ours in zip(cases, found):
-        for rewards, mine in zip(pools, ours):
-            theirs = by_the_sampler(rewards, config)
-            assert mine[:3] == theirs[:3], (settings, rewards)
-            if len(theirs) > 3:
-                assert mine[3] == pytest.approx(theirs[3], abs=1e-12), (settings, rewards)
-            outcomes.add(mine[0])
-    assert outcomes == {"unknown", "resolved", "no correct", "no wrong"}
-
-
-OWN_REWARDS = """([pools, threshold, settings]) => pools.map(pool => {
+REPLAY = """([pools, threshold, settings]) => pools.map(pool => {
     const group = { pool };
     prepareGroup(group, threshold, DATA.no_verdict);
     return [pool.map(s => s.correct), settings.map(c => {
@@ -514,88 +445,86 @@ OWN_REWARDS = """([pools, threshold, settings]) => pools.map(pool => {
         return [f.outcome, f.drawn, f.kept.map(s => s.index), f.coefficients];
     })];
 })"""
+SETTINGS = [dict(n=n, M=M, N=N) for n, M, N in product((2, 3, 4, 8), (4, 8), (1, 2, 5))] + [
+    dict(M_first=5), dict(M_first=16, N=2), dict(k_pos=2), dict(k_pos=5, N=3),
+    dict(drop_unresolved=True), dict(max_rounds_all_correct=1),
+    dict(max_rounds_all_correct=2, n=5), dict(advantage="leave-one-out"),
+    dict(advantage="group-std"), dict(advantage="positives-only", n=1),
+    dict(weighting="unbiased"), dict(weighting="log", drop_unresolved=True),
+    dict(weighting="inv_p", n=3)]
+RULES = ("uniform", "dapo", "ada-pos", "ada-balance")
+
+
+def compare(page, pools, configs, threshold=0.7):
+    """Replay pools (NaN: the grader failed) on the page and by the sampler. Returns the outcomes
+    that occurred."""
+    rows = [[dict(reward=logged, status="raised" if math.isnan(reward) else "scored", round=0)
+             for reward, logged in zip(pool, without_verdict(pool))] for pool in pools]
+    found = page.evaluate(REPLAY, [rows, threshold, [vars(config) for config in configs]])
+    for pool, (correct, replayed) in zip(pools, found, strict=True):
+        assert correct == [reward > threshold for reward in pool]
+        for config, mine in zip(configs, replayed, strict=True):
+            theirs = by_the_sampler(pool, config)
+            assert mine[:3] == theirs[:3], (config, pool)
+            assert mine[3:] == [pytest.approx(c, abs=1e-12) for c in theirs[3:]], (config, pool)
+    return {mine[0] for _, replayed in found for mine in replayed}
+
+
+def test_the_counterfactual_sampler_is_the_sampler(browse):
+    words = (RECORDED / "pools.txt").read_text().split("\n")
+    recorded = sorted({line.replace(" ", "") for line in words if line})
+    pools = [[float(reward) for reward in pool] for pool in recorded[::12]]
+    pools += [[0.25, 0.9, 0.1, 0.9, 0.75, -1.0, 0.3, 2.0], [1.0], [0.0, 1.0]]  # of one's own; short
+    configs = [rules(rule, **settings) for settings in SETTINGS for rule in RULES]
+    outcomes = compare(browse(), pools, list(filter(None, configs)))
+    assert outcomes == {"unknown", "resolved", "no correct", "no wrong"}
 
 
 @pytest.mark.parametrize("threshold", [-0.5, 0.7])
-def test_the_page_judges_rewards_of_ones_own_as_the_sampler_does(browse, tmp_path, threshold):
+def test_the_page_judges_rewards_of_ones_own_as_the_sampler_does(browse, threshold):
     """Above a negative threshold lies also the 0 that is logged where --reward failed."""
     rng = random.Random(3)
     pools = [rng.choices([math.nan, -2.0, -0.6, -0.25, 0.9], k=16) for _ in range(40)]
-    rows = [
-        [
-            dict(reward=logged, status="raised" if math.isnan(reward) else "scored", round=0)
-            for reward, logged in zip(pool, without_verdict(pool))
-        ]
-        for pool in pools
-    ]
     configs = [rules(rule, threshold=threshold, n=4, M=4) for rule in RULES]
-    page = browse(page_file(tmp_path))
-    found = page.evaluate(OWN_REWARDS, [rows, threshold, [vars(config) for config in configs]])
-    for pool, (correct, replayed) in zip(pools, found):
-        assert correct == [reward > threshold for reward in pool]
-        for config, mine in zip(configs, replayed):
-            theirs = by_the_sampler(pool, config)
-            assert mine[:3] == theirs[:3], (config, pool)
-            if len(theirs) > 3:
-                assert mine[3] == pytest.approx(theirs[3], abs=1e-12), (config, pool)
+    compare(browse(), pools, configs, threshold)
 
 
-def test_the_page_refuses_the_settings_that_the_sampler_refuses(browse, tmp_path):
-    page = browse(page_file(tmp_path))
-    grid = [
-        dict(n=n, M=M, N=N, M_first=f, k_pos=k, max_rounds_all_correct=r, advantage=a, weighting=w)
-        for n, M, N, f, k, r, (a, w) in product(
-            (1, 4, 8),
-            (2, 4),
-            (1, 3),
-            (0, 6),
-            (1, 9),
-            (0, 2),
-            (("pool-mean", "none"), ("group-std", "log"), ("positives-only", "none")),
-        )
-    ]
-    cases = []
-    for rule, settings in product(RULES, grid):
-        config = as_rule(SamplerConfig(**settings), rule)  # without what other rules read
-        refused = rules(rule, **settings) is None
-        cases.append((vars(config) | dict(sampler=rule), refused))
-    found = page.evaluate("cases => cases.map(c => refused(c) !== '')", [case for case, _ in cases])
-    assert [case for (case, no), mine in zip(cases, found) if no != mine] == []
+def test_the_page_refuses_the_settings_that_the_sampler_refuses(browse):
+    weighed = (("pool-mean", "none"), ("group-std", "log"), ("positives-only", "none"))
+    grid = [dict(n=n, M=M, N=N, M_first=f, k_pos=k, max_rounds_all_correct=r, advantage=a,
+                 weighting=w) for n, M, N, f, k, r, (a, w) in product(
+                     (1, 4, 8), (2, 4), (1, 3), (0, 6), (1, 9), (0, 2), weighed)]
+    configs = [as_rule(SamplerConfig(**settings), rule) for rule, settings in product(RULES, grid)]
+    cases = [vars(config) | dict(sampler=config.sampler) for config in configs]
+    found = browse().evaluate("cases => cases.map(c => refused(c) !== '')", cases)
+    assert [case for config, case, mine in zip(configs, cases, found)
+            if refuses(config) != mine] == []
     assert 0 < sum(found) < len(found)
 
 
-def test_the_panel_tells_what_another_rule_would_have_kept(browse, tmp_path):
-    group = recorded_group(10, 9)
-    rewards = [s["reward"] for s in group["pool"]]
-    page = browse(page_file(tmp_path), "#/run/0/step/10/prompt/9")
+def test_the_panel_tells_what_another_rule_would_have_kept(browse):
+    rewards = [s["reward"] for s in recorded_group(10, 9)["pool"]]
+    page = browse("#/run/0/step/10/prompt/9")
     page.fill("#sampler input[name=n]", "6")
     page.click("tr[data-rule=ada-pos]")
     settle(page)
     outcome, drawn, kept, coefficients = by_the_sampler(rewards, rules("ada-pos", n=6))
-    cells = page.locator("tr[data-rule=ada-pos] td").all_inner_texts()
     right = sum(rewards[i] > 0.7 for i in kept)
-    assert cells[1:3] == [str(drawn), f"{right} ✓ {len(kept) - right} ✗"]
-    assert cells[3] == ", ".join(
-        f"{a:+.3g}".replace("-", "−") for a in sorted(set(coefficients), reverse=True)
-    )
-    marked = page.evaluate(
-        "[...document.querySelectorAll('.would')].map(e => Number(e.textContent) - 1)"
-    )
+    values = [f"{a:+.3g}".replace("-", "−") for a in sorted(set(coefficients), reverse=True)]
+    cells = page.locator("tr[data-rule=ada-pos] td").all_inner_texts()
+    assert cells[1:] == [str(drawn), f"{right} ✓ {len(kept) - right} ✗", ", ".join(values)]
+    marked = page.evaluate("[...document.querySelectorAll('.would')].map(e => +e.textContent - 1)")
     assert marked == kept
-    page.fill("#sampler input[name=n]", "8")
-    settle(page)
-    assert (
-        page.inner_text("tr[data-rule=ada-balance]").split("\t")[1]
-        == "unknown: wants 24, the pool ends at 16"
-    )
-    page.fill("#sampler input[name=M]", "4")
-    settle(page)
-    assert "a round of 4 is below n = 8" in page.inner_text("tr[data-rule=ada-pos]")
+    for name, value, rule, words in (
+            ("n", "8", "ada-balance", "unknown: wants 24, the pool ends at 16"),
+            ("M", "4", "ada-pos", "a round of 4 is below n = 8")):
+        page.fill(f"#sampler input[name={name}]", value)
+        settle(page)
+        assert words in page.inner_text(f"tr[data-rule={rule}]")
 
 
-def test_the_recorded_settings_give_back_what_was_recorded(browse, tmp_path):
-    page = browse(page_file(tmp_path))
-    same = page.evaluate("""DATA.runs[0].groups.map(g => {
+def test_the_recorded_settings_give_back_what_was_recorded(browse):
+    same = browse().evaluate("""DATA.runs[0].groups.map(g => {
         const f = counterfactual(g.pool, samplerSettings(g.run, "ada-balance"));
         const kept = g.pool.filter(s => s.kept);
         const places = samples => String(samples.map(s => s.index));
@@ -604,195 +533,242 @@ def test_the_recorded_settings_give_back_what_was_recorded(browse, tmp_path):
     assert same == [True] * len(recorded_groups())
 
 
+def test_a_rule_that_the_page_does_not_know_is_not_explained(browse):
+    data = dict(runs=[run_of([recorded_group(10, 9)], sampler="ada-neg")])
+    page = browse("#/run/0/step/10/prompt/9", data=data)
+    assert page.inner_text(".exit") == "closed, resolved, by the rule ada-neg"
+    words = page.locator("main").inner_html()
+    assert "first right" not in words and "gave it" not in words
+    assert page.locator("#sampler tr.chosen").inner_text().startswith("as recorded\t16")
+
+
 # ---------------------------------------------- what a model may write
-HOSTILE = [
-    "<script>window.hacked = 1</script>",
-    "</script><script>window.hacked = 1</script>",
-    "<!-- <script>",
-    "<img src=x onerror='window.hacked = 1'>",
-    "\u202eright to left\u2066",
-    "a" * 100_000,
-    "\ud800 \udc00\ud800",
-    "${window.hacked = 1}",
-    "</div></main><h1>",
-    "\x00\x07\x1b[31m",
-    "javascript:window.hacked=1",
-]
-
-
-def hostile_data(text):
-    group = recorded_group(10, 9)
-    group |= dict(prompt=text, gold=text, id=text, outcome=text)
+def hostile_group(text, place):
+    group = recorded_group(10, 9) | dict(place=place, prompt=text, gold=text, id=text, outcome=text)
     for s in group["pool"]:
         s |= dict(text=text, reason=text, status=text, answer=text, finish_reason=text)
         if "tokens" in s:
             s["tokens"] = [text] + s["tokens"][1:]
-    again = json.loads(json.dumps(group)) | dict(step=11)
-    config = recorded_config(name=text, model=text)
-    run = dict(
-        name=text,
-        config=config,
-        metrics=[dict(step=10, samples=16, prompts=1)],
-        evals=[],
-        groups=[group, again],
-    )
-    return dict(left_out=text, runs=[run, run | dict(groups=[group])])
+    return group
 
 
-@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_what_a_model_wrote_is_only_text(text, browse, tmp_path):
-    file = page_of(tmp_path, hostile_data(text))
-    if "<" in text:
-        assert text not in file.read_text()
-    page = browse(file)
-    elements = {}
-    for view in (
-        "#/curves",
-        "#/run/0/all",
-        "#/run/0/step/10/prompt/9",
-        "#/run/0/step/10/prompt/9/sample/5",
-        "#/run/0/step/10/prompt/9/sample/1",
-    ):
-        page.evaluate("view => { location.hash = view }", view)
-        wait(
-            page,
-            "view => location.hash.startsWith(view) && document.querySelector('main').children[0]",
-            view,
-        )
-        settle(page)
-        counts = page.evaluate("""() => [window.hacked, document.scripts.length,
-            document.querySelectorAll('img, main main').length,
+def test_what_a_model_wrote_is_only_text(browse, tmp_path):
+    groups = [hostile_group(text, place) for place, text in enumerate(HOSTILE)]
+    again = [copy_of(group) | dict(step=11) for group in groups]
+    everything = " ".join(text for text in HOSTILE if len(text) < 1000)
+    run = run_of(groups + again, name=everything, metrics=[dict(step=10, samples=16, prompts=1)],
+                 model=everything)
+    file = page_of(tmp_path, dict(left_out=everything, runs=[run, run | dict(groups=groups)]))
+    assert not any(text in file.read_text() for text in HOSTILE if "<" in text)
+    page = browse(file=file)
+
+    def seen(view):
+        go(page, view)
+        found = page.evaluate("""[window.hacked, document.scripts.length,
+            document.querySelectorAll("img, main main").length,
             document.documentElement.scrollWidth <= innerWidth]""")
-        assert counts == [None, 1, 0, True], view
-        elements[view] = page.evaluate("document.querySelector('main').textContent")
-    if text.startswith("<") and len(text) < 1000:
-        assert all(text in seen for seen in elements.values())
-    if "\u202e" in text:
-        assert (
-            not any("\u202e" in seen for seen in elements.values())
-            and "U+202E" in elements["#/run/0/all"]
-        )
+        assert found == [None, 1, 0, True], view
+        return page.evaluate("document.querySelector('main').textContent")
+
+    for place, text in enumerate(HOSTILE):
+        prompt = f"#/run/0/step/10/prompt/{place}"
+        for view in (prompt, f"{prompt}/sample/5", f"{prompt}/sample/1"):
+            words = seen(view)
+            assert text in words or not text.startswith("<")
+    for words in (seen("#/curves"), seen("#/run/0/all")):
+        assert all(text in words for text in HOSTILE if text.startswith("<"))
+        assert "\u202e" not in words and "U+202E" in words
 
 
-def test_nothing_in_the_template_reads_text_as_html_or_knows_a_network():
-    assert not re.search(
-        r"innerHTML|outerHTML|insertAdjacent|document\.write|DOMParser|\beval\(|Function\(|srcdoc",
-        HTML,
-    )
-    assert set(re.findall(r"https?://[^\"'\s]+", HTML)) == {
-        "http://www.w3.org/2000/svg",
-        "http://www.w3.org/1998/Math/MathML",
-    }  # names, never fetched
-    assert HTML.count(explore.PLACE) == 1 and "default-src 'none'" in HTML
+def test_even_code_on_the_page_cannot_reach_a_network(chromium, page_file, tmp_path):
+    open_to_all = tmp_path / "open.html"
+    open_to_all.write_text(HTML.replace("Content-Security-Policy", "no-policy"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer_once, args=(server,), daemon=True).start()
+        ask = f"fetch('http://127.0.0.1:{server.getsockname()[1]}/', {{ mode: 'no-cors' }})"
+        for file, wanted in ((page_file(("four",)), "TypeError"), (open_to_all, "sent")):
+            page = chromium.new_page()
+            page.goto(file.as_uri())
+            assert page.evaluate(f"{ask}.then(() => 'sent', error => error.name)") == wanted
+            page.close()
 
 
-def test_even_code_on_the_page_cannot_reach_a_network(chromium, tmp_path):
-    page = chromium.new_page()
-    page.goto(page_file(tmp_path).as_uri())
-    assert (
-        page.evaluate("fetch('http://127.0.0.1:9/').then(() => 'sent', error => error.name)")
-        == "TypeError"
-    )
-    assert (
-        page.evaluate("""new Promise(done => {
-        document.addEventListener("securitypolicyviolation", e => done(e.effectiveDirective));
-        setTimeout(() => done("nothing was forbidden"), 2000);
-        fetch("http://127.0.0.1:9/").catch(() => 0) })""")
-        == "connect-src"
-    )
-    page.close()
+def answer_once(server):
+    connection, _ = server.accept()
+    with connection:
+        connection.recv(1000)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
 
 
-# ---------------------------------------------- keys, links, looks
-def test_the_keyboard_leads_everywhere(browse, tmp_path):
-    page = browse(page_file(tmp_path), "#/run/0/step/10")
+# ---------------------------------------------- keys, links
+def test_the_keyboard_leads_everywhere(browse):
+    page = browse("#/run/0/step/10")
 
-    def press(*keys):
-        for key in keys:
-            page.keyboard.press(key)
+    def press(*names):
+        for name in names:
+            page.keyboard.press(name)
             settle(page)
         return address(page)
 
-    places = [g["place"] for g in recorded_groups() if g["step"] == 10]
-    assert press("ArrowDown", "ArrowDown", "Enter") == f"#/run/0/step/10/prompt/{places[1]}"
-    assert press("ArrowRight") == f"#/run/0/step/10/prompt/{places[2]}"
-    assert (
-        press("ArrowLeft", "ArrowDown", "Enter") == f"#/run/0/step/10/prompt/{places[1]}/sample/0"
-    )
+    def focused():
+        return page.evaluate("document.activeElement.getAttribute('href')")
+
+    groups = [f"#/run/0/step/10/prompt/{g['place']}" for g in recorded_groups() if g["step"] == 10]
+    press("ArrowDown", "ArrowDown")
+    assert focused() == groups[1] and press("Enter") == groups[1]
+    assert press("ArrowRight") == groups[2]
+    assert press("ArrowLeft", "ArrowDown", "Enter") == f"{groups[1]}/sample/0"
     assert press("ArrowDown").endswith("/sample/1") and press("ArrowUp").endswith("/sample/0")
-    assert press("Escape") == f"#/run/0/step/10/prompt/{places[1]}"
-    assert press("Escape") == "#/run/0/step/10"
+    assert press("Escape") == groups[1] and focused() == f"{groups[1]}/sample/0"
+    assert press("Escape") == "#/run/0/step/10" and focused() == groups[1]
+    page.keyboard.press("Shift+Tab")  # the keys go on from the focus, wherever Tab has put it
+    assert focused() == groups[0] and press("ArrowDown", "ArrowDown") and focused() == groups[2]
     assert press("ArrowRight") == "#/run/0/step/11"
-    assert press("Escape") == "#/curves"
+    page.focus("#previous")
+    assert press("Enter") == "#/run/0/step/10"
+    assert page.evaluate("document.activeElement.id") == "previous"
+    assert press("ArrowRight", "Escape") == "#/curves"
     assert press("ArrowLeft", "ArrowLeft", "Enter") == "#/run/0/step/11"
     press("/")
     page.keyboard.type("no such words t ?")
     wait(page, "location.hash.includes('find=')")
     settle(page)
     assert page.locator(".row").count() == 0 and page.locator("dialog[open]").count() == 0
-    page.keyboard.press("Escape")  # leaves the search
-    press("?")
+    press("Escape", "?")
     assert "search prompts and answers" in page.inner_text("dialog[open]")
     press("Escape")
     assert page.locator("dialog[open]").count() == 0
 
 
-def test_keys_walk_over_the_tokens_and_change_their_colours(browse, tmp_path):
-    page = browse(page_file(tmp_path), "#/run/0/step/10/prompt/9/sample/5/token/3")
+def test_keys_walk_over_the_tokens_and_change_their_colours(browse):
+    page = browse("#/run/0/step/10/prompt/9/sample/5/token/3")
     page.keyboard.press("ArrowRight")
-    assert address(page).endswith("/token/4") and page.inner_text("#formula h2").startswith(
-        "Eq. 7 for token 5,"
-    )
+    assert address(page).endswith("/token/4")
+    assert page.inner_text("#formula h2").startswith("Eq. 7 for token 5,")
+    assert page.evaluate("document.activeElement.dataset.t") == "4"
+    stops = page.evaluate("[...document.querySelectorAll('.token[tabindex=\"0\"]')].map(t => "
+                          "[t.dataset.t, t.getAttribute('aria-pressed')])")
+    assert stops == [["4", "true"]]  # Tab stops at one token, and arrows lead to the others
     colours = set()
     for _ in range(6):
         page.keyboard.press("c")
         settle(page)
-        colours.add(
-            page.evaluate(
-                "[...document.querySelectorAll('.token')].map(t => t.style.cssText).join()"
-            )
-        )
+        styles = "[...document.querySelectorAll('.token')].map(t => t.style.cssText).join()"
+        colours.add(page.evaluate(styles))
     assert len(colours) == 6 and "colour=" in address(page)
 
 
-@pytest.mark.parametrize(
-    "where",
-    [
-        "#/curves",
-        "#/run/0/step/10?sort=draws&only=mixed&find=boxed",
-        "#/run/0/all?rule=ada-pos&n=2",
-        "#/run/0/step/10/prompt/9?rule=uniform",
-        "#/run/0/step/10/prompt/9/sample/5/token/10?colour=entropy&eps_low=0.05",
-    ],
-)
-def test_a_link_opens_the_view_it_was_copied_from(where, browse, tmp_path):
-    file = page_file(tmp_path)
-    page = browse(file, where)
+@pytest.mark.parametrize("where", [
+    "#/curves", "#/run/0/step/10?sort=draws&only=mixed&find=boxed", "#/run/0/all?rule=ada-pos&n=2",
+    "#/run/0/step/10/prompt/9?rule=uniform",
+    "#/run/0/step/10/prompt/9/sample/5/token/10?colour=entropy&eps_low=0.05"])
+def test_a_link_opens_the_view_it_was_copied_from(where, browse):
+    page = browse(where)
     assert address(page) == where
-    page.evaluate("location.hash = '#/run/0/step/11'")
-    wait(page, "document.querySelector('h1').textContent === 'Step 11'")
+    words, title = page.inner_text("main"), page.title()
+    go(page, "#/run/0/step/11")
+    assert page.title() != title
     page.go_back()
+    wait(page, "document.querySelector('h1').textContent !== 'Step 11'")
     settle(page)
-    again = browse(file, where)
-    words = "document.querySelector('main').innerText"
-    assert page.evaluate(words) == again.evaluate(words) and len(again.evaluate(words)) > 300
+    assert page.inner_text("main") == words and len(words) > 300 and page.title() == title
 
 
-def test_a_link_to_what_is_not_there_says_so(browse, tmp_path):
-    page = browse(page_file(tmp_path), "#/run/0/step/10/prompt/999")
+def test_a_link_to_what_is_not_there_says_so(browse):
+    page = browse("#/run/0/step/10/prompt/999")
     assert "Nothing is recorded here" in page.inner_text("main")
-    page.evaluate("location.hash = '#/run/7/step/5000'")
-    wait(page, "document.querySelector('h1').textContent === 'Step 5000'")
+    go(page, "#/run/7/step/5000")
     assert "The nearest step with some is step 11" in page.inner_text("main")
 
 
-def test_light_and_dark_follow_the_system_and_the_button(browse, tmp_path):
+# ---------------------------------------------- looks: a phone, light and dark, contrast
+LEVELS = ["#/curves", "#/run/0/step/10?rule=ada-pos&only=mixed", "#/run/0/step/10/prompt/9",
+          "#/run/0/step/10/prompt/9/sample/5/token/10", "#/run/0/step/10/prompt/9/sample/3",
+          "#/run/1/step/10/prompt/9?beside=no", "#/run/0/step/10/prompt/99"]
+TOO_WIDE = """[...document.querySelectorAll("header, header *, main, main *")].filter(
+    e => e.getBoundingClientRect().right > 391 && !e.closest("#visits")).map(e => e.outerHTML)"""
+SQUEEZED = """[...document.querySelectorAll(
+    "header a, .here, .title, .said, .why, .factor > :nth-child(3), #worth, figure p, h1")].filter(
+    e => e.textContent.trim() && e.getBoundingClientRect().width > 0 && e.getBoundingClientRect()
+        .width < Math.min(80, 6 * e.textContent.length)).map(e => e.outerHTML)"""
+
+
+@pytest.mark.parametrize("where", LEVELS)
+def test_on_a_phone_nothing_is_cut_off_or_squeezed(browse, where):
+    page = browse(where, ("four", "one"), **PHONE)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert page.evaluate(TOO_WIDE) == [] and page.evaluate(SQUEEZED) == []
+    assert page.locator("#crumbs").bounding_box()["width"] > 300
+
+
+def test_a_finger_finds_its_way_to_a_token(browse):
+    page = browse(**PHONE)
+    page.locator(".panel svg[role=img]").first.tap()
+    page.wait_for_selector("main[data-view=prompts]")
+    go(page, "#/run/0/step/10")
+    page.locator(".row", has_text="7+2+3=?").tap()
+    page.wait_for_selector("main[data-view=prompt]")
+    page.locator(".draw[data-sample='5']").tap()
+    page.wait_for_selector("main[data-view=sample]")
+    for t in (0, 10):  # nothing lies above it: a tap would not get through
+        page.locator(f".token[data-t='{t}']").tap()
+        assert page.inner_text("#formula h2").startswith(f"Eq. 7 for token {t + 1},")
+        in_sight = page.evaluate("""(() => {
+            const box = document.getElementById("why").getBoundingClientRect();
+            return box.top > 0 && box.bottom <= innerHeight })()""")
+        assert in_sight, "the sentence on the token"
+    page.locator(".crumbs a", has_text="step 10").tap()
+    page.wait_for_selector("main[data-view=prompts]")
+
+
+# Every text: [contrast with what is behind it, the text], by WCAG's formula.
+CONTRASTS = """() => {
+    const pen = Object.assign(document.createElement("canvas"), { width: 1, height: 1 })
+        .getContext("2d", { willReadFrequently: true });
+    const paint = colours => {
+        pen.clearRect(0, 0, 1, 1);
+        for (const colour of colours) { pen.fillStyle = colour; pen.fillRect(0, 0, 1, 1); }
+        return [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3);
+    };
+    const light = rgb => {
+        const [r, g, b] = rgb.map(v => v / 255).map(
+            v => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
+    };
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
+    while (walker.nextNode()) {
+        const text = walker.currentNode.textContent.trim(), e = walker.currentNode.parentElement;
+        if (!text || !e.checkVisibility() || e.closest("script, option, :disabled")) continue;
+        const behind = [];
+        for (let at = e; at; at = at.parentElement) {
+            behind.unshift(getComputedStyle(at).backgroundColor);
+        }
+        const style = getComputedStyle(e), ink = e.closest("svg") ? style.fill : style.color;
+        const [a, b] = [light(paint(behind)), light(paint([...behind, ink]))];
+        found.push([Math.max(a, b) / Math.min(a, b), text]);
+    }
+    return found;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_has_a_contrast_of_four_and_a_half(browse, scheme):
+    page = browse("", ("four", "one"), color_scheme=scheme)
+    for where in [*LEVELS, "#/run/0/step/10/prompt/9/sample/5?colour=push"]:
+        go(page, where)
+        found = page.evaluate(CONTRASTS)
+        assert len(found) > 5 and [one for one in found if one[0] < 4.5] == [], where
+    underlined = page.evaluate("""[...document.querySelectorAll("main p a")].every(
+        a => getComputedStyle(a).textDecorationLine === "underline")""")
+    assert underlined  # a link in a text is known by more than its colour
+
+
+def test_light_and_dark_follow_the_system_and_the_button(browse):
     def brightness(page):
         colour = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
         return sum(map(int, re.findall(r"\d+", colour)[:3])) / 765
 
-    light = browse(page_file(tmp_path), color_scheme="light")
-    dark = browse(page_file(tmp_path), color_scheme="dark")
+    light, dark = browse(color_scheme="light"), browse(color_scheme="dark")
     assert brightness(light) > 0.9 and brightness(dark) < 0.15
     dark.click("#theme")
     assert brightness(dark) > 0.9
@@ -800,99 +776,138 @@ def test_light_and_dark_follow_the_system_and_the_button(browse, tmp_path):
     assert brightness(dark) < 0.15
 
 
-# ---------------------------------------------- two runs, and what may be missing
-def test_two_runs_stand_side_by_side(browse, tmp_path):
-    page = browse(page_file(tmp_path, "four", "one"), "#/run/0/step/10/prompt/9")
-    assert page.locator(".beside > div").count() == 2
-    assert [page.locator(".beside h2").nth(i).inner_text()[:6] for i in (0, 3)] == [
-        "A: fou",
-        "B: one",
-    ]
-    pools = [recorded_group(10, 9, name)["pool"] for name in ("four", "one")]
-    assert page.locator(".draw").count() == len(pools[0]) + len(pools[1])
+# ---------------------------------------------- two runs
+def test_two_runs_stand_side_by_side(browse):
+    page = browse("#/run/0/step/10/prompt/9", ("four", "one"))
+    headings = [page.locator(".beside h2").nth(i).inner_text() for i in (0, 3)]
+    assert [words[:6] for words in headings] == ["A: fou", "B: one"]
+    draws = [len(recorded_group(10, 9, name)["pool"]) for name in ("four", "one")]
+    assert page.locator(".draw").count() == sum(draws)
     assert page.locator("#visits tr").count() == 3
     page.click("#beside")
-    assert page.locator(".beside").count() == 0 and page.locator(".draw").count() == len(pools[0])
+    assert page.locator(".beside").count() == 0 and page.locator(".draw").count() == draws[0]
     page.click("#other-run")
+    wait(page, "location.hash.startsWith('#/run/1/step/10/prompt/9')")
     settle(page)
-    assert address(page).startswith("#/run/1/step/10/prompt/9") and page.locator(
-        ".draw"
-    ).count() == len(pools[1])
-    page.evaluate("location.hash = '#/curves'")
-    page.wait_for_selector(".panel path.line.run1")
+    assert page.locator(".draw").count() == draws[1]
+    go(page, "#/curves")
+    assert page.locator(".panel path.line.run1").count()
     assert "four against one" in page.inner_text("h1")
 
 
-def test_one_prompt_is_followed_over_the_steps(browse, tmp_path):
+def curve(steps, reward, every=1):
+    """A zigzag: a mean over whole periods of it is the reward itself."""
+    return [dict(step=s, reward_first_round=reward + (0.1 if s % 4 < 2 else -0.1), samples=430)
+            for s in range(0, steps + 1, every)]
+
+
+def heights(page, run):
+    """Of the bold line of a run in the first panel: the vertical place of each point."""
+    path = page.locator(f".panel >> nth=0 >> path.line.run{run}:not(.raw)").get_attribute("d")
+    return [float(y) for y in re.findall(r" (\d+\.\d+)", path)]
+
+
+def test_two_runs_are_smoothed_over_the_same_steps_and_their_lengths_are_said(browse):
+    runs = [run_of(name="long", metrics=curve(240, 0.6)),
+            run_of(name="short", metrics=curve(10, 0.3)),
+            run_of(name="rare", metrics=curve(240, 0.6, every=2))]
+    page = browse("#/curves", data=dict(runs=runs[:2]))
+    words = "long ends at step 240, short at step 10: after step 10 there is nothing to compare."
+    assert page.inner_text("#lengths") == words
+    assert "(step 10)" in page.locator(".panel p").first.inner_text()
+    long, short = heights(page, 0), heights(page, 1)
+    assert max(long) - min(long) < 0.5 * (118 * 0.2)  # raw, they go up and down by 118 * 0.2
+    assert max(short) - min(short) < 0.5 * (118 * 0.2)
+    page = browse("#/curves", data=dict(runs=[runs[0], runs[2]]))  # every other step was kept
+    assert page.locator("#lengths").count() == 0
+    middle = [y[len(y) // 3:len(y) // 2] for y in (heights(page, 0), heights(page, 1))]
+    assert max(middle[0]) - min(middle[0]) < 3 and max(middle[1]) - min(middle[1]) < 6
+
+
+def test_a_curve_shows_no_number_of_another_step(browse):
+    def run(name, steps, reward):
+        of_step = dict(reward_first_round=reward, samples=430)
+        metrics = [dict(step=s, ess=0.75, **of_step) for s in range(1, steps + 1)]
+        evals = [dict(step=s, avg=reward + s / 100) for s in range(0, steps + 1, 6)]
+        return run_of(name=name, metrics=metrics, evals=evals)
+
+    page = browse("#/curves", data=dict(runs=[run("short", 6, 0.25), run("long", 12, 0.5)]))
+
+    def words(title):
+        panel = page.locator(".panel", has=page.locator("h2", has_text=title))
+        return " ".join(panel.locator("p").inner_text().split())
+
+    assert words("Reward") == "first round (fair) 0.25 (step 6) 0.5"
+    assert words("Effective sample size") == "ESS 0.75 (step 6) 0.75"
+    samples = page.locator(".panel", has_text="Samples drawn")
+    marks = samples.locator("svg[role=img] text").all_text_contents()
+    assert marks == ["0", "200", "400", "step 0", "6", "12"]  # and not 215, rounded
+    for _ in range(2):
+        page.keyboard.press("ArrowLeft")
+    assert words("Reward") == "step 11 first round (fair) 0.5"
+    assert words("Accuracy") == "step 11 avg@k 0.31 (step 6) 0.56 (step 6)"
+    go(page, "#/run/1/step/11")
+    assert "75 %\neffective sample size" in page.inner_text(".facts")
+
+
+# ---------------------------------------------- what a log may hold, and what may be missing
+def test_one_prompt_is_followed_over_the_steps(browse):
     first = recorded_group(10, 9)
-    later = [json.loads(json.dumps(first)) | dict(step=step) for step in (30, 57)]
-    run = dict(
-        name="epochs", config=recorded_config(), metrics=[], evals=[], groups=[first, *later]
-    )
-    page = browse(page_of(tmp_path, dict(left_out="", runs=[run])), "#/run/0/step/10/prompt/9")
+    groups = [first, *(copy_of(first) | dict(step=step) for step in (30, 57))]
+    page = browse("#/run/0/step/10/prompt/9", data=dict(runs=[run_of(groups)]))
     assert page.locator("#visits a").all_inner_texts() == ["step 10", "step 30", "step 57"]
     page.click("#visits a:has-text('step 57')")
     wait(page, "document.querySelector('h1').textContent.endsWith('step 57')")
 
 
-def test_a_prompt_on_which_the_grader_failed_is_found(browse, tmp_path):
+def test_a_prompt_on_which_the_grader_failed_is_found(browse):
     statuses = ["correct", "wrong", "no_box", *NO_VERDICT, "unparseable"]
     groups = [recorded_group(10, 9) | dict(place=place) for place in range(len(statuses))]
     for group, status in zip(groups, statuses):
         group["pool"][0] |= dict(status=status)
-    run = dict(name="own", config=recorded_config(), metrics=[], evals=[], groups=groups)
-    page = browse(page_of(tmp_path, dict(left_out="", runs=[run])), "#/run/0/step/10?only=trouble")
-    assert page.inner_text("[data-only=trouble]") == "no verdict 5"
-    found = page.evaluate("[...document.querySelectorAll('.row')].map(e => e.dataset.place)")
-    assert sorted(found) == [str(place) for place in range(3, 8)]
+    page = browse("#/run/0/step/10?only=trouble", data=dict(runs=[run_of(groups)]))
+    assert page.inner_text("[data-only=trouble]") == f"no verdict {len(NO_VERDICT) + 1}"
+    assert sorted(places(page)) == list(range(3, len(statuses)))
 
 
-def test_what_was_left_out_is_said_where_it_is_missed(browse, tmp_path):
+@pytest.mark.parametrize("config, answer, judged", [
+    (dict(), "12", "it was judged by the last \\boxed{} that it had closed."),
+    (dict(), None, "it had closed no \\boxed{}."),
+    (dict(reward="mine.py:score"), "12", "the reward function judged what there is.")])
+def test_a_cut_off_answer_is_shown_as_such(browse, config, answer, judged):
+    group = recorded_group(10, 9)
+    group["pool"][5] |= dict(finish_reason="length", answer=answer)
+    page = browse("#/run/0/step/10/prompt/9", data=dict(runs=[run_of([group], **config)]))
+    assert [("✂" in line) for line in page.locator(".draw").all_inner_texts()].index(True) == 5
+    page.click(".draw[data-sample='5']")
+    page.wait_for_selector("#cut")
+    words = page.inner_text("#cut")
+    assert words.startswith(f"Cut off at max_tokens, 16 tokens: {judged}")
+    assert words.endswith("where it is kept, it is trained like any other.")
+    assert page.inner_text(".facts em") == "✗ wrong"
+    go(page, "#/run/0/step/10/prompt/9/sample/4")
+    assert page.locator("#cut").count() == 0
+
+
+def test_what_was_left_out_is_said_where_it_is_missed(browse):
     group = recorded_group(10, 9)
     for s in group["pool"]:
         for name in (*explore.OF_TOKENS, *explore.OF_TEXTS):
             s.pop(name, None)
-    run = dict(name="bare", config=recorded_config(), metrics=[], evals=[], groups=[group])
-    page = browse(page_of(tmp_path, dict(left_out="7 prompts did not fit.", runs=[run])))
+    page = browse(data=dict(left_out="7 prompts did not fit.", runs=[run_of([group])]))
     assert page.inner_text("#left-out") == "7 prompts did not fit."
     for index, words in ((5, "its tokens are not in this page"), (3, "Its gradient is 0.")):
-        page.evaluate(f"location.hash = '#/run/0/step/10/prompt/9/sample/{index}'")
-        page.wait_for_selector("#untrained")
-        wait(
-            page, "words => document.querySelector('#untrained').textContent.includes(words)", words
-        )
+        go(page, f"#/run/0/step/10/prompt/9/sample/{index}")
+        assert words in page.inner_text("#untrained")
         assert "Its text is not in this page." in page.inner_text("main")
 
 
-def test_a_run_without_recorded_prompts_has_its_curves(browse, tmp_path):
-    folder = run_folder(tmp_path)
-    (folder / "groups.jsonl").unlink()
-    page = browse(page_file(tmp_path), "#/curves")
+def test_a_run_without_recorded_prompts_has_its_curves(browse):
+    metrics = [json.loads(line) for line in (RECORDED / "four" / "metrics.jsonl").open()]
+    page = browse("#/curves", data=dict(runs=[run_of(metrics=metrics)]))
     assert page.locator(".panel").count() >= 8
-    page.evaluate("location.hash = '#/run/0/step/10'")
-    wait(
-        page, "document.querySelector('main').textContent.includes('This run recorded no prompts')"
-    )
-
-
-def test_a_curve_shows_no_number_of_another_step(browse, tmp_path):
-    def run(name, steps, reward):
-        of_step = dict(reward_first_round=reward, samples=430)
-        metrics = [dict(step=s, **of_step) for s in range(1, steps + 1)]
-        evals = [dict(step=s, avg=reward + s / 100) for s in range(0, steps + 1, 6)]
-        return dict(name=name, config=recorded_config(), metrics=metrics, evals=evals, groups=[])
-
-    runs = [run("short", 6, 0.25), run("long", 12, 0.5)]
-    page = browse(page_of(tmp_path, dict(left_out="", runs=runs)), "#/curves")
-    reward, held_out, samples = (page.locator(".panel").nth(i) for i in range(3))
-    assert all(number in reward.locator("p").inner_text() for number in ("0.25", "0.5"))
-    marks = samples.locator("svg[role=img] text").all_text_contents()
-    assert marks[:3] == ["0", "200", "400"]  # and not 215, rounded
-    for _ in range(2):
-        page.keyboard.press("ArrowLeft")
-    words = [" ".join(panel.locator("p").inner_text().split()) for panel in (reward, held_out)]
-    assert words[0] == "step 11 first round (fair) 0.5"
-    assert words[1] == "step 11 avg@k 0.31 (step 6) 0.56 (step 6)"
+    go(page, "#/run/0/step/10")
+    assert "This run recorded no prompts" in page.inner_text("main")
 
 
 def test_the_bare_template_says_what_fills_it(chromium):
@@ -902,72 +917,28 @@ def test_the_bare_template_says_what_fills_it(chromium):
     page.close()
 
 
-def test_numbers_of_a_broken_update_are_shown_as_missing(browse, tmp_path):
+def test_numbers_of_a_broken_update_are_shown_as_missing(browse):
     group = recorded_group(10, 9)
     group["pool"][5]["theta"] = [None] * len(group["pool"][5]["theta"])
-    run = dict(name="broken", config=recorded_config(), metrics=[], evals=[], groups=[group])
-    page = browse(
-        page_of(tmp_path, dict(left_out="", runs=[run])),
-        "#/run/0/step/10/prompt/9/sample/5/token/3",
-    )
+    page = browse("#/run/0/step/10/prompt/9/sample/5/token/3", data=dict(runs=[run_of([group])]))
     assert page.inner_text("#why").startswith("Not a number")
 
 
-# ---------------------------------------------- size and speed
-def seconds_of_cpu():
-    """CPU time of this process's children and theirs: the same on a busy machine, nearly."""
-    seen = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = entry.read_text().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        seen[int(entry.parent.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
-    ours, grown = set(), {os.getpid()}
-    while grown:
-        ours |= grown
-        grown = {pid for pid, (parent, _) in seen.items() if parent in ours} - ours
-    return sum(seen[pid][1] for pid in ours - {os.getpid()}) / os.sysconf("SC_CLK_TCK")
-
-
-def large_run():
-    """200 steps of 32 prompts, 30 samples each, 4 of them trained; the recorded ones, repeated."""
-    pool = [s for g in recorded_groups() for s in g["pool"]]
-    trained, plain = ([s for s in pool if ("theta" in s) == has] for has in (True, False))
-    base = []
-    for place in range(32):
-        draws = [plain[(30 * place + i) % len(plain)] | dict(round=i // 8) for i in range(26)]
-        draws += [trained[(4 * place + i) % len(trained)] | dict(round=3) for i in range(4)]
-        base.append(
-            recorded_groups()[place % 8] | dict(place=place, id=f"problem {place}", pool=draws)
-        )
-    groups = [group | dict(step=step) for step in range(1, 201) for group in base]
-    metrics = [
-        dict(step=step, samples=960, prompts=32, reward_first_round=0.5) for step in range(1, 201)
-    ]
-    return dict(name="large", config=recorded_config(), metrics=metrics, evals=[], groups=groups)
-
-
-def spent(started):
-    """Seconds since `started`, by the clock or of CPU, the lesser: the machine may be busy."""
-    return min(now - then for now, then in zip((time.monotonic(), seconds_of_cpu()), started))
-
-
-def test_a_large_run_opens_in_three_seconds_and_scrolls_smoothly(browse, tmp_path):
-    small = dict(left_out="", runs=[dict(large_run(), groups=recorded_groups())])
-    page = browse(page_of(tmp_path, small), "#/run/0/all")  # the browser is warm
-    file = page_of(tmp_path, dict(left_out="", runs=[large_run()]))
-    assert file.stat().st_size < 20e6
-    started = time.monotonic(), seconds_of_cpu()
-    page.reload()
-    page.wait_for_selector("body[data-ready]")
-    settle(page)
-    assert spent(started) < 3
-    assert page.evaluate("DATA.runs[0].groups.length") == 6400
-    started = time.monotonic(), seconds_of_cpu()
-    for down in range(20):
-        page.evaluate(f"scrollTo(0, {down} / 19 * document.documentElement.scrollHeight)")
-        settle(page)
-        assert 5 < page.locator(".row").count() < 60  # however long the list is
-    assert spent(started) / 40 < 0.05  # of one frame; 40 were drawn
-    assert "step 200" in page.locator(".row").last.inner_text()
+def test_of_a_long_list_and_a_long_answer_a_part_is_made_at_once(browse):
+    """However large a run is, what a page draws when it opens is not."""
+    group = recorded_group(10, 9)
+    sample = group["pool"][5]
+    for name in explore.OF_TOKENS:
+        if name in sample:
+            sample[name] = (sample[name] * 375)[:6000]
+    others = [dict(group, place=10 + i, id=str(i), pool=group["pool"][:1]) for i in range(900)]
+    page = browse("#/run/0/all", data=dict(runs=[run_of([group, *others])]))
+    assert page.evaluate("DATA.runs[0].groups.length") == 901
+    assert page.locator(".row").count() == 200
+    page.click("text=… 701 more")
+    assert page.locator(".row").count() == 400
+    assert page.evaluate("document.activeElement.dataset.place") == str(10 + 199)
+    go(page, "#/run/0/step/10/prompt/9/sample/5")
+    assert page.locator(".token[data-t]").count() == 5000
+    page.click("text=… 1,000 more")
+    assert page.locator(".token[data-t]").count() == 6000
