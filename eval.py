@@ -16,8 +16,8 @@ pass@k  chance that at least one of k samples is right: unbiased estimator, Chen
 
 A score says nothing without its protocol (the template alone moves Qwen2.5-Math-1.5B from 21 % to
 62 % on MATH-500): it is printed and stored with every result. The folder of an evaluation (--out)
-holds protocol.json, eval.jsonl (every sample with its verdict), summary.json and eval.png. The same
-command continues an interrupted evaluation.
+holds protocol.json, eval.jsonl (every sample with its verdict, written as they come), summary.json
+and eval.png. The same command continues an interrupted evaluation.
 
 Arrays with the suffix _Q have one entry per question.
 """
@@ -26,6 +26,7 @@ import json
 import math
 import os
 import random
+import time
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -36,7 +37,7 @@ from ada_sampler import without_verdict
 from parts.adapter import load_adapter
 from parts.data import digest, load_sets
 from parts.eval_config import Config, parse
-from parts.eval_folder import chunks_of, open_folder, read_rows, resume
+from parts.eval_folder import open_folder, read_rows, resume, write_rows
 from parts.files import read_json
 from parts.folder import own_files, versions
 from parts.grader import NO_VERDICT
@@ -45,37 +46,83 @@ from parts.prompts import add_prompts, stop_ids
 from parts.screen import quiet_end, shown
 from parts.sources import expand
 
+SECONDS = 30  # an interruption costs the samples of this time at most
+
 
 # ----------------------------------------------------------------------------------------- sampling
-def evaluate(
-    engine, grader, problems, k: int, max_tokens: int, progress: str = "", style: str = "",
-    temperature: float = 1.0,
-) -> list[dict]:
+def evaluate(engine, grader, problems, k: int, max_tokens: int, *, done=(), keep=None,
+             **how) -> list[dict]:
     """k samples of every problem (with prompt_ids, see prompts.py), graded while the engine runs.
 
     Returns one row per sample, in order of problems: data, id, sample, reward, status,
     finish_reason, tokens, text, level where known, and why where there was no verdict. A reward of
-    one's own is None there, until all rows of the evaluation are `settled`. The temperature is this
-    evaluation's own, whatever a training engine samples with. `progress` is the bar's title (none:
-    no bar), `style` the grader's.
+    one's own is None there, until all rows of the evaluation are `settled`.
+
+    `keep(rows)` gets the new rows as they come, to write them down; `done` are rows that were kept
+    before an interruption: these samples are not drawn again. `how`: see `answers`.
+    """
+    rows = list(done)
+    for new in answers(engine, grader, problems, k, max_tokens, done=rows, **how):
+        if keep:
+            keep(new)
+        rows += new
+    return in_order(rows, problems, k)
+
+
+def answers(engine, grader, problems, k: int, max_tokens: int, *, done=(),
+            temperature: float = 1.0, seed: str = "", progress: str = ""):
+    """Yields the rows of all samples that are not `done`, some at a time: twice a minute or oftener.
+
+    Each sample is drawn from a seed of its own, made of `seed`, its problem and its number. So
+    neither the other samples nor an interruption decide about it: else those that are short would
+    be kept, and those that are long drawn again. (What runs beside a sample moves the last bits of
+    its logits: once in a long while a token comes out differently.) The temperature is this
+    evaluation's own, whatever a training engine samples with. `progress` is the bar's title.
     """
     from tqdm import tqdm
 
-    rollouts, how = {}, {"style": style} if style else {}
-    total = len(problems) * k
+    known = {place(row) for row in done}
+    asked = [(q, s) for q, problem in enumerate(problems) for s in range(k)
+             if (problem.source, problem.id, s) not in known]
+    for q, s in asked:
+        name = f"{seed}/{problems[q].source}/{problems[q].id}/{s}"
+        engine.submit((q, s), problems[q].prompt_ids, max_tokens, temperature=temperature,
+                      seed=random.Random(name).getrandbits(63))
+    finished, last, total = {}, time.monotonic(), len(asked)
     with tqdm(total=total, desc=progress, unit="sample", leave=False,
               disable=None if progress else True) as bar:  # None: no bar where nobody watches
-        for q, problem in enumerate(problems):
-            for s in range(k):
-                engine.submit((q, s), problem.prompt_ids, max_tokens, temperature=temperature)
         while engine.busy:
             for (q, s), rollout in engine.step():
-                grader.submit(("eval", q, s), problems[q].judged_by, rollout.text, **how)
+                problem = problems[q]
+                grader.submit(("eval", q, s), problem.judged_by, rollout.text, **style_of(problem))
                 rollout.routes = None  # of a mixture of experts: large, and not looked at here
-                rollouts[q, s] = rollout
+                finished[q, s] = rollout
                 bar.update()
-    return [as_row(problem, s, rollouts[q, s], grader.result(("eval", q, s)))
-            for q, problem in enumerate(problems) for s in range(k)]
+            if time.monotonic() - last >= SECONDS:
+                yield rows_of(finished, problems, grader)
+                finished, last = {}, time.monotonic()
+    yield rows_of(finished, problems, grader)
+
+
+def style_of(problem) -> dict:
+    """What the grader is told besides: Minerva's golds are measured numbers, judged by closeness."""
+    name = Path(problem.source).name.lower()
+    return dict(style="minerva") if "minerva" in name else {}
+
+
+def rows_of(finished: dict, problems, grader) -> list[dict]:
+    return [as_row(problems[q], s, rollout, grader.result(("eval", q, s)))
+            for (q, s), rollout in finished.items()]
+
+
+def place(row: dict) -> tuple:
+    return row["data"], row["id"], row["sample"]
+
+
+def in_order(rows: list[dict], problems, k: int) -> list[dict]:
+    """The rows of k samples of each problem. KeyError if one is missing."""
+    found = {place(row): row for row in rows}
+    return [found[problem.source, problem.id, s] for problem in problems for s in range(k)]
 
 
 def as_row(problem, s: int, rollout, verdict) -> dict:
@@ -91,8 +138,8 @@ def as_row(problem, s: int, rollout, verdict) -> dict:
 def settled(rows: list[dict]) -> list[dict]:
     """The rows, where samples without a verdict have the reward 0, or the worst of all if below.
 
-    It takes all rows of an evaluation: the worst of a chunk, a data set or a rank's part may be the
-    best of all.
+    It takes all rows of an evaluation: the worst of a data set or of a rank's part may be the best of
+    all.
     """
     rewards = [math.nan if row["status"] in NO_VERDICT else row["reward"] for row in rows]
     return [row | dict(reward=reward) for row, reward in zip(rows, without_verdict(rewards))]
@@ -167,6 +214,17 @@ def report(rows: list[dict], ks: list[int] | None = None) -> dict:
         "verdicts": dict(verdicts)}
 
 
+def reports(rows: list[dict], data: str) -> dict[str, dict]:
+    """The `report` of each set of `data`: of several, each under its own name.
+
+    (What is held out of the training data is one set, whatever that was put together of.)
+    """
+    several, sets = len(expand(data)) > 1, {}
+    for row in rows:
+        sets.setdefault(row["data"] if several else data, []).append(row)
+    return {name: report(own) for name, own in sets.items()}
+
+
 def summary_of(rows: list[dict], weights: dict[str, float]) -> dict:
     """sets: {name: report, and one per level where known}; weighted: the average over all sets."""
     sets = {}
@@ -218,14 +276,14 @@ def prepare(config: Config) -> tuple[dict, dict]:
     loaded = load_sets(config.data, for_training=False, limit=config.limit or None,
                        problem_key=config.problem_key, answer_key=config.answer_key,
                        whole_rows=bool(config.reward))
-    weights = {problems[0].source: weight or len(problems)
-               for problems, (_, weight) in zip(loaded, expand(config.data))}
     context = config.max_prompt_tokens + config.max_tokens
     path = fetch_model(config.model, context)
     tokenizer = load_tokenizer(path)
     prompted = [add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens,
                             config.system) for problems in loaded]
     sets = {problems[0].source: problems for problems in prompted}
+    weights = {name: weight or len(sets[name])
+               for name, (_, weight) in zip(sets, expand(config.data))}
     sync = default_sync(dtype) if config.sync == "auto" else config.sync
     return sets, asdict(config) | dict(
         path=path, files=[*weight_files(path), *weight_files(config.adapter)], sync=sync,
@@ -249,8 +307,10 @@ def load_finished(folder: Path, protocol: dict, sets: dict) -> list[dict]:
     if other.get("questions") != protocol["questions"]:
         raise SystemExit(f"{shown(folder)} has other questions: only the same --data and --limit "
                          "can be compared.")
-    questions = {(name, problem.id) for name, problems in sets.items() for problem in problems}
-    if not (folder / "summary.json").exists() or not questions <= question_means(rows).keys():
+    counts = Counter((row["data"], row["id"]) for row in rows)
+    missing = [problem for name, problems in sets.items() for problem in problems
+               if counts[name, problem.id] != other.get("k")]
+    if missing or not (folder / "summary.json").exists():
         raise SystemExit(f"The evaluation in {shown(folder)} is not finished: repeat its command "
                          "to continue it.")
     deciding = ("template", "temperature", "max_tokens", "stop", "system", "reward", "own_files")
@@ -259,27 +319,6 @@ def load_finished(folder: Path, protocol: dict, sets: dict) -> list[dict]:
         print(f"warning: {shown(folder)} has another {', '.join(changed)}: the difference is not "
               "the model's alone")
     return rows
-
-
-def run_chunks(engine, grader, chunks: list, protocol: dict, file: Path) -> None:
-    """Evaluate and append to `file`, chunk after chunk."""
-    from tqdm import tqdm
-
-    for name, number, problems in tqdm(chunks, desc="evaluation", unit="chunk"):
-        reseed(engine, f"{protocol['seed']}/{name}/{number}")
-        style = "minerva" if "minerva" in Path(name).name.lower() else ""
-        rows = evaluate(engine, grader, problems, protocol["k"], protocol["max_tokens"],
-                        f"  {shown(name)}", style, protocol["temperature"])
-        with open(file, "a", encoding="utf-8") as out:
-            out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-
-
-def reseed(engine, name: str) -> None:
-    """Samples do not depend on the chunks before; what others cached is rounded otherwise."""
-    from parts.engine import seed_everything
-
-    seed_everything(random.Random(name))
-    engine.clear_cache()
 
 
 # --------------------------------------------------------------------------------------- the output
@@ -348,13 +387,13 @@ def main(argv: list[str] | None = None) -> None:
     folder = Path(config.out)
     with open_folder(folder, protocol):
         show_protocol(protocol)
-        chunks = chunks_of(sets, config.chunk, config.k)
-        rows, chunks = resume(folder / "eval.jsonl", chunks, config.k)
-        already = f", which has {len(rows)} samples already" if rows else ""
+        file, problems = folder / "eval.jsonl", [p for own in sets.values() for p in own]
+        done = resume(file)
+        already = f", which has {len(done)} samples already" if done else ""
         print(f"results in {shown(folder)}{already}")
-        if chunks:
-            sample(sets, chunks, protocol, policy, rank, folder / "eval.jsonl")
-        rows = settled(read_rows(folder / "eval.jsonl")[0])
+        if len(done) < len(problems) * config.k:
+            sample(sets, done, protocol, policy, rank, file)
+        rows = settled(in_order(read_rows(file)[0], problems, config.k))
         summary = summary_of(rows, protocol["weights"])
         show(summary, bool(config.reward))
         show_failures(rows)
@@ -365,8 +404,8 @@ def main(argv: list[str] | None = None) -> None:
         draw_evaluation(summary, folder / "eval.png")
 
 
-def sample(sets: dict, chunks: list, protocol: dict, policy, rank: int, file: Path) -> None:
-    """Start verifier and engine, and evaluate what is still to do."""
+def sample(sets: dict, done: list, protocol: dict, policy, rank: int, file: Path) -> None:
+    """Start verifier and engine, and add the samples to `file` that are not `done`."""
     from parts.engine import Engine
     from rewards import open_grader
 
@@ -386,7 +425,11 @@ def sample(sets: dict, chunks: list, protocol: dict, policy, rank: int, file: Pa
         with contextlib.closing(engine):
             if policy:
                 engine.sync(policy)
-            run_chunks(engine, grader, chunks, protocol, file)
+            problems = [p for own in sets.values() for p in own]
+            for rows in answers(engine, grader, problems, protocol["k"], protocol["max_tokens"],
+                                done=done, temperature=protocol["temperature"],
+                                seed=protocol["seed"], progress="evaluation"):
+                write_rows(file, rows)
 
 
 if __name__ == "__main__":
@@ -396,4 +439,5 @@ if __name__ == "__main__":
             main()
         except KeyboardInterrupt:
             raise SystemExit(
-                "\ninterrupted: complete chunks are kept, the same command continues") from None
+                "\ninterrupted: the samples are kept (but those of the last half minute), the same "
+                "command continues") from None

@@ -52,15 +52,16 @@ import torch
 from tqdm import tqdm
 
 from ada_sampler import collect
-from eval import evaluate, report, settled
+from eval import evaluate, reports, settled
 from parts.hardware import memory_gb, out_of_memory
 from parts.logprobs import gvm_norms, token_logprobs, tokens_at_once
 from parts.masks import other_mask
 from parts.metrics import diagnostics, draws_of_evaluation, mean_surprisal, summarize
 from parts.policy import Row, leave, micro_batches
 from parts.routing_replay import replaying
-from parts.run import (WatchedEngine, every, finish, last_words, nothing_lost, prepare, record,
-                       record_answers, record_evaluation, reseed, show, stop_if_hopeless)
+from parts.run import (StoppableEngine, WatchedEngine, every, finish, last_words, left_over,
+                       nothing_lost, prepare, record, record_answers, record_evaluation, reseed,
+                       show, stop_if_hopeless, write_down)
 from parts.stop import Interrupted, Stop, timed
 from rewards import open_grader
 
@@ -355,17 +356,15 @@ def main(config: Config) -> None:
         run.engine.sync(run.policy)
         run.probe.check()
         Stop.install()
-        evaluate_if_due(run)  # before the first step; or what a crash has cut short
-        for step in run.steps():
-            try:
+        with contextlib.suppress(Interrupted):
+            evaluate_if_due(run)  # before the first step; or what a crash has cut short
+            for step in run.steps():
                 groups, metrics = train_step(step, run)
-            except Interrupted:
-                break
-            record(step, groups, metrics, run)
-            if any(ranks.of_those_alive(Stop.requested)) and step < config.steps:
-                break
-            evaluate_if_due(run)
-            show(metrics, run)
+                record(step, groups, metrics, run)
+                if any(ranks.of_those_alive(Stop.requested)) and step < config.steps:
+                    break
+                evaluate_if_due(run)
+                show(metrics, run)
         finish(run)
 
 
@@ -395,21 +394,24 @@ def rehearse(run) -> None:
 
 
 def evaluate_if_due(run) -> None:
-    """avg@k on the held-out problems. Not twice for the same step."""
+    """avg@k on the held-out problems. Not twice for the same step.
+
+    Raises Interrupted when a stop is wanted; --resume goes on with what was drawn until then.
+    """
     config, step = run.config, run.state["step"]
     due = every(config.eval_every, step) or step in (0, config.steps)
     if not due or run.state["evaluated"] == step:
         return
-    reseed(config.seed, step, "evaluation")
     with timed({}, "evaluation"), nothing_lost(run, "evaluation"):
         rows = ranks.evaluated_by_all(evaluate)(
-            run.engine, run.grader, run.held_out, config.eval_k, config.max_tokens,
+            StoppableEngine(run.engine), run.grader, run.held_out, config.eval_k, config.max_tokens,
+            done=left_over(run), keep=lambda rows: write_down(rows, run), seed=f"{config.seed}/{step}",
             temperature=config.eval_temperature, progress="  evaluating")
     # Clear it: a resumed run starts without this cache, and cached keys round differently.
     run.engine.clear_cache()
     rows = settled(rows)
     record_answers(rows, run)
-    record_evaluation(report(rows), run)
+    record_evaluation(reports(rows, config.eval_data), run)
     if step == 0:
         draws = draws_of_evaluation(rows, run.held_out)
         stop_if_hopeless(run, draws, silent=len({draw.reward for draw in draws}) == 1)

@@ -166,8 +166,8 @@ class RunSettings:
     """held-out problems used, of each set of --eval-data; 0 = auto"""
     eval_k: int = limited(8, least=1, most=10**4)
     """samples per held-out problem"""
-    eval_temperature: float = limited(1.0, least=0, most=100)
-    """of these samples, as in eval.py: not the training's; 0 = greedy, with eval_k 1"""
+    eval_temperature: float = limited(-1.0, least=-1, most=100)
+    """of these samples; -1 = the training's, 0 = greedy, with eval_k 1"""
     checkpoint_every: int = limited(20, least=0, most=10**6)
     """steps between checkpoints; after the last step always, 0 = only then"""
     keep_checkpoints: int = limited(2, least=1, most=10**6)
@@ -297,9 +297,9 @@ def of_the_run(config: Config) -> list[tuple[bool, str]]:
         (c.eval_temperature == 0 and c.eval_k > 1,
          "eval_temperature 0 gives eval_k equal samples: set eval_k to 1, or a temperature above "
          "0"),
-        (0 < c.eval_temperature < 0.01,
-         f"eval_temperature must be 0 (greedy) or at least 0.01, not {c.eval_temperature}: vLLM "
-         "would take 0.01"),
+        (c.eval_temperature not in (-1, 0) and c.eval_temperature < 0.01,
+         f"eval_temperature must be -1 (the training's), 0 (greedy) or at least 0.01, not "
+         f"{c.eval_temperature}: vLLM would take 0.01"),
         (0 < c.batch_prompts < c.mini_batches,
          f"{c.batch_prompts} prompts cannot be cut into {c.mini_batches} mini-batches of whole "
          "groups"),
@@ -354,6 +354,8 @@ def resolve(config: Config) -> Config:
         known["data"] = default_data(config.model if tiny else resolve_model(config.model))
     if config.eval_data == "auto":
         known["eval_data"] = default_eval_data(known.get("data", config.data))
+    if config.eval_temperature == -1:
+        known["eval_temperature"] = config.temperature
     if config.template == "auto":
         known["template"] = default_template(config.model, config.reward)
     return replace(config, name=name_of(config), **known)

@@ -63,7 +63,7 @@ class ProtocolSettings:
     stop: str = "auto"
     """tokens that end a response, besides the model's own end"""
     seed: int = limited(0, least=0, most=2**32 - 1)
-    """decides the samples, with --chunk and --engine-sequences"""
+    """decides the samples"""
 
 
 @dataclass
@@ -86,8 +86,6 @@ class HardwareSettings:
     """share of the GPU's memory for the engine"""
     engine_sequences: int = limited(256, least=1, most=10**4)
     """responses written at the same time"""
-    chunk: int = limited(2048, least=1, most=10**9)
-    """samples that an interruption can cost"""
     graders: int = limited(2, least=1, most=256)
     """worker processes that run math-verify"""
 

@@ -12,7 +12,8 @@ from parts.grader import NO_VERDICT
 from parts.screen import shown
 
 FILES = ("protocol.json", "eval.jsonl", "summary.json", "eval.png")
-FREE = ("out", "against", "graders", "engine_memory")  # settings that decide nothing about samples
+# settings that decide nothing about samples
+FREE = ("out", "against", "graders", "engine_memory", "engine_sequences")
 
 
 def open_folder(folder: Path, protocol: dict):
@@ -47,9 +48,9 @@ def refuse_foreign(folder: Path, found: set[str], protocol: dict) -> None:
                          "name another --out, or remove it.")
 
 
-def read_rows(file: Path) -> tuple[list[dict], list[int]]:
-    """(rows without texts, the byte where each ends), up to the half line that a crash has left."""
-    rows, ends = [], [0]
+def read_rows(file: Path) -> tuple[list[dict], int]:
+    """(rows without texts, the byte where they end), up to the half line that a crash has left."""
+    rows, end = [], 0
     for line in file.open("rb") if file.exists() else ():
         try:
             row = json.loads(line)
@@ -58,8 +59,8 @@ def read_rows(file: Path) -> tuple[list[dict], list[int]]:
         if not line.endswith(b"\n") or not is_row(row):
             break
         rows.append({key: value for key, value in row.items() if key != "text"})
-        ends.append(ends[-1] + len(line))
-    return rows, ends
+        end += len(line)
+    return rows, end
 
 
 def is_row(row) -> bool:
@@ -72,24 +73,15 @@ def is_row(row) -> bool:
     return all(isinstance(row.get(key), int | float) for key in numbers)
 
 
-def chunks_of(sets: dict, size: int, k: int) -> list[tuple]:
-    """(set, number, problems): the questions in portions of about `size` samples.
-
-    Each portion starts with an idle engine, an empty cache and a random state of its own, and is
-    written at once: a resumed evaluation draws the very samples that it would have drawn without
-    the interruption.
-    """
-    step = max(1, size // k)
-    return [(name, at // step, problems[at:at + step])
-            for name, problems in sets.items() for at in range(0, len(problems), step)]
+def write_rows(file: Path, rows: list[dict]) -> None:
+    """Add samples to a file. In ASCII: whatever a model writes, a crash can cut it anywhere."""
+    with open(file, "a", encoding="utf-8") as out:
+        out.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def resume(file: Path, chunks: list, k: int) -> tuple[list[dict], list]:
-    """(rows of complete chunks, chunks still to do); what lies behind is cut off the file."""
-    rows, ends = read_rows(file)
-    kept = 0
-    while chunks and kept + len(chunks[0][2]) * k <= len(rows):
-        kept, chunks = kept + len(chunks[0][2]) * k, chunks[1:]
+def resume(file: Path) -> list[dict]:
+    """The rows that an interrupted evaluation has left; half a line at the end is cut off."""
+    rows, end = read_rows(file)
     if file.exists():
-        os.truncate(file, ends[kept])
-    return rows[:kept], chunks
+        os.truncate(file, end)
+    return rows

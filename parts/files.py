@@ -83,14 +83,15 @@ def lock(folder: Path, instead: str):
 
 # ------------------------------------------------------------------------------ logs: .jsonl
 @writer
-def append(path: Path, row: dict) -> None:
-    """Add one line to a .jsonl file. JSON knows no NaN and no infinity: they become null.
+def append(path: Path, *rows: dict) -> None:
+    """Add lines to a .jsonl file, all at once. JSON knows no NaN and no infinity: they become null.
 
-    The line is ASCII: whatever a model writes, `cat` shows it and a crash can cut it anywhere.
+    They are ASCII: whatever a model writes, `cat` shows it and a crash can cut it anywhere.
     """
-    row = {key: None if is_no_number(value) else value for key, value in row.items()}
+    lines = [json.dumps({key: None if is_no_number(value) else value for key, value in row.items()})
+             for row in rows]
     with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
+        file.write("".join(line + "\n" for line in lines))
 
 
 def is_no_number(value) -> bool:

@@ -42,7 +42,7 @@ def claim(folder: Path, resume: bool):
     if (folder / "config.json").exists() and never_stepped(folder):
         for name in ("config.json", "eval.jsonl", "answers.jsonl"):  # a first evaluation comes before the first step
             (folder / name).unlink(missing_ok=True)
-        for name in ("tracker", BEFORE_ANY_STEP):
+        for name in ("tracker", "evaluating", BEFORE_ANY_STEP):
             shutil.rmtree(folder / name, ignore_errors=True)
         return held
     if (folder / "config.json").exists():

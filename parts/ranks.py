@@ -256,8 +256,16 @@ def evaluated_by_all(evaluate):
         return evaluate
 
     def together(engine, grader, problems, k, *args, **kwargs):
-        own = evaluate(Seeded(engine), grader, problems[RANK::WORLD], k, *args, **kwargs)
-        return interleave(gather(own), each=k)
+        from parts.stop import Interrupted
+
+        try:
+            own = evaluate(engine, grader, problems[RANK::WORLD], k, *args, **kwargs)
+        except Interrupted:
+            own = None
+        parts = gather(own)
+        if None in parts:
+            raise Interrupted
+        return interleave(parts, each=k)
 
     return together
 

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import sys
 import traceback
@@ -24,6 +25,7 @@ from parts import checkpoint, files, memory, ranks
 from parts.config import Config
 from parts.data import Stream, digest, load_train_and_held_out
 from parts.engine import Engine, seed_everything
+from parts.eval_folder import read_rows, write_rows
 from parts.folder import (claim, note_start, own_files, require_same_files, require_same_problems,
                           weights_of)
 from parts.hardware import build_for_cpu, in_one_line
@@ -41,10 +43,12 @@ from parts.screen import quiet_end, shown
 from parts.stop import Interrupted, Stop
 from parts.track import Tracker, open_tracker, require
 
+EVALUATING = "evaluating"  # the folder with the samples of an evaluation that is not complete
+
 
 def fresh_state() -> dict:
     """What a checkpoint remembers besides weights and optimizer; plain JSON."""
-    return dict(step=0, evaluated=-1, accuracy=math.nan, skipped_in_a_row=0, silent=0,
+    return dict(step=0, evaluated=-1, accuracy={}, skipped_in_a_row=0, silent=0,
                 samples_total=0, tokens_total=0, seconds_total=0.0)
 
 
@@ -78,8 +82,24 @@ class Run:
         return self.bar
 
 
-class WatchedEngine:
-    """The engine as the sampler sees it, with a progress bar, and a way out for Ctrl-C.
+class StoppableEngine:
+    """The engine as an evaluation sees it: with a way out for Ctrl-C."""
+
+    def __init__(self, engine):
+        self.engine, self.submit = engine, engine.submit
+
+    def step(self) -> list:
+        if Stop.requested:
+            raise Interrupted
+        return self.engine.step()
+
+    @property
+    def busy(self) -> bool:
+        return self.engine.busy
+
+
+class WatchedEngine(StoppableEngine):
+    """The engine as the sampler sees it: with a progress bar besides.
 
     It also notes on every rollout between which engine steps it was written.
     """
@@ -95,18 +115,12 @@ class WatchedEngine:
         self.engine.submit(key, problem.prompt_ids, self.max_tokens, **how)
 
     def step(self) -> list:
-        if Stop.requested:
-            raise Interrupted
-        finished = self.engine.step()
+        finished = super().step()
         self.steps += 1
         for key, rollout in finished:
             rollout.submitted, rollout.finished = self.submitted.pop(key), self.steps
         self.bar.update(len(finished))
         return finished
-
-    @property
-    def busy(self) -> bool:
-        return self.engine.busy
 
 
 # ------------------------------------------------------------------ before the first step
@@ -399,21 +413,54 @@ def record_answers(rows: list[dict], run: Run) -> None:
             gold=problem.answer, right=right, k=k, status=own[0]["status"], text=own[0]["text"]))
 
 
-def record_evaluation(result: dict, run: Run) -> None:
-    """What `eval.report` says of this step: to eval.jsonl and onto the screen."""
+def left_over(run: Run) -> list[dict]:
+    """What an interrupted evaluation of this step has drawn, on any rank."""
+    logs = (run.folder / EVALUATING).glob("*.jsonl")
+    rows = [row for file in logs for row in read_rows(file)[0]]
+    return [row for row in rows if row["step"] == run.state["step"]]
+
+
+def write_down(rows: list[dict], run: Run) -> None:
+    """Write down what an evaluation has drawn so far."""
+    (run.folder / EVALUATING).mkdir(parents=True, exist_ok=True)
+    write_rows(run.folder / EVALUATING / f"{ranks.RANK}.jsonl",
+               [row | dict(step=run.state["step"]) for row in rows])
+
+
+def record_evaluation(results: dict[str, dict], run: Run) -> None:
+    """What `eval.report` says of each held-out set at this step: to eval.jsonl and the screen."""
     config, state = run.config, run.state
     totals = {key: value for key, value in state.items() if key.endswith("_total")}
-    row = dict(step=state["step"], **totals, data=config.eval_data,
-               temperature=config.eval_temperature, **result)
-    files.append(run.folder / "eval.jsonl", row)
+    files.append(run.folder / "eval.jsonl", *(
+        dict(step=state["step"], **totals, data=name, temperature=config.eval_temperature, **result)
+        for name, result in results.items()))
+    if not ranks.RANK:
+        shutil.rmtree(run.folder / EVALUATING, ignore_errors=True)
     if run.tracker:
         run.tracker.send()
-    unit = unit_of(config)
+    for name, result in results.items():
+        tqdm.write(evaluation_line(f" on {shown(name)}" * (len(results) > 1), result, run))
+    state |= dict(evaluated=state["step"],
+                  accuracy={name: result["avg"] for name, result in results.items()})
+
+
+def evaluation_line(where: str, result: dict, run: Run) -> str:
+    """`where`: the set, if there are several. Says its temperature if it is not the training's."""
+    config, state, unit = run.config, run.state, unit_of(run.config)
+    if config.eval_temperature != config.temperature:
+        where += (f" at temperature {config.eval_temperature:g} (training: "
+                  f"{config.temperature:g})")
     above = f", {result['correct']:.1%} above the threshold" if config.reward else ""
-    tqdm.write(f"step {state['step']:5d}   held-out avg@{config.eval_k} {result['avg']:6{unit}} "
-               f"[{result['ci_low']:{unit}}, {result['ci_high']:{unit}}]{above}   "
-               f"{state['samples_total']:,} samples, {state['seconds_total']:,.0f} s of training")
-    state |= dict(evaluated=state["step"], accuracy=result["avg"])
+    return (f"step {state['step']:5d}   held-out avg@{config.eval_k}{where} {result['avg']:6{unit}}"
+            f" [{result['ci_low']:{unit}}, {result['ci_high']:{unit}}]{above}   "
+            f"{state['samples_total']:,} samples, {state['seconds_total']:,.0f} s of training")
+
+
+def accuracy(run: Run, unit: str) -> str:
+    """avg@k of the last evaluation, of each held-out set."""
+    known = run.state["accuracy"].items()
+    names = {name: f"{shown(name)} " for name, _ in known} if len(known) > 1 else {}
+    return ", ".join(f"{names.get(name, '')}{avg:{unit}}" for name, avg in known) or "not known yet"
 
 
 def unit_of(config: Config) -> str:
@@ -429,7 +476,7 @@ def show(metrics: dict, run: Run) -> None:
     if run.saved == run.state["step"] < run.config.steps:
         draw_run(run.folder)
     run.bar.set_postfix_str(
-        f"reward {metrics['reward_first_round']:.2f}  held-out {run.state['accuracy']:.2f}  "
+        f"reward {metrics['reward_first_round']:.2f}  held-out {accuracy(run, '.2f')}  "
         f"samples {metrics['samples']}  no signal {metrics['zero_signal']:.0%}", refresh=False)
 
 
@@ -453,9 +500,13 @@ def resume(run: Run, newest: Path | None) -> None:
     files.cut_back(run.folder / "metrics.jsonl", last)
     files.cut_back(run.folder / "groups.jsonl", last)
     files.cut_back(run.folder / "answers.jsonl", last)
+    for file in (run.folder / EVALUATING).glob("*.jsonl"):
+        files.cut_back(file, last)
     done = files.cut_back(run.folder / "eval.jsonl", last)
     if done:  # evaluations come after the checkpoint of their step: the log knows which are done
-        run.state |= dict(evaluated=done["step"], accuracy=done["avg"])
+        run.state["evaluated"] = done["step"]
+    run.state["accuracy"] = {row.get("data", ""): row["avg"]
+                             for row in files.read_rows(run.folder / "eval.jsonl")}
     run.state = ranks.gather(run.state)[0]  # what the first has read of its logs goes for all
     run.saved = run.state["step"]
 
@@ -475,12 +526,13 @@ def finish(run: Run) -> None:
         draw_run(run.folder)
     start = "torchrun (as before)" if ranks.STORE else python()
     go_on = f"{start} minirl.py --name {config.name} --resume"
-    if step < config.steps:
+    complete = step >= config.steps and run.state["evaluated"] == step
+    if not complete:
         print(f"stopped after step {step}; continue with: {go_on}")
     show_change(files.read_rows(run.folder / "answers.jsonl"))
-    print(f"held-out avg@{config.eval_k}: {run.state['accuracy']:{unit_of(config)}}; "
+    print(f"held-out avg@{config.eval_k}: {accuracy(run, unit_of(config))}; "
           f"curves: {run.folder / 'curves.png'}; adapter: {run.folder / 'checkpoints'}")
-    if step >= config.steps:
+    if complete:
         print(f"next: look into it with {python()} explore.py {run.folder}\n"
               f"      go on with        {go_on} --steps {max(200, 2 * step)}")
     elif not ranks.RANK:

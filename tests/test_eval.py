@@ -1,10 +1,11 @@
-"""Evaluation: estimators against brute force, intervals, resuming, the real engine."""
-import gc
+"""Evaluation: estimators against their definitions, intervals, resuming, the real engine."""
+import contextlib
 import itertools
 import json
 import math
 import random
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-import eval as evaluation  # noqa: E402  (the module has the name of a builtin)
-from eval import compare, estimate, evaluate, pass_at_k, report, summary_of  # noqa: E402
-from parts import adapter as adapters  # noqa: E402
-from parts import eval_folder, plot  # noqa: E402
+from helpers import ROOT, run_program
+import eval as evaluation  # the module has the name of a builtin
+from eval import compare, estimate, evaluate, pass_at_k, report, summary_of
+from parts import adapter as adapters
+from parts import eval_folder, plot, ranks
+from parts.stop import Interrupted, Stop
 
 
 # ------------------------------------------------------------------------------------ the stand-ins
@@ -37,64 +39,116 @@ class Question:
 
 
 class FakeEngine:
-    """Answers 0 or 1 after a few steps, in scrambled order,
-    from a random state that `reseed` sets."""
+    """Writes one token a step into each of three responses; the seed decides text and length."""
 
-    def __init__(self, interrupt_after=None):
-        self.running, self.rng, self.left = [], random.Random(0), interrupt_after
-        self.temperatures = set()
+    def __init__(self, interrupt_after=math.inf):
+        self.waiting, self.running, self.left = [], [], interrupt_after
+        self.temperatures, self.seeds = set(), {}
 
-    def submit(self, key, prompt_ids, max_tokens, temperature=None):
-        self.running.append(key)
+    def submit(self, key, prompt_ids, max_tokens, temperature=None, seed=None):
+        rng = random.Random(seed)
+        text, length = rng.choice("01"), rng.randint(1, max_tokens)
+        self.waiting.append([key, length, rollout(text * length, length, max_tokens)])
         self.temperatures.add(temperature)
+        self.seeds[key] = seed
 
     def step(self):
-        if self.left is not None:
-            self.left -= 1
-            if self.left < 0:
-                raise KeyboardInterrupt
-        self.rng.shuffle(self.running)
-        done, self.running = self.running[:3], self.running[3:]
-        return [(key, rollout(self.rng.choice("01"), self.rng.randint(1, 9))) for key in done]
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        while self.waiting and len(self.running) < 3:
+            self.running.append(self.waiting.pop(0))
+        for one in self.running:
+            one[1] -= 1
+        done = [one for one in self.running if not one[1]]
+        self.running = [one for one in self.running if one[1]]
+        return [(key, rollout) for key, _, rollout in done]
 
     @property
     def busy(self):
-        return bool(self.running)
+        return bool(self.waiting or self.running)
+
+    def clear_cache(self):
+        pass
 
 
-def rollout(text, tokens):
-    reason = "length" if tokens == 9 else "stop"
+def rollout(text, tokens, most):
+    reason = "length" if tokens == most else "stop"
     return SimpleNamespace(text=text, token_ids=[0] * tokens, finish_reason=reason)
 
 
 class FakeGrader:
+    """An answer is right that begins with its gold."""
+
     def __init__(self):
-        self.pending, self.styles = {}, set()
+        self.pending, self.styles = {}, {}
 
     def submit(self, key, gold, completion, style=""):
         assert key not in self.pending
-        self.styles.add(style)
-        self.pending[key] = float(gold == completion)
+        self.styles[key] = style
+        self.pending[key] = float(gold == completion[0])
 
     def result(self, key):
         reward = self.pending.pop(key)
         return SimpleNamespace(reward=reward, status="correct" if reward else "wrong")
 
 
-@pytest.fixture
-def reseeds(monkeypatch):
-    """Replaces torch's random state by the fake engine's own."""
-    def reseed(engine, name):
-        engine.rng = random.Random(name)
-    monkeypatch.setattr(evaluation, "reseed", reseed)
-
-
-def rows_of(rewards_by_question, data=None, status=None):
+def rows_of(rewards_by_question, data="a", status=None):
     """Rows as `evaluate` makes them, from lists of rewards."""
-    return [dict(id=str(q), sample=s, reward=float(reward), tokens=10, finish_reason="stop",
-                 status=status or ("correct"
-                                   if reward else "wrong")) | ({"data": data} if data else {})
+    return [dict(data=data, id=str(q), sample=s, reward=float(reward), tokens=10,
+                 finish_reason="stop", status=status or ("correct" if reward else "wrong"))
             for q, rewards in enumerate(rewards_by_question) for s, reward in enumerate(rewards)]
+
+
+# ------------------------------------------------------------- oracles, from the definitions alone
+def mean(values):
+    values = list(values)
+    return sum(values) / len(values)
+
+
+def share_of_subsets(rewards, k):
+    """pass@k: of all subsets of k samples, those that hold a right one."""
+    subsets = list(itertools.combinations(rewards, k))
+    return mean(any(subset) for subset in subsets)
+
+
+def all_bootstraps(sets, weights):
+    """The weighted mean after each way of drawing every set's questions again, equally likely."""
+    drawn = [[mean(again) for again in itertools.product(values, repeat=len(values))]
+             for values in sets]
+    return [sum(w * m for w, m in zip(weights, means)) / sum(weights)
+            for means in itertools.product(*drawn)]
+
+
+def interval(outcomes):
+    """The values that leave 2.5 % of the outcomes below, and above."""
+    ranked = sorted(outcomes)
+    return ranked[math.ceil(0.025 * len(ranked)) - 1], ranked[math.ceil(0.975 * len(ranked)) - 1]
+
+
+A = [[0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+B = [[0, 1, 0, 0], [1, 1, 0, 1], [1, 1, 1, 1]]
+
+
+@pytest.mark.parametrize("weights", [dict(a=4, b=3), dict(a=1, b=5), dict(b=2, a=7)])
+def test_a_summary_against_its_definitions(weights):
+    rows = rows_of(A, "a") + rows_of(B, "b")
+    random.Random(0).shuffle(rows)
+    means = dict(a=[mean(q) for q in A], b=[mean(q) for q in B])
+    summary = summary_of(rows, weights)
+    for name, questions in (("a", A), ("b", B)):
+        found = summary["sets"][name]
+        assert found["avg"] == found["correct"] == pytest.approx(mean(means[name]))
+        assert (found["questions"], found["k"]) == (len(questions), 4)
+        wanted = {k: mean(share_of_subsets(q, k) for q in questions) for k in (1, 2, 4)}
+        assert found["pass"] == pytest.approx(wanted)
+        low, high = interval(all_bootstraps([means[name]], [1]))
+        assert (found["ci_low"], found["ci_high"]) == pytest.approx((low, high), abs=0.02)
+    found, total = summary["weighted"], sum(weights.values())
+    assert found["avg"] == pytest.approx(
+        sum(weights[name] * mean(means[name]) for name in weights) / total)
+    low, high = interval(all_bootstraps([means[name] for name in weights], weights.values()))
+    assert (found["ci_low"], found["ci_high"]) == pytest.approx((low, high), abs=0.02)
 
 
 # --------------------------------------------------------------------------------------- estimators
@@ -102,9 +156,7 @@ def rows_of(rewards_by_question, data=None, status=None):
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(n):
     for right, k in itertools.product(range(n + 1), range(1, n + 1)):
         samples = [1] * right + [0] * (n - right)
-        subsets = list(itertools.combinations(samples, k))
-        assert pass_at_k(n, right, k) == pytest.approx(sum(map(any, subsets)) / len(subsets),
-                                                       abs=1e-12)
+        assert pass_at_k(n, right, k) == pytest.approx(share_of_subsets(samples, k), abs=1e-12)
 
 
 @pytest.mark.parametrize("n, c, k", [(4, 2, 5), (4, 2, 0), (4, 5, 1), (4, -1, 1), (0, 0, 1)])
@@ -113,19 +165,15 @@ def test_pass_at_k_refuses_what_cannot_be_estimated(n, c, k):
         pass_at_k(n, c, k)
 
 
-def test_report_against_brute_force():
+def test_the_same_rows_have_the_same_report_which_json_can_hold():
     rng = random.Random(1)
-    rewards = [[rng.random() < p for _ in range(8)] for p in (0, 0.1, 0.3, 0.5, 0.9, 1)]
-    result = report(rows_of(rewards))
-    assert result["k"] == 8 and result["questions"] == 6 and list(result["pass"]) == [1, 2, 4, 8]
-    assert result["avg"] == pytest.approx(np.mean(rewards)) == pytest.approx(result["pass"][1])
-    assert result["pass"][8] == pytest.approx(np.mean([any(r) for r in rewards]))
-    for k in (2, 4):
-        brute = np.mean([np.mean([any(s) for s in itertools.combinations(r, k)]) for r in rewards])
-        assert result["pass"][k] == pytest.approx(brute)
-    assert 0 <= result["ci_low"] <= result["avg"] <= result["ci_high"] <= 1
-    assert report(rows_of(rewards)) == result, "the interval must not depend on chance"
+    rows = rows_of([[rng.random() < p for _ in range(8)] for p in (0, 0.1, 0.3, 0.5, 0.9, 1)])
+    result = report(rows)
+    assert list(result["pass"]) == [1, 2, 4, 8] and report(rows) == result
     assert json.loads(json.dumps(result))["pass"]["4"] == result["pass"][4]
+    values = np.random.default_rng(3).random(40)  # all different: else percentiles often agree
+    assert estimate([values]) == estimate([values])
+    assert estimate([values], seed=1)["ci_low"] != estimate([values], seed=2)["ci_low"]
 
 
 def test_report_counts_what_went_wrong():
@@ -137,6 +185,19 @@ def test_report_counts_what_went_wrong():
     assert result["truncated"] == 2 / 8
     assert result["response_length"] == 3.5 and sum(result["verdicts"].values()) == 8
     assert result["avg"] == 1 / 8
+
+
+def test_what_is_right_is_the_verdict_and_not_the_sign_of_the_reward():
+    """Of rewards of one's own: above the threshold, which may lie anywhere."""
+    rows = rows_of([[0.9, 0.4, -1, 0.2], [-0.1, 0.6, 0.3, 0]], status="wrong")
+    for row in rows:
+        row["status"] = "correct" if row["reward"] > 0.5 else "wrong"
+    result = report(rows)
+    assert result["correct"] == result["pass"][1] == 2 / 8 and result["pass"][4] == 1
+    assert result["avg"] == pytest.approx((0.5 + 0.8) / 8)
+    for row in rows:  # the threshold may lie below zero too
+        row["status"] = "correct" if row["reward"] > -0.5 else "wrong"
+    assert report(rows)["correct"] == 7 / 8
 
 
 def test_report_of_one_sample_and_of_all_alike():
@@ -171,35 +232,11 @@ def test_the_interval_covers_the_truth(questions, low, high):
     assert low <= covered / trials <= high
 
 
-def test_the_interval_is_that_of_all_ways_to_draw_the_questions_again():
-    values = [0.0, 1.0, 2.0, 5.0]
-    means = [np.mean(drawn) for drawn in itertools.product(values, repeat=4)]  # equally likely
-    low, high = np.percentile(means, (2.5, 97.5))
-    result = estimate([values], resamples=20_000)
-    assert (result["ci_low"], result["ci_high"]) == pytest.approx((low, high), abs=0.01)
-
-
-def test_the_same_rows_have_the_same_interval():
-    """Of values that are all different: on few values, percentiles agree whatever is drawn."""
-    values = np.random.default_rng(3).random(40)
-    assert estimate([values]) == estimate([values])
-    assert estimate([values], seed=1)["ci_low"] != estimate([values], seed=2)["ci_low"]
-
-
-def test_resampling_samples_would_be_too_narrow():
-    rng = np.random.default_rng(0)
-    rewards = rng.random((100, 32)) < rng.beta(0.3, 0.6, 100)[:, None]
-    by_question, by_sample = estimate([rewards.mean(1)]), estimate([rewards.ravel()])
-    assert width(by_question) > 3 * width(by_sample)
-
-
 def width(result):
     return result["ci_high"] - result["ci_low"]
 
 
-def test_the_weighted_average_uses_the_given_weights():
-    result = estimate([[1, 1, 1], [0, 0], [0.5] * 9], [1, 2, 1])
-    assert [result[key] for key in ("avg", "ci_low", "ci_high")] == pytest.approx([3 / 8] * 3)
+def test_the_interval_of_a_weighted_average_is_that_of_statistics():
     rng = np.random.default_rng(1)
     a, b = rng.random(200), rng.random(50)
     pooled = estimate([a, b], [1, 3])
@@ -225,16 +262,13 @@ def test_a_paired_comparison_sees_what_separate_intervals_hide():
     assert both["weighted"]["avg"] == pytest.approx(paired["avg"] / 4) and both["b"]["avg"] == 0
 
 
-def test_summarize_weighs_sets_and_knows_levels():
+def test_a_summary_knows_levels_in_their_order():
     rows = rows_of([[1, 1], [1, 0]], "a") + rows_of([[0, 0]], "b")
     for row in rows[:4]:
         row["level"] = {"0": "10", "1": "9"}[row["id"]]
-    summary = summary_of(rows, {"a": 500, "b": 100})
-    assert summary["sets"]["a"]["avg"] == 0.75 and summary["sets"]["b"]["avg"] == 0
-    assert summary["weighted"]["avg"] == pytest.approx(0.625)
-    levels = summary["sets"]["a"]["levels"]
-    assert [(level, part["avg"]) for level, part in levels.items()] == [("9", 0.5), ("10", 1)]
-    assert summary["sets"]["b"]["levels"] == {}
+    sets = summary_of(rows, {"a": 500, "b": 100})["sets"]
+    levels = [(level, part["avg"]) for level, part in sets["a"]["levels"].items()]
+    assert levels == [("9", 0.5), ("10", 1)] and sets["b"]["levels"] == {}
 
 
 @pytest.mark.parametrize("low, high, verdict", [
@@ -249,17 +283,15 @@ def test_only_an_interval_without_zero_is_called_a_difference(capsys, low, high,
 # ----------------------------------------------------------------------------------------- sampling
 def test_evaluate_returns_rows_in_order():
     problems = [Question(f"q{i}", answer=str(i % 2), level="3" * (i == 0)) for i in range(5)]
-    grader = FakeGrader()
-    engine = FakeEngine()
-    rows = evaluate(engine, grader, problems, k=4, max_tokens=9, style="minerva", temperature=0.25)
-    assert engine.temperatures == {0.25}
-    assert [(row["id"], row["sample"]) for row in rows] == [(f"q{i}", s) for i in range(5)
-                                                            for s in range(4)]
+    grader, engine = FakeGrader(), FakeEngine()
+    rows = evaluate(engine, grader, problems, k=4, max_tokens=9, temperature=0.25)
+    assert engine.temperatures == {0.25} and not grader.pending
+    assert [(row["id"], row["sample"]) for row in rows] == [
+        (f"q{i}", s) for i in range(5) for s in range(4)]
     for row in rows:
-        assert row["reward"] == (row["text"]
-                                 == str(int(row["id"][1]) % 2)) == (row["status"] == "correct")
+        right = row["text"][0] == str(int(row["id"][1]) % 2)
+        assert row["reward"] == right == (row["status"] == "correct")
         assert (row["finish_reason"] == "length") == (row["tokens"] == 9)
-    assert not grader.pending and grader.styles == {"minerva"}
     assert rows[0]["level"] == "3" and "level" not in rows[-1] and rows[0]["data"] == "a"
 
 
@@ -280,55 +312,112 @@ def test_routes_of_experts_are_let_go_while_the_engine_runs():
     assert len(Routed.seen) == 9 and Routed.seen[-1].routes is None
 
 
-def test_an_evaluation_does_not_follow_the_temperature_of_the_training():
+def test_an_evaluation_does_not_follow_the_temperature_of_the_engine():
     engine = FakeEngine()
     evaluate(engine, FakeGrader(), [Question("q")], k=1, max_tokens=9)
-    assert engine.temperatures == {1.0}, "None would be the training's own"
+    assert engine.temperatures == {1.0}, "None would be the engine's own"
+
+
+@pytest.mark.parametrize("name, style", [
+    ("minerva", "minerva"), ("ra-minerva", "minerva"), ("someone/MinervaMath", "minerva"),
+    ("data/minervamath.jsonl", "minerva"), ("minerva/olympiad.jsonl", ""), ("math500", "")])
+def test_minerva_is_graded_in_its_own_style_wherever_it_comes_from(name, style):
+    grader = FakeGrader()
+    evaluate(FakeEngine(), grader, [Question("q", source=name), Question("r")], 1, 9)
+    assert grader.styles == {("eval", 0, 0): style, ("eval", 1, 0): ""}
+
+
+def seeds_of(problems, k=2, seed=0):
+    """(set, question, sample) -> the seed that it is drawn from."""
+    engine = FakeEngine()
+    evaluate(engine, FakeGrader(), problems, k, 9, seed=seed)
+    return {(problems[q].source, problems[q].id, s): seed for (q, s), seed in engine.seeds.items()}
+
+
+def test_every_sample_has_a_seed_that_nothing_else_decides():
+    """Neither the other questions, nor how many samples: the same are drawn again."""
+    problems = [Question("x"), Question("y"), Question("x", source="b")]
+    all_of_them = seeds_of(problems)
+    assert len(set(all_of_them.values())) == 6
+    assert seeds_of(problems[1:2], k=1).items() <= all_of_them.items()
+    assert seeds_of(problems[::-1], k=3).items() >= all_of_them.items()
+    assert not set(seeds_of(problems, seed=1).values()) & set(all_of_them.values())
 
 
 # ----------------------------------------------------------------------------------------- resuming
 SETS = {"a": [Question(f"a/{i}", level=str(i % 2)) for i in range(7)],
         "minerva": [Question(f"b/{i}", source="minerva") for i in range(3)]}
-PROTOCOL = dict(k=4, max_tokens=9, seed=0, temperature=0.7)
+PROBLEMS = [problem for problems in SETS.values() for problem in problems]
 
 
-def finish(file, engine=None, size=8):
-    """Does what is left to do, as `main` does."""
-    rows, chunks = eval_folder.resume(file, eval_folder.chunks_of(SETS, size, 4), 4)
-    evaluation.run_chunks(engine or FakeEngine(), FakeGrader(), chunks, PROTOCOL, file)
-    return len(rows)
+def finish(file, engine=None, problems=PROBLEMS, k=4, grader=None):
+    """Does what is left to do, as `sample` does. Returns how many samples were there already."""
+    done = eval_folder.resume(file)
+    for rows in evaluation.answers(engine or FakeEngine(), grader or FakeGrader(), problems, k, 9,
+                                   done=done):
+        eval_folder.write_rows(file, rows)
+    return len(done)
 
 
-def test_chunks_cover_every_question_once():
-    for size in (1, 4, 9, 10**6):
-        chunks = eval_folder.chunks_of(SETS, size, 4)
-        assert [p for _, _, part in chunks for p in part] == SETS["a"] + SETS["minerva"]
-        assert all(len(part) * 4 <= max(size, 4) for _, _, part in chunks)
-        assert len({(name, number) for name, number, _ in chunks}) == len(chunks)
+def in_order(file, problems=PROBLEMS, k=4):
+    return evaluation.in_order(map(json.loads, file.open()), problems, k)
 
 
-@pytest.mark.parametrize("steps, complete", [(0, 0), (2, 0), (3, 8), (7, 16), (11, 28), (13, 28)])
-def test_resumed_equals_uninterrupted(tmp_path, reseeds, steps, complete):
+@pytest.fixture
+def at_once(monkeypatch):
+    """What is finished is written after every engine step."""
+    monkeypatch.setattr(evaluation, "SECONDS", 0)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5, 20, 40, 60])
+def test_resumed_equals_uninterrupted(tmp_path, at_once, steps):
+    """Also in length: what was short is done, what was long is drawn from the same seed again."""
     whole, stopped = tmp_path / "whole.jsonl", tmp_path / "stopped.jsonl"
     finish(whole)
     with pytest.raises(KeyboardInterrupt):
         finish(stopped, FakeEngine(interrupt_after=steps))
-    assert finish(stopped) == complete, "what was complete is not done again"
-    assert stopped.read_bytes() == whole.read_bytes()
-    assert finish(
-        stopped) == 40 and stopped.read_bytes() == whole.read_bytes(), "nothing is left to do"
+    written = stopped.read_text().count("\n") if stopped.exists() else 0
+    assert written > 0 or steps < 5
+    rest = FakeEngine()
+    assert finish(stopped, rest) == written and len(rest.seeds) == 40 - written
+    assert in_order(stopped) == in_order(whole)
+    assert finish(stopped) == 40, "nothing is left to do"
 
 
 @pytest.mark.parametrize("cut", [1, 37, 900, 2000, 3000])
-def test_a_half_written_line_is_mended(tmp_path, reseeds, cut):
+@pytest.mark.parametrize("end", ["", "\n"])  # an editor completes the line
+def test_a_half_written_line_is_mended(tmp_path, cut, end):
     whole, stopped = tmp_path / "whole.jsonl", tmp_path / "stopped.jsonl"
     finish(whole)
-    stopped.write_bytes(whole.read_bytes()[:-cut])
+    stopped.write_bytes(whole.read_bytes()[:-cut] + end.encode())
     finish(stopped)
-    assert stopped.read_bytes() == whole.read_bytes()
-    stopped.write_bytes(whole.read_bytes()[:-cut] + b"\n")  # an editor completed the line
-    finish(stopped)
-    assert stopped.read_bytes() == whole.read_bytes()
+    assert in_order(stopped) == in_order(whole) and stopped.read_text().count("\n") == 40
+
+
+def test_samples_are_written_at_least_every_minute(tmp_path, monkeypatch):
+    """However slow the engine: here a step takes ten seconds, and a response up to nine steps."""
+    clock, finished = SimpleNamespace(now=0, monotonic=lambda: clock.now), []
+
+    class Slow(FakeEngine):
+        def step(self):
+            long_ago = sum(time <= clock.now - 60 for time in finished)
+            assert not long_ago or file.read_text().count("\n") >= long_ago
+            clock.now += 10
+            done = super().step()
+            finished.extend(clock.now for _ in done)
+            return done
+
+    file = tmp_path / "eval.jsonl"
+    monkeypatch.setattr(evaluation, "time", clock)
+    finish(file, Slow())
+    assert len(finished) == 40 and finished[-1] > 300
+
+
+def test_whatever_a_model_writes_can_be_stored_and_read_again(tmp_path):
+    hostile = "\ud800 \u2028 \x1b[2J \n \u4e2d"
+    row = dict(ROW, text=hostile)
+    eval_folder.write_rows(tmp_path / "x", [row, row])
+    assert json.loads((tmp_path / "x").read_text().splitlines()[1]) == row
 
 
 class OwnGrader(FakeGrader):
@@ -346,42 +435,39 @@ class OwnGrader(FakeGrader):
 
 OWN = {name: [Question(f"{name}/{i}", gold, name) for i, gold in enumerate(golds)]
        for name, golds in (("a", ["-5", "-4", "broken", "-3"]), ("b", ["broken", "-1", "-2"]))}
+OWN_PROBLEMS = [problem for problems in OWN.values() for problem in problems]
 
 
-def answer_own(file, size):
-    chunks = eval_folder.resume(file, eval_folder.chunks_of(OWN, size, 1), 1)[1]
-    evaluation.run_chunks(FakeEngine(), OwnGrader(), chunks, PROTOCOL | dict(k=1), file)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("left", [7, 4, 3, 0])
-def test_a_failed_reward_is_the_worst_of_the_whole_evaluation(tmp_path, reseeds, size, left):
-    """Whatever the chunks, and of a folder that was continued: nobody gains by breaking it."""
+def test_a_failed_reward_is_the_worst_of_the_whole_evaluation(tmp_path, at_once, left):
+    """Also of a folder that was continued: nobody gains by breaking it."""
     file = tmp_path / "eval.jsonl"
-    answer_own(file, size)
+    finish(file, problems=OWN_PROBLEMS, k=1, grader=OwnGrader())
     file.write_text("".join(file.read_text().splitlines(True)[:left]) + '{"data": "a", "rew')
-    answer_own(file, size)
-    stored = [json.loads(line, parse_constant=pytest.fail) for line in file.open()]
+    finish(file, problems=OWN_PROBLEMS, k=1, grader=OwnGrader())
+    [json.loads(line, parse_constant=pytest.fail) for line in file.open()]  # no NaN
+    stored = in_order(file, OWN_PROBLEMS, 1)
     assert [row["reward"] for row in stored] == [-5, -4, None, -3, None, -1, -2]
-    rows = evaluation.settled(eval_folder.read_rows(file)[0])
+    rows = evaluation.settled(evaluation.in_order(
+        eval_folder.read_rows(file)[0], OWN_PROBLEMS, 1))
     assert [row["reward"] for row in rows] == [-5, -4, -5, -3, -5, -1, -2]
     summary = summary_of(rows, {"a": 1, "b": 1})
     assert [summary["sets"][name]["avg"] for name in "ab"] == [-17 / 4, -8 / 3]
     assert [summary["sets"][name]["verifier_failures"] for name in "ab"] == [1 / 4, 1 / 3]
 
 
-def test_both_sides_of_a_comparison_are_settled(tmp_path, reseeds, monkeypatch):
+def test_both_sides_of_a_comparison_are_settled(tmp_path, monkeypatch):
     """By `main`, whose table and summary they go to; rows of an older folder had a number."""
     protocol = FINISHED | dict(k=1, reward="r.py:f", threshold=0.7, weights={"a": 1, "b": 1})
     protocol |= {key: "" for key in ("model", "adapter", "data", "system", "seed", "dtype",
                                      "versions", "prompt")}
     for name in ("new", "old"):
         eval_folder.open_folder(tmp_path / name, protocol).close()
-        answer_own(tmp_path / name / "eval.jsonl", 2)
+        finish(tmp_path / name / "eval.jsonl", None, OWN_PROBLEMS, 1, OwnGrader())
     old = tmp_path / "old" / "eval.jsonl"
     old.write_text(old.read_text().replace("null", "0.0"))
     (tmp_path / "old" / "summary.json").write_text("{}")
-    config = SimpleNamespace(model="", adapter="", reward="r.py:f", chunk=2, k=1,
+    config = SimpleNamespace(model="", adapter="", reward="r.py:f", k=1,
                              out=str(tmp_path / "new"), against=str(tmp_path / "old"))
     monkeypatch.setattr(evaluation, "parse", lambda argv: config)
     monkeypatch.setattr(evaluation, "prepare", lambda config: (OWN, protocol))
@@ -396,11 +482,12 @@ def test_a_verdict_of_math_verify_keeps_its_reward():
     assert evaluation.settled(rows) == rows
 
 
-def test_rows_in_the_file_can_be_reported(tmp_path, reseeds):
-    finish(tmp_path / "eval.jsonl")
-    rows, ends = eval_folder.read_rows(tmp_path / "eval.jsonl")
-    assert ends[-1] == (tmp_path / "eval.jsonl").stat().st_size and "text" not in rows[0]
-    assert "text" in json.loads((tmp_path / "eval.jsonl").read_text().splitlines()[0])
+def test_rows_in_the_file_can_be_reported(tmp_path):
+    file = tmp_path / "eval.jsonl"
+    finish(file)
+    rows, end = eval_folder.read_rows(file)
+    assert end == file.stat().st_size and "text" not in rows[0]
+    assert "text" in json.loads(file.read_text().splitlines()[0])
     summary = summary_of(rows, {"a": 7, "minerva": 3})
     assert set(summary["sets"]["a"]["levels"]) == {"0", "1"}
     evaluation.show(summary)
@@ -408,54 +495,110 @@ def test_rows_in_the_file_can_be_reported(tmp_path, reseeds):
     assert (tmp_path / "eval.png").stat().st_size > 5000
 
 
-def test_the_seed_of_a_chunk_does_not_depend_on_other_sets(tmp_path, reseeds, monkeypatch):
-    finish(tmp_path / "both.jsonl")
-    monkeypatch.setitem(globals(), "SETS", {"minerva": SETS["minerva"]})
-    finish(tmp_path / "one.jsonl")
-    assert (tmp_path / "both.jsonl").read_text().endswith((tmp_path / "one.jsonl").read_text())
+# ------------------------------------------------------------------- the evaluations of a training
+@pytest.fixture
+def training(tmp_path, monkeypatch):
+    """As much of a run as an evaluation needs; it samples at temperature 0.7."""
+    import minirl
+    from parts.config import Config, resolve
+    from parts.run import fresh_state
+
+    monkeypatch.setattr(minirl, "nothing_lost", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(Stop, "requested", False)
+
+    def made(name="run", **settings):
+        chosen = dict(temperature=0.7, eval_k=4, max_tokens=9, eval_data="a,minerva") | settings
+        return SimpleNamespace(
+            config=resolve(Config(**chosen)), engine=FakeEngine(), grader=FakeGrader(),
+            held_out=PROBLEMS, state=fresh_state(), tracker=None, folder=tmp_path / name,
+            evaluate=minirl.evaluate_if_due)
+
+    return made
 
 
-def test_every_chunk_has_a_random_state_of_its_own(tmp_path, monkeypatch):
-    """Else all chunks would draw with the same numbers, and --seed would change nothing."""
-    names = {}
-    for seed in (0, 1):
-        names[seed] = []
-        monkeypatch.setattr(evaluation, "reseed", lambda engine, name: names[seed].append(name))
-        chunks, protocol = eval_folder.chunks_of(SETS, 8, 4), PROTOCOL | dict(seed=seed)
-        evaluation.run_chunks(FakeEngine(), FakeGrader(), chunks, protocol, tmp_path / "x")
-    assert len(set(names[0])) == len(names[0]) == len(chunks) == 6
-    assert not set(names[0]) & set(names[1])
+def logged(run):
+    return [json.loads(line) for line in (run.folder / "eval.jsonl").open()]
 
 
-def test_a_chunk_starts_with_an_empty_cache(monkeypatch):
-    drawn, cleared = [], []
-    monkeypatch.setattr("parts.engine.seed_everything", lambda rng: drawn.append(rng.random()))
-    engine = SimpleNamespace(clear_cache=lambda: cleared.append(True))
-    for name in ("0/a/1", "0/a/2", "0/a/1"):
-        evaluation.reseed(engine, name)
-    assert len(cleared) == 3, "what others cached is rounded otherwise"
-    assert drawn[0] == drawn[2] != drawn[1]
+@pytest.mark.parametrize("settings, temperature", [({}, 0.7), (dict(eval_temperature=0.3), 0.3)])
+def test_held_out_problems_are_sampled_at_the_trainings_temperature_or_at_their_own(
+        training, capsys, settings, temperature):
+    run = training(**settings)
+    run.evaluate(run)
+    assert run.engine.temperatures == {temperature}
+    assert {row["temperature"] for row in logged(run)} == {temperature}
+    said = capsys.readouterr().out
+    assert ("at temperature 0.3 (training: 0.7)" in said) == bool(settings)
 
 
-@pytest.mark.parametrize("name, style", [
-    ("minerva", "minerva"), ("ra-minerva", "minerva"), ("someone/MinervaMath", "minerva"),
-    ("data/minervamath.jsonl", "minerva"), ("minerva/olympiad.jsonl", ""), ("math500", "")])
-def test_minerva_is_graded_in_its_own_style_wherever_it_comes_from(tmp_path, reseeds, name, style):
-    grader = FakeGrader()
-    chunk = (name, 0, SETS["a"][:1])
-    evaluation.run_chunks(FakeEngine(), grader, [chunk], PROTOCOL, tmp_path / "x")
-    assert grader.styles == {style}
+def test_each_held_out_set_has_a_row_and_an_interval_of_its_own(training):
+    run = training()
+    run.evaluate(run)
+    rows = evaluate(FakeEngine(), FakeGrader(), PROBLEMS, 4, 9, seed="0/0")
+    for row, (name, problems) in zip(logged(run), SETS.items(), strict=True):
+        wanted = json.loads(json.dumps(report([r for r in rows if r["data"] == name])))
+        assert row["data"] == name and row["questions"] == len(problems)
+        assert wanted.items() <= row.items()
+    assert {style for (_, q, _), style in run.grader.styles.items() if q >= 7} == {"minerva"}
+    together = training("other", eval_data="held-out")  # one sample of whatever it was taken from
+    together.evaluate(together)
+    assert [(row["data"], row["questions"]) for row in logged(together)] == [("held-out", 10)]
+
+
+def test_an_interrupted_evaluation_in_training_is_taken_up_again(training, at_once, monkeypatch):
+    whole, run = training("whole"), training()
+    whole.evaluate(whole)
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(FakeEngine, "step", stopping(FakeEngine.step, after=20))
+        run.evaluate(run)
+    Stop.requested = False
+    kept = sum(len(file.open().readlines()) for file in run.folder.glob("evaluating/*"))
+    assert 0 < kept < 40 and not (run.folder / "eval.jsonl").exists()
+    run.engine, run.grader = FakeEngine(), FakeGrader()
+    run.evaluate(run)
+    assert len(run.engine.seeds) == 40 - kept and logged(run) == logged(whole)
+    assert not (run.folder / "evaluating").exists()
+
+
+def stopping(step, after):
+    def stops(engine):
+        nonlocal after
+        after -= 1
+        Stop.requested = after < 0
+        return step(engine)
+
+    return stops
+
+
+def test_what_another_step_has_left_is_not_taken_for_this_ones(training):
+    from parts.run import write_down
+
+    run = training(steps=20)
+    write_down(evaluate(FakeEngine(), FakeGrader(), PROBLEMS, 4, 9), run)
+    run.state["step"] = 20
+    run.evaluate(run)
+    assert len(run.engine.seeds) == 40
+
+
+def test_all_ranks_stop_an_evaluation_when_one_does(monkeypatch):
+    monkeypatch.setattr(ranks, "STORE", object())
+    for own, others in ((Interrupted, []), (None, [None])):
+        def work(*_):
+            if own:
+                raise own
+            return [1]
+
+        monkeypatch.setattr(ranks, "gather", lambda value: [value, *others])
+        with pytest.raises(Interrupted):
+            ranks.evaluated_by_all(work)(None, None, [1, 2], 1)
 
 
 # --------------------------------------------------------------------------------- the command line
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """A folder with a tiny model that has learnt next to nothing."""
-    from parts import tiny
+def model():
+    from parts.models import fetch_model
 
-    folder = tmp_path_factory.mktemp("model") / "barely"
-    tiny.build(folder, progress=False, steps=20, batch=8)
-    return folder
+    return fetch_model("tiny", 0)
 
 
 @pytest.fixture(scope="module")
@@ -470,17 +613,13 @@ def data(tmp_path_factory):
 
 def flags(model, data, out, **more):
     """The command line of a small evaluation."""
-    small = dict(template="chat", k=4, max_tokens=24, max_prompt_tokens=40, chunk=32)
+    small = dict(template="chat", k=4, max_tokens=24, max_prompt_tokens=40)
     wanted = dict(model=model, data=data, out=out) | small | more
     return [part for key, value in wanted.items()
             for part in ("--" + key.replace("_", "-"), str(value))]
 
 
 @pytest.mark.parametrize("arguments, message", [
-    ("--k 0", "k must be at least 1"),
-    ("--temperature 0 --k 8", "--k 1"),
-    ("--temperature -1", "at least 0"),
-    ("--limit -3", "limit must be"),
     ("--sync copy", "invalid choice 'copy' for argument '--sync'"),
     ("--unknown 1", "Unrecognized options: --unknown"),
     ("--data no-such-set", "no data set 'no-such-set'"),
@@ -505,22 +644,16 @@ def test_bad_input_ends_with_one_sentence(model, data, tmp_path, monkeypatch, ca
     assert not (tmp_path / "out").exists()
 
 
-FINISHED = dict(k=4, questions={"a": "1"}, template="chat", temperature=1.0, max_tokens=9, stop=[1],
-                graders=1)
+FINISHED = dict(k=1, questions={"a": "1"}, template="chat", temperature=1.0, max_tokens=9, stop=[1],
+                graders=1, engine_sequences=9)
+ROW = dict(data="a", id="q", sample=0, reward=1.0, status="correct", finish_reason="stop", tokens=3)
 
 
 def test_other_evaluations_are_not_mixed(tmp_path):
-    folder = tmp_path / "a"
-    eval_folder.open_folder(folder, FINISHED).close()
-    eval_folder.open_folder(folder, FINISHED | {"graders": 2}).close()
+    eval_folder.open_folder(tmp_path, FINISHED).close()
+    eval_folder.open_folder(tmp_path, FINISHED | dict(graders=2, engine_sequences=4)).close()
     with pytest.raises(SystemExit, match="another k, stop"):
-        eval_folder.open_folder(folder, FINISHED | {"k": 8, "stop": [2]})
-    with pytest.raises(SystemExit, match="not finished"):
-        evaluation.load_finished(folder, FINISHED, {})
-    (folder / "summary.json").write_text("{}")
-    assert evaluation.load_finished(folder, FINISHED, {}) == []
-    with pytest.raises(SystemExit, match="other questions"):
-        evaluation.load_finished(folder, FINISHED | {"questions": {"a": "2"}}, {})
+        eval_folder.open_folder(tmp_path, FINISHED | {"k": 8, "stop": [2]})
 
 
 def test_a_foreign_folder_is_left_alone(tmp_path):
@@ -528,8 +661,7 @@ def test_a_foreign_folder_is_left_alone(tmp_path):
         folder = tmp_path / name.split(".")[0]
         folder.mkdir()
         (folder / name).write_text("precious")
-        with pytest.raises(SystemExit, match=f"not the folder of an evaluation, it holds {name}: "
-                                             "name another --out"):
+        with pytest.raises(SystemExit, match=f"an evaluation, it holds {name}: name another"):
             eval_folder.open_folder(folder, FINISHED)
         assert [(file.name, file.read_text()) for file in folder.iterdir()] == [(name, "precious")]
     own = tmp_path / "own"
@@ -549,69 +681,65 @@ def test_a_folder_that_cannot_be_used_gets_one_sentence(tmp_path):
 
 def test_two_programs_do_not_write_into_one_evaluation(tmp_path):
     """A real second process; what is left by one that was killed does not stop the next."""
-    import signal
-    import subprocess
-
     code = (
-        "import sys, time; from pathlib import Path; from parts.eval_folder import open_folder\n"
-        f"held = open_folder(Path(sys.argv[1]), {FINISHED}); print('mine', flush=True); "
-        "time.sleep(60)")
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE,
-                          text=True,
-                          cwd=Path(evaluation.__file__).parent) as other:
+        "import sys; from pathlib import Path; from parts.eval_folder import open_folder\n"
+        f"held = open_folder(Path(sys.argv[1]), {FINISHED}); print('mine', flush=True); input()")
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, text=True, cwd=ROOT) as other:
         assert other.stdout.readline() == "mine\n"
         with pytest.raises(SystemExit, match="Another program is writing to"):
             eval_folder.open_folder(tmp_path, FINISHED)
-        other.send_signal(signal.SIGKILL)
+        other.kill()
     eval_folder.open_folder(tmp_path, FINISHED).close()
 
 
-ROW = dict(data="a", id="q", sample=0, reward=1.0, status="correct", finish_reason="stop", tokens=3)
+def other_evaluation(folder, protocol=FINISHED, lines=(ROW,), complete=True):
+    """The folder of a finished evaluation, for --against; a text is written as it is."""
+    written = [line if isinstance(line, str) else json.dumps(line) for line in (protocol, *lines)]
+    (folder / "protocol.json").write_text(written[0])
+    (folder / "eval.jsonl").write_text("".join(line + "\n" for line in written[1:]))
+    if complete:
+        (folder / "summary.json").write_text("{}")
+    return folder
 
 
-@pytest.mark.parametrize("protocol, line", [
-    ("[]", ""), ("", ""), ("[" * 100_000, ""), ("{}", ""), ('{"questions": {"a": "1"}}', ""),
-    (None, "[]"), (None, "{}"), (None, "7"), (None, "[" * 100_000),
-    (None, json.dumps(ROW | dict(reward="high"))), (None, json.dumps(ROW | dict(reward=None))),
-    (None, json.dumps(ROW | dict(id=["q"]))), (None, json.dumps({**ROW, "id": "another question"})),
-])
-def test_an_odd_comparison_gets_one_sentence(tmp_path, protocol, line):
+@pytest.mark.parametrize("protocol", ["[]", "", "[" * 100_000, {}, {"questions": {"a": "1"}},
+                                      FINISHED | dict(k=[1]), FINISHED | dict(k=2)])
+def test_an_odd_protocol_to_compare_with_gets_one_sentence(tmp_path, protocol):
     """Before the engine starts: `compare` comes last, after what may have been hours."""
-    (tmp_path / "protocol.json").write_text(json.dumps(FINISHED) if protocol is None else protocol)
-    (tmp_path / "eval.jsonl").write_text(line + "\n")
-    (tmp_path / "summary.json").write_text("{}")
     with pytest.raises(SystemExit, match="missing or damaged|not finished|other questions"):
-        evaluation.load_finished(tmp_path, FINISHED, {"a": [Question("q")]})
+        evaluation.load_finished(other_evaluation(tmp_path, protocol), FINISHED,
+                                 {"a": [Question("q")]})
 
 
-def test_a_comparison_with_the_same_questions_is_taken(tmp_path):
-    (tmp_path / "protocol.json").write_text(json.dumps(FINISHED))
-    (tmp_path / "eval.jsonl").write_text(json.dumps(ROW | dict(text="x")) + "\n")
-    (tmp_path / "summary.json").write_text("{}")
-    assert evaluation.load_finished(tmp_path, FINISHED, {"a": [Question("q")]}) == [ROW]
-
-
-def test_a_comparison_under_another_protocol_is_marked(tmp_path, capsys):
-    eval_folder.open_folder(tmp_path, FINISHED).close()
-    (tmp_path / "summary.json").write_text("{}")
-    evaluation.load_finished(tmp_path, FINISHED | {"template": "none"}, {})
-    assert "another template" in capsys.readouterr().out
-
-
-def test_a_comparison_across_temperatures_is_marked(tmp_path, capsys):
-    eval_folder.open_folder(tmp_path, FINISHED).close()
-    (tmp_path / "summary.json").write_text("{}")
-    evaluation.load_finished(tmp_path, FINISHED | {"temperature": 0.6, "graders": 7}, {})
-    assert "another temperature: the difference" in capsys.readouterr().out
-
-
-def test_a_comparison_needs_every_question(tmp_path):
-    """With a summary of fewer questions, `compare` would end in a KeyError after the evaluation."""
-    (tmp_path / "protocol.json").write_text(json.dumps(FINISHED))
-    (tmp_path / "eval.jsonl").write_text(json.dumps(ROW) + "\n")
-    (tmp_path / "summary.json").write_text("{}")
+@pytest.mark.parametrize("lines", [
+    [], ["[]"], ["{}"], ["7"], ["[" * 100_000], [ROW | dict(reward="high")],
+    [ROW | dict(reward=None)], [ROW | dict(id=["q"])], [ROW | dict(id="another")], [ROW, ROW]])
+def test_odd_rows_to_compare_with_get_one_sentence(tmp_path, lines):
     with pytest.raises(SystemExit, match="not finished"):
-        evaluation.load_finished(tmp_path, FINISHED, {"a": [Question("q"), Question("r")]})
+        evaluation.load_finished(other_evaluation(tmp_path, lines=lines), FINISHED,
+                                 {"a": [Question("q")]})
+
+
+def test_a_comparison_needs_every_sample_of_every_question(tmp_path):
+    """With a summary of fewer, `compare` would end in a KeyError after the evaluation."""
+    both, one = {"a": [Question("q"), Question("r")]}, {"a": [Question("q")]}
+    other = other_evaluation(tmp_path, lines=[ROW | dict(text="x")])
+    assert evaluation.load_finished(other, FINISHED, one) == [ROW]
+    with pytest.raises(SystemExit, match="not finished"):
+        evaluation.load_finished(other, FINISHED, both)
+    with pytest.raises(SystemExit, match="other questions"):
+        evaluation.load_finished(other, FINISHED | {"questions": {"a": "2"}}, one)
+    (other / "summary.json").unlink()
+    with pytest.raises(SystemExit, match="not finished"):
+        evaluation.load_finished(other, FINISHED, one)
+
+
+@pytest.mark.parametrize("changed", [dict(template="none"), dict(temperature=0.6, graders=7)])
+def test_a_comparison_under_another_protocol_is_marked(tmp_path, capsys, changed):
+    other = other_evaluation(tmp_path)
+    evaluation.load_finished(other, FINISHED | changed, {"a": [Question("q")]})
+    assert f"another {next(iter(changed))}: the difference" in capsys.readouterr().out
 
 
 def test_limits_and_folder_follow_the_model(adapter):
@@ -628,8 +756,10 @@ def test_greedy_decoding_takes_one_sample():
 
 
 def test_the_protocol_knows_the_weights_of_sets_and_adapter(model, adapter, data, tmp_path):
-    few = tmp_path / "few.jsonl"
-    few.write_text("".join(data.read_text().splitlines(keepends=True)[:3]))
+    """A set weighs as many problems as are asked: one with a prompt that is too long is dropped."""
+    few, rows = tmp_path / "few.jsonl", data.read_text().splitlines()[:3]
+    long = json.dumps(dict(problem="1+" * 50 + "1=?", answer="51"))
+    few.write_text("\n".join([*rows, long, long.replace("51", "52")]) + "\n")
     both = flags(model, f"{data},{few}", tmp_path / "out", adapter=adapter[0])
     sets, protocol = evaluation.prepare(evaluation.parse(both))
     assert protocol["weights"] == {"sums.jsonl": 21, "few.jsonl": 3} == {
@@ -644,24 +774,18 @@ def test_a_folder_of_a_very_long_data_set_has_a_name_of_bearable_length():
 
 def test_a_reader_that_leaves_gets_no_traceback():
     """`python eval.py --help | head -1`, and any later line."""
-    import subprocess
-
-    folder = Path(evaluation.__file__).parent
     code = "from parts.screen import quiet_end\n"
     code += "with quiet_end():\n    for i in range(99999): print(i)"
     for command in ("eval.py --help", f"-c '{code}'"):
         done = subprocess.run(["bash", "-c", f"{sys.executable} {command} | head -1"],
-                              capture_output=True, text=True, cwd=folder)
+                              capture_output=True, text=True, cwd=ROOT)
         assert done.stdout.count("\n") == 1 and done.stderr == ""
 
 
 def test_importing_eval_is_light():
-    import subprocess
-
     code = "import eval, sys; heavy = 'torch', 'vllm', 'transformers'; "
     code += "print([m for m in heavy if m in sys.modules])"
-    folder = Path(evaluation.__file__).parent
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.strip() == "[]", done.stderr
 
 
@@ -770,62 +894,65 @@ def test_targets_by_name_and_all_linear_are_taken(adapter, tmp_path):
 
 # ---------------------------------------------------------------------------------- the real engine
 @pytest.fixture(scope="module")
-def results(model, adapter, data, tmp_path_factory):
-    """One policy, given to the engine in three ways; the last one also interrupted and resumed."""
-    root, (folder, merged) = tmp_path_factory.mktemp("runs"), adapter
-    run(merged, data, root / "merged")
-    run(model, data, root / "swapped", adapter=folder, sync="adapter", against=root / "merged")
-    run(model, data, root / "merging", adapter=folder, sync="merge")
-    shutil.copytree(root / "merging", root / "resumed")
+def results(model, data, tmp_path_factory):
+    """An evaluation, and what is left of it after two thirds, continued."""
+    root = tmp_path_factory.mktemp("runs")
+    run(model, data, root / "whole")
+    shutil.copytree(root / "whole", root / "resumed")
     written = (root / "resumed" / "eval.jsonl").read_bytes()
     (root / "resumed" / "eval.jsonl").write_bytes(written[:len(written) * 2 // 3])
     (root / "resumed" / "summary.json").unlink()
-    run(model, data, root / "resumed", adapter=folder, sync="merge")
+    said = run(model, data, root / "resumed")
+    assert "samples already" in said
     return root
 
 
-def run(*arguments, **more):
-    # an engine that Python forgets only later would take the next one's process groups with it
-    gc.collect()
-    evaluation.main(flags(*arguments, **more))
-    gc.collect()
+def run(*arguments, **more) -> str:
+    done = run_program("eval.py", *flags(*arguments, **more), cwd=ROOT)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
 
 
 def samples(folder):
-    return [json.loads(line) for line in (folder / "eval.jsonl").read_text().splitlines()]
+    """The rows in the order of questions: in the file they are as they came."""
+    rows = [json.loads(line) for line in (folder / "eval.jsonl").read_text().splitlines()]
+    return sorted(rows, key=lambda row: (int(row["id"].split("/")[1]), row["sample"]))
 
 
 @pytest.mark.engine
-def test_an_evaluation_of_the_real_engine(results, data):
-    rows = samples(results / "merged")
-    protocol, summary = (json.loads((results / "merged" / f"{name}.json").read_text())
+@pytest.mark.core
+def test_an_evaluation_of_the_real_engine(results):
+    rows = samples(results / "whole")
+    protocol, summary = (json.loads((results / "whole" / f"{name}.json").read_text())
                          for name in ("protocol", "summary"))
     (name, result), = summary["sets"].items()
-    assert [row["id"].split("/")[1] for row in rows] == [str(q) for q in range(21)
-                                                         for _ in range(4)]
-    assert [row["sample"] for row in rows] == [0, 1, 2, 3] * 21
+    assert [(row["id"].split("/")[1], row["sample"]) for row in rows] == [
+        (str(q), s) for q in range(21) for s in range(4)]
     assert all(row["data"] == name and row["level"] in "12" and 1 <= row["tokens"] <= 24
                for row in rows)
     assert {row["finish_reason"] for row in rows} <= {"stop", "length"}
-    assert len({row["text"] for row in rows}) > 40
-    assert result["avg"] == summary["weighted"]["avg"] == np.mean([row["reward"] for row in rows])
+    assert len({row["text"] for row in rows}) > 25
+    assert result["avg"] == summary["weighted"]["avg"] == mean(row["reward"] for row in rows)
+    assert 0 < result["avg"] < result["pass"]["4"] < 1
     assert protocol["prompt"] == "<|user|>1+1=?<|assistant|>" and protocol["template"] == "chat"
-    assert (results / "merged" / "eval.png").stat().st_size > 5000
+    assert (results / "whole" / "eval.png").stat().st_size > 5000
 
 
 @pytest.mark.engine
+@pytest.mark.core
 def test_the_real_engine_resumes_exactly(results):
-    for file in ("eval.jsonl", "summary.json", "protocol.json"):
-        assert (results / "resumed" / file).read_bytes() == (results / "merging"
-                                                             / file).read_bytes()
+    """Not to be taken for granted: fewer samples run beside each, which rounds otherwise."""
+    assert samples(results / "resumed") == samples(results / "whole")
+    for file in ("summary.json", "protocol.json"):
+        assert (results / "resumed" / file).read_bytes() == (
+            results / "whole" / file).read_bytes()
 
 
 @pytest.mark.engine
-def test_the_real_engine_samples_each_request_at_its_own_temperature(results, model):
+def test_the_real_engine_samples_each_request_at_its_own_temperature(model):
     """At 0 all samples are alike; the engine's own temperature is 1."""
     from parts.engine import Engine
 
-    gc.collect()
     engine = Engine(str(model), max_model_len=64, max_num_seqs=16, dtype="float32", temperature=1.0)
     for s in range(16):
         engine.submit(s, list(range(40, 50)), 12, **dict(temperature=0.0) if s % 2 else {})
@@ -838,12 +965,15 @@ def test_the_real_engine_samples_each_request_at_its_own_temperature(results, mo
 
 
 @pytest.mark.engine
-def test_adapter_and_merged_model_agree(results):
-    ways = ("merged", "swapped", "merging")
-    texts = {way: [row["text"] for row in samples(results / way)] for way in ways}
+def test_adapter_and_merged_model_agree(tmp_path, model, adapter, data):
+    run(adapter[1], data, tmp_path / "merged")
+    run(model, data, tmp_path / "swapped", adapter=adapter[0], sync="adapter",
+        against=tmp_path / "merged")
+    run(model, data, tmp_path / "merging", adapter=adapter[0], sync="merge")
+    wanted = [row["text"] for row in samples(tmp_path / "merged")]
     for name in ("swapped", "merging"):
-        same = np.mean([a == b for a, b in zip(texts[name], texts["merged"])])
+        same = mean(row["text"] == text for row, text in zip(samples(tmp_path / name), wanted))
         print(f"\n{name}: {same:.1%} of the samples are those of the merged model")
         assert same > 0.9, "rounding may turn a rare sample, a wrong weight turns nearly all"
-    difference = json.loads((results / "swapped" / "summary.json").read_text())["difference"]
+    difference = json.loads((tmp_path / "swapped" / "summary.json").read_text())["difference"]
     assert len(difference) == 1 and all(abs(one["avg"]) < 0.05 for one in difference.values())

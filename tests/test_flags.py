@@ -84,7 +84,7 @@ def test_help_of_the_evaluation():
     ("--k 0", "k must be at least 1"), ("--max-tokens -1", "max_tokens must be at least 0"),
     ("--seed -1", "seed must be at least 0"), ("--engine-memory 1", "engine_memory must be below"),
     ("--engine-memory 0", "engine_memory must be above"), ("--limit -1", "limit must be at least"),
-    ("--temperature 0.001 --k 1", "0 (greedy) or at least 0.01"), ("--chunk 0", "chunk must be"),
+    ("--temperature 0.001 --k 1", "0 (greedy) or at least 0.01"),
     ("--temperature 0", "use --k 1"), ("--temperature nan", "finite"), ("--stop=", "not be empty"),
     ("--graders 0", "graders must be"), ("--engine-sequences 0", "engine_sequences must be"),
 ])

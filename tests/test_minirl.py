@@ -5,6 +5,7 @@ What the update computes is the subject of test_objective.py.
 import contextlib
 import math
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -62,11 +63,12 @@ def small_run(mixture: bool = False, grader: Judge | None = None, **settings):
     return SimpleNamespace(
         config=config, policy=policy, optimizer=optimizer, schedule=schedule, events=events,
         engine=Engine(events, routes=mixture), grader=grader or Judge(), stream=Problems(),
-        estimator=Estimator(config), probe=probe, state=fresh_state())
+        estimator=Estimator(config), probe=probe, state=fresh_state(), folder=Path("mine"))
 
 
 @pytest.fixture(autouse=True)
-def nothing_to_save(monkeypatch):
+def nothing_to_save(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(minirl, "nothing_lost", lambda run, phase: contextlib.nullcontext())
 
 
@@ -201,13 +203,12 @@ def evaluated_steps(run, monkeypatch, steps) -> list[int]:
     """The steps after which the held-out problems were evaluated."""
     done = []
 
-    def record(result, run):
+    def record(results, run):
         done.append(run.state["step"])
         run.state["evaluated"] = run.state["step"]
 
     run.held_out = []
     monkeypatch.setattr(minirl, "evaluate", lambda *_, **__: [])
-    monkeypatch.setattr(minirl, "report", lambda rows: {})
     monkeypatch.setattr(minirl, "record_evaluation", record)
     monkeypatch.setattr(minirl, "record_answers", lambda *_: None)
     for step in steps:
@@ -284,14 +285,15 @@ def test_a_failed_reward_is_the_worst_of_all_whichever_process_asked_for_it(monk
         other = minirl.evaluate(Echo(), Echo(), run.held_out[1::2], run.config.eval_k, 9)
         return [own, other]
 
-    monkeypatch.setattr(minirl, "record_evaluation", lambda result, run: results.append(result))
+    monkeypatch.setattr(minirl, "record_evaluation", lambda found, run: results.append(found))
     monkeypatch.setattr(minirl, "record_answers", lambda *_: None)
     monkeypatch.setattr(ranks, "STORE", object())
     monkeypatch.setattr(ranks, "WORLD", 2)
     monkeypatch.setattr(ranks, "gather", gather)
     run.state["step"] = 7
     minirl.evaluate_if_due(run)
-    assert results[0]["avg"] == (-5 - 5 - 4 - 0.5) / 4 and results[0]["questions"] == 4
+    (result,) = results[0].values()
+    assert result["avg"] == (-5 - 5 - 4 - 0.5) / 4 and result["questions"] == 4
 
 
 def test_no_step_is_evaluated_twice(monkeypatch):

@@ -28,7 +28,8 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(running, "draw_run", lambda folder: drawn.append(folder))
     monkeypatch.setenv("VIRTUAL_ENV", "active")
     drawn, closed = [], []
-    config = Config(name="mine", steps=30, checkpoint_every=10, lr=0.1, sampler="ada-est")
+    config = Config(name="mine", steps=30, checkpoint_every=10, lr=0.1, sampler="ada-est",
+                    eval_temperature=1.0)
     made = Run(
         folder=tmp_path, lock=None, config=config,
         engine=SimpleNamespace(close=lambda: closed.append(True), tokenizer=None), grader=None,
@@ -95,12 +96,33 @@ def test_a_verifier_that_fails_on_more_than_a_fiftieth_is_reported(capsys, statu
 def test_an_evaluation_is_logged_with_what_it_has_cost(run, capsys):
     run.state |= dict(step=20, samples_total=500, tokens_total=9000, seconds_total=12.0)
     result = dict(avg=0.5, ci_low=0.4, ci_high=0.6, k=8)
-    running.record_evaluation(result, run)
+    running.record_evaluation(dict(builtin=result), run)
     assert rows(run, "eval.jsonl") == [dict(
-        step=20, samples_total=500, tokens_total=9000, seconds_total=12.0,
-        data=run.config.eval_data, temperature=run.config.eval_temperature, **result)]
-    assert (run.state["evaluated"], run.state["accuracy"]) == (20, 0.5)
-    assert "50.0% [40.0%, 60.0%]" in capsys.readouterr().out
+        step=20, samples_total=500, tokens_total=9000, seconds_total=12.0, data="builtin",
+        temperature=run.config.eval_temperature, **result)]
+    assert (run.state["evaluated"], run.state["accuracy"]) == (20, dict(builtin=0.5))
+    assert " 50.0% [40.0%, 60.0%]" in capsys.readouterr().out
+
+
+def test_every_held_out_set_has_its_own_line_and_its_own_row(run, capsys):
+    one = dict(avg=0.5, ci_low=0.4, ci_high=0.6, k=8)
+    running.record_evaluation(dict(easy=one, hard=one | dict(avg=0.25)), run)
+    assert [(row["data"], row["avg"]) for row in rows(run, "eval.jsonl")] == [
+        ("easy", 0.5), ("hard", 0.25)]
+    assert ["avg@8 on easy  50.0%" in line or "avg@8 on hard  25.0%" in line
+            for line in capsys.readouterr().out.splitlines()] == [True, True]
+    assert running.accuracy(run, ".0%") == "easy 50%, hard 25%"
+    again = fresh(run)
+    running.resume(again, None)
+    assert again.state["accuracy"] == {} and running.accuracy(again, ".0%") == "not known yet"
+
+
+@pytest.mark.parametrize("own, training, said", [
+    (1.0, 0.7, " at temperature 1 (training: 0.7)"), (0.7, 0.7, ""), (0, 1.0, " at temperature 0 ")])
+def test_an_evaluation_at_another_temperature_than_the_training_says_so(run, own, training, said):
+    run.config.eval_temperature, run.config.temperature = own, training
+    line = running.evaluation_line("", dict(avg=0.5, ci_low=0, ci_high=1), run)
+    assert said in line and ("temperature" in line) == bool(said)
 
 
 def test_curves_are_drawn_with_every_checkpoint_and_not_in_between(run):
@@ -308,12 +330,12 @@ def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
     run.estimator.counts = {"a": [1.0, 2.0]}
     for step in range(1, 11):
         running.record(step, [group("one", [], [sample("a")])], metrics_of(), run)
-    running.record_evaluation(dict(avg=0.5, ci_low=0.4, ci_high=0.6), run)
+    running.record_evaluation(dict(builtin=dict(avg=0.5, ci_low=0.4, ci_high=0.6)), run)
     for step in (11, 12):  # after the checkpoint: they will be done again
         run.stream.take(3)
         running.record(step, [group("one", [], [sample("a")])], metrics_of(), run)
     run.state["step"] = 12
-    running.record_evaluation(dict(avg=0.9, ci_low=0.8, ci_high=1.0), run)
+    running.record_evaluation(dict(builtin=dict(avg=0.9, ci_low=0.8, ci_high=1.0)), run)
 
     again = fresh(run)
     running.resume(again, checkpoint.newest_sound(run.folder))
@@ -321,7 +343,7 @@ def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
     assert (again.state["step"], again.saved, again.stream.cursor) == (10, 10, 21)
     assert again.estimator.state_dict() == run.estimator.state_dict()
     assert again.state["samples_total"] == 80
-    assert (again.state["evaluated"], again.state["accuracy"]) == (10, 0.5)  # after the checkpoint
+    assert (again.state["evaluated"], again.state["accuracy"]) == (10, dict(builtin=0.5))  # after the checkpoint
     assert [row["step"] for row in rows(run, "metrics.jsonl")] == list(range(1, 11))
     assert [row["step"] for row in rows(run, "groups.jsonl")] == list(range(1, 11))
     assert [row["step"] for row in rows(run, "eval.jsonl")] == [10]
@@ -352,7 +374,8 @@ def test_the_end_saves_draws_and_says_how_to_go_on(
         run, monkeypatch, capsys, step, saved_before, saved):
     """Whoever waits for the program sees by its code whether all steps are done."""
     monkeypatch.setattr(Stop, "requested", signal.SIGINT)
-    run.state["step"], run.saved, code = step, saved_before, None
+    run.state |= dict(step=step, evaluated=step)
+    run.saved, code = saved_before, None
     try:
         running.finish(run)
     except SystemExit as end:
@@ -361,6 +384,14 @@ def test_the_end_saves_draws_and_says_how_to_go_on(
     assert run.closed == [True] and code == (None if step == 30 else 130)
     out = capsys.readouterr().out
     assert ("continue with: python minirl.py --name mine --resume" in out) == (step < 30)
+
+
+def test_a_run_whose_last_evaluation_was_interrupted_is_not_over(run, capsys):
+    run.state |= dict(step=30, evaluated=20)
+    with pytest.raises(SystemExit):
+        running.finish(run)
+    out = capsys.readouterr().out
+    assert "stopped after step 30; continue with" in out and "next:" not in out
 
 
 def test_the_last_words_name_the_newest_checkpoint(tmp_path, monkeypatch):
@@ -469,7 +500,7 @@ def test_a_run_that_is_over_says_how_to_look_into_it_and_how_to_go_on(run, capsy
     from parts.config import Config, parse_flags
 
     for step, more in ((30, 200), (150, 300)):
-        run.state["step"] = run.config.steps = run.saved = step
+        run.state["step"] = run.state["evaluated"] = run.config.steps = run.saved = step
         running.finish(run)
         *_, look, go_on = capsys.readouterr().out.splitlines()
         assert look.endswith(f"explore.py {run.folder}")

@@ -257,7 +257,7 @@ def test_texts_can_be_stored_by_any_tracker():
 # ------------------------------------------------------------------------------ in a run
 def test_a_run_sends_its_steps_and_evaluations_and_closes(run, memory):  # noqa: F811
     run.tracker = track.open_tracker(run.folder, "memory", {})
-    running.record_evaluation(dict(avg=0.5, ci_low=0.4, ci_high=0.6, k=8), run)
+    running.record_evaluation(dict(builtin=dict(avg=0.5, ci_low=0.4, ci_high=0.6, k=8)), run)
     running.record(1, [group("one", [(sample("a"), 1.0)], [])], metrics_of(), run)
     sent = run.tracker.tracker.rows
     assert [step for step, _, _ in sent] == [0, 1]
