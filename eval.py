@@ -71,7 +71,7 @@ def evaluate(engine, grader, problems, k: int, max_tokens: int, *, done=(), keep
 
 def answers(engine, grader, problems, k: int, max_tokens: int, *, done=(),
             temperature: float = 1.0, seed: str = "", progress: str = ""):
-    """Yields the rows of all samples that are not `done`, some at a time: twice a minute or oftener.
+    """Yields the rows of all samples that are not `done`, some at a time, twice a minute or more.
 
     Each sample is drawn from a seed of its own, made of `seed`, its problem and its number. So
     neither the other samples nor an interruption decide about it: else those that are short would
@@ -105,7 +105,7 @@ def answers(engine, grader, problems, k: int, max_tokens: int, *, done=(),
 
 
 def style_of(problem) -> dict:
-    """What the grader is told besides: Minerva's golds are measured numbers, judged by closeness."""
+    """What the grader is told besides: Minerva's golds are measured, and judged by closeness."""
     name = Path(problem.source).name.lower()
     return dict(style="minerva") if "minerva" in name else {}
 
@@ -138,7 +138,7 @@ def as_row(problem, s: int, rollout, verdict) -> dict:
 def settled(rows: list[dict]) -> list[dict]:
     """The rows, where samples without a verdict have the reward 0, or the worst of all if below.
 
-    It takes all rows of an evaluation: the worst of a data set or of a rank's part may be the best of
+    It takes all rows of an evaluation: the worst of a set or of a rank's part may be the best of
     all.
     """
     rewards = [math.nan if row["status"] in NO_VERDICT else row["reward"] for row in rows]

@@ -405,8 +405,9 @@ def evaluate_if_due(run) -> None:
     with timed({}, "evaluation"), nothing_lost(run, "evaluation"):
         rows = ranks.evaluated_by_all(evaluate)(
             StoppableEngine(run.engine), run.grader, run.held_out, config.eval_k, config.max_tokens,
-            done=left_over(run), keep=lambda rows: write_down(rows, run), seed=f"{config.seed}/{step}",
-            temperature=config.eval_temperature, progress="  evaluating")
+            done=left_over(run), keep=lambda rows: write_down(rows, run),
+            temperature=config.eval_temperature, seed=f"{config.seed}/{step}",
+            progress="  evaluating")
     # Clear it: a resumed run starts without this cache, and cached keys round differently.
     run.engine.clear_cache()
     rows = settled(rows)

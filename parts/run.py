@@ -25,7 +25,7 @@ from parts import checkpoint, files, memory, ranks
 from parts.config import Config
 from parts.data import Stream, digest, load_train_and_held_out
 from parts.engine import Engine, seed_everything
-from parts.eval_folder import read_rows, write_rows
+from parts.eval_folder import write_rows
 from parts.folder import (claim, note_start, own_files, require_same_files, require_same_problems,
                           weights_of)
 from parts.hardware import build_for_cpu, in_one_line
@@ -416,8 +416,8 @@ def record_answers(rows: list[dict], run: Run) -> None:
 def left_over(run: Run) -> list[dict]:
     """What an interrupted evaluation of this step has drawn, on any rank."""
     logs = (run.folder / EVALUATING).glob("*.jsonl")
-    rows = [row for file in logs for row in read_rows(file)[0]]
-    return [row for row in rows if row["step"] == run.state["step"]]
+    rows = [row for log in logs for row in files.read_rows(log)]
+    return [row for row in rows if row and row["step"] == run.state["step"]]
 
 
 def write_down(rows: list[dict], run: Run) -> None:

@@ -118,7 +118,7 @@ def test_every_held_out_set_has_its_own_line_and_its_own_row(run, capsys):
 
 
 @pytest.mark.parametrize("own, training, said", [
-    (1.0, 0.7, " at temperature 1 (training: 0.7)"), (0.7, 0.7, ""), (0, 1.0, " at temperature 0 ")])
+    (1.0, 0.7, " temperature 1 (training: 0.7)"), (0.7, 0.7, ""), (0, 1.0, " temperature 0 ")])
 def test_an_evaluation_at_another_temperature_than_the_training_says_so(run, own, training, said):
     run.config.eval_temperature, run.config.temperature = own, training
     line = running.evaluation_line("", dict(avg=0.5, ci_low=0, ci_high=1), run)
@@ -343,7 +343,7 @@ def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
     assert (again.state["step"], again.saved, again.stream.cursor) == (10, 10, 21)
     assert again.estimator.state_dict() == run.estimator.state_dict()
     assert again.state["samples_total"] == 80
-    assert (again.state["evaluated"], again.state["accuracy"]) == (10, dict(builtin=0.5))  # after the checkpoint
+    assert (again.state["evaluated"], again.state["accuracy"]) == (10, dict(builtin=0.5))
     assert [row["step"] for row in rows(run, "metrics.jsonl")] == list(range(1, 11))
     assert [row["step"] for row in rows(run, "groups.jsonl")] == list(range(1, 11))
     assert [row["step"] for row in rows(run, "eval.jsonl")] == [10]
