@@ -33,12 +33,12 @@ correct", or until the step's budget does, as "out of budget". `keep` finds no c
 fills up with wrong ones, as the released code does; the papers drop the prompt (drop_unresolved).
 Either way it teaches nothing: each reward is the pool's mean, each coefficient 0. (Where rewards
 are more than 0 and 1, wrong answers differ, and it does teach which were less wrong.) The trainer
-spares such rows the forward pass but counts them in its mean, like an all-wrong group in GRPO. The
-log shows the prompt in unresolved_no_correct and zero_signal, its draws in spent_by_pass_rate. With
-a single hit it is unresolved too, but does have a gradient: that hit and n - 1 wrong answers are
-kept. Under the other rules it costs n draws (uniform), makes room for another prompt (dapo), is
-remembered as hard and gets up to N_max draws at its next visit (ada-est), or gets nothing beyond
-its pilots (gvm).
+spares such rows the forward pass but counts them in its mean, like an all-wrong group in GRPO: what
+a prompt counts must not depend on how many others are silent. The log shows the prompt in
+unresolved_no_correct and zero_signal, its draws in spent_by_pass_rate. With a single hit it is
+unresolved too, but does have a gradient: that hit and n - 1 wrong answers are kept. Under the other
+rules it costs n draws (uniform), makes room for another prompt (dapo), is remembered as hard and
+gets up to N_max draws at its next visit (ada-est), or gets nothing beyond its pilots (gvm).
 
 **See them** without a model: `python -m parts.simulate --all --pass-rate 0.05`.
 
@@ -262,7 +262,7 @@ def without_verdict(rewards: list[float], if_all: float = 0.0) -> list[float]:
 def advantages(kept: list[float], pool: list[float], kind: str) -> list[float]:
     """Advantages of the kept rewards, by the statistics of the pool: the kept ones were chosen.
 
-    pool-mean       r - mean                v1 section 2.3: a std would explode on rare hits
+    pool-mean       r - mean                not / std: one hit in 512 would count 22.6 (v1 2.3)
     leave-one-out   r - mean of the others  RLOO: unbiased; pool-mean shrinks by (m-1)/m
     group-std       (r - mean) / std        GRPO: std with m - 1 in the denominator
     positives-only  max(r, 0)               RAFT
@@ -287,14 +287,13 @@ def row_weights(correct: list[bool], p_hat: float, n: float, kind: str) -> list[
     optimises, for keeping half of each kind changes the objective. With the pool mean as baseline,
     the expected update of a balanced prompt is w(p) grad p with
     w(p) = [p^2 + (1-p)^2] / [2p(1-p)]: about 1/(2p) where p is small, and as large where 1-p is
-    small. (This assumes a pool large enough that its mean is p. With 4 rounds of 8 and a small p, w(p)
-    is less.)
-    To undo it, a row stands for its share of the pool:
+    small. (This assumes a pool large enough that its mean is p. For 4 rounds of 8 and a small p,
+    w(p) is less.) To undo it, a row stands for its share of the pool:
         unbiased  c+ = p n/k_pos, c- = (1-p) n/k_neg   ascends p
         log       that, times 1/p                      ascends log p (v3 section 2.2)
         inv_p     "none", times 1/p                    v3 section 3.2 to the letter: about 1/(2p^2)
-    Where all m draws are kept, c+ = c- = n/m cancels GVM's allocation; with positives-only and log it is the GVM paper's estimator: the sum over the accepted samples,
-    times 1/(n_i p_i).
+    If all m draws are kept, c+ = c- = n/m cancels GVM's allocation; with positives-only and log it
+    is the GVM paper's estimator: the sum over the accepted samples, times 1/(n_i p_i).
     """
     scale = 1.0
     if kind in ("log", "inv_p") and p_hat > 0:  # `settle` knows a pool's size, and puts a floor

@@ -204,16 +204,17 @@ def test_words_follow_the_plan(differences, word):
     assert half == pytest.approx(4.303 * stdev(differences) / 3**0.5, rel=1e-3)
 
 
-@pytest.mark.parametrize("count", compare_skills.T_95)
-def test_the_quantiles_are_students(count):
-    """95 % of the density lies within; by the trapezoidal rule."""
-    freedom, quantile = count - 1, compare_skills.T_95[count]
-    scale = math.gamma((freedom + 1) / 2) / math.gamma(freedom / 2) / (freedom * math.pi) ** 0.5
-    step = quantile / 10_000
-    heights = [scale * (1 + (i * step) ** 2 / freedom) ** (-(freedom + 1) / 2)
-               for i in range(10_001)]
-    inside = 2 * step * (sum(heights) - (heights[0] + heights[-1]) / 2)
-    assert inside == pytest.approx(0.95, abs=5e-4)
+@pytest.mark.parametrize("level, quantiles", [
+    (0.95, compare_skills.T_95), (0.99, longer_skills.T_99)])
+def test_the_quantiles_are_students(level, quantiles):
+    """So much of the density lies within; by the trapezoidal rule."""
+    for count, quantile in quantiles.items():
+        freedom, step = count - 1, quantile / 10_000
+        scale = math.gamma((freedom + 1) / 2) / math.gamma(freedom / 2) / (freedom * math.pi) ** 0.5
+        heights = [scale * (1 + (i * step) ** 2 / freedom) ** (-(freedom + 1) / 2)
+                   for i in range(10_001)]
+        inside = 2 * step * (sum(heights) - (heights[0] + heights[-1]) / 2)
+        assert inside == pytest.approx(level, abs=5e-4)
 
 
 def test_a_letter_counts_as_solved_within_the_first_draws_only():
