@@ -171,8 +171,8 @@ def go_offline_if_unreachable(repo: str, kind: str = "dataset"):
     """What the hub knows of a data set or model; None if it is busy, or cannot be reached.
 
     If nobody answers twice, only caches are used from now on, and a line says so.
-    The hub's libraries would try again for minutes. Any answer is one, also "429, too many
-    requests": with those they have patience, and a cache may be out of date.
+    The hub's libraries would ask silence again for minutes. A busy hub is not offline (429, "too
+    many requests", or 503): with that they have patience, and a cache may be out of date.
     """
     import huggingface_hub
     from huggingface_hub import errors
@@ -183,12 +183,13 @@ def go_offline_if_unreachable(repo: str, kind: str = "dataset"):
         except errors.RepositoryNotFoundError:
             raise SystemExit(
                 f"The hub has no {kind} {repo}: check its name, or run `hf auth login`.") from None
-        except errors.HfHubHTTPError as error:
-            print(f"the hub's answer about {repo}: {shown(error)}")
-            return None
         except errors.OfflineModeIsEnabled:  # HF_HUB_OFFLINE=1, or nobody has answered before
             break
-        except Exception as error:  # no network, no name service, time-out, a proxy's page
+        except Exception as error:  # no network, no name service, time-out, a proxy's page or 403
+            status = getattr(getattr(error, "response", None), "status_code", 0)
+            if status == 429 or status >= 500:
+                print(f"the hub is busy: {shown(error)}")
+                return None
             silence = f"the hub does not answer ({shown(error) or type(error).__name__})"
     else:
         print(f"{silence}: only what is in this machine's cache is used")

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from conftest import ROOT
+from helpers import HANG, ROOT
 from parts import sources
 from parts.data import Problem, load_problems
 
@@ -186,10 +186,10 @@ class Busy(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         name = self.path.split("?")[0].split("/")[-1]
         self.asked.append(name)
-        if name == "silent" or name == "slow" and self.asked.count(name) == 1:
-            return  # the connection is closed without a word
+        if name in ("silent", "slow") and self.asked.count(name) == 1:
+            return  # the connection is closed without a word; after that a proxy may say 403
         body = b'{"id": "a/b", "siblings": [{"rfilename": "model.safetensors"}]}'
-        self.send_response(dict(busy=429, gone=404).get(name, 200))
+        self.send_response(dict(busy=429, down=503, gone=404, silent=403).get(name, 200))
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         if name == "gone":
@@ -206,7 +206,7 @@ class Busy(http.server.BaseHTTPRequestHandler):
 ASK = """
 from huggingface_hub import constants
 from parts import data, models, sources
-for name in ("sound", "busy", "slow"):
+for name in ("sound", "busy", "down", "slow"):
     print(name, sources.go_offline_if_unreachable("a/" + name) is not None)
 print(models.files_on_hub("a/model"), constants.HF_HUB_OFFLINE)
 for load in (lambda: data.load_problems("a/gone"), lambda: data.load_problems("a/silent"),
@@ -223,25 +223,27 @@ print(constants.HF_HUB_OFFLINE)
 def test_only_silence_is_offline_and_it_is_asked_twice(tmp_path):
     """The real libraries. They would ask a silent hub again and again, for minutes."""
     pytest.importorskip("datasets")
+    Busy.asked.clear()
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Busy)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
     try:
         done = subprocess.run(
-            [sys.executable, "-c", ASK], capture_output=True, text=True, cwd=ROOT,
-            env=os.environ | dict(HF_ENDPOINT=address, HF_HOME=str(tmp_path)))
+            [sys.executable, "-c", ASK], capture_output=True, text=True, cwd=ROOT, timeout=HANG,
+            env=os.environ | dict(HF_ENDPOINT=address, HF_HOME=str(tmp_path), HF_HUB_OFFLINE="0",
+                                  NO_PROXY="*"))
     finally:
         server.shutdown()
-    sound, answer, busy, slow, model, gone, silence, data, without, offline = (
+    sound, said, busy, also, down, slow, model, gone, silence, data, without, offline = (
         done.stdout.splitlines())
-    assert (sound, busy, slow) == ("sound True", "busy False", "slow True"), done.stderr
-    assert "about a/busy" in answer and "429" in answer
+    assert [sound, busy, down, slow] == ["sound True", "busy False", "down False", "slow True"]
+    assert said.startswith("the hub is busy: ") and "429" in said and "503" in also
     assert model == "['model.safetensors'] False"
     assert gone.startswith("The hub has no dataset a/gone: check its name")
     assert "the hub does not answer" in silence and "this machine's cache is used" in silence
     assert "--data file.jsonl" in data and "--model tiny" in data
     assert "Cannot load the model a/silent" in without and "--model tiny" in without
     assert offline == "True" and "Traceback" not in done.stdout + done.stderr
-    names = ["sound", "busy", "slow", "model", "gone", "silent"]
+    names = ["sound", "busy", "down", "slow", "model", "gone", "silent"]
     assert [name for name in dict.fromkeys(Busy.asked) if name in names] == names
     assert Busy.asked.count("silent") == 2 <= Busy.asked.count("slow")
