@@ -1,7 +1,6 @@
 r"""The reward: is the boxed answer of a completion the same mathematics as the gold answer?
 
-    python rewards.py FILE.jsonl --out verdicts.jsonl    # {"gold": ..., "completion": ...} per line
-    python rewards.py --gold '\frac12' --completion '\boxed{1/2}'     # one verdict, step by step
+    python rewards.py --gold '\frac12' --completion 'so \boxed{1/2}'    # a verdict, step by step
 
 1. `extract_answer` takes the last box, which has to be closed. Text outside boxes does not count.
 2. `decide` settles most pairs in this process, without sympy: equal strings, fractions or words.
@@ -19,17 +18,15 @@ memory, or died twice).
 With --reward, a function of one's own takes the place of all this: parts/own_reward.py.
 """
 import argparse
-import json
 import os
-import sys
 import time
-from collections import Counter
 from concurrent.futures import Future
 
 from parts import answers
 from parts.answers import exact
-from parts.grader import Verdict, WorkerPool, verdict
+from parts.grader import WorkerPool, verdict
 from parts.own_reward import OwnReward
+from parts.screen import shown
 from parts.spelling import normalize, plain_characters, squeeze
 
 MAX_CHARS = 1000        # longer answers are compared as strings only
@@ -240,80 +237,17 @@ def explain(gold: str, completion: str, style: str = "") -> None:
         print("compared   ", repr(left), "with", " and with ".join(map(repr, parts)))
     with Grader(workers=1) as grader:
         v = grader.grade([(gold, completion)], style=style)[0]
-    print(f"verdict     {v.status}, reward {v.reward}, {v.seconds:.4f} s: {v.why}")
-
-
-def read_rows(path: str) -> list[dict]:
-    """The rows of a JSON Lines file; SystemExit names the file and the line that is of no use."""
-    rows = []
-    try:
-        for n, line in enumerate(open(path, encoding="utf-8"), 1):
-            if not line.strip():
-                continue
-            row = json.loads(line)
-            columns = (row.get("gold"), row.get("completion")) if isinstance(row, dict) else (None,)
-            if not all(isinstance(column, str) for column in columns):
-                raise SystemExit(f"{path} line {n}: every row needs the strings "
-                                 '"gold" and "completion"')
-            rows.append(row)
-    except (OSError, UnicodeDecodeError) as error:
-        raise SystemExit(f"cannot read {path}: {error}")
-    except json.JSONDecodeError as error:
-        raise SystemExit(f"{path} line {n} is not JSON ({error}): write one object per line")
-    return rows or sys.exit(f"{path} has no rows")
-
-
-def grade_file(path: str, out: str | None, workers: int, style: str) -> None:
-    """Grade a file, write a verdict per line to `out`, print a summary."""
-    rows, start = read_rows(path), time.perf_counter()
-    with Grader(workers) as grader:
-        bad_golds = grader.check_golds([row["gold"] for row in rows]).count(False)
-        pairs = [(row["gold"], row["completion"]) for row in rows]
-        verdicts = grader.grade(pairs, style=style)
-    print(f"{len(rows)} graded in {time.perf_counter() - start:.1f} s; "
-          f"golds that do not parse: {bad_golds}")
-    if out:
-        with open(out, "w", encoding="utf-8") as file:
-            for n, (row, v) in enumerate(zip(rows, verdicts)):
-                line = {"id": row.get("id", n), "reward": v.reward, "status": v.status,
-                        "seconds": v.seconds}
-                file.write(json.dumps(line) + "\n")
-    summarise(rows, verdicts)
-
-
-def summarise(rows: list[dict], verdicts: list[Verdict]) -> None:
-    counts = Counter(v.status for v in verdicts).most_common()
-    print("status     ", ", ".join(f"{status} {n}" for status, n in counts))
-    seconds = sorted(v.seconds for v in verdicts)
-    print(f"seconds     median {seconds[len(seconds) // 2]:.5f}, "
-          f"p99 {seconds[int(len(seconds) * .99)]:.3f}, slowest {seconds[-1]:.3f}")
-    known = [(row, v) for row, v in zip(rows, verdicts) if row.get("expected") is not None]
-    for name, reward in [("false accept", 1.0), ("false reject", 0.0)] if known else []:
-        wrong = [(row, v) for row, v in known if v.reward == reward != float(row["expected"])]
-        print(f"{name}s {len(wrong)} of {len(known)}")
-        for row, v in wrong[:20]:
-            tail = row["completion"][-80:]
-            print(f"  gold {row['gold'][:80]!r}, completion ...{tail!r}: {v.status}, {v.why[:120]}")
+    print(f"verdict     {v.status}, reward {v.reward}, {v.seconds:.4f} s: {shown(v.why, 600)}")
 
 
 def main() -> None:
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
-    parser.add_argument("file", nargs="?",
-                        help='rows of "gold", "completion", maybe "expected", "id"')
-    parser.add_argument("--out", help="write the verdicts there, one per line")
-    parser.add_argument("--gold", help="explain one verdict: the gold answer")
-    parser.add_argument("--completion", help="explain one verdict: the completion")
+    parser.add_argument("--gold", required=True)
+    parser.add_argument("--completion", required=True, help="what the model wrote")
     parser.add_argument("--style", default="", choices=["", "minerva"],
                         help="minerva: 1e-4, x100, /100")
-    parser.add_argument("--workers", type=int, default=2)
-    args = parser.parse_args()
-    if args.gold is not None and args.completion is not None:
-        explain(args.gold, args.completion, args.style)
-    elif args.file:
-        grade_file(args.file, args.out, args.workers, args.style)
-    else:
-        parser.error("give a file, or both --gold and --completion")
+    explain(**vars(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -48,10 +48,11 @@ def closing_braces(text: str, start: int) -> dict[int, int]:
 DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
 EXACT = re.compile(rf"""
     (-?)
-    (?: (\d*) \\frac\{{(-?{DECIMAL})\}}\{{(-?{DECIMAL})\}}                     # 5\frac{{1}}{{2}}
+    (?: (\d+(?=\\frac\{{\d+\}}\{{\d+\}}))?                                    # 5\frac{{1}}{{2}}
+        \\frac\{{(-?{DECIMAL})\}}\{{(-?{DECIMAL})\}}
       | ({DECIMAL}) (?: /({DECIMAL}) )? (?: \\times10\^\{{(-?\d{{1,3}})\}} )? # 3/4, 6\times10^{{3}}
       | (\d*)\.(\d*) \\(?:overline|bar|dot)\{{(\d+)\}}                        # 0.1\overline{{6}}
-    ) (\\%)?""", re.VERBOSE)
+    ) (\\%)?""", re.VERBOSE | re.ASCII)
 
 
 @functools.lru_cache(4096)
@@ -69,7 +70,7 @@ def exact(text: str) -> tuple[Fraction, bool, bool] | None:
         value = Fraction(integer or 0) + tail / 10 ** len(head)
     else:
         value = Fraction(number) / Fraction(divisor or 1) * Fraction(10) ** int(power or 0)
-    return (-value if sign else value), "." in (number or ""), bool(percent)
+    return (-value if sign else value), "." in (number or "") and not divisor, bool(percent)
 
 
 def equal_numbers(gold: tuple, answer: tuple, style: str = "") -> bool:
@@ -97,7 +98,7 @@ def equal_numbers(gold: tuple, answer: tuple, style: str = "") -> bool:
                            for scale in scales)
 
 
-UNIT_OF_ONE_LETTER = re.compile(r"(?<=\d)\s*[msghLNJWVAK](?:\^\{?[23]\}?)?$")
+UNIT_OF_ONE_LETTER = re.compile(r"(?<=\d)\s*[msghLNJWVA](?:\^\{?[23]\}?)?$")
 
 
 def without_letter_unit(text: str) -> str:
@@ -171,6 +172,10 @@ COMMAND_IN_NAME = re.compile(r"""
     | \\(?:angle|triangle|vec|overline|hat|mathbb)(?![A-Za-z])""", re.VERBOSE)
 ARGUMENT = re.compile(r"(?<=[A-Za-z'])\s*\([^()]*\)")
 CLAIM = re.compile(r"\d|[<>]|\\(?:le|ge|ne|approx|infty|pi)(?![A-Za-z])")
+OTHER_VALUE = re.compile(r"""(?i)                                     # 5 is not what -x=5 names
+    ^\s*- | \b (?: not | negative | minus | half | twice | double | triple | dozen | hundred
+               | thousand | million | squared? | cubed? | root | inverse | reciprocal ) s? \b
+    """, re.VERBOSE)
 COMPUTED = re.compile(rf"[-+*/^]|\\(?:cdot|times|frac|div|lim|sum|int|{FUNCTIONS})(?![A-Za-z])")
 INDEX = re.compile(r"_\{?\w+\}?")
 PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-z])")
@@ -194,6 +199,8 @@ def split_top(text: str, separators: str) -> list[str]:
 
 def is_label(text: str, plain: bool) -> bool:
     r"""A name such as `x`, `f(2)`, `\angle ABC`; unless `plain`, also `m+n`. Never a number."""
+    if OTHER_VALUE.search(text):
+        return False
     text = ARGUMENT.sub("", COMMAND_IN_NAME.sub("n", text))
     if CLAIM.search(text) or plain and COMPUTED.search(text):
         return False

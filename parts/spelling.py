@@ -107,6 +107,9 @@ UNSEEN = [
          r"(?<=\d)\{,\}(?=\d)", "", "10{,}000", "10000"),
     rule("the signs that begin and end a formula",
          r"(?<!\\)\\[()\[\]]", "", r"\(7\)", "7"),
+    rule("m after a sum of money is a million, not a meter",
+         r"((?:\\\$|[€£¥₹])\s*\d[\d.,]*)\s*m(?![a-zA-Z])", r"\1\\text{million}", r"\$5m",
+         r"\$5\text{million}"),
     rule("dollars, as currency and around formulas",
          r"\\\$|\$", "", r"\$7, $8$", "7, 8"),
     rule("other currencies, and quotation marks",
@@ -195,11 +198,8 @@ WORDS = [
          r"\\text\{((?![^{}]*[A-Za-z]{2})[^{}\\]*[\w)]\s*\+\s*[\w(][^{}\\]*)\}", r" \1 ",
          r"\text{x+1}", " x+1 "),
     rule("an announcement of the answer",
-         r"(?i)(^\s*\\text\{|^)\s*(?:the |final |correct )*(?:answer|result|solution)s?\s*"
+         r"(?i)(^\s*\\text\{|^)\s*(?:the |final |correct )*(?:answer|result|solution|total)s?\s*"
          r"(?:is|are|:)\s*:?\s*(?=\S)", r"\1", r"\text{The answer is 12}", r"\text{12}"),
-    rule("any sentence in \\text that ends in 'is', 'are' or a colon, before the value",
-         r"^\s*\\text\{[A-Za-z ]*(?:\bis|\bare|:)\s*\}\s*(?=\S)", "",
-         r"\text{Its area is }12", "12"),
     rule("a number does not belong in \\text, its unit does",
          r"\\text\{\s*([-+]?\d[\d.,]*)\s*([^{}\d]*)\}", r"\1\\text{\2}",
          r"\text{28 cm}", r"28\text{cm}"),
@@ -313,24 +313,29 @@ RULES = UNSEEN + SYNONYMS + WORDS + NUMBERS + CALCULATOR + FORMS
 
 # --------------------------------------------------------------------------------------- units
 
-UNIT = re.compile(rf"""
+UNIT_IN_TEXT = re.compile(rf"""
     (?<=[\w}})]) \s* (?:\\cdot|/)?\s*                      # after a value: perhaps "per"
-    \\text\{{([^{{}}]*)\}} {POWER}                         # the unit and its power
+    \\text\{{([^{{}}]*)\}} ({POWER})                       # the unit and its power
     (?= \s* (?: \.?$ | [,;/] | \\cdot\s*\\text | \\text))  # at the end, or before another one
     """, re.VERBOSE)
-BARE_UNIT = re.compile(rf"""
-    (?<=[\d}}]) (?:
-        \s* (cm|mm|km|kg|mg|ml|in|ft|yd|lbs?|oz|hrs?|mins?|secs?|mph|km/hr?|m/s|ft/s|rad|USD
-              |cents?|dollars?|inch(?:es)?|foot|feet|yards?|miles?|(?:centi|kilo)?met(?:er|re)s?
-              |pounds?|ounces?|(?:kilo)?grams?|lit(?:er|re)s?|seconds?|minutes?|hours?|days?
-              |weeks?|months?|years?|degrees?|units?|points?)
-      | \s+ ((?!(?:{FUNCTIONS}|and|or|mod)\b)[A-Za-z]{{3,}}(?:[ ]+[A-Za-z]{{2,}})*)   # any words
-    ) {POWER} \s*$""", re.VERBOSE)
-# `42 \text{ or 43}`, `\text{not } 42`, `10:30 \text{ p.m.}`, `2\text{x}`: part of the answer
-NOT_A_UNIT = re.compile(rf"""
-    (?<!\^)(?<!\^-)\d | [=<>] | ^\s*[abefijknopqrtuvwxyzBDEGIMOPQRSUXYZ]\s*$
-    | (?i: \b (?: no|not|non|neither|nor|if|maybe|either|otherwise|vs|but|except|wrong|guess|wait
-              | first|is|was|more|less|[ap]\.?m|{MONTHS}) \b)""", re.VERBOSE)
+BARE_UNIT = re.compile(rf"(?<=[\d}}])\s*((?:[A-Za-z]{{2}}|m/)[A-Za-z /.]*)({POWER})\s*$")
+SYMBOLS = set("m cm mm km g kg mg l L ml mL s h N J W V A C F kW kWh Hz Pa mol in ft yd mi mph rpm "
+              "oz lb lbs hr hrs min mins sec secs yr yrs gal rad USD EUR".split())
+MEASURES = set("""
+    meter metre centimeter centimetre millimeter kilometer kilometre inch foot feet yard mile acre
+    gram milligram kilogram ton tonne pound ounce liter litre milliliter gallon quart pint
+    second minute hour day week month year degree celsius fahrenheit radian newton joule watt volt
+    dollar cent euro yuan yen rupee mole calorie unit point byte""".split())
+COUNTED = set("""
+    people person child children man men woman women boy girl student friend member player guest
+    apple orange banana cookie cake candy candies egg tree flower bird fish dog cat animal book page
+    card coin marble ticket pencil pen bottle cup can bag box piece slice ball car game row
+    way solution value number integer term divisor factor triangle side edge face vertices diagonal
+    arrangement permutation combination outcome subset path
+    approx approximately checked exactly each total left altogether""".split())
+BEFORE_UNITS = {"square", "cubic", "sq", "cu", "per", "a", "an", "of", "in"}
+AFTER_UNITS = {"squared", "cubed"}
+POWERS_AND_SIGNS = re.compile(r"\^\{?-?[123]\}?|[\s./()*-]+")
 A_VALUE = re.compile(r"\d|\\(?!text)")
 OUTER = re.compile(r"^\s*(?:\{([^{}]*)\}|\(([^(),;]*)\))\s*$")
 TRAILING = re.compile(r"(?<!\.)\.$|\\+$")
@@ -338,18 +343,38 @@ UNNEEDED_SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
 UNNEEDED_BRACES = re.compile(r"(?<=[\^_])\{(\w)\}")
 
 
+def singular(word: str) -> set[str]:
+    word = word.lower()
+    return {word, word.removesuffix("s"), word.removesuffix("es")}
+
+
+def is_measure(word: str) -> bool:
+    return word in SYMBOLS or bool(singular(word) & MEASURES)
+
+
+def is_unit(text: str, power: str = "") -> bool:
+    """`cm`, `square feet`, `(meters per second)`, `apples`. Any other word may change the value
+    before it: `thousand`, `squared`, `or 43`, `p.m.`"""
+    *others, last = POWERS_AND_SIGNS.sub(" ", text).split() or [""]
+    if others and last in AFTER_UNITS:
+        *others, last, power = *others, last
+    if not is_measure(last) and (power or not singular(last) & COUNTED):
+        return False
+    known = BEFORE_UNITS | COUNTED
+    return all(is_measure(word) or singular(word) & known for word in others)
+
+
 def drop_unit(match: re.Match) -> str:
     r"""Nothing for ` \text{ cm}^2` after a number; the text where it says more than a unit."""
     before = match.string[:match.start()]
-    is_unit = A_VALUE.search(before) and not NOT_A_UNIT.search(match[1])
-    return "" if is_unit else match[0]
+    return "" if A_VALUE.search(before) and is_unit(match[1], match[2]) else match[0]
 
 
 def strip_outside(text: str) -> str:
     """Take one layer off: punctuation at the ends, then a bare unit or braces around all."""
     text = TRAILING.sub("", text.strip(" ,;:"))
     unit, outer = BARE_UNIT.search(text), OUTER.match(text)
-    if unit and not NOT_A_UNIT.search(unit[1] or unit[2]):
+    if unit and is_unit(unit[1], unit[2]):
         return text[:unit.start()]
     if outer:
         return outer[1] or outer[2] or ""
@@ -362,7 +387,7 @@ def normalize(text: str) -> str:
     text = plain_characters(text)
     for each in RULES:
         text = each.apply(text)
-    text = UNIT.sub(drop_unit, text)
+    text = UNIT_IN_TEXT.sub(drop_unit, text)
     for _ in range(3):
         text = strip_outside(text)
     return text.removeprefix("+").strip()
