@@ -379,6 +379,13 @@ def small_defaults(config: Config) -> dict:
     return SMALL | (ROOM if own_data else {}) | rounds
 
 
+def small_in_one_line(config: Config) -> str:
+    """What was chosen for a small model, as flags."""
+    names = [*SMALL, "n", "N", "data", "template"]
+    flags = " ".join(f"--{name.replace('_', '-')} {getattr(config, name)}" for name in names)
+    return f"small model (below 500 M parameters), trained with {flags}"
+
+
 # ------------------------------------------------------------------------------ flags
 def parse(argv: list[str] | None = None) -> Config:
     """Flags to Config. With --resume the run's own config.json gives the defaults.

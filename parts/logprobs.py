@@ -178,20 +178,29 @@ def response_states(policy, rows: list[Row]):
 
 
 def shared_tokens(policy, rows: list[Row]) -> int:
-    """How many tokens at the start of all rows are the same and need only be computed once.
+    """How many tokens all rows begin with, which then are computed once; 0 where it is not worth it.
 
-    A prompt with examples, or a long system turn, is most of what a small model reads. Not where
-    layers are run again in the backward pass, or say which experts they took: those see whole rows.
+    A prompt with examples, or a long system turn, is most of what a small model reads.
     """
-    config = policy.get_base_model().config.get_text_config()
-    whole = (policy.get_base_model().is_gradient_checkpointing or getattr(policy, "routing", None)
-             or "full_attention" not in getattr(config, "layer_types", ["full_attention"]))
-    if whole or len(rows) == 1:
+    if len(rows) == 1 or not can_share(policy):
         return 0
     first, last = min(row.ids for row in rows), max(row.ids for row in rows)
-    most = min(row.prompt_length for row in rows) - 1  # the prompts' last tokens predict
+    most = min(row.prompt_length for row in rows) - 1  # a prompt's last token predicts
     same = next((t for t in range(most) if first[t] != last[t]), most)
     return same if same >= WORTH_SHARING else 0
+
+
+def can_share(policy) -> bool:
+    """Not where layers are run again in the backward pass, or say which experts they took: those
+    see whole rows. Nor where a token looks at a window only, or its position's angles depend on
+    the length of the row.
+    """
+    model = policy.get_base_model()
+    config = model.config.get_text_config()
+    windows = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    angles = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    return not (model.is_gradient_checkpointing or getattr(policy, "routing", None) or windows
+                or angles in ("dynamic", "longrope"))
 
 
 def tokens_at_once(policy, rows: list[Row], tokens: int) -> int:

@@ -43,7 +43,7 @@ SINCE_LAST = 0.5  # + 4 e: last step's weights; noise in x alone has pulled a sl
 CLEAR = 3.0  # a change since the last sync counts from this 1 / q on; until then changes add up
 PART = 0.2  # + 2.5 e, off 1: a layer's part of the rehearsal is lost
 UNCLEAR = 0.3  # a layer with a larger error cannot be told from a missing one, and is let pass
-REHEARSED = 0.3  # nats (rms) by which the random adapter moves the log-probs
+REHEARSED = 0.3  # nats (rms) by which the random adapter moves the log-probs, in three layers
 
 
 class Limits(NamedTuple):
@@ -251,18 +251,23 @@ class Probe:
 
     @contextlib.contextmanager
     def random_adapter(self):
-        """The policy with random B, large enough to move the log-probs by REHEARSED nats (rms)."""
+        """The policy with random B, large enough to move the log-probs by REHEARSED nats (rms).
+
+        By more in more layers, so that each one's part stays as large beside the noise.
+        """
         generator, second, noise = torch.Generator().manual_seed(0), [], []
-        for layer, weights in layers_of(self.policy).items():
+        layers = layers_of(self.policy)
+        wanted = REHEARSED * max(1, len(layers) / 3)**0.5
+        for layer, weights in layers.items():
             for p in weights:
                 second.append(p)
                 z = torch.randn(p.shape, generator=generator).to(p)
                 noise.append(z * (1 + layer)**0.5)  # late layers count less: larger, to be seen
         scale = 1e-3
         with set_to(second, [scale * z for z in noise]):
-            while (moved := rms(self.trainer() - self.start[0])) <= REHEARSED and scale <= 1:
+            while (moved := rms(self.trainer() - self.start[0])) <= wanted and scale <= 1:
                 # the change grows with the scale, at first not faster: few passes get there
-                scale *= min(max(REHEARSED / max(moved, 1e-9), 1.4), 4)
+                scale *= min(max(wanted / max(moved, 1e-9), 1.4), 4)
                 for p, z in zip(second, noise):
                     p.data.copy_(scale * z)
             yield

@@ -22,7 +22,7 @@ from transformers import AutoConfig
 
 from ada_sampler import Estimator
 from parts import checkpoint, files, memory, ranks
-from parts.config import Config
+from parts.config import Config, small_in_one_line
 from parts.data import Stream, digest, load_train_and_held_out
 from parts.engine import Engine, seed_everything
 from parts.eval_folder import write_rows
@@ -32,7 +32,7 @@ from parts.hardware import build_for_cpu, in_one_line
 from parts.logprobs import check_family
 from parts.metrics import (Draw, are_cut_off, draws_of, is_blind, warn_of_threshold,
                            warn_of_verifier, warn_of_weights, likely_cause)
-from parts.models import fetch_model, load_tokenizer
+from parts.models import fetch_model, is_small, load_tokenizer
 from parts.plot import draw_run
 from parts.policy import load_policy
 from parts.probe import Probe, limits
@@ -216,6 +216,8 @@ def start_engine(config: Config, path: str, tokenizer):
     """vLLM with the model, and what ends a response."""
     stops = stop_ids(tokenizer)
     print(in_one_line(config))
+    if is_small(config.model):
+        print(small_in_one_line(config))
     print(f"a response ends at {tokenizer.convert_ids_to_tokens(stops)}")
     # What the probe scores is a prompt and at least one token, and the engine adds one.
     return Engine(

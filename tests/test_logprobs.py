@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parts.logprobs import (ChunkedLogprobs, Head, float32_product, gvm_norms, head_gradient_norms,
-                            token_logprobs)
+                            shared_tokens, token_logprobs, tokens_at_once)
 from parts.policy import Row
 from test_policy import small_policy
 
@@ -172,6 +172,32 @@ def test_token_logprobs_equal_full_logits_row_by_row(tmp_path):
     alone = [full_logprobs(policy, row, 0.8) for row in rows]
     assert len(together) == sum(row.length for row in rows) == 5 + 29 + 1
     torch.testing.assert_close(together, torch.cat(alone), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("prompts, shared", [((24, 30, 26), 20), ((21, 21, 21), 20), ((9, 9), 0)])
+def test_what_all_rows_begin_with_is_computed_once_and_nothing_changes(tmp_path, prompts, shared):
+    policy = small_policy(tmp_path)
+    for name, p in policy.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(p, std=0.1)
+    start = list(range(20)) if shared else []
+    rows = [Row(start + row.ids[len(start):], row.prompt_length, [], 0.0)
+            for row in rows_of(*((prompt + 9 + i, prompt) for i, prompt in enumerate(prompts)))]
+    assert shared_tokens(policy, rows) == shared and shared_tokens(policy, rows[:1]) == 0
+    together, _ = token_logprobs(policy, rows, 0.8)
+    grads = torch.autograd.grad(together.sum(), adapter(policy))
+    alone = torch.cat([full_logprobs(policy, row, 0.8) for row in rows])
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(grads, torch.autograd.grad(alone.sum(), adapter(policy)),
+                               atol=1e-4, rtol=1e-4)
+    # a pass over so many tokens has room for more rows
+    assert (tokens_at_once(policy, rows, 100) > 100) == bool(shared)
+    policy.gradient_checkpointing_enable()
+    assert shared_tokens(policy, rows) == 0
+
+
+def adapter(policy) -> list:
+    return [p for p in policy.parameters() if p.requires_grad]
 
 
 def test_a_vocabulary_larger_than_a_chunk_goes_a_token_at_a_time(tmp_path):
