@@ -375,11 +375,10 @@ def stop_if_broken(step: int, groups, metrics: dict, run: Run, patience: int = 3
 def stop_if_hopeless(run: Run, draws: list[Draw], silent: bool, patience: int = 3) -> None:
     """A run that cannot learn ends before it costs an hour, with an answer and the likely cause.
 
-    `draws`, of the evaluation before step 1 or of a step; `silent`: no learning signal in them.
-    Most answers cut off end it at once. Silence ends it after the first `patience` steps, or after
-    the first one if the evaluation was silent too. Not after the evaluation: its problems may be
-    harder, and a sampler that goes on drawing has hits where few draws have none. Once a step had a
-    signal, nobody looks any more: state["silent"], the count of silent ones, is None.
+    It looks at `draws` of the evaluation before step 1 and of the first steps. Most of them cut off
+    end it at once; silence, no learning signal in them, when it lasts for `patience` looks: a task
+    may honestly start at zero, and a sampler that goes on drawing has hits where a few draws have
+    none. From the first signal of a step on nobody looks any more: state["silent"] is None.
     """
     state, step = run.state, run.state["step"]
     if run.config.train_anyway:
@@ -390,11 +389,11 @@ def stop_if_hopeless(run: Run, draws: list[Draw], silent: bool, patience: int = 
     if not (cut or silent or is_blind(draws, run.config)):
         state["silent"] = None if step else 0
         return
-    state["silent"] += 1 if step else patience - 1
+    state["silent"] += 1
     first, cause = draws[0], likely_cause(draws, run.config)
     tqdm.write(f"the first answer (gold {shown(first.problem.answer)!r}, {first.status}, "
                f"{first.finish_reason}): {shown(first.text, 1000)}")
-    if not cut and (not step or state["silent"] < patience):
+    if not cut and state["silent"] < patience:
         tqdm.write(f"WARNING, step {step}: nothing to learn from: {cause}")
         return
     if step:

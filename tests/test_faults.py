@@ -5,8 +5,8 @@ import math
 import os
 import pickle
 import random
-import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,14 +20,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from parts import checkpoint, folder, hardware, stop
+from parts import checkpoint, folder, hardware
 import minirl
 from conftest import ROOT
 from minirl import Config
 from parts import run as running
 from parts.config import parse, resolve
-from parts.policy import loss_scale
 from parts.run import learner
+from helpers import Program, run_program
 from small_policy import gradients_of, random_groups, tiny_policy
 
 sys.path.insert(0, str(ROOT / "bench"))
@@ -72,24 +72,6 @@ def test_nan_skips_the_step_and_changes_nothing(broken):
                             random.Random(0))
     assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == (1, 0)
     assert not same(weights(policy), before)
-
-
-def test_three_bad_steps_in_a_row_stop_the_run_with_the_batch(tmp_path, monkeypatch):
-    saved = []
-    monkeypatch.setattr(running, "save", lambda run: saved.append(dict(run.state)))
-    policy = SimpleNamespace(loss_scale=loss_scale("float32", "cpu"))
-    run = SimpleNamespace(folder=tmp_path, policy=policy, state=dict(skipped_in_a_row=0))
-    groups = random_groups(2, seed=0)
-    for step in (4, 5):
-        running.stop_if_broken(step, groups, dict(loss=math.nan, skipped_steps=1), run)
-    assert not list(tmp_path.iterdir()) and not saved
-    with pytest.raises(
-        SystemExit, match="3 steps in a row.*broken_batch.json.*step 6 is saved.*--resume.*--lr"):
-        running.stop_if_broken(6, groups, dict(loss=math.nan, skipped_steps=1), run)
-    batch = json.loads((tmp_path / "broken_batch.json").read_text())
-    assert saved == [dict(skipped_in_a_row=0)]  # no bad step was taken: what was learnt is sound
-    assert batch["step"] == 6 and batch["loss"] == "nan" and len(batch["rows"]) == 8
-    assert batch["rows"][0]["token_ids"] == groups[0].rows()[0][0].rollout.token_ids
 
 
 # ------------------------------------------------------------------------------------ out of memory
@@ -191,69 +173,13 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, learning, file):
     assert checkpoint.newest_sound(save(4).parents[1]).name == "step-000004"
 
 
-def test_a_damaged_checkpoint_does_not_push_out_a_sound_one(tmp_path, learning):
-    for step in (2, 4, 6):
-        checkpoint.save(tmp_path, *learning, dict(step=step), keep=3)
-    (tmp_path / "checkpoints/step-000006/state.json").write_text("{")
-    checkpoint.save(tmp_path, *learning, dict(step=5), keep=1)  # as after a resume from step 4
-    assert [path.name for path in checkpoint.complete(tmp_path)] == ["step-000005"]
-
-
-def test_the_same_step_again_does_not_touch_what_is_sound(tmp_path, learning):
-    saved = checkpoint.save(tmp_path, *learning, dict(step=2), keep=1)
-    before = saved.stat().st_ino
-    assert checkpoint.save(tmp_path, *learning, dict(step=2), keep=1).stat().st_ino == before
-    (saved / "state.json").write_text("{")
-    assert checkpoint.save(tmp_path, *learning, dict(step=2), keep=1).stat().st_ino != before
-    assert not checkpoint.damage(saved)
-
-
-# ------------------------------------------------------------------------------------- the verifier
-HARD = [(rf"\sqrt{{{i}}}+1", rf"so \boxed{{1+\sqrt{{{i + i % 2}}}}}", float(i % 2 == 0))
-        for i in range(2, 42)]
-
-
-@pytest.fixture(scope="module")
-def grader():
-    from rewards import Grader
-
-    with Grader(workers=2, timeout=3.0) as made:
-        made.grade([(r"\sqrt{7}+2", r"\boxed{2+\sqrt{7}}")] * 2)
-        yield made
-
-
-@pytest.mark.slow
-def test_killed_verifiers_are_replaced_and_asked_again(grader):
-    for i, (gold, completion, _) in enumerate(HARD):
-        grader.submit(i, gold, completion)
-    assert grader.result(0).reward == HARD[0][2]
-    killed = [worker.process.pid for worker in grader.workers]
-    for pid in killed:
-        os.kill(pid, signal.SIGKILL)
-    verdicts = [grader.result(i) for i in range(1, len(HARD))]
-    assert [v.reward for v in verdicts] == [reward for *_, reward in HARD[1:]], verdicts
-    assert {v.status for v in verdicts} == {"correct", "wrong"}
-    assert not {worker.process.pid for worker in grader.workers} & set(killed)
-
-
-@pytest.mark.slow
-def test_a_verifier_that_hangs_is_cut_off(grader):
-    for worker in grader.workers:
-        os.kill(worker.process.pid, signal.SIGSTOP)
-    started = time.time()
-    first, second, third = grader.grade([(r"\sqrt{50}+i", r"\boxed{i+5\sqrt{2}}"),
-                                         (r"\sqrt{51}+i", r"\boxed{2}"),
-                                         (r"\sqrt{52}+i", r"\boxed{i+2\sqrt{13}}")])
-    assert (first.status, second.status, third.status) == ("timeout", "timeout", "correct")
-    assert time.time() - started < 60
-
-
 # ---------------------------------------------------------------------------------- untrusted input
 @pytest.mark.slow
-def test_code_in_data_rows_stays_text(tmp_path, grader, capsys):
+def test_code_in_data_rows_stays_text(tmp_path, capsys):
     from parts import tiny
     from parts.data import load_problems
     from parts.prompts import TEMPLATES, add_prompts
+    from rewards import Grader
 
     touch = f"__import__('os').mkdir('{tmp_path}/owned')"
     texts = [touch, "{{ 7*7 }}", "{% for x in 'ab' %}x{% endfor %}", "{problem}",
@@ -267,11 +193,11 @@ def test_code_in_data_rows_stays_text(tmp_path, grader, capsys):
                            "chat", 400)
     assert [p.problem for p in problems] == [text.strip() for text in texts] and "chat" in TEMPLATES
     assert all(p.problem in p.prompt for p in problems)
-    problems = running.drop_odd_golds(problems, grader)
-    for p in problems:
-        for completion in (touch, rf"\boxed{{{touch}}}", rf"\boxed{{{p.answer}}}",
-                           rf"\boxed{{$(mkdir {tmp_path}/owned)}}"):
-            assert grader.grade([(p.answer, completion)])[0].reward in (0, 1)
+    with Grader(workers=2) as grader:
+        problems = running.drop_odd_golds(problems, grader)
+        grader.grade([(p.answer, completion) for p in problems for completion in (
+            touch, rf"\boxed{{{touch}}}", rf"\boxed{{{p.answer}}}",
+            rf"\boxed{{$(mkdir {tmp_path}/owned)}}")])
     assert not (tmp_path / "owned").exists()
     printed = capsys.readouterr()
     assert not set("\x1b\x07\x9b") & set(printed.out + printed.err)
@@ -298,42 +224,10 @@ def test_a_checkpoint_with_code_in_it_is_refused(tmp_path, learning):
     assert not (tmp_path / "owned").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("flags, sentence", [
-    (["--lora-rank", "3"], "run mine was started with --lora-rank 16, not 3"),
-    (["--sampler", "uniform"], "started with --sampler ada-balance, not uniform"),
-    (["--temperature", "0.5"], "started with --temperature 1.0, not 0.5"),
-    (["--eval-k", "3"], "started with --eval-k 8, not 3"),
-])
-def test_what_decides_a_run_cannot_change_when_it_is_resumed(
-        tmp_path, monkeypatch, capsys, flags, sentence):
-    monkeypatch.chdir(tmp_path)
-    stored = parse(["--name", "mine"])
-    folder.claim(Path("runs/mine"), resume=False).close()
-    folder.note_start(Path("runs/mine"), running.settings_of(stored), 0, "")
-    Path("runs/mine/metrics.jsonl").write_text("{}\n")
-    before = Path("runs/mine/config.json").read_bytes()
-    slower = parse(["--name", "mine", "--resume", "--lr", "0.5"])
-    assert slower == replace(stored, resume=True, lr=0.5)
-    with pytest.raises(SystemExit):
-        parse(["--name", "mine", "--resume", *flags])
-    assert sentence in capsys.readouterr().err
-    assert Path("runs/mine/config.json").read_bytes() == before
-
-
-def said(cwd, *flags, **environment):
-    """(code, text, seconds) of a minirl.py that ends by itself before an engine is started."""
-    start = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "minirl.py"), *flags], cwd=cwd, text=True, timeout=100,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | environment)
-    assert "Traceback" not in done.stdout, done.stdout
-    return done.returncode, done.stdout, time.perf_counter() - start
-
-
+# ------------------------------------------------------------------------------ refused at once
 @pytest.fixture
 def started(tmp_path):
-    """A place with a run that was started and has no step yet."""
+    """A place with a run that was started and has a step."""
     run = tmp_path / "runs" / "mine"
     folder.claim(run, resume=False).close()
     folder.note_start(run, running.settings_of(resolve(Config(name="mine"))), 0, "")
@@ -341,19 +235,24 @@ def started(tmp_path):
     return tmp_path
 
 
-def test_a_refused_resumption_answers_at_once(started):
-    code, text, seconds = said(started, "--name", "mine", "--resume", "--template", "none")
-    assert code == 2 and "--template chat, not none" in text, text
-    assert seconds < 5  # 0.3 s on an idle machine
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("text", ["{}", "[]", "{", '{"config": {"lr": 1}, "starts": [{}]}'])
-def test_a_broken_config_json_is_named(started, text):
-    (started / "runs/mine/config.json").write_text(text)
-    code, sentence, _ = said(started, "--name", "mine", "--resume")
-    assert code in (1, 2) and ("config.json" in sentence or "another version" in sentence)
-    assert (started / "runs/mine/config.json").read_text() == text
+@pytest.mark.parametrize("flags, sentence", [
+    (["--lora-rank", "3"], "run mine was started with --lora-rank 16, not 3"),
+    (["--template", "none"], "started with --template chat, not none"),
+    ([], "config.json"),
+])
+def test_a_refused_resumption_answers_at_once(started, flags, sentence):
+    """Before torch is imported, which here could not be."""
+    (started / "torch.py").write_text("raise SystemExit('torch was imported')")
+    if not flags:
+        (started / "runs/mine/config.json").write_text("{")
+    before = (started / "runs/mine/config.json").read_bytes()
+    done = subprocess.run(
+        [sys.executable, ROOT / "minirl.py", "--name", "mine", "--resume", *flags], cwd=started,
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env=os.environ | dict(PYTHONPATH=str(started)))
+    assert done.returncode in (1, 2) and sentence in done.stdout, done.stdout
+    assert "Traceback" not in done.stdout and "torch was" not in done.stdout
+    assert (started / "runs/mine/config.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("flags", [["x" * 300], ["x" * 300, "--resume"], ["\u6570" * 200]])
@@ -400,50 +299,6 @@ def test_a_full_disk_promises_only_what_is_saved(tmp_path, monkeypatch, saved):
     assert ("nothing was saved yet" in sentence) != saved
 
 
-NOBODY_READS = """
-import sys; sys.path.insert(0, sys.argv[1])
-from parts import run; from parts.config import Config
-with run.last_words(Config(name="mine")):
-    while True:
-        print("x" * 1000)
-"""
-
-
-@pytest.mark.slow
-def test_a_reader_that_goes_away_ends_the_program_in_one_sentence(tmp_path):
-    """`python minirl.py | head -1`."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", NOBODY_READS, str(ROOT)], cwd=tmp_path, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    process.stdout.readline()
-    process.stdout.close()
-    errors = process.stderr.read()
-    assert process.wait(20) == 1 and len(errors.splitlines()) == 1, errors
-    assert "Nobody reads the output" in errors and "nothing was saved yet" in errors
-
-
-HOLDS_THE_FOLDER = """
-import sys; sys.path.insert(0, sys.argv[1])
-from pathlib import Path; from parts.folder import claim
-held = claim(Path("runs/mine"), True); print("mine", flush=True); input(); print("still mine")
-"""
-
-
-@pytest.mark.slow
-def test_the_second_process_on_a_run_ends_in_one_sentence(started):
-    """The first is a real process that has the folder; what is in it stays as it is."""
-    run, command = started / "runs/mine", [sys.executable, "-c", HOLDS_THE_FOLDER, str(ROOT)]
-    first = subprocess.Popen(
-        command, cwd=started, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert first.stdout.readline() == "mine\n"
-    (run / "metrics.jsonl").write_text('{"step": 1}\n')
-    before = {path.name: path.read_bytes() for path in run.iterdir()}
-    code, text, _ = said(started, "--name", "mine", "--resume")
-    assert code == 1 and "Another program is writing to runs/mine" in text, text
-    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
-    assert first.communicate("\n")[0] == "still mine\n" and first.returncode == 0
-
-
 def test_no_model_brings_code_of_its_own():
     """transformers asks whether to run it, and `yes |` would answer: every loader is told no."""
     loaders = {}
@@ -454,32 +309,6 @@ def test_no_model_brings_code_of_its_own():
                     told = {word.arg: ast.unparse(word.value) for word in call.keywords}
                     loaders[f"{file.name}:{call.lineno}"] = told.get("trust_remote_code")
     assert len(loaders) >= 4 and set(loaders.values()) == {"False"}, loaders
-
-
-# ---------------------------------------------------------------------------- stopping, being alive
-def test_a_long_phase_says_that_it_is_alive(capsys):
-    seconds = {}
-    with stop.timed(seconds, "sample", every=0.05):
-        time.sleep(0.3)
-    out = capsys.readouterr().out
-    assert "... sample: running for 0 s (kill -USR1" in out and 0.3 <= seconds["seconds_sample"] < 2
-    time.sleep(0.15)
-    assert not capsys.readouterr().out  # and no longer
-
-
-@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_ctrl_c_ends_the_program_at_once(second):
-    code = f"import sys, time; sys.path.insert(0, {str(ROOT)!r}); from parts.stop import Stop; "
-    code += "Stop.install(); print(); time.sleep(60)"
-    process = subprocess.Popen([sys.executable, "-uc", code], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True)
-    process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    lines = process.stderr.readline() + process.stderr.readline()
-    assert "stopping after this phase with a checkpoint (once more: at once)" in lines
-    assert process.poll() is None
-    process.send_signal(second)
-    assert process.wait(5) == -second
 
 
 # --------------------------------------------------------------------------- real runs, real engine
@@ -494,27 +323,60 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reference(place):
-    return crash_test.untouched(place, FLAGS)
+    """A run that was never touched, with all its checkpoints."""
+    program(place, 0, "--name", "whole", "--keep-checkpoints", "1000", *FLAGS)
+    return place / "runs/whole"
 
 
-def program(cwd, *flags, before="", limit=None):
-    """minirl.py as a user runs it, with some lines of Python before it, and a limit on the size of
-    a file."""
-    code = (f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); sys.argv = ['minirl.py', "
-            f"*sys.argv[1:]]\n{before}\n"
-            f"runpy.run_path({str(ROOT / 'minirl.py')!r}, run_name='__main__')")
-    preexec = limit and (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
-    return subprocess.Popen([sys.executable, "-c", code, *flags], cwd=cwd, text=True,
-                            stdout=subprocess.PIPE,
-                            stderr=subprocess.STDOUT, preexec_fn=preexec)
+def program(cwd, code, *flags, before=""):
+    """What minirl.py says, which has to end with this code and without a traceback."""
+    done = run_program("minirl.py", *flags, cwd=cwd, before=before)
+    assert done.returncode == code and "Traceback" not in done.stdout, done.stdout
+    return done.stdout
 
 
-def result(process, seconds=300):
-    timer = threading.Timer(seconds, process.kill)
-    timer.start()
-    out, _ = process.communicate()
-    timer.cancel()
-    return process.returncode, out
+@engine_test
+@pytest.mark.core
+def test_resumed_equals_uninterrupted(place, reference):
+    """As after a crash: the newest checkpoints are gone, and the logs know more than the one before
+    them, up to half a line.
+    """
+    run = place / "runs/crashed"
+    shutil.copytree(reference, run)
+    for step in (4, 6):
+        shutil.rmtree(run / f"checkpoints/step-{step:06d}")
+    for log in ("metrics.jsonl", "groups.jsonl"):
+        with open(run / log, "a") as file:
+            file.write('{"step": 7, "rew')
+    out = program(place, 0, "--name", "crashed", "--resume")
+    assert "continuing after step 2" in out
+    assert crash_test.difference(run, reference, 6) == ""
+    assert sum(row["optimizer_steps"] for row in crash_test.rows(run / "metrics.jsonl")) >= 5
+    assert crash_test.rows(run / "eval.jsonl") == crash_test.rows(reference / "eval.jsonl")
+
+
+KILLED_WHILE_WRITING = """
+import os, signal; from parts import checkpoint
+real = checkpoint.seal
+def seal(folder):
+    if (folder.parent / "step-000002").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(folder)
+checkpoint.seal = seal
+"""
+
+
+@engine_test
+@pytest.mark.core
+def test_a_killed_run_ends_as_if_it_had_never_been_killed(place, reference):
+    """In the middle of its second checkpoint. bench/crash_test.py kills at random moments."""
+    run = place / "runs/killed"
+    program(place, -signal.SIGKILL, "--name", "killed", *FLAGS, before=KILLED_WHILE_WRITING)
+    assert (run / "checkpoints/.writing/optimizer.pt").exists()
+    assert len(crash_test.rows(run / "metrics.jsonl")) == 4
+    assert crash_test.examine(run, reference) == (2, "")
+    program(place, 0, "--name", "killed", "--resume")
+    assert crash_test.difference(run, reference, 6) == ""
 
 
 ENGINE_DIES = """
@@ -528,36 +390,28 @@ def step(self):
     return real(self)
 engine.Engine.step = step
 """
+SMALL_DISK = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))"
 
 
 @engine_test
 def test_a_run_that_meets_everything_ends_the_same(place, reference):
-    """Runs that meet them all, each time resumed. bench/crash_test.py kills twenty times,
-    at random moments."""
-    moment = SimpleNamespace(choice=lambda steps: steps[-1], uniform=lambda low, high: high / 4)
-    for kind in ("step", "write"):
-        assert crash_test.strike(place, reference, FLAGS, kind, moment) == ""
-
-    # the faults whose step matters need a run of their own: where a killed one stands depends on
-    # the moment
+    """An engine that dies, a flipped bit, a full disk, a file cut short: each time resumed."""
     run, newest = place / "runs/faulty", place / "runs/faulty/checkpoints/step-000003"
-    code, out = result(program(place, "--name", "faulty", *FLAGS, before=ENGINE_DIES))
-    assert code == 1 and "Traceback" not in out, out
+    out = program(place, 1, "--name", "faulty", *FLAGS, before=ENGINE_DIES)
     assert "The sampling failed: ValueError: the cache is on fire" in out
     assert "step 3 is saved; continue with --resume" in out
     # step 3 is none of every second
     assert "in step" in (run / "error.txt").read_text() and not checkpoint.damage(newest)
 
     flip(newest / "optimizer.pt")
-    code, out = result(program(place, "--name", "faulty", "--resume", limit=600_000))
-    assert code == 1 and "Traceback" not in out, out
+    out = program(place, 1, "--name", "faulty", "--resume", before=SMALL_DISK)
     assert "step-000003 is damaged (optimizer.pt is not what was written); trying the one" in out
     assert "continuing after step 2" in out and "Could not write the checkpoint of step 4" in out
     assert [p.name for p in checkpoint.complete(run)] == ["step-000002", "step-000003"]
 
     os.truncate(newest / "adapter_model.safetensors", 1000)
-    code, out = result(program(place, "--name", "faulty", "--resume"))
-    assert code == 0 and "step-000003 is damaged" in out and "continuing after step 2" in out, out
+    out = program(place, 0, "--name", "faulty", "--resume")
+    assert "step-000003 is damaged" in out and "continuing after step 2" in out, out
     assert crash_test.difference(run, reference, 6) == ""
 
 
@@ -567,48 +421,70 @@ def flip(path):
     path.write_bytes(data)
 
 
+NOBODY_READS = "import os; there, here = os.pipe(); os.dup2(here, 1); os.close(there)"
+
+
+@engine_test
+def test_a_reader_that_goes_away_ends_the_program_in_one_sentence(place):
+    """`python minirl.py | head -1`."""
+    out = program(place, 1, "--name", "unread", *FLAGS, before=NOBODY_READS)
+    assert len(out.splitlines()) == 1 and "Nobody reads the output" in out, out
+    assert "nothing was saved yet" in out
+
+
 ENGINE_HANGS = """
 import pathlib, time; from parts import engine, stop
-stop.timed.__wrapped__.__defaults__ = (0.5,)  # a heartbeat that does not take a minute
-real, released = engine.Engine.step, pathlib.Path("released")
+stop.timed.__wrapped__.__defaults__ = (0.1,)  # a heartbeat that does not take a minute
+real, hanging, released = engine.Engine.step, pathlib.Path("hanging"), pathlib.Path("released")
 log = pathlib.Path("runs/evil/metrics.jsonl")
 def step(self):
     while log.exists() and len(log.read_text().splitlines()) == 3 and not released.exists():
+        hanging.touch()
         time.sleep(0.01)
     return real(self)
 engine.Engine.step = step
 """
 
 
+def wait_for(process, is_so):
+    while not is_so():
+        assert process.poll() is None, process.text()
+        time.sleep(0.02)
+
+
 @engine_test
 def test_a_hanging_engine_hostile_rows_and_sigterm(place):
-    """A data set that nobody can solve, with escape sequences in it; an engine that hangs in step
-    4; SIGTERM meanwhile."""
+    """A data set that nobody can solve, with escape sequences in it: the run ends by itself. Told
+    to go on, it meets an engine that hangs in step 4; SIGTERM meanwhile.
+    """
     rows = [dict(problem=f"{i}+{i}{ESCAPE}", answer=str(10**6 + i)) for i in range(1, 30)]
     (place / "evil.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ["--name", "evil", "--data", "evil.jsonl", *crash_test.SMALL, "--steps", "1000", "--N",
              "1", "--eval-every", "100"]
-    process, log = program(place, *flags, before=ENGINE_HANGS), place / "runs/evil/metrics.jsonl"
-    deadline = time.time() + 200
-    while len(crash_test.rows(log)) < 3:
-        assert time.time() < deadline and process.poll() is None, result(process)
-        time.sleep(0.05)
-    code, text, _ = said(place, "--name", "evil", "--resume")  # meanwhile somebody else
-    assert code == 1 and "Another program is writing to runs/evil" in text, text
-    time.sleep(2.5)  # drawing is over, it hangs, and says so
+    log = place / "runs/evil/metrics.jsonl"
+    hopeless = program(place, 1, *flags)
+    assert "so this run ends before step 1: " in hopeless and "--max-tokens 24" in hopeless
+    assert "all the same: --train-anyway" in hopeless and "first answer (gold '1000" in hopeless
+
+    process = Program("minirl.py", *flags, "--resume", "--train-anyway", cwd=place,
+                      before=ENGINE_HANGS)
+    wait_for(process, (place / "hanging").exists)
+    text = program(place, 1, "--name", "evil", "--resume")  # meanwhile somebody else
+    assert "Another program is writing to runs/evil" in text, text
+    told = len(process.text())
+    wait_for(process, lambda: "... sample: running for" in process.text()[told:])
     process.send_signal(signal.SIGUSR1)
-    time.sleep(0.2)
+    wait_for(process, lambda: "in train_step" in process.text().partition("Current thread")[2])
     process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
+    wait_for(process, lambda: "stopping after this phase" in process.text())
     assert process.poll() is None  # not in the middle of an engine step
     (place / "released").touch()
-    code, out = result(process)
-    assert code == 0 and "continue with: python minirl.py --name evil --resume" in out, out
-    assert re.search(r"\.\.\. sample: running for \d+ s \(kill -USR1", out), out
-    stacks = out.partition("Current thread")[2]
-    assert out.count("Thread 0x") >= 2 and "in train_step" in stacks and "in sample" in stacks
-    assert repr(ESCAPE)[1:-1] in out
-    assert not any(sign in out for sign in ("\x1b]", "\x07", "\x1b[2J", "\x9b"))
+    code, out = process.wait(), process.text()
+    assert code == 128 + signal.SIGTERM, out
+    assert "continue with: python minirl.py --name evil --resume" in out, out
+    assert out.count("Thread 0x") >= 2 and "in sample" in out.partition("Current thread")[2]
+    assert repr(ESCAPE)[1:-1] in hopeless
+    assert not any(sign in hopeless + out for sign in ("\x1b]", "\x07", "\x1b[2J", "\x9b"))
     metrics = crash_test.rows(log)
     assert len(metrics) == 3  # the fourth was only being sampled: it will be sampled again
     assert all((row["zero_signal"], row["optimizer_steps"]) == (1, 0) and "loss" not in row
@@ -623,8 +499,7 @@ def run(place):
     from rewards import Grader
 
     config = resolve(Config(name="inside", sync="adapter", batch_prompts=4, max_tokens=16,
-                            eval_questions=4, eval_k=2,
-                                   steps=1000, eval_every=7, N=2))
+                            eval_questions=4, steps=1000, N=2))
     back = os.getcwd()
     os.chdir(place)
     try:
@@ -634,86 +509,6 @@ def run(place):
             made.engine.close()
     finally:
         os.chdir(back)
-
-
-def verdicts_of(groups):
-    return [[(s.rollout.token_ids, s.status, s.reward) for s in g.pool] for g in groups]
-
-
-@engine_test
-def test_a_verifier_killed_while_sampling_changes_no_verdict(run, monkeypatch):
-    found, cursor = [], run.stream.cursor
-    for murder in (False, True):
-        run.stream.cursor, run.grader.cache = cursor, type(run.grader.cache)()
-        monkeypatch.setattr(run.engine, "step", lambda: kill_now_and_then(run)
-                            if murder else type(run.engine).step(run.engine))
-        running.reseed(0, "murder")
-        found.append(verdicts_of(minirl.sample(run)))
-        monkeypatch.undo()
-    assert found[0] == found[1]
-
-
-def kill_now_and_then(run):
-    if run.engine.steps % 5 == 0:
-        for worker in run.grader.workers:
-            if worker.process.poll() is None:
-                worker.process.kill()
-    return type(run.engine).step(run.engine)
-
-
-@engine_test
-@pytest.mark.parametrize("reward", [0.0, 1.0])
-def test_a_step_without_signal_is_logged_and_changes_nothing(run, reward):
-    verdict = SimpleNamespace(reward=reward, status="correct" if reward else "wrong")
-    real, run.grader = run.grader, SimpleNamespace(submit=lambda *_: None,
-                                                   result=lambda key: verdict)
-    before = weights(run.policy)
-    try:
-        groups, metrics = minirl.train_step(1, run)
-    finally:
-        run.grader = real
-    running.log(1, groups, metrics, run)
-    row = crash_test.rows(run.folder / "metrics.jsonl")[-1]
-    assert (row["zero_signal"], row["optimizer_steps"], row["skipped_steps"]) == (1, 0, 0)
-    assert same(weights(run.policy), before)
-
-
-@engine_test
-def test_a_nan_in_a_real_step_keeps_the_engine_as_it_was(run):
-    weight, good = first_adapter_weight(
-        run.policy), first_adapter_weight(run.policy).detach().clone()
-    adapter = run.engine._adapter
-    weight.data[0, 0] = math.nan
-    try:
-        metrics = next(m for m in (minirl.train_step(step, run)[1] for step in range(1, 9))
-                       if m["kept"] and m["zero_signal"] < 1)
-    finally:
-        weight.data.copy_(good)
-    assert metrics["skipped_steps"] == 1 and metrics["optimizer_steps"] == 0
-    assert run.engine._adapter is adapter
-    assert run.probe.check()["probe_gap_max"] < 1e-4
-
-
-@engine_test
-def test_an_error_while_evaluating_saves_first_and_is_made_up_for(run, monkeypatch):
-    def dies():
-        raise RuntimeError("no more KV blocks")
-
-    monkeypatch.setattr(run.engine, "step", dies)
-    run.state["step"] = 7
-    with pytest.raises(SystemExit, match="The evaluation failed: RuntimeError: no more KV blocks "
-                                         ".*step 7 is saved"):
-        minirl.evaluate_if_due(run)
-    run.engine.abort()
-    monkeypatch.undo()
-    assert checkpoint.newest_sound(run.folder).name == "step-000007"
-    resumed = replace(run, config=replace(run.config, resume=True), state=dict(run.state))
-    running.resume(resumed, checkpoint.newest_sound(run.folder))
-    for _ in range(2):  # not twice
-        minirl.evaluate_if_due(resumed)
-    assert [row["step"] for row in crash_test.rows(run.folder / "eval.jsonl")] == [7]
-    running.resume(resumed, checkpoint.newest_sound(run.folder))
-    assert resumed.state["evaluated"] == 7
 
 
 def holdings():

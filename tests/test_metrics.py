@@ -9,7 +9,7 @@ import torch
 
 from ada_sampler import Estimator, Group, Sample
 from parts.config import Config
-from parts.metrics import diagnostics, mean_surprisal, summarize
+from parts.metrics import diagnostics, effective_share, mean_surprisal, summarize, warn_of_weights
 from sampler_oracles import Engine, coins, config, run
 
 
@@ -116,6 +116,24 @@ def test_the_largest_gap_counts_in_either_direction(gaps):
                  entropy=one)
     found = diagnostics([facts], Config())
     assert found["logprob_gap"] == 2.0 and found["tokens_trained"] == len(facts["mu"])
+
+
+@pytest.mark.parametrize("weights, wanted", [
+    ([1, 1, 1], 1), ([5, 5], 1), ([0, 1, 0, 1], 1 / 2), ([1e6, 1e-6, 1e-6, 1e-6], 1 / 4),
+    ([1, 3], 16 / 20)])
+def test_the_effective_share_of_weights(weights, wanted):
+    """Their effective sample size over their number, by Kong's formula 1 / (1 + cv^2)."""
+    weight_T = torch.tensor(weights, dtype=torch.float64)
+    assert effective_share(weight_T).item() == pytest.approx(wanted)
+    cv2 = weight_T.var(unbiased=False) / weight_T.mean()**2
+    assert wanted == pytest.approx(1 / (1 + cv2.item()))
+
+
+@pytest.mark.parametrize("share, warned", [(0.29, True), (0.31, False), (None, False)])
+def test_a_warning_comes_when_few_weights_decide(share, warned, capsys):
+    warn_of_weights(3, {} if share is None else dict(weight_ess=share))
+    out = capsys.readouterr().out
+    assert ("WARNING, step 3" in out and "29%" in out and "--lr" in out) == warned == bool(out)
 
 
 def test_entropy_is_over_everything_that_was_drawn():

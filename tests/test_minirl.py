@@ -90,6 +90,14 @@ def test_without_an_optimizer_step_there_is_nothing_to_sync_or_to_probe():
     assert "probe_gap_max" not in metrics
 
 
+def test_an_update_that_is_not_finite_leaves_the_engine_as_it_was():
+    run = small_run()
+    next(p for p in run.policy.parameters() if p.requires_grad).data[0, 0] = math.nan
+    _, metrics = minirl.train_step(1, run)
+    assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == (0, 1)
+    assert run.events == ["sleep", "wake"]
+
+
 def test_an_engine_that_slept_is_synced_and_probed_also_without_an_optimizer_step():
     """Waking up may spoil its weights (vLLM #53888), and nobody else would look."""
     run = small_run(grader=Silent())

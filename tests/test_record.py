@@ -2,9 +2,6 @@
 import json
 import math
 import random
-import signal
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -12,10 +9,8 @@ import torch
 
 import minirl
 from ada_sampler import Estimator, Group, Sample, settle
-from conftest import ROOT
 from explore import OF_TOKENS
 from minirl import objective, sample, update
-from parts import files
 from parts.engine import Rollout
 from parts.policy import Row
 from parts.record import group_row, pieces, recorded, token_columns
@@ -211,7 +206,7 @@ def test_the_pieces_of_an_answer_make_the_answer(tokenizer, ids):
     assert len(found) == len(ids) and "".join(found) == made.decode(ids)
 
 
-# ------------------------------------------------------------------------------ size, and a kill
+# ------------------------------------------------------------------------------ size
 def test_a_recorded_token_costs_less_than_eighty_bytes():
     """And a sample less than 300 beside its text and its tokens."""
     rng, T = random.Random(0), 1000
@@ -228,33 +223,3 @@ def test_a_recorded_token_costs_less_than_eighty_bytes():
     samples = len(json.dumps(group_row(1, Group(0, SimpleNamespace(
         id="x", prompt="", answer=""), pool), tokenizer)))
     assert 40 < tokens / T < 80 and 100 < samples / len(pool) < 300
-
-
-WRITER = """
-import sys
-from pathlib import Path
-from parts import files
-for step in range(1, 10**6):
-    files.append(Path(sys.argv[1]), dict(step=step, pool=["x" * 2 * 10**7 * (step > 3)]))
-"""
-
-
-def killed_while_writing(log) -> bytes:
-    """What a real SIGKILL leaves of three short lines and the first of many that have 20 MB."""
-    log.unlink(missing_ok=True)
-    process = subprocess.Popen([sys.executable, "-c", WRITER, str(log)], cwd=ROOT)
-    while not log.exists() or log.stat().st_size < 10**5:
-        assert process.poll() is None
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    return log.read_bytes()
-
-
-def test_a_kill_in_the_middle_of_a_line_costs_that_line_only(tmp_path):
-    log = tmp_path / "groups.jsonl"
-    left = next(left for _ in range(5) if not (left := killed_while_writing(log)).endswith(b"\n"))
-    whole = left.count(b"\n")
-    assert whole >= 3
-    last = files.cut_back(log, 10**6)
-    assert last["step"] == whole and log.read_bytes() == left[:left.rindex(b"\n") + 1]
-    assert files.cut_back(log, 2)["step"] == 2 and log.read_bytes().count(b"\n") == 2

@@ -1,17 +1,12 @@
 """The program as a user runs it: it learns, its adapter loads elsewhere, it resumes exactly."""
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from conftest import ROOT
+from helpers import run_program
 from parts.logprobs import token_logprobs
 from parts.policy import Row
 
@@ -21,11 +16,9 @@ SMALL = ["--batch-prompts", "8", "--max-tokens", "24", "--eval-questions", "6", 
          "--checkpoint-every", "2", "--graders", "1"]
 
 
-def train(cwd, *flags, env=None, seconds=1200):  # 3 minutes on an idle machine
-    done = subprocess.run([sys.executable, str(ROOT / "minirl.py"), *flags], cwd=cwd,
-                          capture_output=True, text=True,
-                          timeout=seconds, env=os.environ | (env or {}))
-    assert done.returncode == 0, done.stdout + done.stderr
+def train(cwd, *flags):
+    done = run_program("minirl.py", *flags, cwd=cwd)
+    assert done.returncode == 0, done.stdout
     return done.stdout
 
 
@@ -139,41 +132,31 @@ def test_what_is_recorded_of_a_token_is_what_the_saved_adapter_says_of_it(learnt
         assert "old" not in s and set(s["mask"]) == {"1"}  # on-policy
 
 
-@pytest.mark.parametrize("flags", [[], ["--sync", "adapter", "--mini-batches", "2",
-                                        "--sampler", "dapo", "--log-groups", "all"]])
-def test_resumed_equals_uninterrupted(tmp_path, learnt, flags):
-    """On the real tiny model (`learnt` has built it): with a model that knows nothing there would
-    be no updates to compare."""
-    train(tmp_path, "--name", "whole", "--steps", "6", *SMALL, *flags)
-    train(tmp_path, "--name", "parts", "--steps", "3", *SMALL, *flags)
-    # as after a crash: the newest checkpoint is gone, the logs know more than the checkpoint, and
-    # end in half a line
-    shutil.rmtree(tmp_path / "runs/parts/checkpoints/step-000003")
-    for log in ("metrics.jsonl", "groups.jsonl"):
-        with open(tmp_path / "runs/parts" / log, "a") as file:
-            file.write('{"step": 4, "rew')
-    out = train(tmp_path, "--name", "parts", "--resume", "--steps", "6")
+def test_resumed_equals_uninterrupted_where_more_has_to_be_carried_over(tmp_path):
+    """Old log-probs, refills, an adapter that is swapped. As after a crash: the newest checkpoint is
+    gone, and the logs know more than the one before. (The default: test_faults.py.)
+    """
+    whole, parts = tmp_path / "runs/whole", tmp_path / "runs/parts"
+    train(tmp_path, "--name", "whole", "--steps", "5", *SMALL, "--sync", "adapter", "--log-groups",
+          "all", "--mini-batches", "2", "--sampler", "dapo", "--keep-checkpoints", "9")
+    shutil.copytree(whole, parts)
+    for step in (4, 5):
+        shutil.rmtree(parts / f"checkpoints/step-{step:06d}")
+    out = train(tmp_path, "--name", "parts", "--resume")
     assert "continuing after step 2" in out
-    assert sum(row["optimizer_steps"] for row in lines(tmp_path / "runs/whole/metrics.jsonl")) >= 5
+    assert sum(row["optimizer_steps"] for row in lines(whole / "metrics.jsonl")) >= 5
     for log in ("metrics.jsonl", "eval.jsonl", "groups.jsonl"):
-        whole, parts = (without_times(lines(tmp_path / "runs" / name / log))
-                        for name in ("whole", "parts"))
-        # the shorter run also evaluated at its own end, step 3, as every third step does
-        if log == "eval.jsonl":
-            assert [row["step"] for row in whole] == [row["step"] for row in parts]
-        assert whole == parts
-    groups = lines(tmp_path / "runs/parts/groups.jsonl")
-    for row in lines(tmp_path / "runs/parts/metrics.jsonl"):
+        assert without_times(lines(whole / log)) == without_times(lines(parts / log))
+    groups = lines(parts / "groups.jsonl")
+    for row in lines(parts / "metrics.jsonl"):
         pools = [group["pool"] for group in groups if group["step"] == row["step"]]
-        assert len(pools) == (row["prompts"] if "all" in flags else 2)
-        assert "all" not in flags or sum(map(len, pools)) == row["samples"]
-    adapters = [(tmp_path / "runs" / name
-                 / "checkpoints/step-000006/adapter_model.safetensors").read_bytes()
-                for name in ("whole", "parts")]
+        assert len(pools) == row["prompts"] and sum(map(len, pools)) == row["samples"]
+    adapters = [(run / "checkpoints/step-000005/adapter_model.safetensors").read_bytes()
+                for run in (whole, parts)]
     assert adapters[0] == adapters[1]
 
 
-def test_the_path_of_a_real_model_in_bfloat16(tmp_path, learnt):
+def test_the_path_of_a_real_model_in_bfloat16(tmp_path):
     """A model folder, a problem file, bf16, gradient checkpointing, adapter hot swap: what a GPU
     run does, on the CPU."""
     from parts import tiny
@@ -195,20 +178,3 @@ def test_the_path_of_a_real_model_in_bfloat16(tmp_path, learnt):
                           / "runs/bf16/checkpoints/step-000003/adapter_config.json").read_text())
     assert set(adapter["target_modules"]) >= {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj",
                                               "up_proj", "down_proj"}
-
-
-def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "minirl.py"), "--name", "stopped", "--steps", "1000", *SMALL],
-        cwd=tmp_path, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    metrics, deadline = tmp_path / "runs/stopped/metrics.jsonl", time.time() + 300
-    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 3):
-        assert time.time() < deadline and process.poll() is None
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 0
-    assert "continue with: python minirl.py --name stopped --resume" in out, out
-    last = lines(metrics)[-1]["step"]
-    assert (tmp_path / f"runs/stopped/checkpoints/step-{last:06d}/manifest.json").exists()
