@@ -111,7 +111,8 @@ def widened(weights: str, folder: str) -> None:
 
     source = dict(pretrained_model_name_or_path=os.path.dirname(weights),
                   gguf_file=os.path.basename(weights))
-    loaded = AutoModelForCausalLM.from_pretrained(dtype=torch.float32, **source)
+    loaded = AutoModelForCausalLM.from_pretrained(
+        dtype=torch.float32, trust_remote_code=False, **source)
     config = loaded.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
@@ -119,7 +120,7 @@ def widened(weights: str, folder: str) -> None:
     model = LlamaForCausalLM(config).bfloat16()
     model.load_state_dict(loaded.state_dict())
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(trust_remote_code=False, **source).save_pretrained(folder)
 
 
 if __name__ == "__main__":

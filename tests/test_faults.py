@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 import weakref
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
