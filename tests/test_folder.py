@@ -146,13 +146,13 @@ def test_a_run_without_a_step_is_started_anew_with_any_settings(tmp_path, monkey
     run.mkdir(parents=True)
     folder.note_start(run, settings_of(resolve(Config(name="mine"))), 0,
                       problems="2 questions, abc")
-    (run / "eval.jsonl").write_text("{}\n")
+    for name in ("eval.jsonl", "answers.jsonl", "error.txt"):
+        (run / name).write_text("{}\n")
     (run / "metrics.jsonl").write_text("")
     (run / "checkpoints" / "step-000000").mkdir(parents=True)
     assert parse(["--name", "mine", "--resume", "--max-tokens", "32"]).max_tokens == 32
     folder.claim(run, resume=False).close()
-    for name in ("config.json", "eval.jsonl", "checkpoints/step-000000"):
-        assert not (run / name).exists()
+    assert {path.name for path in run.rglob("*")} == {".lock", "metrics.jsonl", "checkpoints"}
 
 
 def test_a_run_whose_log_is_gone_but_not_its_checkpoints_is_not_started_anew(tmp_path):
