@@ -40,7 +40,8 @@ def claim(folder: Path, resume: bool):
             "choose another --name.")
     held = lock(folder, "choose another --name")
     if (folder / "config.json").exists() and never_stepped(folder):
-        for name in ("config.json", "eval.jsonl", "answers.jsonl"):  # a first evaluation comes before the first step
+        # a first evaluation comes before the first step, and it may fail
+        for name in ("config.json", "eval.jsonl", "answers.jsonl", "error.txt"):
             (folder / name).unlink(missing_ok=True)
         for name in ("tracker", "evaluating", BEFORE_ANY_STEP):
             shutil.rmtree(folder / name, ignore_errors=True)
