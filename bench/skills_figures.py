@@ -36,17 +36,21 @@ def pass_rates() -> dict[str, list[float]]:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(tiny.folder("tiny-skills"), dtype=torch.float32)
-    tokenizer, found = tiny.build_tokenizer(), {}
+    tokenizer, texts = tiny.build_tokenizer(), {}
     for row in skills.problems("test", 1200):
         letter = row["problem"][1]
         prompt = tokenizer.encode(f"<|user|>{row['problem']}<|assistant|>")
         right = tokenizer.encode(
             f"{letter}={skills.offset(letter)}\n\\boxed{{{row['answer']}}}{tiny.END}")
+        texts.setdefault((len(prompt), len(right)), []).append((letter, prompt + right))
+    found = {letter: [] for letter in skills.LETTERS}
+    for (start, _), rows in texts.items():
+        ids = torch.tensor([text for _, text in rows])
         with torch.no_grad():
-            logprobs = model(torch.tensor([prompt + right])).logits[0].log_softmax(-1)
-        places = range(len(prompt) - 1, len(prompt) + len(right) - 1)
-        chance = math.exp(sum(logprobs[i, token].item() for i, token in zip(places, right)))
-        found.setdefault(letter, []).append(chance)
+            logprobs = model(ids).logits[:, start - 1:-1].log_softmax(-1)
+        chances = logprobs.gather(2, ids[:, start:, None]).sum((1, 2)).exp()
+        for (letter, _), chance in zip(rows, chances.tolist()):
+            found[letter].append(chance)
     return found
 
 

@@ -1,4 +1,5 @@
 """The built-in skills and the study made of them: pass rates as promised, fair verdicts."""
+import functools
 import json
 import math
 import random
@@ -334,11 +335,16 @@ def test_the_committed_tables_are_those_of_the_committed_runs():
     assert len(list(filter(None, rows))) == len(compare_skills.ARMS)
 
 
+@functools.cache
+def stored():
+    return [json.loads(line) for line in (study.RESULTS / "skills.jsonl").read_text().splitlines()]
+
+
 def stored_points(arm, budget, regime="stream", seeds=compare_skills.NEW_SEEDS):
     """ada-balance minus an arm, seed by seed, in points; from the file itself, by no other code."""
     cost, amount = budget
     ends = {}
-    for run in map(json.loads, (study.RESULTS / "skills.jsonl").read_text().splitlines()):
+    for run in stored():
         if run["regime"] == regime and run["seed"] in seeds and amount <= run["evals"][cost][-1]:
             points = zip(run["evals"][cost], run["evals"]["avg"])
             ends[run["arm"], run["seed"]] = on_line(list(points), amount)
@@ -383,8 +389,7 @@ def test_what_the_page_says_of_the_horizon():
     assert "| 16,000 (stored) | {:+.1f} | {:+.1f} | {:+.1f} |".format(*three) in page
     for lead in (stored_points("uniform-4", ("step", 60), regime) for regime in ("stream", "few")):
         assert f"{sum(lead) / 7:.0f}" == "13" and min(lead) > 0
-    last = {run["run"]: run["evals"]["avg"] for run in map(json.loads, (
-        study.RESULTS / "skills.jsonl").read_text().splitlines())}
+    last = {run["run"]: run["evals"]["avg"] for run in stored()}
     assert max(max(avg) for run, avg in last.items() if run.startswith(("uniform", "maxrl"))) < 0.7
     assert f"{last['ada-pos-stream-0.002-seed100'][-1]:.0%}" == "79%" and "is at 79 %" in page
 
