@@ -26,14 +26,11 @@ LAYOUTS = {  # one row as each published data set has it; all mean: What is 2+3?
     "gsm8k": dict(question=Q, answer="2+3 = <<2+3=5>>5\n#### 5"),
     "hendrycks": dict(problem=Q, level="Level 1", type="Algebra",
                       solution="First \\boxed{4}, no, $\\boxed{5}$."),
-    "aime24 (solution only)": dict(id=60, problem=Q, solution="\\boxed{5}", url="x"),
-    "minervamath": dict(question=Q, answer="5"),
     "olympiadbench": dict(question=Q, final_answer=["5"], modality="Text-only", unit=None,
                           error=None),
-    "hothan": dict(question=Q, context=None, final_answer=["$5$"], is_multiple_answer=False),
     "amc (float)": dict(id=0, problem=Q, answer=5.0, url="x"),
     "capitals (int)": dict(ID="2024-I-1", Problem=Q, Solution="long", Answer=5),
-    "matharena (int)": dict(problem_idx=1, problem=Q, answer=5, problem_type=["Algebra"]),
+    "question and answer": dict(Question=Q, Answer="5"),
     "dr. grpo (list)": dict(problem=Q, answer=["5"]),
     "deepscaler, empty answer": dict(problem=Q, answer="", solution="so \\boxed{5}"),
     "dapo": dict(prompt=[dict(role="user", content=DAPO)],
@@ -42,7 +39,6 @@ LAYOUTS = {  # one row as each published data set has it; all mean: What is 2+3?
                           reward_model=dict(ground_truth="5"),
                           extra_info=dict(raw_problem=Q)),
     "dapo processed": dict(prompt=DAPO, solution="5"),
-    "deepmath": dict(question=Q, final_answer="5", difficulty=4.5),
     "open-reasoner": dict(prompt=[{"from": "human", "value": Q}], final_answer="5"),
     "verl": dict(prompt=[dict(role="system", content="Be good."), dict(
         role="user",
@@ -65,11 +61,9 @@ LAYOUTS = {  # one row as each published data set has it; all mean: What is 2+3?
         dict(role="assistant", content="We add: \\boxed{3}, no, $\\boxed{5}$.")]),
     "conversations": dict(conversations=[
         {"from": "human", "value": Q}, {"from": "gpt", "value": "2+3 = 5\n#### 5"}]),
-    "question and answer": dict(Question=Q, Answer="5"),
     "metamath": dict(query=Q, response="We add.\n#### 5\nThe answer is: 5", type="x"),
     "alpaca": dict(instruction="What is", input="2+3?", output="5"),
     "alpaca, empty input": dict(instruction=Q, input="", output="It is \\boxed{5}."),
-    "alpaca, no input": dict(instruction=Q, output="5"),
     "digits first, then marked": dict(question=Q, answer="#### 4 was wrong\n#### 5"),
 }
 

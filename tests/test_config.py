@@ -1,6 +1,7 @@
 """What a user can get wrong ends within seconds, before the engine loads, in one sentence."""
 import json
 import os
+import re
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import get_type_hints
 import pytest
 
 from ada_sampler import SamplerConfig
+from conftest import ROOT
 from parts import eval_config, run as running
 from parts.run import every, prepare
 from parts.config import RESUMABLE, Config, check_name, name_of, parse, resolve
@@ -127,26 +129,20 @@ def test_every_number_of_a_run_has_a_range():
 
 
 # ------------------------------------------------------------------------------ defaults
-def test_the_defaults_of_both_kinds_of_model():
-    """What a run is, if nothing is said: every number of the README is of these."""
-    common = dict(
-        lora_rank=16, lora_alpha=32, sampler="ada-balance", n=4, M=8, N=4, threshold=0.7,
-        temperature=1.0, top_p=1.0, objective="minirl", advantage="pool-mean", weighting="none",
-        mini_batches=1, importance="full", weight_cap=5.0, clip=True, eps_low=0.2, eps_high=0.27,
-        mask="ratio", delta=0.2, length_norm="constant", replay="auto", warmup_steps=5,
-        weight_decay=0.0, max_grad_norm=1.0,
-        seed=0, resume=False, eval_every=20, eval_questions=100, eval_k=8, eval_temperature=1.0,
-        checkpoint_every=20,
-        keep_checkpoints=2, rollout_dtype="auto", kv_cache_dtype="auto", engine_memory=0.45,
-        sleep=False, engine_sequences=256, graders=2, keep_odd_golds=False, problem_key="",
-        answer_key="")
-    small = dict(max_prompt_tokens=256, max_tokens=64, batch_prompts=24, lr=1e-3, steps=100,
-                 micro_tokens=4096, data="builtin", name="tiny-ada-balance-seed0")
-    real = dict(max_prompt_tokens=1024, max_tokens=3000, batch_prompts=32, lr=2e-5, steps=200,
-                micro_tokens=16384, name="Qwen2.5-Math-1.5B-ada-balance-seed0")
-    for model, own in (("tiny", small), ("Qwen2.5-Math-1.5B", real)):
-        found = asdict(resolve(Config(model=model)))
-        assert common | own == {name: found[name] for name in common | own}
+def test_the_defaults_are_those_that_the_page_explains():
+    page = (ROOT / "docs" / "defaults.md").read_text()
+    stated = dict(re.findall(r"^\| (.+?) \| (.+?) \|", page, re.M))
+    tiny, real, small = (parse(["--model", model])
+                         for model in ("tiny", "Qwen2.5-Math-1.5B", "SmolLM2-135M-Instruct"))
+    for config in (tiny, real, small):
+        for flag in ("--lora-rank", "--lora-alpha", "--weight-decay", "--max-grad-norm"):
+            assert float(stated[f"`{flag}`"]) == getattr(config, flag[2:].replace("-", "_"))
+        assert stated["schedule"].startswith(f"{config.warmup_steps} optimizer steps")
+    rates = [float(stated[f"`--lr`, {kind}"]) for kind in (
+        "built-in models", "real models", "models below 500 M parameters")]
+    assert rates == [tiny.lr, real.lr, small.lr]
+    rounds = f"{real.n}, {real.M}, {real.N}; {real.eps_low}, {real.eps_high}; {real.weight_cap:g}"
+    assert stated["`--n`, `--M`, `--N`, ε, the cap of 5"] == rounds
 
 
 @pytest.mark.parametrize("objective, advantage, length_norm", [
