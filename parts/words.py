@@ -6,10 +6,7 @@ models do on hard mathematics. Numbers, names, things and phrasing make millions
 a text's hash decides whether it is for training or held out.
 """
 import hashlib
-import json
 import random
-from collections import defaultdict
-from pathlib import Path
 
 NAMES = ("Tom Mia Ali Sara Ben Lena Omar Ivy Raj Zoe Max Nina Leo Amy Kofi Eva Sam Lin Joe Ana "
          "Paul Rosa Ken Maya").split()
@@ -42,8 +39,9 @@ TEMPLATES = {  # kind -> (its texts, the answer); a and b are numbers, c is smal
     "times and more": (("{n} has {a} {x} with {c} {t} in each, and {b} more {t}. How many {t} does "
                         "{n} have in all?",), lambda a, b, c: a * c + b),
 }
-SIZES = {"": (3, 12), " (large)": (13, 90)}  # the range of a and b
-KINDS = tuple(kind + size for size in SIZES for kind in TEMPLATES)
+SIZES = {"": (3, 12), " (large)": (13, 60)}  # the range of a and b
+LARGE = ("add", "subtract", "compare", "multiply", "two steps")  # kinds that also come in large
+KINDS = (*TEMPLATES, *(f"{kind} (large)" for kind in LARGE))
 
 
 def make(rng: random.Random, level: str) -> tuple[str, int]:

@@ -1,0 +1,161 @@
+"""SmolLM2-135M-Instruct, with its own weights: a real tokenizer, a tied head, 30 layers.
+
+Skipped, with a sentence, where neither its folder nor the package with its weights can be had.
+"""
+import contextlib
+import gc
+import json
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from helpers import run_program
+from parts import smollm
+from parts.data import load_problems
+from parts.engine import merged_weights, seed_everything
+from parts.logprobs import head_of, shared_tokens, token_logprobs
+from parts.models import load_tokenizer
+from parts.policy import Row, load_policy
+from parts.probe import Probe, limits
+from parts.prompts import add_prompts, stop_ids
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+SHORT = ("--model", smollm.NAME, "--name", "short", "--steps", 2, "--batch-prompts", 3, "--N", 2,
+         "--eval-questions", 2, "--eval-k", 2, "--graders", 1, "--checkpoint-every", 1)
+
+
+@pytest.fixture(scope="module")
+def folder():
+    """Made once, into the project's own cache; where a hub answers, from the package all the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(smollm, "on_hub", lambda: False)
+        try:
+            return smollm.fetch()
+        except SystemExit as reason:
+            pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="module")
+def problems(folder):
+    return add_prompts(load_problems("builtin-words", limit=6), load_tokenizer(folder),
+                       "three-examples", 256)
+
+
+def policy_for(folder, dtype="float32"):
+    return load_policy(folder, dtype=dtype, rank=16, alpha=32, seed=0, device="cpu")
+
+
+@contextlib.contextmanager
+def serve(folder, **options):
+    from parts.engine import Engine
+
+    engine = Engine(folder, max_model_len=320, max_num_seqs=16, temperature=0.7, **options,
+                    stop_token_ids=stop_ids(load_tokenizer(folder)))
+    try:
+        yield engine
+    finally:
+        engine.close()
+        del engine.llm, engine
+        gc.collect()
+
+
+def test_template_ends_and_the_tied_head(folder, problems):
+    tokenizer, policy = load_tokenizer(folder), policy_for(folder)
+    text = problems[0].prompt
+    assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
+    assert text.endswith(f"{problems[0].problem}<|im_end|>\n<|im_start|>assistant\n")
+    assert text.count("\\boxed{") == 3 and tokenizer.decode(problems[0].prompt_ids) == text
+    ends = tokenizer.convert_ids_to_tokens(stop_ids(tokenizer))
+    assert ends == ["<|endoftext|>", "<|im_end|>"]
+    model = policy.get_base_model()
+    assert head_of(model).weight is model.model.embed_tokens.weight
+    answer = tokenizer.encode("3 + 4 = 7. The answer is \\boxed{7}.<|im_end|>")
+    rows = [Row(p.prompt_ids + answer, len(p.prompt_ids), [], 0.0) for p in problems[:2]]
+    assert shared_tokens(policy, rows) > 150
+    with torch.no_grad():
+        found, _ = token_logprobs(policy, rows, temperature=0.7)
+        for row, own in zip(rows, found.split(len(answer))):
+            logits = policy(input_ids=torch.tensor([row.ids])).logits[0, row.prompt_length - 1:-1]
+            plain = (logits / 0.7).log_softmax(-1).gather(1, torch.tensor(answer)[:, None])[:, 0]
+            torch.testing.assert_close(own, plain, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype, sync, k3", [
+    ("float32", "merge", 1e-8), ("float32", "adapter", 1e-8), ("bfloat16", "merge", 5e-3)])
+def test_the_engine_holds_the_same_policy_and_a_lost_layer_is_seen(
+        folder, problems, dtype, sync, k3, monkeypatch):
+    """k3 = mean of r - 1 - log r, r = pi/mu, of 16 answers; then a sync that forgets layer 17."""
+    policy = policy_for(folder)
+    with serve(folder, dtype=dtype, sync_mode=sync) as engine:
+        bounds = limits("float32", dtype, "auto", mixture=False)
+        probe = Probe(engine, policy, problems, limits=bounds, temperature=0.7)
+        assert probe.rehearsed["lost"] == [] and len(probe.rehearsed["layers"]) == 30
+        seed_everything(random.Random(0))
+        rollouts = engine.generate([p.prompt_ids for p in problems[:4]], n=4, max_tokens=32)
+        rows = [Row(p.prompt_ids + r.token_ids, len(p.prompt_ids), r.logprobs, 0.0)
+                for p, group in zip(problems, rollouts) for r in group]
+        with torch.no_grad():
+            pi_T = token_logprobs(policy, rows, 0.7)[0]
+        log_r_T = pi_T - torch.tensor([x for row in rows for x in row.mu])
+        found = (log_r_T.exp() - 1 - log_r_T).mean().item()
+        print(f"{dtype}, {sync}: k3 {found:.1e}")
+        assert found < k3
+        if sync == "merge":
+            monkeypatch.setattr("parts.engine.merged_weights", lambda policy: (
+                (name, w) for name, w in merged_weights(policy) if ".layers.17." not in name))
+            with pytest.raises(SystemExit, match=r"in doubt: \[.*17.*\]"):
+                Probe(engine, policy, problems, limits=bounds, temperature=0.7)
+
+
+def lines(file) -> list:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def learnt(file) -> list:
+    """All that was logged but times and memory."""
+    return [{key: value for key, value in row.items() if not key.startswith("seconds")
+             and key not in ("tokens_per_second", "memory_gb")} for row in lines(file)]
+
+
+@pytest.fixture(scope="module")
+def run(folder, tmp_path_factory):
+    """Two steps of the program without a flag of the model's own."""
+    cwd = tmp_path_factory.mktemp("real")
+    done = run_program("minirl.py", *SHORT, cwd=cwd)
+    assert done.returncode == 0, done.stdout
+    return SimpleNamespace(cwd=cwd, folder=cwd / "runs/short", out=done.stdout)
+
+
+def test_two_steps_and_a_resumed_run_is_the_same_to_the_bit(run, tmp_path):
+    assert "small model" in run.out and "probe:" in run.out
+    assert len(lines(run.folder / "answers.jsonl")) == 2 * 2  # before and after
+    for steps, resume in ((1, ()), (2, ("--resume",))):
+        done = run_program("minirl.py", *SHORT, "--steps", steps, *resume, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout
+    again = tmp_path / "runs/short"
+    assert learnt(again / "metrics.jsonl") == learnt(run.folder / "metrics.jsonl")
+    weights = "checkpoints/step-000002/adapter_model.safetensors"
+    assert (again / weights).read_bytes() == (run.folder / weights).read_bytes()
+
+
+def test_the_export_is_a_model_for_plain_transformers_and_the_evaluation_runs(run, problems):
+    from transformers import AutoModelForCausalLM
+
+    done = run_program("parts.export", "runs/short", "made", "--dtype", "float32", cwd=run.cwd)
+    assert done.returncode == 0, done.stdout
+    made = AutoModelForCausalLM.from_pretrained(run.cwd / "made", dtype=torch.float32)
+    policy = policy_for(smollm.fetch())
+    from peft import set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    newest = run.folder / "checkpoints/step-000002/adapter_model.safetensors"
+    set_peft_model_state_dict(policy, load_file(newest))
+    ids = torch.tensor([problems[0].prompt_ids])
+    with torch.no_grad():
+        torch.testing.assert_close(made(ids).logits, policy(input_ids=ids).logits, atol=1e-3,
+                                   rtol=1e-3)
+    done = run_program("eval.py", "--model", smollm.NAME, "--adapter", "runs/short", "--limit", 2,
+                       "--k", 2, "--max-tokens", 32, "--graders", 1, cwd=run.cwd)
+    assert done.returncode == 0 and "builtin-words" in done.stdout, done.stdout
