@@ -16,6 +16,7 @@ OWN = ("minirl", "ada_sampler", "rewards", "eval", "parts", "helpers", "conftest
 sys.path.insert(0, str(ROOT))
 sys.dont_write_bytecode = True  # a patched file of the same size and second would not be noticed
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # half a second of each check
 
 import peft  # noqa: E402, F401
 import pytest  # noqa: E402

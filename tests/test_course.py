@@ -8,7 +8,6 @@ import inspect
 import json
 import subprocess
 import sys
-import textwrap
 import types
 from pathlib import Path
 
@@ -148,7 +147,7 @@ FILES = [  # lab, its text, what is said
      ["imports the project's own keep"]),
     (3, SAMPLE.format("exit(0)", "__import__('os')._exit(0)"),
      ["uniform with n=4) raised SystemExit: 0", "Its code ended the process", "0 of 10 points"]),
-    (3, ENDLESS, ["uniform with n=4): no answer after 0.3 seconds of computing", "0 of 10 points",
+    (3, ENDLESS, ["uniform with n=4): no answer after 0.1 seconds of computing", "0 of 10 points",
                   "keep([], 1) raised ValueError: too few", "in line 9 of mine.py"]),
     (9, "def pass_at_k(n, c, k): pass\n"
         "def estimate(sets, weights=None, resamples=4000, seed=0): pass",
@@ -169,7 +168,7 @@ def said_by(main, capsys, monkeypatch, *words) -> str:
 
 @pytest.mark.parametrize("lab, text, sentences", FILES)
 def test_whatever_a_file_does_is_one_sentence(tmp_path, capsys, monkeypatch, lab, text, sentences):
-    monkeypatch.setattr(check, "SECONDS", 0.3)
+    monkeypatch.setattr(check, "SECONDS", 0.1)
     (tmp_path / "mine.py").write_text(text)
     said = said_by(check.main, capsys, monkeypatch, lab, tmp_path / "mine.py")
     assert [sentence for sentence in sentences if sentence not in said] == []
@@ -190,7 +189,8 @@ def test_a_class_is_graded_at_once_and_nobody_stops_the_others(tmp_path, monkeyp
     spoils = "import ada_sampler; ada_sampler.RULES.clear(); print('here I am')\n"
     texts = dict(ann=spoils + (place.LABS / "lab_3.py").read_text(), bob="def (",
                  cem="import os; os._exit(0)", dan=None,
-                 eve="from ada_sampler import RULES  # noqa\n" + RIGHT_3)
+                 eve="\n".join(["from ada_sampler import RULES, Sample, SamplerConfig",
+                                *map(inspect.getsource, solution("lab_3").values())]))
     for name, text in texts.items():
         (tmp_path / name).mkdir()
         if text:
@@ -208,28 +208,6 @@ def test_a_class_is_graded_at_once_and_nobody_stops_the_others(tmp_path, monkeyp
         ann=(0, 10), bob=(0, 10), cem=(0, 10), dan=(0, 10), eve=(10, 10))
     assert "SyntaxError" in scores["bob"]["problem"] and not scores["eve"]["problem"]
     assert scores["ann"]["checks"][0]["problem"] == "exit_test is not written yet"
-
-
-RIGHT_3 = '''
-def exit_test(correct, wrong, rounds, config):
-    rule = RULES[config.sampler]
-    right, others = rule.wants(config)
-    if correct >= right and wrong >= others:
-        return "resolved"
-    cap = config.max_rounds_all_correct if not wrong else 0
-    last = rounds >= (config.N if rule.rounds else 1) or cap and rounds >= cap
-    return ("no correct" if correct < right else "no wrong") if last else ""
-
-
-def keep(pool, n):
-    kept = []
-    for k in sorted(range(n + 1), key=lambda k: abs(k - n // 2)):
-        right = [s for s in pool if s.correct][:k]
-        wrong = [s for s in pool if not s.correct][:n - k]
-        if len(right) + len(wrong) > len(kept):
-            kept = right + wrong
-    return sorted(kept, key=lambda s: s.index)
-'''
 
 
 def test_training_uses_what_is_written_and_says_what_is_not(tmp_path, monkeypatch, capsys):
