@@ -86,6 +86,8 @@ def train_until(draws: int, name: str, flags: list[str], steps: int, every: int,
     While it has drawn less than `draws`, as an adaptive rule that met few hard prompts, it goes on.
     """
     log = RUNS / "runs" / name / "metrics.jsonl"
+    if every and log.exists():  # it was going on when it was interrupted
+        steps = max(steps, -(-read(log)[-1]["step"] // every) * every)
     if "--batch-prompts" not in flags:
         flags = [*flags, "--batch-prompts", "16"]
     flags = [*COMMON, *flags, "--eval-every", str(every), "--name", name, "--resume"]
@@ -149,7 +151,9 @@ def fold(run: Path) -> dict:
 
 
 def read(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """The rows of a log; without a last one that a kill has cut short."""
+    lines = path.read_text().splitlines()
+    return [json.loads(line) for line in lines if line.endswith("}")]
 
 
 def run_all(plan: list[tuple], processes: int) -> None:

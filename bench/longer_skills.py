@@ -8,7 +8,8 @@ longer study". Names are the plan's; problem, runs and measures are those of com
 the regime stream.
 
 A run becomes a line of bench/results/longer_skills.jsonl. Besides compare_skills.py's columns it
-has `letters_by_draws`: in each window of WINDOW draws, for every letter, how many prompts were met,
+has `held_out`: how many of its held-out answers each letter had right, an entry per evaluation; and
+`letters_by_draws`: in each window of WINDOW draws, for every letter, how many prompts were met,
 how many of these were silent without and with a right answer, and how many answers of their first
 rounds were drawn, and right. (First rounds are not chosen: their share of right answers is the pass
 rate.) Then its groups.jsonl is removed.
@@ -65,11 +66,22 @@ def train(arm: str, factor: str, lr: float, seed: int) -> None:
              "--seed", str(seed)]
     goal = FURTHER if arm in PAIR and tested else GOAL
     script = "bench/sgd.py" if factor == "sgd" else "minirl.py"
-    seconds = short.train_until(goal, name, flags, int(steps / times), int(every / times), script)
-    folder = RUNS / "runs" / name
-    line = dict(run=name, arm=arm, regime="stream", factor=factor, lr=lr, seed=seed,
+    folder, seconds, broken = RUNS / "runs" / name, 0.0, False
+    try:
+        seconds = short.train_until(goal, name, flags, int(steps / times), int(every / times),
+                                    script)
+    except SystemExit:
+        broken = (folder / "broken_batch.json").exists()
+        if not broken:
+            raise
+    line = dict(run=name, arm=arm, regime="stream", factor=factor, lr=lr, seed=seed, broken=broken,
                 cpu_seconds=round(seconds, 1))
-    line |= short.fold(folder) | dict(letters_by_draws=by_draws(folder) if tested else {})
+    line |= short.fold(folder)
+    if broken:  # no finite gradient three times in a row: the run is over, and counts 0
+        for cost, values in line["evals"].items():
+            values.append(0.0 if cost == "avg" else max(values[-1], goal))
+    if tested:
+        line |= dict(held_out=by_evaluation(folder), letters_by_draws=by_draws(folder))
     study.add(STUDY, line)
     (folder / "groups.jsonl").unlink()
     print(f"{name}: {line['evals']['avg'][-1]}", flush=True)
@@ -77,6 +89,15 @@ def train(arm: str, factor: str, lr: float, seed: int) -> None:
 
 def run_name(arm: str, factor: str, lr: float, seed: int) -> str:
     return f"{arm}-{factor or 'long'}-{lr}-seed{seed}"
+
+
+def by_evaluation(folder) -> dict[str, list[int]]:
+    """Letter -> its right answers in each held-out evaluation, of 4 problems x 8."""
+    counts = {}
+    for row in read(folder / "answers.jsonl"):
+        of_step = counts.setdefault(row["step"], dict.fromkeys(skills.LETTERS, 0))
+        of_step[LETTER.search(row["problem"])[1]] += row["right"]
+    return {letter: [of_step[letter] for of_step in counts.values()] for letter in skills.LETTERS}
 
 
 def by_draws(folder) -> dict[str, list]:
@@ -202,20 +223,24 @@ def plateau(lines: list[dict]) -> str:
 
 
 def letters(lines: list[dict]) -> str:
-    """Pass rate in training by belief, every third window."""
-    windows = range(2, FURTHER // WINDOW, 3)
-    found = [["arm", "belief", *(f"to {(i + 1) * WINDOW:,}" for i in windows)]]
+    """Held-out accuracy by belief."""
+    marks = range(12_000, FURTHER + 1, 12_000)
+    found = [["arm", "belief", *(f"{draws:,}" for draws in marks)]]
     for arm in PAIR:
         for belief in skills.BELIEF:
-            rows = [of_letter for line in of(lines, arm, "", SEEDS)
-                    for letter, of_letter in line["letters_by_draws"].items()
-                    if skills.belief(letter) == belief]
-            cells = []
-            for i in windows:
-                drawn, right = (sum(row[i][k] for row in rows if i < len(row)) for k in (3, 4))
-                cells.append(f"{right / drawn:.0%}" if drawn else "")
-            found.append([arm, str(belief), *cells])
+            cells = [mean(right_at(line, letter, draws) for line in of(lines, arm, "", SEEDS)
+                          for letter in skills.LETTERS if skills.belief(letter) == belief)
+                     for draws in marks]
+            found.append([arm, str(belief), *(f"{share:.0%}" for share in cells)])
     return study.markdown(found)
+
+
+def right_at(line: dict, letter: str, draws: int) -> float:
+    """A letter's held-out accuracy, between evaluations on a straight line."""
+    counts = line["held_out"][letter]
+    rows = [dict(samples=row["samples"], right=right / 32)
+            for row, right in zip(line["evals"], counts)]
+    return short.interpolate(draws, rows, "samples", "right")
 
 
 def rates(lines: list[dict]) -> str:

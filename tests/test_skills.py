@@ -282,7 +282,8 @@ def test_a_run_that_drew_too_little_goes_on(tmp_path, monkeypatch):
         asked.append(steps)
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "metrics.jsonl").write_text(json.dumps(dict(samples_total=10 * steps)))
+        log = json.dumps(dict(step=steps, samples_total=10 * steps)) + "\n"
+        (folder / "metrics.jsonl").write_text(log)
         return 1.0
 
     monkeypatch.setattr(compare_skills, "launch", launch)
@@ -448,6 +449,36 @@ def test_rates_are_those_of_the_tuning_seeds_at_the_horizon():
     assert longer_skills.best(lines, "dapo") == 0.001  # of equal ones the lowest
 
 
+def test_letters_are_counted_by_evaluation(tmp_path):
+    rows = [dict(step=step, problem=f"{i}{letter}2=?", right=right, k=8)
+            for step, right in ((0, 1), (10, 3)) for i in range(4) for letter in "FG"]
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = longer_skills.by_evaluation(tmp_path)
+    assert found["F"] == found["G"] == [4, 12] and found["A"] == [0, 0]
+
+
+def test_a_run_that_breaks_counts_0_from_there_on(tmp_path, monkeypatch):
+    def breaks(*_):
+        (folder / "broken_batch.json").touch()
+        raise SystemExit("three steps in a row")
+
+    folder, stored = tmp_path / "runs" / "dapo-long-0.008-seed102", []
+    folder.mkdir(parents=True)
+    (folder / "groups.jsonl").touch()
+    evals = dict(step=[0, 10], avg=[0.2, 0.4], samples=[0, 2000])
+    monkeypatch.setattr(longer_skills, "RUNS", tmp_path)
+    monkeypatch.setattr(compare_skills, "train_until", breaks)
+    monkeypatch.setattr(compare_skills, "fold", lambda folder: dict(evals=evals))
+    monkeypatch.setattr(study, "add", lambda name, line: stored.append(line))
+    longer_skills.train("dapo", "", 0.008, 102)
+    assert stored[0]["broken"] and stored[0]["evals"]["avg"] == [0.2, 0.4, 0.0]
+    assert stored[0]["evals"]["samples"][-1] == longer_skills.GOAL
+    (folder / "broken_batch.json").unlink()
+    monkeypatch.setattr(compare_skills, "train_until", lambda *_: sys.exit("no memory"))
+    with pytest.raises(SystemExit, match="no memory"):
+        longer_skills.train("dapo", "", 0.008, 102)
+
+
 def test_letters_are_counted_by_draws_in_first_rounds(tmp_path, monkeypatch):
     monkeypatch.setattr(longer_skills, "WINDOW", 4)
 
@@ -467,8 +498,9 @@ def test_letters_are_counted_by_draws_in_first_rounds(tmp_path, monkeypatch):
 def test_the_longer_studys_tables_are_made_of_its_lines():
     """All arms, every factor, as the program will find them; and with the pair alone."""
     window = {letter: [[4, 1, 2, 16, 8]] * 15 for letter in skills.LETTERS}
+    held_out = {letter: [8, 8, 8, 8, 16, 24, 24] for letter in skills.LETTERS}
     lines = [long_line(arm, seed, 0.5 + seed / 1000)
-             | dict(letters_by_draws=window if seed < 22 else {})
+             | (dict(letters_by_draws=window, held_out=held_out) if seed < 22 else {})
              for arm in longer_skills.ARMS
              for seed in (*longer_skills.SEEDS, *longer_skills.TUNING_SEEDS)]
     pair = [row for row in lines if row["arm"] in longer_skills.PAIR]
@@ -477,4 +509,5 @@ def test_the_longer_studys_tables_are_made_of_its_lines():
     for found, missing in ((lines, 0), (pair, 4 + len(longer_skills.FACTORS))):
         report = longer_skills.report(found)
         assert report.count("not run") == missing and "25% | 50%" in report
+        assert "| ada-balance | 0.7 | 25% | 25% | 40% | 70% | 75% |" in report
         assert report.count("+0.0 ± 0.0 points: equal") == 1 + 5 + 5 - missing
