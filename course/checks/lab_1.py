@@ -64,7 +64,12 @@ def check_pool_mean(functions):
 
 
 def check_leave_one_out(functions):
-    """leave-one-out: unbiased for every pass rate, by exact expectation"""
+    """leave-one-out: the mean of the others in the pool; unbiased for every pass rate"""
+    for pool in pools(4):
+        for r in set(pool) if len(pool) > 1 else ():
+            others = (sum(pool) - r) / (len(pool) - 1)
+            must_be(f"advantages(kept=[{r:g}], pool={spelled(pool)}, 'leave-one-out')",
+                    ada.advantages([r], pool, "leave-one-out"), [r - others])
     for m, p in itertools.product((2, 3), (0.5, 0.1)):
         mean = 0.0
         for draws in itertools.product((0.0, 1.0), repeat=m):
@@ -79,6 +84,8 @@ def check_group_std(functions):
     """group-std: mean 0 and standard deviation 1, with m - 1 in the denominator"""
     for pool in ([1.0, 0.0], [1.0, 0.0, 0.0], [3.0, 1.0, 1.0, 0.0]):
         A = ada.advantages(pool, pool, "group-std")
+        must_be(f"advantages(kept=[{pool[0]:g}], pool={spelled(pool)}, 'group-std')",
+                ada.advantages(pool[:1], pool, "group-std"), A[:1], why="That is with all kept.")
         call = f"advantages(kept=pool, pool={spelled(pool)}, 'group-std') = {spelled(A)}"
         must_be(f"{call}: its mean", sum(A) / len(A), 0, 1e-6)
         must_be(f"{call}: its standard deviation", statistics.stdev(A), 1, 1e-4)
@@ -86,8 +93,8 @@ def check_group_std(functions):
 
 def check_edges(functions):
     """positives-only, pools of one, and equal rewards that give exactly 0"""
-    must_be("advantages(kept=[-1, 0, 1], pool=[-1, 0, 1], 'positives-only')",
-            ada.advantages([-1.0, 0.0, 1.0], [-1.0, 0.0, 1.0], "positives-only"), [0, 0, 1])
+    must_be("advantages(kept=[-1, 0, 0.5], pool=[-1, 0, 0.5], 'positives-only')",
+            ada.advantages([-1.0, 0.0, 0.5], [-1.0, 0.0, 0.5], "positives-only"), [0, 0, 0.5])
     must_be("advantages(kept=[1], pool=[1], 'positives-only')",
             ada.advantages([1.0], [1.0], "positives-only"), [1])
     for kind in ("pool-mean", "leave-one-out", "group-std"):

@@ -32,7 +32,7 @@ def check_plain(functions):
 def check_unbiased(functions):
     """unbiased: the weighted rows have the pool's mean again, of whatever is measured on them"""
     for correct, p in kept_rows():
-        for n in (len(correct), 2 * len(correct)):
+        for n in (len(correct), len(correct) + 2.5):
             w = ada.row_weights(correct, p, n, "unbiased")
             call = call_of(correct, p, n, "unbiased") + f" = {spelled(w)}"
             share = sum(x for x, c in zip(w, correct) if c) / n
