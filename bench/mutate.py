@@ -33,6 +33,7 @@ ALSO = {  # further tests that look at a module, besides tests/test_<module>.py
     "masks": ["objective"],
     "coarse_engine": ["bench"],
     "compare_skills": ["skills"],
+    "longer_skills": ["skills"],
     "ablate_objective": ["study"],
     "rewards": ["grader", "spelling"],
     "answers": ["rewards", "spelling"],
