@@ -11,6 +11,7 @@ from parts.files import read_json
 from parts.screen import shown
 
 MAX_RANK = 512  # the largest that vLLM serves
+MAX_ALPHA = 10**6
 PLAIN = {  # what may be set; anything else must have PEFT's default, or be empty
     "task_type", "peft_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision",
     "inference_mode", "r", "target_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out", "bias",
@@ -45,7 +46,7 @@ def read_config(adapter: str) -> dict:
         raise SystemExit(
             f"{shown(adapter)} is not a plain LoRA adapter ({shown(', '.join(strange))}): merge it "
             "into its model and evaluate that.")
-    targets, rank = made.get("target_modules"), made.get("r")
+    targets, rank, alpha = (made.get(key) for key in ("target_modules", "r", "lora_alpha"))
     names = isinstance(targets, list) and all(isinstance(target, str) for target in targets)
     if not names and targets != "all-linear":
         raise SystemExit(
@@ -54,6 +55,9 @@ def read_config(adapter: str) -> dict:
     if type(rank) is not int or not 1 <= rank <= MAX_RANK:
         raise SystemExit(
             f"The rank of {shown(adapter)} must be 1 to {MAX_RANK}, not {shown(repr(rank), 80)}.")
+    if type(alpha) not in (int, float) or not 0 < alpha <= MAX_ALPHA:  # NaN is neither
+        raise SystemExit(f"lora_alpha of {shown(adapter)} must be a number above 0 and up to "
+                         f"{MAX_ALPHA:,}, not {shown(repr(alpha), 80)}.")
     return made
 
 
@@ -74,12 +78,16 @@ def load_adapter(path: str, adapter: str, dtype: str):
         with safe_open(Path(adapter, "adapter_model.safetensors"), "pt") as file:
             stored = set(file.keys())
         # PEFT skips unknown layers. For embeddings it would look up the model an adapter names.
-        loaded = set(get_peft_model_state_dict(policy, save_embedding_layers=False))
-        reason = "" if stored == loaded else "their layers differ"
+        loaded = get_peft_model_state_dict(policy, save_embedding_layers=False)
+        reason = "" if stored == set(loaded) else "their layers differ"
     except Exception as error:  # torch, PEFT and safetensors have their own kinds
         reason = " ".join(str(error).split())
     if reason:
         base_name = shown(made.get("base_model_name_or_path"))
         raise SystemExit(f"The adapter {shown(adapter)} (rank {made['r']}, for {base_name}) does "
                          f"not fit the model {shown(path)}: {shown(reason)}.")
+    broken = [name for name, weight in loaded.items() if not torch.isfinite(weight).all()]
+    if broken:
+        raise SystemExit(f"The adapter {shown(adapter)} holds weights that are no finite numbers "
+                         f"({shown(broken[0])}): take an earlier checkpoint.")
     return policy, made["r"]

@@ -10,11 +10,12 @@ import argparse
 import os
 import re
 import shutil
+from collections import deque
 from pathlib import Path
 
 from parts.adapter import load_adapter
-from parts.checkpoint import damage, newest_sound, step_of
-from parts.files import flush
+from parts.checkpoint import complete, damage, newest_sound, step_of
+from parts.files import flush, read_rows as read_log
 from parts.folder import settings
 from parts.models import fetch_model, load_tokenizer, resolve_model
 from parts.plot import read_rows
@@ -65,6 +66,9 @@ def find_checkpoint(place: Path) -> tuple[Path, Path]:
     Raises SystemExit if there is none, or if it is damaged.
     """
     if place.parent.name == "checkpoints":
+        if place not in complete(place.parent.parent):
+            raise SystemExit(f"{shown(place)} is no finished checkpoint, as step-000100 is: give "
+                             "one, or the folder of a run.")
         problem = damage(place)
         if problem:
             raise SystemExit(f"{shown(place)} is damaged ({shown(problem)}): export another "
@@ -77,10 +81,91 @@ def find_checkpoint(place: Path) -> tuple[Path, Path]:
     return place, checkpoint
 
 
-def merged(checkpoint: Path, path: str, dtype: str):
-    """The Hugging Face model of base + adapter: W + scale * B A in the place of every adapted W."""
-    policy, _ = load_adapter(path, str(checkpoint), dtype)
-    return policy.merge_and_unload()
+def settings_for_export(run: Path) -> dict:
+    """The run's settings. SystemExit if they do not say what base and adapter are."""
+    config = settings(run)
+    if config is None:
+        raise SystemExit(f"{shown(run)} has no config.json, which says what the base model is.")
+    odd = [key for key in ("model", "data", "template", "dtype")
+           if not isinstance(config.get(key), str) or not config[key]]
+    odd += ["dtype"] * (config.get("dtype") not in PRECISIONS)
+    if odd:
+        raise SystemExit(f"{shown(run / 'config.json')} does not say the {odd[0]} of the run: it "
+                         "is damaged, and the model cannot be put together.")
+    return config
+
+
+def merge(policy, dtype: str):
+    """(The Hugging Face model with W + scale * B A in the place of every adapted W, the share of
+    the update that arrives in this precision).
+
+    Added in float64 and rounded once. The share is 1 - |rounding error|^2 / |scale * B A|^2, over
+    all weights: of a change that is below half a step of `dtype` nothing arrives.
+    """
+    import torch
+
+    lost = wanted = 0.0
+    for module in policy.modules():
+        if hasattr(module, "get_delta_weight"):
+            weight = module.get_base_layer().weight.data
+            before, update = weight.double(), module.get_delta_weight("default").double()
+            weight.copy_(before + update)
+            lost += (weight.double() - before - update).square().sum().item()
+            wanted += update.square().sum().item()
+    model = policy.unload()
+    broken = [name for name, p in model.named_parameters() if not torch.isfinite(p).all()]
+    if broken:
+        raise SystemExit(f"The merged model has weights that are no finite numbers "
+                         f"({shown(broken[0])}): the base has them too, or {dtype} cannot hold "
+                         "them; try --dtype float32.")
+    return model, 1 - lost / wanted if wanted else 1.0
+
+
+def recorded_texts(run: Path) -> list[str]:
+    """Some of what the training has written last; of a run that recorded nothing, a card."""
+    groups = deque(read_log(run / "groups.jsonl"), maxlen=4)
+    texts = [group["prompt"] + group["pool"][-1]["text"] for group in groups if group
+             and isinstance(group.get("prompt"), str) and is_pool(group.get("pool"))]
+    return texts or [CARD]
+
+
+def is_pool(pool) -> bool:
+    return bool(pool) and isinstance(pool, list) and isinstance(pool[-1], dict) and (
+        isinstance(pool[-1].get("text"), str))
+
+
+def logprobs(model, texts: list[str], tokenizer):
+    """log p of the tokens of these texts (of each the first 256), one after the other. [T]"""
+    import torch
+
+    found = []
+    for text in texts:
+        ids = torch.tensor([tokenizer(text).input_ids[:256]])
+        with torch.no_grad():
+            scores = model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
+        found.append(scores.gather(1, ids[0, 1:, None])[:, 0])
+    return torch.cat(found)
+
+
+def merged(checkpoint: Path, path: str, trained: str, dtype: str, texts: list[str]):
+    """(the model of base + adapter in `dtype`, a sentence on what the rounding has cost).
+
+    `trained`: the training's precision. The trainer's policy is base and adapter apart.
+    """
+    tokenizer = load_tokenizer(path)
+    policy, _ = load_adapter(path, str(checkpoint), trained)
+    trainer = logprobs(policy, texts, tokenizer)
+    with policy.disable_adapter():
+        learnt = (trainer - logprobs(policy, texts, tokenizer)).abs().mean()
+    if dtype != trained:
+        policy, _ = load_adapter(path, str(checkpoint), dtype)
+    model, share = merge(policy, dtype)
+    off = (logprobs(model, texts, tokenizer) - trainer).abs().mean()
+    cost = (f"{share:.1%} of the update arrive in {dtype}; log-probs of {len(trainer)} tokens are "
+            f"{off:.2g} from the trainer's on average, which are {learnt:.2g} from the base's")
+    if share < 0.99 and dtype != "float32":
+        cost += "; --dtype float32 keeps all of it"
+    return model, tokenizer, cost
 
 
 # ------------------------------------------------------------------------------ the model card
@@ -125,13 +210,15 @@ def public(value):
 
 
 def results(config: dict, evaluations: list[dict]) -> str:
-    """The first and the last evaluation as a table. (avg is a share, or a mean of own rewards.)"""
+    """The first and the last evaluation of each set. (avg is a share, or a mean of own rewards.)"""
     if not evaluations:
         return "This run was not evaluated."
-    unit = ".3g" if config.get("reward") else ".1%"
+    unit, by_set = ".3g" if config.get("reward") else ".1%", {}
     lines = ["| after step | held-out problems | mean reward | 95 % interval |",
              "|---|---|---|---|"]
-    for one in evaluations[:1] + evaluations[1:][-1:]:
+    for one in evaluations:
+        by_set.setdefault(one["data"], []).append(one)
+    for one in [row for own in by_set.values() for row in own[:1] + own[1:][-1:]]:
         what = f"{one['questions']} of {shown(public(one['data']))}"
         lines.append(f"| {one['step']} | {what} | avg@{one['k']} {one['avg']:{unit}} | "
                      f"{one['ci_low']:{unit}} to {one['ci_high']:{unit}} |")
@@ -143,7 +230,7 @@ def write(out: Path, model, tokenizer, readme: str) -> None:
     """The folder, complete or not there at all. Raises SystemExit if it cannot be written."""
     from safetensors import SafetensorError
 
-    writing = out.with_name(f".{out.name}.writing")
+    writing = out.with_name(f".{out.name[:50]}.writing")
     shutil.rmtree(writing, ignore_errors=True)
     try:
         writing.mkdir(parents=True)
@@ -202,17 +289,23 @@ def export(place: Path, out: Path, dtype: str = "", name: str = "") -> None:
     """
     refuse_existing(out)
     run, checkpoint = find_checkpoint(place)
-    config = settings(run)
-    if config is None:
-        raise SystemExit(f"{shown(run)} has no config.json, which says what the base model is.")
+    config = settings_for_export(run)
     path = fetch_model(config["model"], context=0)
-    model = merged(checkpoint, path, dtype or config["dtype"])
+    dtype = dtype or config["dtype"]
+    model, tokenizer, cost = merged(
+        checkpoint, path, config["dtype"], dtype, recorded_texts(run))
     step = step_of(checkpoint)
-    evaluations = [row for row in read_rows(run / "eval.jsonl") if row["step"] <= step]
-    readme = card(name or out.name, config, step, evaluations)
-    write(out, model, load_tokenizer(path), readme)
-    print(f"{out}: {shown(public(path))} with the adapter of {checkpoint}, in "
-          f"{str(model.dtype).removeprefix('torch.')}, and its card README.md")
+    evaluations = [row for row in read_rows(run / "eval.jsonl", ("data", "step"))
+                   if row["step"] <= step and is_result(row)]
+    write(out, model, tokenizer, card(name or out.name, config, step, evaluations))
+    print(f"{shown(out)}: {shown(public(path))} with the adapter of {shown(checkpoint)}, in "
+          f"{dtype}, and its card README.md\n{cost}")
+
+
+def is_result(row: dict) -> bool:
+    """Whether a row of eval.jsonl has what the card tells of it."""
+    numbers = [row.get(key) for key in ("questions", "k", "avg", "ci_low", "ci_high")]
+    return isinstance(row.get("data"), str) and all(isinstance(x, int | float) for x in numbers)
 
 
 def main() -> None:
@@ -227,7 +320,10 @@ def main() -> None:
     flags = parser.parse_args()
     if flags.push:
         check_push(flags.push)
-    export(Path(flags.run), Path(flags.out), flags.dtype, flags.push)
+    try:
+        export(Path(flags.run), Path(os.path.abspath(flags.out)), flags.dtype, flags.push)
+    except OSError as error:  # such as a name that is too long
+        raise SystemExit(f"{shown(error)}: name another folder.") from None
     if flags.push:
         print(push(Path(flags.out), flags.push))
 

@@ -4,8 +4,9 @@
     python -m parts.track runs/NAME trackio     # afterwards; or what did not arrive at the time
 
 The JSON lines in runs/NAME stay the truth. A tracker is sent their rows, each step once: metrics as
-train/..., evaluations as held_out/..., and the kept samples of the recorded prompts as a table.
-`runs/NAME/tracker/state.json` remembers the tracked run and how far it has come, so that a resumed
+train/..., evaluations as held_out/... (of several sets held_out/SET/...), and the kept samples of
+the recorded prompts as a table.
+`runs/NAME/tracker/KIND.json` remembers the tracked run and how far it has come, so that a resumed
 run goes on in the same one. Steps that a resumed run does again are not sent again. A tracker that
 fails costs a warning, never the run.
 """
@@ -180,8 +181,10 @@ class Tracker:
         numbers = {}
         for row in rows.get("metrics.jsonl", []):
             numbers |= numbers_of("train", row)
-        for row in rows.get("eval.jsonl", []):
-            numbers |= numbers_of("held_out", row)
+        evaluations = rows.get("eval.jsonl", [])
+        for row in evaluations:
+            of_set = f"/{row.get('data')}" * (len(evaluations) > 1)
+            numbers |= numbers_of(f"held_out{of_set}", row)
         self.tracker.log(step, numbers, table_of(rows.get("groups.jsonl", [])))
 
     def read_new_rows(self) -> None:

@@ -4,13 +4,17 @@ import contextlib
 import hashlib
 import http.server
 import json
+import math
+import re
 import resource
+import shutil
 import sys
 import threading
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from parts import checkpoint, export
 from parts.config import Config, resolve
@@ -21,14 +25,14 @@ from parts.policy import load_policy
 from parts.run import learner, settings_of
 
 
-def train_at_random(run: Path, model="tiny", steps=(3,), **settings) -> Path:
+def train_at_random(run: Path, model="tiny", steps=(3,), size=0.01, dtype="float32") -> Path:
     """A run's folder as training leaves it, with an adapter that changes a lot."""
-    config = resolve(Config(model=model, name=run.name, dtype="float32", **settings))
-    policy = load_policy(fetch_model(model, 0), dtype="float32", rank=config.lora_rank,
+    config = resolve(Config(model=model, name=run.name, dtype=dtype))
+    policy = load_policy(fetch_model(model, 0), dtype=dtype, rank=config.lora_rank,
                          alpha=config.lora_alpha, seed=0, device="cpu")
     for name, p in policy.named_parameters():
         if "lora_B" in name:
-            p.data.normal_(0, 0.01)
+            p.data.normal_(0, size)
     run.mkdir(parents=True)
     note_start(run, settings_of(config), 0, "none")
     for step in steps:
@@ -49,6 +53,22 @@ def contents(folder: Path) -> dict:
             for file in folder.rglob("*") if file.is_file()}
 
 
+@pytest.fixture
+def copy(made, tmp_path):
+    """The same run, to be spoilt."""
+    return Path(shutil.copytree(made, tmp_path / "runs" / "copy"))
+
+
+def spoil_adapter(run: Path, weights=lambda w: w, **settings) -> None:
+    """Of the newest checkpoint, which stays sealed."""
+    folder = checkpoint.complete(run)[-1]
+    file, config = folder / "adapter_model.safetensors", folder / "adapter_config.json"
+    save_file({name: weights(w) for name, w in load_file(file).items()}, file)
+    config.write_text(json.dumps(json.loads(config.read_text()) | settings))
+    (folder / "manifest.json").unlink()
+    checkpoint.seal(folder)
+
+
 def logprobs(model, ids):
     """log softmax of the logits, all of them: [rows, tokens, vocabulary]."""
     with torch.no_grad():
@@ -56,6 +76,70 @@ def logprobs(model, ids):
 
 
 # ------------------------------------------------------------------------------ the model
+def updates(run: Path, model: str):
+    """Name of each adapted weight -> (W, alpha / r * B A), from the files alone, in float64."""
+    base = load_file(Path(fetch_model(model, 0)) / "model.safetensors")
+    folder = run / "checkpoints" / "step-000003"
+    adapter = load_file(folder / "adapter_model.safetensors")
+    made = json.loads((folder / "adapter_config.json").read_text())
+    found = {}
+    for name, a in adapter.items():
+        if ".lora_A." in name:
+            b = adapter[name.replace("lora_A", "lora_B")]
+            layer = name.removeprefix("base_model.model.").replace("lora_A.", "")
+            found[layer] = (base.pop(layer).double(),
+                            made["lora_alpha"] / made["r"] * b.double() @ a.double())
+    return found, base
+
+
+@pytest.mark.parametrize("model", ["tiny", "tiny-moe"])
+def test_the_merged_weights_against_their_definition(tmp_path, model):
+    run = train_at_random(tmp_path / "runs" / "mine", model)
+    export.export(run, tmp_path / "out")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    adapted, others = updates(run, model)
+    assert len(adapted) >= 4 and found.keys() - adapted.keys() <= others.keys()
+    for name, (weight, update) in adapted.items():
+        torch.testing.assert_close(found[name].double(), weight + update, rtol=1e-7, atol=1e-8)
+        assert update.abs().max() > 1e-3
+    for name in found.keys() - adapted.keys():
+        assert torch.equal(found[name], others[name]), f"{name} was not trained"
+
+
+def test_what_rounding_keeps_of_the_update_is_said(tmp_path, capsys):
+    """A small update on weights in 16 bits; in float32 all of it arrives."""
+    run = train_at_random(tmp_path / "runs" / "mine", size=3e-4, dtype="bfloat16")
+    export.export(run, tmp_path / "out")
+    found, (adapted, _) = load_file(tmp_path / "out" / "model.safetensors"), updates(run, "tiny")
+    lost = wanted = 0
+    for name, (weight, update) in adapted.items():
+        lost += (found[name].double() - weight.bfloat16().double() - update).square().sum()
+        wanted += update.square().sum()
+    share = 1 - lost / wanted
+    rounded = capsys.readouterr().out
+    assert 0.1 < share < 0.9 and f"{share:.1%} of the update arrive in bfloat16" in rounded
+    assert rounded.endswith("; --dtype float32 keeps all of it\n")
+    export.export(run, tmp_path / "whole", "float32")
+    whole = capsys.readouterr().out
+    assert "100.0% of the update arrive in float32" in whole and "keeps all" not in whole
+    off, learnt = re.search("are (.*) from the trainer's on average, which are (.*) from",
+                            rounded).groups()
+    assert 0 < float(off) < 0.1 and float(learnt) > 0
+
+
+def test_log_probs_are_compared_on_what_the_training_wrote(copy, capsys):
+    whole = [dict(prompt=f"{q}+1=?", pool=[dict(text="no"), dict(text=f"is {q + 1}")])
+             for q in range(6)]
+    odd = [[], {}, dict(prompt=3), dict(prompt="x", pool=[]), dict(prompt="x", pool=[{}]), 7]
+    assert export.recorded_texts(copy) == [export.CARD]
+    for row in whole + odd[:1]:
+        append(copy / "groups.jsonl", dict(step=1) | (row or dict(prompt=None)))
+    assert export.recorded_texts(copy) == ["3+1=?is 4", "4+1=?is 5", "5+1=?is 6"]
+    for row in odd[1:-1]:
+        append(copy / "groups.jsonl", dict(step=1) | row)
+    assert export.recorded_texts(copy) == [export.CARD]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model, dtype, limit", [
     ("tiny", "", 1e-5), ("tiny-moe", "", 1e-5), ("tiny", "bfloat16", 0.03)])
@@ -100,7 +184,7 @@ def test_the_newest_checkpoint_is_exported_or_the_one_that_is_named(made, tmp_pa
     export.export(made, tmp_path / "newest")
     export.export(made / "checkpoints" / "step-000003", tmp_path / "named")
     out = capsys.readouterr().out
-    assert "step-000006" in out.splitlines()[0] and "step-000003" in out.splitlines()[1]
+    assert "step-000006" in out.splitlines()[0] and "step-000003" in out.splitlines()[2]
     cards = [(tmp_path / name / "README.md").read_text() for name in ("newest", "named")]
     assert "for 6 steps" in cards[0] and "| 6 | 100 of builtin | avg@8 60.0% |" in cards[0]
     assert "for 3 steps" in cards[1] and "60.0%" not in cards[1]
@@ -119,12 +203,76 @@ def test_a_damaged_checkpoint_is_not_exported(tmp_path, capsys):
     assert "step-000006 is damaged" in out and "with the adapter of" in out and "step-000003" in out
 
 
-@pytest.mark.parametrize("place, sentence", [
-    ("nothing", "has no checkpoint"), ("runs/none/checkpoints/step-000003", "is damaged")])
-def test_what_is_no_run_is_one_sentence(tmp_path, place, sentence):
+def spoil_config(change):
+    def spoil(run):
+        found = json.loads((run / "config.json").read_text())
+        found["config"] = {k: v for k, v in (found["config"] | change).items() if v is not None}
+        (run / "config.json").write_text(json.dumps(found))
+
+    return spoil
+
+
+def rename(name):
+    return lambda run: (run / "checkpoints" / "step-000006").rename(run / "checkpoints" / name)
+
+
+def bad_weights(value):
+    return lambda run: spoil_adapter(run, lambda w: torch.full_like(w, value))
+
+
+ODD = {
+    "no such run": ("nothing", "has no checkpoint", None),
+    "no such checkpoint": ("nothing/checkpoints/step-000003", "is no finished checkpoint", None),
+    "half a checkpoint": ("runs/copy/checkpoints/.writing", "no finished", rename(".writing")),
+    "a copy": ("runs/copy/checkpoints/step-000006-best", "no finished", rename("step-000006-best")),
+    "a long name": ("x" * 300, "too long.*name another folder", None),
+    "no model": ("runs/copy", "does not say the model", spoil_config(dict(model=None))),
+    "a list": ("runs/copy", "does not say the model", spoil_config(dict(model=["tiny"]))),
+    "no template": ("runs/copy", "does not say the template", spoil_config(dict(template=None))),
+    "no such dtype": ("runs/copy", "does not say the dtype", spoil_config(dict(dtype="int8"))),
+    "another base": ("runs/copy", "does not fit", spoil_config(dict(model="tiny-moe"))),
+    "NaN": ("runs/copy", "holds weights that are no finite", bad_weights(math.nan)),
+    "infinity": ("runs/copy", "holds weights that are no finite", bad_weights(math.inf)),
+    "too large": ("runs/copy", "merged model has weights that are no", bad_weights(1e30)),
+    "alpha NaN": ("runs/copy", "lora_alpha", lambda run: spoil_adapter(run, lora_alpha=math.nan)),
+    "alpha huge": ("runs/copy", "lora_alpha", lambda run: spoil_adapter(run, lora_alpha=10**400)),
+    "alpha 0": ("runs/copy", "lora_alpha", lambda run: spoil_adapter(run, lora_alpha=0)),
+}
+
+
+@pytest.mark.parametrize("place, sentence, spoil", ODD.values(), ids=ODD)
+def test_what_cannot_be_exported_is_one_sentence(
+        copy, tmp_path, monkeypatch, place, sentence, spoil):
+    if spoil:
+        spoil(copy)
     with pytest.raises(SystemExit, match=sentence) as ended:
-        export.export(tmp_path / place, tmp_path / "out")
+        run_main(monkeypatch, tmp_path / place, tmp_path / "out")
     assert "\n" not in str(ended.value) and not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_too_long_a_name_is_one_sentence(made, tmp_path, monkeypatch):
+    with pytest.raises(SystemExit, match="too long") as ended:
+        run_main(monkeypatch, made, tmp_path / ("x" * 300))
+    assert "\n" not in str(ended.value) and not list(tmp_path.iterdir())
+    run_main(monkeypatch, made, tmp_path / ("x" * 255))
+
+
+def test_the_folder_may_be_the_one_that_one_is_in(made, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_main(monkeypatch, made, ".")
+    assert tmp_path.name in (tmp_path / "README.md").read_text()
+
+
+def test_odd_rows_of_the_evaluations_are_left_out_of_the_card(copy, tmp_path):
+    row = json.loads((copy / "eval.jsonl").read_text().splitlines()[0])
+    for change in (dict(avg=None), dict(k="8"), dict(data=7), dict(questions=[])):
+        append(copy / "eval.jsonl", row | change | dict(step=2))
+    append(copy / "eval.jsonl", dict(step=5))
+    append(copy / "eval.jsonl", row | dict(data="other.jsonl", step=6, avg=0.25))
+    export.export(copy, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| 3 | 100 of builtin | avg@8 30.0%" in card and "| 6 | 100 of builtin | avg@8 60" in card
+    assert "| 6 | 100 of other.jsonl | avg@8 25.0%" in card and card.count("avg@8") == 3
 
 
 # ------------------------------------------------------------------------------ nothing is lost

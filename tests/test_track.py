@@ -1,13 +1,10 @@
 """Trackers are sent each row of the logs once, whatever happens; the run never suffers for it."""
 import json
-import os
 import sqlite3
-import subprocess
-import sys
 
 import pytest
 
-from conftest import ROOT
+from helpers import run_program
 from parts import run as running
 from parts import track
 from parts.files import append
@@ -158,11 +155,9 @@ def test_a_real_tracker_gets_each_step_once_also_when_a_run_is_resumed(tmp_path,
 
 def send(place, folder, kind):
     """As a user does it, without a network and without a login."""
-    mine = dict(TRACKIO_DIR=str(place / "trackio"), WANDB_MODE="offline", HOME=str(place))
-    done = subprocess.run(
-        [sys.executable, "-m", "parts.track", str(folder), kind], cwd=ROOT, text=True,
-        capture_output=True, env=os.environ | mine)
-    assert done.returncode == 0 and "WARNING" not in done.stdout, done.stdout + done.stderr
+    mine = dict(TRACKIO_DIR=place / "trackio", WANDB_MODE="offline", HOME=place)
+    done = run_program("parts.track", folder, kind, env=mine)
+    assert done.returncode == 0 and "WARNING" not in done.stdout, done.stdout
 
 
 @pytest.mark.slow
@@ -230,6 +225,16 @@ def test_what_never_arrived_is_said_at_the_end_and_can_be_sent_later(tmp_path, m
     assert again.tracker.name == tracker.tracker.name
 
 
+def test_several_held_out_sets_do_not_overwrite_each_other(tmp_path, memory):
+    tracker = track.Tracker(tmp_path, "memory", {})
+    for step, sets in ((0, ["easy", "hard"]), (20, ["builtin"])):
+        append(tmp_path / "eval.jsonl", *(
+            dict(step=step, data=name, avg=i / 4) for i, name in enumerate(sets)))
+    tracker.send()
+    assert [numbers for _, numbers, _ in tracker.tracker.rows] == [
+        {"held_out/easy/avg": 0, "held_out/hard/avg": 0.25}, {"held_out/avg": 0}]
+
+
 def test_half_a_line_waits_for_its_other_half(tmp_path, memory):
     tracker, log = track.Tracker(tmp_path, "memory", {}), tmp_path / "metrics.jsonl"
     for step in (1, 2):
@@ -262,6 +267,7 @@ def test_a_run_sends_its_steps_and_evaluations_and_closes(run, memory):  # noqa:
     sent = run.tracker.tracker.rows
     assert [step for step, _, _ in sent] == [0, 1]
     assert sent[0][1]["held_out/avg"] == 0.5 and sent[1][1]["train/samples"] == 8
-    running.finish(run)
+    with pytest.raises(SystemExit):  # not all steps are done
+        running.finish(run)
     assert run.tracker.tracker.closed
     assert track.open_tracker(run.folder, "none", {}) is None
