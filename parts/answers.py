@@ -209,7 +209,6 @@ def is_label(text: str, plain: bool) -> bool:
 
 def names_its_value(name: str, value: str) -> bool:
     """`x=5`, but not `x=x+1`: that is a claim about x."""
-    name = name.strip()
     return len(name) > 1 or name not in COMMAND.sub("", value)
 
 

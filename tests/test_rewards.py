@@ -108,7 +108,8 @@ def test_the_last_closed_box_or_list_of_boxes_is_the_answer(completion, answer):
     ("f(x)=x", "x=x", ("f(x)=x", ["x=x"])), ("x=5", "x=2+3=5", ("5", ["2+3", "5"])),
     ("x=5", "x=1=2=5", ("5", ["1", "2", "5"])), ("x=y=2", "x=1=2", ("x=y, x=2", ["x=1, x=2"])),
     ("5", "x=4=5", ("5", ["4", "5"])), ("x+1", "x=x+1", ("x+1", ["x", "x+1"])),
-    ("5", "5=x", ("5", ["5"])),
+    ("5", "5=x", ("5", ["5"])), ("5", "-x=5", ("5", ["-x", "5"])),
+    ("5", r"\text{twice }x=5", ("5", [r"\text{twice }x", "5"])),
     ("(1,2)", "x=1, y=2", ("(1,2)", ["(1, 2)"])), ("1,2", "x=1, x=2", ("1,2", ["1, 2"])),
 ])
 def test_what_is_compared_once_labels_are_off(gold, answer, settled):
@@ -157,8 +158,10 @@ def test_exact_numbers():
                         ("5.", 5), (r"4.5\times 10^{-2}", 0.045)]:
         assert float(exact(text)[0]) == value
     for text in ["x", "1/0", r"\frac{1}{0}", "1,2", r"\sqrt{2}", "", "1e9999999",
-                 r"1\times10^{99999}"]:
+                 r"1\times10^{99999}", r"5\frac{-1}{2}", r"5\frac{0.5}{2}", "٥"]:
         assert exact(text) is None
+    assert exact("0.5/3") == exact(r"\frac{0.5}{3}") != exact("0.5")
+    assert [exact(text)[1] for text in ("0.5/3", "1/2", "0.5", "3.")] == [False, False, True, True]
 
 
 def test_minerva_style_follows_the_papers(grader):

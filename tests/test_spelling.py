@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from parts.spelling import RULES, normalize, squeeze
+from parts.spelling import RULES, is_unit, normalize, squeeze
 from rewards import decide
 
 
@@ -65,11 +65,21 @@ def test_what_unicode_unfolds_into_is_plain_too(text, normal):
     assert normalize(text) == normal
 
 
-@pytest.mark.parametrize("text, normal", [
-    ("42 maybe", "42 maybe"), ("42 not sure", "42 not sure"), ("42 wrong", "42 wrong"),
-    ("42 apples", "42")])
-def test_bare_words_that_take_an_answer_back_are_not_its_unit(text, normal):
-    assert normalize(text) == normal
+@pytest.mark.parametrize("words, unit", [
+    ("cm", True), ("apples", True), ("Hours", True), ("square feet", True), ("km per hour", True),
+    ("meters squared", True), ("slices of cake", True), ("thousand", False), ("squared", False),
+    ("square", False), ("value squared", False), ("thousand dollars", False), ("maybe", False),
+    ("dollars thousand", False), ("half", False), ("negative", False), ("not sure", False)])
+def test_only_words_from_the_list_are_units(words, unit):
+    """Any other word may change the value, or take it back."""
+    assert is_unit(words) == is_unit(f"({words}.)") == unit
+    for text in (f"5 {words}", rf"5 \text{{ {words}}}", rf"5\,\mathrm{{({words})}}"):
+        assert (normalize(text) == "5") == unit, text
+
+
+def test_a_power_belongs_to_a_measure_only():
+    assert normalize(r"5 \text{ cm}^2") == normalize("5 cm^2") == "5"
+    assert normalize(r"5 \text{ apples}^2") != "5" != normalize("5 apples^2")
 
 
 def test_what_words_have_become_is_seen_by_the_rules_for_numbers():
