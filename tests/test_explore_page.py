@@ -942,3 +942,15 @@ def test_of_a_long_list_and_a_long_answer_a_part_is_made_at_once(browse):
     assert page.locator(".token[data-t]").count() == 5000
     page.click("text=… 1,000 more")
     assert page.locator(".token[data-t]").count() == 6000
+
+
+def test_each_held_out_set_has_its_own_line(browse):
+    sets = dict(easy=[0.5, 0.75], hard=[0.125, 0.25])
+    evals = [dict(step=step, data=name, avg=values[step // 20], ci_low=0.1, ci_high=0.9)
+             for step in (0, 20) for name, values in sets.items()]
+    page = browse("", data=dict(runs=[run_of(metrics=[dict(step=1), dict(step=20)], evals=evals)]))
+    chart = page.locator("svg[aria-label='Accuracy on held-out problems']")
+    assert chart.locator("path.line").count() == 2 and chart.locator("circle").count() == 4
+    words = page.locator(".reading").all_inner_texts()
+    assert [word for word in words if "easy" in word and "0.75" in word]
+    assert [word for word in words if "hard" in word and "0.25" in word]
