@@ -827,7 +827,7 @@ def test_two_runs_are_smoothed_over_the_same_steps_and_their_lengths_are_said(br
 def test_a_curve_shows_no_number_of_another_step(browse):
     def run(name, steps, reward):
         of_step = dict(reward_first_round=reward, samples=430)
-        metrics = [dict(step=s, ess=0.75, **of_step) for s in range(1, steps + 1)]
+        metrics = [dict(step=s, weight_ess=0.75, **of_step) for s in range(1, steps + 1)]
         evals = [dict(step=s, avg=reward + s / 100) for s in range(0, steps + 1, 6)]
         return run_of(name=name, metrics=metrics, evals=evals)
 
