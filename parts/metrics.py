@@ -171,8 +171,7 @@ class Draw(NamedTuple):
 
 def draws_of(groups, first_round: bool = False) -> list[Draw]:
     """All of a step; or the first round's, in which every prompt counts the same."""
-    return [Draw(group.problem, s.reward, s.status, getattr(s.rollout, "finish_reason", ""),
-                 getattr(s.rollout, "text", ""))
+    return [Draw(group.problem, s.reward, s.status, s.rollout.finish_reason, s.rollout.text)
             for group in groups for s in group.pool if not (first_round and s.round)]
 
 
@@ -190,9 +189,10 @@ def are_cut_off(draws: list[Draw]) -> bool:
 
 def is_blind(draws: list[Draw], config) -> bool:
     """Whether rewards differ, but not in what decides who is sampled, kept and weighted."""
-    sides, matters = {draw.reward > config.threshold for draw in draws}, (
-        config.sampler != "uniform" or config.weighting != "none")
-    return matters and len(sides) == 1 and len({draw.reward for draw in draws}) > 1
+    if config.sampler == "uniform" and config.weighting == "none":
+        return False  # there nothing does
+    sides = {draw.reward > config.threshold for draw in draws}
+    return len(sides) == 1 and len({draw.reward for draw in draws}) > 1
 
 
 def of_threshold(draws: list[Draw], config) -> str:
@@ -210,7 +210,8 @@ def likely_cause(draws: list[Draw], config) -> str:
     failed = sum(statuses[status] for status in NO_VERDICT)
     if failed > count / 2:
         usual = max(NO_VERDICT, key=lambda status: statuses[status])
-        return f"{failed} of {count} answers got no verdict ({usual}): see the warning above"
+        judge = "--reward" if config.reward else "this machine's load and memory"
+        return f"{failed} of {count} answers got no verdict ({usual}): look into {judge}"
     if cut > count / 2:
         return (f"{cut} of {count} answers are cut off at --max-tokens {config.max_tokens}: raise "
                 "it, or take a --template with which the model ends its answers")

@@ -375,26 +375,29 @@ def stop_if_broken(step: int, groups, metrics: dict, run: Run, patience: int = 3
 def stop_if_hopeless(run: Run, draws: list[Draw], silent: bool, patience: int = 3) -> None:
     """A run that cannot learn ends before it costs an hour, with an answer and the likely cause.
 
-    It looks at `draws` of the evaluation before step 1 and of the first steps. Most of them cut off
-    end it at once; silence, no learning signal in them, when it lasts for `patience` looks: a task
-    may honestly start at zero, and a sampler that goes on drawing has hits where a few draws have
-    none. From the first signal of a step on nobody looks any more: state["silent"] is None.
+    It looks at `draws` of the evaluation before step 1 and of the first steps. Silence, no learning
+    signal in them, ends it after `patience` looks, or at once where most are cut off. (A task may
+    honestly start at zero, and a sampler that goes on drawing has hits where a few draws have none.
+    Many answers cut off, but some right, are a warning only: a model can learn to be brief.) From
+    the first signal of a step on nobody looks any more: state["silent"] is None.
     """
     state, step = run.state, run.state["step"]
     if run.config.train_anyway:
         state["silent"] = None
     if state["silent"] is None or not draws:
         return
-    cut = are_cut_off(draws)
-    if not (cut or silent or is_blind(draws, run.config)):
-        state["silent"] = None if step else 0
+    cut, silent = are_cut_off(draws), silent or is_blind(draws, run.config)
+    if silent:
+        state["silent"] += 1
+    elif step:
+        state["silent"] = None
+    if not (cut or silent):
         return
-    state["silent"] += 1
     first, cause = draws[0], likely_cause(draws, run.config)
     tqdm.write(f"the first answer (gold {shown(first.problem.answer)!r}, {first.status}, "
                f"{first.finish_reason}): {shown(first.text, 1000)}")
-    if not cut and state["silent"] < patience:
-        tqdm.write(f"WARNING, step {step}: nothing to learn from: {cause}")
+    if not silent or state["silent"] < patience and not cut:
+        tqdm.write(f"WARNING, step {step}: {cause}")
         return
     if step:
         save(run)
