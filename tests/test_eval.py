@@ -219,17 +219,13 @@ def test_report_refuses_nonsense():
 
 # ---------------------------------------------------------------------------------------- intervals
 @pytest.mark.slow
-@pytest.mark.parametrize("questions, low, high",
-                         [(30, 0.88, 0.99), (100, 0.91, 0.99), (300, 0.92, 0.98)])
-def test_the_interval_covers_the_truth(questions, low, high):
-    rng, trials, covered = np.random.default_rng(questions), 250, 0
-    for _ in range(trials):  # pass rates with the spread of a hard benchmark, 8 samples each
-        rates = rng.beta(0.4, 0.8, questions)
+def test_the_interval_covers_the_truth():
+    rng, trials, covered = np.random.default_rng(100), 250, 0
+    for _ in range(trials):  # 100 questions with the spread of a hard benchmark, 8 samples each
+        rates = rng.beta(0.4, 0.8, 100)
         result = estimate([rng.binomial(8, rates) / 8], resamples=300)
         covered += result["ci_low"] <= 0.4 / 1.2 <= result["ci_high"]
-    print(f"\n{questions} questions: a 95 % interval covers the truth in {covered / trials:.1%} "
-          f"of {trials}")
-    assert low <= covered / trials <= high
+    assert 0.91 <= covered / trials <= 0.99
 
 
 def width(result):
@@ -312,12 +308,6 @@ def test_routes_of_experts_are_let_go_while_the_engine_runs():
     assert len(Routed.seen) == 9 and Routed.seen[-1].routes is None
 
 
-def test_an_evaluation_does_not_follow_the_temperature_of_the_engine():
-    engine = FakeEngine()
-    evaluate(engine, FakeGrader(), [Question("q")], k=1, max_tokens=9)
-    assert engine.temperatures == {1.0}, "None would be the engine's own"
-
-
 @pytest.mark.parametrize("name, style", [
     ("minerva", "minerva"), ("ra-minerva", "minerva"), ("someone/MinervaMath", "minerva"),
     ("data/minervamath.jsonl", "minerva"), ("minerva/olympiad.jsonl", ""), ("math500", "")])
@@ -331,6 +321,7 @@ def seeds_of(problems, k=2, seed=0):
     """(set, question, sample) -> the seed that it is drawn from."""
     engine = FakeEngine()
     evaluate(engine, FakeGrader(), problems, k, 9, seed=seed)
+    assert engine.temperatures == {1.0}, "None would be the engine's own"
     return {(problems[q].source, problems[q].id, s): seed for (q, s), seed in engine.seeds.items()}
 
 
@@ -473,6 +464,7 @@ def test_both_sides_of_a_comparison_are_settled(tmp_path, monkeypatch):
     monkeypatch.setattr(evaluation, "prepare", lambda config: (OWN, protocol))
     evaluation.main([])
     summary = json.loads((tmp_path / "new" / "summary.json").read_text())
+    assert (tmp_path / "new" / "eval.png").stat().st_size > 5000
     assert summary["sets"]["b"]["avg"] == -8 / 3
     assert {one["avg"] for one in summary["difference"].values()} == {0}
 
@@ -480,19 +472,6 @@ def test_both_sides_of_a_comparison_are_settled(tmp_path, monkeypatch):
 def test_a_verdict_of_math_verify_keeps_its_reward():
     rows = rows_of([[1, 0], [0, 1]]) + rows_of([[0, 0]], status="timeout")
     assert evaluation.settled(rows) == rows
-
-
-def test_rows_in_the_file_can_be_reported(tmp_path):
-    file = tmp_path / "eval.jsonl"
-    finish(file)
-    rows, end = eval_folder.read_rows(file)
-    assert end == file.stat().st_size and "text" not in rows[0]
-    assert "text" in json.loads(file.read_text().splitlines()[0])
-    summary = summary_of(rows, {"a": 7, "minerva": 3})
-    assert set(summary["sets"]["a"]["levels"]) == {"0", "1"}
-    evaluation.show(summary)
-    plot.draw_evaluation(summary, tmp_path / "eval.png")
-    assert (tmp_path / "eval.png").stat().st_size > 5000
 
 
 # ------------------------------------------------------------------- the evaluations of a training
@@ -749,10 +728,9 @@ def test_limits_and_folder_follow_the_model(adapter):
     adapted = evaluation.parse(["--adapter", str(adapter[0])])
     assert tiny.out == "runs/eval-tiny-builtin-k32"
     assert adapted.out != tiny.out, "two policies, two folders"
-
-
-def test_greedy_decoding_takes_one_sample():
     assert evaluation.parse(["--temperature", "0", "--k", "1"]).temperature == 0
+    long = evaluation.parse(["--data", ",".join(["gsm8k"] * 900)])
+    assert len(Path(long.out).name) < 200
 
 
 def test_the_protocol_knows_the_weights_of_sets_and_adapter(model, adapter, data, tmp_path):
@@ -768,18 +746,11 @@ def test_the_protocol_knows_the_weights_of_sets_and_adapter(model, adapter, data
     assert names == ["model.safetensors", "adapter_model.safetensors"]
 
 
-def test_a_folder_of_a_very_long_data_set_has_a_name_of_bearable_length():
-    assert len(Path(evaluation.parse(["--data", ",".join(["gsm8k"] * 900)]).out).name) < 200
-
-
 def test_a_reader_that_leaves_gets_no_traceback():
-    """`python eval.py --help | head -1`, and any later line."""
-    code = "from parts.screen import quiet_end\n"
-    code += "with quiet_end():\n    for i in range(99999): print(i)"
-    for command in ("eval.py --help", f"-c '{code}'"):
-        done = subprocess.run(["bash", "-c", f"{sys.executable} {command} | head -1"],
-                              capture_output=True, text=True, cwd=ROOT)
-        assert done.stdout.count("\n") == 1 and done.stderr == ""
+    """`python eval.py --help | head -1`"""
+    done = subprocess.run(["bash", "-c", f"{sys.executable} eval.py --help | head -1"],
+                          capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.count("\n") == 1 and done.stderr == ""
 
 
 def test_importing_eval_is_light():
@@ -819,32 +790,32 @@ def adapter(model, tmp_path_factory):
     return folder / "adapter", folder / "merged"
 
 
-def test_adapter_of_a_run_and_those_that_do_not_fit(model, adapter, tmp_path):
-    run = tmp_path / "run"
-    for step in ("step-000020", "step-000100"):
-        shutil.copytree(adapter[0], run / "checkpoints" / step)
-    assert adapters.find_adapter(str(run)) == str(run / "checkpoints" / "step-000100")
+def with_config(adapter, folder, change) -> str:
+    """A copy of the adapter with another config (or the config as a text)."""
+    shutil.copytree(adapter[0], folder)
+    file = folder / "adapter_config.json"
+    file.write_text(change if isinstance(change, str)
+                    else json.dumps(json.loads(file.read_text()) | change))
+    return str(folder)
+
+
+def test_the_adapter_of_a_run_is_its_last_finished_checkpoint(adapter, tmp_path):
+    for name in ("step-000020", "step-000100", "step-000100-best", "step-best"):
+        shutil.copytree(adapter[0], tmp_path / "run" / "checkpoints" / name)
+    (tmp_path / "run" / "checkpoints" / "step-notes.txt").write_text("")
+    last = tmp_path / "run" / "checkpoints" / "step-000100"
+    assert adapters.find_adapter(str(tmp_path / "run")) == str(last)
     assert adapters.find_adapter(str(adapter[0])) == str(adapter[0])
     assert adapters.find_adapter("") == ""
-    policy, rank = adapters.load_adapter(str(model), str(adapter[0]), "float32")
-    assert rank == 12
-    config = adapter[0] / "adapter_config.json"
-    for change in (dict(r=4), dict(target_modules=["q_proj"]), dict(use_dora=True),
-                   dict(peft_type="IA3")):
-        broken = tmp_path / "-".join(map(str, change))
-        shutil.copytree(adapter[0], broken)
-        (broken
-         / "adapter_config.json").write_text(json.dumps(json.loads(config.read_text()) | change))
-        with pytest.raises(SystemExit, match="does not fit|not a plain LoRA"):
-            adapters.load_adapter(str(model), str(broken), "float32")
 
 
-def test_only_finished_checkpoints_of_a_run_count(adapter, tmp_path):
-    run = tmp_path / "run"
-    for name in ("step-000020", "step-000020-best", "step-best"):
-        shutil.copytree(adapter[0], run / "checkpoints" / name)
-    (run / "checkpoints" / "step-notes.txt").write_text("")
-    assert adapters.find_adapter(str(run)) == str(run / "checkpoints" / "step-000020")
+@pytest.mark.parametrize("change", [dict(r=4), dict(target_modules=["q_proj"]),
+                                    dict(use_dora=True), dict(peft_type="IA3")])
+def test_an_adapter_that_does_not_fit_is_refused(model, adapter, tmp_path, change):
+    assert adapters.load_adapter(str(model), str(adapter[0]), "float32")[1] == 12
+    broken = with_config(adapter, tmp_path / "a", change)
+    with pytest.raises(SystemExit, match="does not fit|not a plain LoRA"):
+        adapters.load_adapter(str(model), broken, "float32")
 
 
 PATTERN = "(a|aa)+" * 20 + "$"  # takes years on a long name
@@ -865,31 +836,24 @@ PATTERN = "(a|aa)+" * 20 + "$"  # takes years on a long name
     ({"\x1b[2Jnew": 1}, r"\\x1b\[2Jnew"),
 ])
 def test_a_hostile_adapter_is_refused_before_it_is_loaded(adapter, tmp_path, change, words):
-    config = json.loads((adapter[0] / "adapter_config.json").read_text())
-    text = change if isinstance(change, str) else json.dumps(config | change)
-    (tmp_path / "adapter_config.json").write_text(text)
     with pytest.raises(SystemExit, match=words) as stop:
-        adapters.read_config(str(tmp_path))
+        adapters.read_config(with_config(adapter, tmp_path / "a", change))
     assert str(stop.value).isprintable()
 
 
 def test_an_adapter_cannot_command_the_terminal(model, adapter, tmp_path, recwarn):
-    shutil.copytree(adapter[0], tmp_path / "a")
-    file = tmp_path / "a" / "adapter_config.json"
     names = dict(base_model_name_or_path="\x1b]0;owned\x07", target_modules=["q_proj", "\x1b[2J"])
-    file.write_text(json.dumps(json.loads(file.read_text()) | names))
     with pytest.raises(SystemExit, match="does not fit") as stop:
-        adapters.load_adapter(str(model), str(tmp_path / "a"), "float32")
+        adapters.load_adapter(
+            str(model), with_config(adapter, tmp_path / "a", names), "float32")
     assert str(stop.value).isprintable() and "owned" in str(stop.value)
     assert all(str(warning.message).isprintable() for warning in recwarn)
 
 
-def test_targets_by_name_and_all_linear_are_taken(adapter, tmp_path):
-    config = json.loads((adapter[0] / "adapter_config.json").read_text())
-    for targets in (["q_proj", "v_proj"], "all-linear"):
-        (tmp_path
-         / "adapter_config.json").write_text(json.dumps(config | dict(target_modules=targets)))
-        assert adapters.read_config(str(tmp_path))["r"] == 12
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], "all-linear"])
+def test_targets_by_name_and_all_linear_are_taken(adapter, tmp_path, targets):
+    folder = with_config(adapter, tmp_path / "a", dict(target_modules=targets))
+    assert adapters.read_config(folder)["r"] == 12
 
 
 # ---------------------------------------------------------------------------------- the real engine

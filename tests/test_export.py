@@ -141,24 +141,20 @@ def test_log_probs_are_compared_on_what_the_training_wrote(copy, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model, dtype, limit", [
-    ("tiny", "", 1e-5), ("tiny-moe", "", 1e-5), ("tiny", "bfloat16", 0.03)])
-def test_the_merged_model_says_what_base_and_adapter_say(tmp_path, model, dtype, limit):
-    """By plain Hugging Face and PEFT, in float32. In 16 bits the merged weights are rounded."""
+@pytest.mark.parametrize("model", ["tiny", "tiny-moe"])
+def test_the_merged_model_says_what_base_and_adapter_say(tmp_path, model):
+    """By plain Hugging Face and PEFT."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     run = train_at_random(tmp_path / "runs" / "mine", model)
-    export.export(run, tmp_path / "out", dtype)
+    export.export(run, tmp_path / "out")
     base = AutoModelForCausalLM.from_pretrained(fetch_model(model, 0), dtype=torch.float32)
     ids = torch.randint(0, 300, (4, 40), generator=torch.Generator().manual_seed(0))
     before = logprobs(base, ids)
     wanted = logprobs(PeftModel.from_pretrained(base, run / "checkpoints" / "step-000003"), ids)
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
-    assert merged.dtype == getattr(torch, dtype or "float32")
-    found = logprobs(merged.float(), ids)
-    assert (before - wanted).abs().mean() > 0.05
-    assert (found - wanted).abs().mean() < limit
+    found = logprobs(AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto"), ids)
+    assert (before - wanted).abs().mean() > 0.05 and (found - wanted).abs().mean() < 1e-5
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     chat = [{"role": "user", "content": "1+2=?"}]
     assert tokenizer.apply_chat_template(chat, tokenize=False) == "<|user|>1+2=?"
