@@ -16,7 +16,7 @@ from pathlib import Path
 from parts.adapter import load_adapter
 from parts.checkpoint import complete, damage, newest_sound, step_of
 from parts.files import flush, read_rows as read_log
-from parts.folder import settings
+from parts.folder import require_same_files, settings, weights_of
 from parts.models import fetch_model, load_tokenizer, resolve_model
 from parts.plot import read_rows
 from parts.screen import quiet_end, shown
@@ -291,6 +291,7 @@ def export(place: Path, out: Path, dtype: str = "", name: str = "") -> None:
     run, checkpoint = find_checkpoint(place)
     config = settings_for_export(run)
     path = fetch_model(config["model"], context=0)
+    require_same_files(run, weights_of(path))  # on others the adapter means nothing
     dtype = dtype or config["dtype"]
     model, tokenizer, cost = merged(
         checkpoint, path, config["dtype"], dtype, recorded_texts(run))
