@@ -554,7 +554,9 @@ def test_estimator():
     estimator.update(Group(0, problem, [sample(i, i < 5) for i in range(10)]))
     T, K = 0.9 * 8 + 10, 0.9 * 2 + 5
     assert math.isclose(estimator.pass_rate(problem), (K + 0.3) / (T + 1.2))
+    estimator.update(Group(0, Coin("never", 0.0), [sample(0, False)]))
     state = json.loads(json.dumps(estimator.state_dict()))
+    assert [*state] == ["x", "never"]
     other = Estimator(cfg)
     other.load(state)
     assert other.pass_rate(problem) == estimator.pass_rate(problem) and other.state_dict() == state
