@@ -17,7 +17,8 @@ from parts.grader import NO_VERDICT
 
 HOSTILE = [
     "<script>window.hacked = 1</script>", "<img src=x onerror='window.hacked = 1'>",
-    "javascript:window.hacked=1", "${window.hacked = 1}", "</script><h1>", "<!-- <script>", "]]>", "\u2028\u2029\x85",
+    "javascript:window.hacked=1", "${window.hacked = 1}", "</script><h1>", "<!-- <script>", "]]>",
+    "\u2028\u2029\x85",
     "\ud800 alone", "\udc00\ud83d", "\u202eright to left", "a" * 100_000, "\x00\x1b[2J",
     "/*DATA*/", "'\"\\`", "&lt;&amp;", "😀é", "\\boxed{</script>}", "\r\n\t"]
 

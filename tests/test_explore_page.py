@@ -261,7 +261,8 @@ OBJECTIVES = [
     dict(objective="grpo", eps_low=0.05, eps_high=0.05), dict(objective="grpo", clip=False),
     dict(objective="cispo", eps_low=0.05, eps_high=0.05)]
 TERMS = """config => {
-    const run = DATA.runs[0], own = run.config, spans = [...document.querySelectorAll(".token[data-t]")];
+    const run = DATA.runs[0], own = run.config;
+    const spans = [...document.querySelectorAll(".token[data-t]")];
     run.config = config;
     const shown = spans.map(span => {
         span.dispatchEvent(new MouseEvent("mouseover", { bubbles: true }));
