@@ -155,7 +155,8 @@ SYNONYMS = [
     rule("\\bmod is \\mod",
          r"\\bmod", r"\\mod ", r"10 \bmod{7}", r"10 \mod {7}"),
     rule("every matrix is a pmatrix",
-         rf"\\(begin|end)\{{(?:array|[bp]?(?:small)?matrix)\}}(?:(?<=n\{{array\}})\s*{FLAT_GROUP})?",
+         rf"\\(begin|end)\{{(?:array|[bp]?(?:small)?matrix)\}}"
+         rf"(?:(?<=n\{{array\}})\s*{FLAT_GROUP})?",
          r"\\\1{pmatrix}", r"\begin{array}{c}1\end{array}", r"\begin{pmatrix}1\end{pmatrix}"),
     rule("extra height between the rows of a matrix",
          r"(?<=\\\\)\s*\[[^\]]*\]", "", r"1\\[3pt]2", r"1\\2"),
