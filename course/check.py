@@ -136,6 +136,7 @@ def grade_here(lab: str, file: Path, answers, quiet: bool) -> None:
         return
     for result in grade(lab, functions, file):
         answers.send(result)
+    sys.stdout.flush()  # what the student printed, before the end
     answers.send(None)
 
 
