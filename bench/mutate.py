@@ -40,7 +40,7 @@ ALSO = {  # further tests that look at a module, besides tests/test_<module>.py
     "equality": ["rewards"],
     "spelling": ["rewards"],
     "grader": ["rewards", "own_reward"],
-    "data": ["own_reward"],
+    "data": ["own_reward", "sources"],
     "engine": ["hardware"],
     "flags": ["config"],
     "screen": ["data"],
