@@ -114,7 +114,7 @@ class Engine:
             dtype="bfloat16" if dtype == "fp8" else dtype, kv_cache_dtype=kv_cache_dtype,
             # the CPU's recorder sees every token
             enable_prefix_caching=not (routes and self.on_cpu))
-        options |= machine_options(self.on_cpu, memory_share, sleep, routes)
+        options |= machine_options(self.on_cpu, memory_share, sleep, routes, max_model_len)
         if sync_mode == "adapter":
             options |= adapter_options(model, lora_rank, self.on_cpu, routes)
         if dtype == "fp8":
@@ -331,12 +331,17 @@ def advice_on(error: Exception, dtype: str, kv_cache_dtype: str) -> str:
     return ""
 
 
-def machine_options(on_cpu: bool, memory_share: float, sleep: bool, routes: bool) -> dict:
+def machine_options(on_cpu: bool, memory_share: float, sleep: bool, routes: bool,
+                    max_model_len: int) -> dict:
     """vLLM's options that differ between a CPU and a GPU."""
     if on_cpu:
         # Only whole blocks of the cache are shared between prompts, and 128 tokens, vLLM's choice,
         # are more than most prompts have left after their common beginning.
-        return dict(enforce_eager=True, block_size=32)
+        # And a prompt is read in one step: half of one draws a token that is thrown away, which
+        # vLLM 0.32 cannot take back from a request with a seed of its own ("CPU Generator does not
+        # use offset").
+        return dict(enforce_eager=True, block_size=32, enable_chunked_prefill=False,
+                    max_num_batched_tokens=max(4096, max_model_len))
     options = dict(gpu_memory_utilization=memory_share)
     if sleep:
         options |= dict(enable_sleep_mode=True)

@@ -178,7 +178,7 @@ def response_states(policy, rows: list[Row]):
 
 
 def shared_tokens(policy, rows: list[Row]) -> int:
-    """How many tokens all rows begin with, which then are computed once; 0 where it is not worth it.
+    """How many tokens all rows begin with, which then are computed once; 0 if not worth it.
 
     A prompt with examples, or a long system turn, is most of what a small model reads.
     """

@@ -108,7 +108,8 @@ def show_change(rows, problems: int = 3) -> None:
     if 1 < len(levels) <= 20:
         print(f"right answers by level, at step {min(by_step)} and at step {max(by_step)}:")
         for level in levels:
-            print(f"  {level:24} {share_right(before, level):4.0%}  {share_right(after, level):4.0%}")
+            rates = share_right(before, level), share_right(after, level)
+            print(f"  {level:24} {rates[0]:4.0%}  {rates[1]:4.0%}")
     for name in most_changed(before, after)[:problems]:
         print(f"{shown(before[name]['problem'], 300)}\n"
               f"  before: {shown(before[name]['text'], 300)!r}\n"

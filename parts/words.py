@@ -34,8 +34,8 @@ TEMPLATES = {  # kind -> (its texts, the answer); a and b are numbers, c is smal
                lambda a, b, c: a),
     "two steps": (("{n} has {a} {t}. {m} has {b} more {t} than {n}. Then {m} loses {c} {t}. How "
                    "many {t} does {m} have now?",
-                   "{n} had {a} {t}, bought {b} more and gave {c} {t} to {m}. How many {t} does {n} "
-                   "have now?"), lambda a, b, c: a + b - c),
+                   "{n} had {a} {t}, bought {b} more and gave {c} {t} to {m}. How many {t} does "
+                   "{n} have now?"), lambda a, b, c: a + b - c),
     "times and more": (("{n} has {a} {x} with {c} {t} in each, and {b} more {t}. How many {t} does "
                         "{n} have in all?",), lambda a, b, c: a * c + b),
 }

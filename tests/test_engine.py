@@ -25,12 +25,9 @@ from parts.policy import Row, load_policy
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A briefly trained tiny model: its responses end by themselves now and then, and are cut off
-    now and then."""
-    path = tmp_path_factory.mktemp("model")
-    tiny.build(path, progress=False, steps=60, batch=16)
-    return str(path)
+def folder():
+    """Its responses end by themselves now and then, and are cut off at 12 tokens now and then."""
+    return tiny.folder()
 
 
 @pytest.fixture(scope="module", params=["merge", "adapter"])
@@ -152,24 +149,6 @@ def test_results_stay_with_their_own_prompt_when_few_remain(engine, folder, samp
 
 
 @pytest.mark.engine
-def test_temperature_is_in_the_logprobs(folder):
-    """At temperature 0.7 the engine reports the log-probs it sampled from, and the trainer
-    reproduces them."""
-    from parts.engine import Engine
-
-    engine = Engine(folder, max_model_len=128, max_num_seqs=64, dtype="float32", temperature=0.7)
-    policy, ids = policy_for(folder), prompts(engine)
-    engine.sync(policy)
-    rollouts = engine.generate(ids, n=4, max_tokens=12)
-    rows = [Row(p + r.token_ids, len(p), r.logprobs, 0.0) for p, group in zip(ids, rollouts)
-            for r in group]
-    mu = torch.tensor([x for row in rows for x in row.mu])
-    with torch.no_grad():
-        assert (token_logprobs(policy, rows, temperature=0.7)[0] - mu).abs().max() < 1e-4
-        assert (token_logprobs(policy, rows, temperature=1.0)[0] - mu).abs().mean() > 0.05
-
-
-@pytest.mark.engine
 def test_logits_are_float32_in_a_bfloat16_engine(folder, monkeypatch):
     """Rounded to bfloat16, as is vLLM's default, they alone make up a good part of the gap."""
     import gc
@@ -239,31 +218,30 @@ def test_low_precision_rollouts_stay_near_the_full_precision_trainer(folder, opt
 
 # ----------------------------------------------------------------------------------------- requests
 @pytest.mark.engine
-def test_a_request_can_have_a_temperature_of_its_own(folder):
-    """Its log-probs are those of that temperature, and the engine's own is what the others keep."""
+def test_temperatures_are_in_the_log_probs_the_engines_and_those_of_single_requests(folder):
     from parts.engine import Engine
 
-    engine = Engine(folder, max_model_len=128, max_num_seqs=64, dtype="float32", temperature=1.0)
+    engine = Engine(folder, max_model_len=128, max_num_seqs=64, dtype="float32", temperature=0.7)
     policy, ids = policy_for(folder), prompts(engine)
     engine.sync(policy)
     for p, prompt in enumerate(ids):
-        engine.submit((p, None), prompt, 8)
-        engine.submit((p, 0.5), prompt, 8, temperature=0.5)
-        engine.submit((p, 0.0), prompt, 8, temperature=0.0)
+        engine.submit((p, 0.7), prompt, 12)
+        engine.submit((p, 2.0), prompt, 12, temperature=2.0)
+        engine.submit((p, 0.0), prompt, 12, temperature=0.0)
     found = {}
     while engine.busy:
         found.update(engine.step())
-    for temperature, stated in ((1.0, None), (0.5, 0.5)):
+    for temperature, other in ((0.7, 1.0), (2.0, 0.7)):
         rows = [Row(ids[p] + r.token_ids, len(ids[p]), r.logprobs, 0.0)
-                for (p, t), r in found.items() if t == stated]
+                for (p, asked), r in found.items() if asked == temperature]
+        mu_T = torch.tensor([x for row in rows for x in row.mu])
         with torch.no_grad():
-            gap = token_logprobs(policy, rows,
-                                 temperature)[0] - torch.tensor([x for row in rows for x in row.mu])
-        assert gap.abs().max() < 1e-4
-    (again,), *_ = engine.generate([ids[0]], n=1, max_tokens=8)
-    assert engine.sampling["temperature"] == 1.0 and again.logprobs
-    greedy = [found[p, 0.0].token_ids for p in range(len(ids))]
-    assert len({tuple(x) for x in greedy}) > 1
+            assert (token_logprobs(policy, rows, temperature)[0] - mu_T).abs().max() < 1e-4
+            assert (token_logprobs(policy, rows, other)[0] - mu_T).abs().mean() > 0.02
+    model = policy.get_base_model()
+    with torch.no_grad():
+        first = [model(input_ids=torch.tensor([prompt])).logits[0, -1].argmax() for prompt in ids]
+    assert [found[p, 0.0].token_ids[0] for p in range(len(ids))] == first  # greedy
 
 
 @pytest.mark.engine
@@ -294,6 +272,18 @@ def test_a_batch_that_ran_ahead_is_finished_before_the_weights_change(folder):
     assert left_behind, "or the test tests nothing"
     rollouts = engine.generate(ids, n=2, max_tokens=12)
     assert not core.batch_queue and gap(engine, policy, rollouts, ids) < 1e-4
+
+
+@pytest.mark.engine
+def test_many_long_prompts_with_seeds_of_their_own_are_read_and_answered(engine):
+    """More tokens than a step takes: vLLM fails at a prompt with a seed that it reads in parts."""
+    rng = random.Random(0)
+    for i in range(60):
+        engine.submit(i, [rng.randrange(300) for _ in range(120)], 4, seed=i)
+    finished = []
+    while engine.busy:
+        finished += engine.step()
+    assert len(finished) == 60
 
 
 @pytest.mark.engine
@@ -528,24 +518,3 @@ def test_a_vocabulary_too_large_for_adapters_gets_one_sentence():
     with pytest.raises(ValueError) as error:
         LogitsProcessorWithLoRA.create_lora_weights(head, 1, None)
     assert "use --sync merge" in advice_on(error.value, "float32", "auto")
-
-
-@pytest.mark.slow
-def test_code_of_a_model_folder_is_never_run(folder, tmp_path, monkeypatch):
-    """Also when somebody answers yes to every question."""
-    import io
-    import json
-    import shutil
-
-    from parts.routing_replay import is_supported
-
-    model = tmp_path / "model"
-    shutil.copytree(folder, model)
-    config = json.loads((model / "config.json").read_text())
-    config |= dict(model_type="nobody_knows", auto_map={"AutoConfig": "evil.Config"})
-    (model / "config.json").write_text(json.dumps(config))
-    (model / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Config: pass\n")
-    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 9))
-    with pytest.raises(ValueError):
-        is_supported(str(model))
-    assert not (tmp_path / "ran").exists()

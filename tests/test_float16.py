@@ -1,4 +1,5 @@
 """float16: small gradients survive, large ones cost one step, a resumed run knows its scale."""
+import json
 import math
 from types import SimpleNamespace
 
@@ -6,6 +7,7 @@ import pytest
 import torch
 
 import minirl
+from helpers import run_program
 from minirl import Config
 from parts import checkpoint
 from parts import run as running
@@ -131,17 +133,10 @@ def test_a_resumed_run_goes_on_with_its_scale_bit_by_bit(tmp_path):
     ["--rollout-dtype", "float16"]])
 def test_it_trains_with_every_way_to_the_engine(flags, tmp_path):
     """minirl.py itself, and its probe judges every sync."""
-    import json
-    import subprocess
-    import sys
-
-    from conftest import ROOT
-
-    common = [*flags, "--name", "run", "--batch-prompts", "6", "--eval-questions", "8", "--eval-k",
-              "1", "--warmup-steps", "1", "--steps", "2"]
-    done = subprocess.run([sys.executable, str(ROOT / "minirl.py"), *common],
-                          cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_program("minirl.py", *flags, "--name", "run", "--batch-prompts", 6,
+                       "--eval-questions", 8, "--eval-k", 1, "--warmup-steps", 1, "--steps", 2,
+                       cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
     log = tmp_path / "runs/run/metrics.jsonl"
     steps = [json.loads(line) for line in log.read_text().splitlines()]
     assert [(row["optimizer_steps"], row["skipped_steps"]) for row in steps] == [(1, 0)] * 2

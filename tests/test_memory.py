@@ -1,4 +1,4 @@
-"""What a run needs is foreseen from the config: against what a pass really keeps, and what is free."""
+"""What a run needs is foreseen: against what a pass really keeps, and what is free."""
 import resource
 import subprocess
 import sys

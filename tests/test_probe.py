@@ -387,8 +387,7 @@ def train(policy, engine, optimizer, problems, step) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("sync_mode", ["merge", "adapter"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype, sync_mode", [("float32", "merge"), ("bfloat16", "adapter")])
 def test_each_broken_sync_is_caught_within_three_steps_and_sound_ones_pass(
     dtype, sync_mode, folder):
     """The last layer of three, which counts least, is the rehearsal's in bfloat16: see below."""

@@ -28,7 +28,7 @@ SHORT = ("--model", smollm.NAME, "--name", "short", "--steps", 2, "--batch-promp
 
 @pytest.fixture(scope="module")
 def folder():
-    """Made once, into the project's own cache; where a hub answers, from the package all the same."""
+    """Made once, into the project's own cache; from the package also where a hub answers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(smollm, "on_hub", lambda: False)
         try:

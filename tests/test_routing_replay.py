@@ -3,8 +3,6 @@ import itertools
 import json
 import os
 import random
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +14,7 @@ from transformers import (
 import minirl
 from parts import run as running
 from parts import tiny
-from conftest import ROOT
+from helpers import run_program
 from parts.logprobs import token_logprobs
 from parts.policy import Row, load_policy, micro_batches
 from parts.routing_replay import CpuRecorder, RoutingReplay, choose_replay, is_mixture, replaying
@@ -91,8 +89,9 @@ def move(policy, size: float = 0.05) -> None:
             p += size * torch.randn_like(p)
 
 
-@pytest.mark.parametrize("experts", ["grouped_mm", "eager", "batched_mm"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family, experts", [
+    *((family, "grouped_mm") for family in FAMILIES), ("qwen3_moe", "eager"),
+    ("qwen3_moe", "batched_mm")])
 def test_record_then_replay_at_unchanged_weights_changes_nothing(family, experts):
     policy, rows = bare(family, experts), some_rows()
     natural = gradients(policy, rows)
@@ -517,15 +516,13 @@ def test_r3_closes_most_of_the_gap_in_low_precision(folder, options, trainer):
 
 
 @pytest.mark.engine
+@pytest.mark.core
 def test_a_run_with_replay_from_the_command_line(tmp_path):
     """Off-policy, R3, an engine in low precision: two steps, and what they log."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    flags = ["--model", "tiny-moe", "--mini-batches", "4", "--kv-cache-dtype", "fp8", "--steps",
-             "2", "--eval-questions", "6",
-             "--eval-k", "1", "--name", "moe", "--batch-prompts", "8"]
-    done = subprocess.run([sys.executable, str(ROOT / "minirl.py"), *flags], cwd=tmp_path,
-                          env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = run_program("minirl.py", "--model", "tiny-moe", "--mini-batches", 4, "--kv-cache-dtype",
+                       "fp8", "--steps", 2, "--eval-questions", 6, "--eval-k", 1, "--name", "moe",
+                       "--batch-prompts", 8, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
     run = tmp_path / "runs" / "moe"
     # by itself, with four mini-batches
     assert json.loads((run / "config.json").read_text())["config"]["replay"] == "r3"

@@ -1,4 +1,4 @@
-"""How the real model arrives: what is damaged is made again, what cannot be had ends in a sentence."""
+"""How the real model arrives: damaged it is made again, and no way to it ends in a sentence."""
 import importlib.util
 import subprocess
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Word problems: their arithmetic read from the text again, kinds, and two splits without overlap."""
+"""Word problems: their arithmetic read from the text again, kinds, two splits."""
 import re
 
 import pytest
