@@ -941,3 +941,34 @@ def test_adapter_and_merged_model_agree(tmp_path, model, adapter, data):
         assert same > 0.9, "rounding may turn a rare sample, a wrong weight turns nearly all"
     difference = json.loads((tmp_path / "swapped" / "summary.json").read_text())["difference"]
     assert len(difference) == 1 and all(abs(one["avg"]) < 0.05 for one in difference.values())
+
+
+STOPPING = """
+import eval, os, signal
+eval.SECONDS, real = 0, eval.answers
+
+def answers(*args, **how):
+    for i, rows in enumerate(real(*args, **how)):
+        yield rows
+        if i == 20 and how["seed"] == "0/1":
+            os.kill(os.getpid(), signal.SIGINT)
+
+eval.answers = answers
+"""
+
+
+@pytest.mark.engine
+def test_a_training_interrupted_in_its_last_evaluation_goes_on_with_it(tmp_path):
+    small = ["--steps", 1, "--batch-prompts", 4, "--max-tokens", 24, "--eval-questions", 30,
+             "--eval-k", 4, "--graders", 1, "--train-anyway"]
+    whole = run_program("minirl.py", *small, "--name", "whole", cwd=tmp_path)
+    cut = run_program("minirl.py", *small, "--name", "cut", cwd=tmp_path, before=STOPPING)
+    assert (whole.returncode, cut.returncode) == (0, 130), cut.stdout
+    assert "stopped after step 1; continue with" in cut.stdout
+    left = (tmp_path / "runs/cut/evaluating/0.jsonl").read_text().count("\n")
+    again = run_program("minirl.py", "--name", "cut", "--resume", cwd=tmp_path)
+    assert again.returncode == 0 and 0 < left < 120
+    first, second = ([{k: v for k, v in json.loads(line).items() if "seconds" not in k}
+                      for line in (tmp_path / "runs" / name / "eval.jsonl").open()]
+                     for name in ("whole", "cut"))
+    assert first == second and [row["step"] for row in first] == [0, 1]
