@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from parts import checkpoint, export
 from parts.config import Config, resolve
 from parts.files import append
-from parts.folder import note_start
+from parts.folder import note_start, weights_of
 from parts.models import fetch_model
 from parts.policy import load_policy
 from parts.run import learner, settings_of
@@ -34,7 +34,7 @@ def train_at_random(run: Path, model="tiny", steps=(3,), size=0.01, dtype="float
         if "lora_B" in name:
             p.data.normal_(0, size)
     run.mkdir(parents=True)
-    note_start(run, settings_of(config), 0, "none")
+    note_start(run, settings_of(config), 0, "none", weights_of(fetch_model(model, 0)))
     for step in steps:
         append(run / "eval.jsonl", dict(
             step=step, data=config.eval_data, questions=100, k=8, avg=step / 10, ci_low=.1,
@@ -235,7 +235,9 @@ ODD = {
     "a list": ("runs/copy", "does not say the model", spoil_config(dict(model=["tiny"]))),
     "no template": ("runs/copy", "does not say the template", spoil_config(dict(template=None))),
     "no such dtype": ("runs/copy", "does not say the dtype", spoil_config(dict(dtype="int8"))),
-    "another base": ("runs/copy", "does not fit", spoil_config(dict(model="tiny-moe"))),
+    "another base": ("runs/copy", "weights of --model are not those",
+                     spoil_config(dict(model="tiny-skills"))),
+    "alpha below 0": ("runs/copy", "lora_alpha", lambda run: spoil_adapter(run, lora_alpha=-32)),
     "NaN": ("runs/copy", "holds weights that are no finite", bad_weights(math.nan)),
     "infinity": ("runs/copy", "holds weights that are no finite", bad_weights(math.inf)),
     "too large": ("runs/copy", "merged model has weights that are no", bad_weights(1e30)),
