@@ -17,6 +17,7 @@ import torch
 from bench.mutate import mutated
 from conftest import ROOT
 from course import bugs, check, place, prove
+from helpers import HANG
 from parts.config import Config
 
 CHANGED = [json.loads(line) for line in (ROOT / "course/mutants.jsonl").read_text().splitlines()]
@@ -274,7 +275,7 @@ def test_every_bug_is_in_the_present_code_exactly_once_and_has_all_that_a_hunt_n
 def test_in_every_planted_copy_an_update_runs_and_the_named_test_fails():
     """By a failed test (pytest's code 1), not by an error on the way there."""
     done = subprocess.run([sys.executable, "tests/run_planted.py"], cwd=ROOT, capture_output=True,
-                          text=True)
+                          text=True, timeout=HANG)
     found = {row["number"]: row for row in map(json.loads, done.stdout.splitlines())}
     assert found.keys() == BUGS.keys(), done.stderr[-2000:]
     assert {number: row["said"] for number, row in found.items() if row["code"] != 1} == {}
