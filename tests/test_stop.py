@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -82,6 +83,7 @@ def test_a_terminal_that_closes_does_not_stop_the_saving(tmp_path, log):
     os.close(theirs)
     while not (tmp_path / "started").exists():
         assert process.poll() is None
+        time.sleep(0.01)
     os.close(ours)
     assert process.wait(HANG) == 0 and (tmp_path / "saved").exists()
     assert not log or "not to be seen" in (tmp_path / "log").read_text()
