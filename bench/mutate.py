@@ -23,7 +23,7 @@ LEFT_OUT = (".git", ".venv", "runs", "__pycache__", ".pytest_cache")
 ALSO = {  # further tests that look at a module, besides tests/test_<module>.py
     "minirl": ["objective", "float16", "combinations", "routing_replay", "faults", "record"],
     "config": ["flags", "faults", "combinations", "hardware"],
-    "ada_sampler": ["simulate", "own_reward"],
+    "ada_sampler": ["simulate", "own_reward", "ranks"],
     "policy": ["logprobs", "objective", "families", "record"],
     "logprobs": ["policy", "families", "models"],
     "checkpoint": ["faults", "float16"],
