@@ -83,7 +83,7 @@ def test_template_ends_and_the_tied_head(folder, problems):
 
 
 @pytest.mark.parametrize("dtype, sync, k3", [
-    ("float32", "merge", 1e-8), ("float32", "adapter", 1e-8), ("bfloat16", "merge", 5e-3)])
+    ("float32", "merge", 1e-7), ("float32", "adapter", 1e-7), ("bfloat16", "merge", 5e-3)])
 def test_the_engine_holds_the_same_policy_and_a_lost_layer_is_seen(
         folder, problems, dtype, sync, k3, monkeypatch):
     """k3 = mean of r - 1 - log r, r = pi/mu, of 16 answers; then a sync that forgets layer 17."""
