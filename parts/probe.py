@@ -219,10 +219,11 @@ class Probe:
     def without_each_layer(self) -> dict:
         """Layer -> the trainer's log-probs with all of the adapter but that layer's part.
 
-        Of a deep model only of the first texts: each layer is another pass.
+        Of a deep model on a CPU only of the first texts: each layer is another pass.
         """
-        found, layers = {}, layers_of(self.policy)
-        rows = first(self.rows, PASSES * most_tokens(self.policy) // len(layers))
+        found, layers, rows = {}, layers_of(self.policy), self.rows
+        if self.policy.device.type == "cpu":
+            rows = first(rows, PASSES * most_tokens(self.policy) // len(layers))
         for layer, second in layers.items():
             with set_to(second, [torch.zeros_like(p) for p in second]):
                 found[layer] = self.trainer(rows=rows)
