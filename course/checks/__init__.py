@@ -44,10 +44,19 @@ def numbers(value) -> list[float]:
     return [math.nan]
 
 
+def shape(value):
+    """Lists within lists, without the numbers in them."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return [shape(item) for item in value] if isinstance(value, (list, tuple)) else None
+
+
 def must_be(call: str, yours, right, tolerance: float = 1e-9, why: str = "") -> None:
-    """Raises Wrong unless the numbers are equal up to `tolerance`, absolute and relative."""
+    """Raises Wrong unless the numbers are equal up to `tolerance`, absolute and relative, and the
+    shapes are: [T, 1] minus [T] is [T, T].
+    """
     a, b = numbers(yours), numbers(right)
-    near = len(a) == len(b) and all(
+    near = shape(yours) == shape(right) and all(
         x == y or abs(x - y) <= tolerance * max(1, abs(y)) for x, y in zip(a, b))
     if not near:
         because = f"\n{why}" if why else ""

@@ -47,10 +47,11 @@ def check_expectation(functions):
 
 
 def pools(longest: int):
-    """Every pool of right and wrong, up to this size, the small ones first."""
+    """Every pool of right and wrong, up to this size, the small ones first; and other rewards."""
     for m in range(1, longest + 1):
         for right in range(m + 1):
             yield [1.0] * right + [0.0] * (m - right)
+    yield [3.0, 0.5, 1.0]
 
 
 def check_pool_mean(functions):

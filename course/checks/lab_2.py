@@ -35,6 +35,12 @@ def alone(one: Row, temperature: float = 1.0):
     return (logits / temperature).log_softmax(-1)
 
 
+def of_response(one: Row, temperature: float):
+    """log pi [T] of its response's tokens, by the model itself."""
+    ids = torch.tensor(one.ids[one.prompt_length:])
+    return alone(one, temperature).gather(1, ids[:, None])[:, 0]
+
+
 def check_targets(functions):
     """the targets are the response's tokens: not the prompt's, and the end token too"""
     for prompt, response in ((1, 2), (2, 3), (4, 1)):
@@ -71,15 +77,16 @@ def check_batch(functions):
 
 
 def check_logprobs(functions):
-    """log pi equals that of the model's own logits, at every temperature"""
-    for shape in ((1, 1), (3, 3)):
+    """log pi equals that of the model's own logits, at every temperature and of several rows"""
+    for shapes in (((1, 1),), ((3, 3),), ((2, 1), (1, 3))):
         for temperature in (1.0, 0.5, 2.0):
-            one = row(*shape)
-            yours, _ = logprobs.token_logprobs(POLICY, [one], temperature)
-            ids = torch.tensor(one.ids[one.prompt_length:])
-            right = alone(one, temperature).gather(1, ids[:, None])[:, 0]
-            must_be(f"log pi at temperature {temperature:g} of {name_of([one])}", yours, right,
-                    1e-4)
+            rows = [row(*shape) for shape in shapes]
+            right = torch.cat([of_response(one, temperature) for one in rows])
+            for size in (2**27, 8 * POLICY.config.vocab_size):  # the second: two tokens at a time
+                yours, entropy_T = logprobs.token_logprobs(POLICY, rows, temperature, size)
+                call = f"temperature {temperature:g} of {name_of(rows)}, chunk_bytes={size}"
+                must_be(f"log pi at {call}", yours, right, 1e-4)
+                must_be(f"entropy at {call}: how many", len(entropy_T), len(right))
 
 
 def check_gradient(functions):
@@ -90,8 +97,7 @@ def check_gradient(functions):
     if not yours.requires_grad:
         raise Wrong("log pi has no gradient: nothing could be learnt from it")
     found = torch.autograd.grad(yours.sum(), weights)
-    ids = torch.tensor(one.ids[one.prompt_length:])
-    right = torch.autograd.grad(alone(one, 0.5).gather(1, ids[:, None]).sum(), weights)
+    right = torch.autograd.grad(of_response(one, 0.5).sum(), weights)
     sizes = [torch.cat([g.flatten() for g in gradients]).norm() for gradients in (found, right)]
     must_be(f"norm of d(sum log pi)/d(adapter) at temperature 0.5, {name_of([one])}", *sizes, 1e-3)
     must_be("its first numbers", found[0].flatten()[:3], right[0].flatten()[:3], 1e-3)

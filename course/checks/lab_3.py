@@ -49,6 +49,8 @@ def check_settings(functions):
     ask("ada-pos", 2, 6, 1, "", k_pos=3)
     ask("ada-pos", 3, 5, 1, "resolved", k_pos=3)
     ask("ada-balance", 0, 16, 2, "no correct", N=2)
+    ask("ada-balance", 0, 32, 4, "", N=8)
+    ask("ada-pos", 8, 0, 1, "", k_pos=12, max_rounds_all_correct=1)
     ask("ada-balance", 16, 0, 2, "no wrong", max_rounds_all_correct=2)
     ask("ada-balance", 8, 0, 1, "", max_rounds_all_correct=2)
     ask("ada-balance", 15, 1, 2, "", max_rounds_all_correct=2)

@@ -6,27 +6,29 @@ from course.checks import Wrong, must_be, spelled
 
 
 def kept_rows():
-    """(which kept rows are right, p_hat of their pool), the small ones first."""
+    """(which kept rows are right, p_hat of their pool), the small ones first.
+
+    In the order of drawing: right ones may come first, last or in between.
+    """
     for k_pos, k_neg in ((1, 1), (2, 2), (1, 3), (3, 1)):
         for extra in range(4):
             for extra_right in range(extra + 1):
                 p = (k_pos + extra_right) / (k_pos + k_neg + extra)
                 yield [True] * k_pos + [False] * k_neg, p
+                yield [False] * k_neg + [True] * k_pos, p
 
 
 def call_of(correct, p, n, kind) -> str:
-    right = sum(correct)
-    return (f"row_weights({right} right and {len(correct) - right} wrong rows, p_hat={p:.4g}, "
-            f"n={n}, {kind!r})")
+    return f"row_weights(correct={spelled(correct)}, p_hat={p:.4g}, n={n}, {kind!r})"
 
 
 def check_plain(functions):
     """none and inv_p: the same for every row"""
     for correct, p in kept_rows():
         for kind, weight in (("none", 1.0), ("inv_p", 1 / p)):
-            n = len(correct)
-            yours = ada.row_weights(correct, p, n, kind)
-            must_be(call_of(correct, p, n, kind), yours, [weight] * n)
+            for n in (len(correct), len(correct) + 2.5):
+                yours = ada.row_weights(correct, p, n, kind)
+                must_be(call_of(correct, p, n, kind), yours, [weight] * len(correct))
 
 
 def check_unbiased(functions):
@@ -43,20 +45,24 @@ def check_unbiased(functions):
 def check_log(functions):
     """log: unbiased by p_hat, the gradient of log p"""
     for correct, p in kept_rows():
-        n = len(correct)
-        w = ada.row_weights(correct, p, n, "log")
-        call = call_of(correct, p, n, "log") + f" = {spelled(w)}"
-        must_be(f"{call}: weights of the right rows / n", sum(w[:sum(correct)]) / n, 1)
-        must_be(f"{call}: weights of the wrong rows / n", sum(w[sum(correct):]) / n,
-                (1 - p) / p)
+        for n in (len(correct), len(correct) + 2.5):
+            w = ada.row_weights(correct, p, n, "log")
+            call = call_of(correct, p, n, "log") + f" = {spelled(w)}"
+            for kind, word, right in ((True, "right", 1), (False, "wrong", (1 - p) / p)):
+                share = sum(x for x, c in zip(w, correct) if c == kind) / n
+                must_be(f"{call}: weights of the {word} rows / n", share, right)
 
 
 def check_one_kind(functions):
-    """pools of one kind divide by nothing that is 0"""
+    """pools, or kept rows, of one kind divide by nothing that is 0"""
     for kind in ("none", "unbiased", "log", "inv_p"):
         for correct, p in (([False] * 2, 0.0), ([True] * 2, 1.0)):
             yours = ada.row_weights(correct, p, 2, kind)
             must_be(call_of(correct, p, 2, kind), yours, [1.0, 1.0])
+    for kind, right in (("unbiased", 0.5), ("log", 1.0)):  # the pool had both kinds
+        for correct in ([True], [False]):
+            yours = ada.row_weights(correct, 0.5, 1, kind)
+            must_be(call_of(correct, 0.5, 1, kind), yours, [right])
 
 
 def sizes_of(p, norms, total, alpha=0.0, beta=2.0):

@@ -26,6 +26,7 @@ def ask(triple, A: float, **settings):
     said = "".join(f", {name}={value}" for name, value in settings.items())
     pi, pi_old, m = triple
     call = f"objective(pi_theta={pi:.4g}, pi_old={pi_old:.4g}, mu={m:.4g}, A={A:g}{said})"
+    must_be(f"{call}: A after the call, which needs it again", A_T, [A])
     if not term.requires_grad:
         raise Wrong(f"{call}: the term has no gradient, so nothing could be learnt from it")
     slope, = torch.autograd.grad(term.sum(), lp)
@@ -34,13 +35,14 @@ def ask(triple, A: float, **settings):
 
 def check_weights(functions):
     """the three kinds of weight, none with a gradient"""
-    for triple in ((0.5, 0.5, 0.25), (0.5, 0.25, 0.5), (0.6, 0.3, 0.2)):
-        lp, old, mu = tokens(triple)
-        pi, pi_old, m = triple
-        for kind, right in (("full", pi / m), ("staleness", pi / pi_old), ("none", 1.0)):
+    known = (0.5, 0.5, 0.25), (0.5, 0.25, 0.5), (0.6, 0.3, 0.2)
+    for triples in ([known[0]], [known[1]], [known[2]], known):
+        lp, old, mu = tokens(*triples)
+        pi, pi_old, m = (spelled(x.exp()) for x in (lp, old, mu))
+        for kind, right in (("full", lp - mu), ("staleness", lp - old), ("none", 0 * lp)):
             yours = minirl.importance_weight(lp, old, mu, kind)
             call = f"importance_weight(pi_theta={pi}, pi_old={pi_old}, mu={m}, {kind!r})"
-            must_be(call, yours, [right])
+            must_be(call, yours, right.exp())
             if yours.requires_grad:
                 raise Wrong(f"{call} carries a gradient: detach it")
 
@@ -58,9 +60,14 @@ def check_gradient(functions):
 def check_mask(functions):
     """the mask, at many r: for each sign of A it closes on one side of 1 only"""
     for r, A, right in CASES:
-        call, slope, mask, _ = ask((0.4 * r, 0.4, 0.4 * r), A)
+        call, slope, mask, weight = ask((0.4 * r, 0.4, 0.4 * r), A)
         must_be(f"{call}, r = {r:g}: M", mask, [right])
         must_be(f"{call}, r = {r:g}: gradient", slope, [right * A])
+        must_be(f"{call}, r = {r:g}: the weight that is returned", weight, [1])
+    rs, A_T, right = torch.tensor(CASES, dtype=torch.float64).T
+    lp, old, mu = tokens(*((0.4 * r, 0.4, 0.4 * r) for r in rs.tolist()))
+    _, mask, _ = minirl.objective(lp, old, mu, A_T.clone(), Config())
+    must_be(f"M of several tokens at once, r = {spelled(rs)}, A = {spelled(A_T)}", mask, right)
 
 
 def check_engine(functions):
@@ -74,16 +81,19 @@ def check_engine(functions):
 def check_cap(functions):
     """the cap bounds the weight and keeps the gradient; the weight is reported as it was"""
     for ratio, cap, bounded in ((4.0, 5.0, 4.0), (8.0, 5.0, 5.0), (8.0, 2.0, 2.0), (0.1, 5.0, 0.1),
-                                (8.0, 0.0, 8.0)):
-        call, slope, _, weight = ask((0.1 * ratio, 0.1 * ratio, 0.1), 1.0, weight_cap=cap)
-        must_be(f"d/d(log pi) of {call}", slope, [bounded])
-        must_be(f"{call}: the weight that is returned", weight, [ratio])
+                                (8.0, 7.0, 7.0), (8.0, 0.0, 8.0)):
+        for A in (1.0, -2.0, 2.0):
+            call, slope, _, weight = ask((0.1 * ratio, 0.1 * ratio, 0.1), A, weight_cap=cap)
+            must_be(f"d/d(log pi) of {call}", slope, [bounded * A])
+            must_be(f"{call}: the weight that is returned", weight, [ratio])
 
 
 def check_switches(functions):
     """clip=False, other eps_low and eps_high, other kinds of weight"""
     call, slope, mask, _ = ask((0.8, 0.4, 0.4), 1.0, clip=False, mini_batches=2)
     must_be(f"{call}: [M, gradient]", [mask.item(), slope.item()], [1, 2])
+    call, slope, mask, _ = ask((0.2, 0.4, 0.4), -1.0, clip=False, mini_batches=2)
+    must_be(f"{call}: [M, gradient]", [mask.item(), slope.item()], [1, -0.5])
     call, _, mask, _ = ask((0.5, 0.4, 0.4), 1.0, eps_high=0.2)
     must_be(f"{call}, r = 1.25: M", mask, [0])
     call, _, mask, _ = ask((0.35, 0.4, 0.4), -1.0, eps_low=0.1)

@@ -53,17 +53,23 @@ def check_batch(functions):
     for lengths, N in (((4,), 1), ((2, 6), 1), ((2, 6), 2), ((1, 2, 9), 2)):
         call, yours = scales(lengths, length_norm="batch", mini_batches=N)
         must_be(call, yours, [N / sum(lengths)] * len(lengths))
+    call, yours = scales((), length_norm="batch")
+    must_be(call, yours, [])
 
 
 def cut(rows, tokens, padding=0.05):
     """(call, the micro-batches) of rows, each given as (prompt, response)."""
     rows = [row_of(*lengths) for lengths in rows]
-    batches = policy.micro_batches(list(rows), tokens, padding)
+    given = list(rows)
+    batches = policy.micro_batches(given, tokens, padding)
     lengths = [f"{row.prompt_length}+{row.length}" for row in rows]
     call = (f"micro_batches of rows with {', '.join(lengths)} tokens (prompt+response), "
             f"tokens={tokens}, padding={padding}")
     if sorted(id(row) for batch in batches for row in batch) != sorted(map(id, rows)):
         raise Wrong(f"{call}: yours is {picture(batches)}: rows are missing or doubled")
+    if len(given) < len(rows):
+        raise Wrong(f"{call}: the list has {len(given)} rows afterwards, and they are needed "
+                    "again: leave it as it is")
     if not all(batches):
         raise Wrong(f"{call}: yours is {picture(batches)}: one of them is empty")
     return call, batches

@@ -91,10 +91,11 @@ def check_experts(functions):
 
 
 def check_gates(functions):
-    """their gates are computed from the logits of the forced experts"""
+    """their gates are computed from the logits, which are handed on as they came"""
     for forced in (OWN, [[0, 3], [1, 2]], [[3, 2], [3, 1]]):
         call, result, _, _ = route(forced)
         must_be(f"{call}: gates", triple(call, result)[1], shares(forced), 1e-5)
+        must_be(f"{call}: logits", result[0], LOGITS)
 
 
 def check_unnormalised(functions):

@@ -16,7 +16,8 @@ LAST = [
     (r"\boxed{1}, no wait, that was wrong, so now it must be the other one: \boxed{2}", "2"),
     (r"\boxed{7} is what I said, which is wrong since its last digit was off; \boxed{", None),
     (r"\boxed{4", None),
-    (r"\boxed{1} hm, let me think about it once more and begin anew: \boxed{2", None)]
+    (r"\boxed{1} hm, let me think about it once more and begin anew: \boxed{2", None),
+    (r"\boxed{1, no, that was wrong, so I close the next one: \boxed{2}", "2")]
 NUMBERS = [
     ("3", Fraction(3), False), ("-12", Fraction(-12), False), (" 4 ", Fraction(4), False),
     ("3.5", Fraction(7, 2), True), (".5", Fraction(1, 2), True), ("3.", Fraction(3), True),
@@ -39,7 +40,7 @@ PERCENT = [
 NO_NUMBERS = [
     "x", "2+3", "1,000", "", "1/0", r"\frac{1}{0}", r"5\frac{1}{0}", "--3", "1/2/3", "3 apples",
     "x = 3", "3x", "1e3", ".", "-", r"\%", "+5", "50%", r"5\%\%", r"\dfrac{1}{2}", "1.2.3",
-    "1 000", "3 4", "1_000", "٣", "1/٣", r"\frac{1}{2}\frac{1}{2}", r"\frac{1}{2}{3}", "infinity"]
+    "1/00", r"\frac{1}{00}", r"2.5\frac{1}{2}", r".5\frac{1}{2}", "1/-4", "1 000", "3 4", "1_000", "٣", "1/٣", r"\frac{1}{2}\frac{1}{2}", r"\frac{1}{2}{3}", "infinity"]
 
 
 def box(completion, right):

@@ -56,13 +56,18 @@ def check_interval(functions):
 
 
 def check_sets(functions):
-    """every set is drawn from by itself, and weighs what it weighs"""
+    """every set is drawn from by itself, `resamples` times, and weighs what it weighs"""
     found = evaluation.estimate([np.zeros(5), np.ones(5)], [1, 3], resamples=400)
     must_be("[avg, ci_low, ci_high] of five zeros (weight 1) and five ones (weight 3)",
             [found["avg"], found["ci_low"], found["ci_high"]], [0.75] * 3)
     found = evaluation.estimate([np.array([0.0, 1.0]), np.zeros(4)], [1, 1], resamples=4000)
     must_be("[ci_low, ci_high] of the sets [0, 1] and [0, 0, 0, 0], equal weights",
             [found["ci_low"], found["ci_high"]], [0, 0.5], 1e-6)
+    found = evaluation.estimate([np.array([0.0, 1.0]), np.array([1.0, 0.0])], resamples=4000)
+    must_be("[ci_low, ci_high] of the sets [0, 1] and [1, 0], equal weights",
+            [found["ci_low"], found["ci_high"]], [0, 1], 1e-6)
+    found = evaluation.estimate([np.arange(30.0)], resamples=1)
+    must_be("ci_high - ci_low of one resample", found["ci_high"] - found["ci_low"], 0)
 
 
 def check_seed(functions):

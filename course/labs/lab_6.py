@@ -18,7 +18,7 @@ def set_scales(rows: list, config) -> None:
 
     Divide by the responses of an *average* mini-batch, len(rows) / config.mini_batches, not by
     those of the row's own: some samplers say how important a prompt is by its number of rows, and
-    the division would take that back.
+    the division would take that back. No rows: nothing to set.
     """
     raise NotImplementedError
 
