@@ -99,6 +99,7 @@ def decide(gold: str, answer: str, style: str = "") -> tuple[str | None, str, st
         return *settled, gold, [answer]
     gold, answer = answers.expand_signs(gold), answers.expand_signs(answer)
     gold, parts = answers.take_labels_off(gold, answer)
+    gold, parts = answers.shares(gold), list(map(answers.shares, parts))
     if exact(gold):
         parts = [answers.without_letter_unit(part) for part in parts]
         if all(map(exact, parts)):
@@ -131,6 +132,8 @@ def compare_spellings(gold: str, answer: str) -> tuple[str, str] | None:
         return status, "number bases and dots are compared as text"
     if answers.set_against_tuple(gold, answer):
         return "wrong", "a set is no tuple and no interval"
+    if answers.list_against_inequality(gold, answer):
+        return "wrong", "a list is no inequality"
     return None
 
 

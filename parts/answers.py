@@ -181,6 +181,7 @@ INDEX = re.compile(r"_\{?\w+\}?")
 PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-z])")
 SET = re.compile(r"\\\{\s*[^(\s]")
 TUPLE = re.compile(r"\([^(),]*,[^(),]*\)")
+INEQUALITY = re.compile(r"[<>]|\\[lg]e(?![A-Za-z])")
 SET_BRACES = re.compile(r"^\\\{((?:(?!\\[{}]).)+)\\\}$")
 MODULUS = re.compile(r"\s*\\pmod\{\w+\}")
 UNKNOWN = re.compile(r"^\s*[A-Za-z]\s*=\s*")
@@ -304,6 +305,23 @@ def set_against_tuple(gold: str, answer: str) -> bool:
     """A set is no tuple and no interval."""
     return bool(SET.match(gold) and TUPLE.fullmatch(answer)
                 or SET.match(answer) and TUPLE.fullmatch(gold))
+
+
+def list_against_inequality(gold: str, answer: str) -> bool:
+    """`-2 < x < 3` is more than `-2, 3`, for which math-verify takes it. Intervals are no list."""
+    inequality, text = (gold, answer) if INEQUALITY.search(gold) else (answer, gold)
+    if not INEQUALITY.search(inequality) or INEQUALITY.search(text):
+        return False
+    elements = split_top(without_set_braces(text), ",;")
+    return len(elements) > 1 and not any(each.startswith(("(", "[", "]")) for each in elements)
+
+
+def shares(text: str) -> str:
+    r"""`1:2:3` -> its parts over the last: math-verify divides twice, and takes it for 1:6."""
+    parts = split_top(text, ":")
+    if len(parts) < 3:
+        return text
+    return "(" + ", ".join(f"\\frac{{{part}}}{{{parts[-1]}}}" for part in parts) + ")"
 
 
 def without_set_braces(text: str) -> str:

@@ -13,6 +13,7 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
 from math_verify import verify
 from math_verify.grader import is_relation, should_treat_as_complex
 from mpmath.libmp import NoConvergence
+from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 from sympy.polys.polyerrors import BasePolynomialError as PolynomialError
 
@@ -89,6 +90,7 @@ def same_equations(gold, answer) -> bool:
 
 def same_expressions(gold, answer, style: str) -> bool:
     """Exact values are equal exactly; decimals as math-verify says, but relatively."""
+    gold, answer = unknowns(gold), unknowns(answer)
     both = gold + answer
     if style == "minerva" and not both.free_symbols:
         return any(equal_within(gold * scale, answer) for scale in SCALES)
@@ -105,6 +107,11 @@ def same_expressions(gold, answer, style: str) -> bool:
     if equal and not (both.free_symbols and both.has(*pieces)):                    # (1+i)^2 is 2i
         return True
     return equal is not False and verified(gold, answer)
+
+
+def unknowns(expression):
+    """f(0) has no value to compute with, so it becomes a variable of this name."""
+    return expression.xreplace({f: sympy.Symbol(str(f)) for f in expression.atoms(AppliedUndef)})
 
 
 def same_inequalities(gold, answer) -> bool:

@@ -152,6 +152,8 @@ SYNONYMS = [
     rule("the modulus stands in braces",
          r"\(?\\([bp])mod§\s*\{?\s*(\w+)\s*\}?\)?", r"\\\1mod{\2}",
          r"3 \pmod 7", r"3 \pmod{7}"),
+    rule("a blackboard letter stands in braces",
+         r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}", r"\mathbb R", r"\mathbb{R}"),
     rule("\\bmod is \\mod",
          r"\\bmod", r"\\mod ", r"10 \bmod{7}", r"10 \mod {7}"),
     rule("every matrix is a pmatrix",
@@ -292,7 +294,9 @@ UNIT_IN_TEXT = re.compile(rf"""
     """, re.VERBOSE)
 BARE_UNIT = re.compile(rf"(?<=[\d}}])\s*((?:[A-Za-z]{{2}}|m/)[A-Za-z /.]*)({POWER})\s*$")
 SYMBOLS = set("m cm mm km g kg mg l L ml mL s h N J W V A C F kW kWh Hz Pa mol in ft yd mi mph rpm "
-              "oz lb lbs hr hrs min mins sec secs yr yrs gal rad USD EUR".split())
+              "oz lb lbs hr hrs min mins sec secs yr yrs gal rad USD EUR K ms nm "
+              "eV keV MeV GeV erg ergs dyne kJ MW kV mA mV kHz MHz GHz kPa MPa atm AU pc kpc Mpc "
+              "arcsec".split())
 MEASURES = set("""
     meter metre centimeter centimetre millimeter kilometer kilometre inch foot feet yard mile acre
     gram milligram kilogram ton tonne pound ounce liter litre milliliter gallon quart pint

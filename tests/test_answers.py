@@ -2,7 +2,7 @@
 import pytest
 
 from parts.answers import expand_signs, is_bomb, take_labels_off
-from rewards import decide, extract_answer
+from rewards import decide, extract_answer, judge
 
 
 @pytest.mark.parametrize("completion", [
@@ -30,6 +30,28 @@ def test_a_date_has_words_and_numbers_in_any_order(answer, status):
 def test_several_values_of_one_unknown_are_solutions_and_no_point(gold):
     assert take_labels_off(gold, "1, 2") == ("1, 2", ["1, 2"])
     assert take_labels_off("x=1, y=2", "(1, 2)") == ("(1, 2)", ["(1, 2)"])
+
+
+@pytest.mark.parametrize("gold, answer, status", [
+    ("1:2:3", "1:3:2", "wrong"), ("1:2:3", "1:6", "wrong"), ("1.5", "3:2:1", "wrong"),
+    (r"1:\sqrt{3}:2", r"1:2:\sqrt{3}", "wrong"), ("1:2:3", "2:4:6", "correct"),
+    ("a:b:c=2:3:4", "4 : 6 : 8", "correct"), ("3:2", "6:4", "correct")])
+def test_a_ratio_of_three_is_no_quotient(gold, answer, status):
+    assert verdict(gold, answer) == verdict(answer, gold) == status
+
+
+@pytest.mark.parametrize("gold, answer, status", [
+    ("-2, 3", "-2<x<3", "wrong"), (r"\{-2,3\}", r"-2\le x\le 3", "wrong"),
+    ("x=0, x=1", "0<x<1", "wrong"), ("0, 1", "x>0, x<1", "wrong"),
+    (r"x<2 \text{ or } x>5", r"(-\infty,2)\cup(5,\infty)", "correct"),
+    ("(-2,3)", "-2<x<3", "correct")])
+def test_a_list_of_numbers_is_not_what_lies_between_them(gold, answer, status):
+    assert verdict(gold, answer) == verdict(answer, gold) == status
+
+
+def verdict(gold: str, answer: str) -> str:
+    status, _, gold, parts = decide(gold, answer)
+    return status or judge(gold, parts)[0]
 
 
 def test_lower_signs_are_opposite_to_upper_ones():

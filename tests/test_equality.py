@@ -12,7 +12,8 @@ def equal(gold: str, answer: str, style: str = "") -> bool:
     ("x>1, x<3", "(1,3)"), ("x<1, x>3", r"(-\infty,1)\cup(3,\infty)"), ("|x|<3", "-3<x<3"),
     (r"\{\frac{1}{2},1\}", r"\{1,0.5\}"), ("2x^2=8", "x^2-4=0"), ("(a+bi)(a-bi)", "a^2+b^2"),
     ("0", r"\sin^2{x}+\cos^2{x}-1"), ("0", r"\sqrt{2}\sqrt{3}-\sqrt{6}"),
-    (r"\sqrt{xy}", r"\sqrt{x}\sqrt{y}"),
+    (r"\sqrt{xy}", r"\sqrt{x}\sqrt{y}"), (r"f(0)\cos(ct)", r"\cos(tc)f(0)"),
+    (r"N(0)e^{-\frac{t}{a}}", "N(0)e^{-t/a}"),
     ("[0,2^{100}]", r"[0,2\cdot 2^{99}]"), ("0.1x", r"\frac{x}{10}")])
 def test_the_same_mathematics_is_the_same(gold, answer):
     assert equal(gold, answer) and equal(answer, gold)
@@ -27,6 +28,7 @@ def test_the_same_mathematics_is_the_same(gold, answer):
     ("|y|<3", "-3<x<3"), ("[0,2^{100}]", "[0,2^{100}-1]"), ("x", "|x|"), ("x", r"\sqrt{x^2}"),
     ("10^{-20}", "10^{-30}"), (r"\sqrt{2}", r"\sqrt{2}+10^{-20}"),
     (r"[0,\sqrt{2}]", r"[0,\sqrt{2}+10^{-20}]"),
+    ("f(0)x", "f(1)x"), ("f(0)x", "g(0)x"), ("N(0)e^{-t}", "N(0)e^t"),
     ("1", "1+e^{-1000}"), ("0.00001x", "0.00002x"), ("x+yi", "x+y")])
 def test_what_is_nearly_the_same_is_not(gold, answer):
     assert not equal(gold, answer) and not equal(answer, gold)

@@ -67,6 +67,7 @@ def test_what_unicode_unfolds_into_is_plain_too(text, normal):
 
 @pytest.mark.parametrize("words, unit", [
     ("cm", True), ("apples", True), ("Hours", True), ("square feet", True), ("km per hour", True),
+    ("eV", True), ("kPa", True), ("erg/s", True),
     ("meters squared", True), ("slices of cake", True), ("thousand", False), ("squared", False),
     ("square", False), ("value squared", False), ("thousand dollars", False), ("maybe", False),
     ("dollars thousand", False), ("half", False), ("negative", False), ("not sure", False)])
