@@ -32,11 +32,14 @@ class Stop:
         cls.requested = number
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, cls.second)
-        if number == signal.SIGHUP:
-            signal.signal(number, signal.SIG_IGN)
-            speak_to_nobody()
-        # not print: it fails where the signal comes while something else is being printed
-        os.write(2, cls.words)
+        # An error here would end whatever is being done. The reader of a pipe may be gone: the same
+        # Ctrl-C has ended the `tee` behind it.
+        with contextlib.suppress(OSError):
+            if number == signal.SIGHUP:
+                signal.signal(number, signal.SIG_IGN)
+                speak_to_nobody()
+            # not print: it fails where the signal comes while something else is being printed
+            os.write(2, cls.words)
 
 
 def speak_to_nobody() -> None:

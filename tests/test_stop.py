@@ -38,6 +38,22 @@ def test_the_first_signal_asks_and_the_second_of_either_kind_ends(handlers, numb
         assert signal.getsignal(number) == signal.SIG_IGN
 
 
+def test_a_signal_does_no_harm_where_nobody_reads_any_more(handlers):
+    """`minirl.py 2>&1 | tee log`: Ctrl-C ends tee first, and must not end half an update."""
+    Stop.install()
+    ours, theirs = os.pipe()
+    os.close(ours)
+    before = os.dup(2)
+    os.dup2(theirs, 2)
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(theirs)
+    assert Stop.requested == signal.SIGINT
+
+
 def test_what_nohup_has_set_stays(handlers):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     Stop.install()
