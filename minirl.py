@@ -399,7 +399,7 @@ def evaluate_if_due(run) -> None:
     Raises Interrupted when a stop is wanted; --resume goes on with what was drawn until then.
     """
     config, step = run.config, run.state["step"]
-    due = every(config.eval_every, step) or step in (0, config.steps)
+    due = every(config.eval_every, step) or step == 0 or step >= config.steps
     if not due or run.state["evaluated"] == step:
         return
     with timed({}, "evaluation"), nothing_lost(run, "evaluation"):

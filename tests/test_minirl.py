@@ -231,6 +231,12 @@ def test_evaluated_before_the_first_step_every_so_often_and_after_the_last(monke
     assert run.events == ["clear"] * 4  # a resumed run has nothing of an evaluation in its cache
 
 
+def test_evaluated_at_the_end_where_fewer_steps_are_wanted_than_are_done(monkeypatch):
+    """A run that was killed after step 8, resumed with --steps 7: it is complete."""
+    run = small_run(steps=7, eval_every=3)
+    assert evaluated_steps(run, monkeypatch, [8]) == [8]
+
+
 def test_held_out_problems_are_sampled_at_their_own_temperature(monkeypatch):
     run, asked = small_run(steps=7, temperature=0.5, eval_temperature=0.75), []
     monkeypatch.setattr(minirl, "evaluate", lambda *_, temperature, **__: asked.append(temperature))
