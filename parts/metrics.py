@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
+from ada_sampler import RULES
 from parts.grader import NO_VERDICT
 from parts.screen import shown
 
@@ -218,12 +219,18 @@ def likely_cause(draws: list[Draw], config) -> str:
     if statuses["no_box"] > count / 2:
         return (f"{statuses['no_box']} of {count} answers have no \\boxed{{}}: take a --template "
                 "or --system that asks for one")
+    rewards = {draw.reward for draw in draws}
+    if len(rewards) > 1 and config.advantage == "positives-only" and max(rewards) <= 0:
+        return ("no reward is above 0, and advantage positives-only learns from no other: start "
+                "again with another --advantage")
     if is_blind(draws, config):
         return of_threshold(draws, config)
-    rewards = {draw.reward for draw in draws}
     if len(rewards) > 1:
-        return ("no prompt has both right and wrong answers: raise --n, or take a --sampler that "
-                "goes on drawing (ada-balance)")
+        size = "n" if RULES[config.sampler].first == "n" else "M"  # not all have an n
+        other = ("--N" if config.sampler == "ada-balance"
+                 else "take a --sampler that goes on drawing (ada-balance)")
+        return (f"no prompt that is kept has both right and wrong answers: raise --{size}, or "
+                f"{other}")
     if config.reward:
         return f"every answer gets the same reward, {draws[0].reward:g}: look into --reward"
     if draws[0].reward:

@@ -180,7 +180,12 @@ def answers(rewards, status="wrong", end="stop"):
     (answers([2, 2]), dict(reward="own.py:f"), "the same reward, 2: look into --reward"),
     (answers([1, 1]), {}, "all answers are right: take harder problems"),
     (answers([0, 0]), {}, "all 2 answers are wrong: .*gold answer .*too hard"),
-    (answers([0, 1]), dict(sampler="uniform"), "both right and wrong answers: raise --n"),
+    (answers([0, 1]), dict(sampler="uniform"),
+     "both right and wrong answers: raise --n, or take .*(ada-balance)"),
+    (answers([0, 1]), {}, "both right and wrong answers: raise --M, or --N."),
+    (answers([0, 1]), dict(sampler="gvm"), "raise --M, or take .*(ada-balance)"),  # it has no n
+    (answers([-1, 0]), dict(reward="own.py:f", threshold=-0.5, advantage="positives-only"),
+     "no reward is above 0, .*start again with another --advantage"),
 ], ids=lambda value: value if isinstance(value, str) else "")
 def test_a_run_that_cannot_learn_ends_with_an_answer_and_its_likely_cause(
         run, capsys, draws, settings, cause):
