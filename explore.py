@@ -156,7 +156,7 @@ def read_groups(file: Path, span: tuple[int, int] | None) -> tuple[list[Recorded
 
 def within(line: bytes, span: tuple[int, int] | None) -> bool:
     """Whether a line is of these steps. It begins with its step, and need not be parsed for it."""
-    step = re.match(rb'\{"step": (\d+),', line)
+    step = re.match(rb'\{"step": (\d{1,20}),', line)
     return span is None or step is None or span[0] <= int(step[1]) <= span[1]
 
 
@@ -240,7 +240,12 @@ def data_of(runs: list[dict], levels: list[int], said: list[str]) -> dict:
 # ------------------------------------------------------------------------------ the page
 def page_of(data: dict, template: str) -> str:
     """The template with the data: gzipped JSON in base64, which no text can break out of."""
-    packed = gzip.compress(json.dumps(data, separators=(",", ":")).encode(), 6, mtime=0)
+    try:
+        text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    except ValueError:  # a browser knows no NaN and no infinity
+        finite = json.loads(json.dumps(data), parse_constant=lambda name: None)
+        text = json.dumps(finite, separators=(",", ":"))
+    packed = gzip.compress(text.encode(), 6, mtime=0)
     return template.replace(PLACE, base64.b64encode(packed).decode())
 
 

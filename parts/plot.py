@@ -11,6 +11,7 @@ logged is left out.
 """
 import argparse
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -128,6 +129,12 @@ def is_flat(run, keys) -> bool:
     return all(max(ys) - min(ys) < 1e-3 for ys in found if ys)
 
 
+def plain(text) -> str:
+    """A name as it is: no dollar begins a formula, and no underscore keeps it out of a legend."""
+    text = str(text).replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
+
+
 # ----------------------------------------------------------------------------------------- panels
 def draw_lines(ax, run, x, keys) -> None:
     """One line per key: every step (faint) and the moving mean."""
@@ -212,11 +219,12 @@ def draw_flat(ax, run, panels) -> None:
 
 def draw_accuracy(ax, run, x, keys) -> None:
     """One line per data set with its interval; the dotted line is where it started."""
-    for color, data in zip(COLORS, dict.fromkeys(row.get("data") for row in run["evals"])):
+    sets = dict.fromkeys(row.get("data") for row in run["evals"])
+    for color, data in zip(itertools.cycle(COLORS), sets):
         rows = [row for row in run["evals"] if row.get("data") == data]
         xs, ys = series(rows, x, "avg")
         if xs:
-            label = f"{data}, avg@{rows[0].get('k', '?')}: {ys[0]:.2f} → {ys[-1]:.2f}"
+            label = f"{plain(data)}, avg@{rows[0].get('k', '?')}: {ys[0]:.2f} → {ys[-1]:.2f}"
             ax.plot(xs, ys, color=color, linewidth=1.8, marker="o", markersize=4, label=label)
             ax.axhline(ys[0], color=color, linestyle=":", linewidth=1)
             draw_interval(ax, rows, x, color)
@@ -286,7 +294,7 @@ def draw_run(run_dir: str | Path, out: str | Path | None = None, against: str = 
     if flat:
         draw_flat(figure.add_subplot(rows, columns, len(panels) + 1), run, flat)
     known = [run["config"][key] for key in ("model", "data") if run["config"].get(key)]
-    about = [run["name"], *map(str, known)]
+    about = map(plain, [run["name"], *known])
     figure.suptitle(" · ".join(about) + "      (faint: every step, bold: moving mean)", fontsize=12)
     return save(figure, Path(out or Path(run_dir) / "curves.png"))
 
@@ -308,13 +316,15 @@ def draw_comparison(run_dirs: list, out: str | Path, against: str | None = None)
     for (top, bottom), x in zip(panels.T, axes):
         for color, (label, runs) in zip(COLORS * len(groups), groups.items()):
             evals = [[row for row in run["evals"] if row.get("data") == data] for run in runs]
+            label = plain(label)
             draw_group(top, [series(rows, x, "avg") for rows in evals], color, label, marker="o")
             if len(runs) == 1:
                 draw_interval(top, evals[0], x, color)
             rewards = [series(run["metrics"], x, "reward_first_round") for run in runs]
             draw_group(bottom, [(xs, smooth(ys)) for xs, ys in rewards if xs], color, label)
         label_panel(bottom, "", "reward of the first round (moving mean)", x)
-        label_panel(top, f"against {AXES[x][1]}", f"accuracy on {data or 'held-out problems'}", x)
+        held_out = plain(data or "held-out problems")
+        label_panel(top, f"against {AXES[x][1]}", f"accuracy on {held_out}", x)
     for ax in panels.flat:
         ax.label_outer()
     handles = {label: line for ax in panels.flat
@@ -330,14 +340,14 @@ def draw_evaluation(summary: dict, out: Path) -> Path:
     figure = Figure(figsize=(9, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for name, one in summary["sets"].items():
-        left.plot(list(one["pass"]), list(one["pass"].values()), "o-", label=name)
+        left.plot(list(one["pass"]), list(one["pass"].values()), "o-", label=plain(name))
         if one["levels"]:
             levels = one["levels"].values()
             avg = [level["avg"] for level in levels]
             below = [level["avg"] - level["ci_low"] for level in levels]
             above = [level["ci_high"] - level["avg"] for level in levels]
             right.errorbar(list(one["levels"]), avg, [below, above], fmt="o-", capsize=3,
-                           label=name)
+                           label=plain(name))
     left.set_xscale("log", base=2)
     left.xaxis.set_major_formatter("{x:g}")  # 8, not 2 to the 3
     left.set(xlabel="k", ylabel="pass@k", ylim=(0, 1), title="one of k samples is right")

@@ -2,6 +2,7 @@
 import base64
 import gzip
 import json
+import math
 import re
 import subprocess
 import sys
@@ -162,6 +163,18 @@ def test_damaged_lines_are_left_out_and_counted(folder, capsys):
     assert len(data["runs"][0]["groups"]) == 10
     said = f"left out (a crash leaves one): {2 * len(strange)}."
     assert said in data["left_out"] and said in capsys.readouterr().out
+
+
+def test_what_is_no_number_for_a_browser_is_null_in_the_page(folder):
+    with open(folder / "groups.jsonl", "a") as log:
+        log.write(json.dumps(group(6, pool=[sample(coefficient=math.inf)])) + "\n")
+    assert page_of(folder)["runs"][0]["groups"][-1]["pool"][0]["coefficient"] is None
+
+
+def test_a_step_with_too_many_digits_is_a_damaged_line(folder):
+    with open(folder / "groups.jsonl", "a") as log:
+        log.write('{"step": ' + "9" * 5000 + ', "pool": []}\n')
+    assert "Damaged lines" in page_of(folder, steps="1-2")["left_out"]
 
 
 def test_bytes_that_are_no_text_show_as_such(folder):

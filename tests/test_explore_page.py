@@ -683,6 +683,14 @@ def test_a_link_to_what_is_not_there_says_so(browse):
     assert "The nearest step with some is step 11" in page.inner_text("main")
 
 
+@pytest.mark.parametrize("where", [
+    "#/run/0/step/10/prompt/9/sample/5/token/x", "#/run/0/step/10/prompt/9/sample/5/token/1.5",
+    "#/run/0/step/10?rule=constructor", "#/run/0/all?only=toString&sort=valueOf"])
+def test_a_link_with_a_slip_in_it_opens_what_is_left_of_it(where, browse):
+    page = browse(where)
+    assert page.inner_text("h1") in ("Answer 6 of 16", "Step 10", "All recorded steps")
+
+
 # ---------------------------------------------- looks: a phone, light and dark, contrast
 LEVELS = ["#/curves", "#/run/0/step/10?rule=ada-pos&only=mixed", "#/run/0/step/10/prompt/9",
           "#/run/0/step/10/prompt/9/sample/5/token/10", "#/run/0/step/10/prompt/9/sample/3",

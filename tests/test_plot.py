@@ -244,3 +244,25 @@ def test_nothing_to_draw_gets_one_sentence(tmp_path, prepare, words):
         plot.main([str(tmp_path / "gone")])
     with pytest.raises(ValueError, match=words):
         plot.draw_run(tmp_path / "gone")
+
+
+def test_a_name_is_drawn_as_it_is_whatever_it_is_made_of(tmp_path, few_panels, monkeypatch):
+    legends = []
+    monkeypatch.setattr("matplotlib.figure.Figure.legend",
+                        lambda figure, lines, labels, **_: legends.extend(labels))
+    runs = [make_run(tmp_path / name, steps=2, sampler=name) for name in ("_mine", r"a$\frac$")]
+    for run in runs:
+        log = run / "eval.jsonl"
+        log.write_text(log.read_text().replace("builtin", "cost_$5_$6"))
+        assert is_picture(plot.draw_run(run))
+    assert is_picture(plot.draw_comparison(runs, tmp_path / "compare.png"))
+    assert legends == [" _mine", r"a\$\frac\$"]
+
+
+def test_each_of_many_held_out_sets_has_its_line():
+    from matplotlib.figure import Figure
+
+    ax = Figure().subplots()
+    evals = [dict(step=step, data=f"set {i}", avg=0.5) for i in range(9) for step in (0, 5)]
+    plot.draw_accuracy(ax, dict(evals=evals), "steps", {})
+    assert len(ax.get_legend_handles_labels()[1]) == 9
