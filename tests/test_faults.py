@@ -379,11 +379,12 @@ def test_a_killed_run_ends_as_if_it_had_never_been_killed(place, reference):
 
 
 ENGINE_DIES = """
-import pathlib, sys; from parts import engine
+import pathlib, traceback; from parts import engine
 real, log = engine.Engine.step, pathlib.Path("runs/faulty/metrics.jsonl")
 def step(self):
-    # by run.WatchedEngine.step, neither for the probe nor for an evaluation, in the fourth step
-    sampling = sys._getframe(1).f_code.co_name == "step" and log.exists()
+    # by minirl.sample, neither for the probe nor for an evaluation, in the fourth step
+    callers = {frame.name for frame in traceback.extract_stack()}
+    sampling = "sample" in callers and log.exists()
     if sampling and len(log.read_text().splitlines()) == 3 and self.steps % 7 == 0:
         raise ValueError("the cache is on fire")
     return real(self)
