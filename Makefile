@@ -1,5 +1,5 @@
 # make demo   set everything up and train the built-in tiny model (no GPU, no model hub)
-# make real   train a real language model of 135 M parameters on word problems (20 minutes; SEED=1 for another run)
+# make real   train a real language model of 135 M parameters on word problems (SEED=1 for another run)
 # make check  set everything up and run the tests that need no engine
 # make test   those, and an end-to-end run of everything that matters: 5 minutes
 # make test-all  every test: about 20 minutes

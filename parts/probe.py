@@ -178,8 +178,9 @@ class Probe:
 
     def require_close(self, theirs_T, mine_T) -> dict:
         if mine_T.isnan().any():
-            raise SystemExit("The trainer's own log-probs are not numbers (NaN): the model's weights "
-                             "are damaged (take a sound model), or too large for --dtype float16.")
+            raise SystemExit("The trainer's own log-probs are not numbers (NaN): the model's "
+                             "weights are damaged (take a sound model), or too large for --dtype "
+                             "float16.")
         gap_T = (theirs_T - mine_T).abs()
         if not getattr(gap_T, self.limits.statistic)() < self.limits.gap:  # also when it is NaN
             raise SystemExit("Engine and trainer disagree: |log mu - log pi_old| is "
