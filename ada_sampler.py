@@ -28,17 +28,18 @@ the pool.
     gvm          pilot samples estimate p; then draw where it lowers the gradient's variance most
 
 **A prompt that is never solved** (ada-balance). It opens one round after the other, each as soon
-as it is certain (`Collector.advance`), until N*M answers are wrong and `exit_test` closes it as "no
-correct", or until the step's budget does, as "out of budget". `keep` finds no correct answer and
-fills up with wrong ones, as the released code does; the papers drop the prompt (drop_unresolved).
-Either way it teaches nothing: each reward is the pool's mean, each coefficient 0. (Where rewards
-are more than 0 and 1, wrong answers differ, and it does teach which were less wrong.) The trainer
-spares such rows the forward pass but counts them in its mean, like an all-wrong group in GRPO: what
-a prompt counts must not depend on how many others are silent. The log shows the prompt in
-unresolved_no_correct and zero_signal, its draws in spent_by_pass_rate. With a single hit it is
-unresolved too, but does have a gradient: that hit and n - 1 wrong answers are kept. Under the other
-rules it costs n draws (uniform), makes room for another prompt (dapo), is remembered as hard and
-gets up to N_max draws at its next visit (ada-est), or gets nothing beyond its pilots (gvm).
+as it is certain (`Collector.advance`), until N*M answers are wrong and `exit_test` closes it as
+"too few correct", or until the step's budget does, as "out of budget". `keep` finds no correct
+answer and fills up with wrong ones, as the released code does; the papers drop the prompt
+(drop_unresolved). Either way it teaches nothing: each reward is the pool's mean, each coefficient
+0. (Where rewards are more than 0 and 1, wrong answers differ, and it does teach which were less
+wrong.) The trainer spares such rows the forward pass but counts them in its mean, like an all-wrong
+group in GRPO: what a prompt counts must not depend on how many others are silent. The log shows the
+prompt in unresolved_too_few_correct and zero_signal, its draws in spent_by_pass_rate. With a single
+hit it is unresolved too, but does have a gradient: that hit and n - 1 wrong answers are kept. Under
+the other rules it costs n draws (uniform), makes room for another prompt (dapo), is remembered as
+hard and gets up to N_max draws at its next visit (ada-est), or gets nothing beyond its pilots
+(gvm).
 
 **See them** without a model: `python -m parts.simulate --all --pass-rate 0.05`.
 
@@ -190,7 +191,7 @@ class Group:
     problem: Any
     pool: list[Sample] = field(default_factory=list)  # all draws
     rounds: int = 0  # opened so far
-    # "" = open; resolved, no correct, no wrong (too few of them), out of budget, not drawn again
+    # resolved, too few correct, too few wrong, out of budget, not drawn again; "" = open
     outcome: str = ""
     refill: int = 0  # dapo: prompts that were tried for this place before
     # the rest is set by `settle`, once all prompts are closed
@@ -218,12 +219,12 @@ def exit_test(correct: int, wrong: int, rounds: int, config: SamplerConfig) -> s
     if correct >= want_correct and wrong >= want_wrong:
         return "resolved"
     if correct < want_correct:
-        lacking, most_rounds = "no correct", config.N
+        lacking, most_rounds = "too few correct", config.N
     elif wrong == 0 and config.max_rounds_all_correct:
         # An always solved prompt eats all N*M draws and teaches nothing: that hunt can be capped.
-        lacking, most_rounds = "no wrong", config.max_rounds_all_correct
+        lacking, most_rounds = "too few wrong", config.max_rounds_all_correct
     else:
-        lacking, most_rounds = "no wrong", config.N
+        lacking, most_rounds = "too few wrong", config.N
     return lacking if rounds >= most_rounds or not rule.rounds else ""
 
 
@@ -641,7 +642,7 @@ class Collector:
             if self.open_round(group, size):
                 continue
             if not rate:
-                group.outcome = "no correct"
+                group.outcome = "too few correct"
             elif size or total < wanted:
                 group.outcome = "out of budget"
             else:

@@ -30,8 +30,8 @@ def summarize(groups: list) -> dict[str, Any]:
         truncated=[getattr(s.rollout, "finish_reason", "") == "length" for s in pool],
         zero_signal=[group.zero_signal for group in groups],
         unresolved=[group.outcome != "resolved" for group in groups],
-        unresolved_no_correct=[group.outcome == "no correct" for group in groups],
-        unresolved_no_wrong=[group.outcome == "no wrong" for group in groups],
+        unresolved_too_few_correct=[group.outcome == "too few correct" for group in groups],
+        unresolved_too_few_wrong=[group.outcome == "too few wrong" for group in groups],
         unresolved_out_of_budget=[group.outcome == "out of budget" for group in groups],
     )
     rounds, spent = Counter(group.rounds for group in groups), Counter()

@@ -89,19 +89,19 @@ def test_kept_are_the_first_drawn_however_long_they_are():
         ("ada-est", 8, 0, 1, "resolved"),
         ("dapo", 1, 3, 1, "resolved"),
         ("dapo", 3, 1, 1, "resolved"),
-        ("dapo", 0, 4, 1, "no correct"),
-        ("dapo", 4, 0, 1, "no wrong"),
+        ("dapo", 0, 4, 1, "too few correct"),
+        ("dapo", 4, 0, 1, "too few wrong"),
         ("ada-pos", 1, 7, 1, "resolved"),
         ("ada-pos", 0, 8, 1, ""),
         ("ada-pos", 0, 24, 3, ""),
-        ("ada-pos", 0, 32, 4, "no correct"),
+        ("ada-pos", 0, 32, 4, "too few correct"),
         ("ada-balance", 2, 6, 1, "resolved"),
         ("ada-balance", 6, 2, 1, "resolved"),
         ("ada-balance", 1, 7, 1, ""),
         ("ada-balance", 7, 1, 1, ""),
-        ("ada-balance", 1, 31, 4, "no correct"),
-        ("ada-balance", 31, 1, 4, "no wrong"),
-        ("ada-balance", 0, 0, 4, "no correct"),
+        ("ada-balance", 1, 31, 4, "too few correct"),
+        ("ada-balance", 31, 1, 4, "too few wrong"),
+        ("ada-balance", 0, 0, 4, "too few correct"),
     ],
 )
 def test_when_a_prompt_closes(rule, correct, wrong, rounds, outcome):
@@ -114,7 +114,8 @@ def test_when_a_prompt_closes_by_its_own_settings():
     assert ada.exit_test(2, 6, 1, config("ada-pos", k_pos=3)) == ""
     assert ada.exit_test(3, 5, 1, config("ada-pos", k_pos=3)) == "resolved"
     capped = config(max_rounds_all_correct=2)
-    assert ada.exit_test(8, 0, 1, capped) == "" and ada.exit_test(16, 0, 2, capped) == "no wrong"
+    assert ada.exit_test(8, 0, 1, capped) == ""
+    assert ada.exit_test(16, 0, 2, capped) == "too few wrong"
     assert ada.exit_test(15, 1, 2, capped) == ""  # it has shown a wrong answer: the hunt goes on
     assert ada.exit_test(0, 16, 2, capped) == ""  # nor is it for prompts that are never solved
     assert ada.exit_test(1, 0, 2, capped) == ""  # too few correct ones yet
@@ -178,7 +179,7 @@ def test_a_prompt_without_a_hit_weighs_more_than_one_with_a_single_hit(weighting
     """Where wrong answers differ it has a signal; p = 0 stands for half a hit in m draws."""
     def weight_of_a_wrong_row(hits):
         pool = [sample(i, i < hits, reward=i / 100) for i in range(32)]
-        group = Group(0, None, pool, rounds=4, outcome="no correct")
+        group = Group(0, None, pool, rounds=4, outcome="too few correct")
         ada.settle(group, config(weighting=weighting))
         assert not group.zero_signal
         return next(w for s, w in zip(group.kept, group.weights) if not s.correct)
@@ -377,7 +378,7 @@ def test_a_round_of_pos_opens_early_too():
 def test_early_opening_respects_the_cap_on_all_correct_rounds():
     [g] = run(coins([1.0]), config(N=4, max_rounds_all_correct=1), with_lengths(*[2] * 7, 50))
     # the straggler might be correct, and is
-    assert (g.outcome, g.rounds, len(g.pool)) == ("no wrong", 1, 8)
+    assert (g.outcome, g.rounds, len(g.pool)) == ("too few wrong", 1, 8)
 
 
 def test_no_verdict_is_waited_for_that_cannot_decide_anything():
@@ -459,9 +460,9 @@ def test_balance_closes_with_both_quotas_and_keeps_n():
             correct = sum(s.correct for s in g.pool)
             wrong = len(g.pool) - correct
             assert len(g.pool) == 8 * g.rounds and len(g.kept) == n
-            lacking = "no wrong" if wrong < n - half else "resolved"
+            lacking = "too few wrong" if wrong < n - half else "resolved"
             if correct < half:
-                lacking = "no correct"
+                lacking = "too few correct"
             assert g.outcome == lacking and (g.rounds == 4 or lacking == "resolved")
             before = sum(s.correct for s in g.pool[:-8])  # it did not go on after it was resolved
             assert not (before >= half and len(g.pool) - 8 - before >= n - half)
@@ -477,7 +478,7 @@ def test_dapo_refills_and_drops():
     full = [g for g in groups if g.kept]
     assert len(full) == 6 and not any(g.zero_signal for g in full)
     assert all(0 < sum(s.correct for s in g.pool) < 8 for g in full)
-    assert all(g.outcome in ("no correct", "no wrong") and g.zero_signal for g in groups
+    assert all(g.outcome in ("too few correct", "too few wrong") and g.zero_signal for g in groups
                if not g.kept)
     assert summarize(groups)["samples"] == 8 * len(groups)  # what was dropped is counted
 
@@ -575,7 +576,7 @@ def test_gvm_two_stages():
         pilots = [s for s in g.pool if s.round == 0]
         assert len(pilots) == 6 and g.kept == g.pool[6:]
         if not any(s.correct for s in pilots):
-            assert (g.outcome, g.kept) == ("no correct", [])
+            assert (g.outcome, g.kept) == ("too few correct", [])
         if g.kept:
             assert g.baseline == ada.mean([s.reward for s in g.kept])
     reused = run(problems, config("gvm", gvm_pilot=6, gvm_reuse_pilots=True))
@@ -590,7 +591,7 @@ def test_a_prompt_that_gvm_does_not_draw_again_is_known_by_its_pilots():
                  grad_norms=lambda groups: [1e-4, 2.0, 1.0])
     easy, _, never = groups
     assert (easy.outcome, easy.p_hat, easy.kept) == ("not drawn again", 1.0, [])
-    assert (never.outcome, never.p_hat) == ("no correct", 0.0)
+    assert (never.outcome, never.p_hat) == ("too few correct", 0.0)
     assert summarize(groups)["spent_by_pass_rate"]["all"] == len(easy.pool) == 8
     assert summarize(groups)["unresolved_out_of_budget"] == 0
     poor = run(coins([1.0, 0.5]), config("gvm", max_samples_per_step=17),
@@ -724,7 +725,7 @@ def test_a_prompt_whose_hunt_is_over_frees_its_share_of_the_budget():
 def test_the_last_round_that_fits_a_sample_budget_exactly_is_opened(budget, rounds):
     [g] = run(coins([0.0]), config(max_samples_per_step=budget))
     assert (g.rounds, len(g.pool)) == (rounds, 8 * rounds)
-    assert g.outcome == ("no correct" if rounds == 4 else "out of budget")
+    assert g.outcome == ("too few correct" if rounds == 4 else "out of budget")
 
 
 @pytest.mark.parametrize("budget, rounds", [(1, 1), (24, 1), (25, 2), (48, 2), (49, 3), (10**6, 4)])
@@ -897,7 +898,8 @@ def test_a_new_rule_is_a_row_of_the_table(tmp_path, monkeypatch):
     assert {g.rounds for g in groups} > {1, 4}
     for g in groups:
         wrong = [s.round for s in g.pool if not s.correct]
-        assert (g.outcome, g.rounds) == (("resolved", min(wrong) + 1) if wrong else ("no wrong", 4))
+        end = ("resolved", min(wrong) + 1) if wrong else ("too few wrong", 4)
+        assert (g.outcome, g.rounds) == end
         assert len(g.kept) == 4
     with pytest.raises(ValueError, match="max_rounds_all_correct has no effect under ada-neg"):
         with_neg.SamplerConfig(sampler="ada-neg", max_rounds_all_correct=1).validate()

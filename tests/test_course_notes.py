@@ -153,8 +153,8 @@ def test_draws_and_exits_are_those_of_brute_force(rule, quotas, p):
     exits = {}
     for (*_, outcome), chance in laws.closed_pools(p, config).items():
         exits[outcome] = exits.get(outcome, 0) + chance
-    assert exits["no correct"] == pytest.approx(laws.fewer(quotas[0], 32, p))
-    assert exits.get("no wrong", 0) == pytest.approx(laws.fewer(quotas[1], 32, 1 - p))
+    assert exits["too few correct"] == pytest.approx(laws.fewer(quotas[0], 32, p))
+    assert exits.get("too few wrong", 0) == pytest.approx(laws.fewer(quotas[1], 32, 1 - p))
 
 
 def test_a_stopped_mean_is_not_the_mean():

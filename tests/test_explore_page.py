@@ -479,7 +479,7 @@ def test_the_counterfactual_sampler_is_the_sampler(browse):
     pools += [[0.25, 0.9, 0.1, 0.9, 0.75, -1.0, 0.3, 2.0], [1.0], [0.0, 1.0]]  # of one's own; short
     configs = [rules(rule, **settings) for settings in SETTINGS for rule in RULES]
     outcomes = compare(browse(), pools, list(filter(None, configs)))
-    assert outcomes == {"unknown", "resolved", "no correct", "no wrong"}
+    assert outcomes == {"unknown", "resolved", "too few correct", "too few wrong"}
 
 
 @pytest.mark.parametrize("threshold", [-0.5, 0.7])

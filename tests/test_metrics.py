@@ -21,7 +21,7 @@ def test_summary():
     assert row["tokens"] == sum(len(s.rollout.token_ids) for s in samples)
     assert row["reward_first_round"] == fmean(s.reward for g in groups for s in g.pool[:8])
     assert row["reward_pool"] == fmean(s.reward for s in samples) and row["reward_kept"] == 0.5
-    assert row["unresolved_no_correct"] == row["unresolved_no_wrong"] == 0.25
+    assert row["unresolved_too_few_correct"] == row["unresolved_too_few_wrong"] == 0.25
     assert row["unresolved"] == 0.5
     assert row["zero_signal"] == 0.5 and row["rounds_histogram"] == [2, 0, 0, 2]
     assert row["verdicts"] == {k: sum(s.status == k for s in samples) for k in ("correct", "wrong")}
@@ -80,14 +80,14 @@ def test_where_the_draws_went():
 
 
 def test_shares_of_prompts():
-    names = ["resolved", "no correct", "no wrong", "no wrong", "out of budget", "resolved",
-             "resolved", "resolved"]
+    names = ["resolved", "too few correct", "too few wrong", "too few wrong", "out of budget",
+             "resolved", "resolved", "resolved"]
     groups = [group([[1, 0]], outcome=name) for name in names]
     groups[0].kept, groups[0].advantages, groups[0].weights = groups[0].pool, [
         0.5, -0.5], [1.0, 1.0]
     row = summarize(groups)
-    assert row["unresolved"] == 4 / 8 and row["unresolved_no_correct"] == 1 / 8
-    assert row["unresolved_no_wrong"] == 2 / 8 and row["unresolved_out_of_budget"] == 1 / 8
+    assert row["unresolved"] == 4 / 8 and row["unresolved_too_few_correct"] == 1 / 8
+    assert row["unresolved_too_few_wrong"] == 2 / 8 and row["unresolved_out_of_budget"] == 1 / 8
     assert row["zero_signal"] == 7 / 8 and row["kept"] == 2 and row["reward_kept"] == 0.5
     assert row["verdicts"] == dict(correct=8, wrong=8)
 

@@ -32,7 +32,7 @@ def make_run(folder, steps=30, seed=0, evals=True, leave_out=(), **config):
                     tokens_total=20 * total,
                     seconds=3.0, seconds_total=3.0 * step, seconds_sample=1.5, seconds_train=1.2,
                     seconds_sync=0.1, reward_first_round=p, reward_pool=p, zero_signal=0.2,
-                    unresolved_no_correct=0.1, entropy=0.3, kl_k1=rng.gauss(0, 1e-4),
+                    unresolved_too_few_correct=0.1, entropy=0.3, kl_k1=rng.gauss(0, 1e-4),
                     kl_k3=0.0 if step == 3 else 1e-4, response_length=20.0, truncated=0.0,
                     verdicts=dict(correct=100, wrong=90, no_box=10), grad_norm=None
                     if step == 2 else 0.5,

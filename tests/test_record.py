@@ -165,7 +165,7 @@ def test_a_rows_log_probs_are_of_the_weights_that_its_optimizer_step_began_with(
 def test_a_step_without_signal_is_recorded_with_the_verifiers_reasons():
     _, _, rows, metrics = stepped(grader=Silent())
     assert metrics["optimizer_steps"] == 0 and not trained(rows)
-    assert {row["outcome"] for row in rows} == {"no correct"}
+    assert {row["outcome"] for row in rows} == {"too few correct"}
     assert {s["reason"] for row in rows for s in row["pool"]} == {"it never is"}
     assert all(s["coefficient"] == 0 for row in rows for s in row["pool"] if s["kept"])
 

@@ -8,16 +8,17 @@ from course.checks import Wrong, must_be, must_equal, spelled
 
 ONE_ROUND = [  # rule, correct, wrong, outcome; n = 4
     ("uniform", 0, 4, "resolved"), ("uniform", 4, 0, "resolved"), ("dapo", 1, 3, "resolved"),
-    ("dapo", 0, 4, "no correct"), ("dapo", 4, 0, "no wrong")]
+    ("dapo", 0, 4, "too few correct"), ("dapo", 4, 0, "too few wrong")]
 ROUNDS = [  # rule, correct, wrong, rounds, outcome; n = 4, N = 4
     ("ada-balance", 2, 2, 1, "resolved"), ("ada-balance", 1, 7, 1, ""),
     ("ada-balance", 7, 1, 1, ""), ("ada-balance", 0, 24, 3, ""),
-    ("ada-balance", 1, 31, 4, "no correct"), ("ada-balance", 31, 1, 4, "no wrong"),
+    ("ada-balance", 1, 31, 4, "too few correct"), ("ada-balance", 31, 1, 4, "too few wrong"),
     ("ada-pos", 1, 7, 1, "resolved"), ("ada-pos", 8, 0, 1, "resolved"), ("ada-pos", 0, 8, 1, ""),
-    ("ada-pos", 0, 32, 4, "no correct")]
+    ("ada-pos", 0, 32, 4, "too few correct")]
 ODD = [  # n, correct, wrong, outcome in the last round
-    (3, 1, 2, "resolved"), (3, 2, 1, "no wrong"), (5, 2, 3, "resolved"), (5, 1, 7, "no correct"),
-    (20, 9, 9, "no correct"), (20, 3, 9, "no correct"), (20, 10, 9, "no wrong")]  # both lack
+    (3, 1, 2, "resolved"), (3, 2, 1, "too few wrong"),
+    (5, 2, 3, "resolved"), (5, 1, 7, "too few correct"), (20, 10, 9, "too few wrong"),
+    (20, 9, 9, "too few correct"), (20, 3, 9, "too few correct")]  # both lack
 DRAWS = {  # p -> (expected draws, chance to end unresolved): exact, for M = 8, N = 4, n = 4
     "ada-balance": {0.5: (8.57, 0.000), 0.2: (13.42, 0.007), 0.05: (27.31, 0.520)},
     "ada-pos": {0.5: (8.03, 0.000), 0.2: (9.61, 0.001), 0.05: (19.16, 0.194)}}
@@ -48,10 +49,10 @@ def check_settings(functions):
         ask("ada-balance", correct, wrong, 4, outcome, n=n)
     ask("ada-pos", 2, 6, 1, "", k_pos=3)
     ask("ada-pos", 3, 5, 1, "resolved", k_pos=3)
-    ask("ada-balance", 0, 16, 2, "no correct", N=2)
+    ask("ada-balance", 0, 16, 2, "too few correct", N=2)
     ask("ada-balance", 0, 32, 4, "", N=8)
     ask("ada-pos", 8, 0, 1, "", k_pos=12, max_rounds_all_correct=1)
-    ask("ada-balance", 16, 0, 2, "no wrong", max_rounds_all_correct=2)
+    ask("ada-balance", 16, 0, 2, "too few wrong", max_rounds_all_correct=2)
     ask("ada-balance", 8, 0, 1, "", max_rounds_all_correct=2)
     ask("ada-balance", 15, 1, 2, "", max_rounds_all_correct=2)
     ask("ada-balance", 0, 16, 2, "", max_rounds_all_correct=2)

@@ -13,10 +13,10 @@ from ada_sampler import RULES  # noqa: F401
 def exit_test(correct: int, wrong: int, rounds: int, config) -> str:
     """What becomes of a prompt that has shown so many right and wrong answers in `rounds` rounds.
 
-        "resolved"    both quotas are met
-        "no correct"  they are not, too few are right, and there is no further round
-        "no wrong"    they are not, enough are right, too few are wrong, and no further round
-        ""            it goes on: another round
+        "resolved"         both quotas are met
+        "too few correct"  too few are right, and there is no further round
+        "too few wrong"    enough are right, too few are wrong, and there is no further round
+        ""                 it goes on: another round
 
     A rule without rounds has one. A rule with rounds has up to config.N. ada-balance may give up
     earlier: with config.max_rounds_all_correct = c > 0, a prompt without a *single* wrong answer
