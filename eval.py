@@ -35,8 +35,8 @@ import numpy as np
 
 from ada_sampler import without_verdict
 from parts.adapter import load_adapter
+from parts.config import EvalConfig, parse_eval
 from parts.data import digest, load_sets
-from parts.eval_config import Config, parse
 from parts.eval_folder import open_folder, read_rows, resume, write_rows
 from parts.files import read_json
 from parts.folder import own_files, versions
@@ -264,13 +264,13 @@ def compare(rows: list[dict], others: list[dict], weights: dict[str, float]) -> 
 
 
 # --------------------------------------------------------------------- everything before the engine
-def prepare(config: Config) -> tuple[dict, dict]:
+def prepare(config: EvalConfig) -> tuple[dict, dict]:
     """(sets {name: problems with prompts}, protocol {all that decides about the numbers}).
 
     Whatever is wrong with the model or the data ends here in a SystemExit, before the engine is
     started.
     """
-    from parts.hardware import default_dtype, default_sync
+    from parts.machine import default_dtype, default_sync
 
     dtype = default_dtype()
     loaded = load_sets(config.data, for_training=False, limit=config.limit or None,
@@ -376,7 +376,7 @@ def show_failures(rows: list[dict]) -> None:
 def main(argv: list[str] | None = None) -> None:
     from parts.plot import draw_evaluation
 
-    config = parse(argv)
+    config = parse_eval(argv)
     if config.model in TINY:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # its threads would wait for each other
     sets, protocol = prepare(config)

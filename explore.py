@@ -23,7 +23,7 @@ from typing import Annotated
 import tyro
 
 from parts import files
-from parts.flags import in_one_sentence, parse_flags
+from parts.config import in_one_sentence, parse_flags
 from parts.folder import settings
 from parts.grader import NO_VERDICT
 from parts.plot import read_rows

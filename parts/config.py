@@ -1,21 +1,28 @@
-"""Every setting of a training run: its default, its range, its meaning, what contradicts what.
+"""Every setting of a training run or an evaluation: default, range, meaning, contradictions.
 
-`parse` reads the flags, `resolve` fills in what depends on the model and the machine.
+`parse` reads the flags, `resolve` fills in what depends on the model and the machine; `parse_eval`
+does both for eval.py.
 """
+import contextlib
 import os
 import re
-from dataclasses import dataclass, fields, replace
+import sys
+from dataclasses import dataclass, fields, is_dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from ada_sampler import SHORT_RULES, SamplerConfig, limited
+import tyro
+
+from ada_sampler import SHORT_RULES, SamplerConfig, check_ranges, limited
 from parts import ranks
-from parts.flags import in_one_sentence, parse_flags
+from parts.data import default_data, default_eval_data, default_template
 from parts.folder import never_stepped, settings
-from parts.models import is_small
+from parts.machine import (build_for_cpu, default_dtype, default_micro_tokens, default_sync,
+                           require_effect)
+from parts.models import TINY, is_small, resolve_model
 from parts.own_reward import require_function
 from parts.prompts import require_template
-from parts.screen import shown
+from parts.screen import is_text, shown
 from parts.sources import BUILTIN, require_files
 
 OBJECTIVES = {  # name -> its advantage and length normalisation (MiniRL section 2.3, appendix A)
@@ -335,11 +342,6 @@ def check_name(name: str) -> None:
 # ------------------------------------------------------------------------------ defaults by model
 def resolve(config: Config) -> Config:
     """Fill in the defaults that depend on the model's name and the machine."""
-    from parts.data import default_data, default_eval_data, default_template
-    from parts.hardware import (build_for_cpu, default_dtype, default_micro_tokens,
-                                default_sync, require_effect)
-    from parts.models import TINY, resolve_model
-
     tiny, on_cpu = config.model in TINY, build_for_cpu()
     require_effect(config)
     dtype = default_dtype() if config.dtype == "auto" else config.dtype
@@ -347,7 +349,7 @@ def resolve(config: Config) -> Config:
         dtype=dtype, sync=default_sync(dtype), gradient_checkpointing="off" if on_cpu else "on")
     known = {name: small if tiny else real for name, (small, real) in AUTO.items()
              if not getattr(config, name)}
-    if not (tiny or config.micro_tokens):  # on a CPU `memory.fit` knows, once the model is there
+    if not (tiny or config.micro_tokens):  # on a CPU `fit_in_memory` knows, once the model is there
         known["micro_tokens"] = 0 if on_cpu else default_micro_tokens()
     known |= {name: value for name, value in by_machine.items() if getattr(config, name) == "auto"}
     if config.data == "auto":
@@ -387,6 +389,42 @@ def small_in_one_line(config: Config) -> str:
 
 
 # ------------------------------------------------------------------------------ flags
+def parse_flags(cls: type, argv: list[str] | None, prog: str, description: str, defaults=()):
+    """An instance of the dataclass `cls`, filled from the flags `argv` (None: of this process).
+
+    M_first becomes --M-first, a bool clip becomes --clip and --no-clip. If `cls` inherits from
+    several dataclasses and has no fields of its own, each of them is a group in --help, whose
+    title is its docstring. `defaults` {field: value} take the place of the class's own.
+
+    Ends the program with code 0 after --help, and with code 2 where a flag or a value is none.
+    """
+    given = sys.argv[1:] if argv is None else argv
+    for text in given:
+        if not is_text(text):
+            raise ValueError(f"{shown(text)} is no text in UTF-8")
+    groups = [base for base in cls.__bases__ if is_dataclass(base)] or [cls]
+    names = [group.__name__.removesuffix("Settings").removesuffix("Config") for group in groups]
+    nested = make_dataclass("Flags", zip(names, groups))
+    known = dict(defaults)
+    start = nested(*(
+        group(**{f.name: known[f.name] for f in fields(group) if f.name in known})
+        for group in groups))
+    parsed = tyro.cli(nested, args=argv, prog=prog, description=description, default=start,
+                      config=(tyro.conf.OmitArgPrefixes,))
+    return cls(**{f.name: getattr(getattr(parsed, name), f.name)
+                  for name, group in zip(names, groups) for f in fields(group)})
+
+
+@contextlib.contextmanager
+def in_one_sentence(prog: str):
+    """A ValueError inside ends the program as a wrong flag does: its sentence, and code 2."""
+    try:
+        yield
+    except ValueError as problem:
+        print(f"{prog}: {problem}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
 def parse(argv: list[str] | None = None) -> Config:
     """Flags to Config. With --resume the run's own config.json gives the defaults.
 
@@ -455,3 +493,132 @@ def go_on(config: Config, known: dict) -> Config:
                 f"run {known['name']} was started with {flag} {shown(before)}, not {shown(value)}: "
                 "resume it without this flag, or choose another --name")
     return replace(config, **as_before)
+
+
+# ------------------------------------------------------------------------------ evaluation
+ABOUT = "avg@k and pass@k with 95 % intervals, on named benchmarks, files or the built-in problems."
+
+
+@dataclass
+class EvalModelSettings:
+    """What is evaluated."""
+
+    model: str = "tiny"
+    """tiny, a name such as Qwen2.5-Math-1.5B, a hub id or a folder"""
+    adapter: str = ""
+    """LoRA adapter: a PEFT folder, or a run (its last checkpoint)"""
+
+
+@dataclass
+class EvalDataSettings:
+    """On what."""
+
+    data: str = "auto"
+    """benchmarks, reinforce-ada, hub ids, files, builtin; joined by commas"""
+    problem_key: str = ""
+    """column with the problem, if it is not found by itself"""
+    answer_key: str = ""
+    """column with the gold answer, if it is not found by itself"""
+    reward: str = ""
+    """FILE.py:FUNCTION gives the reward, in the place of math-verify; no gold answers are needed"""
+    threshold: float = limited(0.7, least=-10**6, most=10**6)
+    """with --reward: one above it is correct, for pass@k"""
+    limit: int = limited(0, least=0, most=10**9)
+    """only the first so many problems of each set; 0 = all"""
+
+
+@dataclass
+class ProtocolSettings:
+    """How: numbers are comparable only where all of this is equal."""
+
+    k: int = limited(32, least=1, most=10**5)
+    """samples per problem"""
+    template: str = "auto"
+    """a .jinja or .json file, or reinforce-ada, qwen25-math-cot, qwen-boxed, llama, chat, none"""
+    system: str = ""
+    """the prompt's system turn, in the place of the template's own"""
+    temperature: float = limited(1.0, least=0, most=100)
+    """sampling temperature; 0 = greedy, with --k 1"""
+    max_tokens: int = limited(0, least=0, most=10**6)
+    """longest response; 0 = auto"""
+    max_prompt_tokens: int = limited(0, least=0, most=10**6)
+    """longer prompts are dropped; 0 = auto"""
+    stop: str = "auto"
+    """tokens that end a response, besides the model's own end"""
+    seed: int = limited(0, least=0, most=2**32 - 1)
+    """decides the samples"""
+
+
+@dataclass
+class OutputSettings:
+    """Where the results go."""
+
+    out: str = ""
+    """folder of this evaluation; empty = runs/eval-MODEL-DATA-kK"""
+    against: str = ""
+    """folder of a finished evaluation of the same problems"""
+
+
+@dataclass
+class EvalHardwareSettings:
+    """What it runs on."""
+
+    sync: Literal["auto", "adapter", "merge"] = "auto"
+    """how the engine gets the adapter; auto: adapter on a GPU, merge on a CPU"""
+    engine_memory: float = limited(0.85, above=0, below=1)
+    """share of the GPU's memory for the engine"""
+    engine_sequences: int = limited(256, least=1, most=10**4)
+    """responses written at the same time"""
+    graders: int = limited(2, least=1, most=256)
+    """worker processes that run math-verify"""
+
+
+@dataclass
+class EvalConfig(EvalModelSettings, EvalDataSettings, ProtocolSettings, OutputSettings,
+                 EvalHardwareSettings):
+    """Every flag of `python eval.py`. Zero or "auto" is filled in by `parse_eval`."""
+
+    def validate(self) -> None:
+        """Raises ValueError, one sentence, for what cannot work."""
+        check_ranges(self)
+        if self.temperature == 0 and self.k > 1:
+            raise ValueError(
+                "temperature 0 gives k equal samples: use --k 1, or a temperature above 0")
+        if 0 < self.temperature < 0.01:
+            raise ValueError("temperature must be 0 (greedy) or at least 0.01, "
+                             f"not {self.temperature}: vLLM would take 0.01")
+        if not self.reward and self.threshold != EvalConfig.threshold:
+            raise ValueError("threshold has no effect without reward: math-verify gives 0 or 1")
+        if self.reward and self.answer_key:
+            raise ValueError("answer_key has no effect with reward, which is given every column")
+        for name in ("model", "data", "template", "stop"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} must not be empty")
+
+
+def parse_eval(argv: list[str] | None = None) -> EvalConfig:
+    """Flags to Config, with what depends on the model filled in.
+
+    Ends the program with code 2 and one sentence if they cannot work.
+    """
+    with in_one_sentence("eval.py"):
+        config = parse_flags(EvalConfig, argv, prog="eval.py", description=ABOUT)
+        config.validate()
+        require_effect(config)
+    from parts.adapter import find_adapter
+
+    tiny, adapter = config.model in TINY, find_adapter(config.adapter)
+    auto = dict(
+        data=default_data(config.model, for_training=False),
+        template=default_template(config.model, config.reward),
+        max_tokens=64 if tiny else 3000,
+        max_prompt_tokens=256 if tiny else 1024)
+    unset = [name for name in auto if getattr(config, name) in ("auto", 0)]
+    config = replace(config, **{name: auto[name] for name in unset})
+    require_files(config.data)
+    require_function(config.reward)
+    require_template(config.template)
+    data = [Path(part).stem for part in config.data.split(",")]
+    parts = [Path(config.model).name, *Path(adapter).parts[-3:], *data, f"k{config.k}"]
+    name = "-".join(part for part in parts if part not in ("runs", "checkpoints", "/"))
+    return replace(config, adapter=adapter, out=config.out or f"runs/eval-{name[:150]}")

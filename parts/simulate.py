@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 from ada_sampler import (
     RULES, Estimator, Group, SamplerConfig, check_ranges, collect, limited, rows_per_prompt)
-from parts.flags import in_one_sentence, parse_flags
+from parts.config import in_one_sentence, parse_flags
 
 Coin = namedtuple("Coin", "id p")  # a problem that is solved with probability p
 Flip = namedtuple("Flip", "reward status token_ids")  # rollout and verdict in one

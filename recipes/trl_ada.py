@@ -29,9 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from ada_sampler import collect, keep, limited
 from parts.config import (Config, DataSettings, ModelSettings, OptimizerSettings, SamplingSettings,
-                          resolve)
-from parts.flags import in_one_sentence, parse_flags
-from parts.hardware import build_for_cpu
+                          in_one_sentence, parse_flags, resolve)
+from parts.machine import build_for_cpu
 from parts.own_reward import require_function
 from parts.prompts import require_template
 from parts.sources import require_files

@@ -11,9 +11,10 @@ import pytest
 
 from ada_sampler import SamplerConfig
 from conftest import ROOT
-from parts import eval_config, run as running
+from parts import run as running
 from parts.run import every, prepare
-from parts.config import RESUMABLE, Config, check_name, name_of, parse, resolve
+from parts.config import (RESUMABLE, Config, check_name, name_of, parse, parse_eval,
+                          resolve)
 
 
 @pytest.mark.parametrize("flags, sentence", [
@@ -67,7 +68,7 @@ def test_what_cannot_work_is_refused_in_one_sentence(flags, sentence, capsys):
 @pytest.mark.parametrize("flag", ["--system", "--data", "--name"])
 def test_a_byte_that_is_no_text_is_refused(program, flag, capsys):
     """As `--system $'caf\\xe9'` arrives where the terminal is set to another encoding."""
-    read = parse if program == "minirl" else eval_config.parse
+    read = parse if program == "minirl" else parse_eval
     with pytest.raises(SystemExit) as ended:
         read([flag, os.fsdecode(b"caf\xe9")])
     assert ended.value.code == 2

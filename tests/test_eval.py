@@ -460,7 +460,7 @@ def test_both_sides_of_a_comparison_are_settled(tmp_path, monkeypatch):
     (tmp_path / "old" / "summary.json").write_text("{}")
     config = SimpleNamespace(model="", adapter="", reward="r.py:f", k=1,
                              out=str(tmp_path / "new"), against=str(tmp_path / "old"))
-    monkeypatch.setattr(evaluation, "parse", lambda argv: config)
+    monkeypatch.setattr(evaluation, "parse_eval", lambda argv: config)
     monkeypatch.setattr(evaluation, "prepare", lambda config: (OWN, protocol))
     evaluation.main([])
     summary = json.loads((tmp_path / "new" / "summary.json").read_text())
@@ -722,14 +722,14 @@ def test_a_comparison_under_another_protocol_is_marked(tmp_path, capsys, changed
 
 
 def test_limits_and_folder_follow_the_model(adapter):
-    tiny, real = evaluation.parse([]), evaluation.parse(["--model", "Qwen2.5-Math-1.5B"])
+    tiny, real = evaluation.parse_eval([]), evaluation.parse_eval(["--model", "Qwen2.5-Math-1.5B"])
     assert (tiny.max_tokens, tiny.max_prompt_tokens, tiny.data) == (64, 256, "builtin")
     assert (real.max_tokens, real.max_prompt_tokens, real.data) == (3000, 1024, "math500")
-    adapted = evaluation.parse(["--adapter", str(adapter[0])])
+    adapted = evaluation.parse_eval(["--adapter", str(adapter[0])])
     assert tiny.out == "runs/eval-tiny-builtin-k32"
     assert adapted.out != tiny.out, "two policies, two folders"
-    assert evaluation.parse(["--temperature", "0", "--k", "1"]).temperature == 0
-    long = evaluation.parse(["--data", ",".join(["gsm8k"] * 900)])
+    assert evaluation.parse_eval(["--temperature", "0", "--k", "1"]).temperature == 0
+    long = evaluation.parse_eval(["--data", ",".join(["gsm8k"] * 900)])
     assert len(Path(long.out).name) < 200
 
 
@@ -739,7 +739,7 @@ def test_the_protocol_knows_the_weights_of_sets_and_adapter(model, adapter, data
     long = json.dumps(dict(problem="1+" * 50 + "1=?", answer="51"))
     few.write_text("\n".join([*rows, long, long.replace("51", "52")]) + "\n")
     both = flags(model, f"{data},{few}", tmp_path / "out", adapter=adapter[0])
-    sets, protocol = evaluation.prepare(evaluation.parse(both))
+    sets, protocol = evaluation.prepare(evaluation.parse_eval(both))
     assert protocol["weights"] == {"sums.jsonl": 21, "few.jsonl": 3} == {
         name: len(problems) for name, problems in sets.items()}
     names = [name for name, size, time in protocol["files"]]

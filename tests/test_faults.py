@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from parts import checkpoint, folder, hardware
+from parts import checkpoint, folder, machine
 import minirl
 from conftest import ROOT
 from minirl import Config
@@ -81,9 +81,9 @@ def no_memory():
 def test_out_of_memory_is_recognised():
     with pytest.raises(RuntimeError) as real:
         no_memory()
-    assert hardware.out_of_memory(real.value)
-    assert hardware.out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
-    assert not hardware.out_of_memory(RuntimeError("shapes differ"))
+    assert machine.out_of_memory(real.value)
+    assert machine.out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not machine.out_of_memory(RuntimeError("shapes differ"))
 
 
 def test_out_of_memory_halves_the_micro_batch_and_not_the_gradient(monkeypatch, capsys):
@@ -515,7 +515,7 @@ def holdings():
     """What this process holds: (open files, threads, adapter folders, memory in GB)."""
     folders = sum(len(list(Path(where).glob("minirl-adapter-*")))
                   for where in ("/dev/shm", os.environ.get("TMPDIR", "/tmp")))
-    return len(os.listdir("/proc/self/fd")), threading.active_count(), folders, hardware.memory_gb()
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), folders, machine.memory_gb()
 
 
 @engine_test
@@ -543,7 +543,7 @@ def test_new_shapes_leave_nothing_behind(run):
         run.engine.generate([ids], n=count, max_tokens=2)
         if count in (60, 130):
             run.engine.sync(run.policy)
-            seen.append(hardware.memory_gb())
+            seen.append(machine.memory_gb())
     assert seen[1] < 1.02 * seen[0], seen
 
 

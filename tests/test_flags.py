@@ -9,7 +9,7 @@ import pytest
 
 from helpers import HANG, ROOT
 from parts.config import Config, ModelSettings
-from parts.flags import in_one_sentence, parse_flags
+from parts.config import in_one_sentence, parse_flags
 
 
 def flag(name: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from parts import memory, tiny
+from parts import machine, tiny
 from parts.logprobs import token_logprobs
 from parts.policy import Row, load_policy
 
@@ -46,40 +46,40 @@ def test_a_pass_keeps_what_the_config_foretells(name):
     folder = tiny.folder(name)
     policy = load_policy(folder, dtype="float32", rank=16, alpha=32, seed=0, device="cpu")
     rows = [Row([7] * 128, 1, [], 1.0) for _ in range(4)]
-    foreseen = memory.per_token(AutoConfig.from_pretrained(folder), 16, "float32") / memory.GAPS
+    foreseen = machine.per_token(AutoConfig.from_pretrained(folder), 16, "float32") / machine.GAPS
     assert 0.7 < kept_by_a_pass(policy, rows) / (4 * 128) / foreseen <= 1
 
 
 @pytest.mark.parametrize("free, tokens", [(64, 1024), (8, 1024), (5.5, None), (4, "lower"),
                                           (2, "take a smaller --model")])
 def test_tokens_per_pass_come_from_what_is_free(free, tokens, monkeypatch):
-    monkeypatch.setattr(memory, "free_memory", lambda: free * memory.GB)
-    monkeypatch.setattr(memory, "parameters_of", lambda config: 134_515_008)
+    monkeypatch.setattr(machine, "free_memory", lambda: free * machine.GB)
+    monkeypatch.setattr(machine, "parameters_of", lambda config: 134_515_008)
     chosen = settings()
     if isinstance(tokens, str):
         with pytest.raises(SystemExit, match=f"GiB are free for it: {tokens}"):
-            memory.fit(chosen, SMOLLM)
+            machine.fit_in_memory(chosen, SMOLLM)
         return
-    memory.fit(chosen, SMOLLM)
+    machine.fit_in_memory(chosen, SMOLLM)
     assert chosen.micro_tokens == tokens or 296 <= chosen.micro_tokens < 1024
 
 
 def test_what_a_user_asks_for_is_kept_or_refused_with_what_would_fit(monkeypatch):
-    monkeypatch.setattr(memory, "parameters_of", lambda config: 134_515_008)
-    monkeypatch.setattr(memory, "free_memory", lambda: 16 * memory.GB)
+    monkeypatch.setattr(machine, "parameters_of", lambda config: 134_515_008)
+    monkeypatch.setattr(machine, "free_memory", lambda: 16 * machine.GB)
     chosen = settings(micro_tokens=3000)
-    memory.fit(chosen, SMOLLM)
+    machine.fit_in_memory(chosen, SMOLLM)
     assert chosen.micro_tokens == 3000
     with pytest.raises(SystemExit, match=r"lower --micro-tokens, to ([\d,]+)\.") as ended:
-        memory.fit(settings(micro_tokens=16384), SMOLLM)
+        machine.fit_in_memory(settings(micro_tokens=16384), SMOLLM)
     fitting = int(str(ended.value).rpartition(" ")[2].rstrip(".").replace(",", ""))
-    memory.fit(settings(micro_tokens=fitting), SMOLLM)
+    machine.fit_in_memory(settings(micro_tokens=fitting), SMOLLM)
 
 
 @pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
 def test_what_ulimit_leaves_is_all_that_is_free(limit):
     """In a process of its own: a limit cannot be taken back."""
-    code = ("import resource; from parts.memory import free_memory; before = free_memory(); "
+    code = ("import resource; from parts.machine import free_memory; before = free_memory(); "
             f"resource.setrlimit(resource.{limit}, (3 << 30, 3 << 30)); print(free_memory())")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 0 < float(done.stdout) < 3 << 30
@@ -100,5 +100,5 @@ def test_a_containers_limit_counts_whichever_version_and_however_far_up(
                  f"/box/inner/{limit}": "max" if limit == "memory.max" else str(2**63 - 4096)}
         return next((text for end, text in known.items() if file.endswith(end)), "")
 
-    monkeypatch.setattr(memory, "read", read)
-    assert memory.group_limits() == [2100]
+    monkeypatch.setattr(machine, "read", read)
+    assert machine.group_limits() == [2100]

