@@ -34,7 +34,6 @@ from pathlib import Path
 import numpy as np
 
 from ada_sampler import without_verdict
-from parts.adapter import load_adapter
 from parts.config import EvalConfig, parse_eval
 from parts.data import digest, load_sets
 from parts.eval_folder import open_folder, read_rows, resume, write_rows
@@ -383,6 +382,8 @@ def main(argv: list[str] | None = None) -> None:
     others = load_finished(Path(config.against), protocol, sets) if config.against else None
     policy, rank = None, 8
     if config.adapter:
+        from parts.policy import load_adapter
+
         policy, rank = load_adapter(protocol["path"], config.adapter, protocol["dtype"])
     folder = Path(config.out)
     with open_folder(folder, protocol):

@@ -53,7 +53,8 @@ from tqdm import tqdm
 
 from ada_sampler import collect
 from eval import evaluate, reports, settled
-from parts.logprobs import gvm_norms, token_logprobs, tokens_at_once
+from parts.gvm import gvm_norms
+from parts.logprobs import token_logprobs, tokens_at_once
 from parts.machine import memory_gb, out_of_memory
 from parts.masks import other_mask
 from parts.metrics import diagnostics, draws_of_evaluation, mean_surprisal, summarize

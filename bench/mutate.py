@@ -24,12 +24,13 @@ ALSO = {  # further tests that look at a module, besides tests/test_<module>.py
     "minirl": ["objective", "float16", "combinations", "routing_replay", "faults", "record"],
     "config": ["flags", "faults", "combinations", "hardware"],
     "ada_sampler": ["simulate", "own_reward", "ranks"],
-    "policy": ["logprobs", "objective", "families", "record"],
+    "policy": ["logprobs", "objective", "families", "record", "eval"],
+    "gvm": ["logprobs"],
     "logprobs": ["policy", "families", "models"],
     "checkpoint": ["faults", "float16"],
     "run": ["faults", "float16", "config"],
     "folder": ["faults", "own_reward"],
-    "metrics": ["objective"],
+    "metrics": ["objective", "record"],
     "masks": ["objective"],
     "coarse_engine": ["bench"],
     "compare_skills": ["skills"],
@@ -47,7 +48,6 @@ ALSO = {  # further tests that look at a module, besides tests/test_<module>.py
     "eval_config": ["eval", "flags"],
     "stop": ["faults"],
     "eval_folder": ["eval"],
-    "adapter": ["eval"],
 }
 
 

@@ -605,9 +605,11 @@ def parse_eval(argv: list[str] | None = None) -> EvalConfig:
         config = parse_flags(EvalConfig, argv, prog="eval.py", description=ABOUT)
         config.validate()
         require_effect(config)
-    from parts.adapter import find_adapter
+    tiny, adapter = config.model in TINY, ""
+    if config.adapter:
+        from parts.policy import find_adapter  # which imports torch
 
-    tiny, adapter = config.model in TINY, find_adapter(config.adapter)
+        adapter = find_adapter(config.adapter)
     auto = dict(
         data=default_data(config.model, for_training=False),
         template=default_template(config.model, config.reward),

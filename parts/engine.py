@@ -42,7 +42,7 @@ class Rollout:
     finish_reason: str  # "stop": ended by itself, "length": cut off at max_tokens
     text: str  # decoded, without special tokens
     routes: object = None  # [prompt + T - 1, layers, k], the tokens' experts; see routing_replay.py
-    # for the log (record.py), in engine steps since the sampling of this training step began:
+    # for the log (metrics.py), in engine steps since the sampling of this training step began:
     submitted: int = 0
     finished: int = 0
     row: object = None  # the trainer's (policy.Row), of a sample that is kept

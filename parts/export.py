@@ -13,7 +13,6 @@ import shutil
 from collections import deque
 from pathlib import Path
 
-from parts.adapter import load_adapter
 from parts.checkpoint import complete, damage, newest_sound, step_of
 from parts.files import flush, read_rows as read_log
 from parts.folder import require_same_files, settings, weights_of
@@ -152,6 +151,8 @@ def merged(checkpoint: Path, path: str, trained: str, dtype: str, texts: list[st
 
     `trained`: the training's precision. The trainer's policy is base and adapter apart.
     """
+    from parts.policy import load_adapter
+
     tokenizer = load_tokenizer(path)
     policy, _ = load_adapter(path, str(checkpoint), trained)
     trainer = logprobs(policy, texts, tokenizer)

@@ -30,15 +30,15 @@ from parts.folder import (claim, note_start, own_files, require_same_files, requ
                           weights_of)
 from parts.logprobs import check_family
 from parts.machine import build_for_cpu, fit_in_memory, in_one_line
-from parts.metrics import (Draw, are_cut_off, draws_of, is_blind, warn_of_threshold,
-                           warn_of_verifier, warn_of_weights, likely_cause)
+from parts.metrics import (Draw, are_cut_off, draws_of, group_row, is_blind, likely_cause,
+                           recorded, show_change, warn_of_threshold, warn_of_verifier,
+                           warn_of_weights)
 from parts.models import fetch_model, is_small, load_tokenizer
 from parts.plot import draw_run
 from parts.policy import load_policy
 from parts.probe import Probe, limits
 from parts.prompts import add_prompts, show_prompts, stop_ids
 from parts.routing_replay import choose_replay, is_supported
-from parts.record import group_row, recorded, show_change
 from parts.screen import quiet_end, shown
 from parts.stop import Interrupted, Stop
 from parts.track import Tracker, open_tracker, require

@@ -17,7 +17,7 @@ import pytest
 from helpers import ROOT, run_program
 import eval as evaluation  # the module has the name of a builtin
 from eval import compare, estimate, evaluate, pass_at_k, report, summary_of
-from parts import adapter as adapters
+from parts import policy as adapters
 from parts import eval_folder, plot, ranks
 from parts.stop import Interrupted, Stop
 

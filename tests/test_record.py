@@ -12,8 +12,8 @@ from ada_sampler import Estimator, Group, Sample, settle
 from explore import OF_TOKENS
 from minirl import objective, sample, update
 from parts.engine import Rollout
+from parts.metrics import group_row, pieces, recorded, show_change, token_columns
 from parts.policy import Row
-from parts.record import group_row, pieces, recorded, show_change, token_columns
 from parts.run import learner
 from test_combinations import Judge, Problems, RandomWriter, complete, random_policy
 
