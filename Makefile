@@ -3,7 +3,7 @@
 # make check  set everything up and run the tests that need no engine
 # make test   those, and an end-to-end run of everything that matters: 5 minutes
 # make test-all  every test: about 20 minutes
-# make bench  set everything up, measure speed and memory and print the table of targets (about 13 minutes)
+# make bench  set everything up, measure speed and memory and print the table of targets (about 10 minutes)
 # make extras what the tests of notebook, page, trackers and TRL need besides (they are skipped without it)
 # make setup  only the virtual environment .venv, from the lock in requirements-cpu.txt; with uv if it is there
 #
@@ -58,7 +58,6 @@ test: setup
 test-all: setup
 	$(PYTEST)
 
-bench: setup  # the second line needs TRL; without it the table shows the stored comparison
-	.venv/bin/python bench/scaling.py
+bench: setup  # the first line needs TRL; without it the table shows the stored comparison
 	-.venv/bin/python bench/trl_baseline.py
 	.venv/bin/python bench/speed.py

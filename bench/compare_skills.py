@@ -23,7 +23,6 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import study
-from compare_samplers import at_budget
 
 from parts import skills
 
@@ -190,6 +189,11 @@ def at(line: dict, cost: str, budget: float) -> float:
     if rows[-1][cost] < budget:
         raise ValueError(f"{line['run']} spent only {rows[-1][cost]} {cost} of {budget}")
     return at_budget(rows, cost, budget)
+
+
+def at_budget(evaluations: list[dict], cost: str, budget: float) -> float:
+    """Held-out accuracy when a run had spent `budget`: straight lines between evaluations."""
+    return interpolate(budget, evaluations, cost, "avg")
 
 
 def modelled(row: dict) -> dict[str, float]:

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import json
+import math
 import random
 import subprocess
 import sys
@@ -353,7 +354,6 @@ def steps_part(model: str, s: SimpleNamespace, mode: str) -> dict:
     Then the engine is given wrong weights: what would the probe see at this shape?
     """
     import minirl
-    import probe_power
     from parts.data import Stream
 
     settings = dict(dtype=s.dtype, sync=mode, batch_prompts=s.prompts, max_tokens=s.longest,
@@ -370,15 +370,93 @@ def steps_part(model: str, s: SimpleNamespace, mode: str) -> dict:
         run.stream = Stream(problems, 0)
         minirl.rehearse(run)
         for step in range(1, s.steps + 1):
-            before, earlier = probe_power.learnt(run.policy), copy.copy(run.probe)
+            before, earlier = learnt(run.policy), copy.copy(run.probe)
             groups, metrics = minirl.train_step(step, run)
             kept = [key for key in metrics if key in ("kl_k3", "tokens", "memory_gb")
                     or key.startswith(("seconds_", "probe_"))]
             row = {key: metrics[key] for key in kept}
             found["steps"].append(row | dict(card_gb=memory_now()))
             print(f"after step {step}:", found, flush=True)  # kept when the part is cut off
-        found |= dict(peak_gb=most_memory(), rehearsal=probe_power.rehearsal(run),
-                      broken=probe_power.seen_now(run, earlier, before))
+        found |= dict(peak_gb=most_memory(), rehearsal=rehearsal(run),
+                      broken=seen_now(run, earlier, before))
+    return found
+
+
+# --------------------------------------------------- weights that arrive in part or late, on purpos
+KINDS = ("first layer", "middle layer", "last layer", "half of the layers",
+         "half of the change", "the step before")
+
+
+def learnt(policy) -> dict:
+    """A copy of all that is trained."""
+    return {name: p.detach().clone() for name, p in policy.named_parameters() if p.requires_grad}
+
+
+def layer_of(name: str) -> int:
+    return int(name.split("layers.")[1].split(".")[0])
+
+
+@contextlib.contextmanager
+def arriving(policy, kind: str, before: dict):
+    """The policy as an engine gets it when a sync is broken like this; afterwards as it was."""
+    kept = learnt(policy)
+    layers = 1 + max(map(layer_of, kept))
+    try:
+        for name, p in policy.named_parameters():
+            if kind == "the step before" and name in before:
+                p.data.copy_(before[name])
+            elif "lora_B" in name:
+                p.data.mul_(share(kind, layer_of(name), layers))
+        yield
+    finally:
+        for name, p in policy.named_parameters():
+            if name in kept:
+                p.data.copy_(kept[name])
+
+
+def share(kind: str, layer: int, layers: int) -> float:
+    """How much of a layer's change arrives."""
+    missing = {"first layer": 0, "middle layer": layers // 2, "last layer": layers - 1}
+    if kind in missing:
+        return float(layer != missing[kind])
+    if kind == "half of the layers":
+        return float(layer % 2)
+    return 0.5 if kind == "half of the change" else 1.0
+
+
+def answer(run, kind: str, before: dict):
+    """The engine's log-probs of the probe's texts after a sync that is broken like this."""
+    with arriving(run.policy, kind, before):
+        run.engine.sync(run.policy)
+    return run.probe.of_engine()
+
+
+# ---------------------------------------------------------------------------------- what is seen
+def rehearsal(run) -> dict:
+    """The rest of the trial adapter for each kind, and whether that is above the limit."""
+    found = {}
+    with run.probe.random_adapter():
+        mine, without = run.probe.trainer(), run.probe.without_each_layer()
+        for kind in KINDS[:-1]:
+            seen = run.probe.compare(mine, without, answer(run, kind, {}))
+            found[kind] = seen | dict(caught=bool(seen["lost"]) or seen["rest"] > seen["limit"])
+    run.engine.sync(run.policy)
+    return dict(sound=run.probe.rehearsed, broken=found)
+
+
+def seen_now(run, earlier, before: dict) -> dict:
+    """For each kind, whether the probe as it was `earlier` would end the run if the last sync had
+    been broken like this; its slope else (None: too little has changed).
+    """
+    found, mine = {}, run.probe.trainer()
+    for kind in KINDS:
+        theirs = answer(run, kind, before)
+        try:
+            slope = copy.copy(earlier).judge((mine, theirs))["probe_slope"]
+            found[kind] = None if math.isnan(slope) else slope
+        except SystemExit:
+            found[kind] = "caught"
+    run.engine.sync(run.policy)
     return found
 
 

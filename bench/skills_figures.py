@@ -11,8 +11,7 @@ from statistics import mean
 
 import compare_skills as skills_study
 import study
-from compare_samplers import at_budget
-from compare_skills import ARMS, COLORS, COSTS, FIRST_DRAWS, REGIMES, modelled
+from compare_skills import ARMS, COLORS, COSTS, FIRST_DRAWS, REGIMES, at_budget, modelled
 
 from ada_sampler import SamplerConfig
 from course.laws import efficiency, expected_yield

@@ -11,8 +11,7 @@
 4  sync        handing over the weights, as a share of a step
 6  start-up    from `python minirl.py` to the first answers
 
-Targets 5 (trl_baseline.py) and 7 (scaling.py) have their own scripts; the table shows their newest
-results.
+Target 5 has a script of its own, trl_baseline.py; the table shows its newest result.
 """
 import argparse
 import subprocess
@@ -307,8 +306,6 @@ def table(r: dict) -> list[tuple]:
                  ("", "wrong flag", f"{x['wrong_flag']:.2f} s", "within 2 s", x["wrong_flag"] < 2),
                  ("", "first answer", f"{x['first_token']:.1f} s", "within 30 s",
                   x["first_token"] < 30)]
-    if "scaling" in r:
-        rows.append(("7", "seconds against batch, samples, length, model", "scaling.png", "", None))
     return rows
 
 
@@ -346,7 +343,7 @@ def main() -> None:
     if "start_up" in args.only:
         keep("start_up", start_up(5))
     print()
-    show(table(result | {name: found for name in ("trl", "scaling") if (found := load(name))}))
+    show(table(result | dict(trl=load("trl"))))
 
 
 if __name__ == "__main__":

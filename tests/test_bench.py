@@ -18,7 +18,6 @@ import common  # noqa: E402
 import engine_steps  # noqa: E402
 import gpu  # noqa: E402
 import gpu_parts  # noqa: E402
-import probe_power  # noqa: E402
 import speed  # noqa: E402
 import trl_baseline  # noqa: E402
 
@@ -99,7 +98,7 @@ def test_log_probs_stay_within_their_memory():
 
 
 def test_the_table_shows_every_stored_target():
-    results = common.load("speed") | {name: found for name in ("trl", "scaling")
+    results = common.load("speed") | {name: found for name in ("trl",)
                                       if (found := common.load(name))}
     rows = speed.table(results)
     speed.show(rows)
@@ -198,18 +197,6 @@ def test_the_critical_path_is_the_longest_chain_of_rounds():
              for way, how in engine_steps.WAYS.items()}
     assert least["no barrier"] == max(chains)
     assert least["early opening"] <= least["no barrier"] <= least["barrier"]
-
-
-@pytest.mark.engine
-def test_the_probes_power_is_measured_on_recordings_of_a_real_run(tmp_path):
-    done = run_program("bench/probe_power.py", "--part", "tiny-float32", "--steps", "2",
-                       "--tapes", tmp_path)
-    assert done.returncode == 0, done.stdout[-1000:]
-    recorded = torch.load(tmp_path / "tiny-float32.pt", weights_only=True)
-    found = probe_power.verdict(recorded)
-    assert found["alarms"] == [] and found["steps"] == 2
-    assert all(kind["caught"] for kind in found["rehearsal"]["broken"].values())
-    assert set(found["since_1"].values()) <= {1, 2}, "each broken sync is caught in these two steps"
 
 
 def test_coarse_weights_are_those_of_the_formats_with_as_many_bits():

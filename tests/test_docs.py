@@ -70,8 +70,3 @@ def test_functions_are_where_the_text_says(page):
         if not re.search(rf"^(def |class |){name}\b", (ROOT / file).read_text(), re.M):
             wrong.append((name, file))
     assert wrong == []
-
-
-def test_the_samplers_table_is_the_measured_one():
-    assert (ROOT / "bench" / "results" / "samplers.md").read_text().split("\n", 2)[2] in (
-        ROOT / "docs" / "sampling.md").read_text()

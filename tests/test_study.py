@@ -11,7 +11,6 @@ from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "bench"))
 import ablate_objective  # noqa: E402
-import compare_samplers  # noqa: E402
 import study  # noqa: E402
 
 
@@ -73,8 +72,6 @@ def test_an_unknown_run_gets_one_sentence(results, monkeypatch):
 
 
 def test_the_committed_tables_are_those_of_the_committed_runs():
-    samplers = compare_samplers.table(compare_samplers.load())
-    assert samplers == (study.RESULTS / "samplers.md").read_text()
     found = ablate_objective.load()
     assert ablate_objective.report(found) == (study.RESULTS / "objective.md").read_text()
     page = (ROOT / "docs" / "objective.md").read_text()
