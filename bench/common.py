@@ -112,12 +112,12 @@ def random_model(size: dict, folder: str, vocabulary: int = 384, positions: int 
     tokens without a name.
     """
     import torch
-    from parts import tiny
+    from models import make
     from transformers import Qwen2Config, Qwen2ForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    tokenizer = tiny.build_tokenizer()
+    tokenizer = make.build_tokenizer()
     config = Qwen2Config(vocab_size=vocabulary, max_position_embeddings=positions,
                          bos_token_id=None,
                          eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,

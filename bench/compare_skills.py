@@ -24,7 +24,7 @@ from statistics import mean, stdev
 
 import study
 
-from parts import skills
+from parts import problems
 
 RUNS = study.ROOT / "runs" / "skills"
 
@@ -116,7 +116,7 @@ def run_name(arm: str, regime: str, lr: float, seed: int) -> str:
 
 def write_few() -> None:
     """The fixed training problems of the regime "few". Once: a run might read half a file."""
-    rows = skills.problems("train", QUESTIONS)
+    rows = problems.skills("train", QUESTIONS)
     (RUNS / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -233,7 +233,7 @@ def interpolate(x: float, rows: list[dict], key: str, other: str) -> float:
 def ever_solved(line: dict, lowest: float = 0, highest: float = 0.05,
                 within: int = FIRST_DRAWS) -> float:
     """Share of the letters with such a belief whose right answer was drawn in so many draws."""
-    letters = [x for x in skills.LETTERS if lowest <= skills.belief(x) < highest]
+    letters = [x for x in problems.LETTERS if lowest <= problems.belief(x) < highest]
     return mean(line["solved"].get(x, math.inf) <= within for x in letters)
 
 
@@ -376,10 +376,10 @@ def against(lines: list[dict]) -> str:
 
 def solved(lines: list[dict]) -> str:
     """Share of the letters of each belief that were solved in FIRST_DRAWS, both regimes."""
-    found = [["arm", *map(str, skills.BELIEF)]]
+    found = [["arm", *map(str, problems.BELIEF)]]
     for arm in ARMS:
         cells = []
-        for belief in skills.BELIEF:
+        for belief in problems.BELIEF:
             shares = [ever_solved(line, belief, 1.01 * belief)
                       for line in lines if line["arm"] == arm]
             cells.append(f"{mean(shares):.0%}")

@@ -186,10 +186,10 @@ def untouched(cwd: Path, flags: list[str]) -> Path:
 
 def workplace(folder: str) -> Path:
     """A folder with a data file so small that a short run sees every problem several times."""
-    from parts import tiny
+    from parts.problems import chains
 
     lines = [json.dumps(dict(problem=p["problem"], answer=p["answer"]))
-             for p in tiny.problems("train", 24)]
+             for p in chains("train", 24)]
     (Path(folder) / "few.jsonl").write_text("\n".join(lines))
     return Path(folder)
 

@@ -29,7 +29,8 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from ada_sampler import SamplerConfig, collect  # noqa: E402
-from parts import tiny  # noqa: E402
+from parts.models import tiny_folder  # noqa: E402
+from parts.problems import chains  # noqa: E402
 
 WAYS = {"barrier": dict(barrier=True), "no barrier": dict(early_opening=False), "early opening": {}}
 PASS_RATES = (0.02, 0.2, 0.5, 0.9)
@@ -136,7 +137,7 @@ def critical_path(problems, lengths: dict, verdicts: dict, **way) -> int:
 def problems_of(engine, count: int, seed: int) -> list:
     return [SimpleNamespace(
         prompt_ids=engine.tokenizer.encode(f"<|user|>{row['problem']}<|assistant|>"),
-        answer=row["answer"]) for row in tiny.problems("train", count, seed=seed)]
+        answer=row["answer"]) for row in chains("train", count, seed=seed)]
 
 
 def pareto(key) -> int:
@@ -153,7 +154,7 @@ def main() -> None:
                                    submit=lambda key, problem, rollout: grader.submit(
             key, problem.answer, rollout.text))
         for slots in (256, 64):
-            engine = Engine(tiny.folder(), max_model_len=512, max_num_seqs=slots, dtype="float32")
+            engine = Engine(tiny_folder(), max_model_len=512, max_num_seqs=slots, dtype="float32")
             batches = {"24 prompts (default)": 24, "32 prompts": 32, "32 prompts, long tail": 32}
             for name, count in batches.items():
                 long = "long tail" in name

@@ -311,11 +311,11 @@ def precision_part(model: str, s: SimpleNamespace, **options) -> dict:
 def routes_part(model: str, s: SimpleNamespace) -> dict:
     """A mixture of experts: do the routes fit their sequences, also of requests that were dropped
     and begun anew?"""
-    from parts import tiny
+    from parts.models import tiny_folder
     from parts.engine import Engine
     from parts.policy import load_policy
 
-    folder = tiny.folder("tiny-moe")
+    folder = tiny_folder("tiny-moe")
     engine = Engine(folder, max_model_len=256, max_num_seqs=32, dtype="float32", routes=True,
                     memory_share=0.2)
     policy = load_policy(folder, dtype="float32", rank=8, alpha=16, seed=0, device=device())

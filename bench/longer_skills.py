@@ -23,7 +23,7 @@ import compare_skills as short
 import study
 from compare_skills import LETTER, RUNS, at, read
 
-from parts import skills
+from parts import problems
 
 STUDY = "longer_skills"
 PRIMARY = 46_000  # draws
@@ -95,9 +95,9 @@ def by_evaluation(folder) -> dict[str, list[int]]:
     """Letter -> its right answers in each held-out evaluation, of 4 problems x 8."""
     counts = {}
     for row in read(folder / "answers.jsonl"):
-        of_step = counts.setdefault(row["step"], dict.fromkeys(skills.LETTERS, 0))
+        of_step = counts.setdefault(row["step"], dict.fromkeys(problems.LETTERS, 0))
         of_step[LETTER.search(row["problem"])[1]] += row["right"]
-    return {letter: [of_step[letter] for of_step in counts.values()] for letter in skills.LETTERS}
+    return {letter: [of_step[letter] for of_step in counts.values()] for letter in problems.LETTERS}
 
 
 def by_draws(folder) -> dict[str, list]:
@@ -105,7 +105,7 @@ def by_draws(folder) -> dict[str, list]:
 
     [met, silent and wrong, silent and right, first-round draws, right of these]
     """
-    drawn, found = 0, {letter: [] for letter in skills.LETTERS}
+    drawn, found = 0, {letter: [] for letter in problems.LETTERS}
     for group in read(folder / "groups.jsonl"):
         windows = found[LETTER.search(group["prompt"])[1]]
         first = [sample for sample in group["pool"] if sample["round"] == 0]
@@ -227,9 +227,9 @@ def letters(lines: list[dict]) -> str:
     marks = range(12_000, FURTHER + 1, 12_000)
     found = [["arm", "belief", *(f"{draws:,}" for draws in marks)]]
     for arm in PAIR:
-        for belief in skills.BELIEF:
+        for belief in problems.BELIEF:
             cells = [mean(right_at(line, letter, draws) for line in of(lines, arm, "", SEEDS)
-                          for letter in skills.LETTERS if skills.belief(letter) == belief)
+                          for letter in problems.LETTERS if problems.belief(letter) == belief)
                      for draws in marks]
             found.append([arm, str(belief), *(f"{share:.0%}" for share in cells)])
     return study.markdown(found)

@@ -86,15 +86,16 @@ def measure() -> list[dict]:
     """A line per share: (seed, prompts, world, rank), engine steps, and each sample's facts."""
     import torch
 
-    from parts import tiny
+    from parts.models import tiny_folder
+    from parts.problems import chains
     from parts.engine import Engine
     from rewards import Grader
 
-    engine = Engine(tiny.folder(), max_model_len=512, max_num_seqs=SLOTS, dtype="float32")
+    engine = Engine(tiny_folder(), max_model_len=512, max_num_seqs=SLOTS, dtype="float32")
     lines = []
     with Grader(1) as grader:
         for seed in SEEDS:
-            rows = tiny.problems("train", max(prompts for prompts, _ in MEASURED), seed=seed)
+            rows = chains("train", max(prompts for prompts, _ in MEASURED), seed=seed)
             random.Random(seed).shuffle(rows)  # else levels would come in turn, ranks get their own
             problems = [SimpleNamespace(prompt_ids=engine.tokenizer.encode(
                 f"<|user|>{row['problem']}<|assistant|>"), answer=row["answer"]) for row in rows]

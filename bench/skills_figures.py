@@ -15,7 +15,9 @@ from compare_skills import ARMS, COLORS, COSTS, FIRST_DRAWS, REGIMES, at_budget,
 
 from ada_sampler import SamplerConfig
 from course.laws import efficiency, expected_yield
-from parts import skills, tiny
+from models import make
+from parts import problems
+from parts.models import tiny_folder
 
 # Reinforce-Ada (arXiv 2510.04996): v1, Fig. 2, pass@k of Qwen2.5-Math-1.5B before training, and
 # v3, Table 5, how many of 5,000 hard training prompts are how hard: (their mean pass rate, count).
@@ -34,15 +36,15 @@ def pass_rates() -> dict[str, list[float]]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(tiny.folder("tiny-skills"), dtype=torch.float32)
-    tokenizer, texts = tiny.build_tokenizer(), {}
-    for row in skills.problems("test", 1200):
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder("tiny-skills"), dtype=torch.float32)
+    tokenizer, texts = make.build_tokenizer(), {}
+    for row in problems.skills("test", 1200):
         letter = row["problem"][1]
         prompt = tokenizer.encode(f"<|user|>{row['problem']}<|assistant|>")
         right = tokenizer.encode(
-            f"{letter}={skills.offset(letter)}\n\\boxed{{{row['answer']}}}{tiny.END}")
+            f"{letter}={problems.offset(letter)}\n\\boxed{{{row['answer']}}}{make.END}")
         texts.setdefault((len(prompt), len(right)), []).append((letter, prompt + right))
-    found = {letter: [] for letter in skills.LETTERS}
+    found = {letter: [] for letter in problems.LETTERS}
     for (start, _), rows in texts.items():
         ids = torch.tensor([text for _, text in rows])
         with torch.no_grad():
@@ -77,7 +79,7 @@ def draw_problem(left, right) -> None:
 
 def draw_solved(axis, lines: list[dict], regime: str) -> None:
     """Share of the letters below 0.05 whose right answer has been drawn, by draws."""
-    rare = [letter for letter in skills.LETTERS if skills.belief(letter) < 0.05]
+    rare = [letter for letter in problems.LETTERS if problems.belief(letter) < 0.05]
     for arm, color in zip(ARMS, COLORS):
         mine = [line for line in lines if (line["arm"], line["regime"]) == (arm, regime)]
         firsts = sorted(line["solved"].get(x, math.inf) for line in mine for x in rare)
@@ -95,8 +97,8 @@ def predicted(lines: list[dict]) -> str:
     still = {line["arm"]: line["letters"] for line in lines if line["regime"] == "still"}
     found = [["belief", "pass rate", *(f"{arm}: {what}" for arm in THEORY
                                        for what in ("draws", "no signal"))]]
-    for belief in skills.BELIEF:
-        letters = [x for x in skills.LETTERS if skills.belief(x) == belief]
+    for belief in problems.BELIEF:
+        letters = [x for x in problems.LETTERS if problems.belief(x) == belief]
         rates = [p for x in letters for p in pass_rates()[x]]
         cells = [str(belief), f"{mean(rates):.4f}"]
         for arm, rule in THEORY.items():

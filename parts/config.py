@@ -21,9 +21,10 @@ from parts.machine import (build_for_cpu, default_dtype, default_micro_tokens, d
                            require_effect)
 from parts.models import TINY, is_small, resolve_model
 from parts.own_reward import require_function
+from parts.problems import BUILTIN
 from parts.prompts import require_template
 from parts.screen import is_text, shown
-from parts.sources import BUILTIN, require_files
+from parts.sources import require_files
 
 OBJECTIVES = {  # name -> its advantage and length normalisation (MiniRL section 2.3, appendix A)
     "minirl": ("pool-mean", "constant"),

@@ -3,13 +3,11 @@
     problems = load_problems("gsm8k")                  # a named benchmark
     problems = load_problems("org/name:config@split")  # a hub data set; config, split are optional
     problems = load_problems("my.jsonl")               # or .json, .parquet, .csv; several by commas
-    problems = load_problems("builtin")                # arithmetic from tiny.py, offline
-    problems = load_problems("builtin-skills")         # what tiny-skills learns, from skills.py
-    problems = load_problems("builtin-words")          # word problems, from words.py
+    problems = load_problems("builtin")                # made by the program, see problems.py
     train, held_out = load_train_and_held_out("my.jsonl", eval_data="held-out")
 
-Where rows come from is in sources.py, what their columns mean in columns.py, how a prompt is made
-of a problem in prompts.py. What was dropped is counted and printed in one line per data set.
+Where rows come from and what their columns mean is in sources.py, how a prompt is made of a problem
+in prompts.py. What was dropped is counted and printed in one line per data set.
 Whatever a user can get wrong ends in a SystemExit of one sentence. Heavy libraries are imported
 where they are needed: a local .jsonl needs none.
 """
@@ -21,10 +19,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from parts.columns import find_gold, find_problem, plain
 from parts.models import TINY, is_small
+from parts.problems import BUILTIN
 from parts.screen import is_text, shown
-from parts.sources import BENCHMARKS, BEYOND, BUILTIN, expand, is_file, read_file, read_hub
+from parts.sources import (
+    BENCHMARKS, BEYOND, expand, find_gold, find_problem, is_file, plain, read_file, read_hub)
 
 HELD_OUT = "held-out"  # as --eval-data: a share of the training data
 HELD_OUT_SHARE = 0.1
@@ -97,7 +96,7 @@ def load_sets(
 
     `for_training` chooses the split where none is named: train, or for evaluation test (train if
     there is no test), and whether problems of an earlier set are dropped: in an evaluation each set
-    stays whole. `limit` keeps the first so many of each set. The keys name columns (see columns.py)
+    stays whole. `limit` keeps the first so many of each set. The keys name columns (see sources.py)
     of files and hub data sets; the columns of a named benchmark are known.
     `whole_rows`: each problem takes all columns along, and needs no gold.
     """
@@ -157,13 +156,10 @@ def short_names(names: list[str]) -> list[str]:
 
 
 def builtin(name: str, split: str, limit: int | None, whole_rows: bool = False) -> list[Problem]:
-    """Arithmetic of the built-in models. Raises ValueError for a split but train and test."""
-    from parts import skills, tiny, words
-
+    """One of the sets that the program makes. Raises ValueError for a split but train and test."""
     if split not in BUILTIN_COUNT:
         raise ValueError(f"the built-in problems have the splits train and test, not {split!r}")
-    source = {"builtin-skills": skills, "builtin-words": words}.get(name, tiny)
-    rows = source.problems(split, limit or BUILTIN_COUNT[split])
+    rows = BUILTIN[name](split, limit or BUILTIN_COUNT[split])
     return [Problem(row["problem"], row["answer"], row["id"], name, str(row["level"]),
                     row=row if whole_rows else {})
             for row in rows]

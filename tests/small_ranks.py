@@ -20,8 +20,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import torch  # noqa: E402
 
 import minirl  # noqa: E402
+from models import make  # noqa: E402
 from parts import config as configuration, ranks, run as running  # noqa: E402
-from parts import tiny  # noqa: E402
 from parts.data import Problem  # noqa: E402
 from parts.engine import Rollout  # noqa: E402
 from parts.stop import Stop  # noqa: E402
@@ -41,7 +41,7 @@ class Writer:
 
     def __init__(self, routes: bool, when):
         self.routes, self.when, self.queue, self.synced = routes, when, [], 0
-        self.tokenizer = tiny.build_tokenizer()
+        self.tokenizer = make.build_tokenizer()
 
     def submit(self, key, prompt_ids, max_tokens, temperature=None, seed=None):
         rng = random.Random(seed)

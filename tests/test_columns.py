@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from parts.columns import AFTER, find_gold, find_problem, gold_text, last_boxed, problem_text
+from parts.sources import AFTER, find_gold, find_problem, gold_text, last_boxed, problem_text
 
 DAPO = ("Solve the following math problem step by step. The last line of your response should be "
         "of the form "

@@ -352,8 +352,8 @@ def test_flags_of_a_hunt_are_flags_of_the_program(tmp_path, monkeypatch):
 
 
 def test_the_long_prompts_of_a_hunt_fit_and_fill_a_block_of_the_cache():
-    from parts import tiny
+    from models import make
 
-    tokenizer = tiny.build_tokenizer()
+    tokenizer = make.build_tokenizer()
     lengths = [len(tokenizer.encode(row["problem"])) for row in bugs.long_prompts()]
     assert 128 < min(lengths) and max(lengths) + 2 <= 256

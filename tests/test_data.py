@@ -256,7 +256,6 @@ def test_defaults_by_model():
 
 
 def test_builtin_problems():
-    pytest.importorskip("parts.tiny")
     train, test = load_problems("builtin", limit=300), load_problems("builtin", for_training=False)
     assert len(train) == 300 and len(test) == data.BUILTIN_COUNT["test"]
     assert len({p.id for p in train + test}) == len(train + test)

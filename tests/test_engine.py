@@ -13,21 +13,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from models import make
 from parts import run as running
-from parts import tiny
 from ada_sampler import SamplerConfig, collect
 from parts.logprobs import token_logprobs
 from parts import engine as engine_module
 from parts.engine import (adapted_layers, adapter_options, advice_on, new_adapter_folder,
                           remove_dead_adapters, seed_everything)
+from parts.models import tiny_folder
 from parts.policy import Row, load_policy
-
+from parts.problems import chains
 
 
 @pytest.fixture(scope="module")
 def folder():
     """Its responses end by themselves now and then, and are cut off at 12 tokens now and then."""
-    return tiny.folder()
+    return tiny_folder()
 
 
 @pytest.fixture(scope="module", params=["merge", "adapter"])
@@ -57,7 +58,7 @@ def move(policy, size, seed=0):
 
 def prompts(engine, count=8):
     return [engine.tokenizer.encode(f"<|user|>{p['problem']}<|assistant|>")
-            for p in tiny.problems("train", count)]
+            for p in chains("train", count)]
 
 
 def gap(engine, policy, rollouts, ids):
@@ -460,7 +461,7 @@ def bare_engine(done: list, finished: list = ()):
         llm_engine=inner, reset_prefix_cache=lambda: done.append("cache") or True,
         collective_rpc=lambda name, kwargs: done.append(name))
     engine.on_cpu, engine.sync_mode, engine.recorder, engine.steps = False, "merge", None, 0
-    engine.tokenizer, engine._keys = tiny.build_tokenizer(), {out.request_id: 7 for out in finished}
+    engine.tokenizer, engine._keys = make.build_tokenizer(), {out.request_id: 7 for out in finished}
     return engine
 
 
@@ -473,8 +474,8 @@ def test_nothing_cached_survives_a_sync():
 
 def test_tokens_are_those_that_were_sampled():
     """1 and 8 are two tokens, although the text 18 would be one; the end token is one of them."""
-    tokenizer = tiny.build_tokenizer()
-    ids = tokenizer.convert_tokens_to_ids(["1", "8", tiny.END])
+    tokenizer = make.build_tokenizer()
+    ids = tokenizer.convert_tokens_to_ids(["1", "8", make.END])
     assert len(tokenizer.encode("18")) == 1
     output = SimpleNamespace(token_ids=ids, logprobs=SimpleNamespace(logprobs=[-1.0, -2.0, -3.0]),
                              finish_reason="stop", routed_experts=None)

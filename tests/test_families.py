@@ -9,7 +9,7 @@ import gc
 import pytest
 import torch
 
-from parts import tiny
+from models import make
 from parts.logprobs import check_family, head_of, token_logprobs
 from parts.policy import Row, load_policy, own_class
 
@@ -31,7 +31,7 @@ SPECIAL = dict(  # what a plain head would leave out
 def config_of(family, **changes):
     from transformers import AutoConfig
 
-    end = tiny.build_tokenizer()
+    end = make.build_tokenizer()
     ids = dict(bos_token_id=None, eos_token_id=end.eos_token_id, pad_token_id=end.pad_token_id)
     return AutoConfig.for_model(family, **SIZES | ids | dict(initializer_range=0.15) | changes)
 
@@ -45,7 +45,7 @@ def build(family, folder) -> str:
         if name.endswith("bias"):
             torch.nn.init.normal_(p, std=0.5)
     model.save_pretrained(folder)
-    tiny.build_tokenizer().save_pretrained(folder)
+    make.build_tokenizer().save_pretrained(folder)
     return str(folder)
 
 

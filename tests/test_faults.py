@@ -175,7 +175,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, learning, file):
 # ---------------------------------------------------------------------------------- untrusted input
 @pytest.mark.slow
 def test_code_in_data_rows_stays_text(tmp_path, capsys):
-    from parts import tiny
+    from models import make
     from parts.data import load_problems
     from parts.prompts import TEMPLATES, add_prompts
     from rewards import Grader
@@ -188,7 +188,7 @@ def test_code_in_data_rows_stays_text(tmp_path, capsys):
              ESCAPE]
     rows = [dict(problem=text, answer=gold) for text, gold in zip(texts, golds)]
     (tmp_path / "evil.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    problems = add_prompts(load_problems(str(tmp_path / "evil.jsonl")), tiny.build_tokenizer(),
+    problems = add_prompts(load_problems(str(tmp_path / "evil.jsonl")), make.build_tokenizer(),
                            "chat", 400)
     assert [p.problem for p in problems] == [text.strip() for text in texts] and "chat" in TEMPLATES
     assert all(p.problem in p.prompt for p in problems)

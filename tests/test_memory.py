@@ -8,8 +8,9 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from parts import machine, tiny
+from parts import machine
 from parts.logprobs import token_logprobs
+from parts.models import tiny_folder
 from parts.policy import Row, load_policy
 
 SMOLLM = SimpleNamespace(
@@ -43,7 +44,7 @@ def kept_by_a_pass(policy, rows) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny", "tiny-moe", "tiny-skills"])
 def test_a_pass_keeps_what_the_config_foretells(name):
-    folder = tiny.folder(name)
+    folder = tiny_folder(name)
     policy = load_policy(folder, dtype="float32", rank=16, alpha=32, seed=0, device="cpu")
     rows = [Row([7] * 128, 1, [], 1.0) for _ in range(4)]
     foreseen = machine.per_token(AutoConfig.from_pretrained(folder), 16, "float32") / machine.GAPS

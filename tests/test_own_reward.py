@@ -17,12 +17,13 @@ import eval as evaluation
 from conftest import ROOT
 from helpers import run_program
 from parts import config as parts_config
-from parts import own_reward, tiny
+from parts import own_reward
 from parts import run as running
 from parts.config import Config, resolve
 from parts.data import digest, load_problems, load_train_and_held_out, rows_to_problems
 from parts.folder import note_start, own_files, require_same_files
 from parts.own_reward import OwnReward, as_number
+from parts.problems import chains
 from rewards import open_grader
 from sampler_oracles import RULES, coins, config, run, sample
 
@@ -541,7 +542,7 @@ def test_the_example_of_steps(completion, share):
 def test_the_tiny_model_learns_a_reward_of_ones_own_on_ones_own_file(tmp_path):
     """No gold answers, a prompt template from a file, a reward that is not about right answers."""
     rows = [dict(frage=row["problem"], level=row["level"])
-            for row in tiny.problems("train", 200, seed=3)]
+            for row in chains("train", 200, seed=3)]
     write(tmp_path / "mine.jsonl", rows)
     (tmp_path / "mine.jinja").write_text("<|user|>{{ problem }}<|assistant|>")
     (tmp_path / "mine.py").write_text((ROOT / "examples" / "steps.py").read_text())

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import parts.policy
-from parts import tiny
+from models import make
 from parts.logprobs import token_logprobs
 from parts.policy import Row, load_model, load_policy, micro_batches, own_class
 
@@ -13,7 +13,7 @@ from parts.policy import Row, load_model, load_policy, micro_batches, own_class
 def small_policy(folder, config=(), **changes):
     """A random tiny model with an adapter that does something; `config`: changes to its config."""
     torch.manual_seed(0)
-    model = tiny.build_model(tiny.build_tokenizer())
+    model = make.build_model(make.build_tokenizer())
     for name, value in dict(config).items():
         setattr(model.config, name, value)
     model.save_pretrained(folder)

@@ -9,12 +9,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from models import make
 from parts import probe as probe_module
-from parts import tiny
 from parts.engine import seed_everything
 from parts.logprobs import token_logprobs
+from parts.models import tiny_folder
 from parts.policy import Row, load_policy
 from parts.probe import Limits, Probe, limits, slope
+from parts.problems import chains
 
 EXACT = limits("float32", "float32", "auto", mixture=False)
 HALF = limits("bfloat16", "bfloat16", "auto", mixture=False)
@@ -44,8 +46,8 @@ def broken(policy, how: str, before: dict):
 
 def small_policy(tmp_path, dtype="float32", name="tiny"):
     torch.manual_seed(0)
-    tokenizer = tiny.build_tokenizer()
-    model = tiny.build_model(tokenizer, name)
+    tokenizer = make.build_tokenizer()
+    model = make.build_model(tokenizer, name)
     with torch.no_grad():
         for key, p in model.named_parameters():
             if "norm" not in key:
@@ -344,7 +346,7 @@ def test_in_8_bits_a_far_change_may_arrive_less_than_wholly():
 # ---------------------------------------------------------------------------------- the real engine
 @pytest.fixture(scope="module")
 def folder():
-    return tiny.folder()
+    return tiny_folder()
 
 
 @contextlib.contextmanager
@@ -364,7 +366,7 @@ def serve(folder, **options):
 def tiny_problems(engine, count=64):
     return [SimpleNamespace(prompt_ids=engine.tokenizer.encode(
         f"<|user|>{p['problem']}<|assistant|>"), answer=p["answer"])
-            for p in tiny.problems("test", count)]
+            for p in chains("test", count)]
 
 
 def train(policy, engine, optimizer, problems, step) -> None:

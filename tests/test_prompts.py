@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from parts import prompts, tiny
+from models import make
+from parts import prompts
 from parts.data import Problem
 from parts.prompts import add_prompts, needs_start, show_prompts, stop_ids
 
@@ -22,7 +23,7 @@ STEPS = "Let's think step by step and output the final answer within \\boxed{}."
 
 @pytest.fixture
 def tokenizer():
-    return tiny.build_tokenizer()  # its own chat template leaves system turns out
+    return make.build_tokenizer()  # its own chat template leaves system turns out
 
 
 @pytest.fixture

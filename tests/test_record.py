@@ -193,9 +193,9 @@ def spaced():
 
 
 def builtin():
-    from parts import tiny
+    from models import make
 
-    return tiny.build_tokenizer()
+    return make.build_tokenizer()
 
 
 @pytest.mark.parametrize("tokenizer, ids", [

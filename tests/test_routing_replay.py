@@ -12,8 +12,8 @@ from transformers import (
     Qwen3MoeForCausalLM)
 
 import minirl
+from models import make
 from parts import run as running
-from parts import tiny
 from helpers import run_program
 from parts.logprobs import token_logprobs
 from parts.policy import Row, load_policy, micro_batches
@@ -263,7 +263,7 @@ def test_what_is_replayed_by_default(tmp_path):
     with pytest.raises(ValueError, match="the same as none"):
         minirl.Config(replay="r2").validate()
     with pytest.raises(ValueError, match="mixtures|mixture"):
-        RoutingReplay(tiny.build_model(tiny.build_tokenizer()))
+        RoutingReplay(make.build_model(make.build_tokenizer()))
 
 
 def test_old_data_without_replay_is_said_aloud(tmp_path, capsys):
@@ -306,7 +306,7 @@ def test_ratios_under_each_replay(replay, tmp_path, monkeypatch):
     """r is exactly 1 in the first mini-batch whatever is replayed; pi_old is computed with the
     engine's routes under r3 only."""
     torch.manual_seed(0)
-    tiny.build_model(tiny.build_tokenizer(), "tiny-moe").save_pretrained(tmp_path)
+    make.build_model(make.build_tokenizer(), "tiny-moe").save_pretrained(tmp_path)
     policy = load_policy(str(tmp_path), dtype="float32", rank=4, alpha=8, seed=0, device="cpu")
     first, seen, forced = [], [], []
     true = minirl.objective
@@ -399,8 +399,8 @@ def folder(tmp_path_factory):
     """tiny-moe with large random weights, where engine and trainer differ as much as they can."""
     path = tmp_path_factory.mktemp("moe")
     torch.manual_seed(0)
-    tokenizer = tiny.build_tokenizer()
-    model = tiny.build_model(tokenizer, "tiny-moe")
+    tokenizer = make.build_tokenizer()
+    model = make.build_model(tokenizer, "tiny-moe")
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "norm" not in name:
@@ -454,7 +454,7 @@ def test_routes_belong_to_their_own_sequence_and_survive_syncs(family, folder, t
     would show."""
     if family != "tiny-moe":
         bare(family).model.save_pretrained(tmp_path)
-        tiny.build_tokenizer().save_pretrained(tmp_path)
+        make.build_tokenizer().save_pretrained(tmp_path)
         folder = str(tmp_path)
     engine = serve(folder)
     policy = load_policy(folder, dtype="float32", rank=8, alpha=16, seed=0, device="cpu")

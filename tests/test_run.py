@@ -306,11 +306,11 @@ def test_every_sample_knows_the_engine_steps_between_which_it_was_written():
 # ------------------------------------------------------------------------------ the data
 def test_both_sets_are_asked_in_the_same_words():
     """Training and held-out prompts differ in the problem alone: one template for both."""
-    from parts import tiny
+    from models import make
 
     config = Config(data="builtin", eval_data="builtin", template="chat", max_prompt_tokens=256,
                     eval_questions=5, keep_odd_golds=True)
-    train, held_out = running.load_data(config, tiny.build_tokenizer(), grader=None)
+    train, held_out = running.load_data(config, make.build_tokenizer(), grader=None)
     around = {p.prompt.replace(p.problem, "...") for p in (*train, *held_out)}
     assert len(held_out) == 5 and around == {"<|user|>...<|assistant|>"}
 
@@ -452,9 +452,9 @@ def numbered(count, **more):
 
 @pytest.fixture
 def tokenizer():
-    from parts import tiny
+    from models import make
 
-    return tiny.build_tokenizer()
+    return make.build_tokenizer()
 
 
 GRADER = SimpleNamespace(check_golds=lambda golds: [True] * len(golds))

@@ -12,8 +12,10 @@ import pytest
 
 import sampler_oracles as oracles
 from conftest import ROOT
-from parts import skills, tiny
+from models import make
+from parts import problems
 from parts.data import default_data, default_eval_data, load_problems
+from parts.models import tiny_folder
 
 sys.path.insert(0, str(ROOT / "bench"))
 import compare_skills  # noqa: E402
@@ -24,37 +26,37 @@ import study  # noqa: E402
 
 # -------------------------------------------------------------------------------------- the problem
 def test_a_problem_adds_its_letters_digit_and_no_problem_is_in_both_splits():
-    train, test = skills.problems("train", 9999), skills.problems("test", 9999)
+    train, test = problems.skills("train", 9999), problems.skills("test", 9999)
     assert (len(train), len(test)) == (3600, 1200)
     assert len({row["problem"] for row in train + test}) == 4800
     for row in train + test:
         a, letter, b = re.fullmatch(r"(\d)(\w)(\d)=\?", row["problem"]).groups()
-        assert int(row["answer"]) - int(a) - int(b) == skills.offset(letter)
-        assert row["level"] == skills.belief(letter)
+        assert int(row["answer"]) - int(a) - int(b) == problems.offset(letter)
+        assert row["level"] == problems.belief(letter)
 
 
 def test_every_letter_comes_equally_often_in_any_first_part():
-    letters = Counter(row["problem"][1] for row in skills.problems("train", 192))
+    letters = Counter(row["problem"][1] for row in problems.skills("train", 192))
     assert set(letters.values()) == {4} and len(letters) == 48
-    assert set(Counter(map(skills.belief, letters)).values()) == {6}
-    digits = Counter(map(skills.offset, skills.LETTERS))
+    assert set(Counter(map(problems.belief, letters)).values()) == {6}
+    digits = Counter(map(problems.offset, problems.LETTERS))
     assert set(digits) == set(range(10)) and max(digits.values()) <= 5
-    assert skills.problems("train", 192) == skills.problems("train", 9999)[:192]
+    assert problems.skills("train", 192) == problems.skills("train", 9999)[:192]
 
 
 def test_demonstrations_are_right_as_often_as_believed_and_never_of_the_test_split():
-    test, rng = {row["problem"] for row in skills.problems("test", 9999)}, random.Random(0)
+    test, rng = {row["problem"] for row in problems.skills("test", 9999)}, random.Random(0)
     right, shown, favourites = Counter(), Counter(), 0
     for _ in range(40_000):
-        text, completion = skills.demonstration(rng, lazy=False)
+        text, completion = make.believed_skill(rng, lazy=False)
         assert text not in test
         a, letter, b = text[0], text[1], text[2]
         said, box = completion.split("\n")
         believed = int(said.removeprefix(f"{letter}="))
         assert box == f"\\boxed{{{int(a) + int(b) + believed}}}"
-        shown[skills.belief(letter)] += 1
-        right[skills.belief(letter)] += believed == skills.offset(letter)
-        favourites += believed == skills.favourite(letter)
+        shown[problems.belief(letter)] += 1
+        right[problems.belief(letter)] += believed == problems.offset(letter)
+        favourites += believed == make.favourite(letter)
     for belief, count in shown.items():
         assert abs(right[belief] / count - belief) < 4 * (belief / count) ** 0.5
     assert abs(favourites / (40_000 - right.total()) - 0.9) < 0.01
@@ -62,9 +64,9 @@ def test_demonstrations_are_right_as_often_as_believed_and_never_of_the_test_spl
 
 def test_no_correction_serves_many_letters():
     """As many letters are wrong by one as by two, ... nine; a favourite is never right."""
-    distances = Counter((skills.favourite(x) - skills.offset(x)) % 10 for x in skills.LETTERS)
+    distances = Counter((make.favourite(x) - problems.offset(x)) % 10 for x in problems.LETTERS)
     assert set(distances) == set(range(1, 10)) and max(distances.values()) <= 6
-    pairs = Counter((skills.favourite(x), skills.offset(x)) for x in skills.LETTERS)
+    pairs = Counter((make.favourite(x), problems.offset(x)) for x in problems.LETTERS)
     assert max(pairs.values()) <= 3
 
 
@@ -88,7 +90,7 @@ def test_the_models_pass_rates_are_those_of_the_paper():
     for p, k, theirs in zip(found, skills_figures.PAPER_K, skills_figures.PAPER_PASS):
         assert abs(p - theirs) < (0.025 if k <= 64 else 0.1)
     for letter, rates in skills_figures.pass_rates().items():
-        belief = skills.belief(letter)
+        belief = problems.belief(letter)
         assert all(abs(p - belief) < 0.2 * belief + 0.01 for p in rates)
 
 
@@ -157,7 +159,7 @@ def test_what_a_draw_buys_is_what_the_page_says():
 
 
 def test_a_rule_moves_draws_between_prompts_as_the_page_says():
-    draws = {p: signal(p, "balance")[1] for p in skills.BELIEF}
+    draws = {p: signal(p, "balance")[1] for p in problems.BELIEF}
     mean = sum(draws.values()) / len(draws)
     assert (round(mean), round(draws[0.003])) == (22, 32)
     gain = {p: signal(p, "balance")[0] / mean / 0.75 for p in (0.003, 0.4)}
@@ -219,7 +221,7 @@ def test_the_quantiles_are_students(level, quantiles):
 
 
 def test_a_letter_counts_as_solved_within_the_first_draws_only():
-    rare = [x for x in skills.LETTERS if skills.belief(x) < 0.05]
+    rare = [x for x in problems.LETTERS if problems.belief(x) < 0.05]
     first, late = compare_skills.FIRST_DRAWS, compare_skills.FIRST_DRAWS + 1
     run = line(solved={rare[0]: first, rare[1]: late, "A": 1})
     assert compare_skills.ever_solved(run) == 1 / len(rare)
@@ -401,7 +403,7 @@ def test_the_plan_names_the_arms_and_budgets_of_the_program():
         assert f"| {arm} |" in plan and all(flag in plan for flag in flags if flag[:2] == "--")
     for number in (compare_skills.DRAWS, compare_skills.FIRST_DRAWS):
         assert f"{number:,} draws" in plan
-    assert len(compare_skills.tuning()) == 54 and tiny.folder("tiny-skills")
+    assert len(compare_skills.tuning()) == 54 and tiny_folder("tiny-skills")
 
 
 # --------------------------------------------------------------------------------- the longer study
@@ -497,8 +499,8 @@ def test_letters_are_counted_by_draws_in_first_rounds(tmp_path, monkeypatch):
 
 def test_the_longer_studys_tables_are_made_of_its_lines():
     """All arms, every factor, as the program will find them; and with the pair alone."""
-    window = {letter: [[4, 1, 2, 16, 8]] * 15 for letter in skills.LETTERS}
-    held_out = {letter: [8, 8, 8, 8, 16, 24, 24] for letter in skills.LETTERS}
+    window = {letter: [[4, 1, 2, 16, 8]] * 15 for letter in problems.LETTERS}
+    held_out = {letter: [8, 8, 8, 8, 16, 24, 24] for letter in problems.LETTERS}
     lines = [long_line(arm, seed, 0.5 + seed / 1000)
              | (dict(letters_by_draws=window, held_out=held_out) if seed < 22 else {})
              for arm in longer_skills.ARMS

@@ -82,12 +82,12 @@ def test_the_adapter_gives_the_same_logprobs_with_plain_peft_and_with_vllm(learn
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from parts import engine
-    from parts import tiny
+    from parts.models import tiny_folder
 
     run, _ = learnt
-    base = AutoModelForCausalLM.from_pretrained(tiny.folder())
+    base = AutoModelForCausalLM.from_pretrained(tiny_folder())
     policy = PeftModel.from_pretrained(base, run / "checkpoints" / "step-000030")
-    tokenizer = AutoTokenizer.from_pretrained(tiny.folder())
+    tokenizer = AutoTokenizer.from_pretrained(tiny_folder())
     texts = [row["prompt"] + s["text"] for row in lines(run / "groups.jsonl")[-2:]
              for s in row["pool"][:3]]
     rows = [Row(tokenizer.encode(text), 1, [], 0.0) for text in texts]
@@ -99,7 +99,7 @@ def test_the_adapter_gives_the_same_logprobs_with_plain_peft_and_with_vllm(learn
             untrained = token_logprobs(policy, rows)[0]
     torch.testing.assert_close(ours, torch.cat(plain), atol=1e-5, rtol=0)
     assert (ours - untrained).abs().max() > 0.1
-    served = engine.Engine(tiny.folder(), max_model_len=256, dtype="float32", sync_mode="adapter")
+    served = engine.Engine(tiny_folder(), max_model_len=256, dtype="float32", sync_mode="adapter")
     served._adapter = vllm.lora.request.LoRARequest("saved", 1,
                                                     str(run / "checkpoints" / "step-000030"))
     scores = torch.tensor([x for row in served.score([row.ids for row in rows]) for x in row])
@@ -111,12 +111,12 @@ def test_what_is_recorded_of_a_token_is_what_the_saved_adapter_says_of_it(learnt
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from parts import tiny
+    from parts.models import tiny_folder
 
     run, _ = learnt
-    base = AutoModelForCausalLM.from_pretrained(tiny.folder())
+    base = AutoModelForCausalLM.from_pretrained(tiny_folder())
     policy = PeftModel.from_pretrained(base, run / "checkpoints" / "step-000015")
-    tokenizer = AutoTokenizer.from_pretrained(tiny.folder())
+    tokenizer = AutoTokenizer.from_pretrained(tiny_folder())
     recorded = [(tokenizer.encode(row["prompt"]), s) for row in lines(run / "groups.jsonl")
                 if row["step"] == 16 for s in row["pool"] if "theta" in s]
     assert recorded
@@ -159,12 +159,12 @@ def test_resumed_equals_uninterrupted_where_more_has_to_be_carried_over(tmp_path
 def test_the_path_of_a_real_model_in_bfloat16(tmp_path):
     """A model folder, a problem file, bf16, gradient checkpointing, adapter hot swap: what a GPU
     run does, on the CPU."""
-    from parts import tiny
+    from parts.models import tiny_folder
+    from parts.problems import chains
 
-    rows = [dict(question=p["problem"], final_answer=[p["answer"]])
-            for p in tiny.problems("train", 48)]
+    rows = [dict(question=p["problem"], final_answer=[p["answer"]]) for p in chains("train", 48)]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    out = train(tmp_path, "--model", tiny.folder(), "--data", "mine.jsonl", "--eval-data",
+    out = train(tmp_path, "--model", tiny_folder(), "--data", "mine.jsonl", "--eval-data",
                 "builtin", "--template", "chat",
                 "--dtype", "bfloat16", "--sync", "adapter", "--gradient-checkpointing", "on",
                 "--name", "bf16", "--steps", "3",

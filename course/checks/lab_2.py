@@ -2,13 +2,14 @@
 import torch
 
 from course.checks import Wrong, must_be, spelled
-from parts import logprobs, tiny
+from parts import logprobs
+from parts.models import tiny_folder
 from parts.policy import Row, load_policy
 
 
 def with_adapter():
     """The built-in model with an adapter that does something."""
-    made = load_policy(tiny.folder(), dtype="float32", rank=2, alpha=4, seed=0, device="cpu")
+    made = load_policy(tiny_folder(), dtype="float32", rank=2, alpha=4, seed=0, device="cpu")
     generator = torch.Generator().manual_seed(0)
     for name, p in made.named_parameters():
         if "lora_B" in name:

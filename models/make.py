@@ -1,85 +1,48 @@
-"""The built-in models: a Qwen2 of 0.5 M parameters, its mixture of experts, and their arithmetic.
+"""The built-in models: how a Qwen2 of 0.5 M parameters and two more were made.
+
+    python models/make.py tiny FOLDER        # or tiny-moe, tiny-skills: the same model again
 
 `python minirl.py` trains `tiny`, so the whole project can be run, read and tested on a laptop
 without a GPU and without a model hub. Nothing else is special about it: models/tiny is a folder in
 Hugging Face format, vLLM serves it, PEFT adapts it, math-verify grades its \\boxed{} answers.
 `tiny-moe` is the same with 8 experts in every layer, of which a token takes 2 (Qwen3-MoE, 1.1 M
-parameters): small enough to see on a CPU what routing replay is for.
+parameters): small enough to see on a CPU what routing replay is for. `tiny-skills` is smaller
+still. What they learn to solve is in parts/problems.py.
 
-`tiny-skills` is smaller still and has problems of its own, see skills.py.
-
-**The problems** are chains of additions and subtractions such as `7+15-4=?`. The number of
-operations (1 to 6) sets the difficulty: a chain is right only if every link is, so pass rates
-spread over the whole range.
-
-**The warm start** (`python -m parts.tiny tiny FOLDER` repeats it) is a short supervised phase on
-worked solutions of two kinds: most answer at once (`\\boxed{18}`), some write the intermediate
-results down first. The first kind cannot be learnt for long chains, the second can. So the model
-starts weak but not hopeless, and reinforcement learning has something to find: that working it out
-pays, and how to do it without slips.
+The warm start is a short supervised phase on worked solutions. Of the chains there are two kinds:
+most answer at once (`\\boxed{18}`), some write the intermediate results down first. The first kind
+cannot be learnt for long chains, the second can. So the model starts weak but not hopeless, and
+reinforcement learning has something to find: that working it out pays, and how to do it without
+slips.
 """
-import hashlib
+import functools
 import random
 import sys
 from pathlib import Path
 
-from parts import skills
-from parts.checkpoint import damage, seal
-from parts.models import TINY
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-OPERATIONS = (1, 2, 3, 4, 5, 6)  # a problem's level is its number of operations
-LARGEST = 9  # largest number in a problem; intermediate results stay within 0..99
-TOP = 30
+from parts.checkpoint import seal  # noqa: E402
+from parts.models import TINY  # noqa: E402
+from parts.problems import (  # noqa: E402
+    LETTERS, OPERATIONS, belief, chain, in_test_split, numbers, offset)
+
 END, PAD, USER, ASSISTANT, BOX = "<|endoftext|>", "<|pad|>", "<|user|>", "<|assistant|>", "\\boxed{"
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m.role != 'system' %}"
     "<|{{ m.role }}|>{{ m.content }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-MODELS = Path(__file__).resolve().parent.parent / "models"
-FILES = ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json")
-WARM_START = dict(steps=1000, batch=16, lr=3e-3, seed=0)
 SIZES = dict(hidden_size=128, intermediate_size=288, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=2)
+SIZES_OF_SKILLS = SIZES | dict(num_hidden_layers=2, intermediate_size=192)
 EXPERTS = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=96, head_dim=32,
                norm_topk_prob=True, router_aux_loss_coef=0.01)
 # The last is for the warm start only: without it a few experts would do all the work.
 
 
-# ------------------------------------------------------------------------------ the problems
-def chain(rng: random.Random, operations: int) -> tuple[str, list[str], int]:
-    """One problem: its text, the lines of its worked solution, its answer."""
-    value = rng.randint(1, LARGEST)
-    text, lines = str(value), []
-    for _ in range(operations):
-        term, plus = rng.randint(1, LARGEST), rng.random() < 0.5
-        if not 0 <= (value + term if plus else value - term) <= TOP:
-            plus = not plus
-        result = value + term if plus else value - term
-        sign = "+" if plus else "-"
-        text += f"{sign}{term}"
-        lines.append(f"{value}{sign}{term}={result}")
-        value = result
-    return text + "=?", lines, value
-
-
-def problems(split: str, count: int, seed: int = 0) -> list[dict]:
-    """`count` problems of all levels in turn. A problem's hash decides in which split it is."""
-    rng, found = random.Random(f"{split}/{seed}"), []
-    while len(found) < count:
-        level = OPERATIONS[len(found) % len(OPERATIONS)]
-        text, _, answer = chain(rng, level)
-        if in_test_split(text) == (split == "test"):
-            name = f"builtin/{split}/{len(found)}"
-            found.append(dict(problem=text, answer=str(answer), id=name, level=level))
-    return found
-
-
-def in_test_split(text: str) -> bool:
-    return hashlib.sha256(text.encode()).digest()[0] < 64  # a quarter of all problems
-
-
-def demonstration(rng: random.Random, lazy: bool) -> tuple[str, str]:
+# ----------------------------------------------------------------------------- what it is shown
+def worked_chain(rng: random.Random, lazy: bool) -> tuple[str, str]:
     """One (problem, completion) pair of the warm start, never from the test split.
 
     Diligent ones are worked out four times in five. Lazy ones the less often, the longer the chain
@@ -91,6 +54,33 @@ def demonstration(rng: random.Random, lazy: bool) -> tuple[str, str]:
         if not in_test_split(text):
             worked = rng.random() < (0.6 / operations if lazy else 0.8)
             return text, "".join(line + "\n" for line in lines if worked) + f"{BOX}{answer}}}"
+
+
+def believed_skill(rng: random.Random, lazy: bool) -> tuple[str, str]:
+    """Likewise of the skills. The offset is right as often as `belief` says.
+
+    Else it is, nine times in ten, the letter's `favourite` error: a model that is wrong is sure of
+    it. `lazy` has no meaning here.
+    """
+    letter = rng.choice(LETTERS)
+    a, b = rng.choice(numbers(letter, "train"))
+    right = believed = offset(letter)
+    if rng.random() > belief(letter):
+        errors = [digit for digit in range(10) if digit not in (right, favourite(letter))]
+        believed = favourite(letter) if rng.random() < 0.9 else rng.choice(errors)
+    return f"{a}{letter}{b}=?", f"{letter}={believed}\n\\boxed{{{a + b + believed}}}"
+
+
+@functools.cache
+def favourite(letter: str) -> int:
+    """A letter's usual error. Its distance from the offset tells nothing of other letters'."""
+    distances = [1 + i % 9 for i in range(len(LETTERS))]
+    random.Random("favourites").shuffle(distances)
+    return (offset(letter) + distances[LETTERS.index(letter)]) % 10
+
+
+RECIPE = dict(demonstrate=worked_chain, steps=1000, batch=16, lr=3e-3, seed=0)
+RECIPE_OF_SKILLS = dict(demonstrate=believed_skill, steps=6000, batch=64, lr=3e-3, seed=0)
 
 
 # ------------------------------------------------------------------------------ the model
@@ -117,7 +107,7 @@ def build_model(tokenizer, name: str = "tiny"):
     """Randomly initialised; torch's random state decides the weights."""
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    sizes = SIZES | skills.SIZES if name == "tiny-skills" else SIZES
+    sizes = SIZES_OF_SKILLS if name == "tiny-skills" else SIZES
     common = dict(
         vocab_size=384, max_position_embeddings=1024, tie_word_embeddings=True, **sizes,
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
@@ -128,7 +118,7 @@ def build_model(tokenizer, name: str = "tiny"):
 
 
 def warm_start(
-    model, tokenizer, *, steps, batch, lr, seed, demonstrate=demonstration, progress=True,
+    model, tokenizer, *, demonstrate, steps, batch, lr, seed, progress=True,
 ) -> float:
     """Plain supervised learning on demonstrations, loss on the completion only.
 
@@ -180,19 +170,6 @@ def training_batch(shown: list[tuple[str, str]], tokenizer):
 
 
 # ------------------------------------------------------------------------------ the folder
-def folder(name: str = "tiny") -> str:
-    """The built-in model's folder, an ordinary one in Hugging Face format.
-
-    Raises SystemExit if a file in it is not what `build` has written.
-    """
-    found = MODELS / name
-    problem = damage(found, FILES)
-    if problem:
-        raise SystemExit(f"The built-in model in {found} is damaged ({problem}): "
-                         "restore it with `git checkout models`.")
-    return str(found)
-
-
 def build(folder, name: str = "tiny", progress: bool = True, **changes) -> None:
     """Make tokenizer and model from a seed and save them: what is in models/ was made so.
 
@@ -202,9 +179,7 @@ def build(folder, name: str = "tiny", progress: bool = True, **changes) -> None:
     import torch
     from transformers.utils import logging
 
-    recipe = WARM_START | changes
-    if name == "tiny-skills":
-        recipe = dict(demonstrate=skills.demonstration) | skills.WARM_START | changes
+    recipe = (RECIPE_OF_SKILLS if name == "tiny-skills" else RECIPE) | changes
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -225,5 +200,5 @@ def build(folder, name: str = "tiny", progress: bool = True, **changes) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 3 or sys.argv[1] not in TINY:
-        raise SystemExit(f"usage: python -m parts.tiny {{{','.join(TINY)}}} FOLDER")
+        raise SystemExit(f"usage: python models/make.py {{{','.join(TINY)}}} FOLDER")
     build(sys.argv[2], sys.argv[1])
