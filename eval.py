@@ -36,13 +36,11 @@ import numpy as np
 from ada_sampler import without_verdict
 from parts.config import EvalConfig, parse_eval
 from parts.data import digest, load_sets
-from parts.eval_folder import open_folder, read_rows, resume, write_rows
-from parts.files import read_json
-from parts.folder import own_files, versions
+from parts.files import append, keep_rows, quiet_end, read_json, read_rows, shown, write_safely
+from parts.folder import is_sample, open_folder, own_files, versions
 from parts.grader import NO_VERDICT
 from parts.models import TINY, fetch_model, load_tokenizer
 from parts.prompts import add_prompts, stop_ids
-from parts.screen import quiet_end, shown
 from parts.sources import expand
 
 SECONDS = 30  # an interruption costs the samples of this time at most
@@ -302,7 +300,7 @@ def weight_files(folder: str) -> list:
 def load_finished(folder: Path, protocol: dict, sets: dict) -> list[dict]:
     """Rows of another evaluation of the same questions. SystemExit for others, or if unfinished."""
     other = read_json(folder / "protocol.json")
-    rows = settled(read_rows(folder / "eval.jsonl")[0])
+    rows = settled(samples_in(folder / "eval.jsonl"))
     if other.get("questions") != protocol["questions"]:
         raise SystemExit(f"{shown(folder)} has other questions: only the same --data and --limit "
                          "can be compared.")
@@ -389,20 +387,27 @@ def main(argv: list[str] | None = None) -> None:
     with open_folder(folder, protocol):
         show_protocol(protocol)
         file, problems = folder / "eval.jsonl", [p for own in sets.values() for p in own]
-        done = resume(file)
+        keep_rows(file, is_sample)  # without the half line that an interruption has left
+        done = samples_in(file)
         already = f", which has {len(done)} samples already" if done else ""
         print(f"results in {shown(folder)}{already}")
         if len(done) < len(problems) * config.k:
             sample(sets, done, protocol, policy, rank, file)
-        rows = settled(in_order(read_rows(file)[0], problems, config.k))
+        rows = settled(in_order(samples_in(file), problems, config.k))
         summary = summary_of(rows, protocol["weights"])
         show(summary, bool(config.reward))
         show_failures(rows)
         if others:
             summary["difference"] = compare(rows, others, protocol["weights"])
             show_comparison(summary["difference"], config.against, bool(config.reward))
-        (folder / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
+        write_safely(folder / "summary.json", json.dumps(summary, indent=1))
         draw_evaluation(summary, folder / "eval.png")
+
+
+def samples_in(file: Path) -> list[dict]:
+    """Without their texts, which may be larger than memory."""
+    return [{key: value for key, value in row.items() if key != "text"}
+            for row in read_rows(file, is_sample)]
 
 
 def sample(sets: dict, done: list, protocol: dict, policy, rank: int, file: Path) -> None:
@@ -430,7 +435,7 @@ def sample(sets: dict, done: list, protocol: dict, policy, rank: int, file: Path
             for rows in answers(engine, grader, problems, protocol["k"], protocol["max_tokens"],
                                 done=done, temperature=protocol["temperature"],
                                 seed=protocol["seed"], progress="evaluation"):
-                write_rows(file, rows)
+                append(file, *rows)
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ import tyro
 
 from parts import files
 from parts.config import in_one_sentence, parse_flags
+from parts.files import quiet_end, shown
 from parts.folder import settings
 from parts.grader import NO_VERDICT
 from parts.plot import read_rows
-from parts.screen import quiet_end, shown
 from rewards import extract_answer
 
 TEMPLATE = Path(__file__).parent / "parts" / "explore.html"

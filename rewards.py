@@ -24,9 +24,9 @@ from concurrent.futures import Future
 
 from parts import answers
 from parts.answers import exact
+from parts.files import shown
 from parts.grader import WorkerPool, verdict
 from parts.own_reward import OwnReward
-from parts.screen import shown
 from parts.spelling import normalize, plain_characters, squeeze
 
 MAX_CHARS = 1000        # longer answers are compared as strings only

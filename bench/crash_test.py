@@ -110,7 +110,7 @@ def wait_for_moment(process, run: Path, kind: str, rng: random.Random) -> None:
     steps, fewest, seen = rng.choice((1, 2)), sys.maxsize, kind == "start"
     while not seen and process.poll() is None:
         if kind == "write":
-            seen = (run / "checkpoints" / ".writing").exists()
+            seen = any(run.glob("checkpoints/.*.writing"))
             time.sleep(0.001)
         else:
             logged = len(rows(run / "metrics.jsonl"))
@@ -138,10 +138,8 @@ def kill(process, run: Path, kind: str) -> str:
     if kind == "start":
         return "starting"
     if kind == "write":
-        writing = run / "checkpoints" / ".writing"
-        if not writing.exists():
-            return "just after a write"
-        return f"writing, files so far: {len(list(writing.iterdir()))}"
+        writing = list(run.glob("checkpoints/.*.writing/*"))
+        return f"writing, files so far: {len(writing)}" if writing else "just after a write"
     stack = (run.parents[1] / "out.txt").read_text(errors="replace").rpartition("Current thread")[2]
     names = re.findall(r'/(?:minirl|run|logs|checkpoint|eval|plot)\.py", line \d+ in (\w+)', stack)
     return " > ".join(name for name in reversed(names)

@@ -29,7 +29,8 @@ ALSO = {  # further tests that look at a module, besides tests/test_<module>.py
     "logprobs": ["policy", "families", "models"],
     "checkpoint": ["faults", "float16"],
     "run": ["faults", "float16", "config"],
-    "folder": ["faults", "own_reward"],
+    "files": ["checkpoint", "data", "eval"],
+    "folder": ["eval", "faults", "own_reward"],
     "metrics": ["objective", "record"],
     "masks": ["objective"],
     "coarse_engine": ["bench"],
@@ -44,10 +45,8 @@ ALSO = {  # further tests that look at a module, besides tests/test_<module>.py
     "data": ["own_reward", "sources"],
     "engine": ["hardware"],
     "flags": ["config"],
-    "screen": ["data"],
     "eval_config": ["eval", "flags"],
     "stop": ["faults"],
-    "eval_folder": ["eval"],
 }
 
 

@@ -1,23 +1,20 @@
 """Checkpoints: complete or not there at all, and checked before they are trusted.
 
 A checkpoint is written into a hidden folder, listed with sizes and hashes in manifest.json, flushed
-to the disk and only then renamed to `step-000100`. A crash at any moment leaves either the old
-state or the new one. On loading, every file is compared with the manifest; a damaged checkpoint is
-reported and the one before it is used.
+to the disk and only then renamed to `step-000100`. On loading, every file is compared with the
+manifest; a damaged checkpoint is reported and the one before it is used.
 
 Files: adapter_model.safetensors and adapter_config.json (PEFT's layout: loadable with
 `PeftModel.from_pretrained` and with `vllm serve --lora-modules`), optimizer.pt (read with
 weights_only=True: no pickled code), state.json (step, data cursor, totals, estimator).
 """
 import contextlib
-import hashlib
 import json
-import os
 import re
-import shutil
 from pathlib import Path
 
-from parts.files import flush
+from parts import files
+from parts.files import remove, replacing, seal
 from parts.ranks import writer
 
 FILES = ("adapter_model.safetensors", "optimizer.pt", "state.json")  # none may be missing
@@ -33,28 +30,28 @@ def save(folder: Path, policy, optimizer, schedule, state: dict, keep: int) -> P
     """
     from safetensors import SafetensorError
 
-    step, writing = state["step"], folder / "checkpoints" / ".writing"
-    final = folder / "checkpoints" / f"step-{step:06d}"
-    if final.exists() and not (damage(final) or misnamed(final)):
+    final = folder / "checkpoints" / f"step-{state['step']:06d}"
+    if final in complete(folder) and not damage(final):
         return final  # an error in the first step after a resume: nothing is new
-    shutil.rmtree(writing, ignore_errors=True)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    for left_by_a_crash in final.parent.glob(".*.writing"):
+        remove(left_by_a_crash)
     try:
-        writing.mkdir(parents=True)
-        write(writing, policy, optimizer, schedule, state)
+        with replacing(final) as writing:
+            write(writing, policy, optimizer, schedule, state)
+            remove(final)  # the same step, but damaged, or a copy of another
     except (OSError, RuntimeError, SafetensorError) as error:  # what three libraries call full
-        shutil.rmtree(writing, ignore_errors=True)
-        raise SystemExit(could_not_write(step, error, complete(folder))) from error
-    shutil.rmtree(final, ignore_errors=True)  # the same step, but damaged
-    os.rename(writing, final)
-    flush(final.parent)
+        raise SystemExit(f"Could not write the checkpoint of step {state['step']} ({error}): free "
+                         f"some space; {saved_so_far(folder)}") from error
     prune(folder, final, keep)
     return final
 
 
 def write(folder: Path, policy, optimizer, schedule, state: dict) -> None:
-    """All files of a checkpoint; when this returns, they are on the disk."""
+    """All files of a checkpoint."""
     import torch
 
+    folder.mkdir()
     policy.save_pretrained(folder, save_embedding_layers=False)
     learnt = dict(optimizer=optimizer.state_dict(), schedule=schedule.state_dict(),
                   loss_scale=policy.loss_scale.state_dict())
@@ -63,61 +60,38 @@ def write(folder: Path, policy, optimizer, schedule, state: dict) -> None:
     seal(folder)
 
 
-def seal(folder: Path) -> None:
-    """List the files of a folder in its manifest.json, and make sure that all are on the disk."""
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    manifest = {path.name: size_and_hash(path) for path in files}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    for path in [*files, folder / "manifest.json", folder]:
-        flush(path)
-
-
-def could_not_write(step: int, error: Exception, older: list[Path]) -> str:
-    reason = f"Could not write the checkpoint of step {step} ({error})"
-    if not older:
-        return f"{reason}, and there is none before it: free some space and start again."
-    return (f"{reason}; the ones before it in {older[0].parent} are intact: free some space and "
-            "continue with --resume.")
-
-
 def prune(folder: Path, newest: Path, keep: int) -> None:
     """Remove all but the newest `keep`, and what is later than `newest`.
 
-    Later ones were damaged, or this run would have continued from them. Copies stay.
+    Later ones were damaged, or this run would have continued from them. What is a link stays.
     """
-    known = [checkpoint for checkpoint in complete(folder) if not misnamed(checkpoint)]
-    now = known.index(newest) + 1
-    for other in known[:now][:-keep] + known[now:]:
-        shutil.rmtree(other)
-
-
-def size_and_hash(path: Path) -> list:
-    """[size in bytes, sha256]."""
-    data = path.read_bytes()
-    return [len(data), hashlib.sha256(data).hexdigest()]
+    own = [checkpoint for checkpoint in complete(folder) if not checkpoint.is_symlink()]
+    now = own.index(newest) + 1
+    for other in own[:now][:-keep] + own[now:]:
+        remove(other)
 
 
 # ------------------------------------------------------------------------------ finding, reading
 def complete(folder: Path) -> list[Path]:
-    """All finished checkpoints of a run, oldest first: the folders that `save` has named.
+    """All finished checkpoints of a run, oldest first: what `save` has named, or a link of that
+    name to where a checkpoint was moved.
 
-    A user's own copies, notes and links beside them (`step-000100-best`) are left alone.
+    A user's own copies and notes beside them (`step-000100-best`) are left alone, also those that
+    have another step's name. What cannot be read counts: it is reported as damaged.
     """
-    parent = folder / "checkpoints"
-    names = os.listdir(parent) if parent.is_dir() else []
-    steps = re.compile("step-([0-9]{6}|[1-9][0-9]{6,})")
-    found = [parent / name for name in names if steps.fullmatch(name)]
-    own = [path for path in found if path.is_dir() and not path.is_symlink()]
-    return sorted(own, key=step_of)
+    found = (folder / "checkpoints").glob("step-*")
+    named = [path for path in found
+             if re.fullmatch("step-([0-9]{6}|[1-9][0-9]{6,})", path.name)
+             and (path.is_dir() or path.is_symlink())]
+    return sorted((path for path in named if not is_copy(path)), key=step_of)
 
 
-def misnamed(checkpoint: Path) -> str:
-    """What is wrong with a copy under another step's name, such as step-999999; or empty."""
+def is_copy(checkpoint: Path) -> bool:
+    """Whether its name is not that of the step in it."""
     with contextlib.suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
         step = json.loads((checkpoint / "state.json").read_text())["step"]
-        if step != step_of(checkpoint):
-            return f"it is a copy of step {step}"
-    return ""  # what cannot be read is `damage`
+        return step != step_of(checkpoint)
+    return False
 
 
 def step_of(checkpoint: Path) -> int:
@@ -125,37 +99,33 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-"))
 
 
-def damage(folder: Path, needed: tuple[str, ...] = FILES) -> str:
-    """What is wrong with a sealed folder; empty if nothing is."""
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        if not isinstance(manifest, dict):
-            return "manifest.json is not what was written"
-        missing = [name for name in needed if name not in manifest]
-        if missing:
-            return f"manifest.json does not know {missing[0]}"
-        for name, known in manifest.items():
-            if size_and_hash(folder / name) != known:
-                return f"{name} is not what was written"
-    except (OSError, ValueError, RecursionError) as error:
-        return str(error)
-    return ""
+def damage(checkpoint: Path) -> str:
+    """What is wrong with it; empty if nothing is."""
+    return files.damage(checkpoint, FILES)
+
+
+def saved_so_far(folder: Path) -> str:
+    """What to say when a run ends without a word of its own."""
+    saved = complete(folder)
+    if not saved:
+        return "nothing was saved yet."
+    return f"everything up to step {step_of(saved[-1])} is saved: continue with --resume."
 
 
 def newest_sound(folder: Path) -> Path | None:
     """The newest undamaged checkpoint; None if the run has none yet.
 
-    Damaged ones are reported on the way. Raises SystemExit if all are damaged.
+    Damaged ones are reported on the way. Raises SystemExit if there are only damaged ones, or
+    copies under other names: a run that has learnt is not started anew.
     """
-    found = complete(folder)
-    for checkpoint in reversed(found):
-        problem = damage(checkpoint) or misnamed(checkpoint)
+    for checkpoint in reversed(complete(folder)):
+        problem = damage(checkpoint)
         if not problem:
             return checkpoint
         print(f"warning: {checkpoint} is damaged ({problem}); trying the one before it")
-    if found:
-        raise SystemExit(f"All checkpoints in {found[0].parent} are damaged: start again with "
-                         "another --name.")
+    if any((folder / "checkpoints").glob("step-[0-9]*")):
+        raise SystemExit(f"The checkpoints in {folder / 'checkpoints'} are damaged, or are copies "
+                         "under other names: put one back, or start again with another --name.")
     return None
 
 

@@ -16,6 +16,7 @@ import tyro
 from ada_sampler import SHORT_RULES, SamplerConfig, check_ranges, limited
 from parts import ranks
 from parts.data import default_data, default_eval_data, default_template
+from parts.files import is_text, shown
 from parts.folder import never_stepped, settings
 from parts.machine import (build_for_cpu, default_dtype, default_micro_tokens, default_sync,
                            require_effect)
@@ -23,7 +24,6 @@ from parts.models import TINY, is_small, resolve_model
 from parts.own_reward import require_function
 from parts.problems import BUILTIN
 from parts.prompts import require_template
-from parts.screen import is_text, shown
 from parts.sources import require_files
 
 OBJECTIVES = {  # name -> its advantage and length normalisation (MiniRL section 2.3, appendix A)

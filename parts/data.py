@@ -19,9 +19,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from parts.files import is_text, shown
 from parts.models import TINY, is_small
 from parts.problems import BUILTIN
-from parts.screen import is_text, shown
 from parts.sources import (
     BENCHMARKS, BEYOND, expand, find_gold, find_problem, is_file, plain, read_file, read_hub)
 

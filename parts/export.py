@@ -9,16 +9,14 @@ how vLLM, PEFT and llama.cpp load either of them.
 import argparse
 import os
 import re
-import shutil
 from collections import deque
 from pathlib import Path
 
 from parts.checkpoint import complete, damage, newest_sound, step_of
-from parts.files import flush, read_rows as read_log
-from parts.folder import require_same_files, settings, weights_of
+from parts.files import quiet_end, read_rows as read_log, replacing, shown
+from parts.folder import require_same, settings, weights_of
 from parts.models import fetch_model, load_tokenizer, resolve_model
 from parts.plot import read_rows
-from parts.screen import quiet_end, shown
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 IN_THE_CARD = ("reward", "objective", "sampler", "n", "M", "N", "mini_batches", "lr", "lora_rank",
@@ -123,8 +121,8 @@ def merge(policy, dtype: str):
 def recorded_texts(run: Path) -> list[str]:
     """Some of what the training has written last; of a run that recorded nothing, a card."""
     groups = deque(read_log(run / "groups.jsonl"), maxlen=4)
-    texts = [group["prompt"] + group["pool"][-1]["text"] for group in groups if group
-             and isinstance(group.get("prompt"), str) and is_pool(group.get("pool"))]
+    texts = [group["prompt"] + group["pool"][-1]["text"] for group in groups
+             if isinstance(group.get("prompt"), str) and is_pool(group.get("pool"))]
     return texts or [CARD]
 
 
@@ -231,18 +229,14 @@ def write(out: Path, model, tokenizer, readme: str) -> None:
     """The folder, complete or not there at all. Raises SystemExit if it cannot be written."""
     from safetensors import SafetensorError
 
-    writing = out.with_name(f".{out.name[:50]}.writing")
-    shutil.rmtree(writing, ignore_errors=True)
     try:
-        writing.mkdir(parents=True)
-        model.save_pretrained(writing)
-        tokenizer.save_pretrained(writing)
-        (writing / "README.md").write_text(readme, encoding="utf-8")
-        for file in writing.iterdir():
-            flush(file)
-        os.rename(writing, out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(out) as writing:
+            writing.mkdir()
+            model.save_pretrained(writing)
+            tokenizer.save_pretrained(writing)
+            (writing / "README.md").write_text(readme, encoding="utf-8")
     except (OSError, RuntimeError, SafetensorError) as error:  # what three libraries call full
-        shutil.rmtree(writing, ignore_errors=True)
         raise SystemExit(f"Could not write {shown(out)} ({shown(error)}): the run is untouched, "
                          "and nothing half-written is left; mend that and repeat the command."
                          ) from error
@@ -292,7 +286,7 @@ def export(place: Path, out: Path, dtype: str = "", name: str = "") -> None:
     run, checkpoint = find_checkpoint(place)
     config = settings_for_export(run)
     path = fetch_model(config["model"], context=0)
-    require_same_files(run, weights_of(path))  # on others the adapter means nothing
+    require_same(run, weights_of(path))  # on others the adapter means nothing
     dtype = dtype or config["dtype"]
     model, tokenizer, cost = merged(
         checkpoint, path, config["dtype"], dtype, recorded_texts(run))

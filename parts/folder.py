@@ -1,62 +1,77 @@
-"""A run's folder, runs/NAME: one process at a time, and the settings that it was started with.
+"""The folder of a run or of an evaluation: one process at a time, and no other files are touched.
 
-config.json holds `config`, all settings of the first start, and `starts`, an entry for every start:
-its time and versions and, where a run was resumed, after which step and with what changed. Entries
-are added and never altered, so that for every line of the logs it is known how it came about.
+A run's config.json holds `config`, all settings of the first start, and `starts`, an entry for
+every start: its time and versions, of the first one the inputs that must stay the same (hashes of
+problems, weights and own files), of the others after which step they went on and with what changed.
+Entries are added and never altered, so that for every line of the logs it is known how it came
+about.
+
+An evaluation's folder holds protocol.json (all that decides about the numbers), eval.jsonl (a row
+per sample), summary.json, eval.png.
 """
 import hashlib
 import importlib.metadata
 import json
-import shutil
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 from parts import ranks
-from parts.files import digest_of, lock, read_json, write_safely
+from parts.files import digest_of, lock, read_json, remove, shown, write_safely
+from parts.grader import NO_VERDICT
 from parts.models import loading
 from parts.prompts import TEMPLATES
-from parts.screen import shown
 
-BEFORE_ANY_STEP = "checkpoints/step-000000"  # earlier versions saved one when a first step failed
-LEFT_BY_A_FIRST_START = {".lock", "config.new", "tracker"}  # killed before it had a config.json
+BEFORE_THE_FIRST_STEP = (
+    "config.json", "eval.jsonl", "answers.jsonl", "error.txt", "tracker", "evaluating")
+INPUTS = {  # what a run must be resumed with as it was started
+    "problems": "The problems of --data and --eval-data",
+    "model": "The weights of --model",
+    "reward": "The contents of the --reward file",
+    "template": "The contents of the --template file",
+}
+FREE = ("out", "against", "graders", "engine_memory", "engine_sequences")  # not of its protocol
 
 
+def take(folder: Path, mark: str, instead: str):
+    """Make a folder, or take the one that has the file `mark`. Returns the lock on it.
+
+    Raises SystemExit, which advises `instead`, if it cannot be used, is in use, or has other files.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        found = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+        if mark not in found and found - {"tracker"}:  # which a first start has left, when killed
+            raise SystemExit(f"{shown(folder)} holds {shown(min(found))} but no {mark}, so it is "
+                             f"something else: {instead}.")
+        return lock(folder, instead)
+    except OSError as error:  # a file of this name, one that is too long, a disk that is read-only
+        raise SystemExit(f"Cannot use {shown(folder)} ({error.strerror}): {instead}.") from None
+
+
+# ------------------------------------------------------------------------------ a run's folder
 @ranks.writer
 def claim(folder: Path, resume: bool):
     """Make the folder of a run, or take the one that is to be resumed. Returns the lock on it.
 
     A run that ended before its first step, for want of memory perhaps, has nothing to lose: it is
-    started anew, whatever the settings. Raises SystemExit if the folder is in use, is no run's, or
-    is to be started again and not resumed.
+    started anew, whatever the settings. Raises SystemExit as `take` does, and if the run is to be
+    started again and not resumed.
     """
-    if folder.exists() and not folder.is_dir():
-        raise SystemExit(f"{folder} is a file: move it away, or choose another --name.")
-    folder.mkdir(parents=True, exist_ok=True)
-    strange = {path.name for path in folder.iterdir()} - LEFT_BY_A_FIRST_START
-    if strange and not (folder / "config.json").exists():
+    held = take(folder, "config.json", "choose another --name")
+    if never_stepped(folder):
+        for name in BEFORE_THE_FIRST_STEP:
+            remove(folder / name)
+    elif not resume:
         raise SystemExit(
-            f"{folder} holds {shown(min(strange))} but no config.json, so it is no training run: "
-            "choose another --name.")
-    held = lock(folder, "choose another --name")
-    if (folder / "config.json").exists() and never_stepped(folder):
-        # a first evaluation comes before the first step, and it may fail
-        for name in ("config.json", "eval.jsonl", "answers.jsonl", "error.txt"):
-            (folder / name).unlink(missing_ok=True)
-        for name in ("tracker", "evaluating", BEFORE_ANY_STEP):
-            shutil.rmtree(folder / name, ignore_errors=True)
-        return held
-    if (folder / "config.json").exists():
-        if not resume:
-            raise SystemExit(
-                f"{folder} exists already: add --resume to continue it, or choose another --name.")
+            f"{folder} exists already: add --resume to continue it, or choose another --name.")
     return held
 
 
 def never_stepped(folder: Path) -> bool:
     """Whether nothing was learnt here: the log of the steps has no line, and nothing is saved."""
     log = folder / "metrics.jsonl"
-    saved = set(folder.glob("checkpoints/step-*")) - {folder / BEFORE_ANY_STEP}
+    saved = any(folder.glob("checkpoints/step-*"))
     return not saved and (not log.exists() or log.stat().st_size == 0)
 
 
@@ -86,20 +101,6 @@ def settings(folder: Path) -> dict | None:
     return known
 
 
-def require_same_problems(folder: Path, problems: str) -> None:
-    """Raises SystemExit if a run was started with other problems than these.
-
-    `problems` tells the training and the held-out ones (data.digest). Among others, its place in
-    the data would point into another order, and its evaluations would be of another test.
-    """
-    found = read_config(folder)
-    before = found["starts"][0].get("problems") if found and found["starts"] else problems
-    if before != problems:
-        raise SystemExit(f"{folder} was started with other problems ({shown(before)}; now "
-                         f"{problems}): give it the same --data and --eval-data as it was, or "
-                         "choose another --name.")
-
-
 def own_files(config) -> dict[str, str]:
     """flag -> hash of each file of the user's own that decides what is asked for and rewarded."""
     own = dict(reward=config.reward.rpartition(":")[0])
@@ -122,36 +123,32 @@ def weights_of(path: str) -> dict[str, str]:
             folder = Path(huggingface_hub.snapshot_download(
                 path, allow_patterns="*.safetensors", ignore_patterns=["*/*", "consolidated*"]))
     found = {file.name: digest_of(file) for file in sorted(folder.glob("*.safetensors"))}
-    return dict(model=hashlib.sha256(json.dumps(found).encode()).hexdigest()[:32])
+    return dict(model=hashlib.sha256(json.dumps(found).encode()).hexdigest())
 
 
-def require_same_files(folder: Path, files: dict[str, str]) -> None:
-    """Raises SystemExit if what a flag names is not what it was (`own_files`, `weights_of`).
+def require_same(folder: Path, inputs: dict[str, str]) -> None:
+    """Raises SystemExit if one of these INPUTS is not what the run was started with.
 
-    What an earlier version of this program has not noted is not compared.
+    Among other problems its place in the data would point into another order; with another reward
+    or on other weights, what it has learnt would mean nothing.
     """
     found = read_config(folder)
-    before = found["starts"][0].get("files", {}) if found and found["starts"] else {}
-    changed = [flag for flag in files if files[flag] != before.get(flag, files[flag])]
-    if changed:
-        what = {"model": "The weights of --model are not those"}.get(
-            changed[0], f"The file of --{changed[0]} is not the one")
-        raise SystemExit(f"{what} with which {folder} was started: put that back, or start a run "
-                         "of another --name.")
+    before = found["starts"][0].get("inputs", {}) if found and found["starts"] else {}
+    for name, now in inputs.items():
+        if before.get(name, now) != now:
+            raise SystemExit(f"{INPUTS[name]} are not those with which {folder} was started "
+                             f"({shown(before[name])}; now {now}): put them back, or choose "
+                             "another --name.")
 
 
-def note_start(folder: Path, now: dict, after_step: int, problems: str, files=None) -> None:
-    """Add this start to config.json: settings, problems, and after which step it goes on.
-
-    `files`: the hashes of weights and of the user's own files, by flag.
-    """
+def note_start(folder: Path, now: dict, after_step: int, inputs: dict[str, str]) -> None:
+    """Add this start to config.json: settings, inputs, and after which step it goes on."""
     found, known = read_config(folder), settings(folder)
     start = dict(time=datetime.now(UTC).isoformat(timespec="seconds"), versions=versions())
     if ranks.WORLD > 1:
         start["processes"] = ranks.WORLD
     if found is None:
-        start |= dict(problems=problems) | (dict(files=files) if files else {})
-        found = dict(config=now, starts=[start])
+        found = dict(config=now, starts=[start | dict(inputs=inputs)])
     else:
         changed = {name: value for name, value in now.items() if value != known.get(name)}
         found["starts"].append(start | dict(after_step=after_step, changed=changed))
@@ -166,3 +163,30 @@ def versions() -> dict[str, str]:
     packages = ("torch", "transformers", "peft", vllm, "math-verify")
     return dict(python=sys.version.split()[0]) | {
         name: importlib.metadata.version(name) for name in packages}
+
+
+# ------------------------------------------------------------------------------ an evaluation's
+def open_folder(folder: Path, protocol: dict):
+    """Begin an evaluation, or continue the one with the same protocol. Returns the folder's lock.
+
+    Raises SystemExit as `take` does, and if the protocol is another.
+    """
+    held = take(folder, "protocol.json", "name another --out")
+    file = folder / "protocol.json"
+    if not file.exists():
+        write_safely(file, json.dumps(protocol, indent=1))
+        return held
+    stored = read_json(file)
+    changed = [key for key in protocol if key not in FREE and protocol[key] != stored.get(key)]
+    if changed:
+        raise SystemExit(f"{shown(folder)} holds an evaluation with another {', '.join(changed)}: "
+                         "name another --out, or remove it.")
+    return held
+
+
+def is_sample(row: dict) -> bool:
+    """Whether a row of eval.jsonl has what `eval.report` needs; without a verdict, no reward."""
+    texts = all(isinstance(row.get(key), str) for key in ("data", "id", "status", "finish_reason"))
+    judged = row.get("status") not in NO_VERDICT
+    numbers = ("sample", "tokens", *["reward"] * judged)
+    return texts and all(isinstance(row.get(key), int | float) for key in numbers)

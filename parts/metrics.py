@@ -11,8 +11,8 @@ import torch
 from tqdm import tqdm
 
 from ada_sampler import RULES
+from parts.files import shown
 from parts.grader import NO_VERDICT
-from parts.screen import shown
 
 # Log-probs of float32 have about seven digits. With these decimals a token's term of the objective
 # can be computed again to 1e-6, and a page can show what the update did.
@@ -328,7 +328,7 @@ def show_change(rows, problems: int = 3) -> None:
     `rows`: those of answers.jsonl, one per evaluation and held-out problem.
     """
     by_step = {}
-    for row in filter(None, rows):
+    for row in rows:
         by_step.setdefault(row["step"], {})[row["id"]] = row
     if len(by_step) < 2:
         return

@@ -16,8 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from parts.checkpoint import damage, seal
-from parts.screen import shown
+from parts.files import damage, seal, shown
 from parts.sources import go_offline_if_unreachable
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -23,9 +23,8 @@ import traceback
 from concurrent.futures import Future
 from pathlib import Path
 
-from parts.files import digest_of
+from parts.files import digest_of, shown
 from parts.grader import NO_VERDICT, Verdict, WorkerPool, load_function
-from parts.screen import shown
 
 LARGEST = 1e6       # of a reward's size: sums and squares of it must stay far from overflow
 PATIENCE = 16       # verdicts: if the first so many all fail, the function is broken

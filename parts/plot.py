@@ -11,6 +11,7 @@ logged is left out.
 """
 import argparse
 import contextlib
+import io
 import itertools
 import json
 import math
@@ -70,7 +71,7 @@ SAME_BUT_SEED = ("seed", "name", "resume")  # runs that differ in nothing else a
 def read_rows(path: Path, keys=("step",)) -> list[dict]:
     """Rows by step, the last of equal `keys` (a resumed run repeats some), without broken lines."""
     rows = {}
-    for row in filter(None, files.read_rows(path)):
+    for row in files.read_rows(path):
         with contextlib.suppress(ValueError, TypeError):  # verdicts that are no counts
             counts = dict(row.get("verdicts") or {})
             rows[tuple(row.get(key) for key in keys)] = row | shares(counts)
@@ -257,11 +258,10 @@ def label_panel(ax, title, unit, x) -> None:
 
 
 def save(figure, out: Path) -> Path:
-    """Under a temporary name first, so that nobody ever opens half a picture."""
-    temporary = out.with_name(f".{out.stem}-{os.getpid()}{out.suffix}")
-    with files.open_new(temporary, "wb") as file:
-        figure.savefig(file, dpi=110, format=out.suffix[1:])
-    os.replace(temporary, out)
+    """The whole picture at once: nobody ever opens half of one."""
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=110, format=out.suffix[1:])
+    files.write_safely(out, picture.getvalue())
     return out
 
 

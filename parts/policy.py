@@ -9,9 +9,8 @@ from pathlib import Path
 
 import torch
 
-from parts.checkpoint import complete, misnamed
-from parts.files import read_json
-from parts.screen import shown
+from parts.checkpoint import complete
+from parts.files import read_json, shown
 
 START_SCALE = 2.0**20  # about what responses * max_tokens divides by (docs/logprobs.md)
 MAX_RANK = 512  # the largest that vLLM serves
@@ -104,7 +103,7 @@ def find_adapter(name: str) -> str:
     """The adapter's folder; of a training run, its last checkpoint. SystemExit if there is none."""
     if not name:
         return ""
-    checkpoints = [found for found in complete(Path(name)) if not misnamed(found)]
+    checkpoints = complete(Path(name))
     folder = checkpoints[-1] if checkpoints else Path(name)
     for file in ("adapter_config.json", "adapter_model.safetensors"):
         if not (folder / file).exists():

@@ -18,7 +18,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from parts.screen import is_text, shown
+from parts.files import is_text, shown
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 STEP_BY_STEP = "Let's think step by step and output the final answer within \\boxed{}."

@@ -25,9 +25,8 @@ from parts import checkpoint, files, ranks
 from parts.config import Config, small_in_one_line
 from parts.data import Stream, digest, load_train_and_held_out
 from parts.engine import Engine, seed_everything
-from parts.eval_folder import write_rows
-from parts.folder import (claim, note_start, own_files, require_same_files, require_same_problems,
-                          weights_of)
+from parts.files import quiet_end, shown
+from parts.folder import claim, note_start, own_files, require_same, weights_of
 from parts.logprobs import check_family
 from parts.machine import build_for_cpu, fit_in_memory, in_one_line
 from parts.metrics import (Draw, are_cut_off, draws_of, group_row, is_blind, likely_cause,
@@ -39,10 +38,10 @@ from parts.policy import load_policy
 from parts.probe import Probe, limits
 from parts.prompts import add_prompts, show_prompts, stop_ids
 from parts.routing_replay import choose_replay, is_supported
-from parts.screen import quiet_end, shown
 from parts.stop import Interrupted, Stop
 from parts.track import Tracker, open_tracker, require
 
+LOGS = ("metrics.jsonl", "groups.jsonl", "answers.jsonl", "eval.jsonl")
 EVALUATING = "evaluating"  # the folder with the samples of an evaluation that is not complete
 
 
@@ -143,12 +142,11 @@ def prepare(config: Config, grader) -> Run:
         config.replay = choose_replay(config.replay, path, config.mini_batches)
         train, held_out = load_data(config, tokenizer, grader)
         lock = lock or claim(folder, config.resume)
-        problems = f"{digest(train)}, held out: {digest(held_out)}"
-        require_same_problems(folder, problems)
-        files_of = own_files(config) | weights_of(path)
-        require_same_files(folder, files_of)
+        inputs = dict(problems=f"{digest(train)}, held out: {digest(held_out)}")
+        inputs |= own_files(config) | weights_of(path)
+        require_same(folder, inputs)
         newest = checkpoint.newest_sound(folder)
-    ranks.require_same(config, files_of, problems, newest)
+    ranks.require_same(config, inputs, newest)
     tracker = open_tracker(folder, "none" if ranks.RANK else config.report_to, settings_of(config))
     engine = start_engine(config, path, tokenizer)
     policy = load_policy(
@@ -165,7 +163,7 @@ def prepare(config: Config, grader) -> Run:
     run = Run(folder, lock, config, engine, policy, optimizer, schedule, grader, held_out,
               Stream(train, config.seed), Estimator(config), probe, tracker=tracker)
     after_step = checkpoint.step_of(newest) if newest else 0
-    note_start(folder, settings_of(config), after_step, problems, files_of)
+    note_start(folder, settings_of(config), after_step, inputs)
     resume(run, newest)
     return run
 
@@ -275,8 +273,7 @@ def nothing_lost(run: Run, phase: str):
             saved = (f"Everything up to step {run.state['step']} is saved; continue with "
                      "--resume.")
         log = run.folder / (f"error-{ranks.RANK}.txt" if ranks.RANK else "error.txt")
-        with files.open_new(log) as file:
-            file.write(traceback.format_exc())
+        files.write_safely(log, traceback.format_exc())
         if ranks.RANK:  # the first saves, if it can: that is not this one's to say
             saved = "Continue with --resume."
         raise SystemExit(f"The {phase} failed: {type(error).__name__}: {shown(error)} "
@@ -421,14 +418,14 @@ def left_over(run: Run) -> list[dict]:
     """What an interrupted evaluation of this step has drawn, on any rank."""
     logs = (run.folder / EVALUATING).glob("*.jsonl")
     rows = [row for log in logs for row in files.read_rows(log)]
-    return [row for row in rows if row and row["step"] == run.state["step"]]
+    return [row for row in rows if row["step"] == run.state["step"]]
 
 
 def write_down(rows: list[dict], run: Run) -> None:
     """Write down what an evaluation has drawn so far."""
     (run.folder / EVALUATING).mkdir(parents=True, exist_ok=True)
-    write_rows(run.folder / EVALUATING / f"{ranks.RANK}.jsonl",
-               [row | dict(step=run.state["step"]) for row in rows])
+    files.append(run.folder / EVALUATING / f"{ranks.RANK}.jsonl",
+                 *(row | dict(step=run.state["step"]) for row in rows))
 
 
 def record_evaluation(results: dict[str, dict], run: Run) -> None:
@@ -501,16 +498,12 @@ def resume(run: Run, newest: Path | None) -> None:
         run.estimator.load(run.state["estimator"])
         print(f"continuing after step {run.state['step']}")
     last = run.state["step"] if newest else -1
-    files.cut_back(run.folder / "metrics.jsonl", last)
-    files.cut_back(run.folder / "groups.jsonl", last)
-    files.cut_back(run.folder / "answers.jsonl", last)
-    for file in (run.folder / EVALUATING).glob("*.jsonl"):
-        files.cut_back(file, last)
-    done = files.cut_back(run.folder / "eval.jsonl", last)
+    for log in (*(run.folder / name for name in LOGS), *run.folder.glob(f"{EVALUATING}/*.jsonl")):
+        files.keep_rows(log, lambda row: files.has_step(row) and row["step"] <= last)
+    done = list(files.read_rows(run.folder / "eval.jsonl"))
     if done:  # evaluations come after the checkpoint of their step: the log knows which are done
-        run.state["evaluated"] = done["step"]
-    run.state["accuracy"] = {row.get("data", ""): row["avg"]
-                             for row in files.read_rows(run.folder / "eval.jsonl")}
+        run.state["evaluated"] = done[-1]["step"]
+    run.state["accuracy"] = {row["data"]: row["avg"] for row in done}
     run.state = ranks.gather(run.state)[0]  # what the first has read of its logs goes for all
     run.saved = run.state["step"]
 
@@ -552,23 +545,15 @@ def python() -> str:
 @contextlib.contextmanager
 def last_words(config: Config):
     """Around the whole program: an error of the disk ends in a sentence that says what is saved."""
+    folder = Path("runs", config.name)
     with quiet_end(), ranks.one_voice():
         try:
             yield
         except KeyboardInterrupt:  # later on `Stop` takes care of it
             raise SystemExit("stopped before the first step: nothing is lost") from None
         except BrokenPipeError:
-            print(f"Nobody reads the output any more, so this program ends; {saved_so_far(config)}",
-                  file=sys.stderr)
+            print("Nobody reads the output any more, so this program ends; "
+                  f"{checkpoint.saved_so_far(folder)}", file=sys.stderr)
             raise
         except OSError as error:
-            raise SystemExit(f"{shown(error)}; {saved_so_far(config)}") from error
-
-
-def saved_so_far(config: Config) -> str:
-    saved = [found for found in checkpoint.complete(Path("runs", config.name))
-             if not checkpoint.misnamed(found)]
-    if not saved:
-        return "nothing was saved yet."
-    step = checkpoint.step_of(saved[-1])
-    return f"everything up to step {step} is saved: continue with --resume."
+            raise SystemExit(f"{shown(error)}; {checkpoint.saved_so_far(folder)}") from error

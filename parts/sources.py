@@ -16,8 +16,8 @@ import re
 import sys
 from pathlib import Path
 
+from parts.files import shown
 from parts.problems import BUILTIN
-from parts.screen import shown
 
 BENCHMARKS = {  # the name on the command line -> hub id[:config]
     "math500": "HuggingFaceH4/MATH-500",

@@ -20,10 +20,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from parts.files import lock, read_json, write_safely
+from parts.files import lock, read_json, shown, write_safely
 from parts.folder import settings
 from parts.ranks import writer
-from parts.screen import shown
 
 LOGS = ("metrics.jsonl", "eval.jsonl", "groups.jsonl")
 COLUMNS = ["step", "prompt", "gold", "completion", "reward", "status", "advantage"]

@@ -229,8 +229,8 @@ def test_a_run_is_known_by_its_training_and_its_held_out_problems(tmp_path, monk
     """
     monkeypatch.chdir(tmp_path)
     known = []
-    monkeypatch.setattr(running, "require_same_problems",
-                        lambda folder, problems: known.append(problems))
+    monkeypatch.setattr(running, "require_same",
+                        lambda folder, inputs: known.append(inputs["problems"]))
     monkeypatch.setattr(running, "start_engine", lambda *_: 1 / 0)  # far enough
     grader = SimpleNamespace(check_golds=lambda golds: [True for _ in golds])
     for i, (train, held_out) in enumerate([(2, 3), (2, 3), (2, 4), (5, 3)]):

@@ -18,7 +18,8 @@ from helpers import ROOT, run_program
 import eval as evaluation  # the module has the name of a builtin
 from eval import compare, estimate, evaluate, pass_at_k, report, summary_of
 from parts import policy as adapters
-from parts import eval_folder, plot, ranks
+from parts import files, plot, ranks
+from parts.folder import is_sample, open_folder
 from parts.stop import Interrupted, Stop
 
 
@@ -343,10 +344,11 @@ PROBLEMS = [problem for problems in SETS.values() for problem in problems]
 
 def finish(file, engine=None, problems=PROBLEMS, k=4, grader=None):
     """Does what is left to do, as `sample` does. Returns how many samples were there already."""
-    done = eval_folder.resume(file)
+    files.keep_rows(file, is_sample)
+    done = evaluation.samples_in(file)
     for rows in evaluation.answers(engine or FakeEngine(), grader or FakeGrader(), problems, k, 9,
                                    done=done):
-        eval_folder.write_rows(file, rows)
+        files.append(file, *rows)
     return len(done)
 
 
@@ -407,7 +409,7 @@ def test_samples_are_written_at_least_every_minute(tmp_path, monkeypatch):
 def test_whatever_a_model_writes_can_be_stored_and_read_again(tmp_path):
     hostile = "\ud800 \u2028 \x1b[2J \n \u4e2d"
     row = dict(ROW, text=hostile)
-    eval_folder.write_rows(tmp_path / "x", [row, row])
+    files.append(tmp_path / "x", row, row)
     assert json.loads((tmp_path / "x").read_text().splitlines()[1]) == row
 
 
@@ -440,7 +442,7 @@ def test_a_failed_reward_is_the_worst_of_the_whole_evaluation(tmp_path, at_once,
     stored = in_order(file, OWN_PROBLEMS, 1)
     assert [row["reward"] for row in stored] == [-5, -4, None, -3, None, -1, -2]
     rows = evaluation.settled(evaluation.in_order(
-        eval_folder.read_rows(file)[0], OWN_PROBLEMS, 1))
+        evaluation.samples_in(file), OWN_PROBLEMS, 1))
     assert [row["reward"] for row in rows] == [-5, -4, -5, -3, -5, -1, -2]
     summary = summary_of(rows, {"a": 1, "b": 1})
     assert [summary["sets"][name]["avg"] for name in "ab"] == [-17 / 4, -8 / 3]
@@ -453,7 +455,7 @@ def test_both_sides_of_a_comparison_are_settled(tmp_path, monkeypatch):
     protocol |= {key: "" for key in ("model", "adapter", "data", "system", "seed", "dtype",
                                      "versions", "prompt")}
     for name in ("new", "old"):
-        eval_folder.open_folder(tmp_path / name, protocol).close()
+        open_folder(tmp_path / name, protocol).close()
         finish(tmp_path / name / "eval.jsonl", None, OWN_PROBLEMS, 1, OwnGrader())
     old = tmp_path / "old" / "eval.jsonl"
     old.write_text(old.read_text().replace("null", "0.0"))
@@ -629,10 +631,10 @@ ROW = dict(data="a", id="q", sample=0, reward=1.0, status="correct", finish_reas
 
 
 def test_other_evaluations_are_not_mixed(tmp_path):
-    eval_folder.open_folder(tmp_path, FINISHED).close()
-    eval_folder.open_folder(tmp_path, FINISHED | dict(graders=2, engine_sequences=4)).close()
+    open_folder(tmp_path, FINISHED).close()
+    open_folder(tmp_path, FINISHED | dict(graders=2, engine_sequences=4)).close()
     with pytest.raises(SystemExit, match="another k, stop"):
-        eval_folder.open_folder(tmp_path, FINISHED | {"k": 8, "stop": [2]})
+        open_folder(tmp_path, FINISHED | {"k": 8, "stop": [2]})
 
 
 def test_a_foreign_folder_is_left_alone(tmp_path):
@@ -640,36 +642,31 @@ def test_a_foreign_folder_is_left_alone(tmp_path):
         folder = tmp_path / name.split(".")[0]
         folder.mkdir()
         (folder / name).write_text("precious")
-        with pytest.raises(SystemExit, match=f"an evaluation, it holds {name}: name another"):
-            eval_folder.open_folder(folder, FINISHED)
+        with pytest.raises(SystemExit, match=f"holds {name} but no protocol.json.*name another --out"):
+            open_folder(folder, FINISHED)
         assert [(file.name, file.read_text()) for file in folder.iterdir()] == [(name, "precious")]
-    own = tmp_path / "own"
-    eval_folder.open_folder(own, FINISHED).close()
-    (own / "eval.png").symlink_to(tmp_path / "notes" / "notes.txt")
-    with pytest.raises(SystemExit, match="it holds eval.png"):
-        eval_folder.open_folder(own, FINISHED)
 
 
 def test_a_folder_that_cannot_be_used_gets_one_sentence(tmp_path):
     (tmp_path / "file").write_text("precious")
     for out in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("x" * 300)):
         with pytest.raises(SystemExit, match="Cannot use .*: name another --out"):
-            eval_folder.open_folder(out, FINISHED)
+            open_folder(out, FINISHED)
     assert (tmp_path / "file").read_text() == "precious"
 
 
 def test_two_programs_do_not_write_into_one_evaluation(tmp_path):
     """A real second process; what is left by one that was killed does not stop the next."""
     code = (
-        "import sys; from pathlib import Path; from parts.eval_folder import open_folder\n"
+        "import sys; from pathlib import Path; from parts.folder import open_folder\n"
         f"held = open_folder(Path(sys.argv[1]), {FINISHED}); print('mine', flush=True); input()")
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE, text=True, cwd=ROOT) as other:
         assert other.stdout.readline() == "mine\n"
         with pytest.raises(SystemExit, match="Another program is writing to"):
-            eval_folder.open_folder(tmp_path, FINISHED)
+            open_folder(tmp_path, FINISHED)
         other.kill()
-    eval_folder.open_folder(tmp_path, FINISHED).close()
+    open_folder(tmp_path, FINISHED).close()
 
 
 def other_evaluation(folder, protocol=FINISHED, lines=(ROW,), complete=True):

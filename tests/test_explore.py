@@ -211,7 +211,7 @@ def test_what_is_no_run_is_a_sentence(folder, spoil, words):
 def test_nothing_is_written_through_a_link(folder, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text("not the page's")
-    for name in ("explore.new", "explore.html"):
+    for name in (".explore.html.writing", "explore.html"):
         (folder / name).symlink_to(other)
     page_of(folder)
     assert other.read_text() == "not the page's" and not (folder / "explore.html").is_symlink()

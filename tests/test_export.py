@@ -34,7 +34,7 @@ def train_at_random(run: Path, model="tiny", steps=(3,), size=0.01, dtype="float
         if "lora_B" in name:
             p.data.normal_(0, size)
     run.mkdir(parents=True)
-    note_start(run, settings_of(config), 0, "none", weights_of(fetch_model(model, 0)))
+    note_start(run, settings_of(config), 0, weights_of(fetch_model(model, 0)))
     for step in steps:
         append(run / "eval.jsonl", dict(
             step=step, data=config.eval_data, questions=100, k=8, avg=step / 10, ci_low=.1,

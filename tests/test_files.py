@@ -7,17 +7,21 @@ import pytest
 
 from parts import files
 
+def cut_back(log, step):
+    files.keep_rows(log, lambda row: files.has_step(row) and row["step"] <= step)
+
+
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"  # sets a terminal's title, clears it, colours it
 
 
 def test_logs_are_cut_back_to_the_checkpoint(tmp_path):
     log = tmp_path / "metrics.jsonl"
-    assert files.cut_back(log, 3) is None  # nothing there yet
     for step in (1, 2, 3, 3, 4):
         files.append(log, dict(step=step, loss=math.nan, text="ü"))
     log.write_text(log.read_text() + '{"step": 5, "lo')
     wanted = [dict(step=step, loss=None, text="ü") for step in (1, 2, 3, 3)]
-    assert files.cut_back(log, 3) == wanted[-1]
+    cut_back(log, 3)
+    assert list(files.read_rows(log)) == wanted
     assert [json.loads(line) for line in log.read_text().splitlines()] == wanted
 
 
@@ -35,7 +39,8 @@ def test_any_completion_can_be_logged_and_read_back(tmp_path, text):
     files.append(log, dict(step=1, completion=text))
     files.append(log, dict(step=2, completion=text))
     log.write_bytes(log.read_bytes()[:-7])
-    assert files.cut_back(log, 5) == dict(step=1, completion=text)
+    cut_back(log, 5)
+    assert list(files.read_rows(log)) == [dict(step=1, completion=text)]
     assert len(log.read_bytes().splitlines()) == 1
     assert all(32 <= byte < 127 or byte == 10 for byte in log.read_bytes())  # `cat` does no harm
 
@@ -46,20 +51,20 @@ def test_any_completion_can_be_logged_and_read_back(tmp_path, text):
 def test_a_strange_line_is_dropped_and_the_others_stay(tmp_path, line):
     log = tmp_path / "log.jsonl"
     log.write_text(f'{{"step": 1}}\n{line}\n{{"step": 2}}\n')
-    assert files.cut_back(log, 2) == dict(step=2)
+    cut_back(log, 2)
     assert log.read_text() == '{"step": 1}\n{"step": 2}\n'
 
 
 def test_bytes_that_are_no_text_do_not_stop_the_resumption(tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_bytes(b'{"step": 1}\n\xff\xfe\n{"step": 2}\n')
-    assert files.cut_back(log, 2) == dict(step=2)
+    cut_back(log, 2)
     assert log.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
 
 
 def test_a_small_file_is_on_the_disk_before_it_takes_the_old_ones_place(tmp_path, disk):
     files.write_safely(tmp_path / "config.json", "new")
-    assert disk == [("flush", tmp_path / "config.new"), ("rename", tmp_path / "config.json"),
+    assert disk == [("flush", tmp_path / ".config.json.writing"), ("rename", tmp_path / "config.json"),
                     ("flush", tmp_path)]
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
@@ -70,13 +75,13 @@ def test_nothing_is_written_through_a_link_that_lies_in_the_folder(tmp_path, lin
     precious, folder = tmp_path / "precious", tmp_path / "run"
     precious.write_text("gold")
     folder.mkdir()
-    for name in ("config.new", "metrics.new"):
+    for name in (".config.json.writing", ".metrics.jsonl.writing"):
         if link:
             (folder / name).symlink_to(precious)
         else:
             (folder / name).write_text("half a file of a crash, longer than the new one")
     files.write_safely(folder / "config.json", "new")
-    files.cut_back(folder / "metrics.jsonl", 1)
+    cut_back(folder / "metrics.jsonl", 1)
     assert precious.read_text() == "gold" and (folder / "config.json").read_text() == "new"
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "metrics.jsonl"]
     assert not any(path.is_symlink() for path in folder.iterdir())
@@ -85,7 +90,7 @@ def test_nothing_is_written_through_a_link_that_lies_in_the_folder(tmp_path, lin
 def test_a_link_that_comes_back_at_the_last_moment_is_refused(tmp_path, monkeypatch):
     precious = tmp_path / "precious"
     precious.write_text("gold")
-    (tmp_path / "config.new").symlink_to(precious)
+    (tmp_path / ".config.json.writing").symlink_to(precious)
     monkeypatch.setattr(type(tmp_path), "unlink", lambda *_, **__: None)
     with pytest.raises(FileExistsError):
         files.write_safely(tmp_path / "config.json", "new")

@@ -14,6 +14,9 @@ from parts.config import RESUMABLE, Config, go_on, parse, resolve, stored_settin
 from parts.run import settings_of
 
 
+ABC = dict(problems="2 questions, abc")
+
+
 def other_value(field, value):
     """Another value of the same kind, whether or not it makes sense."""
     if isinstance(value, bool):
@@ -67,7 +70,7 @@ def test_the_same_command_resumes_its_run(tmp_path, monkeypatch, flags):
     monkeypatch.chdir(tmp_path)
     first = parse(["--name", "mine", *flags])
     (tmp_path / "runs" / "mine").mkdir(parents=True)
-    folder.note_start(folder.Path("runs/mine"), settings_of(first), 0, problems="2 questions, abc")
+    folder.note_start(folder.Path("runs/mine"), settings_of(first), 0, inputs=ABC)
     stepped(folder.Path("runs/mine"))
     assert parse(["--name", "mine", *flags, "--resume"]) == replace(first, resume=True)
 
@@ -77,29 +80,29 @@ def test_defaults_on_resume_are_those_of_the_last_start(tmp_path, monkeypatch):
     first = parse(["--name", "mine", "--batch-prompts", "7", "--steps", "30"])
     run = folder.Path("runs", "mine")
     held = folder.claim(run, resume=False)
-    folder.note_start(run, settings_of(first), after_step=0, problems="2 questions, abc")
+    folder.note_start(run, settings_of(first), after_step=0, inputs=ABC)
     stepped(run)
     again = parse(["--name", "mine", "--resume", "--lr", "0.5"])
     assert again == replace(first, resume=True, lr=0.5)
-    folder.note_start(run, settings_of(again), after_step=20, problems="2 questions, abc")
+    folder.note_start(run, settings_of(again), after_step=20, inputs=ABC)
     assert parse(["--name", "mine", "--resume"]) == again
     held.close()
 
 
 def test_config_json_keeps_every_start_as_it_was(tmp_path):
     first = settings_of(Config(name="mine", lr=0.1))
-    folder.note_start(tmp_path, first, after_step=0, problems="2 questions, abc")
+    folder.note_start(tmp_path, first, after_step=0, inputs=ABC)
     before = json.loads((tmp_path / "config.json").read_text())
     folder.note_start(tmp_path, first | dict(lr=0.01, steps=300), after_step=20,
-                      problems="2 questions, abc")
+                      inputs=ABC)
     folder.note_start(tmp_path, first | dict(lr=0.01, steps=300), after_step=40,
-                      problems="2 questions, abc")
-    folder.note_start(tmp_path, first | dict(steps=300), after_step=60, problems="2 questions, abc")
+                      inputs=ABC)
+    folder.note_start(tmp_path, first | dict(steps=300), after_step=60, inputs=ABC)
     found = json.loads((tmp_path / "config.json").read_text())
     assert found["config"] == before["config"] == first
     (first_start,) = before["starts"]
     assert found["starts"][0] == first_start
-    assert set(first_start) == {"time", "versions", "problems"}
+    assert set(first_start) == {"time", "versions", "inputs"} and first_start["inputs"] == ABC
     assert [(start["after_step"], start["changed"]) for start in found["starts"][1:]] == [
         (20, dict(lr=0.01, steps=300)), (40, {}), (60, dict(lr=0.1))]
     assert found["starts"][3]["versions"]["python"] == sys.version.split()[0]
@@ -117,7 +120,7 @@ def test_whether_it_was_a_resumption_is_no_setting():
                                   '{"config": {}, "starts": [{"changed": 1}]}', "[" * 100_000])
 def test_a_broken_config_json_is_named_in_one_sentence(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
-    for read in (folder.settings, lambda run: folder.note_start(run, {}, 0, "")):
+    for read in (folder.settings, lambda run: folder.note_start(run, {}, 0, {})):
         with pytest.raises(SystemExit, match="config.json") as ended:
             read(tmp_path)
         assert "\n" not in str(ended.value)
@@ -145,14 +148,13 @@ def test_a_run_without_a_step_is_started_anew_with_any_settings(tmp_path, monkey
     run = tmp_path / "runs" / "mine"
     run.mkdir(parents=True)
     folder.note_start(run, settings_of(resolve(Config(name="mine"))), 0,
-                      problems="2 questions, abc")
+                      inputs=ABC)
     for name in ("eval.jsonl", "answers.jsonl", "error.txt"):
         (run / name).write_text("{}\n")
     (run / "metrics.jsonl").write_text("")
-    (run / "checkpoints" / "step-000000").mkdir(parents=True)
     assert parse(["--name", "mine", "--resume", "--max-tokens", "32"]).max_tokens == 32
     folder.claim(run, resume=False).close()
-    assert {path.name for path in run.rglob("*")} == {".lock", "metrics.jsonl", "checkpoints"}
+    assert {path.name for path in run.rglob("*")} == {".lock", "metrics.jsonl"}
 
 
 def test_a_run_whose_log_is_gone_but_not_its_checkpoints_is_not_started_anew(tmp_path):
@@ -166,12 +168,13 @@ def test_a_run_whose_log_is_gone_but_not_its_checkpoints_is_not_started_anew(tmp
 
 
 def test_a_run_goes_on_with_the_problems_it_was_started_with(tmp_path):
-    folder.require_same_problems(tmp_path, "2 questions, abc")  # nothing was started yet
-    for problems in ("2 questions, abc", "3 questions, def"):
-        folder.note_start(tmp_path, {}, 0, problems=problems)  # a second start does not count
-    folder.require_same_problems(tmp_path, "2 questions, abc")
-    with pytest.raises(SystemExit, match="2 questions, abc; now 3 questions, def.*--data.*--name"):
-        folder.require_same_problems(tmp_path, "3 questions, def")
+    others = dict(problems="3 questions, def")
+    folder.require_same(tmp_path, ABC)  # nothing was started yet
+    for inputs in (ABC, others):
+        folder.note_start(tmp_path, {}, 0, inputs)  # a second start does not count
+    folder.require_same(tmp_path, ABC)
+    with pytest.raises(SystemExit, match="--data.*2 questions, abc; now 3 questions, def.*--name"):
+        folder.require_same(tmp_path, others)
 
 
 @pytest.mark.parametrize("place", ["folder", "hub"])
@@ -185,25 +188,25 @@ def test_a_run_goes_on_with_the_weights_it_was_started_with(tmp_path, monkeypatc
     (model / "README.md").write_text("no weights")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(model))
     name = str(model) if place == "folder" else "org/name"
-    folder.require_same_files(run, folder.weights_of(name))  # nothing was started yet
-    folder.note_start(run, {}, 0, problems="", files=folder.weights_of(name))
+    folder.require_same(run, folder.weights_of(name))  # nothing was started yet
+    folder.note_start(run, {}, 0, folder.weights_of(name))
     (model / "README.md").write_text("still no weights")
-    folder.require_same_files(run, folder.weights_of(name))
+    folder.require_same(run, folder.weights_of(name))
     (model / "model-1.safetensors").write_bytes(bytes(99_999) + b"1")
     with pytest.raises(SystemExit, match="weights of --model are not those with which .*run was"):
-        folder.require_same_files(run, folder.weights_of(name))
+        folder.require_same(run, folder.weights_of(name))
     (model / "model-1.safetensors").write_bytes(bytes(100_000))
-    folder.require_same_files(run, folder.weights_of(name))
+    folder.require_same(run, folder.weights_of(name))
     (model / "model-2.safetensors").unlink()
     with pytest.raises(SystemExit, match="weights of --model"):
-        folder.require_same_files(run, folder.weights_of(name))
+        folder.require_same(run, folder.weights_of(name))
 
 
 def test_what_a_run_of_an_earlier_version_has_not_noted_is_not_compared(tmp_path):
-    folder.note_start(tmp_path, {}, 0, problems="", files=dict(reward="abc"))
-    folder.require_same_files(tmp_path, dict(reward="abc", model="def"))
-    with pytest.raises(SystemExit, match="file of --reward is not the one"):
-        folder.require_same_files(tmp_path, dict(reward="x", model="def"))
+    folder.note_start(tmp_path, {}, 0, dict(reward="abc"))
+    folder.require_same(tmp_path, dict(reward="abc", model="def"))
+    with pytest.raises(SystemExit, match="--reward file are not those"):
+        folder.require_same(tmp_path, dict(reward="x", model="def"))
 
 
 # ------------------------------------------------------------------------------ whose folder it is
@@ -226,14 +229,14 @@ def test_a_lock_empties_no_file_and_follows_no_link(tmp_path):
 
 
 def test_a_first_start_that_was_killed_is_in_nobodys_way(tmp_path):
-    for name in (".lock", "config.new"):
+    for name in (".lock", ".config.json.writing"):
         (tmp_path / name).write_text("{")
     folder.claim(tmp_path, resume=False).close()
 
 
 def test_a_run_that_exists_is_resumed_or_left_alone(tmp_path):
     folder.claim(tmp_path / "new" / "run", resume=False).close()
-    folder.note_start(tmp_path / "new" / "run", {}, 0, problems="2 questions, abc")
+    folder.note_start(tmp_path / "new" / "run", {}, 0, inputs=ABC)
     stepped(tmp_path / "new" / "run")
     with pytest.raises(SystemExit, match="exists already: add --resume"):
         folder.claim(tmp_path / "new" / "run", resume=False)

@@ -21,7 +21,7 @@ from parts import own_reward
 from parts import run as running
 from parts.config import Config, resolve
 from parts.data import digest, load_problems, load_train_and_held_out, rows_to_problems
-from parts.folder import note_start, own_files, require_same_files
+from parts.folder import note_start, own_files, require_same
 from parts.own_reward import OwnReward, as_number
 from parts.problems import chains
 from rewards import open_grader
@@ -434,14 +434,14 @@ def test_a_run_is_not_resumed_with_another_function_of_the_same_name(mine, tmp_p
     config = resolve(Config(reward=f"{mine}:score"))
     folder = tmp_path / "run"
     folder.mkdir()
-    require_same_files(folder, own_files(config))  # nothing was started yet
-    note_start(folder, {}, 0, problems="", files=own_files(config))
-    require_same_files(folder, own_files(config))
+    require_same(folder, own_files(config))  # nothing was started yet
+    note_start(folder, {}, 0, own_files(config))
+    require_same(folder, own_files(config))
     mine.write_text(MINE + "\n# changed\n")
-    with pytest.raises(SystemExit, match="The file of --reward is not the one with which .*run "
+    with pytest.raises(SystemExit, match="The contents of the --reward file are not those with which .*run "
                                          "was started"):
-        require_same_files(folder, own_files(config))
-    require_same_files(folder, own_files(resolve(Config())))
+        require_same(folder, own_files(config))
+    require_same(folder, own_files(resolve(Config())))
 
 
 # ------------------------------------------------------------------------------ what is reported

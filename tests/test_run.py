@@ -394,14 +394,6 @@ def test_a_run_whose_last_evaluation_was_interrupted_is_not_over(run, capsys):
     assert "stopped after step 30; continue with" in out and "next:" not in out
 
 
-def test_the_last_words_name_the_newest_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert running.saved_so_far(Config(name="mine")) == "nothing was saved yet."
-    for step in ("step-000009", "step-000020"):
-        Path("runs/mine/checkpoints", step).mkdir(parents=True)
-    assert "up to step 20 is saved" in running.saved_so_far(Config(name="mine"))
-
-
 # ------------------------------------------------------------------ before the first step
 def test_the_engine_computes_as_the_trainer_does_unless_it_is_told_otherwise():
     assert running.rollout_dtype(Config(dtype="bfloat16")) == "bfloat16"
