@@ -3,31 +3,29 @@ r"""The reward: is the boxed answer of a completion the same mathematics as the 
     python rewards.py --gold '\frac12' --completion 'so \boxed{1/2}'    # a verdict, step by step
 
 1. `extract_answer` takes the last box, which has to be closed. Text outside boxes does not count.
-2. `decide` settles most pairs in this process, without sympy: equal strings, fractions or words.
-   What is still open after its guards goes to math-verify as LaTeX strings.
+2. `decide` compares strings, fractions and words. That is enough for most pairs, and takes no
+   sympy. What is still open after its guards goes to math-verify as LaTeX strings.
 3. `judge` lets math-verify compare that pair, in a worker process that parts/grader.py limits in
-   CPU time, clock time and memory, and kills when it overruns. Completions are untrusted: nothing
-   here runs them as code.
+   time and memory. Completions are untrusted: nothing here runs them as code.
 
-How LaTeX is spelled is in parts/spelling.py, what kinds of answers there are in parts/answers.py.
+The folder verifier/ has how LaTeX is spelled (spelling.py), what kinds of answers there are
+(answers.py), and what it means that two are equal (equality.py).
 
 The reward is 1.0 or 0.0. Its status says why: correct, wrong, no_box (none, or the last one is not
 closed), empty, unparseable (math-verify cannot read answer or gold), timeout, killed (out of
 memory, or died twice).
 
-With --reward, a function of one's own takes the place of all this: parts/own_reward.py.
+With --reward, a function of one's own takes the place of all this (docs/own_reward.md).
 """
 import argparse
 import os
-import time
 from concurrent.futures import Future
 
-from parts import answers
-from parts.answers import exact
 from parts.files import shown
-from parts.grader import WorkerPool, verdict
-from parts.own_reward import OwnReward
-from parts.spelling import normalize, plain_characters, squeeze
+from parts.grader import OwnReward, WorkerPool
+from verifier import answers
+from verifier.answers import exact
+from verifier.spelling import normalize, plain_characters, squeeze
 
 MAX_CHARS = 1000        # longer answers are compared as strings only
 
@@ -85,18 +83,18 @@ def extract_answer(completion: str, style: str = "") -> str | None:
 
 def decide(gold: str, answer: str, style: str = "") -> tuple[str | None, str, str, list[str]]:
     """(status, why, gold, parts). Status None: math-verify must find `parts` equal to `gold`."""
-    settled = compare_as_written(gold, answer, style)
-    if settled:
-        return *settled, gold, [answer]
+    found = compare_as_written(gold, answer, style)
+    if found:
+        return *found, gold, [answer]
     gold, answer = answers.without_lone_modulus(normalize(gold), normalize(answer))
     answer = answers.take_choice(gold, answer)
-    settled = compare_spellings(gold, answer)
-    if settled:
-        return *settled, gold, [answer]
+    found = compare_spellings(gold, answer)
+    if found:
+        return *found, gold, [answer]
     gold, answer = answers.without_set_braces(gold), answers.without_set_braces(answer)
-    settled = compare_words(gold, answer)
-    if settled:
-        return *settled, gold, [answer]
+    found = compare_words(gold, answer)
+    if found:
+        return *found, gold, [answer]
     gold, answer = answers.expand_signs(gold), answers.expand_signs(answer)
     gold, parts = answers.take_labels_off(gold, answer)
     gold, parts = answers.shares(gold), list(map(answers.shares, parts))
@@ -106,7 +104,7 @@ def decide(gold: str, answer: str, style: str = "") -> tuple[str | None, str, st
             return *compare_numbers(gold, parts, style), gold, parts
     if any(map(answers.is_bomb, parts)):
         return "unparseable", "too large to parse", gold, parts
-    return None, "not settled by strings, fractions or words", gold, parts
+    return None, "strings, fractions and words do not tell", gold, parts
 
 
 def compare_as_written(gold: str, answer: str, style: str) -> tuple[str, str] | None:
@@ -164,9 +162,9 @@ def compare_numbers(gold: str, parts: list[str], style: str) -> tuple[str, str]:
 
 def judge(gold: str, parts: list[str], style: str = "") -> tuple[str, str]:
     """(status, why): is every part equal to `gold`?"""
-    from parts.equality import parse, same          # loads sympy: not for the trainer's own process
+    from verifier.equality import from_latex, same     # sympy: not for the trainer's own process
     try:
-        g, read = parse(gold), [parse(part) for part in parts]
+        g, read = from_latex(gold), [from_latex(part) for part in parts]
         unequal = next((a for a in read if not same(g, a, style)), None)
         if unequal is not None:
             return "wrong", f"math-verify: {g} is not {unequal}"[:500]
@@ -180,15 +178,15 @@ def judge(gold: str, parts: list[str], style: str = "") -> tuple[str, str]:
 class Grader(WorkerPool):
     """Grades (gold, completion) pairs: what `decide` leaves over goes to `judge` in a worker."""
 
-    def __init__(self, workers: int = 2, timeout: float = 4.0, memory_gb: float = 1.0):
+    def __init__(self, workers: int = 2, **limits: float):
         example = ["x<5", ["(1,5)"]]
-        super().__init__(f"{os.path.abspath(__file__)}:judge", example, workers, timeout, memory_gb)
+        super().__init__(f"{os.path.abspath(__file__)}:judge", "", example, workers, **limits)
 
-    def settle(self, gold: str, completion: str, style: str = "") -> Future:
+    def future_verdict(self, gold: str, completion: str, style: str = "") -> Future:
         for name, text in (("gold", gold), ("completion", completion)):
             if not isinstance(text, str):
                 raise TypeError(f"a {name} must be a string, not {type(text).__name__}")
-        start, answer = time.perf_counter(), extract_answer(completion, style)
+        answer = extract_answer(completion, style)
         if answer is None:
             status, why = "no_box", "no closed box at the end"
         elif not answer:
@@ -201,7 +199,7 @@ class Grader(WorkerPool):
         if not status:
             return self.ask(gold, parts, style)
         future = Future()
-        future.set_result(verdict(status, why, time.perf_counter() - start))
+        future.set_result(self.verdict(status, why))
         return future
 
     def check_golds(self, golds: list[str]) -> list[bool]:
@@ -228,10 +226,7 @@ def open_grader(reward: str, threshold: float, workers: int) -> WorkerPool:
 def explain(gold: str, completion: str, style: str = "") -> None:
     """Print each step from the completion to the verdict."""
     answer = extract_answer(completion, style)
-    if answer is None:
-        print("box         none that is closed")
-    else:
-        print("box        ", repr(answer) if answer else "empty")
+    print("box        ", repr(answer))
     if answer:
         status, why, left, parts = decide(gold, answer, style)
         print(f"gold        {gold!r} -> {normalize(gold)!r}")
@@ -240,7 +235,7 @@ def explain(gold: str, completion: str, style: str = "") -> None:
         print("compared   ", repr(left), "with", " and with ".join(map(repr, parts)))
     with Grader(workers=1) as grader:
         v = grader.grade([(gold, completion)], style=style)[0]
-    print(f"verdict     {v.status}, reward {v.reward}, {v.seconds:.4f} s: {shown(v.why, 600)}")
+    print(f"verdict     {v.status}, reward {v.reward}: {shown(v.why, 600)}")
 
 
 def main() -> None:

@@ -56,7 +56,7 @@ def run(folder: Path, flags: list[str], afresh: bool = True) -> str:
 def train_here(folder: Path, argv: list[str]) -> None:
     """The copy's minirl.py, as a program, in this process, which ends with it."""
     for name in list(sys.modules):
-        if name.split(".")[0] in ("minirl", "ada_sampler", "rewards", "eval", "parts"):
+        if name.split(".")[0] in ("minirl", "ada_sampler", "rewards", "verifier", "eval", "parts"):
             del sys.modules[name]
     os.chdir(folder)
     sys.path[:] = [str(folder), *(path for path in sys.path if path not in ("", str(bugs.ROOT)))]

@@ -60,7 +60,8 @@ def flags_of(labs: list[str], rest: list[str]) -> list[str]:
 
 def version() -> str:
     """A digest of the project's code: a run of other code is no comparison."""
-    files = [*place.ROOT.glob("*.py"), *place.ROOT.glob("parts/*.py")]
+    files = [file for pattern in ("*.py", "parts/*.py", "verifier/*.py")
+             for file in place.ROOT.glob(pattern)]
     return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()
 
 

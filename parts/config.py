@@ -18,10 +18,10 @@ from parts import ranks
 from parts.data import default_data, default_eval_data, default_template
 from parts.files import is_text, shown
 from parts.folder import never_stepped, settings
+from parts.grader import require_function
 from parts.machine import (build_for_cpu, default_dtype, default_micro_tokens, default_sync,
                            require_effect)
 from parts.models import TINY, is_small, resolve_model
-from parts.own_reward import require_function
 from parts.problems import BUILTIN
 from parts.prompts import require_template
 from parts.sources import require_files

@@ -1,20 +1,28 @@
-"""Worker processes with limits: they judge untrusted text, and die instead of the trainer.
+"""Worker processes with limits: they judge what a model wrote, and die instead of the trainer.
 
 A `WorkerPool` is given a function by name, "path/to/file.py:function". Each worker loads that file
 in a fresh interpreter, so nothing of the caller's main script is imported, and calls the function
-with the arguments of one question at a time. It answers (status, why), and a subclass's `verdict`
-makes a reward of that; here status "correct" is a reward of 1.
+with the arguments of one question at a time. rewards.Grader asks math-verify, `OwnReward` asks the
+function of --reward FILE.py:FUNCTION:
 
-A question has four ways to end: an answer, "timeout" (too much CPU time, or it waited too long for
-something else), "killed" (out of memory, or the worker died twice), or a RuntimeError where the
-function's file cannot be loaded.
+    def score(problem: dict, completion: str) -> float
 
-The same question is asked once: its verdict is remembered, by its hash.
+A question has four ways to end: an answer; "timeout" (over 1.5 s of CPU time, or 4 s of waiting for
+something else); "killed" (over 1 GB of memory, or the worker died twice); or a RuntimeError where
+the file cannot be loaded. Libraries for worker processes limit the clock's time; here CPU time is
+limited, so that a busy machine gives the same verdicts.
+
+The same question is asked once: its verdict is remembered, by its hash. So the function must be
+pure, and the file of --reward must not change during a run: a worker that starts later checks that.
 """
 import contextlib
+import functools
 import hashlib
 import importlib.util
+import inspect
 import json
+import math
+import numbers
 import os
 import queue
 import resource
@@ -25,11 +33,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections import OrderedDict
+import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from parts.files import digest_of, shown
 
 CACHE = 100_000         # verdicts kept, by question
 RECYCLE = 5000          # questions after which a worker is replaced: sympy's caches grow
@@ -37,38 +46,29 @@ CPU_SHARE = 3 / 8       # of a time limit that may be computing; honest answers 
 START_SECONDS = 60      # of CPU time, and of waiting, for a worker to load its function
 TICK = 0.05             # seconds between two looks at a worker that has not answered
 FILE_BYTES = 2 ** 20    # of the largest file that a worker can write
-INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME")    # no secrets
+LARGEST = 1e6           # of a reward's size: sums and squares of it must stay far from overflow
+PATIENCE = 16           # verdicts: if the first so many all fail, --reward's function is broken
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME")                  # no secrets
 DETERMINED = {"PYTHONHASHSEED": "0", "SYMPY_GROUND_TYPES": "python", "MPMATH_NOGMPY": "1",
               "OMP_NUM_THREADS": "1"}            # 64 threads of numpy would need 1 GB of stacks
-# what a file may import from
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 NO_VERDICT = ("timeout", "killed", "raised", "no_number")    # the grader failed, not the completion
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`reward`, NaN if there is none, `status` and `why` in words, `seconds` it took to judge."""
+    """`reward`, NaN if there is none; its `status`, and `why` in words."""
     reward: float
     status: str
-    seconds: float
     why: str = ""
-
-
-def verdict(status: str, why: str, seconds: float) -> Verdict:
-    return Verdict(float(status == "correct"), status, seconds, why)
 
 
 # ------------------------------------------------------------------------------- in the worker
 
 def load_function(name: str):
-    """The function that "path/to/file.py:function" names.
-
-    Its file may import its neighbours, and whatever this project has.
-    """
+    """The function that "path/to/file.py:function" names. Its file may import its neighbours."""
     path, _, function = name.rpartition(":")
-    sys.path[0] = os.path.dirname(path)                          # was the folder of this script
-    if ROOT not in sys.path:
-        sys.path.append(ROOT)
+    sys.path[0] = os.path.dirname(path)
     spec = importlib.util.spec_from_file_location(os.path.basename(path).removesuffix(".py"), path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module                              # as an ordinary import would do
@@ -94,16 +94,12 @@ def end_with_parent(requests, folder: str) -> None:
     os.killpg(os.getpid(), signal.SIGKILL)
 
 
-def limit(name: int, value: int) -> None:
-    resource.setrlimit(name, (value, value))
-
-
-def work(name: str, example: list, cpu_seconds: float, memory: int) -> None:
+def work(name: str, digest: str, example: list, cpu_seconds: float, memory: int) -> None:
     """The life of a worker: questions in on stdin, answers out on stdout, a JSON value per line.
 
-    Limits precede the load. `example` is a question that loads what the function loads late. When a
-    question runs out of CPU time, SIGPROF's default action ends the process at once, even inside a
-    long C call. CPU time, unlike the clock, gives the same verdict on a busy machine.
+    digest: of the file of --reward; "" for a judge of this project. `example` is a question that
+    loads what the judge loads late. When a question runs out of CPU time, SIGPROF's default action
+    ends the process at once, even inside a long C call.
     """
     requests, replies = take_streams()
     me, folder = os.getpid(), os.getcwd()
@@ -116,16 +112,17 @@ def work(name: str, example: list, cpu_seconds: float, memory: int) -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(answer), file=replies, flush=True)
 
-    limit(resource.RLIMIT_DATA, memory)
-    limit(resource.RLIMIT_CORE, 0)
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.setitimer(signal.ITIMER_PROF, START_SECONDS)
     try:
-        judge = load_function(name)
-        judge(*example)
+        judge = load_reward(name, digest) if digest else load_function(name)
+        if example:
+            judge(*example)
         hello = "ready"
-    except Exception as error:
-        hello = f"{type(error).__name__}: {error}"
-    limit(resource.RLIMIT_FSIZE, FILE_BYTES)
+    except BaseException as error:
+        hello = explain(error, name)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
     reply(hello)
     for line in requests:
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
@@ -137,6 +134,15 @@ def work(name: str, example: list, cpu_seconds: float, memory: int) -> None:
     watch.join()
 
 
+def explain(error: BaseException, name: str) -> str:
+    """The exception, and the last line of the function's file that it went through."""
+    path = name.rpartition(":")[0]
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
+             if frame.filename == path]
+    where = f"line {lines[-1]} of " if lines else ""
+    return f"{type(error).__name__}: {str(error)[:200]} ({where}{os.path.basename(path)})"
+
+
 # --------------------------------------------------------------------------- its parent's view
 
 class Worker:
@@ -146,15 +152,16 @@ class Worker:
     terminal's Ctrl-C is for the parent alone, and what the function has started ends with it.
     """
 
-    def __init__(self, name: str, example: list, timeout: float, memory_gb: float):
+    def __init__(self, name: str, digest: str, example: list, timeout: float, memory_gb: float):
         self.folder = tempfile.TemporaryDirectory(prefix="rewards-", ignore_cleanup_errors=True)
-        self.timeout, self.hello, self.asked, self.since = timeout, "", 0, 0.0
+        self.timeout, self.hello, self.asked = timeout, "", 0
+        path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
         environment = {key: os.environ[key] for key in INHERITED if key in os.environ}
         limits = [str(timeout * CPU_SHARE), str(int(memory_gb * 2 ** 30))]
         self.process = subprocess.Popen(
-            [sys.executable, os.path.abspath(__file__), name, json.dumps(example), *limits],
+            [sys.executable, "-m", "parts.grader", name, digest, json.dumps(example), *limits],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=self.folder.name,
-            env=environment | DETERMINED | {"TMPDIR": self.folder.name},
+            env=environment | DETERMINED | {"PYTHONPATH": path, "TMPDIR": self.folder.name},
             start_new_session=True)
 
     def _waits(self) -> bool:
@@ -192,22 +199,20 @@ class Worker:
         """Wait until the function is loaded; RuntimeError if it cannot be."""
         self.hello = self.hello or self._receive(START_SECONDS)
         if self.hello != "ready":
-            raise RuntimeError(f"the verifier cannot start ({self.hello}): "
-                               "pip install -r requirements.txt")
+            raise RuntimeError(self.hello)
 
     def ask(self, question: str) -> tuple[str, str]:
         """(status, why) of one question, a line of JSON; status "killed" if the process died."""
         try:
-            self.since = time.perf_counter()
             self.start()                           # does not count against the limits
-            self.asked, self.since = self.asked + 1, time.perf_counter()
+            self.asked += 1
             with contextlib.suppress(BrokenPipeError):           # `_receive` says why
                 self.process.stdin.write(question + "\n")
                 self.process.stdin.flush()
             status, why = self._receive(self.timeout)
             return status, why
         except TimeoutError as error:
-            return "timeout", str(error) if self.hello else f"not loaded: {error}"
+            return "timeout", str(error)
         except (OSError, ValueError, EOFError) as error:
             return "killed", str(error)
 
@@ -218,6 +223,7 @@ class Worker:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def kill(self) -> None:
+        """`end` it, and leave nothing behind: no pipe, no folder."""
         self.end()
         with contextlib.suppress(OSError), self.process:         # its pipes are closed
             self.process.kill()
@@ -227,15 +233,15 @@ class Worker:
 class WorkerPool:
     """Asks a function on `workers` processes, from any thread. Use it in a `with`, or `close` it.
 
-    name: "path/to/file.py:function"; example: a question that warms the function up. timeout:
-    seconds that an answer may wait for something, and 3/8 of it is what it may compute. memory_gb:
-    data of a worker.
+    name: "path/to/file.py:function"; digest, example: see `work`. timeout: seconds that an answer
+    may wait for something, and 3/8 of it is what it may compute. memory_gb: data of a worker.
     """
 
-    def __init__(self, name: str, example: list, workers: int, timeout: float, memory_gb: float):
-        self.recipe = (name, example, timeout, memory_gb)
+    def __init__(self, name: str, digest: str = "", example: list = (), workers: int = 2,
+                 timeout: float = 4.0, memory_gb: float = 1.0):
+        self.recipe = (name, digest, example, timeout, memory_gb)
         self.closed, self.lock = False, threading.Lock()
-        self.cache: OrderedDict[bytes, Future] = OrderedDict()
+        self.remembered: dict[bytes, Future] = {}
         self.pending: dict = {}
         self.workers = [Worker(*self.recipe) for _ in range(workers)]
         self.threads = ThreadPoolExecutor(workers)
@@ -243,7 +249,7 @@ class WorkerPool:
         for i in range(workers):
             self.free.put(i)
 
-    def settle(self, *question) -> Future:
+    def future_verdict(self, *question) -> Future:
         """The verdict to come on a question. Subclasses answer here what needs no worker."""
         return self.ask(*question)
 
@@ -252,20 +258,19 @@ class WorkerPool:
         line = json.dumps(question)
         known_as = hashlib.sha256(line.encode()).digest()        # whole rows would fill memory
         with self.lock:
-            if known_as not in self.cache:
-                self.cache[known_as] = self.threads.submit(self._answer, line, known_as)
-            self.cache.move_to_end(known_as)
-            if len(self.cache) > CACHE:
-                self.cache.popitem(last=False)
-            return self.cache[known_as]
+            if known_as not in self.remembered:
+                if len(self.remembered) == CACHE:
+                    del self.remembered[next(iter(self.remembered))]              # the oldest
+                self.remembered[known_as] = self.threads.submit(self._answer, line, known_as)
+            return self.remembered[known_as]
 
-    def verdict(self, status: str, why: str, seconds: float) -> Verdict:
+    def verdict(self, status: str, why: str) -> Verdict:
         """What a worker's answer is worth."""
-        return verdict(status, why, seconds)
+        return Verdict(float(status == "correct"), status, why)
 
     def submit(self, key, *question, **how) -> None:
         """Start judging and return at once. `key`: any hashable, handed to `result` later."""
-        self.pending[key] = self.settle(*question, **how)
+        self.pending[key] = self.future_verdict(*question, **how)
 
     def result(self, key) -> Verdict:
         """Wait for the verdict of `key`, and forget the key."""
@@ -273,37 +278,34 @@ class WorkerPool:
 
     def grade(self, questions: list[tuple], **how) -> list[Verdict]:
         """The verdicts of many questions, in their order."""
-        futures = [self.settle(*question, **how) for question in questions]
+        futures = [self.future_verdict(*question, **how) for question in questions]
         return [future.result() for future in futures]
 
     def _answer(self, question: str, known_as: bytes) -> Verdict:
         """Ask a free worker; if it died, ask a fresh one once more: perhaps it was not to blame."""
         i, status = self.free.get(), "killed"
         try:
-            status, why, seconds = self._ask(i, question)
+            status, why = self._ask(i, question)
             if status == "killed" and not self.closed:
-                status, why, seconds = self._ask(i, question)
-            return self.verdict(status, why, seconds)
+                status, why = self._ask(i, question)
+            return self.verdict(status, why)
         finally:
             self.free.put(i)
             if status == "killed":                 # or it raised: judge it anew next time
                 with self.lock:
-                    self.cache.pop(known_as, None)
+                    self.remembered.pop(known_as, None)
 
-    def _ask(self, i: int, question: str) -> tuple[str, str, float]:
-        """(status, why, seconds) from worker `i`, which is replaced if it can't go on."""
+    def _ask(self, i: int, question: str) -> tuple[str, str]:
+        """(status, why) from worker `i`, which is replaced if it can't go on."""
         worker, status = self.workers[i], "killed"
         try:
             status, why = worker.ask(question)
-            return status, why, time.perf_counter() - worker.since
+            return status, why
         finally:
             if status in ("timeout", "killed") or worker.asked >= RECYCLE:
-                self._replace(i)
-
-    def _replace(self, i: int) -> None:
-        self.workers[i].kill()
-        if not self.closed:
-            self.workers[i] = Worker(*self.recipe)
+                worker.kill()
+                if not self.closed:
+                    self.workers[i] = Worker(*self.recipe)
 
     def close(self) -> None:
         """End the workers. Verdicts still to come become "killed"."""
@@ -321,5 +323,112 @@ class WorkerPool:
         self.close()
 
 
+# ------------------------------------------------------------- --reward: a function of one's own
+
+def require_function(name: str) -> None:
+    """Raises SystemExit unless it is "" or names a function of a file that exists."""
+    path, _, function = name.rpartition(":")
+    if name and not (path.endswith(".py") and function.isidentifier()):
+        raise SystemExit(f"--reward takes FILE.py:FUNCTION, not {shown(name)}.")
+    if name and not os.path.isfile(os.path.expanduser(path)):
+        raise SystemExit(f"--reward: there is no file {shown(path)}.")
+
+
+def load_reward(name: str, digest: str):
+    """In a worker: a judge that asks this function.
+
+    Raises what loading it raises, and TypeError or ValueError if it cannot be used.
+    """
+    if digest_of(name.rpartition(":")[0]) != digest:
+        raise ValueError("the file was changed after the start: put it back")
+    function = load_function(name)
+    signature = inspect.signature(function)
+    signature.bind({}, "")
+    if next(iter(signature.parameters)).startswith("completion"):
+        raise TypeError("it must take (problem, completion), in this order")
+    return functools.partial(score, function, name)
+
+
+def score(function, name: str, problem: dict, completion: str) -> tuple[str, str]:
+    """In a worker: (status, why). Status "scored" has the number as its `why`."""
+    try:
+        value = function(problem, completion)
+        number = as_number(value)
+        if number is None:
+            return "no_number", f"it returned {value!r}"[:200]
+        return "scored", repr(number)
+    except MemoryError:
+        raise
+    except BaseException as error:
+        return "raised", explain(error, name)
+
+
+def as_number(value) -> float | None:
+    """A finite float of bearable size; True is 1. None for what is none."""
+    if hasattr(value, "item"):  # numpy, torch
+        value = value.item()
+    if not isinstance(value, numbers.Real) or not abs(value) <= LARGEST:  # NaN is not either
+        return None
+    return float(value)
+
+
+class OwnReward(WorkerPool):
+    """Asks FILE.py:FUNCTION. A reward above `threshold` has the status correct, others wrong.
+
+    Raises SystemExit, one sentence, where there is no such file or function, or where it cannot be
+    loaded or called.
+    """
+
+    def __init__(self, name: str, threshold: float, workers: int = 2, **limits: float):
+        require_function(name)
+        path, _, function = name.rpartition(":")
+        file = Path(path).expanduser().absolute()
+        self.called, self.threshold = f"--reward {shown(name)}", threshold
+        self.failed = 0  # calls without a number so far; None once there was one with a number
+        super().__init__(f"{file}:{function}", digest_of(file), workers=workers, **limits)
+        try:
+            self.workers[0].start()
+        except (RuntimeError, EOFError, TimeoutError) as error:
+            end = "used" if self.workers[0].hello else "loaded"
+            self.close()
+            raise SystemExit(f"{self.called} cannot be {end}: {shown(error, 400)}.") from None
+
+    def future_verdict(self, row: dict, completion: str, style: str = "") -> Future:
+        """The verdict to come. `style` is the verifier's and means nothing here."""
+        return self.ask(row, completion)
+
+    def verdict(self, status: str, why: str) -> Verdict:
+        """NaN where there is no number: ada_sampler.without_verdict puts the worst in its place."""
+        if status != "scored":
+            return Verdict(math.nan, status, why)
+        reward = float(why)
+        return Verdict(reward, "correct" if reward > self.threshold else "wrong")
+
+    def result(self, key) -> Verdict:
+        """Wait for the verdict of `key`, and forget the key.
+
+        Raises SystemExit if the function fails on everything at the start.
+        """
+        found = super().result(key)
+        if self.failed is None or found.status not in NO_VERDICT:
+            self.failed = None
+            return found
+        self.failed += 1
+        if self.failed == PATIENCE:
+            raise SystemExit(f"{self.called} gave no number for any of the first {PATIENCE} "
+                             f"completions: {shown(found.why, 400)}.")
+        return found
+
+    def try_out(self, problems: list) -> None:
+        """Say what it gives for an empty completion. It may fail there: what reads JSON does."""
+        found = self.grade([(problems[0].row, "")])[0]
+        if found.status in NO_VERDICT:
+            what = f"no number for an empty completion: {shown(found.why, 400)}"
+        else:
+            what = (f"{found.reward:g} for an empty completion; above {self.threshold:g} is "
+                    "correct")
+        print(f"{self.called} gives {what}")
+
+
 if __name__ == "__main__":
-    work(sys.argv[1], json.loads(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))
+    work(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5]))

@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from ada_sampler import collect, keep, limited
 from parts.config import (Config, DataSettings, ModelSettings, OptimizerSettings, SamplingSettings,
                           in_one_sentence, parse_flags, resolve)
+from parts.grader import require_function
 from parts.machine import build_for_cpu
-from parts.own_reward import require_function
 from parts.prompts import require_template
 from parts.sources import require_files
 

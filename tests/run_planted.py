@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-OWN = ("minirl", "ada_sampler", "rewards", "eval", "parts", "helpers", "conftest",
+OWN = ("minirl", "ada_sampler", "rewards", "verifier", "eval", "parts", "helpers", "conftest",
        "sampler_oracles")
 sys.path.insert(0, str(ROOT))
 sys.dont_write_bytecode = True  # a patched file of the same size and second would not be noticed

@@ -1,8 +1,8 @@
 """What kind of answer a string is, one property at a time; all together in test_rewards.py."""
 import pytest
 
-from parts.answers import expand_signs, is_bomb, take_labels_off
 from rewards import decide, extract_answer, judge
+from verifier.answers import expand_signs, is_bomb, take_labels_off
 
 
 @pytest.mark.parametrize("completion", [

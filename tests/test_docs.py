@@ -55,7 +55,7 @@ def test_commands_name_files_that_exist(page):
     scripts = re.findall(r"python ((?:\w+/)*\w+\.py)", text)
     scripts += [f"parts/{module}.py" for module in re.findall(r"python -m parts\.(\w+)", text)]
     scripts += re.findall(r"pytest (tests/\w+\.py)", text)
-    scripts += re.findall(r"`((?:parts|bench|tests)/\w+\.(?:py|jsonl?|md))`", text)
+    scripts += re.findall(r"`((?:parts|verifier|bench|tests)/\w+\.(?:py|jsonl?|md))`", text)
     real = [name for name in scripts if not name.endswith("X.py")]  # a placeholder
     assert [name for name in real if not (ROOT / name).exists()] == []
 
@@ -64,7 +64,7 @@ def test_commands_name_files_that_exist(page):
 def test_functions_are_where_the_text_says(page):
     """Such as: `prepare` in `parts/run.py`, or `merged_weights` (`parts/engine.py`)."""
     wrong = []
-    says = r"`(\w+)` (?:in |\()`((?:parts/|tests/)?\w+\.py)`"
+    says = r"`(\w+)` (?:in |\()`((?:parts/|verifier/|tests/)?\w+\.py)`"
     for name, file in re.findall(says, page.read_text()):
         file = f"tests/{file}" if file.startswith("test_") else file
         if not re.search(rf"^(def |class |){name}\b", (ROOT / file).read_text(), re.M):

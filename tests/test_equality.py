@@ -1,11 +1,11 @@
 """Are two answers the same mathematics? One guard at a time; all together in test_rewards.py."""
 import pytest
 
-from parts.equality import parse, same
+from verifier.equality import from_latex, same
 
 
 def equal(gold: str, answer: str, style: str = "") -> bool:
-    return same(parse(gold), parse(answer), style)
+    return same(from_latex(gold), from_latex(answer), style)
 
 
 @pytest.mark.parametrize("gold, answer", [

@@ -281,7 +281,7 @@ class Echo:
     def result(self, key):
         reward = self.rewards.pop(key)
         failed = math.isnan(reward)
-        return Verdict(reward, "raised" if failed else "wrong", 0.0, "KeyError")
+        return Verdict(reward, "raised" if failed else "wrong", "KeyError")
 
     busy = property(lambda self: bool(self.running))
     clear_cache = step

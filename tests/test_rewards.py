@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import rewards
-from parts.answers import equal_numbers, exact, take_labels_off
 from rewards import MAX_CHARS, Grader, decide, extract_answer, judge
+from verifier.answers import equal_numbers, exact, take_labels_off
 
 CASES = [json.loads(line)
          for line in open(Path(__file__).parent / "reward_cases.jsonl", encoding="utf-8")]
@@ -346,7 +346,7 @@ def test_one_verdict_is_explained(monkeypatch, capsys):
             (r"2\sqrt3", r"so \boxed{\sqrt{12}\text{ cm}}", [
                 r"\\sqrt{12}\\text{ cm}", r"2\\sqrt{3}", "undecided",
                 "math-verify: 2*sqrt(3) is sqrt(12)"]),
-            ("4", "\x1b[2J \ud800 \\boxed{4", ["none that is closed", "verdict     no_box"])]:
+            ("4", "\x1b[2J \ud800 \\boxed{4", ["box         None", "no closed box", "verdict     no_box"])]:
         monkeypatch.setattr(sys, "argv", ["rewards.py", "--gold", gold, "--completion", completion])
         rewards.main()
         out = capsys.readouterr().out

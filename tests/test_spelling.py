@@ -3,20 +3,20 @@ import time
 
 import pytest
 
-from parts.spelling import RULES, is_unit, normalize, squeeze
 from rewards import decide
+from verifier.spelling import REWRITES, is_unit, normalize, squeeze
 
 
-@pytest.mark.parametrize("rule", RULES, ids=[rule.why for rule in RULES])
+@pytest.mark.parametrize("rule", REWRITES, ids=[rule.why for rule in REWRITES])
 def test_every_rule_does_what_its_example_says(rule):
     assert rule.before != rule.after
     assert rule.apply(rule.before) == rule.after
 
 
-@pytest.mark.parametrize("rule", RULES, ids=[rule.why for rule in RULES])
+@pytest.mark.parametrize("rule", REWRITES, ids=[rule.why for rule in REWRITES])
 def test_without_the_rule_its_example_would_stay(rule):
     """Each example is the work of its own rule: no other one changes it in the same way."""
-    others = [other for other in RULES if other is not rule]
+    others = [other for other in REWRITES if other is not rule]
     assert not any(other.apply(rule.before) == rule.after for other in others)
 
 
@@ -33,7 +33,7 @@ def test_squeezing_never_joins_two_numbers():
 
 
 def test_no_two_rules_have_one_reason():
-    assert len({rule.why for rule in RULES}) == len(RULES)
+    assert len({rule.why for rule in REWRITES}) == len(REWRITES)
 
 
 @pytest.mark.parametrize("text, normal", [

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import rewards
 from course.checks import Wrong, must_equal
-from parts import answers
+from verifier import answers
 
 BOXES = [
     (r"\boxed{4}", "4"), (r"so it is \boxed{12}.", "12"), ("no box: 4", None), ("", None),

@@ -282,7 +282,7 @@ FORMS = [
          r"\text{all real numbers}", r"\mathbb{R}"),
 ]
 
-RULES = UNSEEN + SYNONYMS + WORDS + NUMBERS + CALCULATOR + FORMS
+REWRITES = UNSEEN + SYNONYMS + WORDS + NUMBERS + CALCULATOR + FORMS
 
 
 # --------------------------------------------------------------------------------------- units
@@ -361,7 +361,7 @@ def strip_outside(text: str) -> str:
 def normalize(text: str) -> str:
     """`text` in the one spelling: plain characters, then every rule in turn, then no units."""
     text = plain_characters(text)
-    for each in RULES:
+    for each in REWRITES:
         text = each.apply(text)
     text = UNIT_IN_TEXT.sub(drop_unit, text)
     for _ in range(3):

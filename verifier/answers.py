@@ -8,7 +8,7 @@ import itertools
 import re
 from fractions import Fraction
 
-from parts.spelling import FUNCTIONS, MONTHS, squeeze
+from verifier.spelling import FUNCTIONS, MONTHS, squeeze
 
 MAX_DEPTH = 14          # of nested brackets; honest answers stay below 8
 MAX_ELEMENTS = 200      # of a list
