@@ -42,14 +42,8 @@ WHAT = {
     "box": lambda: float(extract_answer("\\\\boxed{7}")), "neighbour": lambda: TEN,
     "print": lambda: print("noise") or 1, "secret": lambda: float("HF_TOKEN" in os.environ),
     "folder": lambda: len(os.listdir(os.getcwd())), "interrupt": lambda: interrupt(),
-    "odd": lambda: odd(),
 }
 open("made-at-load", "w").close()  # in the worker's own folder
-
-class Odd(Exception):
-    def __str__(self): raise ValueError
-
-def odd(): raise Odd
 
 def interrupt(): raise KeyboardInterrupt
 
@@ -112,7 +106,7 @@ def test_whatever_else_happens_has_a_status_of_its_own_and_no_reward(grader):
         "int": ("no_number", "1000"),
         "raise": ("raised", "KeyError: 'missing' (line 12 of mine.py)"),
         "exit": ("raised", "SystemExit: 3"), "recurse": ("raised", "RecursionError"),
-        "write": ("raised", "OSError"), "odd": ("killed", "exit code 1"),
+        "write": ("raised", "OSError"),
         "interrupt": ("raised", "KeyboardInterrupt"),
         "memory": ("killed", "out of memory: it may take 1 GB"),
         "die": ("killed", "ended with exit code 1")}
@@ -189,7 +183,7 @@ def test_a_function_of_any_number_of_arguments_can_be_used(mine):
 
 def test_it_is_tried_on_an_empty_completion_before_the_engine_starts(mine, grader, capsys):
     grader.try_out([SimpleNamespace(row={})])  # WHAT has no empty entry
-    assert ("gives no number for an empty completion: KeyError: '' (line 35 of mine.py)"
+    assert ("gives no number for an empty completion: KeyError: '' (line 29 of mine.py)"
             in capsys.readouterr().out)
     with OwnReward(f"{mine}:row", 0.5, workers=1) as other:
         other.try_out([SimpleNamespace(row=dict(number=2, nested=dict(more=1)))])
