@@ -28,12 +28,9 @@ A cell is a few flags; its name, such as low-N4-r3-clip-is, says which:
 A run lives in runs/ablate. When it is done it becomes a line of bench/results/objective.jsonl (see
 study.py), from which objective.md and three pictures are drawn.
 """
-import argparse
 import json
-import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from statistics import mean, median
 
 import study
@@ -117,28 +114,23 @@ def flags(cell: str, seed: int) -> list[str]:
 # ------------------------------------------------------------------------------------------ running
 def train(cell: str, seed: int) -> None:
     """One run through the command line, resumed if it was interrupted; then a line of the study."""
-    name = f"{cell}-seed{seed}"
-    command = [sys.executable, *program(cell), *flags(cell, seed)]
-    with open(RUNS / f"{name}.log", "w") as output:
-        done = subprocess.run([*command, "--name", name, "--resume"], cwd=RUNS, stdout=output,
-                              stderr=output, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    said = (RUNS / f"{name}.log").read_text()
-    broke = next((reason for reason in BROKEN if reason in said), "")
-    if done.returncode and not broke:
-        raise SystemExit(f"{name} failed: see {RUNS / name}.log")
-    about = dict(run=name, cell=cell, seed=seed, flags=flags(cell, seed), broke=broke)
+    name, about = f"{cell}-seed{seed}", dict(broke="")
+    script, bits = "minirl.py", []
     if cell.startswith("coarse"):
+        script, bits = "bench/coarse_engine.py", [cell[len("coarse")]]
+    try:
+        study.launch(RUNS, name, [*bits, *flags(cell, seed)], script)
+    except SystemExit:
+        said = (RUNS / f"{name}.log").read_text()
+        about["broke"] = next((reason for reason in BROKEN if reason in said), "")
+        if not about["broke"]:
+            raise
+    if bits:
         about["policy"] = exact_accuracy(name)
-    line = study.fold(RUNS / "runs" / name, KEPT, **about)
+    line = study.fold(RUNS / "runs" / name, KEPT, run=name, cell=cell, seed=seed,
+                      flags=flags(cell, seed), **about)
     study.add("objective", line)
     print(f"{name}: {line['evals']['avg']}", flush=True)
-
-
-def program(cell: str) -> list[str]:
-    """The script that trains it: minirl.py, but for engines with few significant bits."""
-    if cell.startswith("coarse"):
-        return [str(study.ROOT / "bench" / "coarse_engine.py"), cell[len("coarse")]]
-    return [str(study.ROOT / "minirl.py")]
 
 
 def exact_accuracy(name: str) -> float:
@@ -146,19 +138,16 @@ def exact_accuracy(name: str) -> float:
     out = RUNS / "exact" / name
     command = [sys.executable, str(study.ROOT / "eval.py"), "--model", "tiny-moe", "--adapter",
                str(RUNS / "runs" / name), "--limit", "120", "--k", "4", "--out", str(out)]
-    subprocess.run(command, check=True, cwd=RUNS, capture_output=True,
-                   env=os.environ | {"OMP_NUM_THREADS": "1"})
+    subprocess.run(command, check=True, cwd=RUNS, capture_output=True)
     return json.loads((out / "summary.json").read_text())["sets"]["builtin"]["avg"]
 
 
 def train_all(only: tuple[str, ...], processes: int) -> None:
-    RUNS.mkdir(parents=True, exist_ok=True)
-    stored = {line["run"] for line in study.load("objective")}
-    plan = [(cell, seed) for cell in cells() for seed in seeds(cell)
-            if cell.startswith(only) and f"{cell}-seed{seed}" not in stored]
-    plan.sort(key=lambda job: job[1])  # whoever stops it has as many seeds of every cell
-    with ThreadPoolExecutor(processes) as pool:
-        list(pool.map(lambda job: train(*job), plan))
+    """Seed by seed: whoever stops it has as many seeds of every cell."""
+    plan = [(cell, seed) for cell in cells() for seed in seeds(cell) if cell.startswith(only)]
+    plan.sort(key=lambda job: job[1])
+    study.train_missing("objective", {f"{cell}-seed{seed}": (cell, seed) for cell, seed in plan},
+                        train, processes)
 
 
 def load() -> dict:
@@ -279,6 +268,7 @@ ROUGH_COLUMNS = [(precision, 1, {f"{replay}-clip-is": "MiniRL",
                                  f"{replay}-clip-nois": "no importance weight"},
                   f"The engine's weights: {label}; N = 1")
                  for (precision, replay), label in ROUGH.items()]
+COLORS = ("#000000", "#D55E00", "#E69F00", "#0072B2", "#CC79A7", "#009E73")
 ROWS = {
     "avg": "held-out accuracy", "entropy_trained": "entropy, nats per token",
     "kl_k3": r"KL($\mu$ ‖ $\pi_{old}$), k3, nats per token",
@@ -287,68 +277,45 @@ ROWS = {
 
 def draw(found: dict, columns: list, name: str, about: str) -> None:
     """A column for each precision and N, one line per arm, into bench/results/NAME.png."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(
-        len(ROWS), len(columns), figsize=(5.2 * len(columns), 17), layout="constrained",
-        sharex="col", sharey="row")
+    figure, axes = study.panels(len(ROWS), len(columns), figsize=(5.2 * len(columns), 17),
+                                sharex="col", sharey="row", squeeze=False)
     for column, (precision, N, arms, title) in zip(axes.T, columns):
-        draw_column(column, found, f"{precision}-N{N}", N, arms)
+        for color, (arm, label) in zip(COLORS, arms.items()):
+            runs = found.get(f"{precision}-N{N}-{arm}", [])
+            for axis, key in zip(column, ROWS):
+                if not (key == "weight_over_2" and "nois" in arm):  # without a weight: 1 everywhere
+                    draw_arm(axis, runs, key, N, color, label)
         column[0].set_title(title)
         column[0].legend(fontsize=9)
         column[-1].set_xlabel("gradient steps")
-    for ax, label in zip(axes[:, 0], ROWS.values()):
-        ax.set_ylabel(label)
+    for axis, label in zip(axes[:, 0], ROWS.values()):
+        axis.set_ylabel(label)
     axes[2, 0].set_yscale("log")
-    for ax in axes.flat:
-        ax.grid(alpha=0.3)
-        ax.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"MiniRL on the built-in mixture of experts{about}:\n"
                     "mean of the seeds, band from lowest to highest")
-    figure.savefig(study.RESULTS / f"{name}.png", dpi=90)
-    plt.close(figure)
+    study.save(figure, name)
 
 
-def draw_column(column, found: dict, start: str, N: int, arms: dict) -> None:
-    """The arms of one precision and N, from the accuracy down to the weights."""
-    colors = ("#000000", "#D55E00", "#E69F00", "#0072B2", "#CC79A7", "#009E73")
-    for color, (arm, label) in zip(colors, arms.items()):
-        for ax, key in zip(column, ROWS):
-            if key == "weight_over_2" and "nois" in arm:
-                continue  # without a weight it is 1 everywhere
-            curves = []
-            for run in found.get(f"{start}-{arm}", []):
-                logged = run["evals"] if key == "avg" else run["metrics"]
-                curves.append([(row["step"] * N, row[key]) for row in logged if key in row])
-            draw_arm(ax, [curve for curve in curves if curve], color, label)
-
-
-def draw_arm(ax, curves: list, color: str, label: str) -> None:
+def draw_arm(axis, runs: list[dict], key: str, N: int, color: str, label: str) -> None:
     """Mean and range over the seeds; a run that broke early stays where it was."""
     import numpy as np
 
-    if not curves:
-        return
-    grid = [x for x, _ in max(curves, key=len)]
-    values = np.array([np.interp(grid, *zip(*curve)) for curve in curves])
-    ax.plot(grid, values.mean(0), color=color, label=label, marker="." if len(grid) < 20 else "")
-    ax.fill_between(grid, values.min(0), values.max(0), color=color, alpha=0.12, lw=0)
+    logged = [run["evals"] if key == "avg" else run["metrics"] for run in runs]
+    points = [[(row["step"] * N, row[key]) for row in rows if key in row] for rows in logged]
+    points = [curve for curve in points if curve]
+    if points:
+        grid = [x for x, _ in max(points, key=len)]
+        curves = [np.interp(grid, *zip(*curve)) for curve in points]
+        study.band(axis, grid, curves, color, label=label, marker="." if len(grid) < 20 else "")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = study.parser(__doc__)
     parser.add_argument("--only", nargs="*", default=[""], help="cells whose names start like this")
-    parser.add_argument("--processes", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--draw", action="store_true", help="train nothing")
     args = parser.parse_args()
     if not args.draw:
         train_all(tuple(args.only), args.processes)
     found = load()
-    if not found:
-        raise SystemExit("Nothing is stored yet: run without --draw first.")
     text = report(found)
     (study.RESULTS / "objective.md").write_text(text)
     low = ", engine in bfloat16 with an fp8 cache"

@@ -7,22 +7,19 @@ What is compared, at which costs, and what counts as which answer was written do
 run: docs/sampling_plan.md. Names here are the plan's.
 
 A run lives in runs/skills. When it is done it becomes a line of bench/results/skills.jsonl (see
-study.py), from which skills.md and two pictures are drawn. A line has, besides the evaluations,
+study.py), from which skills.md and three pictures are drawn. A line has, besides the evaluations,
 what had been spent by then, `solved`: each letter's first right answer, in draws, and `letters`:
 how often each was met, drawn, answered right, and silent.
 """
-import argparse
 import json
 import math
-import os
 import re
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
+import skills_theory
 import study
+from study import of, read, shown
 
 from parts import problems
 
@@ -35,11 +32,12 @@ FIRST_DRAWS = 4_000  # within which a letter counts as solved
 STILL_STEPS, STILL_RATE = 90, 1e-9  # of the runs that count draws and signal by letter
 SEEDS, TUNING_SEEDS = range(5), (100, 101)
 NEW_SEEDS = range(5, 12)  # of the plan's second sample, for the arms of its hypotheses
-NEW_ARMS = ("uniform-4", "uniform-4-wide", "uniform-16", "ada-balance")
 RATES = (0.001, 0.002, 0.004)
 BEYOND = {0.001: 0.0005, 0.004: 0.008}  # where an arm is best at either end
 QUESTIONS = 192  # held out, and the training problems of the regime "few"; four of each letter
 REGIMES = ("stream", "few")
+OURS = "ada-balance"
+RIVALS = ("uniform-4", "uniform-4-wide", "uniform-16")
 ARMS = {  # name -> flags, steps that mostly reach DRAWS, steps between evaluations
     "uniform-4": (["--sampler", "uniform", "--n", "4"], 250, 40),
     "uniform-4-wide": (["--sampler", "uniform", "--n", "4", "--batch-prompts", "74"], 55, 10),
@@ -51,20 +49,22 @@ ARMS = {  # name -> flags, steps that mostly reach DRAWS, steps between evaluati
     "ada-est": (["--sampler", "ada-est", "--M", "8"], 128, 20),
     "gvm": (["--sampler", "gvm", "--M", "8"], 66, 10),
 }
-COLORS = ("#999999", "#56B4E9", "#000000", "#D55E00", "#E69F00", "#F0E442", "#0072B2", "#009E73",
-          "#CC79A7")
+HYPOTHESES = [  # number, ada-balance's rival, what is equal, is ada-balance held to be ahead?
+    ("1", "uniform-4", "step", True), ("2", "uniform-16", "samples", True),
+    ("3", "uniform-4-wide", "samples", False), ("4", "uniform-4-wide", "r2", True),
+    ("5", "uniform-4", "solved", True), ("6", "uniform-16", "engine_steps", False)]
+COLORS = dict(zip(ARMS, ("#999999", "#56B4E9", "#000000", "#D55E00", "#E69F00", "#F0E442",
+                         "#0072B2", "#009E73", "#CC79A7")))
 COMMON = ["--model", "tiny-skills", "--eval-data", "builtin-skills", "--max-tokens", "16",
           "--eval-questions", str(QUESTIONS), "--log-groups", "all", "--checkpoint-every", "0"]
 LETTER = re.compile(r"\d([A-Za-z])\d=\?")
-# Student's t by the number of seeds
-T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 10: 2.26, 12: 2.20}
 TOKENS = 8  # of every response
 EQUAL = 0.03  # an interval around 0 within this is called equal
 
 
 # ------------------------------------------------------------------------------------------ running
 def train(arm: str, regime: str, lr: float, seed: int) -> None:
-    """One run through the command line, resumed if it was interrupted; then a line of the study."""
+    """One run, resumed if it was interrupted; then a line of the study."""
     own, steps, every = ARMS[arm]
     if regime == "still":
         steps, every = STILL_STEPS, 0
@@ -78,6 +78,10 @@ def train(arm: str, regime: str, lr: float, seed: int) -> None:
     print(f"{name}: {line['evals']['avg']}", flush=True)
 
 
+def run_name(arm: str, regime: str, lr: float, seed: int) -> str:
+    return f"{arm}-{regime}-{lr}-seed{seed}"
+
+
 def train_until(draws: int, name: str, flags: list[str], steps: int, every: int,
                 script: str = "minirl.py") -> float:
     """Train or resume a run, at first for `steps` steps; returns its seconds of a core.
@@ -89,111 +93,110 @@ def train_until(draws: int, name: str, flags: list[str], steps: int, every: int,
         steps = max(steps, -(-read(log)[-1]["step"] // every) * every)
     if "--batch-prompts" not in flags:
         flags = [*flags, "--batch-prompts", "16"]
-    flags = [*COMMON, *flags, "--eval-every", str(every), "--name", name, "--resume"]
-    seconds = launch([*flags, "--steps", str(steps)], name, script)
+    flags = [*COMMON, *flags, "--eval-every", str(every)]
+    seconds = study.launch(RUNS, name, [*flags, "--steps", str(steps)], script)
     while draws and (done := read(log)[-1]["samples_total"]) < draws:
         missing = (draws - done) / done * steps  # a start costs as much as 60 steps
         steps += every * max(1, int(missing / every))
-        seconds += launch([*flags, "--steps", str(steps)], name, script)
+        seconds += study.launch(RUNS, name, [*flags, "--steps", str(steps)], script)
     return seconds
-
-
-def launch(flags: list[str], name: str, script: str) -> float:
-    """Run or resume through the command line; returns its seconds of a core."""
-    command = [sys.executable, str(study.ROOT / script), *flags]
-    with open(RUNS / f"{name}.log", "a") as output:
-        process = subprocess.Popen(command, cwd=RUNS, stdout=output, stderr=output,
-                                   env=os.environ | {"OMP_NUM_THREADS": "1"})
-        _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        raise SystemExit(f"{name} failed: see {RUNS / name}.log")
-    return usage.ru_utime + usage.ru_stime
-
-
-def run_name(arm: str, regime: str, lr: float, seed: int) -> str:
-    return f"{arm}-{regime}-{lr}-seed{seed}"
 
 
 def write_few() -> None:
     """The fixed training problems of the regime "few". Once: a run might read half a file."""
     rows = problems.skills("train", QUESTIONS)
+    RUNS.mkdir(parents=True, exist_ok=True)
     (RUNS / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def fold(run: Path) -> dict:
-    """A finished run's evaluations, with what had been spent by then, and when letters were solved.
+    """A finished run's evaluations, with what had been spent by then, and its letters."""
+    metrics = read(run / "metrics.jsonl")
+    evals = [spent(row, metrics) for row in read(run / "eval.jsonl")]
+    silent = mean(step["zero_signal"] for step in metrics)
+    return dict(metrics={}, evals=study.columns(evals), zero_signal=silent,
+                **letters_of(read(run / "groups.jsonl")))
 
-    engine_steps: of the sampling; trained: response tokens of samples with a coefficient. `solved`
-    counts draws prompt by prompt: by whole steps, rules with large steps would have fewer draws.
-    """
-    metrics, evaluations = read(run / "metrics.jsonl"), read(run / "eval.jsonl")
-    found = []
-    for row in evaluations:
-        past = [step for step in metrics if step["step"] <= row["step"]]
-        found.append(dict(
-            step=row["step"], avg=row["avg"], samples=row["samples_total"],
-            tokens=row["tokens_total"], seconds=row["seconds_total"],
-            engine_steps=sum(step["engine_steps"] for step in past),
-            trained=sum(step.get("tokens_trained", 0) for step in past)))
+
+def spent(row: dict, metrics: list[dict]) -> dict:
+    """engine_steps: of the sampling; trained: response tokens of samples with a coefficient."""
+    past = [step for step in metrics if step["step"] <= row["step"]]
+    return dict(step=row["step"], avg=row["avg"], samples=row["samples_total"],
+                tokens=row["tokens_total"], seconds=row["seconds_total"],
+                engine_steps=sum(step["engine_steps"] for step in past),
+                trained=sum(step.get("tokens_trained", 0) for step in past))
+
+
+def letters_of(groups: list[dict]) -> dict:
+    """`solved` counts draws prompt by prompt: by whole steps, rules with large steps would have
+    fewer."""
     drawn, solved, letters = 0, {}, {}
-    for group in read(run / "groups.jsonl"):
+    for group in groups:
         letter, pool = LETTER.search(group["prompt"])[1], group["pool"]
         drawn += len(pool)
-        if any(sample["reward"] for sample in pool):
+        right = sum(bool(sample["reward"]) for sample in pool)
+        if right:
             solved.setdefault(letter, drawn)
-        signal = any(sample.get("coefficient") for sample in pool)
-        facts = 1, len(pool), sum(bool(sample["reward"]) for sample in pool), not signal
+        silent = not any(sample.get("coefficient") for sample in pool)
+        facts = 1, len(pool), right, silent
         letters[letter] = [a + b for a, b in zip(letters.get(letter, [0] * 4), facts)]
-    silent = mean(step["zero_signal"] for step in metrics)
-    return dict(solved=solved, letters=letters, zero_signal=silent, metrics={},
-                evals=study.columns(found))
+    return dict(solved=solved, letters=letters)
 
 
-def read(path: Path) -> list[dict]:
-    """The rows of a log; without a last one that a kill has cut short."""
-    lines = path.read_text().splitlines()
-    return [json.loads(line) for line in lines if line.endswith("}")]
+def train_all(processes: int) -> None:
+    """Rates by the tuning seeds, once more beyond the end where one is best; then the tests."""
+    def train_missing(jobs):
+        study.train_missing("skills", {run_name(*job): job for job in jobs}, train, processes)
+
+    write_few()
+    train_missing(tuning(RATES, ARMS))
+    best = best_rates(study.load("skills"))
+    for arm in ARMS:
+        if best[arm] in BEYOND:
+            train_missing(tuning([BEYOND[best[arm]]], [arm]))
+    train_missing([(arm, "still", STILL_RATE, TUNING_SEEDS[0]) for arm in ARMS])
+    best = best_rates(study.load("skills"))
+    for seeds, arms in ((SEEDS, ARMS), (NEW_SEEDS, (*RIVALS, OURS))):
+        train_missing([(arm, regime, best[arm], seed)
+                       for seed in seeds for regime in REGIMES for arm in arms])
 
 
-def run_all(plan: list[tuple], processes: int) -> None:
-    stored = {line["run"] for line in study.load("skills")}
-    missing = [job for job in plan if run_name(*job) not in stored]
-    print(f"{len(plan) - len(missing)} of {len(plan)} runs are stored", flush=True)
-    with ThreadPoolExecutor(processes) as pool:
-        list(pool.map(lambda job: train(*job), missing))
-
-
-def tuning(rates=RATES, arms=tuple(ARMS)) -> list[tuple]:
+def tuning(rates, arms) -> list[tuple]:
     return [(arm, "stream", lr, seed) for seed in TUNING_SEEDS for lr in rates for arm in arms]
 
 
 def best_rates(lines: list[dict]) -> dict[str, float]:
     """Each arm's learning rate: the highest mean of the primary measure over the tuning seeds."""
-    return {arm: max(found, key=found.get) for arm, found in tuned_means(lines).items()}
+    return {arm: best_of(tuned(tuning_runs(lines, arm), DRAWS)) for arm in ARMS}
 
 
-def tuned_means(lines: list[dict]) -> dict[str, dict[float, float]]:
-    """Arm -> learning rate -> the mean of the primary measure over the tuning seeds."""
-    found = {arm: {} for arm in ARMS}
+def tuning_runs(lines: list[dict], arm: str) -> list[dict]:
+    return of(lines, TUNING_SEEDS, arm=arm, regime="stream")
+
+
+def tuned(lines: list[dict], draws: int) -> dict[float, float]:
+    """Learning rate -> mean accuracy of its runs after so many draws."""
+    found = {}
     for line in lines:
-        if line["seed"] in TUNING_SEEDS and line["regime"] == "stream":
-            found[line["arm"]].setdefault(line["lr"], []).append(at(line, "samples", DRAWS))
-    return {arm: {lr: mean(values) for lr, values in sorted(rates.items())}
-            for arm, rates in found.items()}
+        found.setdefault(line["lr"], []).append(at(line, "samples", draws))
+    return {lr: mean(values) for lr, values in sorted(found.items())}
+
+
+def best_of(means: dict[float, float]) -> float:
+    return max(means, key=means.get)  # of equal ones the lowest
 
 
 # ----------------------------------------------------------------------------------------- measures
 def at(line: dict, cost: str, budget: float) -> float:
     """Held-out accuracy of a run when it had spent `budget`. ValueError if it never did."""
-    rows = [row | modelled(row) for row in line["evals"]]
+    rows = spending(line)
     if rows[-1][cost] < budget:
         raise ValueError(f"{line['run']} spent only {rows[-1][cost]} {cost} of {budget}")
-    return at_budget(rows, cost, budget)
+    return interpolate(budget, rows, cost, "avg")
 
 
-def at_budget(evaluations: list[dict], cost: str, budget: float) -> float:
-    """Held-out accuracy when a run had spent `budget`: straight lines between evaluations."""
-    return interpolate(budget, evaluations, cost, "avg")
+def spending(line: dict) -> list[dict]:
+    return [row | modelled(row) for row in line["evals"]]
 
 
 def modelled(row: dict) -> dict[str, float]:
@@ -211,17 +214,12 @@ COSTS = {"samples": "draws", "step": "training steps", "engine_steps": "engine s
          "seconds": "s of training here, two runs at a time"}
 
 
-def budgets(lines: list[dict]) -> dict[str, float]:
+def budget_of(cost: str, lines: list[dict]) -> float:
     """What is compared at: the plan's draws and steps, else the most that every run had spent
     within DRAWS."""
-    found = {"samples": DRAWS, "step": STEPS}
-    for cost in list(COSTS)[2:]:
-        spent = []
-        for line in lines:
-            rows = [row | modelled(row) for row in line["evals"]]
-            spent.append(interpolate(DRAWS, rows, "samples", cost))
-        found[cost] = min(spent)
-    return found
+    fixed = dict(samples=DRAWS, step=STEPS)
+    return fixed.get(cost) or min(interpolate(DRAWS, spending(line), "samples", cost)
+                                  for line in lines)
 
 
 def interpolate(x: float, rows: list[dict], key: str, other: str) -> float:
@@ -238,209 +236,190 @@ def ever_solved(line: dict, lowest: float = 0, highest: float = 0.05,
 
 
 # ----------------------------------------------------------------------------------------- verdicts
-def interval(values: list[float], quantiles: dict = T_95) -> tuple[float, float]:
-    """Mean and half its interval (Student's t), by default that of 95 %."""
-    return mean(values), quantiles[len(values)] * stdev(values) / len(values) ** 0.5
-
-
-def compare(lines: list[dict], regime: str, first: str, second: str, measure,
-            quantiles: dict = T_95) -> tuple:
-    """(mean of the paired differences first - second, half its interval, the plan's word)."""
-    def of(arm):
-        mine = [line for line in lines if (line["arm"], line["regime"]) == (arm, regime)]
-        return {line["seed"]: measure(line) for line in mine}
-
-    one, other = of(first), of(second)
-    centre, half = interval([one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())],
-                            quantiles)
+def compare(lines: list[dict], first: str, second: str, measure, quantiles=study.T_95) -> tuple:
+    """(mean of the differences first - second, paired by seed, half its interval, the plan's word).
+    """
+    one, other = ({line["seed"]: measure(line) for line in of(lines, arm=arm)}
+                  for arm in (first, second))
+    pairs = [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
+    centre, half = study.interval(pairs, quantiles)
     word = "ahead" if centre > half else "behind" if centre < -half else "open"
     if word == "open" and abs(centre) + half <= EQUAL:
         word = "equal"
     return centre, half, word
 
 
+def in_points(centre: float, half: float, word: str = "") -> str:
+    return f"{100 * centre:+.1f} ± {100 * half:.1f}" + (f" points: {word}" if word else "")
+
+
 def verdicts(lines: list[dict]) -> str:
     """The plan's hypotheses, each with its differences in both regimes."""
-    asked = [  # what is compared at, and is it held that the first is ahead?
-        ("1", "ada-balance", "uniform-4", "step", True),
-        ("2", "ada-balance", "uniform-16", "samples", True),
-        ("3", "ada-balance", "uniform-4-wide", "samples", False),
-        ("4", "ada-balance", "uniform-4-wide", "r2", True),
-        ("5", "ada-balance", "uniform-4", "solved", True),
-        ("6", "ada-balance", "uniform-16", "engine_steps", False)]
     found = [["hypothesis", "difference", "at equal", *REGIMES, "confirmed"]]
-    for number, first, second, cost, wanted in asked:
-        cells, agreeing = [], 0
-        for regime in REGIMES:
-            budget = budgets([line for line in lines if line["regime"] == regime])
-            measure = ever_solved if cost == "solved" else (
-                lambda line, b=budget: at(line, cost, b[cost]))
-            centre, half, word = compare(lines, regime, first, second, measure)
-            cells.append(f"{100 * centre:+.1f} ± {100 * half:.1f} points: {word}")
-            agreeing += (word == "ahead") == wanted
+    for number, rival, cost, wanted in HYPOTHESES:
+        differences = [compare(mine, OURS, rival, equal(cost, mine))
+                       for mine in (of(lines, regime=regime) for regime in REGIMES)]
+        agreeing = sum((word == "ahead") == wanted for *_, word in differences)
         label = COSTS.get(cost, f"draws: share of letters solved in {FIRST_DRAWS:,}")
-        answer = ("not", "in part", "yes")[agreeing]
-        found.append([number, f"{first} - {second}", label, *cells, answer])
+        found.append([number, f"{OURS} - {rival}", label, *(in_points(*x) for x in differences),
+                      ("not", "in part", "yes")[agreeing]])
     return study.markdown(found)
+
+
+def equal(cost: str, lines: list[dict], budget: float = 0):
+    """The measure of a run at equal cost."""
+    budget = budget or (cost != "solved" and budget_of(cost, lines))
+    return ever_solved if cost == "solved" else lambda line: at(line, cost, budget)
 
 
 def not_in_the_plan(lines: list[dict]) -> str:
     """Differences that a reader of the results asked for. Seen, not tested."""
+    wide = "uniform-4-wide"
+    asked = [(wide, "samples", DRAWS // 2), (wide, "samples", DRAWS * 3 // 4),
+             (wide, "samples", DRAWS), ("uniform-4", "samples", DRAWS),
+             ("uniform-4", "step", STEPS), ("uniform-4", "step", ALL_STEPS),
+             ("uniform-16", "step", STEPS), ("uniform-16", "step", ALL_STEPS),
+             (wide, "step", STEPS)]
     found = [["difference", "at equal", *REGIMES]]
 
-    def add(first, second, label, measure_of):
-        cells = []
-        for regime in REGIMES:
-            mine = [line for line in lines if line["regime"] == regime]
-            centre, half, _ = compare(lines, regime, first, second, measure_of(mine))
-            cells.append(f"{100 * centre:+.1f} ± {100 * half:.1f}")
-        found.append([f"{first} - {second}", label, *cells])
+    def add(rival, label, measure_of):
+        cells = [compare(mine, OURS, rival, measure_of(mine))[:2]
+                 for mine in (of(lines, regime=regime) for regime in REGIMES)]
+        found.append([f"{OURS} - {rival}", label, *(in_points(*cell) for cell in cells)])
 
-    for draws in (DRAWS // 2, DRAWS * 3 // 4, DRAWS):
-        add("ada-balance", "uniform-4-wide", f"{draws:,} draws",
-            lambda mine: lambda line: at(line, "samples", draws))
-    add("ada-balance", "uniform-4", f"{DRAWS:,} draws",
-        lambda mine: lambda line: at(line, "samples", DRAWS))
-    for arm, steps in [("uniform-4", STEPS), ("uniform-4", ALL_STEPS), ("uniform-16", STEPS),
-                       ("uniform-16", ALL_STEPS), ("uniform-4-wide", STEPS)]:
-        add("ada-balance", arm, f"{steps} training steps",
-            lambda mine: lambda line: at(line, "step", steps))
-    for arm in NEW_ARMS[:3]:
-        add("ada-balance", arm, "tokens trained",
-            lambda mine: lambda line: at(line, "trained", trained_by_all(mine)))
-    add("ada-balance", "uniform-4", f"{2 * FIRST_DRAWS:,} draws: letters below 0.05 drawn right",
+    for rival, cost, budget in asked:
+        add(rival, f"{budget:,} {COSTS[cost]}", lambda mine: equal(cost, mine, budget))
+    for rival in RIVALS:
+        add(rival, "tokens trained", lambda mine: equal("trained", mine))
+    add("uniform-4", f"{2 * FIRST_DRAWS:,} draws: letters below 0.05 drawn right",
         lambda mine: lambda line: ever_solved(line, within=2 * FIRST_DRAWS))
     return study.markdown(found)
 
 
+# ------------------------------------------------------------------------------------------- tables
 def behind_it(lines: list[dict]) -> str:
     """What the arms had seen and done by the primary measure, and how steep their curves are."""
     found = [["arm", "regime", "letters drawn right", "rows trained", "steps",
               "points per 1,000 draws, from 14,000 to 16,000"]]
-    for arm in NEW_ARMS:
+    for arm in (*RIVALS, OURS):
         for regime in REGIMES:
-            mine = [line for line in lines if (line["arm"], line["regime"]) == (arm, regime)]
-            spent = [mean(interpolate(DRAWS, line["evals"], "samples", cost) for line in mine)
-                     for cost in ("trained", "step")]
-            gains = [at(line, "samples", DRAWS) - at(line, "samples", DRAWS - 2000)
-                     for line in mine]
+            mine = of(lines, arm=arm, regime=regime)
+            tokens, steps = (mean(interpolate(DRAWS, line["evals"], "samples", cost)
+                                  for line in mine) for cost in ("trained", "step"))
+            gain = mean(at(line, "samples", DRAWS) - at(line, "samples", DRAWS - 2000)
+                        for line in mine)
             letters = mean(ever_solved(line, 0, 1, DRAWS) for line in mine)
-            found.append([arm, regime, f"{letters:.0%}", f"{spent[0] / TOKENS:,.0f}",
-                          f"{spent[1]:.0f}", f"{100 * mean(gains) / 2:.1f}"])
+            found.append([arm, regime, f"{letters:.0%}", f"{tokens / TOKENS:,.0f}",
+                          f"{steps:.0f}", f"{100 * gain / 2:.1f}"])
     return study.markdown(found)
 
 
-def trained_by_all(lines: list[dict]) -> float:
-    """The most tokens that every one of these runs had trained on within DRAWS."""
-    return min(interpolate(DRAWS, line["evals"], "samples", "trained") for line in lines)
-
-
-# ------------------------------------------------------------------------------------------- tables
-def shown(values: list[float]) -> str:
-    centre, half = interval(values)
-    return f"{centre:.1%} ± {half:.1%}"
-
-
-def table(lines: list[dict], regime: str) -> str:
-    """Every arm at every cost."""
-    budget = budgets([line for line in lines if line["regime"] == regime])
-    head = ["arm", "learning rate", "draws per step", "no signal"]
-    head += [f"at {budget[cost]:,.0f} {label}" for cost, label in COSTS.items()]
-    head += ["letters below 0.05 ever solved", "lost: below the start"]
-    found = [head]
+def table(lines: list[dict]) -> str:
+    """Every arm at every cost, in one regime."""
+    budget = {cost: budget_of(cost, lines) for cost in COSTS}
+    found = [["arm", "learning rate", "draws per step", "no signal",
+              *(f"at {budget[cost]:,.0f} {label}" for cost, label in COSTS.items()),
+              "letters below 0.05 ever solved", "lost: below the start"]]
     for arm in ARMS:
-        mine = [line for line in lines if (line["arm"], line["regime"]) == (arm, regime)]
+        mine = of(lines, arm=arm)
         last = [line["evals"][-1] for line in mine]
         draws = mean(row["samples"] / row["step"] for row in last)
-        cells = [arm, str(mine[0]["lr"]), f"{draws:.0f}",
-                 f"{mean(line['zero_signal'] for line in mine):.0%}"]
-        cells += [shown([at(line, cost, budget[cost]) for line in mine]) for cost in COSTS]
-        cells += [shown([ever_solved(line) for line in mine])]
-        lost = sum(at(line, "samples", DRAWS) < line["evals"][0]["avg"] for line in mine)
-        cells += [f"{lost} of {len(mine)}"]
-        found.append(cells)
+        silent = mean(line["zero_signal"] for line in mine)
+        accuracies = [shown([at(line, cost, budget[cost]) for line in mine]) for cost in COSTS]
+        solved = shown([ever_solved(line) for line in mine])
+        found.append([arm, str(mine[0]["lr"]), f"{draws:.0f}", f"{silent:.0%}", *accuracies,
+                      solved, lost(mine, DRAWS)])
     return study.markdown(found)
 
 
-def against(lines: list[dict]) -> str:
-    """ada-balance against each arm at equal draws; only two of these are hypotheses."""
-    found = [["ada-balance - arm, at equal draws", *REGIMES]]
-    for arm in ARMS:
-        if arm != "ada-balance":
-            cells = [compare(lines, regime, "ada-balance", arm,
-                             lambda line: at(line, "samples", DRAWS)) for regime in REGIMES]
-            found.append([arm, *(f"{100 * centre:+.1f} ± {100 * half:.1f}: {word}"
-                                 for centre, half, word in cells)])
-    return study.markdown(found)
+def lost(lines: list[dict], draws: int) -> str:
+    """How many runs are below their start after so many draws."""
+    below = sum(at(line, "samples", draws) < line["evals"][0]["avg"] for line in lines)
+    return f"{below} of {len(lines)}"
 
 
-def solved(lines: list[dict]) -> str:
-    """Share of the letters of each belief that were solved in FIRST_DRAWS, both regimes."""
-    found = [["arm", *map(str, problems.BELIEF)]]
-    for arm in ARMS:
-        cells = []
-        for belief in problems.BELIEF:
-            shares = [ever_solved(line, belief, 1.01 * belief)
-                      for line in lines if line["arm"] == arm]
-            cells.append(f"{mean(shares):.0%}")
-        found.append([arm, *cells])
-    return study.markdown(found)
+def rates_tried(found: dict[str, dict], label: str = "") -> str:
+    """A table of arm -> learning rate -> mean accuracy."""
+    rates = sorted({lr for means in found.values() for lr in means})
+    rows = [[arm, *(f"{means[lr]:.1%}" if lr in means else "" for lr in rates)]
+            for arm, means in found.items()]
+    return study.markdown([["arm", *(f"{label}{lr}" for lr in rates)], *rows])
 
 
-def tuned(lines: list[dict]) -> str:
-    rates = sorted((*RATES, *BEYOND.values()))
-    found = [["arm", *(f"learning rate {lr}" for lr in rates)]]
-    for arm, means in tuned_means(lines).items():
-        found.append([arm, *(f"{means[lr]:.1%}" if lr in means else "" for lr in rates)])
-    return study.markdown(found)
+def as_page(parts: dict[str, str], lines: list[dict]) -> str:
+    """Titles and tables, and what the runs took."""
+    hours = sum(line["cpu_seconds"] for line in lines) / 3600
+    text = "".join(f"## {title}\n\n{part}\n" for title, part in parts.items())
+    return f"{text}{len(lines)} runs, {hours:.1f} hours of one core.\n"
 
 
 def report(lines: list[dict]) -> str:
     """All tables: verdicts, arms at every cost, what was tuned, theory against counts."""
-    from skills_figures import predicted
-
-    tested, new = ([line for line in lines if line["seed"] in seeds and line["regime"] in REGIMES]
+    tested, new = ([line for regime in REGIMES for line in of(lines, seeds, regime=regime)]
                    for seeds in (SEEDS, NEW_SEEDS))
-    again = {"Again, by seven new seeds": verdicts(new),
-             "By all twelve seeds": verdicts(tested + new),
-             "Not in the plan, by the seven new seeds": not_in_the_plan(new),
-             f"Behind it: the seven new seeds after {DRAWS:,} draws": behind_it(new)} if new else {}
-    seconds = sum(line["cpu_seconds"] for line in lines)
-    parts = {
-        "The plan's hypotheses": verdicts(tested), **again,
-        **{f"Regime {regime}": table(tested, regime) for regime in REGIMES},
-        "ada-balance against each arm": against(tested),
-        f"Letters solved in {FIRST_DRAWS:,} draws, by belief": solved(tested),
-        "Learning rates: mean of two other seeds, at equal draws": tuned(lines),
-        "Theory and counts, of runs that stand still": predicted(lines)}
-    text = "".join(f"## {title}\n\n{part}\n" for title, part in parts.items())
-    return f"{text}{len(lines)} runs, {seconds / 3600:.1f} hours of one core.\n"
+    still = {line["arm"]: line["letters"] for line in of(lines, regime="still")}
+    return as_page({
+        "The plan's hypotheses": verdicts(tested),
+        "Again, by seven new seeds": verdicts(new),
+        "By all twelve seeds": verdicts(tested + new),
+        "Not in the plan, by the seven new seeds": not_in_the_plan(new),
+        f"Behind it: the seven new seeds after {DRAWS:,} draws": behind_it(new),
+        **{f"Regime {regime}": table(of(tested, regime=regime)) for regime in REGIMES},
+        "Learning rates: mean of two other seeds, at equal draws": rates_tried(
+            {arm: tuned(tuning_runs(lines, arm), DRAWS) for arm in ARMS}, "learning rate "),
+        "Theory and counts, of runs that stand still": skills_theory.predicted(still)}, lines)
+
+
+# ---------------------------------------------------------------------------------------- pictures
+def draw_accuracy(axis, lines: list[dict], cost: str) -> None:
+    """Of each arm up to where every seed has come."""
+    import numpy as np
+
+    for arm, color in COLORS.items():
+        mine = [spending(line) for line in of(lines, arm=arm)]
+        grid = np.linspace(0, min(rows[-1][cost] for rows in mine), 60)
+        curves = [[interpolate(x, rows, cost, "avg") for x in grid] for rows in mine]
+        study.band(axis, grid, curves, color, label=arm)
+    axis.set(xlabel=COSTS[cost])
+
+
+def draw_solved(axis, lines: list[dict], regime: str) -> None:
+    """Share of the letters below 0.05 whose right answer has been drawn, by draws."""
+    rare = [letter for letter in problems.LETTERS if problems.belief(letter) < 0.05]
+    for arm, color in COLORS.items():
+        firsts = sorted(line["solved"].get(x, math.inf)
+                        for line in of(lines, arm=arm) for x in rare)
+        shares = [(i + 1) / len(firsts) for i in range(len(firsts))]
+        axis.step(firsts, shares, where="post", color=color, label=arm)
+    axis.axvline(FIRST_DRAWS, color="#cccccc", zorder=0)
+    axis.set(xlabel="draws", xlim=(0, 8000), ylim=(0, 1), ylabel="share of the letters below 0.05",
+             title=f"First right answer drawn, regime {regime}")
+    axis.legend(frameon=False, fontsize=8)
+
+
+def draw(lines: list[dict]) -> None:
+    by_regime = {regime: of(lines, SEEDS, regime=regime) for regime in REGIMES}
+    figure, axes = study.panels(2, len(COSTS), figsize=(25, 10), sharex="col", sharey=True)
+    for row, (regime, mine) in zip(axes, by_regime.items()):
+        for axis, cost in zip(row, COSTS):
+            draw_accuracy(axis, mine, cost)
+        row[0].set_ylabel(f"held-out avg@8, regime {regime}")
+    axes[0, 0].legend(frameon=False)
+    axes[0, 1].set_xlim(0, 100)
+    study.save(figure, "skills")
+    figure, axes = study.panels(1, 4, figsize=(22, 5))
+    skills_theory.draw_problem(*axes[:2])
+    for axis, (regime, mine) in zip(axes[2:], by_regime.items()):
+        draw_solved(axis, mine, regime)
+    study.save(figure, "skills_rates")
+    skills_theory.draw_signal(COLORS)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--processes", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--draw", action="store_true", help="train nothing")
-    args = parser.parse_args()
+    args = study.parser(__doc__).parse_args()
     if not args.draw:
-        RUNS.mkdir(parents=True, exist_ok=True)
-        write_few()
-        run_all(tuning(), args.processes)
-        best = best_rates(study.load("skills"))
-        beyond = [job for arm in ARMS if best[arm] in BEYOND
-                  for job in tuning([BEYOND[best[arm]]], [arm])]
-        run_all(beyond, args.processes)
-        run_all([(arm, "still", STILL_RATE, TUNING_SEEDS[0]) for arm in ARMS], args.processes)
-        rates = best_rates(study.load("skills"))
-        run_all([(arm, regime, rates[arm], seed)
-                 for seed in SEEDS for regime in REGIMES for arm in ARMS], args.processes)
-        run_all([(arm, regime, rates[arm], seed)
-                 for seed in NEW_SEEDS for regime in REGIMES for arm in NEW_ARMS], args.processes)
+        train_all(args.processes)
     lines = study.load("skills")
-    if not lines:
-        raise SystemExit("Nothing is stored yet: run without --draw first.")
-    from skills_figures import draw
-
     draw(lines)
     text = report(lines)
     (study.RESULTS / "skills.md").write_text(text)

@@ -1,7 +1,7 @@
 """Does more prompts' lead over ada-balance turn round where the budget is larger?
 
     python bench/longer_skills.py --processes 2   # all, the primary pair first; resumable
-    python bench/longer_skills.py --draw          # only tables and picture, from what is stored
+    python bench/longer_skills.py --draw          # only tables, from what is stored
 
 What is compared and what counts was written down before the first run: docs/sampling_plan.md, "The
 longer study". Names are the plan's; problem, runs and measures are those of compare_skills.py, in
@@ -14,14 +14,13 @@ how many of these were silent without and with a right answer, and how many answ
 rounds were drawn, and right. (First rounds are not chosen: their share of right answers is the pass
 rate.) Then its groups.jsonl is removed.
 """
-import argparse
-import sys
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from statistics import mean
 
-import compare_skills as short
+import compare_skills as shorter
 import study
-from compare_skills import LETTER, RUNS, at, read
+from compare_skills import LETTER, RUNS, at, best_of, tuned
+from study import T_95, T_99, of, read, shown
 
 from parts import problems
 
@@ -50,34 +49,19 @@ SECONDARY = [  # first, second, draws
     ("ada-balance-cap", "uniform-4-wide", PRIMARY), ("ada-pos", "uniform-4-wide", PRIMARY),
     ("ada-balance", "uniform-16", PRIMARY), ("ada-balance", "uniform-4", PRIMARY),
     ("ada-balance", "uniform-4-wide", CROSSING)]
-# Student's t for five intervals that hold together in 95 of 100 studies: 99 %
-T_99 = {2: 63.66, 3: 9.92, 4: 5.84, 5: 4.60, 6: 4.03, 7: 3.71, 8: 3.50, 9: 3.36, 10: 3.25}
 
 
 # ------------------------------------------------------------------------------------------ running
 def train(arm: str, factor: str, lr: float, seed: int) -> None:
     """One run, resumed if it was interrupted; then a line of the study."""
-    flags, prompts, steps, every = ARMS[arm]
-    times = LADDER.get(factor, 1)
-    if factor == "four-minis":
-        flags = [*flags, "--mini-batches", "4"]
     name, tested = run_name(arm, factor, lr, seed), seed in SEEDS and not factor
-    flags = [*flags, "--batch-prompts", str(int(prompts * times)), "--lr", str(lr),
-             "--seed", str(seed)]
     goal = FURTHER if arm in PAIR and tested else GOAL
-    script = "bench/sgd.py" if factor == "sgd" else "minirl.py"
-    folder, seconds, broken = RUNS / "runs" / name, 0.0, False
-    try:
-        seconds = short.train_until(goal, name, flags, int(steps / times), int(every / times),
-                                    script)
-    except SystemExit:
-        broken = (folder / "broken_batch.json").exists()
-        if not broken:
-            raise
+    folder = RUNS / "runs" / name
+    seconds, broken = train_or_break(goal, arm, factor, lr, seed)
     line = dict(run=name, arm=arm, regime="stream", factor=factor, lr=lr, seed=seed, broken=broken,
                 cpu_seconds=round(seconds, 1))
-    line |= short.fold(folder)
-    if broken:  # no finite gradient three times in a row: the run is over, and counts 0
+    line |= shorter.fold(folder)
+    if broken:  # the run is over, and counts 0
         for cost, values in line["evals"].items():
             values.append(0.0 if cost == "avg" else max(values[-1], goal))
     if tested:
@@ -87,11 +71,29 @@ def train(arm: str, factor: str, lr: float, seed: int) -> None:
     print(f"{name}: {line['evals']['avg'][-1]}", flush=True)
 
 
+def train_or_break(goal: int, arm: str, factor: str, lr: float, seed: int) -> tuple[float, bool]:
+    """(seconds of a core, whether it ended by three gradients in a row that were not finite)."""
+    flags, prompts, steps, every = ARMS[arm]
+    times, name = LADDER.get(factor, 1), run_name(arm, factor, lr, seed)
+    if factor == "four-minis":
+        flags = [*flags, "--mini-batches", "4"]
+    flags = [*flags, "--batch-prompts", str(int(prompts * times)), "--lr", str(lr),
+             "--seed", str(seed)]
+    script = "bench/sgd.py" if factor == "sgd" else "minirl.py"
+    try:
+        return shorter.train_until(goal, name, flags, int(steps / times), int(every / times),
+                                   script), False
+    except SystemExit:
+        if not (RUNS / "runs" / name / "broken_batch.json").exists():
+            raise
+        return 0.0, True
+
+
 def run_name(arm: str, factor: str, lr: float, seed: int) -> str:
     return f"{arm}-{factor or 'long'}-{lr}-seed{seed}"
 
 
-def by_evaluation(folder) -> dict[str, list[int]]:
+def by_evaluation(folder: Path) -> dict[str, list[int]]:
     """Letter -> its right answers in each held-out evaluation, of 4 problems x 8."""
     counts = {}
     for row in read(folder / "answers.jsonl"):
@@ -100,7 +102,7 @@ def by_evaluation(folder) -> dict[str, list[int]]:
     return {letter: [of_step[letter] for of_step in counts.values()] for letter in problems.LETTERS}
 
 
-def by_draws(folder) -> dict[str, list]:
+def by_draws(folder: Path) -> dict[str, list]:
     """Letter -> a row for each window of WINDOW draws:
 
     [met, silent and wrong, silent and right, first-round draws, right of these]
@@ -120,62 +122,48 @@ def by_draws(folder) -> dict[str, list]:
     return found
 
 
-def run_all(plan: list[tuple], processes: int) -> None:
-    stored = {line["run"] for line in study.load(STUDY)}
-    missing = [job for job in plan if run_name(*job) not in stored]
-    print(f"{len(plan) - len(missing)} of {len(plan)} runs are stored", flush=True)
-    with ThreadPoolExecutor(processes) as pool:
-        list(pool.map(lambda job: train(*job), missing))
-
-
-def of(lines: list[dict], arm: str, factor: str, seeds) -> list[dict]:
-    return [line for line in lines
-            if (line["arm"], line["factor"]) == (arm, factor) and line["seed"] in seeds]
-
-
-def tuned(lines: list[dict], arm: str, factor: str = "") -> dict[float, float]:
-    """Learning rate -> mean accuracy at PRIMARY over the tuning seeds."""
-    found = {}
-    for line in of(lines, arm, factor, TUNING_SEEDS):
-        found.setdefault(line["lr"], []).append(at(line, "samples", PRIMARY))
-    return {lr: mean(values) for lr, values in sorted(found.items())}
+def train_missing(jobs, processes: int) -> list[dict]:
+    """What is stored after these jobs."""
+    study.train_missing(STUDY, {run_name(*job): job for job in jobs}, train, processes)
+    return study.load(STUDY)
 
 
 def best(lines: list[dict], arm: str, factor: str = "") -> float:
-    means = tuned(lines, arm, factor)
-    return max(means, key=means.get)  # of equal ones the lowest
+    """The rate of the highest mean accuracy at PRIMARY over the tuning seeds."""
+    return best_of(tuned(of(lines, TUNING_SEEDS, arm=arm, factor=factor), PRIMARY))
 
 
 def tune_and_test(arms, processes: int) -> None:
     """Rates by the tuning seeds, once more beyond the end where one is best; then the tests."""
-    run_all([(arm, "", lr, seed) for lr in RATES for arm in arms for seed in TUNING_SEEDS],
-            processes)
-    lines = study.load(STUDY)
+    lines = train_missing([(arm, "", lr, seed) for lr in RATES for arm in arms
+                           for seed in TUNING_SEEDS], processes)
     beyond = {RATES[0]: RATES[0] / 2, RATES[-1]: 2 * RATES[-1]}
-    run_all([(arm, "", beyond[best(lines, arm)], seed) for arm in arms
-             if best(lines, arm) in beyond for seed in TUNING_SEEDS], processes)
-    lines = study.load(STUDY)
-    run_all([(arm, "", best(lines, arm), seed) for seed in SEEDS for arm in arms], processes)
+    lines = train_missing([(arm, "", beyond[best(lines, arm)], seed) for arm in arms
+                           if best(lines, arm) in beyond for seed in TUNING_SEEDS], processes)
+    train_missing([(arm, "", best(lines, arm), seed) for seed in SEEDS for arm in arms], processes)
 
 
 def explore(factor: str, processes: int) -> None:
     """One factor changed in both arms, at the rates tuned without it; SGD has rates of its own."""
-    rates = {arm: best(study.load(STUDY), arm) for arm in PAIR}
+    lines = study.load(STUDY)
+    rates = {arm: best(lines, arm) for arm in PAIR}
     if factor == "sgd":
-        run_all([(arm, factor, lr, TUNING_SEEDS[0]) for lr in SGD_RATES for arm in PAIR], processes)
-        rates = {arm: best(study.load(STUDY), arm, factor) for arm in PAIR}
-    run_all([(arm, factor, rates[arm], seed) for seed in SOME_SEEDS for arm in PAIR], processes)
+        lines = train_missing([(arm, factor, lr, TUNING_SEEDS[0]) for lr in SGD_RATES
+                               for arm in PAIR], processes)
+        rates = {arm: best(lines, arm, factor) for arm in PAIR}
+    train_missing([(arm, factor, rates[arm], seed) for seed in SOME_SEEDS for arm in PAIR],
+                  processes)
 
 
 # ------------------------------------------------------------------------------------------- tables
-def difference(lines, first, second, draws, factor="", seeds=SEEDS, quantiles=short.T_95) -> str:
+def difference(lines, first, second, draws, factor="", seeds=SEEDS, quantiles=T_95) -> str:
     """Points by which `first` is ahead, with the plan's word."""
-    one, other = (of(lines, arm, factor, seeds) for arm in (first, second))
-    if len({line["seed"] for line in one} & {line["seed"] for line in other}) < 2:
+    mine = of(lines, seeds, factor=factor)
+    one, other = ({line["seed"] for line in of(mine, arm=arm)} for arm in (first, second))
+    if len(one & other) < 2:
         return "not run"
-    centre, half, word = short.compare(one + other, "stream", first, second,
-                                       lambda line: at(line, "samples", draws), quantiles)
-    return f"{100 * centre:+.1f} ± {100 * half:.1f} points: {word}"
+    return shorter.in_points(*shorter.compare(
+        mine, first, second, lambda line: at(line, "samples", draws), quantiles))
 
 
 def verdicts(lines: list[dict]) -> str:
@@ -190,19 +178,21 @@ def verdicts(lines: list[dict]) -> str:
     return study.markdown(found)
 
 
+def tested(lines: list[dict], arm: str) -> list[dict]:
+    return of(lines, SEEDS, arm=arm, factor="")
+
+
 def curves(lines: list[dict]) -> str:
     """Accuracy by draws: mean over the seeds, with the interval."""
     marks = [*range(6_000, GOAL + 1, 6_000), PRIMARY, FURTHER]
     found = [["arm", "learning rate", *(f"{draws:,}" for draws in marks), "lost"]]
     for arm in ARMS:
-        mine = of(lines, arm, "", SEEDS)
-        if not mine:
+        if not (mine := tested(lines, arm)):
             continue
         reached = min(line["evals"][-1]["samples"] for line in mine)
-        cells = [short.shown([at(line, "samples", draws) for line in mine])
+        cells = [shown([at(line, "samples", draws) for line in mine])
                  if draws <= reached else "" for draws in marks]
-        lost = sum(at(line, "samples", PRIMARY) < line["evals"][0]["avg"] for line in mine)
-        found.append([arm, str(mine[0]["lr"]), *cells, f"{lost} of {len(mine)}"])
+        found.append([arm, str(mine[0]["lr"]), *cells, shorter.lost(mine, PRIMARY)])
     return study.markdown(found)
 
 
@@ -211,12 +201,12 @@ def plateau(lines: list[dict]) -> str:
     found = [["arm", "gain from 30,000 to 46,000 draws", "from 46,000 to 60,000",
               "of the last prompts: all wrong", "all right"]]
     for arm in PAIR:
-        mine = of(lines, arm, "", SEEDS)
-        gains = [short.shown([at(line, "samples", end) - at(line, "samples", start)
-                              for line in mine])
+        mine = tested(lines, arm)
+        gains = [shown([at(line, "samples", end) - at(line, "samples", start) for line in mine])
                  for start, end in ((CROSSING, PRIMARY), (PRIMARY, FURTHER))]
         whole = FURTHER // WINDOW - 1  # the last window that every run has filled
-        late = [windows[whole] for line in mine for windows in line["letters_by_draws"].values()]
+        late = [windows[whole] for line in mine for windows in line["letters_by_draws"].values()
+                if len(windows) > whole]  # else the letter was not met so late
         met, wrong, right, *_ = (sum(values) for values in zip(*late))
         found.append([arm, *gains, f"{wrong / met:.0%}", f"{right / met:.0%}"])
     return study.markdown(found)
@@ -228,7 +218,7 @@ def letters(lines: list[dict]) -> str:
     found = [["arm", "belief", *(f"{draws:,}" for draws in marks)]]
     for arm in PAIR:
         for belief in problems.BELIEF:
-            cells = [mean(right_at(line, letter, draws) for line in of(lines, arm, "", SEEDS)
+            cells = [mean(right_at(line, letter, draws) for line in tested(lines, arm)
                           for letter in problems.LETTERS if problems.belief(letter) == belief)
                      for draws in marks]
             found.append([arm, str(belief), *(f"{share:.0%}" for share in cells)])
@@ -240,34 +230,21 @@ def right_at(line: dict, letter: str, draws: int) -> float:
     counts = line["held_out"][letter]
     rows = [dict(samples=row["samples"], right=right / 32)
             for row, right in zip(line["evals"], counts)]
-    return short.interpolate(draws, rows, "samples", "right")
-
-
-def rates(lines: list[dict]) -> str:
-    tried = sorted({line["lr"] for line in lines if not line["factor"]})
-    found = [["arm", *map(str, tried)]]
-    for arm in ARMS:
-        means = tuned(lines, arm)
-        found.append([arm, *(f"{means[lr]:.1%}" if lr in means else "" for lr in tried)])
-    return study.markdown(found)
+    return shorter.interpolate(draws, rows, "samples", "right")
 
 
 def report(lines: list[dict]) -> str:
-    parts = {"Verdicts": verdicts(lines), "Accuracy by draws": curves(lines),
-             "Does the curve stand still?": plateau(lines), "Letters by belief": letters(lines),
-             "Learning rates: mean of three other seeds at 46,000 draws": rates(lines)}
-    hours = sum(line["cpu_seconds"] for line in lines) / 3600
-    text = "".join(f"## {title}\n\n{part}\n" for title, part in parts.items())
-    return f"{text}{len(lines)} runs, {hours:.1f} hours of one core.\n"
+    rates = {arm: tuned(of(lines, TUNING_SEEDS, arm=arm, factor=""), PRIMARY) for arm in ARMS}
+    return shorter.as_page({
+        "Verdicts": verdicts(lines), "Accuracy by draws": curves(lines),
+        "Does the curve stand still?": plateau(lines), "Letters by belief": letters(lines),
+        "Learning rates: mean of three other seeds at 46,000 draws": shorter.rates_tried(rates)},
+        lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--processes", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--draw", action="store_true", help="train nothing")
-    args = parser.parse_args()
+    args = study.parser(__doc__).parse_args()
     if not args.draw:
-        RUNS.mkdir(parents=True, exist_ok=True)
         tune_and_test(PAIR, args.processes)
         for arm in ARMS:
             if arm not in PAIR:
@@ -275,7 +252,7 @@ def main() -> None:
         for factor in FACTORS:
             explore(factor, args.processes)
     lines = study.load(STUDY)
-    if not of(lines, PAIR[1], "", SEEDS):
+    if not tested(lines, PAIR[1]):
         raise SystemExit("The pair of the primary measure is not stored yet: run without --draw.")
     text = report(lines)
     (study.RESULTS / f"{STUDY}.md").write_text(text)
@@ -283,4 +260,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,19 +10,29 @@ whole `config`) and, by columns, what was logged; numbers keep six significant d
 
     {"run": "demo", "flags": [...], "metrics": {"step": [1, 2], "entropy": [0.33, 0.42]},
      "evals": {"step": [0, 20], "avg": [0.23, 0.46]}}
+
+Scripts that train whole studies (compare_skills.py, longer_skills.py, ablate_objective.py) use the
+functions here: runs are started through the command line, resumed, and stored when they end.
 """
 import argparse
 import json
+import os
+import subprocess
 import sys
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import mean, stdev
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "bench" / "results"
-sys.path.insert(0, str(ROOT))
+from common import RESULTS, ROOT
+
+from parts.files import read_rows
 
 WRITING = threading.Lock()  # runs may finish at the same time
+# Student's t by the number of seeds: intervals of 95 %, and of 99 %
+T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 10: 2.26, 12: 2.20}
+T_99 = {2: 63.66, 3: 9.92, 4: 5.84, 5: 4.60, 6: 4.03, 7: 3.71, 8: 3.50, 9: 3.36, 10: 3.25}
 
 
 # ------------------------------------------------------------------------------ rows and columns
@@ -47,14 +57,16 @@ def rows(table: dict[str, list]) -> list[dict]:
     return [{key: value for key, value in row if value is not None} for row in cells]
 
 
+def read(path: Path) -> list[dict]:
+    """The rows of a log; without a last one that a kill has cut short."""
+    return [row for row in read_rows(path) if row]
+
+
 # --------------------------------------------------------------------------------- a study's file
 def fold(folder: Path, kept=None, **about) -> dict:
     """A finished run's folder as one line of a study, with the columns `kept` of its logs."""
-    def read(name):
-        logged = [json.loads(line) for line in (folder / name).read_text().splitlines()]
-        return columns(logged, kept)
-
-    return about | dict(metrics=read("metrics.jsonl"), evals=read("eval.jsonl"))
+    logs = dict(metrics="metrics.jsonl", evals="eval.jsonl")
+    return about | {key: columns(read(folder / name), kept) for key, name in logs.items()}
 
 
 def load(study: str) -> list[dict]:
@@ -70,10 +82,88 @@ def add(study: str, line: dict) -> None:
         file.write(json.dumps(line) + "\n")
 
 
+def of(lines: list[dict], seeds=None, **wanted) -> list[dict]:
+    """The runs with these seeds that have these values."""
+    return [line for line in lines if (seeds is None or line["seed"] in seeds)
+            and all(line[key] == value for key, value in wanted.items())]
+
+
+# ----------------------------------------------------------------------------------- its training
+def parser(about: str) -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(description=about.split("\n")[0])
+    found.add_argument("--processes", type=int, default=1, help="runs at the same time")
+    found.add_argument("--draw", action="store_true", help="train nothing")
+    return found
+
+
+def train_missing(study: str, plan: dict[str, tuple], train, processes: int) -> None:
+    """Calls train(*job) for each job of the plan {run: job} whose run is not stored, in its order.
+    """
+    stored = {line["run"] for line in load(study)}
+    missing = [job for run, job in plan.items() if run not in stored]
+    print(f"{len(plan) - len(missing)} of {len(plan)} runs are stored", flush=True)
+    with ThreadPoolExecutor(processes) as pool:
+        list(pool.map(lambda job: train(*job), missing))
+
+
+def launch(runs: Path, name: str, flags: list[str], script: str = "minirl.py") -> float:
+    """Train the run runs/`runs`/NAME, or resume it; returns its seconds of a core.
+
+    Raises SystemExit if it fails; what it said is in NAME.log.
+    """
+    runs.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, str(ROOT / script), *flags, "--name", name, "--resume"]
+    with open(runs / f"{name}.log", "a") as output:
+        process = subprocess.Popen(command, cwd=runs, stdout=output, stderr=output,
+                                   env=os.environ | {"OMP_NUM_THREADS": "1"})
+        _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{name} failed: see {runs / name}.log")
+    return usage.ru_utime + usage.ru_stime
+
+
+# ------------------------------------------------------------------------------ tables, pictures
 def markdown(lines: list[list[str]]) -> str:
     """A table; the first line is its head."""
     head, *others = [f"| {' | '.join(cells)} |" for cells in lines]
     return "\n".join([head, "|" + "---|" * len(lines[0]), *others]) + "\n"
+
+
+def interval(values: list[float], quantiles: dict = T_95) -> tuple[float, float]:
+    """Mean and half its interval over seeds, by default that of 95 %."""
+    return mean(values), quantiles[len(values)] * stdev(values) / len(values) ** 0.5
+
+
+def shown(values: list[float]) -> str:
+    centre, half = interval(values)
+    return f"{centre:.1%} ± {half:.1%}"
+
+
+def panels(*shape: int, **how):
+    """matplotlib's (figure, axes), for files only."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(*shape, layout="constrained", **how)
+
+
+def band(axis, x, curves, color: str, **how) -> None:
+    """Mean of the seeds' curves, and a band from the lowest to the highest."""
+    import numpy as np
+
+    values = np.array(curves)
+    axis.plot(x, values.mean(0), color=color, **how)
+    axis.fill_between(x, values.min(0), values.max(0), color=color, alpha=0.12, lw=0)
+
+
+def save(figure, name: str) -> None:
+    """bench/results/NAME.png"""
+    for axis in figure.axes:
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(RESULTS / f"{name}.png", dpi=90)
 
 
 # ----------------------------------------------------------------------------------- command line

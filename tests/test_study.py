@@ -120,6 +120,18 @@ def test_what_the_pages_say_of_single_runs_of_the_objective():
         assert [len(mine), sum(evals[-1]["avg"] < evals[0]["avg"] for evals in mine)] == [6, 1]
 
 
+@pytest.mark.parametrize("level, quantiles", [(0.95, study.T_95), (0.99, study.T_99)])
+def test_the_quantiles_are_students(level, quantiles):
+    """So much of the density lies within; by the trapezoidal rule."""
+    for count, quantile in quantiles.items():
+        freedom, step = count - 1, quantile / 10_000
+        scale = math.gamma((freedom + 1) / 2) / math.gamma(freedom / 2) / (freedom * math.pi) ** 0.5
+        heights = [scale * (1 + (i * step) ** 2 / freedom) ** (-(freedom + 1) / 2)
+                   for i in range(10_001)]
+        inside = 2 * step * (sum(heights) - (heights[0] + heights[-1]) / 2)
+        assert inside == pytest.approx(level, abs=5e-4)
+
+
 def test_a_cells_summary_by_hand():
     """Two seeds, four steps each; the second is lost. NaN where nothing was logged."""
     def run(accuracies, k3, **more):
