@@ -53,7 +53,7 @@ def evaluate(engine, grader, problems, k: int, max_tokens: int, *, done=(), keep
 
     Returns one row per sample, in order of problems: data, id, sample, reward, status,
     finish_reason, tokens, text, level where known, and why where there was no verdict. A reward of
-    one's own is None there, until all rows of the evaluation are `settled`.
+    one's own is None there, until all rows of the evaluation are there: `with_rewards`.
 
     `keep(rows)` gets the new rows as they come, to write them down; `done` are rows that were kept
     before an interruption: these samples are not drawn again. `how`: see `answers`.
@@ -132,7 +132,7 @@ def as_row(problem, s: int, rollout, verdict) -> dict:
     return row | ({"level": problem.level} if problem.level else {})
 
 
-def settled(rows: list[dict]) -> list[dict]:
+def with_rewards(rows: list[dict]) -> list[dict]:
     """The rows, where samples without a verdict have the reward 0, or the worst of all if below.
 
     It takes all rows of an evaluation: the worst of a set or of a rank's part may be the best of
@@ -184,7 +184,7 @@ def question_means(rows: list[dict]) -> dict:
 
 
 def report(rows: list[dict], ks: list[int] | None = None) -> dict:
-    """What `settled` rows say: avg (avg@k), ci_low, ci_high, pass {k: pass@k}, shares, length.
+    """What rows `with_rewards` say: avg (avg@k), ci_low, ci_high, pass {k: pass@k}, shares, length.
 
     avg is of rewards, correct and pass of right answers (status "correct"): of math-verify's
     rewards, 0 and 1, avg is correct. `ks`: the k of pass@k (default: powers of two).
@@ -300,7 +300,7 @@ def weight_files(folder: str) -> list:
 def load_finished(folder: Path, protocol: dict, sets: dict) -> list[dict]:
     """Rows of another evaluation of the same questions. SystemExit for others, or if unfinished."""
     other = read_json(folder / "protocol.json")
-    rows = settled(samples_in(folder / "eval.jsonl"))
+    rows = with_rewards(samples_in(folder / "eval.jsonl"))
     if other.get("questions") != protocol["questions"]:
         raise SystemExit(f"{shown(folder)} has other questions: only the same --data and --limit "
                          "can be compared.")
@@ -393,7 +393,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"results in {shown(folder)}{already}")
         if len(done) < len(problems) * config.k:
             sample(sets, done, protocol, policy, rank, file)
-        rows = settled(in_order(samples_in(file), problems, config.k))
+        rows = with_rewards(in_order(samples_in(file), problems, config.k))
         summary = summary_of(rows, protocol["weights"])
         show(summary, bool(config.reward))
         show_failures(rows)

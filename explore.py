@@ -27,7 +27,7 @@ from parts.config import in_one_sentence, parse_flags
 from parts.files import quiet_end, shown
 from parts.folder import settings
 from parts.grader import NO_VERDICT
-from parts.plot import read_rows
+from parts.plot import rows_by_step
 from rewards import extract_answer
 
 TEMPLATE = Path(__file__).parent / "parts" / "explore.html"
@@ -113,7 +113,7 @@ def read_run(folder: Path, span: tuple[int, int] | None) -> tuple[dict, list[str
     for log in (folder / name for name in ("metrics.jsonl", "groups.jsonl", "eval.jsonl")):
         if log.exists() and not log.is_file():
             raise SystemExit(f"{shown(log)} is no file, and so no log of a run: move it away.")
-    metrics, notes = thinned(read_rows(folder / "metrics.jsonl"))
+    metrics, notes = thinned(rows_by_step(folder / "metrics.jsonl"))
     if not metrics:
         raise SystemExit(f"{shown(folder)} has no finished step yet: there is nothing to see.")
     groups, damaged = read_groups(folder / "groups.jsonl", span)
@@ -124,7 +124,7 @@ def read_run(folder: Path, span: tuple[int, int] | None) -> tuple[dict, list[str
         which = f"in steps {span[0]} to {span[1]}" if span else "at all"
         notes.append(f"{shown(folder)} has no recorded prompts {which}, so it has curves only "
                      "(--log-groups of minirl.py).")
-    evals = read_rows(folder / "eval.jsonl", ("data", "step"))
+    evals = rows_by_step(folder / "eval.jsonl", ("data", "step"))
     run = dict(name=folder.resolve().name, config=config, metrics=metrics, evals=evals)
     return run | dict(groups=groups), notes
 

@@ -52,7 +52,7 @@ import torch
 from tqdm import tqdm
 
 from ada_sampler import collect
-from eval import evaluate, reports, settled
+from eval import evaluate, reports, with_rewards
 from parts.gvm import gvm_norms
 from parts.logprobs import token_logprobs, tokens_at_once
 from parts.machine import memory_gb, out_of_memory
@@ -411,7 +411,7 @@ def evaluate_if_due(run) -> None:
             progress="  evaluating")
     # Clear it: a resumed run starts without this cache, and cached keys round differently.
     run.engine.clear_cache()
-    rows = settled(rows)
+    rows = with_rewards(rows)
     record_answers(rows, run)
     record_evaluation(reports(rows, config.eval_data), run)
     if step == 0:

@@ -179,7 +179,8 @@ def unfold(line: dict, folder: Path) -> Path:
 
 def draw(lines: list[dict], out: str) -> None:
     """All panels of one run, or several runs on one page."""
-    from parts.plot import draw_comparison, draw_run
+    from compare import draw_comparison
+    from parts.plot import draw_run
 
     with tempfile.TemporaryDirectory() as folder:
         runs = [unfold(line, Path(folder)) for line in lines]

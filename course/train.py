@@ -112,21 +112,19 @@ def draw(own: Path, yours: Path, out: Path) -> None:
     """Held-out accuracy and the first round's reward of both runs."""
     from matplotlib.figure import Figure
 
-    from parts.plot import (COLORS, draw_group, draw_interval, label_panel, read_run, save, series,
-                            smooth)
+    from parts.plot import COLORS, draw_interval, label_panel, read_run, save, series, smooth
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     for folder, color in ((own, COLORS[0]), (yours, COLORS[1])):
         run, label = read_run(folder), "the project's own" if folder == own else yours.name
-        draw_group(left, [series(run["evals"], "steps", "avg")], color, label, marker="o")
-        draw_interval(left, run["evals"], "steps", color)
-        xs, ys = series(run["metrics"], "steps", "reward_first_round")
-        draw_group(right, [(xs, smooth(ys))], color, label)
-        left.lines[-1].set_linestyle("-" if folder == own else "--")  # both show where they are one
-        right.lines[-1].set_linestyle("-" if folder == own else "--")
-    label_panel(left, "Held-out problems", "accuracy, 95 % interval", "steps")
-    label_panel(right, "Reward of the first round", "share of answers that are correct", "steps")
+        dashes = "-" if folder == own else "--"  # both show where they are one
+        left.plot(*series(run["evals"], "avg"), dashes, color=color, label=label, marker="o")
+        draw_interval(left, run["evals"], color)
+        steps, rewards = series(run["metrics"], "reward_first_round")
+        right.plot(steps, smooth(rewards), dashes, color=color)
+    label_panel(left, "Held-out problems", "accuracy, 95 % interval")
+    label_panel(right, "Reward of the first round", "share of answers that are correct")
     left.legend(frameon=False)
     save(figure, out)
 

@@ -1,7 +1,7 @@
-"""A trained model for other programs: base and adapter merged, with a model card, and to a hub.
+"""A trained model for other programs: base and adapter merged, with a model card.
 
-    python -m parts.export runs/NAME my-model                    # a folder that anything can load
-    python -m parts.export runs/NAME my-model --push org/name    # and into a private repository
+    python -m parts.export runs/NAME my-model                                 # a folder
+    hf upload org/name my-model --private                                     # and to a hub
 
 The adapter alone needs no export: every folder in runs/NAME/checkpoints is one. docs/export.md says
 how vLLM, PEFT and llama.cpp load either of them.
@@ -9,20 +9,22 @@ how vLLM, PEFT and llama.cpp load either of them.
 import argparse
 import os
 import re
-from collections import deque
 from pathlib import Path
 
 from parts.checkpoint import complete, damage, newest_sound, step_of
-from parts.files import quiet_end, read_rows as read_log, replacing, shown
+from parts.files import quiet_end, replacing, shown
 from parts.folder import require_same, settings, weights_of
 from parts.models import fetch_model, load_tokenizer, resolve_model
-from parts.plot import read_rows
+from parts.plot import rows_by_step
 
 PRECISIONS = ("float32", "bfloat16", "float16")
+NEEDED = ("model", "data", "template", "dtype")
 IN_THE_CARD = ("reward", "objective", "sampler", "n", "M", "N", "mini_batches", "lr", "lora_rank",
                "lora_alpha", "batch_prompts", "max_tokens", "temperature", "template", "seed")
 CARD = """\
+---
 {head}
+---
 
 # {name}
 
@@ -50,6 +52,8 @@ task.
 
 Trained on {data}.
 
+| setting | |
+|---|---|
 {settings}
 
 The license of the base model holds for this one too.
@@ -57,38 +61,31 @@ The license of the base model holds for this one too.
 
 
 # ------------------------------------------------------------------------------ what is exported
-def find_checkpoint(place: Path) -> tuple[Path, Path]:
-    """(run, checkpoint) of a run's folder, by its newest sound checkpoint, or of a checkpoint's.
+def find_checkpoint(place: Path) -> Path:
+    """The checkpoint that `place` is, or the newest sound one of the run that it is.
 
     Raises SystemExit if there is none, or if it is damaged.
     """
-    if place.parent.name == "checkpoints":
-        if place not in complete(place.parent.parent):
-            raise SystemExit(f"{shown(place)} is no finished checkpoint, as step-000100 is: give "
-                             "one, or the folder of a run.")
-        problem = damage(place)
-        if problem:
-            raise SystemExit(f"{shown(place)} is damaged ({shown(problem)}): export another "
-                             "checkpoint of this run.")
-        return place.parent.parent, place
-    checkpoint = newest_sound(place)
-    if checkpoint is None:
-        raise SystemExit(f"{shown(place)} has no checkpoint: give the folder of a run that has "
-                         "been trained, such as runs/NAME.")
-    return place, checkpoint
+    if place.parent.name != "checkpoints":
+        newest = newest_sound(place)
+        if newest is None:
+            raise SystemExit(f"{shown(place)} has no checkpoint: give the folder of a run that has "
+                             "been trained, such as runs/NAME.")
+        return newest
+    problem = damage(place) if place in complete(place.parent.parent) else "or not finished"
+    if problem:
+        raise SystemExit(f"{shown(place)} is damaged ({shown(problem)}): give another checkpoint, "
+                         "such as step-000100, or the folder of a run.")
+    return place
 
 
 def settings_for_export(run: Path) -> dict:
     """The run's settings. SystemExit if they do not say what base and adapter are."""
-    config = settings(run)
-    if config is None:
-        raise SystemExit(f"{shown(run)} has no config.json, which says what the base model is.")
-    odd = [key for key in ("model", "data", "template", "dtype")
-           if not isinstance(config.get(key), str) or not config[key]]
-    odd += ["dtype"] * (config.get("dtype") not in PRECISIONS)
-    if odd:
-        raise SystemExit(f"{shown(run / 'config.json')} does not say the {odd[0]} of the run: it "
-                         "is damaged, and the model cannot be put together.")
+    config = settings(run) or {}
+    odd = [key for key in NEEDED if not isinstance(config.get(key), str)]
+    if odd or config["dtype"] not in PRECISIONS:
+        raise SystemExit(f"{shown(run / 'config.json')} does not say the {(odd or ['dtype'])[0]} of "
+                         "the run: it is damaged, and the model cannot be put together.")
     return config
 
 
@@ -118,81 +115,26 @@ def merge(policy, dtype: str):
     return model, 1 - lost / wanted if wanted else 1.0
 
 
-def recorded_texts(run: Path) -> list[str]:
-    """Some of what the training has written last; of a run that recorded nothing, a card."""
-    groups = deque(read_log(run / "groups.jsonl"), maxlen=4)
-    texts = [group["prompt"] + group["pool"][-1]["text"] for group in groups
-             if isinstance(group.get("prompt"), str) and is_pool(group.get("pool"))]
-    return texts or [CARD]
-
-
-def is_pool(pool) -> bool:
-    return bool(pool) and isinstance(pool, list) and isinstance(pool[-1], dict) and (
-        isinstance(pool[-1].get("text"), str))
-
-
-def logprobs(model, texts: list[str], tokenizer):
-    """log p of the tokens of these texts (of each the first 256), one after the other. [T]"""
-    import torch
-
-    found = []
-    for text in texts:
-        ids = torch.tensor([tokenizer(text).input_ids[:256]])
-        with torch.no_grad():
-            scores = model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
-        found.append(scores.gather(1, ids[0, 1:, None])[:, 0])
-    return torch.cat(found)
-
-
-def merged(checkpoint: Path, path: str, trained: str, dtype: str, texts: list[str]):
-    """(the model of base + adapter in `dtype`, a sentence on what the rounding has cost).
-
-    `trained`: the training's precision. The trainer's policy is base and adapter apart.
-    """
-    from parts.policy import load_adapter
-
-    tokenizer = load_tokenizer(path)
-    policy, _ = load_adapter(path, str(checkpoint), trained)
-    trainer = logprobs(policy, texts, tokenizer)
-    with policy.disable_adapter():
-        learnt = (trainer - logprobs(policy, texts, tokenizer)).abs().mean()
-    if dtype != trained:
-        policy, _ = load_adapter(path, str(checkpoint), dtype)
-    model, share = merge(policy, dtype)
-    off = (logprobs(model, texts, tokenizer) - trainer).abs().mean()
-    cost = (f"{share:.1%} of the update arrive in {dtype}; log-probs of {len(trainer)} tokens are "
-            f"{off:.2g} from the trainer's on average, which are {learnt:.2g} from the base's")
-    if share < 0.99 and dtype != "float32":
-        cost += "; --dtype float32 keeps all of it"
-    return model, tokenizer, cost
-
-
 # ------------------------------------------------------------------------------ the model card
-def card(name: str, config: dict, step: int, evaluations: list[dict]) -> str:
+def card(name: str, run: Path, config: dict, step: int) -> str:
     """README.md of the exported model, from config.json and eval.jsonl.
 
     Of files and folders it names the last part only: where they lie is nobody's business.
     """
-    chosen = {key: config[key] for key in IN_THE_CARD if config.get(key) not in (None, "")}
-    rows = [f"| {key} | {shown(public(value))} |" for key, value in chosen.items()]
-    return CARD.format(
-        head=front_matter(config, evaluations), name=shown(name), step=step,
-        base=shown(public(resolve_model(config["model"]))), results=results(config, evaluations),
-        template=shown(public(config["template"])), data=shown(public(config["data"])),
-        settings="\n".join(["| setting | |", "|---|---|", *rows]))
-
-
-def front_matter(config: dict, evaluations: list[dict]) -> str:
-    """What a hub reads of a card. Base and data are named if they are on the hub themselves."""
     from huggingface_hub import ModelCardData
 
     base, data = resolve_model(config["model"]), config["data"].split(",")
-    known = ModelCardData(
+    head = ModelCardData(
         library_name="transformers", pipeline_tag="text-generation",
         tags=["reinforcement-learning", "minirl", "reinforce-ada"],
         base_model=base if on_hub(base) else None,
         datasets=[re.split("[:@]", name)[0] for name in data if on_hub(name)] or None)
-    return f"---\n{known.to_yaml()}\n---"
+    chosen = {key: config[key] for key in IN_THE_CARD if config.get(key) not in (None, "")}
+    return CARD.format(
+        head=head.to_yaml(), name=shown(name), step=step, base=shown(public(base)),
+        results=results(run, step, bool(config.get("reward"))),
+        template=shown(public(config["template"])), data=shown(public(config["data"])),
+        settings="\n".join(f"| {key} | {shown(public(chosen[key]))} |" for key in chosen))
 
 
 def on_hub(name: str) -> bool:
@@ -208,23 +150,21 @@ def public(value):
     return value
 
 
-def results(config: dict, evaluations: list[dict]) -> str:
-    """The first and the last evaluation of each set. (avg is a share, or a mean of own rewards.)"""
-    if not evaluations:
-        return "This run was not evaluated."
-    unit, by_set = ".3g" if config.get("reward") else ".1%", {}
+def results(run: Path, step: int, own_reward: bool) -> str:
+    """The evaluations up to a step: of shares of right answers, or of means of own rewards."""
+    told = {"data", "questions", "k", "avg", "ci_low", "ci_high"}
+    unit = ".3g" if own_reward else ".1%"
     lines = ["| after step | held-out problems | mean reward | 95 % interval |",
              "|---|---|---|---|"]
-    for one in evaluations:
-        by_set.setdefault(one["data"], []).append(one)
-    for one in [row for own in by_set.values() for row in own[:1] + own[1:][-1:]]:
-        what = f"{one['questions']} of {shown(public(one['data']))}"
-        lines.append(f"| {one['step']} | {what} | avg@{one['k']} {one['avg']:{unit}} | "
-                     f"{one['ci_low']:{unit}} to {one['ci_high']:{unit}} |")
-    return "\n".join(lines)
+    for one in rows_by_step(run / "eval.jsonl", ("data", "step")):
+        if one["step"] <= step and told <= one.keys():
+            what = f"{one['questions']} of {shown(public(one['data']))}"
+            lines.append(f"| {one['step']} | {what} | avg@{one['k']} {one['avg']:{unit}} | "
+                         f"{one['ci_low']:{unit}} to {one['ci_high']:{unit}} |")
+    return "\n".join(lines) if lines[2:] else "This run was not evaluated."
 
 
-# ------------------------------------------------------------------------------ written, uploaded
+# ------------------------------------------------------------------------------ the program
 def write(out: Path, model, tokenizer, readme: str) -> None:
     """The folder, complete or not there at all. Raises SystemExit if it cannot be written."""
     from safetensors import SafetensorError
@@ -242,66 +182,28 @@ def write(out: Path, model, tokenizer, readme: str) -> None:
                          ) from error
 
 
-def refuse_existing(out: Path) -> None:
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise SystemExit(f"{shown(out)} exists already, and nothing of it is overwritten: name "
-                         "another folder.")
-
-
-def check_push(name: str) -> None:
-    """Raises SystemExit if nothing could be uploaded under this name. Needs no network."""
-    from huggingface_hub import get_token
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
-    try:
-        validate_repo_id(name)
-    except HFValidationError as error:
-        raise SystemExit(f"--push {shown(name)}: {shown(error)}") from None
-    if not get_token():
-        raise SystemExit("--push needs a login at the hub: run `hf auth login`, or set HF_TOKEN.")
-
-
-def push(folder: Path, name: str) -> str:
-    """Upload the folder into a private repository, made if there is none. Returns its address."""
-    from huggingface_hub import HfApi
-
-    try:
-        hub = HfApi()
-        address = hub.create_repo(name, private=True, exist_ok=True)
-        hub.upload_folder(repo_id=name, folder_path=folder, commit_message="Merged model")
-    except Exception as error:  # the hub's client, and the network below it, have their own kinds
-        raise SystemExit(f"{shown(folder)} is complete, but was not uploaded ({shown(error)}): try "
-                         f"again with `hf upload {name} {shown(folder)}`.") from error
-    return str(address)
-
-
-# ------------------------------------------------------------------------------ the program
-def export(place: Path, out: Path, dtype: str = "", name: str = "") -> None:
+def export(place: Path, out: Path, dtype: str = "") -> None:
     """A run's newest checkpoint, or the one given, as a model folder of its own.
 
-    `dtype` of the weights: the training's if empty. `name` in the card: the folder's if empty.
+    `dtype` of the weights: the training's if empty.
     """
-    refuse_existing(out)
-    run, checkpoint = find_checkpoint(place)
+    from parts.policy import load_adapter
+
+    if out.is_file() or out.exists() and any(out.iterdir()):
+        raise SystemExit(f"{shown(out)} exists already, and nothing of it is overwritten: name "
+                         "another folder.")
+    checkpoint = find_checkpoint(place)
+    run, step = checkpoint.parent.parent, step_of(checkpoint)
     config = settings_for_export(run)
+    dtype = dtype or config["dtype"]
     path = fetch_model(config["model"], context=0)
     require_same(run, weights_of(path))  # on others the adapter means nothing
-    dtype = dtype or config["dtype"]
-    model, tokenizer, cost = merged(
-        checkpoint, path, config["dtype"], dtype, recorded_texts(run))
-    step = step_of(checkpoint)
-    evaluations = [row for row in read_rows(run / "eval.jsonl", ("data", "step"))
-                   if row["step"] <= step and is_result(row)]
-    write(out, model, tokenizer, card(name or out.name, config, step, evaluations))
+    policy, _ = load_adapter(path, str(checkpoint), dtype)
+    model, share = merge(policy, dtype)
+    write(out, model, load_tokenizer(path), card(out.name, run, config, step))
+    advice = "; --dtype float32 keeps all of it" if share < 0.99 and dtype != "float32" else ""
     print(f"{shown(out)}: {shown(public(path))} with the adapter of {shown(checkpoint)}, in "
-          f"{dtype}, and its card README.md\n{cost}")
-
-
-def is_result(row: dict) -> bool:
-    """Whether a row of eval.jsonl has what the card tells of it."""
-    numbers = [row.get(key) for key in ("questions", "k", "avg", "ci_low", "ci_high")]
-    return isinstance(row.get("data"), str) and all(isinstance(x, int | float) for x in numbers)
+          f"{dtype}, and its card README.md\n{share:.1%} of the update arrive in {dtype}{advice}")
 
 
 def main() -> None:
@@ -311,17 +213,11 @@ def main() -> None:
     parser.add_argument("out", help="the new folder")
     parser.add_argument("--dtype", choices=PRECISIONS, default="",
                         help="of the weights; default: that of the training")
-    parser.add_argument("--push", metavar="ORG/NAME", default="",
-                        help="upload it to the hub, as a private repository")
     flags = parser.parse_args()
-    if flags.push:
-        check_push(flags.push)
     try:
-        export(Path(flags.run), Path(os.path.abspath(flags.out)), flags.dtype, flags.push)
+        export(Path(flags.run), Path(os.path.abspath(flags.out)), flags.dtype)
     except OSError as error:  # such as a name that is too long
         raise SystemExit(f"{shown(error)}: name another folder.") from None
-    if flags.push:
-        print(push(Path(flags.out), flags.push))
 
 
 if __name__ == "__main__":

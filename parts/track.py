@@ -20,8 +20,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from parts.files import lock, read_json, shown, write_safely
+from parts.files import lock, read_json, row_of, shown, write_safely
 from parts.folder import settings
+from parts.plot import is_number
 from parts.ranks import writer
 
 LOGS = ("metrics.jsonl", "eval.jsonl", "groups.jsonl")
@@ -30,43 +31,24 @@ PROJECT = "minirl"
 
 
 # ------------------------------------------------------------------------------ the trackers
-class Trackio:
+# Each opens a tracked run and returns what has log(numbers, step), Table(columns, data), finish().
+def open_trackio(folder: Path, name: str, known: dict):
     """Into the SQLite file of this machine, or wherever TRACKIO_SPACE_ID says."""
+    import trackio
 
-    def __init__(self, folder: Path, name: str, known: dict):
-        import trackio
-
-        self.trackio = trackio
-        trackio.init(PROJECT, name=name, config=known, resume="allow", embed=False,
-                     auto_log_cpu=False, auto_log_gpu=False)
-
-    def log(self, step: int, numbers: dict, table: list[list]) -> None:
-        if table:
-            numbers = numbers | dict(completions=self.trackio.Table(columns=COLUMNS, data=table))
-        self.trackio.log(numbers, step=step)
-
-    def close(self) -> None:
-        self.trackio.finish()
+    trackio.init(PROJECT, name=name, config=known, resume="allow", embed=False,
+                 auto_log_cpu=False, auto_log_gpu=False)
+    return trackio
 
 
-class Wandb:
+def open_wandb(folder: Path, name: str, known: dict):
     """To its server; with WANDB_MODE=offline into `folder`, from where `wandb sync` uploads it."""
+    import wandb
 
-    def __init__(self, folder: Path, name: str, known: dict):
-        import wandb
-
-        self.table = wandb.Table
-        self.run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT), id=name, name=name, resume="allow",
-            dir=folder, config=known, allow_val_change=True, settings=wandb.Settings(console="off"))
-
-    def log(self, step: int, numbers: dict, table: list[list]) -> None:
-        if table:
-            numbers = numbers | dict(completions=self.table(columns=COLUMNS, data=table))
-        self.run.log(numbers, step=step)
-
-    def close(self) -> None:
-        self.run.finish()
+    wandb.init(project=os.environ.get("WANDB_PROJECT", PROJECT), id=name, name=name, dir=folder,
+               config=known, allow_val_change=True, resume="allow",
+               settings=wandb.Settings(console="off"))
+    return wandb
 
 
 class TensorBoard:
@@ -78,15 +60,16 @@ class TensorBoard:
         self.writer = SummaryWriter(folder)
         self.writer.add_text("settings", code_block(json.dumps(known, indent=1)))
 
-    def log(self, step: int, numbers: dict, table: list[list]) -> None:
+    def log(self, numbers: dict, step: int) -> None:
         for name, value in numbers.items():
-            self.writer.add_scalar(name, value, step)
-        if table:
-            rows = [json.dumps(dict(zip(COLUMNS, row)), indent=1) for row in table]
-            self.writer.add_text("completions", code_block("\n".join(rows)), step)
+            add = self.writer.add_text if isinstance(value, str) else self.writer.add_scalar
+            add(name, value, step)
         self.writer.flush()
 
-    def close(self) -> None:
+    def Table(self, columns: list, data: list) -> str:
+        return code_block("\n".join(json.dumps(dict(zip(columns, row)), indent=1) for row in data))
+
+    def finish(self) -> None:
         self.writer.close()
 
 
@@ -95,7 +78,7 @@ def code_block(text: str) -> str:
     return "\n".join("    " + line for line in text.splitlines())
 
 
-TRACKERS = {"trackio": Trackio, "wandb": Wandb, "tensorboard": TensorBoard}
+TRACKERS = {"trackio": open_trackio, "wandb": open_wandb, "tensorboard": TensorBoard}
 
 
 def require(kind: str) -> None:
@@ -123,7 +106,7 @@ def numbers_of(prefix: str, row: dict) -> dict:
             value = dict(enumerate(value, 1))  # of rounds_histogram: by the number of rounds
         if isinstance(value, dict):
             found |= numbers_of(f"{prefix}/{key}", value)
-        elif isinstance(value, int | float) and key != "step":
+        elif is_number(value) and key != "step":
             found[f"{prefix}/{key}"] = value
     return found
 
@@ -132,16 +115,27 @@ def table_of(groups: list[dict]) -> list[list]:
     """The kept samples of recorded groups, a row each, in the order of COLUMNS."""
     rows = []
     for group in groups:
-        for s in group["pool"]:
-            if s["kept"]:
-                texts = [sendable(group["prompt"]), sendable(group["gold"]), sendable(s["text"])]
-                rows.append([group["step"], *texts, s["reward"], s["status"], s["advantage"]])
+        with contextlib.suppress(KeyError, TypeError, AttributeError):  # a damaged one
+            texts = [sendable(group["prompt"]), sendable(group["gold"])]
+            rows += [[group["step"], *texts, sendable(s["text"]), s["reward"], s["status"],
+                      s["advantage"]] for s in group["pool"] if s["kept"]]
     return rows
 
 
 def sendable(text: str) -> str:
     """Without lone surrogates, which a model can write and no tracker can store."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def rows_after(log: Path, start: int) -> tuple[list[dict], int]:
+    """The rows of a log from a byte on, and where they end: before half a line, if there is one."""
+    lines = []
+    if log.exists():
+        with open(log, "rb") as file:
+            file.seek(start)
+            lines = [line for line in file if line.endswith(b"\n")]
+    rows = [row_of(line.decode(errors="replace")) for line in lines]
+    return [row for row in rows if row], start + sum(map(len, lines))
 
 
 class Tracker:
@@ -151,9 +145,8 @@ class Tracker:
     """
 
     def __init__(self, run: Path, kind: str, known: dict):
-        self.run, self.kind, self.failures = run, kind, 0
-        self.waiting = {}  # step -> {log: its rows that are not sent yet}
-        self.read = dict.fromkeys(LOGS, 0)  # bytes
+        self.run, self.kind, self.failures, self.all_sent = run, kind, 0, True
+        self.read = dict.fromkeys(LOGS, 0)  # bytes of which all is sent
         folder = run / "tracker"
         folder.mkdir(parents=True, exist_ok=True)
         self.file = folder / f"{kind}.json"
@@ -166,54 +159,41 @@ class Tracker:
                              "--report-to out.") from error
 
     def send(self) -> None:
-        """Send the new rows, in order of steps. What fails is tried again with the next ones."""
+        """Send what is new, in order of steps. What fails is tried again with the next ones."""
+        self.all_sent = False
         with self.tolerant():
-            self.read_new_rows()
-            for step in sorted(self.waiting):
-                rows = self.waiting[step]
-                self.send_step(step, rows)
-                self.state["sent"] |= dict.fromkeys(rows, step)
-                del self.waiting[step]
+            ends, new = {}, {}  # of the logs that were read; step -> {log: its rows}
+            for name in LOGS:
+                rows, ends[name] = rows_after(self.run / name, self.read[name])
+                for row in rows:
+                    if row["step"] > self.state["sent"][name]:
+                        new.setdefault(row["step"], {}).setdefault(name, []).append(row)
+            for step in sorted(new):
+                self.tracker.log(self.as_sent(new[step]), step=step)
+                self.state["sent"] |= dict.fromkeys(new[step], step)
+            self.read, self.all_sent = ends, True
             write_safely(self.file, json.dumps(self.state))
 
-    def send_step(self, step: int, rows: dict[str, list[dict]]) -> None:
-        numbers = {}
+    def as_sent(self, rows: dict[str, list[dict]]) -> dict:
+        """What all logs say of a step."""
+        found = {}
         for row in rows.get("metrics.jsonl", []):
-            numbers |= numbers_of("train", row)
+            found |= numbers_of("train", row)
         evaluations = rows.get("eval.jsonl", [])
         for row in evaluations:
             of_set = f"/{row.get('data')}" * (len(evaluations) > 1)
-            numbers |= numbers_of(f"held_out{of_set}", row)
-        self.tracker.log(step, numbers, table_of(rows.get("groups.jsonl", [])))
-
-    def read_new_rows(self) -> None:
-        """What was added to the logs, into `waiting`; not what the tracker knows already."""
-        for name in LOGS:
-            sent = self.state["sent"][name]
-            for row in self.new_lines(name):
-                if row["step"] > sent:
-                    of_step = self.waiting.setdefault(row["step"], {})
-                    of_step.setdefault(name, []).append(row)
-
-    def new_lines(self, name: str):
-        """The rows of a log from where it was last read, up to a half line at its end."""
-        file = self.run / name
-        if not file.exists():
-            return
-        with open(file, "rb") as log:
-            log.seek(self.read[name])
-            for line in log:
-                if not line.endswith(b"\n"):
-                    return
-                self.read[name] += len(line)
-                yield json.loads(line)
+            found |= numbers_of(f"held_out{of_set}", row)
+        table = table_of(rows.get("groups.jsonl", []))
+        if table:
+            found["completions"] = self.tracker.Table(columns=COLUMNS, data=table)
+        return found
 
     def close(self) -> None:
         """Wait until all has arrived, and say so if something has not."""
         with self.tolerant():
-            self.tracker.close()
-        if self.waiting:
-            print(f"{len(self.waiting)} steps did not reach {self.kind}: send them with "
+            self.tracker.finish()
+        if not self.all_sent:
+            print(f"The last steps did not reach {self.kind}: send them with "
                   f"`python -m parts.track {self.run} {self.kind}`")
 
     @contextlib.contextmanager

@@ -441,7 +441,7 @@ def test_a_failed_reward_is_the_worst_of_the_whole_evaluation(tmp_path, at_once,
     [json.loads(line, parse_constant=pytest.fail) for line in file.open()]  # no NaN
     stored = in_order(file, OWN_PROBLEMS, 1)
     assert [row["reward"] for row in stored] == [-5, -4, None, -3, None, -1, -2]
-    rows = evaluation.settled(evaluation.in_order(
+    rows = evaluation.with_rewards(evaluation.in_order(
         evaluation.samples_in(file), OWN_PROBLEMS, 1))
     assert [row["reward"] for row in rows] == [-5, -4, -5, -3, -5, -1, -2]
     summary = summary_of(rows, {"a": 1, "b": 1})
@@ -449,7 +449,7 @@ def test_a_failed_reward_is_the_worst_of_the_whole_evaluation(tmp_path, at_once,
     assert [summary["sets"][name]["verifier_failures"] for name in "ab"] == [1 / 4, 1 / 3]
 
 
-def test_both_sides_of_a_comparison_are_settled(tmp_path, monkeypatch):
+def test_both_sides_of_a_comparison_have_all_rewards(tmp_path, monkeypatch):
     """By `main`, whose table and summary they go to; rows of an older folder had a number."""
     protocol = FINISHED | dict(k=1, reward="r.py:f", threshold=0.7, weights={"a": 1, "b": 1})
     protocol |= {key: "" for key in ("model", "adapter", "data", "system", "seed", "dtype",
@@ -473,7 +473,7 @@ def test_both_sides_of_a_comparison_are_settled(tmp_path, monkeypatch):
 
 def test_a_verdict_of_math_verify_keeps_its_reward():
     rows = rows_of([[1, 0], [0, 1]]) + rows_of([[0, 0]], status="timeout")
-    assert evaluation.settled(rows) == rows
+    assert evaluation.with_rewards(rows) == rows
 
 
 # ------------------------------------------------------------------- the evaluations of a training

@@ -240,7 +240,7 @@ def test_evaluated_at_the_end_where_fewer_steps_are_wanted_than_are_done(monkeyp
 def test_held_out_problems_are_sampled_at_their_own_temperature(monkeypatch):
     run, asked = small_run(steps=7, temperature=0.5, eval_temperature=0.75), []
     monkeypatch.setattr(minirl, "evaluate", lambda *_, temperature, **__: asked.append(temperature))
-    monkeypatch.setattr(minirl, "settled", lambda rows: [])
+    monkeypatch.setattr(minirl, "with_rewards", lambda rows: [])
     monkeypatch.setattr(minirl, "record_evaluation", lambda *_: None)
     monkeypatch.setattr(minirl, "record_answers", lambda *_: None)
     run.held_out = []

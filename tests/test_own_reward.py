@@ -485,7 +485,7 @@ def test_an_evaluation_has_the_mean_reward_and_the_share_above_the_threshold(cap
     rows = evaluation.evaluate(engine, grader, [asked], 4, 9)
     assert [row["reward"] for row in rows] == [0.9, -2.0, None, 3.0]
     assert rows[2]["why"] == "KeyError: 1"
-    rows = evaluation.settled(rows)
+    rows = evaluation.with_rewards(rows)
     assert [row["reward"] for row in rows] == [0.9, -2.0, -2.0, 3.0]
     result = evaluation.report(rows)
     assert result["avg"] == pytest.approx(-0.1 / 4)

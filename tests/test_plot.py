@@ -2,14 +2,16 @@
 import json
 import math
 import random
+import sys
 
 import pytest
 
 from conftest import ROOT
 
-pytest.importorskip("matplotlib")
-from parts import plot
-from parts.grader import NO_VERDICT
+sys.path.insert(0, str(ROOT / "bench"))
+import compare  # noqa: E402
+from parts import plot  # noqa: E402
+from parts.grader import NO_VERDICT  # noqa: E402
 
 PNG = b"\x89PNG\r\n"
 
@@ -66,12 +68,6 @@ def test_one_run(tmp_path):
                                                      "metrics.jsonl"]
 
 
-@pytest.mark.slow
-def test_every_axis(tmp_path, few_panels):
-    run = make_run(tmp_path / "a", steps=5)
-    assert all(is_picture(plot.draw_run(run, tmp_path / "x.png", against)) for against in plot.AXES)
-
-
 def test_a_run_that_has_just_begun(tmp_path, few_panels):
     only_eval, first = make_run(tmp_path / "a",
                                 steps=0), make_run(tmp_path / "b", steps=1, evals=False)
@@ -99,33 +95,21 @@ def titles_of(figure_of, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_is_flat_by_construction_is_not_drawn_but_named(tmp_path, monkeypatch):
+def test_what_is_flat_by_construction_is_not_drawn(tmp_path, monkeypatch):
     """On-policy in float32 no token is clipped and all weights are 1; a reward that stands still is
     a finding."""
     on, off = make_run(tmp_path / "on"), make_run(tmp_path / "off")
     for folder, clipped in ((on, 0.0), (off, 0.02)):
-        rows = plot.read_rows(folder / "metrics.jsonl")
+        rows = plot.rows_by_step(folder / "metrics.jsonl")
         for row in rows:
             row |= dict(reward_first_round=0.0, reward_pool=0.0,
                         clipped_positive=clipped * (row["step"] % 2))
             row |= dict(weight_min=1.0, weight_mean=1.0, weight_max=1.0 + 5 * clipped * row["step"])
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    both, noted = {"Tokens clipped or far off-policy", "Importance weights before the cap"}, []
-    monkeypatch.setattr(plot, "draw_flat",
-                        lambda ax, run, panels: noted.extend(title for _, title, _, _ in panels))
+    both = {"Tokens clipped or far off-policy", "Importance weights before the cap"}
     titles = titles_of(lambda: plot.draw_run(on), monkeypatch)
-    assert not both & set(titles) and both == set(noted) and "Reward while training" in titles
-    noted.clear()
-    assert both <= set(titles_of(lambda: plot.draw_run(off), monkeypatch)) and not noted
-
-
-def test_the_note_on_flat_panels_says_where_the_lines_are(tmp_path):
-    from matplotlib.figure import Figure
-
-    ax = Figure().add_subplot()
-    run = dict(metrics=[dict(step=step, weight_max=1.00001, weight_mean=1.0) for step in (1, 2)])
-    plot.draw_flat(ax, run, [next(panel for panel in plot.PANELS if "weight_max" in panel[3])])
-    assert ax.texts[0].get_text() == "Importance weights before the cap\n  largest: 1\n  mean: 1"
+    assert not both & set(titles) and "Reward while training" in titles
+    assert both <= set(titles_of(lambda: plot.draw_run(off), monkeypatch))
 
 
 def test_every_panel_is_explained_under_its_title():
@@ -133,38 +117,34 @@ def test_every_panel_is_explained_under_its_title():
     assert [title for _, title, _, _ in plot.PANELS if f"| {title} |" not in explained] == []
 
 
-def test_each_way_in_which_a_grader_failed_has_its_curve_and_no_other_has(tmp_path):
-    from matplotlib.figure import Figure
-
-    kind, _, _, keys = next(panel for panel in plot.PANELS if "share_no_box" in panel[3])
-    for failed in NO_VERDICT:
-        run = make_run(tmp_path / failed, steps=2)
-        row = dict(step=3, truncated=0.0, verdicts={failed: 80, "correct": 20})
-        with open(run / "metrics.jsonl", "a") as file:
-            file.write(json.dumps(row) + "\n")
-        ax, read = Figure().add_subplot(), plot.read_run(run)
-        plot.KINDS[kind](ax, read, "steps", keys)
-        labels = ax.get_legend_handles_labels()[1]
-        assert labels == ["cut at the length limit", "no box", keys[f"share_{failed}"]]
-        assert plot.series(read["metrics"], "steps", f"share_{failed}")[1] == [0, 0, 0.8]
+def test_whatever_made_the_grader_fail_is_in_the_curve(tmp_path):
+    for status in NO_VERDICT:
+        log = tmp_path / f"{status}.jsonl"
+        log.write_text(json.dumps(dict(step=3, verdicts={status: 60, "no_box": 20, "wrong": 20})))
+        assert plot.rows_by_step(log) == [dict(step=3, share_no_box=0.2, share_no_verdict=0.6)]
 
 
 def test_half_written_line_and_repeated_steps(tmp_path):
     run = make_run(tmp_path / "a", steps=3)
     with open(run / "metrics.jsonl", "a") as file:
         file.write(json.dumps(dict(step=2, samples=7)) + "\n" + '{"step": 4, "sam')
-    rows = plot.read_rows(run / "metrics.jsonl")
+    rows = plot.rows_by_step(run / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3] and rows[1]["samples"] == 7
-    assert rows[0]["share_no_box"] == 0.05 and rows[0]["share_timeout"] == 0
+    assert rows[0]["share_no_box"] == 0.05 and rows[0]["share_no_verdict"] == 0
 
 
-def test_odd_lines_are_passed_over(tmp_path):
-    run = make_run(tmp_path / "a", steps=1)
-    odd = ("[]", "7", '{"step": 2, "verdicts": [1]}', '{"step": 3, "verdicts": {"no_box": "x"}}',
-           "[" * 100_000)
-    with open(run / "metrics.jsonl", "a") as file:
-        file.write("\n".join(odd))
-    assert [row["step"] for row in plot.read_rows(run / "metrics.jsonl")] == [1]
+@pytest.mark.parametrize("odd", ["text", [1], {"a": 1}, None, 10**400, math.inf])
+def test_what_is_no_number_is_passed_over(tmp_path, odd):
+    run = make_run(tmp_path / "a", steps=2)
+    for name in ("metrics.jsonl", "eval.jsonl"):
+        rows = [json.loads(line) for line in (run / name).open()]
+        spoilt = [dict.fromkeys(rows[-1], odd) | changes
+                  for changes in (dict(step=3), dict(step=4, data="builtin"), {})]
+        with open(run / name, "a") as file:
+            file.write("".join(json.dumps(row) + "\n" for row in spoilt) + "[]\n7\n" + "[" * 10**5)
+    assert is_picture(plot.draw_run(run))
+    assert plot.series(plot.read_run(run)["metrics"], "samples") == ([1, 2], [200, 200])
+    assert is_picture(compare.draw_comparison([run], tmp_path / "compare.png"))
 
 
 @pytest.mark.parametrize("text", ["[]", "{", "7", '{"config": []}', "[" * 100_000])
@@ -173,13 +153,6 @@ def test_a_damaged_config_is_named(tmp_path, text):
     (run / "config.json").write_text(text)
     with pytest.raises(SystemExit, match="config.json is .*damaged"):
         plot.main([str(run)])
-
-
-def test_series_passes_over_what_is_no_number():
-    values = (1.0, None, float("nan"), 2)
-    rows = [dict(step=2), *(dict(step=step, a=value) for step, value in zip((1, 3, 4, 5), values))]
-    assert plot.series(rows, "steps", "a") == ([1, 5], [1.0, 2])
-    assert plot.series([dict(seconds_total=120.0, a=1.0)], "seconds", "a") == ([2.0], [1.0])
 
 
 def test_smoothing_keeps_constants_and_length():
@@ -203,7 +176,7 @@ def test_seeds_share_a_label_and_others_do_not(tmp_path):
     runs += [make_run(tmp_path / "uni-seed0", steps=1, sampler="uniform"),
              make_run(tmp_path / "bare", steps=1)]
     (tmp_path / "bare" / "config.json").unlink()
-    groups = plot.group_by_seed([plot.read_run(run) for run in runs])
+    groups = compare.group_by_seed(compare.read_runs(runs))
     assert {label: len(same)
             for label, same in groups.items()} == {"bal (mean of 2)": 2, "uni-seed0": 1, "bare": 1}
 
@@ -217,7 +190,7 @@ def test_mean_line_covers_the_common_range():
             self.lines.append((list(xs), list(ys), label))
 
     ax = Axes()
-    plot.draw_group(ax, [([0, 2, 4], [0.0, 2.0, 4.0]), ([0, 2], [2.0, 4.0]), ([], [])], "k", "two")
+    compare.draw_group(ax, [([0, 2, 4], [0.0, 2.0, 4.0]), ([0, 2], [2.0, 4.0]), ([], [])], "k", "two")
     assert len(ax.lines) == 3 and ax.lines[-1] == ([0, 2], [1.0, 3.0], "two")
 
 
@@ -226,9 +199,9 @@ def test_comparison_page(tmp_path, monkeypatch, capsys):
     runs = [str(make_run(tmp_path / f"bal-seed{s}", seed=s, sampler="balance")) for s in (0, 1)]
     runs += [str(make_run(tmp_path / "grpo", steps=20, sampler="uniform", evals=False))]
     monkeypatch.chdir(tmp_path)
-    plot.main(runs)
+    compare.main(runs)
     assert is_picture(tmp_path / "compare.png") and "compare.png" in capsys.readouterr().out
-    plot.main([*runs, "--against", "tokens", "--out", "one.pdf"])
+    compare.main([*runs, "--against", "tokens", "--out", "one.pdf"])
     assert (tmp_path / "one.pdf").read_bytes().startswith(b"%PDF")
 
 
@@ -246,6 +219,18 @@ def test_nothing_to_draw_gets_one_sentence(tmp_path, prepare, words):
         plot.draw_run(tmp_path / "gone")
 
 
+def test_two_runs_of_one_name_are_told_apart_by_the_folders_above(tmp_path):
+    runs = [make_run(tmp_path / place / "same" / "demo", steps=1, sampler=place) for place in "ab"]
+    assert [run["name"] for run in compare.read_runs(runs)] == ["a/same/demo", "b/same/demo"]
+    assert plot.names_apart([runs[0], tmp_path / "other"]) == ["demo", "other"]
+    assert plot.names_apart([runs[0], runs[0]]) == ["demo", "demo"]
+
+
+def test_minutes_are_of_training(tmp_path):
+    run, = compare.read_runs([make_run(tmp_path / "a", steps=40)])
+    assert run["metrics"][-1]["minutes"] == run["evals"][-1]["minutes"] == 2
+
+
 def test_a_name_is_drawn_as_it_is_whatever_it_is_made_of(tmp_path, few_panels, monkeypatch):
     legends = []
     monkeypatch.setattr("matplotlib.figure.Figure.legend",
@@ -255,7 +240,7 @@ def test_a_name_is_drawn_as_it_is_whatever_it_is_made_of(tmp_path, few_panels, m
         log = run / "eval.jsonl"
         log.write_text(log.read_text().replace("builtin", "cost_$5_$6"))
         assert is_picture(plot.draw_run(run))
-    assert is_picture(plot.draw_comparison(runs, tmp_path / "compare.png"))
+    assert is_picture(compare.draw_comparison(runs, tmp_path / "compare.png"))
     assert legends == [" _mine", r"a\$\frac\$"]
 
 
@@ -264,5 +249,5 @@ def test_each_of_many_held_out_sets_has_its_line():
 
     ax = Figure().subplots()
     evals = [dict(step=step, data=f"set {i}", avg=0.5) for i in range(9) for step in (0, 5)]
-    plot.draw_accuracy(ax, dict(evals=evals), "steps", {})
+    plot.draw_accuracy(ax, dict(evals=evals), {})
     assert len(ax.get_legend_handles_labels()[1]) == 9

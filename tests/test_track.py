@@ -41,12 +41,15 @@ class Memory:
     def __init__(self, folder, name, known):
         self.name, self.rows, self.closed = name, [], False
 
-    def log(self, step, numbers, table):
+    def log(self, numbers, step):
         if self.broken:
             raise OSError(28, "No space left on device")
-        self.rows.append((step, numbers, table))
+        self.rows.append((step, numbers))
 
-    def close(self):
+    def Table(self, columns, data):
+        return [dict(zip(columns, row)) for row in data]
+
+    def finish(self):
         self.closed = True
 
 
@@ -193,14 +196,19 @@ def test_a_tracker_that_does_not_start_is_one_sentence(tmp_path, monkeypatch):
 
 
 # ------------------------------------------------------------------------------ when it goes wrong
+def numbers_in(tracker):
+    """(step, what was sent without the table) of a tracker that remembers."""
+    return [(step, {key: value for key, value in sent.items() if key != "completions"})
+            for step, sent in tracker.tracker.rows]
+
+
 def test_a_tracker_that_fails_costs_one_warning_and_no_row(tmp_path, memory, capsys, monkeypatch):
     tracker = track.Tracker(tmp_path, "memory", {})
     for step in range(1, 7):
         monkeypatch.setattr(Memory, "broken", step in (2, 3, 5))
         log_step(tmp_path, step)
         tracker.send()
-    assert [step for step, _, _ in tracker.tracker.rows] == [1, 2, 3, 4, 5, 6]
-    assert [numbers for _, numbers, _ in tracker.tracker.rows] == [as_sent(s) for s in range(1, 7)]
+    assert numbers_in(tracker) == [(step, as_sent(step)) for step in range(1, 7)]
     out = capsys.readouterr().out
     assert tracker.failures == 3 and out.count("WARNING") == 1 and "No space left" in out
     tracker.close()
@@ -216,12 +224,12 @@ def test_what_never_arrived_is_said_at_the_end_and_can_be_sent_later(tmp_path, m
     log_step(tmp_path, 2)
     tracker.send()
     tracker.close()
-    assert f"1 steps did not reach memory: send them with `python -m parts.track {tmp_path}" in (
+    assert f"did not reach memory: send them with `python -m parts.track {tmp_path}" in (
         capsys.readouterr().out)
     monkeypatch.setattr(Memory, "broken", False)
     again = track.Tracker(tmp_path, "memory", {})
     again.send()
-    assert [step for step, _, _ in again.tracker.rows] == [2]
+    assert [step for step, _ in again.tracker.rows] == [2]
     assert again.tracker.name == tracker.tracker.name
 
 
@@ -231,8 +239,8 @@ def test_several_held_out_sets_do_not_overwrite_each_other(tmp_path, memory):
         append(tmp_path / "eval.jsonl", *(
             dict(step=step, data=name, avg=i / 4) for i, name in enumerate(sets)))
     tracker.send()
-    assert [numbers for _, numbers, _ in tracker.tracker.rows] == [
-        {"held_out/easy/avg": 0, "held_out/hard/avg": 0.25}, {"held_out/avg": 0}]
+    assert tracker.tracker.rows == [
+        (0, {"held_out/easy/avg": 0, "held_out/hard/avg": 0.25}), (20, {"held_out/avg": 0})]
 
 
 def test_half_a_line_waits_for_its_other_half(tmp_path, memory):
@@ -244,8 +252,26 @@ def test_half_a_line_waits_for_its_other_half(tmp_path, memory):
     for end in (len(whole) // 2 - 1, len(whole) - 5, len(whole)):
         log.write_bytes(whole[:end])
         tracker.send()
-        steps.append([step for step, _, _ in tracker.tracker.rows])
+        steps.append([step for step, _ in tracker.tracker.rows])
     assert steps == [[], [1], [1, 2]]
+
+
+DAMAGE = ['{"step": 2, "lo', "[]", "7", '{"step": "2"}', "[" * 100_000, "\xff"]
+
+
+def test_damaged_lines_stop_nothing_and_what_is_no_number_is_not_sent(tmp_path, memory):
+    tracker = track.Tracker(tmp_path, "memory", {})
+    log_step(tmp_path, 1)
+    for log in track.LOGS:
+        (tmp_path / log).open("a").write("".join(line + "\n" for line in DAMAGE))
+    append(tmp_path / "metrics.jsonl", dict(step=2, loss=10**400, grad_norm="high", lr=None))
+    append(tmp_path / "groups.jsonl", dict(step=2, pool=5), dict(step=2, prompt="x", pool=[5]))
+    log_step(tmp_path, 3)
+    tracker.send()
+    sent = dict(numbers_in(tracker))
+    assert tracker.failures == 0 and sorted(sent) == [1, 2, 3] and sent[2] == {}
+    (table,) = [rows["completions"] for step, rows in tracker.tracker.rows if step == 3]
+    assert [row["step"] for row in table] == [3]
 
 
 def test_two_runs_of_one_name_are_two_in_the_tracker(tmp_path, memory):
@@ -265,7 +291,7 @@ def test_a_run_sends_its_steps_and_evaluations_and_closes(run, memory):  # noqa:
     running.record_evaluation(dict(builtin=dict(avg=0.5, ci_low=0.4, ci_high=0.6, k=8)), run)
     running.record(1, [group("one", [(sample("a"), 1.0)], [])], metrics_of(), run)
     sent = run.tracker.tracker.rows
-    assert [step for step, _, _ in sent] == [0, 1]
+    assert [step for step, _ in sent] == [0, 1]
     assert sent[0][1]["held_out/avg"] == 0.5 and sent[1][1]["train/samples"] == 8
     with pytest.raises(SystemExit):  # not all steps are done
         running.finish(run)

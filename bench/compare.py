@@ -1,0 +1,124 @@
+"""Several runs on one page, against what they cost.
+
+    python bench/compare.py runs/a-seed0 runs/a-seed1 runs/b
+    python bench/compare.py runs/a runs/b --against tokens --out compare.pdf
+
+Reinforce-Ada draws more samples per step than GRPO does, so a comparison against steps alone
+flatters it: the page shows steps, samples, tokens and time side by side. Runs that differ only in
+the seed, by their config.json, share a colour and get a mean line.
+"""
+import argparse
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from parts.plot import (COLORS, draw_interval, label_panel, names_apart, plain,  # noqa: E402
+                        read_run, save, series, smooth)
+
+AXES = {  # --against -> key in both logs, label
+    "steps": ("step", "training steps"),
+    "samples": ("samples_total", "samples drawn"),
+    "tokens": ("tokens_total", "tokens generated"),
+    "seconds": ("minutes", "minutes"),
+}
+SAME_BUT_SEED = ("seed", "name", "resume")  # runs that differ in nothing else are one curve
+
+
+def read_runs(folders: list) -> list[dict]:
+    """As `plot.read_run`, with the minutes so far, and no two names alike."""
+    runs = [read_run(folder) for folder in folders]
+    for run, name in zip(runs, names_apart([Path(folder) for folder in folders])):
+        run["name"] = name
+        for row in run["metrics"] + run["evals"]:
+            if "seconds_total" in row:
+                row["minutes"] = row["seconds_total"] / 60
+    return runs
+
+
+def group_by_seed(runs: list[dict]) -> dict[str, list[dict]]:
+    """label -> runs whose configurations are the same but for the seed and the name."""
+    groups, labelled = {}, {}
+    for run in runs:
+        config = {key: value for key, value in run["config"].items() if key not in SAME_BUT_SEED}
+        same = json.dumps(config, sort_keys=True) if config else run["name"]
+        groups.setdefault(same, []).append(run)
+    for same in groups.values():
+        prefix = os.path.commonprefix([run["name"] for run in same])
+        prefix = re.sub(r"[-_. ]*(seed\d*|s)?[-_. ]*$", "", prefix)
+        label = same[0]["name"]
+        if len(same) > 1:
+            label = f"{prefix or label} (mean of {len(same)})"
+        labelled[label if label not in labelled else f"{label} [{len(labelled)}]"] = same
+    return labelled
+
+
+def draw_comparison(folders: list, out: str | Path, against: str | None = None) -> Path:
+    """Held-out accuracy and first-round reward of several runs against all that they cost."""
+    from matplotlib.figure import Figure
+
+    groups = group_by_seed(read_runs(folders))
+    evals = [row for runs in groups.values() for run in runs for row in run["evals"]]
+    data = evals[0].get("data") if evals else None
+    axes = [against] if against else list(AXES)
+    figure = Figure(figsize=(4.8 * len(axes) + (3 if against else 0), 8.4), layout="constrained")
+    panels = figure.subplots(2, len(axes), sharex="col", sharey="row", squeeze=False)
+    for (top, bottom), (x, label) in zip(panels.T, map(AXES.get, axes)):
+        draw_column(top, bottom, groups, data, x)
+        label_panel(bottom, "", "reward of the first round (moving mean)", label)
+        held_out = plain(data or "held-out problems")
+        label_panel(top, f"against {label}", f"accuracy on {held_out}", label)
+    for ax in panels.flat:
+        ax.label_outer()
+    handles = {label: line for ax in panels.flat
+               for line, label in zip(*ax.get_legend_handles_labels())}
+    figure.legend(handles.values(), handles, loc="outside upper center", ncols=4, fontsize=10)
+    return save(figure, Path(out))
+
+
+def draw_column(top, bottom, groups: dict, data: str | None, x: str) -> None:
+    """Two panels against one of the costs: accuracy on `data`, and reward."""
+    for color, (label, runs) in zip(COLORS * len(groups), groups.items()):
+        evals = [[row for row in run["evals"] if row.get("data") == data] for run in runs]
+        draw_group(top, [series(rows, "avg", x) for rows in evals], color, plain(label), "o")
+        if len(runs) == 1:
+            draw_interval(top, evals[0], color, x)
+        rewards = [series(run["metrics"], "reward_first_round", x) for run in runs]
+        smoothed = [(xs, smooth(ys)) for xs, ys in rewards if xs]
+        draw_group(bottom, smoothed, color, plain(label))
+
+
+def draw_group(ax, curves, color, label, marker="") -> None:
+    """Runs that differ only in the seed: each one faint, their mean where all of them have been."""
+    import numpy as np
+
+    curves = [(xs, ys) for xs, ys in curves if len(xs)]
+    if not curves:
+        return
+    for xs, ys in curves if len(curves) > 1 else []:
+        ax.plot(xs, ys, color=color, alpha=0.35, linewidth=1)
+    start, end = max(xs[0] for xs, _ in curves), min(xs[-1] for xs, _ in curves)
+    grid = np.array(sorted({v for xs, _ in curves for v in xs if start <= v <= end}))
+    mean = np.mean([np.interp(grid, xs, ys) for xs, ys in curves], axis=0)
+    marker = marker if len(grid) <= len(curves[0][0]) else ""  # only where every run was measured
+    ax.plot(grid, mean, color=color, linewidth=2, marker=marker, markersize=4, label=label)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Several runs on one page.")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run, such as runs/NAME")
+    parser.add_argument("--out", default="compare.png", help="picture to write (.png .pdf .svg)")
+    parser.add_argument("--against", choices=AXES, help="one x axis; default all four")
+    args = parser.parse_args(arguments)
+    try:
+        print(draw_comparison(args.runs, args.out, args.against))
+    except (ValueError, OSError) as error:
+        raise SystemExit(str(error)) from None
+
+
+if __name__ == "__main__":
+    main()
