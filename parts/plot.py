@@ -59,10 +59,9 @@ def rows_by_step(path: Path, keys=("step",)) -> list[dict]:
     """
     rows = {}
     for row in files.read_rows(path):
-        drawn = {key: value for key, value in row.items() if is_number(value)}
+        drawn = {key: value for key, value in row.items()
+                 if (isinstance(value, str) if key == "data" else is_number(value))}
         drawn |= shares(row.get("verdicts"))
-        if isinstance(row.get("data"), str):
-            drawn["data"] = row["data"]
         if "step" in drawn:
             rows[tuple(drawn.get(key) for key in keys)] = drawn
     return sorted(rows.values(), key=lambda row: row["step"])
