@@ -1,13 +1,13 @@
 """Where does adaptive sampling pay? Nine ways of sampling on skills of very different pass rates.
 
     python bench/compare_skills.py --processes 2   # all; resumable
-    python bench/compare_skills.py --draw          # only tables and pictures, from what is stored
+    python bench/compare_skills.py --draw          # only tables and picture, from what is stored
 
 What is compared, at which costs, and what counts as which answer was written down before the first
 run: docs/sampling_plan.md. Names here are the plan's.
 
 A run lives in runs/skills. When it is done it becomes a line of bench/results/skills.jsonl (see
-study.py), from which skills.md and three pictures are drawn. A line has, besides the evaluations,
+study.py), from which skills.md and skills.png are drawn. A line has, besides the evaluations,
 what had been spent by then, `solved`: each letter's first right answer, in draws, and `letters`:
 how often each was met, drawn, answered right, and silent.
 """
@@ -370,7 +370,7 @@ def report(lines: list[dict]) -> str:
         "Theory and counts, of runs that stand still": skills_theory.predicted(still)}, lines)
 
 
-# ---------------------------------------------------------------------------------------- pictures
+# ----------------------------------------------------------------------------------------- picture
 def draw_accuracy(axis, lines: list[dict], cost: str) -> None:
     """Of each arm up to where every seed has come."""
     import numpy as np
@@ -383,20 +383,6 @@ def draw_accuracy(axis, lines: list[dict], cost: str) -> None:
     axis.set(xlabel=COSTS[cost])
 
 
-def draw_solved(axis, lines: list[dict], regime: str) -> None:
-    """Share of the letters below 0.05 whose right answer has been drawn, by draws."""
-    rare = [letter for letter in problems.LETTERS if problems.belief(letter) < 0.05]
-    for arm, color in COLORS.items():
-        firsts = sorted(line["solved"].get(x, math.inf)
-                        for line in of(lines, arm=arm) for x in rare)
-        shares = [(i + 1) / len(firsts) for i in range(len(firsts))]
-        axis.step(firsts, shares, where="post", color=color, label=arm)
-    axis.axvline(FIRST_DRAWS, color="#cccccc", zorder=0)
-    axis.set(xlabel="draws", xlim=(0, 8000), ylim=(0, 1), ylabel="share of the letters below 0.05",
-             title=f"First right answer drawn, regime {regime}")
-    axis.legend(frameon=False, fontsize=8)
-
-
 def draw(lines: list[dict]) -> None:
     by_regime = {regime: of(lines, SEEDS, regime=regime) for regime in REGIMES}
     figure, axes = study.panels(2, len(COSTS), figsize=(25, 10), sharex="col", sharey=True)
@@ -407,12 +393,6 @@ def draw(lines: list[dict]) -> None:
     axes[0, 0].legend(frameon=False)
     axes[0, 1].set_xlim(0, 100)
     study.save(figure, "skills")
-    figure, axes = study.panels(1, 4, figsize=(22, 5))
-    skills_theory.draw_problem(*axes[:2])
-    for axis, (regime, mine) in zip(axes[2:], by_regime.items()):
-        draw_solved(axis, mine, regime)
-    study.save(figure, "skills_rates")
-    skills_theory.draw_signal(COLORS)
 
 
 def main() -> None:

@@ -1,25 +1,22 @@
 """The problem of compare_skills.py beside the paper's, and what the rules should do on it.
 
-Exact pass rates of the model before training, and draws, silence and signal by pass rate
-(course/laws.py). compare_skills.py --draw makes tables and pictures of them.
+Exact pass rates of the model before training; draws and silence by pass rate (course/laws.py),
+beside what runs that stand still have counted: the last table of compare_skills.py.
 """
 import functools
-import math
 from statistics import mean
 
 import study
 
 from ada_sampler import SamplerConfig
-from course.laws import efficiency, expected_yield
+from course.laws import expected_yield
 from models import make
 from parts import problems
 from parts.models import tiny_folder
 
-# Reinforce-Ada (arXiv 2510.04996): v1, Fig. 2, pass@k of Qwen2.5-Math-1.5B before training, and
-# v3, Table 5, how many of 5,000 hard training prompts are how hard: (their mean pass rate, count).
+# Reinforce-Ada (arXiv 2510.04996, v1, Fig. 2): pass@k of Qwen2.5-Math-1.5B before training
 PAPER_K = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 PAPER_PASS = (.18, .27, .38, .48, .58, .66, .72, .77, .81)
-PAPER_BANDS = {0.0: 984, 0.089: 3082, 0.295: 870, 0.615: 63}
 RULES = {  # whose pools have a closed law
     "uniform-4": SamplerConfig(sampler="uniform", n=4),
     "uniform-16": SamplerConfig(sampler="uniform", n=16),
@@ -79,40 +76,3 @@ def predicted(still: dict[str, dict]) -> str:
             cells.append(f"{mean(y.silent for y in wanted):.2f} / {silent / met:.2f}")
         found.append(cells)
     return "Expected / counted, of a prompt.\n\n" + study.markdown(found)
-
-
-# ---------------------------------------------------------------------------------------- pictures
-def draw_problem(left, right) -> None:
-    """pass@k and pass rates before training, beside the paper's."""
-    left.plot(PAPER_K, PAPER_PASS, "o--", color="#999999", label="Qwen2.5-Math-1.5B (paper)")
-    left.plot(PAPER_K, [pass_at(k) for k in PAPER_K], "o-", color="#0072B2", label="tiny-skills")
-    left.set(xscale="log", xlabel="k", ylabel="pass@k", title="pass@k before training",
-             ylim=(0, 1))
-    rates = [mean(row) for row in pass_rates().values()]
-    right.hist(rates, [i / 20 for i in range(21)], weights=[1 / len(rates)] * len(rates),
-               color="#0072B2", label="tiny-skills, letters")
-    total = sum(PAPER_BANDS.values())
-    right.plot(list(PAPER_BANDS), [n / total for n in PAPER_BANDS.values()], "D", color="#E69F00",
-               label="paper's 5,000 hard prompts:\nbands at their mean pass rate")
-    right.set(xlabel="pass rate", ylabel="share of prompts", title="Pass rates before training")
-    for axis in (left, right):
-        axis.legend(frameon=False)
-
-
-def draw_signal(colors: dict[str, str]) -> None:
-    """Signal over noise, squared; 1: the best that one draw can give (course/notes, session 4)."""
-    figure, axes = study.panels(1, 3, figsize=(16, 5))
-    grid = [1 / (1 + math.exp(7 - i / 5)) for i in range(71)]
-    for arm, rule in RULES.items():
-        per_draw = [efficiency(p, rule) for p in grid]
-        per_prompt = [y * law(round(p, 6), arm).draws for y, p in zip(per_draw, grid)]
-        per_row = [efficiency(p, rule, "trained") for p in grid]
-        for axis, ys in zip(axes, (per_draw, per_prompt, per_row)):
-            axis.plot(grid, ys, color=colors[arm], label=arm)
-    titles = ("per draw", "per prompt of a step", "per trained row")
-    for axis, title in zip(axes, titles):
-        axis.set(xscale="logit", xlabel="pass rate p", title=f"Signal {title}")
-    axes[0].set(ylim=(0, 1.02), ylabel="1 = the best that one draw can give")
-    axes[2].set(yscale="log")
-    axes[0].legend(frameon=False)
-    study.save(figure, "skills_theory")

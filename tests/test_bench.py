@@ -15,7 +15,6 @@ from helpers import HANG, run_program
 sys.path.insert(0, str(ROOT / "bench"))
 import coarse_engine  # noqa: E402
 import common  # noqa: E402
-import engine_steps  # noqa: E402
 import gpu  # noqa: E402
 import gpu_parts  # noqa: E402
 import speed  # noqa: E402
@@ -178,25 +177,6 @@ def test_the_program_itself_never_touches_the_card():
     the parts would miss."""
     code = "import sys; sys.path.insert(0, 'bench'); import gpu; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
-
-
-def test_the_critical_path_is_the_longest_chain_of_rounds():
-    """Without early opening: over prompts, the sum of each round's longest response.
-    No schedule is shorter."""
-    from ada_sampler import SamplerConfig, collect
-
-    rng = random.Random(0)
-    lengths = {(p, i): rng.randint(1, 90) for p in range(12) for i in range(32)}
-    verdicts = {key: engine_steps.coins(0).result(key) for key in lengths}
-    problems = list(range(12))
-    found = collect(problems, SamplerConfig(), engine_steps.Replay(lengths),
-                    engine_steps.Remembered(verdicts=verdicts), early_opening=False)
-    chains = [sum(max(lengths[g.index, s.index] for s in g.pool if s.round == r)
-                  for r in range(g.rounds)) for g in found]
-    least = {way: engine_steps.critical_path(problems, lengths, verdicts, **how)
-             for way, how in engine_steps.WAYS.items()}
-    assert least["no barrier"] == max(chains)
-    assert least["early opening"] <= least["no barrier"] <= least["barrier"]
 
 
 def test_coarse_weights_are_those_of_the_formats_with_as_many_bits():
