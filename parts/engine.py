@@ -8,7 +8,9 @@ What the rest of the project relies on:
   really drawn from, that is after the temperature (`processed_logprobs`; vLLM's default reports the
   raw ones, which is wrong at any temperature but 1). Top-p and top-k stay off: they would
   renormalise mu over a subset and bias pi/mu on every token.
-* `sync` hands the trainer's weights over, `score` lets the trainer check that they arrived.
+* `sync` hands the trainer's weights over. Does the engine sample what the trainer thinks? After
+  every sync `score` reads a few texts back, and probe.py compares them with the trainer's own
+  log-probs; in every step's log `kl_k3` (metrics.py) measures it on the samples themselves.
 * `seed_everything` decides what is drawn.
 * With `routes`, every rollout of a mixture of experts says which experts its tokens passed through
   (routing_replay.py).
@@ -20,17 +22,24 @@ import ctypes
 import itertools
 import logging
 import os
-import platform
 import random
-import shutil
 import tempfile
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 
 from parts.machine import build_for_cpu, require_precision
 
-RAM_DISK = "/dev/shm"
+TOO_SMALL = ("The engine's share of memory is too small for its cache of keys and values: raise "
+             "--engine-memory (on a CPU: VLLM_CPU_KVCACHE_SPACE, in GiB), or lower --max-tokens.")
+ADVICE = {  # what vLLM says when it cannot start -> what to do about it
+    "vocab size must be": "vLLM serves no adapters with a vocabulary as large as this model's: "
+                          "use --sync merge.",
+    "Free memory on device": "The GPU has not enough free memory for the engine: end what else "
+                             "runs on it (see `nvidia-smi`), or lower --engine-memory.",
+    "No available memory for the cache": TOO_SMALL,
+    "KV cache is needed": TOO_SMALL,
+    "out of memory": "The engine does not fit into the GPU's memory: lower --engine-sequences, or "
+                     "use a smaller model."}
 
 
 @dataclass
@@ -42,15 +51,13 @@ class Rollout:
     finish_reason: str  # "stop": ended by itself, "length": cut off at max_tokens
     text: str  # decoded, without special tokens
     routes: object = None  # [prompt + T - 1, layers, k], the tokens' experts; see routing_replay.py
-    # for the log (metrics.py), in engine steps since the sampling of this training step began:
-    submitted: int = 0
+    submitted: int = 0  # this and the next in engine steps of this training step, for the log
     finished: int = 0
     row: object = None  # the trainer's (policy.Row), of a sample that is kept
 
 
 def configure_vllm(on_cpu: bool) -> None:
     """Environment that vLLM reads when it is imported; a value that the user has set is kept."""
-    # in this process: `step()`, one seed
     if os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0":
         raise SystemExit("The engine must live in this process, step by step: unset "
                          "VLLM_ENABLE_V1_MULTIPROCESSING.")
@@ -60,13 +67,10 @@ def configure_vllm(on_cpu: bool) -> None:
     logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
     if on_cpu:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
-        # else the first log-prob compiles for 7-30 s
-        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-        # the trainer shares these cores
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        # oneDNN keeps a compiled kernel for every shape that it has met, 1,024 of them by default:
-        # hundreds of MB that fill up over hundreds of steps and look like a leak, since every
-        # number of running requests is another shape.
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # else log-probs compile for 7-30 s
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the trainer's cores too
+        # oneDNN keeps compiled kernels of 1,024 shapes, and every number of running requests is
+        # another shape: hundreds of MB that fill up slowly and look like a leak.
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 
@@ -104,7 +108,6 @@ class Engine:
                  routes: bool = False):
         self.on_cpu = build_for_cpu()
         require_precision(dtype, sync_mode)
-        remove_dead_adapters()
         configure_vllm(self.on_cpu)
         import vllm
         from parts.routing_replay import CpuRecorder
@@ -112,13 +115,12 @@ class Engine:
         options = dict(
             max_model_len=max_model_len, max_num_seqs=max_num_seqs, seed=seed,
             dtype="bfloat16" if dtype == "fp8" else dtype, kv_cache_dtype=kv_cache_dtype,
-            # the CPU's recorder sees every token
-            enable_prefix_caching=not (routes and self.on_cpu))
+            enable_prefix_caching=not (routes and self.on_cpu))  # its recorder sees every token
         options |= machine_options(self.on_cpu, memory_share, sleep, routes, max_model_len)
         if sync_mode == "adapter":
             options |= adapter_options(model, lora_rank, self.on_cpu, routes)
         if dtype == "fp8":
-            options |= fp8_linears(model, self.on_cpu)
+            options |= fp8_linears(self.on_cpu)
         self.take(start(model, options, dtype), temperature, stop_token_ids)
         self.recorder = CpuRecorder(self.llm) if routes and self.on_cpu else None
         self.version = f"vllm {vllm.__version__}"
@@ -134,15 +136,13 @@ class Engine:
         self.tokenizer = llm.get_tokenizer()
         self.sampling = dict(
             temperature=temperature, stop_token_ids=list(stop_token_ids), detokenize=False,
-            # of the sampled tokens only; one list, not dicts of objects
-            logprobs=0, flat_logprobs=True,
+            logprobs=0, flat_logprobs=True,  # of the sampled tokens only, as one list
             output_kind=RequestOutputKind.FINAL_ONLY,
             skip_clone=True)  # `submit` makes new ones: nothing is shared that a copy would protect
         self._params = SamplingParams
-        self._adapter, self._adapter_folder = None, None
+        self._adapter, self._folder = None, None
         self._counter = itertools.count(1)
         self._keys = {}  # vLLM's request id -> the caller's key
-        self.steps = 0  # on a GPU a step costs about the same at any batch size
 
     # --------------------------------------------------------------------------------- sampling
     def submit(self, key, prompt_ids: list[int], max_tokens: int,
@@ -156,10 +156,7 @@ class Engine:
         self._add(key, prompt_ids, self._params(max_tokens=max_tokens, seed=seed, **sampling))
 
     def step(self) -> list[tuple[object, Rollout]]:
-        """One engine step (a token for every running request);
-        what finished in it, in vLLM's order.
-        """
-        self.steps += 1
+        """One engine step (a token for every running request): what finished in it."""
         finished = [out for out in self.llm.llm_engine.step() if out.finished]
         ids = [out.outputs[0].token_ids for out in finished]
         texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
@@ -221,9 +218,7 @@ class Engine:
 
     # ---------------------------------------------------------------------------------- weights
     def sync(self, policy) -> None:
-        """Make the engine sample from the trainer's weights (`policy`: a PEFT model),
-        nothing cached.
-        """
+        """Make the engine sample from the weights of `policy`, a PEFT model. The cache is empty."""
         self.clear_cache()  # before, so that no batch that ran ahead meets two sets of weights
         if self.sync_mode == "merge":
             weights = dict(weights_iterator=merged_weights(policy))
@@ -231,8 +226,7 @@ class Engine:
         else:
             self.load_adapter(policy)
         if self.on_cpu:
-            # Buffers come in ever new sizes, and the C library keeps the gaps between them: a
-            # gigabyte with adapters.
+            # The C library keeps the gaps between buffers of ever new sizes: a gigabyte.
             ctypes.CDLL(None).malloc_trim(0)
 
     def clear_cache(self) -> None:
@@ -248,23 +242,20 @@ class Engine:
             raise RuntimeError("vLLM did not drop its cache, which belongs to the old weights")
 
     def load_adapter(self, policy) -> None:
-        """Hot swap. Name, id and path are never used twice:
-        vLLM caches adapters and prefixes by them.
-        """
+        """Hot swap. vLLM caches adapters and prefixes by name, id and path: none is used twice."""
         from vllm.lora.request import LoRARequest
 
-        size = sum(4 * p.numel() for p in policy.parameters() if p.requires_grad)
-        folder, number = new_adapter_folder(size), next(self._counter)
+        number, folder = next(self._counter), tempfile.TemporaryDirectory(prefix="minirl-adapter-")
         # "auto" would ask the hub every time
-        policy.save_pretrained(folder, save_embedding_layers=False)
-        self._adapter = LoRARequest(f"policy-{number}", number, folder)
+        policy.save_pretrained(folder.name, save_embedding_layers=False)
+        self._adapter = LoRARequest(f"policy-{number}", number, folder.name)
         self.close()
-        self._adapter_folder = folder
+        self._folder = folder
 
     def close(self) -> None:
         """Remove the adapter's temporary folder (vLLM may read it until the next swap)."""
-        if self._adapter_folder:
-            shutil.rmtree(self._adapter_folder, ignore_errors=True)
+        if self._folder:
+            self._folder.cleanup()
 
     def sleep(self) -> None:
         """Give the GPU memory to the trainer: weights go to the host, the cache is dropped."""
@@ -298,30 +289,16 @@ def start(model: str, options: dict, dtype: str):
         advice = advice_on(error, dtype, options["kv_cache_dtype"])
         if not advice:
             raise
-        raise SystemExit(f"{advice} ({first_line(error)})") from error
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SystemExit(f"{advice} ({first_line[:300]})") from error
 
 
 def advice_on(error: Exception, dtype: str, kv_cache_dtype: str) -> str:
     """What a user can do about an error of vLLM's start; empty when no setting is to blame."""
-    text = str(error)
-    if "vocab size must be" in text:
-        return ("vLLM serves no adapters with a vocabulary as large as this model's: use --sync "
-                "merge.")
-    if "Free memory on device" in text:
-        return ("The GPU has not enough free memory for the engine: end what else runs on it (see "
-                "`nvidia-smi`), or lower --engine-memory.")
-    if ("No available memory for the cache" in text
-            or "KV cache is needed" in text.replace("\n", " ")):
-        return ("The engine's share of memory is too small for its cache of keys and values: raise "
-                "--engine-memory (on a CPU: VLLM_CPU_KVCACHE_SPACE, in GiB), or lower "
-                "--max-tokens.")
-    if "out of memory" in text.lower():
-        return ("The engine does not fit into the GPU's memory: lower --engine-sequences, or use "
-                "a smaller model.")
+    text = " ".join(str(error).split())
+    for words, advice in ADVICE.items():
+        if words in text:
+            return advice
     if "fp8" in (dtype, kv_cache_dtype):
         return (f"This build of vLLM cannot run this model with rollouts in {dtype} and its cache "
                 f"in {kv_cache_dtype}: try --rollout-dtype bfloat16 --kv-cache-dtype auto.")
@@ -336,13 +313,15 @@ def machine_options(on_cpu: bool, memory_share: float, sleep: bool, routes: bool
     """vLLM's options that differ between a CPU and a GPU."""
     if on_cpu:
         # Only whole blocks of the cache are shared between prompts, and 128 tokens, vLLM's choice,
-        # are more than most prompts have left after their common beginning.
-        # And a prompt is read in one step: half of one draws a token that is thrown away, which
-        # vLLM 0.32 cannot take back from a request with a seed of its own ("CPU Generator does not
-        # use offset").
+        # are more than most prompts have in common. And a prompt is read in one step: half of one
+        # draws a token that is thrown away, which vLLM 0.32 cannot take back from a request with a
+        # seed of its own ("CPU Generator does not use offset").
         return dict(enforce_eager=True, block_size=32, enable_chunked_prefill=False,
                     max_num_batched_tokens=max(4096, max_model_len))
-    options = dict(gpu_memory_utilization=memory_share)
+    # vLLM would read 16,384 tokens at once on cards of 70 GiB, for which it sets memory aside that
+    # its cache then lacks; prompts are short here.
+    options = dict(gpu_memory_utilization=memory_share,
+                   max_num_batched_tokens=max(8192, max_model_len))
     if sleep:
         options |= dict(enable_sleep_mode=True)
     if routes:
@@ -352,22 +331,18 @@ def machine_options(on_cpu: bool, memory_share: float, sleep: bool, routes: bool
 
 
 def adapter_options(model: str, rank: int, on_cpu: bool, routes: bool) -> dict:
-    """vLLM's options for serving the trainer's adapter. Raises SystemExit where it cannot."""
+    """vLLM's options for serving the trainer's adapter, of a rank up to 512 (what config.py lets
+    pass). Raises SystemExit where it cannot.
+    """
     from typing import get_args
 
     from parts.routing_replay import is_mixture, is_supported
     from vllm.config.lora import MaxLoRARanks
 
-    if on_cpu and routes:
-        raise SystemExit("vLLM's CPU build cannot serve a mixture of experts with an adapter: "
-                         "use --sync merge.")
-    if is_mixture(model) and not is_supported(model):
-        raise SystemExit(f"vLLM cannot serve this mixture of experts ({model}) with an adapter: "
-                         "use --sync merge.")
+    if (on_cpu and routes) or (is_mixture(model) and not is_supported(model)):
+        raise SystemExit(f"vLLM cannot serve this mixture of experts ({model}) with an adapter "
+                         "here: use --sync merge.")
     fitting = [r for r in sorted(get_args(MaxLoRARanks)) if r >= max(rank, 8)]
-    if not fitting:
-        raise SystemExit(f"vLLM serves adapters up to rank {max(get_args(MaxLoRARanks))}, and this "
-                         f"one has {rank}: use --sync merge.")
     return dict(enable_lora=True, max_loras=1, max_lora_rank=fitting[0],
                 lora_target_modules=adapted_layers(model))
 
@@ -386,21 +361,17 @@ def adapted_layers(model: str) -> list[str]:
         return linear_layers(own_class(config)(config))
 
 
-def fp8_linears(model: str, on_cpu: bool) -> dict:
-    """vLLM's options for linear layers in 8 bits, quantised when weights are loaded and at every
-    sync.
+def fp8_linears(on_cpu: bool) -> dict:
+    """vLLM's options for linear layers in 8 bits, quantised at the start and at every sync.
 
-    The CPU has a kernel for scales per channel, and none for experts: those stay in bfloat16.
-    Routers stay out of it.
+    The CPU has a kernel for scales per channel, and none for experts: those stay in bfloat16, as
+    routers do everywhere.
     """
-    from parts.routing_replay import is_supported
-
-    kind, routers = "fp8_per_channel" if on_cpu else "fp8_per_tensor", ["*.mlp.gate"]
-    if not is_supported(model):
-        return dict(quantization=kind)
+    routers = ["*.mlp.gate"]
     if on_cpu:
-        return dict(quantization="online", quantization_config={"linear": kind, "ignore": routers})
-    return dict(quantization=kind, quantization_config={"ignore": routers})
+        own = dict(linear="fp8_per_channel", ignore=routers)
+        return dict(quantization="online", quantization_config=own)
+    return dict(quantization="fp8_per_tensor", quantization_config=dict(ignore=routers))
 
 
 # ----------------------------------------------------------------------------- handing weights over
@@ -409,10 +380,10 @@ def merged_weights(policy):
     and its bias.
 
     The sum is a new tensor: merging in place and unmerging again would leave rounding errors in the
-    base weights, a little more at every step, and a resumed run would differ from one that was
-    never stopped. The bias has not changed, but vLLM builds a layer anew from what it is sent.
-    Layers without an adapter it keeps. (Sending them again would break experts: vLLM 0.32
-    overwrites the copy that its CPU kernels have repacked with plain weights, and says nothing.)
+    base weights, and a resumed run would differ from one that was never stopped. The bias has not
+    changed, but vLLM builds a layer anew from what it is sent. Layers without an adapter it keeps.
+    (Sent again they would break experts: vLLM 0.32 overwrites the copy that its CPU kernels have
+    repacked with plain weights, and says nothing.)
     """
     import torch
 
@@ -424,35 +395,3 @@ def merged_weights(policy):
                        base.weight + module.get_delta_weight("default").to(base.weight.dtype))
                 if base.bias is not None:
                     yield f"{name}.bias", base.bias
-
-
-def new_adapter_folder(size: int) -> str:
-    """An empty folder for an adapter of `size` bytes: on the RAM disk, if that has room to spare.
-
-    The old adapter stays until the new one is written, and a container's RAM disk may have 64 MB.
-    """
-    place = None  # the usual temporary folder
-    if os.access(RAM_DISK, os.W_OK) and shutil.disk_usage(RAM_DISK).free > 3 * size:
-        place = RAM_DISK
-    return tempfile.mkdtemp(prefix=f"minirl-adapter-{platform.node()}-{os.getpid()}-", dir=place)
-
-
-def remove_dead_adapters() -> None:
-    """Remove the adapters that killed processes of this machine have left behind;
-    they are memory.
-    """
-    for place in {RAM_DISK, tempfile.gettempdir()}:
-        for folder in Path(place).glob(f"minirl-adapter-{platform.node()}-*-*"):
-            pid = folder.name.split("-")[-2]
-            if pid.isdigit() and not is_running(int(pid)):
-                shutil.rmtree(folder, ignore_errors=True)  # another user's stays
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's
-        pass
-    return True

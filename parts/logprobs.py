@@ -16,7 +16,7 @@ CHUNK_BYTES = 2**27  # of a chunk's logits
 WORTH_SHARING = 16  # tokens that all rows begin with; below, one pass is faster than two
 
 
-# ------------------------------------------------------------------------------------- the head
+# ------------------------------------------------------------------------------ the head
 @dataclass
 class Head:
     """From the last hidden state h to logits: z = cap tanh(s / cap), s = scale (W h + bias).
@@ -76,9 +76,8 @@ def head_of(model) -> Head:
 def check_family(config) -> None:
     """Raises SystemExit, naming the family, unless `head_of` gives the logits that the model gives.
 
-    Needs the Hugging Face config only and a fraction of a second: the model is built without
-    weights, a small head and made-up hidden states are put in, and its own forward pass is asked.
-    Quantized weights are refused as well: engine and trainer would round them differently.
+    Needs the config only: the model is built without weights, a small head and made-up hidden
+    states are put in, and its own forward pass is asked.
     """
     if getattr(config, "quantization_config", None):
         raise SystemExit("The weights of this model are quantized, and engine and trainer would "
@@ -87,7 +86,7 @@ def check_family(config) -> None:
         with torch.device("meta"):
             model = own_class(config)(config)
         plain, reason = logits_agree(model), None
-    except (AttributeError, KeyError, RuntimeError, TypeError) as error:
+    except Exception as error:  # whatever a family of another build raises
         plain, reason = False, error
     if not plain:
         raise SystemExit(
@@ -111,7 +110,7 @@ def logits_agree(model, tokens=4, vocabulary=8) -> bool:
     return torch.allclose(theirs, head_of(model).logits(h[0]), atol=1e-4, rtol=1e-4)
 
 
-# ------------------------------------------------------------------------------------ log-probs
+# ------------------------------------------------------------------------------ log-probs
 class ChunkedLogprobs(torch.autograd.Function):
     """log softmax(z / temperature)[y] and its entropy, a chunk of tokens at a time.
 
@@ -161,8 +160,7 @@ def response_states(policy, rows: list[Row]):
     """(h_T, target_T): the last hidden state [T, hidden] before each response token of all rows,
     and that token's id [T].
 
-    Rows are padded on the right: with causal attention no token ever looks at padding, so no mask
-    is needed.
+    Rows are padded on the right: with causal attention no token looks there, so no mask is needed.
     """
     model = policy.get_base_model()
     device, length = model.lm_head.weight.device, max(len(row.ids) for row in rows)
@@ -180,7 +178,7 @@ def response_states(policy, rows: list[Row]):
 def shared_tokens(policy, rows: list[Row]) -> int:
     """How many tokens all rows begin with, which then are computed once; 0 if not worth it.
 
-    A prompt with examples, or a long system turn, is most of what a small model reads.
+    A prompt with examples is most of what a small model reads.
     """
     if len(rows) == 1 or not can_share(policy):
         return 0
@@ -191,9 +189,8 @@ def shared_tokens(policy, rows: list[Row]) -> int:
 
 
 def can_share(policy) -> bool:
-    """Not where layers are run again in the backward pass, or say which experts they took: those
-    see whole rows. Nor where a token looks at a window only, or its position's angles depend on
-    the length of the row.
+    """Not where layers are run again in the backward pass, or replay experts: those see whole rows.
+    Nor where a token sees a window only, or the length of the row decides its position's angles.
     """
     model = policy.get_base_model()
     config = model.config.get_text_config()
@@ -214,8 +211,8 @@ def tokens_at_once(policy, rows: list[Row], tokens: int) -> int:
 
 
 def last_states(model, ids, shared: int):
-    """The last hidden states of ids [rows, length] from token `shared` on: what comes before is
-    equal in all rows, is computed for one, and its keys and values serve the others.
+    """The last hidden states of ids [rows, length] from token `shared` on. What comes before is
+    equal in all rows: its keys and values are computed for one and serve the others.
     """
     if not shared:
         return model.model(input_ids=ids).last_hidden_state

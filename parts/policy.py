@@ -13,32 +13,38 @@ from parts.checkpoint import complete
 from parts.files import read_json, shown
 
 START_SCALE = 2.0**20  # about what responses * max_tokens divides by (docs/logprobs.md)
-MAX_RANK = 512  # the largest that vLLM serves
-MAX_ALPHA = 10**6
-PLAIN = {  # what may be set; anything else must have PEFT's default, or be empty
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+PLAIN = {  # an adapter may set these; anything else must have PEFT's default, or be empty
     "task_type", "peft_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision",
     "inference_mode", "r", "target_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out", "bias",
     "use_rslora", "init_lora_weights", "layers_to_transform"}
-ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
+# ------------------------------------------------------------------------------ the trainer's model
 def load_policy(path: str, *, dtype: str, rank: int, alpha: int, seed: int, device: str,
                 checkpointing: bool = False):
-    """The trainer's model: frozen weights in `dtype`, a LoRA adapter in float32 on every linear
-    layer but the head.
+    """The trainer's model: W + alpha / rank * B A, the frozen W in `dtype`, A and B in float32.
 
-    Of a mixture of experts only the attention is adapted: engines serve adapters of stacked experts
-    badly or not at all. Its `routing` (routing_replay.RoutingReplay) records and replays the choice
-    of experts; None for any other model.
+    Adapted is every linear layer but the head: on the attention alone LoRA learns less, even with
+    as many parameters. The head's log-probs would need a gradient of [tokens, vocabulary]
+    (ChunkedLogprobs), and engines serve no adapter on a large one. Of a mixture of experts only
+    the attention: engines serve adapters of stacked experts badly or not at all.
+
+    Rank 16, the default, is plenty: a policy gradient learns about one bit from a response, and
+    rank 1 did as well as full fine-tuning there. Alpha 32 is that study's: since it is divided by
+    the rank, the best learning rate hardly depends on the rank (LoRA Without Regret, Schulman et
+    al. 2025; docs/defaults.md).
+
+    `routing` (routing_replay.RoutingReplay) records and replays the choice of experts; None for a
+    dense model.
     """
-    from parts.routing_replay import FAMILIES, RoutingReplay
+    from parts.routing_replay import ROUTERS, RoutingReplay
     from peft import LoraConfig, get_peft_model
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
     torch.manual_seed(seed)  # B starts at zero and A at random
     model = load_model(path, dtype).to(device)
-    mixture = model.config.model_type in FAMILIES
+    model.config.use_cache = False
+    mixture = model.config.model_type in ROUTERS
     lora = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, task_type="CAUSAL_LM",
                       target_modules=ATTENTION if mixture else linear_layers(model))
     policy = get_peft_model(model, lora)
@@ -49,27 +55,21 @@ def load_policy(path: str, *, dtype: str, rank: int, alpha: int, seed: int, devi
     return policy.train()
 
 
-def loss_scale(dtype: str, device: str) -> torch.amp.GradScaler:
-    """What the loss is multiplied by, so that float16 can hold its gradients: below 6e-8 it has no
-    numbers, and a token's share of the loss is 1 / (responses * max_tokens).
+def load_model(path: str, dtype: str, noise: bool = False):
+    """The Hugging Face model of a folder or hub id, on the CPU.
 
-    Halved when a gradient overflows (that step is skipped), doubled after 200 steps without.
-    In other precisions it is 1, always.
+    Dropout and router jitter would make pi_old another policy than pi_theta; only an export keeps
+    what the config says of this `noise`.
     """
-    return torch.amp.GradScaler(device, init_scale=START_SCALE, growth_interval=200,
-                                enabled=dtype == "float16")
-
-
-def load_model(path: str, dtype: str):
-    """The Hugging Face model of a folder or hub id, without noise and without a cache."""
     from transformers import AutoConfig
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    config.use_cache = False
     text = config.get_text_config()
     for name, value in list(vars(text).items()):
-        if ("drop" in name or "jitter" in name) and isinstance(value, float):
-            setattr(text, name, 0.0)  # any noise would make pi_old another policy than pi_theta
+        if not noise and ("drop" in name or "jitter" in name) and isinstance(value, float):
+            setattr(text, name, 0.0)
     # Attention scores under a soft cap (Gemma 2): torch's fused attention leaves it out.
     capped = getattr(text, "attn_logit_softcapping", None) is not None
     return own_class(config).from_pretrained(
@@ -98,11 +98,20 @@ def linear_layers(model) -> list[str]:
     return sorted({name.split(".")[-1] for name in names} - {"lm_head"})
 
 
-# ------------------------------------------------------------------- an adapter from a folder
+def loss_scale(dtype: str, device: str) -> torch.amp.GradScaler:
+    """What the loss is multiplied by, so that float16 can hold its gradients: below 6e-8 it has no
+    numbers, and a token's share of the loss is 1 / (responses * max_tokens).
+
+    Halved when a gradient overflows (that step is skipped), doubled after 200 steps without.
+    In other precisions it is 1, always.
+    """
+    return torch.amp.GradScaler(device, init_scale=START_SCALE, growth_interval=200,
+                                enabled=dtype == "float16")
+
+
+# ----------------------------------------------------------------- an adapter, perhaps a stranger's
 def find_adapter(name: str) -> str:
     """The adapter's folder; of a training run, its last checkpoint. SystemExit if there is none."""
-    if not name:
-        return ""
     checkpoints = complete(Path(name))
     folder = checkpoints[-1] if checkpoints else Path(name)
     for file in ("adapter_config.json", "adapter_model.safetensors"):
@@ -113,68 +122,60 @@ def find_adapter(name: str) -> str:
 
 
 def read_config(adapter: str) -> dict:
-    """The adapter's own config. Raises SystemExit if it is not a plain LoRA adapter."""
+    """The adapter's own config. Raises SystemExit unless it is a plain LoRA adapter.
+
+    PEFT compiles some of its strings to regular expressions, which can run for years, and some
+    settings change the base model, compute for hours or allocate what they like.
+    """
     from peft import LoraConfig
 
     made, default = read_json(Path(adapter, "adapter_config.json")), LoraConfig().to_dict()
-    strange = [key for key, value in made.items()
-               if key not in PLAIN and value and value != default.get(key)]
-    if made.get("peft_type") != "LORA":
-        strange.append("peft_type")
-    if made.get("init_lora_weights", True) not in (True, False, "gaussian"):
-        strange.append("init_lora_weights")  # the others start from the base model, and change it
-    if strange:
-        raise SystemExit(
-            f"{shown(adapter)} is not a plain LoRA adapter ({shown(', '.join(strange))}): merge it "
-            "into its model and evaluate that.")
     targets, rank, alpha = (made.get(key) for key in ("target_modules", "r", "lora_alpha"))
     names = isinstance(targets, list) and all(isinstance(target, str) for target in targets)
-    if not names and targets != "all-linear":
-        raise SystemExit(
-            f"target_modules of {shown(adapter)} must be a list of names or all-linear, not "
-            f"{shown(repr(targets), 80)}: a pattern can take years.")
-    if type(rank) is not int or not 1 <= rank <= MAX_RANK:
-        raise SystemExit(
-            f"The rank of {shown(adapter)} must be 1 to {MAX_RANK}, not {shown(repr(rank), 80)}.")
-    if type(alpha) not in (int, float) or not 0 < alpha <= MAX_ALPHA:  # NaN is neither
-        raise SystemExit(f"lora_alpha of {shown(adapter)} must be a number above 0 and up to "
-                         f"{MAX_ALPHA:,}, not {shown(repr(alpha), 80)}.")
+    sound = {
+        "peft_type": made.get("peft_type") == "LORA",
+        "target_modules": names or targets == "all-linear",
+        "r": type(rank) is int and 1 <= rank <= 512,  # the largest that vLLM serves
+        "lora_alpha": type(alpha) in (int, float) and 0 < alpha <= 10**6,  # NaN is neither
+        # the other ways start from the base model, and change it
+        "init_lora_weights": made.get("init_lora_weights", True) in (True, False, "gaussian")}
+    odd = [key for key, value in made.items()
+           if key not in PLAIN and value and value != default.get(key)]
+    odd += [key for key, fine in sound.items() if not fine]
+    if odd:
+        found = ", ".join(f"{key}: {made.get(key)!r}" for key in odd)
+        raise SystemExit(f"{shown(adapter)} is not a plain LoRA adapter ({shown(found)}): merge it "
+                         "into its model and evaluate that.")
     return made
 
 
 def load_adapter(path: str, adapter: str, dtype: str):
     """(PEFT model, rank) of base and adapter, on the CPU. SystemExit when they do not fit."""
-    import torch
     from peft import PeftModel, get_peft_model_state_dict
     from safetensors import safe_open
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
     made = read_config(adapter)
     try:
-        base = AutoModelForCausalLM.from_pretrained(
-            path, dtype=getattr(torch, dtype), trust_remote_code=False)
-        policy = PeftModel.from_pretrained(base, adapter)
+        policy = PeftModel.from_pretrained(load_model(path, dtype, noise=True), adapter)
         with safe_open(Path(adapter, "adapter_model.safetensors"), "pt") as file:
             stored = set(file.keys())
         # PEFT skips unknown layers. For embeddings it would look up the model an adapter names.
         loaded = get_peft_model_state_dict(policy, save_embedding_layers=False)
         reason = "" if stored == set(loaded) else "their layers differ"
+        broken = [name for name, weight in loaded.items() if not torch.isfinite(weight).all()]
     except Exception as error:  # torch, PEFT and safetensors have their own kinds
         reason = " ".join(str(error).split())
     if reason:
         base_name = shown(made.get("base_model_name_or_path"))
         raise SystemExit(f"The adapter {shown(adapter)} (rank {made['r']}, for {base_name}) does "
                          f"not fit the model {shown(path)}: {shown(reason)}.")
-    broken = [name for name, weight in loaded.items() if not torch.isfinite(weight).all()]
     if broken:
         raise SystemExit(f"The adapter {shown(adapter)} holds weights that are no finite numbers "
                          f"({shown(broken[0])}): take an earlier checkpoint.")
     return policy, made["r"]
 
 
-# --------------------------------------------------------------------------- what it is shown
+# --------------------------------------------------------------------------------- what it is shown
 @dataclass
 class Row:
     """One kept sample as the update sees it."""
@@ -184,15 +185,11 @@ class Row:
     mu: list[float]  # the engine's log-probs of the response
     coefficient: float  # advantage times row weight: what multiplies grad log pi
     scale: float = 1.0  # what one of its tokens counts in the loss (minirl.set_scales)
-    # experts that the engine used, [len(ids) - 1, layers, k] (routing_replay.py)
-    routes: torch.Tensor | None = None
+    routes: torch.Tensor | None = None  # the engine's experts [len(ids) - 1, layers, k]
     replay: torch.Tensor | None = None  # likewise, those that the trainer is made to use
-    # left by the pi_old pass:
     old: torch.Tensor | None = None  # log pi_old of the response [T]
-    # [T, MoE layers], whether the trainer's routers chose what the engine used
-    agrees: torch.Tensor | None = None
-    # left by the update, for the log (metrics.py):
-    mini: int = 0  # in which of the optimizer steps
+    agrees: torch.Tensor | None = None  # [T, MoE layers]: did pi_old choose the engine's experts?
+    mini: int = 0  # in which of the optimizer steps; this and the next are for the log
     seen: dict = field(default_factory=dict)  # theta, mask, weight, entropy: each [T]
 
     @property

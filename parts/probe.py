@@ -3,22 +3,20 @@
 On a few fixed texts, written by the engine when the program starts, both give the log-probabilities
 of the response tokens. Two questions:
 
-* Are they the same? In float32 to the last digits. In 16 bits the two differ by more than one
-  optimizer step changes, so that weights which arrive in part, or late, would hide in that
-  difference.
+* Are they the same? In float32 to the last digits. In 16 bits the gap exceeds one step's change, so
+  partial updates would hide in it.
 * So: do they *change* alike? With x_t the trainer's change of log pi(y_t) and y_t the engine's, the
   slope
 
       b = sum_t w_t y_t / sum_t w_t x_t          (w_t: x_t, with a bounded influence)
 
-  is 1 when everything arrived, 0 when nothing did, 0.5 when half of it did. The difference that was
-  there before cancels, and over many tokens the noise does. It is asked twice: of the change since
-  the engine had the base weights (it grows with training, and with it what can be told), and of
-  that since the last sync (the last step's weights instead of this one's are almost right, but not
-  in this).
+  is 1 when everything arrived, 0 when nothing did, 0.5 when half of it did. The gap that was there
+  before cancels, and over many tokens the noise does. It is asked of the change since the engine
+  had the base weights, which grows with training, and of that since the last sync, in which the
+  last step's weights are not almost right.
 
-And once, before training, with a large random adapter, in whose change a missing layer is plain:
-there the slope is asked of each layer's own part in the change.
+Once, before training, it is asked of a large random adapter, in whose change a missing layer is
+plain: there each layer's own part has a slope.
 """
 import contextlib
 import itertools
@@ -31,8 +29,7 @@ import torch
 from parts.logprobs import token_logprobs
 from parts.policy import Row, micro_batches
 
-# of all texts together, prompts included: a check is to take one per cent of a step
-MOST_TOKENS = 4096
+MOST_TOKENS = 4096  # of all texts, prompts included: a check is to take one per cent of a step
 ON_CPU = 1024  # likewise, of a model that is not built in: 4,096 would be seconds on two cores
 LONGEST = 32  # tokens of a probe's response
 AT_ONCE = 8192  # tokens of a forward pass
@@ -44,6 +41,7 @@ CLEAR = 3.0  # a change since the last sync counts from this 1 / q on; until the
 PART = 0.2  # + 2.5 e, off 1: a layer's part of the rehearsal is lost
 UNCLEAR = 0.3  # a layer with a larger error cannot be told from a missing one, and is let pass
 REHEARSED = 0.3  # nats (rms) by which the random adapter moves the log-probs, in three layers
+ADVICE = "try the other --sync (merge or adapter)."
 
 
 class Limits(NamedTuple):
@@ -52,22 +50,20 @@ class Limits(NamedTuple):
     statistic: str  # of |log mu - log pi| over the tokens: "max", "mean" or "median"
     gap: float  # nats
     rest: float  # share of the rehearsal's change that may be another (medians), before noise
-    # how far the slope of the change since the start may be off 1, beyond 3 e + (2 q)^2: one layer
-    # of three missing, or half of each, is more
-    slope: float = 0.04
+    slope: float = 0.04  # how far the slope since the start may be off 1, beyond 3 e + (2 q)^2
 
 
 def limits(dtype: str, engine_dtype: str, kv_cache_dtype: str, mixture: bool) -> Limits:
-    """In a mixture of experts two may be as good as tied: the last bit decides, and the rest of
-    that text is off. In low precision the gap is only to catch another model or another
-    temperature.
+    """Those of a training run. (In low precision the gap only catches another model or another
+    temperature.)
     """
     if "fp8" in (engine_dtype, kv_cache_dtype):
         # On unlikely tokens 8 bits are rough: 0.4 was seen in sound runs. And a policy that has
         # moved far is followed less than wholly: 0.93 +- 0.01 was seen.
         return Limits("mean", 1.0, 0.6, slope=0.12)
     if (dtype, engine_dtype) == ("float32", "float32"):
-        # not the largest: a token that training has made all but impossible was off by 1.1e-4
+        # not the largest: a token that training has made all but impossible was off by 1.1e-4.
+        # Of a mixture's experts two may be as good as tied: then the rest of that text is off.
         return Limits("median" if mixture else "mean", 1e-4, 0.05)
     # means of 0.046 have been reported of sound 7B models
     return Limits("mean", 0.2, 0.2 if mixture else 0.1)
@@ -76,10 +72,9 @@ def limits(dtype: str, engine_dtype: str, kv_cache_dtype: str, mixture: bool) ->
 def slope(x_T, y_T) -> tuple[float, float]:
     """(b, its standard error) of y = b x; each token may have a noise of its own.
 
-    b = sum w y / sum w x with w = x cut off at its own rms: plain least squares would listen to the
-    few tokens that changed most, and to one that jumped alone, as it does when a tie between two
-    experts falls the other way. Residuals are those of a fit without the token, for the same
-    reason.
+    w is x cut off at its own rms: plain least squares would listen to the few tokens that changed
+    most, and to one that jumped alone, as where a tie between two experts falls the other way.
+    Residuals are those of a fit without the token, for the same reason.
     """
     x_T, y_T = x_T.double(), y_T.double()
     w_T = x_T.clamp(-rms(x_T), rms(x_T))
@@ -99,8 +94,8 @@ class Probe:
 
     Made while the engine still has the base weights: it lets the engine write the texts (so that
     they are the same when a run is resumed) and compares the log-probs of sampling. `check`
-    compares those of a prefill of the same texts, at temperature 1 and with the adapter. Leaves the
-    engine with the policy's weights.
+    compares those of a prefill of the same texts, at temperature 1 and with the adapter. The engine
+    is left with the policy's weights.
     """
 
     def __init__(self, engine, policy, problems, *, limits: Limits, max_tokens: int = LONGEST,
@@ -149,9 +144,7 @@ class Probe:
 
     # ----------------------------------------------------------------------------------- checks
     def check(self) -> dict:
-        """After a sync. Returns gaps and movement in nats, and slopes:
-        NaN where too little has changed.
-        """
+        """After a sync: gaps and movement in nats, and slopes, NaN where too little has changed."""
         return self.judge((self.trainer(), self.of_engine()))
 
     def judge(self, now) -> dict:
@@ -174,7 +167,7 @@ class Probe:
         moved = (now[0] - self.before[0]).abs().max()
         if torch.equal(now[1], self.before[1]) and moved > 1e-5:
             raise SystemExit("The new weights did not reach the engine: its log-probs are exactly "
-                             "those from before the sync. Try the other --sync (merge or adapter).")
+                             f"those from before the sync: {ADVICE}")
 
     def require_close(self, theirs_T, mine_T) -> dict:
         if mine_T.isnan().any():
@@ -189,23 +182,17 @@ class Probe:
         return dict(probe_gap_mean=gap_T.mean().item(), probe_gap_max=gap_T.max().item())
 
     def require_slope(self, reference, now, margin: float, errors: float) -> float:
-        """The slope of the change since `reference`,
-        which has to be 1 within margin + errors * error.
-        """
+        """The slope since `reference`, which has to be 1 within margin + errors * error."""
         b, error = slope(now[0] - reference[0], now[1] - reference[1])
         if not abs(b - 1) <= margin + errors * error:
             raise SystemExit("The new weights reached the engine in part or late: its log-probs "
                              f"changed by {b:.2f} +- {error:.2f} times what the trainer's did. "
-                             "Training would be wrong; try the other --sync (merge or adapter).")
+                             f"Training would be wrong; {ADVICE}")
         return b
 
     # -------------------------------------------------------------------------- before training
     def rehearse(self) -> dict:
-        """Sync a large random adapter once: in its change, far above the noise, a missing layer is
-        plain.
-
-        Returns what `compare` finds.
-        """
+        """Sync a large random adapter once. Returns what `compare` finds."""
         with self.random_adapter():
             self.engine.sync(self.policy)
             found = self.compare(self.trainer(), self.without_each_layer(), self.of_engine())
@@ -214,7 +201,7 @@ class Probe:
             raise SystemExit("A trial adapter moved the trainer's log-probs by "
                              f"{found['moved']:.2f}, and the engine's followed with a rest of "
                              f"{found['rest']:.0%} (layers in doubt: {found['lost']}): weights "
-                             "reach it in part only. Try the other --sync (merge or adapter).")
+                             f"reach it in part only; {ADVICE}")
         return found
 
     def without_each_layer(self) -> dict:
@@ -232,24 +219,22 @@ class Probe:
 
     def compare(self, mine_T, without: dict, theirs_T) -> dict:
         """What the trial adapter moved (nats); the slope; the rest, median |y - x| / median |x|,
-        and its limit; how much of each layer's part arrived, with its error; the layers that are
-        lost.
+        and its limit; of each layer the slope and its error; the layers that are lost.
 
         With d_t what a layer adds in the trainer, the engine's change is the trainer's without that
         layer, plus a slope times d_t: 1 when the layer arrived, 0 when it did not.
         """
         x_T, y_T = mine_T - self.start[0], theirs_T - self.start[1]
         size, noise = x_T.abs().median(), (self.start[0] - self.start[1]).abs().median()
-        parts = {}
+        layers = {}
         for layer, less_T in without.items():
             at = slice(len(less_T))  # the first texts alone, perhaps
-            parts[layer] = slope(mine_T[at] - less_T, y_T[at] - (less_T - self.start[0][at]))
-        lost = [layer for layer, (b, error) in parts.items()
+            layers[layer] = slope(mine_T[at] - less_T, y_T[at] - (less_T - self.start[0][at]))
+        lost = [layer for layer, (b, error) in layers.items()
                 if not abs(b - 1) <= PART + 2.5 * error and not error > UNCLEAR]
         return dict(moved=rms(x_T), slope=slope(x_T, y_T)[0],
                     rest=((y_T - x_T).abs().median() / size).item(),
-                    limit=self.limits.rest + 3 * (noise / size).item(),
-                    layers=parts, lost=lost)
+                    limit=self.limits.rest + 3 * (noise / size).item(), layers=layers, lost=lost)
 
     @contextlib.contextmanager
     def random_adapter(self):
@@ -257,15 +242,12 @@ class Probe:
 
         By more in more layers, so that each one's part stays as large beside the noise.
         """
-        generator, second, noise = torch.Generator().manual_seed(0), [], []
-        layers = layers_of(self.policy)
-        wanted = REHEARSED * max(1, len(layers) / 3)**0.5
-        for layer, weights in layers.items():
-            for p in weights:
-                second.append(p)
-                z = torch.randn(p.shape, generator=generator).to(p)
-                noise.append(z * (1 + layer)**0.5)  # late layers count less: larger, to be seen
-        scale = 1e-3
+        generator, layers = torch.Generator().manual_seed(0), layers_of(self.policy)
+        second = [p for weights in layers.values() for p in weights]
+        # late layers count less: larger, to be seen
+        noise = [torch.randn(p.shape, generator=generator).to(p) * (1 + layer)**0.5
+                 for layer, weights in layers.items() for p in weights]
+        wanted, scale = REHEARSED * max(1, len(layers) / 3)**0.5, 1e-3
         with set_to(second, [scale * z for z in noise]):
             while (moved := rms(self.trainer() - self.start[0])) <= wanted and scale <= 1:
                 # the change grows with the scale, at first not faster: few passes get there

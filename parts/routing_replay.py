@@ -46,7 +46,7 @@ from functools import partial
 
 import torch
 
-FAMILIES = {  # model_type -> its router, whose forward returns (logits, gates, experts)
+ROUTERS = {  # model_type -> its router, whose forward returns (logits, gates, experts)
     "qwen3_moe": "Qwen3MoeTopKRouter", "olmoe": "OlmoeTopKRouter", "mixtral": "MixtralTopKRouter"}
 
 
@@ -61,7 +61,7 @@ def config_of(model: str):
 
 def is_supported(model: str) -> bool:
     """Whether this is a mixture of experts whose routes can be recorded and replayed."""
-    return config_of(model).model_type in FAMILIES
+    return config_of(model).model_type in ROUTERS
 
 
 def is_mixture(model: str) -> bool:
@@ -79,14 +79,14 @@ def choose_replay(wanted: str, model: str, mini_batches: int) -> str:
     """
     supported = is_supported(model)
     if wanted in ("r2", "r3") and not supported:
-        raise SystemExit(f"--replay {wanted} is for mixtures of experts ({', '.join(FAMILIES)}), "
+        raise SystemExit(f"--replay {wanted} is for mixtures of experts ({', '.join(ROUTERS)}), "
                          f"and {model} is none of them.")
     if wanted != "auto":
         return wanted
     if not supported:
         if mini_batches > 1 and is_mixture(model):
             print(f"warning: the experts of {config_of(model).model_type} cannot be replayed "
-                  f"(only those of {', '.join(FAMILIES)}), so {mini_batches} mini-batches compare "
+                  f"(only those of {', '.join(ROUTERS)}), so {mini_batches} mini-batches compare "
                   "tokens that passed through different experts; --mini-batches 1 is safer")
         return "none"
     if mini_batches == 1:
@@ -96,16 +96,16 @@ def choose_replay(wanted: str, model: str, mini_batches: int) -> str:
 
 # -------------------------------------------------------------------------------------- the trainer
 class RoutingReplay:
-    """Hooks on all routers of `model`, a Hugging Face model of one of FAMILIES.
+    """Hooks on all routers of `model`, a Hugging Face model of one of ROUTERS.
 
     Raises ValueError for any other.
     """
 
     def __init__(self, model):
         routers = {name: m for name, m in model.named_modules()
-                   if type(m).__name__ in FAMILIES.values()}
+                   if type(m).__name__ in ROUTERS.values()}
         if not routers:
-            raise ValueError(f"routing replay needs a mixture of experts ({', '.join(FAMILIES)}), "
+            raise ValueError(f"routing replay needs a mixture of experts ({', '.join(ROUTERS)}), "
                              f"not {model.config.model_type}")
         self.decoder_layers = model.config.num_hidden_layers
         # layer -> [B*T, k], what its router chose by itself in the last forward pass

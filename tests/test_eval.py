@@ -803,7 +803,6 @@ def test_the_adapter_of_a_run_is_its_last_finished_checkpoint(adapter, tmp_path)
     last = tmp_path / "run" / "checkpoints" / "step-000100"
     assert adapters.find_adapter(str(tmp_path / "run")) == str(last)
     assert adapters.find_adapter(str(adapter[0])) == str(adapter[0])
-    assert adapters.find_adapter("") == ""
 
 
 @pytest.mark.parametrize("change", [dict(r=4), dict(target_modules=["q_proj"]),
@@ -820,16 +819,16 @@ PATTERN = "(a|aa)+" * 20 + "$"  # takes years on a long name
 
 @pytest.mark.parametrize("change, words", [
     ("[]", "missing or damaged"), ("{", "missing or damaged"),
-    (dict(target_modules=PATTERN), "a pattern can take years"),
-    (dict(target_modules=[["q"]]), "list of names"),
+    (dict(target_modules=PATTERN), "target_modules"),
+    (dict(target_modules=[["q"]]), "target_modules"),
     (dict(exclude_modules=PATTERN), "exclude_modules"),
     (dict(rank_pattern={PATTERN: 4}), "rank_pattern"),
     (dict(layers_pattern=PATTERN), "layers_pattern"),
     (dict(modules_to_save=["lm_head"]), "modules_to_save"),
     (dict(init_lora_weights="pissa"), "init_lora_weights"),
     (dict(layer_replication=[[0, 10**6]]), "layer_repl"),
-    (dict(r=10**9), "must be 1 to 512"), (dict(r="8"), "must be 1 to 512"),
-    (dict(r=True), "must be 1 to 512"),
+    (dict(r=10**9), "r: 1000000000"), (dict(r="8"), "r: '8'"), (dict(r=True), "r: True"),
+    (dict(r=None), "r: None"), (dict(lora_alpha=math.nan), "lora_alpha: nan"),
     ({"\x1b[2Jnew": 1}, r"\\x1b\[2Jnew"),
 ])
 def test_a_hostile_adapter_is_refused_before_it_is_loaded(adapter, tmp_path, change, words):

@@ -1,0 +1,66 @@
+"""The same model on both sides: the trainer's policy, the real vLLM, and how far they are apart."""
+import contextlib
+import gc
+import random
+
+import torch
+
+from parts.logprobs import token_logprobs
+from parts.policy import Row, load_policy
+
+
+def policy_for(folder, dtype="float32", rank=8, moved=0.0):
+    policy = load_policy(str(folder), dtype=dtype, rank=rank, alpha=2 * rank, seed=0, device="cpu")
+    move(policy, moved)
+    return policy
+
+
+def second(policy) -> dict:
+    """The B of every adapter: zero at the start."""
+    return {name: p for name, p in policy.named_parameters() if "lora_B" in name}
+
+
+def move(policy, size: float, seed: int = 0) -> None:
+    """A stand-in for an optimizer step: a random change of the adapter."""
+    generator = torch.Generator().manual_seed(seed)
+    for p in second(policy).values():
+        p.data += size * torch.randn(p.shape, generator=generator)
+
+
+@contextlib.contextmanager
+def serve(folder, **options):
+    """An engine that has ended before the next one starts: vLLM's groups belong to the process."""
+    from parts.engine import Engine, configure_vllm
+    from parts.machine import build_for_cpu
+
+    if options.get("routes"):  # an engine before it may have been dense: no group for experts
+        configure_vllm(build_for_cpu())  # before vllm is imported
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        cleanup_dist_env_and_memory()
+    engine = Engine(str(folder), **dict(max_model_len=128, max_num_seqs=64, dtype="float32")
+                    | options)
+    try:
+        yield engine
+    finally:
+        engine.close()
+        del engine.llm, engine
+        gc.collect()
+
+
+def rows_of(prompts: list, rollouts: list) -> list[Row]:
+    """The samples of each prompt (token ids) as the trainer sees them."""
+    return [Row(ids + r.token_ids, len(ids), r.logprobs, 0.0, routes=r.routes)
+            for ids, group in zip(prompts, rollouts) for r in group]
+
+
+def gap(policy, rows: list[Row], temperature: float = 1.0):
+    """|log mu - log pi| of every token of these rows [T]."""
+    with torch.no_grad():
+        pi_T = token_logprobs(policy, rows, temperature)[0]
+    return (pi_T - torch.tensor([x for row in rows for x in row.mu])).abs()
+
+
+def random_ids(count: int, seed: int = 0, words: int = 300) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(words) for _ in range(count)]
