@@ -53,17 +53,18 @@ from tqdm import tqdm
 
 from ada_sampler import collect
 from eval import evaluate, reports, with_rewards
+from parts.engine import StoppableEngine, WatchedEngine
 from parts.gvm import gvm_norms
 from parts.logprobs import token_logprobs, tokens_at_once
 from parts.machine import memory_gb, out_of_memory
 from parts.masks import other_mask
-from parts.metrics import diagnostics, draws_of_evaluation, mean_surprisal, summarize
+from parts.metrics import diagnostics, mean_surprisal, summarize
 from parts.policy import Row, leave, micro_batches
 from parts.routing_replay import replaying
-from parts.run import (StoppableEngine, WatchedEngine, every, finish, last_words, left_over,
-                       nothing_lost, prepare, record, record_answers, record_evaluation, reseed,
-                       show, stop_if_hopeless, write_down)
+from parts.run import (every, finish, give_up, last_words, left_over, nothing_lost, prepare, record,
+                       record_answers, record_evaluation, reseed, show, write_down)
 from parts.stop import Interrupted, Stop, timed
+from parts.trouble import draws_of_evaluation, hopeless
 from rewards import open_grader
 
 
@@ -416,7 +417,9 @@ def evaluate_if_due(run) -> None:
     record_evaluation(reports(rows, config.eval_data), run)
     if step == 0:
         draws = draws_of_evaluation(rows, run.held_out)
-        stop_if_hopeless(run, draws, silent=len({draw.reward for draw in draws}) == 1)
+        why = hopeless(run, draws, silent=len({draw.reward for draw in draws}) == 1)
+        if why:
+            give_up(run, why)
 
 
 if __name__ == "__main__":

@@ -171,7 +171,7 @@ def coins(s) -> SimpleNamespace:
 def sampled(engine, s, **how) -> list:
     """The groups of one batch through ada_sampler.collect, with drawn lengths and verdicts."""
     from ada_sampler import SamplerConfig, collect
-    from parts.run import WatchedEngine
+    from parts.engine import WatchedEngine
 
     problems = [SimpleNamespace(prompt_ids=[9 + p % 200] * s.prompt) for p in range(s.prompts)]
     watched = WatchedEngine(Scripted(engine, s), s.longest)

@@ -27,7 +27,10 @@ import tempfile
 import warnings
 from dataclasses import dataclass
 
+from tqdm import tqdm
+
 from parts.machine import build_for_cpu, require_precision
+from parts.stop import Interrupted, Stop
 
 TOO_SMALL = ("The engine's share of memory is too small for its cache of keys and values: raise "
              "--engine-memory (on a CPU: VLLM_CPU_KVCACHE_SPACE, in GiB), or lower --max-tokens.")
@@ -395,3 +398,45 @@ def merged_weights(policy):
                        base.weight + module.get_delta_weight("default").to(base.weight.dtype))
                 if base.bias is not None:
                     yield f"{name}.bias", base.bias
+
+
+# ------------------------------------------------------------------------------ as others see it
+class StoppableEngine:
+    """The engine as an evaluation sees it: with a way out for Ctrl-C."""
+
+    def __init__(self, engine):
+        self.engine, self.submit = engine, engine.submit
+
+    def step(self) -> list:
+        if Stop.requested:
+            raise Interrupted
+        return self.engine.step()
+
+    @property
+    def busy(self) -> bool:
+        return self.engine.busy
+
+
+class WatchedEngine(StoppableEngine):
+    """The engine as the sampler sees it: with a progress bar besides.
+
+    It also notes on every rollout between which engine steps it was written.
+    """
+
+    def __init__(self, engine, max_tokens: int):
+        self.engine, self.max_tokens = engine, max_tokens
+        self.steps, self.submitted = 0, {}
+        self.bar = tqdm(total=0, desc="  sampling", leave=False, unit="sample", delay=2, position=1)
+
+    def submit(self, key, problem, **how) -> None:
+        self.bar.total += 1
+        self.submitted[key] = self.steps
+        self.engine.submit(key, problem.prompt_ids, self.max_tokens, **how)
+
+    def step(self) -> list:
+        finished = super().step()
+        self.steps += 1
+        for key, rollout in finished:
+            rollout.submitted, rollout.finished = self.submitted.pop(key), self.steps
+        self.bar.update(len(finished))
+        return finished

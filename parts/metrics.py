@@ -1,18 +1,13 @@
-"""What to watch: a line of the log, what sampling cost, whether the update was healthy, and what is
-said when it was not.
-"""
+"""What to watch: a line of the log, what sampling cost, whether the update was healthy."""
 import functools
 import math
 from collections import Counter
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from tqdm import tqdm
 
-from ada_sampler import RULES
 from parts.files import shown
-from parts.grader import NO_VERDICT
 
 # Log-probs of float32 have about seven digits. With these decimals a token's term of the objective
 # can be computed again to 1e-6, and a page can show what the update did.
@@ -210,115 +205,6 @@ def piece(tokenizer, pair: tuple[int, ...]) -> str:
 def numbers(values: list[float], decimals: int = DECIMALS) -> list[float | None]:
     """Rounded; None for what JSON has no number for, such as the log-probs of a broken update."""
     return [round(value, decimals) if math.isfinite(value) else None for value in values]
-
-
-# ------------------------------------------------------------------------------ what is said
-def warn_of_weights(step: int, metrics: dict, least: float = 0.3) -> None:
-    """Say so when a few tokens of large weight decide about the update."""
-    if metrics.get("weight_ess", 1.0) < least:
-        tqdm.write(f"WARNING, step {step}: the importance weights leave {metrics['weight_ess']:.0%}"
-                   " of the trained tokens' worth (weight_ess): the policy has moved too far from "
-                   "what was sampled; take fewer --mini-batches or a lower --lr")
-
-
-def warn_of_verifier(step: int, groups, most: float = 0.02) -> None:
-    """Say so when the verifier (or --reward) fails on more than this share of the samples.
-
-    It would reward nobody, and the curve would only look as if the model did not learn.
-    """
-    pool = [(group.problem, s) for group in groups for s in group.pool]
-    failed = [(problem, s) for problem, s in pool if s.status in NO_VERDICT]
-    if len(failed) > most * len(pool):
-        problem, s = failed[0]
-        tqdm.write(f"WARNING, step {step}: the verifier gave no verdict on {len(failed)} of "
-                   f"{len(pool)} samples, such as gold {problem.answer[:60]!r}, completion "
-                   f"ending in {s.rollout.text[-120:]!r}: {s.status}, {shown(s.why)}")
-
-
-def warn_of_threshold(step: int, groups, config) -> None:
-    """Say so when rewards of several values all lie on one side of the threshold."""
-    draws = draws_of(groups)
-    if is_blind(draws, config):
-        tqdm.write(f"WARNING, step {step}: {of_threshold(draws, config)}")
-
-
-class Draw(NamedTuple):
-    """An answer of training or evaluation."""
-
-    problem: Any
-    reward: float
-    status: str
-    finish_reason: str
-    text: str
-
-
-def draws_of(groups, first_round: bool = False) -> list[Draw]:
-    """All of a step; or the first round's, in which every prompt counts the same."""
-    return [Draw(group.problem, s.reward, s.status, s.rollout.finish_reason, s.rollout.text)
-            for group in groups for s in group.pool if not (first_round and s.round)]
-
-
-def draws_of_evaluation(rows: list[dict], problems: list) -> list[Draw]:
-    """Of the rows that eval.evaluate returns: as many for each problem, in the same order."""
-    k = len(rows) // max(len(problems), 1)
-    return [Draw(problems[i // k], *(row[name] for name in Draw._fields[1:]))
-            for i, row in enumerate(rows)]
-
-
-def are_cut_off(draws: list[Draw]) -> bool:
-    """Most of them, at max_tokens."""
-    return sum(draw.finish_reason == "length" for draw in draws) > len(draws) / 2
-
-
-def is_blind(draws: list[Draw], config) -> bool:
-    """Whether rewards differ, but not in what decides who is sampled, kept and weighted."""
-    if config.sampler == "uniform" and config.weighting == "none":
-        return False  # there nothing does
-    sides = {draw.reward > config.threshold for draw in draws}
-    return len(sides) == 1 and len({draw.reward for draw in draws}) > 1
-
-
-def of_threshold(draws: list[Draw], config) -> str:
-    rewards = [draw.reward for draw in draws]
-    side = "above" if rewards[0] > config.threshold else "not above"
-    return (f"all rewards ({min(rewards):g} to {max(rewards):g}) are {side} --threshold "
-            f"{config.threshold:g}, so {config.sampler} cannot tell right from wrong: start again "
-            "with a threshold between them")
-
-
-def likely_cause(draws: list[Draw], config) -> str:
-    """Why such answers teach nothing, and which flag to change. The first that fits."""
-    count, statuses = len(draws), Counter(draw.status for draw in draws)
-    cut = sum(draw.finish_reason == "length" for draw in draws)
-    failed = sum(statuses[status] for status in NO_VERDICT)
-    if failed > count / 2:
-        usual = max(NO_VERDICT, key=lambda status: statuses[status])
-        judge = "--reward" if config.reward else "this machine's load and memory"
-        return f"{failed} of {count} answers got no verdict ({usual}): look into {judge}"
-    if cut > count / 2:
-        return (f"{cut} of {count} answers are cut off at --max-tokens {config.max_tokens}: raise "
-                "it, or take a --template with which the model ends its answers")
-    if statuses["no_box"] > count / 2:
-        return (f"{statuses['no_box']} of {count} answers have no \\boxed{{}}: take a --template "
-                "or --system that asks for one")
-    rewards = {draw.reward for draw in draws}
-    if len(rewards) > 1 and config.advantage == "positives-only" and max(rewards) <= 0:
-        return ("no reward is above 0, and advantage positives-only learns from no other: start "
-                "again with another --advantage")
-    if is_blind(draws, config):
-        return of_threshold(draws, config)
-    if len(rewards) > 1:
-        size = "n" if RULES[config.sampler].first == "n" else "M"  # not all have an n
-        other = ("--N" if config.sampler == "ada-balance"
-                 else "take a --sampler that goes on drawing (ada-balance)")
-        return (f"no prompt that is kept has both right and wrong answers: raise --{size}, or "
-                f"{other}")
-    if config.reward:
-        return f"every answer gets the same reward, {draws[0].reward:g}: look into --reward"
-    if draws[0].reward:
-        return "all answers are right: take harder problems (--data)"
-    return (f"all {count} answers are wrong: compare the one above with its gold answer "
-            "(--answer-key); if that is sound, the problems are too hard for this model (--data)")
 
 
 # ------------------------------------------------------------------------------ held-out answers

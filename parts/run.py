@@ -5,8 +5,6 @@ Why a resumed run is the same run, bit by bit, is told in docs/resume.md.
 import contextlib
 import copy
 import faulthandler
-import json
-import math
 import os
 import random
 import shutil
@@ -29,9 +27,7 @@ from parts.files import quiet_end, shown
 from parts.folder import claim, note_start, own_files, require_same, weights_of
 from parts.logprobs import check_family
 from parts.machine import build_for_cpu, fit_in_memory, in_one_line
-from parts.metrics import (Draw, are_cut_off, draws_of, group_row, is_blind, likely_cause,
-                           recorded, show_change, warn_of_threshold, warn_of_verifier,
-                           warn_of_weights)
+from parts.metrics import group_row, recorded, show_change
 from parts.models import fetch_model, is_small, load_tokenizer
 from parts.plot import draw_run
 from parts.policy import load_policy
@@ -40,6 +36,8 @@ from parts.prompts import add_prompts, show_prompts, stop_ids
 from parts.routing_replay import choose_replay, is_supported
 from parts.stop import Interrupted, Stop
 from parts.track import Tracker, open_tracker, require
+from parts.trouble import (broken, draws_of, hopeless, warn_of_threshold, warn_of_verifier,
+                           warn_of_weights)
 
 LOGS = ("metrics.jsonl", "groups.jsonl", "answers.jsonl", "eval.jsonl")
 EVALUATING = "evaluating"  # the folder with the samples of an evaluation that is not complete
@@ -79,47 +77,6 @@ class Run:
         todo = range(done + 1, last + 1)
         self.bar = tqdm(todo, initial=done, total=last, desc=self.config.name)
         return self.bar
-
-
-class StoppableEngine:
-    """The engine as an evaluation sees it: with a way out for Ctrl-C."""
-
-    def __init__(self, engine):
-        self.engine, self.submit = engine, engine.submit
-
-    def step(self) -> list:
-        if Stop.requested:
-            raise Interrupted
-        return self.engine.step()
-
-    @property
-    def busy(self) -> bool:
-        return self.engine.busy
-
-
-class WatchedEngine(StoppableEngine):
-    """The engine as the sampler sees it: with a progress bar besides.
-
-    It also notes on every rollout between which engine steps it was written.
-    """
-
-    def __init__(self, engine, max_tokens: int):
-        self.engine, self.max_tokens = engine, max_tokens
-        self.steps, self.submitted = 0, {}
-        self.bar = tqdm(total=0, desc="  sampling", leave=False, unit="sample", delay=2, position=1)
-
-    def submit(self, key, problem, **how) -> None:
-        self.bar.total += 1
-        self.submitted[key] = self.steps
-        self.engine.submit(key, problem.prompt_ids, self.max_tokens, **how)
-
-    def step(self) -> list:
-        finished = super().step()
-        self.steps += 1
-        for key, rollout in finished:
-            rollout.submitted, rollout.finished = self.submitted.pop(key), self.steps
-        self.bar.update(len(finished))
-        return finished
 
 
 # ------------------------------------------------------------------ before the first step
@@ -311,12 +268,15 @@ def record(step: int, groups, metrics: dict, run: Run) -> None:
     if run.tracker:
         run.tracker.send()
     state["step"] = step
+    why = ""
     if metrics["skipped_steps"]:
-        stop_if_broken(step, groups, metrics, run)
+        why = broken(step, groups, metrics, run)
     else:
         state["skipped_in_a_row"] = 0
     silent = all(group.zero_signal for group in groups)
-    stop_if_hopeless(run, draws_of(groups, first_round=True), silent)
+    why = why or hopeless(run, draws_of(groups, first_round=True), silent)
+    if why:
+        give_up(run, why)
     if every(config.checkpoint_every, step) or step == config.steps or Stop.requested:
         save(run)
 
@@ -334,73 +294,11 @@ def log(step: int, groups, metrics: dict, run: Run) -> None:
     files.append(run.folder / "metrics.jsonl", dict(step=step, **metrics))
     warn_of_weights(step, metrics)
     warn_of_verifier(step, groups)
-    if run.state["silent"] is None:  # else `stop_if_hopeless` says it
+    if run.state["silent"] is None:  # else `hopeless` says it
         warn_of_threshold(step, groups, run.config)
     for group in recorded(groups, run.config.log_groups):
         row = group_row(step, group, run.engine.tokenizer)
         files.append(run.folder / "groups.jsonl", row)
-
-
-def stop_if_broken(step: int, groups, metrics: dict, run: Run, patience: int = 3) -> None:
-    """A gradient that is not finite was not stepped; `patience` such steps in a row end the run.
-
-    Something is broken for good then, and broken_batch.json has what it takes to find out what.
-    A gradient that has only overflowed float16 is another matter: the loss scale is lower now.
-    """
-    scale = run.policy.loss_scale
-    if scale.is_enabled() and scale.get_scale() >= 1 and math.isfinite(metrics["loss"]):
-        tqdm.write(f"step {step}: a gradient too large for float16 was skipped, and the loss scale "
-                   f"lowered to {scale.get_scale():g}")
-        return
-    run.state["skipped_in_a_row"] += 1
-    tqdm.write(f"step {step}: the gradient is not finite, "
-               f"{metrics['skipped_steps']} optimizer step(s) skipped")
-    if run.state["skipped_in_a_row"] < patience:
-        return
-    rows = [dict(prompt_ids=group.problem.prompt_ids, token_ids=s.rollout.token_ids,
-                 logprobs=s.rollout.logprobs, advantage=coefficient)
-            for group in groups for s, coefficient in group.rows()]
-    file = run.folder / "broken_batch.json"
-    files.write_safely(file, json.dumps(dict(step=step, loss=str(metrics["loss"]), rows=rows)))
-    run.state["skipped_in_a_row"] = 0  # for a resumption: the weights are sound, none was stepped
-    save(run)
-    raise SystemExit(f"{patience} steps in a row had a gradient that is not finite. The last batch "
-                     f"is in {file}; everything up to step {step} is saved: continue with --resume "
-                     f"and a lower --lr{' (or anew, in another --dtype)' * scale.is_enabled()}.")
-
-
-def stop_if_hopeless(run: Run, draws: list[Draw], silent: bool, patience: int = 3) -> None:
-    """A run that cannot learn ends before it costs an hour, with an answer and the likely cause.
-
-    It looks at `draws` of the evaluation before step 1 and of the first steps. Silence, no learning
-    signal in them, ends it after `patience` looks, or at once where most are cut off. (A task may
-    honestly start at zero, and a sampler that goes on drawing has hits where a few draws have none.
-    Many answers cut off, but some right, are a warning only: a model can learn to be brief.) From
-    the first signal of a step on nobody looks any more: state["silent"] is None.
-    """
-    state, step = run.state, run.state["step"]
-    if run.config.train_anyway:
-        state["silent"] = None
-    if state["silent"] is None or not draws:
-        return
-    cut, silent = are_cut_off(draws), silent or is_blind(draws, run.config)
-    if silent:
-        state["silent"] += 1
-    elif step:
-        state["silent"] = None
-    if not (cut or silent):
-        return
-    first, cause = draws[0], likely_cause(draws, run.config)
-    tqdm.write(f"the first answer (gold {shown(first.problem.answer)!r}, {first.status}, "
-               f"{first.finish_reason}): {shown(first.text, 1000)}")
-    if not silent or state["silent"] < patience and not cut:
-        tqdm.write(f"WARNING, step {step}: {cause}")
-        return
-    if step:
-        save(run)
-    resume = "--resume " * bool(step)
-    raise SystemExit(f"Nothing to learn from, so this run ends before step {step + 1}: {cause}. To "
-                     f"go on all the same: {resume}--train-anyway.")
 
 
 def record_answers(rows: list[dict], run: Run) -> None:
@@ -508,19 +406,30 @@ def resume(run: Run, newest: Path | None) -> None:
     run.saved = run.state["step"]
 
 
-def finish(run: Run) -> None:
-    """Save what is not saved yet, close the engine, draw, and say how to go on.
-
-    Raises SystemExit, with the code of the signal, when steps are left to do.
-    """
-    config, step = run.config, run.state["step"]
-    if step > run.saved:  # interrupted while sampling
+def close(run: Run) -> None:
+    """Save what is not saved yet, close the engine and the tracker, draw."""
+    if run.state["step"] > run.saved:
         save(run)
     run.engine.close()
     if run.tracker:
         run.tracker.close()
-    if step:
+    if run.state["step"]:
         draw_run(run.folder)
+
+
+def give_up(run: Run, why: str) -> None:
+    """End a run that learns nothing, or nothing sound, any more."""
+    close(run)
+    raise SystemExit(why)
+
+
+def finish(run: Run) -> None:
+    """Close the run and say how to go on.
+
+    Raises SystemExit, with the code of the signal, when steps are left to do.
+    """
+    close(run)
+    config, step = run.config, run.state["step"]
     start = "torchrun (as before)" if ranks.STORE else python()
     go_on = f"{start} minirl.py --name {config.name} --resume"
     complete = step >= config.steps and run.state["evaluated"] == step

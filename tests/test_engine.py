@@ -18,6 +18,7 @@ from parts import run as running
 from parts.engine import Engine, adapted_layers, adapter_options, advice_on, seed_everything
 from parts.models import tiny_folder
 from parts.problems import chains
+from parts.stop import Interrupted, Stop
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +104,7 @@ def test_results_stay_with_their_own_prompt_when_few_remain(engine, folder):
     engine.sync(policy)
     problems = [SimpleNamespace(prompt_ids=p, p=0.0 if i in (1, 8, 13) else 0.5)
                 for i, p in enumerate(prompts(engine, 16))]
-    rollouts = running.WatchedEngine(engine, 12)
+    rollouts = engine_module.WatchedEngine(engine, 12)
     groups = collect(problems, SamplerConfig(n=4, M=8, N=4), rollouts,
                      PromptEcho(engine))
     rollouts.bar.close()
@@ -375,3 +376,36 @@ def test_a_vocabulary_too_large_for_adapters_gets_one_sentence():
     with pytest.raises(ValueError) as error:
         LogitsProcessorWithLoRA.create_lora_weights(head, 1, None)
     assert "use --sync merge" in advice_on(error.value, "float32", "auto")
+
+
+# ------------------------------------------------------------------------------ as others see it
+def test_sampling_stops_at_once_when_asked_to(monkeypatch):
+    asked, rollout = [], engine_module.Rollout([1], [-0.1], "stop", "")
+    inner = SimpleNamespace(submit=lambda *request: asked.append(request),
+                            step=lambda: [("key", rollout)], busy=True)
+    engine = engine_module.WatchedEngine(inner, max_tokens=9)
+    engine.submit("key", SimpleNamespace(prompt_ids=[1, 2]))
+    assert asked == [("key", [1, 2], 9)] and engine.busy
+    assert engine.step() == [("key", rollout)] and (engine.bar.n, engine.bar.total) == (1, 1)
+    monkeypatch.setattr(Stop, "requested", True)
+    with pytest.raises(Interrupted):
+        engine.step()
+    engine.bar.close()
+
+
+def test_every_sample_knows_the_engine_steps_between_which_it_was_written():
+    """Two are asked for at once, and a third when the first has ended; a step may end nothing."""
+    rollouts = {key: engine_module.Rollout([1], [-0.1], "stop", key) for key in "abc"}
+    ends = iter([[], ["a"], [], ["c", "b"]])
+    inner = SimpleNamespace(submit=lambda *request: None, busy=True,
+                            step=lambda: [(key, rollouts[key]) for key in next(ends)])
+    engine = engine_module.WatchedEngine(inner, max_tokens=9)
+    problem = SimpleNamespace(prompt_ids=[1])
+    engine.submit("a", problem)
+    engine.submit("b", problem)
+    for step in range(4):
+        if [key for key, _ in engine.step()] == ["a"]:
+            engine.submit("c", problem)
+    assert {key: (r.submitted, r.finished) for key, r in rollouts.items()} == dict(
+        a=(0, 2), b=(0, 4), c=(2, 4))
+    engine.bar.close()

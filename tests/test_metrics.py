@@ -9,7 +9,7 @@ import torch
 
 from ada_sampler import Estimator, Group, Sample
 from parts.config import Config
-from parts.metrics import diagnostics, effective_share, mean_surprisal, summarize, warn_of_weights
+from parts.metrics import diagnostics, effective_share, mean_surprisal, summarize
 from sampler_oracles import Engine, coins, config, run
 
 
@@ -127,13 +127,6 @@ def test_the_effective_share_of_weights(weights, wanted):
     assert effective_share(weight_T).item() == pytest.approx(wanted)
     cv2 = weight_T.var(unbiased=False) / weight_T.mean()**2
     assert wanted == pytest.approx(1 / (1 + cv2.item()))
-
-
-@pytest.mark.parametrize("share, warned", [(0.29, True), (0.31, False), (None, False)])
-def test_a_warning_comes_when_few_weights_decide(share, warned, capsys):
-    warn_of_weights(3, {} if share is None else dict(weight_ess=share))
-    out = capsys.readouterr().out
-    assert ("WARNING, step 3" in out and "29%" in out and "--lr" in out) == warned == bool(out)
 
 
 def test_entropy_is_over_everything_that_was_drawn():

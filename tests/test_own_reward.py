@@ -17,7 +17,7 @@ import eval as evaluation
 from conftest import ROOT
 from helpers import run_program
 from parts import config as parts_config
-from parts import run as running
+from parts import trouble
 from parts.config import Config, resolve
 from parts.data import digest, load_problems, load_train_and_held_out, rows_to_problems
 from parts.folder import note_start, own_files, require_same
@@ -447,7 +447,7 @@ def scored(text, reward, status, why=""):
 def test_failures_are_reported_with_the_first_exception_and_its_line(capsys):
     pool = [scored("x", 0.0, "raised", "KeyError: 'a' (line 3 of mine.py)")] * 3
     pool += [scored("y", 0.0, "wrong")] * 97
-    running.warn_of_verifier(5, [SimpleNamespace(problem=SimpleNamespace(answer=""), pool=pool)])
+    trouble.warn_of_verifier(5, [SimpleNamespace(problem=SimpleNamespace(answer=""), pool=pool)])
     out = capsys.readouterr().out
     assert "3 of 100 samples" in out and "raised, KeyError: 'a' (line 3 of mine.py)" in out
 
@@ -463,7 +463,7 @@ def test_a_threshold_that_tells_nobody_apart_is_reported(
         capsys, rewards, sampler, weighting, warned):
     pool = [scored("x", reward, "wrong") for reward in rewards]
     groups = [SimpleNamespace(problem=None, pool=pool)]
-    running.warn_of_threshold(2, groups, Config(sampler=sampler, weighting=weighting))
+    trouble.warn_of_threshold(2, groups, Config(sampler=sampler, weighting=weighting))
     out = capsys.readouterr().out
     assert f"are {warned} --threshold 0.7" in out if warned else not out
 

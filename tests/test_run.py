@@ -16,7 +16,6 @@ from parts import run as running
 from parts.config import Config, parse
 from parts.data import Stream
 from parts.engine import Rollout
-from parts.metrics import Draw, warn_of_verifier
 from parts.run import Estimator, Run
 from parts.stop import Interrupted, Stop
 from test_checkpoint import taught
@@ -83,16 +82,6 @@ def test_so_many_prompts_of_a_step_are_recorded_and_not_more(run, count, places)
     assert (run.folder / "groups.jsonl").exists() == bool(places)
 
 
-@pytest.mark.parametrize("status, failed, warned", [
-    ("timeout", 2, False), ("timeout", 3, True), ("killed", 3, True), ("unparseable", 100, False)])
-def test_a_verifier_that_fails_on_more_than_a_fiftieth_is_reported(capsys, status, failed, warned):
-    pool = [sample(f"...{i}", status if i < failed else "wrong") for i in range(100)]
-    warn_of_verifier(3, [group("one", [], pool[:50]), group("two", [], pool[50:])])
-    out = capsys.readouterr().out
-    assert ("WARNING, step 3" in out) == warned
-    assert (f"{failed} of 100 samples" in out and "gold one" in out) == warned
-
-
 def test_an_evaluation_is_logged_with_what_it_has_cost(run, capsys):
     run.state |= dict(step=20, samples_total=500, tokens_total=9000, seconds_total=12.0)
     result = dict(avg=0.5, ci_low=0.4, ci_high=0.6, k=8)
@@ -157,75 +146,23 @@ def test_only_bad_steps_in_a_row_end_a_run(run):
     assert run.state["skipped_in_a_row"] == 2
     with pytest.raises(SystemExit, match="3 steps in a row"):
         running.record(6, [group("one", [(sample("a"), 1.0)], [])], dict(bad), run)
-    batch = json.loads((run.folder / "broken_batch.json").read_text())
-    assert batch == dict(step=6, loss="nan", rows=[
-        dict(prompt_ids=[7, 8], token_ids=[1, 2], logprobs=[-0.1, -0.2], advantage=1.0)])
     assert rows(run, "metrics.jsonl")[-1]["step"] == 6
     assert run.saved == run.state["step"] == 6  # the weights are sound, for no bad step was taken
-    assert run.state["skipped_in_a_row"] == 0  # a resumption has its own patience
 
 
-# ------------------------------------------------------------------------------ no hope
-def answers(rewards, status="wrong", end="stop"):
-    problem = SimpleNamespace(answer="12\x1b[2J")
-    return [Draw(problem, reward, status, end, "so \\boxed{3}\x07") for reward in rewards]
-
-
-@pytest.mark.parametrize("draws, settings, cause", [
-    (answers([0] * 9, end="length") + answers([0, 1]), {}, "9 of 11 .*cut off at --max-tokens 64"),
-    (answers([0] * 9, "no_box"), {}, r"9 of 9 answers have no \\boxed{}.*--template.*--system"),
-    (answers([0] * 9, "timeout"), {}, "9 of 9 answers got no verdict .*timeout"),
-    (answers([0.1, 0.2]), dict(reward="own.py:f"), r"\(0.1 to 0.2\) are not above --threshold 0.7"),
-    (answers([3, 2]), dict(reward="own.py:f"), r"\(2 to 3\) are above --threshold 0.7"),
-    (answers([2, 2]), dict(reward="own.py:f"), "the same reward, 2: look into --reward"),
-    (answers([1, 1]), {}, "all answers are right: take harder problems"),
-    (answers([0, 0]), {}, "all 2 answers are wrong: .*gold answer .*too hard"),
-    (answers([0, 1]), dict(sampler="uniform"),
-     "both right and wrong answers: raise --n, or take .*(ada-balance)"),
-    (answers([0, 1]), {}, "both right and wrong answers: raise --M, or --N."),
-    (answers([0, 1]), dict(sampler="gvm"), "raise --M, or take .*(ada-balance)"),  # it has no n
-    (answers([-1, 0]), dict(reward="own.py:f", threshold=-0.5, advantage="positives-only"),
-     "no reward is above 0, .*start again with another --advantage"),
-], ids=lambda value: value if isinstance(value, str) else "")
-def test_a_run_that_cannot_learn_ends_with_an_answer_and_its_likely_cause(
-        run, capsys, draws, settings, cause):
-    run.config = replace(run.config, max_tokens=64, sampler="ada-balance")
-    run.config = replace(run.config, **settings)
-    run.state |= dict(step=3, silent=2)
-    with pytest.raises(SystemExit, match=cause + ".*all the same: --resume --train-anyway"):
-        running.stop_if_hopeless(run, draws, silent=True)
-    out = capsys.readouterr().out
-    assert "\\boxed{3}" in out and not {"\x1b", "\x07"} & set(out) and draws[0].status in out
-    assert run.saved == 3  # nothing is lost
-
-
-@pytest.mark.parametrize("looks, last", [
-    ("eSSS", 3), ("ESSS", 2), ("EsSSSS", None), ("ESsSSS", None), ("esSSSS", None), ("eSSsSSSS", None),
-    ("C", 0), ("eC", 1), ("eSC", 2), ("esC", None), ("ccSSS", None), ("cSSS", 3)])
-def test_silence_has_to_last_and_a_hit_of_the_sampler_is_hope(run, looks, last):
-    """Evaluation and steps, silent in capitals; c: mostly cut off, as SmolLM2's answers at first."""
-    ended = None
-    for step, look in enumerate(looks):
-        run.state["step"] = step
-        draws = answers([0, 1], end="length" if look in "cC" else "stop")
-        try:
-            running.stop_if_hopeless(run, draws, silent=look.isupper())
-        except SystemExit:
-            ended = step
-            break
-    assert ended == last
-
-
-def test_whoever_wants_to_go_on_does(run):
-    run.config = replace(run.config, train_anyway=True)
-    for run.state["step"] in range(9):
-        running.stop_if_hopeless(run, answers([0], end="length"), silent=True)
+@pytest.mark.parametrize("step", [0, 3])
+def test_a_run_that_gives_up_loses_nothing_and_leaves_its_curves(run, step):
+    run.state["step"] = step
+    with pytest.raises(SystemExit, match="no hope"):
+        running.give_up(run, "no hope")
+    assert (run.saved, run.drawn, run.closed) == (step, [run.folder] * bool(step), [True])
+    assert len(checkpoint.complete(run.folder)) == bool(step)
 
 
 def test_what_decides_about_hope_is_a_steps_first_round(run, monkeypatch):
     """In later rounds hard prompts, whose answers are long, count more."""
     seen = []
-    monkeypatch.setattr(running, "stop_if_hopeless", lambda run, *how: seen.append(how))
+    monkeypatch.setattr(running, "hopeless", lambda run, *how: seen.append(how))
     first, later = sample("first"), sample("later")
     later.round = 1
     running.record(1, [group("one", [(first, 0.5)], [first, later])], metrics_of(), run)

@@ -1,0 +1,112 @@
+"""What is said of a run that goes wrong, and for which reasons it ends."""
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from parts.config import Config
+from parts.trouble import Draw, broken, hopeless, warn_of_verifier, warn_of_weights
+
+
+def run(folder=None, **settings):
+    scale = torch.amp.GradScaler("cpu", enabled=False)
+    return SimpleNamespace(config=Config(**settings), folder=folder,
+                           policy=SimpleNamespace(loss_scale=scale),
+                           state=dict(step=0, silent=0, skipped_in_a_row=0))
+
+
+# ------------------------------------------------------------------------------ warnings
+@pytest.mark.parametrize("status, failed, warned", [
+    ("timeout", 2, False), ("timeout", 3, True), ("killed", 3, True), ("unparseable", 100, False)])
+def test_a_verifier_that_fails_on_more_than_a_fiftieth_is_reported(capsys, status, failed, warned):
+    pool = [SimpleNamespace(status=status if i < failed else "wrong", why="",
+                            rollout=SimpleNamespace(text=f"...{i}")) for i in range(100)]
+    groups = [SimpleNamespace(problem=SimpleNamespace(answer=f"gold {i}"), pool=pool[i:i + 50])
+              for i in (0, 50)]
+    warn_of_verifier(3, groups)
+    out = capsys.readouterr().out
+    assert ("WARNING, step 3" in out) == warned
+    assert (f"{failed} of 100 samples" in out and "gold 'gold 0'" in out) == warned
+
+
+@pytest.mark.parametrize("share, warned", [(0.29, True), (0.31, False), (None, False)])
+def test_a_warning_comes_when_few_weights_decide(share, warned, capsys):
+    warn_of_weights(3, {} if share is None else dict(weight_ess=share))
+    out = capsys.readouterr().out
+    assert ("WARNING, step 3" in out and "29%" in out and "--lr" in out) == warned == bool(out)
+
+
+# ------------------------------------------------------------------------------ broken
+def test_a_run_that_is_broken_for_good_leaves_its_batch(tmp_path):
+    sample = SimpleNamespace(rollout=SimpleNamespace(token_ids=[1, 2], logprobs=[-0.1, -0.2]))
+    group = SimpleNamespace(problem=SimpleNamespace(prompt_ids=[7, 8]),
+                            rows=lambda: [(sample, 1.0)])
+    made = run(tmp_path)
+    metrics = dict(skipped_steps=1, loss=math.nan)
+    said = [broken(step, [group], metrics, made) for step in (4, 5, 6)]
+    assert said[:2] == ["", ""] and "3 steps in a row" in said[2] and "up to step 6" in said[2]
+    assert "--dtype" not in said[2]  # another precision than float32 would not help
+    assert json.loads((tmp_path / "broken_batch.json").read_text()) == dict(
+        step=6, loss="nan",
+        rows=[dict(prompt_ids=[7, 8], token_ids=[1, 2], logprobs=[-0.1, -0.2], advantage=1.0)])
+    assert made.state["skipped_in_a_row"] == 0  # a resumption has its own patience
+
+
+# ------------------------------------------------------------------------------ hopeless
+def answers(rewards, status="wrong", end="stop"):
+    problem = SimpleNamespace(answer="12\x1b[2J")
+    return [Draw(problem, reward, status, end, "so \\boxed{3}\x07") for reward in rewards]
+
+
+@pytest.mark.parametrize("draws, settings, causes", [
+    (answers([0] * 9, end="length") + answers([0, 1]), {},
+     ["9 of 11 answers are cut off at --max-tokens 64"]),
+    (answers([0] * 9, "no_box"), {},
+     ["9 of 9 answers have no \\boxed{}", "--template", "--system"]),
+    (answers([0] * 9, "timeout"), {}, ["9 of 9 answers got no verdict (timeout)"]),
+    (answers([0.1, 0.2]), dict(reward="own.py:f"), ["(0.1 to 0.2) are not above --threshold 0.7"]),
+    (answers([3, 2]), dict(reward="own.py:f"), ["(2 to 3) are above --threshold 0.7"]),
+    (answers([2, 2]), dict(reward="own.py:f"), ["the same reward, 2: look into --reward"]),
+    (answers([1, 1]), {}, ["all answers are right: take harder problems"]),
+    (answers([0, 0]), {}, ["all 2 answers are wrong: ", "gold answer", "too hard"]),
+    (answers([0, 1]), dict(sampler="uniform"),
+     ["both right and wrong answers: raise --n, or take", "(ada-balance)"]),
+    (answers([0, 1]), {}, ["both right and wrong answers: raise --M, or --N."]),
+    (answers([0, 1]), dict(sampler="gvm"), ["raise --M, or take", "(ada-balance)"]),  # has no n
+    (answers([-1, 0]), dict(reward="own.py:f", threshold=-0.5, advantage="positives-only"),
+     ["no reward is above 0", "start again with another --advantage"]),
+])
+def test_a_run_that_cannot_learn_ends_with_an_answer_and_its_likely_cause(
+        capsys, draws, settings, causes):
+    made = run(**dict(max_tokens=64, sampler="ada-balance") | settings)
+    made.state |= dict(step=3, silent=2)
+    why = hopeless(made, draws, silent=True)
+    assert all(cause in why for cause in causes), why
+    assert "before step 4" in why and why.endswith("all the same: --resume --train-anyway.")
+    out = capsys.readouterr().out
+    assert "\\boxed{3}" in out and not {"\x1b", "\x07"} & set(out) and draws[0].status in out
+
+
+@pytest.mark.parametrize("looks, last", [
+    ("eSSS", 3), ("ESSS", 2), ("EsSSSS", None), ("ESsSSS", None), ("esSSSS", None),
+    ("eSSsSSSS", None), ("C", 0), ("eC", 1), ("eSC", 2), ("esC", None), ("ccSSS", None),
+    ("cSSS", 3)])
+def test_silence_has_to_last_and_a_hit_of_the_sampler_is_hope(looks, last):
+    """Evaluation and steps, silent in capitals; c: mostly cut off, as SmolLM2's answers at first.
+    """
+    made, ended = run(), None
+    for step, look in enumerate(looks):
+        made.state["step"] = step
+        draws = answers([0, 1], end="length" if look in "cC" else "stop")
+        if hopeless(made, draws, silent=look.isupper()):
+            ended = step
+            break
+    assert ended == last
+
+
+def test_whoever_wants_to_go_on_does():
+    made = run(train_anyway=True)
+    for made.state["step"] in range(9):
+        assert not hopeless(made, answers([0], end="length"), silent=True)
