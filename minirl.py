@@ -36,15 +36,12 @@ from types import SimpleNamespace
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports: no traceback
 
-from parts import ranks
 from parts.config import Config, parse
 from parts.models import TINY
 
 if __name__ == "__main__":  # before torch is imported: --help and a wrong flag answer at once
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    ranks.join()  # under torchrun
-    with ranks.first_alone("flags"):
-        CONFIG = parse()
+    CONFIG = parse()
     if CONFIG.model in TINY:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # its threads would wait for each other
 
@@ -162,7 +159,6 @@ def update(policy, optimizer, schedule, groups, config: Config, rng: random.Rand
         losses.append(loss)
         facts.append(seen)
         norms.append(optimizer_step(policy, optimizer, schedule, config))
-    losses, facts = ranks.of_all_rows(minis, losses, facts)
     bad = sum(not math.isfinite(norm) for norm in norms)
     return diagnostics(facts, config) | dict(
         loss=sum(losses) / len(minis), grad_norm=sum(norms) / len(minis),
@@ -263,7 +259,6 @@ def per_token(values: list[float], rows: list[Row], device):
     return torch.tensor(values, device=device).repeat_interleave(lengths)
 
 
-@ranks.on_own_rows
 def in_memory(work, policy, mini: list[Row], config: Config):
     """`work(policy, mini, config)`; out of memory, again with half as many tokens at a time.
 
@@ -293,7 +288,6 @@ def optimizer_step(policy, optimizer, schedule, config: Config) -> float:
     A gradient that is not finite is not stepped. In float16 the loss was scaled up; `unscale_`
     undoes that, and `update` adapts the scale (`load_policy`).
     """
-    ranks.sum_gradients(policy)
     policy.loss_scale.unscale_(optimizer)
     weights = [p for p in policy.parameters() if p.requires_grad]
     norm = torch.nn.utils.clip_grad_norm_(weights, config.max_grad_norm or math.inf).item()
@@ -321,12 +315,17 @@ def train_step(step: int, run):
         run.engine.wake()
     with timed(seconds, "sync"):
         if metrics["optimizer_steps"] or run.engine.sleeps:  # a wake-up may spoil the weights
-            run.engine.sync(run.policy)
-            metrics |= ranks.worst(run.probe.check())
+            metrics |= sync(run)
     metrics |= summarize(groups) | dict(entropy=mean_surprisal(groups)) | seconds
     metrics |= dict(seconds=sum(seconds.values()), memory_gb=memory_gb())
     metrics["tokens_per_second"] = metrics["tokens"] / seconds["seconds_sample"]
     return groups, metrics
+
+
+def sync(run) -> dict:
+    """The engine gets the weights; returns what the probe says of their arrival."""
+    run.engine.sync(run.policy)
+    return run.probe.check()
 
 
 def sample(run) -> list:
@@ -338,7 +337,7 @@ def sample(run) -> list:
     pilot_norms = functools.partial(gvm_norms, run.policy, temperature=config.temperature)
     engine = WatchedEngine(run.engine, config.max_tokens)
     with contextlib.closing(engine.bar):
-        groups = ranks.collected_by_all(collect)(
+        groups = collect(
             stream.take(config.batch_prompts), config, engine, judge, estimator=run.estimator,
             more=lambda: stream.take(1)[0],
             grad_norms=pilot_norms if config.gvm_norms == "head" else None)
@@ -355,15 +354,14 @@ def main(config: Config) -> None:
         with timed({}, "start"):  # says now and then that it is alive; its seconds are not kept
             run = prepare(config, grader)  # data, engine, policy; with --resume the last checkpoint
         rehearse(run)
-        run.engine.sync(run.policy)
-        run.probe.check()
+        sync(run)
         Stop.install()
         with contextlib.suppress(Interrupted):
             evaluate_if_due(run)  # before the first step; or what a crash has cut short
             for step in run.steps():
                 groups, metrics = train_step(step, run)
                 record(step, groups, metrics, run)
-                if any(ranks.of_those_alive(Stop.requested)) and step < config.steps:
+                if Stop.requested and step < config.steps:
                     break
                 evaluate_if_due(run)
                 show(metrics, run)
@@ -405,7 +403,7 @@ def evaluate_if_due(run) -> None:
     if not due or run.state["evaluated"] == step:
         return
     with timed({}, "evaluation"), nothing_lost(run, "evaluation"):
-        rows = ranks.evaluated_by_all(evaluate)(
+        rows = evaluate(
             StoppableEngine(run.engine), run.grader, run.held_out, config.eval_k, config.max_tokens,
             done=left_over(run), keep=lambda rows: write_down(rows, run),
             temperature=config.eval_temperature, seed=f"{config.seed}/{step}",

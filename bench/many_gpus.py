@@ -31,7 +31,7 @@ RESULTS = ROOT / "bench" / "results"
 sys.path.insert(0, str(ROOT))
 
 from ada_sampler import SamplerConfig, collect  # noqa: E402
-from parts import ranks  # noqa: E402
+from recipes import many_gpus as ranks  # noqa: E402
 
 SLOTS, PROMPTS, SEEDS = 16, 24, (0, 1)
 MEASURED = [(PROMPTS, 1), (PROMPTS, 2), (PROMPTS, 4), (2 * PROMPTS, 2), (4 * PROMPTS, 4)]

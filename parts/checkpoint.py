@@ -15,13 +15,11 @@ from pathlib import Path
 
 from parts import files
 from parts.files import remove, replacing, seal
-from parts.ranks import writer
 
 FILES = ("adapter_model.safetensors", "optimizer.pt", "state.json")  # none may be missing
 
 
 # ------------------------------------------------------------------------------ writing
-@writer
 def save(folder: Path, policy, optimizer, schedule, state: dict, keep: int) -> Path:
     """Write checkpoints/step-XXXXXX (state["step"]) of the run `folder`; returns its path.
 
@@ -108,7 +106,7 @@ def saved_so_far(folder: Path) -> str:
     """What to say when a run ends without a word of its own."""
     saved = complete(folder)
     if not saved:
-        return "nothing was saved yet."
+        return "nothing was saved yet: start again."
     return f"everything up to step {step_of(saved[-1])} is saved: continue with --resume."
 
 

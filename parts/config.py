@@ -14,7 +14,6 @@ from typing import Literal
 import tyro
 
 from ada_sampler import SHORT_RULES, SamplerConfig, check_ranges, limited
-from parts import ranks
 from parts.data import default_data, default_eval_data, default_template
 from parts.files import is_text, shown
 from parts.folder import never_stepped, settings
@@ -234,8 +233,7 @@ class Config(ModelSettings, DataSettings, SamplingSettings, ObjectiveSettings, O
         check_texts(self)
         super().validate()  # all ranges, types and choices, and what contradicts in sampling
         check_name(self.name)
-        for wrong, sentence in (*of_the_objective(self), *of_the_run(self),
-                                *ranks.contradictions(self)):
+        for wrong, sentence in (*of_the_objective(self), *of_the_run(self)):
             if wrong:
                 raise ValueError(sentence)
 

@@ -12,7 +12,6 @@ import shutil
 import sys
 from pathlib import Path
 
-from parts.ranks import writer
 
 
 # ------------------------------------------------------------------------------ written
@@ -53,7 +52,6 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
-@writer
 def write_safely(path: Path, content: str | bytes) -> None:
     """Write a small file: a crash leaves the old content or the new one. Through no link."""
     if isinstance(content, str):
@@ -125,7 +123,6 @@ def damage(folder: Path, needed: tuple[str, ...]) -> str:
 
 
 # ------------------------------------------------------------------------------ logs: .jsonl
-@writer
 def append(path: Path, *rows: dict) -> None:
     """Add lines to a .jsonl file, all at once. JSON knows no NaN and no infinity: they become null.
 
@@ -168,7 +165,6 @@ def row_of(line: str, is_row=has_step) -> dict | None:
     return None
 
 
-@writer
 def keep_rows(path: Path, is_row) -> None:
     """Leave in a .jsonl file what `is_row`, and nothing else."""
     with replacing(path) as writing, open(writing, "x", encoding="utf-8") as file:

@@ -16,7 +16,6 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from parts import ranks
 from parts.files import digest_of, lock, read_json, remove, shown, write_safely
 from parts.grader import NO_VERDICT
 from parts.models import loading
@@ -50,7 +49,6 @@ def take(folder: Path, mark: str, instead: str):
 
 
 # ------------------------------------------------------------------------------ a run's folder
-@ranks.writer
 def claim(folder: Path, resume: bool):
     """Make the folder of a run, or take the one that is to be resumed. Returns the lock on it.
 
@@ -144,15 +142,17 @@ def require_same(folder: Path, inputs: dict[str, str]) -> None:
 def note_start(folder: Path, now: dict, after_step: int, inputs: dict[str, str]) -> None:
     """Add this start to config.json: settings, inputs, and after which step it goes on."""
     found, known = read_config(folder), settings(folder)
-    start = dict(time=datetime.now(UTC).isoformat(timespec="seconds"), versions=versions())
-    if ranks.WORLD > 1:
-        start["processes"] = ranks.WORLD
+    start = this_start()
     if found is None:
         found = dict(config=now, starts=[start | dict(inputs=inputs)])
     else:
         changed = {name: value for name, value in now.items() if value != known.get(name)}
         found["starts"].append(start | dict(after_step=after_step, changed=changed))
     write_safely(folder / "config.json", json.dumps(found, indent=1))
+
+
+def this_start() -> dict:
+    return dict(time=datetime.now(UTC).isoformat(timespec="seconds"), versions=versions())
 
 
 def versions() -> dict[str, str]:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from parts import files
 from parts.grader import NO_VERDICT
-from parts.ranks import writer
 
 COLORS = (  # Okabe and Ito's
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
@@ -234,7 +233,6 @@ def save(figure, out: Path) -> Path:
 
 
 # ----------------------------------------------------------------------------------------- pages
-@writer
 def draw_run(run_dir: str | Path, out: str | Path | None = None) -> Path:
     """All panels of one run, at any moment of it, into `curves.png` of its folder (or `out`).
 

@@ -13,13 +13,14 @@ import sys
 import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from tqdm import tqdm
 from transformers import AutoConfig
 
 from ada_sampler import Estimator
-from parts import checkpoint, files, ranks
+from parts import checkpoint, files
 from parts.config import Config, small_in_one_line
 from parts.data import Stream, digest, load_train_and_held_out
 from parts.engine import Engine, seed_everything
@@ -87,28 +88,13 @@ def prepare(config: Config, grader) -> Run:
     """
     faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # kill -USR1 PID shows the threads
     require(config.report_to)
-    folder = Path("runs", config.name)
-    with ranks.first_alone("data"):
-        lock = claim(folder, config.resume) if folder.exists() else None  # what is in use ends here
-        path = fetch_model(config.model, config.max_prompt_tokens + config.max_tokens)
-        architecture = AutoConfig.from_pretrained(path, trust_remote_code=False)
-        check_family(architecture)
-        if build_for_cpu():
-            fit_in_memory(config, architecture)
-        tokenizer = load_tokenizer(path)
-        config.replay = choose_replay(config.replay, path, config.mini_batches)
-        train, held_out = load_data(config, tokenizer, grader)
-        lock = lock or claim(folder, config.resume)
-        inputs = dict(problems=f"{digest(train)}, held out: {digest(held_out)}")
-        inputs |= own_files(config) | weights_of(path)
-        require_same(folder, inputs)
-        newest = checkpoint.newest_sound(folder)
-    ranks.require_same(config, inputs, newest)
-    tracker = open_tracker(folder, "none" if ranks.RANK else config.report_to, settings_of(config))
-    engine = start_engine(config, path, tokenizer)
+    found = before_the_engine(config, grader)
+    folder, held_out, newest = found.folder, found.held_out, found.newest
+    tracker = open_tracker(folder, config.report_to, settings_of(config))
+    engine = start_engine(config, found.path, found.tokenizer)
     policy = load_policy(
-        path, dtype=config.dtype, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed,
-        device="cpu" if engine.on_cpu else "cuda",
+        found.path, dtype=config.dtype, rank=config.lora_rank, alpha=config.lora_alpha,
+        seed=config.seed, device="cpu" if engine.on_cpu else "cuda",
         checkpointing=config.gradient_checkpointing == "on")
     optimizer, schedule = learner(policy, config)
     reseed(config.seed, "probe")
@@ -117,12 +103,33 @@ def prepare(config: Config, grader) -> Run:
     # A text leaves room for the token that the engine adds to what it scores.
     probe = Probe(engine, policy, held_out[:64], limits=bounds,
                   max_tokens=max(1, config.max_tokens - 1), temperature=config.temperature)
-    run = Run(folder, lock, config, engine, policy, optimizer, schedule, grader, held_out,
-              Stream(train, config.seed), Estimator(config), probe, tracker=tracker)
+    run = Run(folder, found.lock, config, engine, policy, optimizer, schedule, grader, held_out,
+              Stream(found.train, config.seed), Estimator(config), probe, tracker=tracker)
     after_step = checkpoint.step_of(newest) if newest else 0
-    note_start(folder, settings_of(config), after_step, inputs)
+    note_start(folder, settings_of(config), after_step, found.inputs)
     resume(run, newest)
     return run
+
+
+def before_the_engine(config: Config, grader) -> SimpleNamespace:
+    """The folder, the model's files, the problems, the checkpoint: most of what can be wrong."""
+    folder = Path("runs", config.name)
+    lock = claim(folder, config.resume) if folder.exists() else None  # what is in use ends here
+    path = fetch_model(config.model, config.max_prompt_tokens + config.max_tokens)
+    architecture = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    check_family(architecture)
+    if build_for_cpu():
+        fit_in_memory(config, architecture)
+    tokenizer = load_tokenizer(path)
+    config.replay = choose_replay(config.replay, path, config.mini_batches)
+    train, held_out = load_data(config, tokenizer, grader)
+    lock = lock or claim(folder, config.resume)
+    inputs = dict(problems=f"{digest(train)}, held out: {digest(held_out)}")
+    inputs |= own_files(config) | weights_of(path)
+    require_same(folder, inputs)
+    return SimpleNamespace(
+        folder=folder, lock=lock, path=path, tokenizer=tokenizer, train=train, held_out=held_out,
+        inputs=inputs, newest=checkpoint.newest_sound(folder))
 
 
 def settings_of(config: Config) -> dict:
@@ -224,17 +231,17 @@ def nothing_lost(run: Run, phase: str):
         raise
     except Exception as error:
         put_back(run)
-        saved = "No step is done yet: start again."
         if run.state["step"]:  # else there is nothing that a new start would not have
             save(run)
-            saved = (f"Everything up to step {run.state['step']} is saved; continue with "
-                     "--resume.")
-        log = run.folder / (f"error-{ranks.RANK}.txt" if ranks.RANK else "error.txt")
-        files.write_safely(log, traceback.format_exc())
-        if ranks.RANK:  # the first saves, if it can: that is not this one's to say
-            saved = "Continue with --resume."
-        raise SystemExit(f"The {phase} failed: {type(error).__name__}: {shown(error)} "
-                         f"(see {log}). {saved}") from error
+        log = note_error(run.folder)
+        raise SystemExit(f"The {phase} failed: {type(error).__name__}: {shown(error)} (see {log}); "
+                         f"{checkpoint.saved_so_far(run.folder)}") from error
+
+
+def note_error(folder: Path, name: str = "error.txt") -> Path:
+    """Write down the traceback of what is being handled."""
+    files.write_safely(folder / name, traceback.format_exc())
+    return folder / name
 
 
 def learnt(run: Run) -> tuple:
@@ -313,17 +320,22 @@ def record_answers(rows: list[dict], run: Run) -> None:
 
 
 def left_over(run: Run) -> list[dict]:
-    """What an interrupted evaluation of this step has drawn, on any rank."""
+    """What an interrupted evaluation of this step has drawn."""
     logs = (run.folder / EVALUATING).glob("*.jsonl")
     rows = [row for log in logs for row in files.read_rows(log)]
     return [row for row in rows if row["step"] == run.state["step"]]
 
 
-def write_down(rows: list[dict], run: Run) -> None:
+def write_down(rows: list[dict], run: Run, name: str = "0.jsonl") -> None:
     """Write down what an evaluation has drawn so far."""
     (run.folder / EVALUATING).mkdir(parents=True, exist_ok=True)
-    files.append(run.folder / EVALUATING / f"{ranks.RANK}.jsonl",
+    files.append(run.folder / EVALUATING / name,
                  *(row | dict(step=run.state["step"]) for row in rows))
+
+
+def forget_drawn(run: Run) -> None:
+    """The evaluation is complete, and its result in the log."""
+    shutil.rmtree(run.folder / EVALUATING, ignore_errors=True)
 
 
 def record_evaluation(results: dict[str, dict], run: Run) -> None:
@@ -333,8 +345,7 @@ def record_evaluation(results: dict[str, dict], run: Run) -> None:
     files.append(run.folder / "eval.jsonl", *(
         dict(step=state["step"], **totals, data=name, temperature=config.eval_temperature, **result)
         for name, result in results.items()))
-    if not ranks.RANK:
-        shutil.rmtree(run.folder / EVALUATING, ignore_errors=True)
+    forget_drawn(run)
     if run.tracker:
         run.tracker.send()
     for name, result in results.items():
@@ -402,7 +413,6 @@ def resume(run: Run, newest: Path | None) -> None:
     if done:  # evaluations come after the checkpoint of their step: the log knows which are done
         run.state["evaluated"] = done[-1]["step"]
     run.state["accuracy"] = {row["data"]: row["avg"] for row in done}
-    run.state = ranks.gather(run.state)[0]  # what the first has read of its logs goes for all
     run.saved = run.state["step"]
 
 
@@ -430,8 +440,7 @@ def finish(run: Run) -> None:
     """
     close(run)
     config, step = run.config, run.state["step"]
-    start = "torchrun (as before)" if ranks.STORE else python()
-    go_on = f"{start} minirl.py --name {config.name} --resume"
+    go_on = f"{program()} --name {config.name} --resume"
     complete = step >= config.steps and run.state["evaluated"] == step
     if not complete:
         print(f"stopped after step {step}; continue with: {go_on}")
@@ -441,8 +450,13 @@ def finish(run: Run) -> None:
     if complete:
         print(f"next: look into it with {python()} explore.py {run.folder}\n"
               f"      go on with        {go_on} --steps {max(200, 2 * step)}")
-    elif not ranks.RANK:
+    else:
         raise SystemExit(128 + (Stop.requested or signal.SIGTERM))  # a scheduler sees: not done
+
+
+def program() -> str:
+    """What starts a run from here."""
+    return f"{python()} minirl.py"
 
 
 def python() -> str:
@@ -455,7 +469,7 @@ def python() -> str:
 def last_words(config: Config):
     """Around the whole program: an error of the disk ends in a sentence that says what is saved."""
     folder = Path("runs", config.name)
-    with quiet_end(), ranks.one_voice():
+    with quiet_end():
         try:
             yield
         except KeyboardInterrupt:  # later on `Stop` takes care of it

@@ -23,7 +23,6 @@ from tqdm import tqdm
 from parts.files import lock, read_json, row_of, shown, write_safely
 from parts.folder import settings
 from parts.plot import is_number
-from parts.ranks import writer
 
 LOGS = ("metrics.jsonl", "eval.jsonl", "groups.jsonl")
 COLUMNS = ["step", "prompt", "gold", "completion", "reward", "status", "advantage"]
@@ -208,7 +207,6 @@ class Tracker:
                            f"the run goes on, and its logs in {self.run} have everything")
 
 
-@writer
 def open_tracker(run: Path, kind: str, known: dict) -> Tracker | None:
     return None if kind == "none" else Tracker(run, kind, known)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from parts import ranks  # noqa: E402
+from recipes import many_gpus as ranks  # noqa: E402
 
 ranks.join()
 
@@ -19,7 +19,6 @@ import torch  # noqa: E402
 
 import minirl  # noqa: E402
 from ada_sampler import Estimator  # noqa: E402
-from eval import evaluate  # noqa: E402
 from parts.config import parse  # noqa: E402
 from parts.run import learner, prepare, reseed  # noqa: E402
 from rewards import Grader  # noqa: E402
@@ -31,7 +30,7 @@ CONTROLS = {"no seeds": ("Seeded", lambda engine: Unseeded(engine)),
 
 
 class Unseeded:
-    """As without ranks.Seeded: the engine's one state decides."""
+    """As without Seeded: the engine's one state decides."""
 
     def __init__(self, engine):
         self.submit, self.step, self.engine = engine.submit, engine.step, engine
@@ -53,7 +52,7 @@ def start_again(run, start: list, settings: dict) -> None:
         p.data.copy_(value)
     run.optimizer, run.schedule = learner(run.policy, run.config)
     run.stream.cursor, run.estimator = 0, Estimator(run.config)
-    run.engine.sync(run.policy)
+    minirl.sync(run)
 
 
 def note_gradients(into: list) -> None:
@@ -83,6 +82,7 @@ def steps(run, count: int, gradients: list) -> list[dict]:
 
 def main(out: Path) -> None:
     os.chdir(out)
+    ranks.wrap()
     config = parse(["--eval-questions", "7", "--eval-k", "2"])
     gradients, found = [], {}
     note_gradients(gradients)
@@ -102,8 +102,7 @@ def main(out: Path) -> None:
             setattr(ranks, part, real)
         start_again(run, start, {})
         reseed(0, "evaluation")
-        found["evaluation"] = ranks.evaluated_by_all(evaluate)(
-            run.engine, grader, run.held_out, 2, 64)
+        found["evaluation"] = minirl.evaluate(run.engine, grader, run.held_out, 2, 64)
         run.engine.close()
     if ranks.RANK == 0:
         torch.save(found, "noted.pt")

@@ -21,10 +21,11 @@ import torch  # noqa: E402
 
 import minirl  # noqa: E402
 from models import make  # noqa: E402
-from parts import config as configuration, ranks, run as running  # noqa: E402
+from parts import run as running  # noqa: E402
 from parts.data import Problem  # noqa: E402
 from parts.engine import Rollout  # noqa: E402
 from parts.stop import Stop  # noqa: E402
+from recipes import many_gpus  # noqa: E402
 from helpers import HANG  # noqa: E402
 from test_combinations import Judge, random_policy  # noqa: E402
 from test_ranks import as_torchrun  # noqa: E402
@@ -100,7 +101,6 @@ def patch(scene: dict, folder: Path, rank: int) -> None:
     running.Probe = lambda *_, **__: SimpleNamespace(check=check)
     running.choose_replay = lambda wanted, *_: "none" if wanted == "auto" else wanted
     running.draw_run = lambda folder: None
-    running.versions = dict
     minirl.open_grader = Grader
     again = "-again" if "--resume" in scene.get("flags", []) else ""
     note_gradients(folder / f"gradients-{rank}{again}.pt")
@@ -111,7 +111,7 @@ def patch(scene: dict, folder: Path, rank: int) -> None:
 
 def note_exchanges(file: Path) -> None:
     """A byte for every exchange with the others that this process has begun to wait for."""
-    real = ranks.gather
+    real = many_gpus.gather
     file.write_bytes(b"")
 
     def noted(value):
@@ -119,7 +119,7 @@ def note_exchanges(file: Path) -> None:
             log.write(b".")
         return real(value)
 
-    ranks.gather = noted
+    many_gpus.gather = noted
 
 
 def note_gradients(file: Path) -> None:
@@ -241,11 +241,7 @@ def start(scene: dict, folder: Path, rank: int, world: int, port: int) -> int:
         os.chdir(folder)
         os.environ |= as_torchrun(rank, world, port)
         patch(scene, folder, rank)
-        ranks.join()
-        with ranks.first_alone("flags"):
-            config = configuration.parse([*PLAIN, *scene.get("flags", [])])
-        with running.last_words(config):
-            minirl.main(config)
+        many_gpus.main([*PLAIN, *scene.get("flags", [])])
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1

@@ -18,7 +18,7 @@ from helpers import ROOT, run_program
 import eval as evaluation  # the module has the name of a builtin
 from eval import compare, estimate, evaluate, pass_at_k, report, summary_of
 from parts import policy as adapters
-from parts import files, plot, ranks
+from parts import files, plot
 from parts.folder import is_sample, open_folder
 from parts.stop import Interrupted, Stop
 
@@ -559,19 +559,6 @@ def test_what_another_step_has_left_is_not_taken_for_this_ones(training):
     run.state["step"] = 20
     run.evaluate(run)
     assert len(run.engine.seeds) == 40
-
-
-def test_all_ranks_stop_an_evaluation_when_one_does(monkeypatch):
-    monkeypatch.setattr(ranks, "STORE", object())
-    for own, others in ((Interrupted, []), (None, [None])):
-        def work(*_):
-            if own:
-                raise own
-            return [1]
-
-        monkeypatch.setattr(ranks, "gather", lambda value: [value, *others])
-        with pytest.raises(Interrupted):
-            ranks.evaluated_by_all(work)(None, None, [1, 2], 1)
 
 
 # --------------------------------------------------------------------------------- the command line

@@ -397,7 +397,7 @@ def test_a_run_that_meets_everything_ends_the_same(place, reference):
     run, newest = place / "runs/faulty", place / "runs/faulty/checkpoints/step-000003"
     out = program(place, 1, "--name", "faulty", *FLAGS, before=ENGINE_DIES)
     assert "The sampling failed: ValueError: the cache is on fire" in out
-    assert "step 3 is saved; continue with --resume" in out
+    assert "step 3 is saved: continue with --resume" in out
     # step 3 is none of every second
     assert "in step" in (run / "error.txt").read_text() and not checkpoint.damage(newest)
 

@@ -13,12 +13,13 @@ import torch
 
 import minirl
 from ada_sampler import Estimator
+from eval import evaluate
 from minirl import Config
-from parts import ranks
 from parts.config import resolve
 from parts.grader import Verdict
 from parts.policy import Row
 from parts.run import fresh_state, learner
+from recipes import many_gpus as ranks
 from test_combinations import SMALL, Judge, Problems, RandomWriter, random_policy
 
 
@@ -295,14 +296,14 @@ def test_a_failed_reward_is_the_worst_of_all_whichever_process_asked_for_it(monk
                     for q, r in enumerate([-5.0, math.nan, -4.0, -0.5])]
 
     def gather(own):
-        other = minirl.evaluate(Echo(), Echo(), run.held_out[1::2], run.config.eval_k, 9)
+        other = evaluate(Echo(), Echo(), run.held_out[1::2], run.config.eval_k, 9)
         return [own, other]
 
     monkeypatch.setattr(minirl, "record_evaluation", lambda found, run: results.append(found))
     monkeypatch.setattr(minirl, "record_answers", lambda *_: None)
-    monkeypatch.setattr(ranks, "STORE", object())
     monkeypatch.setattr(ranks, "WORLD", 2)
     monkeypatch.setattr(ranks, "gather", gather)
+    monkeypatch.setattr(minirl, "evaluate", ranks.on_own_questions(minirl.evaluate))
     run.state["step"] = 7
     minirl.evaluate_if_due(run)
     (result,) = results[0].values()

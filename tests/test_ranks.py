@@ -1,6 +1,7 @@
-"""Several processes are one run: torchrun minirl.py, on gloo (parts/ranks.py).
+"""Several processes are one run: torchrun recipes/many_gpus.py, on gloo.
 
 docs/many_gpus.md says what is promised."""
+import importlib
 import json
 import os
 import re
@@ -18,8 +19,9 @@ import sampler_oracles as oracles
 from helpers import HANG, Program, run_program
 from ada_sampler import Estimator, SamplerConfig, collect
 from conftest import ROOT
-from parts import ranks
 from parts.config import Config
+from parts.stop import Interrupted
+from recipes import many_gpus as ranks
 
 NAME = "tiny-ada-balance-seed0"
 WALL = ("seconds", "tokens_per_second", "memory_gb")
@@ -189,11 +191,11 @@ def test_what_is_wrong_is_said_once_and_before_an_engine_starts(small, scene, se
     (dict(max_tokens_per_step=9000), "of the whole batch"),
     (dict(batch_prompts=7), "some of 8 processes without a prompt")])
 def test_what_cannot_be_shared_out_is_refused(monkeypatch, settings, sentence):
-    Config(**settings).validate()  # of one process it can
+    ranks.require_divisible(Config(**dict(batch_prompts=8) | settings))  # of one process it can
     monkeypatch.setattr(ranks, "WORLD", 8)
-    with pytest.raises(ValueError, match=sentence):
-        Config(**settings).validate()
-    Config(sampler="ada-est", batch_prompts=8).validate()
+    with pytest.raises(SystemExit, match=sentence):
+        ranks.require_divisible(Config(**dict(batch_prompts=8) | settings))
+    ranks.require_divisible(Config(sampler="ada-est", batch_prompts=8))
 
 
 @pytest.mark.parametrize("visible, place, own", [
@@ -268,7 +270,7 @@ def steps_of(rank, world, monkeypatch, cfg):
             parts = [sampled(of_rank) for of_rank in range(world)]
             monkeypatch.setattr(ranks, "RANK", rank)
             monkeypatch.setattr(ranks, "gather", lambda own: parts)
-            groups = ranks.collected_by_all(lambda *_, **__: parts[rank])(
+            groups = ranks.on_own_prompts(lambda *_, **__: parts[rank])(
                 problems, cfg, None, None, estimator=estimator)
         else:
             groups = collect(problems, cfg, oracles.Engine(step), oracles.Grader(),
@@ -279,7 +281,6 @@ def steps_of(rank, world, monkeypatch, cfg):
 
 @pytest.mark.parametrize("rule", ["ada-est", "ada-balance"])
 def test_every_rank_settles_and_remembers_the_prompts_of_all(monkeypatch, rule):
-    monkeypatch.setattr(ranks, "STORE", object())
     cfg, seen = SamplerConfig(sampler=rule), []
     for world in (0, 1, 2, 3):
         monkeypatch.setattr(ranks, "WORLD", world)
@@ -288,10 +289,32 @@ def test_every_rank_settles_and_remembers_the_prompts_of_all(monkeypatch, rule):
     assert len(seen[0][1]) == (9 if rule == "ada-est" else 0)
 
 
-def test_one_process_has_no_store_no_seeds_and_writes_its_files():
-    assert (ranks.RANK, ranks.WORLD, ranks.STORE) == (0, 1, None)
-    assert ranks.collected_by_all(len) is len and ranks.evaluated_by_all(len) is len
-    assert ranks.gather("x") == ["x"] and ranks.writer(lambda: 7)() == 7
+def test_everybody_stops_an_evaluation_when_one_does(monkeypatch):
+    for own, others in ((Interrupted, []), (None, [None])):
+        def work(*_):
+            if own:
+                raise own
+            return [1]
+
+        monkeypatch.setattr(ranks, "gather", lambda value: [value, *others])
+        with pytest.raises(Interrupted):
+            ranks.on_own_questions(work)(None, None, [1, 2], 1)
+
+
+def test_every_function_of_the_table_is_there():
+    for module, name, _ in ranks.table():
+        assert callable(getattr(importlib.import_module(module), name)), (module, name)
+
+
+def test_nothing_but_the_recipe_knows_of_several_processes():
+    own = [ROOT / "minirl.py", ROOT / "eval.py", *(ROOT / "parts").glob("*.py")]
+    for file in own:
+        assert not re.search("torchrun|WORLD|RANK|many_gpus|distributed", file.read_text()), file
+
+
+def test_it_wants_to_be_started_by_torchrun():
+    done = run_program("recipes/many_gpus.py")
+    assert done.returncode == 1 and done.stdout.startswith("Start this with torchrun")
 
 
 # ---------------------------------------------------------------------- torchrun, the real engine
@@ -368,7 +391,7 @@ def test_the_scaling_page_shows_what_was_recorded_and_the_model_meets_it():
 @pytest.mark.slow
 def test_torchrun_shows_one_bar_and_ends_when_a_process_is_killed(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-               "2", ROOT / "minirl.py", "--eval-questions", "2", "--eval-k", "1", "--name", "mine"]
+               "2", ROOT / "recipes/many_gpus.py", "--eval-questions", "2", "--eval-k", "1", "--name", "mine"]
     log = tmp_path / "runs/mine/metrics.jsonl"
     with open(tmp_path / "out", "w") as out:
         agent = subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=out)

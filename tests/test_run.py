@@ -188,7 +188,7 @@ def test_a_failure_saves_what_was_learnt_and_names_the_cause(run):
         raise ValueError("no block \ud800 is free\x1b[2J")
     sentence = str(ended.value)
     assert "The sampling failed: ValueError: no block" in sentence and "\x1b" not in sentence
-    assert "up to step 7 is saved; continue with --resume" in sentence
+    assert "up to step 7 is saved: continue with --resume" in sentence
     assert "in test_a_failure_saves" in (run.folder / "error.txt").read_text()
     (saved,) = checkpoint.complete(run.folder)
     state = json.loads((saved / "state.json").read_text())
@@ -197,7 +197,7 @@ def test_a_failure_saves_what_was_learnt_and_names_the_cause(run):
 
 def test_a_failure_before_the_first_step_leaves_nothing_that_a_new_start_would_find(run):
     """A checkpoint of step 0 would: of the old seed's adapter, and of an evaluation that is gone."""
-    with pytest.raises(SystemExit, match="No step is done yet: start again"), \
+    with pytest.raises(SystemExit, match="nothing was saved yet: start again"), \
             running.nothing_lost(run, "evaluation"):
         raise ValueError("no block is free")
     assert not checkpoint.complete(run.folder) and (run.folder / "error.txt").exists()
