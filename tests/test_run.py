@@ -209,37 +209,6 @@ def test_a_phase_that_ends_well_keeps_what_it_took(run):
     assert run.stream.cursor == 8 and not list(run.folder.iterdir())
 
 
-def test_sampling_stops_at_once_when_asked_to(monkeypatch):
-    asked, rollout = [], Rollout([1], [-0.1], "stop", "")
-    inner = SimpleNamespace(submit=lambda *request: asked.append(request),
-                            step=lambda: [("key", rollout)], busy=True)
-    engine = running.WatchedEngine(inner, max_tokens=9)
-    engine.submit("key", SimpleNamespace(prompt_ids=[1, 2]))
-    assert asked == [("key", [1, 2], 9)] and engine.busy
-    assert engine.step() == [("key", rollout)] and (engine.bar.n, engine.bar.total) == (1, 1)
-    monkeypatch.setattr(Stop, "requested", True)
-    with pytest.raises(Interrupted):
-        engine.step()
-    engine.bar.close()
-
-
-def test_every_sample_knows_the_engine_steps_between_which_it_was_written():
-    """Two are asked for at once, and a third when the first has ended; a step may end nothing."""
-    rollouts = {key: Rollout([1], [-0.1], "stop", key) for key in "abc"}
-    ends = iter([[], ["a"], [], ["c", "b"]])
-    inner = SimpleNamespace(submit=lambda *request: None, busy=True,
-                            step=lambda: [(key, rollouts[key]) for key in next(ends)])
-    engine, problem = running.WatchedEngine(inner, max_tokens=9), SimpleNamespace(prompt_ids=[1])
-    engine.submit("a", problem)
-    engine.submit("b", problem)
-    for step in range(4):
-        if [key for key, _ in engine.step()] == ["a"]:
-            engine.submit("c", problem)
-    assert {key: (r.submitted, r.finished) for key, r in rollouts.items()} == dict(
-        a=(0, 2), b=(0, 4), c=(2, 4))
-    engine.bar.close()
-
-
 # ------------------------------------------------------------------------------ the data
 def test_both_sets_are_asked_in_the_same_words():
     """Training and held-out prompts differ in the problem alone: one template for both."""
