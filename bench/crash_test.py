@@ -11,12 +11,11 @@ all evaluations and the final adapter must be equal, bit by bit. A kill counts a
 hold.
 """
 import argparse
+import itertools
 import json
 import os
 import random
-import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -26,10 +25,10 @@ from pathlib import Path
 from common import ROOT
 
 from parts import checkpoint
+from parts.files import read_rows
 
 SMALL = ["--batch-prompts", "8", "--max-tokens", "24", "--eval-questions", "6", "--eval-k", "2",
-         "--eval-every", "3",
-         "--checkpoint-every", "2", "--graders", "1"]
+         "--eval-every", "3", "--checkpoint-every", "2", "--graders", "1"]
 # what a run has to carry over differs: weights only, old log-probs and refills, estimates of
 # earlier epochs
 SETTINGS = {
@@ -43,19 +42,11 @@ LOGS = "metrics.jsonl", "groups.jsonl", "eval.jsonl"
 
 # ---------------------------------------------------------------------------------------- comparing
 def rows(path: Path) -> list[dict]:
-    """The whole rows of a .jsonl file, without times and memory;
-    the half line of a crash is left out."""
-    found = []
-    for line in path.read_text(encoding="utf-8",
-                               errors="replace").split("\n") if path.exists() else ():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        found.append({key: value for key, value in row.items()
-                      if not key.startswith("seconds")
-                      and key not in ("tokens_per_second", "memory_gb")})
-    return found
+    """The whole rows of a log, without times and memory."""
+    timed = ("tokens_per_second", "memory_gb")
+    return [{key: value for key, value in row.items()
+             if not key.startswith("seconds") and key not in timed}
+            for row in read_rows(path)]
 
 
 def difference(run: Path, reference: Path, step: int) -> str:
@@ -95,14 +86,6 @@ def finish(cwd: Path, *flags: str) -> None:
         raise SystemExit((cwd / "out.txt").read_text()[-5000:])
 
 
-def children(pid: int) -> list[int]:
-    try:
-        return [int(child)
-                for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-
-
 def wait_for_moment(process, run: Path, kind: str, rng: random.Random) -> None:
     """Return at the moment to kill, soon after something that can be seen from outside; or when the
     process has ended."""
@@ -120,30 +103,19 @@ def wait_for_moment(process, run: Path, kind: str, rng: random.Random) -> None:
     time.sleep(delay)
 
 
-def kill(process, run: Path, kind: str) -> str:
-    """SIGKILL to the main process alone, as the kernel does when memory is short.
-    Returns where it was."""
-    workers = children(process.pid)
-    # SIGUSR1 shows where it is; while it starts, or within a write, that would take too long
-    if kind == "step":
-        process.send_signal(signal.SIGUSR1)
-        time.sleep(0.03)
+def kill(process) -> str:
+    """SIGKILL to the main process alone, as the kernel does when memory is short. Returns what is
+    wrong if its workers survive it."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    workers = children.read_text().split() if children.exists() else []
     process.kill()
     process.wait()
     deadline = time.time() + 10
     while any(Path(f"/proc/{pid}").exists() for pid in workers):
         if time.time() > deadline:
-            raise SystemExit(f"worker processes have survived: {workers}")
+            return f"worker processes have survived: {workers}"
         time.sleep(0.05)
-    if kind == "start":
-        return "starting"
-    if kind == "write":
-        writing = list(run.glob("checkpoints/.*.writing/*"))
-        return f"writing, files so far: {len(writing)}" if writing else "just after a write"
-    stack = (run.parents[1] / "out.txt").read_text(errors="replace").rpartition("Current thread")[2]
-    names = re.findall(r'/(?:minirl|run|logs|checkpoint|eval|plot)\.py", line \d+ in (\w+)', stack)
-    return " > ".join(name for name in reversed(names)
-                      if name not in ("main", "<module>")) or "between two steps"
+    return ""
 
 
 def strike(cwd: Path, reference: Path, flags: list[str], kind: str, rng: random.Random) -> str:
@@ -155,12 +127,12 @@ def strike(cwd: Path, reference: Path, flags: list[str], kind: str, rng: random.
     if process.poll() is not None:
         raise SystemExit("It ended before it could be killed:\n"
                          + (cwd / "out.txt").read_text()[-5000:])
-    where = kill(process, run, kind)
+    survivors = kill(process)
+    half = len(list(run.glob("checkpoints/.*.writing/*")))
     step, problem = examine(run, reference)
     print(f"   {kind:5}  {len(rows(run / 'metrics.jsonl')):3} steps logged, newest checkpoint "
-          f"{step:3}, {where}: "
-          f"{problem or 'sound'}", flush=True)
-    return problem
+          f"{step:3}, {half} files of a half one: {survivors or problem or 'sound'}", flush=True)
+    return survivors or problem
 
 
 def torture(cwd: Path, reference: Path, flags: list[str], kinds: list[str],
@@ -174,12 +146,6 @@ def torture(cwd: Path, reference: Path, flags: list[str], kinds: list[str],
                      max(row["step"] for row in rows(reference / "metrics.jsonl")))
     print(f"   finished: {end or 'equal to the run that was never touched'}", flush=True)
     return [problem or end for problem in problems]
-
-
-def untouched(cwd: Path, flags: list[str]) -> Path:
-    """The run to compare with; it keeps all its checkpoints."""
-    finish(cwd, "--name", "whole", "--keep-checkpoints", "1000", *flags)
-    return cwd / "runs" / "whole"
 
 
 def workplace(folder: str) -> Path:
@@ -200,19 +166,21 @@ def main() -> None:
                         help="of every run, which is killed five times on its way")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    rng, began, problems, turn = random.Random(args.seed), time.time(), [], 0
-    references = {name: None for name in SETTINGS}
-    folders = {name: tempfile.TemporaryDirectory(prefix="crash-test-") for name in SETTINGS}
-    while len(problems) < args.kills:
-        name = list(SETTINGS)[turn % len(SETTINGS)]
-        flags, cwd = [*SMALL, "--steps", str(args.steps),
-                      *SETTINGS[name]], workplace(folders[name].name)
-        references[name] = references[name] or untouched(cwd, flags)
-        kinds = ["write", "write", "step", "step", "start"]
-        rng.shuffle(kinds)
-        print(f"run {turn + 1} ({name})", flush=True)
-        problems += torture(cwd, references[name], flags, kinds[:args.kills - len(problems)], rng)
-        turn += 1
+    rng, began, problems = random.Random(args.seed), time.time(), []
+    with tempfile.TemporaryDirectory(prefix="crash-test-") as folder:
+        for name, own in itertools.cycle(SETTINGS.items()):
+            cwd = Path(folder, name.split(",")[0])
+            flags = [*SMALL, "--steps", str(args.steps), *own]
+            if not cwd.exists():  # the run to compare with; it keeps all its checkpoints
+                cwd.mkdir()
+                finish(workplace(cwd), "--name", "whole", "--keep-checkpoints", "1000", *flags)
+            kinds = ["write", "write", "step", "step", "start"]
+            rng.shuffle(kinds)
+            print(name, flush=True)
+            missing = args.kills - len(problems)
+            problems += torture(cwd, cwd / "runs" / "whole", flags, kinds[:missing], rng)
+            if len(problems) >= args.kills:
+                break
     equal = problems.count("")
     print(f"{equal} of {len(problems)} equal, {time.time() - began:.0f} s")
     sys.exit(equal < len(problems))

@@ -20,9 +20,10 @@ from statistics import mean
 import compare_skills as shorter
 import study
 from compare_skills import LETTER, RUNS, at, best_of, tuned
-from study import T_95, T_99, of, read, shown
+from study import T_95, T_99, of, shown
 
 from parts import problems
+from parts.files import read_rows
 
 STUDY = "longer_skills"
 PRIMARY = 46_000  # draws
@@ -96,7 +97,7 @@ def run_name(arm: str, factor: str, lr: float, seed: int) -> str:
 def by_evaluation(folder: Path) -> dict[str, list[int]]:
     """Letter -> its right answers in each held-out evaluation, of 4 problems x 8."""
     counts = {}
-    for row in read(folder / "answers.jsonl"):
+    for row in read_rows(folder / "answers.jsonl"):
         of_step = counts.setdefault(row["step"], dict.fromkeys(problems.LETTERS, 0))
         of_step[LETTER.search(row["problem"])[1]] += row["right"]
     return {letter: [of_step[letter] for of_step in counts.values()] for letter in problems.LETTERS}
@@ -108,7 +109,7 @@ def by_draws(folder: Path) -> dict[str, list]:
     [met, silent and wrong, silent and right, first-round draws, right of these]
     """
     drawn, found = 0, {letter: [] for letter in problems.LETTERS}
-    for group in read(folder / "groups.jsonl"):
+    for group in read_rows(folder / "groups.jsonl"):
         windows = found[LETTER.search(group["prompt"])[1]]
         first = [sample for sample in group["pool"] if sample["round"] == 0]
         silent = not any(sample.get("coefficient") for sample in group["pool"])

@@ -57,16 +57,12 @@ def rows(table: dict[str, list]) -> list[dict]:
     return [{key: value for key, value in row if value is not None} for row in cells]
 
 
-def read(path: Path) -> list[dict]:
-    """The rows of a log; without a last one that a kill has cut short."""
-    return [row for row in read_rows(path) if row]
-
-
 # --------------------------------------------------------------------------------- a study's file
 def fold(folder: Path, kept=None, **about) -> dict:
     """A finished run's folder as one line of a study, with the columns `kept` of its logs."""
     logs = dict(metrics="metrics.jsonl", evals="eval.jsonl")
-    return about | {key: columns(read(folder / name), kept) for key, name in logs.items()}
+    return about | {key: columns(list(read_rows(folder / name)), kept)
+                    for key, name in logs.items()}
 
 
 def load(study: str) -> list[dict]:

@@ -1,8 +1,7 @@
-"""Plain GRPO, ours against TRL's GRPOTrainer: seconds per step, and to the same held-out accuracy.
+"""Plain GRPO, ours against TRL's GRPOTrainer: seconds per step.
 
-    .venv/bin/pip install --no-deps trl==1.16.0     # only this script needs it; not part of the
-                                                    project's requirements
-    .venv/bin/python bench/trl_baseline.py          # about six minutes on one core
+    .venv/bin/pip install --no-deps trl==1.16.0     # only for this script and recipes/trl_ada.py
+    .venv/bin/python bench/trl_baseline.py          # about five minutes on one core
 
 Both sides take turns in one process, a step each: same model folder, prompts, number of samples,
 length limit, LoRA (rank, alpha, all linear layers), optimizer, and the same mathematics: reward
@@ -16,30 +15,63 @@ the weights.) Three cells:
     long tail   a model of that size with responses of 18 tokens at the median and up to 512
     25 M        a model of 25 M parameters, up to 64 tokens
 
-In the last two the weights are made up (common.set_lengths) and stay as they are (learning rate
-1e-12), so that lengths stay the same on both sides; a response is right if its number of characters
-is even.
+In the last two the weights are made up (`set_lengths`) and stay as they are (learning rate 1e-12),
+so that lengths stay the same on both sides; a response is right if its number of characters is
+even.
 """
 import argparse
 import contextlib
-import sys
+import math
 import tempfile
 import time
 from types import SimpleNamespace
 
-from common import load, median, middle_ratio, project, random_model, save, set_lengths
+from common import load, median, middle_ratio, project, random_model, save
 
 SMALL = dict(hidden_size=128, intermediate_size=288, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=2)
 LARGE = dict(hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8,
              num_key_value_heads=4)
-CELLS = {
-    "tiny": dict(target=1.3, steps=20, eval_every=4, prompts=24, max_tokens=64),
+CELLS = {  # lengths: [(share of the responses, mean tokens)]
+    "tiny": dict(target=1.3, steps=20, prompts=24, max_tokens=64),
     "long tail": dict(target=2.0, steps=5, prompts=8, max_tokens=512, size=SMALL,
                       lengths=[(0.7, 15), (0.2, 60), (0.1, 300)]),
     "25 M": dict(target=2.0, steps=5, prompts=8, max_tokens=64, size=LARGE, lengths=[(1.0, 30)]),
 }
 SAMPLES = 8  # per prompt
+
+
+# ----------------------------------------------------------------------------- models without sense
+def set_lengths(folder: str, lengths: list[tuple]) -> None:
+    """Rewrite a random model so that its responses have the lengths [(share of responses, mean
+    length), ...].
+
+    Its layers pass their input on unchanged, at the full cost of computing it, so the next token
+    depends on the last one only. A response's first token puts it into a class, in which every
+    token is followed by the end with probability 1/mean.
+    """
+    import torch
+    from transformers import Qwen2ForCausalLM
+
+    model = Qwen2ForCausalLM.from_pretrained(folder)
+    assert not model.config.tie_word_embeddings, "input and output weights must be free"
+    embedding, head = model.model.embed_tokens.weight, model.lm_head.weight
+    size, count = 20, len(lengths)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        embedding.zero_()
+        embedding[:, count] = 1  # a token of the prompt
+        head.fill_(-20)
+        for c, (share, mean) in enumerate(lengths):
+            own = slice(20 + size * c, 20 + size * (c + 1))
+            embedding[own] = torch.eye(embedding.shape[1])[c]
+            head[own, count] = math.log(share / size)
+            head[own, c] = math.log((1 - 1 / mean) / size)
+            head[model.config.eos_token_id, c] = math.log(1 / mean)
+        head /= embedding.shape[1] ** 0.5  # the final norm makes a one of length 1 this long
+    model.save_pretrained(folder)
 
 
 class Even:
@@ -56,35 +88,34 @@ class Even:
         return self.verdicts.pop(key)
 
     def grade(self, pairs):
-        return [SimpleNamespace(reward=float(len(text) % 2 == 0), status="correct"
-                                if len(text) % 2 == 0 else "wrong")
-                for _, text in pairs]
+        even = [len(text) % 2 == 0 for _, text in pairs]
+        return [SimpleNamespace(reward=float(right), status="correct" if right else "wrong")
+                for right in even]
 
 
+# ---------------------------------------------------------------------------------- the two sides
 @contextlib.contextmanager
 def our_side(cell: dict, folder: str):
     """A parts.run.Run for plain GRPO of this cell."""
     import torch
 
-    model = "tiny"
-    if "size" in cell:
-        model = folder
+    made_up = "size" in cell
+    if made_up:
         random_model(cell["size"] | dict(tie_word_embeddings=False), folder)
         set_lengths(folder, cell["lengths"])
     settings = dict(sampler="uniform", n=SAMPLES, batch_prompts=cell["prompts"],
-                    max_tokens=cell["max_tokens"],
-                    max_prompt_tokens=256, lr=1e-12 if "size" in cell else 1e-3, warmup_steps=1,
-                    micro_tokens=4096)
+                    max_tokens=cell["max_tokens"], max_prompt_tokens=256,
+                    lr=1e-12 if made_up else 1e-3, warmup_steps=1, micro_tokens=4096)
     # an adapter that stays next to 0 has denormal gradients, which slow either side down
     torch.set_flush_denormal(True)
-    with project(model, **settings) as run:
-        if "size" in cell:
+    with project(folder if made_up else "tiny", **settings) as run:
+        if made_up:
             run.grader = Even()
         yield run
 
 
-def their_trainer(run, cell: dict, model: str, folder: str, on_step, **options):
-    """A GRPOTrainer for the same work, which calls `on_step(step)` after each of its steps."""
+def their_trainer(run, cell: dict, model: str, folder: str, after_step):
+    """A GRPOTrainer for the same work, which calls `after_step(step)` after each of its steps."""
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
@@ -92,152 +123,102 @@ def their_trainer(run, cell: dict, model: str, folder: str, on_step, **options):
 
     class Turn(TrainerCallback):
         def on_step_end(self, args, state, control, **_):
-            on_step(state.global_step)
+            after_step(state.global_step)
 
     def reward(prompts, completions, answer, **_):
         return [verdict.reward for verdict in run.grader.grade(list(zip(answer, completions)))]
 
     config = run.config
-    samples = cell["prompts"] * SAMPLES
-    settings = GRPOConfig(**dict(
-        output_dir=folder, max_steps=cell["steps"] + 1, per_device_train_batch_size=samples,
-        num_generations=SAMPLES,
-        max_completion_length=config.max_tokens, temperature=1.0, beta=0.0, loss_type="dr_grpo",
-        scale_rewards="none",
-        epsilon=config.eps_low, epsilon_high=config.eps_high, learning_rate=config.lr,
-        lr_scheduler_type="constant",
+    settings = GRPOConfig(
+        output_dir=folder, max_steps=cell["steps"] + 1, num_generations=SAMPLES, temperature=1.0,
+        per_device_train_batch_size=cell["prompts"] * SAMPLES, beta=0.0, loss_type="dr_grpo",
+        scale_rewards="none", max_completion_length=config.max_tokens, epsilon=config.eps_low,
+        epsilon_high=config.eps_high, learning_rate=config.lr, lr_scheduler_type="constant",
         max_grad_norm=config.max_grad_norm, weight_decay=0.0, use_cpu=True, bf16=False, fp16=False,
         gradient_checkpointing=False, report_to="none", save_strategy="no", logging_steps=1,
         disable_tqdm=True, seed=0)
-        | options)
     lora = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules="all-linear",
                       task_type="CAUSAL_LM")
     problems = run.stream.problems[:cell["prompts"] * (cell["steps"] + 1)]
-    data = Dataset.from_list([dict(prompt=p.prompt, answer=p.answer) for p in problems])
-    trainer = GRPOTrainer(model=AutoModelForCausalLM.from_pretrained(model), reward_funcs=reward,
-                          args=settings,
-                       train_dataset=data, processing_class=AutoTokenizer.from_pretrained(
-                           model, padding_side="left"),
-                       peft_config=lora, callbacks=[Turn()])
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(model), reward_funcs=reward, args=settings,
+        train_dataset=Dataset.from_list([dict(prompt=p.prompt, answer=p.answer) for p in problems]),
+        processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
+        peft_config=lora, callbacks=[Turn()])
     trainer.remove_callback(PrinterCallback)
     return trainer
 
 
-def measure(name: str, cell: dict, **options) -> dict:
-    """Both sides step in turn; the first step of each is for warming up."""
-    import minirl
-    from parts.models import fetch_model
+class Clock:
+    """Seconds of TRL's steps, and of the generation in them, of which it has a method."""
 
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as rest, our_side(
-        cell, folder) as run:
-        ours, theirs, generating, curve = [], [], [], []
-        clock = SimpleNamespace(start=0.0, generating=0.0)
+    def __init__(self):
+        self.start, self.spent, self.steps, self.generating = 0.0, 0.0, [], []
 
-        def evaluate_both(step):
-            curve.append(dict(step=step, ours=accuracy(run, run.policy),
-                              trl=accuracy(run, trainer.model),
-                              ours_seconds=sum(m["seconds"] for m in ours),
-                              trl_seconds=sum(theirs)))
-            run.engine.sync(run.policy)
+    def begin(self) -> None:
+        self.start, self.spent = time.perf_counter(), 0.0
 
-        def turn(step):
-            theirs.append(time.perf_counter() - clock.start)
-            generating.append(clock.generating)
-            ours.append(minirl.train_step(step, run)[1])
-            if "eval_every" in cell and step % cell["eval_every"] == 0:
-                evaluate_both(step)
-            clock.start, clock.generating = time.perf_counter(), 0.0
+    def end(self) -> None:
+        self.steps.append(time.perf_counter() - self.start)
+        self.generating.append(self.spent)
 
-        trainer = their_trainer(run, cell, folder if "size" in cell else fetch_model("tiny", 0),
-                                rest, turn, **options)
+    def watch(self, trainer) -> None:
         generate = trainer._generate_single_turn
 
         def timed(*args, **kwargs):
             start = time.perf_counter()
             found = generate(*args, **kwargs)
-            clock.generating += time.perf_counter() - start
+            self.spent += time.perf_counter() - start
             return found
 
         trainer._generate_single_turn = timed
-        if "eval_every" in cell:
-            evaluate_both(0)
-        clock.start = time.perf_counter()
-        trainer.train()
-    own = [m["seconds"] for m in ours[1:]]
+
+
+def measure(name: str, cell: dict) -> dict:
+    """Both sides step in turn; the first step of each is for warming up."""
+    import minirl
+    from parts.models import fetch_model
+
+    ours, clock = [], Clock()
+
+    def turn(step):
+        clock.end()
+        ours.append(minirl.train_step(step, run)[1])
+        clock.begin()
+
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as rest:
+        with our_side(cell, folder) as run:
+            model = folder if "size" in cell else fetch_model("tiny", 0)
+            trainer = their_trainer(run, cell, model, rest, turn)
+            clock.watch(trainer)
+            clock.begin()
+            trainer.train()
+    own, theirs = [m["seconds"] for m in ours[1:]], clock.steps[1:]
     logged = [x for x in trainer.state.log_history if "completions/mean_length" in x]
-    result = dict(
-        name=name, target=cell["target"], ratio=middle_ratio(theirs[1:], own),
+    return dict(
+        name=name, target=cell["target"], ratio=middle_ratio(theirs, own),
         samples=cell["prompts"] * SAMPLES,
         ours=dict(seconds=median(own), generating=median(m["seconds_sample"] for m in ours[1:]),
                   training=median(m["seconds_train"] for m in ours[1:]),
                   response_length=median(m["response_length"] for m in ours)),
-        trl=dict(seconds=median(theirs[1:]), generating=median(generating[1:]),
+        trl=dict(seconds=median(theirs), generating=median(clock.generating[1:]),
                  response_length=median(x["completions/mean_length"] for x in logged)),
-        raw=dict(ours=own, trl=theirs[1:]))
-    return result | (dict(curve=curve) if curve else {}) | (reached(curve)
-                                                            if len(curve) > 4 else {})
-
-
-def accuracy(run, policy) -> float:
-    """Held-out avg@8 of either side's adapter, by our engine and grader;
-    not counted in anyone's time."""
-    from eval import evaluate, report
-
-    run.engine.sync(policy)
-    return report(evaluate(run.engine, run.grader, run.held_out, 8, run.config.max_tokens))["avg"]
-
-
-def reached(curve: list[dict]) -> dict:
-    """Seconds of training until each side had made 80 % of the progress that the weaker of the two
-    made in the end.
-
-    A single evaluation is off by a point or two, so an accuracy here is the mean of three in a row.
-    Before the end it is close to flat, where a point of accuracy is many steps: at 80 % it still
-    climbs, and the time is better defined.
-    """
-    sides = {side: smooth([point[f"{side}_seconds"] for point in curve],
-                          [point[side] for point in curve])
-             for side in ("ours", "trl")}
-    start = (curve[0]["ours"] + curve[0]["trl"]) / 2  # the same model
-    level = start + 0.8 * (min(points[-1][1] for points in sides.values()) - start)
-    return dict(level=level,
-                seconds_to_level={side: first_at(points, level) for side, points in sides.items()})
-
-
-def smooth(seconds: list[float], values: list[float]) -> list[tuple]:
-    """[(seconds, mean of the value, the one before and the one after)]; the first as it is."""
-    means = [sum(values[i - 1:i + 2]) / 3 for i in range(1, len(values) - 1)]
-    return [(seconds[0], values[0]), *zip(seconds[1:], means)]
-
-
-def first_at(points: list[tuple], level: float) -> float:
-    """Seconds at which the line through `points` first reaches `level`."""
-    for (t0, a0), (t1, a1) in zip(points, points[1:]):
-        if a1 >= level:
-            return t0 + (t1 - t0) * max(level - a0, 0) / max(a1 - a0, 1e-9)
-    return points[-1][0]
+        raw=dict(ours=own, trl=theirs))
 
 
 def show(cell: dict) -> None:
     ours, trl = cell["ours"], cell["trl"]
-    print(f"{cell['name']:10} {cell['samples']} samples of {ours['response_length']:.0f} tokens "
-          "(TRL: "
-          f"{trl['response_length']:.0f})")
-    print(f"{'':10} ours {ours['seconds']:.2f} s (sampling {ours['generating']:.2f})   TRL "
-          f"{trl['seconds']:.2f} s (sampling "
-          f"{trl['generating']:.2f})   TRL/ours {cell['ratio']:.2f}, target {cell['target']}")
-    gained = trl["seconds"] - ours["seconds"]
-    print(f"{'':10} share of the difference that is sampling: "
-          f"{(trl['generating'] - ours['generating']) / gained:.0%}")
-    if "level" in cell:
-        taken = cell["seconds_to_level"]
-        print(f"{'':10} to {cell['level']:.0%} held-out: ours {taken['ours']:.0f} s, TRL "
-              f"{taken['trl']:.0f} s")
+    sampling = (trl["generating"] - ours["generating"]) / (trl["seconds"] - ours["seconds"])
+    print(f"""{cell['name']}: {cell['samples']} samples of {ours['response_length']:.0f} tokens \
+(TRL: {trl['response_length']:.0f})
+    ours {ours['seconds']:.2f} s (sampling {ours['generating']:.2f})
+    TRL {trl['seconds']:.2f} s (sampling {trl['generating']:.2f})
+    TRL/ours {cell['ratio']:.2f}, target {cell['target']}
+    share of the difference that is sampling: {sampling:.0%}""")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Plain GRPO: seconds per step of this project and of TRL.")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", nargs="*", default=CELLS, choices=CELLS,
                         help="keep the others' results")
     parser.add_argument("--steps", type=int, default=0,
@@ -247,8 +228,8 @@ def main() -> None:
     try:
         import trl  # noqa: F401
     except ImportError:
-        sys.exit("TRL is not installed, so there is nothing to compare with: pip install "
-                 "--no-deps trl==1.16.0")
+        raise SystemExit("TRL is not installed, so there is nothing to compare with: pip install "
+                         "--no-deps trl==1.16.0") from None
     cells = {cell["name"]: cell for cell in load("trl").get("cells", [])}
     for name in args.only:
         cells[name] = measure(name, CELLS[name] | (dict(steps=args.steps) if args.steps else {}))
