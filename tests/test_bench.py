@@ -1,6 +1,5 @@
 """The benchmarks' own arithmetic, and bench/gpu.py end to end on the CPU, on a small model."""
 import json
-import math
 import random
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import coarse_engine  # noqa: E402
 import common  # noqa: E402
 import gpu  # noqa: E402
 import gpu_parts  # noqa: E402
+import mutate  # noqa: E402
 import speed  # noqa: E402
 import trl_baseline  # noqa: E402
 
@@ -24,6 +24,7 @@ SIZE = dict(hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_att
             num_key_value_heads=4)
 
 
+# ------------------------------------------------------------------------------ speed and memory
 def test_alternate_takes_turns_and_drops_the_warm_up():
     order = []
     taken = common.alternate(2, a=lambda: order.append("a"), b=lambda: order.append("b"))
@@ -31,6 +32,20 @@ def test_alternate_takes_turns_and_drops_the_warm_up():
     assert common.middle_ratio([2, 30, 4], [1, 10, 1]) == 3
 
 
+@pytest.mark.slow
+def test_log_probs_stay_within_their_memory():
+    assert speed.logprob_memory(1024) < 1.5
+
+
+def test_the_table_shows_every_stored_target():
+    rows = speed.table(common.load("speed") | dict(trl=common.load("trl")))
+    speed.show(rows)
+    assert {number for number, *_ in rows} == {"", *"123456"}
+    missed = [what for _, what, _, _, met in rows if met is False]
+    assert len(missed) == 1 and missed[0].startswith("sampler and grading / LLM.generate")
+
+
+# ------------------------------------------------------------------------------ beside TRL
 def test_lengths_can_be_set(tmp_path):
     """After a prompt's token the classes have their shares;
     within a class the end has probability 1/mean."""
@@ -38,18 +53,26 @@ def test_lengths_can_be_set(tmp_path):
 
     small = dict(hidden_size=64, intermediate_size=64, tie_word_embeddings=False)
     common.random_model(SIZE | small, str(tmp_path))
-    common.set_lengths(str(tmp_path), [(0.75, 15), (0.25, 300)])
+    trl_baseline.set_lengths(str(tmp_path), [(0.75, 15), (0.25, 300)])
     model = Qwen2ForCausalLM.from_pretrained(tmp_path)
     with torch.no_grad():
         p = model(torch.tensor([[5, 6, 7, 25, 45]])).logits.softmax(-1)[0]
     end = model.config.eos_token_id
-    assert math.isclose(p[2, 20:40].sum(), 0.75, rel_tol=1e-3)
-    assert math.isclose(p[2, 40:60].sum(), 0.25, rel_tol=1e-3)
-    assert math.isclose(p[3, end], 1 / 15, rel_tol=1e-3)
-    assert math.isclose(p[4, end], 1 / 300, rel_tol=1e-3)
+    found = [p[2, 20:40].sum().item(), p[2, 40:60].sum().item(), p[3, end].item(), p[4, end].item()]
+    assert found == pytest.approx([0.75, 0.25, 1 / 15, 1 / 300], rel=1e-3)
     assert p[3, 20:40].sum() + p[3, end] > 0.999  # it stays in its class
 
 
+def test_trl_baseline_without_trl_says_so():
+    if common.installed("trl"):
+        pytest.skip("TRL is installed here")
+    done = subprocess.run([sys.executable, ROOT / "bench/trl_baseline.py", "--steps", "1"],
+                          capture_output=True, text=True, timeout=HANG)
+    assert done.returncode == 1 and "pip install --no-deps trl" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# ------------------------------------------------------------------------------ the GPU's parts
 def test_model_flops_are_what_torch_counts(tmp_path):
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -89,44 +112,23 @@ def test_recommended_settings_grow_with_the_card():
         share = float(flag[flag.index("--engine-memory") + 1])
         # the engine's weights and its smallest cache fit
         assert 5 + 2 <= share * card + 0.5 and share < 0.92
+    lost = measured()
+    # did not fit where it was measured
+    lost["training"]["gradient_checkpointing"]["off"]["peak_gb"][8192] = None
+    assert "checkpointing on" in gpu.recommend(lost, 80)
 
 
-@pytest.mark.slow
-def test_log_probs_stay_within_their_memory():
-    assert speed.logprob_memory(1024) < 1.5
+def test_a_part_that_fails_loses_no_other(capsys):
+    gpu.show(dict(training=dict(failed="RuntimeError: CUDA out of memory", log=["a", "b"]),
+                  endings=dict(responses=3)))  # no recommendation without both sides, and no error
+    assert "out of memory" in (said := capsys.readouterr().out) and "responses" in said
 
 
-def test_the_table_shows_every_stored_target():
-    rows = speed.table(common.load("speed") | dict(trl=common.load("trl")))
-    speed.show(rows)
-    assert {number for number, *_ in rows} == {"", *"123456"}
-    assert all(target for _, _, _, target, met in rows if met is not None)
-    missed = [what for _, what, _, _, met in rows if met is False]
-    assert len(missed) == 1 and missed[0].startswith("sampler and grading / LLM.generate")
-
-
-def test_seconds_to_a_level_are_read_off_a_smoothed_curve():
-    """Both sides learn alike per step, 2 points each,
-    and one of them takes twice as long over it."""
-    noise = [0, 0.01, -0.01, 0.01, 0.01, -0.01, 0.0]
-    curve = [dict(step=i, ours=0.3 + 0.02 * i + x, trl=0.3 + 0.02 * i - x, ours_seconds=10.0 * i,
-                  trl_seconds=20.0 * i)
-             for i, x in enumerate(noise)]
-    found = trl_baseline.reached(curve)
-    assert found["level"] == pytest.approx(0.3 + 0.8 * 0.1, abs=0.01)
-    assert found["seconds_to_level"]["trl"] / found["seconds_to_level"]["ours"] == pytest.approx(
-        2, rel=0.3)
-    flat = [point | dict(ours=0.3, trl=0.3) for point in curve]
-    assert trl_baseline.reached(flat)["seconds_to_level"] == dict(ours=0.0, trl=0.0)
-
-
-def test_trl_baseline_without_trl_says_so():
-    if common.installed("trl"):
-        pytest.skip("TRL is installed here")
-    done = subprocess.run([sys.executable, ROOT / "bench/trl_baseline.py", "--steps", "1"],
-                          capture_output=True, text=True, timeout=HANG)
-    assert done.returncode == 1 and "pip install --no-deps trl" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_the_program_itself_never_touches_the_card():
+    """What torch takes on a GPU for its first question, half a gigabyte and more,
+    the parts would miss."""
+    code = "import sys; sys.path.insert(0, 'bench'); import gpu; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 @pytest.mark.engine
@@ -149,37 +151,21 @@ def test_gpu_benchmark_runs_on_a_cpu(tmp_path, monkeypatch, capsys):
     assert "fp8 ..." not in said and "NOT MEASURED" not in said
     found = json.loads((tmp_path / "gpu-small.json").read_text())
     assert found["fp8"] == {"gap_max": 1}
-    assert found["merge"]["gap_max"] < 1e-4 and found["temperature"]["gap_max"] < 1e-4
+    assert all(found[part]["gap_max"] < 1e-4 for part in ("merge", "temperature"))
     assert found["merge"]["sync_seconds"] > 0
     steps = {name: x["steps"] for name, x in found["merge"]["sampler"].items()}
     assert steps["no barrier, early opening (default)"] <= steps["no barrier"]
     assert steps["no barrier"] < steps["a barrier after every round"]
     for name in ("off", "on"):
         assert found["training"]["gradient_checkpointing"][name]["tokens_per_second"] > 0
-    endings = found["endings"]
+    endings, whole = found["endings"], found["steps-merge"]
     assert endings["ended_by_themselves"] > 0 and endings["same_seed_same_samples"]
-    assert endings["another_seed_others"]
-    assert found["routes"]["routes_fit"] and len(found["steps-merge"]["steps"]) == 2
+    assert endings["another_seed_others"] and found["routes"]["routes_fit"]
+    assert len(whole["steps"]) == 2 and len(whole["broken"]) == 5
+    assert all(kind["caught"] for kind in whole["broken"].values()), "the probe sees every one"
 
 
-def test_a_part_that_fails_loses_no_other(tmp_path, monkeypatch):
-    results = dict(training=dict(failed="RuntimeError: CUDA out of memory", log=["a", "b"]),
-                   endings=dict(responses=3))
-    gpu.show(results)  # no recommendation without both sides, and no error
-    assert gpu.recommend(measured(), 24)
-    lost = measured()
-    # did not fit where it was measured
-    lost["training"]["gradient_checkpointing"]["off"]["peak_gb"][8192] = None
-    assert "checkpointing on" in gpu.recommend(lost, 80)
-
-
-def test_the_program_itself_never_touches_the_card():
-    """What torch takes on a GPU for its first question, half a gigabyte and more,
-    the parts would miss."""
-    code = "import sys; sys.path.insert(0, 'bench'); import gpu; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
-
-
+# ------------------------------------------------------------------------------ a coarse engine
 def test_coarse_weights_are_those_of_the_formats_with_as_many_bits():
     w = torch.cat([torch.randn(2000), torch.tensor([0.0, 1.0, -1.5, 0.75])])
     assert torch.equal(coarse_engine.coarse(w, 24), w)
@@ -209,3 +195,49 @@ def test_a_coarse_engine_starts_with_rounded_matrices_and_is_sent_no_others(monk
     assert torch.equal(started["w"], rounded) and torch.equal(sent["q.weight"], rounded)
     assert torch.equal(started["b"], b) and torch.equal(sent["q.bias"], b)
     assert torch.equal(load_file(file)["w"], w)
+
+
+# ------------------------------------------------------------------------------ mutants
+@pytest.fixture
+def small_project(tmp_path, monkeypatch):
+    """Two modules, the second tested through the first alone."""
+    texts = {
+        "first.py": "from second import double\n\ndef quadruple(x):\n    return 2 * double(x)\n",
+        "second.py": "def double(x):\n    return x + x\n\ndef unused(x):\n    return x - 1\n",
+        "tests/test_first.py": "from first import quadruple\n\n"
+                               "def test_quadruple():\n    assert quadruple(3) == 12\n",
+        "conftest.py": ""}
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(mutate, "ROOT", tmp_path)
+    for cached in (mutate.code, mutate.tests_of):
+        cached.cache_clear()
+    yield tmp_path
+    for cached in (mutate.code, mutate.tests_of):
+        cached.cache_clear()
+
+
+@pytest.mark.slow
+def test_mutants_are_found_where_they_are_and_tried_once(small_project, monkeypatch, capsys):
+    def mutant(file, old, new):
+        return json.dumps(dict(file=file, old=old, new=new, why=f"{old} is {new}"))
+
+    list_ = small_project / "mutants.jsonl"
+    list_.write_text("\n".join([
+        mutant("first.py", "return 2", "return 3"),
+        mutant("parts/old.py", "x + x", "x"),  # moved to second.py
+        mutant("second.py", "x - 1", "x"), mutant("first.py", "(x)", "(y)"),
+        mutant("first.py", "no such text", "")]) + "\n")
+    out = small_project / "results.jsonl"
+    monkeypatch.setattr(sys, "argv", ["mutate.py", str(list_), "--out", str(out), "-n", "2"])
+    mutate.main()
+    said = capsys.readouterr().out
+    assert "2 of 3 killed; 0 equivalent; 2 not tried" in said
+    quick = "pytest -m 'not engine and not slow' tests/test_first.py"
+    assert f"second.py: x + x is x: killed by {quick}" in said
+    assert "second.py: x - 1 is x: SURVIVED" in said
+    assert "its text is gone" in said and "its text is in 4 places" in said
+    mutate.main()
+    assert "SURVIVED" not in (again := capsys.readouterr().out) and "2 of 3 killed" in again
+    assert len(out.read_text().splitlines()) == 3
