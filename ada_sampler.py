@@ -41,7 +41,7 @@ the other rules it costs n draws (uniform), makes room for another prompt (dapo)
 hard and gets up to N_max draws at its next visit (ada-est), or gets nothing beyond its pilots
 (gvm).
 
-**See them** without a model: `python -m parts.simulate --all --pass-rate 0.05`.
+**See them** without a model: `python course/simulate.py --all --pass-rate 0.05`.
 
 **Use them** in another trainer: this file needs only the standard library. `collect()` takes an
 engine with submit(key, problem), step() -> [(key, rollout)] and busy, and a grader with submit(key,

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import ada_sampler as ada
 from ada_sampler import Estimator, Sample, SamplerConfig, collect
-from parts.simulate import Coin
+from course.simulate import Coin
 
 ADVANTAGES = ("pool-mean", "leave-one-out", "group-std", "positives-only")
 WEIGHTINGS = ("none", "unbiased", "log", "inv_p")

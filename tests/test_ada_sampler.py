@@ -17,7 +17,7 @@ from ada_sampler import Estimator, Group, SamplerConfig, collect
 from conftest import ROOT
 from helpers import HANG
 from parts.metrics import summarize
-from parts.simulate import Coin
+from course.simulate import Coin
 from sampler_oracles import (
     ADVANTAGES, ORACLE, RULES, WEIGHTINGS, WEIGHTS, Engine, Grader, SlowGrader, Verdict,
     closed_pools, coins, config, exact, exact_weight, mixed, outcomes, run, sample)

@@ -16,7 +16,7 @@ from course import bugs, figures, handout, laws, slides
 from eval import estimate, pass_at_k
 from minirl import objective
 from parts.config import Config
-from parts.simulate import Coin, effective_weight
+from course.simulate import Coin, effective_weight
 
 COURSE = ROOT / "course"
 NOTES = sorted((COURSE / "notes").glob("*.md"))

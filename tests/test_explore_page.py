@@ -23,7 +23,7 @@ from ada_sampler import Estimator, SamplerConfig, collect, without_verdict
 from conftest import ROOT
 from helpers import HANG
 from parts.grader import NO_VERDICT
-from parts.simulate import as_rule
+from course.simulate import as_rule
 from test_explore import HOSTILE
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"

@@ -10,8 +10,8 @@ import pytest
 
 from ada_sampler import Group, Sample
 from helpers import HANG
-from parts import simulate as simulator
-from parts.simulate import Coin, as_rule, by_band, effective_weight, report, simulate
+from course import simulate as simulator
+from course.simulate import Coin, as_rule, by_band, effective_weight, report, simulate
 from sampler_oracles import ORACLE, RULES, WEIGHTINGS, config, exact, exact_weight
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -120,7 +120,7 @@ def test_command_line_one_rule(capsys):
 
 def test_command_line_all_rules():
     done = subprocess.run(
-        [sys.executable, *"-m parts.simulate --all --beta 0.5 1.5 --prompts 400".split()],
+        [sys.executable, *"course/simulate.py --all --beta 0.5 1.5 --prompts 400".split()],
         cwd=ROOT, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0 and not done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[2:]] == list(RULES)
@@ -149,4 +149,4 @@ def test_command_line_errors_are_one_sentence(flags, message, capsys):
         simulator.main(flags.split())
     said = capsys.readouterr().err
     assert ended.value.code == 2 and said.count("\n") == 1
-    assert said.startswith(f"python -m parts.simulate: {message}")
+    assert said.startswith(f"python course/simulate.py: {message}")

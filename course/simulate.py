@@ -1,22 +1,26 @@
 """What a sampling rule does with its budget, seen on prompts that are coins: no model, two seconds.
 
-    python -m parts.simulate --all --pass-rate 0.05             # all rules on equally hard prompts
-    python -m parts.simulate --all --beta 0.5 1.5               # on mostly hard ones
-    python -m parts.simulate --sampler pos --beta 0.5 1.5       # one rule, by bands of pass rates
-    python -m parts.simulate --all --plot rules.png
+    python course/simulate.py --all --pass-rate 0.05             # all rules on equally hard prompts
+    python course/simulate.py --all --beta 0.5 1.5               # on mostly hard ones
+    python course/simulate.py --sampler pos --beta 0.5 1.5       # one rule, by bands of pass rates
+    python course/simulate.py --all --plot rules.png
 
 Draws, unresolved and no signal are per place in the batch. The effective weight w(p) is the factor
 with which grad p enters the update: 1 ascends p, 1/p ascends log p.
 """
 import random
+import sys
 from collections import namedtuple
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from statistics import fmean, stdev
 from types import SimpleNamespace
 
-from ada_sampler import (
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from ada_sampler import (  # noqa: E402
     RULES, Estimator, Group, SamplerConfig, check_ranges, collect, limited, rows_per_prompt)
-from parts.config import in_one_sentence, parse_flags
+from parts.config import in_one_sentence, parse_flags  # noqa: E402
 
 Coin = namedtuple("Coin", "id p")  # a problem that is solved with probability p
 Flip = namedtuple("Flip", "reward status token_ids")  # rollout and verdict in one
@@ -153,7 +157,7 @@ class CoinSettings:
 
 @dataclass
 class Simulation(CoinSettings, SamplerConfig):
-    """Every flag of `python -m parts.simulate`."""
+    """Every flag of `python course/simulate.py`."""
 
 
 def check_coins(config: Simulation) -> None:
@@ -166,7 +170,7 @@ def check_coins(config: Simulation) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    prog, results = "python -m parts.simulate", {}
+    prog, results = "python course/simulate.py", {}
     config = parse_flags(Simulation, argv, prog, __doc__.splitlines()[0])
     with in_one_sentence(prog):
         check_coins(config)
