@@ -20,9 +20,7 @@ keeping them apart is most of what small projects get wrong:
 
 Suffix _T: one entry per generated token, all responses one after the other, no padding.
 
-Left out on purpose: a critic (the mean of the pool is the baseline), a KL penalty and with it the
-reference model, an entropy bonus, length penalties (the released code has them off); top-p and
-top-k in training (they bias pi/mu); replay buffers and asynchronous rollouts; full fine-tuning.
+What is left out, and why: README.md.
 """
 import contextlib
 import functools
@@ -33,14 +31,12 @@ import signal
 from dataclasses import replace
 from types import SimpleNamespace
 
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports: no traceback
-
-from parts.config import Config, parse
-from parts.models import TINY
-
 if __name__ == "__main__":  # before torch is imported: --help and a wrong flag answer at once
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports: no traceback
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from parts.config import parse
+    from parts.models import TINY
+
     CONFIG = parse()
     if CONFIG.model in TINY:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # its threads would wait for each other
@@ -49,24 +45,25 @@ import torch
 from tqdm import tqdm
 
 from ada_sampler import collect
-from eval import evaluate, reports, with_rewards
-from parts.engine import StoppableEngine, WatchedEngine
+from parts.config import Config
+from parts.engine import WatchedEngine
 from parts.gvm import gvm_norms
+from parts.held_out import evaluate_if_due
 from parts.logprobs import token_logprobs, tokens_at_once
 from parts.machine import memory_gb, out_of_memory
-from parts.masks import other_mask
 from parts.metrics import diagnostics, mean_surprisal, summarize
 from parts.policy import Row, leave, micro_batches
 from parts.routing_replay import replaying
-from parts.run import (every, finish, give_up, last_words, left_over, nothing_lost, prepare, record,
-                       record_answers, record_evaluation, reseed, show, write_down)
+from parts.run import finish, last_words, nothing_lost, prepare, record, reseed, show
 from parts.stop import Interrupted, Stop, timed
-from parts.trouble import draws_of_evaluation, hopeless
 from rewards import open_grader
 
 
+AGREE = (0.5, 5.0)  # IcePop's bounds are this project's choice; the upper one is MiniRL's cap
+
+
 # ------------------------------------------------------------------------------ the objective
-def objective(lp_T, old_T, mu_T, advantage_T, config: Config):
+def objective(lp_T, old_T, mu_T, coefficient_T, config: Config):
     """Per-token terms of the objective, to be summed over tokens and maximised.
 
         minirl  M_t * sg[min(pi_theta/mu, cap)] * A * log pi_theta              Eq. 7
@@ -79,31 +76,48 @@ def objective(lp_T, old_T, mu_T, advantage_T, config: Config):
     direction in which their advantage pushes them. GRPO's min does exactly that, with r as the
     weight; CISPO bounds the weight and stops nobody. Neither of these two uses mu.
 
-    lp_T = log pi_theta (with gradient), old_T = log pi_old, mu_T = log mu, all [T] in nats.
+    lp_T = log pi_theta (with gradient), old_T = log pi_old, mu_T = log mu, all [T] in nats;
+    coefficient_T: A, the advantage times what the row weighs under ada-est or gvm (else 1).
     Returns (term_T, M_T: 0 where no gradient is left, weight_T before any bound).
     """
     ratio_T = (lp_T - old_T).exp()  # r
     low, high = 1 - config.eps_low, 1 + config.eps_high
     mask_T = torch.ones_like(old_T)  # of grpo it is only reported: its min stops the same tokens
     if config.clip and config.objective != "cispo":
-        mask_T[(advantage_T > 0) & (ratio_T > high)] = 0
-        mask_T[(advantage_T < 0) & (ratio_T < low)] = 0
-    if config.mask != "ratio":  # for comparison: DPPO's, IcePop's
-        mask_T = other_mask(mask_T, lp_T, old_T, mu_T, advantage_T, config)
+        mask_T[(coefficient_T > 0) & (ratio_T > high)] = 0
+        mask_T[(coefficient_T < 0) & (ratio_T < low)] = 0
+    if config.mask != "ratio":  # --mask dppo, icepop
+        mask_T = other_mask(mask_T, lp_T, old_T, mu_T, coefficient_T, config)
 
     if config.objective == "grpo":
         bounded_T = ratio_T.clamp(low, high) if config.clip else ratio_T
-        term_T = torch.minimum(ratio_T * advantage_T, bounded_T * advantage_T)
+        term_T = torch.minimum(ratio_T * coefficient_T, bounded_T * coefficient_T)
         return term_T, mask_T, ratio_T.detach()
 
     if config.objective == "cispo":
         weight_T = ratio_T.detach()
         bounded_T = weight_T.clamp(low, high) if config.clip else weight_T
-        return bounded_T * advantage_T * lp_T, mask_T, weight_T
+        return bounded_T * coefficient_T * lp_T, mask_T, weight_T
 
     weight_T = importance_weight(lp_T, old_T, mu_T, config.importance)
     bounded_T = weight_T.clamp(max=config.weight_cap) if config.weight_cap else weight_T
-    return mask_T * bounded_T * advantage_T * lp_T, mask_T, weight_T
+    return mask_T * bounded_T * coefficient_T * lp_T, mask_T, weight_T
+
+
+def other_mask(mask_T, lp_T, old_T, mu_T, coefficient_T, config: Config):
+    """Two later answers to the question which tokens to stop, for comparison.
+
+    DPPO (arXiv 2602.04879): a ratio says little about how far a policy has moved; a rare token has
+    doubled before anything has happened. It stops A > 0 where pi_theta - mu > delta, and A < 0
+    where that is < -delta. IcePop (Ring-1T, arXiv 2510.18855): a token on which engine and trainer
+    disagree is noise. It stops what `mask_T` does, and where pi_old/mu is outside AGREE.
+    """
+    if config.mask == "icepop":
+        mismatch_T = (old_T - mu_T).exp()
+        return mask_T * ((mismatch_T >= AGREE[0]) & (mismatch_T <= AGREE[1]))
+    moved_T = lp_T.detach().exp() - mu_T.exp()
+    too_far_T = torch.where(coefficient_T > 0, moved_T > config.delta, moved_T < -config.delta)
+    return (~too_far_T).to(mask_T)
 
 
 def importance_weight(lp_T, old_T, mu_T, kind: str):
@@ -132,13 +146,8 @@ def set_scales(rows: list[Row], config: Config) -> None:
     responses = len(rows) / config.mini_batches
     mean_length = sum(row.length for row in rows) / max(len(rows), 1)
     for row in rows:
-        if config.length_norm == "response":
-            per_response = row.length
-        elif config.length_norm == "batch":
-            per_response = mean_length
-        else:
-            per_response = config.max_tokens
-        row.scale = 1 / (responses * per_response)
+        length = dict(constant=config.max_tokens, response=row.length, batch=mean_length)
+        row.scale = 1 / (responses * length[config.length_norm])
 
 
 # ------------------------------------------------------------------------------ the update
@@ -168,11 +177,13 @@ def update(policy, optimizer, schedule, groups, config: Config, rng: random.Rand
 def cut(groups, config: Config, rng: random.Random) -> list[list[Row]]:
     """The kept samples as mini-batches of whole groups; without those that have no gradient.
 
-    A sample of coefficient 0 skips the forward pass, but it counted in the mean (`set_scales`):
-    else a batch with few useful prompts would take as large a step as a full one.
+    A row of coefficient 0 skips the forward pass, but it counts in the mean (`set_scales`). That
+    keeps the size of a step honest: divided by the useful rows alone, a batch with one useful
+    prompt would make as large a step as a full one, in a direction that is mostly noise.
 
-    A response that was cut off at max_tokens is trained like any other, by its last closed box, as
-    in the released code. (Longer ones are not masked; `truncated` in the log says how many.)
+    A response that was cut off at max_tokens is a row like any other, judged by its last closed
+    box, as in the released code: it is mostly wrong, and that is what teaches the model to finish.
+    A mask would take that lesson away. `truncated` in the log says how many there are.
     """
     rows_of = [rows_of_group(group, config) for group in groups if group.kept]
     set_scales([row for rows in rows_of for row in rows], config)
@@ -234,18 +245,18 @@ def accumulate(policy, mini: list[Row], config: Config):
     loss, facts = 0.0, []
     for micro in micro_batches(mini, tokens_at_once(policy, mini, config.micro_tokens)):
         mu_T = torch.tensor([x for row in micro for x in row.mu], device=policy.device)
-        advantage_T = per_token([row.coefficient for row in micro], micro, policy.device)
+        coefficient_T = per_token([row.coefficient for row in micro], micro, policy.device)
         scale_T = per_token([row.scale for row in micro], micro, policy.device)
         with replaying(policy, micro):  # the backward pass too: checkpointing runs forward again
             lp_T, entropy_T = token_logprobs(policy, micro, config.temperature)
             if config.mini_batches == 1:
                 remember_old(policy, micro, lp_T.detach(), config)
             old_T = torch.cat([row.old for row in micro])
-            term_T, mask_T, weight_T = objective(lp_T, old_T, mu_T, advantage_T, config)
+            term_T, mask_T, weight_T = objective(lp_T, old_T, mu_T, coefficient_T, config)
             micro_loss = -(term_T * scale_T).sum()
             policy.loss_scale.scale(micro_loss).backward()
         loss += micro_loss.item()
-        seen = dict(old=old_T, mu=mu_T, advantage=advantage_T, mask=mask_T, weight=weight_T,
+        seen = dict(old=old_T, mu=mu_T, coefficient=coefficient_T, mask=mask_T, weight=weight_T,
                     entropy=entropy_T)
         leave(micro, theta=lp_T.detach(), mask=mask_T, weight=weight_T, entropy=entropy_T)
         agrees = [row.agrees for row in micro if row.agrees is not None]
@@ -369,10 +380,7 @@ def main(config: Config) -> None:
 
 
 def rehearse(run) -> None:
-    """Forward and backward of the largest micro-batch that can come.
-
-    If memory is short, it shows now and not in an hour.
-    """
+    """Forward and backward of the largest micro-batch that can come: now, and not in an hour."""
     config = run.config
     context = config.max_prompt_tokens + config.max_tokens
     count = max(1, config.micro_tokens // context)
@@ -391,33 +399,6 @@ def rehearse(run) -> None:
     finally:
         run.policy.zero_grad(set_to_none=True)
         run.engine.wake()
-
-
-def evaluate_if_due(run) -> None:
-    """avg@k on the held-out problems. Not twice for the same step.
-
-    Raises Interrupted when a stop is wanted; --resume goes on with what was drawn until then.
-    """
-    config, step = run.config, run.state["step"]
-    due = every(config.eval_every, step) or step == 0 or step >= config.steps
-    if not due or run.state["evaluated"] == step:
-        return
-    with timed({}, "evaluation"), nothing_lost(run, "evaluation"):
-        rows = evaluate(
-            StoppableEngine(run.engine), run.grader, run.held_out, config.eval_k, config.max_tokens,
-            done=left_over(run), keep=lambda rows: write_down(rows, run),
-            temperature=config.eval_temperature, seed=f"{config.seed}/{step}",
-            progress="  evaluating")
-    # Clear it: a resumed run starts without this cache, and cached keys round differently.
-    run.engine.clear_cache()
-    rows = with_rewards(rows)
-    record_answers(rows, run)
-    record_evaluation(reports(rows, config.eval_data), run)
-    if step == 0:
-        draws = draws_of_evaluation(rows, run.held_out)
-        why = hopeless(run, draws, silent=len({draw.reward for draw in draws}) == 1)
-        if why:
-            give_up(run, why)
 
 
 if __name__ == "__main__":

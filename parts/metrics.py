@@ -78,7 +78,7 @@ def diagnostics(facts: list[dict], config) -> dict:
     `entropy`, of `mean_surprisal`, that of everything drawn. k1 and k3 are two estimates of
     KL(mu || pi_old) on the trained tokens, in nats per token. Shares are of trained tokens.
 
-    facts: for each mini-batch log pi_old, log mu, advantage, mask, weight and entropy, each [T],
+    facts: for each mini-batch log pi_old, log mu, coefficient, mask, weight and entropy, each [T],
     and of a mixture of experts where engine and trainer agree, [T, MoE layers].
     """
     seen = {name: torch.cat([one[name] for one in facts]).double() for name in facts[0]}
@@ -106,7 +106,7 @@ def diagnostics(facts: list[dict], config) -> dict:
 
 def cut_off(seen: dict, config) -> dict:
     """What the objective stopped or bounded; nothing is reported that it does not do."""
-    weight_T, stopped_T, up_T = seen["weight"], seen["mask"] == 0, seen["advantage"] > 0
+    weight_T, stopped_T, up_T = seen["weight"], seen["mask"] == 0, seen["coefficient"] > 0
     values = {}
     if config.objective == "minirl" and config.weight_cap:
         values["weight_truncated"] = share(weight_T > config.weight_cap)

@@ -7,7 +7,6 @@ import copy
 import faulthandler
 import os
 import random
-import shutil
 import signal
 import sys
 import traceback
@@ -196,7 +195,10 @@ def rollout_dtype(config: Config) -> str:
 
 
 def learner(policy, config: Config):
-    """AdamW on what is trainable, and a constant learning rate after a linear warm-up."""
+    """AdamW on what is trainable. The learning rate rises linearly over the first `warmup_steps`
+    optimizer steps, for AdamW's averages are of few gradients then, and stays: a decay would tie
+    it to a last step, and --resume --steps moves that.
+    """
     weights = [p for p in policy.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=config.lr, weight_decay=config.weight_decay)
     warmup = max(config.warmup_steps, 1)
@@ -306,64 +308,6 @@ def log(step: int, groups, metrics: dict, run: Run) -> None:
     for group in recorded(groups, run.config.log_groups):
         row = group_row(step, group, run.engine.tokenizer)
         files.append(run.folder / "groups.jsonl", row)
-
-
-def record_answers(rows: list[dict], run: Run) -> None:
-    """A line of answers.jsonl for each held-out problem: how many are right, and the first."""
-    k = run.config.eval_k
-    for q, problem in enumerate(run.held_out):
-        own = rows[q * k:(q + 1) * k]
-        right = sum(row["status"] == "correct" for row in own)
-        files.append(run.folder / "answers.jsonl", dict(
-            step=run.state["step"], id=problem.id, level=problem.level, problem=problem.problem,
-            gold=problem.answer, right=right, k=k, status=own[0]["status"], text=own[0]["text"]))
-
-
-def left_over(run: Run) -> list[dict]:
-    """What an interrupted evaluation of this step has drawn."""
-    logs = (run.folder / EVALUATING).glob("*.jsonl")
-    rows = [row for log in logs for row in files.read_rows(log)]
-    return [row for row in rows if row["step"] == run.state["step"]]
-
-
-def write_down(rows: list[dict], run: Run, name: str = "0.jsonl") -> None:
-    """Write down what an evaluation has drawn so far."""
-    (run.folder / EVALUATING).mkdir(parents=True, exist_ok=True)
-    files.append(run.folder / EVALUATING / name,
-                 *(row | dict(step=run.state["step"]) for row in rows))
-
-
-def forget_drawn(run: Run) -> None:
-    """The evaluation is complete, and its result in the log."""
-    shutil.rmtree(run.folder / EVALUATING, ignore_errors=True)
-
-
-def record_evaluation(results: dict[str, dict], run: Run) -> None:
-    """What `eval.report` says of each held-out set at this step: to eval.jsonl and the screen."""
-    config, state = run.config, run.state
-    totals = {key: value for key, value in state.items() if key.endswith("_total")}
-    files.append(run.folder / "eval.jsonl", *(
-        dict(step=state["step"], **totals, data=name, temperature=config.eval_temperature, **result)
-        for name, result in results.items()))
-    forget_drawn(run)
-    if run.tracker:
-        run.tracker.send()
-    for name, result in results.items():
-        tqdm.write(evaluation_line(f" on {shown(name)}" * (len(results) > 1), result, run))
-    state |= dict(evaluated=state["step"],
-                  accuracy={name: result["avg"] for name, result in results.items()})
-
-
-def evaluation_line(where: str, result: dict, run: Run) -> str:
-    """`where`: the set, if there are several. Says its temperature if it is not the training's."""
-    config, state, unit = run.config, run.state, unit_of(run.config)
-    if config.eval_temperature != config.temperature:
-        where += (f" at temperature {config.eval_temperature:g} (training: "
-                  f"{config.temperature:g})")
-    above = f", {result['correct']:.1%} above the threshold" if config.reward else ""
-    return (f"step {state['step']:5d}   held-out avg@{config.eval_k}{where} {result['avg']:6{unit}}"
-            f" [{result['ci_low']:{unit}}, {result['ci_high']:{unit}}]{above}   "
-            f"{state['samples_total']:,} samples, {state['seconds_total']:,.0f} s of training")
 
 
 def accuracy(run: Run, unit: str) -> str:

@@ -53,15 +53,15 @@ def table() -> list[tuple]:
         ("parts.checkpoint", "save", by_the_first),
         ("parts.plot", "draw_run", by_the_first),
         ("parts.track", "open_tracker", by_the_first),
-        ("parts.run", "forget_drawn", by_the_first),
+        ("parts.held_out", "forget_drawn", by_the_first),
         # ... but for what a rank alone knows.
-        ("parts.run", "write_down", into("{}.jsonl")),  # what it has drawn for an evaluation
+        ("parts.held_out", "write_down", into("{}.jsonl")),  # what it has drawn for an evaluation
         ("parts.run", "note_error", into("error-{}.txt")),
         # How it starts and ends.
         ("parts.folder", "this_start", with_their_number),  # for config.json
         ("parts.run", "program", that_is_torchrun),  # "continue with: ..."
         ("parts.run", "finish", by_the_firsts_exit_code),
-        ("parts.stop", "Stop", that_is_patient),
+        ("minirl", "Stop", that_is_patient),
     ]
 
 

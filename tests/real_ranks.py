@@ -17,6 +17,7 @@ ranks.join()
 
 import torch  # noqa: E402
 
+import eval  # noqa: E402
 import minirl  # noqa: E402
 from ada_sampler import Estimator  # noqa: E402
 from parts.config import parse  # noqa: E402
@@ -102,7 +103,7 @@ def main(out: Path) -> None:
             setattr(ranks, part, real)
         start_again(run, start, {})
         reseed(0, "evaluation")
-        found["evaluation"] = minirl.evaluate(run.engine, grader, run.held_out, 2, 64)
+        found["evaluation"] = eval.evaluate(run.engine, grader, run.held_out, 2, 64)
         run.engine.close()
     if ranks.RANK == 0:
         torch.save(found, "noted.pt")

@@ -480,11 +480,11 @@ def test_a_verdict_of_math_verify_keeps_its_reward():
 @pytest.fixture
 def training(tmp_path, monkeypatch):
     """As much of a run as an evaluation needs; it samples at temperature 0.7."""
-    import minirl
+    from parts import held_out
     from parts.config import Config, resolve
     from parts.run import fresh_state
 
-    monkeypatch.setattr(minirl, "nothing_lost", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(held_out, "nothing_lost", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(Stop, "requested", False)
 
     def made(name="run", **settings):
@@ -492,7 +492,7 @@ def training(tmp_path, monkeypatch):
         return SimpleNamespace(
             config=resolve(Config(**chosen)), engine=FakeEngine(), grader=FakeGrader(),
             held_out=PROBLEMS, state=fresh_state(), tracker=None, folder=tmp_path / name,
-            evaluate=minirl.evaluate_if_due)
+            evaluate=held_out.evaluate_if_due)
 
     return made
 
@@ -552,7 +552,7 @@ def stopping(step, after):
 
 
 def test_what_another_step_has_left_is_not_taken_for_this_ones(training):
-    from parts.run import write_down
+    from parts.held_out import write_down
 
     run = training(steps=20)
     write_down(evaluate(FakeEngine(), FakeGrader(), PROBLEMS, 4, 9), run)

@@ -112,7 +112,7 @@ def test_first_round_reward_counts_every_prompt_once():
 def test_the_largest_gap_counts_in_either_direction(gaps):
     """An engine that finds a token far less likely than the trainer is as wrong as the opposite."""
     one, old = torch.ones(3), torch.full((3,), -3.0)
-    facts = dict(old=old, mu=old + torch.tensor(gaps), advantage=one, mask=one, weight=one,
+    facts = dict(old=old, mu=old + torch.tensor(gaps), coefficient=one, mask=one, weight=one,
                  entropy=one)
     found = diagnostics([facts], Config())
     assert found["logprob_gap"] == 2.0 and found["tokens_trained"] == len(facts["mu"])

@@ -15,6 +15,7 @@ import minirl
 from ada_sampler import Estimator
 from eval import evaluate
 from minirl import Config
+from parts import held_out
 from parts.config import resolve
 from parts.grader import Verdict
 from parts.policy import Row
@@ -70,7 +71,8 @@ def small_run(mixture: bool = False, grader: Judge | None = None, **settings):
 @pytest.fixture(autouse=True)
 def nothing_to_save(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(minirl, "nothing_lost", lambda run, phase: contextlib.nullcontext())
+    for module in (minirl, held_out):
+        monkeypatch.setattr(module, "nothing_lost", lambda run, phase: contextlib.nullcontext())
 
 
 # ------------------------------------------------------------------------------ one step
@@ -217,12 +219,12 @@ def evaluated_steps(run, monkeypatch, steps) -> list[int]:
         run.state["evaluated"] = run.state["step"]
 
     run.held_out = []
-    monkeypatch.setattr(minirl, "evaluate", lambda *_, **__: [])
-    monkeypatch.setattr(minirl, "record_evaluation", record)
-    monkeypatch.setattr(minirl, "record_answers", lambda *_: None)
+    monkeypatch.setattr(held_out, "evaluate", lambda *_, **__: [])
+    monkeypatch.setattr(held_out, "record_evaluation", record)
+    monkeypatch.setattr(held_out, "record_answers", lambda *_: None)
     for step in steps:
         run.state["step"] = step
-        minirl.evaluate_if_due(run)
+        held_out.evaluate_if_due(run)
     return done
 
 
@@ -240,12 +242,12 @@ def test_evaluated_at_the_end_where_fewer_steps_are_wanted_than_are_done(monkeyp
 
 def test_held_out_problems_are_sampled_at_their_own_temperature(monkeypatch):
     run, asked = small_run(steps=7, temperature=0.5, eval_temperature=0.75), []
-    monkeypatch.setattr(minirl, "evaluate", lambda *_, temperature, **__: asked.append(temperature))
-    monkeypatch.setattr(minirl, "with_rewards", lambda rows: [])
-    monkeypatch.setattr(minirl, "record_evaluation", lambda *_: None)
-    monkeypatch.setattr(minirl, "record_answers", lambda *_: None)
+    monkeypatch.setattr(held_out, "evaluate", lambda *_, temperature, **__: asked.append(temperature))
+    monkeypatch.setattr(held_out, "with_rewards", lambda rows: [])
+    monkeypatch.setattr(held_out, "record_evaluation", lambda *_: None)
+    monkeypatch.setattr(held_out, "record_answers", lambda *_: None)
     run.held_out = []
-    minirl.evaluate_if_due(run)
+    held_out.evaluate_if_due(run)
     assert asked == [0.75]
 
 
@@ -299,13 +301,13 @@ def test_a_failed_reward_is_the_worst_of_all_whichever_process_asked_for_it(monk
         other = evaluate(Echo(), Echo(), run.held_out[1::2], run.config.eval_k, 9)
         return [own, other]
 
-    monkeypatch.setattr(minirl, "record_evaluation", lambda found, run: results.append(found))
-    monkeypatch.setattr(minirl, "record_answers", lambda *_: None)
+    monkeypatch.setattr(held_out, "record_evaluation", lambda found, run: results.append(found))
+    monkeypatch.setattr(held_out, "record_answers", lambda *_: None)
     monkeypatch.setattr(ranks, "WORLD", 2)
     monkeypatch.setattr(ranks, "gather", gather)
-    monkeypatch.setattr(minirl, "evaluate", ranks.on_own_questions(minirl.evaluate))
+    monkeypatch.setattr(held_out, "evaluate", ranks.on_own_questions(evaluate))
     run.state["step"] = 7
-    minirl.evaluate_if_due(run)
+    held_out.evaluate_if_due(run)
     (result,) = results[0].values()
     assert result["avg"] == (-5 - 5 - 4 - 0.5) / 4 and result["questions"] == 4
 

@@ -275,7 +275,7 @@ def test_diagnostics_by_hand():
     old, mu = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
     A, mask, weight, entropy = torch.tensor(
         [1.0, -1.0]), torch.tensor([0.0, 1.0]), torch.tensor([6.0, 0.4]), torch.ones(2)
-    facts = dict(old=old, mu=mu, advantage=A, mask=mask, weight=weight, entropy=entropy)
+    facts = dict(old=old, mu=mu, coefficient=A, mask=mask, weight=weight, entropy=entropy)
     d = diagnostics([{name: x[:1] for name, x in facts.items()},
                      {name: x[1:] for name, x in facts.items()}], Config())
     gap = (mu - old).double()
@@ -441,14 +441,14 @@ def test_what_update_reports_is_what_the_objective_saw():
     order = [row for micro in micro_batches(minis[0], config.micro_tokens) for row in micro]
     assert seen["mu"].tolist() == pytest.approx([x for row in order for x in row.mu])
     assert torch.equal(seen["old"], torch.cat([row.old for row in order]))
-    assert seen["advantage"].tolist() == [row.coefficient for row in order for _ in row.mu]
+    assert seen["coefficient"].tolist() == [row.coefficient for row in order for _ in row.mu]
     torch.testing.assert_close(seen["weight"], (seen["old"] - seen["mu"]).exp().to(seen["weight"]))
     assert set(seen["mask"].tolist()) == {1.0}  # on-policy nothing is masked
 
 
 def test_diagnostics_report_only_what_the_objective_does():
     one = torch.ones(4)
-    facts = dict(old=-one, mu=-one, advantage=torch.tensor([1.0, 1.0, -1.0, -1.0]), entropy=one,
+    facts = dict(old=-one, mu=-one, coefficient=torch.tensor([1.0, 1.0, -1.0, -1.0]), entropy=one,
                  mask=torch.tensor([0.0, 1.0, 0.0, 0.0]),
                  weight=torch.tensor([6.0, 1.0, 0.5, 1.25]))
     minirl_keys, grpo, cispo, unclipped = (
@@ -464,7 +464,7 @@ def test_diagnostics_report_only_what_the_objective_does():
 
 def test_diagnostics_name_each_layer_and_all_of_them():
     one = torch.ones(2)
-    facts = dict(old=-one, mu=-one, advantage=one, entropy=one, mask=one, weight=one,
+    facts = dict(old=-one, mu=-one, coefficient=one, entropy=one, mask=one, weight=one,
                  agrees=torch.tensor([[True, True], [True, False]]))
     d = diagnostics([facts], Config())
     assert (d["routes_agree_0"], d["routes_agree_1"], d["routes_agree_all"]) == (1.0, 0.5, 0.5)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ada_sampler import Group, Sample
-from parts import checkpoint, files
+from parts import checkpoint, files, held_out
 from parts import run as running
 from parts.config import Config, parse
 from parts.data import Stream
@@ -85,7 +85,7 @@ def test_so_many_prompts_of_a_step_are_recorded_and_not_more(run, count, places)
 def test_an_evaluation_is_logged_with_what_it_has_cost(run, capsys):
     run.state |= dict(step=20, samples_total=500, tokens_total=9000, seconds_total=12.0)
     result = dict(avg=0.5, ci_low=0.4, ci_high=0.6, k=8)
-    running.record_evaluation(dict(builtin=result), run)
+    held_out.record_evaluation(dict(builtin=result), run)
     assert rows(run, "eval.jsonl") == [dict(
         step=20, samples_total=500, tokens_total=9000, seconds_total=12.0, data="builtin",
         temperature=run.config.eval_temperature, **result)]
@@ -95,7 +95,7 @@ def test_an_evaluation_is_logged_with_what_it_has_cost(run, capsys):
 
 def test_every_held_out_set_has_its_own_line_and_its_own_row(run, capsys):
     one = dict(avg=0.5, ci_low=0.4, ci_high=0.6, k=8)
-    running.record_evaluation(dict(easy=one, hard=one | dict(avg=0.25)), run)
+    held_out.record_evaluation(dict(easy=one, hard=one | dict(avg=0.25)), run)
     assert [(row["data"], row["avg"]) for row in rows(run, "eval.jsonl")] == [
         ("easy", 0.5), ("hard", 0.25)]
     assert ["avg@8 on easy  50.0%" in line or "avg@8 on hard  25.0%" in line
@@ -110,7 +110,7 @@ def test_every_held_out_set_has_its_own_line_and_its_own_row(run, capsys):
     (1.0, 0.7, " temperature 1 (training: 0.7)"), (0.7, 0.7, ""), (0, 1.0, " temperature 0 ")])
 def test_an_evaluation_at_another_temperature_than_the_training_says_so(run, own, training, said):
     run.config.eval_temperature, run.config.temperature = own, training
-    line = running.evaluation_line("", dict(avg=0.5, ci_low=0, ci_high=1), run)
+    line = held_out.evaluation_line("", dict(avg=0.5, ci_low=0, ci_high=1), run)
     assert said in line and ("temperature" in line) == bool(said)
 
 
@@ -236,12 +236,12 @@ def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
     run.estimator.counts = {"a": [1.0, 2.0]}
     for step in range(1, 11):
         running.record(step, [group("one", [], [sample("a")])], metrics_of(), run)
-    running.record_evaluation(dict(builtin=dict(avg=0.5, ci_low=0.4, ci_high=0.6)), run)
+    held_out.record_evaluation(dict(builtin=dict(avg=0.5, ci_low=0.4, ci_high=0.6)), run)
     for step in (11, 12):  # after the checkpoint: they will be done again
         run.stream.take(3)
         running.record(step, [group("one", [], [sample("a")])], metrics_of(), run)
     run.state["step"] = 12
-    running.record_evaluation(dict(builtin=dict(avg=0.9, ci_low=0.8, ci_high=1.0)), run)
+    held_out.record_evaluation(dict(builtin=dict(avg=0.9, ci_low=0.8, ci_high=1.0)), run)
 
     again = fresh(run)
     running.resume(again, checkpoint.newest_sound(run.folder))

@@ -6,7 +6,7 @@ import pytest
 
 from helpers import run_program
 from parts import run as running
-from parts import track
+from parts import held_out, track
 from parts.files import append
 from test_run import group, metrics_of, run, sample  # noqa: F401  (run is a fixture)
 
@@ -288,7 +288,7 @@ def test_texts_can_be_stored_by_any_tracker():
 # ------------------------------------------------------------------------------ in a run
 def test_a_run_sends_its_steps_and_evaluations_and_closes(run, memory):  # noqa: F811
     run.tracker = track.open_tracker(run.folder, "memory", {})
-    running.record_evaluation(dict(builtin=dict(avg=0.5, ci_low=0.4, ci_high=0.6, k=8)), run)
+    held_out.record_evaluation(dict(builtin=dict(avg=0.5, ci_low=0.4, ci_high=0.6, k=8)), run)
     running.record(1, [group("one", [(sample("a"), 1.0)], [])], metrics_of(), run)
     sent = run.tracker.tracker.rows
     assert [step for step, _ in sent] == [0, 1]

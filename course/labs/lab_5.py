@@ -18,7 +18,7 @@ def importance_weight(lp_T, old_T, mu_T, kind: str):
     raise NotImplementedError
 
 
-def objective(lp_T, old_T, mu_T, advantage_T, config):
+def objective(lp_T, old_T, mu_T, coefficient_T, config):
     """MiniRL, Eq. 7, per token; to be summed and maximised.
 
         M_t * sg[min(w_t, cap)] * A_t * log pi_theta(y_t)        sg: no gradient through it
@@ -32,7 +32,7 @@ def objective(lp_T, old_T, mu_T, advantage_T, config):
     The mask asks how far the *trainer* has moved: r, not w. It closes only in the direction in
     which the advantage pushes.
 
-    lp_T, old_T, mu_T as above; advantage_T [T], A for each token.
+    lp_T, old_T, mu_T as above; coefficient_T [T], A for each token.
     Returns (term_T, M_T, w_T), each [T]: w_T as it is before the cap, so that the log shows the
     truth.
     The project's own has other objectives and masks beside this one: leave them out.
