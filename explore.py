@@ -9,8 +9,8 @@ its three probabilities and Eq. 7 with its numbers. What is recorded is decided 
 (--log-groups of minirl.py) and written to groups.jsonl: see docs/explore.md.
 
 A page of more than 20 MB is not made: what does not fit is left out, tokens first, and the page and
-this program say so. The data are embedded as gzipped JSON in base64, which makes them a seventh of
-their size and leaves nothing in what a model wrote that a browser could take for HTML.
+this program say so. The data are in it as gzipped JSON in base64: a seventh of their size, and
+nothing in what a model wrote that a browser could take for HTML.
 """
 import base64
 import gzip
@@ -27,7 +27,7 @@ from parts.config import in_one_sentence, parse_flags
 from parts.files import quiet_end, shown
 from parts.folder import settings
 from parts.grader import NO_VERDICT
-from parts.plot import rows_by_step
+from parts.plot import names_apart, rows_by_step
 from rewards import extract_answer
 
 TEMPLATE = Path(__file__).parent / "parts" / "explore.html"
@@ -36,8 +36,14 @@ MOST_BYTES = 20_000_000  # of a page
 MOST_TEXT = 64_000_000  # characters of JSON that a browser opens within 3 seconds
 MOST_ROWS = 2000  # steps per curve: no screen has more
 OF_TOKENS = ("ids", "tokens", "mu", "theta", "old", "mask", "weight", "entropy", "agrees")
-OF_TEXTS = ("text", "reason")
-ABSENT, BARE, WITH_TEXTS, WHOLE = range(4)  # how much of a recorded prompt is in the page
+NUMBER, TEXT = int | float | None, str | None
+NUMBERS = {int, float, type(None)}  # what was not finite is null
+KINDS = dict(  # of what the page reads of groups.jsonl; a set: a list of these
+    step=int, place=int, prompt=str, outcome=str, baseline=NUMBER, pool=[dict(
+        round=int, submit=NUMBER, finish=NUMBER, reward=NUMBER, status=TEXT, reason=TEXT, text=str,
+        length=int, finish_reason=TEXT, kept=bool, coefficient=NUMBER, scale=NUMBER, mask=TEXT,
+        tokens={str}, **dict.fromkeys(set(OF_TOKENS) - {"tokens", "mask"}, NUMBERS))])
+ABSENT, WITH_TEXTS, WHOLE = range(3)  # how much of a recorded prompt is in the page
 
 
 @dataclass
@@ -80,22 +86,16 @@ class Recorded:
     row: dict  # without tokens
     file: object
     at: int  # its place in the file, in bytes
-    sizes: tuple[int, int, int, int]  # in characters: ABSENT, BARE, WITH_TEXTS, WHOLE
+    sizes: tuple[int, int, int]  # in characters: ABSENT, WITH_TEXTS, WHOLE
     rank: tuple = ()  # who comes first where not all fit
 
     def shown_as(self, level: int) -> dict:
         """The row as the page gets it."""
-        if level == BARE:
-            return self.row | dict(pool=[without(s, OF_TEXTS) for s in self.row["pool"]])
         if level == WITH_TEXTS:
             return self.row
         self.file.seek(self.at)
         whole = files.row_of(self.file.readline().decode(errors="replace"))
         return self.row | dict(pool=[now | s for now, s in zip(whole["pool"], self.row["pool"])])
-
-
-def without(sample: dict, names: tuple) -> dict:
-    return {name: value for name, value in sample.items() if name not in names}
 
 
 def read_run(folder: Path, span: tuple[int, int] | None) -> tuple[dict, list[str]]:
@@ -110,12 +110,12 @@ def read_run(folder: Path, span: tuple[int, int] | None) -> tuple[dict, list[str
     if config is None:
         raise SystemExit(f"{shown(folder)} holds no config.json, so it is no training run: name "
                          "the folder of one, such as runs/NAME.")
-    for log in (folder / name for name in ("metrics.jsonl", "groups.jsonl", "eval.jsonl")):
-        if log.exists() and not log.is_file():
-            raise SystemExit(f"{shown(log)} is no file, and so no log of a run: move it away.")
-    metrics, notes = thinned(rows_by_step(folder / "metrics.jsonl"))
+    metrics = rows_by_step(folder / "metrics.jsonl")
     if not metrics:
         raise SystemExit(f"{shown(folder)} has no finished step yet: there is nothing to see.")
+    stride, notes = -(-len(metrics) // MOST_ROWS), []
+    if stride > 1:
+        notes.append(f"The curves show one step in {stride}.")
     groups, damaged = read_groups(folder / "groups.jsonl", span)
     if damaged:
         notes.append(f"Damaged lines of {shown(folder)}/groups.jsonl that were left out "
@@ -125,16 +125,7 @@ def read_run(folder: Path, span: tuple[int, int] | None) -> tuple[dict, list[str
         notes.append(f"{shown(folder)} has no recorded prompts {which}, so it has curves only "
                      "(--log-groups of minirl.py).")
     evals = rows_by_step(folder / "eval.jsonl", ("data", "step"))
-    run = dict(name=folder.resolve().name, config=config, metrics=metrics, evals=evals)
-    return run | dict(groups=groups), notes
-
-
-def thinned(rows: list[dict]) -> tuple[list[dict], list[str]]:
-    """Every so many of the rows, if there are more than a curve can show; and a note of it."""
-    stride = -(-len(rows) // MOST_ROWS)
-    if stride <= 1:
-        return rows, []
-    return rows[::stride], [f"The curves show one step in {stride}."]
+    return dict(config=config, metrics=metrics[::stride], evals=evals, groups=groups), notes
 
 
 def read_groups(file: Path, span: tuple[int, int] | None) -> tuple[list[Recorded], int]:
@@ -145,9 +136,10 @@ def read_groups(file: Path, span: tuple[int, int] | None) -> tuple[list[Recorded
     log = open(file, "rb")  # stays open: a run that goes on may put another in its place
     for line in log:
         if within(line, span):
-            try:
-                found.append(recorded(line, log, at))
-            except (AttributeError, KeyError, TypeError):
+            row = files.row_of(line.decode(errors="replace"), is_group)
+            if row:
+                found.append(recorded(row, len(line), log, at))
+            else:
                 damaged += 1
         at += len(line)
     rank(found)
@@ -160,15 +152,36 @@ def within(line: bytes, span: tuple[int, int] | None) -> bool:
     return span is None or step is None or span[0] <= int(step[1]) <= span[1]
 
 
-def recorded(line: bytes, log, at: int) -> Recorded:
-    """A line, with what each answer's box holds. Raises one of three errors if it is damaged."""
-    row = files.row_of(line.decode(errors="replace"))
-    for s in row["pool"]:
-        s["answer"] = extract_answer(s["text"])
-    row["pool"] = [without(s, OF_TOKENS) for s in row["pool"]]
-    texts = sum(len(json.dumps(s[name])) for s in row["pool"] for name in OF_TEXTS)
+def is_group(row: dict) -> bool:
+    """Whether the page can show it: a view that meets a text for a number would stay empty."""
+    return fits(row, KINDS) and all(map(has_all_columns, row["pool"]))
+
+
+def has_all_columns(sample: dict) -> bool:
+    """Whether each token that was trained on has its text and its numbers."""
+    columns = {name: sample[name] for name in OF_TOKENS if sample.get(name) is not None}
+    alike = len({len(column) for column in columns.values()}) <= 1
+    return alike and ("theta" not in columns or {"mu", "tokens"} <= columns.keys())
+
+
+def fits(value, kind) -> bool:
+    """Whether a value from JSON is of a kind. What is a list per token may be missing."""
+    if isinstance(kind, dict):
+        return isinstance(value, dict) and all(fits(value.get(k), kind[k]) for k in kind)
+    if isinstance(kind, list):
+        return isinstance(value, list) and all(fits(one, kind[0]) for one in value)
+    if isinstance(kind, set):
+        return value is None or isinstance(value, list) and set(map(type, value)) <= kind
+    return isinstance(value, kind)
+
+
+def recorded(row: dict, length: int, log, at: int) -> Recorded:
+    """A row that is a line of `length` bytes, with what each answer's box holds."""
+    row["pool"] = [
+        {name: value for name, value in s.items() if name not in OF_TOKENS}
+        | dict(answer=extract_answer(s["text"])) for s in row["pool"]]
     size = len(json.dumps(row))
-    return Recorded(row, log, at, (0, size - texts, size, max(size, len(line))))
+    return Recorded(row, log, at, (0, size, max(size, length)))
 
 
 def rank(found: list[Recorded]) -> None:
@@ -187,11 +200,11 @@ def rank(found: list[Recorded]) -> None:
 def choose(groups: list[Recorded], room: int) -> list[int]:
     """How much of each prompt is shown, within `room` characters: one of the levels per prompt.
 
-    All are there before any has its texts, and all have their texts before any has its tokens.
+    All are there before any has its tokens.
     """
     levels = [ABSENT] * len(groups)
     order = sorted(range(len(groups)), key=lambda i: groups[i].rank)
-    for level in (BARE, WITH_TEXTS, WHOLE):
+    for level in (WITH_TEXTS, WHOLE):
         for i in order:
             sizes = groups[i].sizes
             more = sizes[level] - sizes[level - 1]
@@ -203,14 +216,11 @@ def choose(groups: list[Recorded], room: int) -> list[int]:
 
 def left_out(levels: list[int]) -> list[str]:
     """What is not in the page for want of room, as a sentence; none if all is there."""
-    kinds = {WITH_TEXTS: "here without their tokens", BARE: "here without tokens and texts",
-             ABSENT: "not here"}
-    parts = [f"{levels.count(level):,} are {how}" for level, how in kinds.items()
-             if level in levels]
-    if not parts:
+    bare, absent = levels.count(WITH_TEXTS), levels.count(ABSENT)
+    if not bare and not absent:
         return []
-    return [f"To keep this page small, of {len(levels):,} recorded prompts {', '.join(parts)}: "
-            "--steps 1-50 shows fewer steps in full."]
+    return [f"To keep this page small, of {len(levels):,} recorded prompts {bare:,} are here "
+            f"without their tokens and {absent:,} are not: --steps 1-50 shows fewer steps in full."]
 
 
 def fitting_page(runs: list[dict], notes: list[str], template: str) -> tuple[str, list[str]]:
@@ -259,7 +269,8 @@ def main(config: PageConfig) -> None:
     notes = [note for _, some in read for note in some]
     if span:
         notes.append(f"Prompts of steps {span[0]} to {span[1]} only (--steps).")
-    page, said = fitting_page([run for run, _ in read], notes, TEMPLATE.read_text(encoding="utf-8"))
+    runs = [dict(name=name) | run for name, (run, _) in zip(names_apart(folders), read)]
+    page, said = fitting_page(runs, notes, TEMPLATE.read_text(encoding="utf-8"))
     path = folders[0] / "explore.html"
     try:
         files.write_safely(path, page)
