@@ -4,9 +4,6 @@
     python eval.py --model Qwen2.5-Math-1.5B --data reinforce-ada  # the Reinforce-Ada paper's table
     python eval.py --adapter runs/NAME --against runs/eval-tiny-builtin-k32
 
-Training and evaluation share the prompt builder (prompts.py), the engine (engine.py), the verifier
-(rewards.py).
-
 avg@k   mean reward of k samples, then mean over questions: the policy that is trained, not greedy
         decoding
 pass@k  chance that at least one of k samples is right: unbiased estimator, Chen et al. 2021
@@ -15,9 +12,8 @@ pass@k  chance that at least one of k samples is right: unbiased estimator, Chen
         interval from single samples would be several times too narrow
 
 A score says nothing without its protocol (the template alone moves Qwen2.5-Math-1.5B from 21 % to
-62 % on MATH-500): it is printed and stored with every result. The folder of an evaluation (--out)
-holds protocol.json, eval.jsonl (every sample with its verdict, written as they come), summary.json
-and eval.png. The same command continues an interrupted evaluation.
+62 % on MATH-500): it is printed and stored with every result. The same command continues an
+interrupted evaluation.
 
 Arrays with the suffix _Q have one entry per question.
 """
@@ -36,8 +32,9 @@ import numpy as np
 from ada_sampler import without_verdict
 from parts.config import EvalConfig, parse_eval
 from parts.data import digest, load_sets
-from parts.files import append, keep_rows, quiet_end, read_json, read_rows, shown, write_safely
-from parts.folder import is_sample, open_folder, own_files, versions
+from parts.files import (append, digest_of, keep_rows, quiet_end, read_json, read_rows, shown,
+                         write_safely)
+from parts.folder import is_sample, open_folder, own_files, require_same, versions, weights_of
 from parts.grader import NO_VERDICT
 from parts.models import TINY, fetch_model, load_tokenizer
 from parts.prompts import add_prompts, stop_ids
@@ -72,9 +69,7 @@ def answers(engine, grader, problems, k: int, max_tokens: int, *, done=(),
 
     Each sample is drawn from a seed of its own, made of `seed`, its problem and its number. So
     neither the other samples nor an interruption decide about it: else those that are short would
-    be kept, and those that are long drawn again. (What runs beside a sample moves the last bits of
-    its logits: once in a long while a token comes out differently.) The temperature is this
-    evaluation's own, whatever a training engine samples with. `progress` is the bar's title.
+    be kept, and those that are long drawn again. `progress` is the bar's title.
     """
     from tqdm import tqdm
 
@@ -170,35 +165,38 @@ def estimate(sets: list, weights: list | None = None, resamples: int = 4000, see
     return dict(avg=avg, ci_low=low, ci_high=high)
 
 
-def by_question(rows: list[dict]) -> dict:
-    """(data, id) -> the rows of that question, in order of appearance."""
-    questions = {}
+def grouped(rows: list[dict], key) -> dict:
+    """key(row) -> the rows that have it, in order of appearance."""
+    groups = {}
     for row in rows:
-        questions.setdefault((row.get("data"), row["id"]), []).append(row)
-    return questions
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
+def question(row: dict) -> tuple:
+    return row.get("data"), row["id"]
 
 
 def question_means(rows: list[dict]) -> dict:
     return {key: sum(row["reward"] for row in own) / len(own)
-            for key, own in by_question(rows).items()}
+            for key, own in grouped(rows, question).items()}
 
 
-def report(rows: list[dict], ks: list[int] | None = None) -> dict:
+def report(rows: list[dict]) -> dict:
     """What rows `with_rewards` say: avg (avg@k), ci_low, ci_high, pass {k: pass@k}, shares, length.
 
     avg is of rewards, correct and pass of right answers (status "correct"): of math-verify's
-    rewards, 0 and 1, avg is correct. `ks`: the k of pass@k (default: powers of two).
-    Raises ValueError without rows, for questions with different numbers of samples, and for a k
-    above that number.
+    rewards, 0 and 1, avg is correct. Raises ValueError without rows, and for questions with
+    different numbers of samples.
     """
-    rows_Q = list(by_question(rows).values())
+    rows_Q = list(grouped(rows, question).values())
     if not rows:
         raise ValueError("nothing to report: there are no rows")
     n = len(rows_Q[0])
     if any(len(own) != n for own in rows_Q):
         raise ValueError(
             "questions have different numbers of samples: evaluate all of them with the same k")
-    ks = [2**i for i in range(n.bit_length())] if ks is None else ks
+    ks = [2**i for i in range(n.bit_length())]
     right_Q = [sum(row["status"] == "correct" for row in own) for own in rows_Q]
     verdicts = Counter(row["status"] for row in rows)
     return estimate([list(question_means(rows).values())]) | {
@@ -216,9 +214,8 @@ def reports(rows: list[dict], data: str) -> dict[str, dict]:
 
     (What is held out of the training data is one set, whatever that was put together of.)
     """
-    several, sets = len(expand(data)) > 1, {}
-    for row in rows:
-        sets.setdefault(row["data"] if several else data, []).append(row)
+    several = len(expand(data)) > 1
+    sets = grouped(rows, lambda row: row["data"] if several else data)
     return {name: report(own) for name, own in sets.items()}
 
 
@@ -227,15 +224,13 @@ def summary_of(rows: list[dict], weights: dict[str, float]) -> dict:
     sets = {}
     for name in weights:
         own = [row for row in rows if row["data"] == name]
-        levels = {}
-        for row in own:
-            levels.setdefault(row.get("level", ""), []).append(row)
+        levels = grouped(own, lambda row: row.get("level", ""))
         known = sorted(filter(None, levels), key=lambda level: (len(level), level))  # 2 before 10
         sets[name] = report(own) | {"levels": {level: report(levels[level]) for level in known}}
-    return dict(sets=sets, weighted=over_sets(question_means(rows), weights))
+    return dict(sets=sets, weighted=weighted(question_means(rows), weights))
 
 
-def over_sets(value_by_question: dict, weights: dict[str, float]) -> dict:
+def weighted(value_by_question: dict, weights: dict[str, float]) -> dict:
     """`estimate` of one value per (data, id)."""
     sets = [[value for (data, _), value in value_by_question.items() if data == name]
             for name in weights]
@@ -255,7 +250,7 @@ def compare(rows: list[dict], others: list[dict], weights: dict[str, float]) -> 
         parts["weighted"] = weights
     for name, part in parts.items():
         values = [value for (data, _), value in change.items() if data in part]
-        result[name] = over_sets(change, part) | dict(
+        result[name] = weighted(change, part) | dict(
             better=sum(value > 0 for value in values), worse=sum(value < 0 for value in values))
     return result
 
@@ -283,17 +278,31 @@ def prepare(config: EvalConfig) -> tuple[dict, dict]:
                for name, (_, weight) in zip(sets, expand(config.data))}
     sync = default_sync(dtype) if config.sync == "auto" else config.sync
     return sets, asdict(config) | dict(
-        path=path, files=[*weight_files(path), *weight_files(config.adapter)], sync=sync,
+        path=path, files=weights_of(path) | adapter_of(config), sync=sync,
         dtype=dtype, context=context, weights=weights, versions=versions(),
         stop=stop_ids(tokenizer, config.stop), prompt=prompted[0][0].prompt,
         own_files=own_files(config),
         questions={name: digest(problems) for name, problems in sets.items()})
 
 
-def weight_files(folder: str) -> list:
-    """Name, size and time of the weights in a folder: a model trained again is another model."""
-    files = sorted(Path(folder).glob("*.safetensors")) if folder else []
-    return [[file.name, file.stat().st_size, int(file.stat().st_mtime)] for file in files]
+def adapter_of(config: EvalConfig) -> dict[str, str]:
+    """{"adapter": hash of its weights}: one that was trained on is another policy."""
+    if not config.adapter:
+        return {}
+    return dict(adapter=digest_of(Path(config.adapter, "adapter_model.safetensors")))
+
+
+def load_policy(protocol: dict) -> tuple:
+    """(base and adapter, its rank); (None, 8) without an adapter. SystemExit if they do not fit."""
+    if not protocol["adapter"]:
+        return None, 8
+    from parts.policy import load_adapter
+
+    checkpoints = Path(protocol["adapter"]).parent
+    if checkpoints.name == "checkpoints":  # of a run, which knows its base
+        require_same(checkpoints.parent, dict(model=protocol["files"]["model"]),
+                     "name the --model that the adapter was trained on")
+    return load_adapter(protocol["path"], protocol["adapter"], protocol["dtype"])
 
 
 # -------------------------------------------------------------------------------------- the samples
@@ -378,11 +387,7 @@ def main(argv: list[str] | None = None) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # its threads would wait for each other
     sets, protocol = prepare(config)
     others = load_finished(Path(config.against), protocol, sets) if config.against else None
-    policy, rank = None, 8
-    if config.adapter:
-        from parts.policy import load_adapter
-
-        policy, rank = load_adapter(protocol["path"], config.adapter, protocol["dtype"])
+    policy, rank = load_policy(protocol)
     folder = Path(config.out)
     with open_folder(folder, protocol):
         show_protocol(protocol)

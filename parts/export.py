@@ -197,7 +197,7 @@ def export(place: Path, out: Path, dtype: str = "") -> None:
     config = settings_for_export(run)
     dtype = dtype or config["dtype"]
     path = fetch_model(config["model"], context=0)
-    require_same(run, weights_of(path))  # on others the adapter means nothing
+    require_same(run, weights_of(path), "put back what the adapter was trained on")
     policy, _ = load_adapter(path, str(checkpoint), dtype)
     model, share = merge(policy, dtype)
     write(out, model, load_tokenizer(path), card(out.name, run, config, step))

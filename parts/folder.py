@@ -124,8 +124,9 @@ def weights_of(path: str) -> dict[str, str]:
     return dict(model=hashlib.sha256(json.dumps(found).encode()).hexdigest())
 
 
-def require_same(folder: Path, inputs: dict[str, str]) -> None:
-    """Raises SystemExit if one of these INPUTS is not what the run was started with.
+def require_same(folder: Path, inputs: dict[str, str],
+                 instead: str = "put them back, or choose another --name") -> None:
+    """Raises SystemExit, which advises `instead`, if an input is not what the run started with.
 
     Among other problems its place in the data would point into another order; with another reward
     or on other weights, what it has learnt would mean nothing.
@@ -135,8 +136,7 @@ def require_same(folder: Path, inputs: dict[str, str]) -> None:
     for name, now in inputs.items():
         if before.get(name, now) != now:
             raise SystemExit(f"{INPUTS[name]} are not those with which {folder} was started "
-                             f"({shown(before[name])}; now {now}): put them back, or choose "
-                             "another --name.")
+                             f"({shown(before[name])}; now {now}): {instead}.")
 
 
 def note_start(folder: Path, now: dict, after_step: int, inputs: dict[str, str]) -> None:

@@ -19,7 +19,8 @@ import eval as evaluation  # the module has the name of a builtin
 from eval import compare, estimate, evaluate, pass_at_k, report, summary_of
 from parts import policy as adapters
 from parts import files, plot
-from parts.folder import is_sample, open_folder
+from parts.files import digest_of
+from parts.folder import is_sample, open_folder, weights_of
 from parts.stop import Interrupted, Stop
 
 
@@ -206,29 +207,15 @@ def test_report_of_one_sample_and_of_all_alike():
     assert one["avg"] == one["ci_low"] == one["ci_high"] == 1 and one["pass"] == {1: 1.0}
     none = report(rows_of([[0] * 3] * 5))
     assert none["avg"] == none["ci_high"] == none["pass"][2] == 0 and list(none["pass"]) == [1, 2]
-    assert report(rows_of([[0, 1, 1]]), ks=[3])["pass"] == {3: 1.0}
 
 
-def test_report_refuses_nonsense():
-    with pytest.raises(ValueError, match="no rows"):
-        report([])
-    with pytest.raises(ValueError, match="different numbers of samples"):
-        report(rows_of([[1, 0], [1]]))
-    with pytest.raises(ValueError, match="pass@3"):
-        report(rows_of([[1, 0]]), ks=[3])
+@pytest.mark.parametrize("rewards, words", [([], "no rows"), ([[1, 0], [1]], "different numbers")])
+def test_report_refuses_nonsense(rewards, words):
+    with pytest.raises(ValueError, match=words):
+        report(rows_of(rewards))
 
 
 # ---------------------------------------------------------------------------------------- intervals
-@pytest.mark.slow
-def test_the_interval_covers_the_truth():
-    rng, trials, covered = np.random.default_rng(100), 250, 0
-    for _ in range(trials):  # 100 questions with the spread of a hard benchmark, 8 samples each
-        rates = rng.beta(0.4, 0.8, 100)
-        result = estimate([rng.binomial(8, rates) / 8], resamples=300)
-        covered += result["ci_low"] <= 0.4 / 1.2 <= result["ci_high"]
-    assert 0.91 <= covered / trials <= 0.99
-
-
 def width(result):
     return result["ci_high"] - result["ci_low"]
 
@@ -362,7 +349,7 @@ def at_once(monkeypatch):
     monkeypatch.setattr(evaluation, "SECONDS", 0)
 
 
-@pytest.mark.parametrize("steps", [0, 1, 5, 20, 40, 60])
+@pytest.mark.parametrize("steps", [0, 5, 40])
 def test_resumed_equals_uninterrupted(tmp_path, at_once, steps):
     """Also in length: what was short is done, what was long is drawn from the same seed again."""
     whole, stopped = tmp_path / "whole.jsonl", tmp_path / "stopped.jsonl"
@@ -377,7 +364,7 @@ def test_resumed_equals_uninterrupted(tmp_path, at_once, steps):
     assert finish(stopped) == 40, "nothing is left to do"
 
 
-@pytest.mark.parametrize("cut", [1, 37, 900, 2000, 3000])
+@pytest.mark.parametrize("cut", [1, 37, 900])
 @pytest.mark.parametrize("end", ["", "\n"])  # an editor completes the line
 def test_a_half_written_line_is_mended(tmp_path, cut, end):
     whole, stopped = tmp_path / "whole.jsonl", tmp_path / "stopped.jsonl"
@@ -642,20 +629,6 @@ def test_a_folder_that_cannot_be_used_gets_one_sentence(tmp_path):
     assert (tmp_path / "file").read_text() == "precious"
 
 
-def test_two_programs_do_not_write_into_one_evaluation(tmp_path):
-    """A real second process; what is left by one that was killed does not stop the next."""
-    code = (
-        "import sys; from pathlib import Path; from parts.folder import open_folder\n"
-        f"held = open_folder(Path(sys.argv[1]), {FINISHED}); print('mine', flush=True); input()")
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, text=True, cwd=ROOT) as other:
-        assert other.stdout.readline() == "mine\n"
-        with pytest.raises(SystemExit, match="Another program is writing to"):
-            open_folder(tmp_path, FINISHED)
-        other.kill()
-    open_folder(tmp_path, FINISHED).close()
-
-
 def other_evaluation(folder, protocol=FINISHED, lines=(ROW,), complete=True):
     """The folder of a finished evaluation, for --against; a text is written as it is."""
     written = [line if isinstance(line, str) else json.dumps(line) for line in (protocol, *lines)]
@@ -666,31 +639,31 @@ def other_evaluation(folder, protocol=FINISHED, lines=(ROW,), complete=True):
     return folder
 
 
-@pytest.mark.parametrize("protocol", ["[]", "", "[" * 100_000, {}, {"questions": {"a": "1"}},
-                                      FINISHED | dict(k=[1]), FINISHED | dict(k=2)])
-def test_an_odd_protocol_to_compare_with_gets_one_sentence(tmp_path, protocol):
+@pytest.mark.parametrize("protocol, words", [
+    ("[]", "damaged"), ("[" * 100_000, "damaged"), ({}, "other questions"),
+    ({"questions": {"a": "1"}}, "not finished"), (FINISHED | dict(k=[1]), "not finished"),
+    (FINISHED | dict(k=2), "not finished")])
+def test_an_odd_protocol_to_compare_with_gets_one_sentence(tmp_path, protocol, words):
     """Before the engine starts: `compare` comes last, after what may have been hours."""
-    with pytest.raises(SystemExit, match="missing or damaged|not finished|other questions"):
+    with pytest.raises(SystemExit, match=words):
         evaluation.load_finished(other_evaluation(tmp_path, protocol), FINISHED,
                                  {"a": [Question("q")]})
 
 
 @pytest.mark.parametrize("lines", [
-    [], ["[]"], ["{}"], ["7"], ["[" * 100_000], [ROW | dict(reward="high")],
-    [ROW | dict(reward=None)], [ROW | dict(id=["q"])], [ROW | dict(id="another")], [ROW, ROW]])
-def test_odd_rows_to_compare_with_get_one_sentence(tmp_path, lines):
+    [], ["[]"], ["{}"], ["[" * 100_000], [ROW | dict(reward="high")], [ROW | dict(reward=None)],
+    [ROW | dict(id=["q"])], [ROW | dict(id="another")], [ROW, ROW]])
+def test_a_comparison_needs_every_sample_of_every_question(tmp_path, lines):
+    """Of fewer, `compare` would end in a KeyError after the evaluation."""
     with pytest.raises(SystemExit, match="not finished"):
         evaluation.load_finished(other_evaluation(tmp_path, lines=lines), FINISHED,
                                  {"a": [Question("q")]})
 
 
-def test_a_comparison_needs_every_sample_of_every_question(tmp_path):
-    """With a summary of fewer, `compare` would end in a KeyError after the evaluation."""
-    both, one = {"a": [Question("q"), Question("r")]}, {"a": [Question("q")]}
+def test_a_comparison_needs_a_summary_and_the_same_questions(tmp_path):
+    one = {"a": [Question("q")]}
     other = other_evaluation(tmp_path, lines=[ROW | dict(text="x")])
     assert evaluation.load_finished(other, FINISHED, one) == [ROW]
-    with pytest.raises(SystemExit, match="not finished"):
-        evaluation.load_finished(other, FINISHED, both)
     with pytest.raises(SystemExit, match="other questions"):
         evaluation.load_finished(other, FINISHED | {"questions": {"a": "2"}}, one)
     (other / "summary.json").unlink()
@@ -726,8 +699,8 @@ def test_the_protocol_knows_the_weights_of_sets_and_adapter(model, adapter, data
     sets, protocol = evaluation.prepare(evaluation.parse_eval(both))
     assert protocol["weights"] == {"sums.jsonl": 21, "few.jsonl": 3} == {
         name: len(problems) for name, problems in sets.items()}
-    names = [name for name, size, time in protocol["files"]]
-    assert names == ["model.safetensors", "adapter_model.safetensors"]
+    weights = digest_of(Path(adapter[0], "adapter_model.safetensors"))
+    assert protocol["files"] == weights_of(model) | dict(adapter=weights)
 
 
 def test_a_reader_that_leaves_gets_no_traceback():
@@ -790,6 +763,21 @@ def test_the_adapter_of_a_run_is_its_last_finished_checkpoint(adapter, tmp_path)
     last = tmp_path / "run" / "checkpoints" / "step-000100"
     assert adapters.find_adapter(str(tmp_path / "run")) == str(last)
     assert adapters.find_adapter(str(adapter[0])) == str(adapter[0])
+
+
+def test_an_adapter_is_not_put_onto_other_weights_than_its_runs(model, adapter, tmp_path):
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-000001"
+    shutil.copytree(adapter[0], checkpoint)
+    protocol = dict(adapter=str(checkpoint), path=str(model), files=weights_of(model),
+                    dtype="float32")
+    for known, fits in ((weights_of(model), True), (dict(model="other"), False), ({}, True)):
+        started = dict(config={}, starts=[dict(inputs=known)])
+        (tmp_path / "run" / "config.json").write_text(json.dumps(started))
+        if fits:
+            assert evaluation.load_policy(protocol)[1] == 12
+        else:
+            with pytest.raises(SystemExit, match="not those .* name the --model that the adapter"):
+                evaluation.load_policy(protocol)
 
 
 @pytest.mark.parametrize("change", [dict(r=4), dict(target_modules=["q_proj"]),

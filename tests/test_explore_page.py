@@ -803,7 +803,7 @@ def test_two_runs_are_smoothed_over_the_same_steps(browse):
 
 
 @pytest.mark.parametrize("rewards, marks", [
-    ([0.5, 0.75], ["0", "0.25", "0.5", "0.75", "1"]), ([-3.0, 5.0], ["−2", "0", "2", "4"])])
+    ([0.5, 0.75], ["0", "0.5", "1"]), ([-3.0, 5.0], ["−2.5", "0", "2.5", "5"])])
 def test_the_curve_of_a_reward_of_ones_own_is_in_the_picture(browse, rewards, marks):
     metrics = [dict(step=i, reward_first_round=reward) for i, reward in enumerate(rewards)]
     page = browse(data=dict(runs=[run_of(metrics=metrics)]))
