@@ -18,7 +18,7 @@ from helpers import ROOT, run_program
 import eval as evaluation  # the module has the name of a builtin
 from eval import compare, estimate, evaluate, pass_at_k, report, summary_of
 from parts import policy as adapters
-from parts import files, plot
+from parts import files
 from parts.files import digest_of
 from parts.folder import is_sample, open_folder, weights_of
 from parts.stop import Interrupted, Stop
