@@ -173,7 +173,7 @@ def test_damaged_lines_are_left_out_and_counted(folder, capsys):
                         ("status", 7), ("reason", []), ("coefficient", "0.5"), ("mask", [1, 1, 1]),
                         ("finish", "4"), ("mu", "abc"), ("mu", [-0.1, "x", 0]), ("mu", [-0.1]),
                         ("mu", None), ("tokens", ["a", 5, "b"]), ("theta", [[], 1, 2])):
-        strange.append(json.dumps(group(3, pool=[sample(**{name: value})])).encode())
+        strange.append(json.dumps(group(3, pool=[sample() | {name: value}])).encode())
     log.write_bytes(b"\n".join([*strange, whole.strip(), *strange]))
     data = page_of(folder)
     assert len(data["runs"][0]["groups"]) == 10
