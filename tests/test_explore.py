@@ -277,6 +277,7 @@ def long_run(tmp_path, steps=8, prompts=6):
 
     def pool():
         columns = {name: [round(rng.random(), 7) for _ in range(30)] for name in OF_TOKENS}
+        columns |= dict(tokens=[noise(8) for _ in range(30)], mask="1" * 30)
         return [sample(noise(600), tokens=30) | columns, sample(noise(600), kept=False)]
 
     groups = [group(step, place, pool()) for step in range(1, steps + 1)
