@@ -1,5 +1,4 @@
 """The built-in skills and the study made of them: pass rates as promised, fair verdicts."""
-import functools
 import json
 import random
 import re
@@ -149,20 +148,8 @@ def line(arm="a", regime="stream", seed=0, accuracies=(0.0, 1.0), **more):
     return dict(run=f"{arm}{seed}", arm=arm, regime=regime, seed=seed, evals=evals) | more
 
 
-def test_accuracies_are_read_at_a_budget_on_straight_lines():
-    run = line(accuracies=(0.2, 0.4, 0.8))
-    assert compare_skills.at(run, "samples", 150) == pytest.approx(0.6)
-    assert compare_skills.at(run, "engine_steps", 5) == pytest.approx(0.3)
-    with pytest.raises(ValueError, match="spent only 200"):
-        compare_skills.at(run, "samples", 201)
-
-
-def test_modelled_seconds():
-    """64 responses of one token at once, r = 2: that step takes 3 x 20 ms."""
-    row = dict(engine_steps=1, tokens=64, trained=0)
-    assert compare_skills.modelled(row) == {"r0": 0.02, "r0.5": 0.03, "r2": 0.06}
-    row["trained"] = 64
-    assert compare_skills.modelled(row)["r2"] == pytest.approx(0.02 * 9)
+def write(folder, name, rows):
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.mark.parametrize("differences, word", [
@@ -179,13 +166,6 @@ def test_words_follow_the_plan(differences, word):
         lines, "a", "b", lambda run: compare_skills.at(run, "samples", 100))
     assert found == word and centre == pytest.approx(sum(differences) / 3)
     assert half == pytest.approx(4.303 * stdev(differences) / 3**0.5, rel=1e-3)
-
-
-def test_a_letter_counts_as_solved_within_the_first_draws_only():
-    rare = [x for x in problems.LETTERS if problems.belief(x) < 0.05]
-    first, late = compare_skills.FIRST_DRAWS, compare_skills.FIRST_DRAWS + 1
-    run = line(solved={rare[0]: first, rare[1]: late, "A": 1})
-    assert compare_skills.ever_solved(run) == 1 / len(rare)
 
 
 def test_the_best_rate_is_that_of_the_tuning_seeds(monkeypatch):
@@ -206,34 +186,6 @@ def test_the_best_rate_is_that_of_the_tuning_seeds(monkeypatch):
         "| a | 40.0% | 35.0% | 20.0% |")
 
 
-@pytest.mark.parametrize("gain, confirmed", [
-    ((0.2, 0.2), "yes yes not"), ((0.2, 0.0), "in part in part in part"),
-    ((0.0, 0.0), "not not yes")])
-def test_confirmed_means_what_the_plan_says(gain, confirmed, monkeypatch):
-    """Hypotheses 1, 2 and 6, at budgets that every run had spent; 3 and 6 say: not ahead."""
-    monkeypatch.setattr(compare_skills, "DRAWS", 200)
-    monkeypatch.setattr(compare_skills, "STEPS", 2)
-    lines = [line(arm, regime, seed, (0, 0, 0.5 + (seed % 2) / 100 + more), solved={})
-             for arm in ("ada-balance", "uniform-4", "uniform-4-wide", "uniform-16")
-             for regime, own in zip(compare_skills.REGIMES, gain)
-             for more in [own if arm == "ada-balance" else seed % 3 / 100] for seed in range(6)]
-    random.Random(0).shuffle(lines)
-    answers = [row.split(" | ")[-1].rstrip(" |")
-               for row in compare_skills.verdicts(lines).splitlines()[2:]]
-    assert " ".join(answers[i] for i in (0, 1, 5)) == confirmed
-    assert answers[2] == answers[5] and answers[3] == answers[0] and answers[4] == "not"
-
-
-def test_budgets_are_what_every_run_had_spent_within_the_draws(monkeypatch):
-    monkeypatch.setattr(compare_skills, "DRAWS", 150)
-    thrifty = line(accuracies=(0, 0, 0))
-    for row in thrifty["evals"]:
-        row["engine_steps"] //= 2
-    lines = [line(accuracies=(0, 0, 0)), thrifty]
-    assert compare_skills.budget_of("samples", lines) == 150
-    assert compare_skills.budget_of("engine_steps", lines) == pytest.approx(7.5)
-
-
 def test_a_run_that_drew_too_little_goes_on(tmp_path, monkeypatch):
     """By the steps between two evaluations, until it has the draws of the primary measure."""
     monkeypatch.setattr(compare_skills, "RUNS", tmp_path)
@@ -248,8 +200,7 @@ def test_a_run_that_drew_too_little_goes_on(tmp_path, monkeypatch):
         asked.append(steps)
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True, exist_ok=True)
-        log = json.dumps(dict(step=steps, samples_total=10 * steps)) + "\n"
-        (folder / "metrics.jsonl").write_text(log)
+        write(folder, "metrics", [dict(step=steps, samples_total=10 * steps)])
         return 1.0
 
     monkeypatch.setattr(study, "launch", launch)
@@ -272,7 +223,7 @@ def test_a_run_is_folded_with_what_it_had_spent(tmp_path):
                    dict(step=2, prompt="<|user|>3G4=?", pool=silent),
                    dict(step=2, prompt="<|user|>4F4=?", pool=pool)]}
     for name, rows in logs.items():
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write(tmp_path, name, rows)
     found = compare_skills.fold(tmp_path)
     assert found["solved"] == {"F": 5} and found["zero_signal"] == 0.5
     assert found["letters"] == {"F": [3, 7, 2, 1], "G": [1, 3, 0, 1]}
@@ -302,63 +253,39 @@ def test_the_committed_tables_are_those_of_the_committed_runs():
     assert len(list(filter(None, rows))) == len(compare_skills.ARMS)
 
 
-@functools.cache
-def stored():
-    return [json.loads(line) for line in (study.RESULTS / "skills.jsonl").read_text().splitlines()]
-
-
-def stored_points(arm, budget, regime="stream", seeds=compare_skills.NEW_SEEDS):
-    """ada-balance minus an arm, seed by seed, in points; from the file itself, by no other code."""
-    cost, amount = budget
-    ends = {}
-    for run in stored():
-        if run["regime"] == regime and run["seed"] in seeds and amount <= run["evals"][cost][-1]:
-            points = zip(run["evals"][cost], run["evals"]["avg"])
-            ends[run["arm"], run["seed"]] = on_line(list(points), amount)
-    return [100 * (ends["ada-balance", seed] - ends[arm, seed]) for seed in seeds]
-
-
-def on_line(points, x):
-    after = next(i for i, point in enumerate(points) if point[0] >= x)
-    (x0, y0), (x1, y1) = points[after - 1:after + 1]
-    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-
-
-def spread(values):
-    return f"{sum(values) / len(values):+.1f} ± " + (
-        f"{study.T_95[len(values)] * stdev(values) / len(values) ** 0.5:.1f}")
+def lead(rival, cost, budget, regime="stream", seeds=compare_skills.NEW_SEEDS):
+    """Points of ada-balance over a rival with the interval, as the stored runs have them."""
+    lines = study.of(study.load("skills"), seeds, regime=regime)
+    return compare_skills.in_points(*compare_skills.compare(
+        lines, "ada-balance", rival, lambda run: compare_skills.at(run, cost, budget))[:2])
 
 
 def test_the_readmes_table_is_that_of_the_stored_runs():
     readme = (ROOT / "README.md").read_text()
     budgets = (("step", 40), ("step", 60), ("samples", 16_000))
-    for arm, name in (("uniform-4", "n = 4"), ("uniform-16", "n = 16")):
-        cells = [spread(stored_points(arm, budget)) for budget in budgets]
-        assert f"| {name} | {' | '.join(cells)} |" in readme
-    end = ("samples", 16_000)
-    wide = spread(stored_points("uniform-4-wide", ("step", 40)))
-    new, both = (spread(stored_points("uniform-4-wide", end, seeds=seeds))
-                 for seeds in (compare_skills.NEW_SEEDS, range(12)))
-    assert f"| more prompts | {wide} | | {new} (all twelve: {both}) |" in readme
-    few, halves = [], []
-    for arm, budget in [*((arm, budget) for arm in ("uniform-4", "uniform-16")
-                          for budget in budgets), ("uniform-4-wide", end),
-                        ("uniform-4-wide", ("step", 40))]:
-        many, some = (spread(stored_points(arm, budget, regime)) for regime in ("stream", "few"))
-        few.append(many[0] == some[0])
-        halves.append(float(some.split()[-1]))
-    assert all(few) and f"signs are the same, intervals up to ± {max(halves)}" in readme
+    asked = [(rival, *budget) for rival in ("uniform-4", "uniform-16") for budget in budgets]
+    asked += [("uniform-4-wide", "step", 40), ("uniform-4-wide", "samples", 16_000)]
+    many, few = ([lead(*each, regime) for each in asked] for regime in ("stream", "few"))
+    assert f"| n = 4 | {' | '.join(many[:3])} |" in readme
+    assert f"| n = 16 | {' | '.join(many[3:6])} |" in readme
+    twelve = lead(*asked[-1], seeds=range(12))
+    assert f"| more prompts | {many[6]} | | {many[7]} (all twelve: {twelve}) |" in readme
+    assert [found[0] for found in many] == [found[0] for found in few], "the signs"
+    widest = max(float(found.split()[-1]) for found in few)
+    assert f"signs are the same, intervals up to ± {widest}" in readme
 
 
 def test_what_the_page_says_of_the_horizon():
     page = " ".join((ROOT / "docs" / "sampling.md").read_text().split())
-    three = stored_points("uniform-4-wide", ("samples", 16_000), seeds=range(5, 8))
+    lines = study.load("skills")
+    ends = {(run["arm"], run["seed"]): compare_skills.at(run, "samples", 16_000)
+            for run in study.of(lines, range(5, 8), regime="stream")}
+    three = [100 * (ends["ada-balance", seed] - ends["uniform-4-wide", seed]) for seed in (5, 6, 7)]
     assert "| 16,000 (stored) | {:+.1f} | {:+.1f} | {:+.1f} |".format(*three) in page
-    for lead in (stored_points("uniform-4", ("step", 60), regime) for regime in ("stream", "few")):
-        assert f"{sum(lead) / 7:.0f}" == "13" and min(lead) > 0
-    last = {run["run"]: run["evals"]["avg"] for run in stored()}
-    assert max(max(avg) for run, avg in last.items() if run.startswith(("uniform", "maxrl"))) < 0.7
-    assert f"{last['ada-pos-stream-0.002-seed100'][-1]:.0%}" == "79%" and "is at 79 %" in page
+    best = {run["run"]: max(row["avg"] for row in run["evals"]) for run in lines}
+    assert max(avg for run, avg in best.items() if run.startswith(("uniform", "maxrl"))) < 0.7
+    last = study.of(lines, run="ada-pos-stream-0.002-seed100")[0]["evals"][-1]["avg"]
+    assert f"{last:.0%}" == "79%" and "is at 79 %" in page
 
 
 def test_the_plan_names_the_arms_and_budgets_of_the_program():
@@ -418,31 +345,29 @@ def test_rates_are_those_of_the_tuning_seeds_at_the_horizon():
 def test_letters_are_counted_by_evaluation(tmp_path):
     rows = [dict(step=step, problem=f"{i}{letter}2=?", right=right, k=8)
             for step, right in ((0, 1), (10, 3)) for i in range(4) for letter in "FG"]
-    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(tmp_path, "answers", rows)
     found = longer_skills.by_evaluation(tmp_path)
     assert found["F"] == found["G"] == [4, 12] and found["A"] == [0, 0]
 
 
 def test_a_run_that_breaks_counts_0_from_there_on(tmp_path, monkeypatch):
-    def breaks(*_):
-        (folder / "broken_batch.json").touch()
-        raise SystemExit("three steps in a row")
+    def ends(*_):
+        raise SystemExit("no memory")
 
     folder, stored = tmp_path / "runs" / "dapo-long-0.008-seed102", []
     folder.mkdir(parents=True)
     (folder / "groups.jsonl").touch()
     evals = dict(step=[0, 10], avg=[0.2, 0.4], samples=[0, 2000])
     monkeypatch.setattr(longer_skills, "RUNS", tmp_path)
-    monkeypatch.setattr(compare_skills, "train_until", breaks)
+    monkeypatch.setattr(compare_skills, "train_until", ends)
     monkeypatch.setattr(compare_skills, "fold", lambda folder: dict(evals=evals))
     monkeypatch.setattr(study, "add", lambda name, line: stored.append(line))
+    with pytest.raises(SystemExit, match="no memory"):
+        longer_skills.train("dapo", "", 0.008, 102)
+    (folder / "broken_batch.json").touch()
     longer_skills.train("dapo", "", 0.008, 102)
     assert stored[0]["broken"] and stored[0]["evals"]["avg"] == [0.2, 0.4, 0.0]
     assert stored[0]["evals"]["samples"][-1] == longer_skills.GOAL
-    (folder / "broken_batch.json").unlink()
-    monkeypatch.setattr(compare_skills, "train_until", lambda *_: sys.exit("no memory"))
-    with pytest.raises(SystemExit, match="no memory"):
-        longer_skills.train("dapo", "", 0.008, 102)
 
 
 def test_letters_are_counted_by_draws_in_first_rounds(tmp_path, monkeypatch):
@@ -455,7 +380,7 @@ def test_letters_are_counted_by_draws_in_first_rounds(tmp_path, monkeypatch):
 
     rows = [group("F", 0.0, 0.0), group("F", 1.0, 0.0, 0.0, coefficient=0.5), group("G", 1.0, 1.0),
             group("F", 0.0, 0.0, 1.0, 1.0)]
-    (tmp_path / "groups.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(tmp_path, "groups", rows)
     found = longer_skills.by_draws(tmp_path)
     assert found["F"] == [[2, 1, 0, 4, 1], [1, 0, 1, 2, 0]] and found["G"] == [
         [0] * 5, [1, 0, 1, 2, 2]] and found["A"] == []
