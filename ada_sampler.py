@@ -15,9 +15,10 @@ shown enough right and enough wrong answers.
 Two budgets per prompt: up to N*M samples are *drawn*, n are *kept* for the update. The kept ones
 are balanced by force, so their mean says nothing; the baseline is the mean of all that was drawn.
 
-Prompts are independent, so none waits for another. But no round is cut short: short answers finish
-first, and where the short ones are the right ones, deciding before a round is complete would tilt
-the pool.
+**Rounds.** No prompt waits for another's. But no round is cut short: short answers finish first,
+and where right answers are the short ones, half a round shows too many of them. Who decided then
+would tilt the pool, and the mean with it. What may come early is the *next* round, once the missing
+answers can no longer prevent it: that changes when it is drawn, and not what (`Collector.advance`).
 
 **The rules** (`--sampler`). Each is a row of RULES; a new one, such as ada-neg, is a new row.
     uniform      draw n, keep n: GRPO, or REINFORCE with a group baseline
@@ -27,19 +28,18 @@ the pool.
     ada-est      remember each prompt's pass rate p; draw ~ 1/sqrt(p), keep all, weigh by 1/sqrt(p)
     gvm          pilot samples estimate p; then draw where it lowers the gradient's variance most
 
-**A prompt that is never solved** (ada-balance). It opens one round after the other, each as soon
-as it is certain (`Collector.advance`), until N*M answers are wrong and `exit_test` closes it as
-"too few correct", or until the step's budget does, as "out of budget". `keep` finds no correct
-answer and fills up with wrong ones, as the released code does; the papers drop the prompt
-(drop_unresolved). Either way it teaches nothing: each reward is the pool's mean, each coefficient
-0. (Where rewards are more than 0 and 1, wrong answers differ, and it does teach which were less
-wrong.) The trainer spares such rows the forward pass but counts them in its mean, like an all-wrong
-group in GRPO: what a prompt counts must not depend on how many others are silent. The log shows the
-prompt in unresolved_too_few_correct and zero_signal, its draws in spent_by_pass_rate. With a single
-hit it is unresolved too, but does have a gradient: that hit and n - 1 wrong answers are kept. Under
-the other rules it costs n draws (uniform), makes room for another prompt (dapo), is remembered as
-hard and gets up to N_max draws at its next visit (ada-est), or gets nothing beyond its pilots
-(gvm).
+**A prompt that is never solved** (ada-balance) opens one round after the other, until N*M answers
+are wrong and `exit_test` closes it as "too few correct", or until the step's budget is spent and it
+is "out of budget". `keep` finds no correct answer and fills up with wrong ones, as the released
+code does; the papers drop the prompt (drop_unresolved). Either way it teaches nothing: each reward
+is the pool's mean, each coefficient 0. (Where rewards are more than 0 and 1, wrong answers differ,
+and it does teach which were less wrong.) The trainer spares such rows the forward pass but counts
+them in its mean, like an all-wrong group in GRPO: what a prompt counts must not depend on how many
+others are silent. The log shows the prompt in unresolved_too_few_correct and zero_signal, its draws
+in spent_by_pass_rate. With a single hit it is unresolved too, but does have a gradient: that hit
+and n - 1 wrong answers are kept. Under the other rules it costs n draws (uniform), makes room for
+another prompt (dapo), is remembered as hard and gets up to N_max draws at its next visit (ada-est),
+or gets nothing beyond its pilots (gvm).
 
 **See them** without a model: `python course/simulate.py --all --pass-rate 0.05`.
 
@@ -53,55 +53,61 @@ Papers: v1 and v3 are versions of Reinforce-Ada, arXiv 2510.04996; GVM is 2505.0
 """
 import math
 import sys
-import types
-import typing
 from dataclasses import dataclass, field, fields
 from statistics import fmean, stdev
-from typing import Any, Callable, Literal, NamedTuple
+from typing import Any, Callable, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 
 # ---------------------------------------------------------------------------------------- the rules
 class Rule(NamedTuple):
-    """All that tells one way of sampling from another, beside the algorithms of its own."""
+    """All that tells one way of sampling from another. What reads a rule asks these, not its name.
+
+    Why keep n: each prompt counts the same, and the update costs the same, however long the hunt
+    was. Why all: a rule that shares out draws says by the number of rows what a prompt counts.
+    """
 
     first: str  # the setting with the samples of a prompt's first round
-    wants: Callable[[Any], tuple[int, int]]  # config -> (correct, wrong) answers that resolve it
-    rounds: bool  # may take up to N rounds of M; otherwise one round
-    kept: str  # "n" or "all" (then prompts with more draws weigh more)
     reads: str  # its settings, besides those that every rule has
+    wants: Callable[[Any], tuple[int, int]] = lambda c: (0, 0)  # right, wrong: these resolve it
+    rounds: bool = False  # may take up to N rounds of M; otherwise one round
+    refills: bool = False  # drops an unresolved prompt, and tries another one in its place
+    shares: str = ""  # "by memory", "by pilots": shares out the step's draws by pass rates
+    kept: str = "n"  # "n" or "all" samples of a prompt
+    rows: Callable[[Any], int] = lambda c: c.n  # that are kept of a prompt, on average
 
 
 ADA = "n M N M_first drop_unresolved max_tokens_per_step"
-EST = "M N_min N_max est_decay est_alpha est_beta est_eps"
-GVM = "M gvm_pilot gvm_alpha gvm_beta gvm_norms gvm_reuse_pilots max_tokens_per_step"
 RULES = {
-    #                   first        resolved by                            rounds  kept   reads
-    "uniform":     Rule("n",         lambda c: (0, 0),                      False,  "n",   "n"),
-    "dapo":        Rule("n",         lambda c: (1, 1),                      False,  "n",
-                        "n max_refills max_tokens_per_step"),
-    "ada-pos":     Rule("M_first",   lambda c: (c.k_pos, 0),                True,   "n",
-                        ADA + " k_pos"),
-    "ada-balance": Rule("M_first",   lambda c: (c.n // 2, c.n - c.n // 2),  True,   "n",
-                        ADA + " max_rounds_all_correct"),
-    "ada-est":     Rule("M",         lambda c: (0, 0),                      False,  "all", EST),
-    "gvm":         Rule("gvm_pilot", lambda c: (0, 0),                      False,  "all", GVM),
+    "uniform": Rule("n", "n"),
+    "dapo": Rule(
+        "n", "n max_refills max_tokens_per_step", wants=lambda c: (1, 1), refills=True),
+    "ada-pos": Rule(
+        "M_first", ADA + " k_pos", wants=lambda c: (c.k_pos, 0), rounds=True),
+    "ada-balance": Rule(
+        "M_first", ADA + " max_rounds_all_correct",
+        wants=lambda c: (c.n // 2, c.n - c.n // 2), rounds=True),
+    "ada-est": Rule(
+        "M", "M N_min N_max est_decay est_alpha est_beta est_eps",
+        shares="by memory", kept="all", rows=lambda c: c.M),
+    "gvm": Rule(
+        "gvm_pilot",
+        "M gvm_pilot gvm_alpha gvm_beta gvm_norms gvm_reuse_pilots max_tokens_per_step",
+        shares="by pilots", kept="all", rows=lambda c: c.M + c.gvm_pilot * c.gvm_reuse_pilots),
 }
-SHORT_RULES = {"grpo": "uniform", "pos": "ada-pos", "balance": "ada-balance", "est": "ada-est"}
 
 
 # ------------------------------------------------------------------------------------ configuration
-def limited(default, least=None, most=None, above=None, below=None):
-    """A dataclass field with a range: least <= value <= most, above < value < below."""
-    limits = dict(least=least, most=most, above=above, below=below)
-    return field(default=default, metadata=limits)
+def limited(default, least=None, most=None):
+    """A dataclass field with a range: least <= value <= most."""
+    return field(default=default, metadata=dict(least=least, most=most))
 
 
 @dataclass
 class SamplerConfig:
     """All that decides about sampling. A trainer's config inherits from it."""
 
-    sampler: Literal[(*RULES, *SHORT_RULES)] = "ada-balance"
-    """who is sampled how much; short names: pos, balance, est, and grpo for uniform"""
+    sampler: Literal[tuple(RULES)] = "ada-balance"
+    """who is sampled how much"""
     n: int = limited(4, least=1, most=4096)
     """samples kept per prompt for the update (uniform, dapo: also drawn)"""
     M: int = limited(8, least=1, most=4096)
@@ -124,17 +130,15 @@ class SamplerConfig:
     """open no further round once so many tokens are written; 0 = off"""
     max_refills: int = limited(3, least=0, most=1000)
     """dapo: further prompts to try for one place in the batch; 0 = none"""
-    advantage: Literal[
-        "pool-mean", "leave-one-out", "group-std", "positives-only", "raft"
-    ] = "pool-mean"
-    """what a reward is compared with; group-std is GRPO's; raft is short for positives-only"""
+    advantage: Literal["pool-mean", "leave-one-out", "group-std", "positives-only"] = "pool-mean"
+    """what a reward is compared with; group-std is GRPO's, positives-only RAFT's"""
     weighting: Literal["none", "unbiased", "log", "inv_p"] = "none"
     """row weights: none, unbiased (ascend p), log (ascend log p), inv_p (1/p)"""
     est_decay: float = limited(0.9, least=0, most=1)
     """ada-est: lambda, what a visit leaves of a prompt's old counts"""
-    est_alpha: float = limited(0.5, above=0, most=1e6)
+    est_alpha: float = limited(0.5, least=1e-6, most=1e6)
     """ada-est: alpha of the Beta prior of a pass rate"""
-    est_beta: float = limited(0.5, above=0, most=1e6)
+    est_beta: float = limited(0.5, least=1e-6, most=1e6)
     """ada-est: beta of the Beta prior of a pass rate"""
     est_eps: float = limited(0.01, least=1e-9, most=1)
     """ada-est: eps in 1/sqrt(p + eps)"""
@@ -154,11 +158,8 @@ class SamplerConfig:
     """gvm: train on the pilots too (the paper throws them away)"""
 
     def validate(self) -> None:
-        """Resolve short names in place. Raises ValueError, one sentence, for what cannot work."""
+        """Raises ValueError, one sentence, for what cannot work."""
         check_ranges(self)
-        self.sampler = SHORT_RULES.get(self.sampler, self.sampler)
-        if self.advantage == "raft":
-            self.advantage = "positives-only"
         for f in fields(self):
             readers = [name for name, rule in RULES.items() if f.name in rule.reads.split()]
             if readers and self.sampler not in readers and getattr(self, f.name) != f.default:
@@ -263,10 +264,14 @@ def without_verdict(rewards: list[float], if_all: float = 0.0) -> list[float]:
 def advantages(kept: list[float], pool: list[float], kind: str) -> list[float]:
     """Advantages of the kept rewards, by the statistics of the pool: the kept ones were chosen.
 
-    pool-mean       r - mean                not / std: one hit in 512 would count 22.6 (v1 2.3)
+    pool-mean       r - mean
     leave-one-out   r - mean of the others  RLOO: unbiased; pool-mean shrinks by (m-1)/m
     group-std       (r - mean) / std        GRPO: std with m - 1 in the denominator
     positives-only  max(r, 0)               RAFT
+
+    Why pool-mean does not divide by std, about sqrt(p(1-p)): that is another objective, 2 arcsin
+    sqrt(p), in which hard and easy prompts count more than middling ones. And the larger a pool,
+    the more a lucky hit counts: 22.6 for one in 512 (v1 section 2.3).
     """
     m, baseline = len(pool), mean(pool)
     if kind == "positives-only":
@@ -310,9 +315,7 @@ def row_weights(correct: list[bool], p_hat: float, n: float, kind: str) -> list[
 
 def rows_per_prompt(config: SamplerConfig) -> int:
     """What a prompt brings to the update, on average: the n of `row_weights`."""
-    if RULES[config.sampler].kept == "n":
-        return config.n
-    return config.M + (config.gvm_pilot if config.gvm_reuse_pilots else 0)
+    return RULES[config.sampler].rows(config)
 
 
 def settle_all(groups: list[Group], config: SamplerConfig, estimator=None) -> None:
@@ -324,7 +327,7 @@ def settle_all(groups: list[Group], config: SamplerConfig, estimator=None) -> No
     worst = min(without_verdict([s.reward for group in groups for s in group.pool]), default=0.0)
     for group in groups:
         settle(group, config, worst)
-        if config.sampler == "ada-est":
+        if RULES[config.sampler].shares == "by memory":
             estimator.update(group)
 
 
@@ -337,28 +340,28 @@ def settle(group: Group, config: SamplerConfig, worst: float = 0.0) -> None:
     beside 0 and 1 the wrong answers of such a prompt differ, so it has a signal, and without the
     floor it would count 1 where one with a single hit counts m.
     """
-    pool = group.pool
+    rule, pool = RULES[config.sampler], group.pool
     if not pool:
         return
     for s, reward in zip(pool, without_verdict([s.reward for s in pool], worst)):
         s.reward = reward
     group.p_hat = pass_rate(pool)
-    if config.sampler == "gvm" and not config.gvm_reuse_pilots:
+    if rule.shares == "by pilots" and not config.gvm_reuse_pilots:
         pool = [s for s in pool if s.round > 0]
         if not pool:
             return
         group.p_hat = pass_rate(pool)
     rewards = [s.reward for s in pool]
     group.baseline = mean(rewards)
-    drops = config.drop_unresolved or config.sampler == "dapo"
+    drops = config.drop_unresolved or rule.refills
     if drops and group.outcome != "resolved":
         return
-    group.kept = keep(pool, config.n) if RULES[config.sampler].kept == "n" else pool
+    group.kept = keep(pool, config.n) if rule.kept == "n" else pool
     correct, n = [s.correct for s in group.kept], rows_per_prompt(config)
     group.advantages = advantages([s.reward for s in group.kept], rewards, config.advantage)
     p = max(group.p_hat, 1 / (2 * len(pool)) if config.weighting in ("log", "inv_p") else 0)
     group.weights = row_weights(correct, p, n, config.weighting)
-    if config.sampler == "ada-est":  # v3 Alg. 1: half of the log objective by sampling, half here
+    if rule.shares == "by memory":  # v3 Alg. 1: half of the log objective by sampling, half here
         group.weights = [w / (group.p_hat + config.est_eps) ** 0.5 for w in group.weights]
 
 
@@ -472,7 +475,7 @@ def collect(
     for problem, size in list(zip(problems, sizes))[part or slice(None)]:
         run.add(problem, size)
     run.drive()
-    if config.sampler == "gvm":
+    if RULES[config.sampler].shares == "by pilots":
         run.second_stage(grad_norms)
         run.drive()
     if part is None:
@@ -486,7 +489,7 @@ def first_size(config: SamplerConfig) -> int:
 
 def first_sizes(problems: list, config: SamplerConfig, estimator: Estimator | None) -> list[int]:
     """How much of every prompt is drawn before this step knows anything about it."""
-    if config.sampler != "ada-est":
+    if RULES[config.sampler].shares != "by memory":
         return [first_size(config) for _ in problems]
     if estimator is None:
         raise ValueError("ada-est needs estimator=Estimator(config), kept from step to step")
@@ -529,9 +532,9 @@ class Collector:
 
         Then nobody may go ahead. Otherwise the fastest prompts would take the rest, favouring
         whichever kind is shorter. So decisions wait for all unfinished rounds, and come in the
-        order of the batch. Nobody knows how many tokens a
-        round will take, so under a limit of tokens they always wait. (A refill of dapo is a new
-        prompt, equally good whoever made room for it.)
+        order of the batch. Nobody knows how many tokens a round will take, so under a limit of
+        tokens they always wait. (A refill of dapo is a new prompt, equally good whoever made room
+        for it.)
         """
         config = self.config
         if not RULES[config.sampler].rounds:
@@ -583,10 +586,9 @@ class Collector:
     def advance(self, group: Group) -> None:
         """Close a prompt, open its next round, or go on waiting.
 
-        An unfinished round closes nothing, for what is missing are the long answers. But when the
-        exit test at its end will fail whatever they turn out to be, the next round is certain.
-        Opening it now changes when it is drawn and not what is drawn, and a round's one straggler
-        no longer holds up its prompt.
+        A round with answers missing closes nothing, for those are the long ones. But where the exit
+        test at its end will fail whatever they turn out to be, the next round is certain, and may
+        be opened now: a single straggler no longer holds up its prompt.
         """
         config = self.config
         missing = sum(s.rollout is None for s in group.pool)
@@ -605,7 +607,7 @@ class Collector:
         group.outcome = exit_test(correct, wrong, group.rounds, config)
         if not group.outcome and not self.open_round(group, config.M):
             group.outcome = "out of budget"
-        if config.sampler == "dapo" and group.outcome != "resolved":
+        if RULES[config.sampler].refills and group.outcome != "resolved":
             self.try_another(group)
 
     def read_verdicts(self, group: Group) -> None:
@@ -650,50 +652,34 @@ class Collector:
 
 
 # ------------------------------------------------------------------------------ what cannot work
+KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}
+
+
 def check_ranges(config: Any) -> None:
     """Check every field of a dataclass against its type, its `Literal` choices and its range.
 
     A bool is no number, a whole number may stand for a float, and a float must be finite.
     Raises ValueError, one sentence that names the field and the value.
     """
-    hints = typing.get_type_hints(type(config))
+    hints = get_type_hints(type(config))
     for f in fields(config):
-        value = getattr(config, f.name)
-        check_type(f.name, value, hints[f.name])
-        if value is not None:
-            check_range(f.name, value, **f.metadata)
-
-
-def check_type(name: str, value: Any, hint: Any) -> None:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        if value not in args:
-            raise ValueError(f"{name} must be one of {', '.join(map(str, args))}, not {value!r}")
-    elif origin in (typing.Union, types.UnionType):
-        if value is not None:
-            check_type(name, value, args[0])
-    elif origin is tuple:
-        for item, kind in zip(value, args):
-            check_type(name, item, kind)
-    else:
-        allowed = (int, float) if hint is float else hint
-        disguised = isinstance(value, bool) and hint is not bool  # to Python, True is the int 1
-        if disguised or not isinstance(value, allowed):
-            words = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}
-            raise ValueError(f"{name} must be {words.get(hint, hint.__name__)}, not {value!r}")
-
-
-def check_range(name: str, value, least=None, most=None, above=None, below=None, **_) -> None:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number, not {value}")
-    for broken, words, bound in (
-        (least is not None and value < least, "at least", least),
-        (most is not None and value > most, "at most", most),
-        (above is not None and value <= above, "above", above),
-        (below is not None and value >= below, "below", below),
-    ):
-        if broken:
-            raise ValueError(f"{name} must be {words} {bound}, not {value}")
+        value, kind = getattr(config, f.name), hints[f.name]
+        fits = type(value) is kind or (kind is float and type(value) is int)
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        least, most = f.metadata.get("least"), f.metadata.get("most")
+        wanted = ""
+        if choices and value not in choices:
+            wanted = f"one of {', '.join(choices)}"
+        elif kind in KINDS and not fits:
+            wanted = KINDS[kind]
+        elif isinstance(value, float) and not math.isfinite(value):
+            wanted = "a finite number"
+        elif None not in (value, least) and value < least:
+            wanted = f"at least {least}"
+        elif None not in (value, most) and value > most:
+            wanted = f"at most {most}"
+        if wanted:
+            raise ValueError(f"{f.name} must be {wanted}, not {value!r}")
 
 
 def contradictions(c: SamplerConfig) -> list[tuple[bool, str]]:
@@ -702,8 +688,9 @@ def contradictions(c: SamplerConfig) -> list[tuple[bool, str]]:
     smallest, draws = min(first, c.M), first + (c.N - 1) * c.M
     rows = "n" if rule.kept == "n" else "M"
     alone = c.gvm_reuse_pilots or (c.advantage == "positives-only" and rule.wants(c) == (0, 0))
-    further = rule.rounds and c.N > 1 or c.sampler == "dapo" and c.max_refills or c.sampler == "gvm"
-    est, std = c.sampler == "ada-est", c.advantage == "group-std"
+    more_rounds, refills = rule.rounds and c.N > 1, rule.refills and c.max_refills
+    further = more_rounds or refills or rule.shares == "by pilots"
+    est, std = rule.shares == "by memory", c.advantage == "group-std"
     return [
         # v1 Alg. 1 asks for M >= n: otherwise ada-pos could close with fewer than n samples
         (rule.rounds and smallest < c.n,

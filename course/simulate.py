@@ -2,7 +2,7 @@
 
     python course/simulate.py --all --pass-rate 0.05             # all rules on equally hard prompts
     python course/simulate.py --all --beta 0.5 1.5               # on mostly hard ones
-    python course/simulate.py --sampler pos --beta 0.5 1.5       # one rule, by bands of pass rates
+    python course/simulate.py --sampler ada-pos --beta 0.5 1.5   # one rule, by bands of pass rates
     python course/simulate.py --all --plot rules.png
 
 Draws, unresolved and no signal are per place in the batch. The effective weight w(p) is the factor

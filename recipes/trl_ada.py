@@ -28,8 +28,8 @@ from types import SimpleNamespace
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from ada_sampler import collect, keep, limited
-from parts.config import (Config, DataSettings, ModelSettings, OptimizerSettings, SamplingSettings,
-                          in_one_sentence, parse_flags, resolve)
+from parts.config import (Config, DataSettings, ModelSettings, OptimizerSettings, PromptSettings,
+                          SamplingSettings, in_one_sentence, parse_flags, resolve)
 from parts.grader import require_function
 from parts.machine import build_for_cpu
 from parts.prompts import require_template
@@ -54,7 +54,7 @@ class TrlSettings:
     """train all weights, without an adapter (needs a GPU)"""
     trl: str = "{}"
     """further settings of TRL's GRPOConfig, as JSON, such as '{"loss_type": "cispo"}'"""
-    engine_memory: float = limited(0.45, above=0, below=1)
+    engine_memory: float = limited(0.45, least=0.01, most=0.99)
     """share of the GPU's memory for TRL's vLLM"""
     graders: int = limited(2, least=1, most=256)
     """worker processes that run math-verify, for each process"""
@@ -67,7 +67,8 @@ class TrlSettings:
 
 
 @dataclass
-class Settings(ModelSettings, DataSettings, SamplingSettings, OptimizerSettings, TrlSettings):
+class Settings(ModelSettings, DataSettings, PromptSettings, SamplingSettings, OptimizerSettings,
+               TrlSettings):
     """Every flag. All but `micro_rows`, `full` and `trl` are minirl.py's too, and checked there."""
 
 

@@ -131,8 +131,8 @@ def closed_pools(p, rule, n=4, M=8, N=4):
     """Exactly, without the sampler: the closed pool is [(probability, correct, wrong,
     resolved)]."""
     done = {
-        "balance": lambda c, w: c >= n // 2 and w >= n - n // 2,
-        "pos": lambda c, w: c >= 1,
+        "ada-balance": lambda c, w: c >= n // 2 and w >= n - n // 2,
+        "ada-pos": lambda c, w: c >= 1,
         "uniform": lambda c, w: True,
     }[rule]
     M, N = (n, 1) if rule == "uniform" else (M, N)

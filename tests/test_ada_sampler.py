@@ -25,7 +25,7 @@ from sampler_oracles import (
 
 @pytest.mark.parametrize("p", ORACLE)
 def test_oracles_exactly(p):
-    balance, pos = exact(p, "balance"), exact(p, "pos")
+    balance, pos = exact(p, "ada-balance"), exact(p, "ada-pos")
     found = (balance[0], *balance[2:], pos[0], pos[3],
              *(exact(p, "uniform", n=n)[3] for n in (4, 8, 16)))
     for got, published, digits in zip(found, ORACLE[p], (2, 3, 3, 2, 3, 3, 3, 3)):
@@ -36,7 +36,8 @@ def test_oracles_exactly(p):
 def test_effective_weights_exactly(p):
     for weighting, published in WEIGHTS[p].items():
         digits = len(published.partition(".")[2])
-        assert abs(exact_weight(p, "balance", weighting) - float(published)) <= 0.501 * 10**-digits
+        found = exact_weight(p, "ada-balance", weighting)
+        assert abs(found - float(published)) <= 0.501 * 10**-digits
 
 
 @pytest.mark.parametrize("p", [0.02, 0.3, 0.9])
@@ -300,7 +301,7 @@ def impatient(p, rng, n=4, M=8, N=4):
 
 @pytest.mark.parametrize("p", [0.2, 0.5])
 def test_deciding_inside_a_round_is_biased_and_collect_does_not(p):
-    pools, count = closed_pools(p, "balance"), 400
+    pools, count = closed_pools(p, "ada-balance"), 400
     expected = sum(q * c / (c + w) for q, c, w, _ in pools)
     error = math.sqrt(sum(q * (c / (c + w) - expected) ** 2 for q, c, w, _ in pools) / count)
     groups = run(coins([p] * count), config(), Engine(3, slots=4000, length=short_if_correct))
@@ -609,7 +610,7 @@ def test_gvm_uses_gradient_norms():
 
 
 def test_gvm_with_raft_and_log_is_the_estimator_of_its_paper():
-    cfg = config("gvm", advantage="raft", weighting="log")
+    cfg = config("gvm", advantage="positives-only", weighting="log")
     for g in run(mixed(40), cfg):
         for s, c in g.rows():  # 1/(n_i p_i) for accepted ones, over M rows per prompt on average
             assert math.isclose(c / cfg.M, 1 / (len(g.kept) * g.p_hat)) if s.correct else c == 0
@@ -775,9 +776,9 @@ def test_a_sample_that_is_lost_names_its_prompt(cfg, p, key, how):
 def test_no_more_correct_answers_can_be_asked_for_than_are_drawn(first, draws):
     """In a first round of its own size and two of 8."""
     sizes = dict(n=4, M=8, N=3, M_first=first)
-    config("pos", **sizes, k_pos=draws).validate()
+    config("ada-pos", **sizes, k_pos=draws).validate()
     with pytest.raises(ValueError, match=f"more than all {draws} draws"):
-        config("pos", **sizes, k_pos=draws + 1).validate()
+        config("ada-pos", **sizes, k_pos=draws + 1).validate()
 
 
 @pytest.mark.parametrize(
@@ -790,15 +791,15 @@ def test_no_more_correct_answers_can_be_asked_for_than_are_drawn(first, draws):
         (dict(n=8, M_first=4), "a round of 4 is below n = 8"),
         (dict(n=1), "n = 1"),
         (dict(sampler="dapo", n=1), "n = 1"),
-        (dict(sampler="est", weighting="log"), "leave weighting at none"),
-        (dict(sampler="est", M=64), "N_min to N_max"),
+        (dict(sampler="ada-est", weighting="log"), "leave weighting at none"),
+        (dict(sampler="ada-est", M=64), "N_min to N_max"),
         (dict(sampler="gvm", gvm_alpha=0.0, gvm_beta=3.0),
          "gvm_beta has no effect with gvm_alpha = 0"),
         (dict(sampler="gvm", M=1), "M = 1 leaves nothing to compare"),
-        (dict(sampler="est", M=1, N_min=1), "M = 1 leaves nothing to compare"),
-        (dict(sampler="dapo", n=1, advantage="raft"), "n = 1 leaves nothing to compare"),
-        (dict(sampler="est", N_min=9), "N_min to N_max"),
-        (dict(sampler="est", advantage="group-std"), "group-std would divide once more"),
+        (dict(sampler="ada-est", M=1, N_min=1), "M = 1 leaves nothing to compare"),
+        (dict(sampler="dapo", n=1, advantage="positives-only"), "n = 1 leaves nothing to compare"),
+        (dict(sampler="ada-est", N_min=9), "N_min to N_max"),
+        (dict(sampler="ada-est", advantage="group-std"), "group-std would divide once more"),
         (dict(advantage="group-std", weighting="unbiased"),
          "weighting unbiased would not be what it says"),
         (dict(M_first=8, N=1), "M_first has no effect with N = 1"),
@@ -813,7 +814,7 @@ def test_no_more_correct_answers_can_be_asked_for_than_are_drawn(first, draws):
          "max_samples_per_step = 2 does not allow one prompt its first 8 samples"),
         (dict(M_first=16, max_samples_per_step=15), "its first 16 samples"),
         (dict(sampler="gvm", gvm_pilot=5, max_samples_per_step=4), "its first 5 samples"),
-        (dict(sampler="est", max_samples_per_step=7), "its first 8 samples"),
+        (dict(sampler="ada-est", max_samples_per_step=7), "its first 8 samples"),
     ],
 )
 def test_validate_says_what_is_wrong(changes, message):
@@ -825,19 +826,14 @@ def test_validate_says_what_is_wrong(changes, message):
 
 
 def test_what_validate_lets_through():
-    for short, name in dict(grpo="uniform", pos="ada-pos", balance="ada-balance",
-                            est="ada-est").items():
-        cfg = config(short, advantage="raft")
-        cfg.validate()
-        assert (cfg.sampler, cfg.advantage) == (name, "positives-only")
     config("uniform", n=16, M=8).validate()  # M is not uniform's
-    config("uniform", n=1, advantage="raft").validate()
-    config("gvm", advantage="raft", M=1).validate()
+    config("uniform", n=1, advantage="positives-only").validate()
+    config("gvm", advantage="positives-only", M=1).validate()
     config("gvm", gvm_reuse_pilots=True, M=1).validate()
-    config("est", advantage="raft", M=1, N_min=1).validate()
-    config("pos", k_pos=32).validate()  # all N*M draws
-    config("balance", n=8, M=9, M_first=8, max_rounds_all_correct=3).validate()
-    config("est", N_min=8, N_max=8).validate()
+    config("ada-est", advantage="positives-only", M=1, N_min=1).validate()
+    config("ada-pos", k_pos=32).validate()  # all N*M draws
+    config("ada-balance", n=8, M=9, M_first=8, max_rounds_all_correct=3).validate()
+    config("ada-est", N_min=8, N_max=8).validate()
     config("dapo", max_tokens_per_step=9, max_refills=1).validate()
     config("gvm", max_tokens_per_step=9, gvm_alpha=0.0).validate()
     config(max_samples_per_step=8, max_tokens_per_step=1, N=2).validate()
@@ -886,9 +882,9 @@ def test_the_table_names_settings_that_exist():
 def test_a_new_rule_is_a_row_of_the_table(tmp_path, monkeypatch):
     """ada-neg, rounds until one answer is wrong: nothing but a row in a copy of the file."""
     source = (ROOT / "ada_sampler.py").read_text()
-    row = '    "ada-neg": Rule("M_first", lambda c: (0, 1), True, "n", ADA),\n'
-    (tmp_path / "with_neg.py").write_text(source.replace('    "ada-est":     Rule(',
-                                                         row + '    "ada-est":     Rule(', 1))
+    row = '    "ada-neg": Rule("M_first", ADA, wants=lambda c: (0, 1), rounds=True),\n'
+    (tmp_path / "with_neg.py").write_text(source.replace('    "ada-est": Rule(',
+                                                         row + '    "ada-est": Rule(', 1))
     monkeypatch.syspath_prepend(tmp_path)
     import with_neg
 
@@ -909,7 +905,6 @@ def test_a_new_rule_is_a_row_of_the_table(tmp_path, monkeypatch):
 @dataclass
 class Ranges:
     whole: int = ada.limited(3, least=1, most=9)
-    inside: float = ada.limited(0.5, above=0, below=1)
     edge: float = ada.limited(0.5, least=0, most=1)
     choice: Literal["a", "b"] = "a"
     flag: bool = False
@@ -925,11 +920,9 @@ class Ranges:
         (dict(whole=10), "whole must be at most 9, not 10"),
         (dict(whole=True), "whole must be a whole number, not True"),
         (dict(whole=4.0), "whole must be a whole number, not 4.0"),
-        (dict(inside=0), "inside must be above 0, not 0"),
-        (dict(inside=1.0), "inside must be below 1, not 1.0"),
         (dict(edge=-1e-9), "edge must be at least 0, not -1e-09"),
         (dict(edge=1.0001), "edge must be at most 1, not 1.0001"),
-        (dict(inside=math.nan), "inside must be a finite number, not nan"),
+        (dict(edge=math.nan), "edge must be a finite number, not nan"),
         (dict(plain=math.inf), "plain must be a finite number, not inf"),
         (dict(plain=False), "plain must be a number, not False"),
         (dict(choice="c"), "choice must be one of a, b, not 'c'"),
@@ -946,8 +939,8 @@ def test_ranges_are_one_sentence_with_name_and_value(changes, message):
 
 def test_what_ranges_let_through():
     ada.check_ranges(Ranges())
-    for changes in (dict(whole=1), dict(whole=9), dict(edge=0), dict(edge=1), dict(inside=1e-9),
-                    dict(inside=0.999), dict(maybe=1), dict(maybe=None), dict(plain=3),
+    for changes in (dict(whole=1), dict(whole=9), dict(edge=0), dict(edge=1),
+                    dict(maybe=1), dict(maybe=None), dict(plain=3),
                     dict(choice="b"), dict(flag=True)):
         ada.check_ranges(Ranges(**changes))
 

@@ -184,7 +184,7 @@ def choices(name: str, without=()) -> list:
 
 RULES = ["uniform", "dapo", "ada-pos", "ada-balance", "ada-est", "gvm"]
 COMBINED = dict(
-    advantage=choices("advantage", without=("raft", "auto")),
+    advantage=choices("advantage", without=("auto",)),
     weighting=choices("weighting"),
     replay=choices("replay", without=("auto",)),
     mini_batches=[1, 2],

@@ -1,78 +1,77 @@
-"""What a user can get wrong ends within seconds, before the engine loads, in one sentence."""
+"""Settings: every flag is explained and arrives; what a user can get wrong ends within seconds,
+before torch is imported, in one sentence.
+"""
 import json
 import os
 import re
+import subprocess
+import sys
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import SimpleNamespace
-from typing import get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
 from ada_sampler import SamplerConfig
-from conftest import ROOT
+from helpers import HANG, ROOT
 from parts import run as running
+from parts.config import (Config, EvalConfig, ModelSettings, check_name, in_one_sentence, name_of,
+                          parse, parse_eval, parse_flags, resolve)
 from parts.run import every, prepare
-from parts.config import (RESUMABLE, Config, check_name, name_of, parse, parse_eval,
-                          resolve)
+
+
+def refusal(capsys, read, flags) -> str:
+    """The one sentence with which these flags are refused."""
+    with pytest.raises(SystemExit) as ended:
+        read(flags)
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.count("\n") == 1
+    program, _, sentence = error.partition(": ")
+    assert program == ("eval.py" if read is parse_eval else "minirl.py")
+    return sentence
 
 
 @pytest.mark.parametrize("flags, sentence", [
-    (["--M", "2", "--N", "1", "--n", "4"], "n = 4"),
-    (["--M", "2"], "n = 4"),
-    (["--top-p", "0.9"], "top_p must stay 1"),
-    (["--temperature", "0"], "temperature must be at least 0.01, not 0"),
-    (["--mini-batches", "50", "--batch-prompts", "8"], "8 prompts cannot be cut into 50"),
-    (["--mini-batches", "25"], "24 prompts cannot be cut into 25"),
-    (["--lora-rank", "0"], "lora_rank must be at least 1"),
-    (["--name", "../elsewhere"], "plain folder name"),
-    (["--name", "x" * 256], "256 bytes of 255"),
-    (["--name", "ü" * 128], "256 bytes of 255"),
-    (["--model", ""], "model must not be empty"),
-    (["--data", "x" * 4097], "data is longer than any path: 4,097 characters"),
-    (["--objective", "grpo", "--importance", "none"], "grpo has a weight of its own"),
-    (["--objective", "cispo", "--weight-cap", "4"], "weight_cap belongs to the objective minirl"),
-    (["--weight-cap", "0.5"], "weight_cap must be 0 (no cap) or at least 1"),
-    (["--importance", "none", "--weight-cap", "4"], "no effect with importance none"),
-    (["--importance", "staleness"], "the same as none"),
-    (["--no-clip", "--eps-low", "0.1", "--mini-batches", "2"], "no effect without clip"),
-    (["--no-clip", "--eps-high", "0.1", "--mini-batches", "2"], "no effect without clip"),
-    (["--eps-low", "0.1"], "no effect with one mini-batch"),
-    (["--eps-high", "0.1"], "no effect with one mini-batch"),
-    (["--no-clip"], "no effect with one mini-batch"),
-    (["--mask", "icepop", "--objective", "grpo"], "mask belongs to the objective minirl"),
-    (["--mask", "dppo", "--no-clip", "--mini-batches", "2"], "mask has no effect without clip"),
-    (["--delta", "0.3"], "no effect but with mask dppo"),
-    (["--mask", "dppo", "--eps-low", "0.1", "--mini-batches", "2"], "which looks at delta"),
-    (["--replay", "r2"], "the same as none"),
-    (["--problem-key", "question"], "builtin problems have no columns"),
-    (["--answer-key", "a"], "builtin problems have no columns"),
-    (["--lr", "1e-10"], "lr must be 0 (auto) or at least 1e-9"),
-    (["--eval-temperature", "0"], "set eval_k to 1"),
-    (["--eval-temperature", "0", "--eval-k", "2"], "set eval_k to 1"),
-    (["--eval-temperature", "0.009"], "0 (greedy) or at least 0.01"),
-    (["--eval-temperature", "-0.5"], "-1 (the training's), 0 (greedy)"),
-    (["--max-grad-norm", "1e-4"], "max_grad_norm must be 0 (off) or at least 0.001"),
-    (["--warmup-steps", "101"], "more than the 100 optimizer steps"),
-    (["--warmup-steps", "8", "--steps", "3", "--mini-batches", "2"], "more than the 6 optimizer"),
+    ("--M 2 --N 1 --n 4", "n = 4"), ("--M 2", "n = 4"),
+    ("--temperature 0", "temperature must be at least 0.01, not 0"),
+    ("--mini-batches 50 --batch-prompts 8", "8 prompts cannot be cut into 50"),
+    ("--mini-batches 25", "24 prompts cannot be cut into 25"),
+    ("--lora-rank 0", "lora_rank must be at least 1"),
+    ("--name ../elsewhere", "plain folder name"),
+    ("--name " + "x" * 256, "256 bytes of 255"), ("--name " + "ü" * 128, "256 bytes of 255"),
+    ("--model=", "model must not be empty"),
+    ("--data " + "x" * 4097, "data is longer than any path: 4,097 characters"),
+    ("--objective grpo --importance none", "importance has no effect with objective grpo"),
+    ("--objective cispo --weight-cap 4", "weight_cap has no effect with objective cispo"),
+    ("--mask icepop --objective grpo", "mask has no effect with objective grpo"),
+    ("--weight-cap 0.5", "weight_cap must be 0 (no cap) or at least 1"),
+    ("--importance none --weight-cap 4", "no effect with importance none"),
+    ("--importance staleness", "pi_theta/pi_old is 1"),
+    ("--replay r2", "there is no pi_old pass"),
+    ("--no-clip --eps-low 0.1 --mini-batches 2", "eps_low has no effect without clip"),
+    ("--no-clip --eps-high 0.1 --mini-batches 2", "eps_high has no effect without clip"),
+    ("--mask dppo --no-clip --mini-batches 2", "mask has no effect without clip"),
+    ("--eps-low 0.1", "eps_low has no effect with one mini-batch"),
+    ("--eps-high 0.1", "eps_high has no effect with one mini-batch"),
+    ("--no-clip", "clip has no effect with one mini-batch"),
+    ("--delta 0.3", "delta has no effect but with mask dppo"),
+    ("--mask dppo --eps-low 0.1 --mini-batches 2", "which looks at delta"),
+    ("--problem-key question", "builtin problems: they have no columns"),
+    ("--answer-key a", "builtin problems: they have no columns"),
+    ("--lr 1e-10", "lr must be 0 (auto) or at least 1e-9"),
+    ("--threshold 1", "threshold must be at least 0 and below 1"),
+    ("--threshold -1e-9", "threshold must be at least 0 and below 1"),
+    ("--log-groups some", "log_groups must be a whole number up to 999999"),
+    ("--eval-temperature 0 --eval-k 2", "set eval_k to 1"),
+    ("--eval-temperature 0.009", "0 (greedy) or at least 0.01"),
+    ("--eval-temperature -0.5", "-1 (the training's), 0 (greedy)"),
+    ("--max-grad-norm 1e-4", "max_grad_norm must be 0 (off) or at least 0.001"),
+    ("--warmup-steps 101", "more than the 100 optimizer steps"),
+    ("--warmup-steps 8 --steps 3 --mini-batches 2", "more than the 6 optimizer"),
 ])
 def test_what_cannot_work_is_refused_in_one_sentence(flags, sentence, capsys):
-    with pytest.raises(SystemExit) as ended:
-        parse(flags)
-    error = capsys.readouterr().err
-    assert ended.value.code == 2 and sentence in error
-    assert error.startswith("minirl.py: ") and error.count("\n") == 1
-
-
-@pytest.mark.parametrize("program", ["minirl", "eval"])
-@pytest.mark.parametrize("flag", ["--system", "--data", "--name"])
-def test_a_byte_that_is_no_text_is_refused(program, flag, capsys):
-    """As `--system $'caf\\xe9'` arrives where the terminal is set to another encoding."""
-    read = parse if program == "minirl" else parse_eval
-    with pytest.raises(SystemExit) as ended:
-        read([flag, os.fsdecode(b"caf\xe9")])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == f"{program}.py: caf\\udce9 is no text in UTF-8\n"
+    assert sentence in refusal(capsys, parse, flags.split())
 
 
 @pytest.mark.parametrize("settings", [
@@ -82,51 +81,49 @@ def test_a_byte_that_is_no_text_is_refused(program, flag, capsys):
     dict(importance="none"), dict(replay="r2", mini_batches=2), dict(replay="r3"), dict(lr=1e-9),
     dict(max_grad_norm=1e-3), dict(max_grad_norm=0.0), dict(warmup_steps=0),
     dict(warmup_steps=6, steps=3, mini_batches=2), dict(steps=1), dict(name="ü" * 127),
-    dict(eval_temperature=0.0, eval_k=1), dict(eval_temperature=0.01),
+    dict(eval_temperature=0.0, eval_k=1), dict(eval_temperature=0.01), dict(threshold=0),
     dict(mini_batches=24, batch_prompts=24), dict(mini_batches=5, batch_prompts=24),
-    dict(data="mine.jsonl", problem_key="question"), dict(data="x" * 4096),
+    dict(data="mine.jsonl", problem_key="question"), dict(data="x" * 4096), dict(log_groups="all"),
 ])
 def test_what_is_near_to_it_is_not(settings):
     Config(**settings).validate()
 
 
-RANGES = {  # the ends of each range: still allowed, not any more
-    "lora_rank": (1, 0, 512, 513), "lora_alpha": (1, 0, 4096, 4097),
-    "max_prompt_tokens": (0, -1, 10**6, 10**6 + 1), "batch_prompts": (0, -1, 10**5, 10**5 + 1),
-    "max_tokens": (0, -1, 10**6, 10**6 + 1), "threshold": (0, -1e-9, 0.999, 1),
-    "temperature": (0.01, 0.0099, 100, 100.1), "top_p": (1, 0, 1, 1.1),
-    "mini_batches": (1, 0, 10**5, 10**5 + 1), "weight_cap": (0, -1e-9, 1e9, 1.1e9),
-    "eps_low": (1e-9, 0, 1, 1.01), "eps_high": (1e-9, 0, 1e6, 1.1e6),
-    "delta": (1e-9, 0, 1, 1.01),
-    "lr": (0, -1e-9, 1, 1.01), "warmup_steps": (0, -1, 10**6, 10**6 + 1),
-    "weight_decay": (0, -1e-9, 1, 1.01), "max_grad_norm": (0, -1e-9, 1e9, 1.1e9),
-    "steps": (0, -1, 10**6, 10**6 + 1), "seed": (0, -1, 2**32 - 1, 2**32),
-    "eval_every": (0, -1, 10**6, 10**6 + 1), "eval_questions": (0, -1, 10**6, 10**6 + 1),
-    "eval_k": (1, 0, 10**4, 10**4 + 1), "eval_temperature": (-1, -1.1, 100, 100.1),
-    "checkpoint_every": (0, -1, 10**6, 10**6 + 1),
-    "keep_checkpoints": (1, 0, 10**6, 10**6 + 1), "engine_memory": (1e-9, 0, 0.999, 1),
-    "engine_sequences": (1, 0, 10**4, 10**4 + 1), "micro_tokens": (0, -1, 10**8, 10**8 + 1),
-    "graders": (1, 0, 256, 257)}
+@pytest.mark.parametrize("flags, sentence", [
+    ("--k 0", "k must be at least 1"), ("--max-tokens -1", "max_tokens must be at least 0"),
+    ("--engine-memory 1", "engine_memory must be at most 0.99"),
+    ("--temperature 0.001 --k 1", "0 (greedy) or at least 0.01"),
+    ("--temperature 0", "use --k 1"), ("--temperature nan", "finite"), ("--stop=", "not be empty"),
+    ("--threshold 0.5", "threshold has no effect without reward"),
+])
+def test_an_evaluation_that_cannot_work_is_refused_in_one_sentence(flags, sentence, capsys):
+    assert sentence in refusal(capsys, parse_eval, flags.split())
 
 
-@pytest.mark.parametrize("name", RANGES)
-def test_the_ends_of_every_range(name):
-    least, below, most, above = RANGES[name]
+@pytest.mark.parametrize("read", [parse, parse_eval])
+@pytest.mark.parametrize("flag", ["--system", "--data", "--name"])
+def test_a_byte_that_is_no_text_is_refused(read, flag, capsys):
+    """As `--system $'caf\\xe9'` arrives where the terminal is set to another encoding."""
+    sentence = refusal(capsys, read, [flag, os.fsdecode(b"caf\xe9")])
+    assert sentence == "caf\\udce9 is no text in UTF-8\n"
+
+
+@pytest.mark.parametrize("cls", [Config, EvalConfig])
+def test_every_number_has_a_range_of_which_both_ends_are_allowed(cls):
     others = dict(eps_low=dict(mini_batches=2), eps_high=dict(mini_batches=2),
-                  delta=dict(mask="dppo"),
-                  eval_temperature=dict(eval_k=1)).get(name, {})
-    for value in (least, most):
-        Config(**others | {name: value}).validate()
-    for value in (below, above):
-        with pytest.raises(ValueError, match=f"^{name} must be "):
-            Config(**others | {name: value}).validate()
-
-
-def test_every_number_of_a_run_has_a_range():
-    own = {f.name for f in fields(Config)} - {f.name for f in fields(SamplerConfig)}
-    hints = get_type_hints(Config)
-    assert own | {"threshold"} >= RANGES.keys()
-    assert {name for name in own if hints[name] in (int, float)} | {"threshold"} == RANGES.keys()
+                  delta=dict(mask="dppo"), eval_temperature=dict(eval_k=1),
+                  temperature=dict(k=1) if cls is EvalConfig else {},
+                  threshold=dict(reward="a.py:b"))
+    hints, sampler = get_type_hints(cls), {f.name for f in fields(SamplerConfig)} - {"threshold"}
+    for f in fields(cls):
+        if hints[f.name] not in (int, float) or f.name in sampler:
+            continue
+        least, most = f.metadata["least"], f.metadata["most"]
+        for value in (least, most):
+            cls(**others.get(f.name, {}) | {f.name: hints[f.name](value)}).validate()
+        for value in (least - 1, 2 * most + 1):
+            with pytest.raises(ValueError, match=f"^{f.name} must be at (least|most) "):
+                cls(**{f.name: hints[f.name](value)}).validate()
 
 
 # ------------------------------------------------------------------------------ defaults
@@ -167,9 +164,11 @@ def test_the_held_out_problems_fit_the_training_data(settings, held_out):
 def test_what_is_given_is_not_replaced():
     given = dict(max_prompt_tokens=7, max_tokens=8, batch_prompts=9, lr=0.5, steps=11,
                  eval_questions=12, micro_tokens=13, data="a.jsonl", eval_data="b.jsonl",
-                 template="none", name="mine", eval_every=3, checkpoint_every=4)
+                 template="none", name="mine", eval_every=3, checkpoint_every=4,
+                 eval_temperature=0.5)
     found = asdict(resolve(Config(**given)))
     assert given == {name: found[name] for name in given}
+    assert resolve(Config(temperature=0.3)).eval_temperature == 0.3
 
 
 def test_zero_is_never_but_at_the_ends_also_when_a_run_goes_on():
@@ -181,8 +180,8 @@ def test_zero_is_never_but_at_the_ends_also_when_a_run_goes_on():
 
 
 @pytest.mark.parametrize("settings, name", [
-    (dict(sampler="balance", seed=3), "tiny-ada-balance-seed3"),
-    (dict(model="org/name", sampler="grpo"), "name-uniform-seed0"),
+    (dict(seed=3), "tiny-ada-balance-seed3"),
+    (dict(model="org/name", sampler="uniform"), "name-uniform-seed0"),
     (dict(model="/models/my model (2)/"), "my_model_2_-ada-balance-seed0"),
     (dict(model=".hidden"), "hidden-ada-balance-seed0"),
     (dict(model="/"), "model-ada-balance-seed0"),
@@ -194,12 +193,106 @@ def test_a_run_without_a_name_gets_one_that_is_a_folder(settings, name):
     check_name(name)
 
 
-def test_only_what_leaves_the_meaning_of_the_logs_alone_may_change_on_resume():
-    assert RESUMABLE < {f.name for f in fields(Config)}
-    assert {"steps", "lr", "micro_tokens", "graders", "sync", "eval_every"} <= RESUMABLE
-    deciding = {"model", "dtype", "data", "seed", "temperature", "objective", "mini_batches",
-                "rollout_dtype", "kv_cache_dtype", "eval_k", "max_grad_norm", "warmup_steps"}
-    assert not RESUMABLE & (deciding | {f.name for f in fields(SamplerConfig)})
+# ------------------------------------------------------------------------------ flags
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def run(script: str, *flags, cwd=ROOT):
+    """(exit code, what it printed, its errors) of `python script *flags`.
+
+    It must answer before the large libraries are imported, which takes many seconds.
+    """
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", str(ROOT / script), *flags], capture_output=True,
+        text=True, cwd=cwd, env=os.environ | dict(COLUMNS="100"), timeout=HANG)
+    lines = done.stderr.splitlines()
+    imported = {line.split("|")[-1].strip() for line in lines if line.startswith("import time:")}
+    assert "tyro" in imported and not {"torch", "transformers", "vllm", "datasets"} & imported
+    errors = [line for line in lines if not line.startswith("import time:")]
+    return done.returncode, done.stdout, "\n".join(errors)
+
+
+@pytest.mark.parametrize("script, cls", [("minirl.py", Config), ("eval.py", EvalConfig)])
+def test_every_flag_is_explained_in_a_group_by_the_words_under_its_field(script, cls):
+    code, text, _ = run(script, "--help")
+    lines = [line.strip(" │") for line in text.splitlines()]
+    assert code == 0
+    for group in cls.__bases__:
+        assert f"─ {group.__name__.removesuffix('Settings')} options ─" in text
+        assert " ".join(group.__doc__.split())[:40] in text
+    for f in fields(cls):
+        at = next(i for i, line in enumerate(lines)
+                  if line.split(" ")[0].rstrip(",") == flag(f.name))
+        entry = " ".join(lines[at:at + 6])
+        entry = entry[:entry.index("(default")]
+        words = entry.replace(flag(f.name), "").split()
+        assert sum(word.isalpha() and word.islower() for word in words) >= 2, entry
+
+
+@pytest.mark.parametrize("flags, words", [
+    ("--lrr 1", ["--lr"]), ("--modle x", ["Perhaps you meant", "--model"]),
+    ("--mini-batch 2", ["Perhaps you meant", "--mini-batches"]),
+    ("--lr fast", ["--lr", "'fast'"]), ("--n 1.5", ["--n", "'1.5'"]),
+    ("--sampler magic", ["'magic'", "--sampler", "ada-balance"]),
+    ("--lr", ["--lr"]), ("--clip yes", ["yes"]), ("words", ["words"]),
+])
+def test_what_is_no_flag_or_no_value_is_answered(flags, words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse_flags(Config, flags.split(), "minirl.py", "")
+    answer = capsys.readouterr().err
+    assert ended.value.code == 2 and all(word in answer for word in words), answer
+
+
+@pytest.mark.parametrize("script, flags, code, sentence", [
+    ("minirl.py", ["--temperature", "0"], 2, "minirl.py: temperature must be at least 0.01"),
+    ("minirl.py", ["--data", "missing.jsonl"], 1, "No data file missing.jsonl: --data takes a"),
+    ("eval.py", ["--data", "missing.jsonl"], 1, "No data file missing.jsonl: --data takes a")])
+def test_the_programs_answer_before_torch_is_imported(script, flags, code, sentence, tmp_path):
+    found, printed, error = run(script, *flags, cwd=tmp_path)
+    assert (found, printed) == (code, "") and error.startswith(sentence) and "\n" not in error
+
+
+def another(name: str):
+    """A value that is not the default, as text and as it should arrive."""
+    hint, usual = get_type_hints(Config)[name], (getattr(Config, name), "auto")
+    if get_origin(hint) is Literal:
+        value = next(choice for choice in get_args(hint) if choice not in usual)
+    else:
+        value = {int: -97, float: -0.125, str: "words"}[hint]  # a minus begins no flag
+    return str(value), value
+
+
+def test_every_flag_arrives_in_its_own_field():
+    hints, argv, wanted = get_type_hints(Config), [], {}
+    for f in fields(Config):
+        if hints[f.name] is bool:
+            wanted[f.name] = not f.default
+            argv.append(flag(f.name) if wanted[f.name] else flag("no_" + f.name))
+        else:
+            typed, wanted[f.name] = another(f.name)
+            argv += [flag(f.name), typed]
+    found = parse_flags(Config, argv, "minirl.py", "")
+    assert {name: getattr(found, name) for name in wanted} == wanted
+
+
+def test_without_flags_the_defaults_hold_and_others_can_take_their_place():
+    assert parse_flags(Config, [], "p", "") == Config()
+    stored = dict(lr=0.25, clip=False, resume=True)
+    assert parse_flags(Config, [], "p", "", stored) == Config(**stored)
+    given = parse_flags(Config, ["--no-resume", "--M-first", "9"], "p", "", stored)
+    assert given == Config(lr=0.25, clip=False, M_first=9)
+    one = parse_flags(ModelSettings, ["--lora-rank", "8"], "p", "")  # a class without groups
+    assert one == ModelSettings(lora_rank=8)
+
+
+def test_a_sentence_ends_the_program_with_code_2(capsys):
+    with pytest.raises(SystemExit) as ended, in_one_sentence("prog"):
+        raise ValueError("n must be at least 1, not 0")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "prog: n must be at least 1, not 0\n"
+    with pytest.raises(KeyError), in_one_sentence("prog"):
+        raise KeyError("a mistake of the program keeps its traceback")
 
 
 # ------------------------------------------------------------------------------ the program
@@ -243,12 +336,3 @@ def test_a_run_is_known_by_its_training_and_its_held_out_problems(tmp_path, monk
     assert known[0] == known[1] and len({*known}) == 3
     said = "data: a step takes 24 prompts (--batch-prompts) of 1 to train on, so some are in it"
     assert capsys.readouterr().out.count(said) == 4
-
-
-def test_an_existing_run_is_not_overwritten(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "mine").mkdir(parents=True)
-    (tmp_path / "runs" / "mine" / "config.json").write_text("{}")
-    (tmp_path / "runs" / "mine" / "metrics.jsonl").write_text("{}\n")
-    with pytest.raises(SystemExit, match="exists already.*--resume.*--name"):
-        prepare(parse(["--name", "mine"]), grader=None)

@@ -138,17 +138,17 @@ def test_the_score_of_another_temperature_has_a_mean():
 
 
 # --------------------------------------------------------------------- session 3: laws of drawing
-@pytest.mark.parametrize("rule, quotas", [("balance", (2, 2)), ("pos", (1, 0))])
+@pytest.mark.parametrize("rule, quotas", [("ada-balance", (2, 2)), ("ada-pos", (1, 0))])
 @pytest.mark.parametrize("p", RATES)
 def test_draws_and_exits_are_those_of_brute_force(rule, quotas, p):
     draws, _, unresolved, silent = oracles.exact(p, rule)
-    config = SamplerConfig(sampler=f"ada-{rule}")
+    config = SamplerConfig(sampler=rule)
     found = laws.expected_yield(p, config)
     assert laws.expected_draws(p, *quotas) == pytest.approx(draws)
     assert found.draws == pytest.approx(draws)
     assert laws.still_open(p, 4, *quotas, 8) == pytest.approx(unresolved)
     assert found.silent == pytest.approx(silent)
-    first = p**32 if rule == "balance" else p**8
+    first = p**32 if rule == "ada-balance" else p**8
     assert found.silent == pytest.approx(first + (1 - p) ** 32)
     exits = {}
     for (*_, outcome), chance in laws.closed_pools(p, config).items():
@@ -170,7 +170,7 @@ def test_a_stopped_mean_is_not_the_mean():
 @pytest.mark.parametrize("weighting", ["none", "unbiased", "log"])
 def test_effective_weights_are_those_of_brute_force(p, weighting):
     found = laws.expected_yield(p, SamplerConfig(weighting=weighting)).weight
-    assert found == pytest.approx(oracles.exact_weight(p, "balance", weighting))
+    assert found == pytest.approx(oracles.exact_weight(p, "ada-balance", weighting))
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.8])

@@ -63,10 +63,9 @@ def test_auto_on_resume_is_what_the_run_has_made_of_it():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [
-    ["--sampler", "est"], ["--sampler", "ada-est"],
-    ["--sampler", "grpo", "--advantage", "raft"], ["--objective", "cispo", "--sampler", "uniform"]])
+    ["--sampler", "ada-est"], ["--objective", "cispo", "--sampler", "uniform"]])
 def test_the_same_command_resumes_its_run(tmp_path, monkeypatch, flags):
-    """Also where a flag has a short name, or stands for several settings."""
+    """Also where a flag stands for several settings."""
     monkeypatch.chdir(tmp_path)
     first = parse(["--name", "mine", *flags])
     (tmp_path / "runs" / "mine").mkdir(parents=True)

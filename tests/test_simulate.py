@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize("p", [0.05, 0.5, 0.9])
-@pytest.mark.parametrize("rule, n", [("balance", 4), ("pos", 4), ("uniform", 16)])
+@pytest.mark.parametrize("rule, n", [("ada-balance", 4), ("ada-pos", 4), ("uniform", 16)])
 def test_oracles_through_collect(p, rule, n):
     count = 400
     draws, variance, unresolved, silent = exact(p, rule, n=n)
@@ -38,7 +38,7 @@ def test_effective_weights_through_collect(p, weighting):
     groups = simulate(cfg, [p] * 400, seed=round(100 * p))
     weights = [effective_weight(g, cfg) for g in groups]
     error = stdev(weights) / math.sqrt(len(weights))
-    assert abs(fmean(weights) - exact_weight(p, "balance", weighting)) <= 3 * error + 1e-6
+    assert abs(fmean(weights) - exact_weight(p, "ada-balance", weighting)) <= 3 * error + 1e-6
 
 
 def test_limit_of_the_balanced_weight():
@@ -67,7 +67,7 @@ def test_report_and_bands():
 
 
 def test_est_is_shown_when_it_knows_something():
-    sizes = [len(g.pool) for g in simulate(config("est"), [0.0, 1.0] * 20)]
+    sizes = [len(g.pool) for g in simulate(config("ada-est"), [0.0, 1.0] * 20)]
     assert min(sizes[::2]) > max(sizes[1::2]) and sum(sizes) == 8 * 40
 
 
@@ -109,12 +109,13 @@ def last_line(capsys, flags):
 
 def test_command_line_one_rule(capsys):
     name, draws, unresolved, silent, weight, *_ = last_line(
-        capsys, "--sampler balance --pass-rate 0.05 --n 4 --M 8 --N 4")
-    assert name == "balance" and abs(float(draws) - 27.31) < 0.6
+        capsys, "--sampler ada-balance --pass-rate 0.05 --n 4 --M 8 --N 4")
+    assert name == "ada-balance" and abs(float(draws) - 27.31) < 0.6
     assert abs(float(unresolved) - 0.52) < 0.04 and abs(float(silent) - 0.194) < 0.03
     assert abs(float(weight) - 5.9) < 0.4
     other = last_line(
-        capsys, "--sampler uniform --pass-rate 0.5 --n 8 --weighting log --advantage raft")
+        capsys, "--sampler uniform --pass-rate 0.5 --n 8 --weighting log "
+        "--advantage positives-only")
     assert abs(float(other[4]) - 2) < 0.1
 
 

@@ -93,7 +93,7 @@ def test_the_models_pass_rates_are_those_of_the_paper():
 
 # --------------------------------------------------------------- the theory of docs/sampling.md
 RULES = {"n = 4": ("uniform", 4), "n = 16": ("uniform", 16),
-         "pos": ("pos", 4), "balance": ("balance", 4)}
+         "pos": ("ada-pos", 4), "balance": ("ada-balance", 4)}
 
 
 def signal(p, name):
