@@ -1,4 +1,11 @@
-"""What to watch: a line of the log, what sampling cost, whether the update was healthy."""
+"""What a step leaves in the logs: what sampling cost, whether the update was healthy.
+
+metrics.jsonl has a line per step (`summarize`, `diagnostics`), groups.jsonl one per recorded
+prompt: its whole pool, and what the update saw of every token (docs/explore.md explains the
+columns). To read some of it without the page:
+
+    jq '.prompt, (.pool[] | {reward, kept, text})' runs/NAME/groups.jsonl
+"""
 import functools
 import math
 from collections import Counter
@@ -9,9 +16,7 @@ import torch
 
 from parts.files import shown
 
-# Log-probs of float32 have about seven digits. With these decimals a token's term of the objective
-# can be computed again to 1e-6, and a page can show what the update did.
-DECIMALS = 7
+DECIMALS = 7  # of float32's log-probs: enough to compute a token's term of Eq. 7 again, to 1e-6
 
 
 # ------------------------------------------------------------------------------ the sampling
@@ -19,10 +24,10 @@ def summarize(groups: list) -> dict[str, Any]:
     """One step's sampling as plain JSON: shares in [0, 1], means in their own units.
 
     reward_first_round is the curve to watch: every prompt counts once and nothing was chosen.
-    reward_kept is no such curve: ada-balance, ada-pos and dapo choose what is kept, half of it
-    right. Shares of prompts count all that were tried. The mean of nothing is left out.
+    reward_kept is none: ada-balance, ada-pos and dapo choose what is kept, half of it right.
+    Shares of prompts count all that were tried. The mean of nothing is left out.
     """
-    pool = [s for group in groups for s in group.pool]
+    pool, outcomes = [s for group in groups for s in group.pool], [g.outcome for g in groups]
     averages = dict(
         reward_first_round=[first_round_reward(group) for group in groups if group.pool],
         reward_pool=[s.reward for s in pool],
@@ -30,11 +35,10 @@ def summarize(groups: list) -> dict[str, Any]:
         response_length=[len(s.rollout.token_ids) for s in pool],
         truncated=[getattr(s.rollout, "finish_reason", "") == "length" for s in pool],
         zero_signal=[group.zero_signal for group in groups],
-        unresolved=[group.outcome != "resolved" for group in groups],
-        unresolved_too_few_correct=[group.outcome == "too few correct" for group in groups],
-        unresolved_too_few_wrong=[group.outcome == "too few wrong" for group in groups],
-        unresolved_out_of_budget=[group.outcome == "out of budget" for group in groups],
-    )
+        unresolved=[outcome != "resolved" for outcome in outcomes],
+        unresolved_too_few_correct=[outcome == "too few correct" for outcome in outcomes],
+        unresolved_too_few_wrong=[outcome == "too few wrong" for outcome in outcomes],
+        unresolved_out_of_budget=[outcome == "out of budget" for outcome in outcomes])
     rounds, spent = Counter(group.rounds for group in groups), Counter()
     for group in groups:
         spent[band(group.p_hat)] += len(group.pool)
@@ -47,8 +51,7 @@ def summarize(groups: list) -> dict[str, Any]:
         rounds_histogram=[rounds[r] for r in range(1, max(rounds, default=0) + 1)],
         spent_by_pass_rate=dict(sorted(spent.items())),
         verdicts=dict(sorted(Counter(s.status for s in pool).items())),
-        **{name: fmean(values) for name, values in averages.items() if values},
-    )
+        **{name: fmean(values) for name, values in averages.items() if values})
 
 
 def mean_surprisal(groups: list) -> float:
@@ -76,7 +79,7 @@ def diagnostics(facts: list[dict], config) -> dict:
 
     These are no fair sample of mu, for the sampler chose them: `entropy_trained` is theirs, and
     `entropy`, of `mean_surprisal`, that of everything drawn. k1 and k3 are two estimates of
-    KL(mu || pi_old) on the trained tokens, in nats per token. Shares are of trained tokens.
+    KL(mu || pi_old), in nats per token: does the engine sample what the trainer thinks?
 
     facts: for each mini-batch log pi_old, log mu, coefficient, mask, weight and entropy, each [T],
     and of a mixture of experts where engine and trainer agree, [T, MoE layers].
@@ -93,8 +96,7 @@ def diagnostics(facts: list[dict], config) -> dict:
         weight_max=weight_T.max(),
         weight_ess=effective_share(weight_T),
         weight_over_2=share(weight_T > 2),
-        weight_under_half=share(weight_T < 0.5),
-    )
+        weight_under_half=share(weight_T < 0.5))
     values |= cut_off(seen, config)
     if "agrees" in seen:  # counted among the layers that have experts
         for layer, agrees_T in enumerate(seen["agrees"].T):
@@ -135,9 +137,8 @@ def effective_share(weight_T) -> torch.Tensor:
 def recorded(groups: list, count: str) -> list:
     """The groups that are logged: "all", or the first so many of the batch.
 
-    The batch comes in shuffled order, so the first are no choice. (Under a limit of samples or
-    tokens per step they are: what is left of it is offered in the order of the batch.) dapo's
-    further prompts follow behind the batch.
+    It comes in shuffled order, so the first are no choice. (Under a limit of samples or tokens per
+    step they are: what is left is offered in that order. dapo's further prompts follow behind.)
     """
     return groups if count == "all" else groups[:int(count)]
 
@@ -214,7 +215,7 @@ def show_change(rows, problems: int = 3) -> None:
     `rows`: those of answers.jsonl, one per evaluation and held-out problem.
     """
     by_step = {}
-    for row in rows:
+    for row in filter(None, rows):
         by_step.setdefault(row["step"], {})[row["id"]] = row
     if len(by_step) < 2:
         return
@@ -225,7 +226,10 @@ def show_change(rows, problems: int = 3) -> None:
         for level in levels:
             rates = share_right(before, level), share_right(after, level)
             print(f"  {level:24} {rates[0]:4.0%}  {rates[1]:4.0%}")
-    for name in most_changed(before, after)[:problems]:
+    mended = [name for name in before.keys() & after.keys()
+              if before[name]["status"] != "correct" == after[name]["status"]]
+    mended.sort(key=lambda name: (before[name]["right"] - after[name]["right"], name))
+    for name in mended[:problems]:
         print(f"{shown(before[name]['problem'], 300)}\n"
               f"  before: {shown(before[name]['text'], 300)!r}\n"
               f"  after:  {shown(after[name]['text'], 300)!r}")
@@ -234,10 +238,3 @@ def show_change(rows, problems: int = 3) -> None:
 def share_right(rows: dict, level: str) -> float:
     own = [row for row in rows.values() if row["level"] == level]
     return sum(row["right"] for row in own) / max(1, sum(row["k"] for row in own))
-
-
-def most_changed(before: dict, after: dict) -> list[str]:
-    """Problems whose answer was wrong and is right now, those with the largest gain first."""
-    mended = [name for name in before.keys() & after.keys()
-              if before[name]["status"] != "correct" == after[name]["status"]]
-    return sorted(mended, key=lambda name: (before[name]["right"] - after[name]["right"], name))

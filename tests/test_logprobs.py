@@ -78,34 +78,23 @@ def confident(p: float, tokens=32, hidden=256, vocabulary=20_000, dtype=torch.bf
     return (noise + high * direction).to(dtype).requires_grad_(), Head(weight), target
 
 
-@pytest.mark.parametrize("p", [0.5, 0.99, 0.995, 0.999, 0.9999])
-def test_the_slope_of_a_confident_token_survives_bfloat16(p):
-    """Where p is near 1 the slope is a small difference: rounding p before subtracting loses it."""
-    h, head, target = confident(p)
+@pytest.mark.parametrize("p", [0.5, 0.99, 0.999, 0.9999])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_slope_of_a_confident_token_survives_16_bits(p, dtype):
+    """Where p is near 1 the slope is a small difference: rounding p before subtracting loses it.
+    And float16's smallest numbers are 6e-8 apart: one minus p times a weight is soon among them.
+    """
+    h, head, target = confident(p, dtype=dtype)
     exact = h.detach().double().requires_grad_()
     wanted = plain(exact, Head(head.weight.double()), target, 1.0)[0]
     assert (wanted.exp().median() - p).abs() < 0.2 * (1 - p)  # the example is what it says
     (wanted_slope,) = torch.autograd.grad(wanted.sum(), exact)
     logprob, _ = ChunkedLogprobs.apply(h, head, target, 1.0, 16)
-    (slope,) = torch.autograd.grad(logprob.sum(), h)
-    cosine = torch.cosine_similarity(slope.double(), wanted_slope, dim=-1)
-    assert slope.dtype == torch.bfloat16 and cosine.min() > 0.999
-    length = slope.double().norm(dim=-1) / wanted_slope.norm(dim=-1)
-    torch.testing.assert_close(length, torch.ones_like(length), atol=0.02, rtol=0)
-
-
-@pytest.mark.parametrize("p", [0.5, 0.99, 0.999, 0.9999])
-def test_the_slope_of_a_confident_token_survives_float16_too(p):
-    """Its smallest numbers are 6e-8 apart: one minus p times a weight is soon among them."""
-    h, head, target = confident(p, dtype=torch.float16)
-    exact = h.detach().double().requires_grad_()
-    wanted = plain(exact, Head(head.weight.double()), target, 1.0)[0]
-    (wanted_slope,) = torch.autograd.grad(wanted.sum(), exact)
-    logprob, _ = ChunkedLogprobs.apply(h, head, target, 1.0, 16)
-    (slope,) = torch.autograd.grad(logprob.sum() * 2**16, h)  # as the loss scale does
-    assert slope.dtype == torch.float16
-    error = (slope.double() / 2**16 - wanted_slope).norm() / wanted_slope.norm()
-    assert error < 0.01  # 0.03 at p = 0.9999 without making it larger
+    scale = 2**16 if dtype == torch.float16 else 1  # the loss's
+    (slope,) = torch.autograd.grad(logprob.sum() * scale, h)
+    assert slope.dtype == dtype
+    error = (slope.double() / scale - wanted_slope).norm() / wanted_slope.norm()
+    assert error < 0.01  # float16 at p = 0.9999: 0.03 unless they are made larger on the way
 
 
 def test_logits_of_16_bit_weights_are_not_rounded_to_16_bits():
@@ -121,8 +110,7 @@ def test_logits_of_16_bit_weights_are_not_rounded_to_16_bits():
 
 # -------------------------------------------------------------------------------------- memory
 class LargestTensor(TorchDispatchMode):
-    """Notes the largest number of elements that any operation returned,
-    also in the backward pass."""
+    """Notes the most elements that any operation returned, also in the backward pass."""
 
     largest = 0
 

@@ -1,5 +1,9 @@
-"""A line of the log; most of the update's part is tested with the objective: test_objective.py."""
+"""What is logged of a step is what happened in it: by synthetic groups, by the log itself, and by
+Hugging Face. (Most of what is said of an update is tested with the objective: test_objective.py.)
+"""
 import json
+import math
+import random
 from dataclasses import replace
 from statistics import fmean
 from types import SimpleNamespace
@@ -7,10 +11,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ada_sampler import Estimator, Group, Sample
+import minirl
+from ada_sampler import Estimator, Group, Sample, settle
+from explore import OF_TOKENS
+from minirl import objective, sample, update
+from models import make
 from parts.config import Config
-from parts.metrics import diagnostics, effective_share, mean_surprisal, summarize
-from sampler_oracles import Engine, coins, config, run
+from parts.engine import Rollout
+from parts.metrics import (diagnostics, effective_share, group_row, mean_surprisal, pieces,
+                           recorded, show_change, summarize, token_columns)
+from parts.policy import Row
+from parts.run import learner
+from sampler_oracles import coins, config, run
+from test_combinations import Judge, Problems, RandomWriter, complete, random_policy
 
 
 def test_summary():
@@ -19,14 +32,10 @@ def test_summary():
     samples = [s for g in groups for s in g.pool]
     assert row["samples"] == len(samples) and row["prompts"] == 4 and row["kept"] == 16
     assert row["tokens"] == sum(len(s.rollout.token_ids) for s in samples)
+    assert row["response_length"] == row["tokens"] / row["samples"]
     assert row["reward_first_round"] == fmean(s.reward for g in groups for s in g.pool[:8])
     assert row["reward_pool"] == fmean(s.reward for s in samples) and row["reward_kept"] == 0.5
-    assert row["unresolved_too_few_correct"] == row["unresolved_too_few_wrong"] == 0.25
-    assert row["unresolved"] == 0.5
     assert row["zero_signal"] == 0.5 and row["rounds_histogram"] == [2, 0, 0, 2]
-    assert row["verdicts"] == {k: sum(s.status == k for s in samples) for k in ("correct", "wrong")}
-    assert row["truncated"] == fmean(s.rollout.finish_reason == "length" for s in samples)
-    assert row["response_length"] == row["tokens"] / row["samples"]
 
 
 def group(rewards_of_rounds, **changes):
@@ -94,18 +103,7 @@ def test_shares_of_prompts():
 
 def test_summary_of_nothing():
     assert summarize([])["samples"] == 0 and "reward_pool" not in summarize([])
-    assert run([], config()) == [] and run([], config("ada-est")) == []
-    assert run([], config("gvm")) == []
     assert json.dumps(summarize([Group(0, None, outcome="out of budget")]))
-
-
-def test_first_round_reward_counts_every_prompt_once():
-    """ada-est draws hard prompts more: the mean over samples falls
-    although the model is the same."""
-    cfg = config("ada-est")
-    estimator, problems = Estimator(cfg), coins([0.05, 0.95] * 40)
-    rows = [summarize(run(problems, cfg, Engine(seed), estimator=estimator)) for seed in range(4)]
-    assert abs(rows[-1]["reward_first_round"] - 0.5) < 0.05 and rows[-1]["reward_pool"] < 0.35
 
 
 @pytest.mark.parametrize("gaps", [(0.25, -2.0, 0.5), (-0.25, 2.0, -0.5)])
@@ -134,3 +132,230 @@ def test_entropy_is_over_everything_that_was_drawn():
                 for pool in ([[-1.0, -2.0], [-3.0]], [[-6.0]])]
     groups = [SimpleNamespace(pool=[SimpleNamespace(rollout=r) for r in pool]) for pool in rollouts]
     assert mean_surprisal(groups) == 3.0
+
+
+# ------------------------------------------------------------------------------ groups.jsonl
+class Words:
+    """In the tokenizer's place: token 7 is the text "<7>"."""
+
+    def decode(self, ids):
+        return "".join(f"<{i}>" for i in ids)
+
+
+class Silent(Judge):
+    def result(self, key):
+        return SimpleNamespace(reward=0.0, status="wrong", why="it never is")
+
+
+def stepped(mixture=False, grader=None, **settings):
+    """One real step with an engine of random tokens: (config, groups, rows of the log, metrics)."""
+    config = complete(**settings)
+    policy = random_policy(mixture)
+    run = SimpleNamespace(
+        config=config, engine=RandomWriter(routes=mixture), grader=grader or Judge(),
+        stream=Problems(), estimator=Estimator(config), policy=policy)
+    groups = sample(run)
+    metrics = update(policy, *learner(policy, config), groups, config, random.Random(0))
+    lines = [json.dumps(group_row(1, group, Words())) for group in recorded(groups, "all")]
+    return config, groups, [json.loads(line, parse_constant=pytest.fail) for line in lines], metrics
+
+
+def trained(rows):
+    return [s for row in rows for s in row["pool"] if "theta" in s]
+
+
+FAR = dict(mini_batches=3, lr=0.1, warmup_steps=0)  # so far that tokens are stopped
+SAMPLING = [
+    {}, dict(max_samples_per_step=60), dict(sampler="uniform"), dict(sampler="ada-est"),
+    dict(sampler="dapo", batch_prompts=5), dict(sampler="ada-pos", k_pos=2),
+    dict(sampler="gvm", gvm_norms="one"),
+    dict(sampler="gvm", gvm_norms="one", gvm_reuse_pilots=True),
+    dict(weighting="log"), dict(advantage="leave-one-out"), dict(drop_unresolved=True)]
+UPDATING = [
+    {}, dict(objective="grpo"), dict(objective="cispo"), dict(importance="none"),
+    dict(importance="staleness", weight_cap=1.0), dict(clip=False), dict(mask="dppo", delta=0.01),
+    dict(mask="icepop"), dict(length_norm="response"), dict(length_norm="batch"),
+    dict(replay="r2"), dict(replay="r3")]
+
+
+def words(settings: dict) -> str:
+    return " ".join(f"{name}={value}" for name, value in settings.items()) or "default"
+
+
+def tensors(s: dict) -> list[torch.Tensor]:
+    """theta, old, mu, A, weight and mask of a recorded sample, each [T]."""
+    columns = [s["theta"], s.get("old", s["theta"]), s["mu"], [s["coefficient"]] * s["length"],
+               s["weight"], list(map(int, s["mask"]))]
+    return [torch.tensor(column, dtype=torch.float64) for column in columns]
+
+
+@pytest.mark.parametrize("settings", SAMPLING + [FAR | more for more in UPDATING], ids=words)
+def test_mask_weight_and_loss_follow_from_the_log_alone(settings):
+    config, groups, rows, metrics = stepped(mixture="replay" in settings, **settings)
+    whole, size = 0.0, 0.0
+    for s in trained(rows):
+        theta, old, mu, A, weight, mask = tensors(s)
+        term, mask_again, weight_again = objective(theta, old, mu, A, config)
+        assert torch.equal(mask_again, mask)
+        torch.testing.assert_close(weight_again, weight, rtol=1e-6, atol=1e-7)
+        if config.objective == "minirl":
+            by_hand = mask * weight.clamp(max=config.weight_cap) * A * theta
+            torch.testing.assert_close(by_hand, term, rtol=1e-6, atol=1e-6)
+        whole += s["scale"] * term.sum().item()
+        size += s["scale"] * term.abs().sum().item()
+    minis = metrics["optimizer_steps"]
+    assert {s["mini"] for s in trained(rows)} == set(range(minis)) and minis == config.mini_batches
+    assert abs(metrics["loss"] + whole / minis) < 1e-6 * size
+    if settings.get("mini_batches") and config.clip and config.objective != "cispo":
+        assert any("0" in s["mask"] for s in trained(rows))  # or this would show little
+    assert all(("agrees" in s) == ("replay" in settings) for s in trained(rows))
+
+
+@pytest.mark.parametrize("settings", SAMPLING, ids=words)
+def test_the_log_is_enough_to_keep_and_to_compare_anew(settings):
+    """What a counterfactual sampler needs: rewards in the order of drawing, with their rounds."""
+    config, groups, rows, _ = stepped(**settings)
+    assert [row["refill"] for row in rows] == [group.refill for group in groups]
+    assert any(row["refill"] for row in rows) == (config.sampler == "dapo")
+    for group, row in zip(groups, rows):
+        pool = [Sample(i, s["round"], reward=s["reward"], correct=s["reward"] > config.threshold)
+                for i, s in enumerate(row["pool"])]
+        again = Group(row["place"], None, pool, outcome=row["outcome"])
+        settle(again, config)
+        logged = [(i, s["coefficient"]) for i, s in enumerate(row["pool"]) if s["kept"]]
+        assert logged == [(s.index, coefficient) for s, coefficient in again.rows()]
+        assert [s["advantage"] for s in row["pool"] if s["kept"]] == again.advantages
+        assert (row["baseline"], row["p_hat"]) == (again.baseline, again.p_hat)
+        assert (row["baseline"], row["p_hat"]) == (group.baseline, group.p_hat)
+        assert [(s["text"], s["length"]) for s in row["pool"]] == [
+            (s.rollout.text, len(s.rollout.token_ids)) for s in group.pool]
+        submits = [s["submit"] for s in row["pool"]]
+        assert submits == sorted(submits) and all(s["submit"] < s["finish"] for s in row["pool"])
+        assert row["opened"] == (submits[0] if submits else None)
+    for s in trained(rows):
+        columns = [s[name] for name in OF_TOKENS if name in s]
+        assert s["coefficient"] and {len(column) for column in columns} == {s["length"]}
+    assert all("theta" in s for row in rows for s in row["pool"] if s.get("coefficient"))
+
+
+def plain(policy, prompt_ids, ids):
+    """(log pi of a response, its entropy), [T] each, by Hugging Face's forward and a softmax."""
+    with torch.no_grad():
+        logits = policy(input_ids=torch.tensor([prompt_ids + ids])).logits[0]
+    logp = logits[len(prompt_ids) - 1:-1].double().log_softmax(-1)
+    return logp.gather(1, torch.tensor(ids)[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+
+
+def test_a_rows_log_probs_are_of_the_weights_that_its_optimizer_step_began_with(monkeypatch):
+    config = complete(**FAR)
+    policy, real, states = random_policy(False), minirl.optimizer_step, []
+
+    def remember():
+        states.append([plain(policy, group.problem.prompt_ids, s.rollout.token_ids)
+                       for group in groups for s in group.pool])
+
+    def step(*args):
+        norm = real(*args)
+        remember()
+        return norm
+
+    monkeypatch.setattr(minirl, "optimizer_step", step)
+    groups = sample(SimpleNamespace(
+        config=config, engine=RandomWriter(routes=False), grader=Judge(), stream=Problems(),
+        estimator=None, policy=policy))
+    remember()
+    update(policy, *learner(policy, config), groups, config, random.Random(0))
+    rows = [s for group in groups for s in group_row(1, group, Words())["pool"]]
+    seen = [(i, s) for i, s in enumerate(rows) if "theta" in s]
+    assert {s["mini"] for _, s in seen} == {0, 1, 2}
+    for i, s in seen:
+        (wanted, entropy), (wanted_old, _) = states[s["mini"]][i], states[0][i]
+        theta, old, *_ = tensors(s)
+        torch.testing.assert_close(theta, wanted, atol=2e-6, rtol=0)
+        torch.testing.assert_close(old, wanted_old, atol=2e-6, rtol=0)
+        assert s["entropy"] == pytest.approx(entropy.tolist(), abs=1e-4)
+        assert ("old" in s) == (s["mini"] > 0)
+    moved = [(states[0][i][0] - states[2][i][0]).abs().max().item() for i, s in seen]
+    assert max(moved) > 0.1  # so that the wrong weights would be seen
+
+
+def test_a_step_without_signal_is_recorded_with_the_verifiers_reasons():
+    _, _, rows, metrics = stepped(grader=Silent())
+    assert metrics["optimizer_steps"] == 0 and not trained(rows)
+    assert {row["outcome"] for row in rows} == {"too few correct"}
+    assert {s["reason"] for row in rows for s in row["pool"]} == {"it never is"}
+    assert all(s["coefficient"] == 0 for row in rows for s in row["pool"] if s["kept"])
+
+
+def test_an_update_that_is_not_finite_is_recorded_as_null():
+    row = Row([1, 2, 3, 4], 1, [-1.0, -math.inf, -2.0], 1.0, old=torch.zeros(3))
+    broken = torch.tensor([math.nan, math.inf, 0.25])
+    row.seen = dict(theta=broken, weight=broken, entropy=broken, mask=torch.tensor([1.0, 0.0, 1.0]))
+    line = json.dumps(token_columns(row, row.ids[1:], Words()))
+    found = json.loads(line, parse_constant=pytest.fail)
+    assert found["theta"] == found["weight"] == found["entropy"] == [None, None, 0.25]
+    assert found["mu"] == [-1.0, None, -2.0] and found["mask"] == "101"
+
+
+# ------------------------------------------------------------------------------ tokens as text
+def spaced():
+    """A tokenizer whose tokens hold the space before a word, and which drops the first one."""
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"▁so": 0, "▁is": 1, "▁it": 2, ".": 3, "?": 4}
+    inner = Tokenizer(models.WordLevel(words, unk_token="?"))
+    inner.decoder = decoders.Metaspace()
+    return PreTrainedTokenizerFast(tokenizer_object=inner)
+
+
+def builtin():
+    return make.build_tokenizer()
+
+
+@pytest.mark.parametrize("tokenizer, ids", [
+    (spaced, [0, 1, 2, 3, 1, 1]), (spaced, [3]), (builtin, list(range(40, 347)))])
+def test_the_pieces_of_an_answer_make_the_answer(tokenizer, ids):
+    made = tokenizer()
+    found = pieces(ids, made)
+    assert len(found) == len(ids) and "".join(found) == made.decode(ids)
+
+
+# ------------------------------------------------------------------------------ size
+def test_a_recorded_token_costs_less_than_eighty_bytes():
+    """And a sample less than 300 beside its text and its tokens."""
+    rng, T = random.Random(0), 1000
+    row = Row(list(range(100_000, 100_001 + T)), 1, [-rng.expovariate(1) for _ in range(T)], 0.5,
+              old=-torch.rand(T))
+    row.seen = dict(theta=-torch.rand(T), mask=torch.ones(T), weight=torch.rand(T) + 0.5,
+                    entropy=torch.rand(T))
+    tokenizer = Words()
+    tokenizer.decode = lambda ids: "word " * len(ids)
+    tokens = len(json.dumps(token_columns(row, row.ids[1:], tokenizer)))
+    why = "math-verify: 17 is not 4*x + 3"
+    pool = [Sample(i, 3, Rollout([1], [-1.0], "stop", ""), 0.0, "wrong", why=why)
+            for i in range(100)]
+    samples = len(json.dumps(group_row(1, Group(0, SimpleNamespace(
+        id="x", prompt="", answer=""), pool), tokenizer)))
+    assert 40 < tokens / T < 80 and 100 < samples / len(pool) < 300
+
+
+# ------------------------------------------------------------------------------ held-out answers
+def answer(step, name, level, right, text):
+    status = "correct" if "good" in text else "wrong"
+    return dict(step=step, id=name, level=level, problem=f"Q {name}", right=right, k=4, text=text,
+                status=status)
+
+
+def test_the_change_is_told_by_level_and_by_the_answers_that_were_mended_most(capsys):
+    rows = [answer(0, "a", "easy", 1, "bad a"), answer(0, "b", "hard", 0, "bad b"),
+            answer(0, "c", "hard", 0, "bad c"), None, answer(8, "a", "easy", 1, "other"),
+            answer(16, "a", "easy", 2, "good a"), answer(16, "b", "hard", 4, "good b"),
+            answer(16, "c", "hard", 0, "bad still")]
+    show_change(rows[:4])
+    assert capsys.readouterr().out == ""  # one evaluation: no change yet
+    show_change(iter(rows))
+    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert said == ["right answers by level, at step 0 and at step 16:", "easy 25% 50%",
+                    "hard 0% 50%", "Q b", "before: 'bad b'", "after: 'good b'", "Q a",
+                    "before: 'bad a'", "after: 'good a'"]

@@ -32,9 +32,14 @@ def trainable(policy):
 ROWS = [Row(list(range(start, start + 20)), 5, [], 0.0) for start in (10, 50, 90)]
 
 
+def adapted(policy) -> set[str]:
+    """Names of the kinds of layers that have an adapter."""
+    return {name.split(".lora_A")[0].split(".")[-1] for name in trainable(policy)
+            if ".lora_A" in name}
+
+
 def layer_calls(policy):
-    """How often a decoder layer's forward runs in one forward and backward pass,
-    and its gradients."""
+    """How often a decoder layer's forward runs in a forward and backward pass, and gradients."""
     calls, layer = [], policy.get_base_model().model.layers[0].mlp
     layer.register_forward_pre_hook(lambda *_: calls.append(1))
     token_logprobs(policy, ROWS)[0].sum().backward()
@@ -64,24 +69,25 @@ def test_bfloat16_base_keeps_float32_adapter_and_float32_logprobs(tmp_path):
 
 
 def test_every_linear_layer_but_the_head_is_adapted(tmp_path):
-    adapted = {name.split(".lora_A")[0].split(".")[-1] for name in trainable(small_policy(tmp_path))
-               if ".lora_A" in name}
-    assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert adapted(small_policy(tmp_path)) == {
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
 def test_of_a_mixture_only_the_attention_is_adapted(tmp_path):
     """Not even its dense layers: engines take such an adapter badly or not at all."""
+    build("qwen3_moe", tmp_path, moe_intermediate_size=16, head_dim=16, num_experts=4,
+          num_experts_per_tok=2, num_hidden_layers=2, mlp_only_layers=[0])
+    policy = load_policy(str(tmp_path), dtype="float32", rank=2, alpha=4, seed=0, device="cpu")
+    assert adapted(policy) == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+def build(family: str, folder, **changes) -> None:
     from transformers import AutoConfig
 
-    config = AutoConfig.for_model(
-        "qwen3_moe", vocab_size=64, hidden_size=32, intermediate_size=32, moe_intermediate_size=16,
-        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
-        num_experts=4, num_experts_per_tok=2, mlp_only_layers=[0], bos_token_id=None)
-    own_class(config)(config).save_pretrained(tmp_path)
-    policy = load_policy(str(tmp_path), dtype="float32", rank=2, alpha=4, seed=0, device="cpu")
-    adapted = {name.split(".lora_A")[0].split(".")[-1] for name in trainable(policy)
-               if ".lora_A" in name}
-    assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    config = AutoConfig.for_model(family, **dict(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, bos_token_id=None, eos_token_id=1) | changes)
+    own_class(config)(config).save_pretrained(folder)
 
 
 def test_the_adapter_is_scaled_by_alpha_over_rank_and_begins_as_nothing(tmp_path):
@@ -115,14 +121,11 @@ def test_nothing_in_the_model_is_random_although_its_config_asks_for_dropout(tmp
     ("starcoder2", dict(residual_dropout=0.5, embedding_dropout=0.5)),
     ("mixtral", dict(router_jitter_noise=0.5))])
 def test_no_family_keeps_its_noise(tmp_path, family, noise):
-    from transformers import AutoConfig
-
-    config = AutoConfig.for_model(family, vocab_size=64, hidden_size=32, intermediate_size=32,
-                                  num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-                                  bos_token_id=None, eos_token_id=1, **noise)
-    own_class(config)(config).save_pretrained(tmp_path)
+    build(family, tmp_path, **noise)
     model, ids = load_model(str(tmp_path), "float32").train(), torch.arange(30)[None]
     assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
+    kept = load_model(str(tmp_path), "float32", noise=True)  # for an export
+    assert all(getattr(kept.config, name) == share for name, share in noise.items())
 
 
 def test_noise_is_off_also_where_the_language_model_has_a_config_of_its_own(tmp_path, monkeypatch):

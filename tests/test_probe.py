@@ -1,7 +1,5 @@
 """The probe sees weights that arrive in part or late, and lets sound runs pass (docs/gpu.md)."""
-import contextlib
 import copy
-import gc
 import math
 import random
 from types import SimpleNamespace
@@ -9,27 +7,24 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from engines import move, policy_for, random_ids, second, serve
 from models import make
+from parts import engine as engine_module
 from parts import probe as probe_module
 from parts.engine import seed_everything
 from parts.logprobs import token_logprobs
 from parts.models import tiny_folder
-from parts.policy import Row, load_policy
+from parts.policy import Row
 from parts.probe import Limits, Probe, limits, slope
 from parts.problems import chains
 
 EXACT = limits("float32", "float32", "auto", mixture=False)
 HALF = limits("bfloat16", "bfloat16", "auto", mixture=False)
-LAYERS = 3
 BREAKS = ("layer 0", "layer 1", "layer 2", "half of the layers", "half of the change",
           "the step before")
 
 
 # --------------------------------------------------------------------------------- how it is broken
-def second(policy) -> dict:
-    return {name: p for name, p in policy.named_parameters() if "lora_B" in name}
-
-
 def broken(policy, how: str, before: dict):
     """A copy of the policy as it would arrive in a sync that is broken like this."""
     other = copy.deepcopy(policy)
@@ -44,58 +39,67 @@ def broken(policy, how: str, before: dict):
     return other
 
 
-def small_policy(tmp_path, dtype="float32", name="tiny"):
+def small_policy(tmp_path):
     torch.manual_seed(0)
     tokenizer = make.build_tokenizer()
-    model = make.build_model(tokenizer, name)
+    model = make.build_model(tokenizer)
     with torch.no_grad():
         for key, p in model.named_parameters():
             if "norm" not in key:
                 p.mul_(3)  # log-probs as far apart as a trained model's
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    return load_policy(str(tmp_path), dtype=dtype, rank=8, alpha=16, seed=0, device="cpu")
+    return policy_for(tmp_path)
+
+
+def values(policy) -> dict:
+    return {name: p.data.clone() for name, p in second(policy).items()}
+
+
+def logprobs_of(policy, rows: list[Row], temperature=1.0) -> list[list[float]]:
+    """Of the responses, row by row."""
+    with torch.no_grad():
+        found = token_logprobs(policy, rows, temperature)[0]
+    return [x.tolist() for x in found.split([row.length for row in rows])]
 
 
 class NoisyEngine:
-    """An engine that is a copy of the policy, with Gaussian noise on its log-probs: no vLLM,
-    any noise."""
+    """An engine that is a copy of the policy, with Gaussian noise on its log-probs: any noise, no
+    vLLM. `how` its syncs are broken; `temperature` at which it samples.
+    """
 
-    def __init__(self, policy, noise: float):
-        self.held, self.noise, self.how = copy.deepcopy(policy), noise, ""
-        self.rng, self.before = random.Random(0), {n: p.data.clone()
-                                                   for n, p in second(policy).items()}
+    def __init__(self, policy, noise: float, how="", temperature=1.0):
+        self.held, self.noise, self.how = copy.deepcopy(policy), noise, how
+        self.temperature, self.rng, self.before = temperature, random.Random(0), values(policy)
 
     def sync(self, policy):
         self.held = broken(policy, self.how, self.before)
-        self.before = {n: p.data.clone() for n, p in second(policy).items()}
+        self.before = values(policy)
 
     def generate(self, prompts, n, max_tokens):
         rows = [Row(ids + [self.rng.randrange(300) for _ in range(max_tokens)], len(ids), [], 0.0)
                 for ids in prompts]
-        with torch.no_grad(), self.held.disable_adapter():
-            mu = token_logprobs(self.held, rows)[0].split([row.length for row in rows])
-        return [[SimpleNamespace(token_ids=row.ids[row.prompt_length:], logprobs=x.tolist())]
+        with self.held.disable_adapter():
+            mu = logprobs_of(self.held, rows, self.temperature)
+        return [[SimpleNamespace(token_ids=row.ids[row.prompt_length:], logprobs=x)]
                 for row, x in zip(rows, mu)]
 
     def score(self, sequences):
-        rows = [Row(ids, 1, [], 0.0) for ids in sequences]
-        with torch.no_grad():
-            found = token_logprobs(self.held, rows)[0].split([row.length for row in rows])
-        return [[x + self.rng.gauss(0, self.noise) for x in logprobs.tolist()]
-                for logprobs in found]
+        found = logprobs_of(self.held, [Row(ids, 1, [], 0.0) for ids in sequences])
+        return [[x + self.rng.gauss(0, self.noise) for x in own] for own in found]
 
 
-def some_problems(count=24):
-    rng = random.Random(1)
-    return [SimpleNamespace(prompt_ids=[rng.randrange(300) for _ in range(8)])
-            for _ in range(count)]
+def with_base_weights(policy, temperature=1.0) -> NoisyEngine:
+    """As an engine starts: it has the base weights until the first sync."""
+    engine = NoisyEngine(policy, 0.0, temperature=temperature)
+    for p in second(engine.held).values():
+        p.data.zero_()
+    return engine
 
 
-def move(policy, size, seed):
-    generator = torch.Generator().manual_seed(seed)
-    for p in second(policy).values():
-        p.data += size * torch.randn(p.shape, generator=generator)
+def some_problems(count=24, lengths=()):
+    return [SimpleNamespace(prompt_ids=random_ids(length, seed=i))
+            for i, length in enumerate(lengths or [8] * count)]
 
 
 # ------------------------------------------------------------------------------------ the statistic
@@ -113,8 +117,7 @@ def test_the_slope_is_unbiased_and_its_error_is_honest():
 
 
 def test_one_token_that_jumps_alone_leaves_a_doubt():
-    """A tie between two experts that falls the other way in the trainer only:
-    everything else says 1."""
+    """A tie between two experts that falls the other way in the trainer: all else says 1."""
     x = torch.full((100,), 0.02)
     y = x.clone()
     x[7] = 1.3
@@ -139,9 +142,7 @@ def test_the_token_that_changed_most_does_not_dictate_the_slope():
     *((how, 1e-6, EXACT) for how in ("", "layer 2", "half of the change"))])
 def test_the_rehearsal_sees_what_never_arrives(how, noise, bounds, tmp_path):
     policy = small_policy(tmp_path)
-    engine = NoisyEngine(policy, noise)
-    engine.how = how
-    kept = {name: p.data.clone() for name, p in second(policy).items()}
+    engine, kept = NoisyEngine(policy, noise, how), values(policy)
     if how:
         with pytest.raises(SystemExit, match="weights reach it in part only"):
             Probe(engine, policy, some_problems(), limits=bounds, max_tokens=12)
@@ -229,75 +230,39 @@ def test_a_number_that_is_none_ends_the_run(bounds, tmp_path):
         probe.require_close(torch.zeros(3), torch.tensor([0.0, math.nan, 0.0]))
 
 
-def test_only_responses_are_compared_and_long_ones_do_not_pile_up(tmp_path, monkeypatch):
-    policy = small_policy(tmp_path)
-    engine = NoisyEngine(policy, 0.0)
-    probe = Probe(engine, policy, some_problems(5), limits=EXACT, max_tokens=12)
-    assert len(probe.of_engine()) == len(probe.trainer()) == 5 * 12
-    torch.testing.assert_close(probe.of_engine(), probe.trainer(), atol=1e-5, rtol=0)
-    # two rows at a time: the same numbers in the same order
+def test_responses_are_compared_in_the_order_of_the_texts_and_long_ones_do_not_pile_up(
+        tmp_path, monkeypatch):
+    """The trainer computes them by length, some rows at a time."""
+    policy, problems = small_policy(tmp_path), some_problems(lengths=[30, 4, 17, 9])
     monkeypatch.setattr(probe_module, "AT_ONCE", 45)
+    probe = Probe(NoisyEngine(policy, 0.0), policy, problems, limits=EXACT, max_tokens=8)
+    assert len(probe.trainer()) == 4 * 8
     torch.testing.assert_close(probe.of_engine(), probe.trainer(), atol=1e-5, rtol=0)
     monkeypatch.setattr(probe_module, "MOST_TOKENS", 50)
-    assert len(Probe(engine, policy, some_problems(5), limits=EXACT, max_tokens=12).rows) == 2
-
-
-def problems_of(lengths):
-    rng = random.Random(2)
-    return [SimpleNamespace(prompt_ids=[rng.randrange(300) for _ in range(n)]) for n in lengths]
-
-
-def test_log_probs_stay_in_the_order_of_the_texts_whatever_their_lengths(tmp_path, monkeypatch):
-    """The trainer computes them by length."""
-    policy = small_policy(tmp_path)
-    monkeypatch.setattr(probe_module, "AT_ONCE", 45)
-    probe = Probe(NoisyEngine(policy, 0.0), policy, problems_of([30, 4, 17, 9]), limits=EXACT,
-                  max_tokens=8)
-    torch.testing.assert_close(probe.trainer(), probe.of_engine(), atol=1e-5, rtol=0)
+    probe = Probe(NoisyEngine(policy, 0.0), policy, problems, limits=EXACT, max_tokens=8)
+    assert [row.prompt_length for row in probe.rows] == [30, 4]
 
 
 def test_one_text_is_written_however_long_it_is(tmp_path, monkeypatch):
     policy = small_policy(tmp_path)
     monkeypatch.setattr(probe_module, "MOST_TOKENS", 10)
-    probe = Probe(NoisyEngine(policy, 0.0), policy, problems_of([20, 20]), limits=EXACT,
+    probe = Probe(NoisyEngine(policy, 0.0), policy, some_problems(lengths=[20, 20]), limits=EXACT,
                   max_tokens=8)
     assert [row.prompt_length for row in probe.rows] == [20]
 
 
-class BaseEngine(NoisyEngine):
-    """As an engine starts: it has the base weights until the first sync,
-    and samples at a temperature."""
-
-    def __init__(self, policy, temperature=1.0):
-        super().__init__(policy, 0.0)
-        self.temperature = temperature
-        for p in second(self.held).values():
-            p.data.zero_()
-
-    def generate(self, prompts, n, max_tokens):
-        found = super().generate(prompts, n, max_tokens)
-        rows = [Row(ids + r.token_ids, len(ids), [], 0.0) for ids, (r,) in zip(prompts, found)]
-        with torch.no_grad():
-            mu = token_logprobs(self.held, rows,
-                                self.temperature)[0].split([row.length for row in rows])
-        for (r,), x in zip(found, mu):
-            r.logprobs = x.tolist()
-        return found
-
-
 def test_log_probs_of_sampling_are_compared_at_the_temperature_of_sampling(tmp_path):
-    policy = small_policy(tmp_path)
-    probe = Probe(BaseEngine(policy, 0.7), policy, some_problems(4), limits=EXACT, max_tokens=12,
-                  temperature=0.7)
+    policy, problems = small_policy(tmp_path), some_problems(4)
+    probe = Probe(with_base_weights(policy, 0.7), policy, problems, limits=EXACT, temperature=0.7)
     probe.check()  # and those of a prefill at 1
     with pytest.raises(SystemExit, match="disagree"):
-        Probe(BaseEngine(policy, 0.7), policy, some_problems(4), limits=EXACT, max_tokens=12)
+        Probe(with_base_weights(policy, 0.7), policy, problems, limits=EXACT)
 
 
 def test_a_resumed_policy_is_compared_with_the_base_weights_and_then_with_its_own(tmp_path):
     policy = small_policy(tmp_path)
     move(policy, 0.02, seed=3)
-    engine = BaseEngine(policy)
+    engine = with_base_weights(policy)
     probe = Probe(engine, policy, some_problems(4), limits=EXACT, max_tokens=12)
     assert all(torch.equal(p, second(policy)[name]) for name, p in second(engine.held).items())
     found = probe.check()
@@ -349,20 +314,6 @@ def folder():
     return tiny_folder()
 
 
-@contextlib.contextmanager
-def serve(folder, **options):
-    """An engine that has ended before the next one starts: vLLM's groups belong to the process."""
-    from parts.engine import Engine
-
-    engine = Engine(folder, max_model_len=128, max_num_seqs=64, **options)
-    try:
-        yield engine
-    finally:
-        engine.close()
-        del engine.llm, engine
-        gc.collect()
-
-
 def tiny_problems(engine, count=64):
     return [SimpleNamespace(prompt_ids=engine.tokenizer.encode(
         f"<|user|>{p['problem']}<|assistant|>"), answer=p["answer"])
@@ -370,8 +321,7 @@ def tiny_problems(engine, count=64):
 
 
 def train(policy, engine, optimizer, problems, step) -> None:
-    """A step of the default size: AdamW at 1e-3 after the default warm-up,
-    on the engine's own samples."""
+    """A step of the default size: AdamW at 1e-3 after the default warm-up, on its own samples."""
     seed_everything(random.Random(step))
     rows, k = [], 8
     for problem, group in zip(problems, engine.generate([p.prompt_ids for p in problems[:12]], n=k,
@@ -395,7 +345,7 @@ def test_each_broken_sync_is_caught_within_three_steps_and_sound_ones_pass(
     """The last layer of three, which counts least, is the rehearsal's in bfloat16: see below."""
     with serve(folder, dtype=dtype, sync_mode=sync_mode) as engine:
         problems = tiny_problems(engine)
-        base = load_policy(folder, dtype=dtype, rank=16, alpha=32, seed=0, device="cpu")
+        base = policy_for(folder, dtype, rank=16)
         engine.sync(base)
         sound = Probe(engine, base, problems, limits=limits(dtype, dtype, "auto", mixture=False))
         assert abs(sound.rehearsed["slope"] - 1) < 0.05
@@ -408,14 +358,13 @@ def test_each_broken_sync_is_caught_within_three_steps_and_sound_ones_pass(
 
 
 def steps_until_caught(sound, base, engine, problems, how) -> tuple[int, dict]:
-    """Three steps of training with a broken sync, or six with a sound one;
-    0 when nothing was noticed."""
+    """Three steps of training with a broken sync, or six with a sound one; 0: nothing noticed."""
     policy, probe, found = copy.deepcopy(base), copy.copy(sound), {}
     probe.policy, probe.last, probe.before = policy, probe.start, probe.start
     optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad],
                                   weight_decay=0)
     for step in range(1, 4 if how else 7):
-        before = {name: p.data.clone() for name, p in second(policy).items()}
+        before = values(policy)
         train(policy, engine, optimizer, problems, step)
         engine.sync(broken(policy, how, before))
         try:
@@ -432,8 +381,6 @@ def test_a_missing_layer_is_seen_before_the_first_step(dtype, cache, seen, folde
 
     With an 8-bit cache the last one, which counts least, is at the edge of what can be seen.
     """
-    from parts import engine as engine_module
-
     complete = engine_module.merged_weights
 
     def without(layer):
@@ -441,7 +388,7 @@ def test_a_missing_layer_is_seen_before_the_first_step(dtype, cache, seen, folde
                                if f".layers.{layer}." not in name)
 
     with serve(folder, dtype=dtype, kv_cache_dtype=cache) as engine:
-        policy = load_policy(folder, dtype=dtype, rank=16, alpha=32, seed=0, device="cpu")
+        policy = policy_for(folder, dtype, rank=16)
         bounds = limits(dtype, dtype, cache, mixture=False)
         assert Probe(engine, policy, tiny_problems(engine), limits=bounds).rehearsed["lost"] == []
         for layer in range(seen):
@@ -457,7 +404,7 @@ def test_a_missing_layer_is_seen_before_the_first_step(dtype, cache, seen, folde
                          [dict(dtype="float32", kv_cache_dtype="fp8"), dict(dtype="fp8")])
 def test_sound_syncs_pass_in_eight_bits(options, folder):
     with serve(folder, **options) as engine:
-        policy = load_policy(folder, dtype="float32", rank=16, alpha=32, seed=0, device="cpu")
+        policy = policy_for(folder, rank=16)
         bounds = limits("float32", options["dtype"], options.get("kv_cache_dtype", "auto"),
                         mixture=False)
         probe = Probe(engine, policy, tiny_problems(engine), limits=bounds)
