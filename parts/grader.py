@@ -230,7 +230,7 @@ class Worker:
         self.folder.cleanup()
 
 
-class WorkerPool:
+class WorkerPool(contextlib.AbstractContextManager):
     """Asks a function on `workers` processes, from any thread. Use it in a `with`, or `close` it.
 
     name: "path/to/file.py:function"; digest, example: see `work`. timeout: seconds that an answer
@@ -297,15 +297,13 @@ class WorkerPool:
 
     def _ask(self, i: int, question: str) -> tuple[str, str]:
         """(status, why) from worker `i`, which is replaced if it can't go on."""
-        worker, status = self.workers[i], "killed"
-        try:
-            status, why = worker.ask(question)
-            return status, why
-        finally:
-            if status in ("timeout", "killed") or worker.asked >= RECYCLE:
-                worker.kill()
-                if not self.closed:
-                    self.workers[i] = Worker(*self.recipe)
+        worker = self.workers[i]
+        status, why = worker.ask(question)
+        if status in ("timeout", "killed") or worker.asked >= RECYCLE:
+            worker.kill()
+            if not self.closed:
+                self.workers[i] = Worker(*self.recipe)
+        return status, why
 
     def close(self) -> None:
         """End the workers. Verdicts still to come become "killed"."""
@@ -315,9 +313,6 @@ class WorkerPool:
         self.threads.shutdown()
         for worker in self.workers:
             worker.kill()
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *_):
         self.close()

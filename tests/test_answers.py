@@ -2,7 +2,7 @@
 import pytest
 
 from rewards import decide, extract_answer, judge
-from verifier.answers import expand_signs, is_bomb, take_labels_off
+from verifier.answers import expand_signs, take_labels_off
 
 
 @pytest.mark.parametrize("completion", [
@@ -57,9 +57,3 @@ def verdict(gold: str, answer: str) -> str:
 def test_lower_signs_are_opposite_to_upper_ones():
     assert expand_signs(r"1\pm a\mp b") == "1+ a- b, 1- a+ b"
     assert expand_signs(r"\mp 2, 3") == "- 2, 2, 3"
-
-
-def test_long_honest_answers_are_no_bombs():
-    product = "".join(f"(x-{{{n}}})" for n in range(30))  # many brackets, none of them deep
-    assert not is_bomb(product) and not is_bomb(",".join(map(str, range(100))))
-    assert is_bomb("(" * 15 + "1" + ")" * 15) and is_bomb(",".join(["1"] * 300))

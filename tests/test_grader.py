@@ -16,40 +16,20 @@ ROOT = Path(__file__).parent.parent
 JUDGE = """
 import os, signal, subprocess, time
 
-def judge(what, value=0):
-    if what == "wrong":
-        return "wrong", ""
-    if what == "sleep":
-        time.sleep(10**6)
-    if what == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
-    if what == "compute":
-        while time.process_time() < value:
-            pass
-    if what.endswith("child"):
-        child = subprocess.Popen(["sleep", "1000000"])
-        with open(value + ".new", "w") as file:
-            file.write(str(child.pid))
-        os.rename(value + ".new", value)
-        if what == "leave a child":
-            os._exit(1)
-        time.sleep(10**6)
-    if what == "fork":
-        os.fork()
-        return "correct", str(value)
-    if what == "exit":
-        os._exit(value)
-    if what == "memory":
-        bytearray(2**31)
-    if what == "signal":
-        os.kill(os.getpid(), value)
-    if what == "die unless" and not os.path.exists(value):
-        os.kill(os.getpid(), signal.SIGKILL)
-    if what == "die once" and os.path.exists(value):
-        os.unlink(value)
-        os.kill(os.getpid(), signal.SIGKILL)
-    return "correct", str(os.getpid())
+def judge(code, value=0):  # which says what happens in the worker
+    names = dict(globals(), value=value, found="correct", why=os.getpid())
+    exec(code, names)
+    return names["found"], str(names["why"])
 """
+START_A_CHILD = """
+child = subprocess.Popen(["sleep", "1000000"])
+with open(value + ".new", "w") as file:
+    file.write(str(child.pid))
+os.rename(value + ".new", value)
+"""
+X, WRONG, SLEEP = "pass", "found = 'wrong'", "time.sleep(10**6)"
+DIE_UNLESS = "os.path.exists(value) or os.kill(os.getpid(), signal.SIGKILL)"
+DIE_ONCE = "os.path.exists(value) and (os.unlink(value), os.kill(os.getpid(), signal.SIGKILL))"
 LONG, SHORT = 10**6, 0.2    # s that a question may wait; 3/8 of it are for computing
 
 
@@ -62,7 +42,7 @@ def judge(tmp_path):
 @pytest.fixture
 def pool(judge):
     """One worker with a function that does as it is told."""
-    with WorkerPool(judge, "", ["x"], 1, timeout=LONG, memory_gb=1) as made:
+    with WorkerPool(judge, "", [X], 1, timeout=LONG, memory_gb=1) as made:
         yield made
 
 
@@ -82,53 +62,52 @@ def wait_until(condition) -> None:
 
 # ---------------------------------------------------------------------------------------- limits
 @pytest.mark.parametrize("what, why, end", [
-    (["sleep"], "past the time limit of 0.2 s", signal.SIGKILL),
-    (["stop"], "past the time limit of 0.2 s", signal.SIGKILL),
-    (["compute", 10**6], "past the time limit of 0.075 s of computing", signal.SIGPROF)])
+    (SLEEP, "past the time limit of 0.2 s", signal.SIGKILL),
+    ("os.kill(os.getpid(), signal.SIGSTOP)", "past the time limit of 0.2 s", signal.SIGKILL),
+    ("while True: pass", "past the time limit of 0.075 s of computing", signal.SIGPROF)])
 def test_a_worker_that_hangs_is_killed_and_replaced(judge, what, why, end):
-    with WorkerPool(judge, "", ["x"], 1, timeout=SHORT, memory_gb=1) as pool:
+    with WorkerPool(judge, "", [X], 1, timeout=SHORT, memory_gb=1) as pool:
         hung = pool.workers[0].process
-        found = pool.ask(*what).result()
+        found = pool.ask(what).result()
         assert (found.status, found.why) == ("timeout", why)
         assert hung.returncode == -end
-        assert pool.ask(*what).result() is found, "a time-out is remembered"
-        assert pool.ask("x").result().why not in ("", str(hung.pid))
+        assert pool.ask(what).result() is found, "a time-out is remembered"
+        assert pool.ask(X).result().why not in ("", str(hung.pid))
 
 
 def test_the_clock_stands_still_while_a_worker_computes(judge, monkeypatch):
     """Or is kept from it by others: the verdicts of a busy machine are those of an idle one."""
     monkeypatch.setattr("parts.grader.CPU_SHARE", 100)
-    with WorkerPool(judge, "", ["x"], 1, timeout=SHORT, memory_gb=1) as pool:
-        assert pool.ask("compute", 4 * SHORT).result().status == "correct"
+    with WorkerPool(judge, "", [X], 1, timeout=SHORT, memory_gb=1) as pool:
+        assert pool.ask("while time.process_time() < value: pass", 4 * SHORT).result().status == "correct"
 
 
 @pytest.mark.parametrize("what, why", [
-    (["exit", 3], "its process ended with exit code 3"),
-    (["signal", signal.SIGSEGV], "its process was ended by SIGSEGV"),
-    (["signal", signal.SIGALRM], "its process was ended by SIGALRM"),
-    (["memory"], "out of memory: it may take 1 GB")])
+    ("os._exit(3)", "its process ended with exit code 3"),
+    ("os.kill(os.getpid(), signal.SIGSEGV)", "its process was ended by SIGSEGV"),
+    ("bytearray(2**31)", "out of memory: it may take 1 GB")])
 def test_a_death_is_named_for_what_it_is(pool, what, why):
-    found = pool.ask(*what).result()
+    found = pool.ask(what).result()
     assert (found.status, found.reward, found.why) == ("killed", 0.0, why)
-    assert pool.ask("x").result().status == "correct"
+    assert pool.ask(X).result().status == "correct"
 
 
 def test_what_a_worker_has_started_ends_with_it(pool, tmp_path):
-    assert pool.ask("leave a child", str(tmp_path / "pid")).result().status == "killed"
+    assert pool.ask(START_A_CHILD + "os._exit(1)", str(tmp_path / "pid")).result().status == "killed"
     child = int((tmp_path / "pid").read_text())
     wait_until(lambda: not runs(child))
 
 
 def test_only_one_of_two_processes_answers_after_a_fork(pool):
-    answers = [pool.ask("fork", n) for n in range(9)]
+    answers = [pool.ask("os.fork(); why = value", n) for n in range(9)]
     assert [answer.result().why for answer in answers] == [str(n) for n in range(9)]
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/limits"), reason="reads /proc")
 def test_a_worker_is_fresh_poor_and_limited(judge, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
-    with WorkerPool(judge, "", ["x"], 1, timeout=LONG, memory_gb=1) as pool:
-        worker, pid = pool.workers[0], pool.ask("x").result().why
+    with WorkerPool(judge, "", [X], 1, timeout=LONG, memory_gb=1) as pool:
+        worker, pid = pool.workers[0], pool.ask(X).result().why
         process = Path(f"/proc/{pid}")
         assert "secret" not in (process / "environ").read_text()
         assert os.readlink(process / "cwd") == os.path.realpath(worker.folder.name)
@@ -152,16 +131,16 @@ import os, signal, sys, tempfile, time; sys.path.insert(0, {str(ROOT)!r})
 tempfile.tempdir = {str(tmp_path / "folders")!r}
 signal.signal(signal.SIGINT, lambda *_: None)
 from parts.grader import WorkerPool
-pool = WorkerPool({judge!r}, "", ["x"], 2, {LONG}, 1)
+pool = WorkerPool({judge!r}, "", [{X!r}], 2, {LONG}, 1)
 if {moment!r} == "working":
-    pool.grade([("x", 1), ("x", 2)])
+    pool.grade([({X!r}, 1), ({X!r}, 2)])
 before = [worker.process.pid for worker in pool.workers]
-answers = [pool.ask("x", n) for n in range(10, 14)]
+answers = [pool.ask({X!r}, n) for n in range(10, 14)]
 os.killpg(0, signal.SIGINT)
 statuses = [answer.result().status for answer in answers]
 after = [worker.process.pid for worker in pool.workers]  # those that died are replaced by now
 print(statuses, before == after)
-pool.ask("sleep with a child", {str(tmp_path / "pid")!r})
+pool.ask({START_A_CHILD + SLEEP!r}, {str(tmp_path / "pid")!r})
 while not os.path.exists({str(tmp_path / "pid")!r}):
     time.sleep(0.02)
 print(*before, flush=True)
@@ -177,7 +156,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_closing_ends_the_workers_and_what_they_still_had_to_do(pool):
-    asked = [pool.ask("sleep", n) for n in range(5)]
+    asked = [pool.ask(SLEEP, n) for n in range(5)]
     pids = [worker.process.pid for worker in pool.workers]
     pool.close()
     assert {answer.result().reward for answer in asked} == {0.0}
@@ -185,9 +164,9 @@ def test_closing_ends_the_workers_and_what_they_still_had_to_do(pool):
 
 
 def test_workers_killed_in_the_middle_of_a_batch_change_nothing(judge):
-    with WorkerPool(judge, "", ["x"], 2, timeout=LONG, memory_gb=1) as pool:
+    with WorkerPool(judge, "", [X], 2, timeout=LONG, memory_gb=1) as pool:
         for n in range(400):
-            pool.submit(n, ("x", "wrong")[n % 2], n)
+            pool.submit(n, (X, WRONG)[n % 2], n)
         verdicts = [pool.result(0)]                                      # the batch is under way
         for worker in list(pool.workers):
             os.kill(worker.process.pid, signal.SIGKILL)
@@ -197,28 +176,25 @@ def test_workers_killed_in_the_middle_of_a_batch_change_nothing(judge):
 
 def test_what_a_kill_from_outside_prevented_is_judged_again(pool, tmp_path):
     marker = tmp_path / "marker"
-    first = pool.ask("die unless", str(marker)).result()
+    first = pool.ask(DIE_UNLESS, str(marker)).result()
     assert (first.status, first.reward) == ("killed", 0.0)
     marker.touch()
-    assert pool.ask("die unless", str(marker)).result().status == "correct", "not remembered"
-    assert pool.ask("die once", str(marker)).result().status == "correct", "asked a second time"
+    assert pool.ask(DIE_UNLESS, str(marker)).result().status == "correct", "not remembered"
+    assert pool.ask(DIE_ONCE, str(marker)).result().status == "correct", "asked a second time"
 
 
-def test_a_missing_verifier_says_so(judge, monkeypatch):
-    start = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", lambda command, **how: start(
-        ["/bin/sh", "-c", "echo '\"ModuleNotFoundError: No module named math_verify\"'; read job"],
-        **how))
-    with WorkerPool(judge, "", ["x"], 1, timeout=LONG, memory_gb=1) as pool:
-        with pytest.raises(RuntimeError, match="No module named math_verify"):
-            pool.grade([("x",)])
+def test_a_missing_verifier_says_so(tmp_path):
+    (tmp_path / "judge.py").write_text("import math_verifier")
+    with WorkerPool(f"{tmp_path / 'judge.py'}:judge", workers=1) as pool:
+        with pytest.raises(RuntimeError, match="No module named 'math_verifier' .line 1 of judge"):
+            pool.grade([(X,)])
 
 
 # -------------------------------------------------------------------------- order, threads, memory
 def test_results_come_in_order_from_any_thread(judge):
-    questions = [(("x", "wrong")[n % 3 == 0], n) for n in range(90)]
+    questions = [((X, WRONG)[n % 3 == 0], n) for n in range(90)]
     expected, results = [float(n % 3 > 0) for n in range(90)], {}
-    with WorkerPool(judge, "", ["x"], 2, timeout=LONG, memory_gb=1) as pool:
+    with WorkerPool(judge, "", [X], 2, timeout=LONG, memory_gb=1) as pool:
         def grade(k: int) -> None:
             results[k] = [verdict.reward for verdict in pool.grade(questions)]
         threads = [threading.Thread(target=grade, args=(k,)) for k in range(4)]
@@ -236,16 +212,16 @@ def test_results_come_in_order_from_any_thread(judge):
 
 def test_a_full_cache_forgets_what_was_asked_longest_ago(pool, monkeypatch):
     monkeypatch.setattr("parts.grader.CACHE", 2)
-    a, b = pool.ask("x", 1), pool.ask("x", 2)
-    assert pool.ask("x", 1) is a and pool.ask("x", 2) is b
-    c = pool.ask("x", 3)
-    assert pool.ask("x", 2) is b and pool.ask("x", 3) is c and pool.ask("x", 1) is not a
+    a, b = pool.ask(X, 1), pool.ask(X, 2)
+    assert pool.ask(X, 1) is a and pool.ask(X, 2) is b
+    c = pool.ask(X, 3)
+    assert pool.ask(X, 2) is b and pool.ask(X, 3) is c and pool.ask(X, 1) is not a
 
 
 def test_a_worker_is_replaced_after_many_questions(pool, monkeypatch):
     """The function may keep caches: those of sympy grow."""
     monkeypatch.setattr("parts.grader.RECYCLE", 3)
-    pids = [pool.ask("x", n).result().why for n in range(7)]
+    pids = [pool.ask(X, n).result().why for n in range(7)]
     assert len(set(pids[:3])) == len(set(pids[3:6])) == 1 and len(set(pids)) == 3
 
 

@@ -21,7 +21,7 @@ from parts import trouble
 from parts.config import Config, resolve
 from parts.data import digest, load_problems, load_train_and_held_out, rows_to_problems
 from parts.folder import note_start, own_files, require_same
-from parts.grader import PATIENCE, OwnReward, WorkerPool, as_number
+from parts.grader import PATIENCE, OwnReward, WorkerPool
 from parts.problems import chains
 from rewards import open_grader
 from sampler_oracles import RULES, coins, config, run, sample
@@ -32,52 +32,44 @@ import numpy as np
 from rewards import extract_answer
 from helper import TEN
 
-WHAT = {
-    "one": lambda: 1, "true": lambda: True, "half": lambda: 0.5, "minus": lambda: -3.25,
-    "numpy": lambda: np.float32(0.25), "array": lambda: np.array(2.0), "None": lambda: None,
-    "nan": lambda: float("nan"), "text": lambda: "0.5", "list": lambda: [1.0],
-    "million": lambda: -1e6, "int": lambda: 10**400,
-    "raise": lambda: {}["missing"], "exit": lambda: sys.exit(3), "die": lambda: os._exit(1),
-    "memory": lambda: np.ones(10**10), "recurse": lambda: recurse(), "write": lambda: write(),
-    "box": lambda: float(extract_answer("\\\\boxed{7}")), "neighbour": lambda: TEN,
-    "print": lambda: print("noise") or 1, "secret": lambda: float("HF_TOKEN" in os.environ),
-    "folder": lambda: len(os.listdir(os.getcwd())), "interrupt": lambda: interrupt(),
-}
 open("made-at-load", "w").close()  # in the worker's own folder
 
-def interrupt(): raise KeyboardInterrupt
-
 def recurse(): return recurse()
-
+def interrupt(): raise KeyboardInterrupt
 def write():
     with open("large", "w") as file:
         file.write("x" * 2**21)
 
 def score(problem, completion):
-    return WHAT[completion]()
+    return eval(completion)
 
 def row(problem: dict, completion: str) -> float:
     return problem["number"] + problem["nested"]["more"] + len(completion)
 
 def swapped(completion, problem): return 1
 def three(problem, completion, third): return 1
-def starred(*args): return 1
 NOTHING = 3
 '''
 
 
+def own_file(folder):
+    (folder / "mine.py").write_text(MINE)
+    (folder / "helper.py").write_text("TEN = 10\n")
+    return folder / "mine.py"
+
+
 @pytest.fixture
 def mine(tmp_path):
-    (tmp_path / "mine.py").write_text(MINE)
-    (tmp_path / "helper.py").write_text("TEN = 10\n")
-    return tmp_path / "mine.py"
+    return own_file(tmp_path)
 
 
-@pytest.fixture
-def grader(mine, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "secret")
-    with OwnReward(f"{mine}:score", threshold=0.5, workers=1) as made:
-        yield made
+@pytest.fixture(scope="module")
+def grader(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_TOKEN", "secret")
+        name = f"{own_file(tmp_path_factory.mktemp('own'))}:score"
+        with OwnReward(name, threshold=0.5, workers=1) as made:
+            yield made
 
 
 def write(path, rows):
@@ -90,30 +82,33 @@ def lines(path):
 
 
 # ------------------------------------------------------------------------------ what it returns
-def test_every_number_is_a_reward_and_only_those_above_the_threshold_are_correct(grader):
-    expected = dict(one=1.0, true=1.0, half=0.5, minus=-3.25, numpy=0.25, array=2.0, million=-1e6,
-                    box=7.0, neighbour=10.0, print=1.0, secret=0.0, folder=1.0)
-    for what, number in expected.items():
-        found = grader.grade([({}, what)])[0]
-        assert (found.reward, found.why) == (number, ""), what
-        assert found.status == ("correct" if number > 0.5 else "wrong"), what
+@pytest.mark.parametrize("completion, number", [
+    ("1", 1.0), ("True", 1.0), ("0.5", 0.5), ("-3.25", -3.25), ("np.float32(0.25)", 0.25),
+    ("np.array(2.0)", 2.0), ("-1e6", -1e6), ("TEN", 10.0), ("print('noise') or 1", 1.0),
+    (r"float(extract_answer('\\boxed{7}'))", 7.0), ("'HF_TOKEN' in os.environ", 0.0),
+    ("len(os.listdir(os.getcwd()))", 1.0)])
+def test_every_number_is_a_reward_and_only_those_above_the_threshold_are_correct(
+        grader, completion, number):
+    found = grader.grade([({}, completion)])[0]
+    assert (found.reward, found.why) == (number, "")
+    assert found.status == ("correct" if number > 0.5 else "wrong")
 
 
-def test_whatever_else_happens_has_a_status_of_its_own_and_no_reward(grader):
-    expected = {
-        "None": ("no_number", "returned None"), "nan": ("no_number", "nan"),
-        "text": ("no_number", "'0.5'"), "list": ("no_number", "[1.0]"),
-        "int": ("no_number", "1000"),
-        "raise": ("raised", "KeyError: 'missing' (line 12 of mine.py)"),
-        "exit": ("raised", "SystemExit: 3"), "recurse": ("raised", "RecursionError"),
-        "write": ("raised", "OSError"),
-        "interrupt": ("raised", "KeyboardInterrupt"),
-        "memory": ("killed", "out of memory: it may take 1 GB"),
-        "die": ("killed", "ended with exit code 1")}
-    for what, (status, why) in expected.items():
-        found = grader.grade([({}, what)])[0]
-        assert math.isnan(found.reward) and found.status == status and why in found.why, found
-    assert grader.grade([({}, "half")])[0].reward == 0.5, "the others are judged as before"
+@pytest.mark.parametrize("completion, status, why", [
+    ("None", "no_number", "returned None"), ("float('nan')", "no_number", "nan"),
+    ("'0.5'", "no_number", "'0.5'"), ("[1.0]", "no_number", "[1.0]"),
+    ("10**400", "no_number", "1000"), ("1e6 + 1", "no_number", "1000001"),
+    ("1j", "no_number", "1j"), ("('correct', '')", "no_number", "('correct', '')"),
+    ("{}['missing']", "raised", "KeyError: 'missing' (line 16 of mine.py)"),
+    ("sys.exit(3)", "raised", "SystemExit: 3"), ("recurse()", "raised", "RecursionError"),
+    ("write()", "raised", "OSError"), ("interrupt()", "raised", "KeyboardInterrupt"),
+    ("np.ones(10**10)", "killed", "out of memory: it may take 1 GB"),
+    ("os._exit(1)", "killed", "ended with exit code 1")])
+def test_whatever_else_happens_has_a_status_of_its_own_and_no_reward(
+        grader, completion, status, why):
+    found, after = grader.grade([({}, completion), ({}, "0.5")])
+    assert math.isnan(found.reward) and found.status == status and why in found.why
+    assert after.reward == 0.5, "the others are judged as before"
 
 
 def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path):
@@ -128,19 +123,11 @@ def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path):
 
 
 def test_the_same_question_is_asked_once_and_a_large_row_is_not_kept(grader):
-    first = grader.future_verdict(dict(text="x" * 10**6), "one")
-    assert grader.future_verdict(dict(text="x" * 10**6), "one") is first
-    assert grader.future_verdict(dict(text="y"), "one") is not first
+    first = grader.future_verdict(dict(text="x" * 10**6), "1")
+    assert grader.future_verdict(dict(text="x" * 10**6), "1") is first
+    assert grader.future_verdict(dict(text="y"), "1") is not first
     assert first.result().reward == 1.0
     assert all(len(key) == 32 for key in grader.remembered)
-
-
-@pytest.mark.parametrize("value, number", [
-    (0.1 + 0.2, 0.1 + 0.2), (7, 7.0), (np.float64(1e-300), 1e-300), (np.bool_(True), 1.0),
-    (-0.0, 0.0), (1e6, 1e6), (1e6 + 1, None), (-math.inf, None), (math.nan, None), ("1", None),
-    (1j, None), (None, None), (10**400, None)])
-def test_what_counts_as_a_number(value, number):
-    assert as_number(value) == number
 
 
 # ------------------------------------------------------------------------------ what cannot be used
@@ -153,14 +140,12 @@ def test_what_counts_as_a_number(value, number):
     ("mine.py:three", "missing a required argument: 'third'"),
     ("syntax.py:score", "SyntaxError: expected ':' (syntax.py, line 2)"),
     ("imports.py:score", "ModuleNotFoundError: No module named 'numpty' (line 1 of imports.py)"),
-    ("attribute.py:score", "AttributeError: module 'math' has no attribute 'score' (line 1"),
     ("dies.py:score", "ended with exit code 1"), ("exits.py:score", "SystemExit: 5")])
 def test_what_cannot_be_used_ends_in_one_sentence_within_seconds(
         mine, tmp_path, monkeypatch, name, sentence):
     monkeypatch.chdir(tmp_path)
     files = dict(syntax="\ndef score(a, b)\n  pass", imports="import numpty",
-                 dies="import os; os._exit(1)", attribute="import math; math.score",
-                 exits="import sys; sys.exit(5)")
+                 dies="import os; os._exit(1)", exits="import sys; sys.exit(5)")
     for file, text in files.items():
         (tmp_path / f"{file}.py").write_text(text)
     with pytest.raises(SystemExit) as end:
@@ -176,54 +161,46 @@ def test_a_file_that_never_finishes_loading_is_given_up(tmp_path, monkeypatch):
         OwnReward(f"{tmp_path / 'hangs.py'}:score", 0.5, workers=1)
 
 
-def test_a_function_of_any_number_of_arguments_can_be_used(mine):
-    with OwnReward(f"{mine}:starred", 0.5, workers=1) as grader:
-        assert grader.grade([({}, "x")])[0].reward == 1.0
-
-
 def test_it_is_tried_on_an_empty_completion_before_the_engine_starts(mine, grader, capsys):
-    grader.try_out([SimpleNamespace(row={})])  # WHAT has no empty entry
-    assert ("gives no number for an empty completion: KeyError: '' (line 29 of mine.py)"
-            in capsys.readouterr().out)
+    grader.try_out([SimpleNamespace(row={})])
+    assert "gives no number for an empty completion: SyntaxError" in capsys.readouterr().out
     with OwnReward(f"{mine}:row", 0.5, workers=1) as other:
         other.try_out([SimpleNamespace(row=dict(number=2, nested=dict(more=1)))])
     assert "gives 3 for an empty completion; above 0.5 is correct" in capsys.readouterr().out
 
 
-def test_a_function_that_hangs_has_limits_of_its_own(tmp_path, capsys):
+def test_a_function_that_hangs_has_the_limits_of_the_page(tmp_path):
+    assert inspect.signature(WorkerPool).parameters["timeout"].default == 4
     (tmp_path / "slow.py").write_text("def score(a, b):\n    while True: pass\n")
     with OwnReward(f"{tmp_path / 'slow.py'}:score", 0.5, timeout=0.2) as grader:
-        assert inspect.signature(WorkerPool).parameters["timeout"].default == 4, "as the page says"
-        grader.try_out([SimpleNamespace(row={})])
-    assert "no number for an empty completion: past the time limit of 0.075 s of computing" in (
-        capsys.readouterr().out)
+        found = grader.grade([({}, "")])[0]
+    assert (found.status, found.why) == ("timeout", "past the time limit of 0.075 s of computing")
 
 
-def test_a_function_that_fails_on_everything_at_the_start_ends_in_one_sentence(grader):
-    for key in range(PATIENCE):
-        grader.submit(key, dict(key=key), "raise")
-    for key in range(PATIENCE - 1):
-        assert grader.result(key).status == "raised"
-    with pytest.raises(SystemExit, match=r"no number for any of the first 16 .*KeyError: "
-                                         r"'missing' \(line 12"):
-        grader.result(PATIENCE - 1)
+def test_a_function_that_fails_on_everything_at_the_start_ends_in_one_sentence(mine):
+    with OwnReward(f"{mine}:row", 0.5, workers=1) as grader:
+        for key in range(PATIENCE):
+            grader.submit(key, dict(key=key), "")
+        for key in range(PATIENCE - 1):
+            assert grader.result(key).status == "raised"
+        with pytest.raises(SystemExit, match="no number for any of the first 16 .*KeyError: "
+                                             r"'number' \(line 19"):
+            grader.result(PATIENCE - 1)
 
 
-def test_once_it_has_worked_failures_are_only_counted(grader):
-    for key, what in enumerate(["raise", "one", *["None"] * 40]):
-        grader.submit(key, dict(key=key), what)
-    assert [grader.result(key).status for key in range(42)] == [
-        "raised", "correct", *["no_number"] * 40]
-
-
-def test_a_file_that_changes_during_the_run_is_noticed_by_the_next_worker(mine, grader):
-    assert grader.grade([({}, "one")])[0].reward == 1
-    mine.write_text(MINE.replace("lambda: 1,", "lambda: 2,"))
-    grader.submit("a", {}, "half")  # the old worker has the old function, and goes on
-    assert grader.result("a").reward == 0.5
-    grader.submit("b", {}, "die")  # asked again of a new worker, which has read the new file
-    with pytest.raises(RuntimeError, match="changed after the start: put it back"):
-        grader.result("b")
+def test_a_file_that_changes_during_the_run_is_noticed_by_the_next_worker(mine):
+    """And once the function has worked, its failures are only counted."""
+    with OwnReward(f"{mine}:score", 0.5, workers=1) as grader:
+        for key, what in enumerate(["1/0", "1", *["None"] * 40]):
+            grader.submit(key, dict(key=key), what)
+        assert [grader.result(key).status for key in range(42)] == [
+            "raised", "correct", *["no_number"] * 40]
+        mine.write_text(MINE.replace("eval(completion)", "2"))
+        grader.submit("a", {}, "0.5")  # the old worker has the old function, and goes on
+        assert grader.result("a").reward == 0.5
+        grader.submit("b", {}, "os._exit(1)")  # asked again of a new worker, which reads the file
+        with pytest.raises(RuntimeError, match="changed after the start: put it back"):
+            grader.result("b")
 
 
 def test_without_a_function_it_is_math_verify():
@@ -293,21 +270,11 @@ def check_group(g, cfg, of_all):
             own = [o.reward for o in g.pool if o.status != "raised"]
             assert s.reward == min([0.0, *(own or of_all)])
             assert not s.correct and s.why == "KeyError"
-    right = [s.index for s in g.pool if s.correct]
-    wrong = [s.index for s in g.pool if not s.correct]
     if g.kept:
         expected = pytest.approx(expected_coefficients(g, cfg), rel=1e-9, abs=1e-12)
         assert [c for _, c in g.rows()] == expected
-    if g.kept and ada.RULES[cfg.sampler].kept == "n":
-        half = min(len(right), cfg.n // 2)
-        few = max(0, min(len(right), cfg.n - min(len(wrong), cfg.n - half)))
-        assert {s.index for s in g.kept} == {*right[:few], *wrong[:cfg.n - few]}
-    if cfg.sampler == "ada-pos":
-        assert (g.outcome == "resolved") == (len(right) >= 1)
-    if cfg.sampler == "ada-balance":
-        assert (g.outcome == "resolved") == (len(right) >= 2 and len(wrong) >= 2)
     if cfg.sampler == "dapo":
-        assert bool(g.kept) == bool(right and wrong)
+        assert bool(g.kept) == (len({s.correct for s in g.pool}) == 2)
 
 
 @pytest.mark.parametrize("threshold, low, high, failing", [
@@ -315,7 +282,7 @@ def check_group(g, cfg, of_all):
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_with_rewards_of_many_values_against_brute_force(
         rule, threshold, low, high, failing):
-    """Exit, keep, allocation look at the threshold only; baselines and advantages at the value."""
+    """Baselines and advantages look at the value, row weights at the share above the threshold."""
     for advantage, weighting in itertools.product(
             ("pool-mean", "leave-one-out", "group-std", "positives-only"),
             ("none", "unbiased", "log", "inv_p")):
@@ -414,9 +381,7 @@ def test_settings_that_mean_nothing_with_or_without_a_reward_are_refused(mine):
 @pytest.mark.parametrize("parse", [parts_config.parse, parts_config.parse_eval])
 @pytest.mark.parametrize("flags, sentence", [
     (["--reward", "missing.py:score"], "there is no file missing.py"),
-    (["--reward", "score"], "takes FILE.py:FUNCTION, not score"),
-    (["--template", "missing.jinja"], "cannot read missing.jinja"),
-    (["--template", "nonsense"], "no prompt template 'nonsense'")])
+    (["--reward", "score"], "takes FILE.py:FUNCTION, not score")])
 def test_a_missing_file_of_ones_own_is_named_with_the_flags(
         parse, flags, sentence, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -432,8 +397,8 @@ def test_a_run_is_not_resumed_with_another_function_of_the_same_name(mine, tmp_p
     note_start(folder, {}, 0, own_files(config))
     require_same(folder, own_files(config))
     mine.write_text(MINE + "\n# changed\n")
-    with pytest.raises(SystemExit, match="The contents of the --reward file are not those with which .*run "
-                                         "was started"):
+    with pytest.raises(SystemExit, match="The contents of the --reward file are not those with "
+                                         "which .*run was started"):
         require_same(folder, own_files(config))
     require_same(folder, own_files(resolve(Config())))
 

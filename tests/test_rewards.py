@@ -48,26 +48,21 @@ def test_a_sample_of_the_table_gets_the_pinned_verdicts(grader):
 @pytest.mark.slow
 def test_the_table_beats_plain_math_verify(grader, capsys):
     verdicts = grader.grade([(case["gold"], case["completion"]) for case in CASES])
-    by_kind = defaultdict(list)
-    for case, verdict in zip(CASES, verdicts):
-        by_kind[case["kind"]].append((case["expected"], verdict.reward, case["plain"],
-                                      case["plain_boxed"]))
-    everything = [row for rows in by_kind.values() for row in rows]
-    with capsys.disabled():
-        columns = f"{'rewards.py':>14}{'bare gold':>14}{'boxed gold':>14}"
-        print(f"\n{'right, false accepts':24}{'cases':>6}" + columns)
-        for kind, rows in [*by_kind.items(), ("all", everything)]:
-            print(f"{kind:24}{len(rows):6}", end="")
-            for k in (1, 2, 3):
-                right, accepts = sum(row[0] == row[k]
-                                     for row in rows), sum(row[k] > row[0] for row in rows)
-                print(f"{right / len(rows):9.1%},{accepts:4}", end="" if k < 3 else "\n")
-    assert len({(case["gold"], case["completion"]) for case in CASES}) == len(CASES)
-    assert sum(e == ours for e, ours, _, _ in everything) / len(everything) >= 0.99
-    assert sum(ours > e for e, ours, _, _ in everything) <= 1
     changed = [(case["id"], case["gold"], case["completion"], case["verdict"], verdict.status)
                for case, verdict in zip(CASES, verdicts) if case["verdict"] != verdict.status]
     assert not changed, "a verdict is not the pinned one: a new error, or one less (then pin that)"
+    expected = [case["expected"] for case in CASES]
+    table = {"here": [verdict.reward for verdict in verdicts],
+             "math-verify with the gold boxed": [case["plain_boxed"] for case in CASES],
+             "math-verify with the bare gold": [case["plain"] for case in CASES]}
+    counts = {name: (sum(map(int.__eq__, expected, map(int, said))) / len(CASES),
+                     sum(map(int.__lt__, expected, map(int, said))))
+              for name, said in table.items()}
+    with capsys.disabled():
+        print(*(f"\n{name}: {right:.1%} right, {accepts} false accepts"
+                for name, (right, accepts) in counts.items()))
+    assert counts["here"][0] >= 0.99 and counts["here"][1] <= 1
+    assert len({(case["gold"], case["completion"]) for case in CASES}) == len(CASES)
     assert all(case["reason"] for case in CASES)
     golds = list({case["gold"] for case in CASES})
     assert all(verdict.reward for verdict in grader.grade([(gold, boxed(gold)) for gold in golds]))
@@ -126,12 +121,6 @@ def test_every_part_of_an_answer_must_equal_the_gold():
     gold, part, other = r"\sqrt{12}", r"2\sqrt{3}", r"3\sqrt{2}"
     assert judge(gold, [part, gold])[0] == "correct"
     assert judge(gold, [other, part])[0] == judge(gold, [part, other])[0] == "wrong"
-
-
-@pytest.mark.parametrize("answer", [
-    "9^{9^{9^9}}", "x=9^{9^{9^9}}", "42=9^{9^{9^9}}", "9^{9^{9^9}}=42"])
-def test_what_would_only_run_into_the_limits_is_not_even_asked(answer):
-    assert decide("42", answer)[:2] == ("unparseable", "too large to parse")
 
 
 def test_the_last_number_counts_in_minerva_style_and_only_the_last():
@@ -195,11 +184,11 @@ def test_every_status_is_reached_by_a_real_input(grader):
             ("no_box", "42", "42"),
             ("no_box", "42", r"\boxed{42"), ("empty", "42", r"\boxed{}"),
             ("empty", "42", r"\boxed{\phantom{42}}"),
-            ("unparseable", "42", r"\boxed{\foo{42}}"), ("unparseable", r"\foo{", r"\boxed{42}"),
-            ("unparseable", "42", r"\boxed{9^{9^{9^9}}}")]:
+            ("unparseable", "42", r"\boxed{\foo{42}}"), ("unparseable", r"\foo{", r"\boxed{42}")]:
         assert grader.grade([(gold, completion)])[0].status == status
     with Grader(workers=1, timeout=1) as strict:
-        assert strict.grade([(r"\sqrt{2}", boxed(HANG))])[0].status == "timeout"
+        hung, large = strict.grade([("2", boxed(HANG)), ("2", boxed("9^{9^{9^9}}"))])
+        assert hung.status == "timeout" and large.status in ("timeout", "killed")
     with Grader(workers=1, memory_gb=0.15) as small:
         assert small.grade([("2", boxed("2^{10^9}"))])[0].status == "killed"
         assert small.grade([(r"\sqrt{12}", boxed(r"2\sqrt{3}"))])[0].status == "correct"
@@ -299,13 +288,6 @@ def test_exact_values_are_equal_only_if_exactly_equal(grader, gold, close):
 def test_what_is_equal_only_for_positive_numbers_is_not_equal(grader, gold, answer, reward):
     """But a root or a logarithm keeps its variables where it is defined."""
     assert score(grader, gold, boxed(answer)) == reward
-
-
-@pytest.mark.parametrize("pair", [(None, "42"), (42, "42"), (b"42", "42"), ("\\boxed{42}", 42)])
-def test_what_is_no_string_gets_one_clear_error(grader, pair):
-    with pytest.raises(TypeError, match="a (completion|gold) must be a string, not "
-                                        f"{type(pair[0]).__name__}|not int"):
-        grader.grade([(pair[1], pair[0])])
 
 
 def test_characters_that_unfold_into_many_do_not_slow_the_parent():

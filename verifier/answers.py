@@ -1,17 +1,13 @@
-r"""What kind of answer a normalized string is: a number, words, a labelled value, a choice, a bomb.
+r"""What kind of answer a normalized string is: a number, words, a labelled value, a choice.
 
-Everything here looks at strings only, and takes time linear in their length, so that it may run in
-the trainer's own process on what a model wrote.
+Everything here looks at strings only, in time linear in their length: it runs in the trainer's own
+process on what a model wrote.
 """
 import functools
-import itertools
 import re
 from fractions import Fraction
 
 from verifier.spelling import FUNCTIONS, MONTHS, squeeze
-
-MAX_DEPTH = 14          # of nested brackets; honest answers stay below 8
-MAX_ELEMENTS = 200      # of a list
 
 # --------------------------------------------------------------------------------------- boxes
 
@@ -301,17 +297,18 @@ def expand_signs(text: str) -> str:
     return ", ".join(elements)
 
 
-def set_against_tuple(gold: str, answer: str) -> bool:
-    """A set is no tuple and no interval."""
-    return bool(SET.match(gold) and TUPLE.fullmatch(answer)
-                or SET.match(answer) and TUPLE.fullmatch(gold))
+def are_unlike(gold: str, answer: str) -> str:
+    """Why two kinds of answers that math-verify takes for each other are never equal; or ""."""
+    for one, other in ((gold, answer), (answer, gold)):
+        if SET.match(one) and TUPLE.fullmatch(other):
+            return "a set is no tuple and no interval"
+        if INEQUALITY.search(one) and not INEQUALITY.search(other) and is_list(other):
+            return "a list is no inequality"                      # -2 < x < 3 is more than -2, 3
+    return ""
 
 
-def list_against_inequality(gold: str, answer: str) -> bool:
-    """`-2 < x < 3` is more than `-2, 3`, for which math-verify takes it. Intervals are no list."""
-    inequality, text = (gold, answer) if INEQUALITY.search(gold) else (answer, gold)
-    if not INEQUALITY.search(inequality) or INEQUALITY.search(text):
-        return False
+def is_list(text: str) -> bool:
+    """Of values: an interval, or a union of them, is none."""
     elements = split_top(without_set_braces(text), ",;")
     return len(elements) > 1 and not any(each.startswith(("(", "[", "]")) for each in elements)
 
@@ -351,26 +348,11 @@ COMPARED_AS_TEXT = re.compile(r"""
     | \d' | \\infty\s*\]                           # 42' is not 42; no interval ends in infinity]
     """, re.VERBOSE)
 UNIMPORTANT_IN_TEXT = re.compile(r"[{}()\s]")
-BOMB = re.compile(r"""
-    \d{401} | \^\s*\{?\s*\d{7}                              # long numbers, large exponents
-    | \d{5,}\s*[)}]*\s*! | !\s*[)}]*\s*!                    # factorials
-    | (?: \^[\s{(]*\d+[\s})]* ){3}                          # towers
-    | \\(?:binom|Gamma)[\s{(]*(?:\d{5}|\d+\^)""", re.VERBOSE)
 
 
-def is_only_text(text: str) -> bool:
-    """Number bases, dots and times of day: math-verify drops or misreads them."""
-    return bool(COMPARED_AS_TEXT.search(text))
-
-
-def same_text(gold: str, answer: str) -> bool:
+def same_text(gold: str, answer: str) -> bool | None:
+    """Of number bases, dots and times of day: math-verify misreads them. None for the rest."""
+    if not (COMPARED_AS_TEXT.search(gold) or COMPARED_AS_TEXT.search(answer)):
+        return None
     bare = [UNIMPORTANT_IN_TEXT.sub("", text).lower() for text in (gold, answer)]
     return bare[0] == bare[1]
-
-
-def is_bomb(text: str) -> bool:
-    """Cheap signs of an answer that would only run into the limits."""
-    depth = itertools.accumulate((c in "([{") - (c in ")]}") for c in text)
-    if max(depth, default=0) > MAX_DEPTH or text.count(",") > MAX_ELEMENTS:
-        return True
-    return bool(BOMB.search(text))
