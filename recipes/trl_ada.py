@@ -74,13 +74,11 @@ class Settings(ModelSettings, DataSettings, PromptSettings, SamplingSettings, Op
 
 def parse(argv: list[str] | None = None) -> tuple[Config, Settings]:
     """Flags -> (minirl.py's config, filled in; the flags). What cannot work ends in a sentence."""
-    require_trl()
     with in_one_sentence("trl_ada.py"):
         own = parse_flags(Settings, argv, "trl_ada.py", "Reinforce-Ada sampling in TRL's "
                           "GRPOTrainer. Without any flag: the built-in tiny model.")
-        shared = {f.name: getattr(own, f.name) for f in fields(own)
-                  if f.name in Config.__dataclass_fields__}
-        config = Config(**shared)
+        shared = {f.name for f in fields(Config)} & {f.name for f in fields(own)}
+        config = Config(**{name: getattr(own, name) for name in shared})
         config.validate()
         config = resolve(config)
         config.name = own.name or f"trl-{config.name}"
@@ -109,38 +107,29 @@ def contradictions(c: Config, own: Settings) -> list[tuple[bool, str]]:
     """(is it so?, the sentence): what TRL's fixed n samples per prompt and equal shares refuse."""
     rows = c.batch_prompts * c.n // WORLD  # of a process
     mini = rows // c.mini_batches
+    uneven = (c.batch_prompts % WORLD or rows % c.mini_batches
+              or own.micro_rows and mini % own.micro_rows)
     return [
         (c.sampler in ("ada-est", "gvm"),
          f"{c.sampler} keeps all samples of a prompt, more of some than of others, and TRL takes n "
          "of each: use uniform, dapo, ada-pos or ada-balance, or minirl.py"),
         (c.sampler == "dapo" and c.max_refills > 0,
-         "dapo cannot refill here, for the prompts of TRL's batch are fixed: set max_refills to 0, "
-         "or use minirl.py"),
+         "dapo cannot refill here, for the prompts of TRL's batch are fixed: set max_refills to 0"),
         (bool(c.max_samples_per_step or c.max_tokens_per_step),
          "max_samples_per_step and max_tokens_per_step can leave a prompt without the n samples "
-         "that TRL takes of each: leave them at 0, or use minirl.py"),
+         "that TRL takes of each: leave them at 0"),
         (c.n < 2, "TRL wants at least 2 samples of a prompt: raise n"),
-        (c.batch_prompts % WORLD != 0,
-         f"batch_prompts = {c.batch_prompts} cannot be shared out evenly over {WORLD} processes"),
-        (rows % c.mini_batches != 0,
-         f"the {rows} samples of a process cannot be cut into {c.mini_batches} equal mini-batches"),
-        (own.micro_rows > 0 and mini % own.micro_rows != 0,
-         f"micro_rows = {own.micro_rows} does not divide the {mini} samples that a process has in "
-         "a mini-batch"),
+        (bool(uneven),
+         f"batch_prompts = {c.batch_prompts} with n = {c.n} cannot be cut evenly into {WORLD} "
+         f"processes, mini_batches = {c.mini_batches} and micro_rows = {own.micro_rows}"),
         (own.full and build_for_cpu(),
          "full needs a GPU: on a CPU parts/engine.py samples, which is handed adapters only"),
         (c.dtype == "float16" and build_for_cpu(),
-         "dtype float16 needs a GPU here: TRL's mixed precision does"),
-        (own.full and own.dtype != "auto",
-         "dtype is that of frozen weights, and with full none are: leave it at auto"),
-    ]
+         "dtype float16 needs a GPU here: TRL's mixed precision does")]
 
 
 def trl_settings(c: Config, own: Settings):
-    """TRL's GRPOConfig: what the flags decide, and MiniRL's objective, which --trl may change.
-
-    Raises SystemExit for any other setting in --trl.
-    """
+    """TRL's GRPOConfig: what the flags decide, and MiniRL's objective, which --trl may change."""
     from trl import GRPOConfig
 
     mini = c.batch_prompts * c.n // WORLD // c.mini_batches
@@ -163,21 +152,26 @@ def trl_settings(c: Config, own: Settings):
         entropy_coef=0.0, cast_lm_head_to_fp32=False, gradient_checkpointing=not on_cpu,
         optim="adamw_torch", lr_scheduler_type="constant_with_warmup", logging_steps=1,
         save_steps=20, save_total_limit=2, report_to="none")
+    return GRPOConfig(**decided | left_to_user | asked(own.trl, left_to_user))
+
+
+def asked(text: str, allowed: dict) -> dict:
+    """What --trl says. Raises SystemExit if that is no JSON object, or has any other setting."""
     try:
-        asked = dict(json.loads(own.trl))
+        found = dict(json.loads(text))
     except (ValueError, TypeError):
         raise SystemExit("--trl must be a JSON object, such as "
                          "'{\"loss_type\": \"cispo\"}'.") from None
-    for name in asked.keys() - left_to_user:
-        raise SystemExit(f"--trl cannot set {name}, only {', '.join(left_to_user)}.")
-    return GRPOConfig(**decided | left_to_user | asked)
+    for name in found.keys() - allowed:
+        raise SystemExit(f"--trl cannot set {name}, only {', '.join(allowed)}.")
+    return found
 
+
+require_trl()
 
 if __name__ == "__main__":  # before torch is imported: --help and a wrong flag answer at once
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     CONFIG, OWN = parse()
-
-require_trl()
 
 from parts.engine import Engine, configure_vllm
 

@@ -219,9 +219,9 @@ def test_another_version_of_trl_gets_one_sentence(tmp_path):
     ("--max-samples-per-step 400", "can leave a prompt without the n samples"),
     ("--max-tokens-per-step 9000", "can leave a prompt without the n samples"),
     ("--n 1 --sampler uniform --advantage positives-only", "at least 2 samples"),
-    ("--batch-prompts 7", "7 cannot be shared out evenly over 2 processes"),
-    ("--batch-prompts 6 --mini-batches 5", "the 12 samples of a process"),
-    ("--batch-prompts 6 --micro-rows 5", "micro_rows = 5 does not divide the 12"),
+    ("--batch-prompts 7", "batch_prompts = 7 with n = 4 cannot be cut evenly into 2 processes"),
+    ("--batch-prompts 6 --mini-batches 5", "mini_batches = 5"),
+    ("--batch-prompts 6 --micro-rows 5", "micro_rows = 5"),
     ("--full", "full needs a GPU"),
     ("--dtype float16", "float16 needs a GPU"),
 ])
