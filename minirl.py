@@ -58,7 +58,6 @@ from parts.run import finish, last_words, nothing_lost, prepare, record, reseed,
 from parts.stop import Interrupted, Stop, timed
 from rewards import open_grader
 
-
 AGREE = (0.5, 5.0)  # IcePop's bounds are this project's choice; the upper one is MiniRL's cap
 
 

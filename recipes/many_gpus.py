@@ -5,13 +5,14 @@ process (rank) has a GPU, an engine and a policy of its own, and all take the sa
 prompts a rank samples every WORLD-th. Then all get all groups, and compute the same from them:
 mini-batches, what a token counts, whether there is anything to learn. Of a mini-batch's rows again
 every rank takes its part; the gradients are summed, so the adapters stay equal, bit by bit. The
-first rank alone writes. docs/many_gpus.md says what that brings.
+first rank alone writes. What that brings: docs/many_gpus.md.
 
 vLLM must not take these processes for its own: each engine is in a world of one. So torchrun's
 variables are taken away, and the processes talk over a group that torch.distributed does not know
 as its default. It goes through main memory (gloo), for it also has to notice when a process dies.
 """
 import contextlib
+import functools
 import importlib
 import os
 import pickle
@@ -27,7 +28,6 @@ from ada_sampler import settle_all  # noqa: E402
 
 RANK, WORLD = 0, 1
 STORE = GROUP = None  # a small common dictionary; who talks to whom
-OWN_FILE = False  # while a rank but the first may write
 PATIENCE = timedelta(hours=2)  # the slowest rank may sample for long after the first is done
 OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_", "GROUP_", "LOCAL_", "ROLE_", "TORCHELASTIC_")
 
@@ -35,16 +35,16 @@ OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_", "GROUP_", "LOCAL_", "ROLE_", "TO
 def table() -> list[tuple]:
     """All that is different: (module, function, what is put around it)."""
     return [
-        # One step. Every rank works on its own part, and has everything afterwards.
+        # One step. A rank works on its own part, and has everything afterwards.
         ("ada_sampler", "collect", on_own_prompts),
         ("eval", "evaluate", on_own_questions),
-        ("minirl", "in_memory", on_own_rows),
+        ("minirl", "in_memory", on_own_rows),  # of a mini-batch
         ("minirl", "optimizer_step", on_the_summed_gradient),
-        ("minirl", "sync", that_tells_the_worst),  # what the probes of all ranks found
+        ("minirl", "sync", that_tells_the_worst),  # of what the ranks' probes found
         ("parts.run", "record", that_stops_all),  # a signal to one is a signal to all
         # What must be the same everywhere.
         ("parts.run", "before_the_engine", by_the_first_before_the_others),  # downloads come once
-        ("parts.run", "resume", as_the_first_does),  # the first alone cuts the logs back
+        ("parts.run", "resume", as_the_first_does),  # it alone has cut the logs back
         # The first rank alone writes files, ...
         ("parts.folder", "claim", by_the_first),
         ("parts.files", "append", by_the_first),
@@ -55,8 +55,8 @@ def table() -> list[tuple]:
         ("parts.track", "open_tracker", by_the_first),
         ("parts.held_out", "forget_drawn", by_the_first),
         # ... but for what a rank alone knows.
-        ("parts.held_out", "write_down", into("{}.jsonl")),  # what it has drawn for an evaluation
-        ("parts.run", "note_error", into("error-{}.txt")),
+        ("parts.held_out", "write_down", into(".jsonl")),  # what it has drawn for an evaluation
+        ("parts.run", "note_error", into(".error.txt")),
         # How it starts and ends.
         ("parts.folder", "this_start", with_their_number),  # for config.json
         ("parts.run", "program", that_is_torchrun),  # "continue with: ..."
@@ -133,21 +133,19 @@ def claim_gpu(place: int, count: int) -> None:
 
 def require_divisible(config) -> None:
     """Raises SystemExit, one sentence, for settings that several processes cannot share out."""
-    several, c = WORLD > 1, config
-    for wrong, sentence in [
-        (several and c.sampler in ("gvm", "dapo"),
-         f"sampler {c.sampler} decides over the whole batch while it is sampled, and {WORLD} "
-         "processes each see a part of it: use ada-balance, ada-pos, ada-est or uniform, or one "
-         "process"),
-        (several and bool(c.max_samples_per_step or c.max_tokens_per_step),
-         f"max_samples_per_step and max_tokens_per_step are of the whole batch, and {WORLD} "
-         "processes each see a part of it: leave them at 0, or use one process"),
-        (c.batch_prompts < WORLD,
-         f"batch_prompts = {c.batch_prompts} leaves some of {WORLD} processes without a prompt: "
-         "raise it"),
-    ]:
-        if wrong:
-            raise SystemExit(f"many_gpus.py: {sentence}")
+    part = f"the whole batch, and {WORLD} processes each see a part of it"
+    wrong = ""
+    if WORLD > 1 and config.sampler in ("gvm", "dapo"):
+        wrong = (f"sampler {config.sampler} decides over {part}: use ada-balance, ada-pos, ada-est "
+                 "or uniform, or one process")
+    elif WORLD > 1 and (config.max_samples_per_step or config.max_tokens_per_step):
+        wrong = (f"max_samples_per_step and max_tokens_per_step are of {part}: leave them at 0, or "
+                 "use one process")
+    elif config.batch_prompts < WORLD:
+        wrong = (f"batch_prompts = {config.batch_prompts} leaves some of {WORLD} processes without "
+                 "a prompt: raise it")
+    if wrong:
+        raise SystemExit(f"many_gpus.py: {wrong}")
 
 
 @contextlib.contextmanager
@@ -195,10 +193,7 @@ def gather(value) -> list:
 
 
 def of_those_alive(value) -> list:
-    """As `gather`, after an update: who is left completes the step.
-
-    At the next exchange `run.nothing_lost` saves it, and ends the run.
-    """
+    """As `gather`, after an update: who is left completes the step, and saves it at the next."""
     try:
         return gather(value)
     except ConnectionError:
@@ -301,10 +296,10 @@ def on_own_rows(in_memory):
     def together(work, policy, mini, config):
         rows = part_of(mini, RANK)
         own = in_memory(work, policy, rows, config) if rows else None
-        found = gather((on_cpu(own), [left_on(row) for row in rows]))
+        found = gather((own and (own[0], sent(own[1])), [left_on(row) for row in rows]))
         for rank, (_, left) in enumerate(found):
-            if rank != RANK:
-                for row, values in zip(part_of(mini, rank), left):
+            for row, values in zip(part_of(mini, rank), left):
+                if rank != RANK:
                     vars(row).update(values)
         return added_up([result for result, _ in found if result])
 
@@ -317,19 +312,17 @@ def part_of(mini: list, rank: int) -> list:
 
 
 def left_on(row) -> dict:
-    """What the work leaves on a row, without the rows that it was computed with."""
-    agrees = None if row.agrees is None else row.agrees.cpu().clone()
-    seen = {name: x_T.cpu().clone() for name, x_T in row.seen.items()}
-    return dict(old=row.old.cpu().clone(), agrees=agrees, seen=seen)
+    """What the work leaves on a row."""
+    return sent(dict(old=row.old, agrees=row.agrees)) | dict(seen=sent(row.seen))
 
 
-def on_cpu(result):
-    """(loss, facts) of `minirl.accumulate`, to be sent; `old_logprobs` returns nothing."""
-    return result and (result[0], {name: x_T.cpu() for name, x_T in result[1].items()})
+def sent(tensors: dict) -> dict:
+    """As they can be pickled: in main memory, and without the tensors that they are parts of."""
+    return {name: x_T if x_T is None else x_T.cpu().clone() for name, x_T in tensors.items()}
 
 
 def added_up(results: list):
-    """Loss and facts of the whole mini-batch, from those of its parts."""
+    """(loss, facts) of the whole mini-batch from those of its parts; `old_logprobs` gives none."""
     import torch
 
     if not results:
@@ -379,27 +372,18 @@ def that_stops_all(record):
 
 # ------------------------------------------------------------------------------ files, and the end
 def by_the_first(write):
-    """The first rank writes, the others do nothing."""
-    def of_first(*args, **kwargs):
-        return None if RANK and not OWN_FILE else write(*args, **kwargs)
+    """The first rank writes, the others do nothing, but to a file of their own."""
+    def of_first(place, *args, **kwargs):
+        own = getattr(place, "name", "").startswith(f"rank-{RANK}.")
+        return write(place, *args, **kwargs) if own or not RANK else None
 
     return of_first
 
 
-def into(name: str):
-    """The other ranks write too, into files of their own; `name` has a place for the rank."""
-    def wrapper(write):
-        def to_own_file(*args):
-            global OWN_FILE
-            OWN_FILE = True
-            try:
-                return write(*args, name=name.format(RANK))
-            finally:
-                OWN_FILE = False
-
-        return to_own_file if RANK else write
-
-    return wrapper
+def into(ending: str):
+    """The other ranks write too, into a file with their number in its name."""
+    own_name = f"rank-{RANK}{ending}"
+    return lambda write: functools.partial(write, name=own_name) if RANK else write
 
 
 def by_the_first_before_the_others(before_the_engine):

@@ -393,7 +393,8 @@ def test_the_scaling_page_shows_what_was_recorded_and_the_model_meets_it():
 @pytest.mark.slow
 def test_torchrun_shows_one_bar_and_ends_when_a_process_is_killed(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-               "2", ROOT / "recipes/many_gpus.py", "--eval-questions", "2", "--eval-k", "1", "--name", "mine"]
+               "2", ROOT / "recipes/many_gpus.py", "--eval-questions", "2", "--eval-k", "1",
+               "--name", "mine"]
     log = tmp_path / "runs/mine/metrics.jsonl"
     with open(tmp_path / "out", "w") as out:
         agent = subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=out)
