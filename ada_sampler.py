@@ -97,9 +97,9 @@ RULES = {
 
 
 # ------------------------------------------------------------------------------------ configuration
-def limited(default, least=None, most=None):
-    """A dataclass field with a range: least <= value <= most."""
-    return field(default=default, metadata=dict(least=least, most=most))
+def limited(default, least=None, most=None, also=()):
+    """A dataclass field with a range: least <= value <= most, or one of `also`."""
+    return field(default=default, metadata=dict(least=least, most=most, also=also))
 
 
 @dataclass
@@ -658,28 +658,30 @@ KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "
 def check_ranges(config: Any) -> None:
     """Check every field of a dataclass against its type, its `Literal` choices and its range.
 
-    A bool is no number, a whole number may stand for a float, and a float must be finite.
     Raises ValueError, one sentence that names the field and the value.
     """
     hints = get_type_hints(type(config))
     for f in fields(config):
-        value, kind = getattr(config, f.name), hints[f.name]
-        fits = type(value) is kind or (kind is float and type(value) is int)
-        choices = get_args(kind) if get_origin(kind) is Literal else ()
-        least, most = f.metadata.get("least"), f.metadata.get("most")
-        wanted = ""
-        if choices and value not in choices:
-            wanted = f"one of {', '.join(choices)}"
-        elif kind in KINDS and not fits:
-            wanted = KINDS[kind]
-        elif isinstance(value, float) and not math.isfinite(value):
-            wanted = "a finite number"
-        elif None not in (value, least) and value < least:
-            wanted = f"at least {least}"
-        elif None not in (value, most) and value > most:
-            wanted = f"at most {most}"
+        value = getattr(config, f.name)
+        wanted = misfit(value, hints[f.name], **f.metadata)
         if wanted:
             raise ValueError(f"{f.name} must be {wanted}, not {value!r}")
+
+
+def misfit(value, kind, least=None, most=None, also=()) -> str:
+    """What a value should be; "" if it is. A bool is no number, a whole number may be a float."""
+    if get_origin(kind) is Literal:
+        return "" if value in get_args(kind) else f"one of {', '.join(get_args(kind))}"
+    if kind in KINDS and type(value) is not kind and not (kind is float and type(value) is int):
+        return KINDS[kind]
+    if value is None or value in also:
+        return ""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "a finite number"
+    words = "".join(f"{each:g} or " for each in also)
+    if least is not None and value < least:
+        return f"{words}at least {least}"
+    return f"at most {most}" if most is not None and value > most else ""
 
 
 def contradictions(c: SamplerConfig) -> list[tuple[bool, str]]:

@@ -146,7 +146,7 @@ class ObjectiveSettings:
     """optimizer steps per sampled batch (N of MiniRL); 1 = on-policy"""
     importance: Literal["full", "staleness", "none"] = "full"
     """minirl's token weight: full (pi_theta/mu), staleness (pi_theta/pi_old), none"""
-    weight_cap: float = limited(5.0, least=0, most=1e9)
+    weight_cap: float = limited(5.0, least=1, most=1e9, also=(0,))
     """minirl's token weight is cut off here; 0 = no cap"""
     clip: bool = True
     """mask tokens whose pi_theta/pi_old has moved too far already"""
@@ -168,13 +168,13 @@ class ObjectiveSettings:
 class OptimizerSettings:
     """How far a step goes."""
 
-    lr: float = limited(0.0, least=0, most=1)
+    lr: float = limited(0.0, least=1e-9, most=1, also=(0,))
     """learning rate of AdamW on the LoRA weights; 0 = auto (docs/defaults.md)"""
     warmup_steps: int = limited(5, least=0, most=10**6)
     """optimizer steps until the learning rate is reached, constant after; 0 = off"""
     weight_decay: float = limited(0.0, least=0, most=1)
     """of AdamW; 0 = off"""
-    max_grad_norm: float = limited(1.0, least=0, most=1e9)
+    max_grad_norm: float = limited(1.0, least=1e-3, most=1e9, also=(0,))
     """gradients are scaled down to this norm (1 hardly ever acts: set_scales); 0 = never"""
 
 
@@ -196,7 +196,7 @@ class RunSettings:
     """held-out problems used, of each set of --eval-data; 0 = auto"""
     eval_k: int = limited(8, least=1, most=10**4)
     """samples per held-out problem"""
-    eval_temperature: float = limited(-1.0, least=-1, most=100)
+    eval_temperature: float = limited(-1.0, least=0.01, most=100, also=(-1, 0))
     """of these samples; -1 = the training's, 0 = greedy, with eval_k 1"""
     checkpoint_every: int = limited(20, least=0, most=10**6)
     """steps between checkpoints; after the last step always, 0 = only then"""
@@ -293,9 +293,6 @@ def contradictions(c: Config) -> list[tuple[bool, str]]:
     updates = c.steps * c.mini_batches
     asked_to_warm_up = c.warmup_steps != Config.warmup_steps
     return [
-        (0 < c.weight_cap < 1,
-         "weight_cap must be 0 (no cap) or at least 1: below 1 it would cut off every token's "
-         f"weight, not {c.weight_cap}"),
         (not re.fullmatch("[0-9]{1,6}|all", c.log_groups),
          f"log_groups must be a whole number up to 999999 (0 = none), or all, not "
          f"{shown(c.log_groups, 40)}"),
@@ -304,17 +301,9 @@ def contradictions(c: Config) -> list[tuple[bool, str]]:
         (c.eval_temperature == 0 and c.eval_k > 1,
          "eval_temperature 0 gives eval_k equal samples: set eval_k to 1, or a temperature above "
          "0"),
-        (c.eval_temperature not in (-1, 0) and c.eval_temperature < 0.01,
-         f"eval_temperature must be -1 (the training's), 0 (greedy) or at least 0.01, not "
-         f"{c.eval_temperature}: vLLM would take 0.01"),
         (0 < c.batch_prompts < c.mini_batches,
          f"{c.batch_prompts} prompts cannot be cut into {c.mini_batches} mini-batches of whole "
          "groups"),
-        (0 < c.lr < 1e-9,
-         f"lr must be 0 (auto) or at least 1e-9, not {c.lr}: the weights would not move"),
-        (0 < c.max_grad_norm < 1e-3,
-         f"max_grad_norm must be 0 (off) or at least 0.001, not {c.max_grad_norm}: AdamW's eps "
-         "would swallow the gradient"),
         (asked_to_warm_up and 0 < updates < c.warmup_steps,
          f"warmup_steps = {c.warmup_steps} is more than the {updates} optimizer steps of this "
          "run: the learning rate would never be reached"),
@@ -521,7 +510,7 @@ class ProtocolSettings:
     """samples per problem"""
     limit: int = limited(0, least=0, most=10**9)
     """only the first so many problems of each set; 0 = all"""
-    temperature: float = limited(1.0, least=0, most=100)
+    temperature: float = limited(1.0, least=0.01, most=100, also=(0,))
     """sampling temperature; 0 = greedy, with --k 1"""
     threshold: float = limited(0.7, least=-10**6, most=10**6)
     """with --reward: one above it is correct, for pass@k"""
@@ -554,9 +543,6 @@ class EvalConfig(EvaluatedSettings, ProblemSettings, PromptSettings, ProtocolSet
         ], [
             (self.temperature == 0 and self.k > 1,
              "temperature 0 gives k equal samples: use --k 1, or a temperature above 0"),
-            (0 < self.temperature < 0.01,
-             f"temperature must be 0 (greedy) or at least 0.01, not {self.temperature}: vLLM "
-             "would take 0.01"),
         ])
 
 
