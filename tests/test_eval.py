@@ -197,16 +197,12 @@ def test_what_is_right_is_the_verdict_and_not_the_sign_of_the_reward():
     result = report(rows)
     assert result["correct"] == result["pass"][1] == 2 / 8 and result["pass"][4] == 1
     assert result["avg"] == pytest.approx((0.5 + 0.8) / 8)
-    for row in rows:  # the threshold may lie below zero too
-        row["status"] = "correct" if row["reward"] > -0.5 else "wrong"
-    assert report(rows)["correct"] == 7 / 8
 
 
-def test_report_of_one_sample_and_of_all_alike():
+def test_report_of_one_sample_and_of_three_all_wrong():
     one = report(rows_of([[1]]))
     assert one["avg"] == one["ci_low"] == one["ci_high"] == 1 and one["pass"] == {1: 1.0}
-    none = report(rows_of([[0] * 3] * 5))
-    assert none["avg"] == none["ci_high"] == none["pass"][2] == 0 and list(none["pass"]) == [1, 2]
+    assert report(rows_of([[0] * 3] * 5))["pass"] == {1: 0, 2: 0}
 
 
 @pytest.mark.parametrize("rewards, words", [([], "no rows"), ([[1, 0], [1]], "different numbers")])
@@ -391,13 +387,6 @@ def test_samples_are_written_at_least_every_minute(tmp_path, monkeypatch):
     monkeypatch.setattr(evaluation, "time", clock)
     finish(file, Slow())
     assert len(finished) == 40 and finished[-1] > 300
-
-
-def test_whatever_a_model_writes_can_be_stored_and_read_again(tmp_path):
-    hostile = "\ud800 \u2028 \x1b[2J \n \u4e2d"
-    row = dict(ROW, text=hostile)
-    files.append(tmp_path / "x", row, row)
-    assert json.loads((tmp_path / "x").read_text().splitlines()[1]) == row
 
 
 class OwnGrader(FakeGrader):
@@ -621,14 +610,6 @@ def test_a_foreign_folder_is_left_alone(tmp_path):
         assert [(file.name, file.read_text()) for file in folder.iterdir()] == [(name, "precious")]
 
 
-def test_a_folder_that_cannot_be_used_gets_one_sentence(tmp_path):
-    (tmp_path / "file").write_text("precious")
-    for out in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("x" * 300)):
-        with pytest.raises(SystemExit, match="Cannot use .*: name another --out"):
-            open_folder(out, FINISHED)
-    assert (tmp_path / "file").read_text() == "precious"
-
-
 def other_evaluation(folder, protocol=FINISHED, lines=(ROW,), complete=True):
     """The folder of a finished evaluation, for --against; a text is written as it is."""
     written = [line if isinstance(line, str) else json.dumps(line) for line in (protocol, *lines)]
@@ -756,6 +737,12 @@ def with_config(adapter, folder, change) -> str:
     return str(folder)
 
 
+def test_targets_by_name_and_all_linear_are_taken(adapter, tmp_path):
+    for i, targets in enumerate((["q_proj", "v_proj"], "all-linear")):
+        folder = with_config(adapter, tmp_path / str(i), dict(target_modules=targets))
+        assert adapters.read_config(folder)["r"] == 12
+
+
 def test_the_adapter_of_a_run_is_its_last_finished_checkpoint(adapter, tmp_path):
     for name in ("step-000020", "step-000100", "step-000100-best", "step-best"):
         shutil.copytree(adapter[0], tmp_path / "run" / "checkpoints" / name)
@@ -804,6 +791,8 @@ PATTERN = "(a|aa)+" * 20 + "$"  # takes years on a long name
     (dict(layer_replication=[[0, 10**6]]), "layer_repl"),
     (dict(r=10**9), "r: 1000000000"), (dict(r="8"), "r: '8'"), (dict(r=True), "r: True"),
     (dict(r=None), "r: None"), (dict(lora_alpha=math.nan), "lora_alpha: nan"),
+    (dict(lora_alpha=-32), "lora_alpha"), (dict(lora_alpha=0), "lora_alpha"),
+    (dict(lora_alpha=10**400), "lora_alpha"),
     ({"\x1b[2Jnew": 1}, r"\\x1b\[2Jnew"),
 ])
 def test_a_hostile_adapter_is_refused_before_it_is_loaded(adapter, tmp_path, change, words):
@@ -819,12 +808,6 @@ def test_an_adapter_cannot_command_the_terminal(model, adapter, tmp_path, recwar
             str(model), with_config(adapter, tmp_path / "a", names), "float32")
     assert str(stop.value).isprintable() and "owned" in str(stop.value)
     assert all(str(warning.message).isprintable() for warning in recwarn)
-
-
-@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], "all-linear"])
-def test_targets_by_name_and_all_linear_are_taken(adapter, tmp_path, targets):
-    folder = with_config(adapter, tmp_path / "a", dict(target_modules=targets))
-    assert adapters.read_config(folder)["r"] == 12
 
 
 # ---------------------------------------------------------------------------------- the real engine
@@ -884,22 +867,6 @@ def test_the_real_engine_resumes_exactly(results):
 
 
 @pytest.mark.engine
-def test_the_real_engine_samples_each_request_at_its_own_temperature(model):
-    """At 0 all samples are alike; the engine's own temperature is 1."""
-    from parts.engine import Engine
-
-    engine = Engine(str(model), max_model_len=64, max_num_seqs=16, dtype="float32", temperature=1.0)
-    for s in range(16):
-        engine.submit(s, list(range(40, 50)), 12, **dict(temperature=0.0) if s % 2 else {})
-    found = {}
-    while engine.busy:
-        found.update(engine.step())
-    greedy, free = ([tuple(found[s].token_ids) for s in range(first, 16, 2)] for first in (1, 0))
-    engine.close()
-    assert len(set(greedy)) == 1 and len(set(free)) > 2
-
-
-@pytest.mark.engine
 def test_adapter_and_merged_model_agree(tmp_path, model, adapter, data):
     run(adapter[1], data, tmp_path / "merged")
     run(model, data, tmp_path / "swapped", adapter=adapter[0], sync="adapter",
@@ -913,33 +880,3 @@ def test_adapter_and_merged_model_agree(tmp_path, model, adapter, data):
     difference = json.loads((tmp_path / "swapped" / "summary.json").read_text())["difference"]
     assert len(difference) == 1 and all(abs(one["avg"]) < 0.05 for one in difference.values())
 
-
-STOPPING = """
-import eval, os, signal
-eval.SECONDS, real = 0, eval.answers
-
-def answers(*args, **how):
-    for i, rows in enumerate(real(*args, **how)):
-        yield rows
-        if i == 20 and how["seed"] == "0/1":
-            os.kill(os.getpid(), signal.SIGINT)
-
-eval.answers = answers
-"""
-
-
-@pytest.mark.engine
-def test_a_training_interrupted_in_its_last_evaluation_goes_on_with_it(tmp_path):
-    small = ["--steps", 1, "--batch-prompts", 4, "--max-tokens", 24, "--eval-questions", 30,
-             "--eval-k", 4, "--graders", 1, "--train-anyway"]
-    whole = run_program("minirl.py", *small, "--name", "whole", cwd=tmp_path)
-    cut = run_program("minirl.py", *small, "--name", "cut", cwd=tmp_path, before=STOPPING)
-    assert (whole.returncode, cut.returncode) == (0, 130), cut.stdout
-    assert "stopped after step 1; continue with" in cut.stdout
-    left = (tmp_path / "runs/cut/evaluating/0.jsonl").read_text().count("\n")
-    again = run_program("minirl.py", "--name", "cut", "--resume", cwd=tmp_path)
-    assert again.returncode == 0 and 0 < left < 120
-    first, second = ([{k: v for k, v in json.loads(line).items() if "seconds" not in k}
-                      for line in (tmp_path / "runs" / name / "eval.jsonl").open()]
-                     for name in ("whole", "cut"))
-    assert first == second and [row["step"] for row in first] == [0, 1]
