@@ -35,7 +35,7 @@ from parts.probe import Probe, limits
 from parts.prompts import add_prompts, show_prompts, stop_ids
 from parts.routing_replay import choose_replay, is_supported
 from parts.stop import Interrupted, Stop
-from parts.track import Tracker, open_tracker, require
+from parts.track import Tracker, open_tracker
 from parts.trouble import (broken, draws_of, hopeless, warn_of_threshold, warn_of_verifier,
                            warn_of_weights)
 
@@ -86,7 +86,6 @@ def prepare(config: Config, grader) -> Run:
     What a user can get wrong ends here in a SystemExit, most of it before the engine is started.
     """
     faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # kill -USR1 PID shows the threads
-    require(config.report_to)
     found = before_the_engine(config, grader)
     folder, held_out, newest = found.folder, found.held_out, found.newest
     tracker = open_tracker(folder, config.report_to, settings_of(config))

@@ -11,7 +11,6 @@ run goes on in the same one. Steps that a resumed run does again are not sent ag
 fails costs a warning, never the run.
 """
 import contextlib
-import importlib.util
 import json
 import os
 import secrets
@@ -80,22 +79,6 @@ def code_block(text: str) -> str:
 TRACKERS = {"trackio": open_trackio, "wandb": open_wandb, "tensorboard": TensorBoard}
 
 
-def require(kind: str) -> None:
-    """Raises SystemExit if this tracker is not installed, or wants a login that there is not."""
-    if kind == "none":
-        return
-    if importlib.util.find_spec(kind) is None:
-        raise SystemExit(f"--report-to {kind} needs the package {kind}: `pip install {kind}`, or "
-                         "leave the flag out.")
-    if kind == "wandb" and os.environ.get("WANDB_MODE", "online") == "online":
-        import wandb
-
-        if not wandb.login(prompt=False, verify=False):
-            raise SystemExit(
-                "wandb is not logged in: run `wandb login`, or set WANDB_MODE=offline, which keeps "
-                "everything on this machine until `wandb sync`.")
-
-
 # ------------------------------------------------------------------------------ what is sent
 def numbers_of(prefix: str, row: dict) -> dict:
     """The numbers of a row of a log, by name: {"train/loss": 0.1, "train/verdicts/correct": 7}."""
@@ -154,8 +137,8 @@ class Tracker:
             self.tracker = TRACKERS[kind](folder, self.state["id"], known)
             write_safely(self.file, json.dumps(self.state))
         except Exception as error:  # each of them has its own kinds
-            raise SystemExit(f"{kind} did not start ({shown(error)}): mend that, or leave "
-                             "--report-to out.") from error
+            raise SystemExit(f"{kind} did not start ({shown(error)}): install it with `pip install "
+                             f"{kind}` or mend what it says, or leave --report-to out.") from error
 
     def send(self) -> None:
         """Send what is new, in order of steps. What fails is tried again with the next ones."""
@@ -224,7 +207,6 @@ def main() -> None:
     known = settings(run)
     if known is None:
         raise SystemExit(f"{shown(run)} is no training run: it has no config.json.")
-    require(kind)
     with lock(run, "send it then"):
         tracker = Tracker(run, kind, known)
         tracker.send()

@@ -667,7 +667,7 @@ def test_limits_and_folder_follow_the_model(adapter):
     assert tiny.out == "runs/eval-tiny-builtin-k32"
     assert adapted.out != tiny.out, "two policies, two folders"
     assert evaluation.parse_eval(["--temperature", "0", "--k", "1"]).temperature == 0
-    long = evaluation.parse_eval(["--data", ",".join(["gsm8k"] * 900)])
+    long = evaluation.parse_eval(["--data", ",".join(["gsm8k"] * 600)])
     assert len(Path(long.out).name) < 200
 
 
