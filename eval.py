@@ -31,7 +31,7 @@ import numpy as np
 
 from ada_sampler import without_verdict
 from parts.config import EvalConfig, parse_eval
-from parts.data import digest, load_sets
+from parts.data import count_odd_golds, digest, keys_of, load_sets
 from parts.files import (append, digest_of, keep_rows, quiet_end, read_json, read_rows, shown,
                          write_safely)
 from parts.folder import is_sample, open_folder, own_files, require_same, versions, weights_of
@@ -266,8 +266,7 @@ def prepare(config: EvalConfig) -> tuple[dict, dict]:
 
     dtype = default_dtype()
     loaded = load_sets(config.data, for_training=False, limit=config.limit or None,
-                       problem_key=config.problem_key, answer_key=config.answer_key,
-                       whole_rows=bool(config.reward))
+                       **keys_of(config))
     context = config.max_prompt_tokens + config.max_tokens
     path = fetch_model(config.model, context)
     tokenizer = load_tokenizer(path)
@@ -422,11 +421,11 @@ def sample(sets: dict, done: list, protocol: dict, policy, rank: int, file: Path
 
     own = protocol["reward"]
     with open_grader(own, protocol["threshold"], protocol["graders"]) as grader:
-        for name, problems in sets.items():
+        for problems in sets.values():
             if own:
                 grader.try_out(problems)
-            elif bad := grader.check_golds([problem.answer for problem in problems]).count(False):
-                print(f"{shown(name)}: {bad} golds do not parse, only the same string matches them")
+            else:
+                count_odd_golds(problems, grader)
         engine = Engine(
             protocol["path"], max_model_len=protocol["context"], dtype=protocol["dtype"],
             max_num_seqs=protocol["engine_sequences"], memory_share=protocol["engine_memory"],

@@ -14,7 +14,8 @@ from typing import Literal
 import tyro
 
 from ada_sampler import SamplerConfig, check_ranges, limited
-from parts.data import default_data, default_eval_data, default_template
+from parts.data import (default_data, default_eval_data, default_template, keys_of,
+                        require_files)
 from parts.files import is_text, shown
 from parts.folder import never_stepped, settings
 from parts.grader import require_function
@@ -23,7 +24,6 @@ from parts.machine import (build_for_cpu, default_dtype, default_micro_tokens, d
 from parts.models import TINY, is_small, resolve_model
 from parts.problems import BUILTIN
 from parts.prompts import require_template
-from parts.sources import require_files
 
 OBJECTIVES = {  # name -> its advantage and length normalisation (MiniRL section 2.3, appendix A)
     "minirl": ("pool-mean", "constant"),
@@ -415,9 +415,9 @@ def in_one_sentence(prog: str):
 
 
 def require_all_files(config) -> None:
-    """Raises SystemExit, which names the flag, for a file that is not there or cannot be read."""
-    for names in (config.data, getattr(config, "eval_data", "")):
-        require_files(names)
+    """Raises SystemExit for a file that is not there, cannot be read or lacks its columns."""
+    sets = [config.data, getattr(config, "eval_data", "")]
+    require_files(",".join(filter(None, sets)), **keys_of(config))
     require_function(config.reward)
     require_template(config.template)
 

@@ -7,13 +7,12 @@
     train, held_out = load_train_and_held_out("my.jsonl", eval_data="held-out")
 
 Where rows come from and what their columns mean is in sources.py, how a prompt is made of a problem
-in prompts.py. What was dropped is counted and printed in one line per data set.
-Whatever a user can get wrong ends in a SystemExit of one sentence. Heavy libraries are imported
-where they are needed: a local .jsonl needs none.
+in prompts.py. What was dropped is counted and printed in one line per data set. Whatever a user can
+get wrong ends in a SystemExit of one sentence. Heavy libraries are imported where they are needed:
+a local .jsonl needs none.
 """
 import hashlib
 import json
-import os
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -81,150 +80,160 @@ def default_template(model: str, reward: str = "") -> str:
     return "three-examples" if is_small(model) else "reinforce-ada"
 
 
-# ------------------------------------------------------------------------------------------ loading
+# ------------------------------------------------------------------------------------ several sets
 def load_problems(name: str, **how) -> list[Problem]:
     """All problems of `load_sets`, one set after the other."""
     return [problem for problems in load_sets(name, **how) for problem in problems]
 
 
 def load_sets(
-    name: str, *, split: str | None = None, problem_key: str | None = None,
-    answer_key: str | None = None, for_training: bool = True, limit: int | None = None,
-    whole_rows: bool = False,
+    name: str, *, problem_key: str = "", answer_key: str = "", for_training: bool = True,
+    limit: int | None = None, whole_rows: bool = False,
 ) -> list[list[Problem]]:
     """Each set of `name`: benchmarks, groups, hub data sets, files or "builtin", joined by commas.
 
     `for_training` chooses the split where none is named: train, or for evaluation test (train if
     there is no test), and whether problems of an earlier set are dropped: in an evaluation each set
-    stays whole. `limit` keeps the first so many of each set. The keys name columns (see sources.py)
-    of files and hub data sets; the columns of a named benchmark are known.
+    stays whole. `limit` keeps the first so many of each set. The keys name columns of files and
+    hub data sets; those of the others are known.
     `whole_rows`: each problem takes all columns along, and needs no gold.
     """
     names = [part for part, _ in expand(name)]
-    keys = dict(problem_key=problem_key or None, answer_key=answer_key or None)
-    if any(keys.values()) and not has_own_columns(name):
-        raise SystemExit(f"The columns of {shown(name)} are known: leave out --problem-key and "
-                         "--answer-key.")
-    sets = []
-    for part, source in zip(names, short_names(names)):
+    sources = unique([Path(part).name if is_file(part) else part for part in names])
+    sets, earlier = [], set()
+    for part, source in zip(names, sources):
         if part in BUILTIN:
-            own_split = split or ("train" if for_training else "test")
-            sets.append(builtin(part, own_split, limit, whole_rows))
+            sets.append(builtin(part, for_training, limit, whole_rows))
             continue
-        if is_file(part):
-            rows = read_file(Path(os.path.expanduser(part)))
-        else:
-            rows = read_hub(part, split, for_training)
-        own = keys if has_own_columns(part) else {}
-        sets.append(rows_to_problems(rows, source, limit=limit, whole_rows=whole_rows, **own))
-    if for_training:
-        sets = without_doubles(sets)
+        rows = read_file(part) if is_file(part) else read_hub(part, for_training)
+        keys = dict(problem_key=problem_key, answer_key=answer_key) if is_own(part) else {}
+        sets.append(rows_to_problems(rows, source, limit, earlier if for_training else set(),
+                                     whole_rows=whole_rows, **keys))
     make_ids_unique([problem for problems in sets for problem in problems])
     return sets
 
 
-def without_doubles(sets: list[list[Problem]]) -> list[list[Problem]]:
-    """Each set without the problems of those before it: ada-est remembers each problem once."""
-    earlier, kept = set(), []
-    for problems in sets:
-        texts = [one_spaced(problem.problem) for problem in problems]
-        new = [problem for problem, text in zip(problems, texts) if text not in earlier]
-        if len(new) < len(problems):
-            print(f"data: {shown(problems[0].source)}: dropped {len(problems) - len(new)} double, "
-                  f"also in a set before it: {len(new)} problems are left")
-        earlier.update(texts)
-        kept.append(new)
+def keys_of(config) -> dict:
+    """What `load_sets` and `require_files` have to know of the settings."""
+    return dict(problem_key=config.problem_key, answer_key=config.answer_key,
+                whole_rows=bool(config.reward))
+
+
+def require_files(names: str, *, problem_key="", answer_key="", whole_rows=False) -> None:
+    """Raises SystemExit if one of these sets is a file that cannot be read or has no problem.
+
+    Also for keys where no set has columns of the user's own. Imports nothing large, so that a slip
+    is found within seconds.
+    """
+    own = [name for name, _ in expand(names) if is_own(name)]
+    if (problem_key or answer_key) and not own:
+        raise SystemExit(f"The columns of {shown(names)} are known: leave out --problem-key and "
+                         "--answer-key.")
+    for name in filter(is_file, own):
+        sift(read_file(name), name, 1, set(), problem_key, answer_key, whole_rows)
+
+
+def is_own(name: str) -> bool:
+    """Whether a set is a file or on the hub: a key may name its columns."""
+    return name not in (HELD_OUT, *BUILTIN, *BENCHMARKS)
+
+
+def builtin(name: str, for_training: bool, limit: int | None, whole_rows: bool) -> list[Problem]:
+    """A set that the program makes."""
+    split = "train" if for_training else "test"
+    return [Problem(row["problem"], row["answer"], row["id"], name, str(row["level"]),
+                    row=row if whole_rows else {})
+            for row in BUILTIN[name](split, limit or BUILTIN_COUNT[split])]
+
+
+def make_ids_unique(problems: list[Problem]) -> None:
+    """In place: pass rates are kept by id."""
+    for problem, name in zip(problems, unique([problem.id for problem in problems])):
+        problem.id = name
+
+
+def unique(names: list[str]) -> list[str]:
+    """The names, with a number behind every one that was there before."""
+    found, numbers = {}, Counter()
+    for name in names:
+        own = name
+        while own in found:
+            numbers[name] += 1
+            own = f"{name}#{numbers[name] + 1}"
+        found[own] = None
+    return list(found)
+
+
+# ---------------------------------------------------------------------------------- rows of one set
+def rows_to_problems(rows, source: str, limit=None, earlier=None, **how) -> list[Problem]:
+    """The problems of `sift`, and a line that says what was dropped."""
+    kept, dropped = sift(rows, source, limit, set() if earlier is None else earlier, **how)
+    lost = f" (dropped {counts(dropped)})" if dropped else ""
+    first = "the first " if len(kept) == limit else ""  # how many follow, a hub's set may not know
+    print(f"data: {shown(source)}: {len(kept)} problems of {first}{len(kept) + dropped.total()} "
+          f"rows{lost}")
     return kept
 
 
-def one_spaced(text: str) -> str:
-    """Equal for texts that differ in spaces and line breaks alone."""
-    return " ".join(text.split())
+def sift(
+    rows, source: str, limit: int | None, texts: set, problem_key="", answer_key="",
+    whole_rows=False,
+) -> tuple[list[Problem], Counter]:
+    """(problem and gold of each row, how many rows were dropped for which reason).
 
-
-def has_own_columns(name: str) -> bool:
-    """Whether one of the sets joined in `name` is the user's own, whose columns a key may name."""
-    return any(part not in (*BUILTIN, *BENCHMARKS) for part, _ in expand(name))
-
-
-def short_names(names: list[str]) -> list[str]:
-    """One name per set, all different: a file's name, or its path where two files share a name."""
-    files = [Path(name).name if is_file(name) else name for name in names]
-    short = [file if files.count(file) == 1 else name for file, name in zip(files, names)]
-    return [name if short.index(name) == i else f"{name}#{short[:i].count(name) + 1}"
-            for i, name in enumerate(short)]
-
-
-def builtin(name: str, split: str, limit: int | None, whole_rows: bool = False) -> list[Problem]:
-    """One of the sets that the program makes. Raises ValueError for a split but train and test."""
-    if split not in BUILTIN_COUNT:
-        raise ValueError(f"the built-in problems have the splits train and test, not {split!r}")
-    rows = BUILTIN[name](split, limit or BUILTIN_COUNT[split])
-    return [Problem(row["problem"], row["answer"], row["id"], name, str(row["level"]),
-                    row=row if whole_rows else {})
-            for row in rows]
-
-
-def rows_to_problems(
-    rows, source, problem_key=None, answer_key=None, limit=None, whole_rows=False,
-) -> list[Problem]:
-    """Problem and gold of each row; strange rows, those without either, and doubles are counted.
-
-    Doubles matter: several published sets hold every problem 32 or 100 times; avg@32 would become
-    avg@1024.
+    `texts`: of the problems that there are already; those of this set join them. Doubles matter:
+    several published sets hold every problem 32 or 100 times, and avg@32 would become avg@1024;
+    ada-est remembers each problem once. Raises SystemExit if nothing is kept.
     """
-    kept, texts, dropped, columns = [], set(), Counter(), {}
+    kept, dropped, columns = [], Counter(), {}
     for index, row in enumerate(rows):
-        columns.update(dict.fromkeys(row or ()))
+        columns.update(dict.fromkeys(row))
         text, gold, whole, reason = read_row(row, problem_key, answer_key, whole_rows)
-        words = one_spaced(text)
+        words = " ".join(text.split())  # texts that differ in spaces alone are the same
         if reason or words in texts:
             dropped[reason or "double"] += 1
             continue
-        own = scalar(row.get("id") or row.get("unique_id"))
+        own, level = scalar(row, "id", "unique_id"), scalar(row, "level", "difficulty")
         own = own if own and not own.isdigit() else f"{source}/{index}"
-        level = scalar(row.get("level", row.get("difficulty")))
         kept.append(Problem(text, gold, own, source, level, row=whole))
         texts.add(words)
         if len(kept) == limit:
             break
     if not kept:
         raise SystemExit(explain_nothing_kept(source, dropped, columns, problem_key, answer_key))
-    lost, total = f" (dropped {counts(dropped)})" if dropped else "", len(kept) + dropped.total()
-    first = "the first " if len(kept) == limit else ""  # how many follow, a hub's set may not know
-    print(f"data: {shown(source)}: {len(kept)} problems of {first}{total} rows{lost}")
-    return kept
+    return kept, dropped
 
 
-def counts(dropped: Counter) -> str:
-    return ", ".join(f"{count} {reason}" for reason, count in dropped.items())
-
-
-def read_row(row: dict | None, problem_key, answer_key, whole_rows=False) -> tuple:
+def read_row(row: dict, problem_key: str, answer_key: str, whole_rows: bool) -> tuple:
     """(problem, gold, all columns if wanted, why the row has to be dropped: "" if it need not).
 
     With all its columns a row needs no gold.
     """
     try:
-        if row is None:
-            raise RecursionError
         text, gold = find_problem(row, problem_key), find_gold(row, answer_key)
         whole = json.loads(json.dumps(row, default=str)) if whole_rows else {}
     except RecursionError:
         return "", "", {}, "nested too deep"
+    reason = ""
     if any(row.get(BEYOND) or ()):  # a comma without quotes: every cell may be another column's
-        return text, gold, whole, "with more cells than columns"
-    if not text:
-        return text, gold, whole, NO_PROBLEM
-    if not gold and not whole:
-        return text, gold, whole, NO_GOLD
-    return text, gold, whole, "" if is_text(text + gold) else "with broken characters"
+        reason = "with more cells than columns"
+    elif not text:
+        reason = NO_PROBLEM
+    elif not gold and not whole:
+        reason = NO_GOLD
+    elif not is_text(text + gold):
+        reason = "with broken characters"
+    return text, gold, whole, reason
 
 
-def scalar(value) -> str:
-    """A row's own id or level; "" where it is nothing that can be written."""
-    text = plain(value)
+def scalar(row: dict, *columns: str) -> str:
+    """The first of these columns that is there; "" where none is, or is nothing to be written."""
+    text = next(filter(None, (plain(row.get(column)) for column in columns)), "")
     return text if is_text(text) else ""
+
+
+def counts(dropped: Counter) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in dropped.items())
 
 
 def explain_nothing_kept(source, dropped, columns, problem_key, answer_key) -> str:
@@ -239,40 +248,24 @@ def explain_nothing_kept(source, dropped, columns, problem_key, answer_key) -> s
             "right ones with --problem-key and --answer-key (a nested column as parent.child).")
 
 
-def make_ids_unique(problems: list[Problem]) -> None:
-    """A number behind every id that was there before, in place: pass rates are kept by id."""
-    taken, numbers = set(), Counter()
-    for problem in problems:
-        name = problem.id
-        while problem.id in taken:
-            numbers[name] += 1
-            problem.id = f"{name}#{numbers[name] + 1}"
-        taken.add(problem.id)
-
-
 # ----------------------------------------------------------------------------------------- held out
 def load_train_and_held_out(
-    data: str, eval_data: str, *, problem_key: str | None = None, answer_key: str | None = None,
-    eval_questions: int = 100, whole_rows: bool = False,
+    data: str, eval_data: str, *, eval_questions: int = 100, **how,
 ) -> tuple[list[Problem], list[Problem]]:
     """(training, held-out) problems: no problem is in both, and no id.
 
     `eval_data`: any name as for `load_sets`, of which the first `eval_questions` of each set are
-    taken, or HELD_OUT for a share of `data` (see `hold_out`). The keys reach both, as far as they
-    are the user's own. `whole_rows` as for `load_sets`.
+    taken, or HELD_OUT for a share of `data` (see `hold_out`). `how`: keys and `whole_rows` as for
+    `load_sets`.
     """
-    keys = dict(problem_key=problem_key, answer_key=answer_key)
-    own = keys if has_own_columns(data) or not has_own_columns(eval_data) else {}
-    train = load_problems(data, for_training=True, whole_rows=whole_rows, **own)
+    train = load_problems(data, **how)
     if eval_data == HELD_OUT:
         train, held_out = hold_out(train, eval_questions)
         total = len(train) + len(held_out)
         print(f"data: {len(held_out)} of the {total} problems are held out for evaluation "
               "(--eval-data names others)")
     else:
-        own = keys if has_own_columns(eval_data) else {}
-        held_out = load_problems(eval_data, for_training=False, limit=eval_questions,
-                                 whole_rows=whole_rows, **own)
+        held_out = load_problems(eval_data, for_training=False, limit=eval_questions, **how)
     train, doubles = drop_overlap(train, held_out)
     if doubles:
         print(f"data: {doubles} training problems are also in the held-out set and were dropped")
@@ -328,6 +321,31 @@ def fingerprint(problem: Problem) -> str:
     """
     letters = "".join(char for char in problem.problem.casefold() if char.isalnum())
     return letters if len(letters) >= 30 else f"{letters}={problem.answer or problem.problem}"
+
+
+# --------------------------------------------------------------------------------------- odd golds
+def drop_odd_golds(problems: list[Problem], grader) -> list[Problem]:
+    """For training: without the problems whose gold answer math-verify cannot read.
+
+    Hardly any response to them would be rewarded. Raises SystemExit if nothing is left.
+    """
+    sound = grader.check_golds([problem.answer for problem in problems])
+    odd = [problem.answer for problem, ok in zip(problems, sound) if not ok]
+    if len(odd) == len(problems):
+        raise SystemExit(f"Nothing is left to train on: math-verify can read no gold answer, such "
+                         f"as {shown(repr(odd[0]), 80)} (--keep-odd-golds keeps them).")
+    if odd:
+        print(f"{len(odd)} of {len(problems)} problems dropped, since math-verify cannot read "
+              f"their gold answer, such as {shown(repr(odd[0]), 80)} (--keep-odd-golds keeps them)")
+    return [problem for problem, ok in zip(problems, sound) if ok]
+
+
+def count_odd_golds(problems: list[Problem], grader) -> None:
+    """For an evaluation, where they stay: a score is of all questions of its set."""
+    sound = grader.check_golds([problem.answer for problem in problems])
+    odd = Counter(problem.source for problem, ok in zip(problems, sound) if not ok)
+    for source, count in odd.items():
+        print(f"{shown(source)}: {count} golds do not parse, only the same string matches them")
 
 
 # ---------------------------------------------------------------------------------------- the order

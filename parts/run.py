@@ -21,7 +21,8 @@ from transformers import AutoConfig
 from ada_sampler import Estimator
 from parts import checkpoint, files
 from parts.config import Config, small_in_one_line
-from parts.data import Stream, digest, load_train_and_held_out
+from parts.data import (Stream, count_odd_golds, digest, drop_odd_golds, keys_of,
+                        load_train_and_held_out)
 from parts.engine import Engine, seed_everything
 from parts.files import quiet_end, shown
 from parts.folder import claim, note_start, own_files, require_same, weights_of
@@ -138,38 +139,20 @@ def settings_of(config: Config) -> dict:
 def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
     """(training, held-out) problems with prompts. None of the first is among the second."""
     train, held_out = load_train_and_held_out(
-        config.data, config.eval_data, problem_key=config.problem_key,
-        answer_key=config.answer_key, eval_questions=config.eval_questions,
-        whole_rows=bool(config.reward))
-    loaded = []
-    for name, problems in ((config.data, train), (config.eval_data, held_out)):
-        problems = add_prompts(
-            problems, tokenizer, config.template, config.max_prompt_tokens, config.system)
-        if not config.reward and not config.keep_odd_golds:
-            problems = drop_odd_golds(problems, grader)
-        if not problems:
-            raise SystemExit(f"Nothing is left of {shown(name)}: see the counts above.")
-        loaded.append(problems)
-    if config.batch_prompts > len(loaded[0]):
+        config.data, config.eval_data, eval_questions=config.eval_questions, **keys_of(config))
+    train, held_out = (
+        add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens, config.system)
+        for problems in (train, held_out))
+    if not config.reward:
+        count_odd_golds(held_out, grader)
+        train = train if config.keep_odd_golds else drop_odd_golds(train, grader)
+    if config.batch_prompts > len(train):
         print(f"data: a step takes {config.batch_prompts} prompts (--batch-prompts) of "
-              f"{len(loaded[0])} to train on, so some are in it twice or more")
-    show_prompts(loaded[0])
+              f"{len(train)} to train on, so some are in it twice or more")
+    show_prompts(train)
     if config.reward:
-        grader.try_out(loaded[0])
-    return loaded[0], loaded[1]
-
-
-def drop_odd_golds(problems: list, grader) -> list:
-    """Without the problems whose gold answer math-verify cannot read.
-
-    No response to them could be rewarded fairly.
-    """
-    sound = grader.check_golds([problem.answer for problem in problems])
-    odd = [problem.answer for problem, ok in zip(problems, sound) if not ok]
-    if odd:
-        print(f"{len(odd)} of {len(problems)} problems dropped, since math-verify cannot read "
-              f"their gold answer, such as {odd[0][:60]!r} (--keep-odd-golds keeps them)")
-    return [problem for problem, ok in zip(problems, sound) if ok]
+        grader.try_out(train)
+    return train, held_out
 
 
 def start_engine(config: Config, path: str, tokenizer):

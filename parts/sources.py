@@ -1,14 +1,12 @@
-"""Rows of problems, each a dict, from where they are: a named benchmark, a file, or the hub.
+"""Rows of problems, each a dict, from a named benchmark, a file or the hub; and what a row means.
+
+    rows = read_file("my.jsonl")          # or .json, .csv, .parquet
+    rows = read_hub("gsm8k", for_training=True)
+    find_problem(row), find_gold(row)     # of the first known column that is not empty
 
 Whatever cannot be read ends in a SystemExit of one sentence. No code from the hub is run.
-
-    find_problem(row), find_gold(row)    the first known column that is not empty, or a named one
-
-In a key, a dot reaches into a nested column (`reward_model.ground_truth`), and a plus joins two
-columns (`Body+Question`).
 """
 import csv
-import io
 import json
 import math
 import os
@@ -26,7 +24,7 @@ BENCHMARKS = {  # the name on the command line -> hub id[:config]
     "aime24": "HuggingFaceH4/aime_2024",
     "aime25": "math-ai/aime25",
     "amc23": "math-ai/amc23",
-    "gsm8k": "openai/gsm8k",
+    "gsm8k": "openai/gsm8k:main",
     "svamp": "ChilleD/SVAMP",
     # The sets of the Reinforce-Ada table; the last is AIME 24+25, HMMT 24+25, BRUMO 25, AMC 23 and
     # CMIMC 25.
@@ -39,16 +37,6 @@ GROUPS = {  # one name for several sets, with the weights of the published weigh
     "reinforce-ada": {
         "ra-math500": 500, "ra-minerva": 272, "ra-olympiadbench": 675, "ra-aime-like": 230},
 }
-CONFIGS = {  # of hub data sets that cannot be loaded without one; several are read in turn
-    "openai/gsm8k": "main",
-    "opencompass/AIME2025": "AIME2025-I,AIME2025-II",
-    "Hothan/OlympiadBench": "OE_TO_maths_en_COMP",
-    "open-r1/DAPO-Math-17k-Processed": "en",
-    "EleutherAI/hendrycks_math": "algebra,counting_and_probability,geometry,intermediate_algebra,"
-                                 "number_theory,prealgebra,precalculus",
-}
-SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
-MOST_VALUES = 10**8  # of a .parquet file, all columns together
 BEYOND = "beyond the header"  # where a row of a .csv has more cells than there are columns
 
 
@@ -60,125 +48,102 @@ def expand(names: str) -> list[tuple[str, int | None]]:
 def is_file(name: str) -> bool:
     """Whether a set is meant to be a file, not a name or a hub id."""
     path = os.path.expanduser(name)  # os.path, since Path.exists raises for a name that is too long
-    return Path(path).suffix.lower() in SUFFIXES or os.path.exists(path)
+    return Path(path).suffix.lower() in READERS or os.path.exists(path)
 
 
 # -------------------------------------------------------------------------------------------- files
-def require_files(names: str) -> None:
-    """Raises SystemExit if one of these sets is a file that is not there. Imports nothing large."""
-    for name, _ in expand(names):
-        if is_file(name):
-            require_file(Path(os.path.expanduser(name)))
-
-
-def require_file(path: Path) -> None:
-    if os.path.isfile(path) and path.suffix.lower() in SUFFIXES:
-        return
-    exists, name = os.path.exists(path), shown(path)
-    what = f"{name} is no data file" if exists else f"No data file {name}"
-    raise SystemExit(f"{what}: --data takes a {', '.join(SUFFIXES)} file, or a hub id.")
-
-
-def read_file(path: Path) -> list[dict | None]:
-    """All rows of a local file; None in the place of a line that is nested too deep."""
-    require_file(path)
-    suffix = path.suffix.lower()
+def read_file(name: str) -> list[dict]:
+    """All rows of a local file."""
+    path = Path(os.path.expanduser(name))
+    read = READERS.get(path.suffix.lower())
+    if not (read and os.path.isfile(path)):
+        wrong = "is no data file" if os.path.exists(path) else "does not exist"
+        raise SystemExit(f"{shown(name)} {wrong}: --data takes a {', '.join(READERS)} file, or a "
+                         "hub id.")
     try:
-        if suffix == ".parquet":
-            return read_parquet(path)
-        text = path.read_text(encoding="utf-8-sig")
-        if suffix == ".csv":
-            return read_csv(text)
-        rows = json.loads(text) if text.lstrip().startswith("[") else read_lines(text)
+        return read(path)
     except RecursionError:
-        raise SystemExit(
-            f"Cannot read {shown(path)}: it is nested too deep to be a list of problems.") from None
+        why = "it is nested too deep to be a list of problems"
     except MemoryError:
-        raise SystemExit(
-            f"Cannot read {shown(path)}: it is too large for the memory of this machine.") from None
+        why = "it is too large for the memory of this machine"
     except (ValueError, OSError) as error:  # json's and pyarrow's errors are among these
-        raise SystemExit(
-            f"Cannot read {shown(path)}: {shown(error)}; mend it or name another --data.") from None
-    if not all(isinstance(row, dict | None) for row in rows):
-        raise SystemExit(
-            f"{shown(path)} must hold one JSON object per problem, with a problem and its answer.")
-    return rows
+        why = f"{shown(error)}; mend it or name another --data"
+    raise SystemExit(f"Cannot read {shown(name)}: {why}.")
 
 
 def read_parquet(path: Path) -> list[dict]:
-    """Raises ValueError for more than MOST_VALUES: few kilobytes can hold a billion equal rows."""
     from pyarrow.parquet import ParquetFile
 
-    file = ParquetFile(path)
-    parts = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-    values = sum(part.column(i).num_values for part in parts for i in range(part.num_columns))
-    if values > MOST_VALUES:
-        raise ValueError(f"it holds {values:,} values, and {MOST_VALUES:,} is the most")
-    return file.read().to_pylist()
+    return ParquetFile(path).read().to_pylist()
 
 
-def read_csv(text: str) -> list[dict]:
+def read_csv(path: Path) -> list[dict]:
     """Raises ValueError with the line in which a broken row begins.
 
     Strictly read: a quote that is never closed would swallow the rest of the file.
     """
     csv.field_size_limit(10**8)  # the default refuses cells above 128 KB
-    table = csv.DictReader(io.StringIO(text), restkey=BEYOND, strict=True)
     rows, line = [], 1
-    try:
-        for row in table:
-            rows.append(row)
-            line = table.line_num + 1
-    except csv.Error as error:
-        at_the_end = str(error) == "unexpected end of data"
-        why = "a quote is opened there and never closed" if at_the_end else error
-        raise ValueError(f"the row that begins in line {line}: {why}") from None
-    return rows
-
-
-def read_lines(text: str) -> list:
-    """JSON lines. Raises ValueError with the number of the first line that is none."""
-    rows = []
-    for number, line in enumerate(text.split("\n"), 1):  # splitlines would cut at a U+2028 too
-        if not line.strip():
-            continue
+    with open(path, encoding="utf-8-sig") as file:
+        table = csv.DictReader(file, restkey=BEYOND, strict=True)
         try:
-            rows.append(json.loads(line))
-        except RecursionError:
-            rows.append(None)
-        except ValueError as error:
-            raise ValueError(f"line {number}: {getattr(error, 'msg', error)}") from None
+            for row in table:
+                rows.append(row)
+                line = table.line_num + 1
+        except csv.Error as error:
+            at_the_end = str(error) == "unexpected end of data"
+            why = "a quote is opened there and never closed" if at_the_end else error
+            raise ValueError(f"the row that begins in line {line}: {why}") from None
     return rows
+
+
+def read_objects(path: Path) -> list[dict]:
+    """A list of objects, or one in each line. Raises ValueError with the line that is none."""
+    text = path.read_text(encoding="utf-8-sig")
+    if text.lstrip().startswith("["):
+        rows = json.loads(text)
+    else:
+        rows = []
+        for number, line in enumerate(text.split("\n"), 1):  # splitlines would cut at U+2028 too
+            try:
+                rows += [json.loads(line)] if line.strip() else []
+            except ValueError as error:
+                raise ValueError(f"line {number}: {getattr(error, 'msg', error)}") from None
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError("it must hold one JSON object per problem, with a problem and its answer")
+    return rows
+
+
+READERS = {
+    ".jsonl": read_objects, ".json": read_objects, ".parquet": read_parquet, ".csv": read_csv}
 
 
 # ------------------------------------------------------------------------------------------ the hub
-def read_hub(name: str, split: str | None, for_training: bool):
-    """Yields the rows of a benchmark or `org/name[:config][@split]`, from the hub or its cache."""
-    full, _, named_split = BENCHMARKS.get(name, name).partition("@")
+def read_hub(name: str, for_training: bool):
+    """The rows of a benchmark or `org/name[:config][@split]`, from the hub or its cache."""
+    full, _, split = BENCHMARKS.get(name, name).partition("@")
     repo, _, config = full.partition(":")
     if not re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", repo):
         raise SystemExit(
-            f"There is no data set '{shown(name, 80)}': give a file ({', '.join(SUFFIXES)}), "
+            f"There is no data set '{shown(name, 80)}': give a file ({', '.join(READERS)}), "
             f"a hub id (org/name), or one of {', '.join([*BUILTIN, *BENCHMARKS, *GROUPS])}.")
     go_offline_if_unreachable(repo)
-    asked = split or named_split
-    wanted = [asked] if asked else ["train"] if for_training else ["test", "train"]
-    for config in (config or CONFIGS.get(repo, "")).split(","):
-        splits = load_from_hub(repo, config or None)
-        found = next((s for s in wanted if s in splits), None)
-        if not found:
-            asked_for, there = shown(" or ".join(wanted)), shown(", ".join(splits))
-            raise SystemExit(f"{repo} has no split {asked_for}, only {there}: name one, as in "
-                             f"{repo}@{shown(next(iter(splits)))}.")
-        yield from splits[found]
+    splits = load_from_hub(repo, config or None)
+    wanted = [split] if split else ["train"] if for_training else ["test", "train"]
+    found = next((name for name in wanted if name in splits), None)
+    if not found:
+        asked_for, there = shown(" or ".join(wanted)), shown(", ".join(splits))
+        raise SystemExit(f"{repo} has no split {asked_for}, only {there}: name one, as in "
+                         f"{repo}@{shown(next(iter(splits)))}.")
+    return splits[found]
 
 
 def go_offline_if_unreachable(repo: str, kind: str = "dataset"):
     """What the hub knows of a data set or model; None if it is busy, or cannot be reached.
 
-    If nobody answers twice, only caches are used from now on, and a line says so.
-    The hub's libraries would ask silence again for minutes. A busy hub is not offline (429, "too
-    many requests", or 503): with that they have patience, and a cache may be out of date.
+    If nobody answers twice, only caches are used from now on, and a line says so: the hub's
+    libraries would ask silence again for minutes. A busy hub is not offline (429, "too many
+    requests", or 503): with that they have patience, and a cache may be out of date.
     """
     import huggingface_hub
     from huggingface_hub import errors
@@ -226,20 +191,11 @@ def load_from_hub(repo: str, config: str | None) -> dict:
         raise SystemExit(reason) from None
 
 
-# ---------------------------------------------------------------------------------- what a row means
-PROBLEM_KEYS = (
-    "problem", "question", "Problem", "extra_info.raw_problem", "prompt",
-    "Body+Question",  # SVAMP
-    "Question", "query",
-    "instruction+input",  # Alpaca: the input may be missing or empty
-    "input", "messages", "conversations")
+# --------------------------------------------------------------------------------- what a row means
+# In a key, a dot reaches into a nested column, and a plus joins two.
+PROBLEM_KEYS = ("problem", "question", "prompt", "Body+Question")
 ANSWER_KEYS = (
-    "gt", "answer", "final_answer", "Answer", "reward_model.ground_truth", "ground_truth", "target",
-    "expected_answer", "solution", "response", "output", "messages", "conversations")
-WORKED = ("solution", "response", "output")  # may hold a worked solution instead of an answer
-
-USER = ("user", "human")
-ASSISTANT = ("assistant", "gpt")
+    "gt", "answer", "final_answer", "Answer", "reward_model.ground_truth", "solution")
 CHAT_TURN = re.compile(  # a user's turn in a prompt that was already rendered for Qwen or Llama
     r"(?:<\|im_start\|>user|<\|start_header_id\|>user<\|end_header_id\|>)\n+"
     r"(.*?)(?:<\|im_end\|>|<\|eot_id\|>|\Z)", re.DOTALL)
@@ -258,33 +214,55 @@ AT_THE_END = (
 
 def find_problem(row: dict, key: str | None = None) -> str:
     """The first problem column (or the named one) that is not empty, cleaned; or ""."""
-    for k in [key] if key else PROBLEM_KEYS:
-        text = problem_text(lookup(row, k))
-        if text:
-            return text
-    return ""
+    found = (problem_text(lookup(row, k)) for k in ([key] if key else PROBLEM_KEYS))
+    return next(filter(None, found), "")
 
 
 def find_gold(row: dict, key: str | None = None) -> str:
     """The first gold column (or the named one) that is not empty, normalised; or ""."""
     for k in [key] if key else ANSWER_KEYS:
         gold = gold_text(lookup(row, k))
-        unboxed_solution = k in WORKED and (len(gold) > 100 or "\n" in gold)
-        if gold and not unboxed_solution:
+        worked_out = k == "solution" and (len(gold) > 100 or "\n" in gold)  # and without a box
+        if gold and not worked_out:
             return gold
     return ""
 
 
+def lookup(row: dict, key: str):
+    """Value of a column, of a nested (a.b) or of joined ones (a+b: a must be there); or None."""
+    if key in row:
+        return row[key]
+    first, *others = key.split("+")
+    if others:
+        values = [plain(row.get(part)) for part in [first, *others]]
+        return " ".join(values).strip() if values[0] else None
+    head, _, rest = key.partition(".")
+    inner = row.get(head)
+    return lookup(inner, rest) if rest and isinstance(inner, dict) else None
+
+
+def plain(value) -> str:
+    """Text of a scalar, "" for anything else; 27 for 27.0 (AMC golds are a float column)."""
+    if value is None or isinstance(value, (list, dict)):
+        return ""
+    if isinstance(value, float) and not math.isfinite(value):
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value).strip()
+
+
 def problem_text(value) -> str:
-    """A string, a rendered chat, or turns ({role, content}, {from, value}): the last user turn."""
-    text = last_turn(value, USER) if isinstance(value, list) else plain(value)
-    rendered = CHAT_TURN.findall(text)
-    return without_instructions(rendered[-1] if rendered else text)
+    """A string, a rendered chat, or a list of turns: the last user turn, without instructions.
 
-
-def without_instructions(text: str) -> str:
-    """The problem alone. By hand: `\\s*` before a pattern takes quadratic time on many spaces."""
-    text = text.strip()
+    By hand: `\\s*` before a pattern takes quadratic time on many spaces.
+    """
+    if isinstance(value, list):
+        turns = [turn for turn in value if isinstance(turn, dict)]
+        asked = [turn.get("content") for turn in turns if turn.get("role") == "user"]
+        value = asked[-1] if asked else ""
+    text = plain(value)
+    text = [text, *CHAT_TURN.findall(text)][-1].strip()
     if start := BEFORE.match(text):
         text = text[start.end():]
     problem, found, rest = text.rpartition(AFTER)
@@ -298,15 +276,7 @@ def without_instructions(text: str) -> str:
 
 
 def gold_text(value) -> str:
-    r"""`so #### 1,234` -> 1234; `hence \boxed{x}.` -> x; ["a", "b"] -> a, b; `$\pi$.` -> \pi.
-
-    Of a chat, only what the assistant marked in its last turn counts: the box, or what follows
-    `####`.
-    """
-    if is_chat(value):
-        text = last_turn(value, ASSISTANT, until=USER)  # what came before answers another question
-        marked = "####" in text or last_boxed(text) is not None
-        return gold_text(text) if marked else ""
+    r"""`so #### 1,234` -> 1234; `hence \boxed{x}.` -> x; ["a", "b"] -> a, b; `$\pi$.` -> \pi."""
     if isinstance(value, list):
         return ", ".join(filter(None, map(gold_text, value)))
     text = plain(value)
@@ -315,7 +285,10 @@ def gold_text(value) -> str:
         text = box
     elif "####" in text:
         text = after_mark(text)
-    return without_dots(re.sub(r"\\?\$", "", text).strip())
+    text = re.sub(r"\\?\$", "", text).strip()
+    bare = text.rstrip(".")
+    dot = "." if bare.endswith("\\right") and bare != text else ""  # `\right.` is a command
+    return bare.strip() + dot
 
 
 def after_mark(text: str) -> str:
@@ -326,14 +299,6 @@ def after_mark(text: str) -> str:
     """
     tail = text.rsplit("####", 1)[1].strip().partition("\n")[0]
     return tail.replace(",", "") if THOUSANDS.fullmatch(tail) else tail
-
-
-def without_dots(text: str) -> str:
-    r"""Without the dots at the end of a sentence; the dot of `\right.` belongs to it."""
-    bare = text.rstrip(".")
-    if bare.endswith("\\right") and bare != text:
-        return bare + "."
-    return bare.strip()
 
 
 def last_boxed(text: str) -> str | None:
@@ -349,56 +314,3 @@ def last_boxed(text: str) -> str | None:
         if depth == 0:
             return rest[1:token.start()].strip()
     return ""
-
-
-# -------------------------------------------------------------------------------- chats and columns
-def is_chat(value) -> bool:
-    """Whether it is a list of turns, each a dict that says whose it is."""
-    if not isinstance(value, list) or not value:
-        return False
-    return all(isinstance(turn, dict) and turn.keys() & {"role", "from"} for turn in value)
-
-
-def last_turn(turns: list, roles: tuple, until: tuple = ()) -> str:
-    """Text of the last turn of one of `roles`, if it comes after the last one of `until`; or ""."""
-    for turn in reversed(turns):
-        who = turn.get("role", turn.get("from")) if isinstance(turn, dict) else None
-        if who in roles:
-            return plain(turn.get("content", turn.get("value")))
-        if who in until:
-            break
-    return ""
-
-
-def lookup(row: dict, key: str):
-    """Value of a column, of a nested (a.b) or of joined ones (a+b: a must be there); or None."""
-    if key in row:
-        return decoded(row[key])
-    first, *others = key.split("+")
-    if others:
-        values = [plain(row.get(part)) for part in [first, *others]]
-        return " ".join(values).strip() if values[0] else None
-    head, _, rest = key.partition(".")
-    inner = decoded(row.get(head))
-    return lookup(inner, rest) if rest and isinstance(inner, dict) else None
-
-
-def decoded(value):
-    """CSV files and some hub sets nest columns as JSON; `[1, 2]` stays text (an interval)."""
-    if isinstance(value, str) and value.lstrip().startswith(('{"', "[{", '["')):
-        try:
-            return json.loads(value)
-        except ValueError:
-            pass
-    return value
-
-
-def plain(value) -> str:
-    """Text of a scalar, "" for anything else; 27 for 27.0 (AMC golds are a float column)."""
-    if value is None or isinstance(value, (list, dict)):
-        return ""
-    if isinstance(value, float) and not math.isfinite(value):
-        return ""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return str(value).strip()

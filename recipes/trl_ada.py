@@ -29,11 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from ada_sampler import collect, keep, limited
 from parts.config import (Config, DataSettings, ModelSettings, OptimizerSettings, PromptSettings,
-                          SamplingSettings, in_one_sentence, parse_flags, resolve)
-from parts.grader import require_function
+                          SamplingSettings, in_one_sentence, parse_flags, require_all_files, resolve)
 from parts.machine import build_for_cpu
-from parts.prompts import require_template
-from parts.sources import require_files
 
 TESTED = "1.16.0"
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))  # as accelerate and torchrun tell their processes
@@ -85,10 +82,7 @@ def parse(argv: list[str] | None = None) -> tuple[Config, Settings]:
         for wrong, sentence in contradictions(config, own):
             if wrong:
                 raise ValueError(sentence)
-    require_files(config.data)
-    require_files(config.eval_data)
-    require_function(config.reward)
-    require_template(config.template)
+    require_all_files(config)
     return config, own
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,16 +43,11 @@ def test_drops_are_counted_in_one_line(tmp_path, capsys):
 
 
 def test_strange_rows_are_dropped_and_counted(tmp_path, capsys):
-    deep = '{"problem": "d", "answer": ' + "[" * 100_000 + "]" * 100_000 + "}"
-    lines = [json.dumps(row) for row in (
+    (problem,) = load_problems(write(tmp_path, [
         dict(problem="half \ud800 a pair", answer="1"), dict(problem="a", answer="\udfff"),
-        dict(problem="b", answer="1", id="\ud800", level="\ud800"),
-        dict(problem="c", answer='[{"a": ' + "[" * 100_000))]
-    (tmp_path / "set.jsonl").write_text("\n".join([*lines, deep]))
-    (problem,) = load_problems(str(tmp_path / "set.jsonl"))
+        dict(problem="b", answer="1", id="\ud800", level="\ud800")]))
     assert (problem.problem, problem.id, problem.level) == ("b", "set.jsonl/2", "")
-    dropped = "1 problems of 5 rows (dropped 2 with broken characters, 2 nested too deep)"
-    assert dropped in capsys.readouterr().out
+    assert "1 problems of 3 rows (dropped 2 with broken characters)" in capsys.readouterr().out
 
 
 def test_the_limit_counts_problems_and_the_line_says_that_not_all_rows_were_seen(tmp_path, capsys):
@@ -83,8 +79,8 @@ def test_ids_differ_over_all_that_is_loaded_together(tmp_path):
     """Pass rates and reports are kept by id: one id for two problems would mix them up."""
     one, two = numbered(tmp_path / "a", 3), numbered(tmp_path / "b", 3, start=3)
     first, second = load_problems(f"{one},{two}")[::3]
-    assert (first.source, first.id) == (one, f"{one}/0")
-    assert (second.source, second.id) == (two, f"{two}/0")
+    assert (first.source, first.id) == ("train.jsonl", "train.jsonl/0")
+    assert (second.source, second.id) == ("train.jsonl#2", "train.jsonl#2/0")
     own = [write(tmp_path, [dict(problem=name, answer="1", id="x/1")], name)
            for name in ("c.jsonl", "d.jsonl")]
     assert [p.id for p in load_problems(",".join(own))] == ["x/1", "x/1#2"]
@@ -96,35 +92,28 @@ def test_ids_differ_over_all_that_is_loaded_together(tmp_path):
 
 
 def test_sets_of_the_same_name_are_told_apart_in_an_evaluation(tmp_path):
-    paths = [numbered(tmp_path / name, 2, start=start) for name, start in (("a", 0), ("b", 2))]
-    sets = data.load_sets(",".join(paths), for_training=False)
-    assert [{p.source for p in problems} for problems in sets] == [{paths[0]}, {paths[1]}]
-    thrice = data.load_sets(",".join(paths[:1] * 3), for_training=False)
-    assert [problems[0].source for problems in thrice] == [
-        paths[0], f"{paths[0]}#2", f"{paths[0]}#3"]
+    one, two = (numbered(tmp_path / name, 2, start=start) for name, start in (("a", 0), ("b", 2)))
+    sets = data.load_sets(f"{one},{two},{one}", for_training=False)
+    assert [{p.source for p in problems} for problems in sets] == [
+        {"train.jsonl"}, {"train.jsonl#2"}, {"train.jsonl#3"}]
 
 
 def test_a_problem_of_two_sets_is_trained_on_once_and_evaluated_in_both(tmp_path, capsys):
     """A prompt that is there twice would have two memories in ada-est, and be drawn twice."""
     one, two = numbered(tmp_path, 30, "a.jsonl"), numbered(tmp_path, 30, "b.jsonl", start=20)
-    spaced = write(tmp_path, [dict(problem=" What is\n3 times  4?", answer="12")], "c.jsonl")
+    spaced = write(tmp_path, rows(" What is\n3 times  4?", "x"), "c.jsonl")
     names = f"{one},{two},{spaced}"
     loaded = load_problems(names)
-    assert [p.problem for p in loaded] == [f"What is {i} times {i + 1}?" for i in range(50)]
+    assert [p.problem for p in loaded] == [*(f"What is {i} times {i + 1}?" for i in range(50)), "x"]
     assert [p.id for p in loaded[29:31]] == ["a.jsonl/29", "b.jsonl/10"]
     said = capsys.readouterr().out
-    assert "data: b.jsonl: dropped 10 double, also in a set before it: 20 problems are left" in said
-    assert "data: c.jsonl: dropped 1 double, also in a set before it: 0 problems are left" in said
+    assert "data: b.jsonl: 20 problems of 30 rows (dropped 10 double)" in said
+    assert "data: c.jsonl: 1 problems of 2 rows (dropped 1 double)" in said
     train, held_out = data.load_train_and_held_out(f"{one},{two}", data.HELD_OUT)
     assert len({p.problem for p in train + held_out}) == len(train + held_out) == 50
     capsys.readouterr()
-    assert [len(s) for s in data.load_sets(names, for_training=False)] == [30, 30, 1]
+    assert [len(s) for s in data.load_sets(names, for_training=False)] == [30, 30, 2]
     assert "double" not in capsys.readouterr().out
-
-
-def test_built_in_problems_named_twice_are_dropped_as_well(capsys):
-    assert len(load_problems("builtin,builtin", limit=5)) == len(load_problems("builtin", limit=5))
-    assert "dropped 5 double" in capsys.readouterr().out
 
 
 def test_columns_named_for_ones_own_file_are_not_looked_for_in_a_benchmark(tmp_path, monkeypatch):
@@ -135,11 +124,45 @@ def test_columns_named_for_ones_own_file_are_not_looked_for_in_a_benchmark(tmp_p
     assert [(p.problem, p.answer) for p in loaded] == [("known", "1"), ("mine", "2")]
     train, held_out = data.load_train_and_held_out(mine, "math500", problem_key="frage")
     assert [p.problem for p in train + held_out] == ["mine", "known"]
-    with pytest.raises(SystemExit, match="columns of math500 are known: leave out --problem-key"):
-        load_problems("math500", problem_key="frage")
     other = write(tmp_path, [dict(frage="theirs", answer="4", problem="not this")], "other.jsonl")
     train, held_out = data.load_train_and_held_out(mine, other, problem_key="frage")
     assert [p.problem for p in train + held_out] == ["mine", "theirs"]
+
+
+def test_a_file_without_the_column_is_refused_before_anything_large_is_imported(tmp_path):
+    good = write(tmp_path, [dict(frage="a", answer="1")])
+    settings = SimpleNamespace(problem_key="frage", answer_key="", reward="")
+    data.require_files(f"{good},gsm8k,held-out,a/hub", **data.keys_of(settings))
+    bad = numbered(tmp_path, 3)
+    with pytest.raises(SystemExit, match="has a problem in the column frage; its columns are prob"):
+        data.require_files(f"{good},{bad}", **data.keys_of(settings))
+    for known in ("builtin", "math500,held-out"):
+        with pytest.raises(SystemExit, match=f"columns of {known} are known: leave out --problem"):
+            data.require_files(known, **data.keys_of(settings))
+    no_gold = write(tmp_path, [dict(frage="a")])
+    settings.reward = "mine.py:score"
+    data.require_files(no_gold, **data.keys_of(settings))
+    code = ("import sys; from parts.config import parse\n"
+            "try: parse(sys.argv[1:])\nexcept SystemExit as end: print(end)\n"
+            "print([m for m in ('datasets', 'transformers', 'torch') if m in sys.modules])")
+    run = subprocess.run([sys.executable, "-c", code, "--data", bad, "--problem-key", "frage"],
+                         capture_output=True, text=True, cwd=ROOT)
+    said, imported = run.stdout.splitlines()
+    assert "has a problem in the column frage" in said and imported == "[]", run.stderr
+
+
+# ---------------------------------------------------------------------------------------- odd golds
+def test_odd_golds_are_no_training_problems_and_stay_in_an_evaluation(capsys):
+    problems = [Problem(gold, gold, gold, "s") for gold in ("1", "?\x1b[2J", "2", "??")]
+    grader = SimpleNamespace(check_golds=lambda golds: [gold.isdigit() for gold in golds])
+    assert [p.answer for p in data.drop_odd_golds(problems, grader)] == ["1", "2"]
+    out = capsys.readouterr().out
+    assert "2 of 4 problems dropped" in out and r"'?\x1b[2J'" in out and "--keep-odd-golds" in out
+    assert len(data.drop_odd_golds(problems[:1], grader)) == 1 and not capsys.readouterr().out
+    with pytest.raises(SystemExit, match="Nothing is left to train on.*such as '[?]\\\\x1b"):
+        data.drop_odd_golds(problems[1:2], grader)
+    data.count_odd_golds(problems, grader)
+    assert capsys.readouterr().out == "s: 2 golds do not parse, only the same string matches them\n"
 
 
 # ----------------------------------------------------------------------------------------- held out
@@ -170,9 +193,8 @@ def test_what_is_held_out_stays_so_when_rows_are_added(tmp_path):
 
     (train, held_out), (more_train, more_held_out) = split(200), split(400)
     assert held_out < more_held_out and train < more_train
-    (train, held_out), (more_train, more_held_out) = split(400, most=10), split(800, most=10)
-    # at the cap too, nothing that was trained on becomes a held-out problem
-    assert train < more_train
+    (train, _), (more_train, _) = split(400, most=10), split(800, most=10)
+    assert train < more_train  # at the cap too, nothing that was trained on is held out later
 
 
 @pytest.mark.parametrize("count", [2, 3, 10])
@@ -259,12 +281,4 @@ def test_builtin_problems():
     train, test = load_problems("builtin", limit=300), load_problems("builtin", for_training=False)
     assert len(train) == 300 and len(test) == data.BUILTIN_COUNT["test"]
     assert len({p.id for p in train + test}) == len(train + test)
-    assert not {p.problem for p in train} & {p.problem for p in test}
     assert all(p.answer and p.level for p in train)
-
-
-def test_import_is_light():
-    heavy = ("datasets", "transformers", "torch", "pyarrow")
-    code = f"import sys; from parts import data; print([m for m in {heavy} if m in sys.modules])"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert run.stdout.strip() == "[]", run.stderr

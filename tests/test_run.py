@@ -216,7 +216,7 @@ def test_both_sets_are_asked_in_the_same_words():
 
     config = Config(data="builtin", eval_data="builtin", template="chat", max_prompt_tokens=256,
                     eval_questions=5, keep_odd_golds=True)
-    train, held_out = running.load_data(config, make.build_tokenizer(), grader=None)
+    train, held_out = running.load_data(config, make.build_tokenizer(), GRADER)
     around = {p.prompt.replace(p.problem, "...") for p in (*train, *held_out)}
     assert len(held_out) == 5 and around == {"<|user|>...<|assistant|>"}
 
@@ -334,15 +334,6 @@ def test_the_learning_rate_warms_up_and_stays(run):
     assert at_once.param_groups[0]["lr"] == 0.1
 
 
-def test_golds_that_cannot_be_read_are_dropped_and_counted(capsys):
-    problems = [SimpleNamespace(answer=answer) for answer in ("1", "?\x1b[2J", "2", "??")]
-    grader = SimpleNamespace(check_golds=lambda golds: [gold.isdigit() for gold in golds])
-    assert [p.answer for p in running.drop_odd_golds(problems, grader)] == ["1", "2"]
-    out = capsys.readouterr().out
-    assert "2 of 4 problems dropped" in out and r"'?\x1b[2J'" in out and "--keep-odd-golds" in out
-    assert len(running.drop_odd_golds(problems[:1], grader)) == 1 and not capsys.readouterr().out
-
-
 def numbered(count, **more):
     return "".join(json.dumps(dict(frage=f"What is {i} plus {i}, if all is well?", gold=str(2 * i))
                               | more) + "\n" for i in range(count))
@@ -370,17 +361,16 @@ def test_columns_named_for_the_data_are_found_in_the_held_out_file_too(tmp_path,
     assert len(train) == 35 and all(p.prompt_ids and p.problem in p.prompt for p in train)
 
 
-@pytest.mark.parametrize("missing", ["data", "eval_data"])
-def test_nothing_left_is_a_sentence_that_names_the_file(tmp_path, tokenizer, missing):
-    names = dict(data="mine.jsonl", eval_data="other.jsonl")
-    golds = {name: "??" if field == missing else "3" for field, name in names.items()}
-    for name, gold in golds.items():
-        rows = numbered(4, gold=gold, frage=f"Of {name}, what is {{}}?")
-        (tmp_path / name).write_text(rows)
-    files = {field: str(Path(tmp_path, name)) for field, name in names.items()}
+def test_odd_golds_are_not_trained_on_and_stay_among_the_held_out(tmp_path, tokenizer, capsys):
+    for name in ("mine", "other"):
+        rows = [dict(frage=f"Of {name}, {gold}", gold=gold) for gold in ("7", "??", "?")]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     grader = SimpleNamespace(check_golds=lambda golds: [gold.isdigit() for gold in golds])
-    with pytest.raises(SystemExit, match=f"Nothing is left of .*{names[missing]}"):
-        running.load_data(Config(**files, **COLUMNS), tokenizer, grader)
+    config = Config(data=str(tmp_path / "mine.jsonl"), eval_data=str(tmp_path / "other.jsonl"),
+                    **COLUMNS)
+    train, held_out = running.load_data(config, tokenizer, grader)
+    assert [p.answer for p in train] == ["7"] and len(held_out) == 3
+    assert "other.jsonl: 2 golds do not parse" in capsys.readouterr().out
 
 
 def test_a_run_that_is_over_says_how_to_look_into_it_and_how_to_go_on(run, capsys):
