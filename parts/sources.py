@@ -57,9 +57,9 @@ def read_file(name: str) -> list[dict]:
     path = Path(os.path.expanduser(name))
     read = READERS.get(path.suffix.lower())
     if not (read and os.path.isfile(path)):
-        wrong = "is no data file" if os.path.exists(path) else "does not exist"
-        raise SystemExit(f"{shown(name)} {wrong}: --data takes a {', '.join(READERS)} file, or a "
-                         "hub id.")
+        found = os.path.exists(path)
+        what = f"{shown(name)} is no data file" if found else f"No data file {shown(name)}"
+        raise SystemExit(f"{what}: --data takes a {', '.join(READERS)} file, or a hub id.")
     try:
         return read(path)
     except RecursionError:
