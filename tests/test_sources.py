@@ -63,7 +63,7 @@ QUOTE = "the row that begins in line 3: a quote is opened there and never closed
 
 
 @pytest.mark.parametrize("content, name, words", [
-    (None, "missing.jsonl", ["No data file missing.jsonl"]),
+    (None, "missing.jsonl", ["No data file", "missing.jsonl"]),
     ("", "empty.jsonl", ["empty.jsonl is empty", "no rows"]),
     ("[]", "empty.json", ["no rows"]),
     ("problem,answer\n", "empty.csv", ["no rows"]),
