@@ -28,8 +28,9 @@ from types import SimpleNamespace
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from ada_sampler import collect, keep, limited
-from parts.config import (Config, DataSettings, ModelSettings, OptimizerSettings, PromptSettings,
-                          SamplingSettings, in_one_sentence, parse_flags, require_all_files, resolve)
+from parts.config import (
+    Config, DataSettings, ModelSettings, OptimizerSettings, PromptSettings, SamplingSettings,
+    in_one_sentence, parse_flags, require_all_files, resolve)
 from parts.machine import build_for_cpu
 
 TESTED = "1.16.0"

@@ -72,8 +72,6 @@ def test_they_are_data_by_name():
     assert len(found) == 240 and found[0].source == "builtin-skills"
     both = load_problems("builtin,builtin-skills", limit=5)
     assert [p.source for p in both] == ["builtin"] * 5 + ["builtin-skills"] * 5
-    with pytest.raises(ValueError, match="train and test"):
-        load_problems("builtin-skills", split="dev")
     assert default_data("tiny-skills") == default_eval_data("builtin-skills") == "builtin-skills"
 
 
