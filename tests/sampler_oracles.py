@@ -2,9 +2,7 @@
 """
 import math
 import random
-import time
 from collections import namedtuple
-from concurrent.futures import ThreadPoolExecutor
 
 import ada_sampler as ada
 from ada_sampler import Estimator, Sample, SamplerConfig, collect
@@ -74,22 +72,6 @@ class Grader:
 
     def result(self, key):
         return self.open.pop(key)
-
-
-class SlowGrader(Grader):
-    """Verdicts come from threads, after random times, in random order."""
-
-    def __init__(self, seed):
-        super().__init__()
-        self.rng, self.threads = random.Random(seed), ThreadPoolExecutor(8)
-
-    def submit(self, key, problem, rollout):
-        super().submit(key, problem, rollout)
-        verdict, delay = self.open[key], self.rng.choice((0, 0, 0, 0.0005, 0.003))
-        self.open[key] = self.threads.submit(lambda: (time.sleep(delay), verdict)[1])
-
-    def result(self, key):
-        return self.open.pop(key).result()
 
 
 def coins(rates):
