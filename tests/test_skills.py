@@ -1,4 +1,5 @@
 """The built-in skills and the study made of them: pass rates as promised, fair verdicts."""
+import functools
 import json
 import random
 import re
@@ -8,8 +9,8 @@ from statistics import stdev
 
 import pytest
 
-import sampler_oracles as oracles
 from conftest import ROOT
+from course import laws
 from models import make
 from parts import problems
 from parts.data import default_data, default_eval_data, load_problems
@@ -90,50 +91,34 @@ def test_the_models_pass_rates_are_those_of_the_paper():
 
 
 # --------------------------------------------------------------- the theory of docs/sampling.md
-RULES = {"n = 4": ("uniform", 4), "n = 16": ("uniform", 16),
-         "pos": ("ada-pos", 4), "balance": ("ada-balance", 4)}
+def per_draw(p, arm):
+    return laws.efficiency(p, skills_theory.RULES[arm])
 
 
-def signal(p, name):
-    """(signal of a prompt, its draws), from the definition of the rules and nothing of the project.
-    """
-    (rule, n), q = RULES[name], 1 - p
-    weight = noise = draws = 0.0
-    for chance, c, w, _ in oracles.closed_pools(p, rule, n=n):
-        mean, kept = c / (c + w), (c, w)
-        if rule != "uniform":
-            few = min(n // 2, c)
-            kept = (max(few, n - w), min(n - few, w))
-        # the update's mean, in grad p; the mean square of its coefficients
-        weight += chance * (kept[0] * (1 - mean) / p + kept[1] * mean / q) / n
-        noise += chance * (kept[0] * (1 - mean) ** 2 + kept[1] * mean ** 2) / n**2
-        draws += chance * (c + w)
-    return weight**2 / noise * p * q, draws
-
-
-def per_draw(p, name):
-    one, draws = signal(p, name)
-    return one / draws
+def signal(p, arm):
+    """Of a prompt, with all its draws."""
+    return per_draw(p, arm) * skills_theory.law(p, arm).draws
 
 
 def test_what_a_draw_buys_is_what_the_page_says():
     page = " ".join((ROOT / "docs" / "sampling.md").read_text().split())
-    at = {name: f"{per_draw(0.5, name):.2f}" for name in RULES}
-    assert at == {"n = 4": "0.75", "n = 16": "0.94", "pos": "0.44", "balance": "0.43"}
-    assert all(per_draw(p, name) > 0.93 for p in (0.0003, 0.003, 0.03) for name in list(RULES)[2:])
-    grid = [i / 400 for i in range(1, 400)]
-    highest = {name: max(signal(p, name)[0] for p in (1e-5, *grid)) for name in RULES}
-    assert [f"{x:.0f}" for x in highest.values()] == ["3", "15", "31", "32"]
-    ratios = [per_draw(p, "balance") / per_draw(p, "n = 4") for p in grid]
+    at = {arm: f"{per_draw(0.5, arm):.2f}" for arm in skills_theory.RULES}
+    assert list(at.values()) == ["0.75", "0.94", "0.44", "0.43"]
+    assert all(per_draw(p, arm) > 0.93 for p in (0.0003, 0.003, 0.03)
+               for arm in ("ada-pos", "ada-balance"))
+    grid = [i / 40 for i in range(1, 40)]
+    highest = [max(signal(p, arm) for p in (1e-5, *grid)) for arm in skills_theory.RULES]
+    assert [f"{x:.0f}" for x in highest] == ["3", "15", "31", "32"]
+    ratios = [per_draw(p, "ada-balance") / per_draw(p, "uniform-4") for p in grid]
     assert max(ratios) < 1.33 and "1 / 0.75 = 1.33" in page
-    assert f"{ratios[199]:.2f}" == "0.57" and "has 0.57 and 0.45 times theirs" in page
+    assert f"{ratios[19]:.2f}" == "0.57" and "has 0.57 and 0.45 times theirs" in page
 
 
 def test_a_rule_moves_draws_between_prompts_as_the_page_says():
-    draws = {p: signal(p, "balance")[1] for p in problems.BELIEF}
+    draws = {p: skills_theory.law(p, "ada-balance").draws for p in problems.BELIEF}
     mean = sum(draws.values()) / len(draws)
     assert (round(mean), round(draws[0.003])) == (22, 32)
-    gain = {p: signal(p, "balance")[0] / mean / 0.75 for p in (0.003, 0.4)}
+    gain = {p: signal(p, "ada-balance") / mean / 0.75 for p in (0.003, 0.4)}
     found = draws[0.003] / mean, gain[0.003], gain[0.4]
     assert [f"{x:.2f}" for x in found] == ["1.44", "1.91", "0.24"]
 
@@ -230,7 +215,7 @@ def test_a_run_is_folded_with_what_it_had_spent(tmp_path):
 
 @pytest.mark.slow
 def test_the_committed_tables_are_those_of_the_committed_runs():
-    lines = study.load("skills")
+    lines = stored()
     report = compare_skills.report(lines)
     assert report == (study.RESULTS / "skills.md").read_text()
     page = (ROOT / "docs" / "sampling.md").read_text()
@@ -251,9 +236,14 @@ def test_the_committed_tables_are_those_of_the_committed_runs():
     assert len(list(filter(None, rows))) == len(compare_skills.ARMS)
 
 
+@functools.cache
+def stored():
+    return study.load("skills")
+
+
 def lead(rival, cost, budget, regime="stream", seeds=compare_skills.NEW_SEEDS):
     """Points of ada-balance over a rival with the interval, as the stored runs have them."""
-    lines = study.of(study.load("skills"), seeds, regime=regime)
+    lines = study.of(stored(), seeds, regime=regime)
     return compare_skills.in_points(*compare_skills.compare(
         lines, "ada-balance", rival, lambda run: compare_skills.at(run, cost, budget))[:2])
 
@@ -275,7 +265,7 @@ def test_the_readmes_table_is_that_of_the_stored_runs():
 
 def test_what_the_page_says_of_the_horizon():
     page = " ".join((ROOT / "docs" / "sampling.md").read_text().split())
-    lines = study.load("skills")
+    lines = stored()
     ends = {(run["arm"], run["seed"]): compare_skills.at(run, "samples", 16_000)
             for run in study.of(lines, range(5, 8), regime="stream")}
     three = [100 * (ends["ada-balance", seed] - ends["uniform-4-wide", seed]) for seed in (5, 6, 7)]
