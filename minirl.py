@@ -323,7 +323,7 @@ def train_step(step: int, run):
         run.engine.sleep()
         metrics = update(run.policy, run.optimizer, run.schedule, groups, config, rng)
         run.engine.wake()
-    with timed(seconds, "sync"):
+    with timed(seconds, "sync"), nothing_lost(run, "sync"):
         if metrics["optimizer_steps"] or run.engine.sleeps:  # a wake-up may spoil the weights
             metrics |= sync(run)
     metrics |= summarize(groups) | dict(entropy=mean_surprisal(groups)) | seconds

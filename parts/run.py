@@ -3,8 +3,8 @@
 Why a resumed run is the same run, bit by bit, is told in docs/resume.md.
 """
 import contextlib
-import copy
 import faulthandler
+import io
 import os
 import random
 import signal
@@ -66,11 +66,11 @@ class Run:
     stream: Stream
     estimator: Estimator
     probe: Probe
+    tracker: Tracker | None = None  # --report-to
     saved: int = 0  # the step of the newest checkpoint
     state: dict = field(default_factory=fresh_state)
     bar: tqdm | None = None
     before: dict = field(default_factory=dict)  # what an interrupted step puts back
-    tracker: Tracker | None = None  # --report-to
 
     def steps(self):
         """The steps that are still to be done, with a progress bar."""
@@ -88,25 +88,19 @@ def prepare(config: Config, grader) -> Run:
     """
     faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # kill -USR1 PID shows the threads
     found = before_the_engine(config, grader)
-    folder, held_out, newest = found.folder, found.held_out, found.newest
-    tracker = open_tracker(folder, config.report_to, settings_of(config))
+    tracker = open_tracker(found.folder, config.report_to, settings_of(config))
     engine = start_engine(config, found.path, found.tokenizer)
     policy = load_policy(
         found.path, dtype=config.dtype, rank=config.lora_rank, alpha=config.lora_alpha,
         seed=config.seed, device="cpu" if engine.on_cpu else "cuda",
         checkpointing=config.gradient_checkpointing == "on")
     optimizer, schedule = learner(policy, config)
-    reseed(config.seed, "probe")
-    bounds = limits(
-        config.dtype, rollout_dtype(config), config.kv_cache_dtype, bool(policy.routing))
-    # A text leaves room for the token that the engine adds to what it scores.
-    probe = Probe(engine, policy, held_out[:64], limits=bounds,
-                  max_tokens=max(1, config.max_tokens - 1), temperature=config.temperature)
-    run = Run(folder, found.lock, config, engine, policy, optimizer, schedule, grader, held_out,
-              Stream(found.train, config.seed), Estimator(config), probe, tracker=tracker)
-    after_step = checkpoint.step_of(newest) if newest else 0
-    note_start(folder, settings_of(config), after_step, found.inputs)
-    resume(run, newest)
+    probe = start_probe(config, engine, policy, found.held_out)
+    run = Run(found.folder, found.lock, config, engine, policy, optimizer, schedule, grader,
+              found.held_out, Stream(found.train, config.seed), Estimator(config), probe, tracker)
+    after_step = checkpoint.step_of(found.newest) if found.newest else 0
+    note_start(found.folder, settings_of(config), after_step, found.inputs)
+    resume(run, found.newest)
     return run
 
 
@@ -114,21 +108,26 @@ def before_the_engine(config: Config, grader) -> SimpleNamespace:
     """The folder, the model's files, the problems, the checkpoint: most of what can be wrong."""
     folder = Path("runs", config.name)
     lock = claim(folder, config.resume) if folder.exists() else None  # what is in use ends here
-    path = fetch_model(config.model, config.max_prompt_tokens + config.max_tokens)
-    architecture = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    check_family(architecture)
-    if build_for_cpu():
-        fit_in_memory(config, architecture)
-    tokenizer = load_tokenizer(path)
-    config.replay = choose_replay(config.replay, path, config.mini_batches)
+    path, tokenizer = find_model(config)
     train, held_out = load_data(config, tokenizer, grader)
-    lock = lock or claim(folder, config.resume)
+    lock = lock or claim(folder, config.resume)  # a wrong flag leaves no empty folder
     inputs = dict(problems=f"{digest(train)}, held out: {digest(held_out)}")
     inputs |= own_files(config) | weights_of(path)
     require_same(folder, inputs)
     return SimpleNamespace(
         folder=folder, lock=lock, path=path, tokenizer=tokenizer, train=train, held_out=held_out,
         inputs=inputs, newest=checkpoint.newest_sound(folder))
+
+
+def find_model(config: Config):
+    """(the folder or hub id of the model, its tokenizer); settles what only its files can tell."""
+    path = fetch_model(config.model, config.max_prompt_tokens + config.max_tokens)
+    architecture = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    check_family(architecture)
+    if build_for_cpu():
+        fit_in_memory(config, architecture)
+    config.replay = choose_replay(config.replay, path, config.mini_batches)
+    return path, load_tokenizer(path)
 
 
 def settings_of(config: Config) -> dict:
@@ -176,6 +175,16 @@ def rollout_dtype(config: Config) -> str:
     return config.dtype if config.rollout_dtype == "auto" else config.rollout_dtype
 
 
+def start_probe(config: Config, engine, policy, held_out: list) -> Probe:
+    """The engine writes its texts with the base weights, under a seed of their own."""
+    reseed(config.seed, "probe")
+    bounds = limits(
+        config.dtype, rollout_dtype(config), config.kv_cache_dtype, bool(policy.routing))
+    # A text leaves room for the token that the engine adds to what it scores.
+    return Probe(engine, policy, held_out[:64], limits=bounds,
+                 max_tokens=max(1, config.max_tokens - 1), temperature=config.temperature)
+
+
 def learner(policy, config: Config):
     """AdamW on what is trainable. The learning rate rises linearly over the first `warmup_steps`
     optimizer steps, for AdamW's averages are of few gradients then, and stays: a decay would tie
@@ -199,27 +208,29 @@ def reseed(*parts) -> random.Random:
 # ------------------------------------------------------------------ during the run
 @contextlib.contextmanager
 def nothing_lost(run: Run, phase: str):
-    """Around phases that learn nothing, so that the problems that they drew can be drawn again.
+    """Around the phases of a step and around evaluations: what breaks off never happened.
 
-    When engine or verifier fail there, all that was learnt is saved, and the cause named. Half an
-    update is no step: what it has changed is put back first.
+    Half a step is none: all that it has changed is put back, so that its problems can be drawn
+    again. After a failure what was learnt until then is saved, and the cause named.
     """
-    if phase != "update":  # that goes with the sampling before it
+    if phase in ("sampling", "evaluation"):
         run.before = dict(cursor=run.stream.cursor, estimator=run.estimator.state_dict())
-    elif run.config.mini_batches > 1:
-        run.before |= dict(learnt=learnt(run))
+    if phase == "update":
+        run.before["learnt"] = learnt(run)
     try:
         yield
     except Interrupted:
         put_back(run)
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # the probe's is a sentence already
         put_back(run)
         if run.state["step"]:  # else there is nothing that a new start would not have
             save(run)
-        log = note_error(run.folder)
-        raise SystemExit(f"The {phase} failed: {type(error).__name__}: {shown(error)} (see {log}); "
-                         f"{checkpoint.saved_so_far(run.folder)}") from error
+        why = error
+        if isinstance(error, Exception):
+            why = (f"The {phase} failed: {type(error).__name__}: {shown(error)} "
+                   f"(see {note_error(run.folder)})")
+        raise SystemExit(f"{why}; {checkpoint.saved_so_far(run.folder)}") from error
 
 
 def note_error(folder: Path, name: str = "error.txt") -> Path:
@@ -228,10 +239,12 @@ def note_error(folder: Path, name: str = "error.txt") -> Path:
     return folder / name
 
 
-def learnt(run: Run) -> tuple:
-    """A copy of adapter, and of the states of all that moves it."""
+def learnt(run: Run) -> bytes:
+    """A copy of the adapter, and of the states of all that moves it; in main memory."""
     adapter = [p.detach() for p in run.policy.parameters() if p.requires_grad]
-    return copy.deepcopy((adapter, [part.state_dict() for part in movers(run)]))
+    copied = io.BytesIO()
+    torch.save((adapter, [part.state_dict() for part in movers(run)]), copied)
+    return copied.getvalue()
 
 
 def movers(run: Run) -> tuple:
@@ -244,7 +257,8 @@ def put_back(run: Run) -> None:
     run.estimator.load(run.before["estimator"])
     if "learnt" not in run.before:
         return
-    adapter, states = run.before["learnt"]
+    copied = io.BytesIO(run.before["learnt"])
+    adapter, states = torch.load(copied, weights_only=True, map_location="cpu")
     weights = [p for p in run.policy.parameters() if p.requires_grad]
     for p, value in zip(weights, adapter):
         p.data.copy_(value)

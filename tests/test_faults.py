@@ -151,24 +151,26 @@ def one_step(policy, optimizer, schedule):
                          ["adapter_config.json", "adapter_model.safetensors", "optimizer.pt"])
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, learning, file):
     """No file may grow past a limit: the real writers of PEFT, safetensors and torch meet it."""
-    def save(step):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def save(step, largest=soft, run=tmp_path):
         one_step(*learning)
-        return checkpoint.save(tmp_path, *learning, dict(step=step), keep=2)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, hard))
+        try:
+            return checkpoint.save(run, *learning, dict(step=step), keep=2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     first = save(2)
     sizes = {path.name: path.stat().st_size for path in first.iterdir()}
-    size = sizes[file] - 100
     assert sizes["adapter_config.json"] < sizes["adapter_model.safetensors"]
     assert sizes["adapter_model.safetensors"] < sizes["optimizer.pt"] - 100
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-        with pytest.raises(SystemExit,
-                           match="Could not write the checkpoint of step 4 .*step 2 is saved.*--resume"):
-            save(4)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    said = "Could not write the checkpoint of step 4 .*free some space; "
+    with pytest.raises(SystemExit, match=said + "everything up to step 2 is saved.*--resume"):
+        save(4, largest=sizes[file] - 100)
     assert list((tmp_path / "checkpoints").iterdir()) == [first] and not checkpoint.damage(first)
+    with pytest.raises(SystemExit, match=said + "nothing was saved yet"):
+        save(4, largest=sizes[file] - 100, run=tmp_path / "another")
     assert checkpoint.newest_sound(save(4).parents[1]).name == "step-000004"
 
 
@@ -262,24 +264,16 @@ def test_a_name_that_no_folder_can_have(tmp_path, monkeypatch, capsys, flags):
     assert "too long" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("file", ["runs", "runs/mine"])
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_file_where_the_runs_folder_should_be(tmp_path, monkeypatch, resume):
+def test_a_file_where_a_folder_should_be(tmp_path, monkeypatch, file, resume):
     monkeypatch.chdir(tmp_path)
-    Path("runs").mkdir()
-    Path("runs/mine").write_text("a note")
+    Path(file).parent.mkdir(exist_ok=True)
+    Path(file).write_text("a note")
     parse(["--name", "mine", *["--resume"] * resume])
-    with pytest.raises(SystemExit, match="Cannot use runs/mine .File exists.*--name"):
+    with pytest.raises(SystemExit, match="^Cannot use runs/mine .*: choose another --name.$"):
         running.prepare(Config(name="mine", resume=resume), None)
-    assert Path("runs/mine").read_text() == "a note"
-
-
-def test_where_nothing_can_be_written_nothing_is_said_to_be_safe(tmp_path, monkeypatch):
-    """Nothing has begun yet, so there is nothing to resume."""
-    monkeypatch.chdir(tmp_path)
-    Path("runs").write_text("a file")
-    with pytest.raises(SystemExit, match="Cannot use runs/mine .*--name") as ended:
-        folder.claim(Path("runs/mine"), resume=False)
-    assert "--resume" not in str(ended.value) and "\n" not in str(ended.value)
+    assert Path(file).read_text() == "a note"
 
 
 @pytest.mark.parametrize("saved", [False, True])

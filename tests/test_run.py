@@ -1,4 +1,5 @@
 """What surrounds the loop: logging, saving, resuming, ending; the engine is a stand-in."""
+import copy
 import json
 import math
 import signal
@@ -18,7 +19,7 @@ from parts.data import Stream
 from parts.engine import Rollout
 from parts.run import Estimator, Run
 from parts.stop import Interrupted, Stop
-from test_checkpoint import taught
+from test_checkpoint import learn, taught
 
 
 @pytest.fixture
@@ -172,27 +173,63 @@ def test_what_decides_about_hope_is_a_steps_first_round(run, monkeypatch):
 
 
 # ------------------------------------------------------------------------------ nothing is lost
-def test_interrupted_sampling_gives_its_problems_back(run):
-    run.stream.take(5)
-    with pytest.raises(Interrupted), running.nothing_lost(run, "sampling"):
+PHASES = ("sampling", "update", "sync")
+
+
+def one_step(run, fails_in="", error=None):
+    """As `train_step` does it: eight problems are drawn, and the adapter learns from them."""
+    with running.nothing_lost(run, "sampling"):
         run.stream.take(8)
-        raise Interrupted
-    assert run.stream.cursor == 5 and not checkpoint.complete(run.folder)
+        if fails_in == "sampling":
+            raise error
+    with running.nothing_lost(run, "update"):
+        learn(run.policy, run.optimizer, run.schedule)
+        if fails_in == "update":
+            raise error
+    with running.nothing_lost(run, "sync"):
+        if fails_in == "sync":
+            raise error
 
 
-def test_a_failure_saves_what_was_learnt_and_names_the_cause(run):
+def all_of(run):
+    """What a step changes, to be compared."""
+    adapter = [p.detach().clone() for p in run.policy.parameters()]
+    optimizer = copy.deepcopy(run.optimizer.state_dict()["state"])
+    moments = [x for state in optimizer.values() for x in state.values()]
+    return run.stream.cursor, run.schedule.state_dict(), [x.tolist() for x in adapter + moments]
+
+
+def test_a_step_that_ends_well_keeps_what_it_has_changed(run):
+    before = all_of(run)
+    one_step(run)
+    assert all(a != b for a, b in zip(all_of(run), before)) and not list(run.folder.iterdir())
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_step_that_is_interrupted_or_fails_never_happened(run, phase):
+    one_step(run)
+    before = all_of(run)
+    with pytest.raises(Interrupted):
+        one_step(run, phase, Interrupted())
+    assert all_of(run) == before and not checkpoint.complete(run.folder)
     run.state["step"] = 7
-    run.stream.take(5)
-    with pytest.raises(SystemExit) as ended, running.nothing_lost(run, "sampling"):
-        run.stream.take(8)
-        raise ValueError("no block \ud800 is free\x1b[2J")
+    with pytest.raises(SystemExit) as ended:
+        one_step(run, phase, ValueError("no block \ud800 is free\x1b[2J"))
+    assert all_of(run) == before
     sentence = str(ended.value)
-    assert "The sampling failed: ValueError: no block" in sentence and "\x1b" not in sentence
+    assert f"The {phase} failed: ValueError: no block" in sentence and "\x1b" not in sentence
     assert "up to step 7 is saved: continue with --resume" in sentence
-    assert "in test_a_failure_saves" in (run.folder / "error.txt").read_text()
-    (saved,) = checkpoint.complete(run.folder)
-    state = json.loads((saved / "state.json").read_text())
-    assert (state["step"], state["cursor"]) == (7, 5)
+    assert "in one_step" in (run.folder / "error.txt").read_text()
+    again = fresh(run)
+    running.resume(again, checkpoint.newest_sound(run.folder))
+    assert again.state["step"] == 7 and all_of(again) == before
+
+
+def test_the_probes_own_sentence_is_kept_and_what_was_learnt_before_is_saved(run):
+    run.state["step"] = 7
+    with pytest.raises(SystemExit, match="^Engine and trainer disagree.; everything up to step 7"):
+        one_step(run, "sync", SystemExit("Engine and trainer disagree."))
+    assert not (run.folder / "error.txt").exists()
 
 
 def test_a_failure_before_the_first_step_leaves_nothing_that_a_new_start_would_find(run):
@@ -201,12 +238,6 @@ def test_a_failure_before_the_first_step_leaves_nothing_that_a_new_start_would_f
             running.nothing_lost(run, "evaluation"):
         raise ValueError("no block is free")
     assert not checkpoint.complete(run.folder) and (run.folder / "error.txt").exists()
-
-
-def test_a_phase_that_ends_well_keeps_what_it_took(run):
-    with running.nothing_lost(run, "sampling"):
-        run.stream.take(8)
-    assert run.stream.cursor == 8 and not list(run.folder.iterdir())
 
 
 # ------------------------------------------------------------------------------ the data
