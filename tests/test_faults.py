@@ -272,7 +272,7 @@ def test_a_file_where_a_folder_should_be(tmp_path, monkeypatch, file, resume):
     Path(file).write_text("a note")
     parse(["--name", "mine", *["--resume"] * resume])
     with pytest.raises(SystemExit, match="^Cannot use runs/mine .*: choose another --name.$"):
-        running.prepare(Config(name="mine", resume=resume), None)
+        folder.claim(Path("runs/mine"), resume)
     assert Path(file).read_text() == "a note"
 
 
