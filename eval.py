@@ -130,8 +130,7 @@ def as_row(problem, s: int, rollout, verdict) -> dict:
 def with_rewards(rows: list[dict]) -> list[dict]:
     """The rows, where samples without a verdict have the reward 0, or the worst of all if below.
 
-    It takes all rows of an evaluation: the worst of a set or of a rank's part may be the best of
-    all.
+    It takes all rows of an evaluation: the worst of one set may be the best of all.
     """
     rewards = [math.nan if row["status"] in NO_VERDICT else row["reward"] for row in rows]
     return [row | dict(reward=reward) for row, reward in zip(rows, without_verdict(rewards))]

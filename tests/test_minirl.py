@@ -13,14 +13,11 @@ import torch
 
 import minirl
 from ada_sampler import Estimator
-from eval import evaluate
 from minirl import Config
 from parts import held_out
 from parts.config import resolve
-from parts.grader import Verdict
 from parts.policy import Row
 from parts.run import fresh_state, learner
-from recipes import many_gpus as ranks
 from test_combinations import SMALL, Judge, Problems, RandomWriter, random_policy
 
 
@@ -86,36 +83,34 @@ def test_the_engine_sleeps_during_the_update_and_is_synced_and_probed_after_it(m
     assert metrics["entropy"] == pytest.approx(-sum(drawn) / len(drawn))
 
 
-def test_without_an_optimizer_step_there_is_nothing_to_sync_or_to_probe():
-    run = small_run(grader=Silent())
-    _, metrics = minirl.train_step(1, run)
-    assert metrics["optimizer_steps"] == 0 and run.events == ["sleep", "wake"]
-    assert "probe_gap_max" not in metrics
-
-
-def test_an_update_that_is_not_finite_leaves_the_engine_as_it_was():
-    run = small_run()
+def broken(run):
     next(p for p in run.policy.parameters() if p.requires_grad).data[0, 0] = math.nan
-    _, metrics = minirl.train_step(1, run)
-    assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == (0, 1)
-    assert run.events == ["sleep", "wake"]
 
 
-def test_an_engine_that_slept_is_synced_and_probed_also_without_an_optimizer_step():
-    """Waking up may spoil its weights (vLLM #53888), and nobody else would look."""
-    run = small_run(grader=Silent())
-    run.engine.sleeps = True
+@pytest.mark.parametrize("grader, prepare, events, skipped", [
+    (Silent, lambda run: None, ["sleep", "wake"], 0),  # nothing is learnt
+    (Judge, broken, ["sleep", "wake"], 1),
+    # waking up may spoil the engine's weights (vLLM #53888), and nobody else would look
+    (Silent, lambda run: vars(run.engine).update(sleeps=True),
+     ["sleep", "wake", "sync", "probe"], 0)])
+def test_without_an_optimizer_step_only_an_engine_that_slept_is_synced(
+        grader, prepare, events, skipped):
+    run = small_run(grader=grader())
+    prepare(run)
     _, metrics = minirl.train_step(1, run)
-    assert metrics["optimizer_steps"] == 0 and run.events == ["sleep", "wake", "sync", "probe"]
-    run.engine.wake = lambda: setattr(run.engine, "spoilt", True)
+    assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == (0, skipped)
+    assert run.events == events and ("probe_gap_max" in metrics) == ("probe" in events)
+
+
+def test_a_probe_that_fails_ends_the_step():
+    run = small_run()
 
     def check():
-        if run.engine.spoilt:
-            raise SystemExit("Engine and trainer disagree")
+        raise SystemExit("Engine and trainer disagree")
 
     run.probe.check = check
     with pytest.raises(SystemExit, match="disagree"):
-        minirl.train_step(2, run)
+        minirl.train_step(1, run)
 
 
 def test_a_step_draws_the_same_when_it_is_done_again_and_no_other_step_does():
@@ -174,19 +169,32 @@ def test_agreement_is_that_of_the_positions_that_predict_the_response(replay):
 
 
 # -------------------------------------------------------------------------- before the first step
-def test_an_error_that_is_not_for_want_of_memory_is_neither_tried_again_nor_renamed(monkeypatch):
-    run, calls = small_run(micro_tokens=600), []
-
+def failing(run, error):
+    """`work` that raises; it notes with how many tokens at a time it was to do."""
     def work(*_):
-        calls.append(run.config.micro_tokens)
-        raise RuntimeError("shapes differ")
+        run.events.append(run.config.micro_tokens)
+        raise error
 
+    return work
+
+
+def test_an_error_that_is_not_for_want_of_memory_is_neither_tried_again_nor_renamed(monkeypatch):
+    run = small_run(micro_tokens=600)
+    work = failing(run, RuntimeError("shapes differ"))
     with pytest.raises(RuntimeError, match="shapes differ"):
         minirl.in_memory(work, run.policy, [Row([1] * 9, 3, [], 1.0)], run.config)
     monkeypatch.setattr(minirl, "accumulate", work)
     with pytest.raises(RuntimeError, match="shapes differ"):
         minirl.rehearse(run)
-    assert calls == [600, 600] and run.events == ["sleep", "wake"]
+    assert run.events == [600, "sleep", 600, "wake"]
+
+
+def test_memory_that_one_row_does_not_fit_into_is_not_asked_for_for_ever():
+    run = small_run(micro_tokens=600)
+    work = failing(run, torch.OutOfMemoryError("CUDA out of memory"))
+    with pytest.raises(MemoryError, match="one response of 200 tokens"):
+        minirl.in_memory(work, run.policy, [Row([1] * 200, 3, [], 1.0)], run.config)
+    assert run.events == [600, 300, 150]  # 300 is a row at a time already, and 150 as good as that
 
 
 def test_the_rehearsal_leaves_no_gradient_for_the_first_step():
@@ -196,59 +204,42 @@ def test_the_rehearsal_leaves_no_gradient_for_the_first_step():
     assert all(p.grad is None for p in run.policy.parameters())
 
 
-def test_memory_that_one_row_does_not_fit_into_is_not_asked_for_for_ever():
-    run, calls = small_run(micro_tokens=600), []
-    row = Row([1] * 200, 3, [], 1.0)
-
-    def work(policy, mini, config):
-        calls.append(config.micro_tokens)
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    with pytest.raises(MemoryError, match="one response of 200 tokens"):
-        minirl.in_memory(work, run.policy, [row], run.config)
-    assert calls == [600, 300, 150]  # 300 is a row at a time already, and 150 as good as that
-
-
 # ------------------------------------------------------------------------------ the loop
-def evaluated_steps(run, monkeypatch, steps) -> list[int]:
-    """The steps after which the held-out problems were evaluated."""
-    done = []
+@pytest.mark.parametrize("steps, evaluated", [
+    (range(8), [0, 3, 6, 7]),
+    ([8], [8]),  # killed after step 8, resumed with --steps 7: it is complete
+    ([3, 3, 7, 7], [3, 7])])
+def test_evaluated_before_the_first_step_every_so_often_and_after_the_last(
+        monkeypatch, steps, evaluated):
+    run, done = small_run(steps=7, eval_every=3), []
+    run.held_out = []
 
     def record(results, run):
         done.append(run.state["step"])
         run.state["evaluated"] = run.state["step"]
 
-    run.held_out = []
     monkeypatch.setattr(held_out, "evaluate", lambda *_, **__: [])
     monkeypatch.setattr(held_out, "record_evaluation", record)
-    monkeypatch.setattr(held_out, "record_answers", lambda *_: None)
     for step in steps:
         run.state["step"] = step
         held_out.evaluate_if_due(run)
-    return done
+    assert done == evaluated
+    # a resumed run has nothing of an evaluation in its cache
+    assert run.events == ["clear"] * len(evaluated)
 
 
-def test_evaluated_before_the_first_step_every_so_often_and_after_the_last(monkeypatch):
-    run = small_run(steps=7, eval_every=3)
-    assert evaluated_steps(run, monkeypatch, range(8)) == [0, 3, 6, 7]
-    assert run.events == ["clear"] * 4  # a resumed run has nothing of an evaluation in its cache
-
-
-def test_evaluated_at_the_end_where_fewer_steps_are_wanted_than_are_done(monkeypatch):
-    """A run that was killed after step 8, resumed with --steps 7: it is complete."""
-    run = small_run(steps=7, eval_every=3)
-    assert evaluated_steps(run, monkeypatch, [8]) == [8]
-
-
-def test_held_out_problems_are_sampled_at_their_own_temperature(monkeypatch):
-    run, asked = small_run(steps=7, temperature=0.5, eval_temperature=0.75), []
-    monkeypatch.setattr(held_out, "evaluate", lambda *_, temperature, **__: asked.append(temperature))
-    monkeypatch.setattr(held_out, "with_rewards", lambda rows: [])
-    monkeypatch.setattr(held_out, "record_evaluation", lambda *_: None)
-    monkeypatch.setattr(held_out, "record_answers", lambda *_: None)
-    run.held_out = []
+def test_a_reward_that_failed_is_the_worst_of_the_whole_evaluation(monkeypatch):
+    """Two processes may have asked the questions; alone the second would take it for -0.5."""
+    run, results = small_run(steps=7), []
+    run.held_out, run.state["step"] = [], 7
+    rows = [dict(data="mine", id=str(q), sample=0, reward=reward, finish_reason="stop", tokens=1,
+                 status="wrong" if reward else "raised")
+            for q, reward in enumerate([-5.0, None, -4.0, -0.5])]
+    monkeypatch.setattr(held_out, "evaluate", lambda *_, **__: rows)
+    monkeypatch.setattr(held_out, "record_evaluation", lambda found, run: results.append(found))
     held_out.evaluate_if_due(run)
-    assert asked == [0.75]
+    (result,) = results[0].values()
+    assert result["avg"] == (-5 - 5 - 4 - 0.5) / 4 and result["questions"] == 4
 
 
 def test_gvms_norms_are_of_the_policy_that_samples(monkeypatch):
@@ -262,59 +253,6 @@ def test_gvms_norms_are_of_the_policy_that_samples(monkeypatch):
     monkeypatch.setattr(minirl, "gvm_norms", norms)
     minirl.sample(run)
     assert asked == [(run.policy, 0.5)]
-
-
-class Echo:
-    """As engine it writes nothing; as grader it gives each problem the reward that is its gold."""
-
-    def __init__(self):
-        self.running, self.rewards = [], {}
-
-    def submit(self, key, asked, *_, **__):
-        if isinstance(asked, list):  # the tokens of a prompt
-            self.running.append(key)
-        else:
-            self.rewards[key] = asked
-
-    def step(self):
-        written = SimpleNamespace(token_ids=[1], finish_reason="stop", text="")
-        done, self.running = self.running, []
-        return [(key, written) for key in done]
-
-    def result(self, key):
-        reward = self.rewards.pop(key)
-        failed = math.isnan(reward)
-        return Verdict(reward, "raised" if failed else "wrong", "KeyError")
-
-    busy = property(lambda self: bool(self.running))
-    clear_cache = step
-
-
-def test_a_failed_reward_is_the_worst_of_all_whichever_process_asked_for_it(monkeypatch):
-    """Two ranks with two questions each; alone the second would take the failed one for -0.5."""
-    run, results = small_run(steps=7), []
-    run.engine, run.grader = Echo(), Echo()
-    run.held_out = [SimpleNamespace(id=str(q), source="mine", level="", prompt_ids=[1], judged_by=r)
-                    for q, r in enumerate([-5.0, math.nan, -4.0, -0.5])]
-
-    def gather(own):
-        other = evaluate(Echo(), Echo(), run.held_out[1::2], run.config.eval_k, 9)
-        return [own, other]
-
-    monkeypatch.setattr(held_out, "record_evaluation", lambda found, run: results.append(found))
-    monkeypatch.setattr(held_out, "record_answers", lambda *_: None)
-    monkeypatch.setattr(ranks, "WORLD", 2)
-    monkeypatch.setattr(ranks, "gather", gather)
-    monkeypatch.setattr(held_out, "evaluate", ranks.on_own_questions(evaluate))
-    run.state["step"] = 7
-    held_out.evaluate_if_due(run)
-    (result,) = results[0].values()
-    assert result["avg"] == (-5 - 5 - 4 - 0.5) / 4 and result["questions"] == 4
-
-
-def test_no_step_is_evaluated_twice(monkeypatch):
-    run = small_run(steps=7, eval_every=3)
-    assert evaluated_steps(run, monkeypatch, [3, 3, 7, 7]) == [3, 7]
 
 
 class OneStop:

@@ -34,18 +34,9 @@ def gradient(term_T, lp_T):
 def test_gradient_is_mask_times_weight_times_advantage():
     lp, old, mu, A = tokens(500, seed=0)
     term, mask, weight = objective(lp, old, mu, A, Config())
-    # some tokens are clipped, or the test would not test the mask
-    assert 0 < mask.sum() < len(mask)
+    assert 0 < mask.sum() < len(mask)  # or the test would not test the mask
     expected = mask * (lp - mu).exp().clamp(max=5) * A
     torch.testing.assert_close(gradient(term, lp), expected.detach())
-
-
-def test_equals_token_sum_ppo_clip_when_the_engine_is_exact():
-    lp, old, _, A = tokens(1000, seed=2)
-    term, _, _ = objective(lp, old, old, A, Config())
-    r = (lp - old).exp()
-    ppo = torch.minimum(r * A, r.clamp(1 - 0.2, 1 + 0.27) * A).sum()
-    torch.testing.assert_close(gradient(term, lp), torch.autograd.grad(ppo, lp)[0])
 
 
 @pytest.mark.parametrize("ratio, advantage, open_", [
@@ -103,19 +94,18 @@ def test_importance_switches():
     assert torch.equal(weights["none"], torch.ones(100, dtype=torch.float64))
 
 
-def test_grpo_is_the_clipped_ratio_of_its_paper():
+def test_grpo_is_ppos_clipped_loss_and_minirls_where_the_engine_is_exact():
     lp, old, mu, A = tokens(1000, seed=4)
-    term, mask, weight = objective(lp, old, mu, A, Config(objective="grpo"))
+    grpo, uncapped = Config(objective="grpo"), Config(weight_cap=1e9)
+    term, mask, weight = objective(lp, old, mu, A, grpo)
     r = (lp - old).exp()
     torch.testing.assert_close(term, torch.minimum(r * A, r.clamp(0.8, 1.27) * A))
     slope = gradient(term, lp)
-    # so it is MiniRL's with pi_old in place of mu, uncapped
     torch.testing.assert_close(slope, (mask * weight * A).detach())
-    torch.testing.assert_close(slope, gradient(
-        objective(lp, old, mu, A, Config(importance="staleness", weight_cap=1e9))[0], lp))
-    # blind to mu
-    torch.testing.assert_close(slope, gradient(objective(lp, old, old + 1, A,
-                                                         Config(objective="grpo"))[0], lp))
+    for engine, config in ((old, uncapped), (old + 1, grpo),  # it is blind to mu
+                           (mu, Config(importance="staleness", weight_cap=1e9))):
+        same = objective(lp, old, engine, A, config)[0]
+        torch.testing.assert_close(slope, gradient(same, lp))
 
 
 def test_cispo_bounds_the_weight_and_masks_nobody():
@@ -125,6 +115,14 @@ def test_cispo_bounds_the_weight_and_masks_nobody():
     assert mask.all() and ((r < 0.8) | (r > 1.27)).any()
     torch.testing.assert_close(gradient(term, lp), r.clamp(0.8, 1.27) * A)
     torch.testing.assert_close(weight, r)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "cispo"])
+def test_without_clip_the_ratio_is_not_bounded(kind):
+    lp, old, mu, A = tokens(500, seed=6)
+    term, mask, _ = objective(lp, old, mu, A, Config(objective=kind, clip=False))
+    assert mask.all()
+    torch.testing.assert_close(gradient(term, lp), ((lp - old).exp() * A).detach())
 
 
 def test_each_objective_brings_its_advantage_and_length_normalisation():
@@ -137,8 +135,7 @@ def test_each_objective_brings_its_advantage_and_length_normalisation():
 
 
 def test_the_estimator_is_unbiased_by_brute_force():
-    """Three actions, sampled from a deliberately different mu: E_mu[pi/mu A grad log pi] = sum pi A
-    grad log pi, exactly."""
+    """Three actions from another mu: E_mu[pi/mu A grad log pi] = sum pi A grad log pi, exactly."""
     theta = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64, requires_grad=True)
     mu = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     reward = torch.tensor([1.0, 0.0, 0.5], dtype=torch.float64)
@@ -154,27 +151,14 @@ def test_the_estimator_is_unbiased_by_brute_force():
     assert not torch.allclose(expected_gradient(Config(importance="none")), true, atol=0.01)
 
 
-def scales(*lengths, **changes):
-    rows = [Row([0] * (3 + n), 3, [0.0] * n, 1.0) for n in lengths]
-    set_scales(rows, Config(max_tokens=10, **changes))
-    return [row.scale for row in rows]
-
-
-def test_what_a_token_counts():
-    assert scales(2, 6) == [1 / 20, 1 / 20]  # the same for every token
-    assert scales(2, 6, length_norm="response") == [1 / 4, 1 / 12]
-    assert scales(2, 6, length_norm="batch") == [1 / 8, 1 / 8]
-    # the mean of a mini-batch, not the batch
-    assert scales(2, 6, mini_batches=2) == [1 / 10, 1 / 10]
-
-
-@pytest.mark.parametrize("length_norm", ["constant", "response", "batch"])
-def test_rows_without_a_gradient_count_in_every_mean(length_norm):
-    """Their lengths too: a mean over the other rows alone would be another for every batch."""
-    rows = [Row([0] * (3 + n), 3, [0.0] * n, a) for n, a in ((2, 1.0), (6, -1.0), (16, 0.0))]
-    set_scales(rows, Config(max_tokens=10, length_norm=length_norm))
-    wanted = dict(constant=[10, 10], response=[2, 6], batch=[8, 8])[length_norm]
-    assert [row.scale for row in rows[:2]] == pytest.approx([1 / (3 * n) for n in wanted])
+@pytest.mark.parametrize("length_norm, divisors", [
+    ("constant", [10, 10, 10]), ("response", [2, 6, 16]), ("batch", [8, 8, 8])])
+def test_what_a_token_counts(length_norm, divisors):
+    """Rows without a gradient count in every mean, with their lengths; it is of a mini-batch."""
+    for N in (1, 2):
+        rows = [Row([0] * (3 + n), 3, [0.0] * n, a) for n, a in ((2, 1.0), (6, -1.0), (16, 0.0))]
+        set_scales(rows, Config(max_tokens=10, length_norm=length_norm, mini_batches=N))
+        assert [row.scale for row in rows] == pytest.approx([N / (3 * n) for n in divisors])
 
 
 # ------------------------------------------------------------------ the whole update
@@ -211,21 +195,12 @@ def test_one_mini_batch_is_the_on_policy_case_bit_for_bit():
     """Without the pass for pi_old, the gradient is exactly the one with it."""
     policy, groups = tiny_policy().float(), random_groups(6, seed=2)
     (short,), _ = gradients_of(policy, groups)
-    rows = [Row(g.problem.prompt_ids + s.rollout.token_ids, len(g.problem.prompt_ids),
-                s.rollout.logprobs, a)
-            for g in groups for s, a in g.rows()]
-    order = list(range(len(groups)))
-    random.Random(0).shuffle(order)  # as `update` does
-    mini = [row for i in order for row in rows[4 * i:4 * i + 4]]
-    for micro in micro_batches([row for row in mini if row.coefficient], 4096):
-        with torch.no_grad():
-            minirl.remember_old(policy, micro, minirl.token_logprobs(policy, micro)[0], Config())
-    set_scales(mini, Config(max_tokens=20))
-    mini = [row for row in mini if row.coefficient]
-    # takes pi_old from the rows
-    minirl.accumulate(policy, mini, Config(max_tokens=20, micro_tokens=4096, mini_batches=2))
-    long = {n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}
-    policy.zero_grad()
+    config = Config(max_tokens=20, micro_tokens=4096)
+    (mini,) = minirl.cut(groups, config, random.Random(0))
+    config.mini_batches = 2  # `accumulate` takes pi_old from the rows
+    minirl.old_logprobs(policy, mini, config)
+    minirl.accumulate(policy, mini, config)
+    long = {n: p.grad for n, p in policy.named_parameters() if p.grad is not None}
     assert short.keys() == long.keys() and all(torch.equal(short[n], long[n]) for n in short)
 
 
@@ -260,33 +235,25 @@ def test_micro_batches_stay_within_the_budget():
 def test_micro_batches_are_not_padded_much_even_when_everything_would_fit():
     rng = random.Random(0)
     rows = [Row([0] * int(20 * 2.718 ** rng.gauss(0, 0.8) + 5), 4, [], 1.0) for _ in range(100)]
-    for most in (0.0, 0.05, 0.2):
+    lengths = {len(row.ids) for row in rows}
+    for most, needed in ((0.0, len(lengths)), (0.05, 25), (0.2, 8), (1.0, 1)):
         batches = micro_batches(rows, 10**9, most)
         assert sorted(map(id, itertools.chain(*batches))) == sorted(map(id, rows))
-        padding = 1 - sum(len(r.ids) for r in rows) / sum(len(b) * max(len(r.ids) for r in b)
-                                                          for b in batches)
-        assert padding <= most
-        # and no more than are needed
-        assert len(batches) <= {0.0: len({len(r.ids) for r in rows}), 0.05: 25, 0.2: 8}[most]
-    assert len(micro_batches(rows, 10**9, padding=1.0)) == 1
+        area = sum(len(b) * max(len(row.ids) for row in b) for b in batches)
+        assert 1 - sum(len(row.ids) for row in rows) / area <= most and len(batches) <= needed
 
 
 def test_diagnostics_by_hand():
-    old, mu = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
-    A, mask, weight, entropy = torch.tensor(
-        [1.0, -1.0]), torch.tensor([0.0, 1.0]), torch.tensor([6.0, 0.4]), torch.ones(2)
-    facts = dict(old=old, mu=mu, coefficient=A, mask=mask, weight=weight, entropy=entropy)
-    d = diagnostics([{name: x[:1] for name, x in facts.items()},
-                     {name: x[1:] for name, x in facts.items()}], Config())
-    gap = (mu - old).double()
-    assert d["kl_k1"] == pytest.approx(0.25)
-    assert d["kl_k3"] == pytest.approx((torch.exp(-gap) - 1 + gap).mean().item())
-    assert (d["weight_min"], d["weight_max"],
-            d["weight_truncated"]) == (pytest.approx(0.4), 6.0, 0.5)
-    assert (d["weight_over_2"], d["weight_under_half"], d["clipped_positive"],
-            d["clipped_negative"]) == (0.5, 0.5, 0.5, 0.0)
-    assert d["weight_ess"] == pytest.approx(6.4**2 / (2 * (6**2 + 0.4**2)))
-    assert d["tokens_trained"] == 2  # one that is stopped goes forward and backward all the same
+    seen = [dict(old=-1.0, mu=-1.5, coefficient=1.0, mask=0.0, weight=6.0, entropy=1.0),
+            dict(old=-2.0, mu=-1.0, coefficient=-1.0, mask=1.0, weight=0.4, entropy=1.0)]
+    d = diagnostics([{name: torch.tensor([x]) for name, x in one.items()} for one in seen],
+                    Config())
+    wanted = dict(
+        kl_k1=0.25, kl_k3=(math.exp(0.5) - 1.5 + math.exp(-1)) / 2, weight_min=0.4, weight_max=6,
+        weight_mean=3.2, weight_truncated=0.5, weight_over_2=0.5, weight_under_half=0.5,
+        weight_ess=6.4**2 / (2 * (6**2 + 0.4**2)), clipped_positive=0.5, clipped_negative=0,
+        logprob_gap=1, tokens_trained=2)  # one that is stopped goes forward and backward as well
+    assert {name: d[name] for name in wanted} == pytest.approx(wanted)
 
 
 # ------------------------------------------------------------------ mini-batches and the objective
@@ -342,29 +309,26 @@ def learning(**changes):
     return policy, *learner(policy, config), config
 
 
-def test_the_pi_old_pass_samples_at_the_same_temperature(monkeypatch):
-    groups = random_groups(4, seed=10)
-    seen = []
-    real = minirl.objective
+@pytest.fixture
+def moved(monkeypatch):
+    """How far pi_theta is from pi_old, in nats, at every call of `objective`."""
+    found, real = [], minirl.objective
 
     def watched(lp_T, old_T, *rest):
-        seen.append((lp_T.detach() - old_T).abs().max().item())
+        found.append((lp_T.detach() - old_T).abs().max().item())
         return real(lp_T, old_T, *rest)
 
     monkeypatch.setattr(minirl, "objective", watched)
-    gradients_of(tiny_policy(), groups, temperature=0.5, mini_batches=2)
-    assert seen and max(seen) < 1e-5  # the weights never moved: pi_theta is pi_old
+    return found
 
 
-def test_pi_old_is_from_before_the_first_optimizer_step_for_every_mini_batch(monkeypatch):
+def test_the_pi_old_pass_samples_at_the_same_temperature(moved):
+    gradients_of(tiny_policy(), random_groups(4, seed=10), temperature=0.5, mini_batches=2)
+    assert moved and max(moved) < 1e-5  # the weights stay: pi_theta is pi_old
+
+
+def test_pi_old_is_from_before_the_first_optimizer_step_for_every_mini_batch(moved, monkeypatch):
     """Computed when its mini-batch comes up, it would be pi_theta: no ratio, no mask."""
-    moved, real = [], minirl.objective
-
-    def watched(lp_T, old_T, *rest):
-        moved.append((lp_T.detach() - old_T).abs().max().item())
-        return real(lp_T, old_T, *rest)
-
-    monkeypatch.setattr(minirl, "objective", watched)
     monkeypatch.setattr(minirl, "micro_batches", lambda rows, tokens: [rows])
     policy, optimizer, schedule, config = learning(mini_batches=2, warmup_steps=0)
     update(policy, optimizer, schedule, random_groups(4, seed=10), config, random.Random(0))
@@ -382,14 +346,6 @@ def test_gradients_are_clipped_to_the_norm_that_was_asked_for_or_not_at_all(most
         p.grad.flatten() for p in policy.parameters() if p.grad is not None]).norm().item())
     norm = update(policy, optimizer, schedule, groups, config, random.Random(0))["grad_norm"]
     assert taken == [pytest.approx(most or norm, rel=1e-3)] and norm > (10 if larger > 1 else 1e-2)
-
-
-@pytest.mark.parametrize("kind", ["grpo", "cispo"])
-def test_without_clip_the_ratio_is_not_bounded(kind):
-    lp, old, mu, A = tokens(500, seed=6)
-    term, mask, _ = objective(lp, old, mu, A, Config(objective=kind, clip=False))
-    assert mask.all()
-    torch.testing.assert_close(gradient(term, lp), ((lp - old).exp() * A).detach())
 
 
 def test_the_learning_rate_warms_up_a_step_at_a_time_and_is_logged_as_used():
@@ -454,12 +410,10 @@ def test_diagnostics_report_only_what_the_objective_does():
     minirl_keys, grpo, cispo, unclipped = (
         diagnostics([facts], Config(**flags)) for flags in
         (dict(), dict(objective="grpo"), dict(objective="cispo"), dict(clip=False, weight_cap=0)))
-    assert (minirl_keys["weight_truncated"], minirl_keys["clipped_positive"],
-            minirl_keys["clipped_negative"]) == (.25, .25, .5)
-    assert "weight_truncated" not in grpo and grpo["clipped_negative"] == 0.5
+    assert minirl_keys["clipped_negative"] == grpo["clipped_negative"] == 0.5
+    assert "weight_truncated" not in grpo
     assert cispo["weight_truncated"] == 0.5 and "clipped_positive" not in cispo
     assert not {"weight_truncated", "clipped_positive", "clipped_negative"} & set(unclipped)
-    assert minirl_keys["weight_mean"] == pytest.approx(2.1875) and minirl_keys["logprob_gap"] == 0
 
 
 def test_diagnostics_name_each_layer_and_all_of_them():

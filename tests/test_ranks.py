@@ -1,6 +1,7 @@
 """Several processes are one run: torchrun recipes/many_gpus.py, on gloo.
 
 docs/many_gpus.md says what is promised."""
+import contextlib
 import importlib
 import json
 import os
@@ -19,6 +20,7 @@ import sampler_oracles as oracles
 from helpers import HANG, Program, run_program
 from ada_sampler import Estimator, SamplerConfig, collect
 from conftest import ROOT
+from parts import files
 from parts.config import Config
 from parts.stop import Interrupted
 from recipes import many_gpus as ranks
@@ -160,12 +162,10 @@ def test_one_that_is_short_of_memory_tries_again_while_the_others_wait(small):
 
 @pytest.mark.slow
 def test_processes_without_a_row_and_steps_without_signal_hold_up_nobody(small):
-    log = rows(run_of(small, "few"), "metrics.jsonl")
-    steps = [row["optimizer_steps"] for row in log]
-    assert set(steps) == {0, 1}  # never more than two rows with a gradient, for three processes
+    several, one = (facts(run_of(small, name), "metrics.jsonl") for name in ("few", "few alone"))
+    # never more than two rows with a gradient, for three processes
+    assert several == nearly(one) and {row["optimizer_steps"] for row in several} == {0, 1}
     assert same_gradients(gradients(small, "few"), gradients(small, "few alone"))
-    assert facts(run_of(small, "few"), "metrics.jsonl") == nearly(
-        facts(run_of(small, "few alone"), "metrics.jsonl"))
 
 
 @pytest.mark.slow
@@ -191,34 +191,31 @@ def test_what_is_wrong_is_said_once_and_before_an_engine_starts(small, scene, se
     (dict(sampler="dapo"), "dapo decides over the whole batch"),
     (dict(max_samples_per_step=600), "of the whole batch"),
     (dict(max_tokens_per_step=9000), "of the whole batch"),
-    (dict(batch_prompts=7), "some of 8 processes without a prompt")])
+    (dict(batch_prompts=7), "some of 8 processes without a prompt"),
+    (dict(sampler="ada-est"), "")])
 def test_what_cannot_be_shared_out_is_refused(monkeypatch, settings, sentence):
-    ranks.require_divisible(Config(**dict(batch_prompts=8) | settings))  # of one process it can
+    config = Config(**dict(batch_prompts=8) | settings)
+    ranks.require_divisible(config)  # of one process it can
     monkeypatch.setattr(ranks, "WORLD", 8)
-    with pytest.raises(SystemExit, match=sentence):
-        ranks.require_divisible(Config(**dict(batch_prompts=8) | settings))
-    ranks.require_divisible(Config(sampler="ada-est", batch_prompts=8))
+    refused = pytest.raises(SystemExit, match=sentence) if sentence else contextlib.nullcontext()
+    with refused:
+        ranks.require_divisible(config)
 
 
-@pytest.mark.parametrize("visible, place, own", [
-    (None, 0, "0"), (None, 1, "1"), ("4,6", 1, "6"), ("GPU-aa,GPU-bb", 0, "GPU-aa")])
-def test_every_process_of_a_machine_sees_a_gpu_of_its_own(monkeypatch, visible, place, own):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+@pytest.mark.parametrize("gpus, visible, place, own", [
+    (2, "", 0, "0"), (2, "", 1, "1"), (2, "4,6", 1, "6"), (2, "GPU-aa,GPU-bb", 0, "GPU-aa"),
+    (0, "", 1, "")])
+def test_every_process_of_a_machine_sees_a_gpu_of_its_own(monkeypatch, gpus, visible, place, own):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     ranks.claim_gpu(place, 2)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == own
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "0,1")  # monkeypatch puts back what was
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(SystemExit, match="started 3 processes here.*2 GPU.*--nproc-per-node 2"):
-        ranks.claim_gpu(place, 3)
-
-
-def test_without_a_gpu_nothing_is_claimed(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    ranks.claim_gpu(1, 2)
-    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+        ranks.claim_gpu(0, 3)
 
 
 @pytest.mark.parametrize("world, each", [(1, 1), (2, 1), (3, 1), (4, 3), (7, 2)])
@@ -292,13 +289,11 @@ def test_every_rank_settles_and_remembers_the_prompts_of_all(monkeypatch, rule):
 
 
 def test_everybody_stops_an_evaluation_when_one_does(monkeypatch):
-    for own, others in ((Interrupted, []), (None, [None])):
-        def work(*_):
-            if own:
-                raise own
-            return [1]
+    def interrupted(*_):
+        raise Interrupted
 
-        monkeypatch.setattr(ranks, "gather", lambda value: [value, *others])
+    for work, other in ((interrupted, [2]), (lambda *_: [1], None)):
+        monkeypatch.setattr(ranks, "gather", lambda value: [value, other])
         with pytest.raises(Interrupted):
             ranks.on_own_questions(work)(None, None, [1, 2], 1)
 
@@ -315,8 +310,23 @@ def test_nothing_but_the_recipe_knows_of_several_processes():
 
 
 def test_it_wants_to_be_started_by_torchrun():
-    done = run_program("recipes/many_gpus.py")
-    assert done.returncode == 1 and done.stdout.startswith("Start this with torchrun")
+    with pytest.raises(SystemExit, match="Start this with torchrun"):
+        ranks.main([])
+
+
+def test_the_first_writes_and_the_others_only_into_files_of_their_own(monkeypatch, tmp_path):
+    for rank in (0, 1):
+        monkeypatch.setattr(ranks, "RANK", rank)
+        append = ranks.by_the_first(files.append)
+
+        def note(folder, name="error"):
+            append(folder / name, dict(step=rank))
+
+        append(tmp_path / "log", dict(step=rank))
+        ranks.into(".error")(note)(tmp_path)
+    found = {path.name: [row["step"] for row in files.read_rows(path)]
+             for path in tmp_path.iterdir()}
+    assert found == {"log": [0], "error": [0], "rank-1.error": [1]}
 
 
 # ---------------------------------------------------------------------- torchrun, the real engine

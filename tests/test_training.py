@@ -7,13 +7,11 @@ import pytest
 import torch
 
 from helpers import run_program
-from parts.logprobs import token_logprobs
-from parts.policy import Row
+from parts.models import tiny_folder
 
 pytestmark = pytest.mark.engine
 SMALL = ["--batch-prompts", "8", "--max-tokens", "24", "--eval-questions", "6", "--eval-k", "2",
-         "--eval-every", "3",
-         "--checkpoint-every", "2", "--graders", "1"]
+         "--eval-every", "3", "--checkpoint-every", "2", "--graders", "1"]
 
 
 def train(cwd, *flags):
@@ -56,11 +54,10 @@ def test_a_run_leaves_what_its_reader_needs(learnt):
     metrics = lines(run / "metrics.jsonl")
     assert [row["step"] for row in metrics] == list(range(1, 31))
     for key in ("reward_first_round", "samples_total", "tokens_total", "zero_signal", "entropy",
-                "entropy_trained", "kl_k1", "kl_k3",
-                "weight_max", "grad_norm", "seconds_sample", "seconds_train", "seconds_sync",
-                "rounds_histogram", "verdicts"):
+                "entropy_trained", "kl_k1", "kl_k3", "weight_max", "grad_norm", "seconds_sample",
+                "seconds_train", "seconds_sync", "rounds_histogram", "verdicts"):
         assert all(key in row for row in metrics), key
-    # fp32: engine = trainer
+    # in float32 the engine is the trainer
     assert all(row["kl_k3"] < 1e-8 and abs(row["weight_mean"] - 1) < 1e-3 for row in metrics)
     groups = lines(run / "groups.jsonl")
     assert [row["step"] for row in groups] == [step for step in range(1, 31) for _ in range(2)]
@@ -74,61 +71,56 @@ def test_a_run_leaves_what_its_reader_needs(learnt):
     assert [start["versions"]["torch"] for start in config["starts"]] == [torch.__version__]
 
 
-def test_the_adapter_gives_the_same_logprobs_with_plain_peft_and_with_vllm(learnt):
-    """Scored by PEFT's own loader with full logits, and by a fresh vLLM that is given the
-    checkpoint folder as a LoRA."""
-    import vllm
+def loaded(run, step: int):
+    """The saved adapter on the built-in model by PEFT alone, and the tokenizer."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    base = AutoModelForCausalLM.from_pretrained(tiny_folder())
+    policy = PeftModel.from_pretrained(base, run / "checkpoints" / f"step-{step:06d}")
+    return policy, AutoTokenizer.from_pretrained(tiny_folder())
+
+
+def distributions(policy, ids: list[int]):
+    """log pi of every next token, [len(ids) - 1, vocabulary]; and of those that came."""
+    with torch.no_grad():
+        logp = policy(input_ids=torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+    return logp, logp.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+
+
+def test_a_fresh_vllm_serves_the_saved_adapter_as_peft_does(learnt):
+    import vllm
+
     from parts import engine
-    from parts.models import tiny_folder
 
     run, _ = learnt
-    base = AutoModelForCausalLM.from_pretrained(tiny_folder())
-    policy = PeftModel.from_pretrained(base, run / "checkpoints" / "step-000030")
-    tokenizer = AutoTokenizer.from_pretrained(tiny_folder())
-    texts = [row["prompt"] + s["text"] for row in lines(run / "groups.jsonl")[-2:]
-             for s in row["pool"][:3]]
-    rows = [Row(tokenizer.encode(text), 1, [], 0.0) for text in texts]
-    with torch.no_grad():
-        plain = [policy(input_ids=torch.tensor([row.ids])).logits.log_softmax(-1)[0, :-1].gather(
-            1, torch.tensor(row.ids[1:])[:, None])[:, 0] for row in rows]
-        ours = token_logprobs(policy, rows)[0]
-        with policy.disable_adapter():
-            untrained = token_logprobs(policy, rows)[0]
-    torch.testing.assert_close(ours, torch.cat(plain), atol=1e-5, rtol=0)
-    assert (ours - untrained).abs().max() > 0.1
+    policy, tokenizer = loaded(run, 30)
+    texts = [tokenizer.encode(row["prompt"] + s["text"])
+             for row in lines(run / "groups.jsonl")[-2:] for s in row["pool"][:3]]
+    plain = torch.cat([distributions(policy, ids)[1] for ids in texts])
+    with policy.disable_adapter():
+        untrained = torch.cat([distributions(policy, ids)[1] for ids in texts])
+    assert (plain - untrained).abs().max() > 0.1
     served = engine.Engine(tiny_folder(), max_model_len=256, dtype="float32", sync_mode="adapter")
-    served._adapter = vllm.lora.request.LoRARequest("saved", 1,
-                                                    str(run / "checkpoints" / "step-000030"))
-    scores = torch.tensor([x for row in served.score([row.ids for row in rows]) for x in row])
-    torch.testing.assert_close(scores, ours, atol=1e-4, rtol=0)
+    adapter = str(run / "checkpoints" / "step-000030")
+    served._adapter = vllm.lora.request.LoRARequest("saved", 1, adapter)
+    scores = torch.tensor([x for row in served.score(texts) for x in row])
+    torch.testing.assert_close(scores, plain, atol=1e-4, rtol=0)
 
 
 def test_what_is_recorded_of_a_token_is_what_the_saved_adapter_says_of_it(learnt):
-    """Of step 16, which begins with the adapter that step 15 has saved; by PEFT and softmax."""
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from parts.models import tiny_folder
-
+    """Of step 16, which begins with the adapter that step 15 has saved."""
     run, _ = learnt
-    base = AutoModelForCausalLM.from_pretrained(tiny_folder())
-    policy = PeftModel.from_pretrained(base, run / "checkpoints" / "step-000015")
-    tokenizer = AutoTokenizer.from_pretrained(tiny_folder())
+    policy, tokenizer = loaded(run, 15)
     recorded = [(tokenizer.encode(row["prompt"]), s) for row in lines(run / "groups.jsonl")
                 if row["step"] == 16 for s in row["pool"] if "theta" in s]
     assert recorded
     for prompt, s in recorded:
-        ids = torch.tensor([prompt + s["ids"]])
-        with torch.no_grad():
-            logp = policy(input_ids=ids).logits[0, len(prompt) - 1:-1].log_softmax(-1)
-        wanted = logp.gather(1, ids[0, len(prompt):, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(s["theta"]), wanted, atol=1e-5, rtol=0)
-        torch.testing.assert_close(torch.tensor(s["mu"]), wanted, atol=1e-4, rtol=0)
-        entropy = -(logp.exp() * logp).sum(-1)
-        torch.testing.assert_close(torch.tensor(s["entropy"]), entropy, atol=1e-4, rtol=0)
+        logp, of_tokens = (x[len(prompt) - 1:] for x in distributions(policy, prompt + s["ids"]))
+        wanted = dict(theta=of_tokens, mu=of_tokens, entropy=-(logp.exp() * logp).sum(-1))
+        for name, value in wanted.items():
+            atol = 1e-5 if name == "theta" else 1e-4
+            torch.testing.assert_close(torch.tensor(s[name]), value, atol=atol, rtol=0)
         assert "old" not in s and set(s["mask"]) == {"1"}  # on-policy
 
 
@@ -159,7 +151,6 @@ def test_resumed_equals_uninterrupted_where_more_has_to_be_carried_over(tmp_path
 def test_the_path_of_a_real_model_in_bfloat16(tmp_path):
     """A model folder, a problem file, bf16, gradient checkpointing, adapter hot swap: what a GPU
     run does, on the CPU."""
-    from parts.models import tiny_folder
     from parts.problems import chains
 
     rows = [dict(question=p["problem"], final_answer=[p["answer"]]) for p in chains("train", 48)]
