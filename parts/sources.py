@@ -16,6 +16,7 @@ from pathlib import Path
 
 from parts.files import shown
 from parts.problems import BUILTIN
+from verifier.answers import BOX, closing_braces
 
 BENCHMARKS = {  # the name on the command line -> hub id[:config]
     "math500": "HuggingFaceH4/MATH-500",
@@ -280,15 +281,21 @@ def gold_text(value) -> str:
     if isinstance(value, list):
         return ", ".join(filter(None, map(gold_text, value)))
     text = plain(value)
-    box = last_boxed(text)
-    if box is not None:  # beside it, `#### Step 2` is a heading
-        text = box
+    boxes = list(BOX.finditer(text))
+    if boxes:  # beside one, `#### Step 2` is a heading
+        text = content(boxes[-1], text)
     elif "####" in text:
         text = after_mark(text)
     text = re.sub(r"\\?\$", "", text).strip()
     bare = text.rstrip(".")
     dot = "." if bare.endswith("\\right") and bare != text else ""  # `\right.` is a command
     return bare.strip() + dot
+
+
+def content(box: re.Match, text: str) -> str:
+    """What stands in a box; "" if it is not closed."""
+    end = closing_braces(text, box.start()).get(box.start(1), box.end())
+    return box[2] or text[box.end():end].strip()
 
 
 def after_mark(text: str) -> str:
@@ -299,18 +306,3 @@ def after_mark(text: str) -> str:
     """
     tail = text.rsplit("####", 1)[1].strip().partition("\n")[0]
     return tail.replace(",", "") if THOUSANDS.fullmatch(tail) else tail
-
-
-def last_boxed(text: str) -> str | None:
-    r"""Content of the last \boxed{...}, \fbox{...} or \boxed x; None without, "" if not closed."""
-    boxes = list(re.finditer(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*", text))
-    if not boxes:
-        return None
-    rest, depth = text[boxes[-1].end():], 0
-    if not rest.startswith("{"):
-        return re.match(r"[^\s$]*", rest).group()
-    for token in re.finditer(r"\\.|[{}]", rest, re.DOTALL):  # `\\.`: escaped braces do not count
-        depth += {"{": 1, "}": -1}.get(token.group(), 0)
-        if depth == 0:
-            return rest[1:token.start()].strip()
-    return ""

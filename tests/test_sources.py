@@ -14,7 +14,7 @@ import pytest
 from helpers import HANG, ROOT
 from parts import sources
 from parts.data import Problem, load_problems
-from parts.sources import AFTER, find_gold, find_problem, gold_text, last_boxed, problem_text
+from parts.sources import AFTER, find_gold, find_problem, gold_text, problem_text
 
 ROWS = [dict(problem="p", answer="1"), dict(problem="q", answer="2")]
 
@@ -325,6 +325,7 @@ def test_named_columns_win_nested_and_joined():
     (["1", "$2$"], "1, 2"),
     ("[1, 2]", "[1, 2]"), ("336^\\circ", "336^\\circ"), ("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
     ("a \\boxed{1} b \\boxed{ \\{1,2\\} }.", "\\{1,2\\}"), ("\\fbox{3}", "3"), ("$\\boxed 2$", "2"),
+    ("\\boxed{a_{b_{c}}} and text }", "a_{b_{c}}"), ("\\boxed{a\\\\}", "a\\\\"),
     ("\\boxed{}", ""), ("\\boxed{\\boxed{5}}", "5"), ("\\boxed{1", ""),
     ("\\left\\{x\\right.", "\\left\\{x\\right."),
     (None, ""), (float("nan"), ""), ([], ""), ("  ", ""), ("$", ""), ("1,\\!080", "1,\\!080"),
@@ -347,13 +348,6 @@ def test_gold_formats(raw, gold):
     "#### \\boxed{5}", "so \\boxed{5}.\n#### 5"])
 def test_where_there_is_a_box_four_hashes_are_a_heading(solution):
     assert gold_text(solution) == find_gold(dict(solution=solution)) == "5"
-
-
-def test_last_boxed_counts_braces_but_not_escaped_ones():
-    assert last_boxed("no box") is None
-    assert last_boxed("\\boxed{a_{b_{c}}} and text }") == "a_{b_{c}}"
-    assert last_boxed("\\boxed{\\left\\{ x \\right.}") == "\\left\\{ x \\right."
-    assert last_boxed("\\boxed{a\\\\}") == "a\\\\"  # a line break, then the brace that closes
 
 
 def test_an_instruction_is_taken_off_only_where_nothing_follows():
