@@ -14,7 +14,6 @@ import contextlib
 import json
 import signal
 import statistics
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,19 +83,14 @@ def needs_start(tokenizer, template: str, prompt: str) -> bool:
 
 
 def show_prompts(problems: list, count: int = 3, longest: int = 400) -> None:
-    """Some prompts as the model sees them, a long one without its middle."""
+    """Some prompts as the model sees them; of a long one both ends, which matter most."""
     print(f"{min(count, len(problems))} of {len(problems)} prompts, as the model sees them:")
     for problem in problems[:count]:
-        print(f"  {abridged(repr(problem.prompt), longest)}")
-
-
-def abridged(text: str, longest: int) -> str:
-    """Both ends matter: what the system turn says, and where the response begins."""
-    left_out = len(text) - longest
-    if left_out <= 0:
-        return text
-    half = longest // 2
-    return f"{text[:half]} [... {left_out} characters ...] {text[-half:]}"
+        text, half = repr(problem.prompt), longest // 2
+        if len(text) > longest:
+            left_out = len(text) - longest
+            text = f"{text[:half]} [... {left_out} characters ...] {text[-half:]}"
+        print(f"  {text}")
 
 
 # --------------------------------------------------------------------------------------- templates
@@ -128,15 +122,60 @@ def equal_prompts(texts: list[str], prompts: list[str]) -> tuple[str, str] | Non
 
 
 def render(tokenizer, template: str, texts: list[str], system: str) -> list[str]:
-    """The prompt of each text, whatever kind of template it is."""
-    if is_jinja(template):
-        return render_file(tokenizer, template, texts, system)
-    turns = turns_of(template)
+    """The prompt of each text, by a .jinja file or by the tokenizer's own chat template.
+
+    Both are programs that come from elsewhere: they may refuse (some know no system turn), fail, or
+    never end. Each becomes a SystemExit of one sentence.
+    """
+    source = read_template(template) if is_jinja(template) else None
+    turns = [("user", "{problem}")] if source is not None else turns_of(template)
     if turns is None:
         return texts
     if system:
         turns = [("system", system), *(turn for turn in turns if turn[0] != "system")]
-    return render_turns(tokenizer, template, texts, turns)
+    if source is None and not getattr(tokenizer, "chat_template", None):
+        raise SystemExit(f"The tokenizer has no chat template for {shown(template)}: use "
+                         "--template none, or a .jinja file that makes the whole prompt.")
+    start, each = RENDERING_SECONDS
+    try:
+        with time_limit(start + each * len(texts)):
+            return [apply(tokenizer, turns, text, source, system) for text in texts]
+    except Exception as error:  # jinja's own, and whatever Python raises inside a template
+        raise SystemExit(cannot_render(template, error)) from None
+
+
+def apply(tokenizer, turns: list, problem: str, source: str | None, system: str) -> str:
+    """The prompt of one problem, in the sandbox in which transformers renders templates."""
+    chat = [{"role": role, "content": text.replace("{problem}", problem)} for role, text in turns]
+    known = {} if source is None else dict(
+        chat_template=source, problem=problem, system=system)
+    return tokenizer.apply_chat_template(
+        chat, tokenize=False, add_generation_prompt=True, **known)
+
+
+def cannot_render(template: str, error: Exception) -> str:
+    why = f"({type(error).__name__}: {shown(error)})"
+    if is_jinja(template):
+        line = getattr(error, "lineno", None)
+        where = f", line {line}" if line else ""
+        return f"{shown(template)}{where} cannot be rendered {why}."
+    return (f"The model's chat template cannot render {shown(template)} {why}: try --template "
+            "llama or chat, which have no system turn, or none.")
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float):
+    """Raises TimeoutError inside after `seconds`. In the main thread only: a signal goes there."""
+    def over(number, frame):
+        raise TimeoutError(f"not done after {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def require_template(template: str) -> None:
@@ -176,65 +215,6 @@ def read_template(file: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is no text in UTF-8"
         raise SystemExit(f"--template: cannot read {shown(file)} ({why}).") from None
-
-
-def render_turns(tokenizer, template: str, texts: list[str], turns: list) -> list[str]:
-    """The tokenizer's own chat template around the turns of each problem.
-
-    That template is a program which came with the model: it may refuse (some know no system turn),
-    fail, or never end. Each becomes a SystemExit of one sentence.
-    """
-    if not getattr(tokenizer, "chat_template", None):
-        raise SystemExit(f"The tokenizer has no chat template for {shown(template)}: use "
-                         "--template none, or a .jinja file that makes the whole prompt.")
-    chats = [[{"role": role, "content": text.replace("{problem}", problem)} for role, text in turns]
-             for problem in texts]
-    start, each = RENDERING_SECONDS
-    try:
-        with time_limit(start + each * len(texts)):
-            return tokenizer.apply_chat_template(
-                chats, tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # jinja's own, and whatever Python raises inside a template
-        raise SystemExit(
-            f"The model's chat template cannot render {shown(template)} ({type(error).__name__}: "
-            f"{shown(error)}): try --template llama or chat, which have no system turn, or none."
-        ) from None
-
-
-def render_file(tokenizer, template: str, texts: list[str], system: str) -> list[str]:
-    """A .jinja file with each problem, in the sandbox in which transformers renders templates."""
-    start, each = RENDERING_SECONDS
-    source = read_template(template)
-    opening = [{"role": "system", "content": system}] if system else []
-    try:
-        with time_limit(start + each * len(texts)):
-            return [tokenizer.apply_chat_template(
-                [*opening, {"role": "user", "content": text}], chat_template=source, tokenize=False,
-                add_generation_prompt=True, problem=text, system=system) for text in texts]
-    except Exception as error:
-        line = getattr(error, "lineno", None)
-        where = f", line {line}" if line else ""
-        raise SystemExit(f"{shown(template)}{where} cannot be rendered "
-                         f"({type(error).__name__}: {shown(error)}).") from None
-
-
-@contextlib.contextmanager
-def time_limit(seconds: float):
-    """Raises TimeoutError inside after `seconds`; only the main thread can be stopped like this."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def over(number, frame):
-        raise TimeoutError(f"not done after {seconds:.0f} s")
-
-    before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def stop_ids(tokenizer, names: str = "auto") -> list[int]:

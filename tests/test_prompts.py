@@ -1,7 +1,6 @@
 """The prompt is what the template says to the letter, or a sentence says why there is none."""
 import json
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -73,11 +72,6 @@ def test_templates_to_the_letter(qwen, template):
             "<|im_start|>system\nBe brief.<|im_end|>\n" + user + after)
 
 
-def test_the_built_in_tokenizer(tokenizer):
-    (problem,) = add_prompts(asked("1+2=?"), tokenizer, "chat", 50)
-    assert problem.prompt == "<|user|>1+2=?<|assistant|>" and len(problem.prompt_ids) == 7
-
-
 def test_the_start_token_is_written_once(tokenizer):
     tokenizer.bos_token = "<|pad|>"
     for template, text, wanted in (
@@ -122,7 +116,6 @@ def test_turns_from_a_file_go_through_the_models_chat_template(qwen, tmp_path):
 
 @pytest.mark.parametrize("name, text, system, sentence", [
     ("a.jinja", "{{ problem }", "", "a.jinja, line 1 cannot be rendered (TemplateSyntaxError"),
-    ("a.jinja", "x\n{% for %}", "", "a.jinja, line 2 cannot be rendered"),
     ("a.jinja", "{{ problem.x.y }}", "", "UndefinedError"),
     ("a.jinja", "{{ raise_exception('no\x1b[2J') }}", "", "cannot be rendered"),
     ("a.jinja", "{{ problem }}{{ ''.__class__.__mro__ }}", "", "cannot be rendered"),  # no code
@@ -157,7 +150,6 @@ def test_a_template_that_cannot_be_used_gets_one_sentence(
     ("{% for x in %}", "TemplateSyntaxError"), ("{{ raise_exception('" + ESCAPE + "') }}", "owned"),
     ("Solve it.", "does not show the problem"),
     ("{{ messages[0].content[:5] }}", "prompts of '1+1=?' and '1+1=?+1' are the same"),
-    ("{{ messages[0].role }}", "the model's chat template does not show the problem"),
     (None, "no chat template for chat: use --template none"),
 ])
 def test_a_chat_template_that_fails_or_hides_the_problem_gets_one_sentence(
@@ -180,15 +172,10 @@ def test_a_template_that_never_ends_is_stopped(tokenizer, tmp_path, monkeypatch)
     for template in ("chat", file(tmp_path, "long.jinja", "{{ problem }}" + LOOPS)):
         with pytest.raises(SystemExit, match="TimeoutError"):
             prompt(tokenizer, template)
+    tokenizer.chat_template = QWEN
+    assert prompt(tokenizer, "chat") == chat(("user", "1+1=?"))
     assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
-
-
-def test_no_alarm_is_left_behind_and_none_is_needed_in_a_thread(tokenizer):
-    """Only the main thread can set one, which would end the program a while later."""
-    assert prompt(tokenizer, "chat") == "<|user|>1+1=?<|assistant|>"
-    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(prompt, tokenizer, "chat").result() == "<|user|>1+1=?<|assistant|>"
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)  # an alarm left behind ends the program
 
 
 # ------------------------------------------------------------------------------ counted and shown
