@@ -8,8 +8,7 @@ r"""The reward: is the boxed answer of a completion the same mathematics as the 
 3. `judge` lets math-verify compare that pair, in a worker process that parts/grader.py limits in
    time and memory. Completions are untrusted: nothing here runs them as code.
 
-The folder verifier/ has how LaTeX is spelled (spelling.py), what kinds of answers there are
-(answers.py), and what it means that two are equal (equality.py).
+More in verifier/: spelling.py (LaTeX), answers.py (kinds of answers), equality.py (math-verify).
 
 The reward is 1.0 or 0.0. Its status says why: correct, wrong, no_box (none, or the last one is not
 closed), empty, unparseable (math-verify cannot read answer or gold), timeout, killed (out of
@@ -148,8 +147,7 @@ def compare_words(gold: str, answer: str) -> tuple[str, str] | None:
 
 
 def compare_numbers(gold: str, parts: list[str], style: str) -> tuple[str, str]:
-    g = exact(gold)
-    equal = all(answers.equal_numbers(g, exact(part), style) for part in parts)
+    equal = all(answers.equal_numbers(exact(gold), exact(part), style) for part in parts)
     return "correct" if equal else "wrong", "compared as exact fractions"
 
 
@@ -177,7 +175,8 @@ class Grader(WorkerPool):
         example = ["x<5", ["(1,5)"]]
         super().__init__(f"{os.path.abspath(__file__)}:judge", "", example, workers, **limits)
 
-    def future_verdict(self, gold: str, completion: str, style: str = "") -> Future:
+    def ask(self, gold: str, completion: str, style: str = "") -> Future:
+        """The verdict to come; there at once where no worker is needed."""
         answer = extract_answer(completion, style)
         if answer is None:
             status, why = "no_box", "no closed box at the end"
@@ -189,7 +188,7 @@ class Grader(WorkerPool):
             except Exception as error:             # a strange answer must not end a training run
                 status, why = "unparseable", f"{type(error).__name__} in the fast path"
         if not status:
-            return self.ask(gold, parts, style)
+            return super().ask(gold, parts, style)
         future = Future()
         future.set_result(self.verdict(status, why))
         return future
@@ -197,13 +196,13 @@ class Grader(WorkerPool):
     def check_golds(self, golds: list[str]) -> list[bool]:
         """For each gold: can it be graded? Words, numbers with a base and the like can, as strings.
 
-        Any other gold must parse: one that does not is matched by the identical string only.
+        Any other gold must be readable: else it is matched by the identical string only.
         """
         checks = []
         for gold in golds:
             status, _, left, _ = decide(gold, "x")
             asked = not status and not exact(left)
-            checks.append(self.ask(left, [left], "") if asked else status or "wrong")
+            checks.append(super().ask(left, [left], "") if asked else status or "wrong")
         statuses = [check if isinstance(check, str) else check.result().status for check in checks]
         return [status in ("correct", "wrong") for status in statuses]
 

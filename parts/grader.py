@@ -18,7 +18,7 @@ pure, and the file of --reward must not change during a run: a worker that start
 import contextlib
 import functools
 import hashlib
-import importlib.util
+import importlib
 import inspect
 import json
 import math
@@ -68,12 +68,8 @@ class Verdict:
 def load_function(name: str):
     """The function that "path/to/file.py:function" names. Its file may import its neighbours."""
     path, _, function = name.rpartition(":")
-    sys.path[0] = os.path.dirname(path)
-    spec = importlib.util.spec_from_file_location(os.path.basename(path).removesuffix(".py"), path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module                              # as an ordinary import would do
-    spec.loader.exec_module(module)
-    return getattr(module, function)
+    sys.path[0], file = os.path.split(path)
+    return getattr(importlib.import_module(file.removesuffix(".py")), function)
 
 
 def take_streams() -> tuple:
@@ -103,8 +99,7 @@ def work(name: str, digest: str, example: list, cpu_seconds: float, memory: int)
     """
     requests, replies = take_streams()
     me, folder = os.getpid(), os.getcwd()
-    watch = threading.Thread(target=end_with_parent, args=(requests, folder), daemon=True)
-    watch.start()
+    threading.Thread(target=end_with_parent, args=(requests, folder), daemon=True).start()
 
     def reply(answer) -> None:
         if os.getpid() != me:                # the function has forked: only one of them answers
@@ -131,7 +126,7 @@ def work(name: str, digest: str, example: list, cpu_seconds: float, memory: int)
         except MemoryError:
             answer = "killed", f"out of memory: it may take {memory / 2 ** 30:g} GB"
         reply(answer)
-    watch.join()
+    signal.pause()                           # the other thread ends this process
 
 
 def explain(error: BaseException, name: str) -> str:
@@ -249,12 +244,11 @@ class WorkerPool(contextlib.AbstractContextManager):
         for i in range(workers):
             self.free.put(i)
 
-    def future_verdict(self, *question) -> Future:
-        """The verdict to come on a question. Subclasses answer here what needs no worker."""
-        return self.ask(*question)
-
     def ask(self, *question) -> Future:
-        """A worker's verdict, remembered for when the question comes again, time-outs included."""
+        """The verdict to come. It is remembered, time-outs included.
+
+        A subclass answers here what needs no worker.
+        """
         line = json.dumps(question)
         known_as = hashlib.sha256(line.encode()).digest()        # whole rows would fill memory
         with self.lock:
@@ -270,7 +264,7 @@ class WorkerPool(contextlib.AbstractContextManager):
 
     def submit(self, key, *question, **how) -> None:
         """Start judging and return at once. `key`: any hashable, handed to `result` later."""
-        self.pending[key] = self.future_verdict(*question, **how)
+        self.pending[key] = self.ask(*question, **how)
 
     def result(self, key) -> Verdict:
         """Wait for the verdict of `key`, and forget the key."""
@@ -278,7 +272,7 @@ class WorkerPool(contextlib.AbstractContextManager):
 
     def grade(self, questions: list[tuple], **how) -> list[Verdict]:
         """The verdicts of many questions, in their order."""
-        futures = [self.future_verdict(*question, **how) for question in questions]
+        futures = [self.ask(*question, **how) for question in questions]
         return [future.result() for future in futures]
 
     def _answer(self, question: str, known_as: bytes) -> Verdict:
@@ -388,9 +382,9 @@ class OwnReward(WorkerPool):
             self.close()
             raise SystemExit(f"{self.called} cannot be {end}: {shown(error, 400)}.") from None
 
-    def future_verdict(self, row: dict, completion: str, style: str = "") -> Future:
+    def ask(self, row: dict, completion: str, style: str = "") -> Future:
         """The verdict to come. `style` is the verifier's and means nothing here."""
-        return self.ask(row, completion)
+        return super().ask(row, completion)
 
     def verdict(self, status: str, why: str) -> Verdict:
         """NaN where there is no number: ada_sampler.without_verdict puts the worst in its place."""
