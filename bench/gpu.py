@@ -20,7 +20,6 @@ measured that yet.
 On a CPU the same code runs on a small model: only to see that it works.
 """
 import argparse
-import functools
 import json
 import os
 import subprocess
@@ -37,41 +36,36 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 CARDS = (16, 24, 48, 80)  # GB
 FULL = dict(  # Qwen2.5-Math-1.5B and the default lengths
     size=dict(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
-              num_attention_heads=12,
-              num_key_value_heads=2),
+              num_attention_heads=12, num_key_value_heads=2),
     vocabulary=151_936, positions=4096, dtype="bfloat16", prompt=200, response=256, sequences=256,
-    prompts=32,
-    repeats=3, sampler=(120, 800),
-    rows=96, typical=500, longest=3000, micro_tokens=16384, memory_points=(4096, 8192), matrix=8192,
-    steps=5, probe_texts=64)
+    prompts=32, repeats=3, sampler=(120, 800), rows=96, typical=500, longest=3000,
+    micro_tokens=16384, memory_points=(4096, 8192), matrix=8192, steps=5, probe_texts=64)
 SMALL = dict(
     size=dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
               num_key_value_heads=1),
-    vocabulary=512, positions=512, dtype="float32", prompt=16, response=16, sequences=32, prompts=4,
-    repeats=2, sampler=(12, 64),
-    rows=16, typical=24, longest=128, micro_tokens=512, memory_points=(512, 1024), matrix=512,
-    steps=2, probe_texts=16)
+    vocabulary=512, positions=512, dtype="float32", prompt=16, response=16, sequences=32,
+    prompts=4, repeats=2, sampler=(12, 64), rows=16, typical=24, longest=128,
+    micro_tokens=512, memory_points=(512, 1024), matrix=512, steps=2, probe_texts=16)
 SHAPE = FULL | dict(  # the real shape and little work: for the parts steps-* on a CPU
     prompt=64, response=16, sequences=32, prompts=2, repeats=1, sampler=(8, 16), rows=4,
     typical=8, longest=16, micro_tokens=512, memory_points=(512, 1024), matrix=512, steps=2,
     probe_texts=8)
 SIZES = dict(full=FULL, small=SMALL, shape=SHAPE)
-
-PARTS = {
-    "training": gpu_parts.training_part,
-    "adapter": functools.partial(gpu_parts.engine_part, mode="adapter"),
-    "merge": functools.partial(gpu_parts.engine_part, mode="merge"),
-    "steps-adapter": functools.partial(gpu_parts.steps_part, mode="adapter"),
-    "steps-merge": functools.partial(gpu_parts.steps_part, mode="merge"),
-    "endings": gpu_parts.endings_part,
-    "float16": functools.partial(gpu_parts.precision_part, dtype="float16", trainer="float16"),
-    "fp8": functools.partial(gpu_parts.precision_part, dtype="fp8"),
-    "fp8-cache": functools.partial(gpu_parts.precision_part, kv_cache_dtype="fp8"),
-    "float32": functools.partial(gpu_parts.precision_part, dtype="float32", trainer="float32"),
-    "temperature": functools.partial(gpu_parts.precision_part, temperature=0.7),
-    "routes": gpu_parts.routes_part,
-    "run-adapter": functools.partial(gpu_parts.run_part, mode="adapter"),
-    "run-merge": functools.partial(gpu_parts.run_part, mode="merge"),
+PARTS = {  # name -> (function of gpu_parts.py, what it is told)
+    "training": (gpu_parts.training_part, {}),
+    "adapter": (gpu_parts.engine_part, dict(mode="adapter")),
+    "merge": (gpu_parts.engine_part, dict(mode="merge")),
+    "steps-adapter": (gpu_parts.steps_part, dict(mode="adapter")),
+    "steps-merge": (gpu_parts.steps_part, dict(mode="merge")),
+    "endings": (gpu_parts.endings_part, {}),
+    "float16": (gpu_parts.precision_part, dict(dtype="float16", trainer="float16")),
+    "fp8": (gpu_parts.precision_part, dict(dtype="fp8")),
+    "fp8-cache": (gpu_parts.precision_part, dict(kv_cache_dtype="fp8")),
+    "float32": (gpu_parts.precision_part, dict(dtype="float32", trainer="float32")),
+    "temperature": (gpu_parts.precision_part, dict(temperature=0.7)),
+    "routes": (gpu_parts.routes_part, {}),
+    "run-adapter": (gpu_parts.run_part, dict(mode="adapter")),
+    "run-merge": (gpu_parts.run_part, dict(mode="merge")),
 }
 
 
@@ -177,17 +171,17 @@ def flags() -> argparse.Namespace:
 def main() -> None:
     args = flags()
     if args.part:  # this is the process of one part
-        s = SimpleNamespace(**SIZES[args.size])
-        measure = gpu_parts.model_part if args.part == "model" else PARTS[args.part]
-        Path(args.json).write_text(json.dumps(measure(args.model, s)))
+        measure, how = PARTS.get(args.part, (gpu_parts.model_part, {}))
+        found = measure(args.model, SimpleNamespace(**SIZES[args.size]), **how)
+        Path(args.json).write_text(json.dumps(found))
         return
     start, size = time.monotonic(), args.size or ("full" if has_gpu() else "small")
     file = Path(args.out, "gpu.json" if size == "full" else f"gpu-{size}.json")
     results = json.loads(file.read_text()) if file.exists() else {}
     with tempfile.TemporaryDirectory() as model:
         for part in ["model", *args.only]:
-            if part != "model" and not args.again and "failed" not in results.get(
-                part, {"failed": ""}):
+            stored = "failed" not in results.get(part, {"failed": ""})
+            if stored and part != "model" and not args.again:
                 continue
             print(f"{time.monotonic() - start:5.0f} s   {part} ...", flush=True)
             results[part] = run_part(part, model, size, args.minutes)

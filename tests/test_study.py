@@ -52,6 +52,25 @@ def test_only_the_columns_asked_for_are_kept(results, finished):
     assert line["metrics"] == dict(step=[1, 2]) and line["evals"] == dict(step=[2], avg=[0.666667])
 
 
+def test_what_is_stored_is_not_trained_again(results):
+    trained, jobs = [], {"a": (1, 2), "b": (3, 4), "c": (5, 6)}
+    study.add("some", dict(run="b", metrics={}, evals={}))
+    study.train_missing("some", jobs, lambda *job: trained.append(job), processes=2)
+    assert sorted(trained) == [(1, 2), (5, 6)]
+
+
+def test_a_run_is_started_to_be_resumed_and_its_failure_is_not_a_result(tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "ROOT", tmp_path)
+    script = "import sys; print(sys.argv[1:]); sys.exit('--bad' in sys.argv)"
+    (tmp_path / "script.py").write_text(script)
+    for flags in (["--lr", "1"], ["--lr", "2"]):
+        assert study.launch(tmp_path / "runs", "mine", flags, "script.py") > 0
+    assert (tmp_path / "runs" / "mine.log").read_text().splitlines() == [
+        f"['--lr', '{lr}', '--name', 'mine', '--resume']" for lr in (1, 2)]
+    with pytest.raises(SystemExit, match="mine failed: see .*mine.log"):
+        study.launch(tmp_path / "runs", "mine", ["--bad"], "script.py")
+
+
 @pytest.mark.slow
 def test_a_study_of_whole_runs_is_filled_told_and_drawn(results, finished, monkeypatch, capsys):
     """By the command line: one run has all panels, several share a page."""
