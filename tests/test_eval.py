@@ -477,17 +477,6 @@ def logged(run):
     return [json.loads(line) for line in (run.folder / "eval.jsonl").open()]
 
 
-@pytest.mark.parametrize("settings, temperature", [({}, 0.7), (dict(eval_temperature=0.3), 0.3)])
-def test_held_out_problems_are_sampled_at_the_trainings_temperature_or_at_their_own(
-        training, capsys, settings, temperature):
-    run = training(**settings)
-    run.evaluate(run)
-    assert run.engine.temperatures == {temperature}
-    assert {row["temperature"] for row in logged(run)} == {temperature}
-    said = capsys.readouterr().out
-    assert ("at temperature 0.3 (training: 0.7)" in said) == bool(settings)
-
-
 def test_each_held_out_set_has_a_row_and_an_interval_of_its_own(training):
     run = training()
     run.evaluate(run)

@@ -511,16 +511,6 @@ def test_the_panel_tells_what_another_rule_would_have_kept(browse):
         assert words in page.inner_text(f"tr[data-rule={rule}]")
 
 
-def test_the_recorded_settings_give_back_what_was_recorded(browse):
-    same = browse().evaluate("""DATA.runs[0].groups.map(g => {
-        const f = counterfactual(g.pool, samplerSettings(g.run, "ada-balance"));
-        const kept = g.pool.filter(s => s.kept);
-        const places = samples => String(samples.map(s => s.index));
-        return f.outcome === g.outcome && places(f.kept) === places(kept)
-          && f.advantages.every((a, i) => Math.abs(a - kept[i].coefficient) < 1e-12)})""")
-    assert same == [True] * len(recorded_groups())
-
-
 def test_a_rule_that_the_page_does_not_know_is_not_explained(browse):
     data = dict(runs=[run_of([recorded_group(10, 9)], sampler="ada-neg")])
     page = browse("#/run/0/step/10/prompt/9", data=data)
