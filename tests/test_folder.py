@@ -49,6 +49,7 @@ def test_on_resume_each_setting_is_free_or_refused_with_both_values(field):
 
 def test_what_may_change_cannot_change_what_the_logs_mean():
     """The settings that are free on resume, by name: a new one has to be put here on purpose."""
+    assert set(asdict(Config())) - set(settings_of(Config())) == {"resume"}
     assert RESUMABLE == {
         "name", "resume", "steps", "lr", "eval_every", "checkpoint_every", "keep_checkpoints",
         "sync", "engine_memory", "sleep", "engine_sequences", "micro_tokens",
@@ -109,11 +110,6 @@ def test_config_json_keeps_every_start_as_it_was(tmp_path):
     assert folder.settings(tmp_path) == first | dict(steps=300)
 
 
-def test_whether_it_was_a_resumption_is_no_setting():
-    assert settings_of(Config(resume=True)) == settings_of(Config())
-    assert set(asdict(Config())) - set(settings_of(Config())) == {"resume"}
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '"x"', '{"config": []}', '{"config": {}}',
                                   '{"config": {}, "starts": {}}', '{"config": {}, "starts": [1]}',
                                   '{"config": {}, "starts": [{"changed": 1}]}', "[" * 100_000])
@@ -166,46 +162,41 @@ def test_a_run_whose_log_is_gone_but_not_its_checkpoints_is_not_started_anew(tmp
     assert kept.exists() and (tmp_path / "config.json").exists()
 
 
-def test_a_run_goes_on_with_the_problems_it_was_started_with(tmp_path):
-    others = dict(problems="3 questions, def")
-    folder.require_same(tmp_path, ABC)  # nothing was started yet
-    for inputs in (ABC, others):
+@pytest.mark.parametrize("name, sentence", [
+    ("problems", "The problems of --data and --eval-data are not those"),
+    ("model", "The weights of --model are not those"),
+    ("reward", "The contents of the --reward file are not those"),
+    ("template", "The contents of the --template file are not those")])
+def test_a_run_goes_on_with_what_it_was_started_with(tmp_path, name, sentence):
+    now = {**ABC, "model": "m", "reward": "r", "template": "t"}
+    other = now | {name: "3 questions, def"}
+    folder.require_same(tmp_path, now)  # nothing was started yet
+    for inputs in (now, other):
         folder.note_start(tmp_path, {}, 0, inputs)  # a second start does not count
-    folder.require_same(tmp_path, ABC)
-    with pytest.raises(SystemExit, match="--data.*2 questions, abc; now 3 questions, def.*--name"):
-        folder.require_same(tmp_path, others)
+    folder.require_same(tmp_path, now)
+    with pytest.raises(SystemExit, match=f"^{sentence} .*now 3 questions, def.*--name"):
+        folder.require_same(tmp_path, other)
 
 
 @pytest.mark.parametrize("place", ["folder", "hub"])
-def test_a_run_goes_on_with_the_weights_it_was_started_with(tmp_path, monkeypatch, place):
+def test_weights_are_known_by_their_bytes(tmp_path, monkeypatch, place):
     """An adapter means nothing on others: a folder may be trained again, a name on the hub move."""
-    model, run = tmp_path / "model", tmp_path / "run"
+    model = tmp_path / "model"
     model.mkdir()
-    run.mkdir()
     (model / "model-1.safetensors").write_bytes(bytes(100_000))
     (model / "model-2.safetensors").write_bytes(b"two")
     (model / "README.md").write_text("no weights")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(model))
     name = str(model) if place == "folder" else "org/name"
-    folder.require_same(run, folder.weights_of(name))  # nothing was started yet
-    folder.note_start(run, {}, 0, folder.weights_of(name))
+    known = folder.weights_of(name)
     (model / "README.md").write_text("still no weights")
-    folder.require_same(run, folder.weights_of(name))
+    assert folder.weights_of(name) == known
     (model / "model-1.safetensors").write_bytes(bytes(99_999) + b"1")
-    with pytest.raises(SystemExit, match="weights of --model are not those with which .*run was"):
-        folder.require_same(run, folder.weights_of(name))
+    assert folder.weights_of(name) != known
     (model / "model-1.safetensors").write_bytes(bytes(100_000))
-    folder.require_same(run, folder.weights_of(name))
+    assert folder.weights_of(name) == known
     (model / "model-2.safetensors").unlink()
-    with pytest.raises(SystemExit, match="weights of --model"):
-        folder.require_same(run, folder.weights_of(name))
-
-
-def test_what_a_run_of_an_earlier_version_has_not_noted_is_not_compared(tmp_path):
-    folder.note_start(tmp_path, {}, 0, dict(reward="abc"))
-    folder.require_same(tmp_path, dict(reward="abc", model="def"))
-    with pytest.raises(SystemExit, match="--reward file are not those"):
-        folder.require_same(tmp_path, dict(reward="x", model="def"))
+    assert folder.weights_of(name) != known
 
 
 # ------------------------------------------------------------------------------ whose folder it is
