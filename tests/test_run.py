@@ -4,7 +4,6 @@ import json
 import math
 import signal
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy
