@@ -120,7 +120,7 @@ def before_the_engine(config: Config, grader) -> SimpleNamespace:
 
 
 def find_model(config: Config):
-    """(the folder or hub id of the model, its tokenizer); settles what only its files can tell."""
+    """(folder or hub id of the model, its tokenizer). Fills in what only its files can tell."""
     path = fetch_model(config.model, config.max_prompt_tokens + config.max_tokens)
     architecture = AutoConfig.from_pretrained(path, trust_remote_code=False)
     check_family(architecture)
