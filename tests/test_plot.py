@@ -164,7 +164,7 @@ def test_smoothing_keeps_constants_and_length():
 def test_the_old_picture_survives_a_failure(tmp_path, monkeypatch, few_panels):
     run = make_run(tmp_path / "a", steps=2)
     before = plot.draw_run(run).read_bytes()
-    monkeypatch.setattr(plot.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError):
         plot.draw_run(run)
     assert (run / "curves.png").read_bytes() == before
