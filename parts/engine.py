@@ -35,8 +35,6 @@ from parts.stop import Interrupted, Stop
 TOO_SMALL = ("The engine's share of memory is too small for its cache of keys and values: raise "
              "--engine-memory (on a CPU: VLLM_CPU_KVCACHE_SPACE, in GiB), or lower --max-tokens.")
 ADVICE = {  # what vLLM says when it cannot start -> what to do about it
-    "vocab size must be": "vLLM serves no adapters with a vocabulary as large as this model's: "
-                          "use --sync merge.",
     "Free memory on device": "The GPU has not enough free memory for the engine: end what else "
                              "runs on it (see `nvidia-smi`), or lower --engine-memory.",
     "No available memory for the cache": TOO_SMALL,

@@ -366,18 +366,6 @@ def test_what_vllm_refuses_is_explained_in_one_sentence():
     assert advice_on(ValueError("something else"), "bfloat16", "auto") == ""
 
 
-@pytest.mark.slow
-def test_a_vocabulary_too_large_for_adapters_gets_one_sentence():
-    """vLLM's own words, should it wrap the head; it need not (`adapted_layers` leaves it out)."""
-    engine_module.configure_vllm(on_cpu=True)
-    from vllm.lora.layers import LogitsProcessorWithLoRA
-
-    head = SimpleNamespace(base_layer=SimpleNamespace(vocab_size=262_144))
-    with pytest.raises(ValueError) as error:
-        LogitsProcessorWithLoRA.create_lora_weights(head, 1, None)
-    assert "use --sync merge" in advice_on(error.value, "float32", "auto")
-
-
 # ------------------------------------------------------------------------------ as others see it
 def test_sampling_stops_at_once_when_asked_to(monkeypatch):
     asked, rollout = [], engine_module.Rollout([1], [-0.1], "stop", "")

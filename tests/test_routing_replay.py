@@ -453,25 +453,6 @@ def test_routes_belong_to_their_own_sequence_and_survive_syncs(family, folder, t
 
 
 @pytest.mark.engine
-def test_the_probe_catches_a_reload_that_breaks_the_experts(folder):
-    """vLLM's CPU build corrupts its repacked experts when they are reloaded, even with the very
-    same weights."""
-    from parts.probe import Probe, limits
-    from safetensors.torch import load_file
-
-    problems = [SimpleNamespace(prompt_ids=[5, 6, 7, i]) for i in range(4)]
-    bounds = limits("float32", "float32", "auto", mixture=False)
-    with serve_routes(folder) as engine:
-        probe = Probe(engine, policy_for(folder), problems, limits=bounds)
-        probe.check()
-        same = load_file(f"{folder}/model.safetensors")
-        engine.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(same.items())})
-        engine.llm.reset_prefix_cache()
-        with pytest.raises(SystemExit, match="disagree"):
-            probe.check()
-
-
-@pytest.mark.engine
 @pytest.mark.parametrize("options, trainer", [
     (dict(dtype="bfloat16"), "bfloat16"),
     (dict(dtype="bfloat16", kv_cache_dtype="fp8"), "bfloat16"), (dict(dtype="fp8"), "float32")])
