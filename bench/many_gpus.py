@@ -67,18 +67,16 @@ class Noted:
 
 
 class Verdicts:
-    """The verifier; notes what it said. Or, with what was `known`, repeats it."""
+    """The verifier; notes what it said."""
 
-    def __init__(self, grader=None, known=None):
-        self.grader, self.known = grader, {} if known is None else known
+    def __init__(self, grader):
+        self.grader, self.known = grader, {}
 
     def submit(self, key, problem, rollout):
-        if self.grader:
-            self.grader.submit(key, problem.answer, rollout.text)
+        self.grader.submit(key, problem.answer, rollout.text)
 
     def result(self, key):
-        if self.grader:
-            self.known[key] = self.grader.result(key).reward
+        self.known[key] = self.grader.result(key).reward
         return SimpleNamespace(reward=self.known[key], status="")
 
 
@@ -101,19 +99,24 @@ def measure() -> list[dict]:
                 f"<|user|>{row['problem']}<|assistant|>"), answer=row["answer"]) for row in rows]
             for prompts, world in MEASURED:
                 for rank in range(world):
-                    ranks.RANK, ranks.WORLD = rank, world
                     torch.manual_seed(seed)
                     noted, verdicts = Noted(engine), Verdicts(grader)
-                    collect(problems[:prompts], SamplerConfig(), ranks.Seeded(noted), verdicts,
-                            part=slice(rank, None, world))
+                    draw_share(problems[:prompts], rank, world, noted, verdicts)
                     samples = [[rank + world * p, s, length, verdicts.known[p, s]]
                                for (p, s), length in sorted(noted.lengths.items())]
                     lines.append(dict(seed=seed, prompts=prompts, world=world, rank=rank,
                                       steps=noted.steps, samples=samples))
                     print(f"seed {seed}  {prompts} prompts  rank {rank} of {world}: "
                           f"{noted.steps} engine steps, {len(samples)} samples", flush=True)
-    ranks.RANK, ranks.WORLD = 0, 1
     return lines
+
+
+def draw_share(problems: list, rank: int, world: int, noted: Noted, verdicts: Verdicts) -> None:
+    """What this rank of so many draws of a batch."""
+    ranks.RANK, ranks.WORLD = rank, world
+    collect(problems, SamplerConfig(), ranks.Seeded(noted), verdicts,
+            part=slice(rank, None, world))
+    ranks.RANK, ranks.WORLD = 0, 1
 
 
 # ------------------------------------------------------------------------------ the model

@@ -4,6 +4,7 @@ Everything is real (parse, prepare, the loop, checkpoints, signals, gloo) but th
 writes random tokens from the seeds that it is given, and the verifier. Torch is imported once and
 every process of every run is a fork: a run of six steps takes about a second.
 """
+import itertools
 import json
 import os
 import random
@@ -134,12 +135,13 @@ def note_gradients(file: Path) -> None:
     torch.nn.utils.clip_grad_norm_ = note
 
 
-def die(step: int):
-    """kill -9 of this process once it samples for this training step."""
-    def when(now):
-        if now == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-    return when
+def die(*_) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def at(step: int, do):
+    """`do()` once the step, or whatever is counted, is this one."""
+    return lambda now: now == step and do()
 
 
 def signalled(step: int, folder: Path, all_of_them: bool):
@@ -157,50 +159,38 @@ def signalled(step: int, folder: Path, all_of_them: bool):
     return when
 
 
-def die_in_the_update(step: int):
+def after_accumulating(hook):
+    """`hook(n)` after a gradient was accumulated for the n-th time; the rehearsal's is number 0."""
     def change():
-        real, calls = minirl.accumulate, []
+        real, numbers = minirl.accumulate, itertools.count()
 
         def accumulate(*args):
-            calls.append(1)
-            if len(calls) == step + 1:  # the first is the rehearsal's
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*args)
-
-        minirl.accumulate = accumulate
-    return change
-
-
-def short_of_memory(times: int):
-    """After the rehearsal, the first so many attempts to accumulate a gradient fail."""
-    def change():
-        real, calls = minirl.accumulate, []
-
-        def accumulate(*args):
-            calls.append(1)
             found = real(*args)
-            if 1 < len(calls) <= times + 1:
-                raise torch.OutOfMemoryError("CUDA out of memory")
+            hook(next(numbers))
             return found
 
         minirl.accumulate = accumulate
     return change
 
 
+def short_of_memory(times: int):
+    def hook(n):
+        if 1 <= n <= times:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+    return after_accumulating(hook)
+
+
 def check() -> dict:
     return dict(probe_gap_max=0.0)
 
 
-def die_after_the_update(step: int):
+def probe_that_dies(step: int):
     """While the others exchange what their probes have found."""
     def change():
-        calls = []
+        numbers = itertools.count()  # 0 is before the first step
 
         def probe():
-            calls.append(1)
-            if len(calls) == step + 1:  # the first comes before the first step
-                os.kill(os.getpid(), signal.SIGKILL)
-            return check()
+            return die() if next(numbers) == step else check()
 
         running.Probe = lambda *_, **__: SimpleNamespace(check=probe)
     return change
@@ -264,10 +254,11 @@ def scenes(folder: Path) -> list[tuple[str, Path, dict]]:
     found = [
         ("whole", dict(world=2, flags=shared)),
         ("one", dict(world=1, flags=shared)),
-        ("sampling", dict(world=2, flags=shared, when={1: die(5)})),
-        ("updating", dict(world=2, flags=shared, patch={1: [die_in_the_update(9)]})),
-        ("syncing", dict(world=2, flags=shared, patch={1: [die_after_the_update(4)]})),
-        ("the first", dict(world=2, flags=[*shared, "--checkpoint-every", "2"], when={0: die(4)})),
+        ("sampling", dict(world=2, flags=shared, when={1: at(5, die)})),
+        ("updating", dict(world=2, flags=shared, patch={1: [after_accumulating(at(9, die))]})),
+        ("syncing", dict(world=2, flags=shared, patch={1: [probe_that_dies(4)]})),
+        ("the first", dict(world=2, flags=[*shared, "--checkpoint-every", "2"],
+                           when={0: at(4, die)})),
         ("all told", dict(world=2, flags=shared, when={
             1: signalled(5, folder / "all told", True)})),
         ("one told", dict(world=2, flags=shared, when={
