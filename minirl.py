@@ -58,8 +58,6 @@ from parts.run import finish, last_words, nothing_lost, prepare, record, reseed,
 from parts.stop import Interrupted, Stop, timed
 from rewards import open_grader
 
-AGREE = (0.5, 5.0)  # IcePop's bounds are this project's choice; the upper one is MiniRL's cap
-
 
 # ------------------------------------------------------------------------------ the objective
 def objective(lp_T, old_T, mu_T, coefficient_T, config: Config):
@@ -76,7 +74,7 @@ def objective(lp_T, old_T, mu_T, coefficient_T, config: Config):
     weight; CISPO bounds the weight and stops nobody. Neither of these two uses mu.
 
     lp_T = log pi_theta (with gradient), old_T = log pi_old, mu_T = log mu, all [T] in nats;
-    coefficient_T: A, the advantage times what the row weighs under ada-est or gvm (else 1).
+    coefficient_T: A, the advantage times the row's weight (`row_weights`, mostly 1).
     Returns (term_T, M_T: 0 where no gradient is left, weight_T before any bound).
     """
     ratio_T = (lp_T - old_T).exp()  # r
@@ -101,6 +99,9 @@ def objective(lp_T, old_T, mu_T, coefficient_T, config: Config):
     weight_T = importance_weight(lp_T, old_T, mu_T, config.importance)
     bounded_T = weight_T.clamp(max=config.weight_cap) if config.weight_cap else weight_T
     return mask_T * bounded_T * coefficient_T * lp_T, mask_T, weight_T
+
+
+AGREE = (0.5, 5.0)  # IcePop's bounds are this project's choice; the upper one is MiniRL's cap
 
 
 def other_mask(mask_T, lp_T, old_T, mu_T, coefficient_T, config: Config):
@@ -379,7 +380,7 @@ def main(config: Config) -> None:
 
 
 def rehearse(run) -> None:
-    """Forward and backward of the largest micro-batch that can come: now, and not in an hour."""
+    """The largest micro-batch that can come, so that short memory shows now and not in an hour."""
     config = run.config
     context = config.max_prompt_tokens + config.max_tokens
     count = max(1, config.micro_tokens // context)
