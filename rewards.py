@@ -194,10 +194,7 @@ class Grader(WorkerPool):
         return future
 
     def check_golds(self, golds: list[str]) -> list[bool]:
-        """For each gold: can it be graded? Words, numbers with a base and the like can, as strings.
-
-        Any other gold must be readable: else it is matched by the identical string only.
-        """
+        """For each gold: can it be graded, as a string or since math-verify can read it?"""
         checks = []
         for gold in golds:
             status, _, left, _ = decide(gold, "x")

@@ -328,7 +328,8 @@ def test_one_verdict_is_explained(monkeypatch, capsys):
             (r"2\sqrt3", r"so \boxed{\sqrt{12}\text{ cm}}", [
                 r"\\sqrt{12}\\text{ cm}", r"2\\sqrt{3}", "undecided",
                 "math-verify: 2*sqrt(3) is sqrt(12)"]),
-            ("4", "\x1b[2J \ud800 \\boxed{4", ["box         None", "no closed box", "verdict     no_box"])]:
+            ("4", "\x1b[2J \ud800 \\boxed{4", [
+                "box         None", "no closed box", "verdict     no_box"])]:
         monkeypatch.setattr(sys, "argv", ["rewards.py", "--gold", gold, "--completion", completion])
         rewards.main()
         out = capsys.readouterr().out
