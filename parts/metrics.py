@@ -24,7 +24,8 @@ def summarize(groups: list) -> dict[str, Any]:
     """One step's sampling as plain JSON: shares in [0, 1], means in their own units.
 
     reward_first_round is the curve to watch: every prompt counts once and nothing was chosen.
-    reward_kept is none: ada-balance, ada-pos and dapo choose what is kept, half of it right.
+    reward_kept is no such curve: ada-balance, ada-pos and dapo choose what is kept, half of it
+    right.
     Shares of prompts count all that were tried. The mean of nothing is left out.
     """
     pool, outcomes = [s for group in groups for s in group.pool], [g.outcome for g in groups]

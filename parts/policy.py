@@ -25,13 +25,13 @@ def load_policy(path: str, *, dtype: str, rank: int, alpha: int, seed: int, devi
                 checkpointing: bool = False):
     """The trainer's model: W + alpha / rank * B A, the frozen W in `dtype`, A and B in float32.
 
-    Adapted is every linear layer but the head: on the attention alone LoRA learns less, even with
-    as many parameters. The head's log-probs would need a gradient of [tokens, vocabulary]
-    (ChunkedLogprobs), and engines serve no adapter on a large one. Of a mixture of experts only
-    the attention: engines serve adapters of stacked experts badly or not at all.
+    Every linear layer but the head is adapted: on the attention alone LoRA learns less, even with
+    as many parameters. The head stays frozen, since its own gradient would need a tensor of
+    [tokens, vocabulary] (ChunkedLogprobs), and since vLLM serves no adapter on a large one. Of a
+    mixture of experts it is the attention alone: engines serve adapters of stacked experts badly.
 
     Rank 16, the default, is plenty: a policy gradient learns about one bit from a response, and
-    rank 1 did as well as full fine-tuning there. Alpha 32 is that study's: since it is divided by
+    rank 1 did as well as full fine-tuning there. Alpha 32 is that study's; since it is divided by
     the rank, the best learning rate hardly depends on the rank (LoRA Without Regret, Schulman et
     al. 2025; docs/defaults.md).
 
