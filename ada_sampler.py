@@ -16,9 +16,9 @@ Two budgets per prompt: up to N*M samples are *drawn*, n are *kept* for the upda
 are balanced by force, so their mean says nothing; the baseline is the mean of all that was drawn.
 
 **Rounds.** No prompt waits for another's. But no round is cut short: short answers finish first,
-and where right answers are the short ones, half a round shows too many of them. Who decided then
-would tilt the pool, and the mean with it. What may come early is the *next* round, once the missing
-answers can no longer prevent it: that changes when it is drawn, and not what (`Collector.advance`).
+and where right answers are the short ones, half a round shows too many of them. Deciding then would
+tilt the pool, and its mean. What may come early is the *next* round, once the missing answers can
+no longer prevent it: that changes when it is drawn, and not what (`Collector.advance`).
 
 **The rules** (`--sampler`). Each is a row of RULES; a new one, such as ada-neg, is a new row.
     uniform      draw n, keep n: GRPO, or REINFORCE with a group baseline
@@ -60,10 +60,10 @@ from typing import Any, Callable, Literal, NamedTuple, get_args, get_origin, get
 
 # ---------------------------------------------------------------------------------------- the rules
 class Rule(NamedTuple):
-    """All that tells one way of sampling from another. What reads a rule asks these, not its name.
+    """All that tells one way of sampling from another: no other code asks for a rule's name.
 
-    Why keep n: each prompt counts the same, and the update costs the same, however long the hunt
-    was. Why all: a rule that shares out draws says by the number of rows what a prompt counts.
+    Why keep n? Then each prompt counts the same, and the update costs the same, however long the
+    hunt was. Why all? A rule that shares out draws says by the number of rows what a prompt counts.
     """
 
     first: str  # the setting with the samples of a prompt's first round

@@ -59,6 +59,8 @@ def refusal(capsys, read, flags) -> str:
     ("--mask dppo --eps-low 0.1 --mini-batches 2", "which looks at delta"),
     ("--problem-key question", "builtin problems: they have no columns"),
     ("--answer-key a", "builtin problems: they have no columns"),
+    ("--reward a.py:b --answer-key x", "answer_key has no effect with reward"),
+    ("--reward a.py:b --keep-odd-golds", "keep_odd_golds has no effect with reward"),
     ("--lr 1e-10", "lr must be 0 or at least 1e-09"),
     ("--threshold 1", "threshold must be at least 0 and below 1"),
     ("--threshold -1e-9", "threshold must be at least 0 and below 1"),
