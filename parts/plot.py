@@ -86,11 +86,8 @@ def read_run(run: str | Path) -> dict:
     metrics = rows_by_step(run / "metrics.jsonl")
     evals = rows_by_step(run / "eval.jsonl", ("data", "step"))
     if not metrics and not evals:
-        reason = "there is no such folder"
-        if run.is_dir():
-            reason = "it has no metrics.jsonl with a finished step"
-        raise ValueError(f"Nothing to draw for {run}: {reason}; give the folder of a run, such as "
-                         "runs/NAME.")
+        raise ValueError(f"Nothing to draw: {run} is no folder of a run with a finished step, such "
+                         "as runs/NAME.")
     stored = files.read_json(run / "config.json") if (run / "config.json").is_file() else {}
     config = stored.get("config", stored)
     if not isinstance(config, dict):

@@ -12,7 +12,7 @@ import pytest
 
 import explore
 from conftest import ROOT
-from explore import ABSENT, OF_TOKENS, WHOLE, PageConfig, choose, first_and_last, main, parse
+from explore import ABSENT, OF_TOKENS, WHOLE, PageConfig, choose, main, parse
 from parts import files
 from parts.grader import NO_VERDICT
 
@@ -250,11 +250,6 @@ def test_wrong_flags_are_answered_with_code_2(flags, words, capsys):
     with pytest.raises(SystemExit) as ended:
         parse(flags)
     assert ended.value.code == 2 and words in capsys.readouterr().err
-
-
-def test_steps_are_a_step_or_a_range():
-    found = [first_and_last(text) for text in ("", "7", "1-50", "3-3")]
-    assert found == [None, (7, 7), (1, 50), (3, 3)]
 
 
 def test_no_torch_is_loaded_for_a_page(folder):

@@ -90,56 +90,14 @@ def tensorboard_rows(place, folder):
     return found, [event.step for event in texts]
 
 
-def wandb_rows(place, folder):
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    found, tables, ids = {}, [], set()
-    for file in sorted(folder.glob("tracker/wandb/offline-run-*/*.wandb")):
-        for data in leveldb_records(file.read_bytes()[7:]):
-            record = Record.FromString(data)
-            ids |= {record.run.run_id} - {""}
-            row = {"/".join(item.nested_key) or item.key: json.loads(item.value_json)
-                   for item in record.history.item}
-            step = row.pop("_step", None)
-            if "completions/path" in row:
-                tables.append(step)
-                assert "boxed{3}" in (file.parent / "files" / row["completions/path"]).read_text()
-            row = {key: value for key, value in row.items() if key.startswith(("train", "held"))}
-            assert not found.get(step, {}).keys() & row.keys(), f"step {step} twice"
-            if row:
-                found.setdefault(step, {}).update(row)
-    assert len(ids) == 1
-    return found, tables
-
-
-def leveldb_records(data):
-    """wandb's files: records cut into blocks of 32 KiB, each part with 7 bytes (checksum, length,
-    kind: 1 whole, 2 first, 3 middle, 4 last) before it."""
-    at, record, start = 0, b"", 7  # the file's own head counts in the first block
-    while at + 7 <= len(data):
-        left = 32768 - (at + start) % 32768
-        if left < 7:
-            at += left
-            continue
-        length, kind = int.from_bytes(data[at + 4:at + 6], "little"), data[at + 6]
-        record += data[at + 7:at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):
-            yield record
-            record = b""
-
-
-READERS = dict(trackio=trackio_rows, tensorboard=tensorboard_rows, wandb=wandb_rows)
+READERS = dict(trackio=trackio_rows, tensorboard=tensorboard_rows)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", READERS)
 def test_a_real_tracker_gets_each_step_once_also_when_a_run_is_resumed(tmp_path, kind):
     """Killed after step 3, resumed after the checkpoint of step 1: 2 and 3 are done again."""
-    pytest.importorskip(kind, reason=f"{kind} is not installed: make extras")
-    folder = tmp_path / "runs" / "mine"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text('{"config": {"lr": 0.5, "name": "mine"}, "starts": []}')
+    folder = begun(tmp_path, kind)
     log_evaluation(folder, 0)
     for step in (1, 2, 3):
         log_step(folder, step)
@@ -157,6 +115,29 @@ def test_a_real_tracker_gets_each_step_once_also_when_a_run_is_resumed(tmp_path,
     assert found == wanted and tables == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
+def test_wandb_goes_on_in_the_same_run(tmp_path):
+    """Its calls are those of trackio; what it writes only itself can read."""
+    folder = begun(tmp_path, "wandb")
+    for step in (1, 2):
+        log_step(folder, step)
+        send(tmp_path, folder, "wandb")
+    places = sorted(folder.glob("tracker/wandb/offline-run-*"))
+    assert len(places) == 2 and len({place.name.split("-", 3)[3] for place in places}) == 1
+    for place in places:
+        (file,), (table,) = place.glob("*.wandb"), place.glob("files/media/table/*")
+        assert b"train/loss" in file.read_bytes() and "boxed{3}" in table.read_text()
+
+
+def begun(place, kind):
+    """The folder of a run, for a tracker that is installed."""
+    pytest.importorskip(kind, reason=f"{kind} is not installed: make extras")
+    folder = place / "runs" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"config": {"lr": 0.5, "name": "mine"}, "starts": []}')
+    return folder
+
+
 def send(place, folder, kind):
     """As a user does it, without a network and without a login."""
     mine = dict(TRACKIO_DIR=place / "trackio", WANDB_MODE="offline", HOME=place)
@@ -164,7 +145,7 @@ def send(place, folder, kind):
     assert done.returncode == 0 and "WARNING" not in done.stdout, done.stdout
 
 
-@pytest.mark.parametrize("kind", READERS)
+@pytest.mark.parametrize("kind", track.TRACKERS)
 def test_a_tracker_that_is_not_installed_is_one_sentence(tmp_path, kind, monkeypatch):
     monkeypatch.setitem(sys.modules, kind, None)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
