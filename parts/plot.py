@@ -58,12 +58,15 @@ def rows_by_step(path: Path, keys=("step",)) -> list[dict]:
     """
     rows = {}
     for row in files.read_rows(path):
-        drawn = {key: value for key, value in row.items()
-                 if (isinstance(value, str) if key == "data" else is_number(value))}
+        drawn = {key: value for key, value in row.items() if is_drawn(key, value)}
         drawn |= shares(row.get("verdicts"))
         if "step" in drawn:
             rows[tuple(drawn.get(key) for key in keys)] = drawn
     return sorted(rows.values(), key=lambda row: row["step"])
+
+
+def is_drawn(key: str, value) -> bool:
+    return isinstance(value, str) if key == "data" else is_number(value)
 
 
 def is_number(value) -> bool:
