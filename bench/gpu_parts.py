@@ -249,12 +249,12 @@ def sampler(engine, s, **how) -> dict:
 
     problems = [SimpleNamespace(prompt_ids=[9 + p % 200] * s.prompt) for p in range(s.prompts)]
     watched = WatchedEngine(Scripted(engine, s), s.longest)
-    before, groups = engine.steps, []
+    groups = []
     with contextlib.closing(watched.bar):
         taken = seconds(lambda: groups.extend(
             collect(problems, SamplerConfig(), watched, coins(s), **how)))
     tokens = sum(len(x.rollout.token_ids) for group in groups for x in group.pool)
-    return dict(steps=engine.steps - before, seconds=taken,
+    return dict(steps=watched.steps, seconds=taken,
                 samples=sum(len(g.pool) for g in groups), tokens=tokens)
 
 

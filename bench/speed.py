@@ -47,11 +47,11 @@ def against_generate(p, repeats: int) -> dict:
     facts, rates = [], dict(sampler=[], generate=[], generate_without_logprobs=[])
     for step in range(repeats + 1):
         cursor = p.stream.cursor
-        work = lengths_of(draw(p, step, cursor))
+        groups = draw(p, step, cursor)
+        work = lengths_of(groups)
+        steps = max(s.rollout.finished for g in groups for s in g.pool)
         bare_generate(p.engine, work, 0)
-        before = p.engine.steps
         taken = [seconds(draw, p, step, cursor)]
-        steps = p.engine.steps - before
         taken += [seconds(bare_generate, p.engine, work, logprobs) for logprobs in (0, None)]
         alone = seconds(bare_generate, p.engine, [(work[0][0], 40)], 0) / 40
         if step:  # the first round is for warming up
