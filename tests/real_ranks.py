@@ -53,7 +53,7 @@ def start_again(run, start: list, settings: dict) -> None:
         p.data.copy_(value)
     run.optimizer, run.schedule = learner(run.policy, run.config)
     run.stream.cursor, run.estimator = 0, Estimator(run.config)
-    minirl.sync(run)
+    run.engine.sync(run.policy)
 
 
 def note_gradients(into: list) -> None:

@@ -58,7 +58,7 @@ def same_gradients(ours: list, theirs: list) -> bool:
 # ------------------------------------------------------------------- without an engine: all faults
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """Every scene of small_ranks.py, played; name -> what happened, and its folder."""
+    """Every scene of small_ranks.py, played: the folder, and name -> what happened."""
     folder = tmp_path_factory.mktemp("small")
     done = run_program("tests/small_ranks.py", folder)
     assert done.returncode == 0, done.stdout[-3000:]
@@ -84,14 +84,28 @@ def said(small, scene: str, sentence: str) -> int:
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one_does(small):
-    one, two = run_of(small, "one"), run_of(small, "whole")
-    for log in ("metrics.jsonl", "eval.jsonl"):
-        assert facts(two, log) == nearly(facts(one, log))
-    assert same_gradients(gradients(small, "whole"), gradients(small, "one"))
-    assert all(map(torch.equal, gradients(small, "whole"), gradients(small, "whole", 1)))
-    starts = json.loads((two / "config.json").read_text())["starts"]
+@pytest.mark.parametrize("several, one", [
+    ("whole", "one"), ("few", "few alone"), ("experts", "experts alone")])
+def test_several_processes_train_as_one_does(small, several, one):
+    logs = {}
+    for scene in (several, one):
+        logs[scene] = facts(run_of(small, scene), "metrics.jsonl")
+        logs[f"{scene}, evaluated"] = facts(run_of(small, scene), "eval.jsonl")
+    assert logs[several] == nearly(logs[one])
+    assert logs[f"{several}, evaluated"] == nearly(logs[f"{one}, evaluated"])
+    assert same_gradients(gradients(small, several), gradients(small, one))
+    assert all(map(torch.equal, gradients(small, several), gradients(small, several, 1)))
+
+
+@pytest.mark.slow
+def test_the_scenes_are_what_they_are_named_after(small):
+    starts = json.loads((run_of(small, "whole") / "config.json").read_text())["starts"]
     assert [start["processes"] for start in starts] == [2]
+    # never more than two rows with a gradient, for three processes, and steps without any
+    few = rows(run_of(small, "few"), "metrics.jsonl")
+    assert {row["optimizer_steps"] for row in few} == {0, 1}
+    experts = rows(run_of(small, "experts"), "metrics.jsonl")
+    assert 0 < experts[0]["routes_agree_all"] < 1
 
 
 @pytest.mark.slow
@@ -158,22 +172,6 @@ def test_one_that_is_short_of_memory_tries_again_while_the_others_wait(small):
     assert small[1]["memory"]["hung"] == []
     assert said(small, "memory", "The update failed: MemoryError: not even one response") == 1
     assert said(small, "memory", "failed") == 1
-
-
-@pytest.mark.slow
-def test_processes_without_a_row_and_steps_without_signal_hold_up_nobody(small):
-    several, one = (facts(run_of(small, name), "metrics.jsonl") for name in ("few", "few alone"))
-    # never more than two rows with a gradient, for three processes
-    assert several == nearly(one) and {row["optimizer_steps"] for row in several} == {0, 1}
-    assert same_gradients(gradients(small, "few"), gradients(small, "few alone"))
-
-
-@pytest.mark.slow
-def test_the_experts_that_a_sample_was_written_with_come_along(small):
-    assert same_gradients(gradients(small, "experts"), gradients(small, "experts alone"))
-    several, one = (facts(run_of(small, name), "metrics.jsonl")
-                    for name in ("experts", "experts alone"))
-    assert several == nearly(one) and 0 < one[0]["routes_agree_all"] < 1
 
 
 @pytest.mark.slow
