@@ -46,27 +46,21 @@ def test_any_completion_can_be_logged_and_read_back(tmp_path, text):
 
 
 @pytest.mark.parametrize("line", [
-    "[" * 100_000, '{"step": ' + "[" * 100_000, "[]", "7", "null", '"x"', "{}", '{"step": "2"}',
-    '{"step": null}', '{"step": NaN}', "\x00", "{", ""])
+    b"[" * 100_000, b'{"step": ' + b"[" * 100_000, b"[]", b"7", b"null", b'"x"', b"{}",
+    b'{"step": "2"}', b'{"step": null}', b'{"step": NaN}', b"\x00", b"{", b"", b"\xff\xfe"])
 def test_a_strange_line_is_dropped_and_the_others_stay(tmp_path, line):
     log = tmp_path / "log.jsonl"
-    log.write_text(f'{{"step": 1}}\n{line}\n{{"step": 2}}\n')
+    log.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 2}\n')
     cut_back(log, 2)
     assert log.read_text() == '{"step": 1}\n{"step": 2}\n'
 
 
-def test_bytes_that_are_no_text_do_not_stop_the_resumption(tmp_path):
-    log = tmp_path / "log.jsonl"
-    log.write_bytes(b'{"step": 1}\n\xff\xfe\n{"step": 2}\n')
-    cut_back(log, 2)
-    assert log.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
-
-
 def test_a_small_file_is_on_the_disk_before_it_takes_the_old_ones_place(tmp_path, disk):
-    files.write_safely(tmp_path / "config.json", "new")
-    assert disk == [("flush", tmp_path / ".config.json.writing"), ("rename", tmp_path / "config.json"),
-                    ("flush", tmp_path)]
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    file = tmp_path / "config.json"
+    files.write_safely(file, "new")
+    assert disk == [
+        ("flush", tmp_path / ".config.json.writing"), ("rename", file), ("flush", tmp_path)]
+    assert list(tmp_path.iterdir()) == [file]
 
 
 @pytest.mark.parametrize("link", [True, False])

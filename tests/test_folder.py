@@ -93,11 +93,9 @@ def test_config_json_keeps_every_start_as_it_was(tmp_path):
     first = settings_of(Config(name="mine", lr=0.1))
     folder.note_start(tmp_path, first, after_step=0, inputs=ABC)
     before = json.loads((tmp_path / "config.json").read_text())
-    folder.note_start(tmp_path, first | dict(lr=0.01, steps=300), after_step=20,
-                      inputs=ABC)
-    folder.note_start(tmp_path, first | dict(lr=0.01, steps=300), after_step=40,
-                      inputs=ABC)
-    folder.note_start(tmp_path, first | dict(steps=300), after_step=60, inputs=ABC)
+    for after_step, changed in ((20, dict(lr=0.01, steps=300)), (40, dict(lr=0.01, steps=300)),
+                                (60, dict(steps=300))):
+        folder.note_start(tmp_path, first | changed, after_step, ABC)
     found = json.loads((tmp_path / "config.json").read_text())
     assert found["config"] == before["config"] == first
     (first_start,) = before["starts"]

@@ -232,7 +232,7 @@ def test_the_probes_own_sentence_is_kept_and_what_was_learnt_before_is_saved(run
 
 
 def test_a_failure_before_the_first_step_leaves_nothing_that_a_new_start_would_find(run):
-    """A checkpoint of step 0 would: of the old seed's adapter, and of an evaluation that is gone."""
+    """A checkpoint of step 0 would: of the old seed's adapter, and of an evaluation now gone."""
     with pytest.raises(SystemExit, match="nothing was saved yet: start again"), \
             running.nothing_lost(run, "evaluation"):
         raise ValueError("no block is free")
@@ -294,13 +294,11 @@ def test_an_evaluation_that_a_crash_has_cut_short_is_not_taken_for_done(run):
 
 
 def test_without_a_checkpoint_a_resumed_run_begins_at_the_beginning(run):
-    for name in ("metrics.jsonl", "groups.jsonl", "eval.jsonl"):
-        files.append(run.folder / name, dict(step=0, avg=0.5))
-        files.append(run.folder / name, dict(step=1, avg=0.5))
+    for name in running.LOGS:
+        files.append(run.folder / name, dict(step=0, avg=0.5), dict(step=1, avg=0.5))
     running.resume(run, None)
     assert (run.state["step"], run.state["evaluated"], run.stream.cursor) == (0, -1, 0)
-    for name in ("metrics.jsonl", "groups.jsonl", "eval.jsonl"):
-        assert rows(run, name) == []
+    assert not any(rows(run, name) for name in running.LOGS)
 
 
 # ------------------------------------------------------------------------------ ended
@@ -429,7 +427,7 @@ def test_commands_to_copy_work_before_and_after_the_environment_is_active(tmp_pa
 
 @pytest.mark.parametrize("max_tokens, context", [(1, 12), (2, 12), (5, 15)])
 def test_the_probe_can_score_the_longest_prompt_with_its_response(monkeypatch, max_tokens, context):
-    """A prompt, a response of at least one token, and the token that vLLM adds to what it scores."""
+    """A prompt, a response of at least one token, and what vLLM adds to what it scores."""
     started = {}
     monkeypatch.setattr(running, "Engine", lambda path, **options: started.update(options))
     monkeypatch.setattr(running, "stop_ids", lambda tokenizer: [0])
