@@ -228,6 +228,15 @@ def test_what_a_user_asks_for_is_kept_or_refused_with_what_would_fit(settings, m
     machine.fit_in_memory(settings(micro_tokens=fitting), SMOLLM)
 
 
+def test_an_adapter_counts_with_its_gradient_and_adams_two(settings):
+    """In and out of each linear layer of SmolLM2, with keys and values of 3 heads."""
+    q, k, v, o, gate, up, down = (
+        576 + 576, 576 + 192, 576 + 192, 576 + 576, 576 + 1536, 576 + 1536, 1536 + 576)
+    more = (machine.fixed_bytes(SMOLLM, settings(lora_rank=17))
+            - machine.fixed_bytes(SMOLLM, settings(lora_rank=16)))
+    assert more == pytest.approx(4 * 4 * 30 * (q + k + v + o + gate + up + down), rel=0.1)
+
+
 @pytest.mark.parametrize("family", ["Blt", "Moshi", "Gemma3nText"])
 def test_of_a_family_whose_config_has_other_names_nothing_is_foreseen(family, settings, capsys):
     """Fields are missing, nested, or one per layer."""
