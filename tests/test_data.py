@@ -84,18 +84,13 @@ def test_ids_differ_over_all_that_is_loaded_together(tmp_path):
     own = [write(tmp_path, [dict(problem=name, answer="1", id="x/1")], name)
            for name in ("c.jsonl", "d.jsonl")]
     assert [p.id for p in load_problems(",".join(own))] == ["x/1", "x/1#2"]
-    again = load_problems(f"{one},{one}", for_training=False)
-    assert len({p.id for p in again}) == 6 and len({p.source for p in again}) == 2
-    train, held_out = data.load_train_and_held_out(one, two)
-    assert len({p.id for p in train + held_out}) == 6 and [p.id for p in train] == [
-        f"train.jsonl/{i}" for i in range(3)]
-
-
-def test_sets_of_the_same_name_are_told_apart_in_an_evaluation(tmp_path):
-    one, two = (numbered(tmp_path / name, 2, start=start) for name, start in (("a", 0), ("b", 2)))
     sets = data.load_sets(f"{one},{two},{one}", for_training=False)
     assert [{p.source for p in problems} for problems in sets] == [
         {"train.jsonl"}, {"train.jsonl#2"}, {"train.jsonl#3"}]
+    assert len({p.id for problems in sets for p in problems}) == 9
+    train, held_out = data.load_train_and_held_out(one, two)
+    assert len({p.id for p in train + held_out}) == 6 and [p.id for p in train] == [
+        f"train.jsonl/{i}" for i in range(3)]
 
 
 def test_a_problem_of_two_sets_is_trained_on_once_and_evaluated_in_both(tmp_path, capsys):
@@ -166,15 +161,6 @@ def test_odd_golds_are_no_training_problems_and_stay_in_an_evaluation(capsys):
 
 
 # ----------------------------------------------------------------------------------------- held out
-def test_what_a_policy_is_evaluated_on_when_nothing_is_named():
-    assert data.default_eval_data("builtin") == "builtin"
-    for model in ("Qwen/Qwen2.5-Math-1.5B", "Qwen/Qwen3-4B"):
-        assert data.default_eval_data(data.default_data(model)) == "math500"
-    for own in ("mine.jsonl", "someone/chemistry",
-                "agentica-org/DeepScaleR-Preview-Dataset,mine.jsonl"):
-        assert data.default_eval_data(own) == data.HELD_OUT
-
-
 def test_a_share_of_ones_own_file_is_held_out(tmp_path, capsys):
     train, held_out = data.load_train_and_held_out(numbered(tmp_path, 300), data.HELD_OUT,
                                                    eval_questions=100)
@@ -197,13 +183,10 @@ def test_what_is_held_out_stays_so_when_rows_are_added(tmp_path):
     assert train < more_train  # at the cap too, nothing that was trained on is held out later
 
 
-@pytest.mark.parametrize("count", [2, 3, 10])
-def test_at_least_one_is_held_out_and_one_is_left(tmp_path, count):
-    train, held_out = data.hold_out(load_problems(numbered(tmp_path, count)), 100)
-    assert train and held_out and len(train) + len(held_out) == count
-
-
-def test_nothing_to_hold_out_or_to_train_on(tmp_path):
+def test_at_least_one_is_held_out_and_one_is_left(tmp_path):
+    for count in (2, 3, 10):
+        train, held_out = data.hold_out(load_problems(numbered(tmp_path, count)), 100)
+        assert train and held_out and len(train) + len(held_out) == count
     with pytest.raises(SystemExit, match="--eval-data"):
         data.load_train_and_held_out(numbered(tmp_path, 1), data.HELD_OUT)
     same = numbered(tmp_path, 3)
@@ -268,13 +251,24 @@ def test_a_stream_goes_on_where_its_cursor_stands():
 
 
 # ------------------------------------------------------------------------------ defaults, built-in
-def test_defaults_by_model():
-    assert data.default_data("tiny") == data.default_data("tiny", for_training=False) == "builtin"
-    assert data.default_data("Qwen/Qwen2.5-Math-1.5B") == "RLHFlow/reinforce_ada_simple_prompt_1-5b"
-    assert data.default_data("Qwen/Qwen3-4B") == "agentica-org/DeepScaleR-Preview-Dataset"
-    assert data.default_data("Qwen/Qwen3-4B", for_training=False) == "math500"
-    assert (data.default_template("tiny"),
-            data.default_template("Qwen/Qwen3-4B")) == ("chat", "reinforce-ada")
+@pytest.mark.parametrize("model, train, test, held_out, template", [
+    ("tiny", "builtin", "builtin", "builtin", "chat"),
+    ("tiny-skills", "builtin-skills", "builtin-skills", "builtin-skills", "chat"),
+    ("Qwen/Qwen2.5-Math-1.5B", "RLHFlow/reinforce_ada_simple_prompt_1-5b", "math500", "math500",
+     "reinforce-ada"),
+    ("Qwen/Qwen3-4B", "agentica-org/DeepScaleR-Preview-Dataset", "math500", "math500",
+     "reinforce-ada")])
+def test_defaults_by_model(model, train, test, held_out, template):
+    assert data.default_data(model) == train
+    assert data.default_data(model, for_training=False) == test
+    assert data.default_eval_data(train) == held_out
+    assert data.default_template(model) == template and data.default_template(model, "r") == "chat"
+
+
+def test_ones_own_data_is_held_out_of_itself():
+    for own in ("mine.jsonl", "someone/chemistry",
+                "agentica-org/DeepScaleR-Preview-Dataset,mine.jsonl"):
+        assert data.default_eval_data(own) == data.HELD_OUT
 
 
 def test_builtin_problems():

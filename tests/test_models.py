@@ -18,14 +18,10 @@ from parts.logprobs import check_family
 TINY = ROOT / "models" / "tiny"
 
 
-def load(folder):
-    models.fetch_model(str(folder), 9)
-    models.load_tokenizer(str(folder))
-
-
 def refusal(folder) -> str:
     with pytest.raises(SystemExit) as end:
-        load(folder)
+        models.fetch_model(str(folder), 9)
+        models.load_tokenizer(str(folder))
     sentence = str(end.value)
     assert sentence.isprintable() and sentence.endswith(".") and str(folder) in sentence
     return sentence
@@ -88,21 +84,15 @@ def test_a_small_model_needs_no_flags_and_flags_go_first(tmp_path):
 def test_a_damaged_model_is_noticed_before_it_is_loaded(tmp_path, monkeypatch, name):
     copy = shutil.copytree(TINY, tmp_path / "tiny")
     monkeypatch.setattr(models, "MODELS", tmp_path)
-    good, known = (copy / name).read_bytes(), (copy / "manifest.json").read_text()
-
-    def refused():
+    assert models.tiny_folder() == str(copy)
+    known, good = json.loads((copy / "manifest.json").read_text()), (copy / name).read_bytes()
+    lacking = {file: entry for file, entry in known.items() if file != name}  # no hash to compare
+    for content, manifest in ((good[:99] + bytes([good[99] ^ 1]) + good[100:], known),
+                              (good, lacking)):
+        (copy / name).write_bytes(content)
+        (copy / "manifest.json").write_text(json.dumps(manifest))
         with pytest.raises(SystemExit, match=f"damaged .*{name}.*git checkout models"):
             models.tiny_folder()
-
-    (copy / name).write_bytes(good[:99] + bytes([good[99] ^ 1]) + good[100:])
-    refused()
-    (copy / name).unlink()
-    refused()
-    (copy / name).write_bytes(good)
-    assert models.tiny_folder() == str(copy)
-    lacking = {file: entry for file, entry in json.loads(known).items() if file != name}
-    (copy / "manifest.json").write_text(json.dumps(lacking))  # nobody vouches for it
-    refused()
 
 
 @pytest.mark.parametrize("settings, words", [
@@ -150,7 +140,7 @@ def without_words(folder):
     (lambda folder: (folder / "config.json").write_text("{"), "Cannot load the model"),
 ])
 def test_files_that_are_broken_or_missing_are_named(folder, harm, words):
-    load(folder)  # it was sound
+    assert models.fetch_model(str(folder), 9) == str(folder)  # it was sound
     harm(folder)
     assert re.search(words, refusal(folder))
 
