@@ -241,15 +241,12 @@ def test_only_silence_is_offline_and_it_is_asked_twice(tmp_path):
 
 
 # ----------------------------------------------------------------------------- what a row means
+BOXED = "put your final answer within \\boxed{}."
 DAPO = ("Solve the following math problem step by step. The last line of your response should be "
-        "of the form "
-        "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\nWhat is "
-        "2+3?\n\nRemember "
-        "to put your answer on its own line after \"Answer:\".")
-CHAT = ("<|im_start|>system\nPlease reason step by step, and put your final answer within "
-        "\\boxed{}.<|im_end|>\n"
-        "<|im_start|>user\nWhat is 2+3? Let's think step by step and output the final answer "
-        "within \\boxed{}."
+        "of the form Answer: $Answer (without quotes) where $Answer is the answer to the problem."
+        "\n\nWhat is 2+3?\n\nRemember to put your answer on its own line after \"Answer:\".")
+CHAT = (f"<|im_start|>system\nPlease reason step by step, and {BOXED}<|im_end|>\n<|im_start|>user\n"
+        "What is 2+3? Let's think step by step and output the final answer within \\boxed{}."
         "<|im_end|>\n<|im_start|>assistant\n")
 LLAMA_CHAT = ("<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nWhat is 2+3?<|eot_id|>"
               "<|start_header_id|>assistant<|end_header_id|>\n\n")
@@ -275,14 +272,11 @@ LAYOUTS = {  # one row as each published data set has it; all mean: What is 2+3?
         content=Q + " Let's think step by step and output the final answer within \\boxed{}.")],
         reward_model=dict(ground_truth=["5"])),
     "prompt selection (chat string)": dict(problem=CHAT, answer="5"),
+    "the same, two turns, Llama": dict(prompt=CHAT.replace(Q, "Hi") + LLAMA_CHAT, answer="5"),
     "gvm (whole solution as answer)": dict(problem=Q,
                                            answer="We add.\nHence the sum is \\boxed{5}."),
     "svamp": dict(ID="chal-1", Body="What is", Question="2+3?", Answer="5.0", Equation="2+3"),
-    "the same, of two turns, for Llama": dict(
-        prompt=CHAT.replace("assistant\n", "assistant\nHi<|im_end|>\n") + LLAMA_CHAT, answer="5"),
-    "an instruction of our own": dict(
-        problem=Q + "\nPlease reason step by step, and put your final answer within \\boxed{}.",
-        answer="5"),
+    "qwen-boxed": dict(problem=f"{Q}\nPlease reason step by step, and {BOXED}", answer="5"),
     "digits first, then marked": dict(question=Q, answer="#### 4 was wrong\n#### 5"),
 }
 
