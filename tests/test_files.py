@@ -103,6 +103,6 @@ def test_a_crash_while_a_small_file_is_replaced_leaves_the_old_text(tmp_path, mo
         with pytest.raises(KeyboardInterrupt):
             files.write_safely(file, "new")
         monkeypatch.undo()
-        assert file.read_text() == "old"
+        assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]
     files.write_safely(file, "new")
     assert file.read_text() == "new"
