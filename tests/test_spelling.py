@@ -31,7 +31,8 @@ def test_squeezing_never_joins_two_numbers():
     ("2**10", "2^{10}"), ("2 ** 10", "2^{10}"), ("x**(1/2)", "x^{1/2}"), ("x**-1", "x^{-1}"),
     ("**7**", "7"), ("**Answer: 7**", "7"), ("**a** b", "a b"),           # bold
     ("{(7 cm)}.", "7"), ("({7}),", "7"), ("{7 cm}", "7"), ("+7", "7"), ("(+7)", "7"),
-    ("+x^2", "x^2"),
+    ("+x^2", "x^2"), (r"\\pi", r"\pi"),                                # escaped twice
+    (r"\begin{pmatrix}a\\b\end{pmatrix}", r"\begin{pmatrix}a\\b\end{pmatrix}"),
     ("⅛", "1/8"), ("⅞", "7/8"), ("７＋１", "7+1"), ("2πr", r"2\pi r"),    # ⅛: 1, another slash, 8
     # a comma that may separate elements stays
     ("3,100, 5", "3,100, 5"), ("(1,234]", "(1,234]"), ("[2,100, 3]", "[2,100, 3]"),
