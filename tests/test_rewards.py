@@ -120,6 +120,7 @@ def test_a_set_is_no_tuple(gold, answer):
 def test_every_part_of_an_answer_must_equal_the_gold():
     gold, part, other = r"\sqrt{12}", r"2\sqrt{3}", r"3\sqrt{2}"
     assert judge(gold, [part, gold])[0] == "correct"
+    assert decide("x=5", "x=2+3=5")[0] is None, "only one part is a number"
     assert judge(gold, [other, part])[0] == judge(gold, [part, other])[0] == "wrong"
 
 
