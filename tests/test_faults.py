@@ -371,13 +371,14 @@ def test_a_killed_run_ends_as_if_it_had_never_been_killed(place, reference):
 
 
 ENGINE_DIES = """
-import pathlib, traceback; from parts import engine
+import itertools, pathlib, traceback; from parts import engine
 real, log = engine.Engine.step, pathlib.Path("runs/faulty/metrics.jsonl")
+steps = itertools.count()
 def step(self):
     # by minirl.sample, neither for the probe nor for an evaluation, in the fourth step
     callers = {frame.name for frame in traceback.extract_stack()}
     sampling = "sample" in callers and log.exists()
-    if sampling and len(log.read_text().splitlines()) == 3 and self.steps % 7 == 0:
+    if sampling and len(log.read_text().splitlines()) == 3 and next(steps) == 5:
         raise ValueError("the cache is on fire")
     return real(self)
 engine.Engine.step = step
