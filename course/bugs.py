@@ -12,13 +12,16 @@ groups.jsonl of a run, `python explore.py runs/NAME`, the curves. The copy has n
 course, for they would tell, and comparing it with the original is no hunt. Nor is looking into
 course/answers/, where the answers are.
 """
-import argparse
 import json
 import re
 import shlex
 import shutil
 import sys
+from difflib import SequenceMatcher
 from pathlib import Path
+
+import tyro
+from tyro.conf import Positional
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -70,18 +73,12 @@ def planted_lines(bug: dict) -> range:
 
     Of a deletion: all lines of the function that lacks something, since none of them is wrong.
     """
-    text = (ROOT / bug["file"]).read_text(encoding="utf-8")
-    old, new = bug["old"], bug["new"]
-    same = 0  # characters that both begin with, up to a whole line
-    for a, b in zip(old.splitlines(keepends=True), new.splitlines(keepends=True)):
-        if a != b:
-            break
-        same += len(a)
-    first = text[:text.index(old) + same].count("\n") + 1
-    changed = new[same:].strip("\n")
-    if changed:
-        return range(first, first + changed.count("\n") + 1)
-    return function_at(mutated(text, bug), first - 1)
+    before = (ROOT / bug["file"]).read_text(encoding="utf-8")
+    after = mutated(before, bug)
+    pieces = SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False)
+    changed = [(first, end) for kind, _, _, first, end in pieces.get_opcodes() if kind != "equal"]
+    first, end = changed[0][0], changed[-1][1]
+    return range(first + 1, end + 1) or function_at(after, first)
 
 
 def function_at(text: str, line: int) -> range:
@@ -109,42 +106,47 @@ def verdict(bug: dict, where: str) -> str:
 
 
 # ------------------------------------------------------------------------------ the commands
-def list_bugs(args) -> None:
+def list_bugs() -> None:
+    """What the users complain of."""
     for number, bug in bugs().items():
         print(f"{number:3}  {bug['symptom']}")
 
 
-def plant(args) -> None:
-    bug, folder = find(args.number), args.folder
+def plant(number: Positional[int], folder: Positional[Path]) -> None:
+    """A copy with a bug."""
+    bug = find(number)
     if folder.exists():
         raise SystemExit(f"{folder} exists already: name a new folder.")
     if folder.resolve().is_relative_to(ROOT):
         raise SystemExit(f"{folder} is within the project: name a folder outside.")
     copy(folder)
     mutate(folder, bug)
-    print(f"Bug {args.number} is in {folder}. What its user says:\n\n    {bug['symptom']}\n\n"
+    print(f"Bug {number} is in {folder}. What its user says:\n\n    {bug['symptom']}\n\n"
           f"See it with, in that folder,\n\n    {command_of(bug, folder)}\n\n"
           f"and compare with the same command here, where the bug is not.")
 
 
-def hint(args) -> None:
-    hints = find(args.number)["hints"]
-    if not 1 <= args.which <= len(hints):
+def hint(number: Positional[int], which: Positional[int] = 1) -> None:
+    """A hint, nearer by its number."""
+    hints = find(number)["hints"]
+    if not 1 <= which <= len(hints):
         raise SystemExit(f"There are hints 1 to {len(hints)}.")
-    print(hints[args.which - 1])
-    if args.which < len(hints):
-        print(f"(nearer: hint {args.number} {args.which + 1})")
+    print(hints[which - 1])
+    if which < len(hints):
+        print(f"(nearer: hint {number} {which + 1})")
 
 
-def check(args) -> None:
-    print(verdict(find(args.number), args.where))
+def check(number: Positional[int], where: Positional[str]) -> None:
+    """Is it this line (file:line)?"""
+    print(verdict(find(number), where))
 
 
-def answer(args) -> None:
-    bug = find(args.number)
+def answer(number: Positional[int]) -> None:
+    """What it was."""
+    bug = find(number)
     lines = planted_lines(bug)
     proof = [json.loads(line) for line in (ANSWERS / "proof.jsonl").read_text().splitlines()]
-    (seen,) = [row for row in proof if row["number"] == args.number]
+    (seen,) = [row for row in proof if row["number"] == number]
     print(f"{bug['why']}: {bug['file']}, line {lines[0]}\n\n{bug['answer']}\n")
     print("planted:\n" + "".join(f"  - {line}\n" for line in bug["old"].strip("\n").split("\n"))
           + "".join(f"  + {line}\n" for line in bug["new"].strip("\n").split("\n") if line))
@@ -155,22 +157,9 @@ def answer(args) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Real bugs to find.")
-    commands = parser.add_subparsers(required=True)
-    for work, words, more in (
-            (list_bugs, "what the users complain of", []),
-            (plant, "a copy with a bug", [("folder", Path, None)]),
-            (hint, "a hint, nearer by its number", [("which", int, 1)]),
-            (check, "is it this line?", [("where", str, None)]),
-            (answer, "what it was", [])):
-        command = commands.add_parser(work.__name__.removesuffix("_bugs"), help=words)
-        command.set_defaults(work=work)
-        if work is not list_bugs:
-            command.add_argument("number", type=int)
-        for name, kind, default in more:
-            command.add_argument(name, type=kind, nargs="?" if default else None, default=default)
-    args = parser.parse_args()
-    args.work(args)
+    commands = dict(list=list_bugs, plant=plant, hint=hint, check=check, answer=answer)
+    tyro.extras.subcommand_cli_from_dict(commands, prog="python course/bugs.py",
+                                         description="Real bugs to find.")
 
 
 if __name__ == "__main__":

@@ -10,14 +10,16 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
 LABS = ROOT / "course" / "labs"
 sys.path.insert(0, str(ROOT))
 
 HOMES = {  # lab -> its functions, each with the module (and class) that has the project's own
-    "lab_1": {"bandit_gradient": "", "advantages": "ada_sampler"},  # "": the project has no bandit
+    "lab_1": {"bandit_gradient": "course.checks.lab_1", "advantages": "ada_sampler"},
     "lab_2": {"response_states": "parts.logprobs", "token_logprobs": "parts.logprobs"},
     "lab_3": {"exit_test": "ada_sampler", "keep": "ada_sampler"},
     "lab_4": {"row_weights": "ada_sampler", "allocate_gvm": "ada_sampler"},
@@ -55,8 +57,8 @@ def load(lab: str, file: Path | None = None) -> dict:
         if not is_written_in(file, getattr(module, name, None)):
             raise SystemExit(f"{file} has no function {name} of its own: restore it from the "
                              "original.")
-        own = vars(home(where))[name] if where else None
-        if own and any(value is own for value in vars(module).values()):
+        own = vars(home(where))[name]
+        if any(value is own for value in vars(module).values()):
             raise SystemExit(f"{file} imports the project's own {name}: write one.")
     return {name: getattr(module, name) for name in HOMES[lab]}
 
@@ -69,12 +71,8 @@ def is_written_in(file: Path, function) -> bool:
 
 def line_in(file: Path, error: BaseException) -> int | None:
     """The last line of `file` that the error passed through."""
-    found, trace = None, error.__traceback__
-    while trace:
-        if trace.tb_frame.f_code.co_filename == str(file):
-            found = trace.tb_lineno
-        trace = trace.tb_next
-    return found
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((one.lineno for one in reversed(frames) if one.filename == str(file)), None)
 
 
 def is_empty(function) -> bool:
@@ -91,24 +89,11 @@ def in_place(lab: str, functions: dict):
 
     Also where another module has already imported them by name.
     """
-    changed = []
-
-    def put(owner, name, new):
-        changed.append((owner, name, vars(owner)[name]))
-        setattr(owner, name, new)
-
-    try:
+    with contextlib.ExitStack() as stack:
         for name, new in functions.items():
-            place = HOMES[lab][name]
-            if not place:
-                continue
-            owner = home(place)
+            owner = home(HOMES[lab][name])
             old = vars(owner)[name]
-            put(owner, name, new)
-            for module in list(sys.modules.values()):
-                if getattr(module, "__dict__", {}).get(name) is old:
-                    put(module, name, new)
+            for place in (owner, *sys.modules.values()):
+                if getattr(place, "__dict__", {}).get(name) is old:
+                    stack.enter_context(mock.patch.object(place, name, new))
         yield
-    finally:
-        for owner, name, old in reversed(changed):
-            setattr(owner, name, old)

@@ -10,18 +10,15 @@ import collections
 import hashlib
 import json
 import os
-import runpy
 import shutil
-import statistics
+import subprocess
 import sys
 import tempfile
-import traceback
 from pathlib import Path
+from statistics import fmean as mean
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-sys.dont_write_bytecode = True  # a patched file of the same size and second would not be noticed
 
 from bench.mutate import mutate  # noqa: E402
 from course import bugs  # noqa: E402
@@ -41,39 +38,9 @@ def run(folder: Path, flags: list[str], afresh: bool = True) -> str:
     """Train in this copy; returns the last line of its output if it did not end well."""
     if afresh:
         shutil.rmtree(folder / "runs", ignore_errors=True)
-    out = folder / "output.txt"
-    child = os.fork()  # of a process that has imported what takes most of a start
-    if not child:
-        with open(out, "w") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-        train_here(folder, ["minirl.py", "--name", "hunt", *SMALL, *flags])
-    _, status = os.waitpid(child, 0)
-    lines = out.read_text(errors="replace").strip().splitlines()
-    return lines[-1][-300:] if status else ""
-
-
-def train_here(folder: Path, argv: list[str]) -> None:
-    """The copy's minirl.py, as a program, in this process, which ends with it."""
-    for name in list(sys.modules):
-        if name.split(".")[0] in ("minirl", "ada_sampler", "rewards", "verifier", "eval", "parts"):
-            del sys.modules[name]
-    os.chdir(folder)
-    sys.path[:] = [str(folder), *(path for path in sys.path if path not in ("", str(bugs.ROOT)))]
-    sys.argv = argv
-    code = 1
-    try:
-        runpy.run_path("minirl.py", run_name="__main__")
-        code = 0
-    except SystemExit as end:
-        code = 0 if not end.code else 1
-        print(end.code)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    done = subprocess.run([sys.executable, "minirl.py", "--name", "hunt", *SMALL, *flags],
+                          cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.stdout.strip().splitlines()[-1][-300:] if done.returncode else ""
 
 
 def rows(folder: Path, name: str) -> list[dict]:
@@ -83,29 +50,20 @@ def rows(folder: Path, name: str) -> list[dict]:
 
 def mean_of(folder: Path, *keys: str) -> float:
     """The mean over the steps of a metric, or of the sum of some."""
-    found = [sum(row[key] for key in keys) for row in rows(folder, "metrics") if keys[0] in row]
-    return statistics.fmean(found)
+    return mean(sum(row[key] for key in keys) for row in rows(folder, "metrics") if keys[0] in row)
 
 
-def samples(folder: Path):
-    """(group, sample) for all that were kept."""
-    return [(group, s) for group in rows(folder, "groups") for s in group["pool"] if s["kept"]]
-
-
-def trained(folder: Path):
-    return [(group, s) for group, s in samples(folder) if "mini" in s]
-
-
-def share(values) -> float:
-    values = list(values)
-    return sum(values) / max(len(values), 1)
+def trained(folder: Path) -> list[tuple[dict, dict]]:
+    """(group, sample) for all that an update has seen."""
+    return [(group, s) for group in rows(folder, "groups") for s in group["pool"]
+            if s["kept"] and "mini" in s]
 
 
 def split_groups(folder: Path) -> float:
     minis = collections.defaultdict(set)
     for group, s in trained(folder):
         minis[group["step"], group["place"]].add(s["mini"])
-    return share(len(found) > 1 for found in minis.values())
+    return mean(len(found) > 1 for found in minis.values())
 
 
 def repeated(folder: Path, flags: list[str]) -> float:
@@ -119,15 +77,15 @@ def repeated(folder: Path, flags: list[str]) -> float:
 
 
 MEASURES = {  # the bug's name -> what its diagnostic is in a run's folder; others: a metric's mean
-    "the mean of the kept as baseline": lambda f: share(
+    "the mean of the kept as baseline": lambda f: mean(
         abs(s["advantage"]) == 0.5 for group, s in trained(f) if len(group["pool"]) > 8),
     "the mask looks at pi_theta/mu": lambda f: mean_of(f, "clipped_positive", "clipped_negative"),
     "samples instead of groups are dealt out to the mini-batches": split_groups,
-    "mini-batches in the order of the batch": lambda f: share(
+    "mini-batches in the order of the batch": lambda f: mean(
         s["mini"] == group["place"] % 4 for group, s in trained(f)),
-    "the end token is dropped": lambda f: share(
+    "the end token is dropped": lambda f: mean(
         len(s["ids"]) - len(s["theta"]) for _, s in trained(f)),
-    "the last number counts where there is no box": lambda f: share(
+    "the last number counts where there is no box": lambda f: mean(
         s["status"] == "no_box" for group in rows(f, "groups") for s in group["pool"]),
     "evaluation at another template": lambda f: rows(f, "eval")[0]["avg"],
 }
@@ -149,19 +107,6 @@ def measure(folder: Path, bug: dict, again: bool = True) -> tuple:
     return float(f"{find(folder):.4g}"), ended
 
 
-def warm_up() -> None:
-    """Import what every run imports and no bug is in."""
-    from parts.engine import configure_vllm
-
-    configure_vllm(on_cpu=True)
-    import matplotlib.figure  # noqa: F401
-    import peft  # noqa: F401
-    import torch  # noqa: F401
-    import transformers.models.qwen2.modeling_qwen2  # noqa: F401
-    import vllm  # noqa: F401
-    from vllm.v1.worker import cpu_worker  # noqa: F401
-
-
 def remember(row: dict) -> None:
     """Into the file, in the place of an older proof of the same bug."""
     lines = PROOF.read_text(encoding="utf-8").splitlines() if PROOF.exists() else []
@@ -173,13 +118,12 @@ def remember(row: dict) -> None:
 
 def main() -> None:
     wanted = [int(word) for word in sys.argv[1:]] or list(bugs.bugs())
-    warm_up()
     with tempfile.TemporaryDirectory(prefix="hunt-") as place:
         sound, last = Path(place, "sound"), None
         bugs.copy(sound)
         for number in sorted(wanted, key=lambda number: bugs.find(number)["flags"]):
             bug, planted = bugs.find(number), Path(place, f"bug-{number}")
-            shutil.copytree(sound, planted, ignore=shutil.ignore_patterns("runs"))
+            shutil.copytree(sound, planted, ignore=shutil.ignore_patterns("runs", "__pycache__"))
             mutate(planted, bug)
             without, _ = measure(sound, bug, again=bug["flags"] != last)
             with_it, ended = measure(planted, bug)

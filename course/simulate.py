@@ -3,7 +3,6 @@
     python course/simulate.py --all --pass-rate 0.05             # all rules on equally hard prompts
     python course/simulate.py --all --beta 0.5 1.5               # on mostly hard ones
     python course/simulate.py --sampler ada-pos --beta 0.5 1.5   # one rule, by bands of pass rates
-    python course/simulate.py --all --plot rules.png
 
 Draws, unresolved and no signal are per place in the batch. The effective weight w(p) is the factor
 with which grad p enters the update: 1 ascends p, 1/p ascends log p.
@@ -47,9 +46,7 @@ class CoinEngine:
         return finished
 
 
-def simulate(
-    config: SamplerConfig, p_P: list[float], seed: int = 0, visits: int = 4
-) -> list[Group]:
+def simulate(config: SamplerConfig, p_P: list[float], seed=0, visits: int = 4) -> list[Group]:
     """One step of the real `collect` with coins of these pass rates, one per prompt.
 
     ada-est knows nothing at its first visit: what is returned is the last of several.
@@ -79,9 +76,7 @@ def effective_weight(group: Group, config: SamplerConfig) -> float:
     return sum(scores) / rows_per_prompt(config)
 
 
-def report(
-    groups: list[Group], config: SamplerConfig, places: float, tries: float
-) -> tuple[float, ...]:
+def report(groups: list[Group], config: SamplerConfig, places: float, tries: float) -> tuple:
     """(draws, unresolved, without signal, effective weight, its standard error); three per place.
 
     dapo may try several prompts to fill one place in the batch: their draws add up, the place is
@@ -95,9 +90,7 @@ def report(
     return draws, unresolved, silent, fmean(weights_P), error
 
 
-def by_band(
-    groups: list[Group], config: SamplerConfig, tries: float, edges: list[float]
-) -> list[tuple]:
+def by_band(groups: list[Group], config: SamplerConfig, tries: float, edges=EDGES) -> list[tuple]:
     """[(low, high, report)] of the prompts in each band of pass rates; a try is a place here."""
     found = []
     for low, high in zip(edges, edges[1:]):
@@ -105,22 +98,6 @@ def by_band(
         if band:
             found.append((low, high, report(band, config, len(band), tries)))
     return found
-
-
-def plot(results: dict[str, tuple], places: int, path: str) -> None:
-    """Draws, share without signal and effective weight against the pass rate, a line per rule."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(13, 4), layout="constrained")
-    titles = {0: "draws per prompt", 2: "share without signal", 3: "effective weight"}
-    for axis, (column, title) in zip(figure.subplots(1, 3), titles.items()):
-        axis.set(title=title, xlabel="pass rate", yscale="log" if column == 3 else "linear")
-        for rule, (config, groups) in results.items():
-            bands = by_band(groups, config, len(groups) / places, [i / 20 for i in range(21)])
-            middles = [(low + high) / 2 for low, high, _ in bands]
-            axis.plot(middles, [row[column] for *_, row in bands], label=rule)
-    figure.axes[0].legend()
-    figure.savefig(path, dpi=120)
 
 
 # --------------------------------------------------------------------------------- command line
@@ -151,8 +128,6 @@ class CoinSettings:
     """number of prompts"""
     seed: int = 0
     """of the coins"""
-    plot: str = ""
-    """a file: draw it against the pass rate"""
 
 
 @dataclass
@@ -163,8 +138,6 @@ class Simulation(CoinSettings, SamplerConfig):
 def check_coins(config: Simulation) -> None:
     """Raises ValueError, one sentence, for what cannot work. The rest is up to `simulate`."""
     check_ranges(config)
-    if config.pass_rate is not None and config.plot:
-        raise ValueError("--pass-rate is one number: to plot against it, give --beta instead")
     if not all(0 < shape < 1e6 for shape in config.beta):
         raise ValueError("--beta takes two positive numbers below a million")
 
@@ -186,11 +159,6 @@ def main(argv: list[str] | None = None) -> None:
             results[rule] = own, simulate(own, p_P, config.seed)
     print(f"{count} prompts, {source}; n={config.n}, M={config.M}, N={config.N}")
     show(results, count, bands=not config.all and config.pass_rate is None)
-    if config.plot:
-        try:
-            plot(results, count, config.plot)
-        except (ImportError, OSError, ValueError) as error:
-            raise SystemExit(f"--plot needs matplotlib and a file it can write: {error}") from None
 
 
 def show(results: dict[str, tuple], count: int, bands: bool) -> None:
@@ -200,7 +168,7 @@ def show(results: dict[str, tuple], count: int, bands: bool) -> None:
         tries = len(groups) / count
         rows = [(rule, report(groups, config, count, tries))]
         if bands:
-            for low, high, row in by_band(groups, config, tries, EDGES):
+            for low, high, row in by_band(groups, config, tries):
                 rows.append((f"  p {low:g} to {high:g}", row))
         for name, (draws, unresolved, silent, weight, error) in rows:
             print(f"{name:16}{draws:8.2f}{unresolved:12.3f}{silent:12.3f}"

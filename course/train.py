@@ -39,11 +39,9 @@ def written(labs: list[str]) -> dict:
     for lab in labs:
         functions = place.load(lab)
         empty = [name for name, function in functions.items() if place.is_empty(function)]
-        nowhere = [name for name in functions if not place.HOMES[lab][name]]
         for name in empty:
             print(f"{lab}: {name} is not written yet, so the project's own is used")
-        found[lab] = {name: function for name, function in functions.items()
-                      if name not in empty + nowhere}
+        found[lab] = {name: own for name, own in functions.items() if name not in empty}
     if not any(found.values()):
         raise SystemExit("Nothing to train with: write a function first.")
     return found

@@ -1,7 +1,7 @@
 """The checks of the labs. Students need not read them: what is wrong is said in numbers.
 
-A check is a function with a title as its docstring; it gets the lab's functions by name (for those
-that the project does not have) and raises `Wrong`. It calls the function where the project would.
+A check is a function with a title as its docstring. It calls the student's functions where the
+project would, and raises `Wrong`.
 """
 import math
 from fractions import Fraction
@@ -22,7 +22,9 @@ def spelled(value) -> str:
     if isinstance(value, (list, tuple)):
         more = ", ..." if len(value) > 8 else ""
         return "[" + ", ".join(map(spelled, value[:8])) + more + "]"
-    if isinstance(value, (str, int, Fraction)):
+    if isinstance(value, Fraction):
+        return f"Fraction({value})"
+    if isinstance(value, (str, int)):
         return repr(value)
     if hasattr(value, "ids"):
         return f"Row(ids={spelled(value.ids)}, prompt_length={value.prompt_length})"
@@ -59,12 +61,15 @@ def must_be(call: str, yours, right, tolerance: float = 1e-9, why: str = "") -> 
     near = shape(yours) == shape(right) and all(
         x == y or abs(x - y) <= tolerance * max(1, abs(y)) for x, y in zip(a, b))
     if not near:
-        because = f"\n{why}" if why else ""
-        raise Wrong(f"{call}: yours is {spelled(yours)}, and it must be {spelled(right)}{because}")
+        raise differs(call, yours, right, why)
 
 
 def must_equal(call: str, yours, right, why: str = "") -> None:
-    """Likewise for what is no number."""
-    if yours != right or isinstance(yours, bool) != isinstance(right, bool):
-        because = f"\n{why}" if why else ""
-        raise Wrong(f"{call}: yours is {spelled(yours)}, and it must be {spelled(right)}{because}")
+    """Likewise for what is no number: equal, and of the same kind (1 is not True, nor 1.0)."""
+    if yours != right or spelled(yours) != spelled(right):
+        raise differs(call, yours, right, why)
+
+
+def differs(call: str, yours, right, why: str) -> Wrong:
+    because = f"\n{why}" if why else ""
+    return Wrong(f"{call}: yours is {spelled(yours)}, and it must be {spelled(right)}{because}")

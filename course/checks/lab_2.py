@@ -1,7 +1,7 @@
 """Lab 2: log-probabilities of what was sampled"""
 import torch
 
-from course.checks import Wrong, must_be, spelled
+from course.checks import Wrong, must_be, must_equal, spelled
 from parts import logprobs
 from parts.models import tiny_folder
 from parts.policy import Row, load_policy
@@ -42,7 +42,7 @@ def of_response(one: Row, temperature: float):
     return alone(one, temperature).gather(1, ids[:, None])[:, 0]
 
 
-def check_targets(functions):
+def check_targets():
     """the targets are the response's tokens: not the prompt's, and the end token too"""
     for prompt, response in ((1, 2), (2, 3), (4, 1)):
         one = row(prompt, response)
@@ -50,7 +50,7 @@ def check_targets(functions):
         must_be(f"target_T of {name_of([one])}", target_T, one.ids[prompt:])
 
 
-def check_states(functions):
+def check_states():
     """the states are those of the position before"""
     for prompt, response in ((1, 1), (2, 1), (3, 2)):
         one = row(prompt, response)
@@ -58,14 +58,12 @@ def check_states(functions):
         model = POLICY.get_base_model().model
         states = model(input_ids=torch.tensor([one.ids])).last_hidden_state[0]
         right = states[prompt - 1:-1]
-        if h_T.shape != right.shape:
-            raise Wrong(f"h_T of {name_of([one])} has the shape {list(h_T.shape)}, and it must be "
-                        f"{list(right.shape)}")
+        must_equal(f"the shape of h_T of {name_of([one])}", list(h_T.shape), list(right.shape))
         must_be(f"h_T of {name_of([one])}, its first numbers", h_T[0, :3], right[0, :3], 1e-4,
                 f"(The state at position {prompt - 1} predicts the token at position {prompt}.)")
 
 
-def check_batch(functions):
+def check_batch():
     """rows of different lengths in one batch get what they would get alone"""
     for shapes in (((1, 1), (1, 2)), ((4, 2), (2, 6), (3, 1))):
         rows = [row(*shape) for shape in shapes]
@@ -77,7 +75,7 @@ def check_batch(functions):
                 1e-3, "It differs from that of the same rows, one at a time.")
 
 
-def check_logprobs(functions):
+def check_logprobs():
     """log pi equals that of the model's own logits, at every temperature and of several rows"""
     for shapes in (((1, 1),), ((3, 3),), ((2, 1), (1, 3))):
         for temperature in (1.0, 0.5, 2.0):
@@ -90,7 +88,7 @@ def check_logprobs(functions):
                 must_be(f"entropy at {call}: how many", len(entropy_T), len(right))
 
 
-def check_gradient(functions):
+def check_gradient():
     """the gradient is that of the model's own log-probs, down to the adapter"""
     one = row(2, 3)
     weights = [p for p in POLICY.parameters() if p.requires_grad]
@@ -104,7 +102,7 @@ def check_gradient(functions):
     must_be("its first numbers", found[0].flatten()[:3], right[0].flatten()[:3], 1e-3)
 
 
-def check_entropy(functions):
+def check_entropy():
     """the entropy is that of the same distribution, and carries no gradient"""
     one = row(2, 2)
     for temperature in (1.0, 0.5):

@@ -1,15 +1,14 @@
 """Lab 3: when is a prompt done, and which of its samples are kept?"""
-import functools
-import math
-
 import ada_sampler as ada
 from ada_sampler import Sample, SamplerConfig
+from course import laws
 from course.checks import Wrong, must_be, must_equal, spelled
 
-ONE_ROUND = [  # rule, correct, wrong, outcome; n = 4
-    ("uniform", 0, 4, "resolved"), ("uniform", 4, 0, "resolved"), ("dapo", 1, 3, "resolved"),
-    ("dapo", 0, 4, "too few correct"), ("dapo", 4, 0, "too few wrong")]
-ROUNDS = [  # rule, correct, wrong, rounds, outcome; n = 4, N = 4
+ONE_ROUND = [  # rule, correct, wrong, rounds, outcome; n = 4, N = 4
+    ("uniform", 0, 4, 1, "resolved"), ("uniform", 4, 0, 1, "resolved"),
+    ("dapo", 1, 3, 1, "resolved"), ("dapo", 0, 4, 1, "too few correct"),
+    ("dapo", 4, 0, 1, "too few wrong")]
+ROUNDS = [  # likewise
     ("ada-balance", 2, 2, 1, "resolved"), ("ada-balance", 1, 7, 1, ""),
     ("ada-balance", 7, 1, 1, ""), ("ada-balance", 0, 24, 3, ""),
     ("ada-balance", 1, 31, 4, "too few correct"), ("ada-balance", 31, 1, 4, "too few wrong"),
@@ -31,19 +30,19 @@ def ask(rule, correct, wrong, rounds, outcome, **settings):
     must_equal(call, ada.exit_test(correct, wrong, rounds, config), outcome)
 
 
-def check_one_round(functions):
+def check_one_round():
     """rules of one round: uniform always closes, dapo wants one of each"""
-    for rule, correct, wrong, outcome in ONE_ROUND:
-        ask(rule, correct, wrong, 1, outcome)
+    for case in ONE_ROUND:
+        ask(*case)
 
 
-def check_rounds(functions):
+def check_rounds():
     """rules with rounds: resolved, going on, or given up, by what is lacking"""
-    for rule, correct, wrong, rounds, outcome in ROUNDS:
-        ask(rule, correct, wrong, rounds, outcome)
+    for case in ROUNDS:
+        ask(*case)
 
 
-def check_settings(functions):
+def check_settings():
     """odd n, k_pos, N and the cap on rounds that are all correct"""
     for n, correct, wrong, outcome in ODD:
         ask("ada-balance", correct, wrong, 4, outcome, n=n)
@@ -58,34 +57,16 @@ def check_settings(functions):
     ask("ada-balance", 0, 16, 2, "", max_rounds_all_correct=2)
 
 
-def expected(rule: str, p: float) -> tuple[float, float]:
-    """(draws, chance to end unresolved) of a prompt of this pass rate, by dynamic programming."""
-    config = SamplerConfig(sampler=rule)
-
-    @functools.cache
-    def from_here(correct, wrong, rounds):
-        outcome = ada.exit_test(correct, wrong, rounds, config) if rounds else ""
-        if outcome or rounds > 6:
-            return 0.0, float(outcome != "resolved")
-        draws = unresolved = 0.0
-        for k in range(9):
-            chance = math.comb(8, k) * p**k * (1 - p)**(8 - k)
-            more, lost = from_here(correct + k, wrong + 8 - k, rounds + 1)
-            draws += chance * (8 + more)
-            unresolved += chance * lost
-        return draws, unresolved
-
-    return from_here(0, 0, 0)
-
-
-def check_draws(functions):
+def check_draws():
     """expected draws and unresolved prompts, exactly"""
     for rule, known in DRAWS.items():
-        for p, right in known.items():
-            draws, unresolved = expected(rule, p)
-            must_be(f"expected draws of a prompt with pass rate {p}, {rule}", draws, right[0], 1e-3)
-            must_be(f"its chance to end unresolved, pass rate {p}, {rule}", unresolved, right[1],
-                    1e-3)
+        for p, (draws, unresolved) in known.items():
+            pools = laws.closed_pools(p, SamplerConfig(sampler=rule))
+            drawn = sum(q * (correct + wrong) for (correct, wrong, _), q in pools.items())
+            must_be(f"expected draws of a prompt with pass rate {p}, {rule}", drawn, draws, 1e-3)
+            resolved = sum(q for (*_, outcome), q in pools.items() if outcome == "resolved")
+            must_be(f"its chance to end unresolved, pass rate {p}, {rule}", 1 - resolved,
+                    unresolved, 1e-3)
 
 
 def pools(longest: int):
@@ -99,7 +80,7 @@ def picture(samples) -> str:
     return " ".join(f"{s.index}{'+' if s.correct else '-'}" for s in samples) or "nothing"
 
 
-def check_keep_counts(functions):
+def check_keep_counts():
     """keep: how many of each kind, for every pool of up to 6"""
     for pool in pools(6):
         for n in (1, 2, 3, 4):
@@ -113,7 +94,7 @@ def check_keep_counts(functions):
                     [k, min(n, len(pool)) - k])
 
 
-def check_keep_order(functions):
+def check_keep_order():
     """keep: the first of each kind, in the order of drawing"""
     for pool in pools(5):
         for n in (2, 3):

@@ -6,54 +6,55 @@ from course.checks import Wrong, must_be, spelled
 
 
 def kept_rows():
-    """(which kept rows are right, p_hat of their pool), the small ones first.
+    """(which kept rows are right, p_hat of their pool, n), the small ones first.
 
-    In the order of drawing: right ones may come first, last or in between.
+    In the order of drawing: right ones may come first or last.
     """
     for k_pos, k_neg in ((1, 1), (2, 2), (1, 3), (3, 1)):
+        rows = k_pos + k_neg
         for extra in range(4):
-            for extra_right in range(extra + 1):
-                p = (k_pos + extra_right) / (k_pos + k_neg + extra)
-                yield [True] * k_pos + [False] * k_neg, p
-                yield [False] * k_neg + [True] * k_pos, p
+            for right in range(k_pos, k_pos + extra + 1):
+                for n in (rows, rows + 2.5):
+                    yield [True] * k_pos + [False] * k_neg, right / (rows + extra), n
+                    yield [False] * k_neg + [True] * k_pos, right / (rows + extra), n
 
 
 def call_of(correct, p, n, kind) -> str:
     return f"row_weights(correct={spelled(correct)}, p_hat={p:.4g}, n={n}, {kind!r})"
 
 
-def check_plain(functions):
+def check_plain():
     """none and inv_p: the same for every row"""
-    for correct, p in kept_rows():
+    for correct, p, n in kept_rows():
         for kind, weight in (("none", 1.0), ("inv_p", 1 / p)):
-            for n in (len(correct), len(correct) + 2.5):
-                yours = ada.row_weights(correct, p, n, kind)
-                must_be(call_of(correct, p, n, kind), yours, [weight] * len(correct))
+            yours = ada.row_weights(correct, p, n, kind)
+            must_be(call_of(correct, p, n, kind), yours, [weight] * len(correct))
 
 
-def check_unbiased(functions):
+def shares(correct, p, n, kind):
+    """(call, weights of the right rows / n, of the wrong rows / n)."""
+    w = ada.row_weights(correct, p, n, kind)
+    right = sum(x for x, c in zip(w, correct) if c) / n
+    return f"{call_of(correct, p, n, kind)} = {spelled(w)}", right, sum(w) / n - right
+
+
+def check_unbiased():
     """unbiased: the weighted rows have the pool's mean again, of whatever is measured on them"""
-    for correct, p in kept_rows():
-        for n in (len(correct), len(correct) + 2.5):
-            w = ada.row_weights(correct, p, n, "unbiased")
-            call = call_of(correct, p, n, "unbiased") + f" = {spelled(w)}"
-            share = sum(x for x, c in zip(w, correct) if c) / n
-            must_be(f"{call}: weights of the right rows / n", share, p)
-            must_be(f"{call}: weights of all rows / n", sum(w) / n, 1)
+    for correct, p, n in kept_rows():
+        call, right, wrong = shares(correct, p, n, "unbiased")
+        must_be(f"{call}: weights of the right rows / n", right, p)
+        must_be(f"{call}: weights of all rows / n", right + wrong, 1)
 
 
-def check_log(functions):
+def check_log():
     """log: unbiased by p_hat, the gradient of log p"""
-    for correct, p in kept_rows():
-        for n in (len(correct), len(correct) + 2.5):
-            w = ada.row_weights(correct, p, n, "log")
-            call = call_of(correct, p, n, "log") + f" = {spelled(w)}"
-            for kind, word, right in ((True, "right", 1), (False, "wrong", (1 - p) / p)):
-                share = sum(x for x, c in zip(w, correct) if c == kind) / n
-                must_be(f"{call}: weights of the {word} rows / n", share, right)
+    for correct, p, n in kept_rows():
+        call, right, wrong = shares(correct, p, n, "log")
+        must_be(f"{call}: weights of the right rows / n", right, 1)
+        must_be(f"{call}: weights of the wrong rows / n", wrong, (1 - p) / p)
 
 
-def check_one_kind(functions):
+def check_one_kind():
     """pools, or kept rows, of one kind divide by nothing that is 0"""
     for kind in ("none", "unbiased", "log", "inv_p"):
         for correct, p in (([False] * 2, 0.0), ([True] * 2, 1.0)):
@@ -75,7 +76,7 @@ def sizes_of(p, norms, total, alpha=0.0, beta=2.0):
     return sizes, call
 
 
-def check_totals(functions):
+def check_totals():
     """allocation: it adds up, and hopeless prompts get nothing"""
     for p in ([0.5], [0.5, 0.1], [0.0, 0.5], [0.3, 0.3, 0.3]):
         for total in (1, 7, 10):
@@ -89,7 +90,7 @@ def check_totals(functions):
     must_be(call, sizes, [0, 0], why="All norms are 0, so all weights are.")
 
 
-def check_variance(functions):
+def check_variance():
     """allocation: with alpha = 0, no move of 5 samples lowers the variance"""
     for p, norms in (([0.5, 0.1], [1.0, 1.0]), ([0.5, 0.5], [1.0, 3.0]),
                      ([0.9, 0.2, 0.05], [1.0, 2.0, 0.5])):
@@ -105,7 +106,7 @@ def check_variance(functions):
                             f"{variance(sizes):.6g}; {spelled(moved)} has {variance(moved):.6g}")
 
 
-def check_penalty(functions):
+def check_penalty():
     """allocation: with beta = 2, a prompt of p = sqrt(alpha) gets most"""
     for alpha, p in ((0.01, [0.05, 0.1, 0.2]), (1e-4, [0.005, 0.01, 0.02])):
         sizes, call = sizes_of(p, [1.0] * 3, 3000, alpha)

@@ -10,6 +10,13 @@ from parts.config import Config
 CASES = [  # r = pi_theta / pi_old, advantage, M
     (1.0, 1.0, 1), (1.28, 1.0, 0), (1.26, 1.0, 1), (0.5, 1.0, 1), (1.0, -1.0, 1), (0.79, -1.0, 0),
     (0.81, -1.0, 1), (2.0, -1.0, 1), (0.5, 0.0, 1), (2.0, 0.0, 1)]
+SWITCHES = [  # (pi_theta, pi_old, mu), advantage, M, gradient, settings
+    ((0.8, 0.4, 0.4), 1.0, 1, 2, dict(clip=False, mini_batches=2)),
+    ((0.2, 0.4, 0.4), -1.0, 1, -0.5, dict(clip=False, mini_batches=2)),
+    ((0.5, 0.4, 0.4), 1.0, 0, 0, dict(eps_high=0.2)),  # r = 1.25
+    ((0.35, 0.4, 0.4), -1.0, 0, 0, dict(eps_low=0.1)),  # r = 0.875
+    ((0.44, 0.4, 0.2), 1.0, 1, 1.1, dict(importance="staleness")),
+    ((0.4, 0.4, 0.2), 1.0, 1, 1, dict(importance="none"))]
 
 
 def tokens(*triples):
@@ -33,7 +40,7 @@ def ask(triple, A: float, **settings):
     return call, slope, mask, weight
 
 
-def check_weights(functions):
+def check_weights():
     """the three kinds of weight, none with a gradient"""
     known = (0.5, 0.5, 0.25), (0.5, 0.25, 0.5), (0.6, 0.3, 0.2)
     for triples in ([known[0]], [known[1]], [known[2]], known):
@@ -47,7 +54,7 @@ def check_weights(functions):
                 raise Wrong(f"{call} carries a gradient: detach it")
 
 
-def check_gradient(functions):
+def check_gradient():
     """d term / d log pi is M w A, and nothing else"""
     for triple, A in (((0.5, 0.5, 0.5), 1.0), ((0.5, 0.5, 0.25), 1.0), ((0.5, 0.45, 0.25), -2.0),
                       ((0.01, 0.01, 0.01), 1.0)):
@@ -57,7 +64,7 @@ def check_gradient(functions):
                     "within its bounds.")
 
 
-def check_mask(functions):
+def check_mask():
     """the mask, at many r: for each sign of A it closes on one side of 1 only"""
     for r, A, right in CASES:
         call, slope, mask, weight = ask((0.4 * r, 0.4, 0.4 * r), A)
@@ -70,7 +77,7 @@ def check_mask(functions):
     must_be(f"M of several tokens at once, r = {spelled(rs)}, A = {spelled(A_T)}", mask, right)
 
 
-def check_engine(functions):
+def check_engine():
     """the mask does not look at mu: the engine's noise is no movement"""
     for mu in (0.2, 0.4, 0.8):
         for A in (1.0, -1.0):
@@ -78,7 +85,7 @@ def check_engine(functions):
             must_be(f"{call}, r = 1: M", mask, [1])
 
 
-def check_cap(functions):
+def check_cap():
     """the cap bounds the weight and keeps the gradient; the weight is reported as it was"""
     for ratio, cap, bounded in ((4.0, 5.0, 4.0), (8.0, 5.0, 5.0), (8.0, 2.0, 2.0), (0.1, 5.0, 0.1),
                                 (8.0, 7.0, 7.0), (8.0, 0.0, 8.0)):
@@ -88,23 +95,14 @@ def check_cap(functions):
             must_be(f"{call}: the weight that is returned", weight, [ratio])
 
 
-def check_switches(functions):
+def check_switches():
     """clip=False, other eps_low and eps_high, other kinds of weight"""
-    call, slope, mask, _ = ask((0.8, 0.4, 0.4), 1.0, clip=False, mini_batches=2)
-    must_be(f"{call}: [M, gradient]", [mask.item(), slope.item()], [1, 2])
-    call, slope, mask, _ = ask((0.2, 0.4, 0.4), -1.0, clip=False, mini_batches=2)
-    must_be(f"{call}: [M, gradient]", [mask.item(), slope.item()], [1, -0.5])
-    call, _, mask, _ = ask((0.5, 0.4, 0.4), 1.0, eps_high=0.2)
-    must_be(f"{call}, r = 1.25: M", mask, [0])
-    call, _, mask, _ = ask((0.35, 0.4, 0.4), -1.0, eps_low=0.1)
-    must_be(f"{call}, r = 0.875: M", mask, [0])
-    call, slope, _, _ = ask((0.44, 0.4, 0.2), 1.0, importance="staleness")
-    must_be(f"d/d(log pi) of {call}", slope, [1.1])
-    call, slope, _, _ = ask((0.4, 0.4, 0.2), 1.0, importance="none")
-    must_be(f"d/d(log pi) of {call}", slope, [1.0])
+    for triple, A, M, right, settings in SWITCHES:
+        call, slope, mask, _ = ask(triple, A, **settings)
+        must_be(f"{call}: [M, gradient]", [mask.item(), slope.item()], [M, right])
 
 
-def check_unbiased(functions):
+def check_unbiased():
     """three actions drawn from another mu: the expectation is the true gradient"""
     theta = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64, requires_grad=True)
     mu = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
@@ -116,7 +114,7 @@ def check_unbiased(functions):
     must_be(f"E_mu[gradient], mu = {spelled(mu)}, rewards {spelled(reward)}", found, true)
 
 
-def check_ppo(functions):
+def check_ppo():
     """with an exact engine it is PPO's clipped objective, token by token"""
     for r in (0.5, 0.9, 1.0, 1.2, 1.5):
         for A in (1.0, -1.0):

@@ -24,7 +24,7 @@ def scales(responses, **settings):
     return call, [row.scale for row in rows]
 
 
-def check_constant(functions):
+def check_constant():
     """constant: a sum over tokens and a mean over responses, divided by max_tokens"""
     for lengths, right in (((5,), [1 / 10]), ((2, 6), [1 / 20] * 2), ((1, 1, 9), [1 / 30] * 3)):
         call, yours = scales(lengths)
@@ -33,14 +33,14 @@ def check_constant(functions):
     must_be(call, yours, [1 / 128] * 2)
 
 
-def check_mini_batches(functions):
+def check_mini_batches():
     """the mean of a mini-batch: an average one, as the rows come in mini_batches"""
     for lengths, N in itertools.product(((2, 6), (3, 3, 3, 3), (1, 2, 3, 4, 5)), (1, 2)):
         call, yours = scales(lengths, mini_batches=N)
         must_be(call, yours, [N / len(lengths) / 10] * len(lengths))
 
 
-def check_response(functions):
+def check_response():
     """response: each response's tokens add up to the same, however long it is"""
     for lengths, N in (((4,), 1), ((2, 6), 1), ((2, 6), 2), ((1, 2, 9), 2)):
         call, yours = scales(lengths, length_norm="response", mini_batches=N)
@@ -48,7 +48,7 @@ def check_response(functions):
                 [N / len(lengths)] * len(lengths), why="The prompt is no part of the response.")
 
 
-def check_batch(functions):
+def check_batch():
     """batch: every token counts the same, and all of them 1 (by mini-batch)"""
     for lengths, N in (((4,), 1), ((2, 6), 1), ((2, 6), 2), ((1, 2, 9), 2)):
         call, yours = scales(lengths, length_norm="batch", mini_batches=N)
@@ -92,7 +92,7 @@ def random_rows():
                 yield [(rng.randint(1, longest), rng.randint(1, 9)) for _ in range(count)]
 
 
-def check_once(functions):
+def check_once():
     """every row is in exactly one micro-batch; no rows, none"""
     call, batches = cut([], 10)
     must_be(f"{call}: how many", len(batches), 0)
@@ -101,7 +101,7 @@ def check_once(functions):
             cut(rows, tokens)
 
 
-def check_budget(functions):
+def check_budget():
     """no rectangle is larger than the budget, but that of a single long row"""
     known = [([(2, 50), (2, 48)], 102), ([(40, 12), (2, 48)], 102)]  # 104, by sums 102
     drawn = [(rows, tokens) for rows in random_rows() for tokens in (5, 12, 30, 120)]
@@ -113,7 +113,7 @@ def check_budget(functions):
                             f"longest {max(len(row.ids) for row in batch)} = {area(batch)} tokens")
 
 
-def check_padding(functions):
+def check_padding():
     """at most the share `padding` of all rectangles is padding"""
     barely = [[(2, 98), (2, 87)], [(50, 50), (3, 92), (3, 80)]]  # 5.5 % and 6 %, all in one
     for rows in itertools.chain(random_rows(), barely):
@@ -126,7 +126,7 @@ def check_padding(functions):
                             f"{empty} are padding ({empty / whole:.0%})")
 
 
-def check_full(functions):
+def check_full():
     """rows of equal length fill their rectangles, and a little padding saves a batch"""
     for count, tokens in ((4, 12), (5, 12), (9, 30)):
         call, batches = cut([(1 + i % 5, 5 - i % 5) for i in range(count)], tokens)  # 6 each

@@ -65,7 +65,7 @@ def shares(forced, normalise=True):
     return found
 
 
-def check_note(functions):
+def check_note():
     """what the router chose by itself is noted, replay or not; without replay nothing changes"""
     for forced in (None, [[0, 3], [1, 2]]):
         call, result, chosen, _ = route(forced)
@@ -78,7 +78,7 @@ def check_note(functions):
     must_be("hook called for layer 1: layers noted", sorted(chosen), [1])
 
 
-def check_experts(functions):
+def check_experts():
     """the forced experts are used, each token and layer its own; -1 leaves the router's choice"""
     for forced, right in ((OWN, OWN), ([[0, 3], [1, 2]], [[0, 3], [1, 2]]), ([[-1, -1]] * 2, OWN),
                           ([[0, 3], [-1, -1]], [[0, 3], [3, 0]])):
@@ -90,7 +90,7 @@ def check_experts(functions):
             triple(call, result)[2], forced)
 
 
-def check_gates(functions):
+def check_gates():
     """their gates are computed from the logits, which are handed on as they came"""
     for forced in (OWN, [[0, 3], [1, 2]], [[3, 2], [3, 1]]):
         call, result, _, _ = route(forced)
@@ -98,7 +98,7 @@ def check_gates(functions):
         must_be(f"{call}: logits", result[0], LOGITS)
 
 
-def check_unnormalised(functions):
+def check_unnormalised():
     """norm_topk_prob: False leaves the last division out, and a router without it divides"""
     for forced in (OWN, [[0, 3], [1, 2]]):
         call, result, _, _ = route(forced, normalise=False)
@@ -110,7 +110,7 @@ def check_unnormalised(functions):
         raise Wrong(f"{call}: the gates came as bfloat16, and yours are {result[1].dtype}")
 
 
-def check_gradient(functions):
+def check_gradient():
     """the gradient flows through the gates to the router, and to the forced experts' logits"""
     for forced in (OWN, [[0, 3], [1, 2]]):
         call, result, _, logits = route(forced)
@@ -137,7 +137,7 @@ AGREEMENTS = [  # own, engine, layers with experts, right
     ([[[4, 0, 2]]], [[[4, 1, 0]]], [0], [[False]])]
 
 
-def check_agreement(functions):
+def check_agreement():
     """agreement is between sets, of the layers that have experts"""
     for own, engine, layers, right in AGREEMENTS:
         replay = replay_of()

@@ -8,7 +8,7 @@ import eval as evaluation
 from course.checks import Wrong, must_be
 
 
-def check_subsets(functions):
+def check_subsets():
     """pass@k is the share of all choices of k samples that hold a right one"""
     for n in (1, 2, 4, 5):
         for c, k in itertools.product(range(n + 1), range(1, n + 1)):
@@ -17,7 +17,7 @@ def check_subsets(functions):
                     hits / comb(n, k))
 
 
-def check_unbiased(functions):
+def check_unbiased():
     """pass@k is unbiased: E over c of the estimate is 1 - (1-p)^k, with n = 3"""
     for p, k in itertools.product((0.5, 0.1), (1, 2, 3)):
         mean = sum(comb(3, c) * p**c * (1 - p)**(3 - c) * evaluation.pass_at_k(3, c, k)
@@ -25,7 +25,7 @@ def check_unbiased(functions):
         must_be(f"E[pass_at_k(n=3, c, k={k})] with p = {p}", mean, 1 - (1 - p)**k)
 
 
-def check_large(functions):
+def check_large():
     """large n, without overflow, and numbers that make no sense are refused"""
     must_be("pass_at_k(n=2000, c=1, k=1000)", evaluation.pass_at_k(2000, 1, 1000), 0.5)
     must_be("pass_at_k(n=4000, c=2000, k=1)", evaluation.pass_at_k(4000, 2000, 1), 0.5)
@@ -38,7 +38,7 @@ def check_large(functions):
                     "ValueError")
 
 
-def check_average(functions):
+def check_average():
     """avg: the mean of the sets' means, by weight"""
     sets = [[1.0, 0.0], [0.25, 0.25, 0.25, 0.25]]
     for weights, right in ((None, 0.375), ([1, 1], 0.375), ([3, 1], 0.4375), ([30, 10], 0.4375)):
@@ -46,7 +46,7 @@ def check_average(functions):
         must_be(f"avg of the sets {sets}, weights={weights}", found["avg"], right)
 
 
-def check_interval(functions):
+def check_interval():
     """the interval: 95 % of all ways to draw the questions again, exactly"""
     for values, low, high in (([0.0, 1.0], 0.0, 1.0), ([1.0] * 2 + [0.0] * 8, 0.0, 0.5),
                               ([0.5] * 6, 0.5, 0.5), ([1.0] * 4 + [0.0] * 16, 0.05, 0.4)):
@@ -55,7 +55,7 @@ def check_interval(functions):
                 [found["ci_low"], found["ci_high"]], [low, high], 1e-6)
 
 
-def check_sets(functions):
+def check_sets():
     """every set is drawn from by itself, `resamples` times, and weighs what it weighs"""
     found = evaluation.estimate([np.zeros(5), np.ones(5)], [1, 3], resamples=400)
     must_be("[avg, ci_low, ci_high] of five zeros (weight 1) and five ones (weight 3)",
@@ -70,7 +70,7 @@ def check_sets(functions):
     must_be("ci_high - ci_low of one resample", found["ci_high"] - found["ci_low"], 0)
 
 
-def check_seed(functions):
+def check_seed():
     """the same seed, the same interval; the caller's data stay as they are"""
     values = np.arange(30.0)
     first, again = (evaluation.estimate([values], resamples=200, seed=3) for _ in range(2))
