@@ -47,9 +47,8 @@ from tqdm import tqdm
 from ada_sampler import collect
 from parts.config import Config
 from parts.engine import WatchedEngine
-from parts.gvm import gvm_norms
 from parts.held_out import evaluate_if_due
-from parts.logprobs import token_logprobs, tokens_at_once
+from parts.logprobs import gvm_norms, token_logprobs, tokens_at_once
 from parts.machine import memory_gb, out_of_memory
 from parts.metrics import diagnostics, mean_surprisal, summarize
 from parts.policy import Row, leave, micro_batches
