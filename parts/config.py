@@ -42,8 +42,8 @@ AUTO = {  # what 0 stands for: with the built-in models, and with real ones
 }
 
 SMALL = dict(  # what a real model of less than 500 M parameters has instead, if no flag says more
-    max_tokens=40, max_prompt_tokens=256, batch_prompts=16, M=4, temperature=0.7,
-    eval_temperature=0.7, lr=3e-4, steps=24, eval_every=8, eval_questions=72, eval_k=4)
+    max_tokens=40, max_prompt_tokens=256, batch_prompts=16, M=4, lr=3e-4, warmup_steps=2, steps=20,
+    eval_every=10, eval_questions=72, eval_k=4)
 ROOM = dict(max_tokens=160, max_prompt_tokens=640)  # and for problems that are not its own
 
 # What may be another on --resume: it changes how long, how fast and where a run goes on, and how

@@ -18,7 +18,7 @@ GB = 2**30
 BYTES = dict(float32=4, bfloat16=2, float16=2, fp8=1)
 LIBRARIES = 0.8 * GB  # torch, vLLM and what they set up, whatever the model
 SPARE = 0.9  # of what is free; the rest is for graders, caches and whoever else is there
-MOST = 1024  # tokens per pass: more are hardly faster on a CPU
+MOST = 896  # tokens per pass: more are hardly faster on a CPU
 GAPS = 1.6  # what the process holds of a pass, by what the pass keeps: C's allocator leaves gaps
 
 

@@ -142,13 +142,16 @@ TEXTS = {  # kind -> (its texts, the answer); a and b are numbers, c is smaller 
 SIZES = {"": (3, 12), " (large)": (13, 60)}  # the range of a and b
 LARGE = ("add", "subtract", "compare", "multiply", "two steps")  # kinds that also come in large
 KINDS = (*TEXTS, *(f"{kind} (large)" for kind in LARGE))
+HARD = ("divide", "times and more", "multiply (large)", "two steps (large)")
+WITHIN_REACH = tuple(kind for kind in KINDS if kind not in HARD)
 
 
 def words(split: str, count: int, seed: int = 0) -> list[dict]:
-    """`count` problems, all kinds in turn, no text twice."""
+    """`count` problems, no text twice: all kinds in turn; in training what is hard half as often."""
     rng, found = random.Random(f"words/{split}/{seed}"), {}
+    turn = KINDS if split == "test" else (*KINDS, *WITHIN_REACH)
     while len(found) < count:
-        level = KINDS[len(found) % len(KINDS)]
+        level = turn[len(found) % len(turn)]
         text, answer = word_problem(rng, level)
         if in_test_split(text) == (split == "test") and text not in found:
             found[text] = dict(problem=text, answer=str(answer), level=level,

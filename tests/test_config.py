@@ -136,7 +136,9 @@ def test_the_defaults_are_those_that_the_page_explains():
     for config in (tiny, real, small):
         for flag in ("--lora-rank", "--lora-alpha", "--weight-decay", "--max-grad-norm"):
             assert float(stated[f"`{flag}`"]) == getattr(config, flag[2:].replace("-", "_"))
-        assert stated["schedule"].startswith(f"{config.warmup_steps} optimizer steps")
+    warmups = f"{real.warmup_steps} optimizer steps of warm-up (models below 500 M parameters: "
+    assert stated["schedule"].startswith(f"{warmups}{small.warmup_steps})")
+    assert tiny.warmup_steps == real.warmup_steps
     rates = [float(stated[f"`--lr`, {kind}"]) for kind in (
         "built-in models", "real models", "models below 500 M parameters")]
     assert rates == [tiny.lr, real.lr, small.lr]

@@ -69,8 +69,8 @@ def test_a_small_model_needs_no_flags_and_flags_go_first(tmp_path):
     assert {name: getattr(config, name) for name in SMALL} == SMALL
     assert (config.data, config.eval_data) == ("builtin-words", "builtin-words")
     assert config.template == "three-examples" and config.n == config.N == 4
-    own = parse(["--model", models.SMOLLM, "--temperature", "1", "--max-tokens", "64"])
-    assert (own.temperature, own.eval_temperature, own.max_tokens) == (1.0, 0.7, 64)
+    own = parse(["--model", models.SMOLLM, "--lr", "1e-4", "--max-tokens", "64"])
+    assert (own.lr, own.steps, own.max_tokens) == (1e-4, SMALL["steps"], 64)
     file = tmp_path / "mine.jsonl"
     file.write_text('{"problem": "1 + 1?", "answer": "2"}\n')
     own = parse(["--model", models.SMOLLM, "--data", str(file)])
