@@ -5,14 +5,10 @@ against an exact enumeration, or against the project's own functions. Symbols as
 a prompt's pass rate, n samples are kept, rounds have M samples, there are up to N of them.
 """
 import math
-import sys
-from pathlib import Path
 from statistics import NormalDist
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from ada_sampler import (  # noqa: E402
+from ada_sampler import (
     RULES, Group, Sample, SamplerConfig, exit_test, first_size, rows_per_prompt, settle)
 
 Phi = NormalDist().cdf

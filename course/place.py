@@ -16,7 +16,6 @@ from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
 LABS = ROOT / "course" / "labs"
-sys.path.insert(0, str(ROOT))
 
 HOMES = {  # lab -> its functions, each with the module (and class) that has the project's own
     "lab_1": {"bandit_gradient": "course.checks.lab_1", "advantages": "ada_sampler"},

@@ -44,14 +44,5 @@ def slides() -> str:
     return HEAD + "\n---\n\n".join(slide(path.read_text(encoding="utf-8")) for path in NOTES)
 
 
-def length(text: str) -> str:
-    """How long the notes are, for whoever plans the minutes."""
-    formulas = re.findall(r"```math.*?```", text, re.S)
-    words = re.findall(r"[A-Za-z][a-z]+", re.sub(r"```.*?```|\$.*?\$", "", text, flags=re.S))
-    return f"{len(words):,} words, {len(formulas)} displayed formulas"
-
-
 if __name__ == "__main__":
-    for path in NOTES:
-        print(path.stem, length(path.read_text(encoding="utf-8")), sep=": ")
     (COURSE / "slides.md").write_text(slides(), encoding="utf-8")

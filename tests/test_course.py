@@ -233,30 +233,20 @@ def test_flags_of_the_user_come_last_and_all_are_flags_of_the_program():
         assert parse(train.flags_of([lab], ["--steps", "3"])).steps == 3
 
 
-def test_the_first_difference_of_two_runs_is_named(tmp_path):
+def test_two_runs_are_drawn_and_their_first_difference_is_named(tmp_path):
     from course import train
 
-    for name, loss in (("own", 0.5), ("yours", 0.25)):
-        (tmp_path / name).mkdir()
-        lines = [dict(step=1, samples=9, loss=1.0), dict(step=2, samples=9, loss=loss)]
-        (tmp_path / name / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    said = train.first_difference(tmp_path / "own", tmp_path / "yours")
-    assert said == "The runs part at step 2: loss is 0.25 with yours and 0.5 with the project's."
-    assert "number for number" in train.first_difference(tmp_path / "own", tmp_path / "own")
-
-
-@pytest.mark.slow
-def test_both_curves_are_drawn(tmp_path):
-    from course import train
-
-    for name in ("own", "yours"):
-        (tmp_path / name).mkdir()
-        metrics = [dict(step=i, reward_first_round=0.1 * i) for i in (1, 2, 3)]
-        evals = [dict(step=i, data="builtin", avg=0.2, ci_low=0.1, ci_high=0.3) for i in (0, 3)]
+    own, yours = tmp_path / "own", tmp_path / "yours"
+    for folder, loss in ((own, 0.5), (yours, 0.25)):
+        folder.mkdir()
+        metrics = [dict(step=i, reward_first_round=0.1 * i, loss=loss ** (i - 1)) for i in (1, 2)]
+        evals = [dict(step=i, data="builtin", avg=0.2, ci_low=0.1, ci_high=0.3) for i in (0, 2)]
         for file, rows in (("metrics", metrics), ("eval", evals)):
-            lines = "\n".join(map(json.dumps, rows))
-            (tmp_path / name / f"{file}.jsonl").write_text(lines)
-    train.draw(tmp_path / "own", tmp_path / "yours", tmp_path / "both.png")
+            (folder / f"{file}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    said = train.first_difference(own, yours)
+    assert said == "The runs part at step 2: loss is 0.25 with yours and 0.5 with the project's."
+    assert "number for number" in train.first_difference(own, own)
+    train.draw(own, yours, tmp_path / "both.png")
     assert (tmp_path / "both.png").stat().st_size > 10_000
 
 
@@ -268,6 +258,8 @@ def test_every_bug_is_in_the_present_code_exactly_once_and_has_all_that_a_hunt_n
         compile(mutated(text, bug), bug["file"], "exec")  # and still is Python
         assert bug["url"].startswith("https://github.com/") and bug["source"] and bug["answer"]
         assert len(bug["hints"]) == 3 and bug["symptom"] and bug["diagnostic"]
+        file, _, test = bug["test"].partition("::")
+        assert f"def {test}(" in (ROOT / file).read_text()
 
 
 @pytest.mark.slow
@@ -345,7 +337,7 @@ def test_flags_of_a_hunt_are_flags_of_the_program(tmp_path, monkeypatch):
     from parts.config import parse
 
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "long.jsonl").touch()
+    (tmp_path / bugs.LONG).write_text("\n".join(map(json.dumps, bugs.long_prompts())))
     for bug in BUGS.values():
         assert parse(["--name", "hunt", *prove.SMALL, *bug["flags"]]).steps == 4
 
