@@ -1,6 +1,6 @@
 """Proof of the bug hunt: every bug in a real run, against the same run without it.
 
-    python course/prove.py            # all of them, about half an hour of CPU
+    python course/prove.py            # all of them, a quarter of an hour of CPU
     python course/prove.py 3 5        # some
 
 Writes course/answers/proof.jsonl: for each bug the command, the diagnostic that shows it with and

@@ -27,10 +27,6 @@ BUGS = bugs.bugs()
 PROOF = {row["number"]: row for row in map(json.loads, prove.PROOF.read_text().splitlines())}
 
 
-def module_of(place_name: str) -> str:
-    return place_name.partition(":")[0]
-
-
 def from_text(text: str, file: str):
     """A module made of this text, beside the real one."""
     module = types.ModuleType(f"mutant_{Path(file).stem}")
