@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import types
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import torch
 from bench.mutate import mutated
 from conftest import ROOT
 from course import bugs, check, place, prove
+from course.checks import Wrong, must_equal
 from helpers import HANG
 from parts.config import Config
 
@@ -105,6 +107,13 @@ def test_an_empty_lab_gets_no_point_and_asks_for_functions_of_the_projects_signa
         assert list(asked.parameters) == list(real.parameters)
         assert [p.default for p in asked.parameters.values()] == [
             p.default for p in real.parameters.values()]
+
+
+@pytest.mark.parametrize("yours, right", [(1, True), (3, Fraction(3)), ("3", 3), (None, "")])
+def test_what_is_equal_but_of_another_kind_is_wrong(yours, right):
+    must_equal("f()", right, right)
+    with pytest.raises(Wrong, match=r"f\(\): yours is"):
+        must_equal("f()", yours, right)
 
 
 def test_the_project_has_its_own_functions_back_afterwards():

@@ -12,7 +12,7 @@ from ada_sampler import Group, Sample
 from helpers import HANG
 from course import simulate as simulator
 from course.simulate import Coin, as_rule, by_band, effective_weight, report, simulate
-from sampler_oracles import ORACLE, RULES, WEIGHTINGS, config, exact, exact_weight
+from sampler_oracles import RULES, WEIGHTINGS, config, exact, exact_weight
 
 ROOT = Path(__file__).resolve().parents[1]
 
