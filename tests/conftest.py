@@ -1,11 +1,13 @@
 """Tests marked `engine` start the real vLLM; the others need no engine: pytest -m "not engine"."""
 import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and what the tests start inherits
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
