@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 def pytest_collection_modifyitems(items):
     """The longest files first, so that two workers end at about the same time."""
-    slow = ["test_training.py", "test_faults.py", "test_eval.py", "test_engine.py",
+    slow = ["test_real.py", "test_training.py", "test_faults.py", "test_eval.py", "test_engine.py",
             "test_rewards.py"]
     items.sort(key=lambda item: slow.index(item.path.name) if item.path.name in slow else len(slow))
 
