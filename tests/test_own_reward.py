@@ -431,4 +431,4 @@ def test_the_tiny_model_learns_a_reward_of_ones_own_on_ones_own_file(tmp_path):
             assert s["status"] == ("correct" if s["reward"] > 0.9 else "wrong")
     (tmp_path / "mine.py").write_text("def score(problem, completion): return 1")
     done = run_program("minirl.py", *flags, "--steps", "11", "--resume", cwd=tmp_path)
-    assert done.returncode == 1 and "The file of --reward is not the one" in done.stdout
+    assert done.returncode == 1 and "--reward file are not those" in done.stdout
