@@ -72,6 +72,10 @@ def objective(lp_T, old_T, mu_T, coefficient_T, config: Config):
     direction in which their advantage pushes them. GRPO's min does exactly that, with r as the
     weight; CISPO bounds the weight and stops nobody. Neither of these two uses mu.
 
+    By default a step is one mini-batch: r is 1, no token is stopped, and in float32 the weight is
+    about 1 too, so all this is the plain policy gradient. It begins to matter with --mini-batches,
+    in 16 bits, and for mixtures of experts.
+
     lp_T = log pi_theta (with gradient), old_T = log pi_old, mu_T = log mu, all [T] in nats;
     coefficient_T: A, the advantage times the row's weight (`row_weights`, mostly 1).
     Returns (term_T, M_T: 0 where no gradient is left, weight_T before any bound).
@@ -180,8 +184,9 @@ def cut(groups, config: Config, rng: random.Random) -> list[list[Row]]:
     keeps the size of a step honest: divided by the useful rows alone, a batch with one useful
     prompt would make as large a step as a full one, in a direction that is mostly noise.
 
-    A response that was cut off at max_tokens is a row like any other, judged by its last closed
-    box, as in the released code: it is mostly wrong, and that is what teaches the model to finish.
+    A response that was cut off at max_tokens is a row like any other, judged by its last box
+    (which must be closed), as in the released code. It is mostly wrong, and that is what teaches
+    the model to finish.
     A mask would take that lesson away. `truncated` in the log says how many there are.
     """
     rows_of = [rows_of_group(group, config) for group in groups if group.kept]

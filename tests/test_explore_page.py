@@ -840,8 +840,8 @@ def test_a_prompt_on_which_the_grader_failed_is_found(browse):
 
 
 @pytest.mark.parametrize("config, answer, judged", [
-    (dict(), "12", "it was judged by the last \\boxed{} that it had closed."),
-    (dict(), None, "it had closed no \\boxed{}."),
+    (dict(), "12", "it was judged by its last \\boxed{}."),
+    (dict(), None, "its last \\boxed{} is missing or open."),
     (dict(reward="mine.py:score"), "12", "the reward function judged what there is.")])
 def test_a_cut_off_answer_is_shown_as_such(browse, config, answer, judged):
     group = recorded_group(10, 9)
