@@ -70,11 +70,8 @@ def objective(lp_T, old_T, mu_T, coefficient_T, config: Config):
     pi_old/mu, the engine is not the trainer, and r = pi_theta/pi_old, the policy has moved since.
     Its mask M_t looks at r only: it stops tokens that have already moved far enough in the
     direction in which their advantage pushes them. GRPO's min does exactly that, with r as the
-    weight; CISPO bounds the weight and stops nobody. Neither of these two uses mu.
-
-    By default a step is one mini-batch: r is 1, no token is stopped, and in float32 the weight is
-    about 1 too, so all this is the plain policy gradient. It begins to matter with --mini-batches,
-    in 16 bits, and for mixtures of experts.
+    weight; CISPO bounds the weight and stops nobody. Neither of these two uses mu. By default, with
+    one mini-batch, r is 1 and nothing is stopped: in float32 the plain policy gradient is left.
 
     lp_T = log pi_theta (with gradient), old_T = log pi_old, mu_T = log mu, all [T] in nats;
     coefficient_T: A, the advantage times the row's weight (`row_weights`, mostly 1).

@@ -84,8 +84,9 @@ def settings_for_export(run: Path) -> dict:
     config = settings(run) or {}
     odd = [key for key in NEEDED if not isinstance(config.get(key), str)]
     if odd or config["dtype"] not in PRECISIONS:
-        raise SystemExit(f"{shown(run / 'config.json')} does not say the {(odd or ['dtype'])[0]} of "
-                         "the run: it is damaged, and the model cannot be put together.")
+        missing = (odd or ["dtype"])[0]
+        raise SystemExit(f"{shown(run / 'config.json')} does not say the {missing} of the run: it is "
+                         "damaged, and the model cannot be put together.")
     return config
 
 

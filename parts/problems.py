@@ -6,7 +6,7 @@ rates spread over the whole range.
 
 **Skills**: 48 letters that hide a digit each. `7F4=?` asks for 7 + 4 + the digit of F, which
 nothing in the problem gives away. The model `tiny-skills` writes down what it believes F to be, and
-adds: `F=5\\n\\boxed{16}`. How often it believes the right digit of a letter is chosen and not found:
+adds: `F=5\\n\\boxed{16}`. How often it believes the right digit of a letter is chosen, not found:
 BELIEF spreads it so that pass@k from k = 1 to 256 is close to what Reinforce-Ada's paper (v1,
 Fig. 2) shows for Qwen2.5-Math-1.5B. Many prompts are then solved once in twenty or fifty draws or
 less, which is what adaptive sampling is made for. Letters have nothing in common, so what is learnt
@@ -147,7 +147,7 @@ WITHIN_REACH = tuple(kind for kind in KINDS if kind not in HARD)
 
 
 def words(split: str, count: int, seed: int = 0) -> list[dict]:
-    """`count` problems, no text twice: all kinds in turn; in training what is hard half as often."""
+    """`count` problems, no text twice, all kinds in turn; hard ones half as often in training."""
     rng, found = random.Random(f"words/{split}/{seed}"), {}
     turn = KINDS if split == "test" else (*KINDS, *WITHIN_REACH)
     while len(found) < count:
