@@ -85,8 +85,8 @@ def settings_for_export(run: Path) -> dict:
     odd = [key for key in NEEDED if not isinstance(config.get(key), str)]
     if odd or config["dtype"] not in PRECISIONS:
         missing = (odd or ["dtype"])[0]
-        raise SystemExit(f"{shown(run / 'config.json')} does not say the {missing} of the run: it is "
-                         "damaged, and the model cannot be put together.")
+        raise SystemExit(f"{shown(run / 'config.json')} does not say the {missing} of the run: it "
+                         "is damaged, and the model cannot be put together.")
     return config
 
 
