@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-HANG = 1800  # seconds: the limit of every wait. Only what hangs meets it, whatever the machine's load
+HANG = 1800  # seconds: the limit of every wait. Only what hangs meets it, whatever the load
 
 
 def run_program(script: str, *flags, **how) -> subprocess.CompletedProcess:
@@ -29,7 +29,7 @@ def run_program(script: str, *flags, **how) -> subprocess.CompletedProcess:
 
 
 class Program:
-    """`python script *flags`, running: script is a file of the project, or a module ("parts.export").
+    """`python script *flags`, running: a file of the project, or a module ("parts.export").
 
     cwd: its folder. env: variables on top of the tests' own; None takes one away. before: Python
     that it executes first (a patch, a limit). What it prints, stderr too, goes to a file: `text()`.

@@ -594,7 +594,7 @@ def test_a_foreign_folder_is_left_alone(tmp_path):
         folder = tmp_path / name.split(".")[0]
         folder.mkdir()
         (folder / name).write_text("precious")
-        with pytest.raises(SystemExit, match=f"holds {name} but no protocol.json.*name another --out"):
+        with pytest.raises(SystemExit, match=f"holds {name} but no protocol.json.*another --out"):
             open_folder(folder, FINISHED)
         assert [(file.name, file.read_text()) for file in folder.iterdir()] == [(name, "precious")]
 

@@ -180,7 +180,8 @@ def test_mean_line_covers_the_common_range():
             self.lines.append((list(xs), list(ys), label))
 
     ax = Axes()
-    compare.draw_group(ax, [([0, 2, 4], [0.0, 2.0, 4.0]), ([0, 2], [2.0, 4.0]), ([], [])], "k", "two")
+    curves = [([0, 2, 4], [0.0, 2.0, 4.0]), ([0, 2], [2.0, 4.0]), ([], [])]
+    compare.draw_group(ax, curves, "k", "two")
     assert len(ax.lines) == 3 and ax.lines[-1] == ([0, 2], [1.0, 3.0], "two")
 
 

@@ -125,7 +125,7 @@ def test_what_is_recorded_of_a_token_is_what_the_saved_adapter_says_of_it(learnt
 
 
 def test_resumed_equals_uninterrupted_where_more_has_to_be_carried_over(tmp_path):
-    """Old log-probs, refills, an adapter that is swapped. As after a crash: the newest checkpoint is
+    """Old log-probs, refills, an adapter that is swapped. As after a crash the last checkpoint is
     gone, and the logs know more than the one before. (The default: test_faults.py.)
     """
     whole, parts = tmp_path / "runs/whole", tmp_path / "runs/parts"
