@@ -23,7 +23,8 @@ from parts.prompts import add_prompts, stop_ids
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 SHORT = ("--model", SMOLLM, "--name", "short", "--steps", 2, "--batch-prompts", 3, "--N", 2,
-         "--eval-questions", 2, "--eval-k", 2, "--graders", 1, "--checkpoint-every", 1, "--train-anyway")
+         "--eval-questions", 2, "--eval-k", 2, "--graders", 1, "--checkpoint-every", 1,
+         "--train-anyway")
 
 
 @pytest.fixture(scope="module")
