@@ -94,7 +94,7 @@ def prepare(config: Config, grader) -> Run:
         found.path, dtype=config.dtype, rank=config.lora_rank, alpha=config.lora_alpha,
         seed=config.seed, device="cpu" if engine.on_cpu else "cuda",
         checkpointing=config.gradient_checkpointing == "on")
-    optimizer, schedule = learner(policy, config)
+    optimizer, schedule = make_optimizer(policy, config)
     probe = start_probe(config, engine, policy, found.held_out)
     run = Run(found.folder, found.lock, config, engine, policy, optimizer, schedule, grader,
               found.held_out, Stream(found.train, config.seed), Estimator(config), probe, tracker)
@@ -185,7 +185,7 @@ def start_probe(config: Config, engine, policy, held_out: list) -> Probe:
                  max_tokens=max(1, config.max_tokens - 1), temperature=config.temperature)
 
 
-def learner(policy, config: Config):
+def make_optimizer(policy, config: Config):
     """AdamW on what is trainable. The learning rate rises linearly over the first `warmup_steps`
     optimizer steps, for AdamW's averages are of few gradients then, and stays: a decay would tie
     it to a last step, and --resume --steps moves that.

@@ -21,7 +21,7 @@ import eval  # noqa: E402
 import minirl  # noqa: E402
 from ada_sampler import Estimator  # noqa: E402
 from parts.config import parse  # noqa: E402
-from parts.run import learner, prepare, reseed  # noqa: E402
+from parts.run import make_optimizer, prepare, reseed  # noqa: E402
 from rewards import Grader  # noqa: E402
 
 FOUR = dict(mini_batches=4, length_norm="batch")
@@ -51,7 +51,7 @@ def start_again(run, start: list, settings: dict) -> None:
     weights = [p for p in run.policy.parameters() if p.requires_grad]
     for p, value in zip(weights, start):
         p.data.copy_(value)
-    run.optimizer, run.schedule = learner(run.policy, run.config)
+    run.optimizer, run.schedule = make_optimizer(run.policy, run.config)
     run.stream.cursor, run.estimator = 0, Estimator(run.config)
     run.engine.sync(run.policy)
 

@@ -10,7 +10,7 @@ from small_policy import tiny_policy
 from parts import checkpoint, files
 from parts.config import Config
 from parts.policy import loss_scale
-from parts.run import learner
+from parts.run import make_optimizer
 
 
 class OneWeight(torch.nn.Module):
@@ -28,7 +28,7 @@ class OneWeight(torch.nn.Module):
 
 def save(folder, steps, keep=3):
     policy = OneWeight()
-    optimizer, schedule = learner(policy, Config(lr=0.1))
+    optimizer, schedule = make_optimizer(policy, Config(lr=0.1))
     for step in steps:
         policy.w.grad = torch.ones(3)
         optimizer.step()
@@ -222,7 +222,7 @@ def test_a_checkpoint_gets_its_name_when_all_of_it_is_on_the_disk(tmp_path, disk
 # ------------------------------------------------------------------------------ taken up again
 def taught(config: Config, steps: int):
     policy = tiny_policy()
-    optimizer, schedule = learner(policy, config)
+    optimizer, schedule = make_optimizer(policy, config)
     for _ in range(steps):
         learn(policy, optimizer, schedule)
     return policy, optimizer, schedule

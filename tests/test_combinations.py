@@ -23,7 +23,7 @@ from parts.config import Config, resolve
 from parts.engine import Rollout
 from parts.policy import loss_scale
 from parts.routing_replay import RoutingReplay
-from parts.run import learner
+from parts.run import make_optimizer
 
 WORDS = 32
 SIZES = dict(vocab_size=WORDS, hidden_size=16, intermediate_size=16, num_attention_heads=1,
@@ -120,7 +120,7 @@ def check_that_it_trains(config: Config, policies) -> None:
         config=config, engine=RandomWriter(routes=policy.routing is not None), grader=Judge(),
         stream=Problems(), estimator=Estimator(config), policy=policy)
     groups = sample(run)
-    metrics = update(policy, *learner(policy, config), groups, config, random.Random(0))
+    metrics = update(policy, *make_optimizer(policy, config), groups, config, random.Random(0))
     assert metrics["optimizer_steps"] >= 1 and metrics["skipped_steps"] == 0, metrics
     assert 0 < metrics["grad_norm"] < math.inf and math.isfinite(metrics["loss"]), metrics
     after = adapter_of(policy)

@@ -18,7 +18,7 @@ from parts.files import append
 from parts.folder import note_start, weights_of
 from parts.models import fetch_model
 from parts.policy import load_policy
-from parts.run import learner, settings_of
+from parts.run import make_optimizer, settings_of
 
 
 def train_at_random(run: Path, model="tiny", steps=(3,), size=0.01, dtype="float32") -> Path:
@@ -35,7 +35,7 @@ def train_at_random(run: Path, model="tiny", steps=(3,), size=0.01, dtype="float
         append(run / "eval.jsonl", dict(
             step=step, data=config.eval_data, questions=100, k=8, avg=step / 10, ci_low=.1,
             ci_high=.9))
-        checkpoint.save(run, policy, *learner(policy, config), dict(step=step), keep=9)
+        checkpoint.save(run, policy, *make_optimizer(policy, config), dict(step=step), keep=9)
     return run
 
 

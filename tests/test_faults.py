@@ -25,7 +25,7 @@ from conftest import ROOT
 from minirl import Config
 from parts import run as running
 from parts.config import parse, resolve
-from parts.run import learner
+from parts.run import make_optimizer
 from helpers import Program, run_program
 from small_policy import gradients_of, random_groups, tiny_policy
 
@@ -53,7 +53,7 @@ def first_adapter_weight(policy):
 def test_nan_skips_the_step_and_changes_nothing(broken):
     policy, groups, config = tiny_policy(), random_groups(
         4, seed=0), Config(max_tokens=20, micro_tokens=4096, lr=0.1)
-    optimizer, schedule = learner(policy, config)
+    optimizer, schedule = make_optimizer(policy, config)
     right = first_adapter_weight(policy)[0, 0].item()
     if broken == "weight":
         first_adapter_weight(policy).data[0, 0] = math.nan
@@ -137,7 +137,7 @@ def test_rehearsal_names_the_settings_to_lower(monkeypatch):
 @pytest.fixture(scope="module")
 def learning():
     policy = tiny_policy()
-    return policy, *learner(policy, Config(lr=0.1))
+    return policy, *make_optimizer(policy, Config(lr=0.1))
 
 
 def one_step(policy, optimizer, schedule):

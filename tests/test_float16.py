@@ -11,7 +11,7 @@ from helpers import run_program
 from minirl import Config
 from parts import checkpoint
 from parts.policy import START_SCALE, Row, loss_scale
-from parts.run import learner
+from parts.run import make_optimizer
 from parts.trouble import broken
 from test_policy import small_policy
 
@@ -71,7 +71,7 @@ def weights_of(policy):
 @pytest.mark.slow
 def test_an_overflow_skips_one_step_lowers_the_scale_and_changes_nothing_else(tmp_path, capsys):
     policy = small_policy(tmp_path, **START)
-    optimizer, schedule = learner(policy, Config(lr=1e-3))
+    optimizer, schedule = make_optimizer(policy, Config(lr=1e-3))
     policy.loss_scale._init_scale = 2.0**40
     before = weights_of(policy)
     loss, norm = one_step(policy, optimizer, schedule)
@@ -108,7 +108,7 @@ def test_a_resumed_run_goes_on_with_its_scale_bit_by_bit(tmp_path):
         policy = small_policy(tmp_path / "model", **START)
         policy.loss_scale = torch.amp.GradScaler(
             "cpu", init_scale=2.0**40, backoff_factor=2.0**-18, growth_interval=4)
-        return policy, *learner(policy, config)
+        return policy, *make_optimizer(policy, config)
 
     straight = fresh()
     found = [one_step(*straight, seed=step)[1] for step in range(4)]

@@ -21,7 +21,7 @@ from parts.engine import Rollout
 from parts.metrics import (diagnostics, effective_share, group_row, mean_surprisal, pieces,
                            recorded, show_change, summarize, token_columns)
 from parts.policy import Row
-from parts.run import learner
+from parts.run import make_optimizer
 from sampler_oracles import coins, config, run
 from test_combinations import Judge, Problems, RandomWriter, complete, random_policy
 
@@ -155,7 +155,7 @@ def stepped(mixture=False, grader=None, **settings):
         config=config, engine=RandomWriter(routes=mixture), grader=grader or Judge(),
         stream=Problems(), estimator=Estimator(config), policy=policy)
     groups = sample(run)
-    metrics = update(policy, *learner(policy, config), groups, config, random.Random(0))
+    metrics = update(policy, *make_optimizer(policy, config), groups, config, random.Random(0))
     lines = [json.dumps(group_row(1, group, Words())) for group in recorded(groups, "all")]
     return config, groups, [json.loads(line, parse_constant=pytest.fail) for line in lines], metrics
 
@@ -264,7 +264,7 @@ def test_a_rows_log_probs_are_of_the_weights_that_its_optimizer_step_began_with(
         config=config, engine=RandomWriter(routes=False), grader=Judge(), stream=Problems(),
         estimator=None, policy=policy))
     remember()
-    update(policy, *learner(policy, config), groups, config, random.Random(0))
+    update(policy, *make_optimizer(policy, config), groups, config, random.Random(0))
     rows = [s for group in groups for s in group_row(1, group, Words())["pool"]]
     seen = [(i, s) for i, s in enumerate(rows) if "theta" in s]
     assert {s["mini"] for _, s in seen} == {0, 1, 2}

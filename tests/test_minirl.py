@@ -17,7 +17,7 @@ from minirl import Config
 from parts import held_out
 from parts.config import resolve
 from parts.policy import Row
-from parts.run import fresh_state, learner
+from parts.run import fresh_state, make_optimizer
 from test_combinations import SMALL, Judge, Problems, RandomWriter, random_policy
 
 
@@ -57,7 +57,7 @@ def small_run(mixture: bool = False, grader: Judge | None = None, **settings):
     config = resolve(Config(**SMALL | settings))
     config.validate()
     policy, events = random_policy(mixture), []
-    optimizer, schedule = learner(policy, config)
+    optimizer, schedule = make_optimizer(policy, config)
     probe = SimpleNamespace(check=lambda: events.append("probe") or dict(probe_gap_max=0.25))
     return SimpleNamespace(
         config=config, policy=policy, optimizer=optimizer, schedule=schedule, events=events,

@@ -12,7 +12,7 @@ from minirl import Config, objective, set_scales, update
 from parts.config import OBJECTIVES
 from parts.metrics import diagnostics
 from parts.policy import Row, micro_batches
-from parts.run import learner
+from parts.run import make_optimizer
 from small_policy import close, gradients_of, random_groups, tiny_policy
 
 
@@ -306,7 +306,7 @@ def test_a_group_is_never_split_over_mini_batches():
 def learning(**changes):
     config = Config(**dict(max_tokens=20, micro_tokens=4096, lr=0.01, warmup_steps=4) | changes)
     policy = tiny_policy()
-    return policy, *learner(policy, config), config
+    return policy, *make_optimizer(policy, config), config
 
 
 @pytest.fixture

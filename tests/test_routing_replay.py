@@ -314,7 +314,7 @@ def test_ratios_under_each_replay(replay, tmp_path, monkeypatch):
                         replay=s.rollout.routes if replay == "r3" else None) for s, a in group.kept]
             with replaying(policy, rows):
                 first += token_logprobs(policy, rows)[0].tolist()
-    metrics = minirl.update(policy, *running.learner(policy, config), groups, config,
+    metrics = minirl.update(policy, *running.make_optimizer(policy, config), groups, config,
                             random.Random(0))
     (lp, old), (later, later_old) = seen
     assert torch.equal(lp, old)

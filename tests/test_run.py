@@ -348,7 +348,7 @@ def test_every_phase_of_every_step_has_its_own_random_state():
 
 def test_the_learning_rate_warms_up_and_stays(run):
     config = Config(lr=0.1, warmup_steps=4, weight_decay=0.5)
-    optimizer, schedule = running.learner(run.policy, config)
+    optimizer, schedule = running.make_optimizer(run.policy, config)
     seen = []
     for _ in range(6):
         seen.append(optimizer.param_groups[0]["lr"])
@@ -358,7 +358,7 @@ def test_the_learning_rate_warms_up_and_stays(run):
     assert optimizer.param_groups[0]["weight_decay"] == 0.5
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
     assert trained == {id(p) for p in run.policy.parameters() if p.requires_grad}
-    at_once, _ = running.learner(run.policy, Config(lr=0.1, warmup_steps=0))
+    at_once, _ = running.make_optimizer(run.policy, Config(lr=0.1, warmup_steps=0))
     assert at_once.param_groups[0]["lr"] == 0.1
 
 
