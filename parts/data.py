@@ -40,12 +40,12 @@ class Problem:
     level: str = ""  # difficulty, where the data set knows it
     prompt: str = ""  # what the model sees, after prompts.add_prompts
     prompt_ids: list[int] = field(default_factory=list)
-    row: dict = field(default_factory=dict)  # all columns, where --reward is to have them
+    columns: dict = field(default_factory=dict)  # the whole row, where --reward needs it
 
     @property
     def judged_by(self) -> str | dict:
         """What a grader has to know of it: the gold answer; a function of one's own the row."""
-        return self.row or self.answer
+        return self.columns or self.answer
 
 
 # -------------------------------------------------------------------------------- defaults by model
@@ -142,7 +142,7 @@ def builtin(name: str, for_training: bool, limit: int | None, whole_rows: bool) 
     """A set that the program makes."""
     split = "train" if for_training else "test"
     return [Problem(row["problem"], row["answer"], row["id"], name, str(row["level"]),
-                    row=row if whole_rows else {})
+                    columns=row if whole_rows else {})
             for row in BUILTIN[name](split, limit or BUILTIN_COUNT[split])]
 
 
@@ -195,7 +195,7 @@ def sift(
             continue
         own, level = scalar(row, "id", "unique_id"), scalar(row, "level", "difficulty")
         own = own if own and not own.isdigit() else f"{source}/{index}"
-        kept.append(Problem(text, gold, own, source, level, row=whole))
+        kept.append(Problem(text, gold, own, source, level, columns=whole))
         texts.add(words)
         if len(kept) == limit:
             break
@@ -286,14 +286,14 @@ def hold_out(problems: list[Problem], most: int) -> tuple[list[Problem], list[Pr
     if len(problems) < 2:
         raise SystemExit("One problem is not enough to hold some out: name a held-out set with "
                          "--eval-data.")
-    ranked = sorted(problems, key=place)
-    count = sum(place(problem) < HELD_OUT_SHARE for problem in ranked)
+    ranked = sorted(problems, key=hash_fraction)
+    count = sum(hash_fraction(problem) < HELD_OUT_SHARE for problem in ranked)
     held_out = ranked[:max(1, min(count, most))]
     chosen = {problem.id for problem in held_out}
     return [problem for problem in problems if problem.id not in chosen], held_out
 
 
-def place(problem: Problem) -> float:
+def hash_fraction(problem: Problem) -> float:
     """A number in [0, 1) that only the letters and digits of the problem decide."""
     digest = hashlib.sha256(fingerprint(problem).encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
@@ -309,7 +309,7 @@ def drop_overlap(train: list[Problem], held_out: list[Problem]) -> tuple[list[Pr
 def digest(problems: list[Problem]) -> str:
     """Equal for the same questions and golds (or rows) in the same order, whatever the prompts."""
     asked = [(p.id, p.problem, p.answer) for p in problems]
-    text = json.dumps(asked + [p.row for p in problems if p.row])
+    text = json.dumps(asked + [p.columns for p in problems if p.columns])
     return f"{len(problems)} questions, {hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 

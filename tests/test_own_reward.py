@@ -159,10 +159,10 @@ def test_a_file_that_never_finishes_loading_is_given_up(tmp_path, monkeypatch):
 
 
 def test_it_is_tried_on_an_empty_completion_before_the_engine_starts(mine, grader, capsys):
-    grader.try_out([SimpleNamespace(row={})])
+    grader.try_out([SimpleNamespace(columns={})])
     assert "gives no number for an empty completion: SyntaxError" in capsys.readouterr().out
     with OwnReward(f"{mine}:row", 0.5, workers=1) as other:
-        other.try_out([SimpleNamespace(row=dict(number=2, nested=dict(more=1)))])
+        other.try_out([SimpleNamespace(columns=dict(number=2, nested=dict(more=1)))])
     assert "gives 3 for an empty completion; above 0.5 is correct" in capsys.readouterr().out
 
 
@@ -232,7 +232,7 @@ def test_no_gold_is_needed_and_none_is_dropped_for_being_odd(tmp_path, capsys):
     rows = [dict(question=f"Say something about {i}.", key=f"k{i}") for i in range(30)]
     file = write(tmp_path / "mine.jsonl", [*rows, dict(key="no question"), rows[0]])
     train, held_out = load_train_and_held_out(file, "held-out", whole_rows=True)
-    assert len(train) + len(held_out) == 30 and all(p.answer == "" and p.row["key"] for p in train)
+    assert len(train) + len(held_out) == 30 and all(p.answer == "" and p.columns["key"] for p in train)
     out = capsys.readouterr().out
     assert "30 problems of 32 rows (dropped 1 without a problem, 1 double)" in out
     with pytest.raises(SystemExit, match="gold answer"):
@@ -264,7 +264,7 @@ def test_dates_and_deep_rows_do_no_harm():
     rows = [dict(problem="a?", day=datetime.date(2026, 1, 2), raw=b"x"),
             dict(problem="b?", more=deep)]
     (found,) = rows_to_problems(rows, "mine", whole_rows=True)
-    assert found.row == dict(problem="a?", day="2026-01-02", raw="b'x'")
+    assert found.columns == dict(problem="a?", day="2026-01-02", raw="b'x'")
 
 
 # ------------------------------------------------------------------------------ settings
