@@ -10,6 +10,12 @@
 4  sync        handing over the weights, as a share of a step
 6  start-up    from `python minirl.py` to the first answers
 
+    python bench/speed.py                                    # all, of the built-in model
+    OMP_NUM_THREADS=2 python bench/speed.py --model SmolLM2-135M-Instruct --repeats 3
+
+The second measures number 1 of another model, as minirl.py trains it by default, also against
+Hugging Face's `model.generate`, into bench/results/speed-MODEL.json.
+
 Target 5 has a script of its own, trl_baseline.py; the table shows its newest result.
 """
 import argparse
@@ -18,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -38,31 +44,33 @@ def rollouts(p, repeats: int) -> dict:
             for name, run in dict(default=p, two_rounds=two, single_round=single).items()}
 
 
-def against_generate(p, repeats: int) -> dict:
-    """Tokens per second of the sampler and of bare generation of the very same work; engine steps.
+def against_generate(p, repeats: int, **others) -> dict:
+    """Tokens per second of the sampler, and of bare generation and `others` (functions of a list
+    from `lengths_of`) that do the very same work.
 
-    Both sides do everything once before they are timed: oneDNN makes a kernel for every new number
-    of running requests, and the side that came first would pay for both.
+    Every side does everything once before it is timed: oneDNN makes a kernel for every new number
+    of running requests, and the side that came first would pay for all.
     """
-    facts, rates = [], dict(sampler=[], generate=[], generate_without_logprobs=[])
+    sides = dict(generate=partial(bare_generate, p.engine, 0),
+                 generate_without_logprobs=partial(bare_generate, p.engine, None), **others)
+    facts, rates = [], {name: [] for name in ("sampler", *sides)}
     for step in range(repeats + 1):
         cursor = p.stream.cursor
         groups = draw(p, step, cursor)
         work = lengths_of(groups)
         steps = max(s.rollout.finished for g in groups for s in g.pool)
-        bare_generate(p.engine, work, 0)
+        for side in sides.values():
+            side(work)
         taken = [seconds(draw, p, step, cursor)]
-        taken += [seconds(bare_generate, p.engine, work, logprobs) for logprobs in (0, None)]
-        alone = seconds(bare_generate, p.engine, [(work[0][0], 40)], 0) / 40
+        taken += [seconds(side, work) for side in sides.values()]
+        alone = seconds(bare_generate, p.engine, 0, [(work[0][0], 40)]) / 40
         if step:  # the first round is for warming up
             facts.append(dict(samples=len(work), engine_steps=steps, step_seconds=alone))
             for side, value in zip(rates.values(), taken):
                 side.append(sum(length for _, length in work) / value)
     return {key: median(row[key] for row in facts) for key in facts[0]} | dict(
         tokens_per_second={name: median(values) for name, values in rates.items()},
-        ratio=middle_ratio(rates["sampler"], rates["generate"]),
-        ratio_without_logprobs=middle_ratio(rates["sampler"], rates["generate_without_logprobs"]),
-        raw=rates)
+        ratios={name: middle_ratio(rates["sampler"], rates[name]) for name in sides}, raw=rates)
 
 
 def draw(p, step: int, cursor: int) -> list:
@@ -79,7 +87,7 @@ def lengths_of(groups) -> list[tuple]:
     return [(g.problem.prompt_ids, len(s.rollout.token_ids)) for g in groups for s in g.pool]
 
 
-def bare_generate(engine, work: list[tuple], logprobs) -> None:
+def bare_generate(engine, logprobs, work: list[tuple]) -> None:
     """As many samples of each prompt, of the same lengths, in one call; no text is decoded and
     nothing is graded."""
     from vllm import SamplingParams
@@ -88,6 +96,42 @@ def bare_generate(engine, work: list[tuple], logprobs) -> None:
                              detokenize=False)
               for _, length in work]
     engine.llm.generate([dict(prompt_token_ids=ids) for ids, _ in work], params, use_tqdm=False)
+
+
+def rollouts_of(model: str, repeats: int) -> dict:
+    """The default sampler of another model, also against Hugging Face's own `generate`."""
+    from parts.config import parse
+    from parts.models import fetch_model
+
+    with project(**asdict(parse(["--model", model, "--name", "bench"]))) as p:
+        plain = plain_model(fetch_model(model, 0), p)
+        return against_generate(p, repeats, hugging_face=partial(hf_generate, plain))
+
+
+def plain_model(path: str, p):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=p.config.dtype)
+    return model.to(p.policy.device).eval()
+
+
+def hf_generate(model, work: list[tuple], at_once: int = 64) -> None:
+    """The same work in batches of `at_once`, sorted by length, which nobody would know beforehand.
+
+    A response that is shorter than the longest of its batch would be cut off afterwards.
+    """
+    import torch
+
+    work = sorted(work, key=lambda item: item[1])
+    for batch in (work[i:i + at_once] for i in range(0, len(work), at_once)):
+        padding = max(len(ids) for ids, _ in batch)
+        ids = [[0] * (padding - len(ids)) + ids for ids, _ in batch]
+        seen = [[0] * (padding - len(ids)) + [1] * len(ids) for ids, _ in batch]
+        longest = batch[-1][1]
+        model.generate(torch.tensor(ids, device=model.device), max_new_tokens=longest,
+                       attention_mask=torch.tensor(seen, device=model.device),
+                       min_new_tokens=longest, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+                       pad_token_id=0)
 
 
 # --------------------------------------------------------------------------------------- 2 training
@@ -274,11 +318,22 @@ def of_rollouts(default: dict, two_rounds: dict, single_round: dict) -> list[tup
     two = (f"{two_rounds['engine_steps']:.0f} engine steps, "
            f"{two_rounds['samples'] / default['samples'] - 1:+.0%} samples")
     one = f"{single_round['engine_steps']:.0f} engine steps"
-    return [row("1", f"sampler and grading / LLM.generate ({rate})", default["ratio"], least=0.9),
-            row("", f"--M 16 --N 2 ({two})", two_rounds["ratio"]),
-            row("", f"a single round ({one})", single_round["ratio"], least=0.9),
+    ratio, ratio_of_two, ratio_of_one = (
+        x["ratios"]["generate"] for x in (default, two_rounds, single_round))
+    return [row("1", f"sampler and grading / LLM.generate ({rate})", ratio, least=0.9),
+            row("", f"--M 16 --N 2 ({two})", ratio_of_two),
+            row("", f"a single round ({one})", ratio_of_one, least=0.9),
             row("", "an engine step with a single response", 1000 * default["step_seconds"],
                 "{:.1f} ms")]
+
+
+def of_model(found: dict) -> list[tuple]:
+    names = dict(sampler="the sampler, grading included", generate="LLM.generate",
+                 generate_without_logprobs="LLM.generate without log-probs",
+                 hugging_face="Hugging Face's generate")
+    rates = found["tokens_per_second"]
+    return [row("", names[name], rate, "{:,.0f} tokens/s") for name, rate in rates.items()] + [
+        row("", f"the sampler / {names[name]}", ratio) for name, ratio in found["ratios"].items()]
 
 
 def row(number: str, what: str, value: float, form="{:.2f}", least=None, most=None) -> tuple:
@@ -303,11 +358,16 @@ def main() -> None:
                         help="measure these, keep the others' results")
     parser.add_argument("--repeats", type=int, default=5,
                         help="of every measurement; medians are shown (default: 5)")
+    parser.add_argument("--model", help="measure the rollouts of this model, and nothing else")
     parser.add_argument("--out", default="", help="folder of the result (default: bench/results)")
     parser.add_argument("--logprob-memory", type=int, nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.logprob_memory:
         return measure_logprob_memory(*args.logprob_memory)
+    if args.model:
+        found = rollouts_of(args.model, args.repeats)
+        save(f"speed-{Path(args.model).name}", found, args.out)
+        return show(of_model(found))
     result = {name: found for name, found in load("speed").items() if name in parts}
 
     def keep(name, found):
