@@ -44,7 +44,7 @@ SECONDS = 30  # an interruption costs the samples of this time at most
 
 
 # ----------------------------------------------------------------------------------------- sampling
-def evaluate(engine, grader, problems, k: int, max_tokens: int, *, done=(), keep=None,
+def evaluate(engine, grader, problems, k: int, max_tokens: int, *, done=(), on_rows=None,
              **how) -> list[dict]:
     """k samples of every problem (with prompt_ids, see prompts.py), graded while the engine runs.
 
@@ -52,13 +52,13 @@ def evaluate(engine, grader, problems, k: int, max_tokens: int, *, done=(), keep
     finish_reason, tokens, text, level where known, and why where there was no verdict. A reward of
     one's own is None there, until all rows of the evaluation are there: `with_rewards`.
 
-    `keep(rows)` gets the new rows as they come, to write them down; `done` are rows that were kept
-    before an interruption: these samples are not drawn again. `how`: see `answers`.
+    `on_rows(rows)` gets the new rows as they come, to write them down. `done` are rows from before
+    an interruption: these samples are not drawn again. `how`: see `answers`.
     """
     rows = list(done)
     for new in answers(engine, grader, problems, k, max_tokens, done=rows, **how):
-        if keep:
-            keep(new)
+        if on_rows:
+            on_rows(new)
         rows += new
     return in_order(rows, problems, k)
 
@@ -73,7 +73,7 @@ def answers(engine, grader, problems, k: int, max_tokens: int, *, done=(),
     """
     from tqdm import tqdm
 
-    known = {place(row) for row in done}
+    known = {sample_key(row) for row in done}
     asked = [(q, s) for q, problem in enumerate(problems) for s in range(k)
              if (problem.source, problem.id, s) not in known]
     for q, s in asked:
@@ -107,13 +107,13 @@ def rows_of(finished: dict, problems, grader) -> list[dict]:
             for (q, s), rollout in finished.items()]
 
 
-def place(row: dict) -> tuple:
+def sample_key(row: dict) -> tuple:
     return row["data"], row["id"], row["sample"]
 
 
 def in_order(rows: list[dict], problems, k: int) -> list[dict]:
     """The rows of k samples of each problem. KeyError if one is missing."""
-    found = {place(row): row for row in rows}
+    found = {sample_key(row): row for row in rows}
     return [found[problem.source, problem.id, s] for problem in problems for s in range(k)]
 
 
@@ -146,7 +146,8 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1 - math.prod((n - c - i) / (n - i) for i in range(k))
 
 
-def estimate(sets: list, weights: list | None = None, resamples: int = 4000, seed: int = 0) -> dict:
+def bootstrap(sets: list, weights: list | None = None, resamples: int = 4000,
+              seed: int = 0) -> dict:
     """avg: weighted mean of the means of `sets` (arrays [Q]); ci_low, ci_high: its 95 % bootstrap.
 
     Questions are drawn again within each set. Of the differences of two models on the same
@@ -198,7 +199,7 @@ def report(rows: list[dict]) -> dict:
     ks = [2**i for i in range(n.bit_length())]
     right_Q = [sum(row["status"] == "correct" for row in own) for own in rows_Q]
     verdicts = Counter(row["status"] for row in rows)
-    return estimate([list(question_means(rows).values())]) | {
+    return bootstrap([list(question_means(rows).values())]) | {
         "k": n, "questions": len(rows_Q), "correct": sum(right_Q) / len(rows),
         "pass": {k: float(np.mean([pass_at_k(n, c, k) for c in right_Q])) for k in ks},
         "no_box": verdicts["no_box"] / len(rows),
@@ -208,7 +209,7 @@ def report(rows: list[dict]) -> dict:
         "verdicts": dict(verdicts)}
 
 
-def reports(rows: list[dict], data: str) -> dict[str, dict]:
+def report_by_set(rows: list[dict], data: str) -> dict[str, dict]:
     """The `report` of each set of `data`: of several, each under its own name.
 
     (What is held out of the training data is one set, whatever that was put together of.)
@@ -218,7 +219,7 @@ def reports(rows: list[dict], data: str) -> dict[str, dict]:
     return {name: report(own) for name, own in sets.items()}
 
 
-def summary_of(rows: list[dict], weights: dict[str, float]) -> dict:
+def summarize(rows: list[dict], weights: dict[str, float]) -> dict:
     """sets: {name: report, and one per level where known}; weighted: the average over all sets."""
     sets = {}
     for name in weights:
@@ -230,10 +231,10 @@ def summary_of(rows: list[dict], weights: dict[str, float]) -> dict:
 
 
 def weighted(value_by_question: dict, weights: dict[str, float]) -> dict:
-    """`estimate` of one value per (data, id)."""
+    """`bootstrap` of one value per (data, id)."""
     sets = [[value for (data, _), value in value_by_question.items() if data == name]
             for name in weights]
-    return estimate(sets, list(weights.values()))
+    return bootstrap(sets, list(weights.values()))
 
 
 def compare(rows: list[dict], others: list[dict], weights: dict[str, float]) -> dict:
@@ -255,7 +256,7 @@ def compare(rows: list[dict], others: list[dict], weights: dict[str, float]) -> 
 
 
 # --------------------------------------------------------------------- everything before the engine
-def prepare(config: EvalConfig) -> tuple[dict, dict]:
+def sets_and_protocol(config: EvalConfig) -> tuple[dict, dict]:
     """(sets {name: problems with prompts}, protocol {all that decides about the numbers}).
 
     Whatever is wrong with the model or the data ends here in a SystemExit, before the engine is
@@ -290,7 +291,7 @@ def adapter_of(config: EvalConfig) -> dict[str, str]:
     return dict(adapter=digest_of(Path(config.adapter, "adapter_model.safetensors")))
 
 
-def load_policy(protocol: dict) -> tuple:
+def adapted_policy(protocol: dict) -> tuple:
     """(base and adapter, its rank); (None, 8) without an adapter. SystemExit if they do not fit."""
     if not protocol["adapter"]:
         return None, 8
@@ -334,7 +335,7 @@ def show_protocol(protocol: dict) -> None:
     print(f"{'prompt':12} {protocol['prompt']!r}")
 
 
-def show(summary: dict, own_reward: bool = False) -> None:
+def show_table(summary: dict, own_reward: bool = False) -> None:
     """The table on the terminal. A reward of one's own is no share, and has one beside it."""
     unit, title = (".3g", " correct  ") if own_reward else (".1%", "")
     k = next(iter(summary["sets"].values()))["k"]
@@ -383,9 +384,9 @@ def main(argv: list[str] | None = None) -> None:
     config = parse_eval(argv)
     if config.model in TINY:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # its threads would wait for each other
-    sets, protocol = prepare(config)
+    sets, protocol = sets_and_protocol(config)
     others = load_finished(Path(config.against), protocol, sets) if config.against else None
-    policy, rank = load_policy(protocol)
+    policy, rank = adapted_policy(protocol)
     folder = Path(config.out)
     with open_folder(folder, protocol):
         show_protocol(protocol)
@@ -397,8 +398,8 @@ def main(argv: list[str] | None = None) -> None:
         if len(done) < len(problems) * config.k:
             sample(sets, done, protocol, policy, rank, file)
         rows = with_rewards(in_order(samples_in(file), problems, config.k))
-        summary = summary_of(rows, protocol["weights"])
-        show(summary, bool(config.reward))
+        summary = summarize(rows, protocol["weights"])
+        show_table(summary, bool(config.reward))
         show_failures(rows)
         if others:
             summary["difference"] = compare(rows, others, protocol["weights"])

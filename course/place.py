@@ -27,7 +27,7 @@ HOMES = {  # lab -> its functions, each with the module (and class) that has the
     "lab_7": {"hook": "parts.routing_replay:RoutingReplay",
               "agreement": "parts.routing_replay:RoutingReplay"},
     "lab_8": {"extract_answer": "rewards", "exact": "verifier.answers"},
-    "lab_9": {"pass_at_k": "eval", "estimate": "eval"},
+    "lab_9": {"pass_at_k": "eval", "bootstrap": "eval"},
 }
 
 

@@ -7,7 +7,7 @@ import shutil
 
 from tqdm import tqdm
 
-from eval import evaluate, reports, with_rewards
+from eval import evaluate, report_by_set, with_rewards
 from parts import files
 from parts.engine import StoppableEngine
 from parts.files import shown
@@ -28,14 +28,14 @@ def evaluate_if_due(run: Run) -> None:
     with timed({}, "evaluation"), nothing_lost(run, "evaluation"):
         rows = evaluate(
             StoppableEngine(run.engine), run.grader, run.held_out, config.eval_k, config.max_tokens,
-            done=left_over(run), keep=lambda rows: write_down(rows, run),
+            done=left_over(run), on_rows=lambda rows: write_down(rows, run),
             temperature=config.eval_temperature, seed=f"{config.seed}/{step}",
             progress="  evaluating")
     # Clear it: a resumed run starts without this cache, and cached keys round differently.
     run.engine.clear_cache()
     rows = with_rewards(rows)
     record_answers(rows, run)
-    record_evaluation(reports(rows, config.eval_data), run)
+    record_evaluation(report_by_set(rows, config.eval_data), run)
     if step == 0:
         draws = draws_of_evaluation(rows, run.held_out)
         why = hopeless(run, draws, silent=len({draw.reward for draw in draws}) == 1)

@@ -266,7 +266,7 @@ KINDS = {"lines": draw_lines, "off-policy": draw_lines, "kl": draw_kl, "routes":
 
 
 def draw_evaluation(summary: dict, out: Path) -> Path:
-    """What `eval.summary_of` says: pass@k curves and, where levels are known, accuracy by level."""
+    """What `eval.summarize` says: pass@k curves and, where levels are known, accuracy by level."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), layout="constrained")

@@ -155,7 +155,7 @@ FILES = [  # lab, its text, what is said
     (3, ENDLESS, ["uniform with n=4): no answer after 0.1 seconds of computing", "0 of 10 points",
                   "keep([], 1) raised ValueError: too few", "in line 9 of mine.py"]),
     (9, "def pass_at_k(n, c, k): pass\n"
-        "def estimate(sets, weights=None, resamples=4000, seed=0): pass",
+        "def bootstrap(sets, weights=None, resamples=4000, seed=0): pass",
      ["pass_at_k(n=1, c=0, k=1): yours is None, and it must be 0"])]
 
 

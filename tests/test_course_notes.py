@@ -13,7 +13,7 @@ import sampler_oracles as oracles
 from ada_sampler import SamplerConfig, advantages, allocate_gvm
 from conftest import ROOT
 from course import bugs, figures, handout, laws, slides
-from eval import estimate, pass_at_k
+from eval import bootstrap, pass_at_k
 from minirl import objective
 from parts.config import Config
 from course.simulate import Coin, effective_weight
@@ -317,6 +317,6 @@ def test_the_bootstrap_is_too_narrow_by_q_minus_1_over_q():
     values = [0.1, 0.4, 1.0]
     means = [np.mean(chosen) for chosen in itertools.product(values, repeat=3)]
     assert np.var(means) == pytest.approx(2 / 3 * np.var(values, ddof=1) / 3)
-    found = estimate([values], resamples=20_000)
+    found = bootstrap([values], resamples=20_000)
     assert (found["ci_low"], found["ci_high"]) == pytest.approx(
         np.percentile(means, (2.5, 97.5), method="inverted_cdf"))

@@ -16,7 +16,7 @@ import pytest
 
 from helpers import ROOT, run_program
 import eval as evaluation  # the module has the name of a builtin
-from eval import compare, estimate, evaluate, pass_at_k, report, summary_of
+from eval import bootstrap, compare, evaluate, pass_at_k, report, summarize
 from parts import policy as adapters
 from parts import files
 from parts.files import digest_of
@@ -137,7 +137,7 @@ def test_a_summary_against_its_definitions(weights):
     rows = rows_of(A, "a") + rows_of(B, "b")
     random.Random(0).shuffle(rows)
     means = dict(a=[mean(q) for q in A], b=[mean(q) for q in B])
-    summary = summary_of(rows, weights)
+    summary = summarize(rows, weights)
     for name, questions in (("a", A), ("b", B)):
         found = summary["sets"][name]
         assert found["avg"] == found["correct"] == pytest.approx(mean(means[name]))
@@ -174,8 +174,8 @@ def test_the_same_rows_have_the_same_report_which_json_can_hold():
     assert list(result["pass"]) == [1, 2, 4, 8] and report(rows) == result
     assert json.loads(json.dumps(result))["pass"]["4"] == result["pass"][4]
     values = np.random.default_rng(3).random(40)  # all different: else percentiles often agree
-    assert estimate([values]) == estimate([values])
-    assert estimate([values], seed=1)["ci_low"] != estimate([values], seed=2)["ci_low"]
+    assert bootstrap([values]) == bootstrap([values])
+    assert bootstrap([values], seed=1)["ci_low"] != bootstrap([values], seed=2)["ci_low"]
 
 
 def test_report_counts_what_went_wrong():
@@ -219,7 +219,7 @@ def width(result):
 def test_the_interval_of_a_weighted_average_is_that_of_statistics():
     rng = np.random.default_rng(1)
     a, b = rng.random(200), rng.random(50)
-    pooled = estimate([a, b], [1, 3])
+    pooled = bootstrap([a, b], [1, 3])
     spread = 1.96 * (a.var() / 200 / 16 + b.var() / 50 * 9 / 16) ** 0.5
     assert pooled["avg"] == pytest.approx(a.mean() / 4 + 3 * b.mean() / 4)
     assert width(pooled) == pytest.approx(2 * spread, rel=0.1)
@@ -246,7 +246,7 @@ def test_a_summary_knows_levels_in_their_order():
     rows = rows_of([[1, 1], [1, 0]], "a") + rows_of([[0, 0]], "b")
     for row in rows[:4]:
         row["level"] = {"0": "10", "1": "9"}[row["id"]]
-    sets = summary_of(rows, {"a": 500, "b": 100})["sets"]
+    sets = summarize(rows, {"a": 500, "b": 100})["sets"]
     levels = [(level, part["avg"]) for level, part in sets["a"]["levels"].items()]
     assert levels == [("9", 0.5), ("10", 1)] and sets["b"]["levels"] == {}
 
@@ -420,7 +420,7 @@ def test_a_failed_reward_is_the_worst_of_the_whole_evaluation(tmp_path, at_once,
     rows = evaluation.with_rewards(evaluation.in_order(
         evaluation.samples_in(file), OWN_PROBLEMS, 1))
     assert [row["reward"] for row in rows] == [-5, -4, -5, -3, -5, -1, -2]
-    summary = summary_of(rows, {"a": 1, "b": 1})
+    summary = summarize(rows, {"a": 1, "b": 1})
     assert [summary["sets"][name]["avg"] for name in "ab"] == [-17 / 4, -8 / 3]
     assert [summary["sets"][name]["verifier_failures"] for name in "ab"] == [1 / 4, 1 / 3]
 
@@ -439,7 +439,7 @@ def test_both_sides_of_a_comparison_have_all_rewards(tmp_path, monkeypatch):
     config = SimpleNamespace(model="", adapter="", reward="r.py:f", k=1,
                              out=str(tmp_path / "new"), against=str(tmp_path / "old"))
     monkeypatch.setattr(evaluation, "parse_eval", lambda argv: config)
-    monkeypatch.setattr(evaluation, "prepare", lambda config: (OWN, protocol))
+    monkeypatch.setattr(evaluation, "sets_and_protocol", lambda config: (OWN, protocol))
     evaluation.main([])
     summary = json.loads((tmp_path / "new" / "summary.json").read_text())
     assert (tmp_path / "new" / "eval.png").stat().st_size > 5000
@@ -666,7 +666,7 @@ def test_the_protocol_knows_the_weights_of_sets_and_adapter(model, adapter, data
     long = json.dumps(dict(problem="1+" * 50 + "1=?", answer="51"))
     few.write_text("\n".join([*rows, long, long.replace("51", "52")]) + "\n")
     both = flags(model, f"{data},{few}", tmp_path / "out", adapter=adapter[0])
-    sets, protocol = evaluation.prepare(evaluation.parse_eval(both))
+    sets, protocol = evaluation.sets_and_protocol(evaluation.parse_eval(both))
     assert protocol["weights"] == {"sums.jsonl": 21, "few.jsonl": 3} == {
         name: len(problems) for name, problems in sets.items()}
     weights = digest_of(Path(adapter[0], "adapter_model.safetensors"))
@@ -750,10 +750,10 @@ def test_an_adapter_is_not_put_onto_other_weights_than_its_runs(model, adapter, 
         started = dict(config={}, starts=[dict(inputs=known)])
         (tmp_path / "run" / "config.json").write_text(json.dumps(started))
         if fits:
-            assert evaluation.load_policy(protocol)[1] == 12
+            assert evaluation.adapted_policy(protocol)[1] == 12
         else:
             with pytest.raises(SystemExit, match="not those .* name the --model that the adapter"):
-                evaluation.load_policy(protocol)
+                evaluation.adapted_policy(protocol)
 
 
 @pytest.mark.parametrize("change", [dict(r=4), dict(target_modules=["q_proj"]),

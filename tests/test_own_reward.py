@@ -362,7 +362,7 @@ def test_an_evaluation_has_the_mean_reward_and_the_share_above_the_threshold(cap
     result = evaluation.report(rows)
     assert result["avg"] == pytest.approx(-0.1 / 4)
     assert result["correct"] == result["pass"][1] == 0.5 and result["verifier_failures"] == 0.25
-    evaluation.show(evaluation.summary_of(rows, {"mine": 1}), own_reward=True)
+    evaluation.show_table(evaluation.summarize(rows, {"mine": 1}), own_reward=True)
     evaluation.show_failures(rows)
     out = capsys.readouterr().out
     for part in ("-0.025", "50.0%", "no verdict on 1 of 4 samples", "raised, KeyError: 1"):

@@ -42,7 +42,7 @@ def check_average():
     """avg: the mean of the sets' means, by weight"""
     sets = [[1.0, 0.0], [0.25, 0.25, 0.25, 0.25]]
     for weights, right in ((None, 0.375), ([1, 1], 0.375), ([3, 1], 0.4375), ([30, 10], 0.4375)):
-        found = evaluation.estimate(sets, weights, resamples=50)
+        found = evaluation.bootstrap(sets, weights, resamples=50)
         must_be(f"avg of the sets {sets}, weights={weights}", found["avg"], right)
 
 
@@ -50,32 +50,32 @@ def check_interval():
     """the interval: 95 % of all ways to draw the questions again, exactly"""
     for values, low, high in (([0.0, 1.0], 0.0, 1.0), ([1.0] * 2 + [0.0] * 8, 0.0, 0.5),
                               ([0.5] * 6, 0.5, 0.5), ([1.0] * 4 + [0.0] * 16, 0.05, 0.4)):
-        found = evaluation.estimate([np.array(values)], resamples=8000)
+        found = evaluation.bootstrap([np.array(values)], resamples=8000)
         must_be(f"[ci_low, ci_high] of {sum(values):g} of {len(values)} questions",
                 [found["ci_low"], found["ci_high"]], [low, high], 1e-6)
 
 
 def check_sets():
     """every set is drawn from by itself, `resamples` times, and weighs what it weighs"""
-    found = evaluation.estimate([np.zeros(5), np.ones(5)], [1, 3], resamples=400)
+    found = evaluation.bootstrap([np.zeros(5), np.ones(5)], [1, 3], resamples=400)
     must_be("[avg, ci_low, ci_high] of five zeros (weight 1) and five ones (weight 3)",
             [found["avg"], found["ci_low"], found["ci_high"]], [0.75] * 3)
-    found = evaluation.estimate([np.array([0.0, 1.0]), np.zeros(4)], [1, 1], resamples=4000)
+    found = evaluation.bootstrap([np.array([0.0, 1.0]), np.zeros(4)], [1, 1], resamples=4000)
     must_be("[ci_low, ci_high] of the sets [0, 1] and [0, 0, 0, 0], equal weights",
             [found["ci_low"], found["ci_high"]], [0, 0.5], 1e-6)
-    found = evaluation.estimate([np.array([0.0, 1.0]), np.array([1.0, 0.0])], resamples=4000)
+    found = evaluation.bootstrap([np.array([0.0, 1.0]), np.array([1.0, 0.0])], resamples=4000)
     must_be("[ci_low, ci_high] of the sets [0, 1] and [1, 0], equal weights",
             [found["ci_low"], found["ci_high"]], [0, 1], 1e-6)
-    found = evaluation.estimate([np.arange(30.0)], resamples=1)
+    found = evaluation.bootstrap([np.arange(30.0)], resamples=1)
     must_be("ci_high - ci_low of one resample", found["ci_high"] - found["ci_low"], 0)
 
 
 def check_seed():
     """the same seed, the same interval; the caller's data stay as they are"""
     values = np.arange(30.0)
-    first, again = (evaluation.estimate([values], resamples=200, seed=3) for _ in range(2))
+    first, again = (evaluation.bootstrap([values], resamples=200, seed=3) for _ in range(2))
     must_be("ci_low, the same seed twice", first["ci_low"], again["ci_low"])
-    other = evaluation.estimate([values], resamples=200, seed=4)
+    other = evaluation.bootstrap([values], resamples=200, seed=4)
     if (other["ci_low"], other["ci_high"]) == (first["ci_low"], first["ci_high"]):
         raise Wrong("seed=3 and seed=4 give exactly the same interval: the seed is not used")
     must_be("the data after the call: their sum", float(values.sum()), 435)

@@ -17,7 +17,8 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     raise NotImplementedError
 
 
-def estimate(sets: list, weights: list | None = None, resamples: int = 4000, seed: int = 0) -> dict:
+def bootstrap(sets: list, weights: list | None = None, resamples: int = 4000,
+              seed: int = 0) -> dict:
     """dict(avg=, ci_low=, ci_high=): a weighted mean of sets' means, with its 95 % interval.
 
     sets: for each data set an array [Q], one number per *question* (its avg@k). weights: one per
