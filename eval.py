@@ -86,7 +86,7 @@ def answers(engine, grader, problems, k: int, max_tokens: int, *, done=(),
         while engine.busy:
             for (q, s), rollout in engine.step():
                 problem = problems[q]
-                grader.submit(("eval", q, s), problem.judged_by, rollout.text, **style_of(problem))
+                grader.submit(("eval", q, s), problem, rollout, **style_of(problem))
                 rollout.routes = None  # of a mixture of experts: large, and not looked at here
                 finished[q, s] = rollout
                 bar.update()

@@ -29,7 +29,6 @@ import os
 import random
 import signal
 from dataclasses import replace
-from types import SimpleNamespace
 
 if __name__ == "__main__":  # before torch is imported: --help and a wrong flag answer at once
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports: no traceback
@@ -342,15 +341,12 @@ def sync(run) -> dict:
 
 def sample(run) -> list:
     """The groups of one step: prompts, all that was drawn for them, what is kept, advantages."""
-    grader, stream, config = run.grader, run.stream, run.config
-    judge = SimpleNamespace(
-        submit=lambda key, problem, rollout: grader.submit(key, problem.judged_by, rollout.text),
-        result=grader.result)
+    stream, config = run.stream, run.config
     pilot_norms = functools.partial(gvm_norms, run.policy, temperature=config.temperature)
     engine = WatchedEngine(run.engine, config.max_tokens)
     with contextlib.closing(engine.bar):
         groups = collect(
-            stream.take(config.batch_prompts), config, engine, judge, estimator=run.estimator,
+            stream.take(config.batch_prompts), config, engine, run.grader, estimator=run.estimator,
             more=lambda: stream.take(1)[0],
             grad_norms=pilot_norms if config.gvm_norms == "head" else None)
     if run.engine.routes:

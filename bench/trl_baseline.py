@@ -81,8 +81,8 @@ class Even:
     def __init__(self):
         self.verdicts = {}
 
-    def submit(self, key, gold, text) -> None:
-        self.verdicts[key], = self.grade([(gold, text)])
+    def submit(self, key, problem, rollout) -> None:
+        self.verdicts[key], = self.grade([(problem.judged_by, rollout.text)])
 
     def result(self, key):
         return self.verdicts.pop(key)

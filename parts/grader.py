@@ -262,9 +262,13 @@ class WorkerPool(contextlib.AbstractContextManager):
         """What a worker's answer is worth."""
         return Verdict(float(status == "correct"), status, why)
 
-    def submit(self, key, *question, **how) -> None:
-        """Start judging and return at once. `key`: any hashable, handed to `result` later."""
-        self.pending[key] = self.ask(*question, **how)
+    def submit(self, key, problem, rollout, **how) -> None:
+        """Start judging this answer to `problem` and return at once.
+
+        `key` is any hashable; `result` takes it later. What `ask` is given is `problem.judged_by`
+        (the gold answer, or a row of the data for --reward) and `rollout.text`.
+        """
+        self.pending[key] = self.ask(problem.judged_by, rollout.text, **how)
 
     def result(self, key) -> Verdict:
         """Wait for the verdict of `key`, and forget the key."""

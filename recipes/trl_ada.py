@@ -23,7 +23,6 @@ import sys
 import warnings
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -258,12 +257,8 @@ class AdaTrainer(GRPOTrainer):
 
 def rollouts(prompts: list[str], trainer: AdaTrainer) -> dict:
     """TRL's rollout_func: draws for the prompts of this process, and returns the kept samples."""
-    judge = SimpleNamespace(
-        submit=lambda key, problem, rollout: trainer.grader.submit(
-            key, problem.judged_by, rollout.text),
-        result=trainer.grader.result)
     trainer.engine.when = trainer.state.global_step
-    trainer.groups = collect(trainer.batch, trainer.config, trainer.engine, judge)
+    trainer.groups = collect(trainer.batch, trainer.config, trainer.engine, trainer.grader)
     kept = [(group, sample) for group in trainer.groups
             for sample, _ in rows_of(group, trainer.num_generations)]
     return dict(prompt_ids=[group.problem.prompt_ids for group, _ in kept],

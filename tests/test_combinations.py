@@ -66,8 +66,8 @@ class Judge:
     def __init__(self):
         self.texts = {}
 
-    def submit(self, key, gold, text) -> None:
-        self.texts[key] = text
+    def submit(self, key, problem, rollout) -> None:
+        self.texts[key] = rollout.text
 
     def result(self, key):
         reward = float(self.texts.pop(key) == "right")

@@ -85,10 +85,10 @@ class FakeGrader:
     def __init__(self):
         self.pending, self.styles = {}, {}
 
-    def submit(self, key, gold, completion, style=""):
+    def submit(self, key, problem, rollout, style=""):
         assert key not in self.pending
         self.styles[key] = style
-        self.pending[key] = float(gold == completion[0])
+        self.pending[key] = float(problem.judged_by == rollout.text[0])
 
     def result(self, key):
         reward = self.pending.pop(key)
@@ -392,8 +392,8 @@ def test_samples_are_written_at_least_every_minute(tmp_path, monkeypatch):
 class OwnGrader(FakeGrader):
     """In the place of --reward: an answer is worth its problem's gold, and "broken" raises."""
 
-    def submit(self, key, gold, completion, style=""):
-        self.pending[key] = gold
+    def submit(self, key, problem, rollout, style=""):
+        self.pending[key] = problem.judged_by
 
     def result(self, key):
         gold = self.pending.pop(key)

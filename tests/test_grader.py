@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -167,12 +168,11 @@ def test_closing_ends_the_workers_and_what_they_still_had_to_do(pool):
 
 def test_workers_killed_in_the_middle_of_a_batch_change_nothing(judge):
     with WorkerPool(judge, "", [X], 2, timeout=LONG, memory_gb=1) as pool:
-        for n in range(400):
-            pool.submit(n, (X, WRONG)[n % 2], n)
-        verdicts = [pool.result(0)]                                      # the batch is under way
+        asked = [pool.ask((X, WRONG)[n % 2], n) for n in range(400)]
+        verdicts = [asked[0].result()]                                      # the batch is under way
         for worker in list(pool.workers):
             os.kill(worker.process.pid, signal.SIGKILL)
-        verdicts += [pool.result(n) for n in range(1, 400)]
+        verdicts += [future.result() for future in asked[1:]]
     assert [verdict.status for verdict in verdicts] == ["correct", "wrong"] * 200
 
 
@@ -206,7 +206,9 @@ def test_results_come_in_order_from_any_thread(judge):
             thread.join(HANG)
         assert results == dict.fromkeys(range(4), expected)
         for key in reversed(range(90)):
-            pool.submit(("any", key), *questions[key])
+            problem, rollout = questions[key]
+            pool.submit(("any", key), SimpleNamespace(judged_by=problem),
+                        SimpleNamespace(text=rollout))
         assert [pool.result(("any", key)).reward for key in range(90)] == expected
         with pytest.raises(KeyError):
             pool.result(("any", 0))

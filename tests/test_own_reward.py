@@ -115,7 +115,7 @@ def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path):
     assert [problem.judged_by for problem in problems] == rows
     with OwnReward(f"{mine}:row", 0, workers=1) as grader:
         for key, problem in enumerate(problems):
-            grader.submit(key, problem.judged_by, "four", style="minerva")
+            grader.submit(key, problem, SimpleNamespace(text="four"), style="minerva")
         assert [grader.result(key).reward for key in (0, 1)] == [3 + 0.5 + 4, -3 + 0.25 + 4]
 
 
@@ -174,10 +174,14 @@ def test_a_function_that_hangs_has_the_limits_of_the_page(tmp_path):
     assert (found.status, found.why) == ("timeout", "past the time limit of 0.075 s of computing")
 
 
+def submit(grader, key, row: dict, text: str) -> None:
+    grader.submit(key, SimpleNamespace(judged_by=row), SimpleNamespace(text=text))
+
+
 def test_a_function_that_fails_on_everything_at_the_start_ends_in_one_sentence(mine):
     with OwnReward(f"{mine}:row", 0.5, workers=1) as grader:
         for key in range(PATIENCE):
-            grader.submit(key, dict(key=key), "")
+            submit(grader, key, dict(key=key), "")
         for key in range(PATIENCE - 1):
             assert grader.result(key).status == "raised"
         with pytest.raises(SystemExit, match="no number for any of the first 16 .*KeyError: "
@@ -189,13 +193,13 @@ def test_a_file_that_changes_during_the_run_is_noticed_by_the_next_worker(mine):
     """And once the function has worked, its failures are only counted."""
     with OwnReward(f"{mine}:score", 0.5, workers=1) as grader:
         for key, what in enumerate(["1/0", "1", *["None"] * 40]):
-            grader.submit(key, dict(key=key), what)
+            submit(grader, key, dict(key=key), what)
         assert [grader.result(key).status for key in range(42)] == [
             "raised", "correct", *["no_number"] * 40]
         mine.write_text(MINE.replace("eval(completion)", "2"))
-        grader.submit("a", {}, "0.5")  # the old worker has the old function, and goes on
+        submit(grader, "a", {}, "0.5")  # the old worker has the old function, and goes on
         assert grader.result("a").reward == 0.5
-        grader.submit("b", {}, "os._exit(1)")  # asked again of a new worker, which reads the file
+        submit(grader, "b", {}, "os._exit(1)")  # asked again of a new worker, which reads the file
         with pytest.raises(RuntimeError, match="changed after the start: put it back"):
             grader.result("b")
 

@@ -233,11 +233,11 @@ LONG = [
 def test_hostile_answers_score_zero_in_time_and_do_not_disturb_the_others():
     pairs = [("42", boxed(bomb)) for bomb in BOMBS] + [("42", text) for text in LONG]
     with Grader(workers=2, timeout=0.8) as grader:          # 0.3 s of CPU time
-        start = time.thread_time()
-        for key, pair in enumerate(pairs):
-            grader.submit(key, *pair)
+        start, asked = time.thread_time(), []
+        for pair in pairs:
+            asked.append(grader.ask(*pair))
         assert time.thread_time() - start < 10, "the parent only looks at strings"
-        verdicts = [grader.result(key) for key in range(len(pairs))]
+        verdicts = [future.result() for future in asked]
         for pair, verdict in zip(pairs, verdicts):
             assert verdict.reward == 0, (pair[1][:80], verdict)
         assert score(grader, r"\sqrt{12}", boxed(r"2\sqrt{3}")) == 1
