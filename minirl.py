@@ -50,7 +50,7 @@ from parts.held_out import evaluate_if_due
 from parts.logprobs import gvm_norms, token_logprobs, tokens_at_once
 from parts.machine import memory_gb, out_of_memory
 from parts.metrics import diagnostics, mean_surprisal, summarize
-from parts.policy import Row, leave, micro_batches
+from parts.policy import Row, micro_batches, store_on_rows
 from parts.routing_replay import replaying
 from parts.run import finish, last_words, nothing_lost, prepare, record, reseed, show
 from parts.stop import Interrupted, Stop, timed
@@ -163,7 +163,7 @@ def update(policy, optimizer, schedule, groups, config: Config, rng: random.Rand
     for mini in minis:
         loss, seen = in_memory(accumulate, policy, mini, config)
         for row in mini:
-            row.mini = len(norms)
+            row.mini_batch = len(norms)
         losses.append(loss)
         facts.append(seen)
         norms.append(optimizer_step(policy, optimizer, schedule, config))
@@ -258,7 +258,7 @@ def accumulate(policy, mini: list[Row], config: Config):
         loss += micro_loss.item()
         seen = dict(old=old_T, mu=mu_T, coefficient=coefficient_T, mask=mask_T, weight=weight_T,
                     entropy=entropy_T)
-        leave(micro, theta=lp_T.detach(), mask=mask_T, weight=weight_T, entropy=entropy_T)
+        store_on_rows(micro, theta=lp_T.detach(), mask=mask_T, weight=weight_T, entropy=entropy_T)
         agrees = [row.agrees for row in micro if row.agrees is not None]
         facts.append(seen | (dict(agrees=torch.cat(agrees)) if agrees else {}))
     return loss, {name: torch.cat([seen[name] for seen in facts]) for name in facts[0]}

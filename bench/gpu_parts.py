@@ -103,11 +103,11 @@ def sleep_times(engine, prompts, memory: dict) -> dict:
     """Level 1, as in training: seconds, memory, and whether log-probs are what they were."""
     if not engine.sleeps:
         return {}
-    before = engine.score(prompts)
+    before = engine.prompt_logprobs(prompts)
     found = dict(sleep_seconds=seconds(engine.sleep))
     memory["engine asleep and trainer"] = memory_now()
     found["wake_seconds"] = seconds(engine.wake)
-    after = engine.score(prompts)
+    after = engine.prompt_logprobs(prompts)
     found["after_sleep_gap_max"] = max(abs(a - b) for x, y in zip(before, after)
                                        for a, b in zip(x, y))
     return found

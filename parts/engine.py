@@ -9,7 +9,7 @@ What the rest of the project relies on:
   raw ones, which is wrong at any temperature but 1). Top-p and top-k stay off: they would
   renormalise mu over a subset and bias pi/mu on every token.
 * `sync` hands the trainer's weights over. Does the engine sample what the trainer thinks? After
-  every sync `score` reads a few texts back, and probe.py compares them with the trainer's own
+  every sync `prompt_logprobs` reads a few texts back, and probe.py compares them with the trainer's own
   log-probs; in every step's log `kl_k3` (metrics.py) measures it on the samples themselves.
 * `seed_everything` decides what is drawn.
 * With `routes`, every rollout of a mixture of experts says which experts its tokens passed through
@@ -122,13 +122,13 @@ class Engine:
             options |= adapter_options(model, lora_rank, self.on_cpu, routes)
         if dtype == "fp8":
             options |= fp8_linears(self.on_cpu)
-        self.take(start(model, options, dtype), temperature, stop_token_ids)
+        self.drive(start(model, options, dtype), temperature, stop_token_ids)
         self.recorder = CpuRecorder(self.llm) if routes and self.on_cpu else None
         self.version = f"vllm {vllm.__version__}"
         self.sync_mode, self.routes = sync_mode, routes
         self.sleeps = "enable_sleep_mode" in options
 
-    def take(self, llm, temperature: float, stop_token_ids: list[int]) -> None:
+    def drive(self, llm, temperature: float, stop_token_ids: list[int]) -> None:
         """Drive this vLLM, which may be another program's (recipes/trl_ada.py)."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -167,7 +167,7 @@ class Engine:
 
     def _routes(self, out):
         if self.recorder:
-            return self.recorder.take(out.request_id)
+            return self.recorder.routes_of(out.request_id)
         native = getattr(out.outputs[0], "routed_experts", None)  # numpy, unsigned
         if native is not None:
             import torch

@@ -166,22 +166,22 @@ def sample_row(s, kept: tuple[float, float] | None, tokenizer) -> dict:
         length=len(rollout.token_ids), kept=kept is not None)
     if kept:
         row |= dict(advantage=kept[0], coefficient=kept[1])
-    if rollout.row is not None and rollout.row.seen:
+    if rollout.row is not None and rollout.row.per_token:
         row |= token_columns(rollout.row, rollout.token_ids, tokenizer)
     return row
 
 
 def token_columns(row, token_ids: list[int], tokenizer) -> dict:
     """What the update saw of a sample, an entry per token. pi_old only where it is not pi_theta."""
-    columns = dict(scale=row.scale, mini=row.mini, ids=token_ids,
+    columns = dict(scale=row.scale, mini=row.mini_batch, ids=token_ids,
                    tokens=pieces(token_ids, tokenizer), mu=numbers(row.mu),
-                   theta=numbers(row.seen["theta"].tolist()))
-    if not torch.equal(row.old, row.seen["theta"]):
+                   theta=numbers(row.per_token["theta"].tolist()))
+    if not torch.equal(row.old, row.per_token["theta"]):
         columns["old"] = numbers(row.old.tolist())
     columns |= dict(
-        mask="".join("1" if x else "0" for x in row.seen["mask"].tolist()),
-        weight=numbers(row.seen["weight"].tolist()),
-        entropy=numbers(row.seen["entropy"].tolist(), 4))
+        mask="".join("1" if x else "0" for x in row.per_token["mask"].tolist()),
+        weight=numbers(row.per_token["weight"].tolist()),
+        entropy=numbers(row.per_token["entropy"].tolist(), 4))
     if row.agrees is not None:  # [T, MoE layers]
         columns["agrees"] = numbers(row.agrees.float().mean(1).tolist(), 4)
     return columns

@@ -189,20 +189,20 @@ class Row:
     replay: torch.Tensor | None = None  # likewise, those that the trainer is made to use
     old: torch.Tensor | None = None  # log pi_old of the response [T]
     agrees: torch.Tensor | None = None  # [T, MoE layers]: did pi_old choose the engine's experts?
-    mini: int = 0  # in which of the optimizer steps; this and the next are for the log
-    seen: dict = field(default_factory=dict)  # theta, mask, weight, entropy: each [T]
+    mini_batch: int = 0  # in which of the optimizer steps; this and the next are for the log
+    per_token: dict = field(default_factory=dict)  # theta, mask, weight, entropy: each [T]
 
     @property
     def length(self) -> int:
         return len(self.ids) - self.prompt_length
 
 
-def leave(rows: list[Row], **values_T) -> None:
+def store_on_rows(rows: list[Row], **values_T) -> None:
     """Leave on each row its own part of what was computed for all of them, [T] each."""
     lengths = [row.length for row in rows]
     for name, value_T in values_T.items():
         for row, part in zip(rows, value_T.split(lengths)):
-            row.seen[name] = part
+            row.per_token[name] = part
 
 
 def micro_batches(rows: list[Row], tokens: int, padding: float = 0.05) -> list[list[Row]]:

@@ -138,7 +138,7 @@ class Probe:
 
     def of_engine(self):
         """log mu [T] of the same tokens."""
-        scores = self.engine.score([row.ids for row in self.rows])
+        scores = self.engine.prompt_logprobs([row.ids for row in self.rows])
         return torch.tensor([x for row, score in zip(self.rows, scores)
                              for x in score[row.prompt_length - 1:]])
 

@@ -248,7 +248,7 @@ class CpuRecorder:
                 self.found[name] = []
             self.found[name].append(rows)
 
-    def take(self, request_id: str):
+    def routes_of(self, request_id: str):
         """[prompt + response - 1, layers, k] of a request that has just finished."""
         self.file_away()
         return torch.cat(self.found.pop(request_id))

@@ -313,7 +313,7 @@ def part_of(mini: list, rank: int) -> list:
 
 def left_on(row) -> dict:
     """What the work leaves on a row."""
-    return sent(dict(old=row.old, agrees=row.agrees)) | dict(seen=sent(row.seen))
+    return sent(dict(old=row.old, agrees=row.agrees)) | dict(per_token=sent(row.per_token))
 
 
 def sent(tensors: dict) -> dict:

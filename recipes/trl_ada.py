@@ -199,7 +199,7 @@ class BorrowedEngine(Engine):
 
     def __init__(self, llm, stop_token_ids: list[int], config: Config):
         self.config, self.when = config, 0
-        self.take(llm, config.temperature, stop_token_ids)
+        self.drive(llm, config.temperature, stop_token_ids)
 
     def submit(self, key, problem) -> None:
         _, sample = key

@@ -126,7 +126,7 @@ def test_plain_transformers_and_vllm_read_the_merged_folder(made, tmp_path):
         logits = AutoModelForCausalLM.from_pretrained(tmp_path / "out")(input_ids=ids).logits
     wanted = logits.log_softmax(-1)[:, :-1].gather(2, ids[:, 1:, None])[:, :, 0]
     engine = Engine(str(tmp_path / "out"), max_model_len=64, dtype="float32")
-    found = torch.tensor(engine.score(ids.tolist()))
+    found = torch.tensor(engine.prompt_logprobs(ids.tolist()))
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     chat = [{"role": "user", "content": "1+2=?"}]

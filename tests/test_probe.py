@@ -84,7 +84,7 @@ class NoisyEngine:
         return [[SimpleNamespace(token_ids=row.ids[row.prompt_length:], logprobs=x)]
                 for row, x in zip(rows, mu)]
 
-    def score(self, sequences):
+    def prompt_logprobs(self, sequences):
         found = logprobs_of(self.held, [Row(ids, 1, [], 0.0) for ids in sequences])
         return [[x + self.rng.gauss(0, self.noise) for x in own] for own in found]
 

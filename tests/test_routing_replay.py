@@ -358,11 +358,11 @@ def test_each_request_gets_its_own_rows_of_every_batch():
     recorder = recorder_of(layers=3)  # the first is dense
     run_batch(recorder, {"a-1": (0, 2)}, {1: [[0, 1], [2, 3]], 2: [[4, 5], [6, 7]]})
     run_batch(recorder, {"b": (0, 1), "a-1": (2, 1)}, {1: [[7, 6], [5, 4]], 2: [[3, 2], [1, 0]]})
-    a = recorder.take("a-1")
+    a = recorder.routes_of("a-1")
     assert a[:, 1].tolist() == [[0, 1], [2, 3], [5, 4]]
     assert a[:, 2].tolist() == [[4, 5], [6, 7], [1, 0]]
     run_batch(recorder, {"b": (1, 1)}, {1: [[1, 2]], 2: [[2, 1]]})
-    assert recorder.take("b")[:, 1:].tolist() == [[[7, 6], [3, 2]], [[1, 2], [2, 1]]]
+    assert recorder.routes_of("b")[:, 1:].tolist() == [[[7, 6], [3, 2]], [[1, 2], [2, 1]]]
     assert not recorder.found
 
 
@@ -372,7 +372,7 @@ def test_a_request_that_begins_anew_keeps_nothing_of_its_first_life():
     run_batch(recorder, {"a": (1, 1)}, {0: [[2, 3]]})
     # preempted, and prefilled with what it had written
     run_batch(recorder, {"a": (0, 2)}, {0: [[4, 5], [6, 7]]})
-    assert recorder.take("a")[:, 0].tolist() == [[4, 5], [6, 7]]
+    assert recorder.routes_of("a")[:, 0].tolist() == [[4, 5], [6, 7]]
 
 
 # --------------------------------------------------------------------------------------- the engine
@@ -441,7 +441,7 @@ def test_routes_belong_to_their_own_sequence_and_survive_syncs(family, folder, t
             require_own_routes(policy, rollouts_as_rows(engine))
             move_adapter(policy, 0.05, seed=step)
             engine.sync(policy)
-        engine.score([[1, 2, 3], [4, 5]])
+        engine.prompt_logprobs([[1, 2, 3], [4, 5]])
         engine.submit("given up", [1, 2, 3], 9)
         for _ in range(3):
             engine.step()

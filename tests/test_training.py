@@ -104,7 +104,7 @@ def test_a_fresh_vllm_serves_the_saved_adapter_as_peft_does(learnt):
     served = engine.Engine(tiny_folder(), max_model_len=256, dtype="float32", sync_mode="adapter")
     adapter = str(run / "checkpoints" / "step-000030")
     served._adapter = vllm.lora.request.LoRARequest("saved", 1, adapter)
-    scores = torch.tensor([x for row in served.score(texts) for x in row])
+    scores = torch.tensor([x for row in served.prompt_logprobs(texts) for x in row])
     torch.testing.assert_close(scores, plain, atol=1e-4, rtol=0)
 
 
