@@ -2,15 +2,13 @@
 
     python course/bugs.py list
     python course/bugs.py plant 3 ~/hunt-3        # a copy with bug 3, and its symptom
-    python course/bugs.py hint 3                  # and hint 3 2, hint 3 3: nearer each time
+    python course/bugs.py hint 3                  # then hint 3 2 and hint 3 3, each nearer
     python course/bugs.py check 3 minirl.py:123   # is it this line?
     python course/bugs.py answer 3                # what it was, who had it, which test catches it
 
-Every bug has been somebody's: a link is in the answer. In the copy the program runs (two bugs end
-it at the start, which is a symptom too). Its numbers are what you have: metrics.jsonl and
-groups.jsonl of a run, `python explore.py runs/NAME`, the curves. The copy has no tests and no
-course, for they would tell, and comparing it with the original is no hunt. Nor is looking into
-course/answers/, where the answers are.
+Somebody had each of these bugs; the answer links to the report. The planted program runs, except
+for two bugs that end it at the start. The copy has no tests and no course, since they would give
+the bug away. So would a comparison with the original, and course/answers/.
 """
 import json
 import re
@@ -29,7 +27,6 @@ sys.path.insert(0, str(ROOT))
 from bench.mutate import LEFT_OUT, mutate, mutated  # noqa: E402
 
 ANSWERS = ROOT / "course" / "answers"
-NOT_IN_THE_COPY = (*LEFT_OUT, "tests", "course", "bench", "docs", ".gitignore")
 LONG = "long.jsonl"
 PREFIX = ("Work out the following chain of additions and subtractions from left to right, one link "
           "at a time, and write the last result into a box, please: ")
@@ -47,34 +44,40 @@ def find(number: int) -> dict:
     return known[number]
 
 
-def command_of(bug: dict, folder: Path) -> str:
-    """The same in the copy and in the project: files that only the copy has are named in full."""
-    flags = [str(folder.resolve() / LONG) if flag == LONG else flag for flag in bug["flags"]]
-    return shlex.join(["python", "minirl.py", "--steps", "20", "--name", "hunt", *flags])
-
-
+# ------------------------------------------------------------------------------ the copy
 def long_prompts() -> list[dict]:
-    """For the bug that shows only on long prompts that begin alike.
+    """One bug shows only on long prompts that begin alike.
 
-    The tiny model has never seen any so long. It rambles, and a box with a 0 is its only luck.
+    The tiny model has never seen prompts so long. It rambles, and a lucky 0 is its only chance.
     """
     return [dict(problem=f"{PREFIX}{x}-{x}=?", answer="0") for x in range(1, 301)]
 
 
-def copy(folder: Path, left_out=NOT_IN_THE_COPY) -> None:
-    """The project, with the long prompts that one of the bugs needs."""
+def copy(folder: Path, left_out=(*LEFT_OUT, "tests", "course", "bench", "docs", ".gitignore")):
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*left_out))
     lines = [json.dumps(row) + "\n" for row in long_prompts()]
     (folder / LONG).write_text("".join(lines), encoding="utf-8")
 
 
+def command_of(bug: dict, folder: Path) -> str:
+    """A command that works in the copy and in the project, so that the two runs can be compared."""
+    flags = [str(folder.resolve() / LONG) if flag == LONG else flag for flag in bug["flags"]]
+    return shlex.join(["python", "minirl.py", "--steps", "20", "--name", "hunt", *flags])
+
+
+# ------------------------------------------------------------------------------ where the bug is
+def texts_of(bug: dict) -> tuple[str, str]:
+    """The file before and after planting."""
+    before = (ROOT / bug["file"]).read_text(encoding="utf-8")
+    return before, mutated(before, bug)
+
+
 def planted_lines(bug: dict) -> range:
     """The lines of the planted file (from 1) that have the bug.
 
-    Of a deletion: all lines of the function that lacks something, since none of them is wrong.
+    If the bug only deletes lines, no line is wrong; then the whole function counts.
     """
-    before = (ROOT / bug["file"]).read_text(encoding="utf-8")
-    after = mutated(before, bug)
+    before, after = texts_of(bug)
     pieces = SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False)
     changed = [(first, end) for kind, _, _, first, end in pieces.get_opcodes() if kind != "equal"]
     first, end = changed[0][0], changed[-1][1]
@@ -82,7 +85,7 @@ def planted_lines(bug: dict) -> range:
 
 
 def function_at(text: str, line: int) -> range:
-    """The lines (from 1) of the function or class that a line is in, up to the next one."""
+    """The lines (from 1) from the `def` or `class` above this line to the next one below."""
     starts = [n for n, found in enumerate(text.splitlines(), 1)
               if re.match(r"\s*(?:def|class) \w", found)]
     return range(max([n for n in starts if n <= line], default=1),
@@ -99,8 +102,7 @@ def verdict(bug: dict, where: str) -> str:
     lines = planted_lines(bug)
     if int(line) in lines:
         return f"Yes! `answer {bug['number']}` tells its story."
-    text = mutated((ROOT / bug["file"]).read_text(encoding="utf-8"), bug)
-    if int(line) in function_at(text, lines[0]):
+    if int(line) in function_at(texts_of(bug)[1], lines[0]):
         return "Nearly: the function is right, the line is not."
     return "No: the file is right, the function is not."
 
@@ -115,10 +117,8 @@ def list_bugs() -> None:
 def plant(number: Positional[int], folder: Positional[Path]) -> None:
     """A copy with a bug."""
     bug = find(number)
-    if folder.exists():
-        raise SystemExit(f"{folder} exists already: name a new folder.")
-    if folder.resolve().is_relative_to(ROOT):
-        raise SystemExit(f"{folder} is within the project: name a folder outside.")
+    if folder.exists() or folder.resolve().is_relative_to(ROOT):
+        raise SystemExit(f"{folder} exists, or is within the project: name a new folder outside.")
     copy(folder)
     mutate(folder, bug)
     print(f"Bug {number} is in {folder}. What its user says:\n\n    {bug['symptom']}\n\n"
@@ -127,13 +127,11 @@ def plant(number: Positional[int], folder: Positional[Path]) -> None:
 
 
 def hint(number: Positional[int], which: Positional[int] = 1) -> None:
-    """A hint, nearer by its number."""
+    """One of three hints; a higher number is nearer."""
     hints = find(number)["hints"]
     if not 1 <= which <= len(hints):
         raise SystemExit(f"There are hints 1 to {len(hints)}.")
     print(hints[which - 1])
-    if which < len(hints):
-        print(f"(nearer: hint {number} {which + 1})")
 
 
 def check(number: Positional[int], where: Positional[str]) -> None:
@@ -144,13 +142,13 @@ def check(number: Positional[int], where: Positional[str]) -> None:
 def answer(number: Positional[int]) -> None:
     """What it was."""
     bug = find(number)
-    lines = planted_lines(bug)
-    proof = [json.loads(line) for line in (ANSWERS / "proof.jsonl").read_text().splitlines()]
-    (seen,) = [row for row in proof if row["number"] == number]
-    print(f"{bug['why']}: {bug['file']}, line {lines[0]}\n\n{bug['answer']}\n")
-    print("planted:\n" + "".join(f"  - {line}\n" for line in bug["old"].strip("\n").split("\n"))
-          + "".join(f"  + {line}\n" for line in bug["new"].strip("\n").split("\n") if line))
-    print(f"who had it: {bug['source']}\n  {bug['url']}\n")
+    seen = bug["seen"]
+    print(f"{bug['why']}: {bug['file']}, line {planted_lines(bug)[0]}\n\n{bug['answer']}\n")
+    print("planted:")
+    for sign, text in (("-", bug["old"]), ("+", bug["new"])):
+        for line in filter(None, text.split("\n")):
+            print(f"  {sign} {line}")
+    print(f"\nwho had it: {bug['source']}\n  {bug['url']}\n")
     print(f"what shows it: {bug['diagnostic']}\n  in a sound run {seen['sound']}, with the bug "
           f"{seen['planted']}\n  ({seen['command']})")
     print(f"what catches it: {bug['test']}")

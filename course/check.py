@@ -1,17 +1,17 @@
-"""Grades a lab: points, and for what is wrong the smallest counterexample, in numbers.
+"""Grades a lab: points, and for each mistake the smallest counterexample, in numbers.
 
     python course/check.py 3              # course/labs/lab_3.py
     python course/check.py 3 my/file.py   # another file with the same functions
     python course/check.py all            # every lab, a line each
-    python course/check.py all class/*    # a folder per student, in each lab_1.py, lab_2.py ...
-    python course/check.py 3 class/*      # one lab of everybody's
-    python course/check.py all class/* --json > scores.jsonl    # the same for a machine
+    python course/check.py all class/*    # a folder per student, with lab_1.py, lab_2.py ... in it
+    python course/check.py 3 class/*      # one lab of every student
+    python course/check.py all class/* --json > scores.jsonl    # the same for a program
 
-Your function is put in the place of the project's, and the project is asked. There is no stored
-solution: what is checked is mathematics (exact expectations, brute force, autograd) or follows from
-the function's docstring. Ends with code 0 if all points are there.
+Your function takes the place of the project's, and then the project is called. There is no stored
+solution: the checks use mathematics (exact expectations, brute force, autograd) and the function's
+docstring. The exit code is 0 if the file has all points.
 
-Every file is graded in a process of its own: what it changes, prints or ends is its own.
+Each file is graded in its own process, so what it changes, prints or ends stays there.
 """
 import argparse
 import contextlib
@@ -23,7 +23,6 @@ import os
 import resource
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Iterator, NamedTuple
 
@@ -34,12 +33,12 @@ from course import place  # noqa: E402
 from course.checks import Wrong, spelled  # noqa: E402
 
 SECONDS = 6  # of CPU time per check; the slowest needs one
-MOST_SECONDS = 120  # of CPU time per file, for what no signal wakes, such as sum(range(10**12))
-PATIENCE = 600  # seconds for a file that sleeps; nothing that computes comes near it
+MOST_SECONDS = 120  # of CPU time per file: ends calls that no signal reaches, sum(range(10**12))
+PATIENCE = 600  # seconds until a check that sleeps is given up
 
 
 class Overtime(BaseException):
-    """Not an Exception, so that a student's `except Exception` cannot catch it."""
+    """Not an Exception, so that a student's `except Exception` does not catch it."""
 
 
 class Result(NamedTuple):
@@ -58,7 +57,7 @@ def title_of(check) -> str:
 
 
 def grade(lab: str, functions: dict, file: Path | None = None) -> Iterator[Result]:
-    """Every check of a lab, with these functions in the place of the project's."""
+    """Every check of a lab, with these functions in place of the project's."""
     calls, checks = Calls(), checks_of(lab)  # what they import must still be the project's own
     watched = {name: calls.watch(name, function) for name, function in functions.items()}
     with place.in_place(lab, watched):
@@ -67,10 +66,7 @@ def grade(lab: str, functions: dict, file: Path | None = None) -> Iterator[Resul
 
 
 class Calls:
-    """Remembers the last call, to say what it was that raised or never returned."""
-
-    def __init__(self):
-        self.last = ""
+    """Remembers the last call, to say which one raised or never returned."""
 
     def watch(self, name: str, function):
         @functools.wraps(function)
@@ -108,7 +104,7 @@ def problem_of(check, calls: Calls, file: Path | None) -> str:
 
 @contextlib.contextmanager
 def time_limit(seconds: float):
-    """Raises Overtime inside after so much CPU time, and again every second until it is heard."""
+    """Raises Overtime inside after so much CPU time, and then again every second."""
     def over(*_):
         raise Overtime
 
@@ -123,8 +119,8 @@ def time_limit(seconds: float):
 
 # ---------------------------------------------------------------------- one file, one process
 def grade_here(lab: str, file: Path, answers, quiet: bool) -> None:
-    """Runs in the file's process: sends a sentence if it cannot be read, or else each Result."""
-    os.dup2(os.open(os.devnull, os.O_RDWR), 0)  # nobody answers its input()
+    """Sends each Result, or one sentence if the file cannot be read; then None."""
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)  # its input() reads nothing
     if quiet:
         os.dup2(os.open(os.devnull, os.O_RDWR), 1)
     resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS))
@@ -132,35 +128,32 @@ def grade_here(lab: str, file: Path, answers, quiet: bool) -> None:
         with time_limit(SECONDS):
             functions = place.load(lab, file)
     except (SystemExit, Overtime) as reason:
-        answers.send(str(reason) or f"{file} computes without end when it is read.")
-        return
-    for result in grade(lab, functions, file):
-        answers.send(result)
+        answers.send(str(reason) or f"Reading {file} takes too long.")
+    else:
+        for result in grade(lab, functions, file):
+            answers.send(result)
     sys.stdout.flush()  # what the student printed, before the end
     answers.send(None)
 
 
 def grade_file(lab: str, file: Path, quiet: bool) -> tuple[list[Result], str]:
-    """(the results, why there are none). What a file's end left open counts as not passed."""
-    checks, found, reason = checks_of(lab), [], ""  # imports what the fork then need not import
+    """(results, ""), or ([], why there are none). A check without a result is not passed."""
+    checks, answers = checks_of(lab), []  # imported here, once for all forks
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)
     process = fork.Process(target=grade_here, args=(lab, file, theirs, quiet))
     process.start()
     theirs.close()
     with contextlib.suppress(EOFError):
-        until = time.monotonic() + PATIENCE
-        while ours.poll(max(0, until - time.monotonic())):
-            answer = ours.recv()
-            if not isinstance(answer, Result):
-                reason = answer
-                break
-            found.append(answer)
+        while ours.poll(PATIENCE) and (answer := ours.recv()) is not None:
+            answers.append(answer)
     process.kill()
     process.join()
+    if answers and isinstance(answers[0], str):
+        return [], answers[0]
     lost = "Its code ended the process, or never came back from a call."
-    rest = [Result(points, title_of(check), lost) for points, check in checks[len(found):]]
-    return ([], reason) if reason else (found + rest, "")
+    rest = [Result(points, title_of(check), lost) for points, check in checks[len(answers):]]
+    return answers + rest, ""
 
 
 # -------------------------------------------------------------------------------------- to print
@@ -170,7 +163,7 @@ def score(results: list[Result]) -> str:
 
 
 def show(lab: str, results: list[Result]) -> None:
-    print(importlib.import_module(f"course.checks.{lab}").__doc__.splitlines()[0])
+    print(importlib.import_module(f"course.checks.{lab}").__doc__)
     for points, title, problem in results:
         print(f"  {0 if problem else points}/{points}  {title}")
         if problem:
@@ -179,7 +172,7 @@ def show(lab: str, results: list[Result]) -> None:
 
 
 def as_json(student: str, lab: str, results: list[Result], reason: str) -> str:
-    """One line; `problem` is "" where a check is passed, and of a file that could be read."""
+    """One line. `problem` is "" for a check that passed and for a file that could be read."""
     checks = [dict(points=0 if problem else points, of=points, title=title, problem=problem)
               for points, title, problem in results]
     return json.dumps(dict(
@@ -190,7 +183,7 @@ def as_json(student: str, lab: str, results: list[Result], reason: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Points for labs.")
     parser.add_argument("lab", help="its number, or all")
-    parser.add_argument("files", nargs="*", type=Path, metavar="file",
+    parser.add_argument("files", nargs="*", type=Path, metavar="file", default=[place.LABS],
                         help="files, or folders with lab_N.py in them; default: course/labs")
     parser.add_argument("--json", action="store_true",
                         help="a line of JSON for each student and lab")
@@ -198,9 +191,8 @@ def main() -> None:
     labs = list(place.HOMES) if args.lab == "all" else [f"lab_{args.lab.removeprefix('lab_')}"]
     if labs[0] not in place.HOMES:
         parser.error(f"there is no {labs[0]}: choose one of {', '.join(place.HOMES)}")
-    paths = args.files or [place.LABS]
-    alone, complete = len(labs) == len(paths) == 1, True
-    for path in paths:
+    alone, complete = len(labs) == len(args.files) == 1, True
+    for path in args.files:
         for lab in labs:
             file = (path / f"{lab}.py" if path.is_dir() else path).resolve()
             results, reason = grade_file(lab, file, quiet=args.json or not alone)
@@ -210,8 +202,8 @@ def main() -> None:
             elif alone and results:
                 show(lab, results)
             else:
-                name = lab if len(paths) == 1 else f"{path.name} {lab}"
-                print(f"{name}: {score(results) if results else f'0 points. {reason}'}", flush=True)
+                said = score(results) if results else f"0 points. {reason}"
+                print(f"{path.name} {lab}: {said}", flush=True)
     raise SystemExit(0 if complete else 1)
 
 

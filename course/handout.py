@@ -1,12 +1,11 @@
-"""The project for a class, without what gives solutions away.
+"""The project for a class, without solutions.
 
     python course/handout.py ~/class        # a new folder, to be zipped or pushed
 
-Left out: course/answers and the bug hunt, which needs them (plant the bugs, and hand those folders
-out); course/mutants.jsonl, which lists what students get wrong; the tests. The project's own
-functions stay: without them nothing trains. README.md says why that does little harm.
+Left out: course/answers; the bug hunt, which needs them (hand out planted folders instead);
+course/mutants.jsonl, a list of what students get wrong; the tests. The project's own functions
+stay, since nothing trains without them.
 """
-import argparse
 import shutil
 import sys
 from pathlib import Path
@@ -17,13 +16,13 @@ sys.path.insert(0, str(ROOT))
 from bench.mutate import LEFT_OUT  # noqa: E402
 from course import place  # noqa: E402
 
-TELLS = ("answers", "bugs.py", "prove.py", "mutants.jsonl", "handout.py", "tests")
+TELLS = ("answers", "bugs.py", "mutants.jsonl", "handout.py", "tests")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A copy without solutions.")
-    parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        raise SystemExit(__doc__)
+    folder = Path(sys.argv[1])
     if folder.exists() or folder.resolve().is_relative_to(ROOT):
         raise SystemExit(f"{folder} exists, or is within the project: name a new folder outside.")
     for lab in place.HOMES:
