@@ -67,37 +67,6 @@ def process_memory(key: str) -> float:
     return int(line.split()[1]) * 1024 / 1e9
 
 
-def memory_now() -> float:
-    """GB in use: of the whole card (engine, trainer, CUDA itself) or of this process."""
-    import torch
-
-    if not on_gpu():
-        return process_memory("VmRSS")
-    free, total = torch.cuda.mem_get_info()
-    return (total - free) / 1e9
-
-
-def most_memory() -> float:
-    """GB at the highest point of this process so far: torch's tensors on the card, or the process.
-    """
-    import torch
-
-    return torch.cuda.max_memory_allocated() / 1e9 if on_gpu() else process_memory("VmHWM")
-
-
-def peak_memory(call) -> float:
-    """GB at the peak of `call`, everything that was there before included."""
-    import torch
-
-    if on_gpu():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    else:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from what is there now
-    seconds(call)
-    return most_memory()
-
-
 # ------------------------------------------------------------------------------ models, the project
 def random_model(size: dict, folder: str, vocabulary: int = 384, positions: int = 4096,
                  dtype: str = "float32", seed: int = 0) -> str:
@@ -127,10 +96,6 @@ def random_model(size: dict, folder: str, vocabulary: int = 384, positions: int 
         torch.set_default_dtype(usual)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-def parameters(model) -> int:
-    return sum(p.numel() for name, p in model.named_parameters() if "lora_" not in name)
 
 
 @contextlib.contextmanager
