@@ -1,14 +1,17 @@
-"""Checkpoints: complete or not there at all, and checked before they are trusted.
+"""Checkpoints: written completely or not at all, and checked before they are trusted.
 
-A checkpoint is written into a hidden folder, listed with sizes and hashes in manifest.json, flushed
-to the disk and only then renamed to `step-000100`. On loading, every file is compared with the
-manifest; a damaged checkpoint is reported and the one before it is used.
+A checkpoint is written into a hidden folder, flushed to the disk, and only then renamed to
+`step-000100`. Its files:
 
-Files: adapter_model.safetensors and adapter_config.json (PEFT's layout: loadable with
-`PeftModel.from_pretrained` and with `vllm serve --lora-modules`), optimizer.pt (read with
-weights_only=True: no pickled code), state.json (step, data cursor, totals, estimator).
+    adapter_model.safetensors, adapter_config.json   PEFT's layout: `PeftModel.from_pretrained` and
+                                                     `vllm serve --lora-modules` can load it
+    optimizer.pt     AdamW, learning-rate schedule, loss scale; loaded without pickled code
+    state.json       step, position in the data, totals, what ada-est remembers
+    manifest.json    size and hash of each of these files
+
+If a file is not what the manifest says, the checkpoint is reported as damaged and the one before it
+is used.
 """
-import contextlib
 import json
 import re
 from pathlib import Path
@@ -21,24 +24,23 @@ FILES = ("adapter_model.safetensors", "optimizer.pt", "state.json")  # none may 
 
 # ------------------------------------------------------------------------------ writing
 def save(folder: Path, policy, optimizer, schedule, state: dict, keep: int) -> Path:
-    """Write checkpoints/step-XXXXXX (state["step"]) of the run `folder`; returns its path.
+    """Write checkpoints/step-XXXXXX of the run in `folder`, and keep only the newest `keep`.
 
-    All but the newest `keep` are removed. Raises SystemExit when the disk is full; older
-    checkpoints are untouched then.
+    Returns its path. Raises SystemExit when the disk is full; older checkpoints stay as they are.
     """
     from safetensors import SafetensorError
 
     final = folder / "checkpoints" / f"step-{state['step']:06d}"
     if final in complete(folder) and not damage(final):
-        return final  # an error in the first step after a resume: nothing is new
+        return final  # a step that failed right after --resume has nothing new to save
     final.parent.mkdir(parents=True, exist_ok=True)
     for left_by_a_crash in final.parent.glob(".*.writing"):
         remove(left_by_a_crash)
     try:
         with replacing(final) as writing:
             write(writing, policy, optimizer, schedule, state)
-            remove(final)  # the same step, but damaged, or a copy of another
-    except (OSError, RuntimeError, SafetensorError) as error:  # what three libraries call full
+            remove(final)  # a damaged one of the same step
+    except (OSError, RuntimeError, SafetensorError) as error:  # how three libraries say: full
         raise SystemExit(f"Could not write the checkpoint of step {state['step']} ({error}): free "
                          f"some space; {saved_so_far(folder)}") from error
     prune(folder, final, keep)
@@ -46,7 +48,6 @@ def save(folder: Path, policy, optimizer, schedule, state: dict, keep: int) -> P
 
 
 def write(folder: Path, policy, optimizer, schedule, state: dict) -> None:
-    """All files of a checkpoint."""
     import torch
 
     folder.mkdir()
@@ -59,51 +60,35 @@ def write(folder: Path, policy, optimizer, schedule, state: dict) -> None:
 
 
 def prune(folder: Path, newest: Path, keep: int) -> None:
-    """Remove all but the newest `keep`, and what is later than `newest`.
-
-    Later ones were damaged, or this run would have continued from them. What is a link stays.
-    """
-    own = [checkpoint for checkpoint in complete(folder) if not checkpoint.is_symlink()]
-    now = own.index(newest) + 1
-    for other in own[:now][:-keep] + own[now:]:
+    """Remove all but the newest `keep`, and damaged ones of later steps than `newest`."""
+    found = complete(folder)
+    now = found.index(newest) + 1
+    for other in found[:now][:-keep] + found[now:]:
         remove(other)
 
 
 # ------------------------------------------------------------------------------ finding, reading
 def complete(folder: Path) -> list[Path]:
-    """All finished checkpoints of a run, oldest first: what `save` has named, or a link of that
-    name to where a checkpoint was moved.
+    """All finished checkpoints of a run, oldest first; they may be links to another disk.
 
-    A user's own copies and notes beside them (`step-000100-best`) are left alone, also those that
-    have another step's name. What cannot be read counts: it is reported as damaged.
+    A user's own copies and notes beside them (`step-000100-best`) do not count.
     """
     found = (folder / "checkpoints").glob("step-*")
-    named = [path for path in found
-             if re.fullmatch("step-([0-9]{6}|[1-9][0-9]{6,})", path.name)
-             and (path.is_dir() or path.is_symlink())]
-    return sorted((path for path in named if not is_copy(path)), key=step_of)
-
-
-def is_copy(checkpoint: Path) -> bool:
-    """Whether its name is not that of the step in it."""
-    with contextlib.suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
-        step = json.loads((checkpoint / "state.json").read_text())["step"]
-        return step != step_of(checkpoint)
-    return False
+    return sorted((path for path in found
+                   if re.fullmatch("step-[0-9]{6,}", path.name) and path.is_dir()), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
-    """After which step it was written; its name says it."""
     return int(checkpoint.name.removeprefix("step-"))
 
 
 def damage(checkpoint: Path) -> str:
-    """What is wrong with it; empty if nothing is."""
+    """What is wrong with it, in words; empty if it is sound."""
     return files.damage(checkpoint, FILES)
 
 
 def saved_so_far(folder: Path) -> str:
-    """What to say when a run ends without a word of its own."""
+    """The sentence that says what a run has saved and how to continue it."""
     saved = complete(folder)
     if not saved:
         return "nothing was saved yet: start again."
@@ -111,10 +96,10 @@ def saved_so_far(folder: Path) -> str:
 
 
 def newest_sound(folder: Path) -> Path | None:
-    """The newest undamaged checkpoint; None if the run has none yet.
+    """The newest undamaged checkpoint; None if the run has not saved any.
 
-    Damaged ones are reported on the way. Raises SystemExit if there are only damaged ones, or
-    copies under other names: a run that has learnt is not started anew.
+    Raises SystemExit if there is none left that can be used: a run that has learnt something must
+    not silently start anew.
     """
     for checkpoint in reversed(complete(folder)):
         problem = damage(checkpoint)
@@ -122,16 +107,15 @@ def newest_sound(folder: Path) -> Path | None:
             return checkpoint
         print(f"warning: {checkpoint} is damaged ({problem}); trying the one before it")
     if any((folder / "checkpoints").glob("step-[0-9]*")):
-        raise SystemExit(f"The checkpoints in {folder / 'checkpoints'} are damaged, or are copies "
-                         "under other names: put one back, or start again with another --name.")
+        raise SystemExit(f"No checkpoint in {folder / 'checkpoints'} can be used: put one back, or "
+                         "start again with another --name.")
     return None
 
 
 def restore(checkpoint: Path, policy, optimizer, schedule) -> dict:
     """Load adapter, optimizer and schedule in place; returns the state that `save` was given.
 
-    Learning rate and weight decay stay those of the optimizer given: a lower one can be the reason
-    to resume.
+    Learning rate and weight decay stay as they are in `optimizer`: --resume may change them.
     """
     import torch
     from peft import set_peft_model_state_dict

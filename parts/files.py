@@ -1,6 +1,6 @@
-"""Files: what is written survives a crash; what is read may be damaged, or a stranger's.
+"""Files: a crash never leaves half of what was written; what is read may be damaged or hostile.
 
-What a stranger's file says may also reach the screen: `shown` takes the terminal's commands out.
+Text from a stranger's file may also reach the screen: `shown` makes it harmless.
 """
 import contextlib
 import fcntl
@@ -13,17 +13,16 @@ import sys
 from pathlib import Path
 
 
-
 # ------------------------------------------------------------------------------ written
 @contextlib.contextmanager
 def replacing(path: Path):
-    """A hidden name beside `path`, where the block puts a file or a folder with files.
+    """Yields a hidden name beside `path`, where the block writes a file or a folder.
 
-    What is there afterwards takes the name `path`, once all of it has reached the disk: a crash at
-    any moment leaves the old content or the new one. If the block fails, nothing has changed.
+    It is renamed to `path` once all of it has reached the disk: a crash at any moment leaves the
+    old content or the new one. If the block fails, nothing has changed.
     """
     writing = path.with_name(f".{path.name[:50]}.writing")
-    remove(writing)  # what a crash has left, or a link in a folder that comes from elsewhere
+    remove(writing)  # a crash may have left one
     try:
         yield writing
         for part in (*writing.rglob("*"), writing):
@@ -36,7 +35,7 @@ def replacing(path: Path):
 
 
 def remove(path: Path) -> None:
-    """A file, a folder with all that is in it, or a link but not what it leads to; if it exists."""
+    """Remove a file, a whole folder, or a link (not its target), if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -44,7 +43,7 @@ def remove(path: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Make sure that a file, or a folder's list of names, has reached the disk."""
+    """Wait until a file, or a folder's list of names, has reached the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -53,7 +52,7 @@ def flush(path: Path) -> None:
 
 
 def write_safely(path: Path, content: str | bytes) -> None:
-    """Write a small file: a crash leaves the old content or the new one. Through no link."""
+    """Write a small file: a crash leaves the old content or the new one."""
     if isinstance(content, str):
         content = content.encode("utf-8", "backslashreplace")
     with replacing(path) as writing, open(writing, "xb") as file:
@@ -61,12 +60,11 @@ def write_safely(path: Path, content: str | bytes) -> None:
 
 
 def lock(folder: Path, instead: str):
-    """The folder is this process's until the returned file is closed, or the process has ended.
+    """Lock a folder for this process, until the returned file is closed or the process ends.
 
-    Raises SystemExit, which advises `instead`, if another process has it.
+    Raises SystemExit, which advises `instead`, if another process holds the lock.
     """
-    handle = os.open(Path(folder, ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    file = open(handle, "r+")  # through no link, and nothing in it is overwritten
+    file = open(Path(folder, ".lock"), "a")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -76,7 +74,7 @@ def lock(folder: Path, instead: str):
     return file
 
 
-# ------------------------------------------------------------------------------ looked through
+# ------------------------------------------------------------------------------ checked
 def read_json(file: Path) -> dict:
     """The JSON object in a small file. Raises SystemExit if it is missing or damaged."""
     try:
@@ -106,7 +104,7 @@ def size_and_hash(path: Path) -> list:
 
 
 def damage(folder: Path, needed: tuple[str, ...]) -> str:
-    """What is wrong with a sealed folder; empty if nothing is. `needed`: files it must have."""
+    """What is wrong with a sealed folder, in words; empty if it is sound. `needed`: its files."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
         if not isinstance(manifest, dict):
@@ -124,18 +122,18 @@ def damage(folder: Path, needed: tuple[str, ...]) -> str:
 
 # ------------------------------------------------------------------------------ logs: .jsonl
 def append(path: Path, *rows: dict) -> None:
-    """Add lines to a .jsonl file, all at once. JSON knows no NaN and no infinity: they become null.
+    """Add lines to a .jsonl file, in a single write.
 
-    They are ASCII: whatever a model writes, `cat` shows it and a crash can cut it anywhere.
+    NaN and infinity become null, since JSON has neither. The lines are ASCII, whatever a model
+    writes, so `cat` does no harm and a crash cannot cut a character in half.
     """
-    lines = [json.dumps({key: None if is_no_number(value) else value for key, value in row.items()})
-             for row in rows]
+    lines = [json.dumps({key: finite(value) for key, value in row.items()}) for row in rows]
     with open(path, "a", encoding="utf-8") as file:
         file.write("".join(line + "\n" for line in lines))
 
 
-def is_no_number(value) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
+def finite(value):
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def has_step(row: dict) -> bool:
@@ -143,9 +141,9 @@ def has_step(row: dict) -> bool:
 
 
 def read_rows(path: Path, is_row=has_step):
-    """The rows of a .jsonl file, one at a time: a log may be larger than memory.
+    """Yields the rows of a .jsonl file, one at a time: a log may be larger than memory.
 
-    Lines that are no row are left out, such as the half one that a crash leaves.
+    Skips whatever is not a row, such as the half line that a crash leaves.
     """
     if not path.exists():
         return
@@ -157,7 +155,7 @@ def read_rows(path: Path, is_row=has_step):
 
 
 def row_of(line: str, is_row=has_step) -> dict | None:
-    """The row that a line holds; None if it holds none."""
+    """The row in a line; None if there is none."""
     with contextlib.suppress(ValueError, RecursionError):
         row = json.loads(line)
         if isinstance(row, dict) and is_row(row):
@@ -166,7 +164,7 @@ def row_of(line: str, is_row=has_step) -> dict | None:
 
 
 def keep_rows(path: Path, is_row) -> None:
-    """Leave in a .jsonl file what `is_row`, and nothing else."""
+    """Remove from a .jsonl file all lines for which `is_row` is false."""
     with replacing(path) as writing, open(writing, "x", encoding="utf-8") as file:
         for row in read_rows(path, is_row):
             file.write(json.dumps(row) + "\n")
@@ -174,11 +172,10 @@ def keep_rows(path: Path, is_row) -> None:
 
 # ------------------------------------------------------------------------------ the screen
 def shown(text, longest: int = 200) -> str:
-    r"""`text` on one line, fit to be printed: control characters and lone surrogates as `\x1b`.
+    r"""The first `longest` characters of `text`, on one line and safe to print.
 
-    What a data file, a model folder or an adapter says about itself may set a terminal's title,
-    clear it or overwrite the line above. Of a text over `longest` characters the beginning is
-    shown.
+    Control characters and lone surrogates become escapes such as `\x1b`: a data file's text could
+    otherwise clear the terminal or overwrite the line above.
     """
     text = str(text)
     cut = "..." if len(text) > longest else ""
@@ -186,16 +183,13 @@ def shown(text, longest: int = 200) -> str:
 
 
 def is_text(text: str) -> bool:
-    """Whether it can be written and tokenized.
-
-    Half of a UTF-16 pair cannot. JSON may hold one, and a flag in another encoding becomes some.
-    """
+    """Whether it can be encoded and tokenized: it holds no half of a UTF-16 pair, as JSON may."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 @contextlib.contextmanager
 def quiet_end():
-    """Around a whole program: `python eval.py | head -1` ends as `cat` would, with no traceback."""
+    """Around a whole program: `python eval.py | head -1` ends as `cat` does, in silence."""
     try:
         try:
             yield

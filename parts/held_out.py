@@ -1,9 +1,10 @@
 """The held-out problems while a run trains: when they are asked, and what is logged of it.
 
-An evaluation may take long, so what it draws is written down as it comes: an interruption costs
-little of it, and --resume goes on where it was.
+Samples are written to `evaluating/` as they are drawn, so an interruption costs little of a long
+evaluation: --resume draws the rest.
 """
 import shutil
+from pathlib import Path
 
 from tqdm import tqdm
 
@@ -13,13 +14,13 @@ from parts.engine import StoppableEngine
 from parts.files import shown
 from parts.run import EVALUATING, Run, every, give_up, nothing_lost, unit_of
 from parts.stop import timed
-from parts.trouble import draws_of_evaluation, hopeless
+from parts.trouble import draws_of_evaluation, why_hopeless
 
 
 def evaluate_if_due(run: Run) -> None:
-    """avg@k on the held-out problems. Not twice for the same step.
+    """avg@k on the held-out problems: before step 1, every --eval-every steps, after the last one.
 
-    Raises Interrupted when a stop is wanted; --resume goes on with what was drawn until then.
+    Raises Interrupted when a stop is wanted.
     """
     config, step = run.config, run.state["step"]
     due = every(config.eval_every, step) or step == 0 or step >= config.steps
@@ -31,39 +32,43 @@ def evaluate_if_due(run: Run) -> None:
             done=left_over(run), on_rows=lambda rows: write_down(rows, run),
             temperature=config.eval_temperature, seed=f"{config.seed}/{step}",
             progress="  evaluating")
-    # Clear it: a resumed run starts without this cache, and cached keys round differently.
+    # A resumed run starts without this cache, and keys from a cache round differently.
     run.engine.clear_cache()
     rows = with_rewards(rows)
     record_answers(rows, run)
     record_evaluation(report_by_set(rows, config.eval_data), run)
     if step == 0:
         draws = draws_of_evaluation(rows, run.held_out)
-        why = hopeless(run, draws, silent=len({draw.reward for draw in draws}) == 1)
+        why = why_hopeless(run, draws, silent=len({draw.reward for draw in draws}) == 1)
         if why:
             give_up(run, why)
+    if step >= config.steps:
+        show_change(run.folder / "answers.jsonl")
 
 
+# ------------------------------------------------------------------------------ interrupted
 def left_over(run: Run) -> list[dict]:
-    """What an interrupted evaluation of this step has drawn."""
+    """The samples that an interrupted evaluation of this step has drawn."""
     logs = (run.folder / EVALUATING).glob("*.jsonl")
     rows = [row for log in logs for row in files.read_rows(log)]
     return [row for row in rows if row["step"] == run.state["step"]]
 
 
 def write_down(rows: list[dict], run: Run, name: str = "0.jsonl") -> None:
-    """Write down what an evaluation has drawn so far."""
+    """Keep what an evaluation has drawn so far."""
     (run.folder / EVALUATING).mkdir(parents=True, exist_ok=True)
     files.append(run.folder / EVALUATING / name,
                  *(row | dict(step=run.state["step"]) for row in rows))
 
 
 def forget_drawn(run: Run) -> None:
-    """The evaluation is complete, and its result in the log."""
+    """The evaluation is complete and logged: its samples are no longer needed."""
     shutil.rmtree(run.folder / EVALUATING, ignore_errors=True)
 
 
+# ------------------------------------------------------------------------------ logged
 def record_answers(rows: list[dict], run: Run) -> None:
-    """A line of answers.jsonl for each held-out problem: how many are right, and the first."""
+    """A line of answers.jsonl for each problem: how many answers are right, and the first one."""
     k = run.config.eval_k
     for q, problem in enumerate(run.held_out):
         own = rows[q * k:(q + 1) * k]
@@ -74,7 +79,7 @@ def record_answers(rows: list[dict], run: Run) -> None:
 
 
 def record_evaluation(results: dict[str, dict], run: Run) -> None:
-    """What `eval.report` says of each held-out set at this step: to eval.jsonl and the screen."""
+    """Log the `eval.report` of each held-out set: a line of eval.jsonl and one on the screen."""
     config, state = run.config, run.state
     totals = {key: value for key, value in state.items() if key.endswith("_total")}
     files.append(run.folder / "eval.jsonl", *(
@@ -90,7 +95,7 @@ def record_evaluation(results: dict[str, dict], run: Run) -> None:
 
 
 def evaluation_line(where: str, result: dict, run: Run) -> str:
-    """`where`: the set, if there are several. Says its temperature if it is not the training's."""
+    """`where` names the set, if there are several; a temperature other than training's is added."""
     config, state, unit = run.config, run.state, unit_of(run.config)
     if config.eval_temperature != config.temperature:
         where += (f" at temperature {config.eval_temperature:g} (training: "
@@ -99,3 +104,35 @@ def evaluation_line(where: str, result: dict, run: Run) -> str:
     return (f"step {state['step']:5d}   held-out avg@{config.eval_k}{where} {result['avg']:6{unit}}"
             f" [{result['ci_low']:{unit}}, {result['ci_high']:{unit}}]{above}   "
             f"{state['samples_total']:,} samples, {state['seconds_total']:,.0f} s of training")
+
+
+def show_change(answers: Path, problems: int = 3) -> None:
+    """Print what the training has changed: the first evaluation against the last one.
+
+    Prints the share of right answers by level, and some problems whose first answer was mended.
+    """
+    by_step = {}
+    for row in files.read_rows(answers):
+        by_step.setdefault(row["step"], {})[row["id"]] = row
+    if len(by_step) < 2:
+        return
+    first, last = min(by_step), max(by_step)
+    before, after = by_step[first], by_step[last]
+    levels = dict.fromkeys(row["level"] for row in after.values())
+    if 1 < len(levels) <= 20:
+        tqdm.write(f"right answers by level, at step {first} and at step {last}:")
+        for level in levels:
+            rates = share_right(before, level), share_right(after, level)
+            tqdm.write(f"  {level:24} {rates[0]:4.0%}  {rates[1]:4.0%}")
+    mended = [name for name in before.keys() & after.keys()
+              if before[name]["status"] != "correct" == after[name]["status"]]
+    mended.sort(key=lambda name: (before[name]["right"] - after[name]["right"], name))
+    for name in mended[:problems]:
+        tqdm.write(f"{shown(before[name]['problem'], 300)}\n"
+                   f"  before: {shown(before[name]['text'], 300)!r}\n"
+                   f"  after:  {shown(after[name]['text'], 300)!r}")
+
+
+def share_right(rows: dict, level: str) -> float:
+    own = [row for row in rows.values() if row["level"] == level]
+    return sum(row["right"] for row in own) / max(1, sum(row["k"] for row in own))

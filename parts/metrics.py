@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-from parts.files import shown
-
 DECIMALS = 7  # of float32's log-probs: enough to compute a token's term of Eq. 7 again, to 1e-6
 
 
@@ -207,35 +205,3 @@ def piece(tokenizer, pair: tuple[int, ...]) -> str:
 def numbers(values: list[float], decimals: int = DECIMALS) -> list[float | None]:
     """Rounded; None for what JSON has no number for, such as the log-probs of a broken update."""
     return [round(value, decimals) if math.isfinite(value) else None for value in values]
-
-
-# ------------------------------------------------------------------------------ held-out answers
-def show_change(rows, problems: int = 3) -> None:
-    """What the first and the last evaluation say: right answers by level, some problems' answers.
-
-    `rows`: those of answers.jsonl, one per evaluation and held-out problem.
-    """
-    by_step = {}
-    for row in filter(None, rows):
-        by_step.setdefault(row["step"], {})[row["id"]] = row
-    if len(by_step) < 2:
-        return
-    before, after = by_step[min(by_step)], by_step[max(by_step)]
-    levels = dict.fromkeys(row["level"] for row in after.values())
-    if 1 < len(levels) <= 20:
-        print(f"right answers by level, at step {min(by_step)} and at step {max(by_step)}:")
-        for level in levels:
-            rates = share_right(before, level), share_right(after, level)
-            print(f"  {level:24} {rates[0]:4.0%}  {rates[1]:4.0%}")
-    mended = [name for name in before.keys() & after.keys()
-              if before[name]["status"] != "correct" == after[name]["status"]]
-    mended.sort(key=lambda name: (before[name]["right"] - after[name]["right"], name))
-    for name in mended[:problems]:
-        print(f"{shown(before[name]['problem'], 300)}\n"
-              f"  before: {shown(before[name]['text'], 300)!r}\n"
-              f"  after:  {shown(after[name]['text'], 300)!r}")
-
-
-def share_right(rows: dict, level: str) -> float:
-    own = [row for row in rows.values() if row["level"] == level]
-    return sum(row["right"] for row in own) / max(1, sum(row["k"] for row in own))

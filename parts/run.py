@@ -1,6 +1,8 @@
-"""What surrounds the loop: a run is prepared, logged, saved, resumed and ended.
+"""A run: where model, optimizer and data come from, and how a run is logged, saved and ended.
 
-Why a resumed run is the same run, bit by bit, is told in docs/resume.md.
+`prepare` makes everything before the first step, and its helpers follow it in that order. The
+second half of the file is about losing nothing. Why a resumed run is the same run, bit by bit:
+docs/resume.md.
 """
 import contextlib
 import faulthandler
@@ -27,8 +29,8 @@ from parts.engine import Engine, seed_everything
 from parts.files import quiet_end, shown
 from parts.folder import claim, note_start, own_files, require_same, weights_of
 from parts.logprobs import check_family
-from parts.machine import build_for_cpu, fit_in_memory, in_one_line
-from parts.metrics import group_row, recorded, show_change
+from parts.machine import build_for_cpu, fit_in_memory, in_one_line, out_of_memory
+from parts.metrics import group_row, recorded
 from parts.models import fetch_model, is_small, load_tokenizer
 from parts.plot import draw_run
 from parts.policy import load_policy
@@ -37,16 +39,15 @@ from parts.prompts import add_prompts, show_prompts, stop_ids
 from parts.routing_replay import choose_replay, is_supported
 from parts.stop import Interrupted, Stop
 from parts.track import Tracker, open_tracker
-from parts.trouble import (broken, draws_of, hopeless, warn_of_threshold, warn_of_verifier,
-                           warn_of_weights)
+from parts.trouble import first_round, warn, why_broken, why_hopeless
 
 LOGS = ("metrics.jsonl", "groups.jsonl", "answers.jsonl", "eval.jsonl")
-EVALUATING = "evaluating"  # the folder with the samples of an evaluation that is not complete
+EVALUATING = "evaluating"  # the folder with the samples of an unfinished evaluation
 
 
 def fresh_state() -> dict:
     """What a checkpoint remembers besides weights and optimizer; plain JSON."""
-    return dict(step=0, evaluated=-1, accuracy={}, skipped_in_a_row=0, silent=0,
+    return dict(step=0, evaluated=-1, accuracy={}, skipped_in_a_row=0, silent_looks=0, learns=False,
                 samples_total=0, tokens_total=0, seconds_total=0.0)
 
 
@@ -54,23 +55,23 @@ def fresh_state() -> dict:
 class Run:
     """Everything that lives as long as the run."""
 
-    folder: Path
-    lock: object  # open as long as the folder is ours
+    folder: Path  # runs/NAME
+    lock: object  # an open file: no other process may write to the folder
     config: Config
-    engine: object
-    policy: object
-    optimizer: object
-    schedule: object
+    engine: Engine
+    policy: object  # the trainer's model: frozen base weights and a LoRA adapter
+    optimizer: torch.optim.Optimizer
+    schedule: object  # of the learning rate
     grader: object
-    held_out: list
-    stream: Stream
-    estimator: Estimator
+    held_out: list  # problems
+    stream: Stream  # the training problems, shuffled anew in each epoch
+    estimator: Estimator  # the pass rates that ada-est remembers
     probe: Probe
     tracker: Tracker | None = None  # --report-to
     saved: int = 0  # the step of the newest checkpoint
     state: dict = field(default_factory=fresh_state)
     bar: tqdm | None = None
-    before: dict = field(default_factory=dict)  # what an interrupted step puts back
+    before: bytes = b""  # a snapshot of the run before the current step
 
     def steps(self):
         """The steps that are still to be done, with a progress bar."""
@@ -82,12 +83,12 @@ class Run:
 
 # ------------------------------------------------------------------ before the first step
 def prepare(config: Config, grader) -> Run:
-    """Everything before the first step.
+    """Everything before the first step; with --resume the run is as its last checkpoint left it.
 
-    What a user can get wrong ends here in a SystemExit, most of it before the engine is started.
+    A user's mistakes end here in a SystemExit with one sentence, mostly before the engine starts.
     """
     faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # kill -USR1 PID shows the threads
-    found = before_the_engine(config, grader)
+    found = before_the_engine(config, grader)  # folder, model files, problems, checkpoint
     tracker = open_tracker(found.folder, config.report_to, settings_of(config))
     engine = start_engine(config, found.path, found.tokenizer)
     policy = load_policy(
@@ -105,12 +106,12 @@ def prepare(config: Config, grader) -> Run:
 
 
 def before_the_engine(config: Config, grader) -> SimpleNamespace:
-    """The folder, the model's files, the problems, the checkpoint: most of what can be wrong."""
+    """The run's folder, the model's files, the problems and the newest checkpoint."""
     folder = Path("runs", config.name)
-    lock = claim(folder, config.resume) if folder.exists() else None  # what is in use ends here
+    lock = claim(folder, config.resume) if folder.exists() else None
     path, tokenizer = find_model(config)
     train, held_out = load_data(config, tokenizer, grader)
-    lock = lock or claim(folder, config.resume)  # a wrong flag leaves no empty folder
+    lock = lock or claim(folder, config.resume)  # only now: a wrong flag leaves no empty folder
     inputs = dict(problems=f"{digest(train)}, held out: {digest(held_out)}")
     inputs |= own_files(config) | weights_of(path)
     require_same(folder, inputs)
@@ -120,7 +121,7 @@ def before_the_engine(config: Config, grader) -> SimpleNamespace:
 
 
 def find_model(config: Config):
-    """(folder or hub id of the model, its tokenizer). Fills in what only its files can tell."""
+    """(folder or hub id of the model, its tokenizer). Sets what only the model's files can tell."""
     path = fetch_model(config.model, config.max_prompt_tokens + config.max_tokens)
     architecture = AutoConfig.from_pretrained(path, trust_remote_code=False)
     check_family(architecture)
@@ -130,13 +131,8 @@ def find_model(config: Config):
     return path, load_tokenizer(path)
 
 
-def settings_of(config: Config) -> dict:
-    """What config.json remembers of a start: every setting, but not whether it was a resumption."""
-    return {name: value for name, value in asdict(config).items() if name != "resume"}
-
-
 def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
-    """(training, held-out) problems with prompts. None of the first is among the second."""
+    """(training problems, held-out problems), with prompts. The two share no problem."""
     train, held_out = load_train_and_held_out(
         config.data, config.eval_data, eval_questions=config.eval_questions, **keys_of(config))
     train, held_out = (
@@ -154,41 +150,33 @@ def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
     return train, held_out
 
 
-def start_engine(config: Config, path: str, tokenizer):
-    """vLLM with the model, and what ends a response."""
+def start_engine(config: Config, path: str, tokenizer) -> Engine:
+    """vLLM with the model. Prints what ends a response, and the settings that this machine chose."""
     stops = stop_ids(tokenizer)
     print(in_one_line(config))
     if is_small(config.model):
         print(small_in_one_line(config))
     print(f"a response ends at {tokenizer.convert_ids_to_tokens(stops)}")
-    # What the probe scores is a prompt and at least one token, and the engine adds one.
+    # 2: the probe scores a prompt with at least one token, and vLLM adds another.
     return Engine(
         path, max_model_len=config.max_prompt_tokens + max(2, config.max_tokens),
         max_num_seqs=config.engine_sequences, temperature=config.temperature,
         dtype=rollout_dtype(config), kv_cache_dtype=config.kv_cache_dtype,
         lora_rank=config.lora_rank, sync_mode=config.sync, memory_share=config.engine_memory,
         sleep=config.sleep, stop_token_ids=stops, seed=config.seed,
-        routes=is_supported(path) and (build_for_cpu() or config.replay == "r3"))  # not for nothing
+        routes=is_supported(path) and (build_for_cpu() or config.replay == "r3"))
 
 
 def rollout_dtype(config: Config) -> str:
     return config.dtype if config.rollout_dtype == "auto" else config.rollout_dtype
 
 
-def start_probe(config: Config, engine, policy, held_out: list) -> Probe:
-    """The engine writes its texts with the base weights, under a seed of their own."""
-    reseed(config.seed, "probe")
-    bounds = limits(
-        config.dtype, rollout_dtype(config), config.kv_cache_dtype, bool(policy.routing))
-    # A text leaves room for the token that the engine adds to what it scores.
-    return Probe(engine, policy, held_out[:64], limits=bounds,
-                 max_tokens=max(1, config.max_tokens - 1), temperature=config.temperature)
-
-
 def make_optimizer(policy, config: Config):
-    """AdamW on what is trainable. The learning rate rises linearly over the first `warmup_steps`
-    optimizer steps, for AdamW's averages are of few gradients then, and stays: a decay would tie
-    it to a last step, and --resume --steps moves that.
+    """AdamW on the adapter's weights, and the schedule of its learning rate.
+
+    The rate rises linearly over the first `warmup_steps` optimizer steps, because AdamW's running
+    averages are unreliable at first, and then stays constant. A decay would need to know the last
+    step, which `--resume --steps` can change.
     """
     weights = [p for p in policy.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=config.lr, weight_decay=config.weight_decay)
@@ -198,88 +186,39 @@ def make_optimizer(policy, config: Config):
     return optimizer, schedule
 
 
+def start_probe(config: Config, engine: Engine, policy, held_out: list) -> Probe:
+    """The probe, with texts that the engine writes now, from the base weights."""
+    reseed(config.seed, "probe")
+    bounds = limits(
+        config.dtype, rollout_dtype(config), config.kv_cache_dtype, bool(policy.routing))
+    # - 1: vLLM adds a token to a text that it scores.
+    return Probe(engine, policy, held_out[:64], limits=bounds,
+                 max_tokens=max(1, config.max_tokens - 1), temperature=config.temperature)
+
+
 def reseed(*parts) -> random.Random:
-    """A random state that only (seed, step, phase) decide, as every phase starts from its own."""
+    """Seed every generator from (seed, step, phase), so that no phase depends on an earlier one."""
     rng = random.Random("/".join(map(str, parts)))
     seed_everything(rng)
     return rng
 
 
-# ------------------------------------------------------------------ during the run
-@contextlib.contextmanager
-def nothing_lost(run: Run, phase: str):
-    """Around the phases of a step and around evaluations: what breaks off never happened.
-
-    Half a step is none: all that it has changed is put back, so that its problems can be drawn
-    again. After a failure what was learnt until then is saved, and the cause named.
-    """
-    if phase in ("sampling", "evaluation"):
-        run.before = dict(cursor=run.stream.cursor, estimator=run.estimator.state_dict())
-    if phase == "update":
-        run.before["learnt"] = learnt(run)
-    try:
-        yield
-    except Interrupted:
-        put_back(run)
-        raise
-    except (Exception, SystemExit) as error:  # the probe's is a sentence already
-        put_back(run)
-        if run.state["step"]:  # else there is nothing that a new start would not have
-            save(run)
-        why = error
-        if isinstance(error, Exception):
-            why = (f"The {phase} failed: {type(error).__name__}: {shown(error)} "
-                   f"(see {note_error(run.folder)})")
-        raise SystemExit(f"{why}; {checkpoint.saved_so_far(run.folder)}") from error
+def settings_of(config: Config) -> dict:
+    """What config.json remembers of a start: every setting but --resume."""
+    return {name: value for name, value in asdict(config).items() if name != "resume"}
 
 
-def note_error(folder: Path, name: str = "error.txt") -> Path:
-    """Write down the traceback of what is being handled."""
-    files.write_safely(folder / name, traceback.format_exc())
-    return folder / name
-
-
-def learnt(run: Run) -> bytes:
-    """A copy of the adapter, and of the states of all that moves it; in main memory."""
-    adapter = [p.detach() for p in run.policy.parameters() if p.requires_grad]
-    copied = io.BytesIO()
-    torch.save((adapter, [part.state_dict() for part in movers(run)]), copied)
-    return copied.getvalue()
-
-
-def movers(run: Run) -> tuple:
-    return run.optimizer, run.schedule, run.policy.loss_scale
-
-
-def put_back(run: Run) -> None:
-    """As it was before the step: `run.before`."""
-    run.stream.cursor = run.before["cursor"]
-    run.estimator.load(run.before["estimator"])
-    if "learnt" not in run.before:
-        return
-    copied = io.BytesIO(run.before["learnt"])
-    adapter, states = torch.load(copied, weights_only=True, map_location="cpu")
-    weights = [p for p in run.policy.parameters() if p.requires_grad]
-    for p, value in zip(weights, adapter):
-        p.data.copy_(value)
-    for part, state in zip(movers(run), states):
-        part.load_state_dict(state)
-
-
+# ------------------------------------------------------------------ after a step
 def record(step: int, groups, metrics: dict, run: Run) -> None:
-    """A step is done: into the logs, into a checkpoint if one is due."""
+    """Log a finished step and save a checkpoint if one is due. Ends a run that goes wrong."""
     config, state = run.config, run.state
     log(step, groups, metrics, run)
     if run.tracker:
         run.tracker.send()
     state["step"] = step
-    why = ""
-    if metrics["skipped_steps"]:
-        why = broken(step, groups, metrics, run)
-    else:
-        state["skipped_in_a_row"] = 0
     silent = all(group.zero_signal for group in groups)
-    why = why or hopeless(run, draws_of(groups, first_round=True), silent)
+    why = (why_broken(step, groups, metrics, run)
+           or why_hopeless(run, first_round(groups), silent))
     if why:
         give_up(run, why)
     if every(config.checkpoint_every, step) or step == config.steps or Stop.requested:
@@ -287,7 +226,7 @@ def record(step: int, groups, metrics: dict, run: Run) -> None:
 
 
 def every(count: int, step: int) -> bool:
-    """Whether a step is one of every so many; 0 = none is."""
+    """Whether this step is one of every `count`; never, if that is 0."""
     return count > 0 and step % count == 0
 
 
@@ -297,13 +236,22 @@ def log(step: int, groups, metrics: dict, run: Run) -> None:
         run.state[f"{key}_total"] += metrics[key]
         metrics[f"{key}_total"] = run.state[f"{key}_total"]
     files.append(run.folder / "metrics.jsonl", dict(step=step, **metrics))
-    warn_of_weights(step, metrics)
-    warn_of_verifier(step, groups)
-    if run.state["silent"] is None:  # else `hopeless` says it
-        warn_of_threshold(step, groups, run.config)
+    warn(step, groups, metrics, run.config)
     for group in recorded(groups, run.config.log_groups):
         row = group_row(step, group, run.engine.tokenizer)
         files.append(run.folder / "groups.jsonl", row)
+
+
+def show(metrics: dict, run: Run) -> None:
+    """The step's numbers beside the progress bar. Curves are drawn with every checkpoint.
+
+    (With the last one by `finish`.)
+    """
+    if run.saved == run.state["step"] < run.config.steps:
+        draw_run(run.folder)
+    run.bar.set_postfix_str(
+        f"reward {metrics['reward_first_round']:.2f}  held-out {accuracy(run, '.2f')}  "
+        f"samples {metrics['samples']}  no signal {metrics['zero_signal']:.0%}", refresh=False)
 
 
 def accuracy(run: Run, unit: str) -> str:
@@ -314,25 +262,79 @@ def accuracy(run: Run, unit: str) -> str:
 
 
 def unit_of(config: Config) -> str:
-    """How avg@k is printed: a share of right answers, or a mean of rewards of one's own."""
+    """How avg@k is printed: as a share of right answers, or with --reward as a mean."""
     return ".3g" if config.reward else ".1%"
 
 
-def show(metrics: dict, run: Run) -> None:
-    """The step's numbers beside the progress bar; with every checkpoint the curves, drawn anew.
+# ------------------------------------------------------------------ nothing is lost
+@contextlib.contextmanager
+def nothing_lost(run: Run, phase: str):
+    """Around evaluation and the phases of a step: undo a step or evaluation that breaks off.
 
-    With the last one `finish` does that.
+    Its problems can then be drawn again. After a failure the run is saved as it was before the
+    step, and ends with a sentence. Ctrl-C (Interrupted) is passed on.
     """
-    if run.saved == run.state["step"] < run.config.steps:
-        draw_run(run.folder)
-    run.bar.set_postfix_str(
-        f"reward {metrics['reward_first_round']:.2f}  held-out {accuracy(run, '.2f')}  "
-        f"samples {metrics['samples']}  no signal {metrics['zero_signal']:.0%}", refresh=False)
+    if phase in ("sampling", "evaluation"):
+        run.before = snapshot(run)
+    try:
+        yield
+    except Interrupted:
+        put_back(run)
+        raise
+    except (Exception, SystemExit) as error:
+        put_back(run)
+        if run.state["step"]:  # a checkpoint of step 0 would hold nothing
+            save(run)
+        why = sentence(error, phase, run)
+        raise SystemExit(f"{why}; {checkpoint.saved_so_far(run.folder)}") from error
+
+
+def snapshot(run: Run) -> bytes:
+    """A copy, in main memory, of all that a step changes."""
+    copied = io.BytesIO()
+    torch.save(dict(
+        cursor=run.stream.cursor, estimator=run.estimator.state_dict(),
+        adapter=[p.detach() for p in run.policy.parameters() if p.requires_grad],
+        others=[part.state_dict() for part in optimizer_parts(run)]), copied)
+    return copied.getvalue()
+
+
+def put_back(run: Run) -> None:
+    """Make the run what it was when `run.before` was taken."""
+    before = torch.load(io.BytesIO(run.before), weights_only=True, map_location="cpu")
+    run.stream.cursor = before["cursor"]
+    run.estimator.load(before["estimator"])
+    weights = [p for p in run.policy.parameters() if p.requires_grad]
+    for p, value in zip(weights, before["adapter"]):
+        p.data.copy_(value)
+    for part, state in zip(optimizer_parts(run), before["others"]):
+        part.load_state_dict(state)
+
+
+def optimizer_parts(run: Run) -> tuple:
+    return run.optimizer, run.schedule, run.policy.loss_scale
+
+
+def sentence(error: BaseException, phase: str, run: Run) -> str:
+    """What has ended the phase; error.txt gets the traceback of an unexpected error."""
+    if isinstance(error, SystemExit):  # such as the probe's
+        return str(error)
+    if out_of_memory(error):
+        return (f"Out of memory in the {phase}: lower --micro-tokens (now "
+                f"{run.config.micro_tokens}) or --engine-memory")
+    return (f"The {phase} failed: {type(error).__name__}: {shown(error)} "
+            f"(see {note_error(run.folder)})")
+
+
+def note_error(folder: Path, name: str = "error.txt") -> Path:
+    """Write down the traceback of the current exception."""
+    files.write_safely(folder / name, traceback.format_exc())
+    return folder / name
 
 
 # ------------------------------------------------------------------ saved, resumed, ended
 def save(run: Run) -> None:
-    """A checkpoint of everything that decides what happens next."""
+    """Write a checkpoint of everything that decides what happens next."""
     run.state |= dict(cursor=run.stream.cursor, estimator=run.estimator.state_dict())
     checkpoint.save(run.folder, run.policy, run.optimizer, run.schedule, run.state,
                     run.config.keep_checkpoints)
@@ -340,7 +342,7 @@ def save(run: Run) -> None:
 
 
 def resume(run: Run, newest: Path | None) -> None:
-    """Go on from a checkpoint, if there is one, and cut the logs back to it."""
+    """Load the newest checkpoint, if there is one, and cut the logs back to it."""
     if newest:
         run.state |= checkpoint.restore(newest, run.policy, run.optimizer, run.schedule)
         run.stream.cursor = run.state["cursor"]
@@ -350,14 +352,14 @@ def resume(run: Run, newest: Path | None) -> None:
     for log in (*(run.folder / name for name in LOGS), *run.folder.glob(f"{EVALUATING}/*.jsonl")):
         files.keep_rows(log, lambda row: files.has_step(row) and row["step"] <= last)
     done = list(files.read_rows(run.folder / "eval.jsonl"))
-    if done:  # evaluations come after the checkpoint of their step: the log knows which are done
+    if done:  # an evaluation follows the checkpoint of its step, so only the log knows of it
         run.state["evaluated"] = done[-1]["step"]
     run.state["accuracy"] = {row["data"]: row["avg"] for row in done}
     run.saved = run.state["step"]
 
 
 def close(run: Run) -> None:
-    """Save what is not saved yet, close the engine and the tracker, draw."""
+    """Save what is not saved yet, close engine and tracker, draw the curves."""
     if run.state["step"] > run.saved:
         save(run)
     run.engine.close()
@@ -368,7 +370,6 @@ def close(run: Run) -> None:
 
 
 def give_up(run: Run, why: str) -> None:
-    """End a run that learns nothing, or nothing sound, any more."""
     close(run)
     raise SystemExit(why)
 
@@ -376,7 +377,7 @@ def give_up(run: Run, why: str) -> None:
 def finish(run: Run) -> None:
     """Close the run and say how to go on.
 
-    Raises SystemExit, with the code of the signal, when steps are left to do.
+    Raises SystemExit when steps are left to do; its code is that of the signal.
     """
     close(run)
     config, step = run.config, run.state["step"]
@@ -384,35 +385,33 @@ def finish(run: Run) -> None:
     complete = step >= config.steps and run.state["evaluated"] == step
     if not complete:
         print(f"stopped after step {step}; continue with: {go_on}")
-    show_change(files.read_rows(run.folder / "answers.jsonl"))
     print(f"held-out avg@{config.eval_k}: {accuracy(run, unit_of(config))}; "
           f"curves: {run.folder / 'curves.png'}; adapter: {run.folder / 'checkpoints'}")
-    if complete:
-        print(f"next: look into it with {python()} explore.py {run.folder}\n"
-              f"      go on with        {go_on} --steps {max(200, 2 * step)}")
-    else:
-        raise SystemExit(128 + (Stop.requested or signal.SIGTERM))  # a scheduler sees: not done
+    if not complete:
+        raise SystemExit(128 + (Stop.requested or signal.SIGTERM))  # so a scheduler sees: not done
+    print(f"next: look into it with {python()} explore.py {run.folder}\n"
+          f"      go on with        {go_on} --steps {max(200, 2 * step)}")
 
 
 def program() -> str:
-    """What starts a run from here."""
+    """The command that starts a run from here."""
     return f"{python()} minirl.py"
 
 
 def python() -> str:
-    """What starts this Python from here: `python` only where its environment is active."""
+    """`python`, or the path of this Python where its environment is not active."""
     here = Path(sys.executable).is_relative_to(Path.cwd()) and "VIRTUAL_ENV" not in os.environ
     return os.path.relpath(sys.executable) if here else "python"
 
 
 @contextlib.contextmanager
 def last_words(config: Config):
-    """Around the whole program: an error of the disk ends in a sentence that says what is saved."""
+    """Around the whole program: a full disk ends it in a sentence that says what is saved."""
     folder = Path("runs", config.name)
     with quiet_end():
         try:
             yield
-        except KeyboardInterrupt:  # later on `Stop` takes care of it
+        except KeyboardInterrupt:  # before `Stop` takes care of it
             raise SystemExit("stopped before the first step: nothing is lost") from None
         except BrokenPipeError:
             print("Nobody reads the output any more, so this program ends; "

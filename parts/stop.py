@@ -10,10 +10,10 @@ from tqdm import tqdm
 
 
 class Stop:
-    """Ctrl-C, SIGTERM, or SIGHUP of a terminal that closes: finish what cannot be left half done,
-    save, leave.
+    """Ctrl-C, SIGTERM, or a terminal that closes (SIGHUP): finish the current phase, save and exit.
 
-    A second one ends the program at once. Not a second SIGHUP: shell and kernel send one each.
+    A second Ctrl-C or SIGTERM ends the program at once. A second SIGHUP does not: when a terminal
+    closes, the shell and the kernel send one each.
     """
 
     requested = 0  # the signal
@@ -24,7 +24,7 @@ class Stop:
     def install(cls) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, cls.request)
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets it
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup sets that
             signal.signal(signal.SIGHUP, cls.request)
 
     @classmethod
@@ -32,33 +32,32 @@ class Stop:
         cls.requested = number
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, cls.second)
-        # An error here would end whatever is being done. The reader of a pipe may be gone: the same
-        # Ctrl-C has ended the `tee` behind it.
-        with contextlib.suppress(OSError):
-            if number == signal.SIGHUP:
-                signal.signal(number, signal.SIG_IGN)
-                speak_to_nobody()
-            # not print: it fails where the signal comes while something else is being printed
-            os.write(2, cls.words)
+        if number == signal.SIGHUP:
+            signal.signal(number, signal.SIG_IGN)
+            leave_terminal()
+        with contextlib.suppress(OSError):  # Ctrl-C may have ended the `tee` behind our pipe
+            os.write(2, cls.words)  # `print` fails if the signal interrupts another print
 
 
-def speak_to_nobody() -> None:
-    """Without a terminal every print would fail, and with it what is to be saved. A file stays."""
-    nobody = os.open(os.devnull, os.O_WRONLY)
+def leave_terminal() -> None:
+    """Send output nowhere, unless it goes to a file: writing to a closed terminal would raise an
+    error, and the checkpoint would be lost.
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     for output in (1, 2):
         if not stat.S_ISREG(os.fstat(output).st_mode):
-            os.dup2(nobody, output)
+            os.dup2(nowhere, output)
 
 
 class Interrupted(Exception):
-    """Raised out of the sampling phase: nothing was learnt from its samples, draw them again."""
+    """Raised out of sampling when a stop is wanted. Nothing was learnt from these samples yet."""
 
 
 @contextlib.contextmanager
 def timed(seconds: dict, phase: str, every: float = 60.0):
-    """Adds the wall time of a phase to seconds["seconds_PHASE"].
+    """Add the wall time of a phase to seconds["seconds_PHASE"].
 
-    A phase that takes minutes says `every` so many seconds that it is still alive.
+    Every `every` seconds a line says that a long phase is still running.
     """
     start, done = time.perf_counter(), threading.Event()
 

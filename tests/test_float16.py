@@ -12,7 +12,7 @@ from minirl import Config
 from parts import checkpoint
 from parts.policy import START_SCALE, Row, loss_scale
 from parts.run import make_optimizer
-from parts.trouble import broken
+from parts.trouble import why_broken
 from test_policy import small_policy
 
 REAL = dict(max_tokens=3000, micro_tokens=4096)
@@ -81,7 +81,7 @@ def test_an_overflow_skips_one_step_lowers_the_scale_and_changes_nothing_else(tm
     assert policy.loss_scale.get_scale() == 2.0**39
     run = SimpleNamespace(policy=policy, state=dict(skipped_in_a_row=0))
     for step in range(9):  # it is no broken run
-        assert not broken(step, [], dict(loss=loss, skipped_steps=1), run)
+        assert not why_broken(step, [], dict(loss=loss, skipped_steps=1), run)
     assert run.state["skipped_in_a_row"] == 0 and "too large for float16" in capsys.readouterr().out
     while not math.isfinite(norm):
         _, norm = one_step(policy, optimizer, schedule)
@@ -94,7 +94,7 @@ def test_what_no_scale_can_mend_is_a_broken_run(tmp_path, scale, loss):
     """Gradients that overflow even undiminished, and a loss that is no number itself."""
     policy = SimpleNamespace(loss_scale=torch.amp.GradScaler("cpu", init_scale=scale))
     run = SimpleNamespace(folder=tmp_path, policy=policy, state=dict(skipped_in_a_row=0))
-    said = [broken(step, [], dict(loss=loss, skipped_steps=1), run) for step in range(3)]
+    said = [why_broken(step, [], dict(loss=loss, skipped_steps=1), run) for step in range(3)]
     assert said[:2] == ["", ""]
     assert "3 steps in a row" in said[2] and "another --dtype" in said[2]
 

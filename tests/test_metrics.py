@@ -19,7 +19,7 @@ from models import make
 from parts.config import Config
 from parts.engine import Rollout
 from parts.metrics import (diagnostics, effective_share, group_row, mean_surprisal, pieces,
-                           recorded, show_change, summarize, token_columns)
+                           recorded, summarize, token_columns)
 from parts.policy import Row
 from parts.run import make_optimizer
 from sampler_oracles import coins, config, run
@@ -339,24 +339,3 @@ def test_a_recorded_token_costs_less_than_eighty_bytes():
     samples = len(json.dumps(group_row(1, Group(0, SimpleNamespace(
         id="x", prompt="", answer=""), pool), tokenizer)))
     assert 40 < tokens / T < 80 and 100 < samples / len(pool) < 300
-
-
-# ------------------------------------------------------------------------------ held-out answers
-def answer(step, name, level, right, text):
-    status = "correct" if "good" in text else "wrong"
-    return dict(step=step, id=name, level=level, problem=f"Q {name}", right=right, k=4, text=text,
-                status=status)
-
-
-def test_the_change_is_told_by_level_and_by_the_answers_that_were_mended_most(capsys):
-    rows = [answer(0, "a", "easy", 1, "bad a"), answer(0, "b", "hard", 0, "bad b"),
-            answer(0, "c", "hard", 0, "bad c"), None, answer(8, "a", "easy", 1, "other"),
-            answer(16, "a", "easy", 2, "good a"), answer(16, "b", "hard", 4, "good b"),
-            answer(16, "c", "hard", 0, "bad still")]
-    show_change(rows[:4])
-    assert capsys.readouterr().out == ""  # one evaluation: no change yet
-    show_change(iter(rows))
-    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert said == ["right answers by level, at step 0 and at step 16:", "easy 25% 50%",
-                    "hard 0% 50%", "Q b", "before: 'bad b'", "after: 'good b'", "Q a",
-                    "before: 'bad a'", "after: 'good a'"]
