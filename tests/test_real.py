@@ -6,6 +6,10 @@ import contextlib
 import gc
 import json
 import random
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -83,26 +87,31 @@ def test_template_ends_and_the_tied_head(folder, problems):
             torch.testing.assert_close(own, plain, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("dtype, sync, k3", [
+def k3(engine, policy, problems) -> float:
+    """The mean of r - 1 - log r, r = pi/mu, of 16 answers: about the KL of engine and trainer."""
+    seed_everything(random.Random(0))
+    rollouts = engine.generate([p.prompt_ids for p in problems[:4]], n=4, max_tokens=32)
+    rows = [Row(p.prompt_ids + r.token_ids, len(p.prompt_ids), r.logprobs, 0.0)
+            for p, group in zip(problems, rollouts) for r in group]
+    with torch.no_grad():
+        pi_T = token_logprobs(policy, rows, 0.7)[0]
+    log_r_T = pi_T - torch.tensor([x for row in rows for x in row.mu])
+    return (log_r_T.exp() - 1 - log_r_T).mean().item()
+
+
+@pytest.mark.parametrize("dtype, sync, limit", [
     ("float32", "merge", 1e-7), ("float32", "adapter", 1e-7), ("bfloat16", "merge", 5e-3)])
 def test_the_engine_holds_the_same_policy_and_a_lost_layer_is_seen(
-        folder, problems, dtype, sync, k3, monkeypatch):
-    """k3 = mean of r - 1 - log r, r = pi/mu, of 16 answers; then a sync that forgets layer 17."""
+        folder, problems, dtype, sync, limit, monkeypatch):
+    """Both have the same log-probs; then a sync forgets layer 17, and the probe sees it."""
     policy = policy_for(folder)
     with serve(folder, dtype=dtype, sync_mode=sync) as engine:
         bounds = limits("float32", dtype, "auto", mixture=False)
         probe = Probe(engine, policy, problems, limits=bounds, temperature=0.7)
         assert probe.rehearsed["lost"] == [] and len(probe.rehearsed["layers"]) == 30
-        seed_everything(random.Random(0))
-        rollouts = engine.generate([p.prompt_ids for p in problems[:4]], n=4, max_tokens=32)
-        rows = [Row(p.prompt_ids + r.token_ids, len(p.prompt_ids), r.logprobs, 0.0)
-                for p, group in zip(problems, rollouts) for r in group]
-        with torch.no_grad():
-            pi_T = token_logprobs(policy, rows, 0.7)[0]
-        log_r_T = pi_T - torch.tensor([x for row in rows for x in row.mu])
-        found = (log_r_T.exp() - 1 - log_r_T).mean().item()
+        found = k3(engine, policy, problems)
         print(f"{dtype}, {sync}: k3 {found:.1e}")
-        assert found < k3
+        assert found < limit
         if sync == "merge":
             monkeypatch.setattr("parts.engine.merged_weights", lambda policy: (
                 (name, w) for name, w in merged_weights(policy) if ".layers.17." not in name))
@@ -151,7 +160,7 @@ def test_two_steps_and_a_resumed_run_is_the_same_to_the_bit(run, tmp_path):
     assert (again / weights).read_bytes() == (run.folder / weights).read_bytes()
 
 
-def test_the_export_is_a_model_for_plain_transformers_and_the_evaluation_runs(run, problems):
+def test_the_export_is_a_model_for_transformers_and_vllm_and_the_evaluation_runs(run, problems):
     from transformers import AutoModelForCausalLM
 
     done = run_program("parts.export", "runs/short", "made", "--dtype", "float32", cwd=run.cwd)
@@ -167,6 +176,63 @@ def test_the_export_is_a_model_for_plain_transformers_and_the_evaluation_runs(ru
     with torch.no_grad():
         torch.testing.assert_close(made(ids).logits, policy(input_ids=ids).logits, atol=1e-3,
                                    rtol=1e-3)
+    with serve(run.cwd / "made", dtype="float32") as engine:
+        assert k3(engine, policy, problems) < 1e-7
     done = run_program("eval.py", "--model", SMOLLM, "--adapter", "runs/short", "--limit", 2,
                        "--k", 2, "--max-tokens", 32, "--graders", 1, cwd=run.cwd)
     assert done.returncode == 0 and "builtin-words" in done.stdout, done.stdout
+
+
+# ------------------------------------------------------------------------------ Qwen2's tokenizer
+SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+CHATML = ("{% if messages[0].role != 'system' %}<|im_start|>system\nPlease reason step by step, and "
+          "put your final answer within \\boxed{}.<|im_end|>\n{% endif %}{% for m in messages %}"
+          "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+          "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """Qwen's byte pairs, 151,643 of them, as the package dashscope carries them for tiktoken."""
+    cwd = tmp_path_factory.mktemp("qwen")
+    ask = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--retries", "1",
+           "dashscope==2.0.2"]
+    done = subprocess.run(ask, cwd=cwd, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no Qwen tokenizer: {done.stderr.strip()[-200:]}")
+    with zipfile.ZipFile(*cwd.glob("*.whl")) as wheel:
+        return wheel.extract("dashscope/resources/qwen.tiktoken", cwd)
+
+
+def test_the_tokenizer_of_qwen2_and_its_chat(ranks, tmp_path):
+    """Made by transformers as a Qwen2 folder, and compared with tiktoken's own reading of it."""
+    import tiktoken
+    from tiktoken.load import load_tiktoken_bpe
+    from transformers import PreTrainedTokenizerFast, Qwen2Config
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+
+    made = TikTokenConverter(vocab_file=ranks, pattern=SPLIT, extra_special_tokens=SPECIAL)
+    whole = PreTrainedTokenizerFast(tokenizer_object=made.converted(), eos_token="<|endoftext|>",
+                                    pad_token="<|endoftext|>", chat_template=CHATML)
+    whole.save_pretrained(tmp_path)
+    Qwen2Config().save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert type(tokenizer).__name__.startswith("Qwen2")
+    ids = {token: 151643 + i for i, token in enumerate(SPECIAL)}
+    assert stop_ids(tokenizer) == [ids["<|endoftext|>"], ids["<|im_end|>"]]
+
+    authority = tiktoken.Encoding("qwen", pat_str=SPLIT, special_tokens=ids,
+                                  mergeable_ranks=load_tiktoken_bpe(ranks))
+    asked = load_problems("builtin-words", limit=20)
+    asked += [replace(asked[0], problem=text) for text in (
+        "What is 1234 + 5.6?\n\n  $\\frac{1}{2}$", "日本 Ünïcödé \u00a0é",
+        "DON'T we'll \t\r\n x")]
+    for template in ("reinforce-ada", "qwen25-math-cot", "qwen-boxed", "chat", "three-examples"):
+        for problem in add_prompts(asked, tokenizer, template, 1024):
+            assert problem.prompt_ids == authority.encode(problem.prompt, allowed_special="all")
+            assert problem.prompt.endswith("<|im_end|>\n<|im_start|>assistant\n")
+            assert problem.prompt.count("<|im_start|>system") == 1
+    digits = tokenizer.encode("\\boxed{-1234}")
+    assert [tokenizer.decode([i]) for i in digits] == ["\\", "boxed", "{-", "1", "2", "3", "4", "}"]
