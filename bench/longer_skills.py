@@ -4,22 +4,19 @@
     python bench/longer_skills.py --draw          # only tables, from what is stored
 
 What is compared and what counts was written down before the first run: docs/sampling_plan.md, "The
-longer study". Names are the plan's; problem, runs and measures are those of compare_skills.py, in
-the regime stream.
+longer study". Names are the plan's. All runs are in its regime stream; `regime` here is "long", or
+the one factor that is changed.
 
-A run becomes a line of bench/results/longer_skills.jsonl. Besides compare_skills.py's columns it
-has `held_out`: how many of its held-out answers each letter had right, an entry per evaluation; and
-`letters_by_draws`: in each window of WINDOW draws, for every letter, how many prompts were met,
-how many of these were silent without and with a right answer, and how many answers of their first
-rounds were drawn, and right. (First rounds are not chosen: their share of right answers is the pass
-rate.) Then its groups.jsonl is removed.
+A run becomes a line of bench/results/longer_skills.jsonl. Besides what skills.py keeps, a tested
+run has `held_out`: how many of its held-out answers each letter had right, an entry per evaluation;
+and `letters_by_draws` (see `by_draws`). Then its groups.jsonl is removed.
 """
 from pathlib import Path
 from statistics import mean
 
-import compare_skills as shorter
+import skills
 import study
-from compare_skills import LETTER, RUNS, at, best_of, tuned
+from skills import LETTER, at, run_name
 from study import T_95, T_99, of, shown
 
 from parts import problems
@@ -45,7 +42,7 @@ ARMS = {  # name -> flags, prompts a step, steps to begin with, steps between ev
 }
 LADDER = {"half": 0.5, "double": 2, "fourfold": 4}  # prompts a step, times this
 FACTORS = (*LADDER, "four-minis", "sgd")  # exploratory: changed in both arms of the pair
-SGD_RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
+SGD_RATES = (0.01, 0.03, 0.1, 0.3, 1.0)  # sgd.py takes ten times as much
 SECONDARY = [  # first, second, draws
     ("ada-balance-cap", "uniform-4-wide", PRIMARY), ("ada-pos", "uniform-4-wide", PRIMARY),
     ("ada-balance", "uniform-16", PRIMARY), ("ada-balance", "uniform-4", PRIMARY),
@@ -53,45 +50,41 @@ SECONDARY = [  # first, second, draws
 
 
 # ------------------------------------------------------------------------------------------ running
-def train(arm: str, factor: str, lr: float, seed: int) -> None:
+def train(arm: str, regime: str, lr: float, seed: int) -> None:
     """One run, resumed if it was interrupted; then a line of the study."""
-    name, tested = run_name(arm, factor, lr, seed), seed in SEEDS and not factor
-    goal = FURTHER if arm in PAIR and tested else GOAL
-    folder = RUNS / "runs" / name
-    seconds, broken = train_or_break(goal, arm, factor, lr, seed)
-    line = dict(run=name, arm=arm, regime="stream", factor=factor, lr=lr, seed=seed, broken=broken,
+    name, is_tested = run_name(arm, regime, lr, seed), seed in SEEDS and regime == "long"
+    goal = FURTHER if arm in PAIR and is_tested else GOAL
+    folder = skills.RUNS / "runs" / name
+    seconds, broken = train_or_break(goal, arm, regime, lr, seed)
+    line = dict(run=name, arm=arm, regime=regime, lr=lr, seed=seed, broken=broken,
                 cpu_seconds=round(seconds, 1))
-    line |= shorter.fold(folder)
+    line |= skills.fold(folder)
     if broken:  # the run is over, and counts 0
         for cost, values in line["evals"].items():
             values.append(0.0 if cost == "avg" else max(values[-1], goal))
-    if tested:
+    if is_tested:
         line |= dict(held_out=by_evaluation(folder), letters_by_draws=by_draws(folder))
     study.add(STUDY, line)
     (folder / "groups.jsonl").unlink()
     print(f"{name}: {line['evals']['avg'][-1]}", flush=True)
 
 
-def train_or_break(goal: int, arm: str, factor: str, lr: float, seed: int) -> tuple[float, bool]:
+def train_or_break(goal: int, arm: str, regime: str, lr: float, seed: int) -> tuple[float, bool]:
     """(seconds of a core, whether it ended by three gradients in a row that were not finite)."""
     flags, prompts, steps, every = ARMS[arm]
-    times, name = LADDER.get(factor, 1), run_name(arm, factor, lr, seed)
-    if factor == "four-minis":
+    times, name = LADDER.get(regime, 1), run_name(arm, regime, lr, seed)
+    if regime == "four-minis":
         flags = [*flags, "--mini-batches", "4"]
     flags = [*flags, "--batch-prompts", str(int(prompts * times)), "--lr", str(lr),
              "--seed", str(seed)]
-    script = "bench/sgd.py" if factor == "sgd" else "minirl.py"
+    script = "bench/sgd.py" if regime == "sgd" else "minirl.py"
     try:
-        return shorter.train_until(goal, name, flags, int(steps / times), int(every / times),
-                                   script), False
+        return skills.train_until(goal, name, flags, int(steps / times), int(every / times),
+                                  script), False
     except SystemExit:
-        if not (RUNS / "runs" / name / "broken_batch.json").exists():
+        if not (skills.RUNS / "runs" / name / "broken_batch.json").exists():
             raise
         return 0.0, True
-
-
-def run_name(arm: str, factor: str, lr: float, seed: int) -> str:
-    return f"{arm}-{factor or 'long'}-{lr}-seed{seed}"
 
 
 def by_evaluation(folder: Path) -> dict[str, list[int]]:
@@ -104,9 +97,11 @@ def by_evaluation(folder: Path) -> dict[str, list[int]]:
 
 
 def by_draws(folder: Path) -> dict[str, list]:
-    """Letter -> a row for each window of WINDOW draws:
+    """Letter -> a row for each window of WINDOW draws, of the prompts met in it:
 
-    [met, silent and wrong, silent and right, first-round draws, right of these]
+    [prompts, silent and wrong, silent and right, answers of first rounds, right ones of these]
+
+    Nobody chose first rounds, so their share of right answers is the pass rate.
     """
     drawn, found = 0, {letter: [] for letter in problems.LETTERS}
     for group in read_rows(folder / "groups.jsonl"):
@@ -123,47 +118,33 @@ def by_draws(folder: Path) -> dict[str, list]:
     return found
 
 
-def train_missing(jobs, processes: int) -> list[dict]:
-    """What is stored after these jobs."""
-    study.train_missing(STUDY, {run_name(*job): job for job in jobs}, train, processes)
-    return study.load(STUDY)
+def train_all(processes: int) -> None:
+    """The primary pair first, then the other arms, then one factor at a time in both of the pair.
+    """
+    def train_missing(jobs):
+        study.train_missing(STUDY, {run_name(*job): job for job in jobs}, train, processes)
+        return study.load(STUDY)
 
-
-def best(lines: list[dict], arm: str, factor: str = "") -> float:
-    """The rate of the highest mean accuracy at PRIMARY over the tuning seeds."""
-    return best_of(tuned(of(lines, TUNING_SEEDS, arm=arm, factor=factor), PRIMARY))
-
-
-def tune_and_test(arms, processes: int) -> None:
-    """Rates by the tuning seeds, once more beyond the end where one is best; then the tests."""
-    lines = train_missing([(arm, "", lr, seed) for lr in RATES for arm in arms
-                           for seed in TUNING_SEEDS], processes)
-    beyond = {RATES[0]: RATES[0] / 2, RATES[-1]: 2 * RATES[-1]}
-    lines = train_missing([(arm, "", beyond[best(lines, arm)], seed) for arm in arms
-                           if best(lines, arm) in beyond for seed in TUNING_SEEDS], processes)
-    train_missing([(arm, "", best(lines, arm), seed) for seed in SEEDS for arm in arms], processes)
-
-
-def explore(factor: str, processes: int) -> None:
-    """One factor changed in both arms, at the rates tuned without it; SGD has rates of its own."""
-    lines = study.load(STUDY)
-    rates = {arm: best(lines, arm) for arm in PAIR}
-    if factor == "sgd":
-        lines = train_missing([(arm, factor, lr, TUNING_SEEDS[0]) for lr in SGD_RATES
-                               for arm in PAIR], processes)
-        rates = {arm: best(lines, arm, factor) for arm in PAIR}
-    train_missing([(arm, factor, rates[arm], seed) for seed in SOME_SEEDS for arm in PAIR],
-                  processes)
+    rates = {}
+    for arms in (PAIR, *([arm] for arm in ARMS if arm not in PAIR)):
+        rates |= skills.tune(train_missing, arms, RATES, TUNING_SEEDS, "long", PRIMARY)
+        train_missing([(arm, "long", rates[arm], seed) for seed in SEEDS for arm in arms])
+    for factor in FACTORS:
+        if factor == "sgd":  # it needs rates of its own
+            seed = TUNING_SEEDS[0]
+            lines = train_missing([(arm, factor, lr, seed) for lr in SGD_RATES for arm in PAIR])
+            rates = {arm: skills.best(lines, arm, [seed], factor, PRIMARY) for arm in PAIR}
+        train_missing([(arm, factor, rates[arm], seed) for seed in SOME_SEEDS for arm in PAIR])
 
 
 # ------------------------------------------------------------------------------------------- tables
-def difference(lines, first, second, draws, factor="", seeds=SEEDS, quantiles=T_95) -> str:
+def difference(lines, first, second, draws, regime="long", seeds=SEEDS, quantiles=T_95) -> str:
     """Points by which `first` is ahead, with the plan's word."""
-    mine = of(lines, seeds, factor=factor)
+    mine = of(lines, seeds, regime=regime)
     one, other = ({line["seed"] for line in of(mine, arm=arm)} for arm in (first, second))
     if len(one & other) < 2:
         return "not run"
-    return shorter.in_points(*shorter.compare(
+    return skills.in_points(*skills.compare(
         mine, first, second, lambda line: at(line, "samples", draws), quantiles))
 
 
@@ -180,7 +161,7 @@ def verdicts(lines: list[dict]) -> str:
 
 
 def tested(lines: list[dict], arm: str) -> list[dict]:
-    return of(lines, SEEDS, arm=arm, factor="")
+    return of(lines, SEEDS, arm=arm, regime="long")
 
 
 def curves(lines: list[dict]) -> str:
@@ -193,7 +174,7 @@ def curves(lines: list[dict]) -> str:
         reached = min(line["evals"][-1]["samples"] for line in mine)
         cells = [shown([at(line, "samples", draws) for line in mine])
                  if draws <= reached else "" for draws in marks]
-        found.append([arm, str(mine[0]["lr"]), *cells, shorter.lost(mine, PRIMARY)])
+        found.append([arm, str(mine[0]["lr"]), *cells, skills.lost(mine, PRIMARY)])
     return study.markdown(found)
 
 
@@ -228,30 +209,24 @@ def letters(lines: list[dict]) -> str:
 
 def right_at(line: dict, letter: str, draws: int) -> float:
     """A letter's held-out accuracy, between evaluations on a straight line."""
-    counts = line["held_out"][letter]
     rows = [dict(samples=row["samples"], right=right / 32)
-            for row, right in zip(line["evals"], counts)]
-    return shorter.interpolate(draws, rows, "samples", "right")
+            for row, right in zip(line["evals"], line["held_out"][letter])]
+    return skills.interpolate(draws, rows, "samples", "right")
 
 
 def report(lines: list[dict]) -> str:
-    rates = {arm: tuned(of(lines, TUNING_SEEDS, arm=arm, factor=""), PRIMARY) for arm in ARMS}
-    return shorter.as_page({
+    rates = {arm: skills.tuned(lines, arm, TUNING_SEEDS, "long", PRIMARY) for arm in ARMS}
+    return skills.as_page({
         "Verdicts": verdicts(lines), "Accuracy by draws": curves(lines),
         "Does the curve stand still?": plateau(lines), "Letters by belief": letters(lines),
-        "Learning rates: mean of three other seeds at 46,000 draws": shorter.rates_tried(rates)},
+        "Learning rates: mean of three other seeds at 46,000 draws": skills.rates_tried(rates)},
         lines)
 
 
 def main() -> None:
     args = study.parser(__doc__).parse_args()
     if not args.draw:
-        tune_and_test(PAIR, args.processes)
-        for arm in ARMS:
-            if arm not in PAIR:
-                tune_and_test([arm], args.processes)
-        for factor in FACTORS:
-            explore(factor, args.processes)
+        train_all(args.processes)
     lines = study.load(STUDY)
     if not tested(lines, PAIR[1]):
         raise SystemExit("The pair of the primary measure is not stored yet: run without --draw.")

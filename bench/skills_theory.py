@@ -1,7 +1,7 @@
-"""The problem of compare_skills.py beside the paper's, and what the rules should do on it.
+"""What the sampling rules should do on the skills, beside what compare_skills.py has counted.
 
-Exact pass rates of the model before training; draws and silence by pass rate (course/laws.py),
-beside what runs that stand still have counted: the last table of compare_skills.py.
+Exact pass rates of the model before training; from these each rule's expected draws and silence
+(course/laws.py), beside the counts of runs whose weights stand still.
 """
 import functools
 from statistics import mean
@@ -14,9 +14,6 @@ from models import make
 from parts import problems
 from parts.models import tiny_folder
 
-# Reinforce-Ada (arXiv 2510.04996, v1, Fig. 2): pass@k of Qwen2.5-Math-1.5B before training
-PAPER_K = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-PAPER_PASS = (.18, .27, .38, .48, .58, .66, .72, .77, .81)
 RULES = {  # whose pools have a closed law
     "uniform-4": SamplerConfig(sampler="uniform", n=4),
     "uniform-16": SamplerConfig(sampler="uniform", n=16),
@@ -31,26 +28,17 @@ def pass_rates() -> dict[str, list[float]]:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(tiny_folder("tiny-skills"), dtype=torch.float32)
-    tokenizer, texts = make.build_tokenizer(), {}
+    tokenizer, found = make.build_tokenizer(), {letter: [] for letter in problems.LETTERS}
     for row in problems.skills("test", 1200):
         letter = row["problem"][1]
         prompt = tokenizer.encode(f"<|user|>{row['problem']}<|assistant|>")
         right = tokenizer.encode(
             f"{letter}={problems.offset(letter)}\n\\boxed{{{row['answer']}}}{make.END}")
-        texts.setdefault((len(prompt), len(right)), []).append((letter, prompt + right))
-    found = {letter: [] for letter in problems.LETTERS}
-    for (start, _), rows in texts.items():
-        ids = torch.tensor([text for _, text in rows])
         with torch.no_grad():
-            logprobs = model(ids).logits[:, start - 1:-1].log_softmax(-1)
-        chances = logprobs.gather(2, ids[:, start:, None]).sum((1, 2)).exp()
-        for (letter, _), chance in zip(rows, chances.tolist()):
-            found[letter].append(chance)
+            logits = model(torch.tensor([prompt + right])).logits[0, len(prompt) - 1:-1]
+        logprobs = logits.log_softmax(-1)[range(len(right)), right]
+        found[letter].append(logprobs.sum().exp().item())
     return found
-
-
-def pass_at(k: int) -> float:
-    return mean(1 - (1 - p) ** k for rates in pass_rates().values() for p in rates)
 
 
 @functools.cache

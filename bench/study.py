@@ -35,7 +35,7 @@ T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 10: 2.26
 T_99 = {2: 63.66, 3: 9.92, 4: 5.84, 5: 4.60, 6: 4.03, 7: 3.71, 8: 3.50, 9: 3.36, 10: 3.25}
 
 
-# ------------------------------------------------------------------------------ rows and columns
+# --------------------------------------------------------------------------------- a study's file
 def short(value):
     """Six significant digits of every float, in lists and dicts as well."""
     if isinstance(value, float):
@@ -57,7 +57,6 @@ def rows(table: dict[str, list]) -> list[dict]:
     return [{key: value for key, value in row if value is not None} for row in cells]
 
 
-# --------------------------------------------------------------------------------- a study's file
 def fold(folder: Path, kept=None, **about) -> dict:
     """A finished run's folder as one line of a study, with the columns `kept` of its logs."""
     logs = dict(metrics="metrics.jsonl", evals="eval.jsonl")
@@ -73,7 +72,6 @@ def load(study: str) -> list[dict]:
 
 
 def add(study: str, line: dict) -> None:
-    """Append a run to a study."""
     with WRITING, open(RESULTS / f"{study}.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 
@@ -163,34 +161,32 @@ def save(figure, name: str) -> None:
 
 
 # ----------------------------------------------------------------------------------- command line
-def unfold(line: dict, folder: Path) -> Path:
-    """A run's folder as parts/plot.py reads it."""
-    run = folder / line["run"]
-    run.mkdir(parents=True)
-    (run / "config.json").write_text(json.dumps(dict(config=line["config"])))
-    for name, logged in (("metrics.jsonl", line["metrics"]), ("eval.jsonl", line["evals"])):
-        (run / name).write_text("".join(json.dumps(row) + "\n" for row in logged))
-    return run
-
-
 def draw(lines: list[dict], out: str) -> None:
     """All panels of one run, or several runs on one page."""
     from compare import draw_comparison
     from parts.plot import draw_run
 
     with tempfile.TemporaryDirectory() as folder:
-        runs = [unfold(line, Path(folder)) for line in lines]
+        runs = [unfold(line, Path(folder, line["run"])) for line in lines]
         print(draw_run(runs[0], out) if len(runs) == 1 else draw_comparison(runs, out))
 
 
-def show(line: dict) -> str:
+def unfold(line: dict, run: Path) -> Path:
+    """A run's folder as parts/plot.py reads it."""
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps(dict(config=line["config"])))
+    for name, logged in (("metrics.jsonl", line["metrics"]), ("eval.jsonl", line["evals"])):
+        (run / name).write_text("".join(json.dumps(row) + "\n" for row in logged))
+    return run
+
+
+def show(line: dict) -> None:
     """Accuracies of a run, with 95 % intervals and what had been spent."""
-    text = line["run"]
+    print(line["run"])
     for row in line["evals"]:
-        accuracy = f"{row['avg']:.1%} [{row['ci_low']:.1%}, {row['ci_high']:.1%}]"
-        spent = f"{row['samples_total']:,} samples, {row['tokens_total']:,} tokens"
-        text += f"\n    step {row['step']}: {accuracy}, {row['seconds_total']:.0f} s, {spent}"
-    return text
+        print(f"    step {row['step']}: {row['avg']:.1%} [{row['ci_low']:.1%}, "
+              f"{row['ci_high']:.1%}], {row['seconds_total']:.0f} s, "
+              f"{row['samples_total']:,} samples, {row['tokens_total']:,} tokens")
 
 
 def main() -> None:
@@ -202,17 +198,16 @@ def main() -> None:
     args = parser.parse_args()
     for folder in map(Path, args.add):
         stored = json.loads((folder / "config.json").read_text())
-        versions = stored["starts"][0]["versions"]
-        about = dict(run=folder.name, config=stored["config"], versions=versions)
-        add(args.study, fold(folder, **about))
+        add(args.study, fold(folder, run=folder.name, config=stored["config"],
+                             versions=stored["starts"][0]["versions"]))
     lines = [line for line in load(args.study) if not args.only or line["run"] in args.only]
     if not lines:
         file = RESULTS / f"{args.study}.jsonl"
         raise SystemExit(f"There is no such run in {file}: add one with --add runs/NAME.")
     if args.draw:
-        draw(lines, args.draw)
-    else:
-        print("\n".join(map(show, lines)))
+        return draw(lines, args.draw)
+    for line in lines:
+        show(line)
 
 
 if __name__ == "__main__":

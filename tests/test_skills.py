@@ -5,7 +5,7 @@ import random
 import re
 import sys
 from collections import Counter
-from statistics import stdev
+from statistics import mean, stdev
 
 import pytest
 
@@ -18,6 +18,7 @@ from parts.data import default_data, default_eval_data, load_problems
 sys.path.insert(0, str(ROOT / "bench"))
 import compare_skills  # noqa: E402
 import longer_skills  # noqa: E402
+import skills  # noqa: E402
 import skills_theory  # noqa: E402
 import study  # noqa: E402
 
@@ -78,13 +79,16 @@ def test_they_are_data_by_name():
 
 @pytest.mark.slow
 def test_the_models_pass_rates_are_those_of_the_paper():
-    """Exact chances of the right completion; pass@k as docs/sampling_plan.md quotes it."""
-    said = ".18 .28 .38 .47 .57 .65 .73 .81 .89"
-    found = [skills_theory.pass_at(k) for k in skills_theory.PAPER_K]
-    assert " ".join(f"{p:.2f}"[1:] for p in found) == said
-    assert said in (ROOT / "docs" / "sampling_plan.md").read_text()
-    for p, k, theirs in zip(found, skills_theory.PAPER_K, skills_theory.PAPER_PASS):
-        assert abs(p - theirs) < (0.025 if k <= 64 else 0.1)
+    """Exact chances of the right completion; pass@k as docs/sampling_plan.md quotes both."""
+    plan = (ROOT / "docs" / "sampling_plan.md").read_text()
+    k = [2**i for i in range(9)]
+    exact = [p for rates in skills_theory.pass_rates().values() for p in rates]
+    found = [mean(1 - (1 - p) ** n for p in exact) for n in k]
+    paper = (.18, .27, .38, .48, .58, .66, .72, .77, .81)  # Reinforce-Ada, v1, Fig. 2
+    for values in (found, paper):
+        assert " ".join(f"{p:.2f}"[1:] for p in values) in plan
+    for n, ours, theirs in zip(k, found, paper):
+        assert abs(ours - theirs) < (0.025 if n <= 64 else 0.1)
     for letter, rates in skills_theory.pass_rates().items():
         belief = problems.belief(letter)
         assert all(abs(p - belief) < 0.2 * belief + 0.01 for p in rates)
@@ -116,10 +120,10 @@ def test_what_a_draw_buys_is_what_the_page_says():
 
 def test_a_rule_moves_draws_between_prompts_as_the_page_says():
     draws = {p: skills_theory.law(p, "ada-balance").draws for p in problems.BELIEF}
-    mean = sum(draws.values()) / len(draws)
-    assert (round(mean), round(draws[0.003])) == (22, 32)
-    gain = {p: signal(p, "ada-balance") / mean / 0.75 for p in (0.003, 0.4)}
-    found = draws[0.003] / mean, gain[0.003], gain[0.4]
+    usual = mean(draws.values())
+    assert (round(usual), round(draws[0.003])) == (22, 32)
+    gain = {p: signal(p, "ada-balance") / usual / 0.75 for p in (0.003, 0.4)}
+    found = draws[0.003] / usual, gain[0.003], gain[0.4]
     assert [f"{x:.2f}" for x in found] == ["1.44", "1.91", "0.24"]
 
 
@@ -145,36 +149,37 @@ def test_words_follow_the_plan(differences, word):
         lines += [line("a", seed=seed, accuracies=(0.0, 0.1 * seed + difference)),
                   line("b", seed=seed, accuracies=(0.0, 0.1 * seed))]
     random.Random(0).shuffle(lines)
-    centre, half, found = compare_skills.compare(
-        lines, "a", "b", lambda run: compare_skills.at(run, "samples", 100))
+    centre, half, found = skills.compare(
+        lines, "a", "b", lambda run: skills.at(run, "samples", 100))
     assert found == word and centre == pytest.approx(sum(differences) / 3)
     assert half == pytest.approx(4.303 * stdev(differences) / 3**0.5, rel=1e-3)
 
 
-def test_the_best_rate_is_that_of_the_tuning_seeds(monkeypatch):
+def test_a_rate_is_that_of_the_tuning_seeds_and_one_beyond_an_end_is_tried():
     """And the table shows those seeds alone, not the runs that were then made at that rate."""
-    monkeypatch.setattr(compare_skills, "ARMS", {"a": None})
-    monkeypatch.setattr(compare_skills, "DRAWS", 100)
-    lines = [line("a", seed=0, lr=0.004, accuracies=(0, 1.0), regime="stream"),
-             line("a", seed=100, lr=1e-9, accuracies=(0, 1.0), regime="still")]
-    lines += [line(seed=seed, lr=lr, accuracies=(0, accuracy))
-             for seed, lr, accuracy in [(100, 0.001, 0.3), (101, 0.001, 0.5), (100, 0.002, 0.6),
-                                        (101, 0.002, 0.1), (100, 0.004, 0.2), (101, 0.004, 0.2),
-                                        (0, 0.001, 0.0)]]
-    lines += [line(regime="few", seed=100, lr=0.004, accuracies=(0, 1.0))]
-    random.Random(0).shuffle(lines)
-    assert compare_skills.best_rates(lines) == {"a": 0.001}
-    means = compare_skills.tuned(compare_skills.tuning_runs(lines, "a"), 100)
-    assert compare_skills.rates_tried(dict(a=means)).splitlines()[-1] == (
-        "| a | 40.0% | 35.0% | 20.0% |")
+    accuracy = {(100, 0.001): 0.3, (101, 0.001): 0.5, (100, 0.002): 0.4, (101, 0.002): 0.4,
+                (100, 0.004): 0.2, (101, 0.004): 0.2, (100, 0.0005): 0.3, (101, 0.0005): 0.3}
+    lines, asked = [line("a", seed=0, lr=0.004), line("a", seed=100, lr=1e-9, regime="still")], []
+
+    def train_missing(jobs):
+        asked.append(jobs)
+        lines[:0] = [line(arm, regime, seed, (0, accuracy[seed, lr]), lr=lr)
+                     for arm, regime, lr, seed in jobs]
+        return lines
+
+    which = (100, 101), "stream", 100
+    assert skills.tune(train_missing, "a", compare_skills.RATES, *which) == {"a": 0.001}
+    assert len(asked[0]) == 6 and asked[1] == [("a", "stream", 0.0005, seed) for seed in (100, 101)]
+    table = skills.rates_tried(dict(a=skills.tuned(lines, "a", *which)))
+    assert table.splitlines()[-1] == "| a | 30.0% | 40.0% | 40.0% | 20.0% |"
 
 
 def test_a_run_that_drew_too_little_goes_on(tmp_path, monkeypatch):
     """By the steps between two evaluations, until it has the draws of the primary measure."""
-    monkeypatch.setattr(compare_skills, "RUNS", tmp_path)
+    monkeypatch.setattr(skills, "RUNS", tmp_path)
     monkeypatch.setattr(compare_skills, "DRAWS", 100)
-    monkeypatch.setattr(compare_skills, "ARMS", {"a": ([], 7, 2)})
-    monkeypatch.setattr(compare_skills, "fold", lambda run: dict(evals=dict(avg=[])))
+    monkeypatch.setattr(compare_skills, "ARMS", {"a": ([], 16, 7, 2)})
+    monkeypatch.setattr(skills, "fold", lambda run: dict(evals=dict(avg=[])))
     stored, asked = [], []
     monkeypatch.setattr(study, "add", lambda name, row: stored.append(row))
 
@@ -207,7 +212,7 @@ def test_a_run_is_folded_with_what_it_had_spent(tmp_path):
                    dict(step=2, prompt="<|user|>4F4=?", pool=pool)]}
     for name, rows in logs.items():
         write(tmp_path, name, rows)
-    found = compare_skills.fold(tmp_path)
+    found = skills.fold(tmp_path)
     assert found["solved"] == {"F": 5} and found["zero_signal"] == 0.5
     assert found["letters"] == {"F": [3, 7, 2, 1], "G": [1, 3, 0, 1]}
     assert found["evals"]["engine_steps"] == [0, 14] and found["evals"]["trained"] == [0, 3]
@@ -244,8 +249,8 @@ def stored():
 def lead(rival, cost, budget, regime="stream", seeds=compare_skills.NEW_SEEDS):
     """Points of ada-balance over a rival with the interval, as the stored runs have them."""
     lines = study.of(stored(), seeds, regime=regime)
-    return compare_skills.in_points(*compare_skills.compare(
-        lines, "ada-balance", rival, lambda run: compare_skills.at(run, cost, budget))[:2])
+    return skills.in_points(*skills.compare(
+        lines, "ada-balance", rival, lambda run: skills.at(run, cost, budget))[:2])
 
 
 def test_the_readmes_table_is_that_of_the_stored_runs():
@@ -266,7 +271,7 @@ def test_the_readmes_table_is_that_of_the_stored_runs():
 def test_what_the_page_says_of_the_horizon():
     page = " ".join((ROOT / "docs" / "sampling.md").read_text().split())
     lines = stored()
-    ends = {(run["arm"], run["seed"]): compare_skills.at(run, "samples", 16_000)
+    ends = {(run["arm"], run["seed"]): skills.at(run, "samples", 16_000)
             for run in study.of(lines, range(5, 8), regime="stream")}
     three = [100 * (ends["ada-balance", seed] - ends["uniform-4-wide", seed]) for seed in (5, 6, 7)]
     assert "| 16,000 (stored) | {:+.1f} | {:+.1f} | {:+.1f} |".format(*three) in page
@@ -278,18 +283,16 @@ def test_what_the_page_says_of_the_horizon():
 
 def test_the_plan_names_the_arms_and_budgets_of_the_program():
     plan = (ROOT / "docs" / "sampling_plan.md").read_text()
-    for arm, (flags, _, _) in compare_skills.ARMS.items():
+    for arm, (flags, *_) in compare_skills.ARMS.items():
         assert f"| {arm} |" in plan and all(flag in plan for flag in flags if flag[:2] == "--")
     for number in (compare_skills.DRAWS, compare_skills.FIRST_DRAWS):
         assert f"{number:,} draws" in plan
-    assert len(compare_skills.tuning(compare_skills.RATES, compare_skills.ARMS)) == 54
 
 
 # --------------------------------------------------------------------------------- the longer study
-def long_line(arm, seed, later, factor="", lr=0.001, at_first=0.2):
+def long_line(arm, seed, later, regime="long", lr=0.001, at_first=0.2):
     """A run of 60,000 draws that has this accuracy from 10,000 draws on."""
-    found = line(arm, seed=seed, accuracies=(at_first, *[later] * 6)) | dict(
-        factor=factor, lr=lr, letters_by_draws={}, cpu_seconds=1.0)
+    found = line(arm, regime, seed, (at_first, *[later] * 6), lr=lr, cpu_seconds=1.0)
     for row in found["evals"]:
         row["samples"] *= 100
     return found
@@ -327,7 +330,8 @@ def test_rates_are_those_of_the_tuning_seeds_at_the_horizon():
              for seed in longer_skills.TUNING_SEEDS
              for lr, early, late in [(0.002, 0.3, 0.4), (0.001, 0.1, 0.4), (0.004, 0.9, 0.1)]]
     lines += [long_line("dapo", 12, 1, lr=0.004), long_line("dapo", 102, 1, "sgd")]
-    assert longer_skills.best(lines, "dapo") == 0.001  # of equal ones the lowest
+    which = longer_skills.TUNING_SEEDS, "long", longer_skills.PRIMARY
+    assert skills.best(lines, "dapo", *which) == 0.001  # of equal ones the lowest
 
 
 def test_letters_are_counted_by_evaluation(tmp_path):
@@ -346,14 +350,14 @@ def test_a_run_that_breaks_counts_0_from_there_on(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     (folder / "groups.jsonl").touch()
     evals = dict(step=[0, 10], avg=[0.2, 0.4], samples=[0, 2000])
-    monkeypatch.setattr(longer_skills, "RUNS", tmp_path)
-    monkeypatch.setattr(compare_skills, "train_until", ends)
-    monkeypatch.setattr(compare_skills, "fold", lambda folder: dict(evals=evals))
+    monkeypatch.setattr(skills, "RUNS", tmp_path)
+    monkeypatch.setattr(skills, "train_until", ends)
+    monkeypatch.setattr(skills, "fold", lambda folder: dict(evals=evals))
     monkeypatch.setattr(study, "add", lambda name, line: stored.append(line))
     with pytest.raises(SystemExit, match="no memory"):
-        longer_skills.train("dapo", "", 0.008, 102)
+        longer_skills.train("dapo", "long", 0.008, 102)
     (folder / "broken_batch.json").touch()
-    longer_skills.train("dapo", "", 0.008, 102)
+    longer_skills.train("dapo", "long", 0.008, 102)
     assert stored[0]["broken"] and stored[0]["evals"]["avg"] == [0.2, 0.4, 0.0]
     assert stored[0]["evals"]["samples"][-1] == longer_skills.GOAL
 
