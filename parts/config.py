@@ -6,6 +6,7 @@ default leaves open, model and machine decide there.
 import contextlib
 import os
 import re
+import signal
 import sys
 from dataclasses import dataclass, fields, is_dataclass, make_dataclass, replace
 from pathlib import Path
@@ -444,6 +445,20 @@ def parse(argv: list[str] | None = None) -> Config:
         config = resolve(config)
         config.validate()
     require_all_files(config)
+    return config
+
+
+def parse_before_torch() -> Config:
+    """`parse` as the first thing that the program does: --help and a wrong flag answer at once.
+
+    What has to be set before torch is imported, too: Ctrl-C ends the imports without a traceback,
+    and the built-in models get one thread, for they are so small that more only wait.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    config = parse()
+    if config.model in TINY:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     return config
 
 

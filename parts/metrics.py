@@ -73,17 +73,19 @@ def band(p_hat: float) -> str:
 
 
 # ------------------------------------------------------------------------------ the update
-def diagnostics(facts: list[dict], config) -> dict:
-    """Metrics of one update, over its trained tokens: those of samples with a coefficient.
+def diagnostics(rows: list, config) -> dict:
+    """Metrics of one update, over the tokens of the rows that it trained.
 
     These are no fair sample of mu, for the sampler chose them: `entropy_trained` is theirs, and
     `entropy`, of `mean_surprisal`, that of everything drawn. k1 and k3 are two estimates of
     KL(mu || pi_old), in nats per token: does the engine sample what the trainer thinks?
-
-    facts: for each mini-batch log pi_old, log mu, coefficient, mask, weight and entropy, each [T],
-    and of a mixture of experts where engine and trainer agree, [T, MoE layers].
     """
-    seen = {name: torch.cat([one[name] for one in facts]).double() for name in facts[0]}
+    seen = {name: torch.cat([getattr(row, name).cpu() for row in rows]).double()
+            for name in ("old", "mask", "weight", "entropy")}
+    seen["mu"] = torch.tensor([x for row in rows for x in row.mu]).double()
+    seen["coefficient"] = torch.tensor([row.coefficient for row in rows for _ in row.mu])
+    if rows[0].agrees is not None:  # [T, MoE layers]
+        seen["agrees"] = torch.cat([row.agrees for row in rows]).double()
     gap_T, weight_T = seen["mu"] - seen["old"], seen["weight"]
     values = dict(
         entropy_trained=seen["entropy"].mean(),
@@ -164,7 +166,7 @@ def sample_row(s, kept: tuple[float, float] | None, tokenizer) -> dict:
         length=len(rollout.token_ids), kept=kept is not None)
     if kept:
         row |= dict(advantage=kept[0], coefficient=kept[1])
-    if rollout.row is not None and rollout.row.per_token:
+    if rollout.row is not None and rollout.row.theta is not None:
         row |= token_columns(rollout.row, rollout.token_ids, tokenizer)
     return row
 
@@ -173,13 +175,13 @@ def token_columns(row, token_ids: list[int], tokenizer) -> dict:
     """What the update saw of a sample, an entry per token. pi_old only where it is not pi_theta."""
     columns = dict(scale=row.scale, mini=row.mini_batch, ids=token_ids,
                    tokens=pieces(token_ids, tokenizer), mu=numbers(row.mu),
-                   theta=numbers(row.per_token["theta"].tolist()))
-    if not torch.equal(row.old, row.per_token["theta"]):
+                   theta=numbers(row.theta.tolist()))
+    if not torch.equal(row.old, row.theta):
         columns["old"] = numbers(row.old.tolist())
     columns |= dict(
-        mask="".join("1" if x else "0" for x in row.per_token["mask"].tolist()),
-        weight=numbers(row.per_token["weight"].tolist()),
-        entropy=numbers(row.per_token["entropy"].tolist(), 4))
+        mask="".join("1" if x else "0" for x in row.mask.tolist()),
+        weight=numbers(row.weight.tolist()),
+        entropy=numbers(row.entropy.tolist(), 4))
     if row.agrees is not None:  # [T, MoE layers]
         columns["agrees"] = numbers(row.agrees.float().mean(1).tolist(), 4)
     return columns

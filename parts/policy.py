@@ -4,7 +4,7 @@ What it must not do is differ from the engine's model, or from itself a moment l
 anywhere, attention as the family defines it, and Hugging Face's class as Hugging Face wrote it.
 """
 import importlib.util
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -189,8 +189,11 @@ class Row:
     replay: torch.Tensor | None = None  # likewise, those that the trainer is made to use
     old: torch.Tensor | None = None  # log pi_old of the response [T]
     agrees: torch.Tensor | None = None  # [T, MoE layers]: did pi_old choose the engine's experts?
-    mini_batch: int = 0  # in which of the optimizer steps; this and the next are for the log
-    per_token: dict = field(default_factory=dict)  # theta, mask, weight, entropy: each [T]
+    mini_batch: int = 0  # in which of the optimizer steps
+    theta: torch.Tensor | None = None  # log pi_theta [T]; this and the next: what `objective` saw
+    mask: torch.Tensor | None = None  # [T]
+    weight: torch.Tensor | None = None  # [T]
+    entropy: torch.Tensor | None = None  # of the whole distribution at each token [T], nats
 
     @property
     def length(self) -> int:
@@ -202,7 +205,7 @@ def store_on_rows(rows: list[Row], **values_T) -> None:
     lengths = [row.length for row in rows]
     for name, value_T in values_T.items():
         for row, part in zip(rows, value_T.split(lengths)):
-            row.per_token[name] = part
+            setattr(row, name, part)
 
 
 def micro_batches(rows: list[Row], tokens: int, padding: float = 0.05) -> list[list[Row]]:

@@ -194,6 +194,29 @@ def replaying(policy, rows: list):
     return routing.replaying(rows) if routing else contextlib.nullcontext()
 
 
+def note_routes(policy, rows: list, replay: str) -> None:
+    """After the forward pass of `rows` that gave log pi_old: which experts did the trainer choose?
+
+    Notes on each row whether they were the engine's (under R3 with earlier layers already forced to
+    the engine's), and for R2 what is to be replayed. A dense policy has none.
+    """
+    routing = getattr(policy, "routing", None)
+    if not routing:
+        return
+    for row, own in zip(rows, routing.recorded(rows)):
+        if row.routes is not None:
+            row.agrees = routing.agreement(own, row.routes)[row.prompt_length - 1:]
+        if replay == "r2":
+            row.replay = own
+
+
+def require_routes(policy, groups: list) -> None:
+    """Raises ValueError unless the engine has recorded the experts of all that was drawn."""
+    drawn = [(s.rollout, len(group.problem.prompt_ids)) for group in groups for s in group.pool]
+    policy.routing.check([rollout.routes for rollout, _ in drawn],
+                         [prompt + len(rollout.token_ids) for rollout, prompt in drawn])
+
+
 # --------------------------------------------------------------------------------------- the engine
 class CpuRecorder:
     """The experts that vLLM's CPU build used, by request: vLLM itself returns them on GPUs only.

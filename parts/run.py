@@ -28,12 +28,12 @@ from parts.data import (Stream, count_odd_golds, digest, drop_odd_golds, keys_of
 from parts.engine import Engine, seed_everything
 from parts.files import quiet_end, shown
 from parts.folder import claim, note_start, own_files, require_same, weights_of
-from parts.logprobs import check_family
+from parts.logprobs import check_family, token_logprobs
 from parts.machine import build_for_cpu, fit_in_memory, in_one_line, out_of_memory
 from parts.metrics import group_row, recorded
 from parts.models import fetch_model, is_small, load_tokenizer
 from parts.plot import draw_run
-from parts.policy import load_policy
+from parts.policy import Row, load_policy
 from parts.probe import Probe, limits
 from parts.prompts import add_prompts, show_prompts, stop_ids
 from parts.routing_replay import choose_replay, is_supported
@@ -194,6 +194,31 @@ def start_probe(config: Config, engine: Engine, policy, held_out: list) -> Probe
     # - 1: vLLM adds a token to a text that it scores.
     return Probe(engine, policy, held_out[:64], limits=bounds,
                  max_tokens=max(1, config.max_tokens - 1), temperature=config.temperature)
+
+
+def rehearse(run: Run) -> None:
+    """Run the largest micro-batch that can come, so that a lack of memory shows up now.
+
+    Raises SystemExit, one sentence, then.
+    """
+    config = run.config
+    context = config.max_prompt_tokens + config.max_tokens
+    count = max(1, config.micro_tokens // context)
+    rows = [Row([0] * context, prompt_length=1, mu=[], coefficient=1.0) for _ in range(count)]
+    try:
+        run.engine.sleep()
+        lp_T, _ = token_logprobs(run.policy, rows, config.temperature)
+        run.policy.loss_scale.scale(lp_T.mean()).backward()
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        raise SystemExit(
+            f"Out of memory for a micro-batch of {count} x {context} tokens: lower --micro-tokens "
+            f"(now {config.micro_tokens}), --max-tokens or --engine-memory, or try --sleep."
+        ) from None
+    finally:
+        run.policy.zero_grad(set_to_none=True)
+        run.engine.wake()
 
 
 def reseed(*parts) -> random.Random:
@@ -408,6 +433,7 @@ def python() -> str:
 def last_words(config: Config):
     """Around the whole program: a full disk ends it in a sentence that says what is saved."""
     folder = Path("runs", config.name)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a KeyboardInterrupt again
     with quiet_end():
         try:
             yield

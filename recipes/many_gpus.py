@@ -38,7 +38,8 @@ def table() -> list[tuple]:
         # One step. A rank works on its own part, and has everything afterwards.
         ("ada_sampler", "collect", on_own_prompts),
         ("eval", "evaluate", on_own_questions),
-        ("minirl", "in_memory", on_own_rows),  # of a mini-batch
+        ("minirl", "old_logprobs", on_own_rows),  # of a mini-batch
+        ("minirl", "accumulate", on_own_rows),
         ("minirl", "optimizer_step", on_the_summed_gradient),
         ("minirl", "sync", that_tells_the_worst),  # of what the ranks' probes found
         ("parts.run", "record", that_stops_all),  # a signal to one is a signal to all
@@ -89,7 +90,6 @@ def main(argv: list[str] | None = None) -> None:
         import minirl
 
         wrap()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         with minirl.last_words(config):
             minirl.main(config)
 
@@ -291,17 +291,20 @@ def interleave(parts: list[list], each: int = 1) -> list:
 
 
 # ------------------------------------------------------------------------------ the update
-def on_own_rows(in_memory):
-    """Every rank works on its part of a mini-batch, and gets what the work brought all of them."""
-    def together(work, policy, mini, config):
+def on_own_rows(work):
+    """Each rank works on its part of a mini-batch, and gets what the others have left on theirs.
+
+    Returns the sum of the losses (`old_logprobs` has none).
+    """
+    def together(policy, mini, config):
         rows = part_of(mini, RANK)
-        own = in_memory(work, policy, rows, config) if rows else None
-        found = gather((own and (own[0], sent(own[1])), [left_on(row) for row in rows]))
+        loss = work(policy, rows, config) if rows else None
+        found = gather((loss or 0.0, [left_on(row) for row in rows]))
         for rank, (_, left) in enumerate(found):
             for row, values in zip(part_of(mini, rank), left):
                 if rank != RANK:
                     vars(row).update(values)
-        return added_up([result for result, _ in found if result])
+        return sum(loss for loss, _ in found)
 
     return together
 
@@ -312,23 +315,13 @@ def part_of(mini: list, rank: int) -> list:
 
 
 def left_on(row) -> dict:
-    """What the work leaves on a row."""
-    return sent(dict(old=row.old, agrees=row.agrees)) | dict(per_token=sent(row.per_token))
-
-
-def sent(tensors: dict) -> dict:
-    """As they can be pickled: in main memory, and without the tensors that they are parts of."""
-    return {name: x_T if x_T is None else x_T.cpu().clone() for name, x_T in tensors.items()}
-
-
-def added_up(results: list):
-    """(loss, facts) of the whole mini-batch from those of its parts; `old_logprobs` gives none."""
-    import torch
-
-    if not results:
-        return None
-    losses, facts = zip(*results)
-    return sum(losses), {name: torch.cat([seen[name] for seen in facts]) for name in facts[0]}
+    """What the work leaves on a row. A copy in main memory: pickle would take the whole tensor
+    that a row's part was cut from.
+    """
+    values = {name: getattr(row, name)
+              for name in ("old", "agrees", "theta", "mask", "weight", "entropy")}
+    return {name: value if value is None else value.cpu().clone()
+            for name, value in values.items()}
 
 
 def on_the_summed_gradient(optimizer_step):

@@ -160,9 +160,9 @@ def signalled(step: int, folder: Path, all_of_them: bool):
 
 
 def after_accumulating(hook):
-    """`hook(n)` after a gradient was accumulated for the n-th time; the rehearsal's is number 0."""
+    """`hook(n)` after a gradient was accumulated for the n-th time."""
     def change():
-        real, numbers = minirl.accumulate, itertools.count()
+        real, numbers = minirl.accumulate, itertools.count(1)
 
         def accumulate(*args):
             found = real(*args)

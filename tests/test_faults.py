@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,7 +26,7 @@ from parts import run as running
 from parts.config import parse, resolve
 from parts.run import make_optimizer
 from helpers import Program, run_program
-from small_policy import gradients_of, random_groups, tiny_policy
+from small_policy import random_groups, tiny_policy
 
 sys.path.insert(0, str(ROOT / "bench"))
 import crash_test  # noqa: E402
@@ -86,51 +85,32 @@ def test_out_of_memory_is_recognised():
     assert not machine.out_of_memory(RuntimeError("shapes differ"))
 
 
-def test_out_of_memory_halves_the_micro_batch_and_not_the_gradient(monkeypatch, capsys):
-    policy, groups = tiny_policy(), random_groups(6, seed=2)
-    (whole,), _ = gradients_of(policy, groups)
-    calls, real, still_held = 0, minirl.token_logprobs, []
-
-    def short_of_memory(policy, micro, temperature):
-        nonlocal calls
-        calls += 1
-        if calls == 2:  # the second micro-batch: the gradient of the first is there already
-            activations = torch.ones(1)
-            still_held.append(weakref.ref(activations))
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        if calls == 3:
-            still_held.append(still_held.pop()())
-        return real(policy, micro, temperature)
-
-    monkeypatch.setattr(minirl, "token_logprobs", short_of_memory)
-    config = Config(max_tokens=20, micro_tokens=128)
-    monkeypatch.setattr(minirl, "optimizer_step", lambda *_: 0.0)
-    minirl.update(policy, SimpleNamespace(param_groups=[{"lr": 0}]), None, groups, config,
-                  random.Random(0))
-    assert config.micro_tokens == 64
-    assert "out of memory: going on with --micro-tokens 64" in capsys.readouterr().out
-    # the failed attempt's tensors are free before the second one starts
-    assert still_held == [None]
-    for name, p in policy.named_parameters():
-        if p.grad is not None:
-            torch.testing.assert_close(p.grad, whole[name], rtol=1e-5, atol=1e-9)
-
-
 def test_rehearsal_names_the_settings_to_lower(monkeypatch):
     engine = SimpleNamespace(sleep=lambda: None, wake=lambda: awake.append(True))
-    awake, run = [], SimpleNamespace(config=Config(micro_tokens=900, max_prompt_tokens=100,
-                                                   max_tokens=200), policy=tiny_policy(),
-                                     engine=engine)
-    seen = []
-    monkeypatch.setattr(minirl, "accumulate",
-                        lambda policy, rows, config: seen.append([len(row.ids) for row in rows]))
-    minirl.rehearse(run)
+    awake, seen, real, run = [], [], running.token_logprobs, SimpleNamespace(
+        config=Config(micro_tokens=900, max_prompt_tokens=100, max_tokens=200),
+        policy=tiny_policy(), engine=engine)
+
+    def watched(policy, rows, temperature):
+        seen.append([len(row.ids) for row in rows])
+        return real(policy, rows, temperature)
+
+    monkeypatch.setattr(running, "token_logprobs", watched)
+    running.rehearse(run)
     assert seen == [[300] * 3] and awake == [True]
-    monkeypatch.setattr(minirl, "accumulate", lambda *_: no_memory())
+    assert all(p.grad is None for p in run.policy.parameters())
+    monkeypatch.setattr(running, "token_logprobs", lambda *_: no_memory())
     with pytest.raises(SystemExit, match="Out of memory for a micro-batch of 3 x 300 tokens: "
                                          "lower --micro-tokens .*900.*--max-tokens"):
-        minirl.rehearse(run)
+        running.rehearse(run)
     assert awake == [True, True]
+
+    def broken(*_):
+        raise RuntimeError("shapes differ")
+
+    monkeypatch.setattr(running, "token_logprobs", broken)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        running.rehearse(run)
 
 
 # ----------------------------------------------------------------------------------------- the disk

@@ -60,7 +60,7 @@ def test_other_precisions_have_no_scale(tmp_path, dtype):
 
 def one_step(policy, optimizer, schedule, seed=0):
     config = Config(**REAL)
-    loss, _ = minirl.accumulate(policy, rows(seed=seed), config)
+    loss = minirl.accumulate(policy, rows(seed=seed), config)
     return loss, minirl.optimizer_step(policy, optimizer, schedule, config)
 
 

@@ -110,10 +110,10 @@ def test_summary_of_nothing():
 def test_the_largest_gap_counts_in_either_direction(gaps):
     """An engine that finds a token far less likely than the trainer is as wrong as the opposite."""
     one, old = torch.ones(3), torch.full((3,), -3.0)
-    facts = dict(old=old, mu=old + torch.tensor(gaps), coefficient=one, mask=one, weight=one,
-                 entropy=one)
-    found = diagnostics([facts], Config())
-    assert found["logprob_gap"] == 2.0 and found["tokens_trained"] == len(facts["mu"])
+    row = Row([0] * 4, 1, (old + torch.tensor(gaps)).tolist(), 1.0, old=old, mask=one, weight=one,
+              entropy=one)
+    found = diagnostics([row], Config())
+    assert found["logprob_gap"] == 2.0 and found["tokens_trained"] == 3
 
 
 @pytest.mark.parametrize("weights, wanted", [
@@ -288,10 +288,9 @@ def test_a_step_without_signal_is_recorded_with_the_verifiers_reasons():
 
 
 def test_an_update_that_is_not_finite_is_recorded_as_null():
-    row = Row([1, 2, 3, 4], 1, [-1.0, -math.inf, -2.0], 1.0, old=torch.zeros(3))
     broken = torch.tensor([math.nan, math.inf, 0.25])
-    row.per_token = dict(theta=broken, weight=broken, entropy=broken,
-                         mask=torch.tensor([1.0, 0.0, 1.0]))
+    row = Row([1, 2, 3, 4], 1, [-1.0, -math.inf, -2.0], 1.0, old=torch.zeros(3), theta=broken,
+              weight=broken, entropy=broken, mask=torch.tensor([1.0, 0.0, 1.0]))
     line = json.dumps(token_columns(row, row.ids[1:], Words()))
     found = json.loads(line, parse_constant=pytest.fail)
     assert found["theta"] == found["weight"] == found["entropy"] == [None, None, 0.25]
@@ -327,9 +326,8 @@ def test_a_recorded_token_costs_less_than_eighty_bytes():
     """And a sample less than 300 beside its text and its tokens."""
     rng, T = random.Random(0), 1000
     row = Row(list(range(100_000, 100_001 + T)), 1, [-rng.expovariate(1) for _ in range(T)], 0.5,
-              old=-torch.rand(T))
-    row.per_token = dict(theta=-torch.rand(T), mask=torch.ones(T), weight=torch.rand(T) + 0.5,
-                         entropy=torch.rand(T))
+              old=-torch.rand(T), theta=-torch.rand(T), mask=torch.ones(T),
+              weight=torch.rand(T) + 0.5, entropy=torch.rand(T))
     tokenizer = Words()
     tokenizer.decode = lambda ids: "word " * len(ids)
     tokens = len(json.dumps(token_columns(row, row.ids[1:], tokenizer)))

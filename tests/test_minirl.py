@@ -4,7 +4,6 @@ What the update computes is the subject of test_objective.py.
 """
 import contextlib
 import math
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +16,7 @@ from minirl import Config
 from parts import held_out
 from parts.config import resolve
 from parts.policy import Row
+from parts.routing_replay import note_routes
 from parts.run import fresh_state, make_optimizer
 from test_combinations import SMALL, Judge, Problems, RandomWriter, random_policy
 
@@ -102,17 +102,6 @@ def test_without_an_optimizer_step_only_an_engine_that_slept_is_synced(
     assert run.events == events and ("probe_gap_max" in metrics) == ("probe" in events)
 
 
-def test_a_probe_that_fails_ends_the_step():
-    run = small_run()
-
-    def check():
-        raise SystemExit("Engine and trainer disagree")
-
-    run.probe.check = check
-    with pytest.raises(SystemExit, match="disagree"):
-        minirl.train_step(1, run)
-
-
 def test_a_step_draws_the_same_when_it_is_done_again_and_no_other_step_does():
     """Rollouts follow the global state, the cut into mini-batches the `rng` that `update` gets."""
     drawn = []
@@ -124,17 +113,10 @@ def test_a_step_draws_the_same_when_it_is_done_again_and_no_other_step_does():
     assert drawn[0] == drawn[2] and drawn[0] != drawn[1] and drawn[0] != drawn[3]
 
 
-def test_tokens_per_second_are_of_the_time_that_sampling_took(monkeypatch):
-    run, real = small_run(), minirl.update
-
-    def slow(*args):
-        time.sleep(0.3)
-        return real(*args)
-
-    monkeypatch.setattr(minirl, "update", slow)
-    _, metrics = minirl.train_step(1, run)
+def test_tokens_per_second_are_of_the_time_that_sampling_took():
+    _, metrics = minirl.train_step(1, small_run())
     parts = [metrics[f"seconds_{phase}"] for phase in ("sample", "train", "sync")]
-    assert metrics["seconds"] == pytest.approx(sum(parts)) and parts[1] >= 0.3
+    assert metrics["seconds"] == pytest.approx(sum(parts)) and min(parts) > 0
     assert metrics["tokens_per_second"] == pytest.approx(metrics["tokens"] / parts[0])
 
 
@@ -162,46 +144,9 @@ def test_agreement_is_that_of_the_positions_that_predict_the_response(replay):
     routing = SimpleNamespace(
         recorded=lambda rows: [own for _ in rows], agreement=lambda a, b: (a == b).all(-1))
     row = Row([1, 2, 3, 4, 5], 3, [-1.0, -1.0], 1.0, routes=used, replay=used)
-    config = Config(replay=replay, mini_batches=2)
-    minirl.remember_old(SimpleNamespace(routing=routing), [row], torch.tensor([-1.0, -2.0]), config)
-    assert row.agrees.tolist() == [[False, True], [True, True]] and row.old.tolist() == [-1, -2]
+    note_routes(SimpleNamespace(routing=routing), [row], replay)
+    assert row.agrees.tolist() == [[False, True], [True, True]]
     assert row.replay is (own if replay == "r2" else used)
-
-
-# -------------------------------------------------------------------------- before the first step
-def failing(run, error):
-    """`work` that raises; it notes with how many tokens at a time it was to do."""
-    def work(*_):
-        run.events.append(run.config.micro_tokens)
-        raise error
-
-    return work
-
-
-def test_an_error_that_is_not_for_want_of_memory_is_neither_tried_again_nor_renamed(monkeypatch):
-    run = small_run(micro_tokens=600)
-    work = failing(run, RuntimeError("shapes differ"))
-    with pytest.raises(RuntimeError, match="shapes differ"):
-        minirl.in_memory(work, run.policy, [Row([1] * 9, 3, [], 1.0)], run.config)
-    monkeypatch.setattr(minirl, "accumulate", work)
-    with pytest.raises(RuntimeError, match="shapes differ"):
-        minirl.rehearse(run)
-    assert run.events == [600, "sleep", 600, "wake"]
-
-
-def test_memory_that_one_row_does_not_fit_into_is_not_asked_for_for_ever():
-    run = small_run(micro_tokens=600)
-    work = failing(run, torch.OutOfMemoryError("CUDA out of memory"))
-    with pytest.raises(MemoryError, match="one response of 200 tokens"):
-        minirl.in_memory(work, run.policy, [Row([1] * 200, 3, [], 1.0)], run.config)
-    assert run.events == [600, 300, 150]  # 300 is a row at a time already, and 150 as good as that
-
-
-def test_the_rehearsal_leaves_no_gradient_for_the_first_step():
-    run = small_run(micro_tokens=600)
-    minirl.rehearse(run)
-    assert run.events == ["sleep", "wake"]
-    assert all(p.grad is None for p in run.policy.parameters())
 
 
 # ------------------------------------------------------------------------------ the loop

@@ -243,16 +243,25 @@ def test_micro_batches_are_not_padded_much_even_when_everything_would_fit():
         assert 1 - sum(len(row.ids) for row in rows) / area <= most and len(batches) <= needed
 
 
+def trained(**of_tokens) -> Row:
+    """A row as `update` leaves it: each of `of_tokens` is a list, an entry per token."""
+    mu, coefficient = of_tokens.pop("mu"), of_tokens.pop("coefficient")
+    return Row([0] * (1 + len(mu)), 1, mu, coefficient, **{
+        name: torch.tensor(values) for name, values in of_tokens.items()})
+
+
 def test_diagnostics_by_hand():
-    seen = [dict(old=-1.0, mu=-1.5, coefficient=1.0, mask=0.0, weight=6.0, entropy=1.0),
-            dict(old=-2.0, mu=-1.0, coefficient=-1.0, mask=1.0, weight=0.4, entropy=1.0)]
-    d = diagnostics([{name: torch.tensor([x]) for name, x in one.items()} for one in seen],
-                    Config())
+    rows = [trained(old=[-1.0], mu=[-1.5], coefficient=1.0, mask=[0.0], weight=[6.0],
+                    entropy=[1.0]),
+            trained(old=[-2.0], mu=[-1.0], coefficient=-1.0, mask=[1.0], weight=[0.4],
+                    entropy=[2.0])]
+    d = diagnostics(rows, Config())
     wanted = dict(
         kl_k1=0.25, kl_k3=(math.exp(0.5) - 1.5 + math.exp(-1)) / 2, weight_min=0.4, weight_max=6,
         weight_mean=3.2, weight_truncated=0.5, weight_over_2=0.5, weight_under_half=0.5,
         weight_ess=6.4**2 / (2 * (6**2 + 0.4**2)), clipped_positive=0.5, clipped_negative=0,
-        logprob_gap=1, tokens_trained=2)  # one that is stopped goes forward and backward as well
+        logprob_gap=1, entropy_trained=1.5,
+        tokens_trained=2)  # one that is stopped goes forward and backward as well
     assert {name: d[name] for name in wanted} == pytest.approx(wanted)
 
 
@@ -389,26 +398,34 @@ def test_replay_stays_on_during_the_backward_pass(monkeypatch):
     assert seen and all(seen)
 
 
-def test_what_update_reports_is_what_the_objective_saw():
-    """mu is not pi_old, the mask is not the weight: each under its own name."""
+def test_what_is_left_on_the_rows_is_what_the_objective_saw(monkeypatch):
+    """mu is not pi_old, the mask is not the weight: each token's, under its own name."""
     policy, *_, config = learning()
-    minis = minirl.cut(random_groups(3, seed=17), config, random.Random(0))
-    _, seen = minirl.accumulate(policy, minis[0], config)
-    order = [row for micro in micro_batches(minis[0], config.micro_tokens) for row in micro]
-    assert seen["mu"].tolist() == pytest.approx([x for row in order for x in row.mu])
-    assert torch.equal(seen["old"], torch.cat([row.old for row in order]))
-    assert seen["coefficient"].tolist() == [row.coefficient for row in order for _ in row.mu]
-    torch.testing.assert_close(seen["weight"], (seen["old"] - seen["mu"]).exp().to(seen["weight"]))
-    assert set(seen["mask"].tolist()) == {1.0}  # on-policy nothing is masked
+    mini, = minirl.cut(random_groups(3, seed=17), config, random.Random(0))
+    asked, real = [], minirl.objective
+
+    def watched(*args):
+        asked.append((args, real(*args)))
+        return asked[-1][1]
+
+    monkeypatch.setattr(minirl, "objective", watched)
+    minirl.accumulate(policy, mini, config)
+    ((lp, old, mu, coefficient, _), (_, mask, weight)), = asked
+    assert mu.tolist() == pytest.approx([x for row in mini for x in row.mu])
+    assert coefficient.tolist() == [row.coefficient for row in mini for _ in row.mu]
+    for name, wanted in dict(theta=lp.detach(), old=old, mask=mask, weight=weight).items():
+        assert torch.equal(torch.cat([getattr(row, name) for row in mini]), wanted), name
+    torch.testing.assert_close(weight, (old - mu).exp().to(weight))
 
 
 def test_diagnostics_report_only_what_the_objective_does():
-    one = torch.ones(4)
-    facts = dict(old=-one, mu=-one, coefficient=torch.tensor([1.0, 1.0, -1.0, -1.0]), entropy=one,
-                 mask=torch.tensor([0.0, 1.0, 0.0, 0.0]),
-                 weight=torch.tensor([6.0, 1.0, 0.5, 1.25]))
+    one = [-1.0, -1.0]
+    rows = [trained(old=one, mu=one, coefficient=1.0, entropy=one, mask=[0.0, 1.0],
+                    weight=[6.0, 1.0]),
+            trained(old=one, mu=one, coefficient=-1.0, entropy=one, mask=[0.0, 0.0],
+                    weight=[0.5, 1.25])]
     minirl_keys, grpo, cispo, unclipped = (
-        diagnostics([facts], Config(**flags)) for flags in
+        diagnostics(rows, Config(**flags)) for flags in
         (dict(), dict(objective="grpo"), dict(objective="cispo"), dict(clip=False, weight_cap=0)))
     assert minirl_keys["clipped_negative"] == grpo["clipped_negative"] == 0.5
     assert "weight_truncated" not in grpo
@@ -417,40 +434,8 @@ def test_diagnostics_report_only_what_the_objective_does():
 
 
 def test_diagnostics_name_each_layer_and_all_of_them():
-    one = torch.ones(2)
-    facts = dict(old=-one, mu=-one, coefficient=one, entropy=one, mask=one, weight=one,
-                 agrees=torch.tensor([[True, True], [True, False]]))
-    d = diagnostics([facts], Config())
+    one = [1.0, 1.0]
+    row = trained(old=one, mu=one, coefficient=1.0, entropy=one, mask=one, weight=one,
+                  agrees=[[True, True], [True, False]])
+    d = diagnostics([row], Config())
     assert (d["routes_agree_0"], d["routes_agree_1"], d["routes_agree_all"]) == (1.0, 0.5, 0.5)
-
-
-# ------------------------------------------------------------------ out of memory
-def short_of_memory(monkeypatch, above):
-    """Forward passes of more than `above` tokens, padding included, run out of memory."""
-    real = minirl.token_logprobs
-
-    def guarded(policy, rows, temperature):
-        if len(rows) * max(len(row.ids) for row in rows) > above:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(policy, rows, temperature)
-
-    monkeypatch.setattr(minirl, "token_logprobs", guarded)
-
-
-@pytest.mark.parametrize("N", [1, 2])
-def test_memory_is_halved_until_it_suffices_and_the_gradient_stays(monkeypatch, N):
-    groups = random_groups(6, seed=18)
-    roomy, _ = gradients_of(tiny_policy(), groups, mini_batches=N)
-    short_of_memory(monkeypatch, above=70)
-    tight, _ = gradients_of(tiny_policy(), groups, mini_batches=N)
-    for a, b in zip(roomy, tight, strict=True):
-        close(a, b, tolerance=1e-7)
-
-
-def test_a_second_attempt_replays_nothing_of_the_first():
-    """r2: the first attempt has noted routes for some rows, cut up in another way."""
-    mini = minirl.cut(random_groups(2, seed=20), Config(max_tokens=20), random.Random(0))[0]
-    mini[0].replay = torch.zeros(3)
-    config = Config(max_tokens=20, micro_tokens=4096, mini_batches=2, replay="r2")
-    minirl.old_logprobs(tiny_policy(), mini, config)
-    assert all(row.replay is None for row in mini)

@@ -212,6 +212,13 @@ def test_a_step_that_is_interrupted_or_fails_never_happened(run, phase):
     assert again.state["step"] == 7 and all_of(again) == before
 
 
+def test_out_of_memory_in_an_update_names_the_flag_to_lower(run):
+    run.state["step"] = 7
+    said = r"Out of memory in the update: lower --micro-tokens \(now \d+\).*up to step 7 is saved"
+    with pytest.raises(SystemExit, match=said + ": continue with --resume"):
+        one_step(run, "update", torch.OutOfMemoryError("CUDA out of memory"))
+
+
 def test_the_probes_own_sentence_is_kept_and_what_was_learnt_before_is_saved(run):
     run.state["step"] = 7
     with pytest.raises(SystemExit, match="^Engine and trainer disagree.; everything up to step 7"):

@@ -137,9 +137,11 @@ def test_off_policy_clip_and_correction_are_minirls(recipe):
                         mu.tolist(), advantage, old=old[i][real],
                         scale=1 / (len(batch["advantages"]) * config.max_tokens)))
     policy = minirl_policy(trainer)
-    _, facts = minirl.accumulate(policy, rows, config)
-    assert 0 < (facts["mask"] == 0).sum() < len(facts["mask"]) / 2
-    assert facts["weight"].max() < config.weight_cap  # where TRL's cap is another
+    minirl.accumulate(policy, rows, config)
+    mask_T, weight_T = (torch.cat([getattr(row, name) for row in rows])
+                        for name in ("mask", "weight"))
+    assert 0 < (mask_T == 0).sum() < len(mask_T) / 2
+    assert weight_T.max() < config.weight_cap  # where TRL's cap is another
     assert distance(gradient_of(trainer.model), gradient_of(policy)) < 1e-6
 
 
