@@ -20,9 +20,15 @@ RESULTS = ROOT / "bench" / "results"
 sys.path.insert(0, str(ROOT))
 
 
-# ------------------------------------------------------------------------------------------- timing
+# -------------------------------------------------------------------------------- time and memory
+def on_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def seconds(call, *args) -> float:
-    """Wall time of one call, the work it left on a GPU included."""
+    """Wall time of one call, including the work that it left on a GPU."""
     import torch
 
     wait = torch.cuda.synchronize if on_gpu() else lambda: None
@@ -48,16 +54,8 @@ def median(values) -> float:
 
 
 def middle_ratio(above: list[float], below: list[float]) -> float:
-    """Median of the ratios of pairs measured next to each other:
-    slow drifts of the machine cancel."""
+    """Median of the ratios of neighbours in time: slow drifts of the machine cancel."""
     return median(a / b for a, b in zip(above, below))
-
-
-# ------------------------------------------------------------------------------------------- memory
-def on_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def process_memory(key: str) -> float:
@@ -69,12 +67,9 @@ def process_memory(key: str) -> float:
 
 # ------------------------------------------------------------------------------ models, the project
 def random_model(size: dict, folder: str, vocabulary: int = 384, positions: int = 4096,
-                 dtype: str = "float32", seed: int = 0) -> str:
+                 dtype: str = "float32") -> str:
     """Fills `folder` with a randomly initialised Qwen2 of this `size` (arguments of Qwen2Config)
-    and the built-in tokenizer.
-
-    The tokenizer knows fewer tokens than the vocabulary has; to an engine the others are ordinary
-    tokens without a name.
+    and the built-in tokenizer, which need not know every token of the vocabulary.
     """
     import torch
     from models import make
@@ -87,7 +82,7 @@ def random_model(size: dict, folder: str, vocabulary: int = 384, positions: int 
                          bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
                          pad_token_id=tokenizer.pad_token_id,
                          **dict(tie_word_embeddings=True) | size)
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     usual = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, dtype))  # never a float32 copy: 6 GB of 1.5 billion
     try:
@@ -111,7 +106,7 @@ def project(model: str = "tiny", **settings):
         name="bench") | settings))
     with (tempfile.TemporaryDirectory() as folder, Grader(config.graders) as grader,
           contextlib.chdir(folder)):
-        # the workers have loaded math-verify
+        # afterwards the workers have loaded math-verify
         grader.grade([("1", "\\boxed{2}"), ("\\frac12", "\\boxed{0.25+x}")])
         run = prepare(config, grader)
         yield run

@@ -181,7 +181,8 @@ def sleep_times(engine, prompts, memory: dict) -> dict:
     sleep = seconds(engine.sleep)
     memory["engine asleep and trainer"] = memory_now()
     wake = seconds(engine.wake)
-    gap = max(abs(a - b) for x, y in zip(before, engine.prompt_logprobs(prompts)) for a, b in zip(x, y))
+    after = engine.prompt_logprobs(prompts)
+    gap = max(abs(a - b) for x, y in zip(before, after) for a, b in zip(x, y))
     return dict(sleep_seconds=sleep, wake_seconds=wake, after_sleep_gap_max=gap)
 
 

@@ -2,17 +2,16 @@
 
     python bench/mutate.py bench/mutants.jsonl                     # every mutant; resumable
     python bench/mutate.py bench/mutants.jsonl --only minirl -n 2  # of minirl.py, two at a time
-    python bench/mutate.py bench/mutants.jsonl --where             # only: which texts are gone
+    python bench/mutate.py bench/mutants.jsonl --where             # only: whose text is gone?
 
 A mutant is a line of JSON: {"file": "minirl.py", "old": "...", "new": "...", "why": "..."}. `old`
-must occur once in the file; if it does not, it is looked for in all the code, and where it occurs
-once in one file, that file is broken. One that changes nothing a test could see has "equivalent":
-the reason.
+must occur once in its file, or else once in all the code. A mutant that changes nothing a test
+could see has "equivalent": the reason.
 
 Tests of the module's name come first, then those that import it or test what imports it, then the
 slow ones among them; those that start an engine only with --engine. A mutant is killed when a test
-fails, hangs, or cannot be collected. Survivors are listed with their `why`: each is a test that is
-missing. Results go to --out, a line each; what stands there is not tried again.
+fails, hangs, or cannot be collected. Survivors are listed: each is a test that is missing. Results
+go to --out, a line each; what stands there is not tried again.
 """
 import argparse
 import contextlib
@@ -27,7 +26,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -63,15 +61,16 @@ def code() -> dict[str, str]:
             if file.parts[0] != "tests" and not {*file.parts} & {*LEFT_OUT}}
 
 
-def located(mutant: dict) -> tuple[dict, str]:
-    """(the mutant with the file in which its text is now, why there is none)."""
-    if code().get(mutant["file"], "").count(mutant["old"]) == 1:
-        return mutant, ""
+def located(mutant: dict) -> dict:
+    """The mutant with the file in which its text is now, or with `lost`: why there is none."""
     counts = {file: text.count(mutant["old"]) for file, text in code().items()}
+    if counts.get(mutant["file"]) == 1:
+        return mutant
     found = [file for file, times in counts.items() if times]
     if len(found) == 1 and counts[found[0]] == 1:
-        return mutant | dict(file=found[0]), ""
-    return mutant, f"its text is in {sum(counts.values())} places" if found else "its text is gone"
+        return mutant | dict(file=found[0])
+    times = sum(counts.values())
+    return mutant | dict(lost=f"its text is in {times} places" if times else "its text is gone")
 
 
 # -------------------------------------------------------------------------------------- its tests
@@ -79,21 +78,16 @@ def imports(text: str, module: str) -> bool:
     return bool(re.search(rf"^\s*(?:from|import)\b.*\b{module}\b", text, re.M))
 
 
-@functools.cache
-def tests_of(module: str) -> tuple[list[str], list[str]]:
-    """(its own test files, those that import it or are of a module that imports it)."""
-    files = sorted(ROOT.glob("tests/test_*.py"))
-    texts = {file: file.read_text(encoding="utf-8") for file in files}
-    importers = {Path(file).stem for file, text in code().items() if imports(text, module)}
-    own = [file for file in texts if file.stem == f"test_{module}"]
-    others = [file for file, text in texts.items() if file not in own
-              and (imports(text, module) or file.stem.removeprefix("test_") in importers)]
-    return tuple([str(file.relative_to(ROOT)) for file in files] for files in (own, others))
-
-
 def commands(module: str, engine: bool) -> list[list[str]]:
     """pytest's arguments, the likeliest and quickest to kill first."""
-    own, others = tests_of(module)
+    importers = {Path(file).stem for file, text in code().items() if imports(text, module)}
+    own, others = [], []
+    for file in sorted(ROOT.glob("tests/test_*.py")):
+        tested = file.stem.removeprefix("test_")
+        if tested == module:
+            own.append(f"tests/{file.name}")
+        elif tested in importers or imports(file.read_text(encoding="utf-8"), module):
+            others.append(f"tests/{file.name}")
     stages = [(QUICK, own), (QUICK, others), (SLOW, own + others)]
     stages += [(ENGINE, own + others)] * engine
     return [["-m", marks, *files] for marks, files in stages if files]
@@ -115,44 +109,45 @@ def passes(arguments: list[str], place: Path, seconds: float) -> bool:
 
 
 # ------------------------------------------------------------------------------------- all of them
-class Trial:
-    """Mutants tried in copies of the project, several at a time."""
-
-    def __init__(self, folder: str, args: argparse.Namespace):
-        self.args, self.places, self.passed_before = args, queue.Queue(), {}
+def try_all(mutants: list[dict], args: argparse.Namespace) -> None:
+    """Try mutants in copies of the project, `args.n` at a time; a line of args.out for each."""
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        places = queue.Queue()
         for number in range(args.n):
-            place = Path(folder, f"copy-{number}")
-            shutil.copytree(ROOT, place, ignore=shutil.ignore_patterns(*LEFT_OUT))
-            self.places.put(place)
+            ignored = shutil.ignore_patterns(*LEFT_OUT)
+            places.put(shutil.copytree(ROOT, Path(folder, f"copy-{number}"), ignore=ignored))
 
-    def __call__(self, mutant: dict) -> None:
-        place, start = self.places.get(), time.perf_counter()
-        killer = self.killer(place, mutant)
-        self.places.put(place)
-        taken = round(time.perf_counter() - start, 1)
-        with open(self.args.out, "a", encoding="utf-8") as file:
-            file.write(json.dumps(mutant | dict(killer=killer, seconds=taken)) + "\n")
-        word = f"killed by pytest {shlex.join(killer)}" if killer else "SURVIVED"
-        print(f"{taken:5.0f} s  {mutant['file']}: {mutant['why']}: {word}", flush=True)
+        def attempt(mutant):
+            place = places.get()
+            killer = killed_by(mutant, place, args)
+            places.put(place)
+            with open(args.out, "a", encoding="utf-8") as file:
+                file.write(json.dumps(mutant | dict(killer=killer)) + "\n")
+            word = f"killed by pytest {shlex.join(killer)}" if killer else "SURVIVED"
+            print(f"{mutant['file']}: {mutant['why']}: {word}", flush=True)
 
-    def killer(self, place: Path, mutant: dict) -> list[str]:
-        """The first command that fails on the broken code, and passes on the sound; [] if none."""
-        for arguments in commands(Path(mutant["file"]).stem, self.args.engine):
-            before = mutate(place, mutant)
-            passed = passes(arguments, place, self.args.seconds)
-            (place / mutant["file"]).write_text(before, encoding="utf-8")
-            if not passed and self.sound(arguments, place):
-                return arguments
-        return []
+        with ThreadPoolExecutor(args.n) as pool:
+            list(pool.map(attempt, mutants))
 
-    def sound(self, arguments: list[str], place: Path) -> bool:
-        """Whether these tests pass before anything is changed; else they say nothing."""
-        key = tuple(arguments)
-        if key not in self.passed_before:
-            self.passed_before[key] = passes(arguments, place, self.args.seconds)
-            if not self.passed_before[key]:
-                print(f"fails without any mutant: pytest {shlex.join(arguments)}", flush=True)
-        return self.passed_before[key]
+
+def killed_by(mutant: dict, place: Path, args: argparse.Namespace) -> list[str]:
+    """The first command that fails on the broken code, and passes on the sound; [] if none."""
+    for arguments in commands(Path(mutant["file"]).stem, args.engine):
+        before = mutate(place, mutant)
+        passed = passes(arguments, place, args.seconds)
+        (place / mutant["file"]).write_text(before, encoding="utf-8")
+        if not passed and passes_unbroken(place, args.seconds, *arguments):
+            return arguments
+    return []
+
+
+@functools.cache
+def passes_unbroken(place: Path, seconds: float, *arguments: str) -> bool:
+    """The same before anything is changed; tests that fail then say nothing."""
+    passed = passes(arguments, place, seconds)
+    if not passed:
+        print(f"fails without any mutant: pytest {shlex.join(arguments)}", flush=True)
+    return passed
 
 
 def read(path: Path) -> list[dict]:
@@ -164,14 +159,16 @@ def identity(mutant: dict) -> tuple:
     return mutant["old"], mutant["new"]
 
 
-def report(results: list[dict], lost: list[tuple[dict, str]], equivalent: int) -> None:
+def report(asked: list[dict], results: list[dict]) -> None:
+    lost = [mutant for mutant in asked if "lost" in mutant]
     survived = [mutant for mutant in results if not mutant["killer"]]
+    equivalent = sum("equivalent" in mutant for mutant in asked)
     print(f"\n{len(results) - len(survived)} of {len(results)} killed; {equivalent} equivalent; "
-          f"{len(lost)} not tried")
+          f"{len(lost)} not found")
     for mutant in survived:
         print(f"  {mutant['file']}: {mutant['why']}\n    - {mutant['old']}\n    + {mutant['new']}")
-    for mutant, why in lost:
-        print(f"  {mutant['file']}: {mutant['why']}: {why}")
+    for mutant in lost:
+        print(f"  {mutant['file']}: {mutant['why']}: {mutant['lost']}\n    - {mutant['old']}")
 
 
 def main() -> None:
@@ -186,22 +183,15 @@ def main() -> None:
     parser.add_argument("--where", action="store_true", help="run nothing")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    asked = [located(mutant) for mutant in read(args.mutants)]
-    asked = [(mutant, why) for mutant, why in asked
+    asked = [mutant for mutant in map(located, read(args.mutants))
              if args.only in ("", Path(mutant["file"]).stem)]
-    lost = [(mutant, why) for mutant, why in asked if why]
-    sound = [mutant for mutant, why in asked if not why and "equivalent" not in mutant]
-    args.out.parent.mkdir(parents=True, exist_ok=True)
+    sound = [mutant for mutant in asked if not {"lost", "equivalent"} & mutant.keys()]
     if not args.where:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
         done = set(map(identity, read(args.out)))
-        todo = [mutant for mutant in sound if identity(mutant) not in done]
-        with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-            trial = Trial(folder, args)
-            with ThreadPoolExecutor(args.n) as pool:
-                list(pool.map(trial, todo))
+        try_all([mutant for mutant in sound if identity(mutant) not in done], args)
     wanted = set(map(identity, sound))
-    results = [result for result in read(args.out) if identity(result) in wanted]
-    report(results, lost, len(asked) - len(lost) - len(sound))
+    report(asked, [result for result in read(args.out) if identity(result) in wanted])
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def best(lines: list[dict], *which) -> float:
     return max(means, key=means.get)
 
 
-# ----------------------------------------------------------------------------- measures and verdicts
+# ---------------------------------------------------------------------------- measures and verdicts
 def at(line: dict, cost: str, budget: float) -> float:
     """Held-out accuracy of a run when it had spent `budget`. ValueError if it never did."""
     rows = spending(line)

@@ -1,5 +1,8 @@
 """The project's own targets of speed and memory, as a table (about five minutes on a CPU).
 
+    python bench/speed.py                                    # all, of the built-in model
+    OMP_NUM_THREADS=2 python bench/speed.py --model SmolLM2-135M-Instruct --repeats 3
+
 1  rollouts    one batch through the sampler, grading included, against bare `LLM.generate` of the
                same prompts, with the same number of samples of the same lengths, all known
                beforehand and asked for at once
@@ -8,28 +11,19 @@
 3  memory      log-probs and entropy of 8,192 tokens at a vocabulary of 151,936 in float32, forward
                and backward
 4  sync        handing over the weights, as a share of a step
-6  start-up    from `python minirl.py` to the first answers
 
-    python bench/speed.py                                    # all, of the built-in model
-    OMP_NUM_THREADS=2 python bench/speed.py --model SmolLM2-135M-Instruct --repeats 3
-
-The second measures number 1 of another model, as minirl.py trains it by default, also against
-Hugging Face's `model.generate`, into bench/results/speed-MODEL.json.
-
-Target 5 has a script of its own, trl_baseline.py; the table shows its newest result.
+Target 5 has a script of its own, trl_baseline.py; the table shows its newest result. --model takes
+number 1 of another model, with minirl.py's defaults for it, also against Hugging Face's `generate`.
 """
 import argparse
 import random
 import subprocess
 import sys
-import tempfile
-import time
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from common import (
-    ROOT, alternate, load, median, middle_ratio, process_memory, project, save, seconds)
+from common import alternate, load, median, middle_ratio, process_memory, project, save, seconds
 
 VOCABULARY = 151_936  # of Qwen2.5
 
@@ -180,36 +174,34 @@ def plain_update(p, rows, size: int) -> None:
 
 # ----------------------------------------------------------------------------------------- 3 memory
 def logprobs(repeats: int) -> dict:
-    """Peak memory at several numbers of tokens,
-    and seconds against the unchunked computation of 512."""
-    inputs = logprob_inputs(512, 128)
+    """GB at the peak of two numbers of tokens, and time against the unchunked computation of 512.
+
+    Memory is measured in processes of their own: the system's count of a peak never goes down.
+    """
+    inputs = logprob_inputs(512)
     taken = alternate(repeats, chunked=partial(chunked, *inputs),
                       unchunked=partial(unchunked, *inputs))
     return dict(gb={tokens: logprob_memory(tokens) for tokens in (8192, 16384)},
                 slower=middle_ratio(taken["chunked"], taken["unchunked"]), raw=taken)
 
 
-def logprob_memory(tokens: int, hidden: int = 128) -> float:
-    """GB that log-probs and entropy of `tokens` tokens need at their peak, forward and backward,
-    inputs not counted.
-
-    In a process of its own, for the system's count of a process's peak never goes down. `hidden` is
-    small so that it ends soon; what grows with it is 2 x tokens x hidden numbers (the saved slope
-    and the gradient).
-    """
-    command = [sys.executable, __file__, "--logprob-memory", str(tokens), str(hidden)]
+def logprob_memory(tokens: int) -> float:
+    command = [sys.executable, __file__, "--logprob-memory", str(tokens)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def measure_logprob_memory(tokens: int, hidden: int) -> None:
-    chunked(*logprob_inputs(64, hidden), tokens_at_once=8)  # libraries have been loaded
-    inputs = logprob_inputs(tokens, hidden)
+def measure_logprob_memory(tokens: int) -> None:
+    """Prints the GB that forward and backward need at their peak, inputs not counted."""
+    chunked(*logprob_inputs(64), tokens_at_once=8)  # libraries have been loaded
+    inputs = logprob_inputs(tokens)
     before = process_memory("VmRSS")
     chunked(*inputs)
     print(process_memory("VmHWM") - before)
 
 
-def logprob_inputs(tokens: int, hidden: int):
+def logprob_inputs(tokens: int, hidden: int = 128):
+    """`hidden` is small so that it ends soon: 2 x tokens x hidden numbers are all that grows with
+    it (the saved slope and the gradient)."""
     import torch
 
     torch.manual_seed(0)
@@ -234,57 +226,21 @@ def unchunked(h_T, weight, target_T) -> None:
     assert len(entropy_T) == len(h_T)
 
 
-# ---------------------------------------------------------------------------------- 4 sync, 6 start
+# ------------------------------------------------------------------------------------------- 4 sync
 def sync(p, repeats: int) -> dict:
-    """Share of whole training steps that goes into the sync,
-    with and without the probe that checks it."""
+    """Share of whole training steps that goes into the sync, without and with its probe."""
     import minirl
 
     steps = [minirl.train_step(step, p)[1] for step in range(1, repeats + 2)][1:]
     alone = alternate(repeats, sync=lambda: p.engine.sync(p.policy))["sync"]
     total = median(m["seconds"] for m in steps)
-    phases = {key: median(m[key] for m in steps) for key in steps[0] if key.startswith("seconds_")}
-    return dict(step=total, phases=phases, sync=median(alone) / total,
+    return dict(step=total, sync=median(alone) / total,
                 with_probe=median(m["seconds_sync"] / m["seconds"] for m in steps))
-
-
-def start_up(repeats: int) -> dict:
-    """Seconds until --help has answered, a wrong flag was refused, and the first evaluation (of one
-    answer) is on disk."""
-    def run(*flags):
-        return subprocess.run([sys.executable, str(ROOT / "minirl.py"), *flags],
-                              capture_output=True)
-
-    taken = alternate(repeats, help=lambda: run("--help"), wrong_flag=lambda: run("--no-such-flag"))
-    return {name: median(values) for name, values in taken.items()} | dict(
-        first_token=median(first_answer() for _ in range(3)))
-
-
-def first_answer() -> float:
-    """An upper bound for the first token: the first whole answer,
-    graded and written to eval.jsonl."""
-    with tempfile.TemporaryDirectory() as folder:
-        found, start = Path(folder, "runs/start/eval.jsonl"), time.perf_counter()
-        flags = ["--name", "start", "--steps", "1", "--eval-questions", "1", "--eval-k", "1"]
-        process = subprocess.Popen([sys.executable, str(ROOT / "minirl.py"), *flags], cwd=folder,
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            while not found.exists() and process.poll() is None:
-                time.sleep(0.02)
-            taken = time.perf_counter() - start
-        finally:
-            process.terminate()
-            process.wait()
-        if not found.exists():
-            raise SystemExit(
-                "minirl.py ended before its first evaluation: run it once by hand to see why.")
-        return taken
 
 
 # ---------------------------------------------------------------------------------------- the table
 def table(r: dict) -> list[tuple]:
-    """(number, what, measured, target, met) of every target that was measured,
-    now or in the stored results."""
+    """(number, what, measured, target, met) of every target that is in the results."""
     rows = of_rollouts(**r["rollouts"]) if "rollouts" in r else []
     if "training" in r:
         x = r["training"]
@@ -304,25 +260,18 @@ def table(r: dict) -> list[tuple]:
     for cell in r["trl"].get("cells", []):
         rows.append(row("5", f"TRL / ours, seconds per step: {cell['name']}", cell["ratio"],
                         least=cell["target"]))
-    if "start_up" in r:
-        x = r["start_up"]
-        rows += [row("6", "--help", x["help"], "{:.2f} s", most=1),
-                 row("", "wrong flag", x["wrong_flag"], "{:.2f} s", most=2),
-                 row("", "first answer", x["first_token"], "{:.1f} s", most=30)]
     return rows
 
 
 def of_rollouts(default: dict, two_rounds: dict, single_round: dict) -> list[tuple]:
-    rate = (f"{default['tokens_per_second']['sampler']:,.0f} tokens/s in "
-            f"{default['engine_steps']:.0f} engine steps")
-    two = (f"{two_rounds['engine_steps']:.0f} engine steps, "
-           f"{two_rounds['samples'] / default['samples'] - 1:+.0%} samples")
-    one = f"{single_round['engine_steps']:.0f} engine steps"
+    def label(text, x):
+        return f"{text} ({x['engine_steps']:.0f} engine steps, {x['samples']:.0f} samples)"
+
     ratio, ratio_of_two, ratio_of_one = (
         x["ratios"]["generate"] for x in (default, two_rounds, single_round))
-    return [row("1", f"sampler and grading / LLM.generate ({rate})", ratio, least=0.9),
-            row("", f"--M 16 --N 2 ({two})", ratio_of_two),
-            row("", f"a single round ({one})", ratio_of_one, least=0.9),
+    return [row("1", label("sampler and grading / LLM.generate", default), ratio, least=0.9),
+            row("", label("--M 16 --N 2", two_rounds), ratio_of_two),
+            row("", label("a single round", single_round), ratio_of_one, least=0.9),
             row("", "an engine step with a single response", 1000 * default["step_seconds"],
                 "{:.1f} ms")]
 
@@ -352,7 +301,7 @@ def show(rows: list[tuple]) -> None:
 
 
 def main() -> None:
-    parts = ("rollouts", "training", "logprobs", "sync", "start_up")
+    parts = ("rollouts", "training", "logprobs", "sync")
     parser = argparse.ArgumentParser(description="Targets of speed and memory, measured.")
     parser.add_argument("--only", nargs="*", default=parts, choices=parts,
                         help="measure these, keep the others' results")
@@ -360,10 +309,10 @@ def main() -> None:
                         help="of every measurement; medians are shown (default: 5)")
     parser.add_argument("--model", help="measure the rollouts of this model, and nothing else")
     parser.add_argument("--out", default="", help="folder of the result (default: bench/results)")
-    parser.add_argument("--logprob-memory", type=int, nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--logprob-memory", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.logprob_memory:
-        return measure_logprob_memory(*args.logprob_memory)
+        return measure_logprob_memory(args.logprob_memory)
     if args.model:
         found = rollouts_of(args.model, args.repeats)
         save(f"speed-{Path(args.model).name}", found, args.out)
@@ -381,8 +330,6 @@ def main() -> None:
                     keep(name, measure(p, args.repeats))
     if "logprobs" in args.only:
         keep("logprobs", logprobs(args.repeats))
-    if "start_up" in args.only:
-        keep("start_up", start_up(5))
     show(table(result | dict(trl=load("trl"))))
 
 

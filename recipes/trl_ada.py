@@ -4,32 +4,31 @@
     accelerate launch --num_processes 8 recipes/trl_ada.py --model Qwen2.5-Math-1.5B
     accelerate launch --config_file fsdp.yaml recipes/trl_ada.py --model Qwen2.5-Math-7B --full
 
-`ada_sampler.py` decides who is sampled and what is kept; distribution (FSDP, DeepSpeed), optimizer
-and losses are TRL's. Two things make that possible:
+`ada_sampler.py` decides who is sampled and what is kept. Distribution (FSDP, DeepSpeed), optimizer
+and losses are TRL's. Two hooks make that possible:
 
     rollout_func                      TRL hands over its prompts and gets n samples of each: those
                                       that `keep` has chosen out of what `collect` has drawn
     _generate_and_score_completions   TRL would subtract the mean of the kept samples, which were
                                       chosen; its advantages are replaced by ours. The method is
-                                      private, therefore one version of TRL
+                                      private, so only one version of TRL will do
 
-What is otherwise than in minirl.py: docs/trl.md.
+docs/trl.md says what differs from minirl.py.
 """
+import argparse
 import importlib.metadata
 import json
 import os
 import random
 import sys
 import warnings
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from ada_sampler import collect, keep, limited
-from parts.config import (
-    Config, DataSettings, ModelSettings, OptimizerSettings, PromptSettings, SamplingSettings,
-    in_one_sentence, parse_flags, require_all_files, resolve)
+from ada_sampler import SamplerConfig, collect, keep
+from parts.config import Config, in_one_sentence, parse_flags, require_all_files, resolve
 from parts.machine import build_for_cpu
 
 TESTED = "1.16.0"
@@ -37,51 +36,38 @@ WORLD = int(os.environ.get("WORLD_SIZE", "1"))  # as accelerate and torchrun tel
 
 
 # ------------------------------------------------------------------------------ settings
-@dataclass
-class TrlSettings:
-    """What TRL does with it."""
-
-    steps: int = limited(0, least=0, most=10**6)
-    """batches that are sampled and trained on; 0 = auto"""
-    mini_batches: int = limited(1, least=1, most=10**5)
-    """optimizer steps per sampled batch"""
-    micro_rows: int = limited(0, least=0, most=10**5)
-    """responses per forward and backward pass of a process; 0 = a mini-batch at once"""
-    full: bool = False
-    """train all weights, without an adapter (needs a GPU)"""
-    trl: str = "{}"
-    """further settings of TRL's GRPOConfig, as JSON, such as '{"loss_type": "cispo"}'"""
-    engine_memory: float = limited(0.45, least=0.01, most=0.99)
-    """share of the GPU's memory for TRL's vLLM"""
-    graders: int = limited(2, least=1, most=256)
-    """worker processes that run math-verify, for each process"""
-    seed: int = limited(0, least=0, most=2**32 - 1)
-    """decides data order, adapter and sampling"""
-    name: str = ""
-    """the folder is runs/NAME; empty = made of model, sampler and seed"""
-    resume: bool = False
-    """continue from the last checkpoint of this name"""
+HERE = {f.name for f in fields(SamplerConfig)} | {  # minirl.py's flags that decide something here
+    "model", "dtype", "lora_rank", "lora_alpha", "data", "problem_key", "answer_key", "reward",
+    "eval_data", "keep_odd_golds", "template", "system", "max_prompt_tokens", "max_tokens",
+    "batch_prompts", "threshold", "temperature", "advantage", "mini_batches", "lr", "warmup_steps",
+    "weight_decay", "max_grad_norm", "steps", "seed", "name", "resume", "engine_memory", "graders"}
 
 
-@dataclass
-class Settings(ModelSettings, DataSettings, PromptSettings, SamplingSettings, OptimizerSettings,
-               TrlSettings):
-    """Every flag. All but `micro_rows`, `full` and `trl` are minirl.py's too, and checked there."""
-
-
-def parse(argv: list[str] | None = None) -> tuple[Config, Settings]:
-    """Flags -> (minirl.py's config, filled in; the flags). What cannot work ends in a sentence."""
+def parse(argv: list[str] | None = None) -> tuple[Config, argparse.Namespace]:
+    """Flags -> (minirl.py's config, filled in; our own). What cannot work ends in a sentence."""
+    parser = argparse.ArgumentParser(
+        "trl_ada.py", allow_abbrev=False,
+        description="Reinforce-Ada sampling in TRL's GRPOTrainer. Without any flag: the built-in "
+                    "tiny model.",
+        epilog="And these flags of minirl.py, whose --help explains them: "
+               + " ".join(f"--{name.replace('_', '-')}" for name in sorted(HERE)))
+    parser.add_argument("--full", action="store_true",
+                        help="train all weights, without an adapter (needs a GPU)")
+    parser.add_argument("--micro-rows", type=int, default=0,
+                        help="responses per forward and backward pass of a process; default: all")
+    parser.add_argument("--trl", default="{}", help="further settings of TRL's GRPOConfig, as "
+                        """JSON, such as '{"loss_type": "cispo"}'""")
+    own, others = parser.parse_known_args(argv)
     with in_one_sentence("trl_ada.py"):
-        own = parse_flags(Settings, argv, "trl_ada.py", "Reinforce-Ada sampling in TRL's "
-                          "GRPOTrainer. Without any flag: the built-in tiny model.")
-        shared = {f.name for f in fields(Config)} & {f.name for f in fields(own)}
-        config = Config(**{name: getattr(own, name) for name in shared})
+        config = parse_flags(Config, others, "trl_ada.py", parser.description)
         config.validate()
+        for f in fields(Config):
+            if f.name not in HERE and getattr(config, f.name) != f.default:
+                raise ValueError(f"{f.name} has no effect in TRL: leave it out")
+        start = "" if config.name else "trl-"
         config = resolve(config)
-        config.name = own.name or f"trl-{config.name}"
-        for wrong, sentence in contradictions(config, own):
-            if wrong:
-                raise ValueError(sentence)
+        config.name = start + config.name
+        refuse(config, own)
     require_all_files(config)
     return config, own
 
@@ -97,32 +83,30 @@ def require_trl() -> None:
                          f"installed is {found}: pip install --no-deps trl=={TESTED}")
 
 
-def contradictions(c: Config, own: Settings) -> list[tuple[bool, str]]:
-    """(is it so?, the sentence): what TRL's fixed n samples per prompt and equal shares refuse."""
+def refuse(c: Config, own) -> None:
+    """Raises ValueError for what TRL's fixed n samples per prompt and equal shares cannot do."""
     rows = c.batch_prompts * c.n // WORLD  # of a process
     mini = rows // c.mini_batches
-    uneven = (c.batch_prompts % WORLD or rows % c.mini_batches
-              or own.micro_rows and mini % own.micro_rows)
-    return [
-        (c.sampler in ("ada-est", "gvm"),
-         f"{c.sampler} keeps all samples of a prompt, more of some than of others, and TRL takes n "
-         "of each: use uniform, dapo, ada-pos or ada-balance, or minirl.py"),
-        (c.sampler == "dapo" and c.max_refills > 0,
-         "dapo cannot refill here, for the prompts of TRL's batch are fixed: set max_refills to 0"),
-        (bool(c.max_samples_per_step or c.max_tokens_per_step),
-         "max_samples_per_step and max_tokens_per_step can leave a prompt without the n samples "
-         "that TRL takes of each: leave them at 0"),
-        (c.n < 2, "TRL wants at least 2 samples of a prompt: raise n"),
-        (bool(uneven),
-         f"batch_prompts = {c.batch_prompts} with n = {c.n} cannot be cut evenly into {WORLD} "
-         f"processes, mini_batches = {c.mini_batches} and micro_rows = {own.micro_rows}"),
-        (own.full and build_for_cpu(),
-         "full needs a GPU: on a CPU parts/engine.py samples, which is handed adapters only"),
-        (c.dtype == "float16" and build_for_cpu(),
-         "dtype float16 needs a GPU here: TRL's mixed precision does")]
+    if c.sampler in ("ada-est", "gvm"):
+        raise ValueError(f"{c.sampler} keeps more samples of some prompts than of others, and TRL "
+                         "takes n of each: use uniform, dapo, ada-pos or ada-balance, or minirl.py")
+    if c.sampler == "dapo" and c.max_refills:
+        raise ValueError("dapo cannot refill a batch of TRL's: set max_refills to 0")
+    if c.max_samples_per_step or c.max_tokens_per_step:
+        raise ValueError("max_samples_per_step and max_tokens_per_step can leave a prompt without "
+                         "the n samples that TRL takes of each: leave them at 0")
+    if c.n < 2:
+        raise ValueError("TRL wants at least 2 samples of a prompt: raise n")
+    if (c.batch_prompts % WORLD or rows % c.mini_batches
+            or own.micro_rows and mini % own.micro_rows):
+        raise ValueError(f"batch_prompts = {c.batch_prompts} with n = {c.n} cannot be cut evenly "
+                         f"into {WORLD} processes, mini_batches = {c.mini_batches} and "
+                         f"micro_rows = {own.micro_rows}")
+    if build_for_cpu() and (own.full or c.dtype == "float16"):
+        raise ValueError("full and float16 need a GPU")
 
 
-def trl_settings(c: Config, own: Settings):
+def trl_settings(c: Config, own):
     """TRL's GRPOConfig: what the flags decide, and MiniRL's objective, which --trl may change."""
     from trl import GRPOConfig
 
@@ -281,13 +265,13 @@ def kept_reward(prompts, completions, reward, groups, log_metric, **_) -> list[f
 
 
 # ------------------------------------------------------------------------------ the program
-def make_trainer(config: Config, own: Settings, grader) -> AdaTrainer:
+def make_trainer(config: Config, own, grader) -> AdaTrainer:
     """Raises SystemExit, one sentence, for what cannot work, before the engine is started."""
     settings = trl_settings(config, own)
     folder = Path(settings.output_dir)
-    if own.resume != any(folder.glob("checkpoint-*")):
-        raise SystemExit(f"{folder} has {'no checkpoint: leave out' if own.resume else 'some: add'}"
-                         " --resume, or choose another --name.")
+    if config.resume != any(folder.glob("checkpoint-*")):
+        found = "no checkpoint: leave out" if config.resume else "checkpoints: add"
+        raise SystemExit(f"{folder} has {found} --resume, or choose another --name.")
     path = fetch_model(config.model, config.max_prompt_tokens + config.max_tokens)
     tokenizer = load_tokenizer(path)
     tokenizer.padding_side = "left"
@@ -303,12 +287,12 @@ def make_trainer(config: Config, own: Settings, grader) -> AdaTrainer:
                       processing_class=tokenizer, peft_config=None if own.full else lora)
 
 
-def main(config: Config, own: Settings) -> None:
+def main(config: Config, own) -> None:
     if os.environ.get("RANK", "0") != "0":
         sys.stdout = open(os.devnull, "w")  # the first process speaks for all
     with open_grader(config.reward, config.threshold, config.graders) as grader:
         trainer = make_trainer(config, own, grader)
-        trainer.train(resume_from_checkpoint=own.resume)
+        trainer.train(resume_from_checkpoint=config.resume)
         trainer.save_model()
     kind = "--model" if own.full else f"--model {config.model} --adapter"
     print(f"saved; evaluate it with python eval.py {kind} {trainer.args.output_dir}")

@@ -176,7 +176,7 @@ def train(recipe, flags: list[str]):
     config, own = recipe.parse(["--graders", "1", *flags])
     with open_grader("", 0.7, 1) as grader:
         trainer = recipe.make_trainer(config, own, grader)
-        trainer.train(resume_from_checkpoint=own.resume)
+        trainer.train(resume_from_checkpoint=config.resume)
         trainer.save_model()
     return trainer
 
@@ -224,8 +224,9 @@ def test_another_version_of_trl_gets_one_sentence(tmp_path):
     ("--batch-prompts 7", "batch_prompts = 7 with n = 4 cannot be cut evenly into 2 processes"),
     ("--batch-prompts 6 --mini-batches 5", "mini_batches = 5"),
     ("--batch-prompts 6 --micro-rows 5", "micro_rows = 5"),
-    ("--full", "full needs a GPU"),
-    ("--dtype float16", "float16 needs a GPU"),
+    ("--full", "full and float16 need a GPU"),
+    ("--dtype float16", "full and float16 need a GPU"),
+    ("--replay r2", "replay has no effect in TRL"),
 ])
 def test_what_cannot_work_ends_in_a_sentence(recipe, monkeypatch, capsys, flags, words):
     monkeypatch.setattr(recipe, "WORLD", 2)
