@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from course import place  # noqa: E402
-from course.checks import Wrong, spelled  # noqa: E402
+from course.checks import Wrong, called  # noqa: E402
 
 SECONDS = 6  # of CPU time per check; the slowest needs one
 MOST_SECONDS = 120  # of CPU time per file: ends calls that no signal reaches, sum(range(10**12))
@@ -59,7 +59,7 @@ def title_of(check) -> str:
 def grade(lab: str, functions: dict, file: Path | None = None) -> Iterator[Result]:
     """Every check of a lab, with these functions in place of the project's."""
     calls, checks = Calls(), checks_of(lab)  # what they import must still be the project's own
-    watched = {name: calls.watch(name, function) for name, function in functions.items()}
+    watched = {name: calls.watch(function) for name, function in functions.items()}
     with place.in_place(lab, watched):
         for points, check in checks:
             yield Result(points, title_of(check), problem_of(check, calls, file))
@@ -68,31 +68,30 @@ def grade(lab: str, functions: dict, file: Path | None = None) -> Iterator[Resul
 class Calls:
     """Remembers the last call, to say which one raised or never returned."""
 
-    def watch(self, name: str, function):
+    def watch(self, function):
         @functools.wraps(function)
         def watched(*args, **kwargs):
-            before, self.last = self.last, (name, args, kwargs)
+            before, self.last = self.last, (function, args, kwargs)
             result = function(*args, **kwargs)
             self.last = before
             return result
         return watched
 
     def __str__(self):
-        name, args, kwargs = self.last
-        said = [*map(spelled, args), *(f"{key}={spelled(value)}" for key, value in kwargs.items())]
-        return f"{name}({', '.join(said)})"
+        function, args, kwargs = self.last
+        return called(function, *args, **kwargs)
 
 
 def problem_of(check, calls: Calls, file: Path | None) -> str:
     """What is wrong, in words; "" if nothing is."""
-    calls.last = ("the check", (), {})
+    calls.last = (check, (), {})
     try:
         with time_limit(SECONDS):
             check()
     except Wrong as found:
         return str(found)
     except NotImplementedError:
-        return f"{calls.last[0]} is not written yet"
+        return f"{calls.last[0].__name__} is not written yet"
     except Overtime:
         return f"{calls}: no answer after {SECONDS} seconds of computing. Does a loop never end?"
     except BaseException as error:  # SystemExit too

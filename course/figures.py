@@ -3,9 +3,8 @@
     python course/figures.py            # all of them, some seconds
     python course/figures.py weights    # one
 
-From closed forms (course/laws.py), and two of them from committed logs (bench/results/*.jsonl).
+They show closed forms (course/laws.py) and logs of the ablations (bench/results/objective.jsonl).
 """
-import argparse
 import json
 import math
 import sys
@@ -38,7 +37,7 @@ def lines(axis, xs, curves: dict, **labels) -> None:
 
 
 def logged(cell: str, key: str) -> list[list[float]]:
-    """A column of the committed log of the ablations, a list per seed."""
+    """A metric of the ablations: one list of values per seed."""
     text = (ROOT / "bench" / "results" / "objective.jsonl").read_text()
     runs = [json.loads(line) for line in text.splitlines()]
     return [run["metrics"][key] for run in runs if run["cell"] == cell]
@@ -94,8 +93,7 @@ def draws(left, right) -> None:
 def weights(left, right) -> None:
     """Session 3: what balanced groups optimise."""
     def exact(**rule):
-        config = SamplerConfig(**rule)
-        return [laws.expected_yield(p, config).weight for p in RATES]
+        return [laws.expected_yield(p, SamplerConfig(**rule)).weight for p in RATES]
 
     lines(left, RATES, {
         "balance, in the limit: w(p)": [laws.w_pool(p) for p in RATES],
@@ -204,14 +202,10 @@ def draw(function) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Draw the figures of the lecture notes.")
     known = {function.__name__: function for function in DRAWN}
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(known)}; default: all")
-    names = parser.parse_args().names or list(known)
-    if unknown := [name for name in names if name not in known]:
-        parser.error(f"no figure is called {unknown[0]}: choose of {', '.join(known)}")
-    FIGURES.mkdir(exist_ok=True)
-    for name in names:
+    for name in sys.argv[1:] or known:
+        if name not in known:
+            raise SystemExit(f"There is no figure {name}: choose from {', '.join(known)}.")
         print(draw(known[name]).relative_to(ROOT))
 
 

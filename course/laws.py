@@ -1,8 +1,8 @@
-"""The formulas of the lecture notes as functions: what course/figures.py draws.
+"""The formulas of the lecture notes as functions; course/figures.py draws them.
 
-Only the standard library and the project's sampler. tests/test_course_notes.py checks each of them
-against an exact enumeration, or against the project's own functions. Symbols as in the notes: p is
-a prompt's pass rate, n samples are kept, rounds have M samples, there are up to N of them.
+tests/test_course_notes.py checks each one against an exact enumeration or the project's own
+functions. Symbols are those of the notes: p is a prompt's pass rate, n samples are kept, and there
+are up to N rounds of M samples.
 """
 import math
 from statistics import NormalDist
@@ -16,12 +16,12 @@ Phi = NormalDist().cdf
 
 # --------------------------------------------------------------- session 1: how much the draws vary
 def variance_per_draw(p: float, b: float) -> float:
-    """m Var of the mean of m terms (r - b) score, baseline b; in units of G^2, signal left out."""
+    """Noise of one draw, E[(r - b)^2 |score|^2], with baseline b, in units of G^2."""
     return p * (1 - p) + (p - b) ** 2
 
 
 def variance_leave_one_out(p: float, m: int) -> float:
-    """The same with the mean of the other m - 1 as baseline."""
+    """The same with the mean of the other m - 1 draws as baseline."""
     return p * (1 - p) * m / (m - 1)
 
 
@@ -91,7 +91,7 @@ def group_of(right: int, wrong: int, outcome: str, config: SamplerConfig) -> Gro
 
 
 class Yield(NamedTuple):
-    """Of a prompt of pass rate p, expected over all pools."""
+    """Expectations over all pools of a prompt with pass rate p."""
 
     weight: float  # w(p): the update is w(p) grad p
     noise: float  # E of the sum of the squared coefficients, in units of G^2
@@ -101,7 +101,7 @@ class Yield(NamedTuple):
 
 
 def expected_yield(p: float, config: SamplerConfig) -> Yield:
-    """Session 4's trade: what a prompt gives and what it costs, under this rule."""
+    """What a prompt gives and what it costs under this rule (session 4)."""
     totals, n = [0.0] * 5, rows_per_prompt(config)
     for (right, wrong, outcome), chance in closed_pools(p, config).items():
         rows = group_of(right, wrong, outcome, config).rows()
@@ -154,8 +154,10 @@ def capped(sigma: float, cap: float) -> tuple[float, float]:
 
 # --------------------------------------------------------------------- session 6: experts that flip
 def flips(density: float, sigma: float) -> float:
-    """Chance that a router's k-th and next expert change places: the gap's density at 0 is
-    `density`, the noise in the difference has the small standard deviation sigma."""
+    """Chance that a router's k-th and next expert change places.
+
+    density: that of the gap between them, at 0; sigma: the noise's small standard deviation.
+    """
     return density * sigma / math.sqrt(2 * math.pi)
 
 
@@ -168,8 +170,8 @@ def hack_wins(p: float, h: float, prompts: int) -> bool:
 def reward_flow(p: float, h: float, prompts: int, time: float, steps: int = 4000):
     """[(t, expected reward, accuracy)]: exact policy gradient of the model of session 7.
 
-    Per prompt an own logit of the right answer, for all of them one logit of the loophole; the
-    wrong answers' logit is 0.
+    Each prompt has its own logit for the right answer; all share one for the loophole; the wrong
+    answers' logit is 0.
     """
     own, shared = math.log(p / (1 - p - h)), math.log(h / (1 - p - h))
     path, dt = [], time / steps
@@ -188,6 +190,6 @@ def avg_variance(spread: float, within: float, questions: int, k: int) -> float:
 
 
 def plug_in(p: float, n: int, k: int) -> float:
-    """E[1 - (1 - c/n)^k] for c ~ Bin(n, p): what one gets who puts c/n for p."""
+    """E[1 - (1 - c/n)^k] for c ~ Bin(n, p): c/n in place of p."""
     return math.fsum(math.comb(n, c) * p**c * (1 - p) ** (n - c) * (1 - (1 - c / n) ** k)
                      for c in range(n + 1))

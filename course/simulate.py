@@ -1,11 +1,11 @@
-"""What a sampling rule does with its budget, seen on prompts that are coins: no model, two seconds.
+"""What a sampling rule does with its budget, shown on prompts that are coins: no model, 2 seconds.
 
     python course/simulate.py --all --pass-rate 0.05             # all rules on equally hard prompts
     python course/simulate.py --all --beta 0.5 1.5               # on mostly hard ones
     python course/simulate.py --sampler ada-pos --beta 0.5 1.5   # one rule, by bands of pass rates
 
-Draws, unresolved and no signal are per place in the batch. The effective weight w(p) is the factor
-with which grad p enters the update: 1 ascends p, 1/p ascends log p.
+Draws, unresolved and no signal are per place in the batch. The update of a prompt is w(p) grad p,
+with w the effective weight: 1 ascends p, 1/p ascends log p.
 """
 import random
 import sys
@@ -18,7 +18,7 @@ from types import SimpleNamespace
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from ada_sampler import (  # noqa: E402
-    RULES, Estimator, Group, SamplerConfig, check_ranges, collect, limited, rows_per_prompt)
+    RULES, Estimator, Group, SamplerConfig, collect, rows_per_prompt)
 from parts.config import in_one_sentence, parse_flags  # noqa: E402
 
 Coin = namedtuple("Coin", "id p")  # a problem that is solved with probability p
@@ -29,7 +29,7 @@ EDGES = [0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 1]  # of the bands of pass
 
 # -------------------------------------------------------------------------------------- the coins
 class CoinEngine:
-    """In the language model's place: a sample is a flip of its prompt, finished in one step."""
+    """Replaces the language model: a sample is a flip of its prompt, finished in one step."""
 
     def __init__(self, seed: int = 0):
         self.random, self.queue = random.Random(seed).random, []
@@ -47,9 +47,9 @@ class CoinEngine:
 
 
 def simulate(config: SamplerConfig, p_P: list[float], seed=0, visits: int = 4) -> list[Group]:
-    """One step of the real `collect` with coins of these pass rates, one per prompt.
+    """One step of the real `collect`, with one coin per pass rate.
 
-    ada-est knows nothing at its first visit: what is returned is the last of several.
+    ada-est knows nothing at its first visit, so it makes several and the last one is returned.
     """
     config.validate()
     coins = [Coin(i, p) for i, p in enumerate(p_P)]
@@ -65,11 +65,10 @@ def simulate(config: SamplerConfig, p_P: list[float], seed=0, visits: int = 4) -
 
 # ----------------------------------------------------------------------------------- what they show
 def effective_weight(group: Group, config: SamplerConfig) -> float:
-    """A coin's part in the update, in units of grad p; its mean over many coins is w(p).
+    """A coin's share of the update, in units of grad p; its mean over many coins is w(p).
 
     Let g+ and g- be the mean of grad log pi over correct and over wrong answers. Then
     p g+ + (1-p) g- = 0 and grad p = p g+, so a correct row counts 1/p and a wrong one -1/(1-p).
-    Ascending p is w = 1, ascending log p is 1/p.
     """
     p = group.problem.p
     scores = [c / p if s.correct else -c / (1 - p) for s, c in group.rows()]
@@ -77,10 +76,10 @@ def effective_weight(group: Group, config: SamplerConfig) -> float:
 
 
 def report(groups: list[Group], config: SamplerConfig, places: float, tries: float) -> tuple:
-    """(draws, unresolved, without signal, effective weight, its standard error); three per place.
+    """(draws, unresolved, without signal, effective weight, its standard error).
 
-    dapo may try several prompts to fill one place in the batch: their draws add up, the place is
-    unresolved if all of them fail, and a prompt weighs the more, the more often its like is tried.
+    The first three are per place in the batch. dapo may try several prompts (`tries`) for a place:
+    their draws add up, the place is unresolved if all fail, and prompts weigh `tries` as much.
     """
     weights_P = [tries * effective_weight(group, config) for group in groups]
     error = stdev(weights_P) / len(groups) ** 0.5 if len(groups) > 1 else 0.0
@@ -91,7 +90,7 @@ def report(groups: list[Group], config: SamplerConfig, places: float, tries: flo
 
 
 def by_band(groups: list[Group], config: SamplerConfig, tries: float, edges=EDGES) -> list[tuple]:
-    """[(low, high, report)] of the prompts in each band of pass rates; a try is a place here."""
+    """[(low, high, report)] for each band of pass rates; here every try counts as a place."""
     found = []
     for low, high in zip(edges, edges[1:]):
         band = [group for group in groups if low <= group.problem.p <= high]
@@ -102,7 +101,7 @@ def by_band(groups: list[Group], config: SamplerConfig, tries: float, edges=EDGE
 
 # --------------------------------------------------------------------------------- command line
 def as_rule(config: SamplerConfig, rule: str) -> SamplerConfig:
-    """The same settings under another rule, as far as it reads them."""
+    """The same settings under another rule; settings that it does not read get their defaults."""
     only_others_read = {
         name for other in RULES.values() for name in other.reads.split()
     } - set(RULES[rule].reads.split())
@@ -120,11 +119,11 @@ class CoinSettings:
 
     all: bool = False
     """all rules side by side"""
-    pass_rate: float | None = limited(None, least=0, most=1)
+    pass_rate: float | None = None
     """every prompt is solved with this probability; None: drawn from Beta(A, B)"""
     beta: tuple[float, float] = (1.0, 1.0)
     """A and B of the Beta distribution of pass rates; 1 1 is uniform"""
-    prompts: int = limited(2000, least=2, most=10**6)
+    prompts: int = 2000
     """number of prompts"""
     seed: int = 0
     """of the coins"""
@@ -135,30 +134,33 @@ class Simulation(CoinSettings, SamplerConfig):
     """Every flag of `python course/simulate.py`."""
 
 
-def check_coins(config: Simulation) -> None:
-    """Raises ValueError, one sentence, for what cannot work. The rest is up to `simulate`."""
-    check_ranges(config)
+def pass_rates(config: Simulation) -> list[float]:
+    """Raises ValueError, one sentence, for coins that cannot be."""
+    if not 2 <= config.prompts <= 10**6:
+        raise ValueError("--prompts takes 2 to a million")
+    if config.pass_rate is not None:
+        if not 0 <= config.pass_rate <= 1:
+            raise ValueError("--pass-rate takes a number from 0 to 1")
+        return [config.pass_rate] * config.prompts
     if not all(0 < shape < 1e6 for shape in config.beta):
         raise ValueError("--beta takes two positive numbers below a million")
+    rng = random.Random(config.seed)
+    return [rng.betavariate(*config.beta) for _ in range(config.prompts)]
 
 
 def main(argv: list[str] | None = None) -> None:
     prog, results = "python course/simulate.py", {}
     config = parse_flags(Simulation, argv, prog, __doc__.splitlines()[0])
     with in_one_sentence(prog):
-        check_coins(config)
-    rng, count = random.Random(config.seed), config.prompts
-    if config.pass_rate is None:
-        source = "pass rates from Beta({:g}, {:g})".format(*config.beta)
-        p_P = [rng.betavariate(*config.beta) for _ in range(count)]
-    else:
-        source, p_P = f"pass rate {config.pass_rate:g}", [config.pass_rate] * count
-    with in_one_sentence(prog):
+        p_P = pass_rates(config)
         for rule in RULES if config.all else [config.sampler]:
             own = as_rule(config, rule) if config.all else config
             results[rule] = own, simulate(own, p_P, config.seed)
-    print(f"{count} prompts, {source}; n={config.n}, M={config.M}, N={config.N}")
-    show(results, count, bands=not config.all and config.pass_rate is None)
+    known = config.pass_rate is not None
+    print(f"{len(p_P)} prompts, pass rates "
+          f"{config.pass_rate if known else 'from Beta({:g}, {:g})'.format(*config.beta)}; "
+          f"n={config.n}, M={config.M}, N={config.N}")
+    show(results, len(p_P), bands=not config.all and not known)
 
 
 def show(results: dict[str, tuple], count: int, bands: bool) -> None:

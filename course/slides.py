@@ -1,9 +1,9 @@
-"""A slide per session, made from the notes: question, headings, one formula, figure, quiz.
+"""Makes one slide per session from the notes: question, headings, one formula, figure, quiz.
 
     python course/slides.py                        # writes course/slides.md; GitHub shows it too
     npx @marp-team/marp-cli course/slides.md       # shows it as slides: slides.html (or --pdf)
 
-The formula is the one below `<!-- on the slide -->`. Whoever wants other slides edits the notes.
+The formula is the one below `<!-- on the slide -->`. To change a slide, edit the notes.
 """
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ style: "section { font-size: 20px }"
 
 
 def sections(text: str) -> dict[str, str]:
-    """Heading -> what stands below it; "" for the beginning."""
+    """Heading -> the text below it; the text before the first heading has the key ""."""
     parts = re.split(r"^## (.*)\n", text, flags=re.M)
     return {"": parts[0]} | dict(zip(parts[1::2], map(str.strip, parts[2::2])))
 

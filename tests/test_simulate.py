@@ -120,9 +120,9 @@ def test_command_line_all_rules():
 
 
 @pytest.mark.parametrize("flags, message", [
-    ("--pass-rate 2", "pass_rate must be at most 1"), ("--prompts 1", "prompts must be at least 2"),
-    ("--beta 0 1", "--beta takes"), ("--beta 1 0", "--beta takes"),
-    ("--beta nan 1", "--beta takes"), ("--n 9 --M 8", "a round of 8")])
+    ("--pass-rate 2", "--pass-rate takes"), ("--prompts 1", "--prompts takes"),
+    ("--beta 1 0", "--beta takes"), ("--beta nan 1", "--beta takes"),
+    ("--n 9 --M 8", "a round of 8")])
 def test_command_line_errors_are_one_sentence(flags, message, capsys):
     with pytest.raises(SystemExit) as ended:
         simulator.main(flags.split())

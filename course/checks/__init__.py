@@ -1,9 +1,10 @@
-"""The checks of the labs. Students need not read them: what is wrong is said in numbers.
+"""The checks of the labs. Students need not read them: they report mistakes in numbers.
 
 A check is a function with a title as its docstring. It calls the student's functions where the
 project would, and raises `Wrong`.
 """
 import math
+from dataclasses import fields, is_dataclass
 from fractions import Fraction
 
 
@@ -11,12 +12,14 @@ class Wrong(Exception):
     """A counterexample, ready to be printed."""
 
 
+def plain(value):
+    """A tensor or array as lists."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def spelled(value) -> str:
-    """A number, a list or a tensor, short enough to be read."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, bool) or value is None:
-        return str(value)
+    """A value, short enough to be read."""
+    value = plain(value)
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, (list, tuple)):
@@ -24,50 +27,59 @@ def spelled(value) -> str:
         return "[" + ", ".join(map(spelled, value[:8])) + more + "]"
     if isinstance(value, Fraction):
         return f"Fraction({value})"
-    if isinstance(value, (str, int)):
+    if isinstance(value, (str, int, type(None))):
         return repr(value)
     if hasattr(value, "ids"):
         return f"Row(ids={spelled(value.ids)}, prompt_length={value.prompt_length})"
     if hasattr(value, "index"):
         return f"Sample({value.index}, {'right' if value.correct else 'wrong'})"
-    if hasattr(value, "sampler"):
-        return f"{value.sampler} with n={value.n}"
+    if is_dataclass(value):  # settings: those that are not the default
+        own = [f"{f.name}={getattr(value, f.name)!r}" for f in fields(value)
+               if f.name == "sampler" or getattr(value, f.name) != f.default]
+        return f"{type(value).__name__}({', '.join(own)})"
     return type(value).__name__
+
+
+def called(function, *args, **kwargs) -> str:
+    """The call, in words."""
+    said = [*map(spelled, args), *(f"{key}={spelled(value)}" for key, value in kwargs.items())]
+    return f"{function.__name__}({', '.join(said)})"
 
 
 def numbers(value) -> list[float]:
     """All numbers in it, one after the other; anything else is NaN."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
+    value = plain(value)
     if isinstance(value, (list, tuple)):
         return [x for item in value for x in numbers(item)]
-    if isinstance(value, (bool, int, float)):
-        return [float(value)]
-    return [math.nan]
+    return [float(value) if isinstance(value, (bool, int, float)) else math.nan]
 
 
 def shape(value):
     """Lists within lists, without the numbers in them."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
+    value = plain(value)
     return [shape(item) for item in value] if isinstance(value, (list, tuple)) else None
 
 
 def must_be(call: str, yours, right, tolerance: float = 1e-9, why: str = "") -> None:
-    """Raises Wrong unless the numbers are equal up to `tolerance`, absolute and relative, and the
-    shapes are: [T, 1] minus [T] is [T, T].
+    """Raises Wrong unless the shapes are equal, and the numbers up to `tolerance`, which is
+    absolute for small and relative for large numbers. (A [T, 1] minus a [T] would be [T, T].)
     """
-    a, b = numbers(yours), numbers(right)
     near = shape(yours) == shape(right) and all(
-        x == y or abs(x - y) <= tolerance * max(1, abs(y)) for x, y in zip(a, b))
+        x == y or abs(x - y) <= tolerance * max(1, abs(y))
+        for x, y in zip(numbers(yours), numbers(right)))
     if not near:
         raise differs(call, yours, right, why)
 
 
 def must_equal(call: str, yours, right, why: str = "") -> None:
-    """Likewise for what is no number: equal, and of the same kind (1 is not True, nor 1.0)."""
+    """The same for what is not a number: equal, and of the same kind (1 is not True, nor 1.0)."""
     if yours != right or spelled(yours) != spelled(right):
         raise differs(call, yours, right, why)
+
+
+def must_give(right, function, *args, why: str = "", **kwargs) -> None:
+    """The function must return these numbers."""
+    must_be(called(function, *args, **kwargs), function(*args, **kwargs), right, why=why)
 
 
 def differs(call: str, yours, right, why: str) -> Wrong:

@@ -5,11 +5,11 @@ import statistics
 import torch
 
 import ada_sampler as ada
-from course.checks import Wrong, must_be, spelled
+from course.checks import Wrong, called, must_be, must_give, spelled
 
 
 def bandit_gradient(theta, actions, rewards, baseline):
-    """The project has no bandit: here the student's is put."""
+    """The project has no bandit: the student's function replaces this one."""
     raise NotImplementedError
 
 
@@ -27,10 +27,8 @@ def check_one_draw():
         for a in range(K):
             leaf = theta.clone().requires_grad_()
             slope, = torch.autograd.grad(leaf.log_softmax(0)[a], leaf)
-            must_be(f"bandit_gradient(theta={spelled(theta)}, actions=[{a}], "
-                    f"rewards={spelled(rewards[[a]])}, baseline={b:g})",
-                    bandit_gradient(theta, torch.tensor([a]), rewards[[a]], b),
-                    (rewards[a] - b) * slope)
+            must_give((rewards[a] - b) * slope,
+                      bandit_gradient, theta, torch.tensor([a]), rewards[[a]], b)
 
 
 def check_expectation():
@@ -47,14 +45,9 @@ def check_expectation():
                 f"the actions {spelled(rewards)}, baseline {b:g}", mean, true)
 
 
-def ask(kept, pool, kind, right, why=""):
-    call = f"advantages(kept={spelled(kept)}, pool={spelled(pool)}, {kind!r})"
-    must_be(call, ada.advantages(kept, pool, kind), right, why=why)
-
-
-def pools(longest: int):
-    """Every pool of right and wrong, up to this size, the small ones first; and other rewards."""
-    for m in range(1, longest + 1):
+def pools():
+    """Every pool of right and wrong, up to four, the small ones first; and other rewards."""
+    for m in range(1, 5):
         for right in range(m + 1):
             yield [1.0] * right + [0.0] * (m - right)
     yield [3.0, 0.5, 1.0]
@@ -62,18 +55,19 @@ def pools(longest: int):
 
 def check_pool_mean():
     """pool-mean: the mean of all that was drawn, whatever is kept"""
-    for pool in pools(4):
+    for pool in pools():
         for kept in ([max(pool)], [min(pool), max(pool)]):
-            ask(kept, pool, "pool-mean", [r - sum(pool) / len(pool) for r in kept],
-                "The baseline is the mean of the pool, not of the kept ones.")
+            must_give([r - sum(pool) / len(pool) for r in kept],
+                      ada.advantages, kept, pool, "pool-mean",
+                      why="The baseline is the mean of the pool, not of the kept ones.")
 
 
 def check_leave_one_out():
     """leave-one-out: the mean of the others in the pool; unbiased for every pass rate"""
-    for pool in pools(4):
+    for pool in pools():
         for r in set(pool) if len(pool) > 1 else ():
             others = (sum(pool) - r) / (len(pool) - 1)
-            ask([r], pool, "leave-one-out", [r - others])
+            must_give([r - others], ada.advantages, [r], pool, "leave-one-out")
     for m, p in itertools.product((2, 3), (0.5, 0.1)):
         mean = 0.0
         for draws in itertools.product((0.0, 1.0), repeat=m):
@@ -88,21 +82,22 @@ def check_group_std():
     """group-std: mean 0 and standard deviation 1, with m - 1 in the denominator"""
     for pool in ([1.0, 0.0], [1.0, 0.0, 0.0], [3.0, 1.0, 1.0, 0.0]):
         A = ada.advantages(pool, pool, "group-std")
-        ask(pool[:1], pool, "group-std", A[:1], "That is with all kept.")
-        call = f"advantages(kept=pool, pool={spelled(pool)}, 'group-std') = {spelled(A)}"
+        must_give(A[:1], ada.advantages, pool[:1], pool, "group-std", why="That is with all kept.")
+        call = f"{called(ada.advantages, pool, pool, 'group-std')} = {spelled(A)}"
         must_be(f"{call}: its mean", sum(A) / len(A), 0, 1e-6)
         must_be(f"{call}: its standard deviation", statistics.stdev(A), 1, 1e-4)
 
 
 def check_edges():
     """positives-only, pools of one, and equal rewards that give exactly 0"""
-    ask([-1.0, 0.0, 0.5], [-1.0, 0.0, 0.5], "positives-only", [0, 0, 0.5])
-    ask([1.0], [1.0], "positives-only", [1])
+    mixed = [-1.0, 0.0, 0.5]
+    must_give([0, 0, 0.5], ada.advantages, mixed, mixed, "positives-only")
+    must_give([1], ada.advantages, [1.0], [1.0], "positives-only")
     for kind in ("pool-mean", "leave-one-out", "group-std"):
-        ask([1.0], [1.0], kind, [0])
+        must_give([0], ada.advantages, [1.0], [1.0], kind)
         for value, m in itertools.product((0.1, 0.7), (3, 6)):
             A = ada.advantages([value] * m, [value] * m, kind)
-            if any(a != 0 for a in A):
+            if any(A):
                 raise Wrong(f"advantages(kept={m} times {value}, pool={m} times {value}, "
                             f"{kind!r}): yours begins with {A[0]!r}, and it must be exactly 0")
 

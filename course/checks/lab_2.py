@@ -26,10 +26,6 @@ def row(prompt: int, response: int) -> Row:
     return Row(ids, prompt, [0.0] * response, 1.0)
 
 
-def name_of(rows) -> str:
-    return " and ".join(map(spelled, rows))
-
-
 def alone(one: Row, temperature: float = 1.0):
     """log pi over the vocabulary at each response token [T, vocabulary], by the model itself."""
     logits = POLICY(input_ids=torch.tensor([one.ids])).logits[0, one.prompt_length - 1:-1]
@@ -47,7 +43,7 @@ def check_targets():
     for prompt, response in ((1, 2), (2, 3), (4, 1)):
         one = row(prompt, response)
         _, target_T = logprobs.response_states(POLICY, [one])
-        must_be(f"target_T of {name_of([one])}", target_T, one.ids[prompt:])
+        must_be(f"target_T of {spelled(one)}", target_T, one.ids[prompt:])
 
 
 def check_states():
@@ -58,8 +54,8 @@ def check_states():
         model = POLICY.get_base_model().model
         states = model(input_ids=torch.tensor([one.ids])).last_hidden_state[0]
         right = states[prompt - 1:-1]
-        must_equal(f"the shape of h_T of {name_of([one])}", list(h_T.shape), list(right.shape))
-        must_be(f"h_T of {name_of([one])}, its first numbers", h_T[0, :3], right[0, :3], 1e-4,
+        must_equal(f"the shape of h_T of {spelled(one)}", list(h_T.shape), list(right.shape))
+        must_be(f"h_T of {spelled(one)}, its first numbers", h_T[0, :3], right[0, :3], 1e-4,
                 f"(The state at position {prompt - 1} predicts the token at position {prompt}.)")
 
 
@@ -68,10 +64,10 @@ def check_batch():
     for shapes in (((1, 1), (1, 2)), ((4, 2), (2, 6), (3, 1))):
         rows = [row(*shape) for shape in shapes]
         h_T, target_T = logprobs.response_states(POLICY, rows)
-        must_be(f"target_T of {name_of(rows)}", target_T,
+        must_be(f"target_T of {spelled(rows)}", target_T,
                 [i for one in rows for i in one.ids[one.prompt_length:]])
         single = torch.cat([logprobs.response_states(POLICY, [one])[0] for one in rows])
-        must_be(f"h_T of {name_of(rows)}: sums over the hidden size", h_T.sum(-1), single.sum(-1),
+        must_be(f"h_T of {spelled(rows)}: sums over the hidden size", h_T.sum(-1), single.sum(-1),
                 1e-3, "It differs from that of the same rows, one at a time.")
 
 
@@ -83,7 +79,7 @@ def check_logprobs():
             right = torch.cat([of_response(one, temperature) for one in rows])
             for size in (2**27, 8 * POLICY.config.vocab_size):  # the second: two tokens at a time
                 yours, entropy_T = logprobs.token_logprobs(POLICY, rows, temperature, size)
-                call = f"temperature {temperature:g} of {name_of(rows)}, chunk_bytes={size}"
+                call = f"temperature {temperature:g} of {spelled(rows)}, chunk_bytes={size}"
                 must_be(f"log pi at {call}", yours, right, 1e-4)
                 must_be(f"entropy at {call}: how many", len(entropy_T), len(right))
 
@@ -98,7 +94,7 @@ def check_gradient():
     found = torch.autograd.grad(yours.sum(), weights)
     right = torch.autograd.grad(of_response(one, 0.5).sum(), weights)
     sizes = [torch.cat([g.flatten() for g in gradients]).norm() for gradients in (found, right)]
-    must_be(f"norm of d(sum log pi)/d(adapter) at temperature 0.5, {name_of([one])}", *sizes, 1e-3)
+    must_be(f"norm of d(sum log pi)/d(adapter) at temperature 0.5, {spelled(one)}", *sizes, 1e-3)
     must_be("its first numbers", found[0].flatten()[:3], right[0].flatten()[:3], 1e-3)
 
 
@@ -108,7 +104,7 @@ def check_entropy():
     for temperature in (1.0, 0.5):
         _, entropy_T = logprobs.token_logprobs(POLICY, [one], temperature)
         logp = alone(one, temperature)
-        must_be(f"entropy at temperature {temperature:g} of {name_of([one])}", entropy_T,
+        must_be(f"entropy at temperature {temperature:g} of {spelled(one)}", entropy_T,
                 -(logp.exp() * logp).sum(-1), 1e-4)
         if entropy_T.requires_grad:
             raise Wrong("the entropy carries a gradient: it is a metric here, detach it")

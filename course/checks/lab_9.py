@@ -5,16 +5,15 @@ from math import comb
 import numpy as np
 
 import eval as evaluation
-from course.checks import Wrong, must_be
+from course.checks import Wrong, must_be, must_give
 
 
 def check_subsets():
-    """pass@k is the share of all choices of k samples that hold a right one"""
+    """pass@k is the share of all choices of k samples that contain a right one"""
     for n in (1, 2, 4, 5):
         for c, k in itertools.product(range(n + 1), range(1, n + 1)):
             hits = sum(min(chosen) < c for chosen in itertools.combinations(range(n), k))
-            must_be(f"pass_at_k(n={n}, c={c}, k={k})", evaluation.pass_at_k(n, c, k),
-                    hits / comb(n, k))
+            must_give(hits / comb(n, k), evaluation.pass_at_k, n, c, k)
 
 
 def check_unbiased():
@@ -27,8 +26,8 @@ def check_unbiased():
 
 def check_large():
     """large n, without overflow, and numbers that make no sense are refused"""
-    must_be("pass_at_k(n=2000, c=1, k=1000)", evaluation.pass_at_k(2000, 1, 1000), 0.5)
-    must_be("pass_at_k(n=4000, c=2000, k=1)", evaluation.pass_at_k(4000, 2000, 1), 0.5)
+    must_give(0.5, evaluation.pass_at_k, 2000, 1, 1000)
+    must_give(0.5, evaluation.pass_at_k, 4000, 2000, 1)
     for n, c, k in ((4, 2, 5), (4, 2, 0), (4, 5, 1), (4, -1, 1)):
         try:
             found = evaluation.pass_at_k(n, c, k)
@@ -46,26 +45,32 @@ def check_average():
         must_be(f"avg of the sets {sets}, weights={weights}", found["avg"], right)
 
 
+INTERVALS = [  # the sets, weights, [avg, ci_low, ci_high]
+    ([[0.0, 1.0]], None, [0.5, 0, 1]),
+    ([[1.0] * 2 + [0.0] * 8], None, [0.2, 0, 0.5]),
+    ([[0.5] * 6], None, [0.5, 0.5, 0.5]),
+    ([[1.0] * 4 + [0.0] * 16], None, [0.2, 0.05, 0.4])]
+SETS = [
+    ([[0.0] * 5, [1.0] * 5], [1, 3], [0.75, 0.75, 0.75]),
+    ([[0.0, 1.0], [0.0] * 4], [1, 1], [0.25, 0, 0.5]),
+    ([[0.0, 1.0], [1.0, 0.0]], None, [0.5, 0, 1])]
+
+
+def ask_interval(cases):
+    for sets, weights, right in cases:
+        found = evaluation.bootstrap([np.array(one) for one in sets], weights, resamples=8000)
+        must_be(f"[avg, ci_low, ci_high] of the sets {sets}, weights={weights}",
+                [found["avg"], found["ci_low"], found["ci_high"]], right, 1e-6)
+
+
 def check_interval():
     """the interval: 95 % of all ways to draw the questions again, exactly"""
-    for values, low, high in (([0.0, 1.0], 0.0, 1.0), ([1.0] * 2 + [0.0] * 8, 0.0, 0.5),
-                              ([0.5] * 6, 0.5, 0.5), ([1.0] * 4 + [0.0] * 16, 0.05, 0.4)):
-        found = evaluation.bootstrap([np.array(values)], resamples=8000)
-        must_be(f"[ci_low, ci_high] of {sum(values):g} of {len(values)} questions",
-                [found["ci_low"], found["ci_high"]], [low, high], 1e-6)
+    ask_interval(INTERVALS)
 
 
 def check_sets():
-    """every set is drawn from by itself, `resamples` times, and weighs what it weighs"""
-    found = evaluation.bootstrap([np.zeros(5), np.ones(5)], [1, 3], resamples=400)
-    must_be("[avg, ci_low, ci_high] of five zeros (weight 1) and five ones (weight 3)",
-            [found["avg"], found["ci_low"], found["ci_high"]], [0.75] * 3)
-    found = evaluation.bootstrap([np.array([0.0, 1.0]), np.zeros(4)], [1, 1], resamples=4000)
-    must_be("[ci_low, ci_high] of the sets [0, 1] and [0, 0, 0, 0], equal weights",
-            [found["ci_low"], found["ci_high"]], [0, 0.5], 1e-6)
-    found = evaluation.bootstrap([np.array([0.0, 1.0]), np.array([1.0, 0.0])], resamples=4000)
-    must_be("[ci_low, ci_high] of the sets [0, 1] and [1, 0], equal weights",
-            [found["ci_low"], found["ci_high"]], [0, 1], 1e-6)
+    """every set is drawn from by itself, `resamples` times, and has its weight"""
+    ask_interval(SETS)
     found = evaluation.bootstrap([np.arange(30.0)], resamples=1)
     must_be("ci_high - ci_low of one resample", found["ci_high"] - found["ci_low"], 0)
 
