@@ -150,12 +150,13 @@ FILES = [  # lab, its text, what is said
     (3, "from ada_sampler import keep as own\n" + SAMPLE.format("''", "own(pool, n)"),
      ["imports the project's own keep"]),
     (3, SAMPLE.format("exit(0)", "__import__('os')._exit(0)"),
-     ["uniform with n=4) raised SystemExit: 0", "Its code ended the process", "0 of 10 points"]),
-    (3, ENDLESS, ["uniform with n=4): no answer after 0.1 seconds of computing", "0 of 10 points",
-                  "keep([], 1) raised ValueError: too few", "in line 9 of mine.py"]),
+     ["SamplerConfig(sampler='uniform')) raised SystemExit: 0", "Its code ended the process",
+      "0 of 10 points"]),
+    (3, ENDLESS, ["SamplerConfig(sampler='uniform')): no answer after 0.1 seconds of computing",
+                  "0 of 10 points", "keep([], 1) raised ValueError: too few", "in line 9 of mine.py"]),
     (9, "def pass_at_k(n, c, k): pass\n"
         "def bootstrap(sets, weights=None, resamples=4000, seed=0): pass",
-     ["pass_at_k(n=1, c=0, k=1): yours is None, and it must be 0"])]
+     ["pass_at_k(1, 0, 1): yours is None, and it must be 0"])]
 
 
 def said_by(main, capsys, monkeypatch, *words) -> str:
