@@ -17,8 +17,7 @@ A cell is a few flags; its name, such as low-N4-r3-clip-is, says which:
                 float32, float16, bfloat16: the engine's weights, nothing else in low precision
                 eight: low, the engine's weights in 8 bits too, four times as many steps
                 coarse2, coarse1: low, the engine's matrices with two significant bits, or one
-                    (coarse_engine.py), four times as many steps; at the end the policy is also
-                    evaluated in an exact engine
+                    (coarse_engine.py), four times as many steps
     N           1, 2, 4, 8 mini-batches
     replay      none, r2, r3 (r2 with N = 1 is none)
     clip        clip, noclip (with N = 1 nothing is ever clipped); other masks: dppo, icepop
@@ -28,10 +27,7 @@ A cell is a few flags; its name, such as low-N4-r3-clip-is, says which:
 A run lives in runs/ablate. When it is done it becomes a line of bench/results/objective.jsonl (see
 study.py), from which objective.md and three pictures are drawn.
 """
-import json
-import subprocess
-import sys
-from statistics import mean, median
+from statistics import mean
 
 import study
 
@@ -124,21 +120,10 @@ def train(cell: str, seed: int) -> None:
         about["broke"] = next((reason for reason in BROKEN if reason in said), "")
         if not about["broke"]:
             raise
-    if bits:
-        about["policy"] = exact_accuracy(name)
     line = study.fold(RUNS / "runs" / name, KEPT, run=name, cell=cell, seed=seed,
                       flags=flags(cell, seed), **about)
     study.add("objective", line)
     print(f"{name}: {line['evals']['avg']}", flush=True)
-
-
-def exact_accuracy(name: str) -> float:
-    """Held-out avg@4 of a run's last adapter, from an engine in float32."""
-    out = RUNS / "exact" / name
-    command = [sys.executable, str(study.ROOT / "eval.py"), "--model", "tiny-moe", "--adapter",
-               str(RUNS / "runs" / name), "--limit", "120", "--k", "4", "--out", str(out)]
-    subprocess.run(command, check=True, cwd=RUNS, capture_output=True)
-    return json.loads((out / "summary.json").read_text())["sets"]["builtin"]["avg"]
 
 
 def train_all(only: tuple[str, ...], processes: int) -> None:
@@ -161,7 +146,7 @@ def load() -> dict:
 def summary(runs: list[dict]) -> dict:
     """Means over seeds; `late`: over the last quarter of the steps; accuracies as shares.
 
-    A run that broke counts with its last evaluation before it did; lost: it ends below its start.
+    A run that broke counts with its last evaluation before it did.
     """
     every = [row for run in runs for row in run["metrics"]]
     late = [row for run in runs for row in run["metrics"][-max(1, len(run["metrics"]) // 4):]]
@@ -170,13 +155,10 @@ def summary(runs: list[dict]) -> dict:
     return dict(
         seeds=len(runs), broke=sum(bool(run["broke"]) for run in runs),
         last=mean(last), low=min(last), high=max(last), best=mean(map(max, curves)),
-        lost=sum(curve[-1] < curve[0] for curve in curves),
         entropy=average(late, "entropy_trained"), k3=average(every, "kl_k3"),
-        agree=average(every, "routes_agree_all"), over=average(every, "weight_over_2"),
+        agree=average(every, "routes_agree_all"),
         clipped=average(every, "clipped_positive") + average(every, "clipped_negative"),
-        beyond=average(every, "weight_over_2") + average(every, "weight_under_half"),
-        typical=median(row["kl_k3"] for row in every if "kl_k3" in row),
-        policy=average(runs, "policy"))
+        beyond=average(every, "weight_over_2") + average(every, "weight_under_half"))
 
 
 def average(rows: list[dict], key: str) -> float:
@@ -206,49 +188,6 @@ def table_cells(cell: str, s: dict) -> list[str]:
     return [precision, N[1:], replay, "any" if N == "N1" else clipped, weight, count,
             f"{s['last']:.1%}{spread}", f"{s['best']:.1%}", f"{s['entropy']:.3f}", f"{s['k3']:.1e}",
             f"{s['agree']:.1%}", stopped, beyond]
-
-
-def close_ups(found: dict) -> dict[str, str]:
-    """The tables that docs/objective.md shows beside the paper's ablations, by their titles."""
-    masks = {f"mask-N{N}-none-{mask}-is": [str(N), label]
-             for N in (8, 4) for mask, label in MASKS.items()}
-    engines = {f"{dtype}-N{N}-none-clip-is": [str(N), dtype] for N in (1, 8) for dtype in ENGINES}
-    rough = {f"{precision}-N1-{replay}-clip-{weight}": [label, said]
-             for (precision, replay), label in ROUGH.items()
-             for weight, said in (("is", "yes"), ("nois", "**no**"))}
-    return {
-        "Masks": close_up(found, ["N", "mask"], masks, ("k3", "clipped")),
-        "Precision of the rollouts": close_up(found, ["N", "engine"], engines, (
-            "k3", "typical", "agree", "over")),
-        "The importance weight where engine and trainer disagree more": close_up(
-            found, ["engine's weights", "importance weight"], rough, (
-                "k3", "typical", "entropy", "policy"))}
-
-
-MEASURES = {
-    "k3": ("k3", "{:.0e}"), "typical": ("k3, median step", "{:.0e}"),
-    "agree": ("routes agree", "{:.1%}"), "clipped": ("tokens stopped", "{:.1%}"),
-    "over": ("weights above 2", "{:.2%}"), "entropy": ("entropy, last quarter", "{:.3f}"),
-    "policy": ("the policy in an exact engine", "{:.1%}")}
-
-
-def report(found: dict) -> str:
-    parts = [f"## {title}\n\n{part}" for title, part in close_ups(found).items()]
-    return "\n".join([table(found), *parts])
-
-
-def close_up(found: dict, about: list[str], chosen: dict, measures: tuple[str, ...]) -> str:
-    """One line per cell that has runs: what `chosen` says of it, how it ended, these measures."""
-    lines = [[*about, "seeds", "lost", "accuracy at the end (range)", "best evaluation",
-              *(MEASURES[key][0] for key in measures)]]
-    for cell, labels in chosen.items():
-        if cell in found:
-            s = summary(found[cell])
-            values = [MEASURES[key][1].format(s[key]) if s[key] >= 0 else "" for key in measures]
-            lines.append([*labels, str(s["seeds"]), str(s["lost"]),
-                          f"{s['last']:.1%} ({s['low']:.1%} to {s['high']:.1%})",
-                          f"{s['best']:.1%}", *values])
-    return study.markdown(lines)
 
 
 # ------------------------------------------------------------------------------------------ picture
@@ -315,7 +254,7 @@ def main() -> None:
     if not args.draw:
         train_all(tuple(args.only), args.processes)
     found = load()
-    text = report(found)
+    text = table(found)
     (study.RESULTS / "objective.md").write_text(text)
     low = ", engine in bfloat16 with an fp8 cache"
     draw(found, COLUMNS, "objective", low)

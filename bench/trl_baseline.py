@@ -26,7 +26,7 @@ import tempfile
 import time
 from types import SimpleNamespace
 
-from common import load, median, middle_ratio, project, random_model, save
+from common import installed, load, median, middle_ratio, project, random_model, save
 
 SMALL = dict(hidden_size=128, intermediate_size=288, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=2)
@@ -75,8 +75,8 @@ def set_lengths(folder: str, lengths: list[tuple]) -> None:
 
 
 class Even:
-    """A grader for models that cannot do sums: right is an even number of characters.
-    Costs nothing."""
+    """A grader that costs nothing, for models that cannot do sums: an even number of characters is
+    right."""
 
     def __init__(self):
         self.verdicts = {}
@@ -114,16 +114,12 @@ def our_side(cell: dict, folder: str):
         yield run
 
 
-def their_trainer(run, cell: dict, model: str, folder: str, after_step):
-    """A GRPOTrainer for the same work, which calls `after_step(step)` after each of its steps."""
+def their_trainer(run, cell: dict, model: str, folder: str, callback):
+    """A GRPOTrainer for the same work."""
     from datasets import Dataset
     from peft import LoraConfig
-    from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
+    from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
-
-    class Turn(TrainerCallback):
-        def on_step_end(self, args, state, control, **_):
-            after_step(state.global_step)
 
     def reward(prompts, completions, answer, **_):
         return [verdict.reward for verdict in run.grader.grade(list(zip(answer, completions)))]
@@ -144,77 +140,57 @@ def their_trainer(run, cell: dict, model: str, folder: str, after_step):
         model=AutoModelForCausalLM.from_pretrained(model), reward_funcs=reward, args=settings,
         train_dataset=Dataset.from_list([dict(prompt=p.prompt, answer=p.answer) for p in problems]),
         processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
-        peft_config=lora, callbacks=[Turn()])
+        peft_config=lora, callbacks=[callback])
     trainer.remove_callback(PrinterCallback)
     return trainer
 
 
-class Clock:
-    """Seconds of TRL's steps, and of the generation in them, of which it has a method."""
+def take_turns(run, cell: dict, model: str, folder: str) -> tuple[list, list, list]:
+    """Train both, a step each in turn: (metrics of our steps, seconds of TRL's, what TRL logs)."""
+    import minirl
+    from transformers import TrainerCallback
 
-    def __init__(self):
-        self.start, self.spent, self.steps, self.generating = 0.0, 0.0, [], []
+    ours, theirs = [], []
 
-    def begin(self) -> None:
-        self.start, self.spent = time.perf_counter(), 0.0
+    class Turn(TrainerCallback):
+        def on_step_begin(self, *_, **__):
+            self.start = time.perf_counter()
 
-    def end(self) -> None:
-        self.steps.append(time.perf_counter() - self.start)
-        self.generating.append(self.spent)
+        def on_step_end(self, args, state, control, **_):
+            theirs.append(time.perf_counter() - self.start)
+            ours.append(minirl.train_step(state.global_step, run)[1])
 
-    def watch(self, trainer) -> None:
-        generate = trainer._generate_single_turn
-
-        def timed(*args, **kwargs):
-            start = time.perf_counter()
-            found = generate(*args, **kwargs)
-            self.spent += time.perf_counter() - start
-            return found
-
-        trainer._generate_single_turn = timed
+    trainer = their_trainer(run, cell, model, folder, Turn())
+    trainer.train()
+    logged = [x for x in trainer.state.log_history if "completions/mean_length" in x]
+    return ours, theirs, logged
 
 
 def measure(name: str, cell: dict) -> dict:
-    """Both sides step in turn; the first step of each is for warming up."""
-    import minirl
+    """The first step of each side is for warming up."""
     from parts.models import fetch_model
 
-    ours, clock = [], Clock()
-
-    def turn(step):
-        clock.end()
-        ours.append(minirl.train_step(step, run)[1])
-        clock.begin()
-
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as rest:
-        with our_side(cell, folder) as run:
-            model = folder if "size" in cell else fetch_model("tiny", 0)
-            trainer = their_trainer(run, cell, model, rest, turn)
-            clock.watch(trainer)
-            clock.begin()
-            trainer.train()
-    own, theirs = [m["seconds"] for m in ours[1:]], clock.steps[1:]
-    logged = [x for x in trainer.state.log_history if "completions/mean_length" in x]
+    with (tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as rest,
+          our_side(cell, folder) as run):
+        model = folder if "size" in cell else fetch_model("tiny", 0)
+        ours, theirs, logged = take_turns(run, cell, model, rest)
+    own, theirs = [m["seconds"] for m in ours[1:]], theirs[1:]
     return dict(
         name=name, target=cell["target"], ratio=middle_ratio(theirs, own),
         samples=cell["prompts"] * SAMPLES,
         ours=dict(seconds=median(own), generating=median(m["seconds_sample"] for m in ours[1:]),
-                  training=median(m["seconds_train"] for m in ours[1:]),
                   response_length=median(m["response_length"] for m in ours)),
-        trl=dict(seconds=median(theirs), generating=median(clock.generating[1:]),
+        trl=dict(seconds=median(theirs),
                  response_length=median(x["completions/mean_length"] for x in logged)),
         raw=dict(ours=own, trl=theirs))
 
 
 def show(cell: dict) -> None:
     ours, trl = cell["ours"], cell["trl"]
-    sampling = (trl["generating"] - ours["generating"]) / (trl["seconds"] - ours["seconds"])
-    print(f"""{cell['name']}: {cell['samples']} samples of {ours['response_length']:.0f} tokens \
-(TRL: {trl['response_length']:.0f})
-    ours {ours['seconds']:.2f} s (sampling {ours['generating']:.2f})
-    TRL {trl['seconds']:.2f} s (sampling {trl['generating']:.2f})
-    TRL/ours {cell['ratio']:.2f}, target {cell['target']}
-    share of the difference that is sampling: {sampling:.0%}""")
+    print(f"""{cell['name']}: {cell['samples']} samples
+    ours {ours['seconds']:.2f} s, of {ours['response_length']:.0f} tokens each
+    TRL {trl['seconds']:.2f} s, of {trl['response_length']:.0f} tokens each
+    TRL/ours {cell['ratio']:.2f}, target {cell['target']}""")
 
 
 def main() -> None:
@@ -225,11 +201,9 @@ def main() -> None:
                         help="steps of every cell (default: as many as it needs)")
     parser.add_argument("--out", default="", help="folder of the result (default: bench/results)")
     args = parser.parse_args()
-    try:
-        import trl  # noqa: F401
-    except ImportError:
+    if not installed("trl"):
         raise SystemExit("TRL is not installed, so there is nothing to compare with: pip install "
-                         "--no-deps trl==1.16.0") from None
+                         "--no-deps trl==1.16.0")
     cells = {cell["name"]: cell for cell in load("trl").get("cells", [])}
     for name in args.only:
         cells[name] = measure(name, CELLS[name] | (dict(steps=args.steps) if args.steps else {}))
