@@ -3,8 +3,8 @@
     python course/check.py 1              # points, and the smallest counterexample
     python course/train.py --with lab_1   # your `advantages` trains the tiny model
 
-Before text, a bandit: one state, K actions, pi = softmax(theta). Everything that is true of a
-language model is true here already, and can be checked exactly.
+Before text, a bandit: one state, K actions, pi = softmax(theta). What holds for a language model
+holds here already, and can be checked exactly.
 """
 import torch  # noqa: F401
 
@@ -17,23 +17,23 @@ def bandit_gradient(theta, actions, rewards, baseline: float):
     theta [K] float64, the logits; actions [n] int64, drawn from pi; rewards [n] float64.
     Returns g [K]. For the softmax, grad log pi(a) = onehot(a) - pi: derive it, or use autograd.
 
-    Its expectation must be the true gradient for *every* baseline b: that is why one may be chosen.
+    Its expectation must be the true gradient for *every* baseline b.
     """
     raise NotImplementedError
 
 
 def advantages(kept: list[float], pool: list[float], kind: str) -> list[float]:
-    """What each kept reward is compared with. One number for each of `kept`.
+    """The kept rewards, each compared with a baseline. One number for each of `kept`.
 
     pool: the rewards of all m draws for this prompt. kept: those that go into the update, chosen
-    from the pool by a rule that looked at the rewards. So the statistics are the pool's.
+    from the pool by a rule that looked at the rewards. So mean and std are the pool's.
 
         pool-mean       r - mean                v1 section 2.3 of Reinforce-Ada
         leave-one-out   r - mean of the others = m/(m-1) (r - mean)     RLOO
         group-std       (r - mean) / (std + 1e-6), std with m - 1 in the denominator     GRPO
         positives-only  max(r, 0)               RAFT
 
-    Of a pool of one there is nothing to compare with: 0 (positives-only apart).
+    In a pool of one there is nothing to compare with: 0 (except for positives-only).
     Where all rewards are equal the result is exactly 0 and not 1e-17: a rounding error must not
     pass for a signal. (Three times 0.1, divided by 3, is not 0.1.)
     """

@@ -18,14 +18,14 @@ from parts.logprobs import head_of  # noqa: F401
 def response_states(policy, rows: list):
     """The hidden states that predict the responses' tokens, and these tokens.
 
-    rows: of different lengths; row.ids is prompt and response, row.prompt_length the prompt's part.
-    Returns (h_T, target_T), one row's response after the other:
+    rows have different lengths; row.ids is prompt and response, row.prompt_length the length of the
+    prompt. Returns (h_T, target_T), one row's response after the other:
         h_T       [T, hidden]: the last hidden state at the position *before* each response token
         target_T  [T] int64: the ids of the response tokens, the end token included
 
     The state at position t predicts token t + 1. So the first token of a response is predicted at
-    the last position of the prompt. Pad on the right (with 0, say): attention is causal, and no
-    token looks at what comes after it, so no mask is needed.
+    the last position of the prompt. Pad on the right (with 0, say): attention is causal, so no
+    token sees the padding after it, and no mask is needed.
     """
     raise NotImplementedError
 
@@ -39,7 +39,7 @@ def token_logprobs(policy, rows: list, temperature: float = 1.0, chunk_bytes: in
     log pi carries a gradient; the entropy is a metric and carries none. tau belongs inside: the
     engine samples at tau, so anything else is the log-prob of another policy.
 
-    You may leave chunk_bytes alone: it limits how many tokens' logits exist at a time. (With
+    You may ignore chunk_bytes: it limits how many tokens' logits exist at a time. (With
     151,936 words and 8,192 tokens all logits at once are 5 GB. How would you keep the gradient?)
     """
     raise NotImplementedError

@@ -11,7 +11,7 @@ from ada_sampler import RULES  # noqa: F401
 
 
 def exit_test(correct: int, wrong: int, rounds: int, config) -> str:
-    """What becomes of a prompt that has shown so many right and wrong answers in `rounds` rounds.
+    """What happens to a prompt with so many correct and wrong answers after `rounds` rounds.
 
         "resolved"         both quotas are met
         "too few correct"  too few are right, and there is no further round
@@ -29,7 +29,7 @@ def keep(pool: list, n: int) -> list:
     """The n samples that go into the update (all, if the pool is smaller).
 
     pool: samples in the order of drawing, sample.index = 0, 1, ...; sample.correct says which kind.
-    n // 2 right ones and the rest wrong ones; where one kind is short, the other fills up. Of each
-    kind the first that were drawn; the result in the order of drawing.
+    Keep n // 2 right ones and n - n // 2 wrong ones; if there are too few of one kind, the other
+    fills up. Keep the first of each kind. The result is in the order of drawing.
     """
     raise NotImplementedError

@@ -11,9 +11,9 @@ from ada_sampler import largest_remainder  # noqa: F401
 def row_weights(correct: list[bool], p_hat: float, n: float, kind: str) -> list[float]:
     """A weight for each kept row, from its kind and the pass rate of the *pool*.
 
-    correct: of the kept rows, k_pos right ones and k_neg wrong ones; p_hat: share of right answers
-    among all that was drawn; n: rows that a prompt brings, on average over prompts, so that it need
-    not be len(correct).
+    correct: says of each kept row whether it is right; k_pos are, k_neg are not. p_hat: share of
+    right answers among all draws. n: rows per prompt, on average over prompts, so it may differ
+    from len(correct).
 
         none      1
         unbiased  right rows p_hat n / k_pos, wrong rows (1 - p_hat) n / k_neg: each kind stands for
@@ -21,7 +21,7 @@ def row_weights(correct: list[bool], p_hat: float, n: float, kind: str) -> list[
         log       unbiased, times 1 / p_hat: ascends E[log p]
         inv_p     1 / p_hat
 
-    With p_hat = 0 leave the factor 1 / p_hat out: there is no right row, and no signal.
+    With p_hat = 0 leave out the factor 1 / p_hat: there is no right row, and no signal.
     """
     raise NotImplementedError
 
@@ -38,6 +38,6 @@ def allocate_gvm(p: list[float], norms: list[float], total: int, alpha: float,
 
     Why: the estimator (1 / (n_i p_i)) sum over right samples of grad log pi has, summed over
     prompts, a variance of up to sum_i G_i^2 / (p_i n_i). With alpha = 0 this is its minimum under
-    sum n_i = total (Lagrange). alpha > 0 keeps hopeless prompts from eating everything.
+    sum n_i = total (Lagrange). alpha > 0 keeps hopeless prompts from taking all samples.
     """
     raise NotImplementedError

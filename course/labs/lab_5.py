@@ -9,8 +9,8 @@ import torch  # noqa: F401
 def importance_weight(lp_T, old_T, mu_T, kind: str):
     """The weight of each token, [T], a constant to autograd.
 
-        full       pi_theta / mu        what corrects for both differences (Eq. 5)
-        staleness  pi_theta / pi_old    only for the steps since
+        full       pi_theta / mu        corrects for both differences (Eq. 5)
+        staleness  pi_theta / pi_old    only for the steps since the batch was drawn
         none       1
 
     lp_T = log pi_theta (has a gradient), old_T = log pi_old, mu_T = log mu, all [T] in nats.
@@ -29,12 +29,11 @@ def objective(lp_T, old_T, mu_T, coefficient_T, config):
               0 if A < 0 and r < 1 - config.eps_low
               1 otherwise, and always 1 if config.clip is False        r = pi_theta / pi_old
 
-    The mask asks how far the *trainer* has moved: r, not w. It closes only in the direction in
+    The mask looks at how far the *trainer* has moved: r, not w. It closes only in the direction in
     which the advantage pushes.
 
     lp_T, old_T, mu_T as above; coefficient_T [T], A for each token.
-    Returns (term_T, M_T, w_T), each [T]: w_T as it is before the cap, so that the log shows the
-    truth.
-    The project's own has other objectives and masks beside this one: leave them out.
+    Returns (term_T, M_T, w_T), each [T]. w_T is the weight before the cap, for the log.
+    The project's own function has more objectives and masks: leave them out.
     """
     raise NotImplementedError

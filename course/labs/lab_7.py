@@ -13,16 +13,16 @@ def hook(self, layer: int, router, _, output):
     """A forward hook: called with what a router returned, it may return something else instead.
 
     output: (logits [B*T, experts], gates [B*T, k], experts [B*T, k])
-    self.chosen    layer -> [B*T, k]: note here, without gradient, what the router chose by itself
-    self.forced    None: return None, nothing is changed. Otherwise [B*T, layers, k], the experts to
-                   be used; -1: not known, the router's own choice stays
+    self.chosen    layer -> [B*T, k]: store here, without gradient, what the router itself chose
+    self.forced    None: return None, and nothing changes. Otherwise [B*T, layers, k], the experts
+                   to use; -1: unknown, the router's own choice stays
     Returns (logits, gates, experts) with the forced experts and *their* gates, computed anew:
 
         g_e = exp(s_e) / sum over the chosen e' of exp(s_e')           s: logits
 
     and without the last normalisation (g_e = softmax over all experts) if router.norm_topk_prob is
-    False; a router without that attribute normalises. Gates have the dtype of the gates that came.
-    Only the choice is replayed: the gradient flows through the gates to the router as ever.
+    False; a router without that attribute normalises. Return the gates in the dtype of `output`'s.
+    Only the choice is replayed: the gradient still flows through the gates to the router.
     """
     raise NotImplementedError
 
@@ -31,6 +31,6 @@ def agreement(self, own, engine):
     """[tokens, MoE layers] of bool: do both name the same *set* of experts?
 
     own, engine: [tokens, layers, k]; self.layers: indices of the layers that have experts. The
-    others are dense: what stands there means nothing, and they are left out.
+    others are dense: their entries mean nothing, so leave them out.
     """
     raise NotImplementedError

@@ -7,9 +7,9 @@ import numpy as np  # noqa: F401
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """The chance that k of n samples hold a right one, if c of the n are right.
+    """The chance that k of n samples contain a right one, if c of the n are right.
 
-        1 - C(n - c, k) / C(n, k)          k drawn without putting back (arXiv 2107.03374, Eq. 1)
+        1 - C(n - c, k) / C(n, k)          k drawn without replacement (arXiv 2107.03374, Eq. 1)
 
     Raises ValueError unless 1 <= k <= n and 0 <= c <= n. (1 - (1 - c/n)^k looks like it and is
     biased: why?)
@@ -25,8 +25,8 @@ def bootstrap(sets: list, weights: list | None = None, resamples: int = 4000,
     set, by default equal; they need not add up to 1.
 
     avg: sum_s weight_s mean(set_s) / sum_s weight_s. The interval is a percentile bootstrap: in
-    each of `resamples` rounds every set is replaced by as many questions, drawn from it with
-    putting back, and avg is computed again; 2.5 and 97.5 per cent of these lie below the ends.
+    each of `resamples` rounds every set is replaced by as many of its questions, drawn with
+    replacement, and avg is computed again; 2.5 and 97.5 per cent of these lie below the ends.
     The same seed gives the same interval.
     """
     raise NotImplementedError
