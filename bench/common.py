@@ -145,7 +145,7 @@ def save(name: str, result: dict, folder: str = "") -> None:
                                default=lambda x: float(f"{x:.6g}")) + "\n")
 
 
-def load(name: str) -> dict:
-    """results/NAME.json; empty when it was not measured."""
-    path = RESULTS / f"{name}.json"
+def load(name: str, folder: str = "") -> dict:
+    """What `save` has stored; empty when it was not measured."""
+    path = Path(folder or RESULTS, f"{name}.json")
     return json.loads(path.read_text()) if path.exists() else {}

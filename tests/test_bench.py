@@ -17,10 +17,6 @@ import common  # noqa: E402
 import gpu  # noqa: E402
 import mutate  # noqa: E402
 import speed  # noqa: E402
-import trl_baseline  # noqa: E402
-
-SIZE = dict(hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=4)
 
 
 # ------------------------------------------------------------------------------ speed and memory
@@ -31,37 +27,28 @@ def test_alternate_takes_turns_and_drops_the_warm_up():
     assert common.middle_ratio([2, 30, 4], [1, 10, 1]) == 3
 
 
-@pytest.mark.slow
-def test_log_probs_stay_within_their_memory():
-    assert speed.logprob_memory(1024) < 1.5
+def test_the_stored_speeds_are_shown(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["speed.py", "--show"])
+    speed.main()
+    said, stored = capsys.readouterr().out, common.load("speed-tiny")["rollouts"]
+    assert stored.keys() == {"default", "two_rounds", "single_round"}
+    assert all(f"{x['ratios']['generate']:.2f} x" in said for x in stored.values())
+    assert "times as fast" in said
 
 
-def test_the_table_shows_every_stored_target():
-    rows = speed.table(common.load("speed") | dict(trl=common.load("trl")))
-    speed.show(rows)
-    assert {number for number, *_ in rows} == {"", *"12345"}
-    missed = [what for _, what, _, _, met in rows if met is False]
-    assert len(missed) == 1 and missed[0].startswith("sampler and grading / LLM.generate")
+def test_hugging_face_is_given_the_same_work():
+    """Sorted into batches by length, each as long as its longest."""
+    asked = []
+
+    def generate(ids, attention_mask, max_new_tokens, **_):
+        asked.append((ids.tolist(), attention_mask.tolist(), max_new_tokens))
+
+    model = SimpleNamespace(device="cpu", generate=generate)
+    speed.hf_generate(model, [([5, 6], 9), ([7], 2), ([8, 9, 9], 3)], at_once=2)
+    assert asked == [([[0, 0, 7], [8, 9, 9]], [[0, 0, 1], [1, 1, 1]], 3), ([[5, 6]], [[1, 1]], 9)]
 
 
 # ------------------------------------------------------------------------------ beside TRL
-def test_lengths_can_be_set(tmp_path):
-    """After a prompt's token the classes have their shares;
-    within a class the end has probability 1/mean."""
-    from transformers import Qwen2ForCausalLM
-
-    small = dict(hidden_size=64, intermediate_size=64, tie_word_embeddings=False)
-    common.random_model(SIZE | small, str(tmp_path))
-    trl_baseline.set_lengths(str(tmp_path), [(0.75, 15), (0.25, 300)])
-    model = Qwen2ForCausalLM.from_pretrained(tmp_path)
-    with torch.no_grad():
-        p = model(torch.tensor([[5, 6, 7, 25, 45]])).logits.softmax(-1)[0]
-    end = model.config.eos_token_id
-    found = [p[2, 20:40].sum().item(), p[2, 40:60].sum().item(), p[3, end].item(), p[4, end].item()]
-    assert found == pytest.approx([0.75, 0.25, 1 / 15, 1 / 300], rel=1e-3)
-    assert p[3, 20:40].sum() + p[3, end] > 0.999  # it stays in its class
-
-
 def test_trl_baseline_without_trl_says_so():
     if common.installed("trl"):
         pytest.skip("TRL is installed here")
