@@ -2,13 +2,11 @@
 
     python bench/crash_test.py --kills 20                 # five minutes or more on a CPU
 
-A run is killed five times, at moments drawn from the seed: while it starts or mends its logs
-("start"), while a checkpoint is being written ("write"), anywhere in a step or an evaluation
-("step"). After every death what is on the disk must be sound: no half checkpoint under a
-checkpoint's name, the newest one equal to that of the untouched run at the same step, the logs up
-to it equal too, no worker process left. At the end all numbers but times and memory, all samples,
-all evaluations and the final adapter must be equal, bit by bit. A kill counts as equal when both
-hold.
+A run is killed five times, at moments drawn from the seed: while it starts ("start"), while it
+writes a checkpoint ("write"), or anywhere in a step or an evaluation ("step"). After every kill the
+newest checkpoint and the logs up to it must equal those of the untouched run, and no worker process
+may be left. At the end everything but times and memory must be equal, bit by bit. A kill counts as
+equal when both hold.
 """
 import argparse
 import itertools
@@ -29,20 +27,19 @@ from parts.files import read_rows
 
 SMALL = ["--batch-prompts", "8", "--max-tokens", "24", "--eval-questions", "6", "--eval-k", "2",
          "--eval-every", "3", "--checkpoint-every", "2", "--graders", "1"]
-# what a run has to carry over differs: weights only, old log-probs and refills, estimates of
-# earlier epochs
-SETTINGS = {
+SETTINGS = {  # what a checkpoint has to hold: weights, old log-probs and refills, estimates
     "balance, merge": [],
-    "dapo, adapter, 2 mini-batches": ["--sampler", "dapo", "--sync", "adapter", "--mini-batches",
-                                      "2"],
+    "dapo, adapter, 2 mini-batches": ["--sampler", "dapo", "--sync", "adapter",
+                                      "--mini-batches", "2"],
     "ada-est, 24 problems": ["--sampler", "ada-est", "--data", "few.jsonl"],
 }
-LOGS = "metrics.jsonl", "groups.jsonl", "eval.jsonl"
+KINDS = ["write", "write", "step", "step", "start"]
+DELAY = dict(start=10, write=0.04, step=2)  # seconds, at most, from what is seen to the kill
 
 
 # ---------------------------------------------------------------------------------------- comparing
 def rows(path: Path) -> list[dict]:
-    """The whole rows of a log, without times and memory."""
+    """The rows of a log, without times and memory."""
     timed = ("tokens_per_second", "memory_gb")
     return [{key: value for key, value in row.items()
              if not key.startswith("seconds") and key not in timed}
@@ -51,26 +48,28 @@ def rows(path: Path) -> list[dict]:
 
 def difference(run: Path, reference: Path, step: int) -> str:
     """The first thing in which two runs differ up to `step`; empty if they are equal."""
-    for log in LOGS:
+    for log in ("metrics.jsonl", "groups.jsonl", "eval.jsonl"):
         mine, other = ([row for row in rows(folder / log) if row["step"] <= step]
                        for folder in (run, reference))
         if log == "eval.jsonl" and mine == other[:-1] and other[-1]["step"] == step:
-            continue  # an evaluation comes after the checkpoint of its step, and is made up for
+            continue  # an evaluation follows the checkpoint of its step; --resume makes up for it
         if mine != other:
             return f"{log} differs"
-    names = [f"checkpoints/step-{step:06d}/{name}"
-             for name in ("adapter_model.safetensors", "optimizer.pt")] if step else []
-    return next((f"{name} differs" for name in names
-                 if (run / name).read_bytes() != (reference / name).read_bytes()), "")
+    for name in ("adapter_model.safetensors", "optimizer.pt") if step else ():
+        file = f"checkpoints/step-{step:06d}/{name}"
+        if (run / file).read_bytes() != (reference / file).read_bytes():
+            return f"{file} differs"
+    return ""
 
 
 def examine(run: Path, reference: Path) -> tuple[int, str]:
-    """What a death has left: (step of the newest checkpoint, what is wrong with it)."""
-    complete = checkpoint.complete(run)
-    for folder in complete:
-        if problem := checkpoint.damage(folder):
-            return 0, f"{folder.name}: {problem}"
-    step = int(complete[-1].name[5:]) if complete else 0
+    """(step of the newest checkpoint, what is wrong with it) after a kill."""
+    found = checkpoint.complete(run)
+    for each in found:
+        problem = checkpoint.damage(each)
+        if problem:
+            return 0, f"{each.name}: {problem}"
+    step = checkpoint.step_of(found[-1]) if found else 0
     return step, difference(run, reference, step) if step else ""
 
 
@@ -86,101 +85,71 @@ def finish(cwd: Path, *flags: str) -> None:
         raise SystemExit((cwd / "out.txt").read_text()[-5000:])
 
 
-def wait_for_moment(process, run: Path, kind: str, rng: random.Random) -> None:
-    """Return at the moment to kill, soon after something that can be seen from outside; or when the
-    process has ended."""
-    delay = dict(start=rng.uniform(0, 10), write=rng.uniform(0, 0.04), step=rng.uniform(0, 2))[kind]
-    steps, fewest, seen = rng.choice((1, 2)), sys.maxsize, kind == "start"
-    while not seen and process.poll() is None:
-        if kind == "write":
-            seen = any(run.glob("checkpoints/.*.writing"))
-            time.sleep(0.001)
-        else:
-            logged = len(rows(run / "metrics.jsonl"))
-            fewest = min(fewest, logged)  # the logs are cut back first
-            seen = logged >= fewest + steps
-            time.sleep(0.01)
-    time.sleep(delay)
-
-
-def kill(process) -> str:
-    """SIGKILL to the main process alone, as the kernel does when memory is short. Returns what is
-    wrong if its workers survive it."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    workers = children.read_text().split() if children.exists() else []
+def strike(cwd: Path, flags: list[str], kind: str, rng: random.Random) -> str:
+    """Start or resume the run `killed`, kill it, and return what is wrong then; empty if nothing."""
+    run = cwd / "runs" / "killed"
+    before = checkpoint.complete(run)
+    seen = dict(start=lambda: True, step=lambda: checkpoint.complete(run) != before,
+                write=lambda: any(run.glob("checkpoints/.*.writing")))[kind]
+    process = start(cwd, "--name", run.name, *flags)
+    while not seen() and process.poll() is None:
+        time.sleep(0.001)
+    time.sleep(rng.uniform(0, DELAY[kind]))
+    if process.poll() is not None:
+        raise SystemExit("It ended before it could be killed:\n" + (cwd / "out.txt").read_text())
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     process.kill()
     process.wait()
-    deadline = time.time() + 10
-    while any(Path(f"/proc/{pid}").exists() for pid in workers):
-        if time.time() > deadline:
-            return f"worker processes have survived: {workers}"
+    step, problem = examine(run, cwd / "runs" / "whole")
+    deadline, survivors = time.time() + 10, children
+    while survivors and time.time() < deadline:
+        survivors = [pid for pid in children if Path(f"/proc/{pid}").exists()]
         time.sleep(0.05)
-    return ""
+    problem = f"worker processes have survived: {survivors}" if survivors else problem
+    print(f"   {kind:5}  newest checkpoint {step:3}: {problem or 'sound'}", flush=True)
+    return problem
 
 
-def strike(cwd: Path, reference: Path, flags: list[str], kind: str, rng: random.Random) -> str:
-    """Start or resume the run `killed` and kill it at a moment of this kind. Returns what is wrong
-    then; empty if nothing is."""
-    run = cwd / "runs" / "killed"
-    process = start(cwd, "--name", run.name, *flags)
-    wait_for_moment(process, run, kind, rng)
-    if process.poll() is not None:
-        raise SystemExit("It ended before it could be killed:\n"
-                         + (cwd / "out.txt").read_text()[-5000:])
-    survivors = kill(process)
-    half = len(list(run.glob("checkpoints/.*.writing/*")))
-    step, problem = examine(run, reference)
-    print(f"   {kind:5}  {len(rows(run / 'metrics.jsonl')):3} steps logged, newest checkpoint "
-          f"{step:3}, {half} files of a half one: {survivors or problem or 'sound'}", flush=True)
-    return survivors or problem
-
-
-def torture(cwd: Path, reference: Path, flags: list[str], kinds: list[str],
-            rng: random.Random) -> list[str]:
-    """A run that is killed at moments of these kinds and then finished. Returns a problem per kill,
-    empty if none."""
-    shutil.rmtree(cwd / "runs" / "killed", ignore_errors=True)
-    problems = [strike(cwd, reference, flags, kind, rng) for kind in kinds]
-    finish(cwd, "--name", "killed", *flags)
-    end = difference(cwd / "runs" / "killed", reference,
-                     max(row["step"] for row in rows(reference / "metrics.jsonl")))
+def torture(cwd: Path, flags: list[str], kinds: list[str], rng: random.Random) -> list[str]:
+    """Kill a run at moments of these kinds, then finish it. Returns a problem or "" per kill."""
+    run, reference = cwd / "runs" / "killed", cwd / "runs" / "whole"
+    shutil.rmtree(run, ignore_errors=True)
+    problems = [strike(cwd, flags, kind, rng) for kind in kinds]
+    finish(cwd, "--name", run.name, *flags)
+    end = difference(run, reference, rows(reference / "metrics.jsonl")[-1]["step"])
     print(f"   finished: {end or 'equal to the run that was never touched'}", flush=True)
     return [problem or end for problem in problems]
 
 
-def workplace(folder: str) -> Path:
+def workplace(folder: Path) -> Path:
     """A folder with a data file so small that a short run sees every problem several times."""
     from parts.problems import chains
 
     lines = [json.dumps(dict(problem=p["problem"], answer=p["answer"]))
              for p in chains("train", 24)]
-    (Path(folder) / "few.jsonl").write_text("\n".join(lines))
-    return Path(folder)
+    folder.mkdir(exist_ok=True)
+    (folder / "few.jsonl").write_text("\n".join(lines))
+    return folder
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=16,
-                        help="of every run, which is killed five times on its way")
+    parser.add_argument("--steps", type=int, default=16, help="of every run")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     rng, began, problems = random.Random(args.seed), time.time(), []
     with tempfile.TemporaryDirectory(prefix="crash-test-") as folder:
         for name, own in itertools.cycle(SETTINGS.items()):
-            cwd = Path(folder, name.split(",")[0])
-            flags = [*SMALL, "--steps", str(args.steps), *own]
-            if not cwd.exists():  # the run to compare with; it keeps all its checkpoints
-                cwd.mkdir()
-                finish(workplace(cwd), "--name", "whole", "--keep-checkpoints", "1000", *flags)
-            kinds = ["write", "write", "step", "step", "start"]
-            rng.shuffle(kinds)
-            print(name, flush=True)
-            missing = args.kills - len(problems)
-            problems += torture(cwd, cwd / "runs" / "whole", flags, kinds[:missing], rng)
             if len(problems) >= args.kills:
                 break
+            print(name, flush=True)
+            cwd, flags = Path(folder, name), [*SMALL, "--steps", str(args.steps), *own]
+            if not cwd.exists():  # the run to compare with keeps all its checkpoints
+                finish(workplace(cwd), "--name", "whole", "--keep-checkpoints", "1000", *flags)
+            kinds = rng.sample(KINDS, len(KINDS))[:args.kills - len(problems)]
+            problems += torture(cwd, flags, kinds, rng)
     equal = problems.count("")
     print(f"{equal} of {len(problems)} equal, {time.time() - began:.0f} s")
     sys.exit(equal < len(problems))

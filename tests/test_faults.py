@@ -6,7 +6,6 @@ import os
 import pickle
 import random
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -159,26 +158,24 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, learning, file):
 def test_code_in_data_rows_stays_text(tmp_path, capsys):
     from models import make
     from parts.data import drop_odd_golds, load_problems
-    from parts.prompts import TEMPLATES, add_prompts
+    from parts.prompts import add_prompts
     from rewards import Grader
 
     touch = f"__import__('os').mkdir('{tmp_path}/owned')"
-    texts = [touch, "{{ 7*7 }}", "{% for x in 'ab' %}x{% endfor %}", "{problem}",
-             f"$(mkdir {tmp_path}/owned)", "%s {0} \\boxed{3}",
-             f"what is 1+1? {ESCAPE}"]
-    golds = [touch, rf"\boxed{{{touch}}}", f"lambda: {touch}", "1/0", "9**9**9**9", "10^{10^{10}}!",
-             ESCAPE]
-    rows = [dict(problem=text, answer=gold) for text, gold in zip(texts, golds)]
+    shell = f"$(mkdir {tmp_path}/owned)"
+    golds = {touch: touch, "{{ 7*7 }}": rf"\boxed{{{touch}}}", "{problem}": f"lambda: {touch}",
+             "{% for x in 'ab' %}x{% endfor %}": "1/0", shell: "9**9**9**9",
+             "%s {0} \\boxed{3}": "10^{10^{10}}!", f"what is 1+1? {ESCAPE}": ESCAPE}
+    rows = [dict(problem=text, answer=gold) for text, gold in golds.items()]
     (tmp_path / "evil.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     problems = add_prompts(load_problems(str(tmp_path / "evil.jsonl")), make.build_tokenizer(),
                            "chat", 400)
-    assert [p.problem for p in problems] == [text.strip() for text in texts] and "chat" in TEMPLATES
+    assert [p.problem for p in problems] == [text.strip() for text in golds]
     assert all(p.problem in p.prompt for p in problems)
     with Grader(workers=2) as grader:
         problems = drop_odd_golds(problems, grader)
         grader.grade([(p.answer, completion) for p in problems for completion in (
-            touch, rf"\boxed{{{touch}}}", rf"\boxed{{{p.answer}}}",
-            rf"\boxed{{$(mkdir {tmp_path}/owned)}}")])
+            touch, rf"\boxed{{{touch}}}", rf"\boxed{{{p.answer}}}", rf"\boxed{{{shell}}}")])
     assert not (tmp_path / "owned").exists()
     printed = capsys.readouterr()
     assert not set("\x1b\x07\x9b") & set(printed.out + printed.err)
@@ -218,7 +215,6 @@ def started(tmp_path):
 
 @pytest.mark.parametrize("flags, sentence", [
     (["--lora-rank", "3"], "run mine was started with --lora-rank 16, not 3"),
-    (["--template", "none"], "started with --template chat, not none"),
     ([], "config.json"),
 ])
 def test_a_refused_resumption_answers_at_once(started, flags, sentence):
@@ -236,7 +232,7 @@ def test_a_refused_resumption_answers_at_once(started, flags, sentence):
     assert (started / "runs/mine/config.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("flags", [["x" * 300], ["x" * 300, "--resume"], ["\u6570" * 200]])
+@pytest.mark.parametrize("flags", [["x" * 300, "--resume"], ["\u6570" * 200]])
 def test_a_name_that_no_folder_can_have(tmp_path, monkeypatch, capsys, flags):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
@@ -306,26 +302,6 @@ def program(cwd, code, *flags, before=""):
     return done.stdout
 
 
-@engine_test
-@pytest.mark.core
-def test_resumed_equals_uninterrupted(place, reference):
-    """As after a crash: the newest checkpoints are gone, and the logs know more than the one before
-    them, up to half a line.
-    """
-    run = place / "runs/crashed"
-    shutil.copytree(reference, run)
-    for step in (4, 6):
-        shutil.rmtree(run / f"checkpoints/step-{step:06d}")
-    for log in ("metrics.jsonl", "groups.jsonl"):
-        with open(run / log, "a") as file:
-            file.write('{"step": 7, "rew')
-    out = program(place, 0, "--name", "crashed", "--resume")
-    assert "continuing after step 2" in out
-    assert crash_test.difference(run, reference, 6) == ""
-    assert sum(row["optimizer_steps"] for row in crash_test.rows(run / "metrics.jsonl")) >= 5
-    assert crash_test.rows(run / "eval.jsonl") == crash_test.rows(reference / "eval.jsonl")
-
-
 KILLED_WHILE_WRITING = """
 import os, signal; from parts import checkpoint
 real = checkpoint.seal
@@ -340,14 +316,21 @@ checkpoint.seal = seal
 @engine_test
 @pytest.mark.core
 def test_a_killed_run_ends_as_if_it_had_never_been_killed(place, reference):
-    """In the middle of its second checkpoint. bench/crash_test.py kills at random moments."""
+    """In the middle of its second checkpoint: the logs know more than the first one, up to half a
+    line. bench/crash_test.py kills at random moments.
+    """
     run = place / "runs/killed"
     program(place, -signal.SIGKILL, "--name", "killed", *FLAGS, before=KILLED_WHILE_WRITING)
     assert (run / "checkpoints/.step-000004.writing/optimizer.pt").exists()
     assert len(crash_test.rows(run / "metrics.jsonl")) == 4
     assert crash_test.examine(run, reference) == (2, "")
-    program(place, 0, "--name", "killed", "--resume")
+    for log in ("metrics.jsonl", "groups.jsonl"):
+        with open(run / log, "a") as file:
+            file.write('{"step": 5, "rew')
+    out = program(place, 0, "--name", "killed", "--resume")
+    assert "continuing after step 2" in out
     assert crash_test.difference(run, reference, 6) == ""
+    assert sum(row["optimizer_steps"] for row in crash_test.rows(run / "metrics.jsonl")) >= 5
 
 
 ENGINE_DIES = """

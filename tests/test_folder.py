@@ -9,7 +9,6 @@ import pytest
 
 from conftest import ROOT
 from parts import folder
-from parts.files import lock
 from parts.config import RESUMABLE, Config, go_on, parse, resolve, stored_settings
 from parts.run import settings_of
 
@@ -62,26 +61,17 @@ def test_auto_on_resume_is_what_the_run_has_made_of_it():
     assert go_on(again, settings_of(config)) == config
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("flags", [
-    ["--sampler", "ada-est"], ["--objective", "cispo", "--sampler", "uniform"]])
-def test_the_same_command_resumes_its_run(tmp_path, monkeypatch, flags):
+    ["--batch-prompts", "7", "--steps", "30"], ["--objective", "cispo", "--sampler", "uniform"]])
+def test_defaults_on_resume_are_those_of_the_last_start(tmp_path, monkeypatch, flags):
     """Also where a flag stands for several settings."""
     monkeypatch.chdir(tmp_path)
     first = parse(["--name", "mine", *flags])
-    (tmp_path / "runs" / "mine").mkdir(parents=True)
-    folder.note_start(folder.Path("runs/mine"), settings_of(first), 0, inputs=ABC)
-    stepped(folder.Path("runs/mine"))
-    assert parse(["--name", "mine", *flags, "--resume"]) == replace(first, resume=True)
-
-
-def test_defaults_on_resume_are_those_of_the_last_start(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    first = parse(["--name", "mine", "--batch-prompts", "7", "--steps", "30"])
     run = folder.Path("runs", "mine")
     held = folder.claim(run, resume=False)
     folder.note_start(run, settings_of(first), after_step=0, inputs=ABC)
     stepped(run)
+    assert parse(["--name", "mine", *flags, "--resume"]) == replace(first, resume=True)
     again = parse(["--name", "mine", "--resume", "--lr", "0.5"])
     assert again == replace(first, resume=True, lr=0.5)
     folder.note_start(run, settings_of(again), after_step=20, inputs=ABC)
@@ -108,8 +98,7 @@ def test_config_json_keeps_every_start_as_it_was(tmp_path):
     assert folder.settings(tmp_path) == first | dict(steps=300)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '"x"', '{"config": []}', '{"config": {}}',
-                                  '{"config": {}, "starts": {}}', '{"config": {}, "starts": [1]}',
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"config": []}', '{"config": {}, "starts": [1]}',
                                   '{"config": {}, "starts": [{"changed": 1}]}', "[" * 100_000])
 def test_a_broken_config_json_is_named_in_one_sentence(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
@@ -179,22 +168,19 @@ def test_a_run_goes_on_with_what_it_was_started_with(tmp_path, name, sentence):
 @pytest.mark.parametrize("place", ["folder", "hub"])
 def test_weights_are_known_by_their_bytes(tmp_path, monkeypatch, place):
     """An adapter means nothing on others: a folder may be trained again, a name on the hub move."""
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "model-1.safetensors").write_bytes(bytes(100_000))
-    (model / "model-2.safetensors").write_bytes(b"two")
-    (model / "README.md").write_text("no weights")
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(model))
-    name = str(model) if place == "folder" else "org/name"
-    known = folder.weights_of(name)
-    (model / "README.md").write_text("still no weights")
-    assert folder.weights_of(name) == known
-    (model / "model-1.safetensors").write_bytes(bytes(99_999) + b"1")
-    assert folder.weights_of(name) != known
-    (model / "model-1.safetensors").write_bytes(bytes(100_000))
-    assert folder.weights_of(name) == known
-    (model / "model-2.safetensors").unlink()
-    assert folder.weights_of(name) != known
+    one, two = tmp_path / "model-1.safetensors", tmp_path / "model-2.safetensors"
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(tmp_path))
+
+    def hash_of(first, second, readme=""):
+        one.write_bytes(first)
+        two.write_bytes(second)
+        (tmp_path / "README.md").write_text(readme)
+        return folder.weights_of(str(tmp_path) if place == "folder" else "org/name")
+
+    known = hash_of(bytes(100_000), b"two")
+    assert hash_of(bytes(100_000), b"two", "no weights") == known
+    assert hash_of(bytes(99_999) + b"1", b"two") != known
+    assert hash_of(bytes(100_000), b"") != known
 
 
 # ------------------------------------------------------------------------------ whose folder it is
@@ -205,15 +191,6 @@ def test_no_run_is_started_in_a_folder_that_holds_something_else(tmp_path):
         with pytest.raises(SystemExit, match="eval.jsonl but no config.json.*--name"):
             folder.claim(tmp_path, resume)
     assert [path.name for path in tmp_path.iterdir()] == ["eval.jsonl"]
-
-
-def test_a_lock_empties_no_file_and_follows_no_link(tmp_path):
-    (tmp_path / "precious").write_text("gold")
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / ".lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(OSError):
-        lock(tmp_path / "a", "move it away")
-    assert (tmp_path / "precious").read_text() == "gold"
 
 
 def test_a_first_start_that_was_killed_is_in_nobodys_way(tmp_path):
