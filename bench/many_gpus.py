@@ -114,7 +114,7 @@ def measure() -> list[dict]:
 def draw_share(problems: list, rank: int, world: int, noted: Noted, verdicts: Verdicts) -> None:
     """What this rank of so many draws of a batch."""
     ranks.RANK, ranks.WORLD = rank, world
-    collect(problems, SamplerConfig(), ranks.Seeded(noted), verdicts,
+    collect(problems, SamplerConfig(), ranks.SeededEngine(noted), verdicts,
             part=slice(rank, None, world))
     ranks.RANK, ranks.WORLD = 0, 1
 

@@ -26,7 +26,7 @@ from parts.models import TINY, is_small, resolve_model
 from parts.problems import BUILTIN
 from parts.prompts import require_template
 
-OBJECTIVES = {  # name -> its advantage and length normalisation (MiniRL section 2.3, appendix A)
+OBJECTIVES = {  # name -> advantage, length normalisation (MiniRL section 2.3, appendix A)
     "minirl": ("pool-mean", "constant"),
     "grpo": ("group-std", "response"),
     "cispo": ("group-std", "batch"),
@@ -141,7 +141,7 @@ class SamplingSettings(SamplerConfig):
 class ObjectiveSettings:
     """What the update maximises: see minirl.objective."""
 
-    objective: Literal["minirl", "grpo", "cispo"] = "minirl"
+    objective: Literal[tuple(OBJECTIVES)] = "minirl"
     """minirl, or for comparison grpo or cispo as in the paper's appendix"""
     mini_batches: int = limited(1, least=1, most=10**5)
     """optimizer steps per sampled batch (N of MiniRL); 1 = on-policy"""

@@ -1,15 +1,17 @@
 """Several GPUs, one run: `torchrun --nproc-per-node 8 recipes/many_gpus.py FLAGS`.
 
-FLAGS are those of minirl.py, and so is the program; `table` says what is different here. Each
-process (rank) has a GPU, an engine and a policy of its own, and all take the same batch. Of its
-prompts a rank samples every WORLD-th. Then all get all groups, and compute the same from them:
-mini-batches, what a token counts, whether there is anything to learn. Of a mini-batch's rows again
-every rank takes its part; the gradients are summed, so the adapters stay equal, bit by bit. The
-first rank alone writes. What that brings: docs/many_gpus.md.
+FLAGS are those of minirl.py. Each process (rank) has its own GPU, engine and policy, and all ranks
+take the same batch. A rank samples every WORLD-th prompt and sends its groups to the others. From
+there all ranks compute the same: mini-batches, the scale of a token, whether there is a gradient.
+Each rank then works on its part of a mini-batch, and the gradients are summed. So the adapters stay
+equal, bit by bit. Only the first rank writes files. docs/many_gpus.md says what all this brings.
 
-vLLM must not take these processes for its own: each engine is in a world of one. So torchrun's
-variables are taken away, and the processes talk over a group that torch.distributed does not know
-as its default. It goes through main memory (gloo), for it also has to notice when a process dies.
+The program is minirl.py's. `table` lists its functions in whose place others are called here. They
+are replaced by name: parameters for all this would stand in the way of readers with one GPU.
+
+vLLM must not find torchrun's variables: it would join the processes to one engine. So `join` takes
+them away, and the processes talk over a gloo group of their own, in main memory. gloo also notices
+when a process dies.
 """
 import contextlib
 import functools
@@ -27,50 +29,52 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from ada_sampler import settle_all  # noqa: E402
 
 RANK, WORLD = 0, 1
-STORE = GROUP = None  # a small common dictionary; who talks to whom
+STORE = GROUP = None  # a small dictionary that all ranks see; the group that exchanges data
 PATIENCE = timedelta(hours=2)  # the slowest rank may sample for long after the first is done
 OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_", "GROUP_", "LOCAL_", "ROLE_", "TORCHELASTIC_")
 
 
 def table() -> list[tuple]:
-    """All that is different: (module, function, what is put around it)."""
+    """Everything that differs from one process: (module, function, what is called in its place)."""
     return [
         # One step. A rank works on its own part, and has everything afterwards.
-        ("ada_sampler", "collect", on_own_prompts),
-        ("eval", "evaluate", on_own_questions),
-        ("minirl", "old_logprobs", on_own_rows),  # of a mini-batch
-        ("minirl", "accumulate", on_own_rows),
-        ("minirl", "optimizer_step", on_the_summed_gradient),
-        ("minirl", "sync", that_tells_the_worst),  # of what the ranks' probes found
-        ("parts.run", "record", that_stops_all),  # a signal to one is a signal to all
+        ("ada_sampler", "collect", split_prompts),
+        ("eval", "evaluate", split_questions),
+        ("minirl", "old_logprobs", split_rows),
+        ("minirl", "accumulate", split_rows),
+        ("minirl", "optimizer_step", sum_gradients_first),
+        ("minirl", "sync", report_largest_gap),  # of what the probes of all ranks found
+        ("parts.run", "record", share_signal),  # a signal to one rank stops all
         # What must be the same everywhere.
-        ("parts.run", "before_the_engine", by_the_first_before_the_others),  # downloads come once
-        ("parts.run", "resume", as_the_first_does),  # it alone has cut the logs back
-        # The first rank alone writes files, ...
-        ("parts.folder", "claim", by_the_first),
-        ("parts.files", "append", by_the_first),
-        ("parts.files", "write_safely", by_the_first),
-        ("parts.files", "keep_rows", by_the_first),
-        ("parts.checkpoint", "save", by_the_first),
-        ("parts.plot", "draw_run", by_the_first),
-        ("parts.track", "open_tracker", by_the_first),
-        ("parts.held_out", "forget_drawn", by_the_first),
-        # ... but for what a rank alone knows.
-        ("parts.held_out", "write_down", into(".jsonl")),  # what it has drawn for an evaluation
-        ("parts.run", "note_error", into(".error.txt")),
-        # How it starts and ends.
-        ("parts.folder", "this_start", with_their_number),  # for config.json
-        ("parts.run", "program", that_is_torchrun),  # "continue with: ..."
-        ("parts.run", "finish", by_the_firsts_exit_code),
-        ("minirl", "Stop", that_is_patient),
+        ("parts.run", "before_the_engine", first_rank_first),  # downloads come once
+        ("parts.run", "resume", take_state_of_first),  # only the first has the logs cut back
+        # Only the first rank writes files, ...
+        ("parts.folder", "claim", only_first),
+        ("parts.files", "append", only_first),
+        ("parts.files", "write_safely", only_first),
+        ("parts.files", "keep_rows", only_first),
+        ("parts.checkpoint", "save", only_first),
+        ("parts.plot", "draw_run", only_first),
+        ("parts.track", "open_tracker", only_first),
+        ("parts.held_out", "forget_drawn", only_first),
+        # ... except for what the other ranks alone know.
+        ("parts.held_out", "write_down", into_own_draws),
+        ("parts.run", "note_error", into_own_error),
+        # Start and end.
+        ("parts.folder", "this_start", add_process_count),  # for config.json
+        ("parts.run", "program", name_torchrun),  # "continue with: ..."
+        ("parts.run", "finish", exit_code_of_first),
     ]
 
 
-def wrap() -> None:
-    """Put the wrappers of the table around their functions, wherever they have been imported to."""
-    for module, name, wrapper in table():
+def replace_functions() -> None:
+    """Replace the functions of the table, in every module that has imported them.
+
+    What is called in their place gets the original as its first argument.
+    """
+    for module, name, instead in table():
         original = getattr(importlib.import_module(module), name)
-        wrapped = wrapper(original)
+        wrapped = functools.partial(instead, original)
         for each in list(sys.modules.values()):
             if getattr(each, "__dict__", {}).get(name) is original:
                 setattr(each, name, wrapped)
@@ -83,32 +87,33 @@ def main(argv: list[str] | None = None) -> None:
     join()
     from parts.config import parse
 
-    with one_voice():
+    with one_error_message():
         with first_alone("flags"):
             config = parse(argv)
             require_divisible(config)
         import minirl
 
-        wrap()
+        replace_functions()
+        ignore_second_signal(minirl.Stop)
         with minirl.last_words(config):
             minirl.main(config)
 
 
 # ------------------------------------------------------------------------------ the start
 def join() -> None:
-    """Take this process's GPU and place. Before torch touches a GPU, and before tqdm."""
+    """Take this process's GPU and place, before torch touches a GPU and before tqdm is imported."""
     global RANK, WORLD, STORE, GROUP
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         raise SystemExit("Start this with torchrun --nproc-per-node 8 recipes/many_gpus.py, where "
                          "8 is the number of GPUs; for one, python minirl.py does the same.")
     RANK = int(os.environ["RANK"])
-    if RANK:  # one progress bar and one line per step: those of the first; errors of all show
+    if RANK:  # one progress bar and one line per step; errors of all ranks show
         os.environ["TQDM_DISABLE"] = "1"
         sys.stdout = open(os.devnull, "w")
     import torch.distributed as dist
 
     STORE, RANK, WORLD = next(dist.rendezvous("env://", timeout=PATIENCE))
-    with one_voice():
+    with one_error_message():
         claim_gpu(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
     for name in [name for name in os.environ if name.startswith(OF_TORCHRUN)]:
         del os.environ[name]
@@ -116,9 +121,9 @@ def join() -> None:
 
 
 def claim_gpu(place: int, count: int) -> None:
-    """Let this process, the one at `place` of `count` on this machine, see one GPU: its own.
+    """Show this process, number `place` of `count` on this machine, one GPU only.
 
-    Raises SystemExit if there are fewer. A machine without any is left as it is.
+    Raises SystemExit if there are too few. Without any GPU nothing changes.
     """
     import torch
 
@@ -139,7 +144,7 @@ def require_divisible(config) -> None:
         wrong = (f"sampler {config.sampler} decides over {part}: use ada-balance, ada-pos, ada-est "
                  "or uniform, or one process")
     elif WORLD > 1 and (config.max_samples_per_step or config.max_tokens_per_step):
-        wrong = (f"max_samples_per_step and max_tokens_per_step are of {part}: leave them at 0, or "
+        wrong = (f"max_samples_per_step and max_tokens_per_step limit {part}: leave them at 0, or "
                  "use one process")
     elif config.batch_prompts < WORLD:
         wrong = (f"batch_prompts = {config.batch_prompts} leaves some of {WORLD} processes without "
@@ -150,8 +155,9 @@ def require_divisible(config) -> None:
 
 @contextlib.contextmanager
 def first_alone(phase: str):
-    """The first rank does this before the others do: whatever is wrong is said once, and what has
-    to be downloaded comes once. If it ends the program, the others end too.
+    """The first rank goes ahead, the others follow when it is done.
+
+    So an error is reported once, and a download comes once. If the first rank ends, all do.
     """
     if RANK:
         STORE.wait([phase], PATIENCE)
@@ -166,10 +172,24 @@ def first_alone(phase: str):
             STORE.set(phase, outcome)
 
 
+@contextlib.contextmanager
+def one_error_message():
+    """When several ranks fail, only the first to fail says why."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        failures = 0
+        with contextlib.suppress(RuntimeError):  # torchrun itself has ended
+            failures = STORE.add("failed", 1) if getattr(error, "code", 1) else 0
+        if failures > 1:
+            raise SystemExit(1) from None
+        raise
+
+
 # ------------------------------------------------------------------------------ talking
 @contextlib.contextmanager
 def in_touch():
-    """A rank that is gone is told by its closed connection: a ConnectionError."""
+    """Turns the closed connection to a process that has ended into a ConnectionError."""
     try:
         yield
     except RuntimeError as error:
@@ -192,89 +212,54 @@ def gather(value) -> list:
     return [pickle.loads(each[:size].numpy().tobytes()) for each, size in zip(found, sizes)]
 
 
-def of_those_alive(value) -> list:
-    """As `gather`, after an update: who is left completes the step, and saves it at the next."""
-    try:
-        return gather(value)
-    except ConnectionError:
-        return [value]
-
-
-@contextlib.contextmanager
-def one_voice():
-    """Around the program: of several ranks that fail, the first to do so says why."""
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        if (getattr(error, "code", 1) or 0) != 0 and not first_to_fail():
-            raise SystemExit(1) from None
-        raise
-
-
-def first_to_fail() -> bool:
-    try:
-        return STORE.add("failed", 1) == 1
-    except RuntimeError:  # torchrun itself has ended
-        return True
-
-
 # ------------------------------------------------------------------------------ sampling
-class Seeded:
-    """An engine that draws each sample from a seed of its own, whichever rank it is drawn by.
+class SeededEngine:
+    """An engine that draws each sample from its own seed, whichever rank draws it.
 
-    The seed is made of the random state that `reseed` has set, which is the same everywhere, of the
-    prompt's place in the whole batch and of the sample's number.
+    The seed is made of torch's state (`reseed` sets it, the same everywhere), the prompt's place in
+    the whole batch and the sample's number.
     """
 
     def __init__(self, engine):
         import torch
 
-        self.engine, self.state = engine, torch.initial_seed()
+        self.engine, self.step, self.state = engine, engine.step, torch.initial_seed()
 
     def submit(self, key, *request, **how) -> None:
         place = RANK + WORLD * key[0]
         seed = random.Random(f"{self.state}/{place}/{key[1]}").getrandbits(63)
         self.engine.submit(key, *request, **how, seed=seed)
 
-    def step(self) -> list:
-        return self.engine.step()
-
     @property
     def busy(self) -> bool:
         return self.engine.busy
 
 
-def on_own_prompts(collect):
-    """Every rank samples its part of the batch and gets the groups of all."""
-    def together(problems, config, engine, judge, *, estimator, **others):
-        parts = unless_interrupted(lambda: collect(
-            problems, config, Seeded(engine), judge, estimator=estimator,
-            part=slice(RANK, None, WORLD), **others))
-        groups = interleave(parts)
-        for place, group in enumerate(groups):
-            group.index = place
-        settle_all(groups, config, estimator)
-        return groups
-
-    return together
+def split_prompts(collect, problems, config, engine, grader, *, estimator, **others) -> list:
+    """Each rank samples its part of the batch and gets the groups of all."""
+    parts = gather_unless_interrupted(lambda: collect(
+        problems, config, SeededEngine(engine), grader, estimator=estimator,
+        part=slice(RANK, None, WORLD), **others))
+    groups = interleave(parts)
+    for place, group in enumerate(groups):
+        group.index = place
+    settle_all(groups, config, estimator)
+    return groups
 
 
-def on_own_questions(evaluate):
-    """Likewise every rank answers its part of the questions and gets all rows."""
-    def together(engine, grader, problems, k, *args, **kwargs):
-        parts = unless_interrupted(lambda: evaluate(
-            engine, grader, problems[RANK::WORLD], k, *args, **kwargs))
-        return interleave(parts, each=k)
-
-    return together
+def split_questions(evaluate, engine, grader, problems, k, *args, **kwargs) -> list:
+    """Each rank answers its part of the questions and gets the rows of all."""
+    parts = gather_unless_interrupted(lambda: evaluate(
+        engine, grader, problems[RANK::WORLD], k, *args, **kwargs))
+    return interleave(parts, each=k)
 
 
-def unless_interrupted(own_part) -> list:
-    """The parts of all ranks. Raises Interrupted if one of them was stopped before its end."""
+def gather_unless_interrupted(work) -> list:
+    """What `work()` returns on every rank. Raises Interrupted if one of them was stopped."""
     import minirl
 
     try:
-        own = own_part()
+        own = work()
     except minirl.Interrupted:
         own = None
     parts = gather(own)
@@ -291,22 +276,19 @@ def interleave(parts: list[list], each: int = 1) -> list:
 
 
 # ------------------------------------------------------------------------------ the update
-def on_own_rows(work):
-    """Each rank works on its part of a mini-batch, and gets what the others have left on theirs.
+def split_rows(work, policy, mini, config) -> float:
+    """Each rank works on its part of a mini-batch, and gets what the others left on their rows.
 
     Returns the sum of the losses (`old_logprobs` has none).
     """
-    def together(policy, mini, config):
-        rows = part_of(mini, RANK)
-        loss = work(policy, rows, config) if rows else None
-        found = gather((loss or 0.0, [left_on(row) for row in rows]))
-        for rank, (_, left) in enumerate(found):
-            for row, values in zip(part_of(mini, rank), left):
-                if rank != RANK:
-                    vars(row).update(values)
-        return sum(loss for loss, _ in found)
-
-    return together
+    rows = part_of(mini, RANK)
+    loss = work(policy, rows, config) if rows else None
+    found = gather((loss or 0.0, [results_on(row) for row in rows]))
+    for rank, (_, results) in enumerate(found):
+        for row, values in zip(part_of(mini, rank), results):
+            if rank != RANK:
+                vars(row).update(values)
+    return sum(loss for loss, _ in found)
 
 
 def part_of(mini: list, rank: int) -> list:
@@ -314,27 +296,23 @@ def part_of(mini: list, rank: int) -> list:
     return sorted(mini, key=lambda row: len(row.ids))[rank::WORLD]
 
 
-def left_on(row) -> dict:
-    """What the work leaves on a row. A copy in main memory: pickle would take the whole tensor
-    that a row's part was cut from.
+def results_on(row) -> dict:
+    """What the work has left on a row, as copies in main memory: pickling a slice would send the
+    whole tensor it was cut from.
     """
-    values = {name: getattr(row, name)
-              for name in ("old", "agrees", "theta", "mask", "weight", "entropy")}
-    return {name: value if value is None else value.cpu().clone()
-            for name, value in values.items()}
+    names = ("old", "agrees", "theta", "mask", "weight", "entropy")
+    known = {name: getattr(row, name) for name in names if getattr(row, name) is not None}
+    return {name: value.cpu().clone() for name, value in known.items()}
 
 
-def on_the_summed_gradient(optimizer_step):
+def sum_gradients_first(optimizer_step, policy, *others) -> float:
     """A step along the gradient of the whole mini-batch."""
-    def together(policy, *others):
-        sum_gradients(policy)
-        return optimizer_step(policy, *others)
-
-    return together
+    sum_gradients(policy)
+    return optimizer_step(policy, *others)
 
 
 def sum_gradients(policy) -> None:
-    """A sum, not a mean: what a token counts was decided for the whole batch (`set_scales`)."""
+    """A sum and not a mean: `set_scales` has seen the whole batch."""
     import torch
 
     weights = [p for p in policy.parameters() if p.requires_grad]
@@ -346,86 +324,71 @@ def sum_gradients(policy) -> None:
         p.grad = part.view_as(p).to(p.device)
 
 
-def that_tells_the_worst(sync):
-    """Of what the ranks' probes found, that with the largest gap."""
-    return lambda run: max(of_those_alive(sync(run)), key=lambda found: found["probe_gap_max"])
+def report_largest_gap(sync, run) -> dict:
+    return max(gather(sync(run)), key=lambda found: found["probe_gap_max"])
 
 
-def that_stops_all(record):
+def share_signal(record, *step) -> None:
     """After a step, every rank knows the signal that one of them was sent."""
-    def together(*step):
-        import minirl
+    import minirl
 
-        record(*step)
-        if told := max(of_those_alive(minirl.Stop.requested)):
-            minirl.Stop.requested = told
-
-    return together
+    record(*step)
+    minirl.Stop.requested = max(gather(minirl.Stop.requested))
 
 
 # ------------------------------------------------------------------------------ files, and the end
-def by_the_first(write):
-    """The first rank writes, the others do nothing, but to a file of their own."""
-    def of_first(place, *args, **kwargs):
-        own = getattr(place, "name", "").startswith(f"rank-{RANK}.")
-        return write(place, *args, **kwargs) if own or not RANK else None
-
-    return of_first
+def only_first(write, place, *args, **kwargs):
+    """The first rank writes, the others do not, except into their own files."""
+    own = getattr(place, "name", "").startswith(f"rank-{RANK}.")
+    return write(place, *args, **kwargs) if own or not RANK else None
 
 
-def into(ending: str):
-    """The other ranks write too, into a file with their number in its name."""
-    own_name = f"rank-{RANK}{ending}"
-    return lambda write: functools.partial(write, name=own_name) if RANK else write
+def into_own_draws(write_down, rows, run) -> None:
+    """Every rank writes down what it has drawn for an evaluation."""
+    write_down(rows, run, name=f"rank-{RANK}.jsonl")
 
 
-def by_the_first_before_the_others(before_the_engine):
+def into_own_error(note_error, folder) -> Path:
+    return note_error(folder, name=f"rank-{RANK}.error.txt" if RANK else "error.txt")
+
+
+def first_rank_first(before_the_engine, config, grader):
     """Raises SystemExit unless all ranks find the same settings, problems and checkpoint."""
-    def together(config, grader):
-        with first_alone("before the engine"):
-            found = before_the_engine(config, grader)
-        facts = config, found.inputs, found.newest
-        if any(other != facts for other in gather(facts)):
-            raise SystemExit("The processes do not see the same settings, problems and "
-                             "checkpoints: start all with the same flags, in a folder that all "
-                             "machines share.")
-        return found
-
-    return together
+    with first_alone("before the engine"):
+        found = before_the_engine(config, grader)
+    facts = config, found.inputs, found.newest
+    if any(other != facts for other in gather(facts)):
+        raise SystemExit("The processes do not see the same settings, problems and checkpoints: "
+                         "start all with the same flags, in a folder that all machines share.")
+    return found
 
 
-def as_the_first_does(resume):
-    def together(run, newest):
-        resume(run, newest)
-        run.state = gather(run.state)[0]
-
-    return together
+def take_state_of_first(resume, run, newest) -> None:
+    resume(run, newest)
+    run.state = gather(run.state)[0]
 
 
-def with_their_number(this_start):
-    return lambda: this_start() | dict(processes=WORLD)
+def add_process_count(this_start) -> dict:
+    return this_start() | dict(processes=WORLD)
 
 
-def that_is_torchrun(program):
-    return lambda: "torchrun (as before) recipes/many_gpus.py"
+def name_torchrun(program) -> str:
+    return "torchrun (as before) recipes/many_gpus.py"
 
 
-def by_the_firsts_exit_code(finish):
-    """To torchrun another code than 0 is a failure: it would kill the first while that saves."""
-    def together(run):
-        with contextlib.suppress(SystemExit) if RANK else contextlib.nullcontext():
-            finish(run)
-
-    return together
+def exit_code_of_first(finish, run) -> None:
+    """For torchrun a code other than 0 is a failure: it would kill the first while that saves."""
+    with contextlib.suppress(SystemExit) if RANK else contextlib.nullcontext():
+        finish(run)
 
 
-def that_is_patient(stop):
-    """A second signal ends nobody: schedulers send one to every process, and torchrun passes its
-    own on. It kills what has not ended after --shutdown-timeout seconds.
+def ignore_second_signal(stop) -> None:
+    """Schedulers signal every process, and torchrun passes its own signal on: two are usual.
+
+    torchrun kills what has not ended after --shutdown-timeout seconds.
     """
     stop.second = signal.SIG_IGN
     stop.words = b"" if RANK else b"\nstopping after this phase with a checkpoint ...\n"
-    return stop
 
 
 if __name__ == "__main__":

@@ -26,12 +26,12 @@ from rewards import Grader  # noqa: E402
 
 FOUR = dict(mini_batches=4, length_norm="batch")
 VARIANTS = dict(uniform=dict(sampler="uniform"), balance={}, four=FOUR)
-CONTROLS = {"no seeds": ("Seeded", lambda engine: Unseeded(engine)),
+CONTROLS = {"no seeds": ("SeededEngine", lambda engine: Unseeded(engine)),
             "mean": ("sum_gradients", lambda policy: average(policy))}
 
 
 class Unseeded:
-    """As without Seeded: the engine's one state decides."""
+    """As without SeededEngine: the engine's one state decides."""
 
     def __init__(self, engine):
         self.submit, self.step, self.engine = engine.submit, engine.step, engine
@@ -83,7 +83,7 @@ def steps(run, count: int, gradients: list) -> list[dict]:
 
 def main(out: Path) -> None:
     os.chdir(out)
-    ranks.wrap()
+    ranks.replace_functions()
     config = parse(["--eval-questions", "7", "--eval-k", "2"])
     gradients, found = [], {}
     note_gradients(gradients)

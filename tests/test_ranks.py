@@ -2,6 +2,7 @@
 
 docs/many_gpus.md says what is promised."""
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -123,11 +124,12 @@ def test_the_explorer_gets_the_tokens_of_rows_that_others_have_trained_on(small)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scene, phase", [
-    ("sampling", "sampling"), ("updating", "update"), ("syncing", "sampling")])
+    ("sampling", "sampling"), ("updating", "update"), ("syncing", "sync")])
 def test_a_killed_process_ends_all_with_one_sentence_and_what_was_learnt(small, scene, phase):
     assert small[1][scene]["hung"] == []
-    assert said(small, scene, f"The {phase} failed.*another process.*; everything up to step 4 is "
-                              "saved: continue with --resume") == 1
+    step = 3 if scene == "syncing" else 4  # the step whose weights did not arrive is undone
+    assert said(small, scene, f"The {phase} failed.*another process.*; everything up to step {step}"
+                              " is saved: continue with --resume") == 1
     assert said(small, scene, "Traceback") == 0
 
 
@@ -152,7 +154,7 @@ def test_a_signal_while_one_waits_for_the_others_stops_all_of_them_saved(small, 
 @pytest.mark.slow
 @pytest.mark.parametrize("scene", ["sampling", "syncing", "the first", "all told"])
 def test_what_two_go_on_with_is_bit_by_bit_what_was_never_stopped(small, scene):
-    assert said(small, f"{scene}, resumed", "continuing after step [24]") == 1
+    assert said(small, f"{scene}, resumed", "continuing after step [234]") == 1
     assert last_adapter(small, scene) == last_adapter(small, "whole")
     log = facts(run_of(small, scene), "metrics.jsonl")
     assert log == facts(run_of(small, "whole"), "metrics.jsonl")
@@ -167,11 +169,10 @@ def test_what_two_have_saved_one_goes_on_with(small):
 
 
 @pytest.mark.slow
-def test_one_that_is_short_of_memory_tries_again_while_the_others_wait(small):
-    assert same_gradients(gradients(small, "retry"), gradients(small, "whole"))
+def test_one_that_is_short_of_memory_ends_all_with_its_sentence(small):
     assert small[1]["memory"]["hung"] == []
-    assert said(small, "memory", "The update failed: MemoryError: not even one response") == 1
-    assert said(small, "memory", "failed") == 1
+    assert said(small, "memory", "Out of memory in the update: lower --micro-tokens") == 1
+    assert said(small, "memory", "failed|Traceback") == 0
 
 
 @pytest.mark.slow
@@ -187,8 +188,8 @@ def test_what_is_wrong_is_said_once_and_before_an_engine_starts(small, scene, se
 @pytest.mark.parametrize("settings, sentence", [
     (dict(sampler="gvm"), "gvm decides over the whole batch"),
     (dict(sampler="dapo"), "dapo decides over the whole batch"),
-    (dict(max_samples_per_step=600), "of the whole batch"),
-    (dict(max_tokens_per_step=9000), "of the whole batch"),
+    (dict(max_samples_per_step=600), "limit the whole batch"),
+    (dict(max_tokens_per_step=9000), "limit the whole batch"),
     (dict(batch_prompts=7), "some of 8 processes without a prompt"),
     (dict(sampler="ada-est"), "")])
 def test_what_cannot_be_shared_out_is_refused(monkeypatch, settings, sentence):
@@ -235,7 +236,7 @@ def test_a_samples_seed_does_not_know_who_draws_it(monkeypatch):
                 rank + world * key[0], key[1]): seed}))
             for p in range(len(range(rank, 12, world))):
                 for s in range(3):
-                    ranks.Seeded(noted).submit((p, s))
+                    ranks.SeededEngine(noted).submit((p, s))
         return found
 
     torch.manual_seed(5)
@@ -246,7 +247,7 @@ def test_a_samples_seed_does_not_know_who_draws_it(monkeypatch):
 
 
 class Sharing(oracles.Engine):
-    """Takes the seed that `Seeded` gives; its draws depend on the prompt and the sample only."""
+    """Takes the seed that `SeededEngine` gives; its draws depend on the prompt and the sample only."""
 
     def submit(self, key, problem, seed):
         super().submit(key, problem)
@@ -258,7 +259,7 @@ def steps_of(rank, world, monkeypatch, cfg):
     world 0: without any of it."""
     def sampled(of_rank):
         monkeypatch.setattr(ranks, "RANK", of_rank)
-        return collect(problems, cfg, ranks.Seeded(Sharing(step)), oracles.Grader(),
+        return collect(problems, cfg, ranks.SeededEngine(Sharing(step)), oracles.Grader(),
                        estimator=estimator, part=slice(of_rank, None, world))
 
     problems, estimator, found = oracles.mixed(9), Estimator(cfg), []
@@ -267,8 +268,8 @@ def steps_of(rank, world, monkeypatch, cfg):
             parts = [sampled(of_rank) for of_rank in range(world)]
             monkeypatch.setattr(ranks, "RANK", rank)
             monkeypatch.setattr(ranks, "gather", lambda own: parts)
-            groups = ranks.on_own_prompts(lambda *_, **__: parts[rank])(
-                problems, cfg, None, None, estimator=estimator)
+            groups = ranks.split_prompts(lambda *_, **__: parts[rank], problems, cfg, None, None,
+                                         estimator=estimator)
         else:
             groups = collect(problems, cfg, oracles.Engine(step), oracles.Grader(),
                              estimator=estimator)
@@ -293,7 +294,7 @@ def test_everybody_stops_an_evaluation_when_one_does(monkeypatch):
     for work, other in ((interrupted, [2]), (lambda *_: [1], None)):
         monkeypatch.setattr(ranks, "gather", lambda value: [value, other])
         with pytest.raises(Interrupted):
-            ranks.on_own_questions(work)(None, None, [1, 2], 1)
+            ranks.split_questions(work, None, None, [1, 2], 1)
 
 
 def test_every_function_of_the_table_is_there():
@@ -315,16 +316,16 @@ def test_it_wants_to_be_started_by_torchrun():
 def test_the_first_writes_and_the_others_only_into_files_of_their_own(monkeypatch, tmp_path):
     for rank in (0, 1):
         monkeypatch.setattr(ranks, "RANK", rank)
-        append = ranks.by_the_first(files.append)
+        append = functools.partial(ranks.only_first, files.append)
 
-        def note(folder, name="error"):
+        def note(folder, name):
             append(folder / name, dict(step=rank))
 
         append(tmp_path / "log", dict(step=rank))
-        ranks.into(".error")(note)(tmp_path)
+        ranks.into_own_error(note, tmp_path)
     found = {path.name: [row["step"] for row in files.read_rows(path)]
              for path in tmp_path.iterdir()}
-    assert found == {"log": [0], "error": [0], "rank-1.error": [1]}
+    assert found == {"log": [0], "error.txt": [0], "rank-1.error.txt": [1]}
 
 
 # ---------------------------------------------------------------------- torchrun, the real engine
