@@ -31,35 +31,13 @@ MAX_CHARS = 1000        # longer answers are compared as strings only
 
 # ------------------------------------------------------------------------------------ 1. the box
 
-def find_boxes(text: str) -> list[tuple[int, int, str | None]]:
-    """(start, end, content) of the outermost boxes; content is None when a box is never closed.
-
-    One pass with a stack, so that 20,000 open braces take linear time. Escaped braces don't count.
-    """
-    boxes = list(answers.BOX.finditer(text))
-    closing = answers.closing_braces(text, boxes[0].start()) if boxes else {}
-    found, inside = [], 0
-    for box in boxes:
-        if box.start() < inside:                                 # within the box before
-            continue
-        if not box[1]:                                           # \boxed 7 has no braces
-            content, inside = box[2], box.end()
-        elif box.start(1) in closing:
-            end = closing[box.start(1)]
-            content, inside = text[box.end():end], end + 1
-        else:
-            content, inside = None, box.end()
-        found.append((box.start(), inside, content))
-    return found
-
-
 def extract_answer(completion: str, style: str = "") -> str | None:
     r"""The last box; boxes with only list punctuation between them are a list "1, 2".
 
     None: no box, or the last one is open (a truncated `\boxed{4` says nothing). "": it is empty.
     `style="minerva"` takes the last number when there is no box, as the papers do on that set.
     """
-    boxes = find_boxes(completion)
+    boxes = answers.find_boxes(completion)
     if not boxes and style == "minerva":
         numbers = answers.LAST_NUMBER.findall(completion[-5000:])
         return numbers[-1].rstrip(",") if numbers else None

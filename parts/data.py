@@ -6,10 +6,10 @@
     problems = load_problems("builtin")                # made by the program, see problems.py
     train, held_out = load_train_and_held_out("my.jsonl", eval_data="held-out")
 
-Where rows come from and what their columns mean is in sources.py, how a prompt is made of a problem
-in prompts.py. What was dropped is counted and printed in one line per data set. Whatever a user can
-get wrong ends in a SystemExit of one sentence. Heavy libraries are imported where they are needed:
-a local .jsonl needs none.
+sources.py reads rows and says what their columns mean; prompts.py turns problems into prompts.
+One line per data set says what was dropped and why. Whatever a user can get wrong ends in a
+SystemExit of one sentence. Heavy libraries are imported where they are needed: a local .jsonl needs
+none.
 """
 import hashlib
 import json
@@ -28,14 +28,13 @@ HELD_OUT = "held-out"  # as --eval-data: a share of the training data
 HELD_OUT_SHARE = 0.1
 BUILTIN_COUNT = {"train": 6000, "test": 240}
 MADE_FOR_MATH_MODELS = ("RLHFlow/reinforce_ada", "agentica-org/DeepScaleR")  # evaluated on MATH-500
-NO_PROBLEM, NO_GOLD = "without a problem", "without a gold answer"
 
 
 @dataclass
 class Problem:
     problem: str  # the text, without any instruction around it
-    answer: str  # gold, normalised; empty only where --reward needs none
-    id: str  # unique among all problems that were loaded together
+    answer: str  # gold, normalised; may be empty where --reward needs none
+    id: str  # source/split/row: unique among all problems of a run
     source: str  # the data set it came from
     level: str = ""  # difficulty, where the data set knows it
     prompt: str = ""  # what the model sees, after prompts.add_prompts
@@ -44,7 +43,7 @@ class Problem:
 
     @property
     def judged_by(self) -> str | dict:
-        """What a grader has to know of it: the gold answer; a function of one's own the row."""
+        """What the grader is given: the whole row with --reward, otherwise the gold answer."""
         return self.columns or self.answer
 
 
@@ -73,7 +72,7 @@ def default_eval_data(data: str) -> str:
 def default_template(model: str, reward: str = "") -> str:
     """The prompt template that fits a model when none is named.
 
-    With a reward of one's own nothing is asked for but the problem: no steps and no box.
+    With a user's own reward the prompt is the bare problem: it asks for no steps and no box.
     """
     if model in TINY or reward:
         return "chat"
@@ -81,49 +80,57 @@ def default_template(model: str, reward: str = "") -> str:
 
 
 # ------------------------------------------------------------------------------------ several sets
+def keys_of(config) -> dict:
+    """The settings that say how rows are read: the `keys` of the functions below.
+
+    problem_key, answer_key: columns of files and hub data sets; those of other sets are known.
+    whole_rows: each problem keeps all its columns, and needs no gold.
+    """
+    return dict(problem_key=config.problem_key, answer_key=config.answer_key,
+                whole_rows=bool(config.reward))
+
+
 def load_problems(name: str, **how) -> list[Problem]:
     """All problems of `load_sets`, one set after the other."""
     return [problem for problems in load_sets(name, **how) for problem in problems]
 
 
 def load_sets(
-    name: str, *, problem_key: str = "", answer_key: str = "", for_training: bool = True,
-    limit: int | None = None, whole_rows: bool = False,
+    name: str, *, for_training: bool = True, limit: int | None = None, problem_key: str = "",
+    answer_key: str = "", whole_rows: bool = False,
 ) -> list[list[Problem]]:
     """Each set of `name`: benchmarks, groups, hub data sets, files or "builtin", joined by commas.
 
     `for_training` chooses the split where none is named: train, or for evaluation test (train if
-    there is no test), and whether problems of an earlier set are dropped: in an evaluation each set
-    stays whole. `limit` keeps the first so many of each set. The keys name columns of files and
-    hub data sets; those of the others are known.
-    `whole_rows`: each problem takes all columns along, and needs no gold.
+    there is no test). In training, a problem of an earlier set is dropped from a later one; in an
+    evaluation each set stays whole. `limit`: at most so many problems, the first, of each set.
     """
     names = [part for part, _ in expand(name)]
-    sources = unique([Path(part).name if is_file(part) else part for part in names])
-    sets, earlier = [], set()
-    for part, source in zip(names, sources):
+    sets, seen = [], set()
+    for part, source in zip(names, sources_of(names)):
         if part in BUILTIN:
             sets.append(builtin(part, for_training, limit, whole_rows))
             continue
         rows = read_file(part) if is_file(part) else read_hub(part, for_training)
         keys = dict(problem_key=problem_key, answer_key=answer_key) if is_own(part) else {}
-        sets.append(rows_to_problems(rows, source, limit, earlier if for_training else set(),
-                                     whole_rows=whole_rows, **keys))
-    make_ids_unique([problem for problems in sets for problem in problems])
+        sets.append(rows_to_problems(
+            rows, source, limit, seen if for_training else set(), whole_rows=whole_rows,
+            split="train" if for_training else "test", **keys))
     return sets
 
 
-def keys_of(config) -> dict:
-    """What `load_sets` and `require_files` have to know of the settings."""
-    return dict(problem_key=config.problem_key, answer_key=config.answer_key,
-                whole_rows=bool(config.reward))
+def sources_of(names: list[str]) -> list[str]:
+    """What reports call these sets; two files of the same name are told apart by a number."""
+    short = [Path(name).name if is_file(name) else name for name in names]
+    before = [short[:i].count(name) for i, name in enumerate(short)]
+    return [f"{name}#{count + 1}" if count else name for name, count in zip(short, before)]
 
 
 def require_files(names: str, *, problem_key="", answer_key="", whole_rows=False) -> None:
     """Raises SystemExit if one of these sets is a file that cannot be read or has no problem.
 
-    Also for keys where no set has columns of the user's own. Imports nothing large, so that a slip
-    is found within seconds.
+    Also if a key is given where all columns are known. It imports nothing large, so a slip is found
+    within seconds.
     """
     own = [name for name, _ in expand(names) if is_own(name)]
     if (problem_key or answer_key) and not own:
@@ -146,142 +153,105 @@ def builtin(name: str, for_training: bool, limit: int | None, whole_rows: bool) 
             for row in BUILTIN[name](split, limit or BUILTIN_COUNT[split])]
 
 
-def make_ids_unique(problems: list[Problem]) -> None:
-    """In place: pass rates are kept by id."""
-    for problem, name in zip(problems, unique([problem.id for problem in problems])):
-        problem.id = name
-
-
-def unique(names: list[str]) -> list[str]:
-    """The names, with a number behind every one that was there before."""
-    found, numbers = {}, Counter()
-    for name in names:
-        own = name
-        while own in found:
-            numbers[name] += 1
-            own = f"{name}#{numbers[name] + 1}"
-        found[own] = None
-    return list(found)
-
-
 # ---------------------------------------------------------------------------------- rows of one set
-def rows_to_problems(rows, source: str, limit=None, earlier=None, **how) -> list[Problem]:
+def rows_to_problems(rows, source: str, limit=None, seen=None, **keys) -> list[Problem]:
     """The problems of `sift`, and a line that says what was dropped."""
-    kept, dropped = sift(rows, source, limit, set() if earlier is None else earlier, **how)
+    kept, dropped = sift(rows, source, limit, set() if seen is None else seen, **keys)
     lost = f" (dropped {counts(dropped)})" if dropped else ""
-    first = "the first " if len(kept) == limit else ""  # how many follow, a hub's set may not know
+    first = "the first " if len(kept) == limit else ""  # the rows after these were not read
     print(f"data: {shown(source)}: {len(kept)} problems of {first}{len(kept) + dropped.total()} "
           f"rows{lost}")
     return kept
 
 
 def sift(
-    rows, source: str, limit: int | None, texts: set, problem_key="", answer_key="",
-    whole_rows=False,
+    rows, source: str, limit: int | None, seen: set, problem_key="", answer_key="",
+    whole_rows=False, split="train",
 ) -> tuple[list[Problem], Counter]:
-    """(problem and gold of each row, how many rows were dropped for which reason).
+    """(the problems, how many rows were dropped for which reason). SystemExit if none is left.
 
-    `texts`: of the problems that there are already; those of this set join them. Doubles matter:
-    several published sets hold every problem 32 or 100 times, and avg@32 would become avg@1024;
-    ada-est remembers each problem once. Raises SystemExit if nothing is kept.
+    `seen`: texts of problems that are there already; this set's are added. Doubles matter: several
+    published sets hold every problem 32 or 100 times, and avg@32 would become avg@1024; ada-est
+    remembers each problem once.
     """
     kept, dropped, columns = [], Counter(), {}
     for index, row in enumerate(rows):
         columns.update(dict.fromkeys(row))
-        text, gold, whole, reason = read_row(row, problem_key, answer_key, whole_rows)
-        words = " ".join(text.split())  # texts that differ in spaces alone are the same
-        if reason or words in texts:
-            dropped[reason or "double"] += 1
+        problem = Problem(
+            find_problem(row, problem_key), find_gold(row, answer_key),
+            f"{source}/{split}/{index}", source, plain(row.get("level", row.get("difficulty"))),
+            columns=json.loads(json.dumps(row, default=str)) if whole_rows else {})
+        words = " ".join(problem.problem.split())  # texts that differ in spaces alone are the same
+        reason = flaw(problem, row) or ("double" if words in seen else "")
+        if reason:
+            dropped[reason] += 1
             continue
-        own, level = scalar(row, "id", "unique_id"), scalar(row, "level", "difficulty")
-        own = own if own and not own.isdigit() else f"{source}/{index}"
-        kept.append(Problem(text, gold, own, source, level, columns=whole))
-        texts.add(words)
+        kept.append(problem)
+        seen.add(words)
         if len(kept) == limit:
             break
     if not kept:
-        raise SystemExit(explain_nothing_kept(source, dropped, columns, problem_key, answer_key))
+        raise SystemExit(explain_nothing_kept(source, dropped, columns))
     return kept, dropped
 
 
-def read_row(row: dict, problem_key: str, answer_key: str, whole_rows: bool) -> tuple:
-    """(problem, gold, all columns if wanted, why the row has to be dropped: "" if it need not).
-
-    With all its columns a row needs no gold.
-    """
-    try:
-        text, gold = find_problem(row, problem_key), find_gold(row, answer_key)
-        whole = json.loads(json.dumps(row, default=str)) if whole_rows else {}
-    except RecursionError:
-        return "", "", {}, "nested too deep"
-    reason = ""
+def flaw(problem: Problem, row: dict) -> str:
+    """Why a row cannot be used; "" if it can."""
     if any(row.get(BEYOND) or ()):  # a comma without quotes: every cell may be another column's
-        reason = "with more cells than columns"
-    elif not text:
-        reason = NO_PROBLEM
-    elif not gold and not whole:
-        reason = NO_GOLD
-    elif not is_text(text + gold):
-        reason = "with broken characters"
-    return text, gold, whole, reason
-
-
-def scalar(row: dict, *columns: str) -> str:
-    """The first of these columns that is there; "" where none is, or is nothing to be written."""
-    text = next(filter(None, (plain(row.get(column)) for column in columns)), "")
-    return text if is_text(text) else ""
+        return "with more cells than columns"
+    if not problem.problem:
+        return "without a problem"
+    if not problem.judged_by:
+        return "without a gold answer"
+    text = problem.problem + problem.answer + problem.level
+    return "" if is_text(text) else "with broken characters"
 
 
 def counts(dropped: Counter) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in dropped.items())
 
 
-def explain_nothing_kept(source, dropped, columns, problem_key, answer_key) -> str:
+def explain_nothing_kept(source: str, dropped: Counter, columns: dict) -> str:
     if not dropped:
         return f"{shown(source)} is empty: it has no rows."
-    if not dropped[NO_GOLD] and not dropped[NO_PROBLEM]:
-        return f"No row of {shown(source)} can be used: {counts(dropped)}."
-    what, key = ("gold answer", answer_key) if dropped[NO_GOLD] else ("problem", problem_key)
-    where = f"the column {shown(key)}" if key else "a column I know"
-    names = shown(", ".join(map(str, columns)) or "none", 1000)
-    return (f"No row of {shown(source)} has a {what} in {where}; its columns are {names}: name the "
-            "right ones with --problem-key and --answer-key (a nested column as parent.child).")
+    names = shown(", ".join(map(str, columns)), 1000)
+    return (f"No row of {shown(source)} can be used: {counts(dropped)}. Its columns are {names}: "
+            "name the right ones with --problem-key and --answer-key (a nested column as "
+            "parent.child).")
 
 
 # ----------------------------------------------------------------------------------------- held out
 def load_train_and_held_out(
-    data: str, eval_data: str, *, eval_questions: int = 100, **how,
+    data: str, eval_data: str, *, eval_questions: int = 100, **keys,
 ) -> tuple[list[Problem], list[Problem]]:
     """(training, held-out) problems: no problem is in both, and no id.
 
-    `eval_data`: any name as for `load_sets`, of which the first `eval_questions` of each set are
-    taken, or HELD_OUT for a share of `data` (see `hold_out`). `how`: keys and `whole_rows` as for
-    `load_sets`.
+    `eval_data`: names as for `load_sets`, of which the first `eval_questions` of each set are
+    taken, or HELD_OUT for a share of `data` (see `hold_out`).
     """
-    train = load_problems(data, **how)
+    train = load_problems(data, **keys)
     if eval_data == HELD_OUT:
         train, held_out = hold_out(train, eval_questions)
         total = len(train) + len(held_out)
         print(f"data: {len(held_out)} of the {total} problems are held out for evaluation "
               "(--eval-data names others)")
     else:
-        held_out = load_problems(eval_data, for_training=False, limit=eval_questions, **how)
+        held_out = load_problems(eval_data, for_training=False, limit=eval_questions, **keys)
     train, doubles = drop_overlap(train, held_out)
     if doubles:
         print(f"data: {doubles} training problems are also in the held-out set and were dropped")
     if not train:
         raise SystemExit(
             f"Nothing is left of {shown(data)} to train on: all of it is in the held-out set too.")
-    make_ids_unique(train + held_out)
     return train, held_out
 
 
 def hold_out(problems: list[Problem], most: int) -> tuple[list[Problem], list[Problem]]:
     """(training, held-out): about a tenth is held out, at least one problem and at most `most`.
 
-    Chosen by a hash of each problem's own text. So when rows are added (or put in another order),
-    no problem that was trained on before is held out now, and up to `most` none that was held out
-    is trained on.
+    A hash of each problem's text decides, not the order of the rows. When rows are added, no
+    problem that was trained on before is held out now; and as long as there are fewer than `most`,
+    none that was held out is trained on.
     """
     if len(problems) < 2:
         raise SystemExit("One problem is not enough to hold some out: name a held-out set with "
@@ -294,7 +264,7 @@ def hold_out(problems: list[Problem], most: int) -> tuple[list[Problem], list[Pr
 
 
 def hash_fraction(problem: Problem) -> float:
-    """A number in [0, 1) that only the letters and digits of the problem decide."""
+    """A number in [0, 1) that depends only on the letters and digits of the problem."""
     digest = hashlib.sha256(fingerprint(problem).encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 
@@ -306,21 +276,21 @@ def drop_overlap(train: list[Problem], held_out: list[Problem]) -> tuple[list[Pr
     return kept, len(train) - len(kept)
 
 
+def fingerprint(problem: Problem) -> str:
+    """Equal for texts with the same letters and digits: a formula can be typeset in many ways.
+
+    Short texts must have the same gold as well: without signs, `7+15-4` and `71-5+4` would be the
+    same. Where there is no gold, the exact text takes its place.
+    """
+    letters = "".join(char for char in problem.problem.casefold() if char.isalnum())
+    return letters if len(letters) >= 30 else f"{letters}={problem.answer or problem.problem}"
+
+
 def digest(problems: list[Problem]) -> str:
     """Equal for the same questions and golds (or rows) in the same order, whatever the prompts."""
     asked = [(p.id, p.problem, p.answer) for p in problems]
     text = json.dumps(asked + [p.columns for p in problems if p.columns])
     return f"{len(problems)} questions, {hashlib.sha256(text.encode()).hexdigest()[:12]}"
-
-
-def fingerprint(problem: Problem) -> str:
-    """Equal for texts with the same letters and digits: a formula can be typeset in many ways.
-
-    Short texts must share the gold as well, because without their signs `7+15-4` and `71-5+4` would
-    be the same; where there is no gold, the very text.
-    """
-    letters = "".join(char for char in problem.problem.casefold() if char.isalnum())
-    return letters if len(letters) >= 30 else f"{letters}={problem.answer or problem.problem}"
 
 
 # --------------------------------------------------------------------------------------- odd golds
@@ -331,17 +301,16 @@ def drop_odd_golds(problems: list[Problem], grader) -> list[Problem]:
     """
     sound = grader.check_golds([problem.answer for problem in problems])
     odd = [problem.answer for problem, ok in zip(problems, sound) if not ok]
-    if len(odd) == len(problems):
-        raise SystemExit(f"Nothing is left to train on: math-verify can read no gold answer, such "
-                         f"as {shown(repr(odd[0]), 80)} (--keep-odd-golds keeps them).")
     if odd:
         print(f"{len(odd)} of {len(problems)} problems dropped, since math-verify cannot read "
               f"their gold answer, such as {shown(repr(odd[0]), 80)} (--keep-odd-golds keeps them)")
+    if len(odd) == len(problems):
+        raise SystemExit("Nothing is left to train on.")
     return [problem for problem, ok in zip(problems, sound) if ok]
 
 
 def count_odd_golds(problems: list[Problem], grader) -> None:
-    """For an evaluation, where they stay: a score is of all questions of its set."""
+    """For an evaluation, where they stay: a score counts all questions of its set."""
     sound = grader.check_golds([problem.answer for problem in problems])
     odd = Counter(problem.source for problem, ok in zip(problems, sound) if not ok)
     for source, count in odd.items():
@@ -363,9 +332,9 @@ class Stream:
         return [self.next() for _ in range(count)]
 
     def next(self):
-        epoch, place = divmod(self.cursor, len(self.problems))
+        epoch, position = divmod(self.cursor, len(self.problems))
         if epoch != self.epoch:
             rng = random.Random(f"order {self.seed} {epoch}")
             self.epoch, self.order = epoch, rng.sample(self.problems, len(self.problems))
         self.cursor += 1
-        return self.order[place]
+        return self.order[position]

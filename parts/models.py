@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from parts.files import damage, shown
-from parts.sources import go_offline_if_unreachable
+from parts.sources import ask_hub
 
 TINY = ("tiny", "tiny-moe", "tiny-skills")  # built in, made by models/make.py
 MODELS = Path(__file__).resolve().parent.parent / "models"
@@ -115,7 +115,7 @@ def smollm_on_hub() -> bool:
     """Whether the hub answers, or its local cache has the model."""
     import huggingface_hub
 
-    go_offline_if_unreachable(SMOLLM_ON_HUB, "model")
+    ask_hub(SMOLLM_ON_HUB, "model")
     if not huggingface_hub.constants.HF_HUB_OFFLINE:
         return True
     return isinstance(huggingface_hub.try_to_load_from_cache(SMOLLM_ON_HUB, FILES[0]), str)
@@ -140,7 +140,7 @@ def shapes_of(config) -> dict[str, tuple]:
 
 def files_on_hub(repo: str) -> list[str]:
     """Names of a model's files; [] where the hub cannot be asked."""
-    known = go_offline_if_unreachable(repo, "model")
+    known = ask_hub(repo, "model")
     return [file.rfilename for file in known.siblings] if known else []
 
 

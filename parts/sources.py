@@ -1,8 +1,8 @@
-"""Rows of problems, each a dict, from a named benchmark, a file or the hub; and what a row means.
+"""Rows of problems, each a dict, from a benchmark, a file or the hub; and what a row means.
 
     rows = read_file("my.jsonl")          # or .json, .csv, .parquet
     rows = read_hub("gsm8k", for_training=True)
-    find_problem(row), find_gold(row)     # of the first known column that is not empty
+    find_problem(row), find_gold(row)     # from the first known column that is not empty
 
 Whatever cannot be read ends in a SystemExit of one sentence. No code from the hub is run.
 """
@@ -11,12 +11,11 @@ import json
 import math
 import os
 import re
-import sys
 from pathlib import Path
 
 from parts.files import shown
 from parts.problems import BUILTIN
-from verifier.answers import BOX, closing_braces
+from verifier.answers import find_boxes
 
 BENCHMARKS = {  # the name on the command line -> hub id[:config]
     "math500": "HuggingFaceH4/MATH-500",
@@ -58,18 +57,14 @@ def read_file(name: str) -> list[dict]:
     path = Path(os.path.expanduser(name))
     read = READERS.get(path.suffix.lower())
     if not (read and os.path.isfile(path)):
-        found = os.path.exists(path)
-        what = f"{shown(name)} is no data file" if found else f"No data file {shown(name)}"
-        raise SystemExit(f"{what}: --data takes a {', '.join(READERS)} file, or a hub id.")
+        raise SystemExit(f"There is no data file {shown(name)}: --data takes a "
+                         f"{', '.join(READERS)} file that exists, or a hub id.")
     try:
         return read(path)
-    except RecursionError:
-        why = "it is nested too deep to be a list of problems"
-    except MemoryError:
-        why = "it is too large for the memory of this machine"
-    except (ValueError, OSError) as error:  # json's and pyarrow's errors are among these
-        why = f"{shown(error)}; mend it or name another --data"
-    raise SystemExit(f"Cannot read {shown(name)}: {why}.")
+    except (ValueError, OSError, RecursionError, MemoryError) as error:
+        why = shown(error) or type(error).__name__
+        raise SystemExit(
+            f"Cannot read {shown(name)}: {why}; mend it or name another --data.") from None
 
 
 def read_parquet(path: Path) -> list[dict]:
@@ -79,27 +74,20 @@ def read_parquet(path: Path) -> list[dict]:
 
 
 def read_csv(path: Path) -> list[dict]:
-    """Raises ValueError with the line in which a broken row begins.
-
-    Strictly read: a quote that is never closed would swallow the rest of the file.
-    """
+    """Strict: otherwise a quote that is never closed would swallow the rest of the file."""
     csv.field_size_limit(10**8)  # the default refuses cells above 128 KB
-    rows, line = [], 1
+    rows = []
     with open(path, encoding="utf-8-sig") as file:
-        table = csv.DictReader(file, restkey=BEYOND, strict=True)
         try:
-            for row in table:
-                rows.append(row)
-                line = table.line_num + 1
+            rows += csv.DictReader(file, restkey=BEYOND, strict=True)
         except csv.Error as error:
-            at_the_end = str(error) == "unexpected end of data"
-            why = "a quote is opened there and never closed" if at_the_end else error
-            raise ValueError(f"the row that begins in line {line}: {why}") from None
+            raise ValueError(f"row {len(rows) + 1} after the header: {error} (a quote that is "
+                             "opened and never closed?)") from None
     return rows
 
 
 def read_objects(path: Path) -> list[dict]:
-    """A list of objects, or one in each line. Raises ValueError with the line that is none."""
+    """A JSON list of objects, or an object in each line. A ValueError names the broken line."""
     text = path.read_text(encoding="utf-8-sig")
     if text.lstrip().startswith("["):
         rows = json.loads(text)
@@ -128,7 +116,7 @@ def read_hub(name: str, for_training: bool):
         raise SystemExit(
             f"There is no data set '{shown(name, 80)}': give a file ({', '.join(READERS)}), "
             f"a hub id (org/name), or one of {', '.join([*BUILTIN, *BENCHMARKS, *GROUPS])}.")
-    go_offline_if_unreachable(repo)
+    ask_hub(repo)
     splits = load_from_hub(repo, config or None)
     wanted = [split] if split else ["train"] if for_training else ["test", "train"]
     found = next((name for name in wanted if name in splits), None)
@@ -139,12 +127,12 @@ def read_hub(name: str, for_training: bool):
     return splits[found]
 
 
-def go_offline_if_unreachable(repo: str, kind: str = "dataset"):
-    """What the hub knows of a data set or model; None if it is busy, or cannot be reached.
+def ask_hub(repo: str, kind: str = "dataset"):
+    """What the hub knows about a data set or a model; None if it is busy or cannot be reached.
 
-    If nobody answers twice, only caches are used from now on, and a line says so: the hub's
-    libraries would ask silence again for minutes. A busy hub is not offline (429, "too many
-    requests", or 503): with that they have patience, and a cache may be out of date.
+    After two failed attempts only this machine's cache is used, and a line says so: the hub's own
+    libraries would try again for minutes. A busy hub (429 or 5xx) is not offline. For that the
+    libraries wait, and a cache may be out of date.
     """
     import huggingface_hub
     from huggingface_hub import errors
@@ -155,20 +143,19 @@ def go_offline_if_unreachable(repo: str, kind: str = "dataset"):
         except errors.RepositoryNotFoundError:
             raise SystemExit(
                 f"The hub has no {kind} {repo}: check its name, or run `hf auth login`.") from None
-        except errors.OfflineModeIsEnabled:  # HF_HUB_OFFLINE=1, or nobody has answered before
+        except errors.OfflineModeIsEnabled:  # HF_HUB_OFFLINE=1, or an earlier question failed
             break
         except Exception as error:  # no network, no name service, time-out, a proxy's page or 403
             status = getattr(getattr(error, "response", None), "status_code", 0)
             if status == 429 or status >= 500:
                 print(f"the hub is busy: {shown(error)}")
                 return None
-            silence = f"the hub does not answer ({shown(error) or type(error).__name__})"
+            why = shown(error) or type(error).__name__
     else:
-        print(f"{silence}: only what is in this machine's cache is used")
+        print(f"the hub does not answer ({why}): only what is in this machine's cache is used")
     os.environ["HF_HUB_OFFLINE"] = "1"  # for libraries that are imported later
     huggingface_hub.constants.HF_HUB_OFFLINE = True
-    if "datasets" in sys.modules:
-        sys.modules["datasets"].config.HF_HUB_OFFLINE = True
+    return None
 
 
 def load_from_hub(repo: str, config: str | None) -> dict:
@@ -178,18 +165,13 @@ def load_from_hub(repo: str, config: str | None) -> dict:
     try:
         return datasets.load_dataset(repo, config)
     except Exception as error:
-        configs = re.search(r"onfig.*\[(.+?)\]", str(error), re.DOTALL)
-        if configs:
-            names = shown(configs.group(1).replace("'", ""))
-            first = names.split(",")[0]
-            reason = f"{repo} has the configs {names}: name one, as in {repo}:{first}."
-        elif datasets.config.HF_HUB_OFFLINE:
-            reason = (f"The model hub cannot be reached and {repo} is not in the local cache: use "
-                      "your own --data file.jsonl, or what is built in with --model tiny.")
-        else:
-            kind = type(error).__name__
-            reason = f"{repo} could not be loaded: {kind}: {shown(str(error).strip())}"
-        raise SystemExit(reason) from None
+        if os.environ.get("HF_HUB_OFFLINE") == "1":
+            raise SystemExit(
+                f"The hub cannot be reached and {repo} is not in the local cache: use your own "
+                "--data file.jsonl, or what is built in with --model tiny.") from None
+        why = shown(f"{type(error).__name__}: {' '.join(str(error).split())}", 400)
+        raise SystemExit(f"{repo} could not be loaded: {why}. (Write a config as {repo}:CONFIG.)"
+                         ) from None
 
 
 # --------------------------------------------------------------------------------- what a row means
@@ -200,15 +182,12 @@ ANSWER_KEYS = (
 CHAT_TURN = re.compile(  # a user's turn in a prompt that was already rendered for Qwen or Llama
     r"(?:<\|im_start\|>user|<\|start_header_id\|>user<\|end_header_id\|>)\n+"
     r"(.*?)(?:<\|im_end\|>|<\|eot_id\|>|\Z)", re.DOTALL)
-THOUSANDS = re.compile(  # one number, alone or with a unit; no list, no brackets
-    r"[^\w,()\[\]{}]*\d{1,3}(?:,\d{3})+(?:[^\d,()\[\]{}][^,()\[\]{}]*)?")
-
-# Instructions that our own template would double. The first two are DAPO's, around the problem.
-BEFORE = re.compile(
-    r"Solve the following math problem step by step\. The last line.{0,200}?the problem\.\s+",
-    re.DOTALL)
-AFTER = 'Remember to put your answer on its own line after "Answer:"'
+# Instructions around published problems: our own template would say them twice. Two are DAPO's.
+AT_THE_START = (
+    "Solve the following math problem step by step. The last line of your response should be of "
+    "the form Answer: $Answer (without quotes) where $Answer is the answer to the problem.")
 AT_THE_END = (
+    'Remember to put your answer on its own line after "Answer:"',
     "Let's think step by step and output the final answer within \\boxed{}",
     "Please reason step by step, and put your final answer within \\boxed{}")
 
@@ -254,21 +233,14 @@ def plain(value) -> str:
 
 
 def problem_text(value) -> str:
-    """A string, a rendered chat, or a list of turns: the last user turn, without instructions.
-
-    By hand: `\\s*` before a pattern takes quadratic time on many spaces.
-    """
+    """A string, a rendered chat, or a list of turns: the last user turn, without instructions."""
     if isinstance(value, list):
         turns = [turn for turn in value if isinstance(turn, dict)]
         asked = [turn.get("content") for turn in turns if turn.get("role") == "user"]
         value = asked[-1] if asked else ""
     text = plain(value)
     text = [text, *CHAT_TURN.findall(text)][-1].strip()
-    if start := BEFORE.match(text):
-        text = text[start.end():]
-    problem, found, rest = text.rpartition(AFTER)
-    if found and "\n" not in rest:
-        text = problem.strip()
+    text = text.removeprefix(AT_THE_START).strip()
     for instruction in AT_THE_END:
         bare = text.removesuffix(".")
         if bare.endswith(instruction):
@@ -277,32 +249,20 @@ def problem_text(value) -> str:
 
 
 def gold_text(value) -> str:
-    r"""`so #### 1,234` -> 1234; `hence \boxed{x}.` -> x; ["a", "b"] -> a, b; `$\pi$.` -> \pi."""
-    if isinstance(value, list):
-        return ", ".join(filter(None, map(gold_text, value)))
-    text = plain(value)
-    boxes = list(BOX.finditer(text))
-    if boxes:  # beside one, `#### Step 2` is a heading
-        text = content(boxes[-1], text)
-    elif "####" in text:
-        text = after_mark(text)
-    text = re.sub(r"\\?\$", "", text).strip()
-    bare = text.rstrip(".")
-    dot = "." if bare.endswith("\\right") and bare != text else ""  # `\right.` is a command
-    return bare.strip() + dot
+    r"""`so #### 12` -> 12; `hence \boxed{x}.` -> x; ["a", "b"] -> a, b; `$\pi$.` -> \pi.
 
-
-def content(box: re.Match, text: str) -> str:
-    """What stands in a box; "" if it is not closed."""
-    end = closing_braces(text, box.start()).get(box.start(1), box.end())
-    return box[2] or text[box.end():end].strip()
-
-
-def after_mark(text: str) -> str:
-    """The line after the last `####`, as in GSM8K; `1,234` and `$5,000.50 a day` without commas.
-
-    Other commas mean something: (3,4) is no 34. In sets made from GSM8K a sentence may follow on
-    the next line.
+    After the last `####` the line counts, as in GSM8K; beside a box that is only a heading.
     """
-    tail = text.rsplit("####", 1)[1].strip().partition("\n")[0]
-    return tail.replace(",", "") if THOUSANDS.fullmatch(tail) else tail
+    if isinstance(value, list):
+        return ", ".join(filter(None, map(plain_gold, value)))
+    return plain_gold(value)
+
+
+def plain_gold(value) -> str:
+    text = plain(value)
+    boxes = find_boxes(text)
+    if boxes:
+        text = boxes[-1][2] or ""
+    elif "####" in text:
+        text = text.rsplit("####", 1)[1].strip().partition("\n")[0]
+    return re.sub(r"\\?\$", "", text).strip().rstrip(".").strip()

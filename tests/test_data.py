@@ -42,12 +42,12 @@ def test_drops_are_counted_in_one_line(tmp_path, capsys):
         "a gold answer)\n")
 
 
-def test_strange_rows_are_dropped_and_counted(tmp_path, capsys):
+def test_half_a_character_is_no_text(tmp_path, capsys):
     (problem,) = load_problems(write(tmp_path, [
         dict(problem="half \ud800 a pair", answer="1"), dict(problem="a", answer="\udfff"),
-        dict(problem="b", answer="1", id="\ud800", level="\ud800")]))
-    assert (problem.problem, problem.id, problem.level) == ("b", "set.jsonl/2", "")
-    assert "1 problems of 3 rows (dropped 2 with broken characters)" in capsys.readouterr().out
+        dict(problem="c", answer="1", level="\ud800"), dict(problem="b", answer="1", level=3)]))
+    assert (problem.problem, problem.id, problem.level) == ("b", "set.jsonl/train/3", "3")
+    assert "1 problems of 4 rows (dropped 3 with broken characters)" in capsys.readouterr().out
 
 
 def test_the_limit_counts_problems_and_the_line_says_that_not_all_rows_were_seen(tmp_path, capsys):
@@ -61,17 +61,8 @@ def test_the_limit_counts_problems_and_the_line_says_that_not_all_rows_were_seen
 
 
 def test_wrong_key_is_named(tmp_path):
-    with pytest.raises(SystemExit, match="the column txt.*problem, answer.*--problem-key"):
+    with pytest.raises(SystemExit, match="1 without a problem. Its columns are problem, answer: name"):
         load_problems(write(tmp_path, rows("a")), problem_key="txt")
-
-
-@pytest.mark.parametrize("own, found", [
-    (["x/1", "17", 18, None], ["x/1", "set.jsonl/1", "set.jsonl/2", "set.jsonl/3"]),
-    (["x", "x#2", "x"], ["x", "x#2", "x#3"]),  # x#2 would be another one's
-])
-def test_an_id_is_the_rows_own_unless_a_plain_number_and_there_once(tmp_path, own, found):
-    file = write(tmp_path, [dict(id=i, problem=f"p{n}", answer="1") for n, i in enumerate(own)])
-    assert [p.id for p in load_problems(file)] == found
 
 
 # -------------------------------------------------------------------------------- several sets
@@ -79,18 +70,15 @@ def test_ids_differ_over_all_that_is_loaded_together(tmp_path):
     """Pass rates and reports are kept by id: one id for two problems would mix them up."""
     one, two = numbered(tmp_path / "a", 3), numbered(tmp_path / "b", 3, start=3)
     first, second = load_problems(f"{one},{two}")[::3]
-    assert (first.source, first.id) == ("train.jsonl", "train.jsonl/0")
-    assert (second.source, second.id) == ("train.jsonl#2", "train.jsonl#2/0")
-    own = [write(tmp_path, [dict(problem=name, answer="1", id="x/1")], name)
-           for name in ("c.jsonl", "d.jsonl")]
-    assert [p.id for p in load_problems(",".join(own))] == ["x/1", "x/1#2"]
+    assert (first.source, first.id) == ("train.jsonl", "train.jsonl/train/0")
+    assert (second.source, second.id) == ("train.jsonl#2", "train.jsonl#2/train/0")
     sets = data.load_sets(f"{one},{two},{one}", for_training=False)
     assert [{p.source for p in problems} for problems in sets] == [
         {"train.jsonl"}, {"train.jsonl#2"}, {"train.jsonl#3"}]
     assert len({p.id for problems in sets for p in problems}) == 9
     train, held_out = data.load_train_and_held_out(one, two)
-    assert len({p.id for p in train + held_out}) == 6 and [p.id for p in train] == [
-        f"train.jsonl/{i}" for i in range(3)]
+    assert [p.id for p in train + held_out] == [
+        f"train.jsonl/{split}/{i}" for split in ("train", "test") for i in range(3)]
 
 
 def test_a_problem_of_two_sets_is_trained_on_once_and_evaluated_in_both(tmp_path, capsys):
@@ -100,7 +88,7 @@ def test_a_problem_of_two_sets_is_trained_on_once_and_evaluated_in_both(tmp_path
     names = f"{one},{two},{spaced}"
     loaded = load_problems(names)
     assert [p.problem for p in loaded] == [*(f"What is {i} times {i + 1}?" for i in range(50)), "x"]
-    assert [p.id for p in loaded[29:31]] == ["a.jsonl/29", "b.jsonl/10"]
+    assert [p.id for p in loaded[29:31]] == ["a.jsonl/train/29", "b.jsonl/train/10"]
     said = capsys.readouterr().out
     assert "data: b.jsonl: 20 problems of 30 rows (dropped 10 double)" in said
     assert "data: c.jsonl: 1 problems of 2 rows (dropped 1 double)" in said
@@ -129,7 +117,7 @@ def test_a_file_without_the_column_is_refused_before_anything_large_is_imported(
     settings = SimpleNamespace(problem_key="frage", answer_key="", reward="")
     data.require_files(f"{good},gsm8k,held-out,a/hub", **data.keys_of(settings))
     bad = numbered(tmp_path, 3)
-    with pytest.raises(SystemExit, match="has a problem in the column frage; its columns are prob"):
+    with pytest.raises(SystemExit, match="3 without a problem. Its columns are problem, answer: "):
         data.require_files(f"{good},{bad}", **data.keys_of(settings))
     for known in ("builtin", "math500,held-out"):
         with pytest.raises(SystemExit, match=f"columns of {known} are known: leave out --problem"):
@@ -143,7 +131,7 @@ def test_a_file_without_the_column_is_refused_before_anything_large_is_imported(
     run = subprocess.run([sys.executable, "-c", code, "--data", bad, "--problem-key", "frage"],
                          capture_output=True, text=True, cwd=ROOT)
     said, imported = run.stdout.splitlines()
-    assert "has a problem in the column frage" in said and imported == "[]", run.stderr
+    assert "3 without a problem" in said and imported == "[]", run.stderr
 
 
 # ---------------------------------------------------------------------------------------- odd golds
@@ -154,8 +142,9 @@ def test_odd_golds_are_no_training_problems_and_stay_in_an_evaluation(capsys):
     out = capsys.readouterr().out
     assert "2 of 4 problems dropped" in out and r"'?\x1b[2J'" in out and "--keep-odd-golds" in out
     assert len(data.drop_odd_golds(problems[:1], grader)) == 1 and not capsys.readouterr().out
-    with pytest.raises(SystemExit, match="Nothing is left to train on.*such as '[?]\\\\x1b"):
+    with pytest.raises(SystemExit, match="Nothing is left to train on"):
         data.drop_odd_golds(problems[1:2], grader)
+    capsys.readouterr()
     data.count_odd_golds(problems, grader)
     assert capsys.readouterr().out == "s: 2 golds do not parse, only the same string matches them\n"
 
@@ -194,18 +183,11 @@ def test_at_least_one_is_held_out_and_one_is_left(tmp_path):
         data.load_train_and_held_out(same, same)
 
 
-def test_so_many_held_out_problems_are_used_of_each_set(tmp_path):
-    """As the help of the flag says: with the first set alone, the second would never be asked."""
-    one, two, three = (numbered(tmp_path, 9, f"{n}.jsonl", start=10 * n) for n in (1, 2, 3))
-    _, held_out = data.load_train_and_held_out(one, f"{two},{three}", eval_questions=4)
+def test_the_first_of_each_held_out_set_are_used_and_not_trained_on(tmp_path, capsys):
+    one, two, three = (numbered(tmp_path, 9, f"{n}.jsonl", start=7 * n) for n in (1, 2, 3))
+    train, held_out = data.load_train_and_held_out(one, f"{two},{three}", eval_questions=4)
     assert [p.source for p in held_out] == ["2.jsonl"] * 4 + ["3.jsonl"] * 4
-
-
-def test_training_problems_that_are_held_out_are_dropped(tmp_path, capsys):
-    train, held_out = data.load_train_and_held_out(
-        numbered(tmp_path, 5), numbered(tmp_path, 4, "test.jsonl", start=3))
-    assert len(train) == 3 and len(held_out) == 4
-    assert "2 training problems are also" in capsys.readouterr().out
+    assert len(train) == 7 and "2 training problems are also" in capsys.readouterr().out
 
 
 def test_overlap_ignores_typesetting_but_not_arithmetic():

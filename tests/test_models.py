@@ -154,7 +154,7 @@ def test_a_model_that_the_hub_has_as_pickles_only_is_refused(monkeypatch):
                   large=["model.safetensors.index.json", "model-00001-of-00002.safetensors"])
     known = {f"a/{name}": SimpleNamespace(siblings=[SimpleNamespace(rfilename=n) for n in names])
              for name, names in on_hub.items()}
-    monkeypatch.setattr(models, "go_offline_if_unreachable", lambda repo, _: known.get(repo))
+    monkeypatch.setattr(models, "ask_hub", lambda repo, _: known.get(repo))
     for name in ("a/new", "a/large", "a/unknown"):
         assert models.fetch_model(name, 9) == name
     with pytest.raises(SystemExit, match="a/old: there is no model.safetensors.*connection to the"):

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from helpers import HANG, ROOT
 from parts import sources
 from parts.data import Problem, load_problems
-from parts.sources import AFTER, find_gold, find_problem, gold_text, problem_text
+from parts.sources import AT_THE_END, find_gold, find_problem, gold_text, problem_text
 
 ROWS = [dict(problem="p", answer="1"), dict(problem="q", answer="2")]
 
@@ -59,30 +58,25 @@ def test_parquet_of_verl(tmp_path):
     assert [(p.problem, p.answer) for p in problems] == [("p", "5"), ("q", "1, 2")]
 
 
-QUOTE = "the row that begins in line 3: a quote is opened there and never closed"
-
-
 @pytest.mark.parametrize("content, name, words", [
-    (None, "missing.jsonl", ["No data file", "missing.jsonl"]),
+    (None, "missing.jsonl", ["no data file", "missing.jsonl"]),
     ("", "empty.jsonl", ["empty.jsonl is empty", "no rows"]),
     ("[]", "empty.json", ["no rows"]),
     ("problem,answer\n", "empty.csv", ["no rows"]),
     ('{"problem": "a", "answer": "1"}\n{"problem": oops}\n', "broken.jsonl",
      ["broken.jsonl: line 2: Expecting value"]),
     ('[{"problem": "a",\n "answer": }]', "broken.json", ["broken.json", "line 2"]),
-    ('problem,answer\na,1\n"b,2\nc,3\n', "open.csv", ["open.csv", QUOTE]),
-    ('problem,answer\n"a\n",1\n"b,2\n"c",3\n', "open.csv", ["the row that begins in line 4"]),
-    ('"problem,answer\na,1\n', "open.csv", ["line 1: a quote is opened"]),
+    ('problem,answer\na,1\n"b,2\nc,3\n', "open.csv", ["open.csv: row 2", "never closed"]),
+    ('"problem,answer\na,1\n', "open.csv", ["row 1", "never closed"]),
     ("not parquet", "broken.parquet", ["broken.parquet"]),
     ("\xff\xfe", "latin.jsonl", ["latin.jsonl"]),
     ("[1, 2]", "numbers.json", ["one JSON object per problem"]),
-    ("[" * 100_000, "deep.json", ["nested too deep"]),
-    ('{"problem": "a", "answer": ' + "[" * 100_000, "deep.jsonl", ["nested too deep"]),
-    ('{"problem": "a", "answer": ' + "[" * 900 + "]" * 900 + "}", "deep.jsonl", ["too deep"]),
+    ("[" * 100_000, "deep.json", ["recursion"]),
+    ('{"problem": "a", "answer": ' + "[" * 900 + "]" * 900 + "}", "deep.jsonl", ["without a gold"]),
     ('{"text": "a", "label": "1"}', "odd.jsonl", ["text, label", "--problem-key", "--answer-key"]),
     ('{"problem": "a", "label": "1"}', "odd.jsonl",
-     ["has a gold answer", "problem, label", "--answer-key"]),
-    ('{"problem": "a", "answer": "$"}', "hollow.jsonl", ["has a gold answer", "problem, answer"]),
+     ["without a gold answer", "problem, label", "--answer-key"]),
+    ('{"problem": "a", "answer": "$"}', "hollow.jsonl", ["without a gold", "problem, answer"]),
     ('{"frage\\u001b]0;owned\\u0007\\ud800": "a"}', "sly.jsonl", ["frage\\x1b]0;owned"]),
     ("x", "notes.txt", ["notes.txt", ".jsonl"]),
 ])
@@ -102,7 +96,7 @@ def test_a_file_that_memory_cannot_hold_gets_one_sentence(tmp_path, monkeypatch)
 
     (tmp_path / "set.parquet").touch()
     monkeypatch.setitem(sources.READERS, ".parquet", too_large)
-    with pytest.raises(SystemExit, match="set.parquet: it is too large for the memory"):
+    with pytest.raises(SystemExit, match="set.parquet: MemoryError; mend it"):
         load_problems(str(tmp_path / "set.parquet"))
 
 
@@ -130,7 +124,7 @@ def hub(monkeypatch):
         return sets[repo, config]
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    monkeypatch.setattr(sources, "go_offline_if_unreachable", lambda repo: None)
+    monkeypatch.setattr(sources, "ask_hub", lambda repo: None)
     return sets
 
 
@@ -142,7 +136,7 @@ def test_splits_for_training_and_evaluation(hub):
     hub["openai/gsm8k", "main"] = dict(train=[row("a", "#### 1,000")], test=[row("b")])
     hub["me/only_train", None] = dict(train=[row("c")])
     hub["me/odd", None] = dict(aime=[row("d")], amc=[row("e")])
-    assert load_problems("gsm8k")[0] == Problem("a", "1000", "gsm8k/0", "gsm8k")
+    assert load_problems("gsm8k")[0] == Problem("a", "1,000", "gsm8k/train/0", "gsm8k")
     assert load_problems("gsm8k", for_training=False)[0].problem == "b"
     assert load_problems("openai/gsm8k:main@test")[0].problem == "b"
     assert load_problems("me/only_train", for_training=False)[0].problem == "c"
@@ -155,7 +149,7 @@ def test_splits_for_training_and_evaluation(hub):
 def test_configs_are_chosen_or_listed(hub):
     hub["me/x", "en"] = hub["me/x", "cn"] = dict(train=[row("a")])
     assert load_problems("me/x:cn")[0].source == "me/x:cn"
-    with pytest.raises(SystemExit, match="has the configs en, cn: name one, as in me/x:en"):
+    with pytest.raises(SystemExit, match="'en', 'cn'.*Write a config as me/x:CONFIG"):
         load_problems("me/x")
 
 
@@ -198,7 +192,7 @@ ASK = """
 from huggingface_hub import constants
 from parts import data, models, sources
 for name in ("sound", "busy", "down", "slow"):
-    print(name, sources.go_offline_if_unreachable("a/" + name) is not None)
+    print(name, sources.ask_hub("a/" + name) is not None)
 print(models.files_on_hub("a/model"), constants.HF_HUB_OFFLINE)
 for load in (lambda: data.load_problems("a/gone"), lambda: data.load_problems("a/silent"),
              lambda: models.fetch_model("a/silent", 9)):
@@ -295,7 +289,7 @@ LONG = "+".join(f"x^{{{i}}}" for i in range(30))  # only a solution is distruste
 @pytest.mark.parametrize("row, gold", [
     (dict(solution="x" * 101), ""), (dict(solution="two\nlines"), ""), (dict(solution="7"), "7"),
     (dict(answer=LONG, solution="7"), LONG), (dict(answer=TWO_TURNS), ""),
-    (dict(prompt=TWO_TURNS, answer="so #### 3, no\n#### 1,024"), "1024"),
+    (dict(prompt=TWO_TURNS, answer="so #### 3, no\n#### 1,024"), "1,024"),
 ])
 def test_which_column_is_the_gold(row, gold):
     assert find_gold(row) == gold
@@ -313,25 +307,16 @@ def test_named_columns_win_nested_and_joined():
 
 
 @pytest.mark.parametrize("raw, gold", [
-    ("#### 1,234", "1234"), ("so it is 7\n#### -12", "-12"), (27.0, "27"), (0, "0"), (0.5, "0.5"),
+    ("#### 1,234", "1,234"), ("so it is 7\n#### -12", "-12"), (27.0, "27"), (0, "0"), (0.5, "0.5"),
     ("033", "033"),
     ("$\\frac12$.", "\\frac12"), ("\\$32.50", "32.50"), ("$69$,$84$", "69,84"),
     (["1", "$2$"], "1, 2"),
     ("[1, 2]", "[1, 2]"), ("336^\\circ", "336^\\circ"), ("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
     ("a \\boxed{1} b \\boxed{ \\{1,2\\} }.", "\\{1,2\\}"), ("\\fbox{3}", "3"), ("$\\boxed 2$", "2"),
     ("\\boxed{a_{b_{c}}} and text }", "a_{b_{c}}"), ("\\boxed{a\\\\}", "a\\\\"),
-    ("\\boxed{}", ""), ("\\boxed{\\boxed{5}}", "5"), ("\\boxed{1", ""),
-    ("\\left\\{x\\right.", "\\left\\{x\\right."),
+    ("\\boxed{}", ""), ("\\boxed{1", ""), ("#### $1,234.50.\nin all", "1,234.50"),
     (None, ""), (float("nan"), ""), ([], ""), ("  ", ""), ("$", ""), ("1,\\!080", "1,\\!080"),
     ("p - q", "p - q"),
-    # after #### a comma goes only from between the thousands of a number, alone or with a unit
-    ("#### $1,234,567.50.", "1234567.50"), ("#### -\\$5,000", "-5000"),
-    ("#### **1,234**", "**1234**"), ("#### 1,234 m^2\nin all", "1234 m^2"),
-    ("#### 12,500%", "12500%"), ("#### 033", "033"),
-    ("vertex #### (3,4)", "(3,4)"), ("#### (1,234)", "(1,234)"), ("#### [0,100)", "[0,100)"),
-    ("#### 2, 5", "2, 5"), ("#### 1,2,300.", "1,2,300"), ("#### 1,234,5", "1,234,5"),
-    ("#### 1,2345", "1,2345"), ("#### 1,234, 5", "1,234, 5"), ("#### {1,234}", "{1,234}"),
-    ("#### 1{,}234", "1{,}234"), ("#### 1,\\!234", "1,\\!234"), ("#### f(x,y)=x+y", "f(x,y)=x+y"),
 ])
 def test_gold_formats(raw, gold):
     assert gold_text(raw) == gold
@@ -345,19 +330,6 @@ def test_where_there_is_a_box_four_hashes_are_a_heading(solution):
 
 
 def test_an_instruction_is_taken_off_only_where_nothing_follows():
-    asked = f"First this.\n\n{AFTER}.\nHow many are there?"
-    assert problem_text(asked) == asked and problem_text(f"How many? {AFTER}.") == "How many?"
-
-
-@pytest.mark.parametrize("problem", [
-    "x" + " " * 100_000 + "y", "x" + "." * 100_000 + "y", "\n" * 100_000 + "y", "x" + " ." * 50_000,
-    AFTER * 2000 + "\n"])
-def test_long_runs_of_one_character_take_no_time(problem):
-    """In quadratic time each would take minutes: compared with a tenth of the length."""
-    def seconds(text):
-        start = time.process_time()
-        for _ in range(3):
-            problem_text(text), gold_text(text)
-        return time.process_time() - start
-
-    assert seconds(problem) < 40 * seconds(problem[:len(problem) // 10]) + 0.5
+    for words in AT_THE_END:
+        asked = f"First this.\n\n{words}.\nHow many are there?"
+        assert problem_text(asked) == asked and problem_text(f"How many? {words}.") == "How many?"

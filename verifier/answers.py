@@ -39,6 +39,28 @@ def closing_braces(text: str, start: int) -> dict[int, int]:
     return closing
 
 
+def find_boxes(text: str) -> list[tuple[int, int, str | None]]:
+    """(start, end, content) of the outermost boxes; content is None when a box is never closed.
+
+    One pass with a stack, so that 20,000 open braces take linear time. Escaped braces don't count.
+    """
+    boxes = list(BOX.finditer(text))
+    closing = closing_braces(text, boxes[0].start()) if boxes else {}
+    found, inside = [], 0
+    for box in boxes:
+        if box.start() < inside:                                 # within the box before
+            continue
+        if not box[1]:                                           # \boxed 7 has no braces
+            content, inside = box[2], box.end()
+        elif box.start(1) in closing:
+            end = closing[box.start(1)]
+            content, inside = text[box.end():end], end + 1
+        else:
+            content, inside = None, box.end()
+        found.append((box.start(), inside, content))
+    return found
+
+
 # ------------------------------------------------------------------------------------- numbers
 
 DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
