@@ -31,12 +31,14 @@ def gradient(term_T, lp_T):
     return torch.autograd.grad(term_T.sum(), lp_T)[0]
 
 
-def test_gradient_is_mask_times_weight_times_advantage():
+@pytest.mark.parametrize("kind, other", [("full", "mu"), ("staleness", "old"), ("none", "theta")])
+def test_gradient_is_mask_times_weight_times_advantage(kind, other):
     lp, old, mu, A = tokens(500, seed=0)
-    term, mask, weight = objective(lp, old, mu, A, Config())
+    term, mask, weight = objective(lp, old, mu, A, Config(importance=kind))
     assert 0 < mask.sum() < len(mask)  # or the test would not test the mask
-    expected = mask * (lp - mu).exp().clamp(max=5) * A
-    torch.testing.assert_close(gradient(term, lp), expected.detach())
+    expected = (lp - dict(mu=mu, old=old, theta=lp)[other]).exp().detach()
+    torch.testing.assert_close(weight, expected)
+    torch.testing.assert_close(gradient(term, lp), mask * expected.clamp(max=5) * A)
 
 
 @pytest.mark.parametrize("ratio, advantage, open_", [
@@ -85,15 +87,6 @@ def test_icepop_stops_also_what_engine_and_trainer_disagree_on():
     assert torch.equal(mask[~disagree], ratio[~disagree]) and not ratio[~disagree].all()
 
 
-def test_importance_switches():
-    lp, old, mu, A = tokens(100, seed=3)
-    weights = {kind: objective(lp, old, mu, A, Config(importance=kind))[2]
-               for kind in ("full", "staleness", "none")}
-    torch.testing.assert_close(weights["full"], (lp - mu).exp().detach())
-    torch.testing.assert_close(weights["staleness"], (lp - old).exp().detach())
-    assert torch.equal(weights["none"], torch.ones(100, dtype=torch.float64))
-
-
 def test_grpo_is_ppos_clipped_loss_and_minirls_where_the_engine_is_exact():
     lp, old, mu, A = tokens(1000, seed=4)
     grpo, uncapped = Config(objective="grpo"), Config(weight_cap=1e9)
@@ -115,14 +108,10 @@ def test_cispo_bounds_the_weight_and_masks_nobody():
     assert mask.all() and ((r < 0.8) | (r > 1.27)).any()
     torch.testing.assert_close(gradient(term, lp), r.clamp(0.8, 1.27) * A)
     torch.testing.assert_close(weight, r)
-
-
-@pytest.mark.parametrize("kind", ["grpo", "cispo"])
-def test_without_clip_the_ratio_is_not_bounded(kind):
-    lp, old, mu, A = tokens(500, seed=6)
-    term, mask, _ = objective(lp, old, mu, A, Config(objective=kind, clip=False))
-    assert mask.all()
-    torch.testing.assert_close(gradient(term, lp), ((lp - old).exp() * A).detach())
+    for kind in ("grpo", "cispo"):  # unbounded without clip
+        term, mask, _ = objective(lp, old, mu, A, Config(objective=kind, clip=False))
+        assert mask.all()
+        torch.testing.assert_close(gradient(term, lp), r * A)
 
 
 def test_each_objective_brings_its_advantage_and_length_normalisation():
@@ -215,21 +204,16 @@ def test_which_groups_share_a_mini_batch_is_drawn():
     assert dealt(0) == dealt(0) != dealt(1)
 
 
-def test_without_signal_nothing_is_stepped():
-    groups = random_groups(3, seed=4)
-    for g in groups:
-        g.kept[:] = [(s, 0.0) for s, _ in g.kept]
-    steps, metrics = gradients_of(tiny_policy(), groups)
+def test_groups_without_signal_take_no_step_but_stay_in_the_mean():
+    groups, silent = random_groups(4, seed=7), random_groups(4, seed=8)
+    for group in silent:
+        group.kept[:] = [(s, 0.0) for s, _ in group.kept]
+    steps, metrics = gradients_of(tiny_policy(), silent)
     assert steps == [] and metrics == {"optimizer_steps": 0, "skipped_steps": 0}
     assert gradients_of(tiny_policy(), [], mini_batches=2)[1]["optimizer_steps"] == 0
-
-
-def test_micro_batches_stay_within_the_budget():
-    rng = random.Random(0)
-    rows = [Row([0] * rng.randint(5, 60), 4, [], 1.0) for _ in range(200)]
-    batches = micro_batches(rows, 256)
-    assert sorted(map(id, itertools.chain(*batches))) == sorted(map(id, rows))
-    assert all(len(b) * max(len(r.ids) for r in b) <= 256 for b in batches)
+    (alone,), (diluted,) = (gradients_of(tiny_policy(), batch)[0]
+                            for batch in (groups, groups + silent))
+    close({name: g / 2 for name, g in alone.items()}, diluted)
 
 
 def test_micro_batches_are_not_padded_much_even_when_everything_would_fit():
@@ -265,6 +249,29 @@ def test_diagnostics_by_hand():
     assert {name: d[name] for name in wanted} == pytest.approx(wanted)
 
 
+def test_diagnostics_report_only_what_the_objective_does():
+    one = [-1.0, -1.0]
+    rows = [trained(old=one, mu=one, coefficient=1.0, entropy=one, mask=[0.0, 1.0],
+                    weight=[6.0, 1.0]),
+            trained(old=one, mu=one, coefficient=-1.0, entropy=one, mask=[0.0, 0.0],
+                    weight=[0.5, 1.25])]
+    minirl_keys, grpo, cispo, unclipped = (
+        diagnostics(rows, Config(**flags)) for flags in
+        (dict(), dict(objective="grpo"), dict(objective="cispo"), dict(clip=False, weight_cap=0)))
+    assert minirl_keys["clipped_negative"] == grpo["clipped_negative"] == 0.5
+    assert "weight_truncated" not in grpo
+    assert cispo["weight_truncated"] == 0.5 and "clipped_positive" not in cispo
+    assert not {"weight_truncated", "clipped_positive", "clipped_negative"} & set(unclipped)
+
+
+def test_diagnostics_name_each_layer_and_all_of_them():
+    one = [1.0, 1.0]
+    row = trained(old=one, mu=one, coefficient=1.0, entropy=one, mask=one, weight=one,
+                  agrees=[[True, True], [True, False]])
+    d = diagnostics([row], Config())
+    assert (d["routes_agree_0"], d["routes_agree_1"], d["routes_agree_all"]) == (1.0, 0.5, 0.5)
+
+
 # ------------------------------------------------------------------ mini-batches and the objective
 def sum_of_steps(groups, N, **changes):
     """The gradients of all mini-batches added up, over N: weights do not move here."""
@@ -290,15 +297,6 @@ def test_cutting_a_batch_does_not_change_what_is_optimised(count, N, length_norm
     for groups in (uneven_groups(count, seed=5), random_groups(count, seed=6)):
         whole, parts = (sum_of_steps(groups, k, length_norm=length_norm) for k in (1, N))
         close(whole, parts)
-
-
-def test_groups_without_signal_stay_in_the_mean():
-    groups = random_groups(4, seed=7)
-    silent = random_groups(4, seed=8)
-    for group in silent:
-        group.kept[:] = [(s, 0.0) for s, _ in group.kept]
-    alone, diluted = sum_of_steps(groups, 1), sum_of_steps(groups + silent, 1)
-    close({name: g / 2 for name, g in alone.items()}, diluted)
 
 
 def test_a_group_is_never_split_over_mini_batches():
@@ -370,7 +368,7 @@ def test_the_learning_rate_warms_up_a_step_at_a_time_and_is_logged_as_used():
 def test_loss_and_gradient_norm_are_means_over_the_mini_batches(monkeypatch):
     losses, norms = iter([1.0, 3.0]), iter([2.0, 6.0])
     real = minirl.accumulate
-    monkeypatch.setattr(minirl, "accumulate", lambda *a: (next(losses), real(*a)[1]))
+    monkeypatch.setattr(minirl, "accumulate", lambda *a: (next(losses), real(*a))[0])
     monkeypatch.setattr(minirl, "optimizer_step", lambda *_: next(norms))
     policy, optimizer, schedule, config = learning(mini_batches=2)
     metrics = update(policy, optimizer, schedule, random_groups(4, seed=15), config,
@@ -410,32 +408,11 @@ def test_what_is_left_on_the_rows_is_what_the_objective_saw(monkeypatch):
 
     monkeypatch.setattr(minirl, "objective", watched)
     minirl.accumulate(policy, mini, config)
-    ((lp, old, mu, coefficient, _), (_, mask, weight)), = asked
+    lp, old, mu, coefficient, mask, weight = (
+        torch.cat([one.detach() for one in parts])
+        for parts in zip(*[(*args[:4], *found[1:]) for args, found in asked]))
     assert mu.tolist() == pytest.approx([x for row in mini for x in row.mu])
     assert coefficient.tolist() == [row.coefficient for row in mini for _ in row.mu]
-    for name, wanted in dict(theta=lp.detach(), old=old, mask=mask, weight=weight).items():
+    for name, wanted in dict(theta=lp, old=old, mask=mask, weight=weight).items():
         assert torch.equal(torch.cat([getattr(row, name) for row in mini]), wanted), name
     torch.testing.assert_close(weight, (old - mu).exp().to(weight))
-
-
-def test_diagnostics_report_only_what_the_objective_does():
-    one = [-1.0, -1.0]
-    rows = [trained(old=one, mu=one, coefficient=1.0, entropy=one, mask=[0.0, 1.0],
-                    weight=[6.0, 1.0]),
-            trained(old=one, mu=one, coefficient=-1.0, entropy=one, mask=[0.0, 0.0],
-                    weight=[0.5, 1.25])]
-    minirl_keys, grpo, cispo, unclipped = (
-        diagnostics(rows, Config(**flags)) for flags in
-        (dict(), dict(objective="grpo"), dict(objective="cispo"), dict(clip=False, weight_cap=0)))
-    assert minirl_keys["clipped_negative"] == grpo["clipped_negative"] == 0.5
-    assert "weight_truncated" not in grpo
-    assert cispo["weight_truncated"] == 0.5 and "clipped_positive" not in cispo
-    assert not {"weight_truncated", "clipped_positive", "clipped_negative"} & set(unclipped)
-
-
-def test_diagnostics_name_each_layer_and_all_of_them():
-    one = [1.0, 1.0]
-    row = trained(old=one, mu=one, coefficient=1.0, entropy=one, mask=one, weight=one,
-                  agrees=[[True, True], [True, False]])
-    d = diagnostics([row], Config())
-    assert (d["routes_agree_0"], d["routes_agree_1"], d["routes_agree_all"]) == (1.0, 0.5, 0.5)
