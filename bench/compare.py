@@ -65,14 +65,19 @@ def draw_comparison(folders: list, out: str | Path, against: str | None = None) 
     evals = [row for runs in groups.values() for run in runs for row in run["evals"]]
     data = evals[0].get("data") if evals else None
     axes = [against] if against else list(AXES)
-    figure = Figure(figsize=(4.8 * len(axes) + (3 if against else 0), 8.4), layout="constrained")
-    panels = figure.subplots(2, len(axes), sharex="col", sharey="row", squeeze=False)
+    if against:  # side by side
+        figure = Figure(figsize=(11, 4.2), layout="constrained")
+        panels = figure.subplots(1, 2, squeeze=False).T
+    else:
+        figure = Figure(figsize=(4.8 * len(axes), 8.4), layout="constrained")
+        panels = figure.subplots(2, len(axes), sharex="col", sharey="row", squeeze=False)
     for (top, bottom), (x, label) in zip(panels.T, map(AXES.get, axes)):
         draw_column(top, bottom, groups, data, x)
         label_panel(bottom, "", "reward of the first round (moving mean)", label)
         held_out = plain(data or "held-out problems")
-        label_panel(top, f"against {label}", f"accuracy on {held_out}", label)
-    for ax in panels.flat:
+        title = "" if against else f"against {label}"
+        label_panel(top, title, f"accuracy on {held_out}", label)
+    for ax in [] if against else panels.flat:
         ax.label_outer()
     handles = {label: line for ax in panels.flat
                for line, label in zip(*ax.get_legend_handles_labels())}
@@ -100,7 +105,7 @@ def draw_group(ax, curves, color, label, marker="") -> None:
     if not curves:
         return
     for xs, ys in curves if len(curves) > 1 else []:
-        ax.plot(xs, ys, color=color, alpha=0.35, linewidth=1)
+        ax.plot(xs, ys, color=color, alpha=0.35, linewidth=1, marker=marker, markersize=3)
     start, end = max(xs[0] for xs, _ in curves), min(xs[-1] for xs, _ in curves)
     grid = np.array(sorted({v for xs, _ in curves for v in xs if start <= v <= end}))
     mean = np.mean([np.interp(grid, xs, ys) for xs, ys in curves], axis=0)

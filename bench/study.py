@@ -3,6 +3,7 @@
     python bench/study.py three_seeds                                   # its evaluations
     python bench/study.py three_seeds --draw docs/three_seeds.png       # its runs on one page
     python bench/study.py three_seeds --draw one.png --only xeon-seed0  # one run, all panels
+    python bench/study.py real_model --draw docs/real_model.png --against seconds
     python bench/study.py mine --add runs/a runs/b                      # finished runs into a study
 
 The file is bench/results/STUDY.jsonl. A line holds what is needed to run it again (`flags`, or the
@@ -161,14 +162,15 @@ def save(figure, name: str) -> None:
 
 
 # ----------------------------------------------------------------------------------- command line
-def draw(lines: list[dict], out: str) -> None:
-    """All panels of one run, or several runs on one page."""
+def draw(lines: list[dict], out: str, against: str | None) -> None:
+    """All panels of one run, or several runs on one page, against one cost or all of them."""
     from compare import draw_comparison
     from parts.plot import draw_run
 
     with tempfile.TemporaryDirectory() as folder:
         runs = [unfold(line, Path(folder, line["run"])) for line in lines]
-        print(draw_run(runs[0], out) if len(runs) == 1 else draw_comparison(runs, out))
+        one = len(runs) == 1
+        print(draw_run(runs[0], out) if one else draw_comparison(runs, out, against))
 
 
 def unfold(line: dict, run: Path) -> Path:
@@ -194,6 +196,7 @@ def main() -> None:
     parser.add_argument("study", help="bench/results/STUDY.jsonl")
     parser.add_argument("--add", nargs="*", default=[], metavar="RUN", help="folders of runs")
     parser.add_argument("--draw", metavar="FILE", help="picture to write")
+    parser.add_argument("--against", help="steps, samples, tokens or seconds; default all")
     parser.add_argument("--only", nargs="*", metavar="RUN", help="names of runs in the study")
     args = parser.parse_args()
     for folder in map(Path, args.add):
@@ -205,7 +208,7 @@ def main() -> None:
         file = RESULTS / f"{args.study}.jsonl"
         raise SystemExit(f"There is no such run in {file}: add one with --add runs/NAME.")
     if args.draw:
-        return draw(lines, args.draw)
+        return draw(lines, args.draw, args.against)
     for line in lines:
         show(line)
 
