@@ -1,7 +1,7 @@
-"""Each bug of the hunt in a copy of the project: does an update still run, and which test fails?
+"""Each bug of the hunt in a copy of the project: does an update still run, does its test fail?
 
-Run by test_course.py as a program, `python tests/run_planted.py [NUMBER ...]`: a line of JSON for
-each bug. Every check is a fork of this process, which has imported what takes most of its time.
+test_course.py runs `python tests/run_planted.py [NUMBER ...]`, which prints a line of JSON for each
+bug. Each check is a fork of this process, which has done the slow imports.
 """
 import json
 import math

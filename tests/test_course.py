@@ -180,7 +180,7 @@ def test_whatever_a_file_does_is_one_sentence(tmp_path, capsys, monkeypatch, lab
 
 
 @pytest.mark.slow
-def test_what_no_signal_wakes_is_ended(tmp_path, monkeypatch):
+def test_calls_that_no_signal_reaches_are_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(check, "MOST_SECONDS", 1)
     (tmp_path / "mine.py").write_text(SAMPLE.format("sum(range(10**14))", "[]"))
     results, reason = check.grade_file("lab_3", tmp_path / "mine.py", quiet=True)
@@ -283,15 +283,11 @@ def test_the_line_is_where_the_planted_file_differs():
         assert differ <= set(lines), number
         for line in lines:
             assert bugs.verdict(bug, f"{bug['file']}:{line}").startswith("Yes!")
-
-
-def test_how_near_a_guess_is():
-    (bug,) = [bug for bug in BUGS.values() if bug["why"].startswith("the mean of the kept")]
-    lines = (ROOT / bug["file"]).read_text().splitlines()
-    start = next(n for n, line in enumerate(lines, 1) if line.startswith("def settle("))
-    assert bugs.verdict(bug, "minirl.py:3").startswith("No: that file")
-    assert bugs.verdict(bug, f"{bug['file']}:5").startswith("No: the file is right")
-    assert bugs.verdict(bug, f"{bug['file']}:{start + 1}").startswith("Nearly")
+        beside = bugs.function_at("\n".join(after), lines[0])
+        assert any(bugs.verdict(bug, f"{bug['file']}:{line}").startswith("Nearly")
+                   for line in beside) or set(beside) == set(lines)
+        assert bugs.verdict(bug, f"{bug['file']}:1").startswith("No: the file is right")
+        assert bugs.verdict(bug, "other.py:3").startswith("No: that file")
 
 
 def test_a_hunt_from_plant_to_answer(tmp_path, capsys, monkeypatch):

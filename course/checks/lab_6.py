@@ -21,7 +21,8 @@ def check_scales(norm: str, right):
         settings = dict(length_norm=norm, mini_batches=N, max_tokens=longest)
         rows = [row_of(2 + i, n) for i, n in enumerate(lengths)]  # with different prompts
         minirl.set_scales(rows, Config(**settings))
-        must_be(f"scales of rows with {spelled(lengths)} response tokens, {settings}",
+        said = ", ".join(f"{name}={value}" for name, value in settings.items())
+        must_be(f"scales of rows with {spelled(lengths)} response tokens, {said}",
                 [row.scale for row in rows], right(lengths, N, longest))
 
 
@@ -52,8 +53,8 @@ def cut(rows, tokens, padding=0.05):
             f"tokens={tokens}, padding={padding}: yours is {picture(batches)}")
     if sorted(id(row) for batch in batches for row in batch) != sorted(map(id, rows)):
         raise Wrong(f"{call}: rows are missing or doubled")
-    if len(given) < len(rows):
-        raise Wrong(f"{call}, and the list has {len(given)} rows afterwards: leave it as it is")
+    if list(map(id, given)) != list(map(id, rows)):
+        raise Wrong(f"{call}, and the list that was given has changed: leave it as it is")
     if not all(batches):
         raise Wrong(f"{call}: one of them is empty")
     return call, batches

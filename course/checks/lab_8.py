@@ -8,7 +8,7 @@ from verifier import answers
 
 BOXES = [
     (r"\boxed{4}", "4"), (r"so it is \boxed{12}.", "12"), ("no box: 4", None), ("", None),
-    (r"\boxed{}", "")]
+    (r"\boxed{}", ""), (r"\boxed{3}, since" + " the sum of both of them is 3" * 6, "3")]
 NESTED = [
     (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"), (r"\boxed{a{b}c}", "a{b}c"), (r"\boxed{\}}", r"\}"),
     (r"\boxed{\{1\}}", r"\{1\}"), (r"\boxed{{4}} and }", "{4}")]

@@ -31,7 +31,7 @@ def micro_batches(rows: list, tokens: int, padding: float = 0.05) -> list[list]:
     2. No rectangle is larger than `tokens`, except that of a single row that is too long.
     3. Of all rectangles together at most a share `padding` is padding.
     4. There are roughly as few as this allows: rows of equal length fill their rectangles.
-    No rows: no micro-batches. Divide by nothing here: `set_scales` has done it, so the gradient
-    does not depend on the cut.
+    No rows: no micro-batches. Leave the list `rows` as it is. Divide by nothing here: `set_scales`
+    has done it, so the gradient does not depend on the cut.
     """
     raise NotImplementedError
