@@ -190,7 +190,7 @@ class Engine:
             found.update(self.step())
         return [[found[p, s] for s in range(n)] for p in range(len(prompts))]
 
-    def score(self, sequences: list[list[int]]) -> list[list[float]]:
+    def prompt_logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
         """log mu of every token but the first of each sequence, at temperature 1, by a prefill."""
         for i, ids in enumerate(sequences):
             self._add(i, ids, self._params(max_tokens=1, prompt_logprobs=0, detokenize=False))
