@@ -12,7 +12,6 @@ one, most of it compilation: nobody has measured that yet.
     training         forward and backward alone: tokens/s, and memory by --micro-tokens
     adapter, merge   an engine with this kind of sync: rollouts, sync, sleep, log-prob gap
     steps-*          whole training steps: sampler, update, sync, probe; coins are the verdicts
-    float16, fp8, fp8-cache, float32, temperature    rollouts and gap
 
 On a CPU the same code runs on a small model, only to show that it works.
 """
@@ -186,7 +185,7 @@ def sleep_times(engine, prompts, memory: dict) -> dict:
     return dict(sleep_seconds=sleep, wake_seconds=wake, after_sleep_gap_max=gap)
 
 
-def logprob_gap(engine, policy, prompts, s, temperature: float = 1.0) -> dict:
+def logprob_gap(engine, policy, prompts, s) -> dict:
     """|log mu - log pi_old| in nats over sampled tokens, by engine and trainer with one policy."""
     import torch
 
@@ -196,23 +195,11 @@ def logprob_gap(engine, policy, prompts, s, temperature: float = 1.0) -> dict:
     rollouts = [r for r, in engine.generate(prompts, n=1, max_tokens=s.response)]
     rows = [Row(ids + r.token_ids, len(ids), r.logprobs, 0.0) for ids, r in zip(prompts, rollouts)]
     with torch.no_grad():
-        mine = [token_logprobs(policy, [row], temperature)[0].cpu() for row in rows]
+        mine = [token_logprobs(policy, [row], temperature=1.0)[0].cpu() for row in rows]
     theirs = torch.tensor([x for row in rows for x in row.mu])
     found = (torch.cat(mine) - theirs).abs()
     return dict(gap_mean=found.mean().item(), gap_median=found.median().item(),
                 gap_max=found.max().item(), gap_tokens=len(theirs))
-
-
-def precision_part(model: str, s: SimpleNamespace, trainer: str = "", temperature: float = 1.0,
-                   **options) -> dict:
-    """Rollouts and gap of one precision or temperature."""
-    engine = engine_for(model, s, temperature=temperature, **options)
-    policy, prompts = policy_for(model, s, dtype=trainer or s.dtype), random_prompts(s)
-    engine.sync(policy)
-    found = dict(tokens_per_second=rate(engine, prompts, s),
-                 **logprob_gap(engine, policy, prompts[:16], s, temperature))
-    engine.close()
-    return found
 
 
 # -------------------------------------------------------------------------------------- the trainer
@@ -337,11 +324,6 @@ PARTS = {  # name -> (function, what it is told)
     "merge": (engine_part, dict(mode="merge")),
     "steps-adapter": (steps_part, dict(mode="adapter")),
     "steps-merge": (steps_part, dict(mode="merge")),
-    "float16": (precision_part, dict(dtype="float16", trainer="float16")),
-    "fp8": (precision_part, dict(dtype="fp8")),
-    "fp8-cache": (precision_part, dict(kv_cache_dtype="fp8")),
-    "float32": (precision_part, dict(dtype="float32", trainer="float32")),
-    "temperature": (precision_part, dict(temperature=0.7)),
 }
 
 

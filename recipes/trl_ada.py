@@ -22,7 +22,7 @@ import os
 import random
 import sys
 import warnings
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -61,9 +61,9 @@ def parse(argv: list[str] | None = None) -> tuple[Config, argparse.Namespace]:
     with in_one_sentence("trl_ada.py"):
         config = parse_flags(Config, others, "trl_ada.py", parser.description)
         config.validate()
-        for f in fields(Config):
-            if f.name not in HERE and getattr(config, f.name) != f.default:
-                raise ValueError(f"{f.name} has no effect in TRL: leave it out")
+        for name, usual in asdict(Config()).items():
+            if name not in HERE and getattr(config, name) != usual:
+                raise ValueError(f"{name} has no effect in TRL: leave it out")
         start = "" if config.name else "trl-"
         config = resolve(config)
         config.name = start + config.name

@@ -92,7 +92,7 @@ def test_recommended_settings_grow_with_the_card():
 
 def test_a_part_that_fails_loses_no_other(capsys):
     gpu.show(dict(training=dict(failed="RuntimeError: CUDA out of memory", log=["a", "b"]),
-                  fp8=dict(gap_max=3)))  # no recommendation without both sides, and no error
+                  merge=dict(gap_max=3)))  # no recommendation without both sides, and no error
     assert "out of memory" in (said := capsys.readouterr().out) and "gap_max" in said
 
 
@@ -113,18 +113,17 @@ def test_gpu_benchmark_runs_on_a_cpu(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(gpu, "subprocess", SimpleNamespace(
         run=forked, STDOUT=None, TimeoutExpired=subprocess.TimeoutExpired))
-    parts = ["training", "merge", "steps-merge", "temperature"]
+    parts = ["training", "merge", "steps-merge"]
     (tmp_path / "gpu-small.json").write_text(json.dumps({"training": {"failed": "out of time"},
-                                                         "fp8": {"gap_max": 1}}))
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "--size", "small", "--only", *parts, "fp8",
+                                                         "steps-adapter": {"gap_max": 1}}))
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--size", "small", "--only", *parts, "steps-adapter",
                                       "--out", str(tmp_path)])
     gpu.main()
     said = capsys.readouterr().out
-    assert "fp8 ..." not in said and "NOT MEASURED" not in said
+    assert "steps-adapter ..." not in said and "NOT MEASURED" not in said
     found = json.loads((tmp_path / "gpu-small.json").read_text())
-    assert found["fp8"] == {"gap_max": 1}
-    assert all(found[part]["gap_max"] < 1e-4 for part in ("merge", "temperature"))
-    assert found["merge"]["sync_seconds"] > 0
+    assert found["steps-adapter"] == {"gap_max": 1}
+    assert found["merge"]["gap_max"] < 1e-4 and found["merge"]["sync_seconds"] > 0
     for name in ("off", "on"):
         assert found["training"]["gradient_checkpointing"][name]["tokens_per_second"] > 0
     assert len(found["steps-merge"]["steps"]) == 2

@@ -118,15 +118,6 @@ def test_what_a_draw_buys_is_what_the_page_says():
     assert f"{ratios[19]:.2f}" == "0.57" and "has 0.57 and 0.45 times theirs" in page
 
 
-def test_a_rule_moves_draws_between_prompts_as_the_page_says():
-    draws = {p: skills_theory.law(p, "ada-balance").draws for p in problems.BELIEF}
-    usual = mean(draws.values())
-    assert (round(usual), round(draws[0.003])) == (22, 32)
-    gain = {p: signal(p, "ada-balance") / usual / 0.75 for p in (0.003, 0.4)}
-    found = draws[0.003] / usual, gain[0.003], gain[0.4]
-    assert [f"{x:.2f}" for x in found] == ["1.44", "1.91", "0.24"]
-
-
 # ---------------------------------------------------------------------------------------- the study
 def line(arm="a", regime="stream", seed=0, accuracies=(0.0, 1.0), **more):
     """A run of 100 draws a step, evaluated after every step."""
@@ -278,14 +269,6 @@ def test_what_the_page_says_of_the_horizon():
     assert f"{last:.0%}" == "79%" and "is at 79 %" in page
 
 
-def test_the_plan_names_the_arms_and_budgets_of_the_program():
-    plan = (ROOT / "docs" / "sampling_plan.md").read_text()
-    for arm, (flags, *_) in compare_skills.ARMS.items():
-        assert f"| {arm} |" in plan and all(flag in plan for flag in flags if flag[:2] == "--")
-    for number in (compare_skills.DRAWS, compare_skills.FIRST_DRAWS):
-        assert f"{number:,} draws" in plan
-
-
 # --------------------------------------------------------------------------------- the longer study
 def long_line(arm, seed, later, regime="long", lr=0.001, at_first=0.2):
     """A run of 60,000 draws that has this accuracy from 10,000 draws on."""
@@ -295,18 +278,22 @@ def long_line(arm, seed, later, regime="long", lr=0.001, at_first=0.2):
     return found
 
 
-def test_the_longer_plan_names_what_the_program_runs():
-    plan = (ROOT / "docs" / "sampling_plan.md").read_text().split("## The longer study")[1]
+def test_the_plan_names_what_the_programs_run():
+    first, longer = (ROOT / "docs" / "sampling_plan.md").read_text().split("## The longer study")
+    for arm, (flags, *_) in compare_skills.ARMS.items():
+        assert f"| {arm} |" in first and all(flag in first for flag in flags if flag[:2] == "--")
+    for number in (compare_skills.DRAWS, compare_skills.FIRST_DRAWS):
+        assert f"{number:,} draws" in first
     for arm, (flags, prompts, *_) in longer_skills.ARMS.items():
-        assert f"| {arm} | `{' '.join(flags)}` | {prompts} |" in plan
+        assert f"| {arm} | `{' '.join(flags)}` | {prompts} |" in longer
     for number in (longer_skills.PRIMARY, longer_skills.GOAL, longer_skills.FURTHER,
                    longer_skills.CROSSING, longer_skills.WINDOW):
-        assert f"{number:,}" in plan
-    assert "0.0005, 0.001, 0.002, 0.004 and 0.008" in plan and len(longer_skills.RATES) == 5
-    assert "seeds 102, 103 and 104" in plan and list(longer_skills.TUNING_SEEDS) == [102, 103, 104]
-    assert "ten new seeds (12 to 21)" in plan and list(longer_skills.SEEDS) == [*range(12, 22)]
-    seen = {*compare_skills.SEEDS, *compare_skills.NEW_SEEDS, *compare_skills.TUNING_SEEDS}
-    assert not seen & {*longer_skills.SEEDS, *longer_skills.TUNING_SEEDS}
+        assert f"{number:,}" in longer
+    assert "0.0005, 0.001, 0.002, 0.004 and 0.008" in longer and len(longer_skills.RATES) == 5
+    assert "seeds 102, 103 and 104" in longer and [*longer_skills.TUNING_SEEDS] == [102, 103, 104]
+    assert "ten new seeds (12 to 21)" in longer and [*longer_skills.SEEDS] == [*range(12, 22)]
+    for program in ("compare_skills", "longer_skills"):
+        assert f"python bench/{program}.py --processes 2" in first.replace("\n", " ") + longer
 
 
 @pytest.mark.parametrize("gain, word", [(0.08, "ahead"), (-0.08, "behind"), (0.0, "equal")])
@@ -320,23 +307,6 @@ def test_the_primary_verdict_is_that_of_the_ten_paired_seeds(gain, word):
     said = longer_skills.difference(lines, "ada-balance", "uniform-4-wide", longer_skills.PRIMARY)
     assert said == f"{100 * gain:+.1f} ± {226 * stdev(ours) / 10**0.5:.1f} points: {word}"
     assert longer_skills.difference(lines, "dapo", "ada-pos", longer_skills.PRIMARY) == "not run"
-
-
-def test_rates_are_those_of_the_tuning_seeds_at_the_horizon():
-    lines = [long_line("dapo", seed, late, lr=lr, at_first=early)
-             for seed in longer_skills.TUNING_SEEDS
-             for lr, early, late in [(0.002, 0.3, 0.4), (0.001, 0.1, 0.4), (0.004, 0.9, 0.1)]]
-    lines += [long_line("dapo", 12, 1, lr=0.004), long_line("dapo", 102, 1, "sgd")]
-    which = longer_skills.TUNING_SEEDS, "long", longer_skills.PRIMARY
-    assert skills.best(lines, "dapo", *which) == 0.001  # of equal ones the lowest
-
-
-def test_letters_are_counted_by_evaluation(tmp_path):
-    rows = [dict(step=step, problem=f"{i}{letter}2=?", right=right, k=8)
-            for step, right in ((0, 1), (10, 3)) for i in range(4) for letter in "FG"]
-    write(tmp_path, "answers", rows)
-    found = longer_skills.by_evaluation(tmp_path)
-    assert found["F"] == found["G"] == [4, 12] and found["A"] == [0, 0]
 
 
 def test_a_run_that_breaks_counts_0_from_there_on(tmp_path, monkeypatch):
@@ -359,7 +329,7 @@ def test_a_run_that_breaks_counts_0_from_there_on(tmp_path, monkeypatch):
     assert stored[0]["evals"]["samples"][-1] == longer_skills.GOAL
 
 
-def test_letters_are_counted_by_draws_in_first_rounds(tmp_path, monkeypatch):
+def test_letters_are_counted_by_evaluation_and_by_draws_in_first_rounds(tmp_path, monkeypatch):
     monkeypatch.setattr(longer_skills, "WINDOW", 4)
 
     def group(letter, *rewards, coefficient=0.0):
@@ -367,9 +337,14 @@ def test_letters_are_counted_by_draws_in_first_rounds(tmp_path, monkeypatch):
                 for i, r in enumerate(rewards)]
         return dict(step=1, prompt=f"1{letter}2=?", pool=pool)
 
-    rows = [group("F", 0.0, 0.0), group("F", 1.0, 0.0, 0.0, coefficient=0.5), group("G", 1.0, 1.0),
-            group("F", 0.0, 0.0, 1.0, 1.0)]
-    write(tmp_path, "groups", rows)
+    write(tmp_path, "answers", [
+        dict(step=step, problem=f"{i}{letter}2=?", right=right, k=8)
+        for step, right in ((0, 1), (10, 3)) for i in range(4) for letter in "FG"])
+    write(tmp_path, "groups", [
+        group("F", 0.0, 0.0), group("F", 1.0, 0.0, 0.0, coefficient=0.5), group("G", 1.0, 1.0),
+        group("F", 0.0, 0.0, 1.0, 1.0)])
+    found = longer_skills.by_evaluation(tmp_path)
+    assert found["F"] == found["G"] == [4, 12] and found["A"] == [0, 0]
     found = longer_skills.by_draws(tmp_path)
     assert found["F"] == [[2, 1, 0, 4, 1], [1, 0, 1, 2, 0]] and found["G"] == [
         [0] * 5, [1, 0, 1, 2, 2]] and found["A"] == []
