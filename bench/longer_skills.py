@@ -12,7 +12,6 @@ run has `held_out`: how many of its held-out answers each letter had right, an e
 and `letters_by_draws` (see `by_draws`). Then its groups.jsonl is removed.
 """
 from pathlib import Path
-from statistics import mean
 
 import skills
 import study
@@ -194,31 +193,11 @@ def plateau(lines: list[dict]) -> str:
     return study.markdown(found)
 
 
-def letters(lines: list[dict]) -> str:
-    """Held-out accuracy by belief."""
-    marks = range(12_000, FURTHER + 1, 12_000)
-    found = [["arm", "belief", *(f"{draws:,}" for draws in marks)]]
-    for arm in PAIR:
-        for belief in problems.BELIEF:
-            cells = [mean(right_at(line, letter, draws) for line in tested(lines, arm)
-                          for letter in problems.LETTERS if problems.belief(letter) == belief)
-                     for draws in marks]
-            found.append([arm, str(belief), *(f"{share:.0%}" for share in cells)])
-    return study.markdown(found)
-
-
-def right_at(line: dict, letter: str, draws: int) -> float:
-    """A letter's held-out accuracy, between evaluations on a straight line."""
-    rows = [dict(samples=row["samples"], right=right / 32)
-            for row, right in zip(line["evals"], line["held_out"][letter])]
-    return skills.interpolate(draws, rows, "samples", "right")
-
-
 def report(lines: list[dict]) -> str:
     rates = {arm: skills.tuned(lines, arm, TUNING_SEEDS, "long", PRIMARY) for arm in ARMS}
     return skills.as_page({
         "Verdicts": verdicts(lines), "Accuracy by draws": curves(lines),
-        "Does the curve stand still?": plateau(lines), "Letters by belief": letters(lines),
+        "Does the curve stand still?": plateau(lines),
         "Learning rates: mean of three other seeds at 46,000 draws": skills.rates_tried(rates)},
         lines)
 

@@ -353,9 +353,8 @@ def test_letters_are_counted_by_evaluation_and_by_draws_in_first_rounds(tmp_path
 def test_the_longer_studys_tables_are_made_of_its_lines():
     """All arms, every factor, as the program will find them; and with the pair alone."""
     window = {letter: [[4, 1, 2, 16, 8]] * 15 for letter in problems.LETTERS}
-    held_out = {letter: [8, 8, 8, 8, 16, 24, 24] for letter in problems.LETTERS}
     lines = [long_line(arm, seed, 0.5 + seed / 1000)
-             | (dict(letters_by_draws=window, held_out=held_out) if seed < 22 else {})
+             | (dict(letters_by_draws=window) if seed < 22 else {})
              for arm in longer_skills.ARMS
              for seed in (*longer_skills.SEEDS, *longer_skills.TUNING_SEEDS)]
     lines[0]["letters_by_draws"] = window | dict(A=window["A"][:14])  # not met so late
@@ -369,5 +368,4 @@ def test_the_longer_studys_tables_are_made_of_its_lines():
         report = longer_skills.report(found)
         assert report.count("not run") == missing
         assert "| 20.0% ± 0.0% | 10.0% ± 0.0% | 25% | 50% |" in report
-        assert "| ada-balance | 0.7 | 25% | 25% | 40% | 70% | 75% |" in report
         assert report.count("+0.0 ± 0.0 points: equal") == 1 + 5 + 5 - missing
