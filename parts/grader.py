@@ -1,23 +1,29 @@
 """Worker processes with limits: they judge what a model wrote, and die instead of the trainer.
 
 A `WorkerPool` is given a function by name, "path/to/file.py:function". Each worker loads that file
-in a fresh interpreter, so nothing of the caller's main script is imported, and calls the function
-with the arguments of one question at a time. rewards.Grader asks math-verify, `OwnReward` asks the
-function of --reward FILE.py:FUNCTION:
+in a fresh interpreter, which imports nothing from the caller's main script, and answers one
+question at a time. rewards.Grader asks math-verify; `OwnReward` asks the function of
+--reward FILE.py:FUNCTION:
 
     def score(problem: dict, completion: str) -> float
 
-A question has four ways to end: an answer; "timeout" (over 1.5 s of CPU time, or 4 s of waiting for
-something else); "killed" (over 1 GB of memory, or the worker died twice); or a RuntimeError where
-the file cannot be loaded. Libraries for worker processes limit the clock's time; here CPU time is
-limited, so that a busy machine gives the same verdicts.
+Each question ends in an answer, or in one of these:
 
-The same question is asked once: its verdict is remembered, by its hash. So the function must be
-pure, and the file of --reward must not change during a run: a worker that starts later checks that.
+    timeout    more than 1.5 s of CPU time, or 4 s of waiting for something else
+    killed     more than 1 GB of memory, or the worker died twice
+    raised     the user's function raised an exception
+    no_number  the user's function returned something else
+
+These four have no reward: NaN. ada_sampler.without_verdict puts 0 in its place, or the worst reward
+of the same prompt if that is lower, so that no model gains by making its grader fail. With
+math-verify, whose rewards are 0 and 1, a failure therefore counts as wrong.
+
+CPU time is limited because a busy machine must give the same verdicts as an idle one; libraries for
+worker processes limit the time on the clock. A user's function must be pure, and its file must not
+change during a run: a worker that starts later checks that.
 """
 import contextlib
 import functools
-import hashlib
 import importlib
 import inspect
 import json
@@ -40,25 +46,23 @@ from pathlib import Path
 
 from parts.files import digest_of, shown
 
-CACHE = 100_000         # verdicts kept, by question
-RECYCLE = 5000          # questions after which a worker is replaced: sympy's caches grow
-CPU_SHARE = 3 / 8       # of a time limit that may be computing; honest answers take up to 0.3 s
-START_SECONDS = 60      # of CPU time, and of waiting, for a worker to load its function
-TICK = 0.05             # seconds between two looks at a worker that has not answered
-FILE_BYTES = 2 ** 20    # of the largest file that a worker can write
-LARGEST = 1e6           # of a reward's size: sums and squares of it must stay far from overflow
-PATIENCE = 16           # verdicts: if the first so many all fail, --reward's function is broken
+RECYCLE = 5000  # questions after which a worker is replaced: sympy's caches grow
+CPU_SHARE = 3 / 8  # share of the time limit that may be CPU time; honest answers take up to 0.3 s
+START_SECONDS = 60  # limit of CPU time, and of waiting, while a worker loads its function
+TICK = 0.05  # seconds between two looks at a worker that has not answered
+FILE_BYTES = 2 ** 20  # the largest file that a worker can write
+LARGEST = 1e6  # the largest reward: sums and squares of rewards must stay far from overflow
+PATIENCE = 16  # if so many first verdicts all fail, --reward's function is broken
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME")                  # no secrets
+INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME")  # of the environment: no secrets
 DETERMINED = {"PYTHONHASHSEED": "0", "SYMPY_GROUND_TYPES": "python", "MPMATH_NOGMPY": "1",
-              "OMP_NUM_THREADS": "1"}            # 64 threads of numpy would need 1 GB of stacks
-NO_VERDICT = ("timeout", "killed", "raised", "no_number")    # the grader failed, not the completion
+              "OMP_NUM_THREADS": "1"}  # 64 threads of numpy would need 1 GB of stacks
+NO_VERDICT = ("timeout", "killed", "raised", "no_number")  # the grader failed, not the completion
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`reward`, NaN if there is none; its `status`, and `why` in words."""
-    reward: float
+    reward: float  # NaN with a status of NO_VERDICT
     status: str
     why: str = ""
 
@@ -73,7 +77,7 @@ def load_function(name: str):
 
 
 def take_streams() -> tuple:
-    """(requests, replies). Nothing else can read from or write into the protocol after this."""
+    """(requests, replies). Afterwards nothing else can read or write them by accident."""
     replies, requests = os.fdopen(os.dup(1), "w"), os.fdopen(os.dup(0))
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
@@ -84,25 +88,25 @@ def take_streams() -> tuple:
 def end_with_parent(requests, folder: str) -> None:
     """Wait until the parent is gone; then remove the folder, and end with all children."""
     parent = select.poll()
-    parent.register(requests, 0)                  # it tells of the other end's close only
+    parent.register(requests, 0)  # reports only that the other end was closed
     parent.poll()
     shutil.rmtree(folder, ignore_errors=True)
     os.killpg(os.getpid(), signal.SIGKILL)
 
 
 def work(name: str, digest: str, example: list, cpu_seconds: float, memory: int) -> None:
-    """The life of a worker: questions in on stdin, answers out on stdout, a JSON value per line.
+    """The life of a worker: questions come in on stdin, answers go out on stdout, as lines of JSON.
 
-    digest: of the file of --reward; "" for a judge of this project. `example` is a question that
-    loads what the judge loads late. When a question runs out of CPU time, SIGPROF's default action
-    ends the process at once, even inside a long C call.
+    `digest` is the hash of --reward's file, "" for a judge of this project. `example` is a question
+    that loads what the judge imports late. When a question runs out of CPU time, SIGPROF ends the
+    process at once, even inside a long C call.
     """
     requests, replies = take_streams()
     me, folder = os.getpid(), os.getcwd()
     threading.Thread(target=end_with_parent, args=(requests, folder), daemon=True).start()
 
     def reply(answer) -> None:
-        if os.getpid() != me:                # the function has forked: only one of them answers
+        if os.getpid() != me:  # the function has forked: only one process may answer
             os._exit(0)
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(answer), file=replies, flush=True)
@@ -126,7 +130,7 @@ def work(name: str, digest: str, example: list, cpu_seconds: float, memory: int)
         except MemoryError:
             answer = "killed", f"out of memory: it may take {memory / 2 ** 30:g} GB"
         reply(answer)
-    signal.pause()                           # the other thread ends this process
+    signal.pause()  # the other thread ends this process
 
 
 def explain(error: BaseException, name: str) -> str:
@@ -160,35 +164,35 @@ class Worker:
             start_new_session=True)
 
     def _waits(self) -> bool:
-        """Is it neither computing nor in line for a processor?"""
+        """Whether it waits for something else than a processor: sleeps, reads, is stopped."""
         try:
             return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(") ")[2][0] != "R"
         except OSError:
             return True
 
     def _receive(self, seconds: float):
-        """The next value from the process.
+        """The next value from the process. Only time in which it waits counts towards `seconds`.
 
-        While the process could compute the clock all but stands still: others may keep it from
-        that, and CPU time has a limit of its own. TimeoutError past a limit, EOFError if it ended.
+        While it computes, or waits for a processor, its own limit of CPU time holds. Raises
+        TimeoutError past either limit, and EOFError if the process has ended otherwise.
         """
         answer, waited = select.poll(), 0.0
         answer.register(self.process.stdout, select.POLLIN)
         while not answer.poll(1000 * TICK):
-            waited += TICK if self._waits() else TICK / 100
+            waited += TICK * self._waits()
             if waited > seconds:
                 raise TimeoutError(f"past the time limit of {seconds:g} s")
         line = self.process.stdout.readline()
         if line.endswith("\n"):
             return json.loads(line)
         self.end()
-        end = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
-        if end.si_code == os.CLD_EXITED:
-            raise EOFError(f"its process ended with exit code {end.si_status}")
-        if end.si_status == signal.SIGPROF:
-            seconds = START_SECONDS if not self.hello else seconds * CPU_SHARE
-            raise TimeoutError(f"past the time limit of {seconds:g} s of computing")
-        raise EOFError(f"its process was ended by {signal.Signals(end.si_status).name}")
+        code = self.process.wait()
+        if code == -signal.SIGPROF:
+            limit = seconds * CPU_SHARE if self.hello else START_SECONDS
+            raise TimeoutError(f"past the time limit of {limit:g} s of computing")
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else (
+            f"ended with exit code {code}")
+        raise EOFError(f"its process {how}")
 
     def start(self) -> None:
         """Wait until the function is loaded; RuntimeError if it cannot be."""
@@ -199,9 +203,9 @@ class Worker:
     def ask(self, question: str) -> tuple[str, str]:
         """(status, why) of one question, a line of JSON; status "killed" if the process died."""
         try:
-            self.start()                           # does not count against the limits
+            self.start()  # does not count against the limits
             self.asked += 1
-            with contextlib.suppress(BrokenPipeError):           # `_receive` says why
+            with contextlib.suppress(BrokenPipeError):  # `_receive` says why
                 self.process.stdin.write(question + "\n")
                 self.process.stdin.flush()
             status, why = self._receive(self.timeout)
@@ -213,54 +217,43 @@ class Worker:
 
     def end(self) -> None:
         """Kill the process and what it has started."""
-        if self.process.returncode is None:        # else its number may be another's by now
+        if self.process.returncode is None:  # else its number may belong to another by now
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def kill(self) -> None:
         """`end` it, and leave nothing behind: no pipe, no folder."""
         self.end()
-        with contextlib.suppress(OSError), self.process:         # its pipes are closed
+        with contextlib.suppress(OSError), self.process:  # leaving it closes its pipes
             self.process.kill()
         self.folder.cleanup()
 
 
 class WorkerPool(contextlib.AbstractContextManager):
-    """Asks a function on `workers` processes, from any thread. Use it in a `with`, or `close` it.
+    """Asks a function in `workers` processes, from any thread. Use it in a `with`, or `close` it.
 
-    name: "path/to/file.py:function"; digest, example: see `work`. timeout: seconds that an answer
-    may wait for something, and 3/8 of it is what it may compute. memory_gb: data of a worker.
+    name: "path/to/file.py:function"; digest, example: see `work`. timeout: seconds that a question
+    may wait for something; 3/8 of it may be CPU time. memory_gb: limit of a worker's data.
     """
 
     def __init__(self, name: str, digest: str = "", example: list = (), workers: int = 2,
                  timeout: float = 4.0, memory_gb: float = 1.0):
         self.recipe = (name, digest, example, timeout, memory_gb)
-        self.closed, self.lock = False, threading.Lock()
-        self.remembered: dict[bytes, Future] = {}
-        self.pending: dict = {}
+        self.closed, self.pending = False, {}
         self.workers = [Worker(*self.recipe) for _ in range(workers)]
         self.threads = ThreadPoolExecutor(workers)
-        self.free: queue.SimpleQueue = queue.SimpleQueue()       # places in `workers`
+        self.free: queue.SimpleQueue = queue.SimpleQueue()  # indices of idle workers
         for i in range(workers):
             self.free.put(i)
 
     def ask(self, *question) -> Future:
-        """The verdict to come. It is remembered, time-outs included.
-
-        A subclass answers here what needs no worker.
-        """
-        line = json.dumps(question)
-        known_as = hashlib.sha256(line.encode()).digest()        # whole rows would fill memory
-        with self.lock:
-            if known_as not in self.remembered:
-                if len(self.remembered) == CACHE:
-                    del self.remembered[next(iter(self.remembered))]              # the oldest
-                self.remembered[known_as] = self.threads.submit(self._answer, line, known_as)
-            return self.remembered[known_as]
+        """The verdict to come. A subclass answers here what needs no worker."""
+        return self.threads.submit(self._answer, json.dumps(question))
 
     def verdict(self, status: str, why: str) -> Verdict:
         """What a worker's answer is worth."""
-        return Verdict(float(status == "correct"), status, why)
+        reward = math.nan if status in NO_VERDICT else float(status == "correct")
+        return Verdict(reward, status, why)
 
     def submit(self, key, problem, rollout, **how) -> None:
         """Start judging this answer to `problem` and return at once.
@@ -279,9 +272,9 @@ class WorkerPool(contextlib.AbstractContextManager):
         futures = [self.ask(*question, **how) for question in questions]
         return [future.result() for future in futures]
 
-    def _answer(self, question: str, known_as: bytes) -> Verdict:
-        """Ask a free worker; if it died, ask a fresh one once more: perhaps it was not to blame."""
-        i, status = self.free.get(), "killed"
+    def _answer(self, question: str) -> Verdict:
+        """Ask an idle worker. If it dies, ask a fresh one: perhaps the question is not to blame."""
+        i = self.free.get()
         try:
             status, why = self._ask(i, question)
             if status == "killed" and not self.closed:
@@ -289,12 +282,9 @@ class WorkerPool(contextlib.AbstractContextManager):
             return self.verdict(status, why)
         finally:
             self.free.put(i)
-            if status == "killed":                 # or it raised: judge it anew next time
-                with self.lock:
-                    self.remembered.pop(known_as, None)
 
     def _ask(self, i: int, question: str) -> tuple[str, str]:
-        """(status, why) from worker `i`, which is replaced if it can't go on."""
+        """(status, why) from worker `i`, which is replaced if it cannot go on."""
         worker = self.workers[i]
         status, why = worker.ask(question)
         if status in ("timeout", "killed") or worker.asked >= RECYCLE:
@@ -316,7 +306,7 @@ class WorkerPool(contextlib.AbstractContextManager):
         self.close()
 
 
-# ------------------------------------------------------------- --reward: a function of one's own
+# ------------------------------------------------------------- --reward: the user's own function
 
 def require_function(name: str) -> None:
     """Raises SystemExit unless it is "" or names a function of a file that exists."""
@@ -357,10 +347,10 @@ def score(function, name: str, problem: dict, completion: str) -> tuple[str, str
 
 
 def as_number(value) -> float | None:
-    """A finite float of bearable size; True is 1. None for what is none."""
+    """A finite float of at most LARGEST in size; True is 1. None for anything else."""
     if hasattr(value, "item"):  # numpy, torch
         value = value.item()
-    if not isinstance(value, numbers.Real) or not abs(value) <= LARGEST:  # NaN is not either
+    if not isinstance(value, numbers.Real) or not abs(value) <= LARGEST:  # as for NaN
         return None
     return float(value)
 
@@ -368,8 +358,8 @@ def as_number(value) -> float | None:
 class OwnReward(WorkerPool):
     """Asks FILE.py:FUNCTION. A reward above `threshold` has the status correct, others wrong.
 
-    Raises SystemExit, one sentence, where there is no such file or function, or where it cannot be
-    loaded or called.
+    Raises SystemExit, one sentence, if there is no such file or function, or if it cannot be loaded
+    or called.
     """
 
     def __init__(self, name: str, threshold: float, workers: int = 2, **limits: float):
@@ -377,7 +367,7 @@ class OwnReward(WorkerPool):
         path, _, function = name.rpartition(":")
         file = Path(path).expanduser().absolute()
         self.called, self.threshold = f"--reward {shown(name)}", threshold
-        self.failed = 0  # calls without a number so far; None once there was one with a number
+        self.failed = 0  # verdicts without a number so far; None after the first number
         super().__init__(f"{file}:{function}", digest_of(file), workers=workers, **limits)
         try:
             self.workers[0].start()
@@ -391,17 +381,13 @@ class OwnReward(WorkerPool):
         return super().ask(row, completion)
 
     def verdict(self, status: str, why: str) -> Verdict:
-        """NaN where there is no number: ada_sampler.without_verdict puts the worst in its place."""
         if status != "scored":
-            return Verdict(math.nan, status, why)
+            return super().verdict(status, why)
         reward = float(why)
         return Verdict(reward, "correct" if reward > self.threshold else "wrong")
 
     def result(self, key) -> Verdict:
-        """Wait for the verdict of `key`, and forget the key.
-
-        Raises SystemExit if the function fails on everything at the start.
-        """
+        """As above. Raises SystemExit if the function has failed on everything at the start."""
         found = super().result(key)
         if self.failed is None or found.status not in NO_VERDICT:
             self.failed = None
@@ -413,7 +399,7 @@ class OwnReward(WorkerPool):
         return found
 
     def try_out(self, problems: list) -> None:
-        """Say what it gives for an empty completion. It may fail there: what reads JSON does."""
+        """Say what it gives for an empty completion, where a function may well fail."""
         found = self.grade([(problems[0].columns, "")])[0]
         if found.status in NO_VERDICT:
             what = f"no number for an empty completion: {shown(found.why, 400)}"

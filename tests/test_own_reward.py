@@ -1,6 +1,5 @@
 """--reward FILE.py:FUNCTION: what it may do, what it is told, what its failures cost."""
-import hashlib
-import inspect
+import datetime
 import itertools
 import json
 import math
@@ -18,7 +17,7 @@ from parts import trouble
 from parts.config import Config, resolve
 from parts.data import digest, load_problems, load_train_and_held_out, rows_to_problems
 from parts.folder import note_start, own_files, require_same
-from parts.grader import PATIENCE, OwnReward, Verdict, WorkerPool
+from parts.grader import PATIENCE, OwnReward, Verdict
 from parts.problems import chains
 from rewards import open_grader
 from sampler_oracles import config, sample
@@ -119,14 +118,6 @@ def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path):
         assert [grader.result(key).reward for key in (0, 1)] == [3 + 0.5 + 4, -3 + 0.25 + 4]
 
 
-def test_the_same_question_is_asked_once_and_a_large_row_is_not_kept(grader):
-    first = grader.ask(dict(text="x" * 10**6), "1")
-    assert grader.ask(dict(text="x" * 10**6), "1") is first
-    assert grader.ask(dict(text="y"), "1") is not first
-    assert first.result().reward == 1.0
-    assert all(len(key) == 32 for key in grader.remembered)
-
-
 # ------------------------------------------------------------------------------ what cannot be used
 @pytest.mark.parametrize("name, sentence", [
     ("missing.py:score", "there is no file missing.py"),
@@ -164,14 +155,6 @@ def test_it_is_tried_on_an_empty_completion_before_the_engine_starts(mine, grade
     with OwnReward(f"{mine}:row", 0.5, workers=1) as other:
         other.try_out([SimpleNamespace(columns=dict(number=2, nested=dict(more=1)))])
     assert "gives 3 for an empty completion; above 0.5 is correct" in capsys.readouterr().out
-
-
-def test_a_function_that_hangs_has_the_limits_of_the_page(tmp_path):
-    assert inspect.signature(WorkerPool).parameters["timeout"].default == 4
-    (tmp_path / "slow.py").write_text("def score(a, b):\n    while True: pass\n")
-    with OwnReward(f"{tmp_path / 'slow.py'}:score", 0.5, timeout=0.2) as grader:
-        found = grader.grade([({}, "")])[0]
-    assert (found.status, found.why) == ("timeout", "past the time limit of 0.075 s of computing")
 
 
 def submit(grader, key, row: dict, text: str) -> None:
@@ -254,19 +237,10 @@ def test_other_columns_are_other_problems_to_a_resumed_run(tmp_path):
         return load_problems(write(tmp_path / "m.jsonl", [row]), **how)
     one, other = [loaded(dict(problem="a?", key=key), whole_rows=True) for key in ("x", "y")]
     assert digest(one) != digest(other)
-    before = hashlib.sha256(json.dumps([("m.jsonl/0", "a?", "1")]).encode()).hexdigest()[:12]
-    assert digest(loaded(dict(problem="a?", answer="1"))) == f"1 questions, {before}", \
-        "runs that were started before could not be resumed"
 
 
-def test_dates_and_deep_rows_do_no_harm():
-    import datetime
-
-    deep = []
-    for _ in range(100_000):
-        deep = [deep]
-    rows = [dict(problem="a?", day=datetime.date(2026, 1, 2), raw=b"x"),
-            dict(problem="b?", more=deep)]
+def test_columns_that_json_does_not_know_become_text():
+    rows = [dict(problem="a?", day=datetime.date(2026, 1, 2), raw=b"x")]
     (found,) = rows_to_problems(rows, "mine", whole_rows=True)
     assert found.columns == dict(problem="a?", day="2026-01-02", raw="b'x'")
 
