@@ -204,9 +204,9 @@ def test_another_version_of_trl_gets_one_sentence(tmp_path):
 
 @pytest.mark.slow  # it imports TRL
 @pytest.mark.parametrize("flags, words", [
-    ("--sampler ada-est", "ada-est keeps all samples of a prompt"),
-    ("--sampler gvm", "gvm keeps all samples of a prompt"),
-    ("--sampler dapo", "dapo cannot refill here"),
+    ("--sampler ada-est", "ada-est keeps more samples of some"),
+    ("--sampler gvm", "gvm keeps more samples of some"),
+    ("--sampler dapo", "dapo cannot refill a batch"),
     ("--max-samples-per-step 400", "can leave a prompt without the n samples"),
     ("--max-tokens-per-step 9000", "can leave a prompt without the n samples"),
     ("--n 1 --sampler uniform --advantage positives-only", "at least 2 samples"),
