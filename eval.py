@@ -4,16 +4,16 @@
     python eval.py --model Qwen2.5-Math-1.5B --data reinforce-ada  # the Reinforce-Ada paper's table
     python eval.py --adapter runs/NAME --against runs/eval-tiny-builtin-k32
 
-avg@k   mean reward of k samples, then mean over questions: the policy that is trained, not greedy
-        decoding
-pass@k  chance that at least one of k samples is right: unbiased estimator, Chen et al. 2021
-        (arXiv 2107.03374, Eq. 1)
-95 %    bootstrap of questions, all samples of one together: they are not independent, and an
-        interval from single samples would be several times too narrow
+avg@k   the mean reward of a question's k samples, averaged over questions. This measures the
+        policy that is trained, not greedy decoding.
+pass@k  the chance that at least one of k samples is right, by the unbiased estimator of Chen et
+        al. 2021 (arXiv 2107.03374, Eq. 1)
+95 %    a bootstrap over questions that keeps a question's samples together, since they are not
+        independent. An interval from single samples would be several times too narrow.
 
-A score says nothing without its protocol (the template alone moves Qwen2.5-Math-1.5B from 21 % to
-62 % on MATH-500): it is printed and stored with every result. The same command continues an
-interrupted evaluation.
+A score says nothing without its protocol: the template alone moves Qwen2.5-Math-1.5B from 21 % to
+62 % on MATH-500. So the protocol is printed and stored with every result. The same command
+continues an interrupted evaluation.
 
 Arrays with the suffix _Q have one entry per question.
 """
@@ -40,39 +40,52 @@ from parts.models import TINY, fetch_model, load_tokenizer
 from parts.prompts import add_prompts, stop_ids
 from parts.sources import expand
 
-SECONDS = 30  # an interruption costs the samples of this time at most
+SECONDS = 30  # samples are written this often: an interruption costs no more
 
 
 # ----------------------------------------------------------------------------------------- sampling
 def evaluate(engine, grader, problems, k: int, max_tokens: int, *, done=(), on_rows=None,
-             **how) -> list[dict]:
-    """k samples of every problem (with prompt_ids, see prompts.py), graded while the engine runs.
+             temperature: float = 1.0, seed: str = "", progress: str = "") -> list[dict]:
+    """Draw k samples of every problem (see prompts.py) and grade them while the engine runs.
 
-    Returns one row per sample, in order of problems: data, id, sample, reward, status,
-    finish_reason, tokens, text, level where known, and why where there was no verdict. A reward of
-    one's own is None there, until all rows of the evaluation are there: `with_rewards`.
+    Returns one row per sample, in the order of the problems: data, id, sample, reward, status,
+    finish_reason, tokens, text; level where it is known; why where the grader failed. Where
+    --reward failed the reward is None, until `with_rewards` has seen all rows.
 
-    `on_rows(rows)` gets the new rows as they come, to write them down. `done` are rows from before
-    an interruption: these samples are not drawn again. `how`: see `answers`.
-    """
-    rows = list(done)
-    for new in answers(engine, grader, problems, k, max_tokens, done=rows, **how):
-        if on_rows:
-            on_rows(new)
-        rows += new
-    return in_order(rows, problems, k)
-
-
-def answers(engine, grader, problems, k: int, max_tokens: int, *, done=(),
-            temperature: float = 1.0, seed: str = "", progress: str = ""):
-    """Yields the rows of all samples that are not `done`, some at a time, twice a minute or more.
-
-    Each sample is drawn from a seed of its own, made of `seed`, its problem and its number. So
-    neither the other samples nor an interruption decide about it: else those that are short would
-    be kept, and those that are long drawn again. `progress` is the bar's title.
+    `on_rows(rows)` gets the new rows twice a minute, to write them down. `done` are rows from
+    before an interruption: these samples are not drawn again. `progress` is the bar's title.
     """
     from tqdm import tqdm
 
+    rows, finished, last = list(done), {}, time.monotonic()
+    asked = submit_all(engine, problems, k, max_tokens, rows, temperature, seed)
+    with tqdm(total=asked, desc=progress, unit="sample", leave=False,
+              disable=None if progress else True) as bar:  # None: no bar where nobody watches
+        while engine.busy:
+            for (q, s), rollout in engine.step():
+                problem = problems[q]
+                grader.submit(("eval", q, s), problem, rollout, **style_of(problem))
+                rollout.routes = None  # a mixture of experts records them; they are large
+                finished[q, s] = rollout
+                bar.update()
+            if time.monotonic() - last >= SECONDS or not engine.busy:
+                new = [as_row(problems[q], s, rollout, grader.result(("eval", q, s)))
+                       for (q, s), rollout in finished.items()]
+                if on_rows:
+                    on_rows(new)
+                rows += new
+                finished, last = {}, time.monotonic()
+    return in_order(rows, problems, k)
+
+
+def submit_all(engine, problems, k: int, max_tokens: int, done: list[dict], temperature: float,
+               seed: str) -> int:
+    """Ask the engine for all samples that are not `done`. Returns how many these are.
+
+    Each sample has its own seed, made of `seed`, its problem and its number, so it does not depend
+    on the other samples or on an interruption. Otherwise resuming would keep the short answers and
+    redraw the long ones.
+    """
     known = {sample_key(row) for row in done}
     asked = [(q, s) for q, problem in enumerate(problems) for s in range(k)
              if (problem.source, problem.id, s) not in known]
@@ -80,31 +93,13 @@ def answers(engine, grader, problems, k: int, max_tokens: int, *, done=(),
         name = f"{seed}/{problems[q].source}/{problems[q].id}/{s}"
         engine.submit((q, s), problems[q].prompt_ids, max_tokens, temperature=temperature,
                       seed=random.Random(name).getrandbits(63))
-    finished, last, total = {}, time.monotonic(), len(asked)
-    with tqdm(total=total, desc=progress, unit="sample", leave=False,
-              disable=None if progress else True) as bar:  # None: no bar where nobody watches
-        while engine.busy:
-            for (q, s), rollout in engine.step():
-                problem = problems[q]
-                grader.submit(("eval", q, s), problem, rollout, **style_of(problem))
-                rollout.routes = None  # of a mixture of experts: large, and not looked at here
-                finished[q, s] = rollout
-                bar.update()
-            if time.monotonic() - last >= SECONDS:
-                yield rows_of(finished, problems, grader)
-                finished, last = {}, time.monotonic()
-    yield rows_of(finished, problems, grader)
+    return len(asked)
 
 
 def style_of(problem) -> dict:
-    """What the grader is told besides: Minerva's golds are measured, and judged by closeness."""
+    """The grader's style. Minerva's golds are measured quantities, judged by closeness."""
     name = Path(problem.source).name.lower()
     return dict(style="minerva") if "minerva" in name else {}
-
-
-def rows_of(finished: dict, problems, grader) -> list[dict]:
-    return [as_row(problems[q], s, rollout, grader.result(("eval", q, s)))
-            for (q, s), rollout in finished.items()]
 
 
 def sample_key(row: dict) -> tuple:
@@ -112,7 +107,7 @@ def sample_key(row: dict) -> tuple:
 
 
 def in_order(rows: list[dict], problems, k: int) -> list[dict]:
-    """The rows of k samples of each problem. KeyError if one is missing."""
+    """The rows of k samples of each problem, in their order. KeyError if one is missing."""
     found = {sample_key(row): row for row in rows}
     return [found[problem.source, problem.id, s] for problem in problems for s in range(k)]
 
@@ -124,13 +119,15 @@ def as_row(problem, s: int, rollout, verdict) -> dict:
                tokens=len(rollout.token_ids), text=rollout.text)
     if verdict.status in NO_VERDICT:
         row["why"] = verdict.why
-    return row | ({"level": problem.level} if problem.level else {})
+    if problem.level:
+        row["level"] = problem.level
+    return row
 
 
 def with_rewards(rows: list[dict]) -> list[dict]:
-    """The rows, where samples without a verdict have the reward 0, or the worst of all if below.
+    """The rows, with a reward also where the grader failed: 0, or the worst of all if that is less.
 
-    It takes all rows of an evaluation: the worst of one set may be the best of all.
+    Pass all rows of an evaluation: the worst of one set may be the best of all.
     """
     rewards = [math.nan if row["status"] in NO_VERDICT else row["reward"] for row in rows]
     return [row | dict(reward=reward) for row, reward in zip(rows, without_verdict(rewards))]
@@ -138,7 +135,7 @@ def with_rewards(rows: list[dict]) -> list[dict]:
 
 # --------------------------------------------------------------------------------------- statistics
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """1 - C(n-c, k) / C(n, k): the chance that k of n samples, c of them right, hold one."""
+    """1 - C(n-c, k) / C(n, k): the chance that k of n samples include one of the c right ones."""
     if not (1 <= k <= n and 0 <= c <= n):
         raise ValueError(
             f"no pass@{k} from {n} samples, {c} of them right: k must be between 1 and {n}")
@@ -148,10 +145,10 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 def bootstrap(sets: list, weights: list | None = None, resamples: int = 4000,
               seed: int = 0) -> dict:
-    """avg: weighted mean of the means of `sets` (arrays [Q]); ci_low, ci_high: its 95 % bootstrap.
+    """avg: weighted mean of the means of `sets` (arrays [Q]); ci_low, ci_high: its 95 % interval.
 
-    Questions are drawn again within each set. Of the differences of two models on the same
-    questions this is the paired interval. Below about 30 questions it is too narrow; it is a point
+    Questions are drawn again within each set. Given the differences of two models on the same
+    questions, this is the paired interval. It is too narrow below about 30 questions, and a point
     when all values are equal.
     """
     rng, total = np.random.default_rng(seed), np.zeros(resamples)
@@ -178,26 +175,26 @@ def question(row: dict) -> tuple:
 
 
 def question_means(rows: list[dict]) -> dict:
+    """question -> the mean reward of its samples."""
     return {key: sum(row["reward"] for row in own) / len(own)
             for key, own in grouped(rows, question).items()}
 
 
 def report(rows: list[dict]) -> dict:
-    """What rows `with_rewards` say: avg (avg@k), ci_low, ci_high, pass {k: pass@k}, shares, length.
+    """The results of rows `with_rewards`: avg (avg@k), ci_low, ci_high, pass {k: pass@k}, and more.
 
-    avg is of rewards, correct and pass of right answers (status "correct"): of math-verify's
-    rewards, 0 and 1, avg is correct. Raises ValueError without rows, and for questions with
-    different numbers of samples.
+    avg is a mean of rewards. correct and pass count right answers (status "correct"). With
+    math-verify's rewards of 0 and 1, avg and correct are the same. Raises ValueError without rows,
+    and for questions with different numbers of samples.
     """
     rows_Q = list(grouped(rows, question).values())
     if not rows:
         raise ValueError("nothing to report: there are no rows")
     n = len(rows_Q[0])
     if any(len(own) != n for own in rows_Q):
-        raise ValueError(
-            "questions have different numbers of samples: evaluate all of them with the same k")
-    ks = [2**i for i in range(n.bit_length())]
+        raise ValueError("questions have different numbers of samples")
     right_Q = [sum(row["status"] == "correct" for row in own) for own in rows_Q]
+    ks = [2**i for i in range(n.bit_length())]
     verdicts = Counter(row["status"] for row in rows)
     return bootstrap([list(question_means(rows).values())]) | {
         "k": n, "questions": len(rows_Q), "correct": sum(right_Q) / len(rows),
@@ -210,17 +207,14 @@ def report(rows: list[dict]) -> dict:
 
 
 def report_by_set(rows: list[dict], data: str) -> dict[str, dict]:
-    """The `report` of each set of `data`: of several, each under its own name.
-
-    (What is held out of the training data is one set, whatever that was put together of.)
-    """
+    """A `report` of each set that `data` names. What is held out of training data is one set."""
     several = len(expand(data)) > 1
     sets = grouped(rows, lambda row: row["data"] if several else data)
     return {name: report(own) for name, own in sets.items()}
 
 
 def summarize(rows: list[dict], weights: dict[str, float]) -> dict:
-    """sets: {name: report, and one per level where known}; weighted: the average over all sets."""
+    """sets: {name: its report, with one per level if known}; weighted: the mean over all sets."""
     sets = {}
     for name in weights:
         own = [row for row in rows if row["data"] == name]
@@ -238,16 +232,17 @@ def weighted(value_by_question: dict, weights: dict[str, float]) -> dict:
 
 
 def compare(rows: list[dict], others: list[dict], weights: dict[str, float]) -> dict:
-    """Name -> avg of the differences of avg@k (rows - others), paired interval, counts.
+    """Name of a set -> mean difference of avg@k (rows - others), its paired interval, counts.
 
-    Both met the same questions, so difficulty cancels: much narrower than the separate intervals
-    suggest.
+    Both models met the same questions, so difficulty cancels: the interval is much narrower than
+    the separate intervals suggest.
     """
     before = question_means(others)
     change = {key: mean - before[key] for key, mean in question_means(rows).items()}
-    parts, result = {name: {name: 1} for name in weights}, {}
+    parts = {name: {name: 1} for name in weights}
     if len(weights) > 1:
         parts["weighted"] = weights
+    result = {}
     for name, part in parts.items():
         values = [value for (data, _), value in change.items() if data in part]
         result[name] = weighted(change, part) | dict(
@@ -257,10 +252,10 @@ def compare(rows: list[dict], others: list[dict], weights: dict[str, float]) -> 
 
 # --------------------------------------------------------------------- everything before the engine
 def sets_and_protocol(config: EvalConfig) -> tuple[dict, dict]:
-    """(sets {name: problems with prompts}, protocol {all that decides about the numbers}).
+    """({name: problems with prompts}, {everything that the scores depend on}).
 
-    Whatever is wrong with the model or the data ends here in a SystemExit, before the engine is
-    started.
+    Whatever is wrong with the model or the data ends here in a SystemExit, before the engine
+    starts.
     """
     from parts.machine import default_dtype, default_sync
 
@@ -276,29 +271,24 @@ def sets_and_protocol(config: EvalConfig) -> tuple[dict, dict]:
     weights = {name: weight or len(sets[name])
                for name, (_, weight) in zip(sets, expand(config.data))}
     sync = default_sync(dtype) if config.sync == "auto" else config.sync
+    hashes = weights_of(path)
+    if config.adapter:  # one that was trained further is another policy
+        hashes["adapter"] = digest_of(Path(config.adapter, "adapter_model.safetensors"))
     return sets, asdict(config) | dict(
-        path=path, files=weights_of(path) | adapter_of(config), sync=sync,
-        dtype=dtype, context=context, weights=weights, versions=versions(),
-        stop=stop_ids(tokenizer, config.stop), prompt=prompted[0][0].prompt,
-        own_files=own_files(config),
+        path=path, files=hashes, sync=sync, dtype=dtype, context=context, weights=weights,
+        versions=versions(), stop=stop_ids(tokenizer, config.stop),
+        prompt=prompted[0][0].prompt, own_files=own_files(config),
         questions={name: digest(problems) for name, problems in sets.items()})
 
 
-def adapter_of(config: EvalConfig) -> dict[str, str]:
-    """{"adapter": hash of its weights}: one that was trained on is another policy."""
-    if not config.adapter:
-        return {}
-    return dict(adapter=digest_of(Path(config.adapter, "adapter_model.safetensors")))
-
-
 def adapted_policy(protocol: dict) -> tuple:
-    """(base and adapter, its rank); (None, 8) without an adapter. SystemExit if they do not fit."""
+    """(Base with adapter, its rank); (None, 8) without one. SystemExit if they do not fit."""
     if not protocol["adapter"]:
         return None, 8
     from parts.policy import load_adapter
 
     checkpoints = Path(protocol["adapter"]).parent
-    if checkpoints.name == "checkpoints":  # of a run, which knows its base
+    if checkpoints.name == "checkpoints":  # its run knows the base
         require_same(checkpoints.parent, dict(model=protocol["files"]["model"]),
                      "name the --model that the adapter was trained on")
     return load_adapter(protocol["path"], protocol["adapter"], protocol["dtype"])
@@ -306,24 +296,28 @@ def adapted_policy(protocol: dict) -> tuple:
 
 # -------------------------------------------------------------------------------------- the samples
 def load_finished(folder: Path, protocol: dict, sets: dict) -> list[dict]:
-    """Rows of another evaluation of the same questions. SystemExit for others, or if unfinished."""
+    """The rows of another evaluation, to compare with.
+
+    Raises SystemExit if it has other questions or is not finished.
+    """
     other = read_json(folder / "protocol.json")
-    rows = with_rewards(samples_in(folder / "eval.jsonl"))
     if other.get("questions") != protocol["questions"]:
         raise SystemExit(f"{shown(folder)} has other questions: only the same --data and --limit "
                          "can be compared.")
-    counts = Counter((row["data"], row["id"]) for row in rows)
-    missing = [problem for name, problems in sets.items() for problem in problems
-               if counts[name, problem.id] != other.get("k")]
-    if missing or not (folder / "summary.json").exists():
+    problems = [problem for own in sets.values() for problem in own]
+    try:
+        rows = in_order(read_rows(folder / "eval.jsonl", is_sample), problems, other["k"])
+    except (KeyError, TypeError):
+        rows = []
+    if not rows or not (folder / "summary.json").exists():
         raise SystemExit(f"The evaluation in {shown(folder)} is not finished: repeat its command "
                          "to continue it.")
     deciding = ("template", "temperature", "max_tokens", "stop", "system", "reward", "own_files")
     changed = [key for key in deciding if protocol.get(key, "") != other.get(key, "")]
     if changed:
         print(f"warning: {shown(folder)} has another {', '.join(changed)}: the difference is not "
-              "the model's alone")
-    return rows
+              "due to the model alone")
+    return with_rewards(rows)
 
 
 # --------------------------------------------------------------------------------------- the output
@@ -336,25 +330,28 @@ def show_protocol(protocol: dict) -> None:
 
 
 def show_table(summary: dict, own_reward: bool = False) -> None:
-    """The table on the terminal. A reward of one's own is no share, and has one beside it."""
-    unit, title = (".3g", " correct  ") if own_reward else (".1%", "")
+    """The results on the terminal. Under --reward, avg@k is no share of right answers."""
     k = next(iter(summary["sets"].values()))["k"]
     best = 2 ** (k.bit_length() - 1)  # the largest k of pass@k
-    lines = {shown(name): one for name, one in summary["sets"].items()}
-    if len(lines) > 1:
-        lines["weighted"] = summary["weighted"]
-    width = max(map(len, [*lines, "weighted"]))
-    print(f"\n{'':{width}}  questions  {f'avg@{k}':>7}   95 % interval  {title}"
-          f"{f'pass@{best}':>8}   no box  cut off  no verdict  tokens")
-    for name, one in lines.items():
-        line = f"{name:{width}}  {one.get('questions', ''):9}  {one['avg']:7{unit}}  "
-        line += f"{one['ci_low']:6{unit}} - {one['ci_high']:6{unit}}"
-        if "pass" in one and own_reward:
-            line += f"{one['correct']:9.1%} "
-        if "pass" in one:
-            line += (f"{one['pass'][best]:9.1%}  {one['no_box']:7.1%}  {one['truncated']:7.1%}  "
-                     f"{one['verifier_failures']:10.2%}  {one['response_length']:6.0f}")
-        print(line)
+    unit = ".3g" if own_reward else ".1%"
+    table = [["", "questions", f"avg@{k}", "95 % interval", "correct", f"pass@{best}", "no box",
+              "cut off", "no verdict", "tokens"]]
+    for name, one in summary["sets"].items():
+        shares = (one["correct"], one["pass"][best], one["no_box"], one["truncated"],
+                  one["verifier_failures"])
+        table.append([shown(name), str(one["questions"]), *mean_and_interval(one, unit),
+                      *(f"{share:.1%}" for share in shares), f"{one['response_length']:.0f}"])
+    if len(table) > 2:
+        blank = [""] * 6
+        table.append(["weighted", "", *mean_and_interval(summary["weighted"], unit), *blank])
+    widths = [max(map(len, column)) for column in zip(*table)]
+    print()
+    for name, *cells in table:
+        print(name.ljust(widths[0]), *map(str.rjust, cells, widths[1:]), sep="  ")
+
+
+def mean_and_interval(one: dict, unit: str) -> list[str]:
+    return [f"{one['avg']:{unit}}", f"{one['ci_low']:{unit}} - {one['ci_high']:{unit}}"]
 
 
 def show_comparison(changes: dict, folder: str, own_reward: bool = False) -> None:
@@ -368,7 +365,7 @@ def show_comparison(changes: dict, folder: str, own_reward: bool = False) -> Non
 
 
 def show_failures(rows: list[dict]) -> None:
-    """Say what happened where there was no verdict: nobody should take it for a wrong answer."""
+    """Warn of samples on which the grader failed, so that nobody takes them for wrong answers."""
     failed = [row for row in rows if row["status"] in NO_VERDICT]
     if failed:
         first = failed[0]
@@ -383,21 +380,14 @@ def main(argv: list[str] | None = None) -> None:
 
     config = parse_eval(argv)
     if config.model in TINY:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # its threads would wait for each other
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # so small that threads slow it down
     sets, protocol = sets_and_protocol(config)
     others = load_finished(Path(config.against), protocol, sets) if config.against else None
     policy, rank = adapted_policy(protocol)
     folder = Path(config.out)
     with open_folder(folder, protocol):
         show_protocol(protocol)
-        file, problems = folder / "eval.jsonl", [p for own in sets.values() for p in own]
-        keep_rows(file, is_sample)  # without the half line that an interruption has left
-        done = samples_in(file)
-        already = f", which has {len(done)} samples already" if done else ""
-        print(f"results in {shown(folder)}{already}")
-        if len(done) < len(problems) * config.k:
-            sample(sets, done, protocol, policy, rank, file)
-        rows = with_rewards(in_order(samples_in(file), problems, config.k))
+        rows = with_rewards(sample(sets, protocol, policy, rank, folder))
         summary = summarize(rows, protocol["weights"])
         show_table(summary, bool(config.reward))
         show_failures(rows)
@@ -408,24 +398,25 @@ def main(argv: list[str] | None = None) -> None:
         draw_evaluation(summary, folder / "eval.png")
 
 
-def samples_in(file: Path) -> list[dict]:
-    """Without their texts, which may be larger than memory."""
-    return [{key: value for key, value in row.items() if key != "text"}
-            for row in read_rows(file, is_sample)]
-
-
-def sample(sets: dict, done: list, protocol: dict, policy, rank: int, file: Path) -> None:
-    """Start verifier and engine, and add the samples to `file` that are not `done`."""
+def sample(sets: dict, protocol: dict, policy, rank: int, folder: Path) -> list[dict]:
+    """The rows of all samples. Those that `eval.jsonl` lacks are drawn and appended to it."""
     from parts.engine import Engine
     from rewards import open_grader
 
-    own = protocol["reward"]
-    with open_grader(own, protocol["threshold"], protocol["graders"]) as grader:
-        for problems in sets.values():
-            if own:
-                grader.try_out(problems)
+    file, k = folder / "eval.jsonl", protocol["k"]
+    problems = [problem for own in sets.values() for problem in own]
+    keep_rows(file, is_sample)  # drops the half line that an interruption has left
+    done = list(read_rows(file, is_sample))
+    already = f", which has {len(done)} samples already" if done else ""
+    print(f"results in {shown(folder)}{already}")
+    if len(done) == len(problems) * k:
+        return in_order(done, problems, k)
+    with open_grader(protocol["reward"], protocol["threshold"], protocol["graders"]) as grader:
+        for own in sets.values():
+            if protocol["reward"]:
+                grader.try_out(own)
             else:
-                count_odd_golds(problems, grader)
+                count_odd_golds(own, grader)
         engine = Engine(
             protocol["path"], max_model_len=protocol["context"], dtype=protocol["dtype"],
             max_num_seqs=protocol["engine_sequences"], memory_share=protocol["engine_memory"],
@@ -435,11 +426,10 @@ def sample(sets: dict, done: list, protocol: dict, policy, rank: int, file: Path
         with contextlib.closing(engine):
             if policy:
                 engine.sync(policy)
-            problems = [p for own in sets.values() for p in own]
-            for rows in answers(engine, grader, problems, protocol["k"], protocol["max_tokens"],
-                                done=done, temperature=protocol["temperature"],
-                                seed=protocol["seed"], progress="evaluation"):
-                append(file, *rows)
+            return evaluate(
+                engine, grader, problems, k, protocol["max_tokens"], done=done,
+                on_rows=lambda rows: append(file, *rows), temperature=protocol["temperature"],
+                seed=protocol["seed"], progress="evaluation")
 
 
 if __name__ == "__main__":
@@ -449,5 +439,5 @@ if __name__ == "__main__":
             main()
         except KeyboardInterrupt:
             raise SystemExit(
-                "\ninterrupted: the samples are kept (but those of the last half minute), the same "
-                "command continues") from None
+                "\ninterrupted: the same command continues, and only the samples of the last half "
+                "minute are drawn again") from None

@@ -212,19 +212,6 @@ def test_report_refuses_nonsense(rewards, words):
 
 
 # ---------------------------------------------------------------------------------------- intervals
-def width(result):
-    return result["ci_high"] - result["ci_low"]
-
-
-def test_the_interval_of_a_weighted_average_is_that_of_statistics():
-    rng = np.random.default_rng(1)
-    a, b = rng.random(200), rng.random(50)
-    pooled = bootstrap([a, b], [1, 3])
-    spread = 1.96 * (a.var() / 200 / 16 + b.var() / 50 * 9 / 16) ** 0.5
-    assert pooled["avg"] == pytest.approx(a.mean() / 4 + 3 * b.mean() / 4)
-    assert width(pooled) == pytest.approx(2 * spread, rel=0.1)
-
-
 def test_a_paired_comparison_sees_what_separate_intervals_hide():
     rng, rates = np.random.default_rng(2), np.repeat(np.linspace(0, 1, 10), 20)
     before = rng.random((200, 16)) < rates[:, None] * 0.9
@@ -232,7 +219,8 @@ def test_a_paired_comparison_sees_what_separate_intervals_hide():
     first, second = rows_of(after, "a"), rows_of(before, "a")
     apart, paired = report(second), compare(first, second, {"a": 200})["a"]
     assert apart["ci_high"] > report(first)["ci_low"], "the separate intervals overlap"
-    assert paired["ci_low"] > 0 and width(paired) < width(apart) / 2
+    widths = [one["ci_high"] - one["ci_low"] for one in (paired, apart)]
+    assert paired["ci_low"] > 0 and widths[0] < widths[1] / 2
     assert paired["avg"] == pytest.approx(after.mean() - before.mean())
     change = after.mean(1) - before.mean(1)
     assert (paired["better"], paired["worse"]) == ((change > 0).sum(), (change < 0).sum())
@@ -258,6 +246,18 @@ def test_only_an_interval_without_zero_is_called_a_difference(capsys, low, high,
     change = dict(avg=(low + high) / 2, ci_low=low, ci_high=high, better=3, worse=2)
     evaluation.show_comparison({"a": change}, "other")
     assert f"], {verdict}; 3 questions better, 2 worse" in capsys.readouterr().out
+
+
+def test_the_table_has_a_line_per_set_and_one_for_the_weighted_average(capsys):
+    rows = rows_of([[1, 1], [1, 0]], "short") + rows_of([[0, 0]], "a longer name")
+    evaluation.show_table(summarize(rows, {"short": 1, "a longer name": 3}))
+    head, *lines = capsys.readouterr().out.strip("\n").split("\n")
+    assert "avg@2" in head and "pass@2" in head
+    assert [line.split()[:2] for line in lines] == [
+        ["short", "2"], ["a", "longer"], ["weighted", "18.8%"]]
+    assert "75.0%" in lines[0] and "100.0%" in lines[0]
+    ends = {line.index("%", 20) for line in (lines[0], lines[2])}
+    assert len({len(line.rstrip()) for line in lines[:2]}) == 1 and len(ends) == 1  # aligned
 
 
 # ----------------------------------------------------------------------------------------- sampling
@@ -328,10 +328,9 @@ PROBLEMS = [problem for problems in SETS.values() for problem in problems]
 def finish(file, engine=None, problems=PROBLEMS, k=4, grader=None):
     """Does what is left to do, as `sample` does. Returns how many samples were there already."""
     files.keep_rows(file, is_sample)
-    done = evaluation.samples_in(file)
-    for rows in evaluation.answers(engine or FakeEngine(), grader or FakeGrader(), problems, k, 9,
-                                   done=done):
-        files.append(file, *rows)
+    done = list(files.read_rows(file, is_sample))
+    evaluate(engine or FakeEngine(), grader or FakeGrader(), problems, k, 9, done=done,
+             on_rows=lambda rows: files.append(file, *rows))
     return len(done)
 
 
@@ -417,8 +416,7 @@ def test_a_failed_reward_is_the_worst_of_the_whole_evaluation(tmp_path, at_once,
     [json.loads(line, parse_constant=pytest.fail) for line in file.open()]  # no NaN
     stored = in_order(file, OWN_PROBLEMS, 1)
     assert [row["reward"] for row in stored] == [-5, -4, None, -3, None, -1, -2]
-    rows = evaluation.with_rewards(evaluation.in_order(
-        evaluation.samples_in(file), OWN_PROBLEMS, 1))
+    rows = evaluation.with_rewards(stored)
     assert [row["reward"] for row in rows] == [-5, -4, -5, -3, -5, -1, -2]
     summary = summarize(rows, {"a": 1, "b": 1})
     assert [summary["sets"][name]["avg"] for name in "ab"] == [-17 / 4, -8 / 3]
@@ -426,18 +424,16 @@ def test_a_failed_reward_is_the_worst_of_the_whole_evaluation(tmp_path, at_once,
 
 
 def test_both_sides_of_a_comparison_have_all_rewards(tmp_path, monkeypatch):
-    """By `main`, whose table and summary they go to; rows of an older folder had a number."""
+    """By `main`, whose table and summary they go to."""
     protocol = FINISHED | dict(k=1, reward="r.py:f", threshold=0.7, weights={"a": 1, "b": 1})
-    protocol |= {key: "" for key in ("model", "adapter", "data", "system", "seed", "dtype",
-                                     "versions", "prompt")}
+    protocol |= dict.fromkeys(
+        ("model", "adapter", "data", "system", "seed", "dtype", "versions", "prompt"), "")
     for name in ("new", "old"):
         open_folder(tmp_path / name, protocol).close()
         finish(tmp_path / name / "eval.jsonl", None, OWN_PROBLEMS, 1, OwnGrader())
-    old = tmp_path / "old" / "eval.jsonl"
-    old.write_text(old.read_text().replace("null", "0.0"))
     (tmp_path / "old" / "summary.json").write_text("{}")
-    config = SimpleNamespace(model="", adapter="", reward="r.py:f", k=1,
-                             out=str(tmp_path / "new"), against=str(tmp_path / "old"))
+    config = SimpleNamespace(model="", reward="r.py:f", out=str(tmp_path / "new"),
+                             against=str(tmp_path / "old"))
     monkeypatch.setattr(evaluation, "parse_eval", lambda argv: config)
     monkeypatch.setattr(evaluation, "sets_and_protocol", lambda config: (OWN, protocol))
     evaluation.main([])
@@ -609,42 +605,32 @@ def other_evaluation(folder, protocol=FINISHED, lines=(ROW,), complete=True):
     return folder
 
 
-@pytest.mark.parametrize("protocol, words", [
-    ("[]", "damaged"), ("[" * 100_000, "damaged"), ({}, "other questions"),
-    ({"questions": {"a": "1"}}, "not finished"), (FINISHED | dict(k=[1]), "not finished"),
-    (FINISHED | dict(k=2), "not finished")])
-def test_an_odd_protocol_to_compare_with_gets_one_sentence(tmp_path, protocol, words):
+@pytest.mark.parametrize("words, changed", [
+    ("damaged", dict(protocol="[]")), ("damaged", dict(protocol="[" * 100_000)),
+    ("other questions", dict(protocol={})),
+    ("other questions", dict(protocol=FINISHED | {"questions": {"a": "2"}})),
+    ("not finished", dict(protocol={"questions": {"a": "1"}})),
+    ("not finished", dict(protocol=FINISHED | dict(k=[1]))),
+    ("not finished", dict(protocol=FINISHED | dict(k=2))),
+    ("not finished", dict(lines=[])), ("not finished", dict(lines=["[" * 100_000])),
+    ("not finished", dict(lines=["{}"])), ("not finished", dict(lines=[ROW | dict(reward="high")])),
+    ("not finished", dict(lines=[ROW | dict(reward=None)])),
+    ("not finished", dict(lines=[ROW | dict(id=["q"])])),
+    ("not finished", dict(lines=[ROW | dict(id="another")])),
+    ("not finished", dict(complete=False))])
+def test_what_cannot_be_compared_with_is_one_sentence(tmp_path, words, changed):
     """Before the engine starts: `compare` comes last, after what may have been hours."""
-    with pytest.raises(SystemExit, match=words):
-        evaluation.load_finished(other_evaluation(tmp_path, protocol), FINISHED,
-                                 {"a": [Question("q")]})
-
-
-@pytest.mark.parametrize("lines", [
-    [], ["[]"], ["{}"], ["[" * 100_000], [ROW | dict(reward="high")], [ROW | dict(reward=None)],
-    [ROW | dict(id=["q"])], [ROW | dict(id="another")], [ROW, ROW]])
-def test_a_comparison_needs_every_sample_of_every_question(tmp_path, lines):
-    """Of fewer, `compare` would end in a KeyError after the evaluation."""
-    with pytest.raises(SystemExit, match="not finished"):
-        evaluation.load_finished(other_evaluation(tmp_path, lines=lines), FINISHED,
-                                 {"a": [Question("q")]})
-
-
-def test_a_comparison_needs_a_summary_and_the_same_questions(tmp_path):
     one = {"a": [Question("q")]}
-    other = other_evaluation(tmp_path, lines=[ROW | dict(text="x")])
-    assert evaluation.load_finished(other, FINISHED, one) == [ROW]
-    with pytest.raises(SystemExit, match="other questions"):
-        evaluation.load_finished(other, FINISHED | {"questions": {"a": "2"}}, one)
-    (other / "summary.json").unlink()
-    with pytest.raises(SystemExit, match="not finished"):
-        evaluation.load_finished(other, FINISHED, one)
+    with pytest.raises(SystemExit, match=words):
+        evaluation.load_finished(other_evaluation(tmp_path, **changed), FINISHED, one)
 
 
 @pytest.mark.parametrize("changed", [dict(template="none"), dict(temperature=0.6, graders=7)])
 def test_a_comparison_under_another_protocol_is_marked(tmp_path, capsys, changed):
-    other = other_evaluation(tmp_path)
-    evaluation.load_finished(other, FINISHED | changed, {"a": [Question("q")]})
+    other, one = other_evaluation(tmp_path), {"a": [Question("q")]}
+    assert evaluation.load_finished(other, FINISHED, one) == [ROW]
+    assert capsys.readouterr().out == ""
+    evaluation.load_finished(other, FINISHED | changed, one)
     assert f"another {next(iter(changed))}: the difference" in capsys.readouterr().out
 
 
@@ -860,12 +846,9 @@ def test_adapter_and_merged_model_agree(tmp_path, model, adapter, data):
     run(adapter[1], data, tmp_path / "merged")
     run(model, data, tmp_path / "swapped", adapter=adapter[0], sync="adapter",
         against=tmp_path / "merged")
-    run(model, data, tmp_path / "merging", adapter=adapter[0], sync="merge")
-    wanted = [row["text"] for row in samples(tmp_path / "merged")]
-    for name in ("swapped", "merging"):
-        same = mean(row["text"] == text for row, text in zip(samples(tmp_path / name), wanted))
-        print(f"\n{name}: {same:.1%} of the samples are those of the merged model")
-        assert same > 0.9, "rounding may turn a rare sample, a wrong weight turns nearly all"
+    both = zip(samples(tmp_path / "swapped"), samples(tmp_path / "merged"), strict=True)
+    same = mean(one["text"] == other["text"] for one, other in both)
+    assert same > 0.9, "rounding may turn a rare sample, a wrong weight turns nearly all"
     difference = json.loads((tmp_path / "swapped" / "summary.json").read_text())["difference"]
     assert len(difference) == 1 and all(abs(one["avg"]) < 0.05 for one in difference.values())
 
