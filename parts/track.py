@@ -1,14 +1,12 @@
-"""What a run's logs say, shown by a tracker: trackio, Weights & Biases or TensorBoard.
+"""Sends a run's logs to a tracker: trackio, Weights & Biases or TensorBoard.
 
     python minirl.py --report-to trackio        # while it runs
-    python -m parts.track runs/NAME trackio     # afterwards; or what did not arrive at the time
+    python -m parts.track runs/NAME trackio     # afterwards, or to send what did not arrive
 
-The JSON lines in runs/NAME stay the truth. A tracker is sent their rows, each step once: metrics as
-train/..., evaluations as held_out/... (of several sets held_out/SET/...), and the kept samples of
-the recorded prompts as a table.
-`runs/NAME/tracker/KIND.json` remembers the tracked run and how far it has come, so that a resumed
-run goes on in the same one. Steps that a resumed run does again are not sent again. A tracker that
-fails costs a warning, never the run.
+A tracker gets each step once: metrics as train/..., evaluations as held_out/... (held_out/SET/...
+if there are several sets), and the kept samples of the recorded prompts as a table.
+`runs/NAME/tracker/KIND.json` holds the name of the tracked run and the last step sent, so that a
+resumed run goes on in the same one. A tracker that fails costs a warning, never the run.
 """
 import contextlib
 import json
@@ -31,7 +29,7 @@ PROJECT = "minirl"
 # ------------------------------------------------------------------------------ the trackers
 # Each opens a tracked run and returns what has log(numbers, step), Table(columns, data), finish().
 def open_trackio(folder: Path, name: str, known: dict):
-    """Into the SQLite file of this machine, or wherever TRACKIO_SPACE_ID says."""
+    """Writes to this machine's SQLite file, or wherever TRACKIO_SPACE_ID says."""
     import trackio
 
     trackio.init(PROJECT, name=name, config=known, resume="allow", embed=False,
@@ -40,7 +38,7 @@ def open_trackio(folder: Path, name: str, known: dict):
 
 
 def open_wandb(folder: Path, name: str, known: dict):
-    """To its server; with WANDB_MODE=offline into `folder`, from where `wandb sync` uploads it."""
+    """Sends to its server. With WANDB_MODE=offline it writes to `folder`, for `wandb sync`."""
     import wandb
 
     wandb.init(project=os.environ.get("WANDB_PROJECT", PROJECT), id=name, name=name, dir=folder,
@@ -50,13 +48,13 @@ def open_wandb(folder: Path, name: str, known: dict):
 
 
 class TensorBoard:
-    """Into event files in `folder`: `tensorboard --logdir runs` shows them."""
+    """Writes event files to `folder`; `tensorboard --logdir runs` shows them."""
 
     def __init__(self, folder: Path, name: str, known: dict):
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer = SummaryWriter(folder)
-        self.writer.add_text("settings", code_block(json.dumps(known, indent=1)))
+        self.writer.add_text("settings", self.Table(list(known), [list(known.values())]))
 
     def log(self, numbers: dict, step: int) -> None:
         for name, value in numbers.items():
@@ -65,15 +63,12 @@ class TensorBoard:
         self.writer.flush()
 
     def Table(self, columns: list, data: list) -> str:
-        return code_block("\n".join(json.dumps(dict(zip(columns, row)), indent=1) for row in data))
+        """A block of Markdown code: four spaces before each line show every character as it is."""
+        rows = [json.dumps(dict(zip(columns, row)), indent=1) for row in data]
+        return "\n".join("    " + line for row in rows for line in row.splitlines())
 
     def finish(self) -> None:
         self.writer.close()
-
-
-def code_block(text: str) -> str:
-    """As Markdown that shows every character as it is."""
-    return "\n".join("    " + line for line in text.splitlines())
 
 
 TRACKERS = {"trackio": open_trackio, "wandb": open_wandb, "tensorboard": TensorBoard}
@@ -85,7 +80,7 @@ def numbers_of(prefix: str, row: dict) -> dict:
     found = {}
     for key, value in row.items():
         if isinstance(value, list):
-            value = dict(enumerate(value, 1))  # of rounds_histogram: by the number of rounds
+            value = dict(enumerate(value, 1))  # rounds_histogram, by the number of rounds
         if isinstance(value, dict):
             found |= numbers_of(f"{prefix}/{key}", value)
         elif is_number(value) and key != "step":
@@ -94,30 +89,15 @@ def numbers_of(prefix: str, row: dict) -> dict:
 
 
 def table_of(groups: list[dict]) -> list[list]:
-    """The kept samples of recorded groups, a row each, in the order of COLUMNS."""
-    rows = []
-    for group in groups:
-        with contextlib.suppress(KeyError, TypeError, AttributeError):  # a damaged one
-            texts = [sendable(group["prompt"]), sendable(group["gold"])]
-            rows += [[group["step"], *texts, sendable(s["text"]), s["reward"], s["status"],
-                      s["advantage"]] for s in group["pool"] if s["kept"]]
-    return rows
+    """The kept samples of recorded groups: one row each, in the order of COLUMNS."""
+    rows = [[group["step"], group["prompt"], group["gold"], s["text"], s["reward"], s["status"],
+             s["advantage"]] for group in groups for s in group["pool"] if s["kept"]]
+    return [[sendable(cell) for cell in row] for row in rows]
 
 
-def sendable(text: str) -> str:
-    """Without lone surrogates, which a model can write and no tracker can store."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def rows_after(log: Path, start: int) -> tuple[list[dict], int]:
-    """The rows of a log from a byte on, and where they end: before half a line, if there is one."""
-    lines = []
-    if log.exists():
-        with open(log, "rb") as file:
-            file.seek(start)
-            lines = [line for line in file if line.endswith(b"\n")]
-    rows = [row_of(line.decode(errors="replace")) for line in lines]
-    return [row for row in rows if row], start + sum(map(len, lines))
+def sendable(value):
+    """A text without lone surrogates, which a model can write and no tracker can store."""
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
 
 
 class Tracker:
@@ -127,60 +107,69 @@ class Tracker:
     """
 
     def __init__(self, run: Path, kind: str, known: dict):
-        self.run, self.kind, self.failures, self.all_sent = run, kind, 0, True
-        self.read = dict.fromkeys(LOGS, 0)  # bytes of which all is sent
-        folder = run / "tracker"
-        folder.mkdir(parents=True, exist_ok=True)
-        self.file = folder / f"{kind}.json"
-        self.state = read_json(self.file) if self.file.exists() else new_state(run)
+        self.run, self.kind, self.failures = run, kind, 0
+        self.read = dict.fromkeys(LOGS, 0)  # bytes of each log that have been read
+        self.waiting = {}  # step -> {log: its rows that are not sent yet}
+        self.file = run / "tracker" / f"{kind}.json"
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        name = f"{run.resolve().name[:50]}-{secrets.token_hex(3)}"  # no other run has it
+        fresh = dict(id=name, sent=dict.fromkeys(LOGS, -1))
+        self.state = read_json(self.file) if self.file.exists() else fresh
         try:
-            self.tracker = TRACKERS[kind](folder, self.state["id"], known)
+            self.tracker = TRACKERS[kind](self.file.parent, self.state["id"], known)
             write_safely(self.file, json.dumps(self.state))
-        except Exception as error:  # each of them has its own kinds
+        except Exception as error:  # each package raises its own kinds
             raise SystemExit(f"{kind} did not start ({shown(error)}): install it with `pip install "
                              f"{kind}` or mend what it says, or leave --report-to out.") from error
 
     def send(self) -> None:
-        """Send what is new, in order of steps. What fails is tried again with the next ones."""
-        self.all_sent = False
+        """Send what is new, in order of steps. What fails stays waiting for the next call."""
+        for log in LOGS:
+            self.read_on(log)
         with self.tolerant():
-            ends, new = {}, {}  # of the logs that were read; step -> {log: its rows}
-            for name in LOGS:
-                rows, ends[name] = rows_after(self.run / name, self.read[name])
-                for row in rows:
-                    if row["step"] > self.state["sent"][name]:
-                        new.setdefault(row["step"], {}).setdefault(name, []).append(row)
-            for step in sorted(new):
-                self.tracker.log(self.as_sent(new[step]), step=step)
-                self.state["sent"] |= dict.fromkeys(new[step], step)
-            self.read, self.all_sent = ends, True
+            for step in sorted(self.waiting):
+                self.tracker.log(self.as_sent(self.waiting[step]), step=step)
+                self.state["sent"] |= dict.fromkeys(self.waiting.pop(step), step)
             write_safely(self.file, json.dumps(self.state))
 
+    def read_on(self, log: str) -> None:
+        """Put the new rows of a log into `waiting`. Half a line is left for the next time."""
+        if not (self.run / log).exists():
+            return
+        with open(self.run / log, "rb") as file:
+            file.seek(self.read[log])
+            lines = [line for line in file if line.endswith(b"\n")]
+        self.read[log] += sum(map(len, lines))
+        for line in lines:
+            row = row_of(line.decode(errors="replace"))
+            if row and row["step"] > self.state["sent"][log]:
+                self.waiting.setdefault(row["step"], {}).setdefault(log, []).append(row)
+
     def as_sent(self, rows: dict[str, list[dict]]) -> dict:
-        """What all logs say of a step."""
+        """What the logs say of one step."""
         found = {}
         for row in rows.get("metrics.jsonl", []):
             found |= numbers_of("train", row)
         evaluations = rows.get("eval.jsonl", [])
         for row in evaluations:
-            of_set = f"/{row.get('data')}" * (len(evaluations) > 1)
-            found |= numbers_of(f"held_out{of_set}", row)
+            several = len(evaluations) > 1
+            found |= numbers_of(f"held_out/{row['data']}" if several else "held_out", row)
         table = table_of(rows.get("groups.jsonl", []))
         if table:
             found["completions"] = self.tracker.Table(columns=COLUMNS, data=table)
         return found
 
     def close(self) -> None:
-        """Wait until all has arrived, and say so if something has not."""
+        """Wait until everything has arrived, and say so if something has not."""
         with self.tolerant():
             self.tracker.finish()
-        if not self.all_sent:
+        if self.waiting:
             print(f"The last steps did not reach {self.kind}: send them with "
                   f"`python -m parts.track {self.run} {self.kind}`")
 
     @contextlib.contextmanager
     def tolerant(self):
-        """Whatever a tracker raises is counted, and said the first time: the run goes on."""
+        """Count whatever a tracker raises and warn the first time, so that the run goes on."""
         try:
             yield
         except Exception as error:
@@ -192,12 +181,6 @@ class Tracker:
 
 def open_tracker(run: Path, kind: str, known: dict) -> Tracker | None:
     return None if kind == "none" else Tracker(run, kind, known)
-
-
-def new_state(run: Path) -> dict:
-    """The tracked run's name, which no other has, and the last step of each log that it knows."""
-    name = f"{run.resolve().name[:50]}-{secrets.token_hex(3)}"
-    return dict(id=name, sent=dict.fromkeys(LOGS, -1))
 
 
 def main() -> None:
