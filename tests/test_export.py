@@ -3,6 +3,7 @@ import contextlib
 import hashlib
 import json
 import math
+import re
 import resource
 import shutil
 import sys
@@ -90,28 +91,27 @@ def test_the_merged_weights_against_their_definition(tmp_path, model):
     adapted, others = updates(run, model)
     assert len(adapted) >= 4 and found.keys() - adapted.keys() <= others.keys()
     for name, (weight, update) in adapted.items():
-        torch.testing.assert_close(found[name].double(), weight + update, rtol=1e-7, atol=1e-8)
+        torch.testing.assert_close(found[name].double(), weight + update, rtol=1e-6, atol=1e-7)
         assert update.abs().max() > 1e-3
     for name in found.keys() - adapted.keys():
         assert torch.equal(found[name], others[name]), f"{name} was not trained"
 
 
-def test_what_rounding_keeps_of_the_update_is_said(tmp_path, capsys):
-    """A small update on weights in 16 bits; in float32 all of it arrives."""
-    run = train_at_random(tmp_path / "runs" / "mine", size=3e-4, dtype="bfloat16")
-    export.export(run, tmp_path / "out")
-    found, (adapted, _) = load_file(tmp_path / "out" / "model.safetensors"), updates(run, "tiny")
-    lost = wanted = 0
+def test_how_far_the_log_probs_are_from_the_trainers_is_said(tmp_path, capsys):
+    """In 16 bits rounding moves them; in float32 the export is the trained policy."""
+    run = train_at_random(tmp_path / "runs" / "mine", size=0.05, dtype="bfloat16")
+    gaps = []
+    for dtype in ("bfloat16", "float32"):
+        export.export(run, tmp_path / dtype, dtype)
+        said = capsys.readouterr().out
+        gaps.append(float(re.search(r"trainer's by at most (\S+) in an answer", said)[1]))
+        assert ("--dtype float32 keeps all" in said) == (gaps[-1] > 0.05 and dtype != "float32")
+    assert gaps[0] > 1e-3
+    found = load_file(tmp_path / "float32" / "model.safetensors")
+    adapted, _ = updates(run, "tiny")
     for name, (weight, update) in adapted.items():
-        lost += (found[name].double() - weight.bfloat16().double() - update).square().sum()
-        wanted += update.square().sum()
-    share = 1 - lost / wanted
-    rounded = capsys.readouterr().out
-    assert 0.1 < share < 0.9 and f"{share:.1%} of the update arrive in bfloat16" in rounded
-    assert rounded.endswith("; --dtype float32 keeps all of it\n")
-    export.export(run, tmp_path / "whole", "float32")
-    whole = capsys.readouterr().out
-    assert "100.0% of the update arrive in float32" in whole and "keeps all" not in whole
+        wanted = weight.bfloat16().double() + update
+        torch.testing.assert_close(found[name].double(), wanted, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.engine
@@ -138,7 +138,8 @@ def test_the_newest_checkpoint_is_exported_or_the_one_that_is_named(made, tmp_pa
     export.export(made, tmp_path / "newest")
     export.export(made / "checkpoints" / "step-000003", tmp_path / "named")
     out = capsys.readouterr().out
-    assert "step-000006" in out.splitlines()[0] and "step-000003" in out.splitlines()[2]
+    named = [line for line in out.splitlines() if "with the adapter of" in line]
+    assert "step-000006" in named[0] and "step-000003" in named[1]
     cards = [(tmp_path / name / "README.md").read_text() for name in ("newest", "named")]
     assert "for 6 steps" in cards[0] and "| 6 | 100 of builtin | avg@8 60.0% |" in cards[0]
     assert "for 3 steps" in cards[1] and "60.0%" not in cards[1]
@@ -182,9 +183,7 @@ ODD = {
                rename("step-000006-best")),
     "a long name": ("x" * 300, "too long.*name another folder", None),
     "no model": ("runs/copy", "does not say the model", spoil_config(dict(model=None))),
-    "a list": ("runs/copy", "does not say the model", spoil_config(dict(model=["tiny"]))),
     "no template": ("runs/copy", "does not say the template", spoil_config(dict(template=None))),
-    "no such dtype": ("runs/copy", "does not say the dtype", spoil_config(dict(dtype="int8"))),
     "another base": ("runs/copy", "weights of --model are not those",
                      spoil_config(dict(model="tiny-skills"))),
     "alpha below 0": ("runs/copy", "lora_alpha", lambda run: spoil_adapter(run, lora_alpha=-32)),
@@ -203,29 +202,10 @@ def test_what_cannot_be_exported_is_one_sentence(
     assert "\n" not in str(ended.value) and not (tmp_path / "out").exists()
 
 
-def test_a_folder_with_too_long_a_name_is_one_sentence(made, tmp_path, monkeypatch):
-    with pytest.raises(SystemExit, match="too long") as ended:
-        run_main(monkeypatch, made, tmp_path / ("x" * 300))
-    assert "\n" not in str(ended.value) and not list(tmp_path.iterdir())
-
-
 def test_the_folder_may_be_the_one_that_one_is_in(made, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_main(monkeypatch, made, ".")
     assert tmp_path.name in (tmp_path / "README.md").read_text()
-
-
-def test_odd_rows_of_the_evaluations_are_left_out_of_the_card(copy, tmp_path):
-    row = json.loads((copy / "eval.jsonl").read_text().splitlines()[0])
-    for change in (dict(avg=None), dict(k="8"), dict(data=7), dict(questions=[])):
-        append(copy / "eval.jsonl", row | change | dict(step=2))
-    append(copy / "eval.jsonl", dict(step=5))
-    append(copy / "eval.jsonl", row | dict(data="other.jsonl", step=6, avg=0.25))
-    export.export(copy, tmp_path / "out")
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert "| 3 | 100 of builtin | avg@8 30.0%" in card
-    assert "| 6 | 100 of builtin | avg@8 60.0%" in card
-    assert "| 6 | 100 of other.jsonl | avg@8 25.0%" in card and card.count("avg@8") == 3
 
 
 # ------------------------------------------------------------------------------ nothing is lost
@@ -251,6 +231,9 @@ def test_a_full_disk_leaves_neither_half_a_model_nor_a_changed_run(made, tmp_pat
     assert "Could not write" in sentence and "the run is untouched" in sentence
     assert "\n" not in sentence
     assert list(tmp_path.iterdir()) == [] and contents(made) == before
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit, match="Could not write"):
+        export.export(made, tmp_path / "file" / "out")
     export.export(made, tmp_path / "out")
 
 
@@ -265,13 +248,6 @@ def files_of_at_most(size: int):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_place_that_cannot_be_written_is_one_sentence(made, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(SystemExit, match="Could not write") as ended:
-        export.export(made, tmp_path / "file" / "out")
-    assert "\n" not in str(ended.value)
-
-
 # ------------------------------------------------------------------------------ the card
 def test_the_card_is_read_by_the_hubs_own_library_and_tells_no_paths(tmp_path):
     from huggingface_hub import ModelCard
@@ -281,13 +257,15 @@ def test_the_card_is_read_by_the_hubs_own_library_and_tells_no_paths(tmp_path):
         eval_data="/home/me/secret/exam.jsonl", template="chat")))
     assert "not evaluated" in export.card("mine", tmp_path, known, 20)
     row = dict(data=known["eval_data"], questions=50, k=8, avg=.5, ci_low=.4, ci_high=.6)
-    append(tmp_path / "eval.jsonl", dict(row, step=0, avg=.2), dict(row, step=20))
+    append(tmp_path / "eval.jsonl", dict(row, step=0, avg=.2), dict(row, step=20), dict(step=20),
+           dict(row, step=20, data="other.jsonl", avg=.25))
     text = export.card("mine", tmp_path, known, 20)
     found = ModelCard(text).data
     assert found.base_model == "Qwen/Qwen2.5-Math-1.5B" and found.library_name == "transformers"
     assert found.datasets == ["org/problems"] and 'from_pretrained("mine")' in text
     assert "| 0 | 50 of exam.jsonl | avg@8 20.0% | 40.0% to 60.0% |" in text
     assert "| 20 | 50 of exam.jsonl | avg@8 50.0% |" in text and "secret" not in text
+    assert "| 20 | 50 of other.jsonl | avg@8 25.0% |" in text and text.count("avg@8") == 3
     own = export.card("mine", tmp_path, known | dict(reward="/home/me/secret/mine.py:score"), 20)
     assert "avg@8 0.5 | 0.4 to 0.6" in own and "| reward | mine.py:score |" in own
 
