@@ -1,16 +1,16 @@
-"""See a run: its logs become one HTML page, which needs no server and no network.
+"""See a run: this program turns its logs into one HTML page that needs no server and no network.
 
     python explore.py runs/NAME                         # writes runs/NAME/explore.html
     python explore.py runs/NAME --against runs/OTHER    # two runs side by side
     python explore.py runs/NAME --steps 1-50            # of a long run, these steps in full
 
-The page shows the curves, every recorded prompt's rounds, and of every token that was trained on
-its three probabilities and Eq. 7 with its numbers. What is recorded is decided while a run trains
-(--log-groups of minirl.py) and written to groups.jsonl: see docs/explore.md.
+The page shows the curves, the rounds of every recorded prompt, and for every trained token its
+three probabilities and Eq. 7 with its numbers. A run records what --log-groups of minirl.py says,
+in groups.jsonl (see docs/explore.md).
 
-A page of more than 20 MB is not made: what does not fit is left out, tokens first, and the page and
-this program say so. The data are in it as gzipped JSON in base64: a seventh of their size, and
-nothing in what a model wrote that a browser could take for HTML.
+A page has at most 20 MB. What does not fit is left out, tokens first, and the page and this program
+say so. The data are in the page as gzipped JSON in base64. That takes a seventh of their size, and
+nothing that a model wrote can be taken for HTML.
 """
 import base64
 import gzip
@@ -31,19 +31,12 @@ from parts.plot import names_apart, rows_by_step
 from rewards import extract_answer
 
 TEMPLATE = Path(__file__).parent / "parts" / "explore.html"
-PLACE = "/*DATA*/"  # where the template has the data
-MOST_BYTES = 20_000_000  # of a page
+PLACE = "/*DATA*/"  # the data replace this in the template
+MOST_BYTES = 20_000_000  # the size of a page
 MOST_TEXT = 64_000_000  # characters of JSON that a browser opens within 3 seconds
-MOST_ROWS = 2000  # steps per curve: no screen has more
 OF_TOKENS = ("ids", "tokens", "mu", "theta", "old", "mask", "weight", "entropy", "agrees")
-NUMBER, TEXT = int | float | None, str | None
-NUMBERS = {int, float, type(None)}  # what was not finite is null
-KINDS = dict(  # of what the page reads of groups.jsonl; a set: a list of these
-    step=int, place=int, prompt=str, outcome=str, baseline=NUMBER, pool=[dict(
-        round=int, submit=NUMBER, finish=NUMBER, reward=NUMBER, status=TEXT, reason=TEXT, text=str,
-        length=int, finish_reason=TEXT, kept=bool, coefficient=NUMBER, scale=NUMBER, mask=TEXT,
-        tokens={str}, **dict.fromkeys(set(OF_TOKENS) - {"tokens", "mask"}, NUMBERS))])
-ABSENT, WITH_TEXTS, WHOLE = range(3)  # how much of a recorded prompt is in the page
+OF_A_GROUP = {"step", "place", "prompt", "outcome", "pool"}  # what the page cannot do without
+ABSENT, WITH_TEXTS, WHOLE = range(3)  # how much of a recorded prompt the page holds
 
 
 @dataclass
@@ -53,7 +46,7 @@ class PageConfig:
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")] = ""
     """folder of a run, such as runs/NAME"""
     against: str = ""
-    """folder of another run, to be shown beside it"""
+    """folder of another run, to show beside it"""
     steps: str = ""
     """only the prompts of these steps, such as 1-50 or 7; empty = all. Curves are always whole"""
 
@@ -85,12 +78,12 @@ class Recorded:
 
     row: dict  # without tokens
     file: object
-    at: int  # its place in the file, in bytes
+    at: int  # where the line begins in the file, in bytes
     sizes: tuple[int, int, int]  # in characters: ABSENT, WITH_TEXTS, WHOLE
-    rank: tuple = ()  # who comes first where not all fit
+    rank: tuple = ()  # the lowest come first where not all fit
 
     def shown_as(self, level: int) -> dict:
-        """The row as the page gets it."""
+        """The row for the page."""
         if level == WITH_TEXTS:
             return self.row
         self.file.seek(self.at)
@@ -99,23 +92,18 @@ class Recorded:
 
 
 def read_run(folder: Path, span: tuple[int, int] | None) -> tuple[dict, list[str]]:
-    """A run as the page gets it, but with `Recorded` groups; and what is to be said about it.
+    """A run for the page, but with `Recorded` groups; and what the page must say about it.
 
-    Raises SystemExit if the folder is none of a run, or of one without a finished step, and OSError
-    if a log cannot be read.
+    Raises SystemExit if the folder holds no run with a finished step, and OSError if a log cannot
+    be read.
     """
-    if not folder.is_dir():
-        raise SystemExit(f"{shown(folder)} is no folder: name that of a run, such as runs/NAME.")
-    config = settings(folder)
+    config = settings(folder) if folder.is_dir() else None
     if config is None:
-        raise SystemExit(f"{shown(folder)} holds no config.json, so it is no training run: name "
-                         "the folder of one, such as runs/NAME.")
-    metrics = rows_by_step(folder / "metrics.jsonl")
+        raise SystemExit(f"{shown(folder)} is no folder of a training run with a config.json: name "
+                         "one, such as runs/NAME.")
+    metrics, notes = rows_by_step(folder / "metrics.jsonl"), []
     if not metrics:
         raise SystemExit(f"{shown(folder)} has no finished step yet: there is nothing to see.")
-    stride, notes = -(-len(metrics) // MOST_ROWS), []
-    if stride > 1:
-        notes.append(f"The curves show one step in {stride}.")
     groups, damaged = read_groups(folder / "groups.jsonl", span)
     if damaged:
         notes.append(f"Damaged lines of {shown(folder)}/groups.jsonl that were left out "
@@ -125,18 +113,18 @@ def read_run(folder: Path, span: tuple[int, int] | None) -> tuple[dict, list[str
         notes.append(f"{shown(folder)} has no recorded prompts {which}, so it has curves only "
                      "(--log-groups of minirl.py).")
     evals = rows_by_step(folder / "eval.jsonl", ("data", "step"))
-    return dict(config=config, metrics=metrics[::stride], evals=evals, groups=groups), notes
+    return dict(config=config, metrics=metrics, evals=evals, groups=groups), notes
 
 
 def read_groups(file: Path, span: tuple[int, int] | None) -> tuple[list[Recorded], int]:
-    """(the recorded prompts of these steps in the order of the log, how many lines are damaged)."""
+    """(The recorded prompts of these steps in the order of the log, the number of damaged lines)."""
     found, damaged, at = [], 0, 0
     if not file.exists():
         return found, damaged
-    log = open(file, "rb")  # stays open: a run that goes on may put another in its place
+    log = open(file, "rb")  # stays open: a run that goes on may replace the file
     for line in log:
         if within(line, span):
-            row = files.row_of(line.decode(errors="replace"), is_group)
+            row = files.row_of(line.decode(errors="replace"), OF_A_GROUP.issubset)
             if row:
                 found.append(recorded(row, len(line), log, at))
             else:
@@ -147,36 +135,13 @@ def read_groups(file: Path, span: tuple[int, int] | None) -> tuple[list[Recorded
 
 
 def within(line: bytes, span: tuple[int, int] | None) -> bool:
-    """Whether a line is of these steps. It begins with its step, and need not be parsed for it."""
+    """Whether a line belongs to these steps. It begins with its step, so it need not be parsed."""
     step = re.match(rb'\{"step": (\d{1,20}),', line)
     return span is None or step is None or span[0] <= int(step[1]) <= span[1]
 
 
-def is_group(row: dict) -> bool:
-    """Whether the page can show it: a view that meets a text for a number would stay empty."""
-    return fits(row, KINDS) and all(map(has_all_columns, row["pool"]))
-
-
-def has_all_columns(sample: dict) -> bool:
-    """Whether each token that was trained on has its text and its numbers."""
-    columns = {name: sample[name] for name in OF_TOKENS if sample.get(name) is not None}
-    alike = len({len(column) for column in columns.values()}) <= 1
-    return alike and ("theta" not in columns or {"mu", "tokens"} <= columns.keys())
-
-
-def fits(value, kind) -> bool:
-    """Whether a value from JSON is of a kind. What is a list per token may be missing."""
-    if isinstance(kind, dict):
-        return isinstance(value, dict) and all(fits(value.get(k), kind[k]) for k in kind)
-    if isinstance(kind, list):
-        return isinstance(value, list) and all(fits(one, kind[0]) for one in value)
-    if isinstance(kind, set):
-        return value is None or isinstance(value, list) and set(map(type, value)) <= kind
-    return isinstance(value, kind)
-
-
 def recorded(row: dict, length: int, log, at: int) -> Recorded:
-    """A row that is a line of `length` bytes, with what each answer's box holds."""
+    """A line of `length` bytes, with the contents of each answer's box added."""
     row["pool"] = [
         {name: value for name, value in s.items() if name not in OF_TOKENS}
         | dict(answer=extract_answer(s["text"])) for s in row["pool"]]
@@ -185,9 +150,9 @@ def recorded(row: dict, length: int, log, at: int) -> Recorded:
 
 
 def rank(found: list[Recorded]) -> None:
-    """Who comes first where not all fit: each step's first prompt, then each step's second.
+    """Rank the prompts: each step's first prompt comes first, then each step's second.
 
-    Among those, steps that are divided by a large power of two: they are evenly spread.
+    Among those, steps that a large power of two divides come first: they are evenly spread.
     """
     seen = {}
     for one in found:
@@ -198,9 +163,9 @@ def rank(found: list[Recorded]) -> None:
 
 # ------------------------------------------------------------------------------ what fits
 def choose(groups: list[Recorded], room: int) -> list[int]:
-    """How much of each prompt is shown, within `room` characters: one of the levels per prompt.
+    """One level per prompt, within `room` characters: how much of it the page shows.
 
-    All are there before any has its tokens.
+    Prompts without their tokens fill the room first.
     """
     levels = [ABSENT] * len(groups)
     order = sorted(range(len(groups)), key=lambda i: groups[i].rank)
@@ -215,7 +180,7 @@ def choose(groups: list[Recorded], room: int) -> list[int]:
 
 
 def left_out(levels: list[int]) -> list[str]:
-    """What is not in the page for want of room, as a sentence; none if all is there."""
+    """A sentence on what did not fit into the page; no sentence if everything did."""
     bare, absent = levels.count(WITH_TEXTS), levels.count(ABSENT)
     if not bare and not absent:
         return []
@@ -224,7 +189,7 @@ def left_out(levels: list[int]) -> list[str]:
 
 
 def fitting_page(runs: list[dict], notes: list[str], template: str) -> tuple[str, list[str]]:
-    """The page, at most MOST_BYTES long, and all that is to be said of what is not in it."""
+    """The page, at most MOST_BYTES long, and the sentences about what is not in it."""
     groups, room = [one for run in runs for one in run["groups"]], MOST_TEXT
     while True:
         levels = choose(groups, room)
@@ -238,7 +203,7 @@ def fitting_page(runs: list[dict], notes: list[str], template: str) -> tuple[str
 
 
 def data_of(runs: list[dict], levels: list[int], said: list[str]) -> dict:
-    """What the page reads: see docs/explore.md."""
+    """The data that the page reads."""
     left, shown_runs = iter(levels), []
     for run in runs:
         pairs = [(one, next(left)) for one in run["groups"]]
@@ -249,7 +214,7 @@ def data_of(runs: list[dict], levels: list[int], said: list[str]) -> dict:
 
 # ------------------------------------------------------------------------------ the page
 def page_of(data: dict, template: str) -> str:
-    """The template with the data: gzipped JSON in base64, which no text can break out of."""
+    """The template with the data as gzipped JSON in base64, which no text can break out of."""
     try:
         text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     except ValueError:  # a browser knows no NaN and no infinity

@@ -1,14 +1,14 @@
-"""Metrics in, pictures out.
+"""Draws a run's metrics.
 
     python -m parts.plot runs/NAME      # draws runs/NAME/curves.png again
 
-What was not logged is left out. Several runs on one page: bench/compare.py.
+Panels without data are left out. bench/compare.py draws several runs on one page.
 """
-import argparse
 import io
 import itertools
 import math
 import re
+import sys
 from pathlib import Path
 
 from parts import files
@@ -16,7 +16,7 @@ from parts.grader import NO_VERDICT
 
 COLORS = (  # Okabe and Ito's
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
-# kind of drawing, title, unit, {key in metrics.jsonl: label}; docs/curves.md explains each title
+# (kind of drawing, title, unit, {key in metrics.jsonl: label}); docs/curves.md explains each title
 PANELS = (
     ("lines", "Reward while training", "mean reward",
      {"reward_first_round": "first round (fair)", "reward_pool": "whole pool"}),
@@ -52,9 +52,10 @@ PANELS = (
 
 # ----------------------------------------------------------------------------------------- reading
 def rows_by_step(path: Path, keys=("step",)) -> list[dict]:
-    """What can be drawn of a log: the numbers and the data set of each row, in order of steps.
+    """The numbers and the data set of each row of a log, in order of steps.
 
-    Of rows with equal `keys` the last: a resumed run repeats some. Broken lines are left out.
+    A resumed run repeats some steps: the last of the rows with equal `keys` counts. Broken lines
+    are left out.
     """
     rows = {}
     for row in files.read_rows(path):
@@ -70,13 +71,13 @@ def is_drawn(key: str, value) -> bool:
 
 
 def is_number(value) -> bool:
-    """Whether it has a place on an axis: no NaN, and no integer larger than every float."""
+    """Whether a value can be drawn. NaN cannot, nor can an integer larger than every float."""
     return isinstance(value, int | float) and abs(value) < 1e300
 
 
 def shares(counts) -> dict:
-    """Of a step's verdicts, the shares that cannot score; `counts` lists only what occurred."""
-    if not isinstance(counts, dict) or not counts or not all(map(is_number, counts.values())):
+    """The shares of a step's verdicts that cannot score; `counts` lists only what occurred."""
+    if not counts or not isinstance(counts, dict) or not all(map(is_number, counts.values())):
         return {}
     total = max(1, sum(counts.values()))
     failed = sum(counts.get(status, 0) for status in NO_VERDICT)
@@ -99,7 +100,7 @@ def read_run(run: str | Path) -> dict:
 
 
 def names_apart(folders: list[Path]) -> list[str]:
-    """The folders' names, with as many of those above as it takes to tell them apart."""
+    """The folders' names, with as many parent folders as it takes to tell them apart."""
     paths = [folder.resolve().parts for folder in folders]
     length = 1
     while len({path[-length:] for path in paths}) < len(set(paths)):
@@ -108,13 +109,13 @@ def names_apart(folders: list[Path]) -> list[str]:
 
 
 def series(rows: list[dict], y: str, x: str = "step") -> tuple[list[float], list[float]]:
-    """(x, y) of the rows that have both."""
+    """The values of x and of y, from the rows that have both."""
     known = [row for row in rows if is_number(row.get(x)) and is_number(row.get(y))]
     return [row[x] for row in known], [row[y] for row in known]
 
 
 def smooth(values):
-    """Centred moving mean over a tenth of the run (less at its ends); a short run stays."""
+    """Centred moving mean over a tenth of the run. A run of less than 20 steps stays as it is."""
     import numpy as np
 
     kernel = np.ones(max(1, len(values) // 10 if len(values) >= 20 else 1))
@@ -124,22 +125,22 @@ def smooth(values):
 def is_flat(run, keys) -> bool:
     """Whether each of these series stays where it began, within a thousandth.
 
-    So it is by construction with one mini-batch in float32: all three policies are the same, every
-    weight is 1, and nothing is clipped.
+    With one mini-batch in float32 that must be so: all three policies are the same, every weight is
+    1, and nothing is clipped.
     """
     found = [series(run["metrics"], key)[1] for key in keys]
     return all(max(ys) - min(ys) < 1e-3 for ys in found if ys)
 
 
 def plain(text) -> str:
-    """A name as it is: no dollar begins a formula, and no underscore keeps it out of a legend."""
+    """A name that matplotlib draws as it is: `$` begins no formula, `_` does not hide it."""
     text = str(text).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 
 
 # ----------------------------------------------------------------------------------------- panels
 def draw_lines(ax, run, keys) -> None:
-    """One line per key: every step (faint) and the moving mean."""
+    """Two lines per key: every step (faint) and the moving mean."""
     for color, (key, label) in zip(COLORS, keys.items()):
         xs, ys = series(run["metrics"], key)
         if xs:
@@ -154,7 +155,7 @@ def draw_lines(ax, run, keys) -> None:
 
 def draw_kl(ax, run, keys) -> None:
     """Engine-trainer mismatch, log scale: in bf16 healthy below about 1e-3, wrong above 1e-2."""
-    # The size of k1, which may be negative; and no zeros on a log scale.
+    # k1 may be negative: draw its size. A log scale has no zero.
     sizes = [{"step": row["step"]} | {key: abs(row[key]) for key in keys if row.get(key)}
              for row in run["metrics"]]
     draw_lines(ax, dict(metrics=sizes), keys)
@@ -168,7 +169,7 @@ def draw_kl(ax, run, keys) -> None:
 
 
 def draw_routes(ax, run, keys) -> None:
-    """Thin: each mixture-of-experts layer. About nine in ten tokens agree in a healthy bf16 run."""
+    """One thin line per layer. About nine in ten tokens agree in a healthy bf16 run."""
     logged = {key for row in run["metrics"] for key in row}
     layers = [key for key in logged if re.fullmatch(r"routes_agree_\d+", key)]
     for key in layers:
@@ -206,7 +207,7 @@ def draw_interval(ax, rows, color, x="step") -> None:
 
 
 def label_panel(ax, title, unit, against="training steps") -> None:
-    """Titles, units, tick format and legend, alike on every panel."""
+    """Title, units and tick format, the same on every panel."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     ax.set_title(title, fontsize=11)
@@ -225,7 +226,7 @@ def label_panel(ax, title, unit, against="training steps") -> None:
 
 
 def save(figure, out: Path) -> Path:
-    """The whole picture at once: nobody ever opens half of one."""
+    """Write the picture in one piece, so that nobody opens half of one."""
     picture = io.BytesIO()
     figure.savefig(picture, dpi=110, format=out.suffix[1:])
     files.write_safely(out, picture.getvalue())
@@ -233,11 +234,10 @@ def save(figure, out: Path) -> Path:
 
 
 # ----------------------------------------------------------------------------------------- pages
-def draw_run(run_dir: str | Path, out: str | Path | None = None) -> Path:
-    """All panels of one run, at any moment of it, into `curves.png` of its folder (or `out`).
+def draw_run(run_dir: str | Path, out: str | Path = "") -> Path:
+    """Draw all panels of a run into `curves.png` of its folder (or `out`), also while it goes on.
 
-    Raises ValueError if nothing was logged yet. Uses no pyplot: no display, no open figures, any
-    thread.
+    Raises ValueError if nothing was logged yet. Without pyplot it needs no display.
     """
     from matplotlib.figure import Figure
 
@@ -266,7 +266,7 @@ KINDS = {"lines": draw_lines, "off-policy": draw_lines, "kl": draw_kl, "routes":
 
 
 def draw_evaluation(summary: dict, out: Path) -> Path:
-    """What `eval.summarize` says: pass@k curves and, where levels are known, accuracy by level."""
+    """Draw what `eval.summarize` returns: pass@k, and accuracy by level where levels are known."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), layout="constrained")
@@ -290,16 +290,14 @@ def draw_evaluation(summary: dict, out: Path) -> Path:
     return save(figure, out)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m parts.plot", description="Draw a run.")
-    parser.add_argument("run", metavar="RUN", help="folder of a run, such as runs/NAME")
-    parser.add_argument("--out", help="picture to write (.png .pdf .svg) instead of RUN/curves.png")
-    args = parser.parse_args(arguments)
+def main(arguments: list[str]) -> None:
+    if len(arguments) != 1:
+        raise SystemExit("usage: python -m parts.plot runs/NAME")
     try:
-        print(draw_run(args.run, args.out))
+        print(draw_run(arguments[0]))
     except (ValueError, OSError) as error:
         raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

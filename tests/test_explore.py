@@ -110,20 +110,14 @@ def test_the_page_has_all_that_was_logged(folder, capsys):
     assert str(folder / "explore.html") in capsys.readouterr().out
 
 
-def test_two_runs_are_in_one_page(folder, tmp_path):
-    other = make(tmp_path / "other", groups=[group(1)])
-    data = page_of(folder, against=str(other))
-    found = [(run["name"], len(run["groups"])) for run in data["runs"]]
-    assert found == [("mine", 10), ("other", 1)]
-    assert not (other / "explore.html").exists()
-
-
-def test_two_runs_of_one_name_are_told_apart(tmp_path):
+def test_two_runs_are_in_one_page_and_told_apart(tmp_path):
     for place in "ab":
         (tmp_path / place).mkdir()
-    one, other = (make(tmp_path / place / "demo") for place in "ab")
+    one, other = make(tmp_path / "a" / "demo"), make(tmp_path / "b" / "demo", groups=[group(1)])
     data = page_of(one, against=str(other))
-    assert [run["name"] for run in data["runs"]] == ["a/demo", "b/demo"]
+    found = [(run["name"], len(run["groups"])) for run in data["runs"]]
+    assert found == [("a/demo", 10), ("b/demo", 1)]
+    assert not (other / "explore.html").exists()
 
 
 @pytest.mark.parametrize("steps, wanted", [
@@ -164,16 +158,7 @@ def test_damaged_lines_are_left_out_and_counted(folder, capsys):
     log = folder / "groups.jsonl"
     whole = log.read_bytes()
     strange = [b'{"step": 3, "place": 7, "po', b"\xff\xfe", b"[]", b"{}", b"[" * 100_000,
-               b'{"step": 3}', b'{"step": 3, "pool": 5}', b'{"step": 3, "pool": [5]}',
-               b'{"step": 3, "pool": [{"text": 5, "reason": ""}]}']
-    for name, value in (("step", "3"), ("place", None), ("prompt", 5), ("outcome", {}),
-                        ("baseline", "high"), ("pool", {})):
-        strange.append(json.dumps(group(3) | {name: value}).encode())
-    for name, value in (("text", None), ("kept", "yes"), ("length", [3]), ("reward", "1"),
-                        ("status", 7), ("reason", []), ("coefficient", "0.5"), ("mask", [1, 1, 1]),
-                        ("finish", "4"), ("mu", "abc"), ("mu", [-0.1, "x", 0]), ("mu", [-0.1]),
-                        ("mu", None), ("tokens", ["a", 5, "b"]), ("theta", [[], 1, 2])):
-        strange.append(json.dumps(group(3, pool=[sample() | {name: value}])).encode())
+               b'{"step": 3}', b'{"step": ' + b"9" * 5000 + b', "pool": []}']
     log.write_bytes(b"\n".join([*strange, whole.strip(), *strange]))
     data = page_of(folder)
     assert len(data["runs"][0]["groups"]) == 10
@@ -185,12 +170,6 @@ def test_what_is_no_number_for_a_browser_is_null_in_the_page(folder):
     with open(folder / "groups.jsonl", "a") as log:
         log.write(json.dumps(group(6, pool=[sample(coefficient=math.inf)])) + "\n")
     assert page_of(folder)["runs"][0]["groups"][-1]["pool"][0]["coefficient"] is None
-
-
-def test_a_step_with_too_many_digits_is_a_damaged_line(folder):
-    with open(folder / "groups.jsonl", "a") as log:
-        log.write('{"step": ' + "9" * 5000 + ', "pool": []}\n')
-    assert "Damaged lines" in page_of(folder, steps="1-2")["left_out"]
 
 
 def test_bytes_that_are_no_text_show_as_such(folder):
@@ -205,8 +184,8 @@ def folder_instead(file):
 
 
 @pytest.mark.parametrize("spoil, words", [
-    (lambda f: f.rename(f.with_name("away")), "no folder"),
-    (lambda f: (f / "config.json").unlink(), "no training run"),
+    (lambda f: f.rename(f.with_name("away")), "no folder of a training run"),
+    (lambda f: (f / "config.json").unlink(), "no folder of a training run"),
     (lambda f: (f / "config.json").write_text("{"), "missing or damaged"),
     (lambda f: (f / "config.json").write_text('{"config": 3}'), "settings of a run"),
     (lambda f: folder_instead(f / "config.json"), "missing or damaged"),
@@ -313,10 +292,3 @@ def test_each_steps_first_prompt_comes_first_and_steps_are_spread(tmp_path):
     firsts = [(step, 0) for step in range(1, 9)]
     assert whole(bare + int(9.5 * token)) == sorted([*firsts, (8, 1)])
     assert choose(groups, 0) == [ABSENT] * 48 and set(choose(groups, 10**9)) == {WHOLE}
-
-
-def test_a_very_long_runs_curves_are_thinned_and_it_says_so(folder, monkeypatch):
-    monkeypatch.setattr(explore, "MOST_ROWS", 2)
-    data = page_of(folder)
-    assert [row["step"] for row in data["runs"][0]["metrics"]] == [1, 4]
-    assert "one step in 3" in data["left_out"]
