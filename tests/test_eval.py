@@ -552,7 +552,7 @@ def flags(model, data, out, **more):
     ("--sync copy", "invalid choice 'copy' for argument '--sync'"),
     ("--unknown 1", "Unrecognized options: --unknown"),
     ("--data no-such-set", "no data set 'no-such-set'"),
-    ("--data no/such/file.jsonl", "No data file"),
+    ("--data no/such/file.jsonl", "no data file"),
     ("--adapter no/such/folder", "has no adapter_config.json"),
     ("--model ./nowhere", "No model folder"),
     ("{fits} --template poem", "no prompt template 'poem'"),
