@@ -1,4 +1,4 @@
-"""Problems -> the token ids that the model sees, and the ids that end its response.
+"""From problems to the token ids that the model sees, and the ids that end its response.
 
     problems = add_prompts(problems, tokenizer, "reinforce-ada", max_prompt_tokens=1024)
 
@@ -6,13 +6,11 @@ Training and evaluation both come through here, so a model is evaluated on the p
 on. The template is part of every result: it alone moves Qwen2.5-Math-1.5B from about 20 % to about
 60 % on MATH-500.
 
-A template is one of TEMPLATES, or a file: .json with turns such as those, for the tokenizer's own
-chat template; or .jinja, which makes the whole prompt. It knows `problem` and `system`, and what
-chat templates know (`messages`, `add_generation_prompt`, `bos_token`), so one of those will do too.
+A template is one of TEMPLATES, or a file. A .json file has turns like those of TEMPLATES, for the
+tokenizer's own chat template. A .jinja file makes the whole prompt. It is given `problem` and
+`system`, and what chat templates are given (`messages`, `add_generation_prompt`, `bos_token`).
 """
-import contextlib
 import json
-import signal
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +24,7 @@ TEMPLATES = {  # (role, text) turns for the tokenizer's own chat template; None 
     "qwen25-math-cot": [("system", BOXED), ("user", "{problem}")],
     "qwen-boxed": [("system", "You are a helpful assistant."), ("user", "{problem}\n" + BOXED)],
     "llama": [("user", "{problem}\n" + BOXED + "\n\n")],
-    # of small models: told to, they put nothing in a box; shown three times, they do now and then
+    # for small models: when told to use a box, they do not; after three examples they do at times
     "three-examples": [
         ("user", "Tom has 7 apples and buys 5 more. How many apples does he have now?"),
         ("assistant", "7 + 5 = 12. The answer is \\boxed{12}."),
@@ -40,16 +38,15 @@ TEMPLATES = {  # (role, text) turns for the tokenizer's own chat template; None 
     "none": None,
 }
 END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>")
-RENDERING_SECONDS = 20, 0.02  # per set, and per problem: a hundred times what templates take
 
 
 def add_prompts(problems: list, tokenizer, template: str, max_prompt_tokens: int,
                 system: str = "") -> list:
     """The problems with `prompt` and `prompt_ids`; over-long ones are dropped and counted.
 
-    `system` takes the place of the template's own system turn. Raises SystemExit for an unknown or
-    broken template, for one that the tokenizer cannot render or that ignores `system`, and if
-    nothing is left.
+    `system` takes the place of the template's own system turn. Raises SystemExit for a template
+    that is unknown or broken, that the tokenizer cannot render, that ignores the problem or
+    `system`, and if no problem is left.
     """
     texts = [problem.problem for problem in problems]
     prompts = make_prompts(tokenizer, template, texts, system)
@@ -72,10 +69,7 @@ def add_prompts(problems: list, tokenizer, template: str, max_prompt_tokens: int
 
 
 def needs_start(tokenizer, template: str, prompt: str) -> bool:
-    """Whether the tokenizer has to add its own start token, if it has one.
-
-    A chat template has written it already, and so may a file.
-    """
+    """Whether the tokenizer has to add its start token: chat templates write it themselves."""
     if is_jinja(template):
         start = getattr(tokenizer, "bos_token", None)
         return not (start and prompt.startswith(start))
@@ -83,7 +77,7 @@ def needs_start(tokenizer, template: str, prompt: str) -> bool:
 
 
 def show_prompts(problems: list, count: int = 3, longest: int = 400) -> None:
-    """Some prompts as the model sees them; of a long one both ends, which matter most."""
+    """Print some prompts; of a long one both ends, which matter most."""
     print(f"{min(count, len(problems))} of {len(problems)} prompts, as the model sees them:")
     for problem in problems[:count]:
         text, half = repr(problem.prompt), longest // 2
@@ -95,8 +89,8 @@ def show_prompts(problems: list, count: int = 3, longest: int = 400) -> None:
 
 # --------------------------------------------------------------------------------------- templates
 def make_prompts(tokenizer, template: str, texts: list[str], system: str = "") -> list[str]:
-    """The prompt of each problem's text. Raises SystemExit, one sentence, where there is none."""
-    asked = [*texts, "1", "2"]  # so that there are two of them
+    """The prompt of each problem's text. Raises SystemExit for a template that cannot be used."""
+    asked = [*texts, "1", "2"]  # so that at least two differ
     prompts = render(tokenizer, template, asked, system)
     through = is_jinja(template) or template == "none"
     whose = f"template {shown(template)}" if through else "the model's chat template"
@@ -112,7 +106,7 @@ def make_prompts(tokenizer, template: str, texts: list[str], system: str = "") -
 
 
 def equal_prompts(texts: list[str], prompts: list[str]) -> tuple[str, str] | None:
-    """Two texts that differ in more than spaces, and have the same prompt; None without."""
+    """Two texts that differ in more than spaces but have the same prompt; None if none do."""
     first = {}
     for text, prompt in zip(texts, prompts):
         other = first.setdefault(prompt, text)
@@ -122,10 +116,10 @@ def equal_prompts(texts: list[str], prompts: list[str]) -> tuple[str, str] | Non
 
 
 def render(tokenizer, template: str, texts: list[str], system: str) -> list[str]:
-    """The prompt of each text, by a .jinja file or by the tokenizer's own chat template.
+    """The prompt of each text, made by a .jinja file or by the tokenizer's own chat template.
 
-    Both are programs that come from elsewhere: they may refuse (some know no system turn), fail, or
-    never end. Each becomes a SystemExit of one sentence.
+    Both are programs from elsewhere: if one fails or refuses (some allow no system turn), that
+    becomes a SystemExit of one sentence.
     """
     source = read_template(template) if is_jinja(template) else None
     turns = [("user", "{problem}")] if source is not None else turns_of(template)
@@ -136,10 +130,8 @@ def render(tokenizer, template: str, texts: list[str], system: str) -> list[str]
     if source is None and not getattr(tokenizer, "chat_template", None):
         raise SystemExit(f"The tokenizer has no chat template for {shown(template)}: use "
                          "--template none, or a .jinja file that makes the whole prompt.")
-    start, each = RENDERING_SECONDS
     try:
-        with time_limit(start + each * len(texts)):
-            return [apply(tokenizer, turns, text, source, system) for text in texts]
+        return [apply(tokenizer, turns, text, source, system) for text in texts]
     except Exception as error:  # jinja's own, and whatever Python raises inside a template
         raise SystemExit(cannot_render(template, error)) from None
 
@@ -161,21 +153,6 @@ def cannot_render(template: str, error: Exception) -> str:
         return f"{shown(template)}{where} cannot be rendered {why}."
     return (f"The model's chat template cannot render {shown(template)} {why}: try --template "
             "llama or chat, which have no system turn, or none.")
-
-
-@contextlib.contextmanager
-def time_limit(seconds: float):
-    """Raises TimeoutError inside after `seconds`. In the main thread only: a signal goes there."""
-    def over(number, frame):
-        raise TimeoutError(f"not done after {seconds:.0f} s")
-
-    before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def require_template(template: str) -> None:
@@ -218,10 +195,10 @@ def read_template(file: str) -> str:
 
 
 def stop_ids(tokenizer, names: str = "auto") -> list[int]:
-    """Ids of the tokens that end a response: `names`, joined by commas, or all ends that are known.
+    """Ids of the tokens that end a response: `names`, joined by commas, or "auto" for all known.
 
-    Both are needed: a base model's own end is <|endoftext|>, but in a chat it stops with
-    <|im_end|>. Raises SystemExit for a token that the vocabulary does not have.
+    All are needed: a base model's own end is <|endoftext|>, but in a chat it stops with <|im_end|>.
+    Raises SystemExit for a token that the vocabulary does not have.
     """
     vocabulary = tokenizer.get_vocab()
     ends = dict.fromkeys((tokenizer.eos_token, *END_TOKENS))

@@ -1,6 +1,5 @@
 """The prompt is what the template says to the letter, or a sentence says why there is none."""
 import json
-import signal
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +13,6 @@ QWEN = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-LOOPS = "".join(f"{{% for a{i} in range(99999) %}}" for i in range(3)) + "{% endfor %}" * 3
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 STEPS = "Let's think step by step and output the final answer within \\boxed{}."
@@ -164,18 +162,6 @@ def test_a_chat_template_that_fails_or_hides_the_problem_gets_one_sentence(
 def test_problems_that_differ_in_spaces_alone_may_have_one_prompt(tokenizer):
     tokenizer.chat_template = "{{ messages[0].content | trim }}"
     assert len(add_prompts(asked("1+1=?", "1+1=? ", "1+1=?"), tokenizer, "chat", 50)) == 3
-
-
-def test_a_template_that_never_ends_is_stopped(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(prompts, "RENDERING_SECONDS", (0.3, 0))
-    tokenizer.chat_template = LOOPS
-    for template in ("chat", file(tmp_path, "long.jinja", "{{ problem }}" + LOOPS)):
-        with pytest.raises(SystemExit, match="TimeoutError"):
-            prompt(tokenizer, template)
-    tokenizer.chat_template = QWEN
-    assert prompt(tokenizer, "chat") == chat(("user", "1+1=?"))
-    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
-    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)  # an alarm left behind ends the program
 
 
 # ------------------------------------------------------------------------------ counted and shown
