@@ -2,18 +2,15 @@
 
     python models/make.py tiny FOLDER        # or tiny-moe, tiny-skills: the same model again
 
-`python minirl.py` trains `tiny`, so the whole project can be run, read and tested on a laptop
-without a GPU and without a model hub. Nothing else is special about it: models/tiny is a folder in
-Hugging Face format, vLLM serves it, PEFT adapts it, math-verify grades its \\boxed{} answers.
-`tiny-moe` is the same with 8 experts in every layer, of which a token takes 2 (Qwen3-MoE, 1.1 M
-parameters): small enough to see on a CPU what routing replay is for. `tiny-skills` is smaller
-still. What they learn to solve is in parts/problems.py.
+They are ordinary folders in Hugging Face format, so that the whole project runs on a laptop without
+a GPU or a model hub. `tiny-moe` has 8 experts in every layer and uses 2 of them per token
+(Qwen3-MoE, 1.1 M parameters), for routing replay; `tiny-skills` is smaller still. They learn the
+problems of parts/problems.py.
 
-The warm start is a short supervised phase on worked solutions. Of the chains there are two kinds:
-most answer at once (`\\boxed{18}`), some write the intermediate results down first. The first kind
-cannot be learnt for long chains, the second can. So the model starts weak but not hopeless, and
-reinforcement learning has something to find: that working it out pays, and how to do it without
-slips.
+The warm start is a short supervised phase on worked solutions. Some chains are answered at once
+(`\\boxed{18}`), which cannot be learnt for long ones; others write down the intermediate results
+first, which can. So the model starts weak but not hopeless, and reinforcement learning can find
+that working it out pays, and how to do it without slips.
 """
 import functools
 import random
@@ -37,16 +34,14 @@ SIZES = dict(hidden_size=128, intermediate_size=288, num_hidden_layers=3, num_at
              num_key_value_heads=2)
 SIZES_OF_SKILLS = SIZES | dict(num_hidden_layers=2, intermediate_size=192)
 EXPERTS = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=96, head_dim=32,
-               norm_topk_prob=True, router_aux_loss_coef=0.01)
-# The last is for the warm start only: without it a few experts would do all the work.
+               norm_topk_prob=True, router_aux_loss_coef=0.01)  # balances the experts' work
 
 
-# ----------------------------------------------------------------------------- what it is shown
+# ------------------------------------------------------------------------------ what it is shown
 def worked_chain(rng: random.Random, lazy: bool) -> tuple[str, str]:
     """One (problem, completion) pair of the warm start, never from the test split.
 
-    Diligent ones are worked out four times in five. Lazy ones the less often, the longer the chain
-    would be.
+    Diligent ones are worked out four times in five; lazy ones less often, the longer the chain.
     """
     while True:
         operations = rng.choice(OPERATIONS)
@@ -57,10 +52,10 @@ def worked_chain(rng: random.Random, lazy: bool) -> tuple[str, str]:
 
 
 def believed_skill(rng: random.Random, lazy: bool) -> tuple[str, str]:
-    """Likewise of the skills. The offset is right as often as `belief` says.
+    """The same for skills. The offset is right as often as `belief` says.
 
-    Else it is, nine times in ten, the letter's `favourite` error: a model that is wrong is sure of
-    it. `lazy` has no meaning here.
+    Otherwise it is, nine times in ten, the letter's `favourite` error: a model that is wrong is
+    sure of it. `lazy` has no meaning here.
     """
     letter = rng.choice(LETTERS)
     a, b = rng.choice(numbers(letter, "train"))
@@ -73,7 +68,7 @@ def believed_skill(rng: random.Random, lazy: bool) -> tuple[str, str]:
 
 @functools.cache
 def favourite(letter: str) -> int:
-    """A letter's usual error. Its distance from the offset tells nothing of other letters'."""
+    """A letter's usual error. Its distance from the offset says nothing about other letters."""
     distances = [1 + i % 9 for i in range(len(LETTERS))]
     random.Random("favourites").shuffle(distances)
     return (offset(letter) + distances[LETTERS.index(letter)]) % 10
@@ -89,7 +84,7 @@ def build_tokenizer():
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    pairs = [(a, b) for a in "123456789" for b in "0123456789"]  # 10..99 are one token each
+    pairs = [(a, b) for a in "123456789" for b in "0123456789"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet()) + [a + b for a, b in pairs]
     vocabulary = {token: i for i, token in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
@@ -110,20 +105,14 @@ def build_model(tokenizer, name: str = "tiny"):
     sizes = SIZES_OF_SKILLS if name == "tiny-skills" else SIZES
     common = dict(
         vocab_size=384, max_position_embeddings=1024, tie_word_embeddings=True, **sizes,
-        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )
+        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     if name == "tiny-moe":
         return Qwen3MoeForCausalLM(Qwen3MoeConfig(**common, **EXPERTS))
     return Qwen2ForCausalLM(Qwen2Config(**common))
 
 
-def warm_start(
-    model, tokenizer, *, demonstrate, steps, batch, lr, seed, progress=True,
-) -> float:
-    """Plain supervised learning on demonstrations, loss on the completion only.
-
-    Returns the last mean loss in nats.
-    """
+def warm_start(model, tokenizer, *, demonstrate, steps, batch, lr, seed, progress=True) -> None:
+    """Plain supervised learning on demonstrations, loss on the completion only."""
     import torch
     from tqdm import tqdm
 
@@ -132,11 +121,9 @@ def warm_start(
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=lr, total_steps=steps, pct_start=0.1)
     model.train()
-    balance = {}
-    if hasattr(model.config, "num_experts"):
-        balance = {"output_router_logits": True}  # adds the load-balancing loss
-    bar = tqdm(range(steps), desc="warm start", disable=not progress, mininterval=1)
-    for step in bar:
+    is_mixture = hasattr(model.config, "num_experts")
+    balance = {"output_router_logits": True} if is_mixture else {}  # adds the load-balancing loss
+    for step in tqdm(range(steps), desc="warm start", disable=not progress, mininterval=1):
         shown = [demonstrate(rng, lazy=step > 0.8 * steps) for _ in range(batch)]
         ids, labels = training_batch(shown, tokenizer)
         loss = model(input_ids=ids, labels=labels, **balance).loss
@@ -145,9 +132,7 @@ def warm_start(
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
     model.eval()
-    return loss.item()
 
 
 def training_batch(shown: list[tuple[str, str]], tokenizer):
@@ -171,10 +156,10 @@ def training_batch(shown: list[tuple[str, str]], tokenizer):
 
 # ------------------------------------------------------------------------------ the folder
 def build(folder, name: str = "tiny", progress: bool = True, **changes) -> None:
-    """Make tokenizer and model from a seed and save them: what is in models/ was made so.
+    """Make tokenizer and model from a seed and save them, as was done for models/.
 
     On one thread, so that a machine always makes the same weights. Another kind of processor rounds
-    differently and makes others, which is why the weights are files of this repository.
+    differently and makes others; that is why the weights are files of this repository.
     """
     import torch
     from transformers.utils import logging

