@@ -39,10 +39,10 @@ from parts.prompts import add_prompts, show_prompts, stop_ids
 from parts.routing_replay import choose_replay, is_supported
 from parts.stop import Interrupted, Stop
 from parts.track import Tracker, open_tracker
-from parts.trouble import first_round, warn, why_broken, why_hopeless
+from parts.trouble import (first_round, warn_of_verifier, warn_of_weights, why_broken,
+                           why_hopeless)
 
 LOGS = ("metrics.jsonl", "groups.jsonl", "answers.jsonl", "eval.jsonl")
-EVALUATING = "evaluating"  # the folder with the samples of an unfinished evaluation
 
 
 def fresh_state() -> dict:
@@ -151,7 +151,7 @@ def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
 
 
 def start_engine(config: Config, path: str, tokenizer) -> Engine:
-    """vLLM with the model. Prints what ends a response, and the settings that this machine chose."""
+    """vLLM with the model. Prints what ends a response, and what follows from the machine."""
     stops = stop_ids(tokenizer)
     print(in_one_line(config))
     if is_small(config.model):
@@ -261,7 +261,8 @@ def log(step: int, groups, metrics: dict, run: Run) -> None:
         run.state[f"{key}_total"] += metrics[key]
         metrics[f"{key}_total"] = run.state[f"{key}_total"]
     files.append(run.folder / "metrics.jsonl", dict(step=step, **metrics))
-    warn(step, groups, metrics, run.config)
+    warn_of_weights(step, metrics)
+    warn_of_verifier(step, groups)
     for group in recorded(groups, run.config.log_groups):
         row = group_row(step, group, run.engine.tokenizer)
         files.append(run.folder / "groups.jsonl", row)
@@ -374,8 +375,8 @@ def resume(run: Run, newest: Path | None) -> None:
         run.estimator.load(run.state["estimator"])
         print(f"continuing after step {run.state['step']}")
     last = run.state["step"] if newest else -1
-    for log in (*(run.folder / name for name in LOGS), *run.folder.glob(f"{EVALUATING}/*.jsonl")):
-        files.keep_rows(log, lambda row: files.has_step(row) and row["step"] <= last)
+    for name in LOGS:
+        files.keep_rows(run.folder / name, lambda row: files.has_step(row) and row["step"] <= last)
     done = list(files.read_rows(run.folder / "eval.jsonl"))
     if done:  # an evaluation follows the checkpoint of its step, so only the log knows of it
         run.state["evaluated"] = done[-1]["step"]

@@ -18,13 +18,6 @@ PATIENCE = 3  # steps
 
 
 # ------------------------------------------------------------------------------ warnings
-def warn(step: int, groups, metrics: dict, config) -> None:
-    """Print the warnings that this step gives reason for."""
-    warn_of_weights(step, metrics)
-    warn_of_verifier(step, groups)
-    warn_of_threshold(step, groups, config)
-
-
 def warn_of_weights(step: int, metrics: dict, least: float = 0.3) -> None:
     """Warn when a few tokens with large importance weights dominate the update."""
     if metrics.get("weight_ess", 1.0) < least:
@@ -45,28 +38,6 @@ def warn_of_verifier(step: int, groups, most: float = 0.02) -> None:
         tqdm.write(f"WARNING, step {step}: the verifier gave no verdict on {len(failed)} of "
                    f"{len(pool)} samples, such as gold {problem.answer[:60]!r}, completion "
                    f"ending in {s.rollout.text[-120:]!r}: {s.status}, {shown(s.why)}")
-
-
-def warn_of_threshold(step: int, groups, config) -> None:
-    """Warn when the rewards differ, but all lie on the same side of --threshold."""
-    rewards = [s.reward for group in groups for s in group.pool]
-    if is_blind(rewards, config):
-        tqdm.write(f"WARNING, step {step}: {one_sided(rewards, config)}")
-
-
-def is_blind(rewards: list[float], config) -> bool:
-    """Whether the sampler sees no difference between rewards that do differ."""
-    if config.sampler == "uniform" and config.weighting == "none":
-        return False  # these never ask whether a reward is above the threshold
-    sides = {reward > config.threshold for reward in rewards}
-    return len(sides) == 1 and len(set(rewards)) > 1
-
-
-def one_sided(rewards: list[float], config) -> str:
-    side = "above" if rewards[0] > config.threshold else "not above"
-    return (f"all rewards ({min(rewards):g} to {max(rewards):g}) are {side} --threshold "
-            f"{config.threshold:g}, so {config.sampler} cannot tell right from wrong: start again "
-            "with a threshold between them")
 
 
 # ------------------------------------------------------------------------------ broken
@@ -168,7 +139,10 @@ def likely_cause(draws: list[Draw], config) -> str:
         return (f"{statuses['no_box']} of {count} answers have no \\boxed{{}}: take a --template "
                 "or --system that asks for one")
     if is_blind(rewards, config):
-        return one_sided(rewards, config)
+        side = "above" if rewards[0] > config.threshold else "not above"
+        return (f"all rewards ({min(rewards):g} to {max(rewards):g}) are {side} --threshold "
+                f"{config.threshold:g}, so {config.sampler} cannot tell right from wrong: start "
+                "again with a threshold between them")
     if len(set(rewards)) > 1:
         return ("no prompt has both right and wrong answers: draw more of each (--M and --N, or "
                 "--n with uniform and dapo)")
@@ -178,3 +152,11 @@ def likely_cause(draws: list[Draw], config) -> str:
         return "all answers are right: take harder problems (--data)"
     return (f"all {count} answers are wrong: compare the one above with its gold answer "
             "(--answer-key); if that is sound, the problems are too hard for this model (--data)")
+
+
+def is_blind(rewards: list[float], config) -> bool:
+    """Whether the sampler sees no difference between rewards that do differ."""
+    if config.sampler == "uniform" and config.weighting == "none":
+        return False  # these never ask whether a reward is above the threshold
+    sides = {reward > config.threshold for reward in rewards}
+    return len(sides) == 1 and len(set(rewards)) > 1
