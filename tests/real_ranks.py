@@ -26,24 +26,6 @@ from rewards import Grader  # noqa: E402
 
 FOUR = dict(mini_batches=4, length_norm="batch")
 VARIANTS = dict(uniform=dict(sampler="uniform"), balance={}, four=FOUR)
-CONTROLS = {"no seeds": ("SeededEngine", lambda engine: Unseeded(engine)),
-            "mean": ("sum_gradients", lambda policy: average(policy))}
-
-
-class Unseeded:
-    """As without SeededEngine: the engine's one state decides."""
-
-    def __init__(self, engine):
-        self.submit, self.step, self.engine = engine.submit, engine.step, engine
-
-    busy = property(lambda self: self.engine.busy)
-
-
-def average(policy, add_up=ranks.sum_gradients) -> None:
-    add_up(policy)
-    for p in policy.parameters():
-        if p.grad is not None:
-            p.grad /= ranks.WORLD
 
 
 def start_again(run, start: list, settings: dict) -> None:
@@ -95,12 +77,6 @@ def main(out: Path) -> None:
             run.config = plain
             start_again(run, start, settings)
             found[name] = steps(run, 2, gradients)
-        for name, (part, instead) in CONTROLS.items() if ranks.WORLD > 1 else ():
-            run.config, real = plain, getattr(ranks, part)
-            start_again(run, start, dict(sampler="uniform"))
-            setattr(ranks, part, instead)
-            found[name] = steps(run, 1, gradients)
-            setattr(ranks, part, real)
         start_again(run, start, {})
         reseed(0, "evaluation")
         found["evaluation"] = eval.evaluate(run.engine, grader, run.held_out, 2, 64)

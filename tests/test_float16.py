@@ -128,8 +128,7 @@ def test_a_resumed_run_goes_on_with_its_scale_bit_by_bit(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [
     ["--dtype", "float16", "--sync", "adapter", "--kv-cache-dtype", "fp8"],
-    ["--dtype", "float16", "--model", "tiny-moe", "--replay", "r3"],
-    ["--rollout-dtype", "float16"]])
+    ["--dtype", "float16", "--model", "tiny-moe", "--replay", "r3"]])
 def test_it_trains_with_every_way_to_the_engine(flags, tmp_path):
     """minirl.py itself, and its probe judges every sync."""
     done = run_program("minirl.py", *flags, "--name", "run", "--batch-prompts", 6,
@@ -139,5 +138,5 @@ def test_it_trains_with_every_way_to_the_engine(flags, tmp_path):
     log = tmp_path / "runs/run/metrics.jsonl"
     steps = [json.loads(line) for line in log.read_text().splitlines()]
     assert [(row["optimizer_steps"], row["skipped_steps"]) for row in steps] == [(1, 0)] * 2
-    limit = 1e-2 if "fp8" in flags else 1e-3 if "tiny-moe" in flags else 1e-4
+    limit = 1e-2 if "fp8" in flags else 1e-3
     assert max(row["kl_k3"] for row in steps) < limit
