@@ -238,8 +238,9 @@ def steps_of(rank, world, monkeypatch, cfg):
             parts = [sampled(of_rank) for of_rank in range(world)]
             monkeypatch.setattr(ranks, "RANK", rank)
             monkeypatch.setattr(ranks, "gather", lambda own: parts)
-            groups = ranks.split_prompts(lambda *_, **__: parts[rank], problems, cfg, Sharing(step), None,
-                                         estimator=estimator)
+            groups = ranks.split_prompts(
+                lambda *_, **__: parts[rank], problems, cfg, Sharing(step), None,
+                estimator=estimator)
         else:
             groups = collect(problems, cfg, oracles.Engine(step), oracles.Grader(),
                              estimator=estimator)
