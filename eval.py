@@ -39,6 +39,7 @@ from parts.grader import NO_VERDICT
 from parts.models import TINY, fetch_model, load_tokenizer
 from parts.prompts import add_prompts, stop_ids
 from parts.sources import expand
+from parts.stop import Interrupted, Stop
 
 SECONDS = 30  # samples are written this often: an interruption costs no more
 
@@ -62,6 +63,8 @@ def evaluate(engine, grader, problems, k: int, max_tokens: int, *, done=(), on_r
     with tqdm(total=asked, desc=progress, unit="sample", leave=False,
               disable=None if progress else True) as bar:  # None: no bar where nobody watches
         while engine.busy:
+            if Stop.requested:  # Ctrl-C, while a run trains
+                raise Interrupted
             for (q, s), rollout in engine.step():
                 problem = problems[q]
                 grader.submit(("eval", q, s), problem, rollout, **style_of(problem))

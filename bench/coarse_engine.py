@@ -66,7 +66,7 @@ def only_measure() -> None:
     Probe.require_close = require_close
     Probe.require_news = lambda *_: None
     Probe.require_slope = lambda *_, **__: math.nan
-    Probe.compare = lambda *_: dict(moved=math.nan, rest=0.0, limit=math.inf, lost=[])
+    Probe.rehearse = lambda *_: {}
 
 
 def main() -> None:

@@ -1,22 +1,22 @@
-"""The rollout engine: vLLM in this very process, driven one engine step at a time.
+"""The rollout engine: vLLM in this process, driven one engine step at a time.
 
 What the rest of the project relies on:
 
 * `submit` / `step`: requests may be added between any two engine steps, so a prompt's next round of
-  samples starts as soon as that prompt needs it (there is no barrier between prompts).
-* Every sampled token comes with log mu(y_t): the log-probability under the distribution it was
-  really drawn from, that is after the temperature (`processed_logprobs`; vLLM's default reports the
-  raw ones, which is wrong at any temperature but 1). Top-p and top-k stay off: they would
+  samples starts as soon as that prompt needs it. There is no barrier between prompts.
+* Every sampled token comes with log mu(y_t), the log-probability under the distribution that it was
+  drawn from, which is the one after the temperature (`processed_logprobs`). vLLM reports raw ones
+  by default, which are wrong at any temperature but 1. Top-p and top-k stay off: they would
   renormalise mu over a subset and bias pi/mu on every token.
-* `sync` hands the trainer's weights over. Does the engine sample what the trainer thinks? After
-  every sync `prompt_logprobs` reads a few texts back, and probe.py compares them with the trainer's own
-  log-probs; in every step's log `kl_k3` (metrics.py) measures it on the samples themselves.
+* `sync` hands the trainer's weights over. After every sync the probe compares the engine's
+  `prompt_logprobs` of a few texts with the trainer's (probe.py). In every step's log `kl_k3`
+  compares the two on the samples themselves (metrics.py).
 * `seed_everything` decides what is drawn.
 * With `routes`, every rollout of a mixture of experts says which experts its tokens passed through
   (routing_replay.py).
 
-On a GPU vLLM runs ahead: while one batch is computed, the next is scheduled already. So a step may
-return nothing, and a batch may be left when the last response has ended; `busy` knows of it.
+On a GPU vLLM schedules the next batch while one is computed. So a step may return nothing, and a
+batch may be left when the last response has ended; `busy` counts it.
 """
 import ctypes
 import itertools
@@ -52,34 +52,34 @@ class Rollout:
     finish_reason: str  # "stop": ended by itself, "length": cut off at max_tokens
     text: str  # decoded, without special tokens
     routes: object = None  # [prompt + T - 1, layers, k], the tokens' experts; see routing_replay.py
-    submitted: int = 0  # this and the next in engine steps of this training step, for the log
+    submitted: int = 0  # when, in engine steps of this training step; for the log, like the next
     finished: int = 0
-    row: object = None  # the trainer's (policy.Row), of a sample that is kept
+    row: object = None  # the trainer's row (policy.Row) if the sample is kept
 
 
 def configure_vllm(on_cpu: bool) -> None:
-    """Environment that vLLM reads when it is imported; a value that the user has set is kept."""
+    """Set the environment that vLLM reads when it is imported, where the user has not set it."""
     if os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0":
         raise SystemExit("The engine must live in this process, step by step: unset "
                          "VLLM_ENABLE_V1_MULTIPROCESSING.")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    warnings.filterwarnings("ignore", category=FutureWarning)  # vLLM's own, of no use to a reader
+    warnings.filterwarnings("ignore", category=FutureWarning)  # vLLM's own
     logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
     if on_cpu:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # else log-probs compile for 7-30 s
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the trainer's cores too
-        # oneDNN keeps compiled kernels of 1,024 shapes, and every number of running requests is
-        # another shape: hundreds of MB that fill up slowly and look like a leak.
+        # oneDNN would keep kernels for 1,024 shapes, and every number of running requests is
+        # another shape: hundreds of MB that look like a leak.
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 
 def seed_everything(rng: random.Random) -> None:
-    """Let `rng` decide the state of every generator that sampling draws on.
+    """Let `rng` decide what vLLM draws.
 
-    vLLM's CPU build samples from torch's global state. On a GPU it draws a seed for each request
-    from numpy's, so that torch's alone would decide nothing there.
+    Its CPU build samples from torch's global state. On a GPU it draws a seed for each request from
+    numpy's.
     """
     import numpy
     import torch
@@ -90,14 +90,14 @@ def seed_everything(rng: random.Random) -> None:
 
 
 class Engine:
-    """A colocated vLLM engine for the model folder or hub id `model`.
+    """vLLM with the model folder or hub id `model`, beside the trainer on the same machine.
 
-    `sync_mode`: "merge" reloads merged weights in place (right for the CPU, where vLLM's LoRA
-    kernels decode 2.7 times slower), "adapter" swaps the LoRA adapter (right for a GPU: nothing is
-    rounded into the bf16 base).
+    `sync_mode`: "merge" reloads merged weights in place, which is right for a CPU, where vLLM's
+    LoRA kernels decode 2.7 times slower. "adapter" swaps the LoRA adapter, which is right for a
+    GPU: nothing is rounded into the bf16 base.
 
-    `dtype`: float32, bfloat16, float16 or fp8 (weights of the linear layers in 8 bits, the rest in
-    bfloat16); `kv_cache_dtype`: auto or fp8. `routes`: record the experts of every rollout.
+    `dtype`: float32, bfloat16, float16, or fp8 (8 bits for the linear layers' weights, bfloat16 for
+    the rest). `kv_cache_dtype`: auto or fp8. `routes`: record the experts of every rollout.
 
     Raises SystemExit with one sentence for what this machine or this build of vLLM cannot do.
     """
@@ -129,7 +129,7 @@ class Engine:
         self.sleeps = "enable_sleep_mode" in options
 
     def drive(self, llm, temperature: float, stop_token_ids: list[int]) -> None:
-        """Drive this vLLM, which may be another program's (recipes/trl_ada.py)."""
+        """Use this vLLM, which may be another program's (recipes/trl_ada.py)."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -139,7 +139,7 @@ class Engine:
             temperature=temperature, stop_token_ids=list(stop_token_ids), detokenize=False,
             logprobs=0, flat_logprobs=True,  # of the sampled tokens only, as one list
             output_kind=RequestOutputKind.FINAL_ONLY,
-            skip_clone=True)  # `submit` makes new ones: nothing is shared that a copy would protect
+            skip_clone=True)  # `submit` makes new parameters each time
         self._params = SamplingParams
         self._adapter, self._folder = None, None
         self._counter = itertools.count(1)
@@ -148,16 +148,16 @@ class Engine:
     # --------------------------------------------------------------------------------- sampling
     def submit(self, key, prompt_ids: list[int], max_tokens: int,
                temperature: float | None = None, seed: int | None = None) -> None:
-        """Ask for one sample; `key` (any hashable) comes back with it.
+        """Ask for one sample; `step` returns it with its `key` (any hashable).
 
-        temperature None: the engine's; seed None: `seed_everything` decides what is drawn.
+        temperature None: the engine's. seed None: `seed_everything` decides what is drawn.
         """
         sampling = (self.sampling if temperature is None
                     else self.sampling | dict(temperature=temperature))
         self._add(key, prompt_ids, self._params(max_tokens=max_tokens, seed=seed, **sampling))
 
     def step(self) -> list[tuple[object, Rollout]]:
-        """One engine step (a token for every running request): what finished in it."""
+        """One engine step (a token for every running request). Returns what finished in it."""
         finished = [out for out in self.llm.llm_engine.step() if out.finished]
         ids = [out.outputs[0].token_ids for out in finished]
         texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
@@ -176,12 +176,14 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to step for: responses to finish, or a batch that ran ahead."""
+        """Whether there are responses to finish, or a batch that ran ahead."""
         engine = self.llm.llm_engine
         return engine.has_unfinished_requests() or bool(engine.engine_core.engine_core.batch_queue)
 
     def generate(self, prompts: list[list[int]], n: int, max_tokens: int) -> list[list[Rollout]]:
-        """n samples of each prompt (token ids), all at once; [prompts][n] in order."""
+        """n samples of each prompt (token ids), [prompts][n]. Training samples in rounds instead;
+        this is for the probe's texts, benchmarks and tests.
+        """
         for p, prompt_ids in enumerate(prompts):
             for s in range(n):
                 self.submit((p, s), prompt_ids, max_tokens)
@@ -191,7 +193,7 @@ class Engine:
         return [[found[p, s] for s in range(n)] for p in range(len(prompts))]
 
     def prompt_logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
-        """log mu of every token but the first of each sequence, at temperature 1, by a prefill."""
+        """log mu of every token but the first of given sequences, at temperature 1."""
         for i, ids in enumerate(sequences):
             self._add(i, ids, self._params(max_tokens=1, prompt_logprobs=0, detokenize=False))
         found = {}
@@ -215,11 +217,11 @@ class Engine:
         self.llm.llm_engine.abort_request(list(self._keys))
         self._keys.clear()
         if self.recorder:
-            self.recorder.batch, self.recorder.found = None, {}  # the batch: not yet filed away
+            self.recorder.batch, self.recorder.found = None, {}
 
     # ---------------------------------------------------------------------------------- weights
     def sync(self, policy) -> None:
-        """Make the engine sample from the weights of `policy`, a PEFT model. The cache is empty."""
+        """Make the engine sample from the weights of `policy`, a PEFT model. Empties the cache."""
         self.clear_cache()  # before, so that no batch that ran ahead meets two sets of weights
         if self.sync_mode == "merge":
             weights = dict(weights_iterator=merged_weights(policy))
@@ -227,13 +229,12 @@ class Engine:
         else:
             self.load_adapter(policy)
         if self.on_cpu:
-            # The C library keeps the gaps between buffers of ever new sizes: a gigabyte.
-            ctypes.CDLL(None).malloc_trim(0)
+            ctypes.CDLL(None).malloc_trim(0)  # else up to 1 GB stays in gaps between buffers
 
     def clear_cache(self) -> None:
-        """Drop the cached keys and values: else a prompt would go on in the old policy's cache.
+        """Drop cached keys and values: they belong to the weights that computed them.
 
-        Raises RuntimeError while responses are being written, and when vLLM keeps its cache.
+        Raises RuntimeError while responses are being written, or if vLLM keeps its cache.
         """
         if self._keys:
             raise RuntimeError(f"{len(self._keys)} responses are still being written")
@@ -243,12 +244,11 @@ class Engine:
             raise RuntimeError("vLLM did not drop its cache, which belongs to the old weights")
 
     def load_adapter(self, policy) -> None:
-        """Hot swap. vLLM caches adapters and prefixes by name, id and path: none is used twice."""
+        """Swap the adapter. vLLM caches by name, id and path, so each sync uses fresh ones."""
         from vllm.lora.request import LoRARequest
 
         number, folder = next(self._counter), tempfile.TemporaryDirectory(prefix="minirl-adapter-")
-        # "auto" would ask the hub every time
-        policy.save_pretrained(folder.name, save_embedding_layers=False)
+        policy.save_pretrained(folder.name, save_embedding_layers=False)  # "auto" asks the hub
         self._adapter = LoRARequest(f"policy-{number}", number, folder.name)
         self.close()
         self._folder = folder
@@ -259,7 +259,7 @@ class Engine:
             self._folder.cleanup()
 
     def sleep(self) -> None:
-        """Give the GPU memory to the trainer: weights go to the host, the cache is dropped."""
+        """Give the GPU's memory to the trainer: weights go to the host, the cache is dropped."""
         if self.sleeps:
             self.clear_cache()
             self.llm.sleep(level=1)  # level 2 would drop the weights, and with LoRA it has crashed
@@ -276,7 +276,7 @@ def rollout_of(output, text: str, routes=None) -> Rollout:
 
 # --------------------------------------------------------------------------------- starting vLLM
 def start(model: str, options: dict, dtype: str):
-    """`vllm.LLM`; what it refuses because of a setting becomes a SystemExit with one sentence."""
+    """`vllm.LLM`. What it refuses because of a setting becomes a SystemExit with one sentence."""
     import vllm
 
     try:
@@ -313,14 +313,14 @@ def machine_options(on_cpu: bool, memory_share: float, sleep: bool, routes: bool
                     max_model_len: int) -> dict:
     """vLLM's options that differ between a CPU and a GPU."""
     if on_cpu:
-        # Only whole blocks of the cache are shared between prompts, and 128 tokens, vLLM's choice,
-        # are more than most prompts have in common. And a prompt is read in one step: half of one
-        # draws a token that is thrown away, which vLLM 0.32 cannot take back from a request with a
-        # seed of its own ("CPU Generator does not use offset").
+        # Prompts share whole blocks of the cache only, and few have vLLM's 128 tokens in common.
+        # A prompt is read in one step: a part of one would draw a token that is thrown away, which
+        # vLLM 0.32 cannot take back from a request with a seed ("CPU Generator does not use
+        # offset").
         return dict(enforce_eager=True, block_size=32, enable_chunked_prefill=False,
                     max_num_batched_tokens=max(4096, max_model_len))
-    # vLLM would read 16,384 tokens at once on cards of 70 GiB, for which it sets memory aside that
-    # its cache then lacks; prompts are short here.
+    # On cards of 70 GiB vLLM would read 16,384 tokens at once, and set memory aside for that.
+    # Prompts are short here, and its cache can use the memory.
     options = dict(gpu_memory_utilization=memory_share,
                    max_num_batched_tokens=max(8192, max_model_len))
     if sleep:
@@ -332,15 +332,12 @@ def machine_options(on_cpu: bool, memory_share: float, sleep: bool, routes: bool
 
 
 def adapter_options(model: str, rank: int, on_cpu: bool, routes: bool) -> dict:
-    """vLLM's options for serving the trainer's adapter, of a rank up to 512 (what config.py lets
-    pass). Raises SystemExit where it cannot.
-    """
+    """vLLM's options for serving the trainer's adapter. Raises SystemExit where it cannot."""
     from typing import get_args
 
-    from parts.routing_replay import is_mixture, is_supported
     from vllm.config.lora import MaxLoRARanks
 
-    if (on_cpu and routes) or (is_mixture(model) and not is_supported(model)):
+    if on_cpu and routes:
         raise SystemExit(f"vLLM cannot serve this mixture of experts ({model}) with an adapter "
                          "here: use --sync merge.")
     fitting = [r for r in sorted(get_args(MaxLoRARanks)) if r >= max(rank, 8)]
@@ -349,7 +346,7 @@ def adapter_options(model: str, rank: int, on_cpu: bool, routes: bool) -> dict:
 
 
 def adapted_layers(model: str) -> list[str]:
-    """Names of the layers that the trainer adapts (policy.load_policy), as vLLM has to be told."""
+    """Names of the layers that the trainer adapts (policy.load_policy), for vLLM."""
     import torch
     from parts.policy import ATTENTION, linear_layers, own_class
     from parts.routing_replay import is_supported
@@ -365,8 +362,7 @@ def adapted_layers(model: str) -> list[str]:
 def fp8_linears(on_cpu: bool) -> dict:
     """vLLM's options for linear layers in 8 bits, quantised at the start and at every sync.
 
-    The CPU has a kernel for scales per channel, and none for experts: those stay in bfloat16, as
-    routers do everywhere.
+    Routers stay in bfloat16. On a CPU experts do too, for vLLM has no kernel for them there.
     """
     routers = ["*.mlp.gate"]
     if on_cpu:
@@ -380,11 +376,10 @@ def merged_weights(policy):
     """Yields (Hugging Face name, tensor) of every adapted layer of a PEFT model: W + scale * B A,
     and its bias.
 
-    The sum is a new tensor: merging in place and unmerging again would leave rounding errors in the
-    base weights, and a resumed run would differ from one that was never stopped. The bias has not
-    changed, but vLLM builds a layer anew from what it is sent. Layers without an adapter it keeps.
-    (Sent again they would break experts: vLLM 0.32 overwrites the copy that its CPU kernels have
-    repacked with plain weights, and says nothing.)
+    The sum is a new tensor. Merging in place and unmerging would leave rounding errors in the base
+    weights, and a resumed run would differ from one that was never stopped. The bias has not
+    changed, but vLLM builds a layer anew from what it is sent. Other layers must not be sent: vLLM
+    0.32 would overwrite the copies of experts that its CPU kernels have repacked.
     """
     import torch
 
@@ -398,27 +393,11 @@ def merged_weights(policy):
                     yield f"{name}.bias", base.bias
 
 
-# ------------------------------------------------------------------------------ as others see it
-class StoppableEngine:
-    """The engine as an evaluation sees it: with a way out for Ctrl-C."""
+# ------------------------------------------------------------------------- as the sampler sees it
+class WatchedEngine:
+    """The engine for ada_sampler.py: with a progress bar, and a way out for Ctrl-C.
 
-    def __init__(self, engine):
-        self.engine, self.submit = engine, engine.submit
-
-    def step(self) -> list:
-        if Stop.requested:
-            raise Interrupted
-        return self.engine.step()
-
-    @property
-    def busy(self) -> bool:
-        return self.engine.busy
-
-
-class WatchedEngine(StoppableEngine):
-    """The engine as the sampler sees it: with a progress bar besides.
-
-    It also notes on every rollout between which engine steps it was written.
+    It notes on every rollout between which engine steps it was written. `step` raises Interrupted.
     """
 
     def __init__(self, engine, max_tokens: int):
@@ -432,9 +411,15 @@ class WatchedEngine(StoppableEngine):
         self.engine.submit(key, problem.prompt_ids, self.max_tokens, **how)
 
     def step(self) -> list:
-        finished = super().step()
+        if Stop.requested:
+            raise Interrupted
+        finished = self.engine.step()
         self.steps += 1
         for key, rollout in finished:
             rollout.submitted, rollout.finished = self.submitted.pop(key), self.steps
         self.bar.update(len(finished))
         return finished
+
+    @property
+    def busy(self) -> bool:
+        return self.engine.busy

@@ -5,7 +5,6 @@ from tqdm import tqdm
 
 from eval import evaluate, report_by_set, with_rewards
 from parts import files
-from parts.engine import StoppableEngine
 from parts.files import shown
 from parts.run import Run, every, give_up, nothing_lost, unit_of
 from parts.stop import timed
@@ -23,7 +22,7 @@ def evaluate_if_due(run: Run) -> None:
         return
     with timed({}, "evaluation"), nothing_lost(run, "evaluation"):
         rows = evaluate(
-            StoppableEngine(run.engine), run.grader, run.held_out, config.eval_k, config.max_tokens,
+            run.engine, run.grader, run.held_out, config.eval_k, config.max_tokens,
             temperature=config.eval_temperature, seed=f"{config.seed}/{step}",
             progress="  evaluating")
     # A resumed run starts without this cache, and keys from a cache round differently.

@@ -1,166 +1,36 @@
-"""Log-probabilities of what was sampled, from hidden states, a chunk of tokens at a time.
+"""Log-probabilities of sampled tokens, from hidden states, a chunk of tokens at a time.
 
-Everything in policy-gradient training hangs on log pi(y_t), and most small projects get it wrong
-somewhere. The rules kept here: the same token ids that the engine sampled (never re-tokenised
-text), the end token included, the prompt excluded, the same temperature as the engine, right
-padding that no token can see, the family's own way from hidden state to logits, logits in float32
-whatever the weights are stored in, and never a tensor of [tokens, vocabulary].
+Everything in policy-gradient training hangs on log pi(y_t). The rules, and what breaks without them
+(docs/logprobs.md):
+
+* The trainer reads the token ids that the engine sampled. Text tokenised again may be other tokens.
+* The end token counts, the prompt does not.
+* Logits are divided by the engine's temperature.
+* Rows are padded on the right, where attention is causal and no token looks.
+* Logits are float32, whatever the weights are stored in.
+* A tensor of [tokens, vocabulary] never exists.
 """
 from dataclasses import dataclass
 
 import torch
 
-from parts.policy import Row, own_class
+from parts.policy import Row
 
 CHUNK_BYTES = 2**27  # of a chunk's logits
-WORTH_SHARING = 16  # tokens that all rows begin with; below, one pass is faster than two
 
 
-# ------------------------------------------------------------------------------ the head
-@dataclass
-class Head:
-    """From the last hidden state h to logits: z = cap tanh(s / cap), s = scale (W h + bias).
-
-    Plain in most families (no bias, scale 1, no cap: z = W h). Phi has a bias, Cohere and Granite
-    a scale, Gemma 2 a cap.
-    """
-
-    weight: torch.Tensor  # W [vocabulary, hidden]
-    bias: torch.Tensor | None = None  # [vocabulary]
-    scale: float = 1.0
-    cap: float | None = None
-
-    def logits(self, h_T, words=slice(None)):
-        """z [T, words] in float32; `words`: a slice of the vocabulary."""
-        z = float32_product(h_T, self.weight[words])
-        if self.bias is not None:
-            z += self.bias[words]
-        if self.scale != 1:
-            z *= self.scale
-        if self.cap is not None:
-            z.div_(self.cap).tanh_().mul_(self.cap)
-        return z
-
-    def slope(self, z):
-        """dz / d(W h) at the logits z: `scale`, and under a cap scale (1 - (z / cap)^2)."""
-        if self.cap is None:
-            return self.scale
-        return (z / self.cap).square_().neg_().add_(1).mul_(self.scale)
-
-
-def float32_product(h_T, weight, words=2048):
-    """h W^T in float32 [T, vocabulary], also of 16-bit matrices (torch would round it).
-
-    Rounded logits alone move log-probs by up to 0.03. A GPU can keep the float32 sums that it has
-    anyway. On a CPU W is widened a few words at a time: all at once it would fill a gigabyte.
-    """
-    if h_T.dtype in (torch.float32, torch.float64):
-        return (h_T @ weight.T).float()
-    if h_T.is_cuda:
-        return torch.mm(h_T, weight.T, out_dtype=torch.float32)
-    wide_T, z = h_T.float(), h_T.new_empty((len(h_T), len(weight)), dtype=torch.float32)
-    for start in range(0, len(weight), words):
-        at = slice(start, start + words)
-        torch.mm(wide_T, weight[at].float().T, out=z[:, at])
-    return z
-
-
-def head_of(model) -> Head:
-    """The head of a Hugging Face model; scale and cap by their names in its config."""
-    config, head = model.config.get_text_config(), model.lm_head
-    scale = getattr(config, "logit_scale", None) or 1.0  # Cohere multiplies
-    scale /= getattr(config, "logits_scaling", None) or 1.0  # Granite divides
-    return Head(head.weight, head.bias, scale, getattr(config, "final_logit_softcapping", None))
-
-
-def check_family(config) -> None:
-    """Raises SystemExit, naming the family, unless `head_of` gives the logits that the model gives.
-
-    Needs the config only: the model is built without weights, a small head and made-up hidden
-    states are put in, and its own forward pass is asked.
-    """
-    if getattr(config, "quantization_config", None):
-        raise SystemExit("The weights of this model are quantized, and engine and trainer would "
-                         "round them differently: take the model that they were made of.")
-    try:
-        with torch.device("meta"):
-            model = own_class(config)(config)
-        plain, reason = logits_agree(model), None
-    except Exception as error:  # whatever a family of another build raises
-        plain, reason = False, error
-    if not plain:
-        raise SystemExit(
-            f"Models of the family {config.model_type} cannot be trained here: their logits are "
-            "not those of a linear layer (with or without bias, scale or cap) on a text model's "
-            "last hidden state. Take one of Qwen2, Qwen3, Llama, Mistral, OLMo 2, Phi-3, Gemma "
-            "(text), Granite or Cohere.") from reason
-
-
-@torch.no_grad()
-def logits_agree(model, tokens=4, vocabulary=8) -> bool:
-    """Whether the model's own forward makes the logits that `head_of(model)` makes."""
-    from transformers.modeling_outputs import MoeModelOutputWithPast
-
-    size, biased = model.lm_head.in_features, model.lm_head.bias is not None
-    generator = torch.Generator().manual_seed(0)
-    h = 10 * torch.randn((1, tokens, size), generator=generator)  # large enough to meet a cap
-    model.lm_head = torch.nn.Linear(size, vocabulary, bias=biased)
-    model.model.forward = lambda *_, **__: MoeModelOutputWithPast(last_hidden_state=h)
-    theirs = model(input_ids=torch.zeros((1, tokens), dtype=torch.long)).logits[0]
-    return torch.allclose(theirs, head_of(model).logits(h[0]), atol=1e-4, rtol=1e-4)
-
-
-# ------------------------------------------------------------------------------ log-probs
-class ChunkedLogprobs(torch.autograd.Function):
-    """log softmax(z / temperature)[y] and its entropy, a chunk of tokens at a time.
-
-    A [tokens, vocabulary] tensor would be the largest of the whole program (8,192 tokens x 151,936
-    words: 5 GB, and softmax and its gradient need several). W is frozen under LoRA, so the only
-    gradient is that of h,
-
-        d log p(y) / d h = sum_v (onehot(y) - p)_v dz_v/d(W h)_v W_v / temperature,
-
-    which is as small as h itself and is computed while the chunk's logits are there. Nothing else
-    is kept for backward. The difference is taken before it is rounded to W's precision: where the
-    policy is sure of y, p rounded on its own would cancel to noise. (And made larger for float16,
-    in which such differences would be among the smallest numbers, or none.) The entropy is a
-    metric: no gradient flows through it.
-    """
-
-    @staticmethod
-    def forward(ctx, h_T, head, target_T, temperature, chunk):
-        logprob_T, entropy_T = h_T.new_empty((2, len(h_T)), dtype=torch.float32)
-        slope_T = torch.empty_like(h_T) if ctx.needs_input_grad[0] else None  # d log p(y) / d h
-        ctx.larger = 256 if h_T.dtype == torch.float16 else 1
-        for start in range(0, len(h_T), chunk):
-            at = slice(start, start + chunk)
-            z = head.logits(h_T[at])  # [chunk, vocabulary]
-            slope = head.slope(z) / temperature
-            z.div_(temperature)
-            logp = z.sub_(z.logsumexp(-1, keepdim=True))  # in place: no second tensor of this size
-            logprob_T[at] = logp.gather(-1, target_T[at, None])[:, 0]
-            p = logp.exp()
-            entropy_T[at] = -torch.linalg.vecdot(p, logp)  # sum of p log p without their product
-            if slope_T is not None:
-                E = p.neg_()  # onehot(y) - p
-                E[torch.arange(len(E), device=E.device), target_T[at]] += 1
-                slope_T[at] = E.mul_(slope * ctx.larger).to(head.weight.dtype) @ head.weight
-        ctx.save_for_backward(slope_T)
-        ctx.mark_non_differentiable(entropy_T)
-        return logprob_T, entropy_T
-
-    @staticmethod
-    def backward(ctx, grad_T, _):
-        (slope_T,) = ctx.saved_tensors
-        grad_T = grad_T[:, None] / ctx.larger
-        return (grad_T * slope_T).to(slope_T.dtype), None, None, None, None
+def token_logprobs(policy, rows: list[Row], temperature: float = 1.0,
+                   chunk_bytes: int = CHUNK_BYTES):
+    """(log pi_T, entropy_T) in nats of the response tokens of all rows, one row after the other."""
+    h_T, target_T = response_states(policy, rows)
+    head = head_of(policy.get_base_model())
+    chunk = max(1, chunk_bytes // (4 * len(head.weight)))
+    return ChunkedLogprobs.apply(h_T, head, target_T, temperature, chunk)
 
 
 def response_states(policy, rows: list[Row]):
     """(h_T, target_T): the last hidden state [T, hidden] before each response token of all rows,
     and that token's id [T].
-
-    Rows are padded on the right: with causal attention no token looks there, so no mask is needed.
     """
     model = policy.get_base_model()
     device, length = model.lm_head.weight.device, max(len(row.ids) for row in rows)
@@ -175,12 +45,130 @@ def response_states(policy, rows: list[Row]):
     return states[predicts[:, shared:].to(device)], target_T
 
 
-def shared_tokens(policy, rows: list[Row]) -> int:
-    """How many tokens all rows begin with, which then are computed once; 0 if not worth it.
+class ChunkedLogprobs(torch.autograd.Function):
+    """log softmax(z / temperature)[y] and its entropy. In plain words, with all logits at once:
 
-    A prompt with examples is most of what a small model reads.
+        logp_T = (head.logits(h_T) / temperature).log_softmax(-1)      # [T, vocabulary]
+        logprob_T = logp_T.gather(-1, target_T[:, None])[:, 0]
+        entropy_T = -(logp_T.exp() * logp_T).sum(-1)
+
+    logp_T would be the largest tensor of the program (8,192 tokens x 151,936 words: 5 GB, and its
+    gradient as much again). So `chunk` tokens are done at a time. LoRA leaves W frozen, and the
+    only gradient that is needed is the one with respect to h,
+
+        d log p(y) / d h = sum_v (onehot(y) - p)_v dz_v/d(W h)_v W_v / temperature.
+
+    It is as small as h, so it is computed while the chunk's logits exist, and kept for backward.
+    onehot - p is formed in float32 and then rounded to W's precision: where the policy is sure of
+    y, a rounded p would cancel to noise. In float16 it is also scaled by 256, or it would
+    underflow. The entropy is a metric and has no gradient.
     """
-    if len(rows) == 1 or not can_share(policy):
+
+    @staticmethod
+    def forward(ctx, h_T, head, target_T, temperature, chunk):
+        logprob_T, entropy_T = h_T.new_empty((2, len(h_T)), dtype=torch.float32)
+        slope_T = torch.empty_like(h_T) if ctx.needs_input_grad[0] else None  # d log p(y) / d h
+        ctx.larger = 256 if h_T.dtype == torch.float16 else 1
+        for start in range(0, len(h_T), chunk):
+            at = slice(start, start + chunk)
+            logp, slope = log_softmax(head, h_T[at], temperature)  # [chunk, vocabulary]
+            logprob_T[at] = logp.gather(-1, target_T[at, None])[:, 0]
+            p = logp.exp()
+            entropy_T[at] = -torch.linalg.vecdot(p, logp)  # sum of p log p without their product
+            if slope_T is not None:
+                E = onehot_minus(p, target_T[at])
+                slope_T[at] = E.mul_(slope * ctx.larger).to(head.weight.dtype) @ head.weight
+        ctx.save_for_backward(slope_T)
+        ctx.mark_non_differentiable(entropy_T)
+        return logprob_T, entropy_T
+
+    @staticmethod
+    def backward(ctx, grad_T, _):
+        (slope_T,) = ctx.saved_tensors
+        grad_T = grad_T[:, None] / ctx.larger
+        return (grad_T * slope_T).to(slope_T.dtype), None, None, None, None
+
+
+def log_softmax(head, h_T, temperature: float):
+    """(log p [T, vocabulary], dz / d(W h) / temperature), without a second tensor of this size."""
+    z = head.logits(h_T)
+    slope = head.slope(z) / temperature
+    z.div_(temperature)
+    return z.sub_(z.logsumexp(-1, keepdim=True)), slope
+
+
+def onehot_minus(p, target_T):
+    """onehot(y) - p [T, vocabulary], in the place of p."""
+    E = p.neg_()
+    E[torch.arange(len(E), device=E.device), target_T] += 1
+    return E
+
+
+# ------------------------------------------------------------------------------ the head
+@dataclass
+class Head:
+    """From the last hidden state h to logits: z = W h in most families.
+
+    Phi adds a bias. Gemma 2 caps the result: z = cap tanh((W h + bias) / cap).
+    """
+
+    weight: torch.Tensor  # W [vocabulary, hidden]
+    bias: torch.Tensor | None = None  # [vocabulary]
+    cap: float | None = None
+
+    def logits(self, h_T):
+        """z [T, vocabulary] in float32."""
+        z = float32_product(h_T, self.weight)
+        if self.bias is not None:
+            z += self.bias
+        if self.cap is not None:
+            z.div_(self.cap).tanh_().mul_(self.cap)
+        return z
+
+    def slope(self, z):
+        """dz / d(W h) at the logits z: 1, and 1 - (z / cap)^2 under a cap."""
+        return 1.0 if self.cap is None else (z / self.cap).square_().neg_().add_(1)
+
+
+def head_of(model) -> Head:
+    """The head of a Hugging Face model of one of the families in policy.FAMILIES."""
+    config, head = model.config.get_text_config(), model.lm_head
+    return Head(head.weight, head.bias, getattr(config, "final_logit_softcapping", None))
+
+
+def float32_product(h_T, weight, words=2048):
+    """h W^T in float32 [T, vocabulary], also of 16-bit matrices.
+
+    torch would round the product to 16 bits, which alone moves log-probs by up to 0.03. On a GPU
+    the product's float32 sums can be kept. On a CPU, W is converted to float32 in slices of the
+    vocabulary: a whole copy would take a gigabyte.
+    """
+    if h_T.dtype in (torch.float32, torch.float64):
+        return (h_T @ weight.T).float()
+    if h_T.is_cuda:
+        return torch.mm(h_T, weight.T, out_dtype=torch.float32)
+    wide_T, z = h_T.float(), h_T.new_empty((len(h_T), len(weight)), dtype=torch.float32)
+    for start in range(0, len(weight), words):
+        at = slice(start, start + words)
+        torch.mm(wide_T, weight[at].float().T, out=z[:, at])
+    return z
+
+
+# ------------------------------------------------------------------------------ a common beginning
+# With examples in the prompt most of what a small model reads is the same in every row. That part
+# is computed once, and its keys and values serve all rows: on a CPU a pass takes a third of the
+# time (docs/real_model.md). The results are the same up to float32's rounding.
+SHARING = ("llama", "qwen2")  # every token attends to all before it, whatever the row's length
+WORTH_SHARING = 16  # tokens; below, one pass is faster than two
+
+
+def shared_tokens(policy, rows: list[Row]) -> int:
+    """How many tokens are computed once for all rows; 0: nothing is shared.
+
+    Gradient checkpointing runs layers again in the backward pass, on whole rows: no sharing there.
+    """
+    model = policy.get_base_model()
+    if len(rows) == 1 or model.is_gradient_checkpointing or model.config.model_type not in SHARING:
         return 0
     first, last = min(row.ids for row in rows), max(row.ids for row in rows)
     most = min(row.prompt_length for row in rows) - 1  # a prompt's last token predicts
@@ -188,32 +176,8 @@ def shared_tokens(policy, rows: list[Row]) -> int:
     return same if same >= WORTH_SHARING else 0
 
 
-def can_share(policy) -> bool:
-    """Not where layers are run again in the backward pass, or replay experts: those see whole rows.
-    Nor where a token sees a window only, or the length of the row decides its position's angles.
-    """
-    model = policy.get_base_model()
-    config = model.config.get_text_config()
-    windows = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    angles = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    return not (model.is_gradient_checkpointing or getattr(policy, "routing", None) or windows
-                or angles in ("dynamic", "longrope"))
-
-
-def tokens_at_once(policy, rows: list[Row], tokens: int) -> int:
-    """How many tokens of whole rows fit where `tokens` fit that share nothing.
-
-    What is shared is kept once, and of its keys and values a copy per row: an eighth, at most.
-    """
-    shared = shared_tokens(policy, rows)
-    longest = max(len(row.ids) for row in rows)
-    return max(tokens, int((tokens - shared) * longest / (longest - 7 * shared / 8)))
-
-
 def last_states(model, ids, shared: int):
-    """The last hidden states of ids [rows, length] from token `shared` on. What comes before is
-    equal in all rows: its keys and values are computed for one and serve the others.
-    """
+    """The last hidden states of ids [rows, length] from token `shared` on."""
     if not shared:
         return model.model(input_ids=ids).last_hidden_state
     from transformers import DynamicCache
@@ -225,13 +189,16 @@ def last_states(model, ids, shared: int):
     return rest.last_hidden_state
 
 
-def token_logprobs(policy, rows: list[Row], temperature: float = 1.0,
-                   chunk_bytes: int = CHUNK_BYTES):
-    """(log pi_T, entropy_T) in nats of the response tokens of all rows, one row after the other."""
-    h_T, target_T = response_states(policy, rows)
-    head = head_of(policy.get_base_model())
-    chunk = max(1, chunk_bytes // (4 * len(head.weight)))
-    return ChunkedLogprobs.apply(h_T, head, target_T, temperature, chunk)
+def tokens_at_once(policy, rows: list[Row], tokens: int) -> int:
+    """The limit for whole rows that takes as much memory as `tokens` tokens without sharing.
+
+    Each row needs its own tokens and a copy of the beginning's keys and values, which are at most
+    an eighth of what a forward pass keeps of it.
+    """
+    shared = shared_tokens(policy, rows)
+    longest = max(len(row.ids) for row in rows)
+    per_row = longest - shared + shared / 8
+    return max(tokens, int((tokens - shared) * longest / per_row))
 
 
 # ------------------------------------------------------------------------------ for --sampler gvm
@@ -248,35 +215,20 @@ def gvm_norms(policy, groups, temperature: float) -> list[float]:
 
 
 def head_gradient_norms(policy, rows: list[Row], temperature: float = 1.0,
-                        words: int = 8192) -> list[float]:
-    """|| grad_W log pi(y|x) || of each row at `temperature`: the G of GVM, without a backward pass.
+                        chunk: int = 128) -> list[float]:
+    """|| grad_W log pi(y|x) || of each row at `temperature`, without a backward pass.
 
-    With E = (onehot(y) - p) dz/d(W h) / temperature [T, vocabulary] and H [T, hidden] the gradient
-    for the head's W, summed over the response's tokens, is E^T H, so its squared Frobenius norm is
-    the sum over token pairs (s, t) of (E E^T)_st (H H^T)_st. E is made of `words` words at a time.
+    W is the head's, so the gradient is the sum over the response's tokens of E_t h_t^T, with
+    E_t = (onehot(y_t) - p_t) dz/d(W h) / temperature. `chunk` tokens are added at a time.
     """
     head, norms = head_of(policy.get_base_model()), []
     for row in rows:
         h_T, target_T = response_states(policy, [row])
-        log_total = log_normalizer(head, h_T, temperature, words)
-        similarity = h_T.new_zeros((len(h_T), len(h_T)), dtype=torch.float32)  # E E^T
-        for start in range(0, len(head.weight), words):
-            z = head.logits(h_T, slice(start, start + words))
-            slope = head.slope(z) / temperature
-            E = z.div_(temperature).sub_(log_total).exp_().neg_()
-            mine = (target_T >= start) & (target_T < start + words)
-            E[mine, target_T[mine] - start] += 1
-            E *= slope
-            similarity += E @ E.T
-        gram = h_T.float() @ h_T.float().T  # H H^T
-        norms.append((similarity * gram).sum().clamp(min=0).sqrt().item())
+        gradient = torch.zeros_like(head.weight, dtype=torch.float32)
+        for start in range(0, len(h_T), chunk):
+            at = slice(start, start + chunk)
+            logp, slope = log_softmax(head, h_T[at], temperature)
+            E = onehot_minus(logp.exp_(), target_T[at]).mul_(slope)
+            gradient.addmm_(E.T, h_T[at].float())
+        norms.append(gradient.norm().item())
     return norms
-
-
-def log_normalizer(head: Head, h_T, temperature: float, words: int):
-    """log sum_v exp(z_v / temperature) [T, 1], `words` words at a time."""
-    total = h_T.new_full((len(h_T), 1), -torch.inf, dtype=torch.float32)
-    for start in range(0, len(head.weight), words):
-        z = head.logits(h_T, slice(start, start + words)).div_(temperature)
-        total = torch.logaddexp(total, z.logsumexp(-1, keepdim=True))
-    return total

@@ -1,8 +1,8 @@
-"""What a step leaves in the logs: what sampling cost, whether the update was healthy.
+"""What a step writes to the logs: what sampling cost, and whether the update was healthy.
 
-metrics.jsonl has a line per step (`summarize`, `diagnostics`), groups.jsonl one per recorded
-prompt: its whole pool, and what the update saw of every token (docs/explore.md explains the
-columns). To read some of it without the page:
+metrics.jsonl has a line per step (`summarize`, `diagnostics`). groups.jsonl has a line per recorded
+prompt, with every sample and its tokens' numbers (docs/explore.md explains the columns). To read
+some of it without the page:
 
     jq '.prompt, (.pool[] | {reward, kept, text})' runs/NAME/groups.jsonl
 """
@@ -14,17 +14,16 @@ from typing import Any
 
 import torch
 
-DECIMALS = 7  # of float32's log-probs: enough to compute a token's term of Eq. 7 again, to 1e-6
+DECIMALS = 7  # of a log-prob: enough to compute a token's term of Eq. 7 again to 1e-6
 
 
 # ------------------------------------------------------------------------------ the sampling
 def summarize(groups: list) -> dict[str, Any]:
     """One step's sampling as plain JSON: shares in [0, 1], means in their own units.
 
-    reward_first_round is the curve to watch: every prompt counts once and nothing was chosen.
-    reward_kept is no such curve: ada-balance, ada-pos and dapo choose what is kept, half of it
-    right.
-    Shares of prompts count all that were tried. The mean of nothing is left out.
+    reward_first_round is the curve to watch: every prompt counts once, and nothing was selected.
+    reward_kept is not, for the sampler selects what is kept, often half of it right. Shares of
+    prompts count all that were tried. A mean of nothing is left out.
     """
     pool, outcomes = [s for group in groups for s in group.pool], [g.outcome for g in groups]
     averages = dict(
@@ -64,7 +63,7 @@ def first_round_reward(group) -> float:
 
 
 def band(p_hat: float) -> str:
-    """Where draws went, by the pass rate of their own pool: none, 0.0 (up to 0.2), ... 0.8, all."""
+    """A pool's pass rate in words: none, 0.0 (up to 0.2), 0.2, 0.4, 0.6, 0.8, all."""
     if p_hat == 0:
         return "none"
     if p_hat == 1:
@@ -74,11 +73,11 @@ def band(p_hat: float) -> str:
 
 # ------------------------------------------------------------------------------ the update
 def diagnostics(rows: list, config) -> dict:
-    """Metrics of one update, over the tokens of the rows that it trained.
+    """Metrics of one update over the tokens of the rows that it trained.
 
-    These are no fair sample of mu, for the sampler chose them: `entropy_trained` is theirs, and
-    `entropy`, of `mean_surprisal`, that of everything drawn. k1 and k3 are two estimates of
-    KL(mu || pi_old), in nats per token: does the engine sample what the trainer thinks?
+    The sampler selected them, so they are not a fair sample of mu: `entropy_trained` is their mean,
+    `entropy` (`mean_surprisal`) that of everything drawn. k1 and k3 are two estimates of
+    KL(mu || pi_old) in nats per token: does the engine sample what the trainer thinks?
     """
     seen = {name: torch.cat([getattr(row, name).cpu() for row in rows]).double()
             for name in ("old", "mask", "weight", "entropy")}
@@ -108,7 +107,7 @@ def diagnostics(rows: list, config) -> dict:
 
 
 def cut_off(seen: dict, config) -> dict:
-    """What the objective stopped or bounded; nothing is reported that it does not do."""
+    """Shares of tokens that the objective masked or whose weight it bounded, where it does so."""
     weight_T, stopped_T, up_T = seen["weight"], seen["mask"] == 0, seen["coefficient"] > 0
     values = {}
     if config.objective == "minirl" and config.weight_cap:
@@ -127,9 +126,9 @@ def share(true_T) -> torch.Tensor:
 
 
 def effective_share(weight_T) -> torch.Tensor:
-    """Effective sample size over sample size, (sum w)^2 / (N sum w^2): 1 where weights are equal.
+    """Effective sample size over sample size, (sum w)^2 / (N sum w^2).
 
-    Of two weights 0 and 1 half the tokens are left, of one huge weight a single token.
+    Equal weights give 1, weights 0 and 1 give 1/2, one dominating weight gives 1/N.
     """
     return weight_T.sum().square() / (len(weight_T) * weight_T.square().sum())
 
@@ -138,14 +137,14 @@ def effective_share(weight_T) -> torch.Tensor:
 def recorded(groups: list, count: str) -> list:
     """The groups that are logged: "all", or the first so many of the batch.
 
-    It comes in shuffled order, so the first are no choice. (Under a limit of samples or tokens per
-    step they are: what is left is offered in that order. dapo's further prompts follow behind.)
+    The batch is shuffled, so the first ones are a fair choice. (With a budget per step they are
+    not: it is offered in that order. dapo's replacements come last.)
     """
     return groups if count == "all" else groups[:int(count)]
 
 
 def group_row(step: int, group, tokenizer) -> dict:
-    """A prompt of one step: its pool in the order of drawing, and how it was judged and closed."""
+    """A prompt of one step, with its samples in the order of drawing."""
     kept = {s.index: (a, a * w) for s, a, w in zip(group.kept, group.advantages, group.weights)}
     rewards = [s.reward for s in group.pool]
     return dict(
@@ -158,7 +157,7 @@ def group_row(step: int, group, tokenizer) -> dict:
 
 
 def sample_row(s, kept: tuple[float, float] | None, tokenizer) -> dict:
-    """A draw; `kept`: its advantage and its coefficient, None if the update did not get it."""
+    """A sample. `kept`: its advantage and coefficient, or None if it was not kept."""
     rollout = s.rollout
     row = dict(
         round=s.round, submit=rollout.submitted, finish=rollout.finished, reward=s.reward,
@@ -172,7 +171,7 @@ def sample_row(s, kept: tuple[float, float] | None, tokenizer) -> dict:
 
 
 def token_columns(row, token_ids: list[int], tokenizer) -> dict:
-    """What the update saw of a sample, an entry per token. pi_old only where it is not pi_theta."""
+    """What the update computed for each token. pi_old only where it differs from pi_theta."""
     columns = dict(scale=row.scale, mini=row.mini_batch, ids=token_ids,
                    tokens=pieces(token_ids, tokenizer), mu=numbers(row.mu),
                    theta=numbers(row.theta.tolist()))
@@ -190,8 +189,8 @@ def token_columns(row, token_ids: list[int], tokenizer) -> dict:
 def pieces(token_ids: list[int], tokenizer) -> list[str]:
     """The text that each token adds to the one before it, special tokens included.
 
-    Decoded on its own, a token would lose the space that some tokenizers put in front of it. A
-    character that is made of several tokens shows as U+FFFD.
+    Decoded alone, a token would lose the space that some tokenizers put in front of it. A character
+    made of several tokens shows as U+FFFD.
     """
     pairs = [tuple(token_ids[max(i - 1, 0):i + 1]) for i in range(len(token_ids))]
     return [piece(tokenizer, pair) for pair in pairs]
@@ -199,11 +198,11 @@ def pieces(token_ids: list[int], tokenizer) -> list[str]:
 
 @functools.lru_cache(maxsize=200_000)  # decoding would be half of what recording costs
 def piece(tokenizer, pair: tuple[int, ...]) -> str:
-    """What the last token of the pair adds to the first's text; of one alone, its text."""
+    """What the last token of the pair (or the only one) adds to the text."""
     before = tokenizer.decode(list(pair[:-1]))
     return tokenizer.decode(list(pair))[len(before):]
 
 
 def numbers(values: list[float], decimals: int = DECIMALS) -> list[float | None]:
-    """Rounded; None for what JSON has no number for, such as the log-probs of a broken update."""
+    """Rounded. None where JSON has no number, as for the log-probs of a broken update."""
     return [round(value, decimals) if math.isfinite(value) else None for value in values]

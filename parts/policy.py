@@ -1,7 +1,7 @@
-"""The policy: a frozen model with a LoRA adapter, and the rows and micro-batches that it is shown.
+"""The policy: a frozen model with a LoRA adapter, and the rows and micro-batches it trains on.
 
-What it must not do is differ from the engine's model, or from itself a moment later: no dropout
-anywhere, attention as the family defines it, and Hugging Face's class as Hugging Face wrote it.
+The policy must equal the engine's model, and must give the same numbers twice. So nothing drops
+out, attention is as the family defines it, and the class is Hugging Face's own, unchanged.
 """
 import importlib.util
 from dataclasses import dataclass
@@ -11,7 +11,11 @@ import torch
 
 from parts.checkpoint import complete
 from parts.files import read_json, shown
+from parts.routing_replay import ROUTERS, RoutingReplay
 
+# The model types that can be trained: tests/test_families.py compares each with the engine.
+FAMILIES = ("qwen2", "qwen3", "llama", "smollm3", "mistral", "olmo2", "phi", "phi3", "gemma",
+            "gemma2", "gemma3_text", *ROUTERS)
 START_SCALE = 2.0**20  # about what responses * max_tokens divides by (docs/logprobs.md)
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 PLAIN = {  # an adapter may set these; anything else must have PEFT's default, or be empty
@@ -25,20 +29,14 @@ def load_policy(path: str, *, dtype: str, rank: int, alpha: int, seed: int, devi
                 checkpointing: bool = False):
     """The trainer's model: W + alpha / rank * B A, the frozen W in `dtype`, A and B in float32.
 
-    Every linear layer but the head is adapted: on the attention alone LoRA learns less, even with
-    as many parameters. The head stays frozen, since its own gradient would need a tensor of
-    [tokens, vocabulary] (ChunkedLogprobs), and since vLLM serves no adapter on a large one. Of a
-    mixture of experts it is the attention alone: engines serve adapters of stacked experts badly.
+    Every linear layer but the head is adapted. With the attention alone LoRA learns less, even with
+    as many parameters (LoRA Without Regret, Schulman et al. 2025). The head stays frozen, because
+    its gradient would need a tensor of [tokens, vocabulary] and vLLM serves no adapter on a large
+    head. In a mixture of experts only the attention is adapted: engines serve adapters of stacked
+    experts badly. Why rank 16 and alpha 32: docs/defaults.md.
 
-    Rank 16, the default, is plenty: a policy gradient learns about one bit from a response, and
-    rank 1 did as well as full fine-tuning there. Alpha 32 is that study's; since it is divided by
-    the rank, the best learning rate hardly depends on the rank (LoRA Without Regret, Schulman et
-    al. 2025; docs/defaults.md).
-
-    `routing` (routing_replay.RoutingReplay) records and replays the choice of experts; None for a
-    dense model.
+    `routing` records and replays the choice of experts (routing_replay.py); None: a dense model.
     """
-    from parts.routing_replay import ROUTERS, RoutingReplay
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(seed)  # B starts at zero and A at random
@@ -55,23 +53,33 @@ def load_policy(path: str, *, dtype: str, rank: int, alpha: int, seed: int, devi
     return policy.train()
 
 
+def check_family(config) -> None:
+    """Raises SystemExit for a model that cannot be trained here, from its config alone."""
+    if getattr(config, "quantization_config", None):
+        raise SystemExit("The weights of this model are quantized, and engine and trainer would "
+                         "round them differently: take the model that they were made of.")
+    if config.model_type not in FAMILIES:
+        raise SystemExit(f"Models of the family {config.model_type} cannot be trained here: nobody "
+                         "has compared the trainer's log-probs of them with the engine's. Take a "
+                         "Qwen 2 or 3, Llama, SmolLM, Mistral, OLMo 2, Phi or Gemma (text) model.")
+
+
 def load_model(path: str, dtype: str, noise: bool = False):
     """The Hugging Face model of a folder or hub id, on the CPU.
 
-    Dropout and router jitter would make pi_old another policy than pi_theta; only an export keeps
-    what the config says of this `noise`.
+    Dropout and router jitter are switched off, or pi_old and pi_theta would differ by chance.
+    `noise` keeps what the config says of them, for an export.
     """
     from transformers import AutoConfig
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    text = config.get_text_config()
-    for name, value in list(vars(text).items()):
+    for name, value in list(vars(config).items()):
         if not noise and ("drop" in name or "jitter" in name) and isinstance(value, float):
-            setattr(text, name, 0.0)
-    # Attention scores under a soft cap (Gemma 2): torch's fused attention leaves it out.
-    capped = getattr(text, "attn_logit_softcapping", None) is not None
+            setattr(config, name, 0.0)
+    # Gemma 2 caps its attention scores, and torch's fused attention would leave that out.
+    capped = getattr(config, "attn_logit_softcapping", None) is not None
     return own_class(config).from_pretrained(
         path, config=config, dtype=getattr(torch, dtype), trust_remote_code=False,
         attn_implementation="eager" if capped else None)
@@ -80,8 +88,8 @@ def load_model(path: str, dtype: str, noise: bool = False):
 def own_class(config):
     """Hugging Face's class for this config, from a copy of its module that nobody else has.
 
-    Families that vLLM has no model of its own for (OLMo 2, Phi-2, SmolLM3) it serves with Hugging
-    Face's class, which it changes in place, so that afterwards only vLLM can make one.
+    vLLM serves some families (OLMo 2, Phi-2, SmolLM3) with Hugging Face's class and changes that
+    class in place; afterwards only vLLM can make such a model.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -93,23 +101,23 @@ def own_class(config):
 
 
 def linear_layers(model) -> list[str]:
-    """The last names of all linear layers but the head, such as q_proj: what the adapter adapts."""
+    """The last names of all linear layers but the head, such as q_proj."""
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     return sorted({name.split(".")[-1] for name in names} - {"lm_head"})
 
 
 def loss_scale(dtype: str, device: str) -> torch.amp.GradScaler:
-    """What the loss is multiplied by, so that float16 can hold its gradients: below 6e-8 it has no
-    numbers, and a token's share of the loss is 1 / (responses * max_tokens).
+    """The factor on the loss under which float16 can hold its gradients; 1 in other precisions.
 
-    Halved when a gradient overflows (that step is skipped), doubled after 200 steps without.
-    In other precisions it is 1, always.
+    A token's share of the loss is 1 / (responses * max_tokens), and float16 has no numbers below
+    6e-8. The factor is halved when a gradient overflows (that step is skipped), and doubled after
+    200 steps without.
     """
     return torch.amp.GradScaler(device, init_scale=START_SCALE, growth_interval=200,
                                 enabled=dtype == "float16")
 
 
-# ----------------------------------------------------------------- an adapter, perhaps a stranger's
+# ------------------------------------------------------------- an adapter for eval.py and an export
 def find_adapter(name: str) -> str:
     """The adapter's folder; of a training run, its last checkpoint. SystemExit if there is none."""
     checkpoints = complete(Path(name))
@@ -124,8 +132,8 @@ def find_adapter(name: str) -> str:
 def read_config(adapter: str) -> dict:
     """The adapter's own config. Raises SystemExit unless it is a plain LoRA adapter.
 
-    PEFT compiles some of its strings to regular expressions, which can run for years, and some
-    settings change the base model, compute for hours or allocate what they like.
+    The adapter may be a stranger's. PEFT compiles some strings of a config to regular expressions,
+    which can run for years, and some settings change the base model or allocate what they like.
     """
     from peft import LoraConfig
 
@@ -136,8 +144,8 @@ def read_config(adapter: str) -> dict:
         "peft_type": made.get("peft_type") == "LORA",
         "target_modules": names or targets == "all-linear",
         "r": type(rank) is int and 1 <= rank <= 512,  # the largest that vLLM serves
-        "lora_alpha": type(alpha) in (int, float) and 0 < alpha <= 10**6,  # NaN is neither
-        # the other ways start from the base model, and change it
+        "lora_alpha": type(alpha) in (int, float) and 0 < alpha <= 10**6,  # not NaN either
+        # other ways of initialising change the base model
         "init_lora_weights": made.get("init_lora_weights", True) in (True, False, "gaussian")}
     odd = [key for key, value in made.items()
            if key not in PLAIN and value and value != default.get(key)]
@@ -175,25 +183,25 @@ def load_adapter(path: str, adapter: str, dtype: str):
     return policy, made["r"]
 
 
-# --------------------------------------------------------------------------------- what it is shown
+# --------------------------------------------------------------------------- what it is trained on
 @dataclass
 class Row:
-    """One kept sample as the update sees it."""
+    """One kept sample as the update sees it: a prompt and a response of T tokens."""
 
     ids: list[int]  # prompt and response
     prompt_length: int
-    mu: list[float]  # the engine's log-probs of the response
-    coefficient: float  # advantage times row weight: what multiplies grad log pi
-    scale: float = 1.0  # what one of its tokens counts in the loss (minirl.set_scales)
+    mu: list[float]  # [T], the engine's log-probs of the response
+    coefficient: float  # advantage times row weight: the factor of grad log pi
+    scale: float = 1.0  # the weight of one of its tokens in the loss (minirl.set_scales)
     routes: torch.Tensor | None = None  # the engine's experts [len(ids) - 1, layers, k]
-    replay: torch.Tensor | None = None  # likewise, those that the trainer is made to use
-    old: torch.Tensor | None = None  # log pi_old of the response [T]
+    replay: torch.Tensor | None = None  # the experts that the trainer has to use, likewise
+    old: torch.Tensor | None = None  # [T], log pi_old of the response
     agrees: torch.Tensor | None = None  # [T, MoE layers]: did pi_old choose the engine's experts?
-    mini_batch: int = 0  # in which of the optimizer steps
-    theta: torch.Tensor | None = None  # log pi_theta [T]; this and the next: what `objective` saw
+    mini_batch: int = 0  # the optimizer step in which it was trained
+    theta: torch.Tensor | None = None  # [T], log pi_theta; this and the next: what `objective` saw
     mask: torch.Tensor | None = None  # [T]
     weight: torch.Tensor | None = None  # [T]
-    entropy: torch.Tensor | None = None  # of the whole distribution at each token [T], nats
+    entropy: torch.Tensor | None = None  # [T], of the whole distribution at each token, in nats
 
     @property
     def length(self) -> int:
@@ -201,7 +209,7 @@ class Row:
 
 
 def store_on_rows(rows: list[Row], **values_T) -> None:
-    """Leave on each row its own part of what was computed for all of them, [T] each."""
+    """Give each row its own part of values that were computed for all of them, [T] each."""
     lengths = [row.length for row in rows]
     for name, value_T in values_T.items():
         for row, part in zip(rows, value_T.split(lengths)):
@@ -209,18 +217,16 @@ def store_on_rows(rows: list[Row], **values_T) -> None:
 
 
 def micro_batches(rows: list[Row], tokens: int, padding: float = 0.05) -> list[list[Row]]:
-    """Rows in order of length, cut so that no batch (rows x longest row) exceeds `tokens` and at
-    most a share `padding` is padding.
+    """Cut the rows into batches for the forward pass, in order of length.
 
-    Without the second rule a batch with room for everything could be mostly padding. The share is
-    that of all batches so far: what rows of equal length leave of it, the others may use.
+    No batch (rows x longest row) exceeds `tokens`, and at most a share `padding` of all batches
+    together is padding: a batch with room for everything could be mostly padding otherwise.
     """
-    # tokens so far; and of the batches that are complete, with their padding
-    batches, real, closed = [[]], 0, 0
+    batches = [[]]
+    real, closed = 0, 0  # tokens so far; area (rows x longest row) of the finished batches
     for row in sorted(rows, key=lambda row: len(row.ids)):
         real += len(row.ids)
-        # of the last batch, were this row, its longest, added to it
-        area = (len(batches[-1]) + 1) * len(row.ids)
+        area = (len(batches[-1]) + 1) * len(row.ids)  # of the last batch, if this row joined it
         if batches[-1] and (area > tokens or real < (1 - padding) * (closed + area)):
             closed += len(batches[-1]) * len(batches[-1][-1].ids)
             batches.append([])

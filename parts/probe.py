@@ -1,27 +1,26 @@
 """The probe: do trainer and engine hold the same policy? Asked at the start and after every sync.
 
-On a few fixed texts, written by the engine when the program starts, both give the log-probabilities
-of the response tokens. Two questions:
+The engine writes a few texts when the program starts. Both sides compute the log-probabilities of
+their response tokens, and two questions are asked:
 
-* Are they the same? In float32 to the last digits. In 16 bits the gap exceeds one step's change, so
-  partial updates would hide in it.
-* So: do they *change* alike? With x_t the trainer's change of log pi(y_t) and y_t the engine's, the
-  slope
+* Are they the same? In float32 they agree to the last digits. In 16 bits they differ by more than
+  one optimizer step changes, so weights that arrive only in part would not be noticed.
+* Therefore: do they *change* alike? With x_t the trainer's change of log pi(y_t) and y_t the
+  engine's, the slope
 
-      b = sum_t w_t y_t / sum_t w_t x_t          (w_t: x_t, with a bounded influence)
+      b = sum_t w_t y_t / sum_t w_t x_t          (w_t: x_t, cut off so that no token dominates)
 
-  is 1 when everything arrived, 0 when nothing did, 0.5 when half of it did. The gap that was there
-  before cancels, and over many tokens the noise does. It is asked of the change since the engine
-  had the base weights, which grows with training, and of that since the last sync, in which the
-  last step's weights are not almost right.
+  is 1 when everything arrived, 0 when nothing did, 0.5 when half of it did. A gap that was there
+  before cancels, and noise averages out over many tokens. The question is asked twice: for the
+  change since the engine had the base weights, which grows with training, and for the change since
+  the last sync, because over a long time weights that are one step old would look nearly right.
 
-Once, before training, it is asked of a large random adapter, in whose change a missing layer is
-plain: there each layer's own part has a slope.
+Once, before training, both sides get a large random adapter (`rehearse`), in whose change a missing
+part is plain. docs/gpu.md says what all this sees, and what it cannot see.
 """
 import contextlib
 import itertools
 import math
-import re
 from typing import NamedTuple
 
 import torch
@@ -29,18 +28,16 @@ import torch
 from parts.logprobs import token_logprobs
 from parts.policy import Row, micro_batches
 
-MOST_TOKENS = 4096  # of all texts, prompts included: a check is to take one per cent of a step
-ON_CPU = 1024  # likewise, of a model that is not built in: 4,096 would be seconds on two cores
+MOST_TOKENS = 4096  # in all texts, prompts included: a check should take one per cent of a step
+ON_CPU = 1024  # the same for a model that is not built in: 4,096 would be seconds on two cores
 LONGEST = 32  # tokens of a probe's response
 AT_ONCE = 8192  # tokens of a forward pass
-PASSES = 8  # what the rehearsal's passes without a layer cost together, in passes of all texts
 
-# Limits from measurement (docs/gpu.md); e is the slope's standard error, q the noise by the change.
-SINCE_LAST = 0.5  # + 4 e: last step's weights; noise in x alone has pulled a slope down by 0.3
-CLEAR = 3.0  # a change since the last sync counts from this 1 / q on; until then changes add up
-PART = 0.2  # + 2.5 e, off 1: a layer's part of the rehearsal is lost
-UNCLEAR = 0.3  # a layer with a larger error cannot be told from a missing one, and is let pass
-REHEARSED = 0.3  # nats (rms) by which the random adapter moves the log-probs, in three layers
+# Limits from measurement (docs/gpu.md). e: the slope's standard error; q: noise / change.
+SINCE_LAST = 0.5  # + 4 e, for a slope since the last sync: noise in x alone has lowered one by 0.3
+CLEAR = 3.0  # such a slope is judged once the change is this many times the noise
+REHEARSED = 0.3  # nats (rms) by which the random adapter moves the log-probs
+REHEARSED_SLOPE = 0.2  # + 3 e, for the slope of that change
 ADVICE = "try the other --sync (merge or adapter)."
 
 
@@ -49,32 +46,31 @@ class Limits(NamedTuple):
 
     statistic: str  # of |log mu - log pi| over the tokens: "max", "mean" or "median"
     gap: float  # nats
-    rest: float  # share of the rehearsal's change that may be another (medians), before noise
-    slope: float = 0.04  # how far the slope since the start may be off 1, beyond 3 e + (2 q)^2
+    rest: float  # share of the rehearsal's change that may differ (medians), before noise
+    slope: float = 0.04  # how far from 1 the slope since the start may be, beyond 3 e + (2 q)^2
 
 
 def limits(dtype: str, engine_dtype: str, kv_cache_dtype: str, mixture: bool) -> Limits:
-    """Those of a training run. (In low precision the gap only catches another model or another
-    temperature.)
+    """The limits for a training run. In low precision the gap only shows another model or another
+    temperature.
     """
     if "fp8" in (engine_dtype, kv_cache_dtype):
-        # On unlikely tokens 8 bits are rough: 0.4 was seen in sound runs. And a policy that has
-        # moved far is followed less than wholly: 0.93 +- 0.01 was seen.
+        # 8 bits are rough on unlikely tokens: sound runs had gaps of 0.4. And when a policy has
+        # moved far the engine follows a little less: sound runs had slopes of 0.93 +- 0.01.
         return Limits("mean", 1.0, 0.6, slope=0.12)
     if (dtype, engine_dtype) == ("float32", "float32"):
-        # not the largest: a token that training has made all but impossible was off by 1.1e-4.
-        # Of a mixture's experts two may be as good as tied: then the rest of that text is off.
+        # Not the maximum: a token that training made all but impossible was off by 1.1e-4. And two
+        # experts of a mixture may be as good as tied, which changes the rest of that text.
         return Limits("median" if mixture else "mean", 1e-4, 0.05)
-    # means of 0.046 have been reported of sound 7B models
-    return Limits("mean", 0.2, 0.2 if mixture else 0.1)
+    return Limits("mean", 0.2, 0.2 if mixture else 0.1)  # sound 7B models: 0.046 was reported
 
 
 def slope(x_T, y_T) -> tuple[float, float]:
-    """(b, its standard error) of y = b x; each token may have a noise of its own.
+    """(b, its standard error) of y = b x, where each token may have noise of its own size.
 
-    w is x cut off at its own rms: plain least squares would listen to the few tokens that changed
-    most, and to one that jumped alone, as where a tie between two experts falls the other way.
-    Residuals are those of a fit without the token, for the same reason.
+    w is x cut off at its rms. With plain least squares the few tokens that changed most would
+    decide, or a single one that jumped because of a tie between two experts. For the same reason
+    each token's residual is taken from a fit without that token.
     """
     x_T, y_T = x_T.double(), y_T.double()
     w_T = x_T.clamp(-rms(x_T), rms(x_T))
@@ -92,18 +88,17 @@ def rms(x_T) -> float:
 class Probe:
     """Raises SystemExit, here and in `check`, when trainer and engine do not hold the same policy.
 
-    Made while the engine still has the base weights: it lets the engine write the texts (so that
-    they are the same when a run is resumed) and compares the log-probs of sampling. `check`
-    compares those of a prefill of the same texts, at temperature 1 and with the adapter. The engine
-    is left with the policy's weights.
+    It is made while the engine still has the base weights, so that the texts are the same when a
+    run is resumed. Their log-probs of sampling are compared once, and from then on those of reading
+    the same texts at temperature 1. The engine is left with the policy's weights.
     """
 
     def __init__(self, engine, policy, problems, *, limits: Limits, max_tokens: int = LONGEST,
                  temperature: float = 1.0):
         self.engine, self.policy, self.limits = engine, policy, limits
         self.rows = self.write_texts(problems, min(LONGEST, max_tokens))
-        print(f"probe: do trainer and engine hold the same policy? {len(self.rows)} texts, "
-              f"{len(layers_of(policy))} layers", flush=True)
+        print(f"probe: do trainer and engine hold the same policy? {len(self.rows)} texts",
+              flush=True)
         sampled_T = torch.tensor([x for row in self.rows for x in row.mu])
         with policy.disable_adapter():
             self.require_close(sampled_T, self.trainer(temperature))
@@ -111,59 +106,58 @@ class Probe:
         self.rehearsed = self.rehearse()
 
     def begin(self, mine_T, theirs_T) -> None:
-        """Remember what both say with the base weights, from which on changes are compared."""
+        """Remember what both sides say with the base weights."""
         self.start = mine_T, theirs_T
         self.noise = max(rms(mine_T - theirs_T), 1e-5)
         self.last = self.start  # at the last sync by which the policy had clearly moved
         self.before = self.start  # at the last sync
 
     def write_texts(self, problems, max_tokens: int) -> list[Row]:
-        """A response to each problem, as long as all of them stay below `most_tokens`."""
-        empty = [Row(problem.prompt_ids + [0] * max_tokens, len(problem.prompt_ids), [], 0.0)
-                 for problem in problems]
-        texts = [row.ids[:row.prompt_length] for row in first(empty, most_tokens(self.policy))]
+        """The engine's responses to as many problems as the limit allows; one at least."""
+        totals = itertools.accumulate(len(p.prompt_ids) + max_tokens for p in problems)
+        count = max(1, sum(total <= most_tokens(self.policy) for total in totals))
+        texts = [problem.prompt_ids for problem in problems[:count]]
         rollouts = self.engine.generate(texts, n=1, max_tokens=max_tokens)
         return [Row(ids + r.token_ids, len(ids), r.logprobs, 0.0)
                 for ids, (r,) in zip(texts, rollouts)]
 
-    # ----------------------------------------------------------------------------- what both say
     @torch.no_grad()
-    def trainer(self, temperature: float = 1.0, rows: list[Row] | None = None):
-        """log pi [T] of all response tokens, in the order of `rows` (None: of all texts)."""
-        found, rows = {}, rows or self.rows
-        for micro in micro_batches(rows, AT_ONCE):
+    def trainer(self, temperature: float = 1.0):
+        """log pi [T] of all response tokens, in the order of the texts."""
+        found = {}
+        for micro in micro_batches(self.rows, AT_ONCE):
             logprobs = token_logprobs(self.policy, micro, temperature)[0].cpu()
             found |= zip(map(id, micro), logprobs.split([row.length for row in micro]))
-        return torch.cat([found[id(row)] for row in rows])
+        return torch.cat([found[id(row)] for row in self.rows])
 
     def of_engine(self):
         """log mu [T] of the same tokens."""
-        scores = self.engine.prompt_logprobs([row.ids for row in self.rows])
-        return torch.tensor([x for row, score in zip(self.rows, scores)
-                             for x in score[row.prompt_length - 1:]])
+        found = self.engine.prompt_logprobs([row.ids for row in self.rows])
+        return torch.tensor([x for row, own in zip(self.rows, found)
+                             for x in own[row.prompt_length - 1:]])
 
-    # ----------------------------------------------------------------------------------- checks
+    # ------------------------------------------------------------------------ after every sync
     def check(self) -> dict:
-        """After a sync: gaps and movement in nats, and slopes, NaN where too little has changed."""
-        return self.judge((self.trainer(), self.of_engine()))
+        """Gaps and movement in nats, and slopes, which are NaN where too little has changed."""
+        return self.compare(self.trainer(), self.of_engine())
 
-    def judge(self, now) -> dict:
-        """`check` of what both say now: (log pi [T], log mu [T])."""
+    def compare(self, mine_T, theirs_T) -> dict:
+        now = mine_T, theirs_T
         self.require_news(now)
-        found = self.require_close(now[1], now[0])
-        moved = rms(now[0] - self.start[0])
+        found = self.require_close(theirs_T, mine_T)
+        moved = rms(mine_T - self.start[0])
         found |= dict(probe_moved=moved, probe_slope=math.nan, probe_slope_last=math.nan)
         if moved > self.noise:
             margin = self.limits.slope + (2 * self.noise / moved)**2
             found["probe_slope"] = self.require_slope(self.start, now, margin, errors=3)
-        if rms(now[0] - self.last[0]) > CLEAR * self.noise:
+        if rms(mine_T - self.last[0]) > CLEAR * self.noise:
             found["probe_slope_last"] = self.require_slope(self.last, now, SINCE_LAST, errors=4)
             self.last = now
         self.before = now
         return found
 
     def require_news(self, now) -> None:
-        """Has the engine changed at all? This needs no statistics, and sees the smallest update."""
+        """Has the engine changed at all? This sees the smallest update."""
         moved = (now[0] - self.before[0]).abs().max()
         if torch.equal(now[1], self.before[1]) and moved > 1e-5:
             raise SystemExit("The new weights did not reach the engine: its log-probs are exactly "
@@ -182,7 +176,7 @@ class Probe:
         return dict(probe_gap_mean=gap_T.mean().item(), probe_gap_max=gap_T.max().item())
 
     def require_slope(self, reference, now, margin: float, errors: float) -> float:
-        """The slope since `reference`, which has to be 1 within margin + errors * error."""
+        """The slope since `reference`, which must be 1 within margin + errors * error."""
         b, error = slope(now[0] - reference[0], now[1] - reference[1])
         if not abs(b - 1) <= margin + errors * error:
             raise SystemExit("The new weights reached the engine in part or late: its log-probs "
@@ -192,95 +186,48 @@ class Probe:
 
     # -------------------------------------------------------------------------- before training
     def rehearse(self) -> dict:
-        """Sync a large random adapter once. Returns what `compare` finds."""
+        """Sync a large random adapter once: does all of it arrive?
+
+        Returns by how much it moved the trainer (nats), the slope, and the rest: median |y - x| /
+        median |x|.
+        """
         with self.random_adapter():
             self.engine.sync(self.policy)
-            found = self.compare(self.trainer(), self.without_each_layer(), self.of_engine())
+            x_T, y_T = self.trainer() - self.start[0], self.of_engine() - self.start[1]
         self.engine.sync(self.policy)
-        if found["lost"] or not found["rest"] <= found["limit"]:
-            raise SystemExit("A trial adapter moved the trainer's log-probs by "
-                             f"{found['moved']:.2f}, and the engine's followed with a rest of "
-                             f"{found['rest']:.0%} (layers in doubt: {found['lost']}): weights "
-                             f"reach it in part only; {ADVICE}")
-        return found
-
-    def without_each_layer(self) -> dict:
-        """Layer -> the trainer's log-probs with all of the adapter but that layer's part.
-
-        Of a deep model on a CPU only of the first texts: each layer is another pass.
-        """
-        found, layers, rows = {}, layers_of(self.policy), self.rows
-        if self.policy.device.type == "cpu":
-            rows = first(rows, PASSES * most_tokens(self.policy) // len(layers))
-        for layer, second in layers.items():
-            with set_to(second, [torch.zeros_like(p) for p in second]):
-                found[layer] = self.trainer(rows=rows)
-        return found
-
-    def compare(self, mine_T, without: dict, theirs_T) -> dict:
-        """What the trial adapter moved (nats); the slope; the rest, median |y - x| / median |x|,
-        and its limit; of each layer the slope and its error; the layers that are lost.
-
-        With d_t what a layer adds in the trainer, the engine's change is the trainer's without that
-        layer, plus a slope times d_t: 1 when the layer arrived, 0 when it did not.
-        """
-        x_T, y_T = mine_T - self.start[0], theirs_T - self.start[1]
         size, noise = x_T.abs().median(), (self.start[0] - self.start[1]).abs().median()
-        layers = {}
-        for layer, less_T in without.items():
-            at = slice(len(less_T))  # the first texts alone, perhaps
-            layers[layer] = slope(mine_T[at] - less_T, y_T[at] - (less_T - self.start[0][at]))
-        lost = [layer for layer, (b, error) in layers.items()
-                if not abs(b - 1) <= PART + 2.5 * error and not error > UNCLEAR]
-        return dict(moved=rms(x_T), slope=slope(x_T, y_T)[0],
-                    rest=((y_T - x_T).abs().median() / size).item(),
-                    limit=self.limits.rest + 3 * (noise / size).item(), layers=layers, lost=lost)
+        rest, limit = (y_T - x_T).abs().median() / size, self.limits.rest + 3 * noise / size
+        b, error = slope(x_T, y_T)
+        if not (rest <= limit and abs(b - 1) <= REHEARSED_SLOPE + 3 * error):
+            raise SystemExit(f"A trial adapter moved the trainer's log-probs by {rms(x_T):.2f}, "
+                             f"and the engine's by {b:.2f} times as much, with a rest of "
+                             f"{rest:.0%}: weights reach it in part only; {ADVICE}")
+        return dict(moved=rms(x_T), slope=b, rest=rest.item())
 
     @contextlib.contextmanager
     def random_adapter(self):
-        """The policy with random B, large enough to move the log-probs by REHEARSED nats (rms).
-
-        By more in more layers, so that each one's part stays as large beside the noise.
-        """
-        generator, layers = torch.Generator().manual_seed(0), layers_of(self.policy)
-        second = [p for weights in layers.values() for p in weights]
-        # late layers count less: larger, to be seen
-        noise = [torch.randn(p.shape, generator=generator).to(p) * (1 + layer)**0.5
-                 for layer, weights in layers.items() for p in weights]
-        wanted, scale = REHEARSED * max(1, len(layers) / 3)**0.5, 1e-3
+        """The policy with random B, large enough to move the log-probs by REHEARSED nats (rms)."""
+        generator, scale = torch.Generator().manual_seed(0), 1e-3
+        second = [p for name, p in self.policy.named_parameters() if "lora_B" in name]
+        noise = [torch.randn(p.shape, generator=generator).to(p) for p in second]
         with set_to(second, [scale * z for z in noise]):
-            while (moved := rms(self.trainer() - self.start[0])) <= wanted and scale <= 1:
-                # the change grows with the scale, at first not faster: few passes get there
-                scale *= min(max(wanted / max(moved, 1e-9), 1.4), 4)
+            while (moved := rms(self.trainer() - self.start[0])) <= REHEARSED and scale <= 1:
+                # the change grows at least as fast as the scale: few passes get there
+                scale *= min(max(REHEARSED / max(moved, 1e-9), 1.4), 4)
                 for p, z in zip(second, noise):
                     p.data.copy_(scale * z)
             yield
 
 
 def most_tokens(policy) -> int:
-    """Of all texts of a probe. Passes are what its start takes, and a CPU is slow."""
+    """The limit for all texts of a probe: a CPU is slow."""
     small = sum(p.numel() for p in policy.parameters()) < 10**7
     return MOST_TOKENS if small or policy.device.type == "cuda" else min(ON_CPU, MOST_TOKENS)
 
 
-def first(rows: list[Row], tokens: int) -> list[Row]:
-    """As many of the first rows as have at most so many tokens together; one at least."""
-    sums = itertools.accumulate(len(row.ids) for row in rows)
-    return rows[:max(1, sum(total <= tokens for total in sums))]
-
-
-def layers_of(policy) -> dict[int, list]:
-    """Layer -> the B of all its adapters: without them it is as it was before training."""
-    found = {}
-    for name, p in policy.named_parameters():
-        if "lora_B" in name:
-            found.setdefault(int(re.search(r"\.layers\.(\d+)\.", name)[1]), []).append(p)
-    return found
-
-
 @contextlib.contextmanager
 def set_to(parameters: list, values: list):
-    """These parameters with other values; afterwards as they were."""
+    """Give the parameters other values for a while."""
     kept = [p.detach().clone() for p in parameters]
     try:
         for p, value in zip(parameters, values):

@@ -19,27 +19,26 @@ weight then compares two different networks (Eq. 6):
                     Repairs both.
     --replay none
 
-The price: what is improved is the policy with these experts, not quite the one that will be used.
-With r2 the two are the same in the first mini-batch and part later on, with r3 they always differ
-(Table 1).
+The price: we improve the policy under the replayed experts, which is not exactly the one that will
+be sampled. With r2 the two are the same in the first mini-batch and part later on, with r3 they
+always differ (Table 1).
 
-Only the *choice* is replayed.
-How much each chosen expert counts is computed anew from the router's logits,
+Only the *choice* is replayed. How much each chosen expert counts is computed anew from the router's
+logits,
 
     g_e = exp(s_e) / sum over the chosen e' of exp(s_e'),
 
 so gradients flow through the router as ever. With one mini-batch e_old = e_theta, and r2 would
 change nothing.
 
-The trainer's side is a forward hook on each router: it notes what the router chose and, while
-`replaying`, hands on the recorded experts instead. The engine's side is vLLM's own record of routed
-experts on a GPU; its CPU build has none, so `CpuRecorder` attaches to the place where vLLM's own
-would.
+On the trainer's side each router has a forward hook. It notes what the router chose, and while
+`replaying` it hands on the recorded experts instead. On the engine's side vLLM itself records the
+routed experts on a GPU; its CPU build does not, so `CpuRecorder` attaches to the same place.
 
 Routes are integers [tokens, layers, k]: row t has the experts that token t passed through, and so
 those that predicted token t + 1. The last token of a response is never fed back, so a sequence of T
-tokens has T - 1 rows. The axis `layers` counts all decoder layers; a dense one is never read. -1:
-not known, the router decides.
+tokens has T - 1 rows. The axis `layers` counts all decoder layers; a dense one is never read. -1
+means not known: the router decides.
 """
 import contextlib
 from functools import partial
@@ -50,30 +49,16 @@ ROUTERS = {  # model_type -> its router, whose forward returns (logits, gates, e
     "qwen3_moe": "Qwen3MoeTopKRouter", "olmoe": "OlmoeTopKRouter", "mixtral": "MixtralTopKRouter"}
 
 
-def config_of(model: str):
-    """The Hugging Face configuration of this folder or hub id;
-    no code of the model's own is run.
-    """
+def is_supported(model: str) -> bool:
+    """Whether this folder or hub id is a mixture of experts whose routes can be replayed."""
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(model, trust_remote_code=False)
-
-
-def is_supported(model: str) -> bool:
-    """Whether this is a mixture of experts whose routes can be recorded and replayed."""
-    return config_of(model).model_type in ROUTERS
-
-
-def is_mixture(model: str) -> bool:
-    """Whether the configuration speaks of experts, whatever the family."""
-    settings = config_of(model).get_text_config().to_dict()
-    return any("experts" in name and isinstance(value, int) and value > 1
-               for name, value in settings.items())
+    return AutoConfig.from_pretrained(model, trust_remote_code=False).model_type in ROUTERS
 
 
 def choose_replay(wanted: str, model: str, mini_batches: int) -> str:
-    """`wanted`; for "auto" what the paper found best (section 4), with a warning where that is
-    impossible: none on-policy, r2 with two mini-batches, r3 with more.
+    """`wanted`; for "auto" what the paper found best (section 4): none with one mini-batch, r2 with
+    two, r3 with more.
 
     Raises SystemExit when "r2" or "r3" is wanted and `model` has nothing that could be replayed.
     """
@@ -83,13 +68,7 @@ def choose_replay(wanted: str, model: str, mini_batches: int) -> str:
                          f"and {model} is none of them.")
     if wanted != "auto":
         return wanted
-    if not supported:
-        if mini_batches > 1 and is_mixture(model):
-            print(f"warning: the experts of {config_of(model).model_type} cannot be replayed "
-                  f"(only those of {', '.join(ROUTERS)}), so {mini_batches} mini-batches compare "
-                  "tokens that passed through different experts; --mini-batches 1 is safer")
-        return "none"
-    if mini_batches == 1:
+    if not supported or mini_batches == 1:
         return "none"
     return "r2" if mini_batches == 2 else "r3"
 
@@ -108,11 +87,9 @@ class RoutingReplay:
             raise ValueError(f"routing replay needs a mixture of experts ({', '.join(ROUTERS)}), "
                              f"not {model.config.model_type}")
         self.decoder_layers = model.config.num_hidden_layers
-        # layer -> [B*T, k], what its router chose by itself in the last forward pass
-        self.chosen = {}
-        self.forced = None  # [B*T, layers, k] while replaying
-        # those with experts
         self.layers = [int(name.split("layers.")[1].split(".")[0]) for name in routers]
+        self.chosen = {}  # layer -> [B*T, k], what its router chose in the last forward pass
+        self.forced = None  # [B*T, layers, k] while replaying
         for layer, router in zip(self.layers, routers.values()):
             router.register_forward_hook(partial(self.hook, layer))
         self.experts, self.k = router.num_experts, router.top_k
@@ -128,15 +105,14 @@ class RoutingReplay:
         forced = self.forced[:, layer].to(experts.device)
         experts = torch.where(forced < 0, experts, forced)
         live = logits.float().softmax(-1).gather(-1, experts)  # with gradient, unlike the choice
-        # Mixtral always normalises and has no such switch
-        if getattr(router, "norm_topk_prob", True):
+        if getattr(router, "norm_topk_prob", True):  # Mixtral always does, and has no switch
             live = live / live.sum(-1, keepdim=True)
         return logits, live.to(gates.dtype), experts
 
     @contextlib.contextmanager
     def replaying(self, rows: list):
-        """Force `row.replay` [len(row.ids) - 1, layers, k] on the right-padded batch of `rows`;
-        None: nothing is forced.
+        """Force `row.replay` [len(row.ids) - 1, layers, k] on the right-padded batch of `rows`.
+        Nothing is forced where it is None.
 
         Keep it open until after the backward pass: with gradient checkpointing, that runs the
         routers again.
@@ -153,8 +129,8 @@ class RoutingReplay:
             self.forced = None
 
     def recorded(self, rows: list) -> list:
-        """[len(row.ids) - 1, layers, k] for each of `rows`:
-        what the routers chose by themselves in its last forward pass.
+        """What the routers chose in the last forward pass, of these `rows`: for each of them
+        [len(row.ids) - 1, layers, k].
         """
         some = next(iter(self.chosen.values()))
         routes = torch.zeros((len(some), self.decoder_layers, self.k), dtype=torch.int16)
@@ -164,28 +140,25 @@ class RoutingReplay:
                 for row, route in zip(rows, routes.view(len(rows), -1, *routes.shape[1:]))]
 
     def agreement(self, own, engine):
-        """[tokens, MoE layers] of bool:
-        have both chosen the same set of experts? The order of the k does not matter.
-        """
+        """Have both chosen the same set of experts, in any order? [tokens, MoE layers] of bool."""
         return (own.sort(-1).values == engine.sort(-1).values).all(-1)[:, self.layers]
 
-    def check(self, routes: list, lengths: list[int]) -> None:
-        """Raises ValueError unless routes[i] fits a sequence of lengths[i] tokens and names k
-        experts for each of them.
+    def check(self, route, length: int) -> None:
+        """Raises ValueError unless `route` fits a sequence of `length` tokens and names k experts
+        for each of them.
         """
-        for route, length in zip(routes, lengths):
-            wanted = (length - 1, self.decoder_layers, self.k)
-            if route is None or tuple(route.shape) != wanted:
-                found = "nothing" if route is None else list(route.shape)
-                raise ValueError(f"the engine recorded {found} as the routes of a sequence, "
-                                 f"instead of {list(wanted)}")
-            if route.max() >= self.experts:
-                raise ValueError(f"the engine recorded expert {route.max()}, "
-                                 f"but there are {self.experts}")
-            # a row of zeros above all
-            if self.k > 1 and (route[:, self.layers, 0] == route[:, self.layers, 1]).any():
-                raise ValueError("the engine recorded one expert twice for the same token: "
-                                 "its kernel does not report them")
+        wanted = (length - 1, self.decoder_layers, self.k)
+        if route is None or tuple(route.shape) != wanted:
+            found = "nothing" if route is None else list(route.shape)
+            raise ValueError(f"the engine recorded {found} as the routes of a sequence, "
+                             f"instead of {list(wanted)}")
+        if route.max() >= self.experts:
+            raise ValueError(f"the engine recorded expert {route.max()}, "
+                             f"but there are {self.experts}")
+        # a row of zeros above all
+        if self.k > 1 and (route[:, self.layers, 0] == route[:, self.layers, 1]).any():
+            raise ValueError("the engine recorded one expert twice for the same token: "
+                             "its kernel does not report them")
 
 
 def replaying(policy, rows: list):
@@ -195,10 +168,10 @@ def replaying(policy, rows: list):
 
 
 def note_routes(policy, rows: list, replay: str) -> None:
-    """After the forward pass of `rows` that gave log pi_old: which experts did the trainer choose?
+    """Notes on each row which experts the trainer chose, after the pass that gave its log pi_old.
 
-    Notes on each row whether they were the engine's (under R3 with earlier layers already forced to
-    the engine's), and for R2 what is to be replayed. A dense policy has none.
+    `agrees` says whether they were the engine's. (Under R3 the earlier layers were already forced
+    to the engine's experts.) Under R2 they are what will be replayed. A dense policy has none.
     """
     routing = getattr(policy, "routing", None)
     if not routing:
@@ -212,19 +185,20 @@ def note_routes(policy, rows: list, replay: str) -> None:
 
 def require_routes(policy, groups: list) -> None:
     """Raises ValueError unless the engine has recorded the experts of all that was drawn."""
-    drawn = [(s.rollout, len(group.problem.prompt_ids)) for group in groups for s in group.pool]
-    policy.routing.check([rollout.routes for rollout, _ in drawn],
-                         [prompt + len(rollout.token_ids) for rollout, prompt in drawn])
+    for group in groups:
+        for s in group.pool:
+            length = len(group.problem.prompt_ids) + len(s.rollout.token_ids)
+            policy.routing.check(s.rollout.routes, length)
 
 
 # --------------------------------------------------------------------------------------- the engine
 class CpuRecorder:
     """The experts that vLLM's CPU build used, by request: vLLM itself returns them on GPUs only.
 
-    Every router of vLLM can report its choice for the rows of a batch; which rows belong to which
-    request is known where the batch is put together. Needs the engine in this process, eager mode,
-    no prefix caching (cached tokens are not routed again), and one batch at a time (no asynchronous
-    scheduling, which vLLM's CPU platform turns off). It reads internals of vLLM 0.32. Raises
+    Every router of vLLM can report its choice for the rows of a batch. Which rows belong to which
+    request is known where the batch is put together. This needs the engine in this process, eager
+    mode, no prefix caching (cached tokens are not routed again), and one batch at a time (vLLM's
+    CPU platform has no asynchronous scheduling). It reads internals of vLLM 0.32 and raises
     SystemExit for any other version.
     """
 
@@ -237,8 +211,8 @@ class CpuRecorder:
                              f"(requirements-cpu.txt), not {vllm.__version__}.")
         self.runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
         self.decoder_layers = llm.llm_engine.model_config.hf_text_config.num_hidden_layers
-        # found: request id -> list of [tokens, layers, k]
-        self.batch, self.layers, self.found = None, {}, {}
+        self.batch, self.layers = None, {}  # the last batch's requests, and its routes by layer
+        self.found = {}  # request id -> list of [tokens, layers, k]
         for module in self.runner.model.modules():
             if isinstance(module, MoERunner):
                 module.router.set_capture_fn(partial(self.note, module.layer_id))
@@ -251,8 +225,7 @@ class CpuRecorder:
         """In place of the runner's `_prepare_inputs`; count_R: tokens per request in this step."""
         self.file_away()
         batch = self.runner.input_batch
-        # vLLM adds a random suffix to the caller's id
-        names = [name.rsplit("-", 1)[0] for name in batch.req_ids]
+        names = [name.rsplit("-", 1)[0] for name in batch.req_ids]  # without vLLM's random suffix
         self.batch = (
             names, count_R.tolist(), batch.num_computed_tokens_cpu[:len(count_R)].tolist())
         return self.prepare(scheduled, count_R, *args, **kwargs)

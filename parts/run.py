@@ -28,12 +28,12 @@ from parts.data import (Stream, count_odd_golds, digest, drop_odd_golds, keys_of
 from parts.engine import Engine, seed_everything
 from parts.files import quiet_end, shown
 from parts.folder import claim, note_start, own_files, require_same, weights_of
-from parts.logprobs import check_family, token_logprobs
+from parts.logprobs import token_logprobs
 from parts.machine import build_for_cpu, fit_in_memory, in_one_line, out_of_memory
 from parts.metrics import group_row, recorded
 from parts.models import fetch_model, is_small, load_tokenizer
 from parts.plot import draw_run
-from parts.policy import Row, load_policy
+from parts.policy import Row, check_family, load_policy
 from parts.probe import Probe, limits
 from parts.prompts import add_prompts, show_prompts, stop_ids
 from parts.routing_replay import choose_replay, is_supported

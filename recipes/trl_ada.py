@@ -168,7 +168,7 @@ from parts.metrics import summarize
 from parts.models import fetch_model, load_tokenizer
 from parts.policy import ATTENTION
 from parts.prompts import stop_ids
-from parts.routing_replay import is_mixture
+from parts.routing_replay import is_supported
 from parts.run import load_data
 from rewards import open_grader
 
@@ -280,7 +280,7 @@ def make_trainer(config: Config, own, grader) -> AdaTrainer:
         raise SystemExit(f"{len(problems)} problems are less than one batch of "
                          f"{config.batch_prompts}: lower --batch-prompts.")
     lora = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, task_type="CAUSAL_LM",
-                      target_modules=ATTENTION if is_mixture(path) else "all-linear")
+                      target_modules=ATTENTION if is_supported(path) else "all-linear")
     if build_for_cpu():
         grpo_trainer.VLLMGeneration = VLLMOnCpu
     return AdaTrainer(problems, grader, config, model=path, args=settings,

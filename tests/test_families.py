@@ -1,15 +1,20 @@
 """Model families end to end, with tiny random weights: trainer against Hugging Face and the engine.
 
-What differs between them is the way from the last hidden state to the logits, the names of the
-linear layers, and whether vLLM has a model of its own for the family.
+They differ in the way from the last hidden state to the logits, in the names of their linear
+layers, and in whether vLLM has a model of its own for the family. Mixtures of experts:
+test_routing_replay.py.
 """
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from engines import gap, move, policy_for, rows_of, serve
 from models import make
-from parts.logprobs import check_family, head_of, token_logprobs
-from parts.policy import Row, own_class
+from parts import policy as policy_module
+from parts.logprobs import head_of, token_logprobs
+from parts.policy import Row, check_family, own_class
+from parts.routing_replay import ROUTERS
 
 SIZES = dict(vocab_size=384, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
              num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=128)
@@ -19,25 +24,21 @@ FAMILIES = dict(
     gemma=WIDE,
     gemma2=WIDE | dict(final_logit_softcapping=2.0, attn_logit_softcapping=1.0,
                        query_pre_attn_scalar=32),
-    gemma3_text=WIDE | dict(final_logit_softcapping=2.0), granite=dict(logits_scaling=4.0),
-    cohere=dict(logit_scale=0.25), cohere2=WIDE | dict(logit_scale=0.25), phi={}, smollm3={})
-SPECIAL = dict(  # what a plain head would leave out
-    gemma2=dict(cap=2.0), gemma3_text=dict(cap=2.0), granite=dict(scale=0.25),
-    cohere=dict(scale=0.25), cohere2=dict(scale=0.25))
+    gemma3_text=WIDE | dict(final_logit_softcapping=2.0), phi={}, smollm3={})
+# Adapters: where the layers' names differ, or vLLM has no model of its own. Above 258,048 words
+# vLLM refuses an adapter on the head; ours has none there.
+ADAPTERS = dict(olmo2={}, phi3={}, phi={}, smollm3={}, gemma3_text=dict(vocab_size=262_144))
 
 
-def config_of(family, **changes):
+def build(family, folder, **changes) -> str:
+    """A random model of this family in Hugging Face format; biases too are random."""
     from transformers import AutoConfig
 
+    torch.manual_seed(0)
     end = make.build_tokenizer()
     ids = dict(bos_token_id=None, eos_token_id=end.eos_token_id, pad_token_id=end.pad_token_id)
-    return AutoConfig.for_model(family, **SIZES | ids | dict(initializer_range=0.15) | changes)
-
-
-def build(family, folder) -> str:
-    """A random model of this family in Hugging Face format; biases too are random."""
-    torch.manual_seed(0)
-    config = config_of(family, **FAMILIES[family])
+    config = AutoConfig.for_model(
+        family, **SIZES | ids | dict(initializer_range=0.15) | FAMILIES[family] | changes)
     model = own_class(config)(config)  # an engine before this one may have changed the shared class
     for name, p in model.named_parameters():
         if name.endswith("bias"):
@@ -63,30 +64,22 @@ def test_logprobs_and_gradients_are_those_of_plain_hugging_face(family, tmp_path
                             torch.autograd.grad(wanted, adapter, upstream)):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
     head = head_of(policy.get_base_model())
-    special = SPECIAL.get(family, {})
-    assert (head.scale, head.cap) == (special.get("scale", 1.0), special.get("cap"))
+    assert head.cap == (2.0 if family in ("gemma2", "gemma3_text") else None)
     assert (head.bias is not None) == (family == "phi")
     # the model without its adapter, loaded by others: nothing of the family was lost on the way
-    plain = own_class(config_of(family)).from_pretrained(folder, attn_implementation="eager")
+    config = policy.get_base_model().config
+    plain = own_class(config).from_pretrained(folder, attn_implementation="eager")
     with policy.disable_adapter(), torch.no_grad():
         torch.testing.assert_close(policy(input_ids=ids).logits, plain(input_ids=ids).logits,
                                    atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_config_alone_says_that_a_family_can_be_trained(family):
-    check_family(config_of(family, **FAMILIES[family]))
-
-
-@pytest.mark.parametrize("family, changes", [
-    ("gpt2", {}), ("gpt_neox", {}), ("bloom", {}),  # another body
-    ("hyperclovax", dict(logits_scaling=4.0)),  # multiplies by what Granite divides by
-    ("falcon_h1", dict(lm_head_multiplier=0.5)),
-    ("gemma3", {}), ("gemma3n", {}),  # with a vision tower; a package is missing
-    ("bigbird_pegasus", {}), ("mvp", {}), ("reformer", {})])  # cannot even be built so
-def test_a_family_with_another_head_is_refused_by_name(family, changes):
-    with pytest.raises(SystemExit, match=f"family {family} cannot be trained.*Take one of Qwen2"):
-        check_family(config_of(family, **changes))
+def test_the_families_that_were_compared_are_taken_and_others_are_refused_by_name():
+    assert set(policy_module.FAMILIES) == {*FAMILIES, *ROUTERS}
+    check_family(SimpleNamespace(model_type="qwen2"))
+    for family in ("gpt2", "granite", "gemma3", "qwen2_moe"):
+        with pytest.raises(SystemExit, match=f"family {family} cannot be trained.*Take a Qwen"):
+            check_family(SimpleNamespace(model_type=family))
 
 
 def test_what_was_done_to_hugging_faces_class_does_not_reach_the_trainer(tmp_path, monkeypatch):
@@ -99,39 +92,26 @@ def test_what_was_done_to_hugging_faces_class_does_not_reach_the_trainer(tmp_pat
     folder = build("olmo2", tmp_path)
     monkeypatch.setattr(Olmo2Model, "__init__", refuse)
     monkeypatch.setattr(Olmo2Model, "__call__", refuse)
-    check_family(config_of("olmo2"))
     token_logprobs(policy_for(folder), [Row([1, 2, 3, 4], 2, [], 0.0)])
 
 
 # ---------------------------------------------------------------------------------- the engine
-def drawn(engine) -> list:
-    """A few samples, as rows."""
+@pytest.mark.engine
+@pytest.mark.parametrize("family, sync, changes", [
+    *((family, "merge", {}) for family in FAMILIES),
+    *((family, "adapter", changes) for family, changes in ADAPTERS.items())])
+def test_engine_and_trainer_agree_before_and_after_an_update(family, sync, changes, tmp_path):
     prompts = [[5, 6, 7, 8], [90, 91, 92]]
-    return rows_of(prompts, engine.generate(prompts, n=3, max_tokens=6))
-
-
-@pytest.mark.engine
-@pytest.mark.slow
-def test_a_vocabulary_as_large_as_gemmas_is_served_with_adapters(tmp_path, monkeypatch):
-    """Above 258,048 words vLLM refuses an adapter on the head; ours has none there."""
-    monkeypatch.setitem(SIZES, "vocab_size", 262_144)
-    with serve(build("gemma3_text", tmp_path), sync_mode="adapter", lora_rank=8) as engine:
-        policy = policy_for(tmp_path, moved=0.1)
-        engine.sync(policy)
-        assert gap(policy, drawn(engine)).max() < 2e-5
-
-
-@pytest.mark.engine
-@pytest.mark.parametrize("sync", ["merge", "adapter"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_engine_and_trainer_agree_before_and_after_an_update(family, sync, tmp_path):
-    folder = build(family, tmp_path)
+    folder = build(family, tmp_path, **changes)
     with serve(folder, sync_mode=sync, lora_rank=8) as engine:
+        def drawn():
+            return rows_of(prompts, engine.generate(prompts, n=3, max_tokens=6))
+
         policy = policy_for(folder)
         engine.sync(policy)
-        rows = drawn(engine)
+        rows = drawn()
         assert gap(policy, rows).max() < 2e-5
         move(policy, 0.1)
         assert gap(policy, rows).max() > 1e-2  # so a sync that does nothing would show
         engine.sync(policy)
-        assert gap(policy, drawn(engine)).max() < 2e-5
+        assert gap(policy, drawn()).max() < 2e-5

@@ -10,8 +10,7 @@ from parts.logprobs import (ChunkedLogprobs, Head, float32_product, gvm_norms,
 from parts.policy import Row
 from test_policy import small_policy
 
-HEADS = dict(plain={}, bias=dict(bias=True), scale=dict(scale=0.3), cap=dict(cap=2.0),
-             all=dict(bias=True, scale=1.7, cap=1.5))
+HEADS = dict(plain={}, bias=dict(bias=True), cap=dict(cap=2.0), both=dict(bias=True, cap=1.5))
 
 
 def example(tokens=37, hidden=16, vocabulary=101, dtype=torch.float32, bias=False, **head):
@@ -24,7 +23,7 @@ def example(tokens=37, hidden=16, vocabulary=101, dtype=torch.float32, bias=Fals
 
 def plain_logits(h, head):
     """As Hugging Face writes it, all at once and with gradients."""
-    z = torch.nn.functional.linear(h, head.weight, head.bias) * head.scale
+    z = torch.nn.functional.linear(h, head.weight, head.bias)
     return head.cap * torch.tanh(z / head.cap) if head.cap else z
 
 
@@ -137,7 +136,7 @@ def test_the_norms_make_no_tensor_of_tokens_times_vocabulary(tmp_path):
     policy = small_policy(tmp_path)
     row = Row(torch.randint(300, (200,)).tolist(), 1, [], 0.0)
     with LargestTensor() as seen:
-        head_gradient_norms(policy, [row], words=8)
+        head_gradient_norms(policy, [row], chunk=8)
     assert seen.largest < 199 * 384  # the widest that the model itself makes is narrower
 
 
@@ -202,7 +201,7 @@ def test_head_gradient_norms_equal_autograd(tmp_path, temperature):
     model = policy.get_base_model()
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     rows = rows_of((12, 3), (30, 29), (18, 1))
-    for row, norm in zip(rows, head_gradient_norms(policy, rows, temperature, words=100)):
+    for row, norm in zip(rows, head_gradient_norms(policy, rows, temperature, chunk=10)):
         log_pi = full_logprobs(policy, row, temperature).sum()
         wanted = torch.autograd.grad(log_pi, model.lm_head.weight)[0].norm().item()
         torch.testing.assert_close(norm, wanted, rtol=1e-4, atol=1e-5)

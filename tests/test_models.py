@@ -13,7 +13,7 @@ from conftest import ROOT
 from models import smollm
 from parts import models
 from parts.config import SMALL, parse
-from parts.logprobs import check_family
+from parts.policy import check_family
 
 TINY = ROOT / "models" / "tiny"
 
