@@ -11,7 +11,6 @@ from engines import move, policy_for, random_ids, second, serve
 from models import make
 from parts import engine as engine_module
 from parts import probe as probe_module
-from parts.engine import seed_everything
 from parts.logprobs import token_logprobs
 from parts.models import tiny_folder
 from parts.policy import Row
@@ -41,14 +40,12 @@ def broken(policy, how: str, before: dict):
 
 def small_policy(tmp_path):
     torch.manual_seed(0)
-    tokenizer = make.build_tokenizer()
-    model = make.build_model(tokenizer)
+    model = make.build_model(make.build_tokenizer())
     with torch.no_grad():
         for key, p in model.named_parameters():
             if "norm" not in key:
                 p.mul_(3)  # log-probs as far apart as a trained model's
     model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
     return policy_for(tmp_path)
 
 
@@ -116,17 +113,15 @@ def test_the_slope_is_unbiased_and_its_error_is_honest():
     assert 5 <= ((b - 0.7).abs() > 2 * error).sum() <= 40
 
 
-def test_one_token_that_jumps_alone_leaves_a_doubt():
-    """A tie between two experts that falls the other way in the trainer: all else says 1."""
+def test_a_single_token_does_not_decide():
+    """A tie between two experts that falls the other way: all else says 1, so no alarm. And where
+    the token that changed most is followed by half, least squares would say 0.75 for all of them.
+    """
     x = torch.full((100,), 0.02)
     y = x.clone()
-    x[7] = 1.3
+    y[7] = 1.3
     b, error = slope(x, y)
-    assert abs(b - 1) < 4 * error  # no alarm
-
-
-def test_the_token_that_changed_most_does_not_dictate_the_slope():
-    """One of a hundred followed by half: least squares would say 0.75 for all of them."""
+    assert abs(b - 1) < 4 * error
     x = torch.full((100,), 0.1)
     x[7] = 1.0
     y = x.clone()
@@ -309,24 +304,6 @@ def tiny_problems(engine, count=64):
             for p in chains("test", count)]
 
 
-def train(policy, engine, optimizer, problems, step) -> None:
-    """A step of the default size: AdamW at 1e-3 after the default warm-up, on its own samples."""
-    seed_everything(random.Random(step))
-    rows, k = [], 8
-    for problem, group in zip(problems, engine.generate([p.prompt_ids for p in problems[:12]], n=k,
-                                                        max_tokens=48)):
-        right = [f"boxed{{{problem.answer}}}" in r.text for r in group]
-        rows += [Row(problem.prompt_ids + r.token_ids, len(problem.prompt_ids), r.logprobs,
-                     x - sum(right) / k)
-                 for r, x in zip(group, right)]
-    weight = torch.tensor([row.coefficient for row in rows for _ in range(row.length)])
-    (-(token_logprobs(policy, rows)[0] * weight).sum() / len(rows)).backward()
-    torch.nn.utils.clip_grad_norm_([p for p in policy.parameters() if p.requires_grad], 1.0)
-    optimizer.param_groups[0]["lr"] = 1e-3 * min(1, step / 5)
-    optimizer.step()
-    optimizer.zero_grad()
-
-
 @pytest.mark.engine
 @pytest.mark.parametrize("dtype, sync_mode", [("float32", "merge"), ("bfloat16", "adapter")])
 def test_each_broken_sync_is_caught_within_three_steps_and_sound_ones_pass(
@@ -342,7 +319,7 @@ def test_each_broken_sync_is_caught_within_three_steps_and_sound_ones_pass(
             if how == "layer 2" and dtype == "bfloat16":
                 continue
             engine.sync(base)
-            caught, found = steps_until_caught(sound, base, engine, problems, how)
+            caught, found = steps_until_caught(sound, base, engine, how)
             assert bool(caught) == bool(how), (how, found)
         engine.sync(base)
         if sync_mode == "merge":
@@ -351,15 +328,13 @@ def test_each_broken_sync_is_caught_within_three_steps_and_sound_ones_pass(
                 Probe(engine, base, problems, limits=bounds)
 
 
-def steps_until_caught(sound, base, engine, problems, how) -> tuple[int, dict]:
-    """Three steps of training with a broken sync, or six with a sound one; 0: nothing noticed."""
+def steps_until_caught(sound, base, engine, how) -> tuple[int, dict]:
+    """Three steps with a broken sync, or six with a sound one; 0: nothing was noticed."""
     policy, probe, found = copy.deepcopy(base), copy.copy(sound), {}
     probe.policy, probe.last, probe.before = policy, probe.start, probe.start
-    optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad],
-                                  weight_decay=0)
     for step in range(1, 4 if how else 7):
         before = values(policy)
-        train(policy, engine, optimizer, problems, step)
+        move(policy, 4e-3, step)
         engine.sync(broken(policy, how, before))
         try:
             found = probe.check()
