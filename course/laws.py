@@ -8,8 +8,7 @@ import math
 from statistics import NormalDist
 from typing import NamedTuple
 
-from ada_sampler import (
-    RULES, Group, Sample, SamplerConfig, exit_test, first_size, rows_per_prompt, settle)
+from ada_sampler import Group, Sample, SamplerConfig, exit_test, settle
 
 Phi = NormalDist().cdf
 
@@ -63,8 +62,8 @@ def expected_draws(p: float, k_right: int, k_wrong: int, M: int = 8, N: int = 4)
 def closed_pools(p: float, config: SamplerConfig) -> dict[tuple, float]:
     """(right, wrong, outcome) of a closed pool -> its chance, by the project's own exit test."""
     closed, waiting = {}, {(0, 0): 1.0}
-    for t in range(1, config.N + 1 if RULES[config.sampler].rounds else 2):
-        M = first_size(config) if t == 1 else config.M
+    for t in range(1, config.rule.max_rounds + 1):
+        M = config.rule.first_round if t == 1 else config.M
         after = {}
         for (right, wrong), chance in waiting.items():
             for k in range(M + 1):
@@ -102,7 +101,7 @@ class Yield(NamedTuple):
 
 def expected_yield(p: float, config: SamplerConfig) -> Yield:
     """What a prompt gives and what it costs under this rule (session 4)."""
-    totals, n = [0.0] * 5, rows_per_prompt(config)
+    totals, n = [0.0] * 5, config.rule.rows_per_prompt
     for (right, wrong, outcome), chance in closed_pools(p, config).items():
         rows = group_of(right, wrong, outcome, config).rows()
         scores = [c / p if s.correct else -c / (1 - p) for s, c in rows]

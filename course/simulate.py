@@ -10,16 +10,15 @@ with w the effective weight: 1 ascends p, 1/p ascends log p.
 import random
 import sys
 from collections import namedtuple
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from ada_sampler import (  # noqa: E402
-    RULES, Estimator, Group, SamplerConfig, collect, rows_per_prompt)
-from parts.config import in_one_sentence, parse_flags  # noqa: E402
+from ada_sampler import RULES, Estimator, Group, SamplerConfig, collect  # noqa: E402
+from parts.config import check_sampler, in_one_sentence, parse_flags, unread  # noqa: E402
 
 Coin = namedtuple("Coin", "id p")  # a problem that is solved with probability p
 Flip = namedtuple("Flip", "reward status token_ids")  # rollout and verdict in one
@@ -51,7 +50,7 @@ def simulate(config: SamplerConfig, p_P: list[float], seed=0, visits: int = 4) -
 
     ada-est knows nothing at its first visit, so it makes several and the last one is returned.
     """
-    config.validate()
+    check_sampler(config)
     coins = [Coin(i, p) for i, p in enumerate(p_P)]
     verdicts, draw = {}, random.Random(seed + 1)
     grader = SimpleNamespace(
@@ -72,7 +71,7 @@ def effective_weight(group: Group, config: SamplerConfig) -> float:
     """
     p = group.problem.p
     scores = [c / p if s.correct else -c / (1 - p) for s, c in group.rows()]
-    return sum(scores) / rows_per_prompt(config)
+    return sum(scores) / config.rule.rows_per_prompt
 
 
 def report(groups: list[Group], config: SamplerConfig, places: float, tries: float) -> tuple:
@@ -102,10 +101,7 @@ def by_band(groups: list[Group], config: SamplerConfig, tries: float, edges=EDGE
 # --------------------------------------------------------------------------------- command line
 def as_rule(config: SamplerConfig, rule: str) -> SamplerConfig:
     """The same settings under another rule; settings that it does not read get their defaults."""
-    only_others_read = {
-        name for other in RULES.values() for name in other.reads.split()
-    } - set(RULES[rule].reads.split())
-    defaults = {f.name: f.default for f in fields(SamplerConfig) if f.name in only_others_read}
+    defaults = {name: getattr(SamplerConfig, name) for name in unread(rule).split()}
     if rule == "ada-est":  # it has a weight of its own
         defaults |= dict(weighting="none")
         if config.advantage == "group-std":

@@ -1,20 +1,20 @@
 """Every setting of a training run and of an evaluation: default, range, meaning, contradictions.
 
-`parse` (minirl.py) and `parse_eval` (eval.py) turn flags into a Config or an EvalConfig; what a
-default leaves open, model and machine decide there.
+`parse` (minirl.py) and `parse_eval` (eval.py) turn flags into a Config or an EvalConfig. Defaults
+that depend on the model or the machine are filled in there.
 """
 import contextlib
 import os
 import re
 import signal
 import sys
-from dataclasses import dataclass, fields, is_dataclass, make_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import tyro
 
-from ada_sampler import SamplerConfig, check_ranges, limited
+from ada_sampler import SamplerConfig
 from parts.data import (default_data, default_eval_data, default_template, keys_of,
                         require_files)
 from parts.files import is_text, shown
@@ -47,12 +47,35 @@ SMALL = dict(  # what a real model of less than 500 M parameters has instead, if
     eval_every=10, eval_questions=72, eval_k=4)
 ROOM = dict(max_tokens=160, max_prompt_tokens=640)  # and for problems that are not its own
 
-# What may be another on --resume: it changes how long, how fast and where a run goes on, and how
-# often it is looked at, but not what its logs mean. Everything else would make them two runs.
+# Settings that may differ on --resume: they change how long, how fast and where a run goes on and
+# how often it is looked at, but not what its logs mean. Any other change would make two runs of it.
 RESUMABLE = frozenset({
     "name", "resume", "steps", "lr", "eval_every", "checkpoint_every", "keep_checkpoints",
     "sync", "engine_memory", "sleep", "engine_sequences", "micro_tokens",
     "gradient_checkpointing", "graders", "log_groups", "report_to", "train_anyway"})
+
+READS = {  # sampler -> the settings that it reads, besides those that every sampler reads
+    "uniform": "n",
+    "dapo": "n max_refills max_tokens_per_step",
+    "ada-pos": "n M N M_first drop_unresolved max_tokens_per_step k_pos",
+    "ada-balance": "n M N M_first drop_unresolved max_tokens_per_step max_rounds_all_correct",
+    "ada-est": "M N_min N_max est_decay est_alpha est_beta est_eps",
+    "gvm": "M gvm_pilot gvm_alpha gvm_beta gvm_norms gvm_reuse_pilots max_tokens_per_step",
+}
+
+
+def limited(default, least, most, also=()):
+    """A dataclass field with a range: least <= value <= most, or one of `also`."""
+    return field(default=default, metadata=dict(least=least, most=most, also=also))
+
+
+SAMPLER_RANGES = dict(  # least and most, of the fields of ada_sampler.SamplerConfig
+    n=(1, 4096), M=(1, 4096), N=(1, 1000), M_first=(0, 4096), k_pos=(1, 4096),
+    max_rounds_all_correct=(0, 1000), max_refills=(0, 1000),
+    max_samples_per_step=(0, 10**9), max_tokens_per_step=(0, 10**12),
+    est_decay=(0, 1), est_alpha=(1e-6, 1e6), est_beta=(1e-6, 1e6), est_eps=(1e-9, 1),
+    N_min=(1, 4096), N_max=(1, 4096),
+    gvm_pilot=(1, 4096), gvm_alpha=(0, 1), gvm_beta=(0, 10))
 
 
 # ------------------------------------------------------------- settings of both, run and evaluation
@@ -61,13 +84,13 @@ class ProblemSettings:
     """What is asked, and who says whether an answer is right."""
 
     data: str = "auto"
-    """benchmarks, hub ids, .jsonl/.json/.parquet/.csv files, builtin, -skills, -words; by commas"""
+    """benchmarks, hub ids, .jsonl/.json/.parquet/.csv files, builtin, builtin-words; by commas"""
     problem_key: str = ""
-    """column with the problem, if it is not found by itself"""
+    """the column with the problem, if it is not found by itself"""
     answer_key: str = ""
-    """column with the gold answer, if it is not found by itself"""
+    """the column with the correct answer, if it is not found by itself"""
     reward: str = ""
-    """FILE.py:FUNCTION gives the reward, in the place of math-verify; no gold answers are needed"""
+    """FILE.py:FUNCTION gives the reward instead of math-verify; then no answers are needed"""
 
 
 @dataclass
@@ -77,11 +100,11 @@ class PromptSettings:
     template: str = "auto"
     """a .jinja or .json file, or reinforce-ada, qwen25-math-cot, qwen-boxed, llama, chat, none"""
     system: str = ""
-    """the prompt's system turn, in the place of the template's own"""
+    """the prompt's system turn, in place of the template's own"""
     max_prompt_tokens: int = limited(0, least=0, most=10**6)
     """longer prompts are dropped and counted; 0 = auto"""
     max_tokens: int = limited(0, least=0, most=10**6)
-    """longest response; 0 = auto"""
+    """longest response, in tokens; 0 = auto"""
 
 
 @dataclass
@@ -89,11 +112,11 @@ class EngineSettings:
     """What it runs on."""
 
     sync: Literal["auto", "adapter", "merge"] = "auto"
-    """how the engine gets an adapter's weights; auto: adapter on a GPU, merge on a CPU"""
+    """the engine gets new weights as an adapter (auto on a GPU) or merged (auto on a CPU)"""
     engine_memory: float = limited(0.45, least=0.01, most=0.99)
     """share of the GPU's memory for the engine"""
     engine_sequences: int = limited(256, least=1, most=10**4)
-    """responses that are written at the same time"""
+    """most responses that are written at the same time"""
     graders: int = limited(2, least=1, most=256)
     """worker processes that run math-verify"""
 
@@ -106,11 +129,11 @@ class ModelSettings:
     model: str = "tiny"
     """tiny, tiny-moe, tiny-skills, or a model: Qwen2.5-Math-1.5B, a hub id (org/name), a folder"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """of the frozen weights; auto: float32 on a CPU, bfloat16 on a GPU, float16 on one without"""
+    """precision of the frozen weights; auto: float32 on a CPU, bfloat16 or float16 on a GPU"""
     lora_rank: int = limited(16, least=1, most=512)
-    """rank of the adapter on every linear layer (mixture of experts: of the attention)"""
+    """rank of the adapter on every linear layer (mixture of experts: on the attention)"""
     lora_alpha: int = limited(32, least=1, most=4096)
-    """the adapter is scaled by alpha / rank (why 32, and rank 16: docs/defaults.md)"""
+    """the adapter is scaled by lora_alpha / lora_rank"""
 
 
 @dataclass
@@ -118,51 +141,51 @@ class DataSettings(ProblemSettings):
     """What it is trained on."""
 
     eval_data: str = "auto"
-    """held-out problems, likewise, or held-out: a share of one's own file (its auto)"""
+    """held-out problems, named like --data; or held-out: a share of your own file (auto there)"""
     keep_odd_golds: bool = False
-    """keep problems whose gold answer math-verify cannot read"""
+    """keep problems whose correct answer math-verify cannot read"""
 
 
 @dataclass
 class SamplingSettings(SamplerConfig):
-    """Who is sampled, how much, and what it is compared with: see ada_sampler.py."""
+    """Which prompts get how many samples, and what a sample is compared with."""
 
     batch_prompts: int = limited(0, least=0, most=10**5)
     """prompts per step; 0 = auto"""
     threshold: float = limited(0.7, least=-10**6, most=10**6)
-    """tau: a reward above it is correct; math-verify gives 0 or 1, --reward any number"""
+    """a reward above it counts as correct; math-verify gives 0 or 1, --reward any number"""
     temperature: float = limited(1.0, least=0.01, most=100)
-    """of trainer and engine; at 0 (greedy decoding) n equal samples would teach nothing"""
+    """sampling temperature, of trainer and engine alike"""
     advantage: Literal["auto", "pool-mean", "leave-one-out", "group-std", "positives-only"] = "auto"
     """what a reward is compared with; auto: pool-mean, or group-std for grpo and cispo"""
 
 
 @dataclass
 class ObjectiveSettings:
-    """What the update maximises: see minirl.objective."""
+    """What the update maximises: see `objective` in minirl.py."""
 
     objective: Literal[tuple(OBJECTIVES)] = "minirl"
-    """minirl, or for comparison grpo or cispo as in the paper's appendix"""
+    """minirl, or for comparison grpo or cispo as in the appendix of MiniRL's paper"""
     mini_batches: int = limited(1, least=1, most=10**5)
-    """optimizer steps per sampled batch (N of MiniRL); 1 = on-policy"""
+    """optimizer steps per sampled batch (N in MiniRL's paper); 1 = on-policy"""
     importance: Literal["full", "staleness", "none"] = "full"
-    """minirl's token weight: full (pi_theta/mu), staleness (pi_theta/pi_old), none"""
+    """minirl's weight of a token: full (pi_theta/mu), staleness (pi_theta/pi_old), none"""
     weight_cap: float = limited(5.0, least=1, most=1e9, also=(0,))
-    """minirl's token weight is cut off here; 0 = no cap"""
+    """largest weight of a token (minirl); 0 = no cap"""
     clip: bool = True
-    """mask tokens whose pi_theta/pi_old has moved too far already"""
+    """mask tokens whose pi_theta/pi_old has already moved too far"""
     eps_low: float = limited(0.2, least=1e-9, most=1)
-    """clip below 1 - eps_low where the advantage is negative"""
+    """with a negative advantage, too far is below 1 - eps_low"""
     eps_high: float = limited(0.27, least=1e-9, most=1e6)
-    """clip above 1 + eps_high where the advantage is positive"""
+    """with a positive advantage, too far is above 1 + eps_high"""
     mask: Literal["ratio", "dppo", "icepop"] = "ratio"
-    """minirl: what clip looks at; dppo: pi_theta - mu; icepop: ratio, and pi_old/mu"""
+    """what --clip looks at (minirl): ratio; dppo: pi_theta - mu; icepop: ratio, and pi_old/mu"""
     delta: float = limited(0.2, least=1e-9, most=1)
-    """how far a token's probability may move (mask dppo)"""
+    """with --mask dppo: how far a token's probability may move"""
     length_norm: Literal["auto", "constant", "response", "batch"] = "auto"
     """divide token sums by: constant (minirl's auto), response (grpo's), batch (cispo's) lengths"""
     replay: Literal["auto", "none", "r2", "r3"] = "auto"
-    """reuse the experts of trainer (r2), engine (r3); auto: none, r2, r3 for 1, 2, more steps"""
+    """experts reused from trainer (r2) or engine (r3); auto: none, r2, r3 for 1, 2, more steps"""
 
 
 @dataclass
@@ -170,13 +193,13 @@ class OptimizerSettings:
     """How far a step goes."""
 
     lr: float = limited(0.0, least=1e-9, most=1, also=(0,))
-    """learning rate of AdamW on the LoRA weights; 0 = auto (docs/defaults.md)"""
+    """learning rate of AdamW on the LoRA weights; 0 = auto"""
     warmup_steps: int = limited(5, least=0, most=10**6)
-    """optimizer steps until the learning rate is reached, constant after; 0 = off"""
+    """the learning rate rises over so many optimizer steps, then stays constant; 0 = off"""
     weight_decay: float = limited(0.0, least=0, most=1)
-    """of AdamW; 0 = off"""
+    """weight decay of AdamW; 0 = off"""
     max_grad_norm: float = limited(1.0, least=1e-3, most=1e9, also=(0,))
-    """gradients are scaled down to this norm (1 hardly ever acts: set_scales); 0 = never"""
+    """gradients are scaled down to this norm (rare: the loss is divided by max_tokens); 0 = off"""
 
 
 @dataclass
@@ -186,29 +209,29 @@ class RunSettings:
     steps: int = limited(0, least=0, most=10**6)
     """training steps; 0 = auto"""
     seed: int = limited(0, least=0, most=2**32 - 1)
-    """decides data order, adapter and sampling"""
+    """decides the order of the data, the adapter's start and what is sampled"""
     name: str = ""
     """the run's folder is runs/NAME; empty = made of model, sampler and seed"""
     resume: bool = False
     """continue the run of this name from its last checkpoint, if there is one"""
     eval_every: int = limited(20, least=0, most=10**6)
-    """steps between evaluations; before the first and after the last step always, 0 = only then"""
+    """steps between evaluations (one comes first, one last, in any case); 0 = only these"""
     eval_questions: int = limited(0, least=0, most=10**6)
     """held-out problems used, of each set of --eval-data; 0 = auto"""
     eval_k: int = limited(8, least=1, most=10**4)
     """samples per held-out problem"""
     eval_temperature: float = limited(-1.0, least=0.01, most=100, also=(-1, 0))
-    """of these samples; -1 = the training's, 0 = greedy, with eval_k 1"""
+    """temperature of these samples; -1 = the training's, 0 = greedy, with --eval-k 1"""
     checkpoint_every: int = limited(20, least=0, most=10**6)
-    """steps between checkpoints; after the last step always, 0 = only then"""
+    """steps between checkpoints (one comes last in any case); 0 = only this one"""
     keep_checkpoints: int = limited(2, least=1, most=10**6)
-    """older checkpoints are removed"""
+    """checkpoints kept; older ones are removed"""
     train_anyway: bool = False
     """go on although the first answers give nothing to learn from"""
     log_groups: str = "2"
     """prompts of each step whose samples are logged for explore.py: a number, or all"""
     report_to: Literal["none", "trackio", "wandb", "tensorboard"] = "none"
-    """a tracker that shows the run's logs: see docs/tracking.md"""
+    """a tracker that shows the run's logs"""
 
 
 @dataclass
@@ -216,15 +239,15 @@ class HardwareSettings(EngineSettings):
     """What it runs on. Nothing here changes what is optimised, except lower precision."""
 
     rollout_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8"] = "auto"
-    """of the engine's weights; auto: the same as dtype"""
+    """precision of the engine's weights; auto: the same as --dtype"""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    """of the engine's cache of keys and values"""
+    """precision of the engine's cache of keys and values; auto: that of its weights"""
     sleep: bool = False
     """the engine gives up its GPU memory during the update"""
     micro_tokens: int = limited(0, least=0, most=10**8)
     """tokens per forward and backward pass, padding included; 0 = auto"""
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
-    """less memory for more time; auto: on on a GPU"""
+    """saves memory and takes more time; auto: on with a GPU"""
 
 
 @dataclass
@@ -233,8 +256,8 @@ class Config(ModelSettings, DataSettings, PromptSettings, SamplingSettings, Obje
     """Every flag of `python minirl.py`.
 
     Zero or "auto" is filled in by `__post_init__` (what belongs to the objective), by `resolve`
-    (to model and machine) or by `prepare` (replay: only the model's own config says whether it
-    has experts).
+    (what depends on model and machine) or by `prepare` (replay: only the model's own config says
+    whether it has experts).
     """
 
     def __post_init__(self):
@@ -247,12 +270,55 @@ class Config(ModelSettings, DataSettings, PromptSettings, SamplingSettings, Obje
     def validate(self) -> None:
         """Raises ValueError, one sentence, for what cannot work. Needs no model and no data."""
         check_texts(self)
-        super().validate()  # all ranges, types and choices, and what contradicts in sampling
         check_name(self.name)
+        check_sampler(self)
         refuse(self, without_effect(self), contradictions(self))
 
 
 # ------------------------------------------------------------------------------ what cannot work
+def check_ranges(config) -> None:
+    """Raises ValueError, one sentence, for a number outside its field's range."""
+    for f in fields(config):
+        value, also = getattr(config, f.name), f.metadata.get("also", ())
+        bounds = (f.metadata.get("least"), f.metadata.get("most"))
+        least, most = SAMPLER_RANGES.get(f.name, bounds)
+        if least is not None and not isinstance(value, (int, float)):  # a damaged config.json
+            raise ValueError(f"{f.name} must be a number, not {value!r}")
+        if least is None or value in also or least <= value <= most:
+            continue
+        words = "".join(f"{each:g} or " for each in also)
+        words += f"at most {most}" if value > most else f"at least {least}"
+        raise ValueError(f"{f.name} must be {words}, not {value!r}")
+
+
+def check_sampler(config: SamplerConfig) -> None:
+    """Raises ValueError, one sentence, for a range, for sizes that cannot work, and for a setting
+    that only other samplers read.
+    """
+    check_ranges(config)
+    SamplerConfig.validate(config)
+    refuse(config, [(True, unread(config.sampler), f"with sampler {config.sampler}")], [])
+
+
+def unread(sampler: str) -> str:
+    """The settings that only other samplers read."""
+    own = READS.get(sampler, " ".join(READS.values())).split()
+    return " ".join(sorted({*" ".join(READS.values()).split()} - {*own}))
+
+
+def refuse(config, without_effect: list[tuple], contradictions: list[tuple]) -> None:
+    """Raises ValueError for a setting that was changed where it has no effect, and for a
+    contradiction.
+    """
+    for so, names, reason in without_effect:
+        for name in names.split():
+            if so and getattr(config, name) != getattr(type(config), name):
+                raise ValueError(f"{name} has no effect {reason}: leave it out")
+    for so, sentence in contradictions:
+        if so:
+            raise ValueError(sentence)
+
+
 def without_effect(c: Config) -> list[tuple[bool, str, str]]:
     """[(is it so?, the settings that have no effect then, the reason)]"""
     one = c.mini_batches == 1
@@ -276,24 +342,19 @@ def without_effect(c: Config) -> list[tuple[bool, str, str]]:
     ]
 
 
-def refuse(config, without_effect: list[tuple], contradictions: list[tuple]) -> None:
-    """Raises ValueError for a setting that was changed where it has no effect, and for a
-    contradiction.
-    """
-    for so, names, reason in without_effect:
-        for name in names.split():
-            if so and getattr(config, name) != getattr(type(config), name):
-                raise ValueError(f"{name} has no effect {reason}: leave it out")
-    for so, sentence in contradictions:
-        if so:
-            raise ValueError(sentence)
-
-
 def contradictions(c: Config) -> list[tuple[bool, str]]:
     """[(is it so?, what to do)]: values that cannot work, or not together."""
-    updates = c.steps * c.mini_batches
+    rule, updates = c.rule, c.steps * c.mini_batches
+    draws = rule.first_round + (rule.max_rounds - 1) * c.M
     asked_to_warm_up = c.warmup_steps != Config.warmup_steps
     return [
+        (draws < rule.min_correct,
+         f"k_pos = {c.k_pos} is more than all {draws} draws: raise M or N"),
+        (rule.allocates == "by memory" and not c.N_min <= c.M <= c.N_max,
+         "M must lie from N_min to N_max for ada-est"),
+        (0 < c.max_samples_per_step < rule.first_round,
+         f"max_samples_per_step = {c.max_samples_per_step} does not allow one prompt its first "
+         f"{rule.first_round} samples: raise it, or 0 for off"),
         (not re.fullmatch("[0-9]{1,6}|all", c.log_groups),
          f"log_groups must be a whole number up to 999999 (0 = none), or all, not "
          f"{shown(c.log_groups, 40)}"),
@@ -312,21 +373,17 @@ def contradictions(c: Config) -> list[tuple[bool, str]]:
 
 
 def check_texts(config) -> None:
-    """Raises ValueError for an empty text where one is needed, and for one that is no path."""
+    """Raises ValueError for an empty text where one is needed."""
     for f in fields(config):
-        text = getattr(config, f.name)
-        if isinstance(text, str) and not text and f.default:
+        if f.default and getattr(config, f.name) == "":
             raise ValueError(f"{f.name} must not be empty")
-        if isinstance(text, str) and len(text) > 4096 and f.name != "system":
-            raise ValueError(f"{f.name} is longer than any path: {len(text):,} characters")
 
 
 def check_name(name: str) -> None:
     """Raises ValueError if runs/NAME cannot be a folder in runs."""
-    if not re.fullmatch(r"\w[\w.+-]*|", name):
-        raise ValueError(f"name {name[:80]!r} must be a plain folder name, it becomes runs/NAME")
-    if len(name.encode()) > 255:
-        raise ValueError(f"name is too long for a folder: {len(name.encode())} bytes of 255")
+    if not re.fullmatch(r"\w[\w.+-]*|", name) or len(name.encode()) > 255:
+        raise ValueError(f"name {name[:80]!r} must be a plain folder name of at most 255 bytes: "
+                         "it becomes runs/NAME")
 
 
 # ------------------------------------------------------------------------------ defaults by model

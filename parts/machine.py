@@ -17,9 +17,9 @@ SMALL_CARD = 20  # GiB; below, half as many tokens at a time (docs/gpu.md)
 GB = 2**30
 BYTES = dict(float32=4, bfloat16=2, float16=2, fp8=1)
 LIBRARIES = 0.8 * GB  # torch, vLLM and what they set up, whatever the model
-SPARE = 0.9  # of what is free; the rest is for graders, caches and whoever else is there
+SPARE = 0.9  # share of the free memory that a run may take; graders and others need the rest
 MOST = 896  # tokens per pass: more are hardly faster on a CPU
-GAPS = 1.6  # what the process holds of a pass, by what the pass keeps: C's allocator leaves gaps
+GAPS = 1.6  # bytes of process memory per byte that a pass keeps: C's allocator leaves gaps
 
 
 # ------------------------------------------------------------------------------ what it needs
@@ -63,15 +63,14 @@ def require_gpu() -> None:
 
 
 def require_compiler() -> None:
-    """Raises SystemExit unless Triton can compile, which it does while the program runs."""
+    """Raises SystemExit unless Triton, which compiles while the program runs, can do so."""
+    header = os.path.join(sysconfig.get_path("include"), "Python.h")
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         raise SystemExit("Triton compiles GPU kernels at run time and finds no C compiler: install "
                          "one (Debian, Ubuntu: `apt install gcc`) or name it in CC.")
-    include = sysconfig.get_path("include")
-    if not os.path.exists(os.path.join(include, "Python.h")):
-        raise SystemExit("Triton compiles GPU kernels at run time and finds no Python.h in "
-                         f"{include}: install Python's headers "
-                         "(Debian, Ubuntu: `apt install python3-dev`).")
+    if not os.path.exists(header):
+        raise SystemExit(f"Triton compiles GPU kernels at run time and finds no {header}: install "
+                         "Python's headers (Debian, Ubuntu: `apt install python3-dev`).")
 
 
 def capability() -> tuple[int, int]:
@@ -103,8 +102,8 @@ def default_dtype() -> str:
 
 
 def default_sync(dtype: str) -> str:
-    """merge on a CPU, where vLLM's LoRA kernels are slow, and in float32, which they do not know;
-    else adapter.
+    """adapter; but merge on a CPU, where vLLM's LoRA kernels are slow, and in float32, which they
+    do not know.
     """
     return "merge" if build_for_cpu() or dtype == "float32" else "adapter"
 
@@ -115,9 +114,7 @@ def default_micro_tokens() -> int:
 
 
 def require_precision(dtype: str, sync: str) -> None:
-    """Raises SystemExit for a precision that this GPU, or vLLM's LoRA kernels on it,
-    cannot compute in.
-    """
+    """Raises SystemExit for a precision that this GPU or vLLM's LoRA kernels cannot compute in."""
     if build_for_cpu():
         return
     if dtype in ("bfloat16", "fp8") and capability() < BFLOAT16_CARD:
@@ -130,8 +127,8 @@ def require_precision(dtype: str, sync: str) -> None:
 
 
 def require_effect(config) -> None:
-    """Raises ValueError for settings of a GPU's memory where there is no GPU, and for a size of the
-    engine's cache there that vLLM cannot read.
+    """Raises ValueError for settings of a GPU's memory where there is no GPU, and for a cache size
+    that vLLM could not read.
     """
     if not build_for_cpu():
         return
@@ -162,9 +159,8 @@ def in_one_line(config) -> str:
 def memory_gb() -> float:
     """Memory in GiB, for the log.
 
-    On a GPU: the most that torch's tensors have taken at a time in this process, the trainer's and
-    the engine's (its weights, its cache of keys and values), because both live in one process.
-    Without a GPU: what the whole process holds now, the engine included.
+    On a GPU: the most that torch's tensors have taken so far, of trainer and engine together, for
+    both live in this process. Without one: what the process holds now.
     """
     import torch
 
@@ -183,14 +179,14 @@ def out_of_memory(error: RuntimeError) -> bool:
 
 
 # ------------------------------------------------------------------------------ memory to come
-# On a CPU nobody refuses memory: the kernel kills the process, without a word. So what a run will
-# need is foreseen from the model's config and compared with what is free, before any of it is
-# allocated. Where the figures are from: docs/real_model.md.
+# On a CPU no allocation fails: when memory runs out, the kernel kills the process without a word.
+# So what a run will need is computed from the model's config and compared with what is free, before
+# any of it is allocated. docs/real_model.md says where the figures are from.
 def fit_in_memory(settings, config) -> None:
-    """Choose `micro_tokens` where nobody has (0): as many as what is free allows, up to MOST.
+    """Set `micro_tokens`, if it is 0, to as many as the free memory allows, up to MOST.
 
-    Raises SystemExit, one sentence with the flag to lower, where the run would not fit. Of a family
-    whose config has other names nothing can be foreseen, and nothing is refused.
+    Raises SystemExit, one sentence with the flag to lower, if the run would not fit. If a model's
+    config has other names, nothing is computed and nothing refused.
     """
     context = settings.max_prompt_tokens + settings.max_tokens  # one row has to fit in any case
     try:
@@ -206,25 +202,20 @@ def fit_in_memory(settings, config) -> None:
     tokens = max(context, settings.micro_tokens)
     if tokens <= room:
         return
-    if not room:
-        advice = "take a smaller --model, or a machine with more memory"
-    elif context > room:
-        advice = f"lower --max-prompt-tokens and --max-tokens, to {room:,} together"
-    else:
-        advice = f"lower --micro-tokens, to {room:,}"
     raise SystemExit(
         f"This run would need about {(fixed + tokens * token) / GB:.1f} GiB ({fixed / GB:.1f} for "
         f"engine and trainer, {tokens * token / GB:.1f} for a pass over {tokens:,} tokens), and "
-        f"{free / GB:.1f} GiB are free for it: {advice}.")
+        f"{free / GB:.1f} GiB are free for it: lower --micro-tokens to {room:,}, and the sum of "
+        "--max-prompt-tokens and --max-tokens likewise, or take a smaller --model.")
 
 
 def bytes_per_token(config, rank: int, dtype: str) -> float:
-    """What a forward pass, without checkpointing, keeps of a token until the backward pass.
+    """What a forward pass without checkpointing keeps per token for the backward pass, in bytes.
 
-    Of a layer: input and normed input of attention and of the feed-forward part (4 hidden),
-    queries, keys, values, what attention gives, and that once more in order (5 heads * size), gate,
-    its activation, the other half and their product (4 intermediate; of all experts that a token
-    passes), and what each A makes (7 rank).
+    Each layer keeps input and normed input of attention and feed-forward part (4 hidden); queries,
+    keys, values, the result, the result in order (5 heads * size); gate, its activation, the other
+    half, their product (4 intermediate, of each expert that a token passes); what each A of the
+    adapter makes (7 rank).
     """
     heads = config.num_attention_heads
     head = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -234,7 +225,7 @@ def bytes_per_token(config, rank: int, dtype: str) -> float:
 
 
 def fixed_bytes(config, settings) -> float:
-    """Of the engine, with its cache and its logits, and of the trainer between two passes."""
+    """Bytes of the engine, its cache and logits, and of the trainer between two passes."""
     from parts.logprobs import CHUNK_BYTES
 
     text, parameters = config.get_text_config(), parameters_of(config)
@@ -250,12 +241,12 @@ def fixed_bytes(config, settings) -> float:
 
 
 def inner_size(config) -> int:
-    """Of the feed-forward part; of one expert, where there are some."""
+    """Width of the feed-forward part; in a mixture, of one expert."""
     return getattr(config, "moe_intermediate_size", None) or config.intermediate_size
 
 
 def parameters_of(config) -> int:
-    """How many weights a model has: it is built without them."""
+    """How many weights a model has. It is built without memory for them."""
     import torch
 
     from parts.policy import own_class
@@ -265,46 +256,35 @@ def parameters_of(config) -> int:
 
 
 def free_bytes() -> float:
-    """What this process can still take: of the machine, of its group (a container), and of what
-    `ulimit -v` or `ulimit -d` leaves it.
-    """
-    free = [field_of("/proc/meminfo", "MemAvailable"), *group_limits()]
+    """What this process can still take: of the machine, of a container, of `ulimit -v` and -d."""
+    free = [bytes_in("/proc/meminfo", "MemAvailable"), *left_in_groups()]
     for kind, used in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
         limit = resource.getrlimit(kind)[0]
         if limit != resource.RLIM_INFINITY:
-            free.append(limit - field_of("/proc/self/status", used))
+            free.append(limit - bytes_in("/proc/self/status", used))
     return min(free)
 
 
-def field_of(file: str, name: str) -> int:
-    """A line such as `VmSize:  1234 kB`, in bytes."""
+def bytes_in(file: str, name: str) -> int:
+    """The number of a line such as `VmSize:  1234 kB`, in bytes."""
     return 1024 * int(re.search(rf"^{name}:\s*(\d+) kB", read(file), re.M)[1])
 
 
-def group_limits() -> list[float]:
-    """What each control group around this process has left, in bytes; both versions of them."""
+def left_in_groups() -> list[int]:
+    """What each control group (version 2) around this process has left, in bytes.
+
+    Files that a group has read count as used, but the kernel would drop them (inactive_file).
+    """
     left = []
-    for line in read("/proc/self/cgroup").splitlines():
-        _, kinds, path = line.split(":", 2)
-        if kinds and "memory" not in kinds.split(","):
-            continue
-        root = Path("/sys/fs/cgroup/memory" if kinds else "/sys/fs/cgroup")
-        limit, used = (("memory.limit_in_bytes", "memory.usage_in_bytes") if kinds
-                       else ("memory.max", "memory.current"))
-        group = root / path.lstrip("/")
+    for path in re.findall(r"^0::/(.*)$", read("/proc/self/cgroup"), re.M):
+        group = Path("/sys/fs/cgroup", path)
         for folder in (group, *group.parents):
-            if not folder.is_relative_to(root):
-                break
-            most = read(folder / limit).strip()
-            if most.isdigit() and int(most) < 2**60:
-                left.append(int(most) - int(read(folder / used)) + reclaimable(folder))
+            most = read(folder / "memory.max").strip()
+            if most.isdigit():
+                used = int(read(folder / "memory.current"))
+                files = re.search(r"^inactive_file (\d+)", read(folder / "memory.stat"), re.M)
+                left.append(int(most) - used + (int(files[1]) if files else 0))
     return left
-
-
-def reclaimable(folder: Path) -> int:
-    """Files that the group has read and the kernel would drop: they count as used."""
-    stat = dict(line.split() for line in read(folder / "memory.stat").splitlines())
-    return int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
 
 
 def read(file) -> str:

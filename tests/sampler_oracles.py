@@ -3,9 +3,10 @@
 import math
 import random
 from collections import namedtuple
+from unittest import mock
 
 import ada_sampler as ada
-from ada_sampler import Estimator, Sample, SamplerConfig, collect
+from ada_sampler import Collector, Estimator, Sample, SamplerConfig, collect
 from course.simulate import Coin
 
 ADVANTAGES = ("pool-mean", "leave-one-out", "group-std", "positives-only")
@@ -87,11 +88,29 @@ def config(rule="ada-balance", **changes):
     return SamplerConfig(sampler=rule, **changes)
 
 
-def run(problems, cfg, engine=None, grader=None, **more):
+class WithBarrier(Collector):
+    """Decides only when no prompt has an unfinished round, as the papers' code does."""
+
+    def scarce(self):
+        return True
+
+
+class WithoutEarlyOpening(Collector):
+    """Opens a prompt's next round only when its last one is complete."""
+
+    def next_round_is_certain(self, group, missing):
+        return False
+
+
+WAYS = (WithBarrier, WithoutEarlyOpening, Collector)
+
+
+def run(problems, cfg, engine=None, grader=None, way=Collector, **more):
     """collect() with what every rule may need; checks that no verdict is left over."""
     engine, grader = engine or Engine(), grader or Grader()
     spare = dict(estimator=Estimator(cfg), more=lambda: Coin(f"spare {len(engine.seen)}", 0.4))
-    groups = collect(problems, cfg, engine, grader, **spare | more)
+    with mock.patch.object(ada, "Collector", way):
+        groups = collect(problems, cfg, engine, grader, **spare | more)
     assert not grader.open and not engine.busy
     return groups
 

@@ -53,7 +53,7 @@ def give_a_t4(gpu):
     ("gpu", "no GPU is visible: check .*the driver .for CUDA 13.0."),
     ("new card", r"Tesla V100, compute capability 7.0.*7.5 is the lowest"),
     ("compiler", "no C compiler: install one"),
-    ("headers", "no Python.h in .*python3-dev"),
+    ("headers", "no .*Python.h: .*python3-dev"),
 ])
 def test_what_is_missing_is_named_in_one_sentence(what, sentence, gpu):
     if what == "vllm":
@@ -204,13 +204,13 @@ def test_a_pass_keeps_what_the_config_foretells(name):
     assert 0.7 < kept_by_a_pass(policy, rows) / (4 * 128) / foreseen <= 1
 
 
-@pytest.mark.parametrize("free, tokens", [(64, 896), (8, 896), (5.5, None), (4, "lower"),
-                                          (2, "take a smaller --model")])
+@pytest.mark.parametrize("free, tokens", [(64, 896), (8, 896), (5.5, None), (4, "refused"),
+                                          (2, "refused")])
 def test_tokens_per_pass_come_from_what_is_free(free, tokens, settings, monkeypatch):
     monkeypatch.setattr(machine, "free_bytes", lambda: free * machine.GB)
     chosen = settings()
     if isinstance(tokens, str):
-        with pytest.raises(SystemExit, match=f"GiB are free for it: {tokens}"):
+        with pytest.raises(SystemExit, match="GiB are free for it: lower --micro-tokens"):
             machine.fit_in_memory(chosen, SMOLLM)
         return
     machine.fit_in_memory(chosen, SMOLLM)
@@ -222,10 +222,10 @@ def test_what_a_user_asks_for_is_kept_or_refused_with_what_would_fit(settings, m
     chosen = settings(micro_tokens=3000)
     machine.fit_in_memory(chosen, SMOLLM)
     assert chosen.micro_tokens == 3000
-    with pytest.raises(SystemExit, match=r"lower --micro-tokens, to ([\d,]+)\.") as ended:
+    with pytest.raises(SystemExit, match=r"lower --micro-tokens to [\d,]+, ") as ended:
         machine.fit_in_memory(settings(micro_tokens=16384), SMOLLM)
-    fitting = int(str(ended.value).rpartition(" ")[2].rstrip(".").replace(",", ""))
-    machine.fit_in_memory(settings(micro_tokens=fitting), SMOLLM)
+    fitting = re.search(r"--micro-tokens to ([\d,]+), ", str(ended.value))[1].replace(",", "")
+    machine.fit_in_memory(settings(micro_tokens=int(fitting)), SMOLLM)
 
 
 def test_an_adapter_counts_with_its_gradient_and_adams_two(settings):
@@ -258,19 +258,11 @@ def test_what_ulimit_leaves_is_all_that_is_free(limit):
     assert resource.getrlimit(getattr(resource, limit))[0] == resource.RLIM_INFINITY
 
 
-@pytest.mark.parametrize("line, limit, used, stat", [
-    ("0::/box/inner", "memory.max", "memory.current", "inactive_file 100"),
-    ("4:memory:/box/inner", "memory.limit_in_bytes", "memory.usage_in_bytes",
-     "total_inactive_file 100")])
-def test_a_containers_limit_counts_whichever_version_and_however_far_up(
-        line, limit, used, stat, monkeypatch):
-    def read(file):
-        file = str(file)
-        if file == "/proc/self/cgroup":
-            return f"1:cpu:/elsewhere\n{line}\n"
-        known = {f"/box/{limit}": "5000\n", f"/box/{used}": "3000\n", f"/box/memory.stat": stat,
-                 f"/box/inner/{limit}": "max" if limit == "memory.max" else str(2**63 - 4096)}
-        return next((text for end, text in known.items() if file.endswith(end)), "")
-
-    monkeypatch.setattr(machine, "read", read)
-    assert machine.group_limits() == [2100]
+def test_a_containers_limit_counts_however_far_up(monkeypatch):
+    files = {"/proc/self/cgroup": "1:cpu:/elsewhere\n0::/box/inner\n",
+             "/sys/fs/cgroup/box/memory.max": "5000\n",
+             "/sys/fs/cgroup/box/memory.current": "3000\n",
+             "/sys/fs/cgroup/box/memory.stat": "active_file 7\ninactive_file 100\n",
+             "/sys/fs/cgroup/box/inner/memory.max": "max"}
+    monkeypatch.setattr(machine, "read", lambda file: files.get(str(file), ""))
+    assert machine.left_in_groups() == [2100]

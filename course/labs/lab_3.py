@@ -3,11 +3,10 @@
     python course/check.py 3
     python course/train.py --with lab_3
 
-Read `Rule`, RULES, `SamplerConfig` and `Sample` in ada_sampler.py first. rule.wants(config) says
-how many right and how many wrong answers resolve a prompt, rule.rounds whether it may have several
-rounds; rule = RULES[config.sampler].
+Read `Rule`, RULES, `SamplerConfig` and `Sample` in ada_sampler.py first. config.rule is the rule
+of the chosen sampler: its min_correct and min_wrong say how many right and wrong answers resolve a
+prompt, its max_rounds how many rounds it may take.
 """
-from ada_sampler import RULES  # noqa: F401
 
 
 def exit_test(correct: int, wrong: int, rounds: int, config) -> str:
@@ -18,9 +17,9 @@ def exit_test(correct: int, wrong: int, rounds: int, config) -> str:
         "too few wrong"    enough are right, too few are wrong, and there is no further round
         ""                 it goes on: another round
 
-    A rule without rounds has one. A rule with rounds has up to config.N. ada-balance may give up
-    earlier: with config.max_rounds_all_correct = c > 0, a prompt without a *single* wrong answer
-    ends after c rounds.
+    A prompt takes up to config.rule.max_rounds rounds. ada-balance may give up earlier: with
+    config.max_rounds_all_correct = c > 0, a prompt without a *single* wrong answer ends after c
+    rounds.
     """
     raise NotImplementedError
 
