@@ -98,9 +98,8 @@ def test_record_then_replay_at_unchanged_weights_changes_nothing(family, experts
     assert natural.keys() == replayed.keys()
     assert all(torch.allclose(natural[name], replayed[name], atol=1e-5, rtol=1e-4)
                for name in natural)
-    # the routers learn
-    assert sum(name.endswith("gate.weight") and bool(g.any())
-               for name, g in replayed.items()) == len(policy.routing.chosen)
+    learning = [name for name, g in replayed.items() if name.endswith("gate.weight") and g.any()]
+    assert len(learning) == len(policy.routing.chosen)  # the routers learn
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -114,8 +113,7 @@ def test_after_an_update_the_old_experts_are_used_with_new_gates(family):
         with replaying(policy, rows):
             replayed = token_logprobs(policy, rows)[0]
         by_hand = torch.cat([by_definition(policy.model, row) for row in rows])
-    # some choices have changed, or the test would not test anything
-    assert (natural - replayed).abs().max() > 1e-2
+    assert (natural - replayed).abs().max() > 1e-2  # some choices have changed
     torch.testing.assert_close(replayed, by_hand, atol=2e-5, rtol=1e-4)
 
 
@@ -141,9 +139,8 @@ def mixed(mlp, hidden, chosen):
     score = flat @ mlp.gate.weight.T
     I = torch.zeros_like(score)  # noqa: E741
     I[torch.arange(len(chosen))[:, None], chosen] = 1
-    # the last token's
-    I[len(chosen):] = torch.zeros_like(
-        score[len(chosen):]).scatter(1, score[len(chosen):].topk(2).indices, 1)
+    last = score[len(chosen):]  # the last token's choice is its router's own
+    I[len(chosen):] = torch.zeros_like(last).scatter(1, last.topk(2).indices, 1)
     if getattr(mlp.gate, "norm_topk_prob", True):
         gate = I * score.exp() / (I * score.exp()).sum(1, keepdim=True)
     else:
@@ -156,10 +153,8 @@ def mixed(mlp, hidden, chosen):
     return out[None]
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "olmoe", "mixtral"])
-def test_gradient_checkpointing_changes_nothing_under_replay(family):
-    rows = some_rows()
-    policy = bare(family)
+def test_gradient_checkpointing_changes_nothing_under_replay():
+    policy, rows = bare("qwen3_moe"), some_rows()
     record(policy, rows)
     move(policy)
     plain = gradients(policy, rows)
@@ -168,15 +163,6 @@ def test_gradient_checkpointing_changes_nothing_under_replay(family):
     checkpointed = gradients(policy, rows)
     assert all(torch.allclose(plain[name], checkpointed[name], atol=1e-5, rtol=1e-4)
                for name in plain)
-    with replaying(policy, rows):
-        loss = token_logprobs(policy, rows)[0].sum()
-    policy.model.zero_grad()
-    try:  # disarmed too early, the backward pass runs through other experts
-        loss.backward()
-    except torch.utils.checkpoint.CheckpointError:
-        return
-    wrong = {name: p.grad for name, p in policy.model.named_parameters()}
-    assert any(not torch.allclose(plain[name], wrong[name], atol=1e-5, rtol=1e-4) for name in plain)
 
 
 def test_unknown_routes_are_left_to_the_router():
@@ -276,8 +262,7 @@ def test_ratios_under_each_replay(replay, tmp_path, monkeypatch):
         return true(lp, old, *rest)
 
     monkeypatch.setattr(minirl, "objective", watched)
-    # one per mini-batch
-    monkeypatch.setattr(minirl, "micro_batches",
+    monkeypatch.setattr(minirl, "micro_batches",  # one per mini-batch
                         lambda rows, tokens: micro_batches(rows, tokens, padding=1.0))
     config = minirl.Config(max_tokens=16, mini_batches=2, replay=replay, micro_tokens=4096, lr=0.05,
                            warmup_steps=0)
@@ -298,9 +283,7 @@ def test_ratios_under_each_replay(replay, tmp_path, monkeypatch):
                                torch.tensor(first).sort().values, atol=1e-5, rtol=1e-5)
     if replay == "none":
         assert forced == [None, None]
-    # r2 replays what the trainer chose before the first optimizer step, r3 the engine's random
-    # experts
-    else:
+    else:  # r2: what the trainer chose before the first optimizer step; r3: the engine's, random
         same = [(wanted == own)[wanted >= 0].double().mean() for wanted, own in forced]
         assert same[0] == 1 > same[1] if replay == "r2" else max(same) < 0.3, same
     agree = [metrics[f"routes_agree_{layer}"] for layer in range(3)]
@@ -336,18 +319,10 @@ def test_each_request_gets_its_own_rows_of_every_batch():
     a = recorder.routes_of("a-1")
     assert a[:, 1].tolist() == [[0, 1], [2, 3], [5, 4]]
     assert a[:, 2].tolist() == [[4, 5], [6, 7], [1, 0]]
-    run_batch(recorder, {"b": (1, 1)}, {1: [[1, 2]], 2: [[2, 1]]})
-    assert recorder.routes_of("b")[:, 1:].tolist() == [[[7, 6], [3, 2]], [[1, 2], [2, 1]]]
+    # preempted, "b" begins anew with what it had written: nothing stays of its first life
+    run_batch(recorder, {"b": (0, 2)}, {1: [[4, 5], [1, 2]], 2: [[6, 7], [2, 1]]})
+    assert recorder.routes_of("b")[:, 1:].tolist() == [[[4, 5], [6, 7]], [[1, 2], [2, 1]]]
     assert not recorder.found
-
-
-def test_a_request_that_begins_anew_keeps_nothing_of_its_first_life():
-    recorder = recorder_of(layers=1)
-    run_batch(recorder, {"a": (0, 1)}, {0: [[0, 1]]})
-    run_batch(recorder, {"a": (1, 1)}, {0: [[2, 3]]})
-    # preempted, and prefilled with what it had written
-    run_batch(recorder, {"a": (0, 2)}, {0: [[4, 5], [6, 7]]})
-    assert recorder.routes_of("a")[:, 0].tolist() == [[4, 5], [6, 7]]
 
 
 # --------------------------------------------------------------------------------------- the engine
