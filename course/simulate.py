@@ -2,7 +2,7 @@
 
     python course/simulate.py --all --pass-rate 0.05             # all rules on equally hard prompts
     python course/simulate.py --all --beta 0.5 1.5               # on mostly hard ones
-    python course/simulate.py --sampler ada-pos --beta 0.5 1.5   # one rule, by bands of pass rates
+    python course/simulate.py --sampler ada-pos --k-pos 2        # one rule, with any of its settings
 
 Draws, unresolved and no signal are per place in the batch. The update of a prompt is w(p) grad p,
 with w the effective weight: 1 ascends p, 1/p ascends log p.
@@ -23,7 +23,6 @@ from parts.config import check_sampler, in_one_sentence, parse_flags, unread  # 
 Coin = namedtuple("Coin", "id p")  # a problem that is solved with probability p
 Flip = namedtuple("Flip", "reward status token_ids")  # rollout and verdict in one
 WRONG, CORRECT = Flip(0.0, "wrong", ()), Flip(1.0, "correct", ())
-EDGES = [0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 1]  # of the bands of pass rates
 
 
 # -------------------------------------------------------------------------------------- the coins
@@ -74,28 +73,19 @@ def effective_weight(group: Group, config: SamplerConfig) -> float:
     return sum(scores) / config.rule.rows_per_prompt
 
 
-def report(groups: list[Group], config: SamplerConfig, places: float, tries: float) -> tuple:
+def report(groups: list[Group], config: SamplerConfig, places: int) -> tuple:
     """(draws, unresolved, without signal, effective weight, its standard error).
 
-    The first three are per place in the batch. dapo may try several prompts (`tries`) for a place:
-    their draws add up, the place is unresolved if all fail, and prompts weigh `tries` as much.
+    The first three are per place in the batch. dapo may try several prompts for a place: their
+    draws add up, the place is unresolved if all fail, and prompts weigh as many times as much.
     """
+    tries = len(groups) / places
     weights_P = [tries * effective_weight(group, config) for group in groups]
     error = stdev(weights_P) / len(groups) ** 0.5 if len(groups) > 1 else 0.0
     draws = sum(len(group.pool) for group in groups) / places
     unresolved = 1 - sum(group.outcome == "resolved" for group in groups) / places
     silent = 1 - sum(not group.zero_signal for group in groups) / places
     return draws, unresolved, silent, fmean(weights_P), error
-
-
-def by_band(groups: list[Group], config: SamplerConfig, tries: float, edges=EDGES) -> list[tuple]:
-    """[(low, high, report)] for each band of pass rates; here every try counts as a place."""
-    found = []
-    for low, high in zip(edges, edges[1:]):
-        band = [group for group in groups if low <= group.problem.p <= high]
-        if band:
-            found.append((low, high, report(band, config, len(band), tries)))
-    return found
 
 
 # --------------------------------------------------------------------------------- command line
@@ -145,32 +135,20 @@ def pass_rates(config: Simulation) -> list[float]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    prog, results = "python course/simulate.py", {}
+    """Prints a line per rule."""
+    prog = "python course/simulate.py"
     config = parse_flags(Simulation, argv, prog, __doc__.splitlines()[0])
     with in_one_sentence(prog):
         p_P = pass_rates(config)
-        for rule in RULES if config.all else [config.sampler]:
-            own = as_rule(config, rule) if config.all else config
-            results[rule] = own, simulate(own, p_P, config.seed)
-    known = config.pass_rate is not None
-    print(f"{len(p_P)} prompts, pass rates "
-          f"{config.pass_rate if known else 'from Beta({:g}, {:g})'.format(*config.beta)}; "
+        own = {rule: as_rule(config, rule) for rule in RULES} if config.all else {
+            config.sampler: config}
+        found = {rule: simulate(settings, p_P, config.seed) for rule, settings in own.items()}
+    print(f"{len(p_P)} prompts, pass rate {fmean(p_P):.3g} on average; "
           f"n={config.n}, M={config.M}, N={config.N}")
-    show(results, len(p_P), bands=not config.all and not known)
-
-
-def show(results: dict[str, tuple], count: int, bands: bool) -> None:
-    """A line per rule; with `bands` also one per band of pass rates."""
     print(f"{'':16}{'draws':>8}{'unresolved':>12}{'no signal':>12}{'effective weight':>20}")
-    for rule, (config, groups) in results.items():
-        tries = len(groups) / count
-        rows = [(rule, report(groups, config, count, tries))]
-        if bands:
-            for low, high, row in by_band(groups, config, tries):
-                rows.append((f"  p {low:g} to {high:g}", row))
-        for name, (draws, unresolved, silent, weight, error) in rows:
-            print(f"{name:16}{draws:8.2f}{unresolved:12.3f}{silent:12.3f}"
-                  f"{weight:11.2f} +- {error:.2f}")
+    for rule, groups in found.items():
+        draws, unresolved, silent, weight, error = report(groups, own[rule], len(p_P))
+        print(f"{rule:16}{draws:8.2f}{unresolved:12.3f}{silent:12.3f}{weight:11.2f} +- {error:.2f}")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Trains the tiny model with your functions in place of the project's, and draws both curves.
+"""Trains the tiny model twice: with the project's functions, and with yours in their place.
 
-    python course/train.py --with lab_3                 # two real runs, a minute or two
+    python course/train.py --with lab_3                 # two runs, a minute or two
     python course/train.py --with lab_3 lab_5           # functions of several labs at once
     python course/train.py --with lab_1 --steps 60      # any flag of minirl.py, for both runs
 
-Both runs have the same seed. If your functions do what the project's do, both curves agree to the
+Both runs have the same seed. If your functions do what the project's do, all numbers agree to the
 last digit; otherwise you are told the first step that differs. The runs are runs/course-own and
-runs/course-yours; each start replaces them.
+runs/course-yours, each with its curves.png; the next start replaces them.
 """
 import argparse
 import contextlib
@@ -81,25 +81,6 @@ def first_difference(own: Path, yours: Path) -> str:
     return "The runs are the same, number for number."
 
 
-def draw(own: Path, yours: Path, out: Path) -> None:
-    """Held-out accuracy and the first round's reward of both runs."""
-    from matplotlib.figure import Figure
-
-    from parts.plot import COLORS, draw_interval, label_panel, read_run, save, series
-
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for folder, color, dashes in ((own, COLORS[0], "-"), (yours, COLORS[1], "--")):
-        run = read_run(folder)
-        left.plot(*series(run["evals"], "avg"), dashes, color=color, marker="o", label=folder.name)
-        draw_interval(left, run["evals"], color)
-        right.plot(*series(run["metrics"], "reward_first_round"), dashes, color=color)
-    label_panel(left, "Held-out problems", "accuracy, 95 % interval")
-    label_panel(right, "Reward of the first round", "share of answers that are correct")
-    left.legend(frameon=False)
-    save(figure, out)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train with the functions of a lab.")
     parser.add_argument("--with", dest="labs", nargs="+", required=True, choices=place.HOMES,
@@ -107,9 +88,8 @@ def main() -> None:
     args, rest = parser.parse_known_args()
     os.chdir(place.ROOT)
     run_both(written(args.labs), flags_of(args.labs, rest))
-    draw(OWN, YOURS, YOURS / "both.png")
     print(first_difference(OWN, YOURS))
-    print("both curves: runs/course-yours/both.png")
+    print("curves: runs/course-own/curves.png and runs/course-yours/curves.png")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Lab 9: pass@k, and how sure a score is.
 
     python course/check.py 9
-    python course/train.py --with lab_9   # your interval is drawn around both curves' points
+    python course/train.py --with lab_9   # your run's curves.png has your interval
 """
 import numpy as np  # noqa: F401
 
