@@ -182,11 +182,16 @@ def test_code_in_data_rows_stays_text(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["..", ".", "../up", "/tmp/there", "a/b", "a\\b", ".hidden",
-                                  "a\nb", "a\x1b[2J", "~", "-x y", "a\x00"])
-def test_a_name_cannot_leave_the_runs_folder(name, capsys):
+                                  "a\nb", "a\x1b[2J", "~", "-x y", "a\x00", "x" * 300,
+                                  "\u6570" * 200])
+def test_a_name_that_leaves_the_runs_folder_or_is_too_long_is_refused(
+        name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         parse([f"--name={name}"])
-    assert "\x1b" not in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "\x1b" not in said and ("too long" in said) == (len(name) > 99)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_checkpoint_with_code_in_it_is_refused(tmp_path, learning):
@@ -230,14 +235,6 @@ def test_a_refused_resumption_answers_at_once(started, flags, sentence):
     assert done.returncode in (1, 2) and sentence in done.stdout, done.stdout
     assert "Traceback" not in done.stdout and "torch was" not in done.stdout
     assert (started / "runs/mine/config.json").read_bytes() == before
-
-
-@pytest.mark.parametrize("flags", [["x" * 300, "--resume"], ["\u6570" * 200]])
-def test_a_name_that_no_folder_can_have(tmp_path, monkeypatch, capsys, flags):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit):
-        parse(["--name", *flags])
-    assert "too long" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("file", ["runs", "runs/mine"])
@@ -475,9 +472,8 @@ def holdings():
 
 
 @engine_test
-def test_steps_leave_nothing_behind(run):
-    """`MEMORY_STEPS=300` for the long version of it;
-    docs/faults.md has the numbers of whole runs."""
+def test_steps_and_new_shapes_leave_nothing_behind(run):
+    """`MEMORY_STEPS=300` for the long version; docs/faults.md has the numbers of whole runs."""
     steps, seen = int(os.environ.get("MEMORY_STEPS", 32)), []
     for step in range(1, steps + 1):
         groups, metrics = minirl.train_step(step, run)
@@ -488,12 +484,7 @@ def test_steps_leave_nothing_behind(run):
     assert files_end <= files + 2 and threads_end <= threads + 1, seen
     assert memory_end < 1.03 * memory, seen
     assert folders_end <= folders + 1  # others may be running on this machine
-
-
-@engine_test
-def test_new_shapes_leave_nothing_behind(run):
-    """Every number of running requests is another shape: another kernel that oneDNN keeps, another
-    size of the heap's gaps."""
+    # Every number of running requests is another shape: another kernel that oneDNN keeps.
     ids, seen = run.held_out[0].prompt_ids, []
     for count in range(1, 131):
         run.engine.generate([ids], n=count, max_tokens=2)
