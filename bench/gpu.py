@@ -17,12 +17,12 @@ On a CPU the same code runs on a small model, only to show that it works.
 """
 import argparse
 import json
+import multiprocessing
 import os
 import random
-import subprocess
-import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -318,7 +318,9 @@ def recommend(r: dict, card: float, context: int = 4024, cache: float = 2.0) -> 
 
 
 # ------------------------------------------------------------------------------------------ program
+CONTEXT = multiprocessing.get_context("spawn")  # nothing of this process goes along
 PARTS = {  # name -> (function, what it is told)
+    "model": (model_part, {}),
     "training": (training_part, {}),
     "adapter": (engine_part, dict(mode="adapter")),
     "merge": (engine_part, dict(mode="merge")),
@@ -327,79 +329,53 @@ PARTS = {  # name -> (function, what it is told)
 }
 
 
-def run_part(part: str, model: str, size: str, minutes: float) -> dict:
-    """A part in a process of its own: its result, or {"failed": why}."""
-    with tempfile.TemporaryDirectory() as folder:
-        out, log = Path(folder, "out.json"), Path(folder, "log")
-        command = [sys.executable, __file__, "--part", part, "--model", model, "--json", str(out),
-                   "--size", size]
-        with open(log, "w") as file:
-            try:
-                subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, timeout=60 * minutes)
-            except subprocess.TimeoutExpired:
-                return dict(failed=f"not finished after {minutes:g} minutes")
-        if out.exists():
-            return json.loads(out.read_text())
-        lines = log.read_text(errors="replace").splitlines()
-        why = next((line for line in reversed(lines) if "Error" in line),
-                   (lines or ["ended without a word"])[-1])
-        return dict(failed=why[:300], log=lines[-60:])
+def alone(call, *args, **how):
+    """call(*args, **how) in a process of its own, which ends with it."""
+    with ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:
+        return pool.submit(call, *args, **how).result()
 
 
-def has_gpu() -> bool:
-    """Asked of another process: torch's answer in this one would keep memory on the card."""
-    ask = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-    return subprocess.run([sys.executable, "-c", ask]).returncode == 0
+def measured(part: str, model: str, size: str) -> dict:
+    """A part's result, or {"failed": why}."""
+    measure, how = PARTS[part]
+    try:
+        return alone(measure, model, SimpleNamespace(**SIZES[size]), **how)
+    except (Exception, SystemExit) as error:
+        return dict(failed=f"{type(error).__name__}: {error}"[:300])
 
 
 def show(results: dict) -> None:
     for part, found in results.items():
-        if "failed" in found:
-            print(f"\n{part}: NOT MEASURED: {found['failed']}", *found.get("log", []), sep="\n    ")
-        else:
-            print(f"\n{part} {json.dumps(found, indent=4)}")
+        print(f"\n{part} {json.dumps(found, indent=4)}")
     if all("failed" not in results.get(part, {"failed": ""}) for part in ("training", "adapter")):
         for card in CARDS:
             print(f"{card} GB: {recommend(results, card)}")
 
 
-def flags() -> argparse.Namespace:
+def main() -> None:
     parser = argparse.ArgumentParser(description="Rollouts, sync, training and memory on one GPU.")
+    parts = [part for part in PARTS if part != "model"]
     parser.add_argument("--size", choices=list(SIZES),
                         help="default: full on a GPU, small without one")
-    parser.add_argument("--minutes", type=float, default=10,
-                        help="time limit of each part (default: 10)")
-    parser.add_argument("--only", nargs="*", default=list(PARTS), choices=list(PARTS),
-                        metavar="PART")
+    parser.add_argument("--only", nargs="*", default=parts, choices=parts, metavar="PART")
     parser.add_argument("--again", action="store_true", help="also the parts that have a result")
     parser.add_argument("--out", default=str(RESULTS),
                         help="folder of the result (default: bench/results)")
-    for hidden in ("--part", "--model", "--json"):
-        parser.add_argument(hidden, help=argparse.SUPPRESS)
-    return parser.parse_args()
-
-
-def main() -> None:
-    args = flags()
-    if args.part:  # this is the process of one part
-        measure, how = PARTS.get(args.part, (model_part, {}))
-        found = measure(args.model, SimpleNamespace(**SIZES[args.size]), **how)
-        Path(args.json).write_text(json.dumps(found))
-        return
-    start, size = time.monotonic(), args.size or ("full" if has_gpu() else "small")
+    args = parser.parse_args()
+    start, size = time.monotonic(), args.size or ("full" if alone(on_gpu) else "small")
     file = Path(args.out, "gpu.json" if size == "full" else f"gpu-{size}.json")
+    file.parent.mkdir(parents=True, exist_ok=True)
     results = json.loads(file.read_text()) if file.exists() else {}
+    asked = ["model", *args.only]
     with tempfile.TemporaryDirectory() as model:
-        for part in ["model", *args.only]:
+        for part in asked:
             stored = "failed" not in results.get(part, {"failed": ""})
-            if stored and part != "model" and not args.again:
-                continue
-            print(f"{time.monotonic() - start:5.0f} s   {part} ...", flush=True)
-            results[part] = run_part(part, model, size, args.minutes)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(results, indent=1) + "\n")
-    show({part: found for part, found in results.items() if part in ("model", *args.only)})
-    if any("failed" in results[part] for part in args.only):
+            if part == "model" or args.again or not stored:
+                print(f"{time.monotonic() - start:5.0f} s   {part} ...", flush=True)
+                results[part] = measured(part, model, size)
+                file.write_text(json.dumps(results, indent=1) + "\n")
+    show({part: results[part] for part in asked})
+    if any("failed" in results[part] for part in asked):
         raise SystemExit(1)
 
 

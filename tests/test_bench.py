@@ -1,6 +1,5 @@
 """The benchmarks' own arithmetic, and bench/gpu.py end to end on the CPU, on a small model."""
 import json
-import random
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from conftest import ROOT
-from helpers import HANG, run_program
+from helpers import HANG, warm, without_main
 
 sys.path.insert(0, str(ROOT / "bench"))
 import coarse_engine  # noqa: E402
@@ -59,11 +58,6 @@ def test_trl_baseline_without_trl_says_so():
 
 
 # ------------------------------------------------------------------------------ the GPU's parts
-def test_lengths_are_drawn_with_a_long_tail():
-    lengths = sorted(gpu.long_tailed(random.Random(i), 100, 1000) for i in range(2000))
-    assert 90 < lengths[1000] < 110 and lengths[1900] > 250 and lengths[-1] == 1000
-
-
 def measured(engine=60.0, cache=55.0, slope=1e-3):
     """What gpu.py might have measured of a model of 3 GB."""
     points = {name: dict(peak_gb={4096: 3.5 + 4096 * s, 8192: 3.5 + 8192 * s})
@@ -90,12 +84,6 @@ def test_recommended_settings_grow_with_the_card():
     assert "checkpointing on" in gpu.recommend(lost, 80)
 
 
-def test_a_part_that_fails_loses_no_other(capsys):
-    gpu.show(dict(training=dict(failed="RuntimeError: CUDA out of memory", log=["a", "b"]),
-                  merge=dict(gap_max=3)))  # no recommendation without both sides, and no error
-    assert "out of memory" in (said := capsys.readouterr().out) and "gap_max" in said
-
-
 def test_the_program_itself_never_touches_the_card():
     """What torch takes on a GPU for its first question, half a gigabyte and more,
     the parts would miss."""
@@ -105,24 +93,20 @@ def test_the_program_itself_never_touches_the_card():
 
 @pytest.mark.engine
 def test_gpu_benchmark_runs_on_a_cpu(tmp_path, monkeypatch, capsys):
-    """Every part that a CPU can run, through the code that a GPU would run; a failed one is tried
-    again, others are not."""
-    def forked(command, stdout, **_):
-        assert command[:2] == [sys.executable, gpu.__file__]
-        stdout.write(run_program("bench/gpu.py", *command[2:]).stdout)
-
-    monkeypatch.setattr(gpu, "subprocess", SimpleNamespace(
-        run=forked, STDOUT=None, TimeoutExpired=subprocess.TimeoutExpired))
-    parts = ["training", "merge", "steps-merge"]
+    """Through the code that a GPU would run. A part that has failed is tried again, and one that
+    has a result is not; a part that fails now loses no other."""
+    monkeypatch.setattr(gpu, "CONTEXT", warm())
+    monkeypatch.setitem(gpu.PARTS, "adapter", (gpu.cache_gb, {}))  # which takes no such arguments
     (tmp_path / "gpu-small.json").write_text(json.dumps({"training": {"failed": "out of time"},
                                                          "steps-adapter": {"gap_max": 1}}))
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "--size", "small", "--only", *parts, "steps-adapter",
-                                      "--out", str(tmp_path)])
-    gpu.main()
-    said = capsys.readouterr().out
-    assert "steps-adapter ..." not in said and "NOT MEASURED" not in said
+    parts = ["training", "adapter", "merge", "steps-adapter", "steps-merge"]
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--size", "small", "--out", str(tmp_path),
+                                      "--only", *parts])
+    with without_main(), pytest.raises(SystemExit, match="1"):
+        gpu.main()
     found = json.loads((tmp_path / "gpu-small.json").read_text())
-    assert found["steps-adapter"] == {"gap_max": 1}
+    assert [part for part in parts if "failed" in found[part]] == ["adapter"]
+    assert "steps-adapter ..." not in capsys.readouterr().out
     assert found["merge"]["gap_max"] < 1e-4 and found["merge"]["sync_seconds"] > 0
     for name in ("off", "on"):
         assert found["training"]["gradient_checkpointing"][name]["tokens_per_second"] > 0
