@@ -1,7 +1,7 @@
 """How fast are rollouts? One step's batch through the sampler, grading included, against others.
 
-    python bench/speed.py                                    # the built-in model, five minutes
-    OMP_NUM_THREADS=2 python bench/speed.py --model SmolLM2-135M-Instruct --repeats 3
+    python bench/speed.py                                    # the built-in model, a few minutes
+    OMP_NUM_THREADS=2 python bench/speed.py --model SmolLM2-135M-Instruct --repeats 3  # a dozen
 
 The others do the same work: the same prompts, as many samples of the same lengths, all of which is
 known to them beforehand and asked for at once.
@@ -15,7 +15,6 @@ for the model. The last lines show what trl_baseline.py has stored of whole step
 """
 import argparse
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 from common import load, median, middle_ratio, project, save, seconds
@@ -39,30 +38,29 @@ def rollouts(model: str, repeats: int) -> dict:
 def against_others(p, plain, repeats: int) -> dict:
     """Tokens per second of every side, and how many engine steps the sampler took.
 
-    Every side does everything once before it is timed: oneDNN makes a kernel for every new number
-    of running requests, and the side that came first would pay for all.
+    The sampler and vLLM do everything once before they are timed: oneDNN makes a kernel for every
+    new number of running requests, and whoever came first would pay for both. Hugging Face's side
+    is timed once only, for it takes minutes.
     """
-    sides = dict(generate=partial(bare_generate, p.engine, 0),
-                 generate_without_logprobs=partial(bare_generate, p.engine, None),
-                 hugging_face=partial(hf_generate, plain))
-    facts, rates = [], {name: [] for name in ("sampler", *sides)}
-    for step in range(repeats + 1):
+    facts, rates = [], dict(sampler=[], generate=[], hugging_face=[])
+    for step in range(repeats):
         cursor = p.stream.cursor
         groups = draw(p, step, cursor)
         work = lengths_of(groups)
-        for side in sides.values():
-            side(work)
-        taken = [seconds(draw, p, step, cursor)]
-        taken += [seconds(side, work) for side in sides.values()]
-        alone = seconds(bare_generate, p.engine, 0, [(work[0][0], 40)]) / 40
-        if step:  # the first time is for warming up
-            steps = max(s.rollout.finished for g in groups for s in g.pool)
-            facts.append(dict(samples=len(work), engine_steps=steps, step_seconds=alone))
-            for side, value in zip(rates.values(), taken):
-                side.append(sum(length for _, length in work) / value)
+        bare_generate(p.engine, work)
+        taken = dict(sampler=seconds(draw, p, step, cursor),
+                     generate=seconds(bare_generate, p.engine, work))
+        if step == 0:
+            taken["hugging_face"] = seconds(hf_generate, plain, work)
+        for side, value in taken.items():
+            rates[side].append(sum(length for _, length in work) / value)
+        steps = max(s.rollout.finished for g in groups for s in g.pool)
+        alone = seconds(bare_generate, p.engine, [(work[0][0], 40)]) / 40
+        facts.append(dict(samples=len(work), engine_steps=steps, step_seconds=alone))
     return {key: median(row[key] for row in facts) for key in facts[0]} | dict(
         tokens_per_second={name: median(values) for name, values in rates.items()},
-        ratios={name: middle_ratio(rates["sampler"], rates[name]) for name in sides}, raw=rates)
+        ratios={name: middle_ratio(rates["sampler"], values)
+                for name, values in rates.items() if name != "sampler"}, raw=rates)
 
 
 def draw(p, step: int, cursor: int) -> list:
@@ -79,11 +77,11 @@ def lengths_of(groups) -> list[tuple]:
     return [(g.problem.prompt_ids, len(s.rollout.token_ids)) for g in groups for s in g.pool]
 
 
-def bare_generate(engine, logprobs, work: list[tuple]) -> None:
-    """In one call; no text is decoded and nothing is graded."""
+def bare_generate(engine, work: list[tuple]) -> None:
+    """In one call, with log-probs of the tokens; no text is decoded and nothing is graded."""
     from vllm import SamplingParams
 
-    params = [SamplingParams(temperature=1, max_tokens=length, ignore_eos=True, logprobs=logprobs,
+    params = [SamplingParams(temperature=1, max_tokens=length, ignore_eos=True, logprobs=0,
                              detokenize=False)
               for _, length in work]
     engine.llm.generate([dict(prompt_token_ids=ids) for ids, _ in work], params, use_tqdm=False)
