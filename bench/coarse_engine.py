@@ -2,10 +2,10 @@
 
     python bench/coarse_engine.py BITS FLAGS    # minirl.py's flags
 
-float32 has 24 of them, bfloat16 8, fp8 (e4m3) 4. With 1 or 2 engine and trainer disagree more than
-any format of numbers makes them. That answers how far they may before training without the
-importance weight collapses (ablate_objective.py, cells coarse1 and coarse2). The probe, whose work
-it is to refuse such an engine, only measures here. Routers are rounded like all other matrices.
+float32 has 24, bfloat16 8, fp8 (e4m3) 4. With 1 or 2, engine and trainer disagree more than any
+format of numbers makes them. How far may they, before training without the importance weight
+collapses (ablate_objective.py, cells coarse1 and coarse2)? The probe would refuse such an engine;
+here it only measures. Routers are rounded like all other matrices.
 """
 import math
 import shutil
@@ -27,7 +27,7 @@ def coarse(w, bits: int):
 
 
 def coarse_copy(model: str, folder: str, bits: int) -> None:
-    """The model folder `model` into `folder`, all matrices rounded."""
+    """Copy the model folder `model` to `folder`, with all matrices rounded."""
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(model, folder, dirs_exist_ok=True)
@@ -38,7 +38,7 @@ def coarse_copy(model: str, folder: str, bits: int) -> None:
 
 
 def make_coarse(bits: int) -> None:
-    """From now on the engine is started with rounded weights, and is sent rounded weights."""
+    """Let the engine start with rounded weights, and get rounded weights at every sync."""
     from parts import engine
 
     start, merged = engine.start, engine.merged_weights
@@ -56,7 +56,7 @@ def make_coarse(bits: int) -> None:
 
 
 def only_measure() -> None:
-    """From now on the probe refuses nothing."""
+    """Let the probe refuse nothing."""
     from parts.probe import Probe
 
     def require_close(self, theirs_T, mine_T) -> dict:
