@@ -10,7 +10,7 @@ import signal
 import sys
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_type_hints
 
 import tyro
 
@@ -276,19 +276,26 @@ class Config(ModelSettings, DataSettings, PromptSettings, SamplingSettings, Obje
 
 
 # ------------------------------------------------------------------------------ what cannot work
+KINDS = {  # type -> another one that will do, and the type in words: flags have it, a file may not
+    bool: (bool, "True or False"), int: (int, "a whole number"), float: (int, "a number"),
+    str: (str, "a text")}
+
+
 def check_ranges(config) -> None:
-    """Raises ValueError, one sentence, for a number outside its field's range."""
+    """Raises ValueError, one sentence, for a value that is not of its field's type or range."""
+    hints = get_type_hints(type(config))
     for f in fields(config):
-        value, also = getattr(config, f.name), f.metadata.get("also", ())
+        value, kind, also = getattr(config, f.name), hints[f.name], f.metadata.get("also", ())
         bounds = (f.metadata.get("least"), f.metadata.get("most"))
         least, most = SAMPLER_RANGES.get(f.name, bounds)
-        if least is not None and not isinstance(value, (int, float)):  # a damaged config.json
-            raise ValueError(f"{f.name} must be a number, not {value!r}")
-        if least is None or value in also or least <= value <= most:
-            continue
-        words = "".join(f"{each:g} or " for each in also)
-        words += f"at most {most}" if value > most else f"at least {least}"
-        raise ValueError(f"{f.name} must be {words}, not {value!r}")
+        words = ""
+        if kind in KINDS and type(value) not in (KINDS[kind][0], kind):
+            words = KINDS[kind][1]
+        elif least is not None and value not in also and not least <= value <= most:
+            words = "".join(f"{each:g} or " for each in also)
+            words += f"at most {most}" if value > most else f"at least {least}"
+        if words:
+            raise ValueError(f"{f.name} must be {words}, not {value!r}")
 
 
 def check_sampler(config: SamplerConfig) -> None:
@@ -373,10 +380,13 @@ def contradictions(c: Config) -> list[tuple[bool, str]]:
 
 
 def check_texts(config) -> None:
-    """Raises ValueError for an empty text where one is needed."""
+    """Raises ValueError for an empty text where one is needed, and for one that is no path."""
     for f in fields(config):
-        if f.default and getattr(config, f.name) == "":
+        text = getattr(config, f.name)
+        if isinstance(text, str) and not text and f.default:
             raise ValueError(f"{f.name} must not be empty")
+        if isinstance(text, str) and len(text) > 4096 and f.name != "system":
+            raise ValueError(f"{f.name} is longer than any path: {len(text):,} characters")
 
 
 def check_name(name: str) -> None:
