@@ -215,7 +215,7 @@ def test_another_version_of_trl_gets_one_sentence(tmp_path):
     ("--batch-prompts 6 --micro-rows 5", "micro_rows = 5"),
     ("--full", "full and float16 need a GPU"),
     ("--dtype float16", "full and float16 need a GPU"),
-    ("--replay r2", "replay has no effect in TRL"),
+    ("--log-groups all", "log_groups has no effect in TRL"),
 ])
 def test_what_cannot_work_ends_in_a_sentence(recipe, monkeypatch, capsys, flags, words):
     monkeypatch.setattr(recipe, "WORLD", 2)
