@@ -14,7 +14,7 @@ and at times:
 
     error.txt           the traceback of what has ended the run
     broken_batch.json   the batch after three steps in a row with a gradient that is not finite
-    tracker/            what --report-to remembers
+    tracker/            which steps --report-to has sent
     explore.html        made by explore.py
 
 The folder of an evaluation (eval.py --out) holds protocol.json (everything that decides the
