@@ -3,18 +3,17 @@ r"""The reward: is the boxed answer of a completion the same mathematics as the 
     python rewards.py --gold '\frac12' --completion 'so \boxed{1/2}'    # a verdict, step by step
 
 1. `extract_answer` takes the last box, which has to be closed. Text outside boxes does not count.
-2. `decide` compares strings, fractions and words. That is enough for most pairs, and takes no
-   sympy. What is still open after its guards goes to math-verify as LaTeX strings.
-3. `judge` lets math-verify compare that pair, in a worker process that parts/grader.py limits in
-   time and memory. Completions are untrusted: nothing here runs them as code.
+2. `decide` compares strings, fractions and words. That is enough for most pairs and needs no sympy.
+3. `judge` lets math-verify compare the rest, in a worker process with limits of time and memory
+   (parts/grader.py). Completions are untrusted: nothing here runs them as code.
 
 More in verifier/: spelling.py (LaTeX), answers.py (kinds of answers), equality.py (math-verify).
 
-The reward is 1.0 or 0.0. Its status says why: correct, wrong, no_box (none, or the last one is not
-closed), empty, unparseable (math-verify cannot read answer or gold), timeout, killed (out of
-memory, or died twice).
+The reward is 1 or 0, and its status says why: correct, wrong, no_box (no box, or the last one is
+not closed), empty, unparseable (math-verify cannot read answer or gold). With the status timeout or
+killed there is no reward, and the answer counts as wrong.
 
-With --reward, a function of one's own takes the place of all this (docs/own_reward.md).
+With --reward, the user's own function takes the place of all this (docs/own_reward.md).
 """
 import argparse
 import os
@@ -26,16 +25,16 @@ from verifier import answers
 from verifier.answers import exact
 from verifier.spelling import normalize, plain_characters, squeeze
 
-MAX_CHARS = 1000        # longer answers are compared as strings only
+MAX_CHARS = 1000  # longer answers are compared as strings only
 
 
 # ------------------------------------------------------------------------------------ 1. the box
 
 def extract_answer(completion: str, style: str = "") -> str | None:
-    r"""The last box; boxes with only list punctuation between them are a list "1, 2".
+    r"""The content of the last box. Boxes with only list punctuation between them make "1, 2".
 
-    None: no box, or the last one is open (a truncated `\boxed{4` says nothing). "": it is empty.
-    `style="minerva"` takes the last number when there is no box, as the papers do on that set.
+    None if there is no box, or if the last one is open: a truncated `\boxed{4` says nothing. With
+    `style="minerva"` and no box it is the last number, as in the papers' evaluations of that set.
     """
     boxes = answers.find_boxes(completion)
     if not boxes and style == "minerva":
@@ -44,7 +43,7 @@ def extract_answer(completion: str, style: str = "") -> str | None:
     if not boxes or boxes[-1][2] is None:
         return None
     later, _, last = boxes[-1]
-    parts = {last.strip(): None}            # in the order of the boxes, last one first
+    parts = {last.strip(): None}  # without doubles; the last box first
     for start, end, content in reversed(boxes[:-1]):
         if "" in parts or content is None or later - end > 80:
             break
@@ -59,8 +58,8 @@ def extract_answer(completion: str, style: str = "") -> str | None:
 # ------------------------------------------------------------------------------- 2. the decision
 
 def decide(gold: str, answer: str, style: str = "") -> tuple[str | None, str, str, list[str]]:
-    """(status, why, gold, parts). Status None: math-verify must find `parts` equal to `gold`."""
-    found = compare_as_written(gold, answer, style)
+    """(status, why, gold, parts). Status None: ask math-verify if all `parts` equal `gold`."""
+    found = compare_as_written(gold, answer)
     if found:
         return *found, gold, [answer]
     gold, answer = answers.without_lone_modulus(normalize(gold), normalize(answer))
@@ -82,12 +81,10 @@ def decide(gold: str, answer: str, style: str = "") -> tuple[str | None, str, st
     return None, "strings, fractions and words do not tell", gold, parts
 
 
-def compare_as_written(gold: str, answer: str, style: str) -> tuple[str, str] | None:
+def compare_as_written(gold: str, answer: str) -> tuple[str, str] | None:
     if squeeze(gold) == squeeze(answer):
         return "correct", "the same string"
-    if len(gold) + len(answer) < 50 and exact(gold) and exact(answer):
-        return compare_numbers(gold, [answer], style)
-    for text in (gold, answer):             # Unicode has characters that stand for eighteen others
+    for text in (gold, answer):  # one character of Unicode may stand for eighteen others
         if len(text) > MAX_CHARS or len(plain_characters(text)) > MAX_CHARS:
             return "unparseable", f"longer than {MAX_CHARS} characters, so compared as a string"
     return None
@@ -133,7 +130,8 @@ def compare_numbers(gold: str, parts: list[str], style: str) -> tuple[str, str]:
 
 def judge(gold: str, parts: list[str], style: str = "") -> tuple[str, str]:
     """(status, why): is every part equal to `gold`?"""
-    from verifier.equality import from_latex, same     # sympy: not for the trainer's own process
+    from verifier.equality import from_latex, same  # sympy stays out of the trainer's process
+
     try:
         g, read = from_latex(gold), [from_latex(part) for part in parts]
         unequal = next((a for a in read if not same(g, a, style)), None)
@@ -147,14 +145,14 @@ def judge(gold: str, parts: list[str], style: str = "") -> tuple[str, str]:
 
 
 class Grader(WorkerPool):
-    """Grades (gold, completion) pairs: what `decide` leaves over goes to `judge` in a worker."""
+    """Grades (gold, completion) pairs: what `decide` leaves open goes to `judge` in a worker."""
 
     def __init__(self, workers: int = 2, **limits: float):
         example = ["x<5", ["(1,5)"]]
         super().__init__(f"{os.path.abspath(__file__)}:judge", "", example, workers, **limits)
 
     def ask(self, gold: str, completion: str, style: str = "") -> Future:
-        """The verdict to come; there at once where no worker is needed."""
+        """The verdict to come; it is there at once if no worker is needed."""
         answer = extract_answer(completion, style)
         if answer is None:
             status, why = "no_box", "no closed box at the end"
@@ -163,7 +161,7 @@ class Grader(WorkerPool):
         else:
             try:
                 status, why, gold, parts = decide(gold, answer, style)
-            except Exception as error:             # a strange answer must not end a training run
+            except Exception as error:  # a strange answer must not end a training run
                 status, why = "unparseable", f"{type(error).__name__} in the fast path"
         if not status:
             return super().ask(gold, parts, style)
@@ -183,7 +181,7 @@ class Grader(WorkerPool):
 
 
 def open_grader(reward: str, threshold: float, workers: int) -> WorkerPool:
-    """What judges the completions of a program: math-verify, or --reward's own function."""
+    """What grades completions in a program: math-verify, or the function of --reward."""
     return OwnReward(reward, threshold, workers) if reward else Grader(workers)
 
 

@@ -44,7 +44,7 @@ def test_a_ratio_of_three_is_no_quotient(gold, answer, status):
     ("-2, 3", "-2<x<3", "wrong"), (r"\{-2,3\}", r"-2\le x\le 3", "wrong"),
     ("x=0, x=1", "0<x<1", "wrong"), ("0, 1", "x>0, x<1", "wrong"),
     (r"x<2 \text{ or } x>5", r"(-\infty,2)\cup(5,\infty)", "correct"),
-    ("(-2,3)", "-2<x<3", "correct")])
+    ("(-2,3)", "-2<x<3", "correct"), ("1", r"\gcd(m,n)", "wrong")])
 def test_a_list_of_numbers_is_not_what_lies_between_them(gold, answer, status):
     assert verdict(gold, answer) == verdict(answer, gold) == status
 

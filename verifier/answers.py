@@ -1,7 +1,7 @@
 r"""What kind of answer a normalized string is: a number, words, a labelled value, a choice.
 
-Everything here looks at strings only, in time linear in their length: it runs in the trainer's own
-process on what a model wrote.
+Everything here looks at strings only, in time linear in their length, because it runs in the
+trainer's own process on what a model wrote.
 """
 import functools
 import re
@@ -16,7 +16,7 @@ BOX = re.compile(r"""
     (?: (\{)                                                       # a group
       | ( [-+]?\.?\d[^\s$\\]* | \\(?:d?frac|sqrt|pi)[^\s$]* ))     # \boxed 7, \boxed\frac12
     """, re.VERBOSE)
-BRACE = re.compile(r"\\.|[{}]", re.DOTALL)                         # or an escaped one, to skip it
+BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # or an escaped one, to skip it
 # What may stand between the boxes of one list: "x=\boxed{1}, y=\boxed{2}", "\boxed1 and \boxed2"
 BETWEEN_BOXES = re.compile(r"""
     (?: [\s,;.&$~*…] | \\[,;:!\ ()\[\]\\] | \\q?quad | \\[lc]?dots
@@ -29,7 +29,7 @@ LAST_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+|\s*\\times\s*10\^
 
 
 def closing_braces(text: str, start: int) -> dict[int, int]:
-    """Position of every opening brace after `start` -> that of the brace which closes it."""
+    """Positions: every opening brace after `start` -> the brace that closes it."""
     opened, closing = [], {}
     for brace in BRACE.finditer(text, start):
         if brace[0] == "{":
@@ -42,15 +42,15 @@ def closing_braces(text: str, start: int) -> dict[int, int]:
 def find_boxes(text: str) -> list[tuple[int, int, str | None]]:
     """(start, end, content) of the outermost boxes; content is None when a box is never closed.
 
-    One pass with a stack, so that 20,000 open braces take linear time. Escaped braces don't count.
+    One pass with a stack, so that 20,000 open braces take linear time. Escaped braces do not count.
     """
     boxes = list(BOX.finditer(text))
     closing = closing_braces(text, boxes[0].start()) if boxes else {}
     found, inside = [], 0
     for box in boxes:
-        if box.start() < inside:                                 # within the box before
+        if box.start() < inside:  # within the box before
             continue
-        if not box[1]:                                           # \boxed 7 has no braces
+        if not box[1]:  # \boxed 7 has no braces
             content, inside = box[2], box.end()
         elif box.start(1) in closing:
             end = closing[box.start(1)]
@@ -92,10 +92,10 @@ def exact(text: str) -> tuple[Fraction, bool, bool] | None:
 
 
 def equal_numbers(gold: tuple, answer: tuple, style: str = "") -> bool:
-    """Equal; or equal once rounded to 6 decimals, as in math-verify, unless tiny or whole.
+    """Equal, exactly or (with a decimal point) once rounded to 6 decimals, as in math-verify.
 
-    10% is 10 or 0.1, but 0.5 is not 0.5%. "minerva" is Qwen's rule: 1e-4 relative, x100 and /100
-    allowed.
+    Rounding must not make tiny numbers or a whole gold equal to others. 10% is 10 or 0.1, but 0.5
+    is not 0.5%. "minerva" is Qwen's rule: within 1e-4 relatively, also times or divided by 100.
     """
     (g, g_decimal, g_percent), (a, a_decimal, a_percent) = gold, answer
     hundredth, relative = Fraction(1, 100), abs(g) / 10 ** 4
@@ -120,14 +120,14 @@ UNIT_OF_ONE_LETTER = re.compile(r"(?<=\d)\s*[msghLNJWVA](?:\^\{?[23]\}?)?$")
 
 
 def without_letter_unit(text: str) -> str:
-    """`5 m` -> `5`. Only where the gold is a number: elsewhere the letter may be a variable."""
+    """`5 m` -> `5`. Only if the gold is a number: otherwise the letter may be a variable."""
     return UNIT_OF_ONE_LETTER.sub("", text)
 
 
 # --------------------------------------------------------------------------- words and choices
 
 TEXT = re.compile(r"\\text\{([^{}]*)\}")
-ARTICLE = re.compile(r"^(?:(?:an?|the) (?=[a-z]{2})|option |choice )")    # but "a b" is two letters
+ARTICLE = re.compile(r"^(?:(?:an?|the) (?=[a-z]{2})|option |choice )")  # but "a b" is two letters
 BRACKETED = re.compile(r"^\((.*)\)$")
 MONTH = re.compile(rf"(?i)(?<![A-Za-z])(?:{MONTHS})(?![A-Za-z])")
 COMMAND, DIGIT = re.compile(r"\\[A-Za-z]+"), re.compile(r"\d")
@@ -148,7 +148,7 @@ CHOICE_AND_VALUE = re.compile(r"""
 def words(text: str) -> str | None:
     r"""The lower-case words of a textual answer, sorted if they form a list; None for mathematics.
 
-    `\text{(C)}`, `(C)` and `C.` are "c"; `\text{an ellipse}` is "ellipse". Other bare words need
+    `\text{(C)}`, `(C)` and `C.` are "c"; `\text{an ellipse}` is "ellipse". Words outside \text need
     three letters, since `AB` and `ab` may be products.
     """
     plain = TEXT.sub(lambda m: " " + m[1].replace("(", " ").replace(")", " ") + " ", text)
@@ -206,7 +206,7 @@ UNKNOWN = re.compile(r"^\s*[A-Za-z]\s*=\s*")
 
 
 def split_top(text: str, separators: str) -> list[str]:
-    """Split at separators outside all brackets; `=` of `<=`, `>=`, `!=`, `:=` does not count."""
+    """Split at separators outside all brackets, but not at the `=` of `<=`, `>=`, `!=`, `:=`."""
     parts, depth, start = [], 0, 0
     for i, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
@@ -232,7 +232,7 @@ def names_its_value(name: str, value: str) -> bool:
 
 
 def unlabel(text: str) -> tuple[list[str], list[str]] | None:
-    """`x=1, y=2` -> (["x", "y"], ["1", "2"]); None if it isn't at most one label to a value."""
+    """`x=1, y=2` -> (["x", "y"], ["1", "2"]); None unless each label is one plain name."""
     names, values = [], []
     for element in split_top(text, ",;"):
         *left, value = split_top(element, "=")
@@ -257,7 +257,7 @@ def take_value(gold: str, answer: str) -> list[str]:
     math-verify looks only at the last part: it would take `1=2=42` for 42, and `x^2-1=0` for 0.
     """
     labelled = unlabel(answer)
-    if labelled and labelled[0] and len(labelled[1]) > 1:                     # x=1, y=2 for (1,2)
+    if labelled and labelled[0] and len(labelled[1]) > 1:  # x=1, y=2 for (1,2)
         names, values = labelled
         return [as_tuple_if_named(names, values) if gold.startswith("(") else ", ".join(values)]
     parts = split_top(answer, "=")
@@ -265,7 +265,7 @@ def take_value(gold: str, answer: str) -> list[str]:
     is_zero = number is not None and number[0] == 0
     kept = [part for part in parts[:-1]
             if not (is_label(part, plain=is_zero) and names_its_value(part, parts[-1]))]
-    if kept and is_label(parts[-1], plain=True):                              # 5 = x
+    if kept and is_label(parts[-1], plain=True):  # 5 = x
         return kept
     return kept + parts[-1:]
 
@@ -284,12 +284,12 @@ def equations_of(text: str) -> str:
 
 
 def take_labels_off(gold: str, answer: str) -> tuple[str, list[str]]:
-    """(gold, the parts of the answer that must all equal it), without labels that agree."""
+    """(gold, parts of the answer that must all equal it), both without labels that agree."""
     if "=" not in gold:
         return gold, take_value(gold, answer)
     if is_chain(gold):
         return equations_of(gold), [equations_of(answer)]
-    if is_chain(answer):                                          # x=1=2=5 is x=1, x=2 and x=5
+    if is_chain(answer):  # x=1=2=5 is x=1, x=2 and x=5
         equations = split_top(equations_of(answer), ",;")
         taken = [take_labels_off(gold, equation) for equation in equations]
         if len({left for left, _ in taken}) > 1:
@@ -301,7 +301,7 @@ def take_labels_off(gold: str, answer: str) -> tuple[str, list[str]]:
     if g and a and len(set(g[0])) == len(set(a[0])) == 1:
         same_name = g[0][0] == a[0][0]
         longer_names = max(map(len, g[0] + a[0])) > 1
-        if same_name or longer_names:                                         # x=5 is not y=5
+        if same_name or longer_names:  # x=5 is not y=5
             return ", ".join(g[1]), [", ".join(a[1])]
     return gold, [answer]
 
@@ -320,23 +320,23 @@ def expand_signs(text: str) -> str:
 
 
 def are_unlike(gold: str, answer: str) -> str:
-    """Why two kinds of answers that math-verify takes for each other are never equal; or ""."""
+    """Why these two kinds of answers are never equal, though math-verify says so; or ""."""
     for one, other in ((gold, answer), (answer, gold)):
         if SET.match(one) and TUPLE.fullmatch(other):
             return "a set is no tuple and no interval"
         if INEQUALITY.search(one) and not INEQUALITY.search(other) and is_list(other):
-            return "a list is no inequality"                      # -2 < x < 3 is more than -2, 3
+            return "a list is no inequality"  # -2 < x < 3 is more than -2, 3
     return ""
 
 
 def is_list(text: str) -> bool:
-    """Of values: an interval, or a union of them, is none."""
+    """Whether it lists values. An interval or a union of intervals does not."""
     elements = split_top(without_set_braces(text), ",;")
     return len(elements) > 1 and not any(each.startswith(("(", "[", "]")) for each in elements)
 
 
 def shares(text: str) -> str:
-    r"""`1:2:3` -> its parts over the last: math-verify divides twice, and takes it for 1:6."""
+    r"""`1:2:3` -> its parts over the last. math-verify would divide twice, and read 1:6."""
     parts = split_top(text, ":")
     if len(parts) < 3:
         return text
@@ -373,7 +373,7 @@ UNIMPORTANT_IN_TEXT = re.compile(r"[{}()\s]")
 
 
 def same_text(gold: str, answer: str) -> bool | None:
-    """Of number bases, dots and times of day: math-verify misreads them. None for the rest."""
+    """Compares number bases, dots, times of day, which math-verify misreads; None for the rest."""
     if not (COMPARED_AS_TEXT.search(gold) or COMPARED_AS_TEXT.search(answer)):
         return None
     bare = [UNIMPORTANT_IN_TEXT.sub("", text).lower() for text in (gold, answer)]

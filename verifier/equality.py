@@ -1,9 +1,9 @@
 """Are two answers the same mathematics? math-verify reads and compares them, with guards around it.
 
 Exact values must be equal exactly: 2^100 - 1 is not 2^100. Expressions with variables are compared
-at fixed points. Only where one of the two has a decimal point is there a tolerance.
+at fixed points. There is a tolerance only if one of the two has a decimal point.
 
-To be imported in a worker only: sympy may take any time and any memory.
+Only workers import this: sympy may take any time and any memory.
 """
 import functools
 import zlib
@@ -15,19 +15,19 @@ from math_verify.grader import is_relation, should_treat_as_complex
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 
-POSITIVE, SIGNED = range(3), range(3, 6)                         # the numbers of the sample points
+POSITIVE, SIGNED = range(3), range(3, 6)  # the numbers of the sample points
 FEW_DIGITS, MAX_DIGITS, GUARD = 50, 20_000, 10
 SCALES = (sympy.Integer(1), sympy.Integer(100), sympy.Rational(1, 100))
 
 
 @functools.lru_cache(1024)
 def from_latex(latex: str):
-    """The sympy object of an answer. math-verify's parser, but 3r^2 is not 3R^2.
+    """The sympy object of an answer, by math-verify's parser; but 3r^2 is not 3R^2.
 
     "x<1, x>3" becomes the union of both, "x>1, x<3" the intersection.
     """
     if latex.removeprefix("-").isascii() and latex.removeprefix("-").isdigit():
-        return sympy.Integer(latex)               # most golds; the parser takes milliseconds
+        return sympy.Integer(latex)  # most golds; the parser takes milliseconds
     parsed = latex2sympy(latex, is_real=not should_treat_as_complex(latex),
                          normalization_config=None,
                          conversion_config=ConversionConfig(lowercase_symbols=False))
@@ -60,7 +60,7 @@ def verified(gold, answer) -> bool:
 
 
 def same_sets(gold, answer) -> bool:
-    """verify pairs the sorted elements; try every pair instead."""
+    """math-verify pairs the sorted elements; here every pair is tried."""
     rest = list(answer.args)
     for g in gold.args:
         match = next((a for a in rest if same(g, a)), None)
@@ -72,7 +72,7 @@ def same_sets(gold, answer) -> bool:
 
 def same_equations(gold, answer) -> bool:
     """The same sides up to a factor, or the same solutions."""
-    if not gold.free_symbols:                # verify calls all equations without a solution equal
+    if not gold.free_symbols:  # verify calls all equations without a solution equal
         return same(gold.lhs, answer.lhs) and same(gold.rhs, answer.rhs)
     if proportional(gold.lhs - gold.rhs, answer.lhs - answer.rhs):
         return True
@@ -84,28 +84,28 @@ def same_equations(gold, answer) -> bool:
 
 
 def same_expressions(gold, answer, style: str) -> bool:
-    """Exact values are equal exactly; decimals as math-verify says, but relatively."""
+    """Exact values must be equal; decimals must be close relative to their size."""
     gold, answer = unknowns(gold), unknowns(answer)
     both = gold + answer
     if style == "minerva" and not both.free_symbols:
         return any(equal_within(gold * scale, answer) for scale in SCALES)
-    if both.has(sympy.UnevaluatedExpr):                        # a percentage: 9% is 9 or 0.09
+    if both.has(sympy.UnevaluatedExpr):  # a percentage: 9% is 9 or 0.09
         compare = equal_within if both.has(sympy.Float) else equal_exactly
         return verified(gold, answer) and any(
             compare(gold * scale, answer) is not False for scale in SCALES)
     if both.has(sympy.Float):
-        if equal_within(gold, answer) is False:                         # 10^-20 is not 10^-30
+        if equal_within(gold, answer) is False:  # 10^-20 is not 10^-30
             return False
         return verified(gold, answer) or bool(equal_within(gold, answer, 1e-12))
     equal = equal_exactly(gold, answer)
     pieces = (sympy.Abs, sympy.Max, sympy.Min, sympy.sign, sympy.Piecewise)
-    if equal and not (both.free_symbols and both.has(*pieces)):                    # (1+i)^2 is 2i
+    if equal and not (both.free_symbols and both.has(*pieces)):  # (1+i)^2 is 2i
         return True
     return equal is not False and verified(gold, answer)
 
 
 def unknowns(expression):
-    """f(0) has no value to compute with, so it becomes a variable of this name."""
+    """f(0) has no value to compute with, so it becomes a variable named f(0)."""
     return expression.xreplace({f: sympy.Symbol(str(f)) for f in expression.atoms(AppliedUndef)})
 
 
@@ -116,7 +116,7 @@ def same_inequalities(gold, answer) -> bool:
 
 
 def entries(parsed) -> list:
-    """What must be the same one by one when math-verify finds the whole the same."""
+    """Parts that must be the same one by one, even if math-verify finds the whole the same."""
     if is_relation(parsed) and len(parsed.free_symbols) == 1:
         parsed = parsed.as_set()
     if isinstance(parsed, sympy.Interval):
@@ -133,8 +133,8 @@ def entries(parsed) -> list:
 def points(names) -> list[tuple[dict, bool]]:
     """(values of the variables, are all of them positive?), the same in every process.
 
-    Positive points come first. Elsewhere an expression may leave its domain, as sqrt(x) does, but x
-    differs from max(x, 0). `i` is the imaginary unit.
+    Positive points come first. At others an expression may leave its domain, as sqrt(x) does, but
+    only there x differs from max(x, 0). `i` is the imaginary unit.
     """
     names = sorted(names, key=str)
     numbers = [*POSITIVE, *SIGNED] if names else POSITIVE[:1]
@@ -152,9 +152,9 @@ def sample(name: str, k: int):
 
 
 def equal_constants(g, a) -> bool:
-    """Fractions are compared as such; others by as many digits as they could differ in.
+    """Fractions are compared exactly, others to as many digits as they could differ in.
 
-    1 + e^-1000 differs from 1 in the 435th digit: every part of an expression adds its magnitude.
+    1 + e^-1000 differs from 1 in the 435th digit, so every part adds its magnitude to the digits.
     """
     if not (g.is_finite and a.is_finite):
         return False
@@ -169,7 +169,7 @@ def equal_constants(g, a) -> bool:
 
 
 def magnitude(number) -> int:
-    """About |log10| of its absolute value; 0 for 0 and what has no value."""
+    """About |log10| of its absolute value; 0 for 0 and if it has no value."""
     size = abs(number).evalf(5)
     if not size.is_Float or size == 0 or size._prec == 1:
         return 0
@@ -184,7 +184,7 @@ def agree(g, a, digits: int) -> bool:
 
 
 def stays_real(expression, at: dict) -> bool:
-    """No root or logarithm in it leaves the reals here: else sqrt(x) sqrt(y) is not sqrt(xy)."""
+    """No root or logarithm leaves the reals here, where sqrt(x) sqrt(y) is no longer sqrt(xy)."""
     parts = [expression, *expression.atoms(sympy.Pow, sympy.Function)]
     return all(part.subs(at).doit().evalf(15).is_extended_real for part in parts)
 
@@ -216,7 +216,7 @@ def alike_at_points(gold, answer, alike) -> bool | None:
         return True
     except MemoryError:
         raise
-    except Exception:                          # sympy and mpmath raise all kinds without a value
+    except Exception:  # sympy and mpmath raise all kinds if there is no value
         return None
 
 

@@ -1,9 +1,9 @@
-r"""One spelling for LaTeX: a table of rules by which what looks the same is written the same.
+r"""One spelling for LaTeX: a table of rules that write the same what looks the same.
 
 `10{,}080\,\text{cm}^2.` and `10,080` both become `10080`. The rules are applied one after another,
-each to what the ones before have left, so their order matters. Every rule says why it is there and
-carries an example; a test applies each rule to its own. In a pattern, § stands for "here a command
-ends". No pattern may backtrack far: answers are written by a model, and could make it hang.
+so their order matters. Every rule says why it is there and has an example, which a test checks. In
+a pattern, § stands for "here a command ends". No pattern may backtrack far: a model writes the
+answers, and could make it hang.
 """
 import functools
 import re
@@ -16,10 +16,10 @@ NUMBER_WORDS = ("zero one two three four five six seven eight nine ten eleven tw
                 "fourteen fifteen sixteen seventeen eighteen nineteen twenty").split()
 MONTHS = ("january|february|march|april|may|june|july|august|september|october|november|december"
           "|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec")
-FLAT_GROUP = r"\{[^{}]*\}"                                       # braces without braces inside
-GROUP = r"\{(?:[^{}]|\{[^{}]*\})*\}"                             # ... with one level of them
-PARENTHESES = r"\(((?:[^()]|\([^()]*\))*)\)"                     # likewise; catches the inside
-POWER = r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|-?\d))?"                  # of a unit: cm^2, s^{-1}
+FLAT_GROUP = r"\{[^{}]*\}"  # braces without braces inside
+GROUP = r"\{(?:[^{}]|\{[^{}]*\})*\}"  # ... with one level of them
+PARENTHESES = r"\(((?:[^()]|\([^()]*\))*)\)"  # likewise; catches the inside
+POWER = r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|-?\d))?"  # of a unit: cm^2, s^{-1}
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ CHARACTERS = r"""
 ′ '   ∣ |   ∨ ,   。 .   ½ \frac{1}{2}   ⅓ \frac{1}{3}   ⅔ \frac{2}{3}
 ¼ \frac{1}{4}   ¾ \frac{3}{4}   ⅕ \frac{1}{5}
 """.split()
-INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff\u00ad"               # of no width
+INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff\u00ad"  # of no width
 UNICODE = {ord(character): command + " " * command[-1].isalpha()
            for character, command in zip(CHARACTERS[::2], CHARACTERS[1::2])}
 UNICODE |= dict.fromkeys(map(ord, INVISIBLE), "")
@@ -59,7 +59,7 @@ SUPERSCRIPTS, SUBSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
 COMMAND_ESCAPED_TWICE = re.compile(r"\\\\(?=[A-Za-z])")
 
 
-@functools.lru_cache(4096)                # a gold is compared with many answers, and they repeat
+@functools.lru_cache(4096)  # a gold is compared with many answers, and they repeat
 def plain_characters(text: str) -> str:
     r"""`x²` -> `x^{2}`, `２` -> `2`, `π` -> `\pi `, and `\\frac` -> `\frac` outside matrices."""
     text = SUPERSCRIPTS.sub(lambda m: f"^{{{unicodedata.normalize('NFKC', m[0])}}}", text)
@@ -312,8 +312,8 @@ def is_measure(word: str) -> bool:
 
 
 def is_unit(text: str, power: str = "") -> bool:
-    """`cm`, `square feet`, `(meters per second)`, `apples`. Any other word may change the value
-    before it: `thousand`, `squared`, `or 43`, `p.m.`"""
+    """Such as `cm`, `square feet`, `(meters per second)`, `apples`. Any other word may change the
+    value before it: `thousand`, `squared`, `or 43`, `p.m.`"""
     *others, last = POWERS_AND_SIGNS.sub(" ", text).split() or [""]
     if others and last in AFTER_UNITS:
         *others, last, power = *others, last
@@ -324,13 +324,13 @@ def is_unit(text: str, power: str = "") -> bool:
 
 
 def drop_unit(match: re.Match) -> str:
-    r"""Nothing for ` \text{ cm}^2` after a number; the text where it says more than a unit."""
+    r"""Nothing for ` \text{ cm}^2` after a number; the text itself if it is more than a unit."""
     before = match.string[:match.start()]
     return "" if A_VALUE.search(before) and is_unit(match[1], match[2]) else match[0]
 
 
 def strip_outside(text: str) -> str:
-    """Take one layer off: punctuation at the ends, then a bare unit or braces around all."""
+    """Remove one layer: punctuation at the ends, then a bare unit or braces around all."""
     text = TRAILING.sub("", text.strip(" ,;:"))
     unit, outer = BARE_UNIT.search(text), OUTER.match(text)
     if unit and is_unit(unit[1], unit[2]):
@@ -342,7 +342,7 @@ def strip_outside(text: str) -> str:
 
 @functools.lru_cache(4096)
 def normalize(text: str) -> str:
-    """`text` in the one spelling: plain characters, then every rule in turn, then no units."""
+    """`text` in the one spelling: plain characters, then every rule in turn, without units."""
     text = plain_characters(text)
     for each in REWRITES:
         text = each.apply(text)
@@ -353,6 +353,6 @@ def normalize(text: str) -> str:
 
 
 def squeeze(text: str) -> str:
-    """`text` without the spaces and braces that do not matter, to compare strings."""
+    """`text` without spaces and braces that do not matter, to compare strings."""
     single_spaces = " ".join(text.split())
     return UNNEEDED_BRACES.sub(r"\1", UNNEEDED_SPACE.sub("", single_spaces))
