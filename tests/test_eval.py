@@ -170,8 +170,9 @@ def test_pass_at_k_refuses_what_cannot_be_estimated(n, c, k):
 def test_the_same_rows_have_the_same_report_which_json_can_hold():
     rng = random.Random(1)
     rows = rows_of([[rng.random() < p for _ in range(8)] for p in (0, 0.1, 0.3, 0.5, 0.9, 1)])
-    result = report(rows)
+    result, one = report(rows), report(rows_of([[1]]))
     assert list(result["pass"]) == [1, 2, 4, 8] and report(rows) == result
+    assert one["avg"] == one["ci_low"] == one["ci_high"] == 1 and one["pass"] == {1: 1.0}
     assert json.loads(json.dumps(result))["pass"]["4"] == result["pass"][4]
     values = np.random.default_rng(3).random(40)  # all different: else percentiles often agree
     assert bootstrap([values]) == bootstrap([values])
@@ -197,12 +198,6 @@ def test_what_is_right_is_the_verdict_and_not_the_sign_of_the_reward():
     result = report(rows)
     assert result["correct"] == result["pass"][1] == 2 / 8 and result["pass"][4] == 1
     assert result["avg"] == pytest.approx((0.5 + 0.8) / 8)
-
-
-def test_report_of_one_sample_and_of_three_all_wrong():
-    one = report(rows_of([[1]]))
-    assert one["avg"] == one["ci_low"] == one["ci_high"] == 1 and one["pass"] == {1: 1.0}
-    assert report(rows_of([[0] * 3] * 5))["pass"] == {1: 0, 2: 0}
 
 
 @pytest.mark.parametrize("rewards, words", [([], "no rows"), ([[1, 0], [1]], "different numbers")])
@@ -369,23 +364,14 @@ def test_a_half_written_line_is_mended(tmp_path, cut, end):
     assert in_order(stopped) == in_order(whole) and stopped.read_text().count("\n") == 40
 
 
-def test_samples_are_written_at_least_every_minute(tmp_path, monkeypatch):
-    """However slow the engine: here a step takes ten seconds, and a response up to nine steps."""
-    clock, finished = SimpleNamespace(now=0, monotonic=lambda: clock.now), []
-
-    class Slow(FakeEngine):
-        def step(self):
-            long_ago = sum(time <= clock.now - 60 for time in finished)
-            assert not long_ago or file.read_text().count("\n") >= long_ago
-            clock.now += 10
-            done = super().step()
-            finished.extend(clock.now for _ in done)
-            return done
-
-    file = tmp_path / "eval.jsonl"
+def test_samples_are_written_while_the_engine_runs(monkeypatch):
+    """However slow the engine: here each of its steps takes ten seconds."""
+    clock = SimpleNamespace(monotonic=itertools.count(0, 10).__next__)
     monkeypatch.setattr(evaluation, "time", clock)
-    finish(file, Slow())
-    assert len(finished) == 40 and finished[-1] > 300
+    written = []
+    rows = evaluate(FakeEngine(), FakeGrader(), PROBLEMS, 4, 9, on_rows=written.append)
+    assert len(written) > 10 and all(len(new) <= 9 for new in written)  # three at a time
+    assert evaluation.in_order(sum(written, []), PROBLEMS, 4) == rows
 
 
 class OwnGrader(FakeGrader):
@@ -441,11 +427,6 @@ def test_both_sides_of_a_comparison_have_all_rewards(tmp_path, monkeypatch):
     assert (tmp_path / "new" / "eval.png").stat().st_size > 5000
     assert summary["sets"]["b"]["avg"] == -8 / 3
     assert {one["avg"] for one in summary["difference"].values()} == {0}
-
-
-def test_a_verdict_of_math_verify_keeps_its_reward():
-    rows = rows_of([[1, 0], [0, 1]]) + rows_of([[0, 0]], status="timeout")
-    assert evaluation.with_rewards(rows) == rows
 
 
 # ------------------------------------------------------------------- the evaluations of a training
@@ -648,13 +629,6 @@ def test_the_protocol_knows_the_weights_of_sets_and_adapter(model, adapter, data
     assert protocol["files"] == weights_of(model) | dict(adapter=weights)
 
 
-def test_a_reader_that_leaves_gets_no_traceback():
-    """`python eval.py --help | head -1`"""
-    done = subprocess.run(["bash", "-c", f"{sys.executable} eval.py --help | head -1"],
-                          capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout.count("\n") == 1 and done.stderr == ""
-
-
 def test_importing_eval_is_light():
     code = "import eval, sys; heavy = 'torch', 'vllm', 'transformers'; "
     code += "print([m for m in heavy if m in sys.modules])"
@@ -744,34 +718,18 @@ PATTERN = "(a|aa)+" * 20 + "$"  # takes years on a long name
 
 
 @pytest.mark.parametrize("change, words", [
-    ("[]", "missing or damaged"), ("{", "missing or damaged"),
-    (dict(target_modules=PATTERN), "target_modules"),
-    (dict(target_modules=[["q"]]), "target_modules"),
-    (dict(exclude_modules=PATTERN), "exclude_modules"),
-    (dict(rank_pattern={PATTERN: 4}), "rank_pattern"),
-    (dict(layers_pattern=PATTERN), "layers_pattern"),
-    (dict(modules_to_save=["lm_head"]), "modules_to_save"),
+    ("{", "missing or damaged"), (dict(target_modules=PATTERN), "target_modules"),
+    (dict(target_modules=[["q"]]), "target_modules"), (dict(exclude_modules=PATTERN), "exclude"),
+    (dict(rank_pattern={PATTERN: 4}), "rank_pat"), (dict(modules_to_save=["lm_head"]), "to_save"),
     (dict(init_lora_weights="pissa"), "init_lora_weights"),
-    (dict(layer_replication=[[0, 10**6]]), "layer_repl"),
-    (dict(r=10**9), "r: 1000000000"), (dict(r="8"), "r: '8'"), (dict(r=True), "r: True"),
-    (dict(r=None), "r: None"), (dict(lora_alpha=math.nan), "lora_alpha: nan"),
-    (dict(lora_alpha=-32), "lora_alpha"), (dict(lora_alpha=0), "lora_alpha"),
-    (dict(lora_alpha=10**400), "lora_alpha"),
-    ({"\x1b[2Jnew": 1}, r"\\x1b\[2Jnew"),
+    (dict(layer_replication=[[0, 10**6]]), "layer_repl"), (dict(r=10**9), "r: 1000000000"),
+    (dict(r="8"), "r: '8'"), (dict(r=None), "r: None"), (dict(lora_alpha=math.nan), "alpha: nan"),
+    (dict(lora_alpha=0), "lora_alpha"), ({"\x1b[2Jnew": 1}, r"\\x1b\[2Jnew"),
 ])
 def test_a_hostile_adapter_is_refused_before_it_is_loaded(adapter, tmp_path, change, words):
     with pytest.raises(SystemExit, match=words) as stop:
         adapters.read_config(with_config(adapter, tmp_path / "a", change))
     assert str(stop.value).isprintable()
-
-
-def test_an_adapter_cannot_command_the_terminal(model, adapter, tmp_path, recwarn):
-    names = dict(base_model_name_or_path="\x1b]0;owned\x07", target_modules=["q_proj", "\x1b[2J"])
-    with pytest.raises(SystemExit, match="does not fit") as stop:
-        adapters.load_adapter(
-            str(model), with_config(adapter, tmp_path / "a", names), "float32")
-    assert str(stop.value).isprintable() and "owned" in str(stop.value)
-    assert all(str(warning.message).isprintable() for warning in recwarn)
 
 
 # ---------------------------------------------------------------------------------- the real engine

@@ -19,34 +19,32 @@ PNG = b"\x89PNG\r\n"
 def make_run(folder, steps=30, seed=0, evals=True, leave_out=(), **config):
     """A run's folder with plausible, noisy metrics."""
     folder.mkdir(parents=True)
-    rng, total = random.Random(seed), 0
-    (folder / "config.json").write_text(json.dumps(dict(
-        config=dict(model="tiny", data="builtin", seed=seed, name=folder.name, **config),
-        versions=dict(torch="2"))))
-    with open(folder / "metrics.jsonl", "w") as metrics, open(folder / "eval.jsonl",
-                                                              "w") as held_out:
-        for step in range(steps + 1):
-            p = 0.7 - 0.4 * math.exp(-step / 10) + rng.gauss(0, 0.03)
-            if step:
-                total += 200
-                row = dict(
-                    step=step, samples=200, samples_total=total, tokens=4000,
-                    tokens_total=20 * total,
-                    seconds=3.0, seconds_total=3.0 * step, seconds_sample=1.5, seconds_train=1.2,
-                    seconds_sync=0.1, reward_first_round=p, reward_pool=p, zero_signal=0.2,
-                    unresolved_too_few_correct=0.1, entropy=0.3, kl_k1=rng.gauss(0, 1e-4),
-                    kl_k3=0.0 if step == 3 else 1e-4, response_length=20.0, truncated=0.0,
-                    verdicts=dict(correct=100, wrong=90, no_box=10), grad_norm=None
-                    if step == 2 else 0.5,
-                    rounds_histogram=[5, 3], clipped_positive=0.0, weight_max=float("nan"))
-                row = {key: value for key, value in row.items() if key not in leave_out}
-                metrics.write(json.dumps(row) + "\n")
-            if evals and step % 10 == 0:
-                held_out.write(json.dumps(dict(
-                    step=step, samples_total=total, tokens_total=20 * total,
-                    seconds_total=3.0 * step,
-                    data="builtin", k=8, avg=p, ci_low=p - .05, ci_high=p + .05)) + "\n")
+    rng = random.Random(seed)
+    config = dict(model="tiny", data="builtin", seed=seed, name=folder.name) | config
+    (folder / "config.json").write_text(json.dumps(dict(config=config)))
+    for step in range(steps + 1):
+        p = 0.7 - 0.4 * math.exp(-step / 10) + rng.gauss(0, 0.03)
+        totals = dict(step=step, samples_total=200 * step, tokens_total=4000 * step,
+                      seconds_total=3.0 * step)
+        row = totals | dict(
+            samples=200, tokens=4000, seconds=3.0, seconds_sample=1.5, seconds_train=1.2,
+            seconds_sync=0.1, reward_first_round=p, reward_pool=p, zero_signal=0.2,
+            unresolved_too_few_correct=0.1, entropy=0.3, kl_k1=rng.gauss(0, 1e-4),
+            kl_k3=0.0 if step == 3 else 1e-4, response_length=20.0, truncated=0.0,
+            verdicts=dict(correct=100, wrong=90, no_box=10), rounds_histogram=[5, 3],
+            grad_norm=None if step == 2 else 0.5, clipped_positive=0.0, weight_max=math.nan)
+        if step:
+            write(folder / "metrics.jsonl",
+                  {key: value for key, value in row.items() if key not in leave_out})
+        if evals and step % 10 == 0:
+            write(folder / "eval.jsonl", totals | dict(
+                data="builtin", k=8, avg=p, ci_low=p - .05, ci_high=p + .05))
     return folder
+
+
+def write(log, row):
+    with open(log, "a") as file:
+        file.write(json.dumps(row) + "\n")
 
 
 def is_picture(path):
