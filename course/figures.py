@@ -14,7 +14,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from ada_sampler import SamplerConfig  # noqa: E402
 from course import laws  # noqa: E402
-from eval import pass_at_k  # noqa: E402
 from parts.plot import COLORS  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,10 +27,10 @@ RULES = {
 }
 
 
-def lines(axis, xs, curves: dict, **labels) -> None:
+def lines(axis, xs, curves: dict, style="-", **labels) -> None:
     """One line per curve, with its name in the legend."""
     for color, (name, ys) in zip(COLORS, curves.items()):
-        axis.plot(xs, ys, label=name, color=color)
+        axis.plot(xs, ys, style, label=name, color=color)
     axis.set(**labels)
     axis.legend(frameon=False, fontsize=8)
 
@@ -68,16 +67,13 @@ def temperature(left, right) -> None:
                      for tau in (0.7, 1.0, 1.4)},
           title="push on a token's logit without any reward", xlabel="its probability at τ = 1",
           ylabel="expected gradient, advantage 1")
-    curves = {"bfloat16 engine, fp8 cache": "low-N1-none-clip-is",
-              "the same, routes replayed (R3)": "low-N1-r3-clip-is",
-              "float32 engine": "exact-N1-none-clip-is"}
-    steps = range(1, 65)
-    for color, (name, cell) in zip(COLORS, curves.items()):
-        right.plot(steps, [mean(seeds) for seeds in zip(*logged(cell, "kl_k3"))], color=color,
-                   label=name)
-    right.set(yscale="log", xlabel="training step", ylabel="k3, nats per token", ylim=(1e-14, 1),
-              title="KL(engine ‖ trainer)")
-    right.legend(frameon=False, fontsize=8, loc="center right")
+    cells = {"bfloat16 engine, fp8 cache": "low-N1-none-clip-is",
+             "the same, routes replayed (R3)": "low-N1-r3-clip-is",
+             "float32 engine": "exact-N1-none-clip-is"}
+    lines(right, range(1, 65), {
+        name: [mean(seeds) for seeds in zip(*logged(cell, "kl_k3"))] for name, cell in cells.items()
+    }, yscale="log", xlabel="training step", ylabel="k3, nats per token", ylim=(1e-14, 1),
+        title="KL(engine ‖ trainer)")
 
 
 def draws(left, right) -> None:
@@ -122,15 +118,14 @@ def budgets(left, right) -> None:
 
 def cap(left, right) -> None:
     """Session 5: what a cap costs and saves; two masks."""
-    caps = [1 + i / 20 for i in range(1, 181)]
-    for color, sigma in zip(COLORS, (0.5, 1.0, 1.5)):
-        found = [laws.capped(sigma, c) for c in caps]
-        left.plot(caps, [1 - first for first, _ in found], color=color, label=f"bias, σ = {sigma}")
-        left.plot(caps, [variance**0.5 for _, variance in found], color=color, linestyle=":",
-                  label=f"standard deviation, σ = {sigma}")
+    caps, sigmas = [1 + i / 20 for i in range(1, 181)], (0.5, 1.0, 1.5)
+    lines(left, caps, {f"bias, σ = {sigma}": [1 - laws.capped(sigma, c)[0] for c in caps]
+                       for sigma in sigmas})
+    lines(left, caps, {f"standard deviation, σ = {sigma}":
+                       [laws.capped(sigma, c)[1] ** 0.5 for c in caps] for sigma in sigmas},
+          style=":", title="min(w, cap), log w ~ N(-σ²/2, σ²)", xlabel="cap", yscale="log",
+          ylim=(1e-4, 5))
     left.axvline(5, color="0.7", linewidth=1)
-    left.set(title="min(w, cap), log w ~ N(-σ²/2, σ²)", xlabel="cap", yscale="log", ylim=(1e-4, 5))
-    left.legend(frameon=False, fontsize=7)
     lines(right, RATES, {
         "ratio: stops above 1.27 π_old": [min(1, 1.27 * p) for p in RATES],
         "dppo: stops above μ + 0.2": [min(1, p + 0.2) for p in RATES],
@@ -143,19 +138,19 @@ def stale(left, right) -> None:
     """Session 6: old data in the committed runs."""
     counts = (2, 4, 8)
 
-    def share(cell, keys):
-        return mean(value for key in keys for seed in logged(cell, key) for value in seed
-                    ) * len(keys)
+    def per_cent(cell, keys):
+        return 100 * len(keys) * mean(
+            value for key in keys for seed in logged(cell, key) for value in seed)
 
     masked, far = ("clipped_positive", "clipped_negative"), ("weight_over_2", "weight_under_half")
     for axis, keys, title in ((left, masked, "tokens that the mask stops"),
                               (right, far, "tokens with π_θ/μ beyond 2 or ½")):
-        for color, replay in zip(COLORS, ("none", "r2", "r3")):
-            ys = [100 * share(f"stress-N{count}-{replay}-clip-is", keys) for count in counts]
-            axis.plot(counts, ys, "o-", color=color, label=f"replay {replay}")
-        axis.set(title=title, xlabel="mini-batches per sampled batch", ylabel="per cent",
-                 xticks=counts, ylim=(0, None))
-        axis.legend(frameon=False, fontsize=8)
+        lines(axis, counts, {
+            f"replay {replay}": [per_cent(f"stress-N{N}-{replay}-clip-is", keys) for N in counts]
+            for replay in ("none", "r2", "r3")
+        }, style="o-", title=title, xlabel="mini-batches per sampled batch", ylabel="per cent",
+            xticks=counts)
+        axis.set_ylim(0, None)
 
 
 def hack(left, right) -> None:
@@ -177,14 +172,11 @@ def evaluation(left, right) -> None:
     }, title="half the 95 % interval of avg@k", xlabel="k", ylabel="points", xscale="log",
         xticks=ks, xticklabels=ks)
     left.set(ylim=(0, None))
-    sizes = list(range(8, 65))
-    for color, p in zip(COLORS, (0.02, 0.1, 0.3)):
-        right.plot(sizes, [laws.plug_in(p, n, 8) for n in sizes], color=color, linestyle="--",
-                   label=f"plug-in, p = {p}")
-        unbiased = [math.fsum(math.comb(n, c) * p**c * (1 - p) ** (n - c) * pass_at_k(n, c, 8)
-                              for c in range(n + 1)) for n in sizes]
-        right.plot(sizes, unbiased, color=color, label=f"unbiased, p = {p}")
-    right.set(title="expected pass@8 from n samples", xlabel="n", ylim=(0, 1.4))
+    sizes, rates = list(range(8, 65)), (0.02, 0.1, 0.3)
+    lines(right, sizes, {f"plug-in, p = {p}": [laws.plug_in(p, n, 8) for n in sizes]
+                         for p in rates}, style="--")
+    lines(right, sizes, {f"unbiased, p = {p}": [1 - (1 - p) ** 8] * len(sizes) for p in rates},
+          title="expected pass@8 from n samples", xlabel="n", ylim=(0, 1.4))
     right.legend(frameon=False, fontsize=7, ncols=2, loc="upper right")
 
 
