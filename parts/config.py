@@ -270,8 +270,8 @@ class Config(ModelSettings, DataSettings, PromptSettings, SamplingSettings, Obje
     def validate(self) -> None:
         """Raises ValueError, one sentence, for what cannot work. Needs no model and no data."""
         check_texts(self)
+        check_sampler(self)  # and all types and ranges
         check_name(self.name)
-        check_sampler(self)
         refuse(self, without_effect(self), contradictions(self))
 
 
