@@ -244,15 +244,6 @@ def test_without_package_a_sentence_names_both_ways(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_looking_for_pip_does_not_spoil_the_import_of_setuptools():
-    """The engine needed it afterwards, in the same process. (Python 3.11 fails, 3.12 does not.)"""
-    program = ("import subprocess, pathlib; from models import smollm\n"
-               "subprocess.run = lambda *_, **__: subprocess.CompletedProcess([], 1, '', '')\n"
-               "try: smollm.unpack(pathlib.Path('x'))\nexcept SystemExit: import setuptools")
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-
-
 def test_other_weights_under_the_packages_name_are_refused(tmp_path, monkeypatch):
     def installed(command, **_):
         file = models.Path(command[command.index("--target") + 1], smollm.WEIGHTS)

@@ -289,19 +289,6 @@ def test_a_run_is_not_resumed_with_another_function_of_the_same_name(mine, tmp_p
 
 
 # ------------------------------------------------------------------------------ what is reported
-def scored(text, reward, status, why=""):
-    rollout = SimpleNamespace(text=text, finish_reason="stop")
-    return ada.Sample(0, 0, rollout, reward, status, correct=reward > 0.7, why=why)
-
-
-def test_failures_are_reported_with_the_first_exception_and_its_line(capsys):
-    pool = [scored("x", 0.0, "raised", "KeyError: 'a' (line 3 of mine.py)")] * 3
-    pool += [scored("y", 0.0, "wrong")] * 97
-    trouble.warn_of_verifier(5, [SimpleNamespace(problem=SimpleNamespace(answer=""), pool=pool)])
-    out = capsys.readouterr().out
-    assert "3 of 100 samples" in out and "raised, KeyError: 'a' (line 3 of mine.py)" in out
-
-
 @pytest.mark.parametrize("rewards, sampler, weighting, blind", [
     ([0.1, 0.2, 0.3], "ada-balance", "none", True), ([0.8, 0.9, 1.0], "ada-balance", "none", True),
     ([0.1, 0.2, 0.9], "ada-balance", "none", False), ([0.1, 0.2, 0.3], "uniform", "none", False),

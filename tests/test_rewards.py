@@ -9,7 +9,6 @@ import os
 import random
 import sys
 import time
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
