@@ -629,20 +629,15 @@ def test_a_prompt_whose_hunt_is_over_frees_its_share_of_the_budget():
     assert len(scarce) > 4
 
 
-@pytest.mark.parametrize("budget, rounds",
-                         [(15, 1), (16, 2), (23, 2), (24, 3), (31, 3), (32, 4), (33, 4)])
-def test_the_last_round_that_fits_a_sample_budget_exactly_is_opened(budget, rounds):
-    [g] = run(coins([0.0]), config(max_samples_per_step=budget))
-    assert (g.rounds, len(g.pool)) == (rounds, 8 * rounds)
-    assert g.outcome == ("too few correct" if rounds == 4 else "out of budget")
-
-
-@pytest.mark.parametrize("budget, rounds", [(1, 1), (24, 1), (25, 2), (48, 2), (49, 3), (10**6, 4)])
-def test_no_round_is_opened_once_a_token_budget_is_spent(budget, rounds):
-    """Rounds of 8 samples of 3 tokens: what is reached is spent."""
-    [g] = run(coins([0.0]), config(max_tokens_per_step=budget),
+@pytest.mark.parametrize("unit, budget, rounds", [
+    *(("samples", *case) for case in ((15, 1), (16, 2), (23, 2), (24, 3), (32, 4), (33, 4))),
+    *(("tokens", *case) for case in ((1, 1), (24, 1), (25, 2), (48, 2), (49, 3), (10**6, 4)))])
+def test_rounds_are_opened_while_a_budget_lasts(unit, budget, rounds):
+    """Rounds of 8 samples of 3 tokens. The last one must fit; tokens are counted afterwards."""
+    [g] = run(coins([0.0]), config(**{f"max_{unit}_per_step": budget}),
               Engine(length=lambda rng, correct: 3))
     assert (g.rounds, len(g.pool)) == (rounds, 8 * rounds)
+    assert g.outcome == ("too few correct" if rounds == 4 else "out of budget")
 
 
 def test_gvm_shares_out_what_a_budget_leaves():

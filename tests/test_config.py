@@ -125,7 +125,7 @@ def test_every_number_has_a_range_of_which_both_ends_are_allowed(cls):
                   delta=dict(mask="dppo"), eval_temperature=dict(eval_k=1),
                   temperature=dict(k=1) if cls is EvalConfig else {},
                   threshold=dict(reward="a.py:b"))
-    hints = get_type_hints(cls)
+    hints, odd = get_type_hints(cls), {float: [math.nan, math.inf], int: []}
     for f in fields(cls):
         if hints[f.name] not in (int, float):
             continue
@@ -133,7 +133,7 @@ def test_every_number_has_a_range_of_which_both_ends_are_allowed(cls):
         for value in (own["least"], own["most"], *own.get("also", ())):
             changed = cls(**others.get(f.name, {}) | {f.name: hints[f.name](value)})
             changed.validate() if f.metadata else check_ranges(changed)
-        for value in (min(own["least"], -1) - 1, 2 * own["most"] + 1, math.nan):
+        for value in (min(own["least"], -1) - 1, 2 * own["most"] + 1, *odd[hints[f.name]]):
             with pytest.raises(ValueError, match=f"^{f.name} must be .*at (least|most) "):
                 check_ranges(cls(**{f.name: value}))
 

