@@ -362,7 +362,6 @@ def test_a_run_that_meets_everything_ends_the_same(place, reference):
     assert "continuing after step 2" in out and "Could not write the checkpoint of step 4" in out
     assert [p.name for p in checkpoint.complete(run)] == ["step-000002", "step-000003"]
 
-    os.truncate(newest / "adapter_model.safetensors", 1000)
     out = program(place, 0, "--name", "faulty", "--resume")
     assert "step-000003 is damaged" in out and "continuing after step 2" in out, out
     assert crash_test.difference(run, reference, 6) == ""

@@ -312,30 +312,25 @@ def test_without_a_checkpoint_a_resumed_run_begins_at_the_beginning(run):
 
 
 # ------------------------------------------------------------------------------ ended
-@pytest.mark.parametrize("step, saved_before, saved", [
-    (30, 0, True), (30, 30, False), (12, 0, True), (12, 12, False), (0, 0, False)])
+@pytest.mark.parametrize("step, evaluated, saved_before, saved", [
+    (30, 30, 0, True), (30, 30, 30, False), (30, 20, 30, False), (12, 12, 0, True),
+    (12, 12, 12, False), (0, 0, 0, False)])
 def test_the_end_saves_draws_and_says_how_to_go_on(
-        run, monkeypatch, capsys, step, saved_before, saved):
-    """Whoever waits for the program sees by its code whether all steps are done."""
+        run, monkeypatch, capsys, step, evaluated, saved_before, saved):
+    """Whoever waits for the program sees by its code whether all steps are done and evaluated."""
     monkeypatch.setattr(Stop, "requested", signal.SIGINT)
-    run.state |= dict(step=step, evaluated=step)
+    run.state |= dict(step=step, evaluated=evaluated)
     run.saved, code = saved_before, None
     try:
         running.finish(run)
     except SystemExit as end:
         code = end.code
     assert bool(checkpoint.complete(run.folder)) == saved and bool(run.drawn) == bool(step)
-    assert run.closed == [True] and code == (None if step == 30 else 130)
+    over = evaluated == 30
+    assert run.closed == [True] and code == (None if over else 130)
     out = capsys.readouterr().out
-    assert ("continue with: python minirl.py --name mine --resume" in out) == (step < 30)
-
-
-def test_a_run_whose_last_evaluation_was_interrupted_is_not_over(run, capsys):
-    run.state |= dict(step=30, evaluated=20)
-    with pytest.raises(SystemExit):
-        running.finish(run)
-    out = capsys.readouterr().out
-    assert "stopped after step 30; continue with" in out and "next:" not in out
+    assert ("continue with: python minirl.py --name mine --resume" in out) == (not over)
+    assert ("next:" in out) == over
 
 
 def test_a_run_that_is_over_says_how_to_look_into_it_and_how_to_go_on(run, capsys):
