@@ -199,7 +199,7 @@ def start_probe(config: Config, engine: Engine, policy, held_out: list) -> Probe
 def rehearse(run: Run) -> None:
     """Run the largest micro-batch that can come, so that a lack of memory shows up now.
 
-    Raises SystemExit, one sentence, then.
+    Raises SystemExit, which names the flags to lower, if memory is short.
     """
     config = run.config
     context = config.max_prompt_tokens + config.max_tokens
@@ -269,9 +269,9 @@ def log(step: int, groups, metrics: dict, run: Run) -> None:
 
 
 def show(metrics: dict, run: Run) -> None:
-    """The step's numbers beside the progress bar. Curves are drawn with every checkpoint.
+    """Put the step's numbers beside the progress bar, and draw the curves with every checkpoint.
 
-    (With the last one by `finish`.)
+    (With the last checkpoint `finish` draws them.)
     """
     if run.saved == run.state["step"] < run.config.steps:
         draw_run(run.folder)
