@@ -50,8 +50,8 @@ def evaluate(engine, grader, problems, k: int, max_tokens: int, *, done=(), on_r
     """Draw k samples of every problem (see prompts.py) and grade them while the engine runs.
 
     Returns one row per sample, in the order of the problems: data, id, sample, reward, status,
-    finish_reason, tokens, text; level where it is known; why where the grader failed. Where
-    --reward failed the reward is None, until `with_rewards` has seen all rows.
+    finish_reason, tokens, text; level where it is known; why where the grader failed. There
+    the reward is None, until `with_rewards` has seen all rows.
 
     `on_rows(rows)` gets the new rows twice a minute, to write them down. `done` are rows from
     before an interruption: these samples are not drawn again. `progress` is the bar's title.

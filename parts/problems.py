@@ -1,24 +1,24 @@
 """The three built-in sets of problems, all made by the program: chains, skills, words.
 
-**Chains** of additions and subtractions such as `7+15-4=?`, which `tiny` and `tiny-moe` learn. The
-number of operations (1 to 6) sets the difficulty: a chain is right only if every link is, so pass
-rates spread over the whole range.
+**Chains** of additions and subtractions such as `7+15-4=?`, for `tiny` and `tiny-moe`. A chain is
+right only if every link is, so the number of operations (1 to 6) spreads pass rates over the whole
+range.
 
-**Skills**: 48 letters that hide a digit each. `7F4=?` asks for 7 + 4 + the digit of F, which
-nothing in the problem gives away. The model `tiny-skills` writes down what it believes F to be, and
-adds: `F=5\\n\\boxed{16}`. How often it believes the right digit of a letter is chosen, not found:
-BELIEF spreads it so that pass@k from k = 1 to 256 is close to what Reinforce-Ada's paper (v1,
-Fig. 2) shows for Qwen2.5-Math-1.5B. Many prompts are then solved once in twenty or fifty draws or
-less, which is what adaptive sampling is made for. Letters have nothing in common, so what is learnt
-of one says nothing about another; with numbers in their place, it would hold for all numbers.
+**Skills**: 48 letters that hide a digit each. `7F4=?` asks for 7 + 4 + the digit of F, which the
+problem does not reveal. The model `tiny-skills` writes down what it believes F to be, and adds:
+`F=5\\n\\boxed{16}`. How often it believes the right digit of a letter is chosen: BELIEF makes
+pass@k, from k = 1 to 256, close to what Reinforce-Ada's paper (v1, Fig. 2) shows for
+Qwen2.5-Math-1.5B. Many prompts are then solved once in twenty or fifty draws or less, which is what
+adaptive sampling is for. Letters have nothing in common, so learning one says nothing about
+another; a rule about numbers would hold for all numbers.
 
 **Words**: texts of one or two steps from templates, for a model of 135 M parameters. It solves sums
-of small numbers every other time, and two steps with large ones never, so pass rates by kind spread
+of small numbers every other time, and two steps with large ones never. So pass rates by kind spread
 from hopeless to easy, as those of large models do on hard mathematics. Names, things, numbers and
 phrasing make millions of different texts.
 
-Each set is a function (split, count) -> rows with problem, answer, id and level. The first so many
-rows have every level about equally often.
+Each set is a function (split, count) -> rows with problem, answer, id and level. Every prefix of
+the rows has each level about equally often.
 """
 import functools
 import hashlib
@@ -27,7 +27,7 @@ import string
 
 
 def in_test_split(text: str) -> bool:
-    """A text's hash decides: a quarter of all chains and word problems are held out."""
+    """By a hash of the text: a quarter of all chains and word problems are held out."""
     return hashlib.sha256(text.encode()).digest()[0] < 64
 
 
@@ -85,7 +85,7 @@ def skills(split: str, count: int) -> list[dict]:
 
 @functools.cache
 def offset(letter: str) -> int:
-    """What a letter hides: a digit, from a shuffled row in which all ten are about as frequent."""
+    """The digit that a letter hides; all ten digits are about equally frequent."""
     digits = [i % 10 for i in range(len(LETTERS))]
     random.Random("offsets").shuffle(digits)
     return digits[LETTERS.index(letter)]
@@ -98,9 +98,9 @@ def belief(letter: str) -> float:
 
 @functools.cache
 def numbers(letter: str, split: str) -> list[tuple[int, int]]:
-    """The pairs (a, b) of a letter's problems: of the 100, a quarter are in the test split.
+    """The pairs (a, b) of a letter's problems: a quarter of the 100 are in the test split.
 
-    Which ones differs from letter to letter, so every sum is met in training.
+    Each letter has other ones there, so training meets every sum.
     """
     pairs = [(a, b) for a in range(10) for b in range(10)]
     random.Random(f"numbers of {letter}").shuffle(pairs)
