@@ -35,10 +35,6 @@ def gradient(policy, batch):
     return torch.cat([p.grad.double().flatten() for p in weights])
 
 
-def set_scale(policy, value):
-    policy.loss_scale = torch.amp.GradScaler("cpu", init_scale=value)
-
-
 def test_the_gradient_is_that_of_float32_and_without_a_scale_it_is_lost(tmp_path):
     wanted = gradient(small_policy(tmp_path), rows())
     policy = small_policy(tmp_path, **START)
@@ -47,7 +43,7 @@ def test_the_gradient_is_that_of_float32_and_without_a_scale_it_is_lost(tmp_path
         return ((gradient(policy, rows()) - wanted).norm() / wanted.norm()).item()
 
     assert error() < 0.01
-    set_scale(policy, 1.0)
+    policy.loss_scale = torch.amp.GradScaler("cpu", init_scale=1.0)
     assert error() > 0.3
 
 
