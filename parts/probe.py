@@ -15,12 +15,14 @@ their response tokens, and two questions are asked:
   change since the engine had the base weights, which grows with training, and for the change since
   the last sync, because over a long time weights that are one step old would look nearly right.
 
-Once, before training, both sides get a large random adapter (`rehearse`), in whose change a missing
-part is plain. docs/gpu.md says what all this sees, and what it cannot see.
+Once, before training, both sides get a large random adapter (`rehearse`), and each layer's own part
+of the change gets a slope: that shows a single missing layer, also in 8 bits. docs/gpu.md says what
+all this sees, and what it cannot see.
 """
 import contextlib
 import itertools
 import math
+import re
 from typing import NamedTuple
 
 import torch
@@ -32,12 +34,14 @@ MOST_TOKENS = 4096  # in all texts, prompts included: a check should take one pe
 ON_CPU = 1024  # the same for a model that is not built in: 4,096 would be seconds on two cores
 LONGEST = 32  # tokens of a probe's response
 AT_ONCE = 8192  # tokens of a forward pass
+PASSES = 8  # the rehearsal's passes without a layer cost as much as so many passes of all texts
 
 # Limits from measurement (docs/gpu.md). e: the slope's standard error; q: noise / change.
 SINCE_LAST = 0.5  # + 4 e, for a slope since the last sync: noise in x alone has lowered one by 0.3
 CLEAR = 3.0  # such a slope is judged once the change is this many times the noise
-REHEARSED = 0.3  # nats (rms) by which the random adapter moves the log-probs
-REHEARSED_SLOPE = 0.2  # + 3 e, for the slope of that change
+REHEARSED = 0.3  # nats (rms) by which the random adapter moves the log-probs of three layers
+PART = 0.2  # + 2.5 e: a layer whose slope is further from 1 is lost
+UNCLEAR = 0.3  # a layer with a larger error cannot be told from a missing one, and is let pass
 ADVICE = "try the other --sync (merge or adapter)."
 
 
@@ -97,8 +101,8 @@ class Probe:
                  temperature: float = 1.0):
         self.engine, self.policy, self.limits = engine, policy, limits
         self.rows = self.write_texts(problems, min(LONGEST, max_tokens))
-        print(f"probe: do trainer and engine hold the same policy? {len(self.rows)} texts",
-              flush=True)
+        print(f"probe: do trainer and engine hold the same policy? {len(self.rows)} texts, "
+              f"{len(layers_of(policy))} layers", flush=True)
         sampled_T = torch.tensor([x for row in self.rows for x in row.mu])
         with policy.disable_adapter():
             self.require_close(sampled_T, self.trainer(temperature))
@@ -114,21 +118,21 @@ class Probe:
 
     def write_texts(self, problems, max_tokens: int) -> list[Row]:
         """The engine's responses to as many problems as the limit allows; one at least."""
-        totals = itertools.accumulate(len(p.prompt_ids) + max_tokens for p in problems)
-        count = max(1, sum(total <= most_tokens(self.policy) for total in totals))
-        texts = [problem.prompt_ids for problem in problems[:count]]
+        empty = [Row(problem.prompt_ids + [0] * max_tokens, len(problem.prompt_ids), [], 0.0)
+                 for problem in problems]
+        texts = [row.ids[:row.prompt_length] for row in first(empty, most_tokens(self.policy))]
         rollouts = self.engine.generate(texts, n=1, max_tokens=max_tokens)
         return [Row(ids + r.token_ids, len(ids), r.logprobs, 0.0)
                 for ids, (r,) in zip(texts, rollouts)]
 
     @torch.no_grad()
-    def trainer(self, temperature: float = 1.0):
-        """log pi [T] of all response tokens, in the order of the texts."""
-        found = {}
-        for micro in micro_batches(self.rows, AT_ONCE):
+    def trainer(self, temperature: float = 1.0, rows: list[Row] | None = None):
+        """log pi [T] of all response tokens, in the order of `rows` (None: of all texts)."""
+        found, rows = {}, rows or self.rows
+        for micro in micro_batches(rows, AT_ONCE):
             logprobs = token_logprobs(self.policy, micro, temperature)[0].cpu()
             found |= zip(map(id, micro), logprobs.split([row.length for row in micro]))
-        return torch.cat([found[id(row)] for row in self.rows])
+        return torch.cat([found[id(row)] for row in rows])
 
     def of_engine(self):
         """log mu [T] of the same tokens."""
@@ -186,34 +190,67 @@ class Probe:
 
     # -------------------------------------------------------------------------- before training
     def rehearse(self) -> dict:
-        """Sync a large random adapter once: does all of it arrive?
-
-        Returns by how much it moved the trainer (nats), the slope, and the rest: median |y - x| /
-        median |x|.
-        """
+        """Sync a large random adapter once: does every layer arrive? Returns what `parts` finds."""
         with self.random_adapter():
             self.engine.sync(self.policy)
-            x_T, y_T = self.trainer() - self.start[0], self.of_engine() - self.start[1]
+            found = self.parts(self.trainer(), self.without_each_layer(), self.of_engine())
         self.engine.sync(self.policy)
+        if found["lost"] or not found["rest"] <= found["limit"]:
+            raise SystemExit("A trial adapter moved the trainer's log-probs by "
+                             f"{found['moved']:.2f}, and the engine's followed with a rest of "
+                             f"{found['rest']:.0%} (layers in doubt: {found['lost']}): weights "
+                             f"reach it in part only; {ADVICE}")
+        return found
+
+    def without_each_layer(self) -> dict:
+        """Layer -> the trainer's log-probs with all of the adapter but that layer's part.
+
+        Each layer costs a pass. For a deep model on a CPU only the first texts are taken.
+        """
+        found, layers, rows = {}, layers_of(self.policy), self.rows
+        if self.policy.device.type == "cpu":
+            rows = first(rows, PASSES * most_tokens(self.policy) // len(layers))
+        for layer, second in layers.items():
+            with set_to(second, [torch.zeros_like(p) for p in second]):
+                found[layer] = self.trainer(rows=rows)
+        return found
+
+    def parts(self, mine_T, without: dict, theirs_T) -> dict:
+        """How far the trial adapter moved the trainer (nats), and how the engine followed.
+
+        slope: of the whole change. rest: median |y - x| / median |x|, and its limit. layers: the
+        slope and its error of each one. lost: the layers that did not arrive. With d_t what a layer
+        adds in the trainer, the engine's change is the trainer's without that layer, plus a slope
+        times d_t: 1 when the layer arrived, 0 when it did not.
+        """
+        x_T, y_T = mine_T - self.start[0], theirs_T - self.start[1]
         size, noise = x_T.abs().median(), (self.start[0] - self.start[1]).abs().median()
-        rest, limit = (y_T - x_T).abs().median() / size, self.limits.rest + 3 * noise / size
-        b, error = slope(x_T, y_T)
-        if not (rest <= limit and abs(b - 1) <= REHEARSED_SLOPE + 3 * error):
-            raise SystemExit(f"A trial adapter moved the trainer's log-probs by {rms(x_T):.2f}, "
-                             f"and the engine's by {b:.2f} times as much, with a rest of "
-                             f"{rest:.0%}: weights reach it in part only; {ADVICE}")
-        return dict(moved=rms(x_T), slope=b, rest=rest.item())
+        layers = {}
+        for layer, less_T in without.items():
+            at = slice(len(less_T))  # perhaps of the first texts only
+            layers[layer] = slope(mine_T[at] - less_T, y_T[at] - (less_T - self.start[0][at]))
+        lost = [layer for layer, (b, error) in layers.items()
+                if not abs(b - 1) <= PART + 2.5 * error and not error > UNCLEAR]
+        return dict(moved=rms(x_T), slope=slope(x_T, y_T)[0],
+                    rest=((y_T - x_T).abs().median() / size).item(),
+                    limit=self.limits.rest + 3 * (noise / size).item(), layers=layers, lost=lost)
 
     @contextlib.contextmanager
     def random_adapter(self):
-        """The policy with random B, large enough to move the log-probs by REHEARSED nats (rms)."""
-        generator, scale = torch.Generator().manual_seed(0), 1e-3
-        second = [p for name, p in self.policy.named_parameters() if "lora_B" in name]
-        noise = [torch.randn(p.shape, generator=generator).to(p) for p in second]
+        """The policy with random B, large enough to move the log-probs by REHEARSED nats (rms).
+
+        With more layers it moves them further, so that each one's part is as large beside the
+        noise. Late layers count less, so theirs are larger.
+        """
+        generator, layers = torch.Generator().manual_seed(0), layers_of(self.policy)
+        second = [p for weights in layers.values() for p in weights]
+        noise = [torch.randn(p.shape, generator=generator).to(p) * (1 + layer)**0.5
+                 for layer, weights in layers.items() for p in weights]
+        wanted, scale = REHEARSED * max(1, len(layers) / 3)**0.5, 1e-3
         with set_to(second, [scale * z for z in noise]):
-            while (moved := rms(self.trainer() - self.start[0])) <= REHEARSED and scale <= 1:
+            while (moved := rms(self.trainer() - self.start[0])) <= wanted and scale <= 1:
                 # the change grows at least as fast as the scale: few passes get there
-                scale *= min(max(REHEARSED / max(moved, 1e-9), 1.4), 4)
+                scale *= min(max(wanted / max(moved, 1e-9), 1.4), 4)
                 for p, z in zip(second, noise):
                     p.data.copy_(scale * z)
             yield
@@ -223,6 +260,21 @@ def most_tokens(policy) -> int:
     """The limit for all texts of a probe: a CPU is slow."""
     small = sum(p.numel() for p in policy.parameters()) < 10**7
     return MOST_TOKENS if small or policy.device.type == "cuda" else min(ON_CPU, MOST_TOKENS)
+
+
+def first(rows: list[Row], tokens: int) -> list[Row]:
+    """As many of the first rows as have at most so many tokens together; one at least."""
+    sums = itertools.accumulate(len(row.ids) for row in rows)
+    return rows[:max(1, sum(total <= tokens for total in sums))]
+
+
+def layers_of(policy) -> dict[int, list]:
+    """Layer -> the B matrices of its adapters, all zero before training."""
+    found = {}
+    for name, p in policy.named_parameters():
+        if "lora_B" in name:
+            found.setdefault(int(re.search(r"\.layers\.(\d+)\.", name)[1]), []).append(p)
+    return found
 
 
 @contextlib.contextmanager

@@ -108,14 +108,15 @@ def test_the_engine_holds_the_same_policy_and_a_lost_layer_is_seen(
     with serve(folder, dtype=dtype, sync_mode=sync) as engine:
         bounds = limits("float32", dtype, "auto", mixture=False)
         probe = Probe(engine, policy, problems, limits=bounds, temperature=0.7)
-        assert abs(probe.rehearsed["slope"] - 1) < 0.05
+        assert probe.rehearsed["lost"] == [] and len(probe.rehearsed["layers"]) == 30
         found = k3(engine, policy, problems)
         print(f"{dtype}, {sync}: k3 {found:.1e}")
         assert found < limit
-        if (dtype, sync) == ("float32", "merge"):  # in 16 bits one layer of 30 is lost in the noise
+        if sync == "merge":
             monkeypatch.setattr("parts.engine.merged_weights", lambda policy: (
                 (name, w) for name, w in merged_weights(policy) if ".layers.17." not in name))
-            with pytest.raises(SystemExit, match="weights reach it in part"):
+            named = r"in doubt: \[.*17.*\]" if dtype == "float32" else "weights reach it in part"
+            with pytest.raises(SystemExit, match=named):
                 Probe(engine, policy, problems, limits=bounds, temperature=0.7)
 
 
@@ -186,9 +187,9 @@ def test_the_export_is_a_model_for_transformers_and_vllm_and_the_evaluation_runs
 SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
          r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-CHATML = ("{% if messages[0].role != 'system' %}<|im_start|>system\nPlease reason step by step, and "
-          "put your final answer within \\boxed{}.<|im_end|>\n{% endif %}{% for m in messages %}"
-          "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+CHATML = ("{% if messages[0].role != 'system' %}<|im_start|>system\nPlease reason step by step, "
+          "and put your final answer within \\boxed{}.<|im_end|>\n{% endif %}"
+          "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
           "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 
 
