@@ -98,7 +98,7 @@ class SamplerConfig:
     """All that decides about sampling. A trainer's config inherits from it."""
 
     sampler: Literal[tuple(RULES)] = "ada-balance"
-    """which prompts get how many samples: see the head of ada_sampler.py"""
+    """who is sampled: once (uniform, dapo), in rounds (ada-pos, -balance), by p (ada-est, gvm)"""
     n: int = 4
     """samples kept per prompt for the update (uniform, dapo: also drawn)"""
     M: int = 8

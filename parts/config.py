@@ -84,7 +84,7 @@ class ProblemSettings:
     """What is asked, and who says whether an answer is right."""
 
     data: str = "auto"
-    """benchmarks, hub ids, .jsonl/.json/.parquet/.csv files, builtin, builtin-words; by commas"""
+    """benchmarks, hub ids, files (.jsonl, .json, .parquet, .csv) or builtin problems, by commas"""
     problem_key: str = ""
     """the column with the problem, if it is not found by itself"""
     answer_key: str = ""
@@ -162,7 +162,9 @@ class SamplingSettings(SamplerConfig):
 
 @dataclass
 class ObjectiveSettings:
-    """What the update maximises: see `objective` in minirl.py."""
+    """What the update maximises. mu is the engine, pi_old the trainer with the same weights, and
+    pi_theta the trainer as it is now.
+    """
 
     objective: Literal[tuple(OBJECTIVES)] = "minirl"
     """minirl, or for comparison grpo or cispo as in the appendix of MiniRL's paper"""
