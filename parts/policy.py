@@ -11,6 +11,7 @@ import torch
 
 from parts.checkpoint import complete
 from parts.files import read_json, shown
+from parts.machine import BFLOAT16_CARD, capability
 from parts.routing_replay import ROUTERS, RoutingReplay
 
 # The model types that can be trained: tests/test_families.py compares each with the engine.
@@ -40,6 +41,7 @@ def load_policy(path: str, *, dtype: str, rank: int, alpha: int, seed: int, devi
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(seed)  # B starts at zero and A at random
+    spare_attention(dtype, device)
     model = load_model(path, dtype).to(device)
     model.config.use_cache = False
     mixture = model.config.model_type in ROUTERS
@@ -51,6 +53,19 @@ def load_policy(path: str, *, dtype: str, rank: int, alpha: int, seed: int, devi
     if checkpointing:
         policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return policy.train()
+
+
+def spare_attention(dtype: str, device: str) -> None:
+    """Keep a GPU's attention from storing every score, 14 bytes each: 2.5 GiB for a long row.
+
+    transformers asks torch to share a key among several queries. On a GPU only flash attention can,
+    which needs 16 bits and compute capability 8.0; torch would fall back to the plain formula. With
+    keys repeated instead, its memory-efficient kernel does the work.
+    """
+    if device != "cpu" and (dtype == "float32" or capability() < BFLOAT16_CARD):
+        from transformers.integrations import sdpa_attention
+
+        sdpa_attention.use_gqa_in_sdpa = lambda *tensors: False
 
 
 def check_family(config) -> None:

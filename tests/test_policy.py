@@ -4,7 +4,10 @@ import json
 import pytest
 import torch
 
+from torch.nn import functional
+
 from models import make
+from parts import policy as policy_module
 from parts.logprobs import token_logprobs
 from parts.policy import Row, load_model, load_policy, micro_batches, own_class
 from parts.routing_replay import is_supported
@@ -27,6 +30,28 @@ def small_policy(folder, config=(), **changes):
 
 def trainable(policy):
     return {name: p for name, p in policy.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("dtype, card, shares", [
+    ("bfloat16", (9, 0), True), ("float16", (7, 5), False), ("float32", (9, 0), False)])
+def test_keys_are_repeated_where_no_fast_attention_of_a_card_shares_them(
+        dtype, card, shares, tmp_path, monkeypatch):
+    """A stand-in for the card. The log-probs are the same; torch is asked to share, or not."""
+    from transformers.integrations import sdpa_attention
+
+    monkeypatch.setattr(sdpa_attention, "use_gqa_in_sdpa", sdpa_attention.use_gqa_in_sdpa)
+    monkeypatch.setattr(policy_module, "capability", lambda: card)
+    policy, asked, attention = small_policy(tmp_path), [], functional.scaled_dot_product_attention
+    before = token_logprobs(policy, ROWS[:1])[0]
+
+    def recorded(*tensors, **how):
+        asked.append(how.get("enable_gqa", False))
+        return attention(*tensors, **how)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", recorded)
+    policy_module.spare_attention(dtype, "cuda")
+    torch.testing.assert_close(token_logprobs(policy, ROWS[:1])[0], before)
+    assert asked and {*asked} == {shares}
 
 
 ROWS = [Row(list(range(start, start + 20)), 5, [], 0.0) for start in (10, 50, 90)]
