@@ -70,3 +70,11 @@ def test_functions_are_where_the_text_says(page):
         if not re.search(rf"^(def |class |){name}\b", (ROOT / file).read_text(), re.M):
             wrong.append((name, file))
     assert wrong == []
+
+
+def test_the_sampler_runs_in_the_loop_of_its_page(capsys):
+    page = (ROOT / "docs/sampler.md").read_text()
+    exec(re.search(r"```python\n(.*?)```", page, re.S)[1], {})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 and all(8 <= int(re.search(r"(\d+) draws", line)[1]) <= 32
+                                   for line in lines)
