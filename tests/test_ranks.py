@@ -217,7 +217,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
 
 
 class Sharing(oracles.Engine):
-    """Takes the seed that `SeededEngine` gives; its draws depend on the prompt and the sample only."""
+    """Takes the seed from `SeededEngine`; its draws depend on the prompt and the sample only."""
 
     def submit(self, key, problem, seed):
         super().submit(key, problem)
