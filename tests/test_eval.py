@@ -756,7 +756,7 @@ def run(*arguments, **more) -> str:
 def samples(folder):
     """The rows in the order of questions: in the file they are as they came."""
     rows = [json.loads(line) for line in (folder / "eval.jsonl").read_text().splitlines()]
-    return sorted(rows, key=lambda row: (int(row["id"].split("/")[1]), row["sample"]))
+    return sorted(rows, key=lambda row: (int(row["id"].split("/")[-1]), row["sample"]))
 
 
 @pytest.mark.engine
