@@ -117,7 +117,7 @@ def read_run(folder: Path, span: tuple[int, int] | None) -> tuple[dict, list[str
 
 
 def read_groups(file: Path, span: tuple[int, int] | None) -> tuple[list[Recorded], int]:
-    """(The recorded prompts of these steps, in the order of the log; the count of damaged lines)."""
+    """(The recorded prompts of these steps in the order of the log, how many lines are damaged)."""
     found, damaged, at = [], 0, 0
     if not file.exists():
         return found, damaged
