@@ -270,20 +270,27 @@ def bytes_in(file: str, name: str) -> int:
     return 1024 * int(re.search(rf"^{name}:\s*(\d+) kB", read(file), re.M)[1])
 
 
-def left_in_groups() -> list[int]:
-    """What each control group (version 2) around this process has left, in bytes.
+GROUPS = (  # control groups of version 2 and 1: line in /proc, folder, limit, use, files
+    (r"^0::/(.*)$", "/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    (r"^\d+:memory:/(.*)$", "/sys/fs/cgroup/memory", "memory.limit_in_bytes",
+     "memory.usage_in_bytes", "total_inactive_file"))
 
-    Files that a group has read count as used, but the kernel would drop them (inactive_file).
+
+def left_in_groups() -> list[int]:
+    """What each control group around this process has left, in bytes.
+
+    Files that a group has read count as used, but the kernel would drop them.
     """
     left = []
-    for path in re.findall(r"^0::/(.*)$", read("/proc/self/cgroup"), re.M):
-        group = Path("/sys/fs/cgroup", path)
-        for folder in (group, *group.parents):
-            most = read(folder / "memory.max").strip()
-            if most.isdigit():
-                used = int(read(folder / "memory.current"))
-                files = re.search(r"^inactive_file (\d+)", read(folder / "memory.stat"), re.M)
-                left.append(int(most) - used + (int(files[1]) if files else 0))
+    for line, root, limit, used, files in GROUPS:
+        for path in re.findall(line, read("/proc/self/cgroup"), re.M):
+            group = Path(root, path)
+            for folder in (group, *group.parents):
+                most = read(folder / limit).strip()
+                if most.isdigit():
+                    cached = re.search(rf"^{files} (\d+)", read(folder / "memory.stat"), re.M)
+                    left.append(int(most) - int(read(folder / used))
+                                + (int(cached[1]) if cached else 0))
     return left
 
 

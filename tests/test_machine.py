@@ -250,11 +250,14 @@ def test_what_ulimit_leaves_is_all_that_is_free(limit):
     assert resource.getrlimit(getattr(resource, limit))[0] == resource.RLIM_INFINITY
 
 
-def test_a_containers_limit_counts_however_far_up(monkeypatch):
-    files = {"/proc/self/cgroup": "1:cpu:/elsewhere\n0::/box/inner\n",
-             "/sys/fs/cgroup/box/memory.max": "5000\n",
-             "/sys/fs/cgroup/box/memory.current": "3000\n",
-             "/sys/fs/cgroup/box/memory.stat": "active_file 7\ninactive_file 100\n",
-             "/sys/fs/cgroup/box/inner/memory.max": "max"}
-    monkeypatch.setattr(machine, "read", lambda file: files.get(str(file), ""))
+@pytest.mark.parametrize("line, root, limit, used, files", [
+    ("0::/box/inner", "/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("4:memory:/box/inner", "/sys/fs/cgroup/memory", "memory.limit_in_bytes",
+     "memory.usage_in_bytes", "total_inactive_file")])
+def test_a_containers_limit_counts_however_far_up(line, root, limit, used, files, monkeypatch):
+    texts = {"/proc/self/cgroup": f"1:cpu:/elsewhere\n{line}\n",
+             f"{root}/box/{limit}": "5000\n", f"{root}/box/{used}": "3000\n",
+             f"{root}/box/memory.stat": f"active_file 7\n{files} 100\n",
+             f"{root}/box/inner/{limit}": "max"}
+    monkeypatch.setattr(machine, "read", lambda file: texts.get(str(file), ""))
     assert machine.left_in_groups() == [2100]
