@@ -35,6 +35,24 @@ def test_the_stored_speeds_are_shown(monkeypatch, capsys):
     assert "times as fast" in said
 
 
+def test_every_side_is_timed_on_the_samplers_own_samples(monkeypatch):
+    """Hugging Face's once; the others as often as asked, each after a first time."""
+    samples = [SimpleNamespace(rollout=SimpleNamespace(token_ids=[3] * k, finished=k))
+               for k in (4, 6)]
+    groups = [SimpleNamespace(problem=SimpleNamespace(prompt_ids=[1, 2]), pool=samples)]
+    asked = []
+    monkeypatch.setattr(speed, "draw", lambda *_: asked.append("draw") or groups)
+    for side in ("bare_generate", "hf_generate"):
+        monkeypatch.setattr(speed, side, lambda _, work, side=side: asked.append((side, work)))
+    p = SimpleNamespace(engine=None, stream=SimpleNamespace(cursor=0))
+    found = speed.against_others(p, None, 3)
+    work = [([1, 2], 4), ([1, 2], 6)]
+    assert asked.count("draw") == asked.count(("bare_generate", work)) == 6
+    assert asked.count(("hf_generate", work)) == 1
+    assert (found["samples"], found["engine_steps"]) == (2, 6)
+    assert found["ratios"].keys() == {"generate", "hugging_face"}
+
+
 def test_hugging_face_is_given_the_same_work():
     """Sorted into batches by length, each as long as its longest."""
     asked = []
