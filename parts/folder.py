@@ -14,6 +14,7 @@ and at times:
 
     error.txt           the traceback of what has ended the run
     broken_batch.json   the batch after three steps in a row with a gradient that is not finite
+    evaluating/         the samples of an evaluation that is not finished
     tracker/            which steps --report-to has sent
     explore.html        made by explore.py
 
@@ -32,7 +33,8 @@ from parts.grader import NO_VERDICT
 from parts.models import loading
 from parts.prompts import TEMPLATES
 
-BEFORE_THE_FIRST_STEP = ("config.json", "eval.jsonl", "answers.jsonl", "error.txt", "tracker")
+BEFORE_THE_FIRST_STEP = (
+    "config.json", "eval.jsonl", "answers.jsonl", "error.txt", "tracker", "evaluating")
 INPUTS = {  # must be the same on --resume
     "problems": "The problems of --data and --eval-data",
     "model": "The weights of --model",

@@ -1,4 +1,9 @@
-"""The held-out problems while a run trains: when they are asked, and what is logged of it."""
+"""The held-out problems while a run trains: when they are asked, and what is logged of it.
+
+Samples are written to `evaluating/` as they are drawn, so an interruption costs little of a long
+evaluation: --resume draws the rest.
+"""
+import shutil
 from pathlib import Path
 
 from tqdm import tqdm
@@ -6,7 +11,7 @@ from tqdm import tqdm
 from eval import evaluate, report_by_set, with_rewards
 from parts import files
 from parts.files import shown
-from parts.run import Run, every, give_up, nothing_lost, unit_of
+from parts.run import EVALUATING, Run, every, give_up, nothing_lost, unit_of
 from parts.stop import timed
 from parts.trouble import draws_of_evaluation, why_hopeless
 
@@ -14,7 +19,7 @@ from parts.trouble import draws_of_evaluation, why_hopeless
 def evaluate_if_due(run: Run) -> None:
     """avg@k on the held-out problems: before step 1, every --eval-every steps, after the last one.
 
-    Raises Interrupted when a stop is wanted; --resume then evaluates from the beginning.
+    Raises Interrupted when a stop is wanted.
     """
     config, step = run.config, run.state["step"]
     due = every(config.eval_every, step) or step == 0 or step >= config.steps
@@ -23,6 +28,7 @@ def evaluate_if_due(run: Run) -> None:
     with timed({}, "evaluation"), nothing_lost(run, "evaluation"):
         rows = evaluate(
             run.engine, run.grader, run.held_out, config.eval_k, config.max_tokens,
+            done=left_over(run), on_rows=lambda rows: write_down(rows, run),
             temperature=config.eval_temperature, seed=f"{config.seed}/{step}",
             progress="  evaluating")
     # A resumed run starts without this cache, and keys from a cache round differently.
@@ -37,6 +43,26 @@ def evaluate_if_due(run: Run) -> None:
             give_up(run, why)
     if step >= config.steps:
         show_change(run.folder / "answers.jsonl")
+
+
+# ------------------------------------------------------------------------------ interrupted
+def left_over(run: Run) -> list[dict]:
+    """The samples that an interrupted evaluation of this step has drawn."""
+    logs = (run.folder / EVALUATING).glob("*.jsonl")
+    rows = [row for log in logs for row in files.read_rows(log)]
+    return [row for row in rows if row["step"] == run.state["step"]]
+
+
+def write_down(rows: list[dict], run: Run, name: str = "0.jsonl") -> None:
+    """Keep what an evaluation has drawn so far."""
+    (run.folder / EVALUATING).mkdir(parents=True, exist_ok=True)
+    files.append(run.folder / EVALUATING / name,
+                 *(row | dict(step=run.state["step"]) for row in rows))
+
+
+def forget_drawn(run: Run) -> None:
+    """The evaluation is complete and logged: its samples are no longer needed."""
+    shutil.rmtree(run.folder / EVALUATING, ignore_errors=True)
 
 
 # ------------------------------------------------------------------------------ logged
@@ -58,6 +84,7 @@ def record_evaluation(results: dict[str, dict], run: Run) -> None:
     files.append(run.folder / "eval.jsonl", *(
         dict(step=state["step"], **totals, data=name, temperature=config.eval_temperature, **result)
         for name, result in results.items()))
+    forget_drawn(run)
     if run.tracker:
         run.tracker.send()
     for name, result in results.items():

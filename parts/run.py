@@ -43,6 +43,7 @@ from parts.trouble import (first_round, warn_of_verifier, warn_of_weights, why_b
                            why_hopeless)
 
 LOGS = ("metrics.jsonl", "groups.jsonl", "answers.jsonl", "eval.jsonl")
+EVALUATING = "evaluating"  # the folder with the samples of an unfinished evaluation
 
 
 def fresh_state() -> dict:
@@ -375,8 +376,8 @@ def resume(run: Run, newest: Path | None) -> None:
         run.estimator.load(run.state["estimator"])
         print(f"continuing after step {run.state['step']}")
     last = run.state["step"] if newest else -1
-    for name in LOGS:
-        files.keep_rows(run.folder / name, lambda row: files.has_step(row) and row["step"] <= last)
+    for log in (*(run.folder / name for name in LOGS), *run.folder.glob(f"{EVALUATING}/*.jsonl")):
+        files.keep_rows(log, lambda row: files.has_step(row) and row["step"] <= last)
     done = list(files.read_rows(run.folder / "eval.jsonl"))
     if done:  # an evaluation follows the checkpoint of its step, so only the log knows of it
         run.state["evaluated"] = done[-1]["step"]

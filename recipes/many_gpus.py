@@ -56,7 +56,9 @@ def table() -> list[tuple]:
         ("parts.checkpoint", "save", only_first),
         ("parts.plot", "draw_run", only_first),
         ("parts.track", "open_tracker", only_first),
+        ("parts.held_out", "forget_drawn", only_first),
         # ... except for what the other ranks alone know.
+        ("parts.held_out", "write_down", into_own_draws),
         ("parts.run", "note_error", into_own_error),
         # Start and end.
         ("parts.folder", "this_start", add_process_count),  # for config.json
@@ -339,6 +341,11 @@ def only_first(write, place, *args, **kwargs):
     """The first rank writes, the others do not, except into their own files."""
     own = getattr(place, "name", "").startswith(f"rank-{RANK}.")
     return write(place, *args, **kwargs) if own or not RANK else None
+
+
+def into_own_draws(write_down, rows, run) -> None:
+    """Every rank writes down what it has drawn for an evaluation."""
+    write_down(rows, run, name=f"rank-{RANK}.jsonl")
 
 
 def into_own_error(note_error, folder) -> Path:

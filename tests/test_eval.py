@@ -442,7 +442,6 @@ def training(tmp_path, monkeypatch):
 
     def made(name="run", **settings):
         chosen = dict(temperature=0.7, eval_k=4, max_tokens=9, eval_data="a,minerva") | settings
-        (tmp_path / name).mkdir()
         return SimpleNamespace(
             config=resolve(Config(**chosen)), engine=FakeEngine(), grader=FakeGrader(),
             held_out=PROBLEMS, state=fresh_state(), tracker=None, folder=tmp_path / name,
@@ -469,17 +468,19 @@ def test_each_held_out_set_has_a_row_and_an_interval_of_its_own(training):
     assert [(row["data"], row["questions"]) for row in logged(together)] == [("held-out", 10)]
 
 
-def test_an_interrupted_evaluation_in_training_is_not_logged_and_drawn_anew(training, monkeypatch):
+def test_an_interrupted_evaluation_in_training_is_taken_up_again(training, at_once, monkeypatch):
     whole, run = training("whole"), training()
     whole.evaluate(whole)
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
         patch.setattr(FakeEngine, "step", stopping(FakeEngine.step, after=20))
         run.evaluate(run)
     Stop.requested = False
-    assert not (run.folder / "eval.jsonl").exists()
+    kept = sum(len(file.open().readlines()) for file in run.folder.glob("evaluating/*"))
+    assert 0 < kept < 40 and not (run.folder / "eval.jsonl").exists()
     run.engine, run.grader = FakeEngine(), FakeGrader()
     run.evaluate(run)
-    assert logged(run) == logged(whole)
+    assert len(run.engine.seeds) == 40 - kept and logged(run) == logged(whole)
+    assert not (run.folder / "evaluating").exists()
 
 
 def stopping(step, after):
@@ -490,6 +491,16 @@ def stopping(step, after):
         return step(engine)
 
     return stops
+
+
+def test_what_another_step_has_left_is_not_taken_for_this_ones(training):
+    from parts.held_out import write_down
+
+    run = training(steps=20)
+    write_down(evaluate(FakeEngine(), FakeGrader(), PROBLEMS, 4, 9), run)
+    run.state["step"] = 20
+    run.evaluate(run)
+    assert len(run.engine.seeds) == 40
 
 
 # --------------------------------------------------------------------------------- the command line
