@@ -165,7 +165,7 @@ def load_from_hub(repo: str, config: str | None) -> dict:
     try:
         return datasets.load_dataset(repo, config)
     except Exception as error:
-        if os.environ.get("HF_HUB_OFFLINE") == "1":
+        if os.environ.get("HF_HUB_OFFLINE") == "1" and not isinstance(error, ValueError):
             raise SystemExit(
                 f"The hub cannot be reached and {repo} is not in the local cache: use your own "
                 "--data file.jsonl, or what is built in with --model tiny.") from None

@@ -777,7 +777,7 @@ def test_an_evaluation_of_the_real_engine(results):
     protocol, summary = (json.loads((results / "whole" / f"{name}.json").read_text())
                          for name in ("protocol", "summary"))
     (name, result), = summary["sets"].items()
-    assert [(row["id"].split("/")[1], row["sample"]) for row in rows] == [
+    assert [(row["id"].split("/")[-1], row["sample"]) for row in rows] == [
         (str(q), s) for q in range(21) for s in range(4)]
     assert all(row["data"] == name and row["level"] in "12" and 1 <= row["tokens"] <= 24
                for row in rows)
