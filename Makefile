@@ -1,9 +1,9 @@
 # make demo   set everything up and train the built-in tiny model (no GPU, no model hub)
 # make real   train a real language model of 135 M parameters on word problems (SEED=1 for another run)
 # make check  set everything up and run the tests that need no engine
-# make test   those, and an end-to-end run of everything that matters: 5 minutes
+# make test   those, and an end-to-end run of everything that matters: 3 minutes
 # make test-all  every test: about 20 minutes
-# make bench  set everything up, measure speed and memory and print the table of targets (about 10 minutes)
+# make bench  set everything up and measure rollouts and steps (about 10 minutes)
 # make extras what the tests of notebook, page, trackers and TRL need besides (they are skipped without it)
 # make setup  only the virtual environment .venv, from the lock in requirements-cpu.txt; with uv if it is there
 #

@@ -6,6 +6,7 @@ message of its own. A change marked "right" is another correct way to write it, 
 """
 import inspect
 import json
+import re
 import subprocess
 import sys
 import types
@@ -330,3 +331,12 @@ def test_flags_of_a_hunt_are_flags_of_the_program_and_long_prompts_fill_a_block_
     tokenizer = make.build_tokenizer()
     lengths = [len(tokenizer.encode(row["problem"])) for row in rows]
     assert 128 < min(lengths) and max(lengths) + 2 <= 256
+
+
+@pytest.mark.slow
+def test_the_sketch_of_the_first_evening_runs_a_step():
+    command = [sys.executable, "course/first_evening.py", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"step   1: loss [+-]\d.*\n +held-out problems answered right: [12]\d%",
+                     done.stdout), done.stdout

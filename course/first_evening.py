@@ -1,0 +1,110 @@
+"""The whole idea on one page, for a first evening.
+
+    python course/first_evening.py      # the built-in toy model: from 23 to 48 % in a minute
+
+A sketch of minirl.py that one can read from top to bottom, and write again afterwards: no engine,
+no flags, no files. It asks Hugging Face's `generate` for answers, in rounds, until a prompt has
+shown right and wrong ones (Reinforce-Ada), and takes one policy-gradient step per batch (MiniRL
+with one mini-batch, where nothing is clipped and every importance weight is 1). What is missing
+here, and where the project has it, is at the end.
+"""
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the model is so small that threads slow it down
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from parts.problems import chains  # "7+5-4=?", with the answer "8"
+
+STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+PROMPTS = 12  # per step
+M, N, n = 8, 4, 4  # answers a round, most rounds, answers kept of each prompt
+MAX_TOKENS = 48
+
+torch.manual_seed(0)
+folder = Path(__file__).resolve().parent.parent / "models/tiny"
+tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-4, weight_decay=0.0)
+train, held_out = chains("train", PROMPTS * STEPS), chains("test", 100)
+
+
+def ids_of(problem: dict) -> list[int]:
+    return tokenizer.encode(f"<|user|>{problem['problem']}<|assistant|>", add_special_tokens=False)
+
+
+def draw(problem: dict, count: int) -> list[list[int]]:
+    """`count` answers to one problem, as token ids; the end token is part of an answer."""
+    prompt = torch.tensor([ids_of(problem)] * count)  # [count, prompt]
+    drawn = policy.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=True,
+                            temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=MAX_TOKENS)
+    answers = drawn[:, prompt.shape[1]:].tolist()  # [count, longest answer]: padded at the end
+    end = tokenizer.eos_token_id
+    return [ids[:ids.index(end) + 1] if end in ids else ids for ids in answers]
+
+
+def reward(problem: dict, answer: list[int]) -> float:
+    """1 if the box holds the right number. (The project asks math-verify.)"""
+    return float(f"\\boxed{{{problem['answer']}}}" in tokenizer.decode(answer))
+
+
+def log_probs(problem: dict, answer: list[int]) -> torch.Tensor:
+    """log pi of each token of the answer, given all before it: [T], with gradient."""
+    prompt = ids_of(problem)
+    logits = policy(torch.tensor([prompt + answer])).logits[0]  # [prompt + T, vocabulary]
+    before = logits[len(prompt) - 1:-1]  # [T, vocabulary]: what was said before each token
+    return before.log_softmax(-1).gather(1, torch.tensor(answer)[:, None])[:, 0]
+
+
+for step in range(1, STEPS + 1):
+    kept = []  # (problem, answer, advantage)
+    for problem in train[(step - 1) * PROMPTS:step * PROMPTS]:
+        # Sample in rounds. The exit test looks at all that was drawn, after complete rounds only.
+        pool = []  # (answer, reward)
+        for _ in range(N):
+            pool += [(answer, reward(problem, answer)) for answer in draw(problem, M)]
+            right = [pair for pair in pool if pair[1] == 1]
+            wrong = [pair for pair in pool if pair[1] == 0]
+            if len(right) >= n // 2 and len(wrong) >= n - n // 2:
+                break
+        # Keep n, half of them right; where one kind is short, the other fills up. They are chosen,
+        # so their mean says nothing: the baseline is the mean of the whole pool.
+        few_right = min(n // 2, len(right))
+        few_wrong = min(n - few_right, len(wrong))
+        few_right = min(n - few_wrong, len(right))
+        baseline = sum(r for _, r in pool) / len(pool)
+        kept += [(problem, answer, r - baseline)
+                 for answer, r in right[:few_right] + wrong[:few_wrong]]
+
+    # The gradient of -(1 / responses) sum A log pi. Rows of advantage 0 count in the divisor only.
+    loss = 0.0
+    for problem, answer, advantage in kept:
+        if advantage:
+            term = -advantage * log_probs(problem, answer).sum() / (len(kept) * MAX_TOKENS)
+            term.backward()
+            loss += term.item()
+    torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    silent = sum(not advantage for *_, advantage in kept) / len(kept)
+    print(f"step {step:3}: loss {loss:+.4f}, kept rows without a signal {silent:.0%}", flush=True)
+
+    if step in (1, STEPS // 2, STEPS):
+        rate = sum(reward(p, draw(p, 1)[0]) for p in held_out) / len(held_out)
+        print(f"          held-out problems answered right: {rate:.0%}", flush=True)
+
+# What is missing here                                 and where it is
+#   all prompts and rounds at the same time             ada_sampler.py: Collector; parts/engine.py
+#   other rules of sampling, budgets                    ada_sampler.py: RULES
+#   several optimizer steps per batch, so a mask        minirl.py: objective, old_logprobs
+#   engine and trainer that differ: importance weights  minirl.py: importance_weight
+#   a frozen model with an adapter                      parts/policy.py: load_policy
+#   many rows at once, and no [T, vocabulary] tensor    parts/policy.py: micro_batches, logprobs.py
+#   answers that are right in another form              rewards.py, verifier/
+#   mixtures of experts                                 parts/routing_replay.py
+#   intervals of the accuracy                           eval.py
+#   a run that can be killed, resumed, looked into      parts/run.py, explore.py
