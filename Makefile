@@ -1,6 +1,6 @@
 # make demo   set everything up and train the built-in tiny model (no GPU, no model hub)
 # make real   train a real language model of 135 M parameters on word problems (SEED=1 for another run)
-# make check  set everything up and run the tests that need no engine
+# make check  set everything up, lint, and run the tests that need no engine
 # make test   those, and an end-to-end run of everything that matters: 3 minutes
 # make test-all  every test: about 20 minutes
 # make bench  set everything up and measure rollouts and steps (about 10 minutes)
@@ -50,6 +50,7 @@ real: setup
 	.venv/bin/python explore.py runs/real-$(SEED)
 
 check: setup
+	.venv/bin/ruff check .
 	$(PYTEST) -m "$(QUICK)"
 
 test: setup

@@ -86,7 +86,7 @@ def finish(cwd: Path, *flags: str) -> None:
 
 
 def strike(cwd: Path, flags: list[str], kind: str, rng: random.Random) -> str:
-    """Start or resume the run `killed`, kill it, and return what is wrong then; empty if nothing."""
+    """Start or resume the run `killed`, kill it, and return what is wrong, or nothing."""
     run = cwd / "runs" / "killed"
     before = checkpoint.complete(run)
     seen = dict(start=lambda: True, step=lambda: checkpoint.complete(run) != before,

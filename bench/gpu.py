@@ -219,7 +219,7 @@ def training_part(model: str, s: SimpleNamespace) -> dict:
             for tokens in s.memory_points}
         found[checkpointing] = dict(
             tokens_per_second=taken and sum(lengths) / median(taken["train"]), peak_gb=peaks)
-        del policy
+        policy = None  # frees its memory for the next one
     return dict(gradient_checkpointing=found)
 
 

@@ -2,7 +2,7 @@
 
     python course/simulate.py --all --pass-rate 0.05             # all rules on equally hard prompts
     python course/simulate.py --all --beta 0.5 1.5               # on mostly hard ones
-    python course/simulate.py --sampler ada-pos --k-pos 2        # one rule, with any of its settings
+    python course/simulate.py --sampler ada-pos --k-pos 2        # one rule and its settings
 
 Draws, unresolved and no signal are per place in the batch. The update of a prompt is w(p) grad p,
 with w the effective weight: 1 ascends p, 1/p ascends log p.

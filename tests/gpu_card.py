@@ -75,7 +75,8 @@ def summary(config) -> dict:
         runner=2 if config.use_v2_model_runner else 1, ahead=scheduler.async_scheduling,
         tokens=scheduler.max_num_batched_tokens, slots=scheduler.max_num_seqs,
         graphs=config.compilation_config.cudagraph_mode.name,
-        attention=attention.get_name(), flash=version, prefix_cache=config.cache_config.enable_prefix_caching,
+        attention=attention.get_name(), flash=version,
+        prefix_cache=config.cache_config.enable_prefix_caching,
         logprobs=model.logprobs_mode, lora=lora and lora.max_lora_rank,
         lora_layers=lora and sorted(lora.target_modules))
 

@@ -154,7 +154,8 @@ FILES = [  # lab, its text, what is said
      ["SamplerConfig(sampler='uniform')) raised SystemExit: 0", "Its code ended the process",
       "0 of 10 points"]),
     (3, ENDLESS, ["SamplerConfig(sampler='uniform')): no answer after 0.1 seconds of computing",
-                  "0 of 10 points", "keep([], 1) raised ValueError: too few", "in line 9 of mine.py"]),
+                  "0 of 10 points", "keep([], 1) raised ValueError: too few",
+                  "in line 9 of mine.py"]),
     (9, "def pass_at_k(n, c, k): pass\n"
         "def bootstrap(sets, weights=None, resamples=4000, seed=0): pass",
      ["pass_at_k(1, 0, 1): yours is None, and it must be 0"])]

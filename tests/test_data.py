@@ -61,7 +61,8 @@ def test_the_limit_counts_problems_and_the_line_says_that_not_all_rows_were_seen
 
 
 def test_wrong_key_is_named(tmp_path):
-    with pytest.raises(SystemExit, match="1 without a problem. Its columns are problem, answer: name"):
+    said = "1 without a problem. Its columns are problem, answer: name"
+    with pytest.raises(SystemExit, match=said):
         load_problems(write(tmp_path, rows("a")), problem_key="txt")
 
 

@@ -10,7 +10,7 @@ import minirl
 from helpers import run_program
 from minirl import Config
 from parts import checkpoint
-from parts.policy import START_SCALE, Row, loss_scale
+from parts.policy import START_SCALE, Row
 from parts.run import make_optimizer
 from parts.trouble import why_broken
 from test_policy import small_policy

@@ -219,7 +219,8 @@ def test_no_gold_is_needed_and_none_is_dropped_for_being_odd(tmp_path, capsys):
     rows = [dict(question=f"Say something about {i}.", key=f"k{i}") for i in range(30)]
     file = write(tmp_path / "mine.jsonl", [*rows, dict(key="no question"), rows[0]])
     train, held_out = load_train_and_held_out(file, "held-out", whole_rows=True)
-    assert len(train) + len(held_out) == 30 and all(p.answer == "" and p.columns["key"] for p in train)
+    assert len(train) + len(held_out) == 30
+    assert all(p.answer == "" and p.columns["key"] for p in train)
     out = capsys.readouterr().out
     assert "30 problems of 32 rows (dropped 1 without a problem, 1 double)" in out
     with pytest.raises(SystemExit, match="gold answer"):

@@ -1,5 +1,5 @@
-"""The notebook has the results of a run in it, asks for a prediction in each part, and runs from top
-to bottom, alone or inside a clone.
+"""The notebook has the results of a run in it, asks for a prediction in each part, and runs from
+top to bottom, alone or inside a clone.
 
 After a change, `jupyter execute --inplace walkthrough.ipynb` stores new results.
 """
