@@ -91,6 +91,7 @@ FEW_CORRECT, FEW_WRONG = "too few correct", "too few wrong"
     ("ada-balance", dict(max_rounds_all_correct=2), 15, 1, 2, ""),  # not without a wrong answer
     ("ada-balance", dict(max_rounds_all_correct=2), 0, 16, 2, ""),  # nor for the never solved
     ("ada-balance", dict(max_rounds_all_correct=2), 1, 0, 2, ""),  # too few correct ones yet
+    ("ada-balance", dict(max_rounds_all_correct=9), 32, 0, 4, FEW_WRONG),  # N rounds at most
 ])
 def test_when_a_prompt_closes(rule, changes, correct, wrong, rounds, outcome):
     assert ada.exit_test(correct, wrong, rounds, config(rule, **changes)) == outcome

@@ -15,6 +15,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from helpers import HANG, ROOT
+from parts import config as config_module
 from parts import run as running
 from parts.config import (SAMPLER_RANGES, Config, EvalConfig, ModelSettings, check_name,
                           check_ranges, name_of, parse, parse_eval, parse_flags,
@@ -263,6 +264,18 @@ def test_what_is_no_flag_or_no_value_is_answered(flags, words, capsys):
 def test_the_programs_answer_before_torch_is_imported(script, flags, code, sentence, tmp_path):
     found, printed, error = run(script, *flags, cwd=tmp_path)
     assert (found, printed) == (code, "") and error.startswith(sentence) and "\n" not in error
+
+
+@pytest.mark.parametrize("given, model, threads", [
+    (None, "tiny", "1"), ("2", "tiny", "2"), (None, "org/name", None)])
+def test_a_built_in_model_gets_one_thread_unless_the_user_says_more(
+        monkeypatch, given, model, threads):
+    found = {} if given is None else dict(OMP_NUM_THREADS=given)
+    monkeypatch.setattr(config_module.os, "environ", found)
+    monkeypatch.setattr(config_module.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(config_module, "parse", lambda: Config(model=model))
+    assert config_module.parse_before_torch().model == model
+    assert found.get("OMP_NUM_THREADS") == threads
 
 
 def another(name: str):

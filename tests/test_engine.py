@@ -256,6 +256,25 @@ def test_what_vllm_is_asked_for(monkeypatch):
     assert asked["trust_remote_code"] is False
 
 
+@pytest.mark.parametrize("on_cpu, routes, cached", [
+    (True, False, True), (True, True, False), (False, True, True)])
+def test_only_what_records_routes_on_a_cpu_must_see_every_token(
+        monkeypatch, on_cpu, routes, cached):
+    class Asked(Exception):
+        pass
+
+    def start(model, options, dtype):
+        raise Asked(options["enable_prefix_caching"])
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace())
+    for name, instead in dict(build_for_cpu=lambda: on_cpu, require_precision=lambda *_: None,
+                              configure_vllm=lambda *_: None, machine_options=lambda *_: {},
+                              start=start).items():
+        monkeypatch.setattr(engine_module, name, instead)
+    with pytest.raises(Asked, match=str(cached)):
+        Engine("any", max_model_len=9, routes=routes)
+
+
 def bare_engine(done: list, finished: list = ()):
     """The engine around a stand-in for vLLM that notes what is asked of it in `done`."""
     engine = Engine.__new__(Engine)
@@ -274,8 +293,35 @@ def bare_engine(done: list, finished: list = ()):
 def test_nothing_cached_survives_a_sync():
     """The keys and values of the old weights go first: a batch that ran ahead meets one policy."""
     done = []
-    bare_engine(done).sync(None)
-    assert done == ["cache", "reload_weights"]
+    engine = bare_engine(done)
+    inner = engine.llm.llm_engine
+    ahead = inner.engine_core.engine_core.batch_queue
+    ahead.append("ahead")
+    inner.step = lambda: done.append(ahead.pop()) or []
+    engine.sync(None)
+    assert done == ["ahead", "cache", "reload_weights"]
+
+
+def test_what_was_given_up_leaves_nothing_behind():
+    given_up, engine = [], bare_engine([])
+    engine._keys, engine.recorder = {"1": "a"}, SimpleNamespace(batch=(), found={"1": []})
+    engine.llm.llm_engine.abort_request = given_up.extend
+    engine.abort()
+    assert (given_up, engine._keys) == (["1"], {})
+    assert (engine.recorder.batch, engine.recorder.found) == (None, {})
+
+
+def test_weights_are_handed_over_with_their_biases_in_the_engines_precision(folder):
+    """Qwen2's queries, keys and values have a bias. vLLM makes a layer of what it is sent alone."""
+    policy = policy_for(folder, dtype="bfloat16", moved=0.1)
+    base = policy.base_model.model.state_dict()
+    sent = dict(engine_module.merged_weights(policy))
+    assert {part for name in sent if name.endswith("bias")
+            for part in name.split(".") if part.endswith("_proj")} == {"q_proj", "k_proj", "v_proj"}
+    assert {value.dtype for value in sent.values()} == {torch.bfloat16}
+    for name, value in sent.items():
+        layer, _, kind = name.rpartition(".")
+        assert torch.equal(value, base[f"{layer}.base_layer.{kind}"]) == (kind == "bias")
 
 
 def test_tokens_are_those_that_were_sampled():

@@ -735,7 +735,7 @@ PATTERN = "(a|aa)+" * 20 + "$"  # takes years on a long name
     (dict(init_lora_weights="pissa"), "init_lora_weights"),
     (dict(layer_replication=[[0, 10**6]]), "layer_repl"), (dict(r=10**9), "r: 1000000000"),
     (dict(r="8"), "r: '8'"), (dict(r=None), "r: None"), (dict(lora_alpha=math.nan), "alpha: nan"),
-    (dict(lora_alpha=0), "lora_alpha"), ({"\x1b[2Jnew": 1}, r"\\x1b\[2Jnew"),
+    (dict(r=0), "r: 0"), (dict(lora_alpha=0), "lora_alpha"), ({"\x1b[2Jnew": 1}, r"\\x1b\[2Jnew"),
 ])
 def test_a_hostile_adapter_is_refused_before_it_is_loaded(adapter, tmp_path, change, words):
     with pytest.raises(SystemExit, match=words) as stop:

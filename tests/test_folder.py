@@ -79,6 +79,15 @@ def test_defaults_on_resume_are_those_of_the_last_start(tmp_path, monkeypatch, f
     held.close()
 
 
+def test_a_run_that_was_given_no_name_is_found_by_the_one_it_got(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = parse(["--lr", "0.5"])
+    with folder.claim(folder.Path("runs", first.name), resume=False):
+        folder.note_start(folder.Path("runs", first.name), settings_of(first), 0, ABC)
+        stepped(folder.Path("runs", first.name))
+        assert parse(["--resume"]) == replace(first, resume=True)
+
+
 def test_config_json_keeps_every_start_as_it_was(tmp_path):
     first = settings_of(Config(name="mine", lr=0.1))
     folder.note_start(tmp_path, first, after_step=0, inputs=ABC)

@@ -142,6 +142,18 @@ def test_an_engine_in_a_process_of_its_own_is_refused(gpu, value, refused):
     assert not refused or f"unset {name}" in str(end.value)
 
 
+def test_the_cache_that_a_user_sets_is_kept(gpu):
+    for given, kept in ((dict(VLLM_CPU_KVCACHE_SPACE="5"), "5"), ({}, "1")):
+        gpu.setattr(machine.os, "environ", given)
+        configure_vllm(on_cpu=True)
+        assert given["VLLM_CPU_KVCACHE_SPACE"] == kept
+
+
+def test_memory_in_the_log_is_what_the_process_holds():
+    held = machine.bytes_in("/proc/self/status", "VmRSS") / machine.GB
+    assert machine.memory_gb() == pytest.approx(held, rel=0.1)
+
+
 @pytest.mark.parametrize("words, short", [
     ("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'", True),
     ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
@@ -218,6 +230,8 @@ def test_what_a_user_asks_for_is_kept_or_refused_with_what_would_fit(settings, m
         machine.fit_in_memory(settings(micro_tokens=16384), SMOLLM)
     fitting = re.search(r"--micro-tokens to ([\d,]+), ", str(ended.value))[1].replace(",", "")
     machine.fit_in_memory(settings(micro_tokens=int(fitting)), SMOLLM)
+    with pytest.raises(SystemExit, match=r"a pass over 16,3\d\d tokens"):  # one row has to fit
+        machine.fit_in_memory(settings(micro_tokens=100, max_tokens=16100), SMOLLM)
 
 
 def test_an_adapter_counts_with_its_gradient_and_adams_two(settings):

@@ -274,6 +274,7 @@ def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
     run.state["learns"] = True
     run.stream.take(21)
     run.estimator.counts = {"a": [1.0, 2.0]}
+    held_out.record_evaluation(dict(builtin=dict(avg=0.1, ci_low=0.0, ci_high=0.2)), run)
     for step in range(1, 11):
         running.record(step, [group("one", [], [sample("a")])], metrics_of(), run)
     held_out.record_evaluation(dict(builtin=dict(avg=0.5, ci_low=0.4, ci_high=0.6)), run)
@@ -292,7 +293,7 @@ def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
     assert (again.state["evaluated"], again.state["accuracy"]) == (10, dict(builtin=0.5))
     assert [row["step"] for row in rows(run, "metrics.jsonl")] == list(range(1, 11))
     assert [row["step"] for row in rows(run, "groups.jsonl")] == list(range(1, 11))
-    assert [row["step"] for row in rows(run, "eval.jsonl")] == [10]
+    assert [row["step"] for row in rows(run, "eval.jsonl")] == [0, 10]
     assert list(again.steps()) == list(range(11, 31))
 
 
