@@ -1,12 +1,12 @@
 """MiniRL with Reinforce-Ada sampling: a language model learns mathematics by trial and error.
 
     python minirl.py                              # trains the built-in tiny model, on a CPU
-    python minirl.py --model Qwen2.5-Math-1.5B    # the real thing, on one GPU of 24 GB or more
+    python minirl.py --model Qwen2.5-Math-1.5B    # the real thing, on one GPU
 
 The file reads from the top down: the program, one step, its update, the objective. A step:
 
     sample   each prompt is sampled in rounds until it has right and wrong answers   ada_sampler.py
-    grade    math-verify judges the answer in \\boxed{}                               rewards.py
+    grade    the answer in \\boxed{} is compared as text, or else by math-verify      rewards.py
     keep     n samples per prompt; advantage = reward - mean of all that was drawn   ada_sampler.py
     update   `objective`: MiniRL Eq. 7 on the weights of a LoRA adapter              here
     sync     the engine gets the new weights, and a probe checks that they arrived   parts/engine.py
@@ -22,7 +22,7 @@ By default there is one optimizer step per batch of samples. Then pi_theta is pi
 masked, and in float32 the importance weight is 1: what is left is REINFORCE with a baseline.
 
 A tensor with the suffix _T has one entry per response token, all responses one after the other, no
-padding. What is left out, and why: README.md.
+padding. What is left out: README.md.
 """
 import contextlib
 import functools
@@ -85,7 +85,7 @@ def train_step(step: int, run):
         metrics = update(run.policy, run.optimizer, run.schedule, groups, config, rng)
         run.engine.wake()
     with timed(seconds, "sync"), nothing_lost(run, "sync"):
-        if metrics["optimizer_steps"] or run.engine.sleeps:  # a wake-up may spoil the weights
+        if metrics["optimizer_steps"] or run.engine.sleeps:  # waking up may damage the weights
             metrics |= sync(run)
     metrics |= summarize(groups) | dict(entropy=mean_surprisal(groups)) | seconds
     metrics |= dict(seconds=sum(seconds.values()), memory_gb=memory_gb())
@@ -144,9 +144,9 @@ def cut(groups, config: Config, rng: random.Random) -> list[list[Row]]:
     (`set_scales`). Otherwise a batch with one useful prompt would make as large a step as a full
     one, in a direction that is mostly noise.
 
-    A response that was cut off at max_tokens is a row like any other. It is judged by its last box,
-    which has to be closed, and mostly wrong. That teaches the model to finish; masking such rows
-    would take the lesson away. The log counts them as `truncated`.
+    A response that was cut off at max_tokens is a row like any other. Its last box must be closed
+    to count; mostly it is not, so the answer is wrong. That teaches the model to finish; masking
+    such rows would take the lesson away. The log counts them as `truncated`.
     """
     rows_of = [rows_of_group(group, config) for group in groups if group.kept]
     set_scales([row for rows in rows_of for row in rows], config)
@@ -243,13 +243,10 @@ def objective(lp_T, old_T, mu_T, coefficient_T, config: Config):
     (Eq. 5): pi_old/mu, the engine is not the trainer; and r, the policy has moved since.
 
     The mask M_t looks at r alone. It stops a token that has moved far enough in the direction in
-    which its advantage pushes: A > 0 and r above 1 + eps_high, A < 0 and r below 1 - eps_low (0.27
-    and 0.2 are the paper's, section 4). A token that has moved the other way keeps its gradient, or
-    it could never come back. GRPO's min, which is PPO's, stops the same tokens. CISPO bounds its
-    weight and stops none. Neither of them uses mu.
+    which its advantage pushes. One that has moved the other way keeps its gradient, or it could
+    never come back. GRPO's min (PPO's) stops the same tokens; CISPO bounds its weight, stops none.
 
-    lp_T = log pi_theta (with gradient), old_T = log pi_old, mu_T = log mu, all [T] in nats;
-    coefficient_T: A, the advantage times the row's weight (`row_weights`, mostly 1).
+    lp_T (with gradient), old_T, mu_T: log-probs, [T] in nats. coefficient_T: A times row weight.
     Returns (term_T, M_T: 0 where no gradient is left, weight_T before any bound).
     """
     ratio_T = (lp_T - old_T).exp()  # r
@@ -271,6 +268,7 @@ def objective(lp_T, old_T, mu_T, coefficient_T, config: Config):
         bounded_T = weight_T.clamp(low, high) if config.clip else weight_T
         return bounded_T * coefficient_T * lp_T, mask_T, weight_T
 
+    assert config.objective == "minirl", f"objective {config.objective} has no branch here"
     weight_T = importance_weight(lp_T, old_T, mu_T, config.importance)
     bounded_T = weight_T.clamp(max=config.weight_cap) if config.weight_cap else weight_T
     return mask_T * bounded_T * coefficient_T * lp_T, mask_T, weight_T
@@ -290,14 +288,15 @@ def set_scales(rows: list[Row], config: Config) -> None:
 
     MiniRL sums over tokens and averages over responses, so `length` is a constant, max_tokens. Why
     divide by one at all? A sum over thousands of tokens has so large a gradient that
-    --max-grad-norm 1 would cut every step to the same size; divided, it hardly ever acts, and AdamW
-    does not see the constant.
+    --max-grad-norm 1 would cut every step to the same size. After the division it hardly ever acts.
+    Otherwise the constant changes nothing (but for AdamW's epsilon), since AdamW rescales.
 
-    Lengths of responses in its place (--length-norm) change what is optimised. `batch` is the mean
-    of the whole batch, where the paper's CISPO takes one prompt's responses.
+    Lengths of responses in its place (--length-norm) change what is optimised: by its own length a
+    right answer counts more if it is short, a wrong one less if it is long. `batch` is the mean of
+    the whole batch, where the paper's CISPO takes one prompt's responses.
 
-    `responses` is the number in an average mini-batch, not in the row's own: ada-est and gvm give
-    important prompts more rows, and a division by the own number would cancel that.
+    `responses` is the average number per mini-batch, not the number in this one: ada-est and gvm
+    give important prompts more rows, and a division by the own number would cancel that.
     """
     responses = len(rows) / config.mini_batches
     mean_length = sum(row.length for row in rows) / max(len(rows), 1)

@@ -114,6 +114,11 @@ def test_cispo_bounds_the_weight_and_masks_nobody():
         torch.testing.assert_close(gradient(term, lp), r * A)
 
 
+def test_a_name_without_a_branch_does_not_train_as_another():
+    with pytest.raises(AssertionError, match="objective another has no branch"):
+        objective(*tokens(10, seed=0), Config(objective="another"))
+
+
 def test_each_objective_brings_its_advantage_and_length_normalisation():
     found = {name: (Config(objective=name).advantage, Config(objective=name).length_norm)
              for name in OBJECTIVES}
