@@ -10,14 +10,15 @@ from tqdm import tqdm
 
 
 class Stop:
-    """Ctrl-C, SIGTERM, or a terminal that closes (SIGHUP): finish the current phase, save and exit.
+    """Ctrl-C, SIGTERM, or a terminal that closes (SIGHUP): save and exit. An update is finished
+    before; sampling and evaluation are given up.
 
     A second Ctrl-C or SIGTERM ends the program at once. A second SIGHUP does not: when a terminal
     closes, the shell and the kernel send one each.
     """
 
     requested = 0  # the signal
-    words = b"\nstopping after this phase with a checkpoint (once more: at once) ...\n"
+    words = b"\nstopping with a checkpoint (once more: at once) ...\n"
     second = signal.SIG_DFL
 
     @classmethod

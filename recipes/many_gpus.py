@@ -6,8 +6,9 @@ there all ranks compute the same: mini-batches, the scale of a token, whether th
 Each rank then works on its part of a mini-batch, and the gradients are summed. So the adapters stay
 equal, bit by bit. Only the first rank writes files. docs/many_gpus.md says what all this brings.
 
-The program is minirl.py's. `table` lists its functions in whose place others are called here. They
-are replaced by name: parameters for all this would stand in the way of readers with one GPU.
+The program is minirl.py's. `table` lists its functions in whose place others are called here; what
+else differs is in `main`: some settings are refused, and a second signal is ignored. Functions are
+replaced by name: parameters for all this would stand in the way of readers with one GPU.
 
 vLLM must not find torchrun's variables: it would join the processes to one engine. So `join` takes
 them away, and the processes talk over a gloo group of their own, in main memory. gloo also notices
@@ -35,7 +36,7 @@ OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_", "GROUP_", "LOCAL_", "ROLE_", "TO
 
 
 def table() -> list[tuple]:
-    """Everything that differs from one process: (module, function, what is called in its place)."""
+    """What is called in the place of which function: [(module, function, instead)]."""
     return [
         # One step. A rank works on its own part, and has everything afterwards.
         ("ada_sampler", "collect", split_prompts),
@@ -90,7 +91,7 @@ def main(argv: list[str] | None = None) -> None:
     with one_error_message():
         with first_alone("flags"):
             config = parse(argv)
-            require_divisible(config)
+            require_shareable(config)
         import minirl
 
         replace_functions()
@@ -136,7 +137,7 @@ def claim_gpu(place: int, count: int) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[place]
 
 
-def require_divisible(config) -> None:
+def require_shareable(config) -> None:
     """Raises SystemExit, one sentence, for settings that several processes cannot share out."""
     part = f"the whole batch, and {WORLD} processes each see a part of it"
     wrong = ""
@@ -388,7 +389,7 @@ def ignore_second_signal(stop) -> None:
     torchrun kills what has not ended after --shutdown-timeout seconds.
     """
     stop.second = signal.SIG_IGN
-    stop.words = b"" if RANK else b"\nstopping after this phase with a checkpoint ...\n"
+    stop.words = b"" if RANK else b"\nstopping with a checkpoint ...\n"
 
 
 if __name__ == "__main__":

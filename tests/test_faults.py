@@ -428,7 +428,7 @@ def test_a_hanging_engine_hostile_rows_and_sigterm(place):
     process.send_signal(signal.SIGUSR1)
     wait_for(process, lambda: "in train_step" in process.text().partition("Current thread")[2])
     process.send_signal(signal.SIGTERM)
-    wait_for(process, lambda: "stopping after this phase" in process.text())
+    wait_for(process, lambda: "stopping with a checkpoint" in process.text())
     assert process.poll() is None  # not in the middle of an engine step
     (place / "released").touch()
     code, out = process.wait(), process.text()

@@ -147,7 +147,7 @@ def test_a_signal_while_one_waits_for_the_others_stops_all_of_them_saved(small, 
     assert small[1][scene]["hung"] == []
     assert said(small, scene, "stopped after step 4; continue with: torchrun") == 1
     assert said(small, scene, "failed|Traceback") == 0
-    assert said(small, scene, "stopping after this phase") == (scene == "all told")
+    assert said(small, scene, "stopping with a checkpoint") == (scene == "all told")
 
 
 @pytest.mark.slow
@@ -193,11 +193,11 @@ def test_what_is_wrong_is_said_once_and_before_an_engine_starts(small, scene, se
     (dict(sampler="ada-est"), "")])
 def test_what_cannot_be_shared_out_is_refused(monkeypatch, settings, sentence):
     config = Config(**dict(batch_prompts=8) | settings)
-    ranks.require_divisible(config)  # of one process it can
+    ranks.require_shareable(config)  # of one process it can
     monkeypatch.setattr(ranks, "WORLD", 8)
     refused = pytest.raises(SystemExit, match=sentence) if sentence else contextlib.nullcontext()
     with refused:
-        ranks.require_divisible(config)
+        ranks.require_shareable(config)
 
 
 @pytest.mark.parametrize("gpus, visible, place, own", [

@@ -32,7 +32,7 @@ def handlers(monkeypatch):
 def test_the_first_signal_asks_and_the_second_of_either_kind_ends(handlers, number, capfd):
     Stop.install()
     os.kill(os.getpid(), number)
-    assert Stop.requested == number and "stopping after this phase" in capfd.readouterr().err
+    assert Stop.requested == number and "stopping with a checkpoint" in capfd.readouterr().err
     assert [signal.getsignal(each) for each in SIGNALS[:2]] == [signal.SIG_DFL] * 2
     if number == signal.SIGHUP:  # of a terminal that closes, shell and kernel send one each
         assert signal.getsignal(number) == signal.SIG_IGN
@@ -72,7 +72,7 @@ def test_a_second_ctrl_c_ends_the_program_at_once():
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
     lines = process.stderr.readline() + process.stderr.readline()
-    assert "stopping after this phase with a checkpoint (once more: at once)" in lines
+    assert "stopping with a checkpoint (once more: at once)" in lines
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     assert process.wait(HANG) == -signal.SIGTERM
