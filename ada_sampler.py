@@ -18,17 +18,17 @@ are balanced by force, so their mean says nothing. The baseline is the mean of a
 **Rounds.** Prompts do not wait for each other, but a round is always completed. Short answers
 finish first. If right answers are the short ones, half a round shows too many of them, and a
 decision at that moment would bias the pool and its mean. The *next* round may start early, as soon
-as nothing that the missing answers may turn out to be could make it unnecessary. This changes when
-it is drawn, not what (`Collector.advance`).
+as it will be needed however the missing answers turn out. This changes when it is drawn, not what
+(`Collector.advance`).
 
 **The rules** (`--sampler`). Each is a row of RULES; a new one, such as ada-neg, is a new row.
     uniform      draw n, keep n: GRPO, or REINFORCE with a group baseline
     dapo         draw n; if all are right or all wrong, drop the prompt and try another one
     ada-pos      rounds of M until k_pos answers are right; keep n, of both kinds if there are any
     ada-balance  rounds of M until n//2 answers are right and n - n//2 wrong; keep those (default)
-    ada-est      remember each prompt's pass rate p; draw ~ 1/sqrt(p), keep all, weigh by 1/sqrt(p)
+    ada-est      draw ~ 1/sqrt(p), p from earlier visits; keep all, weigh by this pool's 1/sqrt(p)
     gvm          pilot samples estimate p; then draw where it lowers the gradient's variance most
-Who only wants ada-balance can stop reading at the last section, which serves ada-est and gvm.
+If you only want ada-balance, skip the last section, which serves ada-est and gvm.
 
 **A prompt that is never solved** (ada-balance).
     1. After N*M wrong answers `exit_test` closes it as "too few correct". (Or the step's budget is
@@ -203,7 +203,7 @@ class Group:
     refill: int = 0  # dapo: how many prompts were tried before this one in its place
     # `settle` sets the rest, once all prompts are closed
     baseline: float = 0.0  # mean reward of the pool (gvm: without the pilots)
-    p_hat: float = 0.0  # share of correct answers in the pool (gvm: without the pilots, if it can)
+    p_hat: float = 0.0  # share correct in the pool (gvm: of draws after the pilots, if any)
     kept: list[Sample] = field(default_factory=list)  # what the update sees, in drawing order
     advantages: list[float] = field(default_factory=list)  # one per kept sample
     weights: list[float] = field(default_factory=list)  # one per kept sample
@@ -264,7 +264,7 @@ def without_verdict(rewards: list[float], if_all: float = 0.0) -> list[float]:
 
 
 def advantages(kept: list[float], pool: list[float], kind: str) -> list[float]:
-    """Advantages of the kept rewards, by the statistics of the pool, for the kept were chosen.
+    """Advantages of the kept rewards, compared with the whole pool: the kept were selected.
 
     pool-mean       r - mean
     leave-one-out   r - mean of the others  RLOO: unbiased; pool-mean shrinks by (m-1)/m
@@ -300,8 +300,9 @@ def row_weights(correct: list[bool], p_hat: float, n: float, kind: str) -> list[
         unbiased  c+ = p n/k_pos, c- = (1-p) n/k_neg   ascends p
         log       that, times 1/p                      ascends log p (v3 section 2.2)
         inv_p     "none", times 1/p                    v3 section 3.2 to the letter: about 1/(2p^2)
-    If all m draws are kept, c+ = c- = n/m cancels GVM's allocation. With positives-only and log
-    this is the estimator of GVM's paper: the sum over the accepted samples, times 1/(n_i p_i).
+    If all m draws are kept, every weight is n/m, which undoes GVM's allocation. With positives-only
+    and log this is the estimator of GVM's paper: the sum over the accepted samples times
+    1/(n_i p_i).
     """
     scale = 1.0
     if kind in ("log", "inv_p") and p_hat > 0:  # with no hit at all, `settle` passes half a hit
@@ -470,7 +471,7 @@ class Collector:
         If so, `drive` decides only when all rounds are complete, in the order of the batch.
         Otherwise fast prompts would use up the budget, and the length of answers would bias who is
         sampled. How many tokens a round will take is unknown, so under a limit of tokens this is
-        always so. (A prompt that dapo tries in another's place is as good whoever made room.)
+        always so. (dapo needs no such care: a replacement is the same, whichever it replaces.)
         """
         config = self.config
         if config.rule.max_rounds == 1:

@@ -48,7 +48,7 @@ SMALL = dict(  # what a real model of less than 500 M parameters has instead, if
 ROOM = dict(max_tokens=160, max_prompt_tokens=640)  # and for problems that are not its own
 
 # Settings that may differ on --resume: they change how long, how fast and where a run goes on and
-# how often it is looked at, but not what its logs mean. Any other change would make two runs of it.
+# how often it is looked at, but not what its logs mean. Any other would mix two runs in one log.
 RESUMABLE = frozenset({
     "name", "resume", "steps", "lr", "eval_every", "checkpoint_every", "keep_checkpoints",
     "sync", "engine_memory", "sleep", "engine_sequences", "micro_tokens",
@@ -98,7 +98,8 @@ class PromptSettings:
     """What the model reads, and how much it may write."""
 
     template: str = "auto"
-    """a .jinja or .json file, or reinforce-ada, qwen25-math-cot, qwen-boxed, llama, chat, none"""
+    """a .jinja or .json file, or reinforce-ada, qwen25-math-cot, qwen-boxed, llama, three-examples,
+    chat, none"""
     system: str = ""
     """the prompt's system turn, in place of the template's own"""
     max_prompt_tokens: int = limited(0, least=0, most=10**6)
@@ -131,7 +132,7 @@ class ModelSettings:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """precision of the frozen weights; auto: float32 on a CPU, bfloat16 or float16 on a GPU"""
     lora_rank: int = limited(16, least=1, most=512)
-    """rank of the adapter on every linear layer (mixture of experts: on the attention)"""
+    """rank of the adapter, on all linear layers but the head (mixture of experts: attention)"""
     lora_alpha: int = limited(32, least=1, most=4096)
     """the adapter is scaled by lora_alpha / lora_rank"""
 
@@ -333,7 +334,7 @@ def without_effect(c: Config) -> list[tuple[bool, str, str]]:
     one = c.mini_batches == 1
     return [
         (c.objective != "minirl", "importance weight_cap mask",
-         f"with objective {c.objective}, which has a weight and a mask of its own"),
+         f"with objective {c.objective}: only minirl reads it"),
         (c.importance == "none", "weight_cap", "with importance none: every token weighs 1"),
         (one, "clip eps_low eps_high",
          "with one mini-batch: pi_theta is pi_old, so nothing has moved"),

@@ -1,7 +1,7 @@
 """The policy: a frozen model with a LoRA adapter, and the rows and micro-batches it trains on.
 
-The policy must equal the engine's model, and must give the same numbers twice. So nothing drops
-out, attention is as the family defines it, and the class is Hugging Face's own, unchanged.
+It must be the engine's model and deterministic: dropout is off, attention is as the family defines
+it, and the class is Hugging Face's own, unchanged.
 """
 import importlib.util
 from dataclasses import dataclass
@@ -31,10 +31,10 @@ def load_policy(path: str, *, dtype: str, rank: int, alpha: int, seed: int, devi
     """The trainer's model: W + alpha / rank * B A, the frozen W in `dtype`, A and B in float32.
 
     Every linear layer but the head is adapted. With the attention alone LoRA learns less, even with
-    as many parameters (LoRA Without Regret, Schulman et al. 2025). The head stays frozen, because
-    its gradient would need a tensor of [tokens, vocabulary] and vLLM serves no adapter on a large
-    head. In a mixture of experts only the attention is adapted: engines serve adapters of stacked
-    experts badly. Why rank 16 and alpha 32: docs/defaults.md.
+    as many parameters (LoRA Without Regret, Schulman et al. 2025). The head stays frozen:
+    `token_logprobs` computes no gradient of it, and vLLM serves no adapter on a large one. In a
+    mixture of experts only the attention is adapted: engines serve adapters of stacked experts
+    badly. Why rank 16 and alpha 32: docs/defaults.md.
 
     `routing` records and replays the choice of experts (routing_replay.py); None: a dense model.
     """

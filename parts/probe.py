@@ -16,8 +16,8 @@ their response tokens, and two questions are asked:
   the last sync, because over a long time weights that are one step old would look nearly right.
 
 Once, before training, both sides get a large random adapter (`rehearse`), and each layer's own part
-of the change gets a slope: that shows a single missing layer, also in 8 bits. docs/gpu.md says what
-all this sees, and what it cannot see.
+of the change gets a slope: that shows a single missing layer, also in 8 bits. What the probe
+detects and misses: docs/gpu.md.
 """
 import contextlib
 import itertools

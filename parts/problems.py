@@ -12,10 +12,10 @@ Qwen2.5-Math-1.5B. Many prompts are then solved once in twenty or fifty draws or
 adaptive sampling is for. Letters have nothing in common, so learning one says nothing about
 another; a rule about numbers would hold for all numbers.
 
-**Words**: texts of one or two steps from templates, for a model of 135 M parameters. It solves sums
-of small numbers every other time, and two steps with large ones never. So pass rates by kind spread
-from hopeless to easy, as those of large models do on hard mathematics. Names, things, numbers and
-phrasing make millions of different texts.
+**Words**: texts of one or two steps from templates, for a model of 135 M parameters. Untrained, it
+solves a fifth of the products of small numbers, and two steps with large ones never. So pass rates
+differ by kind, as those of large models do on hard mathematics. Names, things, numbers and phrasing
+make millions of different texts.
 
 Each set is a function (split, count) -> rows with problem, answer, id and level. Every prefix of
 the rows has each level about equally often.

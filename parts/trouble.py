@@ -14,7 +14,7 @@ from parts import files
 from parts.files import shown
 from parts.grader import NO_VERDICT
 
-PATIENCE = 3  # steps
+PATIENCE = 3  # steps with a broken gradient; silent looks
 
 
 # ------------------------------------------------------------------------------ warnings
