@@ -24,7 +24,7 @@ change during a run: a worker that starts later checks that.
 """
 import contextlib
 import functools
-import importlib
+import importlib.util
 import inspect
 import json
 import math
@@ -73,7 +73,11 @@ def load_function(name: str):
     """The function that "path/to/file.py:function" names. Its file may import its neighbours."""
     path, _, function = name.rpartition(":")
     sys.path[0], file = os.path.split(path)
-    return getattr(importlib.import_module(file.removesuffix(".py")), function)
+    spec = importlib.util.spec_from_file_location(file.removesuffix(".py"), path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(spec.name, module)  # the file may have a library's name, as json.py
+    spec.loader.exec_module(module)
+    return getattr(module, function)
 
 
 def take_streams() -> tuple:

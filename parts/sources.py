@@ -61,7 +61,7 @@ def read_file(name: str) -> list[dict]:
                          f"{', '.join(READERS)} file that exists, or a hub id.")
     try:
         return read(path)
-    except (ValueError, OSError, RecursionError, MemoryError) as error:
+    except (ValueError, OSError, RecursionError, MemoryError, OverflowError) as error:
         why = shown(error) or type(error).__name__
         raise SystemExit(
             f"Cannot read {shown(name)}: {why}; mend it or name another --data.") from None

@@ -142,6 +142,13 @@ def test_what_cannot_be_used_ends_in_one_sentence_within_seconds(
     assert sentence in said and "\n" not in said and "--reward" in said
 
 
+@pytest.mark.parametrize("name", ["json.py", "math.py", "numbers.py", "my.reward.py"])
+def test_the_file_may_have_a_name_that_python_uses_too(tmp_path, name):
+    (tmp_path / name).write_text("def score(problem, completion): return 0.25")
+    with OwnReward(f"{tmp_path / name}:score", 0.5, workers=1) as grader:
+        assert grader.grade([({}, "")])[0].reward == 0.25
+
+
 def test_a_file_that_never_finishes_loading_is_given_up(tmp_path, monkeypatch):
     (tmp_path / "hangs.py").write_text("import time; time.sleep(10**6)")
     monkeypatch.setattr("parts.grader.START_SECONDS", 0.2)

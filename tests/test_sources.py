@@ -58,6 +58,15 @@ def test_parquet_of_verl(tmp_path):
     assert [(p.problem, p.answer) for p in problems] == [("p", "5"), ("q", "1, 2")]
 
 
+def test_a_date_that_python_cannot_hold_gets_one_sentence(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = sys.modules["pyarrow"]
+    days = pyarrow.array([2**31 - 1], pyarrow.date32())
+    parquet.write_table(pyarrow.table(dict(problem=["p"], day=days)), tmp_path / "set.parquet")
+    with pytest.raises(SystemExit, match="Cannot read .*set.parquet: days=2147483647"):
+        load_problems(str(tmp_path / "set.parquet"))
+
+
 @pytest.mark.parametrize("content, name, words", [
     (None, "missing.jsonl", ["no data file", "missing.jsonl"]),
     ("", "empty.jsonl", ["empty.jsonl is empty", "no rows"]),
