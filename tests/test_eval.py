@@ -333,6 +333,27 @@ def in_order(file, problems=PROBLEMS, k=4):
     return evaluation.in_order(map(json.loads, file.open()), problems, k)
 
 
+@pytest.mark.parametrize("policy, sync", [(None, "merge"), ("an adapter", "adapter")])
+def test_before_the_engine_half_a_line_goes_and_only_an_adapter_is_served_as_one(
+        tmp_path, monkeypatch, policy, sync):
+    class Asked(Exception):
+        pass
+
+    def engine(path, sync_mode, **_):
+        raise Asked(sync_mode)
+
+    monkeypatch.setattr("parts.engine.Engine", engine)
+    monkeypatch.setattr("rewards.open_grader", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(evaluation, "count_odd_golds", lambda *_: None)
+    protocol = dict(k=4, reward="", threshold=0.7, graders=1, path="any", context=9, sync="adapter",
+                    dtype="auto", engine_sequences=1, engine_memory=0.5, temperature=1, stop=[],
+                    seed=0)
+    (tmp_path / "eval.jsonl").write_text('{"data": "mine", "id')  # as an interruption leaves it
+    with pytest.raises(Asked, match=sync):
+        evaluation.sample(dict(mine=PROBLEMS), protocol, policy, 8, tmp_path)
+    assert (tmp_path / "eval.jsonl").read_text() == ""
+
+
 @pytest.fixture
 def at_once(monkeypatch):
     """What is finished is written after every engine step."""

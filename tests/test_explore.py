@@ -130,6 +130,13 @@ def test_only_the_prompts_of_the_wanted_steps(folder, steps, wanted):
     assert ("--steps" in data["left_out"]) == bool(steps)
 
 
+def test_each_prompt_keeps_its_own_tokens_where_steps_before_it_are_left_out(tmp_path):
+    rows = [group(step, 0, [sample(str(step))]) for step in range(1, 6)]
+    data = page_of(make(tmp_path / "mine", rows), steps="3-5")
+    shown = [s for row in data["runs"][0]["groups"] for s in row["pool"]]
+    assert [s["text"] for s in shown] == [s["tokens"][0] for s in shown] == ["3", "4", "5"]
+
+
 def test_whatever_a_model_writes_is_in_the_page_as_it_was(tmp_path):
     rows = []
     for place, text in enumerate(HOSTILE):

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers import HANG
-from parts.grader import CPU_SHARE, WorkerPool
+from parts.grader import CPU_SHARE, Worker, WorkerPool
 
 ROOT = Path(__file__).parent.parent
 JUDGE = """
@@ -67,11 +67,13 @@ def wait_until(condition) -> None:
     (SLEEP, "past the time limit of 0.2 s", signal.SIGKILL),
     ("os.kill(os.getpid(), signal.SIGSTOP)", "past the time limit of 0.2 s", signal.SIGKILL),
     ("while True: pass", "past the time limit of 0.075 s of computing", signal.SIGPROF)])
-def test_a_worker_that_hangs_is_killed_and_replaced(judge, what, why, end):
+def test_a_worker_that_hangs_is_killed_and_replaced(judge, monkeypatch, what, why, end):
+    asked, ask = [], Worker.ask
+    monkeypatch.setattr(Worker, "ask", lambda self, q: asked.append(q) or ask(self, q))
     with WorkerPool(judge, "", [X], 1, timeout=SHORT, memory_gb=1) as pool:
         hung = pool.workers[0].process
         found = pool.ask(what).result()
-        assert (found.status, found.why) == ("timeout", why)
+        assert (found.status, found.why) == ("timeout", why) and len(asked) == 1  # not once more
         assert hung.returncode == -end
         assert pool.ask(X).result().why not in ("", str(hung.pid))
 

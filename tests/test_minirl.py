@@ -173,6 +173,17 @@ def test_evaluated_before_the_first_step_every_so_often_and_after_the_last(
     assert run.events == ["clear"] * len(evaluated)
 
 
+def test_each_evaluation_of_each_seed_draws_its_own_samples(monkeypatch):
+    asked = []
+    monkeypatch.setattr(held_out, "evaluate", lambda *_, seed, **__: asked.append(seed) or [])
+    monkeypatch.setattr(held_out, "record_evaluation", lambda *_: None)
+    for seed, step in ((0, 0), (0, 7), (1, 0), (1, 7)):
+        run = small_run(steps=7, seed=seed)
+        run.held_out, run.state["step"] = [], step
+        held_out.evaluate_if_due(run)
+    assert len(set(asked)) == 4
+
+
 def test_a_reward_that_failed_is_the_worst_of_the_whole_evaluation(monkeypatch):
     """Two processes may have asked the questions; alone the second would take it for -0.5."""
     run, results = small_run(steps=7), []
@@ -212,7 +223,7 @@ class OneStop:
 
 @pytest.mark.parametrize("when, evaluated, told", [
     ("never", [0, 1, 2, 3], [1, 2, 3]), ("after the update", [0, 1], [1]),
-    ("while sampling", [0, 1], [1])])
+    ("after the last update", [0, 1, 2, 3], [1, 2, 3]), ("while sampling", [0, 1], [1])])
 def test_a_stop_ends_the_loop_before_the_next_evaluation(monkeypatch, when, evaluated, told):
     run = small_run(steps=3)
     run.steps = lambda: range(1, 4)
@@ -221,7 +232,7 @@ def test_a_stop_ends_the_loop_before_the_next_evaluation(monkeypatch, when, eval
     def step(number, run):
         if number == 2 and when == "while sampling":
             raise minirl.Interrupted
-        OneStop.requested = number == 2 and when == "after the update"
+        OneStop.requested = when == {2: "after the update", 3: "after the last update"}.get(number)
         return [], {}
 
     def record(number, *_):
@@ -237,4 +248,4 @@ def test_a_stop_ends_the_loop_before_the_next_evaluation(monkeypatch, when, eval
     minirl.main(run.config)
     assert run.events[:3] == ["rehearse", "sync", "probe"]
     assert seen == evaluated and shown == told and ended == [run]
-    assert recorded == dict(never=[1, 2, 3]).get(when, [1, 2] if "update" in when else [1])
+    assert recorded == {"after the update": [1, 2], "while sampling": [1]}.get(when, [1, 2, 3])

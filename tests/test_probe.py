@@ -207,6 +207,25 @@ def test_no_update_is_no_alarm(tmp_path):
     assert math.isnan(found["probe_slope_last"])
 
 
+@pytest.mark.parametrize("b, error, lost", [
+    (1.0, 0.0, False), (0.81, 0.0, False), (0.79, 0.0, True), (1.21, 0.0, True), (0.0, 0.29, True),
+    (-2.0, 0.29, True), (-2.0, 0.31, False)])  # the last one's noise hides whatever has arrived
+def test_a_layer_is_lost_where_its_slope_is_clearly_not_one(monkeypatch, b, error, lost):
+    monkeypatch.setattr(probe_module, "slope", lambda *_: (b, error))
+    probe = object.__new__(Probe)
+    probe.limits = EXACT
+    probe.begin(torch.zeros(3), torch.zeros(3))
+    assert probe.parts(torch.ones(3), {7: torch.zeros(3)}, torch.ones(3))["lost"] == [7] * lost
+
+
+def test_the_last_digits_are_no_change_even_where_both_sides_agreed_to_the_bit():
+    probe, generator = object.__new__(Probe), torch.Generator().manual_seed(0)
+    probe.limits = EXACT
+    probe.begin(torch.zeros(500), torch.zeros(500))
+    found = probe.compare(*(1e-6 * torch.randn(500, generator=generator) for _ in range(2)))
+    assert math.isnan(found["probe_slope"]) and math.isnan(found["probe_slope_last"])
+
+
 @pytest.mark.parametrize("bounds", [EXACT, HALF, Limits("median", 1.0, 0.5)])
 def test_a_number_that_is_none_ends_the_run(bounds, tmp_path):
     """NaN is not smaller than a limit, and not larger either."""

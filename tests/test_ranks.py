@@ -4,6 +4,7 @@ docs/many_gpus.md says what is promised."""
 import contextlib
 import functools
 import importlib
+import itertools
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -256,6 +258,32 @@ def test_every_rank_settles_and_remembers_the_prompts_of_all(monkeypatch, rule):
         seen += [steps_of(rank, world, monkeypatch, cfg) for rank in range(world or 1)]
     assert all(one == seen[0] for one in seen)
     assert len(seen[0][1]) == (9 if rule == "ada-est" else 0)
+
+
+def test_a_sample_has_the_seed_of_its_place_in_the_batch_whoever_draws_it(monkeypatch):
+    def seeds(rank, world):
+        monkeypatch.setattr(ranks, "RANK", rank)
+        monkeypatch.setattr(ranks, "WORLD", world)
+        found = {}
+        inner = SimpleNamespace(step=None, submit=lambda key, seed: found.update({key: seed}))
+        for key in itertools.product(range(4 // world), range(2)):
+            ranks.SeededEngine(inner).submit(key)
+        return {(rank + world * prompt, s): seed for (prompt, s), seed in found.items()}
+
+    alone = seeds(0, 1)
+    assert len(set(alone.values())) == 8 and seeds(0, 2) | seeds(1, 2) == alone
+
+
+def test_whoever_has_no_row_of_a_mini_batch_gets_the_gradient_of_the_others(monkeypatch):
+    others = torch.arange(6.0)
+    monkeypatch.setattr(ranks, "GROUP", SimpleNamespace(
+        allreduce=lambda own: SimpleNamespace(wait=lambda: own[0].add_(others))))
+    idle, working = (torch.nn.ParameterList([torch.zeros(2, 2), torch.zeros(2)]) for _ in range(2))
+    working[1].grad = torch.ones(2)
+    for policy, more in ((idle, 0), (working, 1)):
+        ranks.sum_gradients(policy)
+        assert policy[0].grad.tolist() == [[0, 1], [2, 3]]
+        assert policy[1].grad.tolist() == [4 + more, 5 + more]
 
 
 def test_everybody_stops_an_evaluation_when_one_does(monkeypatch):
