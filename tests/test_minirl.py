@@ -173,17 +173,6 @@ def test_evaluated_before_the_first_step_every_so_often_and_after_the_last(
     assert run.events == ["clear"] * len(evaluated)
 
 
-def test_each_evaluation_of_each_seed_draws_its_own_samples(monkeypatch):
-    asked = []
-    monkeypatch.setattr(held_out, "evaluate", lambda *_, seed, **__: asked.append(seed) or [])
-    monkeypatch.setattr(held_out, "record_evaluation", lambda *_: None)
-    for seed, step in ((0, 0), (0, 7), (1, 0), (1, 7)):
-        run = small_run(steps=7, seed=seed)
-        run.held_out, run.state["step"] = [], step
-        held_out.evaluate_if_due(run)
-    assert len(set(asked)) == 4
-
-
 def test_a_reward_that_failed_is_the_worst_of_the_whole_evaluation(monkeypatch):
     """Two processes may have asked the questions; alone the second would take it for -0.5."""
     run, results = small_run(steps=7), []

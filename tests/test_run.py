@@ -297,6 +297,22 @@ def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
     assert list(again.steps()) == list(range(11, 31))
 
 
+def test_config_json_says_after_which_step_each_start_went_on(run, monkeypatch):
+    found = SimpleNamespace(folder=run.folder, lock=None, path="any", tokenizer=None, train=[1],
+                            held_out=[], inputs={}, newest=None)
+    for name, instead in dict(
+            before_the_engine=lambda *_: found, start_probe=lambda *_: None,
+            start_engine=lambda *_: SimpleNamespace(on_cpu=True),
+            load_policy=lambda *_, **__: taught(run.config, 0)[0]).items():
+        monkeypatch.setattr(running, name, instead)
+    running.prepare(run.config, None)
+    running.record(10, [], metrics_of(), run)
+    found.newest = checkpoint.newest_sound(run.folder)
+    assert running.prepare(run.config, None).state["step"] == 10
+    starts = json.loads((run.folder / "config.json").read_text())["starts"]
+    assert [start.get("after_step", 0) for start in starts] == [0, 10]
+
+
 def test_an_evaluation_that_a_crash_has_cut_short_is_not_taken_for_done(run):
     running.record(10, [], metrics_of(), run)
     again = fresh(run)
