@@ -96,8 +96,10 @@ def commands(module: str, engine: bool) -> list[list[str]]:
 def passes(arguments: list[str], place: Path, seconds: float) -> bool:
     """Whether these tests pass on the code in `place`, in so many seconds."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
+    # No bytecode: a file that is broken and mended within a second would keep that of the broken.
     process = subprocess.Popen(command, cwd=place, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL, start_new_session=True)
+                               stderr=subprocess.DEVNULL, start_new_session=True,
+                               env=os.environ | dict(PYTHONDONTWRITEBYTECODE="1"))
     try:
         return process.wait(seconds) in PASSED
     except subprocess.TimeoutExpired:

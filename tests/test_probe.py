@@ -173,14 +173,14 @@ def test_what_breaks_later_is_seen_within_three_steps(how, tmp_path):
     engine = NoisyEngine(policy, noise=0.01)
     probe = Probe(engine, policy, some_problems(), limits=HALF, max_tokens=12)
     for step in range(6):
-        move(policy, 4e-3, step)
+        move(policy, 1e-2, step)
         engine.sync(policy)
         found = probe.check()
     assert abs(found["probe_slope"] - 1) < 0.05 and abs(found["probe_slope_last"] - 1) < 0.3
     engine.how = how
     with pytest.raises(SystemExit, match="in part or late"):
         for step in range(6, 9):
-            move(policy, 4e-3, step)
+            move(policy, 1e-2, step)
             engine.sync(policy)
             probe.check()
 
@@ -361,7 +361,7 @@ def steps_until_caught(sound, base, engine, how) -> tuple[int, dict]:
     probe.policy, probe.last, probe.before = policy, probe.start, probe.start
     for step in range(1, 4 if how else 7):
         before = values(policy)
-        move(policy, 4e-3, step)
+        move(policy, 1e-2, step)
         engine.sync(broken(policy, how, before))
         try:
             found = probe.check()

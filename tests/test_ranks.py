@@ -404,7 +404,9 @@ def test_torchrun_shows_one_bar_and_ends_when_a_process_is_killed(tmp_path):
     finally:
         agent.kill()
     text = (tmp_path / "out").read_text()
-    assert len(re.findall("failed: ConnectionError: another process", text)) == 1
+    # whichever comes first: the closed connection, or the signal that torchrun sends to the others
+    ends = "failed: ConnectionError: another process|stopped after step"
+    assert len(re.findall(ends, text)) == 1, text[-3000:]
     assert text.count("mine:   0%") == 1 and text.count("held-out avg@1") == 1
     saved, = (tmp_path / "runs/mine/checkpoints").iterdir()
     assert saved.name == f"step-{rows(tmp_path / 'runs/mine', 'metrics.jsonl')[-1]['step']:06d}"

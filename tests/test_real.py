@@ -28,7 +28,7 @@ from parts.prompts import add_prompts, stop_ids
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 SHORT = ("--model", SMOLLM, "--name", "short", "--steps", 2, "--batch-prompts", 3, "--N", 2,
          "--eval-questions", 2, "--eval-k", 2, "--graders", 1, "--checkpoint-every", 1,
-         "--train-anyway")
+         "--warmup-steps", 1, "--train-anyway")
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +176,7 @@ def test_the_export_is_a_model_for_transformers_and_vllm_and_the_evaluation_runs
     with torch.no_grad():
         torch.testing.assert_close(made(ids).logits, policy(input_ids=ids).logits, atol=1e-3,
                                    rtol=1e-3)
-    with serve(run.cwd / "made", dtype="float32") as engine:
+    with serve(str(run.cwd / "made"), dtype="float32") as engine:
         assert k3(engine, policy, problems) < 1e-7
     done = run_program("eval.py", "--model", SMOLLM, "--adapter", "runs/short", "--limit", 2,
                        "--k", 2, "--max-tokens", 32, "--graders", 1, cwd=run.cwd)

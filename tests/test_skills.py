@@ -220,7 +220,7 @@ def test_the_committed_tables_are_those_of_the_committed_runs():
     still = {line["arm"]: line["zero_signal"] for line in lines if line["regime"] == "still"}
     silent = f"{still['uniform-4']:.0%}".rstrip("%"), f"{still['ada-balance']:.0%}".rstrip("%")
     readme = " ".join((ROOT / "README.md").read_text().split())
-    assert "fall from {} % (uniform, n = 4) to {} % (ada-balance)".format(*silent) in readme
+    assert "fall from {} % (n = 4) to {} % before training".format(*silent) in readme
     rows = page.split("in 4,000 draws, stream / few |")[1].split("![")[0].splitlines()[2:]
     for row in filter(None, rows):
         arm, found = row.split("|")[1].strip(), re.findall(r"([\d.]+) ± ([\d.]+)", row)
