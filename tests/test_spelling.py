@@ -34,6 +34,7 @@ def test_squeezing_never_joins_two_numbers():
     ("+x^2", "x^2"), (r"\\pi", r"\pi"),                                # escaped twice
     (r"\begin{pmatrix}a\\b\end{pmatrix}", r"\begin{pmatrix}a\\b\end{pmatrix}"),
     ("⅛", "1/8"), ("⅞", "7/8"), ("７＋１", "7+1"), ("2πr", r"2\pi r"),    # ⅛: 1, another slash, 8
+    (r"5\text{ cm}", "5"), (r"x\text{ cm}", r"x\text{ cm}"),             # a unit follows a value
     # a comma that may separate elements stays
     ("3,100, 5", "3,100, 5"), ("(1,234]", "(1,234]"), ("[2,100, 3]", "[2,100, 3]"),
     ("2,100)", "2,100)"), (r"\{1,234\}", r"\{1,234\}")])
