@@ -31,6 +31,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from course import place  # noqa: E402
 from course.checks import Wrong, called  # noqa: E402
+from parts.files import shown  # noqa: E402
 
 SECONDS = 6  # of CPU time per check; the slowest needs one
 MOST_SECONDS = 120  # of CPU time per file: ends calls that no signal reaches, sum(range(10**12))
@@ -166,7 +167,7 @@ def show(lab: str, results: list[Result]) -> None:
     for points, title, problem in results:
         print(f"  {0 if problem else points}/{points}  {title}")
         if problem:
-            print("       " + problem.replace("\n", "\n       "))
+            print("".join(f"       {shown(line, 1000)}\n" for line in problem.split("\n")), end="")
     print(score(results))
 
 
@@ -202,7 +203,7 @@ def main() -> None:
                 show(lab, results)
             else:
                 said = score(results) if results else f"0 points. {reason}"
-                print(f"{path.name} {lab}: {said}", flush=True)
+                print(shown(f"{path.name} {lab}: {said}", 1000), flush=True)
     raise SystemExit(0 if complete else 1)
 
 

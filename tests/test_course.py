@@ -195,7 +195,7 @@ def test_a_class_is_graded_at_once_and_nobody_stops_the_others(tmp_path, monkeyp
     """Nor hands them anything: ann's file spoils the project and prints, cem's ends the process."""
     spoils = "import ada_sampler; ada_sampler.RULES.clear(); print('here I am')\n"
     texts = dict(ann=spoils + (place.LABS / "lab_3.py").read_text(), bob="def (",
-                 cem="import os; os._exit(0)", dan=None,
+                 cem="import os; os._exit(0)", dan=None, fay="raise ValueError('\\ud800\\x1b[2J')",
                  eve="\n".join(["from ada_sampler import RULES, Sample, SamplerConfig",
                                 *map(inspect.getsource, solution("lab_3").values())]))
     for name, text in texts.items():
@@ -203,16 +203,17 @@ def test_a_class_is_graded_at_once_and_nobody_stops_the_others(tmp_path, monkeyp
         if text:
             (tmp_path / name / "lab_3.py").write_text(text)
     students = [tmp_path / name for name in texts]
-    ann, bob, cem, dan, eve = said_by(
+    ann, bob, cem, dan, fay, eve = said_by(
         check.main, capsys, monkeypatch, 3, *students).splitlines()
     assert ann == "ann lab_3: 0 of 10 points" and eve == "eve lab_3: 10 of 10 points"
     assert bob.startswith("bob lab_3: 0 points.") and "SyntaxError" in bob
     assert cem == "cem lab_3: 0 of 10 points"
     assert dan.startswith("dan lab_3: 0 points. There is no file")
+    assert fay.endswith(r"fay/lab_3.py, line 1: ValueError: \ud800\x1b[2J")
     said = said_by(check.main, capsys, monkeypatch, 3, *students, "--json").splitlines()
     scores = {row["student"]: row for row in map(json.loads, said)}
     assert {name: (row["points"], row["of"]) for name, row in scores.items()} == dict(
-        ann=(0, 10), bob=(0, 10), cem=(0, 10), dan=(0, 10), eve=(10, 10))
+        ann=(0, 10), bob=(0, 10), cem=(0, 10), dan=(0, 10), fay=(0, 10), eve=(10, 10))
     assert "SyntaxError" in scores["bob"]["problem"] and not scores["eve"]["problem"]
     assert scores["ann"]["checks"][0]["problem"] == "exit_test is not written yet"
 
