@@ -764,6 +764,15 @@ def test_a_hostile_adapter_is_refused_before_it_is_loaded(adapter, tmp_path, cha
     assert str(stop.value).isprintable()
 
 
+def test_a_row_that_is_there_twice_does_not_hide_that_one_is_missing(tmp_path):
+    row = dict(data="a", id="1", sample=0, reward=1, status="correct", finish_reason="", tokens=1)
+    files.append(tmp_path / "eval.jsonl", row, row)
+    protocol = dict(k=2, reward="none.py:score", threshold=0.5, graders=1)
+    with pytest.raises(SystemExit, match="no file none.py"):  # so it goes on to draw it
+        evaluation.sample(
+            dict(a=[SimpleNamespace(source="a", id="1")]), protocol, None, 8, tmp_path)
+
+
 # ---------------------------------------------------------------------------------- the real engine
 @pytest.fixture(scope="module")
 def results(model, data, tmp_path_factory):
