@@ -814,7 +814,7 @@ def test_an_evaluation_of_the_real_engine(results):
     assert {row["finish_reason"] for row in rows} <= {"stop", "length"}
     assert len({row["text"] for row in rows}) > 25
     assert result["avg"] == summary["weighted"]["avg"] == mean(row["reward"] for row in rows)
-    assert 0 < result["avg"] < result["pass"]["4"] < 1
+    assert 0 < result["avg"] < result["pass"]["4"] <= 1
     assert protocol["prompt"] == "<|user|>1+1=?<|assistant|>" and protocol["template"] == "chat"
     assert (results / "whole" / "eval.png").stat().st_size > 5000
 
