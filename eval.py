@@ -412,7 +412,8 @@ def sample(sets: dict, protocol: dict, policy, rank: int, folder: Path) -> list[
     done = list(read_rows(file, is_sample))
     already = f", which has {len(done)} samples already" if done else ""
     print(f"results in {shown(folder)}{already}")
-    with contextlib.suppress(KeyError):  # as long as one is missing
+    known = {sample_key(row) for row in done}
+    if all((problem.source, problem.id, s) in known for problem in problems for s in range(k)):
         return in_order(done, problems, k)
     with open_grader(protocol["reward"], protocol["threshold"], protocol["graders"]) as grader:
         for own in sets.values():
