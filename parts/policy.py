@@ -83,7 +83,8 @@ def load_model(path: str, dtype: str, noise: bool = False):
     """The Hugging Face model of a folder or hub id, on the CPU.
 
     Dropout and router jitter are switched off, or pi_old and pi_theta would differ by chance.
-    `noise` keeps what the config says of them, for an export.
+    `noise` keeps what the config says of them, for an export. Raises SystemExit if a
+    weight is missing.
     """
     from transformers import AutoConfig
     from transformers.utils import logging
@@ -95,9 +96,13 @@ def load_model(path: str, dtype: str, noise: bool = False):
             setattr(config, name, 0.0)
     # Gemma 2 caps its attention scores, and torch's fused attention would leave that out.
     capped = getattr(config, "attn_logit_softcapping", None) is not None
-    return own_class(config).from_pretrained(
+    model, found = own_class(config).from_pretrained(
         path, config=config, dtype=getattr(torch, dtype), trust_remote_code=False,
-        attn_implementation="eager" if capped else None)
+        attn_implementation="eager" if capped else None, output_loading_info=True)
+    if found["missing_keys"]:  # transformers would fill them at random
+        raise SystemExit(f"{shown(path)} has no weights for {shown(min(found['missing_keys']))}: "
+                         "mend or replace it.")
+    return model
 
 
 def own_class(config):

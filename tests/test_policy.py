@@ -180,3 +180,15 @@ def test_the_code_that_a_model_folder_brings_is_never_run(tmp_path, monkeypatch)
         with pytest.raises(ValueError, match="trust_remote_code"):
             load(str(tmp_path))
     assert not sprung.exists()
+
+
+def test_a_model_with_a_weight_missing_is_refused_not_filled_at_random(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    make.build_model(make.build_tokenizer()).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(SystemExit, match="has no weights for model.layers.1.mlp.up_proj.weight: "):
+        load_model(str(tmp_path), "float32")
