@@ -10,7 +10,7 @@ ONE_ROUND = [  # rule, correct, wrong, rounds, outcome; n = 4, N = 4
     ("dapo", 4, 0, 1, "too few wrong")]
 ROUNDS = [  # the same for rules with rounds
     ("ada-balance", 2, 2, 1, "resolved"), ("ada-balance", 1, 7, 1, ""),
-    ("ada-balance", 7, 1, 1, ""), ("ada-balance", 0, 24, 3, ""),
+    ("ada-balance", 7, 1, 1, ""), ("ada-balance", 8, 0, 1, ""), ("ada-balance", 0, 24, 3, ""),
     ("ada-balance", 1, 31, 4, "too few correct"), ("ada-balance", 31, 1, 4, "too few wrong"),
     ("ada-pos", 1, 7, 1, "resolved"), ("ada-pos", 8, 0, 1, "resolved"), ("ada-pos", 0, 8, 1, ""),
     ("ada-pos", 0, 32, 4, "too few correct")]
@@ -29,7 +29,8 @@ SETTINGS = [  # the same with other settings
     ("ada-balance", 16, 0, 2, "too few wrong", dict(max_rounds_all_correct=2)),
     ("ada-balance", 8, 0, 1, "", dict(max_rounds_all_correct=2)),
     ("ada-balance", 15, 1, 2, "", dict(max_rounds_all_correct=2)),
-    ("ada-balance", 0, 16, 2, "", dict(max_rounds_all_correct=2))]
+    ("ada-balance", 0, 16, 2, "", dict(max_rounds_all_correct=2)),
+    ("ada-balance", 8, 0, 1, "", dict(n=20, max_rounds_all_correct=1))]  # 10 are to be right
 DRAWS = [  # rule, pass rate, expected draws, chance to end unresolved; M = 8, N = 4, n = 4
     ("ada-balance", 0.5, 8.57, 0.000), ("ada-balance", 0.2, 13.42, 0.007),
     ("ada-balance", 0.05, 27.31, 0.520), ("ada-pos", 0.5, 8.03, 0.000),

@@ -19,36 +19,37 @@ class OlmoeTopKRouter(torch.nn.Module):
     num_experts, top_k = 4, 2
 
 
-def replay_of(layers=1):
-    """A RoutingReplay as its own __init__ makes it, for a model with so many layers of experts."""
+def replay_of():
+    """A RoutingReplay as its own __init__ makes it. Of the model's three layers the first is dense.
+    """
     model = torch.nn.Module()
-    model.layers = torch.nn.ModuleList(OlmoeTopKRouter() for _ in range(layers))
-    model.config = SimpleNamespace(num_hidden_layers=layers)
+    model.layers = torch.nn.ModuleList(
+        [torch.nn.Identity(), OlmoeTopKRouter(), OlmoeTopKRouter()])
+    model.config = SimpleNamespace(num_hidden_layers=3)
     return RoutingReplay(model)
 
 
 class Routed:
-    """One call of the hook for the two tokens, in the last of `layers` layers.
+    """One call of the hook for the two tokens, in this layer of three.
 
-    In the layers before it, all tokens are forced to expert 3. norm: the router's norm_topk_prob;
-    None: it has no such attribute.
+    In another layer l all tokens are forced to expert l. norm: the router's norm_topk_prob; None:
+    it has no such attribute.
     """
 
-    def __init__(self, forced=None, norm=True, dtype=torch.float32, layers=1):
+    def __init__(self, forced=None, norm=True, dtype=torch.float32, layer=1):
         self.leaf = torch.tensor(LOGITS, requires_grad=True)
         gates, experts = self.leaf.softmax(-1).topk(2)
         if norm is not False:
             gates = gates / gates.sum(-1, keepdim=True)
-        replay, router = replay_of(layers), OlmoeTopKRouter()
+        self.replay, router = replay_of(), OlmoeTopKRouter()
         if norm is not None:
             router.norm_topk_prob = norm
         if forced is not None:
-            replay.forced = torch.full((2, layers, 2), 3)
-            replay.forced[:, -1] = torch.tensor(forced)
-        result = replay.hook(layers - 1, router, None, (self.leaf, gates.to(dtype), experts))
-        self.result, self.noted = result, replay.chosen
-        self.call = (f"hook for layer {layers - 1}: logits {spelled(LOGITS)}, the router chose "
-                     f"{spelled(experts)}, forced {forced}, norm_topk_prob={norm}")
+            self.replay.forced = torch.arange(3)[None, :, None].repeat(2, 1, 2)
+            self.replay.forced[:, layer] = torch.tensor(forced)
+        result = self.replay.hook(layer, router, None, (self.leaf, gates.to(dtype), experts))
+        self.call = (f"hook for layer {layer} of 0 (dense), 1, 2: logits {spelled(LOGITS)}, the "
+                     f"router chose {spelled(experts)}, forced {forced}, norm_topk_prob={norm}")
         if forced is None and result is not None:
             raise Wrong(f"{self.call}: nothing is forced, so return None")
         if forced is not None and (not isinstance(result, tuple) or len(result) != 3):
@@ -69,18 +70,22 @@ def shares(forced, normalise=True):
 
 def check_note():
     """what the router chose by itself is noted, replay or not; without replay nothing changes"""
-    for forced, layers in ((None, 1), (OTHER, 1), (None, 2)):
-        routed = Routed(forced, layers=layers)
-        must_be(f"{routed.call}: layers noted", sorted(routed.noted), [layers - 1])
-        must_be(f"{routed.call}: what is noted", routed.noted[layers - 1], OWN)
+    for forced, layer in ((None, 1), (OTHER, 1), (None, 2)):
+        routed = Routed(forced, layer=layer)
+        must_be(f"{routed.call}: layers noted", sorted(routed.replay.chosen), [layer])
+        must_be(f"{routed.call}: what is noted", routed.replay.chosen[layer], OWN)
+    next_batch = routed.leaf, torch.ones(2, 2), torch.tensor(OTHER)
+    routed.replay.hook(layer, OlmoeTopKRouter(), None, next_batch)
+    must_be(f"the next call, in which the router chose {OTHER}: what is noted",
+            routed.replay.chosen[layer], OTHER)
 
 
 def check_experts():
     """the forced experts are used, each token and layer its own; -1 leaves the router's choice"""
     for forced, right in ((OWN, OWN), (OTHER, OTHER), ([[-1, -1]] * 2, OWN),
                           ([[0, 3], [-1, -1]], [[0, 3], [3, 0]])):
-        for layers in (1, 2):
-            routed = Routed(forced, layers=layers)
+        for layer in (2, 1):
+            routed = Routed(forced, layer=layer)
             must_be(f"{routed.call}: experts", routed.experts, right)
 
 
@@ -90,6 +95,8 @@ def check_gates():
         routed = Routed(forced)
         must_be(f"{routed.call}: gates", routed.gates, shares(forced), 1e-5)
         must_be(f"{routed.call}: logits", routed.logits, LOGITS)
+    routed = Routed([[0, 3], [-1, -1]])
+    must_be(f"{routed.call}: gates", routed.gates, shares([[0, 3], [3, 0]]), 1e-5)
 
 
 def check_unnormalised():
@@ -126,7 +133,9 @@ AGREEMENTS = [  # own, engine, layers with experts, right
     ([[[0, 0], [2, 3]]], [[[1, 1], [3, 2]]], [1], [[True]]),
     ([[[0, 1]], [[2, 3]]], [[[0, 1]], [[2, 4]]], [0], [[True], [False]]),
     ([[[4, 0, 2]]], [[[2, 4, 0]]], [0], [[True]]),
-    ([[[4, 0, 2]]], [[[4, 1, 0]]], [0], [[False]])]
+    ([[[4, 0, 2]]], [[[4, 1, 0]]], [0], [[False]]),
+    ([[[0, 1]], [[2, 3]]], [[[2, 3]], [[0, 1]]], [0], [[False], [False]]),
+    ([[[0, 4, 5]]], [[[1, 2, 6]]], [0], [[False]])]  # with the same sums, of squares too
 
 
 def check_agreement():

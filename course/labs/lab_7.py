@@ -15,7 +15,8 @@ def hook(self, layer: int, router, _, output):
     output: (logits [B*T, experts], gates [B*T, k], experts [B*T, k])
     self.chosen    layer -> [B*T, k]: store here, without gradient, what the router itself chose
     self.forced    None: return None, and nothing changes. Otherwise [B*T, layers, k], the experts
-                   to use; -1: unknown, the router's own choice stays
+                   to use in all layers of the model, also in dense ones; -1: unknown, the router's
+                   own choice stays
     Returns (logits, gates, experts) with the forced experts and *their* gates, computed anew:
 
         g_e = exp(s_e) / sum over the chosen e' of exp(s_e')           s: logits
