@@ -1,0 +1,287 @@
+"""What is a draw worth to a real model? Gradients of single answers, put together by each rule.
+
+    python minirl.py --model SmolLM2-135M-Instruct --steps 10 --seed 30 --name bank   # the policy
+    python bench/gradient_bank.py --fill     # hours of two cores; resumable, problem by problem
+    python bench/gradient_bank.py            # the table, from what was filled
+
+No arm is trained. 64 answers are drawn for each problem, and each answer's gradient of log pi is
+stored as a sketch. A sampling rule then draws from these answers instead of from the engine, and
+its update is the sum of the sketches of what it keeps, times their coefficients. The gain of such
+an update is its component along the gradient of the held-out accuracy, for a step of length 1:
+
+    gain = <g, G> / |g|       g = sum of coefficient * grad log pi      G = grad of E[reward]
+
+What is compared and what counts: docs/sampling_plan.md, "A real model".
+"""
+import argparse
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import study
+
+from ada_sampler import SamplerConfig, collect
+
+RUN = study.ROOT / "runs" / "bank"
+BANK = RUN / "bank"
+TRAIN, HELD_OUT, DRAWS = 96, 48, 64  # problems, problems, answers for each
+WIDTH = 4  # of a sketch, per matrix of the adapter; the other side keeps its rank
+AT_ONCE = 4  # rows of a backward pass
+SHORT = 1024  # numbers that stand for a sketch where only its length is asked for
+OUTCOMES = 100  # of a rule on one problem
+BUDGETS = (300, 1_200, 5_000)  # draws of an update
+UPDATES, RESAMPLES = 100, 400
+EQUAL = 1.1  # a ratio whose interval lies between 1 / this and this is called equal
+ROUNDS = dict(M=4, N=4)  # those of a small model
+RULES = {
+    "uniform-4": SamplerConfig(sampler="uniform", n=4),
+    "uniform-16": SamplerConfig(sampler="uniform", n=16),
+    "ada-pos": SamplerConfig(sampler="ada-pos", **ROUNDS),
+    "ada-balance-cap": SamplerConfig(sampler="ada-balance", max_rounds_all_correct=1, **ROUNDS),
+    "ada-balance": SamplerConfig(sampler="ada-balance", **ROUNDS),
+}
+
+
+# ------------------------------------------------------------------------------ filling the bank
+def fill() -> None:
+    """One file per problem: rewards [64], and sketches [64, D] or a held-out problem's gradient."""
+    from parts import logprobs
+    from parts.config import parse
+    from rewards import open_grader
+
+    logprobs.SHARING = ()  # a beginning that rows share would have one gradient for all of them
+    config = parse(["--model", "SmolLM2-135M-Instruct", "--sampler", "uniform", "--n", str(DRAWS),
+                    "--eval-questions", str(HELD_OUT), "--name", "bank"])
+    with open_grader(config.reward, config.threshold, config.graders) as grader:
+        problems, engine, policy = open_run(config, grader)
+        sketch = Sketch(policy, WIDTH)
+        BANK.mkdir(exist_ok=True)
+        for name, problem in problems.items():
+            if not (BANK / f"{name}.npz").exists():
+                store(name, *answers(problem, config, engine, grader), sketch)
+                print(name, flush=True)
+
+
+def open_run(config, grader):
+    """The problems by name, and engine and policy with the adapter of the run's last checkpoint."""
+    from parts import run
+    from parts.checkpoint import newest_sound
+    from parts.data import Stream
+    from parts.policy import load_adapter
+
+    path, tokenizer = run.find_model(config)
+    train, held_out = run.load_data(config, tokenizer, grader)
+    engine = run.start_engine(config, path, tokenizer)
+    policy, _ = load_adapter(path, str(newest_sound(RUN)), "float32")
+    engine.sync(policy)
+    problems = {f"train-{i}": p for i, p in enumerate(Stream(train, seed=31).take(TRAIN))}
+    return problems | {f"held-{i}": p for i, p in enumerate(held_out)}, engine, policy
+
+
+def answers(problem, config, engine, grader) -> tuple:
+    """(rows, rewards [64]) of fresh answers to one problem, which decides their seed."""
+    from parts.engine import WatchedEngine, seed_everything
+    from parts.policy import Row
+
+    seed_everything(random.Random(str(problem.id)))
+    group, = collect([problem], config, WatchedEngine(engine, config.max_tokens), grader)
+    ids = problem.prompt_ids
+    rows = [Row(ids + s.rollout.token_ids, len(ids), [], 1.0) for s in group.pool]
+    return rows, np.array([s.reward for s in group.pool])
+
+
+def store(name: str, rows: list, rewards, sketch) -> None:
+    """Of a held-out problem the gradient of its expected reward is enough: one sketch [D]."""
+    found = np.concatenate([sketch(rows[i:i + AT_ONCE]) for i in range(0, len(rows), AT_ONCE)])
+    if name.startswith("held"):
+        found = (rewards - rewards.mean()) @ found / (len(rewards) - 1)
+    partial = BANK / "partial.npz"
+    np.savez(partial, rewards=rewards, sketch=found.astype(np.float32))
+    partial.replace(BANK / f"{name}.npz")
+
+
+class Sketch:
+    """The gradient of log pi(response) with respect to the adapter, a vector for each row.
+
+    A matrix's gradient is a sum over tokens of (gradient of its output) x (its input). Of the two
+    the one that has the adapter's rank is kept, the other is multiplied by random signs, [size,
+    width] / sqrt(width). So sketches have the lengths and angles of the gradients, on average over
+    the signs.
+    """
+
+    def __init__(self, policy, width: int, seed: int = 0):
+        import torch
+
+        self.policy, self.signs, self.parts = policy, {}, {}
+        random_bits = torch.Generator().manual_seed(seed)
+        for name, layer in policy.named_modules():
+            if name.endswith((".lora_A.default", ".lora_B.default")):
+                layer.weight.requires_grad_(True)
+                is_a = name.endswith("A.default")
+                size = layer.in_features if is_a else layer.out_features
+                bits = torch.randint(0, 2, (size, width), generator=random_bits)
+                self.signs[name] = (2 * bits - 1).to(layer.weight.dtype) / width**0.5
+                layer.register_forward_hook(self.watch(name, is_a, self.signs[name]))
+
+    def watch(self, name: str, is_a: bool, P):
+        def after_forward(layer, inputs, output):
+            x = inputs[0].detach()  # [rows, tokens, in]
+            output.register_hook(lambda grad: keep(x, grad))
+
+        def keep(x, grad):
+            one, other = (x @ P, grad) if is_a else (x, grad @ P)
+            self.parts[name] = (one.transpose(1, 2) @ other).flatten(1)  # summed over tokens
+
+        return after_forward
+
+    def __call__(self, rows: list):
+        """[rows, D]"""
+        import torch
+
+        from parts.logprobs import token_logprobs
+
+        token_logprobs(self.policy, rows)[0].sum().backward()
+        self.policy.zero_grad(set_to_none=True)
+        found, self.parts = torch.cat(list(self.parts.values()), 1), {}
+        return found.numpy()
+
+
+# ------------------------------------------------------------------------------ rules on the bank
+@dataclass
+class Drawn:
+    """An answer of the bank: rollout and verdict in one."""
+
+    place: int  # among the problem's 64
+    reward: float
+    status: str = "graded"
+    token_ids: tuple = ()
+
+
+class BankEngine:
+    """Replaces the language model: a draw is one of the stored answers, none of them twice."""
+
+    def __init__(self):
+        self.queue = []
+
+    def submit(self, key, problem) -> None:
+        self.queue.append((key, next(problem.answers)))
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.queue)
+
+    def step(self) -> list[tuple]:
+        finished, self.queue = self.queue, []
+        return finished
+
+
+def coefficients(rewards, config: SamplerConfig, rng=None) -> tuple[np.ndarray, int]:
+    """(coefficient of each stored answer, draws): what the rule makes of one problem.
+
+    rng: draws the answers in a random order; None: in their own.
+    """
+    verdicts, order = {}, list(range(len(rewards)))
+    if rng:
+        rng.shuffle(order)
+    problem = SimpleNamespace(id=0, answers=(Drawn(i, float(rewards[i])) for i in order))
+    grader = SimpleNamespace(
+        submit=lambda key, problem, drawn: verdicts.update({key: drawn}), result=verdicts.pop)
+    group, = collect([problem], config, BankEngine(), grader)
+    found = np.zeros(len(rewards))
+    for sample, coefficient in group.rows():
+        found[sample.rollout.place] = coefficient
+    return found, len(group.pool)
+
+
+def outcomes(config: SamplerConfig, bank: list[dict]) -> dict:
+    """What the rule made of each problem, 100 times over: draws, and the update as
+
+    along [problems, 100, held-out problems]: its products with their gradients
+    short [problems, 100, SHORT]: the sum of its answers' short sketches
+    """
+    rng, found = random.Random(0), dict(draws=[], along=[], short=[])
+    for problem in bank:
+        tries = [coefficients(problem["rewards"], config, rng) for _ in range(OUTCOMES)]
+        c = np.stack([coefficient for coefficient, _ in tries])
+        found["draws"].append(np.mean([draws for _, draws in tries]))
+        found["along"].append(c @ problem["along"])
+        found["short"].append(c @ problem["short"])
+    return {key: np.array(values) for key, values in found.items()}
+
+
+def read_bank() -> list[dict]:
+    """A dict per training problem: rewards [64], along [64, held-out problems], short [64, SHORT].
+    """
+    files = {kind: sorted(BANK.glob(f"{kind}-*.npz")) for kind in ("train", "held")}
+    if not all(files.values()):
+        raise SystemExit(f"Nothing is stored in {BANK}: --fill comes first.")
+    G = np.stack([np.load(file)["sketch"] for file in files["held"]])
+    R = np.random.default_rng(1).standard_normal((G.shape[1], SHORT), np.float32) / SHORT**0.5
+    stored = (np.load(file) for file in files["train"])
+    return [dict(rewards=one["rewards"], along=one["sketch"] @ G.T, short=one["sketch"] @ R)
+            for one in stored]
+
+
+# ------------------------------------------------------------------------------ what they gain
+def mean_gain(found: dict, budget: int, chosen, held, rng) -> float:
+    """Over UPDATES updates of so many draws, of the problems `chosen` as tested on `held`."""
+    prompts = max(1, round(budget / found["draws"][chosen].mean()))
+    at = chosen[rng.integers(0, len(chosen), (UPDATES, prompts))]
+    outcome = rng.integers(0, OUTCOMES, at.shape)
+    along = found["along"][at, outcome].sum(1)[:, held].mean(1)
+    length = np.stack([np.linalg.norm(found["short"][a, o].sum(0)) for a, o in zip(at, outcome)])
+    return float((along / np.maximum(length, 1e-30)).mean())  # an update of silent prompts is 0
+
+
+def ratios(found: dict[str, dict], budget: int, base: str = "uniform-4") -> dict[str, tuple]:
+    """rule -> (ratio of its mean gain to that of `base`, low, high): 95 %, over problems drawn
+    again from both sets.
+    """
+    rng = np.random.default_rng(budget)
+    train, held = (len(found[base]["along"]), found[base]["along"].shape[2])
+
+    def gains(chosen, tested) -> dict:
+        return {arm: mean_gain(own, budget, chosen, tested, rng) for arm, own in found.items()}
+
+    seen = [gains(np.arange(train), np.arange(held)) for _ in range(20)]
+    again = [gains(rng.integers(0, train, train), rng.integers(0, held, held))
+             for _ in range(RESAMPLES)]
+    whole = {arm: np.mean([one[arm] for one in seen]) for arm in found}
+    table = {}
+    for arm in found:
+        spread = [one[arm] / one[base] for one in again]
+        table[arm] = (whole[arm] / whole[base], *np.percentile(spread, (2.5, 97.5)))
+    return table
+
+
+def verdict(low: float, high: float) -> str:
+    word = "ahead" if low > 1 else "behind" if high < 1 else "open"
+    return "equal" if 1 / EQUAL <= low and high <= EQUAL else word
+
+
+def report(found: dict[str, dict]) -> str:
+    head = ["rule", "draws per prompt", *(f"{budget:,} draws an update" for budget in BUDGETS)]
+    by_budget = [ratios(found, budget) for budget in BUDGETS]
+    lines = [head]
+    for arm, own in found.items():
+        cells = [f"{ratio:.2f} [{low:.2f}, {high:.2f}]: {verdict(low, high)}"
+                 for ratio, low, high in (table[arm] for table in by_budget)]
+        lines.append([arm, f"{own['draws'].mean():.1f}", *cells])
+    return study.markdown(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--fill", action="store_true", help="draw and store what is missing")
+    if parser.parse_args().fill:
+        fill()
+    bank = read_bank()
+    text = report({rule: outcomes(config, bank) for rule, config in RULES.items()})
+    Path(study.RESULTS, "gradient_bank.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""bench/gradient_bank.py: sketches are gradients, rules draw as from an engine."""
+import random
+import sys
+
+import numpy as np
+import pytest
+import torch
+from helpers import ROOT
+from small_policy import random_groups, tiny_policy
+
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "course")]
+
+import gradient_bank  # noqa: E402
+import silence  # noqa: E402
+from laws import expected_yield  # noqa: E402
+
+from ada_sampler import SamplerConfig  # noqa: E402
+from parts.logprobs import token_logprobs  # noqa: E402
+from parts.policy import Row  # noqa: E402
+
+
+def test_a_sketch_is_each_rows_gradient_times_random_signs():
+    """Against autograd, a row at a time; rows of different lengths are padded."""
+    policy = tiny_policy()
+    sketch = gradient_bank.Sketch(policy, width=3)
+    pairs = [(group.problem.prompt_ids, s.rollout.token_ids)
+             for group in random_groups(2, seed=0) for s, _ in group.rows()]
+    rows = [Row(prompt + response, len(prompt), [], 1) for prompt, response in pairs]
+    found = sketch(rows)
+    assert len({len(row.ids) for row in rows}) > 4
+    for row, mine in zip(rows, found):
+        token_logprobs(policy, [row])[0].sum().backward()
+        wanted = []
+        for name, weight in policy.named_parameters():
+            if "lora_" in name:
+                P, grad = sketch.signs[name.removesuffix(".weight")], weight.grad
+                wanted.append((P.T @ (grad.T if "lora_A" in name else grad)).flatten())
+                weight.grad = None
+        # a sketch's order is that of the backward pass, the same for all rows
+        assert np.allclose(np.sort(mine), torch.cat(wanted).sort().values, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("p", [0.125, 0.5, 0.875])
+def test_rules_draw_from_the_bank_as_the_theory_says(p):
+    """512 stored answers: so many that drawing none twice hardly matters."""
+    rewards = np.arange(512) < 512 * p
+    for name, config in gradient_bank.RULES.items():
+        tries = [gradient_bank.coefficients(rewards, config, rng)
+                 for rng in map(random.Random, range(400))]
+        draws = np.array([draws for _, draws in tries])
+        squares = np.array([(c**2).sum() for c, _ in tries]) / config.n**2
+        exact = expected_yield(p, config)
+        for values, wanted in ((draws, exact.draws), (squares, exact.noise)):
+            assert abs(values.mean() - wanted) <= 4 * values.std() / 20 + 0.01 * wanted, name
+
+
+def test_equal_rules_are_equal_and_a_rule_that_learns_nothing_is_behind(monkeypatch):
+    """The answers' gradients are orthogonal, and only right ones help on the held-out problems."""
+    monkeypatch.setattr(gradient_bank, "RESAMPLES", 40)
+    rng = np.random.default_rng(0)
+    bank = []
+    for p in rng.uniform(0.1, 0.9, 12):
+        rewards = (rng.random(64) < p).astype(float)
+        bank.append(dict(rewards=rewards, along=np.outer(rewards, np.ones(5)),
+                         short=rng.standard_normal((64, 128)) / 128**0.5))
+    uniform = gradient_bank.outcomes(SamplerConfig(sampler="uniform", n=4), bank)
+    silent = uniform | dict(along=0 * uniform["along"])
+    found = gradient_bank.ratios({"uniform-4": uniform, "same": uniform, "silent": silent}, 300)
+    assert gradient_bank.verdict(*found["same"][1:]) == "equal"
+    assert found["silent"] == (0, 0, 0) and gradient_bank.verdict(0, 0) == "behind"
+
+
+def test_silence_is_predicted_from_half_of_the_answers(monkeypatch):
+    """Holds for answers of one policy; not where all of the later half are wrong."""
+    monkeypatch.setattr(silence, "ORDERS", 5)
+    rng = np.random.default_rng(0)
+    pools = [(rng.random(32) < p).astype(float) for p in rng.beta(0.5, 1, 600)]
+    assert silence.report(pools).count("| holds |") == len(gradient_bank.RULES)
+    for pool in pools:
+        pool[16:] = 0
+    assert silence.report(pools).count("| does not hold |") == len(gradient_bank.RULES)
+    (_, silent), (_, draws) = silence.compare(pools, gradient_bank.RULES["ada-balance"]).values()
+    assert (silent, draws) == (1, 16)
+
+
+@pytest.mark.parametrize("low, high, word", [
+    (1.01, 1.3, "ahead"), (0.7, 0.99, "behind"), (0.92, 1.09, "equal"), (1.01, 1.09, "equal"),
+    (0.85, 1.05, "open"), (0.95, 1.2, "open")])
+def test_the_words_of_the_plan(low, high, word):
+    assert gradient_bank.verdict(low, high) == word
