@@ -31,8 +31,7 @@ as it will be needed however the missing answers turn out. This changes when it 
 If you only want ada-balance, skip the last section, which serves ada-est and gvm.
 
 **A prompt that is never solved** (ada-balance).
-    1. After N*M wrong answers `exit_test` closes it as "too few correct". (Or the step's budget is
-       spent before: "out of budget".)
+    1. After N*M wrong answers `exit_test` closes it as "too few correct".
     2. `keep` finds no right answer and takes n wrong ones, as the released code does. The papers
        drop the prompt instead (drop_unresolved).
     3. Each reward equals the pool's mean, so each coefficient is 0: the prompt teaches nothing,
@@ -56,7 +55,6 @@ Papers: v1 and v3 are versions of Reinforce-Ada, arXiv 2510.04996; GVM is 2505.0
 2503.14476. Symbols are theirs: n, M, N, tau, p.
 """
 import math
-import sys
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any, Callable, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -86,9 +84,7 @@ RULES = {  # name -> the rule under the settings c
         min_correct=c.n // 2, min_wrong=c.n - c.n // 2),
     # These two allocate the step's draws to its prompts: see the last section of this file.
     "ada-est": lambda c: Rule(first_round=c.M, rows_per_prompt=c.M, allocates="by memory"),
-    "gvm": lambda c: Rule(
-        first_round=c.gvm_pilot, rows_per_prompt=c.M + c.gvm_pilot * c.gvm_reuse_pilots,
-        allocates="by pilots"),
+    "gvm": lambda c: Rule(first_round=c.gvm_pilot, rows_per_prompt=c.M, allocates="by pilots"),
 }
 
 
@@ -115,10 +111,6 @@ class SamplerConfig:
     """ada-balance: close a prompt after so many rounds without a wrong answer; 0 = off"""
     drop_unresolved: bool = False
     """ada-pos, ada-balance: train on no prompt that stayed unresolved, as in the papers"""
-    max_samples_per_step: int = 0
-    """open no round that would exceed so many samples per step; 0 = off"""
-    max_tokens_per_step: int = 0
-    """open no further round once a step has so many tokens; 0 = off"""
     max_refills: int = 3
     """dapo: how often a prompt is replaced by another one; 0 = never"""
     advantage: Literal["pool-mean", "leave-one-out", "group-std", "positives-only"] = "pool-mean"
@@ -145,8 +137,6 @@ class SamplerConfig:
     """gvm: beta in this formula; with 2 a prompt of p = sqrt(alpha) gets most"""
     gvm_norms: Literal["head", "one"] = "head"
     """gvm: gradient norm of a prompt: measured at the language-model head, or one for all"""
-    gvm_reuse_pilots: bool = False
-    """gvm: train on the pilots too (the paper throws them away)"""
 
     @property
     def rule(self) -> Rule:
@@ -198,7 +188,7 @@ class Group:
     problem: Any
     pool: list[Sample] = field(default_factory=list)  # all draws
     rounds: int = 0  # opened so far
-    # resolved, too few correct, too few wrong, out of budget, not drawn again; "" = open
+    # resolved, too few correct, too few wrong, out of budget (gvm gave it no draws); "" = open
     outcome: str = ""
     refill: int = 0  # dapo: how many prompts were tried before this one in its place
     # `settle` sets the rest, once all prompts are closed
@@ -335,12 +325,10 @@ def settle(group: Group, config: SamplerConfig, worst: float = 0.0) -> None:
     worst: the reward of all its answers if none has a verdict.
     """
     rule, pool = config.rule, group.pool
-    if not pool:
-        return
     for s, reward in zip(pool, without_verdict([s.reward for s in pool], worst)):
         s.reward = reward
     group.p_hat = pass_rate(pool)
-    if rule.allocates == "by pilots" and not config.gvm_reuse_pilots:
+    if rule.allocates == "by pilots":  # they served to estimate p, and are not trained on
         pool = [s for s in pool if s.round > 0]
         if not pool:
             return
@@ -401,7 +389,7 @@ def collect(
 
 
 class Collector:
-    """One step's groups, their cost so far, and the loop that advances them.
+    """One step's groups, and the loop that advances them.
 
     What is submitted before which engine step depends on finished samples and their verdicts, never
     on the clock or on the order in which verdicts come in. So with a deterministic engine a run can
@@ -411,33 +399,20 @@ class Collector:
     def __init__(self, config: SamplerConfig, engine, grader, more=None):
         self.config, self.engine, self.grader, self.more = config, engine, grader, more
         self.groups: list[Group] = []
-        self.samples = 0  # drawn so far, finished or not
-        self.tokens = 0  # of the finished ones
 
     def add(self, problem, size: int, refill: int = 0) -> None:
         """Take a prompt into the batch and open its first round."""
         group = Group(len(self.groups), problem, refill=refill)
         self.groups.append(group)
-        if not self.open_round(group, size):
-            group.outcome = "out of budget"
+        self.open_round(group, size)
 
-    def affordable(self, size: int) -> bool:
-        """Is there budget for a round of this size?"""
-        samples = self.config.max_samples_per_step or sys.maxsize
-        tokens = self.config.max_tokens_per_step or sys.maxsize
-        return size > 0 and self.samples + size <= samples and self.tokens < tokens
-
-    def open_round(self, group: Group, size: int) -> bool:
-        """Submit `size` more samples of a prompt; False, and nothing done, if not affordable."""
-        if not self.affordable(size):
-            return False
+    def open_round(self, group: Group, size: int) -> None:
+        """Submit `size` more samples of a prompt."""
         for index in range(len(group.pool), len(group.pool) + size):
             group.pool.append(Sample(index, group.rounds))
             key = (group.index, index)  # by which the sample finds its way home
             self.engine.submit(key, group.problem)
         group.rounds += 1
-        self.samples += size
-        return True
 
     def drive(self) -> None:
         """Step the engine until every prompt is closed.
@@ -452,35 +427,14 @@ class Collector:
             arrived = list(self.engine.step()) if self.engine.busy else []
             for key, rollout in arrived:
                 self.grader.submit(key, self.groups[key[0]].problem, rollout)
-            if (arrived or self.engine.busy) and self.scarce():
-                arrived = due + arrived  # all of them become due when the engine is idle
-                continue
             for (p, index), rollout in due:
                 self.groups[p].pool[index].rollout = rollout
-                self.tokens += len(rollout.token_ids)
             for p in sorted({p for (p, _), _ in due}):
                 self.advance(self.groups[p])
         lost = [group.index for group in self.groups if not group.outcome]
         if lost:
             raise RuntimeError(
                 f"the engine is idle, but samples of these prompts never came back: {lost}")
-
-    def scarce(self) -> bool:
-        """Might the open prompts together exceed the budget that is left?
-
-        If so, `drive` decides only when all rounds are complete, in the order of the batch.
-        Otherwise fast prompts would use up the budget, and the length of answers would bias who is
-        sampled. How many tokens a round will take is unknown, so under a limit of tokens this is
-        always so. (dapo needs no such care: a replacement is the same, whichever it replaces.)
-        """
-        config = self.config
-        if config.rule.max_rounds == 1:
-            return False
-        if config.max_tokens_per_step:
-            return True
-        still_open = [group for group in self.groups if not group.outcome]
-        wanted = sum(config.M * (config.N - group.rounds) for group in still_open)
-        return self.samples + wanted > (config.max_samples_per_step or sys.maxsize)
 
     def advance(self, group: Group) -> None:
         """Close a prompt or open its next round, if the present one is complete.
@@ -496,8 +450,8 @@ class Collector:
         self.read_verdicts(group)
         correct = sum(s.correct for s in group.pool)
         group.outcome = exit_test(correct, len(group.pool) - correct, group.rounds, self.config)
-        if not group.outcome and not self.open_round(group, self.config.M):
-            group.outcome = "out of budget"
+        if not group.outcome:
+            self.open_round(group, self.config.M)
         if self.config.rule.replaces and group.outcome != "resolved":
             self.try_another(group)
 
@@ -525,8 +479,6 @@ class Collector:
     def try_another(self, group: Group) -> None:
         """dapo: try another prompt in this one's place; after max_refills it stays empty."""
         if not self.more or group.refill >= self.config.max_refills:
-            return
-        if not self.affordable(self.config.n):
             return
         problem = self.more()
         if problem is not None:
@@ -598,8 +550,6 @@ class Estimator:
         return (K + alpha) / (T + alpha + beta)
 
     def update(self, group: Group) -> None:
-        if not group.pool:
-            return  # no draw: what is known of the prompt stays
         T, K = self.counts.get(str(group.problem.id), (0.0, 0.0))
         drawn, correct = len(group.pool), sum(s.correct for s in group.pool)
         decay = self.config.est_decay
@@ -616,10 +566,9 @@ def sizes_by_memory(problems: list, config: SamplerConfig, estimator) -> list[in
     """ada-est: how many samples of each prompt to draw, by what earlier steps have shown."""
     if estimator is None:
         raise ValueError("ada-est needs estimator=Estimator(config), kept from step to step")
-    total = min(config.M * len(problems), config.max_samples_per_step or sys.maxsize)
-    low = min(config.N_min, total // max(len(problems), 1))
     rates = [estimator.pass_rate(problem) for problem in problems]
-    return allocate_est(rates, total, config.est_eps, low, config.N_max)
+    total = config.M * len(problems)
+    return allocate_est(rates, total, config.est_eps, config.N_min, config.N_max)
 
 
 def draw_after_pilots(
@@ -627,20 +576,12 @@ def draw_after_pilots(
 ) -> None:
     """gvm: allocate M draws per prompt by what the pilots showed. For this, prompts do wait."""
     config = run.config
-    groups = [group for group in run.groups if group.pool]
-    p = [pass_rate(group.pool) for group in groups]
-    norms = grad_norms(groups) if grad_norms else [1.0 for _ in groups]
-    left = (config.max_samples_per_step or sys.maxsize) - run.samples
-    wanted = config.M * len(groups)
-    total = min(wanted, left)
-    sizes = allocate_gvm(p, norms, total, config.gvm_alpha, config.gvm_beta)
-    for group, rate, size in zip(groups, p, sizes):
-        group.outcome = ""
-        if run.open_round(group, size):
-            continue
-        if not rate:
-            group.outcome = "too few correct"
-        elif size or total < wanted:
-            group.outcome = "out of budget"
+    p = [pass_rate(group.pool) for group in run.groups]
+    norms = grad_norms(run.groups) if grad_norms else [1.0 for _ in p]
+    sizes = allocate_gvm(p, norms, config.M * len(p), config.gvm_alpha, config.gvm_beta)
+    for group, rate, size in zip(run.groups, p, sizes):
+        if size:
+            group.outcome = ""
+            run.open_round(group, size)
         else:
-            group.outcome = "not drawn again"
+            group.outcome = "out of budget" if rate else "too few correct"

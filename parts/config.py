@@ -56,11 +56,11 @@ RESUMABLE = frozenset({
 
 READS = {  # sampler -> the settings that it reads, besides those that every sampler reads
     "uniform": "n",
-    "dapo": "n max_refills max_tokens_per_step",
-    "ada-pos": "n M N M_first drop_unresolved max_tokens_per_step k_pos",
-    "ada-balance": "n M N M_first drop_unresolved max_tokens_per_step max_rounds_all_correct",
+    "dapo": "n max_refills",
+    "ada-pos": "n M N M_first drop_unresolved k_pos",
+    "ada-balance": "n M N M_first drop_unresolved max_rounds_all_correct",
     "ada-est": "M N_min N_max est_decay est_alpha est_beta est_eps",
-    "gvm": "M gvm_pilot gvm_alpha gvm_beta gvm_norms gvm_reuse_pilots max_tokens_per_step",
+    "gvm": "M gvm_pilot gvm_alpha gvm_beta gvm_norms",
 }
 
 
@@ -72,7 +72,6 @@ def limited(default, least, most, also=()):
 SAMPLER_RANGES = dict(  # least and most, of the fields of ada_sampler.SamplerConfig
     n=(1, 4096), M=(1, 4096), N=(1, 1000), M_first=(0, 4096), k_pos=(1, 4096),
     max_rounds_all_correct=(0, 1000), max_refills=(0, 1000),
-    max_samples_per_step=(0, 10**9), max_tokens_per_step=(0, 10**12),
     est_decay=(0, 1), est_alpha=(1e-6, 1e6), est_beta=(1e-6, 1e6), est_eps=(1e-9, 1),
     N_min=(1, 4096), N_max=(1, 4096),
     gvm_pilot=(1, 4096), gvm_alpha=(0, 1), gvm_beta=(0, 10))
@@ -362,9 +361,6 @@ def contradictions(c: Config) -> list[tuple[bool, str]]:
          f"k_pos = {c.k_pos} is more than all {draws} draws: raise M or N"),
         (rule.allocates == "by memory" and not c.N_min <= c.M <= c.N_max,
          "M must lie from N_min to N_max for ada-est"),
-        (0 < c.max_samples_per_step < rule.first_round,
-         f"max_samples_per_step = {c.max_samples_per_step} does not allow one prompt its first "
-         f"{rule.first_round} samples: raise it, or 0 for off"),
         (not re.fullmatch("[0-9]{1,6}|all", c.log_groups),
          f"log_groups must be a whole number up to 999999 (0 = none), or all, not "
          f"{shown(c.log_groups, 40)}"),

@@ -144,9 +144,6 @@ def require_shareable(config) -> None:
     if WORLD > 1 and config.sampler in ("gvm", "dapo"):
         wrong = (f"sampler {config.sampler} decides over {part}: use ada-balance, ada-pos, ada-est "
                  "or uniform, or one process")
-    elif WORLD > 1 and (config.max_samples_per_step or config.max_tokens_per_step):
-        wrong = (f"max_samples_per_step and max_tokens_per_step limit {part}: leave them at 0, or "
-                 "use one process")
     elif config.batch_prompts < WORLD:
         wrong = (f"batch_prompts = {config.batch_prompts} leaves some of {WORLD} processes without "
                  "a prompt: raise it")

@@ -92,9 +92,6 @@ def refuse(c: Config, own) -> None:
                          "takes n of each: use uniform, dapo, ada-pos or ada-balance, or minirl.py")
     if c.sampler == "dapo" and c.max_refills:
         raise ValueError("dapo cannot refill a batch of TRL's: set max_refills to 0")
-    if c.max_samples_per_step or c.max_tokens_per_step:
-        raise ValueError("max_samples_per_step and max_tokens_per_step can leave a prompt without "
-                         "the n samples that TRL takes of each: leave them at 0")
     if c.n < 2:
         raise ValueError("TRL wants at least 2 samples of a prompt: raise n")
     if (c.batch_prompts % WORLD or rows % c.mini_batches

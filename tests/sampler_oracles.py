@@ -91,8 +91,15 @@ def config(rule="ada-balance", **changes):
 class WithBarrier(Collector):
     """Decides only when no prompt has an unfinished round, as the papers' code does."""
 
-    def scarce(self):
-        return True
+    waiting = frozenset()
+
+    def advance(self, group):
+        self.waiting |= {group.index}
+        if any(s.rollout is None for group in self.groups for s in group.pool):
+            return
+        complete, self.waiting = sorted(self.waiting), frozenset()
+        for index in complete:
+            super().advance(self.groups[index])
 
 
 class WithoutEarlyOpening(Collector):

@@ -41,8 +41,6 @@ def refusal(capsys, read, flags) -> str:
     ("--sampler ada-pos --N 3 --M-first 16 --k-pos 33", "more than all 32 draws"),
     ("--sampler ada-est --N-min 9", "from N_min to N_max"),
     ("--sampler ada-est --M 64", "from N_min to N_max"),
-    ("--max-samples-per-step 7", "does not allow one prompt its first 8 samples"),
-    ("--sampler gvm --gvm-pilot 5 --max-samples-per-step 4", "its first 5 samples"),
     ("--temperature 0", "temperature must be at least 0.01, not 0"),
     ("--mini-batches 50 --batch-prompts 8", "8 prompts cannot be cut into 50"),
     ("--mini-batches 25", "24 prompts cannot be cut into 25"),
@@ -94,7 +92,7 @@ def test_what_cannot_work_is_refused_in_one_sentence(flags, sentence, capsys):
     dict(mini_batches=24, batch_prompts=24), dict(mini_batches=5, batch_prompts=24),
     dict(data="mine.jsonl", problem_key="question"), dict(log_groups="all"),
     dict(sampler="ada-pos", k_pos=32), dict(sampler="ada-pos", N=3, M_first=16, k_pos=32),
-    dict(sampler="ada-est", N_min=8, N_max=8), dict(max_samples_per_step=8),
+    dict(sampler="ada-est", N_min=8, N_max=8),
 ])
 def test_what_is_near_to_it_is_not(settings):
     Config(**settings).validate()

@@ -97,7 +97,6 @@ def test_shares_of_prompts():
 
 def test_summary_of_nothing():
     assert summarize([])["samples"] == 0 and "reward_pool" not in summarize([])
-    assert json.dumps(summarize([Group(0, None, outcome="out of budget")]))
 
 
 @pytest.mark.parametrize("gaps", [(0.25, -2.0, 0.5), (-0.25, 2.0, -0.5)])
@@ -160,12 +159,11 @@ def trained(rows):
 
 FAR = dict(mini_batches=3, lr=0.1, warmup_steps=0)  # so far that tokens are stopped
 SAMPLING = [
-    {}, dict(max_samples_per_step=60), dict(sampler="uniform"), dict(sampler="ada-est"),
+    {}, dict(sampler="uniform"), dict(sampler="ada-est"),
     dict(sampler="dapo", batch_prompts=5), dict(sampler="ada-pos", k_pos=2),
     dict(sampler="gvm", gvm_norms="one"),
-    dict(sampler="gvm", gvm_norms="one", gvm_reuse_pilots=True),
     dict(weighting="log"), dict(advantage="leave-one-out"), dict(drop_unresolved=True)]
-WEIGHTS = [dict(sampler="ada-est"), dict(weighting="log"), dict(max_samples_per_step=60)]
+WEIGHTS = [dict(sampler="ada-est"), dict(weighting="log")]
 UPDATING = [
     {}, dict(objective="grpo"), dict(objective="cispo"), dict(importance="none"),
     dict(importance="staleness", weight_cap=1.0), dict(clip=False), dict(mask="dppo", delta=0.01),

@@ -189,8 +189,6 @@ def test_what_is_wrong_is_said_once_and_before_an_engine_starts(small, scene, se
 @pytest.mark.parametrize("settings, sentence", [
     (dict(sampler="gvm"), "gvm decides over the whole batch"),
     (dict(sampler="dapo"), "dapo decides over the whole batch"),
-    (dict(max_samples_per_step=600), "limit the whole batch"),
-    (dict(max_tokens_per_step=9000), "limit the whole batch"),
     (dict(batch_prompts=7), "some of 8 processes without a prompt"),
     (dict(sampler="ada-est"), "")])
 def test_what_cannot_be_shared_out_is_refused(monkeypatch, settings, sentence):

@@ -207,8 +207,6 @@ def test_another_version_of_trl_gets_one_sentence(tmp_path):
     ("--sampler ada-est", "ada-est keeps more samples of some"),
     ("--sampler gvm", "gvm keeps more samples of some"),
     ("--sampler dapo", "dapo cannot refill a batch"),
-    ("--max-samples-per-step 400", "can leave a prompt without the n samples"),
-    ("--max-tokens-per-step 9000", "can leave a prompt without the n samples"),
     ("--n 1 --sampler uniform --advantage positives-only", "at least 2 samples"),
     ("--batch-prompts 7", "batch_prompts = 7 with n = 4 cannot be cut evenly into 2 processes"),
     ("--batch-prompts 6 --mini-batches 5", "mini_batches = 5"),
