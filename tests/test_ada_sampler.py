@@ -18,7 +18,7 @@ from helpers import HANG
 from parts.config import check_sampler, unread
 from parts.metrics import summarize
 from sampler_oracles import (
-    ADVANTAGES, ORACLE, RULES, WAYS, WEIGHTINGS, WEIGHTS, Engine, Grader, Verdict, WithBarrier,
+    ADVANTAGES, ORACLE, RULES, WAYS, WEIGHTINGS, WEIGHTS, Engine, Grader, Verdict,
     WithoutEarlyOpening, closed_pools, coins, config, exact, exact_weight, mixed, outcomes, run,
     sample)
 
