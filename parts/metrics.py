@@ -27,7 +27,7 @@ def summarize(groups: list) -> dict[str, Any]:
     """
     pool, outcomes = [s for group in groups for s in group.pool], [g.outcome for g in groups]
     averages = dict(
-        reward_first_round=[first_round_reward(group) for group in groups],
+        reward_first_round=[first_round_reward(group) for group in groups if group.pool],
         reward_pool=[s.reward for s in pool],
         reward_kept=[s.reward for group in groups for s in group.kept],
         response_length=[len(s.rollout.token_ids) for s in pool],
@@ -149,9 +149,9 @@ def group_row(step: int, group, tokenizer) -> dict:
     return dict(
         step=step, place=group.index, refill=group.refill, id=group.problem.id,
         prompt=group.problem.prompt, gold=group.problem.answer, outcome=group.outcome,
-        pool_mean=sum(rewards) / len(rewards),
+        pool_mean=sum(rewards) / len(rewards) if rewards else None,
         baseline=group.baseline, p_hat=group.p_hat,
-        opened=group.pool[0].rollout.submitted,
+        opened=group.pool[0].rollout.submitted if group.pool else None,
         pool=[sample_row(s, kept.get(s.index), tokenizer) for s in group.pool])
 
 

@@ -3,10 +3,10 @@
     python minirl.py --report-to trackio        # while it runs
     python -m parts.track runs/NAME trackio     # afterwards, or to send what did not arrive
 
-A tracker gets each step once: metrics as train/..., evaluations as held_out/... (held_out/SET/...
-if there are several sets), and the kept samples of the recorded prompts as a table.
-`runs/NAME/tracker/KIND.json` holds the name of the tracked run and the last step sent, so that a
-resumed run goes on in the same one. A tracker that fails costs a warning, never the run.
+A tracker gets the numbers of each step once: metrics as train/..., evaluations as held_out/...
+(held_out/SET/... if there are several sets). `runs/NAME/tracker/KIND.json` holds the name of the
+tracked run and the last step sent, so that a resumed run goes on in the same one. A tracker that
+fails costs a warning, never the run. For what the model wrote: explore.py.
 """
 import contextlib
 import json
@@ -17,17 +17,16 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from parts.files import lock, read_json, row_of, shown, write_safely
+from parts.files import lock, read_json, read_rows, shown, write_safely
 from parts.folder import settings
 from parts.plot import is_number
 
-LOGS = ("metrics.jsonl", "eval.jsonl", "groups.jsonl")
-COLUMNS = ["step", "prompt", "gold", "completion", "reward", "status", "advantage"]
+LOGS = ("metrics.jsonl", "eval.jsonl")
 PROJECT = "minirl"
 
 
 # ------------------------------------------------------------------------------ the trackers
-# Each opens a tracked run and returns what has log(numbers, step), Table(columns, data), finish().
+# Each opens a tracked run and returns what has log(numbers, step) and finish().
 def open_trackio(folder: Path, name: str, known: dict):
     """Writes to this machine's SQLite file, or wherever TRACKIO_SPACE_ID says."""
     import trackio
@@ -54,18 +53,13 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer = SummaryWriter(folder)
-        self.writer.add_text("settings", self.Table(list(known), [list(known.values())]))
+        lines = json.dumps(known, indent=1).splitlines()
+        self.writer.add_text("settings", "\n".join("    " + line for line in lines))  # Markdown
 
     def log(self, numbers: dict, step: int) -> None:
         for name, value in numbers.items():
-            add = self.writer.add_text if isinstance(value, str) else self.writer.add_scalar
-            add(name, value, step)
+            self.writer.add_scalar(name, value, step)
         self.writer.flush()
-
-    def Table(self, columns: list, data: list) -> str:
-        """A block of Markdown code: four spaces before each line show every character as it is."""
-        rows = [json.dumps(dict(zip(columns, row)), indent=1) for row in data]
-        return "\n".join("    " + line for row in rows for line in row.splitlines())
 
     def finish(self) -> None:
         self.writer.close()
@@ -88,16 +82,15 @@ def numbers_of(prefix: str, row: dict) -> dict:
     return found
 
 
-def table_of(groups: list[dict]) -> list[list]:
-    """The kept samples of recorded groups: one row each, in the order of COLUMNS."""
-    rows = [[group["step"], group["prompt"], group["gold"], s["text"], s["reward"], s["status"],
-             s["advantage"]] for group in groups for s in group["pool"] if s["kept"]]
-    return [[sendable(cell) for cell in row] for row in rows]
-
-
-def sendable(value):
-    """A text without lone surrogates, which a model can write and no tracker can store."""
-    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+def as_sent(rows: dict[str, list[dict]]) -> dict:
+    """What the logs say of one step, given its rows of each log."""
+    found, evaluations = {}, rows.get("eval.jsonl", [])
+    for row in rows.get("metrics.jsonl", []):
+        found |= numbers_of("train", row)
+    for row in evaluations:
+        several = len(evaluations) > 1
+        found |= numbers_of(f"held_out/{row['data']}" if several else "held_out", row)
+    return found
 
 
 class Tracker:
@@ -108,8 +101,6 @@ class Tracker:
 
     def __init__(self, run: Path, kind: str, known: dict):
         self.run, self.kind, self.failures = run, kind, 0
-        self.read = dict.fromkeys(LOGS, 0)  # bytes of each log that have been read
-        self.waiting = {}  # step -> {log: its rows that are not sent yet}
         self.file = run / "tracker" / f"{kind}.json"
         self.file.parent.mkdir(parents=True, exist_ok=True)
         name = f"{run.resolve().name[:50]}-{secrets.token_hex(3)}"  # no other run has it
@@ -123,47 +114,27 @@ class Tracker:
                              f"{kind}` or mend what it says, or leave --report-to out.") from error
 
     def send(self) -> None:
-        """Send what is new, in order of steps. What fails stays waiting for the next call."""
-        for log in LOGS:
-            self.read_on(log)
+        """Send what is new, in order of steps. What fails is tried again in the next call."""
         with self.tolerant():
-            for step in sorted(self.waiting):
-                self.tracker.log(self.as_sent(self.waiting[step]), step=step)
-                self.state["sent"] |= dict.fromkeys(self.waiting.pop(step), step)
+            for step, rows in sorted(self.unsent().items()):
+                self.tracker.log(as_sent(rows), step=step)
+                self.state["sent"] |= dict.fromkeys(rows, step)
             write_safely(self.file, json.dumps(self.state))
 
-    def read_on(self, log: str) -> None:
-        """Put the new rows of a log into `waiting`. Half a line is left for the next time."""
-        if not (self.run / log).exists():
-            return
-        with open(self.run / log, "rb") as file:
-            file.seek(self.read[log])
-            lines = [line for line in file if line.endswith(b"\n")]
-        self.read[log] += sum(map(len, lines))
-        for line in lines:
-            row = row_of(line.decode(errors="replace"))
-            if row and row["step"] > self.state["sent"][log]:
-                self.waiting.setdefault(row["step"], {}).setdefault(log, []).append(row)
-
-    def as_sent(self, rows: dict[str, list[dict]]) -> dict:
-        """What the logs say of one step."""
+    def unsent(self) -> dict[int, dict[str, list[dict]]]:
+        """Step -> log -> its rows that have not been sent."""
         found = {}
-        for row in rows.get("metrics.jsonl", []):
-            found |= numbers_of("train", row)
-        evaluations = rows.get("eval.jsonl", [])
-        for row in evaluations:
-            several = len(evaluations) > 1
-            found |= numbers_of(f"held_out/{row['data']}" if several else "held_out", row)
-        table = table_of(rows.get("groups.jsonl", []))
-        if table:
-            found["completions"] = self.tracker.Table(columns=COLUMNS, data=table)
+        for log in LOGS:
+            for row in read_rows(self.run / log):
+                if row["step"] > self.state["sent"][log]:
+                    found.setdefault(row["step"], {}).setdefault(log, []).append(row)
         return found
 
     def close(self) -> None:
         """Wait until everything has arrived, and say so if something has not."""
         with self.tolerant():
             self.tracker.finish()
-        if self.waiting:
+        if self.unsent():
             print(f"The last steps did not reach {self.kind}: send them with "
                   f"`python -m parts.track {self.run} {self.kind}`")
 
