@@ -29,9 +29,10 @@ from parts.engine import Engine, seed_everything
 from parts.files import quiet_end, shown
 from parts.folder import claim, note_start, own_files, require_same, weights_of
 from parts.logprobs import token_logprobs
-from parts.machine import build_for_cpu, fit_in_memory, in_one_line, out_of_memory
+from parts.machine import (build_for_cpu, fit_in_memory, in_one_line, out_of_memory,
+                           parameters_of)
 from parts.metrics import group_row, recorded
-from parts.models import fetch_model, is_small, load_tokenizer
+from parts.models import fetch_model, is_small, load_tokenizer, loading
 from parts.plot import draw_run
 from parts.policy import Row, check_family, load_policy
 from parts.probe import Probe, limits
@@ -126,6 +127,8 @@ def find_model(config: Config):
     path = fetch_model(config.model, config.max_prompt_tokens + config.max_tokens)
     architecture = AutoConfig.from_pretrained(path, trust_remote_code=False)
     check_family(architecture)
+    with loading("model", path):
+        parameters_of(architecture)  # a config of which no model can be made ends here
     if build_for_cpu():
         fit_in_memory(config, architecture)
     config.replay = choose_replay(config.replay, path, config.mini_batches)

@@ -12,8 +12,9 @@ import pytest
 from conftest import ROOT
 from models import smollm
 from parts import models
-from parts.config import SMALL, parse
+from parts.config import SMALL, Config, parse
 from parts.policy import check_family
+from parts.run import find_model
 
 TINY = ROOT / "models" / "tiny"
 
@@ -141,6 +142,18 @@ def test_files_that_are_broken_or_missing_are_named(folder, harm, words):
     assert models.fetch_model(str(folder), 9) == str(folder)  # it was sound
     harm(folder)
     assert re.search(words, refusal(folder))
+
+
+@pytest.mark.parametrize("change_of", [
+    dict(hidden_size=0), dict(num_attention_heads=0), dict(hidden_act="nosuch"),
+    dict(rope_parameters=dict(rope_type="nosuch", rope_theta=1e4))])
+def test_a_config_of_which_no_model_can_be_made_is_named_before_the_engine_starts(
+        folder, change_of):
+    config = Config(model=str(folder), max_tokens=8, max_prompt_tokens=8, dtype="float32")
+    find_model(config)  # it was sound
+    change(folder, **change_of)
+    with pytest.raises(SystemExit, match=f"^Cannot load the model {folder}: .*Mend or replace"):
+        find_model(config)
 
 
 def test_a_model_that_the_hub_has_as_pickles_only_is_refused(monkeypatch):
