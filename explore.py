@@ -124,7 +124,7 @@ def read_groups(file: Path, span: tuple[int, int] | None) -> tuple[list[Recorded
     log = open(file, "rb")  # stays open: a run that goes on may replace the file
     for line in log:
         if within(line, span):
-            row = files.row_of(line.decode(errors="replace"), OF_A_GROUP.issubset)
+            row = files.row_of(line.decode(errors="replace"), is_group)
             if row:
                 found.append(recorded(row, len(line), log, at))
             else:
@@ -132,6 +132,13 @@ def read_groups(file: Path, span: tuple[int, int] | None) -> tuple[list[Recorded
         at += len(line)
     rank(found)
     return found, damaged
+
+
+def is_group(row: dict) -> bool:
+    """Whether a row has what the page cannot do without, each of its kind."""
+    pool = row.get("pool")
+    return (OF_A_GROUP <= row.keys() and isinstance(row["step"], int) and isinstance(pool, list)
+            and all(isinstance(s, dict) and isinstance(s.get("text"), str) for s in pool))
 
 
 def within(line: bytes, span: tuple[int, int] | None) -> bool:

@@ -166,6 +166,9 @@ def test_damaged_lines_are_left_out_and_counted(folder, capsys):
     whole = log.read_bytes()
     strange = [b'{"step": 3, "place": 7, "po', b"\xff\xfe", b"[]", b"{}", b"[" * 100_000,
                b'{"step": 3}', b'{"step": ' + b"9" * 5000 + b', "pool": []}']
+    strange += [json.dumps(group(3) | change).encode() for change in (
+        dict(step=None), dict(step=[1]), dict(pool=5), dict(pool=["x"]), dict(pool=[{}]),
+        dict(pool=[sample() | dict(text=None)]))]
     log.write_bytes(b"\n".join([*strange, whole.strip(), *strange]))
     data = page_of(folder)
     assert len(data["runs"][0]["groups"]) == 10
