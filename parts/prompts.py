@@ -188,7 +188,7 @@ def turns_of(template: str) -> list[tuple[str, str]] | None:
 
 def read_template(file: str) -> str:
     try:
-        return Path(file).expanduser().read_text(encoding="utf-8")
+        return Path(file).expanduser().read_text(encoding="utf-8-sig")  # with or without a mark
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is no text in UTF-8"
         raise SystemExit(f"--template: cannot read {shown(file)} ({why}).") from None

@@ -47,8 +47,9 @@ def expand(names: str) -> list[tuple[str, int | None]]:
 
 def is_file(name: str) -> bool:
     """Whether a set is meant to be a file, not a name or a hub id."""
-    path = os.path.expanduser(name)  # os.path, since Path.exists raises for a name that is too long
-    return Path(path).suffix.lower() in READERS or os.path.exists(path)
+    path = os.path.expanduser(name)  # os.path, since Path.is_file raises for a name too long
+    known = name in BENCHMARKS  # a folder or file of this name is another one
+    return Path(path).suffix.lower() in READERS or os.path.isfile(path) and not known
 
 
 # -------------------------------------------------------------------------------------------- files

@@ -96,6 +96,8 @@ def test_a_jinja_file_makes_the_whole_prompt(tokenizer, tmp_path):
     made = file(tmp_path, "mine.jinja", "Question: {{ problem }}\nAnswer:\n")
     for text in ("1+1=?", "{{ 7 * 7 }} {problem}"):
         assert prompt(tokenizer, made, text=text) == f"Question: {text}\nAnswer:"
+    made = file(tmp_path, "marked.jinja", "\ufeff{{ problem }}")  # as some editors save it
+    assert prompt(tokenizer, made) == "1+1=?"
     made = file(tmp_path, "both.j2", "{{ system }}|{{ problem }}")
     assert prompt(tokenizer, made, "Be brief.") == "Be brief.|1+1=?"
     made = file(tmp_path, "chat.jinja", QWEN)  # in the place of the model's own

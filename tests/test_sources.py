@@ -109,6 +109,17 @@ def test_a_name_that_is_none_gets_one_sentence(name):
     assert name.endswith("jsonl") or "builtin-words, math500" in said
 
 
+@pytest.mark.parametrize("name", ["gsm8k", "org/name"])
+def test_a_folder_of_a_data_sets_name_does_not_hide_it(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir(parents=True)
+    asked = []
+    row = dict(problem="1+1=?", answer="2", question="1+1=?")
+    monkeypatch.setattr("parts.data.read_hub", lambda name, _: asked.append(name) or [row])
+    load_problems(name)
+    assert asked == [name]
+
+
 # ----------------------------------------------------------------------------------------- the hub
 @pytest.fixture
 def hub(monkeypatch):
