@@ -34,6 +34,9 @@ from parts.stop import Interrupted, Stop
 
 TOO_SMALL = ("The engine's share of memory is too small for its cache of keys and values: raise "
              "--engine-memory (on a CPU: VLLM_CPU_KVCACHE_SPACE, in GiB), or lower --max-tokens.")
+PREEMPTED = ("WARNING: the engine's cache of keys and values is full, so it computes those of some "
+             "responses twice, which only costs time: raise --engine-memory (on a CPU: "
+             "VLLM_CPU_KVCACHE_SPACE, in GiB), or lower --engine-sequences")
 ADVICE = {  # what vLLM says when it cannot start -> what to do about it
     "Free memory on device": "The GPU has not enough free memory for the engine: end what else "
                              "runs on it (see `nvidia-smi`), or lower --engine-memory.",
@@ -144,6 +147,7 @@ class Engine:
         self._adapter, self._folder = None, None
         self._counter = itertools.count(1)
         self._keys = {}  # vLLM's request id -> the caller's key
+        self._warned = False
 
     # --------------------------------------------------------------------------------- sampling
     def submit(self, key, prompt_ids: list[int], max_tokens: int,
@@ -158,12 +162,21 @@ class Engine:
 
     def step(self) -> list[tuple[object, Rollout]]:
         """One engine step (a token for every running request). Returns what finished in it."""
+        self._warn_of_preemptions()
         finished = [out for out in self.llm.llm_engine.step() if out.finished]
         ids = [out.outputs[0].token_ids for out in finished]
         texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
         return [(self._keys.pop(out.request_id),
                  rollout_of(out.outputs[0], text, self._routes(out)))
                 for out, text in zip(finished, texts)]
+
+    def _warn_of_preemptions(self) -> None:
+        """Say once that the cache was full. (vLLM itself says it in its statistics, which are off.)
+        """
+        running = self.llm.llm_engine.engine_core.engine_core.scheduler.running
+        if not self._warned and any(request.num_preemptions for request in running):
+            self._warned = True
+            tqdm.write(PREEMPTED)
 
     def _routes(self, out):
         if self.recorder:

@@ -278,7 +278,7 @@ def test_only_what_records_routes_on_a_cpu_must_see_every_token(
 def bare_engine(done: list, finished: list = ()):
     """The engine around a stand-in for vLLM that notes what is asked of it in `done`."""
     engine = Engine.__new__(Engine)
-    core = SimpleNamespace(batch_queue=[])
+    core = SimpleNamespace(batch_queue=[], scheduler=SimpleNamespace(running=[]))
     inner = SimpleNamespace(
         step=lambda: list(finished), has_unfinished_requests=lambda: False,
         engine_core=SimpleNamespace(engine_core=core))
@@ -286,8 +286,19 @@ def bare_engine(done: list, finished: list = ()):
         llm_engine=inner, reset_prefix_cache=lambda: done.append("cache") or True,
         collective_rpc=lambda name, kwargs: done.append(name))
     engine.on_cpu, engine.sync_mode, engine.recorder = False, "merge", None
+    engine._warned = False
     engine.tokenizer, engine._keys = make.build_tokenizer(), {out.request_id: 7 for out in finished}
     return engine
+
+
+def test_a_full_cache_is_said_once(capsys):
+    engine = bare_engine([])
+    running = engine.llm.llm_engine.engine_core.engine_core.scheduler.running
+    for preempted in (0, 1, 0, 2):
+        running[:] = [SimpleNamespace(num_preemptions=count) for count in (0, preempted)]
+        engine.step()
+        said = capsys.readouterr().out
+        assert ("cache of keys and values is full" in said) == (preempted == 1)
 
 
 def test_nothing_cached_survives_a_sync():
