@@ -271,7 +271,6 @@ class Config(ModelSettings, DataSettings, PromptSettings, SamplingSettings, Obje
 
     def validate(self) -> None:
         """Raises ValueError, one sentence, for what cannot work. Needs no model and no data."""
-        check_texts(self)
         check_sampler(self)  # and all types and ranges
         check_name(self.name)
         refuse(self, without_effect(self), contradictions(self))
@@ -376,16 +375,6 @@ def contradictions(c: Config) -> list[tuple[bool, str]]:
          f"warmup_steps = {c.warmup_steps} is more than the {updates} optimizer steps of this "
          "run: the learning rate would never be reached"),
     ]
-
-
-def check_texts(config) -> None:
-    """Raises ValueError for an empty text where one is needed, and for one that is no path."""
-    for f in fields(config):
-        text = getattr(config, f.name)
-        if isinstance(text, str) and not text and f.default:
-            raise ValueError(f"{f.name} must not be empty")
-        if isinstance(text, str) and len(text) > 4096 and f.name != "system":
-            raise ValueError(f"{f.name} is longer than any path: {len(text):,} characters")
 
 
 def check_name(name: str) -> None:
@@ -616,7 +605,6 @@ class EvalConfig(EvaluatedSettings, ProblemSettings, PromptSettings, ProtocolSet
 
     def validate(self) -> None:
         """Raises ValueError, one sentence, for what cannot work."""
-        check_texts(self)
         check_ranges(self)
         refuse(self, [
             (not self.reward, "threshold", "without reward: math-verify gives 0 or 1"),

@@ -225,13 +225,6 @@ class Engine:
         self.llm.llm_engine.add_request(request_id, {"prompt_token_ids": list(prompt_ids)}, params,
                                         lora_request=self._adapter)
 
-    def abort(self) -> None:
-        """Forget everything that is still running (after an interruption)."""
-        self.llm.llm_engine.abort_request(list(self._keys))
-        self._keys.clear()
-        if self.recorder:
-            self.recorder.batch, self.recorder.found = None, {}
-
     # ---------------------------------------------------------------------------------- weights
     def sync(self, policy) -> None:
         """Make the engine sample from the weights of `policy`, a PEFT model. Empties the cache."""

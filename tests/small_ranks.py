@@ -71,7 +71,7 @@ class Writer:
         pass
 
     sleeps = False
-    sleep = wake = close = abort = clear_cache
+    sleep = wake = close = clear_cache
 
 
 class Grader(Judge):

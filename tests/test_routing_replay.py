@@ -402,11 +402,6 @@ def test_routes_belong_to_their_own_sequence_and_survive_syncs(family, folder, t
             move_adapter(policy, 0.05, seed=step)
             engine.sync(policy)
         engine.prompt_logprobs([[1, 2, 3], [4, 5]])
-        engine.submit("given up", [1, 2, 3], 9)
-        for _ in range(3):
-            engine.step()
-        engine.abort()
-        # the rows of the last batch before it belong to nobody
         (after,), = engine.generate([[1, 2, 3]], n=1, max_tokens=4)
         policy.routing.check(after.routes, 3 + len(after.token_ids))
         assert not engine.recorder.found  # nothing is kept of what was not asked for
