@@ -45,7 +45,7 @@ from parts.machine import memory_gb
 from parts.metrics import diagnostics, mean_surprisal, summarize
 from parts.policy import Row, micro_batches, store_on_rows
 from parts.routing_replay import note_routes, replaying, require_routes
-from parts.run import finish, last_words, nothing_lost, prepare, record, rehearse, reseed, show
+from parts.run import Run, finish, last_words, phase, prepare, record, rehearse, reseed, show
 from parts.stop import Interrupted, Stop, timed
 from rewards import open_grader
 
@@ -71,20 +71,20 @@ def main(config: Config) -> None:
 
 
 # ------------------------------------------------------------------------------ one step
-def train_step(step: int, run):
+def train_step(step: int, run: Run):
     """Sample, grade, keep, update, sync. Returns the step's groups and its metrics.
 
-    Raises Interrupted while sampling. `nothing_lost` undoes a step that breaks off half-way.
+    Raises Interrupted while sampling. `phase` undoes a step that breaks off half-way.
     """
     config, seconds = run.config, {}
     rng = reseed(config.seed, step, "training")
-    with timed(seconds, "sample"), nothing_lost(run, "sampling"):
+    with phase(run, "sampling", seconds):
         groups = sample(run)
-    with timed(seconds, "train"), nothing_lost(run, "update"):
+    with phase(run, "update", seconds):
         run.engine.sleep()
         metrics = update(run.policy, run.optimizer, run.schedule, groups, config, rng)
         run.engine.wake()
-    with timed(seconds, "sync"), nothing_lost(run, "sync"):
+    with phase(run, "sync", seconds):
         if metrics["optimizer_steps"] or run.engine.sleeps:  # waking up may damage the weights
             metrics |= sync(run)
     metrics |= summarize(groups) | dict(entropy=mean_surprisal(groups)) | seconds
@@ -93,7 +93,7 @@ def train_step(step: int, run):
     return groups, metrics
 
 
-def sample(run) -> list:
+def sample(run: Run) -> list:
     """One group per prompt: all that was drawn for it, what is kept, and the advantages."""
     config, stream = run.config, run.stream
     engine = WatchedEngine(run.engine, config.max_tokens)
@@ -109,7 +109,7 @@ def sample(run) -> list:
     return groups
 
 
-def sync(run) -> dict:
+def sync(run: Run) -> dict:
     """Hand the weights to the engine; returns what the probe says of their arrival."""
     run.engine.sync(run.policy)
     return run.probe.check()

@@ -11,8 +11,7 @@ from tqdm import tqdm
 from eval import evaluate, report_by_set, with_rewards
 from parts import files
 from parts.files import shown
-from parts.run import EVALUATING, Run, every, give_up, nothing_lost, unit_of
-from parts.stop import timed
+from parts.run import EVALUATING, Run, every, give_up, phase, unit_of
 from parts.trouble import draws_of_evaluation, why_hopeless
 
 
@@ -25,7 +24,7 @@ def evaluate_if_due(run: Run) -> None:
     due = every(config.eval_every, step) or step == 0 or step >= config.steps
     if not due or run.state["evaluated"] == step:
         return
-    with timed({}, "evaluation"), nothing_lost(run, "evaluation"):
+    with phase(run, "evaluation", {}):
         rows = evaluate(
             run.engine, run.grader, run.held_out, config.eval_k, config.max_tokens,
             done=left_over(run), on_rows=lambda rows: write_down(rows, run),

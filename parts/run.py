@@ -15,6 +15,7 @@ import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from typing import IO
 
 import torch
 from tqdm import tqdm
@@ -23,11 +24,12 @@ from transformers import AutoConfig
 from ada_sampler import Estimator
 from parts import checkpoint, files
 from parts.config import Config, small_in_one_line
-from parts.data import (Stream, count_odd_golds, digest, drop_odd_golds, keys_of,
+from parts.data import (Problem, Stream, count_odd_golds, digest, drop_odd_golds, keys_of,
                         load_train_and_held_out)
 from parts.engine import Engine, seed_everything
 from parts.files import quiet_end, shown
 from parts.folder import claim, note_start, own_files, require_same, weights_of
+from parts.grader import WorkerPool
 from parts.logprobs import token_logprobs
 from parts.machine import (build_for_cpu, fit_in_memory, in_one_line, out_of_memory,
                            parameters_of)
@@ -38,13 +40,14 @@ from parts.policy import Row, check_family, load_policy
 from parts.probe import Probe, limits
 from parts.prompts import add_prompts, show_prompts, stop_ids
 from parts.routing_replay import choose_replay, is_supported
-from parts.stop import Interrupted, Stop
+from parts.stop import Interrupted, Stop, timed
 from parts.track import Tracker, open_tracker
 from parts.trouble import (first_round, warn_of_verifier, warn_of_weights, why_broken,
                            why_hopeless)
 
 LOGS = ("metrics.jsonl", "groups.jsonl", "answers.jsonl", "eval.jsonl")
 EVALUATING = "evaluating"  # the folder with the samples of an unfinished evaluation
+LOGGED_AS = dict(sampling="sample", update="train")  # seconds_sample, seconds_train
 
 
 def fresh_state() -> dict:
@@ -58,14 +61,14 @@ class Run:
     """Everything that lives as long as the run."""
 
     folder: Path  # runs/NAME
-    lock: object  # an open file: no other process may write to the folder
+    lock: IO  # an open file: no other process may write to the folder
     config: Config
     engine: Engine
-    policy: object  # the trainer's model: frozen base weights and a LoRA adapter
+    policy: torch.nn.Module  # the trainer's model: frozen base weights and a LoRA adapter
     optimizer: torch.optim.Optimizer
-    schedule: object  # of the learning rate
-    grader: object
-    held_out: list  # problems
+    schedule: torch.optim.lr_scheduler.LambdaLR  # of the learning rate
+    grader: WorkerPool
+    held_out: list[Problem]
     stream: Stream  # the training problems, shuffled anew in each epoch
     estimator: Estimator  # the pass rates that ada-est remembers
     probe: Probe
@@ -298,16 +301,18 @@ def unit_of(config: Config) -> str:
 
 # ------------------------------------------------------------------ nothing is lost
 @contextlib.contextmanager
-def nothing_lost(run: Run, phase: str):
-    """Around evaluation and the phases of a step: undo a step or evaluation that breaks off.
+def phase(run: Run, name: str, seconds: dict):
+    """Around the sampling, update and sync of a step, and around an evaluation: takes its time, and
+    undoes a step or evaluation that breaks off.
 
     Its problems can then be drawn again. After a failure the run is saved as it was before the
     step, and ends with a sentence. Ctrl-C (Interrupted) is passed on.
     """
-    if phase in ("sampling", "evaluation"):
+    if name in ("sampling", "evaluation"):
         run.before = snapshot(run)
     try:
-        yield
+        with timed(seconds, LOGGED_AS.get(name, name)):
+            yield
     except Interrupted:
         put_back(run)
         raise
@@ -315,7 +320,7 @@ def nothing_lost(run: Run, phase: str):
         put_back(run)
         if run.state["step"]:  # a checkpoint of step 0 would hold nothing
             save(run)
-        why = sentence(error, phase, run)
+        why = sentence(error, name, run)
         raise SystemExit(f"{why}; {checkpoint.saved_so_far(run.folder)}") from error
 
 

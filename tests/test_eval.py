@@ -458,7 +458,7 @@ def training(tmp_path, monkeypatch):
     from parts.config import Config, resolve
     from parts.run import fresh_state
 
-    monkeypatch.setattr(held_out, "nothing_lost", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(held_out, "phase", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(Stop, "requested", False)
 
     def made(name="run", **settings):

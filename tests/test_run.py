@@ -180,15 +180,15 @@ PHASES = ("sampling", "update", "sync")
 
 def one_step(run, fails_in="", error=None):
     """As `train_step` does it: eight problems are drawn, and the adapter learns from them."""
-    with running.nothing_lost(run, "sampling"):
+    with running.phase(run, "sampling", {}):
         run.stream.take(8)
         if fails_in == "sampling":
             raise error
-    with running.nothing_lost(run, "update"):
+    with running.phase(run, "update", {}):
         learn(run.policy, run.optimizer, run.schedule)
         if fails_in == "update":
             raise error
-    with running.nothing_lost(run, "sync"):
+    with running.phase(run, "sync", {}):
         if fails_in == "sync":
             raise error
 
@@ -244,7 +244,7 @@ def test_the_probes_own_sentence_is_kept_and_what_was_learnt_before_is_saved(run
 def test_a_failure_before_the_first_step_leaves_nothing_that_a_new_start_would_find(run):
     """A checkpoint of step 0 would: of the old seed's adapter, and of an evaluation now gone."""
     with pytest.raises(SystemExit, match="nothing was saved yet: start again"), \
-            running.nothing_lost(run, "evaluation"):
+            running.phase(run, "evaluation", {}):
         raise ValueError("no block is free")
     assert not checkpoint.complete(run.folder) and (run.folder / "error.txt").exists()
 
