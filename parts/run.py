@@ -2,7 +2,7 @@
 
 `prepare` makes everything before the first step, and its helpers follow it in that order. The
 second half of the file is about losing nothing. Why a resumed run is the same run, bit by bit:
-docs/resume.md.
+docs/faults.md.
 """
 import contextlib
 import faulthandler
