@@ -5,7 +5,7 @@ import pytest
 
 from conftest import ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")),
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")),
          *sorted((ROOT / "course").rglob("*.md"))]
 README = (ROOT / "README.md").read_text()
 
@@ -23,7 +23,8 @@ def test_links_lead_somewhere(page):
         path, _, anchor = link.partition("#")
         target = (page.parent / path) if path else page
         if not link.startswith("http") and not (
-                target.exists() and (not anchor or anchor in anchors(target))):
+                target.exists() and (not anchor or target.suffix == ".html"  # tests/test_gallery.py
+                                     or anchor in anchors(target))):
             dead.append(link)
     assert dead == []
 

@@ -881,3 +881,16 @@ def test_each_held_out_set_has_its_own_line(browse):
     words = page.locator(".reading").all_inner_texts()
     assert [word for word in words if "easy" in word and "0.75" in word]
     assert [word for word in words if "hard" in word and "0.25" in word]
+
+
+# ---------------------------------------------- the gallery
+def test_each_view_of_the_gallery_says_what_its_readme_quotes(browse):
+    gallery = ROOT / "docs" / "gallery"
+    rows = [line for line in (gallery / "README.md").read_text().splitlines() if "[![" in line]
+    assert len(rows) >= 6
+    for row in rows:
+        file, view = re.search(r"\]\((\w+\.html)(#[^)]+)\)", row).groups()
+        page = browse(view, file=gallery / file)
+        words = re.sub(r"[\s·]", "", page.inner_text("main"))  # a space of a token is a dot
+        quoted = re.findall("“(.+?)”", row)
+        assert quoted and all(quote.replace(" ", "") in words for quote in quoted), row
