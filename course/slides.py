@@ -1,4 +1,4 @@
-"""Makes one slide per session from the notes: question, headings, one formula, figure, quiz.
+"""Makes one slide per session from the notes: question, one formula, figure, quiz.
 
     python course/slides.py                        # writes course/slides.md; GitHub shows it too
     npx @marp-team/marp-cli course/slides.md       # shows it as slides: slides.html (or --pdf)
@@ -10,7 +10,6 @@ from pathlib import Path
 
 COURSE = Path(__file__).resolve().parent
 NOTES = sorted((COURSE / "notes").glob("*.md"))
-LEFT_OUT = ("", "Symbols", "What was measured here", "Quiz", "Read")
 HEAD = """---
 marp: true
 math: katex
@@ -34,9 +33,8 @@ def slide(text: str) -> str:
     formula = re.search(r"<!-- on the slide -->\n```math\n(.*?)```", text, re.S)[1]
     formula = re.sub(r"\\tag\{.*?\}", "", formula)  # would be printed over it
     figure = re.search(r"!\[.*?\]\(\.\./(figures/\w+\.png)\)", text)[1]
-    headings = [name for name in parts if name not in LEFT_OUT]
     quiz = re.sub(r"\n(?!\n)(?<!\n\n)", " ", parts["Quiz"].replace("\n* ", " \u2003"))
-    return (f"# {title}\n\n**{' '.join(question.split())}**\n\n{' · '.join(headings)}\n\n"
+    return (f"# {title}\n\n**{' '.join(question.split())}**\n\n"
             f"$$\n{formula}$$\n\n![h:195]({figure})\n\n**Quiz.** {quiz}\n")
 
 
