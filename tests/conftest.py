@@ -1,4 +1,5 @@
 """Tests marked `engine` start the real vLLM; the others need no engine: pytest -m "not engine"."""
+import gc
 import os
 import signal
 import sys
@@ -17,6 +18,15 @@ def pytest_collection_modifyitems(items):
     slow = ["test_real.py", "test_training.py", "test_faults.py", "test_eval.py", "test_engine.py",
             "test_rewards.py"]
     items.sort(key=lambda item: slow.index(item.path.name) if item.path.name in slow else len(slow))
+
+
+def pytest_runtest_setup(item):
+    """What is there before an engine starts need not be looked at each time vLLM collects garbage.
+
+    vLLM thaws it when the engine ends.
+    """
+    if item.get_closest_marker("engine"):
+        gc.freeze()
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+NO_CURVES = "import parts.run; parts.run.draw_run = lambda folder: None"
 HANG = 1800  # seconds: the limit of every wait. Only what hangs meets it, whatever the load
 
 
@@ -32,13 +33,16 @@ class Program:
     """`python script *flags`, running: a file of the project, or a module ("parts.export").
 
     cwd: its folder. env: variables on top of the tests' own; None takes one away. before: Python
-    that it executes first (a patch, a limit). What it prints, stderr too, goes to a file: `text()`.
+    that it executes first (a patch, a limit). curves: whether a training draws them, which takes
+    longer than a few steps. What it prints, stderr too, goes to a file: `text()`.
     """
 
-    def __init__(self, script: str, *flags, cwd=".", env: dict = {}, before: str = ""):
+    def __init__(self, script: str, *flags, cwd=".", env: dict = {}, before: str = "",
+                 curves: bool = False):
         self.args = [script, *map(str, flags)]
         self.out = Path(tempfile.mkdtemp()) / "out"
         self.out.touch()
+        before = before if curves else f"{NO_CURVES}\n{before}"
         self.process = warm().Process(
             target=become, args=(self.args, str(cwd), dict(os.environ), env, before, self.out))
         with without_main():

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import random
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -26,9 +27,11 @@ from parts.probe import Probe, limits
 from parts.prompts import add_prompts, stop_ids
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
-SHORT = ("--model", SMOLLM, "--name", "short", "--steps", 2, "--batch-prompts", 3, "--N", 2,
-         "--eval-questions", 2, "--eval-k", 2, "--graders", 1, "--checkpoint-every", 1,
-         "--warmup-steps", 1, "--train-anyway")
+SHORT = ("--model", SMOLLM, "--name", "short", "--steps", 2, "--batch-prompts", 3, "--N", 1,
+         "--max-tokens", 24, "--eval-questions", 2, "--eval-k", 2, "--graders", 1,
+         "--checkpoint-every", 1, "--keep-checkpoints", 2, "--warmup-steps", 1, "--train-anyway")
+# The rehearsal's 30 passes without a layer take a minute: they are tried once, further below.
+NOT_EACH_LAYER = "from parts.probe import Probe; Probe.without_each_layer = lambda self: {}"
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +45,15 @@ def folder():
             pytest.skip(str(reason))
 
 
+def problems_in(folder, template: str) -> list:
+    asked = load_problems("builtin-words", limit=2)
+    return add_prompts(asked, load_tokenizer(folder), template, 256)
+
+
 @pytest.fixture(scope="module")
 def problems(folder):
-    return add_prompts(load_problems("builtin-words", limit=6), load_tokenizer(folder),
-                       "three-examples", 256)
+    """Without examples: a quarter of the tokens, and so of the time."""
+    return problems_in(folder, "chat")
 
 
 def policy_for(folder, dtype="float32"):
@@ -66,8 +74,9 @@ def serve(folder, **options):
         gc.collect()
 
 
-def test_template_ends_and_the_tied_head(folder, problems):
+def test_template_ends_and_the_tied_head(folder):
     tokenizer, policy = load_tokenizer(folder), policy_for(folder)
+    problems = problems_in(folder, "three-examples")
     text = problems[0].prompt
     assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
     assert text.endswith(f"{problems[0].problem}<|im_end|>\n<|im_start|>assistant\n")
@@ -77,7 +86,7 @@ def test_template_ends_and_the_tied_head(folder, problems):
     model = policy.get_base_model()
     assert head_of(model).weight is model.model.embed_tokens.weight
     answer = tokenizer.encode("3 + 4 = 7. The answer is \\boxed{7}.<|im_end|>")
-    rows = [Row(p.prompt_ids + answer, len(p.prompt_ids), [], 0.0) for p in problems[:2]]
+    rows = [Row(p.prompt_ids + answer, len(p.prompt_ids), [], 0.0) for p in problems]
     assert shared_tokens(policy, rows) > 150
     with torch.no_grad():
         found, _ = token_logprobs(policy, rows, temperature=0.7)
@@ -90,7 +99,7 @@ def test_template_ends_and_the_tied_head(folder, problems):
 def k3(engine, policy, problems) -> float:
     """The mean of r - 1 - log r, r = pi/mu, of 16 answers: about the KL of engine and trainer."""
     seed_everything(random.Random(0))
-    rollouts = engine.generate([p.prompt_ids for p in problems[:4]], n=4, max_tokens=32)
+    rollouts = engine.generate([p.prompt_ids for p in problems], n=8, max_tokens=24)
     rows = [Row(p.prompt_ids + r.token_ids, len(p.prompt_ids), r.logprobs, 0.0)
             for p, group in zip(problems, rollouts) for r in group]
     with torch.no_grad():
@@ -107,6 +116,7 @@ def test_the_engine_holds_the_same_policy_and_a_lost_layer_is_seen(
     policy = policy_for(folder)
     with serve(folder, dtype=dtype, sync_mode=sync) as engine:
         bounds = limits("float32", dtype, "auto", mixture=False)
+        monkeypatch.setattr("parts.probe.PASSES", 3)  # one text for the 30 passes
         probe = Probe(engine, policy, problems, limits=bounds, temperature=0.7)
         assert probe.rehearsed["lost"] == [] and len(probe.rehearsed["layers"]) == 30
         found = k3(engine, policy, problems)
@@ -131,12 +141,13 @@ def learnt(file) -> list:
 
 
 def odd_length(problem, completion) -> float:
-    """A reward that six draws on any machine have both values of: the steps have a gradient."""
+    """A reward that eight draws on any machine have both values of: the steps have a gradient."""
     return len(completion) % 2 == 1
 
 
 def train(*flags, cwd):
-    done = run_program("minirl.py", *SHORT, *flags, "--reward", f"{__file__}:odd_length", cwd=cwd)
+    done = run_program("minirl.py", *SHORT, *flags, "--reward", f"{__file__}:odd_length", cwd=cwd,
+                       before=NOT_EACH_LAYER)
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -152,9 +163,10 @@ def test_two_steps_and_a_resumed_run_is_the_same_to_the_bit(run, tmp_path):
     assert "small model" in run.out and "probe:" in run.out
     assert len(lines(run.folder / "answers.jsonl")) == 2 * 2  # before and after
     assert all(row["optimizer_steps"] for row in lines(run.folder / "metrics.jsonl"))
-    train("--steps", 1, cwd=tmp_path)
-    train("--steps", 2, "--resume", cwd=tmp_path)
     again = tmp_path / "runs/short"
+    shutil.copytree(run.folder, again)
+    shutil.rmtree(again / "checkpoints/step-000002")  # as if it had been killed in that step
+    assert "continuing after step 1" in train("--resume", cwd=tmp_path)
     assert learnt(again / "metrics.jsonl") == learnt(run.folder / "metrics.jsonl")
     weights = "checkpoints/step-000002/adapter_model.safetensors"
     assert (again / weights).read_bytes() == (run.folder / weights).read_bytes()

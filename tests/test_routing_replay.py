@@ -433,7 +433,7 @@ def test_a_run_with_replay_from_the_command_line(tmp_path):
     # by itself, with four mini-batches
     assert json.loads((run / "config.json").read_text())["config"]["replay"] == "r3"
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert len(rows) == 2 and (run / "curves.png").exists()
+    assert len(rows) == 2
     stepped = [row for row in rows if row["optimizer_steps"]]
     assert stepped, "a model this weak may miss, but not in every group of two steps"
     for row in stepped:

@@ -14,8 +14,8 @@ SMALL = ["--batch-prompts", "8", "--max-tokens", "24", "--eval-questions", "6", 
          "--eval-every", "3", "--checkpoint-every", "2", "--graders", "1"]
 
 
-def train(cwd, *flags):
-    done = run_program("minirl.py", *flags, cwd=cwd)
+def train(cwd, *flags, **how):
+    done = run_program("minirl.py", *flags, cwd=cwd, **how)
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -36,7 +36,7 @@ def learnt(tmp_path_factory):
     """A real run of the real tiny model, with the default settings."""
     cwd = tmp_path_factory.mktemp("run")
     out = train(cwd, "--name", "learns", "--steps", "30", "--eval-every", "30",
-                "--checkpoint-every", "15")
+                "--checkpoint-every", "15", curves=True)
     return cwd / "runs" / "learns", out
 
 

@@ -1,4 +1,5 @@
 """What the warm process of helpers.py imports, with vLLM's environment as the engine sets it."""
+import gc
 import sys
 from pathlib import Path
 
@@ -19,3 +20,6 @@ import minirl  # noqa: E402
 import parts.plot  # noqa: E402
 import vllm.v1.worker.cpu_worker  # noqa: E402
 from transformers.models.qwen2 import modeling_qwen2  # noqa: E402
+
+gc.collect()
+gc.freeze()  # vLLM's start collects six times: not what was imported, which is no garbage
