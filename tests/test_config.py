@@ -156,17 +156,6 @@ def test_the_defaults_are_those_that_the_page_explains():
     assert stated["`--n`, `--M`, `--N`, ε, the cap of 5"] == rounds
 
 
-@pytest.mark.parametrize("objective, advantage, length_norm", [
-    ("minirl", "pool-mean", "constant"), ("grpo", "group-std", "response"),
-    ("cispo", "group-std", "batch")])
-def test_each_objective_has_the_advantage_and_the_lengths_of_its_paper(
-        objective, advantage, length_norm):
-    config = Config(objective=objective)
-    assert (config.advantage, config.length_norm) == (advantage, length_norm)
-    given = Config(objective=objective, advantage="leave-one-out", length_norm="response")
-    assert (given.advantage, given.length_norm) == ("leave-one-out", "response")
-
-
 @pytest.mark.parametrize("settings, held_out", [
     (dict(), "builtin"), (dict(model="Qwen2.5-Math-1.5B"), "math500"),
     (dict(data="mine.jsonl"), "held-out"), (dict(model="Qwen3-4B", data="builtin"), "builtin")])

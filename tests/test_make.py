@@ -1,4 +1,5 @@
 """The recipe of the built-in models: what the warm start shows, and that it still makes them."""
+import functools
 import random
 from pathlib import Path
 
@@ -82,6 +83,7 @@ def test_same_seed_same_weights_other_seed_other_weights(tmp_path):
     assert not all(torch.equal(a[k], c[k]) for k in a)
 
 
+@functools.cache
 def accuracy(folder, samples=4):
     """avg@k on held-out problems with plain Hugging Face sampling."""
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -280,10 +280,14 @@ def test_characters_that_unfold_into_many_do_not_slow_the_parent():
 
 
 def test_many_boxes_take_linear_time():
-    text = " ".join(f"\\boxed{{{k}}}" for k in range(40_000))
-    start = time.thread_time()
-    assert extract_answer(text).startswith("0, 1, 2")
-    assert time.thread_time() - start < 6, "to compare every box with every other takes 13 s"
+    """Sixteen times as many take about sixteen times as long on any machine, and not 256 times."""
+    def seconds(count):
+        text = " ".join(f"\\boxed{{{k}}}" for k in range(count))
+        start = time.thread_time()
+        assert extract_answer(text).startswith("0, 1, 2")
+        return time.thread_time() - start
+
+    assert seconds(40_000) < 64 * max(seconds(2500) for _ in range(3))
 
 
 def test_long_honest_completions_keep_their_reward(grader):
