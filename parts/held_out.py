@@ -12,7 +12,7 @@ from eval import evaluate, report_by_set, with_rewards
 from parts import files
 from parts.files import shown
 from parts.run import EVALUATING, Run, every, give_up, phase, unit_of
-from parts.trouble import draws_of_evaluation, why_hopeless
+from parts.trouble import why_hopeless
 
 
 def evaluate_if_due(run: Run) -> None:
@@ -36,8 +36,8 @@ def evaluate_if_due(run: Run) -> None:
     record_answers(rows, run)
     record_evaluation(report_by_set(rows, config.eval_data), run)
     if step == 0:
-        draws = draws_of_evaluation(rows, run.held_out)
-        why = why_hopeless(run, draws, silent=len({draw.reward for draw in draws}) == 1)
+        silent = len({row["reward"] for row in rows}) == 1
+        why = why_hopeless(run, rows, run.held_out, silent)
         if why:
             give_up(run, why)
     if step >= config.steps:

@@ -248,9 +248,9 @@ def record(step: int, groups, metrics: dict, run: Run) -> None:
     if run.tracker:
         run.tracker.send()
     state["step"] = step
-    silent = all(group.zero_signal for group in groups)
+    silent, problems = all(g.zero_signal for g in groups), [g.problem for g in groups]
     why = (why_broken(step, groups, metrics, run)
-           or why_hopeless(run, first_round(groups), silent))
+           or why_hopeless(run, first_round(groups), problems, silent))
     if why:
         give_up(run, why)
     if every(config.checkpoint_every, step) or step == config.steps or Stop.requested:

@@ -6,7 +6,6 @@ learn from (`why_hopeless`). Both return a sentence for the user; an empty one l
 import json
 import math
 from collections import Counter
-from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -73,48 +72,33 @@ def why_broken(step: int, groups, metrics: dict, run) -> str:
 
 
 # ------------------------------------------------------------------------------ hopeless
-class Draw(NamedTuple):
-    """An answer of training or evaluation."""
-
-    problem: Any
-    reward: float
-    status: str
-    finish_reason: str
-    text: str
-
-
-def first_round(groups) -> list[Draw]:
+def first_round(groups) -> list[dict]:
     """A step's answers, without later rounds: in those, hard prompts are more frequent."""
-    return [Draw(group.problem, s.reward, s.status, s.rollout.finish_reason, s.rollout.text)
+    return [dict(reward=s.reward, status=s.status, finish_reason=s.rollout.finish_reason,
+                 text=s.rollout.text)
             for group in groups for s in group.pool if s.round == 0]
 
 
-def draws_of_evaluation(rows: list[dict], problems: list) -> list[Draw]:
-    """`rows`: what eval.evaluate returns, as many for each problem and in the problems' order."""
-    k = len(rows) // max(len(problems), 1)
-    return [Draw(problems[i // k], *(row[name] for name in Draw._fields[1:]))
-            for i, row in enumerate(rows)]
-
-
-def why_hopeless(run, draws: list[Draw], silent: bool) -> str:
+def why_hopeless(run, draws: list[dict], problems: list, silent: bool) -> str:
     """Why a run has to end that has found nothing to learn from, with the likely cause.
 
-    `draws` are of the evaluation before step 1 or of a step; `silent` says that they show no
-    learning signal. PATIENCE silent looks in a row end the run, or a single one where most answers
-    are cut off. Once a step has had a signal, nobody looks any more: state["learns"].
+    `draws` are rows of the evaluation before step 1, or a step's `first_round`, in the order of
+    `problems`; `silent` says that they show no learning signal. PATIENCE silent looks in a row end
+    the run, or a single one where most answers are cut off. Once a step has had a signal, nobody
+    looks any more: state["learns"].
     """
     state, step = run.state, run.state["step"]
     if run.config.train_anyway or state["learns"] or not draws:
         return ""
-    silent = silent or is_blind([draw.reward for draw in draws], run.config)
-    cut_off = sum(draw.finish_reason == "length" for draw in draws) > len(draws) / 2
+    silent = silent or is_blind([draw["reward"] for draw in draws], run.config)
+    cut_off = sum(draw["finish_reason"] == "length" for draw in draws) > len(draws) / 2
     state["silent_looks"] += silent
     state["learns"] = bool(step) and not silent
     if not (silent or cut_off):
         return ""
     first, cause = draws[0], likely_cause(draws, run.config)
-    tqdm.write(f"the first answer (gold {shown(first.problem.answer)!r}, {first.status}, "
-               f"{first.finish_reason}): {shown(first.text, 1000)}")
+    tqdm.write(f"the first answer (gold {shown(problems[0].answer)!r}, {first['status']}, "
+               f"{first['finish_reason']}): {shown(first['text'], 1000)}")
     if silent and (cut_off or state["silent_looks"] >= PATIENCE):
         resume = "--resume " * bool(step)
         return (f"Nothing to learn from, so this run ends before step {step + 1}: {cause}. To go "
@@ -123,11 +107,11 @@ def why_hopeless(run, draws: list[Draw], silent: bool) -> str:
     return ""
 
 
-def likely_cause(draws: list[Draw], config) -> str:
+def likely_cause(draws: list[dict], config) -> str:
     """Why such answers teach nothing, and which flag to change. The first that fits."""
-    count, statuses = len(draws), Counter(draw.status for draw in draws)
-    cut_off = sum(draw.finish_reason == "length" for draw in draws)
-    rewards = [draw.reward for draw in draws]
+    count, statuses = len(draws), Counter(draw["status"] for draw in draws)
+    cut_off = sum(draw["finish_reason"] == "length" for draw in draws)
+    rewards = [draw["reward"] for draw in draws]
     if sum(statuses[status] for status in NO_VERDICT) > count / 2:
         usual = max(NO_VERDICT, key=lambda status: statuses[status])
         judge = "--reward" if config.reward else "this machine's load and memory"

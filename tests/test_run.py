@@ -170,7 +170,7 @@ def test_what_decides_about_hope_is_a_steps_first_round(run, monkeypatch):
     later.round = 1
     running.record(1, [group("one", [(first, 0.5)], [first, later])], metrics_of(), run)
     running.record(2, [group("one", [(first, 0.0)], [later, first])], metrics_of(), run)
-    assert [([d.text for d in draws], silent) for draws, silent in seen] == [
+    assert [([d["text"] for d in draws], silent) for draws, _, silent in seen] == [
         (["first"], False), (["first"], True)]
 
 

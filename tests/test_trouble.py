@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from parts.config import Config
-from parts.trouble import Draw, warn_of_verifier, warn_of_weights, why_broken, why_hopeless
+from parts.trouble import warn_of_verifier, warn_of_weights, why_broken, why_hopeless
 
 
 def run(folder=None, **settings):
@@ -57,9 +57,12 @@ def test_only_broken_steps_in_a_row_end_a_run_and_leave_their_batch(tmp_path):
 
 
 # ------------------------------------------------------------------------------ hopeless
+GOLD = SimpleNamespace(answer="12\x1b[2J")
+
+
 def answers(rewards, status="wrong", end="stop"):
-    problem = SimpleNamespace(answer="12\x1b[2J")
-    return [Draw(problem, reward, status, end, "so \\boxed{3}\x07") for reward in rewards]
+    return [dict(reward=reward, status=status, finish_reason=end, text="so \\boxed{3}\x07")
+            for reward in rewards]
 
 
 @pytest.mark.parametrize("draws, settings, causes", [
@@ -79,11 +82,11 @@ def test_a_run_that_cannot_learn_ends_with_an_answer_and_its_likely_cause(
         capsys, draws, settings, causes):
     made = run(max_tokens=64, **settings)
     made.state |= dict(step=3, silent_looks=2)
-    why = why_hopeless(made, draws, silent=True)
+    why = why_hopeless(made, draws, [GOLD], silent=True)
     assert all(cause in why for cause in causes), why
     assert "before step 4" in why and why.endswith("all the same: --resume --train-anyway.")
     out = capsys.readouterr().out
-    assert "\\boxed{3}" in out and not {"\x1b", "\x07"} & set(out) and draws[0].status in out
+    assert "\\boxed{3}" in out and not {"\x1b", "\x07"} & set(out) and draws[0]["status"] in out
 
 
 @pytest.mark.parametrize("looks, last", [
@@ -97,7 +100,7 @@ def test_silence_has_to_last_and_a_hit_of_the_sampler_is_hope(looks, last):
     for step, look in enumerate(looks):
         made.state["step"] = step
         draws = answers([0, 1], end="length" if look in "cC" else "stop")
-        if why_hopeless(made, draws, silent=look.isupper()):
+        if why_hopeless(made, draws, [GOLD], silent=look.isupper()):
             ended = step
             break
     assert ended == last
@@ -106,4 +109,4 @@ def test_silence_has_to_last_and_a_hit_of_the_sampler_is_hope(looks, last):
 def test_whoever_wants_to_go_on_does():
     made = run(train_anyway=True)
     for made.state["step"] in range(9):
-        assert not why_hopeless(made, answers([0], end="length"), silent=True)
+        assert not why_hopeless(made, answers([0], end="length"), [GOLD], silent=True)
