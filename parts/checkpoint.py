@@ -84,7 +84,11 @@ def step_of(checkpoint: Path) -> int:
 
 def damage(checkpoint: Path) -> str:
     """What is wrong with it, in words; empty if it is sound."""
-    return files.damage(checkpoint, FILES)
+    problem = files.damage(checkpoint, FILES)
+    if problem:
+        return problem
+    step = files.read_json(checkpoint / "state.json").get("step")
+    return "" if step == step_of(checkpoint) else f"it is a copy of step {step}"
 
 
 def saved_so_far(folder: Path) -> str:

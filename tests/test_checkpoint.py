@@ -157,6 +157,14 @@ def test_checkpoints_that_were_moved_to_another_disk_are_followed(tmp_path):
     assert (tmp_path / "step-000004/state.json").exists()  # the link is removed, not its target
 
 
+def test_a_copy_under_a_later_number_is_not_the_newest(tmp_path, capsys):
+    save(tmp_path, [2, 4])
+    place = tmp_path / "checkpoints"
+    shutil.copytree(place / "step-000002", place / "step-999999")
+    assert checkpoint.newest_sound(tmp_path).name == "step-000004"
+    assert "step-999999 is damaged (it is a copy of step 2)" in capsys.readouterr().out
+
+
 def test_checkpoints_are_ordered_by_number(tmp_path):
     """As names, a million would come before the step before it."""
     save(tmp_path, [999_999, 1_000_000], keep=2)
