@@ -100,18 +100,32 @@ def test_the_merged_weights_against_their_definition(tmp_path, model):
 def test_how_far_the_log_probs_are_from_the_trainers_is_said(tmp_path, capsys):
     """In 16 bits rounding moves them; in float32 the export is the trained policy."""
     run = train_at_random(tmp_path / "runs" / "mine", size=0.05, dtype="bfloat16")
-    gaps = []
+    gaps, shares = [], []
     for dtype in ("bfloat16", "float32"):
         export.export(run, tmp_path / dtype, dtype)
         said = capsys.readouterr().out
         gaps.append(float(re.search(r"trainer's by at most (\S+) in an answer", said)[1]))
+        shares.append(float(re.search(r"(\S+)% of the update has arrived", said)[1]))
         assert ("--dtype float32 keeps all" in said) == (gaps[-1] > 0.05 and dtype != "float32")
-    assert gaps[0] > 1e-3
+    assert gaps[0] > 1e-3 and shares[1] == 100
     found = load_file(tmp_path / "float32" / "model.safetensors")
     adapted, _ = updates(run, "tiny")
     for name, (weight, update) in adapted.items():
         wanted = weight.bfloat16().double() + update
         torch.testing.assert_close(found[name].double(), wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_how_much_of_a_small_update_is_rounded_away_is_said(tmp_path, capsys):
+    """Its log-probs hardly differ from the trainer's, yet most of what was learnt may be gone."""
+    run = train_at_random(tmp_path / "runs" / "mine", size=1e-4, dtype="bfloat16")
+    export.export(run, tmp_path / "out")
+    said = capsys.readouterr().out
+    found, left, whole = load_file(tmp_path / "out" / "model.safetensors"), 0.0, 0.0
+    for name, (weight, update) in updates(run, "tiny")[0].items():
+        left += ((found[name].double() - weight.bfloat16().double()) * update).sum().item()
+        whole += update.square().sum().item()
+    assert left / whole < 0.95
+    assert f"{left / whole:.1%} of the update" in said and "--dtype float32 keeps all" in said
 
 
 @pytest.mark.engine
