@@ -3,8 +3,9 @@
     python docs/gallery/build.py            # today's parts/explore.html around each page's data
     python docs/gallery/build.py --train    # train the two small runs first: 10 minutes
 
-A page is made anew where its run's folder exists (that of real.html is `make real`'s). Pictures
-need playwright and chromium (make extras); without them the old ones stay.
+A page is made anew where its run's folder exists (that of real.html is `make real`'s). Another
+processor draws other answers: then links and quotes in README.md have to follow, and tests name
+them. Pictures need playwright and chromium (make extras); without them the old ones stay.
 """
 import io
 import re
