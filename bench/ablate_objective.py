@@ -47,13 +47,15 @@ COMMON = ["--model", "tiny-moe", "--sampler", "uniform", "--n", "8", "--warmup-s
           "--checkpoint-every", "1000"]
 PARTS = {
     "clip": ["--clip"], "noclip": ["--no-clip"], "dppo": ["--mask", "dppo"],
-    "icepop": ["--mask", "icepop"], "is": ["--importance", "full"],
+    "icepop": ["--mask", "icepop"], "grpo": ["--objective", "grpo"],
+    "cispo": ["--objective", "cispo"], "is": ["--importance", "full"],
     "nois": ["--importance", "none"], "length": ["--length-norm", "response"]}
 # The paper's arms off-policy. It has no curve of the third.
 PAPER = {"none-noclip-is": "no clip, no replay", "r2-noclip-is": "R2, no clip",
          "none-clip-is": "clip, no replay", "r2-clip-is": "clip, R2", "r3-clip-is": "clip, R3"}
 MASKS = {"clip": "on pi_theta/pi_old (MiniRL)", "noclip": "none",
          "dppo": "on pi_theta - mu (DPPO)", "icepop": "MiniRL's, and pi_old/mu (IcePop)"}
+OTHERS = {"grpo": "GRPO in its place", "cispo": "CISPO in its place"}  # objectives, for N = 8
 # A run that ends with one of these sentences is a result and not a failure.
 BROKEN = ("gradient that is not finite", "Engine and trainer disagree")
 KEPT = ("step", "entropy_trained", "kl_k3", "routes_agree_all", "clipped_positive",
@@ -68,6 +70,7 @@ def cells() -> list[str]:
     stress += [f"stress-N{N}-{arm}" for N in (2, 4, 8) for arm in PAPER]
     long = [f"long-N1-none-clip-{weight}" for weight in ("is", "nois")]
     masks = [f"mask-N{N}-none-{mask}-is" for N in (4, 8) for mask in MASKS]
+    masks += [f"mask-N8-none-{objective}-is" for objective in OTHERS]
     engines = [f"{dtype}-N{N}-none-clip-is" for N in (1, 8) for dtype in ENGINES]
     rough = [f"{precision}-N1-{replay}-clip-{weight}" for precision, replay in ROUGH
              for weight in ("is", "nois")]

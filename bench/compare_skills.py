@@ -4,7 +4,8 @@
     python bench/compare_skills.py --draw          # only tables and picture, from what is stored
 
 What is compared, at which costs, and what counts as which answer was written down before the first
-run: docs/sampling_plan.md. Names are the plan's. Results: bench/results/skills.{jsonl,md,png}.
+run: docs/sampling_plan.md. Names are the plan's. Results: bench/results/skills.{jsonl,md}
+and a picture for each sampler.
 """
 import json
 import math
@@ -39,12 +40,21 @@ ARMS = {  # name -> flags, prompts a step, steps that mostly reach DRAWS, steps 
     "ada-est": (["--sampler", "ada-est", "--M", "8"], 16, 128, 20),
     "gvm": (["--sampler", "gvm", "--M", "8"], 16, 66, 10),
 }
-COLORS = dict(zip(ARMS, ("#999999", "#56B4E9", "#000000", "#D55E00", "#E69F00", "#F0E442",
+COLORS = dict(zip(ARMS, ("#999999", "#56B4E9", "#000000", "#D55E00", "#E69F00", "#009E73",
                          "#0072B2", "#009E73", "#CC79A7")))
 HYPOTHESES = [  # number, ada-balance's rival, what is equal, is ada-balance held to be ahead?
     ("1", "uniform-4", "step", True), ("2", "uniform-16", "samples", True),
     ("3", "uniform-4-wide", "samples", False), ("4", "uniform-4-wide", "r2", True),
     ("5", "uniform-4", "solved", True), ("6", "uniform-16", "engine_steps", False)]
+EXPLORED = [  # beside the hypotheses: ada-balance's rival, what is equal, how much of it
+    *((rival, "step", steps) for rival in ("uniform-4", "uniform-16") for steps in (STEPS, 60)),
+    ("uniform-4-wide", "step", STEPS), ("uniform-4", "samples", DRAWS),
+    *(("uniform-4-wide", "samples", draws) for draws in (8_000, 12_000, DRAWS)),
+    *((rival, "trained", None) for rival in RIVALS)]  # None: the most that every run had spent
+PICTURES = {  # bench/results/skills-NAME.png -> its arms, and the seeds that all of them have
+    "uniform": (RIVALS, NEW_SEEDS), "dapo": (("uniform-4", "dapo"), SEEDS),
+    "ada-pos": (("uniform-4", "ada-pos"), SEEDS), "ada-balance": ((*RIVALS[:2], OURS), NEW_SEEDS),
+    "others": (("uniform-4", "maxrl", "ada-est", "gvm"), SEEDS)}
 COSTS = {"samples": "draws", "step": "training steps", "engine_steps": "engine steps",
          "r0.5": "modelled s, r = 0.5", "r2": "modelled s, r = 2",
          "seconds": "s of training here, two runs at a time"}
@@ -123,6 +133,20 @@ def verdicts(lines: list[dict]) -> str:
     return study.markdown(found)
 
 
+def explored(lines: list[dict]) -> str:
+    """Differences at other budgets, of the seven new seeds."""
+    found = [["difference", "at equal", *REGIMES]]
+    for rival, cost, budget in EXPLORED:
+        cells = []
+        for mine in (of(lines, regime=regime) for regime in REGIMES):
+            spent = budget or budget_of(cost, mine)
+            difference = compare(mine, OURS, rival, lambda line: at(line, cost, spent))
+            cells.append(in_points(*difference[:2]))
+        label = f"{budget:,} {COSTS[cost]}" if budget else "tokens trained"
+        found.append([f"{OURS} - {rival}", label, *cells])
+    return study.markdown(found)
+
+
 def table(lines: list[dict]) -> str:
     """Every arm at every cost, in one regime."""
     budget = {cost: budget_of(cost, lines) for cost in COSTS}
@@ -150,6 +174,7 @@ def report(lines: list[dict]) -> str:
         "The plan's hypotheses": verdicts(tested),
         "Again, by seven new seeds": verdicts(new),
         "By all twelve seeds": verdicts(tested + new),
+        "Other budgets, by the seven new seeds: points, no hypothesis": explored(new),
         **{f"Regime {regime}": table(of(tested, regime=regime)) for regime in REGIMES},
         "Learning rates: mean of two other seeds, at equal draws": skills.rates_tried(
             rates, "learning rate "),
@@ -157,23 +182,22 @@ def report(lines: list[dict]) -> str:
 
 
 # ----------------------------------------------------------------------------------------- picture
-def draw(lines: list[dict]) -> None:
-    """Accuracy against each cost, of each arm up to where every seed has come."""
+def draw(lines: list[dict], name: str, arms: tuple, seeds) -> None:
+    """Accuracy in the regime stream against draws and steps: every run, and the mean of an arm."""
     import numpy as np
 
-    figure, axes = study.panels(2, len(COSTS), figsize=(25, 10), sharex="col", sharey=True)
-    for row, regime in zip(axes, REGIMES):
-        for axis, (cost, label) in zip(row, COSTS.items()):
-            for arm, color in COLORS.items():
-                mine = [skills.spending(x) for x in of(lines, SEEDS, regime=regime, arm=arm)]
-                grid = np.linspace(0, min(rows[-1][cost] for rows in mine), 60)
-                curves = [[interpolate(x, rows, cost, "avg") for x in grid] for rows in mine]
-                study.band(axis, grid, curves, color, label=arm)
-            axis.set(xlabel=label)
-        row[0].set_ylabel(f"held-out avg@8, regime {regime}")
-    axes[0, 0].legend(frameon=False)
-    axes[0, 1].set_xlim(0, 100)
-    study.save(figure, "skills")
+    figure, axes = study.panels(1, 2, figsize=(8, 2.9), sharey=True)
+    for axis, cost, most in zip(axes, ("samples", "step"), (DRAWS, 60)):
+        for arm in arms:
+            mine = [skills.spending(x) for x in of(lines, seeds, regime="stream", arm=arm)]
+            grid = np.linspace(0, most, 60)
+            curves = [[interpolate(x, rows, cost, "avg") for x in grid] for rows in mine]
+            axis.plot(grid, np.transpose(curves), color=COLORS[arm], lw=0.5, alpha=0.5)
+            axis.plot(grid, np.mean(curves, 0), color=COLORS[arm], lw=2, label=arm)
+        axis.set(xlabel=COSTS[cost], ylim=(0, 0.75))
+    axes[0].set_ylabel("held-out avg@8")
+    axes[1].legend(frameon=False, fontsize=8)
+    study.save(figure, f"skills-{name}")
 
 
 def main() -> None:
@@ -181,7 +205,8 @@ def main() -> None:
     if not args.draw:
         train_all(args.processes)
     lines = study.load("skills")
-    draw(lines)
+    for name, (arms, seeds) in PICTURES.items():
+        draw(lines, name, arms, seeds)
     text = report(lines)
     (study.RESULTS / "skills.md").write_text(text)
     print(text)

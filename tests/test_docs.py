@@ -43,10 +43,14 @@ def test_the_map_leads_to_functions_that_exist():
     assert len(names) >= 12 and names - {name for pair in known for name in pair} == set()
 
 
-def test_the_quoted_lines_of_the_objective_are_its_lines():
-    quoted = re.search(r"```python\n(.*?)```", README, re.S)[1]
-    code = [line.split("#")[0].strip() for line in (ROOT / "minirl.py").read_text().splitlines()]
+@pytest.mark.parametrize("page, file", [
+    ("README.md", "minirl.py"), ("docs/objective.md", "minirl.py"),
+    ("docs/sampling.md", "ada_sampler.py")])
+def test_quoted_lines_are_lines_of_the_code(page, file):
+    quoted = "".join(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S))
+    code = [line.split("#")[0].strip() for line in (ROOT / file).read_text().splitlines()]
     code += [line.replace("return ", "weight_T = ") for line in code]  # of importance_weight
+    assert quoted
     assert [line for line in quoted.splitlines() if line.split("#")[0].strip() not in code] == []
 
 
