@@ -27,7 +27,7 @@ A cell is a few flags; its name, such as low-N4-r3-clip-is, says which:
 A run lives in runs/ablate. When it is done it becomes a line of bench/results/objective.jsonl (see
 study.py), from which objective.md and three pictures are drawn.
 """
-from statistics import mean
+from statistics import mean, median
 
 import study
 
@@ -149,14 +149,19 @@ def load() -> dict:
 def summary(runs: list[dict]) -> dict:
     """Means over seeds; `late`: over the last quarter of the steps; accuracies as shares.
 
+    A run is lost if it ends below its start. `policy`: what an exact engine says of the last one.
     A run that broke counts with its last evaluation before it did.
     """
     every = [row for run in runs for row in run["metrics"]]
     late = [row for run in runs for row in run["metrics"][-max(1, len(run["metrics"]) // 4):]]
     curves = [[row["avg"] for row in run["evals"]] for run in runs]
     last = [curve[-1] for curve in curves]
+    policies = [run["policy"] for run in runs if "policy" in run]
     return dict(
         seeds=len(runs), broke=sum(bool(run["broke"]) for run in runs),
+        lost=sum(curve[-1] < curve[0] for curve in curves),
+        policy=mean(policies) if policies else None,
+        k3_median=median([row["kl_k3"] for row in every if "kl_k3" in row]),
         last=mean(last), low=min(last), high=max(last), best=mean(map(max, curves)),
         entropy=average(late, "entropy_trained"), k3=average(every, "kl_k3"),
         agree=average(every, "routes_agree_all"),
@@ -171,16 +176,17 @@ def average(rows: list[dict], key: str) -> float:
 
 
 def table(found: dict) -> str:
-    head = ["precision", "N", "replay", "clip", "weight", "seeds", "accuracy at the end (range)",
-            "best", "entropy, last quarter", "KL(mu, pi_old), k3", "routes agree", "clipped",
-            "ratio beyond 2 or 1/2"]
+    head = ["precision", "N", "replay", "clip", "weight", "seeds", "lost",
+            "accuracy at the end (range)",
+            "best", "entropy, last quarter", "KL(mu, pi_old), k3", "its median", "routes agree",
+            "clipped", "ratio beyond 2 or 1/2", "in an exact engine"]
     lines = [table_cells(cell, summary(runs)) for cell, runs in found.items()]
     return study.markdown([head, *lines])
 
 
 def table_cells(cell: str, s: dict) -> list[str]:
     precision, N, replay, clip, *parts = cell.split("-")
-    clipped = {"clip": "yes", "noclip": "**no**", "dppo": "DPPO", "icepop": "IcePop"}[clip]
+    clipped = {"clip": "yes", "noclip": "**no**"}.get(clip, clip)
     weight = {"is": "yes", "nois": "**no**"}[parts[0]]
     if "length" in parts:
         weight += ", length-normalised"
@@ -188,9 +194,10 @@ def table_cells(cell: str, s: dict) -> list[str]:
     spread = f" ({s['low']:.1%} to {s['high']:.1%})" if s["seeds"] > 1 else ""
     beyond = f"{s['beyond']:.2%}" if parts[0] == "is" else ""  # without a weight it is 1 everywhere
     stopped = f"{s['clipped']:.2%}" if s["clipped"] >= 0 else ""  # NaN: nothing was logged
+    exact = f"{s['policy']:.1%}" if s["policy"] is not None else ""
     return [precision, N[1:], replay, "any" if N == "N1" else clipped, weight, count,
-            f"{s['last']:.1%}{spread}", f"{s['best']:.1%}", f"{s['entropy']:.3f}", f"{s['k3']:.1e}",
-            f"{s['agree']:.1%}", stopped, beyond]
+            str(s["lost"]), f"{s['last']:.1%}{spread}", f"{s['best']:.1%}", f"{s['entropy']:.3f}",
+            f"{s['k3']:.1e}", f"{s['k3_median']:.0e}", f"{s['agree']:.1%}", stopped, beyond, exact]
 
 
 # ------------------------------------------------------------------------------------------ picture
@@ -204,7 +211,9 @@ COLUMNS = [  # precision, N, arms, title
     ("long", 1, WEIGHT, "the same, longer"),
     *(("stress", N, PAPER, OLD.format(N)) for N in (2, 4, 8))]
 MASKED = {f"none-{mask}-is": label for mask, label in MASKS.items()}
-MASK_COLUMNS = [("mask", N, MASKED, f"Masks, N = {N}, learning rate 0.003") for N in (4, 8)]
+OTHER = {f"none-{objective}-is": label for objective, label in OTHERS.items()}
+MASK_COLUMNS = [("mask", N, MASKED | (OTHER if N == 8 else {}),
+                 f"Masks, N = {N}, learning rate 0.003") for N in (4, 8)]
 ROUGH_COLUMNS = [(precision, 1, {f"{replay}-clip-is": "MiniRL",
                                  f"{replay}-clip-nois": "no importance weight"},
                   f"The engine's weights: {label}; N = 1")

@@ -223,11 +223,6 @@ def test_the_committed_tables_are_those_of_the_committed_runs():
     silent = f"{still['uniform-4']:.0%}".rstrip("%"), f"{still['ada-balance']:.0%}".rstrip("%")
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert "fall from {} % (n = 4) to {} % before training".format(*silent) in readme
-    regime = report.split("## Regime stream")[1].split("## Regime few")[0]
-    for arm in compare_skills.ARMS:
-        arm, _, draws, silent, at_draws, at_steps, *_ = re.search(
-            rf"^\| ({arm} \|.+)\|$", regime, re.M)[1].split(" | ")
-        assert f"| {arm} | {draws} | {silent} | {at_draws} | {at_steps} |" in page
 
 
 @functools.cache
