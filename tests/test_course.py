@@ -248,6 +248,9 @@ def test_the_first_difference_of_two_runs_is_named(tmp_path):
     said = train.first_difference(own, yours)
     assert said == "The runs part at step 2: loss is 0.25 with yours and 0.5 with the project's."
     assert "number for number" in train.first_difference(own, own)
+    text = (own / "metrics.jsonl").read_text()
+    (yours / "metrics.jsonl").write_text(text.replace("0.5", "0.5000001"))
+    assert "The runs part by rounding" in train.first_difference(own, yours)
 
 
 # ------------------------------------------------------------------------------- bugs to be found
