@@ -1,6 +1,7 @@
 """What a study keeps of its runs is enough for its table and picture."""
 import json
 import math
+import re
 import shutil
 import sys
 from statistics import stdev
@@ -93,6 +94,17 @@ def test_an_unknown_run_gets_one_sentence(results, monkeypatch):
 def test_the_committed_table_is_that_of_the_committed_runs():
     found = ablate_objective.table(ablate_objective.load())
     assert found == (study.RESULTS / "objective.md").read_text()
+
+
+def test_the_page_quotes_the_committed_table():
+    """Accuracies with their range, in text and in tables; there with the runs that were lost."""
+    grid = (study.RESULTS / "objective.md").read_text()
+    page = (ROOT / "docs" / "objective.md").read_text()
+    told = re.findall(r"([\d.]+) % \(([\d.]+) to ([\d.]+)[;)]", page)
+    rows = re.findall(r"\| (\d) of (\d) \| (.+?) \| (.+?) \|", page)
+    assert len(told) >= 10 and len(rows) >= 4
+    assert [x for x in told if "{}% ({}% to {}%)".format(*x) not in grid] == []
+    assert [x for x in rows if "| {1} | {0} | {2} | {3} |".format(*x) not in grid] == []
 
 
 def ends(cell):
