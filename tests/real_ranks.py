@@ -24,8 +24,7 @@ from parts.config import parse  # noqa: E402
 from parts.run import make_optimizer, prepare, reseed  # noqa: E402
 from rewards import Grader  # noqa: E402
 
-FOUR = dict(mini_batches=4, length_norm="batch")
-VARIANTS = dict(uniform=dict(sampler="uniform"), balance={}, four=FOUR)
+VARIANTS = dict(balance={}, four=dict(mini_batches=4, length_norm="batch"))
 
 
 def start_again(run, start: list, settings: dict) -> None:

@@ -60,12 +60,6 @@ def test_the_limit_counts_problems_and_the_line_says_that_not_all_rows_were_seen
             "3 problems of 5 rows")]
 
 
-def test_wrong_key_is_named(tmp_path):
-    said = "1 without a problem. Its columns are problem, answer: name"
-    with pytest.raises(SystemExit, match=said):
-        load_problems(write(tmp_path, rows("a")), problem_key="txt")
-
-
 # -------------------------------------------------------------------------------- several sets
 def test_ids_differ_over_all_that_is_loaded_together(tmp_path):
     """Pass rates and reports are kept by id: one id for two problems would mix them up."""

@@ -355,7 +355,7 @@ def real(tmp_path_factory):
 @pytest.mark.engine
 @pytest.mark.slow
 def test_two_engines_draw_what_one_draws_and_learn_what_one_learns(real):
-    for variant in ("uniform", "balance", "four"):
+    for variant in ("balance", "four"):
         check_steps(real, variant)
     assert real[1]["evaluation"] == real[2]["evaluation"] and len(real[1]["evaluation"]) == 14
 
