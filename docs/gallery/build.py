@@ -32,7 +32,9 @@ SHOWN = r"\[!\[([^]]*)\]\((\w+\.png)\)\]\((\w+\.html)(#[^)]+)\)"  # a picture th
 def train(name: str, flags: str) -> None:
     command = [sys.executable, "minirl.py", "--name", name, "--steps", "20", "--eval-every", "5",
                "--log-groups", "all", "--resume", *flags.split()]
-    subprocess.run(command, cwd=ROOT, check=True)
+    ended = subprocess.run(command, cwd=ROOT).returncode
+    if ended:
+        raise SystemExit(ended)  # it has said why
 
 
 def refill(page: Path) -> None:
@@ -52,7 +54,7 @@ def pictures() -> None:
         chromium = shutil.which("chromium")
         browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for words, picture, page, address in re.findall(SHOWN, (HERE / "README.md").read_text()):
-            view = browser.new_page(viewport=dict(width=1000, height=800))
+            view = browser.new_page(viewport=dict(width=860, height=720))
             view.goto((HERE / page).as_uri() + address)
             view.wait_for_selector("body[data-ready]")
             panel = view.locator(".panel", has_text=words)
