@@ -6,11 +6,13 @@ import base64
 import gzip
 import json
 import re
+import runpy
 
 import pytest
 
 import explore
 from conftest import ROOT
+from parts.config import parse
 
 GALLERY = ROOT / "docs" / "gallery"
 README = (GALLERY / "README.md").read_text(encoding="utf-8")
@@ -61,6 +63,19 @@ def test_each_run_does_what_it_is_shown_for():
     real = data_of(GALLERY / "real.html")["runs"][0]
     assert real["config"]["data"] == "builtin-words"  # problems of the project's own
     assert real["evals"][-1]["ci_low"] > real["evals"][0]["ci_high"]  # it has learnt
+
+
+def test_the_commands_of_the_readme_are_those_that_train():
+    runs = runpy.run_path(str(GALLERY / "build.py"))["RUNS"]
+    assert {f"{page}.html" for page in runs} == {page.name for page in PAGES}
+    for page, (name, flags) in runs.items():
+        (run,) = data_of(GALLERY / f"{page}.html")["runs"]
+        assert run["name"] == name
+        if flags:
+            config = vars(parse(["--name", name, "--steps", "20", *flags.split()]))
+            asked = ("model", "mini_batches", "rollout_dtype", "kv_cache_dtype", "steps")
+            assert f"`python minirl.py {flags} --steps 20`" in README
+            assert [config[key] for key in asked] == [run["config"][key] for key in asked]
 
 
 def test_the_pictures_are_small_and_shown():
