@@ -30,8 +30,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 SHORT = ("--model", SMOLLM, "--name", "short", "--steps", 2, "--batch-prompts", 3, "--N", 1,
          "--max-tokens", 24, "--eval-questions", 2, "--eval-k", 2, "--graders", 1,
          "--checkpoint-every", 1, "--keep-checkpoints", 2, "--warmup-steps", 1, "--train-anyway")
-# The rehearsal's 30 passes without a layer take a minute: they are tried once, further below.
-NOT_EACH_LAYER = "from parts.probe import Probe; Probe.without_each_layer = lambda self: {}"
+# One text, and no passes without a layer: 30 layers take a minute. The whole probe is tried below.
+QUICK_PROBE = ("from parts import probe; probe.ON_CPU = 256; "
+               "probe.Probe.without_each_layer = lambda self: {}")
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +148,7 @@ def odd_length(problem, completion) -> float:
 
 def train(*flags, cwd):
     done = run_program("minirl.py", *SHORT, *flags, "--reward", f"{__file__}:odd_length", cwd=cwd,
-                       before=NOT_EACH_LAYER)
+                       before=QUICK_PROBE)
     assert done.returncode == 0, done.stdout
     return done.stdout
 
