@@ -14,7 +14,8 @@ SWITCHES = [  # (pi_theta, pi_old, mu), advantage, M, gradient, settings
     ((0.5, 0.4, 0.4), 1.0, 0, 0, dict(eps_high=0.2)),  # r = 1.25
     ((0.35, 0.4, 0.4), -1.0, 0, 0, dict(eps_low=0.1)),  # r = 0.875
     ((0.44, 0.4, 0.2), 1.0, 1, 1.1, dict(importance="staleness")),
-    ((0.4, 0.4, 0.2), 1.0, 1, 1, dict(importance="none"))]
+    ((0.4, 0.4, 0.2), 1.0, 1, 1, dict(importance="none")),
+    ((0.6, 0.4, 0.2), 1.0, 0, 0, dict(importance="none"))]
 
 
 def tokens(*triples):
@@ -36,6 +37,7 @@ def ask(triple, A: float, M, slope, weight=None, settings={}):
     if not term.requires_grad:
         raise Wrong(f"{call}: the term has no gradient, so nothing could be learnt from it")
     must_be(f"{call}: M", mask, [M])
+    must_be(f"{call}: the term", term, (slope * lp).detach())
     must_be(f"{call}: d(term)/d(log pi), which is M min(w, cap) A",
             torch.autograd.grad(term.sum(), lp)[0], [slope])
     must_be(f"{call}: the weight that is returned", found, [pi / m if weight is None else weight])
