@@ -97,8 +97,13 @@ def test_the_merged_weights_against_their_definition(tmp_path, model):
         assert torch.equal(found[name], others[name]), f"{name} was not trained"
 
 
-def test_how_far_the_log_probs_are_from_the_trainers_is_said(tmp_path, capsys):
+def test_how_far_the_log_probs_are_from_the_trainers_is_said(tmp_path, capsys, monkeypatch):
     """In 16 bits rounding moves them; in float32 the export is the trained policy."""
+    from transformers import AutoModelForCausalLM
+
+    asked, log_probs = [], export.log_probs
+    monkeypatch.setattr(export, "log_probs", lambda *call: (
+        asked.append((call[1], log_probs(*call))) or asked[-1][1]))
     run = train_at_random(tmp_path / "runs" / "mine", size=0.05, dtype="bfloat16")
     gaps, shares = [], []
     for dtype in ("bfloat16", "float32"):
@@ -107,12 +112,49 @@ def test_how_far_the_log_probs_are_from_the_trainers_is_said(tmp_path, capsys):
         gaps.append(float(re.search(r"trainer's by at most (\S+) in an answer", said)[1]))
         shares.append(float(re.search(r"(\S+)% of the update has arrived", said)[1]))
         assert ("--dtype float32 keeps all" in said) == (gaps[-1] > 0.05 and dtype != "float32")
+        (ids, trained), _ = asked[-2:]
+        read = log_probs(AutoModelForCausalLM.from_pretrained(tmp_path / dtype), ids)
+        assert f"by at most {(read - trained).abs().max():.2g} in" in said
     assert gaps[0] > 1e-3 and shares[1] == 100
-    found = load_file(tmp_path / "float32" / "model.safetensors")
     adapted, _ = updates(run, "tiny")
-    for name, (weight, update) in adapted.items():
-        wanted = weight.bfloat16().double() + update
-        torch.testing.assert_close(found[name].double(), wanted, rtol=1e-6, atol=1e-6)
+    for dtype, half_a_spacing in (("bfloat16", 2**-8), ("float32", 1e-6)):
+        found = load_file(tmp_path / dtype / "model.safetensors")
+        for name, (weight, update) in adapted.items():
+            wanted = weight.bfloat16().double() + update  # rounded once, and not on the way
+            torch.testing.assert_close(
+                found[name].double(), wanted, rtol=half_a_spacing, atol=1e-6)
+
+
+def test_log_probs_that_are_no_numbers_are_no_good_export(made, tmp_path, capsys, monkeypatch):
+    """As of a model whose activations float16 cannot hold."""
+    monkeypatch.setattr(export, "log_probs", lambda model, ids: torch.tensor([math.nan]))
+    export.export(made, tmp_path / "out", "float16")
+    assert "--dtype float32 keeps all" in capsys.readouterr().out
+
+
+def test_what_goes_with_the_weights(tmp_path):
+    """The ends of the training's responses, but no path; twice the same; others may read it."""
+    from transformers import AutoTokenizer, GenerationConfig
+
+    base = Path(shutil.copytree(fetch_model("tiny", 0), tmp_path / "my-secrets" / "base"))
+    for file in base.glob("tokenizer*.json"):  # two ends, as Qwen's base models have
+        file.write_text(file.read_text().replace("<|pad|>", "<|im_end|>"))
+    flags = base / "generation_config.json"  # transformers reads this, but will not write it
+    flags.write_text(json.dumps(json.loads(flags.read_text()) | dict(temperature=0.6)))
+    run = train_at_random(tmp_path / "my-secrets" / "runs" / "mine", str(base))
+    for place in ("one", "two"):
+        export.export(run, tmp_path / place / "model")
+    out = tmp_path / "one" / "model"
+    assert contents(out) == contents(tmp_path / "two" / "model")
+    assert not [file for file in out.iterdir() if b"my-secrets" in file.read_bytes()]
+    assert len({file.stat().st_mode for file in out.iterdir()}) == 1
+    tokenizer, before = map(AutoTokenizer.from_pretrained, (out, base))
+    assert tokenizer.chat_template == before.chat_template
+    assert tokenizer.get_vocab() == before.get_vocab()
+    kept = GenerationConfig.from_pretrained(out)
+    ends = tokenizer.convert_ids_to_tokens(kept.eos_token_id)
+    assert ends == ["<|endoftext|>", "<|im_end|>"] and (kept.temperature, kept.do_sample) == (
+        0.6, True)
 
 
 def test_how_much_of_a_small_update_is_rounded_away_is_said(tmp_path, capsys):
