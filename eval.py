@@ -197,7 +197,7 @@ def report(rows: list[dict]) -> dict:
     if any(len(own) != n for own in rows_Q):
         raise ValueError("questions have different numbers of samples")
     right_Q = [sum(row["status"] == "correct" for row in own) for own in rows_Q]
-    ks = [2**i for i in range(n.bit_length())]
+    ks = sorted({n, *(2**i for i in range(n.bit_length()))})
     verdicts = Counter(row["status"] for row in rows)
     return bootstrap([list(question_means(rows).values())]) | {
         "k": n, "questions": len(rows_Q), "correct": sum(right_Q) / len(rows),
@@ -335,12 +335,11 @@ def show_protocol(protocol: dict) -> None:
 def show_table(summary: dict, own_reward: bool = False) -> None:
     """The results on the terminal. Under --reward, avg@k is no share of right answers."""
     k = next(iter(summary["sets"].values()))["k"]
-    best = 2 ** (k.bit_length() - 1)  # the largest k of pass@k
     unit = ".3g" if own_reward else ".1%"
-    table = [["", "questions", f"avg@{k}", "95 % interval", "correct", f"pass@{best}", "no box",
+    table = [["", "questions", f"avg@{k}", "95 % interval", "correct", f"pass@{k}", "no box",
               "cut off", "no verdict", "tokens"]]
     for name, one in summary["sets"].items():
-        shares = (one["correct"], one["pass"][best], one["no_box"], one["truncated"],
+        shares = (one["correct"], one["pass"][k], one["no_box"], one["truncated"],
                   one["verifier_failures"])
         table.append([shown(name), str(one["questions"]), *mean_and_interval(one, unit),
                       *(f"{share:.1%}" for share in shares), f"{one['response_length']:.0f}"])

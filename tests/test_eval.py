@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,7 +172,7 @@ def test_the_same_rows_have_the_same_report_which_json_can_hold():
     rng = random.Random(1)
     rows = rows_of([[rng.random() < p for _ in range(8)] for p in (0, 0.1, 0.3, 0.5, 0.9, 1)])
     result, one = report(rows), report(rows_of([[1]]))
-    assert list(result["pass"]) == [1, 2, 4, 8] and report(rows) == result
+    assert report(rows) == result
     assert one["avg"] == one["ci_low"] == one["ci_high"] == 1 and one["pass"] == {1: 1.0}
     assert json.loads(json.dumps(result))["pass"]["4"] == result["pass"][4]
     values = np.random.default_rng(3).random(40)  # all different: else percentiles often agree
@@ -179,25 +180,37 @@ def test_the_same_rows_have_the_same_report_which_json_can_hold():
     assert bootstrap([values], seed=1)["ci_low"] != bootstrap([values], seed=2)["ci_low"]
 
 
-def test_report_counts_what_went_wrong():
-    statuses = ["no_box", "timeout", "killed", "unparseable", "empty", "wrong", "wrong", "correct"]
-    rows = [dict(id="a", sample=s, reward=float(status == "correct"), status=status, tokens=s,
-                 finish_reason="length" if s < 2 else "stop") for s, status in enumerate(statuses)]
-    result = report(rows)
-    assert result["no_box"] == 1 / 8 and result["verifier_failures"] == 2 / 8
-    assert result["truncated"] == 2 / 8
-    assert result["response_length"] == 3.5 and sum(result["verdicts"].values()) == 8
-    assert result["avg"] == 1 / 8
+STATUSES = ["correct", "wrong", "wrong", "no_box", "empty", "unparseable", "timeout", "killed"]
 
 
-def test_what_is_right_is_the_verdict_and_not_the_sign_of_the_reward():
-    """Of rewards of one's own: above the threshold, which may lie anywhere."""
-    rows = rows_of([[0.9, 0.4, -1, 0.2], [-0.1, 0.6, 0.3, 0]], status="wrong")
-    for row in rows:
-        row["status"] = "correct" if row["reward"] > 0.5 else "wrong"
-    result = report(rows)
-    assert result["correct"] == result["pass"][1] == 2 / 8 and result["pass"][4] == 1
-    assert result["avg"] == pytest.approx((0.5 + 0.8) / 8)
+def check(found, rows):
+    """A report but for its interval, also one from a file, against its raw rows."""
+    def share(key, *values):
+        return mean(row[key] in values for row in rows)
+
+    own = [[row for row in rows if row["id"] == one] for one in {row["id"] for row in rows}]
+    right, k = [[row["status"] == "correct" for row in one] for one in own], len(own[0])
+    passed = {j: mean(share_of_subsets(one, j) for one in right) for j in {1, 2, 4, 8, k} if j <= k}
+    assert {int(j): chance for j, chance in found["pass"].items()} == pytest.approx(passed)
+    assert found["avg"] == pytest.approx(mean(row["reward"] for row in rows))
+    assert (found["k"], found["questions"], found["correct"]) == (
+        k, len(own), share("status", "correct"))
+    assert found["no_box"] == share("status", "no_box")
+    assert found["truncated"] == share("finish_reason", "length")
+    assert found["verifier_failures"] == share("status", "timeout", "killed")
+    assert found["response_length"] == mean(row["tokens"] for row in rows)
+    assert found["verdicts"] == Counter(row["status"] for row in rows)
+
+
+@pytest.mark.parametrize("k", [1, 3, 5, 8])
+def test_a_report_against_its_raw_rows(k):
+    """Also with rewards of one's own: right is the verdict, and not the sign of the reward."""
+    rng = random.Random(k)
+    rows = [row | dict(reward=rng.uniform(-1, 1), status=rng.choice(STATUSES),
+                       tokens=rng.randint(1, 9), finish_reason=rng.choice(["stop", "length"]))
+            for row in rows_of([[0] * k] * 9)]
+    rng.shuffle(rows)
+    check(report(rows), rows)
 
 
 @pytest.mark.parametrize("rewards, words", [([], "no rows"), ([[1, 0], [1]], "different numbers")])
@@ -813,8 +826,8 @@ def test_an_evaluation_of_the_real_engine(results):
                for row in rows)
     assert {row["finish_reason"] for row in rows} <= {"stop", "length"}
     assert len({row["text"] for row in rows}) > 25
-    assert result["avg"] == summary["weighted"]["avg"] == mean(row["reward"] for row in rows)
-    assert 0 < result["avg"] < result["pass"]["4"] <= 1
+    check(result, rows)
+    assert 0 < result["avg"] == summary["weighted"]["avg"] < result["pass"]["4"] <= 1
     assert protocol["prompt"] == "<|user|>1+1=?<|assistant|>" and protocol["template"] == "chat"
     assert (results / "whole" / "eval.png").stat().st_size > 5000
 
