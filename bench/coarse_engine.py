@@ -70,7 +70,7 @@ def only_measure() -> None:
 
 
 def main() -> None:
-    if not sys.argv[1:2] or not sys.argv[1].isdecimal():
+    if sys.argv[1:2] not in [[str(bits)] for bits in range(1, 25)]:  # float32 has 24
         raise SystemExit(__doc__.split("\n\n")[1].strip())
     bits = int(sys.argv.pop(1))
     import minirl

@@ -39,6 +39,13 @@ def seconds(call, *args) -> float:
     return time.perf_counter() - start
 
 
+def positive(text: str) -> int:
+    """For argparse: a whole number of at least 1."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
 def alternate(repeats: int, **sides) -> dict[str, list[float]]:
     """Seconds of every side (a function without arguments), `repeats` times in turn, after a first
     time that does not count: what slows one slows all."""

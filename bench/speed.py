@@ -17,7 +17,7 @@ import argparse
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from common import load, median, middle_ratio, project, save, seconds
+from common import load, median, middle_ratio, positive, project, save, seconds
 
 
 # ------------------------------------------------------------------------------------ measurements
@@ -128,7 +128,7 @@ def show(found: dict, trl: dict) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Rollouts against bare generation.")
     parser.add_argument("--model", default="tiny", help="as for minirl.py (default: tiny)")
-    parser.add_argument("--repeats", type=int, default=5,
+    parser.add_argument("--repeats", type=positive, default=5,
                         help="of every measurement; medians are shown (default: 5)")
     parser.add_argument("--show", action="store_true", help="measure nothing, show what is stored")
     parser.add_argument("--out", default="", help="folder of the result (default: bench/results)")
@@ -136,7 +136,10 @@ def main() -> None:
     name = f"speed-{Path(args.model).name}"
     if not args.show:
         save(name, dict(rollouts=rollouts(args.model, args.repeats)), args.out)
-    show(load(name, args.out)["rollouts"], load("trl"))
+    found = load(name, args.out)
+    if not found:
+        parser.error(f"{name} was not measured yet: leave --show out")
+    show(found["rollouts"], load("trl"))
 
 
 if __name__ == "__main__":

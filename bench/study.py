@@ -26,9 +26,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean, stdev
 
-from common import RESULTS, ROOT
+from common import RESULTS, ROOT, positive
 
-from parts.files import read_rows
+from parts.files import read_json, read_rows
 
 WRITING = threading.Lock()  # runs may finish at the same time
 # Student's t by the number of seeds: intervals of 95 %, and of 99 %
@@ -86,7 +86,7 @@ def of(lines: list[dict], seeds=None, **wanted) -> list[dict]:
 # ----------------------------------------------------------------------------------- its training
 def parser(about: str) -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(description=about.split("\n")[0])
-    found.add_argument("--processes", type=int, default=1, help="runs at the same time")
+    found.add_argument("--processes", type=positive, default=1, help="runs at the same time")
     found.add_argument("--draw", action="store_true", help="train nothing")
     return found
 
@@ -196,11 +196,12 @@ def main() -> None:
     parser.add_argument("study", help="bench/results/STUDY.jsonl")
     parser.add_argument("--add", nargs="*", default=[], metavar="RUN", help="folders of runs")
     parser.add_argument("--draw", metavar="FILE", help="picture to write")
-    parser.add_argument("--against", help="steps, samples, tokens or seconds; default all")
+    parser.add_argument("--against", choices=("steps", "samples", "tokens", "seconds"),
+                        help="default: all")
     parser.add_argument("--only", nargs="*", metavar="RUN", help="names of runs in the study")
     args = parser.parse_args()
     for folder in map(Path, args.add):
-        stored = json.loads((folder / "config.json").read_text())
+        stored = read_json(folder / "config.json")
         add(args.study, fold(folder, run=folder.name, config=stored["config"],
                              versions=stored["starts"][0]["versions"]))
     lines = [line for line in load(args.study) if not args.only or line["run"] in args.only]

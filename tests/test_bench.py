@@ -16,6 +16,7 @@ import common  # noqa: E402
 import gpu  # noqa: E402
 import mutate  # noqa: E402
 import speed  # noqa: E402
+import study  # noqa: E402
 
 
 # ------------------------------------------------------------------------------ speed and memory
@@ -33,6 +34,19 @@ def test_the_stored_speeds_are_shown(monkeypatch, capsys):
     assert stored.keys() == {"default", "two_rounds", "single_round"}
     assert all(f"{x['ratios']['generate']:.2f} x" in said for x in stored.values())
     assert "times as fast" in said
+
+
+@pytest.mark.parametrize("script, flags", [
+    (speed, "--show --model nosuch"), (speed, "--repeats 0"), (mutate, "nosuch.jsonl --where"),
+    (mutate, "bench/mutants.jsonl -n 0"), (study, "mine --add /nosuch"),
+    (study, "real_model --draw x.png --against nosuch"), (coarse_engine, "25"),
+    (coarse_engine, "x")])
+def test_what_is_no_argument_gets_a_sentence(monkeypatch, capsys, script, flags):
+    monkeypatch.setattr(sys, "argv", [script.__name__, *flags.split()])
+    with pytest.raises(SystemExit) as end:
+        script.main()
+    said = capsys.readouterr().err.splitlines() or [str(end.value)]
+    assert len(said[-1]) > 20 and end.value.code
 
 
 def test_every_side_is_timed_on_the_samplers_own_samples(monkeypatch):
