@@ -159,18 +159,20 @@ def test_agreement_is_that_of_the_positions_that_predict_the_response(replay):
 def test_evaluated_before_the_first_step_every_so_often_and_after_the_last(
         monkeypatch, steps, evaluated):
     run, done = small_run(steps=7, eval_every=3), []
-    run.held_out = []
+    run.held_out, temperatures = [], []
+    run.config.temperature, run.config.eval_temperature = 2.0, 0.5
 
     def record(results, run):
         done.append(run.state["step"])
         run.state["evaluated"] = run.state["step"]
 
-    monkeypatch.setattr(held_out, "evaluate", lambda *_, **__: [])
+    monkeypatch.setattr(held_out, "evaluate",
+                        lambda *_, temperature, **__: temperatures.append(temperature) or [])
     monkeypatch.setattr(held_out, "record_evaluation", record)
     for step in steps:
         run.state["step"] = step
         held_out.evaluate_if_due(run)
-    assert done == evaluated
+    assert done == evaluated and temperatures == [0.5] * len(evaluated)
     # a resumed run has nothing of an evaluation in its cache
     assert run.events == ["clear"] * len(evaluated)
 
