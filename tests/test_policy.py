@@ -93,6 +93,35 @@ def test_bfloat16_base_keeps_float32_adapter_and_float32_logprobs(tmp_path):
     assert (logprob != logprob.bfloat16().float()).float().mean() > 0.9
 
 
+def test_in_bfloat16_an_adapted_layer_sums_as_peft_does_and_rounds_once(tmp_path):
+    """PEFT computes in float32; ours differs from it by less than bfloat16's own steps."""
+    policy = small_policy(tmp_path, dtype="bfloat16")
+    layer = policy.get_base_model().model.layers[0].mlp.gate_proj
+    x = torch.randn(2, 30, layer.in_features).bfloat16()
+    ours, theirs = layer(x), type(layer).forward(layer, x)
+    assert ours.dtype == torch.bfloat16 and ours.shape == theirs.shape
+    assert (ours - theirs).abs().max() <= 2**-6 * theirs.abs().max()
+    assert not torch.equal(ours, layer.base_layer(x))
+    with policy.disable_adapter():
+        assert torch.equal(layer(x), layer.base_layer(x))
+    float32 = small_policy(tmp_path).get_base_model().model.layers[0].mlp.gate_proj
+    assert "forward" in vars(layer) and "forward" not in vars(float32)  # there PEFT's own
+
+
+def test_the_gradient_in_bfloat16_is_as_good_as_with_pefts_float32(tmp_path, monkeypatch):
+    def gradient(**how):
+        policy = small_policy(tmp_path, **how)
+        token_logprobs(policy, ROWS)[0].sum().backward()
+        return torch.cat([p.grad.flatten() for p in trainable(policy).values()])
+
+    wanted, ours = gradient(), gradient(dtype="bfloat16")
+    monkeypatch.setattr(policy_module, "adapt_in_bfloat16", lambda policy: None)
+    theirs = gradient(dtype="bfloat16")
+    error, pefts = ((found - wanted).norm() / wanted.norm() for found in (ours, theirs))
+    assert 0 < error < 1.5 * pefts + 0.01 and error < 0.1
+    assert ours.dtype == torch.float32 and not torch.equal(ours, theirs)
+
+
 def test_every_linear_layer_but_the_head_is_adapted(tmp_path):
     assert adapted(small_policy(tmp_path)) == {
         "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}

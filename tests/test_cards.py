@@ -1,0 +1,111 @@
+"""What the trainer moves and stores at 1.5B's shape, counted (bench/cards.py), and docs/gpu.md's
+tables. A library that falls back to a wasteful path shows here, not on somebody's card.
+"""
+import sys
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from conftest import ROOT
+from parts import logprobs
+from parts import policy as policy_module
+from parts.logprobs import token_logprobs
+from parts.policy import Row
+from test_policy import small_policy
+
+sys.path.insert(0, str(ROOT / "bench"))
+import cards  # noqa: E402
+
+pytestmark = pytest.mark.slow
+ATTENTION = functional.scaled_dot_product_attention
+LENGTH = 384
+
+
+def as_on_a_card(capability, asked: list):
+    """torch's attention with the kernel that a card of this capability would take.
+
+    As torch 2.13 chooses: flash needs 16 bits, capability 8.0 and no mask, and knows shared keys;
+    the memory-efficient kernel takes the rest, unless keys are shared: then the plain formula.
+    """
+    def attention(q, k, v, attn_mask=None, enable_gqa=False, **how):
+        flash = capability >= (8, 0) and q.dtype != torch.float32 and attn_mask is None
+        shared = enable_gqa or k.shape[1] != q.shape[1]
+        asked.append("fused" if flash or not shared else "every score")
+        kernel = SDPBackend.FLASH_ATTENTION if asked[-1] == "fused" else SDPBackend.MATH
+        with sdpa_kernel(kernel):  # on a CPU the fused kernel has this name
+            return ATTENTION(q, k, v, attn_mask=attn_mask, enable_gqa=enable_gqa, **how)
+    return attention
+
+
+def bytes_per_score(folder, dtype, capability, monkeypatch, spared=True):
+    """(live bytes per score at the peak of a pass, which kernels were taken).
+
+    Twice as long a row has twice of everything else, and four times as many scores.
+    """
+    from transformers.integrations import sdpa_attention
+
+    asked = []
+    monkeypatch.setattr(sdpa_attention, "use_gqa_in_sdpa", sdpa_attention.use_gqa_in_sdpa)
+    monkeypatch.setattr(policy_module, "capability", lambda: capability)
+    policy = small_policy(folder, dtype=dtype, checkpointing=True)
+    if spared:
+        policy_module.spare_attention(dtype, "cuda")
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", as_on_a_card(capability, asked))
+    peaks = []
+    for longest in (LENGTH, 2 * LENGTH):
+        rows = [Row([7 + i % 300 for i in range(n)], 5, [], 1.0) for n in (longest, longest // 2)]
+        with cards.Count() as count:
+            token_logprobs(policy, rows)[0].sum().backward()
+        peaks.append(count.peak)
+        policy.zero_grad(set_to_none=True)
+    scores = len(rows) * policy.config.num_attention_heads * LENGTH**2  # of the shorter pass
+    return (peaks[1] - 2 * peaks[0]) / (2 * scores), {*asked}
+
+
+@pytest.mark.parametrize("card, dtype, capability", [
+    ("T4", "float16", (7, 5)), ("H100", "bfloat16", (9, 0)), ("4090", "bfloat16", (8, 9)),
+    ("A100 in float32", "float32", (8, 0)), ("T4 in float32", "float32", (7, 5))])
+def test_no_card_stores_every_score(card, dtype, capability, tmp_path, monkeypatch):
+    """Rows of two lengths, so that a mask for the padding would be seen as well."""
+    found, kernels = bytes_per_score(tmp_path, dtype, capability, monkeypatch)
+    assert kernels == {"fused"}
+    monkeypatch.undo()
+    stored, kernels = bytes_per_score(tmp_path, "float32", (8, 0), monkeypatch, spared=False)
+    assert kernels == {"every score"}  # what happens without `spare_attention`
+    assert found < 1 and stored > 10, (found, stored)
+
+
+def test_the_adapter_moves_half_of_what_pefts_float32_would():
+    ours, theirs, none = (cards.moved(how) for how in ("bfloat16", "float32", "none"))
+    assert none < ours < 0.55 * theirs
+    assert (round(theirs / 1e6, 1), round(ours / 1e6, 1), round(none / 1e6, 1)) == (4.2, 2.1, 1.5)
+
+
+def test_wide_chunks_of_the_head_move_less_and_fit_where_a_layer_fits():
+    narrow, wide = (cards.head_moved(c)
+                    for c in (logprobs.CHUNK_BYTES, logprobs.WIDE_CHUNK_BYTES))
+    assert wide < 0.8 * narrow
+    more = (cards.needed(4, chunk=logprobs.WIDE_CHUNK_BYTES)
+            - cards.needed(4, chunk=logprobs.CHUNK_BYTES))
+    assert more < 0.7  # GiB
+
+
+@pytest.mark.parametrize("device, gib, chunk", [
+    ("cpu", 80, "CHUNK_BYTES"), ("cuda", 16, "CHUNK_BYTES"), ("cuda", 24, "WIDE_CHUNK_BYTES")])
+def test_the_head_is_read_in_wide_chunks_on_a_gpu_with_room(device, gib, chunk, monkeypatch):
+    monkeypatch.setattr("parts.machine.card_memory", lambda: gib)
+    assert logprobs.usual_chunk_bytes(torch.device(device)) == getattr(logprobs, chunk)
+
+
+@pytest.mark.parametrize("made", [cards.table, cards.show_moved], ids=["by card", "moved"])
+def test_the_tables_of_the_page_are_what_the_command_prints(made):
+    page = cards.PAGE.read_text()
+    assert [line for line in made().splitlines() if line and line not in page] == []
+
+
+def test_on_every_card_the_trainer_fits_beside_the_engine():
+    for row in cards.table().splitlines()[2:]:
+        need, left = map(float, row.split("|")[4].split(" of "))
+        assert need < left, row
