@@ -233,3 +233,23 @@ def test_the_lock_goes_with_its_process_even_if_it_is_killed(tmp_path):
         holder.kill()
         holder.wait()
     folder.claim(tmp_path / "run", resume=True).close()
+
+
+PROTOCOL = dict(k=1, stop=[1], graders=1, engine_sequences=9)
+
+
+def test_other_evaluations_are_not_mixed(tmp_path):
+    folder.open_folder(tmp_path, PROTOCOL).close()
+    folder.open_folder(tmp_path, PROTOCOL | dict(graders=2, engine_sequences=4)).close()
+    with pytest.raises(SystemExit, match="another k, stop"):
+        folder.open_folder(tmp_path, PROTOCOL | {"k": 8, "stop": [2]})
+
+
+def test_a_foreign_folder_is_left_alone(tmp_path):
+    for name in ("summary.json", "notes.txt", "eval.jsonl"):
+        place = tmp_path / name.split(".")[0]
+        place.mkdir()
+        (place / name).write_text("precious")
+        with pytest.raises(SystemExit, match=f"holds {name} but no protocol.json.*another --out"):
+            folder.open_folder(place, PROTOCOL)
+        assert [(file.name, file.read_text()) for file in place.iterdir()] == [(name, "precious")]

@@ -1,5 +1,7 @@
 """The trainer's model: what is adapted, in which precision, and that nothing in it is noise."""
 import json
+import math
+import shutil
 
 import pytest
 import torch
@@ -221,3 +223,57 @@ def test_a_model_with_a_weight_missing_is_refused_not_filled_at_random(tmp_path)
     save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises(SystemExit, match="has no weights for model.layers.1.mlp.up_proj.weight: "):
         load_model(str(tmp_path), "float32")
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    """As much of an adapter as is looked at before its weights are."""
+    from peft import LoraConfig
+
+    folder = tmp_path_factory.mktemp("adapter")
+    LoraConfig(r=12, lora_alpha=24, target_modules=["q_proj"],
+               task_type="CAUSAL_LM").save_pretrained(folder)
+    (folder / "adapter_model.safetensors").touch()
+    return folder
+
+
+def with_config(adapter, folder, change) -> str:
+    """A copy of the adapter with another config (or the config as a text)."""
+    shutil.copytree(adapter, folder)
+    file = folder / "adapter_config.json"
+    file.write_text(change if isinstance(change, str)
+                    else json.dumps(json.loads(file.read_text()) | change))
+    return str(folder)
+
+
+def test_targets_by_name_and_all_linear_are_taken(adapter, tmp_path):
+    for i, targets in enumerate((["q_proj", "v_proj"], "all-linear")):
+        folder = with_config(adapter, tmp_path / str(i), dict(target_modules=targets))
+        assert policy_module.read_config(folder)["r"] == 12
+
+
+def test_the_adapter_of_a_run_is_its_last_finished_checkpoint(adapter, tmp_path):
+    for name in ("step-000020", "step-000100", "step-000100-best", "step-best"):
+        shutil.copytree(adapter, tmp_path / "run" / "checkpoints" / name)
+    (tmp_path / "run" / "checkpoints" / "step-notes.txt").write_text("")
+    last = tmp_path / "run" / "checkpoints" / "step-000100"
+    assert policy_module.find_adapter(str(tmp_path / "run")) == str(last)
+    assert policy_module.find_adapter(str(adapter)) == str(adapter)
+
+
+PATTERN = "(a|aa)+" * 20 + "$"  # takes years on a long name
+
+
+@pytest.mark.parametrize("change, words", [
+    ("{", "missing or damaged"), (dict(target_modules=PATTERN), "target_modules"),
+    (dict(target_modules=[["q"]]), "target_modules"), (dict(exclude_modules=PATTERN), "exclude"),
+    (dict(rank_pattern={PATTERN: 4}), "rank_pat"), (dict(modules_to_save=["lm_head"]), "to_save"),
+    (dict(init_lora_weights="pissa"), "init_lora_weights"),
+    (dict(layer_replication=[[0, 10**6]]), "layer_repl"), (dict(r=10**9), "r: 1000000000"),
+    (dict(r="8"), "r: '8'"), (dict(r=None), "r: None"), (dict(lora_alpha=math.nan), "alpha: nan"),
+    (dict(r=0), "r: 0"), (dict(lora_alpha=0), "lora_alpha"), ({"\x1b[2Jnew": 1}, r"\\x1b\[2Jnew"),
+])
+def test_a_hostile_adapter_is_refused_before_it_is_loaded(adapter, tmp_path, change, words):
+    with pytest.raises(SystemExit, match=words) as stop:
+        policy_module.read_config(with_config(adapter, tmp_path / "a", change))
+    assert str(stop.value).isprintable()
