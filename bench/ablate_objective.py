@@ -13,14 +13,15 @@ A cell is a few flags; its name, such as low-N4-r3-clip-is, says which:
                 low: the engine in bfloat16 with its cache in fp8
                 stress: low, learning rate 0.003 instead of 0.002 (the arms of the paper's figures)
                 long: low, eight times as many steps (N = 1: does it collapse without the weight?)
-                mask: as stress (later code: the masks are compared among themselves)
+                mask: as stress (later code: masks, and for N = 8 objectives, among themselves)
                 float32, float16, bfloat16: the engine's weights, nothing else in low precision
                 eight: low, the engine's weights in 8 bits too, four times as many steps
                 coarse2, coarse1: low, the engine's matrices with two significant bits, or one
                     (coarse_engine.py), four times as many steps
     N           1, 2, 4, 8 mini-batches
     replay      none, r2, r3 (r2 with N = 1 is none)
-    clip        clip, noclip (with N = 1 nothing is ever clipped); other masks: dppo, icepop
+    clip        clip, noclip (with N = 1 nothing is ever clipped); other masks: dppo, icepop;
+                other objectives: grpo, cispo
     importance  is: the weight pi_theta/mu; nois: none
     length      N = 1 only: token sums divided by the response's length
 
@@ -55,7 +56,7 @@ PAPER = {"none-noclip-is": "no clip, no replay", "r2-noclip-is": "R2, no clip",
          "none-clip-is": "clip, no replay", "r2-clip-is": "clip, R2", "r3-clip-is": "clip, R3"}
 MASKS = {"clip": "on pi_theta/pi_old (MiniRL)", "noclip": "none",
          "dppo": "on pi_theta - mu (DPPO)", "icepop": "MiniRL's, and pi_old/mu (IcePop)"}
-OTHERS = {"grpo": "GRPO in its place", "cispo": "CISPO in its place"}  # objectives, for N = 8
+OTHERS = {"grpo": "GRPO", "cispo": "CISPO"}  # objectives in the place of minirl, for N = 8
 # A run that ends with one of these sentences is a result and not a failure.
 BROKEN = ("gradient that is not finite", "Engine and trainer disagree")
 KEPT = ("step", "entropy_trained", "kl_k3", "routes_agree_all", "clipped_positive",
@@ -91,6 +92,8 @@ def seeds(cell: str) -> range:
 
     Six where three left a comparison open: of replays, and of the weight at its largest gap.
     """
+    if cell in (f"mask-N8-none-{objective}-is" for objective in OTHERS):
+        return range(3)
     open_question = [f"stress-N4-{replay}-clip-" for replay in ("none", "r2", "r3")]
     if cell.startswith(("stress-N8-", "mask", "coarse1", *open_question)):
         return range(6)

@@ -104,6 +104,10 @@ def test_the_page_quotes_the_committed_table():
     rows = re.findall(r"\| (\d) of (\d) \| (.+?) \| (.+?) \|", page)
     assert len(told) >= 10 and len(rows) >= 4
     assert [x for x in told if "{}% ({}% to {}%)".format(*x) not in grid] == []
+    ended = [[run["evals"][-1]["avg"] for run in ablate_objective.load()[f"mask-N8-none-{arm}-is"]]
+             for arm in ("cispo", "clip")]
+    centre, half = study.interval([100 * (one - other) for one, other in zip(*ended)])
+    assert f"({centre:.0f} ± {half:.0f} points)" in page
     assert [x for x in rows if "| {1} | {0} | {2} | {3} |".format(*x) not in grid] == []
 
 
