@@ -27,14 +27,26 @@ def move(policy, size: float, seed: int = 0) -> None:
         p.data += size * torch.randn(p.shape, generator=generator)
 
 
+def inspect_here() -> None:
+    """vLLM asks a new process what a class of models can do, and keeps the answer in the home.
+
+    That process takes 15 seconds for each family, and each time where the home cannot be written.
+    It is there for GPUs.
+    """
+    from vllm.model_executor.models import registry
+
+    registry._run_in_subprocess = lambda ask: ask()
+
+
 @contextlib.contextmanager
 def serve(folder, **options):
     """An engine that has ended before the next one starts: vLLM's groups belong to the process."""
     from parts.engine import Engine, configure_vllm
     from parts.machine import build_for_cpu
 
+    configure_vllm(build_for_cpu())  # before vllm is imported
+    inspect_here()
     if options.get("routes"):  # an engine before it may have been dense: no group for experts
-        configure_vllm(build_for_cpu())  # before vllm is imported
         from vllm.distributed import cleanup_dist_env_and_memory
 
         cleanup_dist_env_and_memory()

@@ -19,7 +19,9 @@ from vllm import LLM, LLMEngine  # noqa: E402
 import minirl  # noqa: E402
 import parts.plot  # noqa: E402
 import vllm.v1.worker.cpu_worker  # noqa: E402
+from engines import inspect_here  # noqa: E402
 from transformers.models.qwen2 import modeling_qwen2  # noqa: E402
 
+inspect_here()
 gc.collect()
 gc.freeze()  # vLLM's start collects six times: not what was imported, which is no garbage
