@@ -29,8 +29,6 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from common import positive
-
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = (".git", ".venv", "runs", "__pycache__", ".pytest_cache")
 PASSED = 0, 5  # pytest's exit codes; the second: there is no such test
@@ -179,7 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Do the tests notice a wrong line?")
     parser.add_argument("mutants", type=Path)
     parser.add_argument("--only", default="", help="the mutants of this module")
-    parser.add_argument("-n", type=positive, default=1, help="so many at the same time")
+    parser.add_argument("-n", type=int, default=1, help="so many at the same time")
     parser.add_argument("--engine", action="store_true", help="also tests that start an engine")
     parser.add_argument("--seconds", type=float, default=300,
                         help="a hanging test is a failing one")
@@ -187,8 +185,8 @@ def main() -> None:
     parser.add_argument("--where", action="store_true", help="run nothing")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if not args.mutants.is_file():
-        parser.error(f"there is no file {args.mutants}")
+    if not args.mutants.is_file() or args.n < 1:
+        parser.error(f"there is no file {args.mutants}, or -n is below 1")
     asked = [mutant for mutant in map(located, read(args.mutants))
              if args.only in ("", Path(mutant["file"]).stem)]
     sound = [mutant for mutant in asked if not {"lost", "equivalent"} & mutant.keys()]
