@@ -67,6 +67,9 @@ def configure_vllm(on_cpu: bool) -> None:
                          "VLLM_ENABLE_V1_MULTIPROCESSING.")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if not os.access(os.path.expanduser("~"), os.W_OK):  # else it prints tracebacks
+        notes = os.path.join(tempfile.gettempdir(), f"vllm-{os.getuid()}")
+        os.environ.setdefault("VLLM_CACHE_ROOT", notes)
     warnings.filterwarnings("ignore", category=FutureWarning)  # vLLM's own
     logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
     if on_cpu:

@@ -2,6 +2,7 @@
 
 What only a GPU has is tested with vLLM's own classes on the CPU, each said where it is used.
 """
+import os
 import random
 import sys
 from collections import deque
@@ -255,6 +256,16 @@ def test_what_vllm_is_asked_for(monkeypatch):
     assert asked["generation_config"] == "vllm"
     assert asked["hf_overrides"] == {"head_dtype": "float32"}
     assert asked["trust_remote_code"] is False
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_vllm_keeps_notes_in_the_home_where_it_can(monkeypatch, writable):
+    """Where it cannot, it prints tracebacks."""
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "which the test takes back")
+    monkeypatch.delenv("VLLM_CACHE_ROOT")
+    monkeypatch.setattr(os, "access", lambda *_: writable)
+    engine_module.configure_vllm(on_cpu=True)
+    assert ("VLLM_CACHE_ROOT" in os.environ) != writable
 
 
 @pytest.mark.parametrize("on_cpu, routes, cached", [
