@@ -131,8 +131,8 @@ def test_half_written_line_and_repeated_steps(tmp_path):
     assert rows[0]["share_no_box"] == 0.05 and rows[0]["share_no_verdict"] == 0
 
 
-@pytest.mark.parametrize("odd", ["text", [1], {"a": 1}, None, 10**400, math.inf])
-def test_what_is_no_number_is_passed_over(tmp_path, odd):
+@pytest.mark.parametrize("odd", ["text", [1], {"a": 1}, None, 10**400, math.inf], ids=range(6))
+def test_what_is_no_number_is_passed_over(tmp_path, few_panels, odd):
     run = make_run(tmp_path / "a", steps=2)
     for name in ("metrics.jsonl", "eval.jsonl"):
         rows = [json.loads(line) for line in (run / name).open()]
