@@ -42,6 +42,7 @@ LAYERS, WEIGHTS = FULL["size"]["num_hidden_layers"], 1.54e9
 TOKEN = 2 * 2 * LAYERS * 2 * 128  # bytes of a token in the cache: keys and values of 2 heads, bf16
 ENGINE = 4.4 * GB  # the engine's weights, its activations over 8,192 tokens, logits
 DRIVER = 0.5 * GB
+WIDE = logprobs.WIDER * logprobs.CHUNK_BYTES
 CONTEXT = 4024  # a row of full length: 1,024 tokens of prompt, 3,000 of response
 
 
@@ -167,7 +168,7 @@ def show_moved() -> str:
     layer = ", ".join(f"{how} {pair(lambda on: f'{moved(how, on) / 1e6:.1f}')}"
                       for how in ("float32", "bfloat16", "none"))
     head = ", ".join(f"{chunk // (4 * FULL['vocabulary']):,} tokens {head_moved(chunk) / 1e6:.1f}"
-                     for chunk in (logprobs.CHUNK_BYTES, logprobs.WIDE_CHUNK_BYTES))
+                     for chunk in (logprobs.CHUNK_BYTES, WIDE))
     rows = ", ".join(f"{n} {pair(lambda on: f'{needed(n, checkpointing=on):.0f}')}"
                      for n in (1, 2, 4))
     return (f"MB per token of a layer, by its adapter, checkpointing on / off: {layer}\n"
@@ -220,7 +221,7 @@ def settings_on(card: Card) -> SimpleNamespace:
           replaced(machine, "capability", lambda: card.capability),
           replaced(machine, "build_for_cpu", lambda: False)):
         return SimpleNamespace(dtype=machine.default_dtype(), tokens=machine.default_micro_tokens(),
-                               chunk=logprobs.usual_chunk_bytes(torch.device("cuda")))
+                               wider=logprobs.widening(torch.device("cuda")))
 
 
 def row(name: str) -> str:
@@ -229,10 +230,11 @@ def row(name: str) -> str:
     adapter = "bfloat16" if chosen.dtype == "bfloat16" else "float32"
     share = config.engine_memory * card.gib * GB
     cache = int((share - ENGINE) / TOKEN)
-    need = needed(chosen.tokens // CONTEXT, adapter, chunk=chosen.chunk)
+    chunk = chosen.wider * logprobs.CHUNK_BYTES
+    need = needed(chosen.tokens // CONTEXT, adapter, chunk=chunk)
     left = card.gib - (share + DRIVER) / GB
     speed, arithmetic = SHARE["bytes"] * card.bytes, SHARE["flops"] * card.flops
-    per_token = LAYERS * moved(adapter) + head_moved(chosen.chunk)
+    per_token = LAYERS * moved(adapter) + head_moved(chunk)
 
     def seconds(prompts):
         engine, kept = rollouts(prompts, config.engine_sequences, cache)

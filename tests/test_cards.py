@@ -84,19 +84,15 @@ def test_the_adapter_moves_half_of_what_pefts_float32_would():
 
 
 def test_wide_chunks_of_the_head_move_less_and_fit_where_a_layer_fits():
-    narrow, wide = (cards.head_moved(c)
-                    for c in (logprobs.CHUNK_BYTES, logprobs.WIDE_CHUNK_BYTES))
+    narrow, wide = (cards.head_moved(c) for c in (logprobs.CHUNK_BYTES, cards.WIDE))
     assert wide < 0.8 * narrow
-    more = (cards.needed(4, chunk=logprobs.WIDE_CHUNK_BYTES)
-            - cards.needed(4, chunk=logprobs.CHUNK_BYTES))
-    assert more < 0.7  # GiB
+    assert cards.needed(4, chunk=cards.WIDE) - cards.needed(4) < 0.7  # GiB
 
 
-@pytest.mark.parametrize("device, gib, chunk", [
-    ("cpu", 80, "CHUNK_BYTES"), ("cuda", 16, "CHUNK_BYTES"), ("cuda", 24, "WIDE_CHUNK_BYTES")])
-def test_the_head_is_read_in_wide_chunks_on_a_gpu_with_room(device, gib, chunk, monkeypatch):
+@pytest.mark.parametrize("device, gib, times", [("cpu", 80, 1), ("cuda", 16, 1), ("cuda", 24, 5)])
+def test_the_head_is_read_in_wide_chunks_on_a_gpu_with_room(device, gib, times, monkeypatch):
     monkeypatch.setattr("parts.machine.card_memory", lambda: gib)
-    assert logprobs.usual_chunk_bytes(torch.device(device)) == getattr(logprobs, chunk)
+    assert logprobs.widening(torch.device(device)) == times
 
 
 @pytest.mark.parametrize("made", [cards.table, cards.show_moved], ids=["by card", "moved"])
