@@ -80,7 +80,11 @@ def read_csv(path: Path) -> list[dict]:
     rows = []
     with open(path, encoding="utf-8-sig") as file:
         try:
-            rows += csv.DictReader(file, restkey=BEYOND, strict=True)
+            reader = csv.DictReader(file, restkey=BEYOND, strict=True)
+            names = [name for name in reader.fieldnames or () if name]
+            if len(names) > len({*names}):  # it would take the last one
+                raise ValueError("two columns have the same name")
+            rows += reader
         except csv.Error as error:
             raise ValueError(f"row {len(rows) + 1} after the header: {error} (a quote that is "
                              "opened and never closed?)") from None

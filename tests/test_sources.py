@@ -77,6 +77,7 @@ def test_a_date_that_python_cannot_hold_gets_one_sentence(tmp_path):
     ('[{"problem": "a",\n "answer": }]', "broken.json", ["broken.json", "line 2"]),
     ('problem,answer\na,1\n"b,2\nc,3\n', "open.csv", ["open.csv: row 2", "never closed"]),
     ('"problem,answer\na,1\n', "open.csv", ["row 1", "never closed"]),
+    ("problem,problem,answer\na,b,1\n", "twice.csv", ["two columns have the same name"]),
     ("not parquet", "broken.parquet", ["broken.parquet"]),
     ("\xff\xfe", "latin.jsonl", ["latin.jsonl"]),
     ("[1, 2]", "numbers.json", ["one JSON object per problem"]),
