@@ -4,7 +4,7 @@
     python bench/compare_skills.py --draw          # only tables and picture, from what is stored
 
 What is compared, at which costs, and what counts as which answer was written down before the first
-run: docs/sampling_plan.md. Names are the plan's. Results: bench/results/skills.{jsonl,md}
+run: bench/plan.md. Names are the plan's. Results: bench/results/skills.{jsonl,md}
 and a picture for each sampler.
 """
 import json

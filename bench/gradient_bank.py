@@ -11,7 +11,7 @@ an update is its component along the gradient of the held-out accuracy, for a st
 
     gain = <g, G> / |g|       g = sum of coefficient * grad log pi      G = grad of E[reward]
 
-What is compared and what counts: docs/sampling_plan.md, "A real model".
+What is compared and what counts: bench/plan.md, "A real model".
 """
 import argparse
 import random

@@ -3,7 +3,7 @@
     python bench/longer_skills.py --processes 2   # all, the primary pair first; resumable
     python bench/longer_skills.py --draw          # only tables, from what is stored
 
-What is compared and what counts was written down before the first run: docs/sampling_plan.md, "The
+What is compared and what counts was written down before the first run: bench/plan.md, "The
 longer study". Names are the plan's. All runs are in its regime stream; `regime` here is "long", or
 the one factor that is changed.
 

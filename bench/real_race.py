@@ -3,7 +3,7 @@
     python bench/real_race.py --processes 2   # the pair first; resumable; 10 hours of a core
     python bench/real_race.py --draw          # only tables, from what is stored
 
-What is compared and what counts was written down before the first run: docs/sampling_plan.md, "A
+What is compared and what counts was written down before the first run: bench/plan.md, "A
 real model". A run becomes a line of bench/results/real_race.jsonl (see study.py), its evaluations
 with what had been spent by then.
 """

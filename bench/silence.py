@@ -6,7 +6,7 @@
 
 Each prompt has 32 answers. A rule draws from the first 16 in many random orders, which gives the
 prediction, and from the last 16 in the order in which they were drawn, which is the count. It holds
-if shares differ by 0.04 at most and draws per prompt by 1 at most (docs/gpu_plan.md).
+if shares differ by 0.04 at most and draws per prompt by 1 at most (bench/gpu_plan.md).
 """
 import random
 import sys

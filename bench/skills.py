@@ -1,6 +1,6 @@
 """What the two studies of the skills share: their runs, what is kept of them, measures, verdicts.
 
-compare_skills.py and longer_skills.py ask, by the plans in docs/sampling_plan.md. A run lives in
+compare_skills.py and longer_skills.py ask, by the plans in bench/plan.md. A run lives in
 runs/skills. When it is done it becomes a line of its study's file (see study.py), with:
 
     evals     the evaluations, each with what had been spent by then

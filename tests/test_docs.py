@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")),
-         *sorted((ROOT / "course").rglob("*.md"))]
+         *sorted((ROOT / "course").rglob("*.md")), *sorted((ROOT / "bench").glob("*.md"))]
 README = (ROOT / "README.md").read_text()
 
 

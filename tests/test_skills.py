@@ -79,8 +79,8 @@ def test_they_are_data_by_name():
 
 @pytest.mark.slow
 def test_the_models_pass_rates_are_those_of_the_paper():
-    """Exact chances of the right completion; pass@k as docs/sampling_plan.md quotes both."""
-    plan = (ROOT / "docs" / "sampling_plan.md").read_text()
+    """Exact chances of the right completion; pass@k as bench/plan.md quotes both."""
+    plan = (ROOT / "bench" / "plan.md").read_text()
     k = [2**i for i in range(9)]
     exact = [p for rates in skills_theory.pass_rates().values() for p in rates]
     found = [mean(1 - (1 - p) ** n for p in exact) for n in k]
@@ -310,7 +310,7 @@ def long_line(arm, seed, later, regime="long", lr=0.001, at_first=0.2):
 
 
 def test_the_plan_names_what_the_programs_run():
-    first, longer = (ROOT / "docs" / "sampling_plan.md").read_text().split("## The longer study")
+    first, longer = (ROOT / "bench" / "plan.md").read_text().split("## The longer study")
     for arm, (flags, *_) in compare_skills.ARMS.items():
         assert f"| {arm} |" in first and all(flag in first for flag in flags if flag[:2] == "--")
     for number in (compare_skills.DRAWS, compare_skills.FIRST_DRAWS):
