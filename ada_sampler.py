@@ -147,7 +147,7 @@ class SamplerConfig:
         for name, kind in get_type_hints(type(self)).items():
             choices, value = get_args(kind), getattr(self, name)
             if get_origin(kind) is Literal and value not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r:.80}")
         rule = self.rule
         later = self.M if rule.max_rounds > 1 else self.n
         reweighs = [rule.allocates == "by memory", self.advantage == "group-std",

@@ -237,7 +237,7 @@ ODD = {
     "half a checkpoint": ("runs/copy/checkpoints/.writing", "not finished", rename(".writing")),
     "a copy": ("runs/copy/checkpoints/step-000006-best", "not finished",
                rename("step-000006-best")),
-    "a long name": ("x" * 300, "too long.*name another folder", None),
+    "a long name": ("x" * 300, "too long.*name another folder|has no checkpoint", None),
     "no model": ("runs/copy", "does not say the model", spoil_config(dict(model=None))),
     "no template": ("runs/copy", "does not say the template", spoil_config(dict(template=None))),
     "another base": ("runs/copy", "weights of --model are not those",
