@@ -242,8 +242,11 @@ def test_what_the_readme_finds_is_in_the_stored_runs():
     asked = [("uniform-4", "step", 40), ("uniform-4", "step", 60), ("uniform-4", "samples", 16_000),
              ("uniform-4-wide", "samples", 16_000)]
     many, few = ([lead(*each, regime) for each in asked] for regime in ("stream", "few"))
-    assert "At equal steps {} points (40), {} (60); at 16,000 draws {} ".format(*many) in readme
-    assert f"Not by 16,000 draws ({many[3]})" in readme
+    size = [found[1:] for found in many]
+    assert [found[0] for found in many] == ["+", "+", "-", "-"]
+    assert ("After 40 steps ahead by {} points, after 60 by {}; at 16,000 draws behind by {} |"
+            ).format(*size) in readme
+    assert f"Up to 16,000 draws behind, by {size[3]}." in readme
     assert [found[0] for found in many] == [found[0] for found in few], "the signs"
 
 
