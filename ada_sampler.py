@@ -12,8 +12,9 @@ shown enough right and enough wrong answers.
                                                                           |
            update  <--  n rows, reward - pool mean  <--  keep n  <-- closed
 
-Two budgets per prompt: up to N*M samples are *drawn*, n are *kept* for the update. The kept ones
-are balanced by force, so their mean says nothing. The baseline is the mean of all that was drawn.
+Two budgets per prompt: up to N*M samples are *drawn*, n are *kept* for the update. Half of the kept
+are right because they were chosen so, however hard the prompt is: their mean says nothing of it.
+The baseline is the mean of all that was drawn.
 
 **Rounds.** Prompts do not wait for each other, but a round is always completed. Short answers
 finish first. If right answers are the short ones, half a round shows too many of them, and a
@@ -261,9 +262,10 @@ def advantages(kept: list[float], pool: list[float], kind: str) -> list[float]:
     group-std       (r - mean) / std        GRPO: std with m - 1 in the denominator
     positives-only  max(r, 0)               RAFT
 
-    Why does pool-mean not divide by std, which is about sqrt(p(1-p))? It would ascend another
-    objective, 2 arcsin sqrt(p), in which hard and easy prompts count more than middling ones. And
-    a lucky hit would count the more, the larger its pool: 22.6 for one in 512 (v1 section 2.3).
+    Why does pool-mean not divide by std, which is about sqrt(p(1-p))? It would ascend 2 arcsin
+    sqrt(p) in the place of p (course/notes/1): hard and easy prompts count more than middling ones.
+    And a lucky hit would count the more, the larger its pool: one hit in 512 would get an advantage
+    of 22.6 (v1 section 2.3).
     """
     m, baseline = len(pool), mean(pool)
     if kind == "positives-only":
@@ -334,7 +336,7 @@ def settle(group: Group, config: SamplerConfig, worst: float = 0.0) -> None:
             return
         group.p_hat = pass_rate(pool)
     rewards = [s.reward for s in pool]
-    group.baseline = mean(rewards)
+    group.baseline = mean(rewards)  # for the log and the pictures; `advantages` takes it again
     if group.outcome != "resolved" and (config.drop_unresolved or rule.replaces):
         return
     # n of each prompt, so that each counts the same however long the hunt was. Rules that allocate

@@ -85,7 +85,8 @@ def train_step(step: int, run: Run):
         metrics = update(run.policy, run.optimizer, run.schedule, groups, config, rng)
         run.engine.wake()
     with phase(run, "sync", seconds):
-        if metrics["optimizer_steps"] or run.engine.sleeps:  # waking up may damage the weights
+        # An engine that slept has copied its weights back: send and check them in any case.
+        if metrics["optimizer_steps"] or run.engine.sleeps:
             metrics |= sync(run)
     metrics |= summarize(groups) | dict(entropy=mean_surprisal(groups)) | seconds
     metrics |= dict(seconds=sum(seconds.values()), memory_gb=memory_gb())
@@ -141,8 +142,8 @@ def cut(groups, config: Config, rng: random.Random) -> list[list[Row]]:
     """The kept samples as mini-batches of whole groups; each mini-batch in order of length.
 
     A row of coefficient 0 has no gradient, so it is left out, but it counts in the mean
-    (`set_scales`). Otherwise a batch with one useful prompt would make as large a step as a full
-    one, in a direction that is mostly noise.
+    (`set_scales`). Otherwise the divisor would shrink with the batch: one useful prompt would make
+    as large a step as a full batch, in a direction that is mostly noise.
 
     A response that was cut off at max_tokens is a row like any other. Its last box must be closed
     to count; mostly it is not, so the answer is wrong. That teaches the model to finish; masking
@@ -163,7 +164,7 @@ def rows_of_group(group, config: Config) -> list[Row]:
     for s, coefficient in group.rows():
         row = Row(prompt + s.rollout.token_ids, len(prompt), s.rollout.logprobs, coefficient,
                   routes=s.rollout.routes)
-        if config.replay == "r3":
+        if config.replay == "r3":  # mixtures only
             row.replay = row.routes
         s.rollout.row = row  # for the log: what the update will see of this sample
         rows.append(row)
@@ -177,10 +178,10 @@ def old_logprobs(policy, mini: list[Row], config: Config) -> None:
     other rows, and r would not start at 1.
     """
     for micro in micro_batches(mini, tokens_at_once(policy, mini, config.micro_tokens)):
-        with torch.no_grad(), replaying(policy, micro):
+        with torch.no_grad(), replaying(policy, micro):  # replaying: mixtures only
             lp_T, _ = token_logprobs(policy, micro, config.temperature)
         store_on_rows(micro, old=lp_T)
-        note_routes(policy, micro, config.replay)
+        note_routes(policy, micro, config.replay)  # mixtures only
 
 
 def accumulate(policy, mini: list[Row], config: Config) -> float:
@@ -194,15 +195,15 @@ def accumulate(policy, mini: list[Row], config: Config) -> float:
         mu_T = torch.tensor([x for row in micro for x in row.mu], device=policy.device)  # [T], nats
         coefficient_T = per_token([row.coefficient for row in micro], micro, policy.device)  # [T]
         scale_T = per_token([row.scale for row in micro], micro, policy.device)  # [T]
-        with replaying(policy, micro):  # the backward pass too: checkpointing runs forward again
+        with replaying(policy, micro):  # mixtures only; backward too: checkpointing recomputes
             lp_T, entropy_T = token_logprobs(policy, micro, config.temperature)  # [T], [T] in nats
             if config.mini_batches == 1:
                 store_on_rows(micro, old=lp_T.detach())
-                note_routes(policy, micro, config.replay)
+                note_routes(policy, micro, config.replay)  # mixtures only
             old_T = torch.cat([row.old for row in micro])  # [T], no gradient
             term_T, mask_T, weight_T = objective(lp_T, old_T, mu_T, coefficient_T, config)  # [T]
             micro_loss = -(term_T * scale_T).sum()  # a number: the sum over all tokens
-            policy.loss_scale.scale(micro_loss).backward()
+            policy.loss_scale.scale(micro_loss).backward()  # scale: float16 only
         loss += micro_loss.item()
         store_on_rows(micro, theta=lp_T.detach(), mask=mask_T, weight=weight_T, entropy=entropy_T)
     return loss
@@ -289,14 +290,17 @@ def set_scales(rows: list[Row], config: Config) -> None:
     MiniRL sums over tokens and averages over responses, so `length` is a constant, max_tokens. Why
     divide by one at all? A sum over thousands of tokens has so large a gradient that
     --max-grad-norm 1 would cut every step to the same size. After the division it hardly ever acts.
-    Otherwise the constant changes nothing (but for AdamW's epsilon), since AdamW rescales.
+
+    Apart from that a constant has no effect. AdamW divides out a factor that is the same in every
+    step (but for its epsilon). It does not divide out one that changes from batch to batch: so
+    silent rows count in `responses` (`cut`).
 
     Lengths of responses in its place (--length-norm) change what is optimised: by its own length a
     right answer counts more if it is short, a wrong one less if it is long. `batch` is the mean of
     the whole batch, where the paper's CISPO takes one prompt's responses.
 
     `responses` is the average number per mini-batch, not the number in this one: ada-est and gvm
-    give important prompts more rows, and a division by the own number would cancel that.
+    give important prompts more rows, and dividing by the number in this mini-batch would cancel it.
     """
     responses = len(rows) / config.mini_batches
     mean_length = sum(row.length for row in rows) / max(len(rows), 1)

@@ -11,7 +11,7 @@ More in verifier/: spelling.py (LaTeX), answers.py (kinds of answers), equality.
 
 The reward is 1 or 0, and its status says why: correct, wrong, no_box (no box, or the last one is
 not closed), empty, unparseable (math-verify cannot read answer or gold). With the status timeout or
-killed there is no reward, and the answer counts as wrong.
+killed there is no reward: it is NaN, and the sampler puts 0 in its place (parts/grader.py).
 
 With --reward, the user's own function takes the place of all this (docs/own_reward.md).
 """

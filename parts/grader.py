@@ -14,9 +14,9 @@ Each question ends in an answer, or in one of these:
     raised     the user's function raised an exception
     no_number  the user's function returned something else
 
-These four have no reward: NaN. ada_sampler.without_verdict puts 0 in its place, or the worst reward
-of the same prompt if that is lower, so that no model gains by making its grader fail. With
-math-verify, whose rewards are 0 and 1, a failure therefore counts as wrong.
+With these four there is no reward: it is NaN. The sampler (`without_verdict`) puts 0 in its place,
+or the worst reward of the same prompt if that is lower, so that no model gains by making its grader
+fail. With math-verify, whose rewards are 0 and 1, the answer therefore counts as wrong.
 
 CPU time is limited because a busy machine must give the same verdicts as an idle one; libraries for
 worker processes limit the time on the clock. A user's function must be pure, and its file must not

@@ -4,11 +4,12 @@ Everything in policy-gradient training hangs on log pi(y_t). The rules, and what
 (docs/logprobs.md):
 
 * The trainer reads the token ids that the engine sampled. Text tokenised again may be other tokens.
-* The end token counts, the prompt does not.
-* Logits are divided by the engine's temperature.
+* The end token counts, or nothing would teach when to stop. The prompt does not: it was not drawn.
+* Logits are divided by the engine's temperature. Otherwise this is the score of a policy that did
+  not sample: it has no mean zero, and likely tokens get likelier without any reward.
 * Rows are padded on the right, where attention is causal and no token looks.
-* Logits are float32, whatever the weights are stored in.
-* A tensor of [tokens, vocabulary] never exists.
+* Logits are float32, whatever the weights are stored in. bfloat16 rounds one of 20 by up to 1/16.
+* A tensor of [tokens, vocabulary] never exists: 5 GB, and its gradient as much again.
 """
 from dataclasses import dataclass
 
