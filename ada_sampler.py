@@ -292,9 +292,9 @@ def row_weights(correct: list[bool], p_hat: float, n: float, kind: str) -> list[
         unbiased  c+ = p n/k_pos, c- = (1-p) n/k_neg   ascends p
         log       that, times 1/p                      ascends log p (v3 section 2.2)
         inv_p     "none", times 1/p                    v3 section 3.2 to the letter: about 1/(2p^2)
-    If all m draws are kept, every weight is n/m, which undoes GVM's allocation. With positives-only
-    and log this is the estimator of GVM's paper: the sum over the accepted samples times
-    1/(n_i p_i).
+    With "unbiased" and all m draws kept every weight is n/m, which undoes GVM's allocation. With
+    positives-only and log this is the estimator of GVM's paper: the sum over the accepted samples
+    times 1/(n_i p_i).
     """
     scale = 1.0
     if kind in ("log", "inv_p") and p_hat > 0:  # with no hit at all, `settle` passes half a hit
@@ -348,7 +348,7 @@ def settle(group: Group, config: SamplerConfig, worst: float = 0.0) -> None:
         p = 1 / (2 * len(pool))  # half a hit, so that it weighs no less than a prompt with one hit
     correct = [s.correct for s in group.kept]
     group.weights = row_weights(correct, p, rule.rows_per_prompt, config.weighting)
-    if rule.allocates == "by memory":  # v3 Alg. 1: half of the log objective by draws, half here
+    if rule.allocates == "by memory":  # 1/p of log p: half by draws, half here (v3 Alg. 1)
         group.weights = [w / (group.p_hat + config.est_eps) ** 0.5 for w in group.weights]
 
 

@@ -295,9 +295,9 @@ def set_scales(rows: list[Row], config: Config) -> None:
     step (but for its epsilon). It does not divide out one that changes from batch to batch: so
     silent rows count in `responses` (`cut`).
 
-    Lengths of responses in its place (--length-norm) change what is optimised: by its own length a
-    right answer counts more if it is short, a wrong one less if it is long. `batch` is the mean of
-    the whole batch, where the paper's CISPO takes one prompt's responses.
+    Lengths of responses in its place (--length-norm) change what is optimised: divided by its
+    own length, a right answer counts more the shorter it is, a wrong one less the longer it is.
+    `batch` is the mean of the whole batch, where the paper's CISPO takes one prompt's responses.
 
     `responses` is the average number per mini-batch, not the number in this one: ada-est and gvm
     give important prompts more rows, and dividing by the number in this mini-batch would cancel it.

@@ -1,4 +1,4 @@
-"""Does more prompts' lead over ada-balance turn round where the budget is larger?
+"""Does the lead of "more prompts" over ada-balance reverse at larger budgets?
 
     python bench/longer_skills.py --processes 2   # all, the primary pair first; resumable
     python bench/longer_skills.py --draw          # only tables, from what is stored

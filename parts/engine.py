@@ -15,8 +15,8 @@ What the rest of the project relies on:
 * With `routes`, every rollout of a mixture of experts says which experts its tokens passed through
   (routing_replay.py).
 
-On a GPU vLLM schedules the next batch while one is computed. A step may therefore return nothing,
-and a batch may remain after the last response; `busy` is true until it is done.
+On a GPU vLLM schedules the next batch while one is computed. So a step may return nothing,
+and after the last response a batch may still be under way; `busy` is true until it is done.
 """
 import ctypes
 import itertools

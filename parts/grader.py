@@ -19,7 +19,7 @@ or the worst reward of the same prompt if that is lower, so that no model gains 
 fail. With math-verify, whose rewards are 0 and 1, the answer therefore counts as wrong.
 
 CPU time is limited because a busy machine must give the same verdicts as an idle one; libraries for
-worker processes limit the time on the clock. A user's function must be pure, and its file must not
+worker processes limit wall-clock time. A user's function must be pure, and its file must not
 change during a run: a worker that starts later checks that.
 """
 import contextlib

@@ -7,7 +7,7 @@ Everything in policy-gradient training hangs on log pi(y_t). The rules, and what
 * The end token counts, or nothing would teach when to stop. The prompt does not: it was not drawn.
 * Logits are divided by the engine's temperature. Otherwise this is the score of a policy that did
   not sample: it has no mean zero, and likely tokens get likelier without any reward.
-* Rows are padded on the right, where attention is causal and no token looks.
+* Rows are padded on the right: attention is causal, so no token sees the padding.
 * Logits are float32, whatever the weights are stored in. bfloat16 rounds one of 20 by up to 1/16.
 * A tensor of [tokens, vocabulary] never exists: 5 GB, and its gradient as much again.
 """

@@ -5,15 +5,15 @@ their response tokens, and two questions are asked:
 
 * Are they the same? In float32 they agree to the last digits. In 16 bits they differ by more than
   one optimizer step changes, so weights that arrive only in part would not be noticed.
-* Therefore: do they *change* alike? With x_t the trainer's change of log pi(y_t) and y_t the
-  engine's, the slope
+* Hence the second question: do they *change* alike? With x_t the trainer's change of
+  log pi(y_t) and y_t the engine's, the slope
 
       b = sum_t w_t y_t / sum_t w_t x_t          (w_t: x_t, cut off so that no token dominates)
 
   is 1 when everything arrived, 0 when nothing did, 0.5 when half of it did. A gap that was there
-  before cancels, and noise averages out over many tokens. The question is asked twice: for the
-  change since the engine had the base weights, which grows with training, and for the change since
-  the last sync, because over a long time weights that are one step old would look nearly right.
+  before cancels, and noise averages out over many tokens. There are two slopes: for the change
+  since the engine had the base weights, which grows with training, and for the change since the
+  last sync, because over a long time weights that are one step old would look nearly right.
 
 Once, before training, both sides get a large random adapter (`rehearse`), and each layer's own part
 of the change gets a slope: that shows a single missing layer, also in 8 bits. What the probe
@@ -37,10 +37,10 @@ AT_ONCE = 8192  # tokens of a forward pass
 PASSES = 8  # the rehearsal's passes without a layer cost as much as so many passes of all texts
 
 # Limits from measurement (docs/gpu.md). e: the slope's standard error; q: noise / change.
-SINCE_LAST = 0.5  # + 4 e, for a slope since the last sync: noise in x alone has lowered one by 0.3
+SINCE_LAST = 0.5  # + 4 e: how far a slope since the last sync may be off; noise in x alone took 0.3
 CLEAR = 3.0  # such a slope is judged once the change is this many times the noise
 REHEARSED = 0.3  # nats (rms) by which the random adapter moves the log-probs of three layers
-PART = 0.2  # + 2.5 e: a layer whose slope is further from 1 is lost
+PART = 0.2  # a layer is lost if its slope is off 1 by more than PART + 2.5 e
 UNCLEAR = 0.3  # a layer with a larger error cannot be told from a missing one, and is let pass
 ADVICE = "try the other --sync (merge or adapter)."
 

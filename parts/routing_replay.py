@@ -20,7 +20,7 @@ weight then compares two different networks (Eq. 6):
     --replay none
 
 The price: we improve the policy under the replayed experts, which is not exactly the one that will
-be sampled. With r2 the two are the same in the first mini-batch and part later on, with r3 they
+be sampled. With r2 the two are the same in the first mini-batch and drift apart later; with r3 they
 always differ (Table 1).
 
 Only the *choice* is replayed. How much each chosen expert counts is computed anew from the router's
@@ -37,8 +37,8 @@ routed experts on a GPU; its CPU build does not, so `CpuRecorder` attaches to th
 
 Routes are integers [tokens, layers, k]: row t has the experts that token t passed through, and so
 those that predicted token t + 1. The last token of a response is never fed back, so a sequence of T
-tokens has T - 1 rows. The axis `layers` counts all decoder layers; a dense one is never read. -1
-means not known: the router decides.
+tokens has T - 1 rows. The axis `layers` counts all decoder layers; entries of dense ones are
+ignored. -1 means not known: the router decides.
 """
 import contextlib
 from functools import partial

@@ -1,8 +1,8 @@
 """A run: where model, optimizer and data come from, and how a run is logged, saved and ended.
 
 `prepare` makes everything before the first step, and its helpers follow it in that order. The
-second half of the file is about losing nothing. Why a resumed run is the same run, bit by bit:
-docs/faults.md.
+second half sees to it that nothing is lost when a run fails. Why a resumed run is
+the same run, bit by bit: docs/faults.md.
 """
 import contextlib
 import faulthandler

@@ -48,7 +48,7 @@ def expand(names: str) -> list[tuple[str, int | None]]:
 def is_file(name: str) -> bool:
     """Whether a set is meant to be a file, not a name or a hub id."""
     path = os.path.expanduser(name)  # os.path, since Path.is_file raises for a name too long
-    known = name in BENCHMARKS  # a folder or file of this name is another one
+    known = name in BENCHMARKS  # its name wins over a file without a suffix
     return Path(path).suffix.lower() in READERS or os.path.isfile(path) and not known
 
 

@@ -84,8 +84,8 @@ def why_hopeless(run, draws: list[dict], problems: list, silent: bool) -> str:
 
     `draws` are rows of the evaluation before step 1, or a step's `first_round`, in the order of
     `problems`; `silent` says that they show no learning signal. PATIENCE silent looks in a row end
-    the run, or a single one where most answers are cut off. Once a step has had a signal, nobody
-    looks any more: state["learns"].
+    the run, or a single one where most answers are cut off. After the first step with a signal
+    this check is off: state["learns"].
     """
     state, step = run.state, run.state["step"]
     if run.config.train_anyway or state["learns"] or not draws:

@@ -106,7 +106,7 @@ def join() -> None:
     global RANK, WORLD, STORE, GROUP
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         raise SystemExit("Start this with torchrun --nproc-per-node 8 recipes/many_gpus.py, where "
-                         "8 is the number of GPUs; for one, python minirl.py does the same.")
+                         "8 is the number of GPUs; for one, take python minirl.py.")
     RANK = int(os.environ["RANK"])
     if RANK:  # one progress bar and one line per step; errors of all ranks show
         os.environ["TQDM_DISABLE"] = "1"

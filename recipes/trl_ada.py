@@ -2,7 +2,7 @@
 
     python recipes/trl_ada.py                                        # the built-in model, on a CPU
     accelerate launch --num_processes 8 recipes/trl_ada.py --model Qwen2.5-Math-1.5B
-    accelerate launch --config_file fsdp.yaml recipes/trl_ada.py --model Qwen2.5-Math-7B --full
+    accelerate launch --use_fsdp --fsdp_version 2 recipes/trl_ada.py --model Qwen2.5-Math-7B --full
 
 `ada_sampler.py` decides who is sampled and what is kept. Distribution (FSDP, DeepSpeed), optimizer
 and losses are TRL's. Two hooks make that possible:

@@ -151,8 +151,9 @@ def test_the_defaults_are_those_that_the_page_explains():
     rates = [float(stated[f"`--lr`, {kind}"]) for kind in (
         "built-in models", "real models", "models below 500 M parameters")]
     assert rates == [tiny.lr, real.lr, small.lr]
-    rounds = f"{real.n}, {real.M}, {real.N}; {real.eps_low}, {real.eps_high}; {real.weight_cap:g}"
-    assert stated["`--n`, `--M`, `--N`, ε, the cap of 5"] == rounds
+    assert stated["`--n`"] == str(real.n)
+    rounds = f"{real.M}, {real.N}; {real.eps_low}, {real.eps_high}; {real.weight_cap:g}"
+    assert stated["`--M`, `--N`, ε, the cap of 5"] == rounds
 
 
 @pytest.mark.parametrize("settings, held_out", [

@@ -115,7 +115,7 @@ def test_what_a_draw_buys_is_what_the_page_says():
     assert [f"{x:.0f}" for x in highest] == ["3", "15", "31", "32"]
     ratios = [per_draw(p, "ada-balance") / per_draw(p, "uniform-4") for p in grid]
     assert max(ratios) < 1.33 and "1 / 0.75 = 1.33" in page
-    assert f"{ratios[19]:.2f}" == "0.57" and "has 0.57 and 0.45 times theirs" in page
+    assert f"{ratios[19]:.2f}" == "0.57" and "has 0.57 times that of n = 4, and 0.45" in page
 
 
 # ---------------------------------------------------------------------------------------- the study

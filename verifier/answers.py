@@ -320,7 +320,7 @@ def expand_signs(text: str) -> str:
 
 
 def are_unlike(gold: str, answer: str) -> str:
-    """Why these two kinds of answers are never equal, though math-verify says so; or ""."""
+    """Why such answers cannot be equal, although math-verify accepts them; "" if they can be."""
     for one, other in ((gold, answer), (answer, gold)):
         if SET.match(one) and TUPLE.fullmatch(other):
             return "a set is no tuple and no interval"

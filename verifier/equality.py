@@ -22,7 +22,7 @@ SCALES = (sympy.Integer(1), sympy.Integer(100), sympy.Rational(1, 100))
 
 @functools.lru_cache(1024)
 def from_latex(latex: str):
-    """The sympy object of an answer, by math-verify's parser; but 3r^2 is not 3R^2.
+    """The sympy object of an answer, by math-verify's parser; case counts: 3r^2 is not 3R^2.
 
     "x<1, x>3" becomes the union of both, "x>1, x<3" the intersection.
     """

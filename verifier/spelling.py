@@ -1,4 +1,4 @@
-r"""One spelling for LaTeX: a table of rules that write the same what looks the same.
+r"""One spelling for LaTeX: a table of rules that give what looks alike one spelling.
 
 `10{,}080\,\text{cm}^2.` and `10,080` both become `10080`. The rules are applied one after another,
 so their order matters. Every rule says why it is there and has an example, which a test checks. In
