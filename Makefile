@@ -5,6 +5,7 @@
 # make test-all  every test: about 20 minutes
 # make bench  set everything up and measure rollouts and steps (about 10 minutes)
 # make extras what the tests of notebook, page, trackers and TRL need besides (they are skipped without it)
+# make notebook  those, and JupyterLab, which opens walkthrough.ipynb
 # make setup  only the virtual environment .venv, from the lock in requirements-cpu.txt; with uv if it is there
 #
 # With an NVIDIA GPU: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt
@@ -28,7 +29,7 @@ INSTALL := $(UV) pip install --python .venv/bin/python
 ELSEWHERE := --extra-index-url $(TORCH_CPU) --index-strategy unsafe-best-match
 endif
 
-.PHONY: setup extras demo real check test test-all bench
+.PHONY: setup extras notebook demo real check test test-all bench
 setup: .venv/installed
 
 .venv/installed: requirements-cpu.txt
@@ -40,6 +41,10 @@ setup: .venv/installed
 
 extras: setup
 	$(INSTALL) $(OPTIONAL)
+
+notebook: extras
+	$(INSTALL) jupyterlab
+	.venv/bin/jupyter lab walkthrough.ipynb
 
 demo: setup
 	.venv/bin/python minirl.py --name demo --steps 20 --eval-every 10 --log-groups all --resume

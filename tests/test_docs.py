@@ -65,6 +65,13 @@ def test_commands_name_files_that_exist(page):
     assert [name for name in real if not (ROOT / name).exists()] == []
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "walkthrough.ipynb"], ids=lambda page: page.name)
+def test_make_has_the_targets_that_a_page_names(page):
+    named = re.findall(r"(?:^|`|&& )make ([a-z-]+)", page.read_text(), re.M)
+    made = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+    assert {"demo", "notebook"} <= set(made) and set(named) <= set(made)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_functions_are_where_the_text_says(page):
     """Such as: `prepare` in `parts/run.py`, or `merged_weights` (`parts/engine.py`)."""
