@@ -343,5 +343,7 @@ def test_the_sketch_of_the_first_evening_runs_a_step():
     command = [sys.executable, "course/first_evening.py", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert "before: '" in done.stdout and "after: '" in done.stdout
+    assert len(re.findall(r"advantage [+-]\d\.\d{3}, reward [01]: '", done.stdout)) == 4
     assert re.search(r"step   1: loss [+-]\d.*\n +held-out problems answered right: [12]\d%",
                      done.stdout), done.stdout
