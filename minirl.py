@@ -53,7 +53,7 @@ from rewards import open_grader
 # ------------------------------------------------------------------------------ the program
 def main(config: Config) -> None:
     with open_grader(config.reward, config.threshold, config.graders) as grader:
-        with timed({}, "start"):  # prints a heartbeat; the time itself is not kept
+        with timed({}, "still starting (problems, vLLM engine, trainer, probe)"):
             run = prepare(config, grader)  # data, engine, policy; with --resume the last checkpoint
         rehearse(run)
         sync(run)

@@ -412,7 +412,8 @@ class WatchedEngine:
     def __init__(self, engine, max_tokens: int):
         self.engine, self.max_tokens = engine, max_tokens
         self.steps, self.submitted = 0, {}
-        self.bar = tqdm(total=0, desc="  sampling", leave=False, unit="sample", delay=2, position=1)
+        self.bar = tqdm(total=0, desc="  sampled, of those begun", leave=False,
+                        unit="sample", delay=2, position=1)
 
     def submit(self, key, problem, **how) -> None:
         self.bar.total += 1

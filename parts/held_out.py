@@ -118,7 +118,7 @@ def show_change(answers: Path, problems: int = 3) -> None:
     before, after = by_step[first], by_step[last]
     levels = dict.fromkeys(row["level"] for row in after.values())
     if 1 < len(levels) <= 20:
-        tqdm.write(f"right answers by level, at step {first} and at step {last}:")
+        tqdm.write(f"right answers by level of difficulty, at step {first} and at step {last}:")
         for level in levels:
             rates = share_right(before, level), share_right(after, level)
             tqdm.write(f"  {level:24} {rates[0]:4.0%}  {rates[1]:4.0%}")
@@ -127,8 +127,14 @@ def show_change(answers: Path, problems: int = 3) -> None:
     mended.sort(key=lambda name: (before[name]["right"] - after[name]["right"], name))
     for name in mended[:problems]:
         tqdm.write(f"{shown(before[name]['problem'], 300)}\n"
-                   f"  before: {shown(before[name]['text'], 300)!r}\n"
-                   f"  after:  {shown(after[name]['text'], 300)!r}")
+                   f"  before: {in_lines(before[name]['text'])}\n"
+                   f"  after:  {in_lines(after[name]['text'])}")
+
+
+def in_lines(text: str, longest: int = 300) -> str:
+    """An answer as a reader would read it, indented below the label."""
+    cut = "..." if len(text) > longest else ""
+    return "\n          ".join(map(shown, text[:longest].splitlines())) + cut
 
 
 def share_right(rows: dict, level: str) -> float:

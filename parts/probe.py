@@ -105,9 +105,11 @@ class Probe:
               f"{len(layers_of(policy))} layers", flush=True)
         sampled_T = torch.tensor([x for row in self.rows for x in row.mu])
         with policy.disable_adapter():
-            self.require_close(sampled_T, self.trainer(temperature))
+            gaps = self.require_close(sampled_T, self.trainer(temperature))
             self.begin(self.trainer(), self.of_engine())
         self.rehearsed = self.rehearse()
+        print(f"       yes: log-probs differ by {gaps['probe_gap_max']:.0e} at most, and a trial "
+              "change of the weights arrived", flush=True)
 
     def begin(self, mine_T, theirs_T) -> None:
         """Remember what both sides say with the base weights."""

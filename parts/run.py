@@ -420,7 +420,9 @@ def finish(run: Run) -> None:
     complete = step >= config.steps and run.state["evaluated"] == step
     if not complete:
         print(f"stopped after step {step}; continue with: {go_on}")
-    print(f"held-out avg@{config.eval_k}: {accuracy(run, unit_of(config))}; "
+    at = run.state["evaluated"]
+    of_step = f" (step {at})" if 0 <= at < step else ""
+    print(f"held-out avg@{config.eval_k}: {accuracy(run, unit_of(config))}{of_step}; "
           f"curves: {run.folder / 'curves.png'}; adapter: {run.folder / 'checkpoints'}")
     if not complete:
         raise SystemExit(128 + (Stop.requested or signal.SIGTERM))  # so a scheduler sees: not done

@@ -58,14 +58,17 @@ class Interrupted(Exception):
 def timed(seconds: dict, phase: str, every: float = 60.0):
     """Add the wall time of a phase to seconds["seconds_PHASE"].
 
-    Every `every` seconds a line says that a long phase is still running.
+    Every `every` seconds a line says that a long phase is still running; from the third on also
+    how to see where.
     """
     start, done = time.perf_counter(), threading.Event()
 
     def heartbeat():
+        lines = 0
         while not done.wait(every):
-            tqdm.write(f"... {phase}: running for {time.perf_counter() - start:.0f} s "
-                       f"(kill -USR1 {os.getpid()} shows where)")
+            lines += 1
+            hint = f" (kill -USR1 {os.getpid()} shows where)" if lines >= 3 else ""
+            tqdm.write(f"... {phase}: {time.perf_counter() - start:.0f} s so far{hint}")
 
     threading.Thread(target=heartbeat, daemon=True).start()
     try:

@@ -114,12 +114,13 @@ def test_the_change_is_told_by_level_and_by_the_answers_that_were_mended_most(tm
     held_out.show_change(log)
     assert capsys.readouterr().out == ""  # one evaluation: no change yet
     files.append(log, answer(8, "a", "easy", 1, "other"), answer(16, "a", "easy", 2, "good a"),
-                 answer(16, "b", "hard", 4, "good b"), answer(16, "c", "hard", 0, "bad still"))
+                 answer(16, "b", "hard", 4, "1+1=2\ngood b"),
+                 answer(16, "c", "hard", 0, "bad still"))
     held_out.show_change(log)
     said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert said == ["right answers by level, at step 0 and at step 16:", "easy 25% 50%",
-                    "hard 0% 50%", "Q b", "before: 'bad b'", "after: 'good b'", "Q a",
-                    "before: 'bad a'", "after: 'good a'"]
+    assert said == ["right answers by level of difficulty, at step 0 and at step 16:",
+                    "easy 25% 50%", "hard 0% 50%", "Q b", "before: bad b", "after: 1+1=2",
+                    "good b", "Q a", "before: bad a", "after: good a"]
 
 
 def test_curves_are_drawn_with_every_checkpoint_and_not_in_between(run):

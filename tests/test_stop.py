@@ -133,7 +133,7 @@ def test_a_long_phase_says_that_it_is_alive_until_it_ends(monkeypatch):
 
     def write(text):
         said.append(text)
-        if len(said) == 2:
+        if len(said) == 3:
             enough.set()
 
     monkeypatch.setattr(stop.tqdm, "write", write)
@@ -143,4 +143,5 @@ def test_a_long_phase_says_that_it_is_alive_until_it_ends(monkeypatch):
         (heartbeat,) = set(threading.enumerate()) - others
     heartbeat.join(HANG)
     assert not heartbeat.is_alive()  # and says no more
-    assert "... sample: running for 0 s (kill -USR1" in said[0]
+    assert all(line.startswith("... sample: ") and line.endswith(" s so far") for line in said[:2])
+    assert said[2].endswith(f" s so far (kill -USR1 {os.getpid()} shows where)")
