@@ -30,15 +30,16 @@ PANELS = (
      {"kl_k1": "|k1|", "kl_k3": "k3"}),
     ("lines", "Entropy of the policy", "nats per token",
      {"entropy": "of all that was drawn", "entropy_trained": "of trained tokens"}),
-    ("off-policy", "Tokens clipped or far off-policy", "share of tokens",
-     {"clipped_positive": "clipped, A > 0", "clipped_negative": "clipped, A < 0",
-      "weight_truncated": "weight cut at its cap", "weight_over_2": "weight > 2",
+    ("off-policy", "Tokens stopped by the mask", "share of tokens",
+     {"clipped_positive": "A > 0", "clipped_negative": "A < 0"}),
+    ("off-policy", "Tokens far off-policy", "share of tokens",
+     {"weight_truncated": "weight cut at its cap", "weight_over_2": "weight > 2",
       "weight_under_half": "weight < ½"}),
     ("off-policy", "Importance weights before the cap", r"$\pi_\theta/\mu$",
      {"weight_max": "largest", "weight_mean": "mean", "weight_min": "smallest"}),
-    ("off-policy", "What the importance weights leave", "effective share of tokens",
+    ("off-policy", "Effective sample size", "share of tokens",
      {"weight_ess": ""}),
-    ("routes", "Experts on which engine and trainer agree", "share of tokens",
+    ("routes", "Experts alike in engine and trainer", "share of tokens",
      {"routes_agree_all": "in all layers"}),
     ("lines", "Where the time goes", "seconds per step",
      {"seconds_sample": "sample", "seconds_train": "train", "seconds_sync": "sync"}),
@@ -115,10 +116,14 @@ def series(rows: list[dict], y: str, x: str = "step") -> tuple[list[float], list
 
 
 def smooth(values):
-    """Centred moving mean over a tenth of the run. A run of less than 20 steps stays as it is."""
+    """Centred moving mean, as in explore.html: a fortieth of the run to both sides, and a step.
+
+    A run of at most 12 steps stays as it is.
+    """
     import numpy as np
 
-    kernel = np.ones(max(1, len(values) // 10 if len(values) >= 20 else 1))
+    reach = math.ceil(len(values) / 40) + 1 if len(values) > 12 else 0
+    kernel = np.ones(2 * reach + 1)
     return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
 
 
@@ -164,7 +169,8 @@ def draw_kl(ax, run, keys) -> None:
     high = max([1e-1, *(value * 3 for value in every)])
     ax.set_yscale("log")
     ax.set_ylim(low, high)
-    draw_band(ax, low, 1e-3, COLORS[2], "healthy in bf16")
+    if not in_float32(run["config"]):
+        draw_band(ax, low, 1e-3, COLORS[2], "healthy in bf16")
     draw_band(ax, 1e-2, high, COLORS[1], "alarm")
 
 
@@ -177,7 +183,14 @@ def draw_routes(ax, run, keys) -> None:
     draw_lines(ax, run, keys)
     every = [value for key in [*keys, *layers] for value in series(run["metrics"], key)[1]]
     ax.set_ylim(min([0.85, *every]), 1.01)
-    draw_band(ax, 0.9, 1.01, COLORS[2], "healthy in bf16")
+    if not in_float32(run["config"]):
+        draw_band(ax, 0.9, 1.01, COLORS[2], "healthy in bf16")
+
+
+def in_float32(config: dict) -> bool:
+    """Whether trainer, engine and cache all are: then engine and trainer agree far better."""
+    return (config.get("dtype") == "float32" and config.get("kv_cache_dtype", "auto") == "auto"
+            and config.get("rollout_dtype", "auto") in ("auto", "float32"))
 
 
 def draw_band(ax, low, high, color, words) -> None:

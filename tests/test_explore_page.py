@@ -894,3 +894,15 @@ def test_each_view_of_the_gallery_says_what_its_readme_quotes(browse):
         words = re.sub(r"[\s·]", "", page.inner_text("main"))  # a space of a token is a dot
         quoted = re.findall("“(.+?)”", row)
         assert quoted and all(quote.replace(" ", "") in words for quote in quoted), row
+
+
+def test_the_token_of_the_gallery_is_trained_when_its_slider_is_moved_as_told(browse):
+    gallery = ROOT / "docs" / "gallery"
+    view, told = re.search(r"mask\.html(#[^)]+/token/\d+)\).*Move ε high, .*, to (\d+):",
+                           (gallery / "README.md").read_text()).groups()
+    page = browse(view, file=gallery / "mask.html")
+    assert page.inner_text("#why").startswith("Gradient 0: the mask stops it.")
+    slider = page.locator("input[type=range][name=eps_high]")
+    assert float(slider.get_attribute("max")) >= float(told)
+    slider.fill(told)
+    wait(page, "document.querySelector('#why').textContent.includes('makes this token likelier')")

@@ -2,6 +2,7 @@
 import json
 import math
 import random
+import re
 import sys
 
 import pytest
@@ -104,7 +105,7 @@ def test_what_is_flat_by_construction_is_not_drawn(tmp_path, monkeypatch):
                         clipped_positive=clipped * (row["step"] % 2))
             row |= dict(weight_min=1.0, weight_mean=1.0, weight_max=1.0 + 5 * clipped * row["step"])
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    both = {"Tokens clipped or far off-policy", "Importance weights before the cap"}
+    both = {"Tokens stopped by the mask", "Importance weights before the cap"}
     titles = titles_of(lambda: plot.draw_run(on), monkeypatch)
     assert not both & set(titles) and "Reward while training" in titles
     assert both <= set(titles_of(lambda: plot.draw_run(off), monkeypatch))
@@ -113,6 +114,26 @@ def test_what_is_flat_by_construction_is_not_drawn(tmp_path, monkeypatch):
 def test_every_panel_is_explained_under_its_title():
     explained = (ROOT / "docs" / "curves.md").read_text()
     assert [title for _, title, _, _ in plot.PANELS if f"| {title} |" not in explained] == []
+
+
+def test_the_page_has_the_same_names_for_its_panels():
+    page = (ROOT / "parts" / "explore.html").read_text().partition("const PANELS = [")[2]
+    titles = set(re.findall(r'title: "([^"]+)"', page.partition("];")[0]))
+    assert len(titles) == 14
+    assert titles - {title for _, title, _, _ in plot.PANELS} == {"Answers cut at the limit"}
+
+
+@pytest.mark.parametrize("config, shown", [
+    (dict(dtype="float32", rollout_dtype="auto", kv_cache_dtype="auto"), False),
+    (dict(dtype="float32", rollout_dtype="bfloat16"), True), ({}, True),
+    (dict(dtype="float32", kv_cache_dtype="fp8"), True), (dict(dtype="bfloat16"), True)])
+def test_what_is_healthy_in_bfloat16_is_not_drawn_for_float32(config, shown):
+    from matplotlib.figure import Figure
+
+    for draw, key in ((plot.draw_kl, "kl_k3"), (plot.draw_routes, "routes_agree_all")):
+        ax = Figure().subplots()
+        draw(ax, dict(config=config, metrics=[{"step": 1, key: 1e-5}]), {key: "k3"})
+        assert ("healthy in bf16" in [text.get_text() for text in ax.texts]) == shown
 
 
 def test_whatever_made_the_grader_fail_is_in_the_curve(tmp_path):
@@ -156,6 +177,9 @@ def test_a_damaged_config_is_named(tmp_path, text):
 def test_smoothing_keeps_constants_and_length():
     assert list(plot.smooth([3.0] * 40)) == pytest.approx([3.0] * 40)
     assert list(plot.smooth([1.0, 5.0, 2.0])) == [1.0, 5.0, 2.0]
+    smoothed = plot.smooth([*range(20), 0, 10])
+    assert smoothed[5] == 5 and smoothed[0] == 1  # over 2 steps to both sides, or what is there
+    assert smoothed[-1] == pytest.approx(29 / 3) and smoothed[-3] == pytest.approx(64 / 5)
 
 
 def test_seeds_share_a_label_and_others_do_not(tmp_path):
