@@ -21,6 +21,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from parts.problems import chains  # "7+5-4=?", with the answer "8"
 
+if sys.argv[2:] or not "".join(sys.argv[1:] or "20").isdecimal():
+    raise SystemExit("usage: python course/first_evening.py [number of steps, 20 if not said]")
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 20
 PROMPTS = 12  # per step
 M, N, n = 8, 4, 4  # answers a round, most rounds, answers kept of each prompt
@@ -65,11 +67,13 @@ example = held_out[2]
 print(f"{example['problem']}  before: {tokenizer.decode(draw(example, 1, luck=False)[0])!r}")
 for step in range(1, STEPS + 1):
     kept = []  # (problem, answer, advantage)
+    first_round = []  # rewards: later rounds ask hard problems more often
     for problem in train[(step - 1) * PROMPTS:step * PROMPTS]:
         # Sample in rounds. The exit test looks at all that was drawn, after complete rounds only.
         pool = []  # (answer, reward)
         for _ in range(N):
             pool += [(answer, reward(problem, answer)) for answer in draw(problem, M)]
+            first_round += [r for _, r in pool] if len(pool) == M else []
             right = [pair for pair in pool if pair[1] == 1]
             wrong = [pair for pair in pool if pair[1] == 0]
             if len(right) >= n // 2 and len(wrong) >= n - n // 2:
@@ -100,7 +104,9 @@ for step in range(1, STEPS + 1):
     optimizer.step()
     optimizer.zero_grad()
     silent = sum(not advantage for *_, advantage in kept) / len(kept)
-    print(f"step {step:3}: loss {loss:+.4f}, kept rows without a signal {silent:.0%}", flush=True)
+    mean = sum(first_round) / len(first_round)
+    print(f"step {step:3}: right in the first round {mean:.0%}, loss {loss:+.4f}, "
+          f"kept rows without a signal {silent:.0%}", flush=True)
 
     if step in (1, STEPS // 2, STEPS):
         rate = sum(reward(p, draw(p, 1)[0]) for p in held_out) / len(held_out)

@@ -7,6 +7,7 @@ message of its own. A change marked "right" is another correct way to write it, 
 import inspect
 import json
 import re
+import runpy
 import subprocess
 import sys
 import types
@@ -345,5 +346,12 @@ def test_the_sketch_of_the_first_evening_runs_a_step():
     assert done.returncode == 0, done.stderr
     assert "before: '" in done.stdout and "after: '" in done.stdout
     assert len(re.findall(r"advantage [+-]\d\.\d{3}, reward [01]: '", done.stdout)) == 4
-    assert re.search(r"step   1: loss [+-]\d.*\n +held-out problems answered right: [12]\d%",
-                     done.stdout), done.stdout
+    assert re.search(r"step   1: right in the first round \d+%, loss [+-]\d.*\n +held-out problems "
+                     r"answered right: [12]\d%", done.stdout), done.stdout
+
+
+@pytest.mark.parametrize("wrong", ["x", "-3", "2 3"])
+def test_the_sketch_says_in_a_sentence_what_it_takes(wrong, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["first_evening.py", *wrong.split()])
+    with pytest.raises(SystemExit, match="^usage: .*number of steps"):
+        runpy.run_path(str(ROOT / "course/first_evening.py"), run_name="__main__")
