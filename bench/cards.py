@@ -252,7 +252,8 @@ def row(name: str) -> str:
 @functools.cache
 def table() -> str:
     head = ("|card|tokens per pass|engine's GiB: its cache|trainer needs, GiB|"
-            f"seconds|slots busy, 32 and {machine.FILLING} prompts|prompts/s, times|")
+            f"seconds|slots busy with 32 prompts, with {machine.FILLING}|with {machine.FILLING}: "
+            "times as many prompts per second|")
     return "\n".join([head, "|" + "---|" * 7, *map(row, CARDS)])
 
 
