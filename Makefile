@@ -3,7 +3,7 @@
 # make check  set everything up, lint, and run the tests that need no engine
 # make test   those, and an end-to-end run of everything that matters: 3 minutes
 # make test-all  every test: about 20 minutes
-# make bench  set everything up and measure rollouts and steps (about 10 minutes)
+# make bench  set everything up and measure rollouts (a few minutes)
 # make extras what the tests of notebook, page, trackers and TRL need besides (they are skipped without it)
 # make notebook  those, and JupyterLab, which opens walkthrough.ipynb
 # make setup  only the virtual environment .venv, from the lock in requirements-cpu.txt; with uv if it is there
@@ -64,6 +64,5 @@ test: setup
 test-all: setup
 	$(PYTEST)
 
-bench: setup  # the first line needs TRL; without it the table shows the stored comparison
-	-.venv/bin/python bench/trl_baseline.py
+bench: setup
 	.venv/bin/python bench/speed.py

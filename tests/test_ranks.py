@@ -369,20 +369,6 @@ def check_steps(real, variant):
         assert same_gradients(two["gradients"], one["gradients"])
 
 
-# ------------------------------------------------------------------------------ what it brings
-def test_the_scaling_page_shows_what_was_recorded():
-    sys.path.insert(0, str(ROOT / "bench"))
-    import many_gpus
-
-    lines = [json.loads(line) for line in
-             (ROOT / "bench/results/many_gpus.jsonl").read_text().splitlines()]
-    steps = {at: many_gpus.slowest(lines, *at) for at in many_gpus.MEASURED}
-    share = {at: sum(found) / sum(steps[24, 1]) for at, found in steps.items()}
-    assert share[24, 2] <= 0.75 and share[24, 4] <= 0.62
-    assert share[48, 2] <= 1.2 and share[96, 4] <= 1.2
-    assert many_gpus.table(lines) in (ROOT / "docs/many_gpus.md").read_text()
-
-
 @pytest.mark.engine
 @pytest.mark.slow
 def test_torchrun_shows_one_bar_and_ends_when_a_process_is_killed(tmp_path):

@@ -1,0 +1,50 @@
+"""Small runs of the real program, and whether two of them are the same."""
+import json
+from pathlib import Path
+
+from parts import checkpoint
+from parts.files import read_rows
+from parts.problems import chains
+
+SMALL = ["--batch-prompts", "8", "--max-tokens", "24", "--eval-questions", "6", "--eval-k", "2",
+         "--eval-every", "3", "--checkpoint-every", "2", "--graders", "1"]
+
+
+def rows(path: Path) -> list[dict]:
+    """The rows of a log, without times and memory."""
+    timed = ("tokens_per_second", "memory_gb")
+    return [{key: value for key, value in row.items()
+             if not key.startswith("seconds") and key not in timed}
+            for row in read_rows(path)]
+
+
+def difference(run: Path, reference: Path, step: int) -> str:
+    """The first thing in which two runs differ up to `step`; empty if they are equal."""
+    for log in ("metrics.jsonl", "groups.jsonl", "eval.jsonl"):
+        mine, other = ([row for row in rows(folder / log) if row["step"] <= step]
+                       for folder in (run, reference))
+        if log == "eval.jsonl" and mine == other[:-1] and other[-1]["step"] == step:
+            continue  # an evaluation follows the checkpoint of its step; --resume makes up for it
+        if mine != other:
+            return f"{log} differs"
+    for name in ("adapter_model.safetensors", "optimizer.pt"):
+        file = f"checkpoints/step-{step:06d}/{name}"
+        if (run / file).read_bytes() != (reference / file).read_bytes():
+            return f"{file} differs"
+    return ""
+
+
+def examine(run: Path, reference: Path) -> tuple[int, str]:
+    """(step of the newest checkpoint, what is wrong with it) after a kill."""
+    found = checkpoint.complete(run)
+    assert not any(map(checkpoint.damage, found))
+    step = checkpoint.step_of(found[-1])
+    return step, difference(run, reference, step)
+
+
+def workplace(folder: Path) -> Path:
+    """A folder with a data file so small that a short run sees every problem several times."""
+    lines = [json.dumps(dict(problem=p["problem"], answer=p["answer"]))
+             for p in chains("train", 24)]
+    (folder / "few.jsonl").write_text("\n".join(lines))
+    return folder
