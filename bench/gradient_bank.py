@@ -28,7 +28,8 @@ RUN = study.ROOT / "runs" / "bank"
 BANK = RUN / "bank"
 TRAIN, HELD_OUT, DRAWS = 96, 48, 64  # problems, problems, answers for each
 WIDTH = 4  # of a sketch, per matrix of the adapter; the other side keeps its rank
-AT_ONCE = 4  # rows of a backward pass
+AT_ONCE = 4  # rows of a backward pass that gives each a sketch
+TOGETHER = 16  # rows of one that gives their sum
 SHORT = 1024  # numbers that stand for a sketch where only its length is asked for
 OUTCOMES = 100  # of a rule on one problem
 BUDGETS = (300, 1_200, 5_000)  # draws of an update
@@ -47,11 +48,9 @@ RULES = {
 # ------------------------------------------------------------------------------ filling the bank
 def fill() -> None:
     """One file per problem: rewards [64], and sketches [64, D] or a held-out problem's gradient."""
-    from parts import logprobs
     from parts.config import parse
     from rewards import open_grader
 
-    logprobs.SHARING = ()  # a beginning that rows share would have one gradient for all of them
     config = parse(["--model", "SmolLM2-135M-Instruct", "--sampler", "uniform", "--n", str(DRAWS),
                     "--eval-questions", str(HELD_OUT), "--name", "bank"])
     with open_grader(config.reward, config.threshold, config.graders) as grader:
@@ -93,10 +92,23 @@ def answers(problem, config, engine, grader) -> tuple:
 
 
 def store(name: str, rows: list, rewards, sketch) -> None:
-    """Of a held-out problem the gradient of its expected reward is enough: one sketch [D]."""
-    found = np.concatenate([sketch(rows[i:i + AT_ONCE]) for i in range(0, len(rows), AT_ONCE)])
-    if name.startswith("held"):
-        found = (rewards - rewards.mean()) @ found / (len(rewards) - 1)
+    """Of a held-out problem the gradient of its expected reward is enough: one sketch [D].
+
+    Equal answers have equal gradients. Where all rewards are equal every rule's coefficients are 0,
+    and no gradient is asked for.
+    """
+    own = {tuple(row.ids): row for row in rows}
+    place = {ids: i for i, ids in enumerate(own)}
+    of_row = np.array([place[tuple(row.ids)] for row in rows])
+    own = list(own.values())
+    if rewards.min() == rewards.max():
+        found = np.zeros(sketch.size if name.startswith("held") else (len(rows), sketch.size))
+    elif name.startswith("held"):
+        weights = np.bincount(of_row, rewards - rewards.mean()) / (len(rows) - 1)
+        found = sketch.of_sum(own, weights)
+    else:
+        found = np.concatenate([sketch(own[i:i + AT_ONCE]) for i in range(0, len(own), AT_ONCE)])
+        found = found[of_row]
     partial = BANK / "partial.npz"
     np.savez(partial, rewards=rewards, sketch=found.astype(np.float32))
     partial.replace(BANK / f"{name}.npz")
@@ -124,6 +136,8 @@ class Sketch:
                 bits = torch.randint(0, 2, (size, width), generator=random_bits)
                 self.signs[name] = (2 * bits - 1).to(layer.weight.dtype) / width**0.5
                 layer.register_forward_hook(self.watch(name, is_a, self.signs[name]))
+        self.matrices = {name: policy.get_submodule(name).weight for name in self.signs}
+        self.size = sum(width * min(weight.shape) for weight in self.matrices.values())
 
     def watch(self, name: str, is_a: bool, P):
         def after_forward(layer, inputs, output):
@@ -140,12 +154,31 @@ class Sketch:
         """[rows, D]"""
         import torch
 
+        from parts import logprobs
+
+        may_share, logprobs.SHARING = logprobs.SHARING, ()  # what rows share has one gradient
+        logprobs.token_logprobs(self.policy, rows)[0].sum().backward()
+        logprobs.SHARING = may_share
+        self.policy.zero_grad(set_to_none=True)
+        return torch.cat([self.parts[name] for name in self.signs], 1).numpy()
+
+    def of_sum(self, rows: list, weights):
+        """[D]: the sketch of the sum of weight * gradient. What rows share is computed once."""
+        import torch
+
         from parts.logprobs import token_logprobs
 
-        token_logprobs(self.policy, rows)[0].sum().backward()
+        for i in range(0, len(rows), TOGETHER):
+            some = rows[i:i + TOGETHER]
+            lengths = torch.tensor([len(row.ids) - row.prompt_length for row in some])
+            weight_T = torch.tensor(weights[i:i + TOGETHER]).repeat_interleave(lengths).float()
+            (weight_T * token_logprobs(self.policy, some)[0]).sum().backward()
+        found = []
+        for name, P in self.signs.items():
+            grad = self.matrices[name].grad
+            found.append((P.T @ grad.T if name.endswith("A.default") else grad.T @ P).flatten())
         self.policy.zero_grad(set_to_none=True)
-        found, self.parts = torch.cat(list(self.parts.values()), 1), {}
-        return found.numpy()
+        return torch.cat(found).numpy()
 
 
 # ------------------------------------------------------------------------------ rules on the bank

@@ -34,10 +34,29 @@ def test_a_sketch_is_each_rows_gradient_times_random_signs():
         for name, weight in policy.named_parameters():
             if "lora_" in name:
                 P, grad = sketch.signs[name.removesuffix(".weight")], weight.grad
-                wanted.append((P.T @ (grad.T if "lora_A" in name else grad)).flatten())
+                wanted.append((P.T @ grad.T if "lora_A" in name else grad.T @ P).flatten())
                 weight.grad = None
-        # a sketch's order is that of the backward pass, the same for all rows
-        assert np.allclose(np.sort(mine), torch.cat(wanted).sort().values, rtol=1e-4, atol=1e-7)
+        assert np.allclose(mine, torch.cat(wanted), rtol=1e-4, atol=1e-7)
+
+
+def test_what_is_stored_is_what_every_rows_own_sketch_gives(tmp_path, monkeypatch):
+    """With equal answers among them, and without any gradient where all rewards are equal."""
+    monkeypatch.setattr(gradient_bank, "BANK", tmp_path)
+    monkeypatch.setattr(gradient_bank, "TOGETHER", 3)
+    begin, rng = list(range(5, 45)), random.Random(0)  # long enough to be shared
+    rows = [Row(begin + rng.choices(range(60), k=rng.randint(2, 9)), 40, [], 1) for _ in range(6)]
+    rows += rows[1:4]
+    sketch = gradient_bank.Sketch(tiny_policy(), width=3)
+    wanted = np.stack([sketch([row])[0] for row in rows])
+    rewards = np.array([1, 0, 0, 1, 0, 1, 1, 0, 0.5])
+    for name, given in (("train-0", rewards), ("held-0", rewards), ("train-1", 0 * rewards)):
+        gradient_bank.store(name, rows, given, sketch)
+    found = {name: np.load(tmp_path / f"{name}.npz")["sketch"]
+             for name in ("train-0", "held-0", "train-1")}
+    assert np.allclose(found["train-0"], wanted, rtol=1e-4, atol=1e-6)
+    assert np.allclose(found["held-0"], (rewards - rewards.mean()) @ wanted / 8, rtol=1e-3,
+                       atol=1e-6)
+    assert found["train-1"].shape == wanted.shape and not found["train-1"].any()
 
 
 @pytest.mark.parametrize("p", [0.125, 0.5, 0.875])
