@@ -429,7 +429,7 @@ REPLAY = """([pools, threshold, settings]) => pools.map(pool => {
 SETTINGS = [dict(n=n, M=M, N=N) for n, M, N in product((2, 3, 4, 8), (4, 8), (1, 2, 5))] + [
     dict(M_first=5), dict(M_first=16, N=2), dict(k_pos=2), dict(k_pos=5, N=3),
     dict(drop_unresolved=True), dict(max_rounds_all_correct=1),
-    dict(max_rounds_all_correct=2, n=5)]
+    dict(max_rounds_all_correct=2, n=5), dict(max_rounds_all_correct=9, N=2)]
 RULES = ("uniform", "dapo", "ada-pos", "ada-balance")
 
 
