@@ -246,6 +246,11 @@ def test_allocation_of_gvm():
     assert ada.allocate_gvm([0.0, 0.0], [1.0, 1.0], 8, 1e-3, 2.0) == [0, 0]
 
 
+def test_the_largest_remainders_get_what_rounding_down_leaves():
+    assert ada.largest_remainder([1.6, 2.3, 0.1], 4) == [2, 2, 0]
+    assert ada.largest_remainder([0.5, 0.5, 1.0], 2) == [1, 0, 1]  # of equal ones the first
+
+
 # ---------------------------------------------------------- deciding inside a round would be a bias
 def short_if_correct(rng, correct):
     return rng.randint(1, 3) if correct else rng.randint(4, 6)
@@ -450,9 +455,12 @@ def test_estimator():
     other = Estimator(cfg)
     other.load(state)
     assert other.pass_rate(problem) == estimator.pass_rate(problem) and other.state_dict() == state
-    other.update(Group(0, problem, [sample(0, True)]))
+    for visited in (problem, Coin("later", 0.5)):
+        other.update(Group(0, visited, [sample(0, True)]))
     estimator.state_dict()["x"][0] = 99
     assert estimator.state_dict() == state  # nothing is shared
+    other.load(state)
+    assert other.state_dict() == state  # what came later is forgotten: the step was undone
     run(mixed(8), config(), estimator=other)  # only ada-est remembers
     assert len(other.counts) == 2
     with pytest.raises(ValueError, match="estimator"):

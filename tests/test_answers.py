@@ -13,7 +13,7 @@ def test_a_closing_brace_too_many_is_no_error(completion):
 
 @pytest.mark.parametrize("gold, answer, status", [
     ("-50", r"-50\%", "correct"), ("-50", "-5000\\%", "correct"), ("-0.5", r"-50\%", "correct"),
-    ("-0.5", r"-0.5\%", "wrong")])
+    ("-0.5", r"-0.5\%", "wrong"), ("-1", r"-1\%", "correct")])
 def test_percentages_of_negative_numbers_are_read_as_those_of_positive_ones(gold, answer, status):
     assert decide(gold, answer)[0] == decide(gold[1:], answer[1:])[0] == status
 

@@ -154,6 +154,9 @@ def test_the_defaults_are_those_that_the_page_explains():
     assert stated["`--n`"] == str(real.n)
     rounds = f"{real.M}, {real.N}; {real.eps_low}, {real.eps_high}; {real.weight_cap:g}"
     assert stated["`--M`, `--N`, ε, the cap of 5"] == rounds
+    assert (tiny.eval_questions, real.eval_questions) == (100, 100)  # docs/data.md
+    shape = f"{small.batch_prompts} prompts a step in rounds of four, {small.steps} steps"
+    assert shape in (ROOT / "docs" / "real_model.md").read_text()
 
 
 @pytest.mark.parametrize("settings, held_out", [
@@ -244,7 +247,7 @@ def test_what_is_no_flag_or_no_value_is_answered(flags, words, capsys):
 
 @pytest.mark.parametrize("script, flags, code, sentence", [
     ("minirl.py", ["--temperature", "0"], 2, "minirl.py: temperature must be at least 0.01"),
-    ("minirl.py", ["--data", "missing.jsonl"], 1, "There is no data file missing.jsonl: --data"),
+    ("minirl.py", ["--eval-data", "missing.jsonl"], 1, "There is no data file missing.jsonl: -"),
     ("eval.py", ["--data", "missing.jsonl"], 1, "There is no data file missing.jsonl: --data")])
 def test_the_programs_answer_before_torch_is_imported(script, flags, code, sentence, tmp_path):
     found, printed, error = run(script, *flags, cwd=tmp_path)
@@ -323,8 +326,8 @@ def test_a_run_is_known_by_its_training_and_its_held_out_problems(tmp_path, monk
     """
     monkeypatch.chdir(tmp_path)
     known = []
-    monkeypatch.setattr(running, "require_same",
-                        lambda folder, inputs: known.append(inputs["problems"]))
+    monkeypatch.setattr(running, "require_same", lambda folder, inputs: known.append(
+        inputs["problems"] + inputs["model"]))
     monkeypatch.setattr(running, "start_engine", lambda *_: 1 / 0)  # far enough
     grader = SimpleNamespace(check_golds=lambda golds: [True for _ in golds])
     for i, (train, held_out) in enumerate([(2, 3), (2, 3), (2, 4), (5, 3)]):

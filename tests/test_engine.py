@@ -304,6 +304,21 @@ def bare_engine(done: list, finished: list = ()):
     return engine
 
 
+def test_a_request_may_have_a_temperature_of_its_own_also_none_at_all(monkeypatch):
+    engine, asked = bare_engine([]), []
+    engine.sampling, engine._params = dict(temperature=0.7), dict
+    monkeypatch.setattr(engine, "_add", lambda key, ids, params: asked.append(params))
+    for temperature in (None, 0.0, 2.0):
+        engine.submit("key", [1], 9, temperature)
+    assert [params["temperature"] for params in asked] == [0.7, 0.0, 2.0]
+
+
+def test_a_prompt_is_read_in_one_step_however_long():
+    for on_cpu in (True, False):
+        options = engine_module.machine_options(on_cpu, 0.5, False, False, max_model_len=20_000)
+        assert options["max_num_batched_tokens"] == 20_000
+
+
 def test_a_full_cache_is_said_once(capsys):
     engine = bare_engine([])
     running = engine.llm.llm_engine.engine_core.engine_core.scheduler.running

@@ -347,24 +347,22 @@ def in_order(file, problems=PROBLEMS, k=4):
 
 
 @pytest.mark.parametrize("policy, sync", [(None, "merge"), ("an adapter", "adapter")])
-def test_before_the_engine_half_a_line_goes_and_only_an_adapter_is_served_as_one(
+def test_half_a_line_goes_and_only_an_adapter_is_served_as_one_at_the_temperature_asked_for(
         tmp_path, monkeypatch, policy, sync):
-    class Asked(Exception):
-        pass
-
-    def engine(path, sync_mode, **_):
-        raise Asked(sync_mode)
-
-    monkeypatch.setattr("parts.engine.Engine", engine)
-    monkeypatch.setattr("rewards.open_grader", lambda *_: contextlib.nullcontext())
+    engine, asked = FakeEngine(), []
+    engine.sync = lambda policy: asked.append(policy)
+    engine.close = lambda: asked.append("closed")
+    monkeypatch.setattr("parts.engine.Engine",
+                        lambda path, sync_mode, **_: asked.append(sync_mode) or engine)
+    monkeypatch.setattr("rewards.open_grader", lambda *_: contextlib.nullcontext(FakeGrader()))
     monkeypatch.setattr(evaluation, "count_odd_golds", lambda *_: None)
     protocol = dict(k=4, reward="", threshold=0.7, graders=1, path="any", context=9, sync="adapter",
-                    dtype="auto", engine_sequences=1, engine_memory=0.5, temperature=1, stop=[],
-                    seed=0)
+                    dtype="auto", engine_sequences=1, engine_memory=0.5, temperature=0.3, stop=[],
+                    seed=0, max_tokens=9)
     (tmp_path / "eval.jsonl").write_text('{"data": "mine", "id')  # as an interruption leaves it
-    with pytest.raises(Asked, match=sync):
-        evaluation.sample(dict(mine=PROBLEMS), protocol, policy, 8, tmp_path)
-    assert (tmp_path / "eval.jsonl").read_text() == ""
+    rows = evaluation.sample(dict(mine=PROBLEMS), protocol, policy, 8, tmp_path)
+    assert asked == [sync, *filter(None, [policy]), "closed"] and engine.temperatures == {0.3}
+    assert in_order(tmp_path / "eval.jsonl") == rows
 
 
 @pytest.fixture

@@ -54,7 +54,8 @@ def make(folder, groups=None, steps=5):
     (folder / "config.json").write_text(json.dumps(dict(config=config, starts=starts)))
     for step in range(1, steps + 1):
         files.append(folder / "metrics.jsonl", dict(step=step, loss=0.25))
-    files.append(folder / "eval.jsonl", dict(step=0, data="builtin", avg=0.5))
+    for name in ("builtin", "other"):
+        files.append(folder / "eval.jsonl", dict(step=0, data=name, avg=0.5))
     if groups is None:
         groups = [group(step, place) for step in range(1, steps + 1) for place in (0, 1)]
     for row in groups:
@@ -100,7 +101,7 @@ def test_the_page_has_all_that_was_logged(folder, capsys):
     assert run["name"] == "mine"
     assert run["config"] == dict(name="mine", lr=0.05, steps=5)  # of the last start
     assert run["metrics"] == [dict(step=step, loss=0.25) for step in range(1, 6)]
-    assert run["evals"] == [dict(step=0, data="builtin", avg=0.5)]
+    assert run["evals"] == [dict(step=0, data=name, avg=0.5) for name in ("builtin", "other")]
     logged = [json.loads(line) for line in (folder / "groups.jsonl").read_text().splitlines()]
     for row in logged:
         boxed, unboxed = row["pool"]

@@ -59,6 +59,8 @@ def test_auto_on_resume_is_what_the_run_has_made_of_it():
     config = replace(resolve(Config(name="mine")), replay="r3", dtype="bfloat16")
     again = replace(config, replay="auto", dtype="auto", batch_prompts=0, lr=0.0, steps=0)
     assert go_on(again, settings_of(config)) == config
+    never = replace(config, eval_every=0)  # no "auto": a number of its own
+    assert go_on(never, settings_of(config)) == never
 
 
 @pytest.mark.parametrize("flags", [
@@ -243,6 +245,8 @@ def test_other_evaluations_are_not_mixed(tmp_path):
     folder.open_folder(tmp_path, PROTOCOL | dict(graders=2, engine_sequences=4)).close()
     with pytest.raises(SystemExit, match="another k, stop"):
         folder.open_folder(tmp_path, PROTOCOL | {"k": 8, "stop": [2]})
+    with pytest.raises(SystemExit, match="another style"):  # of which an older version knew nothing
+        folder.open_folder(tmp_path, PROTOCOL | {"style": "minerva"})
 
 
 def test_a_foreign_folder_is_left_alone(tmp_path):

@@ -127,6 +127,7 @@ def test_a_worker_is_fresh_poor_and_limited(judge, monkeypatch):
         limits = {line[:25].strip(): line[26:].split()[0] for line in lines}
         assert limits["Max data size"] == str(2 ** 30)
         assert (limits["Max core file size"], limits["Max file size"]) == ("0", str(2 ** 20))
+        assert worker.process.args[-2:] == [str(CPU_SHARE * LONG), str(2 ** 30)]
     assert not runs(int(pid)) and not os.path.exists(worker.folder.name)
 
 

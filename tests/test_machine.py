@@ -218,6 +218,13 @@ def test_a_pass_keeps_what_the_config_foretells(name):
     assert 0.7 < kept_by_a_pass(policy, rows) / (4 * 128) / foreseen <= 1
 
 
+def test_each_expert_that_a_token_passes_keeps_its_four_vectors():
+    twice = SimpleNamespace(**vars(SMOLLM) | dict(num_experts_per_tok=2))
+    more = (machine.bytes_per_token(twice, 16, "float32")
+            - machine.bytes_per_token(SMOLLM, 16, "float32"))
+    assert more == pytest.approx(machine.GAPS * 30 * 4 * 1536 * 4)
+
+
 @pytest.mark.parametrize("free, tokens", [(64, 896), (8, 896), (5.5, None), (4, "refused"),
                                           (2, "refused")])
 def test_tokens_per_pass_come_from_what_is_free(free, tokens, settings, monkeypatch):

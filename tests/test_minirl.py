@@ -17,7 +17,7 @@ from parts import held_out
 from parts.config import resolve
 from parts.policy import Row
 from parts.routing_replay import note_routes
-from parts.run import LOGGED_AS, fresh_state, make_optimizer
+from parts.run import LOGGED_AS, fresh_state, make_optimizer, rehearse
 from parts.stop import timed
 from test_combinations import SMALL, Judge, Problems, RandomWriter, random_policy
 
@@ -102,6 +102,7 @@ def test_without_an_optimizer_step_only_an_engine_that_slept_is_synced(
     _, metrics = minirl.train_step(1, run)
     assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == (0, skipped)
     assert run.events == events and ("probe_gap_max" in metrics) == ("probe" in events)
+    assert run.schedule.last_epoch == 0  # the warm-up waits
 
 
 def test_a_step_draws_the_same_when_it_is_done_again_and_no_other_step_does():
@@ -202,6 +203,15 @@ def test_gvms_norms_are_of_the_policy_that_samples(monkeypatch):
     monkeypatch.setattr(minirl, "gvm_norms", norms)
     minirl.sample(run)
     assert asked == [(run.policy, 0.5)]
+    minirl.sample(small_run(sampler="gvm", gvm_norms="one"))
+    assert len(asked) == 1
+
+
+def test_the_rehearsal_of_the_largest_batch_leaves_no_gradient_to_the_first_step():
+    run = small_run(max_prompt_tokens=8, max_tokens=8)
+    rehearse(run)
+    assert run.events == ["sleep", "wake"]
+    assert all(p.grad is None for p in run.policy.parameters())
 
 
 class OneStop:

@@ -185,11 +185,12 @@ def test_update_equals_the_plain_computation():
     close(ours, plain, tolerance=1e-7)  # our logits are float32 from the head on, these are float64
 
 
-def test_one_mini_batch_is_the_on_policy_case_bit_for_bit():
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_one_mini_batch_is_the_on_policy_case_bit_for_bit(name):
     """Without the pass for pi_old, the gradient is exactly the one with it."""
     policy, groups = tiny_policy().float(), random_groups(6, seed=2)
-    (short,), _ = gradients_of(policy, groups)
-    config = Config(max_tokens=20, micro_tokens=4096)
+    (short,), _ = gradients_of(policy, groups, objective=name)
+    config = Config(max_tokens=20, micro_tokens=4096, objective=name)
     (mini,) = minirl.cut(groups, config, random.Random(0))
     config.mini_batches = 2  # `accumulate` takes pi_old from the rows
     minirl.old_logprobs(policy, mini, config)
@@ -264,6 +265,8 @@ def test_diagnostics_report_only_what_the_objective_does():
         diagnostics(rows, Config(**flags)) for flags in
         (dict(), dict(objective="grpo"), dict(objective="cispo"), dict(clip=False, weight_cap=0)))
     assert minirl_keys["clipped_negative"] == grpo["clipped_negative"] == 0.5
+    assert minirl_keys["clipped_positive"] == minirl_keys["weight_over_2"] == 0.25
+    assert minirl_keys["weight_under_half"] == 0  # 0.5 is not below
     assert "weight_truncated" not in grpo
     assert cispo["weight_truncated"] == 0.5 and "clipped_positive" not in cispo
     assert not {"weight_truncated", "clipped_positive", "clipped_negative"} & set(unclipped)

@@ -201,6 +201,7 @@ def test_a_file_that_changes_during_the_run_is_noticed_by_the_next_worker(mine):
 def test_without_a_function_it_is_math_verify():
     with open_grader("", 0.7, 1) as grader:
         assert grader.grade([("1", r"\boxed{1}")])[0].reward == 1.0
+        assert len(grader.workers) == 1  # --graders
 
 
 # ------------------------------------------------------------------------------ rewards of any size

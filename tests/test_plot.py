@@ -252,10 +252,34 @@ def test_a_name_is_drawn_as_it_is_whatever_it_is_made_of(tmp_path, few_panels, m
     assert legends == [" _mine", r"a\$\frac\$"]
 
 
+def test_a_negative_k1_is_drawn_by_its_size():
+    from matplotlib.figure import Figure
+
+    ax, metrics = Figure().subplots(), [dict(step=i, kl_k1=(-1)**i * 1e-4) for i in range(3)]
+    plot.draw_kl(ax, dict(config={}, metrics=metrics), {"kl_k1": "|k1|"})
+    assert all(list(line.get_ydata()) == [1e-4] * 3 for line in ax.lines)
+
+
+def test_the_intervals_of_levels_end_where_they_should(tmp_path, monkeypatch):
+    monkeypatch.setattr(plot, "save", lambda figure, out: figure)
+    level = dict(avg=0.5, ci_low=0.4, ci_high=0.8)
+    one = {"pass": {1: 0.5}, "levels": {"1": level}}
+    _, right = plot.draw_evaluation(dict(sets=dict(a=one)), tmp_path / "a.png").axes
+    (interval,) = right.collections[0].get_segments()
+    assert interval[:, 1].tolist() == pytest.approx([0.4, 0.8])
+
+
+def test_a_panel_is_flat_only_if_all_of_its_lines_are():
+    rows = [dict(step=i, still=1.0, moving=float(i)) for i in range(3)]
+    assert plot.is_flat(dict(metrics=rows), ["still"])
+    assert not plot.is_flat(dict(metrics=rows), ["still", "moving"])
+
+
 def test_each_of_many_held_out_sets_has_its_line():
     from matplotlib.figure import Figure
 
     ax = Figure().subplots()
-    evals = [dict(step=step, data=f"set {i}", avg=0.5) for i in range(9) for step in (0, 5)]
+    evals = [dict(step=step, data=f"set {i}", avg=step / 10) for i in range(9) for step in (0, 5)]
     plot.draw_accuracy(ax, dict(evals=evals), {})
-    assert len(ax.get_legend_handles_labels()[1]) == 9
+    labels = ax.get_legend_handles_labels()[1]
+    assert len(labels) == 9 and all(label.endswith("0.00 → 0.50") for label in labels)

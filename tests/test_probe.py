@@ -130,6 +130,16 @@ def test_a_single_token_does_not_decide():
     assert slope(x, y)[0] == pytest.approx(1, abs=0.08)
 
 
+def test_a_tokens_residual_is_from_a_fit_without_it():
+    """Where few tokens changed, each one draws the fit towards itself."""
+    x, y = torch.tensor([0.1, 0.1, 0.1, 0.2]), torch.tensor([0.1, 0.1, 0.1, 0.0])
+    w = x.clamp(max=x.square().mean().sqrt())
+    others = [torch.arange(4) != t for t in range(4)]
+    fits = torch.stack([(w[at] * y[at]).sum() / (w[at] * x[at]).sum() for at in others])
+    wanted = (w * (y - fits * x)).square().sum().sqrt() / (w * x).sum()
+    assert slope(x, y)[1] == pytest.approx(wanted.item())
+
+
 # ---------------------------------------------------------------------------------------- no engine
 @pytest.mark.slow
 @pytest.mark.parametrize("how, noise, bounds", [
@@ -287,6 +297,18 @@ def test_a_sync_that_does_nothing_is_called_by_its_name_also_after_others_that_d
     move(policy, 4e-3, seed=1)
     with pytest.raises(SystemExit, match="did not reach the engine"):
         probe.check()
+
+
+def test_one_slope_is_since_the_start_and_one_since_the_last_sync():
+    x, probe = torch.randn(500, generator=torch.Generator().manual_seed(0)), object.__new__(Probe)
+    probe.limits = HALF
+    probe.begin(torch.zeros(500), torch.full((500,), 1e-3))
+    changes = ((1, 1.0), (2, 1.94), (2.001, 1.941))  # the trainer's, the engine's
+    seen = [probe.compare(mine * x, theirs * x) for mine, theirs in changes]
+    slopes = [(found["probe_slope"], found["probe_slope_last"]) for found in seen]
+    assert slopes[:2] == [(pytest.approx(1, abs=1e-3),) * 2,
+                          (pytest.approx(0.97, abs=1e-3), pytest.approx(0.94, abs=1e-3))]
+    assert math.isnan(slopes[2][1])  # too small a change to be judged
 
 
 def test_limits_are_as_loose_as_the_precisions_and_no_looser():

@@ -9,11 +9,13 @@ import os
 import random
 import sys
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 import rewards
+from parts.grader import WorkerPool
 from rewards import MAX_CHARS, Grader, decide, extract_answer, judge
 from verifier.answers import equal_numbers, exact, take_labels_off
 
@@ -88,7 +90,8 @@ def test_the_recorded_verdicts_of_plain_math_verify_are_its_verdicts():
     (r"\boxed{1} and $\boxed{2}$", "1, 2"), (r"x=\boxed{1}, y=\boxed{2}", "1, 2"),
     (r"\boxed{1}, but wait, it is \boxed{2}", "2"), (r"\boxed{\boxed{5}}", r"\boxed{5}"),
     (r"\boxed{ open \boxed{2}", "2"), (r"\boxed{2} goes into \boxed.", "2"),
-    (r"\boxed{1}\boxed{1}", "1"),
+    (r"\boxed{1}\boxed{1}", "1"), (r"\boxed{1}\boxed{2}", "1, 2"),
+    (r"\boxed{1}\quad\text{ and }\quad\boxed{2}", "1, 2"),
     (r"(a) \boxed{1} (b) \boxed{2}", "1, 2"), (r"\boxed{1} " + "x" * 10 + r" \boxed{2}", "2"),
     (r"\boxed{1}" + " " * 100 + r"\boxed{2}", "2"),
 ])
@@ -121,6 +124,7 @@ def test_every_part_of_an_answer_must_equal_the_gold():
     assert judge(gold, [part, gold])[0] == "correct"
     assert decide("x=5", "x=2+3=5")[0] is None, "only one part is a number"
     assert judge(gold, [other, part])[0] == judge(gold, [part, other])[0] == "wrong"
+    assert decide("5", "x=4=5")[0] == decide("5", "x=5=4")[0] == "wrong"
 
 
 def test_the_last_number_counts_in_minerva_style_and_only_the_last():
@@ -165,11 +169,22 @@ def test_minerva_style_follows_the_papers(grader):
     assert score(grader, "42", r"42, so \boxed{4", style="minerva") == 0
 
 
-def test_golds_are_checked_at_load_time(grader):
+def test_golds_are_checked_at_load_time(grader, monkeypatch):
     golds = ["42", r"\sqrt{2}", "x=5", "no solution", "52_8", r"\foo{", r"\text{(C)}",
              "1,2,\\ldots,n", ""]
     assert grader.check_golds(golds) == [True] * 5 + [False, True, True, False]
     assert score(grader, r"\foo{1", r"\boxed{1}") == score(grader, "", r"\boxed{0}") == 0
+    hung = Future()
+    hung.set_result(grader.verdict("timeout", ""))
+    monkeypatch.setattr(WorkerPool, "ask", lambda *_: hung)
+    assert grader.check_golds(["42", r"\sqrt{2}"]) == [True, False]
+
+
+def test_a_lack_of_memory_is_not_called_unreadable(monkeypatch):
+    """The worker says so, and is replaced."""
+    monkeypatch.setattr("verifier.equality.from_latex", lambda text: bytearray(2**60))
+    with pytest.raises(MemoryError):
+        judge("x", ["x"])
 
 
 # ------------------------------------------------------------------------------------ statuses

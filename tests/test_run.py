@@ -93,6 +93,14 @@ def test_every_held_out_set_is_logged_with_what_the_training_has_cost(run, capsy
     assert again.state["accuracy"] == {} and running.accuracy(again, ".0%") == "not known yet"
 
 
+def test_of_a_reward_of_ones_own_those_above_the_threshold_are_counted_as_right(run):
+    run.held_out = [SimpleNamespace(id="a", level="", problem="Q", answer="7")]
+    run.config.eval_k = 2
+    held_out.record_answers([dict(reward=reward, status=status, text="") for reward, status in (
+        (0.5, "wrong"), (0.9, "correct"))], run)
+    assert [row["right"] for row in rows(run, "answers.jsonl")] == [1]
+
+
 @pytest.mark.parametrize("own, training, said", [
     (1.0, 0.7, " temperature 1 (training: 0.7)"), (0.7, 0.7, ""), (0, 1.0, " temperature 0 ")])
 def test_an_evaluation_at_another_temperature_than_the_training_says_so(run, own, training, said):
@@ -185,6 +193,7 @@ def one_step(run, fails_in="", error=None):
         run.stream.take(8)
         if fails_in == "sampling":
             raise error
+        run.estimator.counts[f"at {run.stream.cursor}"] = [8.0, 1.0]
     with running.phase(run, "update", {}):
         learn(run.policy, run.optimizer, run.schedule)
         if fails_in == "update":
@@ -199,7 +208,8 @@ def all_of(run):
     adapter = [p.detach().clone() for p in run.policy.parameters()]
     optimizer = copy.deepcopy(run.optimizer.state_dict()["state"])
     moments = [x for state in optimizer.values() for x in state.values()]
-    return run.stream.cursor, run.schedule.state_dict(), [x.tolist() for x in adapter + moments]
+    return (run.stream.cursor, run.estimator.state_dict(), run.schedule.state_dict(),
+            [x.tolist() for x in adapter + moments])
 
 
 def test_a_step_that_ends_well_keeps_what_it_has_changed(run):

@@ -26,6 +26,8 @@ def texts(file) -> list[str]:
 @pytest.mark.parametrize("name, content", [
     ("list.json", json.dumps(ROWS, indent=1)), ("lines.json", "\n\n".join(map(json.dumps, ROWS))),
     ("mark.jsonl", "\ufeff" + "\r\n\r\n".join(map(json.dumps, ROWS))),
+    ("break.jsonl", "\n".join(json.dumps(row | dict(note="a\u2028b"), ensure_ascii=False)
+                              for row in ROWS)),  # a line's end for Python, not for JSON
     ("table.csv", "problem,answer\np,1\n\nq,2"), ("mark.csv", "\ufeffanswer,problem\r\n1,p\r\n2,q"),
     ("few.csv", "problem,answer,level\np,1\nq,2,3"), ("ends.csv", "problem,answer\np,1,\nq,2,,\n"),
 ])

@@ -182,6 +182,17 @@ def test_several_held_out_sets_do_not_overwrite_each_other(tmp_path, memory):
         (0, {"held_out/easy/avg": 0, "held_out/hard/avg": 0.25}), (20, {"held_out/avg": 0})]
 
 
+def test_an_evaluation_is_sent_although_its_step_was_sent_before(tmp_path, memory):
+    """It follows the step, whose numbers are on their way by then."""
+    tracker = track.Tracker(tmp_path, "memory", {})
+    for log in (log_step, log_evaluation):
+        log(tmp_path, 1)
+        tracker.send()
+    sent = as_sent(1, evaluated=True)
+    assert [step for step, _ in tracker.tracker.rows] == [1, 1]
+    assert tracker.tracker.rows[0][1] | tracker.tracker.rows[1][1] == sent
+
+
 def test_half_a_line_waits_for_its_other_half(tmp_path, memory):
     tracker, log = track.Tracker(tmp_path, "memory", {}), tmp_path / "metrics.jsonl"
     for step in (1, 2):
