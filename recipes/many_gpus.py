@@ -172,13 +172,19 @@ def first_alone(phase: str):
 
 @contextlib.contextmanager
 def one_error_message():
-    """When several ranks fail, only the first to fail says why."""
+    """When several ranks fail, only the first to fail says why.
+
+    Who ends with a mere number has nothing to say, and must not count: it may be faster than the
+    first rank, for which it has waited and which has the sentence.
+    """
     try:
         yield
     except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and not isinstance(error.code, str):
+            raise
         failures = 0
         with contextlib.suppress(RuntimeError):  # torchrun itself has ended
-            failures = STORE.add("failed", 1) if getattr(error, "code", 1) else 0
+            failures = STORE.add("failed", 1)
         if failures > 1:
             raise SystemExit(1) from None
         raise

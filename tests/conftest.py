@@ -1,6 +1,7 @@
 """Tests marked `engine` start the real vLLM; the others need no engine: pytest -m "not engine"."""
 import gc
 import os
+import random
 import signal
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"  # what a test finds does not depend on whether a hub answers
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and what the tests start inherits
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -22,12 +24,25 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_runtest_setup(item):
-    """What is there before an engine starts need not be looked at each time vLLM collects garbage.
-
-    vLLM thaws it when the engine ends.
-    """
+    """Whatever ran before, a test finds the same random states."""
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
     if item.get_closest_marker("engine"):
+        # What is there before an engine starts need not be looked at each time vLLM collects
+        # garbage. vLLM thaws it when the engine ends.
         gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def environment():
+    """What a test, or what it calls, sets in the environment is gone after it."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engines import serve
 from parts import checkpoint, export
 from parts.config import Config, resolve
 from parts.files import append
@@ -174,15 +175,13 @@ def test_how_much_of_a_small_update_is_rounded_away_is_said(tmp_path, capsys):
 def test_plain_transformers_and_vllm_read_the_merged_folder(made, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from parts.engine import Engine
-
     export.export(made, tmp_path / "out")
     ids = torch.randint(0, 300, (2, 30), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         logits = AutoModelForCausalLM.from_pretrained(tmp_path / "out")(input_ids=ids).logits
     wanted = logits.log_softmax(-1)[:, :-1].gather(2, ids[:, 1:, None])[:, :, 0]
-    engine = Engine(str(tmp_path / "out"), max_model_len=64, dtype="float32")
-    found = torch.tensor(engine.prompt_logprobs(ids.tolist()))
+    with serve(tmp_path / "out") as engine:
+        found = torch.tensor(engine.prompt_logprobs(ids.tolist()))
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     chat = [{"role": "user", "content": "1+2=?"}]

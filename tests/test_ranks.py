@@ -305,6 +305,17 @@ def test_nothing_but_the_recipe_knows_of_several_processes():
         assert not re.search(r"torchrun|many_gpus|distributed|\bRANK\b", file.read_text()), file
 
 
+def test_who_has_nothing_to_say_does_not_silence_who_has(monkeypatch):
+    """The second rank, which waits for the first one's flags, may be counted before it."""
+    numbers, said = itertools.count(1), []
+    monkeypatch.setattr(ranks, "STORE", SimpleNamespace(add=lambda *_: next(numbers)))
+    for code in (1, "why", "why"):
+        with pytest.raises(SystemExit) as ended, ranks.one_error_message():
+            raise SystemExit(code)
+        said.append(ended.value.code)
+    assert said == [1, "why", 1]
+
+
 def test_it_wants_to_be_started_by_torchrun():
     with pytest.raises(SystemExit, match="Start this with torchrun"):
         ranks.main([])
