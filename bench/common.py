@@ -60,13 +60,6 @@ def middle_ratio(above: list[float], below: list[float]) -> float:
     return median(a / b for a, b in zip(above, below))
 
 
-def process_memory(key: str) -> float:
-    """GB of this process as Linux counts them: VmRSS (now) or VmHWM (peak)."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines()
-                if line.startswith(key))
-    return int(line.split()[1]) * 1024 / 1e9
-
-
 # ------------------------------------------------------------------------------ models, the project
 def random_model(size: dict, folder: str, vocabulary: int = 384, positions: int = 4096,
                  dtype: str = "float32") -> str:

@@ -1,6 +1,6 @@
-"""What one GPU does with a model of Qwen2.5-Math-1.5B's shape, and which settings fit it.
+"""What one GPU does with a model of Qwen2.5-Math-1.5B's shape.
 
-    python bench/gpu.py                          # every part, then flags for 16 to 80 GB
+    python bench/gpu.py                          # every part
     python bench/gpu.py --only training adapter  # these two; other results are kept
 
 No network and no weights are needed: the model is randomly initialised, and token limits decide
@@ -27,11 +27,9 @@ from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 
-from common import (RESULTS, alternate, machine, on_gpu, process_memory, project, random_model,
-                    seconds)
+from common import RESULTS, alternate, machine, on_gpu, project, random_model, seconds
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-CARDS = (16, 24, 48, 80)  # GB
 FULL = dict(  # Qwen2.5-Math-1.5B and the default lengths
     size=dict(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
               num_attention_heads=12, num_key_value_heads=2),
@@ -49,33 +47,22 @@ SIZES = dict(full=FULL, small=SMALL)
 
 # ------------------------------------------------------------------------------------------- memory
 def memory_now() -> float:
-    """GB in use: of the whole card (engine, trainer, CUDA itself) or of this process."""
+    """GB of the whole card in use: engine, trainer, CUDA itself. Without a card 0."""
     import torch
 
-    if not on_gpu():
-        return process_memory("VmRSS")
-    free, total = torch.cuda.mem_get_info()
+    free, total = torch.cuda.mem_get_info() if on_gpu() else (0, 0)
     return (total - free) / 1e9
 
 
-def most_memory() -> float:
-    """GB at the highest point so far: torch's tensors on the card, or this process."""
-    import torch
-
-    return torch.cuda.max_memory_allocated() / 1e9 if on_gpu() else process_memory("VmHWM")
-
-
 def peak_memory(call) -> float:
-    """GB at the peak of `call`, including everything that was there before."""
+    """GB of torch's tensors at the peak of `call`, and of all before it. Without a card 0."""
     import torch
 
     if on_gpu():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    else:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from what is there now
     seconds(call)
-    return most_memory()
+    return torch.cuda.max_memory_allocated() / 1e9
 
 
 def if_it_fits(call):
@@ -137,7 +124,7 @@ def engine_part(model: str, s: SimpleNamespace, mode: str) -> dict:
     memory["engine"] = memory_now()
     policy, prompts = policy_for(model, s), random_prompts(s)
     memory["engine and trainer"] = memory_now()
-    found = dict(engine=engine.version, memory_gb=memory, cache_gb=cache_gb(engine),
+    found = dict(memory_gb=memory, cache_gb=cache_gb(engine),
                  tokens_per_second_base=rate(engine, prompts, s),
                  sync_seconds=sync_seconds(engine, policy, prompts[0], s),
                  tokens_per_second=rate(engine, prompts, s))
@@ -282,40 +269,10 @@ def steps_part(model: str, s: SimpleNamespace, mode: str) -> dict:
         minirl.rehearse(run)
         for step in range(1, s.steps + 1):
             _, metrics = minirl.train_step(step, run)
+            kept = ("kl_k3", "tokens", "memory_gb", "seconds_", "probe_")
             steps.append(dict(card_gb=memory_now()) | {
-                key: value for key, value in metrics.items()
-                if key in ("kl_k3", "tokens") or key.startswith(("seconds_", "probe_"))})
-        return found | dict(peak_gb=most_memory(), steps=steps)
-
-
-# ----------------------------------------------------------------------------------- recommendation
-def recommend(r: dict, card: float, context: int = 4024, cache: float = 2.0) -> str:
-    """The fastest setting whose measured memory fits on a card of so many GB, with 8 % kept free.
-
-    The trainer's peak grows linearly with --micro-tokens: two measured points give the line, and
-    one response of full length must fit. `cache`: the least key-value cache in GB that is worth
-    having (2 GB: about 70,000 tokens of this model).
-    """
-    m = r["adapter"]["memory_gb"]  # the default on a GPU
-    trainer = m["engine and trainer"] - m["engine"]
-    awake = m["engine"] - r["adapter"]["cache_gb"] + cache
-    asleep = m["engine asleep and trainer"] - trainer
-    for sleep, engine in ((False, awake), (True, asleep)):
-        for checkpointing in ("off", "on"):
-            points = r["training"]["gradient_checkpointing"][checkpointing]["peak_gb"]
-            if None in points.values():  # more than the card that it was measured on has
-                continue
-            (t0, gb0), (t1, gb1) = sorted((int(tokens), gb) for tokens, gb in points.items())
-            peaks = {tokens: gb0 + (gb1 - gb0) / (t1 - t0) * (tokens - t0)
-                     for tokens in (context, 8192, 16384, 32768)}
-            fitting = [tokens for tokens, peak in peaks.items() if peak <= 0.92 * card - engine]
-            if fitting and awake + trainer <= 0.92 * card:
-                peak = peaks[fitting[-1]]
-                share = 0.92 - (trainer if sleep else peak) / card
-                return (f"--gradient-checkpointing {checkpointing} --micro-tokens {fitting[-1]} "
-                        f"--engine-memory {share:.2f}"
-                        f"{' --sleep' * sleep}   (trainer's peak {peak:.1f} GB)")
-    return "too small for this model at these lengths"
+                key: value for key, value in metrics.items() if key.startswith(kept)})
+        return found | dict(steps=steps)
 
 
 # ------------------------------------------------------------------------------------------ program
@@ -348,9 +305,6 @@ def measured(part: str, model: str, size: str) -> dict:
 def show(results: dict) -> None:
     for part, found in results.items():
         print(f"\n{part} {json.dumps(found, indent=4)}")
-    if all("failed" not in results.get(part, {"failed": ""}) for part in ("training", "adapter")):
-        for card in CARDS:
-            print(f"{card} GB: {recommend(results, card)}")
 
 
 def main() -> None:

@@ -10,14 +10,14 @@ import signal
 import sys
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
 from pathlib import Path
-from typing import Literal, get_type_hints
+from typing import Literal
 
 import tyro
 
 from ada_sampler import SamplerConfig
 from parts.data import (default_data, default_eval_data, default_template, keys_of,
                         require_files)
-from parts.files import is_text, shown
+from parts.files import shown
 from parts.folder import never_stepped, settings
 from parts.grader import require_function
 from parts.machine import (build_for_cpu, default_dtype, default_micro_tokens, default_sync,
@@ -271,31 +271,21 @@ class Config(ModelSettings, DataSettings, PromptSettings, SamplingSettings, Obje
 
     def validate(self) -> None:
         """Raises ValueError, one sentence, for what cannot work. Needs no model and no data."""
-        check_sampler(self)  # and all types and ranges
+        check_sampler(self)  # and all ranges
         check_name(self.name)
         refuse(self, without_effect(self), contradictions(self))
 
 
 # ------------------------------------------------------------------------------ what cannot work
-KINDS = {  # type -> another one that will do, and the type in words: flags have it, a file may not
-    bool: (bool, "True or False"), int: (int, "a whole number"), float: (int, "a number"),
-    str: (str, "a text")}
-
-
 def check_ranges(config) -> None:
-    """Raises ValueError, one sentence, for a value that is not of its field's type or range."""
-    hints = get_type_hints(type(config))
+    """Raises ValueError, one sentence, for a value that is not in its field's range."""
     for f in fields(config):
-        value, kind, also = getattr(config, f.name), hints[f.name], f.metadata.get("also", ())
+        value, also = getattr(config, f.name), f.metadata.get("also", ())
         bounds = (f.metadata.get("least"), f.metadata.get("most"))
         least, most = SAMPLER_RANGES.get(f.name, bounds)
-        words = ""
-        if kind in KINDS and type(value) not in (KINDS[kind][0], kind):
-            words = KINDS[kind][1]
-        elif least is not None and value not in also and not least <= value <= most:
+        if least is not None and value not in also and not least <= value <= most:
             words = "".join(f"{each:g} or " for each in also)
             words += f"at most {most}" if value > most else f"at least {least}"
-        if words:
             raise ValueError(f"{f.name} must be {words}, not {value!r}")
 
 
@@ -444,9 +434,6 @@ def parse_flags(cls: type, argv: list[str] | None, prog: str, description: str, 
 
     Ends the program with code 0 after --help, and with code 2 where a flag or a value is none.
     """
-    for text in sys.argv[1:] if argv is None else argv:
-        if not is_text(text):
-            raise ValueError(f"{shown(text)} is no text in UTF-8")
     groups = [base for base in cls.__bases__ if is_dataclass(base)] or [cls]
     names = [group.__name__.removesuffix("Settings").removesuffix("Config") for group in groups]
     nested = make_dataclass("Flags", zip(names, groups))

@@ -116,7 +116,6 @@ class Engine:
         self.on_cpu = build_for_cpu()
         require_precision(dtype, sync_mode)
         configure_vllm(self.on_cpu)
-        import vllm
         from parts.routing_replay import CpuRecorder
 
         options = dict(
@@ -130,7 +129,6 @@ class Engine:
             options |= fp8_linears(self.on_cpu)
         self.drive(start(model, options, dtype), temperature, stop_token_ids)
         self.recorder = CpuRecorder(self.llm) if routes and self.on_cpu else None
-        self.version = f"vllm {vllm.__version__}"
         self.sync_mode, self.routes = sync_mode, routes
         self.sleeps = "enable_sleep_mode" in options
 

@@ -1,25 +1,8 @@
 """What lies in the folder of a run or of an evaluation, and who may write to it.
 
-runs/NAME/ holds, of a run:
-
-    config.json       all settings of the first start, and an entry for every start
-    metrics.jsonl     a line per step
-    groups.jsonl      a line per recorded prompt (--log-groups): its whole pool, every token
-    eval.jsonl        a line per evaluation and held-out set
-    answers.jsonl     a line per evaluation and held-out problem: its first answer
-    checkpoints/      step-000100/ and so on (parts/checkpoint.py)
-    curves.png        drawn with every checkpoint
-
-and at times:
-
-    error.txt           the traceback of what has ended the run
-    broken_batch.json   the batch after three steps in a row with a gradient that is not finite
-    evaluating/         the samples of an evaluation that is not finished
-    tracker/            which steps --report-to has sent
-    explore.html        made by explore.py
-
-The folder of an evaluation (eval.py --out) holds protocol.json (everything that decides the
-numbers), eval.jsonl (a line per sample), summary.json and eval.png.
+docs/faults.md lists the files of a run (runs/NAME). The folder of an evaluation (eval.py --out)
+holds protocol.json (everything that decides the numbers), eval.jsonl (a line per sample),
+summary.json and eval.png.
 """
 import hashlib
 import importlib.metadata

@@ -7,20 +7,12 @@ question at a time. rewards.Grader asks math-verify; `OwnReward` asks the functi
 
     def score(problem: dict, completion: str) -> float
 
-Each question ends in an answer, or in one of these:
-
-    timeout    more than 1.5 s of CPU time, or 4 s of waiting for something else
-    killed     more than 1 GB of memory, or the worker died twice
-    raised     the user's function raised an exception
-    no_number  the user's function returned something else
-
-With these four there is no reward: it is NaN. The sampler (`without_verdict`) puts 0 in its place,
-or the worst reward of the same prompt if that is lower, so that no model gains by making its grader
-fail. With math-verify, whose rewards are 0 and 1, the answer therefore counts as wrong.
+Each question ends in an answer, or in one of four ways to fail (docs/own_reward.md): timeout,
+killed, raised, no_number. Then there is no reward: it is NaN, and the sampler (`without_verdict`)
+sees to it that no model gains by making its grader fail.
 
 CPU time is limited because a busy machine must give the same verdicts as an idle one; libraries for
-worker processes limit wall-clock time. A user's function must be pure, and its file must not
-change during a run: a worker that starts later checks that.
+worker processes limit wall-clock time.
 """
 import contextlib
 import functools
@@ -143,11 +135,7 @@ def explain(error: BaseException, name: str) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
              if frame.filename == path]
     where = f"line {lines[-1]} of " if lines else ""
-    try:
-        said = str(error)[:200]
-    except Exception:  # the user's own kind of exception
-        said = "without words"
-    return f"{type(error).__name__}: {said} ({where}{os.path.basename(path)})"
+    return f"{type(error).__name__}: {str(error)[:200]} ({where}{os.path.basename(path)})"
 
 
 # --------------------------------------------------------------------------- its parent's view

@@ -3,10 +3,9 @@
     python minirl.py --report-to trackio        # while it runs
     python -m parts.track runs/NAME trackio     # afterwards, or to send what did not arrive
 
-A tracker gets the numbers of each step once: metrics as train/..., evaluations as held_out/...
-(held_out/SET/... if there are several sets). `runs/NAME/tracker/KIND.json` holds the name of the
-tracked run and the last step sent, so that a resumed run goes on in the same one. A tracker that
-fails costs a warning, never the run. For what the model wrote: explore.py.
+A tracker gets each row of the logs once (docs/tracking.md). `runs/NAME/tracker/KIND.json` holds
+the name of the tracked run and the last step sent, so that a resumed run goes on in the same one.
+A tracker that fails costs a warning, never the run.
 """
 import contextlib
 import json
@@ -21,7 +20,7 @@ from parts.files import lock, read_json, read_rows, shown, write_safely
 from parts.folder import settings
 from parts.plot import is_number
 
-LOGS = ("metrics.jsonl", "eval.jsonl")
+LOGS = {"metrics.jsonl": "train", "eval.jsonl": "held_out"}  # log -> first part of its names
 PROJECT = "minirl"
 
 
@@ -82,17 +81,6 @@ def numbers_of(prefix: str, row: dict) -> dict:
     return found
 
 
-def as_sent(rows: dict[str, list[dict]]) -> dict:
-    """What the logs say of one step, given its rows of each log."""
-    found, evaluations = {}, rows.get("eval.jsonl", [])
-    for row in rows.get("metrics.jsonl", []):
-        found |= numbers_of("train", row)
-    for row in evaluations:
-        several = len(evaluations) > 1
-        found |= numbers_of(f"held_out/{row['data']}" if several else "held_out", row)
-    return found
-
-
 class Tracker:
     """Reads a run's logs and sends what is new in them.
 
@@ -100,7 +88,7 @@ class Tracker:
     """
 
     def __init__(self, run: Path, kind: str, known: dict):
-        self.run, self.kind, self.failures = run, kind, 0
+        self.run, self.kind, self.failed = run, kind, False
         self.file = run / "tracker" / f"{kind}.json"
         self.file.parent.mkdir(parents=True, exist_ok=True)
         name = f"{run.resolve().name[:50]}-{secrets.token_hex(3)}"  # no other run has it
@@ -113,22 +101,24 @@ class Tracker:
             raise SystemExit(f"{kind} did not start ({shown(error)}): install it with `pip install "
                              f"{kind}` or mend what it says, or leave --report-to out.") from error
 
-    def send(self) -> None:
-        """Send what is new, in order of steps. What fails is tried again in the next call."""
-        with self.tolerant():
-            for step, rows in sorted(self.unsent().items()):
-                self.tracker.log(as_sent(rows), step=step)
-                self.state["sent"] |= dict.fromkeys(rows, step)
-            write_safely(self.file, json.dumps(self.state))
+    def unsent(self) -> list[tuple[int, str, dict]]:
+        """(step, log, row) of what has not been sent, in order of steps."""
+        found = [(row["step"], log, row) for log in LOGS for row in read_rows(self.run / log)
+                 if row["step"] > self.state["sent"][log]]
+        return sorted(found, key=lambda each: each[0])
 
-    def unsent(self) -> dict[int, dict[str, list[dict]]]:
-        """Step -> log -> its rows that have not been sent."""
-        found = {}
-        for log in LOGS:
-            for row in read_rows(self.run / log):
-                if row["step"] > self.state["sent"][log]:
-                    found.setdefault(row["step"], {}).setdefault(log, []).append(row)
-        return found
+    def send(self) -> None:
+        """Send what is new. What fails is tried again in the next call."""
+        new = self.unsent()
+        several = len({row.get("data") for _, log, row in new if log == "eval.jsonl"}) > 1
+        with self.tolerant():
+            for step, log, row in new:
+                name = LOGS[log]
+                if log == "eval.jsonl" and several:
+                    name += f"/{row['data']}"
+                self.tracker.log(numbers_of(name, row), step=step)
+                self.state["sent"][log] = step
+            write_safely(self.file, json.dumps(self.state))
 
     def close(self) -> None:
         """Wait until everything has arrived, and say so if something has not."""
@@ -140,14 +130,14 @@ class Tracker:
 
     @contextlib.contextmanager
     def tolerant(self):
-        """Count whatever a tracker raises and warn the first time, so that the run goes on."""
+        """Whatever a tracker raises, the run goes on; the first time a warning says so."""
         try:
             yield
         except Exception as error:
-            self.failures += 1
-            if self.failures == 1:
+            if not self.failed:
                 tqdm.write(f"WARNING: {self.kind} failed ({type(error).__name__}: {shown(error)}); "
                            f"the run goes on, and its logs in {self.run} have everything")
+            self.failed = True
 
 
 def open_tracker(run: Path, kind: str, known: dict) -> Tracker | None:
@@ -165,7 +155,7 @@ def main() -> None:
         tracker = Tracker(run, kind, known)
         tracker.send()
         tracker.close()
-    if tracker.failures:
+    if tracker.failed:
         raise SystemExit(1)
 
 

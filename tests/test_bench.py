@@ -71,32 +71,6 @@ def test_hugging_face_is_given_the_same_work():
 
 
 # ------------------------------------------------------------------------------ the GPU's parts
-def measured(engine=60.0, cache=55.0, slope=1e-3):
-    """What gpu.py might have measured of a model of 3 GB."""
-    points = {name: dict(peak_gb={4096: 3.5 + 4096 * s, 8192: 3.5 + 8192 * s})
-              for name, s in (("off", 3 * slope), ("on", slope))}
-    memory = {"engine": engine, "engine and trainer": engine + 3, "engine asleep and trainer": 4.5}
-    return dict(adapter=dict(memory_gb=memory, cache_gb=cache),
-                training=dict(gradient_checkpointing=points))
-
-
-def test_recommended_settings_grow_with_the_card():
-    found = {card: gpu.recommend(measured(), card) for card in (8, 16, 24, 48, 80)}
-    assert "too small" in found[8]
-    flags = {card: text.split() for card, text in found.items() if card > 8}
-    tokens = [int(flag[flag.index("--micro-tokens") + 1]) for flag in flags.values()]
-    assert tokens[0] >= 4024
-    assert "checkpointing on" in found[16] and "checkpointing off" in found[80], found
-    for card, flag in flags.items():
-        share = float(flag[flag.index("--engine-memory") + 1])
-        # the engine's weights and its smallest cache fit
-        assert 5 + 2 <= share * card + 0.5 and share < 0.92
-    lost = measured()
-    # did not fit where it was measured
-    lost["training"]["gradient_checkpointing"]["off"]["peak_gb"][8192] = None
-    assert "checkpointing on" in gpu.recommend(lost, 80)
-
-
 def test_the_program_itself_never_touches_the_card():
     """What torch takes on a GPU for its first question, half a gigabyte and more,
     the parts would miss."""
