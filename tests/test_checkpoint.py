@@ -220,10 +220,12 @@ def learn(policy, optimizer, schedule) -> None:
 
 def test_what_is_restored_goes_on_as_if_it_had_never_stopped(tmp_path):
     config = Config(lr=0.1, warmup_steps=4, weight_decay=0.01)
-    one = taught(config, 2)
+    one, other = taught(config, 2), taught(config, 0)
+    for (policy, *_), scale in ((one, 8.0), (other, 2.0)):  # as float16 has one
+        policy.loss_scale = torch.amp.GradScaler("cpu", init_scale=scale)
     saved = checkpoint.save(tmp_path, *one, dict(step=2, cursor=5), keep=1)
-    other = taught(config, 0)
     assert checkpoint.restore(saved, *other) == dict(step=2, cursor=5)
+    assert other[0].loss_scale.get_scale() == 8
     for _ in range(3):
         learn(*one)
         learn(*other)
