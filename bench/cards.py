@@ -43,7 +43,6 @@ TOKEN = 2 * 2 * LAYERS * 2 * 128  # bytes of a token in the cache: keys and valu
 ENGINE = 4.4 * GB  # the engine's weights, its activations over 8,192 tokens, logits
 DRIVER = 0.5 * GB
 WIDE = logprobs.WIDER * logprobs.CHUNK_BYTES
-FILLING = 128  # prompts per step that keep half of the engine's slots busy
 CONTEXT = 4024  # a row of full length: 1,024 tokens of prompt, 3,000 of response
 
 
@@ -243,8 +242,8 @@ def row(name: str) -> str:
         training = kept * (per_token / speed + 6 * WEIGHTS / arithmetic)
         return sampling, training, engine.tokens / engine.steps
 
-    (s, t, running), (s4, t4, running4) = seconds(32), seconds(FILLING)
-    gain = FILLING / (s4 + t4 + SYNC) / (32 / (s + t + SYNC))
+    (s, t, running), (s4, t4, running4) = seconds(32), seconds(machine.FILLING)
+    gain = machine.FILLING / (s4 + t4 + SYNC) / (32 / (s + t + SYNC))
     return (f"|{name}|{chosen.tokens:,}|{share / GB:.1f}: {cache / 1000:,.0f}k|"
             f"{need:.1f} of {left:.1f}|{s:.0f} + {t:.0f} + {SYNC:.0f}|"
             f"{running:.0f}, {running4:.0f}|{gain:.1f}|")
@@ -253,7 +252,7 @@ def row(name: str) -> str:
 @functools.cache
 def table() -> str:
     head = ("|card|tokens per pass|engine's GiB: its cache|trainer needs, GiB|"
-            f"seconds|slots busy with 32 prompts, with {FILLING}|with {FILLING}: "
+            f"seconds|slots busy with 32 prompts, with {machine.FILLING}|with {machine.FILLING}: "
             "times as many prompts per second|")
     return "\n".join([head, "|" + "---|" * 7, *map(row, CARDS)])
 

@@ -17,7 +17,7 @@ import tyro
 from ada_sampler import SamplerConfig
 from parts.data import (default_data, default_eval_data, default_template, keys_of,
                         require_files)
-from parts.files import shown
+from parts.files import is_text, shown
 from parts.folder import never_stepped, settings
 from parts.grader import require_function
 from parts.machine import (build_for_cpu, default_dtype, default_micro_tokens, default_sync,
@@ -434,6 +434,9 @@ def parse_flags(cls: type, argv: list[str] | None, prog: str, description: str, 
 
     Ends the program with code 0 after --help, and with code 2 where a flag or a value is none.
     """
+    for text in sys.argv[1:] if argv is None else argv:
+        if not is_text(text):
+            raise ValueError(f"{shown(text)} is no text in UTF-8")
     groups = [base for base in cls.__bases__ if is_dataclass(base)] or [cls]
     names = [group.__name__.removesuffix("Settings").removesuffix("Config") for group in groups]
     nested = make_dataclass("Flags", zip(names, groups))

@@ -13,6 +13,8 @@ from pathlib import Path
 OLDEST_CARD = (7, 5)  # compute capability of the oldest cards that CUDA 13 still knows (T4)
 BFLOAT16_CARD = (8, 0)  # and of the oldest ones that compute in bfloat16
 SMALL_CARD = 20  # GiB; below, half as many tokens at a time (docs/gpu.md)
+BIG_CARD = 35  # GiB; from here on, more prompts per step cost little time
+FILLING = 128  # prompts per step that keep half of the engine's slots busy (bench/cards.py)
 
 GB = 2**30
 BYTES = dict(float32=4, bfloat16=2, float16=2, fp8=1)
@@ -156,7 +158,15 @@ def in_one_line(config) -> str:
         return f"CPU: {said}, {cache} GiB for the engine's cache (VLLM_CPU_KVCACHE_SPACE)"
     engine = config.engine_memory * card_memory()
     return (f"{card()}: {said}, {engine:.1f} of {card_memory():.1f} GiB for the engine "
-            f"(--engine-memory {config.engine_memory:g})")
+            f"(--engine-memory {config.engine_memory:g}){idle_slots(config)}")
+
+
+def idle_slots(config) -> str:
+    """On a big card: how to have more of the engine's slots at work. An estimate (docs/gpu.md)."""
+    if card_memory() < BIG_CARD or config.batch_prompts >= FILLING:
+        return ""
+    return (f"; {config.batch_prompts} prompts a step leave most of the engine idle: "
+            f"--batch-prompts {FILLING} should take 2 to 3 times as many in the same time")
 
 
 # ------------------------------------------------------------------------------ memory in use

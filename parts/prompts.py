@@ -14,7 +14,7 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
-from parts.files import shown
+from parts.files import is_text, shown
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 STEP_BY_STEP = "Let's think step by step and output the final answer within \\boxed{}."
@@ -93,6 +93,8 @@ def make_prompts(tokenizer, template: str, texts: list[str], system: str = "") -
     prompts = render(tokenizer, template, asked, system)
     through = is_jinja(template) or template == "none"
     whose = f"template {shown(template)}" if through else "the model's chat template"
+    if not all(map(is_text, prompts)):
+        raise SystemExit(f"{whose} makes half a character (a lone surrogate), which is no text.")
     if twins := equal_prompts(asked, prompts):
         raise SystemExit(f"The prompts of {shown(repr(twins[0]), 80)} and "
                          f"{shown(repr(twins[1]), 80)} are the same: {whose} does not show the "

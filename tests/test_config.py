@@ -107,6 +107,14 @@ def test_an_evaluation_that_cannot_work_is_refused_in_one_sentence(flags, senten
     assert sentence in refusal(capsys, parse_eval, flags.split())
 
 
+@pytest.mark.parametrize("read", [parse, parse_eval])
+@pytest.mark.parametrize("flag", ["--system", "--data", "--name"])
+def test_a_byte_that_is_no_text_is_refused(read, flag, capsys):
+    """As `--system $'caf\\xe9'` arrives where the terminal is set to another encoding."""
+    sentence = refusal(capsys, read, [flag, os.fsdecode(b"caf\xe9")])
+    assert sentence == "caf\\udce9 is no text in UTF-8\n"
+
+
 @pytest.mark.parametrize("cls", [Config, EvalConfig])
 def test_every_number_has_a_range_of_which_both_ends_are_allowed(cls):
     others = dict(eps_low=dict(mini_batches=2), eps_high=dict(mini_batches=2),

@@ -89,6 +89,15 @@ def test_the_settings_of_a_run_follow_the_card(gpu, card, flags, settings):
     assert "\n" not in said and f"{found.dtype}, {found.sync} sync" in said and card in said
     assert f"{found.micro_tokens:,} tokens per pass" in said
     assert ("6.8 of 15.0 GiB" if card == "T4" else "36.0 of 80.0 GiB") in said
+    assert ("--batch-prompts 128" in said) == (card == "H100")  # a small card would gain less
+
+
+@pytest.mark.parametrize("prompts, asked", [(32, True), (127, True), (128, False), (500, False)])
+def test_a_big_card_asks_for_more_prompts_until_its_engine_has_enough(gpu, prompts, asked):
+    found = resolve(Config(model="Qwen2.5-Math-1.5B", batch_prompts=prompts))
+    assert (f"{prompts} prompts a step leave" in machine.in_one_line(found)) == asked
+    gpu.setattr(machine, "card_memory", lambda: machine.BIG_CARD - 0.1)
+    assert "--batch-prompts" not in machine.in_one_line(found)
 
 
 def test_what_a_card_or_a_lora_kernel_cannot_compute_in_is_refused(gpu):

@@ -127,6 +127,8 @@ def test_turns_from_a_file_go_through_the_models_chat_template(qwen, tmp_path):
     ("a.jinja", b"\xff\xfe{{ problem }}", "", "no text in UTF-8"),
     ("missing", None, "", "no prompt template 'missing'; choose one of reinforce-ada"),
     ("a.txt", "{problem}", "", "or give a .jinja or .json file"),
+    ("a.json", '[{"role": "user", "content": "{problem}\\ud800"}]', "", "makes half a character"),
+    ("a.jinja", "{{ problem }}{{ '\\ud800' }}", "", "makes half a character"),
     *[("a.json", text, "", "must be a list of turns") for text in (
         "{", "[1]", '[{"role": "user"}]', '[{"role": "user", "content": 3}]', "{}", "[" * 100_000,
         '[{"role": "user", "content": "{question}"}]')],
