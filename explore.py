@@ -3,6 +3,7 @@
     python explore.py runs/NAME                         # writes runs/NAME/explore.html
     python explore.py runs/NAME --against runs/OTHER    # two runs side by side
     python explore.py runs/NAME --steps 1-50            # of a long run, these steps in full
+    python explore.py runs/NAME --n 2 --N 1             # "what if" with other sizes
 
 The page shows the curves, the rounds of every recorded prompt, and for every trained token its
 three probabilities and Eq. 7 with its numbers. A run records what --log-groups of minirl.py says,
@@ -17,17 +18,18 @@ import gzip
 import json
 import re
 from dataclasses import dataclass
+from os.path import commonprefix
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from parts import files
+from parts import files, what_if
 from parts.config import in_one_sentence, parse_flags
 from parts.files import quiet_end, shown
 from parts.folder import settings
 from parts.grader import NO_VERDICT
-from parts.plot import names_apart, rows_by_step
+from parts.plot import PANELS, names_apart, rows_by_step
 from rewards import extract_answer
 
 TEMPLATE = Path(__file__).parent / "parts" / "explore.html"
@@ -49,6 +51,12 @@ class PageConfig:
     """folder of another run, to show beside it"""
     steps: str = ""
     """only the prompts of these steps, such as 1-50 or 7; empty = all. Curves are always whole"""
+    n: int = 0
+    """what if: samples kept per prompt; 0 = as in the run"""
+    M: int = 0
+    """what if: samples per round; 0 = as in the run"""
+    N: int = 0
+    """what if: most rounds per prompt; 0 = as in the run"""
 
     def validate(self) -> None:
         """Raises ValueError, one sentence, for what cannot work."""
@@ -58,6 +66,13 @@ class PageConfig:
             raise ValueError(f"{shown(self.run)} cannot be compared with itself: name another run "
                              "with against")
         first_and_last(self.steps)
+        if min(self.n, self.M, self.N) < 0:
+            raise ValueError("n, M and N are at least 1, or 0 for those of the run")
+
+    @property
+    def sizes(self) -> dict:
+        """The sizes of the sampler that were asked for."""
+        return {name: getattr(self, name) for name in ("n", "M", "N") if getattr(self, name)}
 
 
 def first_and_last(steps: str) -> tuple[int, int] | None:
@@ -195,13 +210,13 @@ def left_out(levels: list[int]) -> list[str]:
             f"without their tokens and {absent:,} are not: --steps 1-50 shows fewer steps in full."]
 
 
-def fitting_page(runs: list[dict], notes: list[str], template: str) -> tuple[str, list[str]]:
+def fitting_page(runs: list[dict], notes: list[str], sizes: dict) -> tuple[str, list[str]]:
     """The page, at most MOST_BYTES long, and the sentences about what is not in it."""
     groups, room = [one for run in runs for one in run["groups"]], MOST_TEXT
     while True:
         levels = choose(groups, room)
         said = notes + left_out(levels)
-        page = page_of(data_of(runs, levels, said), template)
+        page = page_of(with_what_follows(data_of(runs, levels, said), sizes))
         size = len(page.encode())
         if size <= MOST_BYTES or not any(levels):
             return page, said
@@ -216,11 +231,30 @@ def data_of(runs: list[dict], levels: list[int], said: list[str]) -> dict:
         pairs = [(one, next(left)) for one in run["groups"]]
         rows = [one.shown_as(level) for one, level in pairs if level != ABSENT]
         shown_runs.append(run | dict(groups=rows))
-    return dict(left_out=" ".join(said), no_verdict=NO_VERDICT, runs=shown_runs)
+    return dict(left_out=" ".join(said), runs=shown_runs)
+
+
+def with_what_follows(data: dict, sizes: dict | None = None) -> dict:
+    """The data, with what today's code makes of them. `sizes`: other n, M, N for the what-if."""
+    for run in data["runs"]:
+        what_if.add_to(run, sizes)
+        add_questions(run["groups"])
+    return data | dict(no_verdict=NO_VERDICT, panels=PANELS)
+
+
+def add_questions(groups: list[dict]) -> None:
+    """Each prompt without the beginning and the end that all prompts of a run share."""
+    prompts = {str(group["prompt"]) for group in groups}
+    backwards = [prompt[::-1] for prompt in prompts]
+    start = re.sub(r"[^\s>]+$", "", commonprefix(list(prompts))) if len(prompts) > 1 else ""
+    end = re.sub(r"[^\s<]+$", "", commonprefix(backwards)) if len(prompts) > 1 else ""
+    for group in groups:
+        prompt = str(group["prompt"])
+        group["question"] = prompt[len(start):len(prompt) - len(end)].strip() or prompt
 
 
 # ------------------------------------------------------------------------------ the page
-def page_of(data: dict, template: str) -> str:
+def page_of(data: dict) -> str:
     """The template with the data as gzipped JSON in base64, which no text can break out of."""
     try:
         text = json.dumps(data, separators=(",", ":"), allow_nan=False)
@@ -228,6 +262,7 @@ def page_of(data: dict, template: str) -> str:
         finite = json.loads(json.dumps(data), parse_constant=lambda name: None)
         text = json.dumps(finite, separators=(",", ":"))
     packed = gzip.compress(text.encode(), 6, mtime=0)
+    template = TEMPLATE.read_text(encoding="utf-8")
     return template.replace(PLACE, base64.b64encode(packed).decode())
 
 
@@ -242,7 +277,7 @@ def main(config: PageConfig) -> None:
     if span:
         notes.append(f"Prompts of steps {span[0]} to {span[1]} only (--steps).")
     runs = [dict(name=name) | run for name, (run, _) in zip(names_apart(folders), read)]
-    page, said = fitting_page(runs, notes, TEMPLATE.read_text(encoding="utf-8"))
+    page, said = fitting_page(runs, notes, config.sizes)
     path = folders[0] / "explore.html"
     try:
         files.write_safely(path, page)

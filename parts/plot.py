@@ -16,7 +16,8 @@ from parts.grader import NO_VERDICT
 
 COLORS = (  # Okabe and Ito's
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
-# (kind of drawing, title, unit, {key in metrics.jsonl: label}); docs/curves.md explains each title
+# (kind of drawing, title, unit, {key in metrics.jsonl: label}), also of explore.py's page;
+# docs/curves.md explains each title
 PANELS = (
     ("lines", "Reward while training", "mean reward",
      {"reward_first_round": "first round (fair)", "reward_pool": "whole pool"}),
@@ -26,7 +27,7 @@ PANELS = (
     ("lines", "Prompts without signal", "share of prompts",
      {"zero_signal": "no signal", "unresolved_too_few_correct": "unresolved: too few correct",
       "unresolved_too_few_wrong": "unresolved: too few wrong"}),
-    ("kl", "Engine against trainer", r"KL($\mu$ ‖ $\pi_{old}$), nats per token",
+    ("kl", "Engine against trainer", "KL(μ ‖ π_old), nats per token",
      {"kl_k1": "|k1|", "kl_k3": "k3"}),
     ("lines", "Entropy of the policy", "nats per token",
      {"entropy": "of all that was drawn", "entropy_trained": "of trained tokens"}),
@@ -35,7 +36,7 @@ PANELS = (
     ("off-policy", "Tokens far off-policy", "share of tokens",
      {"weight_truncated": "weight cut at its cap", "weight_over_2": "weight > 2",
       "weight_under_half": "weight < ½"}),
-    ("off-policy", "Importance weights before the cap", r"$\pi_\theta/\mu$",
+    ("off-policy", "Importance weights before the cap", "π_θ/μ",
      {"weight_max": "largest", "weight_mean": "mean", "weight_min": "smallest"}),
     ("off-policy", "Effective sample size", "share of tokens",
      {"weight_ess": ""}),
@@ -224,7 +225,7 @@ def label_panel(ax, title, unit, against="training steps") -> None:
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     ax.set_title(title, fontsize=11)
-    ax.set_ylabel(unit, fontsize=9)
+    ax.set_ylabel(re.sub(r"π_(\w+)", r"$π_{\1}$", unit), fontsize=9)
     ax.set_xlabel(against, fontsize=9)
     right = max(1, ax.get_xlim()[1])
     ax.set_xlim(-0.015 * right, right)

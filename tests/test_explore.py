@@ -103,6 +103,9 @@ def test_the_page_has_all_that_was_logged(folder, capsys):
     assert run["metrics"] == [dict(step=step, loss=0.25) for step in range(1, 6)]
     assert run["evals"] == [dict(step=0, data=name, avg=0.5) for name in ("builtin", "other")]
     logged = [json.loads(line) for line in (folder / "groups.jsonl").read_text().splitlines()]
+    for row in run["groups"]:
+        assert row.pop("question") == "<|user|>3+4=?"
+        assert row.pop("what_if") == {}  # each rule wants more than two draws
     for row in logged:
         boxed, unboxed = row["pool"]
         boxed["answer"], unboxed["answer"] = "7", None
@@ -273,7 +276,7 @@ def long_run(tmp_path, steps=8, prompts=6):
 def test_a_page_never_exceeds_its_limit_and_says_what_it_left_out(tmp_path, monkeypatch, capsys):
     folder, before = long_run(tmp_path), None
     bare = explore.TEMPLATE.stat().st_size
-    for most in (10**9, 100_000, 60_000, 50_000, 700):
+    for most in (10**9, 100_000, 60_000, 50_000, 1700):
         monkeypatch.setattr(explore, "MOST_BYTES", bare + most)
         data = page_of(folder)
         size = (folder / "explore.html").stat().st_size - bare

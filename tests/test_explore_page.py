@@ -1,13 +1,12 @@
 """The page of explore.py in a real browser shows what the run recorded and the code computes.
 
 tests/explore_run holds prompts of two real runs of the tiny model (--log-groups all, one and four
-mini-batches), and in pools.txt the rewards of all their pools: a line per prompt, a word per round.
+mini-batches).
 """
 import json
 import random
 import re
 import shutil
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,16 +15,14 @@ import torch
 
 import explore
 import minirl
-from ada_sampler import Estimator, SamplerConfig, collect
 from conftest import ROOT
 from helpers import HANG
+from parts import what_if
 from parts.grader import NO_VERDICT
-from course.simulate import as_rule
 from test_explore import HOSTILE
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 RECORDED = ROOT / "tests" / "explore_run"
-HTML = explore.TEMPLATE.read_text(encoding="utf-8")
 PHONE = dict(viewport=dict(width=390, height=844), has_touch=True, is_mobile=True)
 pytestmark = pytest.mark.slow
 
@@ -92,7 +89,7 @@ def browse(chromium, page_file, tmp_path):
 
 def page_of(folder, data):
     file = folder / "page.html"
-    file.write_text(explore.page_of(dict(left_out="", no_verdict=NO_VERDICT) | data, HTML))
+    file.write_text(explore.page_of(explore.with_what_follows(dict(left_out="") | data)))
     return file
 
 
@@ -340,7 +337,7 @@ def test_a_slider_stops_the_tokens_that_the_objective_would_stop(browse):
         for kind, delta in (("dppo", 0.02), ("dppo", 0.3), ("icepop", 0.2)):
             page.select_option("#masks select", kind)
             if kind == "dppo":
-                page.fill("input[type=number][aria-label=delta]", str(delta))
+                page.locator("input[type=range][name=delta]").fill(str(delta))
             assert stopped(page) == expected_stopped(sample, mask=kind, delta=delta), (kind, delta)
         page.click("#recorded-mask")
     assert len(seen) >= 2  # a slider that did nothing would not pass
@@ -365,126 +362,36 @@ def test_the_keys_move_a_slider_and_the_counts_are_those_of_the_whole_step(brows
     assert count() == 0
 
 
-# ---------------------------------------------- the sampler, on recorded pools
-class PoolEnds(Exception):
-    pass
-
-
-class Replay:
-    """In the engine's and the grader's place: gives out a recorded pool, in its order."""
-
-    def __init__(self, rewards):
-        self.rewards, self.queue, self.busy = rewards, [], False
-
-    def submit(self, key, problem, rollout=None):
-        if rollout is None:
-            if key[1] >= len(self.rewards):
-                raise PoolEnds
-            self.queue.append((key, SimpleNamespace(token_ids=())))
-            self.busy = True
-
-    def step(self):
-        finished, self.queue, self.busy = self.queue, [], False
-        return finished
-
-    def result(self, key):
-        return SimpleNamespace(reward=self.rewards[key[1]], status="")
-
-
-def by_the_sampler(rewards, config):
-    """[outcome, draws, kept, coefficients] by ada_sampler.collect; ["unknown"]: the pool ends."""
-    engine = Replay(rewards)
-    try:
-        group, = collect([SimpleNamespace(id=0)], config, engine, engine,
-                         estimator=Estimator(config))
-    except PoolEnds:
-        return ["unknown"]
-    rows = group.rows()
-    return [group.outcome, len(group.pool), [s.index for s, _ in rows], [c for _, c in rows]]
-
-
-def rules(rule, **settings):
-    """The settings under one rule, as far as it reads them; None if ada_sampler refuses them."""
-    config = as_rule(SamplerConfig(**settings), rule)
-    return None if refuses(config) else config
-
-
-def refuses(config):
-    try:
-        config.validate()
-    except ValueError:
-        return True
-    return False
-
-
-REPLAY = """([pools, threshold, settings]) => pools.map(pool => {
-    const group = { pool };
-    prepareGroup(group, threshold, DATA.no_verdict);
-    return [pool.map(s => s.correct), settings.map(c => {
-        const f = counterfactual(pool, c);
-        if (f.outcome === "unknown") return ["unknown"];
-        return [f.outcome, f.drawn, f.kept.map(s => s.index), f.advantages];
-    })];
-})"""
-SETTINGS = [dict(n=n, M=M, N=N) for n, M, N in product((2, 3, 4, 8), (4, 8), (1, 2, 5))] + [
-    dict(M_first=5), dict(M_first=16, N=2), dict(k_pos=2), dict(k_pos=5, N=3),
-    dict(drop_unresolved=True), dict(max_rounds_all_correct=1),
-    dict(max_rounds_all_correct=2, n=5), dict(max_rounds_all_correct=9, N=2)]
-RULES = ("uniform", "dapo", "ada-pos", "ada-balance")
-
-
-def compare(page, pools, configs, threshold=0.7):
-    """Replay pools on the page and by the sampler. Returns the outcomes that occurred."""
-    rows = [[dict(reward=reward, status="scored", round=0) for reward in pool] for pool in pools]
-    found = page.evaluate(REPLAY, [rows, threshold, [vars(config) for config in configs]])
-    for pool, (correct, replayed) in zip(pools, found, strict=True):
-        assert correct == [reward > threshold for reward in pool]
-        for config, mine in zip(configs, replayed, strict=True):
-            theirs = by_the_sampler(pool, config)
-            assert mine[:3] == theirs[:3], (config, pool)
-            assert mine[3:] == [pytest.approx(c, abs=1e-12) for c in theirs[3:]], (config, pool)
-    return {mine[0] for _, replayed in found for mine in replayed}
-
-
-def test_the_counterfactual_sampler_is_the_sampler_and_refuses_what_it_refuses(browse):
-    words = (RECORDED / "pools.txt").read_text().split("\n")
-    recorded = sorted({line.replace(" ", "") for line in words if line})
-    pools = [[float(reward) for reward in pool] for pool in recorded[::12]]
-    pools += [[0.25, 0.9, 0.1, 0.9, 0.75, -1.0, 0.3, 2.0], [1.0], [0.0, 1.0]]  # of one's own; short
-    configs = [rules(rule, **settings) for settings in SETTINGS for rule in RULES]
-    page = browse()
-    outcomes = compare(page, pools, list(filter(None, configs)))
-    assert outcomes == {"unknown", "resolved", "too few correct", "too few wrong"}
-    # Above a negative threshold lies also the 0 that is logged where --reward failed.
-    pool = [dict(reward=reward, status=status, round=0)
-            for reward, status in ((0.0, "raised"), (0.0, "scored"), (-2.0, "scored"))]
-    assert page.evaluate(REPLAY, [[pool], -0.5, []])[0][0] == [False, True, False]
-    sizes = list(product((1, 2, 4, 8), (2, 4), (1, 3)))
-    configs = [as_rule(SamplerConfig(n=n, M=M, N=N), rule) for rule in RULES for n, M, N in sizes]
-    cases = [vars(config) | dict(sampler=config.sampler) for config in configs]
-    refused = page.evaluate("cases => cases.map(c => refused(c) !== '')", cases)
-    assert refused == list(map(refuses, configs)) and 0 < sum(refused) < len(refused)
-
-
+# ---------------------------------------------- another sampler
 def test_the_panel_tells_what_another_rule_would_have_kept(browse):
-    rewards = [s["reward"] for s in recorded_group(10, 9)["pool"]]
+    group = recorded_group(10, 9)
+    what_if.add_to(run_of([group]))
+    fate, rewards = group["what_if"]["ada-pos"], [s["reward"] for s in group["pool"]]
     page = browse("#/run/0/step/10/prompt/9")
-    page.fill("#sampler input[name=n]", "6")
     page.click("tr[data-rule=ada-pos]")
     settle(page)
-    outcome, drawn, kept, coefficients = by_the_sampler(rewards, rules("ada-pos", n=6))
-    right = sum(rewards[i] > 0.7 for i in kept)
-    values = [f"{a:+.3g}".replace("-", "−") for a in sorted(set(coefficients), reverse=True)]
+    right = sum(rewards[i] > 0.7 for i in fate["kept"])
+    values = [f"{a:+.3g}".replace("-", "−")
+              for a in sorted(set(fate["coefficients"]), reverse=True)]
     cells = page.locator("tr[data-rule=ada-pos] td").all_inner_texts()
-    assert cells[1:] == [str(drawn), f"{right} ✓ {len(kept) - right} ✗", ", ".join(values)]
+    assert cells[1:] == [str(fate["draws"]), f"{right} ✓ {len(fate['kept']) - right} ✗",
+                         ", ".join(values)]
     marked = page.evaluate("[...document.querySelectorAll('.would')].map(e => +e.textContent - 1)")
-    assert marked == kept
-    for name, value, rule, words in (
-            ("n", "8", "ada-balance", "unknown: wants 24, the pool ends at 16"),
-            ("M", "4", "ada-pos", "a round of 4 is below n = 8")):
-        page.fill(f"#sampler input[name={name}]", value)
-        settle(page)
-        assert words in page.inner_text(f"tr[data-rule={rule}]")
+    assert marked == fate["kept"]
+
+
+def test_the_panel_says_which_rules_cannot_run_and_which_want_more_draws(browse, tmp_path):
+    data = explore.with_what_follows(
+        dict(left_out="", runs=[run_of([recorded_group(10, 9)])]), dict(n=8, M=6))
+    assert data["runs"][0]["what_if"]["rules"]["ada-pos"].startswith("a round of 6 is below n = 8")
+    (tmp_path / "page.html").write_text(explore.page_of(data))
+    page = browse("#/run/0/step/10/prompt/9", file=tmp_path / "page.html")
+    assert "with n = 8, M = 6, N = 4" in page.inner_text("#sampler")
+    assert "a round of 6 is below n = 8" in page.inner_text("tr[data-rule=ada-pos]")
+    data = dict(runs=[run_of([recorded_group(10, 9)], n=20)])
+    page = browse("#/run/0/step/10/prompt/9?rule=uniform", data=data)
+    assert "wants more than 16 draws" in page.inner_text("tr[data-rule=uniform]")
+    assert "the outcome is unknown" in page.inner_text("#sampler")
 
 
 def test_a_rule_that_the_page_does_not_know_is_not_explained(browse):
@@ -594,7 +501,7 @@ def test_keys_walk_over_the_tokens_and_change_their_colours(browse):
 
 def test_a_link_opens_the_view_it_was_copied_from(browse):
     for where in ("#/curves", "#/run/0/step/10?sort=draws&only=mixed&find=boxed",
-                  "#/run/0/all?rule=ada-pos&n=2", "#/run/0/step/10/prompt/9?rule=uniform",
+                  "#/run/0/all?rule=ada-pos", "#/run/0/step/10/prompt/9?rule=uniform",
                   "#/run/0/step/10/prompt/9/sample/5/token/10?colour=entropy&eps_low=0.05"):
         page = browse(where)
         assert address(page) == where
@@ -695,13 +602,11 @@ CONTRASTS = """() => {
 }"""
 
 
-@pytest.mark.parametrize("system, button", [("light", False), ("dark", False), ("dark", True)])
-def test_every_text_has_a_contrast_of_four_and_a_half(browse, system, button):
+@pytest.mark.parametrize("system", ["light", "dark"])
+def test_every_text_has_a_contrast_of_four_and_a_half(browse, system):
     page = browse("", ("four", "one"), color_scheme=system)
-    if button:
-        page.click("#theme")
     paper = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
-    assert (int(re.findall(r"\d+", paper)[0]) > 128) == (system == "light" or button)
+    assert (int(re.findall(r"\d+", paper)[0]) > 128) == (system == "light")
     for where in [*LEVELS, "#/run/0/step/10/prompt/9/sample/5?colour=mask"]:
         go(page, where)
         found = page.evaluate(CONTRASTS)
@@ -750,7 +655,8 @@ def test_two_runs_are_smoothed_over_the_same_steps(browse):
 
 
 @pytest.mark.parametrize("rewards, marks", [
-    ([0.5, 0.75], ["0", "0.5", "1"]), ([-3.0, 5.0], ["−2.5", "0", "2.5", "5"])])
+    ([0.5, 0.75], ["0", "0.25", "0.5", "0.75"]), ([0.0, 0.0], ["0", "0.5", "1"]),
+    ([-1.0, -0.5], ["−1", "−0.5", "0"]), ([-3.0, 5.0], ["−2.5", "0", "2.5", "5"])])
 def test_the_curve_of_a_reward_of_ones_own_is_in_the_picture(browse, rewards, marks):
     metrics = [dict(step=i, reward_first_round=reward) for i, reward in enumerate(rewards)]
     page = browse(data=dict(runs=[run_of(metrics=metrics)]))
@@ -773,7 +679,7 @@ def test_a_curve_shows_no_number_of_another_step(browse):
         return " ".join(panel.locator("p").inner_text().split())
 
     assert words("Reward") == "first round (fair) 0.25 (step 6) 0.5"
-    assert words("Effective sample size") == "ESS 0.75 (step 6) 0.75"
+    assert words("Effective sample size") == "0.75 (step 6) 0.75"
     samples = page.locator(".panel", has_text="Samples drawn")
     marks = samples.locator("svg[role=img] text").all_text_contents()
     assert marks == ["0", "200", "400", "step 0", "6", "12"]  # and not 215, rounded

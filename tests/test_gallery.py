@@ -17,6 +17,7 @@ from parts.config import parse
 GALLERY = ROOT / "docs" / "gallery"
 README = (GALLERY / "README.md").read_text(encoding="utf-8")
 PAGES = sorted(GALLERY.glob("*.html"))
+BUILD = "python docs/gallery/build.py"
 LINKS = re.findall(r"\]\((\w+\.html)#/run/0/([^)]*)\)", README)
 
 
@@ -29,8 +30,22 @@ def data_of(page) -> dict:
 def test_a_page_is_todays_template_around_data(page):
     before, after = explore.TEMPLATE.read_text(encoding="utf-8").split(explore.PLACE)
     text = page.read_text(encoding="utf-8")
-    assert text.startswith(before) and text.endswith(after), "python docs/gallery/build.py"
+    assert text.startswith(before) and text.endswith(after), BUILD
     assert page.stat().st_size < 3_000_000 and data_of(page)["left_out"] == ""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_has_what_todays_code_makes_of_its_data(page):
+    """Under the run's own rule each recorded prompt has the fate that it had."""
+    data = data_of(page)
+    assert json.loads(json.dumps(explore.with_what_follows(data_of(page)))) == data, BUILD
+    (run,) = data["runs"]
+    for group in run["groups"]:
+        fate = group["what_if"][run["config"]["sampler"]]
+        assert (fate["outcome"], fate["draws"]) == (group["outcome"], len(group["pool"]))
+        assert fate["kept"] == [i for i, s in enumerate(group["pool"]) if s["kept"]]
+        kept = [group["pool"][i]["coefficient"] for i in fate["kept"]]
+        assert fate["coefficients"] == pytest.approx(kept, abs=1e-9)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -7,7 +7,10 @@ A page is made anew where its run's folder exists (that of real.html is `make re
 processor draws other answers: then links and quotes in README.md have to follow, and tests name
 them. Pictures need playwright and chromium (make extras); without them the old ones stay.
 """
+import base64
+import gzip
 import io
+import json
 import re
 import shutil
 import subprocess
@@ -39,9 +42,9 @@ def train(name: str, flags: str) -> None:
 
 def refill(page: Path) -> None:
     """Today's template around the data that the page has."""
-    data = re.search('id="data">([^<]*)<', page.read_text(encoding="utf-8"))[1]
-    template = explore.TEMPLATE.read_text(encoding="utf-8")
-    page.write_text(template.replace(explore.PLACE, data), encoding="utf-8")
+    packed = re.search('id="data">([^<]*)<', page.read_text(encoding="utf-8"))[1]
+    data = json.loads(gzip.decompress(base64.b64decode(packed)))
+    page.write_text(explore.page_of(explore.with_what_follows(data)), encoding="utf-8")
 
 
 def pictures() -> None:
