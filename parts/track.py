@@ -3,11 +3,12 @@
     python minirl.py --report-to trackio        # while it runs
     python -m parts.track runs/NAME trackio     # afterwards, or to send what did not arrive
 
-A tracker gets each row of the logs once (docs/tracking.md). `runs/NAME/tracker/KIND.json` holds
+A tracker gets the numbers of each step once (docs/tracking.md). `runs/NAME/tracker/KIND.json` holds
 the name of the tracked run and the last step sent, so that a resumed run goes on in the same one.
 A tracker that fails costs a warning, never the run.
 """
 import contextlib
+import itertools
 import json
 import os
 import secrets
@@ -109,14 +110,14 @@ class Tracker:
 
     def send(self) -> None:
         """Send what is new. What fails is tried again in the next call."""
-        new = self.unsent()
-        several = len({row.get("data") for _, log, row in new if log == "eval.jsonl"}) > 1
         with self.tolerant():
-            for step, log, row in new:
-                name = LOGS[log]
-                if log == "eval.jsonl" and several:
-                    name += f"/{row['data']}"
-                self.tracker.log(numbers_of(name, row), step=step)
+            for (step, log), new in itertools.groupby(self.unsent(), key=lambda each: each[:2]):
+                rows, numbers = [row for *_, row in new], {}
+                for row in rows:
+                    several = log == "eval.jsonl" and len(rows) > 1
+                    name = f"{LOGS[log]}/{row['data']}" if several else LOGS[log]
+                    numbers |= numbers_of(name, row)
+                self.tracker.log(numbers, step=step)  # all sets at once: none is lost if it fails
                 self.state["sent"][log] = step
             write_safely(self.file, json.dumps(self.state))
 

@@ -1,4 +1,5 @@
 """Trackers are sent each row of the logs once, whatever happens; the run never suffers for it."""
+import itertools
 import json
 import sqlite3
 import sys
@@ -172,14 +173,28 @@ def test_what_never_arrived_is_said_at_the_end_and_can_be_sent_later(tmp_path, m
     assert again.tracker.name == tracker.tracker.name
 
 
-def test_several_held_out_sets_do_not_overwrite_each_other(tmp_path, memory):
-    tracker = track.Tracker(tmp_path, "memory", {})
+@pytest.mark.parametrize("fails_at", [1, 2])
+def test_several_held_out_sets_do_not_overwrite_each_other(tmp_path, memory, fails_at):
+    """Nor is one lost where the tracker fails among them."""
+    tracker, calls = track.Tracker(tmp_path, "memory", {}), itertools.count(1)
+    real = tracker.tracker.log
+
+    def fails_once(numbers, step):
+        if next(calls) == fails_at:
+            raise OSError(28, "No space left on device")
+        real(numbers, step)
+
+    tracker.tracker.log = fails_once
     for step, sets in ((0, ["easy", "hard"]), (20, ["builtin"])):
         append(tmp_path / "eval.jsonl", *(
             dict(step=step, data=name, avg=i / 4) for i, name in enumerate(sets)))
         tracker.send()
-    assert tracker.tracker.rows == [
-        (0, {"held_out/easy/avg": 0}), (0, {"held_out/hard/avg": 0.25}), (20, {"held_out/avg": 0})]
+    tracker.send()
+    found = {}
+    for step, numbers in tracker.tracker.rows:
+        found.setdefault(step, {}).update(numbers)
+    assert found == {
+        0: {"held_out/easy/avg": 0, "held_out/hard/avg": 0.25}, 20: {"held_out/avg": 0}}
 
 
 def test_an_evaluation_is_sent_although_its_step_was_sent_before(tmp_path, memory):
