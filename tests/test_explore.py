@@ -134,6 +134,14 @@ def test_only_the_prompts_of_the_wanted_steps(folder, steps, wanted):
     assert ("--steps" in data["left_out"]) == bool(steps)
 
 
+def test_another_size_is_for_the_what_if_of_both_runs(tmp_path):
+    one, other = make(tmp_path / "one"), make(tmp_path / "other")
+    data = page_of(one, against=str(other), n=2, N=1)
+    assert [run["what_if"]["sizes"] for run in data["runs"]] == 2 * [dict(n=2, M=8, N=1)]
+    fates = [group["what_if"] for run in data["runs"] for group in run["groups"]]
+    assert all(set(fate) == {"uniform", "dapo"} for fate in fates)  # a round of M needs 8 draws
+
+
 def test_each_prompt_keeps_its_own_tokens_where_steps_before_it_are_left_out(tmp_path):
     rows = [group(step, 0, [sample(str(step))]) for step in range(1, 6)]
     data = page_of(make(tmp_path / "mine", rows), steps="3-5")
@@ -238,7 +246,7 @@ def test_a_run_that_recorded_nothing_has_its_curves(folder, capsys, remove):
     ([], "name the folder"), (["a", "--steps", "5-2"], "steps must be"),
     (["a", "--steps", "x"], "steps must be"), (["a", "--steps", "-3"], "steps must be"),
     (["a", "--against", "./a/"], "with itself"), (["a", "b"], "b"),
-    (["a", "--agains", "b"], "--against")])
+    (["a", "--n", "-1"], "at least 1"), (["a", "--agains", "b"], "--against")])
 def test_wrong_flags_are_answered_with_code_2(flags, words, capsys):
     with pytest.raises(SystemExit) as ended:
         parse(flags)
