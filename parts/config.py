@@ -10,7 +10,7 @@ import signal
 import sys
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_type_hints
 
 import tyro
 
@@ -271,21 +271,31 @@ class Config(ModelSettings, DataSettings, PromptSettings, SamplingSettings, Obje
 
     def validate(self) -> None:
         """Raises ValueError, one sentence, for what cannot work. Needs no model and no data."""
-        check_sampler(self)  # and all ranges
+        check_sampler(self)  # and all types and ranges
         check_name(self.name)
         refuse(self, without_effect(self), contradictions(self))
 
 
 # ------------------------------------------------------------------------------ what cannot work
+KINDS = {  # type -> another one that will do, and the type in words: flags have it, a file may not
+    bool: (bool, "True or False"), int: (int, "a whole number"), float: (int, "a number"),
+    str: (str, "a text")}
+
+
 def check_ranges(config) -> None:
-    """Raises ValueError, one sentence, for a value that is not in its field's range."""
+    """Raises ValueError, one sentence, for a value that is not of its field's type or range."""
+    hints = get_type_hints(type(config))
     for f in fields(config):
-        value, also = getattr(config, f.name), f.metadata.get("also", ())
+        value, kind, also = getattr(config, f.name), hints[f.name], f.metadata.get("also", ())
         bounds = (f.metadata.get("least"), f.metadata.get("most"))
         least, most = SAMPLER_RANGES.get(f.name, bounds)
-        if least is not None and value not in also and not least <= value <= most:
+        words = ""
+        if kind in KINDS and type(value) not in (KINDS[kind][0], kind):
+            words = KINDS[kind][1]
+        elif least is not None and value not in also and not least <= value <= most:
             words = "".join(f"{each:g} or " for each in also)
             words += f"at most {most}" if value > most else f"at least {least}"
+        if words:
             raise ValueError(f"{f.name} must be {words}, not {value!r}")
 
 

@@ -132,6 +132,8 @@ def test_every_number_has_a_range_of_which_both_ends_are_allowed(cls):
         for value in (min(own["least"], -1) - 1, 2 * own["most"] + 1, *odd[hints[f.name]]):
             with pytest.raises(ValueError, match=f"^{f.name} must be .*at (least|most) "):
                 check_ranges(cls(**{f.name: value}))
+        with pytest.raises(ValueError, match=f"^{f.name} must be a (whole )?number, not True"):
+            check_ranges(cls(**{f.name: True}))
 
 
 # ------------------------------------------------------------------------------ defaults

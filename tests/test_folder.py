@@ -126,7 +126,7 @@ def test_a_run_of_another_version_is_not_resumed(tmp_path, monkeypatch):
     known = settings_of(Config(name="mine"))
     assert stored_settings("mine") is None
     fewer = {name: known[name] for name in known if name != "lr"}
-    for other, odd in ((known | dict(gone=1), "gone"), (fewer, "lr"), (known | dict(lr="x"), "str"),
+    for other, odd in ((known | dict(gone=1), "gone"), (fewer, "lr"), (known | dict(lr="x"), "lr"),
                        (known | dict(objective=[]), ""), (known | dict(M=-1), "M must be")):
         stored = dict(config=other, starts=[])
         (tmp_path / "runs/mine/config.json").write_text(json.dumps(stored))
