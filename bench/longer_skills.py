@@ -1,7 +1,7 @@
 """Does the lead of "more prompts" over ada-balance reverse at larger budgets?
 
     python bench/longer_skills.py --processes 2   # all, the primary pair first; resumable
-    python bench/longer_skills.py --draw          # only tables, from what is stored
+    python bench/longer_skills.py --draw          # only tables and picture, from what is stored
 
 What is compared and what counts was written down before the first run: bench/plan.md, "The
 longer study". Names are the plan's. All runs are in its regime stream; `regime` here is "long", or
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import skills
 import study
+from compare_skills import COLORS
 from skills import LETTER, at, run_name
 from study import T_95, T_99, of, shown
 
@@ -165,7 +166,7 @@ def tested(lines: list[dict], arm: str) -> list[dict]:
 
 def curves(lines: list[dict]) -> str:
     """Accuracy by draws: mean over the seeds, with the interval."""
-    marks = [*range(6_000, GOAL + 1, 6_000), PRIMARY, FURTHER]
+    marks = sorted([*range(6_000, GOAL + 1, 6_000), PRIMARY, FURTHER])
     found = [["arm", "learning rate", *(f"{draws:,}" for draws in marks), "lost"]]
     for arm in ARMS:
         if not (mine := tested(lines, arm)):
@@ -175,6 +176,14 @@ def curves(lines: list[dict]) -> str:
                  if draws <= reached else "" for draws in marks]
         found.append([arm, str(mine[0]["lr"]), *cells, skills.lost(mine, PRIMARY)])
     return study.markdown(found)
+
+
+def by_budget(lines: list[dict]) -> str:
+    """The pair's difference where one stops earlier or later. Seen, not tested."""
+    budgets = (16_000, 24_000, CROSSING, 36_000, PRIMARY, 52_000, FURTHER)
+    cells = [difference(lines, *PAIR, draws).split(" points")[0] for draws in budgets]
+    return study.markdown([["draws", *(f"{draws:,}" for draws in budgets)],
+                           [" - ".join(PAIR), *cells]])
 
 
 def plateau(lines: list[dict]) -> str:
@@ -195,11 +204,29 @@ def plateau(lines: list[dict]) -> str:
 
 def report(lines: list[dict]) -> str:
     rates = {arm: skills.tuned(lines, arm, TUNING_SEEDS, "long", PRIMARY) for arm in ARMS}
+    tried = {arm: means for arm, means in rates.items() if means}
     return skills.as_page({
         "Verdicts": verdicts(lines), "Accuracy by draws": curves(lines),
+        "The pair's difference, ± half the 95 % interval": by_budget(lines),
         "Does the curve stand still?": plateau(lines),
-        "Learning rates: mean of three other seeds at 46,000 draws": skills.rates_tried(rates)},
+        "Learning rates: mean of three other seeds at 46,000 draws": skills.rates_tried(tried)},
         lines)
+
+
+def draw(lines: list[dict]) -> None:
+    """Accuracy against draws: every run, and the mean of an arm."""
+    import numpy as np
+
+    figure, axis = study.panels(figsize=(5.5, 3))
+    grid = np.linspace(0, FURTHER, 121)
+    for arm in PAIR:
+        runs = [skills.spending(line) for line in tested(lines, arm)]
+        curves = [[skills.interpolate(x, rows, "samples", "avg") for x in grid] for rows in runs]
+        axis.plot(grid, np.transpose(curves), color=COLORS[arm], lw=0.5, alpha=0.5)
+        axis.plot(grid, np.mean(curves, 0), color=COLORS[arm], lw=2, label=arm)
+    axis.set(xlabel="draws", ylabel="held-out avg@8", ylim=(0, 1))
+    axis.legend(frameon=False, fontsize=8)
+    study.save(figure, STUDY)
 
 
 def main() -> None:
@@ -209,6 +236,7 @@ def main() -> None:
     lines = study.load(STUDY)
     if not tested(lines, PAIR[1]):
         raise SystemExit("The pair of the primary measure is not stored yet: run without --draw.")
+    draw(lines)
     text = report(lines)
     (study.RESULTS / f"{STUDY}.md").write_text(text)
     print(text)
