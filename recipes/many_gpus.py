@@ -332,12 +332,21 @@ def report_largest_gap(sync, run) -> dict:
     return max(gather(sync(run)), key=lambda found: found["probe_gap_max"])
 
 
-def share_signal(record, *step) -> None:
-    """After a step, every rank knows the signal that one of them was sent."""
-    import minirl
+def share_signal(record, step, groups, metrics, run) -> None:
+    """After a step, every rank knows the signal that one of them was sent.
 
-    record(*step)
-    minirl.Stop.requested = max(gather(minirl.Stop.requested))
+    If one of them has ended instead, the step is saved: this is outside the phases, which do that.
+    """
+    import minirl
+    from parts.run import save
+
+    record(step, groups, metrics, run)
+    try:
+        minirl.Stop.requested = max(gather(minirl.Stop.requested))
+    except ConnectionError:
+        if run.saved < step:
+            save(run)
+        raise
 
 
 # ------------------------------------------------------------------------------ files, and the end

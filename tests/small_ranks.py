@@ -193,6 +193,15 @@ def probe_that_dies(step: int):
     return change
 
 
+def record_that_dies(step: int):
+    """While the others wait for what it knows of signals: outside all phases of a step."""
+    def change():
+        real = running.record
+        running.record = minirl.record = lambda now, *rest: (
+            die() if now == step else real(now, *rest))
+    return change
+
+
 def other_problems():
     running.load_data = lambda *_: (problems([8] * 9), problems([4]))
 
@@ -254,6 +263,7 @@ def scenes(folder: Path) -> list[tuple[str, Path, dict]]:
         ("sampling", dict(world=2, flags=shared, when={1: at(5, die)})),
         ("updating", dict(world=2, flags=shared, patch={1: [after_accumulating(at(9, die))]})),
         ("syncing", dict(world=2, flags=shared, patch={1: [probe_that_dies(4)]})),
+        ("recording", dict(world=2, flags=shared, patch={1: [record_that_dies(4)]})),
         ("the first", dict(world=2, flags=[*shared, "--checkpoint-every", "2"],
                            when={0: at(4, die)})),
         ("all told", dict(world=2, flags=shared, when={
