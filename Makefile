@@ -1,8 +1,8 @@
 # make demo   set everything up and train the built-in tiny model (no GPU, no model hub)
 # make real   train a real language model of 135 M parameters on word problems (SEED=1 for another run)
 # make check  set everything up, lint, and run the tests that need no engine
-# make test   those, and an end-to-end run of everything that matters: 3 minutes
-# make test-all  every test: about 20 minutes
+# make test   those, and an end-to-end run of everything that matters
+# make test-all  every test (how long each takes: CONTRIBUTING.md)
 # make bench  set everything up and measure rollouts (a few minutes)
 # make extras what the tests of notebook, page, trackers and TRL need besides (they are skipped without it)
 # make notebook  those, and JupyterLab, which opens walkthrough.ipynb

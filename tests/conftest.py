@@ -17,10 +17,11 @@ sys.path.insert(0, str(ROOT))
 
 def pytest_collection_modifyitems(items):
     """The longest files first, so that two workers end at about the same time."""
-    slow = ["test_real.py", "test_ranks.py", "test_training.py", "test_faults.py", "test_make.py",
-            "test_routing_replay.py", "test_eval.py", "test_course.py", "test_families.py",
-            "test_walkthrough.py", "test_probe.py", "test_engine.py", "test_rewards.py"]
-    items.sort(key=lambda item: slow.index(item.path.name) if item.path.name in slow else len(slow))
+    names = ("real faults ranks training make course routing_replay walkthrough families rewards "
+             "explore_page probe eval trl_recipe gpu_card engine own_reward float16 combinations "
+             "track bench sources cards export gradient_bank").split()
+    place = {f"test_{name}.py": i for i, name in enumerate(names)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
 
 
 def pytest_runtest_setup(item):

@@ -6,8 +6,10 @@ runs the script as `__main__`. Where the start itself is what a test is about, u
 """
 import contextlib
 import io
+import json
 import multiprocessing
 import os
+import resource
 import runpy
 import signal
 import subprocess
@@ -21,6 +23,22 @@ import pytest
 ROOT = Path(__file__).parent.parent
 NO_CURVES = "import parts.run; parts.run.draw_run = lambda folder: None"
 HANG = 1800  # seconds: the limit of every wait. Only what hangs meets it, whatever the load
+
+
+def lines(log) -> list[dict]:
+    """The rows of a log, each of which must be whole."""
+    return [json.loads(line) for line in Path(log).read_text().splitlines()]
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int):
+    """As on a disk that is full: no file may grow beyond `size` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def run_program(script: str, *flags, **how) -> subprocess.CompletedProcess:

@@ -3,9 +3,11 @@
 test_course.py runs `python tests/run_planted.py [NUMBER ...]`, which prints a line of JSON for each
 bug. Each check is a fork of this process, which has done the slow imports.
 """
+import compileall
 import json
 import math
 import os
+import py_compile
 import sys
 import tempfile
 from pathlib import Path
@@ -15,6 +17,7 @@ OWN = ("minirl", "ada_sampler", "rewards", "verifier", "eval", "parts", "helpers
        "sampler_oracles")
 sys.path.insert(0, str(ROOT))
 sys.dont_write_bytecode = True  # a patched file of the same size and second would not be noticed
+CHECKED_HASH = py_compile.PycInvalidationMode.CHECKED_HASH
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # half a second of each check
 
@@ -75,5 +78,8 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="planted-") as place:
         copy = Path(place, "copy")
         bugs.copy(copy, LEFT_OUT)
+        for part in (copy, *map(copy.joinpath, ("parts", "verifier", "models"))):
+            # once for all; what is then patched is seen by its content and compiled anew
+            compileall.compile_dir(part, maxlevels=0, quiet=1, invalidation_mode=CHECKED_HASH)
         for number in map(int, sys.argv[1:] or bugs.bugs()):
             print(json.dumps(verdict(copy, bugs.find(number))), flush=True)

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from helpers import ROOT, run_program
+from helpers import ROOT, lines, run_program
 import eval as evaluation  # the module has the name of a builtin
 from eval import bootstrap, compare, evaluate, pass_at_k, report, summarize
 from parts import policy as adapters
@@ -483,7 +483,7 @@ def training(tmp_path, monkeypatch):
 
 
 def logged(run):
-    return [json.loads(line) for line in (run.folder / "eval.jsonl").open()]
+    return lines(run.folder / "eval.jsonl")
 
 
 def test_each_held_out_set_has_a_row_and_an_interval_of_its_own(training):
@@ -750,8 +750,8 @@ def run(*arguments, **more) -> str:
 
 def samples(folder):
     """The rows in the order of questions: in the file they are as they came."""
-    rows = [json.loads(line) for line in (folder / "eval.jsonl").read_text().splitlines()]
-    return sorted(rows, key=lambda row: (int(row["id"].split("/")[-1]), row["sample"]))
+    return sorted(lines(folder / "eval.jsonl"),
+                  key=lambda row: (int(row["id"].split("/")[-1]), row["sample"]))
 
 
 @pytest.mark.engine

@@ -1,10 +1,8 @@
 """An exported model is the trained one to every other program; a failed export harms nothing."""
-import contextlib
 import hashlib
 import json
 import math
 import re
-import resource
 import shutil
 import sys
 from pathlib import Path
@@ -14,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engines import serve
+from helpers import files_of_at_most
 from parts import checkpoint, export
 from parts.config import Config, resolve
 from parts.files import append
@@ -290,17 +289,6 @@ def test_a_full_disk_leaves_neither_half_a_model_nor_a_changed_run(made, tmp_pat
     with pytest.raises(SystemExit, match="Could not write"):
         export.export(made, tmp_path / "file" / "out")
     export.export(made, tmp_path / "out")
-
-
-@contextlib.contextmanager
-def files_of_at_most(size: int):
-    """As on a disk that is full: no file may grow beyond `size` bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 # ------------------------------------------------------------------------------ the card

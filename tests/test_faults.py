@@ -5,7 +5,6 @@ import math
 import os
 import pickle
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from minirl import Config
 from parts import run as running
 from parts.config import parse, resolve
 from parts.run import make_optimizer
-from helpers import Program, run_program
+from helpers import Program, files_of_at_most, run_program
 from small_policy import random_groups, tiny_policy
 import whole_runs
 
@@ -129,15 +128,10 @@ def one_step(policy, optimizer, schedule):
                          ["adapter_config.json", "adapter_model.safetensors", "optimizer.pt"])
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, learning, file):
     """No file may grow past a limit: the real writers of PEFT, safetensors and torch meet it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def save(step, largest=soft, run=tmp_path):
+    def save(step, largest=10**9, run=tmp_path):
         one_step(*learning)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, hard))
-        try:
+        with files_of_at_most(largest):
             return checkpoint.save(run, *learning, dict(step=step), keep=2)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     first = save(2)
     sizes = {path.name: path.stat().st_size for path in first.iterdir()}

@@ -1,5 +1,4 @@
 """float16: small gradients survive, large ones cost one step, a resumed run knows its scale."""
-import json
 import math
 from types import SimpleNamespace
 
@@ -7,7 +6,7 @@ import pytest
 import torch
 
 import minirl
-from helpers import run_program
+from helpers import lines, run_program
 from minirl import Config
 from parts import checkpoint
 from parts.policy import START_SCALE, Row
@@ -131,8 +130,7 @@ def test_it_trains_with_every_way_to_the_engine(flags, tmp_path):
                        "--eval-questions", 8, "--eval-k", 1, "--warmup-steps", 1, "--steps", 2,
                        cwd=tmp_path)
     assert done.returncode == 0, done.stdout
-    log = tmp_path / "runs/run/metrics.jsonl"
-    steps = [json.loads(line) for line in log.read_text().splitlines()]
+    steps = lines(tmp_path / "runs/run/metrics.jsonl")
     assert [(row["optimizer_steps"], row["skipped_steps"]) for row in steps] == [(1, 0)] * 2
     limit = 1e-2 if "fp8" in flags else 1e-3
     assert max(row["kl_k3"] for row in steps) < limit

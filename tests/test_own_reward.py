@@ -11,7 +11,7 @@ import pytest
 import ada_sampler as ada
 import eval as evaluation
 from conftest import ROOT
-from helpers import run_program
+from helpers import lines, run_program
 from parts import config as parts_config
 from parts import trouble
 from parts.config import Config, resolve
@@ -71,10 +71,6 @@ def grader(tmp_path_factory):
 def write(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 # ------------------------------------------------------------------------------ what it returns

@@ -12,7 +12,6 @@ from models import make
 from parts import policy as policy_module
 from parts.logprobs import token_logprobs
 from parts.policy import Row, load_model, load_policy, micro_batches, own_class
-from parts.routing_replay import is_supported
 
 
 def small_policy(folder, config=(), **changes):
@@ -198,19 +197,6 @@ def test_micro_batches_keep_to_their_tokens_where_short_prompts_have_long_respon
     assert max(len(batch) * max(len(row.ids) for row in batch) for batch in cut) <= 150
     equal = [Row([0] * 30, 9, [], 1.0) for _ in range(7)]
     assert [len(batch) for batch in micro_batches(equal, tokens=150)] == [5, 2]  # and use them
-
-
-def test_the_code_that_a_model_folder_brings_is_never_run(tmp_path, monkeypatch):
-    """transformers would ask whether to run it, and `yes |` would answer."""
-    names = dict(AutoConfig="trap.Trap", AutoModelForCausalLM="trap.Trap")
-    (tmp_path / "config.json").write_text(json.dumps(dict(model_type="trap", auto_map=names)))
-    sprung = tmp_path / "sprung"
-    (tmp_path / "trap.py").write_text(f"open({str(sprung)!r}, 'w')\nclass Trap: pass\n")
-    monkeypatch.setattr("builtins.input", lambda *_: "y")
-    for load in (is_supported, lambda path: load_model(path, "float32")):
-        with pytest.raises(ValueError, match="trust_remote_code"):
-            load(str(tmp_path))
-    assert not sprung.exists()
 
 
 def test_a_model_with_a_weight_missing_is_refused_not_filled_at_random(tmp_path):

@@ -11,7 +11,7 @@ from transformers import AutoConfig
 import minirl
 from engines import move as move_adapter
 from engines import policy_for, random_ids, rows_of, serve
-from helpers import run_program
+from helpers import lines, run_program
 from models import make
 from parts import run as running
 from parts.logprobs import token_logprobs
@@ -432,7 +432,7 @@ def test_a_run_with_replay_from_the_command_line(tmp_path):
     run = tmp_path / "runs" / "moe"
     # by itself, with four mini-batches
     assert json.loads((run / "config.json").read_text())["config"]["replay"] == "r3"
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = lines(run / "metrics.jsonl")
     assert len(rows) == 2
     stepped = [row for row in rows if row["optimizer_steps"]]
     assert stepped, "a model this weak may miss, but not in every group of two steps"

@@ -17,6 +17,7 @@ from parts.data import Stream
 from parts.engine import Rollout
 from parts.run import Estimator, Run
 from parts.stop import Interrupted, Stop
+from helpers import lines
 from test_checkpoint import learn, taught
 
 
@@ -39,7 +40,7 @@ def run(tmp_path, monkeypatch):
 
 
 def rows(run, name):
-    return [json.loads(line) for line in (run.folder / name).read_text().splitlines()]
+    return lines(run.folder / name)
 
 
 def sample(text, status="wrong", reward=0.0):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT
-from helpers import HANG
+from helpers import HANG, lines
 
 FILE = ROOT / "walkthrough.ipynb"
 CELLS = json.loads(FILE.read_text())["cells"]
@@ -149,6 +149,6 @@ def test_from_top_to_bottom_in_a_kernel(tmp_path):
         if fresh.cell_type == "code":
             assert shape(fresh) == shape(stored), stored["id"]
     assert "NUMA" not in said and "%|" not in said
-    evaluations = [json.loads(line) for line in open(tmp_path / "runs/walkthrough/eval.jsonl")]
+    evaluations = lines(tmp_path / "runs/walkthrough/eval.jsonl")
     assert [row["step"] for row in evaluations] == [0, 8]
     assert evaluations[1]["ci_low"] > evaluations[0]["ci_high"]  # it has learnt
