@@ -78,7 +78,8 @@ def write(path, rows):
     ("1", 1.0), ("True", 1.0), ("0.5", 0.5), ("-3.25", -3.25), ("np.float32(0.25)", 0.25),
     ("np.array(2.0)", 2.0), ("-1e6", -1e6), ("TEN", 10.0), ("print('noise') or 1", 1.0),
     (r"float(extract_answer('\\boxed{7}'))", 7.0), ("'HF_TOKEN' in os.environ", 0.0),
-    ("len(os.listdir(os.getcwd()))", 1.0)])
+    # its own folder; large: of the test below, where that has run before this one
+    ("{*os.listdir()} - {'large'} == {'made-at-load'}", 1.0)])
 def test_every_number_is_a_reward_and_only_those_above_the_threshold_are_correct(
         grader, completion, number):
     found = grader.grade([({}, completion)])[0]
