@@ -135,7 +135,11 @@ def explain(error: BaseException, name: str) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
              if frame.filename == path]
     where = f"line {lines[-1]} of " if lines else ""
-    return f"{type(error).__name__}: {str(error)[:200]} ({where}{os.path.basename(path)})"
+    try:
+        said = str(error)[:200]
+    except Exception:  # the user's own kind of exception
+        said = "without words"
+    return f"{type(error).__name__}: {said} ({where}{os.path.basename(path)})"
 
 
 # --------------------------------------------------------------------------- its parent's view

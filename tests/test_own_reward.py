@@ -32,6 +32,9 @@ open("made-at-load", "w").close()  # in the worker's own folder
 
 def recurse(): return recurse()
 def interrupt(): raise KeyboardInterrupt
+class Mute(Exception):
+    def __str__(self): raise ValueError
+def mute(): raise Mute
 def write():
     with open("large", "w") as file:
         file.write("x" * 2**21)
@@ -92,7 +95,8 @@ def test_every_number_is_a_reward_and_only_those_above_the_threshold_are_correct
     ("'0.5'", "no_number", "'0.5'"), ("[1.0]", "no_number", "[1.0]"),
     ("10**400", "no_number", "1000"), ("1e6 + 1", "no_number", "1000001"),
     ("1j", "no_number", "1j"), ("('correct', '')", "no_number", "('correct', '')"),
-    ("{}['missing']", "raised", "KeyError: 'missing' (line 16 of mine.py)"),
+    ("{}['missing']", "raised", "KeyError: 'missing' (line 19 of mine.py)"),
+    ("mute()", "raised", "Mute: without words (line 13 of mine.py)"),
     ("sys.exit(3)", "raised", "SystemExit: 3"), ("recurse()", "raised", "RecursionError"),
     ("write()", "raised", "OSError"), ("interrupt()", "raised", "KeyboardInterrupt"),
     ("np.ones(10**10)", "killed", "out of memory: it may take 1 GB"),
@@ -172,7 +176,7 @@ def test_a_function_that_fails_on_everything_at_the_start_ends_in_one_sentence(m
         for key in range(PATIENCE - 1):
             assert grader.result(key).status == "raised"
         with pytest.raises(SystemExit, match="no number for any of the first 16 .*KeyError: "
-                                             r"'number' \(line 19"):
+                                             r"'number' \(line 22"):
             grader.result(PATIENCE - 1)
 
 
