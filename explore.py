@@ -246,8 +246,8 @@ def add_questions(groups: list[dict]) -> None:
     """Each prompt without the beginning and the end that all prompts of a run share."""
     prompts = {str(group["prompt"]) for group in groups}
     backwards = [prompt[::-1] for prompt in prompts]
-    start = re.sub(r"[^\s>]+$", "", commonprefix(list(prompts))) if len(prompts) > 1 else ""
-    end = re.sub(r"[^\s<]+$", "", commonprefix(backwards)) if len(prompts) > 1 else ""
+    start = re.sub(r"[^\s>]+\Z", "", commonprefix(list(prompts))) if len(prompts) > 1 else ""
+    end = re.sub(r"[^\s<]+\Z", "", commonprefix(backwards)) if len(prompts) > 1 else ""
     for group in groups:
         prompt = str(group["prompt"])
         group["question"] = prompt[len(start):len(prompt) - len(end)].strip() or prompt

@@ -142,6 +142,18 @@ def test_another_size_is_for_the_what_if_of_both_runs(tmp_path):
     assert all(set(fate) == {"uniform", "dapo"} for fate in fates)  # a round of M needs 8 draws
 
 
+@pytest.mark.parametrize("around", [
+    "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n", "<|user|>{}<|assistant|>",
+    "Question: {}\nAnswer:", "Solve this.\n\n{}\n", "{}"])
+def test_a_question_is_the_prompt_without_what_all_share(around):
+    questions = ["Mia had 2 pens.", "Mia had 3 cups and more pens.", "Max has 20 tens."]
+    groups = [dict(prompt=around.format(question)) for question in questions]
+    explore.add_questions(groups)
+    assert [group["question"] for group in groups] == questions
+    explore.add_questions(groups[:1])  # what is shared cannot be known from one
+    assert groups[0]["question"] == groups[0]["prompt"].strip()
+
+
 def test_each_prompt_keeps_its_own_tokens_where_steps_before_it_are_left_out(tmp_path):
     rows = [group(step, 0, [sample(str(step))]) for step in range(1, 6)]
     data = page_of(make(tmp_path / "mine", rows), steps="3-5")
