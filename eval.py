@@ -24,17 +24,20 @@ import os
 import random
 import time
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
 from ada_sampler import without_verdict
 from parts.config import EvalConfig, parse_eval
-from parts.data import count_odd_golds, digest, keys_of, load_sets
-from parts.files import (append, digest_of, keep_rows, quiet_end, read_json, read_rows, shown,
-                         write_safely)
-from parts.folder import is_sample, open_folder, own_files, require_same, versions, weights_of
+from parts.data import (HELD_OUT, check_golds, digest, drop_overlap, keys_of, load_sets,
+                        load_train_and_held_out)
+from parts.files import (append, counted, digest_of, keep_rows, quiet_end, read_json, read_rows,
+                         shown, write_safely)
+from parts.folder import (is_sample, open_folder, own_files, require_same, run_of, versions,
+                          weights_of)
 from parts.grader import NO_VERDICT
 from parts.models import TINY, fetch_model, load_tokenizer
 from parts.prompts import add_prompts, stop_ids
@@ -263,8 +266,7 @@ def sets_and_protocol(config: EvalConfig) -> tuple[dict, dict]:
     from parts.machine import default_dtype, default_sync
 
     dtype = default_dtype()
-    loaded = load_sets(config.data, for_training=False, limit=config.limit or None,
-                       **keys_of(config))
+    loaded = load_asked(config)
     context = config.max_prompt_tokens + config.max_tokens
     path = fetch_model(config.model, context)
     tokenizer = load_tokenizer(path)
@@ -284,16 +286,45 @@ def sets_and_protocol(config: EvalConfig) -> tuple[dict, dict]:
         questions={name: digest(problems) for name, problems in sets.items()})
 
 
+def load_asked(config: EvalConfig) -> list[list]:
+    """The sets of --data; `held-out` is what the adapter's run holds out of its own file."""
+    (folder, run), split = run_of(config.adapter), config.data == HELD_OUT
+    if split and run.get("eval_data") != HELD_OUT:
+        raise SystemExit("--data held-out needs --adapter RUN, of a run that holds out a share of "
+                         "its own data: name other data.")
+    loaded = [] if split else load_sets(
+        config.data, for_training=False, limit=config.limit or None, **keys_of(config))
+    if not run:
+        return loaded
+    columns = keys_of(config if split else SimpleNamespace(**run))
+    try:
+        with contextlib.redirect_stdout(None):  # the run has said what it dropped
+            trained, held_out = load_train_and_held_out(
+                run["data"], run["eval_data"], eval_questions=run["eval_questions"], **columns)
+    except SystemExit as why:
+        if split:
+            raise
+        print(f"whether {shown(folder)} trains on these problems is not known: {why}")
+        return loaded
+    if split:
+        return [[replace(one, source=HELD_OUT) for one in held_out[:config.limit or None]]]
+    problems = sum(loaded, [])
+    count = drop_overlap(problems, trained)[1]
+    advice = "; --data held-out asks others" * (count and run["eval_data"] == HELD_OUT)
+    print(f"{shown(folder)} trains on {count} of these {counted(len(problems), 'problem')}{advice}")
+    return loaded
+
+
 def adapted_policy(protocol: dict) -> tuple:
     """(Base with adapter, its rank); (None, 8) without one. SystemExit if they do not fit."""
     if not protocol["adapter"]:
         return None, 8
     from parts.policy import load_adapter
 
-    checkpoints = Path(protocol["adapter"]).parent
-    if checkpoints.name == "checkpoints":  # its run knows the base
-        require_same(checkpoints.parent, dict(model=protocol["files"]["model"]),
-                     "name the --model that the adapter was trained on")
+    folder, run = run_of(protocol["adapter"])
+    if run:  # it knows the base
+        require_same(folder, dict(model=protocol["files"]["model"]),
+                     f"the adapter was trained on --model {shown(run['model'])}")
     return load_adapter(protocol["path"], protocol["adapter"], protocol["dtype"])
 
 
@@ -363,7 +394,7 @@ def show_comparison(changes: dict, folder: str, own_reward: bool = False) -> Non
         avg, low, high = (factor * one[key] for key in ("avg", "ci_low", "ci_high"))
         verdict = "no clear difference" if low <= 0 <= high else "better" if low > 0 else "worse"
         print(f"  {shown(name)}: {avg:{digits}} [{low:{digits}}, {high:{digits}}], {verdict}; "
-              f"{one['better']} questions better, {one['worse']} worse")
+              f"{counted(one['better'], 'question')} better, {one['worse']} worse")
 
 
 def show_failures(rows: list[dict]) -> None:
@@ -409,7 +440,7 @@ def sample(sets: dict, protocol: dict, policy, rank: int, folder: Path) -> list[
     problems = [problem for own in sets.values() for problem in own]
     keep_rows(file, is_sample)  # drops the half line that an interruption has left
     done = list(read_rows(file, is_sample))
-    already = f", which has {len(done)} samples already" if done else ""
+    already = f", which has {counted(len(done), 'sample')} already" if done else ""
     print(f"results in {shown(folder)}{already}")
     known = {sample_key(row) for row in done}
     if all((problem.source, problem.id, s) in known for problem in problems for s in range(k)):
@@ -419,7 +450,7 @@ def sample(sets: dict, protocol: dict, policy, rank: int, folder: Path) -> list[
             if protocol["reward"]:
                 grader.try_out(own)
             else:
-                count_odd_golds(own, grader)
+                check_golds(own, grader)
         engine = Engine(
             protocol["path"], max_model_len=protocol["context"], dtype=protocol["dtype"],
             max_num_seqs=protocol["engine_sequences"], memory_share=protocol["engine_memory"],

@@ -170,14 +170,14 @@ class Grader(WorkerPool):
         return future
 
     def check_golds(self, golds: list[str]) -> list[bool]:
-        """For each gold: can it be graded, as a string or since math-verify can read it?"""
+        """For each gold: is it compared as a string, or read and found equal to itself?"""
         checks = []
         for gold in golds:
             status, _, left, _ = decide(gold, "x")
             asked = not status and not exact(left)
             checks.append(super().ask(left, [left], "") if asked else status or "wrong")
-        statuses = [check if isinstance(check, str) else check.result().status for check in checks]
-        return [status in ("correct", "wrong") for status in statuses]
+        return [check in ("correct", "wrong") if isinstance(check, str)
+                else check.result().status == "correct" for check in checks]
 
 
 def open_grader(reward: str, threshold: float, workers: int) -> WorkerPool:

@@ -15,10 +15,10 @@ from typing import Literal, get_type_hints
 import tyro
 
 from ada_sampler import SamplerConfig
-from parts.data import (default_data, default_eval_data, default_template, keys_of,
-                        require_files)
+from parts.data import (HELD_OUT, default_data, default_eval_data, default_template, keys_of,
+                        made_for_others, require_files)
 from parts.files import is_text, shown
-from parts.folder import never_stepped, settings
+from parts.folder import never_stepped, run_of, settings
 from parts.grader import require_function
 from parts.machine import (build_for_cpu, default_dtype, default_micro_tokens, default_sync,
                            require_effect)
@@ -423,7 +423,7 @@ def name_of(config: Config) -> str:
 def small_defaults(config: Config) -> dict:
     """What a small model is trained with where no flag says otherwise."""
     own_data = config.data not in ("auto", "builtin-words")
-    rounds = {} if config.sampler == Config.sampler else dict(M=Config.M)
+    rounds = {} if getattr(config, "sampler", "") in ("", Config.sampler) else dict(M=Config.M)
     return SMALL | (ROOM if own_data else {}) | rounds
 
 
@@ -476,6 +476,8 @@ def require_all_files(config) -> None:
     require_files(",".join(filter(None, sets)), **keys_of(config))
     require_function(config.reward)
     require_template(config.template)
+    if sentence := made_for_others(config.model, config.data):
+        print(f"WARNING: {sentence}")
 
 
 # ------------------------------------------------------------------------------ a run's flags
@@ -620,17 +622,21 @@ def parse_eval(argv: list[str] | None = None) -> EvalConfig:
 
     Ends the program with code 2 and one sentence if they cannot work.
     """
+    about = "eval.py", ("avg@k and pass@k with 95 % intervals, on named benchmarks, files or the "
+                        "built-in problems.")
+    adapter = ""
     with in_one_sentence("eval.py"):
-        config = parse_flags(
-            EvalConfig, argv, "eval.py", "avg@k and pass@k with 95 % intervals, on named "
-            "benchmarks, files or the built-in problems.")
+        config = parse_flags(EvalConfig, argv, *about)
+        known = small_defaults(config) if is_small(config.model) else {}
+        if config.adapter:
+            from parts.policy import find_adapter  # which imports torch
+
+            adapter = find_adapter(config.adapter)
+            known = as_in_its_run(adapter, config.data) or known
+        config = parse_flags(EvalConfig, argv, *about, defaults=known)
         config.validate()
         require_effect(config)
-    adapter, real = "", config.model not in TINY
-    if config.adapter:
-        from parts.policy import find_adapter  # which imports torch
-
-        adapter = find_adapter(config.adapter)
+    real = config.model not in TINY
     config = fill_in(
         config, data=default_data(config.model, for_training=False),
         template=default_template(config.model, config.reward),
@@ -640,3 +646,20 @@ def parse_eval(argv: list[str] | None = None) -> EvalConfig:
     parts = [Path(config.model).name, *Path(adapter).parts[-3:], *data, f"k{config.k}"]
     name = "-".join(part for part in parts if part not in ("runs", "checkpoints", "/"))
     return replace(config, adapter=adapter, out=config.out or f"runs/eval-{name[:150]}")
+
+
+def as_in_its_run(adapter: str, data: str) -> dict:
+    """The settings of an adapter's run that its evaluation has too, where no flag says otherwise.
+
+    A run that has split its own file is evaluated on what it holds out, unless `data` is named.
+    """
+    folder, run = run_of(adapter)
+    names = "model template system max_prompt_tokens max_tokens temperature".split()
+    if data == "auto" and run.get("eval_data") == HELD_OUT:
+        data = HELD_OUT
+    if data == HELD_OUT:
+        names += ["problem_key", "answer_key", *["reward", "threshold"] * bool(run.get("reward"))]
+    known = {name: run[name] for name in names if name in run}
+    if known:
+        print(f"as in {shown(folder)}, where no flag says otherwise: {', '.join(known)}")
+    return known | dict(data=data)

@@ -18,11 +18,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from parts.files import is_text, shown
-from parts.models import TINY, is_small
+from parts.files import counted, is_text, shown
+from parts.models import SMOLLM, TINY, is_small
 from parts.problems import BUILTIN
 from parts.sources import (
     BENCHMARKS, BEYOND, expand, find_gold, find_problem, is_file, plain, read_file, read_hub)
+from verifier.answers import is_one_value
+from verifier.spelling import normalize
 
 HELD_OUT = "held-out"  # as --eval-data: a share of the training data
 HELD_OUT_SHARE = 0.1
@@ -59,6 +61,15 @@ def default_data(model: str, for_training: bool = True) -> str:
     if model.endswith("Qwen2.5-Math-1.5B"):  # it solves each of these in 1 to 5 of 16 attempts
         return "RLHFlow/reinforce_ada_simple_prompt_1-5b"
     return "agentica-org/DeepScaleR-Preview-Dataset"
+
+
+def made_for_others(model: str, data: str) -> str:
+    """A sentence if a built-in model gets problems that are not its own; "" for any other."""
+    own = default_data(model)
+    if model not in TINY or data in ("auto", own):
+        return ""
+    return (f"{model} can read only problems such as {BUILTIN[own]('train', 1)[0]['problem']}; "
+            f"for others take --model {SMOLLM}")
 
 
 def default_eval_data(data: str) -> str:
@@ -133,7 +144,7 @@ def require_files(names: str, *, problem_key="", answer_key="", whole_rows=False
     within seconds.
     """
     own = [name for name, _ in expand(names) if is_own(name)]
-    if (problem_key or answer_key) and not own:
+    if (problem_key or answer_key) and not own and names != HELD_OUT:
         raise SystemExit(f"The columns of {shown(names)} are known: leave out --problem-key and "
                          "--answer-key.")
     for name in filter(is_file, own):
@@ -159,8 +170,8 @@ def rows_to_problems(rows, source: str, limit=None, seen=None, **keys) -> list[P
     kept, dropped = sift(rows, source, limit, set() if seen is None else seen, **keys)
     lost = f" (dropped {counts(dropped)})" if dropped else ""
     first = "the first " if len(kept) == limit else ""  # the rows after these were not read
-    print(f"data: {shown(source)}: {len(kept)} problems of {first}{len(kept) + dropped.total()} "
-          f"rows{lost}")
+    print(f"data: {shown(source)}: {counted(len(kept), 'problem')} of {first}"
+          f"{counted(len(kept) + dropped.total(), 'row')}{lost}")
     return kept
 
 
@@ -182,12 +193,13 @@ def sift(
             f"{source}/{split}/{index}", source, plain(row.get("level", row.get("difficulty"))),
             columns=json.loads(json.dumps(row, default=str)) if whole_rows else {})
         words = " ".join(problem.problem.split())  # texts that differ in spaces alone are the same
-        reason = flaw(problem, row) or ("double" if words in seen else "")
+        alike = "".join(words.casefold().split()) + f"={problem.answer or words}"  # and with a gold
+        reason = flaw(problem, row) or ("double" if {words, alike} & seen else "")
         if reason:
             dropped[reason] += 1
             continue
         kept.append(problem)
-        seen.add(words)
+        seen |= {words, alike}
         if len(kept) == limit:
             break
     if not kept:
@@ -197,8 +209,8 @@ def sift(
 
 def flaw(problem: Problem, row: dict) -> str:
     """Why a row cannot be used; "" if it can."""
-    if any(row.get(BEYOND) or ()):  # a comma without quotes: every cell may be another column's
-        return "with more cells than columns"
+    if BEYOND in row:  # a comma without quotes: every cell may be another column's
+        return f"with more cells than columns (first in line {row[BEYOND]})"
     if not problem.problem:
         return "without a problem"
     if not problem.judged_by:
@@ -233,13 +245,13 @@ def load_train_and_held_out(
     if eval_data == HELD_OUT:
         train, held_out = hold_out(train, eval_questions)
         total = len(train) + len(held_out)
-        print(f"data: {len(held_out)} of the {total} problems are held out for evaluation "
+        print(f"data: {len(held_out)} of the {total} problems held out for evaluation "
               "(--eval-data names others)")
     else:
         held_out = load_problems(eval_data, for_training=False, limit=eval_questions, **keys)
     train, doubles = drop_overlap(train, held_out)
     if doubles:
-        print(f"data: {doubles} training problems are also in the held-out set and were dropped")
+        print(f"data: dropped {counted(doubles, 'training problem')} that the held-out set has too")
     if not train:
         raise SystemExit(
             f"Nothing is left of {shown(data)} to train on: all of it is in the held-out set too.")
@@ -294,27 +306,30 @@ def digest(problems: list[Problem]) -> str:
 
 
 # --------------------------------------------------------------------------------------- odd golds
-def drop_odd_golds(problems: list[Problem], grader) -> list[Problem]:
-    """For training: without the problems whose gold answer math-verify cannot read.
+def check_golds(problems: list[Problem], grader, drop: bool = False) -> list[Problem]:
+    """Counts golds that math-verify cannot read or that hardly any answer equals, as `about 5`.
 
-    Hardly any response to them would be rewarded. Raises SystemExit if nothing is left.
+    For training it `drop`s the former, and raises SystemExit if nothing is left. In an evaluation
+    they stay: a score counts all questions of its set.
     """
     sound = grader.check_golds([problem.answer for problem in problems])
-    odd = [problem.answer for problem, ok in zip(problems, sound) if not ok]
-    if odd:
-        print(f"{len(odd)} of {len(problems)} problems dropped, since math-verify cannot read "
-              f"their gold answer, such as {shown(repr(odd[0]), 80)} (--keep-odd-golds keeps them)")
-    if len(odd) == len(problems):
+    odd = [p.answer for p, ok in zip(problems, sound) if not ok]
+    unlikely = [p.answer for p, ok in zip(problems, sound)
+                if ok and p.source not in BENCHMARKS and not is_one_value(normalize(p.answer))]
+    fate = "dropped (--keep-odd-golds keeps them)" if drop else "only the same string is right"
+    use = "train" if drop else "evaluate"
+    for golds, what, then in (
+            (odd, "cannot be read by math-verify", fate),
+            (unlikely, "are no single number or formula",
+             "only the same words, or all of the same values, are right")):
+        often = Counter(golds)
+        rarest = ", ".join(shown(repr(gold), 80) for gold in sorted(often, key=often.get)[:3])
+        if golds:
+            print(f"data: {len(golds)} of {counted(len(problems), 'gold')} to {use} on {what}, "
+                  f"such as {rarest}: {then}")
+    if drop and len(odd) == len(problems):
         raise SystemExit("Nothing is left to train on.")
-    return [problem for problem, ok in zip(problems, sound) if ok]
-
-
-def count_odd_golds(problems: list[Problem], grader) -> None:
-    """For an evaluation, where they stay: a score counts all questions of its set."""
-    sound = grader.check_golds([problem.answer for problem in problems])
-    odd = Counter(problem.source for problem, ok in zip(problems, sound) if not ok)
-    for source, count in odd.items():
-        print(f"{shown(source)}: {count} golds do not parse, only the same string matches them")
+    return [p for p, ok in zip(problems, sound) if ok] if drop else problems
 
 
 # ---------------------------------------------------------------------------------------- the order

@@ -182,6 +182,11 @@ def shown(text, longest: int = 200) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:longest]) + cut
 
 
+def counted(count: int, thing: str) -> str:
+    """`1 gold`, `2 golds`."""
+    return f"{count} {thing}{'s' * (count != 1)}"
+
+
 def is_text(text: str) -> bool:
     """Whether it can be encoded and tokenized: it holds no half of a UTF-16 pair, as JSON may."""
     return not any("\ud800" <= char <= "\udfff" for char in text)

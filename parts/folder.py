@@ -99,6 +99,12 @@ def settings(folder: Path) -> dict | None:
     return known
 
 
+def run_of(adapter: str) -> tuple[Path, dict]:
+    """(folder, settings) of the run that an adapter is a checkpoint of; no settings if of none."""
+    folder = Path(adapter).parent.parent
+    return folder, Path(adapter).parent.name == "checkpoints" and settings(folder) or {}
+
+
 def own_files(config) -> dict[str, str]:
     """{flag: hash} of the user's own files that decide what is asked and rewarded."""
     own = dict(reward=config.reward.rpartition(":")[0])

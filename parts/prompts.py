@@ -14,7 +14,7 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
-from parts.files import is_text, shown
+from parts.files import counted, is_text, shown
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 STEP_BY_STEP = "Let's think step by step and output the final answer within \\boxed{}."
@@ -62,8 +62,8 @@ def add_prompts(problems: list, tokenizer, template: str, max_prompt_tokens: int
         raise SystemExit(
             f"Every prompt is over {max_prompt_tokens} tokens: raise --max-prompt-tokens.")
     lengths = [len(problem.prompt_ids) for problem in kept]
-    print(f"data: {len(kept)} prompts of {min(lengths)} to {max(lengths)} tokens, median "
-          f"{statistics.median(lengths):g}")
+    print(f"data: {counted(len(kept), 'prompt')} of {min(lengths)} to {max(lengths)} tokens, "
+          f"median {statistics.median(lengths):g}")
     return kept
 
 
@@ -77,7 +77,8 @@ def needs_start(tokenizer, template: str, prompt: str) -> bool:
 
 def show_prompts(problems: list, count: int = 3, longest: int = 400) -> None:
     """Print some prompts; of a long one both ends, which matter most."""
-    print(f"{min(count, len(problems))} of {len(problems)} prompts, as the model sees them:")
+    of_all = f"{min(count, len(problems))} of {counted(len(problems), 'prompt')}"
+    print(f"{of_all}, as the model sees them:")
     for problem in problems[:count]:
         text, half = repr(problem.prompt), longest // 2
         if len(text) > longest:

@@ -24,7 +24,7 @@ from transformers import AutoConfig
 from ada_sampler import Estimator
 from parts import checkpoint, files
 from parts.config import Config, small_in_one_line
-from parts.data import (Problem, Stream, count_odd_golds, digest, drop_odd_golds, keys_of,
+from parts.data import (Problem, Stream, check_golds, digest, keys_of,
                         load_train_and_held_out)
 from parts.engine import Engine, seed_everything
 from parts.files import quiet_end, shown
@@ -146,8 +146,8 @@ def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
         add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens, config.system)
         for problems in (train, held_out))
     if not config.reward:
-        count_odd_golds(held_out, grader)
-        train = train if config.keep_odd_golds else drop_odd_golds(train, grader)
+        check_golds(held_out, grader)
+        train = check_golds(train, grader, drop=not config.keep_odd_golds)
     if config.batch_prompts > len(train):
         print(f"data: a step takes {config.batch_prompts} prompts (--batch-prompts) of "
               f"{len(train)} to train on, so some are in it twice or more")
@@ -269,7 +269,7 @@ def log(step: int, groups, metrics: dict, run: Run) -> None:
         metrics[f"{key}_total"] = run.state[f"{key}_total"]
     files.append(run.folder / "metrics.jsonl", dict(step=step, **metrics))
     warn_of_weights(step, metrics)
-    warn_of_verifier(step, groups)
+    warn_of_verifier(step, groups, run.config.reward)
     for group in recorded(groups, run.config.log_groups):
         row = group_row(step, group, run.engine.tokenizer)
         files.append(run.folder / "groups.jsonl", row)
@@ -320,7 +320,7 @@ def phase(run: Run, name: str, seconds: dict):
         put_back(run)
         if run.state["step"]:  # a checkpoint of step 0 would hold nothing
             save(run)
-        why = sentence(error, name, run)
+        why = sentence(error, name, run).removesuffix(".")
         raise SystemExit(f"{why}; {checkpoint.saved_so_far(run.folder)}") from error
 
 

@@ -63,7 +63,7 @@ def read_file(name: str) -> list[dict]:
     try:
         return read(path)
     except (ValueError, OSError, RecursionError, MemoryError, OverflowError) as error:
-        why = shown(error) or type(error).__name__
+        why = shown(error).rstrip(".") or type(error).__name__
         raise SystemExit(
             f"Cannot read {shown(name)}: {why}; mend it or name another --data.") from None
 
@@ -77,14 +77,17 @@ def read_parquet(path: Path) -> list[dict]:
 def read_csv(path: Path) -> list[dict]:
     """Strict: otherwise a quote that is never closed would swallow the rest of the file."""
     csv.field_size_limit(10**8)  # the default refuses cells above 128 KB
-    rows = []
+    rows, wide = [], 0
     with open(path, encoding="utf-8-sig") as file:
         try:
             reader = csv.DictReader(file, restkey=BEYOND, strict=True)
             names = [name for name in reader.fieldnames or () if name]
             if len(names) > len({*names}):  # it would take the last one
                 raise ValueError("two columns have the same name")
-            rows += reader
+            for row in reader:
+                if any(row.pop(BEYOND, ())):  # the first one's line is told of all
+                    row[BEYOND] = wide = wide or reader.line_num
+                rows.append(row)
         except csv.Error as error:
             raise ValueError(f"row {len(rows) + 1} after the header: {error} (a quote that is "
                              "opened and never closed?)") from None

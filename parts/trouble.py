@@ -10,6 +10,7 @@ from collections import Counter
 from tqdm import tqdm
 
 from parts import files
+from parts.data import made_for_others
 from parts.files import shown
 from parts.grader import NO_VERDICT
 
@@ -25,7 +26,7 @@ def warn_of_weights(step: int, metrics: dict, least: float = 0.3) -> None:
                    "what was sampled; take fewer --mini-batches or a lower --lr")
 
 
-def warn_of_verifier(step: int, groups, most: float = 0.02) -> None:
+def warn_of_verifier(step: int, groups, reward: str = "", most: float = 0.02) -> None:
     """Warn when more than this share of the samples got no verdict.
 
     They earn no reward, so the curve would look as if the model did not learn.
@@ -34,8 +35,10 @@ def warn_of_verifier(step: int, groups, most: float = 0.02) -> None:
     failed = [(problem, s) for problem, s in pool if s.status in NO_VERDICT]
     if len(failed) > most * len(pool):
         problem, s = failed[0]
-        tqdm.write(f"WARNING, step {step}: the verifier gave no verdict on {len(failed)} of "
-                   f"{len(pool)} samples, such as gold {problem.answer[:60]!r}, completion "
+        judge, asked, text = (("--reward", "problem", problem.problem) if reward else
+                              ("the verifier", "gold", problem.answer))
+        tqdm.write(f"WARNING, step {step}: {judge} gave no verdict on {len(failed)} of "
+                   f"{len(pool)} samples, such as {asked} {text[:60]!r}, completion "
                    f"ending in {s.rollout.text[-120:]!r}: {s.status}, {shown(s.why)}")
 
 
@@ -97,6 +100,8 @@ def why_hopeless(run, draws: list[dict], problems: list, silent: bool) -> str:
     if not (silent or cut_off):
         return ""
     first, cause = draws[0], likely_cause(draws, run.config)
+    if other := made_for_others(run.config.model, run.config.data):
+        cause += f"; {other}"
     tqdm.write(f"the first answer (gold {shown(problems[0].answer)!r}, {first['status']}, "
                f"{first['finish_reason']}): {shown(first['text'], 1000)}")
     if silent and (cut_off or state["silent_looks"] >= PATIENCE):
@@ -123,10 +128,11 @@ def likely_cause(draws: list[dict], config) -> str:
         return (f"{statuses['no_box']} of {count} answers have no \\boxed{{}}: take a --template "
                 "or --system that asks for one")
     if is_blind(rewards, config):
-        side = "above" if rewards[0] > config.threshold else "not above"
+        above = rewards[0] > config.threshold
+        side, other = ("above", "was wrong") if above else ("not above", "was right")
         return (f"all rewards ({min(rewards):g} to {max(rewards):g}) are {side} --threshold "
                 f"{config.threshold:g}, so {config.sampler} cannot tell right from wrong: start "
-                "again with a threshold between them")
+                f"again with a threshold between them, or no answer {other} yet (--data)")
     if len(set(rewards)) > 1:
         return ("no prompt has both right and wrong answers: draw more of each (--M and --N, or "
                 "--n with uniform and dapo)")

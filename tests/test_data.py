@@ -47,7 +47,7 @@ def test_half_a_character_is_no_text(tmp_path, capsys):
         dict(problem="half \ud800 a pair", answer="1"), dict(problem="a", answer="\udfff"),
         dict(problem="c", answer="1", level="\ud800"), dict(problem="b", answer="1", level=3)]))
     assert (problem.problem, problem.id, problem.level) == ("b", "set.jsonl/train/3", "3")
-    assert "1 problems of 4 rows (dropped 3 with broken characters)" in capsys.readouterr().out
+    assert "1 problem of 4 rows (dropped 3 with broken characters)" in capsys.readouterr().out
 
 
 def test_the_limit_counts_problems_and_the_line_says_that_not_all_rows_were_seen(tmp_path, capsys):
@@ -58,6 +58,20 @@ def test_the_limit_counts_problems_and_the_line_says_that_not_all_rows_were_seen
         f"{kept} (dropped 1 double, 1 without a problem)" for kept in (
             "2 problems of the first 4 rows", "3 problems of the first 5 rows",
             "3 problems of 5 rows")]
+
+
+def test_texts_that_differ_in_case_or_white_space_are_doubles_if_their_golds_agree(tmp_path):
+    """`7F4` and `7f4` may ask for two things: then their golds differ."""
+    def kept(*pairs, **how):
+        file = write(tmp_path, [dict(problem=text, answer=gold) for text, gold in pairs])
+        return len(load_problems(file, **how))
+
+    assert kept(("What is 7 + 5?", "12"), ("what is 7+5?", "12")) == 1
+    assert kept(("7F4=?", "16"), ("7f4=?", "16")) == 1
+    assert kept(("7F4=?", "16"), ("7f4=?", "9")) == 2
+    assert kept(("Add 1 23", "24"), ("Add 12 3", "15")) == 2
+    assert kept(("a\u00a0b", "1"), ("a  b", "2")) == 1, "the same text cannot have two golds"
+    assert kept(("Shout: ok", ""), ("Shout: OK", ""), whole_rows=True) == 2  # --reward, no gold
 
 
 # -------------------------------------------------------------------------------- several sets
@@ -86,7 +100,7 @@ def test_a_problem_of_two_sets_is_trained_on_once_and_evaluated_in_both(tmp_path
     assert [p.id for p in loaded[29:31]] == ["a.jsonl/train/29", "b.jsonl/train/10"]
     said = capsys.readouterr().out
     assert "data: b.jsonl: 20 problems of 30 rows (dropped 10 double)" in said
-    assert "data: c.jsonl: 1 problems of 2 rows (dropped 1 double)" in said
+    assert "data: c.jsonl: 1 problem of 2 rows (dropped 1 double)" in said
     train, held_out = data.load_train_and_held_out(f"{one},{two}", data.HELD_OUT)
     assert len({p.problem for p in train + held_out}) == len(train + held_out) == 50
     capsys.readouterr()
@@ -130,18 +144,38 @@ def test_a_file_without_the_column_is_refused_before_anything_large_is_imported(
 
 
 # ---------------------------------------------------------------------------------------- odd golds
+def with_golds(*golds, source="s") -> list[Problem]:
+    return [Problem(gold, gold, gold, source) for gold in golds]
+
+
 def test_odd_golds_are_no_training_problems_and_stay_in_an_evaluation(capsys):
-    problems = [Problem(gold, gold, gold, "s") for gold in ("1", "?\x1b[2J", "2", "??")]
+    problems = with_golds("1", "?\x1b[2J", "2", "??")
     grader = SimpleNamespace(check_golds=lambda golds: [gold.isdigit() for gold in golds])
-    assert [p.answer for p in data.drop_odd_golds(problems, grader)] == ["1", "2"]
+    assert [p.answer for p in data.check_golds(problems, grader, drop=True)] == ["1", "2"]
     out = capsys.readouterr().out
-    assert "2 of 4 problems dropped" in out and r"'?\x1b[2J'" in out and "--keep-odd-golds" in out
-    assert len(data.drop_odd_golds(problems[:1], grader)) == 1 and not capsys.readouterr().out
+    assert "2 of 4 golds to train on cannot be read by math-verify" in out
+    assert r"'?\x1b[2J'" in out and "--keep-odd-golds" in out
+    assert data.check_golds(problems[:1], grader, drop=True) == problems[:1]
+    assert not capsys.readouterr().out
     with pytest.raises(SystemExit, match="Nothing is left to train on"):
-        data.drop_odd_golds(problems[1:2], grader)
-    capsys.readouterr()
-    data.count_odd_golds(problems, grader)
-    assert capsys.readouterr().out == "s: 2 golds do not parse, only the same string matches them\n"
+        data.check_golds(problems[1:2], grader, drop=True)
+    assert "1 of 1 gold to train on" in capsys.readouterr().out
+    assert data.check_golds(problems, grader) == problems
+    out = capsys.readouterr().out
+    assert "2 of 4 golds to evaluate on" in out and "only the same string is right" in out
+
+
+def test_golds_that_hardly_any_answer_equals_are_counted_and_the_rarest_named(capsys):
+    golds = ["TODO"] * 9 + ["2,0", "The median is 3", "about 5", "12", r"\frac12", "(1,2)", "C"]
+    grader = SimpleNamespace(check_golds=lambda golds: [True] * len(golds))
+    problems = with_golds(*golds)
+    assert data.check_golds(problems, grader, drop=True) == problems, "they stay: it is a guess"
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("data: 12 of 16 golds to train on are no single number or formula, ")
+    assert "such as '2,0', 'The median is 3', 'about 5': only the same words, or all" in line
+    data.check_golds(with_golds("TODO", source="math500"), grader)  # nobody can mend those
+    data.check_golds(with_golds("12", "-3", "x^2"), grader)
+    assert capsys.readouterr().out == ""
 
 
 # ----------------------------------------------------------------------------------------- held out
@@ -150,7 +184,7 @@ def test_a_share_of_ones_own_file_is_held_out(tmp_path, capsys):
                                                    eval_questions=100)
     assert len(train) + len(held_out) == 300 and 20 <= len(held_out) <= 40
     assert not {p.problem for p in train} & {p.problem for p in held_out}
-    assert f"{len(held_out)} of the 300 problems are held out" in capsys.readouterr().out
+    assert f"{len(held_out)} of the 300 problems held out" in capsys.readouterr().out
     assert len(data.load_train_and_held_out(numbered(tmp_path, 300), data.HELD_OUT,
                                             eval_questions=5)[1]) == 5
 
@@ -182,7 +216,10 @@ def test_the_first_of_each_held_out_set_are_used_and_not_trained_on(tmp_path, ca
     one, two, three = (numbered(tmp_path, 9, f"{n}.jsonl", start=7 * n) for n in (1, 2, 3))
     train, held_out = data.load_train_and_held_out(one, f"{two},{three}", eval_questions=4)
     assert [p.source for p in held_out] == ["2.jsonl"] * 4 + ["3.jsonl"] * 4
-    assert len(train) == 7 and "2 training problems are also" in capsys.readouterr().out
+    assert len(train) == 7
+    assert "dropped 2 training problems that the held-out" in capsys.readouterr().out
+    data.load_train_and_held_out(one, two, eval_questions=1)
+    assert "dropped 1 training problem that the held-out" in capsys.readouterr().out
 
 
 def test_overlap_ignores_typesetting_but_not_arithmetic():
@@ -240,6 +277,17 @@ def test_defaults_by_model(model, train, test, held_out, template):
     assert data.default_data(model, for_training=False) == test
     assert data.default_eval_data(train) == held_out
     assert data.default_template(model) == template and data.default_template(model, "r") == "chat"
+
+
+@pytest.mark.parametrize("model, own, others", [
+    ("tiny", "builtin", "builtin-words"), ("tiny-moe", "builtin", "mine.csv"),
+    ("tiny-skills", "builtin-skills", "builtin")])
+def test_a_built_in_model_cannot_read_other_problems_and_one_sentence_says_so(model, own, others):
+    sentence = data.made_for_others(model, others)
+    assert sentence.endswith("for others take --model SmolLM2-135M-Instruct")
+    assert f"{model} can read only problems such as {load_problems(own)[0].problem}; " in sentence
+    assert data.made_for_others(model, own) == data.made_for_others(model, "auto") == ""
+    assert data.made_for_others("SmolLM2-135M-Instruct", "mine.csv") == ""
 
 
 def test_ones_own_data_is_held_out_of_itself():

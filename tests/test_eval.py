@@ -20,8 +20,12 @@ import eval as evaluation  # the module has the name of a builtin
 from eval import bootstrap, compare, evaluate, pass_at_k, report, summarize
 from parts import policy as adapters
 from parts import files
+from parts.config import Config, resolve
+from parts.data import load_train_and_held_out
 from parts.files import digest_of
-from parts.folder import is_sample, open_folder, weights_of
+from parts.folder import is_sample, note_start, open_folder, weights_of
+from parts.models import fetch_model
+from parts.run import settings_of
 from parts.stop import Interrupted, Stop
 
 
@@ -355,7 +359,7 @@ def test_half_a_line_goes_and_only_an_adapter_is_served_as_one_at_the_temperatur
     monkeypatch.setattr("parts.engine.Engine",
                         lambda path, sync_mode, **_: asked.append(sync_mode) or engine)
     monkeypatch.setattr("rewards.open_grader", lambda *_: contextlib.nullcontext(FakeGrader()))
-    monkeypatch.setattr(evaluation, "count_odd_golds", lambda *_: None)
+    monkeypatch.setattr(evaluation, "check_golds", lambda *_: None)
     protocol = dict(k=4, reward="", threshold=0.7, graders=1, path="any", context=9, sync="adapter",
                     dtype="auto", engine_sequences=1, engine_memory=0.5, temperature=0.3, stop=[],
                     seed=0, max_tokens=9)
@@ -466,7 +470,6 @@ def test_both_sides_of_a_comparison_have_all_rewards(tmp_path, monkeypatch):
 def training(tmp_path, monkeypatch):
     """As much of a run as an evaluation needs; it samples at temperature 0.7."""
     from parts import held_out
-    from parts.config import Config, resolve
     from parts.run import fresh_state
 
     monkeypatch.setattr(held_out, "phase", lambda *_: contextlib.nullcontext())
@@ -538,8 +541,6 @@ def test_what_another_step_has_left_is_not_taken_for_this_ones(training):
 # --------------------------------------------------------------------------------- the command line
 @pytest.fixture(scope="module")
 def model():
-    from parts.models import fetch_model
-
     return fetch_model("tiny", 0)
 
 
@@ -698,12 +699,12 @@ def test_an_adapter_is_not_put_onto_other_weights_than_its_runs(model, adapter, 
     protocol = dict(adapter=str(checkpoint), path=str(model), files=weights_of(model),
                     dtype="float32")
     for known, fits in ((weights_of(model), True), (dict(model="other"), False), ({}, True)):
-        started = dict(config={}, starts=[dict(inputs=known)])
+        started = dict(config=dict(model="its-base"), starts=[dict(inputs=known)])
         (tmp_path / "run" / "config.json").write_text(json.dumps(started))
         if fits:
             assert evaluation.adapted_policy(protocol)[1] == 12
         else:
-            with pytest.raises(SystemExit, match="not those .* name the --model that the adapter"):
+            with pytest.raises(SystemExit, match="not those .* trained on --model its-base"):
                 evaluation.adapted_policy(protocol)
 
 
@@ -725,6 +726,112 @@ def test_a_row_that_is_there_twice_does_not_hide_that_one_is_missing(tmp_path):
     with pytest.raises(SystemExit, match="no file none.py"):  # so it goes on to draw it
         evaluation.sample(
             dict(a=[SimpleNamespace(source="a", id="1")]), protocol, None, 8, tmp_path)
+
+
+# ------------------------------------------------------------------------------ an adapter's run
+def own_run(folder, adapter, rows=40, **settings):
+    """A run on a file of its own, as far as an evaluation asks: its checkpoint, and the file."""
+    file = folder / "mine.jsonl"
+    rows = [dict(frage=f"What is {i} plus {i}?", n=i, loesung=str(2 * i)) for i in range(rows)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys = {} if "reward" in settings else dict(problem_key="frage", answer_key="loesung")
+    usual = dict(name="own", data=str(file), max_tokens=33, system="Be brief.", temperature=0.9)
+    config = resolve(Config(**usual | keys | settings))
+    shutil.copytree(adapter[0], folder / "own" / "checkpoints" / "step-000003")
+    note_start(folder / "own", settings_of(config), 0, weights_of(fetch_model("tiny", 0)))
+    return str(folder / "own" / "checkpoints" / "step-000003"), str(file)
+
+
+def asked(*arguments) -> list:
+    (problems,) = evaluation.load_asked(evaluation.parse_eval([*arguments]))
+    return problems
+
+
+def test_an_evaluation_says_how_many_of_its_problems_were_trained_on(tmp_path, adapter, capsys):
+    place, file = own_run(tmp_path, adapter)
+    keys = "--problem-key", "frage", "--answer-key", "loesung"
+    assert len(asked("--adapter", place, "--data", file, *keys)) == 40
+    trained, held_out = load_train_and_held_out(
+        file, "held-out", problem_key="frage", answer_key="loesung")
+    said = capsys.readouterr().out
+    assert f"own trains on {len(trained)} of these 40 problems; --data held-out asks others" in said
+    assert 0 < len(trained) < 40 and held_out
+    new = tmp_path / "new.jsonl"  # other typesetting is no other problem
+    new.write_text('{"problem": "what is 3 plus  3 ?", "answer": "6"}\n'
+                   '{"problem": "What is 99 plus 99?", "answer": "198"}\n')
+    asked("--adapter", place, "--data", str(new))
+    assert "own trains on 1 of these 2 problems; " in capsys.readouterr().out
+    asked("--adapter", place, "--data", "builtin", "--limit", "5")
+    assert "own trains on 0 of these 5 problems\n" in capsys.readouterr().out
+    Path(file).unlink()
+    assert len(asked("--adapter", place, "--data", str(new))) == 2
+    said = capsys.readouterr().out
+    assert "own trains on these problems is not known: There is no data file" in said
+
+
+def test_what_a_run_holds_out_is_what_is_asked_if_nothing_else_is_named(tmp_path, adapter, capsys):
+    place, file = own_run(tmp_path, adapter, system="")  # tiny's prompt has none
+    keys = dict(problem_key="frage", answer_key="loesung")
+    trained, held_out = load_train_and_held_out(file, "held-out", **keys)
+    for flags in ((), ("--data", "held-out")):
+        problems = asked("--adapter", place, *flags)
+        assert [(p.problem, p.answer) for p in problems] == [
+            (p.problem, p.answer) for p in held_out]
+    assert not {p.problem for p in problems} & {p.problem for p in trained}
+    assert {p.source for p in problems} == {"held-out"} and len(held_out) > 1
+    assert len(asked("--adapter", place, "--limit", "1")) == 1
+    sets, protocol = evaluation.sets_and_protocol(evaluation.parse_eval(["--adapter", place]))
+    assert protocol["weights"] == {"held-out": len(held_out)} and protocol["data"] == "held-out"
+    with pytest.raises(SystemExit, match="There is no data file"):
+        Path(file).unlink()
+        asked("--adapter", place)
+
+
+def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, adapter, capsys):
+    place, file = own_run(tmp_path, adapter)
+    config = evaluation.parse_eval(["--adapter", place, "--data", "builtin"])
+    assert (config.model, config.template, config.system) == ("tiny", "chat", "Be brief.")
+    assert (config.max_tokens, config.max_prompt_tokens, config.temperature) == (33, 256, 0.9)
+    assert config.problem_key == "" and config.data == "builtin"
+    assert "where no flag says otherwise: model, template, system" in capsys.readouterr().out
+    other = evaluation.parse_eval(["--adapter", place, "--max-tokens", "9", "--system", "Think."])
+    assert (other.max_tokens, other.system) == (9, "Think.")
+    assert (other.problem_key, other.answer_key, other.reward) == ("frage", "loesung", "")
+    plain = evaluation.parse_eval(["--adapter", str(adapter[0])])  # a checkpoint of no run
+    assert (plain.max_tokens, plain.data, plain.temperature) == (64, "builtin", 1)
+
+
+def test_what_was_held_out_under_a_reward_of_ones_own_is_judged_by_it(tmp_path, adapter):
+    judge = tmp_path / "mine.py"
+    judge.write_text("def score(problem, completion): return problem['n']")
+    place, file = own_run(tmp_path, adapter, reward=f"{judge}:score", threshold=0.25,
+                          problem_key="frage")
+    config = evaluation.parse_eval(["--adapter", place])
+    assert (config.reward, config.threshold) == (f"{judge}:score", 0.25)
+    assert all(p.judged_by["n"] == int(p.problem.split()[2])
+               for p in evaluation.load_asked(config)[0])
+    elsewhere = evaluation.parse_eval(["--adapter", place, "--data", "builtin"])
+    assert (elsewhere.reward, elsewhere.threshold) == ("", 0.7)
+
+
+@pytest.mark.parametrize("flags", [[], ["--adapter", "{plain}"], ["--adapter", "{other}"]])
+def test_where_nothing_was_split_off_there_is_nothing_held_out(tmp_path, adapter, flags):
+    other, _ = own_run(tmp_path, adapter, eval_data="builtin")
+    given = [flag.format(plain=adapter[0], other=other) for flag in flags]
+    with pytest.raises(SystemExit, match="--data held-out needs --adapter RUN"):
+        asked("--data", "held-out", *given)
+
+
+def test_a_small_base_model_may_write_as_much_as_in_its_training(tmp_path):
+    """Otherwise base and adapter could not be compared."""
+    for data, lengths in (("auto", (40, 256)), (str(own_file(tmp_path)), (160, 640))):
+        config = evaluation.parse_eval(["--model", "SmolLM2-135M-Instruct", "--data", data])
+        assert (config.max_tokens, config.max_prompt_tokens) == lengths
+
+
+def own_file(folder) -> Path:
+    (folder / "own.jsonl").write_text('{"problem": "a", "answer": "1"}\n')
+    return folder / "own.jsonl"
 
 
 # ---------------------------------------------------------------------------------- the real engine

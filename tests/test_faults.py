@@ -150,7 +150,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, learning, file):
 @pytest.mark.slow
 def test_code_in_data_rows_stays_text(tmp_path, capsys):
     from models import make
-    from parts.data import drop_odd_golds, load_problems
+    from parts.data import check_golds, load_problems
     from parts.prompts import add_prompts
     from rewards import Grader
 
@@ -166,7 +166,7 @@ def test_code_in_data_rows_stays_text(tmp_path, capsys):
     assert [p.problem for p in problems] == [text.strip() for text in golds]
     assert all(p.problem in p.prompt for p in problems)
     with Grader(workers=2) as grader:
-        problems = drop_odd_golds(problems, grader)
+        problems = check_golds(problems, grader, drop=True)
         grader.grade([(p.answer, completion) for p in problems for completion in (
             touch, rf"\boxed{{{touch}}}", rf"\boxed{{{p.answer}}}", rf"\boxed{{{shell}}}")])
     assert not (tmp_path / "owned").exists()

@@ -26,6 +26,10 @@ def test_logs_are_cut_back_to_the_checkpoint(tmp_path):
     assert [json.loads(line) for line in log.read_text().splitlines()] == wanted
 
 
+def test_one_is_no_plural():
+    assert [files.counted(count, "gold") for count in (0, 1, 2)] == ["0 golds", "1 gold", "2 golds"]
+
+
 def test_what_json_has_no_number_for_becomes_null(tmp_path):
     row = dict(a=math.nan, b=math.inf, c=-math.inf, zero=0.0, count=3, text="inf", none=None)
     files.append(tmp_path / "log", row)

@@ -185,7 +185,7 @@ def test_three_prompts_are_shown_and_a_long_one_without_its_middle(capsys):
     assert capsys.readouterr().out.splitlines() == [
         "3 of 4 prompts, as the model sees them:", r"  'a\nb'",
         "  '" + "x" * 199 + " [... 602 characters ...] " + "y" * 199 + "'", "  'c'",
-        "1 of 1 prompts, as the model sees them:", r"  'a\nb'"]
+        "1 of 1 prompt, as the model sees them:", r"  'a\nb'"]
 
 
 def test_stop_ids():

@@ -171,8 +171,8 @@ def test_minerva_style_follows_the_papers(grader):
 
 def test_golds_are_checked_at_load_time(grader, monkeypatch):
     golds = ["42", r"\sqrt{2}", "x=5", "no solution", "52_8", r"\foo{", r"\text{(C)}",
-             "1,2,\\ldots,n", ""]
-    assert grader.check_golds(golds) == [True] * 5 + [False, True, True, False]
+             "1,2,\\ldots,n", "", "1/0"]  # the last is not even equal to itself
+    assert grader.check_golds(golds) == [True] * 5 + [False, True, True, False, False]
     assert score(grader, r"\foo{1", r"\boxed{1}") == score(grader, "", r"\boxed{0}") == 0
     hung = Future()
     hung.set_result(grader.verdict("timeout", ""))

@@ -45,9 +45,11 @@ def test_a_long_cell_with_a_line_break(tmp_path):
 
 def test_a_row_with_more_cells_than_columns_is_dropped_and_counted(tmp_path, capsys):
     """`What is 1,2?` without quotes: the gold would be the half of a question."""
-    (tmp_path / "set.csv").write_text("problem,answer\nWhat is 1,2?,3\np,1\n")
-    assert texts(tmp_path / "set.csv") == ["p"]
-    assert "2 rows (dropped 1 with more cells than columns)" in capsys.readouterr().out
+    head, bad, sound = "problem,answer\n", "What is 1,2?,3\n", '"p,\nq",1\n'
+    (tmp_path / "set.csv").write_text(head + sound + bad + bad)
+    assert texts(tmp_path / "set.csv") == ["p,\nq"]
+    said = capsys.readouterr().out
+    assert "1 problem of 3 rows (dropped 2 with more cells than columns (first in line 4))" in said
 
 
 def test_parquet_of_verl(tmp_path):

@@ -27,8 +27,19 @@ def test_a_verifier_that_fails_on_more_than_a_fiftieth_is_reported(capsys, statu
               for i in (0, 50)]
     warn_of_verifier(3, groups)
     out = capsys.readouterr().out
+    assert ("the verifier gave no" in out) == warned
     assert ("WARNING, step 3" in out) == warned
     assert (f"{failed} of 100 samples" in out and "gold 'gold 0'" in out) == warned
+
+
+def test_a_function_of_ones_own_that_fails_is_not_blamed_on_the_verifier(capsys):
+    nan = SimpleNamespace(status="no_number", why="it returned nan",
+                          rollout=SimpleNamespace(text="7"))
+    group = SimpleNamespace(problem=SimpleNamespace(problem="Rhyme!", answer=""), pool=[nan])
+    warn_of_verifier(3, [group], "mine.py:score")
+    out = capsys.readouterr().out
+    assert "--reward gave no verdict on 1 of 1 samples, such as problem 'Rhyme!'" in out
+    assert "verifier" not in out and "it returned nan" in out
 
 
 @pytest.mark.parametrize("share, warned", [(0.29, True), (0.31, False), (None, False)])
@@ -71,8 +82,12 @@ def answers(rewards, status="wrong", end="stop"):
     (answers([0] * 9, "no_box"), {},
      ["9 of 9 answers have no \\boxed{}", "--template", "--system"]),
     (answers([0] * 9, "timeout"), {}, ["most of 9 answers got no verdict (timeout)"]),
-    (answers([0.1, 0.2]), dict(reward="own.py:f"), ["(0.1 to 0.2) are not above --threshold 0.7"]),
-    (answers([3, 2]), dict(reward="own.py:f"), ["(2 to 3) are above --threshold 0.7"]),
+    (answers([0.1, 0.2]), dict(reward="own.py:f"),
+     ["(0.1 to 0.2) are not above --threshold 0.7", "between them, or no answer was right yet"]),
+    (answers([3, 2]), dict(reward="own.py:f"),
+     ["(2 to 3) are above --threshold 0.7", "or no answer was wrong yet"]),
+    (answers([0, 0]), dict(data="words.csv"), ["all 2 answers are wrong", "tiny can read only",
+                                               "--model SmolLM2-135M-Instruct. To go on"]),
     (answers([2, 2]), dict(reward="own.py:f"), ["the same reward, 2: look into --reward"]),
     (answers([1, 1]), {}, ["all answers are right: take harder problems"]),
     (answers([0, 0]), {}, ["all 2 answers are wrong: ", "gold answer", "too hard"]),

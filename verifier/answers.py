@@ -135,6 +135,8 @@ WORD_OR_NUMBER = re.compile(r"[a-z]+|\d+")
 WORD, LETTER = re.compile(r"[A-Za-z][A-Za-z '\-]*\.?"), re.compile("[A-J]")
 LOOKS_LIKE_WORDS = re.compile(r"[A-Za-z]{3}|^[Nn]o$")
 SURELY_WORDS = re.compile(r"[A-Za-z]{4}|[A-Za-z]{2} +[A-Za-z]{2}")
+MARKUP = re.compile(r"\\(?:begin|end)\{\w*\}|\\[A-Za-z]+")
+NONE = re.compile("(?i)n/?a|tbd")
 A_CHOICE = re.compile(r"(?:\\text\{)?\(?[A-J]\)?\}?")
 CHOICE_AND_VALUE = re.compile(r"""
     (?: (?: \\text\{\s*\( | \( ) ([A-J]) \)[.:]?\s*\}?[.:]?\s*         # \text{(C)} or (C)
@@ -172,6 +174,11 @@ def date(text: str) -> list[str] | None:
 def is_surely_text(text: str) -> bool:
     r"""`\text{odd}` and `undefined`, but not `AB`."""
     return "\\text" in text or bool(SURELY_WORDS.search(text))
+
+
+def is_one_value(gold: str) -> bool:
+    """Whether a gold is a number or a formula. `about 5`, `n/a` and `2,5` (a list) are not."""
+    return not (SURELY_WORDS.search(MARKUP.sub(" ", gold)) or is_list(gold) or NONE.fullmatch(gold))
 
 
 def take_choice(gold: str, answer: str) -> str:
