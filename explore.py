@@ -276,6 +276,10 @@ def main(config: PageConfig) -> None:
     notes = [note for _, some in read for note in some]
     if span:
         notes.append(f"Prompts of steps {span[0]} to {span[1]} only (--steps).")
+    rewards = [run["config"].get("reward") or "math-verify" for run, _ in read]
+    if len({*rewards}) > 1:
+        notes.append(f"The runs have different rewards ({' and '.join(map(shown, rewards))}): "
+                     "their reward curves and avg@k cannot be compared.")
     runs = [dict(name=name) | run for name, (run, _) in zip(names_apart(folders), read)]
     page, said = fitting_page(runs, notes, config.sizes)
     path = folders[0] / "explore.html"

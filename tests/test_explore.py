@@ -124,6 +124,20 @@ def test_two_runs_are_in_one_page_and_told_apart(tmp_path):
     assert not (other / "explore.html").exists()
 
 
+@pytest.mark.parametrize("rewards, said", [
+    (("a.py:f", ""), "different rewards (a.py:f and math-verify): "), (("", ""), ""),
+    (("a.py:f", "a.py:f"), "")])
+def test_runs_whose_rewards_differ_are_not_compared_in_silence(tmp_path, capsys, rewards, said):
+    folders = [make(tmp_path / name) for name in ("one", "other")]
+    for folder, reward in zip(folders, rewards):
+        known = json.loads((folder / "config.json").read_text())
+        known["config"]["reward"] = reward
+        (folder / "config.json").write_text(json.dumps(known))
+    left_out = page_of(folders[0], against=str(folders[1]))["left_out"]
+    assert ("different rewards" in left_out) == bool(said) and said in left_out
+    assert said in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("steps, wanted", [
     ("", [1, 2, 3, 4, 5]), ("2-4", [2, 3, 4]), ("5", [5]), ("0-99", [1, 2, 3, 4, 5]), ("1-1", [1])])
 def test_only_the_prompts_of_the_wanted_steps(folder, steps, wanted):
