@@ -13,53 +13,18 @@ import shutil
 from pathlib import Path
 
 from parts.checkpoint import complete, damage, newest_sound, step_of
-from parts.files import quiet_end, replacing, shown
+from parts.files import counted, quiet_end, replacing, shown
 from parts.folder import require_same, settings, weights_of
 from parts.models import fetch_model, load_tokenizer, resolve_model
 from parts.plot import rows_by_step
-from parts.prompts import stop_ids
+from parts.prompts import make_prompts, needs_start, stop_ids
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 NEEDED = {"model", "data", "template", "dtype"}
 IN_THE_CARD = ("reward", "objective", "sampler", "n", "M", "N", "mini_batches", "lr", "lora_rank",
                "lora_alpha", "batch_prompts", "max_tokens", "temperature", "template", "seed")
-CARD = """\
----
-{head}
----
-
-# {name}
-
-{base}, trained with reinforcement learning for {step} steps: the objective of
-[MiniRL](https://arxiv.org/abs/2512.01374) with the sampling of
-[Reinforce-Ada](https://arxiv.org/abs/2510.04996). The LoRA adapter is merged into the weights.
-
-## Results
-
-{results}
-
-## Use
-
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained("{name}")
-tokenizer = AutoTokenizer.from_pretrained("{name}")
-```
-
-The prompts of the training were made with the template `{template}`: another prompt is another
-task.
-
-## Settings
-
-Trained on {data}.
-
-| setting | |
-|---|---|
-{settings}
-
-The license of the base model holds for this one too.
-"""
+CARD = Path(__file__).with_name("card.md")
+EXAMPLE = "7+5-4=?"
 
 
 # ------------------------------------------------------------------------------ what is exported
@@ -141,7 +106,7 @@ def log_probs(model, ids):
 
 
 # ------------------------------------------------------------------------------ the model card
-def card(name: str, run: Path, config: dict, step: int) -> str:
+def card(name: str, run: Path, config: dict, step: int, tokenizer) -> str:
     """README.md of the exported model, from config.json and eval.jsonl.
 
     It names only the last part of paths, so that it can be published.
@@ -155,11 +120,25 @@ def card(name: str, run: Path, config: dict, step: int) -> str:
         base_model=base if on_hub(base) else None,
         datasets=[re.split("[:@]", name)[0] for name in data if on_hub(name)] or None)
     chosen = {key: config[key] for key in IN_THE_CARD if config.get(key) not in (None, "")}
-    return CARD.format(
-        head=head.to_yaml(), name=shown(name), step=step, base=shown(public(base)),
+    prompt, start = example(tokenizer, config["template"], config.get("system", ""))
+    return CARD.read_text(encoding="utf-8").format(
+        head=head.to_yaml(), name=shown(name), steps=counted(step, "step"), prompt=prompt,
+        base=shown(public(base)), start=start, temperature=config.get("temperature", 1.0),
+        longest=config.get("max_tokens", 1000),
         results=results(run, step, bool(config.get("reward"))),
         template=shown(public(config["template"])), data=shown(public(config["data"])),
         settings="\n".join(f"| {key} | {shown(public(chosen[key]))} |" for key in chosen))
+
+
+def example(tokenizer, template: str, system: str) -> tuple[str, bool]:
+    """(Python strings, one per line of a problem's prompt; does the tokenizer add its start token?)
+    """
+    try:
+        prompt = make_prompts(tokenizer, template, [EXAMPLE], system)[0]
+    except SystemExit:  # the template's file is gone
+        return f"    {EXAMPLE!r}  # the template was not there when this card was written", False
+    lines = [f"    {line!r}" for line in prompt.splitlines(keepends=True)]
+    return "\n".join(lines), needs_start(tokenizer, template, prompt)
 
 
 def on_hub(name: str) -> bool:
@@ -179,7 +158,7 @@ def results(run: Path, step: int, own_reward: bool) -> str:
     """A table of the evaluations up to a step."""
     told = {"data", "questions", "k", "avg", "ci_low", "ci_high"}
     unit = ".3g" if own_reward else ".1%"
-    lines = ["| after step | held-out problems | mean reward | 95 % interval |",
+    lines = ["| after step | held-out problems | avg@k: mean reward of k answers | 95 % interval |",
              "|---|---|---|---|"]
     for one in rows_by_step(run / "eval.jsonl", ("data", "step")):
         if one["step"] <= step and told <= one.keys():
@@ -227,13 +206,13 @@ def export(place: Path, out: Path, dtype: str = "") -> None:
     require_same(run, weights_of(path), "put back what the adapter was trained on")
     policy, _ = load_adapter(path, str(checkpoint), config["dtype"])
     tokenizer = load_tokenizer(path)
-    asked = tokenizer("7+5-4=?", return_tensors="pt", add_special_tokens=False).input_ids
+    asked = tokenizer(EXAMPLE, return_tensors="pt", add_special_tokens=False).input_ids
     ids = policy.generate(input_ids=asked, do_sample=False, max_new_tokens=64, pad_token_id=0)
     trained = log_probs(policy, ids)
     share = share_that_arrives(policy, dtype)
     model = merge(policy, dtype)
     settle_generation(model.generation_config, tokenizer)
-    write(out, model, tokenizer, card(out.name, run, config, step))
+    write(out, model, tokenizer, card(out.name, run, config, step, tokenizer))
     del policy, model  # what is read back is the folder, and has the place in memory
     gap = (log_probs(load_model(str(out), dtype), ids) - trained).abs().max()
     print(f"{shown(out)}: {shown(public(path))} with the adapter of {shown(checkpoint)}, in "

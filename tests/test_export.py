@@ -15,10 +15,12 @@ from engines import serve
 from helpers import files_of_at_most
 from parts import checkpoint, export
 from parts.config import Config, resolve
+from parts.data import Problem
 from parts.files import append
 from parts.folder import note_start, weights_of
-from parts.models import fetch_model
+from parts.models import fetch_model, load_tokenizer
 from parts.policy import load_policy
+from parts.prompts import add_prompts
 from parts.run import make_optimizer, settings_of
 
 
@@ -298,19 +300,63 @@ def test_the_card_is_read_by_the_hubs_own_library_and_tells_no_paths(tmp_path):
     known = settings_of(resolve(Config(
         model="Qwen2.5-Math-1.5B", data="org/problems@train,/home/me/secret/mine.jsonl",
         eval_data="/home/me/secret/exam.jsonl", template="chat")))
-    assert "not evaluated" in export.card("mine", tmp_path, known, 20)
+    tokenizer = load_tokenizer(fetch_model("tiny", 0))
+
+    def card(known):
+        return export.card("mine", tmp_path, known, 20, tokenizer)
+
+    assert "not evaluated" in card(known)
     row = dict(data=known["eval_data"], questions=50, k=8, avg=.5, ci_low=.4, ci_high=.6)
     append(tmp_path / "eval.jsonl", dict(row, step=0, avg=.2), dict(row, step=20), dict(step=20),
            dict(row, step=20, data="other.jsonl", avg=.25))
-    text = export.card("mine", tmp_path, known, 20)
+    text = card(known)
     found = ModelCard(text).data
     assert found.base_model == "Qwen/Qwen2.5-Math-1.5B" and found.library_name == "transformers"
     assert found.datasets == ["org/problems"] and 'from_pretrained("mine")' in text
+    assert "| after step | held-out problems | avg@k: mean reward of k answers |" in text
     assert "| 0 | 50 of exam.jsonl | avg@8 20.0% | 40.0% to 60.0% |" in text
     assert "| 20 | 50 of exam.jsonl | avg@8 50.0% |" in text and "secret" not in text
     assert "| 20 | 50 of other.jsonl | avg@8 25.0% |" in text and text.count("avg@8") == 3
-    own = export.card("mine", tmp_path, known | dict(reward="/home/me/secret/mine.py:score"), 20)
+    own = card(known | dict(reward="/home/me/secret/mine.py:score"))
+    gone = card(known | dict(template="/home/me/secret/gone.jinja"))
+    assert "'7+5-4=?'  # the template was not there" in gone and "secret" not in gone
     assert "avg@8 0.5 | 0.4 to 0.6" in own and "| reward | mine.py:score |" in own
+
+
+def program_of(card: str) -> str:
+    return re.search(r"```python\n(.*?)```", card, re.S)[1]
+
+
+def test_the_cards_program_asks_as_the_training_did_and_prints_an_answer(
+        tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    export.export(train_at_random(tmp_path / "runs" / "mine"), tmp_path / "out")
+    capsys.readouterr()
+    torch.manual_seed(0)
+    made = {}
+    exec(program_of((tmp_path / "out" / "README.md").read_text()), made)
+    tokenizer = load_tokenizer(fetch_model("tiny", 0))
+    asked = add_prompts([Problem("7+5-4=?", "8", "", "")], tokenizer, "chat", 99)[0]
+    assert made["prompt"] == asked.prompt == "<|user|>7+5-4=?<|assistant|>"
+    assert made["ids"][0].tolist() == asked.prompt_ids
+    assert 0 < made["answer"].shape[1] - len(asked.prompt_ids) <= 64
+    assert "\\boxed{" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("template", ["three-examples", "reinforce-ada", "none", "own.jinja"])
+def test_the_card_shows_the_whole_prompt_of_any_template(tmp_path, monkeypatch, template):
+    monkeypatch.chdir(tmp_path)
+    Path("own.jinja").write_text("{{ system }}\nQ: '{{ problem }}'\n\"A\":")
+    tokenizer, made = load_tokenizer(fetch_model("tiny", 0)), {}
+    tokenizer.chat_template = (  # tiny's own has no system turn
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}<|assistant|>")
+    how = dict(template=template, system="" if template == "none" else "Be brief.")
+    known = settings_of(resolve(Config())) | how
+    code = program_of(export.card("mine", tmp_path, known, 20, tokenizer))
+    exec(code[code.index("prompt = ("):code.index("answer =")], dict(tokenizer=tokenizer), made)
+    asked = add_prompts(
+        [Problem("7+5-4=?", "8", "", "")], tokenizer, template, 9999, how["system"])[0]
+    assert (made["prompt"], made["ids"][0].tolist()) == (asked.prompt, asked.prompt_ids)
 
 
 def run_main(monkeypatch, *flags):
