@@ -3,6 +3,7 @@ import datetime
 import itertools
 import json
 import math
+import re
 from statistics import fmean
 from types import SimpleNamespace
 
@@ -353,6 +354,19 @@ def test_the_example_of_json_answers():
     with OwnReward(f"{ROOT}/examples/people.py:score", 0.9, workers=1) as grader:
         answers = [json.dumps({key: row[key] for key in ("name", "age", "city")}) for row in rows]
         assert {v.status for v in grader.grade(list(zip(rows, answers)))} == {"correct"}
+
+
+def test_the_example_of_the_page_rewards_right_answers_and_short_ones(tmp_path):
+    code, = re.findall(r"```python\n(.*?)```", (ROOT / "docs/own_reward.md").read_text(), re.S)
+    (tmp_path / "mine.py").write_text(code)
+    row, long = dict(answer="1/2"), "so " * 99
+    asked = {r"\boxed{\frac12}": 1.1, rf"{long}\boxed{{0.5}}": 1.0, r"\boxed{3}": 0.1,
+             rf"{long}\boxed{{3}}": 0.0, r"\boxed{\sqrt{1/4}}": 1.1, "no box": 0.0, "": 0.0}
+    with OwnReward(f"{tmp_path}/mine.py:score", Config.threshold, workers=1) as grader:
+        found = grader.grade([(row, completion) for completion in asked])
+    assert [verdict.reward for verdict in found] == list(asked.values())
+    assert [verdict.status == "correct" for verdict in found] == [
+        reward >= 1 for reward in asked.values()], "no style makes a wrong answer count"
 
 
 @pytest.mark.parametrize("completion, share", [
