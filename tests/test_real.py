@@ -2,9 +2,6 @@
 
 Skipped, with a sentence, where neither its folder nor the package with its weights can be had.
 """
-import contextlib
-import gc
-import json
 import random
 import shutil
 import subprocess
@@ -16,19 +13,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from helpers import run_program
+import engines
+from engines import policy_for, rows_of
+from helpers import lines, run_program
 from parts import models
 from parts.data import load_problems
 from parts.engine import merged_weights, seed_everything
 from parts.logprobs import head_of, shared_tokens, token_logprobs
 from parts.models import SMOLLM, fetch_smollm, load_tokenizer
-from parts.policy import Row, load_policy
+from parts.policy import Row
 from parts.probe import Probe, limits
 from parts.prompts import add_prompts, stop_ids
+from whole_runs import difference
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
-SHORT = ("--model", SMOLLM, "--name", "short", "--steps", 2, "--batch-prompts", 3, "--N", 1,
-         "--max-tokens", 24, "--eval-questions", 2, "--eval-k", 2, "--graders", 1,
+SHORT = ("--model", SMOLLM, "--name", "short", "--steps", 2, "--batch-prompts", 2, "--N", 1,
+         "--max-tokens", 16, "--eval-questions", 2, "--eval-k", 2, "--graders", 1,
          "--checkpoint-every", 1, "--keep-checkpoints", 2, "--warmup-steps", 1, "--train-anyway")
 # One text, and no passes without a layer: 30 layers take a minute. The whole probe is tried below.
 QUICK_PROBE = ("from parts import probe; probe.ON_CPU = 256; "
@@ -53,30 +53,17 @@ def problems_in(folder, template: str) -> list:
 
 @pytest.fixture(scope="module")
 def problems(folder):
-    """Without examples: a quarter of the tokens, and so of the time."""
-    return problems_in(folder, "chat")
+    """Bare: an eighth of the tokens with examples, and so of the time."""
+    return problems_in(folder, "none")
 
 
-def policy_for(folder, dtype="float32"):
-    return load_policy(folder, dtype=dtype, rank=16, alpha=32, seed=0, device="cpu")
-
-
-@contextlib.contextmanager
 def serve(folder, **options):
-    from parts.engine import Engine
-
-    engine = Engine(folder, max_model_len=320, max_num_seqs=16, temperature=0.7, **options,
-                    stop_token_ids=stop_ids(load_tokenizer(folder)))
-    try:
-        yield engine
-    finally:
-        engine.close()
-        del engine.llm, engine
-        gc.collect()
+    return engines.serve(folder, max_num_seqs=16, temperature=0.7, **options,
+                         stop_token_ids=stop_ids(load_tokenizer(folder)))
 
 
 def test_template_ends_and_the_tied_head(folder):
-    tokenizer, policy = load_tokenizer(folder), policy_for(folder)
+    tokenizer, policy = load_tokenizer(folder), policy_for(folder, rank=16)
     problems = problems_in(folder, "three-examples")
     text = problems[0].prompt
     assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
@@ -101,8 +88,7 @@ def k3(engine, policy, problems) -> float:
     """The mean of r - 1 - log r, r = pi/mu, of 16 answers: about the KL of engine and trainer."""
     seed_everything(random.Random(0))
     rollouts = engine.generate([p.prompt_ids for p in problems], n=8, max_tokens=24)
-    rows = [Row(p.prompt_ids + r.token_ids, len(p.prompt_ids), r.logprobs, 0.0)
-            for p, group in zip(problems, rollouts) for r in group]
+    rows = rows_of([p.prompt_ids for p in problems], rollouts)
     with torch.no_grad():
         pi_T = token_logprobs(policy, rows, 0.7)[0]
     log_r_T = pi_T - torch.tensor([x for row in rows for x in row.mu])
@@ -114,10 +100,10 @@ def k3(engine, policy, problems) -> float:
 def test_the_engine_holds_the_same_policy_and_a_lost_layer_is_seen(
         folder, problems, dtype, sync, limit, monkeypatch):
     """Both have the same log-probs; then a sync forgets layer 17, and the probe sees it."""
-    policy = policy_for(folder)
+    policy = policy_for(folder, rank=16)
     with serve(folder, dtype=dtype, sync_mode=sync) as engine:
         bounds = limits("float32", dtype, "auto", mixture=False)
-        monkeypatch.setattr("parts.probe.PASSES", 3)  # one text for the 30 passes
+        monkeypatch.setattr("parts.probe.PASSES", 1)  # one text for the 30 passes
         probe = Probe(engine, policy, problems, limits=bounds, temperature=0.7)
         assert probe.rehearsed["lost"] == [] and len(probe.rehearsed["layers"]) == 30
         found = k3(engine, policy, problems)
@@ -129,16 +115,6 @@ def test_the_engine_holds_the_same_policy_and_a_lost_layer_is_seen(
             named = r"in doubt: \[.*17.*\]" if dtype == "float32" else "weights reach it in part"
             with pytest.raises(SystemExit, match=named):
                 Probe(engine, policy, problems, limits=bounds, temperature=0.7)
-
-
-def lines(file) -> list:
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
-def learnt(file) -> list:
-    """All that was logged but times and memory."""
-    return [{key: value for key, value in row.items() if not key.startswith("seconds")
-             and key not in ("tokens_per_second", "memory_gb")} for row in lines(file)]
 
 
 def odd_length(problem, completion) -> float:
@@ -168,18 +144,17 @@ def test_two_steps_and_a_resumed_run_is_the_same_to_the_bit(run, tmp_path):
     shutil.copytree(run.folder, again)
     shutil.rmtree(again / "checkpoints/step-000002")  # as if it had been killed in that step
     assert "continuing after step 1" in train("--resume", cwd=tmp_path)
-    assert learnt(again / "metrics.jsonl") == learnt(run.folder / "metrics.jsonl")
-    weights = "checkpoints/step-000002/adapter_model.safetensors"
-    assert (again / weights).read_bytes() == (run.folder / weights).read_bytes()
+    assert difference(again, run.folder, 2) == ""
 
 
-def test_the_export_is_a_model_for_transformers_and_vllm_and_the_evaluation_runs(run, problems):
+def test_the_export_is_a_model_for_transformers_and_vllm_and_the_evaluation_runs(
+        run, folder, problems):
     from transformers import AutoModelForCausalLM
 
     done = run_program("parts.export", "runs/short", "made", "--dtype", "float32", cwd=run.cwd)
     assert done.returncode == 0, done.stdout
     made = AutoModelForCausalLM.from_pretrained(run.cwd / "made", dtype=torch.float32)
-    policy = policy_for(fetch_smollm())
+    policy = policy_for(folder, rank=16)
     from peft import set_peft_model_state_dict
     from safetensors.torch import load_file
 
@@ -189,10 +164,10 @@ def test_the_export_is_a_model_for_transformers_and_vllm_and_the_evaluation_runs
     with torch.no_grad():
         torch.testing.assert_close(made(ids).logits, policy(input_ids=ids).logits, atol=1e-3,
                                    rtol=1e-3)
-    with serve(str(run.cwd / "made"), dtype="float32") as engine:
+    with serve(run.cwd / "made") as engine:
         assert k3(engine, policy, problems) < 1e-7
     done = run_program("eval.py", "--model", SMOLLM, "--adapter", "runs/short", "--limit", 2,
-                       "--k", 2, "--max-tokens", 32, "--graders", 1, cwd=run.cwd)
+                       "--k", 2, "--max-tokens", 16, "--graders", 1, cwd=run.cwd)
     assert done.returncode == 0 and "builtin-words" in done.stdout, done.stdout
 
 
