@@ -4,6 +4,7 @@ tests/reward_cases.jsonl holds the table: gold, completion, expected reward and 
 `verdict`, the status that is pinned here, and what plain math-verify 0.9.0 says with the gold as it
 is (`plain`) and inside a box (`plain_boxed`).
 """
+import gc
 import json
 import os
 import random
@@ -302,7 +303,12 @@ def test_many_boxes_take_linear_time():
         assert extract_answer(text).startswith("0, 1, 2")
         return time.thread_time() - start
 
-    assert seconds(40_000) < 64 * max(seconds(2500) for _ in range(3))
+    gc.disable()  # it would walk through all that other tests have left
+    try:
+        few, many = (min(seconds(count) for _ in range(3)) for count in (2500, 40_000))
+    finally:
+        gc.enable()
+    assert many < 64 * few
 
 
 def test_long_honest_completions_keep_their_reward(grader):
