@@ -362,6 +362,16 @@ def test_the_keys_move_a_slider_and_the_counts_are_those_of_the_whole_step(brows
     assert count() == 0
 
 
+def test_the_means_of_the_pool_and_of_the_kept_are_not_taken_for_each_other(browse):
+    pool = recorded_group(10, 9)["pool"]
+    of_pool, of_kept = (sum(s["reward"] for s in some) / len(some)
+                        for some in (pool, [s for s in pool if s["kept"]]))
+    assert abs(of_pool - of_kept) > 0.05
+    said = browse("#/run/0/step/10/prompt/9").locator(".baseline").get_attribute("aria-label")
+    found = re.fullmatch(r"pool mean (\S+), kept mean (\S+)", said).groups()
+    assert [float(x) for x in found] == pytest.approx([of_pool, of_kept], abs=6e-4)
+
+
 # ---------------------------------------------- another sampler
 def test_the_panel_tells_what_another_rule_would_have_kept(browse):
     group = recorded_group(10, 9)
