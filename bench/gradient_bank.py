@@ -157,8 +157,10 @@ class Sketch:
         from parts import logprobs
 
         may_share, logprobs.SHARING = logprobs.SHARING, ()  # what rows share has one gradient
-        logprobs.token_logprobs(self.policy, rows)[0].sum().backward()
-        logprobs.SHARING = may_share
+        try:
+            logprobs.token_logprobs(self.policy, rows)[0].sum().backward()
+        finally:
+            logprobs.SHARING = may_share
         self.policy.zero_grad(set_to_none=True)
         return torch.cat([self.parts[name] for name in self.signs], 1).numpy()
 

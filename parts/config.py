@@ -17,7 +17,7 @@ import tyro
 from ada_sampler import SamplerConfig
 from parts.data import (HELD_OUT, default_data, default_eval_data, default_template, keys_of,
                         made_for_others, require_files)
-from parts.files import is_text, shown
+from parts.files import is_text, quiet_end, shown
 from parts.folder import never_stepped, run_of, settings
 from parts.grader import require_function
 from parts.machine import (build_for_cpu, default_dtype, default_micro_tokens, default_sync,
@@ -513,7 +513,8 @@ def parse_before_torch() -> Config:
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    config = parse()
+    with quiet_end():  # minirl.py --help | head
+        config = parse()
     if config.model in TINY:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     return config

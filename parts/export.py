@@ -135,8 +135,9 @@ def example(tokenizer, template: str, system: str) -> tuple[str, bool]:
     """
     try:
         prompt = make_prompts(tokenizer, template, [EXAMPLE], system)[0]
-    except SystemExit:  # the template's file is gone
-        return f"    {EXAMPLE!r}  # the template was not there when this card was written", False
+    except SystemExit as why:  # such as: the template's file is gone
+        print(f"the card has no prompt of the training: {why}")
+        return f"    {EXAMPLE!r}  # not the training's prompt, which could not be made", False
     lines = [f"    {line!r}" for line in prompt.splitlines(keepends=True)]
     return "\n".join(lines), needs_start(tokenizer, template, prompt)
 

@@ -254,6 +254,17 @@ def test_the_programs_answer_before_torch_is_imported(script, flags, code, sente
     assert (found, printed) == (code, "") and error.startswith(sentence) and "\n" not in error
 
 
+@pytest.mark.parametrize("script", ["minirl.py", "eval.py", "explore.py"])
+def test_help_that_nobody_reads_to_its_end_is_no_error(script):
+    """`python minirl.py --help | head`."""
+    there, here = os.pipe()
+    os.close(there)
+    done = subprocess.run([sys.executable, ROOT / script, "--help"], stdout=here,
+                          stderr=subprocess.PIPE, text=True)
+    os.close(here)
+    assert done.stderr == ""
+
+
 @pytest.mark.parametrize("given, model, threads", [
     (None, "tiny", "1"), ("2", "tiny", "2"), (None, "org/name", None)])
 def test_a_built_in_model_gets_one_thread_unless_the_user_says_more(

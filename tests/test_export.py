@@ -319,7 +319,7 @@ def test_the_card_is_read_by_the_hubs_own_library_and_tells_no_paths(tmp_path):
     assert "| 20 | 50 of other.jsonl | avg@8 25.0% |" in text and text.count("avg@8") == 3
     own = card(known | dict(reward="/home/me/secret/mine.py:score"))
     gone = card(known | dict(template="/home/me/secret/gone.jinja"))
-    assert "'7+5-4=?'  # the template was not there" in gone and "secret" not in gone
+    assert "'7+5-4=?'  # not the training's prompt" in gone and "secret" not in gone
     assert "avg@8 0.5 | 0.4 to 0.6" in own and "| reward | mine.py:score |" in own
 
 
