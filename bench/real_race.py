@@ -31,7 +31,7 @@ def train(arm: str, seed: int) -> None:
     name = f"{arm}-seed{seed}"
     seconds = study.launch(RUNS, name, [
         "--model", "SmolLM2-135M-Instruct", *flags, "--batch-prompts", str(prompts), "--steps",
-        str(steps), "--eval-every", "5", "--log-groups", "none", "--seed", str(seed)])
+        str(steps), "--eval-every", "5", "--log-groups", "0", "--seed", str(seed)])
     folder = RUNS / "runs" / name
     metrics = list(read_rows(folder / "metrics.jsonl"))
     evals = [skills.spent(row, metrics) for row in read_rows(folder / "eval.jsonl")]

@@ -9,9 +9,14 @@ from statistics import stdev
 import pytest
 
 from conftest import ROOT
+from parts import config
+from parts.config import parse
 
 sys.path.insert(0, str(ROOT / "bench"))
 import ablate_objective  # noqa: E402
+import compare_skills  # noqa: E402
+import longer_skills  # noqa: E402
+import real_race  # noqa: E402
 import study  # noqa: E402
 
 
@@ -70,6 +75,34 @@ def test_a_run_is_started_to_be_resumed_and_its_failure_is_not_a_result(tmp_path
         f"['--lr', '{lr}', '--name', 'mine', '--resume']" for lr in (1, 2)]
     with pytest.raises(SystemExit, match="mine failed: see .*mine.log"):
         study.launch(tmp_path / "runs", "mine", ["--bad"], "script.py")
+
+
+RUNS_TO_COME = {
+    ablate_objective: [(cell, 0) for cell in ablate_objective.cells()],
+    compare_skills: [(arm, regime, 0.001, 0) for arm in compare_skills.ARMS
+                     for regime in (*compare_skills.REGIMES, "still")],
+    longer_skills: [(arm, "long", 0.001, 0) for arm in longer_skills.ARMS] + [
+        (arm, factor, 0.001, 0) for arm in longer_skills.PAIR for factor in longer_skills.FACTORS],
+    real_race: [(arm, 0) for arm in real_race.ARMS]}
+
+
+@pytest.mark.parametrize("script", [
+    pytest.param(ablate_objective, marks=pytest.mark.slow), compare_skills, longer_skills,
+    real_race], ids=lambda script: script.__name__)
+def test_minirl_takes_the_flags_of_every_run_of_a_study(script, monkeypatch):
+    class Started(Exception):
+        """The run would train now."""
+
+    def launch(runs, name, flags, script=""):
+        bits = script == "bench/coarse_engine.py"  # that script's own argument comes first
+        parse([*flags[bits:], "--name", "mine"])
+        raise Started
+
+    monkeypatch.setattr(study, "launch", launch)
+    monkeypatch.setattr(config, "require_files", lambda *_, **__: None)  # the few problems' file
+    for job in RUNS_TO_COME[script]:
+        with pytest.raises(Started):
+            script.train(*job)
 
 
 @pytest.mark.slow
