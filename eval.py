@@ -316,7 +316,10 @@ def load_asked(config: EvalConfig) -> list[list]:
 
 
 def adapted_policy(protocol: dict) -> tuple:
-    """(Base with adapter, its rank); (None, 8) without one. SystemExit if they do not fit."""
+    """(Base with adapter, its rank); (None, 8) without one.
+
+    Raises SystemExit if they do not fit, or if a file of the run has changed.
+    """
     if not protocol["adapter"]:
         return None, 8
     from parts.policy import load_adapter
@@ -325,6 +328,9 @@ def adapted_policy(protocol: dict) -> tuple:
     if run:  # it knows the base
         require_same(folder, dict(model=protocol["files"]["model"]),
                      f"the adapter was trained on --model {shown(run['model'])}")
+        own = {flag: known for flag, known in protocol["own_files"].items()
+               if run.get(flag) == protocol[flag]}
+        require_same(folder, own, "put them back, or give the new file another name")
     return load_adapter(protocol["path"], protocol["adapter"], protocol["dtype"])
 
 

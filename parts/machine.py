@@ -165,8 +165,8 @@ def idle_slots(config) -> str:
     """On a big card: how to have more of the engine's slots at work. An estimate (docs/gpu.md)."""
     if card_memory() < BIG_CARD or config.batch_prompts >= FILLING:
         return ""
-    return (f"; {config.batch_prompts} prompts a step leave most of the engine idle: "
-            f"--batch-prompts {FILLING} should take 2 to 3 times as many in the same time")
+    return (f"; --batch-prompts {config.batch_prompts} leaves most of the engine idle: "
+            f"{FILLING} should take 2 to 3 times as many in the same time")
 
 
 # ------------------------------------------------------------------------------ memory in use

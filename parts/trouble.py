@@ -122,7 +122,7 @@ def likely_cause(draws: list[dict], config) -> str:
         judge = "--reward" if config.reward else "this machine's load and memory"
         return f"most of {count} answers got no verdict ({usual}): look into {judge}"
     if cut_off > count / 2:
-        return (f"{cut_off} of {count} answers are cut off at --max-tokens {config.max_tokens}: "
+        return (f"--max-tokens {config.max_tokens} cuts off {cut_off} of {count} answers: "
                 "raise it, or take a --template with which the model ends its answers")
     if statuses["no_box"] > count / 2:
         return (f"{statuses['no_box']} of {count} answers have no \\boxed{{}}: take a --template "

@@ -23,7 +23,7 @@ from parts import files
 from parts.config import Config, resolve
 from parts.data import load_train_and_held_out
 from parts.files import digest_of
-from parts.folder import is_sample, note_start, open_folder, weights_of
+from parts.folder import is_sample, note_start, open_folder, own_files, weights_of
 from parts.models import fetch_model
 from parts.run import settings_of
 from parts.stop import Interrupted, Stop
@@ -697,7 +697,7 @@ def test_an_adapter_is_not_put_onto_other_weights_than_its_runs(model, adapter, 
     checkpoint = tmp_path / "run" / "checkpoints" / "step-000001"
     shutil.copytree(adapter[0], checkpoint)
     protocol = dict(adapter=str(checkpoint), path=str(model), files=weights_of(model),
-                    dtype="float32")
+                    dtype="float32", own_files={})
     for known, fits in ((weights_of(model), True), (dict(model="other"), False), ({}, True)):
         started = dict(config=dict(model="its-base"), starts=[dict(inputs=known)])
         (tmp_path / "run" / "config.json").write_text(json.dumps(started))
@@ -738,7 +738,8 @@ def own_run(folder, adapter, rows=40, **settings):
     usual = dict(name="own", data=str(file), max_tokens=33, system="Be brief.", temperature=0.9)
     config = resolve(Config(**usual | keys | settings))
     shutil.copytree(adapter[0], folder / "own" / "checkpoints" / "step-000003")
-    note_start(folder / "own", settings_of(config), 0, weights_of(fetch_model("tiny", 0)))
+    inputs = weights_of(fetch_model("tiny", 0)) | own_files(config)
+    note_start(folder / "own", settings_of(config), 0, inputs)
     return str(folder / "own" / "checkpoints" / "step-000003"), str(file)
 
 
@@ -812,6 +813,24 @@ def test_what_was_held_out_under_a_reward_of_ones_own_is_judged_by_it(tmp_path, 
                for p in evaluation.load_asked(config)[0])
     elsewhere = evaluation.parse_eval(["--adapter", place, "--data", "builtin"])
     assert (elsewhere.reward, elsewhere.threshold) == ("", 0.7)
+
+
+def test_a_template_that_was_changed_after_the_training_is_not_taken_for_its_own(tmp_path, adapter):
+    template, other = tmp_path / "own.jinja", tmp_path / "other.jinja"
+    for file in (template, other):
+        file.write_text("{{ problem }}")
+    place, _ = own_run(tmp_path, adapter, template=str(template), system="", data="builtin",
+                       problem_key="", answer_key="")
+    template.write_text("{{ problem }} ")
+
+    def load(*flags):
+        chosen = evaluation.parse_eval(["--adapter", place, "--limit", "2", *flags])
+        return evaluation.adapted_policy(evaluation.sets_and_protocol(chosen)[1])
+
+    with pytest.raises(SystemExit, match="The contents of the --template file are not those "
+                                         "with which .*/own was started"):
+        load()
+    load("--template", str(other))
 
 
 @pytest.mark.parametrize("flags", [[], ["--adapter", "{plain}"], ["--adapter", "{other}"]])

@@ -95,7 +95,7 @@ def test_the_settings_of_a_run_follow_the_card(gpu, card, flags, settings):
 @pytest.mark.parametrize("prompts, asked", [(32, True), (127, True), (128, False), (500, False)])
 def test_a_big_card_asks_for_more_prompts_until_its_engine_has_enough(gpu, prompts, asked):
     found = resolve(Config(model="Qwen2.5-Math-1.5B", batch_prompts=prompts))
-    assert (f"{prompts} prompts a step leave" in machine.in_one_line(found)) == asked
+    assert (f"--batch-prompts {prompts} leaves" in machine.in_one_line(found)) == asked
     gpu.setattr(machine, "card_memory", lambda: machine.BIG_CARD - 0.1)
     assert "--batch-prompts" not in machine.in_one_line(found)
 

@@ -78,7 +78,7 @@ def answers(rewards, status="wrong", end="stop"):
 
 @pytest.mark.parametrize("draws, settings, causes", [
     (answers([0] * 9, end="length") + answers([0, 1]), {},
-     ["9 of 11 answers are cut off at --max-tokens 64"]),
+     ["--max-tokens 64 cuts off 9 of 11 answers: raise it"]),
     (answers([0] * 9, "no_box"), {},
      ["9 of 9 answers have no \\boxed{}", "--template", "--system"]),
     (answers([0] * 9, "timeout"), {}, ["most of 9 answers got no verdict (timeout)"]),
