@@ -33,6 +33,13 @@ def test_the_readme_can_be_read_in_five_minutes():
     assert len(README.split()) <= 1300
 
 
+def test_every_module_says_what_would_be_lost_without_it():
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    section = page.split("## What stands behind the scripts")[1].split("\n## ")[0]
+    named = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (.+?) \|", section, re.M)))
+    assert sorted(named) == sorted(file.stem for file in (ROOT / "parts").glob("*.py"))
+
+
 def test_the_map_leads_to_functions_that_exist():
     section = README.split("## From paper to line")[1].split("\n## ")[0]
     code = "\n".join((ROOT / name).read_text() for name in (
