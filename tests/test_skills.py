@@ -18,6 +18,7 @@ from parts.data import default_data, default_eval_data, load_problems
 sys.path.insert(0, str(ROOT / "bench"))
 import compare_skills  # noqa: E402
 import longer_skills  # noqa: E402
+import real_race  # noqa: E402
 import skills  # noqa: E402
 import skills_theory  # noqa: E402
 import study  # noqa: E402
@@ -260,7 +261,7 @@ def test_the_first_table_of_the_page_is_that_of_the_stored_runs():
     for number, what, cells in rows[:3]:  # the others: the longer study, below
         budget, cost = int(number.replace(",", "")), dict(steps="step", draws="samples")[what]
         for rival, cell in zip(compare_skills.RIVALS, cells.split(" | "), strict=True):
-            if cell == "not run so far":
+            if cell == "–":
                 with pytest.raises(ValueError, match="spent only"):
                     lead(rival, cost, budget)
             else:
@@ -390,10 +391,10 @@ def test_what_the_pages_say_of_the_longer_study():
     short = {draws: said.split(" points")[0] for draws, said in gaps.items()}
     assert "| " + " | ".join(short.values()) + " |" in page
     assert gaps[46_000].endswith(": open") and 'The planned verdict is "open" at 46,000' in page
-    assert f"| 46,000 draws | not run so far | {short[46_000]} |" in page
-    assert f"| 60,000 draws | not run so far | {short[60_000]} ¹ |" in page
+    assert f"| 46,000 draws | – | {short[46_000]} |" in page
+    assert f"| 60,000 draws | – | {short[60_000]} ¹ |" in page
     readme = (ROOT / "README.md").read_text()
-    assert f"at 46,000 open, {short[46_000]}; at 60,000 ahead by {short[60_000][1:]} |" in readme
+    assert f"at 46,000 open, {short[46_000]}; at 60,000 ahead by {short[60_000][1:]}. " in readme
     at_99 = longer_skills.difference(lines, *longer_skills.PAIR, 30_000,
                                      quantiles=longer_skills.T_99)
     assert at_99 == "-0.9 ± 8.1 points: open" and "-0.9 ± 8.1 with its 99 %" in page
@@ -407,3 +408,27 @@ def test_what_the_pages_say_of_the_longer_study():
         assert said in page
     assert "| 21% | 70% |" in late and "| 9% | 44% |" in late
     assert "91 % of the prompts are silent for n = 4 (70 % all right, 21 % all wrong), 53 %" in page
+
+
+def test_what_the_pages_say_of_the_real_model():
+    """The race's table is that of the stored lines; page and README quote it, and the bank's."""
+    lines = study.load("real_race")
+    assert real_race.report(lines) == (study.RESULTS / "real_race.md").read_text()
+    said = real_race.difference(lines, "ada-balance", "samples")
+    gap, word, draws = re.fullmatch(r"(.+) points: (\w+) \(at ([\d,]+)\)", said).groups()
+    page = " ".join((ROOT / "docs" / "sampling.md").read_text().split())
+    assert f"| {draws} draws, [real model](#on-a-real-model) | – | **{gap}** |" in page
+    assert f"At {draws} draws the difference is **{gap} points: {word}**." in page
+    ours, rival = (real_race.summary(study.of(lines, arm=arm)) for arm in real_race.PAIR)
+    before, end, other, *silent = (
+        share.replace("%", " %") for share in (ours[0], ours[1], rival[1], ours[5], rival[5]))
+    assert f"from {before} ada-balance comes to {end}, more prompts to {other};" in page
+    assert "{} and {} of the prompts are silent.".format(*silent) in page
+    trained = real_race.difference(lines, "ada-balance", "trained").split(" points: ahead")[0]
+    assert f"At equal trained tokens ada-balance leads by {trained[1:]} (seen, not tested)." in page
+    assert f"Real model, {draws} draws: {word}, {gap} |" in (ROOT / "README.md").read_text()
+    (bank,) = re.findall(r"^\| ada-balance \| .+? \| (.+) \|$",
+                         (study.RESULTS / "gradient_bank.md").read_text(), re.M)
+    few, some, many = (cell.split(": ") for cell in bank.split(" | "))
+    assert (f"ada-balance has {few[0]} times the gain of n = 4 with 300 draws an update, "
+            f"**{some[0]}** with 1,200 (**{some[1]}**), {many[0]} with 5,000.") in page
