@@ -166,7 +166,7 @@ def idle_slots(config) -> str:
     if card_memory() < BIG_CARD or config.batch_prompts >= FILLING:
         return ""
     return (f"; --batch-prompts {config.batch_prompts} leaves most of the engine idle: "
-            f"{FILLING} should take 2 to 3 times as many in the same time")
+            f"--batch-prompts {FILLING} should take 2 to 3 times as many in the same time")
 
 
 # ------------------------------------------------------------------------------ memory in use
