@@ -36,10 +36,14 @@ ARMS = {  # name -> flags, prompts a step, steps to begin with, steps between ev
     "uniform-4-wide": (["--sampler", "uniform", "--n", "4"], 74, 163, 10),
     "ada-balance-cap": (["--sampler", "ada-balance", "--max-rounds-all-correct", "1"], 16, 160, 15),
     "ada-pos": (["--sampler", "ada-pos"], 16, 160, 15),
+    "ada-pos-slower": (["--sampler", "ada-pos"], 16, 160, 15),
+    "ada-balance-cap-slower": (
+        ["--sampler", "ada-balance", "--max-rounds-all-correct", "1"], 16, 160, 15),
     "uniform-16": (["--sampler", "uniform", "--n", "16"], 16, 188, 12),
     "uniform-4": (["--sampler", "uniform", "--n", "4"], 16, 750, 50),
     "dapo": (["--sampler", "dapo", "--n", "4"], 16, 240, 15),
 }
+SLOWER = {"ada-pos-slower": 0.001, "ada-balance-cap-slower": 0.001}  # added later: nothing tuned
 LADDER = {"half": 0.5, "double": 2, "fourfold": 4}  # prompts a step, times this
 FACTORS = (*LADDER, "four-minis", "sgd")  # exploratory: changed in both arms of the pair
 SGD_RATES = (0.01, 0.03, 0.1, 0.3, 1.0)  # sgd.py takes ten times as much
@@ -47,6 +51,7 @@ SECONDARY = [  # first, second, draws
     ("ada-balance-cap", "uniform-4-wide", PRIMARY), ("ada-pos", "uniform-4-wide", PRIMARY),
     ("ada-balance", "uniform-16", PRIMARY), ("ada-balance", "uniform-4", PRIMARY),
     ("ada-balance", "uniform-4-wide", CROSSING)]
+AFTERWARDS = [(arm, rival, PRIMARY) for arm in SLOWER for rival in reversed(PAIR)]
 
 
 # ------------------------------------------------------------------------------------------ running
@@ -127,7 +132,10 @@ def train_all(processes: int) -> None:
 
     rates = {}
     for arms in (PAIR, *([arm] for arm in ARMS if arm not in PAIR)):
-        rates |= skills.tune(train_missing, arms, RATES, TUNING_SEEDS, "long", PRIMARY)
+        if arms[0] in SLOWER:
+            rates |= SLOWER
+        else:
+            rates |= skills.tune(train_missing, arms, RATES, TUNING_SEEDS, "long", PRIMARY)
         train_missing([(arm, "long", rates[arm], seed) for seed in SEEDS for arm in arms])
     for factor in FACTORS:
         if factor == "sgd":  # it needs rates of its own
@@ -154,6 +162,9 @@ def verdicts(lines: list[dict]) -> str:
     for first, second, draws in SECONDARY:
         found.append(["secondary, 99 %", f"{first} - {second}", f"{draws:,}",
                       difference(lines, first, second, draws, quantiles=T_99)])
+    for first, second, draws in AFTERWARDS:
+        found.append(["afterwards, 95 %", f"{first} - {second}", f"{draws:,}",
+                      difference(lines, first, second, draws)])
     for factor in FACTORS:
         found.append([f"exploratory: {factor}", " - ".join(PAIR), f"{PRIMARY:,}",
                       difference(lines, *PAIR, PRIMARY, factor, SOME_SEEDS)])

@@ -295,6 +295,7 @@ def test_the_plan_names_what_the_programs_run():
         assert f"{number:,} draws" in first
     for arm, (flags, prompts, *_) in longer_skills.ARMS.items():
         assert f"| {arm} | `{' '.join(flags)}` | {prompts} |" in longer
+    assert set(longer_skills.SLOWER.values()) == {0.001} and "gives both arms 0.001" in longer
     for number in (longer_skills.PRIMARY, longer_skills.GOAL, longer_skills.FURTHER,
                    longer_skills.CROSSING, longer_skills.WINDOW):
         assert f"{number:,}" in longer
@@ -373,11 +374,12 @@ def test_the_longer_studys_tables_are_made_of_its_lines():
     pair = [row for row in lines if row["arm"] in longer_skills.PAIR]
     lines += [long_line(arm, seed, 0.5, factor) for factor in longer_skills.FACTORS
               for arm in longer_skills.PAIR for seed in (12, 13, 14)]
-    for found, missing in ((lines, 0), (pair, 4 + len(longer_skills.FACTORS))):
+    others = len(longer_skills.AFTERWARDS) + len(longer_skills.FACTORS)
+    for found, missing in ((lines, 0), (pair, 4 + others)):
         report = longer_skills.report(found)
         assert report.count("not run") == missing
         assert "| 20.0% ± 0.0% | 10.0% ± 0.0% | 25% | 50% |" in report
-        assert report.count("+0.0 ± 0.0 points: equal") == 1 + 5 + 5 - missing
+        assert report.count("+0.0 ± 0.0 points: equal") == 1 + 5 + others - missing
 
 
 def test_what_the_pages_say_of_the_longer_study():
