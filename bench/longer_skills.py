@@ -229,12 +229,14 @@ def draw(lines: list[dict]) -> None:
     import numpy as np
 
     figure, axis = study.panels(figsize=(5.5, 3))
-    grid = np.linspace(0, FURTHER, 121)
-    for arm in PAIR:
+    arms = (*PAIR, "uniform-16", "ada-pos-slower")
+    for arm in [arm for arm in arms if tested(lines, arm)]:
+        color = COLORS[arm.removesuffix("-slower")]
+        grid = np.arange(0, (FURTHER if arm in PAIR else GOAL) + 1, 500)
         runs = [skills.spending(line) for line in tested(lines, arm)]
         curves = [[skills.interpolate(x, rows, "samples", "avg") for x in grid] for rows in runs]
-        axis.plot(grid, np.transpose(curves), color=COLORS[arm], lw=0.5, alpha=0.5)
-        axis.plot(grid, np.mean(curves, 0), color=COLORS[arm], lw=2, label=arm)
+        axis.plot(grid, np.transpose(curves), color=color, lw=0.5, alpha=0.5)
+        axis.plot(grid, np.mean(curves, 0), color=color, lw=2, label=arm)
     axis.set(xlabel="draws", ylabel="held-out avg@8", ylim=(0, 1))
     axis.legend(frameon=False, fontsize=8)
     study.save(figure, STUDY)

@@ -245,9 +245,11 @@ def test_what_the_readme_finds_is_in_the_stored_runs():
     many, few = ([lead(*each, regime) for each in asked] for regime in ("stream", "few"))
     size = [found[1:] for found in many]
     assert [found[0] for found in many] == ["+", "+", "-", "-"]
-    assert ("After 40 steps ahead by {} points, after 60 by {}; at 16,000 draws behind by {} |"
+    assert ("After 40 steps ahead by {} points, after 60 by {}¹; at 16,000 draws behind by {}¹ |"
             ).format(*size) in readme
-    assert f"At 16,000 draws behind by {size[3]};" in readme
+    assert f"At 16,000 draws behind by {size[3]}; at 46,000 open" in readme
+    behind = lead("uniform-16", "samples", 16_000)
+    assert behind[0] == "-" and f"At 16,000 draws behind by {behind[1:]}; at 46,000 ahead" in readme
     assert [found[0] for found in many] == [found[0] for found in few], "the signs"
 
 
@@ -382,6 +384,13 @@ def test_the_longer_studys_tables_are_made_of_its_lines():
         assert report.count("+0.0 ± 0.0 points: equal") == 1 + 5 + others - missing
 
 
+def paired(lines, first, second):
+    """first - second at 46,000 draws, seed by seed."""
+    one, other = ({line["seed"]: longer_skills.at(line, "samples", 46_000)
+                   for line in longer_skills.tested(lines, arm)} for arm in (first, second))
+    return [one[seed] - other[seed] for seed in one]
+
+
 def test_what_the_pages_say_of_the_longer_study():
     """Ten seeds of the pair: tables, page and README are those of the stored lines."""
     lines = study.load("longer_skills")
@@ -393,13 +402,37 @@ def test_what_the_pages_say_of_the_longer_study():
     short = {draws: said.split(" points")[0] for draws, said in gaps.items()}
     assert "| " + " | ".join(short.values()) + " |" in page
     assert gaps[46_000].endswith(": open") and 'The planned verdict is "open" at 46,000' in page
-    assert f"| 46,000 draws | – | {short[46_000]} |" in page
+    at_99 = {(first, second): longer_skills.difference(
+        lines, first, second, draws, quantiles=longer_skills.T_99)
+        for first, second, draws in longer_skills.SECONDARY}
+    overtaken = at_99["ada-balance", "uniform-16"].removesuffix(" points: ahead")
+    assert f"| 46,000 draws | – | {short[46_000]} | {overtaken} ² |" in page
     assert f"| 60,000 draws | – | {short[60_000]} ¹ |" in page
     readme = (ROOT / "README.md").read_text()
-    assert f"at 46,000 open, {short[46_000]}; at 60,000 ahead by {short[60_000][1:]}. " in readme
-    at_99 = longer_skills.difference(lines, *longer_skills.PAIR, 30_000,
-                                     quantiles=longer_skills.T_99)
-    assert at_99 == "-0.9 ± 8.1 points: open" and "-0.9 ± 8.1 with its 99 %" in page
+    assert f"at 46,000 open, {short[46_000]}; at 60,000 ahead by {short[60_000][1:]}¹, " in readme
+    assert f"At 16,000 draws behind by 4.4 ± 4.2; at 46,000 ahead by {overtaken[1:]}² |" in readme
+    sooner = at_99.pop(longer_skills.PAIR).removesuffix(" points: open")
+    assert f"at 30,000 too ({sooner} with its 99 %)" in page
+    for (first, second), said in at_99.items():
+        flag = " (`--max-rounds-all-correct 1`)" if first == "ada-balance-cap" else ""
+        assert f"| {first}{flag} - {second} | {said.replace(' points', '')} |" in page
+    lost = {arm: skills.lost(longer_skills.tested(lines, arm), 46_000)
+            for arm in longer_skills.ARMS if longer_skills.tested(lines, arm)}
+    assert {arm: count for arm, count in lost.items() if count != "0 of 10"} == {
+        "ada-pos": "1 of 10", "ada-balance-cap": "6 of 10"}
+    hours = report.rstrip().splitlines()[-1].split(" runs, ")[1].split()[0]
+    assert f"`python bench/longer_skills.py --processes 2`: {hours} hours of a core so far" in page
+    assert "open | 1 of 10 |" in page and "behind | 6 of 10 |" in page
+    leads = [round(100 * x) for x in paired(lines, "ada-pos", "uniform-4-wide")]
+    assert sum(10 <= x <= 22 for x in leads) == 7
+    assert "Seven of ten runs of ada-pos lead their rival by 10 to 22 points" in page
+    assert min(paired(lines, "ada-pos-slower", "uniform-4-wide")) > 0 and "in all ten pairs" in page
+    more, ours = (longer_skills.difference(lines, "ada-pos-slower", rival, 46_000)
+                  .removesuffix(" points: ahead")[1:] for rival in reversed(longer_skills.PAIR))
+    assert (f"ada-pos then leads more prompts by {more} points, in all ten pairs, "
+            f"and ada-balance by {ours} (95 %)") in page
+    assert f"{more} points ¹ ahead of more prompts at 46,000" in page
+    assert f"`ada-pos` at 46,000 by {more}¹. " in readme
     ends = [100 * longer_skills.at(line, "samples", 46_000)
             for line in longer_skills.tested(lines, "uniform-4-wide")]
     assert f"these ten are at {min(ends):.0f} to {max(ends):.0f} %" in page
