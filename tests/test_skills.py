@@ -409,7 +409,7 @@ def test_what_the_pages_say_of_the_longer_study():
     assert f"| 46,000 draws | – | {short[46_000]} | {overtaken} ² |" in page
     assert f"| 60,000 draws | – | {short[60_000]} ¹ |" in page
     readme = (ROOT / "README.md").read_text()
-    assert f"at 46,000 open, {short[46_000]}; at 60,000 ahead by {short[60_000][1:]}¹, " in readme
+    assert f"at 60,000 ahead by {short[60_000][1:]}¹. " in readme
     assert f"At 16,000 draws behind by 4.4 ± 4.2; at 46,000 ahead by {overtaken[1:]}² |" in readme
     sooner = at_99.pop(longer_skills.PAIR).removesuffix(" points: open")
     assert f"at 30,000 too ({sooner} with its 99 %)" in page
@@ -430,9 +430,22 @@ def test_what_the_pages_say_of_the_longer_study():
     more, ours = (longer_skills.difference(lines, "ada-pos-slower", rival, 46_000)
                   .removesuffix(" points: ahead")[1:] for rival in reversed(longer_skills.PAIR))
     assert (f"ada-pos then leads more prompts by {more} points, in all ten pairs, "
-            f"and ada-balance by {ours} (95 %)") in page
-    assert f"{more} points ¹ ahead of more prompts at 46,000" in page
-    assert f"`ada-pos` at 46,000 by {more}¹. " in readme
+            f"and ada-balance by {ours}; ") in page
+    early = longer_skills.difference(lines, "ada-pos-slower", "uniform-4-wide", 16_000)
+    assert early == "-17.1 ± 3.5 points: behind"
+    assert f"is 17.1 ± 3.5 points ¹ behind more prompts at 16,000 draws, and {more} ¹ ahead" in page
+    assert (f"at 46,000 open, {short[46_000]} (`ada-pos` open², at half the rate +{more}¹);"
+            ) in readme
+    capped = [longer_skills.difference(lines, "ada-balance-cap-slower", rival, 46_000)
+              for rival in reversed(longer_skills.PAIR)]
+    assert capped == ["+4.2 ± 3.4 points: ahead", "+0.1 ± 4.7 points: open"]
+    assert "more prompts by 4.2 ± 3.4 (95 %; of these only the first holds with 99 %)" in page
+    assert "against ada-balance it is open (+0.1 ± 4.7)" in page
+    words = [longer_skills.difference(lines, first, second, draws, quantiles=longer_skills.T_99)
+             .split(": ")[1] for first, second, draws in longer_skills.AFTERWARDS]
+    assert words == ["ahead", "open", "open", "open"]
+    assert (longer_skills.difference(lines, "ada-balance", "uniform-16", 16_000)
+            == "-4.4 ± 5.7 points: open") and "leads by 4.4 ± 5.7 at 16,000 draws" in page
     ends = [100 * longer_skills.at(line, "samples", 46_000)
             for line in longer_skills.tested(lines, "uniform-4-wide")]
     assert f"these ten are at {min(ends):.0f} to {max(ends):.0f} %" in page
@@ -442,7 +455,7 @@ def test_what_the_pages_say_of_the_longer_study():
         assert f" | {centre}% ± {half}% | " in late.split(f"| {arm} |")[1].splitlines()[0]
         assert said in page
     assert "| 21% | 70% |" in late and "| 9% | 44% |" in late
-    assert "91 % of the prompts are silent for n = 4 (70 % all right, 21 % all wrong), 53 %" in page
+    assert "91 % of the prompts are silent for n = 4 (70 % all right, 21 % all wrong), 54 %" in page
 
 
 def test_what_the_pages_say_of_the_real_model():
