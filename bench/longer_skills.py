@@ -36,14 +36,12 @@ ARMS = {  # name -> flags, prompts a step, steps to begin with, steps between ev
     "uniform-4-wide": (["--sampler", "uniform", "--n", "4"], 74, 163, 10),
     "ada-balance-cap": (["--sampler", "ada-balance", "--max-rounds-all-correct", "1"], 16, 160, 15),
     "ada-pos": (["--sampler", "ada-pos"], 16, 160, 15),
-    "ada-pos-slower": (["--sampler", "ada-pos"], 16, 160, 15),
-    "ada-balance-cap-slower": (
-        ["--sampler", "ada-balance", "--max-rounds-all-correct", "1"], 16, 160, 15),
     "uniform-16": (["--sampler", "uniform", "--n", "16"], 16, 188, 12),
     "uniform-4": (["--sampler", "uniform", "--n", "4"], 16, 750, 50),
     "dapo": (["--sampler", "dapo", "--n", "4"], 16, 240, 15),
 }
 SLOWER = {"ada-pos-slower": 0.001, "ada-balance-cap-slower": 0.001}  # added later: nothing tuned
+ARMS |= {arm: ARMS[arm.removesuffix("-slower")] for arm in SLOWER}
 LADDER = {"half": 0.5, "double": 2, "fourfold": 4}  # prompts a step, times this
 FACTORS = (*LADDER, "four-minis", "sgd")  # exploratory: changed in both arms of the pair
 SGD_RATES = (0.01, 0.03, 0.1, 0.3, 1.0)  # sgd.py takes ten times as much
