@@ -245,8 +245,8 @@ def test_what_the_readme_finds_is_in_the_stored_runs():
     many, few = ([lead(*each, regime) for each in asked] for regime in ("stream", "few"))
     size = [found[1:] for found in many]
     assert [found[0] for found in many] == ["+", "+", "-", "-"]
-    assert ("After 40 steps ahead by {} points, after 60 by {}¹; at 16,000 draws behind by {}¹ |"
-            ).format(*size) in readme
+    assert (f"After 40 steps ahead by {size[0]} points; at 16,000 draws behind by {size[2]}¹, "
+            "at 46,000 ahead") in readme
     assert f"At 16,000 draws behind by {size[3]}; at 46,000 open" in readme
     behind = lead("uniform-16", "samples", 16_000)
     assert behind[0] == "-" and f"At 16,000 draws behind by {behind[1:]}; at 46,000 ahead" in readme
@@ -412,12 +412,14 @@ def test_what_the_pages_say_of_the_longer_study():
     at_99 = {(first, second): longer_skills.difference(
         lines, first, second, draws, quantiles=longer_skills.T_99)
         for first, second, draws in longer_skills.SECONDARY}
-    overtaken = at_99["ada-balance", "uniform-16"].removesuffix(" points: ahead")
-    assert f"| 46,000 draws | – | {short[46_000]} | {overtaken} ² |" in page
+    four, sixteen = (at_99["ada-balance", rival].removesuffix(" points: ahead")
+                     for rival in ("uniform-4", "uniform-16"))
+    assert f"| 46,000 draws | {four} ² | {short[46_000]} | {sixteen} ² |" in page
     assert f"| 60,000 draws | – | {short[60_000]} ¹ |" in page
     readme = (ROOT / "README.md").read_text()
     assert f"at 60,000 ahead by {short[60_000][1:]}¹. " in readme
-    assert f"At 16,000 draws behind by 4.4 ± 4.2; at 46,000 ahead by {overtaken[1:]}² |" in readme
+    assert f"At 16,000 draws behind by 4.4 ± 4.2; at 46,000 ahead by {sixteen[1:]}² |" in readme
+    assert f"at 46,000 ahead by {four[1:]}² |" in readme
     sooner = at_99.pop(longer_skills.PAIR).removesuffix(" points: open")
     assert f"at 30,000 too ({sooner} with its 99 %)" in page
     for (first, second), said in at_99.items():
@@ -451,8 +453,10 @@ def test_what_the_pages_say_of_the_longer_study():
     words = [longer_skills.difference(lines, first, second, draws, quantiles=longer_skills.T_99)
              .split(": ")[1] for first, second, draws in longer_skills.AFTERWARDS]
     assert words == ["ahead", "open", "open", "open"]
-    assert (longer_skills.difference(lines, "ada-balance", "uniform-16", 16_000)
-            == "-4.4 ± 5.7 points: open") and "leads by 4.4 ± 5.7 at 16,000 draws" in page
+    early = [longer_skills.difference(lines, "ada-balance", rival, 16_000).split(" points")[0]
+             for rival in ("uniform-16", "uniform-4")]
+    assert ("n = 16 leads ada-balance by {} at 16,000 draws and n = 4 by {} (95 %)".format(
+        *(said.removeprefix("-") for said in early)) in page)
     ends = [100 * longer_skills.at(line, "samples", 46_000)
             for line in longer_skills.tested(lines, "uniform-4-wide")]
     assert f"these ten are at {min(ends):.0f} to {max(ends):.0f} %" in page
