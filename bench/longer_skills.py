@@ -49,7 +49,8 @@ SECONDARY = [  # first, second, draws
     ("ada-balance-cap", "uniform-4-wide", PRIMARY), ("ada-pos", "uniform-4-wide", PRIMARY),
     ("ada-balance", "uniform-16", PRIMARY), ("ada-balance", "uniform-4", PRIMARY),
     ("ada-balance", "uniform-4-wide", CROSSING)]
-AFTERWARDS = [(arm, rival, PRIMARY) for arm in SLOWER for rival in reversed(PAIR)]
+AFTERWARDS = [*((arm, rival, PRIMARY) for arm in SLOWER for rival in reversed(PAIR)),
+              ("ada-balance", "dapo", PRIMARY)]
 
 
 # ------------------------------------------------------------------------------------------ running

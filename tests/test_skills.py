@@ -452,7 +452,15 @@ def test_what_the_pages_say_of_the_longer_study():
     assert "against ada-balance it is open (+0.1 ± 4.7)" in page
     words = [longer_skills.difference(lines, first, second, draws, quantiles=longer_skills.T_99)
              .split(": ")[1] for first, second, draws in longer_skills.AFTERWARDS]
-    assert words == ["ahead", "open", "open", "open"]
+    assert words == ["ahead", "open", "open", "open", "ahead"]
+    dapo = longer_skills.difference(lines, *longer_skills.AFTERWARDS[-1])
+    assert f"ada-balance {dapo.removesuffix(' points: ahead')[1:]} ahead (95 %, seen)" in page
+    ends = {arm: 100 * mean(longer_skills.at(line, "samples", 46_000)
+                            for line in longer_skills.tested(lines, arm))
+            for arm in ("uniform-16", "uniform-4", "dapo", "uniform-4-wide", "ada-balance")}
+    shares = [f"{ends.pop('dapo'):.1f} %", f"{ends.pop('ada-balance'):.1f} %"]
+    assert "it is at {}, and".format(shares[0]) in page
+    assert f"{min(ends.values()):.0f} to {max(ends.values()):.0f} %, ada-balance at {shares[1]}" in page
     early = [longer_skills.difference(lines, "ada-balance", rival, 16_000).split(" points")[0]
              for rival in ("uniform-16", "uniform-4")]
     assert ("n = 16 leads ada-balance by {} at 16,000 draws and n = 4 by {} (95 %)".format(
