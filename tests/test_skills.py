@@ -460,7 +460,8 @@ def test_what_the_pages_say_of_the_longer_study():
             for arm in ("uniform-16", "uniform-4", "dapo", "uniform-4-wide", "ada-balance")}
     shares = [f"{ends.pop('dapo'):.1f} %", f"{ends.pop('ada-balance'):.1f} %"]
     assert "it is at {}, and".format(shares[0]) in page
-    assert f"{min(ends.values()):.0f} to {max(ends.values()):.0f} %, ada-balance at {shares[1]}" in page
+    lowest, highest = min(ends.values()), max(ends.values())
+    assert f"{lowest:.0f} to {highest:.0f} %, ada-balance at {shares[1]}" in page
     early = [longer_skills.difference(lines, "ada-balance", rival, 16_000).split(" points")[0]
              for rival in ("uniform-16", "uniform-4")]
     assert ("n = 16 leads ada-balance by {} at 16,000 draws and n = 4 by {} (95 %)".format(
