@@ -376,10 +376,12 @@ def test_the_longer_studys_tables_are_made_of_its_lines():
     pair = [row for row in lines if row["arm"] in longer_skills.PAIR]
     lines += [long_line(arm, seed, 0.5, factor) for factor in longer_skills.FACTORS
               for arm in longer_skills.PAIR for seed in (12, 13, 14)]
-    others = len(longer_skills.AFTERWARDS) + len(longer_skills.FACTORS)
-    for found, missing in ((lines, 0), (pair, 4 + others)):
+    others, changed = len(longer_skills.AFTERWARDS), len(longer_skills.FACTORS)
+    for found, missing, unchanged in ((lines, 0, 0), (pair, 4 + others, changed)):
         report = longer_skills.report(found)
-        assert report.count("not run") == missing
+        assert report.count("not run") == missing + unchanged
+        assert report.count("0.001, 50%, 50%, 50% | 0.001, 50%, 50%, 50% | +0.0 ± 0.0 |"
+                            ) == changed - unchanged
         assert "| 20.0% ± 0.0% | 10.0% ± 0.0% | 25% | 50% |" in report
         assert report.count("+0.0 ± 0.0 points: equal") == 1 + 5 + others - missing
 
@@ -432,6 +434,22 @@ def test_what_the_pages_say_of_the_longer_study():
     hours = report.rstrip().splitlines()[-1].split(" runs, ")[1].split()[0]
     assert f"`python bench/longer_skills.py --processes 2`: {hours} hours of a core so far" in page
     assert "open | 1 of 10 |" in page and "behind | 6 of 10 |" in page
+    changed = {regime: longer_skills.difference(
+        lines, *longer_skills.PAIR, 46_000, regime, longer_skills.SOME_SEEDS).split(" points")[0]
+        for regime in ("long", *longer_skills.FACTORS)}
+    assert f"changed these seeds differ by {changed['long']} points at 46,000 draws" in page
+    for regime, what in (("half", "Half the prompts a step"), ("double", "Twice as many"),
+                         ("sgd", "SGD with momentum in Adam's place")):
+        assert f"* {what}: {changed[regime]}" in page
+    assert [regime for regime in changed if changed[regime] == "not run"] == [
+        "fourfold", "four-minis"] and "* Not run: four mini-batches, four times as many" in page
+    for arm in longer_skills.PAIR:
+        unlearnt = {row["seed"]: longer_skills.at(row, "samples", 46_000) < row["evals"][0]["avg"]
+                    for row in study.of(lines, arm=arm, regime="half")}
+        assert unlearnt == {12: True, 13: False, 14: False}
+    best = max(max(skills.tuned(lines, arm, [102], "sgd", 46_000).values())
+               for arm in longer_skills.PAIR)
+    assert f"The best of five rates reaches {best:.0%}".replace("%", " %") in page
     leads = [round(100 * x) for x in paired(lines, "ada-pos", "uniform-4-wide")]
     assert sum(10 <= x <= 22 for x in leads) == 7
     assert "Seven of ten runs of ada-pos lead their rival by 10 to 22 points" in page
