@@ -425,9 +425,9 @@ def test_r3_closes_most_of_the_gap_in_low_precision(folder, options):
 @pytest.mark.core
 def test_a_run_with_replay_from_the_command_line(tmp_path):
     """Off-policy, R3, an engine in low precision: two steps, and what they log."""
-    done = run_program("minirl.py", "--model", "tiny-moe", "--mini-batches", 4, "--kv-cache-dtype",
-                       "fp8", "--steps", 2, "--eval-questions", 6, "--eval-k", 1, "--name", "moe",
-                       "--batch-prompts", 8, cwd=tmp_path)
+    done = run_program("minirl.py", "--model", "tiny-moe", "--mini-batches", 4, "--rollout-dtype",
+                       "bfloat16", "--steps", 2, "--eval-questions", 6, "--eval-k", 1,
+                       "--name", "moe", "--batch-prompts", 8, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     run = tmp_path / "runs" / "moe"
     # by itself, with four mini-batches
