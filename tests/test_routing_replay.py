@@ -369,13 +369,18 @@ def rollouts_as_rows(engine, dropping: bool = False, count: int = 12):
 
 
 def require_own_routes(policy, rows) -> None:
-    """In float32 the trainer chooses exactly the engine's experts: a mix-up would show."""
+    """In float32 the trainer chooses exactly the engine's experts: a mix-up would show.
+
+    Only a tie may fall either way, and on which processor it does differs: so one choice in
+    a thousand is free, and log-probs are compared where every choice is the engine's.
+    """
     for row in rows:
         policy.routing.check(row.routes, len(row.ids))
-    assert gap(policy, rows, replay=False)[0] < 1e-7
-    for row, own in zip(rows, policy.routing.recorded(rows)):
-        # a tie may fall either way
-        assert policy.routing.agreement(own, row.routes).float().mean() > 0.99
+    gap(policy, rows, replay=False)
+    agrees = torch.cat([policy.routing.agreement(own, row.routes).flatten()
+                        for own, row in zip(policy.routing.recorded(rows), rows)])
+    assert agrees.float().mean() > 0.999
+    assert gap(policy, rows, replay=True)[0] < 1e-7
 
 
 def gap(policy, rows, replay: bool):
