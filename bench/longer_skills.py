@@ -230,7 +230,7 @@ def report(lines: list[dict]) -> str:
         "Verdicts": verdicts(lines), "Accuracy by draws": curves(lines),
         "The pair's difference, ± half the 95 % interval": by_budget(lines),
         "Does the curve stand still?": plateau(lines),
-        "One factor at a time, at 46,000 draws (exploratory)": factors(lines),
+        "One factor at a time, at 46,000 draws (exploratory; sgd: rates times ten)": factors(lines),
         "Learning rates: mean of three other seeds at 46,000 draws": skills.rates_tried(tried)},
         lines)
 
