@@ -361,7 +361,7 @@ def pass_rate(pool: list[Sample]) -> float:
 def collect(
     problems: list, config: SamplerConfig, engine, grader, *,
     estimator: "Estimator | None" = None, more: Callable[[], Any] | None = None,
-    grad_norms: Callable[[list], list[float]] | None = None, part: slice | None = None,
+    grad_norms: Callable[[list], list[float]] | None = None,
 ) -> list[Group]:
     """Sample one step's batch. Returns one closed Group per problem, in the order of `problems`.
 
@@ -369,8 +369,6 @@ def collect(
     more        dapo: gives one further problem, or None if there is none. Their groups follow those
                 of `problems`; dropped ones are returned too, for they did cost samples
     grad_norms  gvm: from groups with graded pilots to one G_i per group; without it, G_i = 1
-    part        sample only these of the problems; ada-est still allocates among all. Whoever has
-                the groups of all parts calls `settle_all`
 
     Raises ValueError for a config that cannot work, RuntimeError if the engine loses samples.
     """
@@ -379,14 +377,13 @@ def collect(
     sizes = [config.rule.first_round for _ in problems]
     if config.rule.allocates == "by memory":
         sizes = sizes_by_memory(problems, config, estimator)
-    for problem, size in list(zip(problems, sizes))[part or slice(None)]:
+    for problem, size in zip(problems, sizes):
         run.add(problem, size)
     run.drive()
     if config.rule.allocates == "by pilots":
         draw_after_pilots(run, grad_norms)
         run.drive()
-    if part is None:
-        settle_all(run.groups, config, estimator)
+    settle_all(run.groups, config, estimator)
     return run.groups
 
 

@@ -5,18 +5,34 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("trl")
 
 from conftest import ROOT
-from helpers import HANG
-from test_ranks import together
+from helpers import HANG, Program
 from trl_step import one_step, pools_of
 
 SCRIPT = ROOT / "recipes" / "trl_ada.py"
 STEP = ["--batch-prompts", "6"]
+
+
+def as_torchrun(rank: int, world: int, port: int) -> dict:
+    """The variables that torchrun sets, where another process keeps the common dictionary."""
+    return dict(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), MASTER_PORT=str(port),
+                LOCAL_WORLD_SIZE=str(world), MASTER_ADDR="localhost", TORCHELASTIC_RUN_ID="test",
+                TORCHELASTIC_USE_AGENT_STORE="True")
+
+
+def together(world: int, script: str, *flags, cwd: Path) -> None:
+    """As `torchrun --nproc-per-node WORLD script ...`, of forks."""
+    store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    started = [Program(script, *flags, cwd=cwd, env=as_torchrun(rank, world, store.port))
+               for rank in range(world)]
+    assert [program.wait() for program in started] == [0] * world, started[0].text()[-3000:]
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +120,6 @@ def test_the_gradient_is_minirls(recipe, flags):
 def test_off_policy_clip_and_correction_are_minirls(recipe):
     """pi_old and mu moved away at random from what they are: Eq. 7's mask and weight show."""
     import minirl
-    import torch
     from parts.policy import Row
 
     trainer, _ = one_step(recipe, [*STEP, "--name", "off-policy"])
@@ -146,8 +161,6 @@ def test_a_dropped_prompt_stays_in_the_divisor(recipe):
 
 @pytest.mark.engine
 def test_two_processes_draw_and_learn_what_one_does(recipe, tmp_path):
-    import torch
-
     flags = [*STEP, "--sampler", "ada-balance", "--weighting", "unbiased"]
     together(2, "tests/trl_step.py", tmp_path, *flags, "--name", "two", cwd=tmp_path)
     first, second = (torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1))
