@@ -40,10 +40,10 @@ from ada_sampler import collect
 from parts.config import Config
 from parts.engine import WatchedEngine
 from parts.held_out import evaluate_if_due
-from parts.logprobs import gvm_norms, token_logprobs, tokens_at_once
+from parts.logprobs import (Row, gvm_norms, micro_batches, store_on_rows, token_logprobs,
+                            tokens_at_once)
 from parts.machine import memory_gb
 from parts.metrics import diagnostics, mean_surprisal, summarize
-from parts.policy import Row, micro_batches, store_on_rows
 from parts.routing_replay import note_routes, replaying, require_routes
 from parts.run import Run, finish, last_words, phase, prepare, record, rehearse, reseed, show
 from parts.stop import Interrupted, Stop, timed

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ada_sampler import collect
-from parts import logprobs, machine, policy
+from parts import logprobs, machine, models, policy
 from parts.config import Config
 
 PAGE = ROOT / "docs/gpu.md"
@@ -106,7 +106,7 @@ def trainer(layers: int, adapter: str, checkpointing: bool):
                          tie_word_embeddings=True, attn_implementation="sdpa",
                          **FULL["size"] | dict(num_hidden_layers=layers))
     torch.set_default_dtype(torch.bfloat16)
-    model = policy.own_class(config)(config)
+    model = models.own_class(config)(config)
     torch.set_default_dtype(torch.float32)
     model.to = lambda device: model
     with contextlib.ExitStack() as stack:

@@ -177,8 +177,7 @@ def logprob_gap(engine, policy, prompts, s) -> dict:
     """|log mu - log pi_old| in nats over sampled tokens, by engine and trainer with one policy."""
     import torch
 
-    from parts.logprobs import token_logprobs
-    from parts.policy import Row
+    from parts.logprobs import Row, token_logprobs
 
     rollouts = [r for r, in engine.generate(prompts, n=1, max_tokens=s.response)]
     rows = [Row(ids + r.token_ids, len(ids), r.logprobs, 0.0) for ids, r in zip(prompts, rollouts)]
@@ -214,7 +213,7 @@ def training_part(model: str, s: SimpleNamespace) -> dict:
 def train(policy, lengths: list[int], micro_tokens: int, prompt: int = 1) -> None:
     """minirl's own forward and backward over rows of random tokens with these lengths."""
     import minirl
-    from parts.policy import Row
+    from parts.logprobs import Row
 
     policy.zero_grad(set_to_none=True)
     rng = random.Random(0)

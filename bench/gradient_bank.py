@@ -82,7 +82,7 @@ def open_run(config, grader):
 def answers(problem, config, engine, grader) -> tuple:
     """(rows, rewards [64]) of fresh answers to one problem, which decides their seed."""
     from parts.engine import WatchedEngine, seed_everything
-    from parts.policy import Row
+    from parts.logprobs import Row
 
     seed_everything(random.Random(str(problem.id)))
     group, = collect([problem], config, WatchedEngine(engine, config.max_tokens), grader)

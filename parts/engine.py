@@ -57,7 +57,7 @@ class Rollout:
     routes: object = None  # [prompt + T - 1, layers, k], the tokens' experts; see routing_replay.py
     submitted: int = 0  # when, in engine steps of this training step; for the log, like the next
     finished: int = 0
-    row: object = None  # the trainer's row (policy.Row) if the sample is kept
+    row: object = None  # the trainer's row (logprobs.Row) if the sample is kept
 
 
 def configure_vllm(on_cpu: bool) -> None:
@@ -355,7 +355,8 @@ def adapter_options(model: str, rank: int, on_cpu: bool, routes: bool) -> dict:
 def adapted_layers(model: str) -> list[str]:
     """Names of the layers that the trainer adapts (policy.load_policy), for vLLM."""
     import torch
-    from parts.policy import ATTENTION, linear_layers, own_class
+    from parts.models import own_class
+    from parts.policy import ATTENTION, linear_layers
     from parts.routing_replay import is_supported
     from transformers import AutoConfig
 

@@ -194,7 +194,8 @@ def export(place: Path, out: Path, dtype: str = "") -> None:
 
     `dtype` is that of the weights; empty: as in training.
     """
-    from parts.policy import load_adapter, load_model
+    from parts.models import load_model
+    from parts.policy import load_adapter
 
     if out.is_file() or out.exists() and any(out.iterdir()):
         raise SystemExit(f"{shown(out)} exists already, and nothing of it is overwritten: name "

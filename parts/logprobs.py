@@ -1,4 +1,4 @@
-"""Log-probabilities of sampled tokens, from hidden states, a chunk of tokens at a time.
+"""What is trained on, and its log-probabilities: from hidden states, a chunk of tokens at a time.
 
 Everything in policy-gradient training hangs on log pi(y_t). The rules, and what breaks without them
 (docs/logprobs.md):
@@ -16,12 +16,63 @@ from dataclasses import dataclass
 import torch
 
 from parts.machine import small_card
-from parts.policy import Row
 
 CHUNK_BYTES = 2**27  # of a chunk's logits
 WIDER = 5  # times as much on a GPU with room: 1,104 tokens of 151,936 words
 
 
+# ------------------------------------------------------------------------------ what is trained on
+@dataclass
+class Row:
+    """One kept sample as the update sees it: a prompt and a response of T tokens."""
+
+    ids: list[int]  # prompt and response
+    prompt_length: int
+    mu: list[float]  # [T], the engine's log-probs of the response
+    coefficient: float  # advantage times row weight: the factor of grad log pi
+    scale: float = 1.0  # the weight of one of its tokens in the loss (minirl.set_scales)
+    routes: torch.Tensor | None = None  # the engine's experts [len(ids) - 1, layers, k]
+    replay: torch.Tensor | None = None  # the experts that the trainer has to use, likewise
+    old: torch.Tensor | None = None  # [T], log pi_old of the response
+    agrees: torch.Tensor | None = None  # [T, MoE layers]: did pi_old choose the engine's experts?
+    mini_batch: int = 0  # the optimizer step in which it was trained
+    theta: torch.Tensor | None = None  # [T], log pi_theta; this and the next: what `objective` saw
+    mask: torch.Tensor | None = None  # [T]
+    weight: torch.Tensor | None = None  # [T]
+    entropy: torch.Tensor | None = None  # [T], of the whole distribution at each token, in nats
+
+    @property
+    def length(self) -> int:
+        return len(self.ids) - self.prompt_length
+
+
+def store_on_rows(rows: list[Row], **values_T) -> None:
+    """Give each row its own part of values that were computed for all of them, [T] each."""
+    lengths = [row.length for row in rows]
+    for name, value_T in values_T.items():
+        for row, part in zip(rows, value_T.split(lengths)):
+            setattr(row, name, part)
+
+
+def micro_batches(rows: list[Row], tokens: int, padding: float = 0.05) -> list[list[Row]]:
+    """Cut the rows into batches for the forward pass, in order of length.
+
+    No batch (rows x longest row) exceeds `tokens`, and at most a share `padding` of all batches
+    together is padding: a batch with room for everything could be mostly padding otherwise.
+    """
+    batches = [[]]
+    real, closed = 0, 0  # tokens so far; area (rows x longest row) of the finished batches
+    for row in sorted(rows, key=lambda row: len(row.ids)):
+        real += len(row.ids)
+        area = (len(batches[-1]) + 1) * len(row.ids)  # of the last batch, if this row joined it
+        if batches[-1] and (area > tokens or real < (1 - padding) * (closed + area)):
+            closed += len(batches[-1]) * len(batches[-1][-1].ids)
+            batches.append([])
+        batches[-1].append(row)
+    return batches if rows else []
+
+
+# ------------------------------------------------------------------------------ its log-probs
 def token_logprobs(policy, rows: list[Row], temperature: float = 1.0,
                    chunk_bytes: int = CHUNK_BYTES):
     """(log pi_T, entropy_T) in nats of the response tokens of all rows, one row after the other.
@@ -145,7 +196,7 @@ class Head:
 
 
 def head_of(model) -> Head:
-    """The head of a Hugging Face model of one of the families in policy.FAMILIES."""
+    """The head of a Hugging Face model of one of the families in models.FAMILIES."""
     config, head = model.config.get_text_config(), model.lm_head
     return Head(head.weight, head.bias, getattr(config, "final_logit_softcapping", None))
 

@@ -263,7 +263,7 @@ def parameters_of(config) -> int:
     """How many weights a model has. It is built without memory for them."""
     import torch
 
-    from parts.policy import own_class
+    from parts.models import own_class
 
     with torch.device("meta"):
         return sum(p.numel() for p in own_class(config)(config).parameters())

@@ -1,8 +1,9 @@
-"""From a model's name to what transformers and vLLM can load, and its tokenizer.
+"""From a model's name to what transformers and vLLM can load, its tokenizer, the trainer's model.
 
 Code that comes with a model's folder is never run.
 """
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -21,8 +22,12 @@ FILES = ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config
 SMOLLM = "SmolLM2-135M-Instruct"
 SMOLLM_ON_HUB = f"HuggingFaceTB/{SMOLLM}"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"  # weights, in one file or more
-FAMILIES = {"qwen": "Qwen", "qwq": "Qwen", "llama": "meta-llama", "meta-llama": "meta-llama",
-            "smollm": "HuggingFaceTB"}
+OWNERS = {  # on the hub, of models by their names
+    "qwen": "Qwen", "qwq": "Qwen", "llama": "meta-llama", "meta-llama": "meta-llama",
+    "smollm": "HuggingFaceTB"}
+FAMILIES = (  # that can be trained: tests/test_families.py compares each with the engine
+    "qwen2", "qwen3", "llama", "smollm3", "mistral", "olmo2", "phi", "phi3", "gemma", "gemma2",
+    "gemma3_text", "qwen3_moe", "olmoe", "mixtral")
 
 
 def is_small(name: str) -> bool:
@@ -41,7 +46,7 @@ def resolve_model(name: str) -> str:
                          "--model tiny.")
     if "/" in name:
         return name
-    for start, owner in FAMILIES.items():
+    for start, owner in OWNERS.items():
         if name.lower().startswith(start):
             return f"{owner}/{name}"
     raise SystemExit(
@@ -176,3 +181,58 @@ def loading(what: str, path: str):
                   "neither")
         raise SystemExit(
             f"Cannot load the {what} {shown(path)}: {shown(reason)}. {advice}.") from None
+
+
+# ------------------------------------------------------------------------------ what is trained
+def check_family(config) -> None:
+    """Raises SystemExit for a model that cannot be trained here, from its config alone."""
+    if getattr(config, "quantization_config", None):
+        raise SystemExit("The weights of this model are quantized, and engine and trainer would "
+                         "round them differently: take the model that they were made of.")
+    if config.model_type not in FAMILIES:
+        raise SystemExit(f"Models of the family {config.model_type} cannot be trained here: nobody "
+                         "has compared the trainer's log-probs of them with the engine's. Take a "
+                         "Qwen 2 or 3, Llama, SmolLM, Mistral, OLMo 2, Phi or Gemma (text) model.")
+
+
+def load_model(path: str, dtype: str, noise: bool = False):
+    """The Hugging Face model of a folder or hub id, on the CPU.
+
+    It must be the engine's model and deterministic: attention is as the family defines it, and
+    dropout and router jitter are off, or pi_old and pi_theta would differ by chance.
+    `noise` keeps what the config says of them, for an export. Raises SystemExit if a
+    weight is missing.
+    """
+    import torch
+    from transformers import AutoConfig
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    for name, value in list(vars(config).items()):
+        if not noise and ("drop" in name or "jitter" in name) and isinstance(value, float):
+            setattr(config, name, 0.0)
+    # Gemma 2 caps its attention scores, and torch's fused attention would leave that out.
+    capped = getattr(config, "attn_logit_softcapping", None) is not None
+    model, found = own_class(config).from_pretrained(
+        path, config=config, dtype=getattr(torch, dtype), trust_remote_code=False,
+        attn_implementation="eager" if capped else None, output_loading_info=True)
+    if found["missing_keys"]:  # transformers would fill them at random
+        raise SystemExit(f"{shown(path)} has no weights for {shown(min(found['missing_keys']))}: "
+                         "mend or replace it.")
+    return model
+
+
+def own_class(config):
+    """Hugging Face's class for this config, from a copy of its module that nobody else has.
+
+    vLLM serves some families (OLMo 2, Phi-2, SmolLM3) with Hugging Face's class and changes that
+    class in place; afterwards only vLLM can make such a model.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    shared = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    spec = importlib.util.find_spec(shared.__module__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, shared.__name__)

@@ -1,11 +1,6 @@
-"""The policy: a frozen model with a LoRA adapter, and the rows and micro-batches it trains on.
-
-It must be the engine's model and deterministic: dropout is off, attention is as the family defines
-it, and the class is Hugging Face's own, unchanged.
+"""The policy: a frozen model with a LoRA adapter; and an adapter that a stranger has trained.
 """
 import functools
-import importlib.util
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,11 +9,9 @@ from torch.nn import functional
 from parts.checkpoint import complete
 from parts.files import read_json, shown
 from parts.machine import BFLOAT16_CARD, capability
+from parts.models import load_model
 from parts.routing_replay import ROUTERS, RoutingReplay
 
-# The model types that can be trained: tests/test_families.py compares each with the engine.
-FAMILIES = ("qwen2", "qwen3", "llama", "smollm3", "mistral", "olmo2", "phi", "phi3", "gemma",
-            "gemma2", "gemma3_text", *ROUTERS)
 START_SCALE = 2.0**20  # about what responses * max_tokens divides by (docs/logprobs.md)
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 PLAIN = {  # an adapter may set these; anything else must have PEFT's default, or be empty
@@ -92,58 +85,6 @@ def spare_attention(dtype: str, device: str) -> None:
         from transformers.integrations import sdpa_attention
 
         sdpa_attention.use_gqa_in_sdpa = lambda *tensors: False
-
-
-def check_family(config) -> None:
-    """Raises SystemExit for a model that cannot be trained here, from its config alone."""
-    if getattr(config, "quantization_config", None):
-        raise SystemExit("The weights of this model are quantized, and engine and trainer would "
-                         "round them differently: take the model that they were made of.")
-    if config.model_type not in FAMILIES:
-        raise SystemExit(f"Models of the family {config.model_type} cannot be trained here: nobody "
-                         "has compared the trainer's log-probs of them with the engine's. Take a "
-                         "Qwen 2 or 3, Llama, SmolLM, Mistral, OLMo 2, Phi or Gemma (text) model.")
-
-
-def load_model(path: str, dtype: str, noise: bool = False):
-    """The Hugging Face model of a folder or hub id, on the CPU.
-
-    Dropout and router jitter are switched off, or pi_old and pi_theta would differ by chance.
-    `noise` keeps what the config says of them, for an export. Raises SystemExit if a
-    weight is missing.
-    """
-    from transformers import AutoConfig
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    for name, value in list(vars(config).items()):
-        if not noise and ("drop" in name or "jitter" in name) and isinstance(value, float):
-            setattr(config, name, 0.0)
-    # Gemma 2 caps its attention scores, and torch's fused attention would leave that out.
-    capped = getattr(config, "attn_logit_softcapping", None) is not None
-    model, found = own_class(config).from_pretrained(
-        path, config=config, dtype=getattr(torch, dtype), trust_remote_code=False,
-        attn_implementation="eager" if capped else None, output_loading_info=True)
-    if found["missing_keys"]:  # transformers would fill them at random
-        raise SystemExit(f"{shown(path)} has no weights for {shown(min(found['missing_keys']))}: "
-                         "mend or replace it.")
-    return model
-
-
-def own_class(config):
-    """Hugging Face's class for this config, from a copy of its module that nobody else has.
-
-    vLLM serves some families (OLMo 2, Phi-2, SmolLM3) with Hugging Face's class and changes that
-    class in place; afterwards only vLLM can make such a model.
-    """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    shared = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    spec = importlib.util.find_spec(shared.__module__)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return getattr(module, shared.__name__)
 
 
 def linear_layers(model) -> list[str]:
@@ -227,54 +168,3 @@ def load_adapter(path: str, adapter: str, dtype: str):
         raise SystemExit(f"The adapter {shown(adapter)} holds weights that are no finite numbers "
                          f"({shown(broken[0])}): take an earlier checkpoint.")
     return policy, made["r"]
-
-
-# --------------------------------------------------------------------------- what it is trained on
-@dataclass
-class Row:
-    """One kept sample as the update sees it: a prompt and a response of T tokens."""
-
-    ids: list[int]  # prompt and response
-    prompt_length: int
-    mu: list[float]  # [T], the engine's log-probs of the response
-    coefficient: float  # advantage times row weight: the factor of grad log pi
-    scale: float = 1.0  # the weight of one of its tokens in the loss (minirl.set_scales)
-    routes: torch.Tensor | None = None  # the engine's experts [len(ids) - 1, layers, k]
-    replay: torch.Tensor | None = None  # the experts that the trainer has to use, likewise
-    old: torch.Tensor | None = None  # [T], log pi_old of the response
-    agrees: torch.Tensor | None = None  # [T, MoE layers]: did pi_old choose the engine's experts?
-    mini_batch: int = 0  # the optimizer step in which it was trained
-    theta: torch.Tensor | None = None  # [T], log pi_theta; this and the next: what `objective` saw
-    mask: torch.Tensor | None = None  # [T]
-    weight: torch.Tensor | None = None  # [T]
-    entropy: torch.Tensor | None = None  # [T], of the whole distribution at each token, in nats
-
-    @property
-    def length(self) -> int:
-        return len(self.ids) - self.prompt_length
-
-
-def store_on_rows(rows: list[Row], **values_T) -> None:
-    """Give each row its own part of values that were computed for all of them, [T] each."""
-    lengths = [row.length for row in rows]
-    for name, value_T in values_T.items():
-        for row, part in zip(rows, value_T.split(lengths)):
-            setattr(row, name, part)
-
-
-def micro_batches(rows: list[Row], tokens: int, padding: float = 0.05) -> list[list[Row]]:
-    """Cut the rows into batches for the forward pass, in order of length.
-
-    No batch (rows x longest row) exceeds `tokens`, and at most a share `padding` of all batches
-    together is padding: a batch with room for everything could be mostly padding otherwise.
-    """
-    batches = [[]]
-    real, closed = 0, 0  # tokens so far; area (rows x longest row) of the finished batches
-    for row in sorted(rows, key=lambda row: len(row.ids)):
-        real += len(row.ids)
-        area = (len(batches[-1]) + 1) * len(row.ids)  # of the last batch, if this row joined it
-        if batches[-1] and (area > tokens or real < (1 - padding) * (closed + area)):
-            closed += len(batches[-1]) * len(batches[-1][-1].ids)
-            batches.append([])
-        batches[-1].append(row)
-    return batches if rows else []

@@ -27,8 +27,7 @@ from typing import NamedTuple
 
 import torch
 
-from parts.logprobs import token_logprobs
-from parts.policy import Row, micro_batches
+from parts.logprobs import Row, micro_batches, token_logprobs
 
 MOST_TOKENS = 4096  # in all texts, prompts included: a check should take one per cent of a step
 ON_CPU = 1024  # the same for a model that is not built in: 4,096 would be seconds on two cores

@@ -30,13 +30,13 @@ from parts.engine import Engine, seed_everything
 from parts.files import quiet_end, shown
 from parts.folder import claim, note_start, own_files, require_same, weights_of
 from parts.grader import WorkerPool
-from parts.logprobs import token_logprobs
+from parts.logprobs import Row, token_logprobs
 from parts.machine import (build_for_cpu, fit_in_memory, in_one_line, out_of_memory,
                            parameters_of)
 from parts.metrics import group_row, recorded
-from parts.models import fetch_model, is_small, load_tokenizer, loading
+from parts.models import check_family, fetch_model, is_small, load_tokenizer, loading
 from parts.plot import draw_run
-from parts.policy import Row, check_family, load_policy
+from parts.policy import load_policy
 from parts.probe import Probe, limits
 from parts.prompts import add_prompts, show_prompts, stop_ids
 from parts.routing_replay import choose_replay, is_supported

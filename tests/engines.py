@@ -5,8 +5,8 @@ import random
 
 import torch
 
-from parts.logprobs import token_logprobs
-from parts.policy import Row, load_policy
+from parts.logprobs import Row, token_logprobs
+from parts.policy import load_policy
 
 
 def policy_for(folder, dtype="float32", rank=8, moved=0.0):

@@ -11,8 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from conftest import ROOT
 from parts import logprobs
 from parts import policy as policy_module
-from parts.logprobs import token_logprobs
-from parts.policy import Row
+from parts.logprobs import Row, token_logprobs
 from test_policy import small_policy
 
 sys.path.insert(0, str(ROOT / "bench"))

@@ -120,15 +120,15 @@ def test_what_is_equal_but_of_another_kind_is_wrong(yours, right):
 def test_the_project_has_its_own_functions_back_afterwards():
     import ada_sampler
     import minirl
-    from parts import policy
+    from parts import logprobs
 
-    before = ada_sampler.keep, minirl.micro_batches, policy.micro_batches
+    before = ada_sampler.keep, minirl.micro_batches, logprobs.micro_batches
     functions = dict(set_scales=len, micro_batches=sorted)
     with pytest.raises(RuntimeError), place.in_place("lab_6", functions):
         assert minirl.set_scales is len
-        assert minirl.micro_batches is policy.micro_batches is sorted  # also where it was imported
+        assert minirl.micro_batches is logprobs.micro_batches is sorted  # where it is imported
         raise RuntimeError
-    assert before == (ada_sampler.keep, minirl.micro_batches, policy.micro_batches)
+    assert before == (ada_sampler.keep, minirl.micro_batches, logprobs.micro_batches)
 
 
 # -------------------------------------------------------------------- files that students hand in

@@ -18,8 +18,7 @@ from parts import engine as engine_module
 from parts import run as running
 from parts.engine import (Engine, Rollout, WatchedEngine, adapted_layers, adapter_options,
                           advice_on, seed_everything)
-from parts.models import tiny_folder
-from parts.policy import own_class
+from parts.models import own_class, tiny_folder
 from parts.problems import chains
 from parts.stop import Interrupted, Stop
 

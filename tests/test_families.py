@@ -11,9 +11,9 @@ import torch
 
 from engines import gap, move, policy_for, rows_of, serve
 from models import make
-from parts import policy as policy_module
-from parts.logprobs import head_of, token_logprobs
-from parts.policy import Row, check_family, own_class
+from parts import models
+from parts.logprobs import Row, head_of, token_logprobs
+from parts.models import check_family, own_class
 from parts.routing_replay import ROUTERS
 
 SIZES = dict(vocab_size=384, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
@@ -75,7 +75,7 @@ def test_logprobs_and_gradients_are_those_of_plain_hugging_face(family, tmp_path
 
 
 def test_the_families_that_were_compared_are_taken_and_others_are_refused_by_name():
-    assert set(policy_module.FAMILIES) == {*FAMILIES, *ROUTERS}
+    assert set(models.FAMILIES) == {*FAMILIES, *ROUTERS}
     check_family(SimpleNamespace(model_type="qwen2"))
     for family in ("gpt2", "granite", "gemma3", "qwen2_moe"):
         with pytest.raises(SystemExit, match=f"family {family} cannot be trained.*Take a Qwen"):

@@ -9,7 +9,8 @@ import minirl
 from helpers import lines, run_program
 from minirl import Config
 from parts import checkpoint
-from parts.policy import START_SCALE, Row
+from parts.logprobs import Row
+from parts.policy import START_SCALE
 from parts.run import make_optimizer
 from parts.trouble import why_broken
 from test_policy import small_policy

@@ -15,8 +15,7 @@ import silence  # noqa: E402
 from laws import expected_yield  # noqa: E402
 
 from ada_sampler import SamplerConfig  # noqa: E402
-from parts.logprobs import token_logprobs  # noqa: E402
-from parts.policy import Row  # noqa: E402
+from parts.logprobs import Row, token_logprobs  # noqa: E402
 
 
 def test_a_sketch_is_each_rows_gradient_times_random_signs():

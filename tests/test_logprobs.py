@@ -5,9 +5,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from parts.logprobs import (ChunkedLogprobs, Head, float32_product, gvm_norms,
+from parts.logprobs import (ChunkedLogprobs, Head, Row, float32_product, gvm_norms,
                             head_gradient_norms, shared_tokens, token_logprobs, tokens_at_once)
-from parts.policy import Row
 from test_policy import small_policy
 
 HEADS = dict(plain={}, bias=dict(bias=True), cap=dict(cap=2.0), both=dict(bias=True, cap=1.5))

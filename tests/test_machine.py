@@ -16,9 +16,9 @@ import transformers
 from parts import machine
 from parts.config import Config, parse, parse_eval, resolve
 from parts.engine import configure_vllm
-from parts.logprobs import token_logprobs
+from parts.logprobs import Row, token_logprobs
 from parts.models import tiny_folder
-from parts.policy import Row, load_policy
+from parts.policy import load_policy
 
 
 @pytest.fixture

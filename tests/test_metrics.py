@@ -17,9 +17,9 @@ from explore import OF_TOKENS
 from minirl import objective, sample, update
 from models import make
 from parts.config import Config
+from parts.logprobs import Row
 from parts.metrics import (diagnostics, effective_share, group_row, mean_surprisal, pieces,
                            recorded, summarize, token_columns)
-from parts.policy import Row
 from parts.run import make_optimizer
 from test_combinations import Judge, Problems, RandomWriter, complete, random_policy
 

@@ -15,7 +15,7 @@ from ada_sampler import Estimator
 from minirl import Config
 from parts import held_out
 from parts.config import resolve
-from parts.policy import Row
+from parts.logprobs import Row
 from parts.routing_replay import note_routes
 from parts.run import LOGGED_AS, fresh_state, make_optimizer, rehearse
 from parts.stop import timed

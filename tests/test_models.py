@@ -13,7 +13,7 @@ from conftest import ROOT
 from models import smollm
 from parts import models
 from parts.config import SMALL, Config, parse
-from parts.policy import check_family
+from parts.models import check_family
 from parts.run import find_model
 
 TINY = ROOT / "models" / "tiny"

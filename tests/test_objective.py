@@ -10,8 +10,8 @@ import torch
 import minirl
 from minirl import Config, objective, set_scales, update
 from parts.config import OBJECTIVES
+from parts.logprobs import Row, micro_batches
 from parts.metrics import diagnostics
-from parts.policy import Row, micro_batches
 from parts.run import make_optimizer
 from small_policy import close, gradients_of, random_groups, tiny_policy
 

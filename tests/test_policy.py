@@ -10,8 +10,9 @@ from torch.nn import functional
 
 from models import make
 from parts import policy as policy_module
-from parts.logprobs import token_logprobs
-from parts.policy import Row, load_model, load_policy, micro_batches, own_class
+from parts.logprobs import Row, micro_batches, token_logprobs
+from parts.models import load_model, own_class
+from parts.policy import load_policy
 
 
 def small_policy(folder, config=(), **changes):

@@ -11,9 +11,8 @@ from engines import move, policy_for, random_ids, second, serve
 from models import make
 from parts import engine as engine_module
 from parts import probe as probe_module
-from parts.logprobs import token_logprobs
+from parts.logprobs import Row, token_logprobs
 from parts.models import tiny_folder
-from parts.policy import Row
 from parts.probe import Limits, Probe, limits, slope
 from parts.problems import chains
 

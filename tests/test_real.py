@@ -19,9 +19,8 @@ from helpers import lines, run_program
 from parts import models
 from parts.data import load_problems
 from parts.engine import merged_weights, seed_everything
-from parts.logprobs import head_of, shared_tokens, token_logprobs
+from parts.logprobs import Row, head_of, shared_tokens, token_logprobs
 from parts.models import SMOLLM, fetch_smollm, load_tokenizer
-from parts.policy import Row
 from parts.probe import Probe, limits
 from parts.prompts import add_prompts, stop_ids
 from whole_runs import difference

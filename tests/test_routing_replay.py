@@ -14,8 +14,8 @@ from engines import policy_for, random_ids, rows_of, serve
 from helpers import lines, run_program
 from models import make
 from parts import run as running
-from parts.logprobs import token_logprobs
-from parts.policy import Row, micro_batches, own_class
+from parts.logprobs import Row, micro_batches, token_logprobs
+from parts.models import own_class
 from parts.routing_replay import CpuRecorder, RoutingReplay, choose_replay, replaying
 
 SIZES = dict(vocab_size=384, eos_token_id=0, bos_token_id=None, pad_token_id=1, hidden_size=64,

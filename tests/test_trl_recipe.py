@@ -120,7 +120,7 @@ def test_the_gradient_is_minirls(recipe, flags):
 def test_off_policy_clip_and_correction_are_minirls(recipe):
     """pi_old and mu moved away at random from what they are: Eq. 7's mask and weight show."""
     import minirl
-    from parts.policy import Row
+    from parts.logprobs import Row
 
     trainer, _ = one_step(recipe, [*STEP, "--name", "off-policy"])
     batch = trainer._buffered_inputs[0]

@@ -3,8 +3,9 @@ import torch
 
 from course.checks import Wrong, must_be, must_equal, spelled
 from parts import logprobs
+from parts.logprobs import Row
 from parts.models import tiny_folder
-from parts.policy import Row, load_policy
+from parts.policy import load_policy
 
 
 def with_adapter():

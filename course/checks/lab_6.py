@@ -4,9 +4,9 @@ import random
 
 import minirl
 from course.checks import Wrong, must_be, spelled
-from parts import policy
+from parts import logprobs
 from parts.config import Config
-from parts.policy import Row
+from parts.logprobs import Row
 
 LENGTHS = ((4,), (2, 6), (3, 3, 3, 3), (1, 2, 9), (1, 2, 3, 4, 5))
 
@@ -47,7 +47,7 @@ def cut(rows, tokens, padding=0.05):
     """(call, the micro-batches) of rows, each given as (prompt, response)."""
     rows = [row_of(*lengths) for lengths in rows]
     given = list(rows)
-    batches = policy.micro_batches(given, tokens, padding)
+    batches = logprobs.micro_batches(given, tokens, padding)
     lengths = [f"{row.prompt_length}+{row.length}" for row in rows]
     call = (f"micro_batches of rows with {', '.join(lengths)} tokens (prompt+response), "
             f"tokens={tokens}, padding={padding}: yours is {picture(batches)}")
