@@ -21,6 +21,7 @@ from study import T_95, T_99, of, shown
 
 from parts import problems
 from parts.files import read_rows
+from parts.metrics import PATIENCE
 
 STUDY = "longer_skills"
 PRIMARY = 46_000  # draws
@@ -86,7 +87,8 @@ def train_or_break(goal: int, arm: str, regime: str, lr: float, seed: int) -> tu
         return skills.train_until(goal, name, flags, int(steps / times), int(every / times),
                                   script), False
     except SystemExit:
-        if not (skills.RUNS / "runs" / name / "broken_batch.json").exists():
+        last = list(read_rows(skills.RUNS / "runs" / name / "metrics.jsonl"))[-PATIENCE:]
+        if not last or not all(row["skipped_steps"] for row in last):
             raise
         return 0.0, True
 

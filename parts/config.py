@@ -229,7 +229,7 @@ class RunSettings:
     keep_checkpoints: int = limited(2, least=1, most=10**6)
     """checkpoints kept; older ones are removed"""
     train_anyway: bool = False
-    """go on although the first answers give nothing to learn from"""
+    """go on although the first steps have nothing to learn from"""
     log_groups: str = "2"
     """prompts of each step whose samples are logged for explore.py: a number, or all"""
     report_to: Literal["none", "trackio", "wandb", "tensorboard"] = "none"

@@ -11,8 +11,7 @@ from tqdm import tqdm
 from eval import evaluate, report_by_set, with_rewards
 from parts import files
 from parts.files import shown
-from parts.run import EVALUATING, Run, every, give_up, phase, unit_of
-from parts.trouble import why_hopeless
+from parts.run import EVALUATING, Run, every, phase, unit_of
 
 
 def evaluate_if_due(run: Run) -> None:
@@ -35,11 +34,6 @@ def evaluate_if_due(run: Run) -> None:
     rows = with_rewards(rows)
     record_answers(rows, run)
     record_evaluation(report_by_set(rows, config.eval_data), run)
-    if step == 0:
-        silent = len({row["reward"] for row in rows}) == 1
-        why = why_hopeless(run, rows, run.held_out, silent)
-        if why:
-            give_up(run, why)
     if step >= config.steps:
         show_change(run.folder / "answers.jsonl")
 

@@ -1,4 +1,4 @@
-"""What a step writes to the logs: what sampling cost, and whether the update was healthy.
+"""What a step logs, what is warned of, and the two reasons for which a run ends by itself.
 
 metrics.jsonl has a line per step (`summarize`, `diagnostics`). groups.jsonl has a line per recorded
 prompt, with every sample and its tokens' numbers (docs/explore.md explains the columns). To read
@@ -8,13 +8,18 @@ some of it without the page:
 """
 import functools
 import math
-from collections import Counter
+from collections import Counter, deque
 from statistics import fmean
 from typing import Any
 
 import torch
+from tqdm import tqdm
+
+from parts.files import read_rows, shown
+from parts.grader import NO_VERDICT
 
 DECIMALS = 7  # of a log-prob: enough to compute a token's term of Eq. 7 again to 1e-6
+PATIENCE = 3  # steps in a row with a broken gradient; first steps without any
 
 
 # ------------------------------------------------------------------------------ the sampling
@@ -27,7 +32,8 @@ def summarize(groups: list) -> dict[str, Any]:
     """
     pool, outcomes = [s for group in groups for s in group.pool], [g.outcome for g in groups]
     averages = dict(
-        reward_first_round=[first_round_reward(group) for group in groups if group.pool],
+        reward_first_round=[fmean(s.reward for s in group.pool if s.round == 0)
+                            for group in groups if group.pool],
         reward_pool=[s.reward for s in pool],
         reward_kept=[s.reward for group in groups for s in group.kept],
         response_length=[len(s.rollout.token_ids) for s in pool],
@@ -56,10 +62,6 @@ def mean_surprisal(groups: list) -> float:
     """-log mu, averaged over every token that was drawn: an unbiased estimate of mu's entropy."""
     drawn = [x for group in groups for s in group.pool for x in s.rollout.logprobs]
     return -sum(drawn) / len(drawn)
-
-
-def first_round_reward(group) -> float:
-    return fmean(s.reward for s in group.pool if s.round == 0)
 
 
 def band(p_hat: float) -> str:
@@ -205,3 +207,118 @@ def piece(tokenizer, pair: tuple[int, ...]) -> str:
 def numbers(values: list[float], decimals: int = DECIMALS) -> list[float | None]:
     """Rounded. None where JSON has no number, as for the log-probs of a broken update."""
     return [round(value, decimals) if math.isfinite(value) else None for value in values]
+
+
+# ------------------------------------------------------------------------------ what goes wrong
+def watch(step: int, groups: list, metrics: dict, run) -> str:
+    """Warn of what looks wrong in a logged step. Returns why the run has to end, or ""."""
+    for warning in (few_weights(metrics), no_verdicts(groups, run.config.reward)):
+        if warning:
+            tqdm.write(f"WARNING, step {step}: {warning}")
+    return why_broken(step, metrics, run) or why_hopeless(step, groups, metrics, run)
+
+
+def few_weights(metrics: dict, least: float = 0.3) -> str:
+    """A warning when a few tokens with large importance weights dominate the update."""
+    if metrics.get("weight_ess", 1.0) >= least:
+        return ""
+    return (f"the importance weights leave {metrics['weight_ess']:.0%} of the trained tokens' "
+            "worth (weight_ess): the policy has moved too far from what was sampled; take fewer "
+            "--mini-batches or a lower --lr")
+
+
+def no_verdicts(groups: list, reward: str = "", most: float = 0.02) -> str:
+    """A warning when more than this share of the samples got no verdict.
+
+    They earn no reward, so the curve would look as if the model did not learn.
+    """
+    pool = [(group.problem, s) for group in groups for s in group.pool]
+    failed = [(problem, s) for problem, s in pool if s.status in NO_VERDICT]
+    if len(failed) <= most * len(pool):
+        return ""
+    problem, s = failed[0]
+    judge, asked, text = (("--reward", "problem", problem.problem) if reward else
+                          ("the verifier", "gold", problem.answer))
+    return (f"{judge} gave no verdict on {len(failed)} of {len(pool)} samples, such as {asked} "
+            f"{text[:60]!r}, completion ending in {s.rollout.text[-120:]!r}: {s.status}, "
+            f"{shown(s.why)}")
+
+
+def why_broken(step: int, metrics: dict, run) -> str:
+    """Why a run has to end after PATIENCE steps in a row whose gradient was not finite.
+
+    Such a gradient was not applied, so the weights are sound. One that overflowed float16 does not
+    count: the loss scale is lower now.
+    """
+    skipped, scale = metrics["skipped_steps"], run.policy.loss_scale
+    if not skipped:
+        return ""
+    overflow = scale.is_enabled() and scale.get_scale() >= 1 and math.isfinite(metrics["loss"])
+    tqdm.write(f"step {step}: {skipped} optimizer step(s) skipped, for the gradient is "
+               f"{'too large for float16' if overflow else 'not finite'}")
+    last = deque(read_rows(run.folder / "metrics.jsonl"), maxlen=PATIENCE)
+    if overflow or len(last) < PATIENCE or not all(row.get("skipped_steps") for row in last):
+        return ""
+    anew = " (or anew, in another --dtype)" if scale.is_enabled() else ""
+    return (f"{PATIENCE} steps in a row had a gradient that is not finite; everything up to step "
+            f"{step} is saved: continue with --resume and a lower --lr{anew}.")
+
+
+def why_hopeless(step: int, groups: list, metrics: dict, run) -> str:
+    """Why a run has to end that found nothing to learn from, with the likely cause.
+
+    It ends after PATIENCE steps without a gradient, or after one if most answers are cut off. The
+    first step of the optimizer switches this check off.
+    """
+    config, pool = run.config, [s for group in groups for s in group.pool]
+    rewards = [s.reward for s in pool]
+    silent = run.schedule.last_epoch == 0 and not metrics["skipped_steps"]
+    cut_off = metrics["truncated"] > 0.5
+    if config.train_anyway or not (silent or is_blind(rewards, config) or cut_off and step == 1):
+        return ""
+    first, gold, cause = pool[0], groups[0].problem.answer, likely_cause(metrics, rewards, config)
+    tqdm.write(f"the first answer of step {step} (gold {shown(gold)!r}, {first.status}, "
+               f"{first.rollout.finish_reason}): {shown(first.rollout.text, 1000)}")
+    if silent and (cut_off or step >= PATIENCE):
+        return (f"Nothing to learn from, so this run ends after step {step}: {cause}. To go on all "
+                "the same: --resume --train-anyway.")
+    tqdm.write(f"WARNING, step {step}: {cause}")
+    return ""
+
+
+def likely_cause(metrics: dict, rewards: list[float], config) -> str:
+    """Why a step's answers teach nothing, and which flag to change. The first that fits."""
+    count, verdicts = len(rewards), Counter(metrics["verdicts"])
+    usual = max(NO_VERDICT, key=lambda status: verdicts[status])
+    if 2 * sum(verdicts[status] for status in NO_VERDICT) > count:
+        judge = "--reward" if config.reward else "this machine's load and memory"
+        return f"most of {count} answers got no verdict ({usual}): look into {judge}"
+    if metrics["truncated"] > 0.5:
+        return (f"--max-tokens {config.max_tokens} cuts off {metrics['truncated']:.0%} of {count} "
+                "answers: raise it, or take a --template with which the model ends its answers")
+    if 2 * verdicts["no_box"] > count:
+        return (f"{verdicts['no_box']} of {count} answers have no \\boxed{{}}: take a --template "
+                "or --system that asks for one")
+    if is_blind(rewards, config):
+        above = rewards[0] > config.threshold
+        side, other = ("above", "was wrong") if above else ("not above", "was right")
+        return (f"all rewards ({min(rewards):g} to {max(rewards):g}) are {side} --threshold "
+                f"{config.threshold:g}, so {config.sampler} cannot tell right from wrong: start "
+                f"again with a threshold between them, or no answer {other} yet (--data)")
+    if len(set(rewards)) > 1:
+        return ("no prompt has both right and wrong answers: draw more of each (--M and --N, or "
+                "--n with uniform and dapo)")
+    if config.reward:
+        return f"every answer gets the same reward, {rewards[0]:g}: look into --reward"
+    if rewards[0]:
+        return "all answers are right: take harder problems (--data)"
+    return (f"all {count} answers are wrong: compare the first one with its gold answer "
+            "(--answer-key); if that is sound, the problems are too hard for this model (--data)")
+
+
+def is_blind(rewards: list[float], config) -> bool:
+    """Whether the sampler sees no difference between rewards that do differ."""
+    if config.sampler == "uniform" and config.weighting == "none":
+        return False  # these never ask whether a reward is above the threshold
+    sides = {reward > config.threshold for reward in rewards}
+    return len(sides) == 1 and len(set(rewards)) > 1

@@ -33,7 +33,7 @@ from parts.grader import WorkerPool
 from parts.logprobs import Row, token_logprobs
 from parts.machine import (build_for_cpu, fit_in_memory, in_one_line, out_of_memory,
                            parameters_of)
-from parts.metrics import group_row, recorded
+from parts.metrics import group_row, recorded, watch
 from parts.models import check_family, fetch_model, is_small, load_tokenizer, loading
 from parts.plot import draw_run
 from parts.policy import load_policy
@@ -42,8 +42,6 @@ from parts.prompts import add_prompts, show_prompts, stop_ids
 from parts.routing_replay import choose_replay, is_supported
 from parts.stop import Interrupted, Stop, timed
 from parts.track import Tracker, open_tracker
-from parts.trouble import (first_round, warn_of_verifier, warn_of_weights, why_broken,
-                           why_hopeless)
 
 LOGS = ("metrics.jsonl", "groups.jsonl", "answers.jsonl", "eval.jsonl")
 EVALUATING = "evaluating"  # the folder with the samples of an unfinished evaluation
@@ -52,8 +50,8 @@ LOGGED_AS = dict(sampling="sample", update="train")  # seconds_sample, seconds_t
 
 def fresh_state() -> dict:
     """What a checkpoint remembers besides weights and optimizer; plain JSON."""
-    return dict(step=0, evaluated=-1, accuracy={}, skipped_in_a_row=0, silent_looks=0, learns=False,
-                samples_total=0, tokens_total=0, seconds_total=0.0)
+    return dict(step=0, evaluated=-1, accuracy={}, samples_total=0, tokens_total=0,
+                seconds_total=0.0)
 
 
 @dataclass
@@ -248,9 +246,7 @@ def record(step: int, groups, metrics: dict, run: Run) -> None:
     if run.tracker:
         run.tracker.send()
     state["step"] = step
-    silent, problems = all(g.zero_signal for g in groups), [g.problem for g in groups]
-    why = (why_broken(step, groups, metrics, run)
-           or why_hopeless(run, first_round(groups), problems, silent))
+    why = watch(step, groups, metrics, run)
     if why:
         give_up(run, why)
     if every(config.checkpoint_every, step) or step == config.steps or Stop.requested:
@@ -268,8 +264,6 @@ def log(step: int, groups, metrics: dict, run: Run) -> None:
         run.state[f"{key}_total"] += metrics[key]
         metrics[f"{key}_total"] = run.state[f"{key}_total"]
     files.append(run.folder / "metrics.jsonl", dict(step=step, **metrics))
-    warn_of_weights(step, metrics)
-    warn_of_verifier(step, groups, run.config.reward)
     for group in recorded(groups, run.config.log_groups):
         row = group_row(step, group, run.engine.tokenizer)
         files.append(run.folder / "groups.jsonl", row)

@@ -408,8 +408,8 @@ def test_a_hanging_engine_hostile_rows_and_sigterm(place):
              "1", "--eval-every", "100"]
     log = place / "runs/evil/metrics.jsonl"
     hopeless = program(place, 1, *flags)
-    assert "so this run ends before step 1: " in hopeless and "--max-tokens 24" in hopeless
-    assert "all the same: --train-anyway" in hopeless and "first answer (gold '1000" in hopeless
+    assert "so this run ends after step 1: " in hopeless and "--max-tokens 24" in hopeless
+    assert "same: --resume --train-anyway" in hopeless and "step 1 (gold '1000" in hopeless
 
     process = Program("minirl.py", *flags, "--resume", "--train-anyway", cwd=place,
                       before=ENGINE_HANGS)

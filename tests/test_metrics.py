@@ -17,9 +17,11 @@ from explore import OF_TOKENS
 from minirl import objective, sample, update
 from models import make
 from parts.config import Config
+from parts.files import append
 from parts.logprobs import Row
-from parts.metrics import (diagnostics, effective_share, group_row, mean_surprisal, pieces,
-                           recorded, summarize, token_columns)
+from parts.metrics import (diagnostics, effective_share, few_weights, group_row, is_blind,
+                           mean_surprisal, no_verdicts, pieces, recorded, summarize, token_columns,
+                           watch, why_broken)
 from parts.run import make_optimizer
 from test_combinations import Judge, Problems, RandomWriter, complete, random_policy
 
@@ -310,3 +312,113 @@ def test_a_recorded_token_costs_less_than_eighty_bytes():
     tokenizer = Words()
     tokenizer.decode = lambda ids: "word " * len(ids)
     assert 40 < len(json.dumps(token_columns(row, row.ids[1:], tokenizer))) / T < 80
+
+
+# ------------------------------------------------------------------------------ what goes wrong
+@pytest.mark.parametrize("status, failed, warned", [
+    ("timeout", 2, False), ("timeout", 3, True), ("killed", 3, True), ("unparseable", 100, False)])
+def test_a_verifier_that_fails_on_more_than_a_fiftieth_is_reported(status, failed, warned):
+    pool = [SimpleNamespace(status=status if i < failed else "wrong", why="",
+                            rollout=SimpleNamespace(text=f"...{i}")) for i in range(100)]
+    groups = [SimpleNamespace(problem=SimpleNamespace(answer=f"gold {i}"), pool=pool[i:i + 50])
+              for i in (0, 50)]
+    wanted = f"the verifier gave no verdict on {failed} of 100 samples, such as gold 'gold 0'"
+    found = no_verdicts(groups)
+    assert found.startswith(wanted) if warned else found == ""
+
+
+def test_a_function_of_ones_own_that_fails_is_not_blamed_on_the_verifier():
+    nan = SimpleNamespace(status="no_number", why="it returned nan",
+                          rollout=SimpleNamespace(text="7"))
+    group = SimpleNamespace(problem=SimpleNamespace(problem="Rhyme!", answer=""), pool=[nan])
+    found = no_verdicts([group], "mine.py:score")
+    assert "--reward gave no verdict on 1 of 1 samples, such as problem 'Rhyme!'" in found
+    assert "verifier" not in found and "it returned nan" in found
+
+
+@pytest.mark.parametrize("share, warned", [(0.29, True), (0.31, False), (None, False)])
+def test_a_warning_comes_when_few_weights_decide(share, warned):
+    found = few_weights({} if share is None else dict(weight_ess=share))
+    assert ("29%" in found and "--lr" in found) == warned == bool(found)
+
+
+def test_only_broken_steps_in_a_row_end_a_run(tmp_path):
+    scale = torch.amp.GradScaler("cpu", enabled=False)
+    made = SimpleNamespace(folder=tmp_path, policy=SimpleNamespace(loss_scale=scale))
+    said = []
+    for step, skipped in enumerate([1, 1, 0, 1, 1, 1], 1):
+        metrics = dict(step=step, skipped_steps=skipped, loss=math.nan)
+        append(tmp_path / "metrics.jsonl", metrics)
+        said.append(why_broken(step, metrics, made))
+    assert said[:5] == [""] * 5 and "3 steps in a row" in said[5] and "up to step 6" in said[5]
+    assert "--dtype" not in said[5]  # another precision than float32 would not help
+
+
+# What a step's answers are like: rewards, status, why they end.
+ODD = dict(e=([0, 1], "wrong", "stop"), S=([0, 0], "wrong", "stop"), c=([0, 1], "wrong", "length"),
+           C=([0, 0], "wrong", "length"))
+
+
+def watched(step, rewards, status, end, learnt, **settings):
+    """What `watch` says of a step with these answers, after `learnt` optimizer steps."""
+    rollout = SimpleNamespace(text="so \\boxed{3}\x07", finish_reason=end, token_ids=[7])
+    pool = [Sample(i, 0, rollout, reward, status) for i, reward in enumerate(rewards)]
+    problem = SimpleNamespace(answer="12\x1b[2J", problem="?")
+    groups = [Group(0, problem, pool, outcome="resolved")]
+    run = SimpleNamespace(config=Config(max_tokens=64, **settings),
+                          policy=SimpleNamespace(loss_scale=None),
+                          schedule=SimpleNamespace(last_epoch=learnt))
+    return watch(step, groups, summarize(groups) | dict(skipped_steps=0), run)
+
+
+@pytest.mark.parametrize("rewards, status, settings, causes", [
+    ([0] * 9, "no_box", {}, ["9 of 9 answers have no \\boxed{}", "--template"]),
+    ([0] * 9, "timeout", {}, ["most of 9 answers got no verdict (timeout)"]),
+    ([0.1, 0.2], "scored", dict(reward="own.py:f"),
+     ["(0.1 to 0.2) are not above --threshold 0.7", "between them, or no answer was right yet"]),
+    ([3, 2], "scored", dict(reward="own.py:f"),
+     ["(2 to 3) are above --threshold 0.7", "or no answer was wrong yet"]),
+    ([2, 2], "scored", dict(reward="own.py:f"), ["the same reward, 2: look into --reward"]),
+    ([1, 1], "correct", {}, ["all answers are right: take harder problems"]),
+    ([0, 0], "wrong", {}, ["all 2 answers are wrong: ", "gold answer", "too hard"]),
+    ([0, 1], "wrong", {}, ["no prompt has both right and wrong answers: draw more", "--M"])])
+def test_a_run_that_cannot_learn_ends_with_an_answer_and_its_likely_cause(
+        capsys, rewards, status, settings, causes):
+    why = watched(3, rewards, status, "stop", 0, **settings)
+    assert all(cause in why for cause in causes), why
+    assert "after step 3" in why and why.endswith("all the same: --resume --train-anyway.")
+    out = capsys.readouterr().out
+    assert "\\boxed{3}" in out and not {"\x1b", "\x07"} & set(out) and status in out
+
+
+@pytest.mark.parametrize("looks, last", [
+    ("SSS", 3), ("eSSSS", None), ("SeSSSS", None), ("SSeSSS", None), ("C", 1), ("SC", 2),
+    ("eC", None), ("cSSSS", None)])
+def test_silence_has_to_last_and_a_step_of_the_optimizer_is_hope(looks, last):
+    """Silent steps in capitals; c: answers mostly cut off, as SmolLM2's at first."""
+    learnt = 0
+    for step, look in enumerate(looks, 1):
+        learnt += look.islower()
+        why = watched(step, *ODD[look], learnt)
+        assert bool(why) == (step == last)
+        if why:
+            return
+    assert last is None
+
+
+def test_what_costs_a_run_much_is_warned_of_and_whoever_wants_to_go_on_does(capsys):
+    assert not watched(1, *ODD["c"], 1)
+    assert "--max-tokens 64 cuts off 100%" in capsys.readouterr().out
+    assert not watched(2, *ODD["c"], 2) and capsys.readouterr().out == ""
+    assert not watched(2, [0.1, 0.2], "scored", "stop", 2, reward="own.py:f")
+    assert "WARNING, step 2: all rewards (0.1 to 0.2)" in capsys.readouterr().out
+    assert not watched(9, *ODD["C"], 0, train_anyway=True)
+
+
+@pytest.mark.parametrize("rewards, sampler, weighting, blind", [
+    ([0.1, 0.2, 0.3], "ada-balance", "none", True), ([0.8, 0.9, 1.0], "ada-balance", "none", True),
+    ([0.1, 0.2, 0.9], "ada-balance", "none", False), ([0.1, 0.2, 0.3], "uniform", "none", False),
+    ([0.1, 0.2, 0.3], "uniform", "log", True),  # rows are weighted by right and wrong
+    ([0.0, 0.0, 0.0], "dapo", "none", False)])
+def test_a_threshold_that_tells_nobody_apart_is_noticed(rewards, sampler, weighting, blind):
+    assert is_blind(rewards, Config(sampler=sampler, weighting=weighting)) == blind

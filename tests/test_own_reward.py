@@ -14,7 +14,6 @@ import eval as evaluation
 from conftest import ROOT
 from helpers import lines, run_program
 from parts import config as parts_config
-from parts import trouble
 from parts.config import Config, resolve
 from parts.data import digest, load_problems, load_train_and_held_out, rows_to_problems
 from parts.folder import note_start, own_files, require_same
@@ -292,15 +291,6 @@ def test_a_run_is_not_resumed_with_another_function_of_the_same_name(mine, tmp_p
 
 
 # ------------------------------------------------------------------------------ what is reported
-@pytest.mark.parametrize("rewards, sampler, weighting, blind", [
-    ([0.1, 0.2, 0.3], "ada-balance", "none", True), ([0.8, 0.9, 1.0], "ada-balance", "none", True),
-    ([0.1, 0.2, 0.9], "ada-balance", "none", False), ([0.1, 0.2, 0.3], "uniform", "none", False),
-    ([0.1, 0.2, 0.3], "uniform", "log", True),  # rows are weighted by right and wrong
-    ([0.0, 0.0, 0.0], "dapo", "none", False)])
-def test_a_threshold_that_tells_nobody_apart_is_noticed(rewards, sampler, weighting, blind):
-    assert trouble.is_blind(rewards, Config(sampler=sampler, weighting=weighting)) == blind
-
-
 def test_an_evaluation_has_the_mean_reward_and_the_share_above_the_threshold(capsys):
     verdicts = [Verdict(0.9, "correct"), Verdict(-2.0, "wrong"),
                 Verdict(math.nan, "raised", "KeyError: 1"), Verdict(3.0, "correct")]

@@ -25,6 +25,7 @@ from test_checkpoint import learn, taught
 def run(tmp_path, monkeypatch):
     """A run whose engine does nothing; model, optimizer and checkpoints are real."""
     monkeypatch.setattr(running, "draw_run", lambda folder: drawn.append(folder))
+    monkeypatch.setattr(running, "watch", lambda *_: "")
     monkeypatch.setenv("VIRTUAL_ENV", "active")
     drawn, closed = [], []
     config = Config(name="mine", steps=30, checkpoint_every=10, lr=0.1, sampler="ada-est",
@@ -166,22 +167,10 @@ def test_a_run_that_gives_up_loses_nothing_and_leaves_its_curves(run, step):
 
 
 def test_a_step_that_ends_the_run_is_logged_and_saved(run, monkeypatch):
-    monkeypatch.setattr(running, "why_broken", lambda *_: "it is broken")
+    monkeypatch.setattr(running, "watch", lambda *_: "it is broken")
     with pytest.raises(SystemExit, match="it is broken"):
         running.record(6, [group("one", [(sample("a"), 1.0)], [])], metrics_of(), run)
     assert rows(run, "metrics.jsonl")[-1]["step"] == run.saved == 6
-
-
-def test_what_decides_about_hope_is_a_steps_first_round(run, monkeypatch):
-    """In later rounds hard prompts, whose answers are long, count more."""
-    seen = []
-    monkeypatch.setattr(running, "why_hopeless", lambda run, *how: seen.append(how))
-    first, later = sample("first"), sample("later")
-    later.round = 1
-    running.record(1, [group("one", [(first, 0.5)], [first, later])], metrics_of(), run)
-    running.record(2, [group("one", [(first, 0.0)], [later, first])], metrics_of(), run)
-    assert [([d["text"] for d in draws], silent) for draws, _, silent in seen] == [
-        (["first"], False), (["first"], True)]
 
 
 # ------------------------------------------------------------------------------ nothing is lost
@@ -283,7 +272,6 @@ def fresh(run):
 
 
 def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
-    run.state["learns"] = True
     run.stream.take(21)
     run.estimator.counts = {"a": [1.0, 2.0]}
     held_out.record_evaluation(dict(builtin=dict(avg=0.1, ci_low=0.0, ci_high=0.2)), run)
@@ -301,7 +289,7 @@ def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
     assert "continuing after step 10" in capsys.readouterr().out
     assert (again.state["step"], again.saved, again.stream.cursor) == (10, 10, 21)
     assert again.estimator.state_dict() == run.estimator.state_dict()
-    assert again.state["samples_total"] == 80 and again.state["learns"]
+    assert again.state["samples_total"] == 80
     assert (again.state["evaluated"], again.state["accuracy"]) == (10, dict(builtin=0.5))
     assert [row["step"] for row in rows(run, "metrics.jsonl")] == list(range(1, 11))
     assert [row["step"] for row in rows(run, "groups.jsonl")] == list(range(1, 11))

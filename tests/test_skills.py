@@ -350,7 +350,7 @@ def test_a_run_that_breaks_counts_0_from_there_on(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "add", lambda name, line: stored.append(line))
     with pytest.raises(SystemExit, match="no memory"):
         longer_skills.train("dapo", "long", 0.008, 102)
-    (folder / "broken_batch.json").touch()
+    write(folder, "metrics", [dict(step=step, skipped_steps=1) for step in (1, 2, 3)])
     longer_skills.train("dapo", "long", 0.008, 102)
     assert stored[0]["broken"] and stored[0]["evals"]["avg"] == [0.2, 0.4, 0.0]
     assert stored[0]["evals"]["samples"][-1] == longer_skills.GOAL
