@@ -26,14 +26,13 @@ import time
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 
 from ada_sampler import without_verdict
 from parts.config import EvalConfig, parse_eval
-from parts.data import (HELD_OUT, check_golds, digest, drop_overlap, keys_of, load_sets,
-                        load_train_and_held_out)
+from parts.data import (HELD_OUT, check_golds, count_trained, digest, keys_of, load_problems,
+                        load_sets, still_held_out)
 from parts.files import (append, counted, digest_of, keep_rows, quiet_end, read_json, read_rows,
                          shown, write_safely)
 from parts.folder import (is_sample, open_folder, own_files, require_same, run_of, versions,
@@ -287,31 +286,22 @@ def sets_and_protocol(config: EvalConfig) -> tuple[dict, dict]:
 
 
 def load_asked(config: EvalConfig) -> list[list]:
-    """The sets of --data; `held-out` is what the adapter's run holds out of its own file."""
-    (folder, run), split = run_of(config.adapter), config.data == HELD_OUT
-    if split and run.get("eval_data") != HELD_OUT:
-        raise SystemExit("--data held-out needs --adapter RUN, of a run that holds out a share of "
-                         "its own data: name other data.")
-    loaded = [] if split else load_sets(
-        config.data, for_training=False, limit=config.limit or None, **keys_of(config))
-    if not run:
-        return loaded
-    columns = keys_of(config if split else SimpleNamespace(**run))
-    try:
-        with contextlib.redirect_stdout(None):  # the run has said what it dropped
-            trained, held_out = load_train_and_held_out(
-                run["data"], run["eval_data"], eval_questions=run["eval_questions"], **columns)
-    except SystemExit as why:
-        if split:
-            raise
-        print(f"whether {shown(folder)} trains on these problems is not known: {why}")
-        return loaded
-    if split:
-        return [[replace(one, source=HELD_OUT) for one in held_out[:config.limit or None]]]
-    problems = sum(loaded, [])
-    count = drop_overlap(problems, trained)[1]
-    advice = "; --data held-out asks others" * (count and run["eval_data"] == HELD_OUT)
-    print(f"{shown(folder)} trains on {count} of these {counted(len(problems), 'problem')}{advice}")
+    """The sets of --data; `held-out` is what the adapter's run holds out of its own data."""
+    (folder, run), most = run_of(config.adapter), config.limit or None
+    if config.data == HELD_OUT:
+        if run.get("eval_data") != HELD_OUT:
+            raise SystemExit("--data held-out needs --adapter RUN, of a run that holds out a share "
+                             "of its own data: name other data.")
+        held_out = still_held_out(folder, load_problems(run["data"], **keys_of(config)))
+        return [[replace(problem, source=HELD_OUT) for problem in held_out[:most]]]
+    loaded = load_sets(config.data, for_training=False, limit=most, **keys_of(config))
+    if run:
+        problems = sum(loaded, [])
+        count = count_trained(folder, problems)
+        known = "an unknown number" if count is None else count
+        advice = "; --data held-out asks others" * (count != 0 and run["eval_data"] == HELD_OUT)
+        print(f"{shown(folder)} trains on {known} of these {counted(len(problems), 'problem')}"
+              f"{advice}")
     return loaded
 
 

@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from parts.files import counted, is_text, shown
+from parts.files import counted, is_text, read_json, shown, write_safely
 from parts.models import SMOLLM, TINY, is_small
 from parts.problems import BUILTIN
 from parts.sources import (
@@ -28,6 +28,7 @@ from verifier.spelling import normalize
 
 HELD_OUT = "held-out"  # as --eval-data: a share of the training data
 HELD_OUT_SHARE = 0.1
+SHORT = 30  # letters and digits: below that, two problems may have the same by chance
 BUILTIN_COUNT = {"train": 6000, "test": 240}
 MADE_FOR_MATH_MODELS = ("RLHFlow/reinforce_ada", "agentica-org/DeepScaleR")  # evaluated on MATH-500
 
@@ -192,7 +193,7 @@ def sift(
             find_problem(row, problem_key), find_gold(row, answer_key),
             f"{source}/{split}/{index}", source, plain(row.get("level", row.get("difficulty"))),
             columns=json.loads(json.dumps(row, default=str)) if whole_rows else {})
-        words = " ".join(problem.problem.split())  # texts that differ in spaces alone are the same
+        words = spaced(problem.problem)  # texts that differ in spaces alone are the same
         alike = "".join(words.casefold().split()) + f"={problem.answer or words}"  # and with a gold
         reason = flaw(problem, row) or ("double" if {words, alike} & seen else "")
         if reason:
@@ -276,26 +277,44 @@ def hold_out(problems: list[Problem], most: int) -> tuple[list[Problem], list[Pr
 
 
 def hash_fraction(problem: Problem) -> float:
-    """A number in [0, 1) that depends only on the letters and digits of the problem."""
-    digest = hashlib.sha256(fingerprint(problem).encode()).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64
-
-
-def drop_overlap(train: list[Problem], held_out: list[Problem]) -> tuple[list[Problem], int]:
-    """`train` without the problems that are also in `held_out`, and how many those were."""
-    held = set(map(fingerprint, held_out))
-    kept = [problem for problem in train if fingerprint(problem) not in held]
-    return kept, len(train) - len(kept)
+    """A number in [0, 1) that depends only on the problem's text."""
+    return int(fingerprint(problem)[:16], 16) / 2**64
 
 
 def fingerprint(problem: Problem) -> str:
-    """Equal for texts with the same letters and digits: a formula can be typeset in many ways.
+    """A hash of the text alone: a gold that is corrected later must not move a split.
 
-    Short texts must have the same gold as well: without signs, `7+15-4` and `71-5+4` would be the
-    same. Where there is no gold, the exact text takes its place.
+    Of a long text letters and digits count: a formula can be typeset in many ways. In a short one
+    all signs count, or `7+15-4` and `71-5+4` would be the same.
     """
-    letters = "".join(char for char in problem.problem.casefold() if char.isalnum())
-    return letters if len(letters) >= 30 else f"{letters}={problem.answer or problem.problem}"
+    text = letters_of(problem)
+    if len(text) < SHORT:
+        text += "=" + "".join(problem.problem.split())
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def letters_of(problem: Problem) -> str:
+    return "".join(char for char in problem.problem.casefold() if char.isalnum())
+
+
+def spaced(text: str) -> str:
+    """The text, with one space for any white space."""
+    return " ".join(text.split())
+
+
+def drop_overlap(train: list[Problem], held_out: list[Problem]) -> tuple[list[Problem], int]:
+    """`train` without the problems that are also in `held_out`, and how many those were.
+
+    Short texts count as the same also if letters, digits and gold are: typesetting may differ.
+    """
+    held = {key for problem in held_out for key in likenesses(problem)}
+    kept = [problem for problem in train if not held & likenesses(problem)]
+    return kept, len(train) - len(kept)
+
+
+def likenesses(problem: Problem) -> set[str]:
+    known, letters = {fingerprint(problem)}, letters_of(problem)
+    return known | {f"{letters}={problem.answer}"} if problem.answer else known
 
 
 def digest(problems: list[Problem]) -> str:
@@ -303,6 +322,45 @@ def digest(problems: list[Problem]) -> str:
     asked = [(p.id, p.problem, p.answer) for p in problems]
     text = json.dumps(asked + [p.columns for p in problems if p.columns])
     return f"{len(problems)} questions, {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+# ---------------------------------------------------------------------------- what a run remembers
+def remember(folder: Path, train: list[Problem], held_out: list[Problem]) -> None:
+    """Write problems.json of a run's folder: an evaluation may find the data changed."""
+    known = dict(trained=sorted({fingerprint(problem)[:16] for problem in train}),
+                 held_out={spaced(problem.problem): problem.answer for problem in held_out})
+    write_safely(folder / "problems.json", json.dumps(known))
+
+
+def count_trained(folder: Path, problems: list[Problem]) -> int | None:
+    """How many of these problems the run trains on; None if that is not known.
+
+    So it is known even if the run's data has changed since, or cannot be read.
+    """
+    file = folder / "problems.json"
+    if not file.exists():  # a run of an older version
+        return None
+    trained = {*read_json(file)["trained"]}
+    return sum(fingerprint(problem)[:16] in trained for problem in problems)
+
+
+def still_held_out(folder: Path, today: list[Problem]) -> list[Problem]:
+    """Those of today's problems that the run holds out, with their golds of today.
+
+    No other problem is taken in the place of one that is gone: it may have been trained on.
+    """
+    held_out = read_json(folder / "problems.json")["held_out"]
+    there = {spaced(problem.problem): problem for problem in today}
+    found = [there[text] for text in held_out if text in there]
+    if not found:
+        raise SystemExit(f"Nothing that {shown(folder)} held out is left in its data: name other "
+                         "--data.")
+    gone = len(held_out) - len(found)
+    corrected = sum(there[text].answer != held_out[text] for text in held_out if text in there)
+    if gone or corrected:
+        print(f"{shown(folder)} held out {counted(len(held_out), 'problem')}; since then {gone} "
+              f"left its data, {corrected} got another gold")
+    return found
 
 
 # --------------------------------------------------------------------------------------- odd golds

@@ -17,7 +17,8 @@ from parts.models import loading
 from parts.prompts import TEMPLATES
 
 BEFORE_THE_FIRST_STEP = (
-    "config.json", "eval.jsonl", "answers.jsonl", "error.txt", "tracker", "evaluating")
+    "config.json", "problems.json", "eval.jsonl", "answers.jsonl", "error.txt", "tracker",
+    "evaluating")
 INPUTS = {  # must be the same on --resume
     "problems": "The problems of --data and --eval-data",
     "model": "The weights of --model",

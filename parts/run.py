@@ -25,7 +25,7 @@ from ada_sampler import Estimator
 from parts import checkpoint, files
 from parts.config import Config, small_in_one_line
 from parts.data import (Problem, Stream, check_golds, digest, keys_of,
-                        load_train_and_held_out)
+                        load_train_and_held_out, remember)
 from parts.engine import Engine, seed_everything
 from parts.files import quiet_end, shown
 from parts.folder import claim, note_start, own_files, require_same, weights_of
@@ -104,6 +104,7 @@ def prepare(config: Config, grader) -> Run:
               found.held_out, Stream(found.train, config.seed), Estimator(config), probe, tracker)
     after_step = checkpoint.step_of(found.newest) if found.newest else 0
     note_start(found.folder, settings_of(config), after_step, found.inputs)
+    remember(found.folder, found.train, found.held_out)
     resume(run, found.newest)
     return run
 

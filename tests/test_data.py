@@ -244,6 +244,67 @@ def test_other_golds_are_other_questions_and_prompts_are_not():
     assert data.digest([two, one]) != known != data.digest([one])
 
 
+# ------------------------------------------------------------------------ after the file was edited
+TEXTS = ("A farmer has {a} cows and buys {b} more of them. How many cows are there now?",
+         "{a}+{b}=?", "{a}{b}+1=?", "{a} + {b} = ?", "What is {a} and {b}?", "what is {a} and {b}?")
+
+
+def easily_mixed_up(rng: random.Random, count: int) -> list[dict]:
+    """Rows with the same digits, case or spaces aside, long and short ones, some twice."""
+    texts = [rng.choice(TEXTS).format(a=rng.randrange(1, 30), b=rng.randrange(1, 30))
+             for _ in range(count)]
+    return [dict(problem=text, answer=str(rng.randrange(60))) for text in texts]
+
+
+def edited(rng: random.Random, rows: list[dict]) -> list[dict]:
+    """The rows after one thing that a person may do to them."""
+    place, gold = rng.randrange(len(rows)), dict(answer=str(rng.randrange(60)))
+    row, before, after = rows[place], rows[:place], rows[place + 1:]
+    return rng.choice([
+        lambda: before + [row | gold] + after,
+        lambda: before + [row | dict(answer="")] + after,
+        lambda: before + [row | dict(problem=row["problem"].replace(" ", "  "))] + after,
+        lambda: before + easily_mixed_up(rng, 20) + [row, *after],
+        lambda: before + after[20:] or rows,
+        lambda: rng.sample(rows, len(rows)),
+        lambda: [row | gold, *rows, row],
+    ])()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_happens_to_the_file_nothing_trained_on_is_asked_as_held_out(tmp_path, seed):
+    rng = random.Random(seed)
+    rows = easily_mixed_up(rng, rng.randrange(40, 300))
+    train, held_out = data.load_train_and_held_out(
+        write(tmp_path, rows), data.HELD_OUT, eval_questions=rng.choice([3, 10, 100]))
+    data.remember(tmp_path, train, held_out)
+    trained, kept = ([p.problem for p in problems] for problems in (train, held_out))
+    for _ in range(rng.randrange(1, 12)):
+        rows = edited(rng, rows)
+        today = load_problems(write(tmp_path, rows))
+        there = {data.spaced(p.problem): p.answer for p in today}
+        still = [(text, there[text]) for text in kept if text in there]
+        if still:
+            asked = data.still_held_out(tmp_path, today)
+            assert [(data.spaced(p.problem), p.answer) for p in asked] == still
+            assert not {text for text, _ in still} & {*trained}
+            assert data.count_trained(tmp_path, asked) == 0
+    assert data.count_trained(tmp_path, train) == len(train)
+
+
+def test_a_corrected_gold_moves_no_problem_to_the_other_side(tmp_path):
+    for seed in range(20):
+        rng = random.Random(seed)
+        rows = easily_mixed_up(rng, 200)
+        rows = [*{"".join(row["problem"].casefold().split()): row for row in rows}.values()]
+        splits = []
+        for _ in range(2):
+            problems = load_problems(write(tmp_path, rows))
+            splits.append([p.problem for p in data.hold_out(problems, most=10)[1]])
+            rows = [row | dict(answer=str(rng.randrange(60))) for row in rows]
+        assert splits[0] == splits[1]
+
+
 # ---------------------------------------------------------------------------------------- the order
 def test_a_stream_shows_every_problem_once_per_epoch():
     problems = list(range(10))

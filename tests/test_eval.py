@@ -21,7 +21,7 @@ from eval import bootstrap, compare, evaluate, pass_at_k, report, summarize
 from parts import policy as adapters
 from parts import files
 from parts.config import Config, resolve
-from parts.data import load_train_and_held_out
+from parts.data import keys_of, load_train_and_held_out, remember
 from parts.files import digest_of
 from parts.folder import is_sample, note_start, open_folder, own_files, weights_of
 from parts.models import fetch_model
@@ -730,7 +730,7 @@ def test_a_row_that_is_there_twice_does_not_hide_that_one_is_missing(tmp_path):
 
 # ------------------------------------------------------------------------------ an adapter's run
 def own_run(folder, adapter, rows=40, **settings):
-    """A run on a file of its own, as far as an evaluation asks: its checkpoint, and the file."""
+    """A run on a file of its own, as far as an evaluation asks: its folder, and the file."""
     file = folder / "mine.jsonl"
     rows = [dict(frage=f"What is {i} plus {i}?", n=i, loesung=str(2 * i)) for i in range(rows)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -740,6 +740,8 @@ def own_run(folder, adapter, rows=40, **settings):
     shutil.copytree(adapter[0], folder / "own" / "checkpoints" / "step-000003")
     inputs = weights_of(fetch_model("tiny", 0)) | own_files(config)
     note_start(folder / "own", settings_of(config), 0, inputs)
+    remember(folder / "own", *load_train_and_held_out(
+        config.data, config.eval_data, **keys_of(config)))
     return str(folder / "own" / "checkpoints" / "step-000003"), str(file)
 
 
@@ -757,17 +759,18 @@ def test_an_evaluation_says_how_many_of_its_problems_were_trained_on(tmp_path, a
     said = capsys.readouterr().out
     assert f"own trains on {len(trained)} of these 40 problems; --data held-out asks others" in said
     assert 0 < len(trained) < 40 and held_out
-    new = tmp_path / "new.jsonl"  # other typesetting is no other problem
-    new.write_text('{"problem": "what is 3 plus  3 ?", "answer": "6"}\n'
+    Path(file).unlink()  # what was trained on is remembered
+    first = int(trained[0].problem.split()[2])
+    new = tmp_path / "new.jsonl"  # other white space is no other problem
+    new.write_text(f'{{"problem": "What is {first} plus  {first} ?", "answer": "0"}}\n'
                    '{"problem": "What is 99 plus 99?", "answer": "198"}\n')
     asked("--adapter", place, "--data", str(new))
     assert "own trains on 1 of these 2 problems; " in capsys.readouterr().out
     asked("--adapter", place, "--data", "builtin", "--limit", "5")
     assert "own trains on 0 of these 5 problems\n" in capsys.readouterr().out
-    Path(file).unlink()
+    (tmp_path / "own" / "problems.json").unlink()  # an older version has none
     assert len(asked("--adapter", place, "--data", str(new))) == 2
-    said = capsys.readouterr().out
-    assert "own trains on these problems is not known: There is no data file" in said
+    assert "own trains on an unknown number of these 2 problems; " in capsys.readouterr().out
 
 
 def test_what_a_run_holds_out_is_what_is_asked_if_nothing_else_is_named(tmp_path, adapter, capsys):
@@ -783,6 +786,17 @@ def test_what_a_run_holds_out_is_what_is_asked_if_nothing_else_is_named(tmp_path
     assert len(asked("--adapter", place, "--limit", "1")) == 1
     sets, protocol = evaluation.sets_and_protocol(evaluation.parse_eval(["--adapter", place]))
     assert protocol["weights"] == {"held-out": len(held_out)} and protocol["data"] == "held-out"
+    capsys.readouterr()
+    edited = [dict(frage=p.problem, loesung="0") for p in (*held_out[:2], *trained)]
+    Path(file).write_text("\n".join(map(json.dumps, edited)))
+    assert [(p.problem, p.answer) for p in asked("--adapter", place)] == [
+        (p.problem, "0") for p in held_out[:2]]
+    gone, corrected = len(held_out) - 2, sum(p.answer != "0" for p in held_out[:2])
+    assert (f"own held out {len(held_out)} problems; since then {gone} left its data, {corrected} "
+            "got another gold\n") in capsys.readouterr().out
+    Path(file).write_text("\n".join(map(json.dumps, edited[2:])))
+    with pytest.raises(SystemExit, match="Nothing that .*own held out is left in its data"):
+        asked("--adapter", place)
     with pytest.raises(SystemExit, match="There is no data file"):
         Path(file).unlink()
         asked("--adapter", place)

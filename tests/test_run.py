@@ -13,7 +13,7 @@ from ada_sampler import Group, Sample
 from parts import checkpoint, files, held_out
 from parts import run as running
 from parts.config import Config, parse, parse_flags
-from parts.data import Stream
+from parts.data import Stream, count_trained
 from parts.engine import Rollout
 from parts.run import Estimator, Run
 from parts.stop import Interrupted, Stop
@@ -298,8 +298,9 @@ def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
 
 
 def test_config_json_says_after_which_step_each_start_went_on(run, monkeypatch):
-    found = SimpleNamespace(folder=run.folder, lock=None, path="any", tokenizer=None, train=[1],
-                            held_out=[], inputs={}, newest=None)
+    problem = running.Problem("1+1=?", "2", "a", "s")
+    found = SimpleNamespace(folder=run.folder, lock=None, path="any", tokenizer=None,
+                            train=[problem], held_out=[], inputs={}, newest=None)
     for name, instead in dict(
             before_the_engine=lambda *_: found, start_probe=lambda *_: None,
             start_engine=lambda *_: SimpleNamespace(on_cpu=True),
@@ -311,6 +312,7 @@ def test_config_json_says_after_which_step_each_start_went_on(run, monkeypatch):
     assert running.prepare(run.config, None).state["step"] == 10
     starts = json.loads((run.folder / "config.json").read_text())["starts"]
     assert [start.get("after_step", 0) for start in starts] == [0, 10]
+    assert count_trained(run.folder, [problem]) == 1, "an evaluation will know it"
 
 
 def test_an_evaluation_that_a_crash_has_cut_short_is_not_taken_for_done(run):
