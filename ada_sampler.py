@@ -25,7 +25,7 @@ as it will be needed however the missing answers turn out. This changes when it 
 **The rules** (`--sampler`). Each is a row of RULES; a new one, such as ada-neg, is a new row.
     uniform      draw n, keep n: GRPO, or REINFORCE with a group baseline
     dapo         draw n; if all are right or all wrong, drop the prompt and try another one
-    ada-pos      rounds of M until k_pos answers are right; keep n, of both kinds if there are any
+    ada-pos      rounds of M until an answer is right; keep n, of both kinds if there are any
     ada-balance  rounds of M until n//2 answers are right and n - n//2 wrong; keep those (default)
     ada-est      draw ~ 1/sqrt(p), p from earlier visits; keep all, weigh by this pool's 1/sqrt(p)
     gvm          pilot samples estimate p; then draw where it lowers the gradient's variance most
@@ -65,27 +65,32 @@ from typing import Any, Callable, Literal, NamedTuple, get_args, get_origin, get
 class Rule(NamedTuple):
     """Everything that distinguishes one sampler from another, as numbers."""
 
-    first_round: int  # samples in a prompt's first round
+    round_size: int  # samples in each of a prompt's rounds
     rows_per_prompt: int  # samples kept for the update (ada-est, gvm: on average)
     max_rounds: int = 1
     min_correct: int = 0  # a prompt is resolved by so many correct answers
     min_wrong: int = 0  # and so many wrong ones
-    replaces: bool = False  # drops an unresolved prompt, and tries another one in its place
+    max_rounds_all_correct: int = 0  # rounds of a prompt without a wrong answer; 0 = max_rounds
+    drops: bool = False  # an unresolved prompt is not trained on
+    refills: int = 0  # how often another prompt is tried in the place of an unresolved one
     allocates: str = ""  # "by memory", "by pilots": gives prompts more draws by their pass rates
 
 
-RULES = {  # name -> the rule under the settings c
-    "uniform": lambda c: Rule(first_round=c.n, rows_per_prompt=c.n),
+RULES = {  # name -> the rule under the settings c; what it does not ask c for has no effect on it
+    "uniform": lambda c: Rule(round_size=c.n, rows_per_prompt=c.n),
     "dapo": lambda c: Rule(
-        first_round=c.n, rows_per_prompt=c.n, min_correct=1, min_wrong=1, replaces=True),
+        round_size=c.n, rows_per_prompt=c.n, min_correct=1, min_wrong=1, drops=True,
+        refills=3),  # if 2/3 of the prompts are silent, 4/5 of the places are filled
     "ada-pos": lambda c: Rule(
-        first_round=c.M_first or c.M, rows_per_prompt=c.n, max_rounds=c.N, min_correct=c.k_pos),
+        round_size=c.M, rows_per_prompt=c.n, max_rounds=c.N, min_correct=1,
+        drops=c.drop_unresolved),
     "ada-balance": lambda c: Rule(
-        first_round=c.M_first or c.M, rows_per_prompt=c.n, max_rounds=c.N,
-        min_correct=c.n // 2, min_wrong=c.n - c.n // 2),
+        round_size=c.M, rows_per_prompt=c.n, max_rounds=c.N,
+        min_correct=c.n // 2, min_wrong=c.n - c.n // 2,
+        max_rounds_all_correct=c.max_rounds_all_correct, drops=c.drop_unresolved),
     # These two allocate the step's draws to its prompts: see the last section of this file.
-    "ada-est": lambda c: Rule(first_round=c.M, rows_per_prompt=c.M, allocates="by memory"),
-    "gvm": lambda c: Rule(first_round=c.gvm_pilot, rows_per_prompt=c.M, allocates="by pilots"),
+    "ada-est": lambda c: Rule(round_size=c.M, rows_per_prompt=c.M, allocates="by memory"),
+    "gvm": lambda c: Rule(round_size=GVM_PILOTS, rows_per_prompt=c.M, allocates="by pilots"),
 }
 
 
@@ -102,42 +107,16 @@ class SamplerConfig:
     """samples per round (ada-est, gvm: per prompt, on average)"""
     N: int = 4
     """most rounds per prompt (ada-pos, ada-balance)"""
-    M_first: int = 0
-    """samples in a prompt's first round (ada-pos, ada-balance); 0 = M"""
     threshold: float = 0.7
     """a reward above it counts as correct; baselines average the rewards themselves"""
-    k_pos: int = 1
-    """ada-pos: correct answers that close a prompt"""
     max_rounds_all_correct: int = 0
     """ada-balance: close a prompt after so many rounds without a wrong answer; 0 = off"""
     drop_unresolved: bool = False
     """ada-pos, ada-balance: train on no prompt that stayed unresolved, as in the papers"""
-    max_refills: int = 3
-    """dapo: how often a prompt is replaced by another one; 0 = never"""
     advantage: Literal["pool-mean", "leave-one-out", "group-std", "positives-only"] = "pool-mean"
     """what a reward is compared with; group-std is GRPO's, positives-only RAFT's"""
     weighting: Literal["none", "unbiased", "log", "inv_p"] = "none"
     """weights of kept samples: none, unbiased (ascend p), log (ascend log p), inv_p (1/p)"""
-    est_decay: float = 0.9
-    """ada-est: what each visit to a prompt leaves of its older counts (1 = all)"""
-    est_alpha: float = 0.5
-    """ada-est: alpha of the Beta prior of a pass rate"""
-    est_beta: float = 0.5
-    """ada-est: beta of the Beta prior of a pass rate"""
-    est_eps: float = 0.01
-    """ada-est: eps in 1/sqrt(p + eps), which gives the draws and the weight of a prompt"""
-    N_min: int = 2
-    """ada-est: fewest samples of a prompt"""
-    N_max: int = 32
-    """ada-est: most samples of a prompt"""
-    gvm_pilot: int = 8
-    """gvm: pilot samples per prompt, which estimate its pass rate p"""
-    gvm_alpha: float = 1e-3
-    """gvm: draws go by 1/sqrt(p + alpha/p^(beta-1)); alpha > 0 spares hopeless prompts"""
-    gvm_beta: float = 2.0
-    """gvm: beta in this formula; with 2 a prompt of p = sqrt(alpha) gets most"""
-    gvm_norms: Literal["head", "one"] = "head"
-    """gvm: gradient norm of a prompt: measured at the language-model head, or one for all"""
 
     @property
     def rule(self) -> Rule:
@@ -150,18 +129,18 @@ class SamplerConfig:
             if get_origin(kind) is Literal and value not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r:.80}")
         rule = self.rule
-        later = self.M if rule.max_rounds > 1 else self.n
         reweighs = [rule.allocates == "by memory", self.advantage == "group-std",
                     self.weighting != "none"]
         if min(self.n, self.M, self.N) < 1:
             raise ValueError("n, M and N must be at least 1")
-        smallest = min(rule.first_round, later)
-        if smallest < self.n and not rule.allocates:  # v1 Alg. 1 asks for M >= n
-            raise ValueError(f"a round of {smallest} is below n = {self.n}: raise M (and M_first) "
-                             "or lower n")
+        if rule.round_size < self.n and not rule.allocates:  # v1 Alg. 1 asks for M >= n
+            raise ValueError(f"a round of {self.M} is below n = {self.n}: raise M or lower n")
         if rule.rows_per_prompt < 2 and (self.advantage != "positives-only" or rule.min_correct):
             raise ValueError("one sample has nothing to be compared with: set "
                              f"{'M' if rule.allocates else 'n'} to 2 or more")
+        if rule.allocates == "by memory" and not N_MIN <= self.M <= N_MAX:
+            raise ValueError(f"ada-est draws {N_MIN} to {N_MAX} samples of each prompt: M, their "
+                             f"mean, cannot be {self.M}")
         if sum(reweighs) > 1:
             raise ValueError("ada-est, advantage group-std and weighting each change what a prompt "
                              "counts by its pass rate: choose only one of them")
@@ -217,9 +196,9 @@ def exit_test(correct: int, wrong: int, rounds: int, config: SamplerConfig) -> s
         return "resolved"
     lacking = "too few correct" if correct < rule.min_correct else "too few wrong"
     most_rounds = rule.max_rounds
-    if lacking == "too few wrong" and wrong == 0 and config.max_rounds_all_correct:
+    if lacking == "too few wrong" and wrong == 0 and rule.max_rounds_all_correct:
         # A prompt that is always solved takes all N*M draws and teaches nothing: end it earlier.
-        most_rounds = min(most_rounds, config.max_rounds_all_correct)
+        most_rounds = min(most_rounds, rule.max_rounds_all_correct)
     return lacking if rounds >= most_rounds else ""
 
 
@@ -337,7 +316,7 @@ def settle(group: Group, config: SamplerConfig, worst: float = 0.0) -> None:
         group.p_hat = pass_rate(pool)
     rewards = [s.reward for s in pool]
     group.baseline = mean(rewards)  # for the log and the pictures; `advantages` takes it again
-    if group.outcome != "resolved" and (config.drop_unresolved or rule.replaces):
+    if group.outcome != "resolved" and rule.drops:
         return
     # n of each prompt, so that each counts the same however long the hunt was. Rules that allocate
     # draws keep all: the number of a prompt's rows is its weight.
@@ -349,7 +328,7 @@ def settle(group: Group, config: SamplerConfig, worst: float = 0.0) -> None:
     correct = [s.correct for s in group.kept]
     group.weights = row_weights(correct, p, rule.rows_per_prompt, config.weighting)
     if rule.allocates == "by memory":  # 1/p of log p: half by draws, half here (v3 Alg. 1)
-        group.weights = [w / (group.p_hat + config.est_eps) ** 0.5 for w in group.weights]
+        group.weights = [w / (group.p_hat + EST_EPS) ** 0.5 for w in group.weights]
 
 
 def pass_rate(pool: list[Sample]) -> float:
@@ -374,9 +353,9 @@ def collect(
     """
     config.validate()
     run = Collector(config, engine, grader, more)
-    sizes = [config.rule.first_round for _ in problems]
+    sizes = [config.rule.round_size for _ in problems]
     if config.rule.allocates == "by memory":
-        sizes = sizes_by_memory(problems, config, estimator)
+        sizes = sizes_by_memory(problems, config.M, estimator)
     for problem, size in zip(problems, sizes):
         run.add(problem, size)
     run.drive()
@@ -444,14 +423,14 @@ class Collector:
         missing = sum(s.rollout is None for s in group.pool)
         if missing:
             if self.next_round_is_certain(group, missing):
-                self.open_round(group, self.config.M)
+                self.open_round(group, self.config.rule.round_size)
             return
         self.read_verdicts(group)
         correct = sum(s.correct for s in group.pool)
         group.outcome = exit_test(correct, len(group.pool) - correct, group.rounds, self.config)
         if not group.outcome:
-            self.open_round(group, self.config.M)
-        if self.config.rule.replaces and group.outcome != "resolved":
+            self.open_round(group, self.config.rule.round_size)
+        elif group.outcome != "resolved":
             self.try_another(group)
 
     def next_round_is_certain(self, group: Group, missing: int) -> bool:
@@ -476,15 +455,25 @@ class Collector:
                 sample.correct = verdict.reward > self.config.threshold
 
     def try_another(self, group: Group) -> None:
-        """dapo: try another prompt in this one's place; after max_refills it stays empty."""
-        if not self.more or group.refill >= self.config.max_refills:
+        """dapo: try another prompt in this one's place, a few times; then it stays empty."""
+        if not self.more or group.refill >= self.config.rule.refills:
             return
         problem = self.more()
         if problem is not None:
-            self.add(problem, self.config.n, group.refill + 1)
+            self.add(problem, self.config.rule.round_size, group.refill + 1)
 
 
 # -------------------------------------------------------------- ada-est and gvm: who gets how many?
+# v3 gives no values for ada-est: these are this project's choice.
+EST_DECAY = 0.9  # what a visit to a prompt leaves of its older counts, for the policy moves
+EST_ALPHA, EST_BETA = 0.5, 0.5  # Beta prior of a pass rate (Jeffreys')
+EST_EPS = 0.01  # in 1/sqrt(p + eps): bounds draws and weight of a prompt that is never solved
+N_MIN, N_MAX = 2, 32  # draws of a prompt: two can be compared; 32 are what ada-balance has
+# GVM's released code has these.
+GVM_PILOTS = 8  # samples per prompt that estimate its pass rate
+GVM_ALPHA, GVM_BETA = 1e-3, 2.0  # see `allocate_gvm`: most go to a prompt of p = sqrt(alpha)
+
+
 def largest_remainder(shares: list[float], total: int) -> list[int]:
     """Integers that add up to `total`: the shares rounded down, then +1 by largest remainder."""
     sizes = [int(share) for share in shares]
@@ -538,21 +527,18 @@ class Estimator:
     It knows a problem by its `.id`. In the first epoch it knows nothing: each prompt gets M draws.
     """
 
-    def __init__(self, config: SamplerConfig):
-        self.config = config
+    def __init__(self):
         self.counts = {}  # id -> [T, K]: decayed counts of draws, of correct draws
 
     def pass_rate(self, problem: Any) -> float:
         """The posterior mean, (K + alpha) / (T + alpha + beta)."""
         T, K = self.counts.get(str(problem.id), (0.0, 0.0))
-        alpha, beta = self.config.est_alpha, self.config.est_beta
-        return (K + alpha) / (T + alpha + beta)
+        return (K + EST_ALPHA) / (T + EST_ALPHA + EST_BETA)
 
     def update(self, group: Group) -> None:
         T, K = self.counts.get(str(group.problem.id), (0.0, 0.0))
         drawn, correct = len(group.pool), sum(s.correct for s in group.pool)
-        decay = self.config.est_decay
-        self.counts[str(group.problem.id)] = [decay * T + drawn, decay * K + correct]
+        self.counts[str(group.problem.id)] = [EST_DECAY * T + drawn, EST_DECAY * K + correct]
 
     def state_dict(self) -> dict[str, list[float]]:
         return {key: list(counts) for key, counts in self.counts.items()}
@@ -561,13 +547,12 @@ class Estimator:
         self.counts = {key: list(counts) for key, counts in state.items()}
 
 
-def sizes_by_memory(problems: list, config: SamplerConfig, estimator) -> list[int]:
+def sizes_by_memory(problems: list, M: int, estimator) -> list[int]:
     """ada-est: how many samples of each prompt to draw, by what earlier steps have shown."""
     if estimator is None:
-        raise ValueError("ada-est needs estimator=Estimator(config), kept from step to step")
+        raise ValueError("ada-est needs estimator=Estimator(), kept from step to step")
     rates = [estimator.pass_rate(problem) for problem in problems]
-    total = config.M * len(problems)
-    return allocate_est(rates, total, config.est_eps, config.N_min, config.N_max)
+    return allocate_est(rates, M * len(problems), EST_EPS, N_MIN, N_MAX)
 
 
 def draw_after_pilots(
@@ -577,7 +562,7 @@ def draw_after_pilots(
     config = run.config
     p = [pass_rate(group.pool) for group in run.groups]
     norms = grad_norms(run.groups) if grad_norms else [1.0 for _ in p]
-    sizes = allocate_gvm(p, norms, config.M * len(p), config.gvm_alpha, config.gvm_beta)
+    sizes = allocate_gvm(p, norms, config.M * len(p), GVM_ALPHA, GVM_BETA)
     for group, rate, size in zip(run.groups, p, sizes):
         if size:
             group.outcome = ""

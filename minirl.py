@@ -98,13 +98,13 @@ def sample(run: Run) -> list:
     """One group per prompt: all that was drawn for it, what is kept, and the advantages."""
     config, stream = run.config, run.stream
     engine = WatchedEngine(run.engine, config.max_tokens)
-    pilot_norms = functools.partial(gvm_norms, run.policy, temperature=config.temperature)
+    norms = functools.partial(gvm_norms, run.policy, temperature=config.temperature)
     with contextlib.closing(engine.bar):
         groups = collect(
             stream.take(config.batch_prompts), config, engine, run.grader,
             estimator=run.estimator,  # ada-est: what earlier steps have seen of each prompt
             more=lambda: stream.take(1)[0],  # dapo: a prompt in the place of another
-            grad_norms=pilot_norms if config.gvm_norms == "head" else None)  # gvm
+            grad_norms=norms)  # gvm: how steep each prompt is
     if run.engine.routes:  # a mixture of experts
         require_routes(run.policy, groups)
     return groups

@@ -61,9 +61,8 @@ def expected_draws(p: float, k_right: int, k_wrong: int, M: int = 8, N: int = 4)
 
 def closed_pools(p: float, config: SamplerConfig) -> dict[tuple, float]:
     """(right, wrong, outcome) of a closed pool -> its chance, by the project's own exit test."""
-    closed, waiting = {}, {(0, 0): 1.0}
+    closed, waiting, M = {}, {(0, 0): 1.0}, config.rule.round_size
     for t in range(1, config.rule.max_rounds + 1):
-        M = config.rule.first_round if t == 1 else config.M
         after = {}
         for (right, wrong), chance in waiting.items():
             for k in range(M + 1):

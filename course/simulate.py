@@ -2,7 +2,7 @@
 
     python course/simulate.py --all --pass-rate 0.05             # all rules on equally hard prompts
     python course/simulate.py --all --beta 0.5 1.5               # on mostly hard ones
-    python course/simulate.py --sampler ada-pos --k-pos 2        # one rule and its settings
+    python course/simulate.py --sampler ada-pos --M 4            # one rule and its settings
 
 Draws, unresolved and no signal are per place in the batch. The update of a prompt is w(p) grad p,
 with w the effective weight: 1 ascends p, 1/p ascends log p.
@@ -54,7 +54,7 @@ def simulate(config: SamplerConfig, p_P: list[float], seed=0, visits: int = 4) -
     verdicts, draw = {}, random.Random(seed + 1)
     grader = SimpleNamespace(
         submit=lambda key, coin, flip: verdicts.update({key: flip}), result=verdicts.pop)
-    estimator, engine = Estimator(config), CoinEngine(seed)
+    estimator, engine = Estimator(), CoinEngine(seed)
     for _ in range(visits if config.sampler == "ada-est" else 1):
         groups = collect(
             coins, config, engine, grader, estimator=estimator, more=lambda: draw.choice(coins))
@@ -91,7 +91,7 @@ def report(groups: list[Group], config: SamplerConfig, places: int) -> tuple:
 # --------------------------------------------------------------------------------- command line
 def as_rule(config: SamplerConfig, rule: str) -> SamplerConfig:
     """The same settings under another rule; settings that it does not read get their defaults."""
-    defaults = {name: getattr(SamplerConfig, name) for name in unread(rule).split()}
+    defaults = {name: getattr(SamplerConfig, name) for name in unread(rule)}
     if rule == "ada-est":  # it has a weight of its own
         defaults |= dict(weighting="none")
         if config.advantage == "group-std":

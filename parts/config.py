@@ -14,7 +14,7 @@ from typing import Literal, get_type_hints
 
 import tyro
 
-from ada_sampler import SamplerConfig
+from ada_sampler import RULES, SamplerConfig
 from parts.data import (HELD_OUT, default_data, default_eval_data, default_template, keys_of,
                         made_for_others, require_files)
 from parts.files import is_text, quiet_end, shown
@@ -54,15 +54,6 @@ RESUMABLE = frozenset({
     "sync", "engine_memory", "sleep", "engine_sequences", "micro_tokens",
     "gradient_checkpointing", "graders", "log_groups", "report_to", "train_anyway"})
 
-READS = {  # sampler -> the settings that it reads, besides those that every sampler reads
-    "uniform": "n",
-    "dapo": "n max_refills",
-    "ada-pos": "n M N M_first drop_unresolved k_pos",
-    "ada-balance": "n M N M_first drop_unresolved max_rounds_all_correct",
-    "ada-est": "M N_min N_max est_decay est_alpha est_beta est_eps",
-    "gvm": "M gvm_pilot gvm_alpha gvm_beta gvm_norms",
-}
-
 
 def limited(default, least, most, also=()):
     """A dataclass field with a range: least <= value <= most, or one of `also`."""
@@ -70,11 +61,7 @@ def limited(default, least, most, also=()):
 
 
 SAMPLER_RANGES = dict(  # least and most, of the fields of ada_sampler.SamplerConfig
-    n=(1, 4096), M=(1, 4096), N=(1, 1000), M_first=(0, 4096), k_pos=(1, 4096),
-    max_rounds_all_correct=(0, 1000), max_refills=(0, 1000),
-    est_decay=(0, 1), est_alpha=(1e-6, 1e6), est_beta=(1e-6, 1e6), est_eps=(1e-9, 1),
-    N_min=(1, 4096), N_max=(1, 4096),
-    gvm_pilot=(1, 4096), gvm_alpha=(0, 1), gvm_beta=(0, 10))
+    n=(1, 4096), M=(1, 4096), N=(1, 1000), max_rounds_all_correct=(0, 1000))
 
 
 # ------------------------------------------------------------- settings of both, run and evaluation
@@ -305,13 +292,26 @@ def check_sampler(config: SamplerConfig) -> None:
     """
     check_ranges(config)
     SamplerConfig.validate(config)
-    refuse(config, [(True, unread(config.sampler), f"with sampler {config.sampler}")], [])
+    foreign = " ".join(sorted(unread(config.sampler)))
+    refuse(config, [(True, foreign, f"with sampler {config.sampler}")], [])
 
 
-def unread(sampler: str) -> str:
+def unread(sampler: str) -> set[str]:
     """The settings that only other samplers read."""
-    own = READS.get(sampler, " ".join(READS.values())).split()
-    return " ".join(sorted({*" ".join(READS.values()).split()} - {*own}))
+    return set.union(*map(read_by, RULES)) - read_by(sampler)
+
+
+def read_by(sampler: str) -> set[str]:
+    """The settings that a rule is made of: it is made of an object that notes what is asked for."""
+    asked = set()
+
+    class Settings:
+        def __getattr__(self, name):
+            asked.add(name)
+            return getattr(SamplerConfig, name)
+
+    RULES[sampler](Settings())
+    return asked
 
 
 def refuse(config, without_effect: list[tuple], contradictions: list[tuple]) -> None:
@@ -352,14 +352,9 @@ def without_effect(c: Config) -> list[tuple[bool, str, str]]:
 
 def contradictions(c: Config) -> list[tuple[bool, str]]:
     """[(is it so?, what to do)]: values that cannot work, or not together."""
-    rule, updates = c.rule, c.steps * c.mini_batches
-    draws = rule.first_round + (rule.max_rounds - 1) * c.M
+    updates = c.steps * c.mini_batches
     asked_to_warm_up = c.warmup_steps != Config.warmup_steps
     return [
-        (draws < rule.min_correct,
-         f"k_pos = {c.k_pos} is more than all {draws} draws: raise M or N"),
-        (rule.allocates == "by memory" and not c.N_min <= c.M <= c.N_max,
-         "M must lie from N_min to N_max for ada-est"),
         (not re.fullmatch("[0-9]{1,6}|all", c.log_groups),
          f"log_groups must be a whole number up to 999999 (0 = none), or all, not "
          f"{shown(c.log_groups, 40)}"),
@@ -438,8 +433,8 @@ def small_in_one_line(config: Config) -> str:
 def parse_flags(cls: type, argv: list[str] | None, prog: str, description: str, defaults=()):
     """An instance of the dataclass `cls`, filled from the flags `argv` (None: of this process).
 
-    M_first becomes --M-first, a bool clip becomes --clip and --no-clip. If `cls` inherits from
-    several dataclasses and has no fields of its own, each of them is a group in --help, whose
+    max_tokens becomes --max-tokens, a bool clip becomes --clip and --no-clip. If `cls` inherits
+    from several dataclasses and has no fields of its own, each of them is a group in --help, whose
     title is its docstring. `defaults` {field: value} take the place of the class's own.
 
     Ends the program with code 0 after --help, and with code 2 where a flag or a value is none.

@@ -101,7 +101,7 @@ def prepare(config: Config, grader) -> Run:
     optimizer, schedule = make_optimizer(policy, config)
     probe = start_probe(config, engine, policy, found.held_out)
     run = Run(found.folder, found.lock, config, engine, policy, optimizer, schedule, grader,
-              found.held_out, Stream(found.train, config.seed), Estimator(config), probe, tracker)
+              found.held_out, Stream(found.train, config.seed), Estimator(), probe, tracker)
     after_step = checkpoint.step_of(found.newest) if found.newest else 0
     note_start(found.folder, settings_of(config), after_step, found.inputs)
     remember(found.folder, found.train, found.held_out)

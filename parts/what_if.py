@@ -52,7 +52,7 @@ def replayed(pool: list[dict], config: SamplerConfig) -> dict | None:
     replay = Replay(pool)
     collector = Collector(config, replay, replay)
     try:
-        collector.add(None, config.rule.first_round)
+        collector.add(None, config.rule.round_size)
         collector.drive()
     except PoolEnds:
         return None

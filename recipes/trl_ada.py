@@ -89,9 +89,10 @@ def refuse(c: Config, own) -> None:
     mini = rows // c.mini_batches
     if c.sampler in ("ada-est", "gvm"):
         raise ValueError(f"{c.sampler} keeps more samples of some prompts than of others, and TRL "
-                         "takes n of each: use uniform, dapo, ada-pos or ada-balance, or minirl.py")
-    if c.sampler == "dapo" and c.max_refills:
-        raise ValueError("dapo cannot refill a batch of TRL's: set max_refills to 0")
+                         "takes n of each: use uniform, ada-pos or ada-balance, or minirl.py")
+    if c.rule.refills:
+        raise ValueError(f"{c.sampler} tries other prompts in the place of silent ones, and TRL's "
+                         "batch is fixed: use uniform, ada-pos or ada-balance, or minirl.py")
     if c.n < 2:
         raise ValueError("TRL wants at least 2 samples of a prompt: raise n")
     if (c.batch_prompts % WORLD or rows % c.mini_batches

@@ -115,7 +115,7 @@ WAYS = (WithBarrier, WithoutEarlyOpening, Collector)
 def run(problems, cfg, engine=None, grader=None, way=Collector, **more):
     """collect() with what every rule may need; checks that no verdict is left over."""
     engine, grader = engine or Engine(), grader or Grader()
-    spare = dict(estimator=Estimator(cfg), more=lambda: Coin(f"spare {len(engine.seen)}", 0.4))
+    spare = dict(estimator=Estimator(), more=lambda: Coin(f"spare {len(engine.seen)}", 0.4))
     with mock.patch.object(ada, "Collector", way):
         groups = collect(problems, cfg, engine, grader, **spare | more)
     assert not grader.open and not engine.busy

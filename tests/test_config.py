@@ -37,10 +37,8 @@ def refusal(capsys, read, flags) -> str:
 @pytest.mark.parametrize("flags, sentence", [
     ("--M 2", "a round of 2 is below n = 4"),
     ("--sampler uniform --M 9", "M has no effect with sampler uniform"),
-    ("--sampler ada-pos --k-pos 33", "more than all 32 draws"),
-    ("--sampler ada-pos --N 3 --M-first 16 --k-pos 33", "more than all 32 draws"),
-    ("--sampler ada-est --N-min 9", "from N_min to N_max"),
-    ("--sampler ada-est --M 64", "from N_min to N_max"),
+    ("--sampler ada-pos --max-rounds-all-correct 1", "no effect with sampler ada-pos"),
+    ("--sampler ada-est --M 64", "M, their mean, cannot be 64"),
     ("--temperature 0", "temperature must be at least 0.01, not 0"),
     ("--mini-batches 50 --batch-prompts 8", "8 prompts cannot be cut into 50"),
     ("--mini-batches 25", "24 prompts cannot be cut into 25"),
@@ -89,8 +87,7 @@ def test_what_cannot_work_is_refused_in_one_sentence(flags, sentence, capsys):
     dict(eval_temperature=0.0, eval_k=1), dict(eval_temperature=0.01), dict(threshold=0),
     dict(mini_batches=24, batch_prompts=24), dict(mini_batches=5, batch_prompts=24),
     dict(data="mine.jsonl", problem_key="question"), dict(log_groups="all"),
-    dict(sampler="ada-pos", k_pos=32), dict(sampler="ada-pos", N=3, M_first=16, k_pos=32),
-    dict(sampler="ada-est", N_min=8, N_max=8),
+    dict(sampler="ada-pos", drop_unresolved=True), dict(sampler="ada-est", M=32),
 ])
 def test_what_is_near_to_it_is_not(settings):
     Config(**settings).validate()
@@ -304,8 +301,8 @@ def test_without_flags_the_defaults_hold_and_others_can_take_their_place():
     assert parse_flags(Config, [], "p", "") == Config()
     stored = dict(lr=0.25, clip=False, resume=True)
     assert parse_flags(Config, [], "p", "", stored) == Config(**stored)
-    given = parse_flags(Config, ["--no-resume", "--M-first", "9"], "p", "", stored)
-    assert given == Config(lr=0.25, clip=False, M_first=9)
+    given = parse_flags(Config, ["--no-resume", "--M", "9"], "p", "", stored)
+    assert given == Config(lr=0.25, clip=False, M=9)
     one = parse_flags(ModelSettings, ["--lora-rank", "8"], "p", "")  # a class without groups
     assert one == ModelSettings(lora_rank=8)
 

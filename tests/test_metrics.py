@@ -136,7 +136,7 @@ def stepped(mixture=False, grader=None, **settings):
     policy = random_policy(mixture)
     run = SimpleNamespace(
         config=config, engine=RandomWriter(routes=mixture), grader=grader or Judge(),
-        stream=Problems(), estimator=Estimator(config), policy=policy)
+        stream=Problems(), estimator=Estimator(), policy=policy)
     groups = sample(run)
     metrics = update(policy, *make_optimizer(policy, config), groups, config, random.Random(0))
     lines = [json.dumps(group_row(1, group, Words())) for group in recorded(groups, "all")]
@@ -150,8 +150,7 @@ def trained(rows):
 FAR = dict(mini_batches=3, lr=0.1, warmup_steps=0)  # so far that tokens are stopped
 SAMPLING = [
     {}, dict(sampler="uniform"), dict(sampler="ada-est"),
-    dict(sampler="dapo", batch_prompts=5), dict(sampler="ada-pos", k_pos=2),
-    dict(sampler="gvm", gvm_norms="one"),
+    dict(sampler="dapo", batch_prompts=5), dict(sampler="ada-pos"), dict(sampler="gvm"),
     dict(weighting="log"), dict(advantage="leave-one-out"), dict(drop_unresolved=True)]
 WEIGHTS = [dict(sampler="ada-est"), dict(weighting="log")]
 UPDATING = [

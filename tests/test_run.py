@@ -34,7 +34,7 @@ def run(tmp_path, monkeypatch):
         folder=tmp_path, lock=None, config=config,
         engine=SimpleNamespace(close=lambda: closed.append(True), tokenizer=None), grader=None,
         held_out=[],
-        stream=Stream(list(range(50)), seed=0), estimator=Estimator(config), probe=None,
+        stream=Stream(list(range(50)), seed=0), estimator=Estimator(), probe=None,
         **dict(zip(("policy", "optimizer", "schedule"), taught(config, 0))))
     made.drawn, made.closed = drawn, closed
     return made
@@ -268,7 +268,7 @@ def fresh(run):
     policy, optimizer, schedule = taught(run.config, 0)
     return Run(folder=run.folder, lock=None, config=run.config, engine=None, policy=policy,
                optimizer=optimizer, schedule=schedule, grader=None, held_out=[], probe=None,
-               stream=Stream(list(range(50)), seed=0), estimator=Estimator(run.config))
+               stream=Stream(list(range(50)), seed=0), estimator=Estimator())
 
 
 def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):

@@ -152,7 +152,7 @@ def test_off_policy_clip_and_correction_are_minirls(recipe):
 @pytest.mark.engine
 def test_a_dropped_prompt_stays_in_the_divisor(recipe):
     trainer, (gradient,) = one_step(
-        recipe, [*STEP, "--sampler", "dapo", "--max-refills", "0"])
+        recipe, [*STEP, "--N", "1", "--drop-unresolved"])
     kept = sum(bool(group.kept) for group in trainer.groups)
     assert 0 < kept < 6
     scaled = {name: p * kept / 6 for name, p in minirl_gradient(trainer).items()}
@@ -219,7 +219,7 @@ def test_another_version_of_trl_gets_one_sentence(tmp_path):
 @pytest.mark.parametrize("flags, words", [
     ("--sampler ada-est", "ada-est keeps more samples of some"),
     ("--sampler gvm", "gvm keeps more samples of some"),
-    ("--sampler dapo", "dapo cannot refill a batch"),
+    ("--sampler dapo", "dapo tries other prompts in the place of silent ones"),
     ("--n 1 --sampler uniform --advantage positives-only", "at least 2 samples"),
     ("--batch-prompts 7", "batch_prompts = 7 with n = 4 cannot be cut evenly into 2 processes"),
     ("--batch-prompts 6 --mini-batches 5", "mini_batches = 5"),

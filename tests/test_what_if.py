@@ -55,18 +55,18 @@ def test_under_its_own_rule_each_prompt_ends_as_it_did(name):
 # ------------------------------------------------------------------------------ brute force
 def by_hand(rewards, config):
     """(outcome, rounds, draws, baseline) of the first complete round that closes the prompt."""
-    drawn, rounds = config.rule.first_round, 1
+    drawn, rounds = config.rule.round_size, 1
     while drawn <= len(rewards):
         correct = sum(reward > config.threshold for reward in rewards[:drawn])
         outcome = exit_test(correct, drawn - correct, rounds, config)
         if outcome:
             return outcome, rounds, drawn, mean(rewards[:drawn])
-        drawn, rounds = drawn + config.M, rounds + 1
+        drawn, rounds = drawn + config.rule.round_size, rounds + 1
     return None
 
 
 SETTINGS = [dict(n=n, M=8, N=N) for n, N in product((2, 4, 8), (1, 3))] + [
-    dict(M_first=5), dict(k_pos=3), dict(drop_unresolved=True), dict(max_rounds_all_correct=1),
+    dict(M=5), dict(drop_unresolved=True), dict(max_rounds_all_correct=1),
     dict(max_rounds_all_correct=9, N=2)]
 
 

@@ -22,10 +22,9 @@ SETTINGS = [  # the same with other settings
     ("ada-balance", 10, 9, 4, "too few wrong", dict(n=20)),
     ("ada-balance", 9, 9, 4, "too few correct", dict(n=20)),
     ("ada-balance", 3, 9, 4, "too few correct", dict(n=20)),
-    ("ada-pos", 2, 6, 1, "", dict(k_pos=3)), ("ada-pos", 3, 5, 1, "resolved", dict(k_pos=3)),
+    ("ada-balance", 2, 6, 1, "", dict(n=6)), ("ada-balance", 3, 5, 1, "resolved", dict(n=6)),
     ("ada-balance", 0, 16, 2, "too few correct", dict(N=2)),
     ("ada-balance", 0, 32, 4, "", dict(N=8)),
-    ("ada-pos", 8, 0, 1, "", dict(k_pos=12, max_rounds_all_correct=1)),
     ("ada-balance", 16, 0, 2, "too few wrong", dict(max_rounds_all_correct=2)),
     ("ada-balance", 8, 0, 1, "", dict(max_rounds_all_correct=2)),
     ("ada-balance", 15, 1, 2, "", dict(max_rounds_all_correct=2)),
@@ -57,7 +56,7 @@ def check_rounds():
 
 
 def check_settings():
-    """odd n, k_pos, N and the cap on rounds that are all correct"""
+    """odd and large n, N and the cap on rounds that are all correct"""
     for case in SETTINGS:
         ask(*case)
 

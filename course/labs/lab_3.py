@@ -18,8 +18,8 @@ def exit_test(correct: int, wrong: int, rounds: int, config) -> str:
         ""                 it goes on: another round
 
     A prompt takes up to config.rule.max_rounds rounds. ada-balance may give up earlier: with
-    config.max_rounds_all_correct = c > 0, a prompt with enough right answers and not a *single*
-    wrong one ends after c rounds.
+    config.rule.max_rounds_all_correct = c > 0, a prompt with enough right answers and not a
+    *single* wrong one ends after c rounds.
     """
     raise NotImplementedError
 
