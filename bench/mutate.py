@@ -1,41 +1,48 @@
-"""Would the tests notice? Breaks the code on purpose, a line at a time, and runs the tests.
+"""Would the tests notice? Breaks the code on purpose, a line at a time: a named test must fail.
 
-    python bench/mutate.py bench/mutants.jsonl                     # every mutant; resumable
-    python bench/mutate.py bench/mutants.jsonl --only minirl -n 2  # of minirl.py, two at a time
-    python bench/mutate.py bench/mutants.jsonl --where             # only: whose text is gone?
+    python bench/mutate.py                        # every mutant
+    python bench/mutate.py --only minirl          # those of minirl.py, after a change of its tests
+    python bench/mutate.py --only minirl --find   # names a test where there is none that fails
+    python bench/mutate.py --where                # runs nothing: whose text is gone?
 
-A mutant is a line of JSON: {"file": "minirl.py", "old": "...", "new": "...", "why": "..."}. `old`
-must occur once in its file, or else once in all the code. A mutant that changes nothing a test
-could see has "equivalent": the reason.
+A mutant is a line of bench/mutants.jsonl: {"file": "minirl.py", "old": "...", "new": "...", "why":
+"...", "test": "tests/test_minirl.py::test_..."}. `old` must occur once in its file. A mutant that
+changes nothing a test could see has "equivalent": the reason.
 
-Tests of the module's name come first, then those that import it or test what imports it, then the
-slow ones among them; those that start an engine only with --engine. A mutant is killed when a test
-fails, hangs, or cannot be collected. Survivors are listed: each is a test that is missing. Results
-go to --out, a line each; what stands there is not tried again.
+Each test runs in a fork of this process, which has done the slow imports. It must pass on the
+sound code and fail on the broken; taking too long is failing. --find tries the tests of the
+module's name, then those that speak of it; quick ones, then slow ones, and those that start an
+engine only with --engine.
 """
 import argparse
+import compileall
 import contextlib
 import functools
+import importlib
 import json
 import os
-import queue
+import py_compile
 import re
-import shlex
+import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = (".git", ".venv", "runs", "__pycache__", ".pytest_cache")
+WARM = ("pytest", "peft", "transformers.models.mixtral.modeling_mixtral",
+        "transformers.models.olmoe.modeling_olmoe", "transformers.models.qwen2.modeling_qwen2",
+        "transformers.models.qwen3_moe.modeling_qwen3_moe")
+STAGES = ["not engine and not slow", "not engine and slow", "engine"]
+QUICK, LONG = 20, 300  # seconds of CPU time for a test, so that a busy machine fails none
+WAITING = 30  # times as many by the clock: a test that waits takes no CPU time
 PASSED = 0, 5  # pytest's exit codes; the second: there is no such test
-QUICK, SLOW, ENGINE = "not engine and not slow", "not engine and slow", "engine"
 
 
-# ------------------------------------------------------------------------------- where a mutant is
+# ---------------------------------------------------------------------------------- a broken copy
 def mutated(text: str, mutant: dict) -> str:
     """A file's text with the mutant's line in the place of the original."""
     times = text.count(mutant["old"])
@@ -53,149 +60,176 @@ def mutate(place: Path, mutant: dict) -> str:
     return text
 
 
-@functools.cache
-def code() -> dict[str, str]:
-    """Path in the project -> text, of all Python but the tests."""
-    files = (file.relative_to(ROOT) for file in sorted(ROOT.rglob("*.py")))
-    return {str(file): (ROOT / file).read_text(encoding="utf-8") for file in files
-            if file.parts[0] != "tests" and not {*file.parts} & {*LEFT_OUT}}
+def copy(place: Path) -> Path:
+    """The project, compiled once: bytecode that is checked by content overlooks no patch."""
+    shutil.copytree(ROOT, place, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    by_content = py_compile.PycInvalidationMode.CHECKED_HASH
+    compileall.compile_dir(place, quiet=1, invalidation_mode=by_content)
+    return place
 
 
-def located(mutant: dict) -> dict:
-    """The mutant with the file in which its text is now, or with `lost`: why there is none."""
-    counts = {file: text.count(mutant["old"]) for file, text in code().items()}
-    if counts.get(mutant["file"]) == 1:
-        return mutant
-    found = [file for file, times in counts.items() if times]
-    if len(found) == 1 and counts[found[0]] == 1:
-        return mutant | dict(file=found[0])
-    times = sum(counts.values())
-    return mutant | dict(lost=f"its text is in {times} places" if times else "its text is gone")
+# ------------------------------------------------------------------------------- tests in a fork
+class Watch:
+    """A plugin of pytest: which tests run, for how long at most, and how they end.
+
+    asked: ids of tests, of functions (with all parameters), or files. log: gets the id of each
+    test that starts, and "failed ID" if it fails.
+    """
+
+    def __init__(self, asked: set[str], log: Path):
+        self.asked, self.log = asked, open(log, "w", buffering=1, encoding="utf-8")
+
+    def pytest_collection_modifyitems(self, items):
+        items[:] = [item for item in items if self.asked & {
+            item.nodeid, item.nodeid.partition("[")[0], item.nodeid.partition("::")[0]}]
+
+    def pytest_runtest_setup(self, item):
+        self.log.write(f"{item.nodeid}\n")
+        long = item.get_closest_marker("slow") or item.get_closest_marker("engine")
+        seconds = LONG if long else QUICK
+        end = int(time.process_time()) + seconds
+        resource.setrlimit(resource.RLIMIT_CPU, (end, resource.RLIM_INFINITY))
+        signal.alarm(WAITING * seconds)
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            self.log.write(f"failed {report.nodeid}\n")
 
 
-# -------------------------------------------------------------------------------------- its tests
-def imports(text: str, module: str) -> bool:
-    return bool(re.search(rf"^\s*(?:from|import)\b.*\b{module}\b", text, re.M))
+def run(place: Path, asked, *flags: str) -> tuple[int, list[str]]:
+    """pytest's exit code for tests of the copy, and the log of what started and what failed."""
+    log = place.with_suffix(".log")
+    log.write_text("")
+    if not (child := os.fork()):
+        be_pytest(place, set(asked), log, flags)
+    _, status = os.waitpid(child, 0)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # what the tests have left
+    return os.waitstatus_to_exitcode(status), log.read_text(encoding="utf-8").splitlines()
 
 
-def commands(module: str, engine: bool) -> list[list[str]]:
-    """pytest's arguments, the likeliest and quickest to kill first."""
-    importers = {Path(file).stem for file, text in code().items() if imports(text, module)}
-    own, others = [], []
-    for file in sorted(ROOT.glob("tests/test_*.py")):
-        tested = file.stem.removeprefix("test_")
-        if tested == module:
-            own.append(f"tests/{file.name}")
-        elif tested in importers or imports(file.read_text(encoding="utf-8"), module):
-            others.append(f"tests/{file.name}")
-    stages = [(QUICK, own), (QUICK, others), (SLOW, own + others)]
-    stages += [(ENGINE, own + others)] * engine
-    return [["-m", marks, *files] for marks, files in stages if files]
+def be_pytest(place: Path, asked: set[str], log: Path, flags) -> None:
+    """In the fork: forget the project's modules, take the copy's, and end as their tests do."""
+    import pytest
 
-
-def passes(arguments: list[str], place: Path, seconds: float) -> bool:
-    """Whether these tests pass on the code in `place`, in so many seconds."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
-    # No bytecode: a file that is broken and mended within a second would keep that of the broken.
-    process = subprocess.Popen(command, cwd=place, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL, start_new_session=True,
-                               env=os.environ | dict(PYTHONDONTWRITEBYTECODE="1"))
+    code = 99
     try:
-        return process.wait(seconds) in PASSED
-    except subprocess.TimeoutExpired:
-        return False
-    finally:  # also what a test has started and left
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        os.setsid()
+        with open(place.with_suffix(".out"), "w") as out:
+            os.dup2(out.fileno(), 1)
+            os.dup2(out.fileno(), 2)
+        os.chdir(place)
+        own = {file.stem for file in [*place.iterdir(), *place.glob("tests/*.py")]}
+        for name in [name for name in sys.modules if name.partition(".")[0] in own]:
+            del sys.modules[name]
+        sys.modules["__main__"] = type(sys)("__main__")  # which no process of a test must import
+        others = [path for path in sys.path if path not in ("", str(ROOT), str(ROOT / "bench"))]
+        sys.path[:] = [str(place), str(place / "tests"), *others]
+        files = sorted({test.partition("::")[0] for test in asked})
+        code = pytest.main([*filter(os.path.exists, files), "-q", "--rootdir=.",
+                            "-p", "no:cacheprovider", *flags], plugins=[Watch(asked, log)])
+    finally:
+        os._exit(code)
 
 
-# ------------------------------------------------------------------------------------- all of them
-def try_all(mutants: list[dict], args: argparse.Namespace) -> None:
-    """Try mutants in copies of the project, `args.n` at a time; a line of args.out for each."""
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        places = queue.Queue()
-        for number in range(args.n):
-            ignored = shutil.ignore_patterns(*LEFT_OUT)
-            places.put(shutil.copytree(ROOT, Path(folder, f"copy-{number}"), ignore=ignored))
-
-        def attempt(mutant):
-            place = places.get()
-            killer = killed_by(mutant, place, args)
-            places.put(place)
-            with open(args.out, "a", encoding="utf-8") as file:
-                file.write(json.dumps(mutant | dict(killer=killer)) + "\n")
-            word = f"killed by pytest {shlex.join(killer)}" if killer else "SURVIVED"
-            print(f"{mutant['file']}: {mutant['why']}: {word}", flush=True)
-
-        with ThreadPoolExecutor(args.n) as pool:
-            list(pool.map(attempt, mutants))
-
-
-def killed_by(mutant: dict, place: Path, args: argparse.Namespace) -> list[str]:
-    """The first command that fails on the broken code, and passes on the sound; [] if none."""
-    for arguments in commands(Path(mutant["file"]).stem, args.engine):
-        before = mutate(place, mutant)
-        passed = passes(arguments, place, args.seconds)
-        (place / mutant["file"]).write_text(before, encoding="utf-8")
-        if not passed and passes_unbroken(place, args.seconds, *arguments):
-            return arguments
-    return []
-
-
+# ------------------------------------------------------------------------------ which test kills
 @functools.cache
-def passes_unbroken(place: Path, seconds: float, *arguments: str) -> bool:
-    """The same before anything is changed; tests that fail then say nothing."""
-    passed = passes(arguments, place, seconds)
-    if not passed:
-        print(f"fails without any mutant: pytest {shlex.join(arguments)}", flush=True)
-    return passed
+def sound(place: Path, asked: tuple[str, ...], marks: str = "") -> list[str]:
+    """The tests that pass where nothing is broken."""
+    code, said = run(place, asked, "--continue-on-collection-errors", "-m", marks)
+    if code not in (*PASSED, 1):  # the process has ended in its last test
+        said.append(f"failed {said[-1]}")
+    failed = {line.removeprefix("failed ") for line in said if line.startswith("failed ")}
+    return [test for test in said if not test.startswith("failed ") and test not in failed]
 
 
-def read(path: Path) -> list[dict]:
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines]
+def killer(place: Path, mutant: dict, tests: list[str]) -> str:
+    """The first of these sound tests that fails on the broken code; "" if all pass."""
+    before = mutate(place, mutant)
+    code, said = run(place, tests, "-x")
+    (place / mutant["file"]).write_text(before, encoding="utf-8")
+    if code in PASSED:
+        return ""
+    return said[-1].removeprefix("failed ") if said else tests[0]  # which cannot be imported
 
 
-def identity(mutant: dict) -> tuple:
-    return mutant["old"], mutant["new"]
+def find(place: Path, mutant: dict, marks: str) -> str:
+    """A test that fails on the broken code, also when it runs alone."""
+    module = Path(mutant["file"]).stem
+    files = sorted(ROOT.glob("tests/test_*.py"), key=lambda file: file.stem != f"test_{module}")
+    for file in files:
+        if re.search(rf"\b{module}\b", file.read_text(encoding="utf-8")):
+            tests = sound(place, (f"tests/{file.name}",), marks)
+            test = tests and killer(place, mutant, tests)
+            if test and killer(place, mutant, [test]):
+                return test
+    return ""
 
 
-def report(asked: list[dict], results: list[dict]) -> None:
-    lost = [mutant for mutant in asked if "lost" in mutant]
-    survived = [mutant for mutant in results if not mutant["killer"]]
-    equivalent = sum("equivalent" in mutant for mutant in asked)
-    print(f"\n{len(results) - len(survived)} of {len(results)} killed; {equivalent} equivalent; "
-          f"{len(lost)} not found")
-    for mutant in survived:
-        print(f"  {mutant['file']}: {mutant['why']}\n    - {mutant['old']}\n    + {mutant['new']}")
-    for mutant in lost:
-        print(f"  {mutant['file']}: {mutant['why']}: {mutant['lost']}\n    - {mutant['old']}")
+def try_all(mutants: list[dict], stages: list[str]):
+    """Yields for each mutant the test that kills it: the named one, or one found; "" if none."""
+    named = tuple({mutant["test"] for mutant in mutants if "test" in mutant})
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        place = copy(Path(folder, "copy"))
+        unbroken = sound(place, named) if named else []
+        for mutant in mutants:
+            test = mutant.get("test")
+            tests = [one for one in unbroken if test in (one, one.partition("[")[0])]
+            if not tests or not killer(place, mutant, tests):
+                found = (find(place, mutant, marks) for marks in stages)
+                test = next(filter(None, found), "")
+            yield test
+
+
+# ------------------------------------------------------------------------------------------ all
+def warm_up() -> None:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["HF_HUB_OFFLINE"] = "1"  # as the tests do, but they do not come first here
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # half a second of each test
+    for module in WARM:
+        importlib.import_module(module)
+
+
+def is_there(mutant: dict) -> bool:
+    file = ROOT / mutant["file"]
+    return file.is_file() and file.read_text(encoding="utf-8").count(mutant["old"]) == 1
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Do the tests notice a wrong line?")
+    parser.add_argument("list", nargs="?", type=Path, default=ROOT / "bench" / "mutants.jsonl")
+    parser.add_argument("--only", default="", help="the mutants of this module")
+    parser.add_argument("--find", action="store_true", help="a test for those that have none")
+    parser.add_argument("--engine", action="store_true", help="also tests that start an engine")
+    parser.add_argument("--where", action="store_true", help="run nothing")
+    args = parser.parse_args()
+    if not args.list.is_file():
+        parser.error(f"there is no file {args.list}")
+    return args
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Do the tests notice a wrong line?")
-    parser.add_argument("mutants", type=Path)
-    parser.add_argument("--only", default="", help="the mutants of this module")
-    parser.add_argument("-n", type=int, default=1, help="so many at the same time")
-    parser.add_argument("--engine", action="store_true", help="also tests that start an engine")
-    parser.add_argument("--seconds", type=float, default=300,
-                        help="a hanging test is a failing one")
-    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "mutants.jsonl")
-    parser.add_argument("--where", action="store_true", help="run nothing")
-    args = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if not args.mutants.is_file() or args.n < 1:
-        parser.error(f"there is no file {args.mutants}, or -n is below 1")
-    asked = [mutant for mutant in map(located, read(args.mutants))
-             if args.only in ("", Path(mutant["file"]).stem)]
-    sound = [mutant for mutant in asked if not {"lost", "equivalent"} & mutant.keys()]
-    if not args.where:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        done = set(map(identity, read(args.out)))
-        try_all([mutant for mutant in sound if identity(mutant) not in done], args)
-    wanted = set(map(identity, sound))
-    report(asked, [result for result in read(args.out) if identity(result) in wanted])
+    args = parse()
+    mutants = [json.loads(line) for line in args.list.read_text(encoding="utf-8").splitlines()]
+    asked = [mutant for mutant in mutants if args.only in ("", Path(mutant["file"]).stem)]
+    lost = [mutant for mutant in asked if not is_there(mutant)]
+    tried = [] if args.where else [
+        mutant for mutant in asked if is_there(mutant) and "equivalent" not in mutant]
+    stages = STAGES[:2 + args.engine] if args.find else []
+    survived = []
+    warm_up()
+    for mutant, test in zip(tried, try_all(tried, stages)):
+        print(f"{mutant['file']}: {mutant['why']}: {test or 'SURVIVED'}", flush=True)
+        survived += [] if test else [mutant]
+        if args.find and test:
+            mutant["test"] = test
+            lines = [json.dumps(mutant) + "\n" for mutant in mutants]
+            args.list.write_text("".join(lines), encoding="utf-8")
+    for word, those in (("survived", survived), ("its text is not in its file once", lost)):
+        for mutant in those:
+            print(f"{mutant['file']}: {mutant['why']}: {word}\n"
+                  f"    - {mutant['old']}\n    + {mutant['new']}")
+    print(f"{len(tried) - len(survived)} of {len(tried)} killed; {len(lost)} not found")
 
 
 if __name__ == "__main__":

@@ -28,8 +28,7 @@ def test_alternate_takes_turns_and_drops_the_warm_up():
 
 
 @pytest.mark.parametrize("script, flags", [
-    (speed, "--repeats 0"), (mutate, "nosuch.jsonl --where"),
-    (mutate, "bench/mutants.jsonl -n 0"), (study, "mine --add /nosuch"),
+    (speed, "--repeats 0"), (mutate, "nosuch.jsonl --where"), (study, "mine --add /nosuch"),
     (study, "real_model --draw x.png --against nosuch"), (coarse_engine, "25"),
     (coarse_engine, "x")])
 def test_what_is_no_argument_gets_a_sentence(monkeypatch, capsys, script, flags):
@@ -133,44 +132,41 @@ def test_a_coarse_engine_starts_with_rounded_matrices_and_is_sent_no_others(monk
 
 
 # ------------------------------------------------------------------------------ mutants
-@pytest.fixture
-def small_project(tmp_path, monkeypatch):
-    """Two modules, the second tested through the first alone."""
-    texts = {
-        "first.py": "from second import double\n\ndef quadruple(x):\n    return 2 * double(x)\n",
-        "second.py": "def double(x):\n    return x + x\n\ndef unused(x):\n    return x - 1\n",
-        "tests/test_first.py": "from first import quadruple\n\n"
-                               "def test_quadruple():\n    assert quadruple(3) == 12\n",
-        "conftest.py": ""}
-    for name, text in texts.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr(mutate, "ROOT", tmp_path)
-    mutate.code.cache_clear()
-    yield tmp_path
-    mutate.code.cache_clear()
+TEXTS = {
+    "first.py": "from second import double\n\ndef quadruple(x):\n    return 2 * double(x)\n",
+    "second.py": "def double(x):\n    return x + x\n\ndef unused(x):\n    return x - 1\n",
+    "tests/test_first.py": "from first import quadruple\nimport second\n"
+                           "def test_four():\n    assert quadruple(1) == 4\n"
+                           "def test_wrong():\n    assert quadruple(3) == 13\n"}
 
 
 @pytest.mark.slow
-def test_mutants_are_found_where_they_are_and_tried_once(small_project, monkeypatch, capsys):
-    def mutant(file, old, new):
-        return json.dumps(dict(file=file, old=old, new=new, why=f"{old} is {new}"))
+def test_a_mutant_is_killed_by_its_test_and_finds_one_if_that_is_gone(
+        tmp_path, monkeypatch, capsys):
+    """A test that fails anyway kills nothing."""
+    for name, text in TEXTS.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(mutate, "ROOT", tmp_path)
+    monkeypatch.setattr(mutate, "WARM", ())
+    monkeypatch.setattr(mutate, "QUICK", 1)
+    four, wrong = (f"tests/test_first.py::test_{name}" for name in ("four", "wrong"))
+    rows = [("first.py", "return 2", "return 3", four), ("second.py", "x - 1", "x", four),
+            ("second.py", "x + x", "x", wrong), ("first.py", "import double", "import no", "gone"),
+            ("first.py", "quadruple(x):", "quadruple(x):\n    while x: pass", "gone.py::test"),
+            ("second.py", "(x)", "(y)", four)]
+    list_ = tmp_path / "mutants.jsonl"
+    list_.write_text("".join(
+        json.dumps(dict(file=file, old=old, new=new, why=new, test=test)) + "\n"
+        for file, old, new, test in rows))
 
-    list_ = small_project / "mutants.jsonl"
-    list_.write_text("\n".join([
-        mutant("first.py", "return 2", "return 3"),
-        mutant("parts/old.py", "x + x", "x"),  # moved to second.py
-        mutant("second.py", "x - 1", "x"), mutant("first.py", "(x)", "(y)"),
-        mutant("first.py", "no such text", "")]) + "\n")
-    out = small_project / "results.jsonl"
-    monkeypatch.setattr(sys, "argv", ["mutate.py", str(list_), "--out", str(out), "-n", "2"])
-    mutate.main()
-    said = capsys.readouterr().out
-    assert "2 of 3 killed; 0 equivalent; 2 not found" in said
-    quick = "pytest -m 'not engine and not slow' tests/test_first.py"
-    assert f"second.py: x + x is x: killed by {quick}" in said
-    assert "second.py: x - 1 is x: SURVIVED" in said
-    assert "its text is gone" in said and "its text is in 4 places" in said
-    mutate.main()
-    assert "SURVIVED" not in (again := capsys.readouterr().out) and "2 of 3 killed" in again
-    assert len(out.read_text().splitlines()) == 3
+    def said(*flags):
+        monkeypatch.setattr(sys, "argv", ["mutate.py", str(list_), *flags])
+        mutate.main()
+        return capsys.readouterr().out
+
+    assert said("--only", "second").endswith("0 of 2 killed; 1 not found\n")
+    assert said("--only", "first", "--find").endswith("3 of 3 killed; 0 not found\n")
+    assert "second.py: x: survived" in said("--only", "second", "--find")
+    assert [json.loads(line)["test"] for line in list_.read_text().splitlines()] == [four] * 6
+    assert said("--where").endswith("0 of 0 killed; 1 not found\n")
