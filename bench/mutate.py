@@ -168,6 +168,7 @@ def find(place: Path, mutant: dict, marks: str) -> str:
 
 def try_all(mutants: list[dict], stages: list[str]):
     """Yields for each mutant the test that kills it: the named one, or one found; "" if none."""
+    warm_up()
     named = tuple({mutant["test"] for mutant in mutants if "test" in mutant})
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         place = copy(Path(folder, "copy"))
@@ -217,7 +218,6 @@ def main() -> None:
         mutant for mutant in asked if is_there(mutant) and "equivalent" not in mutant]
     stages = STAGES[:2 + args.engine] if args.find else []
     survived = []
-    warm_up()
     for mutant, test in zip(tried, try_all(tried, stages)):
         print(f"{mutant['file']}: {mutant['why']}: {test or 'SURVIVED'}", flush=True)
         survived += [] if test else [mutant]
