@@ -405,8 +405,6 @@ def show_failures(rows: list[dict]) -> None:
 
 # -------------------------------------------------------------------------------------- the program
 def main(argv: list[str] | None = None) -> None:
-    from parts.plot import draw_evaluation
-
     config = parse_eval(argv)
     if config.model in TINY:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # so small that threads slow it down
@@ -424,7 +422,6 @@ def main(argv: list[str] | None = None) -> None:
             summary["difference"] = compare(rows, others, protocol["weights"])
             show_comparison(summary["difference"], config.against, bool(config.reward))
         write_safely(folder / "summary.json", json.dumps(summary, indent=1))
-        draw_evaluation(summary, folder / "eval.png")
 
 
 def sample(sets: dict, protocol: dict, policy, rank: int, folder: Path) -> list[dict]:

@@ -1,8 +1,8 @@
 """What lies in the folder of a run or of an evaluation, and who may write to it.
 
 docs/faults.md lists the files of a run (runs/NAME). The folder of an evaluation (eval.py --out)
-holds protocol.json (everything that decides the numbers), eval.jsonl (a line per sample),
-summary.json and eval.png.
+holds protocol.json (everything that decides the numbers), eval.jsonl (a line per sample)
+and summary.json.
 """
 import hashlib
 import importlib.metadata

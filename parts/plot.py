@@ -4,7 +4,6 @@
 
 Panels without data are left out. bench/compare.py draws several runs on one page.
 """
-import io
 import itertools
 import math
 import re
@@ -61,15 +60,13 @@ def rows_by_step(path: Path, keys=("step",)) -> list[dict]:
     """
     rows = {}
     for row in files.read_rows(path):
-        drawn = {key: value for key, value in row.items() if is_drawn(key, value)}
+        drawn = {key: value for key, value in row.items() if is_number(value)}
         drawn |= shares(row.get("verdicts"))
+        if isinstance(row.get("data"), str):
+            drawn["data"] = row["data"]
         if "step" in drawn:
             rows[tuple(drawn.get(key) for key in keys)] = drawn
     return sorted(rows.values(), key=lambda row: row["step"])
-
-
-def is_drawn(key: str, value) -> bool:
-    return isinstance(value, str) if key == "data" else is_number(value)
 
 
 def is_number(value) -> bool:
@@ -128,16 +125,6 @@ def smooth(values):
     return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
 
 
-def is_flat(run, keys) -> bool:
-    """Whether each of these series stays where it began, within a thousandth.
-
-    With one mini-batch in float32 that must be so: all three policies are the same, every weight is
-    1, and nothing is clipped.
-    """
-    found = [series(run["metrics"], key)[1] for key in keys]
-    return all(max(ys) - min(ys) < 1e-3 for ys in found if ys)
-
-
 def plain(text) -> str:
     """A name that matplotlib draws as it is: `$` begins no formula, `_` does not hide it."""
     text = str(text).replace("$", r"\$")
@@ -165,9 +152,7 @@ def draw_kl(ax, run, keys) -> None:
     sizes = [{"step": row["step"]} | {key: abs(row[key]) for key in keys if row.get(key)}
              for row in run["metrics"]]
     draw_lines(ax, dict(metrics=sizes), keys)
-    every = [value for key in keys for value in series(sizes, key)[1]]
-    low = min([1e-5, *(value / 10 for value in every)])
-    high = max([1e-1, *(value * 3 for value in every)])
+    low, high = min(1e-5, ax.dataLim.y0 / 10), max(1e-1, ax.dataLim.y1 * 3)
     ax.set_yscale("log")
     ax.set_ylim(low, high)
     if not in_float32(run["config"]):
@@ -182,8 +167,7 @@ def draw_routes(ax, run, keys) -> None:
     for key in layers:
         ax.plot(*series(run["metrics"], key), color="#555555", alpha=0.3, linewidth=0.8)
     draw_lines(ax, run, keys)
-    every = [value for key in [*keys, *layers] for value in series(run["metrics"], key)[1]]
-    ax.set_ylim(min([0.85, *every]), 1.01)
+    ax.set_ylim(min(0.85, ax.dataLim.y0), 1.01)
     if not in_float32(run["config"]):
         draw_band(ax, 0.9, 1.01, COLORS[2], "healthy in bf16")
 
@@ -196,8 +180,7 @@ def in_float32(config: dict) -> bool:
 
 def draw_band(ax, low, high, color, words) -> None:
     ax.axhspan(low, high, color=color, alpha=0.1, linewidth=0)
-    ax.annotate(words, (0.015, low), xycoords=("axes fraction", "data"), xytext=(0, 3),
-                textcoords="offset points", fontsize=8, color="#444444")
+    ax.text(0.015, low, words, transform=ax.get_yaxis_transform(), fontsize=8, va="bottom")
 
 
 def draw_accuracy(ax, run, keys) -> None:
@@ -222,7 +205,7 @@ def draw_interval(ax, rows, color, x="step") -> None:
 
 def label_panel(ax, title, unit, against="training steps") -> None:
     """Title, units and tick format, the same on every panel."""
-    from matplotlib.ticker import EngFormatter, MaxNLocator
+    from matplotlib.ticker import MaxNLocator
 
     ax.set_title(title, fontsize=11)
     ax.set_ylabel(re.sub(r"π_(\w+)", r"$π_{\1}$", unit), fontsize=9)
@@ -233,17 +216,12 @@ def label_panel(ax, title, unit, against="training steps") -> None:
     ax.spines[["top", "right"]].set_visible(False)
     ax.tick_params(labelsize=8)
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=against == "training steps"))
-    if right >= 1000:
-        ax.xaxis.set_major_formatter(EngFormatter(sep=""))
-    if ax.get_yscale() == "linear" and ax.get_ylim()[1] >= 1000:
-        ax.yaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def save(figure, out: Path) -> Path:
     """Write the picture in one piece, so that nobody opens half of one."""
-    picture = io.BytesIO()
-    figure.savefig(picture, dpi=110, format=out.suffix[1:])
-    files.write_safely(out, picture.getvalue())
+    with files.replacing(out) as writing:
+        figure.savefig(writing, dpi=110, format=out.suffix[1:])
     return out
 
 
@@ -258,7 +236,8 @@ def draw_run(run_dir: str | Path, out: str | Path = "") -> Path:
     run = read_run(run_dir)
     logged = {key for row in run["metrics"] for key in row}
     panels = [p for p in PANELS if (run["evals"] if p[0] == "accuracy" else logged & set(p[3]))]
-    panels = [p for p in panels if p[0] != "off-policy" or not is_flat(run, p[3])]
+    if run["config"].get("mini_batches") == 1 and in_float32(run["config"]):
+        panels = [p for p in panels if p[0] != "off-policy"]  # all weights are 1, nothing is masked
     columns = 4 if len(panels) <= 12 else 5
     rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(4.7 * columns, 3.8 * rows + 0.6), layout="constrained")
@@ -277,31 +256,6 @@ def draw_run(run_dir: str | Path, out: str | Path = "") -> Path:
 
 KINDS = {"lines": draw_lines, "off-policy": draw_lines, "kl": draw_kl, "routes": draw_routes,
          "accuracy": draw_accuracy}
-
-
-def draw_evaluation(summary: dict, out: Path) -> Path:
-    """Draw what `eval.summarize` returns: pass@k, and accuracy by level where levels are known."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for name, one in summary["sets"].items():
-        left.plot(list(one["pass"]), list(one["pass"].values()), "o-", label=plain(name))
-        if one["levels"]:
-            levels = one["levels"].values()
-            avg = [level["avg"] for level in levels]
-            below = [level["avg"] - level["ci_low"] for level in levels]
-            above = [level["ci_high"] - level["avg"] for level in levels]
-            right.errorbar(list(one["levels"]), avg, [below, above], fmt="o-", capsize=3,
-                           label=plain(name))
-    left.set_xscale("log", base=2)
-    left.xaxis.set_major_formatter("{x:g}")  # 8, not 2 to the 3
-    left.set(xlabel="k", ylabel="pass@k", ylim=(0, 1), title="one of k samples is right")
-    right.set(xlabel="level", ylabel="avg@k", title="by difficulty, where it is known")
-    if 0 <= right.dataLim.y0 and right.dataLim.y1 <= 1:
-        right.set_ylim(0, 1)
-    left.legend(frameon=False)
-    return save(figure, out)
 
 
 def main(arguments: list[str]) -> None:

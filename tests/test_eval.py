@@ -460,7 +460,6 @@ def test_both_sides_of_a_comparison_have_all_rewards(tmp_path, monkeypatch):
     monkeypatch.setattr(evaluation, "sets_and_protocol", lambda config: (OWN, protocol))
     evaluation.main([])
     summary = json.loads((tmp_path / "new" / "summary.json").read_text())
-    assert (tmp_path / "new" / "eval.png").stat().st_size > 5000
     assert summary["sets"]["b"]["avg"] == -8 / 3
     assert {one["avg"] for one in summary["difference"].values()} == {0}
 
@@ -910,7 +909,6 @@ def test_an_evaluation_of_the_real_engine(results):
     check(result, rows)
     assert 0 < result["avg"] == summary["weighted"]["avg"] < result["pass"]["4"] <= 1
     assert protocol["prompt"] == "<|user|>1+1=?<|assistant|>" and protocol["template"] == "chat"
-    assert (results / "whole" / "eval.png").stat().st_size > 5000
 
 
 @pytest.mark.engine
