@@ -269,8 +269,8 @@ def sets_and_protocol(config: EvalConfig) -> tuple[dict, dict]:
     context = config.max_prompt_tokens + config.max_tokens
     path = fetch_model(config.model, context)
     tokenizer = load_tokenizer(path)
-    prompted = [add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens,
-                            config.system) for problems in loaded]
+    prompted = [add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
+                for problems in loaded]
     sets = {problems[0].source: problems for problems in prompted}
     weights = {name: weight or len(sets[name])
                for name, (_, weight) in zip(sets, expand(config.data))}
@@ -342,7 +342,7 @@ def load_finished(folder: Path, protocol: dict, sets: dict) -> list[dict]:
     if not rows or not (folder / "summary.json").exists():
         raise SystemExit(f"The evaluation in {shown(folder)} is not finished: repeat its command "
                          "to continue it.")
-    deciding = ("template", "temperature", "max_tokens", "stop", "system", "reward", "own_files")
+    deciding = ("template", "temperature", "max_tokens", "stop", "reward", "own_files")
     changed = [key for key in deciding if protocol.get(key, "") != other.get(key, "")]
     if changed:
         print(f"warning: {shown(folder)} has another {', '.join(changed)}: the difference is not "
@@ -353,7 +353,7 @@ def load_finished(folder: Path, protocol: dict, sets: dict) -> list[dict]:
 # --------------------------------------------------------------------------------------- the output
 def show_protocol(protocol: dict) -> None:
     own = ("reward", "threshold") if protocol["reward"] else ()
-    for key in ("model", "adapter", "data", *own, "template", "system", "temperature", "k",
+    for key in ("model", "adapter", "data", *own, "template", "temperature", "k",
                 "max_tokens", "stop", "seed", "dtype", "versions"):
         print(f"{key:12} {shown(protocol[key]) if protocol[key] != '' else '-'}")
     print(f"{'prompt':12} {protocol['prompt']!r}")

@@ -2,7 +2,7 @@
 
     python minirl.py --model Qwen2.5-1.5B-Instruct --data examples/people.jsonl \\
         --reward examples/people.py:score --threshold 0.9 \\
-        --system "Answer with one JSON object with the keys name, age and city, and nothing else."
+        --template examples/people.json
 """
 import json
 

@@ -71,10 +71,8 @@ class ProblemSettings:
 
     data: str = "auto"
     """benchmarks, hub ids, files (.jsonl, .json, .parquet, .csv) or builtin problems, by commas"""
-    problem_key: str = ""
-    """the column with the problem, if it is not found by itself"""
-    answer_key: str = ""
-    """the column with the correct answer, if it is not found by itself"""
+    columns: str = ""
+    """QUESTION,ANSWER: the columns with problem and correct answer, if not found by themselves"""
     reward: str = ""
     """FILE.py:FUNCTION gives the reward instead of math-verify; then no answers are needed"""
 
@@ -86,8 +84,6 @@ class PromptSettings:
     template: str = "auto"
     """a .jinja or .json file, or reinforce-ada, qwen25-math-cot, qwen-boxed, llama, three-examples,
     chat, none"""
-    system: str = ""
-    """the prompt's system turn, in place of the template's own"""
     max_prompt_tokens: int = limited(0, least=0, most=10**6)
     """longer prompts are dropped and counted; 0 = auto"""
     max_tokens: int = limited(0, least=0, most=10**6)
@@ -129,8 +125,6 @@ class DataSettings(ProblemSettings):
 
     eval_data: str = "auto"
     """held-out problems, named like --data; or held-out: a share of your own file (auto there)"""
-    keep_odd_golds: bool = False
-    """keep problems whose correct answer math-verify cannot read"""
 
 
 @dataclass
@@ -343,10 +337,7 @@ def without_effect(c: Config) -> list[tuple[bool, str, str]]:
         (not c.clip, "eps_low eps_high mask", "without clip"),
         (c.mask == "dppo", "eps_low eps_high", "with mask dppo, which looks at delta"),
         (c.mask != "dppo", "delta", "but with mask dppo"),
-        (c.data in BUILTIN, "problem_key answer_key",
-         "with builtin problems: they have no columns"),
-        (bool(c.reward), "answer_key keep_odd_golds",
-         "with reward, which needs no gold answer and is given every column"),
+        (c.data in BUILTIN, "columns", "with builtin problems: they have no columns"),
     ]
 
 
@@ -369,6 +360,17 @@ def contradictions(c: Config) -> list[tuple[bool, str]]:
         (asked_to_warm_up and 0 < updates < c.warmup_steps,
          f"warmup_steps = {c.warmup_steps} is more than the {updates} optimizer steps of this "
          "run: the learning rate would never be reached"),
+        *odd_columns(c),
+    ]
+
+
+def odd_columns(c) -> list[tuple[bool, str]]:
+    """Contradictions in --columns."""
+    return [
+        (c.columns.count(",") > 1,
+         f"columns must be QUESTION or QUESTION,ANSWER, not {shown(c.columns, 80)}"),
+        (bool(c.reward) and "," in c.columns,
+         "reward needs no answer and is given every column: name the question's alone as columns"),
     ]
 
 
@@ -606,10 +608,10 @@ class EvalConfig(EvaluatedSettings, ProblemSettings, PromptSettings, ProtocolSet
         check_ranges(self)
         refuse(self, [
             (not self.reward, "threshold", "without reward: math-verify gives 0 or 1"),
-            (bool(self.reward), "answer_key", "with reward, which is given every column"),
         ], [
             (self.temperature == 0 and self.k > 1,
              "temperature 0 gives k equal samples: use --k 1, or a temperature above 0"),
+            *odd_columns(self),
         ])
 
 
@@ -650,11 +652,11 @@ def as_in_its_run(adapter: str, data: str) -> dict:
     A run that has split its own file is evaluated on what it holds out, unless `data` is named.
     """
     folder, run = run_of(adapter)
-    names = "model template system max_prompt_tokens max_tokens temperature".split()
+    names = "model template max_prompt_tokens max_tokens temperature".split()
     if data == "auto" and run.get("eval_data") == HELD_OUT:
         data = HELD_OUT
     if data == HELD_OUT:
-        names += ["problem_key", "answer_key", *["reward", "threshold"] * bool(run.get("reward"))]
+        names += ["columns", *["reward", "threshold"] * bool(run.get("reward"))]
     known = {name: run[name] for name in names if name in run}
     if known:
         print(f"as in {shown(folder)}, where no flag says otherwise: {', '.join(known)}")

@@ -42,12 +42,12 @@ class Problem:
     level: str = ""  # difficulty, where the data set knows it
     prompt: str = ""  # what the model sees, after prompts.add_prompts
     prompt_ids: list[int] = field(default_factory=list)
-    columns: dict = field(default_factory=dict)  # the whole row, where --reward needs it
+    row: dict = field(default_factory=dict)  # with all columns, where --reward needs it
 
     @property
     def judged_by(self) -> str | dict:
         """What the grader is given: the whole row with --reward, otherwise the gold answer."""
-        return self.columns or self.answer
+        return self.row or self.answer
 
 
 # -------------------------------------------------------------------------------- defaults by model
@@ -95,11 +95,10 @@ def default_template(model: str, reward: str = "") -> str:
 def keys_of(config) -> dict:
     """The settings that say how rows are read: the `keys` of the functions below.
 
-    problem_key, answer_key: columns of files and hub data sets; those of other sets are known.
+    columns: "QUESTION,ANSWER" of files and hub data sets; those of other sets are known.
     whole_rows: each problem keeps all its columns, and needs no gold.
     """
-    return dict(problem_key=config.problem_key, answer_key=config.answer_key,
-                whole_rows=bool(config.reward))
+    return dict(columns=config.columns, whole_rows=bool(config.reward))
 
 
 def load_problems(name: str, **how) -> list[Problem]:
@@ -108,8 +107,8 @@ def load_problems(name: str, **how) -> list[Problem]:
 
 
 def load_sets(
-    name: str, *, for_training: bool = True, limit: int | None = None, problem_key: str = "",
-    answer_key: str = "", whole_rows: bool = False,
+    name: str, *, for_training: bool = True, limit: int | None = None, columns: str = "",
+    whole_rows: bool = False,
 ) -> list[list[Problem]]:
     """Each set of `name`: benchmarks, groups, hub data sets, files or "builtin", joined by commas.
 
@@ -124,10 +123,9 @@ def load_sets(
             sets.append(builtin(part, for_training, limit, whole_rows))
             continue
         rows = read_file(part) if is_file(part) else read_hub(part, for_training)
-        keys = dict(problem_key=problem_key, answer_key=answer_key) if is_own(part) else {}
         sets.append(rows_to_problems(
             rows, source, limit, seen if for_training else set(), whole_rows=whole_rows,
-            split="train" if for_training else "test", **keys))
+            split="train" if for_training else "test", columns=columns if is_own(part) else ""))
     return sets
 
 
@@ -138,22 +136,21 @@ def sources_of(names: list[str]) -> list[str]:
     return [f"{name}#{count + 1}" if count else name for name, count in zip(short, before)]
 
 
-def require_files(names: str, *, problem_key="", answer_key="", whole_rows=False) -> None:
+def require_files(names: str, *, columns: str = "", whole_rows: bool = False) -> None:
     """Raises SystemExit if one of these sets is a file that cannot be read or has no problem.
 
-    Also if a key is given where all columns are known. It imports nothing large, so a slip is found
+    Also if `columns` are given where all are known. It imports nothing large, so a slip is found
     within seconds.
     """
     own = [name for name, _ in expand(names) if is_own(name)]
-    if (problem_key or answer_key) and not own and names != HELD_OUT:
-        raise SystemExit(f"The columns of {shown(names)} are known: leave out --problem-key and "
-                         "--answer-key.")
+    if columns and not own and names != HELD_OUT:
+        raise SystemExit(f"The columns of {shown(names)} are known: leave out --columns.")
     for name in filter(is_file, own):
-        sift(read_file(name), name, 1, set(), problem_key, answer_key, whole_rows)
+        sift(read_file(name), name, 1, set(), columns, whole_rows)
 
 
 def is_own(name: str) -> bool:
-    """Whether a set is a file or on the hub: a key may name its columns."""
+    """Whether a set is a file or on the hub: --columns may name its columns."""
     return name not in (HELD_OUT, *BUILTIN, *BENCHMARKS)
 
 
@@ -161,7 +158,7 @@ def builtin(name: str, for_training: bool, limit: int | None, whole_rows: bool) 
     """A set that the program makes."""
     split = "train" if for_training else "test"
     return [Problem(row["problem"], row["answer"], row["id"], name, str(row["level"]),
-                    columns=row if whole_rows else {})
+                    row=row if whole_rows else {})
             for row in BUILTIN[name](split, limit or BUILTIN_COUNT[split])]
 
 
@@ -177,8 +174,7 @@ def rows_to_problems(rows, source: str, limit=None, seen=None, **keys) -> list[P
 
 
 def sift(
-    rows, source: str, limit: int | None, seen: set, problem_key="", answer_key="",
-    whole_rows=False, split="train",
+    rows, source: str, limit: int | None, seen: set, columns="", whole_rows=False, split="train",
 ) -> tuple[list[Problem], Counter]:
     """(the problems, how many rows were dropped for which reason). SystemExit if none is left.
 
@@ -186,13 +182,14 @@ def sift(
     published sets hold every problem 32 or 100 times, and avg@32 would become avg@1024; ada-est
     remembers each problem once.
     """
-    kept, dropped, columns = [], Counter(), {}
+    kept, dropped, names = [], Counter(), {}
+    question, _, answer = columns.partition(",")
     for index, row in enumerate(rows):
-        columns.update(dict.fromkeys(row))
+        names.update(dict.fromkeys(row))
         problem = Problem(
-            find_problem(row, problem_key), find_gold(row, answer_key),
+            find_problem(row, question), find_gold(row, answer),
             f"{source}/{split}/{index}", source, plain(row.get("level", row.get("difficulty"))),
-            columns=json.loads(json.dumps(row, default=str)) if whole_rows else {})
+            row=json.loads(json.dumps(row, default=str)) if whole_rows else {})
         words = spaced(problem.problem)  # texts that differ in spaces alone are the same
         alike = "".join(words.casefold().split()) + f"={problem.answer or words}"  # and with a gold
         reason = flaw(problem, row) or ("double" if {words, alike} & seen else "")
@@ -204,7 +201,7 @@ def sift(
         if len(kept) == limit:
             break
     if not kept:
-        raise SystemExit(explain_nothing_kept(source, dropped, columns))
+        raise SystemExit(explain_nothing_kept(source, dropped, names))
     return kept, dropped
 
 
@@ -224,13 +221,12 @@ def counts(dropped: Counter) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in dropped.items())
 
 
-def explain_nothing_kept(source: str, dropped: Counter, columns: dict) -> str:
+def explain_nothing_kept(source: str, dropped: Counter, names: dict) -> str:
     if not dropped:
         return f"{shown(source)} is empty: it has no rows."
-    names = shown(", ".join(map(str, columns)), 1000)
-    return (f"No row of {shown(source)} can be used: {counts(dropped)}. Its columns are {names}: "
-            "name the right ones with --problem-key and --answer-key (a nested column as "
-            "parent.child).")
+    there = shown(", ".join(map(str, names)), 1000)
+    return (f"No row of {shown(source)} can be used: {counts(dropped)}. Its columns are {there}: "
+            "name the right ones with --columns QUESTION,ANSWER (a nested one as parent.child).")
 
 
 # ----------------------------------------------------------------------------------------- held out
@@ -320,7 +316,7 @@ def likenesses(problem: Problem) -> set[str]:
 def digest(problems: list[Problem]) -> str:
     """Equal for the same questions and golds (or rows) in the same order, whatever the prompts."""
     asked = [(p.id, p.problem, p.answer) for p in problems]
-    text = json.dumps(asked + [p.columns for p in problems if p.columns])
+    text = json.dumps(asked + [p.row for p in problems if p.row])
     return f"{len(problems)} questions, {hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
@@ -374,7 +370,7 @@ def check_golds(problems: list[Problem], grader, drop: bool = False) -> list[Pro
     odd = [p.answer for p, ok in zip(problems, sound) if not ok]
     unlikely = [p.answer for p, ok in zip(problems, sound)
                 if ok and p.source not in BENCHMARKS and not is_one_value(normalize(p.answer))]
-    fate = "dropped (--keep-odd-golds keeps them)" if drop else "only the same string is right"
+    fate = "dropped" if drop else "only the same string is right"
     use = "train" if drop else "evaluate"
     for golds, what, then in (
             (odd, "cannot be read by math-verify", fate),

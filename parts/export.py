@@ -120,7 +120,7 @@ def card(name: str, run: Path, config: dict, step: int, tokenizer) -> str:
         base_model=base if on_hub(base) else None,
         datasets=[re.split("[:@]", name)[0] for name in data if on_hub(name)] or None)
     chosen = {key: config[key] for key in IN_THE_CARD if config.get(key) not in (None, "")}
-    prompt, start = example(tokenizer, config["template"], config.get("system", ""))
+    prompt, start = example(tokenizer, config["template"])
     return CARD.read_text(encoding="utf-8").format(
         head=head.to_yaml(), name=shown(name), steps=counted(step, "step"), prompt=prompt,
         base=shown(public(base)), start=start, temperature=config.get("temperature", 1.0),
@@ -130,11 +130,11 @@ def card(name: str, run: Path, config: dict, step: int, tokenizer) -> str:
         settings="\n".join(f"| {key} | {shown(public(chosen[key]))} |" for key in chosen))
 
 
-def example(tokenizer, template: str, system: str) -> tuple[str, bool]:
+def example(tokenizer, template: str) -> tuple[str, bool]:
     """(Python strings, one per line of a problem's prompt; does the tokenizer add its start token?)
     """
     try:
-        prompt = make_prompts(tokenizer, template, [EXAMPLE], system)[0]
+        prompt = make_prompts(tokenizer, template, [EXAMPLE])[0]
     except SystemExit as why:  # such as: the template's file is gone
         print(f"the card has no prompt of the training: {why}")
         return f"    {EXAMPLE!r}  # not the training's prompt, which could not be made", False

@@ -400,7 +400,7 @@ class OwnReward(WorkerPool):
 
     def try_out(self, problems: list) -> None:
         """Say what it gives for an empty completion, where a function may well fail."""
-        found = self.grade([(problems[0].columns, "")])[0]
+        found = self.grade([(problems[0].row, "")])[0]
         if found.status in NO_VERDICT:
             what = f"no number for an empty completion: {shown(found.why, 400)}"
         else:

@@ -298,7 +298,7 @@ def likely_cause(metrics: dict, rewards: list[float], config) -> str:
                 "answers: raise it, or take a --template with which the model ends its answers")
     if 2 * verdicts["no_box"] > count:
         return (f"{verdicts['no_box']} of {count} answers have no \\boxed{{}}: take a --template "
-                "or --system that asks for one")
+                "that asks for one")
     if is_blind(rewards, config):
         above = rewards[0] > config.threshold
         side, other = ("above", "was wrong") if above else ("not above", "was right")
@@ -313,7 +313,7 @@ def likely_cause(metrics: dict, rewards: list[float], config) -> str:
     if rewards[0]:
         return "all answers are right: take harder problems (--data)"
     return (f"all {count} answers are wrong: compare the first one with its gold answer "
-            "(--answer-key); if that is sound, the problems are too hard for this model (--data)")
+            "(--columns); if that is sound, the problems are too hard for this model (--data)")
 
 
 def is_blind(rewards: list[float], config) -> bool:

@@ -39,16 +39,14 @@ TEMPLATES = {  # (role, text) turns for the tokenizer's own chat template; None 
 END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>")
 
 
-def add_prompts(problems: list, tokenizer, template: str, max_prompt_tokens: int,
-                system: str = "") -> list:
+def add_prompts(problems: list, tokenizer, template: str, max_prompt_tokens: int) -> list:
     """The problems with `prompt` and `prompt_ids`; over-long ones are dropped and counted.
 
-    `system` takes the place of the template's own system turn. Raises SystemExit for a template
-    that is unknown or broken, that the tokenizer cannot render, that ignores the problem or
-    `system`, and if no problem is left.
+    Raises SystemExit for a template that is unknown or broken, that the tokenizer cannot render,
+    that leaves something out, and if no problem is left.
     """
     texts = [problem.problem for problem in problems]
-    prompts = make_prompts(tokenizer, template, texts, system)
+    prompts = make_prompts(tokenizer, template, texts)
     start = needs_start(tokenizer, template, prompts[0])
     ids = tokenizer(prompts, add_special_tokens=start)["input_ids"]
     kept = [replace(problem, prompt=prompt, prompt_ids=list(tokens))
@@ -88,10 +86,10 @@ def show_prompts(problems: list, count: int = 3, longest: int = 400) -> None:
 
 
 # --------------------------------------------------------------------------------------- templates
-def make_prompts(tokenizer, template: str, texts: list[str], system: str = "") -> list[str]:
+def make_prompts(tokenizer, template: str, texts: list[str]) -> list[str]:
     """The prompt of each problem's text. Raises SystemExit for a template that cannot be used."""
     asked = [*texts, "1", "2"]  # so that at least two differ
-    prompts = render(tokenizer, template, asked, system)
+    prompts = render(tokenizer, template, asked)
     through = is_jinja(template) or template == "none"
     whose = f"template {shown(template)}" if through else "the model's chat template"
     if not all(map(is_text, prompts)):
@@ -100,8 +98,9 @@ def make_prompts(tokenizer, template: str, texts: list[str], system: str = "") -
         raise SystemExit(f"The prompts of {shown(repr(twins[0]), 80)} and "
                          f"{shown(repr(twins[1]), 80)} are the same: {whose} does not show the "
                          "problem. Give a .jinja file with {{ problem }} in it as --template.")
-    if system and render(tokenizer, template, texts[:1], system + "x") == prompts[:1]:
-        raise SystemExit(f"--system has no effect: {whose} leaves it out.")
+    if lost := [text for text in own_system_turns(template) if text.strip() not in prompts[0]]:
+        raise SystemExit(f"{whose} leaves out the system turn {shown(repr(lost[0]), 80)}: write it "
+                         f"into the user's turn of {shown(template)}.")
     return prompts[:len(texts)]
 
 
@@ -115,7 +114,13 @@ def equal_prompts(texts: list[str], prompts: list[str]) -> tuple[str, str] | Non
     return None
 
 
-def render(tokenizer, template: str, texts: list[str], system: str) -> list[str]:
+def own_system_turns(template: str) -> list[str]:
+    """The texts of the system turns in a user's own .json file."""
+    turns = turns_of(template) if Path(template).suffix == ".json" else []
+    return [text for role, text in turns if role == "system" and "{problem}" not in text]
+
+
+def render(tokenizer, template: str, texts: list[str]) -> list[str]:
     """The prompt of each text, made by a .jinja file or by the tokenizer's own chat template.
 
     Both are programs from elsewhere: if one fails or refuses (some allow no system turn), that
@@ -125,22 +130,19 @@ def render(tokenizer, template: str, texts: list[str], system: str) -> list[str]
     turns = [("user", "{problem}")] if source is not None else turns_of(template)
     if turns is None:
         return texts
-    if system:
-        turns = [("system", system), *(turn for turn in turns if turn[0] != "system")]
     if source is None and not getattr(tokenizer, "chat_template", None):
         raise SystemExit(f"The tokenizer has no chat template for {shown(template)}: use "
                          "--template none, or a .jinja file that makes the whole prompt.")
     try:
-        return [apply(tokenizer, turns, text, source, system) for text in texts]
+        return [apply(tokenizer, turns, text, source) for text in texts]
     except Exception as error:  # jinja's own, and whatever Python raises inside a template
         raise SystemExit(cannot_render(template, error)) from None
 
 
-def apply(tokenizer, turns: list, problem: str, source: str | None, system: str) -> str:
+def apply(tokenizer, turns: list, problem: str, source: str | None) -> str:
     """The prompt of one problem, in the sandbox in which transformers renders templates."""
     chat = [{"role": role, "content": text.replace("{problem}", problem)} for role, text in turns]
-    known = {} if source is None else dict(
-        chat_template=source, problem=problem, system=system)
+    known = {} if source is None else dict(chat_template=source, problem=problem)
     return tokenizer.apply_chat_template(
         chat, tokenize=False, add_generation_prompt=True, **known)
 

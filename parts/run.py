@@ -142,11 +142,11 @@ def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
     train, held_out = load_train_and_held_out(
         config.data, config.eval_data, eval_questions=config.eval_questions, **keys_of(config))
     train, held_out = (
-        add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens, config.system)
+        add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
         for problems in (train, held_out))
     if not config.reward:
         check_golds(held_out, grader)
-        train = check_golds(train, grader, drop=not config.keep_odd_golds)
+        train = check_golds(train, grader, drop=True)
     if config.batch_prompts > len(train):
         print(f"data: a step takes {config.batch_prompts} prompts (--batch-prompts) of "
               f"{len(train)} to train on, so some are in it twice or more")

@@ -37,8 +37,8 @@ WORLD = int(os.environ.get("WORLD_SIZE", "1"))  # as accelerate and torchrun tel
 
 # ------------------------------------------------------------------------------ settings
 HERE = {f.name for f in fields(SamplerConfig)} | {  # minirl.py's flags that decide something here
-    "model", "dtype", "lora_rank", "lora_alpha", "data", "problem_key", "answer_key", "reward",
-    "eval_data", "keep_odd_golds", "template", "system", "max_prompt_tokens", "max_tokens",
+    "model", "dtype", "lora_rank", "lora_alpha", "data", "columns", "reward",
+    "eval_data", "template", "max_prompt_tokens", "max_tokens",
     "batch_prompts", "threshold", "temperature", "advantage", "mini_batches", "lr", "warmup_steps",
     "weight_decay", "max_grad_norm", "steps", "seed", "name", "resume", "engine_memory", "graders"}
 

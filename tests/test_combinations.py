@@ -157,7 +157,7 @@ ODD = {
     Literal: ("", "None", "x" * 100_000, 0, None),
 }
 # Texts whose sense only the disk or the model can tell: test_config.py and test_data.py try them.
-ELSEWHERE = ("model", "data", "eval_data", "problem_key", "answer_key", "template", "name")
+ELSEWHERE = ("model", "data", "eval_data", "columns", "template", "name")
 
 
 def kind_of(name: str):

@@ -59,10 +59,9 @@ def refusal(capsys, read, flags) -> str:
     ("--no-clip", "clip has no effect with one mini-batch"),
     ("--delta 0.3", "delta has no effect but with mask dppo"),
     ("--mask dppo --eps-low 0.1 --mini-batches 2", "which looks at delta"),
-    ("--problem-key question", "builtin problems: they have no columns"),
-    ("--answer-key a", "builtin problems: they have no columns"),
-    ("--reward a.py:b --answer-key x", "answer_key has no effect with reward"),
-    ("--reward a.py:b --keep-odd-golds", "keep_odd_golds has no effect with reward"),
+    ("--columns question", "builtin problems: they have no columns"),
+    ("--data a.csv --columns a,b,c", "columns must be QUESTION or QUESTION,ANSWER, not a,b,c"),
+    ("--data a.csv --reward a.py:b --columns a,b", "reward needs no answer and is given every"),
     ("--lr 1e-10", "lr must be 0 or at least 1e-09"),
     ("--threshold 1", "threshold must be at least 0 and below 1"),
     ("--threshold -1e-9", "threshold must be at least 0 and below 1"),
@@ -86,7 +85,7 @@ def test_what_cannot_work_is_refused_in_one_sentence(flags, sentence, capsys):
     dict(warmup_steps=6, steps=3, mini_batches=2), dict(steps=1), dict(name="ü" * 127),
     dict(eval_temperature=0.0, eval_k=1), dict(eval_temperature=0.01), dict(threshold=0),
     dict(mini_batches=24, batch_prompts=24), dict(mini_batches=5, batch_prompts=24),
-    dict(data="mine.jsonl", problem_key="question"), dict(log_groups="all"),
+    dict(data="mine.jsonl", columns="question"), dict(log_groups="all"),
     dict(sampler="ada-pos", drop_unresolved=True), dict(sampler="ada-est", M=32),
 ])
 def test_what_is_near_to_it_is_not(settings):
@@ -105,9 +104,9 @@ def test_an_evaluation_that_cannot_work_is_refused_in_one_sentence(flags, senten
 
 
 @pytest.mark.parametrize("read", [parse, parse_eval])
-@pytest.mark.parametrize("flag", ["--system", "--data", "--name"])
+@pytest.mark.parametrize("flag", ["--template", "--data", "--name"])
 def test_a_byte_that_is_no_text_is_refused(read, flag, capsys):
-    """As `--system $'caf\\xe9'` arrives where the terminal is set to another encoding."""
+    """As `--template $'caf\\xe9'` arrives where the terminal is set to another encoding."""
     sentence = refusal(capsys, read, [flag, os.fsdecode(b"caf\xe9")])
     assert sentence == "caf\\udce9 is no text in UTF-8\n"
 
@@ -312,7 +311,7 @@ def test_without_flags_the_defaults_hold_and_others_can_take_their_place():
     (["--model", "NoSuchModel"], ["Unknown model 'NoSuchModel'", "--model tiny"]),
     (["--replay", "r3", "--mini-batches", "2"], ["--replay r3 is for mixtures of experts"]),
     (["--eval-data", "builtin,missing.csv"], ["There is no data file missing.csv"]),
-    (["--data", "odd.jsonl"], ["alpha", "--problem-key", "--answer-key"]),
+    (["--data", "odd.jsonl"], ["alpha", "--columns QUESTION,ANSWER"]),
     (["--data", "long.jsonl"], ["over 256 tokens", "--max-prompt-tokens"]),
 ])
 def test_wrong_model_or_data(flags, sentences, tmp_path, monkeypatch):

@@ -111,25 +111,25 @@ def test_a_problem_of_two_sets_is_trained_on_once_and_evaluated_in_both(tmp_path
 def test_columns_named_for_ones_own_file_are_not_looked_for_in_a_benchmark(tmp_path, monkeypatch):
     monkeypatch.setattr(data, "read_hub", lambda *_: rows("known"))
     mine = write(tmp_path, [dict(frage="mine", problem="not this", antwort="2", answer="3")])
-    keys = dict(problem_key="frage", answer_key="antwort")
+    keys = dict(columns="frage,antwort")
     loaded = load_problems(f"math500,{mine}", for_training=False, **keys)
     assert [(p.problem, p.answer) for p in loaded] == [("known", "1"), ("mine", "2")]
-    train, held_out = data.load_train_and_held_out(mine, "math500", problem_key="frage")
+    train, held_out = data.load_train_and_held_out(mine, "math500", columns="frage")
     assert [p.problem for p in train + held_out] == ["mine", "known"]
     other = write(tmp_path, [dict(frage="theirs", answer="4", problem="not this")], "other.jsonl")
-    train, held_out = data.load_train_and_held_out(mine, other, problem_key="frage")
+    train, held_out = data.load_train_and_held_out(mine, other, columns="frage")
     assert [p.problem for p in train + held_out] == ["mine", "theirs"]
 
 
 def test_a_file_without_the_column_is_refused_before_anything_large_is_imported(tmp_path):
     good = write(tmp_path, [dict(frage="a", answer="1")])
-    settings = SimpleNamespace(problem_key="frage", answer_key="", reward="")
+    settings = SimpleNamespace(columns="frage", reward="")
     data.require_files(f"{good},gsm8k,held-out,a/hub", **data.keys_of(settings))
     bad = numbered(tmp_path, 3)
     with pytest.raises(SystemExit, match="3 without a problem. Its columns are problem, answer: "):
         data.require_files(f"{good},{bad}", **data.keys_of(settings))
     for known in ("builtin", "math500,held-out"):
-        with pytest.raises(SystemExit, match=f"columns of {known} are known: leave out --problem"):
+        with pytest.raises(SystemExit, match=f"columns of {known} are known: leave out --columns"):
             data.require_files(known, **data.keys_of(settings))
     no_gold = write(tmp_path, [dict(frage="a")])
     settings.reward = "mine.py:score"
@@ -137,7 +137,7 @@ def test_a_file_without_the_column_is_refused_before_anything_large_is_imported(
     code = ("import sys; from parts.config import parse\n"
             "try: parse(sys.argv[1:])\nexcept SystemExit as end: print(end)\n"
             "print([m for m in ('datasets', 'transformers', 'torch') if m in sys.modules])")
-    run = subprocess.run([sys.executable, "-c", code, "--data", bad, "--problem-key", "frage"],
+    run = subprocess.run([sys.executable, "-c", code, "--data", bad, "--columns", "frage"],
                          capture_output=True, text=True, cwd=ROOT)
     said, imported = run.stdout.splitlines()
     assert "3 without a problem" in said and imported == "[]", run.stderr
@@ -154,7 +154,7 @@ def test_odd_golds_are_no_training_problems_and_stay_in_an_evaluation(capsys):
     assert [p.answer for p in data.check_golds(problems, grader, drop=True)] == ["1", "2"]
     out = capsys.readouterr().out
     assert "2 of 4 golds to train on cannot be read by math-verify" in out
-    assert r"'?\x1b[2J'" in out and "--keep-odd-golds" in out
+    assert r"'?\x1b[2J'" in out and out.endswith(": dropped\n")
     assert data.check_golds(problems[:1], grader, drop=True) == problems[:1]
     assert not capsys.readouterr().out
     with pytest.raises(SystemExit, match="Nothing is left to train on"):

@@ -449,7 +449,7 @@ def test_both_sides_of_a_comparison_have_all_rewards(tmp_path, monkeypatch):
     """By `main`, whose table and summary they go to."""
     protocol = FINISHED | dict(k=1, reward="r.py:f", threshold=0.7, weights={"a": 1, "b": 1})
     protocol |= dict.fromkeys(
-        ("model", "adapter", "data", "system", "seed", "dtype", "versions", "prompt"), "")
+        ("model", "adapter", "data", "seed", "dtype", "versions", "prompt"), "")
     for name in ("new", "old"):
         open_folder(tmp_path / name, protocol).close()
         finish(tmp_path / name / "eval.jsonl", None, OWN_PROBLEMS, 1, OwnGrader())
@@ -733,8 +733,8 @@ def own_run(folder, adapter, rows=40, **settings):
     file = folder / "mine.jsonl"
     rows = [dict(frage=f"What is {i} plus {i}?", n=i, loesung=str(2 * i)) for i in range(rows)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    keys = {} if "reward" in settings else dict(problem_key="frage", answer_key="loesung")
-    usual = dict(name="own", data=str(file), max_tokens=33, system="Be brief.", temperature=0.9)
+    keys = {} if "reward" in settings else dict(columns="frage,loesung")
+    usual = dict(name="own", data=str(file), max_tokens=33, temperature=0.9)
     config = resolve(Config(**usual | keys | settings))
     shutil.copytree(adapter[0], folder / "own" / "checkpoints" / "step-000003")
     inputs = weights_of(fetch_model("tiny", 0)) | own_files(config)
@@ -751,10 +751,9 @@ def asked(*arguments) -> list:
 
 def test_an_evaluation_says_how_many_of_its_problems_were_trained_on(tmp_path, adapter, capsys):
     place, file = own_run(tmp_path, adapter)
-    keys = "--problem-key", "frage", "--answer-key", "loesung"
+    keys = "--columns", "frage,loesung"
     assert len(asked("--adapter", place, "--data", file, *keys)) == 40
-    trained, held_out = load_train_and_held_out(
-        file, "held-out", problem_key="frage", answer_key="loesung")
+    trained, held_out = load_train_and_held_out(file, "held-out", columns="frage,loesung")
     said = capsys.readouterr().out
     assert f"own trains on {len(trained)} of these 40 problems; --data held-out asks others" in said
     assert 0 < len(trained) < 40 and held_out
@@ -773,9 +772,8 @@ def test_an_evaluation_says_how_many_of_its_problems_were_trained_on(tmp_path, a
 
 
 def test_what_a_run_holds_out_is_what_is_asked_if_nothing_else_is_named(tmp_path, adapter, capsys):
-    place, file = own_run(tmp_path, adapter, system="")  # tiny's prompt has none
-    keys = dict(problem_key="frage", answer_key="loesung")
-    trained, held_out = load_train_and_held_out(file, "held-out", **keys)
+    place, file = own_run(tmp_path, adapter)
+    trained, held_out = load_train_and_held_out(file, "held-out", columns="frage,loesung")
     for flags in ((), ("--data", "held-out")):
         problems = asked("--adapter", place, *flags)
         assert [(p.problem, p.answer) for p in problems] == [
@@ -804,13 +802,12 @@ def test_what_a_run_holds_out_is_what_is_asked_if_nothing_else_is_named(tmp_path
 def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, adapter, capsys):
     place, file = own_run(tmp_path, adapter)
     config = evaluation.parse_eval(["--adapter", place, "--data", "builtin"])
-    assert (config.model, config.template, config.system) == ("tiny", "chat", "Be brief.")
+    assert (config.model, config.template) == ("tiny", "chat")
     assert (config.max_tokens, config.max_prompt_tokens, config.temperature) == (33, 256, 0.9)
-    assert config.problem_key == "" and config.data == "builtin"
-    assert "where no flag says otherwise: model, template, system" in capsys.readouterr().out
-    other = evaluation.parse_eval(["--adapter", place, "--max-tokens", "9", "--system", "Think."])
-    assert (other.max_tokens, other.system) == (9, "Think.")
-    assert (other.problem_key, other.answer_key, other.reward) == ("frage", "loesung", "")
+    assert config.columns == "" and config.data == "builtin"
+    assert "says otherwise: model, template, max_prompt_tokens" in capsys.readouterr().out
+    other = evaluation.parse_eval(["--adapter", place, "--max-tokens", "9"])
+    assert (other.max_tokens, other.columns, other.reward) == (9, "frage,loesung", "")
     plain = evaluation.parse_eval(["--adapter", str(adapter[0])])  # a checkpoint of no run
     assert (plain.max_tokens, plain.data, plain.temperature) == (64, "builtin", 1)
 
@@ -819,7 +816,7 @@ def test_what_was_held_out_under_a_reward_of_ones_own_is_judged_by_it(tmp_path, 
     judge = tmp_path / "mine.py"
     judge.write_text("def score(problem, completion): return problem['n']")
     place, file = own_run(tmp_path, adapter, reward=f"{judge}:score", threshold=0.25,
-                          problem_key="frage")
+                          columns="frage")
     config = evaluation.parse_eval(["--adapter", place])
     assert (config.reward, config.threshold) == (f"{judge}:score", 0.25)
     assert all(p.judged_by["n"] == int(p.problem.split()[2])
@@ -832,8 +829,8 @@ def test_a_template_that_was_changed_after_the_training_is_not_taken_for_its_own
     template, other = tmp_path / "own.jinja", tmp_path / "other.jinja"
     for file in (template, other):
         file.write_text("{{ problem }}")
-    place, _ = own_run(tmp_path, adapter, template=str(template), system="", data="builtin",
-                       problem_key="", answer_key="")
+    place, _ = own_run(tmp_path, adapter, template=str(template), data="builtin",
+                       columns="")
     template.write_text("{{ problem }} ")
 
     def load(*flags):

@@ -346,16 +346,14 @@ def test_the_cards_program_asks_as_the_training_did_and_prints_an_answer(
 @pytest.mark.parametrize("template", ["three-examples", "reinforce-ada", "none", "own.jinja"])
 def test_the_card_shows_the_whole_prompt_of_any_template(tmp_path, monkeypatch, template):
     monkeypatch.chdir(tmp_path)
-    Path("own.jinja").write_text("{{ system }}\nQ: '{{ problem }}'\n\"A\":")
+    Path("own.jinja").write_text("Be brief.\nQ: '{{ problem }}'\n\"A\":")
     tokenizer, made = load_tokenizer(fetch_model("tiny", 0)), {}
     tokenizer.chat_template = (  # tiny's own has no system turn
         "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}<|assistant|>")
-    how = dict(template=template, system="" if template == "none" else "Be brief.")
-    known = settings_of(resolve(Config())) | how
+    known = settings_of(resolve(Config())) | dict(template=template)
     code = program_of(export.card("mine", tmp_path, known, 20, tokenizer))
     exec(code[code.index("prompt = ("):code.index("answer =")], dict(tokenizer=tokenizer), made)
-    asked = add_prompts(
-        [Problem("7+5-4=?", "8", "", "")], tokenizer, template, 9999, how["system"])[0]
+    asked = add_prompts([Problem("7+5-4=?", "8", "", "")], tokenizer, template, 9999)[0]
     assert (made["prompt"], made["ids"][0].tolist()) == (asked.prompt, asked.prompt_ids)
 
 

@@ -158,10 +158,10 @@ def test_a_file_that_never_finishes_loading_is_given_up(tmp_path, monkeypatch):
 
 
 def test_it_is_tried_on_an_empty_completion_before_the_engine_starts(mine, grader, capsys):
-    grader.try_out([SimpleNamespace(columns={})])
+    grader.try_out([SimpleNamespace(row={})])
     assert "gives no number for an empty completion: SyntaxError" in capsys.readouterr().out
     with OwnReward(f"{mine}:row", 0.5, workers=1) as other:
-        other.try_out([SimpleNamespace(columns=dict(number=2, nested=dict(more=1)))])
+        other.try_out([SimpleNamespace(row=dict(number=2, nested=dict(more=1)))])
     assert "gives 3 for an empty completion; above 0.5 is correct" in capsys.readouterr().out
 
 
@@ -229,7 +229,7 @@ def test_no_gold_is_needed_and_none_is_dropped_for_being_odd(tmp_path, capsys):
     file = write(tmp_path / "mine.jsonl", [*rows, dict(key="no question"), rows[0]])
     train, held_out = load_train_and_held_out(file, "held-out", whole_rows=True)
     assert len(train) + len(held_out) == 30
-    assert all(p.answer == "" and p.columns["key"] for p in train)
+    assert all(p.answer == "" and p.row["key"] for p in train)
     out = capsys.readouterr().out
     assert "30 problems of 32 rows (dropped 1 without a problem, 1 double)" in out
     with pytest.raises(SystemExit, match="gold answer"):
@@ -252,7 +252,7 @@ def test_other_columns_are_other_problems_to_a_resumed_run(tmp_path):
 def test_columns_that_json_does_not_know_become_text():
     rows = [dict(problem="a?", day=datetime.date(2026, 1, 2), raw=b"x")]
     (found,) = rows_to_problems(rows, "mine", whole_rows=True)
-    assert found.columns == dict(problem="a?", day="2026-01-02", raw="b'x'")
+    assert found.row == dict(problem="a?", day="2026-01-02", raw="b'x'")
 
 
 # ------------------------------------------------------------------------------ settings
@@ -261,7 +261,7 @@ def test_a_reward_of_ones_own_has_a_threshold_and_the_plain_template_and_no_gold
     assert resolve(Config(model="Qwen2.5-Math-1.5B", reward="a.py:b")).template == "chat"
     own = ["--reward", f"{mine}:row"]
     with pytest.raises(SystemExit):
-        parts_config.parse_eval([*own, "--answer-key", "x"])
+        parts_config.parse_eval([*own, "--columns", "x,y"])
     assert parts_config.parse_eval([*own, "--threshold", "0.5"]).threshold == 0.5
 
 
@@ -376,7 +376,7 @@ def test_the_tiny_model_learns_a_reward_of_ones_own_on_ones_own_file(tmp_path):
     write(tmp_path / "mine.jsonl", rows)
     (tmp_path / "mine.jinja").write_text("<|user|>{{ problem }}<|assistant|>")
     (tmp_path / "mine.py").write_text((ROOT / "examples" / "steps.py").read_text())
-    flags = ("--data mine.jsonl --problem-key frage --reward mine.py:score --threshold 0.9 "
+    flags = ("--data mine.jsonl --columns frage --reward mine.py:score --threshold 0.9 "
              "--template mine.jinja --name mine").split()
     small = ("--steps 10 --batch-prompts 12 --eval-every 0 --eval-k 4 --checkpoint-every 0 "
              "--log-groups all").split()

@@ -33,8 +33,8 @@ def asked(*texts):
     return [Problem(text, "2", text, "s") for text in texts]
 
 
-def prompt(tokenizer, template, system="", text="1+1=?"):
-    (made,) = add_prompts(asked(text), tokenizer, str(template), 700, system)
+def prompt(tokenizer, template, text="1+1=?"):
+    (made,) = add_prompts(asked(text), tokenizer, str(template), 700)
     assert tokenizer.decode(made.prompt_ids) == made.prompt
     return made.prompt
 
@@ -63,11 +63,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize("template", prompts.TEMPLATES)
 def test_templates_to_the_letter(qwen, template):
-    assert prompt(qwen, template, text="{x} Q?") == EXPECTED[template]
-    if template != "none":
-        _, user, after = EXPECTED[template].partition("<|im_start|>user")
-        assert prompt(qwen, template, "Be brief.", "{x} Q?") == (
-            "<|im_start|>system\nBe brief.<|im_end|>\n" + user + after)
+    assert prompt(qwen, template, "{x} Q?") == EXPECTED[template]
 
 
 def test_the_start_token_is_written_once(tokenizer):
@@ -95,13 +91,10 @@ def test_only_a_bare_problem_gets_the_tokenizers_own_start_token(tokenizer, temp
 def test_a_jinja_file_makes_the_whole_prompt(tokenizer, tmp_path):
     made = file(tmp_path, "mine.jinja", "Question: {{ problem }}\nAnswer:\n")
     for text in ("1+1=?", "{{ 7 * 7 }} {problem}"):
-        assert prompt(tokenizer, made, text=text) == f"Question: {text}\nAnswer:"
+        assert prompt(tokenizer, made, text) == f"Question: {text}\nAnswer:"
     made = file(tmp_path, "marked.jinja", "\ufeff{{ problem }}")  # as some editors save it
     assert prompt(tokenizer, made) == "1+1=?"
-    made = file(tmp_path, "both.j2", "{{ system }}|{{ problem }}")
-    assert prompt(tokenizer, made, "Be brief.") == "Be brief.|1+1=?"
     made = file(tmp_path, "chat.jinja", QWEN)  # in the place of the model's own
-    assert prompt(tokenizer, made, "Be brief.") == chat(("system", "Be brief."), ("user", "1+1=?"))
     assert prompt(tokenizer, made) == chat(("user", "1+1=?"))
 
 
@@ -111,35 +104,33 @@ def test_turns_from_a_file_go_through_the_models_chat_template(qwen, tmp_path):
         [dict(role=role, content=text) for role, text in turns]))
     rest = [*turns[1:3], ("user", "Now 1+1=?")]
     assert prompt(qwen, made) == chat(turns[0], *rest)
-    assert prompt(qwen, made, "Be brief.") == chat(("system", "Be brief."), *rest)
 
 
-@pytest.mark.parametrize("name, text, system, sentence", [
-    ("a.jinja", "{{ problem }", "", "a.jinja, line 1 cannot be rendered (TemplateSyntaxError"),
-    ("a.jinja", "{{ problem.x.y }}", "", "UndefinedError"),
-    ("a.jinja", "{{ raise_exception('no\x1b[2J') }}", "", "cannot be rendered"),
-    ("a.jinja", "{{ problem }}{{ ''.__class__.__mro__ }}", "", "cannot be rendered"),  # no code
-    ("a.jinja", "{{ question }}", "", "are the same: template a.jinja does not show the problem"),
-    ("a.jinja", "{{ problem }}", "Be brief.", "--system has no effect: template"),
-    ("none", None, "Be brief.", "--system has no effect: template none leaves it out"),
-    ("chat", None, "Be brief.", "--system has no effect: the model's chat template leaves it out"),
-    ("missing.jinja", None, "", "cannot read"), ("missing.json", None, "", "cannot read"),
-    ("a.jinja", b"\xff\xfe{{ problem }}", "", "no text in UTF-8"),
-    ("missing", None, "", "no prompt template 'missing'; choose one of reinforce-ada"),
-    ("a.txt", "{problem}", "", "or give a .jinja or .json file"),
-    ("a.json", '[{"role": "user", "content": "{problem}\\ud800"}]', "", "makes half a character"),
-    ("a.jinja", "{{ problem }}{{ '\\ud800' }}", "", "makes half a character"),
-    *[("a.json", text, "", "must be a list of turns") for text in (
+@pytest.mark.parametrize("name, text, sentence", [
+    ("a.jinja", "{{ problem }", "a.jinja, line 1 cannot be rendered (TemplateSyntaxError"),
+    ("a.jinja", "{{ problem.x.y }}", "UndefinedError"),
+    ("a.jinja", "{{ raise_exception('no\x1b[2J') }}", "cannot be rendered"),
+    ("a.jinja", "{{ problem }}{{ ''.__class__.__mro__ }}", "cannot be rendered"),  # no code
+    ("a.jinja", "{{ question }}", "are the same: template a.jinja does not show the problem"),
+    ("a.json", '[{"role": "system", "content": "Be kind."}, {"role": "user", "content": '
+     '"{problem}"}]', "the model's chat template leaves out the system turn 'Be kind.': write it"),
+    ("missing.jinja", None, "cannot read"), ("missing.json", None, "cannot read"),
+    ("a.jinja", b"\xff\xfe{{ problem }}", "no text in UTF-8"),
+    ("missing", None, "no prompt template 'missing'; choose one of reinforce-ada"),
+    ("a.txt", "{problem}", "or give a .jinja or .json file"),
+    ("a.json", '[{"role": "user", "content": "{problem}\\ud800"}]', "makes half a character"),
+    ("a.jinja", "{{ problem }}{{ '\\ud800' }}", "makes half a character"),
+    *[("a.json", text, "must be a list of turns") for text in (
         "{", "[1]", '[{"role": "user"}]', '[{"role": "user", "content": 3}]', "{}", "[" * 100_000,
         '[{"role": "user", "content": "{question}"}]')],
 ])
 def test_a_template_that_cannot_be_used_gets_one_sentence(
-        tokenizer, tmp_path, monkeypatch, name, text, system, sentence):
+        tokenizer, tmp_path, monkeypatch, name, text, sentence):
     monkeypatch.chdir(tmp_path)
     if text is not None:
         (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(SystemExit) as end:
-        prompt(tokenizer, name, system)
+        prompt(tokenizer, name)
     assert sentence in str(end.value) and str(end.value).isprintable()
 
 

@@ -256,7 +256,7 @@ def test_both_sets_are_asked_in_the_same_words():
     from models import make
 
     config = Config(data="builtin", eval_data="builtin", template="chat", max_prompt_tokens=256,
-                    eval_questions=5, keep_odd_golds=True)
+                    eval_questions=5)
     train, held_out = running.load_data(config, make.build_tokenizer(), GRADER)
     around = {p.prompt.replace(p.problem, "...") for p in (*train, *held_out)}
     assert len(held_out) == 5 and around == {"<|user|>...<|assistant|>"}
@@ -392,12 +392,12 @@ def test_the_learning_rate_warms_up_and_stays(run):
 
 
 GRADER = SimpleNamespace(check_golds=lambda golds: [True] * len(golds))
-COLUMNS = dict(problem_key="frage", answer_key="gold", template="chat", max_prompt_tokens=200,
+COLUMNS = dict(columns="frage,gold", template="chat", max_prompt_tokens=200,
                eval_questions=5)
 
 
 def test_odd_golds_are_not_trained_on_and_stay_among_the_held_out(tmp_path, capsys):
-    """The columns that --problem-key and --answer-key name are read in both files."""
+    """The columns that --columns names are read in both files."""
     from models import make
 
     for name in ("mine", "other"):
