@@ -67,15 +67,13 @@ def replayed(pool: list[dict], config: SamplerConfig) -> dict | None:
 
 def sampler_settings(config: dict) -> SamplerConfig:
     """Those of a run's settings that are the sampler's. What is missing or damaged: the default."""
-    known = {one.name: config[one.name] for one in fields(SamplerConfig)
-             if same_kind(config.get(one.name), one.default)}
+    known = {}
+    for one in fields(SamplerConfig):
+        value, default = config.get(one.name), one.default
+        sound = is_number(value) if isinstance(default, float) else type(value) is type(default)
+        if sound:
+            known[one.name] = value
     return SamplerConfig(**known)
-
-
-def same_kind(value, default) -> bool:
-    if isinstance(default, float):
-        return is_number(value)
-    return type(value) is type(default)
 
 
 def add_to(run: dict, sizes: dict | None = None) -> None:
@@ -88,8 +86,7 @@ def add_to(run: dict, sizes: dict | None = None) -> None:
     """
     own = sampler_settings(run["config"])
     rules = {name: make for name, make in RULES.items() if not make(own).allocates}
-    name = str(run["config"].get("sampler", own.sampler))
-    run["rule"] = rules[name](own)._asdict() if name in rules else None
+    run["rule"] = rules[own.sampler](own)._asdict() if own.sampler in rules else None
     sizes = {size: getattr(own, size) for size in ("n", "M", "N")} | (sizes or {})
     configs = {name: sampler_settings(run["config"] | sizes | dict(sampler=name)) for name in rules}
     refused = {name: refusal(config) for name, config in configs.items()}

@@ -1,12 +1,13 @@
 """The fate of a prompt under its run's rule is the recorded one; under others, brute force's."""
 import copy
 import json
+import re
 from dataclasses import asdict
 from itertools import product
 
 import pytest
 
-from ada_sampler import RULES, SamplerConfig, exit_test, mean
+from ada_sampler import RULES, Rule, SamplerConfig, exit_test, mean
 from conftest import ROOT
 from parts import what_if
 
@@ -151,3 +152,8 @@ def test_a_new_rule_needs_no_word_here_and_one_that_shares_out_draws_is_left_out
     assert own["rule"] is None
     what_if.add_to(run)
     assert run["rule"]["min_correct"] == run["config"]["n"] // 2
+
+
+def test_what_the_page_asks_of_a_rule_is_there():
+    asked = re.findall(r"\brule\??\.(\w+)", (ROOT / "parts" / "explore.html").read_text())
+    assert set(asked) and set(asked) <= set(Rule._fields)
