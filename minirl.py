@@ -25,7 +25,6 @@ A tensor with the suffix _T has one entry per response token, all responses one 
 padding. What is left out: README.md.
 """
 import contextlib
-import functools
 import math
 import random
 
@@ -98,13 +97,13 @@ def sample(run: Run) -> list:
     """One group per prompt: all that was drawn for it, what is kept, and the advantages."""
     config, stream = run.config, run.stream
     engine = WatchedEngine(run.engine, config.max_tokens)
-    norms = functools.partial(gvm_norms, run.policy, temperature=config.temperature)
     with contextlib.closing(engine.bar):
         groups = collect(
             stream.take(config.batch_prompts), config, engine, run.grader,
             estimator=run.estimator,  # ada-est: what earlier steps have seen of each prompt
             more=lambda: stream.take(1)[0],  # dapo: a prompt in the place of another
-            grad_norms=norms)  # gvm: how steep each prompt is
+            # gvm: how long the gradients of each prompt's right answers are
+            grad_norms=lambda groups: gvm_norms(run.policy, groups, config.temperature))
     if run.engine.routes:  # a mixture of experts
         require_routes(run.policy, groups)
     return groups
@@ -311,6 +310,7 @@ def set_scales(rows: list[Row], config: Config) -> None:
 
 # ------------------------------------------------------------------------------ beyond the paper
 AGREE = (0.5, 5.0)  # IcePop's bounds are this project's choice; the upper one is MiniRL's cap
+DELTA = 0.2  # how far a token's probability may move, about as in DPPO's paper
 
 
 def other_mask(mask_T, lp_T, old_T, mu_T, coefficient_T, config: Config):
@@ -318,7 +318,7 @@ def other_mask(mask_T, lp_T, old_T, mu_T, coefficient_T, config: Config):
 
     dppo     DPPO, arXiv 2602.04879. A ratio says little about how far a policy has moved: a rare
              token doubles before anything has happened. So it looks at probabilities: stopped is
-             A > 0 where pi_theta - mu > delta, and A < 0 where it is < -delta.
+             A > 0 where pi_theta - mu > DELTA, and A < 0 where it is < -DELTA.
     icepop   IcePop, Ring-1T, arXiv 2510.18855. A token on which engine and trainer disagree is
              noise: besides what `mask_T` stops, tokens with pi_old/mu outside AGREE.
     """
@@ -326,7 +326,7 @@ def other_mask(mask_T, lp_T, old_T, mu_T, coefficient_T, config: Config):
         mismatch_T = (old_T - mu_T).exp()
         return mask_T * ((mismatch_T >= AGREE[0]) & (mismatch_T <= AGREE[1]))
     moved_T = lp_T.detach().exp() - mu_T.exp()
-    too_far_T = torch.where(coefficient_T > 0, moved_T > config.delta, moved_T < -config.delta)
+    too_far_T = torch.where(coefficient_T > 0, moved_T > DELTA, moved_T < -DELTA)
     return (~too_far_T).to(mask_T)
 
 

@@ -51,8 +51,8 @@ ROOM = dict(max_tokens=160, max_prompt_tokens=640)  # and for problems that are 
 # how often it is looked at, but not what its logs mean. Any other would mix two runs in one log.
 RESUMABLE = frozenset({
     "name", "resume", "steps", "lr", "eval_every", "checkpoint_every", "keep_checkpoints",
-    "sync", "engine_memory", "sleep", "engine_sequences", "micro_tokens",
-    "gradient_checkpointing", "graders", "log_groups", "report_to", "train_anyway"})
+    "sync", "engine_memory", "sleep", "engine_sequences", "micro_tokens", "graders",
+    "log_groups", "report_to", "train_anyway"})
 
 
 def limited(default, least, most, also=()):
@@ -163,8 +163,6 @@ class ObjectiveSettings:
     """with a positive advantage, too far is above 1 + eps_high"""
     mask: Literal["ratio", "dppo", "icepop"] = "ratio"
     """what --clip looks at (minirl): ratio; dppo: pi_theta - mu; icepop: ratio, and pi_old/mu"""
-    delta: float = limited(0.2, least=1e-9, most=1)
-    """with --mask dppo: how far a token's probability may move"""
     length_norm: Literal["auto", "constant", "response", "batch"] = "auto"
     """divide token sums by: constant (minirl's auto), response (grpo's), batch (cispo's) lengths"""
     replay: Literal["auto", "none", "r2", "r3"] = "auto"
@@ -179,8 +177,6 @@ class OptimizerSettings:
     """learning rate of AdamW on the LoRA weights; 0 = auto"""
     warmup_steps: int = limited(5, least=0, most=10**6)
     """the learning rate rises over so many optimizer steps, then stays constant; 0 = off"""
-    weight_decay: float = limited(0.0, least=0, most=1)
-    """weight decay of AdamW; 0 = off"""
     max_grad_norm: float = limited(1.0, least=1e-3, most=1e9, also=(0,))
     """gradients are scaled down to this norm (rare: the loss is divided by max_tokens); 0 = off"""
 
@@ -203,8 +199,6 @@ class RunSettings:
     """held-out problems used, of each set of --eval-data; 0 = auto"""
     eval_k: int = limited(8, least=1, most=10**4)
     """samples per held-out problem"""
-    eval_temperature: float = limited(-1.0, least=0.01, most=100, also=(-1, 0))
-    """temperature of these samples; -1 = the training's, 0 = greedy, with --eval-k 1"""
     checkpoint_every: int = limited(20, least=0, most=10**6)
     """steps between checkpoints (one comes last in any case); 0 = only this one"""
     keep_checkpoints: int = limited(2, least=1, most=10**6)
@@ -229,8 +223,6 @@ class HardwareSettings(EngineSettings):
     """the engine gives up its GPU memory during the update"""
     micro_tokens: int = limited(0, least=0, most=10**8)
     """tokens per forward and backward pass, padding included; 0 = auto"""
-    gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
-    """saves memory and takes more time; auto: on with a GPU"""
 
 
 @dataclass
@@ -335,8 +327,7 @@ def without_effect(c: Config) -> list[tuple[bool, str, str]]:
         (one and c.replay == "r2", "replay",
          "as r2 with one mini-batch: there is no pi_old pass whose routes it could repeat"),
         (not c.clip, "eps_low eps_high mask", "without clip"),
-        (c.mask == "dppo", "eps_low eps_high", "with mask dppo, which looks at delta"),
-        (c.mask != "dppo", "delta", "but with mask dppo"),
+        (c.mask == "dppo", "eps_low eps_high", "with mask dppo, which looks at differences"),
         (c.data in BUILTIN, "columns", "with builtin problems: they have no columns"),
     ]
 
@@ -351,9 +342,6 @@ def contradictions(c: Config) -> list[tuple[bool, str]]:
          f"{shown(c.log_groups, 40)}"),
         (not c.reward and not 0 <= c.threshold < 1,
          f"threshold must be at least 0 and below 1, not {c.threshold}: math-verify gives 0 or 1"),
-        (c.eval_temperature == 0 and c.eval_k > 1,
-         "eval_temperature 0 gives eval_k equal samples: set eval_k to 1, or a temperature above "
-         "0"),
         (0 < c.batch_prompts < c.mini_batches,
          f"{c.batch_prompts} prompts cannot be cut into {c.mini_batches} mini-batches of whole "
          "groups"),
@@ -392,12 +380,9 @@ def resolve(config: Config) -> Config:
     dtype = default_dtype() if config.dtype == "auto" else config.dtype
     config = fill_in(
         config, dtype=dtype, sync=default_sync(dtype),
-        gradient_checkpointing="off" if on_cpu else "on",
         data=default_data(config.model if tiny else resolve_model(config.model)),
         template=default_template(config.model, config.reward), **numbers)
     config.name = name_of(config)
-    if config.eval_temperature == -1:
-        config.eval_temperature = config.temperature
     return fill_in(config, eval_data=default_eval_data(config.data))
 
 

@@ -27,7 +27,7 @@ def evaluate_if_due(run: Run) -> None:
         rows = evaluate(
             run.engine, run.grader, run.held_out, config.eval_k, config.max_tokens,
             done=left_over(run), on_rows=lambda rows: write_down(rows, run),
-            temperature=config.eval_temperature, seed=f"{config.seed}/{step}",
+            temperature=config.temperature, seed=f"{config.seed}/{step}",
             progress="  evaluating")
     # A resumed run starts without this cache, and keys from a cache round differently.
     run.engine.clear_cache()
@@ -75,7 +75,7 @@ def record_evaluation(results: dict[str, dict], run: Run) -> None:
     config, state = run.config, run.state
     totals = {key: value for key, value in state.items() if key.endswith("_total")}
     files.append(run.folder / "eval.jsonl", *(
-        dict(step=state["step"], **totals, data=name, temperature=config.eval_temperature, **result)
+        dict(step=state["step"], **totals, data=name, temperature=config.temperature, **result)
         for name, result in results.items()))
     forget_drawn(run)
     if run.tracker:
@@ -87,11 +87,8 @@ def record_evaluation(results: dict[str, dict], run: Run) -> None:
 
 
 def evaluation_line(where: str, result: dict, run: Run) -> str:
-    """`where` names the set, if there are several; a temperature other than training's is added."""
+    """`where` names the set, if there are several."""
     config, state, unit = run.config, run.state, unit_of(run.config)
-    if config.eval_temperature != config.temperature:
-        where += (f" at temperature {config.eval_temperature:g} (training: "
-                  f"{config.temperature:g})")
     above = f", {result['correct']:.1%} above the threshold" if config.reward else ""
     return (f"step {state['step']:5d}   held-out avg@{config.eval_k}{where} {result['avg']:6{unit}}"
             f" [{result['ci_low']:{unit}}, {result['ci_high']:{unit}}]{above}   "

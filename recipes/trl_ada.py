@@ -40,7 +40,7 @@ HERE = {f.name for f in fields(SamplerConfig)} | {  # minirl.py's flags that dec
     "model", "dtype", "lora_rank", "lora_alpha", "data", "columns", "reward",
     "eval_data", "template", "max_prompt_tokens", "max_tokens",
     "batch_prompts", "threshold", "temperature", "advantage", "mini_batches", "lr", "warmup_steps",
-    "weight_decay", "max_grad_norm", "steps", "seed", "name", "resume", "engine_memory", "graders"}
+    "max_grad_norm", "steps", "seed", "name", "resume", "engine_memory", "graders"}
 
 
 def parse(argv: list[str] | None = None) -> tuple[Config, argparse.Namespace]:
@@ -112,7 +112,7 @@ def trl_settings(c: Config, own):
     micro, on_cpu = own.micro_rows or mini, build_for_cpu()
     decided = dict(
         output_dir=str(Path("runs", c.name)), max_steps=c.steps * c.mini_batches, seed=c.seed,
-        learning_rate=c.lr, warmup_steps=c.warmup_steps, weight_decay=c.weight_decay,
+        learning_rate=c.lr, warmup_steps=c.warmup_steps, weight_decay=0.0,
         max_grad_norm=c.max_grad_norm, num_generations=c.n, per_device_train_batch_size=micro,
         gradient_accumulation_steps=mini // micro, scale_rewards="none",
         steps_per_generation=mini // micro * c.mini_batches, max_completion_length=c.max_tokens,

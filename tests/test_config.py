@@ -57,8 +57,7 @@ def refusal(capsys, read, flags) -> str:
     ("--eps-low 0.1", "eps_low has no effect with one mini-batch"),
     ("--eps-high 0.1", "eps_high has no effect with one mini-batch"),
     ("--no-clip", "clip has no effect with one mini-batch"),
-    ("--delta 0.3", "delta has no effect but with mask dppo"),
-    ("--mask dppo --eps-low 0.1 --mini-batches 2", "which looks at delta"),
+    ("--mask dppo --eps-low 0.1 --mini-batches 2", "which looks at differences"),
     ("--columns question", "builtin problems: they have no columns"),
     ("--data a.csv --columns a,b,c", "columns must be QUESTION or QUESTION,ANSWER, not a,b,c"),
     ("--data a.csv --reward a.py:b --columns a,b", "reward needs no answer and is given every"),
@@ -66,8 +65,6 @@ def refusal(capsys, read, flags) -> str:
     ("--threshold 1", "threshold must be at least 0 and below 1"),
     ("--threshold -1e-9", "threshold must be at least 0 and below 1"),
     ("--log-groups some", "log_groups must be a whole number up to 999999"),
-    ("--eval-temperature 0 --eval-k 2", "set eval_k to 1"),
-    ("--eval-temperature 0.009", "must be -1 or 0 or at least 0.01"),
     ("--max-grad-norm 1e-4", "max_grad_norm must be 0 or at least 0.001"),
     ("--warmup-steps 101", "more than the 100 optimizer steps"),
     ("--warmup-steps 8 --steps 3 --mini-batches 2", "more than the 6 optimizer"),
@@ -83,7 +80,7 @@ def test_what_cannot_work_is_refused_in_one_sentence(flags, sentence, capsys):
     dict(importance="none"), dict(replay="r2", mini_batches=2), dict(replay="r3"), dict(lr=1e-9),
     dict(max_grad_norm=1e-3), dict(max_grad_norm=0.0), dict(warmup_steps=0),
     dict(warmup_steps=6, steps=3, mini_batches=2), dict(steps=1), dict(name="ü" * 127),
-    dict(eval_temperature=0.0, eval_k=1), dict(eval_temperature=0.01), dict(threshold=0),
+    dict(temperature=0.01), dict(threshold=0),
     dict(mini_batches=24, batch_prompts=24), dict(mini_batches=5, batch_prompts=24),
     dict(data="mine.jsonl", columns="question"), dict(log_groups="all"),
     dict(sampler="ada-pos", drop_unresolved=True), dict(sampler="ada-est", M=32),
@@ -114,7 +111,6 @@ def test_a_byte_that_is_no_text_is_refused(read, flag, capsys):
 @pytest.mark.parametrize("cls", [Config, EvalConfig])
 def test_every_number_has_a_range_of_which_both_ends_are_allowed(cls):
     others = dict(eps_low=dict(mini_batches=2), eps_high=dict(mini_batches=2),
-                  delta=dict(mask="dppo"), eval_temperature=dict(eval_k=1),
                   temperature=dict(k=1) if cls is EvalConfig else {},
                   threshold=dict(reward="a.py:b"))
     hints, odd = get_type_hints(cls), {float: [math.nan, math.inf], int: []}
@@ -139,7 +135,7 @@ def test_the_defaults_are_those_that_the_page_explains():
     tiny, real, small = (parse(["--model", model])
                          for model in ("tiny", "Qwen2.5-Math-1.5B", "SmolLM2-135M-Instruct"))
     for config in (tiny, real, small):
-        for flag in ("--lora-rank", "--lora-alpha", "--weight-decay", "--max-grad-norm"):
+        for flag in ("--lora-rank", "--lora-alpha", "--max-grad-norm"):
             assert float(stated[f"`{flag}`"]) == getattr(config, flag[2:].replace("-", "_"))
     warmups = f"{real.warmup_steps} optimizer steps of warm-up (models below 500 M parameters: "
     assert stated["schedule"].startswith(f"{warmups}{small.warmup_steps})")
@@ -165,11 +161,9 @@ def test_the_held_out_problems_fit_the_training_data(settings, held_out):
 def test_what_is_given_is_not_replaced():
     given = dict(max_prompt_tokens=7, max_tokens=8, batch_prompts=9, lr=0.5, steps=11,
                  eval_questions=12, micro_tokens=13, data="a.jsonl", eval_data="b.jsonl",
-                 template="none", name="mine", eval_every=3, checkpoint_every=4,
-                 eval_temperature=0.5)
+                 template="none", name="mine", eval_every=3, checkpoint_every=4)
     found = asdict(resolve(Config(**given)))
     assert given == {name: found[name] for name in given}
-    assert resolve(Config(temperature=0.3)).eval_temperature == 0.3
 
 
 def test_zero_is_never_but_at_the_ends_also_when_a_run_goes_on():

@@ -9,6 +9,7 @@ import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -262,7 +263,8 @@ def by_the_objective(theta, old, mu, advantage, config):
     theta, old, mu = (torch.tensor(column, dtype=torch.float64) for column in (theta, old, mu))
     advantage = torch.tensor(advantage, dtype=torch.float64).expand(len(mu))
     theta.requires_grad_()
-    term, mask, _ = minirl.objective(theta, old, mu, advantage, SimpleNamespace(**config))
+    with mock.patch.object(minirl, "DELTA", config.get("delta", minirl.DELTA)):
+        term, mask, _ = minirl.objective(theta, old, mu, advantage, SimpleNamespace(**config))
     (push,) = torch.autograd.grad(term.sum(), theta)
     return term.tolist(), mask.tolist(), push.tolist()
 

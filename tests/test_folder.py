@@ -52,7 +52,7 @@ def test_what_may_change_cannot_change_what_the_logs_mean():
     assert RESUMABLE == {
         "name", "resume", "steps", "lr", "eval_every", "checkpoint_every", "keep_checkpoints",
         "sync", "engine_memory", "sleep", "engine_sequences", "micro_tokens",
-        "gradient_checkpointing", "graders", "log_groups", "report_to", "train_anyway"}
+        "graders", "log_groups", "report_to", "train_anyway"}
 
 
 def test_auto_on_resume_is_what_the_run_has_made_of_it():

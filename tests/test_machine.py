@@ -73,17 +73,15 @@ def test_what_is_missing_is_named_in_one_sentence(what, sentence, gpu):
 
 
 @pytest.mark.parametrize("card, flags, settings", [
-    ("H100", {}, ("bfloat16", "adapter", 16384, "on")),
-    ("H100", dict(dtype="float16", gradient_checkpointing="off"),
-     ("float16", "adapter", 16384, "off")),
-    ("T4", {}, ("float16", "adapter", 8192, "on")),
-    ("T4", dict(dtype="float32", micro_tokens=5000), ("float32", "merge", 5000, "on"))])
+    ("H100", {}, ("bfloat16", "adapter", 16384)),
+    ("H100", dict(dtype="float16"), ("float16", "adapter", 16384)),
+    ("T4", {}, ("float16", "adapter", 8192)),
+    ("T4", dict(dtype="float32", micro_tokens=5000), ("float32", "merge", 5000))])
 def test_the_settings_of_a_run_follow_the_card(gpu, card, flags, settings):
     if card == "T4":
         give_a_t4(gpu)
     found = resolve(Config(model="Qwen2.5-Math-1.5B", **flags))
-    assert settings == (
-        found.dtype, found.sync, found.micro_tokens, found.gradient_checkpointing)
+    assert settings == (found.dtype, found.sync, found.micro_tokens)
     machine.require_precision(found.dtype, found.sync)  # what is chosen by itself is never refused
     said = machine.in_one_line(found)
     assert "\n" not in said and f"{found.dtype}, {found.sync} sync" in said and card in said
@@ -117,7 +115,7 @@ def test_without_a_gpu_everything_is_float32_and_merged(gpu):
     gpu.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     found = resolve(Config())
     machine.require_precision("bfloat16", "adapter")
-    assert (found.dtype, found.sync, found.gradient_checkpointing) == ("float32", "merge", "off")
+    assert (found.dtype, found.sync) == ("float32", "merge")
     said = machine.in_one_line(found)
     assert "float32, merge sync" in said and "\n" not in said
 

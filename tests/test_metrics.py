@@ -155,7 +155,7 @@ SAMPLING = [
 WEIGHTS = [dict(sampler="ada-est"), dict(weighting="log")]
 UPDATING = [
     {}, dict(objective="grpo"), dict(objective="cispo"), dict(importance="none"),
-    dict(importance="staleness", weight_cap=1.0), dict(clip=False), dict(mask="dppo", delta=0.01),
+    dict(importance="staleness", weight_cap=1.0), dict(clip=False), dict(mask="dppo"),
     dict(mask="icepop"), dict(length_norm="response"), dict(length_norm="batch"),
     dict(replay="r2"), dict(replay="r3")]
 

@@ -161,7 +161,7 @@ def test_evaluated_before_the_first_step_every_so_often_and_after_the_last(
         monkeypatch, steps, evaluated):
     run, done = small_run(steps=7, eval_every=3), []
     run.held_out, temperatures = [], []
-    run.config.temperature, run.config.eval_temperature = 2.0, 0.5
+    run.config.temperature = 0.5
 
     def record(results, run):
         done.append(run.state["step"])

@@ -28,8 +28,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(running, "watch", lambda *_: "")
     monkeypatch.setenv("VIRTUAL_ENV", "active")
     drawn, closed = [], []
-    config = Config(name="mine", steps=30, checkpoint_every=10, lr=0.1, sampler="ada-est",
-                    eval_temperature=1.0)
+    config = Config(name="mine", steps=30, checkpoint_every=10, lr=0.1, sampler="ada-est")
     made = Run(
         folder=tmp_path, lock=None, config=config,
         engine=SimpleNamespace(close=lambda: closed.append(True), tokenizer=None), grader=None,
@@ -85,7 +84,7 @@ def test_every_held_out_set_is_logged_with_what_the_training_has_cost(run, capsy
     held_out.record_evaluation(dict(easy=easy, hard=easy | dict(avg=0.25)), run)
     first, second = rows(run, "eval.jsonl")
     assert first == dict(step=20, samples_total=500, tokens_total=9000, seconds_total=12.0,
-                         data="easy", temperature=run.config.eval_temperature, **easy)
+                         data="easy", temperature=1.0, **easy)
     assert (second["data"], second["avg"], run.state["evaluated"]) == ("hard", 0.25, 20)
     lines = capsys.readouterr().out.splitlines()
     assert "avg@8 on easy  50.0% [40.0%, 60.0%]" in lines[0] and "on hard  25.0%" in lines[1]
@@ -101,14 +100,6 @@ def test_of_a_reward_of_ones_own_those_above_the_threshold_are_counted_as_right(
     held_out.record_answers([dict(reward=reward, status=status, text="") for reward, status in (
         (0.5, "wrong"), (0.9, "correct"))], run)
     assert [row["right"] for row in rows(run, "answers.jsonl")] == [1]
-
-
-@pytest.mark.parametrize("own, training, said", [
-    (1.0, 0.7, " temperature 1 (training: 0.7)"), (0.7, 0.7, ""), (0, 1.0, " temperature 0 ")])
-def test_an_evaluation_at_another_temperature_than_the_training_says_so(run, own, training, said):
-    run.config.eval_temperature, run.config.temperature = own, training
-    line = held_out.evaluation_line("", dict(avg=0.5, ci_low=0, ci_high=1), run)
-    assert said in line and ("temperature" in line) == bool(said)
 
 
 def answer(step, name, level, right, text):
@@ -376,7 +367,7 @@ def test_every_phase_of_every_step_has_its_own_random_state():
 
 
 def test_the_learning_rate_warms_up_and_stays(run):
-    config = Config(lr=0.1, warmup_steps=4, weight_decay=0.5)
+    config = Config(lr=0.1, warmup_steps=4)
     optimizer, schedule = running.make_optimizer(run.policy, config)
     seen = []
     for _ in range(6):
@@ -384,7 +375,7 @@ def test_the_learning_rate_warms_up_and_stays(run):
         optimizer.step()
         schedule.step()
     assert seen == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1, 0.1])
-    assert optimizer.param_groups[0]["weight_decay"] == 0.5
+    assert optimizer.param_groups[0]["weight_decay"] == 0
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
     assert trained == {id(p) for p in run.policy.parameters() if p.requires_grad}
     at_once, _ = running.make_optimizer(run.policy, Config(lr=0.1, warmup_steps=0))

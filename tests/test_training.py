@@ -128,15 +128,14 @@ def test_resumed_equals_uninterrupted_where_more_has_to_be_carried_over(tmp_path
 
 
 def test_the_path_of_a_real_model_in_bfloat16(tmp_path):
-    """A model folder, a problem file, bf16, gradient checkpointing, adapter hot swap: what a GPU
-    run does, on the CPU."""
+    """A model folder, a problem file, bf16, adapter hot swap: what a GPU run does, on the CPU."""
     from parts.problems import chains
 
     rows = [dict(question=p["problem"], final_answer=[p["answer"]]) for p in chains("train", 48)]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     out = train(tmp_path, "--model", tiny_folder(), "--data", "mine.jsonl", "--eval-data",
                 "builtin", "--template", "chat",
-                "--dtype", "bfloat16", "--sync", "adapter", "--gradient-checkpointing", "on",
+                "--dtype", "bfloat16", "--sync", "adapter",
                 "--name", "bf16", "--steps", "3",
                 "--max-prompt-tokens", "64", "--lr", "0.001", "--micro-tokens", "2048", *SMALL)
     assert "data: mine.jsonl: 48 problems" in out
