@@ -22,7 +22,6 @@ import json
 import math
 import os
 import random
-import time
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -33,64 +32,31 @@ from ada_sampler import without_verdict
 from parts.config import EvalConfig, parse_eval
 from parts.data import (HELD_OUT, check_golds, count_trained, digest, keys_of, load_problems,
                         load_sets, still_held_out)
-from parts.files import (append, counted, digest_of, keep_rows, quiet_end, read_json, read_rows,
-                         shown, write_safely)
-from parts.folder import (is_sample, open_folder, own_files, require_same, run_of, versions,
-                          weights_of)
+from parts.folder import (append, counted, digest_of, keep_rows, open_folder, own_files,
+                          quiet_end, read_json, read_rows, require_same, run_of, shown, versions,
+                          write_safely)
 from parts.grader import NO_VERDICT
-from parts.models import TINY, fetch_model, load_tokenizer
+from parts.models import TINY, fetch_model, load_tokenizer, weights_of
 from parts.prompts import add_prompts, stop_ids
 from parts.sources import expand
-from parts.stop import Interrupted, Stop
-
-SECONDS = 30  # samples are written this often: an interruption costs no more
 
 
 # ----------------------------------------------------------------------------------------- sampling
-def evaluate(engine, grader, problems, k: int, max_tokens: int, *, done=(), on_rows=None,
-             temperature: float = 1.0, seed: str = "", progress: str = "") -> list[dict]:
+def evaluate(engine, grader, problems, k: int, max_tokens: int, *, done=(),
+             temperature: float = 1.0, seed: str = "", progress: str = ""):
     """Draw k samples of every problem (see prompts.py) and grade them while the engine runs.
 
-    Returns one row per sample, in the order of the problems: data, id, sample, reward, status,
-    finish_reason, tokens, text; level where it is known; why where the grader failed. There
-    the reward is None, until `with_rewards` has seen all rows.
+    Yields a row per sample as soon as its verdict is there: data, id, sample, reward, status,
+    finish_reason, tokens, text; level where it is known; why where the grader failed. There the
+    reward is None, until `with_rewards` has seen all rows. `in_order` sorts them.
 
-    `on_rows(rows)` gets the new rows twice a minute, to write them down. `done` are rows from
-    before an interruption: these samples are not drawn again. `progress` is the bar's title.
+    `done` are rows from before an interruption: these samples are not drawn again. Each sample has
+    its own seed, made of `seed`, its problem and its number, so it does not depend on the other
+    samples or on an interruption. Otherwise resuming would keep the short answers and redraw the
+    long ones. `progress` is the bar's title.
     """
     from tqdm import tqdm
 
-    rows, finished, last = list(done), {}, time.monotonic()
-    asked = submit_all(engine, problems, k, max_tokens, rows, temperature, seed)
-    with tqdm(total=asked, desc=progress, unit="sample", leave=False,
-              disable=None if progress else True) as bar:  # None: no bar where nobody watches
-        while engine.busy:
-            if Stop.requested:  # Ctrl-C, while a run trains
-                raise Interrupted
-            for (q, s), rollout in engine.step():
-                problem = problems[q]
-                grader.submit(("eval", q, s), problem, rollout, **style_of(problem))
-                rollout.routes = None  # a mixture of experts records them; they are large
-                finished[q, s] = rollout
-                bar.update()
-            if time.monotonic() - last >= SECONDS or not engine.busy:
-                new = [as_row(problems[q], s, rollout, grader.result(("eval", q, s)))
-                       for (q, s), rollout in finished.items()]
-                if on_rows:
-                    on_rows(new)
-                rows += new
-                finished, last = {}, time.monotonic()
-    return in_order(rows, problems, k)
-
-
-def submit_all(engine, problems, k: int, max_tokens: int, done: list[dict], temperature: float,
-               seed: str) -> int:
-    """Ask the engine for all samples that are not `done`. Returns how many these are.
-
-    Each sample has its own seed, made of `seed`, its problem and its number, so it does not depend
-    on the other samples or on an interruption. Otherwise resuming would keep the short answers and
-    redraw the long ones.
-    """
     known = {sample_key(row) for row in done}
     asked = [(q, s) for q, problem in enumerate(problems) for s in range(k)
              if (problem.source, problem.id, s) not in known]
@@ -98,7 +64,16 @@ def submit_all(engine, problems, k: int, max_tokens: int, done: list[dict], temp
         name = f"{seed}/{problems[q].source}/{problems[q].id}/{s}"
         engine.submit((q, s), problems[q].prompt_ids, max_tokens, temperature=temperature,
                       seed=random.Random(name).getrandbits(63))
-    return len(asked)
+    arrived, quiet = [], None if progress else True  # None: no bar where nobody watches
+    with tqdm(total=len(asked), desc=progress, unit="sample", leave=False, disable=quiet) as bar:
+        while engine.busy or arrived:
+            due, arrived = arrived, list(engine.step()) if engine.busy else []
+            for (q, s), rollout in arrived:
+                grader.submit(("eval", q, s), problems[q], rollout, **style_of(problems[q]))
+                rollout.routes = None  # a mixture of experts records them; they are large
+            for (q, s), rollout in due:  # one engine step later, so that grading has had its time
+                yield as_row(problems[q], s, rollout, grader.result(("eval", q, s)))
+                bar.update()
 
 
 def style_of(problem) -> dict:
@@ -111,7 +86,7 @@ def sample_key(row: dict) -> tuple:
     return row["data"], row["id"], row["sample"]
 
 
-def in_order(rows: list[dict], problems, k: int) -> list[dict]:
+def in_order(rows, problems, k: int) -> list[dict]:
     """The rows of k samples of each problem, in their order. KeyError if one is missing."""
     found = {sample_key(row): row for row in rows}
     return [found[problem.source, problem.id, s] for problem in problems for s in range(k)]
@@ -136,6 +111,14 @@ def with_rewards(rows: list[dict]) -> list[dict]:
     """
     rewards = [math.nan if row["status"] in NO_VERDICT else row["reward"] for row in rows]
     return [row | dict(reward=reward) for row, reward in zip(rows, without_verdict(rewards))]
+
+
+def is_sample(row: dict) -> bool:
+    """Whether a row of eval.jsonl has what `report` needs (a reward only after a verdict)."""
+    texts = all(isinstance(row.get(key), str) for key in ("data", "id", "status", "finish_reason"))
+    judged = row.get("status") not in NO_VERDICT
+    numbers = ("sample", "tokens", *["reward"] * judged)
+    return texts and all(isinstance(row.get(key), int | float) for key in numbers)
 
 
 # --------------------------------------------------------------------------------------- statistics
@@ -453,10 +436,13 @@ def sample(sets: dict, protocol: dict, policy, rank: int, folder: Path) -> list[
         with contextlib.closing(engine):
             if policy:
                 engine.sync(policy)
-            return evaluate(
-                engine, grader, problems, k, protocol["max_tokens"], done=done,
-                on_rows=lambda rows: append(file, *rows), temperature=protocol["temperature"],
-                seed=protocol["seed"], progress="evaluation")
+            for row in evaluate(
+                    engine, grader, problems, k, protocol["max_tokens"], done=list(done),
+                    temperature=protocol["temperature"], seed=protocol["seed"],
+                    progress="evaluation"):
+                append(file, row)
+                done.append(row)
+    return in_order(done, problems, k)
 
 
 if __name__ == "__main__":
@@ -465,6 +451,5 @@ if __name__ == "__main__":
         try:
             main()
         except KeyboardInterrupt:
-            raise SystemExit(
-                "\ninterrupted: the same command continues, and only the samples of the last half "
-                "minute are drawn again") from None
+            raise SystemExit("\ninterrupted: the same command continues, and draws only what is "
+                             "missing") from None

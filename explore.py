@@ -24,10 +24,9 @@ from typing import Annotated
 
 import tyro
 
-from parts import files, what_if
+from parts import what_if
 from parts.config import in_one_sentence, parse_flags
-from parts.files import quiet_end, shown
-from parts.folder import settings
+from parts.folder import quiet_end, row_of, settings, shown, write_safely
 from parts.grader import NO_VERDICT
 from parts.plot import PANELS, names_apart, rows_by_step
 from rewards import extract_answer
@@ -102,7 +101,7 @@ class Recorded:
         if level == WITH_TEXTS:
             return self.row
         self.file.seek(self.at)
-        whole = files.row_of(self.file.readline().decode(errors="replace"))
+        whole = row_of(self.file.readline().decode(errors="replace"))
         return self.row | dict(pool=[now | s for now, s in zip(whole["pool"], self.row["pool"])])
 
 
@@ -139,7 +138,7 @@ def read_groups(file: Path, span: tuple[int, int] | None) -> tuple[list[Recorded
     log = open(file, "rb")  # stays open: a run that goes on may replace the file
     for line in log:
         if within(line, span):
-            row = files.row_of(line.decode(errors="replace"), is_group)
+            row = row_of(line.decode(errors="replace"), is_group)
             if row:
                 found.append(recorded(row, len(line), log, at))
             else:
@@ -284,7 +283,7 @@ def main(config: PageConfig) -> None:
     page, said = fitting_page(runs, notes, config.sizes)
     path = folders[0] / "explore.html"
     try:
-        files.write_safely(path, page)
+        write_safely(path, page)
     except OSError as error:
         raise SystemExit(f"The page cannot be written: {shown(error)}") from None
     for sentence in said:

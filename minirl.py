@@ -36,57 +36,51 @@ if __name__ == "__main__":
 import torch
 
 from ada_sampler import collect
+from eval import evaluate, in_order, report_by_set, with_rewards
 from parts.config import Config
 from parts.engine import WatchedEngine
-from parts.held_out import evaluate_if_due
 from parts.logprobs import (Row, gvm_norms, micro_batches, store_on_rows, token_logprobs,
                             tokens_at_once)
 from parts.machine import memory_gb
 from parts.metrics import diagnostics, mean_surprisal, summarize
 from parts.routing_replay import note_routes, replaying, require_routes
-from parts.run import Run, finish, last_words, phase, prepare, record, rehearse, reseed, show
-from parts.stop import Interrupted, Stop, timed
+from parts.run import (Run, evaluation_is_due, finish, last_words, prepare, record,
+                       record_evaluation, rehearse, reseed, show, timed)
 from rewards import open_grader
 
 
 # ------------------------------------------------------------------------------ the program
 def main(config: Config) -> None:
     with open_grader(config.reward, config.threshold, config.graders) as grader:
-        with timed({}, "still starting (problems, vLLM engine, trainer, probe)"):
-            run = prepare(config, grader)  # data, engine, policy; with --resume the last checkpoint
+        run = prepare(config, grader)  # data, engine, policy; with --resume the last checkpoint
         rehearse(run)
         sync(run)
-        Stop.install()
-        with contextlib.suppress(Interrupted):
-            evaluate_if_due(run)  # before the first step; or the rest of one that was interrupted
-            for step in run.steps():
-                groups, metrics = train_step(step, run)
-                record(step, groups, metrics, run)
-                if Stop.requested and step < config.steps:
-                    break
-                evaluate_if_due(run)
-                show(metrics, run)
+        evaluate_if_due(run)  # before the first step
+        for step in run.steps():
+            groups, metrics = train_step(step, run)
+            record(step, groups, metrics, run)  # logs, then a checkpoint
+            evaluate_if_due(run)
+            show(metrics, run)
         finish(run)
 
 
 # ------------------------------------------------------------------------------ one step
 def train_step(step: int, run: Run):
-    """Sample, grade, keep, update, sync. Returns the step's groups and its metrics.
-
-    Raises Interrupted while sampling. `phase` undoes a step that breaks off half-way.
-    """
+    """Sample, grade, keep, update, sync. Returns the step's groups and its metrics."""
     config, seconds = run.config, {}
     rng = reseed(config.seed, step, "training")
-    with phase(run, "sampling", seconds):
+    with timed(seconds, "sample"):
         groups = sample(run)
-    with phase(run, "update", seconds):
+    with timed(seconds, "train"):
         run.engine.sleep()
         metrics = update(run.policy, run.optimizer, run.schedule, groups, config, rng)
         run.engine.wake()
-    with phase(run, "sync", seconds):
+    with timed(seconds, "sync"):
         # An engine that slept has copied its weights back: send and check them in any case.
         if metrics["optimizer_steps"] or run.engine.sleeps:
             metrics |= sync(run)
+        else:  # a run resumed after this step begins with an empty cache
+            run.engine.clear_cache()
     metrics |= summarize(groups) | dict(entropy=mean_surprisal(groups)) | seconds
     metrics |= dict(seconds=sum(seconds.values()), memory_gb=memory_gb())
     metrics["tokens_per_second"] = metrics["tokens"] / seconds["seconds_sample"]
@@ -113,6 +107,21 @@ def sync(run: Run) -> dict:
     """Hand the weights to the engine; returns what the probe says of their arrival."""
     run.engine.sync(run.policy)
     return run.probe.check()
+
+
+def evaluate_if_due(run: Run) -> None:
+    """avg@k on the held-out problems, which are never trained on."""
+    if not evaluation_is_due(run):
+        return
+    config = run.config
+    samples = evaluate(
+        run.engine, run.grader, run.held_out, config.eval_k, config.max_tokens,
+        temperature=config.temperature, seed=f"{config.seed}/{run.state['step']}",
+        progress="  evaluating")
+    rows = with_rewards(in_order(samples, run.held_out, config.eval_k))
+    # A resumed run starts without this cache, and keys from a cache round differently.
+    run.engine.clear_cache()
+    record_evaluation(rows, report_by_set(rows, config.eval_data), run)
 
 
 # ------------------------------------------------------------------------------ the update

@@ -19,7 +19,7 @@ import argparse
 import os
 from concurrent.futures import Future
 
-from parts.files import shown
+from parts.folder import shown
 from parts.grader import OwnReward, WorkerPool
 from verifier import answers
 from verifier.answers import exact

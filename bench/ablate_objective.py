@@ -44,8 +44,7 @@ PRECISION = {
     **{dtype: ["--rollout-dtype", dtype] for dtype in ENGINES},
     "eight": ["--rollout-dtype", "fp8", "--kv-cache-dtype", "fp8"], "coarse2": LOW, "coarse1": LOW}
 COMMON = ["--model", "tiny-moe", "--sampler", "uniform", "--n", "8", "--warmup-steps", "8",
-          "--max-tokens", "48", "--eval-questions", "120", "--eval-k", "4",
-          "--checkpoint-every", "1000"]
+          "--max-tokens", "48", "--eval-questions", "120", "--eval-k", "4"]
 PARTS = {
     "clip": ["--clip"], "noclip": ["--no-clip"], "dppo": ["--mask", "dppo"],
     "icepop": ["--mask", "icepop"], "grpo": ["--objective", "grpo"],

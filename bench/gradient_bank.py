@@ -66,14 +66,14 @@ def fill() -> None:
 def open_run(config, grader):
     """The problems by name, and engine and policy with the adapter of the run's last checkpoint."""
     from parts import run
-    from parts.checkpoint import newest_sound
     from parts.data import Stream
+    from parts.folder import find_adapter
     from parts.policy import load_adapter
 
     path, tokenizer = run.find_model(config)
     train, held_out = run.load_data(config, tokenizer, grader)
     engine = run.start_engine(config, path, tokenizer)
-    policy, _ = load_adapter(path, str(newest_sound(RUN)), "float32")
+    policy, _ = load_adapter(path, find_adapter(str(RUN)), "float32")
     engine.sync(policy)
     problems = {f"train-{i}": p for i, p in enumerate(Stream(train, seed=31).take(TRAIN))}
     return problems | {f"held-{i}": p for i, p in enumerate(held_out)}, engine, policy

@@ -20,7 +20,7 @@ from skills import LETTER, at, run_name
 from study import T_95, T_99, of, shown
 
 from parts import problems
-from parts.files import read_rows
+from parts.folder import read_rows
 from parts.metrics import PATIENCE
 
 STUDY = "longer_skills"

@@ -10,7 +10,7 @@ with what had been spent by then.
 import skills
 import study
 
-from parts.files import read_rows
+from parts.folder import read_rows
 
 STUDY = "real_race"
 SEEDS = range(40, 45)

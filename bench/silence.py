@@ -16,7 +16,7 @@ from statistics import fmean
 import study
 from gradient_bank import RULES, coefficients
 
-from parts.files import read_rows
+from parts.folder import read_rows
 
 ORDERS = 50
 NEAR = dict(silent=0.04, draws=1.0)

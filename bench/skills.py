@@ -14,12 +14,12 @@ from statistics import mean
 import study
 from study import of
 
-from parts.files import read_rows
+from parts.folder import read_rows
 
 RUNS = study.ROOT / "runs" / "skills"
 QUESTIONS = 192  # held out: four of each letter
 COMMON = ["--model", "tiny-skills", "--eval-data", "builtin-skills", "--max-tokens", "16",
-          "--eval-questions", str(QUESTIONS), "--log-groups", "all", "--checkpoint-every", "0"]
+          "--eval-questions", str(QUESTIONS), "--log-groups", "all"]
 LETTER = re.compile(r"\d([A-Za-z])\d=\?")
 EQUAL = 0.03  # an interval around 0 within this is called equal
 

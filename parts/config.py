@@ -17,8 +17,8 @@ import tyro
 from ada_sampler import RULES, SamplerConfig
 from parts.data import (HELD_OUT, default_data, default_eval_data, default_template, keys_of,
                         made_for_others, require_files)
-from parts.files import is_text, quiet_end, shown
-from parts.folder import never_stepped, run_of, settings
+from parts.folder import (find_adapter, is_text, never_stepped, quiet_end, run_of, settings,
+                          shown)
 from parts.grader import require_function
 from parts.machine import (build_for_cpu, default_dtype, default_micro_tokens, default_sync,
                            require_effect)
@@ -50,9 +50,8 @@ ROOM = dict(max_tokens=160, max_prompt_tokens=640)  # and for problems that are 
 # Settings that may differ on --resume: they change how long, how fast and where a run goes on and
 # how often it is looked at, but not what its logs mean. Any other would mix two runs in one log.
 RESUMABLE = frozenset({
-    "name", "resume", "steps", "lr", "eval_every", "checkpoint_every", "keep_checkpoints",
-    "sync", "engine_memory", "sleep", "engine_sequences", "micro_tokens", "graders",
-    "log_groups", "report_to", "train_anyway"})
+    "name", "resume", "steps", "lr", "eval_every", "keep_every", "sync", "engine_memory", "sleep",
+    "engine_sequences", "micro_tokens", "graders", "log_groups", "report_to", "train_anyway"})
 
 
 def limited(default, least, most, also=()):
@@ -199,10 +198,8 @@ class RunSettings:
     """held-out problems used, of each set of --eval-data; 0 = auto"""
     eval_k: int = limited(8, least=1, most=10**4)
     """samples per held-out problem"""
-    checkpoint_every: int = limited(20, least=0, most=10**6)
-    """steps between checkpoints (one comes last in any case); 0 = only this one"""
-    keep_checkpoints: int = limited(2, least=1, most=10**6)
-    """checkpoints kept; older ones are removed"""
+    keep_every: int = limited(0, least=0, most=10**6)
+    """each step is saved and the newest two stay; this keeps every so many-th for good; 0 = none"""
     train_anyway: bool = False
     """go on although the first steps have nothing to learn from"""
     log_groups: str = "2"
@@ -612,8 +609,6 @@ def parse_eval(argv: list[str] | None = None) -> EvalConfig:
         config = parse_flags(EvalConfig, argv, *about)
         known = small_defaults(config) if is_small(config.model) else {}
         if config.adapter:
-            from parts.policy import find_adapter  # which imports torch
-
             adapter = find_adapter(config.adapter)
             known = as_in_its_run(adapter, config.data) or known
         config = parse_flags(EvalConfig, argv, *about, defaults=known)

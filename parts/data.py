@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from parts.files import counted, is_text, read_json, shown, write_safely
+from parts.folder import counted, is_text, read_json, shown, write_safely
 from parts.models import SMOLLM, TINY, is_small
 from parts.problems import BUILTIN
 from parts.sources import (

@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from tqdm import tqdm
 
 from parts.machine import build_for_cpu, require_precision
-from parts.stop import Interrupted, Stop
 
 TOO_SMALL = ("The engine's share of memory is too small for its cache of keys and values: raise "
              "--engine-memory (on a CPU: VLLM_CPU_KVCACHE_SPACE, in GiB), or lower --max-tokens.")
@@ -403,9 +402,9 @@ def merged_weights(policy):
 
 # ------------------------------------------------------------------------- as the sampler sees it
 class WatchedEngine:
-    """The engine for ada_sampler.py: with a progress bar, and a way out for Ctrl-C.
+    """The engine for ada_sampler.py, with a progress bar.
 
-    It notes on every rollout between which engine steps it was written. `step` raises Interrupted.
+    It notes on every rollout between which engine steps it was written.
     """
 
     def __init__(self, engine, max_tokens: int):
@@ -420,8 +419,6 @@ class WatchedEngine:
         self.engine.submit(key, problem.prompt_ids, self.max_tokens, **how)
 
     def step(self) -> list:
-        if Stop.requested:
-            raise Interrupted
         finished = self.engine.step()
         self.steps += 1
         for key, rollout in finished:

@@ -12,10 +12,9 @@ import re
 import shutil
 from pathlib import Path
 
-from parts.checkpoint import complete, damage, newest_sound, step_of
-from parts.files import counted, quiet_end, replacing, shown
-from parts.folder import require_same, settings, weights_of
-from parts.models import fetch_model, load_tokenizer, resolve_model
+from parts.folder import (checkpoints, counted, quiet_end, replacing, require_same, settings,
+                          shown, step_of)
+from parts.models import fetch_model, load_tokenizer, resolve_model, weights_of
 from parts.plot import rows_by_step
 from parts.prompts import make_prompts, needs_start, stop_ids
 
@@ -29,21 +28,12 @@ EXAMPLE = "7+5-4=?"
 
 # ------------------------------------------------------------------------------ what is exported
 def find_checkpoint(place: Path) -> Path:
-    """`place` is a checkpoint, or a run, whose newest sound checkpoint is meant.
-
-    Raises SystemExit if there is none, or if it is damaged.
-    """
-    if place.parent.name != "checkpoints":
-        newest = newest_sound(place)
-        if newest is None:
-            raise SystemExit(f"{shown(place)} has no checkpoint: give the folder of a run that has "
-                             "been trained, such as runs/NAME.")
-        return newest
-    problem = damage(place) if place in complete(place.parent.parent) else "or not finished"
-    if problem:
-        raise SystemExit(f"{shown(place)} is damaged ({shown(problem)}): give another checkpoint, "
-                         "such as step-000100, or the folder of a run.")
-    return place
+    """`place` is a checkpoint, or a run, whose newest one is meant. SystemExit if there is none."""
+    found = [place] if place in checkpoints(place.parent.parent) else checkpoints(place)
+    if not found:
+        raise SystemExit(f"{shown(place)} has no checkpoint: give the folder of a run that has "
+                         "been trained, such as runs/NAME, or one in runs/NAME/checkpoints.")
+    return found[-1]
 
 
 def settings_for_export(run: Path) -> dict:

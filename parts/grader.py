@@ -36,7 +36,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from parts.files import digest_of, shown
+from parts.folder import digest_of, shown
 
 RECYCLE = 5000  # questions after which a worker is replaced: sympy's caches grow
 CPU_SHARE = 3 / 8  # share of the time limit that may be CPU time; honest answers take up to 0.3 s

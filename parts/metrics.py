@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from parts.files import read_rows, shown
+from parts.folder import read_rows, shown
 from parts.grader import NO_VERDICT
 
 DECIMALS = 7  # of a log-prob: enough to compute a token's term of Eq. 7 again to 1e-6

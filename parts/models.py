@@ -3,6 +3,7 @@
 Code that comes with a model's folder is never run.
 """
 import contextlib
+import hashlib
 import importlib.util
 import json
 import os
@@ -12,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from parts.files import damage, shown
+from parts.folder import digest_of, shown
 from parts.sources import ask_hub
 
 TINY = ("tiny", "tiny-moe", "tiny-skills")  # built in, made by models/make.py
@@ -236,3 +237,49 @@ def own_class(config):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return getattr(module, shared.__name__)
+
+
+# ------------------------------------------------------------------------------ sound weights
+def weights_of(path: str) -> dict[str, str]:
+    """{"model": hash of the base model's weights}; `path`: a folder or a hub id.
+
+    An adapter is useless without the weights that it was trained on, and a folder or a name on the
+    hub may hold others tomorrow.
+    """
+    folder = Path(path)
+    if not folder.is_dir():  # the engine is about to download the same files
+        import huggingface_hub
+
+        with loading("model", path):
+            folder = Path(huggingface_hub.snapshot_download(
+                path, allow_patterns="*.safetensors", ignore_patterns=["*/*", "consolidated*"]))
+    found = {file.name: digest_of(file) for file in sorted(folder.glob("*.safetensors"))}
+    return dict(model=hashlib.sha256(json.dumps(found).encode()).hexdigest())
+
+
+def seal(folder: Path) -> None:
+    """List the files of a folder, with sizes and hashes, in its manifest.json."""
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    manifest = {path.name: size_and_hash(path) for path in files}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def size_and_hash(path: Path) -> list:
+    return [path.stat().st_size, digest_of(path)]
+
+
+def damage(folder: Path, needed: tuple[str, ...]) -> str:
+    """What is wrong with a sealed folder, in words; empty if it is sound. `needed`: its files."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        if not isinstance(manifest, dict):
+            return "manifest.json is not what was written"
+        missing = [name for name in needed if name not in manifest]
+        if missing:
+            return f"manifest.json does not know {missing[0]}"
+        for name, known in manifest.items():
+            if size_and_hash(folder / name) != known:
+                return f"{name} is not what was written"
+    except (OSError, ValueError, RecursionError) as error:
+        return str(error)
+    return ""

@@ -6,8 +6,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from parts.checkpoint import complete
-from parts.files import read_json, shown
+from parts.folder import read_json, shown
 from parts.machine import BFLOAT16_CARD, capability
 from parts.models import load_model
 from parts.routing_replay import ROUTERS, RoutingReplay
@@ -105,17 +104,6 @@ def loss_scale(dtype: str, device: str) -> torch.amp.GradScaler:
 
 
 # ------------------------------------------------------------- an adapter for eval.py and an export
-def find_adapter(name: str) -> str:
-    """The adapter's folder; of a training run, its last checkpoint. SystemExit if there is none."""
-    checkpoints = complete(Path(name))
-    folder = checkpoints[-1] if checkpoints else Path(name)
-    for file in ("adapter_config.json", "adapter_model.safetensors"):
-        if not (folder / file).exists():
-            raise SystemExit(
-                f"{shown(folder)} has no {file}: --adapter takes a PEFT folder, or a run's folder.")
-    return str(folder)
-
-
 def read_config(adapter: str) -> dict:
     """The adapter's own config. Raises SystemExit unless it is a plain LoRA adapter.
 

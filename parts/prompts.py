@@ -14,7 +14,7 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
-from parts.files import counted, is_text, shown
+from parts.folder import counted, is_text, shown
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 STEP_BY_STEP = "Let's think step by step and output the final answer within \\boxed{}."

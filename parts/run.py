@@ -1,20 +1,23 @@
 """A run: where model, optimizer and data come from, and how a run is logged, saved and ended.
 
-`prepare` makes everything before the first step, and its helpers follow it in that order. The
-second half sees to it that nothing is lost when a run fails. Why a resumed run is
-the same run, bit by bit: docs/faults.md.
+`prepare` makes everything before the first step, and its helpers follow it in that order.
+
+A run may die at any moment: each step ends in a checkpoint, and the step that was running is lost.
+So nothing is undone or saved when something fails. --resume goes on from the newest checkpoint, to
+the same bits on a CPU (docs/faults.md says why).
 """
 import contextlib
 import faulthandler
-import io
+import importlib
 import os
 import random
 import signal
 import sys
+import time
 import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import IO
 
 import torch
@@ -22,36 +25,31 @@ from tqdm import tqdm
 from transformers import AutoConfig
 
 from ada_sampler import Estimator
-from parts import checkpoint, files
+from parts import folder as folders
 from parts.config import Config, small_in_one_line
 from parts.data import (Problem, Stream, check_golds, digest, keys_of,
                         load_train_and_held_out, remember)
 from parts.engine import Engine, seed_everything
-from parts.files import quiet_end, shown
-from parts.folder import claim, note_start, own_files, require_same, weights_of
+from parts.folder import (LOGS, append, claim, has_step, keep_rows, note_start, own_files,
+                          quiet_end, read_rows, require_same, shown)
 from parts.grader import WorkerPool
 from parts.logprobs import Row, token_logprobs
 from parts.machine import (build_for_cpu, fit_in_memory, in_one_line, out_of_memory,
                            parameters_of)
 from parts.metrics import group_row, recorded, watch
-from parts.models import check_family, fetch_model, is_small, load_tokenizer, loading
+from parts.models import (check_family, fetch_model, is_small, load_tokenizer, loading,
+                          weights_of)
 from parts.plot import draw_run
 from parts.policy import load_policy
 from parts.probe import Probe, limits
 from parts.prompts import add_prompts, show_prompts, stop_ids
 from parts.routing_replay import choose_replay, is_supported
-from parts.stop import Interrupted, Stop, timed
-from parts.track import Tracker, open_tracker
-
-LOGS = ("metrics.jsonl", "groups.jsonl", "answers.jsonl", "eval.jsonl")
-EVALUATING = "evaluating"  # the folder with the samples of an unfinished evaluation
-LOGGED_AS = dict(sampling="sample", update="train")  # seconds_sample, seconds_train
+from parts.sources import expand
 
 
 def fresh_state() -> dict:
     """What a checkpoint remembers besides weights and optimizer; plain JSON."""
-    return dict(step=0, evaluated=-1, accuracy={}, samples_total=0, tokens_total=0,
-                seconds_total=0.0)
+    return dict(step=0, samples_total=0, tokens_total=0, seconds_total=0.0)
 
 
 @dataclass
@@ -70,11 +68,12 @@ class Run:
     stream: Stream  # the training problems, shuffled anew in each epoch
     estimator: Estimator  # the pass rates that ada-est remembers
     probe: Probe
-    tracker: Tracker | None = None  # --report-to
-    saved: int = 0  # the step of the newest checkpoint
+    tracker: ModuleType | None = None  # --report-to
     state: dict = field(default_factory=fresh_state)
+    accuracy: dict = field(default_factory=dict)  # held-out set -> avg@k of the last evaluation
+    evaluated: int = -1  # the step of that evaluation
+    seconds_save: float = 0.0  # what the last checkpoint took
     bar: tqdm | None = None
-    before: bytes = b""  # a snapshot of the run before the current step
 
     def steps(self):
         """The steps that are still to be done, with a progress bar."""
@@ -92,7 +91,7 @@ def prepare(config: Config, grader) -> Run:
     """
     faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # kill -USR1 PID shows the threads
     found = before_the_engine(config, grader)  # folder, model files, problems, checkpoint
-    tracker = open_tracker(found.folder, config.report_to, settings_of(config))
+    tracker = open_tracker(found.folder, config)
     engine = start_engine(config, found.path, found.tokenizer)
     policy = load_policy(
         found.path, dtype=config.dtype, rank=config.lora_rank, alpha=config.lora_alpha,
@@ -102,9 +101,6 @@ def prepare(config: Config, grader) -> Run:
     probe = start_probe(config, engine, policy, found.held_out)
     run = Run(found.folder, found.lock, config, engine, policy, optimizer, schedule, grader,
               found.held_out, Stream(found.train, config.seed), Estimator(), probe, tracker)
-    after_step = checkpoint.step_of(found.newest) if found.newest else 0
-    note_start(found.folder, settings_of(config), after_step, found.inputs)
-    remember(found.folder, found.train, found.held_out)
     resume(run, found.newest)
     return run
 
@@ -119,9 +115,11 @@ def before_the_engine(config: Config, grader) -> SimpleNamespace:
     inputs = dict(problems=f"{digest(train)}, held out: {digest(held_out)}")
     inputs |= own_files(config) | weights_of(path)
     require_same(folder, inputs)
-    return SimpleNamespace(
-        folder=folder, lock=lock, path=path, tokenizer=tokenizer, train=train, held_out=held_out,
-        inputs=inputs, newest=checkpoint.newest_sound(folder))
+    newest = next(reversed(folders.checkpoints(folder)), None)
+    note_start(folder, settings_of(config), folders.step_of(newest) if newest else 0, inputs)
+    remember(folder, train, held_out)
+    return SimpleNamespace(folder=folder, lock=lock, path=path, tokenizer=tokenizer, train=train,
+                           held_out=held_out, newest=newest)
 
 
 def find_model(config: Config):
@@ -241,42 +239,44 @@ def settings_of(config: Config) -> dict:
 
 # ------------------------------------------------------------------ after a step
 def record(step: int, groups, metrics: dict, run: Run) -> None:
-    """Log a finished step and save a checkpoint if one is due. Ends a run that goes wrong."""
-    config, state = run.config, run.state
+    """Log a finished step, then save it. Raises SystemExit, one sentence, if the run goes wrong."""
+    state = run.state
     log(step, groups, metrics, run)
-    if run.tracker:
-        run.tracker.send()
     state["step"] = step
     why = watch(step, groups, metrics, run)
+    save(run)
     if why:
-        give_up(run, why)
-    if every(config.checkpoint_every, step) or step == config.steps or Stop.requested:
-        save(run)
-
-
-def every(count: int, step: int) -> bool:
-    """Whether this step is one of every `count`; never, if that is 0."""
-    return count > 0 and step % count == 0
+        raise SystemExit(why)
 
 
 def log(step: int, groups, metrics: dict, run: Run) -> None:
-    """One line of metrics.jsonl, and one of groups.jsonl for every prompt that is recorded."""
+    """One line of metrics.jsonl, and one of groups.jsonl for every prompt that is recorded.
+
+    seconds_save is what the checkpoint before took: this step's own is written after its log.
+    """
     for key in ("samples", "tokens", "seconds"):
         run.state[f"{key}_total"] += metrics[key]
         metrics[f"{key}_total"] = run.state[f"{key}_total"]
-    files.append(run.folder / "metrics.jsonl", dict(step=step, **metrics))
+    metrics["seconds_save"] = run.seconds_save
+    append(run.folder / "metrics.jsonl", dict(step=step, **metrics))
+    track(run, "train", step, metrics)
     for group in recorded(groups, run.config.log_groups):
         row = group_row(step, group, run.engine.tokenizer)
-        files.append(run.folder / "groups.jsonl", row)
+        append(run.folder / "groups.jsonl", row)
+
+
+def save(run: Run) -> None:
+    """Write a checkpoint of everything that decides what happens next."""
+    run.state |= dict(cursor=run.stream.cursor, estimator=run.estimator.state_dict())
+    seconds = {}
+    with timed(seconds, "save"):
+        folders.save(run.folder, run.policy, run.optimizer, run.schedule, run.state,
+                     run.config.keep_every)
+    run.seconds_save = seconds["seconds_save"]
 
 
 def show(metrics: dict, run: Run) -> None:
-    """Put the step's numbers beside the progress bar, and draw the curves with every checkpoint.
-
-    (With the last checkpoint `finish` draws them.)
-    """
-    if run.saved == run.state["step"] < run.config.steps:
-        draw_run(run.folder)
+    """Put the step's numbers beside the progress bar."""
     run.bar.set_postfix_str(
         f"reward {metrics['reward_first_round']:.2f}  held-out {accuracy(run, '.2f')}  "
         f"samples {metrics['samples']}  no signal {metrics['zero_signal']:.0%}", refresh=False)
@@ -284,7 +284,7 @@ def show(metrics: dict, run: Run) -> None:
 
 def accuracy(run: Run, unit: str) -> str:
     """avg@k of the last evaluation, of each held-out set."""
-    known = run.state["accuracy"].items()
+    known = run.accuracy.items()
     names = {name: f"{shown(name)} " for name, _ in known} if len(known) > 1 else {}
     return ", ".join(f"{names.get(name, '')}{avg:{unit}}" for name, avg in known) or "not known yet"
 
@@ -294,140 +294,134 @@ def unit_of(config: Config) -> str:
     return ".3g" if config.reward else ".1%"
 
 
-# ------------------------------------------------------------------ nothing is lost
 @contextlib.contextmanager
-def phase(run: Run, name: str, seconds: dict):
-    """Around the sampling, update and sync of a step, and around an evaluation: takes its time, and
-    undoes a step or evaluation that breaks off.
+def timed(seconds: dict, phase: str):
+    """Add the wall time of a phase to seconds["seconds_PHASE"]."""
+    start = time.perf_counter()
+    yield
+    key = f"seconds_{phase}"
+    seconds[key] = seconds.get(key, 0.0) + time.perf_counter() - start
 
-    Its problems can then be drawn again. After a failure the run is saved as it was before the
-    step, and ends with a sentence. Ctrl-C (Interrupted) is passed on.
+
+# ------------------------------------------------------------------ after an evaluation
+def evaluation_is_due(run: Run) -> bool:
+    """Before step 1, every --eval-every steps, after the last one; once."""
+    config, step = run.config, run.state["step"]
+    due = step in (0, config.steps) or config.eval_every and step % config.eval_every == 0
+    return bool(due) and run.evaluated != step
+
+
+def record_evaluation(rows: list[dict], results: dict[str, dict], run: Run) -> None:
+    """Log an evaluation: its answers, and the `eval.report` of each held-out set.
+
+    A line of eval.jsonl for each set, and one on the screen. Then the curves are drawn.
     """
-    if name in ("sampling", "evaluation"):
-        run.before = snapshot(run)
-    try:
-        with timed(seconds, LOGGED_AS.get(name, name)):
-            yield
-    except Interrupted:
-        put_back(run)
-        raise
-    except (Exception, SystemExit) as error:
-        put_back(run)
-        if run.state["step"]:  # a checkpoint of step 0 would hold nothing
-            save(run)
-        why = sentence(error, name, run).removesuffix(".")
-        raise SystemExit(f"{why}; {checkpoint.saved_so_far(run.folder)}") from error
-
-
-def snapshot(run: Run) -> bytes:
-    """A copy, in main memory, of all that a step changes."""
-    copied = io.BytesIO()
-    torch.save(dict(
-        cursor=run.stream.cursor, estimator=run.estimator.state_dict(),
-        adapter=[p.detach() for p in run.policy.parameters() if p.requires_grad],
-        others=[part.state_dict() for part in optimizer_parts(run)]), copied)
-    return copied.getvalue()
-
-
-def put_back(run: Run) -> None:
-    """Make the run what it was when `run.before` was taken."""
-    before = torch.load(io.BytesIO(run.before), weights_only=True, map_location="cpu")
-    run.stream.cursor = before["cursor"]
-    run.estimator.load(before["estimator"])
-    weights = [p for p in run.policy.parameters() if p.requires_grad]
-    for p, value in zip(weights, before["adapter"]):
-        p.data.copy_(value)
-    for part, state in zip(optimizer_parts(run), before["others"]):
-        part.load_state_dict(state)
-
-
-def optimizer_parts(run: Run) -> tuple:
-    return run.optimizer, run.schedule, run.policy.loss_scale
-
-
-def sentence(error: BaseException, phase: str, run: Run) -> str:
-    """What has ended the phase; error.txt gets the traceback of an unexpected error."""
-    if isinstance(error, SystemExit):  # such as the probe's
-        return str(error)
-    if out_of_memory(error):
-        return (f"Out of memory in the {phase}: lower --micro-tokens (now "
-                f"{run.config.micro_tokens}) or --engine-memory")
-    return (f"The {phase} failed: {type(error).__name__}: {shown(error)} "
-            f"(see {note_error(run.folder)})")
-
-
-def note_error(folder: Path, name: str = "error.txt") -> Path:
-    """Write down the traceback of the current exception."""
-    files.write_safely(folder / name, traceback.format_exc())
-    return folder / name
-
-
-# ------------------------------------------------------------------ saved, resumed, ended
-def save(run: Run) -> None:
-    """Write a checkpoint of everything that decides what happens next."""
-    run.state |= dict(cursor=run.stream.cursor, estimator=run.estimator.state_dict())
-    checkpoint.save(run.folder, run.policy, run.optimizer, run.schedule, run.state,
-                    run.config.keep_checkpoints)
-    run.saved = run.state["step"]
-
-
-def resume(run: Run, newest: Path | None) -> None:
-    """Load the newest checkpoint, if there is one, and cut the logs back to it."""
-    if newest:
-        run.state |= checkpoint.restore(newest, run.policy, run.optimizer, run.schedule)
-        run.stream.cursor = run.state["cursor"]
-        run.estimator.load(run.state["estimator"])
-        print(f"continuing after step {run.state['step']}")
-    last = run.state["step"] if newest else -1
-    for log in (*(run.folder / name for name in LOGS), *run.folder.glob(f"{EVALUATING}/*.jsonl")):
-        files.keep_rows(log, lambda row: files.has_step(row) and row["step"] <= last)
-    done = list(files.read_rows(run.folder / "eval.jsonl"))
-    if done:  # an evaluation follows the checkpoint of its step, so only the log knows of it
-        run.state["evaluated"] = done[-1]["step"]
-    run.state["accuracy"] = {row["data"]: row["avg"] for row in done}
-    run.saved = run.state["step"]
-
-
-def close(run: Run) -> None:
-    """Save what is not saved yet, close engine and tracker, draw the curves."""
-    if run.state["step"] > run.saved:
-        save(run)
-    run.engine.close()
-    if run.tracker:
-        run.tracker.close()
-    if run.state["step"]:
+    config, state = run.config, run.state
+    record_answers(rows, run)
+    totals = {key: value for key, value in state.items() if key.endswith("_total")}
+    append(run.folder / "eval.jsonl", *(
+        dict(step=state["step"], **totals, data=name, temperature=config.temperature, **result)
+        for name, result in results.items()))
+    run.evaluated = state["step"]
+    run.accuracy = {name: result["avg"] for name, result in results.items()}
+    for name, result in results.items():
+        several = len(results) > 1
+        tqdm.write(evaluation_line(f" on {shown(name)}" * several, result, run))
+        track(run, f"held_out/{name}" if several else "held_out", state["step"], result)
+    if state["step"]:
         draw_run(run.folder)
 
 
-def give_up(run: Run, why: str) -> None:
-    close(run)
-    raise SystemExit(why)
+def record_answers(rows: list[dict], run: Run) -> None:
+    """A line of answers.jsonl for each problem: how many answers are right, and the first one."""
+    k = run.config.eval_k
+    for q, problem in enumerate(run.held_out):
+        own = rows[q * k:(q + 1) * k]
+        right = sum(row["status"] == "correct" for row in own)
+        append(run.folder / "answers.jsonl", dict(
+            step=run.state["step"], id=problem.id, level=problem.level, problem=problem.problem,
+            gold=problem.answer, right=right, k=k, status=own[0]["status"], text=own[0]["text"]))
+
+
+def evaluation_line(where: str, result: dict, run: Run) -> str:
+    """`where` names the set, if there are several."""
+    config, state, unit = run.config, run.state, unit_of(run.config)
+    above = f", {result['correct']:.1%} above the threshold" if config.reward else ""
+    return (f"step {state['step']:5d}   held-out avg@{config.eval_k}{where} {result['avg']:6{unit}}"
+            f" [{result['ci_low']:{unit}}, {result['ci_high']:{unit}}]{above}   "
+            f"{state['samples_total']:,} samples, {state['seconds_total']:,.0f} s of training")
+
+
+# ------------------------------------------------------------------ a tracker, if one is wanted
+def open_tracker(folder: Path, config: Config) -> ModuleType | None:
+    """--report-to: the package itself, for both have the same init, log and finish.
+
+    Raises SystemExit, one sentence, if it does not start.
+    """
+    kind = config.report_to
+    if kind == "none":
+        return None
+    first_start = folders.read_config(folder)["starts"][0]["time"]
+    name = f"{config.name}-{first_start}".replace(":", "")  # a resumed run goes on under it
+    os.environ.setdefault("WANDB_RUN_ID", name)
+    try:
+        tracker = importlib.import_module(kind)
+        tracker.init(project="minirl", name=name, config=settings_of(config), resume="allow")
+    except Exception as error:  # each package raises its own kinds
+        raise SystemExit(f"{kind} did not start ({shown(error)}): install it with `pip install "
+                         f"{kind}` or mend what it says, or leave --report-to out.") from error
+    return tracker
+
+
+def track(run: Run, prefix: str, step: int, row: dict) -> None:
+    """Send the numbers of a log's row. A tracker that fails costs a warning, never the run."""
+    if run.tracker:
+        numbers = {f"{prefix}/{key}": value for key, value in row.items()
+                   if isinstance(value, int | float) and key != "step"}
+        try:
+            run.tracker.log(numbers, step=step)
+        except Exception as error:
+            tqdm.write(f"WARNING: step {step} did not reach {run.config.report_to} "
+                       f"({type(error).__name__}: {shown(error)}); the run's own logs have it")
+
+
+# ------------------------------------------------------------------ resumed, ended
+def resume(run: Run, newest: Path | None) -> None:
+    """Load the newest checkpoint, if there is one, and cut the logs back to it.
+
+    An evaluation follows the checkpoint of its step. If it was not finished, it is made again.
+    """
+    if newest is None:
+        return
+    run.state |= folders.restore(newest, run.policy, run.optimizer, run.schedule)
+    run.stream.cursor = run.state["cursor"]
+    run.estimator.load(run.state["estimator"])
+    last = run.state["step"]
+    print(f"continuing after step {last}")
+    known = list(read_rows(run.folder / "eval.jsonl"))
+    sets = len(expand(run.config.eval_data))
+    finished = sum(row["step"] == last for row in known) == sets
+    for log in LOGS:
+        upto = last if finished or log in ("metrics.jsonl", "groups.jsonl") else last - 1
+        keep_rows(run.folder / log, lambda row: has_step(row) and row["step"] <= upto)
+    for row in known:
+        if row["step"] < last or finished and row["step"] == last:
+            run.evaluated = row["step"]
+            run.accuracy[row["data"]] = row["avg"]
 
 
 def finish(run: Run) -> None:
-    """Close the run and say how to go on.
-
-    Raises SystemExit when steps are left to do; its code is that of the signal.
-    """
-    close(run)
-    config, step = run.config, run.state["step"]
-    go_on = f"{program()} --name {config.name} --resume"
-    complete = step >= config.steps and run.state["evaluated"] == step
-    if not complete:
-        print(f"stopped after step {step}; continue with: {go_on}")
-    at = run.state["evaluated"]
-    of_step = f" (step {at})" if 0 <= at < step else ""
-    print(f"held-out avg@{config.eval_k}: {accuracy(run, unit_of(config))}{of_step}; "
-          f"curves: {run.folder / 'curves.png'}; adapter: {run.folder / 'checkpoints'}")
-    if not complete:
-        raise SystemExit(128 + (Stop.requested or signal.SIGTERM))  # so a scheduler sees: not done
-    print(f"next: look into it with {python()} explore.py {run.folder}\n"
-          f"      go on with        {go_on} --steps {max(200, 2 * step)}")
-
-
-def program() -> str:
-    """The command that starts a run from here."""
-    return f"{python()} minirl.py"
+    """Close what is open, draw the curves, and say how to go on."""
+    run.engine.close()
+    if run.tracker:
+        run.tracker.finish()
+    draw_run(run.folder)
+    config = run.config
+    print(f"held-out avg@{config.eval_k}: {accuracy(run, unit_of(config))}; curves: "
+          f"{run.folder / 'curves.png'}; adapter: {run.folder / 'checkpoints'}\n"
+          f"next: look into it with {python()} explore.py {run.folder}\n"
+          f"      go on with        {python()} minirl.py --name {config.name} --resume --steps "
+          f"{max(200, 2 * run.state['step'])}")
 
 
 def python() -> str:
@@ -438,17 +432,38 @@ def python() -> str:
 
 @contextlib.contextmanager
 def last_words(config: Config):
-    """Around the whole program: a full disk ends it in a sentence that says what is saved."""
+    """Around the whole program: however it ends, it says what is saved and how to go on.
+
+    SIGTERM, or a terminal that closes, ends it as sys.exit does: temporary folders are removed. For
+    Ctrl-C Python raises KeyboardInterrupt. The exit code tells a scheduler that it is not done.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup sets that
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     folder = Path("runs", config.name)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a KeyboardInterrupt again
     with quiet_end():
         try:
             yield
-        except KeyboardInterrupt:  # before `Stop` takes care of it
-            raise SystemExit("stopped before the first step: nothing is lost") from None
-        except BrokenPipeError:
-            print("Nobody reads the output any more, so this program ends; "
-                  f"{checkpoint.saved_so_far(folder)}", file=sys.stderr)
+        except KeyboardInterrupt:
+            leave(f"stopped; {folders.saved_so_far(folder)}", 128 + signal.SIGINT)
+        except SystemExit as ended:
+            if ended.code in (128 + signal.SIGTERM, 128 + signal.SIGHUP):
+                leave(f"stopped; {folders.saved_so_far(folder)}", ended.code)
             raise
-        except OSError as error:
-            raise SystemExit(f"{shown(error)}; {checkpoint.saved_so_far(folder)}") from error
+        except BrokenPipeError:
+            leave(f"Nobody reads the output any more; {folders.saved_so_far(folder)}", 1)
+        except OSError as error:  # such as a full disk
+            leave(f"{shown(error)}; {folders.saved_so_far(folder)}", 1)
+        except Exception as error:
+            if out_of_memory(error):
+                leave(f"Out of memory: lower --micro-tokens (now {config.micro_tokens}) or "
+                      f"--engine-memory; {folders.saved_so_far(folder)}", 1)
+            traceback.print_exc()
+            leave(f"{type(error).__name__}; {folders.saved_so_far(folder)}", 1)
+
+
+def leave(words: str, code: int):
+    """End the program with a sentence on stderr and an exit code."""
+    print(f"\n{words}", file=sys.stderr)
+    raise SystemExit(code) from None

@@ -13,7 +13,7 @@ import os
 import re
 from pathlib import Path
 
-from parts.files import shown
+from parts.folder import shown
 from parts.problems import BUILTIN
 from verifier.answers import find_boxes
 

@@ -20,7 +20,7 @@ from parts import run as running
 from parts.config import (SAMPLER_RANGES, Config, EvalConfig, ModelSettings, check_name,
                           check_ranges, name_of, parse, parse_eval, parse_flags,
                           resolve)
-from parts.run import every, prepare
+from parts.run import prepare
 
 
 def refusal(capsys, read, flags) -> str:
@@ -161,17 +161,15 @@ def test_the_held_out_problems_fit_the_training_data(settings, held_out):
 def test_what_is_given_is_not_replaced():
     given = dict(max_prompt_tokens=7, max_tokens=8, batch_prompts=9, lr=0.5, steps=11,
                  eval_questions=12, micro_tokens=13, data="a.jsonl", eval_data="b.jsonl",
-                 template="none", name="mine", eval_every=3, checkpoint_every=4)
+                 template="none", name="mine", eval_every=3, keep_every=4)
     found = asdict(resolve(Config(**given)))
     assert given == {name: found[name] for name in given}
 
 
 def test_zero_is_never_but_at_the_ends_also_when_a_run_goes_on():
     """A number in its place would stay when `steps` grows."""
-    config = resolve(Config(steps=30, eval_every=0, checkpoint_every=0))
-    assert (config.eval_every, config.checkpoint_every) == (0, 0)
-    assert [step for step in range(9) if every(0, step)] == []
-    assert [step for step in range(9) if every(4, step)] == [0, 4, 8]
+    config = resolve(Config(steps=30, eval_every=0, keep_every=0))
+    assert (config.eval_every, config.keep_every) == (0, 0)
 
 
 @pytest.mark.parametrize("settings, name", [

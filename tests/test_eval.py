@@ -19,14 +19,12 @@ from helpers import ROOT, lines, run_program
 import eval as evaluation  # the module has the name of a builtin
 from eval import bootstrap, compare, evaluate, pass_at_k, report, summarize
 from parts import policy as adapters
-from parts import files
+from parts import folder as folders
 from parts.config import Config, resolve
 from parts.data import keys_of, load_train_and_held_out, remember
-from parts.files import digest_of
-from parts.folder import is_sample, note_start, open_folder, own_files, weights_of
-from parts.models import fetch_model
+from parts.folder import digest_of, note_start, open_folder, own_files
+from parts.models import fetch_model, weights_of
 from parts.run import settings_of
-from parts.stop import Interrupted, Stop
 
 
 # ------------------------------------------------------------------------------------ the stand-ins
@@ -273,10 +271,16 @@ def test_the_table_has_a_line_per_set_and_one_for_the_weighted_average(capsys):
 
 
 # ----------------------------------------------------------------------------------------- sampling
-def test_evaluate_returns_rows_in_order():
+def sampled(engine, grader, problems, k, max_tokens, **how):
+    """All rows, in order."""
+    return evaluation.in_order(evaluate(engine, grader, problems, k, max_tokens, **how), problems,
+                               k)
+
+
+def test_evaluate_yields_a_row_for_every_sample():
     problems = [Question(f"q{i}", answer=str(i % 2), level="3" * (i == 0)) for i in range(5)]
     grader, engine = FakeGrader(), FakeEngine()
-    rows = evaluate(engine, grader, problems, k=4, max_tokens=9, temperature=0.25)
+    rows = sampled(engine, grader, problems, k=4, max_tokens=9, temperature=0.25)
     assert engine.temperatures == {0.25} and not grader.pending
     assert [(row["id"], row["sample"]) for row in rows] == [
         (f"q{i}", s) for i in range(5) for s in range(4)]
@@ -300,7 +304,7 @@ def test_routes_of_experts_are_let_go_while_the_engine_runs():
             self.seen += [rollout for _, rollout in finished]
             return finished
 
-    evaluate(Routed(), FakeGrader(), [Question("q")], k=9, max_tokens=9)
+    sampled(Routed(), FakeGrader(), [Question("q")], k=9, max_tokens=9)
     assert len(Routed.seen) == 9 and Routed.seen[-1].routes is None
 
 
@@ -309,14 +313,14 @@ def test_routes_of_experts_are_let_go_while_the_engine_runs():
     ("data/minervamath.jsonl", "minerva"), ("minerva/olympiad.jsonl", ""), ("math500", "")])
 def test_minerva_is_graded_in_its_own_style_wherever_it_comes_from(name, style):
     grader = FakeGrader()
-    evaluate(FakeEngine(), grader, [Question("q", source=name), Question("r")], 1, 9)
+    sampled(FakeEngine(), grader, [Question("q", source=name), Question("r")], 1, 9)
     assert grader.styles == {("eval", 0, 0): style, ("eval", 1, 0): ""}
 
 
 def seeds_of(problems, k=2, seed=0):
     """(set, question, sample) -> the seed that it is drawn from."""
     engine = FakeEngine()
-    evaluate(engine, FakeGrader(), problems, k, 9, seed=seed)
+    sampled(engine, FakeGrader(), problems, k, 9, seed=seed)
     assert engine.temperatures == {1.0}, "None would be the engine's own"
     return {(problems[q].source, problems[q].id, s): seed for (q, s), seed in engine.seeds.items()}
 
@@ -339,10 +343,10 @@ PROBLEMS = [problem for problems in SETS.values() for problem in problems]
 
 def finish(file, engine=None, problems=PROBLEMS, k=4, grader=None):
     """Does what is left to do, as `sample` does. Returns how many samples were there already."""
-    files.keep_rows(file, is_sample)
-    done = list(files.read_rows(file, is_sample))
-    evaluate(engine or FakeEngine(), grader or FakeGrader(), problems, k, 9, done=done,
-             on_rows=lambda rows: files.append(file, *rows))
+    folders.keep_rows(file, evaluation.is_sample)
+    done = list(folders.read_rows(file, evaluation.is_sample))
+    for row in evaluate(engine or FakeEngine(), grader or FakeGrader(), problems, k, 9, done=done):
+        folders.append(file, row)
     return len(done)
 
 
@@ -369,14 +373,8 @@ def test_half_a_line_goes_and_only_an_adapter_is_served_as_one_at_the_temperatur
     assert in_order(tmp_path / "eval.jsonl") == rows
 
 
-@pytest.fixture
-def at_once(monkeypatch):
-    """What is finished is written after every engine step."""
-    monkeypatch.setattr(evaluation, "SECONDS", 0)
-
-
 @pytest.mark.parametrize("steps", [0, 5, 40])
-def test_resumed_equals_uninterrupted(tmp_path, at_once, steps):
+def test_resumed_equals_uninterrupted(tmp_path, steps):
     """Also in length: what was short is done, what was long is drawn from the same seed again."""
     whole, stopped = tmp_path / "whole.jsonl", tmp_path / "stopped.jsonl"
     finish(whole)
@@ -400,14 +398,14 @@ def test_a_half_written_line_is_mended(tmp_path, cut, end):
     assert in_order(stopped) == in_order(whole) and stopped.read_text().count("\n") == 40
 
 
-def test_samples_are_written_while_the_engine_runs(monkeypatch):
-    """However slow the engine: here each of its steps takes ten seconds."""
-    clock = SimpleNamespace(monotonic=itertools.count(0, 10).__next__)
-    monkeypatch.setattr(evaluation, "time", clock)
-    written = []
-    rows = evaluate(FakeEngine(), FakeGrader(), PROBLEMS, 4, 9, on_rows=written.append)
-    assert len(written) > 10 and all(len(new) <= 9 for new in written)  # three at a time
-    assert evaluation.in_order(sum(written, []), PROBLEMS, 4) == rows
+def test_a_sample_is_there_one_engine_step_after_it_has_finished():
+    """So little is lost when the program dies, and the grader has had the time of a step."""
+    engine, lag = FakeEngine(), []
+    arrived, real = [], engine.step
+    engine.step = lambda: arrived.append(len(done := real())) or done
+    for count, _ in enumerate(evaluate(engine, FakeGrader(), PROBLEMS, 4, 9), 1):
+        lag.append(sum(arrived) - count)
+    assert len(lag) == 40 and max(lag) <= 2 * max(arrived) and lag[-1] == 0
 
 
 class OwnGrader(FakeGrader):
@@ -429,7 +427,7 @@ OWN_PROBLEMS = [problem for problems in OWN.values() for problem in problems]
 
 
 @pytest.mark.parametrize("left", [7, 4, 3, 0])
-def test_a_failed_reward_is_the_worst_of_the_whole_evaluation(tmp_path, at_once, left):
+def test_a_failed_reward_is_the_worst_of_the_whole_evaluation(tmp_path, left):
     """Also of a folder that was continued: nobody gains by breaking it."""
     file = tmp_path / "eval.jsonl"
     finish(file, problems=OWN_PROBLEMS, k=1, grader=OwnGrader())
@@ -465,76 +463,13 @@ def test_both_sides_of_a_comparison_have_all_rewards(tmp_path, monkeypatch):
 
 
 # ------------------------------------------------------------------- the evaluations of a training
-@pytest.fixture
-def training(tmp_path, monkeypatch):
-    """As much of a run as an evaluation needs; it samples at temperature 0.7."""
-    from parts import held_out
-    from parts.run import fresh_state
-
-    monkeypatch.setattr(held_out, "phase", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(Stop, "requested", False)
-
-    def made(name="run", **settings):
-        chosen = dict(temperature=0.7, eval_k=4, max_tokens=9, eval_data="a,minerva") | settings
-        return SimpleNamespace(
-            config=resolve(Config(**chosen)), engine=FakeEngine(), grader=FakeGrader(),
-            held_out=PROBLEMS, state=fresh_state(), tracker=None, folder=tmp_path / name,
-            evaluate=held_out.evaluate_if_due)
-
-    return made
-
-
-def logged(run):
-    return lines(run.folder / "eval.jsonl")
-
-
-def test_each_held_out_set_has_a_row_and_an_interval_of_its_own(training):
-    run = training()
-    run.evaluate(run)
-    rows = evaluate(FakeEngine(), FakeGrader(), PROBLEMS, 4, 9, seed="0/0")
-    for row, (name, problems) in zip(logged(run), SETS.items(), strict=True):
-        wanted = json.loads(json.dumps(report([r for r in rows if r["data"] == name])))
-        assert row["data"] == name and row["questions"] == len(problems)
-        assert wanted.items() <= row.items()
-    assert {style for (_, q, _), style in run.grader.styles.items() if q >= 7} == {"minerva"}
-    together = training("other", eval_data="held-out")  # one sample of whatever it was taken from
-    together.evaluate(together)
-    assert [(row["data"], row["questions"]) for row in logged(together)] == [("held-out", 10)]
-
-
-def test_an_interrupted_evaluation_in_training_is_taken_up_again(training, at_once, monkeypatch):
-    whole, run = training("whole"), training()
-    whole.evaluate(whole)
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(FakeEngine, "step", stopping(FakeEngine.step, after=20))
-        run.evaluate(run)
-    Stop.requested = False
-    kept = sum(len(file.open().readlines()) for file in run.folder.glob("evaluating/*"))
-    assert 0 < kept < 40 and not (run.folder / "eval.jsonl").exists()
-    run.engine, run.grader = FakeEngine(), FakeGrader()
-    run.evaluate(run)
-    assert len(run.engine.seeds) == 40 - kept and logged(run) == logged(whole)
-    assert not (run.folder / "evaluating").exists()
-
-
-def stopping(step, after):
-    def stops(engine):
-        nonlocal after
-        after -= 1
-        Stop.requested = after < 0
-        return step(engine)
-
-    return stops
-
-
-def test_what_another_step_has_left_is_not_taken_for_this_ones(training):
-    from parts.held_out import write_down
-
-    run = training(steps=20)
-    write_down(evaluate(FakeEngine(), FakeGrader(), PROBLEMS, 4, 9), run)
-    run.state["step"] = 20
-    run.evaluate(run)
-    assert len(run.engine.seeds) == 40
+def test_each_held_out_set_has_a_row_and_an_interval_of_its_own():
+    rows = sampled(FakeEngine(), FakeGrader(), PROBLEMS, 4, 9)
+    found = evaluation.report_by_set(rows, "a,minerva")
+    assert found == {name: report([row for row in rows if row["data"] == name]) for name in SETS}
+    assert [one["questions"] for one in found.values()] == [7, 3]
+    (name, whole), = evaluation.report_by_set(rows, "held-out").items()  # of whatever sets
+    assert (name, whole["questions"]) == ("held-out", 10)
 
 
 # --------------------------------------------------------------------------------- the command line
@@ -720,7 +655,7 @@ def test_an_adapter_that_does_not_fit_is_refused(model, adapter, tmp_path, chang
 
 def test_a_row_that_is_there_twice_does_not_hide_that_one_is_missing(tmp_path):
     row = dict(data="a", id="1", sample=0, reward=1, status="correct", finish_reason="", tokens=1)
-    files.append(tmp_path / "eval.jsonl", row, row)
+    folders.append(tmp_path / "eval.jsonl", row, row)
     protocol = dict(k=2, reward="none.py:score", threshold=0.5, graders=1)
     with pytest.raises(SystemExit, match="no file none.py"):  # so it goes on to draw it
         evaluation.sample(

@@ -13,7 +13,7 @@ import pytest
 import explore
 from conftest import ROOT
 from explore import ABSENT, OF_TOKENS, WHOLE, PageConfig, choose, main, parse
-from parts import files
+from parts import folder as folders
 from parts.grader import NO_VERDICT
 
 HOSTILE = [
@@ -53,13 +53,13 @@ def make(folder, groups=None, steps=5):
     starts = [dict(time="t"), dict(time="u", after_step=2, changed=dict(lr=0.05))]
     (folder / "config.json").write_text(json.dumps(dict(config=config, starts=starts)))
     for step in range(1, steps + 1):
-        files.append(folder / "metrics.jsonl", dict(step=step, loss=0.25))
+        folders.append(folder / "metrics.jsonl", dict(step=step, loss=0.25))
     for name in ("builtin", "other"):
-        files.append(folder / "eval.jsonl", dict(step=0, data=name, avg=0.5))
+        folders.append(folder / "eval.jsonl", dict(step=0, data=name, avg=0.5))
     if groups is None:
         groups = [group(step, place) for step in range(1, steps + 1) for place in (0, 1)]
     for row in groups:
-        files.append(folder / "groups.jsonl", row)
+        folders.append(folder / "groups.jsonl", row)
     return folder
 
 

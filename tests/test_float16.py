@@ -8,8 +8,8 @@ import torch
 import minirl
 from helpers import lines, run_program
 from minirl import Config
-from parts import checkpoint
-from parts.files import append
+from parts import folder as folders
+from parts.folder import append
 from parts.logprobs import Row
 from parts.metrics import why_broken
 from parts.policy import START_SCALE
@@ -116,10 +116,10 @@ def test_a_resumed_run_goes_on_with_its_scale_bit_by_bit(tmp_path):
 
     straight = fresh()
     found = [one_step(*straight, seed=step)[1] for step in range(4)]
-    checkpoint.save(tmp_path, *straight, dict(step=4), keep=1)
+    saved = folders.save(tmp_path, *straight, dict(step=4))
     found += [one_step(*straight, seed=step)[1] for step in range(4, 7)]
     resumed = fresh()
-    checkpoint.restore(checkpoint.newest_sound(tmp_path), *resumed)
+    folders.restore(saved, *resumed)
     assert [one_step(*resumed, seed=step)[1] for step in range(4, 7)] == found[4:]
     assert all(map(torch.equal, weights_of(straight[0]), weights_of(resumed[0])))
     assert straight[0].loss_scale.state_dict() == resumed[0].loss_scale.state_dict()

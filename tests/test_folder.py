@@ -1,16 +1,24 @@
-"""A run's folder: one process at a time, and no start is forgotten."""
+"""Folders: a crash leaves nothing half-written, one process writes, and no start is forgotten."""
 import json
+import math
+import os
+import pickle
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict, fields, replace
 from typing import get_args
 
 import pytest
+import torch
 
 from conftest import ROOT
-from parts import folder
+from helpers import files_of_at_most
+from parts import folder as folders
 from parts.config import RESUMABLE, Config, go_on, parse, resolve, stored_settings
-from parts.run import settings_of
+from parts.policy import loss_scale
+from parts.run import make_optimizer, settings_of
+from small_policy import tiny_policy
 
 
 ABC = dict(problems="2 questions, abc")
@@ -28,7 +36,7 @@ def other_value(field, value):
 
 def stepped(run):
     """A run that has learnt something."""
-    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    (run / "checkpoints/step-000001").mkdir(parents=True)
 
 
 @pytest.mark.parametrize("field", fields(Config), ids=lambda field: field.name)
@@ -50,9 +58,9 @@ def test_what_may_change_cannot_change_what_the_logs_mean():
     """The settings that are free on resume, by name: a new one has to be put here on purpose."""
     assert set(asdict(Config())) - set(settings_of(Config())) == {"resume"}
     assert RESUMABLE == {
-        "name", "resume", "steps", "lr", "eval_every", "checkpoint_every", "keep_checkpoints",
-        "sync", "engine_memory", "sleep", "engine_sequences", "micro_tokens",
-        "graders", "log_groups", "report_to", "train_anyway"}
+        "name", "resume", "steps", "lr", "eval_every", "keep_every", "sync", "engine_memory",
+        "sleep", "engine_sequences", "micro_tokens", "graders", "log_groups", "report_to",
+        "train_anyway"}
 
 
 def test_auto_on_resume_is_what_the_run_has_made_of_it():
@@ -69,14 +77,14 @@ def test_defaults_on_resume_are_those_of_the_last_start(tmp_path, monkeypatch, f
     """Also where a flag stands for several settings."""
     monkeypatch.chdir(tmp_path)
     first = parse(["--name", "mine", *flags])
-    run = folder.Path("runs", "mine")
-    held = folder.claim(run, resume=False)
-    folder.note_start(run, settings_of(first), after_step=0, inputs=ABC)
+    run = folders.Path("runs", "mine")
+    held = folders.claim(run, resume=False)
+    folders.note_start(run, settings_of(first), after_step=0, inputs=ABC)
     stepped(run)
     assert parse(["--name", "mine", *flags, "--resume"]) == replace(first, resume=True)
     again = parse(["--name", "mine", "--resume", "--lr", "0.5"])
     assert again == replace(first, resume=True, lr=0.5)
-    folder.note_start(run, settings_of(again), after_step=20, inputs=ABC)
+    folders.note_start(run, settings_of(again), after_step=20, inputs=ABC)
     assert parse(["--name", "mine", "--resume"]) == again
     held.close()
 
@@ -84,19 +92,19 @@ def test_defaults_on_resume_are_those_of_the_last_start(tmp_path, monkeypatch, f
 def test_a_run_that_was_given_no_name_is_found_by_the_one_it_got(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first = parse(["--lr", "0.5"])
-    with folder.claim(folder.Path("runs", first.name), resume=False):
-        folder.note_start(folder.Path("runs", first.name), settings_of(first), 0, ABC)
-        stepped(folder.Path("runs", first.name))
+    with folders.claim(folders.Path("runs", first.name), resume=False):
+        folders.note_start(folders.Path("runs", first.name), settings_of(first), 0, ABC)
+        stepped(folders.Path("runs", first.name))
         assert parse(["--resume"]) == replace(first, resume=True)
 
 
 def test_config_json_keeps_every_start_as_it_was(tmp_path):
     first = settings_of(Config(name="mine", lr=0.1))
-    folder.note_start(tmp_path, first, after_step=0, inputs=ABC)
+    folders.note_start(tmp_path, first, after_step=0, inputs=ABC)
     before = json.loads((tmp_path / "config.json").read_text())
     for after_step, changed in ((20, dict(lr=0.01, steps=300)), (40, dict(lr=0.01, steps=300)),
                                 (60, dict(steps=300))):
-        folder.note_start(tmp_path, first | changed, after_step, ABC)
+        folders.note_start(tmp_path, first | changed, after_step, ABC)
     found = json.loads((tmp_path / "config.json").read_text())
     assert found["config"] == before["config"] == first
     (first_start,) = before["starts"]
@@ -106,14 +114,14 @@ def test_config_json_keeps_every_start_as_it_was(tmp_path):
         (20, dict(lr=0.01, steps=300)), (40, {}), (60, dict(lr=0.1))]
     assert found["starts"][3]["versions"]["python"] == sys.version.split()[0]
     assert {"torch", "peft", "transformers", "math-verify"} <= set(found["starts"][3]["versions"])
-    assert folder.settings(tmp_path) == first | dict(steps=300)
+    assert folders.settings(tmp_path) == first | dict(steps=300)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"config": []}', '{"config": {}, "starts": [1]}',
-                                  '{"config": {}, "starts": [{"changed": 1}]}', "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"config": []}', '{"config": {}}',
+                                  "[" * 100_000])
 def test_a_broken_config_json_is_named_in_one_sentence(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
-    for read in (folder.settings, lambda run: folder.note_start(run, {}, 0, {})):
+    for read in (folders.settings, lambda run: folders.note_start(run, {}, 0, {})):
         with pytest.raises(SystemExit, match="config.json") as ended:
             read(tmp_path)
         assert "\n" not in str(ended.value)
@@ -130,24 +138,39 @@ def test_a_run_of_another_version_is_not_resumed(tmp_path, monkeypatch):
                        (known | dict(objective=[]), ""), (known | dict(M=-1), "M must be")):
         stored = dict(config=other, starts=[])
         (tmp_path / "runs/mine/config.json").write_text(json.dumps(stored))
-        stepped(tmp_path / "runs/mine")
+        (tmp_path / "runs/mine/checkpoints/step-000001").mkdir(parents=True, exist_ok=True)
         with pytest.raises(ValueError, match=f"(another version|config.json is damaged).*{odd}"):
             stored_settings("mine")
 
 
-def test_a_run_without_a_step_is_started_anew_with_any_settings(tmp_path, monkeypatch):
+def test_a_run_without_a_checkpoint_is_started_anew_with_any_settings(tmp_path, monkeypatch):
     """Such as one that was short of memory, and was told to lower --max-tokens."""
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "mine"
     run.mkdir(parents=True)
-    folder.note_start(run, settings_of(resolve(Config(name="mine"))), 0,
+    folders.note_start(run, settings_of(resolve(Config(name="mine"))), 0,
                       inputs=ABC)
-    for name in ("eval.jsonl", "answers.jsonl", "error.txt"):
-        (run / name).write_text("{}\n")
-    (run / "metrics.jsonl").write_text("")
+    for name in folders.LOGS:  # killed between the log of its first step and the checkpoint
+        (run / name).write_text('{"step": 1}\n')
     assert parse(["--name", "mine", "--resume", "--max-tokens", "32"]).max_tokens == 32
-    folder.claim(run, resume=False).close()
-    assert {path.name for path in run.rglob("*")} == {".lock", "metrics.jsonl"}
+    folders.claim(run, resume=False).close()
+    assert {path.name for path in run.rglob("*")} == {".lock"}
+
+
+@pytest.mark.parametrize("left", ["nothing", "a copy", "a link to nowhere"])
+def test_a_run_whose_checkpoints_are_gone_is_not_silently_started_anew(tmp_path, left):
+    """After its second step it must have had one."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
+    saved = tmp_path / "checkpoints/step-000002"
+    saved.parent.mkdir()
+    if left == "a copy":
+        saved.with_name("step-000002-best").mkdir()
+    if left == "a link to nowhere":
+        saved.symlink_to(tmp_path / "a disk that is not there")
+    with pytest.raises(SystemExit, match="has logs but no checkpoint: put one back, or .*--name"):
+        folders.claim(tmp_path, resume=True)
+    assert (tmp_path / "metrics.jsonl").exists()
 
 
 def test_a_run_whose_log_is_gone_but_not_its_checkpoints_is_not_started_anew(tmp_path):
@@ -155,8 +178,8 @@ def test_a_run_whose_log_is_gone_but_not_its_checkpoints_is_not_started_anew(tmp
     kept = tmp_path / "checkpoints" / "step-000020"
     kept.mkdir(parents=True)
     with pytest.raises(SystemExit, match="exists already: add --resume"):
-        folder.claim(tmp_path, resume=False)
-    folder.claim(tmp_path, resume=True).close()
+        folders.claim(tmp_path, resume=False)
+    folders.claim(tmp_path, resume=True).close()
     assert kept.exists() and (tmp_path / "config.json").exists()
 
 
@@ -168,30 +191,12 @@ def test_a_run_whose_log_is_gone_but_not_its_checkpoints_is_not_started_anew(tmp
 def test_a_run_goes_on_with_what_it_was_started_with(tmp_path, name, sentence):
     now = {**ABC, "model": "m", "reward": "r", "template": "t"}
     other = now | {name: "3 questions, def"}
-    folder.require_same(tmp_path, now)  # nothing was started yet
+    folders.require_same(tmp_path, now)  # nothing was started yet
     for inputs in (now, other):
-        folder.note_start(tmp_path, {}, 0, inputs)  # a second start does not count
-    folder.require_same(tmp_path, now)
+        folders.note_start(tmp_path, {}, 0, inputs)  # a second start does not count
+    folders.require_same(tmp_path, now)
     with pytest.raises(SystemExit, match=f"^{sentence} .*now 3 questions, def.*--name"):
-        folder.require_same(tmp_path, other)
-
-
-@pytest.mark.parametrize("place", ["folder", "hub"])
-def test_weights_are_known_by_their_bytes(tmp_path, monkeypatch, place):
-    """An adapter means nothing on others: a folder may be trained again, a name on the hub move."""
-    one, two = tmp_path / "model-1.safetensors", tmp_path / "model-2.safetensors"
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(tmp_path))
-
-    def hash_of(first, second, readme=""):
-        one.write_bytes(first)
-        two.write_bytes(second)
-        (tmp_path / "README.md").write_text(readme)
-        return folder.weights_of(str(tmp_path) if place == "folder" else "org/name")
-
-    known = hash_of(bytes(100_000), b"two")
-    assert hash_of(bytes(100_000), b"two", "no weights") == known
-    assert hash_of(bytes(99_999) + b"1", b"two") != known
-    assert hash_of(bytes(100_000), b"") != known
+        folders.require_same(tmp_path, other)
 
 
 # ------------------------------------------------------------------------------ whose folder it is
@@ -200,23 +205,23 @@ def test_no_run_is_started_in_a_folder_that_holds_something_else(tmp_path):
     (tmp_path / "eval.jsonl").write_text("{}\n")
     for resume in (False, True):
         with pytest.raises(SystemExit, match="eval.jsonl but no config.json.*--name"):
-            folder.claim(tmp_path, resume)
+            folders.claim(tmp_path, resume)
     assert [path.name for path in tmp_path.iterdir()] == ["eval.jsonl"]
 
 
 def test_a_first_start_that_was_killed_is_in_nobodys_way(tmp_path):
     for name in (".lock", ".config.json.writing"):
         (tmp_path / name).write_text("{")
-    folder.claim(tmp_path, resume=False).close()
+    folders.claim(tmp_path, resume=False).close()
 
 
 def test_a_run_that_exists_is_resumed_or_left_alone(tmp_path):
-    folder.claim(tmp_path / "new" / "run", resume=False).close()
-    folder.note_start(tmp_path / "new" / "run", {}, 0, inputs=ABC)
+    folders.claim(tmp_path / "new" / "run", resume=False).close()
+    folders.note_start(tmp_path / "new" / "run", {}, 0, inputs=ABC)
     stepped(tmp_path / "new" / "run")
     with pytest.raises(SystemExit, match="exists already: add --resume"):
-        folder.claim(tmp_path / "new" / "run", resume=False)
-    folder.claim(tmp_path / "new" / "run", resume=True).close()
+        folders.claim(tmp_path / "new" / "run", resume=False)
+    folders.claim(tmp_path / "new" / "run", resume=True).close()
 
 
 HOLD = """
@@ -231,22 +236,22 @@ def test_the_lock_goes_with_its_process_even_if_it_is_killed(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "mine\n"
         with pytest.raises(SystemExit, match="Another program.*run.*--name"):
-            folder.claim(tmp_path / "run", resume=True)
+            folders.claim(tmp_path / "run", resume=True)
         holder.kill()
         holder.wait()
-    folder.claim(tmp_path / "run", resume=True).close()
+    folders.claim(tmp_path / "run", resume=True).close()
 
 
-PROTOCOL = dict(k=1, stop=[1], graders=1, engine_sequences=9)
+PROTOCOL = dict(k=1, stop=[1], engine_memory=0.5, engine_sequences=9)
 
 
 def test_other_evaluations_are_not_mixed(tmp_path):
-    folder.open_folder(tmp_path, PROTOCOL).close()
-    folder.open_folder(tmp_path, PROTOCOL | dict(graders=2, engine_sequences=4)).close()
+    folders.open_folder(tmp_path, PROTOCOL).close()
+    folders.open_folder(tmp_path, PROTOCOL | dict(engine_memory=0.9, engine_sequences=4)).close()
     with pytest.raises(SystemExit, match="another k, stop"):
-        folder.open_folder(tmp_path, PROTOCOL | {"k": 8, "stop": [2]})
+        folders.open_folder(tmp_path, PROTOCOL | {"k": 8, "stop": [2]})
     with pytest.raises(SystemExit, match="another style"):  # of which an older version knew nothing
-        folder.open_folder(tmp_path, PROTOCOL | {"style": "minerva"})
+        folders.open_folder(tmp_path, PROTOCOL | {"style": "minerva"})
 
 
 def test_a_foreign_folder_is_left_alone(tmp_path):
@@ -255,5 +260,302 @@ def test_a_foreign_folder_is_left_alone(tmp_path):
         place.mkdir()
         (place / name).write_text("precious")
         with pytest.raises(SystemExit, match=f"holds {name} but no protocol.json.*another --out"):
-            folder.open_folder(place, PROTOCOL)
+            folders.open_folder(place, PROTOCOL)
         assert [(file.name, file.read_text()) for file in place.iterdir()] == [(name, "precious")]
+
+# ------------------------------------------------------------------------------ files and logs
+def cut_back(log, step):
+    folders.keep_rows(log, lambda row: folders.has_step(row) and row["step"] <= step)
+
+
+ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"  # sets a terminal's title, clears it, colours it
+
+
+def test_logs_are_cut_back_to_the_checkpoint(tmp_path):
+    log = tmp_path / "metrics.jsonl"
+    for step in (1, 2, 3, 3, 4):
+        folders.append(log, dict(step=step, loss=math.nan, text="ü"))
+    log.write_text(log.read_text() + '{"step": 5, "lo')
+    wanted = [dict(step=step, loss=None, text="ü") for step in (1, 2, 3, 3)]
+    cut_back(log, 3)
+    assert list(folders.read_rows(log)) == wanted
+    assert [json.loads(line) for line in log.read_text().splitlines()] == wanted
+
+
+def test_one_is_no_plural():
+    said = [folders.counted(count, "gold") for count in (0, 1, 2)]
+    assert said == ["0 golds", "1 gold", "2 golds"]
+
+
+def test_what_json_has_no_number_for_becomes_null(tmp_path):
+    row = dict(a=math.nan, b=math.inf, c=-math.inf, zero=0.0, count=3, text="inf", none=None)
+    folders.append(tmp_path / "log", row)
+    assert json.loads((tmp_path / "log").read_text(), parse_constant=pytest.fail) == row | dict(
+        a=None, b=None, c=None)
+
+
+@pytest.mark.parametrize("text", ["\u2028\x85", "ü" * 9, ESCAPE, "\ud800", "\x00", "a\nb\r"])
+def test_any_completion_can_be_logged_and_read_back(tmp_path, text):
+    log = tmp_path / "groups.jsonl"
+    folders.append(log, dict(step=1, completion=text))
+    folders.append(log, dict(step=2, completion=text))
+    log.write_bytes(log.read_bytes()[:-7])
+    cut_back(log, 5)
+    assert list(folders.read_rows(log)) == [dict(step=1, completion=text)]
+    assert len(log.read_bytes().splitlines()) == 1
+    assert all(32 <= byte < 127 or byte == 10 for byte in log.read_bytes())  # `cat` does no harm
+
+
+@pytest.mark.parametrize("line", [
+    b'{"step": ' + b"[" * 100_000, b"[]", b"null", b"{}", b'{"step": "2"}', b'{"step": NaN}', b"{",
+    b"", b"\xff\xfe"])
+def test_a_strange_line_is_dropped_and_the_others_stay(tmp_path, line):
+    log = tmp_path / "log.jsonl"
+    log.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 2}\n')
+    cut_back(log, 2)
+    assert log.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_a_small_file_is_on_the_disk_before_it_takes_the_old_ones_place(tmp_path, disk):
+    file = tmp_path / "config.json"
+    folders.write_safely(file, "new")
+    assert disk == [
+        ("flush", tmp_path / ".config.json.writing"), ("rename", file), ("flush", tmp_path)]
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("link", [True, False])
+def test_what_a_crash_has_left_is_in_nobodys_way(tmp_path, link):
+    """Nothing is written through a link, either: a run's folder may come from elsewhere."""
+    precious, folder = tmp_path / "precious", tmp_path / "run"
+    precious.write_text("gold")
+    folder.mkdir()
+    for name in (".config.json.writing", ".metrics.jsonl.writing"):
+        if link:
+            (folder / name).symlink_to(precious)
+        else:
+            (folder / name).write_text("half a file of a crash, longer than the new one")
+    folders.write_safely(folder / "config.json", "new")
+    cut_back(folder / "metrics.jsonl", 1)
+    assert precious.read_text() == "gold" and (folder / "config.json").read_text() == "new"
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "metrics.jsonl"]
+
+
+def test_a_crash_while_a_small_file_is_replaced_leaves_the_old_text(tmp_path, monkeypatch):
+    file = tmp_path / "config.json"
+    file.write_text("old")
+
+    def dies(*_):
+        raise KeyboardInterrupt
+
+    for moment in ((folders, "flush"), (os, "replace")):
+        monkeypatch.setattr(*moment, dies)
+        with pytest.raises(KeyboardInterrupt):
+            folders.write_safely(file, "new")
+        monkeypatch.undo()
+        assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]
+
+# ------------------------------------------------------------------------------ checkpoints
+class OneWeight(torch.nn.Module):
+    """Stands in for the PEFT model; saving is PEFT's business."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(3))
+        self.loss_scale = loss_scale("float32", "cpu")
+
+    def save_pretrained(self, folder, save_embedding_layers):
+        assert not save_embedding_layers
+        (folder / "adapter_model.safetensors").write_bytes(self.w.detach().numpy().tobytes())
+
+
+def save(folder, steps, keep_every=0):
+    policy = OneWeight()
+    optimizer, schedule = make_optimizer(policy, Config(lr=0.1))
+    for step in steps:
+        policy.w.grad = torch.ones(3)
+        optimizer.step()
+        folders.save(folder, policy, optimizer, schedule, dict(step=step), keep_every)
+
+
+def names(folder):
+    return [path.name for path in folders.checkpoints(folder)]
+
+
+def test_the_newest_two_stay_and_for_good_every_so_many_th(tmp_path):
+    save(tmp_path / "a", range(1, 8))
+    assert names(tmp_path / "a") == ["step-000006", "step-000007"]
+    assert json.loads((tmp_path / "a/checkpoints/step-000007/state.json").read_text())["step"] == 7
+    save(tmp_path / "b", range(1, 8), keep_every=3)
+    assert names(tmp_path / "b") == ["step-000003", "step-000006", "step-000007"]
+    assert not list(tmp_path.glob("*/checkpoints/.*"))
+
+
+def test_only_what_save_has_named_is_a_checkpoint(tmp_path):
+    """A user's own copies and notes are neither counted nor removed, nor do they stop a save."""
+    save(tmp_path, [2, 4])
+    place = tmp_path / "checkpoints"
+    for copy in ("step-000009-best", "step-best", "step-9", "xstep-000009", "step-000009.old"):
+        shutil.copytree(place / "step-000004", place / copy)
+    (place / "step-notes.txt").write_text("the best so far")
+    (place / "step-000007").write_text("a file")
+    before = {path.name for path in place.iterdir()}
+    assert names(tmp_path) == ["step-000002", "step-000004"]
+    save(tmp_path, [5])
+    after = {path.name for path in place.iterdir()}
+    assert after == before - {"step-000002"} | {"step-000005"}
+
+
+def test_checkpoints_that_were_moved_to_another_disk_are_followed(tmp_path):
+    save(tmp_path, [2, 4])
+    for path in folders.checkpoints(tmp_path):
+        moved = tmp_path / path.name
+        path.rename(moved)
+        path.symlink_to(moved)
+    save(tmp_path, [6])
+    assert names(tmp_path) == ["step-000004", "step-000006"]
+    assert (tmp_path / "step-000002/state.json").exists()  # the link is removed, not its target
+
+
+def test_checkpoints_are_ordered_by_number(tmp_path):
+    """As names, a million would come before the step before it."""
+    save(tmp_path, [999_999, 1_000_000])
+    assert names(tmp_path) == ["step-999999", "step-1000000"]
+    assert folders.saved_so_far(tmp_path) == (
+        "everything up to step 1000000 is saved: continue with --resume.")
+    assert folders.saved_so_far(tmp_path / "new") == "nothing was saved yet: start again."
+
+
+def test_a_crash_inside_the_write_leaves_the_old_one(tmp_path, monkeypatch):
+    save(tmp_path, [2])
+
+    def dies(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(folders, "flush", dies)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, [4])
+    monkeypatch.undo()
+    assert names(tmp_path) == ["step-000002"]
+    left = tmp_path / "checkpoints/.step-000003.writing"  # by a kill
+    left.mkdir()
+    (left / "optimizer.pt").write_text("half")
+    save(tmp_path, [4])
+    assert names(tmp_path) == ["step-000002", "step-000004"] and not left.exists()
+
+
+def test_a_checkpoint_gets_its_name_when_all_of_it_is_on_the_disk(tmp_path, disk):
+    """Else a power cut could leave a checkpoint's name and files without content."""
+    save(tmp_path, [2])
+    final = tmp_path / "checkpoints/step-000002"
+    writing = final.with_name(".step-000002.writing")
+    named = disk.index(("rename", final))
+    assert {path for _, path in disk[:named]} == {writing, *(writing / name for name in (
+        "adapter_model.safetensors", "optimizer.pt", "state.json"))}
+    assert ("flush", final.parent) in disk[named:]
+
+
+# ------------------------------------------------------------------------------ taken up again
+def taught(config: Config, steps: int):
+    policy = tiny_policy()
+    optimizer, schedule = make_optimizer(policy, config)
+    for _ in range(steps):
+        learn(policy, optimizer, schedule)
+    return policy, optimizer, schedule
+
+
+def learn(policy, optimizer, schedule) -> None:
+    for i, p in enumerate(p for p in policy.parameters() if p.requires_grad):
+        p.grad = torch.full_like(p, 0.1 + i)
+    optimizer.step()
+    schedule.step()
+
+
+def test_what_is_restored_goes_on_as_if_it_had_never_stopped(tmp_path):
+    config = Config(lr=0.1, warmup_steps=4)
+    one, other = taught(config, 2), taught(config, 0)
+    for (policy, *_), scale in ((one, 8.0), (other, 2.0)):  # as float16 has one
+        policy.loss_scale = torch.amp.GradScaler("cpu", init_scale=scale)
+    saved = folders.save(tmp_path, *one, dict(step=2, cursor=5))
+    assert folders.restore(saved, *other) == dict(step=2, cursor=5)
+    assert other[0].loss_scale.get_scale() == 8
+    for _ in range(3):
+        learn(*one)
+        learn(*other)
+        assert one[1].param_groups[0]["lr"] == other[1].param_groups[0]["lr"]
+    for a, b in zip(one[0].parameters(), other[0].parameters()):
+        assert torch.equal(a, b)
+
+
+def test_the_learning_rate_is_that_of_the_new_start(tmp_path):
+    one = taught(Config(lr=0.1, warmup_steps=4), 2)
+    saved = folders.save(tmp_path, *one, dict(step=2))
+    policy, optimizer, schedule = taught(Config(lr=0.01, warmup_steps=4), 0)
+    folders.restore(saved, policy, optimizer, schedule)
+    group = optimizer.param_groups[0]
+    assert group["initial_lr"] == 0.01
+    assert group["lr"] == pytest.approx(0.01 * 3 / 4)  # two steps are done: the third of four
+    learn(policy, optimizer, schedule)
+    assert group["lr"] == pytest.approx(0.01)
+
+
+def test_a_run_of_a_gpu_can_be_read_where_there_is_none(tmp_path, monkeypatch):
+    """Its optimizer holds tensors of the GPU; to the CPU first, and the optimizer moves them on."""
+    policy, optimizer, schedule = learning = taught(Config(lr=0.1), 3)
+    saved = folders.save(tmp_path, *learning, dict(step=2))
+    real, places = torch.load, []
+    monkeypatch.setattr(torch, "load",
+                        lambda *a, **k: (places.append(k.get("map_location")), real(*a, **k))[1])
+    folders.restore(saved, *learning)
+    assert places == ["cpu"]
+
+
+@pytest.fixture(scope="module")
+def learning():
+    return taught(Config(lr=0.1), 1)
+
+
+HARM = dict(cut=lambda data: data[:len(data) // 2], emptied=lambda data: b"", gone=None)
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "optimizer.pt", "state.json"])
+@pytest.mark.parametrize("harm", HARM)
+def test_a_damaged_checkpoint_says_so_and_the_one_before_is_there(tmp_path, learning, harm, name):
+    saved = folders.save(tmp_path, *learning, dict(step=2))
+    file = saved / name
+    if harm == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(HARM[harm](file.read_bytes()))
+    said = "step-000002 is damaged .*: remove it, and --resume goes on from the one before"
+    with pytest.raises(SystemExit, match=said) as ended:
+        folders.restore(saved, *learning)
+    assert "\n" not in str(ended.value)
+
+
+def test_a_checkpoint_with_code_in_it_is_refused(tmp_path, learning):
+    """No pickle is loaded."""
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "owned"),)
+
+    saved = folders.save(tmp_path, *learning, dict(step=2))
+    (saved / "optimizer.pt").write_bytes(pickle.dumps(dict(optimizer=Evil(), schedule={})))
+    with pytest.raises(SystemExit, match="is damaged .UnpicklingError"):
+        folders.restore(saved, *learning)
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize("file",
+                         ["adapter_config.json", "adapter_model.safetensors", "optimizer.pt"])
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, learning, file):
+    """No file may grow past a limit: the real writers of PEFT, safetensors and torch meet it."""
+    first = folders.save(tmp_path, *learning, dict(step=2))
+    sizes = {path.name: path.stat().st_size for path in first.iterdir()}
+    assert sizes["adapter_config.json"] < sizes["adapter_model.safetensors"]
+    assert sizes["adapter_model.safetensors"] < sizes["optimizer.pt"] - 100
+    said = "^Could not write the checkpoint of step 4 .*free some space; everything up to step 2"
+    with pytest.raises(SystemExit, match=said), files_of_at_most(sizes[file] - 100):
+        folders.save(tmp_path, *learning, dict(step=4))
+    assert list((tmp_path / "checkpoints").iterdir()) == [first]
+    folders.restore(first, *learning)

@@ -17,7 +17,7 @@ from explore import OF_TOKENS
 from minirl import objective, sample, update
 from models import make
 from parts.config import Config
-from parts.files import append
+from parts.folder import append
 from parts.logprobs import Row
 from parts.metrics import (diagnostics, effective_share, few_weights, group_row, is_blind,
                            mean_surprisal, no_verdicts, pieces, recorded, summarize, token_columns,

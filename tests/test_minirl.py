@@ -13,12 +13,10 @@ import torch
 import minirl
 from ada_sampler import Estimator
 from minirl import Config
-from parts import held_out
 from parts.config import resolve
 from parts.logprobs import Row
 from parts.routing_replay import note_routes
-from parts.run import LOGGED_AS, fresh_state, make_optimizer, rehearse
-from parts.stop import timed
+from parts.run import fresh_state, make_optimizer, rehearse
 from test_combinations import SMALL, Judge, Problems, RandomWriter, random_policy
 
 
@@ -63,15 +61,13 @@ def small_run(mixture: bool = False, grader: Judge | None = None, **settings):
     return SimpleNamespace(
         config=config, policy=policy, optimizer=optimizer, schedule=schedule, events=events,
         engine=Engine(events, routes=mixture), grader=grader or Judge(), stream=Problems(),
-        estimator=Estimator(), probe=probe, state=fresh_state(), folder=Path("mine"))
+        estimator=Estimator(), probe=probe, state=fresh_state(), folder=Path("mine"),
+        evaluated=-1)
 
 
 @pytest.fixture(autouse=True)
 def nothing_to_save(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for module in (minirl, held_out):
-        monkeypatch.setattr(module, "phase", lambda run, name, seconds: timed(
-            seconds, LOGGED_AS.get(name, name)))
 
 
 # ------------------------------------------------------------------------------ one step
@@ -90,8 +86,8 @@ def broken(run):
 
 
 @pytest.mark.parametrize("grader, prepare, events, skipped", [
-    (Silent, lambda run: None, ["sleep", "wake"], 0),  # nothing is learnt
-    (Judge, broken, ["sleep", "wake"], 1),
+    (Silent, lambda run: None, ["sleep", "wake", "clear"], 0),  # nothing is learnt
+    (Judge, broken, ["sleep", "wake", "clear"], 1),
     # waking up may spoil the engine's weights (vLLM #53888), and nobody else would look
     (Silent, lambda run: vars(run.engine).update(sleeps=True),
      ["sleep", "wake", "sync", "probe"], 0)])
@@ -153,41 +149,29 @@ def test_agreement_is_that_of_the_positions_that_predict_the_response(replay):
 
 
 # ------------------------------------------------------------------------------ the loop
-@pytest.mark.parametrize("steps, evaluated", [
-    (range(8), [0, 3, 6, 7]),
-    ([8], [8]),  # killed after step 8, resumed with --steps 7: it is complete
-    ([3, 3, 7, 7], [3, 7])])
-def test_evaluated_before_the_first_step_every_so_often_and_after_the_last(
-        monkeypatch, steps, evaluated):
-    run, done = small_run(steps=7, eval_every=3), []
-    run.held_out, temperatures = [], []
-    run.config.temperature = 0.5
-
-    def record(results, run):
-        done.append(run.state["step"])
-        run.state["evaluated"] = run.state["step"]
-
-    monkeypatch.setattr(held_out, "evaluate",
+@pytest.mark.parametrize("evaluated, asked", [(-1, [2.0]), (7, [])])
+def test_an_evaluation_that_is_due_samples_at_the_trainings_temperature(
+        monkeypatch, evaluated, asked):
+    run, temperatures = small_run(steps=7, temperature=2.0), []
+    run.held_out, run.state["step"], run.evaluated = [], 7, evaluated
+    monkeypatch.setattr(minirl, "evaluate",
                         lambda *_, temperature, **__: temperatures.append(temperature) or [])
-    monkeypatch.setattr(held_out, "record_evaluation", record)
-    for step in steps:
-        run.state["step"] = step
-        held_out.evaluate_if_due(run)
-    assert done == evaluated and temperatures == [0.5] * len(evaluated)
-    # a resumed run has nothing of an evaluation in its cache
-    assert run.events == ["clear"] * len(evaluated)
+    monkeypatch.setattr(minirl, "record_evaluation", lambda *_: None)
+    minirl.evaluate_if_due(run)
+    assert temperatures == asked
+    assert run.events == ["clear"] * len(asked)  # a resumed run has nothing of it in its cache
 
 
 def test_a_reward_that_failed_is_the_worst_of_the_whole_evaluation(monkeypatch):
-    """Two processes may have asked the questions; alone the second would take it for -0.5."""
-    run, results = small_run(steps=7), []
-    run.held_out, run.state["step"] = [], 7
+    run, results = small_run(steps=7, eval_k=1), []
+    run.held_out = [SimpleNamespace(source="mine", id=str(q)) for q in range(4)]
+    run.state["step"] = 7
     rows = [dict(data="mine", id=str(q), sample=0, reward=reward, finish_reason="stop", tokens=1,
                  status="wrong" if reward else "raised")
             for q, reward in enumerate([-5.0, None, -4.0, -0.5])]
-    monkeypatch.setattr(held_out, "evaluate", lambda *_, **__: rows)
-    monkeypatch.setattr(held_out, "record_evaluation", lambda found, run: results.append(found))
-    held_out.evaluate_if_due(run)
+    monkeypatch.setattr(minirl, "evaluate", lambda *_, **__: rows[::-1])
+    monkeypatch.setattr(minirl, "record_evaluation", lambda rows, found, run: results.append(found))
+    minirl.evaluate_if_due(run)
     (result,) = results[0].values()
     assert result["avg"] == (-5 - 5 - 4 - 0.5) / 4 and result["questions"] == 4
 
@@ -212,41 +196,16 @@ def test_the_rehearsal_of_the_largest_batch_leaves_no_gradient_to_the_first_step
     assert all(p.grad is None for p in run.policy.parameters())
 
 
-class OneStop:
-    """In the place of `Stop`: asked for while step 2 is running."""
-
-    requested = False
-
-    @classmethod
-    def install(cls):
-        cls.requested = False
-
-
-@pytest.mark.parametrize("when, evaluated, told", [
-    ("never", [0, 1, 2, 3], [1, 2, 3]), ("after the update", [0, 1], [1]),
-    ("after the last update", [0, 1, 2, 3], [1, 2, 3]), ("while sampling", [0, 1], [1])])
-def test_a_stop_ends_the_loop_before_the_next_evaluation(monkeypatch, when, evaluated, told):
-    run = small_run(steps=3)
-    run.steps = lambda: range(1, 4)
-    seen, recorded, shown, ended = [], [], [], []
-
-    def step(number, run):
-        if number == 2 and when == "while sampling":
-            raise minirl.Interrupted
-        OneStop.requested = when == {2: "after the update", 3: "after the last update"}.get(number)
-        return [], {}
-
-    def record(number, *_):
-        recorded.append(number)
-        run.state["step"] = number
-
-    for name, instead in dict(
-            open_grader=lambda *_: contextlib.nullcontext(), prepare=lambda *_: run, Stop=OneStop,
-            rehearse=lambda run: run.events.append("rehearse"), train_step=step, record=record,
-            evaluate_if_due=lambda run: seen.append(run.state["step"]),
-            show=lambda *_: shown.append(run.state["step"]), finish=ended.append).items():
-        monkeypatch.setattr(minirl, name, instead)
+def test_the_loop_logs_and_saves_each_step_before_it_is_evaluated(monkeypatch):
+    run, seen = small_run(steps=2), []
+    run.steps = lambda: range(1, 3)
+    instead = dict(open_grader=lambda *_: contextlib.nullcontext(), prepare=lambda *_: run)
+    for name in ("rehearse", "record", "evaluate_if_due", "show", "finish"):
+        instead[name] = lambda *_, name=name: seen.append(name)
+    instead["train_step"] = lambda step, run: (seen.append(step), {})
+    for name, called in instead.items():
+        monkeypatch.setattr(minirl, name, called)
     minirl.main(run.config)
-    assert run.events[:3] == ["rehearse", "sync", "probe"]
-    assert seen == evaluated and shown == told and ended == [run]
-    assert recorded == {"after the update": [1, 2], "while sampling": [1]}.get(when, [1, 2, 3])
+    step = ["record", "evaluate_if_due", "show"]
+    assert seen == ["rehearse", "evaluate_if_due", 1, *step, 2, *step, "finish"]
+    assert run.events == ["sync", "probe"]

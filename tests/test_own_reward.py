@@ -305,7 +305,7 @@ def test_an_evaluation_has_the_mean_reward_and_the_share_above_the_threshold(cap
 
     engine.step = step
     asked = SimpleNamespace(id="q", source="mine", level="", prompt_ids=[1], judged_by={})
-    rows = evaluation.evaluate(engine, grader, [asked], 4, 9)
+    rows = list(evaluation.evaluate(engine, grader, [asked], 4, 9))
     assert [row["reward"] for row in rows] == [0.9, -2.0, None, 3.0]
     assert rows[2]["why"] == "KeyError: 1"
     rows = evaluation.with_rewards(rows)
@@ -378,7 +378,7 @@ def test_the_tiny_model_learns_a_reward_of_ones_own_on_ones_own_file(tmp_path):
     (tmp_path / "mine.py").write_text((ROOT / "examples" / "steps.py").read_text())
     flags = ("--data mine.jsonl --columns frage --reward mine.py:score --threshold 0.9 "
              "--template mine.jinja --name mine").split()
-    small = ("--steps 10 --batch-prompts 12 --eval-every 0 --eval-k 4 --checkpoint-every 0 "
+    small = ("--steps 10 --batch-prompts 12 --eval-every 0 --eval-k 4 "
              "--log-groups all").split()
     done = run_program("minirl.py", *flags, *small, cwd=tmp_path)
     assert done.returncode == 0, done.stdout

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from models import make
 from parts import policy as policy_module
+from parts.folder import find_adapter
 from parts.logprobs import Row, micro_batches, token_logprobs
 from parts.models import load_model, own_class
 from parts.policy import load_policy
@@ -244,8 +245,8 @@ def test_the_adapter_of_a_run_is_its_last_finished_checkpoint(adapter, tmp_path)
         shutil.copytree(adapter, tmp_path / "run" / "checkpoints" / name)
     (tmp_path / "run" / "checkpoints" / "step-notes.txt").write_text("")
     last = tmp_path / "run" / "checkpoints" / "step-000100"
-    assert policy_module.find_adapter(str(tmp_path / "run")) == str(last)
-    assert policy_module.find_adapter(str(adapter)) == str(adapter)
+    assert find_adapter(str(tmp_path / "run")) == str(last)
+    assert find_adapter(str(adapter)) == str(adapter)
 
 
 PATTERN = "(a|aa)+" * 20 + "$"  # takes years on a long name

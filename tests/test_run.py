@@ -1,7 +1,9 @@
 """What surrounds the loop: logging, saving, resuming, ending; the engine is a stand-in."""
-import copy
+import contextlib
 import json
+import os
 import signal
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,15 +12,14 @@ import pytest
 import torch
 
 from ada_sampler import Group, Sample
-from parts import checkpoint, files, held_out
+from parts import folder as folders
 from parts import run as running
 from parts.config import Config, parse, parse_flags
 from parts.data import Stream, count_trained
 from parts.engine import Rollout
 from parts.run import Estimator, Run
-from parts.stop import Interrupted, Stop
 from helpers import lines
-from test_checkpoint import learn, taught
+from test_folder import taught
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(running, "watch", lambda *_: "")
     monkeypatch.setenv("VIRTUAL_ENV", "active")
     drawn, closed = [], []
-    config = Config(name="mine", steps=30, checkpoint_every=10, lr=0.1, sampler="ada-est")
+    config = Config(name="mine", steps=30, lr=0.1, sampler="ada-est")
     made = Run(
         folder=tmp_path, lock=None, config=config,
         engine=SimpleNamespace(close=lambda: closed.append(True), tokenizer=None), grader=None,
@@ -81,164 +82,195 @@ def test_so_many_prompts_of_a_step_are_recorded_and_not_more(run, count, places)
 def test_every_held_out_set_is_logged_with_what_the_training_has_cost(run, capsys):
     run.state |= dict(step=20, samples_total=500, tokens_total=9000, seconds_total=12.0)
     easy = dict(avg=0.5, ci_low=0.4, ci_high=0.6, k=8)
-    held_out.record_evaluation(dict(easy=easy, hard=easy | dict(avg=0.25)), run)
+    running.record_evaluation([], dict(easy=easy, hard=easy | dict(avg=0.25)), run)
     first, second = rows(run, "eval.jsonl")
     assert first == dict(step=20, samples_total=500, tokens_total=9000, seconds_total=12.0,
-                         data="easy", temperature=1.0, **easy)
-    assert (second["data"], second["avg"], run.state["evaluated"]) == ("hard", 0.25, 20)
+                         data="easy", temperature=run.config.temperature, **easy)
+    assert (second["data"], second["avg"], run.evaluated) == ("hard", 0.25, 20)
     lines = capsys.readouterr().out.splitlines()
     assert "avg@8 on easy  50.0% [40.0%, 60.0%]" in lines[0] and "on hard  25.0%" in lines[1]
     assert running.accuracy(run, ".0%") == "easy 50%, hard 25%"
-    again = fresh(run)
-    running.resume(again, None)
-    assert again.state["accuracy"] == {} and running.accuracy(again, ".0%") == "not known yet"
+    assert running.accuracy(fresh(run), ".0%") == "not known yet"
+    assert run.drawn == [run.folder]
 
 
 def test_of_a_reward_of_ones_own_those_above_the_threshold_are_counted_as_right(run):
     run.held_out = [SimpleNamespace(id="a", level="", problem="Q", answer="7")]
     run.config.eval_k = 2
-    held_out.record_answers([dict(reward=reward, status=status, text="") for reward, status in (
+    running.record_answers([dict(reward=reward, status=status, text="") for reward, status in (
         (0.5, "wrong"), (0.9, "correct"))], run)
     assert [row["right"] for row in rows(run, "answers.jsonl")] == [1]
 
 
-def answer(step, name, level, right, text):
-    status = "correct" if "good" in text else "wrong"
-    return dict(step=step, id=name, level=level, problem=f"Q {name}", right=right, k=4, text=text,
-                status=status)
-
-
-def test_the_change_is_told_by_level_and_by_the_answers_that_were_mended_most(tmp_path, capsys):
-    log = tmp_path / "answers.jsonl"
-    files.append(log, answer(0, "a", "easy", 1, "bad a"), answer(0, "b", "hard", 0, "bad b"),
-                 answer(0, "c", "hard", 0, "bad c"))
-    held_out.show_change(log)
-    assert capsys.readouterr().out == ""  # one evaluation: no change yet
-    files.append(log, answer(8, "a", "easy", 1, "other"), answer(16, "a", "easy", 2, "good a"),
-                 answer(16, "b", "hard", 4, "1+1=2\ngood b"),
-                 answer(16, "c", "hard", 0, "bad still"))
-    held_out.show_change(log)
-    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert said == ["right answers by level of difficulty, at step 0 and at step 16:",
-                    "easy 25% 50%", "hard 0% 50%", "Q b", "before: bad b", "after: 1+1=2",
-                    "good b", "Q a", "before: bad a", "after: good a"]
-
-
-def test_curves_are_drawn_with_every_checkpoint_and_not_in_between(run):
-    run.bar = SimpleNamespace(set_postfix_str=lambda text, refresh: shown.append(text))
-    shown, metrics = [], dict(reward_first_round=0.25, samples=8, zero_signal=0.5)
-    for step in (9, 10, 11):
-        run.state["step"], run.saved = step, 10
-        running.show(metrics, run)
-    assert run.drawn == [run.folder] and "reward 0.25" in shown[0] and "no signal 50%" in shown[0]
-    run.state["step"] = run.saved = run.config.steps  # that is for `finish`, with the evaluation
-    running.show(metrics, run)
-    assert len(run.drawn) == 1
-
-
 # ------------------------------------------------------------------------------ after a step
-@pytest.mark.parametrize("step, stop, saved", [
-    (9, False, False), (10, False, True), (30, False, True), (33, False, True), (9, True, True)])
-def test_a_checkpoint_is_written_when_it_is_due(run, monkeypatch, step, stop, saved):
-    monkeypatch.setattr(Stop, "requested", stop)
-    run.config.steps = 33  # saved too, although it is none of every tenth
-    running.record(step, [], metrics_of(), run)
-    assert run.state["step"] == step
-    found = [checkpoint.step_of(path) for path in checkpoint.complete(run.folder)]
-    assert found == [step] * saved and run.saved == step * saved
-
-
-@pytest.mark.parametrize("step", [0, 3])
-def test_a_run_that_gives_up_loses_nothing_and_leaves_its_curves(run, step):
-    run.state["step"] = step
-    with pytest.raises(SystemExit, match="no hope"):
-        running.give_up(run, "no hope")
-    assert (run.saved, run.drawn, run.closed) == (step, [run.folder] * bool(step), [True])
-    assert len(checkpoint.complete(run.folder)) == bool(step)
+def test_every_step_ends_in_a_log_and_then_in_a_checkpoint(run, disk):
+    for step in (1, 2, 3):
+        running.record(step, [], metrics_of(), run)
+        assert rows(run, "metrics.jsonl")[-1]["step"] == run.state["step"] == step
+    assert [folders.step_of(path) for path in folders.checkpoints(run.folder)] == [2, 3]
+    seconds = [row["seconds_save"] for row in rows(run, "metrics.jsonl")]
+    assert seconds[0] == 0 and min(seconds[1:]) > 0  # of the checkpoint before
 
 
 def test_a_step_that_ends_the_run_is_logged_and_saved(run, monkeypatch):
-    monkeypatch.setattr(running, "watch", lambda *_: "it is broken")
-    with pytest.raises(SystemExit, match="it is broken"):
+    monkeypatch.setattr(running, "watch", lambda *_: "no hope")
+    with pytest.raises(SystemExit, match="no hope"):
         running.record(6, [group("one", [(sample("a"), 1.0)], [])], metrics_of(), run)
-    assert rows(run, "metrics.jsonl")[-1]["step"] == run.saved == 6
+    assert rows(run, "metrics.jsonl")[-1]["step"] == 6
+    assert [path.name for path in folders.checkpoints(run.folder)] == ["step-000006"]
 
 
-# ------------------------------------------------------------------------------ nothing is lost
-PHASES = ("sampling", "update", "sync")
+def test_the_bar_shows_the_step(run):
+    run.bar = SimpleNamespace(set_postfix_str=lambda text, refresh: shown.append(text))
+    shown = []
+    running.show(dict(reward_first_round=0.25, samples=8, zero_signal=0.5), run)
+    assert "reward 0.25" in shown[0] and "no signal 50%" in shown[0]
 
 
-def one_step(run, fails_in="", error=None):
-    """As `train_step` does it: eight problems are drawn, and the adapter learns from them."""
-    with running.phase(run, "sampling", {}):
-        run.stream.take(8)
-        if fails_in == "sampling":
-            raise error
-        run.estimator.counts[f"at {run.stream.cursor}"] = [8.0, 1.0]
-    with running.phase(run, "update", {}):
-        learn(run.policy, run.optimizer, run.schedule)
-        if fails_in == "update":
-            raise error
-    with running.phase(run, "sync", {}):
-        if fails_in == "sync":
-            raise error
+@pytest.mark.parametrize("every, steps", [(0, [0, 30]), (20, [0, 20, 30])])
+def test_evaluated_before_the_first_step_every_so_often_and_after_the_last(run, every, steps):
+    run.config.eval_every, due = every, []
+    for run.state["step"] in range(31):
+        if running.evaluation_is_due(run):
+            due.append(run.state["step"])
+            run.evaluated = run.state["step"]
+            assert not running.evaluation_is_due(run)  # once
+    assert due == steps
 
 
-def all_of(run):
-    """What a step changes, to be compared."""
-    adapter = [p.detach().clone() for p in run.policy.parameters()]
-    optimizer = copy.deepcopy(run.optimizer.state_dict()["state"])
-    moments = [x for state in optimizer.values() for x in state.values()]
-    return (run.stream.cursor, run.estimator.state_dict(), run.schedule.state_dict(),
-            [x.tolist() for x in adapter + moments])
+def test_a_phase_that_runs_twice_counts_twice(monkeypatch):
+    clock = iter([5.0, 5.5, 7.0, 8.0])
+    monkeypatch.setattr(running.time, "perf_counter", lambda: next(clock))
+    seconds = dict(seconds_sample=100.0)
+    for phase in ("sample", "train"):
+        with running.timed(seconds, phase):
+            pass
+    assert seconds == dict(seconds_sample=100.5, seconds_train=1.0)
 
 
-def test_a_step_that_ends_well_keeps_what_it_has_changed(run):
-    before = all_of(run)
-    one_step(run)
-    assert all(a != b for a, b in zip(all_of(run), before)) and not list(run.folder.iterdir())
+# ------------------------------------------------------------------------------ the last words
+def no_memory():
+    torch.empty(2**46, dtype=torch.uint8)  # 64 TiB: the allocator's own error
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_step_that_is_interrupted_or_fails_never_happened(run, phase):
-    one_step(run)
-    before = all_of(run)
-    with pytest.raises(Interrupted):
-        one_step(run, phase, Interrupted())
-    assert all_of(run) == before and not checkpoint.complete(run.folder)
-    run.state["step"] = 7
-    with pytest.raises(SystemExit) as ended:
-        one_step(run, phase, ValueError("no block \ud800 is free\x1b[2J"))
-    assert all_of(run) == before
-    sentence = str(ended.value)
-    assert f"The {phase} failed: ValueError: no block" in sentence and "\x1b" not in sentence
-    assert "up to step 7 is saved: continue with --resume" in sentence
-    assert "in one_step" in (run.folder / "error.txt").read_text()
-    again = fresh(run)
-    running.resume(again, checkpoint.newest_sound(run.folder))
-    assert again.state["step"] == 7 and all_of(again) == before
+def out_of_space():
+    raise OSError(28, "No space left on device", "runs/mine/metrics.jsonl")
 
 
-def test_out_of_memory_in_an_update_names_the_flag_to_lower(run):
-    run.state["step"] = 7
-    said = r"Out of memory in the update: lower --micro-tokens \(now \d+\).*up to step 7 is saved"
-    with pytest.raises(SystemExit, match=said + ": continue with --resume"):
-        one_step(run, "update", torch.OutOfMemoryError("CUDA out of memory"))
+def raises(error):
+    raise error
 
 
-def test_the_probes_own_sentence_is_kept_and_what_was_learnt_before_is_saved(run):
-    run.state["step"] = 7
-    with pytest.raises(SystemExit, match="^Engine and trainer disagree; everything up to step 7"):
-        one_step(run, "sync", SystemExit("Engine and trainer disagree."))
-    assert not (run.folder / "error.txt").exists()
+def killed(number):
+    os.kill(os.getpid(), number)
+    signal.pause()  # the handler is called between two lines of Python
 
 
-def test_a_failure_before_the_first_step_leaves_nothing_that_a_new_start_would_find(run):
-    """A checkpoint of step 0 would: of the old seed's adapter, and of an evaluation now gone."""
-    with pytest.raises(SystemExit, match="nothing was saved yet: start again"), \
-            running.phase(run, "evaluation", {}):
-        raise ValueError("no block is free")
-    assert not checkpoint.complete(run.folder) and (run.folder / "error.txt").exists()
+ENDS = {  # how it ends -> exit code, words
+    "Ctrl-C": (lambda: killed(signal.SIGINT), 130, "stopped; "),
+    "SIGTERM": (lambda: killed(signal.SIGTERM), 143, "stopped; "),
+    "SIGHUP": (lambda: killed(signal.SIGHUP), 129, "stopped; "),
+    "full disk": (out_of_space, 1, "No space left on device: 'runs/mine/metrics.jsonl'; "),
+    "memory": (no_memory, 1, "Out of memory: lower --micro-tokens (now 900) or --engine-memory; "),
+    "no reader": (lambda: raises(BrokenPipeError()), 1, "Nobody reads the output any more; "),
+    "error": (lambda: raises(ValueError("no block is free")), 1, "ValueError; "),
+}
+
+
+@pytest.fixture
+def handlers():
+    """Those of the tests come back afterwards."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("how", ENDS)
+def test_however_a_run_ends_it_says_what_is_saved(tmp_path, monkeypatch, capsys, handlers, how,
+                                                  saved):
+    monkeypatch.chdir(tmp_path)
+    for step in (9, 12) if saved else ():
+        (tmp_path / f"runs/mine/checkpoints/step-{step:06d}").mkdir(parents=True)
+    ends, code, words = ENDS[how]
+    closed = []
+    with pytest.raises(SystemExit) as ended, \
+            running.last_words(Config(name="mine", micro_tokens=900)), \
+            contextlib.ExitStack() as stack:
+        stack.callback(closed.append, True)  # as the temporary folders' are
+        ends()
+    promise = ("everything up to step 12 is saved: continue with --resume." if saved else
+               "nothing was saved yet: start again.")
+    said = capsys.readouterr().err
+    assert ended.value.code == code and said.splitlines()[-1].endswith(words + promise)
+    assert ("Traceback" in said) == (how == "error") and closed == [True]
+
+
+def test_a_sentence_of_the_programs_own_is_left_as_it_is(handlers):
+    with pytest.raises(SystemExit, match="^Engine and trainer disagree.$"), \
+            running.last_words(Config(name="mine")):
+        raise SystemExit("Engine and trainer disagree.")
+
+
+def test_what_nohup_has_set_stays(handlers):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with running.last_words(Config(name="mine")):
+        os.kill(os.getpid(), signal.SIGHUP)
+
+
+# ------------------------------------------------------------------------------ a tracker
+class Tracker:
+    """As trackio and wandb are: a module with init, log and finish."""
+
+    def __init__(self, fails=()):
+        self.calls, self.fails = [], fails
+
+    def __getattr__(self, name):
+        def call(*args, **how):
+            if name in self.fails:
+                raise ConnectionError("no network\x1b[2J")
+            self.calls.append((name, args, how))
+        return call
+
+
+@pytest.fixture
+def tracked(run, monkeypatch):
+    """The run, and whatever stands for the package wandb."""
+    def with_tracker(**how):
+        monkeypatch.setitem(sys.modules, "wandb", Tracker(**how))
+        run.config.report_to = "wandb"
+        if not (run.folder / "config.json").exists():
+            folders.note_start(run.folder, running.settings_of(run.config), 0, {})
+        run.tracker = running.open_tracker(run.folder, run.config)
+        return run, sys.modules["wandb"].calls
+    return with_tracker
+
+
+def test_a_tracker_gets_each_step_and_evaluation_under_one_name(tracked):
+    run, calls = tracked()
+    running.record(1, [], metrics_of(verdicts=dict(correct=7)), run)
+    running.record_evaluation([], dict(builtin=dict(avg=0.5, ci_low=0.4, ci_high=0.6)), run)
+    (init, _, how), (log, (first,), step), (_, (second,), _) = calls
+    assert (init, log, step) == ("init", "log", dict(step=1)) and how["resume"] == "allow"
+    assert first["train/loss"] == 0.5 and "train/verdicts" not in first
+    assert second["held_out/avg"] == 0.5
+    _, again = tracked()  # as a resumed run
+    assert again[0][2]["name"] == how["name"] and how["name"].startswith("mine-")
+
+
+def test_a_tracker_that_fails_costs_a_warning(tracked, capsys):
+    run, _ = tracked(fails=["log"])
+    running.record(1, [], metrics_of(), run)
+    said = capsys.readouterr().out
+    assert "WARNING: step 1 did not reach wandb (ConnectionError: no network" in said
+    assert "\x1b" not in said and rows(run, "metrics.jsonl")[-1]["step"] == 1
+
+
+def test_a_tracker_that_does_not_start_is_told_at_once(tracked):
+    with pytest.raises(SystemExit, match="^wandb did not start .*pip install wandb.*--report-to"):
+        tracked(fails=["init"])
 
 
 # ------------------------------------------------------------------------------ the data
@@ -262,96 +294,87 @@ def fresh(run):
                stream=Stream(list(range(50)), seed=0), estimator=Estimator())
 
 
+def result(avg):
+    return dict(builtin=dict(avg=avg, ci_low=avg - 0.1, ci_high=avg + 0.1))
+
+
+def newest(run):
+    return folders.checkpoints(run.folder)[-1]
+
+
 def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
     run.stream.take(21)
     run.estimator.counts = {"a": [1.0, 2.0]}
-    held_out.record_evaluation(dict(builtin=dict(avg=0.1, ci_low=0.0, ci_high=0.2)), run)
     for step in range(1, 11):
         running.record(step, [group("one", [], [sample("a")])], metrics_of(), run)
-    held_out.record_evaluation(dict(builtin=dict(avg=0.5, ci_low=0.4, ci_high=0.6)), run)
-    for step in (11, 12):  # after the checkpoint: they will be done again
-        run.stream.take(3)
-        running.record(step, [group("one", [], [sample("a")])], metrics_of(), run)
-    run.state["step"] = 12
-    held_out.record_evaluation(dict(builtin=dict(avg=0.9, ci_low=0.8, ci_high=1.0)), run)
+        if step % 5 == 0:
+            running.record_evaluation([], result(step / 20), run)
+    for name in ("metrics.jsonl", "groups.jsonl"):  # killed before the checkpoint of step 11
+        folders.append(run.folder / name, dict(step=11))
 
     again = fresh(run)
-    running.resume(again, checkpoint.newest_sound(run.folder))
+    running.resume(again, newest(run))
     assert "continuing after step 10" in capsys.readouterr().out
-    assert (again.state["step"], again.saved, again.stream.cursor) == (10, 10, 21)
+    assert (again.state["step"], again.stream.cursor) == (10, 21)
     assert again.estimator.state_dict() == run.estimator.state_dict()
     assert again.state["samples_total"] == 80
-    assert (again.state["evaluated"], again.state["accuracy"]) == (10, dict(builtin=0.5))
+    assert (again.evaluated, again.accuracy) == (10, dict(builtin=0.5))
     assert [row["step"] for row in rows(run, "metrics.jsonl")] == list(range(1, 11))
     assert [row["step"] for row in rows(run, "groups.jsonl")] == list(range(1, 11))
-    assert [row["step"] for row in rows(run, "eval.jsonl")] == [0, 10]
+    assert [row["step"] for row in rows(run, "eval.jsonl")] == [5, 10]
     assert list(again.steps()) == list(range(11, 31))
 
 
-def test_config_json_says_after_which_step_each_start_went_on(run, monkeypatch):
-    problem = running.Problem("1+1=?", "2", "a", "s")
-    found = SimpleNamespace(folder=run.folder, lock=None, path="any", tokenizer=None,
-                            train=[problem], held_out=[], inputs={}, newest=None)
-    for name, instead in dict(
-            before_the_engine=lambda *_: found, start_probe=lambda *_: None,
-            start_engine=lambda *_: SimpleNamespace(on_cpu=True),
-            load_policy=lambda *_, **__: taught(run.config, 0)[0]).items():
-        monkeypatch.setattr(running, name, instead)
-    running.prepare(run.config, None)
-    running.record(10, [], metrics_of(), run)
-    found.newest = checkpoint.newest_sound(run.folder)
-    assert running.prepare(run.config, None).state["step"] == 10
-    starts = json.loads((run.folder / "config.json").read_text())["starts"]
-    assert [start.get("after_step", 0) for start in starts] == [0, 10]
-    assert count_trained(run.folder, [problem]) == 1, "an evaluation will know it"
-
-
-def test_an_evaluation_that_a_crash_has_cut_short_is_not_taken_for_done(run):
-    running.record(10, [], metrics_of(), run)
+@pytest.mark.parametrize("written, finished", [
+    ([], False), (["answers"], False), (["answers", "a"], False), (["answers", "a", "b"], True)])
+def test_an_evaluation_that_a_crash_has_cut_short_is_made_again(run, written, finished):
+    """It follows the checkpoint of its step: whatever it has written of itself goes."""
+    run.config.eval_data, run.config.eval_every = "a,b", 10
+    for step in range(1, 11):
+        running.record(step, [], metrics_of(), run)
+    for step, parts in ((5, ["answers", "a", "b"]), (10, written)):
+        for name in parts:
+            log = "answers.jsonl" if name == "answers" else "eval.jsonl"
+            folders.append(run.folder / log, dict(step=step, data=name, avg=step / 20))
     again = fresh(run)
-    running.resume(again, checkpoint.newest_sound(run.folder))
-    assert again.state["evaluated"] == -1
+    running.resume(again, newest(run))
+    assert again.evaluated == (10 if finished else 5)
+    assert running.evaluation_is_due(again) != finished
+    last = 10 if finished else 5
+    assert rows(run, "answers.jsonl")[-1]["step"] == rows(run, "eval.jsonl")[-1]["step"] == last
+    assert len(rows(run, "eval.jsonl")) == 2 + 2 * finished
+    assert again.accuracy == dict(a=last / 20, b=last / 20)
 
 
-def test_without_a_checkpoint_a_resumed_run_begins_at_the_beginning(run):
-    for name in running.LOGS:
-        files.append(run.folder / name, dict(step=0, avg=0.5), dict(step=1, avg=0.5))
-    running.resume(run, None)
-    assert (run.state["step"], run.state["evaluated"], run.stream.cursor) == (0, -1, 0)
-    assert not any(rows(run, name) for name in running.LOGS)
+def test_config_json_says_after_which_step_each_start_went_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(running, "find_model", lambda config: ("any", None))
+    problem = running.Problem("1+1=?", "2", "a", "s")
+    monkeypatch.setattr(running, "load_data", lambda *_: ([problem], []))
+    monkeypatch.setattr(running, "weights_of", lambda path: dict(model="m"))
+    config = Config(name="mine", resume=True, template="chat")
+    for step in (0, 10):
+        if step:
+            (tmp_path / "runs/mine/checkpoints/step-000010").mkdir(parents=True)
+        found = running.before_the_engine(config, None)
+        assert (found.newest.name if found.newest else "") == "step-000010" * bool(step)
+        found.lock.close()
+    starts = json.loads((tmp_path / "runs/mine/config.json").read_text())["starts"]
+    assert [start.get("after_step", 0) for start in starts] == [0, 10]
+    assert count_trained(tmp_path / "runs/mine", [problem]) == 1, "an evaluation will know it"
 
 
 # ------------------------------------------------------------------------------ ended
-@pytest.mark.parametrize("step, evaluated, saved_before, saved", [
-    (30, 30, 0, True), (30, 30, 30, False), (30, 20, 30, False), (12, 12, 0, True),
-    (12, 12, 12, False), (0, 0, 0, False)])
-def test_the_end_saves_draws_and_says_how_to_go_on(
-        run, monkeypatch, capsys, step, evaluated, saved_before, saved):
-    """Whoever waits for the program sees by its code whether all steps are done and evaluated."""
-    monkeypatch.setattr(Stop, "requested", signal.SIGINT)
-    run.state |= dict(step=step, evaluated=evaluated)
-    run.saved, code = saved_before, None
-    try:
-        running.finish(run)
-    except SystemExit as end:
-        code = end.code
-    assert bool(checkpoint.complete(run.folder)) == saved and bool(run.drawn) == bool(step)
-    over = evaluated == 30
-    assert run.closed == [True] and code == (None if over else 130)
-    out = capsys.readouterr().out
-    assert ("continue with: python minirl.py --name mine --resume" in out) == (not over)
-    assert ("next:" in out) == over
-
-
 def test_a_run_that_is_over_says_how_to_look_into_it_and_how_to_go_on(run, capsys):
     for step, more in ((30, 200), (150, 300)):
-        run.state["step"] = run.state["evaluated"] = run.config.steps = run.saved = step
+        run.state["step"] = run.config.steps = step
         running.finish(run)
         *_, look, go_on = capsys.readouterr().out.splitlines()
         assert look.endswith(f"explore.py {run.folder}")
         flags = go_on.split("minirl.py ")[1].split()
         again = parse_flags(Config, flags, "minirl.py", "")
         assert (again.name, again.resume, again.steps) == ("mine", True, more)
+    assert run.closed == [True] * 2 and len(run.drawn) == 2
 
 
 # ------------------------------------------------------------------ before the first step

@@ -24,7 +24,7 @@ def learnt(tmp_path_factory):
     """A real run of the real tiny model, with the default settings."""
     cwd = tmp_path_factory.mktemp("run")
     out = train(cwd, "--name", "learns", "--steps", "12", "--eval-every", "12",
-                "--checkpoint-every", "6", curves=True)
+                "--keep-every", "6", curves=True)
     return cwd / "runs" / "learns", out
 
 
@@ -49,7 +49,7 @@ def test_a_short_run_learns_and_leaves_what_its_reader_needs(learnt):
                for s in row["pool"])
     assert (run / "curves.png").stat().st_size > 10_000
     saved = sorted(path.name for path in (run / "checkpoints").iterdir())
-    assert saved == ["step-000006", "step-000012"]
+    assert saved == ["step-000006", "step-000011", "step-000012"]
     config = json.loads((run / "config.json").read_text())
     assert config["config"]["steps"] == 12
     assert [start["versions"]["torch"] for start in config["starts"]] == [torch.__version__]
@@ -112,9 +112,9 @@ def test_resumed_equals_uninterrupted_where_more_has_to_be_carried_over(tmp_path
     """
     whole, parts = tmp_path / "runs/whole", tmp_path / "runs/parts"
     train(tmp_path, "--name", "whole", "--steps", "5", *SMALL, "--sync", "adapter", "--log-groups",
-          "all", "--mini-batches", "2", "--sampler", "dapo", "--keep-checkpoints", "9")
+          "all", "--mini-batches", "2", "--sampler", "dapo", "--keep-every", "1")
     shutil.copytree(whole, parts)
-    for step in (4, 5):
+    for step in (3, 4, 5):
         shutil.rmtree(parts / f"checkpoints/step-{step:06d}")
     out = train(tmp_path, "--name", "parts", "--resume")
     assert "continuing after step 2" in out

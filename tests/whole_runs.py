@@ -2,12 +2,11 @@
 import json
 from pathlib import Path
 
-from parts import checkpoint
-from parts.files import read_rows
+from parts.folder import checkpoints, read_rows, step_of
 from parts.problems import chains
 
 SMALL = ["--batch-prompts", "8", "--max-tokens", "24", "--eval-questions", "6", "--eval-k", "2",
-         "--eval-every", "3", "--checkpoint-every", "2", "--graders", "1"]
+         "--eval-every", "3", "--graders", "1"]
 
 
 def rows(path: Path) -> list[dict]:
@@ -36,9 +35,7 @@ def difference(run: Path, reference: Path, step: int) -> str:
 
 def examine(run: Path, reference: Path) -> tuple[int, str]:
     """(step of the newest checkpoint, what is wrong with it) after a kill."""
-    found = checkpoint.complete(run)
-    assert not any(map(checkpoint.damage, found))
-    step = checkpoint.step_of(found[-1])
+    step = step_of(checkpoints(run)[-1])
     return step, difference(run, reference, step)
 
 
