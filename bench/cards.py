@@ -42,7 +42,8 @@ LAYERS, WEIGHTS = FULL["size"]["num_hidden_layers"], 1.54e9
 TOKEN = 2 * 2 * LAYERS * 2 * 128  # bytes of a token in the cache: keys and values of 2 heads, bf16
 ENGINE = 4.4 * GB  # the engine's weights, its activations over 8,192 tokens, logits
 DRIVER = 0.5 * GB
-WIDE = logprobs.WIDER * logprobs.CHUNK_BYTES
+CHUNK = logprobs.CHUNK_BYTES // (4 * FULL["vocabulary"])  # tokens of the head at a time
+MANY = 128  # prompts
 CONTEXT = 4024  # a row of full length: 1,024 tokens of prompt, 3,000 of response
 
 
@@ -120,8 +121,7 @@ def trainer(layers: int, adapter: str, checkpointing: bool):
     return made
 
 
-def a_pass(layers: int, rows: int, adapter="bfloat16", checkpointing=True, length=CONTEXT,
-           chunk=logprobs.CHUNK_BYTES):
+def a_pass(layers: int, rows: int, adapter="bfloat16", checkpointing=True, length=CONTEXT):
     """(bytes that `layers` layers move forward and backward, that the head moves, peak bytes)."""
     with (torch.device("meta"), Count() as count,
           replaced(logprobs, "float32_product", card_product),
@@ -133,8 +133,7 @@ def a_pass(layers: int, rows: int, adapter="bfloat16", checkpointing=True, lengt
         h = model.model(inputs_embeds=states, attention_mask={"full_attention": None})
         layers_moved, count.moved = count.moved, 0
         lp_T, _ = logprobs.ChunkedLogprobs.apply(
-            h.last_hidden_state.flatten(0, 1), logprobs.head_of(model), ids.flatten(), 1.0,
-            chunk // (4 * FULL["vocabulary"]))
+            h.last_hidden_state.flatten(0, 1), logprobs.head_of(model), ids.flatten(), 1.0, CHUNK)
         head_moved, count.moved = count.moved, 0
         lp_T.sum().backward()
         return layers_moved + count.moved, head_moved, count.peak
@@ -148,15 +147,15 @@ def moved(adapter="bfloat16", checkpointing=True) -> float:
 
 
 @functools.cache
-def head_moved(chunk: int) -> float:
+def head_moved() -> float:
     """Bytes per token of the head."""
-    return a_pass(1, 1, length=2208, chunk=chunk)[1] / 2208
+    return a_pass(1, 1, length=10 * CHUNK)[1] / (10 * CHUNK)
 
 
 @functools.cache
-def needed(rows: int, adapter="bfloat16", checkpointing=True, chunk=logprobs.CHUNK_BYTES) -> float:
+def needed(rows: int, adapter="bfloat16", checkpointing=True) -> float:
     """GiB of the trainer with `rows` rows of full length. Every layer adds the same."""
-    one, two = (a_pass(n, rows, adapter, checkpointing, chunk=chunk)[2] for n in (1, 2))
+    one, two = (a_pass(n, rows, adapter, checkpointing)[2] for n in (1, 2))
     adapters = 12 * 18.5e6  # gradient and AdamW's two, in float32
     return (one + (LAYERS - 1) * (two - one) + adapters) / GB
 
@@ -167,12 +166,10 @@ def show_moved() -> str:
 
     layer = ", ".join(f"{how} {pair(lambda on: f'{moved(how, on) / 1e6:.1f}')}"
                       for how in ("float32", "bfloat16", "none"))
-    head = ", ".join(f"{chunk // (4 * FULL['vocabulary']):,} tokens {head_moved(chunk) / 1e6:.1f}"
-                     for chunk in (logprobs.CHUNK_BYTES, WIDE))
     rows = ", ".join(f"{n} {pair(lambda on: f'{needed(n, checkpointing=on):.0f}')}"
                      for n in (1, 2, 4))
     return (f"MB per token of a layer, by its adapter, checkpointing on / off: {layer}\n"
-            f"MB per token of the head, by chunk: {head}\n"
+            f"MB per token of the head, {CHUNK} at a time: {head_moved() / 1e6:.1f}\n"
             f"GiB needed, by rows of {CONTEXT:,} tokens, checkpointing on / off: {rows}")
 
 
@@ -217,11 +214,11 @@ def rollouts(prompts: int, slots: int, cache: int):
 # --------------------------------------------------------------------------------------- by card
 def settings_on(card: Card) -> SimpleNamespace:
     """What the project chooses on this card, by its own functions."""
-    with (replaced(machine, "card_memory", lambda: card.gib),
-          replaced(machine, "capability", lambda: card.capability),
+    major, minor = card.capability
+    seen = SimpleNamespace(major=major, minor=minor, total_memory=card.gib * GB)
+    with (replaced(machine, "card", lambda: seen),
           replaced(machine, "build_for_cpu", lambda: False)):
-        return SimpleNamespace(dtype=machine.default_dtype(), tokens=machine.default_micro_tokens(),
-                               wider=logprobs.widening(torch.device("cuda")))
+        return SimpleNamespace(dtype=machine.default_dtype(), tokens=machine.default_micro_tokens())
 
 
 def row(name: str) -> str:
@@ -230,11 +227,10 @@ def row(name: str) -> str:
     adapter = "bfloat16" if chosen.dtype == "bfloat16" else "float32"
     share = config.engine_memory * card.gib * GB
     cache = int((share - ENGINE) / TOKEN)
-    chunk = chosen.wider * logprobs.CHUNK_BYTES
-    need = needed(chosen.tokens // CONTEXT, adapter, chunk=chunk)
+    need = needed(chosen.tokens // CONTEXT, adapter)
     left = card.gib - (share + DRIVER) / GB
     speed, arithmetic = SHARE["bytes"] * card.bytes, SHARE["flops"] * card.flops
-    per_token = LAYERS * moved(adapter) + head_moved(chunk)
+    per_token = LAYERS * moved(adapter) + head_moved()
 
     def seconds(prompts):
         engine, kept = rollouts(prompts, config.engine_sequences, cache)
@@ -242,8 +238,8 @@ def row(name: str) -> str:
         training = kept * (per_token / speed + 6 * WEIGHTS / arithmetic)
         return sampling, training, engine.tokens / engine.steps
 
-    (s, t, running), (s4, t4, running4) = seconds(32), seconds(machine.FILLING)
-    gain = machine.FILLING / (s4 + t4 + SYNC) / (32 / (s + t + SYNC))
+    (s, t, running), (s4, t4, running4) = seconds(32), seconds(MANY)
+    gain = MANY / (s4 + t4 + SYNC) / (32 / (s + t + SYNC))
     return (f"|{name}|{chosen.tokens:,}|{share / GB:.1f}: {cache / 1000:,.0f}k|"
             f"{need:.1f} of {left:.1f}|{s:.0f} + {t:.0f} + {SYNC:.0f}|"
             f"{running:.0f}, {running4:.0f}|{gain:.1f}|")
@@ -252,8 +248,8 @@ def row(name: str) -> str:
 @functools.cache
 def table() -> str:
     head = ("|card|tokens per pass|engine's GiB: its cache|trainer needs, GiB|"
-            f"seconds|slots busy with 32 prompts, with {machine.FILLING}|with {machine.FILLING}: "
-            "times as many prompts per second|")
+            f"seconds|slots busy with 32 prompts, with {MANY}|with {MANY}: times as many prompts "
+            "per second|")
     return "\n".join([head, "|" + "---|" * 7, *map(row, CARDS)])
 
 

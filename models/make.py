@@ -19,7 +19,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from parts.models import seal  # noqa: E402
 from parts.models import TINY  # noqa: E402
 from parts.problems import (  # noqa: E402
     LETTERS, OPERATIONS, belief, chain, in_test_split, numbers, offset)
@@ -180,7 +179,6 @@ def build(folder, name: str = "tiny", progress: bool = True, **changes) -> None:
     if name != "tiny":
         model.bfloat16()  # half the bytes; everybody loads it in the precision of the run
     model.save_pretrained(folder)
-    seal(Path(folder))
 
 
 if __name__ == "__main__":

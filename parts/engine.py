@@ -26,10 +26,16 @@ import random
 import tempfile
 import warnings
 from dataclasses import dataclass
+from typing import get_args
 
+import numpy
+import torch
 from tqdm import tqdm
 
 from parts.machine import build_for_cpu, require_precision
+from parts.models import empty_model
+from parts.policy import adapted_layers
+from parts.routing_replay import CpuRecorder
 
 TOO_SMALL = ("The engine's share of memory is too small for its cache of keys and values: raise "
              "--engine-memory (on a CPU: VLLM_CPU_KVCACHE_SPACE, in GiB), or lower --max-tokens.")
@@ -61,9 +67,7 @@ class Rollout:
 
 def configure_vllm(on_cpu: bool) -> None:
     """Set the environment that vLLM reads when it is imported, where the user has not set it."""
-    if os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0":
-        raise SystemExit("The engine must live in this process, step by step: unset "
-                         "VLLM_ENABLE_V1_MULTIPROCESSING.")
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # it is driven step by step, from here
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     if not os.access(os.path.expanduser("~"), os.W_OK):  # else it prints tracebacks
@@ -86,9 +90,6 @@ def seed_everything(rng: random.Random) -> None:
     Its CPU build samples from torch's global state. On a GPU it draws a seed for each request from
     numpy's.
     """
-    import numpy
-    import torch
-
     state = rng.getrandbits(63)
     torch.manual_seed(state)
     numpy.random.seed(state % 2**32)
@@ -115,8 +116,6 @@ class Engine:
         self.on_cpu = build_for_cpu()
         require_precision(dtype, sync_mode)
         configure_vllm(self.on_cpu)
-        from parts.routing_replay import CpuRecorder
-
         options = dict(
             max_model_len=max_model_len, max_num_seqs=max_num_seqs, seed=seed,
             dtype="bfloat16" if dtype == "fp8" else dtype, kv_cache_dtype=kv_cache_dtype,
@@ -183,8 +182,6 @@ class Engine:
             return self.recorder.routes_of(out.request_id)
         native = getattr(out.outputs[0], "routed_experts", None)  # numpy, unsigned
         if native is not None:
-            import torch
-
             return torch.from_numpy(native if native.dtype == "uint8" else native.astype("int32"))
 
     @property
@@ -339,31 +336,16 @@ def machine_options(on_cpu: bool, memory_share: float, sleep: bool, routes: bool
 
 def adapter_options(model: str, rank: int, on_cpu: bool, routes: bool) -> dict:
     """vLLM's options for serving the trainer's adapter. Raises SystemExit where it cannot."""
-    from typing import get_args
-
+    from transformers import AutoConfig
     from vllm.config.lora import MaxLoRARanks
 
     if on_cpu and routes:
         raise SystemExit(f"vLLM cannot serve this mixture of experts ({model}) with an adapter "
                          "here: use --sync merge.")
     fitting = [r for r in sorted(get_args(MaxLoRARanks)) if r >= max(rank, 8)]
-    return dict(enable_lora=True, max_loras=1, max_lora_rank=fitting[0],
-                lora_target_modules=adapted_layers(model))
-
-
-def adapted_layers(model: str) -> list[str]:
-    """Names of the layers that the trainer adapts (policy.load_policy), for vLLM."""
-    import torch
-    from parts.models import own_class
-    from parts.policy import ATTENTION, linear_layers
-    from parts.routing_replay import is_supported
-    from transformers import AutoConfig
-
-    if is_supported(model):
-        return ATTENTION
     config = AutoConfig.from_pretrained(model, trust_remote_code=False)
-    with torch.device("meta"):
-        return linear_layers(own_class(config)(config))
+    return dict(enable_lora=True, max_loras=1, max_lora_rank=fitting[0],
+                lora_target_modules=adapted_layers(empty_model(config)))
 
 
 def fp8_linears(on_cpu: bool) -> dict:
@@ -388,8 +370,6 @@ def merged_weights(policy):
     changed, but vLLM builds a layer anew from what it is sent. Other layers must not be sent: vLLM
     0.32 would overwrite the copies of experts that its CPU kernels have repacked.
     """
-    import torch
-
     with torch.no_grad():
         for name, module in policy.base_model.model.named_modules():
             if hasattr(module, "get_delta_weight"):

@@ -15,10 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from parts.machine import small_card
-
-CHUNK_BYTES = 2**27  # of a chunk's logits
-WIDER = 5  # times as much on a GPU with room: 1,104 tokens of 151,936 words
+CHUNK_BYTES = 2**27  # of a chunk's logits: 220 tokens of 151,936 words
 
 
 # ------------------------------------------------------------------------------ what is trained on
@@ -77,20 +74,12 @@ def token_logprobs(policy, rows: list[Row], temperature: float = 1.0,
                    chunk_bytes: int = CHUNK_BYTES):
     """(log pi_T, entropy_T) in nats of the response tokens of all rows, one row after the other.
 
-    chunk_bytes: what a chunk's logits may take; on a GPU with room WIDER times as much.
+    chunk_bytes: what a chunk's logits may take.
     """
     h_T, target_T = response_states(policy, rows)
     head = head_of(policy.get_base_model())
-    chunk_bytes *= widening(h_T.device)
     chunk = max(1, chunk_bytes // (4 * len(head.weight)))
     return ChunkedLogprobs.apply(h_T, head, target_T, temperature, chunk)
-
-
-def widening(device) -> int:
-    """Each chunk reads the head twice, 467 MB of 1.5B's: few chunks move a fifth less through
-    memory, and need no more of it than a layer's backward pass (python bench/cards.py moved).
-    """
-    return WIDER if device.type != "cpu" and not small_card() else 1
 
 
 def response_states(policy, rows: list[Row]):

@@ -12,16 +12,8 @@ from pathlib import Path
 
 OLDEST_CARD = (7, 5)  # compute capability of the oldest cards that CUDA 13 still knows (T4)
 BFLOAT16_CARD = (8, 0)  # and of the oldest ones that compute in bfloat16
-SMALL_CARD = 20  # GiB; below, half as many tokens at a time (docs/gpu.md)
-BIG_CARD = 35  # GiB; from here on, more prompts per step cost little time
-FILLING = 128  # prompts per step that keep half of the engine's slots busy (bench/cards.py)
-
 GB = 2**30
-BYTES = dict(float32=4, bfloat16=2, float16=2, fp8=1)
-LIBRARIES = 0.8 * GB  # torch, vLLM and what they set up, whatever the model
-SPARE = 0.9  # share of the free memory that a run may take; graders and others need the rest
-MOST = 896  # tokens per pass: more are hardly faster on a CPU
-GAPS = 1.6  # bytes of process memory per byte that a pass keeps: C's allocator leaves gaps
+SMALL_CARD = 20 * GB  # below, half as many tokens at a time (docs/gpu.md)
 
 
 # ------------------------------------------------------------------------------ what it needs
@@ -42,12 +34,8 @@ def build_for_cpu() -> bool:
     return False
 
 
-def is_installed(name: str) -> bool:
-    try:
-        importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+def is_installed(package: str) -> bool:
+    return any(importlib.metadata.distributions(name=package))
 
 
 def require_gpu() -> None:
@@ -60,43 +48,29 @@ def require_gpu() -> None:
                          "CUDA_VISIBLE_DEVICES, or set up the CPU build with `make setup` "
                          "(requirements-cpu.txt).")
     if capability() < OLDEST_CARD:
-        raise SystemExit(f"This GPU ({card()}) is too old: {'{}.{}'.format(*OLDEST_CARD)} is the "
-                         "lowest compute capability that works.")
+        raise SystemExit(f"This GPU ({card().name}) is too old: the lowest compute capability that "
+                         f"works is {'{}.{}'.format(*OLDEST_CARD)}.")
 
 
 def require_compiler() -> None:
     """Raises SystemExit unless Triton, which compiles while the program runs, can do so."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     header = os.path.join(sysconfig.get_path("include"), "Python.h")
-    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
-        raise SystemExit("Triton compiles GPU kernels at run time and finds no C compiler: install "
-                         "one (Debian, Ubuntu: `apt install gcc`) or name it in CC.")
-    if not os.path.exists(header):
-        raise SystemExit(f"Triton compiles GPU kernels at run time and finds no {header}: install "
-                         "Python's headers (Debian, Ubuntu: `apt install python3-dev`).")
+    if not compiler or not os.path.exists(header):
+        raise SystemExit("Triton compiles GPU kernels at run time and needs a C compiler (gcc, "
+                         f"clang, or the one that CC names) and {header}: install them (Debian, "
+                         "Ubuntu: `apt install gcc python3-dev`).")
+
+
+def card():
+    """The first visible one: .name, .major and .minor (its compute capability), .total_memory."""
+    import torch
+
+    return torch.cuda.get_device_properties(0)
 
 
 def capability() -> tuple[int, int]:
-    """The first visible card's compute capability."""
-    import torch
-
-    return torch.cuda.get_device_capability(0)
-
-
-def card() -> str:
-    import torch
-
-    return f"{torch.cuda.get_device_name(0)}, compute capability {'{}.{}'.format(*capability())}"
-
-
-def card_memory() -> float:
-    """The first visible card's, in GiB."""
-    import torch
-
-    return torch.cuda.get_device_properties(0).total_memory / GB
-
-
-def small_card() -> bool:
-    return card_memory() < SMALL_CARD
+    return card().major, card().minor
 
 
 # ----------------------------------------------------------------------------- defaults that follow
@@ -116,7 +90,7 @@ def default_sync(dtype: str) -> str:
 
 def default_micro_tokens() -> int:
     """For a model of 1.5 B parameters, beside an engine with its default share of the memory."""
-    return 8192 if small_card() else 16384
+    return 8192 if card().total_memory < SMALL_CARD else 16384
 
 
 def require_precision(dtype: str, sync: str) -> None:
@@ -124,49 +98,41 @@ def require_precision(dtype: str, sync: str) -> None:
     if build_for_cpu():
         return
     if dtype in ("bfloat16", "fp8") and capability() < BFLOAT16_CARD:
-        raise SystemExit(f"{dtype} needs compute capability {'{}.{}'.format(*BFLOAT16_CARD)}, "
-                         f"and this is a {card()}: leave --dtype and --rollout-dtype out, or set "
-                         "them to float16 or float32.")
+        raise SystemExit(f"A {card().name} cannot compute in {dtype}: leave --dtype and "
+                         "--rollout-dtype out, or set them to float16 or float32.")
     if dtype == "float32" and sync == "adapter":
         raise SystemExit("On a GPU vLLM serves adapters in 16 bits only: with --dtype float32 "
                          "use --sync merge.")
 
 
 def require_effect(config) -> None:
-    """Raises ValueError for settings of a GPU's memory where there is no GPU, and for a cache size
-    that vLLM could not read.
-    """
+    """Raises ValueError for settings of a GPU's memory where there is no GPU."""
     if not build_for_cpu():
         return
+    cpu_cache()
+    if config.engine_memory != type(config).engine_memory or getattr(config, "sleep", False):
+        raise ValueError("engine_memory and sleep are about a GPU's memory, and here is no GPU: "
+                         "leave them out (on --resume: --no-sleep). VLLM_CPU_KVCACHE_SPACE sets "
+                         "the engine's cache, in GiB")
+
+
+def cpu_cache() -> int:
+    """GiB of the engine's keys and values on a CPU. Raises ValueError where vLLM would fail."""
     space = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
     if not space.isdecimal() or not int(space):
         raise ValueError("VLLM_CPU_KVCACHE_SPACE must be a whole number of GiB, at least 1, not "
                          f"{space!r}")
-    if config.engine_memory != type(config).engine_memory:
-        raise ValueError("engine_memory is a share of a GPU's memory, and here is no GPU: set the "
-                         "engine's cache with VLLM_CPU_KVCACHE_SPACE, in GiB")
-    if getattr(config, "sleep", False):
-        raise ValueError("sleep gives a GPU's memory to the trainer, and here is no GPU: leave it "
-                         "out (on --resume: --no-sleep)")
+    return int(space)
 
 
 def in_one_line(config) -> str:
     """The settings that follow from the machine."""
     said = f"{config.dtype}, {config.sync} sync, {config.micro_tokens:,} tokens per pass"
     if build_for_cpu():
-        cache = os.environ.get("VLLM_CPU_KVCACHE_SPACE", 1)
-        return f"CPU: {said}, {cache} GiB for the engine's cache (VLLM_CPU_KVCACHE_SPACE)"
-    engine = config.engine_memory * card_memory()
-    return (f"{card()}: {said}, {engine:.1f} of {card_memory():.1f} GiB for the engine "
-            f"(--engine-memory {config.engine_memory:g}){idle_slots(config)}")
-
-
-def idle_slots(config) -> str:
-    """On a big card: how to have more of the engine's slots at work. An estimate (docs/gpu.md)."""
-    if card_memory() < BIG_CARD or config.batch_prompts >= FILLING:
-        return ""
-    return (f"; --batch-prompts {config.batch_prompts} leaves most of the engine idle: "
-            f"--batch-prompts {FILLING} should take 2 to 3 times as many in the same time")
+        return f"CPU: {said}, {cpu_cache()} GiB for the engine's cache (VLLM_CPU_KVCACHE_SPACE)"
+    memory = card().total_memory / GB
+    return (f"{card().name}: {said}, {config.engine_memory * memory:.1f} of {memory:.1f} GiB for "
+            f"the engine (--engine-memory {config.engine_memory:g})")
 
 
 # ------------------------------------------------------------------------------ memory in use
@@ -184,6 +150,13 @@ def memory_gb() -> float:
     return pages * resource.getpagesize() / GB
 
 
+def read(file) -> str:
+    try:
+        return Path(file).read_text()
+    except OSError:
+        return ""
+
+
 def out_of_memory(error: RuntimeError) -> bool:
     """Whether an error says that memory is short, on a GPU or on a CPU."""
     import torch
@@ -194,122 +167,61 @@ def out_of_memory(error: RuntimeError) -> bool:
 
 # ------------------------------------------------------------------------------ memory to come
 # On a CPU no allocation fails: when memory runs out, the kernel kills the process without a word.
-# So what a run will need is computed from the model's config and compared with what is free, before
-# any of it is allocated. docs/real_model.md says where the figures are from.
-def fit_in_memory(settings, config) -> None:
+# So what a run will need is compared with what is free before it is allocated.
+BYTES = dict(float32=4, bfloat16=2, float16=2, fp8=1)
+LIBRARIES = 1.3 * GB  # torch, vLLM and what they set up; the trainer's logits, a chunk of them
+KEPT = 3  # numbers per token that a pass keeps of each row of weights (docs/real_model.md)
+MOST = 896  # tokens per pass: more are hardly faster on a CPU
+SPARE = 0.9  # share of the free memory that a run may take; graders and others need the rest
+
+
+def fit_in_memory(settings, model) -> None:
     """Set `micro_tokens`, if it is 0, to as many as the free memory allows, up to MOST.
 
-    Raises SystemExit, one sentence with the flag to lower, if the run would not fit. If a model's
-    config has other names, nothing is computed and nothing refused.
+    `model` may be empty. Raises SystemExit, one sentence, if the run would not fit.
     """
     context = settings.max_prompt_tokens + settings.max_tokens  # one row has to fit in any case
-    try:
-        fixed = fixed_bytes(config, settings)
-        token = bytes_per_token(config.get_text_config(), settings.lora_rank, settings.dtype)
-    except (AttributeError, TypeError) as strange:
-        print(f"memory: what {config.model_type} needs cannot be foreseen ({strange})")
-        settings.micro_tokens = settings.micro_tokens or max(context, MOST)
-        return
-    free = SPARE * free_bytes()
+    (fixed, token), free = bytes_needed(settings, model), SPARE * free_bytes()
     room = max(0, int((free - fixed) / token))
     settings.micro_tokens = settings.micro_tokens or max(context, min(MOST, room))
     tokens = max(context, settings.micro_tokens)
-    if tokens <= room:
-        return
-    raise SystemExit(
-        f"This run would need about {(fixed + tokens * token) / GB:.1f} GiB ({fixed / GB:.1f} for "
-        f"engine and trainer, {tokens * token / GB:.1f} for a pass over {tokens:,} tokens), and "
-        f"{free / GB:.1f} GiB are free for it: lower --micro-tokens to {room:,}, and the sum of "
-        "--max-prompt-tokens and --max-tokens likewise, or take a smaller --model.")
+    if tokens > room:
+        lower = (f"lower --micro-tokens to {room:,}, and the sum of --max-prompt-tokens and "
+                 "--max-tokens likewise, or ") if room else ""
+        raise SystemExit(
+            f"This run would need about {(fixed + tokens * token) / GB:.1f} GiB ({fixed / GB:.1f} "
+            f"without a pass over {tokens:,} tokens), and {free / GB:.1f} GiB are free for it: "
+            f"{lower}take a smaller --model.")
 
 
-def bytes_per_token(config, rank: int, dtype: str) -> float:
-    """What a forward pass without checkpointing keeps per token for the backward pass, in bytes.
-
-    Each layer keeps input and normed input of attention and feed-forward part (4 hidden); queries,
-    keys, values, the result, the result in order (5 heads * size); gate, its activation, the other
-    half, their product (4 intermediate, of each expert that a token passes); what each A of the
-    adapter makes (7 rank).
-    """
-    heads = config.num_attention_heads
-    head = getattr(config, "head_dim", None) or config.hidden_size // heads
-    passed = getattr(config, "num_experts_per_tok", None) or 1
-    kept = 4 * config.hidden_size + 5 * heads * head + 4 * inner_size(config) * passed + 7 * rank
-    return GAPS * config.num_hidden_layers * kept * max(BYTES[dtype], 3)
-
-
-def fixed_bytes(config, settings) -> float:
-    """Bytes of the engine, its cache and logits, and of the trainer between two passes."""
-    from parts.logprobs import CHUNK_BYTES
-
-    text, parameters = config.get_text_config(), parameters_of(config)
+def bytes_needed(settings, model) -> tuple[float, float]:
+    """(of engine and trainer between two passes, what a pass keeps per token to go back)."""
+    config = model.config
     rollouts = settings.dtype if settings.rollout_dtype == "auto" else settings.rollout_dtype
-    cache = float(os.environ.get("VLLM_CPU_KVCACHE_SPACE", 1)) * GB
-    logits = 4 * 4 * text.vocab_size * settings.engine_sequences
-    engine = LIBRARIES + parameters * BYTES[rollouts] + cache + logits
-    adapter = text.num_hidden_layers * settings.lora_rank * (
-        11 * text.hidden_size + 3 * inner_size(text))
-    head = 4 * CHUNK_BYTES  # logits, their exponentials, their gradient
-    # 16: an adapter's weights, their gradient, AdamW's two
-    return engine + parameters * BYTES[settings.dtype] + 16 * adapter + head
+    # A and B have 2 * rank / hidden as many; they come with their gradient and AdamW's two.
+    adapter = 4 * BYTES["float32"] * 2 * settings.lora_rank / config.hidden_size
+    per_weight = BYTES[rollouts] + BYTES[settings.dtype] + adapter
+    logits = 4 * BYTES["float32"] * config.vocab_size * settings.engine_sequences
+    passed = getattr(config, "num_experts_per_tok", 1)  # of stacked experts [experts, out, in]
+    layers = sum(p[0].numel() * passed if p.dim() == 3 else p.numel()
+                 for name, p in model.named_parameters() if ".layers." in name)
+    fixed = LIBRARIES + cpu_cache() * GB + logits + per_weight * model.num_parameters()
+    return fixed, KEPT * layers / config.hidden_size * max(BYTES[settings.dtype], 3)
 
 
-def inner_size(config) -> int:
-    """Width of the feed-forward part; in a mixture, of one expert."""
-    return getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+def free_bytes() -> int:
+    """What this process can still take, of the machine and of each control group around it.
 
-
-def parameters_of(config) -> int:
-    """How many weights a model has. It is built without memory for them."""
-    import torch
-
-    from parts.models import own_class
-
-    with torch.device("meta"):
-        return sum(p.numel() for p in own_class(config)(config).parameters())
-
-
-def free_bytes() -> float:
-    """What this process can still take: of the machine, of a container, of `ulimit -v` and -d."""
-    free = [bytes_in("/proc/meminfo", "MemAvailable"), *left_in_groups()]
-    for kind, used in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
-        limit = resource.getrlimit(kind)[0]
-        if limit != resource.RLIM_INFINITY:
-            free.append(limit - bytes_in("/proc/self/status", used))
-    return min(free)
-
-
-def bytes_in(file: str, name: str) -> int:
-    """The number of a line such as `VmSize:  1234 kB`, in bytes."""
-    return 1024 * int(re.search(rf"^{name}:\s*(\d+) kB", read(file), re.M)[1])
-
-
-GROUPS = (  # control groups of version 2 and 1: line in /proc, folder, limit, use, files
-    (r"^0::/(.*)$", "/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-    (r"^\d+:memory:/(.*)$", "/sys/fs/cgroup/memory", "memory.limit_in_bytes",
-     "memory.usage_in_bytes", "total_inactive_file"))
-
-
-def left_in_groups() -> list[int]:
-    """What each control group around this process has left, in bytes.
-
-    Files that a group has read count as used, but the kernel would drop them.
+    Groups are of version 1 (memory:/box) or 2 (:/box). Files that a group has read count as used,
+    but the kernel would drop them.
     """
-    left = []
-    for line, root, limit, used, files in GROUPS:
-        for path in re.findall(line, read("/proc/self/cgroup"), re.M):
-            group = Path(root, path)
-            for folder in (group, *group.parents):
-                most = read(folder / limit).strip()
-                if most.isdigit():
-                    cached = re.search(rf"^{files} (\d+)", read(folder / "memory.stat"), re.M)
-                    left.append(int(most) - int(read(folder / used))
-                                + (int(cached[1]) if cached else 0))
-    return left
-
-
-def read(file) -> str:
-    try:
-        return Path(file).read_text()
-    except OSError:
-        return ""
+    left = [1024 * int(re.search(r"^MemAvailable: *(\d+) kB", read("/proc/meminfo"), re.M)[1])]
+    for version, path in re.findall(r"^\d+:(memory|):/(.*)$", read("/proc/self/cgroup"), re.M):
+        inner = Path("/sys/fs/cgroup", version, path)
+        for group in (inner, *inner.parents):
+            limit = read(group / "memory.max") or read(group / "memory.limit_in_bytes")
+            used = read(group / "memory.current") or read(group / "memory.usage_in_bytes")
+            files = re.findall(r"inactive_file (\d+)", read(group / "memory.stat")) or [0]
+            if limit.strip().isdigit():
+                left.append(int(limit) - int(used) + int(files[-1]))
+    return min(left)

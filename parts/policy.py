@@ -24,11 +24,7 @@ def load_policy(path: str, *, dtype: str, rank: int, alpha: int, seed: int, devi
                 checkpointing: bool = False):
     """The trainer's model: W + alpha / rank * B A, the frozen W in `dtype`, A and B in float32.
 
-    Every linear layer but the head is adapted. With the attention alone LoRA learns less, even with
-    as many parameters (LoRA Without Regret, Schulman et al. 2025). The head stays frozen:
-    `token_logprobs` computes no gradient of it, and vLLM serves no adapter on a large one. In a
-    mixture of experts only the attention is adapted: engines serve adapters of stacked experts
-    badly. Why rank 16 and alpha 32: docs/defaults.md.
+    Why rank 16 and alpha 32: docs/defaults.md.
 
     `routing` records and replays the choice of experts (routing_replay.py); None: a dense model.
     """
@@ -38,17 +34,30 @@ def load_policy(path: str, *, dtype: str, rank: int, alpha: int, seed: int, devi
     spare_attention(dtype, device)
     model = load_model(path, dtype).to(device)
     model.config.use_cache = False
-    mixture = model.config.model_type in ROUTERS
     lora = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, task_type="CAUSAL_LM",
-                      target_modules=ATTENTION if mixture else linear_layers(model))
+                      target_modules=adapted_layers(model))
     policy = get_peft_model(model, lora)
     if dtype == "bfloat16":
         adapt_in_bfloat16(policy)
-    policy.routing = RoutingReplay(model) if mixture else None
+    policy.routing = RoutingReplay(model) if model.config.model_type in ROUTERS else None
     policy.loss_scale = loss_scale(dtype, device)
     if checkpointing:
         policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return policy.train()
+
+
+def adapted_layers(model) -> list[str]:
+    """The last names of the layers that get an adapter, such as q_proj: all linear ones.
+
+    With the attention alone LoRA learns less, even with as many parameters (LoRA Without Regret,
+    Schulman et al. 2025). In a mixture of experts only the attention is adapted: engines serve
+    adapters of stacked experts badly. The head stays frozen: `token_logprobs` computes no gradient
+    of it, and vLLM serves no adapter on a large one.
+    """
+    if model.config.model_type in ROUTERS:
+        return ATTENTION
+    names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    return sorted({name.split(".")[-1] for name in names} - {"lm_head"})
 
 
 def adapt_in_bfloat16(policy) -> None:
@@ -84,12 +93,6 @@ def spare_attention(dtype: str, device: str) -> None:
         from transformers.integrations import sdpa_attention
 
         sdpa_attention.use_gqa_in_sdpa = lambda *tensors: False
-
-
-def linear_layers(model) -> list[str]:
-    """The last names of all linear layers but the head, such as q_proj."""
-    names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
-    return sorted({name.split(".")[-1] for name in names} - {"lm_head"})
 
 
 def loss_scale(dtype: str, device: str) -> torch.amp.GradScaler:
@@ -139,7 +142,7 @@ def load_adapter(path: str, adapter: str, dtype: str):
 
     made = read_config(adapter)
     try:
-        policy = PeftModel.from_pretrained(load_model(path, dtype, noise=True), adapter)
+        policy = PeftModel.from_pretrained(load_model(path, dtype), adapter)
         with safe_open(Path(adapter, "adapter_model.safetensors"), "pt") as file:
             stored = set(file.keys())
         # PEFT skips unknown layers. For embeddings it would look up the model an adapter names.

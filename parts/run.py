@@ -34,11 +34,10 @@ from parts.folder import (LOGS, append, claim, has_step, keep_rows, note_start, 
                           quiet_end, read_rows, require_same, shown)
 from parts.grader import WorkerPool
 from parts.logprobs import Row, token_logprobs
-from parts.machine import (build_for_cpu, fit_in_memory, in_one_line, out_of_memory,
-                           parameters_of)
+from parts.machine import build_for_cpu, fit_in_memory, in_one_line, out_of_memory
 from parts.metrics import group_row, recorded, watch
-from parts.models import (check_family, fetch_model, is_small, load_tokenizer, loading,
-                          weights_of)
+from parts.models import (check_family, empty_model, fetch_model, is_small, load_tokenizer,
+                          loading, weights_of)
 from parts.plot import draw_run
 from parts.policy import load_policy
 from parts.probe import Probe, limits
@@ -128,9 +127,9 @@ def find_model(config: Config):
     architecture = AutoConfig.from_pretrained(path, trust_remote_code=False)
     check_family(architecture)
     with loading("model", path):
-        parameters_of(architecture)  # a config of which no model can be made ends here
+        empty = empty_model(architecture)  # a config of which no model can be made ends here
     if build_for_cpu():
-        fit_in_memory(config, architecture)
+        fit_in_memory(config, empty)
     config.replay = choose_replay(config.replay, path, config.mini_batches)
     return path, load_tokenizer(path)
 

