@@ -62,11 +62,15 @@ def decide(gold: str, answer: str, style: str = "") -> tuple[str | None, str, st
     found = compare_as_written(gold, answer)
     if found:
         return *found, gold, [answer]
+    if answers.other_unit(gold, answer):
+        return "wrong", "another unit", gold, [answer]
+    as_written = gold
     gold, answer = answers.without_lone_modulus(normalize(gold), normalize(answer))
     answer = answers.take_choice(gold, answer)
     found = compare_spellings(gold, answer)
     if found:
         return *found, gold, [answer]
+    gold, answer = answers.without_unit_of_gold(as_written, gold, answer)
     gold, answer = answers.without_set_braces(gold), answers.without_set_braces(answer)
     found = compare_words(gold, answer)
     if found:

@@ -54,6 +54,24 @@ def verdict(gold: str, answer: str) -> str:
     return status or judge(gold, parts)[0]
 
 
+@pytest.mark.parametrize("gold, answer, status", [
+    ("4 s", "4s", "correct"), ("4s", "4", "wrong"), ("5", "5A2", "wrong"), ("5", "5F", "wrong"),
+    ("5", "5 F", "correct"), ("100 m2", "100", "correct"), ("5", "5万", "unparseable"),
+    (r"3 \times 10^8 m", "300000000", "correct"), ("5 N/m", "5", "correct"),
+    ("68 F", "68 C", "wrong"), ("5 L", "5 mL", "wrong"), ("5 L", "5 l", "correct"),
+    (r"12\text{ cm}", "12 m", "wrong"), (r"12\text{ cm}", r"12\,\mathrm{cm}", "correct"),
+    (r"12\%", "12 m", "wrong"), ("2 h 30 min", "2 h", "wrong"), ("3am+4", "4+3am", "correct")])
+def test_a_space_makes_a_letter_a_unit_and_another_unit_is_another_answer(gold, answer, status):
+    assert verdict(gold, answer) == status
+
+
+@pytest.mark.parametrize("answer, status", [
+    ("(a) 3, (b) 4", "wrong"), ("A. an area.", "correct"), ("A:B", "wrong"), ("(A)(B)", "wrong")])
+def test_a_letter_with_its_text_is_that_letter_unless_there_are_two(answer, status):
+    assert verdict("A", answer) == status
+    assert verdict("42", "C) 42") == "correct", "where the gold is the text"
+
+
 def test_lower_signs_are_opposite_to_upper_ones():
     assert expand_signs(r"1\pm a\mp b") == "1+ a- b, 1- a+ b"
     assert expand_signs(r"\mp 2, 3") == "- 2, 2, 3"

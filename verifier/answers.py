@@ -7,7 +7,7 @@ import functools
 import re
 from fractions import Fraction
 
-from verifier.spelling import FUNCTIONS, MONTHS, squeeze
+from verifier.spelling import FUNCTIONS, MONTHS, POWER, SYMBOLS, plain_characters, spell, squeeze
 
 # --------------------------------------------------------------------------------------- boxes
 
@@ -116,12 +116,42 @@ def equal_numbers(gold: tuple, answer: tuple, style: str = "") -> bool:
                            for scale in scales)
 
 
-UNIT_OF_ONE_LETTER = re.compile(r"(?<=\d)\s*[msghLNJWVA](?:\^\{?[23]\}?)?$")
+# --------------------------------------------------------------------------------------- units
+
+LETTERS = "msghLNJWVA"  # with a space also: l F C
+SQUARED = r"(?:\^\{?[23]\}?|(?<=m)[23])?"  # m^2, m2
+UNIT_OF_ONE_LETTER = re.compile(rf"(?<=\d)(?:\s*[{LETTERS}]|\s[lFC]){SQUARED}$")
+# In a gold K is kelvin. In an answer it may be a thousand: data sets write thousands out.
+UNIT_OF_GOLD = rf"[{LETTERS}lFCKTH]{SQUARED}"
+UNIT_OF_ELEMENT = re.compile(rf"(?<=[\d}}])\s*{UNIT_OF_GOLD}\s*(?=,|$)")
+SCIENTIFIC = r"[-+]?\d[\d.,/]*(?:\s*(?:\\times|x)\s*10\^\{?-?\d+\}?)?"
+QUANTITY = rf"{SCIENTIFIC}(?:\\[,; ]|[~\s])+{UNIT_OF_GOLD}"
+QUANTITIES = re.compile(rf"\s*{QUANTITY}(?:\s*,\s*{QUANTITY})*\s*\.?\s*")
+UNIT_AT_END = re.compile(
+    rf"[\d}}]\s*(?:\\text\{{\s*)?([A-Za-z]{{1,2}}|\\%)\s*\}}?(?:{POWER}|[23])\s*\.?\s*$")
+SAME_UNIT = dict(l="L", ml="mL", hr="h")
 
 
 def without_letter_unit(text: str) -> str:
     """`5 m` -> `5`. Only if the gold is a number: otherwise the letter may be a variable."""
     return UNIT_OF_ONE_LETTER.sub("", text)
+
+
+def without_unit_of_gold(written: str, gold: str, answer: str) -> tuple[str, str]:
+    """Gold and answer without units, if the gold was `written` as `5 m` or `5 m, 10 m`.
+
+    The space tells: `5m` may be five times m.
+    """
+    if not QUANTITIES.fullmatch(plain_characters(written)):
+        return gold, answer
+    return UNIT_OF_ELEMENT.sub("", gold), UNIT_OF_ELEMENT.sub("", answer)
+
+
+def other_unit(gold: str, answer: str) -> bool:
+    """Whether both have a unit of one or two letters, or a percent sign, and not the same one."""
+    found = [UNIT_AT_END.search(spell(text)) for text in (gold, answer)]
+    units = {SAME_UNIT.get(match[1], match[1]) for match in found if match}
+    return len(units) == 2 and units <= SYMBOLS | {r"\%"}
 
 
 # --------------------------------------------------------------------------- words and choices
@@ -136,15 +166,20 @@ WORD, LETTER = re.compile(r"[A-Za-z][A-Za-z '\-]*\.?"), re.compile("[A-J]")
 LOOKS_LIKE_WORDS = re.compile(r"[A-Za-z]{3}|^[Nn]o$")
 SURELY_WORDS = re.compile(r"[A-Za-z]{4}|[A-Za-z]{2} +[A-Za-z]{2}")
 MARKUP = re.compile(r"\\(?:begin|end)\{\w*\}|\\[A-Za-z]+")
-NONE = re.compile("(?i)n/?a|tbd")
+NONE = re.compile(r"(?i)n/?a|tbd|[-\d.,/]+ +[a-z]{2,3}")  # and 5 pcs
 A_CHOICE = re.compile(r"(?:\\text\{)?\(?[A-J]\)?\}?")
 CHOICE_AND_VALUE = re.compile(r"""
     (?: (?: \\text\{\s*\( | \( ) ([A-J]) \)[.:]?\s*\}?[.:]?\s*         # \text{(C)} or (C)
-      | \\text\{\s*([A-J]) (?: [.:]\s*\} | \s*\}[.:] | \s*\}(?=\s) )\s*   # \text{C.}, \text{C} 42
+      | \\text\{\s*([A-J]) (?: [.:)]\s*\} | \s*\}[.:)] | \s*\}(?=\s) )\s* # \text{C.}, \text{C} 42
+      | ([A-J]) [.:)]\s                                               # C. 42
     )
     (?! \\(?:cdot|times|div|pm|mp|text)(?![A-Za-z]) )        # \text{E} \times 2 is a product
     ( [\d\\].* | (?<=\s)-.+ )                                        # 42
     """, re.VERBOSE)
+CHOICE_AND_TEXT = re.compile(r"""
+    (?:\\text\{)?\s* (?: \(([A-Ja-j])\) | ([A-Ja-j])[.:)] | ([A-Ja-j])\}?$ ) (?: [\s}].* )?
+    """, re.VERBOSE)  # (C) a cat, \text{C. a cat}, c
+A_MARK = re.compile(r"\(?\b[A-Ja-j][):.]")
 
 
 def words(text: str) -> str | None:
@@ -183,11 +218,12 @@ def is_one_value(gold: str) -> bool:
 
 def take_choice(gold: str, answer: str) -> str:
     r"""`\textbf{(C)}\ 42` states a letter and a value: the one that the gold asks for."""
+    if A_CHOICE.fullmatch(gold):
+        chosen = CHOICE_AND_TEXT.fullmatch(answer) or CHOICE_AND_VALUE.match(answer)
+        several = len(A_MARK.findall(answer)) > 1
+        return next(filter(None, chosen.groups())).upper() if chosen and not several else answer
     both = CHOICE_AND_VALUE.match(answer)
-    if not both:
-        return answer
-    letter, value = both[1] or both[2], both[3]
-    return letter if A_CHOICE.fullmatch(gold) else value
+    return both[4] if both else answer
 
 
 # ---------------------------------------------------------------------------- labels and lists

@@ -16,6 +16,7 @@ NUMBER_WORDS = ("zero one two three four five six seven eight nine ten eleven tw
                 "fourteen fifteen sixteen seventeen eighteen nineteen twenty").split()
 MONTHS = ("january|february|march|april|may|june|july|august|september|october|november|december"
           "|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec")
+CURRENCY = r"(?:US|USD|EUR|GBP|INR|CNY|RMB|JPY|Rs)\.?"
 FLAT_GROUP = r"\{[^{}]*\}"  # braces without braces inside
 GROUP = r"\{(?:[^{}]|\{[^{}]*\})*\}"  # ... with one level of them
 PARENTHESES = r"\(((?:[^()]|\([^()]*\))*)\)"  # likewise; catches the inside
@@ -78,7 +79,7 @@ def digits_together(match: re.Match) -> str:
 
 
 def time_of_day(match: re.Match) -> str:
-    return f"{match[1]}\\text{{{match[2].lower()}m}}"
+    return f"{match[1].removesuffix(':00')}\\text{{{match[2].lower()}m}}"
 
 
 def number_for_word(match: re.Match) -> str:
@@ -103,6 +104,8 @@ UNSEEN = [
          r"(?<!\\)\\!\s*", "", r"10,\!000", "10,000"),
     rule("a comma in braces separates thousands",
          r"(?<=\d)\{,\}(?=\d)", "", "10{,}000", "10000"),
+    rule("a colon in braces has no spaces around it",
+         r"\{:\}", ":", "3{:}00", "3:00"),
     rule("the signs that begin and end a formula",
          r"(?<!\\)\\[()\[\]]", "", r"\(7\)", "7"),
     rule("m after a sum of money is a million, not a meter",
@@ -154,9 +157,18 @@ SYNONYMS = [
 ]
 
 WORDS = [
+    rule("currencies by name before the amount",
+         rf"(?<![A-Za-z])(?:{CURRENCY}\s*(?=[\d.])|\\text\{{\s*{CURRENCY}\s*\}}\s*)", "",
+         r"\text{USD } 5, Rs. 5", "5, 5"),
     rule("a time of day in words, with hours and minutes",
          r"(?i)(?:\\text\{\s*)?(\d{1,2}:\d\d)\s*(?:\\text\{)?\s*([ap])\.?\s?m\b\.?\s*\}?",
          time_of_day, r"4:30 \text{ P.M.}", r"4:30\text{pm}"),
+    rule("a full hour, if it is all of the answer: elsewhere 3am is a product",
+         r"(?i)^\s*(?:\\text\{\s*)?(\d{1,2})\s*(?:\\text\{)?\s*([ap])\.?\s?m\b\.?\s*\}?\s*$",
+         time_of_day, "3 PM", r"3\text{pm}"),
+    rule("a quotient and its remainder",
+         r"(?i)^\s*(\d+)\s*(?:\\text\{\s*)?r(?:em(?:ainder)?)?\.?\s*\}?\s*(\d+)\s*$",
+         r"\1\\text{remainder}\2", "7 R 2", r"7\text{remainder}2"),
     rule("no solution, and the empty set, in words",
          r"(?i)^\s*(?:\\text\{\s*)?(?:(?:there (?:is|are) )?no (?:real )?solutions?"
          r"|(?:the )?empty set)\.?\s*\}?\s*$", r"\\emptyset", r"\text{no solutions}", r"\emptyset"),
@@ -167,8 +179,9 @@ WORDS = [
          r"\\text\{((?![^{}]*[A-Za-z]{2})[^{}\\]*[\w)]\s*\+\s*[\w(][^{}\\]*)\}", r" \1 ",
          r"\text{x+1}", " x+1 "),
     rule("an announcement of the answer",
-         r"(?i)(^\s*\\text\{|^)\s*(?:the |final |correct )*(?:answer|result|solution|total)s?\s*"
-         r"(?:is|are|:)\s*:?\s*(?=\S)", r"\1", r"\text{The answer is 12}", r"\text{12}"),
+         r"(?i)(^\s*\\text\{|^)\s*(?:ans\.|(?:the |final |correct )*"
+         r"(?:ans|answer|result|solution|total)s?\s*(?:is|are|:))\s*:?\s*(?=\S)",
+         r"\1", r"\text{The answer is 12}", r"\text{12}"),
     rule("a number does not belong in \\text, its unit does",
          r"\\text\{\s*([-+]?\d[\d.,]*)\s*([^{}\d]*)\}", r"\1\\text{\2}",
          r"\text{28 cm}", r"28\text{cm}"),
@@ -223,6 +236,8 @@ NUMBERS = [
          r"5\frac{1}{2}"),
     rule("1/2 x is half of x",
          r"(?<![\w.}])(\d+)/(\d+) (?=[A-Za-z\\(])", r"\\frac{\1}{\2} ", "1/2 x", r"\frac{1}{2} x"),
+    rule("the letter x before a power of ten is a times sign",
+         r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r"\\times ", "3.0 x 10^8", r"3.0\times 10^8"),
     rule("the calculator's notation for a power of ten",
          r"(?<![A-Za-z\d.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?![\d.A-Za-z])", r"\1\\times 10^{\2}",
          "4.5e33", r"4.5\times 10^{33}"),
@@ -270,28 +285,34 @@ REWRITES = UNSEEN + SYNONYMS + WORDS + NUMBERS + CALCULATOR + FORMS
 
 # --------------------------------------------------------------------------------------- units
 
+HAN = "[\u4e00-\u9fff]"
 UNIT_IN_TEXT = re.compile(rf"""
     (?<=[\w}})]) \s* (?:\\cdot|/)?\s*                      # after a value: perhaps "per"
     \\text\{{([^{{}}]*)\}} ({POWER})                       # the unit and its power
     (?= \s* (?: \.?$ | [,;/] | \\cdot\s*\\text | \\text))  # at the end, or before another one
     """, re.VERBOSE)
-BARE_UNIT = re.compile(rf"(?<=[\d}}])\s*((?:[A-Za-z]{{2}}|m/)[A-Za-z /.]*)({POWER})\s*$")
+BARE_UNIT = re.compile(  # in letters, at the end: 5 cm^2, 5 cm2, 5 m/s, 5元
+    rf"(?<=[\d}}])\s*((?:[A-Za-z]{{2}}|[mgLNJW]/|{HAN})(?:{HAN}|[A-Za-z /.])*)({POWER}|[23])\s*$")
 SYMBOLS = set("m cm mm km g kg mg l L ml mL s h N J W V A C F kW kWh Hz Pa mol in ft yd mi mph rpm "
-              "oz lb lbs hr hrs min mins sec secs yr yrs gal rad USD EUR K ms nm "
-              "eV keV MeV GeV erg ergs dyne kJ MW kV mA mV kHz MHz GHz kPa MPa atm AU pc kpc Mpc "
-              "arcsec".split())
+              "oz lb lbs hr hrs min mins sec secs yr yrs gal rad USD EUR GBP INR CNY RMB JPY Rs "
+              "K ms nm eV keV MeV GeV erg ergs dyne kJ MW kV mA mV kHz MHz GHz kPa MPa atm AU pc "
+              "kpc Mpc arcsec".split())
 MEASURES = set("""
     meter metre centimeter centimetre millimeter kilometer kilometre inch foot feet yard mile acre
     gram milligram kilogram ton tonne pound ounce liter litre milliliter gallon quart pint
     second minute hour day week month year degree celsius fahrenheit radian newton joule watt volt
-    dollar cent euro yuan yen rupee mole calorie unit point byte""".split())
+    dollar cent euro yuan yen rupee mole calorie unit point byte
+    元 块 角 分 米 厘米 毫米 千米 公里 克 千克 公斤 吨 升 毫升 平方米 平方厘米 立方米 立方厘米 度
+    秒 分钟 小时 时 天 日 周 月 年 岁""".split())
 COUNTED = set("""
     people person child children man men woman women boy girl student friend member player guest
     apple orange banana cookie cake candy candies egg tree flower bird fish dog cat animal book page
     card coin marble ticket pencil pen bottle cup can bag box piece slice ball car game row
     way solution value number integer term divisor factor triangle side edge face vertices diagonal
     arrangement permutation combination outcome subset path
-    approx approximately checked exactly each total left altogether""".split())
+    approx approximately checked exactly each total left altogether
+    个 只 人 名 位 本 张 支 枝 条 件 次 页 棵 辆 头 箱 瓶 杯 组 种 双 盒 袋 朵 题 根 颗 间 层
+    """.split())
 BEFORE_UNITS = {"square", "cubic", "sq", "cu", "per", "a", "an", "of", "in"}
 AFTER_UNITS = {"squared", "cubed"}
 POWERS_AND_SIGNS = re.compile(r"\^\{?-?[123]\}?|[\s./()*-]+")
@@ -341,12 +362,18 @@ def strip_outside(text: str) -> str:
 
 
 @functools.lru_cache(4096)
-def normalize(text: str) -> str:
-    """`text` in the one spelling: plain characters, then every rule in turn, without units."""
+def spell(text: str) -> str:
+    """`text` in the one spelling: plain characters, then every rule in turn."""
     text = plain_characters(text)
     for each in REWRITES:
         text = each.apply(text)
-    text = UNIT_IN_TEXT.sub(drop_unit, text)
+    return text
+
+
+@functools.lru_cache(4096)
+def normalize(text: str) -> str:
+    """`text` in the one spelling, without units."""
+    text = UNIT_IN_TEXT.sub(drop_unit, spell(text))
     for _ in range(3):
         text = strip_outside(text)
     return text.removeprefix("+").strip()
