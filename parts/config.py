@@ -17,7 +17,7 @@ import tyro
 from ada_sampler import RULES, SamplerConfig
 from parts.data import (HELD_OUT, default_data, default_eval_data, default_template, keys_of,
                         made_for_others, require_files)
-from parts.folder import (find_adapter, is_text, never_stepped, quiet_end, run_of, settings,
+from parts.folder import (checkpoints, find_adapter, is_text, quiet_end, run_of, settings,
                           shown)
 from parts.grader import require_function
 from parts.machine import (build_for_cpu, default_dtype, default_micro_tokens, default_sync,
@@ -474,7 +474,9 @@ def parse(argv: list[str] | None = None) -> Config:
         check_name(config.name)
         known = stored_settings(name_of(config)) if config.resume else None
         if known is not None:
-            config = go_on(parse_flags(Config, argv, defaults=known, **about), known)
+            config = parse_flags(Config, argv, defaults=known, **about)
+            if checkpoints(Path("runs", config.name)):
+                config = go_on(config, known)
         elif is_small(config.model):
             config = parse_flags(Config, argv, defaults=small_defaults(config), **about)
         config.validate()
@@ -500,12 +502,11 @@ def parse_before_torch() -> Config:
 
 
 def stored_settings(name: str) -> dict | None:
-    """The settings with which the run of this name was last started; None if nothing was learnt.
+    """The settings with which the run of this name was last started; None if there is none.
 
     Raises ValueError for settings that are none of this program.
     """
-    folder = Path("runs", name)
-    known = None if never_stepped(folder) else settings(folder)
+    known = settings(Path("runs", name))
     if known is None:
         return None
     names = {f.name for f in fields(Config)} - {"resume"}

@@ -235,10 +235,6 @@ def claim(folder: Path, resume: bool):
     return held
 
 
-def never_stepped(folder: Path) -> bool:
-    return not checkpoints(folder)
-
-
 def open_folder(folder: Path, protocol: dict):
     """Begin an evaluation, or continue the one with the same protocol. Returns the folder's lock.
 

@@ -148,11 +148,11 @@ def test_a_run_without_a_checkpoint_is_started_anew_with_any_settings(tmp_path, 
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "mine"
     run.mkdir(parents=True)
-    folders.note_start(run, settings_of(resolve(Config(name="mine"))), 0,
-                      inputs=ABC)
+    folders.note_start(run, settings_of(resolve(Config(name="mine", batch_prompts=7))), 0, ABC)
     for name in folders.LOGS:  # killed between the log of its first step and the checkpoint
         (run / name).write_text('{"step": 1}\n')
-    assert parse(["--name", "mine", "--resume", "--max-tokens", "32"]).max_tokens == 32
+    again = parse(["--name", "mine", "--resume", "--max-tokens", "32"])
+    assert (again.max_tokens, again.batch_prompts) == (32, 7)  # what is not given stays
     folders.claim(run, resume=False).close()
     assert {path.name for path in run.rglob("*")} == {".lock"}
 
