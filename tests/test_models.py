@@ -262,12 +262,15 @@ def test_a_model_with_a_weight_missing_is_refused_not_filled_at_random(tmp_path)
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(models, "CACHE", tmp_path / "cache")
-    monkeypatch.setattr(models, "smollm_on_hub", lambda: False)
+    monkeypatch.setattr(models, "ask_hub", lambda *_: None)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
     return tmp_path / "cache"
 
 
-def test_where_the_hub_answers_its_id_is_used(cache, monkeypatch):
-    monkeypatch.setattr(models, "smollm_on_hub", lambda: True)
+@pytest.mark.parametrize("name, found", [
+    ("parts.models.ask_hub", object()), ("huggingface_hub.try_to_load_from_cache", "/a/file")])
+def test_where_the_hub_answers_or_its_cache_has_it_its_id_is_used(cache, monkeypatch, name, found):
+    monkeypatch.setattr(name, lambda *_: found)
     assert models.fetch_smollm() == "HuggingFaceTB/SmolLM2-135M-Instruct" == models.resolve_model(
         "SmolLM2-135M-Instruct")
 

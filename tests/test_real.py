@@ -38,7 +38,7 @@ QUICK_PROBE = ("from parts import probe; probe.ON_CPU = 256; "
 def folder():
     """Made once, into the project's own cache; from the package also where a hub answers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(models, "smollm_on_hub", lambda: False)
+        patch.setattr(models, "ask_hub", lambda *_: None)
         try:
             return fetch_smollm()
         except SystemExit as reason:

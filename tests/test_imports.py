@@ -1,0 +1,30 @@
+"""What imports what: a part can be read after those that it imports, and there is such an order."""
+import ast
+from graphlib import TopologicalSorter
+
+from conftest import ROOT
+
+CORE = "folder machine models routing_replay policy logprobs engine probe run".split()
+
+
+def imports(file) -> set[str]:
+    """First names of all modules that a file imports, inside functions too; of parts `parts.x`."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= ({f"parts.{name.name}" for name in node.names} if node.module == "parts"
+                      else {node.module})
+    return found
+
+
+def test_parts_import_no_script_and_nothing_that_imports_them():
+    parts = {f"parts.{file.stem}": imports(file) for file in (ROOT / "parts").glob("*.py")}
+    scripts = {file.stem for file in ROOT.glob("*.py")} - {"ada_sampler"}
+    assert {name: found & scripts for name, found in parts.items() if found & scripts} == {}
+    graph = {name: found & parts.keys() for name, found in parts.items()}
+    list(TopologicalSorter(graph).static_order())  # raises CycleError, which shows the circle
+    for place, name in enumerate(CORE):
+        later = {f"parts.{other}" for other in CORE[place:]}
+        assert not graph[f"parts.{name}"] & later, name
