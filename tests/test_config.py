@@ -17,9 +17,8 @@ import pytest
 from helpers import HANG, ROOT
 from parts import config as config_module
 from parts import run as running
-from parts.config import (SAMPLER_RANGES, Config, EvalConfig, ModelSettings, check_name,
-                          check_ranges, name_of, parse, parse_eval, parse_flags,
-                          resolve)
+from parts.config import (LIMITS, NEVER_ZERO, USUAL, Config, EvalConfig, ModelSettings, check_name,
+                          check_numbers, name_of, parse, parse_eval, parse_flags, resolve)
 from parts.run import prepare
 
 
@@ -39,15 +38,18 @@ def refusal(capsys, read, flags) -> str:
     ("--sampler uniform --M 9", "M has no effect with sampler uniform"),
     ("--sampler ada-pos --max-rounds-all-correct 1", "no effect with sampler ada-pos"),
     ("--sampler ada-est --M 64", "M, their mean, cannot be 64"),
-    ("--temperature 0", "temperature must be at least 0.01, not 0"),
-    ("--mini-batches 50 --batch-prompts 8", "8 prompts cannot be cut into 50"),
-    ("--mini-batches 25", "24 prompts cannot be cut into 25"),
-    ("--lora-rank 0", "lora_rank must be at least 1"),
+    ("--temperature 0", "temperature 0 writes the same answer every time"),
+    ("--temperature 0.001", "temperature must be 0 or from 0.01 to 100.0, not 0.001"),
+    ("--batch-prompts 1000 --M 1001", "a round of all prompts would have 1,001,000 samples"),
+    ("--sampler uniform --batch-prompts 250001", "lower batch_prompts, or n"),
+    ("--mini-batches 50 --batch-prompts 8", "mini_batches = 50 is more than the 8 prompts"),
+    ("--mini-batches 25", "mini_batches = 25 is more than the 24 prompts"),
+    ("--lora-rank 0", "lora_rank must be from 1 to 512, not 0"),
     ("--name " + "ü" * 128, "at most 255 bytes"),
     ("--objective grpo --importance none", "importance has no effect with objective grpo"),
     ("--objective cispo --weight-cap 4", "weight_cap has no effect with objective cispo"),
     ("--mask icepop --objective grpo", "mask has no effect with objective grpo"),
-    ("--weight-cap 0.5", "weight_cap must be 0 or at least 1, not 0.5"),
+    ("--weight-cap 0.5", "weight_cap must be 0 or from 1.0 to 1000000000.0, not 0.5"),
     ("--importance none --weight-cap 4", "no effect with importance none"),
     ("--importance staleness", "pi_theta/pi_old is 1"),
     ("--replay r2", "there is no pi_old pass"),
@@ -61,11 +63,11 @@ def refusal(capsys, read, flags) -> str:
     ("--columns question", "builtin problems: they have no columns"),
     ("--data a.csv --columns a,b,c", "columns must be QUESTION or QUESTION,ANSWER, not a,b,c"),
     ("--data a.csv --reward a.py:b --columns a,b", "reward needs no answer and is given every"),
-    ("--lr 1e-10", "lr must be 0 or at least 1e-09"),
+    ("--lr 1e-10", "lr must be 0 or from 1e-09"),
     ("--threshold 1", "threshold must be at least 0 and below 1"),
     ("--threshold -1e-9", "threshold must be at least 0 and below 1"),
     ("--log-groups some", "log_groups must be a whole number up to 999999"),
-    ("--max-grad-norm 1e-4", "max_grad_norm must be 0 or at least 0.001"),
+    ("--max-grad-norm 1e-4", "max_grad_norm must be 0 or from 0.001"),
     ("--warmup-steps 101", "more than the 100 optimizer steps"),
     ("--warmup-steps 8 --steps 3 --mini-batches 2", "more than the 6 optimizer"),
 ])
@@ -80,7 +82,7 @@ def test_what_cannot_work_is_refused_in_one_sentence(flags, sentence, capsys):
     dict(importance="none"), dict(replay="r2", mini_batches=2), dict(replay="r3"), dict(lr=1e-9),
     dict(max_grad_norm=1e-3), dict(max_grad_norm=0.0), dict(warmup_steps=0),
     dict(warmup_steps=6, steps=3, mini_batches=2), dict(steps=1), dict(name="ü" * 127),
-    dict(temperature=0.01), dict(threshold=0),
+    dict(temperature=0.01), dict(threshold=0), dict(batch_prompts=1000, M=1000),
     dict(mini_batches=24, batch_prompts=24), dict(mini_batches=5, batch_prompts=24),
     dict(data="mine.jsonl", columns="question"), dict(log_groups="all"),
     dict(sampler="ada-pos", drop_unresolved=True), dict(sampler="ada-est", M=32),
@@ -90,10 +92,11 @@ def test_what_is_near_to_it_is_not(settings):
 
 
 @pytest.mark.parametrize("flags, sentence", [
-    ("--k 0", "k must be at least 1"), ("--max-tokens -1", "max_tokens must be at least 0"),
-    ("--engine-memory 1", "engine_memory must be at most 0.99"),
-    ("--temperature 0.001 --k 1", "must be 0 or at least 0.01"),
-    ("--temperature 0", "use --k 1"), ("--temperature nan", "at least 0.01, not nan"),
+    ("--k 0", "k must be from 1 to 4294967295, not 0"),
+    ("--max-tokens -1", "max_tokens must be 0 or from 1 to"),
+    ("--engine-memory 1", "engine_memory must be from 0.01 to 0.99, not 1.0"),
+    ("--temperature 0.001 --k 1", "must be 0 or from 0.01"),
+    ("--temperature 0", "use --k 1"), ("--temperature nan", "from 0.01 to 100.0, not nan"),
     ("--threshold 0.5", "threshold has no effect without reward"),
 ])
 def test_an_evaluation_that_cannot_work_is_refused_in_one_sentence(flags, sentence, capsys):
@@ -110,22 +113,24 @@ def test_a_byte_that_is_no_text_is_refused(read, flag, capsys):
 
 @pytest.mark.parametrize("cls", [Config, EvalConfig])
 def test_every_number_has_a_range_of_which_both_ends_are_allowed(cls):
-    others = dict(eps_low=dict(mini_batches=2), eps_high=dict(mini_batches=2),
-                  temperature=dict(k=1) if cls is EvalConfig else {},
-                  threshold=dict(reward="a.py:b"))
-    hints, odd = get_type_hints(cls), {float: [math.nan, math.inf], int: []}
-    for f in fields(cls):
-        if hints[f.name] not in (int, float):
-            continue
-        own = f.metadata or dict(zip(("least", "most"), SAMPLER_RANGES[f.name]))
-        for value in (own["least"], own["most"], *own.get("also", ())):
-            changed = cls(**others.get(f.name, {}) | {f.name: hints[f.name](value)})
-            changed.validate() if f.metadata else check_ranges(changed)
-        for value in (min(own["least"], -1) - 1, 2 * own["most"] + 1, *odd[hints[f.name]]):
-            with pytest.raises(ValueError, match=f"^{f.name} must be .*at (least|most) "):
-                check_ranges(cls(**{f.name: value}))
-        with pytest.raises(ValueError, match=f"^{f.name} must be a (whole )?number, not True"):
-            check_ranges(cls(**{f.name: True}))
+    numbers = [f for f in fields(cls) if type(f.default) in USUAL]
+    assert {f.name for f in numbers} == {
+        name for name, hint in get_type_hints(cls).items() if hint in (int, float)}
+    for f in numbers:
+        least, most = LIMITS.get(f.name, USUAL[type(f.default)])
+        zero = [] if f.name in NEVER_ZERO else [0]
+        for value in (f.default, least, most, *zero):
+            check_numbers(cls(**{f.name: value}))
+        odd = [least - abs(least) / 2, -most - 1, 2 * most, math.nan, math.inf, -math.inf]
+        for value in odd + [0] * (f.name in NEVER_ZERO):
+            with pytest.raises(ValueError, match=f"^{f.name} must be .*from .* to .*, not "):
+                check_numbers(cls(**{f.name: value}))
+
+
+def test_there_are_at_most_56_flags():
+    """--clip is on unless --no-clip: one more."""
+    switches = [f for f in fields(Config) if f.default is True]
+    assert len(fields(Config)) + len(switches) <= 56
 
 
 # ------------------------------------------------------------------------------ defaults
@@ -234,7 +239,7 @@ def test_what_is_no_flag_or_no_value_is_answered(flags, words, capsys):
 
 
 @pytest.mark.parametrize("script, flags, code, sentence", [
-    ("minirl.py", ["--temperature", "0"], 2, "minirl.py: temperature must be at least 0.01"),
+    ("minirl.py", ["--temperature", "0"], 2, "minirl.py: temperature 0 writes the same answer"),
     ("minirl.py", ["--eval-data", "missing.jsonl"], 1, "There is no data file missing.jsonl: -"),
     ("eval.py", ["--data", "missing.jsonl"], 1, "There is no data file missing.jsonl: --data")])
 def test_the_programs_answer_before_torch_is_imported(script, flags, code, sentence, tmp_path):

@@ -15,7 +15,8 @@ import torch
 from conftest import ROOT
 from helpers import files_of_at_most
 from parts import folder as folders
-from parts.config import RESUMABLE, Config, go_on, parse, resolve, stored_settings
+from parts.config import (RESUMABLE, Config, parse, require_unchanged, resolve,
+                          stored_settings)
 from parts.policy import loss_scale
 from parts.run import make_optimizer, settings_of
 from small_policy import tiny_policy
@@ -45,12 +46,12 @@ def test_on_resume_each_setting_is_free_or_refused_with_both_values(field):
     known = settings_of(config)
     changed = replace(config, **{field.name: other_value(field, getattr(config, field.name))})
     if field.name in RESUMABLE:
-        assert go_on(changed, known) == changed
+        require_unchanged(changed, known)
         return
     flag = "--" + field.name.replace("_", "-")
     was, now = known[field.name], getattr(changed, field.name)
     with pytest.raises(ValueError) as refused:
-        go_on(changed, known)
+        require_unchanged(changed, known)
     assert f"{flag} {was}, not {now}" in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -63,18 +64,12 @@ def test_what_may_change_cannot_change_what_the_logs_mean():
         "train_anyway"}
 
 
-def test_auto_on_resume_is_what_the_run_has_made_of_it():
-    config = replace(resolve(Config(name="mine")), replay="r3", dtype="bfloat16")
-    again = replace(config, replay="auto", dtype="auto", batch_prompts=0, lr=0.0, steps=0)
-    assert go_on(again, settings_of(config)) == config
-    never = replace(config, eval_every=0)  # no "auto": a number of its own
-    assert go_on(never, settings_of(config)) == never
-
-
 @pytest.mark.parametrize("flags", [
-    ["--batch-prompts", "7", "--steps", "30"], ["--objective", "cispo", "--sampler", "uniform"]])
-def test_defaults_on_resume_are_those_of_the_last_start(tmp_path, monkeypatch, flags):
-    """Also where a flag stands for several settings."""
+    ["--batch-prompts", "7", "--steps", "30"], ["--objective", "cispo", "--sampler", "uniform"],
+    ["--model", "SmolLM2-135M-Instruct"]])
+def test_a_name_is_enough_to_resume_and_the_settings_are_those_of_the_last_start(
+        tmp_path, monkeypatch, flags):
+    """Also where a flag, or a model's name, stands for several settings."""
     monkeypatch.chdir(tmp_path)
     first = parse(["--name", "mine", *flags])
     run = folders.Path("runs", "mine")
@@ -128,19 +123,26 @@ def test_a_broken_config_json_is_named_in_one_sentence(tmp_path, text):
     assert (tmp_path / "config.json").read_text() == text
 
 
-def test_a_run_of_another_version_is_not_resumed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("other, sentence", [
+    (dict(gone=1), "another version of this program, in the setting gone"),
+    (dict(lr=None), "in the setting lr"), (dict(lr="x"), "in the setting lr"),
+    (dict(clip=1), "in the setting clip"), (dict(objective=[]), "in the setting objective"),
+    (dict(M=-1), "M must be from 1"), (dict(lr=float("nan")), "lr must be 0 or from")])
+def test_a_run_of_another_version_is_not_resumed(
+        tmp_path, monkeypatch, capsys, other, sentence):
+    """None: the setting is not there."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "mine").mkdir(parents=True)
-    known = settings_of(Config(name="mine"))
-    assert stored_settings("mine") is None
-    fewer = {name: known[name] for name in known if name != "lr"}
-    for other, odd in ((known | dict(gone=1), "gone"), (fewer, "lr"), (known | dict(lr="x"), "lr"),
-                       (known | dict(objective=[]), ""), (known | dict(M=-1), "M must be")):
-        stored = dict(config=other, starts=[])
-        (tmp_path / "runs/mine/config.json").write_text(json.dumps(stored))
-        (tmp_path / "runs/mine/checkpoints/step-000001").mkdir(parents=True, exist_ok=True)
-        with pytest.raises(ValueError, match=f"(another version|config.json is damaged).*{odd}"):
-            stored_settings("mine")
+    run = tmp_path / "runs" / "mine"
+    run.mkdir(parents=True)
+    assert stored_settings("mine") == {}
+    known = settings_of(resolve(Config(name="mine"))) | other
+    known = {name: value for name, value in known.items() if value is not None}
+    (run / "config.json").write_text(json.dumps(dict(config=known, starts=[])))
+    stepped(run)
+    with pytest.raises(SystemExit) as ended:
+        parse(["--name", "mine", "--resume"])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and sentence in error and error.count("\n") == 1, error
 
 
 def test_a_run_without_a_checkpoint_is_started_anew_with_any_settings(tmp_path, monkeypatch):
