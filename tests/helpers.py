@@ -48,7 +48,7 @@ def run_program(script: str, *flags, **how) -> subprocess.CompletedProcess:
 
 
 class Program:
-    """`python script *flags`, running: a file of the project, or a module ("parts.export").
+    """`python script *flags`, running: a file of the project, or a module ("recipes.export").
 
     cwd: its folder. env: variables on top of the tests' own; None takes one away. before: Python
     that it executes first (a patch, a limit). curves: whether a training draws them, which takes

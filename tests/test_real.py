@@ -150,7 +150,7 @@ def test_the_export_is_a_model_for_transformers_and_vllm_and_the_evaluation_runs
         run, folder, problems):
     from transformers import AutoModelForCausalLM
 
-    done = run_program("parts.export", "runs/short", "made", "--dtype", "float32", cwd=run.cwd)
+    done = run_program("recipes.export", "runs/short", "made", "--dtype", "float32", cwd=run.cwd)
     assert done.returncode == 0, done.stdout
     made = AutoModelForCausalLM.from_pretrained(run.cwd / "made", dtype=torch.float32)
     policy = policy_for(folder, rank=16)
