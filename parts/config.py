@@ -220,25 +220,25 @@ class Config(ModelSettings, ProblemSettings, SamplingSettings, UpdateSettings, R
 
 
 # ------------------------------------------------------------------------------ what cannot work
-LIMITS = {  # least and most; of other numbers USUAL
+LIMITS = {  # least and most of a number that is not 0; of all others USUAL
     "engine_memory": (0.01, 0.99), "lora_rank": (1, 512), "temperature": (0.01, 100.0),
     "threshold": (-1e9, 1e9), "weight_cap": (1.0, 1e9), "max_grad_norm": (1e-3, 1e9)}
 USUAL = {int: (1, 2**32 - 1), float: (1e-9, 1e9)}
-NEVER_ZERO = frozenset({  # of other numbers 0 means auto, off or none
-    "n", "M", "N", "mini_batches", "lora_rank", "lora_alpha", "engine_memory", "engine_sequences",
-    "eps_low", "eps_high", "eval_k", "k", "graders"})
+MAY_BE_ZERO = ("weight_cap", "max_grad_norm", "warmup_steps", "eval_every", "temperature")
 
 
 def check_numbers(config) -> None:
-    """Raises ValueError, one sentence, for a number that is too small, too large or not finite."""
+    """Raises ValueError, one sentence, for a number that is too small, too large or not finite.
+
+    0 is none, but means auto or off where it is the default, and in MAY_BE_ZERO.
+    """
     for f in fields(config):
-        if type(f.default) not in USUAL:
+        value, kind = getattr(config, f.name), type(f.default)
+        if kind not in USUAL or value == 0 and (f.default == 0 or f.name in MAY_BE_ZERO):
             continue
-        value = getattr(config, f.name)
-        least, most = LIMITS.get(f.name, USUAL[type(f.default)])
-        zero = "" if f.name in NEVER_ZERO else "0 or "
-        if not least <= value <= most and not (zero and value == 0):
-            raise ValueError(f"{f.name} must be {zero}from {least} to {most}, not {value}")
+        least, most = LIMITS.get(f.name, USUAL[kind])
+        if not least <= value <= most:
+            raise ValueError(f"{f.name} must be from {least} to {most}, not {value}")
 
 
 def check_sampler(config: SamplerConfig) -> None:

@@ -17,7 +17,7 @@ import pytest
 from helpers import HANG, ROOT
 from parts import config as config_module
 from parts import run as running
-from parts.config import (LIMITS, NEVER_ZERO, USUAL, Config, EvalConfig, ModelSettings, check_name,
+from parts.config import (LIMITS, MAY_BE_ZERO, USUAL, Config, EvalConfig, ModelSettings, check_name,
                           check_numbers, name_of, parse, parse_eval, parse_flags, resolve)
 from parts.run import prepare
 
@@ -39,7 +39,7 @@ def refusal(capsys, read, flags) -> str:
     ("--sampler ada-pos --max-rounds-all-correct 1", "no effect with sampler ada-pos"),
     ("--sampler ada-est --M 64", "M, their mean, cannot be 64"),
     ("--temperature 0", "temperature 0 writes the same answer every time"),
-    ("--temperature 0.001", "temperature must be 0 or from 0.01 to 100.0, not 0.001"),
+    ("--temperature 0.001", "temperature must be from 0.01 to 100.0, not 0.001"),
     ("--batch-prompts 1000 --M 1001", "a round of all prompts would have 1,001,000 samples"),
     ("--sampler uniform --batch-prompts 250001", "lower batch_prompts, or n"),
     ("--mini-batches 50 --batch-prompts 8", "mini_batches = 50 is more than the 8 prompts"),
@@ -49,7 +49,7 @@ def refusal(capsys, read, flags) -> str:
     ("--objective grpo --importance none", "importance has no effect with objective grpo"),
     ("--objective cispo --weight-cap 4", "weight_cap has no effect with objective cispo"),
     ("--mask icepop --objective grpo", "mask has no effect with objective grpo"),
-    ("--weight-cap 0.5", "weight_cap must be 0 or from 1.0 to 1000000000.0, not 0.5"),
+    ("--weight-cap 0.5", "weight_cap must be from 1.0 to 1000000000.0, not 0.5"),
     ("--importance none --weight-cap 4", "no effect with importance none"),
     ("--importance staleness", "pi_theta/pi_old is 1"),
     ("--replay r2", "there is no pi_old pass"),
@@ -63,11 +63,11 @@ def refusal(capsys, read, flags) -> str:
     ("--columns question", "builtin problems: they have no columns"),
     ("--data a.csv --columns a,b,c", "columns must be QUESTION or QUESTION,ANSWER, not a,b,c"),
     ("--data a.csv --reward a.py:b --columns a,b", "reward needs no answer and is given every"),
-    ("--lr 1e-10", "lr must be 0 or from 1e-09"),
+    ("--lr 1e-10", "lr must be from 1e-09"),
     ("--threshold 1", "threshold must be at least 0 and below 1"),
     ("--threshold -1e-9", "threshold must be at least 0 and below 1"),
     ("--log-groups some", "log_groups must be a whole number up to 999999"),
-    ("--max-grad-norm 1e-4", "max_grad_norm must be 0 or from 0.001"),
+    ("--max-grad-norm 1e-4", "max_grad_norm must be from 0.001"),
     ("--warmup-steps 101", "more than the 100 optimizer steps"),
     ("--warmup-steps 8 --steps 3 --mini-batches 2", "more than the 6 optimizer"),
 ])
@@ -93,9 +93,9 @@ def test_what_is_near_to_it_is_not(settings):
 
 @pytest.mark.parametrize("flags, sentence", [
     ("--k 0", "k must be from 1 to 4294967295, not 0"),
-    ("--max-tokens -1", "max_tokens must be 0 or from 1 to"),
+    ("--max-tokens -1", "max_tokens must be from 1 to"),
     ("--engine-memory 1", "engine_memory must be from 0.01 to 0.99, not 1.0"),
-    ("--temperature 0.001 --k 1", "must be 0 or from 0.01"),
+    ("--temperature 0.001 --k 1", "must be from 0.01"),
     ("--temperature 0", "use --k 1"), ("--temperature nan", "from 0.01 to 100.0, not nan"),
     ("--threshold 0.5", "threshold has no effect without reward"),
 ])
@@ -118,12 +118,12 @@ def test_every_number_has_a_range_of_which_both_ends_are_allowed(cls):
         name for name, hint in get_type_hints(cls).items() if hint in (int, float)}
     for f in numbers:
         least, most = LIMITS.get(f.name, USUAL[type(f.default)])
-        zero = [] if f.name in NEVER_ZERO else [0]
+        zero = [0] * (least < 0 or f.default == 0 or f.name in MAY_BE_ZERO)
         for value in (f.default, least, most, *zero):
             check_numbers(cls(**{f.name: value}))
         odd = [least - abs(least) / 2, -most - 1, 2 * most, math.nan, math.inf, -math.inf]
-        for value in odd + [0] * (f.name in NEVER_ZERO):
-            with pytest.raises(ValueError, match=f"^{f.name} must be .*from .* to .*, not "):
+        for value in odd if zero else [0, *odd]:
+            with pytest.raises(ValueError, match=f"^{f.name} must be from .* to .*, not "):
                 check_numbers(cls(**{f.name: value}))
 
 
