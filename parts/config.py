@@ -23,7 +23,6 @@ from parts.grader import require_function
 from parts.machine import (build_for_cpu, default_dtype, default_micro_tokens, default_sync,
                            require_effect)
 from parts.models import TINY, is_small, resolve_model
-from parts.problems import BUILTIN
 from parts.prompts import require_template
 
 OBJECTIVES = {  # name -> advantage, length normalisation (MiniRL section 2.3, appendix A)
@@ -297,7 +296,6 @@ def without_effect(c: Config) -> list[tuple[bool, str, str]]:
          "as r2 with one mini-batch: there is no pi_old pass whose routes it could repeat"),
         (not c.clip, "eps_low eps_high mask", "without clip"),
         (c.mask == "dppo", "eps_low eps_high", "with mask dppo, which looks at differences"),
-        (c.data in BUILTIN, "columns", "with builtin problems: they have no columns"),
     ]
 
 

@@ -6,23 +6,22 @@
     problems = load_problems("builtin")                # made by the program, see problems.py
     train, held_out = load_train_and_held_out("my.jsonl", eval_data="held-out")
 
-sources.py reads rows and says what their columns mean; prompts.py turns problems into prompts.
-One line per data set says what was dropped and why. Whatever a user can get wrong ends in a
-SystemExit of one sentence. Heavy libraries are imported where they are needed: a local .jsonl needs
-none.
+sources.py reads rows and says what their columns mean; prompts.py turns problems into prompts. One
+line per set says what was dropped and why. A user's mistakes end in a SystemExit of one sentence.
 """
+import contextlib
 import hashlib
 import json
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from parts.folder import counted, is_text, read_json, shown, write_safely
 from parts.models import SMOLLM, TINY, is_small
 from parts.problems import BUILTIN
 from parts.sources import (
-    BENCHMARKS, BEYOND, expand, find_gold, find_problem, is_file, plain, read_file, read_hub)
+    BENCHMARKS, expand, find_gold, find_problem, is_file, plain, read_file, read_hub)
 from verifier.answers import is_one_value
 from verifier.spelling import normalize
 
@@ -106,10 +105,8 @@ def load_problems(name: str, **how) -> list[Problem]:
     return [problem for problems in load_sets(name, **how) for problem in problems]
 
 
-def load_sets(
-    name: str, *, for_training: bool = True, limit: int | None = None, columns: str = "",
-    whole_rows: bool = False,
-) -> list[list[Problem]]:
+def load_sets(name: str, *, for_training: bool = True, limit: int | None = None,
+              columns: str = "", whole_rows: bool = False) -> list[list[Problem]]:
     """Each set of `name`: benchmarks, groups, hub data sets, files or "builtin", joined by commas.
 
     `for_training` chooses the split where none is named: train, or for evaluation test (train if
@@ -117,15 +114,16 @@ def load_sets(
     evaluation each set stays whole. `limit`: at most so many problems, the first, of each set.
     """
     names = [part for part, _ in expand(name)]
-    sets, seen = [], set()
+    sets, seen, split = [], {}, "train" if for_training else "test"
     for part, source in zip(names, sources_of(names)):
         if part in BUILTIN:
-            sets.append(builtin(part, for_training, limit, whole_rows))
+            rows = BUILTIN[part](split, limit or BUILTIN_COUNT[split])
+            sets.append([replace(problem_of(row, part, whole_rows=whole_rows), id=row["id"])
+                         for row in rows])  # made without flaws; a short text may come twice
             continue
         rows = read_file(part) if is_file(part) else read_hub(part, for_training)
-        sets.append(rows_to_problems(
-            rows, source, limit, seen if for_training else set(), whole_rows=whole_rows,
-            split="train" if for_training else "test", columns=columns if is_own(part) else ""))
+        own = columns if is_own(part) else ""
+        sets.append(sift(rows, source, split, own, whole_rows, limit, seen if for_training else {}))
     return sets
 
 
@@ -145,8 +143,9 @@ def require_files(names: str, *, columns: str = "", whole_rows: bool = False) ->
     own = [name for name, _ in expand(names) if is_own(name)]
     if columns and not own and names != HELD_OUT:
         raise SystemExit(f"The columns of {shown(names)} are known: leave out --columns.")
-    for name in filter(is_file, own):
-        sift(read_file(name), name, 1, set(), columns, whole_rows)
+    with contextlib.redirect_stdout(None):  # it will be said when they are loaded
+        for name in filter(is_file, own):
+            sift(read_file(name), name, columns=columns, whole_rows=whole_rows, limit=1)
 
 
 def is_own(name: str) -> bool:
@@ -154,61 +153,54 @@ def is_own(name: str) -> bool:
     return name not in (HELD_OUT, *BUILTIN, *BENCHMARKS)
 
 
-def builtin(name: str, for_training: bool, limit: int | None, whole_rows: bool) -> list[Problem]:
-    """A set that the program makes."""
-    split = "train" if for_training else "test"
-    return [Problem(row["problem"], row["answer"], row["id"], name, str(row["level"]),
-                    row=row if whole_rows else {})
-            for row in BUILTIN[name](split, limit or BUILTIN_COUNT[split])]
-
-
 # ---------------------------------------------------------------------------------- rows of one set
-def rows_to_problems(rows, source: str, limit=None, seen=None, **keys) -> list[Problem]:
-    """The problems of `sift`, and a line that says what was dropped."""
-    kept, dropped = sift(rows, source, limit, set() if seen is None else seen, **keys)
-    lost = f" (dropped {counts(dropped)})" if dropped else ""
-    first = "the first " if len(kept) == limit else ""  # the rows after these were not read
-    print(f"data: {shown(source)}: {counted(len(kept), 'problem')} of {first}"
-          f"{counted(len(kept) + dropped.total(), 'row')}{lost}")
-    return kept
+def sift(rows, source: str, split: str = "train", columns: str = "", whole_rows: bool = False,
+         limit: int | None = None, seen: dict | None = None) -> list[Problem]:
+    """The rows' problems; a line says how many rows were dropped. SystemExit if none is left.
 
-
-def sift(
-    rows, source: str, limit: int | None, seen: set, columns="", whole_rows=False, split="train",
-) -> tuple[list[Problem], Counter]:
-    """(the problems, how many rows were dropped for which reason). SystemExit if none is left.
-
-    `seen`: texts of problems that are there already; this set's are added. Doubles matter: several
-    published sets hold every problem 32 or 100 times, and avg@32 would become avg@1024; ada-est
-    remembers each problem once.
+    `seen`: the problems that are there already (see `double_of`).
     """
     kept, dropped, names = [], Counter(), {}
-    question, _, answer = columns.partition(",")
+    seen = {} if seen is None else seen
     for index, row in enumerate(rows):
         names.update(dict.fromkeys(row))
-        problem = Problem(
-            find_problem(row, question), find_gold(row, answer),
-            f"{source}/{split}/{index}", source, plain(row.get("level", row.get("difficulty"))),
-            row=json.loads(json.dumps(row, default=str)) if whole_rows else {})
-        words = spaced(problem.problem)  # texts that differ in spaces alone are the same
-        alike = "".join(words.casefold().split()) + f"={problem.answer or words}"  # and with a gold
-        reason = flaw(problem, row) or ("double" if {words, alike} & seen else "")
+        problem = problem_of(row, source, f"{split}/{index}", columns, whole_rows)
+        reason = flaw(problem) or double_of(problem, seen)
         if reason:
             dropped[reason] += 1
             continue
         kept.append(problem)
-        seen |= {words, alike}
         if len(kept) == limit:
             break
+    why = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
     if not kept:
-        raise SystemExit(explain_nothing_kept(source, dropped, names))
-    return kept, dropped
+        raise SystemExit(explain_nothing_kept(source, why, names))
+    first = "the first " if len(kept) == limit else ""  # the rows after these were not read
+    print(f"data: {shown(source)}: {counted(len(kept), 'problem')} of {first}"
+          f"{counted(len(kept) + dropped.total(), 'row')}{f' (dropped {why})' if why else ''}")
+    return kept
 
 
-def flaw(problem: Problem, row: dict) -> str:
-    """Why a row cannot be used; "" if it can."""
-    if BEYOND in row:  # a comma without quotes: every cell may be another column's
-        return f"with more cells than columns (first in line {row[BEYOND]})"
+def problem_of(row: dict, source: str, place: str = "", columns: str = "",
+               whole_rows: bool = False) -> Problem:
+    """What a row means, whatever may be wrong with it."""
+    question, _, answer = columns.partition(",")
+    return Problem(
+        find_problem(row, question), find_gold(row, answer), f"{source}/{place}", source,
+        plain(row.get("level", row.get("difficulty"))),
+        row=json.loads(json.dumps(row, default=str)) if whole_rows else {})
+
+
+def explain_nothing_kept(source: str, why: str, names: dict) -> str:
+    if not why:
+        return f"{shown(source)} is empty: it has no rows."
+    there = shown(", ".join(map(str, names)), 1000)
+    return (f"No row of {shown(source)} can be used: {why}. Its columns are {there}: name the "
+            "right ones with --columns QUESTION,ANSWER (a nested one as parent.child).")
+
+
+def flaw(problem: Problem) -> str:
+    """Why a problem cannot be used; "" if it can."""
     if not problem.problem:
         return "without a problem"
     if not problem.judged_by:
@@ -217,16 +209,20 @@ def flaw(problem: Problem, row: dict) -> str:
     return "" if is_text(text) else "with broken characters"
 
 
-def counts(dropped: Counter) -> str:
-    return ", ".join(f"{count} {reason}" for reason, count in dropped.items())
+def double_of(problem: Problem, seen: dict[str, str]) -> str:
+    """Why a problem is there already; "" if it is new. `seen`: texts and their golds, extended.
 
-
-def explain_nothing_kept(source: str, dropped: Counter, names: dict) -> str:
-    if not dropped:
-        return f"{shown(source)} is empty: it has no rows."
-    there = shown(", ".join(map(str, names)), 1000)
-    return (f"No row of {shown(source)} can be used: {counts(dropped)}. Its columns are {there}: "
-            "name the right ones with --columns QUESTION,ANSWER (a nested one as parent.child).")
+    Several published sets hold every problem 32 or 100 times, and avg@32 would become avg@1024;
+    ada-est remembers each problem once.
+    """
+    text, gold = spaced(problem.problem), problem.answer  # white space makes no difference
+    if seen.get(text, gold) != gold:
+        return "with another gold than the same text before"
+    alike = "".join(text.casefold().split()) + f"={gold or text}"  # nor does case, with this gold
+    if text in seen or alike in seen:
+        return "double"
+    seen |= {text: gold, alike: gold}
+    return ""
 
 
 # ----------------------------------------------------------------------------------------- held out
@@ -367,23 +363,28 @@ def check_golds(problems: list[Problem], grader, drop: bool = False) -> list[Pro
     they stay: a score counts all questions of its set.
     """
     sound = grader.check_golds([problem.answer for problem in problems])
-    odd = [p.answer for p, ok in zip(problems, sound) if not ok]
-    unlikely = [p.answer for p, ok in zip(problems, sound)
-                if ok and p.source not in BENCHMARKS and not is_one_value(normalize(p.answer))]
-    fate = "dropped" if drop else "only the same string is right"
-    use = "train" if drop else "evaluate"
-    for golds, what, then in (
-            (odd, "cannot be read by math-verify", fate),
-            (unlikely, "are no single number or formula",
-             "only the same words, or all of the same values, are right")):
-        often = Counter(golds)
-        rarest = ", ".join(shown(repr(gold), 80) for gold in sorted(often, key=often.get)[:3])
-        if golds:
-            print(f"data: {len(golds)} of {counted(len(problems), 'gold')} to {use} on {what}, "
-                  f"such as {rarest}: {then}")
-    if drop and len(odd) == len(problems):
-        raise SystemExit("Nothing is left to train on.")
-    return [p for p, ok in zip(problems, sound) if ok] if drop else problems
+    kept = [problem for problem, ok in zip(problems, sound) if ok]
+    odd = [problem.answer for problem, ok in zip(problems, sound) if not ok]
+    unlikely = [problem.answer for problem in kept if problem.source not in BENCHMARKS
+                and not is_one_value(normalize(problem.answer))]
+    of_all = f"of {counted(len(problems), 'gold')} to {'train' if drop else 'evaluate'} on"
+    if odd:
+        fate = "dropped" if drop else "only the same string is right"
+        print(f"data: {len(odd)} {of_all} cannot be read by math-verify, such as {rarest(odd)}: "
+              f"{fate}")
+    if unlikely:
+        print(f"data: {len(unlikely)} {of_all} are no single number or formula, such as "
+              f"{rarest(unlikely)}: only the same words, or all of the same values, are right")
+    if drop and not kept:
+        raise SystemExit("Nothing is left to train on: mend the golds, name their column "
+                         "(--columns QUESTION,ANSWER), or judge by --reward FILE.py:FUNCTION.")
+    return kept if drop else problems
+
+
+def rarest(golds: list[str]) -> str:
+    """Three of them, to be shown: of `TODO` a hundred times there is one mistake to see."""
+    often = Counter(golds)
+    return ", ".join(shown(repr(gold), 80) for gold in sorted(often, key=often.get)[:3])
 
 
 # ---------------------------------------------------------------------------------------- the order

@@ -45,8 +45,7 @@ def add_prompts(problems: list, tokenizer, template: str, max_prompt_tokens: int
     Raises SystemExit for a template that is unknown or broken, that the tokenizer cannot render,
     that leaves something out, and if no problem is left.
     """
-    texts = [problem.problem for problem in problems]
-    prompts = make_prompts(tokenizer, template, texts)
+    prompts = make_prompts(tokenizer, template, [problem.problem for problem in problems])
     start = needs_start(tokenizer, template, prompts[0])
     ids = tokenizer(prompts, add_special_tokens=start)["input_ids"]
     kept = [replace(problem, prompt=prompt, prompt_ids=list(tokens))
@@ -73,25 +72,13 @@ def needs_start(tokenizer, template: str, prompt: str) -> bool:
     return template == "none"
 
 
-def show_prompts(problems: list, count: int = 3, longest: int = 400) -> None:
-    """Print some prompts; of a long one both ends, which matter most."""
-    of_all = f"{min(count, len(problems))} of {counted(len(problems), 'prompt')}"
-    print(f"{of_all}, as the model sees them:")
-    for problem in problems[:count]:
-        text, half = repr(problem.prompt), longest // 2
-        if len(text) > longest:
-            left_out = len(text) - longest
-            text = f"{text[:half]} [... {left_out} characters ...] {text[-half:]}"
-        print(f"  {text}")
-
-
 # --------------------------------------------------------------------------------------- templates
 def make_prompts(tokenizer, template: str, texts: list[str]) -> list[str]:
     """The prompt of each problem's text. Raises SystemExit for a template that cannot be used."""
     asked = [*texts, "1", "2"]  # so that at least two differ
     prompts = render(tokenizer, template, asked)
-    through = is_jinja(template) or template == "none"
-    whose = f"template {shown(template)}" if through else "the model's chat template"
+    whole = is_jinja(template) or template == "none"
+    whose = f"template {shown(template)}" if whole else "the model's chat template"
     if not all(map(is_text, prompts)):
         raise SystemExit(f"{whose} makes half a character (a lone surrogate), which is no text.")
     if twins := equal_prompts(asked, prompts):
@@ -121,30 +108,30 @@ def own_system_turns(template: str) -> list[str]:
 
 
 def render(tokenizer, template: str, texts: list[str]) -> list[str]:
-    """The prompt of each text, made by a .jinja file or by the tokenizer's own chat template.
+    """The prompt of each text, in the sandbox in which transformers renders chat templates.
 
-    Both are programs from elsewhere: if one fails or refuses (some allow no system turn), that
-    becomes a SystemExit of one sentence.
+    A .jinja file and the tokenizer's own chat template are programs from elsewhere: if one fails or
+    refuses (some allow no system turn), that becomes a SystemExit of one sentence.
     """
-    source = read_template(template) if is_jinja(template) else None
-    turns = [("user", "{problem}")] if source is not None else turns_of(template)
+    turns, source = turns_of(template), None
     if turns is None:
         return texts
-    if source is None and not getattr(tokenizer, "chat_template", None):
+    if is_jinja(template):
+        source = read_template(template)
+    elif not getattr(tokenizer, "chat_template", None):
         raise SystemExit(f"The tokenizer has no chat template for {shown(template)}: use "
                          "--template none, or a .jinja file that makes the whole prompt.")
+    prompts = []
     try:
-        return [apply(tokenizer, turns, text, source) for text in texts]
+        for problem in texts:
+            chat = [{"role": role, "content": text.replace("{problem}", problem)}
+                    for role, text in turns]
+            own = {} if source is None else dict(chat_template=source, problem=problem)
+            prompts.append(tokenizer.apply_chat_template(
+                chat, tokenize=False, add_generation_prompt=True, **own))
     except Exception as error:  # jinja's own, and whatever Python raises inside a template
         raise SystemExit(cannot_render(template, error)) from None
-
-
-def apply(tokenizer, turns: list, problem: str, source: str | None) -> str:
-    """The prompt of one problem, in the sandbox in which transformers renders templates."""
-    chat = [{"role": role, "content": text.replace("{problem}", problem)} for role, text in turns]
-    known = {} if source is None else dict(chat_template=source, problem=problem)
-    return tokenizer.apply_chat_template(
-        chat, tokenize=False, add_generation_prompt=True, **known)
+    return prompts
 
 
 def cannot_render(template: str, error: Exception) -> str:
@@ -159,10 +146,9 @@ def cannot_render(template: str, error: Exception) -> str:
 
 def require_template(template: str) -> None:
     """Raises SystemExit if there is no such template, or no such file. Needs no model."""
+    turns_of(template)
     if is_jinja(template):
         read_template(template)
-    else:
-        turns_of(template)
 
 
 def is_jinja(template: str) -> bool:
@@ -170,7 +156,9 @@ def is_jinja(template: str) -> bool:
 
 
 def turns_of(template: str) -> list[tuple[str, str]] | None:
-    """(role, text) turns of a named template or a .json file; None for the bare problem."""
+    """(role, text) turns of a template; None for the bare problem."""
+    if is_jinja(template):  # it may use the messages of a chat, or the problem alone
+        return TEMPLATES["chat"]
     if template in TEMPLATES:
         return TEMPLATES[template]
     if Path(template).suffix != ".json":

@@ -41,7 +41,7 @@ from parts.models import (check_family, empty_model, fetch_model, is_small, load
 from parts.plot import draw_run
 from parts.policy import load_policy
 from parts.probe import Probe, limits
-from parts.prompts import add_prompts, show_prompts, stop_ids
+from parts.prompts import add_prompts, stop_ids
 from parts.routing_replay import choose_replay, is_supported
 from parts.sources import expand
 
@@ -147,7 +147,7 @@ def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
     if config.batch_prompts > len(train):
         print(f"data: a step takes {config.batch_prompts} prompts (--batch-prompts) of "
               f"{len(train)} to train on, so some are in it twice or more")
-    show_prompts(train)
+    print(f"the first prompt, as the model sees it: {train[0].prompt!r}")
     if config.reward:
         grader.try_out(train)
     return train, held_out

@@ -7,6 +7,7 @@
 Whatever cannot be read ends in a SystemExit of one sentence. No code from the hub is run.
 """
 import csv
+import io
 import json
 import math
 import os
@@ -37,7 +38,6 @@ GROUPS = {  # one name for several sets, with the weights of the published weigh
     "reinforce-ada": {
         "ra-math500": 500, "ra-minerva": 272, "ra-olympiadbench": 675, "ra-aime-like": 230},
 }
-BEYOND = "beyond the header"  # where a row of a .csv has more cells than there are columns
 
 
 def expand(names: str) -> list[tuple[str, int | None]]:
@@ -75,23 +75,24 @@ def read_parquet(path: Path) -> list[dict]:
 
 
 def read_csv(path: Path) -> list[dict]:
-    """Strict: otherwise a quote that is never closed would swallow the rest of the file."""
+    """Strict: otherwise a quote that is never closed would swallow the rest of the file.
+
+    Spreadsheets also separate cells by semicolons or tabs: the header tells.
+    """
     csv.field_size_limit(10**8)  # the default refuses cells above 128 KB
-    rows, wide = [], 0
-    with open(path, encoding="utf-8-sig") as file:
-        try:
-            reader = csv.DictReader(file, restkey=BEYOND, strict=True)
-            names = [name for name in reader.fieldnames or () if name]
-            if len(names) > len({*names}):  # it would take the last one
-                raise ValueError("two columns have the same name")
-            for row in reader:
-                if any(row.pop(BEYOND, ())):  # the first one's line is told of all
-                    row[BEYOND] = wide = wide or reader.line_num
-                rows.append(row)
-        except csv.Error as error:
-            raise ValueError(f"row {len(rows) + 1} after the header: {error} (a quote that is "
-                             "opened and never closed?)") from None
-    return rows
+    text = path.read_text(encoding="utf-8-sig")
+    delimiter = max(",;\t", key=text.partition("\n")[0].count)
+    rows = csv.DictReader(io.StringIO(text), delimiter=delimiter, strict=True)
+    found = []
+    try:
+        for row in rows:
+            if any(row.pop(None, ())):
+                raise csv.Error("more cells than the header")
+            found.append(row)
+    except csv.Error as error:
+        raise ValueError(f"row {len(found) + 1} after the header: {error} (is a text with a comma "
+                         "or a quote not in quotes, or a quote never closed?)") from None
+    return found
 
 
 def read_objects(path: Path) -> list[dict]:
@@ -135,35 +136,27 @@ def read_hub(name: str, for_training: bool):
     return splits[found]
 
 
-def ask_hub(repo: str, kind: str = "dataset"):
-    """What the hub knows about a data set or a model; None if it is busy or cannot be reached.
+def ask_hub(repo: str, kind: str = "dataset") -> None:
+    """Raises SystemExit if the hub does not know a data set or a model.
 
-    After two failed attempts only this machine's cache is used, and a line says so: the hub's own
-    libraries would try again for minutes. A busy hub (429 or 5xx) is not offline. For that the
-    libraries wait, and a cache may be out of date.
+    If it does not answer, only this machine's cache is used from here on, and a line says so: the
+    hub's own libraries would try again for minutes.
     """
     import huggingface_hub
     from huggingface_hub import errors
 
-    for seconds in (4, 8):
-        try:
-            return getattr(huggingface_hub.HfApi(), f"{kind}_info")(repo, timeout=seconds)
-        except errors.RepositoryNotFoundError:
-            raise SystemExit(
-                f"The hub has no {kind} {repo}: check its name, or run `hf auth login`.") from None
-        except errors.OfflineModeIsEnabled:  # HF_HUB_OFFLINE=1, or an earlier question failed
-            break
-        except Exception as error:  # no network, no name service, time-out, a proxy's page or 403
-            status = getattr(getattr(error, "response", None), "status_code", 0)
-            if status == 429 or status >= 500:
-                print(f"the hub is busy: {shown(error)}")
-                return None
-            why = shown(error) or type(error).__name__
-    else:
-        print(f"the hub does not answer ({why}): only what is in this machine's cache is used")
-    os.environ["HF_HUB_OFFLINE"] = "1"  # for libraries that are imported later
-    huggingface_hub.constants.HF_HUB_OFFLINE = True
-    return None
+    try:
+        getattr(huggingface_hub.HfApi(), f"{kind}_info")(repo, timeout=10)
+    except errors.RepositoryNotFoundError:
+        raise SystemExit(
+            f"The hub has no {kind} {repo}: check its name, or run `hf auth login`.") from None
+    except errors.OfflineModeIsEnabled:  # HF_HUB_OFFLINE=1, or an earlier question failed
+        pass
+    except Exception as error:  # no network, no name service, time-out, busy, a proxy's page
+        print(f"the hub does not answer ({shown(error) or type(error).__name__}): only what is in "
+              "this machine's cache is used")
+        os.environ["HF_HUB_OFFLINE"] = "1"  # for libraries that are imported later
+        huggingface_hub.constants.HF_HUB_OFFLINE = True
 
 
 def load_from_hub(repo: str, config: str | None) -> dict:
@@ -183,10 +176,9 @@ def load_from_hub(repo: str, config: str | None) -> dict:
 
 
 # --------------------------------------------------------------------------------- what a row means
-# In a key, a dot reaches into a nested column, and a plus joins two.
-PROBLEM_KEYS = ("problem", "question", "prompt", "Body+Question")
-ANSWER_KEYS = (
-    "gt", "answer", "final_answer", "Answer", "reward_model.ground_truth", "solution")
+# In a key, a dot reaches into a nested column; upper and lower case are the same.
+PROBLEM_KEYS = ("problem", "question", "prompt")
+ANSWER_KEYS = ("gt", "answer", "final_answer", "reward_model.ground_truth", "solution")
 CHAT_TURN = re.compile(  # a user's turn in a prompt that was already rendered for Qwen or Llama
     r"(?:<\|im_start\|>user|<\|start_header_id\|>user<\|end_header_id\|>)\n+"
     r"(.*?)(?:<\|im_end\|>|<\|eot_id\|>|\Z)", re.DOTALL)
@@ -200,13 +192,15 @@ AT_THE_END = (
     "Please reason step by step, and put your final answer within \\boxed{}")
 
 
-def find_problem(row: dict, key: str | None = None) -> str:
+def find_problem(row: dict, key: str = "") -> str:
     """The first problem column (or the named one) that is not empty, cleaned; or ""."""
     found = (problem_text(lookup(row, k)) for k in ([key] if key else PROBLEM_KEYS))
-    return next(filter(None, found), "")
+    text = next(filter(None, found), "")
+    story = "" if key else plain(row.get("Body"))  # SVAMP asks its question apart
+    return f"{story} {text}".strip() if text else ""
 
 
-def find_gold(row: dict, key: str | None = None) -> str:
+def find_gold(row: dict, key: str = "") -> str:
     """The first gold column (or the named one) that is not empty, normalised; or ""."""
     for k in [key] if key else ANSWER_KEYS:
         gold = gold_text(lookup(row, k))
@@ -217,16 +211,14 @@ def find_gold(row: dict, key: str | None = None) -> str:
 
 
 def lookup(row: dict, key: str):
-    """Value of a column, of a nested (a.b) or of joined ones (a+b: a must be there); or None."""
+    """Value of a column or of a nested one (a.b); None if there is none."""
     if key in row:
         return row[key]
-    first, *others = key.split("+")
-    if others:
-        values = [plain(row.get(part)) for part in [first, *others]]
-        return " ".join(values).strip() if values[0] else None
     head, _, rest = key.partition(".")
-    inner = row.get(head)
-    return lookup(inner, rest) if rest and isinstance(inner, dict) else None
+    if rest:
+        inner = row.get(head)
+        return lookup(inner, rest) if isinstance(inner, dict) else None
+    return next((row[name] for name in row if str(name).lower() == key), None)
 
 
 def plain(value) -> str:

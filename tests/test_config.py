@@ -60,7 +60,6 @@ def refusal(capsys, read, flags) -> str:
     ("--eps-high 0.1", "eps_high has no effect with one mini-batch"),
     ("--no-clip", "clip has no effect with one mini-batch"),
     ("--mask dppo --eps-low 0.1 --mini-batches 2", "which looks at differences"),
-    ("--columns question", "builtin problems: they have no columns"),
     ("--data a.csv --columns a,b,c", "columns must be QUESTION or QUESTION,ANSWER, not a,b,c"),
     ("--data a.csv --reward a.py:b --columns a,b", "reward needs no answer and is given every"),
     ("--lr 1e-10", "lr must be from 1e-09"),

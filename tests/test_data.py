@@ -60,7 +60,8 @@ def test_the_limit_counts_problems_and_the_line_says_that_not_all_rows_were_seen
             "3 problems of 5 rows")]
 
 
-def test_texts_that_differ_in_case_or_white_space_are_doubles_if_their_golds_agree(tmp_path):
+def test_texts_that_differ_in_case_or_white_space_are_doubles_if_their_golds_agree(
+        tmp_path, capsys):
     """`7F4` and `7f4` may ask for two things: then their golds differ."""
     def kept(*pairs, **how):
         file = write(tmp_path, [dict(problem=text, answer=gold) for text, gold in pairs])
@@ -71,6 +72,7 @@ def test_texts_that_differ_in_case_or_white_space_are_doubles_if_their_golds_agr
     assert kept(("7F4=?", "16"), ("7f4=?", "9")) == 2
     assert kept(("Add 1 23", "24"), ("Add 12 3", "15")) == 2
     assert kept(("a\u00a0b", "1"), ("a  b", "2")) == 1, "the same text cannot have two golds"
+    assert "1 problem of 2 rows (dropped 1 with another gold" in capsys.readouterr().out
     assert kept(("Shout: ok", ""), ("Shout: OK", ""), whole_rows=True) == 2  # --reward, no gold
 
 
@@ -100,7 +102,7 @@ def test_a_problem_of_two_sets_is_trained_on_once_and_evaluated_in_both(tmp_path
     assert [p.id for p in loaded[29:31]] == ["a.jsonl/train/29", "b.jsonl/train/10"]
     said = capsys.readouterr().out
     assert "data: b.jsonl: 20 problems of 30 rows (dropped 10 double)" in said
-    assert "data: c.jsonl: 1 problem of 2 rows (dropped 1 double)" in said
+    assert "c.jsonl: 1 problem of 2 rows (dropped 1 with another gold than the same text" in said
     train, held_out = data.load_train_and_held_out(f"{one},{two}", data.HELD_OUT)
     assert len({p.problem for p in train + held_out}) == len(train + held_out) == 50
     capsys.readouterr()

@@ -15,7 +15,7 @@ from conftest import ROOT
 from helpers import lines, run_program
 from parts import config as parts_config
 from parts.config import Config, resolve
-from parts.data import digest, load_problems, load_train_and_held_out, rows_to_problems
+from parts.data import digest, load_problems, load_train_and_held_out, sift
 from parts.folder import note_start, own_files, require_same
 from parts.grader import PATIENCE, OwnReward, Verdict
 from parts.problems import chains
@@ -251,7 +251,7 @@ def test_other_columns_are_other_problems_to_a_resumed_run(tmp_path):
 
 def test_columns_that_json_does_not_know_become_text():
     rows = [dict(problem="a?", day=datetime.date(2026, 1, 2), raw=b"x")]
-    (found,) = rows_to_problems(rows, "mine", whole_rows=True)
+    (found,) = sift(rows, "mine", whole_rows=True)
     assert found.row == dict(problem="a?", day="2026-01-02", raw="b'x'")
 
 
@@ -382,7 +382,7 @@ def test_the_tiny_model_learns_a_reward_of_ones_own_on_ones_own_file(tmp_path):
              "--log-groups all").split()
     done = run_program("minirl.py", *flags, *small, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
-    for part in ("problems of 200 rows", "as the model sees them", "gives 0 for an empty"):
+    for part in ("problems of 200 rows", "as the model sees it", "gives 0 for an empty"):
         assert part in done.stdout
     before, after = lines(tmp_path / "runs/mine/eval.jsonl")
     assert before["avg"] < 0.4 < after["ci_low"] and after["avg"] > before["avg"] + 0.25, (

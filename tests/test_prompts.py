@@ -7,7 +7,7 @@ import pytest
 from models import make
 from parts import prompts
 from parts.data import Problem
-from parts.prompts import add_prompts, needs_start, show_prompts, stop_ids
+from parts.prompts import add_prompts, needs_start, stop_ids
 
 QWEN = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -166,17 +166,6 @@ def test_over_long_prompts_are_dropped_and_lengths_reported(tokenizer, capsys):
         "data: 2 prompts of 3 to 10 tokens, median 6.5"]
     with pytest.raises(SystemExit, match="raise --max-prompt-tokens"):
         add_prompts(problems, tokenizer, "none", 2)
-
-
-def test_three_prompts_are_shown_and_a_long_one_without_its_middle(capsys):
-    problems = [Problem("", "", "i", "s", prompt=text)
-                for text in ["a\nb", "x" * 300 + "y" * 700, "c", "d"]]
-    show_prompts(problems)
-    show_prompts(problems[:1])
-    assert capsys.readouterr().out.splitlines() == [
-        "3 of 4 prompts, as the model sees them:", r"  'a\nb'",
-        "  '" + "x" * 199 + " [... 602 characters ...] " + "y" * 199 + "'", "  'c'",
-        "1 of 1 prompt, as the model sees them:", r"  'a\nb'"]
 
 
 def test_stop_ids():
