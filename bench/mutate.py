@@ -38,7 +38,7 @@ WARM = ("pytest", "peft", "transformers.models.mixtral.modeling_mixtral",
         "transformers.models.qwen3_moe.modeling_qwen3_moe")
 STAGES = ["not engine and not slow", "not engine and slow", "engine"]
 QUICK, LONG = 20, 300  # seconds of CPU time for a test, so that a busy machine fails none
-WAITING = 30  # times as many by the clock: a test that waits takes no CPU time
+WAITING = 10  # times as many by the clock: a test that waits takes no CPU time
 PASSED = 0, 5  # pytest's exit codes; the second: there is no such test
 
 
