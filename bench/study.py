@@ -176,7 +176,7 @@ def draw(lines: list[dict], out: str, against: str | None) -> None:
 def unfold(line: dict, run: Path) -> Path:
     """A run's folder as parts/plot.py reads it."""
     run.mkdir()
-    (run / "config.json").write_text(json.dumps(dict(config=line["config"])))
+    (run / "config.json").write_text(json.dumps(dict(config=line["config"], starts=[])))
     for name, logged in (("metrics.jsonl", line["metrics"]), ("eval.jsonl", line["evals"])):
         (run / name).write_text("".join(json.dumps(row) + "\n" for row in logged))
     return run

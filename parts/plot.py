@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from parts import folder as folders
+from parts.folder import read_rows, replacing, settings
 from parts.grader import NO_VERDICT
 
 COLORS = (  # Okabe and Ito's
@@ -59,7 +59,7 @@ def rows_by_step(path: Path, keys=("step",)) -> list[dict]:
     are left out.
     """
     rows = {}
-    for row in folders.read_rows(path):
+    for row in read_rows(path):
         drawn = {key: value for key, value in row.items() if is_number(value)}
         drawn |= shares(row.get("verdicts"))
         if isinstance(row.get("data"), str):
@@ -91,11 +91,7 @@ def read_run(run: str | Path) -> dict:
     if not metrics and not evals:
         raise ValueError(f"Nothing to draw: {run} is no folder of a run with a finished step, such "
                          "as runs/NAME.")
-    stored = folders.read_json(run / "config.json") if (run / "config.json").is_file() else {}
-    config = stored.get("config", stored)
-    if not isinstance(config, dict):
-        raise ValueError(f"{run / 'config.json'} is damaged: it holds no settings.")
-    return dict(name=run.resolve().name, config=config, metrics=metrics, evals=evals)
+    return dict(name=run.resolve().name, config=settings(run) or {}, metrics=metrics, evals=evals)
 
 
 def names_apart(folders: list[Path]) -> list[str]:
@@ -220,7 +216,7 @@ def label_panel(ax, title, unit, against="training steps") -> None:
 
 def save(figure, out: Path) -> Path:
     """Write the picture in one piece, so that nobody opens half of one."""
-    with folders.replacing(out) as writing:
+    with replacing(out) as writing:
         figure.savefig(writing, dpi=110, format=out.suffix[1:])
     return out
 
