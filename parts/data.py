@@ -261,20 +261,15 @@ def hold_out(problems: list[Problem], most: int) -> tuple[list[Problem], list[Pr
     if len(problems) < 2:
         raise SystemExit("One problem is not enough to hold some out: name a held-out set with "
                          "--eval-data.")
-    ranked = sorted(problems, key=hash_fraction)
-    count = sum(hash_fraction(problem) < HELD_OUT_SHARE for problem in ranked)
+    ranked = sorted(problems, key=fingerprint)
+    count = sum(int(fingerprint(problem), 16) < HELD_OUT_SHARE * 2**256 for problem in ranked)
     held_out = ranked[:max(1, min(count, most))]
     chosen = {problem.id for problem in held_out}
     return [problem for problem in problems if problem.id not in chosen], held_out
 
 
-def hash_fraction(problem: Problem) -> float:
-    """A number in [0, 1) that depends only on the problem's text."""
-    return int(fingerprint(problem)[:16], 16) / 2**64
-
-
 def fingerprint(problem: Problem) -> str:
-    """A hash of the text alone: a gold that is corrected later must not move a split.
+    """A hash of the text alone, in hex: a gold that is corrected later must not move a split.
 
     Of a long text letters and digits count: a formula can be typeset in many ways. In a short one
     all signs count, or `7+15-4` and `71-5+4` would be the same.

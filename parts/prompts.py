@@ -43,7 +43,7 @@ def add_prompts(problems: list, tokenizer, template: str, max_prompt_tokens: int
     """The problems with `prompt` and `prompt_ids`; over-long ones are dropped and counted.
 
     Raises SystemExit for a template that is unknown or broken, that the tokenizer cannot render,
-    that leaves something out, and if no problem is left.
+    that does not show the problem, and if no problem is left.
     """
     prompts = make_prompts(tokenizer, template, [problem.problem for problem in problems])
     start = needs_start(tokenizer, template, prompts[0])
@@ -85,9 +85,6 @@ def make_prompts(tokenizer, template: str, texts: list[str]) -> list[str]:
         raise SystemExit(f"The prompts of {shown(repr(twins[0]), 80)} and "
                          f"{shown(repr(twins[1]), 80)} are the same: {whose} does not show the "
                          "problem. Give a .jinja file with {{ problem }} in it as --template.")
-    if lost := [text for text in own_system_turns(template) if text.strip() not in prompts[0]]:
-        raise SystemExit(f"{whose} leaves out the system turn {shown(repr(lost[0]), 80)}: write it "
-                         f"into the user's turn of {shown(template)}.")
     return prompts[:len(texts)]
 
 
@@ -99,12 +96,6 @@ def equal_prompts(texts: list[str], prompts: list[str]) -> tuple[str, str] | Non
         if other.split() != text.split():
             return other, text
     return None
-
-
-def own_system_turns(template: str) -> list[str]:
-    """The texts of the system turns in a user's own .json file."""
-    turns = turns_of(template) if Path(template).suffix == ".json" else []
-    return [text for role, text in turns if role == "system" and "{problem}" not in text]
 
 
 def render(tokenizer, template: str, texts: list[str]) -> list[str]:

@@ -112,8 +112,6 @@ def test_turns_from_a_file_go_through_the_models_chat_template(qwen, tmp_path):
     ("a.jinja", "{{ raise_exception('no\x1b[2J') }}", "cannot be rendered"),
     ("a.jinja", "{{ problem }}{{ ''.__class__.__mro__ }}", "cannot be rendered"),  # no code
     ("a.jinja", "{{ question }}", "are the same: template a.jinja does not show the problem"),
-    ("a.json", '[{"role": "system", "content": "Be kind."}, {"role": "user", "content": '
-     '"{problem}"}]', "the model's chat template leaves out the system turn 'Be kind.': write it"),
     ("missing.jinja", None, "cannot read"), ("missing.json", None, "cannot read"),
     ("a.jinja", b"\xff\xfe{{ problem }}", "no text in UTF-8"),
     ("missing", None, "no prompt template 'missing'; choose one of reinforce-ada"),
