@@ -16,7 +16,7 @@ import tyro
 
 from ada_sampler import RULES, SamplerConfig
 from parts.data import (HELD_OUT, default_data, default_eval_data, default_template, keys_of,
-                        made_for_others, require_files)
+                        require_files)
 from parts.folder import (checkpoints, find_adapter, is_text, quiet_end, run_of, settings,
                           shown)
 from parts.grader import require_function
@@ -430,8 +430,6 @@ def require_all_files(config) -> None:
     require_files(",".join(filter(None, sets)), **keys_of(config))
     require_function(config.reward)
     require_template(config.template)
-    if sentence := made_for_others(config.model, config.data):
-        print(f"WARNING: {sentence}")
 
 
 # ------------------------------------------------------------------------------ a run's flags

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from parts.folder import counted, is_text, read_json, shown, write_safely
-from parts.models import SMOLLM, TINY, is_small
+from parts.models import TINY, is_small
 from parts.problems import BUILTIN
 from parts.sources import (
     BENCHMARKS, expand, find_gold, find_problem, is_file, plain, read_file, read_hub)
@@ -61,15 +61,6 @@ def default_data(model: str, for_training: bool = True) -> str:
     if model.endswith("Qwen2.5-Math-1.5B"):  # it solves each of these in 1 to 5 of 16 attempts
         return "RLHFlow/reinforce_ada_simple_prompt_1-5b"
     return "agentica-org/DeepScaleR-Preview-Dataset"
-
-
-def made_for_others(model: str, data: str) -> str:
-    """A sentence if a built-in model gets problems that are not its own; "" for any other."""
-    own = default_data(model)
-    if model not in TINY or data in ("auto", own):
-        return ""
-    return (f"{model} can read only problems such as {BUILTIN[own]('train', 1)[0]['problem']}; "
-            f"for others take --model {SMOLLM}")
 
 
 def default_eval_data(data: str) -> str:
@@ -246,8 +237,8 @@ def load_train_and_held_out(
     if doubles:
         print(f"data: dropped {counted(doubles, 'training problem')} that the held-out set has too")
     if not train:
-        raise SystemExit(
-            f"Nothing is left of {shown(data)} to train on: all of it is in the held-out set too.")
+        raise SystemExit(f"Nothing is left of {shown(data)} to train on: all of it is in the "
+                         "held-out set too. Name another with --eval-data.")
     return train, held_out
 
 
@@ -258,9 +249,6 @@ def hold_out(problems: list[Problem], most: int) -> tuple[list[Problem], list[Pr
     problem that was trained on before is held out now; and as long as there are fewer than `most`,
     none that was held out is trained on.
     """
-    if len(problems) < 2:
-        raise SystemExit("One problem is not enough to hold some out: name a held-out set with "
-                         "--eval-data.")
     ranked = sorted(problems, key=fingerprint)
     count = sum(int(fingerprint(problem), 16) < HELD_OUT_SHARE * 2**256 for problem in ranked)
     held_out = ranked[:max(1, min(count, most))]

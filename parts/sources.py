@@ -166,13 +166,10 @@ def load_from_hub(repo: str, config: str | None) -> dict:
     try:
         return datasets.load_dataset(repo, config)
     except Exception as error:
-        if os.environ.get("HF_HUB_OFFLINE") == "1" and not isinstance(error, ValueError):
-            raise SystemExit(
-                f"The hub cannot be reached and {repo} is not in the local cache: use your own "
-                "--data file.jsonl, or what is built in with --model tiny.") from None
         why = shown(f"{type(error).__name__}: {' '.join(str(error).split())}", 400)
-        raise SystemExit(f"{repo} could not be loaded: {why}. (Write a config as {repo}:CONFIG.)"
-                         ) from None
+        raise SystemExit(
+            f"{repo} could not be loaded: {why}. (Write a config as {repo}:CONFIG. Without a hub, "
+            "use your own --data file.jsonl, or --model tiny.)") from None
 
 
 # --------------------------------------------------------------------------------- what a row means

@@ -207,7 +207,7 @@ def test_at_least_one_is_held_out_and_one_is_left(tmp_path):
     for count in (2, 3, 10):
         train, held_out = data.hold_out(load_problems(numbered(tmp_path, count)), 100)
         assert train and held_out and len(train) + len(held_out) == count
-    with pytest.raises(SystemExit, match="--eval-data"):
+    with pytest.raises(SystemExit, match="all of it is in the held-out set too. Name another"):
         data.load_train_and_held_out(numbered(tmp_path, 1), data.HELD_OUT)
     same = numbered(tmp_path, 3)
     with pytest.raises(SystemExit, match="all of it is in the held-out set"):
@@ -340,17 +340,6 @@ def test_defaults_by_model(model, train, test, held_out, template):
     assert data.default_data(model, for_training=False) == test
     assert data.default_eval_data(train) == held_out
     assert data.default_template(model) == template and data.default_template(model, "r") == "chat"
-
-
-@pytest.mark.parametrize("model, own, others", [
-    ("tiny", "builtin", "builtin-words"), ("tiny-moe", "builtin", "mine.csv"),
-    ("tiny-skills", "builtin-skills", "builtin")])
-def test_a_built_in_model_cannot_read_other_problems_and_one_sentence_says_so(model, own, others):
-    sentence = data.made_for_others(model, others)
-    assert sentence.endswith("for others take --model SmolLM2-135M-Instruct")
-    assert f"{model} can read only problems such as {load_problems(own)[0].problem}; " in sentence
-    assert data.made_for_others(model, own) == data.made_for_others(model, "auto") == ""
-    assert data.made_for_others("SmolLM2-135M-Instruct", "mine.csv") == ""
 
 
 def test_ones_own_data_is_held_out_of_itself():
