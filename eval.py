@@ -421,7 +421,7 @@ def sample(sets: dict, protocol: dict, policy, rank: int, folder: Path) -> list[
     known = {sample_key(row) for row in done}
     if all((problem.source, problem.id, s) in known for problem in problems for s in range(k)):
         return in_order(done, problems, k)
-    with open_grader(protocol["reward"], protocol["threshold"], protocol["graders"]) as grader:
+    with open_grader(protocol["reward"], protocol["threshold"]) as grader:
         for own in sets.values():
             if protocol["reward"]:
                 grader.try_out(own)

@@ -51,7 +51,7 @@ from rewards import open_grader
 
 # ------------------------------------------------------------------------------ the program
 def main(config: Config) -> None:
-    with open_grader(config.reward, config.threshold, config.graders) as grader:
+    with open_grader(config.reward, config.threshold) as grader:
         run = prepare(config, grader)  # data, engine, policy; with --resume the last checkpoint
         rehearse(run)
         sync(run)

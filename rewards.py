@@ -4,7 +4,7 @@ r"""The reward: is the boxed answer of a completion the same mathematics as the 
 
 1. `extract_answer` takes the last box, which has to be closed. Text outside boxes does not count.
 2. `decide` compares strings, fractions and words. That is enough for most pairs and needs no sympy.
-3. `judge` lets math-verify compare the rest, in a worker process with limits of time and memory
+3. `judge` lets math-verify compare the rest, in a process of its own with limits of time and memory
    (parts/grader.py). Completions are untrusted: nothing here runs them as code.
 
 More in verifier/: spelling.py (LaTeX), answers.py (kinds of answers), equality.py (math-verify).
@@ -16,16 +16,26 @@ killed there is no reward: it is NaN, and the sampler puts 0 in its place (parts
 With --reward, the user's own function takes the place of all this (docs/own_reward.md).
 """
 import argparse
+import functools
 import os
 from concurrent.futures import Future
 
 from parts.folder import shown
-from parts.grader import OwnReward, WorkerPool
+from parts.grader import SERVERS, ForkingGrader, OwnReward
 from verifier import answers
 from verifier.answers import exact
 from verifier.spelling import normalize, plain_characters, squeeze
 
 MAX_CHARS = 1000  # longer answers are compared as strings only
+EXAMPLES = [  # of notations and comparisons: to math-verify each new one costs 0.1 s, once
+    (r"\frac{3x^{2}+6x}{(x-4)(x+2)}, \frac{2x-8}{(x-4)(x+2)}", [r"\frac{3x}{x-4}, \frac{2}{x+2}"]),
+    (r"26n\sqrt{10}+10\sqrt{5}", [r"10\sqrt{5}-26n\sqrt{10}"]),
+    (r"\begin{pmatrix} 1/2 & 0 \\ 0 & \frac{1}{3} \end{pmatrix}", ["1/6"]),
+    (r"\frac{4}{13}-\frac{6}{13}i", [r"\frac{4-6i}{13}"]),
+    (r"2.887 \times 10^{-6}", ["0.000002887"]),
+    ("x^2-7x+12=0", ["(x-3)(x-4)=0"]),
+    ("x<5", ["(1,5)"]),
+    (r"(-\infty,-1]\cup[4,\infty)", [r"x\le -1, x\ge 4"])]
 
 
 # ------------------------------------------------------------------------------------ 1. the box
@@ -130,7 +140,7 @@ def compare_numbers(gold: str, parts: list[str], style: str) -> tuple[str, str]:
     return "correct" if equal else "wrong", "compared as exact fractions"
 
 
-# ---------------------------------------------- 3. the verdict of math-verify, in a worker process
+# --------------------------------------------- 3. the verdict of math-verify, in a child process
 
 def judge(gold: str, parts: list[str], style: str = "") -> tuple[str, str]:
     """(status, why): is every part equal to `gold`?"""
@@ -148,15 +158,16 @@ def judge(gold: str, parts: list[str], style: str = "") -> tuple[str, str]:
         return "unparseable", f"{type(error).__name__}: not read as mathematics"
 
 
-class Grader(WorkerPool):
-    """Grades (gold, completion) pairs: what `decide` leaves open goes to `judge` in a worker."""
+class Grader(ForkingGrader):
+    """Grades (gold, completion) pairs: what `decide` leaves open goes to `judge` in a child."""
 
-    def __init__(self, workers: int = 2, **limits: float):
-        example = ["x<5", ["(1,5)"]]
-        super().__init__(f"{os.path.abspath(__file__)}:judge", "", example, workers, **limits)
+    def __init__(self, servers: int = SERVERS, **limits: float):
+        super().__init__(f"{os.path.abspath(__file__)}:judge", "", EXAMPLES, servers, **limits)
+        # many answers to a problem are the same, and then so are their verdicts
+        self.ask_judge = functools.lru_cache(10_000)(super().ask)
 
     def ask(self, gold: str, completion: str, style: str = "") -> Future:
-        """The verdict to come; it is there at once if no worker is needed."""
+        """The verdict to come; it is there at once if no child is needed."""
         answer = extract_answer(completion, style)
         if answer is None:
             status, why = "no_box", "no closed box at the end"
@@ -168,7 +179,7 @@ class Grader(WorkerPool):
             except Exception as error:  # a strange answer must not end a training run
                 status, why = "unparseable", f"{type(error).__name__} in the fast path"
         if not status:
-            return super().ask(gold, parts, style)
+            return self.ask_judge(gold, tuple(parts), style)
         future = Future()
         future.set_result(self.verdict(status, why))
         return future
@@ -179,14 +190,14 @@ class Grader(WorkerPool):
         for gold in golds:
             status, _, left, _ = decide(gold, "x")
             asked = not status and not exact(left)
-            checks.append(super().ask(left, [left], "") if asked else status or "wrong")
+            checks.append(self.ask_judge(left, (left,), "") if asked else status or "wrong")
         return [check in ("correct", "wrong") if isinstance(check, str)
                 else check.result().status == "correct" for check in checks]
 
 
-def open_grader(reward: str, threshold: float, workers: int) -> WorkerPool:
+def open_grader(reward: str, threshold: float) -> ForkingGrader:
     """What grades completions in a program: math-verify, or the function of --reward."""
-    return OwnReward(reward, threshold, workers) if reward else Grader(workers)
+    return OwnReward(reward, threshold) if reward else Grader()
 
 
 # --------------------------------------------------------------------------- 4. the command line
@@ -201,7 +212,7 @@ def explain(gold: str, completion: str, style: str = "") -> None:
         print(f"answer      {answer!r} -> {normalize(answer)!r}")
         print(f"fast path   {status or 'undecided'}: {why}")
         print("compared   ", repr(left), "with", " and with ".join(map(repr, parts)))
-    with Grader(workers=1) as grader:
+    with Grader(servers=1) as grader:
         v = grader.grade([(gold, completion)], style=style)[0]
     print(f"verdict     {v.status}, reward {v.reward}: {shown(v.why, 600)}")
 

@@ -99,9 +99,9 @@ def project(model: str = "tiny", **settings):
     config = resolve(Config(**dict(
         model=model, data="builtin", eval_data="builtin", template="chat", eval_questions=100,
         name="bench") | settings))
-    with (tempfile.TemporaryDirectory() as folder, Grader(config.graders) as grader,
+    with (tempfile.TemporaryDirectory() as folder, Grader() as grader,
           contextlib.chdir(folder)):
-        # afterwards the workers have loaded math-verify
+        # afterwards the servers have loaded math-verify
         grader.grade([("1", "\\boxed{2}"), ("\\frac12", "\\boxed{0.25+x}")])
         run = prepare(config, grader)
         yield run

@@ -258,7 +258,7 @@ def steps_part(model: str, s: SimpleNamespace, mode: str) -> dict:
     settings = dict(dtype=s.dtype, sync=mode, batch_prompts=s.prompts, max_tokens=s.longest,
                     max_prompt_tokens=max(s.prompt, 64), micro_tokens=s.micro_tokens,
                     engine_sequences=s.sequences, lr=2e-5,
-                    eval_questions=s.probe_texts, graders=1)
+                    eval_questions=s.probe_texts)
     start, steps = time.perf_counter(), []
     with project(model, **settings) as run:
         found = dict(seconds_start=time.perf_counter() - start, noise=run.probe.noise)

@@ -53,7 +53,7 @@ def fill() -> None:
 
     config = parse(["--model", "SmolLM2-135M-Instruct", "--sampler", "uniform", "--n", str(DRAWS),
                     "--eval-questions", str(HELD_OUT), "--name", "bank"])
-    with open_grader(config.reward, config.threshold, config.graders) as grader:
+    with open_grader(config.reward, config.threshold) as grader:
         problems, engine, policy = open_run(config, grader)
         sketch = Sketch(policy, WIDTH)
         BANK.mkdir(exist_ok=True)

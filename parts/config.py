@@ -50,7 +50,7 @@ ROOM = dict(max_tokens=160, max_prompt_tokens=640)  # and for problems that are 
 # often it is looked at, but not what its logs mean. Any other would mix two runs in one log.
 RESUMABLE = frozenset({
     "name", "resume", "steps", "lr", "eval_every", "keep_every", "sync", "engine_memory", "sleep",
-    "engine_sequences", "micro_tokens", "graders", "log_groups", "report_to", "train_anyway"})
+    "engine_sequences", "micro_tokens", "log_groups", "report_to", "train_anyway"})
 
 
 # ------------------------------------------------------------- settings of both, run and evaluation
@@ -83,8 +83,6 @@ class EngineSettings:
     """share of the GPU's memory for the engine"""
     engine_sequences: int = 256
     """most responses that are written at the same time"""
-    graders: int = 2
-    """worker processes that run math-verify"""
 
 
 # ------------------------------------------------------------------------------ settings of a run

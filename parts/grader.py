@@ -1,9 +1,10 @@
-"""Worker processes with limits: they judge what a model wrote, and die instead of the trainer.
+"""Processes with limits judge what a model wrote: they may hang or die, and the trainer goes on.
 
-A `WorkerPool` is given a function by name, "path/to/file.py:function". Each worker loads that file
-in a fresh interpreter, which imports nothing from the caller's main script, and answers one
-question at a time. rewards.Grader asks math-verify; `OwnReward` asks the function of
---reward FILE.py:FUNCTION:
+A server, `python -m parts.grader FILE.py:FUNCTION`, is a fresh interpreter that loads one function
+and forks a child for each question. What a model wrote is read by children alone, each a copy of
+the server: a verdict cannot depend on what was asked before, and nothing has to be cleaned up.
+
+rewards.Grader asks math-verify; `OwnReward` asks the function of --reward FILE.py:FUNCTION:
 
     def score(problem: dict, completion: str) -> float
 
@@ -11,11 +12,11 @@ Each question ends in an answer, or in one of four ways to fail (docs/own_reward
 killed, raised, no_number. Then there is no reward: it is NaN, and the sampler (`without_verdict`)
 sees to it that no model gains by making its grader fail.
 
-CPU time is limited because a busy machine must give the same verdicts as an idle one; libraries for
-worker processes limit wall-clock time.
+CPU time is limited, not the clock's: a busy machine must give the same verdicts as an idle one.
 """
 import contextlib
 import functools
+import gc
 import importlib.util
 import inspect
 import json
@@ -24,29 +25,28 @@ import numbers
 import os
 import queue
 import resource
+import secrets
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from parts.folder import digest_of, shown
 
-RECYCLE = 5000  # questions after which a worker is replaced: sympy's caches grow
-CPU_SHARE = 3 / 8  # share of the time limit that may be CPU time; honest answers take up to 0.3 s
-START_SECONDS = 60  # limit of CPU time, and of waiting, while a worker loads its function
-TICK = 0.05  # seconds between two looks at a worker that has not answered
-FILE_BYTES = 2 ** 20  # the largest file that a worker can write
+SERVERS = min(8, len(os.sched_getaffinity(0)))  # each judges one answer at a time
+START_SECONDS = 60  # limit of CPU time, and of waiting, while a server loads its function
+FILE_BYTES = 2 ** 20  # the largest file that a child can write
 LARGEST = 1e6  # the largest reward: sums and squares of rewards must stay far from overflow
 PATIENCE = 16  # if so many first verdicts all fail, --reward's function is broken
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME")  # of the environment: no secrets
+INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")  # no secrets
 DETERMINED = {"PYTHONHASHSEED": "0", "SYMPY_GROUND_TYPES": "python", "MPMATH_NOGMPY": "1",
               "OMP_NUM_THREADS": "1"}  # 64 threads of numpy would need 1 GB of stacks
 NO_VERDICT = ("timeout", "killed", "raised", "no_number")  # the grader failed, not the completion
@@ -59,12 +59,21 @@ class Verdict:
     why: str = ""
 
 
-# ------------------------------------------------------------------------------- in the worker
+@dataclass(frozen=True)
+class Limits:
+    """Of a child."""
+    cpu_seconds: float = 1.5  # honest answers take up to 0.3
+    waiting_seconds: float = 15.0  # then it must be computing, or kept from it by others
+    memory_gb: float = 1.0  # its data, with what the server has loaded
+
+
+# ------------------------------------------------------------------------------- in the server
 
 def load_function(name: str):
     """The function that "path/to/file.py:function" names. Its file may import its neighbours."""
     path, _, function = name.rpartition(":")
-    sys.path[0], file = os.path.split(path)
+    folder, file = os.path.split(path)
+    sys.path.insert(0, folder)
     spec = importlib.util.spec_from_file_location(file.removesuffix(".py"), path)
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(spec.name, module)  # the file may have a library's name, as json.py
@@ -81,52 +90,107 @@ def take_streams() -> tuple:
     return requests, replies
 
 
-def end_with_parent(requests, folder: str) -> None:
-    """Wait until the parent is gone; then remove the folder, and end with all children."""
-    parent = select.poll()
-    parent.register(requests, 0)  # reports only that the other end was closed
-    parent.poll()
-    shutil.rmtree(folder, ignore_errors=True)
-    os.killpg(os.getpid(), signal.SIGKILL)
+def serve(name: str, digest: str, examples: list, folder: str, limits: dict) -> None:
+    """The life of a server: until its client closes the requests, or is no more.
 
-
-def work(name: str, digest: str, example: list, cpu_seconds: float, memory: int) -> None:
-    """The life of a worker: questions come in on stdin, answers go out on stdout, as lines of JSON.
-
-    `digest` is the hash of --reward's file, "" for a judge of this project. `example` is a question
-    that loads what the judge imports late. When a question runs out of CPU time, SIGPROF ends the
-    process at once, even inside a long C call.
+    Requests and replies are lines of JSON. First comes one reply, why the function cannot be
+    loaded, or "". Then two for each question: the process id of a child, and its answer.
+    `digest` is the hash of --reward's file, "" for a judge of this project. `examples` are
+    questions that load what the judge imports late, and fill its caches once for all children.
     """
-    requests, replies = take_streams()
-    me, folder = os.getpid(), os.getcwd()
-    threading.Thread(target=end_with_parent, args=(requests, folder), daemon=True).start()
+    streams = requests, replies = take_streams()
+    limits = Limits(**limits)
+    try:
+        enter_empty(folder)
+        judge, refusal = load_judge(name, digest, examples, limits)
+        print(json.dumps(refusal), file=replies, flush=True)
+        gc.freeze()  # a child's collector does not walk through, and so copy, what was loaded
+        for question in requests:
+            enter_empty(folder)
+            answer = ask_child(judge, question, limits, streams)
+            print(json.dumps(answer), file=replies, flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
-    def reply(answer) -> None:
-        if os.getpid() != me:  # the function has forked: only one process may answer
-            os._exit(0)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps(answer), file=replies, flush=True)
 
+def enter_empty(folder: str) -> None:
+    """Make it the current folder, without what an earlier child has written."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os.mkdir(folder, 0o700)
+    os.chdir(folder)
+
+
+def load_judge(name: str, digest: str, examples: list, limits: Limits) -> tuple:
+    """(`answer_of` it, ""), or (None, why it cannot be loaded). Sets what children inherit."""
+    memory = int(limits.memory_gb * 2 ** 30)
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.setitimer(signal.ITIMER_PROF, START_SECONDS)
+    signal.alarm(60 * START_SECONDS)  # a file that waits for ever, and nobody to end it
     try:
         judge = load_reward(name, digest) if digest else load_function(name)
-        if example:
-            judge(*example)
-        hello = "ready"
+        for question in examples:
+            judge(*question)
     except BaseException as error:
-        hello = explain(error, name)
+        return None, explain(error, name)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    signal.alarm(0)
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
-    reply(hello)
-    for line in requests:
-        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-        try:
-            answer = judge(*json.loads(line))
-        except MemoryError:
-            answer = "killed", f"out of memory: it may take {memory / 2 ** 30:g} GB"
-        reply(answer)
-    signal.pause()  # the other thread ends this process
+    return functools.partial(answer_of, judge, name, limits), ""
+
+
+def ask_child(judge, question: str, limits: Limits, streams: tuple) -> tuple[str, str]:
+    """(status, why) from a child. What it has started ends with it.
+
+    An answer is one packet: whole, and the only one if a second process of the child answers too.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if not pid:
+        answer_and_exit(judge, question, limits, theirs, streams)
+    theirs.close()
+    with ours:
+        ready = wait(limits.waiting_seconds, pid, ours, streams[0])  # or the client has gone
+        answer = ours.recv(2 ** 18) if ours.fileno() in ready else b""
+    for kill in (os.kill, os.killpg):  # it may have left its group
+        with contextlib.suppress(ProcessLookupError):
+            kill(pid, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if answer:
+        status, why = json.loads(answer)
+        return status, why
+    if not ready:
+        return "timeout", f"past the time limit of {limits.waiting_seconds:g} s"
+    if code == -signal.SIGPROF:
+        return "timeout", f"past the time limit of {limits.cpu_seconds:g} s of computing"
+    return "killed", f"its process {ending(code)}"
+
+
+def answer_and_exit(judge, question: str, limits: Limits, answers, streams: tuple) -> None:
+    """The life of a child. SIGPROF ends it when its CPU time is used up, even inside C code."""
+    try:
+        os.setpgid(0, 0)
+        requests, replies = streams
+        print(os.getpid(), file=replies)
+        replies.close()
+        requests.close()
+        last = int(limits.cpu_seconds) + 1  # for a function that stops the timer
+        resource.setrlimit(resource.RLIMIT_CPU, (last, last))
+        signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)
+        answers.send(json.dumps(judge(question)).encode())
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def answer_of(judge, name: str, limits: Limits, question: str) -> tuple[str, str]:
+    """In a child: (status, why), whatever happens in the function that `name` names."""
+    try:
+        return judge(*json.loads(question))
+    except MemoryError:
+        return "killed", f"out of memory: it may take {limits.memory_gb:g} GB"
+    except BaseException as error:
+        return "raised", explain(error, name)
 
 
 def explain(error: BaseException, name: str) -> str:
@@ -142,116 +206,116 @@ def explain(error: BaseException, name: str) -> str:
     return f"{type(error).__name__}: {said} ({where}{os.path.basename(path)})"
 
 
-# --------------------------------------------------------------------------- its parent's view
+def wait(seconds: float, pid: int, *streams) -> dict:
+    """Until one of `streams` can be read or was closed; its file number is a key of the result.
 
-class Worker:
-    """A child process running `work`, in an empty folder, without the environment's secrets.
+    Empty if process `pid` is found waiting, too, after so many seconds. While it computes, or
+    others keep it from a processor, only its limit of CPU time holds.
+    """
+    poll = select.poll()
+    for stream in streams:
+        poll.register(stream, select.POLLIN)
+    while not (ready := poll.poll(1000 * seconds)):
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "R":
+            break
+    return dict(ready)
 
-    A fresh interpreter, never a fork of a process that holds CUDA. It leads a process group: a
-    terminal's Ctrl-C is for the parent alone, and what the function has started ends with it.
+
+def ending(code: int) -> str:
+    """How a process ended, in words; `code` is -N for signal N."""
+    if code < 0:
+        return f"was ended by signal {-code} ({signal.strsignal(-code)})"
+    return f"ended with exit code {code}"
+
+
+# --------------------------------------------------------------------------- its client's view
+
+class Server:
+    """A process running `serve`, without the environment's secrets.
+
+    A fresh interpreter, never a fork of a process that holds CUDA. It leads a session: a terminal's
+    Ctrl-C is for its client alone.
     """
 
-    def __init__(self, name: str, digest: str, example: list, timeout: float, memory_gb: float):
-        self.folder = tempfile.TemporaryDirectory(prefix="rewards-", ignore_cleanup_errors=True)
-        self.timeout, self.hello, self.asked = timeout, "", 0
-        path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
-        environment = {key: os.environ[key] for key in INHERITED if key in os.environ}
-        limits = [str(timeout * CPU_SHARE), str(int(memory_gb * 2 ** 30))]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "parts.grader", name, digest, json.dumps(example), *limits],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=self.folder.name,
-            env=environment | DETERMINED | {"PYTHONPATH": path, "TMPDIR": self.folder.name},
-            start_new_session=True)
-
-    def _waits(self) -> bool:
-        """Whether it waits for something else than a processor: sleeps, reads, is stopped."""
-        try:
-            return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(") ")[2][0] != "R"
-        except OSError:
-            return True
-
-    def _receive(self, seconds: float):
-        """The next value from the process. Only time in which it waits counts towards `seconds`.
-
-        While it computes, or waits for a processor, its own limit of CPU time holds. Raises
-        TimeoutError past either limit, and EOFError if the process has ended otherwise.
-        """
-        answer, waited = select.poll(), 0.0
-        answer.register(self.process.stdout, select.POLLIN)
-        while not answer.poll(1000 * TICK):
-            waited += TICK * self._waits()
-            if waited > seconds:
-                raise TimeoutError(f"past the time limit of {seconds:g} s")
-        line = self.process.stdout.readline()
-        if line.endswith("\n"):
-            return json.loads(line)
-        self.end()
-        code = self.process.wait()
-        if code == -signal.SIGPROF:
-            limit = seconds * CPU_SHARE if self.hello else START_SECONDS
-            raise TimeoutError(f"past the time limit of {limit:g} s of computing")
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else (
-            f"ended with exit code {code}")
-        raise EOFError(f"its process {how}")
+    def __init__(self, name: str, digest: str, examples: list, limits: Limits):
+        self.name = name
+        self.settings = dict(digest=digest, examples=examples, limits=asdict(limits))
+        self.start()
 
     def start(self) -> None:
-        """Wait until the function is loaded; RuntimeError if it cannot be."""
-        self.hello = self.hello or self._receive(START_SECONDS)
-        if self.hello != "ready":
+        self.hello, self.child = None, 0
+        self.folder = os.path.join(tempfile.gettempdir(), f"rewards-{secrets.token_hex(8)}")
+        settings = json.dumps(self.settings | dict(folder=self.folder))
+        environment = {key: os.environ[key] for key in INHERITED if key in os.environ}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "parts.grader", self.name, settings], text=True, cwd=ROOT,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+            env=environment | DETERMINED | {"TMPDIR": self.folder})
+
+    def load(self) -> None:
+        """Wait until its function is loaded. RuntimeError, with the reason, if it cannot be."""
+        if self.process.returncode is not None:  # it died of an earlier question
+            self.start()
+        if self.hello is None:
+            if not wait(START_SECONDS, self.process.pid, self.process.stdout):
+                raise RuntimeError(f"past the time limit of {START_SECONDS:g} s")
+            line = self.process.stdout.readline()
+            self.hello = json.loads(line) if line else f"its process {ending(self.end())}"
+        if self.hello:
             raise RuntimeError(self.hello)
 
     def ask(self, question: str) -> tuple[str, str]:
-        """(status, why) of one question, a line of JSON; status "killed" if the process died."""
+        """(status, why) of one question, a line of JSON."""
+        self.load()  # does not count against the limits
         try:
-            self.start()  # does not count against the limits
-            self.asked += 1
-            with contextlib.suppress(BrokenPipeError):  # `_receive` says why
-                self.process.stdin.write(question + "\n")
-                self.process.stdin.flush()
-            status, why = self._receive(self.timeout)
+            self.process.stdin.write(question + "\n")
+            self.process.stdin.flush()
+            self.child = int(self.process.stdout.readline())
+            status, why = json.loads(self.process.stdout.readline())
+            self.child = 0
             return status, why
-        except TimeoutError as error:
-            return "timeout", str(error)
-        except (OSError, ValueError, EOFError) as error:
-            return "killed", str(error)
+        except (OSError, ValueError):  # nobody reads or writes at the other end
+            return "killed", f"the process that it was forked from {ending(self.end())}"
 
-    def end(self) -> None:
-        """Kill the process and what it has started."""
-        if self.process.returncode is None:  # else its number may belong to another by now
+    def end(self) -> int:
+        """Kill it, its child, and what that has started; leave nothing. Returns the exit code."""
+        self.process.kill()
+        with contextlib.suppress(OSError), self.process:  # closes its pipes
+            pass
+        if self.child:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-
-    def kill(self) -> None:
-        """`end` it, and leave nothing behind: no pipe, no folder."""
-        self.end()
-        with contextlib.suppress(OSError), self.process:  # leaving it closes its pipes
-            self.process.kill()
-        self.folder.cleanup()
+                os.killpg(self.child, signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return self.process.wait()
 
 
-class WorkerPool(contextlib.AbstractContextManager):
-    """Asks a function in `workers` processes, from any thread. Use it in a `with`, or `close` it.
+class ForkingGrader(contextlib.AbstractContextManager):
+    """Asks a function in children of `servers`, from any thread. Use it in a `with`.
 
-    name: "path/to/file.py:function"; digest, example: see `work`. timeout: seconds that a question
-    may wait for something; 3/8 of it may be CPU time. memory_gb: limit of a worker's data.
+    name: "path/to/file.py:function"; digest, examples: see `serve`; limits: those of `Limits`.
     """
 
-    def __init__(self, name: str, digest: str = "", example: list = (), workers: int = 2,
-                 timeout: float = 4.0, memory_gb: float = 1.0):
-        self.recipe = (name, digest, example, timeout, memory_gb)
-        self.closed, self.pending = False, {}
-        self.workers = [Worker(*self.recipe) for _ in range(workers)]
-        self.threads = ThreadPoolExecutor(workers)
-        self.free: queue.SimpleQueue = queue.SimpleQueue()  # indices of idle workers
-        for i in range(workers):
-            self.free.put(i)
+    def __init__(self, name: str, digest: str = "", examples: list = (), servers: int = SERVERS,
+                 **limits: float):
+        self.servers = [Server(name, digest, examples, Limits(**limits)) for _ in range(servers)]
+        self.pending, self.threads = {}, ThreadPoolExecutor(servers)
+        self.idle: queue.SimpleQueue = queue.SimpleQueue()
+        for server in self.servers:
+            self.idle.put(server)
 
     def ask(self, *question) -> Future:
-        """The verdict to come. A subclass answers here what needs no worker."""
+        """The verdict to come. A subclass answers here what needs no child."""
         return self.threads.submit(self._answer, json.dumps(question))
 
+    def _answer(self, question: str) -> Verdict:
+        server = self.idle.get()
+        try:
+            return self.verdict(*server.ask(question))
+        finally:
+            self.idle.put(server)
+
     def verdict(self, status: str, why: str) -> Verdict:
-        """What a worker's answer is worth."""
+        """What a judge's answer is worth."""
         reward = math.nan if status in NO_VERDICT else float(status == "correct")
         return Verdict(reward, status, why)
 
@@ -272,35 +336,14 @@ class WorkerPool(contextlib.AbstractContextManager):
         futures = [self.ask(*question, **how) for question in questions]
         return [future.result() for future in futures]
 
-    def _answer(self, question: str) -> Verdict:
-        """Ask an idle worker. If it dies, ask a fresh one: perhaps the question is not to blame."""
-        i = self.free.get()
-        try:
-            status, why = self._ask(i, question)
-            if status == "killed" and not self.closed:
-                status, why = self._ask(i, question)
-            return self.verdict(status, why)
-        finally:
-            self.free.put(i)
-
-    def _ask(self, i: int, question: str) -> tuple[str, str]:
-        """(status, why) from worker `i`, which is replaced if it cannot go on."""
-        worker = self.workers[i]
-        status, why = worker.ask(question)
-        if status in ("timeout", "killed") or worker.asked >= RECYCLE:
-            worker.kill()
-            if not self.closed:
-                self.workers[i] = Worker(*self.recipe)
-        return status, why
-
     def close(self) -> None:
-        """End the workers. Verdicts still to come become "killed"."""
-        self.closed = True
-        for worker in self.workers:
-            worker.end()
+        """End the servers; what they were asked is "killed", what waits for one is cancelled."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        for server in self.servers:
+            server.process.kill()
         self.threads.shutdown()
-        for worker in self.workers:
-            worker.kill()
+        for server in self.servers:
+            server.end()
 
     def __exit__(self, *_):
         self.close()
@@ -318,7 +361,7 @@ def require_function(name: str) -> None:
 
 
 def load_reward(name: str, digest: str):
-    """In a worker: a judge that asks this function.
+    """In a server: a judge that asks this function.
 
     Raises what loading it raises, and TypeError or ValueError if it cannot be used.
     """
@@ -329,52 +372,37 @@ def load_reward(name: str, digest: str):
     signature.bind({}, "")
     if next(iter(signature.parameters)).startswith("completion"):
         raise TypeError("it must take (problem, completion), in this order")
-    return functools.partial(score, function, name)
+    return functools.partial(score, function)
 
 
-def score(function, name: str, problem: dict, completion: str) -> tuple[str, str]:
-    """In a worker: (status, why). Status "scored" has the number as its `why`."""
-    try:
-        value = function(problem, completion)
-        number = as_number(value)
-        if number is None:
-            return "no_number", f"it returned {value!r}"[:200]
-        return "scored", repr(number)
-    except MemoryError:
-        raise
-    except BaseException as error:
-        return "raised", explain(error, name)
+def score(function, problem: dict, completion: str) -> tuple[str, str]:
+    """In a child: ("scored", a finite number of at most LARGEST in size), or status "no_number"."""
+    value = function(problem, completion)
+    number = value.item() if hasattr(value, "item") else value  # numpy, torch
+    if isinstance(number, numbers.Real) and abs(number) <= LARGEST:  # NaN is not
+        return "scored", repr(float(number))  # True is 1
+    return "no_number", f"it returned {value!r}"[:200]
 
 
-def as_number(value) -> float | None:
-    """A finite float of at most LARGEST in size; True is 1. None for anything else."""
-    if hasattr(value, "item"):  # numpy, torch
-        value = value.item()
-    if not isinstance(value, numbers.Real) or not abs(value) <= LARGEST:  # as for NaN
-        return None
-    return float(value)
-
-
-class OwnReward(WorkerPool):
+class OwnReward(ForkingGrader):
     """Asks FILE.py:FUNCTION. A reward above `threshold` has the status correct, others wrong.
 
     Raises SystemExit, one sentence, if there is no such file or function, or if it cannot be loaded
     or called.
     """
 
-    def __init__(self, name: str, threshold: float, workers: int = 2, **limits: float):
+    def __init__(self, name: str, threshold: float, servers: int = SERVERS, **limits: float):
         require_function(name)
         path, _, function = name.rpartition(":")
         file = Path(path).expanduser().absolute()
         self.called, self.threshold = f"--reward {shown(name)}", threshold
         self.failed = 0  # verdicts without a number so far; None after the first number
-        super().__init__(f"{file}:{function}", digest_of(file), workers=workers, **limits)
+        super().__init__(f"{file}:{function}", digest_of(file), servers=servers, **limits)
         try:
-            self.workers[0].start()
-        except (RuntimeError, EOFError, TimeoutError) as error:
-            end = "used" if self.workers[0].hello else "loaded"
+            self.servers[0].load()
+        except RuntimeError as error:
             self.close()
-            raise SystemExit(f"{self.called} cannot be {end}: {shown(error, 400)}.") from None
+            raise SystemExit(f"{self.called} cannot be used: {shown(error, 400)}.") from None
 
     def ask(self, row: dict, completion: str, style: str = "") -> Future:
         """The verdict to come. `style` is the verifier's and means nothing here."""
@@ -400,14 +428,12 @@ class OwnReward(WorkerPool):
 
     def try_out(self, problems: list) -> None:
         """Say what it gives for an empty completion, where a function may well fail."""
-        found = self.grade([(problems[0].row, "")])[0]
-        if found.status in NO_VERDICT:
-            what = f"no number for an empty completion: {shown(found.why, 400)}"
-        else:
-            what = (f"{found.reward:g} for an empty completion; above {self.threshold:g} is "
-                    "correct")
-        print(f"{self.called} gives {what}")
+        found, = self.grade([(problems[0].row, "")])
+        failed = found.status in NO_VERDICT
+        what = f"no number ({shown(found.why, 400)})" if failed else f"{found.reward:g}"
+        print(f"{self.called} gives {what} for an empty completion; above {self.threshold:g} is "
+              "correct")
 
 
 if __name__ == "__main__":
-    work(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5]))
+    serve(sys.argv[1], **json.loads(sys.argv[2]))

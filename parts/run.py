@@ -32,7 +32,7 @@ from parts.data import (Problem, Stream, check_golds, digest, keys_of,
 from parts.engine import Engine, seed_everything
 from parts.folder import (LOGS, append, claim, has_step, keep_rows, note_start, own_files,
                           quiet_end, read_rows, require_same, shown)
-from parts.grader import WorkerPool
+from parts.grader import ForkingGrader
 from parts.logprobs import Row, token_logprobs
 from parts.machine import build_for_cpu, fit_in_memory, in_one_line, out_of_memory
 from parts.metrics import group_row, recorded, watch
@@ -62,7 +62,7 @@ class Run:
     policy: torch.nn.Module  # the trainer's model: frozen base weights and a LoRA adapter
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LambdaLR  # of the learning rate
-    grader: WorkerPool
+    grader: ForkingGrader
     held_out: list[Problem]
     stream: Stream  # the training problems, shuffled anew in each epoch
     estimator: Estimator  # the pass rates that ada-est remembers

@@ -40,7 +40,7 @@ HERE = {f.name for f in fields(SamplerConfig)} | {  # minirl.py's flags that dec
     "model", "dtype", "lora_rank", "lora_alpha", "data", "columns", "reward",
     "eval_data", "template", "max_prompt_tokens", "max_tokens",
     "batch_prompts", "threshold", "temperature", "advantage", "mini_batches", "lr", "warmup_steps",
-    "max_grad_norm", "steps", "seed", "name", "resume", "engine_memory", "graders"}
+    "max_grad_norm", "steps", "seed", "name", "resume", "engine_memory"}
 
 
 def parse(argv: list[str] | None = None) -> tuple[Config, argparse.Namespace]:
@@ -288,7 +288,7 @@ def make_trainer(config: Config, own, grader) -> AdaTrainer:
 def main(config: Config, own) -> None:
     if os.environ.get("RANK", "0") != "0":
         sys.stdout = open(os.devnull, "w")  # the first process speaks for all
-    with open_grader(config.reward, config.threshold, config.graders) as grader:
+    with open_grader(config.reward, config.threshold) as grader:
         trainer = make_trainer(config, own, grader)
         trainer.train(resume_from_checkpoint=config.resume)
         trainer.save_model()

@@ -364,7 +364,7 @@ def test_half_a_line_goes_and_only_an_adapter_is_served_as_one_at_the_temperatur
                         lambda path, sync_mode, **_: asked.append(sync_mode) or engine)
     monkeypatch.setattr("rewards.open_grader", lambda *_: contextlib.nullcontext(FakeGrader()))
     monkeypatch.setattr(evaluation, "check_golds", lambda *_: None)
-    protocol = dict(k=4, reward="", threshold=0.7, graders=1, path="any", context=9, sync="adapter",
+    protocol = dict(k=4, reward="", threshold=0.7, path="any", context=9, sync="adapter",
                     dtype="auto", engine_sequences=1, engine_memory=0.5, temperature=0.3, stop=[],
                     seed=0, max_tokens=9)
     (tmp_path / "eval.jsonl").write_text('{"data": "mine", "id')  # as an interruption leaves it
@@ -522,7 +522,7 @@ def test_bad_input_ends_with_one_sentence(model, data, tmp_path, monkeypatch, ca
 
 
 FINISHED = dict(k=1, questions={"a": "1"}, template="chat", temperature=1.0, max_tokens=9, stop=[1],
-                graders=1, engine_sequences=9)
+                engine_sequences=9)
 ROW = dict(data="a", id="q", sample=0, reward=1.0, status="correct", finish_reason="stop", tokens=3)
 
 
@@ -556,7 +556,7 @@ def test_what_cannot_be_compared_with_is_one_sentence(tmp_path, words, changed):
         evaluation.load_finished(other_evaluation(tmp_path, **changed), FINISHED, one)
 
 
-@pytest.mark.parametrize("changed", [dict(template="none"), dict(temperature=0.6, graders=7)])
+@pytest.mark.parametrize("changed", [dict(template="none"), dict(temperature=0.6)])
 def test_a_comparison_under_another_protocol_is_marked(tmp_path, capsys, changed):
     other, one = other_evaluation(tmp_path), {"a": [Question("q")]}
     assert evaluation.load_finished(other, FINISHED, one) == [ROW]
@@ -656,7 +656,7 @@ def test_an_adapter_that_does_not_fit_is_refused(model, adapter, tmp_path, chang
 def test_a_row_that_is_there_twice_does_not_hide_that_one_is_missing(tmp_path):
     row = dict(data="a", id="1", sample=0, reward=1, status="correct", finish_reason="", tokens=1)
     folders.append(tmp_path / "eval.jsonl", row, row)
-    protocol = dict(k=2, reward="none.py:score", threshold=0.5, graders=1)
+    protocol = dict(k=2, reward="none.py:score", threshold=0.5)
     with pytest.raises(SystemExit, match="no file none.py"):  # so it goes on to draw it
         evaluation.sample(
             dict(a=[SimpleNamespace(source="a", id="1")]), protocol, None, 8, tmp_path)

@@ -130,7 +130,7 @@ def test_code_in_data_rows_stays_text(tmp_path, capsys):
                            "chat", 400)
     assert [p.problem for p in problems] == [text.strip() for text in golds]
     assert all(p.problem in p.prompt for p in problems)
-    with Grader(workers=2) as grader:
+    with Grader() as grader:
         problems = check_golds(problems, grader, drop=True)
         grader.grade([(p.answer, completion) for p in problems for completion in (
             touch, rf"\boxed{{{touch}}}", rf"\boxed{{{p.answer}}}", rf"\boxed{{{shell}}}")])

@@ -60,7 +60,7 @@ def test_what_may_change_cannot_change_what_the_logs_mean():
     assert set(asdict(Config())) - set(settings_of(Config())) == {"resume"}
     assert RESUMABLE == {
         "name", "resume", "steps", "lr", "eval_every", "keep_every", "sync", "engine_memory",
-        "sleep", "engine_sequences", "micro_tokens", "graders", "log_groups", "report_to",
+        "sleep", "engine_sequences", "micro_tokens", "log_groups", "report_to",
         "train_anyway"}
 
 

@@ -1,5 +1,4 @@
-"""The worker processes: limits, deaths, order, threads, what a worker may see."""
-import inspect
+"""The servers and their children: limits, deaths, order, threads, what a judge may see."""
 import math
 import os
 import signal
@@ -13,38 +12,46 @@ from types import SimpleNamespace
 import pytest
 
 from helpers import HANG
-from parts.grader import CPU_SHARE, Worker, WorkerPool
+from parts.grader import SERVERS, ForkingGrader, Limits
 
 ROOT = Path(__file__).parent.parent
 JUDGE = """
-import os, signal, subprocess, time
+import os, resource, signal, subprocess, sys, threading, time
+count = 0
 
-def judge(code, value=0):  # which says what happens in the worker
-    names = dict(globals(), value=value, found="correct", why=os.getpid())
+def judge(code, value=0):  # which says what happens in the child
+    names = dict(globals(), value=value, found="correct", why="")
     exec(code, names)
     return names["found"], str(names["why"])
 """
-START_A_CHILD = """
-child = subprocess.Popen(["sleep", "1000000"])
+START_A_PROGRAM = """
+program = subprocess.Popen(["sleep", "1000000"])
 with open(value + ".new", "w") as file:
-    file.write(str(child.pid))
+    file.write(str(program.pid))
 os.rename(value + ".new", value)
 """
 X, WRONG, SLEEP = "pass", "found = 'wrong'", "time.sleep(10**6)"
-DIE_ONCE = "os.path.exists(value) and (os.unlink(value), os.kill(os.getpid(), signal.SIGKILL))"
-LONG, SHORT = 10**6, 0.2    # s that a question may wait; 3/8 of it are for computing
+KILL_SERVER = "os.kill(os.getppid(), signal.SIGKILL)"
+LONG, SHORT = 10.0**6, 0.2  # s
 
 
-@pytest.fixture
-def judge(tmp_path):
-    (tmp_path / "judge.py").write_text(JUDGE)
-    return f"{tmp_path / 'judge.py'}:judge"
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory):
+    file = tmp_path_factory.mktemp("judge") / "judge.py"
+    file.write_text(JUDGE)
+    return f"{file}:judge"
 
 
-@pytest.fixture
-def pool(judge):
-    """One worker with a function that does as it is told."""
-    with WorkerPool(judge, "", [X], 1, timeout=LONG, memory_gb=1) as made:
+@pytest.fixture(scope="module")
+def grader(judge):
+    """One server with a function that does as it is told, however long that takes."""
+    with ForkingGrader(judge, "", [[X]], 1, cpu_seconds=LONG, waiting_seconds=LONG) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def strict(judge):
+    with ForkingGrader(judge, "", [[X]], 1, cpu_seconds=SHORT, waiting_seconds=SHORT) as made:
         yield made
 
 
@@ -62,149 +69,165 @@ def wait_until(condition) -> None:
         time.sleep(0.02)
 
 
-# ---------------------------------------------------------------------------------------- limits
-@pytest.mark.parametrize("what, why, end", [
-    (SLEEP, "past the time limit of 0.2 s", signal.SIGKILL),
-    ("os.kill(os.getpid(), signal.SIGSTOP)", "past the time limit of 0.2 s", signal.SIGKILL),
-    ("while True: pass", "past the time limit of 0.075 s of computing", signal.SIGPROF)])
-def test_a_worker_that_hangs_is_killed_and_replaced(judge, monkeypatch, what, why, end):
-    asked, ask = [], Worker.ask
-    monkeypatch.setattr(Worker, "ask", lambda self, q: asked.append(q) or ask(self, q))
-    with WorkerPool(judge, "", [X], 1, timeout=SHORT, memory_gb=1) as pool:
-        hung = pool.workers[0].process
-        found = pool.ask(what).result()
-        assert (found.status, found.why) == ("timeout", why) and len(asked) == 1  # not once more
-        assert hung.returncode == -end
-        assert pool.ask(X).result().why not in ("", str(hung.pid))
-
-
-def test_the_limits_are_those_of_the_documentation():
-    defaults = {name: p.default for name, p in inspect.signature(WorkerPool).parameters.items()}
-    assert (defaults["timeout"], defaults["memory_gb"], defaults["workers"]) == (4, 1, 2)
-    assert CPU_SHARE * 4 == 1.5
-
-
-def test_the_clock_stands_still_while_a_worker_computes(judge, monkeypatch):
-    """Or is kept from it by others: the verdicts of a busy machine are those of an idle one."""
-    monkeypatch.setattr("parts.grader.CPU_SHARE", 100)
-    with WorkerPool(judge, "", [X], 1, timeout=SHORT, memory_gb=1) as pool:
-        compute = "while time.process_time() < value: pass"
-        assert pool.ask(compute, 4 * SHORT).result().status == "correct"
+# --------------------------------------------------------------- what it does -> status, why
+@pytest.mark.parametrize("what, why", [
+    (SLEEP, "past the time limit of 0.2 s"),
+    ("os.kill(os.getpid(), signal.SIGSTOP)", "past the time limit of 0.2 s"),
+    ("os.fork() or time.sleep(10**6)\nos.wait()", "past the time limit of 0.2 s"),
+    ("os.setpgid(0, os.getppid()); time.sleep(10**6)", "past the time limit of 0.2 s"),
+    ("while True: pass", "past the time limit of 0.2 s of computing"),
+    ("10**10**9", "past the time limit of 0.2 s of computing")])  # inside C code
+def test_what_hangs_is_ended(strict, what, why):
+    found = strict.ask(what).result()
+    assert (found.status, found.why) == ("timeout", why) and math.isnan(found.reward)
+    assert strict.ask(X).result().status == "correct", "the others are judged as before"
 
 
 @pytest.mark.parametrize("what, why", [
     ("os._exit(3)", "its process ended with exit code 3"),
-    ("os.kill(os.getpid(), signal.SIGSEGV)", "its process was ended by SIGSEGV"),
-    ("bytearray(2**31)", "out of memory: it may take 1 GB")])
-def test_a_death_is_named_for_what_it_is(pool, what, why):
-    found = pool.ask(what).result()
-    assert (found.status, found.why) == ("killed", why) and math.isnan(found.reward)
-    assert pool.ask(X).result().status == "correct"
+    ("os.kill(os.getpid(), signal.SIGSEGV)", "its process was ended by signal 11 "),
+    ("os.kill(os.getpid(), signal.SIGRTMIN)", "its process was ended by signal "),
+    ("bytearray(2**31)", "out of memory: it may take 1 GB"),
+    ("os.execvp('true', ['true'])", "its process "), ("os.closerange(0, 99)", "its process "),
+    (KILL_SERVER, "the process that it was forked from was ended by signal 9 "),
+    ("for fd in range(3, 30):\n try: os.write(fd, b'junk')\n except OSError: pass",
+     "the process that it was forked from ")])
+def test_a_death_is_named_for_what_it_is(grader, what, why):
+    found = grader.ask(what).result()
+    assert found.status == "killed" and math.isnan(found.reward)
+    assert found.why.startswith(why), found.why
+    assert grader.ask(X).result().status == "correct", "the others are judged as before"
 
 
-def test_what_a_worker_has_started_ends_with_it(pool, tmp_path):
-    found = pool.ask(START_A_CHILD + "os._exit(1)", str(tmp_path / "pid")).result()
-    assert found.status == "killed"
-    child = int((tmp_path / "pid").read_text())
-    wait_until(lambda: not runs(child))
+@pytest.mark.parametrize("what", [
+    "print('noise'); os.write(1, b'noise\\n'); os.write(2, b'noise\\n')",
+    "sys.stdin.read()", "os.fork()", "os.rmdir(os.getcwd())", "os.setpgid(0, os.getppid())",
+    "threading.Thread(target=time.sleep, args=[10**6]).start()",
+    "open('file', 'w').close(); os.mkdir('folder'); os.symlink('/', 'link')",
+    "os.environ.clear(); signal.signal(signal.SIGTERM, signal.SIG_IGN); os.kill(0, 15)"])
+def test_what_does_no_harm_is_judged_and_leaves_nothing_to_the_next(grader, what):
+    """A second process answers too, for example, but is not heard."""
+    asked = [grader.ask(f"{what}\nwhy = value", n) for n in range(3)]
+    assert [answer.result().why for answer in asked] == ["0", "1", "2"]
+    assert grader.ask("why = os.listdir(), os.listdir(os.environ['TMPDIR'])").result().why == (
+        "([], [])")
 
 
-def test_only_one_of_two_processes_answers_after_a_fork(pool):
-    answers = [pool.ask("os.fork(); why = value", n) for n in range(9)]
-    assert [answer.result().why for answer in answers] == [str(n) for n in range(9)]
+def test_a_function_cannot_stop_the_timer_of_its_cpu_time(strict):
+    found = strict.ask("signal.signal(signal.SIGPROF, signal.SIG_IGN)\nwhile True: pass").result()
+    assert (found.status, found.why[:34]) == ("killed", "its process was ended by signal 9 ")
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/limits"), reason="reads /proc")
-def test_a_worker_is_fresh_poor_and_limited(judge, monkeypatch):
+def test_a_child_that_computes_is_not_ended_by_the_clock(judge):
+    """Nor one that others keep from a processor: a busy machine's verdicts are an idle one's."""
+    with ForkingGrader(judge, "", [], 1, cpu_seconds=LONG, waiting_seconds=SHORT) as grader:
+        compute = "while time.process_time() < value: pass"
+        assert grader.ask(compute, 4 * SHORT).result().status == "correct"
+
+
+def test_what_is_not_said_here_is_as_documented():
+    assert Limits() == Limits(cpu_seconds=1.5, waiting_seconds=15, memory_gb=1)
+    assert SERVERS == min(8, len(os.sched_getaffinity(0)))
+
+
+@pytest.mark.parametrize("end", ["pass", "os._exit(1)", SLEEP, KILL_SERVER])
+def test_what_a_child_has_started_ends_with_it(judge, tmp_path, end):
+    with ForkingGrader(judge, "", [], 1, waiting_seconds=1) as grader:
+        grader.ask(START_A_PROGRAM + end, str(tmp_path / "pid")).result()
+        program = int((tmp_path / "pid").read_text())
+        wait_until(lambda: not runs(program))
+
+
+def test_a_child_is_poor_and_limited(judge, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
-    with WorkerPool(judge, "", [X], 1, timeout=LONG, memory_gb=1) as pool:
-        worker, pid = pool.workers[0], pool.ask(X).result().why
-        process = Path(f"/proc/{pid}")
-        assert "secret" not in (process / "environ").read_text()
-        assert os.readlink(process / "cwd") == os.path.realpath(worker.folder.name)
-        assert os.listdir(worker.folder.name) == []
-        lines = (process / "limits").read_text().splitlines()
-        limits = {line[:25].strip(): line[26:].split()[0] for line in lines}
-        assert limits["Max data size"] == str(2 ** 30)
-        assert (limits["Max core file size"], limits["Max file size"]) == ("0", str(2 ** 20))
-        assert worker.process.args[-2:] == [str(CPU_SHARE * LONG), str(2 ** 30)]
-    assert not runs(int(pid)) and not os.path.exists(worker.folder.name)
+    with ForkingGrader(judge, "", [], 1) as grader:
+        server = grader.servers[0]
+        for what, expected in {
+                "sorted(os.environ)": "HF_TOKEN", "os.getcwd()": server.folder,
+                "resource.getrlimit(resource.RLIMIT_DATA)": (2**30, 2**30),
+                "resource.getrlimit(resource.RLIMIT_CORE)": (0, 0),
+                "resource.getrlimit(resource.RLIMIT_FSIZE)": (2**20, 2**20),
+                "resource.getrlimit(resource.RLIMIT_CPU)": (2, 2),
+                "signal.getitimer(signal.ITIMER_PROF)[0] > 0": True}.items():
+            found = grader.ask(f"why = {what}").result().why
+            assert (expected == "HF_TOKEN" and expected not in found) or found == str(expected)
+        assert "secret" not in Path(f"/proc/{server.process.pid}/environ").read_text()
+        assert os.stat(server.folder).st_mode & 0o777 == 0o700
+    assert not runs(server.process.pid) and not os.path.exists(server.folder)
 
 
 # ---------------------------------------------------------------------------------- ends and deaths
-@pytest.mark.skipif(not os.path.exists("/proc/self/limits"), reason="reads /proc")
-@pytest.mark.parametrize("moment", ["starting", "working"])
-def test_ctrl_c_in_a_terminal_does_not_reach_the_workers(moment, judge, tmp_path):
-    """A terminal sends it to the whole process group. Then the parent is killed: the workers,
-    what they have started and their folders go too."""
+@pytest.mark.parametrize("moment", ["starting", "idle", "working"])
+def test_a_client_that_is_killed_leaves_nothing(moment, judge, tmp_path):
+    """Nor does Ctrl-C in its terminal, which reaches the whole process group, reach a server."""
     (tmp_path / "folders").mkdir()
     script = f"""
 import os, signal, sys, tempfile, time; sys.path.insert(0, {str(ROOT)!r})
 tempfile.tempdir = {str(tmp_path / "folders")!r}
 signal.signal(signal.SIGINT, lambda *_: None)
-from parts.grader import WorkerPool
-pool = WorkerPool({judge!r}, "", [{X!r}], 2, {LONG}, 1)
-if {moment!r} == "working":
-    pool.grade([({X!r}, 1), ({X!r}, 2)])
-before = [worker.process.pid for worker in pool.workers]
-answers = [pool.ask({X!r}, n) for n in range(10, 14)]
-os.killpg(0, signal.SIGINT)
-statuses = [answer.result().status for answer in answers]
-after = [worker.process.pid for worker in pool.workers]  # those that died are replaced by now
-print(statuses, before == after)
-pool.ask({START_A_CHILD + SLEEP!r}, {str(tmp_path / "pid")!r})
-while not os.path.exists({str(tmp_path / "pid")!r}):
-    time.sleep(0.02)
+from parts.grader import ForkingGrader
+grader = ForkingGrader({judge!r}, "", [[{X!r}]], 2, cpu_seconds={LONG}, waiting_seconds={LONG})
+before = [server.process.pid for server in grader.servers]
 print(*before, flush=True)
+if {moment!r} != "starting":
+    os.killpg(0, signal.SIGINT)
+    print({{answer.status for answer in grader.grade([({X!r}, n) for n in range(9)])}})
+    print(before == [server.process.pid for server in grader.servers], flush=True)
+if {moment!r} == "working":
+    grader.ask({START_A_PROGRAM + SLEEP!r}, {str(tmp_path / "pid")!r})
+    while not os.path.exists({str(tmp_path / "pid")!r}):
+        time.sleep(0.02)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True,
                           start_new_session=True, timeout=HANG)
     assert (done.stderr, done.returncode) == ("", -signal.SIGKILL)
-    statuses, workers = done.stdout.splitlines()
-    assert statuses == "['correct', 'correct', 'correct', 'correct'] True"
-    left = [*map(int, workers.split()), int((tmp_path / "pid").read_text())]
+    servers, *said = done.stdout.splitlines()
+    assert said == ([] if moment == "starting" else ["{'correct'}", "True"])
+    left = [*map(int, servers.split())]
+    if moment == "working":
+        left.append(int((tmp_path / "pid").read_text()))
     wait_until(lambda: not any(map(runs, left)) and not os.listdir(tmp_path / "folders"))
 
 
-def test_closing_ends_the_workers_and_what_they_still_had_to_do(pool):
-    asked = [pool.ask(SLEEP, n) for n in range(5)]
-    pids = [worker.process.pid for worker in pool.workers]
-    pool.close()
-    assert {answer.result().status for answer in asked} == {"killed"}
-    assert not any(map(runs, pids))
+def test_closing_ends_the_servers_and_what_they_still_had_to_do(judge, tmp_path):
+    with ForkingGrader(judge, "", [], 1, cpu_seconds=LONG, waiting_seconds=LONG) as grader:
+        asked = [grader.ask(START_A_PROGRAM + SLEEP, str(tmp_path / "pid")) for _ in range(3)]
+        wait_until((tmp_path / "pid").exists)
+        server = grader.servers[0]
+    assert asked[0].result().status == "killed" and asked[1].cancelled() and asked[2].cancelled()
+    left = server.process.pid, int((tmp_path / "pid").read_text())
+    wait_until(lambda: not any(map(runs, left)))
+    assert not os.path.exists(server.folder)
 
 
-def test_workers_killed_in_the_middle_of_a_batch_change_nothing(judge):
-    with WorkerPool(judge, "", [X], 2, timeout=LONG, memory_gb=1) as pool:
-        asked = [pool.ask((X, WRONG)[n % 2], n) for n in range(400)]
-        verdicts = [asked[0].result()]                                      # the batch is under way
-        for worker in list(pool.workers):
-            os.kill(worker.process.pid, signal.SIGKILL)
-        verdicts += [future.result() for future in asked[1:]]
-    assert [verdict.status for verdict in verdicts] == ["correct", "wrong"] * 200
-
-
-def test_a_question_whose_worker_was_killed_is_asked_once_more(pool, tmp_path):
-    marker = tmp_path / "marker"
-    marker.touch()
-    assert pool.ask(DIE_ONCE, str(marker)).result().status == "correct"
+def test_a_server_killed_in_the_middle_of_a_batch_changes_no_other_verdict(judge):
+    with ForkingGrader(judge, "", [[X]], 2, cpu_seconds=LONG, waiting_seconds=LONG) as grader:
+        asked = [((X, WRONG)[n % 2], n) for n in range(100)]
+        asked[40] = (KILL_SERVER, 40)
+        statuses = [verdict.status for verdict in grader.grade(asked)]
+    assert statuses == ["correct", "wrong"] * 20 + ["killed", "wrong"] + ["correct", "wrong"] * 29
 
 
 def test_a_missing_verifier_says_so(tmp_path):
     (tmp_path / "judge.py").write_text("import math_verifier")
-    with WorkerPool(f"{tmp_path / 'judge.py'}:judge", workers=1) as pool:
+    with ForkingGrader(f"{tmp_path / 'judge.py'}:judge", servers=1) as grader:
         with pytest.raises(RuntimeError, match="No module named 'math_verifier' .line 1 of judge"):
-            pool.grade([(X,)])
+            grader.grade([(X,)])
 
 
-# -------------------------------------------------------------------------- order, threads, memory
+# ------------------------------------------------------------------------------- order, threads
+def test_nothing_is_remembered_from_one_question_to_the_next(grader):
+    counted = grader.grade([("global count; count += 1; why = count",)] * 3)
+    assert [verdict.why for verdict in counted] == ["1", "1", "1"]
+
+
 def test_results_come_in_order_from_any_thread(judge):
     questions = [((X, WRONG)[n % 3 == 0], n) for n in range(90)]
     expected, results = [float(n % 3 > 0) for n in range(90)], {}
-    with WorkerPool(judge, "", [X], 2, timeout=LONG, memory_gb=1) as pool:
+    with ForkingGrader(judge, "", [[X]], 2, cpu_seconds=LONG, waiting_seconds=LONG) as grader:
         def grade(k: int) -> None:
-            results[k] = [verdict.reward for verdict in pool.grade(questions)]
+            results[k] = [verdict.reward for verdict in grader.grade(questions)]
         threads = [threading.Thread(target=grade, args=(k,)) for k in range(4)]
         for thread in threads:
             thread.start()
@@ -213,21 +236,14 @@ def test_results_come_in_order_from_any_thread(judge):
         assert results == dict.fromkeys(range(4), expected)
         for key in reversed(range(90)):
             problem, rollout = questions[key]
-            pool.submit(("any", key), SimpleNamespace(judged_by=problem),
-                        SimpleNamespace(text=rollout))
-        assert [pool.result(("any", key)).reward for key in range(90)] == expected
+            grader.submit(("any", key), SimpleNamespace(judged_by=problem),
+                          SimpleNamespace(text=rollout))
+        assert [grader.result(("any", key)).reward for key in range(90)] == expected
         with pytest.raises(KeyError):
-            pool.result(("any", 0))
+            grader.result(("any", 0))
 
 
-def test_a_worker_is_replaced_after_many_questions(pool, monkeypatch):
-    """The function may keep caches: those of sympy grow."""
-    monkeypatch.setattr("parts.grader.RECYCLE", 3)
-    pids = [pool.ask(X, n).result().why for n in range(7)]
-    assert len(set(pids[:3])) == len(set(pids[3:6])) == 1 and len(set(pids)) == 3
-
-
-def test_importing_is_light_and_workers_do_not_import_the_main_script(tmp_path):
+def test_importing_is_light_and_servers_do_not_import_the_main_script(tmp_path):
     script = tmp_path / "trainer.py"
     script.write_text(f"""
 import sys; sys.path.insert(0, {str(ROOT)!r}); open("started", "a").write("x")

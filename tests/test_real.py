@@ -27,7 +27,7 @@ from whole_runs import difference
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 SHORT = ("--model", SMOLLM, "--name", "short", "--steps", 2, "--batch-prompts", 2, "--N", 1,
-         "--max-tokens", 16, "--eval-questions", 2, "--eval-k", 2, "--graders", 1,
+         "--max-tokens", 16, "--eval-questions", 2, "--eval-k", 2,
          "--warmup-steps", 1, "--train-anyway")
 # One text, and no passes without a layer: 30 layers take a minute. The whole probe is tried below.
 QUICK_PROBE = ("from parts import probe; probe.ON_CPU = 256; "
@@ -166,7 +166,7 @@ def test_the_export_is_a_model_for_transformers_and_vllm_and_the_evaluation_runs
     with serve(run.cwd / "made") as engine:
         assert k3(engine, policy, problems) < 1e-7
     done = run_program("eval.py", "--model", SMOLLM, "--adapter", "runs/short", "--limit", 2,
-                       "--k", 2, "--max-tokens", 16, "--graders", 1, cwd=run.cwd)
+                       "--k", 2, "--max-tokens", 16, cwd=run.cwd)
     assert done.returncode == 0 and "builtin-words" in done.stdout, done.stdout
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 import rewards
-from parts.grader import WorkerPool
 from rewards import MAX_CHARS, Grader, decide, extract_answer, judge
 from verifier.answers import equal_numbers, exact, take_labels_off
 
@@ -26,7 +25,7 @@ CASES = [json.loads(line)
 
 @pytest.fixture(scope="module")
 def grader():
-    with Grader(workers=2) as grader:
+    with Grader() as grader:
         yield grader
 
 
@@ -177,7 +176,7 @@ def test_golds_are_checked_at_load_time(grader, monkeypatch):
     assert score(grader, r"\foo{1", r"\boxed{1}") == score(grader, "", r"\boxed{0}") == 0
     hung = Future()
     hung.set_result(grader.verdict("timeout", ""))
-    monkeypatch.setattr(WorkerPool, "ask", lambda *_: hung)
+    monkeypatch.setattr(grader, "ask_judge", lambda *_: hung)
     assert grader.check_golds(["42", r"\sqrt{2}"]) == [True, False]
 
 
@@ -186,6 +185,26 @@ def test_a_lack_of_memory_is_not_called_unreadable(monkeypatch):
     monkeypatch.setattr("verifier.equality.from_latex", lambda text: bytearray(2**60))
     with pytest.raises(MemoryError):
         judge("x", ["x"])
+
+
+# ------------------------------------------------------------------ what was asked before
+
+def test_the_same_question_is_asked_once(grader):
+    before = grader.ask_judge.cache_info().misses
+    verdicts = grader.grade([("7\\sqrt{3}", f"{n}: \\boxed{{\\sqrt{{147}}}}") for n in range(9)])
+    assert {verdict.status for verdict in verdicts} == {"correct"}
+    assert grader.ask_judge.cache_info().misses == before + 1
+
+
+@pytest.mark.slow
+def test_a_verdict_does_not_depend_on_what_was_asked_before(grader):
+    """Sympy and math-verify keep caches; only those of `EXAMPLES` reach a question."""
+    questions = [(case["gold"], case["completion"]) for case in CASES[::20]]
+    grader.ask_judge.cache_clear()
+    first = grader.grade(questions)
+    assert grader.ask_judge.cache_info().misses > 20, "these are not decided as strings"
+    grader.ask_judge.cache_clear()
+    assert grader.grade(questions[::-1])[::-1] == first
 
 
 # ------------------------------------------------------------------------------------ statuses
@@ -202,10 +221,10 @@ def test_every_status_is_reached_by_a_real_input(grader):
             ("empty", "42", r"\boxed{\phantom{42}}"),
             ("unparseable", "42", r"\boxed{\foo{42}}"), ("unparseable", r"\foo{", r"\boxed{42}")]:
         assert grader.grade([(gold, completion)])[0].status == status
-    with Grader(workers=1, timeout=1) as strict:
+    with Grader(servers=1, cpu_seconds=0.375) as strict:
         hung, large = strict.grade([("2", boxed(HANG)), ("2", boxed("9^{9^{9^9}}"))])
         assert hung.status == "timeout" and large.status in ("timeout", "killed")
-    with Grader(workers=1, memory_gb=0.15) as small:
+    with Grader(servers=1, memory_gb=0.15) as small:
         assert small.grade([("2", boxed("2^{10^9}"))])[0].status == "killed"
         assert small.grade([(r"\sqrt{12}", boxed(r"2\sqrt{3}"))])[0].status == "correct"
 
@@ -247,7 +266,7 @@ LONG = [
 @pytest.mark.slow
 def test_hostile_answers_score_zero_in_time_and_do_not_disturb_the_others():
     pairs = [("42", boxed(bomb)) for bomb in BOMBS] + [("42", text) for text in LONG]
-    with Grader(workers=2, timeout=0.8) as grader:          # 0.3 s of CPU time
+    with Grader(cpu_seconds=0.3) as grader:
         start, asked = time.thread_time(), []
         for pair in pairs:
             asked.append(grader.ask(*pair))

@@ -175,8 +175,8 @@ def test_two_processes_draw_and_learn_what_one_does(recipe, tmp_path):
 def train(recipe, flags: list[str]):
     from rewards import open_grader
 
-    config, own = recipe.parse(["--graders", "1", *flags])
-    with open_grader("", 0.7, 1) as grader:
+    config, own = recipe.parse(list(flags))
+    with open_grader("", 0.7) as grader:
         trainer = recipe.make_trainer(config, own, grader)
         trainer.train(resume_from_checkpoint=config.resume)
         trainer.save_model()
@@ -248,6 +248,6 @@ def test_what_cannot_work_ends_in_a_sentence(recipe, monkeypatch, capsys, flags,
 def test_what_shows_later_still_ends_before_the_engine(recipe, flags, words):
     from rewards import open_grader
 
-    config, own = recipe.parse(["--graders", "1", *flags])
-    with open_grader("", 0.7, 1) as grader, pytest.raises(SystemExit, match=words):
+    config, own = recipe.parse(list(flags))
+    with open_grader("", 0.7) as grader, pytest.raises(SystemExit, match=words):
         recipe.make_trainer(config, own, grader)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "recipes")]
 STEP = ["--steps", "1", "--max-tokens", "24", "--lr", "1e-9", "--max-grad-norm", "0",
-        "--warmup-steps", "1", "--graders", "1"]
+        "--warmup-steps", "1"]
 
 
 def one_step(recipe, flags: list[str], trainer_class=None):
@@ -30,7 +30,7 @@ def one_step(recipe, flags: list[str], trainer_class=None):
             found.append(names)
 
     config, own = recipe.parse([*STEP, *flags])
-    with open_grader("", 0.7, 1) as grader:
+    with open_grader("", 0.7) as grader:
         trainer = recipe.make_trainer(config, own, grader)
         trainer.__class__ = trainer_class or trainer.__class__
         torch.manual_seed(0)

@@ -6,7 +6,7 @@ from parts.folder import checkpoints, read_rows, step_of
 from parts.problems import chains
 
 SMALL = ["--batch-prompts", "8", "--max-tokens", "24", "--eval-questions", "6", "--eval-k", "2",
-         "--eval-every", "3", "--graders", "1"]
+         "--eval-every", "3"]
 
 
 def rows(path: Path) -> list[dict]:
