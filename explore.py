@@ -28,7 +28,7 @@ from parts import what_if
 from parts.config import in_one_sentence, parse_flags
 from parts.folder import quiet_end, row_of, settings, shown, write_safely
 from parts.grader import NO_VERDICT
-from parts.plot import PANELS, names_apart, rows_by_step
+from parts.plot import PANELS, rows_by_step
 from rewards import extract_answer
 
 TEMPLATE = Path(__file__).parent / "parts" / "explore.html"
@@ -279,7 +279,10 @@ def main(config: PageConfig) -> None:
     if len({*rewards}) > 1:
         notes.append(f"The runs have different rewards ({' and '.join(map(shown, rewards))}): "
                      "their reward curves and avg@k cannot be compared.")
-    runs = [dict(name=name) | run for name, (run, _) in zip(names_apart(folders), read)]
+    names = [folder.resolve().name for folder in folders]
+    if len({*names}) < len(names):
+        names = map(str, folders)  # as they were typed
+    runs = [dict(name=name) | run for name, (run, _) in zip(names, read)]
     page, said = fitting_page(runs, notes, config.sizes)
     path = folders[0] / "explore.html"
     try:

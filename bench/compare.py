@@ -17,8 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from parts.plot import (COLORS, draw_interval, label_panel, names_apart, plain,  # noqa: E402
-                        read_run, save, series, smooth)
+from parts.plot import (COLORS, draw_interval, label_panel, plain, read_run,  # noqa: E402
+                        save, series, smooth)
 
 AXES = {  # --against -> key in both logs, label
     "steps": ("step", "training steps"),
@@ -30,10 +30,13 @@ SAME_BUT_SEED = ("seed", "name", "resume")  # runs that differ in nothing else a
 
 
 def read_runs(folders: list) -> list[dict]:
-    """As `plot.read_run`, with the minutes so far, and no two names alike."""
+    """As `plot.read_run`, with the minutes so far; runs of one name are called as they were typed.
+    """
     runs = [read_run(folder) for folder in folders]
-    for run, name in zip(runs, names_apart([Path(folder) for folder in folders])):
-        run["name"] = name
+    names = [run["name"] for run in runs]
+    for run, folder in zip(runs, folders):
+        if names.count(run["name"]) > 1:
+            run["name"] = str(folder)
         for row in run["metrics"] + run["evals"]:
             if "seconds_total" in row:
                 row["minutes"] = row["seconds_total"] / 60

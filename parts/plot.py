@@ -94,15 +94,6 @@ def read_run(run: str | Path) -> dict:
     return dict(name=run.resolve().name, config=settings(run) or {}, metrics=metrics, evals=evals)
 
 
-def names_apart(folders: list[Path]) -> list[str]:
-    """The folders' names, with as many parent folders as it takes to tell them apart."""
-    paths = [folder.resolve().parts for folder in folders]
-    length = 1
-    while len({path[-length:] for path in paths}) < len(set(paths)):
-        length += 1
-    return [str(Path(*path[-length:])) for path in paths]
-
-
 def series(rows: list[dict], y: str, x: str = "step") -> tuple[list[float], list[float]]:
     """The values of x and of y, from the rows that have both."""
     known = [row for row in rows if is_number(row.get(x)) and is_number(row.get(y))]
