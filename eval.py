@@ -6,8 +6,7 @@
 
 avg@k   the mean reward of a question's k samples, averaged over questions. This measures the
         policy that is trained, not greedy decoding.
-pass@k  the chance that at least one of k samples is right, by the unbiased estimator of Chen et
-        al. 2021 (arXiv 2107.03374, Eq. 1)
+pass@k  the chance that at least one of k samples is right; unbiased (arXiv 2107.03374, Eq. 1)
 95 %    a bootstrap over questions that keeps a question's samples together, since they are not
         independent. An interval from single samples would be several times too narrow.
 
@@ -15,7 +14,8 @@ A score says nothing without its protocol: the template alone moves Qwen2.5-Math
 62 % on MATH-500 (docs/evaluation.md). So the protocol is printed and stored with every result. The
 same command continues an interrupted evaluation.
 
-Arrays with the suffix _Q have one entry per question.
+Results are computed of rows `in_order`: question after question, k samples each. Arrays with the
+suffix _Q have one entry per question.
 """
 import contextlib
 import json
@@ -23,78 +23,59 @@ import math
 import os
 import random
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from ada_sampler import without_verdict
 from parts.config import EvalConfig, parse_eval
 from parts.data import (HELD_OUT, check_golds, count_trained, digest, keys_of, load_problems,
                         load_sets, still_held_out)
-from parts.folder import (append, counted, digest_of, keep_rows, open_folder, own_files,
+from parts.folder import (FREE, append, counted, digest_of, keep_rows, open_folder, own_files,
                           quiet_end, read_json, read_rows, require_same, run_of, shown, versions,
                           write_safely)
 from parts.grader import NO_VERDICT
 from parts.models import TINY, fetch_model, load_tokenizer, weights_of
 from parts.prompts import add_prompts, stop_ids
 from parts.sources import expand
+from rewards import open_grader
 
 
 # ----------------------------------------------------------------------------------------- sampling
-def evaluate(engine, grader, problems, k: int, max_tokens: int, *, done=(),
-             temperature: float = 1.0, seed: str = "", progress: str = ""):
+def evaluate(engine, grader, problems, k, max_tokens, *, done=(), temperature=1.0, seed=""):
     """Draw k samples of every problem (see prompts.py) and grade them while the engine runs.
 
-    Yields a row per sample as soon as its verdict is there: data, id, sample, reward, status,
-    finish_reason, tokens, text; level where it is known; why where the grader failed. There the
-    reward is None, until `with_rewards` has seen all rows. `in_order` sorts them.
-
-    `done` are rows from before an interruption: these samples are not drawn again. Each sample has
-    its own seed, made of `seed`, its problem and its number, so it does not depend on the other
-    samples or on an interruption. Otherwise resuming would keep the short answers and redraw the
-    long ones. `progress` is the bar's title.
+    Yields a row per sample (`as_row`) as soon as its verdict is there. `done` are rows from before
+    an interruption: these samples are not drawn again. Each sample has its own seed, made of
+    `seed`, its problem and its number, so it does not depend on the other samples or on an
+    interruption. Otherwise resuming would keep the short answers and redraw the long ones.
     """
-    from tqdm import tqdm
-
-    known = {sample_key(row) for row in done}
-    asked = [(q, s) for q, problem in enumerate(problems) for s in range(k)
-             if (problem.source, problem.id, s) not in known]
+    asked = [divmod(i, k) for i, row in enumerate(in_order(done, problems, k)) if row is None]
     for q, s in asked:
         name = f"{seed}/{problems[q].source}/{problems[q].id}/{s}"
         engine.submit((q, s), problems[q].prompt_ids, max_tokens, temperature=temperature,
                       seed=random.Random(name).getrandbits(63))
-    arrived, quiet = [], None if progress else True  # None: no bar where nobody watches
-    with tqdm(total=len(asked), desc=progress, unit="sample", leave=False, disable=quiet) as bar:
+    arrived = []
+    with tqdm(total=len(asked), desc="  evaluating", unit="sample", leave=False,
+              disable=None) as bar:  # None: no bar where nobody watches
         while engine.busy or arrived:
             due, arrived = arrived, list(engine.step()) if engine.busy else []
             for (q, s), rollout in arrived:
-                grader.submit(("eval", q, s), problems[q], rollout, **style_of(problems[q]))
+                # Minerva's golds are measured quantities, judged by closeness.
+                style = "minerva" if "minerva" in Path(problems[q].source).name.lower() else ""
+                grader.submit(("eval", q, s), problems[q], rollout, style=style)
                 rollout.routes = None  # a mixture of experts records them; they are large
             for (q, s), rollout in due:  # one engine step later, so that grading has had its time
                 yield as_row(problems[q], s, rollout, grader.result(("eval", q, s)))
                 bar.update()
 
 
-def style_of(problem) -> dict:
-    """The grader's style. Minerva's golds are measured quantities, judged by closeness."""
-    name = Path(problem.source).name.lower()
-    return dict(style="minerva") if "minerva" in name else {}
-
-
-def sample_key(row: dict) -> tuple:
-    return row["data"], row["id"], row["sample"]
-
-
-def in_order(rows, problems, k: int) -> list[dict]:
-    """The rows of k samples of each problem, in their order. KeyError if one is missing."""
-    found = {sample_key(row): row for row in rows}
-    return [found[problem.source, problem.id, s] for problem in problems for s in range(k)]
-
-
 def as_row(problem, s: int, rollout, verdict) -> dict:
-    reward = None if math.isnan(verdict.reward) else verdict.reward  # JSON has no NaN
-    row = dict(data=problem.source, id=problem.id, sample=s, reward=reward,
+    """A line of eval.jsonl. The reward is NaN where the grader failed; `why` says how."""
+    row = dict(data=problem.source, id=problem.id, sample=s, reward=verdict.reward,
                status=verdict.status, finish_reason=rollout.finish_reason,
                tokens=len(rollout.token_ids), text=rollout.text)
     if verdict.status in NO_VERDICT:
@@ -104,35 +85,32 @@ def as_row(problem, s: int, rollout, verdict) -> dict:
     return row
 
 
-def with_rewards(rows: list[dict]) -> list[dict]:
-    """The rows, with a reward also where the grader failed: 0, or the worst of all if that is less.
+def is_sample(row: dict) -> bool:
+    return row.keys() >= {"data", "id", "sample", "reward", "status", "finish_reason", "tokens"}
 
-    Pass all rows of an evaluation: the worst of one set may be the best of all.
-    """
+
+def in_order(rows, problems, k: int) -> list[dict | None]:
+    """The rows of all samples, question after question, k each; None where one is missing."""
+    found = {(row["data"], row["id"], row["sample"]): row for row in rows}
+    return [found.get((problem.source, problem.id, s)) for problem in problems for s in range(k)]
+
+
+def with_rewards(rows: list[dict]) -> list[dict]:
+    """The rows, with a reward also where the grader failed: 0, or the lowest of all if lower."""
     rewards = [math.nan if row["status"] in NO_VERDICT else row["reward"] for row in rows]
     return [row | dict(reward=reward) for row, reward in zip(rows, without_verdict(rewards))]
-
-
-def is_sample(row: dict) -> bool:
-    """Whether a row of eval.jsonl has what `report` needs (a reward only after a verdict)."""
-    texts = all(isinstance(row.get(key), str) for key in ("data", "id", "status", "finish_reason"))
-    judged = row.get("status") not in NO_VERDICT
-    numbers = ("sample", "tokens", *["reward"] * judged)
-    return texts and all(isinstance(row.get(key), int | float) for key in numbers)
 
 
 # --------------------------------------------------------------------------------------- statistics
 def pass_at_k(n: int, c: int, k: int) -> float:
     """1 - C(n-c, k) / C(n, k): the chance that k of n samples include one of the c right ones."""
     if not (1 <= k <= n and 0 <= c <= n):
-        raise ValueError(
-            f"no pass@{k} from {n} samples, {c} of them right: k must be between 1 and {n}")
+        raise ValueError(f"no pass@{k} from {n} samples, {c} of them right")
     # The product has a factor 0 if fewer than k are wrong.
     return 1 - math.prod((n - c - i) / (n - i) for i in range(k))
 
 
-def bootstrap(sets: list, weights: list | None = None, resamples: int = 4000,
-              seed: int = 0) -> dict:
+def bootstrap(sets: list, weights: list | None = None, resamples=4000, seed=0) -> dict:
     """avg: weighted mean of the means of `sets` (arrays [Q]); ci_low, ci_high: its 95 % interval.
 
     Questions are drawn again within each set. Given the differences of two models on the same
@@ -150,43 +128,24 @@ def bootstrap(sets: list, weights: list | None = None, resamples: int = 4000,
     return dict(avg=avg, ci_low=low, ci_high=high)
 
 
-def grouped(rows: list[dict], key) -> dict:
-    """key(row) -> the rows that have it, in order of appearance."""
-    groups = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
-    return groups
+def means_Q(rows: list[dict], k: int) -> list[float]:
+    """avg@k of each question."""
+    return [sum(row["reward"] for row in rows[i:i + k]) / k for i in range(0, len(rows), k)]
 
 
-def question(row: dict) -> tuple:
-    return row.get("data"), row["id"]
-
-
-def question_means(rows: list[dict]) -> dict:
-    """question -> the mean reward of its samples."""
-    return {key: sum(row["reward"] for row in own) / len(own)
-            for key, own in grouped(rows, question).items()}
-
-
-def report(rows: list[dict]) -> dict:
-    """The results of rows `with_rewards`: avg (avg@k), ci_low, ci_high, pass {k: pass@k}, and more.
+def report(rows: list[dict], k: int) -> dict:
+    """The results of some questions: avg (avg@k), ci_low, ci_high, pass {j: pass@j}, and more.
 
     avg is a mean of rewards. correct and pass count right answers (status "correct"). With
-    math-verify's rewards of 0 and 1, avg and correct are the same. Raises ValueError without rows,
-    and for questions with different numbers of samples.
+    math-verify's rewards of 0 and 1, avg and correct are the same.
     """
-    rows_Q = list(grouped(rows, question).values())
-    if not rows:
-        raise ValueError("nothing to report: there are no rows")
-    n = len(rows_Q[0])
-    if any(len(own) != n for own in rows_Q):
-        raise ValueError("questions have different numbers of samples")
-    right_Q = [sum(row["status"] == "correct" for row in own) for own in rows_Q]
-    ks = sorted({n, *(2**i for i in range(n.bit_length()))})
+    right = [row["status"] == "correct" for row in rows]
+    right_Q = [sum(right[i:i + k]) for i in range(0, len(rows), k)]
+    js = sorted({k, *(2**i for i in range(k.bit_length()))})
     verdicts = Counter(row["status"] for row in rows)
-    return bootstrap([list(question_means(rows).values())]) | {
-        "k": n, "questions": len(rows_Q), "correct": sum(right_Q) / len(rows),
-        "pass": {k: float(np.mean([pass_at_k(n, c, k) for c in right_Q])) for k in ks},
+    return bootstrap([means_Q(rows, k)]) | {
+        "k": k, "questions": len(right_Q), "correct": sum(right) / len(rows),
+        "pass": {j: float(np.mean([pass_at_k(k, c, j) for c in right_Q])) for j in js},
         "no_box": verdicts["no_box"] / len(rows),
         "truncated": sum(row["finish_reason"] == "length" for row in rows) / len(rows),
         "verifier_failures": sum(verdicts[status] for status in NO_VERDICT) / len(rows),
@@ -194,78 +153,66 @@ def report(rows: list[dict]) -> dict:
         "verdicts": dict(verdicts)}
 
 
-def report_by_set(rows: list[dict], data: str) -> dict[str, dict]:
+def report_by_set(rows: list[dict], k: int, data: str) -> dict[str, dict]:
     """A `report` of each set that `data` names. What is held out of training data is one set."""
-    several = len(expand(data)) > 1
-    sets = grouped(rows, lambda row: row["data"] if several else data)
-    return {name: report(own) for name, own in sets.items()}
+    if len(expand(data)) == 1:
+        return {data: report(rows, k)}
+    return {name: report(list(own), k) for name, own in groupby(rows, lambda row: row["data"])}
 
 
-def summarize(rows: list[dict], weights: dict[str, float]) -> dict:
+def summarize(rows: list[dict], k: int, weights: dict[str, float]) -> dict:
     """sets: {name: its report, with one per level if known}; weighted: the mean over all sets."""
-    sets = {}
+    sets, means = {}, []
     for name in weights:
         own = [row for row in rows if row["data"] == name]
-        levels = grouped(own, lambda row: row.get("level", ""))
-        known = sorted(filter(None, levels), key=lambda level: (len(level), level))  # 2 before 10
-        sets[name] = report(own) | {"levels": {level: report(levels[level]) for level in known}}
-    return dict(sets=sets, weighted=weighted(question_means(rows), weights))
+        levels = {row["level"] for row in own if "level" in row}
+        sets[name] = report(own, k) | {"levels": {
+            level: report([row for row in own if row.get("level") == level], k)
+            for level in sorted(levels, key=lambda level: (len(level), level))}}  # 2 before 10
+        means.append(means_Q(own, k))
+    return dict(sets=sets, weighted=bootstrap(means, list(weights.values())))
 
 
-def weighted(value_by_question: dict, weights: dict[str, float]) -> dict:
-    """`bootstrap` of one value per (data, id)."""
-    sets = [[value for (data, _), value in value_by_question.items() if data == name]
-            for name in weights]
-    return bootstrap(sets, list(weights.values()))
-
-
-def compare(rows: list[dict], others: list[dict], weights: dict[str, float]) -> dict:
-    """Name of a set -> mean difference of avg@k (rows - others), its paired interval, counts.
+def compare(rows: list[dict], k: int, before_Q: list[float], weights: dict[str, float]) -> dict:
+    """Name of a set -> mean change of avg@k since `before_Q`, its paired interval, counts.
 
     Both models met the same questions, so difficulty cancels: the interval is much narrower than
     the separate intervals suggest.
     """
-    before = question_means(others)
-    change = {key: mean - before[key] for key, mean in question_means(rows).items()}
-    parts = {name: {name: 1} for name in weights}
-    if len(weights) > 1:
-        parts["weighted"] = weights
-    result = {}
-    for name, part in parts.items():
-        values = [value for (data, _), value in change.items() if data in part]
-        result[name] = weighted(change, part) | dict(
-            better=sum(value > 0 for value in values), worse=sum(value < 0 for value in values))
-    return result
+    changes = {name: [] for name in weights}
+    for row, after, before in zip(rows[::k], means_Q(rows, k), before_Q, strict=True):
+        changes[row["data"]].append(after - before)
+    found = {name: bootstrap([values]) for name, values in changes.items()}
+    if len(found) > 1:
+        found["weighted"] = bootstrap(list(changes.values()), list(weights.values()))
+        changes["weighted"] = sum(changes.values(), [])
+    for name, values in changes.items():
+        found[name] |= dict(better=sum(value > 0 for value in values),
+                            worse=sum(value < 0 for value in values))
+    return found
 
 
 # --------------------------------------------------------------------- everything before the engine
-def sets_and_protocol(config: EvalConfig) -> tuple[dict, dict]:
-    """({name: problems with prompts}, {everything that the scores depend on}).
-
-    Whatever is wrong with the model or the data ends here in a SystemExit, before the engine
-    starts.
-    """
+def problems_and_protocol(config: EvalConfig) -> tuple[list, dict]:
+    """(problems with prompts, all that their scores depend on). A wrong model or data ends here."""
     from parts.machine import default_dtype, default_sync
 
-    dtype = default_dtype()
+    dtype, context = default_dtype(), config.max_prompt_tokens + config.max_tokens
     loaded = load_asked(config)
-    context = config.max_prompt_tokens + config.max_tokens
     path = fetch_model(config.model, context)
     tokenizer = load_tokenizer(path)
-    prompted = [add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
-                for problems in loaded]
-    sets = {problems[0].source: problems for problems in prompted}
-    weights = {name: weight or len(sets[name])
-               for name, (_, weight) in zip(sets, expand(config.data))}
-    sync = default_sync(dtype) if config.sync == "auto" else config.sync
-    hashes = weights_of(path)
+    sets = [add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
+            for problems in loaded]
+    files = weights_of(path)
     if config.adapter:  # one that was trained further is another policy
-        hashes["adapter"] = digest_of(Path(config.adapter, "adapter_model.safetensors"))
-    return sets, asdict(config) | dict(
-        path=path, files=hashes, sync=sync, dtype=dtype, context=context, weights=weights,
-        versions=versions(), stop=stop_ids(tokenizer, config.stop),
-        prompt=prompted[0][0].prompt, own_files=own_files(config),
-        questions={name: digest(problems) for name, problems in sets.items()})
+        files["adapter"] = digest_of(Path(config.adapter, "adapter_model.safetensors"))
+    return sum(sets, []), asdict(config) | dict(
+        path=path, files=files, own_files=own_files(config), versions=versions(), dtype=dtype,
+        sync=default_sync(dtype) if config.sync == "auto" else config.sync, context=context,
+        prompt=sets[0][0].prompt, stop=stop_ids(tokenizer, config.stop),
+        questions={problems[0].source: digest(problems) for problems in sets},
+        weights={problems[0].source: weight or len(problems)
+                 for problems, (_, weight) in zip(sets, expand(config.data))})
 
 
 def load_asked(config: EvalConfig) -> list[list]:
@@ -275,115 +222,70 @@ def load_asked(config: EvalConfig) -> list[list]:
         if run.get("eval_data") != HELD_OUT:
             raise SystemExit("--data held-out needs --adapter RUN, of a run that holds out a share "
                              "of its own data: name other data.")
-        held_out = still_held_out(folder, load_problems(run["data"], **keys_of(config)))
-        return [[replace(problem, source=HELD_OUT) for problem in held_out[:most]]]
+        return [still_held_out(folder, load_problems(run["data"], **keys_of(config)))[:most]]
     loaded = load_sets(config.data, for_training=False, limit=most, **keys_of(config))
     if run:
-        problems = sum(loaded, [])
-        count = count_trained(folder, problems)
-        known = "an unknown number" if count is None else count
-        advice = "; --data held-out asks others" * (count != 0 and run["eval_data"] == HELD_OUT)
-        print(f"{shown(folder)} trains on {known} of these {counted(len(problems), 'problem')}"
-              f"{advice}")
+        count_trained(folder, sum(loaded, []))
     return loaded
 
 
 def adapted_policy(protocol: dict) -> tuple:
-    """(Base with adapter, its rank); (None, 8) without one.
-
-    Raises SystemExit if they do not fit, or if a file of the run has changed.
-    """
-    if not protocol["adapter"]:
-        return None, 8
+    """(base with adapter, rank). SystemExit if they do not fit, or the run's files have changed."""
     from parts.policy import load_adapter
 
     folder, run = run_of(protocol["adapter"])
-    if run:  # it knows the base
-        require_same(folder, dict(model=protocol["files"]["model"]),
-                     f"the adapter was trained on --model {shown(run['model'])}")
+    if run:
         own = {flag: known for flag, known in protocol["own_files"].items()
-               if run.get(flag) == protocol[flag]}
-        require_same(folder, own, "put them back, or give the new file another name")
+               if run.get(flag) == protocol[flag]}  # others are another reward, another template
+        require_same(folder, dict(model=protocol["files"]["model"]) | own, "the adapter was "
+                     f"trained on --model {shown(run['model'])}, with its files as they were")
     return load_adapter(protocol["path"], protocol["adapter"], protocol["dtype"])
 
 
-# -------------------------------------------------------------------------------------- the samples
-def load_finished(folder: Path, protocol: dict, sets: dict) -> list[dict]:
-    """The rows of another evaluation, to compare with.
-
-    Raises SystemExit if it has other questions or is not finished.
-    """
+def load_finished(folder: Path, protocol: dict, problems: list) -> list[float]:
+    """avg@k of each question in another evaluation. SystemExit if it cannot be compared with."""
     other = read_json(folder / "protocol.json")
     if other.get("questions") != protocol["questions"]:
-        raise SystemExit(f"{shown(folder)} has other questions: only the same --data and --limit "
-                         "can be compared.")
-    problems = [problem for own in sets.values() for problem in own]
-    try:
-        rows = in_order(read_rows(folder / "eval.jsonl", is_sample), problems, other["k"])
-    except (KeyError, TypeError):
-        rows = []
-    if not rows or not (folder / "summary.json").exists():
-        raise SystemExit(f"The evaluation in {shown(folder)} is not finished: repeat its command "
-                         "to continue it.")
-    deciding = ("template", "temperature", "max_tokens", "stop", "reward", "own_files")
-    changed = [key for key in deciding if protocol.get(key, "") != other.get(key, "")]
+        raise SystemExit(f"{shown(folder)} has other questions: take the same --data and --limit.")
+    rows = in_order(read_rows(folder / "eval.jsonl", is_sample), problems, other["k"])
+    if None in rows:
+        raise SystemExit(f"{shown(folder)} is not finished: repeat its command to continue it.")
+    free = (*FREE, "model", "adapter", "path", "files")  # the policy may differ, that is the point
+    changed = [key for key in protocol if key not in free and protocol[key] != other.get(key)]
     if changed:
-        print(f"warning: {shown(folder)} has another {', '.join(changed)}: the difference is not "
-              "due to the model alone")
-    return with_rewards(rows)
+        print(f"warning: {shown(folder)} also differs in {', '.join(changed)}: the difference may "
+              "not be due to the model alone")
+    return means_Q(with_rewards(rows), other["k"])
 
 
-# --------------------------------------------------------------------------------------- the output
-def show_protocol(protocol: dict) -> None:
-    own = ("reward", "threshold") if protocol["reward"] else ()
-    for key in ("model", "adapter", "data", *own, "template", "temperature", "k",
-                "max_tokens", "stop", "seed", "dtype", "versions"):
-        print(f"{key:12} {shown(protocol[key]) if protocol[key] != '' else '-'}")
-    print(f"{'prompt':12} {protocol['prompt']!r}")
-
-
-def show_table(summary: dict, own_reward: bool = False) -> None:
-    """The results on the terminal. Under --reward, avg@k is no share of right answers."""
-    k = next(iter(summary["sets"].values()))["k"]
-    unit = ".3g" if own_reward else ".1%"
-    table = [["", "questions", f"avg@{k}", "95 % interval", "correct", f"pass@{k}", "no box",
-              "cut off", "no verdict", "tokens"]]
+# ----------------------------------------------------------------------------------------- results
+def show_results(summary: dict, rows: list[dict], unit: str) -> None:
     for name, one in summary["sets"].items():
-        shares = (one["correct"], one["pass"][k], one["no_box"], one["truncated"],
-                  one["verifier_failures"])
-        table.append([shown(name), str(one["questions"]), *mean_and_interval(one, unit),
-                      *(f"{share:.1%}" for share in shares), f"{one['response_length']:.0f}"])
-    if len(table) > 2:
-        blank = [""] * 6
-        table.append(["weighted", "", *mean_and_interval(summary["weighted"], unit), *blank])
-    widths = [max(map(len, column)) for column in zip(*table)]
-    print()
-    for name, *cells in table:
-        print(name.ljust(widths[0]), *map(str.rjust, cells, widths[1:]), sep="  ")
+        shares = ", ".join(f"{key} {one[key]:.1%}" for key in (
+            "correct", "no_box", "truncated", "verifier_failures"))
+        print(f"\n{shown(name)}, {counted(one['questions'], 'question')}: avg@{one['k']} "
+              f"{interval(one, unit)}\n  pass@{one['k']} {one['pass'][one['k']]:.1%}, {shares}, "
+              f"{one['response_length']:.0f} tokens")
+    if len(summary["sets"]) > 1:
+        print(f"\nweighted: {interval(summary['weighted'], unit)}")
+    failed = [row for row in rows if row["status"] in NO_VERDICT]
+    for row in failed[:1]:  # nobody must take them for wrong answers
+        print(f"WARNING: no verdict on {len(failed)} of {len(rows)} samples, such as sample "
+              f"{row['sample']} of {shown(row['id'])}: {row['status']}, {shown(row['why'])}")
 
 
-def mean_and_interval(one: dict, unit: str) -> list[str]:
-    return [f"{one['avg']:{unit}}", f"{one['ci_low']:{unit}} - {one['ci_high']:{unit}}"]
-
-
-def show_comparison(changes: dict, folder: str, own_reward: bool = False) -> None:
-    factor, digits, unit = (1, "+.3g", "reward") if own_reward else (100, "+.1f", "points")
-    print(f"\ndifference to {shown(folder)}, question by question, in {unit}:")
+def show_comparison(changes: dict, folder: str, unit: str) -> None:
+    points = ", in points" * unit.endswith("%")
+    print(f"\ndifference to {shown(folder)}, question by question{points}:")
     for name, one in changes.items():
-        avg, low, high = (factor * one[key] for key in ("avg", "ci_low", "ci_high"))
+        low, high = one["ci_low"], one["ci_high"]
         verdict = "no clear difference" if low <= 0 <= high else "better" if low > 0 else "worse"
-        print(f"  {shown(name)}: {avg:{digits}} [{low:{digits}}, {high:{digits}}], {verdict}; "
+        print(f"  {shown(name)}: {interval(one, '+' + unit).replace('%', '')}, {verdict}; "
               f"{counted(one['better'], 'question')} better, {one['worse']} worse")
 
 
-def show_failures(rows: list[dict]) -> None:
-    """Warn of samples on which the grader failed, so that nobody takes them for wrong answers."""
-    failed = [row for row in rows if row["status"] in NO_VERDICT]
-    if failed:
-        first = failed[0]
-        print(f"WARNING: no verdict on {len(failed)} of {len(rows)} samples, such as sample "
-              f"{first['sample']} of {shown(first['id'])}: {first['status']}, "
-              f"{shown(first.get('why', ''))}")
+def interval(one: dict, unit: str) -> str:
+    return f"{one['avg']:{unit}} [{one['ci_low']:{unit}}, {one['ci_high']:{unit}}]"
 
 
 # -------------------------------------------------------------------------------------- the program
@@ -391,42 +293,38 @@ def main(argv: list[str] | None = None) -> None:
     config = parse_eval(argv)
     if config.model in TINY:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # so small that threads slow it down
-    sets, protocol = sets_and_protocol(config)
-    others = load_finished(Path(config.against), protocol, sets) if config.against else None
-    policy, rank = adapted_policy(protocol)
-    folder = Path(config.out)
-    with open_folder(folder, protocol):
-        show_protocol(protocol)
-        rows = with_rewards(sample(sets, protocol, policy, rank, folder))
-        summary = summarize(rows, protocol["weights"])
-        show_table(summary, bool(config.reward))
-        show_failures(rows)
-        if others:
-            summary["difference"] = compare(rows, others, protocol["weights"])
-            show_comparison(summary["difference"], config.against, bool(config.reward))
-        write_safely(folder / "summary.json", json.dumps(summary, indent=1))
+    problems, protocol = problems_and_protocol(config)
+    before_Q = config.against and load_finished(Path(config.against), protocol, problems)
+    policy, rank = adapted_policy(protocol) if config.adapter else (None, 8)
+    unit = ".3g" if config.reward else ".1%"  # of avg@k, which is no share with --reward
+    with open_folder(Path(config.out), protocol):
+        for key in ("model", "adapter", "data", "reward", "template", "prompt", "temperature",
+                    "k", "max_tokens", "stop", "seed", "dtype", "versions"):
+            print(f"{key:12} {shown(protocol[key], 1000)}")
+        rows = with_rewards(sample(problems, protocol, policy, rank, Path(config.out)))
+        summary = summarize(rows, config.k, protocol["weights"])
+        show_results(summary, rows, unit)
+        if before_Q:
+            summary["difference"] = compare(rows, config.k, before_Q, protocol["weights"])
+            show_comparison(summary["difference"], config.against, unit)
+        write_safely(Path(config.out, "summary.json"), json.dumps(summary, indent=1))
 
 
-def sample(sets: dict, protocol: dict, policy, rank: int, folder: Path) -> list[dict]:
+def sample(problems: list, protocol: dict, policy, rank: int, folder: Path) -> list[dict]:
     """The rows of all samples. Those that `eval.jsonl` lacks are drawn and appended to it."""
     from parts.engine import Engine
-    from rewards import open_grader
 
     file, k = folder / "eval.jsonl", protocol["k"]
-    problems = [problem for own in sets.values() for problem in own]
     keep_rows(file, is_sample)  # drops the half line that an interruption has left
     done = list(read_rows(file, is_sample))
-    already = f", which has {counted(len(done), 'sample')} already" if done else ""
-    print(f"results in {shown(folder)}{already}")
-    known = {sample_key(row) for row in done}
-    if all((problem.source, problem.id, s) in known for problem in problems for s in range(k)):
+    print(f"results in {shown(folder)}, which has {counted(len(done), 'sample')} already")
+    if None not in in_order(done, problems, k):
         return in_order(done, problems, k)
     with open_grader(protocol["reward"], protocol["threshold"]) as grader:
-        for own in sets.values():
-            if protocol["reward"]:
-                grader.try_out(own)
-            else:
-                check_golds(own, grader)
+        if protocol["reward"]:
+            grader.try_out(problems)
+        else:
+            check_golds(problems, grader)
         engine = Engine(
             protocol["path"], max_model_len=protocol["context"], dtype=protocol["dtype"],
             max_num_seqs=protocol["engine_sequences"], memory_share=protocol["engine_memory"],
@@ -437,12 +335,10 @@ def sample(sets: dict, protocol: dict, policy, rank: int, folder: Path) -> list[
             if policy:
                 engine.sync(policy)
             for row in evaluate(
-                    engine, grader, problems, k, protocol["max_tokens"], done=list(done),
-                    temperature=protocol["temperature"], seed=protocol["seed"],
-                    progress="evaluation"):
+                    engine, grader, problems, k, protocol["max_tokens"], done=done,
+                    temperature=protocol["temperature"], seed=protocol["seed"]):
                 append(file, row)
-                done.append(row)
-    return in_order(done, problems, k)
+    return in_order(read_rows(file, is_sample), problems, k)
 
 
 if __name__ == "__main__":
@@ -451,5 +347,4 @@ if __name__ == "__main__":
         try:
             main()
         except KeyboardInterrupt:
-            raise SystemExit("\ninterrupted: the same command continues, and draws only what is "
-                             "missing") from None
+            raise SystemExit("\ninterrupted: the same command draws what is missing") from None

@@ -116,12 +116,11 @@ def evaluate_if_due(run: Run) -> None:
     config = run.config
     samples = evaluate(
         run.engine, run.grader, run.held_out, config.eval_k, config.max_tokens,
-        temperature=config.temperature, seed=f"{config.seed}/{run.state['step']}",
-        progress="  evaluating")
+        temperature=config.temperature, seed=f"{config.seed}/{run.state['step']}")
     rows = with_rewards(in_order(samples, run.held_out, config.eval_k))
     # A resumed run starts without this cache, and keys from a cache round differently.
     run.engine.clear_cache()
-    record_evaluation(rows, report_by_set(rows, config.eval_data), run)
+    record_evaluation(rows, report_by_set(rows, config.eval_k, config.eval_data), run)
 
 
 # ------------------------------------------------------------------------------ the update

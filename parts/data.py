@@ -308,19 +308,18 @@ def remember(folder: Path, train: list[Problem], held_out: list[Problem]) -> Non
 
 
 def count_trained(folder: Path, problems: list[Problem]) -> int | None:
-    """How many of these problems the run trains on; None if that is not known.
-
-    So it is known even if the run's data has changed since, or cannot be read.
-    """
-    file = folder / "problems.json"
-    if not file.exists():  # a run of an older version
-        return None
-    trained = {*read_json(file)["trained"]}
-    return sum(fingerprint(problem)[:16] in trained for problem in problems)
+    """Says how many of these problems the run trains on, even if its data has changed since."""
+    file, count = folder / "problems.json", None
+    if file.exists():  # a run of an older version has none
+        trained = {*read_json(file)["trained"]}
+        count = sum(fingerprint(problem)[:16] in trained for problem in problems)
+    known = "an unknown number" if count is None else count
+    print(f"{shown(folder)} trains on {known} of these {counted(len(problems), 'problem')}")
+    return count
 
 
 def still_held_out(folder: Path, today: list[Problem]) -> list[Problem]:
-    """Those of today's problems that the run holds out, with their golds of today.
+    """Those of today's problems that the run holds out, with their golds of today, as a set.
 
     No other problem is taken in the place of one that is gone: it may have been trained on.
     """
@@ -335,7 +334,7 @@ def still_held_out(folder: Path, today: list[Problem]) -> list[Problem]:
     if gone or corrected:
         print(f"{shown(folder)} held out {counted(len(held_out), 'problem')}; since then {gone} "
               f"left its data, {corrected} got another gold")
-    return found
+    return [replace(problem, source=HELD_OUT) for problem in found]
 
 
 # --------------------------------------------------------------------------------------- odd golds

@@ -17,7 +17,8 @@ import pytest
 
 from helpers import ROOT, lines, run_program
 import eval as evaluation  # the module has the name of a builtin
-from eval import bootstrap, compare, evaluate, pass_at_k, report, summarize
+from eval import (bootstrap, compare, evaluate, in_order, means_Q, pass_at_k, report, summarize,
+                  with_rewards)
 from parts import policy as adapters
 from parts import folder as folders
 from parts.config import Config, resolve
@@ -138,9 +139,8 @@ B = [[0, 1, 0, 0], [1, 1, 0, 1], [1, 1, 1, 1]]
 @pytest.mark.parametrize("weights", [dict(a=4, b=3), dict(a=1, b=5), dict(b=2, a=7)])
 def test_a_summary_against_its_definitions(weights):
     rows = rows_of(A, "a") + rows_of(B, "b")
-    random.Random(0).shuffle(rows)
     means = dict(a=[mean(q) for q in A], b=[mean(q) for q in B])
-    summary = summarize(rows, weights)
+    summary = summarize(rows, 4, weights)
     for name, questions in (("a", A), ("b", B)):
         found = summary["sets"][name]
         assert found["avg"] == found["correct"] == pytest.approx(mean(means[name]))
@@ -173,8 +173,8 @@ def test_pass_at_k_refuses_what_cannot_be_estimated(n, c, k):
 def test_the_same_rows_have_the_same_report_which_json_can_hold():
     rng = random.Random(1)
     rows = rows_of([[rng.random() < p for _ in range(8)] for p in (0, 0.1, 0.3, 0.5, 0.9, 1)])
-    result, one = report(rows), report(rows_of([[1]]))
-    assert report(rows) == result
+    result, one = report(rows, 8), report(rows_of([[1]]), 1)
+    assert report(rows, 8) == result
     assert one["avg"] == one["ci_low"] == one["ci_high"] == 1 and one["pass"] == {1: 1.0}
     assert json.loads(json.dumps(result))["pass"]["4"] == result["pass"][4]
     values = np.random.default_rng(3).random(40)  # all different: else percentiles often agree
@@ -211,14 +211,7 @@ def test_a_report_against_its_raw_rows(k):
     rows = [row | dict(reward=rng.uniform(-1, 1), status=rng.choice(STATUSES),
                        tokens=rng.randint(1, 9), finish_reason=rng.choice(["stop", "length"]))
             for row in rows_of([[0] * k] * 9)]
-    rng.shuffle(rows)
-    check(report(rows), rows)
-
-
-@pytest.mark.parametrize("rewards, words", [([], "no rows"), ([[1, 0], [1]], "different numbers")])
-def test_report_refuses_nonsense(rewards, words):
-    with pytest.raises(ValueError, match=words):
-        report(rows_of(rewards))
+    check(report(rows, k), rows)
 
 
 # ---------------------------------------------------------------------------------------- intervals
@@ -227,26 +220,40 @@ def test_a_paired_comparison_sees_what_separate_intervals_hide():
     before = rng.random((200, 16)) < rates[:, None] * 0.9
     after = rng.random((200, 16)) < rates[:, None]
     first, second = rows_of(after, "a"), rows_of(before, "a")
-    apart, paired = report(second), compare(first, second, {"a": 200})["a"]
-    assert apart["ci_high"] > report(first)["ci_low"], "the separate intervals overlap"
+    apart, paired = report(second, 16), compare(first, 16, means_Q(second, 16), {"a": 200})["a"]
+    assert apart["ci_high"] > report(first, 16)["ci_low"], "the separate intervals overlap"
     widths = [one["ci_high"] - one["ci_low"] for one in (paired, apart)]
     assert paired["ci_low"] > 0 and widths[0] < widths[1] / 2
     assert paired["avg"] == pytest.approx(after.mean() - before.mean())
     change = after.mean(1) - before.mean(1)
     assert (paired["better"], paired["worse"]) == ((change > 0).sum(), (change < 0).sum())
-    assert compare(first, first,
-                   {"a": 1}) == {"a": dict(avg=0, ci_low=0, ci_high=0, better=0, worse=0)}
-    both = compare(first + rows_of(before, "b"), second + rows_of(before, "b"), {"a": 1, "b": 3})
-    assert both["weighted"]["avg"] == pytest.approx(paired["avg"] / 4) and both["b"]["avg"] == 0
+    assert compare(first, 16, means_Q(first, 16), {"a": 1}) == {
+        "a": dict(avg=0, ci_low=0, ci_high=0, better=0, worse=0)}
+
+
+@pytest.mark.parametrize("weights", [dict(a=1, b=3), dict(b=3, a=1)])
+def test_two_evaluations_of_several_sets_and_numbers_of_samples_are_compared(weights):
+    now, before = rows_of(A, "a") + rows_of(B, "b"), [0.5, 0.25, 0.25, 1, 0, 0.5, 1]  # avg@k
+    change = dict(a=[-0.5, 0, 0.5, 0], b=[0.25, 0.25, 0])
+    found = compare(now, 4, before, weights)
+    for name, values in change.items():
+        assert found[name] == bootstrap([values]) | dict(
+            better=sum(value > 0 for value in values), worse=sum(value < 0 for value in values))
+    pooled = bootstrap([change[name] for name in weights], list(weights.values()))
+    assert found["weighted"] == pooled | dict(better=3, worse=1)
+    assert pooled["avg"] == pytest.approx((mean(change["a"]) + 3 * mean(change["b"])) / 4)
+    with pytest.raises(ValueError):  # of other questions
+        compare(now, 4, before[1:], weights)
 
 
 def test_a_summary_knows_levels_in_their_order():
-    rows = rows_of([[1, 1], [1, 0]], "a") + rows_of([[0, 0]], "b")
-    for row in rows[:4]:
-        row["level"] = {"0": "10", "1": "9"}[row["id"]]
-    sets = summarize(rows, {"a": 500, "b": 100})["sets"]
-    levels = [(level, part["avg"]) for level, part in sets["a"]["levels"].items()]
-    assert levels == [("9", 0.5), ("10", 1)] and sets["b"]["levels"] == {}
+    rows = rows_of([[1, 1], [1, 0], [0, 0]], "a") + rows_of([[0, 0]], "b")
+    for row in rows[:6]:
+        row["level"] = {"0": "10", "1": "9", "2": "10"}[row["id"]]
+    sets = summarize(rows, 2, {"a": 500, "b": 100})["sets"]
+    levels = [(level, part["avg"], part["questions"])
+              for level, part in sets["a"]["levels"].items()]
+    assert levels == [("9", 0.5, 1), ("10", 0.5, 2)] and sets["b"]["levels"] == {}
 
 
 @pytest.mark.parametrize("low, high, verdict", [
@@ -254,27 +261,30 @@ def test_a_summary_knows_levels_in_their_order():
     (0, 0.02, "no clear difference"), (0.01, 0.02, "better"), (-0.02, -0.01, "worse")])
 def test_only_an_interval_without_zero_is_called_a_difference(capsys, low, high, verdict):
     change = dict(avg=(low + high) / 2, ci_low=low, ci_high=high, better=3, worse=2)
-    evaluation.show_comparison({"a": change}, "other")
-    assert f"], {verdict}; 3 questions better, 2 worse" in capsys.readouterr().out
+    evaluation.show_comparison({"a": change}, "other", ".1%")
+    said = f"a: {50 * (low + high):+.1f} [{100 * low:+.1f}, {100 * high:+.1f}], {verdict}; 3 "
+    out = capsys.readouterr().out
+    assert "in points:" in out and said + "questions better, 2 worse" in out
+    evaluation.show_comparison({"a": change}, "other", ".3g")  # a reward of one's own
+    out = capsys.readouterr().out
+    assert f"[{low:+.3g}, {high:+.3g}], {verdict}" in out and "points" not in out
 
 
-def test_the_table_has_a_line_per_set_and_one_for_the_weighted_average(capsys):
+def test_the_results_have_a_paragraph_per_set_and_a_weighted_average_of_several(capsys):
     rows = rows_of([[1, 1], [1, 0]], "short") + rows_of([[0, 0]], "a longer name")
-    evaluation.show_table(summarize(rows, {"short": 1, "a longer name": 3}))
-    head, *lines = capsys.readouterr().out.strip("\n").split("\n")
-    assert "avg@2" in head and "pass@2" in head
-    assert [line.split()[:2] for line in lines] == [
-        ["short", "2"], ["a", "longer"], ["weighted", "18.8%"]]
-    assert "75.0%" in lines[0] and "100.0%" in lines[0]
-    ends = {line.index("%", 20) for line in (lines[0], lines[2])}
-    assert len({len(line.rstrip()) for line in lines[:2]}) == 1 and len(ends) == 1  # aligned
+    evaluation.show_results(summarize(rows, 2, {"short": 1, "a longer name": 3}), rows, ".1%")
+    short, long, weighted = capsys.readouterr().out.strip("\n").split("\n\n")
+    assert short.startswith("short, 2 questions: avg@2 75.0% [50.0%, 100.0%]\n  pass@2 100.0%, ")
+    assert "correct 75.0%, no_box 0.0%" in short and long.startswith("a longer name, 1 question: ")
+    assert weighted.startswith("weighted: 18.8% [")
+    evaluation.show_results(summarize(rows[:4], 2, {"short": 1}), rows[:4], ".1%")
+    assert capsys.readouterr().out.strip() == short
 
 
 # ----------------------------------------------------------------------------------------- sampling
 def sampled(engine, grader, problems, k, max_tokens, **how):
     """All rows, in order."""
-    return evaluation.in_order(evaluate(engine, grader, problems, k, max_tokens, **how), problems,
-                               k)
+    return in_order(evaluate(engine, grader, problems, k, max_tokens, **how), problems, k)
 
 
 def test_evaluate_yields_a_row_for_every_sample():
@@ -350,8 +360,8 @@ def finish(file, engine=None, problems=PROBLEMS, k=4, grader=None):
     return len(done)
 
 
-def in_order(file, problems=PROBLEMS, k=4):
-    return evaluation.in_order(map(json.loads, file.open()), problems, k)
+def stored(file, problems=PROBLEMS, k=4):
+    return in_order(map(json.loads, file.open()), problems, k)
 
 
 @pytest.mark.parametrize("policy, sync", [(None, "merge"), ("an adapter", "adapter")])
@@ -368,9 +378,9 @@ def test_half_a_line_goes_and_only_an_adapter_is_served_as_one_at_the_temperatur
                     dtype="auto", engine_sequences=1, engine_memory=0.5, temperature=0.3, stop=[],
                     seed=0, max_tokens=9)
     (tmp_path / "eval.jsonl").write_text('{"data": "mine", "id')  # as an interruption leaves it
-    rows = evaluation.sample(dict(mine=PROBLEMS), protocol, policy, 8, tmp_path)
+    rows = evaluation.sample(PROBLEMS, protocol, policy, 8, tmp_path)
     assert asked == [sync, *filter(None, [policy]), "closed"] and engine.temperatures == {0.3}
-    assert in_order(tmp_path / "eval.jsonl") == rows
+    assert stored(tmp_path / "eval.jsonl") == rows and None not in rows
 
 
 @pytest.mark.parametrize("steps", [0, 5, 40])
@@ -384,7 +394,7 @@ def test_resumed_equals_uninterrupted(tmp_path, steps):
     assert written > 0 or steps < 5
     rest = FakeEngine()
     assert finish(stopped, rest) == written and len(rest.seeds) == 40 - written
-    assert in_order(stopped) == in_order(whole)
+    assert stored(stopped) == stored(whole)
     assert finish(stopped) == 40, "nothing is left to do"
 
 
@@ -395,7 +405,7 @@ def test_a_half_written_line_is_mended(tmp_path, cut, end):
     finish(whole)
     stopped.write_bytes(whole.read_bytes()[:-cut] + end.encode())
     finish(stopped)
-    assert in_order(stopped) == in_order(whole) and stopped.read_text().count("\n") == 40
+    assert stored(stopped) == stored(whole) and stopped.read_text().count("\n") == 40
 
 
 def test_a_sample_is_there_one_engine_step_after_it_has_finished():
@@ -434,11 +444,11 @@ def test_a_failed_reward_is_the_worst_of_the_whole_evaluation(tmp_path, left):
     file.write_text("".join(file.read_text().splitlines(True)[:left]) + '{"data": "a", "rew')
     finish(file, problems=OWN_PROBLEMS, k=1, grader=OwnGrader())
     [json.loads(line, parse_constant=pytest.fail) for line in file.open()]  # no NaN
-    stored = in_order(file, OWN_PROBLEMS, 1)
-    assert [row["reward"] for row in stored] == [-5, -4, None, -3, None, -1, -2]
-    rows = evaluation.with_rewards(stored)
+    rows = stored(file, OWN_PROBLEMS, 1)
+    assert [row["reward"] for row in rows] == [-5, -4, None, -3, None, -1, -2]
+    rows = with_rewards(rows)
     assert [row["reward"] for row in rows] == [-5, -4, -5, -3, -5, -1, -2]
-    summary = summarize(rows, {"a": 1, "b": 1})
+    summary = summarize(rows, 1, {"a": 1, "b": 1})
     assert [summary["sets"][name]["avg"] for name in "ab"] == [-17 / 4, -8 / 3]
     assert [summary["sets"][name]["verifier_failures"] for name in "ab"] == [1 / 4, 1 / 3]
 
@@ -451,11 +461,10 @@ def test_both_sides_of_a_comparison_have_all_rewards(tmp_path, monkeypatch):
     for name in ("new", "old"):
         open_folder(tmp_path / name, protocol).close()
         finish(tmp_path / name / "eval.jsonl", None, OWN_PROBLEMS, 1, OwnGrader())
-    (tmp_path / "old" / "summary.json").write_text("{}")
-    config = SimpleNamespace(model="", reward="r.py:f", out=str(tmp_path / "new"),
-                             against=str(tmp_path / "old"))
+    config = SimpleNamespace(model="", adapter="", k=1, reward="r.py:f", out=tmp_path / "new",
+                             against=tmp_path / "old")
     monkeypatch.setattr(evaluation, "parse_eval", lambda argv: config)
-    monkeypatch.setattr(evaluation, "sets_and_protocol", lambda config: (OWN, protocol))
+    monkeypatch.setattr(evaluation, "problems_and_protocol", lambda _: (OWN_PROBLEMS, protocol))
     evaluation.main([])
     summary = json.loads((tmp_path / "new" / "summary.json").read_text())
     assert summary["sets"]["b"]["avg"] == -8 / 3
@@ -465,10 +474,11 @@ def test_both_sides_of_a_comparison_have_all_rewards(tmp_path, monkeypatch):
 # ------------------------------------------------------------------- the evaluations of a training
 def test_each_held_out_set_has_a_row_and_an_interval_of_its_own():
     rows = sampled(FakeEngine(), FakeGrader(), PROBLEMS, 4, 9)
-    found = evaluation.report_by_set(rows, "a,minerva")
-    assert found == {name: report([row for row in rows if row["data"] == name]) for name in SETS}
+    found = evaluation.report_by_set(rows, 4, "a,minerva")
+    assert found == {name: report([row for row in rows if row["data"] == name], 4)
+                     for name in SETS}
     assert [one["questions"] for one in found.values()] == [7, 3]
-    (name, whole), = evaluation.report_by_set(rows, "held-out").items()  # of whatever sets
+    (name, whole), = evaluation.report_by_set(rows, 4, "held-out").items()  # of whatever sets
     assert (name, whole["questions"]) == ("held-out", 10)
 
 
@@ -526,13 +536,11 @@ FINISHED = dict(k=1, questions={"a": "1"}, template="chat", temperature=1.0, max
 ROW = dict(data="a", id="q", sample=0, reward=1.0, status="correct", finish_reason="stop", tokens=3)
 
 
-def other_evaluation(folder, protocol=FINISHED, lines=(ROW,), complete=True):
+def other_evaluation(folder, protocol=FINISHED, lines=(ROW,)):
     """The folder of a finished evaluation, for --against; a text is written as it is."""
     written = [line if isinstance(line, str) else json.dumps(line) for line in (protocol, *lines)]
     (folder / "protocol.json").write_text(written[0])
     (folder / "eval.jsonl").write_text("".join(line + "\n" for line in written[1:]))
-    if complete:
-        (folder / "summary.json").write_text("{}")
     return folder
 
 
@@ -540,29 +548,24 @@ def other_evaluation(folder, protocol=FINISHED, lines=(ROW,), complete=True):
     ("damaged", dict(protocol="[]")), ("damaged", dict(protocol="[" * 100_000)),
     ("other questions", dict(protocol={})),
     ("other questions", dict(protocol=FINISHED | {"questions": {"a": "2"}})),
-    ("not finished", dict(protocol={"questions": {"a": "1"}})),
-    ("not finished", dict(protocol=FINISHED | dict(k=[1]))),
     ("not finished", dict(protocol=FINISHED | dict(k=2))),
     ("not finished", dict(lines=[])), ("not finished", dict(lines=["[" * 100_000])),
-    ("not finished", dict(lines=["{}"])), ("not finished", dict(lines=[ROW | dict(reward="high")])),
-    ("not finished", dict(lines=[ROW | dict(reward=None)])),
-    ("not finished", dict(lines=[ROW | dict(id=["q"])])),
-    ("not finished", dict(lines=[ROW | dict(id="another")])),
-    ("not finished", dict(complete=False))])
+    ("not finished", dict(lines=["{}"])), ("not finished", dict(lines=[ROW | dict(id="another")]))])
 def test_what_cannot_be_compared_with_is_one_sentence(tmp_path, words, changed):
     """Before the engine starts: `compare` comes last, after what may have been hours."""
-    one = {"a": [Question("q")]}
     with pytest.raises(SystemExit, match=words):
-        evaluation.load_finished(other_evaluation(tmp_path, **changed), FINISHED, one)
+        evaluation.load_finished(other_evaluation(tmp_path, **changed), FINISHED, [Question("q")])
 
 
-@pytest.mark.parametrize("changed", [dict(template="none"), dict(temperature=0.6)])
+@pytest.mark.parametrize("changed", [dict(template="none"), dict(temperature=0.6, adapter="mine")])
 def test_a_comparison_under_another_protocol_is_marked(tmp_path, capsys, changed):
-    other, one = other_evaluation(tmp_path), {"a": [Question("q")]}
-    assert evaluation.load_finished(other, FINISHED, one) == [ROW]
+    """Whatever differs but the policy is said: it may be the cause."""
+    other, one = other_evaluation(tmp_path), [Question("q")]
+    alike = FINISHED | dict(files="others", engine_sequences=1)
+    assert evaluation.load_finished(other, alike, one) == [1.0]
     assert capsys.readouterr().out == ""
     evaluation.load_finished(other, FINISHED | changed, one)
-    assert f"another {next(iter(changed))}: the difference" in capsys.readouterr().out
+    assert f"differs in {next(iter(changed))}: the difference" in capsys.readouterr().out
 
 
 def test_limits_and_folder_follow_the_model(adapter):
@@ -583,9 +586,9 @@ def test_the_protocol_knows_the_weights_of_sets_and_adapter(model, adapter, data
     long = json.dumps(dict(problem="1+" * 50 + "1=?", answer="51"))
     few.write_text("\n".join([*rows, long, long.replace("51", "52")]) + "\n")
     both = flags(model, f"{data},{few}", tmp_path / "out", adapter=adapter[0])
-    sets, protocol = evaluation.sets_and_protocol(evaluation.parse_eval(both))
-    assert protocol["weights"] == {"sums.jsonl": 21, "few.jsonl": 3} == {
-        name: len(problems) for name, problems in sets.items()}
+    problems, protocol = evaluation.problems_and_protocol(evaluation.parse_eval(both))
+    assert protocol["weights"] == {"sums.jsonl": 21, "few.jsonl": 3} == Counter(
+        problem.source for problem in problems)
     weights = digest_of(Path(adapter[0], "adapter_model.safetensors"))
     assert protocol["files"] == weights_of(model) | dict(adapter=weights)
 
@@ -658,8 +661,7 @@ def test_a_row_that_is_there_twice_does_not_hide_that_one_is_missing(tmp_path):
     folders.append(tmp_path / "eval.jsonl", row, row)
     protocol = dict(k=2, reward="none.py:score", threshold=0.5)
     with pytest.raises(SystemExit, match="no file none.py"):  # so it goes on to draw it
-        evaluation.sample(
-            dict(a=[SimpleNamespace(source="a", id="1")]), protocol, None, 8, tmp_path)
+        evaluation.sample([Question("1")], protocol, None, 8, tmp_path)
 
 
 # ------------------------------------------------------------------------------ an adapter's run
@@ -690,7 +692,7 @@ def test_an_evaluation_says_how_many_of_its_problems_were_trained_on(tmp_path, a
     assert len(asked("--adapter", place, "--data", file, *keys)) == 40
     trained, held_out = load_train_and_held_out(file, "held-out", columns="frage,loesung")
     said = capsys.readouterr().out
-    assert f"own trains on {len(trained)} of these 40 problems; --data held-out asks others" in said
+    assert f"own trains on {len(trained)} of these 40 problems\n" in said
     assert 0 < len(trained) < 40 and held_out
     Path(file).unlink()  # what was trained on is remembered
     first = int(trained[0].problem.split()[2])
@@ -698,12 +700,12 @@ def test_an_evaluation_says_how_many_of_its_problems_were_trained_on(tmp_path, a
     new.write_text(f'{{"problem": "What is {first} plus  {first} ?", "answer": "0"}}\n'
                    '{"problem": "What is 99 plus 99?", "answer": "198"}\n')
     asked("--adapter", place, "--data", str(new))
-    assert "own trains on 1 of these 2 problems; " in capsys.readouterr().out
+    assert "own trains on 1 of these 2 problems\n" in capsys.readouterr().out
     asked("--adapter", place, "--data", "builtin", "--limit", "5")
     assert "own trains on 0 of these 5 problems\n" in capsys.readouterr().out
     (tmp_path / "own" / "problems.json").unlink()  # an older version has none
     assert len(asked("--adapter", place, "--data", str(new))) == 2
-    assert "own trains on an unknown number of these 2 problems; " in capsys.readouterr().out
+    assert "own trains on an unknown number of these 2 problems\n" in capsys.readouterr().out
 
 
 def test_what_a_run_holds_out_is_what_is_asked_if_nothing_else_is_named(tmp_path, adapter, capsys):
@@ -716,7 +718,7 @@ def test_what_a_run_holds_out_is_what_is_asked_if_nothing_else_is_named(tmp_path
     assert not {p.problem for p in problems} & {p.problem for p in trained}
     assert {p.source for p in problems} == {"held-out"} and len(held_out) > 1
     assert len(asked("--adapter", place, "--limit", "1")) == 1
-    sets, protocol = evaluation.sets_and_protocol(evaluation.parse_eval(["--adapter", place]))
+    _, protocol = evaluation.problems_and_protocol(evaluation.parse_eval(["--adapter", place]))
     assert protocol["weights"] == {"held-out": len(held_out)} and protocol["data"] == "held-out"
     capsys.readouterr()
     edited = [dict(frage=p.problem, loesung="0") for p in (*held_out[:2], *trained)]
@@ -770,7 +772,7 @@ def test_a_template_that_was_changed_after_the_training_is_not_taken_for_its_own
 
     def load(*flags):
         chosen = evaluation.parse_eval(["--adapter", place, "--limit", "2", *flags])
-        return evaluation.adapted_policy(evaluation.sets_and_protocol(chosen)[1])
+        return evaluation.adapted_policy(evaluation.problems_and_protocol(chosen)[1])
 
     with pytest.raises(SystemExit, match="The contents of the --template file are not those "
                                          "with which .*/own was started"):

@@ -156,7 +156,8 @@ def test_an_evaluation_that_is_due_samples_at_the_trainings_temperature(
     run.held_out, run.state["step"], run.evaluated = [], 7, evaluated
     monkeypatch.setattr(minirl, "evaluate",
                         lambda *_, temperature, **__: temperatures.append(temperature) or [])
-    monkeypatch.setattr(minirl, "record_evaluation", lambda *_: None)
+    for name in ("report_by_set", "record_evaluation"):
+        monkeypatch.setattr(minirl, name, lambda *_: None)
     minirl.evaluate_if_due(run)
     assert temperatures == asked
     assert run.events == ["clear"] * len(asked)  # a resumed run has nothing of it in its cache

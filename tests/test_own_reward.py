@@ -295,7 +295,8 @@ def test_a_run_is_not_resumed_with_another_function_of_the_same_name(mine, tmp_p
 def test_an_evaluation_has_the_mean_reward_and_the_share_above_the_threshold(capsys):
     verdicts = [Verdict(0.9, "correct"), Verdict(-2.0, "wrong"),
                 Verdict(math.nan, "raised", "KeyError: 1"), Verdict(3.0, "correct")]
-    grader = SimpleNamespace(submit=lambda *_: None, result=lambda key: verdicts[key[2]])
+    grader = SimpleNamespace(submit=lambda *_, **__: None,
+                             result=lambda key: verdicts[key[2]])
     rollout = SimpleNamespace(token_ids=range(5), finish_reason="stop", text="x", routes=None)
     queue = []
     engine = SimpleNamespace(submit=lambda key, *_, **__: queue.append(key), busy=True)
@@ -307,15 +308,14 @@ def test_an_evaluation_has_the_mean_reward_and_the_share_above_the_threshold(cap
     engine.step = step
     asked = SimpleNamespace(id="q", source="mine", level="", prompt_ids=[1], judged_by={})
     rows = list(evaluation.evaluate(engine, grader, [asked], 4, 9))
-    assert [row["reward"] for row in rows] == [0.9, -2.0, None, 3.0]
+    assert [row["reward"] for row in rows] == pytest.approx([0.9, -2.0, math.nan, 3.0], nan_ok=True)
     assert rows[2]["why"] == "KeyError: 1"
     rows = evaluation.with_rewards(rows)
     assert [row["reward"] for row in rows] == [0.9, -2.0, -2.0, 3.0]
-    result = evaluation.report(rows)
+    result = evaluation.report(rows, 4)
     assert result["avg"] == pytest.approx(-0.1 / 4)
     assert result["correct"] == result["pass"][1] == 0.5 and result["verifier_failures"] == 0.25
-    evaluation.show_table(evaluation.summarize(rows, {"mine": 1}), own_reward=True)
-    evaluation.show_failures(rows)
+    evaluation.show_results(evaluation.summarize(rows, 4, {"mine": 1}), rows, ".3g")
     out = capsys.readouterr().out
     for part in ("-0.025", "50.0%", "no verdict on 1 of 4 samples", "raised, KeyError: 1"):
         assert part in out
