@@ -234,7 +234,7 @@ def draw_run(run_dir: str | Path, out: str | Path = "") -> Path:
         KINDS[kind](ax, run, keys)
         label_panel(ax, title, unit)
         if any(ax.get_legend_handles_labels()[1]):
-            ax.legend(fontsize=8, framealpha=0.8)
+            ax.legend(fontsize=8, loc="upper right" if kind == "kl" else "best")
     known = [run["config"][key] for key in ("model", "data") if run["config"].get(key)]
     about = map(plain, [run["name"], *known])
     figure.suptitle(" · ".join(about) + "      (faint: every step, bold: moving mean)", fontsize=12)
