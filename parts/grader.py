@@ -23,7 +23,6 @@ import json
 import math
 import numbers
 import os
-import queue
 import resource
 import secrets
 import select
@@ -33,9 +32,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from parts.folder import digest_of, shown
@@ -237,9 +237,8 @@ class Server:
     Ctrl-C is for its client alone.
     """
 
-    def __init__(self, name: str, digest: str, examples: list, limits: Limits):
-        self.name = name
-        self.settings = dict(digest=digest, examples=examples, limits=asdict(limits))
+    def __init__(self, name: str, **settings):
+        self.name, self.settings = name, settings
         self.start()
 
     def start(self) -> None:
@@ -290,29 +289,28 @@ class Server:
 
 
 class ForkingGrader(contextlib.AbstractContextManager):
-    """Asks a function in children of `servers`, from any thread. Use it in a `with`.
+    """Asks a function in children of at most `servers`, from any thread. Use it in a `with`.
 
+    A server starts with the first question that needs it: numbers and words need none.
     name: "path/to/file.py:function"; digest, examples: see `serve`; limits: those of `Limits`.
     """
 
     def __init__(self, name: str, digest: str = "", examples: list = (), servers: int = SERVERS,
                  **limits: float):
-        self.servers = [Server(name, digest, examples, Limits(**limits)) for _ in range(servers)]
-        self.pending, self.threads = {}, ThreadPoolExecutor(servers)
-        self.idle: queue.SimpleQueue = queue.SimpleQueue()
-        for server in self.servers:
-            self.idle.put(server)
+        self.servers, self.pending, self.here = [], {}, threading.local()
+        start = functools.partial(
+            self._start, name, digest=digest, examples=examples, limits=vars(Limits(**limits)))
+        self.threads = ThreadPoolExecutor(servers, initializer=start)
+
+    def _start(self, name: str, **settings) -> None:
+        """At the start of a thread: its own server."""
+        self.here.server = Server(name, **settings)
+        self.servers.append(self.here.server)
 
     def ask(self, *question) -> Future:
         """The verdict to come. A subclass answers here what needs no child."""
-        return self.threads.submit(self._answer, json.dumps(question))
-
-    def _answer(self, question: str) -> Verdict:
-        server = self.idle.get()
-        try:
-            return self.verdict(*server.ask(question))
-        finally:
-            self.idle.put(server)
+        line = json.dumps(question)
+        return self.threads.submit(lambda: self.verdict(*self.here.server.ask(line)))
 
     def verdict(self, status: str, why: str) -> Verdict:
         """What a judge's answer is worth."""
@@ -399,7 +397,7 @@ class OwnReward(ForkingGrader):
         self.failed = 0  # verdicts without a number so far; None after the first number
         super().__init__(f"{file}:{function}", digest_of(file), servers=servers, **limits)
         try:
-            self.servers[0].load()
+            self.threads.submit(lambda: self.here.server.load()).result()
         except RuntimeError as error:
             self.close()
             raise SystemExit(f"{self.called} cannot be used: {shown(error, 400)}.") from None

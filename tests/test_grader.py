@@ -141,7 +141,9 @@ def test_what_a_child_has_started_ends_with_it(judge, tmp_path, end):
 def test_a_child_is_poor_and_limited(judge, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
     with ForkingGrader(judge, "", [], 1) as grader:
-        server = grader.servers[0]
+        assert not grader.servers, "nothing was asked yet"
+        assert grader.ask(X).result().status == "correct"
+        server, = grader.servers
         for what, expected in {
                 "sorted(os.environ)": "HF_TOKEN", "os.getcwd()": server.folder,
                 "resource.getrlimit(resource.RLIMIT_DATA)": (2**30, 2**30),
@@ -167,6 +169,9 @@ tempfile.tempdir = {str(tmp_path / "folders")!r}
 signal.signal(signal.SIGINT, lambda *_: None)
 from parts.grader import ForkingGrader
 grader = ForkingGrader({judge!r}, "", [[{X!r}]], 2, cpu_seconds={LONG}, waiting_seconds={LONG})
+asked = [grader.ask({X!r}) for _ in range(2)]
+while len(grader.servers) < 2:
+    time.sleep(0.02)
 before = [server.process.pid for server in grader.servers]
 print(*before, flush=True)
 if {moment!r} != "starting":
