@@ -147,6 +147,7 @@ def ask_child(judge, question: str, limits: Limits, streams: tuple) -> tuple[str
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if not pid:
+        ours.close()
         answer_and_exit(judge, question, limits, theirs, streams)
     theirs.close()
     with ours:

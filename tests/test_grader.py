@@ -113,6 +113,15 @@ def test_what_does_no_harm_is_judged_and_leaves_nothing_to_the_next(grader, what
         "([], [])")
 
 
+def test_a_child_cannot_speak_for_its_server(grader):
+    """It may write into all files that it has: the next question gets its own answer."""
+    forge = """for fd in range(3, 30):
+        try: os.write(fd, b'["correct", "forged"]\\n')
+        except OSError: pass"""
+    asked = [grader.ask(what) for what in (forge, "why = 2", "why = 3")]
+    assert [answer.result().why for answer in asked] == ["forged", "2", "3"]
+
+
 def test_a_function_cannot_stop_the_timer_of_its_cpu_time(strict):
     found = strict.ask("signal.signal(signal.SIGPROF, signal.SIG_IGN)\nwhile True: pass").result()
     assert (found.status, found.why[:34]) == ("killed", "its process was ended by signal 9 ")
