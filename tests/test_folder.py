@@ -126,7 +126,8 @@ def test_a_broken_config_json_is_named_in_one_sentence(tmp_path, text):
 @pytest.mark.parametrize("other, sentence", [
     (dict(gone=1), "another version of this program, in the setting gone"),
     (dict(lr=None), "in the setting lr"), (dict(lr="x"), "in the setting lr"),
-    (dict(clip=1), "in the setting clip"), (dict(objective=[]), "in the setting objective"),
+    (dict(clip=1), "in the setting clip"), (dict(steps=True), "in the setting steps"),
+    (dict(objective=[]), "in the setting objective"),
     (dict(M=-1), "M must be from 1"), (dict(lr=float("nan")), "lr must be from")])
 def test_a_run_of_another_version_is_not_resumed(
         tmp_path, monkeypatch, capsys, other, sentence):
