@@ -41,7 +41,7 @@ from parts.config import Config
 from parts.engine import WatchedEngine
 from parts.logprobs import (Row, gvm_norms, micro_batches, store_on_rows, token_logprobs,
                             tokens_at_once)
-from parts.machine import memory_gb
+from parts.machine import memory_gb, threads
 from parts.metrics import diagnostics, mean_surprisal, summarize
 from parts.routing_replay import note_routes, replaying, require_routes
 from parts.run import (Run, evaluation_is_due, finish, last_words, prepare, record,
@@ -82,7 +82,8 @@ def train_step(step: int, run: Run):
         else:  # a run resumed after this step begins with an empty cache
             run.engine.clear_cache()
     metrics |= summarize(groups) | dict(entropy=mean_surprisal(groups)) | seconds
-    metrics |= dict(seconds=sum(seconds.values()), memory_gb=memory_gb())
+    metrics |= dict(seconds=sum(seconds.values()), memory_gb=memory_gb(),
+                    threads=threads().fewest())
     metrics["tokens_per_second"] = metrics["tokens"] / seconds["seconds_sample"]
     return groups, metrics
 
@@ -199,6 +200,7 @@ def accumulate(policy, mini: list[Row], config: Config) -> float:
     """
     loss = 0.0
     for micro in micro_batches(mini, tokens_at_once(policy, mini, config.micro_tokens)):
+        threads().look()  # CPU only: fewer beside busy processes
         mu_T = torch.tensor([x for row in micro for x in row.mu], device=policy.device)  # [T], nats
         coefficient_T = per_token([row.coefficient for row in micro], micro, policy.device)  # [T]
         scale_T = per_token([row.scale for row in micro], micro, policy.device)  # [T]

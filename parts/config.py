@@ -174,7 +174,7 @@ class RunSettings:
     """go on although the first steps have nothing to learn from"""
     log_groups: str = "2"
     """prompts of each step whose samples are logged for explore.py: a number, or all"""
-    report_to: Literal["none", "trackio", "wandb", "tensorboard"] = "none"
+    report_to: Literal["none", "trackio", "wandb"] = "none"
     """a tracker that shows the run's logs"""
 
 

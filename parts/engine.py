@@ -32,7 +32,7 @@ import numpy
 import torch
 from tqdm import tqdm
 
-from parts.machine import build_for_cpu, require_precision
+from parts.machine import build_for_cpu, require_precision, threads
 from parts.models import empty_model
 from parts.policy import adapted_layers
 from parts.routing_replay import CpuRecorder
@@ -162,6 +162,7 @@ class Engine:
     def step(self) -> list[tuple[object, Rollout]]:
         """One engine step (a token for every running request). Returns what finished in it."""
         self._warn_of_preemptions()
+        threads().look()
         finished = [out for out in self.llm.llm_engine.step() if out.finished]
         ids = [out.outputs[0].token_ids for out in finished]
         texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
@@ -280,8 +281,10 @@ def rollout_of(output, text: str, routes=None) -> Rollout:
 # --------------------------------------------------------------------------------- starting vLLM
 def start(model: str, options: dict, dtype: str):
     """`vllm.LLM`. What it refuses because of a setting becomes a SystemExit with one sentence."""
+    import torch
     import vllm
 
+    set_num_threads = torch.set_num_threads
     try:
         return vllm.LLM(
             model, trust_remote_code=False, disable_log_stats=True, use_tqdm_on_load=False,
@@ -295,6 +298,8 @@ def start(model: str, options: dict, dtype: str):
             raise
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise SystemExit(f"{advice} ({first_line[:300]})") from error
+    finally:  # vLLM's own refuses, for a CPU's cores to which threads are bound; here none is
+        torch.set_num_threads = set_num_threads
 
 
 def advice_on(error: Exception, dtype: str, kv_cache_dtype: str) -> str:

@@ -1,14 +1,19 @@
 """What this machine can do: which build of vLLM it has, what a GPU needs around it, the defaults
-that follow, and whether a run will fit into memory.
+that follow, whether a run will fit into memory, and how many threads it takes.
 """
+import contextlib
 import functools
 import importlib.metadata
+import math
 import os
 import re
 import resource
 import shutil
 import sysconfig
+import time
 from pathlib import Path
+
+import psutil
 
 OLDEST_CARD = (7, 5)  # compute capability of the oldest cards that CUDA 13 still knows (T4)
 BFLOAT16_CARD = (8, 0)  # and of the oldest ones that compute in bfloat16
@@ -129,7 +134,9 @@ def in_one_line(config) -> str:
     """The settings that follow from the machine."""
     said = f"{config.dtype}, {config.sync} sync, {config.micro_tokens:,} tokens per pass"
     if build_for_cpu():
-        return f"CPU: {said}, {cpu_cache()} GiB for the engine's cache (VLLM_CPU_KVCACHE_SPACE)"
+        return (f"CPU: {said}, {cpu_cache()} GiB for the engine's cache (VLLM_CPU_KVCACHE_SPACE), "
+                f"{threads().most} threads (OMP_NUM_THREADS)"
+                + ", fewer beside busy processes" * (not threads().fixed))
     memory = card().total_memory / GB
     return (f"{card().name}: {said}, {config.engine_memory * memory:.1f} of {memory:.1f} GiB for "
             f"the engine (--engine-memory {config.engine_memory:g})")
@@ -225,3 +232,61 @@ def free_bytes() -> int:
             if limit.strip().isdigit():
                 left.append(int(limit) - int(used) + int(files[-1]))
     return min(left)
+
+
+# ------------------------------------------------------------------------------ a busy machine
+# Threads wait for each other in every layer of the model, so who takes turns with one of them holds
+# up all: beside one busy process two threads on two cores take three times as long, one thread half
+# as long (docs/real_model.md). The number changes nothing but the rounding of sums.
+LOOK = 5  # seconds from one look to the next
+IN_THE_WAY = 1 / 3  # of a core: others who take less cost less than a thread is worth
+TRY = 12  # every so many looks all threads are tried: who has a low priority gives way only then
+
+
+class Threads:
+    """How many threads this process computes with: as many as others leave cores for."""
+
+    def __init__(self):
+        import torch
+
+        self.fixed = "OMP_NUM_THREADS" in os.environ or torch.cuda.is_available()
+        self.most, self.looks, self.before = torch.get_num_threads(), 0, taken()
+        self.chosen = [self.most]
+
+    def look(self) -> None:
+        """Choose anew, if it is time to. Called between two pieces of work."""
+        import torch
+
+        if self.fixed or time.monotonic() < self.before[0] + LOOK:
+            return
+        before, self.before, self.looks = self.before, taken(), self.looks + 1
+        beside = threads_beside(before, self.before, os.cpu_count(), self.most)
+        self.chosen.append(beside if self.looks % TRY else self.most)
+        torch.set_num_threads(self.chosen[-1])
+
+    def fewest(self) -> int:
+        """The fewest since this was last asked."""
+        fewest, self.chosen = min(self.chosen), self.chosen[-1:]
+        return fewest
+
+
+@functools.cache
+def threads() -> Threads:
+    """Those of this process."""
+    return Threads()
+
+
+def taken() -> tuple[float, float, float]:
+    """(now, processor time that everybody has taken so far, and this program), in seconds."""
+    everybody, own, me = psutil.cpu_times(), 0.0, psutil.Process()
+    for process in (me, *me.children(recursive=True)):  # the graders are its own
+        with contextlib.suppress(psutil.NoSuchProcess):
+            own += sum(process.cpu_times()[:4])  # and what its ended children have taken
+    return time.monotonic(), everybody.user + everybody.nice + everybody.system, own
+
+
+def threads_beside(before: tuple, now: tuple, cores: int, most: int) -> int:
+    """As many threads as others have left cores between two answers of `taken`: 1 to `most`."""
+    seconds, everybody, own = (end - start for start, end in zip(before, now))
+    others = (everybody - own) / seconds  # cores
+    return max(1, min(most, cores - math.ceil(others - IN_THE_WAY)))

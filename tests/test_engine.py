@@ -75,6 +75,17 @@ def test_same_random_state_same_rollouts(engine, folder):
     assert found[0] == found[1] != found[2]
 
 
+@pytest.mark.engine
+def test_another_number_of_threads_changes_nothing_but_rounding(engine):
+    """vLLM would not let anybody change it."""
+    sequences, found = prompts(engine), []
+    for number in (2, torch.get_num_threads()):
+        torch.set_num_threads(number)
+        assert torch.get_num_threads() == number
+        found.append([p for one in engine.prompt_logprobs(sequences) for p in one])
+    assert found[0] == pytest.approx(found[1], abs=1e-4)
+
+
 class PromptEcho:
     """Grades by the prompt: correct with a probability that differs between prompts, and notes what
     came home where."""

@@ -1,8 +1,10 @@
 """What a GPU needs and what follows from the card (torch's answers are stand-ins); whether a run
-fits: against what a pass really keeps, and what is free.
+fits: against what a pass really keeps, and what is free; how many threads a busy machine leaves.
 """
 import re
 import shutil
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -207,3 +209,73 @@ def test_a_containers_limit_counts_however_far_up(line, group, limit, used, file
     assert machine.free_bytes() == 2100
     texts[f"{group}/{used}"] = "0\n"
     assert machine.free_bytes() == 4096  # the machine's own
+
+
+# ------------------------------------------------------------------------------ a busy machine
+@pytest.mark.parametrize("cores, most, others, threads", [
+    (2, 2, 0, 2), (2, 2, 0.3, 2),  # an idle machine; a browser that nobody looks at
+    (2, 2, 0.5, 1), (2, 2, 1, 1), (2, 2, 2, 1),  # a loop, competing and alone on its core; two
+    (2, 2, -0.1, 2),  # the two clocks tick apart
+    (16, 16, 1, 15), (16, 16, 6.5, 9), (16, 16, 30, 1),
+    (8, 4, 1, 4), (8, 4, 5, 3)])  # two threads to a core, of which torch takes one
+def test_others_leave_so_many_cores(cores, most, others, threads):
+    before, now = (100.0, 5000.0, 70.0), (110.0, 5000 + 10 * (others + 1.5), 85.0)  # own: 1.5 cores
+    assert machine.threads_beside(before, now, cores, most) == threads
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """Four threads on four cores, and what others take of them from one look to the next."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 4)
+    clock = SimpleNamespace(now=0.0, everybody=0.0)
+    monkeypatch.setattr(machine, "taken", lambda: (clock.now, clock.everybody, 0.0))
+    monkeypatch.setattr(machine.time, "monotonic", lambda: clock.now)
+    chosen = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+
+    def pass_by(seconds: float, others: float):
+        clock.now, clock.everybody = clock.now + seconds, clock.everybody + seconds * others
+        return chosen
+
+    return pass_by
+
+
+def test_threads_follow_the_load_and_all_are_tried_now_and_then(watched):
+    threads = machine.Threads()
+    assert threads.fewest() == 4
+    for others in (0, 2, 2, 0):
+        threads.look()  # too early: nothing happens
+        chosen = watched(machine.LOOK, others)
+        threads.look()
+    assert chosen == [4, 2, 2, 4]
+    assert (threads.fewest(), threads.fewest()) == (2, 4)
+    for _ in range(machine.TRY):
+        watched(machine.LOOK, 2)
+        threads.look()
+    assert chosen[4:].count(4) == 1 and chosen[4:].count(2) == machine.TRY - 1
+
+
+def test_what_the_user_sets_is_kept_and_the_start_says_which(watched, monkeypatch):
+    config = SimpleNamespace(dtype="float32", sync="merge", micro_tokens=896)
+    for value, said in ((None, "4 threads (OMP_NUM_THREADS), fewer beside busy processes"),
+                        ("4", "4 threads (OMP_NUM_THREADS)")):
+        monkeypatch.setattr(machine, "threads", machine.functools.cache(machine.Threads))
+        if value:
+            monkeypatch.setenv("OMP_NUM_THREADS", value)
+        assert machine.in_one_line(config).endswith(said)
+        chosen = watched(machine.LOOK, 2)
+        machine.threads().look()
+    assert chosen == [2]  # by the first alone
+
+
+def test_what_the_graders_compute_is_this_programs_own_also_after_their_end():
+    work = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ninput()"
+    before = machine.taken()[2]
+    with subprocess.Popen([sys.executable, "-c", work], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, text=True) as grader:
+        grader.stdout.readline()
+        alive = machine.taken()[2]
+        grader.communicate("\n")
+    assert alive >= before + 0.45 and machine.taken()[2] >= alive
