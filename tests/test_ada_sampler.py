@@ -152,6 +152,13 @@ def test_a_prompt_without_a_hit_weighs_more_than_one_with_a_single_hit(weighting
     assert none > one and (weighting == "log" or (none, one) == (64, 32))
 
 
+def test_an_answer_gains_nothing_by_making_the_grader_fail():
+    nan = math.nan
+    for given, found in (([1.0, nan], [1.0, 0.0]), ([0.5, nan, 2.0], [0.5, 0.0, 2.0]),
+                         ([nan, -2.0, 1.0], [-2.0, -2.0, 1.0]), ([nan, nan], [-3.0, -3.0])):
+        assert ada.without_verdict(given, if_all=-3.0) == found
+
+
 class Failing(Grader):
     """Fails on every answer to some prompts; others' rewards are negative."""
 
