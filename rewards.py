@@ -72,10 +72,13 @@ def decide(gold: str, answer: str, style: str = "") -> tuple[str | None, str, st
     found = compare_as_written(gold, answer)
     if found:
         return *found, gold, [answer]
-    if answers.other_unit(gold, answer):
-        return "wrong", "another unit", gold, [answer]
+    found = answers.compare_units(gold, answer)
+    if found:
+        return *found, gold, [answer]
     as_written = gold
-    gold, answer = answers.without_lone_modulus(normalize(gold), normalize(answer))
+    gold, answer = (answers.as_product(gold, normalize(gold), normalize(answer)),
+                    answers.as_product(answer, normalize(answer), normalize(gold)))
+    gold, answer = answers.without_lone_modulus(gold, answer)
     answer = answers.take_choice(gold, answer)
     found = compare_spellings(gold, answer)
     if found:

@@ -2,7 +2,7 @@
 import pytest
 
 from rewards import decide, extract_answer, judge
-from verifier.answers import expand_signs, take_labels_off
+from verifier.answers import expand_signs, mixed_quantity, powers_of_units, take_labels_off
 
 
 @pytest.mark.parametrize("completion", [
@@ -63,6 +63,22 @@ def verdict(gold: str, answer: str) -> str:
     (r"12\%", "12 m", "wrong"), ("2 h 30 min", "2 h", "wrong"), ("3am+4", "4+3am", "correct")])
 def test_a_space_makes_a_letter_a_unit_and_another_unit_is_another_answer(gold, answer, status):
     assert verdict(gold, answer) == status
+
+
+@pytest.mark.parametrize("text, powers", [
+    ("m/s^2", {"m": 1, "s": -2}), ("meters per second squared", {"m": 1, "s": -2}),
+    ("sq. ft", {"ft": 2}), ("cm3", {"cm": 3}), ("mL", {"cm": 3}), ("Newtons", powers_of_units("N")),
+    ("J/kg K", powers_of_units("J/(kg K)")), ("degree C", {"C": 1}), ("degree", {"degree": 1}),
+    ("yrs", {"yr": 1}), ("apples", None), ("M", None), ("h + 1", None), ("", None)])
+def test_a_unit_is_names_with_powers(text, powers):
+    assert powers_of_units(text) == powers
+
+
+@pytest.mark.parametrize("text, mixed", [
+    ("2 h 30 min", True), ("5 feet 6 inches", True), ("2 m 3 s", False), ("2 h 3 h", False),
+    ("2 h", False), ("2 h 30", False)])
+def test_a_mixed_quantity_has_different_units_of_one_kind(text, mixed):
+    assert bool(mixed_quantity(text)) is mixed
 
 
 @pytest.mark.parametrize("answer, status", [

@@ -7,7 +7,8 @@ import functools
 import re
 from fractions import Fraction
 
-from verifier.spelling import FUNCTIONS, MONTHS, POWER, SYMBOLS, plain_characters, spell, squeeze
+from verifier.spelling import (CURRENCY, FUNCTIONS, MONTHS, SYMBOLS, plain_characters, singular,
+                               spell, squeeze)
 
 # --------------------------------------------------------------------------------------- boxes
 
@@ -118,18 +119,49 @@ def equal_numbers(gold: tuple, answer: tuple, style: str = "") -> bool:
 
 # --------------------------------------------------------------------------------------- units
 
-LETTERS = "msghLNJWVA"  # with a space also: l F C
-SQUARED = r"(?:\^\{?[23]\}?|(?<=m)[23])?"  # m^2, m2
-UNIT_OF_ONE_LETTER = re.compile(rf"(?<=\d)(?:\s*[{LETTERS}]|\s[lFC]){SQUARED}$")
+LETTERS = "msghLNJWVA"
+SQUARED = r"(?:(?<=m)(?:\^\{?[23]\}?|[23]))?"  # m^2, m2
+UNIT_OF_ONE_LETTER = re.compile(rf"(?<=\d)(?:\s[{LETTERS}lFC]|m(?=[\^23])){SQUARED}$")
 # In a gold K is kelvin. In an answer it may be a thousand: data sets write thousands out.
 UNIT_OF_GOLD = rf"[{LETTERS}lFCKTH]{SQUARED}"
 UNIT_OF_ELEMENT = re.compile(rf"(?<=[\d}}])\s*{UNIT_OF_GOLD}\s*(?=,|$)")
 SCIENTIFIC = r"[-+]?\d[\d.,/]*(?:\s*(?:\\times|x)\s*10\^\{?-?\d+\}?)?"
 QUANTITY = rf"{SCIENTIFIC}(?:\\[,; ]|[~\s])+{UNIT_OF_GOLD}"
 QUANTITIES = re.compile(rf"\s*{QUANTITY}(?:\s*,\s*{QUANTITY})*\s*\.?\s*")
-UNIT_AT_END = re.compile(
-    rf"[\d}}]\s*(?:\\text\{{\s*)?([A-Za-z]{{1,2}}|\\%)\s*\}}?(?:{POWER}|[23])\s*\.?\s*$")
-SAME_UNIT = dict(l="L", ml="mL", hr="h")
+
+# One name for each unit: `5 hr` is `5 hours`. Those that are products of others are written out.
+NAMES = """
+m meter metre 米 | cm centimeter centimetre 厘米 | mm millimeter millimetre 毫米
+km kilometer kilometre 千米 公里 | in inch | ft foot feet | yd yard | mi mile
+g gram 克 | kg kilogram 千克 公斤 | mg milligram | t ton tonne 吨 | lb lbs pound GBP £ | oz ounce
+L l liter litre 升 | mL ml milliliter millilitre 毫升 | gal gallon
+s sec secs second 秒 | min mins minute 分钟 | h hr hrs hour 小时 时
+day 天 日 | week 周 | month 月 | yr yrs year 年 | erg ergs
+N newton | J joule | W watt | V volt | A amp ampere | K kelvin | C celsius | F fahrenheit
+degree 度 | rad radian | percent
+$ dollar US USD | cent ¢ | € euro EUR | ₹ rupee INR Rs | ¥ yuan yen CNY RMB JPY 元 块
+""".replace("\n", "|").split("|")
+NAME = {name: names.split()[0] for names in NAMES for name in names.split()}
+PRODUCTS = {"mph": "mi/h", "kWh": "kW h", "mL": "cm^3", "N": "kg m/s^2", "J": "N m", "W": "J/s",
+            "Pa": "N/m^2", "平方米": "m^2", "平方厘米": "cm^2", "立方米": "m^3", "立方厘米": "cm^3"}
+OF_ONE_KIND = [set(kind.split()) for kind in
+               ("yr month week day h min s", "mi yd ft in", "km m cm mm", "lb oz", "kg g mg",
+                "L mL", "$ cent")]  # those of `5 ft 6 in`
+PREFIXES = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
+AMOUNT = r"\d(?:[\d.,]|\\!|\{,\})*"
+MONEY_FIRST = re.compile(rf"""
+    (?: (?:US)?\\\$ | ^\s*(?:US)?\$ | ([€£¥¢₹]) | (?:\\text\{{\s*)? \b({CURRENCY})\s*\}}? )
+    \s* ({AMOUNT}) (?=\s*(?:,\s|;|\.?\s*$))""", re.VERBOSE)
+MONEY_LAST = re.compile(r"(?<=\d)\s*(?:\\(\$)|([€£¥¢₹])|(\$)$)")
+DEGREES = re.compile(r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\degree(?![A-Za-z])")
+UPRIGHT = re.compile(r"\\text\{([^{}]*)\}")
+VALUE_AND_UNIT = re.compile(r"""
+    ( (?: [^A-Za-z\\$€£¥¢₹\u4e00-\u9fff] | \\(?:frac|sqrt|pi|times|cdot)(?![A-Za-z]) )* ) (.*)
+    """, re.VERBOSE)
+PIECE = re.compile(r"""
+    \s* (?: ([A-Za-z]+|[\u4e00-\u9fff]+|[$€£¥¢₹]) (?: \s*\^\s*\{?\s*(-?\d)\s*\}? | ([23])(?!\d) )?
+          | ([/.*()]|\\cdot) ) \s*""", re.VERBOSE)
+NUMBER_AND_UNIT = re.compile(r"\s*([-+]?\d[\d./]*)\s*([A-Za-z]+)\.?\s*")
 
 
 def without_letter_unit(text: str) -> str:
@@ -147,11 +179,125 @@ def without_unit_of_gold(written: str, gold: str, answer: str) -> tuple[str, str
     return UNIT_OF_ELEMENT.sub("", gold), UNIT_OF_ELEMENT.sub("", answer)
 
 
-def other_unit(gold: str, answer: str) -> bool:
-    """Whether both have a unit of one or two letters, or a percent sign, and not the same one."""
-    found = [UNIT_AT_END.search(spell(text)) for text in (gold, answer)]
-    units = {SAME_UNIT.get(match[1], match[1]) for match in found if match}
-    return len(units) == 2 and units <= SYMBOLS | {r"\%"}
+def with_units_in_text(text: str) -> str:
+    r"""The one spelling of `text`, but with its units: `\$5` is `5 $`, and `20^\circ` `20 degree`.
+
+    Without \text and without labels.
+    """
+    text = plain_characters(text)
+    text = MONEY_FIRST.sub(lambda m: f"{m[3]}\\text{{ {word_of_money(m[1] or m[2])}}}", text)
+    text = MONEY_LAST.sub(lambda m: f"\\text{{ {word_of_money(m[2])}}}", text)
+    text = spell(DEGREES.sub(r"\\text{ degree }", text))
+    return UPRIGHT.sub(r" \1 ", text).replace(r"\%", " percent ")
+
+
+def word_of_money(sign: str | None) -> str:
+    """A word for a sign, because the spelling has no currencies."""
+    words = {"€": "euro", "£": "pound", "¥": "yuan", "¢": "cent", "₹": "rupee"}
+    return words.get(sign, (sign or "dollar").rstrip("."))
+
+
+def name_of_unit(word: str) -> str | None:
+    if word in NAME or word in SYMBOLS or word in {"T", "H"}:
+        return NAME.get(word, word)
+    known = [NAME[each] for each in singular(word) if each in NAME and len(word) > 2]
+    return known[0] if known else None  # but M is no meter
+
+
+def powers_of_units(text: str) -> dict[str, int] | None:
+    """`m/s^2` -> {"m": 1, "s": -2}; None if it holds anything but units.
+
+    After a slash all is below it: J/kg K is J/(kg K).
+    """
+    powers, sign, factor, last, end = {}, 1, 1, None, 0
+    while end < len(text):
+        piece = PIECE.match(text, end)
+        if not piece:
+            return None
+        end, word = piece.end(), piece[1]
+        if piece[4] == "/" or word == "per":
+            sign = -1
+        elif word in {"squared", "cubed"} and last:
+            powers[last] *= PREFIXES[word]
+        elif word in PREFIXES:
+            factor = PREFIXES[word]
+        elif word:
+            parts = powers_of_word(word)
+            if parts is None:
+                return None
+            for last, power in parts.items():
+                power *= sign * factor * int(piece[2] or piece[3] or 1)
+                powers[last] = powers.get(last, 0) + power
+            factor = 1
+    if len(powers) > 1:
+        powers.pop("degree", None)  # degrees Celsius
+    return powers or None
+
+
+def powers_of_word(word: str) -> dict[str, int] | None:
+    name = word if word in PRODUCTS else name_of_unit(word)
+    if name in PRODUCTS:
+        return powers_of_units(PRODUCTS[name])
+    return {name: 1} if name else None
+
+
+def quantities(text: str) -> tuple[list[tuple[str, dict | None]], bool]:
+    """((value, powers of its units or None) of each element, is one mixed as `5 ft 6 in`?)."""
+    found, is_mixed = [], False
+    for element in split_top(with_units_in_text(text), ",;"):
+        element = split_top(element, "=")[-1].rstrip(" .")
+        mixed = mixed_quantity(element)
+        is_mixed = is_mixed or bool(mixed)
+        value, unit = VALUE_AND_UNIT.match(element).groups()
+        has_value = DIGIT.search(value) and value.rstrip()[-1:] not in set("^_+-/({")
+        found += mixed or [(value, powers_of_units(unit) if has_value else None)]
+    return found, is_mixed
+
+
+def mixed_quantity(element: str) -> list[tuple[str, dict]]:
+    """`5 ft 6 in` -> both quantities; [] unless there are two, of different units of one kind."""
+    found, end = [], 0
+    while end < len(element):
+        pair = NUMBER_AND_UNIT.match(element, end)
+        name = name_of_unit(pair[2]) if pair else None
+        if not name:
+            return []
+        found.append((pair[1], {name: 1}))
+        end = pair.end()
+    names = {name for _, unit in found for name in unit}
+    is_one = len(found) > 1 and len(names) == len(found)
+    return found if is_one and any(names <= kind for kind in OF_ONE_KIND) else []
+
+
+def compare_units(gold: str, answer: str) -> tuple[str, str] | None:
+    """Where both have units, other units are another answer; None if the numbers must tell.
+
+    `5 ft 6 in` is compared quantity by quantity: 6 ft 5 in has the same product.
+    """
+    (g, g_mixed), (a, a_mixed) = quantities(gold), quantities(answer)
+    if g_mixed or a_mixed:
+        same = pairs(g) == pairs(a)
+        return "correct" if same else "wrong", "compared number by number and unit by unit"
+    units = [{key(unit) for _, unit in each if unit} for each in (g, a)]
+    if not all(units):
+        return None
+    degrees = key({"degree": 1})
+    if units[0] != units[1] and not any(
+            one == {degrees} and other <= {key({"C": 1}), key({"F": 1})}
+            for one, other in (units, units[::-1])):
+        return "wrong", "another unit"
+    several = len(units[0]) > 1 and all(unit for _, unit in g + a)
+    return ("wrong", "another unit") if several and pairs(g) != pairs(a) else None
+
+
+def key(unit: dict | None) -> tuple:
+    return tuple(sorted((unit or {}).items()))
+
+
+def pairs(found: list[tuple[str, dict | None]]) -> list[tuple[str, tuple]]:
+    """(number, unit) of each quantity, in one order and as far as possible in one notation."""
+    return sorted((str((exact(value.strip()) or [squeeze(value)])[0]), key(unit))
+                  for value, unit in found)
 
 
 # --------------------------------------------------------------------------- words and choices
@@ -408,11 +554,20 @@ COMPARED_AS_TEXT = re.compile(r"""
     \\[lcdv]?dots | \.\.\.                         # 1,2,\ldots,n
     | \d\)?\s*_                                   # 52_8: the base is part of it, 52 is wrong
     | ^\d+:0\d | ^\d{1,2}(?::\d\d)?\\text\{[ap]m\}  # 10:05 is no ratio, 4:30 p.m. no product
+    | \\text\{remainder\}                          # 7 R 2 is neither 2 R 7 nor 14
     | \\pmod
     | \\(?:gcd|lcm)\s*[({][^(){}]*[A-Za-z]          # sympy takes variables for coprime polynomials
     | \d' | \\infty\s*\]                           # 42' is not 42; no interval ends in infinity]
     """, re.VERBOSE)
+HOUR_OR_PRODUCT = re.compile(r"\s*\d+(?:[ap]m|[rR]\d+)\s*")
 UNIMPORTANT_IN_TEXT = re.compile(r"[{}()\s]")
+
+
+def as_product(written: str, spelled: str, other: str) -> str:
+    """`3am` is an hour, and `7r2` a remainder, but products where the other is none of these."""
+    if HOUR_OR_PRODUCT.fullmatch(written) and "\\text" not in other:
+        return written.strip()
+    return spelled
 
 
 def same_text(gold: str, answer: str) -> bool | None:

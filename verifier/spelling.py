@@ -167,7 +167,8 @@ WORDS = [
          r"(?i)^\s*(?:\\text\{\s*)?(\d{1,2})\s*(?:\\text\{)?\s*([ap])\.?\s?m\b\.?\s*\}?\s*$",
          time_of_day, "3 PM", r"3\text{pm}"),
     rule("a quotient and its remainder",
-         r"(?i)^\s*(\d+)\s*(?:\\text\{\s*)?r(?:em(?:ainder)?)?\.?\s*\}?\s*(\d+)\s*$",
+         r"(?i)^\s*(\d+)\s*,?\s*(?:\\text\{\s*)?(?:(?:with|and) )?(?:an? )?r(?:em(?:ainder)?)?\.?"
+         r"(?: of)?\s*\}?\s*(\d+)\s*$",
          r"\1\\text{remainder}\2", "7 R 2", r"7\text{remainder}2"),
     rule("no solution, and the empty set, in words",
          r"(?i)^\s*(?:\\text\{\s*)?(?:(?:there (?:is|are) )?no (?:real )?solutions?"
@@ -199,8 +200,8 @@ WORDS = [
     rule("functions set as text",
          rf"\\text\{{\s*({FUNCTIONS})\s*\}}", r"\\\1 ", r"\text{sin}x", r"\sin x"),
     rule("a fraction of units is a unit",
-         rf"\\frac\{{\\text\{{([^{{}}]*)\}}\}}\{{\\text\{{([^{{}}]*)\}}{POWER}\}}",
-         r"\\text{\1/\2}", r"9\frac{\text{m}}{\text{s}^2}", r"9\text{m/s}"),
+         rf"\\frac\{{\\text\{{([^{{}}]*)\}}\}}\{{\\text\{{([^{{}}]*)\}}({POWER})\}}",
+         r"\\text{\1/\2}\3", r"9\frac{\text{m}}{\text{s}^2}", r"9\text{m/s}^2"),
     rule("percent is a sign: in \\text, in words, bare",
          r"\\text\{\s*(?:\\?%|percent(?:age)?|pct)\s*\}|(?<=[\d}\s])(?:percent(?:age)?|pct)\b|\\?%",
          r"\\%", "28 percent", r"28 \%"),
@@ -300,7 +301,8 @@ SYMBOLS = set("m cm mm km g kg mg l L ml mL s h N J W V A C F kW kWh Hz Pa mol i
 MEASURES = set("""
     meter metre centimeter centimetre millimeter kilometer kilometre inch foot feet yard mile acre
     gram milligram kilogram ton tonne pound ounce liter litre milliliter gallon quart pint
-    second minute hour day week month year degree celsius fahrenheit radian newton joule watt volt
+    second minute hour day week month year degree celsius fahrenheit kelvin radian newton joule watt
+    volt amp ampere
     dollar cent euro yuan yen rupee mole calorie unit point byte
     元 块 角 分 米 厘米 毫米 千米 公里 克 千克 公斤 吨 升 毫升 平方米 平方厘米 立方米 立方厘米 度
     秒 分钟 小时 时 天 日 周 月 年 岁""".split())
@@ -313,6 +315,7 @@ COUNTED = set("""
     approx approximately checked exactly each total left altogether
     个 只 人 名 位 本 张 支 枝 条 件 次 页 棵 辆 头 箱 瓶 杯 组 种 双 盒 袋 朵 题 根 颗 间 层
     """.split())
+NEVER_SQUARED = {"mL", "ml", "mg"}  # mL^2 is a mass times a length squared
 BEFORE_UNITS = {"square", "cubic", "sq", "cu", "per", "a", "an", "of", "in"}
 AFTER_UNITS = {"squared", "cubed"}
 POWERS_AND_SIGNS = re.compile(r"\^\{?-?[123]\}?|[\s./()*-]+")
@@ -338,6 +341,8 @@ def is_unit(text: str, power: str = "") -> bool:
     *others, last = POWERS_AND_SIGNS.sub(" ", text).split() or [""]
     if others and last in AFTER_UNITS:
         *others, last, power = *others, last
+    if power and last in NEVER_SQUARED:
+        return False
     if not is_measure(last) and (power or not singular(last) & COUNTED):
         return False
     known = BEFORE_UNITS | COUNTED
