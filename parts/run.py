@@ -396,7 +396,8 @@ def resume(run: Run, newest: Path | None) -> None:
     run.stream.cursor = run.state["cursor"]
     run.estimator.load(run.state["estimator"])
     last = run.state["step"]
-    print(f"continuing after step {last}")
+    done = f": all of --steps {run.config.steps} are done" * (last >= run.config.steps)
+    print(f"continuing after step {last}{done}")
     known = list(read_rows(run.folder / "eval.jsonl"))
     sets = len(expand(run.config.eval_data))
     finished = sum(row["step"] == last for row in known) == sets

@@ -323,6 +323,9 @@ def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
     assert [row["step"] for row in rows(run, "groups.jsonl")] == list(range(1, 11))
     assert [row["step"] for row in rows(run, "eval.jsonl")] == [5, 10]
     assert list(again.steps()) == list(range(11, 31))
+    again.config.steps = 10
+    running.resume(again, newest(run))
+    assert "after step 10: all of --steps 10 are done" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("written, finished", [
