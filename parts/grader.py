@@ -120,11 +120,18 @@ def enter_empty(folder: str) -> None:
     os.chdir(folder)
 
 
+def limit(kind: int, most: int) -> None:
+    """Set a limit of this process, unless it has a lower one already."""
+    hard = resource.getrlimit(kind)[1]
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (most, most))
+
+
 def load_judge(name: str, digest: str, examples: list, limits: Limits) -> tuple:
     """(`answer_of` it, ""), or (None, why it cannot be loaded). Sets what children inherit."""
     memory = int(limits.memory_gb * 2 ** 30)
-    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit(resource.RLIMIT_DATA, memory)
+    limit(resource.RLIMIT_CORE, 0)
     signal.setitimer(signal.ITIMER_PROF, START_SECONDS)
     signal.alarm(60 * START_SECONDS)  # a file that waits for ever, and nobody to end it
     try:
@@ -135,7 +142,7 @@ def load_judge(name: str, digest: str, examples: list, limits: Limits) -> tuple:
         return None, explain(error, name)
     signal.setitimer(signal.ITIMER_PROF, 0)
     signal.alarm(0)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+    limit(resource.RLIMIT_FSIZE, FILE_BYTES)
     return functools.partial(answer_of, judge, name, limits), ""
 
 
@@ -176,7 +183,7 @@ def answer_and_exit(judge, question: str, limits: Limits, answers, streams: tupl
         replies.close()
         requests.close()
         last = int(limits.cpu_seconds) + 1  # for a function that stops the timer
-        resource.setrlimit(resource.RLIMIT_CPU, (last, last))
+        limit(resource.RLIMIT_CPU, last)
         signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)
         answers.send(json.dumps(judge(question)).encode())
         os._exit(0)

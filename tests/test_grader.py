@@ -270,3 +270,18 @@ assert "sympy" not in sys.modules
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True,
                           timeout=HANG)
     assert (done.stdout, (tmp_path / "started").read_text()) == ("correct\n", "x"), done.stderr
+
+
+UNDER_A_LIMIT = """
+import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))
+from parts.grader import ForkingGrader
+with ForkingGrader(sys.argv[1], "", [["pass"]], 1) as grader:
+    print(grader.grade([("pass",)])[0].status)
+"""
+
+
+def test_a_lower_limit_of_the_machine_is_kept(judge):
+    """As on a full disk, or under `ulimit -f`: the servers' own may not be raised above it."""
+    done = subprocess.run([sys.executable, "-c", UNDER_A_LIMIT, judge], cwd=ROOT, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.stdout == "correct\n"
