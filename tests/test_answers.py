@@ -69,7 +69,8 @@ def test_a_space_makes_a_letter_a_unit_and_another_unit_is_another_answer(gold, 
     ("m/s^2", {"m": 1, "s": -2}), ("meters per second squared", {"m": 1, "s": -2}),
     ("sq. ft", {"ft": 2}), ("cm3", {"cm": 3}), ("mL", {"cm": 3}), ("Newtons", powers_of_units("N")),
     ("J/kg K", powers_of_units("J/(kg K)")), ("degree C", {"C": 1}), ("degree", {"degree": 1}),
-    ("yrs", {"yr": 1}), ("apples", None), ("M", None), ("h + 1", None), ("", None)])
+    ("yrs", {"yr": 1}), ("Hz", {"s": -1}), ("apples", None), ("M", None), ("h + 1", None),
+    ("", None)])
 def test_a_unit_is_names_with_powers(text, powers):
     assert powers_of_units(text) == powers
 

@@ -143,7 +143,8 @@ $ dollar US USD | cent ¢ | € euro EUR | ₹ rupee INR Rs | ¥ yuan yen CNY RM
 """.replace("\n", "|").split("|")
 NAME = {name: names.split()[0] for names in NAMES for name in names.split()}
 PRODUCTS = {"mph": "mi/h", "kWh": "kW h", "mL": "cm^3", "N": "kg m/s^2", "J": "N m", "W": "J/s",
-            "Pa": "N/m^2", "平方米": "m^2", "平方厘米": "cm^2", "立方米": "m^3", "立方厘米": "cm^3"}
+            "Pa": "N/m^2", "Hz": "/s",
+            "平方米": "m^2", "平方厘米": "cm^2", "立方米": "m^3", "立方厘米": "cm^3"}
 OF_ONE_KIND = [set(kind.split()) for kind in
                ("yr month week day h min s", "mi yd ft in", "km m cm mm", "lb oz", "kg g mg",
                 "L mL", "$ cent")]  # those of `5 ft 6 in`
