@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 
+from parts.folder import counted
+
 OLDEST_CARD = (7, 5)  # compute capability of the oldest cards that CUDA 13 still knows (T4)
 BFLOAT16_CARD = (8, 0)  # and of the oldest ones that compute in bfloat16
 GB = 2**30
@@ -135,7 +137,7 @@ def in_one_line(config) -> str:
     said = f"{config.dtype}, {config.sync} sync, {config.micro_tokens:,} tokens per pass"
     if build_for_cpu():
         return (f"CPU: {said}, {cpu_cache()} GiB for the engine's cache (VLLM_CPU_KVCACHE_SPACE), "
-                f"{threads().most} threads (OMP_NUM_THREADS)"
+                f"{counted(threads().most, 'thread')} (OMP_NUM_THREADS)"
                 + ", fewer beside busy processes" * (not threads().fixed))
     memory = card().total_memory / GB
     return (f"{card().name}: {said}, {config.engine_memory * memory:.1f} of {memory:.1f} GiB for "
