@@ -115,15 +115,13 @@ class SamplingSettings(SamplerConfig):
 
 
 @dataclass
-class UpdateSettings:
-    """What the update maximises, and how far it goes. mu is the engine, pi_old the trainer with the
-    same weights, and pi_theta the trainer as it is now.
+class ObjectiveSettings:
+    """What the update maximises. mu is the engine, pi_old the trainer with the same weights, and
+    pi_theta the trainer as it is now.
     """
 
     objective: Literal[tuple(OBJECTIVES)] = "minirl"
     """minirl, or for comparison grpo or cispo as in the appendix of MiniRL's paper"""
-    mini_batches: int = 1
-    """optimizer steps per sampled batch (N in MiniRL's paper); 1 = on-policy"""
     importance: Literal["full", "staleness", "none"] = "full"
     """minirl's weight of a token: full (pi_theta/mu), staleness (pi_theta/pi_old), none"""
     weight_cap: float = 5.0
@@ -140,6 +138,14 @@ class UpdateSettings:
     """divide token sums by: constant (minirl's auto), response (grpo's), batch (cispo's) lengths"""
     replay: Literal["auto", "none", "r2", "r3"] = "auto"
     """experts reused from trainer (r2) or engine (r3); auto: none, r2, r3 for 1, 2, more steps"""
+
+
+@dataclass
+class OptimizerSettings:
+    """How far the update goes."""
+
+    mini_batches: int = 1
+    """optimizer steps per sampled batch (N in MiniRL's paper); 1 = on-policy"""
     lr: float = 0.0
     """learning rate of AdamW on the LoRA weights; 0 = auto"""
     warmup_steps: int = 5
@@ -160,22 +166,34 @@ class RunSettings:
     """the run's folder is runs/NAME; empty = made of model, sampler and seed"""
     resume: bool = False
     """continue the run of this name from its last checkpoint, if there is one"""
+    keep_every: int = 0
+    """each step is saved and the newest two stay; this keeps every so many-th for good; 0 = none"""
+    report_to: Literal["none", "trackio", "wandb"] = "none"
+    """a tracker that shows the run's logs"""
+
+
+@dataclass
+class HeldOutSettings:
+    """The problems that are never trained on."""
+
     eval_data: str = "auto"
     """held-out problems, named like --data; or held-out: a share of your own file (auto there)"""
-    eval_every: int = 20
-    """steps between evaluations (one comes first, one last, in any case); 0 = only these"""
     eval_questions: int = 0
     """held-out problems used, of each set of --eval-data; 0 = auto"""
     eval_k: int = 8
     """samples per held-out problem"""
-    keep_every: int = 0
-    """each step is saved and the newest two stay; this keeps every so many-th for good; 0 = none"""
+
+
+@dataclass
+class WatchSettings:
+    """What is looked at on the way."""
+
+    eval_every: int = 20
+    """steps between evaluations (one comes first, one last, in any case); 0 = only these"""
     train_anyway: bool = False
     """go on although the first steps have nothing to learn from"""
     log_groups: str = "2"
     """prompts of each step whose samples are logged for explore.py: a number, or all"""
-    report_to: Literal["none", "trackio", "wandb"] = "none"
-    """a tracker that shows the run's logs"""
 
 
 @dataclass
@@ -193,8 +211,8 @@ class HardwareSettings(EngineSettings):
 
 
 @dataclass
-class Config(ModelSettings, ProblemSettings, SamplingSettings, UpdateSettings, RunSettings,
-             HardwareSettings):
+class Config(ModelSettings, ProblemSettings, SamplingSettings, ObjectiveSettings, OptimizerSettings,
+             RunSettings, HeldOutSettings, WatchSettings, HardwareSettings):
     """Every flag of `python minirl.py`.
 
     Zero or "auto" is filled in by `__post_init__` (what belongs to the objective), by `resolve`
