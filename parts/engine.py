@@ -8,12 +8,8 @@ What the rest of the project relies on:
   drawn from, which is the one after the temperature (`processed_logprobs`). vLLM reports raw ones
   by default, which are wrong at any temperature but 1. Top-p and top-k stay off: they would
   renormalise mu over a subset and bias pi/mu on every token.
-* `sync` hands the trainer's weights over. After every sync the probe compares the engine's
-  `prompt_logprobs` of a few texts with the trainer's (probe.py). In every step's log `kl_k3`
-  compares the two on the samples themselves (metrics.py).
+* `sync` hands the trainer's weights over; probe.py checks that they arrived.
 * `seed_everything` decides what is drawn.
-* With `routes`, every rollout of a mixture of experts says which experts its tokens passed through
-  (routing_replay.py).
 
 On a GPU vLLM schedules the next batch while one is computed. So a step may return nothing,
 and after the last response a batch may still be under way; `busy` is true until it is done.
@@ -37,11 +33,10 @@ from parts.models import empty_model
 from parts.policy import adapted_layers
 from parts.routing_replay import CpuRecorder
 
-TOO_SMALL = ("The engine's share of memory is too small for its cache of keys and values: raise "
-             "--engine-memory (on a CPU: VLLM_CPU_KVCACHE_SPACE, in GiB), or lower --max-tokens.")
+MORE = "raise --engine-memory (on a CPU: VLLM_CPU_KVCACHE_SPACE, in GiB), or lower"
+TOO_SMALL = f"The engine's share of memory is too small for its cache: {MORE} --max-tokens."
 PREEMPTED = ("WARNING: the engine's cache of keys and values is full, so it computes those of some "
-             "responses twice, which only costs time: raise --engine-memory (on a CPU: "
-             "VLLM_CPU_KVCACHE_SPACE, in GiB), or lower --engine-sequences")
+             f"responses twice, which only costs time: {MORE} --engine-sequences")
 ADVICE = {  # what vLLM says when it cannot start -> what to do about it
     "Free memory on device": "The GPU has not enough free memory for the engine: end what else "
                              "runs on it (see `nvidia-smi`), or lower --engine-memory.",
@@ -98,9 +93,8 @@ def seed_everything(rng: random.Random) -> None:
 class Engine:
     """vLLM with the model folder or hub id `model`, beside the trainer on the same machine.
 
-    `sync_mode`: "merge" reloads merged weights in place, which is right for a CPU, where vLLM's
-    LoRA kernels decode 2.7 times slower. "adapter" swaps the LoRA adapter, which is right for a
-    GPU: nothing is rounded into the bf16 base.
+    `sync_mode`: "merge" reloads merged weights in place: on a CPU vLLM's LoRA kernels decode 2.7
+    times slower. "adapter" swaps the LoRA adapter: nothing is rounded into a base of 16 bits.
 
     `dtype`: float32, bfloat16, float16, or fp8 (8 bits for the linear layers' weights, bfloat16 for
     the rest). `kv_cache_dtype`: auto or fp8. `routes`: record the experts of every rollout.
@@ -128,7 +122,7 @@ class Engine:
         self.drive(start(model, options, dtype), temperature, stop_token_ids)
         self.recorder = CpuRecorder(self.llm) if routes and self.on_cpu else None
         self.sync_mode, self.routes = sync_mode, routes
-        self.sleeps = "enable_sleep_mode" in options
+        self.sleeps = sleep and not self.on_cpu
 
     def drive(self, llm, temperature: float, stop_token_ids: list[int]) -> None:
         """Use this vLLM, which may be another program's (recipes/trl_ada.py)."""
@@ -171,8 +165,7 @@ class Engine:
                 for out, text in zip(finished, texts)]
 
     def _warn_of_preemptions(self) -> None:
-        """Say once that the cache was full. (vLLM itself says it in its statistics, which are off.)
-        """
+        """Say once that the cache was full: vLLM would, but only in its statistics."""
         running = self.llm.llm_engine.engine_core.engine_core.scheduler.running
         if not self._warned and any(request.num_preemptions for request in running):
             self._warned = True
@@ -192,9 +185,7 @@ class Engine:
         return engine.has_unfinished_requests() or bool(engine.engine_core.engine_core.batch_queue)
 
     def generate(self, prompts: list[list[int]], n: int, max_tokens: int) -> list[list[Rollout]]:
-        """n samples of each prompt (token ids), [prompts][n]. Training samples in rounds instead;
-        this is for the probe's texts, benchmarks and tests.
-        """
+        """n samples of each prompt (token ids), [prompts][n]: for the probe, benchmarks, tests."""
         for p, prompt_ids in enumerate(prompts):
             for s in range(n):
                 self.submit((p, s), prompt_ids, max_tokens)
@@ -281,7 +272,6 @@ def rollout_of(output, text: str, routes=None) -> Rollout:
 # --------------------------------------------------------------------------------- starting vLLM
 def start(model: str, options: dict, dtype: str):
     """`vllm.LLM`. What it refuses because of a setting becomes a SystemExit with one sentence."""
-    import torch
     import vllm
 
     set_num_threads = torch.set_num_threads
@@ -329,13 +319,11 @@ def machine_options(on_cpu: bool, memory_share: float, sleep: bool, routes: bool
                     max_num_batched_tokens=max(4096, max_model_len))
     # On cards of 70 GiB vLLM would read 16,384 tokens at once, and set memory aside for that.
     # Prompts are short here, and its cache can use the memory.
-    options = dict(gpu_memory_utilization=memory_share,
+    options = dict(gpu_memory_utilization=memory_share, enable_sleep_mode=sleep,
+                   enable_return_routed_experts=routes,
                    max_num_batched_tokens=max(8192, max_model_len))
-    if sleep:
-        options |= dict(enable_sleep_mode=True)
     if routes:
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")  # the one that records routes
-        options |= dict(enable_return_routed_experts=True)
     return options
 
 
@@ -387,10 +375,7 @@ def merged_weights(policy):
 
 # ------------------------------------------------------------------------- as the sampler sees it
 class WatchedEngine:
-    """The engine for ada_sampler.py, with a progress bar.
-
-    It notes on every rollout between which engine steps it was written.
-    """
+    """The engine with a progress bar; notes on rollouts in which engine steps they were written."""
 
     def __init__(self, engine, max_tokens: int):
         self.engine, self.max_tokens = engine, max_tokens

@@ -9,7 +9,7 @@ Everything in policy-gradient training hangs on log pi(y_t). The rules, and what
   not sample: it has no mean zero, and likely tokens get likelier without any reward.
 * Rows are padded on the right: attention is causal, so no token sees the padding.
 * Logits are float32, whatever the weights are stored in. bfloat16 rounds one of 20 by up to 1/16.
-* A tensor of [tokens, vocabulary] never exists: 5 GB, and its gradient as much again.
+* A tensor of [tokens, vocabulary] never exists (`ChunkedLogprobs`).
 """
 from dataclasses import dataclass
 
@@ -210,8 +210,7 @@ def float32_product(h_T, weight, words=2048):
 
 # ------------------------------------------------------------------------------ a common beginning
 # With examples in the prompt most of what a small model reads is the same in every row. That part
-# is computed once, and its keys and values serve all rows: on a CPU a pass takes a third of the
-# time (docs/real_model.md). The results are the same up to float32's rounding.
+# is computed once for all rows: on a CPU a pass takes a third of the time (docs/real_model.md).
 SHARING = ("llama", "qwen2")  # every token attends to all before it, whatever the row's length
 WORTH_SHARING = 16  # tokens; below, one pass is faster than two
 
@@ -249,8 +248,7 @@ def tokens_at_once(policy, rows: list[Row], tokens: int) -> int:
     Each row needs its own tokens and a copy of the beginning's keys and values, which are at most
     an eighth of what a forward pass keeps of it.
     """
-    shared = shared_tokens(policy, rows)
-    longest = max(len(row.ids) for row in rows)
+    shared, longest = shared_tokens(policy, rows), max(len(row.ids) for row in rows)
     per_row = longest - shared + shared / 8
     return max(tokens, int((tokens - shared) * longest / per_row))
 
@@ -263,26 +261,23 @@ def gvm_norms(policy, groups, temperature: float) -> list[float]:
     for group in groups:
         ids = group.problem.prompt_ids
         right = [Row(ids + s.rollout.token_ids, len(ids), [], 1.0) for s in group.pool if s.correct]
-        found = head_gradient_norms(policy, right, temperature)
+        found = [head_gradient_norm(policy, row, temperature) for row in right]
         norms.append(sum(found) / len(found) if found else 0.0)
     return norms
 
 
-def head_gradient_norms(policy, rows: list[Row], temperature: float = 1.0,
-                        chunk: int = 128) -> list[float]:
-    """|| grad_W log pi(y|x) || of each row at `temperature`, without a backward pass.
+def head_gradient_norm(policy, row: Row, temperature: float, chunk: int = 128) -> float:
+    """|| grad_W log pi(y|x) || at `temperature`, without a backward pass.
 
     W is the head's, so the gradient is the sum over the response's tokens of E_t h_t^T, with
     E_t = (onehot(y_t) - p_t) dz/d(W h) / temperature. `chunk` tokens are added at a time.
     """
-    head, norms = head_of(policy.get_base_model()), []
-    for row in rows:
-        h_T, target_T = response_states(policy, [row])
-        gradient = torch.zeros_like(head.weight, dtype=torch.float32)
-        for start in range(0, len(h_T), chunk):
-            at = slice(start, start + chunk)
-            logp, slope = log_softmax(head, h_T[at], temperature)
-            E = onehot_minus(logp.exp_(), target_T[at]).mul_(slope)
-            gradient.addmm_(E.T, h_T[at].float())
-        norms.append(gradient.norm().item())
-    return norms
+    head = head_of(policy.get_base_model())
+    h_T, target_T = response_states(policy, [row])
+    gradient = torch.zeros_like(head.weight, dtype=torch.float32)
+    for start in range(0, len(h_T), chunk):
+        at = slice(start, start + chunk)
+        logp, slope = log_softmax(head, h_T[at], temperature)
+        E = onehot_minus(logp.exp_(), target_T[at]).mul_(slope)
+        gradient.addmm_(E.T, h_T[at].float())
+    return gradient.norm().item()

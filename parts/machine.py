@@ -7,7 +7,6 @@ import importlib.metadata
 import math
 import os
 import re
-import resource
 import shutil
 import sysconfig
 import time
@@ -37,7 +36,6 @@ def build_for_cpu() -> bool:
         raise SystemExit("vLLM is not installed: run `make setup` (no GPU) or "
                          "`pip install -r requirements.txt` (GPU).")
     require_gpu()
-    require_compiler()
     return False
 
 
@@ -46,7 +44,7 @@ def is_installed(package: str) -> bool:
 
 
 def require_gpu() -> None:
-    """Raises SystemExit with one sentence unless PyTorch can use a GPU that it was built for."""
+    """Raises SystemExit, one sentence, unless PyTorch and Triton can use the GPU that is here."""
     import torch
 
     if not torch.cuda.is_available():  # where the driver is too old, torch has said so
@@ -57,10 +55,6 @@ def require_gpu() -> None:
     if capability() < OLDEST_CARD:
         raise SystemExit(f"This GPU ({card().name}) is too old: the lowest compute capability that "
                          f"works is {'{}.{}'.format(*OLDEST_CARD)}.")
-
-
-def require_compiler() -> None:
-    """Raises SystemExit unless Triton, which compiles while the program runs, can do so."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     header = os.path.join(sysconfig.get_path("include"), "Python.h")
     if not compiler or not os.path.exists(header):
@@ -89,9 +83,7 @@ def default_dtype() -> str:
 
 
 def default_sync(dtype: str) -> str:
-    """adapter; but merge on a CPU, where vLLM's LoRA kernels are slow, and in float32, which they
-    do not know.
-    """
+    """adapter; but merge where vLLM's LoRA kernels are slow (CPU) or do not exist (float32)."""
     return "merge" if build_for_cpu() or dtype == "float32" else "adapter"
 
 
@@ -146,24 +138,12 @@ def in_one_line(config) -> str:
 
 # ------------------------------------------------------------------------------ memory in use
 def memory_gb() -> float:
-    """Memory in GiB, for the log.
-
-    On a GPU: the most that torch's tensors have taken so far, of trainer and engine together, for
-    both live in this process. Without one: what the process holds now.
-    """
+    """GiB, for the log: what this process holds; on a GPU the most that its tensors have taken."""
     import torch
 
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / GB
-    pages = int(read("/proc/self/statm").split()[1])
-    return pages * resource.getpagesize() / GB
-
-
-def read(file) -> str:
-    try:
-        return Path(file).read_text()
-    except OSError:
-        return ""
+    return psutil.Process().memory_info().rss / GB
 
 
 def out_of_memory(error: RuntimeError) -> bool:
@@ -195,12 +175,11 @@ def fit_in_memory(settings, model) -> None:
     settings.micro_tokens = settings.micro_tokens or max(context, min(MOST, room))
     tokens = max(context, settings.micro_tokens)
     if tokens > room:
-        lower = (f"lower --micro-tokens to {room:,}, and the sum of --max-prompt-tokens and "
-                 "--max-tokens likewise, or ") if room else ""
         raise SystemExit(
-            f"This run would need about {(fixed + tokens * token) / GB:.1f} GiB ({fixed / GB:.1f} "
-            f"without a pass over {tokens:,} tokens), and {free / GB:.1f} GiB are free for it: "
-            f"{lower}take a smaller --model.")
+            f"This run would need about {(fixed + tokens * token) / GB:.1f} GiB with a pass over "
+            f"{tokens:,} tokens, and {free / GB:.1f} GiB are free for it, enough for {room:,} "
+            "tokens: lower --micro-tokens, --max-prompt-tokens and --max-tokens, or take a "
+            "smaller --model.")
 
 
 def bytes_needed(settings, model) -> tuple[float, float]:
@@ -224,7 +203,7 @@ def free_bytes() -> int:
     Groups are of version 1 (memory:/box) or 2 (:/box). Files that a group has read count as used,
     but the kernel would drop them.
     """
-    left = [1024 * int(re.search(r"^MemAvailable: *(\d+) kB", read("/proc/meminfo"), re.M)[1])]
+    left = [psutil.virtual_memory().available]
     for version, path in re.findall(r"^\d+:(memory|):/(.*)$", read("/proc/self/cgroup"), re.M):
         inner = Path("/sys/fs/cgroup", version, path)
         for group in (inner, *inner.parents):
@@ -234,6 +213,13 @@ def free_bytes() -> int:
             if limit.strip().isdigit():
                 left.append(int(limit) - int(used) + int(files[-1]))
     return min(left)
+
+
+def read(file) -> str:
+    try:
+        return Path(file).read_text()
+    except OSError:
+        return ""
 
 
 # ------------------------------------------------------------------------------ a busy machine
@@ -272,10 +258,7 @@ class Threads:
         return fewest
 
 
-@functools.cache
-def threads() -> Threads:
-    """Those of this process."""
-    return Threads()
+threads = functools.cache(Threads)  # threads(): those of this process
 
 
 def taken() -> tuple[float, float, float]:

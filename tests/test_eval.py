@@ -512,7 +512,7 @@ def flags(model, data, out, **more):
     ("--data no-such-set", "no data set 'no-such-set'"),
     ("--data no/such/file.jsonl", "no data file"),
     ("--adapter no/such/folder", "has no adapter_config.json"),
-    ("--model ./nowhere", "No model folder"),
+    ("--model ./nowhere", "There is no model"),
     ("{fits} --template poem", "no prompt template 'poem'"),
     ("{fits} --template chat --max-tokens 5000", "at most 1024"),
     ("{fits} --template chat --max-prompt-tokens 3", "over 3 tokens"),

@@ -205,7 +205,7 @@ ODD = {
     "another base": ("copy", "weights of --model are not those", lambda run: (
         run / "config.json").write_text((run / "config.json").read_text().replace(
             '"model": "tiny"', '"model": "tiny-skills"'))),
-    "NaN": ("copy", "holds weights that are no finite", filled(math.nan)),
+    "NaN": ("copy", "holds numbers that are not finite", filled(math.nan)),
     "too large": ("copy", "merged weights are no finite numbers", filled(1e30))}
 
 

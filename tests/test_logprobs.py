@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parts.logprobs import (ChunkedLogprobs, Head, Row, float32_product, gvm_norms,
-                            head_gradient_norms, micro_batches, shared_tokens, token_logprobs,
+                            head_gradient_norm, micro_batches, shared_tokens, token_logprobs,
                             tokens_at_once)
 from test_policy import small_policy
 
@@ -125,7 +125,7 @@ def test_the_norms_make_no_tensor_of_tokens_times_vocabulary(tmp_path):
     policy = small_policy(tmp_path)
     row = Row(torch.randint(300, (200,)).tolist(), 1, [], 0.0)
     with LargestTensor() as seen:
-        head_gradient_norms(policy, [row], chunk=8)
+        head_gradient_norm(policy, row, 1.0, chunk=8)
     assert seen.largest < 199 * 384  # the widest that the model itself makes is narrower
 
 
@@ -192,8 +192,8 @@ def test_head_gradient_norms_equal_autograd(tmp_path, temperature):
     policy = small_policy(tmp_path)
     model = policy.get_base_model()
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
-    rows = rows_of((12, 3), (30, 29), (18, 1))
-    for row, norm in zip(rows, head_gradient_norms(policy, rows, temperature, chunk=10)):
+    for row in rows_of((12, 3), (30, 29), (18, 1)):
+        norm = head_gradient_norm(policy, row, temperature, chunk=10)
         log_pi = full_logprobs(policy, row, temperature).sum()
         wanted = torch.autograd.grad(log_pi, model.lm_head.weight)[0].norm().item()
         torch.testing.assert_close(norm, wanted, rtol=1e-4, atol=1e-5)
@@ -207,7 +207,7 @@ def test_gvm_asks_for_the_gradient_of_right_pilots_at_the_temperature_of_samplin
             for correct, ids in pool])
         for pool in ([(True, [5, 6]), (False, [7]), (True, [9])], [(False, [8, 2])])]
     right = [Row([1, 3, *ids], 2, [], 1.0) for ids in ([5, 6], [9])]
-    expected = sum(head_gradient_norms(policy, right, 0.5)) / 2
+    expected = sum(head_gradient_norm(policy, row, 0.5) for row in right) / 2
     assert gvm_norms(policy, groups, 0.5) == [pytest.approx(expected), 0.0]
 
 

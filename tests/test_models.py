@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from huggingface_hub import errors
 
 from conftest import ROOT
 from models import smollm
@@ -97,7 +98,7 @@ def test_a_damaged_built_in_model_is_named_with_the_way_to_restore_it(tmp_path, 
     monkeypatch.setattr(models, "MODELS", tmp_path)
     assert load("tiny") == str(copy)
     (copy / name).write_bytes((copy / name).read_bytes()[:500])
-    with pytest.raises(SystemExit, match=f"{copy}.*Restore it with `git checkout models`"):
+    with pytest.raises(SystemExit, match=f"{copy}.*Mend or replace the folder"):
         load("tiny")
 
 
@@ -110,7 +111,7 @@ def test_a_config_that_transformers_refuses_is_named_with_its_cause(folder, sett
     change(folder, **settings)
     sentence = refusal(folder)
     assert re.search(words, sentence), sentence
-    assert "Mend or replace the folder." in sentence and "hub" not in sentence
+    assert "Mend or replace the folder, or choose" in sentence and "hub" not in sentence
 
 
 def cut(folder):
@@ -263,14 +264,15 @@ def test_a_model_with_a_weight_missing_is_refused_not_filled_at_random(tmp_path)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(models, "CACHE", tmp_path / "cache")
     monkeypatch.setattr(models, "ask_hub", lambda *_: None)
-    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
+    def nowhere(*_):
+        raise errors.LocalEntryNotFoundError("no hub, and nothing in the cache")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", nowhere)
     return tmp_path / "cache"
 
 
-@pytest.mark.parametrize("name, found", [
-    ("parts.models.ask_hub", object()), ("huggingface_hub.try_to_load_from_cache", "/a/file")])
-def test_where_the_hub_answers_or_its_cache_has_it_its_id_is_used(cache, monkeypatch, name, found):
-    monkeypatch.setattr(name, lambda *_: found)
+def test_where_the_hub_or_its_cache_has_it_its_id_is_used(cache, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: "/a/file")
     assert models.fetch_smollm() == "HuggingFaceTB/SmolLM2-135M-Instruct" == models.resolve_model(
         "SmolLM2-135M-Instruct")
 
@@ -294,7 +296,7 @@ def test_the_folder_is_made_once_and_wholly(cache, monkeypatch):
     assert [models.fetch_smollm(), models.fetch_smollm()] == [str(folder)] * 2 and len(made) == 1
     assert [path.name for path in cache.iterdir()] == [models.SMOLLM]  # nothing half-loaded stays
     (folder / "model.safetensors").write_text("half")
-    with pytest.raises(SystemExit, match="Remove the folder, and it is made again"):
+    with pytest.raises(SystemExit, match="Mend or replace the folder"):
         load(models.SMOLLM)
 
 

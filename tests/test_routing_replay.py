@@ -200,9 +200,9 @@ def test_agreement_compares_sets_and_leaves_dense_layers_out():
 
 
 @pytest.mark.parametrize("spoil, sentence", [
-    (lambda route: route.index_fill(0, torch.tensor([0]), 8), "expert 8"),  # counted from 0
+    (lambda route: route.where(route < route.max(), 8), "or one that there is not"),  # of 0 to 7
     (lambda route: route[:-1], "instead of"), (lambda route: route[:, :2], "instead of"),
-    (lambda route: None, "recorded nothing"), (torch.zeros_like, "one expert twice"),
+    (lambda route: None, "instead of"), (torch.zeros_like, "one expert twice"),
     (lambda route: route.index_fill(0, torch.arange(3), 0), "one expert twice")])
 def test_routes_that_cannot_be_right_are_refused(spoil, sentence):
     policy, rows = bare("qwen3_moe"), some_rows()
@@ -224,8 +224,6 @@ def test_what_is_replayed_by_default(tmp_path):
             choose_replay(wanted, dense, 4)
     with pytest.raises(ValueError, match="no effect as r2"):
         minirl.Config(replay="r2").validate()
-    with pytest.raises(ValueError, match="mixture"):
-        RoutingReplay(make.build_model(make.build_tokenizer()))
 
 
 # --------------------------------------------------------------------------------------- the update
