@@ -304,7 +304,7 @@ def test_without_flags_the_defaults_hold_and_others_can_take_their_place():
 
 # ------------------------------------------------------------------------------ the program
 @pytest.mark.parametrize("flags, sentences", [
-    (["--model", "NoSuchModel"], ["There is no model 'NoSuchModel'", "--model tiny"]),
+    (["--model", "NoSuchModel"], ["There is no model NoSuchModel", "--model tiny"]),
     (["--replay", "r3", "--mini-batches", "2"], ["--replay r3 is for mixtures of experts"]),
     (["--eval-data", "builtin,missing.csv"], ["There is no data file missing.csv"]),
     (["--data", "odd.jsonl"], ["alpha", "--columns QUESTION,ANSWER"]),
