@@ -7,7 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+# The same examples at every run, and as long as they need: a test must not fail by chance.
+settings.register_profile("repeatable", derandomize=True, database=None, deadline=None,
+                          max_examples=40)
+settings.load_profile("repeatable")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"  # what a test finds does not depend on whether a hub answers
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and what the tests start inherits

@@ -1,78 +1,16 @@
-"""For the sampler's tests: engines and graders that are coins, the exact mathematics of the rules.
-"""
+"""For the sampler's tests: other ways to drive it, and the exact mathematics of the rules."""
 import math
 import random
-from collections import namedtuple
 from unittest import mock
 
 import ada_sampler as ada
 from ada_sampler import Collector, Estimator, Sample, SamplerConfig, collect
 from course.simulate import Coin
+from world import Engine, Grader
 
 ADVANTAGES = ("pool-mean", "leave-one-out", "group-std", "positives-only")
 WEIGHTINGS = ("none", "unbiased", "log", "inv_p")
 RULES = ("uniform", "dapo", "ada-pos", "ada-balance", "ada-est", "gvm")
-Rollout = namedtuple("Rollout", "token_ids finish_reason prompt correct")
-Verdict = namedtuple("Verdict", "reward status")
-
-
-# -------------------------------------------------------------- an engine and graders for the tests
-class Engine:
-    """Outcome and length of draw s of prompt p depend on (seed, p, s) only, never on when it is
-    drawn.
-
-    So two ways of driving it can be compared sample by sample. At most `slots` samples are written
-    at a time, one token per step; those that finish in one step come back in random order.
-    `log[i]`: keys submitted before step i.
-    """
-
-    def __init__(self, seed=0, slots=10**9, length=lambda rng, correct: rng.randint(1, 12)):
-        self.seed, self.slots, self.length = seed, slots, length
-        self.waiting, self.running, self.shuffle = [], {}, random.Random(seed)
-        self.log, self.seen = [[]], set()
-
-    def submit(self, key, problem):
-        assert key not in self.seen, f"{key} was submitted twice"
-        self.seen.add(key)
-        self.log[-1].append(key)
-        rng = random.Random(f"{self.seed}/{problem.id}/{key[1]}")
-        correct = rng.random() < problem.p
-        length = self.length(rng, correct)
-        rollout = Rollout(range(length), "length" if length > 9 else "stop", problem.id, correct)
-        self.waiting.append((key, length, rollout))
-
-    @property
-    def busy(self):
-        return bool(self.waiting or self.running)
-
-    def step(self):
-        assert self.busy, "an idle engine was stepped"
-        while self.waiting and len(self.running) < self.slots:
-            key, length, rollout = self.waiting.pop(0)
-            self.running[key] = [length, rollout]
-        for entry in self.running.values():
-            entry[0] -= 1
-        finished = [(key, rollout) for key, (left, rollout) in self.running.items() if left == 0]
-        for key, _ in finished:
-            del self.running[key]
-        self.shuffle.shuffle(finished)
-        self.log.append([])
-        return finished
-
-
-class Grader:
-    """Instant. Fails the test if a verdict is asked for twice, early, or never."""
-
-    def __init__(self, rewards=(0.0, 1.0)):
-        self.rewards, self.open = rewards, {}
-
-    def submit(self, key, problem, rollout):
-        assert key not in self.open and rollout.prompt == problem.id
-        self.open[key] = Verdict(self.rewards[rollout.correct], "correct"
-                                 if rollout.correct else "wrong")
-
-    def result(self, key):
-        return self.open.pop(key)
 
 
 def coins(rates):
@@ -113,12 +51,13 @@ WAYS = (WithBarrier, WithoutEarlyOpening, Collector)
 
 
 def run(problems, cfg, engine=None, grader=None, way=Collector, **more):
-    """collect() with what every rule may need; checks that no verdict is left over."""
+    """collect() with what every rule may need. No draw is asked for twice, no verdict left over."""
     engine, grader = engine or Engine(), grader or Grader()
-    spare = dict(estimator=Estimator(), more=lambda: Coin(f"spare {len(engine.seen)}", 0.4))
+    spare = dict(estimator=Estimator(), more=lambda: Coin(f"spare {len(engine.asked)}", 0.4))
     with mock.patch.object(ada, "Collector", way):
         groups = collect(problems, cfg, engine, grader, **spare | more)
     assert not grader.open and not engine.busy
+    assert len(engine.asked) == sum(map(len, engine.log)) == sum(len(g.pool) for g in groups)
     return groups
 
 

@@ -9,6 +9,8 @@ from dataclasses import fields
 from statistics import fmean, stdev
 
 import pytest
+from hypothesis import given, reject
+from hypothesis import strategies as st
 
 import ada_sampler as ada
 from ada_sampler import Estimator, Group, SamplerConfig, collect
@@ -18,9 +20,9 @@ from helpers import HANG
 from parts.config import check_sampler, unread
 from parts.metrics import summarize
 from sampler_oracles import (
-    ADVANTAGES, ORACLE, RULES, WAYS, WEIGHTINGS, WEIGHTS, Engine, Grader, Verdict,
-    WithoutEarlyOpening, closed_pools, coins, config, exact, exact_weight, mixed, outcomes, run,
-    sample)
+    ADVANTAGES, ORACLE, RULES, WAYS, WEIGHTINGS, WEIGHTS, WithoutEarlyOpening, closed_pools, coins,
+    config, exact, exact_weight, mixed, outcomes, run, sample)
+from world import Engine, Grader
 
 
 @pytest.mark.parametrize("p", ORACLE)
@@ -106,11 +108,8 @@ def test_the_baseline_is_the_mean_of_the_pool_not_of_the_kept():
 
 
 def test_threshold_is_strict_and_only_for_counting():
-    class Shaped(Grader):
-        def result(self, key):
-            return super().result(key)._replace(reward=(0.0, 0.5, 0.7, 0.71)[key[1] % 4])
-
-    [g] = run(coins([0.5]), config(n=4, M=8, N=1), grader=Shaped())
+    shaped = Grader(lambda key, *_: (0.0, 0.5, 0.7, 0.71)[key[1] % 4])
+    [g] = run(coins([0.5]), config(n=4, M=8, N=1), grader=shaped)
     assert [s.correct for s in g.pool[:4]] == [False, False, False, True]
     assert math.isclose(g.baseline, (0.5 + 0.7 + 0.71) / 4) and g.p_hat == 0.25
 
@@ -154,23 +153,15 @@ def test_a_prompt_without_a_hit_weighs_more_than_one_with_a_single_hit(weighting
 
 def test_an_answer_gains_nothing_by_making_the_grader_fail():
     nan = math.nan
-    for given, found in (([1.0, nan], [1.0, 0.0]), ([0.5, nan, 2.0], [0.5, 0.0, 2.0]),
+    for drawn, found in (([1.0, nan], [1.0, 0.0]), ([0.5, nan, 2.0], [0.5, 0.0, 2.0]),
                          ([nan, -2.0, 1.0], [-2.0, -2.0, 1.0]), ([nan, nan], [-3.0, -3.0])):
-        assert ada.without_verdict(given, if_all=-3.0) == found
-
-
-class Failing(Grader):
-    """Fails on every answer to some prompts; others' rewards are negative."""
-
-    def submit(self, key, problem, rollout):
-        super().submit(key, problem, rollout)
-        reward = math.nan if problem.p == 0.5 else -1.0 - key[1]
-        self.open[key] = Verdict(reward, "raised" if problem.p == 0.5 else "wrong")
+        assert ada.without_verdict(drawn, if_all=-3.0) == found
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_prompt_that_the_grader_fails_on_is_no_better_than_the_worst_of_the_step(rule):
-    groups = run(coins([0.0, 0.5, 0.1]), config(rule), grader=Failing(), more=None)
+    failing = Grader(lambda key, problem, _: math.nan if problem.p == 0.5 else -1.0 - key[1])
+    groups = run(coins([0.0, 0.5, 0.1]), config(rule), grader=failing, more=None)
     worst = min(s.reward for g in groups for s in g.pool if s.status == "wrong")
     assert worst < -2 and all(s.reward == worst for s in groups[1].pool)
     assert groups[1].zero_signal and (groups[1].baseline == worst or rule == "gvm")
@@ -178,7 +169,8 @@ def test_a_prompt_that_the_grader_fails_on_is_no_better_than_the_worst_of_the_st
 
 def test_est_weighs_by_the_pass_rate_and_not_by_the_mean_reward():
     """With rewards of -0.5 and 2 the two differ, and the mean may even be negative."""
-    for g in run(mixed(20), config("ada-est"), grader=Grader((-0.5, 2.0))):
+    shaped = Grader(lambda _, problem, rollout: 2.0 if rollout.correct else -0.5)
+    for g in run(mixed(20), config("ada-est"), grader=shaped):
         share = fmean(s.correct for s in g.pool)
         assert g.weights == pytest.approx([(share + 0.01) ** -0.5] * len(g.pool))
 
@@ -193,20 +185,6 @@ def test_only_the_weighting_sees_how_many_rows_a_prompt_has():
         for g in groups:
             if {s.correct for s in g.kept} == {True, False}:
                 assert math.isclose(sum(g.weights), rows)
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_all_combinations_work(rule):
-    for advantage, weighting in itertools.product(ADVANTAGES, WEIGHTINGS):
-        cfg = config(rule, advantage=advantage, weighting=weighting)
-        try:
-            cfg.validate()
-        except ValueError:
-            continue  # see test_validate_says_what_is_wrong
-        for g in run(mixed(12), cfg):
-            assert len(g.kept) == len(g.advantages) == len(g.weights) == len(g.rows())
-            assert all(math.isfinite(c) for _, c in g.rows()) and all(w >= 0 for w in g.weights)
-            assert g.outcome and g.zero_signal == all(c == 0 for _, c in g.rows())
 
 
 # --------------------------------------------------------------------------------------- allocation
@@ -285,28 +263,80 @@ def test_deciding_inside_a_round_is_biased_and_collect_does_not(p):
     assert fmean(impatient(p, rng) for _ in range(1000)) > expected + 0.03
 
 
-# -------------------------------------------------------- no barrier, early opening: the same pools
-VARIANTS = [
-    config(), config("ada-pos"), config(n=5, M=5, N=6), config(max_rounds_all_correct=1),
-    config(max_rounds_all_correct=2, n=7, M=9), config(N=1), config("uniform"), config("gvm"),
-    config("ada-est")]
+# ------------------------------------- whatever is asked for: the same pools, each prompt its own
+def any_length(rng, correct):
+    return rng.randint(1, 12)
 
 
-@pytest.mark.parametrize("cfg", VARIANTS, ids=range(len(VARIANTS)))
-def test_barrier_and_early_opening_change_nothing_but_the_time(cfg):
+RATES = st.sampled_from((0.0, 0.02, 0.1, 0.3, 0.5, 0.8, 0.95, 1.0))
+SETTINGS = dict(
+    n=st.integers(1, 9), M=st.integers(1, 12), N=st.integers(1, 5),
+    threshold=st.sampled_from([0.0, 0.7]), max_rounds_all_correct=st.integers(0, 6),
+    drop_unresolved=st.booleans(), advantage=st.sampled_from(ADVANTAGES),
+    weighting=st.sampled_from(WEIGHTINGS))
+
+
+@st.composite
+def accepted(draw) -> SamplerConfig:
+    """Any settings that `check_sampler` accepts; of those that have no effect the defaults."""
+    rule = draw(st.sampled_from(RULES))
+    read = [name for name in SETTINGS if name not in unread(rule)]
+    cfg = config(rule, **{name: draw(SETTINGS[name]) for name in read})
+    try:
+        check_sampler(cfg)
+    except ValueError:
+        reject()  # see test_what_would_train_on_nonsense_is_refused
+    return cfg
+
+
+@st.composite
+def worlds(draw):
+    """(problems, how to make an engine), which may write few or all samples at a time."""
+    problems = coins(draw(st.lists(RATES, min_size=1, max_size=12)))
+    how = dict(seed=draw(st.integers(0, 99)), slots=draw(st.sampled_from([1, 7, 64, 10**9])),
+               length=draw(st.sampled_from([any_length, short_if_correct])))
+    return problems, lambda: Engine(**how)
+
+
+@given(accepted(), worlds())
+def test_barrier_and_early_opening_change_nothing_but_the_time(cfg, world):
     """Draw (p, s) has the same outcome in all three runs: the pools must be identical."""
-    random_length = lambda rng, correct: rng.randint(1, 12)  # noqa: E731
-    for seed, length, slots in ((1, random_length, 7), (2, short_if_correct, 7),
-                                (3, random_length, 10**9), (4, short_if_correct, 10**9)):
-        problems, steps, found = mixed(12, seed), [], []
-        for way in WAYS:
-            engine = Engine(seed, slots, length)
-            found.append(outcomes(run(problems, cfg, engine, way=way)))
-            steps.append(len(engine.log))
-        assert found[0] == found[1] == found[2]
-        assert steps[2] <= steps[1] + 2 and steps[1] <= steps[0] + 2 * cfg.N
+    problems, engine = world
+    found = [outcomes(run(problems, cfg, engine(), way=way)) for way in WAYS]
+    places = len(problems)  # dapo's others are tried in the order in which prompts close
+    assert found[0][:places] == found[1][:places] == found[2][:places]
 
 
+@given(accepted(), worlds(), st.integers(0, 99))
+def test_in_which_order_samples_of_one_step_come_back_changes_nothing(cfg, world, order):
+    """Neither what is drawn, nor when."""
+    problems, engine = world
+    one, other = engine(), engine()
+    other.shuffle.seed(order)
+    assert outcomes(run(problems, cfg, one)) == outcomes(run(problems, cfg, other))
+    assert one.log == other.log
+
+
+@given(accepted(), worlds(), st.sampled_from(WAYS))
+def test_every_sample_stays_with_its_prompt_and_every_row_has_a_finite_weight(cfg, world, way):
+    problems, engine = world
+    groups = run(problems, cfg, engine(), way=way)
+    assert [g.problem for g in groups[:len(problems)]] == problems
+    assert [g.index for g in groups] == list(range(len(groups)))
+    for g in groups:
+        for place, s in enumerate(g.pool):
+            assert s.rollout.prompt == g.problem.id and s.index == place
+            assert s.correct == s.rollout.correct == (s.status == "correct")
+        rounds = [s.round for s in g.pool]
+        assert rounds == sorted(rounds) and g.rounds == len(set(rounds))
+        assert [s.index for s in g.kept] == sorted({s.index for s in g.kept})
+        assert all(g.pool[s.index] is s for s in g.kept)
+        assert len(g.kept) == len(g.advantages) == len(g.weights) == len(g.rows())
+        assert all(math.isfinite(c) for _, c in g.rows()) and all(w >= 0 for w in g.weights)
+        assert g.outcome and g.zero_signal == all(c == 0 for _, c in g.rows())
+
+
+# -------------------------------------------------------- when a round opens, what is waited for
 def opened(engine):
     return [step for step, keys in enumerate(engine.log) if keys]
 
@@ -340,17 +370,6 @@ def test_no_verdict_is_waited_for_that_cannot_decide_anything():
     run(coins([0.5]), config(N=1), engine, Watched())
 
 
-# -------------------------------------------------------------------------------------- determinism
-@pytest.mark.parametrize("rule", RULES)
-def test_in_which_order_samples_of_one_step_come_back_changes_nothing(rule):
-    runs = []
-    for order in range(3):
-        engine = Engine(4, slots=24)
-        engine.shuffle.seed(order)
-        runs.append((outcomes(run(mixed(16), config(rule), engine)), engine.log))
-    assert runs[0] == runs[1] == runs[2]
-
-
 def test_grading_overlaps_with_the_engine():
     """No verdict is waited for in the step in which its sample finished, but at idleness."""
     class Watched(Grader):
@@ -365,30 +384,6 @@ def test_grading_overlaps_with_the_engine():
     born, early, engine = {}, [], Engine(0, slots=16)
     run(mixed(16), config(), engine, Watched())
     assert len(early) > 200 and not any(early)
-
-
-# ----------------------------------------------------------------------------- every prompt its own
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("way", WAYS)
-def test_samples_stay_with_their_own_prompt(rule, way):
-    """Some hopeless prompts among easy ones, so that few survive to the last rounds."""
-    for seed in range(3):
-        rng = random.Random(seed)
-        rates = [0.5] * 32
-        for i in rng.sample(range(32), rng.randint(2, 5)):
-            rates[i] = rng.choice((0.0, 0.02, 1.0))
-        problems = coins(rates)
-        groups = run(problems, config(rule), Engine(seed, rng.choice((5, 64, 10**9))), way=way)
-        assert [g.problem for g in groups[:32]] == problems
-        assert [g.index for g in groups] == list(range(len(groups)))
-        for g in groups:
-            for place, s in enumerate(g.pool):
-                assert s.rollout.prompt == g.problem.id and s.index == place
-                assert s.correct == s.rollout.correct == (s.status == "correct")
-            rounds = [s.round for s in g.pool]
-            assert rounds == sorted(rounds) and g.rounds == len(set(rounds))
-            assert [s.index for s in g.kept] == sorted({s.index for s in g.kept})
-            assert all(g.pool[s.index] is s for s in g.kept)
 
 
 # ---------------------------------------------------------------------------------------- the rules
@@ -561,7 +556,8 @@ def three_visits(cfg):
     """All that the trainer and the log see of three steps, with rewards 0 and 0.8."""
     estimator, seen = Estimator(), []
     for seed in range(3):
-        groups = run(mixed(20), cfg, Engine(seed), Grader((0.0, 0.8)), estimator=estimator)
+        grader = Grader(lambda _, problem, rollout: 0.8 * rollout.correct)
+        groups = run(mixed(20), cfg, Engine(seed), grader, estimator=estimator)
         seen.append([(outcomes([g]), [c for _, c in g.rows()]) for g in groups])
     return seen
 

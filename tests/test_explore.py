@@ -12,7 +12,7 @@ import pytest
 
 import explore
 from conftest import ROOT
-from explore import ABSENT, OF_TOKENS, WHOLE, PageConfig, choose, main, parse
+from explore import ABSENT, OF_TOKENS, WHOLE, PageConfig, choose, main
 from parts import folder as folders
 from parts.grader import NO_VERDICT
 
@@ -226,31 +226,6 @@ def test_bytes_that_are_no_text_show_as_such(folder):
     assert page_of(folder)["runs"][0]["groups"][0]["pool"][1]["text"] == "n\ufffd"
 
 
-def folder_instead(file):
-    file.unlink()
-    file.mkdir()
-
-
-@pytest.mark.parametrize("spoil, words", [
-    (lambda f: f.rename(f.with_name("away")), "no folder of a training run"),
-    (lambda f: (f / "config.json").unlink(), "no folder of a training run"),
-    (lambda f: (f / "config.json").write_text("{"), "missing or damaged"),
-    (lambda f: (f / "config.json").write_text('{"config": 3}'), "settings of a run"),
-    (lambda f: folder_instead(f / "config.json"), "missing or damaged"),
-    (lambda f: (f / "metrics.jsonl").unlink(), "no finished step"),
-    (lambda f: (f / "metrics.jsonl").write_text('{"st'), "no finished step"),
-    (lambda f: (f / "explore.html").mkdir(), "cannot be written"),
-    (lambda f: folder_instead(f / "groups.jsonl"), "cannot be read"),
-    (lambda f: folder_instead(f / "eval.jsonl"), "cannot be read"),
-])
-def test_what_is_no_run_is_a_sentence(folder, spoil, words):
-    spoil(folder)
-    with pytest.raises(SystemExit) as ended:
-        main(PageConfig(run=str(folder)))
-    sentence = str(ended.value)
-    assert words in sentence and str(folder) in sentence and "\n" not in sentence
-
-
 def test_nothing_is_written_through_a_link(folder, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text("not the page's")
@@ -266,17 +241,6 @@ def test_a_run_that_recorded_nothing_has_its_curves(folder, capsys, remove):
     data = page_of(folder)
     assert len(data["runs"][0]["metrics"]) == 5
     assert ("--log-groups" in data["left_out"]) == (remove == "groups.jsonl")
-
-
-@pytest.mark.parametrize("flags, words", [
-    ([], "name the folder"), (["a", "--steps", "5-2"], "steps must be"),
-    (["a", "--steps", "x"], "steps must be"), (["a", "--steps", "-3"], "steps must be"),
-    (["a", "--against", "./a/"], "with itself"), (["a", "b"], "b"),
-    (["a", "--n", "-1"], "at least 1"), (["a", "--agains", "b"], "--against")])
-def test_wrong_flags_are_answered_with_code_2(flags, words, capsys):
-    with pytest.raises(SystemExit) as ended:
-        parse(flags)
-    assert ended.value.code == 2 and words in capsys.readouterr().err
 
 
 def test_no_torch_is_loaded_for_a_page(folder):

@@ -4,75 +4,21 @@ What the update computes is the subject of test_objective.py.
 """
 import contextlib
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 import minirl
-from ada_sampler import Estimator
-from minirl import Config
-from parts.config import resolve
 from parts.logprobs import Row
 from parts.routing_replay import note_routes
-from parts.run import fresh_state, make_optimizer, rehearse
-from test_combinations import SMALL, Judge, Problems, RandomWriter, random_policy
-
-
-class Engine(RandomWriter):
-    """Notes in `events` what it is asked to do; what it draws follows torch's random state."""
-
-    def __init__(self, events: list, routes: bool = False):
-        super().__init__(routes)
-        self.events, self.numbers, self.sleeps = events, [], False
-
-    def submit(self, key, prompt_ids, max_tokens):
-        self.numbers.append(torch.rand(()).item())
-        super().submit(key, prompt_ids, max_tokens)
-
-    def sleep(self):
-        self.events.append("sleep")
-
-    def wake(self):
-        self.events.append("wake")
-
-    def sync(self, policy):
-        self.events.append("sync")
-
-    def clear_cache(self):
-        self.events.append("clear")
-
-
-class Silent(Judge):
-    """To whom every answer is wrong."""
-
-    def result(self, key):
-        return SimpleNamespace(reward=0.0, status="wrong")
-
-
-def small_run(mixture: bool = False, grader: Judge | None = None, **settings):
-    """As much of a run as a step needs; what happens to engine and probe is in `run.events`."""
-    config = resolve(Config(**SMALL | settings))
-    config.validate()
-    policy, events = random_policy(mixture), []
-    optimizer, schedule = make_optimizer(policy, config)
-    probe = SimpleNamespace(check=lambda: events.append("probe") or dict(probe_gap_max=0.25))
-    return SimpleNamespace(
-        config=config, policy=policy, optimizer=optimizer, schedule=schedule, events=events,
-        engine=Engine(events, routes=mixture), grader=grader or Judge(), stream=Problems(),
-        estimator=Estimator(), probe=probe, state=fresh_state(), folder=Path("mine"),
-        evaluated=-1)
-
-
-@pytest.fixture(autouse=True)
-def nothing_to_save(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+from parts.run import rehearse
+from world import by_text, ready, silent
 
 
 # ------------------------------------------------------------------------------ one step
 def test_the_engine_sleeps_during_the_update_and_is_synced_and_probed_after_it(monkeypatch):
-    run, real = small_run(), minirl.update
+    run, real = ready(), minirl.update
     monkeypatch.setattr(minirl, "update", lambda *a: run.events.append("update") or real(*a))
     groups, metrics = minirl.train_step(1, run)
     assert run.events == ["sleep", "update", "wake", "sync", "probe"]
@@ -85,15 +31,15 @@ def broken(run):
     next(p for p in run.policy.parameters() if p.requires_grad).data[0, 0] = math.nan
 
 
-@pytest.mark.parametrize("grader, prepare, events, skipped", [
-    (Silent, lambda run: None, ["sleep", "wake", "clear"], 0),  # nothing is learnt
-    (Judge, broken, ["sleep", "wake", "clear"], 1),
+@pytest.mark.parametrize("judge, prepare, events, skipped", [
+    (silent, lambda run: None, ["sleep", "wake", "clear"], 0),  # nothing is learnt
+    (by_text, broken, ["sleep", "wake", "clear"], 1),
     # waking up may spoil the engine's weights (vLLM #53888), and nobody else would look
-    (Silent, lambda run: vars(run.engine).update(sleeps=True),
+    (silent, lambda run: vars(run.engine).update(sleeps=True),
      ["sleep", "wake", "sync", "probe"], 0)])
 def test_without_an_optimizer_step_only_an_engine_that_slept_is_synced(
-        grader, prepare, events, skipped):
-    run = small_run(grader=grader())
+        judge, prepare, events, skipped):
+    run = ready(judge=judge)
     prepare(run)
     _, metrics = minirl.train_step(1, run)
     assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == (0, skipped)
@@ -105,31 +51,31 @@ def test_a_step_draws_the_same_when_it_is_done_again_and_no_other_step_does():
     """Rollouts follow the global state, the cut into mini-batches the `rng` that `update` gets."""
     drawn = []
     for seed, step in ((0, 1), (0, 2), (0, 1), (1, 1)):
-        run = small_run(seed=seed, sampler="uniform")
+        run = ready(seed=seed, sampler="uniform")
         torch.manual_seed(len(drawn))  # whatever has happened before
-        minirl.train_step(step, run)
-        drawn.append(run.engine.numbers)
+        groups, _ = minirl.train_step(step, run)
+        drawn.append([s.rollout.token_ids for g in groups for s in g.pool])
     assert drawn[0] == drawn[2] and drawn[0] != drawn[1] and drawn[0] != drawn[3]
 
 
 def test_tokens_per_second_are_of_the_time_that_sampling_took():
-    _, metrics = minirl.train_step(1, small_run())
+    _, metrics = minirl.train_step(1, ready())
     parts = [metrics[f"seconds_{phase}"] for phase in ("sample", "train", "sync")]
     assert metrics["seconds"] == pytest.approx(sum(parts)) and min(parts) > 0
     assert metrics["tokens_per_second"] == pytest.approx(metrics["tokens"] / parts[0])
 
 
 def test_routes_are_checked_against_prompt_and_response_before_anything_is_trained():
-    run = small_run(mixture=True)
+    run = ready(mixture=True)
     minirl.sample(run)  # as long as prompt and response, less one
-    real = run.engine.step
+    real = run.engine.write
 
-    def loses_a_row():
-        done = real()
-        done[-1][1].routes = done[-1][1].routes[1:]
-        return done
+    def loses_a_row(*asked):
+        rollout = real(*asked)
+        rollout.routes = rollout.routes[1:]
+        return rollout
 
-    run.engine.step = loses_a_row
+    run.engine.write = loses_a_row
     with pytest.raises(ValueError, match="routes of a sequence"):
         minirl.sample(run)
 
@@ -152,7 +98,7 @@ def test_agreement_is_that_of_the_positions_that_predict_the_response(replay):
 @pytest.mark.parametrize("evaluated, asked", [(-1, [2.0]), (7, [])])
 def test_an_evaluation_that_is_due_samples_at_the_trainings_temperature(
         monkeypatch, evaluated, asked):
-    run, temperatures = small_run(steps=7, temperature=2.0), []
+    run, temperatures = ready(steps=7, temperature=2.0), []
     run.held_out, run.state["step"], run.evaluated = [], 7, evaluated
     monkeypatch.setattr(minirl, "evaluate",
                         lambda *_, temperature, **__: temperatures.append(temperature) or [])
@@ -164,7 +110,7 @@ def test_an_evaluation_that_is_due_samples_at_the_trainings_temperature(
 
 
 def test_a_reward_that_failed_is_the_worst_of_the_whole_evaluation(monkeypatch):
-    run, results = small_run(steps=7, eval_k=1), []
+    run, results = ready(steps=7, eval_k=1), []
     run.held_out = [SimpleNamespace(source="mine", id=str(q)) for q in range(4)]
     run.state["step"] = 7
     rows = [dict(data="mine", id=str(q), sample=0, reward=reward, finish_reason="stop", tokens=1,
@@ -179,7 +125,7 @@ def test_a_reward_that_failed_is_the_worst_of_the_whole_evaluation(monkeypatch):
 
 def test_gvms_norms_are_of_the_policy_that_samples(monkeypatch):
     """At another temperature its gradient is another."""
-    run, asked = small_run(sampler="gvm", temperature=0.5), []
+    run, asked = ready(sampler="gvm", temperature=0.5), []
 
     def norms(policy, groups, temperature):
         asked.append((policy, temperature))
@@ -191,14 +137,14 @@ def test_gvms_norms_are_of_the_policy_that_samples(monkeypatch):
 
 
 def test_the_rehearsal_of_the_largest_batch_leaves_no_gradient_to_the_first_step():
-    run = small_run(max_prompt_tokens=8, max_tokens=8)
+    run = ready(max_prompt_tokens=8, max_tokens=8)
     rehearse(run)
     assert run.events == ["sleep", "wake"]
     assert all(p.grad is None for p in run.policy.parameters())
 
 
 def test_the_loop_logs_and_saves_each_step_before_it_is_evaluated(monkeypatch):
-    run, seen = small_run(steps=2), []
+    run, seen = ready(steps=2), []
     run.steps = lambda: range(1, 3)
     instead = dict(open_grader=lambda *_: contextlib.nullcontext(), prepare=lambda *_: run)
     for name in ("rehearse", "record", "evaluate_if_due", "show", "finish"):

@@ -9,11 +9,22 @@ import torch
 
 import minirl
 from minirl import Config, objective, set_scales, update
+from models_small import gradients_of, policy, random_groups
 from parts.config import OBJECTIVES
 from parts.logprobs import Row, micro_batches
 from parts.metrics import diagnostics
 from parts.run import make_optimizer
-from small_policy import close, gradients_of, random_groups, tiny_policy
+
+
+def tiny_policy():
+    return policy(dtype="float64", hidden_size=32, initializer_range=0.02)
+
+
+def close(one: dict, other: dict, tolerance=1e-9):
+    """The gradients of two ways are the same."""
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=1e-5, atol=tolerance, msg=name)
 
 
 def tokens(count: int, seed: int, spread: float = 0.3):

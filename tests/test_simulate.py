@@ -100,15 +100,3 @@ def test_command_line_one_rule(capsys):
 def test_command_line_all_rules(capsys):
     rows = printed(capsys, "--all --beta 0.5 1.5 --prompts 400")
     assert [row[0] for row in rows[2:]] == list(RULES)
-
-
-@pytest.mark.parametrize("flags, message", [
-    ("--pass-rate 2", "--pass-rate takes"), ("--prompts 1", "--prompts takes"),
-    ("--beta 1 0", "--beta takes"), ("--beta nan 1", "--beta takes"),
-    ("--n 9 --M 8", "a round of 8")])
-def test_command_line_errors_are_one_sentence(flags, message, capsys):
-    with pytest.raises(SystemExit) as ended:
-        simulator.main(flags.split())
-    said = capsys.readouterr().err
-    assert ended.value.code == 2 and said.count("\n") == 1
-    assert said.startswith(f"python course/simulate.py: {message}")

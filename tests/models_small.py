@@ -1,0 +1,142 @@
+"""Small random models of every family that can be trained, and the trainer's policy of one.
+
+    policy()                                     a Qwen2 of two layers whose adapter does something
+    policy("olmoe", dtype="bfloat16", moved=0)   of another family, as a run begins
+    policy("qwen2", tie_word_embeddings=True)    with a config of its own
+    model_folder("gemma2")                       what vLLM or `load_policy` can be given
+    random_groups(), gradients_of()              what an update is given, and what it computes
+"""
+import functools
+import random
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+import minirl
+from models import make
+from parts.models import own_class
+from parts.policy import load_policy
+
+SIZES = dict(vocab_size=384, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+             num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=128,
+             initializer_range=0.15)  # wide, so that no answer is near to certain or to even
+WIDE = dict(head_dim=32)  # else it does not follow from the other sizes
+CAPPED = WIDE | dict(final_logit_softcapping=2.0)
+DENSE = dict(
+    qwen2={}, qwen3=WIDE, llama={}, mistral=dict(sliding_window=None), olmo2={}, phi3={}, phi={},
+    smollm3={}, gemma=WIDE, gemma3_text=CAPPED,
+    gemma2=CAPPED | dict(attn_logit_softcapping=1.0, query_pre_attn_scalar=32))
+EXPERTS = dict(num_key_value_heads=2, num_experts_per_tok=2)
+MIXTURES = dict(
+    qwen3_moe=EXPERTS | WIDE | dict(num_experts=8, moe_intermediate_size=64, norm_topk_prob=True),
+    olmoe=EXPERTS | dict(num_experts=8), mixtral=EXPERTS | dict(num_local_experts=8))
+FAMILIES = DENSE | MIXTURES
+ONE_LAYER = dict(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                 num_attention_heads=1, num_key_value_heads=1, initializer_range=0.3,
+                 eos_token_id=0, pad_token_id=1)
+OF_EXPERTS = dict(head_dim=16, moe_intermediate_size=8, num_experts=4)
+
+
+def model(family: str = "qwen2", **config):
+    """A Hugging Face model with random weights; biases too are random."""
+    torch.manual_seed(0)
+    words = make.build_tokenizer()
+    ids = dict(bos_token_id=None, eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id)
+    made = AutoConfig.for_model(family, **SIZES | ids | FAMILIES[family] | config)
+    found = own_class(made)(made)  # an engine before this one may have changed the shared class
+    for name, p in found.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(p, std=0.5)
+    return found
+
+
+def model_folder(family: str = "qwen2", **config) -> str:
+    """The same, saved with the tokenizer of the built-in models. Made once: nobody may change it.
+    """
+    return saved(family, tuple(sorted(config.items())))
+
+
+@functools.cache
+def saved(family: str, config: tuple) -> str:
+    folder = Path(PLACE.name, f"{family}-{saved.cache_info().currsize}")
+    model(family, **dict(config)).save_pretrained(folder)
+    make.build_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+PLACE = tempfile.TemporaryDirectory(prefix="models-small-")
+
+
+def policy(family: str = "qwen2", dtype: str = "float32", moved: float = 0.05, *, rank: int = 4,
+           alpha: int | None = None, seed: int = 0, checkpointing: bool = False, **config):
+    """What `load_policy` makes of such a model, or of a folder; see `move`.
+
+    Torch's random state is afterwards the same for every policy.
+    """
+    folder = model_folder(family, **config) if family in FAMILIES else str(family)
+    made = load_policy(folder, dtype=dtype, rank=rank, alpha=alpha or 2 * rank, seed=seed,
+                       device="cpu", checkpointing=checkpointing)
+    move(made, moved)
+    torch.manual_seed(0)
+    return made
+
+
+def one_layer(mixture: bool = False):
+    """The quickest: one layer, 32 words, as a run begins."""
+    return policy("qwen3_moe", moved=0, **ONE_LAYER, **OF_EXPERTS) if mixture else policy(
+        moved=0, **ONE_LAYER)
+
+
+def second(policy) -> dict:
+    """The B of every adapter: zero at the start, which hides the gradient of A."""
+    return {name: p for name, p in policy.named_parameters() if "lora_B" in name}
+
+
+def move(policy, size: float, seed: int = 0) -> None:
+    """A stand-in for an optimizer step: a random change of the adapter."""
+    generator = torch.Generator().manual_seed(seed)
+    for p in second(policy).values():
+        p.data += size * torch.randn(p.shape, generator=generator)
+
+
+def trained_weights(policy) -> dict:
+    """Copies of what an optimizer step changes."""
+    return {name: p.detach().clone() for name, p in policy.named_parameters() if p.requires_grad}
+
+
+# ------------------------------------------------------------------------------ an update
+def random_groups(count: int, seed: int) -> list:
+    """Groups as the sampler returns them, with responses of 1 to 20 random tokens."""
+    rng, groups = random.Random(seed), []
+    for _ in range(count):
+        kept = []
+        for _ in range(4):
+            ids = [rng.randrange(300) for _ in range(rng.randint(1, 20))]
+            rollout = SimpleNamespace(
+                token_ids=ids, logprobs=[-5.8 + 0.2 * rng.random() for _ in ids], routes=None)
+            kept.append((SimpleNamespace(rollout=rollout), rng.choice([-0.5, 0.5, 0.0])))
+        problem = SimpleNamespace(prompt_ids=[rng.randrange(300) for _ in range(rng.randint(2, 9))])
+        groups.append(SimpleNamespace(problem=problem, kept=kept, rows=lambda kept=kept: kept))
+    return groups
+
+
+def gradients_of(policy, groups, **changes) -> tuple[list[dict], dict]:
+    """The gradient of each optimizer step of `update`, which only records it; the metrics."""
+    recorded = []
+
+    def record(policy, *_):
+        recorded.append({name: p.grad.clone() for name, p in policy.named_parameters()
+                         if p.grad is not None})
+        policy.zero_grad()
+        return 0.0
+
+    config = minirl.Config(**dict(max_tokens=20, micro_tokens=4096) | changes)
+    optimizer = SimpleNamespace(param_groups=[{"lr": 0}])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(minirl, "optimizer_step", record)
+        metrics = minirl.update(policy, optimizer, None, groups, config, random.Random(0))
+    return recorded, metrics

@@ -1,0 +1,191 @@
+"""What a user can get wrong ends in one sentence that says what is wrong, and changes nothing.
+
+A row: the flags, words of the sentence, and perhaps how the files are spoilt before. The programs
+start in a folder with runs/mine, a finished run of three steps, and a few data files.
+"""
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import eval as evaluation  # the module has the name of a builtin
+import explore
+import minirl
+from course import simulate
+from helpers import HANG, ROOT
+from parts.config import parse
+from recipes import export
+from world import Grader, small_run
+
+MINE = Path("runs/mine")
+LAST = MINE / "checkpoints" / "step-000003"
+PROGRAMS = {
+    "minirl.py": lambda flags: minirl.main(parse(flags)),
+    "eval.py": evaluation.main,
+    "explore.py": lambda flags: explore.main(explore.parse(flags)),
+    "recipes.export": lambda flags: export.export(flags[0], Path(flags[1])),
+    "course/simulate.py": simulate.main,
+}
+
+
+# ------------------------------------------------------------------------------ ways to spoil it
+def text(file: Path, content: str):
+    """The file has other contents."""
+    return lambda: file.write_text(content)
+
+
+def gone(file: Path):
+    return lambda: shutil.rmtree(file) if file.is_dir() else file.unlink()
+
+
+def a_folder(file: Path):
+    """Where a file should be, there is a folder."""
+    def spoil():
+        file.unlink(missing_ok=True)
+        file.mkdir()
+    return spoil
+
+
+def moved(old: Path, new: Path):
+    return lambda: old.rename(new)
+
+
+def adapter_of(value: float):
+    """Every weight of the last adapter has this value."""
+    def spoil():
+        file = LAST / "adapter_model.safetensors"
+        save_file({name: torch.full_like(w, value) for name, w in load_file(file).items()}, file)
+    return spoil
+
+
+def another_model():
+    """The run was trained on other weights than its model has now."""
+    config = MINE / "config.json"
+    config.write_text(config.read_text().replace('"model": "tiny"', '"model": "tiny-skills"'))
+
+
+# ------------------------------------------------------------------------------ the rows
+OUT = "--out out --data sums.jsonl"
+FITS = f"{OUT} --template chat --max-tokens 9 --max-prompt-tokens 40"
+REFUSED = {
+    "minirl.py": [
+        ("--temperature 0", "temperature 0 writes the same answer every time"),
+        ("--eval-data missing.jsonl", "There is no data file missing.jsonl: --"),
+        ("--name mine", "exists already: add --resume"),
+        ("--name mine --resume --lora-rank 3", "was started with --lora-rank 16, not 3"),
+        ("--name mine --resume", "config.json", text(MINE / "config.json", "{")),
+    ],
+    "eval.py": [
+        ("--out out --data missing.jsonl", "There is no data file missing.jsonl: --data"),
+        ("--out out --data no-such-set", "no data set 'no-such-set'"),
+        ("--out out --data held-out", "--data held-out needs --adapter RUN"),
+        (f"{OUT} --adapter no/such/folder", "has no adapter_config.json"),
+        (f"{OUT} --model ./nowhere", "There is no model"),
+        (f"{FITS} --template poem", "no prompt template 'poem'"),
+        (f"{FITS} --max-tokens 5000", "at most 1024"),
+        (f"{FITS} --max-prompt-tokens 3", "over 3 tokens"),
+        (f"{FITS} --stop <|nothing|>", "<|nothing|>"),
+        (f"{FITS} --against no/such/run", "protocol.json is missing"),
+        (f"{FITS} --against runs", "damaged", text(Path("runs/protocol.json"), "[]")),
+        (f"{FITS} --against runs", "damaged", text(Path("runs/protocol.json"), "[" * 100_000)),
+        (f"{FITS} --against runs", "other questions", text(Path("runs/protocol.json"), "{}")),
+    ],
+    "explore.py": [
+        ("", "name the folder"),
+        ("runs/mine --steps 5-2", "steps must be"),
+        ("runs/mine --steps x", "steps must be"),
+        ("runs/mine --steps -3", "steps must be"),
+        ("runs/mine --against ./runs/mine/", "with itself"),
+        ("runs/mine --n -1", "at least 1"),
+        ("runs/none", "no folder of a training run"),
+        ("runs/mine", "no folder of a training run", gone(MINE / "config.json")),
+        ("runs/mine", "missing or damaged", text(MINE / "config.json", "{")),
+        ("runs/mine", "settings of a run", text(MINE / "config.json", '{"config": 3}')),
+        ("runs/mine", "missing or damaged", a_folder(MINE / "config.json")),
+        ("runs/mine", "no finished step", gone(MINE / "metrics.jsonl")),
+        ("runs/mine", "no finished step", text(MINE / "metrics.jsonl", '{"st')),
+        ("runs/mine", "cannot be written", a_folder(MINE / "explore.html")),
+        ("runs/mine", "cannot be read", a_folder(MINE / "groups.jsonl")),
+        ("runs/mine", "cannot be read", a_folder(MINE / "eval.jsonl")),
+    ],
+    "recipes.export": [
+        ("runs/none out", "has no adapter_config.json"),
+        ("runs/mine/checkpoints out", "has no adapter_config.json"),
+        ("strange out", "is no checkpoint of a run", moved(LAST, Path("strange"))),
+        ("runs/mine out", "does not fit", text(LAST / "adapter_model.safetensors", "half")),
+        ("runs/mine out", "weights of --model are not those", another_model),
+        ("runs/mine out", "holds numbers that are not finite", adapter_of(math.nan)),
+        ("runs/mine out", "merged weights are no finite numbers", adapter_of(1e30)),
+        ("runs/mine runs", "exists already"),
+        ("runs/mine sums.jsonl", "exists already"),
+        ("runs/mine sums.jsonl/out", "Could not write"),
+    ],
+    "course/simulate.py": [
+        ("--pass-rate 2", "python course/simulate.py: --pass-rate takes a number"),
+        ("--prompts 1", "--prompts takes"),
+        ("--beta 1 0", "--beta takes"),
+        ("--beta nan 1", "--beta takes"),
+        ("--n 9 --M 8", "a round of 8"),
+    ],
+}
+ROWS = [(program, *row) for program, rows in REFUSED.items() for row in rows]
+
+
+# ------------------------------------------------------------------------------ the one body
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """The folder that every program starts in."""
+    place = tmp_path_factory.mktemp("finished")
+    small_run(place, steps=3, log_groups="all")
+    sums = [dict(problem=f"{a}+{b}=?", answer=str(a + b)) for a in range(1, 8) for b in (1, 2, 3)]
+    (place / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums))
+    return place
+
+
+@pytest.fixture
+def place(finished, tmp_path, monkeypatch) -> Path:
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def contents(folder: Path) -> dict:
+    """Folder or file -> its bytes; what only locks is left out."""
+    return {file: file.is_file() and file.read_bytes() for file in folder.rglob("*")
+            if file.name != ".lock"}
+
+
+@pytest.mark.parametrize("program, flags, words, spoil", [
+    pytest.param(*row, *[None] * (4 - len(row)), id=f"{row[0]}: {row[2][:50]}") for row in ROWS])
+def test_it_is_refused_in_one_sentence_and_nothing_has_changed(
+        program, flags, words, spoil, place, monkeypatch, capsys):
+    monkeypatch.setattr("parts.engine.start", lambda *_: pytest.fail("an engine was started"))
+    monkeypatch.setattr(minirl, "open_grader", lambda *_: Grader())
+    if spoil:
+        spoil()
+    before = contents(place)
+    with pytest.raises(SystemExit) as ended:
+        PROGRAMS[program](flags.split())
+    code, said = ended.value.code, capsys.readouterr().err
+    if isinstance(code, str):
+        code, said = 1, code
+    assert code in (1, 2) and words in said
+    assert said.rstrip("\n").isprintable() and len(said) < 1000
+    assert contents(place) == before
+
+
+@pytest.mark.parametrize("program, flags, words", [
+    (program, *rows[0][:2]) for program, rows in REFUSED.items() if program != "recipes.export"])
+def test_a_program_answers_before_torch_is_imported(program, flags, words, place):
+    """Which here could not be."""
+    (place / "torch.py").write_text("raise SystemExit('torch was imported')")
+    done = subprocess.run([sys.executable, ROOT / program, *flags.split()], text=True, timeout=HANG,
+                          capture_output=True, env=dict(PATH="", PYTHONPATH=str(place)))
+    assert (done.returncode in (1, 2), done.stdout) == (True, "")
+    assert words in done.stderr and done.stderr.count("\n") == 1

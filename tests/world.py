@@ -1,0 +1,204 @@
+"""A small world: a run in which only vLLM, the grader and the probe are stand-ins.
+
+    Engine        in vLLM's place: what it writes follows from (seed, prompt, place in the pool)
+    Grader        in math-verify's place: instant, and strict about who asks for what
+    ready()       as much of a run as one step of training needs, with a policy of one layer
+    small_run()   minirl.py from start to end, on the built-in model: two seconds
+"""
+import itertools
+import math
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import minirl
+from ada_sampler import Estimator
+from models_small import one_layer
+from parts import run as running
+from parts.config import Config, resolve
+from parts.engine import Rollout
+from parts.folder import read_rows
+from parts.grader import Verdict
+from parts.run import fresh_state, make_optimizer
+
+WORDS = 32  # what the engine writes with
+RATES = [0.15, 0.3, 0.5, 0.7, 0.85, 0.5]  # how often prompts are solved
+SMALL = dict(batch_prompts=len(RATES), max_tokens=8, data="builtin", lr=0.01)
+WHOLE = dict(name="mine", steps=3, max_tokens=12, batch_prompts=4, eval_questions=4, eval_k=2,
+             eval_every=2)
+
+
+class Words:
+    """In the tokenizer's place: token 7 is the text "<7>"."""
+
+    def decode(self, ids) -> str:
+        return "".join(f"<{i}>" for i in ids)
+
+
+class Engine:
+    """Sample s of a prompt is the same whenever it is drawn, and whatever else is drawn.
+
+    So two ways of driving it can be compared sample by sample, and a resumed run with one that was
+    never stopped. seed: None takes what `seed_everything` decided, as vLLM does.
+
+    At most `slots` samples are written at a time, a token each per step; those that finish in one
+    step come back in random order. length: (rng, correct) -> tokens. A prompt is anything with a
+    pass rate `p`, or token ids, which decide it. log[i]: keys submitted before step i; asked: what
+    was asked for with each key; events: sleep, wake, sync, clear, in order.
+    """
+
+    on_cpu, sleeps, tokenizer = True, False, Words()
+
+    def __init__(self, seed: int | None = 0, slots=10**9, routes=False, events=None,
+                 length=lambda rng, correct: rng.randint(1, 12)):
+        self.seed, self.slots, self.routes, self.length = seed, slots, routes, length
+        self.waiting, self.running, self.shuffle = [], {}, random.Random(seed)
+        self.log, self.asked, self.events = [[]], {}, [] if events is None else events
+
+    def submit(self, key, prompt, max_tokens=None, temperature=None, seed=None) -> None:
+        self.log[-1].append(key)
+        self.asked[key] = SimpleNamespace(max_tokens=max_tokens, temperature=temperature, seed=seed)
+        own = torch.initial_seed() if self.seed is None else self.seed
+        rng = random.Random(f"{own if seed is None else seed}/{name_of(prompt)}/{key[-1]}")
+        rollout = self.write(prompt, rng, max_tokens)
+        self.waiting.append((key, len(rollout.token_ids), rollout))
+
+    def write(self, prompt, rng: random.Random, max_tokens) -> Rollout:
+        rate = getattr(prompt, "p", None)
+        if rate is None:
+            rate = random.Random(name_of(prompt)).choice(RATES)
+        correct = rng.random() < rate
+        T = self.length(rng, correct)
+        T = min(T, max_tokens or T)
+        rollout = Rollout(
+            token_ids=[rng.randrange(WORDS) for _ in range(T)],
+            logprobs=[-math.log(WORDS) + rng.gauss(0, 0.3) for _ in range(T)],
+            finish_reason="length" if T == max_tokens else "stop",
+            text=f"{'right' if correct else 'wrong'} {rng.randrange(10**6)}",
+            routes=torch.tensor([[[0, 1]]] * (len(prompt) + T - 1)) if self.routes else None)
+        rollout.prompt, rollout.correct = name_of(prompt), correct  # for the tests alone
+        return rollout
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def step(self) -> list:
+        assert self.busy, "an idle engine was stepped"
+        while self.waiting and len(self.running) < self.slots:
+            key, left, rollout = self.waiting.pop(0)
+            self.running[key] = [left, rollout]
+        for entry in self.running.values():
+            entry[0] -= 1
+        finished = [(key, rollout) for key, (left, rollout) in self.running.items() if left == 0]
+        for key, _ in finished:
+            del self.running[key]
+        self.shuffle.shuffle(finished)
+        self.log.append([])
+        return finished
+
+    def note(event: str):
+        return lambda self, *_: self.events.append(event)
+
+    sleep, wake, sync, clear_cache, close = map(note, ("sleep", "wake", "sync", "clear", "close"))
+
+
+def name_of(prompt) -> str:
+    """By which the engine and the grader know a prompt: its token ids, or a coin's id."""
+    return str(getattr(prompt, "prompt_ids", None) or getattr(prompt, "id", prompt))
+
+
+def by_text(key, problem, rollout) -> float:
+    return float(rollout.text.startswith("right"))
+
+
+class Grader:
+    """Rewards by `judge(key, problem, rollout)`; one that is NaN has no verdict.
+
+    Fails the test if a verdict is asked for twice, early or never, or under another prompt.
+    """
+
+    def __init__(self, judge=by_text):
+        self.judge, self.open, self.styles = judge, {}, {}
+
+    def submit(self, key, problem, rollout, style="") -> None:
+        assert key not in self.open and rollout.prompt == name_of(problem)
+        reward = self.judge(key, problem, rollout)
+        status = "raised" if math.isnan(reward) else "correct" if reward > 0.5 else "wrong"
+        self.open[key], self.styles[key] = Verdict(reward, status, "because"), style
+
+    def result(self, key) -> Verdict:
+        return self.open.pop(key)
+
+    def check_golds(self, golds: list) -> list[bool]:
+        return [True] * len(golds)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+def silent(key, problem, rollout) -> float:
+    """A judge to whom every answer is wrong."""
+    return 0.0
+
+
+# ------------------------------------------------------------------------------ one step
+class Problems:
+    """In the stream's place: no prompt comes twice."""
+
+    def __init__(self):
+        self.count = itertools.count()
+
+    def take(self, count: int) -> list:
+        return [SimpleNamespace(id=str(i), prompt=f"<{i}>", answer="", judged_by="",
+                                prompt_ids=[i % WORDS, i // WORDS % WORDS])
+                for i in itertools.islice(self.count, count)]
+
+
+def ready(mixture=False, judge=by_text, **settings) -> SimpleNamespace:
+    """A run that can take a step; what happens to engine and probe is in `.events`."""
+    config = resolve(Config(**SMALL | settings))
+    config.validate()
+    trained, events = one_layer(mixture), []
+    optimizer, schedule = make_optimizer(trained, config)
+    probe = SimpleNamespace(check=lambda: events.append("probe") or dict(probe_gap_max=0.25))
+    engine = Engine(seed=None, routes=mixture, events=events)
+    return SimpleNamespace(
+        config=config, policy=trained, optimizer=optimizer, schedule=schedule, events=events,
+        engine=engine, grader=Grader(judge), stream=Problems(), estimator=Estimator(), probe=probe,
+        state=fresh_state(), folder=Path("mine"), evaluated=-1)
+
+
+# ------------------------------------------------------------------------------ a whole run
+def stand_in(put=setattr, engine=Engine) -> None:
+    """Put the stand-ins into the program, in a test's process or in one that it starts."""
+    def start(path, *, routes=False, **_):
+        return engine(seed=None, routes=routes)
+
+    put(running, "Engine", start)
+    put(running, "start_probe", lambda *_: SimpleNamespace(check=lambda: dict(probe_gap_max=0.0)))
+    put(running, "draw_run", lambda folder: None)
+    for module in ("minirl", "rewards"):
+        put(__import__(module), "open_grader", lambda *_: Grader())
+
+
+def small_run(folder: Path, engine=Engine, **settings) -> Path:
+    """minirl's program in `folder`: the run's own folder. With resume=True it goes on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        stand_in(patch.setattr, engine)
+        minirl.main(resolve(Config(**WHOLE | settings)))
+    return folder / "runs" / (WHOLE | settings)["name"]
+
+
+def rows(log: Path) -> list[dict]:
+    """The rows of a run's log, without times and memory."""
+    timed = ("seconds", "tokens_per_second", "memory_gb", "threads")
+    return [{key: value for key, value in row.items() if not key.startswith(timed)}
+            for row in read_rows(log)]
