@@ -15,7 +15,6 @@ import re
 import shlex
 import shutil
 import sys
-from difflib import SequenceMatcher
 from pathlib import Path
 
 import tyro
@@ -77,11 +76,11 @@ def planted_lines(bug: dict) -> range:
 
     If the bug only deletes lines, no line is wrong; then the whole function counts.
     """
-    before, after = texts_of(bug)
-    pieces = SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False)
-    changed = [(first, end) for kind, _, _, first, end in pieces.get_opcodes() if kind != "equal"]
-    first, end = changed[0][0], changed[-1][1]
-    return range(first + 1, end + 1) or function_at(after, first)
+    before, after = (text.splitlines() for text in texts_of(bug))
+    first = next(i for i, (a, b) in enumerate(zip(before, after)) if a != b)
+    same = next(i for i, (a, b) in enumerate(zip(before[::-1], after[::-1])) if a != b)
+    end = max(first, len(after) - same)
+    return range(first + 1, end + 1) or function_at("\n".join(after), first)
 
 
 def function_at(text: str, line: int) -> range:

@@ -3,25 +3,20 @@
     python course/check.py 3              # course/labs/lab_3.py
     python course/check.py 3 my/file.py   # another file with the same functions
     python course/check.py all            # every lab, a line each
-    python course/check.py all class/*    # a folder per student, with lab_1.py, lab_2.py ... in it
-    python course/check.py 3 class/*      # one lab of every student
-    python course/check.py all class/* --json > scores.jsonl    # the same for a program
+    python course/check.py all class/ann  # of a folder with lab_1.py, lab_2.py ... in it
 
 Your function takes the place of the project's, and then the project is called. There is no stored
 solution: the checks use mathematics (exact expectations, brute force, autograd) and the function's
 docstring. The exit code is 0 if the file has all points.
-
-Each file is graded in its own process, so what it changes, prints or ends stays there.
 """
 import argparse
 import contextlib
 import functools
 import importlib
-import json
-import multiprocessing
 import os
 import resource
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Iterator, NamedTuple
@@ -35,7 +30,6 @@ from parts.folder import shown  # noqa: E402
 
 SECONDS = 6  # of CPU time per check; the slowest needs one
 MOST_SECONDS = 120  # of CPU time per file: ends calls that no signal reaches, sum(range(10**12))
-PATIENCE = 600  # seconds until a check that sleeps is given up
 
 
 class Overtime(BaseException):
@@ -48,22 +42,14 @@ class Result(NamedTuple):
     problem: str  # "" = passed
 
 
-def checks_of(lab: str) -> list[tuple]:
-    """[(points, check)] of a lab."""
-    return importlib.import_module(f"course.checks.{lab}").CHECKS
-
-
-def title_of(check) -> str:
-    return check.__doc__.splitlines()[0]
-
-
 def grade(lab: str, functions: dict, file: Path | None = None) -> Iterator[Result]:
     """Every check of a lab, with these functions in place of the project's."""
-    calls, checks = Calls(), checks_of(lab)  # what they import must still be the project's own
+    checks = importlib.import_module(f"course.checks.{lab}").CHECKS  # imports the project's own
+    calls = Calls()
     watched = {name: calls.watch(function) for name, function in functions.items()}
     with place.in_place(lab, watched):
         for points, check in checks:
-            yield Result(points, title_of(check), problem_of(check, calls, file))
+            yield Result(points, check.__doc__.splitlines()[0], problem_of(check, calls, file))
 
 
 class Calls:
@@ -117,95 +103,54 @@ def time_limit(seconds: float):
         signal.signal(signal.SIGPROF, before)
 
 
-# ---------------------------------------------------------------------- one file, one process
-def grade_here(lab: str, file: Path, answers, quiet: bool) -> None:
-    """Sends each Result, or one sentence if the file cannot be read; then None."""
-    os.dup2(os.open(os.devnull, os.O_RDWR), 0)  # its input() reads nothing
-    if quiet:
-        os.dup2(os.open(os.devnull, os.O_RDWR), 1)
-    resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS))
+def grade_file(lab: str, file: Path) -> bool:
+    """Prints every check of the file, and its points last. Whether it has all of them."""
     try:
         with time_limit(SECONDS):
             functions = place.load(lab, file)
-    except (SystemExit, Overtime) as reason:
-        answers.send(str(reason) or f"Reading {file} takes too long.")
-    else:
-        for result in grade(lab, functions, file):
-            answers.send(result)
-    sys.stdout.flush()  # what the student printed, before the end
-    answers.send(None)
-
-
-def grade_file(lab: str, file: Path, quiet: bool) -> tuple[list[Result], str]:
-    """(results, ""), or ([], why there are none). A check without a result is not passed."""
-    checks, answers = checks_of(lab), []  # imported here, once for all forks
-    fork = multiprocessing.get_context("fork")
-    ours, theirs = fork.Pipe(duplex=False)
-    process = fork.Process(target=grade_here, args=(lab, file, theirs, quiet))
-    process.start()
-    theirs.close()
-    with contextlib.suppress(EOFError):
-        while ours.poll(PATIENCE) and (answer := ours.recv()) is not None:
-            answers.append(answer)
-    process.kill()
-    process.join()
-    if answers and isinstance(answers[0], str):
-        return [], answers[0]
-    lost = "Its code ended the process, or never came back from a call."
-    rest = [Result(points, title_of(check), lost) for points, check in checks[len(answers):]]
-    return answers + rest, ""
-
-
-# -------------------------------------------------------------------------------------- to print
-def score(results: list[Result]) -> str:
-    reached = sum(result.points for result in results if not result.problem)
-    return f"{reached} of {sum(result.points for result in results)} points"
-
-
-def show(lab: str, results: list[Result]) -> None:
+    except Overtime:
+        raise SystemExit(f"Reading {file} takes too long.") from None
     print(importlib.import_module(f"course.checks.{lab}").__doc__)
-    for points, title, problem in results:
+    reached = total = 0
+    for points, title, problem in grade(lab, functions, file):
+        reached, total = reached + points * (not problem), total + points
         print(f"  {0 if problem else points}/{points}  {title}")
-        if problem:
-            print("".join(f"       {shown(line, 1000)}\n" for line in problem.split("\n")), end="")
-    print(score(results))
+        for line in problem.splitlines():
+            print(f"       {shown(line, 1000)}")
+    print(f"{reached} of {total} points", flush=True)
+    return reached == total
 
 
-def as_json(student: str, lab: str, results: list[Result], reason: str) -> str:
-    """One line. `problem` is "" for a check that passed and for a file that could be read."""
-    checks = [dict(points=0 if problem else points, of=points, title=title, problem=problem)
-              for points, title, problem in results]
-    return json.dumps(dict(
-        student=student, lab=lab, points=sum(check["points"] for check in checks),
-        of=sum(points for points, _ in checks_of(lab)), problem=reason, checks=checks))
+def grade_all(folder: Path) -> bool:
+    """A line per lab. Each is graded in its own process: one that ends it ends only its own."""
+    complete = True
+    for lab in place.HOMES:
+        command = [sys.executable, __file__, lab, str(folder / f"{lab}.py")]
+        done = subprocess.run(command, text=True, errors="replace", stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        last = (done.stdout.splitlines() or [""])[-1]
+        said = last if done.returncode in (0, 1) else "its code ended the process"
+        print(shown(f"{lab}: {said}", 1000), flush=True)
+        complete &= done.returncode == 0
+    return complete
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Points for labs.")
     parser.add_argument("lab", help="its number, or all")
-    parser.add_argument("files", nargs="*", type=Path, metavar="file", default=[place.LABS],
-                        help="files, or folders with lab_N.py in them; default: course/labs")
-    parser.add_argument("--json", action="store_true",
-                        help="a line of JSON for each student and lab")
+    parser.add_argument("path", nargs="?", type=Path, default=place.LABS,
+                        help="a file, or a folder with lab_N.py in it; default: course/labs")
     args = parser.parse_args()
-    labs = list(place.HOMES) if args.lab == "all" else [f"lab_{args.lab.removeprefix('lab_')}"]
-    if labs[0] not in place.HOMES:
-        parser.error(f"there is no {labs[0]}: choose one of {', '.join(place.HOMES)}")
-    alone, complete = len(labs) == len(args.files) == 1, True
-    for path in args.files:
-        for lab in labs:
-            file = (path / f"{lab}.py" if path.is_dir() else path).resolve()
-            results, reason = grade_file(lab, file, quiet=args.json or not alone)
-            complete &= bool(results) and not any(result.problem for result in results)
-            if args.json:
-                print(as_json(path.name, lab, results, reason), flush=True)
-            elif alone and results:
-                show(lab, results)
-            else:
-                said = score(results) if results else f"0 points. {reason}"
-                print(shown(f"{path.name} {lab}: {said}", 1000), flush=True)
+    lab, path = f"lab_{args.lab.removeprefix('lab_')}", args.path.resolve()
+    if args.lab != "all" and lab not in place.HOMES:
+        parser.error(f"there is no {lab}: choose one of {', '.join(place.HOMES)}")
+    if args.lab == "all":
+        complete = grade_all(path)
+    else:
+        complete = grade_file(lab, path / f"{lab}.py" if path.is_dir() else path)
     raise SystemExit(0 if complete else 1)
 
 
 if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS))
     main()

@@ -22,12 +22,11 @@ HOMES = {  # lab -> its functions, each with the module (and class) that has the
     "lab_2": {"response_states": "parts.logprobs", "token_logprobs": "parts.logprobs"},
     "lab_3": {"exit_test": "ada_sampler", "keep": "ada_sampler"},
     "lab_4": {"row_weights": "ada_sampler", "allocate_gvm": "ada_sampler"},
-    "lab_5": {"importance_weight": "minirl", "objective": "minirl"},
-    "lab_6": {"set_scales": "minirl", "micro_batches": "parts.logprobs"},
-    "lab_7": {"hook": "parts.routing_replay:RoutingReplay",
+    "lab_5": {"importance_weight": "minirl", "objective": "minirl", "set_scales": "minirl"},
+    "lab_6": {"hook": "parts.routing_replay:RoutingReplay",
               "agreement": "parts.routing_replay:RoutingReplay"},
-    "lab_8": {"extract_answer": "rewards", "exact": "verifier.answers"},
-    "lab_9": {"pass_at_k": "eval", "bootstrap": "eval"},
+    "lab_7": {"extract_answer": "rewards", "exact": "verifier.answers"},
+    "lab_8": {"pass_at_k": "eval", "bootstrap": "eval"},
 }
 
 

@@ -29,8 +29,7 @@ SHORT = "--steps 20 --batch-prompts 12 --eval-every 20 --eval-questions 60 --eva
 FLAGS = {  # flags with which a lab's functions make a difference
     "lab_4": ["--weighting", "log"],
     "lab_5": ["--mini-batches", "4"],
-    "lab_6": ["--mini-batches", "2"],
-    "lab_7": ["--model", "tiny-moe", "--mini-batches", "2", "--replay", "r3"],
+    "lab_6": ["--model", "tiny-moe", "--mini-batches", "2", "--replay", "r3"],
 }
 COMPARED = ("samples", "reward_first_round", "reward_kept", "loss", "grad_norm", "entropy_trained")
 

@@ -1,9 +1,12 @@
-"""Lab 5: the objective, with mask and cap"""
+"""Lab 5: the objective, with mask and cap, and what one token counts"""
+import itertools
+
 import torch
 
 import minirl
 from course.checks import Wrong, must_be, spelled
 from parts.config import Config
+from parts.logprobs import Row
 
 MASKS = [  # r = pi_theta / pi_old, advantage, M
     (1.0, 1.0, 1), (1.28, 1.0, 0), (1.26, 1.0, 1), (0.5, 1.0, 1), (1.0, -1.0, 1), (0.79, -1.0, 0),
@@ -97,5 +100,36 @@ def check_switches():
         ask(triple, A, M, slope, weight[kind], settings)
 
 
-CHECKS = [(1, check_weights), (2, check_gradient), (3, check_mask), (1, check_engine),
-          (2, check_cap), (1, check_switches)]
+SCALES = {  # --length-norm -> the scale of every row, for lengths, N mini-batches and max_tokens
+    "constant": lambda lengths, N, most: [N / len(lengths) / most] * len(lengths),
+    "response": lambda lengths, N, most: [N / len(lengths) / length for length in lengths],
+    "batch": lambda lengths, N, most: [N / sum(lengths)] * len(lengths)}
+
+
+def ask_scales(norm: str):
+    for lengths, N, most in itertools.product(
+            ((4,), (2, 6), (3, 3, 3, 3), (1, 2, 9), (1, 2, 3, 4, 5)), (1, 2), (10, 64)):
+        settings = dict(length_norm=norm, mini_batches=N, max_tokens=most)
+        rows = [Row([0] * (2 + i + n), 2 + i, [0.0] * n, 1.0)  # each with another prompt
+                for i, n in enumerate(lengths)]
+        minirl.set_scales(rows, Config(**settings))
+        said = ", ".join(f"{name}={value}" for name, value in settings.items())
+        must_be(f"scales of rows with {spelled(lengths)} response tokens, {said}",
+                [row.scale for row in rows], SCALES[norm](lengths, N, most))
+
+
+def check_constant():
+    """constant: a sum over tokens and a mean over responses, divided by max_tokens"""
+    ask_scales("constant")
+
+
+def check_lengths():
+    """response: every response adds up to the same; batch: every token; no rows, no error"""
+    ask_scales("response")
+    ask_scales("batch")
+    for norm in SCALES:
+        minirl.set_scales([], Config(length_norm=norm))
+
+
+CHECKS = [(1, check_weights), (1, check_gradient), (2, check_mask), (1, check_engine),
+          (2, check_cap), (1, check_switches), (1, check_constant), (1, check_lengths)]

@@ -1,126 +1,153 @@
-"""Lab 6: what one token counts, and how a mini-batch is cut"""
-import itertools
-import random
+"""Lab 6: routing replay for a mixture of experts"""
+import math
+from types import SimpleNamespace
 
-import minirl
+import torch
+
 from course.checks import Wrong, must_be, spelled
-from parts import logprobs
-from parts.config import Config
-from parts.logprobs import Row
+from parts.routing_replay import RoutingReplay
 
-LENGTHS = ((4,), (2, 6), (3, 3, 3, 3), (1, 2, 9), (1, 2, 3, 4, 5))
-
-
-def row_of(prompt, response):
-    return Row([0] * (prompt + response), prompt, [0.0] * response, 1.0)
+LOGITS = [[0.0, 1.0, 2.0, -1.0],  # of two tokens for four experts; the first one's best are 2, 1
+          [0.5, -0.5, 0.0, 1.5]]  # the second one's 3 and 0
+OWN = [[2, 1], [3, 0]]
+OTHER = [[0, 3], [1, 2]]
 
 
-def check_scales(norm: str, right):
-    """Scales of rows with responses of these lengths; right(lengths, N, max_tokens) says which."""
-    for lengths, N, longest in itertools.product(LENGTHS, (1, 2), (10, 64)):
-        settings = dict(length_norm=norm, mini_batches=N, max_tokens=longest)
-        rows = [row_of(2 + i, n) for i, n in enumerate(lengths)]  # with different prompts
-        minirl.set_scales(rows, Config(**settings))
-        said = ", ".join(f"{name}={value}" for name, value in settings.items())
-        must_be(f"scales of rows with {spelled(lengths)} response tokens, {said}",
-                [row.scale for row in rows], right(lengths, N, longest))
+class OlmoeTopKRouter(torch.nn.Module):
+    """A stand-in with all that `RoutingReplay.__init__` reads; it looks for this class's name."""
+
+    num_experts, top_k = 4, 2
 
 
-def check_constant():
-    """constant: a sum over tokens and a mean over responses, divided by max_tokens"""
-    check_scales("constant", lambda lengths, N, most: [N / len(lengths) / most] * len(lengths))
+def replay_of():
+    """A RoutingReplay as its own __init__ makes it. Of the model's three layers the first is dense.
+    """
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList(
+        [torch.nn.Identity(), OlmoeTopKRouter(), OlmoeTopKRouter()])
+    model.config = SimpleNamespace(num_hidden_layers=3)
+    return RoutingReplay(model)
 
 
-def check_response():
-    """response: each response's tokens add up to the same, however long it is"""
-    check_scales("response", lambda lengths, N, _: [N / len(lengths) / n for n in lengths])
+class Routed:
+    """One call of the hook for the two tokens, in this layer of three.
+
+    In another layer l all tokens are forced to expert l. norm: the router's norm_topk_prob; None:
+    it has no such attribute.
+    """
+
+    def __init__(self, forced=None, norm=True, dtype=torch.float32, layer=1):
+        self.leaf = torch.tensor(LOGITS, requires_grad=True)
+        gates, experts = self.leaf.softmax(-1).topk(2)
+        if norm is not False:
+            gates = gates / gates.sum(-1, keepdim=True)
+        self.replay, router = replay_of(), OlmoeTopKRouter()
+        if norm is not None:
+            router.norm_topk_prob = norm
+        if forced is not None:
+            self.replay.forced = torch.arange(3)[None, :, None].repeat(2, 1, 2)
+            self.replay.forced[:, layer] = torch.tensor(forced)
+        result = self.replay.hook(layer, router, None, (self.leaf, gates.to(dtype), experts))
+        self.call = (f"hook for layer {layer} of 0 (dense), 1, 2: logits {spelled(LOGITS)}, the "
+                     f"router chose {spelled(experts)}, forced {forced}, norm_topk_prob={norm}")
+        if forced is None and result is not None:
+            raise Wrong(f"{self.call}: nothing is forced, so return None")
+        if forced is not None and (not isinstance(result, tuple) or len(result) != 3):
+            raise Wrong(f"{self.call}: yours returned {type(result).__name__}, and it must return "
+                        "(logits, gates, experts)")
+        if forced is not None:
+            self.logits, self.gates, self.experts = result
 
 
-def check_batch():
-    """batch: every token counts the same, and all of them 1 (by mini-batch); no rows, no error"""
-    check_scales("batch", lambda lengths, N, _: [N / sum(lengths)] * len(lengths))
-    for norm in ("constant", "response", "batch"):
-        minirl.set_scales([], Config(length_norm=norm))
+def shares(forced, normalise=True):
+    """Gates of each token's forced experts, by hand."""
+    found = []
+    for s, experts in zip(LOGITS, forced):
+        total = sum(math.exp(s[e]) for e in (experts if normalise else range(4)))
+        found.append([math.exp(s[e]) / total for e in experts])
+    return found
 
 
-def cut(rows, tokens, padding=0.05):
-    """(call, the micro-batches) of rows, each given as (prompt, response)."""
-    rows = [row_of(*lengths) for lengths in rows]
-    given = list(rows)
-    batches = logprobs.micro_batches(given, tokens, padding)
-    lengths = [f"{row.prompt_length}+{row.length}" for row in rows]
-    call = (f"micro_batches of rows with {', '.join(lengths)} tokens (prompt+response), "
-            f"tokens={tokens}, padding={padding}: yours is {picture(batches)}")
-    if sorted(id(row) for batch in batches for row in batch) != sorted(map(id, rows)):
-        raise Wrong(f"{call}: rows are missing or doubled")
-    if list(map(id, given)) != list(map(id, rows)):
-        raise Wrong(f"{call}, and the list that was given has changed: leave it as it is")
-    if not all(batches):
-        raise Wrong(f"{call}: one of them is empty")
-    return call, batches
+def check_note():
+    """what the router chose by itself is noted, replay or not; without replay nothing changes"""
+    for forced, layer in ((None, 1), (OTHER, 1), (None, 2)):
+        routed = Routed(forced, layer=layer)
+        must_be(f"{routed.call}: layers noted", sorted(routed.replay.chosen), [layer])
+        must_be(f"{routed.call}: what is noted", routed.replay.chosen[layer], OWN)
+    next_batch = routed.leaf, torch.ones(2, 2), torch.tensor(OTHER)
+    routed.replay.hook(layer, OlmoeTopKRouter(), None, next_batch)
+    must_be(f"the next call, in which the router chose {OTHER}: what is noted",
+            routed.replay.chosen[layer], OTHER)
 
 
-def picture(batches) -> str:
-    return spelled([[len(row.ids) for row in batch] for batch in batches])
+def check_experts():
+    """the forced experts are used, each token and layer its own; -1 leaves the router's choice"""
+    for forced, right in ((OWN, OWN), (OTHER, OTHER), ([[-1, -1]] * 2, OWN),
+                          ([[0, 3], [-1, -1]], [[0, 3], [3, 0]])):
+        for layer in (2, 1):
+            routed = Routed(forced, layer=layer)
+            must_be(f"{routed.call}: experts", routed.experts, right)
 
 
-def area(batch) -> int:
-    return len(batch) * max(len(row.ids) for row in batch)
+def check_gates():
+    """their gates are computed from the logits, which are handed on as they came"""
+    for forced in (OWN, OTHER, [[3, 2], [3, 1]]):
+        routed = Routed(forced)
+        must_be(f"{routed.call}: gates", routed.gates, shares(forced), 1e-5)
+        must_be(f"{routed.call}: logits", routed.logits, LOGITS)
+    routed = Routed([[0, 3], [-1, -1]])
+    must_be(f"{routed.call}: gates", routed.gates, shares([[0, 3], [3, 0]]), 1e-5)
 
 
-def random_rows():
-    """Lists of rows as (prompt, response), the short ones first, then long prompts among short."""
-    rng = random.Random(0)
-    for longest in (9, 60):
-        for count in (1, 2, 3, 5, 8, 20):
-            for _ in range(4):
-                yield [(rng.randint(1, longest), rng.randint(1, 9)) for _ in range(count)]
+def check_unnormalised():
+    """norm_topk_prob: False leaves the last division out, and a router without it divides"""
+    for forced, norm in ((OWN, False), (OTHER, False), (OTHER, None)):
+        routed = Routed(forced, norm)
+        must_be(f"{routed.call}: gates", routed.gates, shares(forced, norm is not False), 1e-5)
+    routed = Routed(OTHER, dtype=torch.bfloat16)
+    if routed.gates.dtype != torch.bfloat16:
+        raise Wrong(f"{routed.call}: the gates came as bfloat16, yours are {routed.gates.dtype}")
 
 
-def check_once():
-    """every row is in exactly one micro-batch; no rows, none"""
-    call, batches = cut([], 10)
-    must_be(f"{call}: how many", len(batches), 0)
-    for rows in random_rows():
-        for tokens in (5, 12, 100):
-            cut(rows, tokens)
+def check_gradient():
+    """the gradient flows through the gates to the router, and to the forced experts' logits"""
+    for forced in (OWN, OTHER):
+        routed = Routed(forced)
+        gate = routed.gates[0, 0]
+        if not gate.requires_grad:
+            raise Wrong(f"{routed.call}: the gates carry no gradient: the router could not learn")
+        slope, = torch.autograd.grad(gate, routed.leaf)
+        a, b = shares(forced)[0]
+        right = [[0.0] * 4, [0.0] * 4]
+        right[0][forced[0][0]], right[0][forced[0][1]] = a * b, -a * b
+        must_be(f"{routed.call}: d(first gate)/d(logits)", slope, right, 1e-5)
 
 
-def check_budget():
-    """no rectangle is larger than the budget, except that of a single long row"""
-    known = [([(2, 50), (2, 48)], 102), ([(40, 12), (2, 48)], 102)]  # 104, by sums 102
-    drawn = [(rows, tokens) for rows in random_rows() for tokens in (5, 12, 30, 120)]
-    for rows, tokens in drawn + known:
-        call, batches = cut(rows, tokens)
-        for batch in batches:
-            if area(batch) > tokens and len(batch) > 1:
-                raise Wrong(f"{call}, and {len(batch)} rows x longest "
-                            f"{max(len(row.ids) for row in batch)} = {area(batch)} tokens")
+AGREEMENTS = [  # own, engine, layers with experts, right
+    ([[[0, 1]]], [[[0, 1]]], [0], [[True]]),
+    ([[[0, 1]]], [[[1, 0]]], [0], [[True]]),
+    ([[[1, 0]]], [[[0, 1]]], [0], [[True]]),
+    ([[[0, 1]]], [[[0, 2]]], [0], [[False]]),
+    ([[[0, 3]]], [[[1, 2]]], [0], [[False]]),
+    ([[[0, 1], [2, 3]]], [[[1, 0], [3, 1]]], [0, 1], [[True, False]]),
+    ([[[0, 0], [2, 3]]], [[[1, 1], [3, 2]]], [1], [[True]]),
+    ([[[0, 1]], [[2, 3]]], [[[0, 1]], [[2, 4]]], [0], [[True], [False]]),
+    ([[[4, 0, 2]]], [[[2, 4, 0]]], [0], [[True]]),
+    ([[[4, 0, 2]]], [[[4, 1, 0]]], [0], [[False]]),
+    ([[[0, 1]], [[2, 3]]], [[[2, 3]], [[0, 1]]], [0], [[False], [False]]),
+    ([[[0, 4, 5]]], [[[1, 2, 6]]], [0], [[False]])]  # with the same sums, of squares too
 
 
-def check_padding():
-    """at most the share `padding` of all rectangles is padding"""
-    barely = [[(2, 98), (2, 87)], [(50, 50), (3, 92), (3, 80)]]  # 5.5 % and 6 %, all in one
-    for rows in itertools.chain(random_rows(), barely):
-        for padding in (0.0, 0.05, 0.3):
-            call, batches = cut(rows, 1000, padding)
-            whole = sum(map(area, batches))
-            empty = whole - sum(map(sum, rows))
-            if empty > padding * whole + 1e-9:
-                raise Wrong(f"{call}, {whole} tokens, of which {empty} are padding "
-                            f"({empty / whole:.0%})")
+def check_agreement():
+    """agreement is between sets, of the layers that have experts"""
+    for own, engine, layers, right in AGREEMENTS:
+        replay = replay_of()
+        replay.layers, replay.k = layers, len(own[0][0])
+        replay.decoder_layers = len(own[0])
+        yours = replay.agreement(torch.tensor(own), torch.tensor(engine))
+        must_be(f"agreement(own={own}, engine={engine}), layers with experts {layers}", yours,
+                right)
 
 
-def check_full():
-    """rows of equal length fill their rectangles, and a little padding saves a batch"""
-    for count, tokens in ((4, 12), (5, 12), (9, 30)):
-        call, batches = cut([(1 + i % 5, 5 - i % 5) for i in range(count)], tokens)  # 6 each
-        must_be(f"{call}: how many", len(batches), -(-count // (tokens // 6)))
-    for rows, right in (([(2, 40), (2, 41)], 1), ([(2, 50), (2, 48)], 1),  # 1 of 86, 2 of 104
-                        ([(2, 40), (2, 1), (2, 40)], 2), ([(40, 2), (1, 3), (2, 40)], 2)):
-        call, batches = cut(rows, 1000)
-        must_be(f"{call}: how many (sort the rows, prompts included)", len(batches), right)
-
-
-CHECKS = [(2, check_constant), (2, check_response), (1, check_batch), (1, check_once),
-          (1, check_budget), (2, check_padding), (1, check_full)]
+CHECKS = [(2, check_note), (2, check_experts), (2, check_gates), (1, check_unnormalised),
+          (2, check_gradient), (1, check_agreement)]

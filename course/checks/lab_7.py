@@ -1,153 +1,98 @@
-"""Lab 7: routing replay for a mixture of experts"""
-import math
-from types import SimpleNamespace
+r"""Lab 7: a verifier for numbers"""
+import random
+from fractions import Fraction
 
-import torch
+import rewards
+from course.checks import must_equal
+from verifier import answers
 
-from course.checks import Wrong, must_be, spelled
-from parts.routing_replay import RoutingReplay
-
-LOGITS = [[0.0, 1.0, 2.0, -1.0],  # of two tokens for four experts; the first one's best are 2, 1
-          [0.5, -0.5, 0.0, 1.5]]  # the second one's 3 and 0
-OWN = [[2, 1], [3, 0]]
-OTHER = [[0, 3], [1, 2]]
-
-
-class OlmoeTopKRouter(torch.nn.Module):
-    """A stand-in with all that `RoutingReplay.__init__` reads; it looks for this class's name."""
-
-    num_experts, top_k = 4, 2
-
-
-def replay_of():
-    """A RoutingReplay as its own __init__ makes it. Of the model's three layers the first is dense.
-    """
-    model = torch.nn.Module()
-    model.layers = torch.nn.ModuleList(
-        [torch.nn.Identity(), OlmoeTopKRouter(), OlmoeTopKRouter()])
-    model.config = SimpleNamespace(num_hidden_layers=3)
-    return RoutingReplay(model)
-
-
-class Routed:
-    """One call of the hook for the two tokens, in this layer of three.
-
-    In another layer l all tokens are forced to expert l. norm: the router's norm_topk_prob; None:
-    it has no such attribute.
-    """
-
-    def __init__(self, forced=None, norm=True, dtype=torch.float32, layer=1):
-        self.leaf = torch.tensor(LOGITS, requires_grad=True)
-        gates, experts = self.leaf.softmax(-1).topk(2)
-        if norm is not False:
-            gates = gates / gates.sum(-1, keepdim=True)
-        self.replay, router = replay_of(), OlmoeTopKRouter()
-        if norm is not None:
-            router.norm_topk_prob = norm
-        if forced is not None:
-            self.replay.forced = torch.arange(3)[None, :, None].repeat(2, 1, 2)
-            self.replay.forced[:, layer] = torch.tensor(forced)
-        result = self.replay.hook(layer, router, None, (self.leaf, gates.to(dtype), experts))
-        self.call = (f"hook for layer {layer} of 0 (dense), 1, 2: logits {spelled(LOGITS)}, the "
-                     f"router chose {spelled(experts)}, forced {forced}, norm_topk_prob={norm}")
-        if forced is None and result is not None:
-            raise Wrong(f"{self.call}: nothing is forced, so return None")
-        if forced is not None and (not isinstance(result, tuple) or len(result) != 3):
-            raise Wrong(f"{self.call}: yours returned {type(result).__name__}, and it must return "
-                        "(logits, gates, experts)")
-        if forced is not None:
-            self.logits, self.gates, self.experts = result
+BOXES = [
+    (r"\boxed{4}", "4"), (r"so it is \boxed{12}.", "12"), ("no box: 4", None), ("", None),
+    ("unboxed{4}", None), (r"\boxed{}", ""),
+    (r"\boxed{3}, since" + " the sum of both of them is 3" * 6, "3")]
+NESTED = [
+    (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"), (r"\boxed{a{b}c}", "a{b}c"), (r"\boxed{\}}", r"\}"),
+    (r"\boxed{\frac{\sqrt{2}}{2}}", r"\frac{\sqrt{2}}{2}"),
+    (r"\boxed{\{1\}}", r"\{1\}"), (r"\boxed{{4}} and }", "{4}")]
+LAST = [
+    (r"\boxed{1}, no wait, that was wrong, so now it must be the other one: \boxed{2}", "2"),
+    (r"\boxed{7} is what I said, which is wrong since its last digit was off; \boxed{", None),
+    (r"\boxed{4", None),
+    (r"\boxed{1} hm, let me think about it once more and begin anew: \boxed{2", None),
+    (r"\boxed{1, no, that was wrong, so I close the next one: \boxed{2}", "2")]
+NUMBERS = [  # text, value; it has a decimal point exactly if there is one in the text
+    ("3", "3"), ("-12", "-12"), (" 4 ", "4"), ("3.5", "7/2"), (".5", "1/2"), ("3.", "3"),
+    ("-0.25", "-1/4"), ("0", "0"), ("-.5", "-1/2"), ("1/4", "1/4"), ("-3/4", "-3/4"),
+    ("1 / 4", "1/4"), ("- 1 / 4", "-1/4"), ("3 .5", "7/2"), ("6/3", "2"), ("0/7", "0"),
+    ("0.1", "1/10"), ("-12.3", "-123/10"),  # these two and the next ones are no float
+    ("0.1234567890123456789", "0.1234567890123456789"),
+    ("12345678901234567891", "12345678901234567891")]
+FRACTIONS = [
+    (r"\frac{1}{2}", "1/2"), (r"-\frac{1}{2}", "-1/2"), (r"\frac{1}{3}", "1/3"),
+    (r"\frac{ 3 }{ 4 }", "3/4"), (r"5\frac{1}{2}", "11/2"), (r"-5\frac{1}{2}", "-11/2"),
+    (r"10 \frac{2}{3}", "32/3"), (r"-0\frac{1}{2}", "-1/2")]
+PERCENT = [
+    (r"50\%", "50"), (r"12.5\%", "25/2"), (r"0.7\%", "7/10"), (r"-5 \%", "-5"),
+    (r"\frac{1}{2}\%", "1/2"), (r"1/4\%", "1/4"), (r"5\frac{1}{2}\%", "11/2")]
+NO_NUMBERS = [
+    "x", "2+3", "1,000", "", "1/0", r"\frac{1}{0}", r"5\frac{1}{0}", "--3", "1/2/3", "3 apples",
+    "x = 3", "3x", "1e3", ".", "-", r"\%", "+5", "50%", r"5\%\%", r"\dfrac{1}{2}", "1.2.3",
+    "1/00", r"\frac{1}{00}", r"2.5\frac{1}{2}", r".5\frac{1}{2}", "1/-4", "1 000", "3 4", "1_000",
+    "٣", "1/٣", r"\frac{1}{2}\frac{1}{2}", r"\frac{1}{2}{3}", "infinity",
+    r"\frac{1}{2", r"\frac{}{2}", r"\%5", "3.."]
 
 
-def shares(forced, normalise=True):
-    """Gates of each token's forced experts, by hand."""
-    found = []
-    for s, experts in zip(LOGITS, forced):
-        total = sum(math.exp(s[e]) for e in (experts if normalise else range(4)))
-        found.append([math.exp(s[e]) / total for e in experts])
-    return found
+def ask_boxes(cases):
+    for completion, right in cases:
+        must_equal(f"extract_answer({completion!r})", rewards.extract_answer(completion), right)
 
 
-def check_note():
-    """what the router chose by itself is noted, replay or not; without replay nothing changes"""
-    for forced, layer in ((None, 1), (OTHER, 1), (None, 2)):
-        routed = Routed(forced, layer=layer)
-        must_be(f"{routed.call}: layers noted", sorted(routed.replay.chosen), [layer])
-        must_be(f"{routed.call}: what is noted", routed.replay.chosen[layer], OWN)
-    next_batch = routed.leaf, torch.ones(2, 2), torch.tensor(OTHER)
-    routed.replay.hook(layer, OlmoeTopKRouter(), None, next_batch)
-    must_be(f"the next call, in which the router chose {OTHER}: what is noted",
-            routed.replay.chosen[layer], OTHER)
+def check_boxes():
+    """what is in the box; None without one, and "" for an empty one"""
+    ask_boxes(BOXES)
 
 
-def check_experts():
-    """the forced experts are used, each token and layer its own; -1 leaves the router's choice"""
-    for forced, right in ((OWN, OWN), (OTHER, OTHER), ([[-1, -1]] * 2, OWN),
-                          ([[0, 3], [-1, -1]], [[0, 3], [3, 0]])):
-        for layer in (2, 1):
-            routed = Routed(forced, layer=layer)
-            must_be(f"{routed.call}: experts", routed.experts, right)
+def check_nested():
+    """braces nest, and escaped ones do not count"""
+    ask_boxes(NESTED)
 
 
-def check_gates():
-    """their gates are computed from the logits, which are handed on as they came"""
-    for forced in (OWN, OTHER, [[3, 2], [3, 1]]):
-        routed = Routed(forced)
-        must_be(f"{routed.call}: gates", routed.gates, shares(forced), 1e-5)
-        must_be(f"{routed.call}: logits", routed.logits, LOGITS)
-    routed = Routed([[0, 3], [-1, -1]])
-    must_be(f"{routed.call}: gates", routed.gates, shares([[0, 3], [3, 0]]), 1e-5)
+def check_last():
+    """the last box counts, and one that is never closed says nothing"""
+    ask_boxes(LAST)
 
 
-def check_unnormalised():
-    """norm_topk_prob: False leaves the last division out, and a router without it divides"""
-    for forced, norm in ((OWN, False), (OTHER, False), (OTHER, None)):
-        routed = Routed(forced, norm)
-        must_be(f"{routed.call}: gates", routed.gates, shares(forced, norm is not False), 1e-5)
-    routed = Routed(OTHER, dtype=torch.bfloat16)
-    if routed.gates.dtype != torch.bfloat16:
-        raise Wrong(f"{routed.call}: the gates came as bfloat16, yours are {routed.gates.dtype}")
+def ask_numbers(cases):
+    for text, value in cases:
+        found = answers.exact(text)
+        if found is not None:
+            found = found[0], bool(found[1]), bool(found[2])
+        must_equal(f"exact({text!r}): (value, has_decimal_point, is_percentage)", found,
+                   (Fraction(value), "." in text, "%" in text))
 
 
-def check_gradient():
-    """the gradient flows through the gates to the router, and to the forced experts' logits"""
-    for forced in (OWN, OTHER):
-        routed = Routed(forced)
-        gate = routed.gates[0, 0]
-        if not gate.requires_grad:
-            raise Wrong(f"{routed.call}: the gates carry no gradient: the router could not learn")
-        slope, = torch.autograd.grad(gate, routed.leaf)
-        a, b = shares(forced)[0]
-        right = [[0.0] * 4, [0.0] * 4]
-        right[0][forced[0][0]], right[0][forced[0][1]] = a * b, -a * b
-        must_be(f"{routed.call}: d(first gate)/d(logits)", slope, right, 1e-5)
+def check_numbers():
+    """whole numbers, decimals, a/b, exactly"""
+    rng = random.Random(0)
+    drawn = [f"{rng.randint(-99, 99)}/{rng.randint(1, 99)}" for _ in range(50)]
+    ask_numbers(NUMBERS + [(text, text) for text in drawn])
 
 
-AGREEMENTS = [  # own, engine, layers with experts, right
-    ([[[0, 1]]], [[[0, 1]]], [0], [[True]]),
-    ([[[0, 1]]], [[[1, 0]]], [0], [[True]]),
-    ([[[1, 0]]], [[[0, 1]]], [0], [[True]]),
-    ([[[0, 1]]], [[[0, 2]]], [0], [[False]]),
-    ([[[0, 3]]], [[[1, 2]]], [0], [[False]]),
-    ([[[0, 1], [2, 3]]], [[[1, 0], [3, 1]]], [0, 1], [[True, False]]),
-    ([[[0, 0], [2, 3]]], [[[1, 1], [3, 2]]], [1], [[True]]),
-    ([[[0, 1]], [[2, 3]]], [[[0, 1]], [[2, 4]]], [0], [[True], [False]]),
-    ([[[4, 0, 2]]], [[[2, 4, 0]]], [0], [[True]]),
-    ([[[4, 0, 2]]], [[[4, 1, 0]]], [0], [[False]]),
-    ([[[0, 1]], [[2, 3]]], [[[2, 3]], [[0, 1]]], [0], [[False], [False]]),
-    ([[[0, 4, 5]]], [[[1, 2, 6]]], [0], [[False]])]  # with the same sums, of squares too
+def check_fractions():
+    r"""\frac, with a sign and with a whole number before it"""
+    ask_numbers(FRACTIONS)
 
 
-def check_agreement():
-    """agreement is between sets, of the layers that have experts"""
-    for own, engine, layers, right in AGREEMENTS:
-        replay = replay_of()
-        replay.layers, replay.k = layers, len(own[0][0])
-        replay.decoder_layers = len(own[0])
-        yours = replay.agreement(torch.tensor(own), torch.tensor(engine))
-        must_be(f"agreement(own={own}, engine={engine}), layers with experts {layers}", yours,
-                right)
+def check_percent():
+    """a percentage is noted, not divided out"""
+    ask_numbers(PERCENT)
 
 
-CHECKS = [(2, check_note), (2, check_experts), (2, check_gates), (1, check_unnormalised),
-          (2, check_gradient), (1, check_agreement)]
+def check_rest():
+    """anything else is None: nothing is guessed"""
+    for text in NO_NUMBERS:
+        must_equal(f"exact({text!r})", answers.exact(text), None)
+
+
+CHECKS = [(1, check_boxes), (2, check_nested), (2, check_last), (2, check_numbers),
+          (1, check_fractions), (1, check_percent), (1, check_rest)]

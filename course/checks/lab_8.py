@@ -1,98 +1,82 @@
-r"""Lab 8: a verifier for numbers"""
-import random
-from fractions import Fraction
+"""Lab 8: pass@k, and how sure a score is"""
+import itertools
+from math import comb
 
-import rewards
-from course.checks import must_equal
-from verifier import answers
+import numpy as np
 
-BOXES = [
-    (r"\boxed{4}", "4"), (r"so it is \boxed{12}.", "12"), ("no box: 4", None), ("", None),
-    ("unboxed{4}", None), (r"\boxed{}", ""),
-    (r"\boxed{3}, since" + " the sum of both of them is 3" * 6, "3")]
-NESTED = [
-    (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"), (r"\boxed{a{b}c}", "a{b}c"), (r"\boxed{\}}", r"\}"),
-    (r"\boxed{\frac{\sqrt{2}}{2}}", r"\frac{\sqrt{2}}{2}"),
-    (r"\boxed{\{1\}}", r"\{1\}"), (r"\boxed{{4}} and }", "{4}")]
-LAST = [
-    (r"\boxed{1}, no wait, that was wrong, so now it must be the other one: \boxed{2}", "2"),
-    (r"\boxed{7} is what I said, which is wrong since its last digit was off; \boxed{", None),
-    (r"\boxed{4", None),
-    (r"\boxed{1} hm, let me think about it once more and begin anew: \boxed{2", None),
-    (r"\boxed{1, no, that was wrong, so I close the next one: \boxed{2}", "2")]
-NUMBERS = [  # text, value; it has a decimal point exactly if there is one in the text
-    ("3", "3"), ("-12", "-12"), (" 4 ", "4"), ("3.5", "7/2"), (".5", "1/2"), ("3.", "3"),
-    ("-0.25", "-1/4"), ("0", "0"), ("-.5", "-1/2"), ("1/4", "1/4"), ("-3/4", "-3/4"),
-    ("1 / 4", "1/4"), ("- 1 / 4", "-1/4"), ("3 .5", "7/2"), ("6/3", "2"), ("0/7", "0"),
-    ("0.1", "1/10"), ("-12.3", "-123/10"),  # these two and the next ones are no float
-    ("0.1234567890123456789", "0.1234567890123456789"),
-    ("12345678901234567891", "12345678901234567891")]
-FRACTIONS = [
-    (r"\frac{1}{2}", "1/2"), (r"-\frac{1}{2}", "-1/2"), (r"\frac{1}{3}", "1/3"),
-    (r"\frac{ 3 }{ 4 }", "3/4"), (r"5\frac{1}{2}", "11/2"), (r"-5\frac{1}{2}", "-11/2"),
-    (r"10 \frac{2}{3}", "32/3"), (r"-0\frac{1}{2}", "-1/2")]
-PERCENT = [
-    (r"50\%", "50"), (r"12.5\%", "25/2"), (r"0.7\%", "7/10"), (r"-5 \%", "-5"),
-    (r"\frac{1}{2}\%", "1/2"), (r"1/4\%", "1/4"), (r"5\frac{1}{2}\%", "11/2")]
-NO_NUMBERS = [
-    "x", "2+3", "1,000", "", "1/0", r"\frac{1}{0}", r"5\frac{1}{0}", "--3", "1/2/3", "3 apples",
-    "x = 3", "3x", "1e3", ".", "-", r"\%", "+5", "50%", r"5\%\%", r"\dfrac{1}{2}", "1.2.3",
-    "1/00", r"\frac{1}{00}", r"2.5\frac{1}{2}", r".5\frac{1}{2}", "1/-4", "1 000", "3 4", "1_000",
-    "٣", "1/٣", r"\frac{1}{2}\frac{1}{2}", r"\frac{1}{2}{3}", "infinity",
-    r"\frac{1}{2", r"\frac{}{2}", r"\%5", "3.."]
+import eval as evaluation
+from course.checks import Wrong, must_be, must_give
 
 
-def ask_boxes(cases):
-    for completion, right in cases:
-        must_equal(f"extract_answer({completion!r})", rewards.extract_answer(completion), right)
+def check_subsets():
+    """pass@k is the share of all choices of k samples that contain a right one"""
+    for n in (1, 2, 4, 5):
+        for c, k in itertools.product(range(n + 1), range(1, n + 1)):
+            hits = sum(min(chosen) < c for chosen in itertools.combinations(range(n), k))
+            must_give(hits / comb(n, k), evaluation.pass_at_k, n, c, k)
 
 
-def check_boxes():
-    """what is in the box; None without one, and "" for an empty one"""
-    ask_boxes(BOXES)
+def check_large():
+    """large n, without overflow, and numbers that make no sense are refused"""
+    must_give(0.5, evaluation.pass_at_k, 2000, 1, 1000)
+    must_give(0.5, evaluation.pass_at_k, 4000, 2000, 1)
+    for n, c, k in ((4, 2, 5), (4, 2, 0), (4, 5, 1), (4, -1, 1)):
+        try:
+            found = evaluation.pass_at_k(n, c, k)
+        except ValueError:
+            continue
+        raise Wrong(f"pass_at_k(n={n}, c={c}, k={k}): yours is {found}, and it must raise "
+                    "ValueError")
 
 
-def check_nested():
-    """braces nest, and escaped ones do not count"""
-    ask_boxes(NESTED)
+def check_average():
+    """avg: the mean of the sets' means, by weight"""
+    sets = [[1.0, 0.0], [0.25, 0.25, 0.25, 0.25]]
+    for weights, right in ((None, 0.375), ([1, 1], 0.375), ([3, 1], 0.4375), ([30, 10], 0.4375)):
+        found = evaluation.bootstrap(sets, weights, resamples=50)
+        must_be(f"avg of the sets {sets}, weights={weights}", found["avg"], right)
 
 
-def check_last():
-    """the last box counts, and one that is never closed says nothing"""
-    ask_boxes(LAST)
+INTERVALS = [  # the sets, weights, [avg, ci_low, ci_high]
+    ([[0.0, 1.0]], None, [0.5, 0, 1]),
+    ([[1.0] * 2 + [0.0] * 8], None, [0.2, 0, 0.5]),
+    ([[0.5] * 6], None, [0.5, 0.5, 0.5]),
+    ([[1.0] * 4 + [0.0] * 16], None, [0.2, 0.05, 0.4])]
+SETS = [
+    ([[0.0] * 5, [1.0] * 5], [1, 3], [0.75, 0.75, 0.75]),
+    ([[0.0, 1.0], [0.0] * 4], [1, 1], [0.25, 0, 0.5]),
+    ([[0.0, 1.0], [1.0, 0.0]], None, [0.5, 0, 1])]
 
 
-def ask_numbers(cases):
-    for text, value in cases:
-        found = answers.exact(text)
-        if found is not None:
-            found = found[0], bool(found[1]), bool(found[2])
-        must_equal(f"exact({text!r}): (value, has_decimal_point, is_percentage)", found,
-                   (Fraction(value), "." in text, "%" in text))
+def ask_interval(cases):
+    for sets, weights, right in cases:
+        found = evaluation.bootstrap([np.array(one) for one in sets], weights, resamples=8000)
+        must_be(f"[avg, ci_low, ci_high] of the sets {sets}, weights={weights}",
+                [found["avg"], found["ci_low"], found["ci_high"]], right, 1e-6)
 
 
-def check_numbers():
-    """whole numbers, decimals, a/b, exactly"""
-    rng = random.Random(0)
-    drawn = [f"{rng.randint(-99, 99)}/{rng.randint(1, 99)}" for _ in range(50)]
-    ask_numbers(NUMBERS + [(text, text) for text in drawn])
+def check_interval():
+    """the interval: 95 % of all ways to draw the questions again, exactly"""
+    ask_interval(INTERVALS)
 
 
-def check_fractions():
-    r"""\frac, with a sign and with a whole number before it"""
-    ask_numbers(FRACTIONS)
+def check_sets():
+    """every set is drawn from by itself, `resamples` times, and has its weight"""
+    ask_interval(SETS)
+    found = evaluation.bootstrap([np.arange(30.0)], resamples=1)
+    must_be("ci_high - ci_low of one resample", found["ci_high"] - found["ci_low"], 0)
 
 
-def check_percent():
-    """a percentage is noted, not divided out"""
-    ask_numbers(PERCENT)
+def check_seed():
+    """the same seed, the same interval; the caller's data stay as they are"""
+    values = np.arange(30.0)
+    first, again = (evaluation.bootstrap([values], resamples=200, seed=3) for _ in range(2))
+    must_be("ci_low, the same seed twice", first["ci_low"], again["ci_low"])
+    other = evaluation.bootstrap([values], resamples=200, seed=4)
+    if (other["ci_low"], other["ci_high"]) == (first["ci_low"], first["ci_high"]):
+        raise Wrong("seed=3 and seed=4 give exactly the same interval: the seed is not used")
+    must_be("the data after the call: their sum", float(values.sum()), 435)
 
 
-def check_rest():
-    """anything else is None: nothing is guessed"""
-    for text in NO_NUMBERS:
-        must_equal(f"exact({text!r})", answers.exact(text), None)
-
-
-CHECKS = [(1, check_boxes), (2, check_nested), (2, check_last), (2, check_numbers),
-          (1, check_fractions), (1, check_percent), (1, check_rest)]
+CHECKS = [(3, check_subsets), (1, check_large), (2, check_average),
+          (2, check_interval), (1, check_sets), (1, check_seed)]

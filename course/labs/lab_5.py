@@ -1,4 +1,4 @@
-"""Lab 5: the objective, with mask and cap.
+"""Lab 5: the objective, with mask and cap, and what one token counts.
 
     python course/check.py 5
     python course/train.py --with lab_5   # four mini-batches: there is something to mask
@@ -35,5 +35,23 @@ def objective(lp_T, old_T, mu_T, coefficient_T, config):
     lp_T, old_T, mu_T as above; coefficient_T [T], A for each token.
     Returns (term_T, M_T, w_T), each [T]. w_T is the weight before the cap, for the log.
     The project's own function has more objectives and masks: leave them out.
+    """
+    raise NotImplementedError
+
+
+def set_scales(rows: list, config) -> None:
+    """Set row.scale, the weight of each of its tokens in the loss -sum(term_T * scale_T).
+
+    rows: all kept samples of a step; row.length is the number of response tokens. They will be cut
+    into config.mini_batches optimizer steps. Each step's loss is a mean over responses, divided by
+    a length that config.length_norm names:
+
+        constant   config.max_tokens: the sum over tokens, up to one constant factor (MiniRL)
+        response   the response's own length: the mean over its tokens (GRPO)
+        batch      the mean length of all rows: the mean over all tokens
+
+    Divide by the responses of an *average* mini-batch, len(rows) / config.mini_batches, not by
+    those of the row's own: some samplers give important prompts more rows, and dividing by the own
+    count would cancel that. No rows: nothing to set.
     """
     raise NotImplementedError

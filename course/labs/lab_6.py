@@ -1,37 +1,37 @@
-"""Lab 6: what one token counts, and how a mini-batch is cut to fit into memory.
+"""Lab 6: routing replay for a mixture of experts.
 
     python course/check.py 6
-    python course/train.py --with lab_6
+    python course/train.py --with lab_6   # the tiny mixture of experts, with R3
+
+Both functions are methods of `RoutingReplay` (parts/routing_replay.py): `self` is its instance.
+Read that file's docstring and `__init__` first.
 """
+import torch  # noqa: F401
 
 
-def set_scales(rows: list, config) -> None:
-    """Set row.scale, the weight of each of its tokens in the loss -sum(term_T * scale_T).
+def hook(self, layer: int, router, _, output):
+    """A forward hook: called with what a router returned, it may return something else instead.
 
-    rows: all kept samples of a step; row.length is the number of response tokens. They will be cut
-    into config.mini_batches optimizer steps. Each step's loss is a mean over responses, divided by
-    a length that config.length_norm names:
+    output: (logits [B*T, experts], gates [B*T, k], experts [B*T, k])
+    self.chosen    layer -> [B*T, k]: store here, without gradient, what the router itself chose
+    self.forced    None: return None, and nothing changes. Otherwise [B*T, layers, k], the experts
+                   to use in all layers of the model, also in dense ones; -1: unknown, the router's
+                   own choice stays
+    Returns (logits, gates, experts) with the forced experts and *their* gates, computed anew:
 
-        constant   config.max_tokens: the sum over tokens, up to one constant factor (MiniRL)
-        response   the response's own length: the mean over its tokens (GRPO)
-        batch      the mean length of all rows: the mean over all tokens
+        g_e = exp(s_e) / sum over the chosen e' of exp(s_e')           s: logits
 
-    Divide by the responses of an *average* mini-batch, len(rows) / config.mini_batches, not by
-    those of the row's own: some samplers give important prompts more rows, and dividing by the own
-    count would cancel that. No rows: nothing to set.
+    and without the last normalisation (g_e = softmax over all experts) if router.norm_topk_prob is
+    False; a router without that attribute normalises. Return the gates in the dtype of `output`'s.
+    Only the choice is replayed: the gradient still flows through the gates to the router.
     """
     raise NotImplementedError
 
 
-def micro_batches(rows: list, tokens: int, padding: float = 0.05) -> list[list]:
-    """Cut the rows into micro-batches for the forward pass.
+def agreement(self, own, engine):
+    """[tokens, MoE layers] of bool: do both name the same *set* of experts?
 
-    A micro-batch is a rectangle: rows x longest row (len(row.ids), prompt included).
-    1. Every row is in exactly one.
-    2. No rectangle is larger than `tokens`, except that of a single row that is too long.
-    3. Of all rectangles together at most a share `padding` is padding.
-    4. There are roughly as few as this allows: rows of equal length fill their rectangles.
-    No rows: no micro-batches. Leave the list `rows` as it is. Divide by nothing here: `set_scales`
-    has done it, so the gradient does not depend on the cut.
+    own, engine: [tokens, layers, k]; self.layers: indices of the layers that have experts. The
+    others are dense: their entries mean nothing, so leave them out.
     """
     raise NotImplementedError

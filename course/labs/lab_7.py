@@ -1,37 +1,40 @@
-"""Lab 7: routing replay for a mixture of experts.
+r"""Lab 7: a verifier for numbers.
 
     python course/check.py 7
-    python course/train.py --with lab_7   # the tiny mixture of experts, with R3
+    python course/train.py --with lab_7
 
-Both functions are methods of `RoutingReplay` (parts/routing_replay.py): `self` is its instance.
-Read that file's docstring and `__init__` first.
+If a wrong answer is accepted, the model learns it faster than mathematics. If a right answer is
+rejected, the model cannot learn it.
 """
-import torch  # noqa: F401
+import re  # noqa: F401
+from fractions import Fraction  # noqa: F401
 
 
-def hook(self, layer: int, router, _, output):
-    """A forward hook: called with what a router returned, it may return something else instead.
+def extract_answer(completion: str, style: str = "") -> str | None:
+    r"""The text in the last \boxed{...} of a completion. None without a box, or if the last one is
+    never closed (a truncated `\boxed{4` says nothing, whatever was boxed before).
 
-    output: (logits [B*T, experts], gates [B*T, k], experts [B*T, k])
-    self.chosen    layer -> [B*T, k]: store here, without gradient, what the router itself chose
-    self.forced    None: return None, and nothing changes. Otherwise [B*T, layers, k], the experts
-                   to use in all layers of the model, also in dense ones; -1: unknown, the router's
-                   own choice stays
-    Returns (logits, gates, experts) with the forced experts and *their* gates, computed anew:
-
-        g_e = exp(s_e) / sum over the chosen e' of exp(s_e')           s: logits
-
-    and without the last normalisation (g_e = softmax over all experts) if router.norm_topk_prob is
-    False; a router without that attribute normalises. Return the gates in the dtype of `output`'s.
-    Only the choice is replayed: the gradient still flows through the gates to the router.
+    Braces nest: in \boxed{\frac{1}{2}} the box ends at the third closing brace. \{ and \} are
+    characters, not braces. An empty box gives "". Ignore `style`.
     """
     raise NotImplementedError
 
 
-def agreement(self, own, engine):
-    """[tokens, MoE layers] of bool: do both name the same *set* of experts?
+def exact(text: str):
+    r"""(value, has_decimal_point, is_percentage) of a number as it is spelled, or None.
 
-    own, engine: [tokens, layers, k]; self.layers: indices of the layers that have experts. The
-    others are dense: their entries mean nothing, so leave them out.
+    value: a Fraction, so that 0.1 + 0.2 = 0.3. Spellings (a digit is 0 to 9):
+
+        12   3.5   .5   3.   1/4   \frac{1}{2}   5\frac{1}{2}
+        each of them with a - before it: -12, -\frac{1}{2}
+        each of them with a \% after it, which is noted but not divided out
+
+    has_decimal_point: 3.5, .5 and 3. have one, fractions have none.
+    5\frac{1}{2} is 5.5, -5\frac{1}{2} is -5.5.
+    Spaces may stand anywhere but between two digits: - 1 / 4 is a number, 1 000 and 3 4 are not.
+
+    A zero in the denominator, and anything else (x, 2+3, +5, 50%, \dfrac{1}{2}, 1,000, the empty
+    string), is None: a verifier that guesses accepts wrong answers. (The project's own also reads
+    some spellings that are not listed, such as \frac{-1}{2}: yours may or may not.)
     """
     raise NotImplementedError

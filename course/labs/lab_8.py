@@ -1,40 +1,32 @@
-r"""Lab 8: a verifier for numbers.
+"""Lab 8: pass@k, and how sure a score is.
 
     python course/check.py 8
-    python course/train.py --with lab_8
-
-If a wrong answer is accepted, the model learns it faster than mathematics. If a right answer is
-rejected, the model cannot learn it.
+    python course/train.py --with lab_8   # your run's curves.png has your interval
 """
-import re  # noqa: F401
-from fractions import Fraction  # noqa: F401
+import numpy as np  # noqa: F401
 
 
-def extract_answer(completion: str, style: str = "") -> str | None:
-    r"""The text in the last \boxed{...} of a completion. None without a box, or if the last one is
-    never closed (a truncated `\boxed{4` says nothing, whatever was boxed before).
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """The chance that k of n samples contain a right one, if c of the n are right.
 
-    Braces nest: in \boxed{\frac{1}{2}} the box ends at the third closing brace. \{ and \} are
-    characters, not braces. An empty box gives "". Ignore `style`.
+        1 - C(n - c, k) / C(n, k)          k drawn without replacement (arXiv 2107.03374, Eq. 1)
+
+    Raises ValueError unless 1 <= k <= n and 0 <= c <= n. (1 - (1 - c/n)^k looks like it and is
+    biased: why?)
     """
     raise NotImplementedError
 
 
-def exact(text: str):
-    r"""(value, has_decimal_point, is_percentage) of a number as it is spelled, or None.
+def bootstrap(sets: list, weights: list | None = None, resamples: int = 4000,
+              seed: int = 0) -> dict:
+    """dict(avg=, ci_low=, ci_high=): a weighted mean of sets' means, with its 95 % interval.
 
-    value: a Fraction, so that 0.1 + 0.2 = 0.3. Spellings (a digit is 0 to 9):
+    sets: for each data set an array [Q], one number per *question* (its avg@k). weights: one per
+    set, by default equal; they need not add up to 1.
 
-        12   3.5   .5   3.   1/4   \frac{1}{2}   5\frac{1}{2}
-        each of them with a - before it: -12, -\frac{1}{2}
-        each of them with a \% after it, which is noted but not divided out
-
-    has_decimal_point: 3.5, .5 and 3. have one, fractions have none.
-    5\frac{1}{2} is 5.5, -5\frac{1}{2} is -5.5.
-    Spaces may stand anywhere but between two digits: - 1 / 4 is a number, 1 000 and 3 4 are not.
-
-    A zero in the denominator, and anything else (x, 2+3, +5, 50%, \dfrac{1}{2}, 1,000, the empty
-    string), is None: a verifier that guesses accepts wrong answers. (The project's own also reads
-    some spellings that are not listed, such as \frac{-1}{2}: yours may or may not.)
+    avg: sum_s weight_s mean(set_s) / sum_s weight_s. The interval is a percentile bootstrap: in
+    each of `resamples` rounds every set is replaced by as many of its questions, drawn with
+    replacement, and avg is computed again; 2.5 and 97.5 per cent of these lie below the ends.
+    The same seed gives the same interval.
     """
     raise NotImplementedError
