@@ -81,21 +81,14 @@ def make_prompts(tokenizer, template: str, texts: list[str]) -> list[str]:
     whose = f"template {shown(template)}" if whole else "the model's chat template"
     if not all(map(is_text, prompts)):
         raise SystemExit(f"{whose} makes half a character (a lone surrogate), which is no text.")
-    if twins := equal_prompts(asked, prompts):
-        raise SystemExit(f"The prompts of {shown(repr(twins[0]), 80)} and "
-                         f"{shown(repr(twins[1]), 80)} are the same: {whose} does not show the "
-                         "problem. Give a .jinja file with {{ problem }} in it as --template.")
-    return prompts[:len(texts)]
-
-
-def equal_prompts(texts: list[str], prompts: list[str]) -> tuple[str, str] | None:
-    """Two texts that differ in more than spaces but have the same prompt; None if none do."""
     first = {}
-    for text, prompt in zip(texts, prompts):
+    for text, prompt in zip(asked, prompts):
         other = first.setdefault(prompt, text)
-        if other.split() != text.split():
-            return other, text
-    return None
+        if other.split() != text.split():  # two that differ in spaces alone may be the same
+            raise SystemExit(f"The prompts of {shown(repr(other), 80)} and {shown(repr(text), 80)} "
+                             f"are the same: {whose} does not show the problem. Give a .jinja file "
+                             "with {{ problem }} in it as --template.")
+    return prompts[:len(texts)]
 
 
 def render(tokenizer, template: str, texts: list[str]) -> list[str]:

@@ -81,6 +81,7 @@ def read_csv(path: Path) -> list[dict]:
     """
     csv.field_size_limit(10**8)  # the default refuses cells above 128 KB
     text = path.read_text(encoding="utf-8-sig")
+    text = re.sub(r"\Asep=.\r?\n", "", text)  # Excel's own first line
     delimiter = max(",;\t", key=text.partition("\n")[0].count)
     rows = csv.DictReader(io.StringIO(text), delimiter=delimiter, strict=True)
     found = []
@@ -193,7 +194,7 @@ def find_problem(row: dict, key: str = "") -> str:
     """The first problem column (or the named one) that is not empty, cleaned; or ""."""
     found = (problem_text(lookup(row, k)) for k in ([key] if key else PROBLEM_KEYS))
     text = next(filter(None, found), "")
-    story = "" if key else plain(row.get("Body"))  # SVAMP asks its question apart
+    story = "" if key else plain(lookup(row, "Body"))  # SVAMP asks its question apart
     return f"{story} {text}".strip() if text else ""
 
 
@@ -208,14 +209,14 @@ def find_gold(row: dict, key: str = "") -> str:
 
 
 def lookup(row: dict, key: str):
-    """Value of a column or of a nested one (a.b); None if there is none."""
-    if key in row:
-        return row[key]
+    """Value of a column or of a nested one (a.b), whatever its case; None if there is none."""
+    names = {str(name).lower(): name for name in row} | {name: name for name in row}
+    name = key if key in names else key.lower()
+    if name in names:
+        return row[names[name]]
     head, _, rest = key.partition(".")
-    if rest:
-        inner = row.get(head)
-        return lookup(inner, rest) if isinstance(inner, dict) else None
-    return next((row[name] for name in row if str(name).lower() == key), None)
+    inner = lookup(row, head) if rest else None
+    return lookup(inner, rest) if isinstance(inner, dict) else None
 
 
 def plain(value) -> str:

@@ -298,6 +298,9 @@ def test_named_columns_win_also_nested():
     row = dict(problem="no", answer="no", Body="no", meta=dict(text="yes", gold=3.0))
     assert find_problem(row, "meta.text") == "yes" and find_gold(row, "meta.gold") == "3"
     assert find_problem(row, "gone") == find_problem(row, "meta.gone") == ""
+    row = dict(Meta=dict(Text="yes", Gold=3.0), gold="no", Gold="no")
+    assert find_problem(row, "meta.text") == "yes" and find_gold(row, "META.gold") == "3"
+    assert find_gold(dict(Gold="1", gold="2"), "Gold") == "1"  # exactly so, if there is one
 
 
 @pytest.mark.parametrize("raw, gold", [
