@@ -28,7 +28,7 @@ from parts import what_if
 from parts.config import in_one_sentence, parse_flags
 from parts.folder import quiet_end, row_of, settings, shown, write_safely
 from parts.grader import NO_VERDICT
-from parts.plot import PANELS, rows_by_step
+from parts.plot import PANELS, drawn_rows
 from rewards import extract_answer
 
 TEMPLATE = Path(__file__).parent / "parts" / "explore.html"
@@ -112,10 +112,10 @@ def read_run(folder: Path, span: tuple[int, int] | None) -> tuple[dict, list[str
     be read.
     """
     config = settings(folder) if folder.is_dir() else None
-    if config is None:
+    if not config:
         raise SystemExit(f"{shown(folder)} is no folder of a training run with a config.json: name "
                          "one, such as runs/NAME.")
-    metrics, notes = rows_by_step(folder / "metrics.jsonl"), []
+    metrics, notes = drawn_rows(folder / "metrics.jsonl"), []
     if not metrics:
         raise SystemExit(f"{shown(folder)} has no finished step yet: there is nothing to see.")
     groups, damaged = read_groups(folder / "groups.jsonl", span)
@@ -126,7 +126,7 @@ def read_run(folder: Path, span: tuple[int, int] | None) -> tuple[dict, list[str
         which = f"in steps {span[0]} to {span[1]}" if span else "at all"
         notes.append(f"{shown(folder)} has no recorded prompts {which}, so it has curves only "
                      "(--log-groups of minirl.py).")
-    evals = rows_by_step(folder / "eval.jsonl", ("data", "step"))
+    evals = drawn_rows(folder / "eval.jsonl")
     return dict(config=config, metrics=metrics, evals=evals, groups=groups), notes
 
 

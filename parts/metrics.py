@@ -136,14 +136,6 @@ def effective_share(weight_T) -> torch.Tensor:
 
 
 # ------------------------------------------------------------------------------ groups.jsonl
-def recorded(groups: list, count: str) -> list:
-    """The groups that are logged: "all", or the first so many of the batch.
-
-    The batch is shuffled, so the first ones are a fair choice. (dapo's replacements come last.)
-    """
-    return groups if count == "all" else groups[:int(count)]
-
-
 def group_row(step: int, group, tokenizer) -> dict:
     """A prompt of one step, with its samples in the order of drawing."""
     kept = {s.index: (a, a * w) for s, a, w in zip(group.kept, group.advantages, group.weights)}
@@ -270,15 +262,14 @@ def why_hopeless(step: int, groups: list, metrics: dict, run) -> str:
     It ends after PATIENCE steps without a gradient, or after one if most answers are cut off. The
     first step of the optimizer switches this check off.
     """
-    config, pool = run.config, [s for group in groups for s in group.pool]
-    rewards = [s.reward for s in pool]
+    config, rewards = run.config, [s.reward for group in groups for s in group.pool]
     silent = run.schedule.last_epoch == 0 and not metrics["skipped_steps"]
     cut_off = metrics["truncated"] > 0.5
     if config.train_anyway or not (silent or is_blind(rewards, config) or cut_off and step == 1):
         return ""
-    first, gold, cause = pool[0], groups[0].problem.answer, likely_cause(metrics, rewards, config)
-    tqdm.write(f"the first answer of step {step} (gold {shown(gold)!r}, {first.status}, "
-               f"{first.rollout.finish_reason}): {shown(first.rollout.text, 1000)}")
+    first, cause = groups[0].pool[0], likely_cause(groups, metrics, rewards, config)
+    tqdm.write(f"the first answer of step {step} (gold {shown(groups[0].problem.answer)!r}, "
+               f"{first.status}, {first.rollout.finish_reason}): {shown(first.rollout.text, 1000)}")
     if silent and (cut_off or step >= PATIENCE):
         return (f"Nothing to learn from, so this run ends after step {step}: {cause}. To go on all "
                 "the same: --resume --train-anyway.")
@@ -286,34 +277,28 @@ def why_hopeless(step: int, groups: list, metrics: dict, run) -> str:
     return ""
 
 
-def likely_cause(metrics: dict, rewards: list[float], config) -> str:
+def likely_cause(groups: list, metrics: dict, rewards: list[float], config) -> str:
     """Why a step's answers teach nothing, and which flag to change. The first that fits."""
-    count, verdicts = len(rewards), Counter(metrics["verdicts"])
-    usual = max(NO_VERDICT, key=lambda status: verdicts[status])
-    if 2 * sum(verdicts[status] for status in NO_VERDICT) > count:
-        judge = "--reward" if config.reward else "this machine's load and memory"
-        return f"most of {count} answers got no verdict ({usual}): look into {judge}"
+    count, without_box = len(rewards), metrics["verdicts"].get("no_box", 0)
+    failed = no_verdicts(groups, config.reward, most=0.5)
+    if failed:
+        return failed
     if metrics["truncated"] > 0.5:
         return (f"--max-tokens {config.max_tokens} cuts off {metrics['truncated']:.0%} of {count} "
                 "answers: raise it, or take a --template with which the model ends its answers")
-    if 2 * verdicts["no_box"] > count:
-        return (f"{verdicts['no_box']} of {count} answers have no \\boxed{{}}: take a --template "
-                "that asks for one")
+    if 2 * without_box > count:
+        return (f"{without_box} of {count} answers have no \\boxed{{}}: take a --template that "
+                "asks for one")
     if is_blind(rewards, config):
-        above = rewards[0] > config.threshold
-        side, other = ("above", "was wrong") if above else ("not above", "was right")
-        return (f"all rewards ({min(rewards):g} to {max(rewards):g}) are {side} --threshold "
-                f"{config.threshold:g}, so {config.sampler} cannot tell right from wrong: start "
-                f"again with a threshold between them, or no answer {other} yet (--data)")
+        return (f"all rewards ({min(rewards):g} to {max(rewards):g}) are on one side of "
+                f"--threshold {config.threshold:g}, so {config.sampler} cannot tell right from "
+                "wrong: start again with a threshold between them, or with other --data")
     if len(set(rewards)) > 1:
         return ("no prompt has both right and wrong answers: draw more of each (--M and --N, or "
                 "--n with uniform and dapo)")
-    if config.reward:
-        return f"every answer gets the same reward, {rewards[0]:g}: look into --reward"
-    if rewards[0]:
-        return "all answers are right: take harder problems (--data)"
-    return (f"all {count} answers are wrong: compare the first one with its gold answer "
-            "(--columns); if that is sound, the problems are too hard for this model (--data)")
+    judge = "look into --reward" if config.reward else "compare the first one's gold (--columns)"
+    return (f"all {count} answers get the same reward, {rewards[0]:g}: {judge}; if that is sound, "
+            "take easier or harder problems (--data)")
 
 
 def is_blind(rewards: list[float], config) -> bool:

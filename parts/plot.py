@@ -1,13 +1,10 @@
 """Draws a run's metrics.
 
-    python -m parts.plot runs/NAME      # draws runs/NAME/curves.png again
-
 Panels without data are left out. bench/compare.py draws several runs on one page.
 """
 import itertools
 import math
 import re
-import sys
 from pathlib import Path
 
 from parts.folder import read_rows, replacing, settings
@@ -52,21 +49,12 @@ PANELS = (
 
 
 # ----------------------------------------------------------------------------------------- reading
-def rows_by_step(path: Path, keys=("step",)) -> list[dict]:
-    """The numbers and the data set of each row of a log, in order of steps.
-
-    A resumed run repeats some steps: the last of the rows with equal `keys` counts. Broken lines
-    are left out.
-    """
-    rows = {}
-    for row in read_rows(path):
-        drawn = {key: value for key, value in row.items() if is_number(value)}
-        drawn |= shares(row.get("verdicts"))
-        if isinstance(row.get("data"), str):
-            drawn["data"] = row["data"]
-        if "step" in drawn:
-            rows[tuple(drawn.get(key) for key in keys)] = drawn
-    return sorted(rows.values(), key=lambda row: row["step"])
+def drawn_rows(path: Path) -> list[dict]:
+    """Of each row of a log the numbers and the data set. Broken lines are left out."""
+    return [{key: value for key, value in row.items()
+             if is_number(value) or key == "data" and isinstance(value, str)}
+            | shares(row.get("verdicts"))
+            for row in read_rows(path) if is_number(row["step"])]
 
 
 def is_number(value) -> bool:
@@ -86,17 +74,16 @@ def shares(counts) -> dict:
 def read_run(run: str | Path) -> dict:
     """name, config, metrics and evals of a run's folder. ValueError if nothing was logged."""
     run = Path(run)
-    metrics = rows_by_step(run / "metrics.jsonl")
-    evals = rows_by_step(run / "eval.jsonl", ("data", "step"))
+    metrics, evals = drawn_rows(run / "metrics.jsonl"), drawn_rows(run / "eval.jsonl")
     if not metrics and not evals:
         raise ValueError(f"Nothing to draw: {run} is no folder of a run with a finished step, such "
                          "as runs/NAME.")
-    return dict(name=run.resolve().name, config=settings(run) or {}, metrics=metrics, evals=evals)
+    return dict(name=run.resolve().name, config=settings(run), metrics=metrics, evals=evals)
 
 
 def series(rows: list[dict], y: str, x: str = "step") -> tuple[list[float], list[float]]:
     """The values of x and of y, from the rows that have both."""
-    known = [row for row in rows if is_number(row.get(x)) and is_number(row.get(y))]
+    known = [row for row in rows if x in row and y in row]
     return [row[x] for row in known], [row[y] for row in known]
 
 
@@ -134,40 +121,19 @@ def draw_lines(ax, run, keys) -> None:
 
 
 def draw_kl(ax, run, keys) -> None:
-    """Engine-trainer mismatch, log scale: in bf16 healthy below about 1e-3, wrong above 1e-2."""
+    """Engine-trainer mismatch on a log scale: healthy values span ten orders of magnitude."""
     # k1 may be negative: draw its size. A log scale has no zero.
     sizes = [{"step": row["step"]} | {key: abs(row[key]) for key in keys if row.get(key)}
              for row in run["metrics"]]
     draw_lines(ax, dict(metrics=sizes), keys)
-    low, high = min(1e-5, ax.dataLim.y0 / 10), max(1e-1, ax.dataLim.y1 * 3)
     ax.set_yscale("log")
-    ax.set_ylim(low, high)
-    if not in_float32(run["config"]):
-        draw_band(ax, low, 1e-3, COLORS[2], "healthy in bf16")
-    draw_band(ax, 1e-2, high, COLORS[1], "alarm")
-
-
-def draw_routes(ax, run, keys) -> None:
-    """One thin line per layer. About nine in ten tokens agree in a healthy bf16 run."""
-    logged = {key for row in run["metrics"] for key in row}
-    layers = [key for key in logged if re.fullmatch(r"routes_agree_\d+", key)]
-    for key in layers:
-        ax.plot(*series(run["metrics"], key), color="#555555", alpha=0.3, linewidth=0.8)
-    draw_lines(ax, run, keys)
-    ax.set_ylim(min(0.85, ax.dataLim.y0), 1.01)
-    if not in_float32(run["config"]):
-        draw_band(ax, 0.9, 1.01, COLORS[2], "healthy in bf16")
+    ax.set_ylim(min(1e-5, ax.dataLim.y0 / 10), max(1e-1, ax.dataLim.y1 * 3))
 
 
 def in_float32(config: dict) -> bool:
     """Whether trainer, engine and cache all are: then engine and trainer agree far better."""
     return (config.get("dtype") == "float32" and config.get("kv_cache_dtype", "auto") == "auto"
             and config.get("rollout_dtype", "auto") in ("auto", "float32"))
-
-
-def draw_band(ax, low, high, color, words) -> None:
-    ax.axhspan(low, high, color=color, alpha=0.1, linewidth=0)
-    ax.text(0.015, low, words, transform=ax.get_yaxis_transform(), fontsize=8, va="bottom")
 
 
 def draw_accuracy(ax, run, keys) -> None:
@@ -241,18 +207,5 @@ def draw_run(run_dir: str | Path, out: str | Path = "") -> Path:
     return save(figure, Path(out or Path(run_dir) / "curves.png"))
 
 
-KINDS = {"lines": draw_lines, "off-policy": draw_lines, "kl": draw_kl, "routes": draw_routes,
+KINDS = {"lines": draw_lines, "off-policy": draw_lines, "routes": draw_lines, "kl": draw_kl,
          "accuracy": draw_accuracy}
-
-
-def main(arguments: list[str]) -> None:
-    if len(arguments) != 1:
-        raise SystemExit("usage: python -m parts.plot runs/NAME")
-    try:
-        print(draw_run(arguments[0]))
-    except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -26,7 +26,7 @@ from transformers import AutoConfig
 
 from ada_sampler import Estimator
 from parts import folder as folders
-from parts.config import Config, small_in_one_line
+from parts.config import Config
 from parts.data import (Problem, Stream, check_golds, digest, keys_of,
                         load_train_and_held_out, remember)
 from parts.engine import Engine, seed_everything
@@ -35,9 +35,9 @@ from parts.folder import (LOGS, append, claim, has_step, keep_rows, note_start, 
 from parts.grader import ForkingGrader
 from parts.logprobs import Row, token_logprobs
 from parts.machine import build_for_cpu, fit_in_memory, in_one_line, out_of_memory
-from parts.metrics import group_row, recorded, watch
-from parts.models import (check_family, empty_model, fetch_model, is_small, load_tokenizer,
-                          loading, weights_of)
+from parts.metrics import group_row, watch
+from parts.models import (check_family, empty_model, fetch_model, load_tokenizer, loading,
+                          weights_of)
 from parts.plot import draw_run
 from parts.policy import load_policy
 from parts.probe import Probe, limits
@@ -111,7 +111,7 @@ def before_the_engine(config: Config, grader) -> SimpleNamespace:
     path, tokenizer = find_model(config)
     train, held_out = load_data(config, tokenizer, grader)
     lock = lock or claim(folder, config.resume)  # only now: a wrong flag leaves no empty folder
-    inputs = dict(problems=f"{digest(train)}, held out: {digest(held_out)}")
+    inputs = dict(data=f"{digest(train)}, held out: {digest(held_out)}")
     inputs |= own_files(config) | weights_of(path)
     require_same(folder, inputs)
     newest = next(reversed(folders.checkpoints(folder)), None)
@@ -157,21 +157,15 @@ def start_engine(config: Config, path: str, tokenizer) -> Engine:
     """vLLM with the model. Prints what ends a response, and what follows from the machine."""
     stops = stop_ids(tokenizer)
     print(in_one_line(config))
-    if is_small(config.model):
-        print(small_in_one_line(config))
     print(f"a response ends at {tokenizer.convert_ids_to_tokens(stops)}")
     # 2: the probe scores a prompt with at least one token, and vLLM adds another.
     return Engine(
         path, max_model_len=config.max_prompt_tokens + max(2, config.max_tokens),
         max_num_seqs=config.engine_sequences, temperature=config.temperature,
-        dtype=rollout_dtype(config), kv_cache_dtype=config.kv_cache_dtype,
+        dtype=config.rollout_dtype, kv_cache_dtype=config.kv_cache_dtype,
         lora_rank=config.lora_rank, sync_mode=config.sync, memory_share=config.engine_memory,
         sleep=config.sleep, stop_token_ids=stops, seed=config.seed,
         routes=is_supported(path) and (build_for_cpu() or config.replay == "r3"))
-
-
-def rollout_dtype(config: Config) -> str:
-    return config.dtype if config.rollout_dtype == "auto" else config.rollout_dtype
 
 
 def make_optimizer(policy, config: Config):
@@ -193,35 +187,23 @@ def start_probe(config: Config, engine: Engine, policy, held_out: list) -> Probe
     """The probe, with texts that the engine writes now, from the base weights."""
     reseed(config.seed, "probe")
     bounds = limits(
-        config.dtype, rollout_dtype(config), config.kv_cache_dtype, bool(policy.routing))
+        config.dtype, config.rollout_dtype, config.kv_cache_dtype, bool(policy.routing))
     # - 1: vLLM adds a token to a text that it scores.
     return Probe(engine, policy, held_out[:64], limits=bounds,
                  max_tokens=max(1, config.max_tokens - 1), temperature=config.temperature)
 
 
 def rehearse(run: Run) -> None:
-    """Run the largest micro-batch that can come, so that a lack of memory shows up now.
-
-    Raises SystemExit, which names the flags to lower, if memory is short.
-    """
+    """Run the largest micro-batch that can come, so that a lack of memory shows up now."""
     config = run.config
     context = config.max_prompt_tokens + config.max_tokens
     count = max(1, config.micro_tokens // context)
     rows = [Row([0] * context, prompt_length=1, mu=[], coefficient=1.0) for _ in range(count)]
-    try:
-        run.engine.sleep()
-        lp_T, _ = token_logprobs(run.policy, rows, config.temperature)
-        run.policy.loss_scale.scale(lp_T.mean()).backward()
-    except RuntimeError as error:
-        if not out_of_memory(error):
-            raise
-        raise SystemExit(
-            f"Out of memory for a micro-batch of {count} x {context} tokens: lower --micro-tokens "
-            f"(now {config.micro_tokens}), --max-tokens or --engine-memory, or try --sleep."
-        ) from None
-    finally:
-        run.policy.zero_grad(set_to_none=True)
-        run.engine.wake()
+    run.engine.sleep()
+    lp_T, _ = token_logprobs(run.policy, rows, config.temperature)
+    run.policy.loss_scale.scale(lp_T.mean()).backward()
+    run.policy.zero_grad(set_to_none=True)
+    run.engine.wake()
 
 
 def reseed(*parts) -> random.Random:
@@ -259,9 +241,9 @@ def log(step: int, groups, metrics: dict, run: Run) -> None:
     metrics["seconds_save"] = run.seconds_save
     append(run.folder / "metrics.jsonl", dict(step=step, **metrics))
     track(run, "train", step, metrics)
-    for group in recorded(groups, run.config.log_groups):
-        row = group_row(step, group, run.engine.tokenizer)
-        append(run.folder / "groups.jsonl", row)
+    most = None if run.config.log_groups == "all" else run.config.log_groups
+    for group in groups[:most]:  # a batch is shuffled, so its first ones are a fair choice
+        append(run.folder / "groups.jsonl", group_row(step, group, run.engine.tokenizer))
 
 
 def save(run: Run) -> None:
@@ -357,18 +339,17 @@ def open_tracker(folder: Path, config: Config) -> ModuleType | None:
 
     Raises SystemExit, one sentence, if it does not start.
     """
-    kind = config.report_to
-    if kind == "none":
+    if config.report_to == "none":
         return None
     first_start = folders.read_config(folder)["starts"][0]["time"]
     name = f"{config.name}-{first_start}".replace(":", "")  # a resumed run goes on under it
     os.environ.setdefault("WANDB_RUN_ID", name)
     try:
-        tracker = importlib.import_module(kind)
+        tracker = importlib.import_module(config.report_to)
         tracker.init(project="minirl", name=name, config=settings_of(config), resume="allow")
     except Exception as error:  # each package raises its own kinds
-        raise SystemExit(f"{kind} did not start ({shown(error)}): install it with `pip install "
-                         f"{kind}` or mend what it says, or leave --report-to out.") from error
+        raise SystemExit(f"{config.report_to} did not start ({shown(error)}): install or mend it, "
+                         "or leave --report-to out.") from error
     return tracker
 
 
@@ -398,16 +379,14 @@ def resume(run: Run, newest: Path | None) -> None:
     last = run.state["step"]
     done = f": all of --steps {run.config.steps} are done" * (last >= run.config.steps)
     print(f"continuing after step {last}{done}")
-    known = list(read_rows(run.folder / "eval.jsonl"))
-    sets = len(expand(run.config.eval_data))
-    finished = sum(row["step"] == last for row in known) == sets
+    evaluated = [row["step"] for row in read_rows(run.folder / "eval.jsonl")]
+    finished = evaluated.count(last) == len(expand(run.config.eval_data))
     for log in LOGS:
         upto = last if finished or log in ("metrics.jsonl", "groups.jsonl") else last - 1
         keep_rows(run.folder / log, lambda row: has_step(row) and row["step"] <= upto)
-    for row in known:
-        if row["step"] < last or finished and row["step"] == last:
-            run.evaluated = row["step"]
-            run.accuracy[row["data"]] = row["avg"]
+    for row in read_rows(run.folder / "eval.jsonl"):
+        run.evaluated = row["step"]
+        run.accuracy[row["data"]] = row["avg"]
 
 
 def finish(run: Run) -> None:
@@ -434,36 +413,29 @@ def python() -> str:
 def last_words(config: Config):
     """Around the whole program: however it ends, it says what is saved and how to go on.
 
-    SIGTERM, or a terminal that closes, ends it as sys.exit does: temporary folders are removed. For
-    Ctrl-C Python raises KeyboardInterrupt. The exit code tells a scheduler that it is not done.
+    Ctrl-C, SIGTERM and a terminal that closes end it as sys.exit does: temporary folders are
+    removed. The exit code tells a scheduler that it is not done.
     """
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in stops:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup sets that
             signal.signal(number, lambda number, _: sys.exit(128 + number))
-    folder = Path("runs", config.name)
+    code = 1
     with quiet_end():
         try:
             yield
-        except KeyboardInterrupt:
-            leave(f"stopped; {folders.saved_so_far(folder)}", 128 + signal.SIGINT)
+            return
         except SystemExit as ended:
-            if ended.code in (128 + signal.SIGTERM, 128 + signal.SIGHUP):
-                leave(f"stopped; {folders.saved_so_far(folder)}", ended.code)
-            raise
-        except BrokenPipeError:
-            leave(f"Nobody reads the output any more; {folders.saved_so_far(folder)}", 1)
-        except OSError as error:  # such as a full disk
-            leave(f"{shown(error)}; {folders.saved_so_far(folder)}", 1)
+            if ended.code not in [128 + number for number in stops]:
+                raise
+            words, code = "stopped", ended.code
+        except OSError as error:  # such as a full disk, or nobody who reads the output
+            words = shown(error)
         except Exception as error:
-            if out_of_memory(error):
-                leave(f"Out of memory: lower --micro-tokens (now {config.micro_tokens}) or "
-                      f"--engine-memory; {folders.saved_so_far(folder)}", 1)
-            traceback.print_exc()
-            leave(f"{type(error).__name__}; {folders.saved_so_far(folder)}", 1)
-
-
-def leave(words: str, code: int):
-    """End the program with a sentence on stderr and an exit code."""
-    print(f"\n{words}", file=sys.stderr)
-    raise SystemExit(code) from None
+            words = (f"Out of memory: lower --micro-tokens (now {config.micro_tokens}), "
+                     "--max-tokens or --engine-memory, or try --sleep")
+            if not out_of_memory(error):
+                traceback.print_exc()
+                words = type(error).__name__
+        print(f"\n{words}; {folders.saved_so_far(Path('runs', config.name))}", file=sys.stderr)
+        raise SystemExit(code)

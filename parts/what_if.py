@@ -67,13 +67,8 @@ def replayed(pool: list[dict], config: SamplerConfig) -> dict | None:
 
 def sampler_settings(config: dict) -> SamplerConfig:
     """Those of a run's settings that are the sampler's. What is missing or damaged: the default."""
-    known = {}
-    for one in fields(SamplerConfig):
-        value, default = config.get(one.name), one.default
-        sound = is_number(value) if isinstance(default, float) else type(value) is type(default)
-        if sound:
-            known[one.name] = value
-    return SamplerConfig(**known)
+    return SamplerConfig(**{one.name: config[one.name] for one in fields(SamplerConfig)
+                            if type(config.get(one.name)) is type(one.default)})
 
 
 def add_to(run: dict, sizes: dict | None = None) -> None:

@@ -161,6 +161,8 @@ ELSEWHERE = ("model", "data", "eval_data", "columns", "reward", "template", "nam
 
 
 def kind_of(name: str):
+    if name == "log_groups":  # or all
+        return int
     return Literal if get_origin(HINTS[name]) is Literal else HINTS[name]
 
 
@@ -201,7 +203,7 @@ def cannot_work(c: dict) -> bool:
     """What must be refused, in this test's own words."""
     std, est = c["advantage"] == "group-std", c["sampler"] == "ada-est"
     twice = (est or std) and c["weighting"] != "none" or est and std
-    idle = c["mini_batches"] == 1 and (c["replay"] == "r2" or c.get("importance") == "staleness")
+    idle = c["mini_batches"] == 1 and c["replay"] == "r2"
     of_minirl = c.get("importance", "full") != "full" or c.get("mask", "ratio") != "ratio"
     foreign = c["objective"] != "minirl" and of_minirl
     return twice or idle or foreign

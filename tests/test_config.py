@@ -17,7 +17,7 @@ import pytest
 from helpers import HANG, ROOT
 from parts import config as config_module
 from parts import run as running
-from parts.config import (LIMITS, MAY_BE_ZERO, USUAL, Config, EvalConfig, ModelSettings, check_name,
+from parts.config import (LIMITS, MAY_BE_ZERO, USUAL, Config, EvalConfig, ModelSettings,
                           check_numbers, name_of, parse, parse_eval, parse_flags, resolve)
 from parts.run import prepare
 
@@ -40,35 +40,28 @@ def refusal(capsys, read, flags) -> str:
     ("--sampler ada-est --M 64", "M, their mean, cannot be 64"),
     ("--temperature 0", "temperature 0 writes the same answer every time"),
     ("--temperature 0.001", "temperature must be from 0.01 to 100.0, not 0.001"),
-    ("--batch-prompts 1000 --M 1001", "a round of all prompts would have 1,001,000 samples"),
-    ("--sampler uniform --batch-prompts 250001", "lower batch_prompts, or n"),
     ("--mini-batches 50 --batch-prompts 8", "mini_batches = 50 is more than the 8 prompts"),
     ("--mini-batches 25", "mini_batches = 25 is more than the 24 prompts"),
     ("--lora-rank 0", "lora_rank must be from 1 to 512, not 0"),
     ("--name " + "ü" * 128, "at most 255 bytes"),
-    ("--objective grpo --importance none", "importance has no effect with objective grpo"),
-    ("--objective cispo --weight-cap 4", "weight_cap has no effect with objective cispo"),
-    ("--mask icepop --objective grpo", "mask has no effect with objective grpo"),
+    ("--objective grpo --importance none", "importance, weight_cap and mask have no effect"),
+    ("--objective cispo --weight-cap 4", "have no effect with objective cispo"),
+    ("--mask icepop --objective grpo", "have no effect with objective grpo"),
     ("--weight-cap 0.5", "weight_cap must be from 1.0 to 1000000000.0, not 0.5"),
     ("--importance none --weight-cap 4", "no effect with importance none"),
-    ("--importance staleness", "pi_theta/pi_old is 1"),
     ("--replay r2", "there is no pi_old pass"),
-    ("--no-clip --eps-low 0.1 --mini-batches 2", "eps_low has no effect without clip"),
-    ("--no-clip --eps-high 0.1 --mini-batches 2", "eps_high has no effect without clip"),
-    ("--mask dppo --no-clip --mini-batches 2", "mask has no effect without clip"),
-    ("--eps-low 0.1", "eps_low has no effect with one mini-batch"),
-    ("--eps-high 0.1", "eps_high has no effect with one mini-batch"),
-    ("--no-clip", "clip has no effect with one mini-batch"),
+    ("--no-clip --eps-low 0.1 --mini-batches 2", "have no effect without clip"),
+    ("--no-clip --eps-high 0.1 --mini-batches 2", "have no effect without clip"),
+    ("--mask dppo --no-clip --mini-batches 2", "have no effect without clip"),
+    ("--eps-low 0.1", "have no effect with one mini-batch"),
+    ("--eps-high 0.1", "have no effect with one mini-batch"),
+    ("--no-clip", "have no effect with one mini-batch"),
     ("--mask dppo --eps-low 0.1 --mini-batches 2", "which looks at differences"),
-    ("--data a.csv --columns a,b,c", "columns must be QUESTION or QUESTION,ANSWER, not a,b,c"),
-    ("--data a.csv --reward a.py:b --columns a,b", "reward needs no answer and is given every"),
     ("--lr 1e-10", "lr must be from 1e-09"),
     ("--threshold 1", "threshold must be at least 0 and below 1"),
     ("--threshold -1e-9", "threshold must be at least 0 and below 1"),
-    ("--log-groups some", "log_groups must be a whole number up to 999999"),
+    ("--log-groups -1", "log_groups must be from 1 to 1000000, not -1"),
     ("--max-grad-norm 1e-4", "max_grad_norm must be from 0.001"),
-    ("--warmup-steps 101", "more than the 100 optimizer steps"),
-    ("--warmup-steps 8 --steps 3 --mini-batches 2", "more than the 6 optimizer"),
 ])
 def test_what_cannot_work_is_refused_in_one_sentence(flags, sentence, capsys):
     assert sentence in refusal(capsys, parse, flags.split())
@@ -77,11 +70,10 @@ def test_what_cannot_work_is_refused_in_one_sentence(flags, sentence, capsys):
 @pytest.mark.parametrize("settings", [
     dict(weight_cap=1.0), dict(weight_cap=0.0), dict(objective="grpo", mini_batches=2, clip=False),
     dict(objective="cispo", mini_batches=2, eps_low=0.1), dict(objective="cispo"),
-    dict(importance="staleness", mini_batches=2),
-    dict(importance="none"), dict(replay="r2", mini_batches=2), dict(replay="r3"), dict(lr=1e-9),
+    dict(importance="staleness"), dict(importance="none"), dict(replay="r3"), dict(lr=1e-9),
+    dict(replay="r2", mini_batches=2),
     dict(max_grad_norm=1e-3), dict(max_grad_norm=0.0), dict(warmup_steps=0),
-    dict(warmup_steps=6, steps=3, mini_batches=2), dict(steps=1), dict(name="ü" * 127),
-    dict(temperature=0.01), dict(threshold=0), dict(batch_prompts=1000, M=1000),
+    dict(steps=1), dict(name="ü" * 127), dict(temperature=0.01), dict(threshold=0),
     dict(mini_batches=24, batch_prompts=24), dict(mini_batches=5, batch_prompts=24),
     dict(data="mine.jsonl", columns="question"), dict(log_groups="all"),
     dict(sampler="ada-pos", drop_unresolved=True), dict(sampler="ada-est", M=32),
@@ -91,7 +83,7 @@ def test_what_is_near_to_it_is_not(settings):
 
 
 @pytest.mark.parametrize("flags, sentence", [
-    ("--k 0", "k must be from 1 to 4294967295, not 0"),
+    ("--k 0", "k must be from 1 to 1000000, not 0"),
     ("--max-tokens -1", "max_tokens must be from 1 to"),
     ("--engine-memory 1", "engine_memory must be from 0.01 to 0.99, not 1.0"),
     ("--temperature 0.001 --k 1", "must be from 0.01"),
@@ -113,7 +105,7 @@ def test_a_byte_that_is_no_text_is_refused(read, flag, capsys):
 @pytest.mark.parametrize("cls", [Config, EvalConfig])
 def test_every_number_has_a_range_of_which_both_ends_are_allowed(cls):
     numbers = [f for f in fields(cls) if type(f.default) in USUAL]
-    assert {f.name for f in numbers} == {
+    assert {f.name for f in numbers} - {"log_groups"} == {
         name for name, hint in get_type_hints(cls).items() if hint in (int, float)}
     for f in numbers:
         least, most = LIMITS.get(f.name, USUAL[type(f.default)])
@@ -186,8 +178,7 @@ def test_zero_is_never_but_at_the_ends_also_when_a_run_goes_on():
     (dict(name="mine"), "mine")])
 def test_a_run_without_a_name_gets_one_that_is_a_folder(settings, name):
     config = Config(**settings)
-    assert name_of(config) == name
-    check_name(name)
+    assert name_of(config) == name_of(Config(name=name)) == name
 
 
 # ------------------------------------------------------------------------------ flags
@@ -275,7 +266,8 @@ def another(name: str):
     if get_origin(hint) is Literal:
         value = next(choice for choice in get_args(hint) if choice not in usual)
     else:
-        value = {int: -97, float: -0.125, str: "words"}[hint]  # a minus begins no flag
+        numbers = {int: -97, float: -0.125, str: "words"}  # a minus begins no flag
+        value = numbers.get(hint, "all")
     return str(value), value
 
 
@@ -330,7 +322,7 @@ def test_a_run_is_known_by_its_training_and_its_held_out_problems(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     known = []
     monkeypatch.setattr(running, "require_same", lambda folder, inputs: known.append(
-        inputs["problems"] + inputs["model"]))
+        inputs["data"] + inputs["model"]))
     monkeypatch.setattr(running, "start_engine", lambda *_: 1 / 0)  # far enough
     grader = SimpleNamespace(check_golds=lambda golds: [True for _ in golds])
     for i, (train, held_out) in enumerate([(2, 3), (2, 3), (2, 4), (5, 3)]):

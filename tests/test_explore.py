@@ -49,9 +49,8 @@ def folder(tmp_path):
 def make(folder, groups=None, steps=5):
     """A run's folder as minirl.py leaves it."""
     folder.mkdir()
-    config = dict(name=folder.name, lr=0.1, steps=steps)
-    starts = [dict(time="t"), dict(time="u", after_step=2, changed=dict(lr=0.05))]
-    (folder / "config.json").write_text(json.dumps(dict(config=config, starts=starts)))
+    config = dict(name=folder.name, lr=0.05, steps=steps)
+    (folder / "config.json").write_text(json.dumps(dict(config=config)))
     for step in range(1, steps + 1):
         folders.append(folder / "metrics.jsonl", dict(step=step, loss=0.25))
     for name in ("builtin", "other"):

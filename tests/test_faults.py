@@ -83,7 +83,7 @@ def test_out_of_memory_is_recognised():
     assert not machine.out_of_memory(RuntimeError("shapes differ"))
 
 
-def test_rehearsal_names_the_settings_to_lower(monkeypatch):
+def test_rehearsal_runs_the_largest_micro_batch(monkeypatch):
     engine = SimpleNamespace(sleep=lambda: None, wake=lambda: awake.append(True))
     awake, seen, real, run = [], [], running.token_logprobs, SimpleNamespace(
         config=Config(micro_tokens=900, max_prompt_tokens=100, max_tokens=200),
@@ -97,18 +97,6 @@ def test_rehearsal_names_the_settings_to_lower(monkeypatch):
     running.rehearse(run)
     assert seen == [[300] * 3] and awake == [True]
     assert all(p.grad is None for p in run.policy.parameters())
-    monkeypatch.setattr(running, "token_logprobs", lambda *_: no_memory())
-    with pytest.raises(SystemExit, match="Out of memory for a micro-batch of 3 x 300 tokens: "
-                                         "lower --micro-tokens .*900.*--max-tokens"):
-        running.rehearse(run)
-    assert awake == [True, True]
-
-    def broken(*_):
-        raise RuntimeError("shapes differ")
-
-    monkeypatch.setattr(running, "token_logprobs", broken)
-    with pytest.raises(RuntimeError, match="shapes differ"):
-        running.rehearse(run)
 
 
 # ---------------------------------------------------------------------------------- untrusted input
@@ -333,7 +321,7 @@ NOBODY_READS = "import os; there, here = os.pipe(); os.dup2(here, 1); os.close(t
 def test_a_reader_that_goes_away_ends_the_program_in_one_sentence(place):
     """`python minirl.py | head -1`."""
     out = program(place, 1, "--name", "unread", *FLAGS, before=NOBODY_READS)
-    assert len(out.split("\n")) == 3 and "Nobody reads the output" in out, out
+    assert len(out.split("\n")) == 3 and "Broken pipe" in out, out
     assert "nothing was saved yet" in out
 
 
@@ -374,7 +362,7 @@ def test_a_hanging_engine_hostile_rows_and_sigterm(place):
                       before=ENGINE_HANGS)
     wait_for(process, (place / "hanging").exists)
     text = program(place, 1, "--name", "evil", "--resume")  # meanwhile somebody else
-    assert "Another program is writing to runs/evil" in text, text
+    assert "Cannot use runs/evil (another program is writing to it)" in text, text
     process.send_signal(signal.SIGUSR1)
     wait_for(process, lambda: "in train_step" in process.text().partition("Current thread")[2])
     process.send_signal(signal.SIGTERM)

@@ -15,14 +15,13 @@ import torch
 from conftest import ROOT
 from helpers import files_of_at_most
 from parts import folder as folders
-from parts.config import (RESUMABLE, Config, parse, require_unchanged, resolve,
-                          stored_settings)
+from parts.config import RESUMABLE, Config, parse, require_unchanged, resolve
 from parts.policy import loss_scale
 from parts.run import make_optimizer, settings_of
 from small_policy import tiny_policy
 
 
-ABC = dict(problems="2 questions, abc")
+ABC = dict(data="2 questions, abc")
 
 
 def other_value(field, value):
@@ -42,7 +41,7 @@ def stepped(run):
 
 @pytest.mark.parametrize("field", fields(Config), ids=lambda field: field.name)
 def test_on_resume_each_setting_is_free_or_refused_with_both_values(field):
-    config = resolve(Config(name="mine", advantage="pool-mean"))
+    config = resolve(Config(name="mine", advantage="pool-mean", rollout_dtype="bfloat16"))
     known = settings_of(config)
     changed = replace(config, **{field.name: other_value(field, getattr(config, field.name))})
     if field.name in RESUMABLE:
@@ -99,21 +98,18 @@ def test_config_json_keeps_every_start_as_it_was(tmp_path):
     before = json.loads((tmp_path / "config.json").read_text())
     for after_step, changed in ((20, dict(lr=0.01, steps=300)), (40, dict(lr=0.01, steps=300)),
                                 (60, dict(steps=300))):
-        folders.note_start(tmp_path, first | changed, after_step, ABC)
+        folders.note_start(tmp_path, first | changed, after_step, dict(data="another"))
     found = json.loads((tmp_path / "config.json").read_text())
-    assert found["config"] == before["config"] == first
-    (first_start,) = before["starts"]
-    assert found["starts"][0] == first_start
-    assert set(first_start) == {"time", "versions", "inputs"} and first_start["inputs"] == ABC
-    assert [(start["after_step"], start["changed"]) for start in found["starts"][1:]] == [
-        (20, dict(lr=0.01, steps=300)), (40, {}), (60, dict(lr=0.1))]
+    assert before["config"] == first and found["starts"][:1] == before["starts"]
+    assert found["inputs"] == before["inputs"] == ABC
+    assert [(start["after_step"], start["changed"]) for start in found["starts"]] == [
+        (0, {}), (20, dict(lr=[0.1, 0.01], steps=[0, 300])), (40, {}), (60, dict(lr=[0.01, 0.1]))]
     assert found["starts"][3]["versions"]["python"] == sys.version.split()[0]
     assert {"torch", "peft", "transformers", "math-verify"} <= set(found["starts"][3]["versions"])
     assert folders.settings(tmp_path) == first | dict(steps=300)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"config": []}', '{"config": {}}',
-                                  "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000])
 def test_a_broken_config_json_is_named_in_one_sentence(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     for read in (folders.settings, lambda run: folders.note_start(run, {}, 0, {})):
@@ -124,10 +120,8 @@ def test_a_broken_config_json_is_named_in_one_sentence(tmp_path, text):
 
 
 @pytest.mark.parametrize("other, sentence", [
-    (dict(gone=1), "another version of this program, in the setting gone"),
-    (dict(lr=None), "in the setting lr"), (dict(lr="x"), "in the setting lr"),
-    (dict(clip=1), "in the setting clip"), (dict(steps=True), "in the setting steps"),
-    (dict(objective=[]), "in the setting objective"),
+    (dict(gone=1), "run mine was started with --gone 1, not None"),
+    (dict(clip=None), "run mine was started with --clip None, not True"),
     (dict(M=-1), "M must be from 1"), (dict(lr=float("nan")), "lr must be from")])
 def test_a_run_of_another_version_is_not_resumed(
         tmp_path, monkeypatch, capsys, other, sentence):
@@ -135,7 +129,6 @@ def test_a_run_of_another_version_is_not_resumed(
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "mine"
     run.mkdir(parents=True)
-    assert stored_settings("mine") == {}
     known = settings_of(resolve(Config(name="mine"))) | other
     known = {name: value for name, value in known.items() if value is not None}
     (run / "config.json").write_text(json.dumps(dict(config=known, starts=[])))
@@ -186,19 +179,16 @@ def test_a_run_whose_log_is_gone_but_not_its_checkpoints_is_not_started_anew(tmp
     assert kept.exists() and (tmp_path / "config.json").exists()
 
 
-@pytest.mark.parametrize("name, sentence", [
-    ("problems", "The problems of --data and --eval-data are not those"),
-    ("model", "The weights of --model are not those"),
-    ("reward", "The contents of the --reward file are not those"),
-    ("template", "The contents of the --template file are not those")])
-def test_a_run_goes_on_with_what_it_was_started_with(tmp_path, name, sentence):
+@pytest.mark.parametrize("name", ["data", "model", "reward", "template"])
+def test_a_run_goes_on_with_what_it_was_started_with(tmp_path, name):
     now = {**ABC, "model": "m", "reward": "r", "template": "t"}
     other = now | {name: "3 questions, def"}
     folders.require_same(tmp_path, now)  # nothing was started yet
     for inputs in (now, other):
         folders.note_start(tmp_path, {}, 0, inputs)  # a second start does not count
     folders.require_same(tmp_path, now)
-    with pytest.raises(SystemExit, match=f"^{sentence} .*now 3 questions, def.*--name"):
+    said = f"was started with other contents of --{name} .*now 3 questions, def.*--name"
+    with pytest.raises(SystemExit, match=said):
         folders.require_same(tmp_path, other)
 
 
@@ -238,7 +228,7 @@ def test_the_lock_goes_with_its_process_even_if_it_is_killed(tmp_path):
     command = [sys.executable, "-c", HOLD, str(ROOT), str(tmp_path / "run")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "mine\n"
-        with pytest.raises(SystemExit, match="Another program.*run.*--name"):
+        with pytest.raises(SystemExit, match="another program is writing to it.*--name"):
             folders.claim(tmp_path / "run", resume=True)
         holder.kill()
         holder.wait()
@@ -440,7 +430,7 @@ def test_a_crash_inside_the_write_leaves_the_old_one(tmp_path, monkeypatch):
         save(tmp_path, [4])
     monkeypatch.undo()
     assert names(tmp_path) == ["step-000002"]
-    left = tmp_path / "checkpoints/.step-000003.writing"  # by a kill
+    left = tmp_path / "checkpoints/.step-000004.writing"  # by a kill
     left.mkdir()
     (left / "optimizer.pt").write_text("half")
     save(tmp_path, [4])

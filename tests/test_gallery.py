@@ -12,7 +12,7 @@ import pytest
 
 import explore
 from conftest import ROOT
-from parts.config import parse
+from parts.config import Config, parse_flags
 
 GALLERY = ROOT / "docs" / "gallery"
 README = (GALLERY / "README.md").read_text(encoding="utf-8")
@@ -87,7 +87,7 @@ def test_the_commands_of_the_readme_are_those_that_train():
         (run,) = data_of(GALLERY / f"{page}.html")["runs"]
         assert run["name"] == name
         if flags:
-            config = vars(parse(["--name", name, "--steps", "20", *flags.split()]))
+            config = vars(parse_flags(Config, ["--steps", "20", *flags.split()], "", ""))
             asked = ("model", "mini_batches", "rollout_dtype", "kv_cache_dtype", "steps")
             assert f"`python minirl.py {flags} --steps 20`" in README
             assert [config[key] for key in asked] == [run["config"][key] for key in asked]
