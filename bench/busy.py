@@ -3,8 +3,8 @@
     python bench/busy.py    # ten minutes; nothing else may run
 
 A round samples 8 prompts 4 times and trains on 8 of the answers. It is timed with all threads, and
-with as many as parts/machine.py chooses, beside nothing and beside endless loops, all in one
-process. Each time is the mean of a minute of rounds, after a first round that does not count.
+with as many as parts/machine.py chooses, in turn (A B A B ...), for the machine itself drifts: what
+counts is the ratio of two neighbours. Beside nothing and beside endless loops, in one process.
 """
 import contextlib
 import os
@@ -13,14 +13,17 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict
+from statistics import mean, median
 
 from common import project, save, seconds
+from speed import draw
+from store import markdown
 
 del os.environ["OMP_NUM_THREADS"]  # common's default; torch is not imported yet
 
 BESIDE = {  # what runs beside it -> the priority of each loop
     "nothing": (), "one loop at nice 10": (10,), "one loop": (0,), "two loops": (0, 0)}
-MINUTE = 60
+PAIRS, PIECE = 5, 15  # seconds of rounds with each kind of threads
 WORK = ["--model", "SmolLM2-135M-Instruct", "--name", "bench", "--sampler", "uniform", "--n", "4",
         "--batch-prompts", "8", "--max-tokens", "16"]
 
@@ -42,38 +45,49 @@ def loops(priorities: tuple):
 
 def one_round(p, rows: list) -> None:
     import minirl
-    from speed import draw
 
     draw(p, 0, 0)
     minirl.accumulate(p.policy, rows, p.config)
     p.policy.zero_grad(set_to_none=True)
 
 
-def mean_seconds(p, rows: list, fixed: bool) -> float:
-    """Of a round, with all threads (`fixed`) or with those that are chosen."""
+def round_seconds(p, rows: list, fixed: bool) -> float:
+    """Mean of a piece of rounds, with all threads (`fixed`) or those that are chosen."""
     import torch
     from parts.machine import threads
 
     threads().fixed = fixed
     torch.set_num_threads(threads().most)
-    one_round(p, rows)
+    one_round(p, rows)  # threads are chosen within it
     times, start = [], time.perf_counter()
-    while time.perf_counter() < start + MINUTE:
+    while time.perf_counter() < start + PIECE:
         times.append(seconds(one_round, p, rows))
-    return sum(times) / len(times)
+    return mean(times)
 
 
-def measure(p) -> dict:
-    """{what runs beside it: (seconds with all threads, seconds with those that are chosen)}"""
+def measure(p) -> dict[str, list]:
+    """{what runs beside it: pairs of seconds, with all threads and with those that are chosen}"""
     import minirl
-    from speed import draw
 
     rows = [row for group in draw(p, 0, 0)[:2] for row in minirl.rows_of_group(group, p.config)]
     found = {}
     for name, priorities in BESIDE.items():
         with loops(priorities):
-            found[name] = [mean_seconds(p, rows, fixed) for fixed in (True, False)]
+            found[name] = [[round_seconds(p, rows, fixed) for fixed in (True, False)]
+                           for _ in range(PAIRS)]
     return found
+
+
+def table(found: dict[str, list]) -> str:
+    lines = [["beside", "all threads", "as many as are chosen", "ratio, pair by pair",
+              "median (range)"]]
+    for name, pairs in found.items():
+        fixed, chosen = map(median, zip(*pairs))
+        ratios = [a / b for a, b in pairs]
+        each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        lines.append([name, f"{fixed:.1f} s", f"{chosen:.1f} s", each,
+                      f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"])
+    return markdown(lines)
 
 
 def main() -> None:
@@ -81,10 +95,7 @@ def main() -> None:
 
     with project(**asdict(parse(WORK))) as p:
         found = measure(p)
-    idle = found["nothing"][0]
-    print("| beside | all threads | as many as are chosen |\n|---|---|---|")
-    for name, times in found.items():
-        print(f"| {name} | " + " | ".join(f"{t:.1f} s, {t / idle:.2f} x" for t in times) + " |")
+    print(table(found))
     save("busy", dict(seconds=found))
 
 

@@ -1,23 +1,19 @@
-"""What a run of Qwen2.5-Math-1.5B takes on a card, counted without one: the tables of docs/gpu.md.
+"""What a run of Qwen2.5-Math-1.5B takes on a 24 GB card, counted without one.
 
-    python bench/cards.py          # by card: memory, tokens, and an estimate of a step's seconds
-    python bench/cards.py moved    # what the trainer moves and needs, as it is and otherwise
+    python bench/cards.py
 
 Bytes are counted: the trainer's own code runs on tensors without contents (torch's device "meta").
 Engine steps are counted too: the real sampler draws, with the lengths and verdicts of bench/gpu.py.
 Seconds are ESTIMATES: what the makers say of memory and arithmetic, times SHARE, and guesses for
 what an engine step and a sync take besides. Nobody has measured any of them.
 """
-import contextlib
 import functools
 import random
-import sys
 import weakref
-from collections import namedtuple
 from types import SimpleNamespace
+from unittest.mock import patch
 
-from common import ROOT  # and one thread, and the path
-from gpu import FULL, coins, long_tailed
+from gpu import FULL, coins, long_tailed  # and one thread, and the path
 
 import torch
 from torch.nn import functional
@@ -25,26 +21,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ada_sampler import collect
-from parts import logprobs, machine, models, policy
+from parts import logprobs, models, policy
 from parts.config import Config
 
-PAGE = ROOT / "docs/gpu.md"
-GB = 2**30
-Card = namedtuple("Card", "capability gib bytes flops")  # memory: GiB, bytes/s; dense 16-bit flop/s
-CARDS = {
-    "T4": Card((7, 5), 14.6, 0.32e12, 65e12), "L4": Card((8, 9), 22.0, 0.30e12, 121e12),
-    "A10": Card((8, 6), 22.0, 0.60e12, 125e12), "4090": Card((8, 9), 23.6, 1.01e12, 165e12),
-    "A100 40": Card((8, 0), 39.4, 1.56e12, 312e12), "A100 80": Card((8, 0), 79.2, 2.04e12, 312e12),
-    "H100 80": Card((9, 0), 79.2, 3.35e12, 990e12)}
+CARDS = {  # bytes of memory per second, 16-bit operations per second
+    "L4": (0.30e12, 121e12), "A10": (0.60e12, 125e12), "4090": (1.01e12, 165e12)}
 SHARE = dict(bytes=0.8, flops=0.4)  # of what the makers say
 HOST, SYNC = 0.005, 2.0  # seconds of an engine step beside its reads; of a sync and its probe
-LAYERS, WEIGHTS = FULL["size"]["num_hidden_layers"], 1.54e9
+LAYERS, WEIGHTS = FULL.size["num_hidden_layers"], 1.54e9
 TOKEN = 2 * 2 * LAYERS * 2 * 128  # bytes of a token in the cache: keys and values of 2 heads, bf16
-ENGINE = 4.4 * GB  # the engine's weights, its activations over 8,192 tokens, logits
-DRIVER = 0.5 * GB
-CHUNK = logprobs.CHUNK_BYTES // (4 * FULL["vocabulary"])  # tokens of the head at a time
-MANY = 128  # prompts
+CHUNK = logprobs.CHUNK_BYTES // (4 * FULL.vocabulary)  # tokens of the head at a time
 CONTEXT = 4024  # a row of full length: 1,024 tokens of prompt, 3,000 of response
+ROWS = 4  # such rows in a pass of 16,384 tokens
+HOW = dict(adapter="bfloat16", checkpointing=True)  # the adapter as in a run
 
 
 # --------------------------------------------------------------------- bytes, on tensors of no size
@@ -74,16 +63,6 @@ class Count(TorchDispatchMode):
         self.live -= size
 
 
-@contextlib.contextmanager
-def replaced(where, name: str, value):
-    real = getattr(where, name)
-    setattr(where, name, value)
-    try:
-        yield
-    finally:
-        setattr(where, name, real)
-
-
 def fused(q, k, v, attn_mask=None, is_causal=False, scale=None, **_):
     """As a card's fused kernels: no score is stored. They take no mask."""
     assert attn_mask is None and is_causal
@@ -103,17 +82,16 @@ def trainer(layers: int, adapter: str, checkpointing: bool):
     """
     from transformers import Qwen2Config
 
-    config = Qwen2Config(vocab_size=FULL["vocabulary"], max_position_embeddings=4096,
+    config = Qwen2Config(vocab_size=FULL.vocabulary, max_position_embeddings=4096,
                          tie_word_embeddings=True, attn_implementation="sdpa",
-                         **FULL["size"] | dict(num_hidden_layers=layers))
+                         **FULL.size | dict(num_hidden_layers=layers))
     torch.set_default_dtype(torch.bfloat16)
     model = models.own_class(config)(config)
     torch.set_default_dtype(torch.float32)
     model.to = lambda device: model
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(policy, "load_model", lambda *_: model))
-        if adapter == "float32":
-            stack.enter_context(replaced(policy, "adapt_in_bfloat16", lambda _: None))
+    adapt = (lambda _: None) if adapter == "float32" else policy.adapt_in_bfloat16
+    with (patch.object(policy, "load_model", lambda *_: model),
+          patch.object(policy, "adapt_in_bfloat16", adapt)):
         made = policy.load_policy("", dtype="bfloat16", rank=16, alpha=32, seed=0, device="cpu",
                                   checkpointing=checkpointing)
     if adapter == "none":
@@ -121,12 +99,12 @@ def trainer(layers: int, adapter: str, checkpointing: bool):
     return made
 
 
-def a_pass(layers: int, rows: int, adapter="bfloat16", checkpointing=True, length=CONTEXT):
+def a_pass(layers: int, rows: int, length: int, **how):
     """(bytes that `layers` layers move forward and backward, that the head moves, peak bytes)."""
     with (torch.device("meta"), Count() as count,
-          replaced(logprobs, "float32_product", card_product),
-          replaced(functional, "scaled_dot_product_attention", fused)):
-        made = trainer(layers, adapter, checkpointing)
+          patch.object(logprobs, "float32_product", card_product),
+          patch.object(functional, "scaled_dot_product_attention", fused)):
+        made = trainer(layers, **HOW | how)
         model, count.moved = made.get_base_model(), 0
         ids = torch.zeros((rows, length), dtype=torch.long)
         states = model.model.embed_tokens(ids).requires_grad_()
@@ -140,118 +118,72 @@ def a_pass(layers: int, rows: int, adapter="bfloat16", checkpointing=True, lengt
 
 
 @functools.cache
-def moved(adapter="bfloat16", checkpointing=True) -> float:
+def moved(adapter="bfloat16") -> float:
     """Bytes per token of a layer."""
-    one, two = (a_pass(n, 1, adapter, checkpointing, 1024)[0] for n in (1, 2))
+    one, two = (a_pass(n, 1, 1024, adapter=adapter)[0] for n in (1, 2))
     return (two - one) / 1024
 
 
-@functools.cache
-def head_moved() -> float:
-    """Bytes per token of the head."""
-    return a_pass(1, 1, length=10 * CHUNK)[1] / (10 * CHUNK)
-
-
-@functools.cache
-def needed(rows: int, adapter="bfloat16", checkpointing=True) -> float:
-    """GiB of the trainer with `rows` rows of full length. Every layer adds the same."""
-    one, two = (a_pass(n, rows, adapter, checkpointing)[2] for n in (1, 2))
+def needed(**how) -> float:
+    """GiB of the trainer in a pass. Every layer adds the same."""
+    one, two = (a_pass(n, ROWS, CONTEXT, **how)[2] for n in (1, 2))
     adapters = 12 * 18.5e6  # gradient and AdamW's two, in float32
-    return (one + (LAYERS - 1) * (two - one) + adapters) / GB
-
-
-def show_moved() -> str:
-    def pair(value):
-        return " / ".join(value(on) for on in (True, False))
-
-    layer = ", ".join(f"{how} {pair(lambda on: f'{moved(how, on) / 1e6:.1f}')}"
-                      for how in ("float32", "bfloat16", "none"))
-    rows = ", ".join(f"{n} {pair(lambda on: f'{needed(n, checkpointing=on):.0f}')}"
-                     for n in (1, 2, 4))
-    return (f"MB per token of a layer, by its adapter, checkpointing on / off: {layer}\n"
-            f"MB per token of the head, {CHUNK} at a time: {head_moved() / 1e6:.1f}\n"
-            f"GiB needed, by rows of {CONTEXT:,} tokens, checkpointing on / off: {rows}")
+    return (one + (LAYERS - 1) * (two - one) + adapters) / 2**30
 
 
 # ------------------------------------------------------------------------------ a step's rollouts
 class Slots:
     """An engine that only counts: a step gives a token to every running request."""
 
-    def __init__(self, slots: int, cache: int):
-        self.slots, self.cache, self.waiting, self.running = slots, cache, [], {}
-        self.steps = self.tokens = self.read = 0  # read: tokens of the cache, in all steps
+    def __init__(self, slots: int):
+        self.slots, self.waiting, self.running = slots, [], {}
+        self.steps = self.read = 0  # read: tokens of the cache, in all steps
 
     def submit(self, key, problem) -> None:
-        self.waiting.append((key, long_tailed(random.Random(f"length/{key}"), FULL["typical"],
-                                              FULL["longest"])))
+        self.waiting.append((key, long_tailed(random.Random(f"length/{key}"), FULL.typical,
+                                              FULL.longest)))
 
     @property
     def busy(self) -> bool:
         return bool(self.waiting or self.running)
 
     def step(self) -> list:
-        held = sum(FULL["prompt"] + done for done, _ in self.running.values())
-        while self.waiting and len(self.running) < self.slots and held < self.cache:
+        while self.waiting and len(self.running) < self.slots:
             key, length = self.waiting.pop(0)
             self.running[key] = 0, length
-            held += FULL["prompt"]
-        self.steps, self.tokens = self.steps + 1, self.tokens + len(self.running)
-        self.read += held
+        self.steps += 1
+        self.read += sum(FULL.prompt + done for done, _ in self.running.values())
         self.running = {key: (done + 1, length) for key, (done, length) in self.running.items()}
         ended = [key for key, (done, length) in self.running.items() if done == length]
         return [(key, SimpleNamespace(token_ids=range(self.running.pop(key)[1]))) for key in ended]
 
 
-@functools.cache
-def rollouts(prompts: int, slots: int, cache: int):
-    """(the engine after a step's rollouts, tokens of the kept rows)."""
-    engine, config = Slots(slots, cache), Config()
-    groups = collect([None] * prompts, config, engine, coins(SimpleNamespace(prompts=prompts)))
-    kept = [s.rollout for group in groups for s in group.kept]
-    return engine, sum(FULL["prompt"] + len(rollout.token_ids) for rollout in kept)
+def step_seconds() -> dict[str, tuple]:
+    """Card -> seconds of sampling, training and sync in a step of 32 prompts."""
+    config = Config()
+    engine = Slots(config.engine_sequences)
+    groups = collect([None] * FULL.prompts, config, engine, coins(FULL.prompts))
+    kept = sum(FULL.prompt + len(s.rollout.token_ids) for group in groups for s in group.kept)
+    head = a_pass(1, 1, 10 * CHUNK)[1] / (10 * CHUNK)
+    bytes_read = 2 * WEIGHTS * engine.steps + TOKEN * engine.read
+    bytes_trained = kept * (LAYERS * moved() + head)
+    found = {}
+    for card, (memory, arithmetic) in CARDS.items():
+        memory, arithmetic = SHARE["bytes"] * memory, SHARE["flops"] * arithmetic
+        sampling = engine.steps * HOST + bytes_read / memory
+        found[card] = sampling, bytes_trained / memory + 6 * WEIGHTS * kept / arithmetic, SYNC
+    return found
 
 
-# --------------------------------------------------------------------------------------- by card
-def settings_on(card: Card) -> SimpleNamespace:
-    """What the project chooses on this card, by its own functions."""
-    major, minor = card.capability
-    seen = SimpleNamespace(major=major, minor=minor, total_memory=card.gib * GB)
-    with (replaced(machine, "card", lambda: seen),
-          replaced(machine, "build_for_cpu", lambda: False)):
-        return SimpleNamespace(dtype=machine.default_dtype(), tokens=machine.default_micro_tokens())
-
-
-def row(name: str) -> str:
-    card, config = CARDS[name], Config()
-    chosen = settings_on(card)
-    adapter = "bfloat16" if chosen.dtype == "bfloat16" else "float32"
-    share = config.engine_memory * card.gib * GB
-    cache = int((share - ENGINE) / TOKEN)
-    need = needed(chosen.tokens // CONTEXT, adapter)
-    left = card.gib - (share + DRIVER) / GB
-    speed, arithmetic = SHARE["bytes"] * card.bytes, SHARE["flops"] * card.flops
-    per_token = LAYERS * moved(adapter) + head_moved()
-
-    def seconds(prompts):
-        engine, kept = rollouts(prompts, config.engine_sequences, cache)
-        sampling = engine.steps * HOST + (2 * WEIGHTS * engine.steps + TOKEN * engine.read) / speed
-        training = kept * (per_token / speed + 6 * WEIGHTS / arithmetic)
-        return sampling, training, engine.tokens / engine.steps
-
-    (s, t, running), (s4, t4, running4) = seconds(32), seconds(MANY)
-    gain = MANY / (s4 + t4 + SYNC) / (32 / (s + t + SYNC))
-    return (f"|{name}|{chosen.tokens:,}|{share / GB:.1f}: {cache / 1000:,.0f}k|"
-            f"{need:.1f} of {left:.1f}|{s:.0f} + {t:.0f} + {SYNC:.0f}|"
-            f"{running:.0f}, {running4:.0f}|{gain:.1f}|")
-
-
-@functools.cache
-def table() -> str:
-    head = ("|card|tokens per pass|engine's GiB: its cache|trainer needs, GiB|"
-            f"seconds|slots busy with 32 prompts, with {MANY}|with {MANY}: times as many prompts "
-            "per second|")
-    return "\n".join([head, "|" + "---|" * 7, *map(row, CARDS)])
+def report() -> str:
+    layer = ", ".join(f"{how} {moved(how) / 1e6:.1f}" for how in ("float32", "bfloat16", "none"))
+    cards = ", ".join(f"{card} {s:.0f} + {t:.0f} + {sync:.0f} s, {(s + t + sync) / 18:.0f} h"
+                      for card, (s, t, sync) in step_seconds().items())
+    return (f"MB per token of a layer that the trainer moves, by the adapter: {layer}\n"
+            f"GiB that it needs, checkpointing on / off: {needed():.1f} / "
+            f"{needed(checkpointing=False):.0f}\n"
+            f"A step (sampling + training + sync), and 200 of them: {cards}")
 
 
 if __name__ == "__main__":
-    print(show_moved() if sys.argv[1:] == ["moved"] else table())
+    print(report())

@@ -4,7 +4,7 @@
 
 float32 has 24, bfloat16 8, fp8 (e4m3) 4. With 1 or 2, engine and trainer disagree more than any
 format of numbers makes them. How far may they, before training without the importance weight
-collapses (ablate_objective.py, cells coarse1 and coarse2)? The probe would refuse such an engine;
+collapses (ablations.py, cells coarse1 and coarse2)? The probe would refuse such an engine;
 here it only measures. Routers are rounded like all other matrices.
 """
 import math
@@ -13,9 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from study import ROOT
-
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 
 def coarse(w, bits: int):

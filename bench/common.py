@@ -61,8 +61,7 @@ def middle_ratio(above: list[float], below: list[float]) -> float:
 
 
 # ------------------------------------------------------------------------------ models, the project
-def random_model(size: dict, folder: str, vocabulary: int = 384, positions: int = 4096,
-                 dtype: str = "float32") -> str:
+def random_model(size: dict, folder: str, vocabulary: int, positions: int, dtype: str) -> None:
     """Fills `folder` with a randomly initialised Qwen2 of this `size` (arguments of Qwen2Config)
     and the built-in tokenizer, which need not know every token of the vocabulary.
     """
@@ -75,8 +74,7 @@ def random_model(size: dict, folder: str, vocabulary: int = 384, positions: int 
     tokenizer = make.build_tokenizer()
     config = Qwen2Config(vocab_size=vocabulary, max_position_embeddings=positions,
                          bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
-                         pad_token_id=tokenizer.pad_token_id,
-                         **dict(tie_word_embeddings=True) | size)
+                         pad_token_id=tokenizer.pad_token_id, tie_word_embeddings=True, **size)
     torch.manual_seed(0)
     usual = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, dtype))  # never a float32 copy: 6 GB of 1.5 billion
@@ -85,7 +83,6 @@ def random_model(size: dict, folder: str, vocabulary: int = 384, positions: int 
     finally:
         torch.set_default_dtype(usual)
     tokenizer.save_pretrained(folder)
-    return folder
 
 
 @contextlib.contextmanager
@@ -125,9 +122,8 @@ def machine() -> dict:
     return dict(hardware=hardware, load=os.getloadavg()[0], versions=versions())
 
 
-def save(name: str, result: dict, folder: str = "") -> None:
-    """results/NAME.json, or the same in another folder."""
-    path = Path(folder or RESULTS, f"{name}.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(dict(machine=machine()) | result, indent=1,
-                               default=lambda x: float(f"{x:.6g}")) + "\n")
+def save(name: str, result: dict) -> None:
+    """results/NAME.json"""
+    text = json.dumps(dict(machine=machine()) | result, indent=1,
+                      default=lambda x: float(f"{x:.6g}"))
+    (RESULTS / f"{name}.json").write_text(text + "\n")

@@ -2,6 +2,8 @@
 
     python bench/compare.py runs/a-seed0 runs/a-seed1 runs/b
     python bench/compare.py runs/a runs/b --against tokens --out compare.pdf
+    python bench/compare.py real_model --against seconds    # what bench/results/ has stored
+    python bench/compare.py three_seeds/xeon-seed0          # a run alone has all its panels
 
 Reinforce-Ada draws more samples per step than GRPO does, so a comparison against steps alone
 flatters it: the page shows steps, samples, tokens and time side by side. Runs that differ only in
@@ -11,14 +13,14 @@ import argparse
 import json
 import os
 import re
-import sys
+import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+import store
+from common import RESULTS
 
-from parts.plot import (COLORS, draw_interval, label_panel, plain, read_run,  # noqa: E402
-                        save, series, smooth)
+from parts.plot import (COLORS, draw_interval, draw_run, label_panel, plain, read_run, save, series,
+                        smooth)
 
 AXES = {  # --against -> key in both logs, label
     "steps": ("step", "training steps"),
@@ -27,6 +29,17 @@ AXES = {  # --against -> key in both logs, label
     "seconds": ("minutes", "minutes"),
 }
 SAME_BUT_SEED = ("seed", "name", "resume")  # runs that differ in nothing else are one curve
+
+
+def folders_of(runs: list[str], place: Path) -> list[Path]:
+    """A folder stays; the runs STUDY or STUDY/RUN of bench/results get folders in `place`."""
+    found = []
+    for run in runs:
+        study, _, name = run.partition("/")
+        lines = [] if Path(run).exists() else store.load(study)
+        found += [store.unfold(line, place / study / line["run"])
+                  for line in lines if name in ("", line["run"])] or [Path(run)]
+    return found
 
 
 def read_runs(folders: list) -> list[dict]:
@@ -116,14 +129,41 @@ def draw_group(ax, curves, color, label, marker="") -> None:
     ax.plot(grid, mean, color=color, linewidth=2, marker=marker, markersize=4, label=label)
 
 
+def picture(name: str, size: tuple, labels: list[str], columns: dict, colors={}) -> None:
+    """bench/results/NAME.png, a panel for each label in each column.
+
+    columns: title -> (label of x, [panel, ...]); a panel: arm -> curves, a curve: (xs, ys).
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(labels), len(columns), sharey="row", squeeze=False)
+    for column, (title, (of_x, panels)) in zip(axes.T, columns.items()):
+        for axis, panel in zip(column, panels):
+            for color, (arm, curves) in zip(COLORS, panel.items()):
+                draw_group(axis, curves, colors.get(arm, color), arm)
+            axis.grid(alpha=0.3)
+            axis.spines[["top", "right"]].set_visible(False)
+        column[0].set_title(title)
+        column[0].legend(frameon=False, fontsize=8)
+        column[-1].set_xlabel(of_x)
+    for axis, label in zip(axes[:, 0], labels):
+        axis.set_ylabel(label)
+        axis.set_yscale("log" if "KL" in label else "linear")
+    figure.savefig(RESULTS / f"{name}.png", dpi=90)
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Several runs on one page.")
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run, such as runs/NAME")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="runs/NAME, STUDY or STUDY/RUN")
     parser.add_argument("--out", default="compare.png", help="picture to write (.png .pdf .svg)")
     parser.add_argument("--against", choices=AXES, help="one x axis; default all four")
     args = parser.parse_args(arguments)
     try:
-        print(draw_comparison(args.runs, args.out, args.against))
+        with tempfile.TemporaryDirectory() as place:
+            runs = folders_of(args.runs, Path(place))
+            print(draw_run(runs[0], args.out) if len(runs) == 1 else
+                  draw_comparison(runs, args.out, args.against))
     except (ValueError, OSError) as error:
         raise SystemExit(str(error)) from None
 

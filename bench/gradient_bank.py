@@ -3,6 +3,7 @@
     python minirl.py --model SmolLM2-135M-Instruct --steps 10 --seed 30 --name bank   # the policy
     python bench/gradient_bank.py --fill     # hours of two cores; resumable, problem by problem
     python bench/gradient_bank.py            # the table, from what was filled
+    python bench/gradient_bank.py --silence runs/NAME    # of bench/gpu_plan.md
 
 No arm is trained. 64 answers are drawn for each problem, and each answer's gradient of log pi is
 stored as a sketch. A sampling rule then draws from these answers instead of from the engine, and
@@ -12,6 +13,9 @@ an update is its component along the gradient of the held-out accuracy, for a st
     gain = <g, G> / |g|       g = sum of coefficient * grad log pi      G = grad of E[reward]
 
 What is compared and what counts: bench/plan.md, "A real model".
+
+--silence needs no gradients: 32 answers of each prompt. A rule draws from the first half in many
+random orders, which predicts silent prompts and draws, and from the other half as it came: a count.
 """
 import argparse
 import random
@@ -20,20 +24,22 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import study
+from common import RESULTS, ROOT
+from store import markdown
 
 from ada_sampler import SamplerConfig, collect
+from parts.folder import read_rows
 
-RUN = study.ROOT / "runs" / "bank"
+RUN = ROOT / "runs" / "bank"
 BANK = RUN / "bank"
 TRAIN, HELD_OUT, DRAWS = 96, 48, 64  # problems, problems, answers for each
 WIDTH = 4  # of a sketch, per matrix of the adapter; the other side keeps its rank
-AT_ONCE = 4  # rows of a backward pass that gives each a sketch
-TOGETHER = 16  # rows of one that gives their sum
+AT_ONCE = 16  # rows of a backward pass
 SHORT = 1024  # numbers that stand for a sketch where only its length is asked for
 OUTCOMES = 100  # of a rule on one problem
 BUDGETS = (300, 1_200, 5_000)  # draws of an update
 UPDATES, RESAMPLES = 100, 400
+ORDERS, NEAR = 50, (0.04, 1.0)  # of --silence: silent share and draws that hold
 EQUAL = 1.1  # a ratio whose interval lies between 1 / this and this is called equal
 ROUNDS = dict(M=4, N=4)  # those of a small model
 RULES = {
@@ -100,85 +106,55 @@ def store(name: str, rows: list, rewards, sketch) -> None:
     own = {tuple(row.ids): row for row in rows}
     place = {ids: i for i, ids in enumerate(own)}
     of_row = np.array([place[tuple(row.ids)] for row in rows])
-    own = list(own.values())
+    own, held_out = list(own.values()), name.startswith("held")
     if rewards.min() == rewards.max():
-        found = np.zeros(sketch.size if name.startswith("held") else (len(rows), sketch.size))
-    elif name.startswith("held"):
+        found = np.zeros(sketch.size if held_out else (len(rows), sketch.size))
+    elif held_out:
         weights = np.bincount(of_row, rewards - rewards.mean()) / (len(rows) - 1)
-        found = sketch.of_sum(own, weights)
+        found = sketch(own, weights)
     else:
-        found = np.concatenate([sketch(own[i:i + AT_ONCE]) for i in range(0, len(own), AT_ONCE)])
-        found = found[of_row]
+        found = np.stack([sketch([row], [1.0]) for row in own])[of_row]
     partial = BANK / "partial.npz"
     np.savez(partial, rewards=rewards, sketch=found.astype(np.float32))
     partial.replace(BANK / f"{name}.npz")
 
 
 class Sketch:
-    """The gradient of log pi(response) with respect to the adapter, a vector for each row.
+    """The gradient of a weighted sum of log pi(response) with respect to the adapter, shortened.
 
-    A matrix's gradient is a sum over tokens of (gradient of its output) x (its input). Of the two
-    the one that has the adapter's rank is kept, the other is multiplied by random signs, [size,
-    width] / sqrt(width). So sketches have the lengths and angles of the gradients, on average over
-    the signs.
+    Of each matrix the side that has the adapter's rank is kept, the other is multiplied by random
+    signs, [size, width] / sqrt(width). So sketches have the lengths and angles of the gradients, on
+    average over the signs.
     """
 
     def __init__(self, policy, width: int, seed: int = 0):
         import torch
 
-        self.policy, self.signs, self.parts = policy, {}, {}
+        self.policy, self.signs = policy, {}
         random_bits = torch.Generator().manual_seed(seed)
-        for name, layer in policy.named_modules():
-            if name.endswith((".lora_A.default", ".lora_B.default")):
-                layer.weight.requires_grad_(True)
-                is_a = name.endswith("A.default")
-                size = layer.in_features if is_a else layer.out_features
-                bits = torch.randint(0, 2, (size, width), generator=random_bits)
-                self.signs[name] = (2 * bits - 1).to(layer.weight.dtype) / width**0.5
-                layer.register_forward_hook(self.watch(name, is_a, self.signs[name]))
-        self.matrices = {name: policy.get_submodule(name).weight for name in self.signs}
-        self.size = sum(width * min(weight.shape) for weight in self.matrices.values())
+        self.weights = {name: p for name, p in policy.named_parameters() if "lora_" in name}
+        for name, weight in self.weights.items():
+            weight.requires_grad_(True)
+            size = weight.shape["lora_A" in name]  # A is [rank, in], B [out, rank]
+            bits = torch.randint(0, 2, (size, width), generator=random_bits)
+            self.signs[name] = (2 * bits - 1).to(weight.dtype) / width**0.5
+        self.size = sum(width * min(weight.shape) for weight in self.weights.values())
 
-    def watch(self, name: str, is_a: bool, P):
-        def after_forward(layer, inputs, output):
-            x = inputs[0].detach()  # [rows, tokens, in]
-            output.register_hook(lambda grad: keep(x, grad))
-
-        def keep(x, grad):
-            one, other = (x @ P, grad) if is_a else (x, grad @ P)
-            self.parts[name] = (one.transpose(1, 2) @ other).flatten(1)  # summed over tokens
-
-        return after_forward
-
-    def __call__(self, rows: list):
-        """[rows, D]"""
-        import torch
-
-        from parts import logprobs
-
-        may_share, logprobs.SHARING = logprobs.SHARING, ()  # what rows share has one gradient
-        try:
-            logprobs.token_logprobs(self.policy, rows)[0].sum().backward()
-        finally:
-            logprobs.SHARING = may_share
-        self.policy.zero_grad(set_to_none=True)
-        return torch.cat([self.parts[name] for name in self.signs], 1).numpy()
-
-    def of_sum(self, rows: list, weights):
-        """[D]: the sketch of the sum of weight * gradient. What rows share is computed once."""
+    def __call__(self, rows: list, weights):
+        """[D]. What rows share is computed once."""
         import torch
 
         from parts.logprobs import token_logprobs
 
-        for i in range(0, len(rows), TOGETHER):
-            some = rows[i:i + TOGETHER]
+        for i in range(0, len(rows), AT_ONCE):
+            some = rows[i:i + AT_ONCE]
             lengths = torch.tensor([len(row.ids) - row.prompt_length for row in some])
-            weight_T = torch.tensor(weights[i:i + TOGETHER]).repeat_interleave(lengths).float()
+            weight_T = torch.tensor(weights[i:i + AT_ONCE]).repeat_interleave(lengths).float()
             (weight_T * token_logprobs(self.policy, some)[0]).sum().backward()
         found = []
         for name, P in self.signs.items():
-            grad = self.matrices[name].grad
-            found.append((P.T @ grad.T if name.endswith("A.default") else grad.T @ P).flatten())
+            grad = self.weights[name].grad
+            found.append((P.T @ grad.T if "lora_A" in name else grad.T @ P).flatten())
         self.policy.zero_grad(set_to_none=True)
         return torch.cat(found).numpy()
 
@@ -304,17 +280,47 @@ def report(found: dict[str, dict]) -> str:
         cells = [f"{ratio:.2f} [{low:.2f}, {high:.2f}]: {verdict(low, high)}"
                  for ratio, low, high in (table[arm] for table in by_budget)]
         lines.append([arm, f"{own['draws'].mean():.1f}", *cells])
-    return study.markdown(lines)
+    return markdown(lines)
+
+
+# ------------------------------------------------------------------------------ silent prompts
+def silence(pools: list[list[float]], config) -> list[tuple[float, float]]:
+    """Silent share and draws of a rule: (predicted, counted), means over the pools of rewards."""
+    rng, predicted, counted = random.Random(0), [], []
+    for rewards in pools:
+        half = len(rewards) // 2
+        predicted += [coefficients(rewards[:half], config, rng) for _ in range(ORDERS)]
+        counted.append(coefficients(rewards[half:], config))
+    return [tuple(np.mean([fact(*one) for one in side]) for side in (predicted, counted))
+            for fact in (lambda found, draws: not found.any(), lambda found, draws: draws)]
+
+
+def silence_report(pools: list[list[float]]) -> str:
+    if not pools or min(map(len, pools)) < 32:
+        raise SystemExit("Each prompt needs 32 answers: see bench/gpu_plan.md.")
+    lines = [["rule", "silent: predicted, counted", "draws per prompt: predicted, counted", ""]]
+    for rule, config in RULES.items():
+        found = silence(pools, config)
+        holds = all(abs(a - b) <= near for (a, b), near in zip(found, NEAR))
+        (silent, seen), (draws, drawn) = found
+        lines.append([rule, f"{silent:.1%}, {seen:.1%}", f"{draws:.2f}, {drawn:.2f}",
+                      "holds" if holds else "does not hold"])
+    return f"{len(pools)} prompts\n\n{markdown(lines)}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--fill", action="store_true", help="draw and store what is missing")
-    if parser.parse_args().fill:
+    parser.add_argument("--silence", type=Path, metavar="RUN", help="a run with --log-groups all")
+    args = parser.parse_args()
+    if args.silence:
+        return print(silence_report([[sample["reward"] for sample in group["pool"]]
+                                     for group in read_rows(args.silence / "groups.jsonl")]))
+    if args.fill:
         fill()
     bank = read_bank()
     text = report({rule: outcomes(config, bank) for rule, config in RULES.items()})
-    Path(study.RESULTS, "gradient_bank.md").write_text(text)
+    (RESULTS / "gradient_bank.md").write_text(text)
     print(text)
 
 

@@ -1,6 +1,6 @@
 """minirl.py with SGD (momentum 0.9) in AdamW's place: python bench/sgd.py --lr 0.1 ...
 
-Is it Adam that decides what longer_skills.py finds? Its steps are about equally long whatever the
+Is it Adam that decides what the longer study finds? Its steps are about equally long whatever the
 gradient; those of SGD grow with the signal. The rate is ten times --lr, which is at most 1.
 """
 import runpy

@@ -1,15 +1,11 @@
-"""What the sampling rules should do on the skills, beside what compare_skills.py has counted.
-
-Exact pass rates of the model before training; from these each rule's expected draws and silence
-(course/laws.py), beside the counts of runs whose weights stand still.
-"""
+"""What the sampling rules should do on the skills: course/laws.py, beside what was counted."""
 import functools
 from statistics import mean
 
-import study
+from store import markdown
 
 from ada_sampler import SamplerConfig
-from course.laws import expected_yield
+from course.laws import efficiency, expected_yield
 from models import make
 from parts import problems
 from parts.models import tiny_folder
@@ -53,14 +49,25 @@ def predicted(still: dict[str, dict]) -> str:
     """
     found = [["belief", "pass rate", *(f"{arm}: {what}" for arm in RULES
                                        for what in ("draws", "no signal"))]]
-    for belief in problems.BELIEF:
-        letters = [x for x in problems.LETTERS if problems.belief(x) == belief]
+    of_belief = {str(belief): [x for x in problems.LETTERS if problems.belief(x) == belief]
+                 for belief in problems.BELIEF}
+    for belief, letters in (of_belief | {"all": problems.LETTERS}).items():
         rates = [p for x in letters for p in pass_rates()[x]]
-        cells = [str(belief), f"{mean(rates):.4f}"]
+        cells = [belief, f"{mean(rates):.4f}"]
         for arm in RULES:
             wanted = [law(round(p, 4), arm) for p in rates]
             met, draws, _, silent = map(sum, zip(*(still[arm][x] for x in letters)))
             cells.append(f"{mean(y.draws for y in wanted):.1f} / {draws / met:.1f}")
             cells.append(f"{mean(y.silent for y in wanted):.2f} / {silent / met:.2f}")
         found.append(cells)
-    return "Expected / counted, of a prompt.\n\n" + study.markdown(found)
+    return "Expected / counted, of a prompt.\n\n" + markdown(found)
+
+
+def per_draw() -> str:
+    """Of the best possible signal, by pass rate."""
+    found = [["pass rate", *RULES, "ada-balance / uniform-4", "ada-balance / uniform-16"]]
+    for p in (0.0003, 0.003, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97):
+        share = {arm: efficiency(p, config) for arm, config in RULES.items()}
+        ratios = [share["ada-balance"] / share[arm] for arm in ("uniform-4", "uniform-16")]
+        found.append([str(p), *(f"{x:.2f}" for x in (*share.values(), *ratios))])
+    return markdown(found)

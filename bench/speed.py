@@ -129,10 +129,9 @@ def main() -> None:
     parser.add_argument("--model", default="tiny", help="as for minirl.py (default: tiny)")
     parser.add_argument("--repeats", type=positive, default=5,
                         help="of every measurement; medians are shown (default: 5)")
-    parser.add_argument("--out", default="", help="folder of the result (default: bench/results)")
     args = parser.parse_args()
     found = rollouts(args.model, args.repeats)
-    save(f"speed-{Path(args.model).name}", dict(rollouts=found), args.out)
+    save(f"speed-{Path(args.model).name}", dict(rollouts=found))
     show(found)
 
 

@@ -1,217 +1,125 @@
-"""A study is a handful of runs that answer one question: one file, with a line for each run.
+"""A study asks one question by many runs, and answers it on a page.
 
-    python bench/study.py three_seeds                                   # its evaluations
-    python bench/study.py three_seeds --draw docs/three_seeds.png       # its runs on one page
-    python bench/study.py three_seeds --draw one.png --only xeon-seed0  # one run, all panels
-    python bench/study.py real_model --draw docs/real_model.png --against seconds
-    python bench/study.py mine --add runs/a runs/b                      # finished runs into a study
+    python bench/study.py real_race --processes 2   # trains what is missing; its page and pictures
+    python bench/study.py skills --draw             # page and pictures, from what is stored
+    python bench/study.py skills --into anew        # trains all of its runs again, another study
+    python bench/study.py real_model                # what is stored of runs that were made singly
+    python bench/study.py mine --add runs/a runs/b  # finished runs into a study
 
-The file is bench/results/STUDY.jsonl. A line holds what is needed to run it again (`flags`, or the
-whole `config`) and, by columns, what was logged; numbers keep six significant digits:
-
-    {"run": "demo", "flags": [...], "metrics": {"step": [1, 2], "entropy": [0.33, 0.42]},
-     "evals": {"step": [0, 20], "avg": [0.23, 0.46]}}
-
-Scripts that train whole studies (compare_skills.py, longer_skills.py, ablate_objective.py) use the
-functions here: runs are started through the command line, resumed, and stored when they end.
+sampling.py has the studies skills, longer_skills and real_race, ablations.py has objective. They
+are tables of runs with what is kept of each and what is compared. Here is what all of them share:
+runs are started through the command line, resumed, and stored when they end (see store.py), and
+differences get an interval and a word. The page is bench/results/STUDY.md. compare.py draws runs.
 """
 import argparse
-import json
 import os
 import subprocess
 import sys
-import tempfile
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import mean, stdev
 
+import ablations
+import sampling
+import store
 from common import RESULTS, ROOT, positive
+from store import Run, Study
 
-from parts.folder import read_json, read_rows
+from parts.folder import read_json
 
-WRITING = threading.Lock()  # runs may finish at the same time
-# Student's t by the number of seeds: intervals of 95 %, and of 99 %
-T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 10: 2.26, 12: 2.20}
-T_99 = {2: 63.66, 3: 9.92, 4: 5.84, 5: 4.60, 6: 4.03, 7: 3.71, 8: 3.50, 9: 3.36, 10: 3.25}
-
-
-# --------------------------------------------------------------------------------- a study's file
-def short(value):
-    """Six significant digits of every float, in lists and dicts as well."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: short(inner) for key, inner in value.items()}
-    return [short(inner) for inner in value] if isinstance(value, list) else value
-
-
-def columns(rows: list[dict], kept=None) -> dict[str, list]:
-    """[{key: value}] -> {key: [values]}, of the keys in `kept`, or all; None: not in that row."""
-    keys = dict.fromkeys(key for row in rows for key in row if not kept or key in kept)
-    return {key: [short(row.get(key)) for row in rows] for key in keys}
-
-
-def rows(table: dict[str, list]) -> list[dict]:
-    """The reverse of `columns`; what is None is left out of its row."""
-    cells = (zip(table, values) for values in zip(*table.values()))
-    return [{key: value for key, value in row if value is not None} for row in cells]
-
-
-def fold(folder: Path, kept=None, **about) -> dict:
-    """A finished run's folder as one line of a study, with the columns `kept` of its logs."""
-    logs = dict(metrics="metrics.jsonl", evals="eval.jsonl")
-    return about | {key: columns(list(read_rows(folder / name)), kept)
-                    for key, name in logs.items()}
-
-
-def load(study: str) -> list[dict]:
-    """The lines of a study, with rows in the place of columns; empty if there is no such file."""
-    path = RESULTS / f"{study}.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [line | dict(metrics=rows(line["metrics"]), evals=rows(line["evals"])) for line in lines]
-
-
-def add(study: str, line: dict) -> None:
-    with WRITING, open(RESULTS / f"{study}.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
-
-
-def of(lines: list[dict], seeds=None, **wanted) -> list[dict]:
-    """The runs with these seeds that have these values."""
-    return [line for line in lines if (seeds is None or line["seed"] in seeds)
-            and all(line[key] == value for key, value in wanted.items())]
-
-
-# ----------------------------------------------------------------------------------- its training
-def parser(about: str) -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(description=about.split("\n")[0])
-    found.add_argument("--processes", type=positive, default=1, help="runs at the same time")
-    found.add_argument("--draw", action="store_true", help="train nothing")
-    return found
-
-
-def train_missing(study: str, plan: dict[str, tuple], train, processes: int) -> None:
-    """Calls train(*job) for each job of the plan {run: job} whose run is not stored, in its order.
-    """
-    stored = {line["run"] for line in load(study)}
-    missing = [job for run, job in plan.items() if run not in stored]
-    print(f"{len(plan) - len(missing)} of {len(plan)} runs are stored", flush=True)
+# ------------------------------------------------------------------------------------------ running
+def train_missing(name: str, study: Study, only: tuple, processes: int) -> None:
+    """Trains and stores the runs that are not stored yet; only: how their names begin."""
+    stored = {line["run"] for line in store.load(name)}
+    runs = [run for run in study.runs() if run.name.startswith(only)]
+    missing = [run for run in runs if run.name not in stored]
+    print(f"{len(runs) - len(missing)} of {len(runs)} runs are stored", flush=True)
     with ThreadPoolExecutor(processes) as pool:
-        list(pool.map(lambda job: train(*job), missing))
+        list(pool.map(lambda run: finish(name, study, run), missing))
 
 
-def launch(runs: Path, name: str, flags: list[str], script: str = "minirl.py") -> float:
-    """Train the run runs/`runs`/NAME, or resume it; returns its seconds of a core.
+def finish(name: str, study: Study, run: Run) -> None:
+    """Trains a run, or resumes it; then it becomes a line."""
+    place, end, seconds = ROOT / "runs" / name, "", 0.0
+    try:
+        seconds = launch(place, run)
+    except SystemExit:
+        said = (place / f"{run.name}.log").read_text()
+        end = next((words for words in study.endings if words in said), "")
+        if not end:
+            raise
+    folder = place / "runs" / run.name
+    kept = study.keep(folder, run, end)
+    store.add(name, dict(run=run.name) | run.about | dict(cpu_seconds=round(seconds, 1)) | kept)
+    (folder / "groups.jsonl").unlink(missing_ok=True)  # the largest file by far
+    print(f"{run.name}: {kept['evals']['avg'][-1]}", flush=True)
+
+
+def launch(place: Path, run: Run) -> float:
+    """Train the run place/runs/NAME, or resume it; returns its seconds of a core.
 
     Raises SystemExit if it fails; what it said is in NAME.log.
     """
-    runs.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, str(ROOT / script), *flags, "--name", name, "--resume"]
-    with open(runs / f"{name}.log", "a") as output:
-        process = subprocess.Popen(command, cwd=runs, stdout=output, stderr=output,
+    place.mkdir(parents=True, exist_ok=True)
+    script, *own = run.script
+    command = [sys.executable, str(ROOT / script), *own, *flags_of(run), "--resume"]
+    with open(place / f"{run.name}.log", "a") as output:
+        process = subprocess.Popen(command, cwd=place, stdout=output, stderr=output,
                                    env=os.environ | {"OMP_NUM_THREADS": "1"})
         _, status, usage = os.wait4(process.pid, 0)
     if status:
-        raise SystemExit(f"{name} failed: see {runs / name}.log")
+        raise SystemExit(f"{run.name} failed: see {place / run.name}.log")
     return usage.ru_utime + usage.ru_stime
 
 
-# ------------------------------------------------------------------------------ tables, pictures
-def markdown(lines: list[list[str]]) -> str:
-    """A table; the first line is its head."""
-    head, *others = [f"| {' | '.join(cells)} |" for cells in lines]
-    return "\n".join([head, "|" + "---|" * len(lines[0]), *others]) + "\n"
+def flags_of(run: Run) -> list[str]:
+    return [*run.flags, "--steps", str(run.steps), "--eval-every", str(run.every),
+            "--name", run.name]
 
 
-def interval(values: list[float], quantiles: dict = T_95) -> tuple[float, float]:
-    """Mean and half its interval over seeds, by default that of 95 %."""
-    return mean(values), quantiles[len(values)] * stdev(values) / len(values) ** 0.5
+# ------------------------------------------------------------------------------ runs made singly
+def evaluations(lines: list[dict]) -> str:
+    """Accuracies with 95 % intervals, what was cut off, and what had been spent."""
+    found = [["run", "step", "accuracy", "pass@k", "cut off", "seconds", "samples", "tokens"]]
+    for line in lines:
+        for row in line["evals"]:
+            accuracy, low, high = (f"{100 * row[key]:.1f}" for key in ("avg", "ci_low", "ci_high"))
+            best = [*row["pass"].values()][-1]
+            found.append([
+                line["run"], str(row["step"]), f"{accuracy} % [{low}, {high}]", f"{best:.1%}",
+                f"{row['truncated']:.1%}",
+                *(f"{row[f'{what}_total']:,.0f}" for what in ("seconds", "samples", "tokens"))])
+    return store.markdown(found)
 
 
-def shown(values: list[float]) -> str:
-    centre, half = interval(values)
-    return f"{centre:.1%} ± {half:.1%}"
+STUDIES = sampling.STUDIES | ablations.STUDIES
+SINGLE = Study(list, None, evaluations)  # any other name: runs that were made singly
 
 
-def panels(*shape: int, **how):
-    """matplotlib's (figure, axes), for files only."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(*shape, layout="constrained", **how)
-
-
-def band(axis, x, curves, color: str, **how) -> None:
-    """Mean of the seeds' curves, and a band from the lowest to the highest."""
-    import numpy as np
-
-    values = np.array(curves)
-    axis.plot(x, values.mean(0), color=color, **how)
-    axis.fill_between(x, values.min(0), values.max(0), color=color, alpha=0.12, lw=0)
-
-
-def save(figure, name: str) -> None:
-    """bench/results/NAME.png"""
-    for axis in figure.axes:
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(RESULTS / f"{name}.png", dpi=90)
-
-
-# ----------------------------------------------------------------------------------- command line
-def draw(lines: list[dict], out: str, against: str | None) -> None:
-    """All panels of one run, or several runs on one page, against one cost or all of them."""
-    from compare import draw_comparison
-    from parts.plot import draw_run
-
-    with tempfile.TemporaryDirectory() as folder:
-        runs = [unfold(line, Path(folder, line["run"])) for line in lines]
-        one = len(runs) == 1
-        print(draw_run(runs[0], out) if one else draw_comparison(runs, out, against))
-
-
-def unfold(line: dict, run: Path) -> Path:
-    """A run's folder as parts/plot.py reads it."""
-    run.mkdir()
-    (run / "config.json").write_text(json.dumps(dict(config=line["config"], starts=[])))
-    for name, logged in (("metrics.jsonl", line["metrics"]), ("eval.jsonl", line["evals"])):
-        (run / name).write_text("".join(json.dumps(row) + "\n" for row in logged))
-    return run
-
-
-def show(line: dict) -> None:
-    """Accuracies of a run, with 95 % intervals and what had been spent."""
-    print(line["run"])
-    for row in line["evals"]:
-        print(f"    step {row['step']}: {row['avg']:.1%} [{row['ci_low']:.1%}, "
-              f"{row['ci_high']:.1%}], {row['seconds_total']:.0f} s, "
-              f"{row['samples_total']:,} samples, {row['tokens_total']:,} tokens")
-
-
+# ------------------------------------------------------------------------------------- command line
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("study", help="bench/results/STUDY.jsonl")
+    parser.add_argument("--processes", type=positive, default=1, help="runs at the same time")
+    parser.add_argument("--only", nargs="*", default=[""], help="runs whose names begin like this")
+    parser.add_argument("--draw", action="store_true", help="train nothing")
+    parser.add_argument("--into", metavar="STUDY", help="where its runs are stored")
     parser.add_argument("--add", nargs="*", default=[], metavar="RUN", help="folders of runs")
-    parser.add_argument("--draw", metavar="FILE", help="picture to write")
-    parser.add_argument("--against", choices=("steps", "samples", "tokens", "seconds"),
-                        help="default: all")
-    parser.add_argument("--only", nargs="*", metavar="RUN", help="names of runs in the study")
     args = parser.parse_args()
+    study, name = STUDIES.get(args.study, SINGLE), args.into or args.study
     for folder in map(Path, args.add):
         stored = read_json(folder / "config.json")
-        add(args.study, fold(folder, run=folder.name, config=stored["config"],
-                             versions=stored["starts"][0]["versions"]))
-    lines = [line for line in load(args.study) if not args.only or line["run"] in args.only]
+        store.add(name, dict(run=folder.name, config=stored["config"],
+                                   versions=stored["starts"][0]["versions"])
+                  | store.logs_of(folder))
+    if not args.draw:
+        train_missing(name, study, tuple(args.only), args.processes)
+    lines = store.load(name)
     if not lines:
-        file = RESULTS / f"{args.study}.jsonl"
-        raise SystemExit(f"There is no such run in {file}: add one with --add runs/NAME.")
-    if args.draw:
-        return draw(lines, args.draw, args.against)
-    for line in lines:
-        show(line)
+        raise SystemExit(f"Nothing is stored in {RESULTS / name}.jsonl: see --help.")
+    text = study.report(lines)
+    (RESULTS / f"{name}.md").write_text(text)
+    study.draw(lines, name)
+    print(text)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """The benchmarks' own arithmetic, and bench/gpu.py end to end on the CPU, on a small model."""
 import json
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 
 from conftest import ROOT
-from helpers import warm, without_main
+from helpers import lines, run_program
 
 sys.path.insert(0, str(ROOT / "bench"))
 import coarse_engine  # noqa: E402
@@ -29,8 +28,7 @@ def test_alternate_takes_turns_and_drops_the_warm_up():
 
 @pytest.mark.parametrize("script, flags", [
     (speed, "--repeats 0"), (mutate, "nosuch.jsonl --where"), (study, "mine --add /nosuch"),
-    (study, "real_model --draw x.png --against nosuch"), (coarse_engine, "25"),
-    (coarse_engine, "x")])
+    (gpu, "training nosuch"), (coarse_engine, "25"), (coarse_engine, "x")])
 def test_what_is_no_argument_gets_a_sentence(monkeypatch, capsys, script, flags):
     monkeypatch.setattr(sys, "argv", [script.__name__, *flags.split()])
     with pytest.raises(SystemExit) as end:
@@ -57,46 +55,34 @@ def test_every_side_is_timed_on_the_samplers_own_samples(monkeypatch):
     assert found["ratios"].keys() == {"generate", "hugging_face"}
 
 
-def test_hugging_face_is_given_the_same_work():
-    """Sorted into batches by length, each as long as its longest."""
-    asked = []
+def test_a_busy_machine_is_measured_in_turn(monkeypatch):
+    """A B A B beside each load; the ratio is that of neighbours."""
+    import busy
 
-    def generate(ids, attention_mask, max_new_tokens, **_):
-        asked.append((ids.tolist(), attention_mask.tolist(), max_new_tokens))
-
-    model = SimpleNamespace(device="cpu", generate=generate)
-    speed.hf_generate(model, [([5, 6], 9), ([7], 2), ([8, 9, 9], 3)], at_once=2)
-    assert asked == [([[0, 0, 7], [8, 9, 9]], [[0, 0, 1], [1, 1, 1]], 3), ([[5, 6]], [[1, 1]], 9)]
+    pieces = []
+    monkeypatch.setattr(busy, "draw", lambda *_: [])
+    monkeypatch.setattr(busy, "round_seconds", lambda p, rows, fixed: pieces.append(fixed) or (
+        len(pieces) * (3 if fixed else 1)))
+    monkeypatch.setattr(busy, "BESIDE", {"nothing": ()})
+    found = busy.measure(None)
+    assert pieces == [True, False] * busy.PAIRS
+    assert found["nothing"][:2] == [[3, 2], [9, 4]]
+    assert busy.table(dict(x=[[3, 2], [9, 3], [2, 1]])).splitlines()[-1] == (
+        "| x | 3.0 s | 2.0 s | 1.50, 3.00, 2.00 | 2.00 (1.50 to 3.00) |")
 
 
 # ------------------------------------------------------------------------------ the GPU's parts
-def test_the_program_itself_never_touches_the_card():
-    """What torch takes on a GPU for its first question, half a gigabyte and more,
-    the parts would miss."""
-    code = "import sys; sys.path.insert(0, 'bench'); import gpu; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
-
-
 @pytest.mark.engine
-def test_gpu_benchmark_runs_on_a_cpu(tmp_path, monkeypatch, capsys):
-    """Through the code that a GPU would run. A part that has failed is tried again, and one that
-    has a result is not; a part that fails now loses no other."""
-    monkeypatch.setattr(gpu, "CONTEXT", warm())
-    monkeypatch.setitem(gpu.PARTS, "adapter", (gpu.cache_gb, {}))  # which takes no such arguments
-    (tmp_path / "gpu-small.json").write_text(json.dumps({"training": {"failed": "out of time"},
-                                                         "steps-adapter": {"gap_max": 1}}))
-    parts = ["training", "adapter", "merge", "steps-adapter", "steps-merge"]
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "--size", "small", "--out", str(tmp_path),
-                                      "--only", *parts])
-    with without_main(), pytest.raises(SystemExit, match="1"):
-        gpu.main()
-    found = json.loads((tmp_path / "gpu-small.json").read_text())
-    assert [part for part in parts if "failed" in found[part]] == ["adapter"]
-    assert "steps-adapter ..." not in capsys.readouterr().out
-    assert found["merge"]["gap_max"] < 1e-4 and found["merge"]["sync_seconds"] > 0
+def test_gpu_benchmark_runs_on_a_cpu(tmp_path):
+    """Through the code that a GPU would run."""
+    out = tmp_path / "gpu.jsonl"
+    for part in ("training", "steps-merge"):
+        ended = run_program("bench/gpu.py", part, "--out", out)
+        assert ended.returncode == 0, ended.stdout
+    training, steps = lines(out)
     for name in ("off", "on"):
-        assert found["training"]["gradient_checkpointing"][name]["tokens_per_second"] > 0
-    assert len(found["steps-merge"]["steps"]) == 2
+        assert training["gradient_checkpointing"][name]["tokens_per_second"] > 0
+    assert [step["probe_gap_max"] < 1e-4 for step in steps["steps"]] == [True] * 2
 
 
 # ------------------------------------------------------------------------------ a coarse engine

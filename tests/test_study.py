@@ -1,10 +1,11 @@
-"""What a study keeps of its runs is enough for its table and picture."""
+"""Studies: what is stored of a run is enough for its page, and any run can be trained again."""
 import json
 import math
-import re
+import random
 import shutil
 import sys
 from statistics import stdev
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,17 +14,21 @@ from parts import config
 from parts.config import parse
 
 sys.path.insert(0, str(ROOT / "bench"))
-import ablate_objective  # noqa: E402
-import compare_skills  # noqa: E402
-import longer_skills  # noqa: E402
-import real_race  # noqa: E402
+import ablations  # noqa: E402
+import compare  # noqa: E402
+import sampling  # noqa: E402
+import store  # noqa: E402
 import study  # noqa: E402
+import transfer  # noqa: E402
+
+PAGES = sorted(file.stem for file in (ROOT / "bench/results").glob("*.jsonl"))
 
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     """An empty folder in the place of bench/results."""
-    monkeypatch.setattr(study, "RESULTS", tmp_path)
+    for module in (store, study):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
     return tmp_path
 
 
@@ -36,158 +41,228 @@ def finished(tmp_path):
     stored = dict(config=dict(model="tiny", data="builtin"), starts=starts)
     (run / "config.json").write_text(json.dumps(stored))
     spent = dict(samples_total=8, tokens_total=80, seconds_total=1.0)
-    metrics = [dict(step=1, entropy=1 / 3, reward_first_round=0.5, spent={"all": 8}, **spent),
-               dict(step=2, reward_first_round=0.5, spent={"none": 8}, **spent)]
-    held_out = [dict(step=2, avg=2 / 3, ci_low=0.6, ci_high=0.7, data="builtin", k=8, **spent)]
-    for name, rows in (("metrics.jsonl", metrics), ("eval.jsonl", held_out)):
-        (run / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(run, "metrics", [
+        dict(step=1, entropy=1 / 3, reward_first_round=0.5, spent={"all": 8}, **spent),
+        dict(step=2, reward_first_round=0.5, spent={"none": 8}, **spent)])
+    write(run, "eval", [dict(step=2, avg=2 / 3, ci_low=0.6, ci_high=0.7, data="builtin", k=8,
+                             truncated=0.01, **{"pass": {"1": 0.6, "8": 0.9}}, **spent)])
     return run
 
 
+def write(folder, name, rows):
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def line(arm="a", regime="stream", seed=0, accuracies=(0.0, 1.0), **more):
+    """A run of 100 draws a step, evaluated after every step."""
+    evals = [dict(step=i, avg=avg, samples=100 * i) for i, avg in enumerate(accuracies)]
+    return dict(run=f"{arm}{seed}", arm=arm, regime=regime, seed=seed, evals=evals) | more
+
+
+# ---------------------------------------------------------------------------------------- its file
 def test_a_run_comes_back_as_it_was_logged(results, finished):
-    study.add("some", study.fold(finished, run="mine"))
-    (line,) = study.load("some")
-    first, second = line["metrics"]
+    store.add("some", dict(run="mine") | store.logs_of(finished))
+    (found,) = store.load("some")
+    first, second = found["metrics"]
     assert first["entropy"] == 0.333333 and first["spent"] == {"all": 8}
     assert "entropy" not in second and second["spent"] == {"none": 8} and second["step"] == 2
-    assert line["evals"][0]["avg"] == 0.666667 and line["run"] == "mine"
-
-
-def test_only_the_columns_asked_for_are_kept(results, finished):
-    line = study.fold(finished, ("step", "avg"), run="mine")
-    assert line["metrics"] == dict(step=[1, 2]) and line["evals"] == dict(step=[2], avg=[0.666667])
-
-
-def test_what_is_stored_is_not_trained_again(results):
-    trained, jobs = [], {"a": (1, 2), "b": (3, 4), "c": (5, 6)}
-    study.add("some", dict(run="b", metrics={}, evals={}))
-    study.train_missing("some", jobs, lambda *job: trained.append(job), processes=2)
-    assert sorted(trained) == [(1, 2), (5, 6)]
-
-
-def test_a_run_is_started_to_be_resumed_and_its_failure_is_not_a_result(tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "ROOT", tmp_path)
-    script = "import sys; print(sys.argv[1:]); sys.exit('--bad' in sys.argv)"
-    (tmp_path / "script.py").write_text(script)
-    for flags in (["--lr", "1"], ["--lr", "2"]):
-        assert study.launch(tmp_path / "runs", "mine", flags, "script.py") > 0
-    assert (tmp_path / "runs" / "mine.log").read_text().splitlines() == [
-        f"['--lr', '{lr}', '--name', 'mine', '--resume']" for lr in (1, 2)]
-    with pytest.raises(SystemExit, match="mine failed: see .*mine.log"):
-        study.launch(tmp_path / "runs", "mine", ["--bad"], "script.py")
-
-
-RUNS_TO_COME = {
-    ablate_objective: [(cell, 0) for cell in ablate_objective.cells()],
-    compare_skills: [(arm, regime, 0.001, 0) for arm in compare_skills.ARMS
-                     for regime in (*compare_skills.REGIMES, "still")],
-    longer_skills: [(arm, "long", 0.001, 0) for arm in longer_skills.ARMS] + [
-        (arm, factor, 0.001, 0) for arm in longer_skills.PAIR for factor in longer_skills.FACTORS],
-    real_race: [(arm, 0) for arm in real_race.ARMS]}
-
-
-@pytest.mark.parametrize("script", [
-    pytest.param(ablate_objective, marks=pytest.mark.slow), compare_skills, longer_skills,
-    real_race], ids=lambda script: script.__name__)
-def test_minirl_takes_the_flags_of_every_run_of_a_study(script, monkeypatch):
-    class Started(Exception):
-        """The run would train now."""
-
-    def launch(runs, name, flags, script=""):
-        bits = script == "bench/coarse_engine.py"  # that script's own argument comes first
-        parse([*flags[bits:], "--name", "mine"])
-        raise Started
-
-    monkeypatch.setattr(study, "launch", launch)
-    monkeypatch.setattr(config, "require_files", lambda *_, **__: None)  # the few problems' file
-    for job in RUNS_TO_COME[script]:
-        with pytest.raises(Started):
-            script.train(*job)
+    assert found["evals"][0]["avg"] == 0.666667 and found["run"] == "mine"
+    assert store.logs_of(finished, ("step", "avg")) == dict(
+        metrics=dict(step=[1, 2]), evals=dict(step=[2], avg=[0.666667]))
 
 
 @pytest.mark.slow
-def test_a_study_of_whole_runs_is_filled_told_and_drawn(results, finished, monkeypatch, capsys):
-    """By the command line: one run has all panels, several share a page."""
+@pytest.mark.parametrize("name", PAGES)
+def test_the_committed_page_is_that_of_the_committed_runs(name):
+    lines = store.load(name)
+    assert study.STUDIES.get(name, study.SINGLE).report(lines) == (
+        store.RESULTS / f"{name}.md").read_text()
+
+
+@pytest.mark.slow
+def test_finished_runs_become_a_study_that_is_told_and_drawn(
+        results, finished, monkeypatch, capsys):
+    """By the command lines: a run alone has all panels, several share a page."""
     other = shutil.copytree(finished, finished.with_name("other"))
-    for arguments in (["--add", str(finished)], ["--draw", str(results / "one.png")],
-                      ["--add", str(other)], ["--draw", str(results / "both.png")]):
-        monkeypatch.setattr(sys, "argv", ["study.py", "some", *arguments])
-        study.main()
-    assert "step 2: 66.7% [60.0%, 70.0%], 1 s, 8 samples, 80 tokens" in capsys.readouterr().out
-    for name in ("one.png", "both.png"):
-        assert (results / name).read_bytes().startswith(b"\x89PNG")
-
-
-def test_an_unknown_run_gets_one_sentence(results, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["study.py", "some", "--add", str(finished), str(other)])
+    study.main()
+    row = "| mine | 2 | 66.7 % [60.0, 70.0] | 90.0% | 1.0% | 1 | 8 | 80 |"
+    assert row in capsys.readouterr().out
+    for runs in ("some", "some/other", str(finished)):
+        compare.main([runs, "--out", str(results / "drawn.png")])
+        assert (results / "drawn.png").read_bytes().startswith(b"\x89PNG")
+        (results / "drawn.png").unlink()
+    with pytest.raises(SystemExit, match="some/gone is no folder of a run"):
+        compare.main(["some/gone"])
     monkeypatch.setattr(sys, "argv", ["study.py", "none-such"])
-    with pytest.raises(SystemExit, match="no such run in .*none-such.jsonl"):
+    with pytest.raises(SystemExit, match="Nothing is stored in .*none-such.jsonl"):
         study.main()
 
 
-def test_the_committed_table_is_that_of_the_committed_runs():
-    found = ablate_objective.table(ablate_objective.load())
-    assert found == (study.RESULTS / "objective.md").read_text()
+def test_before_and_after_have_one_protocol(finished):
+    (finished / "config.json").write_text(json.dumps(dict(starts=[], config=dict(
+        model="tiny", template="chat", max_tokens=7, max_prompt_tokens=9, temperature=0.5))))
+    before, after = transfer.commands(str(finished), ["--data", "svamp", "--k", "2"])
+    assert before[2:] == after[3:] == [
+        "--template=chat", "--max-tokens=7", "--max-prompt-tokens=9", "--temperature=0.5",
+        "--data", "svamp", "--k", "2"]
+    assert config.parse_eval(before).max_tokens == 7
+    assert after[2] == before[1].replace("--out", "--against")
+    with pytest.raises(SystemExit, match="gone is no folder of a run"):
+        transfer.commands("gone", [])
 
 
-def test_the_page_quotes_the_committed_table():
-    """Accuracies with their range, in text and in tables; there with the runs that were lost."""
-    grid = (study.RESULTS / "objective.md").read_text()
-    page = (ROOT / "docs" / "objective.md").read_text()
-    told = re.findall(r"([\d.]+) % \(([\d.]+) to ([\d.]+)[;)]", page)
-    rows = re.findall(r"\| (\d) of (\d) \| (.+?) \| (.+?) \|", page)
-    assert len(told) >= 10 and len(rows) >= 4
-    assert [x for x in told if "{}% ({}% to {}%)".format(*x) not in grid] == []
-    ended = [[run["evals"][-1]["avg"] for run in ablate_objective.load()[f"mask-N8-none-{arm}-is"]]
-             for arm in ("cispo", "clip")]
-    centre, half = study.interval([100 * (one - other) for one, other in zip(*ended)])
-    assert f"({centre:.0f} ± {half:.0f} points)" in page
-    assert [x for x in rows if "| {1} | {0} | {2} | {3} |".format(*x) not in grid] == []
+# ----------------------------------------------------------------------------------------- its runs
+def test_what_is_missing_is_trained_and_only_a_known_end_is_a_result(
+        results, monkeypatch, tmp_path):
+    """Started to be resumed; how it ended decides."""
+    monkeypatch.setattr(study, "ROOT", tmp_path)
+    (tmp_path / "script.py").write_text(
+        "import sys; print(sys.argv[1:]); sys.exit('diverged' if '--lr' in sys.argv else 0)")
+
+    def run(name, *flags):
+        return store.Run(name, dict(seed=7), [*flags], steps=3, every=1, script=["script.py", "5"])
+
+    table = [run("a"), run("b", "--lr", "9"), run("stored")]
+    store.add("some", dict(run="stored", metrics={}, evals={}))
+    asked = store.Study(lambda: table, lambda folder, run, end: dict(
+        metrics={}, evals=dict(avg=[0.5]), end=end), None, endings=("diverged",))
+    study.train_missing("some", asked, ("a", "stored"), processes=2)
+    study.train_missing("some", asked, ("",), processes=2)
+    _, a, b = store.load("some")
+    assert (a["run"], a["seed"], a["end"], b["run"], b["end"]) == ("a", 7, "", "b", "diverged")
+    said = (tmp_path / "runs/some/b.log").read_text().splitlines()[0]
+    assert said == str("5 --lr 9 --steps 3 --eval-every 1 --name b --resume".split())
+    table.append(run("c", "--lr", "9"))
+    asked.endings = ()
+    with pytest.raises(SystemExit, match="c failed: see .*c.log"):
+        study.train_missing("some", asked, ("",), processes=1)
 
 
-def ends(cell):
-    """(accuracy at the start, at step 128, at the end) of a cell's runs, by seed."""
-    return [(evals[0]["avg"], evals[len(evals) // 2]["avg"], evals[-1]["avg"])
-            for evals in (run["evals"] for run in ablate_objective.load()[cell])]
+@pytest.mark.slow
+@pytest.mark.parametrize("name", study.STUDIES)
+def test_minirl_takes_the_flags_of_every_run_of_a_study(name, monkeypatch):
+    monkeypatch.setattr(config, "require_files", lambda *_, **__: None)  # the few problems' file
+    seen = set()
+    for run in study.STUDIES[name].runs():
+        alike = tuple(flag for flag in run.flags if flag != str(run.about["seed"]))
+        if alike not in seen:
+            found = parse([flag.replace(str(ROOT / "runs/words-135M"), "SmolLM2-135M-Instruct")
+                           for flag in study.flags_of(run)])
+            assert (found.name, found.steps, found.seed) == (run.name, run.steps, run.about["seed"])
+            seen.add(alike)
+    assert len(seen) >= 3
 
 
-def fisher(lost, other, runs):
-    """Two-sided exact p-value of `lost` against `other` of so many runs each."""
-    both = lost + other
-    ways = {i: math.comb(runs, i) * math.comb(runs, both - i) for i in range(both + 1)}
-    rarer = sum(way for way in ways.values() if way <= ways[lost])
-    return rarer / math.comb(2 * runs, both)
+def test_a_run_is_found_again_in_its_line():
+    lines = {line["run"]: line for name in ("skills", "longer_skills") for line in store.load(name)}
+    few = sampling.again(lines["uniform-4-wide-few-0.004-seed3"])
+    assert " ".join(few.flags).endswith("--batch-prompts 74 --data " + str(sampling.few()))
+    assert (few.steps, few.every) == (55, 10) and len(sampling.few().read_text().split("\n")) == 193
+    still = sampling.again(lines["gvm-still-1e-09-seed100"])
+    assert (still.steps, still.every) == (90, 90)
+    sgd = sampling.again(lines["ada-balance-sgd-0.01-seed12"])
+    assert sgd.script == ["bench/sgd.py"] and sgd.steps > 100
+    assert "--batch-prompts 148" in " ".join(
+        sampling.again(lines["uniform-4-wide-double-0.004-seed12"]).flags)
 
 
-def test_what_the_pages_say_of_single_runs_of_the_objective():
-    """What README finds, and what docs/objective.md says beside its tables."""
-    pages = " ".join((ROOT / "README.md").read_text().split()
-                     + (ROOT / "docs" / "objective.md").read_text().split())
-    r3, r2, none = ([end for _, _, end in ends(f"stress-N4-{replay}-clip-is")]
-                    for replay in ("r3", "r2", "none"))
-    assert min(map(float.__sub__, r3, r2)) == pytest.approx(0.002, abs=2e-4)
-    assert "once by 0.2 points" in pages
-    for one, other, said in ((r3, r2, "average by +24 ± 29"), (r2, none, "-19 ± 27"),
-                             (r3, none, "+6 ± 8")):
-        gaps = [100 * (x - y) for x, y in zip(one, other, strict=True)]
-        half = 2.571 * stdev(gaps) / 6**0.5  # Student's t, five degrees of freedom
-        assert f"{sum(gaps) / 6:+.0f} ± {half:.0f}" in said and said in pages
-    assert f"{2 * 0.5**6:.2f}" == "0.03" and pages.count("p = 0.03") == 2
-    cells = [f"coarse1-N1-{replay}-clip-{{}}" for replay in ("none", "r3")]
-    without, having = ([[run for run in ends(cell.format(weight)) if run[2] < run[0]]
-                        for cell in cells] for weight in ("nois", "is"))
-    assert [len(lost) for lost in without + having] == [3, 3, 1, 0]
-    assert "6 of 12 runs collapse without it, 1 with it" in pages
-    early = sum(middle < start for lost in without for start, middle, _ in lost)
-    assert early == 3 and "three of the six by step 128" in pages
-    assert f"{fisher(6, 1, 12):.2f}" == "0.07" and "p = 0.07 (Fisher)" in pages
-    assert f"{fisher(3, 0, 6):.2f}" == "0.18" and "p = 0.18 (Fisher)" in pages
-    old = {line["run"]: line["evals"] for line in study.load("old_code")}
-    for start in ("today", "unrounded"):
-        mine = [evals for run, evals in old.items() if run.startswith(start)]
-        assert [len(mine), sum(evals[-1]["avg"] < evals[0]["avg"] for evals in mine)] == [6, 1]
+def test_the_plan_names_what_the_programs_run():
+    first, longer = (ROOT / "bench" / "plan.md").read_text().split("## The longer study")
+    for arm, (flags, prompts) in sampling.RULES.items():
+        text = longer if arm in sampling.LONG else first
+        assert f"| {arm} | `{flags}" in text
+        assert arm not in sampling.LONG or f"| {arm} | `{flags}` | {prompts} |" in longer
+    for number in (sampling.DRAWS, sampling.FIRST_DRAWS):
+        assert f"{number:,} draws" in first
+    for number in (sampling.PRIMARY, sampling.GOAL, sampling.FURTHER, sampling.CROSSING):
+        assert f"{number:,}" in longer
+    assert "ten new seeds (12 to 21)" in longer and [*sampling.LONG_SEEDS] == [*range(12, 22)]
+    for arm, (prompts, steps) in sampling.RACE.items():
+        assert f"| {arm} | `{sampling.RULES[arm][0]}` | {prompts} | {steps} |" in longer
 
 
-@pytest.mark.parametrize("level, quantiles", [(0.95, study.T_95), (0.99, study.T_99)])
+# ---------------------------------------------------------------------------- what is kept of a run
+def test_a_run_is_kept_with_what_it_had_spent(tmp_path):
+    spent = dict(tokens_total=0, seconds_total=0.0)
+    pool = [dict(reward=1.0, coefficient=0.5), dict(reward=0.0)]
+    silent = [dict(reward=0.0), dict(reward=0.0), dict(reward=0.0)]
+    write(tmp_path, "metrics", [
+        dict(step=i, samples_total=10 * i, engine_steps=7, zero_signal=0.5)
+        | (dict(tokens_trained=3) if i == 2 else {}) for i in (1, 2)])
+    write(tmp_path, "eval", [dict(step=i, avg=0.1 * i, samples_total=10 * i, **spent)
+                             for i in (0, 2)])
+    write(tmp_path, "groups", [dict(step=1, prompt="<|user|>1F2=?", pool=silent),
+                               dict(step=2, prompt="<|user|>3F4=?", pool=pool),
+                               dict(step=2, prompt="<|user|>3G4=?", pool=silent),
+                               dict(step=2, prompt="<|user|>4F4=?", pool=pool)])
+    found = sampling.keep_letters(tmp_path)
+    assert found["solved"] == {"F": 5} and found["zero_signal"] == 0.5
+    assert found["letters"] == {"F": [3, 7, 2, 1], "G": [1, 3, 0, 1]}
+    assert found["evals"]["engine_steps"] == [0, 14] and found["evals"]["trained"] == [0, 3]
+    run = SimpleNamespace(about=dict(regime="long", seed=102))
+    broken = sampling.keep_long(tmp_path, run, "gradient that is not finite")
+    assert broken["broken"] and broken["evals"]["avg"] == [0.0, 0.2, 0.0]
+    assert broken["evals"]["samples"] == [0, 20, sampling.FURTHER]
+
+
+def test_letters_are_counted_by_draws_in_first_rounds(tmp_path, monkeypatch):
+    monkeypatch.setattr(sampling, "WINDOW", 4)
+
+    def group(letter, *rewards, coefficient=0.0):
+        pool = [dict(round=i // 2, reward=r, coefficient=coefficient)
+                for i, r in enumerate(rewards)]
+        return dict(step=1, prompt=f"1{letter}2=?", pool=pool)
+
+    write(tmp_path, "groups", [
+        group("F", 0.0, 0.0), group("F", 1.0, 0.0, 0.0, coefficient=0.5), group("G", 1.0, 1.0),
+        group("F", 0.0, 0.0, 1.0, 1.0)])
+    found = sampling.by_draws(tmp_path)
+    assert found["F"] == [[2, 1, 0, 4, 1], [1, 0, 1, 2, 0]] and found["G"] == [
+        [0] * 5, [1, 0, 1, 2, 2]] and found["A"] == []
+
+
+def test_several_held_out_sets_count_by_their_mean(tmp_path):
+    """And the page of a race that has nothing but two seeds of each arm can be made of it."""
+    spent = dict(tokens_total=9, seconds_total=2.0)
+    write(tmp_path, "metrics", [dict(step=1, samples_total=10, engine_steps=7, zero_signal=0.5)])
+    write(tmp_path, "eval", [dict(step=step, data=data, avg=avg, samples_total=10 * step, **spent)
+                             for step in (0, 1) for data, avg in (("words", 0.5), ("svamp", 0.1))])
+    kept = sampling.keep_real(tmp_path, None, "")
+    assert kept["evals"]["avg"] == [0.3, 0.3]
+    assert kept["evals"]["sets"][1] == dict(words=0.5, svamp=0.1)
+    lines = [dict(run=f"{arm}{seed}", arm=arm, seed=seed, cpu_seconds=60,
+                  metrics=store.rows(kept["metrics"]), evals=store.rows(kept["evals"]))
+             for arm in ("ada-balance", "uniform-4") for seed in (50, 51)]
+    lines[0]["evals"][1]["avg"] = 0.4
+    page = study.STUDIES["human"].report(lines)
+    assert "| ada-balance | +5.0 ± 63.6 points: open (at 10) |" in page
+    assert "| ada-balance | 2 | 30.0% | 35.0% | 50.0% | 10.0% | 10 | 0 | 2 | 50% | 1 |" in page
+
+
+# --------------------------------------------------------------------------------------- statistics
+@pytest.mark.parametrize("differences, word", [
+    ([0.05, 0.06, 0.07], "ahead"), ([-0.05, -0.06, -0.07], "behind"),
+    ([0.1, -0.1, 0.0], "open"), ([0.001, -0.001, 0.0], "equal")])
+def test_words_follow_the_plan(differences, word):
+    """Pairs by seed: what both arms of a seed share is no noise."""
+    lines = [line("b", seed=9)]
+    for seed, difference in enumerate(differences):
+        lines += [line("a", seed=seed, accuracies=(0.0, 0.1 * seed + difference)),
+                  line("b", seed=seed, accuracies=(0.0, 0.1 * seed))]
+    random.Random(0).shuffle(lines)
+    values = store.paired(lines, "a", "b", lambda run: store.at(run, "samples", 100))
+    assert values == pytest.approx(differences)
+    centre, half = sum(differences) / 3, 4.30 * stdev(differences) / 3**0.5
+    said = store.points(values).replace("-0.0", "+0.0")
+    assert said == f"{100 * centre + 1e-9:+.1f} ± {100 * half:.1f} points: {word}"
+    assert store.points(values[:1]) == "not run"
+    assert store.at(lines[0], "samples", 50) == pytest.approx(lines[0]["evals"][1]["avg"] / 2)
+    with pytest.raises(ValueError, match="spent only 100 samples of 101"):
+        store.at(lines[0], "samples", 101)
+
+
+@pytest.mark.parametrize("level, quantiles", [(0.95, store.T_95), (0.99, store.T_99)])
 def test_the_quantiles_are_students(level, quantiles):
     """So much of the density lies within; by the trapezoidal rule."""
     for count, quantile in quantiles.items():
@@ -199,6 +274,23 @@ def test_the_quantiles_are_students(level, quantiles):
         assert inside == pytest.approx(level, abs=5e-4)
 
 
+def test_power_is_the_share_of_studies_that_find_a_difference():
+    """By drawing 4,000 of them."""
+    rng, ahead = random.Random(0), 0
+    for _ in range(4000):
+        centre, half = store.interval([rng.gauss(0.05, 0.05) for _ in range(5)])
+        ahead += centre > half
+    assert store.power(0.05, 0.05, 5) == pytest.approx(ahead / 4000, abs=0.02)
+    assert store.power(0, 0.05, 5) == pytest.approx(0.025, abs=0.001)
+
+
+def test_exact_p_values_by_hand():
+    """Of the 20 ways to lose 3 of 6 runs two are as uneven as 3 against 0."""
+    assert store.fisher(3, 0, 3) == pytest.approx(2 / 20) and store.fisher(1, 1, 3) == 1
+    assert ablations.sign_test(0, 6) == ablations.sign_test(6, 6) == 2 / 64
+    assert ablations.sign_test(3, 6) == 1
+
+
 def test_a_cells_summary_by_hand():
     """Two seeds, four steps each. NaN where nothing was logged."""
     def run(accuracies, k3):
@@ -206,10 +298,22 @@ def test_a_cells_summary_by_hand():
         evals = [dict(step=i, avg=avg) for i, avg in enumerate(accuracies)]
         return dict(metrics=steps, evals=evals, broke="")
 
-    s = ablate_objective.summary([run((0.3, 0.9, 0.7), (1, 1, 1, 1)),
-                                  run((0.3, 0.5, 0.1), (1, 1, 2, 8))])
-    assert (s["seeds"], s["broke"], s["low"], s["high"]) == (2, 0, 0.1, 0.7)
+    s = ablations.summary([run((0.3, 0.9, 0.7), (1, 1, 1, 1)),
+                           run((0.3, 0.5, 0.1), (1, 1, 2, 8))])
+    assert (s["seeds"], s["broke"], s["low"], s["high"], s["lost"]) == (2, 0, 0.1, 0.7, 1)
     approximately = {key: pytest.approx(value) for key, value in dict(
         last=0.4, best=0.7, k3=2, entropy=4.5).items()}
     assert {key: s[key] for key in approximately} == approximately
     assert s["clipped"] != s["clipped"]
+
+
+def test_hypotheses_and_lost_runs_by_hand():
+    """A letter that was never solved counts as unsolved; "not ahead" is confirmed by a tie."""
+    letters = [x for x in sampling.problems.LETTERS if sampling.problems.belief(x) < 0.05]
+    half = line(solved={x: 9 for x in letters[::2]})
+    assert sampling.ever_solved(half) == pytest.approx(0.5, abs=0.03)
+    fallen = line(accuracies=(0.5, 0.2))
+    assert sampling.lost(100)([fallen, line()]) == "1 of 2"
+    assert sampling.one_run(0)([fallen | dict(evals=[
+        row | dict(samples=row["samples"] * 1000) for row in fallen["evals"]])]).endswith(
+            "(best 50.0%)")
