@@ -178,7 +178,7 @@ def test_the_plan_names_what_the_programs_run():
     for number in (sampling.PRIMARY, sampling.GOAL, sampling.FURTHER, sampling.CROSSING):
         assert f"{number:,}" in longer
     assert "ten new seeds (12 to 21)" in longer and [*sampling.LONG_SEEDS] == [*range(12, 22)]
-    for arm, (prompts, steps) in sampling.RACE.items():
+    for arm, (prompts, steps) in (*sampling.RACE.items(), *sampling.HUMAN.items()):
         assert f"| {arm} | `{sampling.RULES[arm][0]}` | {prompts} | {steps} |" in longer
 
 
