@@ -19,7 +19,7 @@ KEYS = ("template", "max_tokens", "max_prompt_tokens", "temperature")
 
 def commands(run: str, flags: list[str]) -> list[list[str]]:
     """Both evaluations: eval.py's flags."""
-    config = settings(Path(run)) or {}
+    config = settings(Path(run))
     if not config:
         raise SystemExit(f"{run} is no folder of a run, such as runs/real-0.")
     both = [f"--{key.replace('_', '-')}={config[key]}" for key in KEYS] + flags
