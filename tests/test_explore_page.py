@@ -94,12 +94,13 @@ def page_of(folder, data):
     return file
 
 
-def recorded_groups(name="four"):
-    return [json.loads(line) for line in (RECORDED / name / "groups.jsonl").open()]
+def recorded_groups(name="four", step=None):
+    rows = [json.loads(line) for line in (RECORDED / name / "groups.jsonl").open()]
+    return [row for row in rows if step in (None, row["step"])]
 
 
 def recorded_group(step, place, name="four"):
-    return next(g for g in recorded_groups(name) if (g["step"], g["place"]) == (step, place))
+    return next(g for g in recorded_groups(name, step) if g["place"] == place)
 
 
 def recorded_config(**changes):
@@ -109,6 +110,9 @@ def recorded_config(**changes):
 def run_of(groups=(), name="mine", metrics=(), evals=(), **config):
     return dict(name=name, config=recorded_config(**config), metrics=list(metrics),
                 evals=list(evals), groups=list(groups))
+
+
+PROMPT = "#/run/0/step/10/prompt/9"  # of which most tests look at answer 6, sample/5
 
 
 def copy_of(value):
@@ -154,7 +158,7 @@ def test_from_the_curves_to_the_formula_of_a_token_by_the_mouse_alone(browse):
     page.select_option("select[aria-label='sort by']", "draws")
     settle(page)
     draws = [int(text) for text in page.locator(".row .cost b").all_inner_texts()]
-    sizes = [len(g["pool"]) for g in recorded_groups() if g["step"] == 10]
+    sizes = [len(g["pool"]) for g in recorded_groups(step=10)]
     assert draws == sorted(sizes, reverse=True)
 
     page.locator(".row", has_text="7+2+3=?").click()
@@ -191,7 +195,7 @@ def places(page):
 
 
 def test_filters_and_sorts_choose_what_their_names_say(browse):
-    groups = [g for g in recorded_groups() if g["step"] == 10]
+    groups = recorded_groups(step=10)
     page = browse("#/run/0/step/10")
 
     def having(test):
@@ -276,7 +280,7 @@ def of_sample(s, **settings):
 
 def test_the_formula_of_the_token_under_the_mouse_has_the_value_of_the_objective(browse):
     sample = recorded_group(10, 9)["pool"][5]
-    page = browse("#/run/0/step/10/prompt/9/sample/5")
+    page = browse(f"{PROMPT}/sample/5")
     for settings in OBJECTIVES:
         shown = page.evaluate(TERMS, recorded_config(**settings))
         assert shown == pytest.approx(of_sample(sample, **settings)[0], abs=1e-6), settings
@@ -347,7 +351,7 @@ def test_a_slider_stops_the_tokens_that_the_objective_would_stop(browse):
 
 def test_the_keys_move_a_slider_and_the_counts_are_those_of_the_whole_step(browse):
     page = browse("#/run/0/step/10?eps_low=0.1&eps_high=0.1")
-    trained = [s for g in recorded_groups() if g["step"] == 10 for s in g["pool"] if "theta" in s]
+    trained = [s for g in recorded_groups(step=10) for s in g["pool"] if "theta" in s]
 
     def count():
         settle(page)
@@ -369,7 +373,7 @@ def test_the_means_of_the_pool_and_of_the_kept_are_not_taken_for_each_other(brow
     of_pool, of_kept = (sum(s["reward"] for s in some) / len(some)
                         for some in (pool, [s for s in pool if s["kept"]]))
     assert abs(of_pool - of_kept) > 0.05
-    said = browse("#/run/0/step/10/prompt/9").locator(".baseline").get_attribute("aria-label")
+    said = browse(PROMPT).locator(".baseline").get_attribute("aria-label")
     found = re.fullmatch(r"pool mean (\S+), kept mean (\S+)", said).groups()
     assert [float(x) for x in found] == pytest.approx([of_pool, of_kept], abs=6e-4)
 
@@ -379,7 +383,7 @@ def test_the_panel_tells_what_another_rule_would_have_kept(browse):
     group = recorded_group(10, 9)
     what_if.add_to(run_of([group]))
     fate, rewards = group["what_if"]["ada-pos"], [s["reward"] for s in group["pool"]]
-    page = browse("#/run/0/step/10/prompt/9")
+    page = browse(PROMPT)
     page.click("tr[data-rule=ada-pos]")
     settle(page)
     right = sum(rewards[i] > 0.7 for i in fate["kept"])
@@ -392,27 +396,20 @@ def test_the_panel_tells_what_another_rule_would_have_kept(browse):
     assert marked == fate["kept"]
 
 
-def test_the_panel_says_which_rules_cannot_run_and_which_want_more_draws(browse, tmp_path):
-    data = explore.with_what_follows(
-        dict(left_out="", runs=[run_of([recorded_group(10, 9)])]), dict(n=8, M=6))
-    assert data["runs"][0]["what_if"]["rules"]["ada-pos"].startswith("a round of 6 is below n = 8")
+def test_the_panel_says_what_a_rule_cannot_know(browse, tmp_path):
+    """A round below n; more draws than there are; and nothing about a rule that it has not met."""
+    group = recorded_group(10, 9)
+    data = explore.with_what_follows(dict(left_out="", runs=[run_of([group])]), dict(n=8, M=6))
     (tmp_path / "page.html").write_text(explore.page_of(data))
-    page = browse("#/run/0/step/10/prompt/9", file=tmp_path / "page.html")
-    assert "with n = 8, M = 6, N = 4" in page.inner_text("#sampler")
+    page = browse(PROMPT, file=tmp_path / "page.html")
     assert "a round of 6 is below n = 8" in page.inner_text("tr[data-rule=ada-pos]")
-    data = dict(runs=[run_of([recorded_group(10, 9)], n=20)])
-    page = browse("#/run/0/step/10/prompt/9?rule=uniform", data=data)
+    page = browse(f"{PROMPT}?rule=uniform", data=dict(runs=[run_of([group], n=20)]))
     assert "wants more than 16 draws" in page.inner_text("tr[data-rule=uniform]")
     assert "the outcome is unknown" in page.inner_text("#sampler")
-
-
-def test_a_rule_that_the_page_does_not_know_is_not_explained(browse):
-    data = dict(runs=[run_of([recorded_group(10, 9)], sampler="ada-neg")])
-    page = browse("#/run/0/step/10/prompt/9", data=data)
+    page = browse(PROMPT, data=dict(runs=[run_of([group], sampler="ada-neg")]))
     assert page.inner_text(".exit") == "closed, resolved, by the rule ada-neg"
     words = page.locator("main").inner_html()
     assert "first right" not in words and "gave it" not in words
-    assert page.locator("#sampler tr.chosen").inner_text().startswith("as recorded\t16")
 
 
 # ---------------------------------------------- what a model may write
@@ -466,46 +463,31 @@ def test_the_keyboard_leads_everywhere(browse):
     def focused():
         return page.evaluate("document.activeElement.getAttribute('href')")
 
-    groups = [f"#/run/0/step/10/prompt/{g['place']}" for g in recorded_groups() if g["step"] == 10]
+    groups = [f"#/run/0/step/10/prompt/{g['place']}" for g in recorded_groups(step=10)]
     press("ArrowDown", "ArrowDown")
     assert focused() == groups[1] and press("Enter") == groups[1]
-    assert press("ArrowRight") == groups[2]
-    assert press("ArrowLeft", "ArrowDown", "Enter") == f"{groups[1]}/sample/0"
-    assert press("ArrowDown").endswith("/sample/1") and press("ArrowUp").endswith("/sample/0")
-    assert press("Escape") == groups[1] and focused() == f"{groups[1]}/sample/0"
+    assert press("ArrowRight", "ArrowLeft", "ArrowDown", "Enter") == f"{groups[1]}/sample/0"
+    assert press("ArrowDown").endswith("/sample/1")
+    assert press("Escape") == groups[1] and focused() == f"{groups[1]}/sample/1"
     assert press("Escape") == "#/run/0/step/10" and focused() == groups[1]
-    page.keyboard.press("Shift+Tab")  # the keys go on from the focus, wherever Tab has put it
-    assert focused() == groups[0] and press("ArrowDown", "ArrowDown") and focused() == groups[2]
-    assert press("ArrowRight") == "#/run/0/step/11"
-    page.focus("#previous")
-    assert press("Enter") == "#/run/0/step/10"
-    assert page.evaluate("document.activeElement.id") == "previous"
-    assert press("ArrowRight", "Escape") == "#/curves"
-    assert press("ArrowLeft", "ArrowLeft", "Enter") == "#/run/0/step/11"
+    assert press("ArrowRight") == "#/run/0/step/11" and press("Escape") == "#/curves"
     press("/")
-    page.keyboard.type("no such words t ?")
+    page.keyboard.type("no such words t ?")  # whose letters are keys elsewhere
     wait(page, "location.hash.includes('find=')")
     settle(page)
     assert page.locator(".row").count() == 0 and page.locator("dialog[open]").count() == 0
     press("Escape", "?")
     assert "search prompts and answers" in page.inner_text("dialog[open]")
     press("Escape")
-    assert page.locator("dialog[open]").count() == 0
-
-
-def test_keys_walk_over_the_tokens_and_change_their_colours(browse):
-    page = browse("#/run/0/step/10/prompt/9/sample/5/token/3")
-    page.keyboard.press("ArrowRight")
-    assert address(page).endswith("/token/4")
+    go(page, f"{PROMPT}/sample/5/token/3")
+    assert press("ArrowRight").endswith("/token/4")
     assert page.inner_text("#formula h2").startswith("Eq. 7 for token 5,")
-    assert page.evaluate("document.activeElement.dataset.t") == "4"
     stops = page.evaluate("[...document.querySelectorAll('.token[tabindex=\"0\"]')].map(t => "
                           "[t.dataset.t, t.getAttribute('aria-pressed')])")
     assert stops == [["4", "true"]]  # Tab stops at one token, and arrows lead to the others
     colours = set()
     for _ in range(5):
-        page.keyboard.press("c")
-        settle(page)
+        press("c")
         styles = "[...document.querySelectorAll('.token')].map(t => t.style.cssText).join()"
         colours.add(page.evaluate(styles))
     assert len(colours) == 5 and "colour=" not in address(page)  # back at the first
@@ -513,8 +495,8 @@ def test_keys_walk_over_the_tokens_and_change_their_colours(browse):
 
 def test_a_link_opens_the_view_it_was_copied_from(browse):
     for where in ("#/curves", "#/run/0/step/10?sort=draws&only=mixed&find=boxed",
-                  "#/run/0/all?rule=ada-pos", "#/run/0/step/10/prompt/9?rule=uniform",
-                  "#/run/0/step/10/prompt/9/sample/5/token/10?colour=entropy&eps_low=0.05"):
+                  "#/run/0/all?rule=ada-pos", f"{PROMPT}?rule=uniform",
+                  f"{PROMPT}/sample/5/token/10?colour=entropy&eps_low=0.05"):
         page = browse(where)
         assert address(page) == where
         words, title = page.inner_text("main"), page.title()
@@ -541,8 +523,8 @@ def test_a_link_with_a_slip_in_it_opens_what_is_left_of_it(browse):
 
 
 # ---------------------------------------------- looks: a phone, light and dark, contrast
-LEVELS = ["#/curves", "#/run/0/step/10?rule=ada-pos&only=mixed", "#/run/0/step/10/prompt/9",
-          "#/run/0/step/10/prompt/9/sample/5/token/10", "#/run/0/step/10/prompt/9/sample/3",
+LEVELS = ["#/curves", "#/run/0/step/10?rule=ada-pos&only=mixed", PROMPT,
+          f"{PROMPT}/sample/5/token/10", f"{PROMPT}/sample/3",
           "#/run/1/step/10/prompt/9?beside=no", "#/run/0/step/10/prompt/99"]
 TOO_WIDE = """[...document.querySelectorAll("header, header *, main, main *")].filter(
     e => e.getBoundingClientRect().right > 391 && !e.closest("#visits")).map(e => e.outerHTML)"""
@@ -619,7 +601,7 @@ def test_every_text_has_a_contrast_of_four_and_a_half(browse, system):
     page = browse("", ("four", "one"), color_scheme=system)
     paper = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
     assert (int(re.findall(r"\d+", paper)[0]) > 128) == (system == "light")
-    for where in [*LEVELS, "#/run/0/step/10/prompt/9/sample/5?colour=mask"]:
+    for where in [*LEVELS, f"{PROMPT}/sample/5?colour=mask"]:
         go(page, where)
         found = page.evaluate(CONTRASTS)
         assert len(found) > 5 and [one for one in found if one[0] < 4.5] == [], where
@@ -630,7 +612,7 @@ def test_every_text_has_a_contrast_of_four_and_a_half(browse, system):
 
 # ---------------------------------------------- two runs
 def test_two_runs_stand_side_by_side(browse):
-    page = browse("#/run/0/step/10/prompt/9", ("four", "one"))
+    page = browse(PROMPT, ("four", "one"))
     headings = [page.locator(".beside h2").nth(i).inner_text() for i in (0, 3)]
     assert [words[:6] for words in headings] == ["A: fou", "B: one"]
     draws = [len(recorded_group(10, 9, name)["pool"]) for name in ("four", "one")]
@@ -647,60 +629,35 @@ def test_two_runs_stand_side_by_side(browse):
     assert "four against one" in page.inner_text("h1")
 
 
-def heights(page, run):
-    """Of the bold line of a run in the first panel: the vertical place of each point."""
-    path = page.locator(f".panel >> nth=0 >> path.line.run{run}:not(.raw)").get_attribute("d")
-    return [float(y) for y in re.findall(r" (\d+\.\d+)", path)]
-
-
-def test_two_runs_are_smoothed_over_the_same_steps(browse):
-    def run(name, steps, reward):
-        return run_of(name=name, metrics=[dict(step=s, reward_first_round=reward(s))
-                                          for s in steps])
-
-    def jump(s):
-        return float(s > 120)
-
-    both = [run("all", range(241), jump), run("every other", range(0, 241, 2), jump)]
-    page = browse(data=dict(runs=both))
-    assert heights(page, 0)[::2] == pytest.approx(heights(page, 1), abs=118 * 0.15)
-
-
 @pytest.mark.parametrize("rewards, marks", [
-    ([0.5, 0.75], ["0", "0.25", "0.5", "0.75"]), ([0.0, 0.0], ["0", "0.5", "1"]),
-    ([-1.0, -0.5], ["−1", "−0.5", "0"]), ([-3.0, 5.0], ["−2.5", "0", "2.5", "5"])])
+    ([0.5, 0.75], ["0", "0.25", "0.5", "0.75"]), ([-3.0, 5.0], ["−2.5", "0", "2.5", "5"])])
 def test_the_curve_of_a_reward_of_ones_own_is_in_the_picture(browse, rewards, marks):
     metrics = [dict(step=i, reward_first_round=reward) for i, reward in enumerate(rewards)]
     page = browse(data=dict(runs=[run_of(metrics=metrics)]))
-    assert all(12 <= y <= 130 for y in heights(page, 0))
+    path = page.locator(".panel >> nth=0 >> path.line.run0:not(.raw)").get_attribute("d")
+    assert all(12 <= float(y) <= 130 for y in re.findall(r" (\d+\.\d+)", path))
     texts = page.locator(".panel >> nth=0 >> svg[role=img] text").all_text_contents()
     assert texts[:len(marks)] == marks
 
 
-def test_a_curve_shows_no_number_of_another_step(browse):
+def test_a_curve_shows_no_number_of_another_step_and_a_line_for_each_held_out_set(browse):
     def run(name, steps, reward):
-        of_step = dict(reward_first_round=reward, samples=430)
-        metrics = [dict(step=s, weight_ess=0.75, **of_step) for s in range(1, steps + 1)]
-        evals = [dict(step=s, avg=reward + s / 100) for s in range(0, steps + 1, 6)]
+        metrics = [dict(step=s, reward_first_round=reward) for s in range(1, steps + 1)]
+        evals = [dict(step=s, data=data, avg=reward + s / 100 + more, ci_low=0.1, ci_high=0.9)
+                 for s in range(0, steps + 1, 6) for data, more in (("easy", 0.25), ("hard", 0))]
         return run_of(name=name, metrics=metrics, evals=evals)
 
     page = browse("#/curves", data=dict(runs=[run("short", 6, 0.25), run("long", 12, 0.5)]))
 
     def words(title):
         panel = page.locator(".panel", has=page.locator("h2", has_text=title))
-        return " ".join(panel.locator("p").inner_text().split())
+        return " ".join(" ".join(panel.locator("p").all_inner_texts()).split())
 
     assert words("Reward") == "first round (fair) 0.25 (step 6) 0.5"
-    assert words("Effective sample size") == "0.75 (step 6) 0.75"
-    samples = page.locator(".panel", has_text="Samples drawn")
-    marks = samples.locator("svg[role=img] text").all_text_contents()
-    assert marks == ["0", "200", "400", "step 0", "6", "12"]  # and not 215, rounded
-    for _ in range(2):
-        page.keyboard.press("ArrowLeft")
-    assert words("Reward") == "step 11 first round (fair) 0.5"
-    assert words("Accuracy") == "step 11 avg@k 0.31 (step 6) 0.56 (step 6)"
-    go(page, "#/run/1/step/11")
-    assert "75 %\neffective sample size" in page.inner_text(".facts")
+    chart = page.locator("svg[aria-label='Accuracy on held-out problems']")
+    assert chart.locator("path.line").count() == 4
+    said = words("Accuracy")
+    assert all(avg in said for avg in ("0.31", "0.56", "0.62", "0.87")), said
 
 
 # ---------------------------------------------- what a log may hold, and what may be missing
@@ -708,7 +665,7 @@ def test_one_prompt_is_followed_over_the_steps(browse):
     first = recorded_group(10, 9)
     groups = [first, *(copy_of(first) | dict(step=step) for step in (30, 57))]
     groups[1]["pool"][5]["theta"] = [None] * len(groups[1]["pool"][5]["theta"])  # a broken update
-    page = browse("#/run/0/step/10/prompt/9", data=dict(runs=[run_of(groups)]))
+    page = browse(PROMPT, data=dict(runs=[run_of(groups)]))
     assert page.locator("#visits a").all_inner_texts() == ["step 10", "step 30", "step 57"]
     page.click("#visits a:has-text('step 57')")
     wait(page, "document.querySelector('h1').textContent.endsWith('step 57')")
@@ -733,15 +690,13 @@ def test_a_prompt_on_which_the_grader_failed_is_found(browse):
 def test_a_cut_off_answer_is_shown_as_such(browse, config, answer, judged):
     group = recorded_group(10, 9)
     group["pool"][5] |= dict(finish_reason="length", answer=answer)
-    page = browse("#/run/0/step/10/prompt/9", data=dict(runs=[run_of([group], **config)]))
+    page = browse(PROMPT, data=dict(runs=[run_of([group], **config)]))
     assert [("✂" in line) for line in page.locator(".draw").all_inner_texts()].index(True) == 5
-    page.click(".draw[data-sample='5']")
-    page.wait_for_selector("#cut")
+    go(page, f"{PROMPT}/sample/5")
     words = page.inner_text("#cut")
     assert words.startswith(f"Cut off at max_tokens, 16 tokens: {judged}")
     assert words.endswith("it is trained like any other: none of its tokens is masked.")
-    assert page.inner_text(".facts em") == "✗ wrong"
-    go(page, "#/run/0/step/10/prompt/9/sample/4")
+    go(page, f"{PROMPT}/sample/4")
     assert page.locator("#cut").count() == 0
 
 
@@ -753,7 +708,7 @@ def test_what_was_left_out_is_said_where_it_is_missed(browse):
     page = browse(data=dict(left_out="7 prompts did not fit.", runs=[run_of([group])]))
     assert page.inner_text("#left-out") == "7 prompts did not fit."
     for index, words in ((5, "its tokens are not in this page"), (3, "Its gradient is 0.")):
-        go(page, f"#/run/0/step/10/prompt/9/sample/{index}")
+        go(page, f"{PROMPT}/sample/{index}")
         assert words in page.inner_text("#untrained")
 
 
@@ -783,22 +738,10 @@ def test_of_a_long_list_and_a_long_answer_a_part_is_made_at_once(browse):
     page.click("text=… 701 more")
     assert page.locator(".row").count() == 400
     assert page.evaluate("document.activeElement.dataset.place") == str(10 + 199)
-    go(page, "#/run/0/step/10/prompt/9/sample/5")
+    go(page, f"{PROMPT}/sample/5")
     assert page.locator(".token[data-t]").count() == 5000
     page.click("text=… 1,000 more")
     assert page.locator(".token[data-t]").count() == 6000
-
-
-def test_each_held_out_set_has_its_own_line(browse):
-    sets = dict(easy=[0.5, 0.75], hard=[0.125, 0.25])
-    evals = [dict(step=step, data=name, avg=values[step // 20], ci_low=0.1, ci_high=0.9)
-             for step in (0, 20) for name, values in sets.items()]
-    page = browse("", data=dict(runs=[run_of(metrics=[dict(step=1), dict(step=20)], evals=evals)]))
-    chart = page.locator("svg[aria-label='Accuracy on held-out problems']")
-    assert chart.locator("path.line").count() == 2 and chart.locator("circle").count() == 4
-    words = page.locator(".reading").all_inner_texts()
-    assert [word for word in words if "easy" in word and "0.75" in word]
-    assert [word for word in words if "hard" in word and "0.25" in word]
 
 
 # ---------------------------------------------- the gallery
