@@ -27,7 +27,21 @@ from verifier.answers import exact
 from verifier.spelling import normalize, plain_characters, squeeze
 
 MAX_CHARS = 1000  # longer answers are compared as strings only
-EXAMPLES = [  # of notations and comparisons: to math-verify each new one costs 0.1 s, once
+# Each notation and each kind of comparison that math-verify meets for the first time costs it up to
+# 0.1 s. These are met once, before any question.
+NOTATIONS = r"""
+\begin{array}{cc}1&2\\3&4\end{array} ; \begin{pmatrix}-1 \\ \frac{1}{2}\end{pmatrix}
+\sin(\frac{18\pi}{180}) ; \log_{2}(8) ; \cos(\pi/7)-\cos(2\pi/7) ; x^{1/3} ; x=(2^{10}-1)x+y
+0<x<36, x\neq 9 ; x^{2}+y^{2}=5^{2} ; e^{x^2} ; y = x^2-x+1 ; \max(x, -100) ; \gcd(12,18)
+\log_2(x+1) ; (x,y,z)=(2,2,-1) ; (\frac{1}{2},\frac{3}{4}) ; (\sqrt{2}, -1) ; C(5, 2) ; x_1
+n \cdot (n-1)! ; f(x)=2x+3 ; \ln |x| + C ; \frac{v_0^2}{2g} ; \sin^{-1}\frac{1}{2} ; 17 \mod {5}
+\sum_{k=1}^{42} 1 ; \pi r^{2} ; [0,9) ; x \le -1, x \ge 4 ; \frac{n(n+1)}{2} ; 1+e^{-10} ; 5V_0
+\binom{5}{2} ; \{1,2,\frac{1}{3}\} ; |x-1| ; 2\sqrt[3]{5} ; \sqrt{x+1}
+(-\infty, 2] \cup (3, \infty) ; 2^{n}-1 ; \emptyset ; \mathbb{R} \setminus \{0\} ; 12\%
+\frac{\sqrt{3}}{2} ; 1+\sqrt{2}, 1-\sqrt{2} ; \frac{-1+\sqrt{5}}{2} ; (x-2)(x+3) ; -2x^{2}+3x-1
+3-4i ; 2.5 \times 10^{-3} ; \frac{2}{3}\pi ; 5\text{May} ; 1:2 ; a^{2}b^{3} ; \tan x
+""".replace("\n", " ; ").strip(" ;").split(" ; ")
+EXAMPLES = [
     (r"\frac{3x^{2}+6x}{(x-4)(x+2)}, \frac{2x-8}{(x-4)(x+2)}", [r"\frac{3x}{x-4}, \frac{2}{x+2}"]),
     (r"26n\sqrt{10}+10\sqrt{5}", [r"10\sqrt{5}-26n\sqrt{10}"]),
     (r"\begin{pmatrix} 1/2 & 0 \\ 0 & \frac{1}{3} \end{pmatrix}", ["1/6"]),
@@ -35,7 +49,8 @@ EXAMPLES = [  # of notations and comparisons: to math-verify each new one costs 
     (r"2.887 \times 10^{-6}", ["0.000002887"]),
     ("x^2-7x+12=0", ["(x-3)(x-4)=0"]),
     ("x<5", ["(1,5)"]),
-    (r"(-\infty,-1]\cup[4,\infty)", [r"x\le -1, x\ge 4"])]
+    (r"(-\infty,-1]\cup[4,\infty)", [r"x\le -1, x\ge 4"]),
+    *((one, [other]) for one, other in zip(NOTATIONS, NOTATIONS[1:]))]
 
 
 # ------------------------------------------------------------------------------------ 1. the box
@@ -165,7 +180,8 @@ class Grader(ForkingGrader):
     """Grades (gold, completion) pairs: what `decide` leaves open goes to `judge` in a child."""
 
     def __init__(self, servers: int = SERVERS, **limits: float):
-        super().__init__(f"{os.path.abspath(__file__)}:judge", "", EXAMPLES, servers, **limits)
+        super().__init__(f"{os.path.abspath(__file__)}:judge", "", EXAMPLES, servers,
+                         **dict(questions=1000) | limits)
         # many answers to a problem are the same, and then so are their verdicts
         self.ask_judge = functools.lru_cache(10_000)(super().ask)
 

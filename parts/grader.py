@@ -1,12 +1,16 @@
 """Processes with limits judge what a model wrote: they may hang or die, and the trainer goes on.
 
 A server, `python -m parts.grader FILE.py:FUNCTION`, is a fresh interpreter that loads one function
-and forks a child for each question. What a model wrote is read by children alone, each a copy of
-the server: a verdict cannot depend on what was asked before, and nothing has to be cleaned up.
+and forks children. What a model wrote is read by children alone, each a copy of the server.
 
 rewards.Grader asks math-verify; `OwnReward` asks the function of --reward FILE.py:FUNCTION:
 
     def score(problem: dict, completion: str) -> float
+
+**No verdict depends on what was asked before.** With --reward each question has a child of its own.
+Forks cost more than most questions, so math-verify, of which only caches are left, judges several
+in one child, with the limits of one. What it answers in time, a new child would too: all that its
+caches can spare was computed within that time. Where it fails, a new child is asked.
 
 Each question ends in an answer, or in one of four ways to fail (docs/own_reward.md): timeout,
 killed, raised, no_number. Then there is no reward: it is NaN, and the sampler (`without_verdict`)
@@ -17,13 +21,13 @@ CPU time is limited, not the clock's: a busy machine must give the same verdicts
 import contextlib
 import functools
 import gc
-import importlib.util
 import inspect
 import json
 import math
 import numbers
 import os
 import resource
+import runpy
 import secrets
 import select
 import shutil
@@ -37,6 +41,7 @@ import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 from parts.folder import digest_of, shown
 
@@ -65,6 +70,7 @@ class Limits:
     cpu_seconds: float = 1.5  # honest answers take up to 0.3
     waiting_seconds: float = 15.0  # then it must be computing, or kept from it by others
     memory_gb: float = 1.0  # its data, with what the server has loaded
+    questions: int = 1  # several, where a judge keeps nothing but caches
 
 
 # ------------------------------------------------------------------------------- in the server
@@ -72,13 +78,8 @@ class Limits:
 def load_function(name: str):
     """The function that "path/to/file.py:function" names. Its file may import its neighbours."""
     path, _, function = name.rpartition(":")
-    folder, file = os.path.split(path)
-    sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(file.removesuffix(".py"), path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(spec.name, module)  # the file may have a library's name, as json.py
-    spec.loader.exec_module(module)
-    return getattr(module, function)
+    sys.path.insert(0, os.path.dirname(path))
+    return getattr(SimpleNamespace(**runpy.run_path(path)), function)
 
 
 def take_streams() -> tuple:
@@ -94,20 +95,24 @@ def serve(name: str, digest: str, examples: list, folder: str, limits: dict) -> 
     """The life of a server: until its client closes the requests, or is no more.
 
     Requests and replies are lines of JSON. First comes one reply, why the function cannot be
-    loaded, or "". Then two for each question: the process id of a child, and its answer.
+    loaded, or "". Then one for each question, after the process id of a new child.
     `digest` is the hash of --reward's file, "" for a judge of this project. `examples` are
     questions that load what the judge imports late, and fill its caches once for all children.
     """
     streams = requests, replies = take_streams()
-    limits = Limits(**limits)
+    limits, child = Limits(**limits), None
     try:
         enter_empty(folder)
         judge, refusal = load_judge(name, digest, examples, limits)
         print(json.dumps(refusal), file=replies, flush=True)
         gc.freeze()  # a child's collector does not walk through, and so copy, what was loaded
         for question in requests:
-            enter_empty(folder)
-            answer = ask_child(judge, question, limits, streams)
+            answer = child.answer(question) if child else None
+            if not answer or answer[0] in NO_VERDICT:
+                enter_empty(folder)
+                child = Child(judge, question, limits, streams)
+                answer = child.answer()
+            child = child if child.left else None
             print(json.dumps(answer), file=replies, flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -129,8 +134,7 @@ def limit(kind: int, most: int) -> None:
 
 def load_judge(name: str, digest: str, examples: list, limits: Limits) -> tuple:
     """(`answer_of` it, ""), or (None, why it cannot be loaded). Sets what children inherit."""
-    memory = int(limits.memory_gb * 2 ** 30)
-    limit(resource.RLIMIT_DATA, memory)
+    limit(resource.RLIMIT_DATA, int(limits.memory_gb * 2 ** 30))
     limit(resource.RLIMIT_CORE, 0)
     signal.setitimer(signal.ITIMER_PROF, START_SECONDS)
     signal.alarm(60 * START_SECONDS)  # a file that waits for ever, and nobody to end it
@@ -146,35 +150,50 @@ def load_judge(name: str, digest: str, examples: list, limits: Limits) -> tuple:
     return functools.partial(answer_of, judge, name, limits), ""
 
 
-def ask_child(judge, question: str, limits: Limits, streams: tuple) -> tuple[str, str]:
-    """(status, why) from a child. What it has started ends with it.
+class Child:
+    """A fork of the server that judges `question`, and then others if `limits` allow it.
 
     An answer is one packet: whole, and the only one if a second process of the child answers too.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    pid = os.fork()
-    if not pid:
-        ours.close()
-        answer_and_exit(judge, question, limits, theirs, streams)
-    theirs.close()
-    with ours:
-        ready = wait(limits.waiting_seconds, pid, ours, streams[0])  # or the client has gone
-        answer = ours.recv(2 ** 18) if ours.fileno() in ready else b""
-    for kill in (os.kill, os.killpg):  # it may have left its group
-        with contextlib.suppress(ProcessLookupError):
-            kill(pid, signal.SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if answer:
-        status, why = json.loads(answer)
-        return status, why
-    if not ready:
-        return "timeout", f"past the time limit of {limits.waiting_seconds:g} s"
-    if code == -signal.SIGPROF:
-        return "timeout", f"past the time limit of {limits.cpu_seconds:g} s of computing"
-    return "killed", f"its process {ending(code)}"
+
+    def __init__(self, judge, question: str, limits: Limits, streams: tuple):
+        self.limits, self.left, self.requests = limits, limits.questions, streams[0]
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.pid = os.fork()
+        if not self.pid:
+            self.socket.close()
+            live(judge, question, limits, theirs, streams)
+        theirs.close()
+
+    def answer(self, question: str = "") -> tuple[str, str]:
+        """(status, why) of its first question, or of another. After the last it is ended."""
+        if question:
+            with contextlib.suppress(OSError):  # it has gone
+                self.socket.send(question.encode())
+        ready = wait(self.limits.waiting_seconds, self.pid, self.socket, self.requests)
+        packet = self.socket.recv(2 ** 18) if self.socket.fileno() in ready else b""
+        status, why = json.loads(packet) if packet else ("", "")
+        self.left = 0 if status in ("", *NO_VERDICT) else self.left - 1
+        code = 0 if self.left else self.end()
+        if status:
+            return status, why
+        if not ready:
+            return "timeout", f"past the time limit of {self.limits.waiting_seconds:g} s"
+        if code == -signal.SIGPROF:
+            most = self.limits.cpu_seconds
+            return "timeout", f"past the time limit of {most:g} s of computing"
+        return "killed", f"its process {ending(code)}"
+
+    def end(self) -> int:
+        """With all that it has started. Returns its exit code."""
+        self.socket.close()
+        for kill in (os.kill, os.killpg):  # it may have left its group
+            with contextlib.suppress(ProcessLookupError):
+                kill(self.pid, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def answer_and_exit(judge, question: str, limits: Limits, answers, streams: tuple) -> None:
+def live(judge, question: str, limits: Limits, questions, streams: tuple) -> None:
     """The life of a child. SIGPROF ends it when its CPU time is used up, even inside C code."""
     try:
         os.setpgid(0, 0)
@@ -185,8 +204,9 @@ def answer_and_exit(judge, question: str, limits: Limits, answers, streams: tupl
         last = int(limits.cpu_seconds) + 1  # for a function that stops the timer
         limit(resource.RLIMIT_CPU, last)
         signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)
-        answers.send(json.dumps(judge(question)).encode())
-        os._exit(0)
+        while question:
+            questions.send(json.dumps(judge(question)).encode())
+            question = questions.recv(2 ** 18)
     finally:
         os._exit(1)
 
@@ -204,14 +224,10 @@ def answer_of(judge, name: str, limits: Limits, question: str) -> tuple[str, str
 def explain(error: BaseException, name: str) -> str:
     """The exception, and the last line of the function's file that it went through."""
     path = name.rpartition(":")[0]
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
-             if frame.filename == path]
+    told = traceback.TracebackException.from_exception(error)  # str(error) may raise
+    lines = [frame.lineno for frame in told.stack if frame.filename == path]
     where = f"line {lines[-1]} of " if lines else ""
-    try:
-        said = str(error)[:200]
-    except Exception:  # the user's own kind of exception
-        said = "without words"
-    return f"{type(error).__name__}: {said} ({where}{os.path.basename(path)})"
+    return f"{type(error).__name__}: {str(told)[:200]} ({where}{os.path.basename(path)})"
 
 
 def wait(seconds: float, pid: int, *streams) -> dict:
@@ -277,10 +293,12 @@ class Server:
         try:
             self.process.stdin.write(question + "\n")
             self.process.stdin.flush()
-            self.child = int(self.process.stdout.readline())
-            status, why = json.loads(self.process.stdout.readline())
+            reply = json.loads(self.process.stdout.readline())
+            while isinstance(reply, int):  # of a child that begins
+                self.child = reply
+                reply = json.loads(self.process.stdout.readline())
             self.child = 0
-            return status, why
+            return tuple(reply)
         except (OSError, ValueError):  # nobody reads or writes at the other end
             return "killed", f"the process that it was forked from {ending(self.end())}"
 

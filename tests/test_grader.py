@@ -17,7 +17,6 @@ from parts.grader import SERVERS, ForkingGrader, Limits
 ROOT = Path(__file__).parent.parent
 JUDGE = """
 import os, resource, signal, subprocess, sys, threading, time
-count = 0
 
 def judge(code, value=0):  # which says what happens in the child
     names = dict(globals(), value=value, found="correct", why="")
@@ -135,7 +134,8 @@ def test_a_child_that_computes_is_not_ended_by_the_clock(judge):
 
 
 def test_what_is_not_said_here_is_as_documented():
-    assert Limits() == Limits(cpu_seconds=1.5, waiting_seconds=15, memory_gb=1)
+    assert Limits() == Limits(
+        cpu_seconds=1.5, waiting_seconds=15, memory_gb=1, questions=1)
     assert SERVERS == min(8, len(os.sched_getaffinity(0)))
 
 
@@ -231,9 +231,27 @@ def test_a_missing_verifier_says_so(tmp_path):
 
 
 # ------------------------------------------------------------------------------- order, threads
+COUNT = "sys.seen = getattr(sys, 'seen', 0) + 1; why = sys.seen"
+
+
 def test_nothing_is_remembered_from_one_question_to_the_next(grader):
-    counted = grader.grade([("global count; count += 1; why = count",)] * 3)
-    assert [verdict.why for verdict in counted] == ["1", "1", "1"]
+    assert [verdict.why for verdict in grader.grade([(COUNT,)] * 3)] == ["1", "1", "1"]
+
+
+@pytest.mark.parametrize("failure, status", [
+    ("os._exit(1)", "killed"), ("1/0", "raised"), ("while True: pass", "timeout")])
+def test_a_child_of_several_questions_fails_on_none_that_a_new_one_answers(judge, failure, status):
+    """Its limits are those of one question, so all that it has kept was computed within them."""
+    if_used = f"{COUNT}\nif sys.seen > 1: {failure}" if failure[0] != "w" else (
+        f"{COUNT}\nwhile sys.seen > 1: pass")
+    with ForkingGrader(judge, "", [[X]], 1, cpu_seconds=1, questions=3) as grader:
+        assert [v.why for v in grader.grade([(COUNT,)] * 5)] == ["1", "2", "3", "1", "2"]
+        assert [v.why for v in grader.grade([(if_used,)] * 3)] == ["1", "1", "1"]
+        burn = "while time.process_time() < value: pass"
+        found = grader.grade([(f"value += time.process_time()\n{burn}", 0.4)] * 4)
+        assert {verdict.status for verdict in found} == {"correct"}
+        always, after = grader.grade([(failure,), (COUNT,)])
+        assert (always.status, after.why) == (status, "1")
 
 
 def test_results_come_in_order_from_any_thread(judge):
