@@ -23,7 +23,7 @@ SMOLLM_ON_HUB = f"HuggingFaceTB/{SMOLLM}"
 OWNERS = {  # on the hub, of models by their names
     "qwen": "Qwen", "qwq": "Qwen", "llama": "meta-llama", "meta-llama": "meta-llama",
     "smollm": "HuggingFaceTB"}
-FAMILIES = (  # that can be trained: tests/test_families.py compares each with the engine
+FAMILIES = (  # that can be trained: tests/test_agreement.py compares each with the engine
     "qwen2", "qwen3", "llama", "smollm3", "mistral", "olmo2", "phi", "phi3", "gemma", "gemma2",
     "gemma3_text", "qwen3_moe", "olmoe", "mixtral")
 

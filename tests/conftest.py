@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 def pytest_collection_modifyitems(items):
     """The longest files first, so that two workers end at about the same time."""
-    names = ("real faults training make course routing_replay walkthrough families rewards "
+    names = ("real faults training make course routing_replay walkthrough agreement rewards "
              "explore_page probe eval trl_recipe gpu_card engine own_reward float16 combinations "
              "bench sources cards export gradient_bank").split()
     place = {f"test_{name}.py": i for i, name in enumerate(names)}

@@ -1,6 +1,7 @@
-"""The real vLLM against plain Hugging Face: every log-prob, before and after both kinds of sync.
+"""The engine: whose sample is whose, at which temperature, from which weights and random state.
 
-What only a GPU has is tested with vLLM's own classes on the CPU, each said where it is used.
+That its log-probs are the trainer's: test_agreement.py. What only a GPU has is tested with vLLM's
+own classes on the CPU, each said where it is used.
 """
 import os
 import random
@@ -11,9 +12,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import models_small
 from ada_sampler import SamplerConfig, collect
-from engines import gap, move, policy_for, random_ids, rows_of, serve
+from engines import gap, random_ids, rows_of, serve
 from models import make
+from models_small import move
 from parts import engine as engine_module
 from parts import run as running
 from parts.engine import (Engine, Rollout, WatchedEngine, adapter_options, advice_on,
@@ -39,35 +42,13 @@ def prompts(engine, count=8):
             for p in chains("train", count)]
 
 
-def drawn(engine, ids, n=8) -> list:
-    """Rows of n samples of each prompt."""
-    return rows_of(ids, engine.generate(ids, n=n, max_tokens=12))
-
-
-@pytest.mark.engine
-def test_logprobs_agree_before_and_after_updates(engine, folder):
-    policy, ids = policy_for(folder), prompts(engine)
-    end = engine.tokenizer.eos_token_id
-    for step in range(3):
-        before = {name: p.clone() for name, p in policy.named_parameters()}
-        engine.sync(policy)
-        assert all(torch.equal(before[name], p) for name, p in policy.named_parameters())
-        rollouts = engine.generate(ids, n=8, max_tokens=12)
-        reasons = {r.finish_reason for group in rollouts for r in group}
-        assert reasons == {"stop", "length"}  # with the end token, and cut off
-        for r in (r for group in rollouts for r in group):
-            assert (r.token_ids[-1] == end) == (r.finish_reason == "stop")
-            assert end not in r.token_ids[:-1]
-            assert len(r.token_ids) == len(r.logprobs) <= 12
-        rows = rows_of(ids, rollouts)
-        assert gap(policy, rows).max() < 1e-4
-        move(policy, 0.05, seed=step)
-        assert gap(policy, rows).max() > 1e-2  # so a sync that does nothing would show
+def trainer(folder, moved=0.0):
+    return models_small.policy(folder, moved=moved, rank=8)
 
 
 @pytest.mark.engine
 def test_same_random_state_same_rollouts(engine, folder):
-    engine.sync(policy_for(folder))
+    engine.sync(trainer(folder))
     ids, found = prompts(engine), []
     for phase in (1, 1, 2):
         running.reseed(0, phase, "test")
@@ -86,16 +67,14 @@ def test_another_number_of_threads_changes_nothing_but_rounding(engine):
     assert found[0] == pytest.approx(found[1], abs=1e-4)
 
 
-class PromptEcho:
-    """Grades by the prompt: correct with a probability that differs between prompts, and notes what
-    came home where."""
+class Coins:
+    """Grades by the prompt: right with a probability that differs between prompts."""
 
-    def __init__(self, engine):
-        self.engine, self.rng, self.verdicts = engine, random.Random(0), {}
+    rng, verdicts = random.Random(0), {}
 
     def submit(self, key, problem, rollout):
-        self.verdicts[key] = SimpleNamespace(reward=float(self.rng.random() < problem.p),
-                                             status="wrong")
+        right = self.rng.random() < problem.p
+        self.verdicts[key] = SimpleNamespace(reward=float(right), status="wrong")
 
     def result(self, key):
         return self.verdicts.pop(key)
@@ -105,12 +84,12 @@ class PromptEcho:
 def test_results_stay_with_their_own_prompt_when_few_remain(engine, folder):
     """Most prompts close at once, three never do: whatever comes back for them must have been
     written for them."""
-    policy = policy_for(folder, moved=0.05)
+    policy = trainer(folder, moved=0.05)
     engine.sync(policy)
     problems = [SimpleNamespace(prompt_ids=p, p=0.0 if i in (1, 8, 13) else 0.5)
                 for i, p in enumerate(prompts(engine, 16))]
     rollouts = WatchedEngine(engine, 12)
-    groups = collect(problems, SamplerConfig(n=4, M=8, N=4), rollouts, PromptEcho(engine))
+    groups = collect(problems, SamplerConfig(n=4, M=8, N=4), rollouts, Coins())
     rollouts.bar.close()
     assert [g.problem for g in groups] == problems
     assert [len(groups[i].pool) for i in (1, 8, 13)] == [32, 32, 32]
@@ -119,12 +98,18 @@ def test_results_stay_with_their_own_prompt_when_few_remain(engine, folder):
     assert gap(policy, rows_of([p.prompt_ids for p in problems], pools)).max() < 1e-4
     other = [problems[i - 1].prompt_ids for i in range(16)]
     assert gap(policy, rows_of(other, pools)).max() > 0.1
+    # some end by themselves, with the end token, and some are cut off
+    samples, end = [r for pool in pools for r in pool], engine.tokenizer.eos_token_id
+    assert {r.finish_reason for r in samples} == {"stop", "length"}
+    for r in samples:
+        assert (r.token_ids[-1] == end) == (r.finish_reason == "stop")
+        assert end not in r.token_ids[:-1] and len(r.token_ids) == len(r.logprobs) <= 12
 
 
 # ----------------------------------------------------------------------------------------- requests
 @pytest.mark.engine
 def test_temperatures_are_in_the_log_probs_the_engines_and_those_of_single_requests(folder):
-    policy = policy_for(folder)
+    policy = trainer(folder)
     with serve(folder, temperature=0.7) as engine:
         ids = prompts(engine)
         engine.sync(policy)
@@ -149,7 +134,7 @@ def test_a_batch_that_ran_ahead_is_finished_before_the_weights_change(folder):
     """On a GPU vLLM keeps a queue of two batches. Here the CPU's engine steps through that same
     queue (`step_with_batch_queue` of vLLM's core; only the asynchronous scheduler is missing): a
     batch is left in it when the last response has ended by itself."""
-    policy, left_behind = policy_for(folder), False
+    policy, left_behind = trainer(folder), False
     with serve(folder, max_num_seqs=8) as engine:
         core, ids = engine.llm.llm_engine.engine_core.engine_core, prompts(engine)
         core.batch_queue_size, core.batch_queue = 2, deque(maxlen=2)
@@ -166,7 +151,7 @@ def test_a_batch_that_ran_ahead_is_finished_before_the_weights_change(folder):
             engine.sync(policy)
             assert not engine.busy and not core.batch_queue
         assert left_behind, "or the test tests nothing"
-        rows = drawn(engine, ids, n=2)
+        rows = rows_of(ids, engine.generate(ids, n=2, max_tokens=12))
         assert not core.batch_queue and gap(policy, rows).max() < 1e-4
 
 
@@ -183,7 +168,7 @@ def test_many_long_prompts_with_seeds_of_their_own_are_read_and_answered(engine)
 
 @pytest.mark.engine
 def test_weights_do_not_change_under_a_response(engine, folder, monkeypatch):
-    policy = policy_for(folder)
+    policy = trainer(folder)
     engine.submit("half-way", prompts(engine)[0], 12)
     engine.step()
     with pytest.raises(RuntimeError, match="still being written"):
@@ -264,17 +249,13 @@ def test_vllm_keeps_notes_in_the_home_where_it_can(monkeypatch, writable):
     (True, False, True), (True, True, False), (False, True, True)])
 def test_only_what_records_routes_on_a_cpu_must_see_every_token(
         monkeypatch, on_cpu, routes, cached):
-    class Asked(Exception):
-        pass
-
     def start(model, options, dtype):
-        raise Asked(options["enable_prefix_caching"])
+        raise SystemExit(options["enable_prefix_caching"])
 
-    for name, instead in dict(build_for_cpu=lambda: on_cpu, require_precision=lambda *_: None,
-                              configure_vllm=lambda *_: None, machine_options=lambda *_: {},
-                              start=start).items():
-        monkeypatch.setattr(engine_module, name, instead)
-    with pytest.raises(Asked, match=str(cached)):
+    monkeypatch.setattr(engine_module, "build_for_cpu", lambda: on_cpu)
+    monkeypatch.setattr(engine_module, "require_precision", lambda *_: None)
+    monkeypatch.setattr(engine_module, "start", start)
+    with pytest.raises(SystemExit, match=str(cached)):
         Engine("any", max_model_len=9, routes=routes)
 
 
@@ -333,9 +314,11 @@ def test_nothing_cached_survives_a_sync():
 
 def test_weights_are_handed_over_with_their_biases_in_the_engines_precision(folder):
     """Qwen2's queries, keys and values have a bias. vLLM makes a layer of what it is sent alone."""
-    policy = policy_for(folder, dtype="bfloat16", moved=0.1)
-    base = policy.base_model.model.state_dict()
+    policy = models_small.policy(folder, "bfloat16", moved=0.1)
+    base = {name: p.clone() for name, p in policy.base_model.model.state_dict().items()}
     sent = dict(engine_module.merged_weights(policy))
+    assert all(torch.equal(base[name], p)  # nothing is rounded away by merging and taking back
+               for name, p in policy.base_model.model.state_dict().items())
     assert {part for name in sent if name.endswith("bias")
             for part in name.split(".") if part.endswith("_proj")} == {"q_proj", "k_proj", "v_proj"}
     assert {value.dtype for value in sent.values()} == {torch.bfloat16}

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from models_small import policy
 from parts.logprobs import (ChunkedLogprobs, Head, Row, float32_product, gvm_norms,
                             head_gradient_norm, micro_batches, shared_tokens, token_logprobs,
                             tokens_at_once)
-from test_policy import small_policy
 
 HEADS = dict(plain={}, bias=dict(bias=True), cap=dict(cap=2.0), both=dict(bias=True, cap=1.5))
 
@@ -121,14 +121,6 @@ def test_no_tensor_of_tokens_times_vocabulary_is_ever_made(kind, dtype):
     assert seen.largest == 512 * 5000
 
 
-def test_the_norms_make_no_tensor_of_tokens_times_vocabulary(tmp_path):
-    policy = small_policy(tmp_path)
-    row = Row(torch.randint(300, (200,)).tolist(), 1, [], 0.0)
-    with LargestTensor() as seen:
-        head_gradient_norm(policy, row, 1.0, chunk=8)
-    assert seen.largest < 199 * 384  # the widest that the model itself makes is narrower
-
-
 # ------------------------------------------------------------------------------ rows of a policy
 def full_logprobs(policy, row, temperature):
     """Of the row's response alone, from the model's own logits."""
@@ -141,74 +133,65 @@ def rows_of(*lengths_and_prompts):
             for length, prompt in lengths_and_prompts]
 
 
-def test_token_logprobs_equal_full_logits_row_by_row(tmp_path):
+@pytest.mark.parametrize("chunk_bytes", [1, 4 * 384 * 5])  # a token at a time, and five
+def test_token_logprobs_equal_full_logits_row_by_row(chunk_bytes):
     """Ragged rows in one padded batch: each token's log-prob is that of its row alone."""
-    policy, rows = small_policy(tmp_path), rows_of((9, 4), (30, 1), (12, 11))
-    together, _ = token_logprobs(policy, rows, temperature=0.8, chunk_bytes=4 * 384 * 5)
-    alone = [full_logprobs(policy, row, 0.8) for row in rows]
+    trained, rows = policy(), rows_of((9, 4), (30, 1), (12, 11))
+    together, _ = token_logprobs(trained, rows, 0.8, chunk_bytes)
+    alone = [full_logprobs(trained, row, 0.8) for row in rows]
     assert len(together) == sum(row.length for row in rows) == 5 + 29 + 1
     torch.testing.assert_close(together, torch.cat(alone), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("prompts, shared", [((24, 30, 26), 20), ((21, 21, 21), 20), ((20, 20), 19),
                                              ((9, 9), 0)])
-def test_what_all_rows_begin_with_is_computed_once_and_nothing_changes(tmp_path, prompts, shared):
-    policy = small_policy(tmp_path)
-    for name, p in policy.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(p, std=0.1)
+def test_what_all_rows_begin_with_is_computed_once_and_nothing_changes(prompts, shared):
+    trained = policy(moved=0.1)
+    adapter = [p for p in trained.parameters() if p.requires_grad]
     start = list(range(20)) if shared else []
     rows = [Row(start + row.ids[len(start):], row.prompt_length, [], 0.0)
             for row in rows_of(*((prompt + 9 + i, prompt) for i, prompt in enumerate(prompts)))]
-    assert shared_tokens(policy, rows) == shared and shared_tokens(policy, rows[:1]) == 0
-    together, _ = token_logprobs(policy, rows, 0.8)
-    grads = torch.autograd.grad(together.sum(), adapter(policy))
-    alone = torch.cat([full_logprobs(policy, row, 0.8) for row in rows])
+    assert shared_tokens(trained, rows) == shared and shared_tokens(trained, rows[:1]) == 0
+    together, _ = token_logprobs(trained, rows, 0.8)
+    grads = torch.autograd.grad(together.sum(), adapter)
+    alone = torch.cat([full_logprobs(trained, row, 0.8) for row in rows])
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(grads, torch.autograd.grad(alone.sum(), adapter(policy)),
-                               atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(grads, torch.autograd.grad(alone.sum(), adapter), atol=1e-4,
+                               rtol=1e-4)
     # a pass over so many tokens has room for more rows
-    most, longest = tokens_at_once(policy, rows, 100), max(len(row.ids) for row in rows)
+    most, longest = tokens_at_once(trained, rows, 100), max(len(row.ids) for row in rows)
     assert (most > 100) == bool(shared)
     assert shared + most / longest * (longest - shared + shared / 8) <= 100  # no more memory
-    policy.gradient_checkpointing_enable()
-    assert shared_tokens(policy, rows) == 0
-
-
-def adapter(policy) -> list:
-    return [p for p in policy.parameters() if p.requires_grad]
-
-
-def test_a_vocabulary_larger_than_a_chunk_goes_a_token_at_a_time(tmp_path):
-    policy, rows = small_policy(tmp_path), rows_of((9, 4), (12, 11))
-    with torch.no_grad():
-        whole, one = token_logprobs(policy, rows), token_logprobs(policy, rows, chunk_bytes=1)
-    torch.testing.assert_close(one, whole, atol=1e-5, rtol=1e-5)
+    trained.gradient_checkpointing_enable()
+    assert shared_tokens(trained, rows) == 0
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
-def test_head_gradient_norms_equal_autograd(tmp_path, temperature):
-    """GVM's G without a backward pass, against the real gradient of the head (untied here)."""
-    policy = small_policy(tmp_path)
-    model = policy.get_base_model()
-    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+def test_head_gradient_norms_equal_autograd(temperature):
+    """GVM's G without a backward pass, against the real gradient of the head."""
+    trained = policy(tie_word_embeddings=False)
+    head = trained.get_base_model().lm_head.weight.requires_grad_()
     for row in rows_of((12, 3), (30, 29), (18, 1)):
-        norm = head_gradient_norm(policy, row, temperature, chunk=10)
-        log_pi = full_logprobs(policy, row, temperature).sum()
-        wanted = torch.autograd.grad(log_pi, model.lm_head.weight)[0].norm().item()
+        norm = head_gradient_norm(trained, row, temperature, chunk=10)
+        log_pi = full_logprobs(trained, row, temperature).sum()
+        wanted = torch.autograd.grad(log_pi, head)[0].norm().item()
         torch.testing.assert_close(norm, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_gvm_asks_for_the_gradient_of_right_pilots_at_the_temperature_of_sampling(tmp_path):
-    policy = small_policy(tmp_path)
+def test_gvm_asks_for_the_gradient_of_right_pilots_at_the_temperature_of_sampling():
+    trained = policy()
     groups = [
         SimpleNamespace(problem=SimpleNamespace(prompt_ids=[1, 3]), pool=[
             SimpleNamespace(correct=correct, rollout=SimpleNamespace(token_ids=ids))
             for correct, ids in pool])
         for pool in ([(True, [5, 6]), (False, [7]), (True, [9])], [(False, [8, 2])])]
     right = [Row([1, 3, *ids], 2, [], 1.0) for ids in ([5, 6], [9])]
-    expected = sum(head_gradient_norm(policy, row, 0.5) for row in right) / 2
-    assert gvm_norms(policy, groups, 0.5) == [pytest.approx(expected), 0.0]
+    expected = sum(head_gradient_norm(trained, row, 0.5) for row in right) / 2
+    assert gvm_norms(trained, groups, 0.5) == [pytest.approx(expected), 0.0]
+    long = Row(torch.randint(300, (200,)).tolist(), 1, [], 0.0)
+    with LargestTensor() as seen:
+        head_gradient_norm(trained, long, 1.0, chunk=8)
+    assert seen.largest < 199 * 384  # never tokens x vocabulary
 
 
 def test_micro_batches_keep_to_their_tokens_where_short_prompts_have_long_responses():

@@ -11,12 +11,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from huggingface_hub import errors
+from safetensors.torch import load_file, save_file
 
 from conftest import ROOT
 from models import smollm
+from models_small import model_folder, policy
 from parts import models
 from parts.config import SMALL, Config, parse
-from parts.models import check_family, load_model, own_class
+from parts.logprobs import Row, token_logprobs
+from parts.models import check_family, load_model
 from parts.run import find_model
 
 TINY = ROOT / "models" / "tiny"
@@ -92,28 +95,6 @@ def test_a_small_model_needs_no_flags_and_flags_go_first(tmp_path):
 
 
 # ----------------------------------------------------------------------------------------- folders
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_a_damaged_built_in_model_is_named_with_the_way_to_restore_it(tmp_path, monkeypatch, name):
-    copy = shutil.copytree(TINY, tmp_path / "tiny")
-    monkeypatch.setattr(models, "MODELS", tmp_path)
-    assert load("tiny") == str(copy)
-    (copy / name).write_bytes((copy / name).read_bytes()[:500])
-    with pytest.raises(SystemExit, match=f"{copy}.*Mend or replace the folder"):
-        load("tiny")
-
-
-@pytest.mark.parametrize("settings, words", [
-    (dict(rope_scaling=dict(rope_type="yarn")), "rope_type'='yarn': {'factor'}"),
-    (dict(hidden_size="many"), "'hidden_size' expected int, got str"),
-    (dict(model_type="nothing"), "does not recognize"),
-])
-def test_a_config_that_transformers_refuses_is_named_with_its_cause(folder, settings, words):
-    change(folder, **settings)
-    sentence = refusal(folder)
-    assert re.search(words, sentence), sentence
-    assert "Mend or replace the folder, or choose" in sentence and "hub" not in sentence
-
-
 def cut(folder):
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[:len(whole) // 2])
@@ -130,22 +111,23 @@ def pickled(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
-def without_words(folder):
-    (folder / "tokenizer.json").unlink()
-
-
 @pytest.mark.parametrize("harm, words", [
     (cut, "weights of .*incomplete metadata"), (in_two, "weights of .*no model-00002-of-00002"),
     (pickled, "weights of .*no model.safetensors, and files of other kinds are not read"),
-    (without_words, "tokenizer .*knows no words"),
+    (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer .*knows no words"),
     (lambda folder: (folder / "config.json").unlink(), "model .*Unrecognized"),
     (lambda folder: (folder / "config.json").write_text("[]"), "Cannot load the model"),
     (lambda folder: (folder / "config.json").write_text("{"), "Cannot load the model"),
-])
-def test_files_that_are_broken_or_missing_are_named(folder, harm, words):
+    *((lambda folder, one=one: change(folder, **one), words) for one, words in (
+        (dict(rope_scaling=dict(rope_type="yarn")), "rope_type'='yarn': {'factor'}"),
+        (dict(hidden_size="many"), "'hidden_size' expected int, got str"),
+        (dict(model_type="nothing"), "does not recognize")))])
+def test_what_is_broken_or_missing_is_named(folder, harm, words):
     assert load(str(folder)) == str(folder)  # it was sound
     harm(folder)
-    assert re.search(words, refusal(folder))
+    sentence = refusal(folder)
+    assert re.search(words, sentence), sentence
+    assert "Mend or replace the folder" in sentence and "hub" not in sentence
 
 
 @pytest.mark.parametrize("change_of", [
@@ -174,8 +156,6 @@ def test_a_model_that_the_hub_has_as_pickles_only_is_refused(tmp_path, monkeypat
 @pytest.mark.parametrize("place", ["folder", "hub"])
 def test_other_weights_are_known_by_their_sizes_and_ends(tmp_path, monkeypatch, place):
     """An adapter means nothing on others: a folder may be trained again, a name on the hub move."""
-    from safetensors.torch import save_file
-
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(tmp_path))
     index = dict(weight_map={name: f"model-{name}.safetensors" for name in "ab"})
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -222,41 +202,39 @@ def test_code_of_a_model_is_never_run(tmp_path, capsys):
 
 
 # ------------------------------------------------------------------------------ what is trained
-def build(family: str, folder, **changes) -> None:
-    from transformers import AutoConfig
-
-    config = AutoConfig.for_model(family, **dict(
-        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=1, bos_token_id=None, eos_token_id=1) | changes)
-    own_class(config)(config).save_pretrained(folder)
-
-
 @pytest.mark.parametrize("family, noise", [
     ("phi", dict(resid_pdrop=0.5, embd_pdrop=0.5, attention_dropout=0.5)),
     ("mixtral", dict(router_jitter_noise=0.5))])
-def test_no_family_keeps_its_noise(tmp_path, family, noise):
-    build(family, tmp_path, **noise)
-    model, ids = load_model(str(tmp_path), "float32").train(), torch.arange(30)[None]
+def test_no_family_keeps_its_noise(family, noise):
+    model = load_model(model_folder(family, **noise), "float32").train()
+    ids = torch.arange(30)[None]
     assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
 
 
 @pytest.mark.parametrize("family, attention", [("gemma2", "eager"), ("phi", "sdpa")])
-def test_attention_scores_are_capped_where_the_family_caps_them(tmp_path, family, attention):
+def test_attention_scores_are_capped_where_the_family_caps_them(family, attention):
     """torch's fused attention (sdpa) would leave Gemma 2's cap out."""
-    build(family, tmp_path)
-    assert load_model(str(tmp_path), "float32").config._attn_implementation == attention
+    model = load_model(model_folder(family), "float32")
+    assert model.config._attn_implementation == attention
 
 
-def test_a_model_with_a_weight_missing_is_refused_not_filled_at_random(tmp_path):
-    from safetensors.torch import load_file, save_file
+def test_what_was_done_to_hugging_faces_class_does_not_reach_the_trainer(monkeypatch):
+    """vLLM changes the class of a family that it serves with Hugging Face's code."""
+    from transformers import Olmo2Model
 
-    shutil.copytree(TINY, tmp_path, dirs_exist_ok=True)
-    file = tmp_path / "model.safetensors"
+    folder = model_folder("olmo2")
+    for name in ("__init__", "__call__"):
+        monkeypatch.setattr(Olmo2Model, name, lambda *_, **__: pytest.fail("vLLM's, not ours"))
+    token_logprobs(policy(folder), [Row([1, 2, 3, 4], 2, [], 0.0)])
+
+
+def test_a_model_with_a_weight_missing_is_refused_not_filled_at_random(folder):
+    file = folder / "model.safetensors"
     weights = load_file(file)
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises(SystemExit, match="has no weights for model.layers.1.mlp.up_proj.weight: "):
-        load_model(str(tmp_path), "float32")
+        load_model(str(folder), "float32")
 
 
 # ---------------------------------------------------------------- a real one, without a hub too
@@ -264,6 +242,7 @@ def test_a_model_with_a_weight_missing_is_refused_not_filled_at_random(tmp_path)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(models, "CACHE", tmp_path / "cache")
     monkeypatch.setattr(models, "ask_hub", lambda *_: None)
+
     def nowhere(*_):
         raise errors.LocalEntryNotFoundError("no hub, and nothing in the cache")
 
@@ -295,12 +274,7 @@ def test_the_folder_is_made_once_and_wholly(cache, monkeypatch):
     folder = cache / models.SMOLLM
     assert [models.fetch_smollm(), models.fetch_smollm()] == [str(folder)] * 2 and len(made) == 1
     assert [path.name for path in cache.iterdir()] == [models.SMOLLM]  # nothing half-loaded stays
-    (folder / "model.safetensors").write_text("half")
-    with pytest.raises(SystemExit, match="Mend or replace the folder"):
-        load(models.SMOLLM)
-
-
-def test_a_recipe_that_failed_has_said_why(cache, monkeypatch):
+    shutil.rmtree(cache)  # a recipe that fails has said why
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=3))
     with pytest.raises(SystemExit, match="^3$"):
         models.fetch_smollm()

@@ -1,4 +1,6 @@
-"""The trainer's model: what is adapted, in which precision, and that nothing in it is noise."""
+"""The trainer's model: what is adapted, in which precision, and that nothing in it is noise; and an
+adapter that a stranger has trained.
+"""
 import json
 import math
 import shutil
@@ -8,44 +10,27 @@ import torch
 from torch.nn import functional
 from transformers import AutoConfig
 
-from models import make
+from models_small import policy, second, trained_weights
 from parts import policy as policy_module
 from parts.folder import find_adapter
 from parts.logprobs import Row, token_logprobs
 from parts.models import empty_model
-from parts.policy import adapted_layers, load_policy
+from parts.policy import adapted_layers
 
-
-def small_policy(folder, config=(), **changes):
-    """A random tiny model with an adapter that does something; `config`: changes to its config."""
-    torch.manual_seed(0)
-    model = make.build_model(make.build_tokenizer())
-    for name, value in dict(config).items():
-        setattr(model.config, name, value)
-    model.save_pretrained(folder)
-    settings = dict(dtype="float32", rank=4, alpha=8, seed=0, device="cpu") | changes
-    policy = load_policy(str(folder), **settings)
-    for name, p in policy.named_parameters():
-        if "lora_B" in name:
-            p.data.normal_(0, 0.05)
-    return policy
-
-
-def trainable(policy):
-    return {name: p for name, p in policy.named_parameters() if p.requires_grad}
+ROWS = [Row(list(range(start, start + 20)), 5, [], 0.0) for start in (10, 50, 90)]
 
 
 @pytest.mark.parametrize("dtype, card, shares", [
     ("bfloat16", (9, 0), True), ("float16", (7, 5), False), ("float32", (9, 0), False)])
 def test_keys_are_repeated_where_no_fast_attention_of_a_card_shares_them(
-        dtype, card, shares, tmp_path, monkeypatch):
+        dtype, card, shares, monkeypatch):
     """A stand-in for the card. The log-probs are the same; torch is asked to share, or not."""
     from transformers.integrations import sdpa_attention
 
     monkeypatch.setattr(sdpa_attention, "use_gqa_in_sdpa", sdpa_attention.use_gqa_in_sdpa)
     monkeypatch.setattr(policy_module, "capability", lambda: card)
-    policy, asked, attention = small_policy(tmp_path), [], functional.scaled_dot_product_attention
-    before = token_logprobs(policy, ROWS[:1])[0]
+    trained, asked, attention = policy(), [], functional.scaled_dot_product_attention
+    before = token_logprobs(trained, ROWS[:1])[0]
 
     def recorded(*tensors, **how):
         asked.append(how.get("enable_gqa", False))
@@ -53,69 +38,62 @@ def test_keys_are_repeated_where_no_fast_attention_of_a_card_shares_them(
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", recorded)
     policy_module.spare_attention(dtype, "cuda")
-    torch.testing.assert_close(token_logprobs(policy, ROWS[:1])[0], before)
+    torch.testing.assert_close(token_logprobs(trained, ROWS[:1])[0], before)
     assert asked and {*asked} == {shares}
 
 
-ROWS = [Row(list(range(start, start + 20)), 5, [], 0.0) for start in (10, 50, 90)]
+def gradients(trained) -> dict:
+    token_logprobs(trained, ROWS)[0].sum().backward()
+    return {name: p.grad for name, p in trained.named_parameters() if p.requires_grad}
 
 
-def adapted(policy) -> set[str]:
-    """Names of the kinds of layers that have an adapter."""
-    return {name.split(".lora_A")[0].split(".")[-1] for name in trainable(policy)
-            if ".lora_A" in name}
+def test_gradient_checkpointing_computes_layers_again_and_changes_no_gradient():
+    found, calls = [], []
+    for checkpointing in (False, True):
+        trained = policy(checkpointing=checkpointing)
+        calls.append(0)
+
+        def count(*_):
+            calls[-1] += 1
+
+        trained.get_base_model().model.layers[0].mlp.register_forward_pre_hook(count)
+        found.append(gradients(trained))
+    assert calls == [1, 2]  # again in the backward pass, instead of being kept
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    assert any(gradient.abs().max() > 0 for gradient in found[0].values())
 
 
-def layer_calls(policy):
-    """How often a decoder layer's forward runs in a forward and backward pass, and gradients."""
-    calls, layer = [], policy.get_base_model().model.layers[0].mlp
-    layer.register_forward_pre_hook(lambda *_: calls.append(1))
-    token_logprobs(policy, ROWS)[0].sum().backward()
-    return len(calls), {name: p.grad for name, p in trainable(policy).items()}
-
-
-def test_gradient_checkpointing_computes_layers_again_and_changes_no_gradient(tmp_path):
-    once, wanted = layer_calls(small_policy(tmp_path))
-    twice, found = layer_calls(small_policy(tmp_path, checkpointing=True))
-    assert (once, twice) == (1, 2)  # again in the backward pass, instead of being kept
-    assert wanted.keys() == found.keys()
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-    assert any(grad.abs().max() > 0 for grad in wanted.values())
-
-
-def test_bfloat16_base_keeps_float32_adapter_and_float32_logprobs(tmp_path):
-    policy = small_policy(tmp_path, dtype="bfloat16", checkpointing=True)
-    assert {p.dtype for p in trainable(policy).values()} == {torch.float32}
-    frozen = {p.dtype for p in policy.parameters() if not p.requires_grad}
+def test_bfloat16_base_keeps_float32_adapter_and_float32_logprobs():
+    trained = policy(dtype="bfloat16", checkpointing=True)
+    assert {p.dtype for p in trained_weights(trained).values()} == {torch.float32}
+    frozen = {p.dtype for p in trained.parameters() if not p.requires_grad}
     assert frozen == {torch.bfloat16}
-    logprob, entropy = token_logprobs(policy, ROWS)
+    logprob, entropy = token_logprobs(trained, ROWS)
     logprob.sum().backward()
     assert logprob.dtype == entropy.dtype == torch.float32
-    assert all(p.grad is not None for p in trainable(policy).values())
+    assert all(p.grad is not None for p in trained.parameters() if p.requires_grad)
     # float32 all the way from the logits: few of these would have 16 zero bits at the end
     assert (logprob != logprob.bfloat16().float()).float().mean() > 0.9
 
 
-def test_in_bfloat16_an_adapted_layer_sums_as_peft_does_and_rounds_once(tmp_path):
+def test_in_bfloat16_an_adapted_layer_sums_as_peft_does_and_rounds_once():
     """PEFT computes in float32; ours differs from it by less than bfloat16's own steps."""
-    policy = small_policy(tmp_path, dtype="bfloat16")
-    layer = policy.get_base_model().model.layers[0].mlp.gate_proj
+    trained = policy(dtype="bfloat16")
+    layer = trained.get_base_model().model.layers[0].mlp.gate_proj
     x = torch.randn(2, 30, layer.in_features).bfloat16()
     ours, theirs = layer(x), type(layer).forward(layer, x)
     assert ours.dtype == torch.bfloat16 and ours.shape == theirs.shape
     assert (ours - theirs).abs().max() <= 2**-6 * theirs.abs().max()
     assert not torch.equal(ours, layer.base_layer(x))
-    with policy.disable_adapter():
+    with trained.disable_adapter():
         assert torch.equal(layer(x), layer.base_layer(x))
-    float32 = small_policy(tmp_path).get_base_model().model.layers[0].mlp.gate_proj
+    float32 = policy().get_base_model().model.layers[0].mlp.gate_proj
     assert "forward" in vars(layer) and "forward" not in vars(float32)  # there PEFT's own
 
 
-def test_the_gradient_in_bfloat16_is_as_good_as_with_pefts_float32(tmp_path, monkeypatch):
+def test_the_gradient_in_bfloat16_is_as_good_as_with_pefts_float32(monkeypatch):
     def gradient(**how):
-        policy = small_policy(tmp_path, **how)
-        token_logprobs(policy, ROWS)[0].sum().backward()
-        return torch.cat([p.grad.flatten() for p in trainable(policy).values()])
+        return torch.cat([gradient.flatten() for gradient in gradients(policy(**how)).values()])
 
     wanted, ours = gradient(), gradient(dtype="bfloat16")
     monkeypatch.setattr(policy_module, "adapt_in_bfloat16", lambda policy: None)
@@ -125,16 +103,12 @@ def test_the_gradient_in_bfloat16_is_as_good_as_with_pefts_float32(tmp_path, mon
     assert ours.dtype == torch.float32 and not torch.equal(ours, theirs)
 
 
-def test_every_linear_layer_but_the_head_is_adapted(tmp_path):
-    assert adapted(small_policy(tmp_path)) == {
-        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-
-
 @pytest.mark.parametrize("family, layers", [
+    ("qwen2", "down_proj gate_proj k_proj o_proj q_proj up_proj v_proj"),
     ("phi3", "down_proj gate_up_proj o_proj qkv_proj"),
     ("phi", "dense fc1 fc2 k_proj q_proj v_proj"),
     ("olmoe", "q_proj k_proj v_proj o_proj"), ("qwen3_moe", "q_proj k_proj v_proj o_proj")])
-def test_other_families_have_other_names_and_of_a_mixture_only_the_attention_is_adapted(
+def test_every_linear_layer_but_the_head_is_adapted_and_of_a_mixture_only_the_attention(
         family, layers):
     """Not even its dense layers: engines take such an adapter badly or not at all."""
     dense = dict(mlp_only_layers=[0]) if family == "qwen3_moe" else {}
@@ -144,32 +118,30 @@ def test_other_families_have_other_names_and_of_a_mixture_only_the_attention_is_
     assert adapted_layers(empty_model(config)) == layers.split()
 
 
-def test_the_adapter_is_scaled_by_alpha_over_rank_and_begins_as_nothing(tmp_path):
-    policy = small_policy(tmp_path, rank=4, alpha=12)
-    layer = policy.get_base_model().model.layers[0].mlp.down_proj
+def test_the_adapter_is_scaled_by_alpha_over_rank_and_begins_as_nothing():
+    layer = policy(rank=4, alpha=12).get_base_model().model.layers[0].mlp.down_proj
     A, B = layer.lora_A["default"].weight, layer.lora_B["default"].weight
     assert A.shape[0] == B.shape[1] == 4
     x = torch.randn(3, A.shape[1])
     torch.testing.assert_close(layer(x) - layer.base_layer(x), 12 / 4 * x @ A.T @ B.T, atol=1e-5,
                                rtol=1e-4)
-    fresh = load_policy(str(tmp_path), dtype="float32", rank=4, alpha=12, seed=0, device="cpu")
-    B_of_all = [p for name, p in trainable(fresh).items() if "lora_B" in name]
-    assert B_of_all and not any(B.any() for B in B_of_all)
+    assert not any(B.any() for B in second(policy(moved=0)).values())
 
 
-def test_the_seed_decides_the_adapter(tmp_path):
-    a, b, other = (trainable(small_policy(tmp_path, seed=seed)) for seed in (1, 1, 2))
+def test_the_seed_decides_the_adapter():
+    a, b, other = (trained_weights(policy(seed=seed)) for seed in (1, 1, 2))
     assert all(torch.equal(a[name], b[name]) for name in a if "lora_A" in name)
     assert not any(torch.equal(a[name], other[name]) for name in a if "lora_A" in name)
 
 
-def test_nothing_in_the_model_is_random_although_its_config_asks_for_dropout(tmp_path):
-    policy = small_policy(tmp_path, config=dict(attention_dropout=0.5))
+def test_nothing_in_the_model_is_random_although_its_config_asks_for_dropout():
+    trained = policy(attention_dropout=0.5)
     with torch.no_grad():
-        first, again = (token_logprobs(policy, ROWS)[0] for _ in range(2))
-    assert policy.training and torch.equal(first, again)
+        first, again = (token_logprobs(trained, ROWS)[0] for _ in range(2))
+    assert trained.training and torch.equal(first, again)
 
 
+# ------------------------------------------------------------------------- a stranger's adapter
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory):
     """As much of an adapter as is looked at before its weights are."""
@@ -182,19 +154,18 @@ def adapter(tmp_path_factory):
     return folder
 
 
-def with_config(adapter, folder, change) -> str:
-    """A copy of the adapter with another config (or the config as a text)."""
+def read_with(adapter, folder, change) -> dict:
+    """`read_config` of a copy of the adapter with another config (or the config as a text)."""
     shutil.copytree(adapter, folder)
     file = folder / "adapter_config.json"
     file.write_text(change if isinstance(change, str)
                     else json.dumps(json.loads(file.read_text()) | change))
-    return str(folder)
+    return policy_module.read_config(str(folder))
 
 
-def test_targets_by_name_and_all_linear_are_taken(adapter, tmp_path):
-    for i, targets in enumerate((["q_proj", "v_proj"], "all-linear")):
-        folder = with_config(adapter, tmp_path / str(i), dict(target_modules=targets))
-        assert policy_module.read_config(folder)["r"] == 12
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], "all-linear"])
+def test_targets_by_name_and_all_linear_are_taken(adapter, tmp_path, targets):
+    assert read_with(adapter, tmp_path / "a", dict(target_modules=targets))["r"] == 12
 
 
 def test_the_adapter_of_a_run_is_its_last_finished_checkpoint(adapter, tmp_path):
@@ -220,5 +191,5 @@ PATTERN = "(a|aa)+" * 20 + "$"  # takes years on a long name
 ])
 def test_a_hostile_adapter_is_refused_before_it_is_loaded(adapter, tmp_path, change, words):
     with pytest.raises(SystemExit, match=words) as stop:
-        policy_module.read_config(with_config(adapter, tmp_path / "a", change))
+        read_with(adapter, tmp_path / "a", change)
     assert str(stop.value).isprintable()

@@ -7,14 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engines import move, policy_for, random_ids, second, serve
-from models import make
-from parts import engine as engine_module
+import models_small
+from engines import random_ids
+from models_small import move, second
 from parts import probe as probe_module
 from parts.logprobs import Row, token_logprobs
-from parts.models import tiny_folder
 from parts.probe import Limits, Probe, limits, slope
-from parts.problems import chains
 
 EXACT = limits("float32", "float32", "auto", mixture=False)
 HALF = limits("bfloat16", "bfloat16", "auto", mixture=False)
@@ -37,15 +35,9 @@ def broken(policy, how: str, before: dict):
     return other
 
 
-def small_policy(tmp_path):
-    torch.manual_seed(0)
-    model = make.build_model(make.build_tokenizer())
-    with torch.no_grad():
-        for key, p in model.named_parameters():
-            if "norm" not in key:
-                p.mul_(3)  # log-probs as far apart as a trained model's
-    model.save_pretrained(tmp_path)
-    return policy_for(tmp_path)
+def small_policy():
+    """Of three layers, as a run begins."""
+    return models_small.policy(moved=0, rank=8, num_hidden_layers=3)
 
 
 def values(policy) -> dict:
@@ -141,62 +133,50 @@ def test_a_tokens_residual_is_from_a_fit_without_it():
 
 # ---------------------------------------------------------------------------------------- no engine
 @pytest.mark.slow
-@pytest.mark.parametrize("how, noise, bounds", [
-    *((how, 0.01, HALF) for how in ("", *BREAKS[:5])),
-    *((how, 1e-6, EXACT) for how in ("", "layer 2", "half of the change"))])
-def test_the_rehearsal_sees_what_never_arrives(how, noise, bounds, tmp_path):
-    policy = small_policy(tmp_path)
-    engine, kept = NoisyEngine(policy, noise, how), values(policy)
-    if how:
-        with pytest.raises(SystemExit, match="weights reach it in part only"):
-            Probe(engine, policy, some_problems(), limits=bounds, max_tokens=12)
-    else:
-        probe = Probe(engine, policy, some_problems(), limits=bounds, max_tokens=12)
-        assert 0.3 < probe.rehearsed["moved"] < 2 and abs(probe.rehearsed["slope"] - 1) < 0.05
-        probe.check()
-    assert all(torch.equal(p, kept[name]) for name, p in second(policy).items())  # as it was
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["layer 0", "layer 1", "layer 2"])
-def test_the_rehearsal_names_the_layer_also_in_noise_that_hides_it_from_the_rest(how, tmp_path):
-    """As with a cache in 8 bits: the rest's limit is above everything then."""
-    policy = small_policy(tmp_path)
-    engine = NoisyEngine(policy, noise=0.05)
-    loose = Limits("mean", 1.0, 0.9)
-    sound = Probe(engine, policy, some_problems(), limits=loose, max_tokens=12).rehearsed
-    assert not sound["lost"]
-    for b, error in sound["layers"].values():
-        assert abs(b - 1) < 4 * error and error < 0.3
+@pytest.mark.parametrize("how, noise, bounds, words", [
+    *((how, 0.01, HALF, "weights reach it in part only") for how in BREAKS[:5]),
+    *((how, 1e-6, EXACT, "in part only") for how in ("layer 2", "half of the change")),
+    # as with a cache in 8 bits: noise hides it from the rest, whose limit is above everything then
+    *((f"layer {i}", 0.05, Limits("mean", 1.0, 0.9), rf"in doubt: \[.*{i}.*\]") for i in range(3))])
+def test_the_rehearsal_sees_what_never_arrives(how, noise, bounds, words):
+    policy = small_policy()
+    engine, kept = NoisyEngine(policy, noise), values(policy)
+    probe = Probe(engine, policy, some_problems(), limits=bounds, max_tokens=12)
+    found = probe.rehearsed
+    assert 0.3 < found["moved"] < 2 and abs(found["slope"] - 1) < 0.05 and not found["lost"]
+    assert all(abs(b - 1) < 4 * error + 0.01 and error < 0.3
+               for b, error in found["layers"].values())
+    probe.check()
     engine.how = how
-    with pytest.raises(SystemExit, match=rf"in doubt: \[.*{how[-1]}.*\]"):
-        Probe(engine, policy, some_problems(), limits=loose, max_tokens=12)
+    with pytest.raises(SystemExit, match=words):
+        Probe(engine, policy, some_problems(), limits=bounds, max_tokens=12)
+    assert all(torch.equal(p, kept[name]) for name, p in second(policy).items())  # as it was
 
 
 @pytest.mark.parametrize("how", [
     "layer 0", "half of the change", "the step before",
     pytest.param("half of the layers", marks=pytest.mark.slow)])
-def test_what_breaks_later_is_seen_within_three_steps(how, tmp_path):
+def test_what_breaks_later_is_seen_within_three_steps(how):
     """With noise a quarter of a step."""
-    policy = small_policy(tmp_path)
+    policy = small_policy()
     engine = NoisyEngine(policy, noise=0.01)
     probe = Probe(engine, policy, some_problems(), limits=HALF, max_tokens=12)
     for step in range(6):
-        move(policy, 1e-2, step)
+        move(policy, 3e-3, step)
         engine.sync(policy)
         found = probe.check()
     assert abs(found["probe_slope"] - 1) < 0.05 and abs(found["probe_slope_last"] - 1) < 0.3
     engine.how = how
     with pytest.raises(SystemExit, match="in part or late"):
         for step in range(6, 9):
-            move(policy, 1e-2, step)
+            move(policy, 3e-3, step)
             engine.sync(policy)
             probe.check()
 
 
 @pytest.mark.slow
-def test_updates_too_small_to_tell_add_up_until_they_are_not(tmp_path):
-    policy = small_policy(tmp_path)
+def test_updates_too_small_to_tell_add_up_until_they_are_not():
+    policy = small_policy()
     engine = NoisyEngine(policy, noise=0.01)
     probe = Probe(engine, policy, some_problems(), limits=HALF, max_tokens=12)
     judged = []
@@ -207,8 +187,8 @@ def test_updates_too_small_to_tell_add_up_until_they_are_not(tmp_path):
     assert not judged[0] and any(judged)
 
 
-def test_no_update_is_no_alarm(tmp_path):
-    policy = small_policy(tmp_path)
+def test_no_update_is_no_alarm():
+    policy = small_policy()
     probe = Probe(NoisyEngine(policy, 0.0), policy, some_problems(4), limits=EXACT)
     for _ in range(3):
         found = probe.check()
@@ -236,9 +216,9 @@ def test_the_last_digits_are_no_change_even_where_both_sides_agreed_to_the_bit()
 
 
 @pytest.mark.parametrize("bounds", [EXACT, HALF, Limits("median", 1.0, 0.5)])
-def test_a_number_that_is_none_ends_the_run(bounds, tmp_path):
+def test_a_number_that_is_none_ends_the_run(bounds):
     """NaN is not smaller than a limit, and not larger either."""
-    policy = small_policy(tmp_path)
+    policy = small_policy()
     engine = NoisyEngine(policy, 0.0)
     probe = Probe(engine, policy, some_problems(4), limits=bounds)
     for p in second(policy).values():
@@ -252,10 +232,9 @@ def test_a_number_that_is_none_ends_the_run(bounds, tmp_path):
         probe.require_close(torch.zeros(3), torch.tensor([0.0, math.nan, 0.0]))
 
 
-def test_responses_are_compared_in_the_order_of_the_texts_and_long_ones_do_not_pile_up(
-        tmp_path, monkeypatch):
+def test_responses_are_compared_in_the_order_of_the_texts_and_long_ones_do_not_pile_up(monkeypatch):
     """The trainer computes them by length, some rows at a time."""
-    policy, problems = small_policy(tmp_path), some_problems(lengths=[30, 4, 17, 9])
+    policy, problems = small_policy(), some_problems(lengths=[30, 4, 17, 9])
     monkeypatch.setattr(probe_module, "AT_ONCE", 45)
     probe = Probe(NoisyEngine(policy, 0.0), policy, problems, limits=EXACT, max_tokens=8)
     assert len(probe.trainer()) == 4 * 8
@@ -268,16 +247,16 @@ def test_responses_are_compared_in_the_order_of_the_texts_and_long_ones_do_not_p
     assert [row.prompt_length for row in probe.rows] == [30]
 
 
-def test_log_probs_of_sampling_are_compared_at_the_temperature_of_sampling(tmp_path):
-    policy, problems = small_policy(tmp_path), some_problems(4)
+def test_log_probs_of_sampling_are_compared_at_the_temperature_of_sampling():
+    policy, problems = small_policy(), some_problems(4)
     probe = Probe(with_base_weights(policy, 0.7), policy, problems, limits=EXACT, temperature=0.7)
     probe.check()  # and those of a prefill at 1
     with pytest.raises(SystemExit, match="disagree"):
         Probe(with_base_weights(policy, 0.7), policy, problems, limits=EXACT)
 
 
-def test_a_resumed_policy_is_compared_with_the_base_weights_and_then_with_its_own(tmp_path):
-    policy = small_policy(tmp_path)
+def test_a_resumed_policy_is_compared_with_the_base_weights_and_then_with_its_own():
+    policy = small_policy()
     move(policy, 0.02, seed=3)
     engine = with_base_weights(policy)
     probe = Probe(engine, policy, some_problems(4), limits=EXACT, max_tokens=12)
@@ -286,8 +265,8 @@ def test_a_resumed_policy_is_compared_with_the_base_weights_and_then_with_its_ow
     assert found["probe_moved"] > 0.01 and abs(found["probe_slope"] - 1) < 1e-3
 
 
-def test_a_sync_that_does_nothing_is_called_by_its_name_also_after_others_that_did(tmp_path):
-    policy = small_policy(tmp_path)
+def test_a_sync_that_does_nothing_is_called_by_its_name_also_after_others_that_did():
+    policy = small_policy()
     engine = NoisyEngine(policy, 0.0)
     probe = Probe(engine, policy, some_problems(4), limits=EXACT, max_tokens=12)
     move(policy, 4e-3, seed=0)
@@ -335,88 +314,3 @@ def test_in_8_bits_a_far_change_may_arrive_less_than_wholly():
     for cache, arrives in (("auto", 0.93), ("fp8", 0.8)):
         with pytest.raises(SystemExit, match="in part or late"):
             slope_since_the_start(cache, arrives)
-
-
-# ---------------------------------------------------------------------------------- the real engine
-@pytest.fixture(scope="module")
-def folder():
-    return tiny_folder()
-
-
-def tiny_problems(engine, count=64):
-    return [SimpleNamespace(prompt_ids=engine.tokenizer.encode(
-        f"<|user|>{p['problem']}<|assistant|>"), answer=p["answer"])
-            for p in chains("test", count)]
-
-
-@pytest.mark.engine
-@pytest.mark.parametrize("dtype, sync_mode", [("float32", "merge"), ("bfloat16", "adapter")])
-def test_each_broken_sync_is_caught_within_three_steps_and_sound_ones_pass(
-    dtype, sync_mode, folder, monkeypatch):
-    """In bfloat16 one later layer alone is at the edge of what is seen: of four random moves the
-    second was noticed in one, by PEFT's arithmetic and ours alike. The rehearsal sees them.
-    """
-    with serve(folder, dtype=dtype, sync_mode=sync_mode) as engine:
-        problems, bounds = tiny_problems(engine), limits(dtype, dtype, "auto", mixture=False)
-        base = policy_for(folder, dtype, rank=16)
-        engine.sync(base)
-        sound = Probe(engine, base, problems, limits=bounds)
-        assert abs(sound.rehearsed["slope"] - 1) < 0.05
-        for how in ("", *BREAKS):
-            if how in ("layer 1", "layer 2") and dtype == "bfloat16":
-                continue
-            engine.sync(base)
-            caught, found = steps_until_caught(sound, base, engine, how)
-            assert bool(caught) == bool(how), (how, found)
-        engine.sync(base)
-        if sync_mode == "merge":
-            for layer in "012":
-                named = rf"in doubt: \[.*{layer}.*\]\): weights reach it in part only"
-                with monkeypatch.context() as broken, pytest.raises(SystemExit, match=named):
-                    broken.setattr(engine_module, "merged_weights", without_layers(layer))
-                    Probe(engine, base, problems, limits=bounds)
-                engine.sync(base)
-
-
-def steps_until_caught(sound, base, engine, how) -> tuple[int, dict]:
-    """Three steps with a broken sync, or six with a sound one; 0: nothing was noticed."""
-    policy, probe, found = copy.deepcopy(base), copy.copy(sound), {}
-    probe.policy, probe.last, probe.before = policy, probe.start, probe.start
-    for step in range(1, 4 if how else 7):
-        before = values(policy)
-        move(policy, 1e-2, step)
-        engine.sync(broken(policy, how, before))
-        try:
-            found = probe.check()
-        except SystemExit:
-            return step, found
-    return 0, found
-
-
-def without_layers(layers: str):
-    """In the place of `merged_weights`: what it gives, but nothing of these layers."""
-    complete = engine_module.merged_weights
-    return lambda policy: ((name, weight) for name, weight in complete(policy)
-                           if not any(f".layers.{layer}." in name for layer in layers))
-
-
-@pytest.mark.engine
-@pytest.mark.parametrize("options",
-                         [dict(dtype="float32", kv_cache_dtype="fp8"), dict(dtype="fp8")])
-def test_in_eight_bits_sound_syncs_pass_and_missing_layers_are_seen(options, folder, monkeypatch):
-    bounds = limits("float32", options["dtype"], options.get("kv_cache_dtype", "auto"),
-                    mixture=False)
-    with serve(folder, **options) as engine:
-        policy, problems = policy_for(folder, rank=16), tiny_problems(engine)
-        probe = Probe(engine, policy, problems, limits=bounds)
-        assert probe.noise > 1e-3
-        for step in range(4):
-            move(policy, 0.02, step)
-            engine.sync(policy)
-            found = probe.check()
-        assert abs(found["probe_slope"] - 1) < 0.3
-        policy = policy_for(folder, rank=16)
-        engine.sync(policy)
-        monkeypatch.setattr(engine_module, "merged_weights", without_layers("0"))
-        with pytest.raises(SystemExit, match=r"in doubt: \[.*0.*\]"):
-            Probe(engine, policy, problems, limits=bounds)

