@@ -345,7 +345,7 @@ def name_of(config: Config) -> str:
         return config.name
     model = os.path.basename(os.path.abspath(config.model))
     model = re.sub(r"[^\w.+-]+", "_", model).lstrip(".+-")[:50]
-    return f"{model or 'model'}-{config.sampler}-seed{config.seed}"
+    return f"{getattr(config, 'prefix', '')}{model or 'model'}-{config.sampler}-seed{config.seed}"
 
 
 def small_defaults(config) -> dict:
@@ -403,19 +403,22 @@ def require_all_files(config) -> None:
 
 
 # ------------------------------------------------------------------------------ a run's flags
-def parse(argv: list[str] | None = None) -> Config:
+def parse(argv: list[str] | None = None, cls: type = Config, flags: type = Config,
+          about=("minirl.py", "MiniRL with Reinforce-Ada sampling. Without any flag: the tiny "
+                              "model")) -> Config:
     """Flags to Config. With --resume the run's own config.json gives the defaults.
 
-    Ends the program with code 2 and one sentence if they cannot work.
+    Ends the program with code 2 and one sentence if they cannot work. Another program has a `cls`
+    of its own, and in `flags` those of its settings that can be set (recipes/trl_ada.py).
     """
-    about = "minirl.py", "MiniRL with Reinforce-Ada sampling. Without any flag: the tiny model"
-    with in_one_sentence("minirl.py"):
-        config = parse_flags(Config, argv, *about)
+    with in_one_sentence(about[0]):
+        config = parse_flags(flags, argv, *about)
         known = settings(Path("runs", name_of(config))) if config.resume else {}
-        config = parse_flags(Config, argv, *about, known or small_defaults(config))
+        config = parse_flags(flags, argv, *about, known or small_defaults(config))
         if known and checkpoints(Path("runs", config.name)):  # without one nothing is lost
-            require_unchanged(config, known)
-        config = resolve(config)
+            fixed = vars(cls()).keys() - vars(config).keys()
+            require_unchanged(config, {name: known[name] for name in known.keys() - fixed})
+        config = resolve(cls(**vars(config)))
         config.validate()
     require_all_files(config)
     return config

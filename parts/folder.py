@@ -48,13 +48,19 @@ def replacing(path: Path):
     remove(writing)  # a crash may have left one
     try:
         yield writing
-        for part in (*writing.rglob("*"), writing):
-            flush(part)
-        os.replace(writing, path)
+        rename(writing, path)
     except BaseException:
         remove(writing)
         raise
+
+
+def rename(written: Path, path: Path) -> Path:
+    """Give a file or a folder its name, once all of it has reached the disk. Returns `path`."""
+    for part in (*written.rglob("*"), written):
+        flush(part)
+    os.replace(written, path)
     flush(path.parent)
+    return path
 
 
 def remove(path: Path) -> None:
@@ -318,10 +324,15 @@ def save(folder: Path, policy, optimizer, schedule, state: dict, keep_every: int
     except (OSError, RuntimeError, SafetensorError) as error:  # how three libraries say: full
         raise SystemExit(f"Could not write the checkpoint of step {state['step']} "
                          f"({shown(error)}): free some space; {saved_so_far(folder)}") from error
+    drop_older(folder, keep_every)
+    return final
+
+
+def drop_older(folder: Path, keep_every: int) -> None:
+    """Remove all checkpoints but the newest two and those of every `keep_every`-th step."""
     for older in checkpoints(folder)[:-2]:
         if not keep_every or step_of(older) % keep_every:
             remove(older)
-    return final
 
 
 def write_checkpoint(folder: Path, policy, optimizer, schedule, state: dict) -> None:

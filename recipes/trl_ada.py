@@ -1,223 +1,167 @@
 """The same sampling rules in TRL's GRPOTrainer, for models that do not fit one GPU.
 
-    python recipes/trl_ada.py                                        # the built-in model, on a CPU
-    accelerate launch --num_processes 8 recipes/trl_ada.py --model Qwen2.5-Math-1.5B
-    accelerate launch --use_fsdp --fsdp_version 2 recipes/trl_ada.py --model Qwen2.5-Math-7B --full
+    accelerate launch --config_file recipes/launch/fsdp2.yaml recipes/trl_ada.py --full ...
 
 `ada_sampler.py` decides who is sampled and what is kept. Distribution (FSDP, DeepSpeed), optimizer
-and losses are TRL's. Two hooks make that possible:
+and losses are TRL's. It is reached in three places:
 
     rollout_func                      TRL hands over its prompts and gets n samples of each: those
                                       that `keep` has chosen out of what `collect` has drawn
     _generate_and_score_completions   TRL would subtract the mean of the kept samples, which were
-                                      chosen; its advantages are replaced by ours. The method is
-                                      private, so only one version of TRL will do
+                                      chosen; its advantages are replaced by ours
+    VLLMGeneration                    the engine gets weights that were merged without rounding
 
-docs/trl.md says what differs from minirl.py.
+The last two are private, so only one version of TRL will do. More: docs/trl.md.
 """
-import argparse
-import importlib.metadata
 import json
 import os
-import random
+import shlex
 import sys
-import warnings
-from dataclasses import asdict, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from ada_sampler import SamplerConfig, collect, keep
-from parts.config import Config, in_one_sentence, parse_flags, require_all_files, resolve
+from ada_sampler import collect, keep
+from parts import config as settings
+from parts import folder as folders
+from parts.data import HELD_OUT
 from parts.machine import build_for_cpu
 
-TESTED = "1.16.0"
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))  # as accelerate and torchrun tell their processes
+FIRST = os.environ.get("RANK", "0") == "0"  # this process writes, and speaks for all
 
 
 # ------------------------------------------------------------------------------ settings
-HERE = {f.name for f in fields(SamplerConfig)} | {  # minirl.py's flags that decide something here
-    "model", "dtype", "lora_rank", "lora_alpha", "data", "columns", "reward",
-    "eval_data", "template", "max_prompt_tokens", "max_tokens",
-    "batch_prompts", "threshold", "temperature", "advantage", "mini_batches", "lr", "warmup_steps",
-    "max_grad_norm", "steps", "seed", "name", "resume", "engine_memory"}
+@dataclass
+class TRLSettings:
+    """What TRL does."""
+
+    full: bool = False
+    """train all weights, without an adapter; saved every --keep-every steps, and at the end"""
+    micro_rows: int = 0
+    """responses per forward and backward pass of a process; 0 = all of its share"""
+    trl: str = "{}"
+    """further settings of TRL's GRPOConfig, as JSON, such as '{"loss_type": "cispo"}'"""
+
+    prefix = "trl-"  # of a run that was given no name
 
 
-def parse(argv: list[str] | None = None) -> tuple[Config, argparse.Namespace]:
-    """Flags -> (minirl.py's config, filled in; our own). What cannot work ends in a sentence."""
-    parser = argparse.ArgumentParser(
-        "trl_ada.py", allow_abbrev=False,
-        description="Reinforce-Ada sampling in TRL's GRPOTrainer. Without any flag: the built-in "
-                    "tiny model.",
-        epilog="And these flags of minirl.py, whose --help explains them: "
-               + " ".join(f"--{name.replace('_', '-')}" for name in sorted(HERE)))
-    parser.add_argument("--full", action="store_true",
-                        help="train all weights, without an adapter (needs a GPU)")
-    parser.add_argument("--micro-rows", type=int, default=0,
-                        help="responses per forward and backward pass of a process; default: all")
-    parser.add_argument("--trl", default="{}", help="further settings of TRL's GRPOConfig, as "
-                        """JSON, such as '{"loss_type": "cispo"}'""")
-    own, others = parser.parse_known_args(argv)
-    with in_one_sentence("trl_ada.py"):
-        config = parse_flags(Config, others, "trl_ada.py", parser.description)
-        config.validate()
-        for name, usual in asdict(Config()).items():
-            if name not in HERE and getattr(config, name) != usual:
-                raise ValueError(f"{name} has no effect in TRL: leave it out")
-        start = "" if config.name else "trl-"
-        config = resolve(config)
-        config.name = start + config.name
-        refuse(config, own)
-    require_all_files(config)
-    return config, own
+@dataclass
+class Flags(settings.ModelSettings, settings.ProblemSettings, settings.SamplingSettings,
+            settings.OptimizerSettings, settings.RunSettings, settings.HeldOutSettings,
+            settings.EngineSettings, TRLSettings):
+    """Groups of minirl.py's flags, as they are, and TRL's."""
 
 
-def require_trl() -> None:
-    """Raises SystemExit unless TRL is installed in the version that this was tested with."""
-    try:
-        found = importlib.metadata.version("trl")
-    except importlib.metadata.PackageNotFoundError:
-        found = "none"
-    if found != TESTED:
-        raise SystemExit(f"recipes/trl_ada.py replaces a private method of TRL {TESTED}, and "
-                         f"installed is {found}: pip install --no-deps trl=={TESTED}")
+@dataclass
+class Config(settings.Config, TRLSettings):
+    """All settings. Those of minirl.py's that are no flag here have their defaults."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.sync = self.sync.replace("auto", "merge")
+
+    def validate(self) -> None:
+        """Raises ValueError, one sentence, for what cannot work."""
+        super().validate()
+        refuse(self)
 
 
-def refuse(c: Config, own) -> None:
+def parse(argv: list[str] | None = None) -> Config:
+    return settings.parse(argv, Config, Flags, ("trl_ada.py", "Reinforce-Ada sampling in TRL"))
+
+
+def refuse(c: Config) -> None:
     """Raises ValueError for what TRL's fixed n samples per prompt and equal shares cannot do."""
     rows = c.batch_prompts * c.n // WORLD  # of a process
     mini = rows // c.mini_batches
-    if c.sampler in ("ada-est", "gvm"):
-        raise ValueError(f"{c.sampler} keeps more samples of some prompts than of others, and TRL "
-                         "takes n of each: use uniform, ada-pos or ada-balance, or minirl.py")
-    if c.rule.refills:
-        raise ValueError(f"{c.sampler} tries other prompts in the place of silent ones, and TRL's "
-                         "batch is fixed: use uniform, ada-pos or ada-balance, or minirl.py")
+    if c.rule.allocates or c.rule.refills:
+        raise ValueError(f"{c.sampler} needs more samples of some prompts, or other prompts, and "
+                         "TRL takes n of each: use uniform, ada-pos or ada-balance, or minirl.py")
     if c.n < 2:
         raise ValueError("TRL wants at least 2 samples of a prompt: raise n")
-    if (c.batch_prompts % WORLD or rows % c.mini_batches
-            or own.micro_rows and mini % own.micro_rows):
+    if c.batch_prompts % WORLD or rows % c.mini_batches or c.micro_rows and mini % c.micro_rows:
         raise ValueError(f"batch_prompts = {c.batch_prompts} with n = {c.n} cannot be cut evenly "
                          f"into {WORLD} processes, mini_batches = {c.mini_batches} and "
-                         f"micro_rows = {own.micro_rows}")
-    if build_for_cpu() and (own.full or c.dtype == "float16"):
-        raise ValueError("full and float16 need a GPU")
+                         f"micro_rows = {c.micro_rows}")
+    if c.full and c.eval_data == HELD_OUT:
+        raise ValueError("eval.py finds what a run holds out of its own data by its adapter, and "
+                         "full has none: name other problems as eval_data")
+    if c.sync == "adapter":
+        raise ValueError("TRL hands merged weights over: leave sync out")
+    deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
+    if build_for_cpu() and (deepspeed or c.dtype == "float16"):
+        raise ValueError("float16 and DeepSpeed need a GPU")
 
 
-def trl_settings(c: Config, own):
+def trl_settings(c: Config):
     """TRL's GRPOConfig: what the flags decide, and MiniRL's objective, which --trl may change."""
     from trl import GRPOConfig
 
     mini = c.batch_prompts * c.n // WORLD // c.mini_batches
-    micro, on_cpu = own.micro_rows or mini, build_for_cpu()
+    micro, on_cpu = c.micro_rows or mini, build_for_cpu()
+    save_every = c.keep_every or c.steps if c.full else 1  # an adapter is small
     decided = dict(
-        output_dir=str(Path("runs", c.name)), max_steps=c.steps * c.mini_batches, seed=c.seed,
+        output_dir=f"runs/{c.name}/checkpoints", max_steps=c.steps * c.mini_batches, seed=c.seed,
         learning_rate=c.lr, warmup_steps=c.warmup_steps, weight_decay=0.0,
         max_grad_norm=c.max_grad_norm, num_generations=c.n, per_device_train_batch_size=micro,
         gradient_accumulation_steps=mini // micro, scale_rewards="none",
         steps_per_generation=mini // micro * c.mini_batches, max_completion_length=c.max_tokens,
         temperature=c.temperature, use_vllm=True, vllm_mode="colocate",
-        vllm_max_model_length=c.max_prompt_tokens + c.max_tokens,
+        vllm_max_model_length=c.max_prompt_tokens + max(2, c.max_tokens),
         vllm_gpu_memory_utilization=c.engine_memory, use_cpu=on_cpu,
         bf16=c.dtype == "bfloat16", fp16=c.dtype == "float16",
-        model_init_kwargs=dict(dtype="float32" if own.full else c.dtype))
+        model_init_kwargs=dict(dtype="float32" if c.full else c.dtype), logging_steps=1,
+        save_strategy="steps", save_steps=save_every * c.mini_batches, report_to=c.report_to,
+        ddp_find_unused_parameters=False)
     left_to_user = dict(
-        loss_type="dr_grpo", beta=0.0, epsilon=c.eps_low, epsilon_high=c.eps_high, delta=None,
-        importance_sampling_level="token", vllm_importance_sampling_mode="token_truncate",
+        loss_type="dr_grpo", epsilon=c.eps_low, epsilon_high=c.eps_high,
+        vllm_importance_sampling_mode="token_truncate",
         vllm_importance_sampling_clip_max=c.weight_cap, router_aux_loss_coef=0.0,
-        entropy_coef=0.0, cast_lm_head_to_fp32=False, gradient_checkpointing=not on_cpu,
-        optim="adamw_torch", lr_scheduler_type="constant_with_warmup", logging_steps=1,
-        save_steps=20, save_total_limit=2, report_to="none")
-    return GRPOConfig(**decided | left_to_user | asked(own.trl, left_to_user))
-
-
-def asked(text: str, allowed: dict) -> dict:
-    """What --trl says. Raises SystemExit if that is no JSON object, or has any other setting."""
+        gradient_checkpointing=not on_cpu, optim="adamw_torch",
+        lr_scheduler_type="constant_with_warmup")
     try:
-        found = dict(json.loads(text))
-    except (ValueError, TypeError):
-        raise SystemExit("--trl must be a JSON object, such as "
-                         "'{\"loss_type\": \"cispo\"}'.") from None
-    for name in found.keys() - allowed:
-        raise SystemExit(f"--trl cannot set {name}, only {', '.join(allowed)}.")
-    return found
+        own = dict(json.loads(c.trl))
+        if taken := own.keys() & decided:
+            raise SystemExit(f"--trl cannot set {min(taken)}: the flags decide that.")
+        return GRPOConfig(**decided | left_to_user | own)
+    except (ValueError, TypeError) as error:
+        raise SystemExit("--trl must be a JSON object of settings of TRL's GRPOConfig, such as "
+                         f"'{{\"loss_type\": \"cispo\"}}' ({error}).") from None
 
-
-require_trl()
 
 if __name__ == "__main__":  # before torch is imported: --help and a wrong flag answer at once
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    CONFIG, OWN = parse()
+    CONFIG = parse()
 
-from parts.engine import Engine, configure_vllm
-
-configure_vllm(build_for_cpu())
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func: the version is pinned
-if build_for_cpu():  # where TRL leaves vLLM alone
-    warnings.filterwarnings("ignore", "TRL currently supports vLLM")
+from recipes.trl_engine import BorrowedEngine, Colocated, ColocatedOnCpu, Probe  # before TRL
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
 from datasets import Dataset
 from peft import LoraConfig
+from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from parts.metrics import summarize
-from parts.models import fetch_model, load_tokenizer
 from parts.policy import ATTENTION
 from parts.prompts import stop_ids
 from parts.routing_replay import is_supported
-from parts.run import load_data
+from parts.run import before_the_engine, find_model, last_words, load_data, python
 from rewards import open_grader
 
 
-# ------------------------------------------------------------------------------ sampling
-class BorrowedEngine(Engine):
-    """parts/engine.py's submit, step and busy over TRL's vLLM, which TRL starts and keeps in sync.
-
-    Every sample has a seed of its own, made of what it is: it does not depend on which process
-    draws it, and no two processes draw the same.
-    """
-
-    def __init__(self, llm, stop_token_ids: list[int], config: Config):
-        self.config, self.when = config, 0
-        self.drive(llm, config.temperature, stop_token_ids)
-
-    def submit(self, key, problem) -> None:
-        _, sample = key
-        place = f"{self.config.seed}/{self.when}/{problem.id}/{sample}"
-        super().submit(key, problem.prompt_ids, self.config.max_tokens,
-                       seed=random.Random(place).getrandbits(63))
-
-
-class VLLMOnCpu:
-    """In the place of TRL's VLLMGeneration, which cannot hand weights to vLLM's CPU build."""
-
-    def __init__(self, model, processing_class, max_model_length, **_):
-        self.model = model
-        self.engine = Engine(model.name_or_path, max_model_len=max_model_length,
-                             dtype=str(model.dtype).removeprefix("torch."), sync_mode="merge",
-                             stop_token_ids=stop_ids(processing_class))
-        self.llm = self.engine.llm
-
-    def sync_weights(self) -> None:
-        self.engine.sync(self.model)
-
-
-def rows_of(group, n: int) -> list[tuple]:
-    """[(sample, coefficient)], n of them: TRL has no room for less.
-
-    Of a prompt that dapo or --drop-unresolved drops any n will do, with coefficient 0.
-    """
-    return group.rows() or [(sample, 0.0) for sample in keep(group.pool, n)]
-
-
+# ------------------------------------------------------------------------------ the trainer
 class AdaTrainer(GRPOTrainer):
     """GRPOTrainer on the samples of `ada_sampler.collect`.
 
-    problems: parts.data.Problem's with prompts; grader: rewards.open_grader's. The rest is
-    GRPOTrainer's.
+    problems: parts.data.Problem's with prompts; grader: rewards.open_grader's.
     """
+
+    unsure = None  # the probe, until it has its answer
 
     def __init__(self, problems: list, grader, config: Config, **rest):
         self.problems, self.grader, self.config = problems, grader, config
@@ -234,7 +178,18 @@ class AdaTrainer(GRPOTrainer):
         output = super()._generate_and_score_completions(inputs)
         coefficients = [a for group in self.groups for _, a in rows_of(group, self.num_generations)]
         output["advantages"] = torch.tensor(coefficients, device=output["advantages"].device)
+        self.unsure = self.unsure or Probe(self.groups)
+        if not self.unsure.answered:
+            self.unsure.ask(self)
         return output
+
+
+def rows_of(group, n: int) -> list[tuple]:
+    """[(sample, coefficient)], n of them: TRL has no room for less.
+
+    Of a prompt that --drop-unresolved drops any n will do, with coefficient 0.
+    """
+    return group.rows() or [(sample, 0.0) for sample in keep(group.pool, n)]
 
 
 def rollouts(prompts: list[str], trainer: AdaTrainer) -> dict:
@@ -254,47 +209,109 @@ def kept_reward(prompts, completions, reward, groups, log_metric, **_) -> list[f
 
     TRL's own "reward" is of the kept samples, which were chosen: watch reward_first_round.
     """
-    for name, value in summarize(groups[0]).items():
+    found = summarize(groups[0])
+    for name, value in found.items():
         if name in ("samples", "tokens"):
-            log_metric(name, float(value * WORLD))  # TRL averages over the processes
-        elif isinstance(value, float):
-            log_metric(name, value)
+            log_metric(name, float(value * WORLD))  # TRL averages over what all processes log
+        elif isinstance(value, float):  # a mean over prompts or kept samples, or over all drawn
+            of_all_drawn = name in ("reward_pool", "response_length", "truncated")
+            for _ in range(found["samples"] if of_all_drawn else 1):
+                log_metric(name, value)
     return reward
 
 
+# ------------------------------------------------------------------------------ the run's folder
+class Keeper(TrainerCallback):
+    """Logs each step. Names a checkpoint step-XXXXXX once all processes have written it: one that
+    a crash cuts short has no such name. The newest two stay, and every --keep-every-th.
+    """
+
+    def __init__(self, config: Config):
+        self.config, self.folder = config, Path("runs", config.name)
+
+    def on_log(self, args, state, control, logs, **_) -> None:
+        if FIRST and "loss" in logs:
+            folders.append(self.folder / "metrics.jsonl", dict(step=self.step(state), **logs))
+
+    def on_save(self, args, state, control, **_) -> None:
+        PartialState().wait_for_everyone()
+        if FIRST:
+            step, every = self.step(state), self.config.keep_every
+            written = Path(args.output_dir, f"checkpoint-{state.global_step}")
+            named = folders.rename(written, written.with_name(f"step-{step:06d}"))
+            folders.drop_older(self.folder, every)
+            if step == self.config.steps or every and not step % every:
+                print(f"saved; evaluate it with {evaluation(self.config, named)}")
+
+    def step(self, state) -> int:
+        """Batches that were sampled so far: TRL counts optimizer steps."""
+        return -(-state.global_step // self.config.mini_batches)
+
+
+def evaluation(c: Config, checkpoint: Path) -> str:
+    """The command that evaluates a checkpoint on the problems that were held out."""
+    flags = dict(data=c.eval_data, limit=c.eval_questions, k=c.eval_k, columns=c.columns)
+    if c.reward:
+        flags |= dict(reward=c.reward, threshold=c.threshold)
+    if c.full:  # an adapter's other settings are found in its run's config.json
+        flags |= dict(template=c.template, max_tokens=c.max_tokens, temperature=c.temperature,
+                      max_prompt_tokens=c.max_prompt_tokens)
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items() if value]
+    kind = "--model" if c.full else "--adapter"
+    return shlex.join([python(), "eval.py", kind, str(checkpoint), *words])
+
+
+def before_training(c: Config, grader) -> tuple:
+    """(path, tokenizer, problems, newest checkpoint, lock): the first process takes the folder."""
+    folder, lock = Path("runs", c.name), None
+    if FIRST:
+        found = before_the_engine(c, grader)
+        path, tokenizer, problems, lock = found.path, found.tokenizer, found.train, found.lock
+        last = folders.step_of(found.newest) if found.newest else 0
+        folders.keep_rows(folder / "metrics.jsonl",
+                          lambda row: folders.has_step(row) and row["step"] <= last)
+        for cut_short in folder.glob("checkpoints/checkpoint-*"):
+            folders.remove(cut_short)
+    else:
+        path, tokenizer = find_model(c)
+        problems, _ = load_data(c, tokenizer, grader)
+    PartialState().wait_for_everyone()
+    newest = str(next(reversed(folders.checkpoints(folder)), ""))
+    if len({*gather_object([newest])}) > 1:
+        raise SystemExit("The machines see different checkpoints: they must share the folder runs.")
+    if newest and folders.step_of(Path(newest)) >= c.steps:
+        print(f"all of --steps {c.steps} are done")
+        raise SystemExit(0)
+    if len(problems) < c.batch_prompts:
+        raise SystemExit(f"{len(problems)} problems are less than one batch of {c.batch_prompts}: "
+                         "lower --batch-prompts.")
+    return path, tokenizer, problems, newest or None, lock
+
+
 # ------------------------------------------------------------------------------ the program
-def make_trainer(config: Config, own, grader) -> AdaTrainer:
+def make_trainer(c: Config, grader) -> AdaTrainer:
     """Raises SystemExit, one sentence, for what cannot work, before the engine is started."""
-    settings = trl_settings(config, own)
-    folder = Path(settings.output_dir)
-    if config.resume != any(folder.glob("checkpoint-*")):
-        found = "no checkpoint: leave out" if config.resume else "checkpoints: add"
-        raise SystemExit(f"{folder} has {found} --resume, or choose another --name.")
-    path = fetch_model(config.model, config.max_prompt_tokens + config.max_tokens)
-    tokenizer = load_tokenizer(path)
+    args = trl_settings(c)
+    path, tokenizer, problems, newest, lock = before_training(c, grader)
     tokenizer.padding_side = "left"
-    problems, _ = load_data(config, tokenizer, grader)
-    if len(problems) < config.batch_prompts:
-        raise SystemExit(f"{len(problems)} problems are less than one batch of "
-                         f"{config.batch_prompts}: lower --batch-prompts.")
-    lora = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, task_type="CAUSAL_LM",
+    lora = LoraConfig(r=c.lora_rank, lora_alpha=c.lora_alpha, task_type="CAUSAL_LM",
                       target_modules=ATTENTION if is_supported(path) else "all-linear")
-    if build_for_cpu():
-        grpo_trainer.VLLMGeneration = VLLMOnCpu
-    return AdaTrainer(problems, grader, config, model=path, args=settings,
-                      processing_class=tokenizer, peft_config=None if own.full else lora)
+    grpo_trainer.VLLMGeneration = ColocatedOnCpu if build_for_cpu() else Colocated
+    Colocated.sequences = c.engine_sequences
+    trainer = AdaTrainer(problems, grader, c, model=path, args=args, callbacks=[Keeper(c)],
+                         processing_class=tokenizer, peft_config=None if c.full else lora)
+    trainer.newest, trainer.lock = newest, lock
+    return trainer
 
 
-def main(config: Config, own) -> None:
-    if os.environ.get("RANK", "0") != "0":
-        sys.stdout = open(os.devnull, "w")  # the first process speaks for all
+def main(config: Config) -> None:
+    if not FIRST:
+        sys.stdout = open(os.devnull, "w")
     with open_grader(config.reward, config.threshold) as grader:
-        trainer = make_trainer(config, own, grader)
-        trainer.train(resume_from_checkpoint=config.resume)
-        trainer.save_model()
-    kind = "--model" if own.full else f"--model {config.model} --adapter"
-    print(f"saved; evaluate it with python eval.py {kind} {trainer.args.output_dir}")
+        trainer = make_trainer(config, grader)
+        trainer.train(resume_from_checkpoint=trainer.newest)
 
 
 if __name__ == "__main__":
-    main(CONFIG, OWN)
+    with last_words(CONFIG):
+        main(CONFIG)

@@ -1,9 +1,9 @@
-"""One optimizer step of recipes/trl_ada.py, caught before it is taken. Also a program for torchrun:
+"""One optimizer step of recipes/trl_ada.py, caught before it is taken. Also a program:
 
-    torchrun --nproc-per-node 2 tests/trl_step.py FOLDER --sampler ada-pos ...
+    accelerate launch ... tests/trl_step.py FOLDER --sampler ada-pos ...
 
-writes FOLDER/rank-0.pt and rank-1.pt, each with the gradient (which is the same) and the rank's
-own pools.
+writes FOLDER/rank-0.pt and so on, each with the gradient (which is the same) and the process's own
+pools.
 """
 import os
 import sys
@@ -11,28 +11,28 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "recipes")]
 STEP = ["--steps", "1", "--max-tokens", "24", "--lr", "1e-9", "--max-grad-norm", "0",
-        "--warmup-steps", "1"]
+        "--warmup-steps", "1", "--batch-prompts", "6"]
 
 
-def one_step(recipe, flags: list[str], trainer_class=None):
+def one_step(recipe, flags: list[str]):
     """(trainer, [gradient of each optimizer step]). The learning rate is next to 0, and so is no
     B of the adapter, or A would have no gradient."""
     import torch
     from transformers import TrainerCallback
+
+    from recipes.trl_engine import whole
     from rewards import open_grader
 
     found = []
 
     class Record(TrainerCallback):
         def on_pre_optimizer_step(self, args, state, control, model, **_):
-            names = {name.removeprefix("module."): p.grad.clone()
-                     for name, p in model.named_parameters() if p.grad is not None}
-            found.append(names)
+            found.append({name.removeprefix("module."): whole(p.grad).clone()
+                          for name, p in model.named_parameters() if p.grad is not None})
 
-    config, own = recipe.parse([*STEP, *flags])
+    config = recipe.parse([*STEP, *flags])
     with open_grader("", 0.7) as grader:
-        trainer = recipe.make_trainer(config, own, grader)
-        trainer.__class__ = trainer_class or trainer.__class__
+        trainer = recipe.make_trainer(config, grader)
         torch.manual_seed(0)
         for name, p in trainer.model.named_parameters():
             if "lora_B" in name:
