@@ -196,7 +196,7 @@ def is_there(mutant: dict) -> bool:
     return file.is_file() and file.read_text(encoding="utf-8").count(mutant["old"]) == 1
 
 
-def parse() -> argparse.Namespace:
+def main() -> None:
     parser = argparse.ArgumentParser(description="Do the tests notice a wrong line?")
     parser.add_argument("list", nargs="?", type=Path, default=ROOT / "bench" / "mutants.jsonl")
     parser.add_argument("--only", default="", help="the mutants of this module")
@@ -206,11 +206,6 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     if not args.list.is_file():
         parser.error(f"there is no file {args.list}")
-    return args
-
-
-def main() -> None:
-    args = parse()
     mutants = [json.loads(line) for line in args.list.read_text(encoding="utf-8").splitlines()]
     asked = [mutant for mutant in mutants if args.only in ("", Path(mutant["file"]).stem)]
     lost = [mutant for mutant in asked if not is_there(mutant)]

@@ -1,13 +1,10 @@
-"""How fast are rollouts? One step's batch through the sampler, grading included, against others.
+"""How fast are rollouts? One step through the sampler, grading included, against vLLM alone.
 
     python bench/speed.py                                    # the built-in model, a few minutes
     OMP_NUM_THREADS=2 python bench/speed.py --model SmolLM2-135M-Instruct --repeats 3  # a dozen
 
-The others do the same work: the same prompts, as many samples of the same lengths, all of which is
-known to them beforehand and asked for at once.
-
-    generate        vLLM's `LLM.generate`, of the engine that the sampler uses
-    hugging_face    transformers' `model.generate`
+vLLM's own `LLM.generate` does the same work: the same prompts, as many samples of the same lengths,
+all of which is known to it beforehand and asked for at once.
 
 The built-in model is also sampled in half as many rounds of twice the size, and in a single round:
 the first shows what our code costs, the rest is what rounds cost. Settings are minirl.py's defaults
@@ -24,26 +21,23 @@ from common import middle_ratio, positive, project, save, seconds
 # ------------------------------------------------------------------------------------ measurements
 def rollouts(model: str, repeats: int) -> dict:
     from parts.config import parse
-    from parts.models import fetch_model
 
     with project(**asdict(parse(["--model", model, "--name", "bench"]))) as p:
-        plain = plain_model(fetch_model(model, 0), p)
         runs = dict(default=p)
         if model == "tiny":
             c = p.config
             runs |= dict(two_rounds=replace(p, config=replace(c, M=2 * c.M, N=c.N // 2)),
                          single_round=replace(p, config=replace(c, sampler="uniform", n=2 * c.M)))
-        return {name: against_others(run, plain, repeats) for name, run in runs.items()}
+        return {name: against_vllm(run, repeats) for name, run in runs.items()}
 
 
-def against_others(p, plain, repeats: int) -> dict:
-    """Tokens per second of every side, and how many engine steps the sampler took.
+def against_vllm(p, repeats: int) -> dict:
+    """Tokens per second of both sides, and how many engine steps the sampler took.
 
-    The sampler and vLLM do everything once before they are timed: oneDNN makes a kernel for every
-    new number of running requests, and whoever came first would pay for both. Hugging Face's side
-    is timed once only, for it takes minutes.
+    Both do everything once before they are timed: oneDNN makes a kernel for every new number of
+    running requests, and whoever came first would pay for both.
     """
-    facts, rates = [], dict(sampler=[], generate=[], hugging_face=[])
+    facts, rates = [], dict(sampler=[], generate=[])
     for step in range(repeats):
         cursor = p.stream.cursor
         groups = draw(p, step, cursor)
@@ -51,17 +45,14 @@ def against_others(p, plain, repeats: int) -> dict:
         bare_generate(p.engine, work)
         taken = dict(sampler=seconds(draw, p, step, cursor),
                      generate=seconds(bare_generate, p.engine, work))
-        if step == 0:
-            taken["hugging_face"] = seconds(hf_generate, plain, work)
         for side, value in taken.items():
             rates[side].append(sum(length for _, length in work) / value)
         steps = max(s.rollout.finished for g in groups for s in g.pool)
         alone = seconds(bare_generate, p.engine, [(work[0][0], 40)]) / 40
         facts.append(dict(samples=len(work), engine_steps=steps, step_seconds=alone))
     return {key: median(row[key] for row in facts) for key in facts[0]} | dict(
-        tokens_per_second={name: median(values) for name, values in rates.items()},
-        ratios={name: middle_ratio(rates["sampler"], values)
-                for name, values in rates.items() if name != "sampler"}, raw=rates)
+        tokens_per_second={side: median(values) for side, values in rates.items()},
+        ratio=middle_ratio(rates["sampler"], rates["generate"]), raw=rates)
 
 
 def draw(p, step: int, cursor: int) -> list:
@@ -88,40 +79,14 @@ def bare_generate(engine, work: list[tuple]) -> None:
     engine.llm.generate([dict(prompt_token_ids=ids) for ids, _ in work], params, use_tqdm=False)
 
 
-def plain_model(path: str, p):
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=p.config.dtype)
-    return model.to(p.policy.device).eval()
-
-
-def hf_generate(model, work: list[tuple], at_once: int = 64) -> None:
-    """In batches of `at_once`, sorted by length, which nobody would know beforehand.
-
-    A response that is shorter than the longest of its batch would be cut off afterwards.
-    """
-    import torch
-
-    work = sorted(work, key=lambda item: item[1])
-    for batch in (work[i:i + at_once] for i in range(0, len(work), at_once)):
-        padding = max(len(ids) for ids, _ in batch)
-        ids = [[0] * (padding - len(ids)) + ids for ids, _ in batch]
-        seen = [[0] * (padding - len(ids)) + [1] * len(ids) for ids, _ in batch]
-        longest = batch[-1][1]
-        model.generate(torch.tensor(ids, device=model.device), max_new_tokens=longest,
-                       attention_mask=torch.tensor(seen, device=model.device),
-                       min_new_tokens=longest, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
-                       pad_token_id=0)
-
-
 # ---------------------------------------------------------------------------------------- the table
 def show(found: dict) -> None:
     for name, x in found.items():
         print(f"{name}: {x['samples']:.0f} samples in {x['engine_steps']:.0f} engine steps, one of "
               f"which takes {1000 * x['step_seconds']:.1f} ms for a single response")
         for side, rate in x["tokens_per_second"].items():
-            ratio = f"{x['ratios'][side]:8.2f} x" if side in x["ratios"] else ""
-            print(f"    {side:28}{rate:8,.0f} tokens/s {'sampler is' * bool(ratio)}{ratio}")
+            print(f"    {side:12}{rate:8,.0f} tokens/s")
+        print(f"    the sampler's speed is {x['ratio']:.2f} x that of generate")
 
 
 def main() -> None:

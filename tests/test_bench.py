@@ -37,22 +37,18 @@ def test_what_is_no_argument_gets_a_sentence(monkeypatch, capsys, script, flags)
     assert len(said[-1]) > 20 and end.value.code
 
 
-def test_every_side_is_timed_on_the_samplers_own_samples(monkeypatch):
-    """Hugging Face's once; the others as often as asked, each after a first time."""
+def test_both_sides_are_timed_on_the_samplers_own_samples(monkeypatch):
+    """Each after a first time."""
     samples = [SimpleNamespace(rollout=SimpleNamespace(token_ids=[3] * k, finished=k))
                for k in (4, 6)]
     groups = [SimpleNamespace(problem=SimpleNamespace(prompt_ids=[1, 2]), pool=samples)]
     asked = []
     monkeypatch.setattr(speed, "draw", lambda *_: asked.append("draw") or groups)
-    for side in ("bare_generate", "hf_generate"):
-        monkeypatch.setattr(speed, side, lambda _, work, side=side: asked.append((side, work)))
-    p = SimpleNamespace(engine=None, stream=SimpleNamespace(cursor=0))
-    found = speed.against_others(p, None, 3)
+    monkeypatch.setattr(speed, "bare_generate", lambda _, work: asked.append(work))
+    found = speed.against_vllm(SimpleNamespace(engine=None, stream=SimpleNamespace(cursor=0)), 3)
     work = [([1, 2], 4), ([1, 2], 6)]
-    assert asked.count("draw") == asked.count(("bare_generate", work)) == 6
-    assert asked.count(("hf_generate", work)) == 1
-    assert (found["samples"], found["engine_steps"]) == (2, 6)
-    assert found["ratios"].keys() == {"generate", "hugging_face"}
+    assert asked.count("draw") == asked.count(work) == 6
+    assert (found["samples"], found["engine_steps"]) == (2, 6) and found["ratio"] > 0
 
 
 def test_a_busy_machine_is_measured_in_turn(monkeypatch):
