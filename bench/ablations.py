@@ -208,10 +208,10 @@ def report(lines: list[dict]) -> str:
 
 
 # ------------------------------------------------------------------------------------------ picture
-OLD = "N = {} gradient steps per batch, learning rate 0.003"
+OLD = "N = {}, learning rate 0.003"
 PICTURES = {  # a column for the cells that begin like this, and its title
     "": {
-        "low-N1-": "N = 1, on-policy, learning rate 0.002", "long-N1-": "the same, longer",
+        "low-N1-": "N = 1, learning rate 0.002", "long-N1-": "the same, longer",
         **{f"stress-N{N}-": OLD.format(N) for N in (2, 4, 8)}},
     "-masks": {f"mask-N{N}-": OLD.format(N) for N in (4, 8)},
     "-weight": {
@@ -230,9 +230,15 @@ def draw(lines: list[dict], name: str) -> None:
         for start, title in columns.items():
             own = {cell: runs for cell, runs in found.items() if cell.startswith(start)}
             panels[title] = "gradient steps", [
-                {cell.split("-", 2)[2]: curves(cell, runs, key) for cell, runs in own.items()}
+                {label(cell): curves(cell, runs, key) for cell, runs in own.items()}
                 for key in ROWS]
-        picture(name + about, (5.2 * len(columns), 17), [*ROWS.values()], panels)
+        picture(name + about, (4 * len(columns), 12), [*ROWS.values()], panels)
+
+
+def label(cell: str) -> str:
+    """Without precision and N, in words."""
+    words = dict(none="no replay", noclip="no mask", nois="no weight", length="length-normalised")
+    return ", ".join(words.get(part, part) for part in cell.split("-")[2:] if part != "is")
 
 
 def curves(cell: str, runs: list[dict], key: str) -> list[tuple]:

@@ -175,8 +175,15 @@ def gap(lines: list[dict], first: str, second: str, cost: str, budget: float, **
 
 
 def curves(arms: dict[str, list], cost: str, most: float) -> dict[str, list]:
-    return {arm: [series([row for row in line["evals"] if row[cost] <= most], "avg", cost)
-                  for line in lines] for arm, lines in arms.items()}
+    return {arm: [curve(line, cost, most) for line in mine] for arm, mine in arms.items()}
+
+
+def curve(line: dict, cost: str, most: float) -> tuple:
+    """Accuracy until so much is spent."""
+    rows = [row for row in line["evals"] if row[cost] < most]
+    if len(rows) < len(line["evals"]):
+        rows.append({cost: most, "avg": at(line, cost, most)})
+    return series(rows, "avg", cost)
 
 
 # ---------------------------------------------------------------------------------------- skills
