@@ -151,7 +151,9 @@ def runs_of(lines: list[dict], arms, seeds, **wanted) -> dict[str, list]:
 
 
 def accuracy(cost: str, budget: float):
-    return lambda mine: shown([at(line, cost, budget) for line in mine])
+    """A cell: mean and interval, if all of an arm's runs have spent so much."""
+    return lambda mine: shown([at(line, cost, budget) for line in mine]) if all(
+        line["evals"][-1][cost] >= budget for line in mine) else ""
 
 
 def average(form: str, fact):
@@ -399,10 +401,6 @@ def reached(mine: list[dict]) -> float:
     return min(line["evals"][-1]["samples"] for line in mine)
 
 
-def accuracy_if_reached(draws: int):
-    return lambda mine: accuracy("samples", draws)(mine) if draws <= reached(mine) else ""
-
-
 def one_run(seed: int):
     """Its accuracy at PRIMARY; of a lost one also the best that it ever had."""
     def cell(mine):
@@ -421,21 +419,9 @@ def counted(mine: list[dict], start: int, end: int) -> tuple:
     return tuple(sum(row[i] for row in rows) for i in range(3))
 
 
-def share(i: int):
-    """Of the last prompts: all wrong (1), or all right (2)."""
-    def cell(mine):
-        found = counted(mine, FURTHER - WINDOW, FURTHER)
-        return f"{found[i] / found[0]:.0%}"
-
-    return cell
-
-
-def silence(start: int, end: int):
-    def cell(mine):
-        met, wrong, right = counted(mine, start, end)
-        return f"{(wrong + right) / met:.0%}, {wrong / (wrong + right):.0%}"
-
-    return lambda mine: cell(mine) if end <= reached(mine) else ""
+def silence(start: int, end: int, said):
+    """A cell: said(prompts, silent and wrong, silent and right), if all runs went so far."""
+    return lambda mine: said(*counted(mine, start, end)) if end <= reached(mine) else ""
 
 
 def long_report(lines: list[dict]) -> str:
@@ -447,7 +433,7 @@ def long_report(lines: list[dict]) -> str:
     return as_page({
         "Verdicts": differences(lines, COMPARED),
         "Accuracy by draws": by_arm(arms, {
-            "learning rate": rate, **{f"{draws:,}": accuracy_if_reached(draws) for draws in marks},
+            "learning rate": rate, **{f"{draws:,}": accuracy("samples", draws) for draws in marks},
             "lost": lost(PRIMARY)}),
         "The pair's difference, ± half the 95 % interval": by_budget(lines),
         "Earlier": differences(lines, EARLIER),
@@ -456,9 +442,14 @@ def long_report(lines: list[dict]) -> str:
         "Does the curve stand still?": by_arm({arm: arms[arm] for arm in PAIR}, {
             "gain from 30,000 to 46,000 draws": gain(CROSSING, PRIMARY),
             "from 46,000 to 60,000": gain(PRIMARY, FURTHER),
-            "of the last prompts: all wrong": share(1), "all right": share(2)}),
+            "of the last prompts: all wrong": silence(
+                *spans[-1], lambda met, wrong, right: f"{wrong / met:.0%}"),
+            "all right": silence(*spans[-1], lambda met, wrong, right: f"{right / met:.0%}")}),
         "Silent prompts: their share, and how many of these are all wrong": by_arm(
-            arms, {f"{start:,} to {end:,} draws": silence(start, end) for start, end in spans}),
+            arms, {f"{start:,} to {end:,} draws": silence(
+                start, end, lambda met, wrong, right: (
+                    f"{(wrong + right) / met:.0%}, {wrong / (wrong + right):.0%}"))
+                for start, end in spans}),
         "One factor at a time, at 46,000 draws (exploratory; sgd: rates times ten)": factors(lines),
         "Learning rates: mean of three other seeds at 46,000 draws": rates_tried(
             lines, LONG, LONG_TUNING, "long", PRIMARY)}, lines)
