@@ -40,7 +40,7 @@ from parts.folder import (FREE, append, counted, digest_of, keep_rows, open_fold
 from parts.grader import NO_VERDICT
 from parts.models import TINY, fetch_model, load_tokenizer, weights_of
 from parts.prompts import add_prompts, stop_ids
-from parts.sources import expand
+from parts.sources import MEASURED, expand
 from rewards import open_grader
 
 
@@ -64,8 +64,7 @@ def evaluate(engine, grader, problems, k, max_tokens, *, done=(), temperature=1.
         while engine.busy or arrived:
             due, arrived = arrived, list(engine.step()) if engine.busy else []
             for (q, s), rollout in arrived:
-                # Minerva's golds are measured quantities, judged by closeness.
-                style = "minerva" if "minerva" in Path(problems[q].source).name.lower() else ""
+                style = "minerva" if problems[q].source in MEASURED else ""
                 grader.submit(("eval", q, s), problems[q], rollout, style=style)
                 rollout.routes = None  # a mixture of experts records them; they are large
             for (q, s), rollout in due:  # one engine step later, so that grading has had its time
@@ -321,9 +320,7 @@ def sample(problems: list, protocol: dict, policy, rank: int, folder: Path) -> l
     if None not in in_order(done, problems, k):
         return in_order(done, problems, k)
     with open_grader(protocol["reward"], protocol["threshold"]) as grader:
-        if protocol["reward"]:
-            grader.try_out(problems)
-        else:
+        if not protocol["reward"]:
             check_golds(problems, grader)
         engine = Engine(
             protocol["path"], max_model_len=protocol["context"], dtype=protocol["dtype"],

@@ -94,6 +94,7 @@ def decide(gold: str, answer: str, style: str = "") -> tuple[str | None, str, st
     gold, answer = (answers.as_product(gold, normalize(gold), normalize(answer)),
                     answers.as_product(answer, normalize(answer), normalize(gold)))
     gold, answer = answers.without_lone_modulus(gold, answer)
+    gold, answer = answers.take_stated(gold, answer)
     answer = answers.take_choice(gold, answer)
     found = compare_spellings(gold, answer)
     if found:

@@ -1,9 +1,6 @@
 """Problems in: a benchmark, file or hub data set becomes a list of `Problem` with clean golds.
 
-    problems = load_problems("gsm8k")                  # a named benchmark
-    problems = load_problems("org/name:config@split")  # a hub data set; config, split are optional
-    problems = load_problems("my.jsonl")               # or .json, .parquet, .csv; several by commas
-    problems = load_problems("builtin")                # made by the program, see problems.py
+    problems = load_problems("gsm8k")     # or org/name:config@split, my.jsonl, builtin; by commas
     train, held_out = load_train_and_held_out("my.jsonl", eval_data="held-out")
 
 sources.py reads rows and says what their columns mean; prompts.py turns problems into prompts. One
@@ -93,7 +90,7 @@ def keys_of(config) -> dict:
 
 def load_problems(name: str, **how) -> list[Problem]:
     """All problems of `load_sets`, one set after the other."""
-    return [problem for problems in load_sets(name, **how) for problem in problems]
+    return sum(load_sets(name, **how), [])
 
 
 def load_sets(name: str, *, for_training: bool = True, limit: int | None = None,
@@ -104,25 +101,20 @@ def load_sets(name: str, *, for_training: bool = True, limit: int | None = None,
     there is no test). In training, a problem of an earlier set is dropped from a later one; in an
     evaluation each set stays whole. `limit`: at most so many problems, the first, of each set.
     """
-    names = [part for part, _ in expand(name)]
-    sets, seen, split = [], {}, "train" if for_training else "test"
-    for part, source in zip(names, sources_of(names)):
+    sets, sources, seen, split = [], Counter(), {}, "train" if for_training else "test"
+    for part, _ in expand(name):
         if part in BUILTIN:
             rows = BUILTIN[part](split, limit or BUILTIN_COUNT[split])
             sets.append([replace(problem_of(row, part, whole_rows=whole_rows), id=row["id"])
                          for row in rows])  # made without flaws; a short text may come twice
             continue
         rows = read_file(part) if is_file(part) else read_hub(part, for_training)
+        source = Path(part).name if is_file(part) else part
+        sources[source] += 1  # of a second file of this name, reports and ids say so
+        source += f"#{sources[source]}" * (sources[source] > 1)
         own = columns if is_own(part) else ""
         sets.append(sift(rows, source, split, own, whole_rows, limit, seen if for_training else {}))
     return sets
-
-
-def sources_of(names: list[str]) -> list[str]:
-    """What reports call these sets; two files of the same name are told apart by a number."""
-    short = [Path(name).name if is_file(name) else name for name in names]
-    before = [short[:i].count(name) for i, name in enumerate(short)]
-    return [f"{name}#{count + 1}" if count else name for name, count in zip(short, before)]
 
 
 def require_files(names: str, *, columns: str = "", whole_rows: bool = False) -> None:
@@ -164,8 +156,13 @@ def sift(rows, source: str, split: str = "train", columns: str = "", whole_rows:
         if len(kept) == limit:
             break
     why = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
+    if not why and not kept:
+        raise SystemExit(f"{shown(source)} is empty: it has no rows.")
     if not kept:
-        raise SystemExit(explain_nothing_kept(source, why, names))
+        there = shown(", ".join(map(str, names)), 1000)
+        raise SystemExit(f"No row of {shown(source)} can be used: {why}. Its columns are {there}: "
+                         "name the right ones with --columns QUESTION,ANSWER (a nested one as "
+                         "parent.child).")
     first = "the first " if len(kept) == limit else ""  # the rows after these were not read
     print(f"data: {shown(source)}: {counted(len(kept), 'problem')} of {first}"
           f"{counted(len(kept) + dropped.total(), 'row')}{f' (dropped {why})' if why else ''}")
@@ -180,14 +177,6 @@ def problem_of(row: dict, source: str, place: str = "", columns: str = "",
         find_problem(row, question), find_gold(row, answer), f"{source}/{place}", source,
         plain(row.get("level", row.get("difficulty"))),
         row=json.loads(json.dumps(row, default=str)) if whole_rows else {})
-
-
-def explain_nothing_kept(source: str, why: str, names: dict) -> str:
-    if not why:
-        return f"{shown(source)} is empty: it has no rows."
-    there = shown(", ".join(map(str, names)), 1000)
-    return (f"No row of {shown(source)} can be used: {why}. Its columns are {there}: name the "
-            "right ones with --columns QUESTION,ANSWER (a nested one as parent.child).")
 
 
 def flaw(problem: Problem) -> str:
@@ -273,7 +262,7 @@ def letters_of(problem: Problem) -> str:
 
 
 def spaced(text: str) -> str:
-    """The text, with one space for any white space."""
+    """With one space for any white space."""
     return " ".join(text.split())
 
 
@@ -282,14 +271,12 @@ def drop_overlap(train: list[Problem], held_out: list[Problem]) -> tuple[list[Pr
 
     Short texts count as the same also if letters, digits and gold are: typesetting may differ.
     """
-    held = {key for problem in held_out for key in likenesses(problem)}
+    def likenesses(problem: Problem) -> set[str]:
+        return {fingerprint(problem), problem.answer and f"{letters_of(problem)}={problem.answer}"}
+
+    held = {key for problem in held_out for key in likenesses(problem)} - {""}
     kept = [problem for problem in train if not held & likenesses(problem)]
     return kept, len(train) - len(kept)
-
-
-def likenesses(problem: Problem) -> set[str]:
-    known, letters = {fingerprint(problem)}, letters_of(problem)
-    return known | {f"{letters}={problem.answer}"} if problem.answer else known
 
 
 def digest(problems: list[Problem]) -> str:
@@ -350,13 +337,13 @@ def check_golds(problems: list[Problem], grader, drop: bool = False) -> list[Pro
     unlikely = [problem.answer for problem in kept if problem.source not in BENCHMARKS
                 and not is_one_value(normalize(problem.answer))]
     of_all = f"of {counted(len(problems), 'gold')} to {'train' if drop else 'evaluate'} on"
-    if odd:
-        fate = "dropped" if drop else "only the same string is right"
-        print(f"data: {len(odd)} {of_all} cannot be read by math-verify, such as {rarest(odd)}: "
-              f"{fate}")
-    if unlikely:
-        print(f"data: {len(unlikely)} {of_all} are no single number or formula, such as "
-              f"{rarest(unlikely)}: only the same words, or all of the same values, are right")
+    for golds, flaw, fate in (
+            (odd, "cannot be read by math-verify",
+             "dropped" if drop else "only the same string is right"),
+            (unlikely, "are no single number or formula",
+             "only the same words, or all of the same values, are right")):
+        if golds:
+            print(f"data: {len(golds)} {of_all} {flaw}, such as {rarest(golds)}: {fate}")
     if drop and not kept:
         raise SystemExit("Nothing is left to train on: mend the golds, name their column "
                          "(--columns QUESTION,ANSWER), or judge by --reward FILE.py:FUNCTION.")
@@ -381,12 +368,12 @@ class Stream:
         self.epoch, self.order = None, []
 
     def take(self, count: int) -> list:
-        return [self.next() for _ in range(count)]
-
-    def next(self):
-        epoch, position = divmod(self.cursor, len(self.problems))
-        if epoch != self.epoch:
-            rng = random.Random(f"order {self.seed} {epoch}")
-            self.epoch, self.order = epoch, rng.sample(self.problems, len(self.problems))
-        self.cursor += 1
-        return self.order[position]
+        taken = []
+        for place in range(self.cursor, self.cursor + count):
+            epoch, position = divmod(place, len(self.problems))
+            if epoch != self.epoch:
+                rng = random.Random(f"order {self.seed} {epoch}")
+                self.epoch, self.order = epoch, rng.sample(self.problems, len(self.problems))
+            taken.append(self.order[position])
+        self.cursor += count
+        return taken

@@ -1,20 +1,16 @@
 """Processes with limits judge what a model wrote: they may hang or die, and the trainer goes on.
 
-A server, `python -m parts.grader FILE.py:FUNCTION`, is a fresh interpreter that loads one function
-and forks children. What a model wrote is read by children alone, each a copy of the server.
-
-rewards.Grader asks math-verify; `OwnReward` asks the function of --reward FILE.py:FUNCTION:
-
-    def score(problem: dict, completion: str) -> float
+A server, `python -m parts.grader FILE.py:FUNCTION`, is a fresh interpreter that loads one function:
+`rewards.judge`, or that of --reward, `score(problem: dict, completion: str) -> float`. What a model
+wrote is read by its forks alone.
 
 **No verdict depends on what was asked before.** With --reward each question has a child of its own.
-Forks cost more than most questions, so math-verify, of which only caches are left, judges several
+A fork costs more than most questions, so math-verify, of which only caches are left, judges several
 in one child, with the limits of one. What it answers in time, a new child would too: all that its
 caches can spare was computed within that time. Where it fails, a new child is asked.
 
-Each question ends in an answer, or in one of four ways to fail (docs/own_reward.md): timeout,
-killed, raised, no_number. Then there is no reward: it is NaN, and the sampler (`without_verdict`)
-sees to it that no model gains by making its grader fail.
+A question without an answer has a status of NO_VERDICT (docs/own_reward.md) and NaN as its reward:
+the sampler (`without_verdict`) sees to it that no model gains by making its grader fail.
 
 CPU time is limited, not the clock's: a busy machine must give the same verdicts as an idle one.
 """
@@ -28,7 +24,6 @@ import numbers
 import os
 import resource
 import runpy
-import secrets
 import select
 import shutil
 import signal
@@ -39,9 +34,9 @@ import tempfile
 import threading
 import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 from parts.folder import digest_of, shown
 
@@ -57,16 +52,13 @@ DETERMINED = {"PYTHONHASHSEED": "0", "SYMPY_GROUND_TYPES": "python", "MPMATH_NOG
 NO_VERDICT = ("timeout", "killed", "raised", "no_number")  # the grader failed, not the completion
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     reward: float  # NaN with a status of NO_VERDICT
     status: str
     why: str = ""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Of a child."""
+class Limits(NamedTuple):  # of a child
     cpu_seconds: float = 1.5  # honest answers take up to 0.3
     waiting_seconds: float = 15.0  # then it must be computing, or kept from it by others
     memory_gb: float = 1.0  # its data, with what the server has loaded
@@ -82,24 +74,18 @@ def load_function(name: str):
     return getattr(SimpleNamespace(**runpy.run_path(path)), function)
 
 
-def take_streams() -> tuple:
-    """(requests, replies). Afterwards nothing else can read or write them by accident."""
-    replies, requests = os.fdopen(os.dup(1), "w"), os.fdopen(os.dup(0))
-    null = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(null, stream)
-    return requests, replies
-
-
 def serve(name: str, digest: str, examples: list, folder: str, limits: dict) -> None:
     """The life of a server: until its client closes the requests, or is no more.
 
     Requests and replies are lines of JSON. First comes one reply, why the function cannot be
     loaded, or "". Then one for each question, after the process id of a new child.
-    `digest` is the hash of --reward's file, "" for a judge of this project. `examples` are
-    questions that load what the judge imports late, and fill its caches once for all children.
+    digest: of --reward's file, "" for a judge of this project. examples: questions that load what
+    the judge imports late, and fill its caches once for all children.
     """
-    streams = requests, replies = take_streams()
+    streams = requests, replies = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):  # nothing else can read or write them by accident
+        os.dup2(null, stream)
     limits, child = Limits(**limits), None
     try:
         enter_empty(folder)
@@ -137,7 +123,6 @@ def load_judge(name: str, digest: str, examples: list, limits: Limits) -> tuple:
     limit(resource.RLIMIT_DATA, int(limits.memory_gb * 2 ** 30))
     limit(resource.RLIMIT_CORE, 0)
     signal.setitimer(signal.ITIMER_PROF, START_SECONDS)
-    signal.alarm(60 * START_SECONDS)  # a file that waits for ever, and nobody to end it
     try:
         judge = load_reward(name, digest) if digest else load_function(name)
         for question in examples:
@@ -145,7 +130,6 @@ def load_judge(name: str, digest: str, examples: list, limits: Limits) -> tuple:
     except BaseException as error:
         return None, explain(error, name)
     signal.setitimer(signal.ITIMER_PROF, 0)
-    signal.alarm(0)
     limit(resource.RLIMIT_FSIZE, FILE_BYTES)
     return functools.partial(answer_of, judge, name, limits), ""
 
@@ -201,8 +185,7 @@ def live(judge, question: str, limits: Limits, questions, streams: tuple) -> Non
         print(os.getpid(), file=replies)
         replies.close()
         requests.close()
-        last = int(limits.cpu_seconds) + 1  # for a function that stops the timer
-        limit(resource.RLIMIT_CPU, last)
+        limit(resource.RLIMIT_CPU, int(limits.cpu_seconds) + 1)  # for who stops the timer
         signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)
         while question:
             questions.send(json.dumps(judge(question)).encode())
@@ -261,24 +244,24 @@ class Server:
     Ctrl-C is for its client alone.
     """
 
-    def __init__(self, name: str, **settings):
-        self.name, self.settings = name, settings
-        self.start()
+    def __init__(self, *asked):
+        self.asked = asked
+        self.start(*asked)
 
-    def start(self) -> None:
+    def start(self, name: str, settings: dict) -> None:
         self.hello, self.child = None, 0
-        self.folder = os.path.join(tempfile.gettempdir(), f"rewards-{secrets.token_hex(8)}")
-        settings = json.dumps(self.settings | dict(folder=self.folder))
+        self.folder = tempfile.mkdtemp(prefix="rewards-")
+        settings = json.dumps(settings | dict(folder=self.folder))
         environment = {key: os.environ[key] for key in INHERITED if key in os.environ}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "parts.grader", self.name, settings], text=True, cwd=ROOT,
+            [sys.executable, "-m", "parts.grader", name, settings], text=True, cwd=ROOT,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
             env=environment | DETERMINED | {"TMPDIR": self.folder})
 
     def load(self) -> None:
         """Wait until its function is loaded. RuntimeError, with the reason, if it cannot be."""
         if self.process.returncode is not None:  # it died of an earlier question
-            self.start()
+            self.start(*self.asked)
         if self.hello is None:
             if not wait(START_SECONDS, self.process.pid, self.process.stdout):
                 raise RuntimeError(f"past the time limit of {START_SECONDS:g} s")
@@ -323,15 +306,14 @@ class ForkingGrader(contextlib.AbstractContextManager):
 
     def __init__(self, name: str, digest: str = "", examples: list = (), servers: int = SERVERS,
                  **limits: float):
-        self.servers, self.pending, self.here = [], {}, threading.local()
-        start = functools.partial(
-            self._start, name, digest=digest, examples=examples, limits=vars(Limits(**limits)))
-        self.threads = ThreadPoolExecutor(servers, initializer=start)
+        settings = dict(digest=digest, examples=examples, limits=Limits(**limits)._asdict())
 
-    def _start(self, name: str, **settings) -> None:
-        """At the start of a thread: its own server."""
-        self.here.server = Server(name, **settings)
-        self.servers.append(self.here.server)
+        def start() -> None:
+            self.here.server = Server(name, settings)
+            self.servers.append(self.here.server)
+
+        self.servers, self.pending, self.here = [], {}, threading.local()
+        self.threads = ThreadPoolExecutor(servers, initializer=start)  # each with its own server
 
     def ask(self, *question) -> Future:
         """The verdict to come. A subclass answers here what needs no child."""
@@ -449,14 +431,6 @@ class OwnReward(ForkingGrader):
             raise SystemExit(f"{self.called} gave no number for any of the first {PATIENCE} "
                              f"completions: {shown(found.why, 400)}.")
         return found
-
-    def try_out(self, problems: list) -> None:
-        """Say what it gives for an empty completion, where a function may well fail."""
-        found, = self.grade([(problems[0].row, "")])
-        failed = found.status in NO_VERDICT
-        what = f"no number ({shown(found.why, 400)})" if failed else f"{found.reward:g}"
-        print(f"{self.called} gives {what} for an empty completion; above {self.threshold:g} is "
-              "correct")
 
 
 if __name__ == "__main__":

@@ -148,8 +148,6 @@ def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
         print(f"data: a step takes {config.batch_prompts} prompts (--batch-prompts) of "
               f"{len(train)} to train on, so some are in it twice or more")
     print(f"the first prompt, as the model sees it: {train[0].prompt!r}")
-    if config.reward:
-        grader.try_out(train)
     return train, held_out
 
 

@@ -34,6 +34,7 @@ BENCHMARKS = {  # the name on the command line -> hub id[:config]
     "ra-olympiadbench": "weqweasdas/olympiadbench",
     "ra-aime-like": "weqweasdas/aime_hmmt_brumo_cmimc_amc23",
 }
+MEASURED = ("minerva", "ra-minerva")  # their golds are measured: what is close is right
 GROUPS = {  # one name for several sets, with the weights of the published weighted average
     "reinforce-ada": {
         "ra-math500": 500, "ra-minerva": 272, "ra-olympiadbench": 675, "ra-aime-like": 230},
@@ -180,7 +181,7 @@ ANSWER_KEYS = ("gt", "answer", "final_answer", "reward_model.ground_truth", "sol
 CHAT_TURN = re.compile(  # a user's turn in a prompt that was already rendered for Qwen or Llama
     r"(?:<\|im_start\|>user|<\|start_header_id\|>user<\|end_header_id\|>)\n+"
     r"(.*?)(?:<\|im_end\|>|<\|eot_id\|>|\Z)", re.DOTALL)
-# Instructions around published problems: our own template would say them twice. Two are DAPO's.
+# Instructions around published problems: our own template would say them twice.
 AT_THE_START = (
     "Solve the following math problem step by step. The last line of your response should be of "
     "the form Answer: $Answer (without quotes) where $Answer is the answer to the problem.")
@@ -263,4 +264,6 @@ def plain_gold(value) -> str:
         text = boxes[-1][2] or ""
     elif "####" in text:
         text = text.rsplit("####", 1)[1].strip().partition("\n")[0]
+    if re.fullmatch(r"\\?\$\s*[\d.,]+\s*m", text):
+        return text  # millions, not meters
     return re.sub(r"\\?\$", "", text).strip().rstrip(".").strip()

@@ -248,9 +248,9 @@ def test_routes_of_experts_are_let_go_while_the_engine_runs():
 
 
 @pytest.mark.parametrize("name, style", [
-    ("minerva", "minerva"), ("ra-minerva", "minerva"), ("someone/MinervaMath", "minerva"),
-    ("data/minervamath.jsonl", "minerva"), ("minerva/olympiad.jsonl", ""), ("math500", "")])
-def test_minerva_is_graded_in_its_own_style_wherever_it_comes_from(name, style):
+    ("minerva", "minerva"), ("ra-minerva", "minerva"), ("my-minerva-notes.jsonl", ""),
+    ("math500", "")])
+def test_minerva_alone_is_graded_in_its_own_style(name, style):
     grader = Grader()
     sampled([question("q", source=name), question("r")], 1, grader=grader)
     assert grader.styles == {("eval", 0, 0): style, ("eval", 1, 0): ""}

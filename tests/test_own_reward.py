@@ -157,14 +157,6 @@ def test_a_file_that_never_finishes_loading_is_given_up(tmp_path, monkeypatch):
         OwnReward(f"{tmp_path / 'hangs.py'}:score", 0.5, servers=1)
 
 
-def test_it_is_tried_on_an_empty_completion_before_the_engine_starts(mine, grader, capsys):
-    grader.try_out([SimpleNamespace(row={})])
-    assert "gives no number (SyntaxError: " in capsys.readouterr().out
-    with OwnReward(f"{mine}:row", 0.5, servers=1) as other:
-        other.try_out([SimpleNamespace(row=dict(number=2, nested=dict(more=1)))])
-    assert "gives 3 for an empty completion; above 0.5 is correct" in capsys.readouterr().out
-
-
 def submit(grader, key, row: dict, text: str) -> None:
     grader.submit(key, SimpleNamespace(judged_by=row), SimpleNamespace(text=text))
 
@@ -382,7 +374,7 @@ def test_the_tiny_model_learns_a_reward_of_ones_own_on_ones_own_file(tmp_path):
              "--log-groups all").split()
     done = run_program("minirl.py", *flags, *small, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
-    for part in ("problems of 200 rows", "as the model sees it", "gives 0 for an empty"):
+    for part in ("problems of 200 rows", "as the model sees it"):
         assert part in done.stdout
     before, after = lines(tmp_path / "runs/mine/eval.jsonl")
     assert before["avg"] < 0.4 < after["ci_low"] and after["avg"] > before["avg"] + 0.25, (

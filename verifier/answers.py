@@ -126,7 +126,9 @@ UNIT_OF_ONE_LETTER = re.compile(rf"(?<=\d)(?:\s[{LETTERS}lFC]|m(?=[\^23])){SQUAR
 UNIT_OF_GOLD = rf"[{LETTERS}lFCKTH]{SQUARED}"
 UNIT_OF_ELEMENT = re.compile(rf"(?<=[\d}}])\s*{UNIT_OF_GOLD}\s*(?=,|$)")
 SCIENTIFIC = r"[-+]?\d[\d.,/]*(?:\s*(?:\\times|x)\s*10\^\{?-?\d+\}?)?"
-QUANTITY = rf"{SCIENTIFIC}(?:\\[,; ]|[~\s])+{UNIT_OF_GOLD}"
+FRACTION = r"-?\\[dt]?frac\s*(?:\d|\{\d+\})\s*(?:\d|\{\d+\})"
+LABEL = r"(?:[A-Za-z]\w*\s*=|[Aa]ns(?:wer)?\s*:)"
+QUANTITY = rf"(?:{LABEL}\s*)?(?:{SCIENTIFIC}|{FRACTION})(?:\\[,; ]|[~\s])+{UNIT_OF_GOLD}"
 QUANTITIES = re.compile(rf"\s*{QUANTITY}(?:\s*,\s*{QUANTITY})*\s*\.?\s*")
 
 # One name for each unit: `5 hr` is `5 hours`. Those that are products of others are written out.
@@ -313,7 +315,7 @@ WORD, LETTER = re.compile(r"[A-Za-z][A-Za-z '\-]*\.?"), re.compile("[A-J]")
 LOOKS_LIKE_WORDS = re.compile(r"[A-Za-z]{3}|^[Nn]o$")
 SURELY_WORDS = re.compile(r"[A-Za-z]{4}|[A-Za-z]{2} +[A-Za-z]{2}")
 MARKUP = re.compile(r"\\(?:begin|end)\{\w*\}|\\[A-Za-z]+")
-NONE = re.compile(r"(?i)n/?a|tbd|[-\d.,/]+ +[a-z]{2,3}")  # and 5 pcs
+NONE = re.compile(r"(?i)n/?a|tbd|[-\d.,/]+ +[a-z]{2,3}|.*\\sqrt.*\} [a-z]")  # 5 pcs, \sqrt{2} m
 A_CHOICE = re.compile(r"(?:\\text\{)?\(?[A-J]\)?\}?")
 CHOICE_AND_VALUE = re.compile(r"""
     (?: (?: \\text\{\s*\( | \( ) ([A-J]) \)[.:]?\s*\}?[.:]?\s*         # \text{(C)} or (C)
@@ -361,6 +363,17 @@ def is_surely_text(text: str) -> bool:
 def is_one_value(gold: str) -> bool:
     """Whether a gold is a number or a formula. `about 5`, `n/a` and `2,5` (a list) are not."""
     return not (SURELY_WORDS.search(MARKUP.sub(" ", gold)) or is_list(gold) or NONE.fullmatch(gold))
+
+
+def take_stated(gold: str, answer: str) -> tuple[str, str]:
+    """A gold `(A) 42` is met by `A`, by `42` and by both."""
+    both, stated = CHOICE_AND_VALUE.match(gold), CHOICE_AND_VALUE.match(answer)
+    if not both or len(A_MARK.findall(gold)) > 1:
+        return gold, answer
+    letter, other = (next(filter(None, each.groups())) if each else None for each in (both, stated))
+    if A_CHOICE.fullmatch(answer) or stated and letter != other:
+        return letter, answer
+    return both[4], answer
 
 
 def take_choice(gold: str, answer: str) -> str:

@@ -109,7 +109,7 @@ UNSEEN = [
     rule("the signs that begin and end a formula",
          r"(?<!\\)\\[()\[\]]", "", r"\(7\)", "7"),
     rule("m after a sum of money is a million, not a meter",
-         r"((?:\\\$|[€£¥₹])\s*\d[\d.,]*)\s*m(?![a-zA-Z])", r"\1\\text{million}", r"\$5m",
+         r"((?:\\\$|[€£¥₹]|^\$)\s*\d[\d.,]*)\s*m(?![a-zA-Z]|\s*\$)", r"\1\\text{million}", r"\$5m",
          r"\$5\text{million}"),
     rule("currencies, dollars around formulas, and quotation marks",
          r"\\?\$|[€£¥¢₹`“”\"]", "", r"\$7, “$8$”", "7, 8"),
