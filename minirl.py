@@ -83,7 +83,7 @@ def train_step(step: int, run: Run):
             run.engine.clear_cache()
     metrics |= summarize(groups) | dict(entropy=mean_surprisal(groups)) | seconds
     metrics |= dict(seconds=sum(seconds.values()), memory_gb=memory_gb(),
-                    threads=threads().fewest())
+                    threads=torch.get_num_threads())
     metrics["tokens_per_second"] = metrics["tokens"] / seconds["seconds_sample"]
     return groups, metrics
 

@@ -41,10 +41,10 @@ def make_coarse(bits: int) -> None:
 
     start, merged = engine.start, engine.merged_weights
 
-    def coarse_start(model, options, dtype):
+    def coarse_start(model, options):
         with tempfile.TemporaryDirectory() as folder:
             coarse_copy(model, folder, bits)
-            return start(folder, options, dtype)
+            return start(folder, options)
 
     def coarse_merged(policy):
         for name, w in merged(policy):

@@ -28,22 +28,16 @@ import numpy
 import torch
 from tqdm import tqdm
 
-from parts.machine import build_for_cpu, require_precision, threads
+from parts.folder import shown
+from parts.machine import build_for_cpu, threads
 from parts.models import empty_model
 from parts.policy import adapted_layers
 from parts.routing_replay import CpuRecorder
 
-MORE = "raise --engine-memory (on a CPU: VLLM_CPU_KVCACHE_SPACE, in GiB), or lower"
-TOO_SMALL = f"The engine's share of memory is too small for its cache: {MORE} --max-tokens."
-PREEMPTED = ("WARNING: the engine's cache of keys and values is full, so it computes those of some "
-             f"responses twice, which only costs time: {MORE} --engine-sequences")
-ADVICE = {  # what vLLM says when it cannot start -> what to do about it
-    "Free memory on device": "The GPU has not enough free memory for the engine: end what else "
-                             "runs on it (see `nvidia-smi`), or lower --engine-memory.",
-    "No available memory for the cache": TOO_SMALL,
-    "KV cache is needed": TOO_SMALL,
-    "out of memory": "The engine does not fit into the GPU's memory: lower --engine-sequences, or "
-                     "use a smaller model."}
+MEANT = ("vLLM did not start ({}). Its gpu_memory_utilization is --engine-memory (on a CPU: "
+         "VLLM_CPU_KVCACHE_SPACE, in GiB), its max_num_seqs --engine-sequences, its max_model_len "
+         "the sum of --max-prompt-tokens and --max-tokens, its dtype --dtype and --rollout-dtype. "
+         "What else is at stake: --kv-cache-dtype, --sync, --model, and who else uses the GPU.")
 
 
 @dataclass
@@ -65,9 +59,6 @@ def configure_vllm(on_cpu: bool) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # it is driven step by step, from here
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    if not os.access(os.path.expanduser("~"), os.W_OK):  # else it prints tracebacks
-        notes = os.path.join(tempfile.gettempdir(), f"vllm-{os.getuid()}")
-        os.environ.setdefault("VLLM_CACHE_ROOT", notes)
     warnings.filterwarnings("ignore", category=FutureWarning)  # vLLM's own
     logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
     if on_cpu:
@@ -108,7 +99,6 @@ class Engine:
                  sleep: bool = False, stop_token_ids: list[int] = (), seed: int = 0,
                  routes: bool = False):
         self.on_cpu = build_for_cpu()
-        require_precision(dtype, sync_mode)
         configure_vllm(self.on_cpu)
         options = dict(
             max_model_len=max_model_len, max_num_seqs=max_num_seqs, seed=seed,
@@ -116,10 +106,10 @@ class Engine:
             enable_prefix_caching=not (routes and self.on_cpu))  # its recorder sees every token
         options |= machine_options(self.on_cpu, memory_share, sleep, routes, max_model_len)
         if sync_mode == "adapter":
-            options |= adapter_options(model, lora_rank, self.on_cpu, routes)
+            options |= adapter_options(model, lora_rank, dtype, self.on_cpu, routes)
         if dtype == "fp8":
             options |= fp8_linears(self.on_cpu)
-        self.drive(start(model, options, dtype), temperature, stop_token_ids)
+        self.drive(start(model, options), temperature, stop_token_ids)
         self.recorder = CpuRecorder(self.llm) if routes and self.on_cpu else None
         self.sync_mode, self.routes = sync_mode, routes
         self.sleeps = sleep and not self.on_cpu
@@ -140,7 +130,6 @@ class Engine:
         self._adapter, self._folder = None, None
         self._counter = itertools.count(1)
         self._keys = {}  # vLLM's request id -> the caller's key
-        self._warned = False
 
     # --------------------------------------------------------------------------------- sampling
     def submit(self, key, prompt_ids: list[int], max_tokens: int,
@@ -155,7 +144,6 @@ class Engine:
 
     def step(self) -> list[tuple[object, Rollout]]:
         """One engine step (a token for every running request). Returns what finished in it."""
-        self._warn_of_preemptions()
         threads().look()
         finished = [out for out in self.llm.llm_engine.step() if out.finished]
         ids = [out.outputs[0].token_ids for out in finished]
@@ -163,13 +151,6 @@ class Engine:
         return [(self._keys.pop(out.request_id),
                  rollout_of(out.outputs[0], text, self._routes(out)))
                 for out, text in zip(finished, texts)]
-
-    def _warn_of_preemptions(self) -> None:
-        """Say once that the cache was full: vLLM would, but only in its statistics."""
-        running = self.llm.llm_engine.engine_core.engine_core.scheduler.running
-        if not self._warned and any(request.num_preemptions for request in running):
-            self._warned = True
-            tqdm.write(PREEMPTED)
 
     def _routes(self, out):
         if self.recorder:
@@ -270,7 +251,7 @@ def rollout_of(output, text: str, routes=None) -> Rollout:
 
 
 # --------------------------------------------------------------------------------- starting vLLM
-def start(model: str, options: dict, dtype: str):
+def start(model: str, options: dict):
     """`vllm.LLM`. What it refuses because of a setting becomes a SystemExit with one sentence."""
     import vllm
 
@@ -283,28 +264,10 @@ def start(model: str, options: dict, dtype: str):
             hf_overrides={"head_dtype": "float32"},  # logits in float32, as the trainer's
             **options)
     except (ValueError, RuntimeError, NotImplementedError, AttributeError) as error:
-        advice = advice_on(error, dtype, options["kv_cache_dtype"])
-        if not advice:
-            raise
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise SystemExit(f"{advice} ({first_line[:300]})") from error
+        reason = shown(" ".join(str(error).split()) or type(error).__name__, 400)
+        raise SystemExit(MEANT.format(reason)) from error
     finally:  # vLLM's own refuses, for a CPU's cores to which threads are bound; here none is
         torch.set_num_threads = set_num_threads
-
-
-def advice_on(error: Exception, dtype: str, kv_cache_dtype: str) -> str:
-    """What a user can do about an error of vLLM's start; empty when no setting is to blame."""
-    text = " ".join(str(error).split())
-    for words, advice in ADVICE.items():
-        if words in text:
-            return advice
-    if "fp8" in (dtype, kv_cache_dtype):
-        return (f"This build of vLLM cannot run this model with rollouts in {dtype} and its cache "
-                f"in {kv_cache_dtype}: try --rollout-dtype bfloat16 --kv-cache-dtype auto.")
-    if "quantiz" in text:
-        return ("vLLM cannot serve weights that are quantized as this model's are: take the model "
-                "that they were made of.")
-    return ""
 
 
 def machine_options(on_cpu: bool, memory_share: float, sleep: bool, routes: bool,
@@ -327,14 +290,14 @@ def machine_options(on_cpu: bool, memory_share: float, sleep: bool, routes: bool
     return options
 
 
-def adapter_options(model: str, rank: int, on_cpu: bool, routes: bool) -> dict:
+def adapter_options(model: str, rank: int, dtype: str, on_cpu: bool, routes: bool) -> dict:
     """vLLM's options for serving the trainer's adapter. Raises SystemExit where it cannot."""
     from transformers import AutoConfig
     from vllm.config.lora import MaxLoRARanks
 
-    if on_cpu and routes:
-        raise SystemExit(f"vLLM cannot serve this mixture of experts ({model}) with an adapter "
-                         "here: use --sync merge.")
+    if on_cpu and routes or dtype == "float32" and not on_cpu:
+        raise SystemExit(f"vLLM cannot serve {shown(model)} with an adapter here (on a CPU: a "
+                         "mixture of experts; on a GPU: float32): use --sync merge.")
     fitting = [r for r in sorted(get_args(MaxLoRARanks)) if r >= max(rank, 8)]
     config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     return dict(enable_lora=True, max_loras=1, max_lora_rank=fitting[0],
@@ -358,10 +321,10 @@ def merged_weights(policy):
     """Yields (Hugging Face name, tensor) of every adapted layer of a PEFT model: W + scale * B A,
     and its bias.
 
-    The sum is a new tensor. Merging in place and unmerging would leave rounding errors in the base
-    weights, and a resumed run would differ from one that was never stopped. The bias has not
-    changed, but vLLM builds a layer anew from what it is sent. Other layers must not be sent: vLLM
-    0.32 would overwrite the copies of experts that its CPU kernels have repacked.
+    The sum is a new tensor: merging in place and unmerging would leave rounding errors in the base
+    weights, and a resumed run would be another. The bias has not changed, but vLLM builds a layer
+    anew from what it is sent. Other layers must not be sent: vLLM 0.32 would overwrite the copies
+    of experts that its CPU kernels have repacked.
     """
     with torch.no_grad():
         for name, module in policy.base_model.model.named_modules():

@@ -7,8 +7,6 @@ import importlib.metadata
 import math
 import os
 import re
-import shutil
-import sysconfig
 import time
 from pathlib import Path
 
@@ -44,7 +42,7 @@ def is_installed(package: str) -> bool:
 
 
 def require_gpu() -> None:
-    """Raises SystemExit, one sentence, unless PyTorch and Triton can use the GPU that is here."""
+    """Raises SystemExit with one sentence unless PyTorch can use a GPU that it was built for."""
     import torch
 
     if not torch.cuda.is_available():  # where the driver is too old, torch has said so
@@ -55,12 +53,6 @@ def require_gpu() -> None:
     if capability() < OLDEST_CARD:
         raise SystemExit(f"This GPU ({card().name}) is too old: the lowest compute capability that "
                          f"works is {'{}.{}'.format(*OLDEST_CARD)}.")
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    header = os.path.join(sysconfig.get_path("include"), "Python.h")
-    if not compiler or not os.path.exists(header):
-        raise SystemExit("Triton compiles GPU kernels at run time and needs a C compiler (gcc, "
-                         f"clang, or the one that CC names) and {header}: install them (Debian, "
-                         "Ubuntu: `apt install gcc python3-dev`).")
 
 
 def card():
@@ -90,18 +82,6 @@ def default_sync(dtype: str) -> str:
 def default_micro_tokens() -> int:
     """For a model of 1.5 B parameters, beside an engine with its default share of the memory."""
     return 8192 if card().total_memory < SMALL_CARD else 16384
-
-
-def require_precision(dtype: str, sync: str) -> None:
-    """Raises SystemExit for a precision that this GPU or vLLM's LoRA kernels cannot compute in."""
-    if build_for_cpu():
-        return
-    if dtype in ("bfloat16", "fp8") and capability() < BFLOAT16_CARD:
-        raise SystemExit(f"A {card().name} cannot compute in {dtype}: leave --dtype and "
-                         "--rollout-dtype out, or set them to float16 or float32.")
-    if dtype == "float32" and sync == "adapter":
-        raise SystemExit("On a GPU vLLM serves adapters in 16 bits only: with --dtype float32 "
-                         "use --sync merge.")
 
 
 def require_effect(config) -> None:
@@ -228,7 +208,6 @@ def read(file) -> str:
 # as long (docs/real_model.md). The number changes nothing but the rounding of sums.
 LOOK = 5  # seconds from one look to the next
 IN_THE_WAY = 1 / 3  # of a core: others who take less cost less than a thread is worth
-TRY = 12  # every so many looks all threads are tried: who has a low priority gives way only then
 
 
 class Threads:
@@ -238,8 +217,7 @@ class Threads:
         import torch
 
         self.fixed = "OMP_NUM_THREADS" in os.environ or torch.cuda.is_available()
-        self.most, self.looks, self.before = torch.get_num_threads(), 0, taken()
-        self.chosen = [self.most]
+        self.most, self.before = torch.get_num_threads(), taken()
 
     def look(self) -> None:
         """Choose anew, if it is time to. Called between two pieces of work."""
@@ -247,27 +225,24 @@ class Threads:
 
         if self.fixed or time.monotonic() < self.before[0] + LOOK:
             return
-        before, self.before, self.looks = self.before, taken(), self.looks + 1
-        beside = threads_beside(before, self.before, os.cpu_count(), self.most)
-        self.chosen.append(beside if self.looks % TRY else self.most)
-        torch.set_num_threads(self.chosen[-1])
-
-    def fewest(self) -> int:
-        """The fewest since this was last asked."""
-        fewest, self.chosen = min(self.chosen), self.chosen[-1:]
-        return fewest
+        before, self.before = self.before, taken()
+        torch.set_num_threads(threads_beside(before, self.before, os.cpu_count(), self.most))
 
 
 threads = functools.cache(Threads)  # threads(): those of this process
 
 
 def taken() -> tuple[float, float, float]:
-    """(now, processor time that everybody has taken so far, and this program), in seconds."""
+    """(now, processor time that everybody has taken so far, and this program), in seconds.
+
+    A lower priority gives way, so it is not counted.
+    """
     everybody, own, me = psutil.cpu_times(), 0.0, psutil.Process()
     for process in (me, *me.children(recursive=True)):  # the graders are its own
         with contextlib.suppress(psutil.NoSuchProcess):
             own += sum(process.cpu_times()[:4])  # and what its ended children have taken
-    return time.monotonic(), everybody.user + everybody.nice + everybody.system, own
+    lower = everybody.nice if os.nice(0) > 0 else 0.0  # unless this program has one itself
+    return time.monotonic(), everybody.user + everybody.system + lower, own
 
 
 def threads_beside(before: tuple, now: tuple, cores: int, most: int) -> int:

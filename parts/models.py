@@ -173,8 +173,8 @@ def check_family(config) -> None:
                          "round them differently: take the model that they were made of.")
     if config.model_type not in FAMILIES:
         raise SystemExit(f"Models of the family {config.model_type} cannot be trained here: nobody "
-                         "has compared the trainer's log-probs of them with the engine's. Take a "
-                         "Qwen 2 or 3, Llama, SmolLM, Mistral, OLMo 2, Phi or Gemma (text) model.")
+                         "has compared trainer and engine. Take a Qwen 2 or 3, Llama, SmolLM, "
+                         "Mistral, OLMo 2, Phi or Gemma (text) model.")
 
 
 def load_model(path: str, dtype: str):

@@ -186,17 +186,12 @@ class CpuRecorder:
     Every router of vLLM can report its choice for the rows of a batch. Which rows belong to which
     request is known where the batch is put together. This needs the engine in this process, eager
     mode, no prefix caching (cached tokens are not routed again), and one batch at a time (vLLM's
-    CPU platform has no asynchronous scheduling). It reads internals of vLLM 0.32 and raises
-    SystemExit for any other version.
+    CPU platform has no asynchronous scheduling). It reads internals of vLLM 0.32.
     """
 
     def __init__(self, llm):
-        import vllm
         from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
-        if not vllm.__version__.startswith("0.32."):
-            raise SystemExit("Recording routes on a CPU is written for vLLM 0.32 "
-                             f"(requirements-cpu.txt), not {vllm.__version__}.")
         self.runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
         self.decoder_layers = llm.llm_engine.model_config.hf_text_config.num_hidden_layers
         self.batch, self.layers = None, {}  # the last batch's requests, and its routes by layer

@@ -100,11 +100,11 @@ def test_a_coarse_engine_starts_with_rounded_matrices_and_is_sent_no_others(monk
     w, b = torch.randn(4, 4), torch.randn(4)
     file = tmp_path / "model.safetensors"
     save_file(dict(w=w, b=b), file)
-    monkeypatch.setattr(engine, "start", lambda model, options, dtype: load_file(
+    monkeypatch.setattr(engine, "start", lambda model, options: load_file(
         f"{model}/model.safetensors"))
     monkeypatch.setattr(engine, "merged_weights", lambda policy: iter(policy.items()))
     coarse_engine.make_coarse(2)
-    started = engine.start(str(tmp_path), {}, "float32")
+    started = engine.start(str(tmp_path), {})
     sent = dict(engine.merged_weights({"q.weight": w, "q.bias": b}))
     rounded = coarse_engine.coarse(w, 2)
     assert not torch.equal(rounded, w)

@@ -3,7 +3,6 @@
 That its log-probs are the trainer's: test_agreement.py. What only a GPU has is tested with vLLM's
 own classes on the CPU, each said where it is used.
 """
-import os
 import random
 import sys
 from collections import deque
@@ -19,8 +18,7 @@ from models import make
 from models_small import move
 from parts import engine as engine_module
 from parts import run as running
-from parts.engine import (Engine, Rollout, WatchedEngine, adapter_options, advice_on,
-                          seed_everything)
+from parts.engine import Engine, Rollout, WatchedEngine, adapter_options, seed_everything
 from parts.models import tiny_folder
 from parts.problems import chains
 
@@ -216,10 +214,11 @@ def test_the_seed_of_a_request_on_a_gpu_is_decided_too(monkeypatch):
 def test_a_rank_that_vllm_does_not_know_is_rounded_up(folder):
     engine_module.configure_vllm(on_cpu=True)
     for rank, served in ((1, 8), (8, 8), (12, 16), (16, 16), (33, 64), (512, 512)):
-        asked = adapter_options(folder, rank, on_cpu=False, routes=False)
+        asked = adapter_options(folder, rank, "bfloat16", on_cpu=False, routes=False)
         assert asked["max_lora_rank"] == served and "up_proj" in asked["lora_target_modules"]
-    with pytest.raises(SystemExit, match="cannot serve this mixture of experts.*--sync merge"):
-        adapter_options("any", 8, on_cpu=True, routes=True)
+    for dtype, on_cpu in (("bfloat16", True), ("float32", False)):
+        with pytest.raises(SystemExit, match="cannot serve any with an adapter.*--sync merge"):
+            adapter_options("any", 8, dtype, on_cpu=on_cpu, routes=True)
 
 
 # ------------------------------------------------------------------ what is asked of it, without it
@@ -228,32 +227,21 @@ def test_what_vllm_is_asked_for(monkeypatch):
     asked = {}
     vllm = SimpleNamespace(LLM=lambda model, **options: asked.update(options))
     monkeypatch.setitem(sys.modules, "vllm", vllm)
-    engine_module.start("model", dict(kv_cache_dtype="auto"), "float32")
+    engine_module.start("model", {})
     assert asked["logprobs_mode"] == "processed_logprobs"
     assert asked["generation_config"] == "vllm"
     assert asked["hf_overrides"] == {"head_dtype": "float32"}
     assert asked["trust_remote_code"] is False
 
 
-@pytest.mark.parametrize("writable", [True, False])
-def test_vllm_keeps_notes_in_the_home_where_it_can(monkeypatch, writable):
-    """Where it cannot, it prints tracebacks."""
-    monkeypatch.setenv("VLLM_CACHE_ROOT", "which the test takes back")
-    monkeypatch.delenv("VLLM_CACHE_ROOT")
-    monkeypatch.setattr(os, "access", lambda *_: writable)
-    engine_module.configure_vllm(on_cpu=True)
-    assert ("VLLM_CACHE_ROOT" in os.environ) != writable
-
-
 @pytest.mark.parametrize("on_cpu, routes, cached", [
     (True, False, True), (True, True, False), (False, True, True)])
 def test_only_what_records_routes_on_a_cpu_must_see_every_token(
         monkeypatch, on_cpu, routes, cached):
-    def start(model, options, dtype):
+    def start(model, options):
         raise SystemExit(options["enable_prefix_caching"])
 
     monkeypatch.setattr(engine_module, "build_for_cpu", lambda: on_cpu)
-    monkeypatch.setattr(engine_module, "require_precision", lambda *_: None)
     monkeypatch.setattr(engine_module, "start", start)
     with pytest.raises(SystemExit, match=str(cached)):
         Engine("any", max_model_len=9, routes=routes)
@@ -262,7 +250,7 @@ def test_only_what_records_routes_on_a_cpu_must_see_every_token(
 def bare_engine(done: list, finished: list = ()):
     """The engine around a stand-in for vLLM that notes what is asked of it in `done`."""
     engine = Engine.__new__(Engine)
-    core = SimpleNamespace(batch_queue=[], scheduler=SimpleNamespace(running=[]))
+    core = SimpleNamespace(batch_queue=[])
     inner = SimpleNamespace(
         step=lambda: list(finished), has_unfinished_requests=lambda: False,
         engine_core=SimpleNamespace(engine_core=core))
@@ -270,7 +258,6 @@ def bare_engine(done: list, finished: list = ()):
         llm_engine=inner, reset_prefix_cache=lambda: done.append("cache") or True,
         collective_rpc=lambda name, kwargs: done.append(name))
     engine.on_cpu, engine.sync_mode, engine.recorder = False, "merge", None
-    engine._warned = False
     engine.tokenizer, engine._keys = make.build_tokenizer(), {out.request_id: 7 for out in finished}
     return engine
 
@@ -288,16 +275,6 @@ def test_a_prompt_is_read_in_one_step_however_long():
     for on_cpu in (True, False):
         options = engine_module.machine_options(on_cpu, 0.5, False, False, max_model_len=20_000)
         assert options["max_num_batched_tokens"] == 20_000
-
-
-def test_a_full_cache_is_said_once(capsys):
-    engine = bare_engine([])
-    running = engine.llm.llm_engine.engine_core.engine_core.scheduler.running
-    for preempted in (0, 1, 0, 2):
-        running[:] = [SimpleNamespace(num_preemptions=count) for count in (0, preempted)]
-        engine.step()
-        said = capsys.readouterr().out
-        assert ("cache of keys and values is full" in said) == (preempted == 1)
 
 
 def test_nothing_cached_survives_a_sync():
@@ -341,39 +318,25 @@ def test_tokens_are_those_that_were_sampled():
 
 
 # -------------------------------------------------------------------------------- what vLLM refuses
-@pytest.mark.slow
-def test_what_vllm_refuses_is_explained_in_one_sentence(monkeypatch):
-    """The messages are vLLM's own where its functions run without a GPU. Others are not covered up.
-    """
-    engine_module.configure_vllm(on_cpu=True)
-    import vllm
-    from vllm.v1.core.kv_cache_utils import _check_enough_kv_cache_memory as check
-    from vllm.v1.worker.utils import request_memory
+@pytest.mark.parametrize("error, known", [
+    (ValueError("No available memory for the cache blocks. Try increasing\ngpu_memory_utilization"),
+     True), (NotImplementedError("'_C' object has no attribute 'scaled_fp8_quant'"), True),
+    (RuntimeError(), True), (KeyError("a bug"), False)])
+def test_what_vllm_refuses_is_said_with_the_flags_for_its_words(monkeypatch, error, known):
+    def llm(*_, **__):
+        torch.set_num_threads = None  # vLLM forbids to change them
+        raise error
 
-    def raised(call):
-        with pytest.raises(ValueError) as error:
-            call()
-        return error.value
-
-    for available in (0, 100):
-        error = raised(lambda: check(available, lambda: 2**30, 4096, lambda _: 0))
-        assert "raise --engine-memory" in advice_on(error, "bfloat16", "auto")
-    card = SimpleNamespace(device_="cuda:0", total_memory=24 << 30, free_memory=2 << 30)
-    error = raised(lambda: request_memory(card, SimpleNamespace(gpu_memory_utilization=0.45)))
-    assert "end what else runs on it" in advice_on(error, "bfloat16", "auto")
-    assert "does not fit" in advice_on(RuntimeError("CUDA out of memory. Tried to allocate"),
-                                       "bfloat16", "auto")
-    assert advice_on(ValueError("something else"), "bfloat16", "auto") == ""
-
-    def no_kernel(*_, **options):
-        raise NotImplementedError("'_C' object has no attribute 'scaled_fp8_quant'\nmore")
-
-    monkeypatch.setattr(vllm, "LLM", no_kernel)
-    options = dict(kv_cache_dtype="auto")
-    with pytest.raises(SystemExit, match="cannot run this model with rollouts in fp8.*--rollout"):
-        engine_module.start("any", options, "fp8")
-    with pytest.raises(NotImplementedError):
-        engine_module.start("any", options, "bfloat16")
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=llm))
+    threads = torch.set_num_threads
+    with pytest.raises(SystemExit if known else KeyError) as ended:
+        engine_module.start("any", {})
+    assert torch.set_num_threads is threads
+    if known:
+        first = str(error).split("\n")[0] or "RuntimeError"
+        said = str(ended.value)
+        assert said.isprintable() and f"did not start ({first}" in said
+        assert "gpu_memory_utilization is --engine-memory" in said
 
 
 # ------------------------------------------------------------------------- as the sampler sees it
