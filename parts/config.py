@@ -209,11 +209,8 @@ class HardwareSettings(EngineSettings):
 @dataclass
 class Config(ModelSettings, ProblemSettings, SamplingSettings, ObjectiveSettings, OptimizerSettings,
              RunSettings, HeldOutSettings, WatchSettings, HardwareSettings):
-    """Every flag of `python minirl.py`.
-
-    Zero or "auto" is filled in by `__post_init__` (what belongs to the objective), by `resolve`
-    (what depends on model and machine) or by `prepare` (replay: only the model's own config says
-    whether it has experts).
+    """Every flag of `python minirl.py`. Zero or "auto" is filled in here, by `resolve` (what
+    depends on model and machine) or by `prepare` (replay: the model's config tells of experts).
     """
 
     def __post_init__(self):
@@ -255,9 +252,7 @@ def check_numbers(config) -> None:
 
 
 def check_sampler(config: SamplerConfig) -> None:
-    """Raises ValueError, one sentence, for sizes that cannot work, and for a setting that only
-    other samplers read.
-    """
+    """Raises ValueError for sizes that cannot work, and for what only other samplers read."""
     check_numbers(config)
     SamplerConfig.validate(config)
     foreign = f"has no effect with sampler {config.sampler}: leave it out"
@@ -364,11 +359,9 @@ def small_defaults(config) -> dict:
 def parse_flags(cls: type, argv: list[str] | None, prog: str, description: str, defaults=()):
     """An instance of the dataclass `cls`, filled from the flags `argv` (None: of this process).
 
-    max_tokens becomes --max-tokens, a bool clip becomes --clip and --no-clip. Each dataclass that
-    `cls` inherits from is a group in --help, whose title is its docstring. `defaults` {field:
-    value} take the place of the class's own.
-
-    Ends the program with code 0 after --help, and with code 2 where a flag or a value is none.
+    Each dataclass that `cls` inherits from is a group in --help, whose title is its docstring.
+    `defaults` {field: value} take the place of the class's own. Ends the program with code 0 after
+    --help, and with code 2 where a flag or a value is none.
     """
     for text in sys.argv[1:] if argv is None else argv:
         if not is_text(text):

@@ -7,6 +7,8 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
+
 from parts.folder import read_rows, replacing, settings
 from parts.grader import NO_VERDICT
 
@@ -92,8 +94,6 @@ def smooth(values):
 
     A run of at most 12 steps stays as it is.
     """
-    import numpy as np
-
     reach = math.ceil(len(values) / 40) + 1 if len(values) > 12 else 0
     kernel = np.ones(2 * reach + 1)
     return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
@@ -106,28 +106,19 @@ def plain(text) -> str:
 
 
 # ----------------------------------------------------------------------------------------- panels
-def draw_lines(ax, run, keys) -> None:
-    """Two lines per key: every step (faint) and the moving mean."""
+def draw_lines(ax, rows, keys, log_scale=False) -> None:
+    """Two lines per key: every step (faint) and the moving mean. On a log scale the sizes."""
     for color, (key, label) in zip(COLORS, keys.items()):
-        xs, ys = series(run["metrics"], key)
+        xs, ys = series([row for row in rows if row.get(key) or not log_scale], key)
         if xs:
+            ys = np.abs(ys) if log_scale else ys
             marker = "." if len(xs) < 20 else ""
             ax.plot(xs, ys, color=color, alpha=0.25, linewidth=1)
             ax.plot(xs, smooth(ys), color=color, linewidth=1.8, marker=marker, label=label)
-    labels = len(ax.get_legend_handles_labels()[1])
-    low, high = ax.dataLim.y0, ax.get_ylim()[1]
-    high += 0.08 * labels * abs(high)  # headroom for the legend
-    ax.set_ylim(min(low, 0), max(high, 0) or 1)  # a reward of one's own may be negative
-
-
-def draw_kl(ax, run, keys) -> None:
-    """Engine-trainer mismatch on a log scale: healthy values span ten orders of magnitude."""
-    # k1 may be negative: draw its size. A log scale has no zero.
-    sizes = [{"step": row["step"]} | {key: abs(row[key]) for key in keys if row.get(key)}
-             for row in run["metrics"]]
-    draw_lines(ax, dict(metrics=sizes), keys)
-    ax.set_yscale("log")
-    ax.set_ylim(min(1e-5, ax.dataLim.y0 / 10), max(1e-1, ax.dataLim.y1 * 3))
+    if log_scale:
+        ax.set_yscale("log")
+    else:
+        ax.set_ylim(bottom=min(0, ax.dataLim.y0))  # a reward of one's own may be negative
 
 
 def in_float32(config: dict) -> bool:
@@ -136,11 +127,11 @@ def in_float32(config: dict) -> bool:
             and config.get("rollout_dtype", "auto") in ("auto", "float32"))
 
 
-def draw_accuracy(ax, run, keys) -> None:
+def draw_accuracy(ax, evals) -> None:
     """One line per data set with its interval; the dotted line is where it started."""
-    sets = dict.fromkeys(row.get("data") for row in run["evals"])
+    sets = dict.fromkeys(row.get("data") for row in evals)
     for color, data in zip(itertools.cycle(COLORS), sets):
-        rows = [row for row in run["evals"] if row.get("data") == data]
+        rows = [row for row in evals if row.get("data") == data]
         xs, ys = series(rows, "avg")
         if xs:
             label = f"{plain(data)}, avg@{rows[0].get('k', '?')}: {ys[0]:.2f} → {ys[-1]:.2f}"
@@ -197,15 +188,14 @@ def draw_run(run_dir: str | Path, out: str | Path = "") -> Path:
     figure.get_layout_engine().set(h_pad=0.12, w_pad=0.12)
     for number, (kind, title, unit, keys) in enumerate(panels, 1):
         ax = figure.add_subplot(rows, columns, number)
-        KINDS[kind](ax, run, keys)
+        if kind == "accuracy":
+            draw_accuracy(ax, run["evals"])
+        else:
+            draw_lines(ax, run["metrics"], keys, log_scale=kind == "kl")
         label_panel(ax, title, unit)
         if any(ax.get_legend_handles_labels()[1]):
-            ax.legend(fontsize=8, loc="upper right" if kind == "kl" else "best")
+            ax.legend(fontsize=8)
     known = [run["config"][key] for key in ("model", "data") if run["config"].get(key)]
     about = map(plain, [run["name"], *known])
     figure.suptitle(" · ".join(about) + "      (faint: every step, bold: moving mean)", fontsize=12)
     return save(figure, Path(out or Path(run_dir) / "curves.png"))
-
-
-KINDS = {"lines": draw_lines, "off-policy": draw_lines, "routes": draw_lines, "kl": draw_kl,
-         "accuracy": draw_accuracy}

@@ -105,7 +105,7 @@ def prepare(config: Config, grader) -> Run:
 
 
 def before_the_engine(config: Config, grader) -> SimpleNamespace:
-    """The run's folder, the model's files, the problems and the newest checkpoint."""
+    """Folder, model files, problems and newest checkpoint of the run."""
     folder = Path("runs", config.name)
     lock = claim(folder, config.resume) if folder.exists() else None
     path, tokenizer = find_model(config)
@@ -393,18 +393,12 @@ def finish(run: Run) -> None:
     if run.tracker:
         run.tracker.finish()
     draw_run(run.folder)
-    config = run.config
+    config, python = run.config, os.path.relpath(sys.executable)
     print(f"held-out avg@{config.eval_k}: {accuracy(run, unit_of(config))}; curves: "
           f"{run.folder / 'curves.png'}; adapter: {run.folder / 'checkpoints'}\n"
-          f"next: look into it with {python()} explore.py {run.folder}\n"
-          f"      go on with        {python()} minirl.py --name {config.name} --resume --steps "
+          f"next: look into it with {python} explore.py {run.folder}\n"
+          f"      go on with        {python} minirl.py --name {config.name} --resume --steps "
           f"{max(200, 2 * run.state['step'])}")
-
-
-def python() -> str:
-    """`python`, or the path of this Python where its environment is not active."""
-    here = Path(sys.executable).is_relative_to(Path.cwd()) and "VIRTUAL_ENV" not in os.environ
-    return os.path.relpath(sys.executable) if here else "python"
 
 
 @contextlib.contextmanager
