@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import minirl
-from ada_sampler import Estimator, Group, Sample, settle
+from ada_sampler import Group, Sample, settle
 from explore import OF_TOKENS
 from minirl import objective, sample, update
 from models import make
@@ -22,8 +22,7 @@ from parts.logprobs import Row
 from parts.metrics import (diagnostics, effective_share, few_weights, group_row, is_blind,
                            mean_surprisal, no_verdicts, pieces, summarize, token_columns, watch,
                            why_broken)
-from parts.run import make_optimizer
-from test_combinations import Judge, Problems, RandomWriter, complete, random_policy
+from world import Words, ready, silent
 
 
 def group(rewards_of_rounds, **changes):
@@ -118,29 +117,14 @@ def test_entropy_is_over_everything_that_was_drawn():
 
 
 # ------------------------------------------------------------------------------ groups.jsonl
-class Words:
-    """In the tokenizer's place: token 7 is the text "<7>"."""
-
-    def decode(self, ids):
-        return "".join(f"<{i}>" for i in ids)
-
-
-class Silent(Judge):
-    def result(self, key):
-        return SimpleNamespace(reward=0.0, status="wrong", why="it never is")
-
-
-def stepped(mixture=False, grader=None, **settings):
-    """One real step with an engine of random tokens: (config, groups, rows of the log, metrics)."""
-    config = complete(**settings)
-    policy = random_policy(mixture)
-    run = SimpleNamespace(
-        config=config, engine=RandomWriter(routes=mixture), grader=grader or Judge(),
-        stream=Problems(), estimator=Estimator(), policy=policy)
+def stepped(**settings):
+    """One real step in the small world: (config, groups, rows of the log, metrics)."""
+    run = ready(**settings)
     groups = sample(run)
-    metrics = update(policy, *make_optimizer(policy, config), groups, config, random.Random(0))
+    metrics = update(run.policy, run.optimizer, run.schedule, groups, run.config, random.Random(0))
     lines = [json.dumps(group_row(1, group, Words())) for group in groups]
-    return config, groups, [json.loads(line, parse_constant=pytest.fail) for line in lines], metrics
+    rows = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+    return run.config, groups, rows, metrics
 
 
 def trained(rows):
@@ -155,7 +139,7 @@ SAMPLING = [
 WEIGHTS = [dict(sampler="ada-est"), dict(weighting="log")]
 UPDATING = [
     {}, dict(objective="grpo"), dict(objective="cispo"), dict(importance="none"),
-    dict(importance="staleness", weight_cap=1.0), dict(clip=False), dict(mask="dppo"),
+    dict(importance="staleness", weight_cap=1.0), dict(clip=False), dict(mask="dppo", lr=0.5),
     dict(mask="icepop"), dict(length_norm="response"), dict(length_norm="batch"),
     dict(replay="r2"), dict(replay="r3")]
 
@@ -229,11 +213,10 @@ def plain(policy, prompt_ids, ids):
 
 
 def test_a_rows_log_probs_are_of_the_weights_that_its_optimizer_step_began_with(monkeypatch):
-    config = complete(**FAR)
-    policy, real, states = random_policy(False), minirl.optimizer_step, []
+    run, real, states = ready(**FAR), minirl.optimizer_step, []
 
     def remember():
-        states.append([plain(policy, group.problem.prompt_ids, s.rollout.token_ids)
+        states.append([plain(run.policy, group.problem.prompt_ids, s.rollout.token_ids)
                        for group in groups for s in group.pool])
 
     def step(*args):
@@ -242,11 +225,9 @@ def test_a_rows_log_probs_are_of_the_weights_that_its_optimizer_step_began_with(
         return norm
 
     monkeypatch.setattr(minirl, "optimizer_step", step)
-    groups = sample(SimpleNamespace(
-        config=config, engine=RandomWriter(routes=False), grader=Judge(), stream=Problems(),
-        estimator=None, policy=policy))
+    groups = sample(run)
     remember()
-    update(policy, *make_optimizer(policy, config), groups, config, random.Random(0))
+    update(run.policy, run.optimizer, run.schedule, groups, run.config, random.Random(0))
     rows = [s for group in groups for s in group_row(1, group, Words())["pool"]]
     seen = [(i, s) for i, s in enumerate(rows) if "theta" in s]
     assert {s["mini"] for _, s in seen} == {0, 1, 2}
@@ -262,10 +243,10 @@ def test_a_rows_log_probs_are_of_the_weights_that_its_optimizer_step_began_with(
 
 
 def test_a_step_without_signal_is_recorded_with_the_verifiers_reasons():
-    _, _, rows, metrics = stepped(grader=Silent())
+    _, _, rows, metrics = stepped(judge=silent)
     assert metrics["optimizer_steps"] == 0 and not trained(rows)
     assert {row["outcome"] for row in rows} == {"too few correct"}
-    assert {s["reason"] for row in rows for s in row["pool"]} == {"it never is"}
+    assert {s["reason"] for row in rows for s in row["pool"]} == {"because"}
     assert all(s["coefficient"] == 0 for row in rows for s in row["pool"] if s["kept"])
 
 
