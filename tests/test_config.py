@@ -110,6 +110,14 @@ def test_a_run_without_a_name_gets_one_that_is_a_folder(settings, name):
     assert name_of(config) == name_of(Config(name=name)) == name
 
 
+@pytest.mark.parametrize("name", ["..", ".", "../up", "/tmp/there", "a/b", "a\\b", ".hidden",
+                                  "a\nb", "a\x1b[2J", "~", "-x y", "a\x00", "x" * 256, "ü" * 128])
+def test_a_name_that_leaves_the_runs_folder_or_is_too_long_is_refused(name):
+    with pytest.raises(ValueError, match="must be a plain folder name") as refused:
+        name_of(Config(name=name))
+    assert str(refused.value).isprintable()
+
+
 # ------------------------------------------------------------------------------ flags
 def flag(name: str) -> str:
     return "--" + name.replace("_", "-")

@@ -64,10 +64,14 @@ def adapter_of(value: float):
     return spoil
 
 
-def another_model():
-    """The run was trained on other weights than its model has now."""
-    config = MINE / "config.json"
-    config.write_text(config.read_text().replace('"model": "tiny"', '"model": "tiny-skills"'))
+def setting(name: str, value):
+    """The run has this setting in config.json; None: it is not there."""
+    def spoil():
+        stored = json.loads((MINE / "config.json").read_text())
+        stored["config"].pop(name, None)
+        stored["config"] |= {} if value is None else {name: value}
+        (MINE / "config.json").write_text(json.dumps(stored))
+    return spoil
 
 
 # ------------------------------------------------------------------------------ the rows
@@ -76,13 +80,57 @@ FITS = f"{OUT} --template chat --max-tokens 9 --max-prompt-tokens 40"
 REFUSED = {
     "minirl.py": [
         ("--temperature 0", "temperature 0 writes the same answer every time"),
+        ("--temperature 0.001", "temperature must be from 0.01 to 100.0, not 0.001"),
+        ("--lora-rank 0", "lora_rank must be from 1 to 512, not 0"),
+        ("--log-groups -1", "log_groups must be from 1 to 1000000, not -1"),
+        ("--threshold 1", "threshold must be at least 0 and below 1"),
+        ("--threshold -1e-9", "threshold must be at least 0 and below 1"),
+        ("--M 2", "a round of 2 is below n = 4"),
+        ("--sampler uniform --M 9", "M has no effect with sampler uniform"),
+        ("--sampler ada-pos --max-rounds-all-correct 1", "no effect with sampler ada-pos"),
+        ("--sampler ada-est --M 64", "M, their mean, cannot be 64"),
+        ("--mini-batches 50 --batch-prompts 8", "mini_batches = 50 is more than the 8 prompts"),
+        ("--mini-batches 25", "mini_batches = 25 is more than the 24 prompts"),
+        ("--objective grpo --importance none", "have no effect with objective grpo"),
+        ("--objective cispo --weight-cap 4", "have no effect with objective cispo"),
+        ("--objective grpo --mask icepop", "have no effect with objective grpo"),
+        ("--importance none --weight-cap 4", "no effect with importance none"),
+        ("--replay r2", "there is no pi_old pass"),
+        ("--replay r3 --mini-batches 2", "--replay r3 is for mixtures of experts"),
+        ("--no-clip --eps-low 0.1 --mini-batches 2", "have no effect without clip"),
+        ("--no-clip --eps-high 0.1 --mini-batches 2", "have no effect without clip"),
+        ("--no-clip --mask dppo --mini-batches 2", "have no effect without clip"),
+        ("--mask dppo --eps-low 0.1 --mini-batches 2", "which looks at differences"),
+        ("--eps-low 0.1", "have no effect with one mini-batch"),
+        ("--eps-high 0.1", "have no effect with one mini-batch"),
+        ("--no-clip", "have no effect with one mini-batch"),
+        ("--name a/b", "must be a plain folder name"),
+        ("--template caf\udce9", "caf\\udce9 is no text in UTF-8"),  # typed in another encoding
+        ("--model NoSuchModel", "NoSuchModel"),
         ("--eval-data missing.jsonl", "There is no data file missing.jsonl: --"),
+        ("--eval-data builtin,missing.csv", "There is no data file missing.csv"),
+        ("--data odd.jsonl", "--columns QUESTION,ANSWER", text(
+            Path("odd.jsonl"), '{"alpha": "1+1", "beta": 2}')),
+        ("--data sums.jsonl --eval-data builtin --max-prompt-tokens 3", "over 3 tokens"),
+        ("--name note", "Cannot use runs/note (File exists)", text(Path("runs/note"), "mine")),
         ("--name mine", "exists already: add --resume"),
+        ("--name mine --resume", "M must be from 1", setting("M", -1)),
+        ("--name mine --resume", "lr must be from", setting("lr", math.nan)),
+        ("--name mine --resume", "mine was started with --gone 1, not None", setting("gone", 1)),
+        ("--name mine --resume", "mine was started with --clip None, not", setting("clip", None)),
+        ("--name mine --resume --max-tokens 9", "was started with --max-tokens 12, not 9"),
         ("--name mine --resume --lora-rank 3", "was started with --lora-rank 16, not 3"),
         ("--name mine --resume", "config.json", text(MINE / "config.json", "{")),
     ],
     "eval.py": [
         ("--out out --data missing.jsonl", "There is no data file missing.jsonl: --data"),
+        ("--k 0", "k must be from 1 to 1000000, not 0"),
+        ("--max-tokens -1", "max_tokens must be from 1 to"),
+        ("--engine-memory 1", "engine_memory must be from 0.01 to 0.99, not 1.0"),
+        ("--temperature 0", "use --k 1"),
+        ("--temperature nan", "from 0.01 to 100.0, not nan"),
+        ("--threshold 0.5", "threshold has no effect without reward"),
+        ("--data caf\udce9", "caf\\udce9 is no text in UTF-8"),
         ("--out out --data no-such-set", "no data set 'no-such-set'"),
         ("--out out --data held-out", "--data held-out needs --adapter RUN"),
         (f"{OUT} --adapter no/such/folder", "has no adapter_config.json"),
@@ -118,7 +166,7 @@ REFUSED = {
         ("runs/mine/checkpoints out", "has no adapter_config.json"),
         ("strange out", "is no checkpoint of a run", moved(LAST, Path("strange"))),
         ("runs/mine out", "does not fit", text(LAST / "adapter_model.safetensors", "half")),
-        ("runs/mine out", "was started with other contents of --model", another_model),
+        ("runs/mine out", "other contents of --model", setting("model", "tiny-skills")),
         ("runs/mine out", "holds numbers that are not finite", adapter_of(math.nan)),
         ("runs/mine out", "merged weights are no finite numbers", adapter_of(1e30)),
         ("runs/mine runs", "exists already"),

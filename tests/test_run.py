@@ -27,7 +27,6 @@ def run(tmp_path, monkeypatch):
     """A run whose engine does nothing; model, optimizer and checkpoints are real."""
     monkeypatch.setattr(running, "draw_run", lambda folder: drawn.append(folder))
     monkeypatch.setattr(running, "watch", lambda *_: "")
-    monkeypatch.setenv("VIRTUAL_ENV", "active")
     drawn, closed = [], []
     config = Config(name="mine", steps=30, lr=0.1, sampler="ada-est")
     made = Run(
@@ -82,49 +81,34 @@ def test_so_many_prompts_of_a_step_are_recorded_and_not_more(run, count, places)
 def test_every_held_out_set_is_logged_with_what_the_training_has_cost(run, capsys):
     run.state |= dict(step=20, samples_total=500, tokens_total=9000, seconds_total=12.0)
     easy = dict(avg=0.5, ci_low=0.4, ci_high=0.6, k=8)
-    running.record_evaluation([], dict(easy=easy, hard=easy | dict(avg=0.25)), run)
+    run.held_out = [SimpleNamespace(id="a", level="", problem="Q", answer="7")]
+    run.config.eval_k = 2  # with a reward of one's own, those above the threshold are correct
+    answers = [dict(status=status, text=status) for status in ("wrong", "correct")]
+    running.record_evaluation(answers, dict(easy=easy, hard=easy | dict(avg=0.25)), run)
+    answered, = rows(run, "answers.jsonl")
+    assert (answered["right"], answered["text"]) == (1, "wrong")
     first, second = rows(run, "eval.jsonl")
     assert first == dict(step=20, samples_total=500, tokens_total=9000, seconds_total=12.0,
                          data="easy", temperature=run.config.temperature, **easy)
     assert (second["data"], second["avg"], run.evaluated) == ("hard", 0.25, 20)
     lines = capsys.readouterr().out.splitlines()
-    assert "avg@8 on easy  50.0% [40.0%, 60.0%]" in lines[0] and "on hard  25.0%" in lines[1]
+    assert "avg@2 on easy  50.0% [40.0%, 60.0%]" in lines[0] and "on hard  25.0%" in lines[1]
     assert running.accuracy(run, ".0%") == "easy 50%, hard 25%"
     assert running.accuracy(fresh(run), ".0%") == "not known yet"
     assert run.drawn == [run.folder]
 
 
-def test_of_a_reward_of_ones_own_those_above_the_threshold_are_counted_as_right(run):
-    run.held_out = [SimpleNamespace(id="a", level="", problem="Q", answer="7")]
-    run.config.eval_k = 2
-    running.record_answers([dict(reward=reward, status=status, text="") for reward, status in (
-        (0.5, "wrong"), (0.9, "correct"))], run)
-    assert [row["right"] for row in rows(run, "answers.jsonl")] == [1]
-
-
 # ------------------------------------------------------------------------------ after a step
-def test_every_step_ends_in_a_log_and_then_in_a_checkpoint(run, disk):
+def test_every_step_ends_in_a_log_and_then_in_a_checkpoint(run, monkeypatch):
+    """Also the one that ends the run."""
     for step in (1, 2, 3):
-        running.record(step, [], metrics_of(), run)
+        monkeypatch.setattr(running, "watch", lambda *_: "no hope" * (step == 3))
+        with pytest.raises(SystemExit) if step == 3 else contextlib.nullcontext():
+            running.record(step, [], metrics_of(), run)
         assert rows(run, "metrics.jsonl")[-1]["step"] == run.state["step"] == step
     assert [folders.step_of(path) for path in folders.checkpoints(run.folder)] == [2, 3]
     seconds = [row["seconds_save"] for row in rows(run, "metrics.jsonl")]
     assert seconds[0] == 0 and min(seconds[1:]) > 0  # of the checkpoint before
-
-
-def test_a_step_that_ends_the_run_is_logged_and_saved(run, monkeypatch):
-    monkeypatch.setattr(running, "watch", lambda *_: "no hope")
-    with pytest.raises(SystemExit, match="no hope"):
-        running.record(6, [group("one", [(sample("a"), 1.0)], [])], metrics_of(), run)
-    assert rows(run, "metrics.jsonl")[-1]["step"] == 6
-    assert [path.name for path in folders.checkpoints(run.folder)] == ["step-000006"]
-
-
-def test_the_bar_shows_the_step(run):
-    run.bar = SimpleNamespace(set_postfix_str=lambda text, refresh: shown.append(text))
-    shown = []
-    running.show(dict(reward_first_round=0.25, samples=8, zero_signal=0.5), run)
-    assert "reward 0.25" in shown[0] and "no signal 50%" in shown[0]
 
 
 @pytest.mark.parametrize("every, steps", [(0, [0, 30]), (20, [0, 20, 30])])
@@ -209,16 +193,12 @@ def test_however_a_run_ends_it_says_what_is_saved(tmp_path, monkeypatch, capsys,
     assert ("Traceback" in said) == (how == "error") and closed == [True]
 
 
-def test_a_sentence_of_the_programs_own_is_left_as_it_is(handlers):
+def test_what_nohup_has_set_stays_and_a_sentence_of_the_programs_own(handlers):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with pytest.raises(SystemExit, match="^Engine and trainer disagree.$"), \
             running.last_words(Config(name="mine")):
-        raise SystemExit("Engine and trainer disagree.")
-
-
-def test_what_nohup_has_set_stays(handlers):
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with running.last_words(Config(name="mine")):
         os.kill(os.getpid(), signal.SIGHUP)
+        raise SystemExit("Engine and trainer disagree.")
 
 
 # ------------------------------------------------------------------------------ a tracker
@@ -272,18 +252,6 @@ def test_a_tracker_that_fails_costs_a_warning(tracked, capsys):
 def test_a_tracker_that_does_not_start_is_told_at_once(tracked):
     with pytest.raises(SystemExit, match="^wandb did not start .*install or mend it.*--report-to"):
         tracked(fails=["init"])
-
-
-# ------------------------------------------------------------------------------ the data
-def test_both_sets_are_asked_in_the_same_words():
-    """Training and held-out prompts differ in the problem alone: one template for both."""
-    from models import make
-
-    config = Config(data="builtin", eval_data="builtin", template="chat", max_prompt_tokens=256,
-                    eval_questions=5)
-    train, held_out = running.load_data(config, make.build_tokenizer(), GRADER)
-    around = {p.prompt.replace(p.problem, "...") for p in (*train, *held_out)}
-    assert len(held_out) == 5 and around == {"<|user|>...<|assistant|>"}
 
 
 # ------------------------------------------------------------------------------ resumed
@@ -409,11 +377,6 @@ def test_the_learning_rate_warms_up_and_stays(run):
     assert at_once.param_groups[0]["lr"] == 0.1
 
 
-GRADER = SimpleNamespace(check_golds=lambda golds: [True] * len(golds))
-COLUMNS = dict(columns="frage,gold", template="chat", max_prompt_tokens=200,
-               eval_questions=5)
-
-
 def test_odd_golds_are_not_trained_on_and_stay_among_the_held_out(tmp_path, capsys):
     """The columns that --columns names are read in both files."""
     from models import make
@@ -423,9 +386,11 @@ def test_odd_golds_are_not_trained_on_and_stay_among_the_held_out(tmp_path, caps
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     grader = SimpleNamespace(check_golds=lambda golds: [gold.isdigit() for gold in golds])
     config = Config(data=str(tmp_path / "mine.jsonl"), eval_data=str(tmp_path / "other.jsonl"),
-                    **COLUMNS)
+                    columns="frage,gold", template="chat", max_prompt_tokens=200)
     train, held_out = running.load_data(config, make.build_tokenizer(), grader)
     assert [p.answer for p in train] == ["7"] and len(held_out) == 3
+    around = {p.prompt.replace(p.problem, "...") for p in (*train, *held_out)}
+    assert around == {"<|user|>...<|assistant|>"}  # one template for both
     said = capsys.readouterr().out
     assert all(f"2 of 3 golds to {use} on cannot" in said for use in ("train", "evaluate"))
 
