@@ -97,3 +97,26 @@ def test_the_sampler_runs_in_the_loop_of_its_page(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and all(8 <= int(re.search(r"(\d+) draws", line)[1]) <= 32
                                    for line in lines)
+
+
+# ------------------------------------------------------------------------------ numbers
+N = r"[+-]?\d[\d.,]*"
+CLAIM = rf"{N} ± {N}|{N} % \[{N}, {N}\]|\bp = {N}"
+NOT_PRINTED = {  # by no command: each must go, or get one
+    "5.6 ± 1.7", "1.9 ± 2.2",
+    "58.4 % [53.3, 63.6]",  # one run of the recipe for TRL
+}
+
+
+def plain(text: str) -> str:
+    return re.sub(r"[\s*`|]+", " ", text.replace("−", "-"))
+
+
+def test_every_difference_interval_and_p_value_of_a_page_is_in_a_report():
+    """Which a command of bench/ prints. In the course p is a pass rate."""
+    reports = plain("".join(file.read_text() for file in (ROOT / "bench/results").glob("*.md")))
+    said = {claim.rstrip(".,").lstrip("+-") for page in PAGES
+            for claim in re.findall(CLAIM, plain(page.read_text()))
+            if "course" not in page.parts or not claim.startswith("p =")}
+    missing = {claim for claim in said if claim not in reports}
+    assert len(said) > 50 and missing <= NOT_PRINTED, missing - NOT_PRINTED

@@ -2,9 +2,10 @@
 
     python docs/gallery/build.py            # today's parts/explore.html around each page's data
     python docs/gallery/build.py --train    # train the two small runs first: 10 minutes
+    python docs/gallery/build.py --check    # write nothing: is it all as it would be written?
 
 A page is made anew where its run's folder exists (that of real.html is `make real`'s). Another
-processor draws other answers: then links and quotes in README.md have to follow, and tests name
+processor draws other answers: then links and quotes in README.md have to follow, and --check names
 them. Pictures need playwright and chromium (make extras); without them the old ones stay.
 """
 import base64
@@ -29,6 +30,7 @@ RUNS = {  # page: its run, and how to train it
                                    "--rollout-dtype bfloat16 --kv-cache-dtype fp8"),
     "real": ("real-0", None),
 }
+DATA = 'id="data">([^<]*)<'
 SHOWN = r"\[!\[([^]]*)\]\((\w+\.png)\)\]\((\w+\.html)(#[^)]+)\)"  # a picture that links to its view
 
 
@@ -40,11 +42,42 @@ def train(name: str, flags: str) -> None:
         raise SystemExit(ended)  # it has said why
 
 
-def refill(page: Path) -> None:
-    """Today's template around the data that the page has."""
-    packed = re.search('id="data">([^<]*)<', page.read_text(encoding="utf-8"))[1]
-    data = json.loads(gzip.decompress(base64.b64decode(packed)))
-    page.write_text(explore.page_of(explore.with_what_follows(data)), encoding="utf-8")
+def data_in(page: str) -> dict:
+    packed = re.search(DATA, page)[1]
+    return json.loads(gzip.decompress(base64.b64decode(packed)))
+
+
+def refilled(page: str) -> str:
+    """Today's template around the data that the page has, and what today's code makes of it."""
+    return explore.page_of(explore.with_what_follows(data_in(page)))
+
+
+def check() -> None:
+    """Raises SystemExit, which names what `build.py` would write otherwise, or what leads nowhere.
+    """
+    readme = (HERE / "README.md").read_text(encoding="utf-8")
+    pages = {name: (HERE / f"{name}.html").read_text(encoding="utf-8") for name in RUNS}
+    wrong = [f"{name}.html is of another template or code" for name, page in pages.items()
+             if re.sub(DATA, "", page) != re.sub(DATA, "", refilled(page))
+             or data_in(page) != data_in(refilled(page))]
+    for name, address in re.findall(r"\]\((\w+)\.html#/run/0/([^)]*)\)", readme):
+        if not is_recorded(data_in(pages[name])["runs"][0]["groups"], address):
+            wrong.append(f"README.md links to nothing in {name}.html: {address}")
+    shown = set(re.findall(r"!\[[^]]+\]\((\w+\.png)\)", readme))
+    if shown != {picture.name for picture in HERE.glob("*.png")}:
+        wrong.append("README.md shows other pictures than there are")
+    if wrong:
+        raise SystemExit("\n".join(wrong))
+
+
+def is_recorded(groups: list[dict], address: str) -> bool:
+    """Whether step/S, step/S/prompt/P/sample/I and so on leads to something."""
+    place = dict(zip(*[iter(address.split("?")[0].split("/"))] * 2))
+    found = [group for group in groups if group["step"] == int(place["step"])
+             and int(place.get("prompt", group["place"])) == group["place"]]
+    number, token = int(place.get("sample", 0)), int(place.get("token", -1))
+    return any(number < len(group["pool"])
+               and token < len(group["pool"][number].get("tokens", [])) for group in found)
 
 
 def pictures() -> None:
@@ -68,6 +101,8 @@ def pictures() -> None:
 
 
 def main(flags: list[str]) -> None:
+    if "--check" in flags:
+        return check()
     for page, (name, how) in RUNS.items():
         if "--train" in flags and how:
             train(name, how)
@@ -76,7 +111,7 @@ def main(flags: list[str]) -> None:
             explore.main(explore.PageConfig(run=str(folder)))
             shutil.copy(folder / "explore.html", file)
         else:
-            refill(file)
+            file.write_text(refilled(file.read_text(encoding="utf-8")), encoding="utf-8")
     try:
         pictures()
     except ImportError as error:
