@@ -158,7 +158,7 @@ ENDS = {  # how it ends -> exit code, words
     "memory": (no_memory, 1, "Out of memory: lower --micro-tokens (now 900), --max-tokens or "
                "--engine-memory, or try --sleep; "),
     "no reader": (lambda: raises(BrokenPipeError(32, "Broken pipe")), 1, "Broken pipe; "),
-    "error": (lambda: raises(ValueError("no block is free")), 1, "ValueError; "),
+    "error": (lambda: raises(RuntimeError("shapes differ")), 1, "RuntimeError; "),
 }
 
 
