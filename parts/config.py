@@ -22,7 +22,7 @@ from parts.grader import require_function
 from parts.machine import (build_for_cpu, default_dtype, default_micro_tokens, default_sync,
                            require_effect)
 from parts.models import TINY, is_small, resolve_model
-from parts.prompts import require_template
+from parts.prompts import turns_of
 
 OBJECTIVES = {  # name -> advantage, length normalisation (MiniRL section 2.3, appendix A)
     "minirl": ("pool-mean", "constant"),
@@ -392,7 +392,7 @@ def require_all_files(config) -> None:
     sets = [config.data, getattr(config, "eval_data", "")]
     require_files(",".join(filter(None, sets)), **keys_of(config))
     require_function(config.reward)
-    require_template(config.template)
+    turns_of(config.template)
 
 
 # ------------------------------------------------------------------------------ a run's flags

@@ -80,9 +80,8 @@ def default_template(model: str, reward: str = "") -> str:
 
 # ------------------------------------------------------------------------------------ several sets
 def keys_of(config) -> dict:
-    """The settings that say how rows are read: the `keys` of the functions below.
+    """columns: "QUESTION,ANSWER" of files and hub data sets; those of other sets are known.
 
-    columns: "QUESTION,ANSWER" of files and hub data sets; those of other sets are known.
     whole_rows: each problem keeps all its columns, and needs no gold.
     """
     return dict(columns=config.columns, whole_rows=bool(config.reward))
@@ -143,8 +142,7 @@ def sift(rows, source: str, split: str = "train", columns: str = "", whole_rows:
 
     `seen`: the problems that are there already (see `double_of`).
     """
-    kept, dropped, names = [], Counter(), {}
-    seen = {} if seen is None else seen
+    kept, dropped, names, seen = [], Counter(), {}, {} if seen is None else seen
     for index, row in enumerate(rows):
         names.update(dict.fromkeys(row))
         problem = problem_of(row, source, f"{split}/{index}", columns, whole_rows)
@@ -234,9 +232,8 @@ def load_train_and_held_out(
 def hold_out(problems: list[Problem], most: int) -> tuple[list[Problem], list[Problem]]:
     """(training, held-out): about a tenth is held out, at least one problem and at most `most`.
 
-    A hash of each problem's text decides, not the order of the rows. When rows are added, no
-    problem that was trained on before is held out now; and as long as there are fewer than `most`,
-    none that was held out is trained on.
+    A hash of each text decides. When rows are added, nothing that was trained on is held out; and
+    as long as there are fewer than `most`, nothing that was held out is trained on.
     """
     ranked = sorted(problems, key=fingerprint)
     count = sum(int(fingerprint(problem), 16) < HELD_OUT_SHARE * 2**256 for problem in ranked)
@@ -289,9 +286,9 @@ def digest(problems: list[Problem]) -> str:
 # ---------------------------------------------------------------------------- what a run remembers
 def remember(folder: Path, train: list[Problem], held_out: list[Problem]) -> None:
     """Write problems.json of a run's folder: an evaluation may find the data changed."""
-    known = dict(trained=sorted({fingerprint(problem)[:16] for problem in train}),
-                 held_out={spaced(problem.problem): problem.answer for problem in held_out})
-    write_safely(folder / "problems.json", json.dumps(known))
+    write_safely(folder / "problems.json", json.dumps(dict(
+        trained=sorted({fingerprint(problem)[:16] for problem in train}),
+        held_out={spaced(problem.problem): problem.answer for problem in held_out})))
 
 
 def count_trained(folder: Path, problems: list[Problem]) -> int | None:

@@ -238,10 +238,9 @@ def ending(code: int) -> str:
 # --------------------------------------------------------------------------- its client's view
 
 class Server:
-    """A process running `serve`, without the environment's secrets.
+    """A process running `serve`: no fork of a process that holds CUDA, and without its secrets.
 
-    A fresh interpreter, never a fork of a process that holds CUDA. It leads a session: a terminal's
-    Ctrl-C is for its client alone.
+    It leads a session: a terminal's Ctrl-C is for its client alone.
     """
 
     def __init__(self, *asked):
@@ -300,7 +299,6 @@ class Server:
 class ForkingGrader(contextlib.AbstractContextManager):
     """Asks a function in children of at most `servers`, from any thread. Use it in a `with`.
 
-    A server starts with the first question that needs it: numbers and words need none.
     name: "path/to/file.py:function"; digest, examples: see `serve`; limits: those of `Limits`.
     """
 
@@ -313,7 +311,8 @@ class ForkingGrader(contextlib.AbstractContextManager):
             self.servers.append(self.here.server)
 
         self.servers, self.pending, self.here = [], {}, threading.local()
-        self.threads = ThreadPoolExecutor(servers, initializer=start)  # each with its own server
+        # each thread has its own server, from the first question on that needs it
+        self.threads = ThreadPoolExecutor(servers, initializer=start)
 
     def ask(self, *question) -> Future:
         """The verdict to come. A subclass answers here what needs no child."""

@@ -2,9 +2,8 @@
 
     problems = add_prompts(problems, tokenizer, "reinforce-ada", max_prompt_tokens=1024)
 
-Training and evaluation both come through here, so a model is evaluated on the prompt it was trained
-on. The template is part of every result: it alone moves Qwen2.5-Math-1.5B from 33 % to 62 % on
-MATH-500 (docs/evaluation.md).
+Training and evaluation come through here, so a model is evaluated on the prompt it was trained on.
+The template alone moves Qwen2.5-Math-1.5B from 33 % to 62 % on MATH-500 (docs/evaluation.md).
 
 A template is one of TEMPLATES, or a file (docs/data.md): .json has turns like those of TEMPLATES,
 for the tokenizer's own chat template; .jinja makes the whole prompt.
@@ -114,25 +113,12 @@ def render(tokenizer, template: str, texts: list[str]) -> list[str]:
             prompts.append(tokenizer.apply_chat_template(
                 chat, tokenize=False, add_generation_prompt=True, **own))
     except Exception as error:  # jinja's own, and whatever Python raises inside a template
-        raise SystemExit(cannot_render(template, error)) from None
+        where = f", line {error.lineno}" if getattr(error, "lineno", None) else ""
+        why = f"({type(error).__name__}: {shown(error)})"
+        advice = "." if source else (": the model's chat template refuses it. Try --template llama "
+                                     "or chat, which have no system turn, or none.")
+        raise SystemExit(f"{shown(template)}{where} cannot be rendered {why}{advice}") from None
     return prompts
-
-
-def cannot_render(template: str, error: Exception) -> str:
-    why = f"({type(error).__name__}: {shown(error)})"
-    if is_jinja(template):
-        line = getattr(error, "lineno", None)
-        where = f", line {line}" if line else ""
-        return f"{shown(template)}{where} cannot be rendered {why}."
-    return (f"The model's chat template cannot render {shown(template)} {why}: try --template "
-            "llama or chat, which have no system turn, or none.")
-
-
-def require_template(template: str) -> None:
-    """Raises SystemExit if there is no such template, or no such file. Needs no model."""
-    turns_of(template)
-    if is_jinja(template):
-        read_template(template)
 
 
 def is_jinja(template: str) -> bool:
@@ -140,9 +126,10 @@ def is_jinja(template: str) -> bool:
 
 
 def turns_of(template: str) -> list[tuple[str, str]] | None:
-    """(role, text) turns of a template; None for the bare problem."""
-    if is_jinja(template):  # it may use the messages of a chat, or the problem alone
-        return TEMPLATES["chat"]
+    """(role, text) turns of a template; None for the bare problem. SystemExit if there is none."""
+    if is_jinja(template):
+        read_template(template)
+        return TEMPLATES["chat"]  # it may use the messages of a chat, or the problem alone
     if template in TEMPLATES:
         return TEMPLATES[template]
     if Path(template).suffix != ".json":

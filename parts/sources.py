@@ -1,9 +1,5 @@
 """Rows of problems, each a dict, from a benchmark, a file or the hub; and what a row means.
 
-    rows = read_file("my.jsonl")          # or .json, .csv, .parquet
-    rows = read_hub("gsm8k", for_training=True)
-    find_problem(row), find_gold(row)     # from the first known column that is not empty
-
 Whatever cannot be read ends in a SystemExit of one sentence. No code from the hub is run.
 """
 import csv

@@ -135,7 +135,7 @@ def test_a_template_that_cannot_be_used_gets_one_sentence(
 # ------------------------------------------------------------------------ the model's chat template
 @pytest.mark.parametrize("template, words", [
     ("{{ raise_exception('no system turn, please') }}", "no system turn, please"),
-    ("{{ messages[7].content.x }}", "cannot render"), ("{{ 1 // 0 }}", "ZeroDivisionError"),
+    ("{{ messages[7].content.x }}", "cannot be rendered"), ("{{ 1 // 0 }}", "ZeroDivisionError"),
     ("{% for x in %}", "TemplateSyntaxError"), ("{{ raise_exception('" + ESCAPE + "') }}", "owned"),
     ("Solve it.", "does not show the problem"),
     ("{{ messages[0].content[:5] }}", "prompts of '1+1=?' and '1+1=?+1' are the same"),
