@@ -15,8 +15,6 @@ A checkpoint `checkpoints/step-000100` holds
                                                      `vllm serve --lora-modules` can load it
     optimizer.pt     AdamW, learning-rate schedule, loss scale; loaded without pickled code
     state.json       step, position in the data, totals, what ada-est remembers
-
-Text from a stranger's file may also reach the screen: `shown` makes it harmless.
 """
 import contextlib
 import fcntl

@@ -1,7 +1,5 @@
 """A run: where model, optimizer and data come from, and how a run is logged, saved and ended.
 
-`prepare` makes everything before the first step, and its helpers follow it in that order.
-
 A run may die at any moment: each step ends in a checkpoint, and the step that was running is lost.
 So nothing is undone or saved when something fails. --resume goes on from the newest checkpoint, to
 the same bits on a CPU (docs/faults.md says why).
@@ -169,9 +167,8 @@ def start_engine(config: Config, path: str, tokenizer) -> Engine:
 def make_optimizer(policy, config: Config):
     """AdamW on the adapter's weights, and the schedule of its learning rate.
 
-    The rate rises linearly over the first `warmup_steps` optimizer steps, because AdamW's running
-    averages are unreliable at first, and then stays constant. A decay would need to know the last
-    step, which `--resume --steps` can change.
+    The rate rises linearly over `warmup_steps` optimizer steps, for AdamW's averages are unreliable
+    at first, and then stays: a decay would need the last step, which `--resume --steps` can change.
     """
     weights = [p for p in policy.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=config.lr, weight_decay=0.0)
@@ -263,9 +260,9 @@ def show(metrics: dict, run: Run) -> None:
 
 def accuracy(run: Run, unit: str) -> str:
     """avg@k of the last evaluation, of each held-out set."""
-    known = run.accuracy.items()
-    names = {name: f"{shown(name)} " for name, _ in known} if len(known) > 1 else {}
-    return ", ".join(f"{names.get(name, '')}{avg:{unit}}" for name, avg in known) or "not known yet"
+    several = len(run.accuracy) > 1
+    known = [f"{shown(name)} " * several + f"{avg:{unit}}" for name, avg in run.accuracy.items()]
+    return ", ".join(known) or "not known yet"
 
 
 def unit_of(config: Config) -> str:
@@ -293,7 +290,7 @@ def evaluation_is_due(run: Run) -> bool:
 def record_evaluation(rows: list[dict], results: dict[str, dict], run: Run) -> None:
     """Log an evaluation: its answers, and the `eval.report` of each held-out set.
 
-    A line of eval.jsonl for each set, and one on the screen. Then the curves are drawn.
+    Each set has a line in eval.jsonl and one on the screen. Then the curves are drawn.
     """
     config, state = run.config, run.state
     record_answers(rows, run)
