@@ -96,7 +96,7 @@ def size(a: dict) -> float:
     "--full"])
 def test_the_gradient_is_minirls(recipe, flags):
     trainer, gradients = one_step(recipe, flags.split())
-    assert len(gradients) == trainer.config.mini_batches
+    assert len(gradients) == trainer.config.mini_batches and len(pools_of(trainer.groups)) == 6
     # TRL cuts mini-batches out of shuffled rows; their gradients' mean is that of the whole batch
     mean = {name: sum(g[name] for g in gradients) / len(gradients) for name in gradients[0]}
     ours = minirl_gradient(trainer)
