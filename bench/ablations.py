@@ -250,4 +250,5 @@ def curves(cell: str, runs: list[dict], key: str) -> list[tuple]:
 
 
 STUDIES = dict(objective=Study(
-    runs, keep, report, draw, ("gradient that is not finite", "Engine and trainer disagree")))
+    runs, keep, report, draw,
+    endings=("gradient that is not finite", "Engine and trainer disagree")))

@@ -565,6 +565,7 @@ def stored(study: str):
 STUDIES = dict(
     skills=Study(stored("skills"), keep_letters, skills_report, skills_draw),
     longer_skills=Study(stored("longer_skills"), keep_long, long_report, long_draw,
-                        endings=("gradient that is not finite",)),
-    real_race=Study(race_runs, keep_real, real_report(RACE, WIDE, RACE_COSTS)),
-    human=Study(human_runs, keep_real, real_report(HUMAN, "uniform-4", HUMAN_COSTS)))
+                        parts=True, endings=("gradient that is not finite",)),
+    real_race=Study(race_runs, keep_real, real_report(RACE, WIDE, RACE_COSTS), parts=True),
+    human=Study(human_runs, keep_real, real_report(HUMAN, "uniform-4", HUMAN_COSTS),
+                parts=True))

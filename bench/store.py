@@ -47,6 +47,7 @@ class Study:
     keep: Callable  # keep(folder, run, end): what the line of a finished run has besides `about`
     report: Callable  # report(lines): the page
     draw: Callable = lambda lines, name: None  # writes pictures bench/results/NAME*.png
+    parts: bool = False  # whether the page can be made of a part of the runs
     endings: tuple = ()  # words with which a failed run is a result; `end` is those words, or ""
 
 

@@ -114,8 +114,10 @@ def main() -> None:
     if not args.draw:
         train_missing(name, study, tuple(args.only), args.processes)
     lines = store.load(name)
-    if not lines:
-        raise SystemExit(f"Nothing is stored in {RESULTS / name}.jsonl: see --help.")
+    missing = {run.name for run in study.runs()} - {line["run"] for line in lines}
+    if not lines or missing and not study.parts:
+        raise SystemExit(f"{RESULTS / name}.jsonl lacks {len(missing) or 'all'} of the runs that "
+                         "the page is made of: see --help.")
     text = study.report(lines)
     (RESULTS / f"{name}.md").write_text(text)
     study.draw(lines, name)

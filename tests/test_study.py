@@ -95,7 +95,11 @@ def test_finished_runs_become_a_study_that_is_told_and_drawn(
     with pytest.raises(SystemExit, match="some/gone is no folder of a run"):
         compare.main(["some/gone"])
     monkeypatch.setattr(sys, "argv", ["study.py", "none-such"])
-    with pytest.raises(SystemExit, match="Nothing is stored in .*none-such.jsonl"):
+    with pytest.raises(SystemExit, match="none-such.jsonl lacks all of the runs"):
+        study.main()
+    store.add("half", dict(run="uniform-4-few-0.002-seed3", metrics={}, evals={}))
+    monkeypatch.setattr(sys, "argv", ["study.py", "objective", "--into", "half", "--draw"])
+    with pytest.raises(SystemExit, match="half.jsonl lacks 285 of the runs"):
         study.main()
 
 
