@@ -24,7 +24,7 @@ from course import bugs, check, place, train
 from course.checks import Wrong, must_equal
 from helpers import HANG
 from parts.config import Config
-from small_policy import gradients_of, random_groups, tiny_policy
+from models_small import gradients_of, policy, random_groups
 
 CHANGED = [json.loads(line) for line in (ROOT / "course/mutants.jsonl").read_text().splitlines()]
 MUTANTS = [row for row in CHANGED if "right" not in row]
@@ -260,7 +260,7 @@ def test_every_bug_is_in_the_present_code_exactly_once_and_has_all_that_a_hunt_n
 
 def test_an_update_is_finite():
     """One pass over random groups; run_planted.py runs it with each bug in the code."""
-    steps, metrics = gradients_of(tiny_policy(), random_groups(4, seed=1), mini_batches=2)
+    steps, metrics = gradients_of(policy(), random_groups(4, seed=1), mini_batches=2)
     numbers = [metrics["loss"], *(g.norm().item() for step in steps for g in step.values())]
     assert len(steps) == 2 and all(map(math.isfinite, numbers))
 

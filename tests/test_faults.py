@@ -25,7 +25,8 @@ from parts import run as running
 from parts.config import resolve
 from parts.run import make_optimizer
 from helpers import Program, run_program
-from small_policy import random_groups, tiny_policy
+import models_small
+from models_small import one_layer, random_groups
 import whole_runs
 
 
@@ -48,7 +49,7 @@ def first_adapter_weight(policy):
 # ---------------------------------------------------------------------------- numbers that are none
 @pytest.mark.parametrize("broken", ["weight", "logprob of the engine"])
 def test_nan_skips_the_step_and_changes_nothing(broken):
-    policy, groups, config = tiny_policy(), random_groups(
+    policy, groups, config = models_small.policy(), random_groups(
         4, seed=0), Config(max_tokens=20, micro_tokens=4096, lr=0.1)
     optimizer, schedule = make_optimizer(policy, config)
     right = first_adapter_weight(policy)[0, 0].item()
@@ -74,7 +75,7 @@ def test_nan_skips_the_step_and_changes_nothing(broken):
 def test_the_largest_micro_batch_is_rehearsed_and_leaves_no_gradient(monkeypatch):
     awake, seen, real, run = [], [], running.token_logprobs, SimpleNamespace(
         config=Config(micro_tokens=900, max_prompt_tokens=100, max_tokens=200),
-        policy=tiny_policy(),
+        policy=one_layer(),
         engine=SimpleNamespace(sleep=lambda: None, wake=lambda: awake.append(True)))
 
     def watched(policy, rows, temperature):

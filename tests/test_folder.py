@@ -22,7 +22,7 @@ from parts import folder as folders
 from parts.config import RESUMABLE, Config, parse, require_unchanged, resolve
 from parts.policy import loss_scale
 from parts.run import make_optimizer, settings_of
-from small_policy import tiny_policy
+from models_small import one_layer
 
 
 ABC = dict(data="2 questions, abc")
@@ -386,7 +386,7 @@ def test_a_checkpoint_gets_its_name_when_all_of_it_is_on_the_disk(tmp_path, disk
 
 # ------------------------------------------------------------------------------ taken up again
 def taught(config: Config, steps: int):
-    policy = tiny_policy()
+    policy = one_layer()
     optimizer, schedule = make_optimizer(policy, config)
     for _ in range(steps):
         learn(policy, optimizer, schedule)
