@@ -108,11 +108,10 @@ def test_turns_from_a_file_go_through_the_models_chat_template(qwen, tmp_path):
 
 @pytest.mark.parametrize("name, text, sentence", [
     ("a.jinja", "{{ problem }", "a.jinja, line 1 cannot be rendered (TemplateSyntaxError"),
-    ("a.jinja", "{{ problem.x.y }}", "UndefinedError"),
     ("a.jinja", "{{ raise_exception('no\x1b[2J') }}", "cannot be rendered"),
     ("a.jinja", "{{ problem }}{{ ''.__class__.__mro__ }}", "cannot be rendered"),  # no code
     ("a.jinja", "{{ question }}", "are the same: template a.jinja does not show the problem"),
-    ("missing.jinja", None, "cannot read"), ("missing.json", None, "cannot read"),
+    ("missing.jinja", None, "cannot read"),
     ("a.jinja", b"\xff\xfe{{ problem }}", "no text in UTF-8"),
     ("missing", None, "no prompt template 'missing'; choose one of reinforce-ada"),
     ("a.txt", "{problem}", "or give a .jinja or .json file"),

@@ -1,7 +1,10 @@
 """The spelling: every rule of the table does what its example says, and none takes long."""
 import time
+from fractions import Fraction
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rewards import decide
 from verifier.spelling import REWRITES, is_unit, normalize, squeeze
@@ -60,11 +63,30 @@ def test_a_power_belongs_to_a_measure_only():
     assert normalize(r"5 \text{ apples}^2") != "5" != normalize("5 apples^2")
 
 
-def test_no_rule_takes_long_on_any_thousand_characters():
-    pieces = ["1", "a", " ", "{", "\\", "(", ",", "\\text{", "^", "\\frac{", "=", "and ", "x in "]
-    for piece in pieces:
-        for other in pieces:
-            text = ((piece + other) * 1000)[:990]
-            start = time.thread_time()
-            decide("42", text)
-            assert time.thread_time() - start < 2, text[:20]
+PIECES = st.lists(st.sampled_from([
+    "1", "a", " ", "{", "}", "\\", "(", ",", "\\text{", "^", "\\frac{", "=", "and ", "x in ", "m",
+    "5 cm", "\\%", "$", "1,000"]), min_size=1, max_size=12)
+
+
+@given(PIECES)
+def test_any_pieces_are_judged_in_time_and_what_is_normal_stays(pieces):
+    text = ("".join(pieces) * 1000)[:990]
+    start = time.thread_time()
+    decide("42", text)
+    assert time.thread_time() - start < 2
+    once = normalize("".join(pieces))
+    assert normalize(once) == once
+
+
+SPELLINGS = ("{n}/{d}", "\\frac{{{n}}}{{{d}}}", "\\dfrac {{{n}}}{{{d}}}", "{n} / {d}",
+             "$\\frac{{{n}}}{{{d}}}$.", "\\text{{The answer is }} {n}/{d}", "{{{n}/{d}}}",
+             "\\frac{{{n}}}{{{d}}} \\text{{ cm}}")
+
+
+@given(st.fractions(-50, 50, max_denominator=30), st.sampled_from(SPELLINGS), st.integers(1, 9))
+def test_each_spelling_of_a_fraction_is_that_fraction(value, spelling, times):
+    """Reduced or not; and once more as a decimal."""
+    text = spelling.format(n=times * value.numerator, d=times * value.denominator)
+    assert decide(str(value), text)[0] == "correct"
+    assert decide(str(value), f"{float(value):.9f}")[0] == "correct"
+    assert decide(str(value + Fraction(1, 31)), text)[0] == "wrong"
