@@ -78,7 +78,7 @@ def serve(name: str, digest: str, examples: list, folder: str, limits: dict) -> 
     """The life of a server: until its client closes the requests, or is no more.
 
     Requests and replies are lines of JSON. First comes one reply, why the function cannot be
-    loaded, or "". Then one for each question, after the process id of a new child.
+    loaded, or "". Then one for each question.
     digest: of --reward's file, "" for a judge of this project. examples: questions that load what
     the judge imports late, and fill its caches once for all children.
     """
@@ -181,10 +181,8 @@ def live(judge, question: str, limits: Limits, questions, streams: tuple) -> Non
     """The life of a child. SIGPROF ends it when its CPU time is used up, even inside C code."""
     try:
         os.setpgid(0, 0)
-        requests, replies = streams
-        print(os.getpid(), file=replies)
-        replies.close()
-        requests.close()
+        for stream in streams:
+            stream.close()
         limit(resource.RLIMIT_CPU, int(limits.cpu_seconds) + 1)  # for who stops the timer
         signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)
         while question:
@@ -248,7 +246,7 @@ class Server:
         self.start(*asked)
 
     def start(self, name: str, settings: dict) -> None:
-        self.hello, self.child = None, 0
+        self.hello = None
         self.folder = tempfile.mkdtemp(prefix="rewards-")
         settings = json.dumps(settings | dict(folder=self.folder))
         environment = {key: os.environ[key] for key in INHERITED if key in os.environ}
@@ -275,25 +273,20 @@ class Server:
         try:
             self.process.stdin.write(question + "\n")
             self.process.stdin.flush()
-            reply = json.loads(self.process.stdout.readline())
-            while isinstance(reply, int):  # of a child that begins
-                self.child = reply
-                reply = json.loads(self.process.stdout.readline())
-            self.child = 0
-            return tuple(reply)
+            return tuple(json.loads(self.process.stdout.readline()))
         except (OSError, ValueError):  # nobody reads or writes at the other end
             return "killed", f"the process that it was forked from {ending(self.end())}"
 
     def end(self) -> int:
-        """Kill it, its child, and what that has started; leave nothing. Returns the exit code."""
-        self.process.kill()
-        with contextlib.suppress(OSError), self.process:  # closes its pipes
-            pass
-        if self.child:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.child, signal.SIGKILL)
+        """It ends its child, and what that has started, and itself. Returns its exit code."""
+        if self.hello is None:  # what it loads may hang
+            self.process.kill()
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        code = self.process.wait()
+        self.process.stdout.close()
         shutil.rmtree(self.folder, ignore_errors=True)
-        return self.process.wait()
+        return code
 
 
 class ForkingGrader(contextlib.AbstractContextManager):
@@ -344,10 +337,10 @@ class ForkingGrader(contextlib.AbstractContextManager):
     def close(self) -> None:
         """End the servers; what they were asked is "killed", what waits for one is cancelled."""
         self.threads.shutdown(wait=False, cancel_futures=True)
-        for server in self.servers:
-            server.process.kill()
+        for server in [*self.servers]:
+            server.end()
         self.threads.shutdown()
-        for server in self.servers:
+        for server in self.servers:  # one that was only just starting
             server.end()
 
     def __exit__(self, *_):
