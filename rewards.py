@@ -13,7 +13,7 @@ The reward is 1 or 0, and its status says why: correct, wrong, no_box (no box, o
 not closed), empty, unparseable (math-verify cannot read answer or gold). With the status timeout or
 killed there is no reward: it is NaN, and the sampler puts 0 in its place (parts/grader.py).
 
-With --reward, the user's own function takes the place of all this (docs/own_reward.md).
+With --reward, the user's own function takes the place of all this (docs/rewards.md).
 """
 import argparse
 import functools

@@ -1,4 +1,4 @@
-"""What a step costs on many GPUs, on paper: the table of docs/trl.md, from the formulas below.
+"""What a step costs on many GPUs, on paper: the table of docs/elsewhere.md, by these formulas.
 
     python bench/scale_out.py                      # 32 prompts for each GPU
     python bench/scale_out.py --prompts 512        # 512 in all, however many GPUs

@@ -1,6 +1,6 @@
 """Folders: what a run or an evaluation leaves on the disk, so that it may die at any moment.
 
-`runs/NAME` is the folder of a run (docs/faults.md lists its files), `eval.py --out` that of an
+`runs/NAME` is the folder of a run (docs/runs.md lists its files), `eval.py --out` that of an
 evaluation. Four things make a crash harmless:
 
 * A file or a folder is written under a hidden name, flushed to the disk, and then renamed

@@ -9,7 +9,7 @@ A fork costs more than most questions, so math-verify, of which only caches are 
 in one child, with the limits of one. What it answers in time, a new child would too: all that its
 caches can spare was computed within that time. Where it fails, a new child is asked.
 
-A question without an answer has a status of NO_VERDICT (docs/own_reward.md) and NaN as its reward:
+A question without an answer has a status of NO_VERDICT (docs/rewards.md) and NaN as its reward:
 the sampler (`without_verdict`) sees to it that no model gains by making its grader fail.
 
 CPU time is limited, not the clock's: a busy machine must give the same verdicts as an idle one.

@@ -15,7 +15,7 @@ from parts.grader import NO_VERDICT
 COLORS = (  # Okabe and Ito's
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
 # (kind of drawing, title, unit, {key in metrics.jsonl: label}), also of explore.py's page;
-# docs/curves.md explains each title
+# docs/runs.md explains each title
 PANELS = (
     ("lines", "Reward while training", "mean reward",
      {"reward_first_round": "first round (fair)", "reward_pool": "whole pool"}),

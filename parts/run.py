@@ -2,7 +2,7 @@
 
 A run may die at any moment: each step ends in a checkpoint, and the step that was running is lost.
 So nothing is undone or saved when something fails. --resume goes on from the newest checkpoint, to
-the same bits on a CPU (docs/faults.md says why).
+the same bits on a CPU (docs/runs.md says why).
 """
 import contextlib
 import faulthandler

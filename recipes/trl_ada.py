@@ -11,7 +11,7 @@ and losses are TRL's. It is reached in three places:
                                       chosen; its advantages are replaced by ours
     VLLMGeneration                    the engine gets weights that were merged without rounding
 
-The last two are private, so only one version of TRL will do. More: docs/trl.md.
+The last two are private, so only one version of TRL will do. More: docs/elsewhere.md.
 """
 import json
 import os

@@ -30,7 +30,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_the_readme_can_be_read_in_five_minutes():
-    assert len(README.split()) <= 1300
+    assert len(README.split()) <= 1000
 
 
 def test_every_module_says_what_would_be_lost_without_it():
@@ -92,7 +92,7 @@ def test_functions_are_where_the_text_says(page):
 
 
 def test_the_sampler_runs_in_the_loop_of_its_page(capsys):
-    page = (ROOT / "docs/sampler.md").read_text()
+    page = (ROOT / "docs/elsewhere.md").read_text()
     exec(re.search(r"```python\n(.*?)```", page, re.S)[1], {})
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and all(8 <= int(re.search(r"(\d+) draws", line)[1]) <= 32

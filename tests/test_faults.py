@@ -1,4 +1,4 @@
-"""Every fault is really made: what is left on the disk, what the user reads (docs/faults.md)."""
+"""Every fault is really made: what is left on the disk, what the user reads (docs/runs.md)."""
 import ast
 import json
 import math
@@ -330,7 +330,7 @@ def holdings():
 
 @engine_test
 def test_steps_and_new_shapes_leave_nothing_behind(run):
-    """`MEMORY_STEPS=300` for the long version; docs/faults.md has the numbers of whole runs."""
+    """`MEMORY_STEPS=300` for the long version; docs/runs.md has the numbers of whole runs."""
     steps, seen = int(os.environ.get("MEMORY_STEPS", 32)), []
     for step in range(1, steps + 1):
         groups, metrics = minirl.train_step(step, run)

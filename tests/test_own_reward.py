@@ -339,7 +339,7 @@ def test_the_example_of_json_answers():
 
 
 def test_the_example_of_the_page_rewards_right_answers_and_short_ones(tmp_path):
-    code, = re.findall(r"```python\n(.*?)```", (ROOT / "docs/own_reward.md").read_text(), re.S)
+    code, = re.findall(r"```python\n(.*?)```", (ROOT / "docs/rewards.md").read_text(), re.S)
     (tmp_path / "mine.py").write_text(code)
     row, long = dict(answer="1/2"), "so " * 99
     asked = {r"\boxed{\frac12}": 1.1, rf"{long}\boxed{{0.5}}": 1.0, r"\boxed{3}": 0.1,

@@ -94,7 +94,7 @@ def test_what_is_flat_by_construction_is_not_drawn(tmp_path, monkeypatch, settin
 
 
 def test_every_panel_is_explained_under_its_title():
-    explained = (ROOT / "docs" / "curves.md").read_text()
+    explained = (ROOT / "docs" / "runs.md").read_text()
     assert [title for _, title, _, _ in plot.PANELS if f"| {title} |" not in explained] == []
 
 

@@ -319,5 +319,5 @@ def test_what_shows_later_still_ends_before_the_engine(recipe, flags, words):
 def test_the_table_on_paper_is_what_the_program_prints():
     done = subprocess.run([sys.executable, ROOT / "bench/scale_out.py"], capture_output=True,
                           text=True, check=True)
-    page = (ROOT / "docs/trl.md").read_text()
+    page = (ROOT / "docs/elsewhere.md").read_text()
     assert done.stdout.count("\n") > 15 and done.stdout in page
