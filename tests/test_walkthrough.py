@@ -68,45 +68,27 @@ def test_what_the_text_says_of_the_stored_run_is_in_it():
     assert said.count("the project says") == 4
 
 
-def first_cell(folder: Path, repository: str, path: str = "", python: str = sys.executable):
-    """Run it as a fresh kernel in `folder` would; then say where it is and what it can import."""
+def first_cell(folder: Path, repository: str, say: str, path: str = "",
+               python: str = sys.executable):
+    """Run it as a fresh kernel in `folder` would; then say something."""
     source = CODE[0].replace('REPOSITORY = ""', f'REPOSITORY = "{repository}"')
-    source += ("\nvllm = importlib.util.find_spec('vllm').origin"
-               "\nprint(Path.cwd().name, vllm, os.environ.get('PYTHONPATH'))")
     return subprocess.run(
-        [python, "-I", "-c", source], cwd=folder, text=True, capture_output=True,
+        [python, "-I", "-c", f"{source}\nprint({say})"], cwd=folder, text=True, capture_output=True,
         env=os.environ | dict(PATH=f"{path}:{os.environ['PATH']}"))
 
 
-def test_the_button_of_colab_leads_to_the_one_address(tmp_path):
-    pytest.importorskip("IPython", reason="IPython is not installed: make extras")
-    (tmp_path / "minirl.py").write_text("")
-    source = CODE[0].replace('REPOSITORY = ""', 'REPOSITORY = "https://github.com/you/minirl"')
-    done = subprocess.run([sys.executable, "-c", source + "\nprint(badge)"], cwd=tmp_path,
-                          text=True, capture_output=True)
-    assert done.stdout.splitlines()[-1].endswith(
-        "(https://colab.research.google.com/github/you/minirl/blob/main/walkthrough.ipynb)")
-    assert "".join(TEXTS).count("https://github.com/you/minirl") == 1
-
-
-def other_repository(folder: Path) -> Path:
-    folder.mkdir()
-    (folder / "minirl.py").write_text("")
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    for command in (["init", "-q"], ["add", "."], [*identity, "commit", "-qm", "all"]):
-        subprocess.run(["git", *command], cwd=folder, check=True)
-    return folder
-
-
 def test_alone_it_asks_for_an_address_and_clones(tmp_path):
-    asked = first_cell(tmp_path, "")
+    asked = first_cell(tmp_path, "", "")
     assert asked.returncode and "Put the project's address" in asked.stderr
-    source = other_repository(tmp_path / "source")
-    alone = tmp_path / "alone"
-    alone.mkdir()
+    source, alone = tmp_path / "source", tmp_path / "alone"
+    for folder in (source, alone):
+        folder.mkdir()
+    (source / "minirl.py").write_text("")
+    for command in ("init -q", "add .", "-c user.name=a -c user.email=a@b commit -qm all"):
+        subprocess.run(["git", *command.split()], cwd=source, check=True)
     for _ in range(2):  # and again, after a restart of the kernel
-        done = first_cell(alone, str(source))
-        assert done.returncode == 0 and done.stdout.startswith("minirl "), done.stderr
+        done = first_cell(alone, str(source), "Path.cwd().name")
+        assert done.returncode == 0 and done.stdout == "minirl\n", done.stderr
     assert (alone / "minirl" / "minirl.py").exists()
 
 
@@ -120,11 +102,10 @@ def test_a_kernel_without_the_packages_gets_them_beside_it(tmp_path):
     make.write_text(f"#!/bin/sh\necho $@ >> asked\nmkdir -p {packages}\ntouch {packages}/vllm.py\n")
     make.chmod(0o755)
     bare = os.path.join(sys.base_prefix, "bin", version)
-    done = first_cell(tmp_path, "unused", path=str(make.parent), python=bare)
-    assert done.returncode == 0, done.stderr
+    found = "importlib.util.find_spec('vllm').origin, os.environ.get('PYTHONPATH')"
+    done = first_cell(tmp_path, "unused", found, path=str(make.parent), python=bare)
     assert (tmp_path / "asked").read_text().startswith("setup PYTHON=/")
-    _, found, handed_on = done.stdout.split()
-    assert found == str(packages / "vllm.py") and handed_on == str(packages)
+    assert done.stdout.split() == [str(packages / "vllm.py"), str(packages)], done.stderr
 
 
 @pytest.mark.engine
