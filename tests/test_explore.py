@@ -46,10 +46,10 @@ def folder(tmp_path):
     return make(tmp_path / "mine")
 
 
-def make(folder, groups=None, steps=5):
+def make(folder, groups=None, steps=5, **more):
     """A run's folder as minirl.py leaves it."""
-    folder.mkdir()
-    config = dict(name=folder.name, lr=0.05, steps=steps)
+    folder.mkdir(parents=True)
+    config = dict(name=folder.name, lr=0.05, steps=steps) | more
     (folder / "config.json").write_text(json.dumps(dict(config=config)))
     for step in range(1, steps + 1):
         folders.append(folder / "metrics.jsonl", dict(step=step, loss=0.25))
@@ -113,28 +113,20 @@ def test_the_page_has_all_that_was_logged(folder, capsys):
     assert str(folder / "explore.html") in capsys.readouterr().out
 
 
-def test_two_runs_are_in_one_page_and_told_apart(tmp_path):
-    for place in "ab":
-        (tmp_path / place).mkdir()
-    one, other = make(tmp_path / "a" / "demo"), make(tmp_path / "b" / "demo", groups=[group(1)])
-    data = page_of(one, against=str(other))
-    found = [(run["name"], len(run["groups"])) for run in data["runs"]]
-    assert found == [(str(one), 10), (str(other), 1)]  # of equal names: as they were typed
-    assert not (other / "explore.html").exists()
-
-
 @pytest.mark.parametrize("rewards, said", [
-    (("a.py:f", ""), "different rewards (a.py:f and math-verify): "), (("", ""), ""),
-    (("a.py:f", "a.py:f"), "")])
-def test_runs_whose_rewards_differ_are_not_compared_in_silence(tmp_path, capsys, rewards, said):
-    folders = [make(tmp_path / name) for name in ("one", "other")]
-    for folder, reward in zip(folders, rewards):
-        known = json.loads((folder / "config.json").read_text())
-        known["config"]["reward"] = reward
-        (folder / "config.json").write_text(json.dumps(known))
-    left_out = page_of(folders[0], against=str(folders[1]))["left_out"]
-    assert ("different rewards" in left_out) == bool(said) and said in left_out
-    assert said in capsys.readouterr().out
+    (("a.py:f", ""), "different rewards (a.py:f and math-verify): "), (("a.py:f", "a.py:f"), "")])
+def test_two_runs_are_in_one_page_and_told_apart(tmp_path, capsys, rewards, said):
+    """And not compared in silence where their rewards differ. Another size is for both."""
+    one, other = (make(tmp_path / place / "demo", reward=reward)
+                  for place, reward in zip("ab", rewards))
+    data = page_of(one, against=str(other), n=2, N=1)
+    assert [run["name"] for run in data["runs"]] == [str(one), str(other)]  # as they were typed
+    assert [run["what_if"]["sizes"] for run in data["runs"]] == 2 * [dict(n=2, M=8, N=1)]
+    fates = [group["what_if"] for run in data["runs"] for group in run["groups"]]
+    assert len(fates) == 20
+    assert all(set(fate) == {"uniform", "dapo"} for fate in fates)  # a round of M needs 8 draws
+    assert ("different rewards" in data["left_out"]) == bool(said) and said in data["left_out"]
+    assert said in capsys.readouterr().out and not (other / "explore.html").exists()
 
 
 @pytest.mark.parametrize("steps, wanted", [
@@ -145,14 +137,6 @@ def test_only_the_prompts_of_the_wanted_steps(folder, steps, wanted):
     assert found == [step for step in wanted for _ in range(2)]
     assert len(data["runs"][0]["metrics"]) == 5  # a curve stays whole
     assert ("--steps" in data["left_out"]) == bool(steps)
-
-
-def test_another_size_is_for_the_what_if_of_both_runs(tmp_path):
-    one, other = make(tmp_path / "one"), make(tmp_path / "other")
-    data = page_of(one, against=str(other), n=2, N=1)
-    assert [run["what_if"]["sizes"] for run in data["runs"]] == 2 * [dict(n=2, M=8, N=1)]
-    fates = [group["what_if"] for run in data["runs"] for group in run["groups"]]
-    assert all(set(fate) == {"uniform", "dapo"} for fate in fates)  # a round of M needs 8 draws
 
 
 @pytest.mark.parametrize("around", [
@@ -213,16 +197,14 @@ def test_damaged_lines_are_left_out_and_counted(folder, capsys):
     assert said in data["left_out"] and said in capsys.readouterr().out
 
 
-def test_what_is_no_number_for_a_browser_is_null_in_the_page(folder):
-    with open(folder / "groups.jsonl", "a") as log:
-        log.write(json.dumps(group(6, pool=[sample(coefficient=math.inf)])) + "\n")
-    assert page_of(folder)["runs"][0]["groups"][-1]["pool"][0]["coefficient"] is None
-
-
-def test_bytes_that_are_no_text_show_as_such(folder):
+def test_what_is_no_number_or_no_text_for_a_browser_shows_as_such(folder):
     log = folder / "groups.jsonl"
     log.write_bytes(log.read_bytes().replace(b'"text": "no"', b'"text": "n\xff"'))
-    assert page_of(folder)["runs"][0]["groups"][0]["pool"][1]["text"] == "n\ufffd"
+    with open(log, "a") as file:
+        file.write(json.dumps(group(6, pool=[sample(coefficient=math.inf)])) + "\n")
+    groups = page_of(folder)["runs"][0]["groups"]
+    assert groups[0]["pool"][1]["text"] == "n\ufffd"
+    assert groups[-1]["pool"][0]["coefficient"] is None
 
 
 def test_nothing_is_written_through_a_link(folder, tmp_path):
