@@ -130,6 +130,8 @@ REFUSED = {
         ("--temperature 0", "use --k 1"),
         ("--temperature nan", "from 0.01 to 100.0, not nan"),
         ("--threshold 0.5", "threshold has no effect without reward"),
+        ("--reward missing.py:score", "there is no file missing.py"),
+        ("--reward score", "takes FILE.py:FUNCTION, not score"),
         ("--data caf\udce9", "caf\\udce9 is no text in UTF-8"),
         ("--out out --data no-such-set", "no data set 'no-such-set'"),
         ("--out out --data held-out", "--data held-out needs --adapter RUN"),
