@@ -91,6 +91,11 @@ def one_layer(mixture: bool = False):
         moved=0, **ONE_LAYER)
 
 
+def tiny_policy():
+    """In float64, so that two ways to compute a gradient can be told to be the same."""
+    return policy(dtype="float64", hidden_size=32, initializer_range=0.02)
+
+
 def second(policy) -> dict:
     """The B of every adapter: zero at the start, which hides the gradient of A."""
     return {name: p for name, p in policy.named_parameters() if "lora_B" in name}

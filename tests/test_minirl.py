@@ -4,6 +4,7 @@ What the update computes is the subject of test_objective.py.
 """
 import contextlib
 import math
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,8 @@ import minirl
 from parts.logprobs import Row
 from parts.routing_replay import note_routes
 from parts.run import rehearse
-from world import by_text, ready, silent
+from whole_runs import difference
+from world import by_text, ready, silent, small_run
 
 
 # ------------------------------------------------------------------------------ one step
@@ -156,3 +158,20 @@ def test_the_loop_logs_and_saves_each_step_before_it_is_evaluated(monkeypatch):
     step = ["record", "evaluate_if_due", "show"]
     assert seen == ["rehearse", "evaluate_if_due", 1, *step, 2, *step, "finish"]
     assert run.events == ["sync", "probe"]
+
+
+@pytest.mark.slow
+@pytest.mark.core
+@pytest.mark.parametrize("settings", [
+    dict(sampler="dapo", mini_batches=2), dict(sampler="ada-est"),
+    dict(sampler="gvm", dtype="bfloat16", warmup_steps=3), dict(dtype="float16", eval_every=1)])
+def test_resumed_equals_uninterrupted_whatever_has_to_be_carried_over(tmp_path, settings):
+    """As after a crash: the last checkpoints are gone, and the logs know more than the one before.
+    """
+    whole = small_run(tmp_path, steps=5, log_groups="all", keep_every=1, **settings)
+    parts = shutil.copytree(whole, whole.with_name("parts"))
+    for step in (3, 4, 5):
+        shutil.rmtree(parts / f"checkpoints/step-{step:06d}")
+    small_run(tmp_path, name="parts", steps=5, log_groups="all", keep_every=1, resume=True,
+              **settings)
+    assert difference(parts, whole, 5) == ""

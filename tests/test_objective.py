@@ -9,15 +9,11 @@ import torch
 
 import minirl
 from minirl import Config, objective, set_scales, update
-from models_small import gradients_of, policy, random_groups
+from models_small import gradients_of, random_groups, tiny_policy
 from parts.config import OBJECTIVES
 from parts.logprobs import Row, micro_batches
 from parts.metrics import diagnostics
 from parts.run import make_optimizer
-
-
-def tiny_policy():
-    return policy(dtype="float64", hidden_size=32, initializer_range=0.02)
 
 
 def close(one: dict, other: dict, tolerance=1e-9):

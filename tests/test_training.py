@@ -1,6 +1,5 @@
 """The program as a user runs it: it learns, its adapter loads elsewhere, it resumes exactly."""
 import json
-import shutil
 
 import pytest
 import torch
@@ -8,7 +7,7 @@ import torch
 from engines import serve
 from helpers import lines, run_program
 from parts.models import tiny_folder
-from whole_runs import SMALL, difference, rows
+from whole_runs import SMALL
 
 pytestmark = pytest.mark.engine
 
@@ -106,38 +105,15 @@ def test_what_is_recorded_of_a_token_is_what_the_saved_adapter_says_of_it(learnt
         assert "old" not in s and set(s["mask"]) == {"1"}  # on-policy
 
 
-def test_resumed_equals_uninterrupted_where_more_has_to_be_carried_over(tmp_path):
-    """Old log-probs, refills, an adapter that is swapped. As after a crash the last checkpoint is
-    gone, and the logs know more than the one before. (The default: test_faults.py.)
-    """
-    whole, parts = tmp_path / "runs/whole", tmp_path / "runs/parts"
-    train(tmp_path, "--name", "whole", "--steps", "5", *SMALL, "--sync", "adapter", "--log-groups",
-          "all", "--mini-batches", "2", "--sampler", "dapo", "--keep-every", "1")
-    shutil.copytree(whole, parts)
-    for step in (3, 4, 5):
-        shutil.rmtree(parts / f"checkpoints/step-{step:06d}")
-    out = train(tmp_path, "--name", "parts", "--resume")
-    assert "continuing after step 2" in out
-    assert sum(row["optimizer_steps"] for row in lines(whole / "metrics.jsonl")) >= 5
-    assert difference(parts, whole, 5) == ""
-    assert rows(parts / "eval.jsonl") == rows(whole / "eval.jsonl")
-    groups = lines(parts / "groups.jsonl")
-    for row in lines(parts / "metrics.jsonl"):
-        pools = [group["pool"] for group in groups if group["step"] == row["step"]]
-        assert len(pools) == row["prompts"] and sum(map(len, pools)) == row["samples"]
-
-
 def test_the_path_of_a_real_model_in_bfloat16(tmp_path):
     """A model folder, a problem file, bf16, adapter hot swap: what a GPU run does, on the CPU."""
     from parts.problems import chains
 
     rows = [dict(question=p["problem"], final_answer=[p["answer"]]) for p in chains("train", 48)]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    out = train(tmp_path, "--model", tiny_folder(), "--data", "mine.jsonl", "--eval-data",
-                "builtin", "--template", "chat",
-                "--dtype", "bfloat16", "--sync", "adapter",
-                "--name", "bf16", "--steps", "3",
-                "--max-prompt-tokens", "64", "--lr", "0.001", "--micro-tokens", "2048", *SMALL)
+    flags = ("--data mine.jsonl --eval-data builtin --template chat --dtype bfloat16 --steps 3 "
+             "--sync adapter --name bf16 --max-prompt-tokens 64 --lr 0.001 --micro-tokens 2048")
+    out = train(tmp_path, "--model", tiny_folder(), *flags.split(), *SMALL)
     assert "data: mine.jsonl: 48 problems" in out
     metrics = lines(tmp_path / "runs/bf16/metrics.jsonl")
     assert [row["optimizer_steps"] for row in metrics] == [1, 1, 1]

@@ -2,19 +2,12 @@
 import json
 from pathlib import Path
 
-from parts.folder import checkpoints, read_rows, step_of
+from parts.folder import checkpoints, step_of
 from parts.problems import chains
+from world import rows
 
 SMALL = ["--batch-prompts", "8", "--max-tokens", "24", "--eval-questions", "6", "--eval-k", "2",
          "--eval-every", "3"]
-
-
-def rows(path: Path) -> list[dict]:
-    """The rows of a log, without times and memory."""
-    timed = ("tokens_per_second", "memory_gb")
-    return [{key: value for key, value in row.items()
-             if not key.startswith("seconds") and key not in timed}
-            for row in read_rows(path)]
 
 
 def difference(run: Path, reference: Path, step: int) -> str:
