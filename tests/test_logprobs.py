@@ -1,4 +1,5 @@
 """Log-probs, entropy and slopes against the plain computation, for every head and precision."""
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -202,3 +203,14 @@ def test_micro_batches_keep_to_their_tokens_where_short_prompts_have_long_respon
     assert max(len(batch) * max(len(row.ids) for row in batch) for batch in cut) <= 150
     equal = [Row([0] * 30, 9, [], 1.0) for _ in range(7)]
     assert [len(batch) for batch in micro_batches(equal, tokens=150)] == [5, 2]  # and use them
+
+
+@pytest.mark.parametrize("padding", [0.0, 0.05, 0.3])
+def test_of_all_micro_batches_together_little_is_padding(padding):
+    for seed in range(20):
+        rng = random.Random(seed)
+        rows = [Row([0] * rng.randint(2, 60), 1, [], 1.0) for _ in range(30)]
+        cut = micro_batches(rows, 300, padding)
+        area = sum(len(batch) * max(len(row.ids) for row in batch) for batch in cut)
+        assert sum(len(row.ids) for row in rows) >= (1 - padding) * area
+        assert len(cut) < len(rows)
