@@ -305,6 +305,7 @@ def test_named_columns_win_also_nested():
     row = dict(problem="no", answer="no", Body="no", meta=dict(text="yes", gold=3.0))
     assert find_problem(row, "meta.text") == "yes" and find_gold(row, "meta.gold") == "3"
     assert find_problem(row, "gone") == find_problem(row, "meta.gone") == ""
+    assert find_problem(dict(Body="A story without a question.")) == ""
     row = dict(Meta=dict(Text="yes", Gold=3.0), gold="no", Gold="no")
     assert find_problem(row, "meta.text") == "yes" and find_gold(row, "META.gold") == "3"
     assert find_gold(dict(Gold="1", gold="2"), "Gold") == "1"  # exactly so, if there is one
@@ -331,5 +332,5 @@ def test_gold_formats(raw, gold):
 
 def test_an_instruction_is_taken_off_only_where_nothing_follows():
     for words in AT_THE_END:
-        asked = f"First this.\n\n{words}.\nHow many are there?"
+        asked = f"First this.\n\n{words}.\nHow many are there? Explain."
         assert problem_text(asked) == asked and problem_text(f"How many? {words}.") == "How many?"
