@@ -204,7 +204,8 @@ def test_a_layer_is_lost_where_its_slope_is_clearly_not_one(monkeypatch, b, erro
     probe = object.__new__(Probe)
     probe.limits = EXACT
     probe.begin(torch.zeros(3), torch.zeros(3))
-    assert probe.parts(torch.ones(3), {7: torch.zeros(3)}, torch.ones(3))["lost"] == [7] * lost
+    found = probe.parts(torch.ones(3), {7: torch.zeros(3)}, torch.ones(3))
+    assert found["lost"] == [7] * lost and found["limit"] == pytest.approx(EXACT.rest)  # no noise
 
 
 def test_the_last_digits_are_no_change_even_where_both_sides_agreed_to_the_bit():
@@ -287,6 +288,15 @@ def test_one_slope_is_since_the_start_and_one_since_the_last_sync():
     assert slopes[:2] == [(pytest.approx(1, abs=1e-3),) * 2,
                           (pytest.approx(0.97, abs=1e-3), pytest.approx(0.94, abs=1e-3))]
     assert math.isnan(slopes[2][1])  # too small a change to be judged
+
+
+def test_a_slope_that_is_off_by_many_of_its_errors_is_no_noise():
+    x, noise = torch.randn((2, 500), generator=torch.Generator().manual_seed(0))
+    probe = object.__new__(Probe)
+    probe.limits = Limits("mean", 1.0, 0.5)
+    probe.begin(torch.zeros(500), torch.zeros(500))
+    with pytest.raises(SystemExit, match=r"changed by 0\.\d\d \+- 0.0[12] times"):
+        probe.compare(x, 0.8 * x + 0.3 * noise)
 
 
 def test_limits_are_as_loose_as_the_precisions_and_no_looser():
