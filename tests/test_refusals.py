@@ -169,7 +169,7 @@ REFUSED = {
         ("strange out", "is no checkpoint of a run", moved(LAST, Path("strange"))),
         ("runs/mine out", "does not fit", text(LAST / "adapter_model.safetensors", "half")),
         ("runs/mine out", "other contents of --model", setting("model", "tiny-skills")),
-        ("runs/mine out", "holds numbers that are not finite", adapter_of(math.nan)),
+        ("runs/mine out", "holds numbers that are not finite", adapter_of(math.inf)),
         ("runs/mine out", "merged weights are no finite numbers", adapter_of(1e30)),
         ("runs/mine runs", "exists already"),
         ("runs/mine sums.jsonl", "exists already"),
