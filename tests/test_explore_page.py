@@ -357,12 +357,12 @@ def test_the_keys_move_a_slider_and_the_counts_are_those_of_the_whole_step(brows
         settle(page)
         return int(page.locator("#masks [data-stopped]").first.get_attribute("data-stopped"))
 
-    assert count() == sum(len(expected_stopped(s, eps_low=0.1, eps_high=0.1)) for s in trained) > 5
-    page.focus("input[type=range][name=eps_low]")
-    for _ in range(5):
-        page.keyboard.press("ArrowLeft")
-    assert count() == sum(len(expected_stopped(s, eps_low=0.05, eps_high=0.1)) for s in trained)
-    assert "eps_low=0.05" in address(page)
+    for left, eps in ((0, 0.1), (5, 0.05)):
+        page.focus("input[type=range][name=eps_low]")
+        for _ in range(left):
+            page.keyboard.press("ArrowLeft")
+        wanted = sum(len(expected_stopped(s, eps_low=eps, eps_high=0.1)) for s in trained)
+        assert count() == wanted > 5 and f"eps_low={eps}" in address(page)
     page = browse("#/run/0/step/10?eps_low=0.01&eps_high=0.01", ("one",))
     assert "is trained before anything has moved, so no ε stops any" in page.inner_text("#masks")
     assert count() == 0
@@ -712,16 +712,12 @@ def test_what_was_left_out_is_said_where_it_is_missed(browse):
         assert words in page.inner_text("#untrained")
 
 
-def test_a_run_without_recorded_prompts_has_its_curves(browse, chromium):
+def test_a_run_without_recorded_prompts_has_its_curves(browse):
     metrics = [json.loads(line) for line in (RECORDED / "four" / "metrics.jsonl").open()]
     page = browse("#/curves", data=dict(runs=[run_of(metrics=metrics)]))
     assert page.locator(".panel").count() >= 8
     go(page, "#/run/0/step/10")
     assert "This run recorded no prompts" in page.inner_text("main")
-    bare = chromium.new_page()
-    bare.goto(explore.TEMPLATE.as_uri())
-    assert "python explore.py runs/NAME fills it with a run" in bare.inner_text("main")
-    bare.close()
 
 
 def test_of_a_long_list_and_a_long_answer_a_part_is_made_at_once(browse):
@@ -733,11 +729,9 @@ def test_of_a_long_list_and_a_long_answer_a_part_is_made_at_once(browse):
             sample[name] = (sample[name] * 375)[:6000]
     others = [dict(group, place=10 + i, id=str(i), pool=group["pool"][:1]) for i in range(900)]
     page = browse("#/run/0/all", data=dict(runs=[run_of([group, *others])]))
-    assert page.evaluate("DATA.runs[0].groups.length") == 901
     assert page.locator(".row").count() == 200
     page.click("text=… 701 more")
     assert page.locator(".row").count() == 400
-    assert page.evaluate("document.activeElement.dataset.place") == str(10 + 199)
     go(page, f"{PROMPT}/sample/5")
     assert page.locator(".token[data-t]").count() == 5000
     page.click("text=… 1,000 more")
@@ -755,15 +749,3 @@ def test_each_view_of_the_gallery_says_what_its_readme_quotes(browse):
         words = re.sub(r"[\s·]", "", page.inner_text("main"))  # a space of a token is a dot
         quoted = re.findall("“(.+?)”", row)
         assert quoted and all(quote.replace(" ", "") in words for quote in quoted), row
-
-
-def test_the_token_of_the_gallery_is_trained_when_its_slider_is_moved_as_told(browse):
-    gallery = ROOT / "docs" / "gallery"
-    view, told = re.search(r"mask\.html(#[^)]+/token/\d+)\).*Move ε high, .*, to (\d+):",
-                           (gallery / "README.md").read_text()).groups()
-    page = browse(view, file=gallery / "mask.html")
-    assert page.inner_text("#why").startswith("Gradient 0: the mask stops it.")
-    slider = page.locator("input[type=range][name=eps_high]")
-    assert float(slider.get_attribute("max")) >= float(told)
-    slider.fill(told)
-    wait(page, "document.querySelector('#why').textContent.includes('makes this token likelier')")
