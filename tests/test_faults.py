@@ -1,5 +1,6 @@
 """Every fault is really made: what is left on the disk, what the user reads (docs/runs.md)."""
 import ast
+import gc
 import json
 import math
 import os
@@ -16,9 +17,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import minirl
+import world
 from parts import folder as folders
 from parts import machine
-import minirl
 from conftest import ROOT
 from minirl import Config
 from parts import run as running
@@ -126,6 +128,57 @@ def test_no_model_brings_code_of_its_own():
                     told = {word.arg: ast.unparse(word.value) for word in call.keywords}
                     loaders[f"{file.name}:{call.lineno}"] = told.get("trust_remote_code")
     assert len(loaders) >= 4 and set(loaders.values()) == {"False"}, loaders
+
+
+# ------------------------------------------------------------------- any phase, in the small world
+class Fault(BaseException):
+    """Which nobody catches."""
+
+
+PHASES = {  # what is called in it
+    "sampling": (world.Engine, "step"), "grading": (world.Grader, "submit"),
+    "update": (torch.nn.utils, "clip_grad_norm_"), "sync": (world.Engine, "sync"),
+    "log": (running, "append")}
+RUN = dict(sampler="ada-est", steps=4, eval_data="builtin,builtin-skills")  # it has a memory
+
+
+def failing(monkeypatch, phase: str, moment: int) -> list:
+    """From now on the phase raises at this call. Returns the list of its calls."""
+    (owner, name), calls = PHASES[phase], []
+    real = getattr(owner, name)
+
+    def called(*args, **how):
+        calls.append(name)
+        if len(calls) == moment:
+            raise Fault
+        return real(*args, **how)
+
+    monkeypatch.setattr(owner, name, called)
+    return calls
+
+
+def logs_and_adapter(run: Path) -> list:
+    last = folders.checkpoints(run)[-1]
+    return [world.rows(run / log) for log in folders.LOGS] + [
+        (last / file).read_bytes() for file in ("adapter_model.safetensors", "optimizer.pt")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_fault_in_any_phase_costs_the_running_step_and_no_bit(phase, tmp_path, monkeypatch):
+    """In the middle of the run, and at its very end."""
+    (tmp_path / "whole").mkdir()
+    with monkeypatch.context() as patch:
+        calls = failing(patch, phase, moment=0)
+        wanted = logs_and_adapter(world.small_run(tmp_path / "whole", **RUN))
+    for moment in (len(calls) // 2, len(calls)):
+        place = tmp_path / str(moment)
+        place.mkdir()
+        with monkeypatch.context() as patch, pytest.raises(Fault):
+            failing(patch, phase, moment)
+            world.small_run(place, **RUN)
+        gc.collect()  # the run's lock goes with it, as with its process
+        assert logs_and_adapter(world.small_run(place, resume=True, **RUN)) == wanted
 
 
 # --------------------------------------------------------------------------- real runs, real engine
