@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import eval as evaluation  # the module has the name of a builtin
 import minirl
 import world
 from parts import folder as folders
@@ -138,7 +139,8 @@ class Fault(BaseException):
 PHASES = {  # what is called in it
     "sampling": (world.Engine, "step"), "grading": (world.Grader, "submit"),
     "update": (torch.nn.utils, "clip_grad_norm_"), "sync": (world.Engine, "sync"),
-    "log": (running, "append")}
+    "log": (running, "append"), "checkpoint": (folders, "flush"),
+    "evaluation": (evaluation, "as_row")}
 RUN = dict(sampler="ada-est", steps=4, eval_data="builtin,builtin-skills")  # it has a memory
 
 
