@@ -390,12 +390,18 @@ def finish(run: Run) -> None:
     if run.tracker:
         run.tracker.finish()
     draw_run(run.folder)
-    config, python = run.config, os.path.relpath(sys.executable)
+    config = run.config
     print(f"held-out avg@{config.eval_k}: {accuracy(run, unit_of(config))}; curves: "
           f"{run.folder / 'curves.png'}; adapter: {run.folder / 'checkpoints'}\n"
-          f"next: look into it with {python} explore.py {run.folder}\n"
-          f"      go on with        {python} minirl.py --name {config.name} --resume --steps "
+          f"next: look into it with {python()} explore.py {run.folder}\n"
+          f"      go on with        {python()} minirl.py --name {config.name} --resume --steps "
           f"{max(200, 2 * run.state['step'])}")
+
+
+def python() -> str:
+    """`python`, or the path of this Python where its environment is not active."""
+    here = Path(sys.executable).is_relative_to(Path.cwd()) and "VIRTUAL_ENV" not in os.environ
+    return os.path.relpath(sys.executable) if here else "python"
 
 
 @contextlib.contextmanager
