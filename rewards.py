@@ -4,8 +4,8 @@ r"""The reward: is the boxed answer of a completion the same mathematics as the 
 
 1. `extract_answer` takes the last box, which has to be closed. Text outside boxes does not count.
 2. `decide` compares strings, fractions and words. That is enough for most pairs and needs no sympy.
-3. `judge` lets math-verify compare the rest, in a process of its own with limits of time and memory
-   (parts/grader.py). Completions are untrusted: nothing here runs them as code.
+3. `judge` lets math-verify compare the rest, outside the trainer's process, with limits of time
+   and memory (parts/grader.py). Completions are untrusted: nothing here runs them as code.
 
 More in verifier/: spelling.py (LaTeX), answers.py (kinds of answers), equality.py (math-verify).
 

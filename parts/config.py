@@ -209,8 +209,9 @@ class HardwareSettings(EngineSettings):
 @dataclass
 class Config(ModelSettings, ProblemSettings, SamplingSettings, ObjectiveSettings, OptimizerSettings,
              RunSettings, HeldOutSettings, WatchSettings, HardwareSettings):
-    """Every flag of `python minirl.py`. Zero or "auto" is filled in here, by `resolve` (what
-    depends on model and machine) or by `prepare` (replay: the model's config tells of experts).
+    """Every flag of `python minirl.py`. Zero or "auto" is filled in by `__post_init__`
+    (what the objective decides), `resolve` (the model's name, the machine) or `find_model` (what
+    only the model's files tell: replay, and micro_tokens on a CPU).
     """
 
     def __post_init__(self):

@@ -1,4 +1,4 @@
-"""What a step logs, what is warned of, and the two reasons for which a run ends by itself.
+"""What a step logs, what is warned of, and two of the reasons for which a run ends by itself.
 
 metrics.jsonl has a line per step (`summarize`, `diagnostics`). groups.jsonl has a line per recorded
 prompt, with every sample and its tokens' numbers (docs/explore.md explains the columns). To read
@@ -259,18 +259,19 @@ def why_broken(step: int, metrics: dict, run) -> str:
 def why_hopeless(step: int, groups: list, metrics: dict, run) -> str:
     """Why a run has to end that found nothing to learn from, with the likely cause.
 
-    It ends after PATIENCE steps without a gradient, or after one if most answers are cut off. The
-    first step of the optimizer switches this check off.
+    It ends after PATIENCE steps without a gradient, or after one if most answers are cut off. Once
+    the optimizer has made a step it only warns, of a threshold that tells no answers apart.
     """
     config, rewards = run.config, [s.reward for group in groups for s in group.pool]
-    silent = run.schedule.last_epoch == 0 and not metrics["skipped_steps"]
+    never_stepped = run.schedule.last_epoch == 0 and not metrics["skipped_steps"]
     cut_off = metrics["truncated"] > 0.5
-    if config.train_anyway or not (silent or is_blind(rewards, config) or cut_off and step == 1):
+    hopeless = never_stepped or is_blind(rewards, config) or cut_off and step == 1
+    if config.train_anyway or not hopeless:
         return ""
     first, cause = groups[0].pool[0], likely_cause(groups, metrics, rewards, config)
     tqdm.write(f"the first answer of step {step} (gold {shown(groups[0].problem.answer)!r}, "
                f"{first.status}, {first.rollout.finish_reason}): {shown(first.rollout.text, 1000)}")
-    if silent and (cut_off or step >= PATIENCE):
+    if never_stepped and (cut_off or step >= PATIENCE):
         return (f"Nothing to learn from, so this run ends after step {step}: {cause}. To go on all "
                 "the same: --resume --train-anyway.")
     tqdm.write(f"WARNING, step {step}: {cause}")

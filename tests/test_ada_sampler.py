@@ -450,7 +450,7 @@ def test_estimator():
     estimator.state_dict()["x"][0] = 99
     assert estimator.state_dict() == state  # nothing is shared
     other.load(state)
-    assert other.state_dict() == state  # what came later is forgotten: the step was undone
+    assert other.state_dict() == state  # what came later is forgotten
     run(mixed(8), config(), estimator=other)  # only ada-est remembers
     assert len(other.counts) == 2
     with pytest.raises(ValueError, match="estimator"):
