@@ -299,7 +299,8 @@ def main(argv: list[str] | None = None) -> None:
     with open_folder(Path(config.out), protocol):
         for key in ("model", "adapter", "data", "reward", "template", "prompt", "temperature",
                     "k", "max_tokens", "stop", "seed", "dtype", "versions"):
-            print(f"{key:12} {shown(protocol[key], 1000)}")
+            said = "math-verify" if (key, protocol[key]) == ("reward", "") else protocol[key]
+            print(f"{key:12} {shown(said, 1000)}")
         rows = with_rewards(sample(problems, protocol, policy, rank, Path(config.out)))
         summary = summarize(rows, config.k, protocol["weights"])
         show_results(summary, rows, unit)
