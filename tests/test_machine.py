@@ -248,4 +248,5 @@ def test_what_the_graders_compute_is_this_programs_own_also_after_their_end():
         grader.stdout.readline()
         alive = machine.taken()[2]
         grader.communicate("\n")
-    assert alive >= before + 0.45 and machine.taken()[2] >= alive
+    tick = 0.01  # the kernel counts in these; their sums differ in the last digit
+    assert alive >= before + 0.45 and machine.taken()[2] > alive - tick
