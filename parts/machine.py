@@ -165,10 +165,9 @@ def fit_in_memory(settings, model) -> None:
 def bytes_needed(settings, model) -> tuple[float, float]:
     """(of engine and trainer between two passes, what a pass keeps per token to go back)."""
     config = model.config
-    rollouts = settings.dtype if settings.rollout_dtype == "auto" else settings.rollout_dtype
     # A and B have 2 * rank / hidden as many; they come with their gradient and AdamW's two.
     adapter = 4 * BYTES["float32"] * 2 * settings.lora_rank / config.hidden_size
-    per_weight = BYTES[rollouts] + BYTES[settings.dtype] + adapter
+    per_weight = BYTES[settings.rollout_dtype] + BYTES[settings.dtype] + adapter
     logits = 4 * BYTES["float32"] * config.vocab_size * settings.engine_sequences
     passed = getattr(config, "num_experts_per_tok", 1)  # of stacked experts [experts, out, in]
     layers = sum(p[0].numel() * passed if p.dim() == 3 else p.numel()
