@@ -61,33 +61,23 @@ def test_quoted_lines_are_lines_of_the_code(page, file):
     assert [line for line in quoted.splitlines() if line.split("#")[0].strip() not in code] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_name_files_that_exist(page):
-    text = page.read_text()
-    scripts = re.findall(r"python ((?:\w+/)*\w+\.py)", text)
-    scripts += [f"parts/{module}.py" for module in re.findall(r"python -m parts\.(\w+)", text)]
-    scripts += re.findall(r"pytest (tests/\w+\.py)", text)
-    scripts += re.findall(r"`((?:parts|verifier|bench|tests)/\w+\.(?:py|jsonl?|md))`", text)
-    real = [name for name in scripts if not name.endswith("X.py")]  # a placeholder
-    assert [name for name in real if not (ROOT / name).exists()] == []
-
-
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "walkthrough.ipynb"], ids=lambda page: page.name)
-def test_make_has_the_targets_that_a_page_names(page):
-    named = re.findall(r"(?:^|`|&& )make ([a-z-]+)", page.read_text(), re.M)
+def test_what_a_page_names_is_there(page):
+    """Files in commands, targets of make, functions where the text says: `prepare` in
+    `parts/run.py`, or `merged_weights` (`parts/engine.py`)."""
+    text = page.read_text()
+    files = re.findall(r"python ((?:\w+/)*\w+\.py)", text)
+    files += [f"parts/{module}.py" for module in re.findall(r"python -m parts\.(\w+)", text)]
+    files += re.findall(r"pytest (tests/\w+\.py)", text)
+    files += re.findall(r"`((?:parts|verifier|bench|tests)/\w+\.(?:py|jsonl?|md))`", text)
+    real = [name for name in files if not name.endswith("X.py")]  # a placeholder
+    assert [name for name in real if not (ROOT / name).exists()] == []
     made = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
-    assert {"demo", "notebook"} <= set(made) and set(named) <= set(made)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_functions_are_where_the_text_says(page):
-    """Such as: `prepare` in `parts/run.py`, or `merged_weights` (`parts/engine.py`)."""
-    wrong = []
+    assert set(re.findall(r"(?:^|`|&& )make ([a-z-]+)", text, re.M)) <= {*made}
     says = r"`(\w+)` (?:in |\()`((?:parts/|verifier/|tests/)?\w+\.py)`"
-    for name, file in re.findall(says, page.read_text()):
-        file = f"tests/{file}" if file.startswith("test_") else file
-        if not re.search(rf"^(def |class |){name}\b", (ROOT / file).read_text(), re.M):
-            wrong.append((name, file))
+    wrong = [(name, file) for name, file in re.findall(says, text) if not re.search(
+        rf"^(def |class |){name}\b",
+        (ROOT / ("tests" if file.startswith("test_") else "") / file).read_text(), re.M)]
     assert wrong == []
 
 

@@ -8,14 +8,12 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import eval as evaluation  # the module has the name of a builtin
-from eval import (bootstrap, compare, evaluate, in_order, means_Q, pass_at_k, report, summarize,
-                  with_rewards)
+from eval import bootstrap, compare, evaluate, in_order, report, summarize, with_rewards
 from helpers import ROOT, lines, run_program
 from models_small import policy
 from parts import folder as folders
@@ -89,29 +87,7 @@ def test_a_summary_against_its_definitions(weights):
     assert (found["ci_low"], found["ci_high"]) == pytest.approx((low, high), abs=0.02)
 
 
-# --------------------------------------------------------------------------------------- estimators
-@pytest.mark.parametrize("n", [1, 2, 5, 7])
-def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(n):
-    for right, k in itertools.product(range(n + 1), range(1, n + 1)):
-        samples = [1] * right + [0] * (n - right)
-        assert pass_at_k(n, right, k) == pytest.approx(share_of_subsets(samples, k), abs=1e-12)
-    for c, k in ((0, n + 1), (0, 0), (n + 1, 1), (-1, 1)):
-        with pytest.raises(ValueError, match="pass@"):
-            pass_at_k(n, c, k)
-
-
-def test_the_same_rows_have_the_same_report_which_json_can_hold():
-    rng = random.Random(1)
-    rows = rows_of([[rng.random() < p for _ in range(8)] for p in (0, 0.1, 0.3, 0.5, 0.9, 1)])
-    result, one = report(rows, 8), report(rows_of([[1]]), 1)
-    assert report(rows, 8) == result
-    assert one["avg"] == one["ci_low"] == one["ci_high"] == 1 and one["pass"] == {1: 1.0}
-    assert json.loads(json.dumps(result))["pass"]["4"] == result["pass"][4]
-    values = np.random.default_rng(3).random(40)  # all different: else percentiles often agree
-    assert bootstrap([values]) == bootstrap([values])
-    assert bootstrap([values], seed=1)["ci_low"] != bootstrap([values], seed=2)["ci_low"]
-
-
+# ----------------------------------------------------- estimators (pass@k, bootstrap: also lab 8)
 STATUSES = ["correct", "wrong", "wrong", "no_box", "empty", "unparseable", "timeout", "killed"]
 
 
@@ -145,24 +121,9 @@ def test_a_report_against_its_raw_rows(k):
 
 
 # ---------------------------------------------------------------------------------------- intervals
-def test_a_paired_comparison_sees_what_separate_intervals_hide():
-    rng, rates = np.random.default_rng(2), np.repeat(np.linspace(0, 1, 10), 20)
-    before = rng.random((200, 16)) < rates[:, None] * 0.9
-    after = rng.random((200, 16)) < rates[:, None]
-    first, second = rows_of(after, "a"), rows_of(before, "a")
-    apart, paired = report(second, 16), compare(first, 16, means_Q(second, 16), {"a": 200})["a"]
-    assert apart["ci_high"] > report(first, 16)["ci_low"], "the separate intervals overlap"
-    widths = [one["ci_high"] - one["ci_low"] for one in (paired, apart)]
-    assert paired["ci_low"] > 0 and widths[0] < widths[1] / 2
-    assert paired["avg"] == pytest.approx(after.mean() - before.mean())
-    change = after.mean(1) - before.mean(1)
-    assert (paired["better"], paired["worse"]) == ((change > 0).sum(), (change < 0).sum())
-    assert compare(first, 16, means_Q(first, 16), {"a": 1}) == {
-        "a": dict(avg=0, ci_low=0, ci_high=0, better=0, worse=0)}
-
-
 @pytest.mark.parametrize("weights", [dict(a=1, b=3), dict(b=3, a=1)])
-def test_two_evaluations_of_several_sets_and_numbers_of_samples_are_compared(weights):
+def test_two_evaluations_are_compared_question_by_question(weights):
+    """Of several sets, with other numbers of samples: the interval is of the differences."""
     now, before = rows_of(A, "a") + rows_of(B, "b"), [0.5, 0.25, 0.25, 1, 0, 0.5, 1]  # avg@k
     change = dict(a=[-0.5, 0, 0.5, 0], b=[0.25, 0.25, 0])
     found = compare(now, 4, before, weights)
@@ -218,22 +179,14 @@ def sampled(problems, k=4, max_tokens=9, engine=None, grader=None, **how):
     return in_order(rows, problems, k)
 
 
+STYLES = {"minerva": "minerva", "ra-minerva": "minerva", "my-minerva-notes.jsonl": "", "a": ""}
+
+
 def test_evaluate_yields_a_row_for_every_sample():
-    problems = [question(f"q{i}", level="3" * (i == 0)) for i in range(5)]
-    grader, engine = Grader(), Engine(slots=3)
-    rows = sampled(problems, 4, 9, engine, grader, temperature=0.25)
-    assert {asked.temperature for asked in engine.asked.values()} == {0.25} and not grader.open
-    assert [(row["id"], row["sample"]) for row in rows] == [
-        (f"q{i}", s) for i in range(5) for s in range(4)]
-    for row in rows:
-        assert row["reward"] == row["text"].startswith("right") == (row["status"] == "correct")
-        assert (row["finish_reason"] == "length") == (row["tokens"] == 9)
-    assert rows[0]["level"] == "3" and "level" not in rows[-1] and rows[0]["data"] == "a"
-
-
-def test_routes_of_experts_are_let_go_while_the_engine_runs():
-    """They are megabytes per sample, and an evaluation has thousands."""
-    engine, seen = Engine(slots=3, routes=True), []
+    """Each graded in its benchmark's style. Routes of experts, which are megabytes per sample, are
+    let go while the engine runs."""
+    problems = [question("q", level="3" * (name == "a"), source=name) for name in STYLES]
+    grader, engine, seen = Grader(), Engine(slots=3, routes=True), []
     real = engine.step
 
     def step():
@@ -243,17 +196,16 @@ def test_routes_of_experts_are_let_go_while_the_engine_runs():
         return finished
 
     engine.step = step
-    sampled([question("q")], 9, engine=engine)
-    assert len(seen) == 9 and seen[-1].routes is None
-
-
-@pytest.mark.parametrize("name, style", [
-    ("minerva", "minerva"), ("ra-minerva", "minerva"), ("my-minerva-notes.jsonl", ""),
-    ("math500", "")])
-def test_minerva_alone_is_graded_in_its_own_style(name, style):
-    grader = Grader()
-    sampled([question("q", source=name), question("r")], 1, grader=grader)
-    assert grader.styles == {("eval", 0, 0): style, ("eval", 1, 0): ""}
+    rows = sampled(problems, 4, 9, engine, grader, temperature=0.25)
+    assert {asked.temperature for asked in engine.asked.values()} == {0.25} and not grader.open
+    assert [(row["data"], row["sample"]) for row in rows] == [
+        (name, s) for name in STYLES for s in range(4)]
+    assert grader.styles == {("eval", q, s): style for q, style in enumerate(STYLES.values())
+                             for s in range(4)}
+    for row in rows:
+        assert row["reward"] == row["text"].startswith("right") == (row["status"] == "correct")
+        assert (row["finish_reason"] == "length") == (row["tokens"] == 9)
+    assert rows[-1]["level"] == "3" and "level" not in rows[0] and len(seen) == 16
 
 
 def seeds_of(problems, k=2, seed=0):
@@ -295,8 +247,9 @@ def stored(file, problems=PROBLEMS, k=4):
 
 
 @pytest.mark.parametrize("policy, sync", [(None, "merge"), ("an adapter", "adapter")])
-def test_half_a_line_goes_and_only_an_adapter_is_served_as_one_at_the_temperature_asked_for(
+def test_what_is_left_to_do_is_done_and_only_an_adapter_is_served_as_one(
         tmp_path, monkeypatch, policy, sync):
+    """Half a line goes, and a row that is there twice does not hide that one is missing."""
     engine, modes = Engine(), []
     monkeypatch.setattr("parts.engine.Engine",
                         lambda path, sync_mode, **_: modes.append(sync_mode) or engine)
@@ -305,11 +258,13 @@ def test_half_a_line_goes_and_only_an_adapter_is_served_as_one_at_the_temperatur
     protocol = dict(k=4, reward="", threshold=0.7, path="any", context=9, sync="adapter",
                     dtype="auto", engine_sequences=1, engine_memory=0.5, temperature=0.3, stop=[],
                     seed=0, max_tokens=9)
-    (tmp_path / "eval.jsonl").write_text('{"data": "mine", "id')  # as an interruption leaves it
+    there = json.dumps(sampled(PROBLEMS)[0]) + "\n"
+    (tmp_path / "eval.jsonl").write_text(2 * there + '{"data": "mine", "id')
     rows = evaluation.sample(PROBLEMS, protocol, policy, 8, tmp_path)
     assert modes == [sync] and engine.events == ["sync"] * bool(policy) + ["close"]
     assert {asked.temperature for asked in engine.asked.values()} == {0.3}
     assert stored(tmp_path / "eval.jsonl") == rows and None not in rows
+    assert rows[0] == json.loads(there) and len(engine.asked) == 39
 
 
 @pytest.fixture(scope="module")
@@ -458,10 +413,14 @@ def test_a_comparison_under_another_protocol_is_marked(tmp_path, capsys, changed
     assert f"differs in {next(iter(changed))}: the difference" in capsys.readouterr().out
 
 
-def test_limits_and_folder_follow_the_model(adapter):
+def test_limits_and_folder_follow_the_model(adapter, data):
+    """A small base model may write as much as in its training: else adapters had it easier."""
     tiny, real = evaluation.parse_eval([]), evaluation.parse_eval(["--model", "Qwen2.5-Math-1.5B"])
     assert (tiny.max_tokens, tiny.max_prompt_tokens, tiny.data) == (64, 256, "builtin")
     assert (real.max_tokens, real.max_prompt_tokens, real.data) == (3000, 1024, "math500")
+    for named, lengths in (("auto", (40, 256)), (str(data), (160, 640))):
+        small = evaluation.parse_eval(["--model", "SmolLM2-135M-Instruct", "--data", named])
+        assert (small.max_tokens, small.max_prompt_tokens) == lengths
     adapted = evaluation.parse_eval(["--adapter", str(adapter[0])])
     assert tiny.out == "runs/eval-tiny-builtin-k32"
     assert adapted.out != tiny.out, "two policies, two folders"
@@ -522,14 +481,6 @@ def test_an_adapter_that_does_not_fit_is_refused(model, adapter, tmp_path, chang
         adapters.load_adapter(str(model), str(broken), "float32")
 
 
-def test_a_row_that_is_there_twice_does_not_hide_that_one_is_missing(tmp_path):
-    row = dict(data="a", id="1", sample=0, reward=1, status="correct", finish_reason="", tokens=1)
-    folders.append(tmp_path / "eval.jsonl", row, row)
-    protocol = dict(k=2, reward="none.py:score", threshold=0.5)
-    with pytest.raises(SystemExit, match="no file none.py"):  # so it goes on to draw it
-        evaluation.sample([question("1")], protocol, None, 8, tmp_path)
-
-
 # ------------------------------------------------------------------------------ an adapter's run
 def own_run(folder, adapter, rows=40, **settings):
     """A run on a file of its own, as far as an evaluation asks: its folder, and the file."""
@@ -552,53 +503,29 @@ def asked(*arguments) -> list:
     return problems
 
 
-def test_an_evaluation_says_how_many_of_its_problems_were_trained_on(tmp_path, adapter, capsys):
-    place, file = own_run(tmp_path, adapter)
-    keys = "--columns", "frage,loesung"
-    assert len(asked("--adapter", place, "--data", file, *keys)) == 40
-    trained, held_out = load_train_and_held_out(file, "held-out", columns="frage,loesung")
-    said = capsys.readouterr().out
-    assert f"own trains on {len(trained)} of these 40 problems\n" in said
-    assert 0 < len(trained) < 40 and held_out
-    Path(file).unlink()  # what was trained on is remembered
-    first = int(trained[0].problem.split()[2])
-    new = tmp_path / "new.jsonl"  # other white space is no other problem
-    new.write_text(f'{{"problem": "What is {first} plus  {first} ?", "answer": "0"}}\n'
-                   '{"problem": "What is 99 plus 99?", "answer": "198"}\n')
-    asked("--adapter", place, "--data", str(new))
-    assert "own trains on 1 of these 2 problems\n" in capsys.readouterr().out
-    asked("--adapter", place, "--data", "builtin", "--limit", "5")
-    assert "own trains on 0 of these 5 problems\n" in capsys.readouterr().out
-    (tmp_path / "own" / "problems.json").unlink()  # an older version has none
-    assert len(asked("--adapter", place, "--data", str(new))) == 2
-    assert "own trains on an unknown number of these 2 problems\n" in capsys.readouterr().out
-
-
-def test_what_a_run_holds_out_is_what_is_asked_if_nothing_else_is_named(tmp_path, adapter, capsys):
+def test_what_a_run_holds_out_is_asked_and_what_it_trains_on_is_counted(tmp_path, adapter, capsys):
+    """See test_data.py for what a run remembers of data that change."""
     place, file = own_run(tmp_path, adapter)
     trained, held_out = load_train_and_held_out(file, "held-out", columns="frage,loesung")
     for flags in ((), ("--data", "held-out")):
         problems = asked("--adapter", place, *flags)
         assert [(p.problem, p.answer) for p in problems] == [
             (p.problem, p.answer) for p in held_out]
-    assert not {p.problem for p in problems} & {p.problem for p in trained}
     assert {p.source for p in problems} == {"held-out"} and len(held_out) > 1
     assert len(asked("--adapter", place, "--limit", "1")) == 1
     _, protocol = evaluation.problems_and_protocol(evaluation.parse_eval(["--adapter", place]))
     assert protocol["weights"] == {"held-out": len(held_out)} and protocol["data"] == "held-out"
     capsys.readouterr()
-    edited = [dict(frage=p.problem, loesung="0") for p in (*held_out[:2], *trained)]
-    Path(file).write_text("\n".join(map(json.dumps, edited)))
-    assert [(p.problem, p.answer) for p in asked("--adapter", place)] == [
-        (p.problem, "0") for p in held_out[:2]]
-    gone, corrected = len(held_out) - 2, sum(p.answer != "0" for p in held_out[:2])
-    assert (f"own held out {len(held_out)} problems; since then {gone} left its data, {corrected} "
-            "got another gold\n") in capsys.readouterr().out
-    Path(file).write_text("\n".join(map(json.dumps, edited[2:])))
-    with pytest.raises(SystemExit, match="Nothing that .*own held out is left in its data"):
-        asked("--adapter", place)
+    asked("--adapter", place, "--data", file, "--columns", "frage,loesung")
+    asked("--adapter", place, "--data", "builtin", "--limit", "5")
+    (tmp_path / "own" / "problems.json").unlink()  # an older version has none
+    assert len(asked("--adapter", place, "--data", "builtin", "--limit", "2")) == 2
+    said = [line for line in capsys.readouterr().out.splitlines() if "trains on" in line]
+    assert [line.partition("own ")[2] for line in said] == [
+        f"trains on {len(trained)} of these 40 problems", "trains on 0 of these 5 problems",
+        "trains on an unknown number of these 2 problems"]
+    Path(file).unlink()
     with pytest.raises(SystemExit, match="There is no data file"):
-        Path(file).unlink()
         asked("--adapter", place)
 
 
@@ -652,27 +579,12 @@ def test_where_nothing_was_split_off_there_is_nothing_held_out(tmp_path, adapter
             asked("--data", "held-out", "--adapter", place)
 
 
-def test_a_small_base_model_may_write_as_much_as_in_its_training(tmp_path):
-    """Otherwise base and adapter could not be compared."""
-    own = tmp_path / "own.jsonl"
-    own.write_text('{"problem": "a", "answer": "1"}\n')
-    for data, lengths in (("auto", (40, 256)), (str(own), (160, 640))):
-        config = evaluation.parse_eval(["--model", "SmolLM2-135M-Instruct", "--data", data])
-        assert (config.max_tokens, config.max_prompt_tokens) == lengths
-
-
 # ---------------------------------------------------------------------------------- the real engine
 @pytest.fixture(scope="module")
-def results(model, data, tmp_path_factory):
-    """An evaluation, and what is left of it after two thirds, continued."""
+def results(adapter, data, tmp_path_factory):
+    """An evaluation of the merged model."""
     root = tmp_path_factory.mktemp("runs")
-    run(model, data, root / "whole")
-    shutil.copytree(root / "whole", root / "resumed")
-    written = (root / "resumed" / "eval.jsonl").read_bytes()
-    (root / "resumed" / "eval.jsonl").write_bytes(written[:len(written) * 2 // 3])
-    (root / "resumed" / "summary.json").unlink()
-    said = run(model, data, root / "resumed")
-    assert "samples already" in said
+    run(adapter[1], data, root / "whole")
     return root
 
 
@@ -707,9 +619,14 @@ def test_an_evaluation_of_the_real_engine(results):
 
 
 @pytest.mark.engine
-@pytest.mark.core
-def test_the_real_engine_resumes_exactly(results):
-    """Not to be taken for granted: fewer samples run beside each, which rounds otherwise."""
+def test_the_real_engine_resumes_exactly(results, adapter, data):
+    """After two thirds. Not to be taken for granted: fewer samples run beside each, which rounds
+    otherwise."""
+    shutil.copytree(results / "whole", results / "resumed")
+    written = (results / "resumed" / "eval.jsonl").read_bytes()
+    (results / "resumed" / "eval.jsonl").write_bytes(written[:len(written) * 2 // 3])
+    (results / "resumed" / "summary.json").unlink()
+    assert "samples already" in run(adapter[1], data, results / "resumed")
     assert samples(results / "resumed") == samples(results / "whole")
     for file in ("summary.json", "protocol.json"):
         assert (results / "resumed" / file).read_bytes() == (
@@ -717,12 +634,11 @@ def test_the_real_engine_resumes_exactly(results):
 
 
 @pytest.mark.engine
-def test_adapter_and_merged_model_agree(tmp_path, model, adapter, data):
-    run(adapter[1], data, tmp_path / "merged")
-    run(model, data, tmp_path / "swapped", adapter=adapter[0], sync="adapter",
-        against=tmp_path / "merged")
-    both = zip(samples(tmp_path / "swapped"), samples(tmp_path / "merged"), strict=True)
+def test_adapter_and_merged_model_agree(results, model, adapter, data):
+    run(model, data, results / "swapped", adapter=adapter[0], sync="adapter",
+        against=results / "whole")
+    both = zip(samples(results / "swapped"), samples(results / "whole"), strict=True)
     same = mean(one["text"] == other["text"] for one, other in both)
     assert same > 0.9, "rounding may turn a rare sample, a wrong weight turns nearly all"
-    difference = json.loads((tmp_path / "swapped" / "summary.json").read_text())["difference"]
+    difference = json.loads((results / "swapped" / "summary.json").read_text())["difference"]
     assert len(difference) == 1 and all(abs(one["avg"]) < 0.05 for one in difference.values())

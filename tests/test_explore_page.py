@@ -7,6 +7,7 @@ import json
 import random
 import re
 import shutil
+from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -24,6 +25,7 @@ from test_explore import HOSTILE
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 RECORDED = ROOT / "tests" / "explore_run"
+DESKTOP = dict(viewport=dict(width=1280, height=720))
 PHONE = dict(viewport=dict(width=390, height=844), has_touch=True, is_mobile=True)
 pytestmark = pytest.mark.slow
 
@@ -36,41 +38,36 @@ def chromium():
     if not Path(CHROMIUM).exists():
         pytest.skip(f"no browser at {CHROMIUM}: apt-get install chromium")
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = started.chromium.launch(  # however long it takes on a busy machine
+            executable_path=CHROMIUM, args=["--no-sandbox"], timeout=1000 * HANG)
         yield browser
         browser.close()
 
 
 @pytest.fixture(scope="module")
-def page_file(tmp_path_factory):
-    """page_file(names): explore.html of one recorded run or two, as the command makes it."""
-    made = {}
-
-    def make(names):
-        if names not in made:
-            folders = [tmp_path_factory.mktemp("run") / name for name in names]
-            for folder in folders:
-                shutil.copytree(RECORDED / folder.name, folder)
-            against = "".join(map(str, folders[1:]))
-            explore.main(explore.PageConfig(run=str(folders[0]), against=against))
-            made[names] = folders[0] / "explore.html"
-        return made[names]
-
-    return make
+def recorded(tmp_path_factory):
+    """[the page of `four`, the page of `four` against `one`], as the command makes them."""
+    pages = []
+    for against in ("", "one"):
+        place = tmp_path_factory.mktemp("runs")
+        shutil.copytree(RECORDED, place, dirs_exist_ok=True)
+        other = against and str(place / against)
+        explore.main(explore.PageConfig(run=str(place / "four"), against=other))
+        pages.append(place / "four" / "explore.html")
+    return pages
 
 
 @pytest.fixture
-def browse(chromium, page_file, tmp_path):
-    """browse(address): an open page of a recorded run, or of `data`; or what is in a `file`.
+def browse(chromium, recorded, tmp_path):
+    """browse(address): an open page of the recorded run, or both; of `data`; of a `file`.
 
     At the end: no error on the console, no request.
     """
     wrong, contexts = [], []
 
-    def open_page(address="", names=("four",), data=None, file=None, **settings):
-        file = file or (page_of(tmp_path, data) if data else page_file(names))
-        contexts.append(chromium.new_context(**dict(viewport=dict(width=1280, height=720))
-                                             | settings))
+    def open_page(address="", runs=1, data=None, sizes=None, file=None, **settings):
+        file = file or (page_of(tmp_path, data, sizes) if data else recorded[runs - 1])
+        contexts.append(chromium.new_context(**DESKTOP | settings))
         page = contexts[-1].new_page()
         page.set_default_timeout(1000 * HANG)
         page.on("console", lambda message: wrong.append(f"console: {message.text}"))
@@ -88,9 +85,10 @@ def browse(chromium, page_file, tmp_path):
     assert wrong == []
 
 
-def page_of(folder, data):
+def page_of(folder, data, sizes=None):
     file = folder / "page.html"
-    file.write_text(explore.page_of(explore.with_what_follows(dict(left_out="") | data)))
+    data = explore.with_what_follows(dict(left_out="") | data, sizes)
+    file.write_text(explore.page_of(data))
     return file
 
 
@@ -113,10 +111,6 @@ def run_of(groups=(), name="mine", metrics=(), evals=(), **config):
 
 
 PROMPT = "#/run/0/step/10/prompt/9"  # of which most tests look at answer 6, sample/5
-
-
-def copy_of(value):
-    return json.loads(json.dumps(value))
 
 
 def settle(page):
@@ -166,6 +160,11 @@ def test_from_the_curves_to_the_formula_of_a_token_by_the_mouse_alone(browse):
     group = recorded_group(10, 9)
     assert "It cost 16 draws and 250 tokens" in page.inner_text("#worth")
     assert page.inner_text(".exit") == "closed, resolved: it wanted 2 right and 2 wrong"
+    means = [sum(s["reward"] for s in some) / len(some)
+             for some in (group["pool"], [s for s in group["pool"] if s["kept"]])]
+    said = page.locator(".baseline").get_attribute("aria-label")
+    found = re.fullmatch(r"pool mean (\S+), kept mean (\S+)", said).groups()
+    assert [float(x) for x in found] == pytest.approx(means, abs=6e-4) and means[0] != means[1]
     lane = page.locator(".draw .lane").first.bounding_box()
     unit = lane["width"] / max(s["finish"] for s in group["pool"])
     for bar, s in zip(page.locator(".draw .lane i").all(), group["pool"], strict=True):
@@ -194,7 +193,8 @@ def places(page):
     return [int(row.get_attribute("data-place")) for row in page.locator(".row").all()]
 
 
-def test_filters_and_sorts_choose_what_their_names_say(browse):
+def test_filters_sorts_and_the_search_choose_what_they_say(browse):
+    """The search is over all steps, from everywhere; Esc ends it."""
     groups = recorded_groups(step=10)
     page = browse("#/run/0/step/10")
 
@@ -225,13 +225,10 @@ def test_filters_and_sorts_choose_what_their_names_say(browse):
         assert any(of.values())
         assert [of[place] for place in places(page)] == sorted(of.values(), reverse=True), sort
 
-
-def test_the_search_is_over_all_steps_from_everywhere_and_esc_ends_it(browse):
-    page = browse("#/run/0/step/10")
     found = [g for g in recorded_groups() if any("\\boxed{0}" in s["text"] for s in g["pool"])]
     assert {g["step"] for g in found} > {10}
     for level in ("", "/prompt/9", "/prompt/9/sample/5"):
-        go(page, f"#/run/0/step/10{level}")
+        go(page, f"#/run/0/step/10{level}?")
         page.keyboard.press("/")
         page.keyboard.type("\\boxed{0}")
         wait(page, "location.hash.startsWith('#/run/0/all?find=')")
@@ -250,70 +247,62 @@ OBJECTIVES = [
     dict(objective="grpo", eps_low=0.05, eps_high=0.05), dict(objective="grpo", clip=False),
     dict(objective="cispo", eps_low=0.05, eps_high=0.05)]
 TERMS = """config => {
-    const run = DATA.runs[0], own = run.config;
-    const spans = [...document.querySelectorAll(".token[data-t]")];
+    const run = DATA.runs[0], own = run.config, read = id => document.getElementById(id);
     run.config = config;
-    const shown = spans.map(span => {
+    const shown = [...document.querySelectorAll(".token[data-t]")].map(span => {
         span.dispatchEvent(new MouseEvent("mouseover", { bubbles: true }));
-        return Number(document.getElementById("term").dataset.value);
+        return [Number(read("term").dataset.value), read("why").textContent];
     });
     run.config = own;
     return shown;
 }"""
 
 
-def by_the_objective(theta, old, mu, advantage, config):
-    """(terms, masks, the gradient's coefficients) of tokens by minirl.objective."""
-    theta, old, mu = (torch.tensor(column, dtype=torch.float64) for column in (theta, old, mu))
-    advantage = torch.tensor(advantage, dtype=torch.float64).expand(len(mu))
+def by_the_objective(s, config):
+    """(terms, masks, the gradient's coefficients) of a sample's tokens by minirl.objective."""
+    columns = s["theta"], s.get("old", s["theta"]), s["mu"]
+    theta, old, mu = (torch.tensor(column, dtype=torch.float64) for column in columns)
     theta.requires_grad_()
     with mock.patch.object(minirl, "DELTA", config.get("delta", minirl.DELTA)):
-        term, mask, _ = minirl.objective(theta, old, mu, advantage, SimpleNamespace(**config))
+        term, mask, _ = minirl.objective(theta, old, mu, torch.full_like(mu, s["coefficient"]),
+                                         SimpleNamespace(**config))
     (push,) = torch.autograd.grad(term.sum(), theta)
     return term.tolist(), mask.tolist(), push.tolist()
 
 
-def of_sample(s, **settings):
-    old = s.get("old", s["theta"])
-    return by_the_objective(s["theta"], old, s["mu"], s["coefficient"], recorded_config(**settings))
+def with_random_tokens(s, coefficient, count=200):
+    """A sample whose tokens have moved far, and which engine and trainer see differently."""
+    rng = random.Random(coefficient)
+    s["old"] = [-rng.expovariate(1.0) for _ in range(count)]
+    for name, spread in (("theta", 0.3), ("mu", 0.5)):
+        s[name] = [min(old + rng.gauss(0, spread), 0.0) for old in s["old"]]
+    s |= dict(coefficient=coefficient, tokens=["x"] * count)
+    for name in ("ids", "entropy", "weight", "mask", "agrees"):
+        s.pop(name, None)
 
 
-def test_the_formula_of_the_token_under_the_mouse_has_the_value_of_the_objective(browse):
-    sample = recorded_group(10, 9)["pool"][5]
-    page = browse(f"{PROMPT}/sample/5")
-    for settings in OBJECTIVES:
-        shown = page.evaluate(TERMS, recorded_config(**settings))
-        assert shown == pytest.approx(of_sample(sample, **settings)[0], abs=1e-6), settings
-    page.click(".token[data-t='10']")
+def test_the_formula_of_the_token_under_the_mouse_is_the_objectives(browse):
+    """Its value, and whether there is a gradient, for any numbers and settings."""
+    group = recorded_group(10, 9)
+    real = json.loads(json.dumps(group["pool"][5]))
+    trained = [i for i, s in enumerate(group["pool"]) if "theta" in s and i != 5][:2]
+    for i, coefficient in zip(trained, (0.7, -0.4)):
+        with_random_tokens(group["pool"][i], coefficient)
+    page = browse(data=dict(runs=[run_of([group])]))
+    for i in trained:
+        go(page, f"{PROMPT}/sample/{i}")
+        for settings in OBJECTIVES:
+            config = recorded_config(**settings)
+            terms, _, pushes = by_the_objective(group["pool"][i], config)
+            shown, why = zip(*page.evaluate(TERMS, config))
+            assert shown == pytest.approx(terms, abs=1e-9), settings
+            assert [words.startswith("Gradient 0") for words in why] == [p == 0 for p in pushes]
+    go(page, f"{PROMPT}/sample/5/token/10")
     shown = page.inner_text("#numbers").replace("\n", " ")
     for name in ("mu", "old", "theta"):
-        assert f"{sample[name][10]:.4f}".replace("-", "−") in shown
-    assert f"token id {sample['ids'][10]}" in shown and "mask, recorded 0" in shown
-    assert f"{sample['entropy'][10]:.3g}" in shown
-
-
-ON_RANDOM_TOKENS = """([tokens, cases]) => cases.map(([config, m]) => tokens.map(token => {
-    const found = objective(...token, config, m);
-    return [found.term, found.mask, found.push];
-}))"""
-
-
-def test_term_mask_and_gradient_are_the_objectives_on_any_numbers(browse):
-    rng = random.Random(0)
-    tokens = []
-    for _ in range(400):
-        old = -rng.expovariate(1.0)
-        theta, mu = (min(old + rng.gauss(0, spread), 0.0) for spread in (0.3, 0.5))
-        tokens.append([theta, old, mu, rng.choice((-1, 1)) * rng.uniform(0.1, 1)])
-    configs = [recorded_config(**dict(eps_low=low, eps_high=high) | more)
-               for low, high in ((0.2, 0.27), (0.05, 0.6)) for more in OBJECTIVES]
-    page = browse()
-    masks = page.evaluate("configs => configs.map(recordedMask)", configs)
-    found = page.evaluate(ON_RANDOM_TOKENS, [tokens, list(zip(configs, masks))])
-    for config, ours in zip(configs, found):
-        theirs = by_the_objective(*zip(*tokens), config)
-        for mine, wanted in zip(zip(*ours), theirs, strict=True):
-            assert list(mine) == pytest.approx(wanted, abs=1e-12), config
+        assert f"{real[name][10]:.4f}".replace("-", "−") in shown
+    assert f"token id {real['ids'][10]}" in shown and "mask, recorded 0" in shown
+    assert f"{real['entropy'][10]:.3g}" in shown
 
 
 # ---------------------------------------------- sliders
@@ -323,11 +312,13 @@ def stopped(page):
 
 
 def expected_stopped(sample, **settings):
-    return {t for t, m in enumerate(of_sample(sample, **settings)[1]) if m == 0}
+    _, mask, _ = by_the_objective(sample, recorded_config(**settings))
+    return {t for t, m in enumerate(mask) if m == 0}
 
 
 def test_a_slider_stops_the_tokens_that_the_objective_would_stop(browse):
-    page, seen = browse(), set()
+    """Also moved by keys; and on the page of a step it counts those of the whole step."""
+    page, seen = browse(runs=2), set()
     for place in (16, 3):
         sample = recorded_group(10, place)["pool"][0]
         recorded = {t for t, m in enumerate(sample["mask"]) if m == "0"}
@@ -348,9 +339,7 @@ def test_a_slider_stops_the_tokens_that_the_objective_would_stop(browse):
         page.click("#recorded-mask")
     assert len(seen) >= 2  # a slider that did nothing would not pass
 
-
-def test_the_keys_move_a_slider_and_the_counts_are_those_of_the_whole_step(browse):
-    page = browse("#/run/0/step/10?eps_low=0.1&eps_high=0.1")
+    go(page, "#/run/0/step/10?eps_low=0.1&eps_high=0.1")
     trained = [s for g in recorded_groups(step=10) for s in g["pool"] if "theta" in s]
 
     def count():
@@ -363,19 +352,9 @@ def test_the_keys_move_a_slider_and_the_counts_are_those_of_the_whole_step(brows
             page.keyboard.press("ArrowLeft")
         wanted = sum(len(expected_stopped(s, eps_low=eps, eps_high=0.1)) for s in trained)
         assert count() == wanted > 5 and f"eps_low={eps}" in address(page)
-    page = browse("#/run/0/step/10?eps_low=0.01&eps_high=0.01", ("one",))
+    go(page, "#/run/1/step/10?eps_low=0.01&eps_high=0.01")
     assert "is trained before anything has moved, so no ε stops any" in page.inner_text("#masks")
     assert count() == 0
-
-
-def test_the_means_of_the_pool_and_of_the_kept_are_not_taken_for_each_other(browse):
-    pool = recorded_group(10, 9)["pool"]
-    of_pool, of_kept = (sum(s["reward"] for s in some) / len(some)
-                        for some in (pool, [s for s in pool if s["kept"]]))
-    assert abs(of_pool - of_kept) > 0.05
-    said = browse(PROMPT).locator(".baseline").get_attribute("aria-label")
-    found = re.fullmatch(r"pool mean (\S+), kept mean (\S+)", said).groups()
-    assert [float(x) for x in found] == pytest.approx([of_pool, of_kept], abs=6e-4)
 
 
 # ---------------------------------------------- another sampler
@@ -396,17 +375,17 @@ def test_the_panel_tells_what_another_rule_would_have_kept(browse):
     assert marked == fate["kept"]
 
 
-def test_the_panel_says_what_a_rule_cannot_know(browse, tmp_path):
+def test_the_panel_says_what_a_rule_cannot_know(browse):
     """A round below n; more draws than there are; and nothing about a rule that it has not met."""
     group = recorded_group(10, 9)
-    data = explore.with_what_follows(dict(left_out="", runs=[run_of([group])]), dict(n=8, M=6))
-    (tmp_path / "page.html").write_text(explore.page_of(data))
-    page = browse(PROMPT, file=tmp_path / "page.html")
+    page = browse(PROMPT, data=dict(runs=[run_of([group])]), sizes=dict(n=8, M=6))
     assert "a round of 6 is below n = 8" in page.inner_text("tr[data-rule=ada-pos]")
-    page = browse(f"{PROMPT}?rule=uniform", data=dict(runs=[run_of([group], n=20)]))
+    strange = run_of([recorded_group(10, 9)], sampler="ada-neg")
+    page = browse(f"{PROMPT}?rule=uniform&beside=no",
+                  data=dict(runs=[run_of([group], n=20), strange]))
     assert "wants more than 16 draws" in page.inner_text("tr[data-rule=uniform]")
     assert "the outcome is unknown" in page.inner_text("#sampler")
-    page = browse(PROMPT, data=dict(runs=[run_of([group], sampler="ada-neg")]))
+    go(page, "#/run/1/step/10/prompt/9")
     assert page.inner_text(".exit") == "closed, resolved, by the rule ada-neg"
     words = page.locator("main").inner_html()
     assert "first right" not in words and "gave it" not in words
@@ -423,8 +402,8 @@ def hostile_group(text, place):
 
 
 def test_what_a_model_wrote_is_only_text(browse, tmp_path):
-    groups = [hostile_group(text, place) for place, text in enumerate(HOSTILE)]
-    again = [copy_of(group) | dict(step=11) for group in groups]
+    groups, again = ([hostile_group(text, place) | dict(step=step)
+                      for place, text in enumerate(HOSTILE)] for step in (10, 11))
     everything = " ".join(text for text in HOSTILE if len(text) < 1000)
     run = run_of(groups + again, name=everything, metrics=[dict(step=10, samples=16, prompts=1)],
                  model=everything)
@@ -493,12 +472,15 @@ def test_the_keyboard_leads_everywhere(browse):
     assert len(colours) == 5 and "colour=" not in address(page)  # back at the first
 
 
-def test_a_link_opens_the_view_it_was_copied_from(browse):
-    for where in ("#/curves", "#/run/0/step/10?sort=draws&only=mixed&find=boxed",
+def test_a_link_opens_the_view_it_was_copied_from_or_what_is_left_of_it(browse):
+    page = browse()
+    for where in ("#/curves?", "#/run/0/step/10?sort=draws&only=mixed&find=boxed",
                   "#/run/0/all?rule=ada-pos", f"{PROMPT}?rule=uniform",
                   f"{PROMPT}/sample/5/token/10?colour=entropy&eps_low=0.05"):
-        page = browse(where)
-        assert address(page) == where
+        go(page, where)
+        page.reload()
+        page.wait_for_selector("body[data-ready]")
+        assert address(page) == where.removesuffix("?")
         words, title = page.inner_text("main"), page.title()
         go(page, "#/run/0/step/11")
         assert page.title() != title
@@ -506,10 +488,6 @@ def test_a_link_opens_the_view_it_was_copied_from(browse):
         wait(page, "document.querySelector('h1').textContent !== 'Step 11'")
         settle(page)
         assert page.inner_text("main") == words and len(words) > 300 and page.title() == title
-
-
-def test_a_link_with_a_slip_in_it_opens_what_is_left_of_it(browse):
-    page = browse()
     for where, title in (("0/step/10/prompt/999", "Nothing is recorded here"),
                          ("7/step/5000", "Step 5000"),
                          ("0/step/10/prompt/9/sample/5/token/x", "Answer 6 of 16"),
@@ -525,7 +503,8 @@ def test_a_link_with_a_slip_in_it_opens_what_is_left_of_it(browse):
 # ---------------------------------------------- looks: a phone, light and dark, contrast
 LEVELS = ["#/curves", "#/run/0/step/10?rule=ada-pos&only=mixed", PROMPT,
           f"{PROMPT}/sample/5/token/10", f"{PROMPT}/sample/3",
-          "#/run/1/step/10/prompt/9?beside=no", "#/run/0/step/10/prompt/99"]
+          f"{PROMPT}/sample/5?colour=mask", "#/run/1/step/10/prompt/9?beside=no",
+          "#/run/0/step/10/prompt/99"]
 TOO_WIDE = """[...document.querySelectorAll("header, header *, main, main *")].filter(
     e => e.getBoundingClientRect().right > 391 && !e.closest("#visits")).map(e => e.outerHTML)"""
 SQUEEZED = """[...document.querySelectorAll(
@@ -534,36 +513,6 @@ SQUEEZED = """[...document.querySelectorAll(
         < Math.min(80, 6 * e.textContent.trim().length)).map(e => e.outerHTML)"""
 STUCK = """[...document.querySelectorAll("*")].filter(
     e => getComputedStyle(e).position === "sticky").reduce((h, e) => h + e.offsetHeight, 0)"""
-
-
-def test_on_a_phone_nothing_is_cut_off_or_squeezed(browse):
-    page = browse("", ("four", "one"), **PHONE)
-    for where in LEVELS:
-        go(page, where)
-        assert page.evaluate("document.documentElement.scrollWidth") == 390, where
-        assert page.evaluate(TOO_WIDE) == [] and page.evaluate(SQUEEZED) == [], where
-        assert page.locator("#crumbs").bounding_box()["width"] > 300
-        assert page.evaluate(STUCK) < 844 / 4, where  # what stays in sight leaves room
-
-
-def test_a_finger_finds_its_way_to_a_token(browse):
-    page = browse(**PHONE)
-    page.locator(".panel svg[role=img]").first.tap()
-    page.wait_for_selector("main[data-view=prompts]")
-    go(page, "#/run/0/step/10")
-    page.locator(".row", has_text="7+2+3=?").tap()
-    page.wait_for_selector("main[data-view=prompt]")
-    page.locator(".draw[data-sample='5']").tap()
-    page.wait_for_selector("main[data-view=sample]")
-    for t in (0, 10):  # nothing lies above it: a tap would not get through
-        page.locator(f".token[data-t='{t}']").tap()
-        assert page.inner_text("#formula h2").startswith(f"Eq. 7 for token {t + 1},")
-        in_sight = page.evaluate("""(() => {
-            const box = document.getElementById("why").getBoundingClientRect();
-            return box.top > 0 && box.bottom <= innerHeight })()""")
-        assert in_sight, "the sentence on the token"
-    page.locator(".crumbs a", has_text="step 10").tap()
-    page.wait_for_selector("main[data-view=prompts]")
 
 
 # Every text: [contrast with what is behind it, the text], by WCAG's formula.
@@ -596,23 +545,48 @@ CONTRASTS = """() => {
 }"""
 
 
-@pytest.mark.parametrize("system", ["light", "dark"])
-def test_every_text_has_a_contrast_of_four_and_a_half(browse, system):
-    page = browse("", ("four", "one"), color_scheme=system)
+@pytest.mark.parametrize("system, screen", [("light", PHONE), ("dark", DESKTOP)])
+def test_everything_can_be_read_and_on_a_phone_nothing_is_cut_off(browse, system, screen):
+    page = browse(runs=2, color_scheme=system, **screen)
     paper = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
     assert (int(re.findall(r"\d+", paper)[0]) > 128) == (system == "light")
-    for where in [*LEVELS, f"{PROMPT}/sample/5?colour=mask"]:
+    for where in LEVELS:
         go(page, where)
         found = page.evaluate(CONTRASTS)
         assert len(found) > 5 and [one for one in found if one[0] < 4.5] == [], where
+        if screen is PHONE:
+            assert page.evaluate("document.documentElement.scrollWidth") == 390, where
+            assert page.evaluate(TOO_WIDE) == [] and page.evaluate(SQUEEZED) == [], where
+            assert page.locator("#crumbs").bounding_box()["width"] > 300
+            assert page.evaluate(STUCK) < 844 / 4, where  # what stays in sight leaves room
     underlined = page.evaluate("""[...document.querySelectorAll("main p a")].every(
         a => getComputedStyle(a).textDecorationLine === "underline")""")
     assert underlined  # a link in a text is known by more than its colour
 
 
+def test_a_finger_finds_its_way_to_a_token(browse):
+    page = browse(**PHONE)
+    page.locator(".panel svg[role=img]").first.tap()
+    page.wait_for_selector("main[data-view=prompts]")
+    go(page, "#/run/0/step/10")
+    page.locator(".row", has_text="7+2+3=?").tap()
+    page.wait_for_selector("main[data-view=prompt]")
+    page.locator(".draw[data-sample='5']").tap()
+    page.wait_for_selector("main[data-view=sample]")
+    for t in (0, 10):  # nothing lies above it: a tap would not get through
+        page.locator(f".token[data-t='{t}']").tap()
+        assert page.inner_text("#formula h2").startswith(f"Eq. 7 for token {t + 1},")
+        in_sight = page.evaluate("""(() => {
+            const box = document.getElementById("why").getBoundingClientRect();
+            return box.top > 0 && box.bottom <= innerHeight })()""")
+        assert in_sight, "the sentence on the token"
+    page.locator(".crumbs a", has_text="step 10").tap()
+    page.wait_for_selector("main[data-view=prompts]")
+
+
 # ---------------------------------------------- two runs
 def test_two_runs_stand_side_by_side(browse):
-    page = browse(PROMPT, ("four", "one"))
+    page = browse(PROMPT, runs=2)
     headings = [page.locator(".beside h2").nth(i).inner_text() for i in (0, 3)]
     assert [words[:6] for words in headings] == ["A: fou", "B: one"]
     draws = [len(recorded_group(10, 9, name)["pool"]) for name in ("four", "one")]
@@ -629,31 +603,29 @@ def test_two_runs_stand_side_by_side(browse):
     assert "four against one" in page.inner_text("h1")
 
 
-@pytest.mark.parametrize("rewards, marks", [
-    ([0.5, 0.75], ["0", "0.25", "0.5", "0.75"]), ([-3.0, 5.0], ["−2.5", "0", "2.5", "5"])])
-def test_the_curve_of_a_reward_of_ones_own_is_in_the_picture(browse, rewards, marks):
-    metrics = [dict(step=i, reward_first_round=reward) for i, reward in enumerate(rewards)]
-    page = browse(data=dict(runs=[run_of(metrics=metrics)]))
-    path = page.locator(".panel >> nth=0 >> path.line.run0:not(.raw)").get_attribute("d")
-    assert all(12 <= float(y) <= 130 for y in re.findall(r" (\d+\.\d+)", path))
-    texts = page.locator(".panel >> nth=0 >> svg[role=img] text").all_text_contents()
-    assert texts[:len(marks)] == marks
-
-
-def test_a_curve_shows_no_number_of_another_step_and_a_line_for_each_held_out_set(browse):
-    def run(name, steps, reward):
+def test_a_curve_is_in_its_picture_and_shows_no_number_of_another_step(browse):
+    """Whatever the rewards are; each held-out set has a line."""
+    def run(name, steps, reward, accuracy):
         metrics = [dict(step=s, reward_first_round=reward) for s in range(1, steps + 1)]
-        evals = [dict(step=s, data=data, avg=reward + s / 100 + more, ci_low=0.1, ci_high=0.9)
+        evals = [dict(step=s, data=data, avg=accuracy + s / 100 + more, ci_low=0.1, ci_high=0.9)
                  for s in range(0, steps + 1, 6) for data, more in (("easy", 0.25), ("hard", 0))]
         return run_of(name=name, metrics=metrics, evals=evals)
 
-    page = browse("#/curves", data=dict(runs=[run("short", 6, 0.25), run("long", 12, 0.5)]))
+    runs = [run("short", 6, -3.0, 0.25), run("long", 12, 5.0, 0.5)]
+    page = browse("#/curves", data=dict(runs=runs))
+
+    def panel(title):
+        return page.locator(".panel", has=page.locator("h2", has_text=title))
 
     def words(title):
-        panel = page.locator(".panel", has=page.locator("h2", has_text=title))
-        return " ".join(" ".join(panel.locator("p").all_inner_texts()).split())
+        return " ".join(" ".join(panel(title).locator("p").all_inner_texts()).split())
 
-    assert words("Reward") == "first round (fair) 0.25 (step 6) 0.5"
+    assert words("Reward") == "first round (fair) −3 (step 6) 5"
+    for line in ("run0", "run1"):
+        path = panel("Reward").locator(f"path.line.{line}:not(.raw)").get_attribute("d")
+        assert all(12 <= float(y) <= 130 for y in re.findall(r" (\d+\.\d+)", path))
+    marks = panel("Reward").locator("svg[role=img] text").all_text_contents()
+    assert marks[:4] == ["−2.5", "0", "2.5", "5"]
     chart = page.locator("svg[aria-label='Accuracy on held-out problems']")
     assert chart.locator("path.line").count() == 4
     said = words("Accuracy")
@@ -661,74 +633,78 @@ def test_a_curve_shows_no_number_of_another_step_and_a_line_for_each_held_out_se
 
 
 # ---------------------------------------------- what a log may hold, and what may be missing
-def test_one_prompt_is_followed_over_the_steps(browse):
-    first = recorded_group(10, 9)
-    groups = [first, *(copy_of(first) | dict(step=step) for step in (30, 57))]
-    groups[1]["pool"][5]["theta"] = [None] * len(groups[1]["pool"][5]["theta"])  # a broken update
-    page = browse(PROMPT, data=dict(runs=[run_of(groups)]))
+def group_at(step, place, **of_answer_6):
+    """The prompt at another place, under a name of its own, its sixth answer changed."""
+    group = recorded_group(10, 9) | dict(step=step, place=place, id=f"{step}/{place}")
+    group["pool"][5] |= of_answer_6
+    return group
+
+
+STATUSES = ["correct", "wrong", "no_box", *NO_VERDICT, "unparseable"]
+CUT_OFF = [  # run, place, what is said of an answer that ended at max_tokens
+    (0, 0, "it was judged like any other, by its last \\boxed{}."),
+    (0, 1, "its last \\boxed{} is missing or open."),
+    (1, 0, "the reward function judged what there is.")]
+
+
+def test_whatever_a_log_holds_or_lacks_is_said_where_it_matters(browse):
+    visits = [recorded_group(10, 9) | dict(step=step) for step in (10, 30, 57)]
+    broken = visits[1]["pool"][5]
+    broken["theta"] = [None] * len(broken["theta"])  # as an update leaves it that was not made
+    trouble = [group_at(11, i, status=status) for i, status in enumerate(STATUSES)]
+    ended = [group_at(12, i, finish_reason="length", answer=answer)
+             for i, answer in enumerate(("12", None))]
+    bare = group_at(13, 0)
+    for s in bare["pool"]:
+        for name in explore.OF_TOKENS:
+            s.pop(name, None)
+    own = run_of([group_at(12, 0, finish_reason="length")], name="own", reward="mine.py:score")
+    runs = [run_of([*visits, *trouble, *ended, bare]), own]
+    page = browse(PROMPT, data=dict(left_out="7 prompts did not fit.", runs=runs))
     assert page.locator("#visits a").all_inner_texts() == ["step 10", "step 30", "step 57"]
     page.click("#visits a:has-text('step 57')")
     wait(page, "document.querySelector('h1').textContent.endsWith('step 57')")
     go(page, "#/run/0/step/30/prompt/9/sample/5/token/3")
     assert page.inner_text("#why").startswith("Not a number")
 
-
-def test_a_prompt_on_which_the_grader_failed_is_found(browse):
-    statuses = ["correct", "wrong", "no_box", *NO_VERDICT, "unparseable"]
-    groups = [recorded_group(10, 9) | dict(place=place) for place in range(len(statuses))]
-    for group, status in zip(groups, statuses):
-        group["pool"][0] |= dict(status=status)
-    page = browse("#/run/0/step/10?only=trouble", data=dict(runs=[run_of(groups)]))
+    go(page, "#/run/0/step/11?only=trouble")
     assert page.inner_text("[data-only=trouble]") == f"no verdict {len(NO_VERDICT) + 1}"
-    assert sorted(places(page)) == list(range(3, len(statuses)))
+    assert sorted(places(page)) == list(range(3, len(STATUSES)))
 
+    for run, place, judged in CUT_OFF:
+        prompt = f"#/run/{run}/step/12/prompt/{place}"
+        go(page, prompt)
+        draws = page.locator(".draw").all_inner_texts()
+        assert ["✂" in line for line in draws].index(True) == 5
+        go(page, f"{prompt}/sample/5")
+        words = page.inner_text("#cut")
+        assert words.startswith(f"Cut off at max_tokens, 16 tokens: {judged}")
+        assert words.endswith("it is trained like any other: none of its tokens is masked.")
+        go(page, f"{prompt}/sample/4")
+        assert page.locator("#cut").count() == 0
 
-@pytest.mark.parametrize("config, answer, judged", [
-    (dict(), "12", "it was judged like any other, by its last \\boxed{}."),
-    (dict(), None, "its last \\boxed{} is missing or open."),
-    (dict(reward="mine.py:score"), "12", "the reward function judged what there is.")])
-def test_a_cut_off_answer_is_shown_as_such(browse, config, answer, judged):
-    group = recorded_group(10, 9)
-    group["pool"][5] |= dict(finish_reason="length", answer=answer)
-    page = browse(PROMPT, data=dict(runs=[run_of([group], **config)]))
-    assert [("✂" in line) for line in page.locator(".draw").all_inner_texts()].index(True) == 5
-    go(page, f"{PROMPT}/sample/5")
-    words = page.inner_text("#cut")
-    assert words.startswith(f"Cut off at max_tokens, 16 tokens: {judged}")
-    assert words.endswith("it is trained like any other: none of its tokens is masked.")
-    go(page, f"{PROMPT}/sample/4")
-    assert page.locator("#cut").count() == 0
-
-
-def test_what_was_left_out_is_said_where_it_is_missed(browse):
-    group = recorded_group(10, 9)
-    for s in group["pool"]:
-        for name in explore.OF_TOKENS:
-            s.pop(name, None)
-    page = browse(data=dict(left_out="7 prompts did not fit.", runs=[run_of([group])]))
-    assert page.inner_text("#left-out") == "7 prompts did not fit."
     for index, words in ((5, "its tokens are not in this page"), (3, "Its gradient is 0.")):
-        go(page, f"{PROMPT}/sample/{index}")
+        go(page, f"#/run/0/step/13/prompt/0/sample/{index}")
         assert words in page.inner_text("#untrained")
-
-
-def test_a_run_without_recorded_prompts_has_its_curves(browse):
-    metrics = [json.loads(line) for line in (RECORDED / "four" / "metrics.jsonl").open()]
-    page = browse("#/curves", data=dict(runs=[run_of(metrics=metrics)]))
-    assert page.locator(".panel").count() >= 8
-    go(page, "#/run/0/step/10")
-    assert "This run recorded no prompts" in page.inner_text("main")
+    go(page, "#/curves")
+    assert page.inner_text("#left-out") == "7 prompts did not fit."
 
 
 def test_of_a_long_list_and_a_long_answer_a_part_is_made_at_once(browse):
-    """However large a run is, what a page draws when it opens is not."""
+    """However large a run is, what a page draws when it opens is not. One without prompts has its
+    curves."""
     group = recorded_group(10, 9)
     sample = group["pool"][5]
     for name in explore.OF_TOKENS:
         if name in sample:
             sample[name] = (sample[name] * 375)[:6000]
     others = [dict(group, place=10 + i, id=str(i), pool=group["pool"][:1]) for i in range(900)]
-    page = browse("#/run/0/all", data=dict(runs=[run_of([group, *others])]))
+    metrics = [json.loads(line) for line in (RECORDED / "four" / "metrics.jsonl").open()]
+    page = browse(data=dict(runs=[run_of([group, *others]), run_of(metrics=metrics)]))
+    assert page.locator(".panel").count() >= 8
+    go(page, "#/run/1/step/10")
+    assert "This run recorded no prompts" in page.inner_text("main")
+    go(page, "#/run/0/all")
     assert page.locator(".row").count() == 200
     page.click("text=… 701 more")
     assert page.locator(".row").count() == 400
@@ -743,9 +719,13 @@ def test_each_view_of_the_gallery_says_what_its_readme_quotes(browse):
     gallery = ROOT / "docs" / "gallery"
     rows = [line for line in (gallery / "README.md").read_text().splitlines() if "[![" in line]
     assert len(rows) >= 6
+    pages = defaultdict(dict)
     for row in rows:
         file, view = re.search(r"\]\((\w+\.html)(#[^)]+)\)", row).groups()
-        page = browse(view, file=gallery / file)
-        words = re.sub(r"[\s·]", "", page.inner_text("main"))  # a space of a token is a dot
-        quoted = re.findall("“(.+?)”", row)
-        assert quoted and all(quote.replace(" ", "") in words for quote in quoted), row
+        pages[file][view] = re.findall("“(.+?)”", row)
+    for file, views in pages.items():
+        page = browse(file=gallery / file)
+        for view, quotes in views.items():
+            go(page, view)
+            words = re.sub(r"[\s·]", "", page.inner_text("main"))  # a space of a token is a dot
+            assert quotes and all(quote.replace(" ", "") in words for quote in quotes), view

@@ -17,16 +17,17 @@ def test_everything_is_as_it_would_be_written_and_every_link_leads_to_something_
     BUILD["check"]()
 
 
-@pytest.mark.parametrize("file, old, new, words", [
-    ("mask.html", "<title>", "<title >", "mask.html is of another template"),
-    ("README.md", "mask.html#/run/0/step/", "mask.html#/run/0/step/9", "to nothing in mask.html"),
-    ("README.md", ".png)](real", ".jpg)](real", "shows other pictures")])
-def test_what_does_not_fit_is_named(tmp_path, monkeypatch, file, old, new, words):
+def test_what_does_not_fit_is_named(tmp_path, monkeypatch):
     copy = shutil.copytree(GALLERY, tmp_path / "gallery")
-    (copy / file).write_text((copy / file).read_text().replace(old, new))
+    for file, old, new in (("mask.html", "<title>", "<title >"),
+                           ("README.md", "mask.html#/run/0/step/", "mask.html#/run/0/step/9"),
+                           ("README.md", ".png)](real", ".jpg)](real")):
+        (copy / file).write_text((copy / file).read_text().replace(old, new))
     monkeypatch.setitem(BUILD["check"].__globals__, "HERE", copy)
-    with pytest.raises(SystemExit, match=words):
+    with pytest.raises(SystemExit) as said:
         BUILD["check"]()
+    for words in ("mask.html is of another template", "to nothing in mask.html", "other pictures"):
+        assert words in str(said.value)
 
 
 def test_the_runs_are_those_of_the_commands_and_name_no_place_on_the_machine_that_made_them():

@@ -163,15 +163,15 @@ def test_the_loop_logs_and_saves_each_step_before_it_is_evaluated(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.core
 @pytest.mark.parametrize("settings", [
-    dict(sampler="dapo", mini_batches=2), dict(sampler="ada-est"),
-    dict(sampler="gvm", dtype="bfloat16", warmup_steps=3), dict(dtype="float16", eval_every=1)])
+    dict(sampler="dapo", mini_batches=2), dict(sampler="ada-est", dtype="float16", eval_every=1),
+    dict(sampler="gvm", dtype="bfloat16", warmup_steps=3)])
 def test_resumed_equals_uninterrupted_whatever_has_to_be_carried_over(tmp_path, settings):
     """As after a crash: the last checkpoints are gone, and the logs know more than the one before.
     """
-    whole = small_run(tmp_path, steps=5, log_groups="all", keep_every=1, **settings)
+    settings |= dict(steps=4, log_groups="all", keep_every=1)
+    whole = small_run(tmp_path, **settings)
     parts = shutil.copytree(whole, whole.with_name("parts"))
-    for step in (3, 4, 5):
+    for step in (3, 4):
         shutil.rmtree(parts / f"checkpoints/step-{step:06d}")
-    small_run(tmp_path, name="parts", steps=5, log_groups="all", keep_every=1, resume=True,
-              **settings)
-    assert difference(parts, whole, 5) == ""
+    small_run(tmp_path, name="parts", resume=True, **settings)
+    assert difference(parts, whole, 4) == ""

@@ -6,6 +6,7 @@ from course.checks import Wrong, must_be, must_equal
 
 ONE_ROUND = [  # rule, correct, wrong, rounds, outcome; n = 4, N = 4
     ("uniform", 0, 4, 1, "resolved"), ("uniform", 4, 0, 1, "resolved"),
+    ("ada-est", 8, 0, 1, "resolved"), ("gvm", 0, 8, 2, "resolved"),
     ("dapo", 1, 3, 1, "resolved"), ("dapo", 0, 4, 1, "too few correct"),
     ("dapo", 4, 0, 1, "too few wrong")]
 ROUNDS = [  # the same for rules with rounds
@@ -29,6 +30,7 @@ SETTINGS = [  # the same with other settings
     ("ada-balance", 8, 0, 1, "", dict(max_rounds_all_correct=2)),
     ("ada-balance", 15, 1, 2, "", dict(max_rounds_all_correct=2)),
     ("ada-balance", 0, 16, 2, "", dict(max_rounds_all_correct=2)),
+    ("ada-balance", 32, 0, 4, "too few wrong", dict(max_rounds_all_correct=9)),  # N at most
     ("ada-balance", 8, 0, 1, "", dict(n=20, max_rounds_all_correct=1))]  # 10 are to be right
 DRAWS = [  # rule, pass rate, expected draws, chance to end unresolved; M = 8, N = 4, n = 4
     ("ada-balance", 0.5, 8.57, 0.000), ("ada-balance", 0.2, 13.42, 0.007),

@@ -58,8 +58,7 @@ def check() -> None:
     readme = (HERE / "README.md").read_text(encoding="utf-8")
     pages = {name: (HERE / f"{name}.html").read_text(encoding="utf-8") for name in RUNS}
     wrong = [f"{name}.html is of another template or code" for name, page in pages.items()
-             if re.sub(DATA, "", page) != re.sub(DATA, "", refilled(page))
-             or data_in(page) != data_in(refilled(page))]
+             if not same(page, refilled(page))]
     for name, address in re.findall(r"\]\((\w+)\.html#/run/0/([^)]*)\)", readme):
         if not is_recorded(data_in(pages[name])["runs"][0]["groups"], address):
             wrong.append(f"README.md links to nothing in {name}.html: {address}")
@@ -68,6 +67,11 @@ def check() -> None:
         wrong.append("README.md shows other pictures than there are")
     if wrong:
         raise SystemExit("\n".join(wrong))
+
+
+def same(page: str, other: str) -> bool:
+    """But for how the data are packed, which depends on the machine's zlib."""
+    return re.sub(DATA, "", page) == re.sub(DATA, "", other) and data_in(page) == data_in(other)
 
 
 def is_recorded(groups: list[dict], address: str) -> bool:
