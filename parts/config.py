@@ -334,14 +334,12 @@ def name_of(config: Config) -> str:
 
     Raises ValueError if runs/NAME cannot be a folder in runs.
     """
-    if not re.fullmatch(r"\w[\w.+-]*|", config.name) or len(config.name.encode()) > 255:
-        raise ValueError(f"name {config.name[:80]!r} must be a plain folder name of at most 255 "
-                         "bytes: it becomes runs/NAME")
-    if config.name:
-        return config.name
-    model = os.path.basename(os.path.abspath(config.model))
-    model = re.sub(r"[^\w.+-]+", "_", model).lstrip(".+-")[:50]
-    return f"{getattr(config, 'prefix', '')}{model or 'model'}-{config.sampler}-seed{config.seed}"
+    prefix, model = getattr(config, "prefix", ""), Path(config.model).name
+    name = config.name or f"{prefix}{model}-{config.sampler}-seed{config.seed}"
+    if not re.fullmatch(r"\w[\w.+-]*", name) or len(name.encode()) > 255:
+        raise ValueError(f"name {name[:80]!r} must be a plain folder name of at most 255 bytes, "
+                         "for it becomes runs/NAME: choose another --name")
+    return name
 
 
 def small_defaults(config) -> dict:
@@ -503,13 +501,10 @@ def parse_eval(argv: list[str] | None = None) -> EvalConfig:
     Ends the program with code 2 and one sentence if they cannot work.
     """
     about = "eval.py", "avg@k and pass@k with 95 % intervals, on benchmarks, files or built-in ones"
-    adapter = ""
     with in_one_sentence("eval.py"):
-        config = parse_flags(EvalConfig, argv, *about)
-        known = small_defaults(config)
-        if config.adapter:
-            adapter = find_adapter(config.adapter)
-            known |= as_in_its_run(adapter, config.data)
+        first = parse_flags(EvalConfig, argv, *about)
+        adapter = first.adapter and find_adapter(first.adapter)
+        known = small_defaults(first) | (as_in_its_run(adapter, first.data) if adapter else {})
         config = parse_flags(EvalConfig, argv, *about, known)
         config.validate()
         require_effect(config)

@@ -66,11 +66,9 @@ def mean_surprisal(groups: list) -> float:
 
 def band(p_hat: float) -> str:
     """A pool's pass rate in words: none, 0.0 (up to 0.2), 0.2, 0.4, 0.6, 0.8, all."""
-    if p_hat == 0:
-        return "none"
-    if p_hat == 1:
-        return "all"
-    return f"{min(int(p_hat * 5), 4) / 5:.1f}"
+    if p_hat in (0, 1):
+        return "all" if p_hat else "none"
+    return f"{int(p_hat * 5) / 5:.1f}"
 
 
 # ------------------------------------------------------------------------------ the update

@@ -23,13 +23,13 @@ from tqdm import tqdm
 from transformers import AutoConfig
 
 from ada_sampler import Estimator
-from parts import folder as folders
 from parts.config import Config
 from parts.data import (Problem, Stream, check_golds, digest, keys_of,
                         load_train_and_held_out, remember)
 from parts.engine import Engine, seed_everything
-from parts.folder import (LOGS, append, claim, has_step, keep_rows, note_start, own_files,
-                          quiet_end, read_rows, require_same, shown)
+from parts.folder import (LOGS, append, checkpoints, claim, has_step, keep_rows, note_start,
+                          own_files, quiet_end, read_config, read_rows, require_same, restore, save,
+                          saved_so_far, shown, step_of)
 from parts.grader import ForkingGrader
 from parts.logprobs import Row, token_logprobs
 from parts.machine import build_for_cpu, fit_in_memory, in_one_line, out_of_memory
@@ -112,8 +112,8 @@ def before_the_engine(config: Config, grader) -> SimpleNamespace:
     inputs = dict(data=f"{digest(train)}, held out: {digest(held_out)}")
     inputs |= own_files(config) | weights_of(path)
     require_same(folder, inputs)
-    newest = next(reversed(folders.checkpoints(folder)), None)
-    note_start(folder, settings_of(config), folders.step_of(newest) if newest else 0, inputs)
+    newest = next(reversed(checkpoints(folder)), None)
+    note_start(folder, settings_of(config), step_of(newest) if newest else 0, inputs)
     remember(folder, train, held_out)
     return SimpleNamespace(folder=folder, lock=lock, path=path, tokenizer=tokenizer, train=train,
                            held_out=held_out, newest=newest)
@@ -220,7 +220,7 @@ def record(step: int, groups, metrics: dict, run: Run) -> None:
     log(step, groups, metrics, run)
     state["step"] = step
     why = watch(step, groups, metrics, run)
-    save(run)
+    checkpoint(run)
     if why:
         raise SystemExit(why)
 
@@ -241,42 +241,29 @@ def log(step: int, groups, metrics: dict, run: Run) -> None:
         append(run.folder / "groups.jsonl", group_row(step, group, run.engine.tokenizer))
 
 
-def save(run: Run) -> None:
+def checkpoint(run: Run) -> None:
     """Write a checkpoint of everything that decides what happens next."""
     run.state |= dict(cursor=run.stream.cursor, estimator=run.estimator.state_dict())
     seconds = {}
     with timed(seconds, "save"):
-        folders.save(run.folder, run.policy, run.optimizer, run.schedule, run.state,
-                     run.config.keep_every)
+        save(run.folder, run.policy, run.optimizer, run.schedule, run.state, run.config.keep_every)
     run.seconds_save = seconds["seconds_save"]
 
 
 def show(metrics: dict, run: Run) -> None:
     """Put the step's numbers beside the progress bar."""
+    held_out = ", ".join(f"{avg:.2f}" for avg in run.accuracy.values())
     run.bar.set_postfix_str(
-        f"reward {metrics['reward_first_round']:.2f}  held-out {accuracy(run, '.2f')}  "
+        f"reward {metrics['reward_first_round']:.2f}  held-out {held_out}  "
         f"samples {metrics['samples']}  no signal {metrics['zero_signal']:.0%}", refresh=False)
-
-
-def accuracy(run: Run, unit: str) -> str:
-    """avg@k of the last evaluation, of each held-out set."""
-    several = len(run.accuracy) > 1
-    known = [f"{shown(name)} " * several + f"{avg:{unit}}" for name, avg in run.accuracy.items()]
-    return ", ".join(known) or "not known yet"
-
-
-def unit_of(config: Config) -> str:
-    """How avg@k is printed: as a share of right answers, or with --reward as a mean."""
-    return ".3g" if config.reward else ".1%"
 
 
 @contextlib.contextmanager
 def timed(seconds: dict, phase: str):
-    """Add the wall time of a phase to seconds["seconds_PHASE"]."""
+    """Put the wall time of a phase into seconds["seconds_PHASE"]."""
     start = time.perf_counter()
     yield
-    key = f"seconds_{phase}"
-    seconds[key] = seconds.get(key, 0.0) + time.perf_counter() - start
+    seconds[f"seconds_{phase}"] = time.perf_counter() - start
 
 
 # ------------------------------------------------------------------ after an evaluation
@@ -320,8 +307,8 @@ def record_answers(rows: list[dict], run: Run) -> None:
 
 
 def evaluation_line(where: str, result: dict, run: Run) -> str:
-    """`where` names the set, if there are several."""
-    config, state, unit = run.config, run.state, unit_of(run.config)
+    """`where` names the set, if there are several. With --reward avg@k is no share but a mean."""
+    config, state, unit = run.config, run.state, ".3g" if run.config.reward else ".1%"
     above = f", {result['correct']:.1%} above the threshold" if config.reward else ""
     return (f"step {state['step']:5d}   held-out avg@{config.eval_k}{where} {result['avg']:6{unit}}"
             f" [{result['ci_low']:{unit}}, {result['ci_high']:{unit}}]{above}   "
@@ -336,7 +323,7 @@ def open_tracker(folder: Path, config: Config) -> ModuleType | None:
     """
     if config.report_to == "none":
         return None
-    first_start = folders.read_config(folder)["starts"][0]["time"]
+    first_start = read_config(folder)["starts"][0]["time"]
     name = f"{config.name}-{first_start}".replace(":", "")  # a resumed run goes on under it
     os.environ.setdefault("WANDB_RUN_ID", name)
     try:
@@ -368,7 +355,7 @@ def resume(run: Run, newest: Path | None) -> None:
     """
     if newest is None:
         return
-    run.state |= folders.restore(newest, run.policy, run.optimizer, run.schedule)
+    run.state |= restore(newest, run.policy, run.optimizer, run.schedule)
     run.stream.cursor = run.state["cursor"]
     run.estimator.load(run.state["estimator"])
     last = run.state["step"]
@@ -391,8 +378,7 @@ def finish(run: Run) -> None:
         run.tracker.finish()
     draw_run(run.folder)
     config = run.config
-    print(f"held-out avg@{config.eval_k}: {accuracy(run, unit_of(config))}; curves: "
-          f"{run.folder / 'curves.png'}; adapter: {run.folder / 'checkpoints'}\n"
+    print(f"curves: {run.folder / 'curves.png'}; adapter: {run.folder / 'checkpoints'}\n"
           f"next: look into it with {python()} explore.py {run.folder}\n"
           f"      go on with        {python()} minirl.py --name {config.name} --resume --steps "
           f"{max(200, 2 * run.state['step'])}")
@@ -432,5 +418,5 @@ def last_words(config: Config):
             if not out_of_memory(error):
                 traceback.print_exc()
                 words = type(error).__name__
-        print(f"\n{words}; {folders.saved_so_far(Path('runs', config.name))}", file=sys.stderr)
+        print(f"\n{words}; {saved_so_far(Path('runs', config.name))}", file=sys.stderr)
         raise SystemExit(code)

@@ -100,21 +100,20 @@ def test_what_is_given_is_not_replaced():
 @pytest.mark.parametrize("settings, name", [
     (dict(seed=3), "tiny-ada-balance-seed3"),
     (dict(model="org/name", sampler="uniform"), "name-uniform-seed0"),
-    (dict(model="/models/my model (2)/"), "my_model_2_-ada-balance-seed0"),
-    (dict(model=".hidden"), "hidden-ada-balance-seed0"),
-    (dict(model="/"), "model-ada-balance-seed0"),
-    (dict(model="x" * 300), "x" * 50 + "-ada-balance-seed0"),
-    (dict(name="mine"), "mine")])
+    (dict(model="/models/mine/"), "mine-ada-balance-seed0"),
+    (dict(name="mine"), "mine"), (dict(name="ü" * 127), "ü" * 127)])
 def test_a_run_without_a_name_gets_one_that_is_a_folder(settings, name):
     config = Config(**settings)
     assert name_of(config) == name_of(Config(name=name)) == name
 
 
-@pytest.mark.parametrize("name", ["..", ".", "../up", "/tmp/there", "a/b", "a\\b", ".hidden",
-                                  "a\nb", "a\x1b[2J", "~", "-x y", "a\x00", "x" * 256, "ü" * 128])
-def test_a_name_that_leaves_the_runs_folder_or_is_too_long_is_refused(name):
+@pytest.mark.parametrize("settings", [dict(model=".hidden"), dict(model="/"), *(
+    dict(name=name) for name in (
+        "..", ".", "../up", "/tmp/there", "a/b", "a\\b", ".hidden", "a\nb", "a\x1b[2J", "~", "-x y",
+        "a\x00", "x" * 256, "ü" * 128))])
+def test_a_name_that_leaves_the_runs_folder_or_is_too_long_is_refused(settings):
     with pytest.raises(ValueError, match="must be a plain folder name") as refused:
-        name_of(Config(name=name))
+        name_of(Config(**settings))
     assert str(refused.value).isprintable()
 
 

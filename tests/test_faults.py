@@ -232,7 +232,7 @@ engine.WatchedEngine.step = step
 """
 SMALL_DISK = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))"
 CUTS = [  # one start after the other: (how it ends, exit code, the last step that is saved then)
-    (at(2, "parts.folder.save", signal.SIGKILL), -9, 1),  # the logs know a step more
+    (at(2, "parts.run.save", signal.SIGKILL), -9, 1),  # the logs know a step more
     (at(2, "torch.save", signal.SIGKILL), -9, 2),  # in the middle of a checkpoint
     (at(5, "eval.as_row", signal.SIGTERM), 143, 3),  # in the evaluation after step 3
     (at(2, "torch.nn.utils.clip_grad_norm_", signal.SIGINT), 130, 4),  # in an update

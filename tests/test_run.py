@@ -1,5 +1,6 @@
 """What surrounds the loop: logging, saving, resuming, ending; the engine is a stand-in."""
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -15,11 +16,12 @@ from ada_sampler import Group, Sample
 from parts import folder as folders
 from parts import run as running
 from parts.config import Config, parse, parse_flags
-from parts.data import Stream, count_trained
+from parts.data import Stream, count_trained, load_problems
 from parts.engine import Rollout
 from parts.run import Estimator, Run
 from helpers import lines
 from test_folder import taught
+from world import small_run
 
 
 @pytest.fixture
@@ -59,15 +61,6 @@ def metrics_of(**changes):
 
 
 # ------------------------------------------------------------------------------ the logs
-def test_totals_add_up_over_the_steps(run):
-    for step in (1, 2, 3):
-        running.log(step, [], metrics_of(samples=step, tokens=10 * step, seconds=0.5), run)
-    totals = [[row[key] for key in ("step", "samples_total", "tokens_total", "seconds_total")]
-              for row in rows(run, "metrics.jsonl")]
-    assert totals == [[1, 1, 10, 0.5], [2, 3, 30, 1.0], [3, 6, 60, 1.5]]
-    assert run.state["samples_total"] == 6 and run.state["tokens_total"] == 60
-
-
 @pytest.mark.parametrize("count, places", [(0, []), (2, [0, 1]), ("all", [0, 1, 2])])
 def test_so_many_prompts_of_a_step_are_recorded_and_not_more(run, count, places):
     run.config.log_groups = count
@@ -93,9 +86,7 @@ def test_every_held_out_set_is_logged_with_what_the_training_has_cost(run, capsy
     assert (second["data"], second["avg"], run.evaluated) == ("hard", 0.25, 20)
     lines = capsys.readouterr().out.splitlines()
     assert "avg@2 on easy  50.0% [40.0%, 60.0%]" in lines[0] and "on hard  25.0%" in lines[1]
-    assert running.accuracy(run, ".0%") == "easy 50%, hard 25%"
-    assert running.accuracy(fresh(run), ".0%") == "not known yet"
-    assert run.drawn == [run.folder]
+    assert (run.accuracy, run.drawn) == (dict(easy=0.5, hard=0.25), [run.folder])
 
 
 # ------------------------------------------------------------------------------ after a step
@@ -104,10 +95,13 @@ def test_every_step_ends_in_a_log_and_then_in_a_checkpoint(run, monkeypatch):
     for step in (1, 2, 3):
         monkeypatch.setattr(running, "watch", lambda *_: "no hope" * (step == 3))
         with pytest.raises(SystemExit) if step == 3 else contextlib.nullcontext():
-            running.record(step, [], metrics_of(), run)
-        assert rows(run, "metrics.jsonl")[-1]["step"] == run.state["step"] == step
+            running.record(step, [], metrics_of(samples=step, tokens=9 * step, seconds=0.5), run)
+        assert run.state["step"] == step
     assert [folders.step_of(path) for path in folders.checkpoints(run.folder)] == [2, 3]
-    seconds = [row["seconds_save"] for row in rows(run, "metrics.jsonl")]
+    logged = rows(run, "metrics.jsonl")
+    assert [[row[key] for key in ("step", "samples_total", "tokens_total", "seconds_total")]
+            for row in logged] == [[1, 1, 9, 0.5], [2, 3, 27, 1.0], [3, 6, 54, 1.5]]
+    seconds = [row["seconds_save"] for row in logged]
     assert seconds[0] == 0 and min(seconds[1:]) > 0  # of the checkpoint before
 
 
@@ -120,16 +114,6 @@ def test_evaluated_before_the_first_step_every_so_often_and_after_the_last(run, 
             run.evaluated = run.state["step"]
             assert not running.evaluation_is_due(run)  # once
     assert due == steps
-
-
-def test_a_phase_that_runs_twice_counts_twice(monkeypatch):
-    clock = iter([5.0, 5.5, 7.0, 8.0])
-    monkeypatch.setattr(running.time, "perf_counter", lambda: next(clock))
-    seconds = dict(seconds_sample=100.0)
-    for phase in ("sample", "train"):
-        with running.timed(seconds, phase):
-            pass
-    assert seconds == dict(seconds_sample=100.5, seconds_train=1.0)
 
 
 # ------------------------------------------------------------------------------ the last words
@@ -229,7 +213,7 @@ def tracked(run, monkeypatch):
     return with_tracker
 
 
-def test_a_tracker_gets_each_step_and_evaluation_under_one_name(tracked):
+def test_a_tracker_gets_each_step_and_evaluation_under_one_name(tracked, capsys):
     run, calls = tracked()
     running.record(1, [], metrics_of(verdicts=dict(correct=7)), run)
     running.record_evaluation([], dict(builtin=dict(avg=0.5, ci_low=0.4, ci_high=0.6)), run)
@@ -237,19 +221,12 @@ def test_a_tracker_gets_each_step_and_evaluation_under_one_name(tracked):
     assert (init, log, step) == ("init", "log", dict(step=1)) and how["resume"] == "allow"
     assert first["train/loss"] == 0.5 and "train/verdicts" not in first
     assert second["held_out/avg"] == 0.5
-    _, again = tracked()  # as a resumed run
+    _, again = tracked(fails=["log"])  # as a resumed run
     assert again[0][2]["name"] == how["name"] and how["name"].startswith("mine-")
-
-
-def test_a_tracker_that_fails_costs_a_warning(tracked, capsys):
-    run, _ = tracked(fails=["log"])
-    running.record(1, [], metrics_of(), run)
+    running.record(2, [], metrics_of(), run)  # one that fails costs a warning
     said = capsys.readouterr().out
-    assert "WARNING: step 1 did not reach wandb (ConnectionError: no network" in said
-    assert "\x1b" not in said and rows(run, "metrics.jsonl")[-1]["step"] == 1
-
-
-def test_a_tracker_that_does_not_start_is_told_at_once(tracked):
+    assert "WARNING: step 2 did not reach wandb (ConnectionError: no network" in said
+    assert "\x1b" not in said and rows(run, "metrics.jsonl")[-1]["step"] == 2
     with pytest.raises(SystemExit, match="^wandb did not start .*install or mend it.*--report-to"):
         tracked(fails=["init"])
 
@@ -318,22 +295,15 @@ def test_an_evaluation_that_a_crash_has_cut_short_is_made_again(run, written, fi
     assert again.accuracy == dict(a=last / 20, b=last / 20)
 
 
-def test_config_json_says_after_which_step_each_start_went_on(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(running, "find_model", lambda config: ("any", None))
-    problem = running.Problem("1+1=?", "2", "a", "s")
-    monkeypatch.setattr(running, "load_data", lambda *_: ([problem], []))
-    monkeypatch.setattr(running, "weights_of", lambda path: dict(model="m"))
-    config = Config(name="mine", resume=True, template="chat")
-    for step in (0, 10):
-        if step:
-            (tmp_path / "runs/mine/checkpoints/step-000010").mkdir(parents=True)
-        found = running.before_the_engine(config, None)
-        assert (found.newest.name if found.newest else "") == "step-000010" * bool(step)
-        found.lock.close()
-    starts = json.loads((tmp_path / "runs/mine/config.json").read_text())["starts"]
-    assert [start["after_step"] for start in starts] == [0, 10]
-    assert count_trained(tmp_path / "runs/mine", [problem]) == 1, "an evaluation will know it"
+def test_config_json_says_after_which_step_each_start_went_on(tmp_path):
+    folder = small_run(tmp_path, steps=1, eval_every=0)
+    gc.collect()  # its lock goes with it, as with its process
+    small_run(tmp_path, steps=2, eval_every=0, resume=True)
+    starts = folders.read_config(folder)["starts"]
+    assert [(start["after_step"], start["changed"]) for start in starts] == [
+        (0, {}), (1, dict(steps=[1, 2]))]
+    trained = load_problems("builtin")[:3]
+    assert count_trained(folder, trained) == 3, "an evaluation will know them"
 
 
 # ------------------------------------------------------------------------------ ended
