@@ -21,7 +21,7 @@ import os
 from concurrent.futures import Future
 
 from parts.folder import shown
-from parts.grader import SERVERS, ForkingGrader, OwnReward
+from parts.grader import WORKERS, ForkingGrader, OwnReward
 from verifier import answers
 from verifier.answers import exact
 from verifier.spelling import normalize, plain_characters, squeeze
@@ -180,9 +180,9 @@ def judge(gold: str, parts: list[str], style: str = "") -> tuple[str, str]:
 class Grader(ForkingGrader):
     """Grades (gold, completion) pairs: what `decide` leaves open goes to `judge` in a child."""
 
-    def __init__(self, servers: int = SERVERS, **limits: float):
-        super().__init__(f"{os.path.abspath(__file__)}:judge", "", EXAMPLES, servers,
-                         **dict(questions=1000) | limits)
+    def __init__(self, workers: int = WORKERS, **limits: float):
+        super().__init__(f"{os.path.abspath(__file__)}:judge", EXAMPLES, workers=workers,
+                         **dict(keep=True) | limits)
         # many answers to a problem are the same, and then so are their verdicts
         self.ask_judge = functools.lru_cache(10_000)(super().ask)
 
@@ -232,7 +232,7 @@ def explain(gold: str, completion: str, style: str = "") -> None:
         print(f"answer      {answer!r} -> {normalize(answer)!r}")
         print(f"fast path   {status or 'undecided'}: {why}")
         print("compared   ", repr(left), "with", " and with ".join(map(repr, parts)))
-    with Grader(servers=1) as grader:
+    with Grader(workers=1) as grader:
         v = grader.grade([(gold, completion)], style=style)[0]
     print(f"verdict     {v.status}, reward {v.reward}: {shown(v.why, 600)}")
 

@@ -98,7 +98,7 @@ def project(model: str = "tiny", **settings):
         name="bench") | settings))
     with (tempfile.TemporaryDirectory() as folder, Grader() as grader,
           contextlib.chdir(folder)):
-        # afterwards the servers have loaded math-verify
+        # afterwards the server has loaded math-verify
         grader.grade([("1", "\\boxed{2}"), ("\\frac12", "\\boxed{0.25+x}")])
         run = prepare(config, grader)
         yield run

@@ -1,8 +1,9 @@
 """Processes with limits judge what a model wrote: they may hang or die, and the trainer goes on.
 
-A server, `python -m parts.grader FILE.py:FUNCTION`, is a fresh interpreter that loads one function:
-`rewards.judge`, or that of --reward, `score(problem: dict, completion: str) -> float`. What a model
-wrote is read by its forks alone.
+    server     `python -m parts.grader FILE.py:FUNCTION`, a fresh interpreter, loads one function
+               once: `rewards.judge`, or --reward's `score(problem: dict, completion: str) -> float`
+    workers    its forks, one for each thread that asks, take one question after the other
+    children   their forks alone read what a model wrote
 
 **No verdict depends on what was asked before.** With --reward each question has a child of its own.
 A fork costs more than most questions, so math-verify, of which only caches are left, judges several
@@ -38,9 +39,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from parts.folder import digest_of, shown
+from parts.folder import shown
 
-SERVERS = min(8, len(os.sched_getaffinity(0)))  # each judges one answer at a time
+WORKERS = min(8, len(os.sched_getaffinity(0)))  # each judges one answer at a time
 START_SECONDS = 60  # limit of CPU time, and of waiting, while a server loads its function
 FILE_BYTES = 2 ** 20  # the largest file that a child can write
 LARGEST = 1e6  # the largest reward: sums and squares of rewards must stay far from overflow
@@ -62,53 +63,57 @@ class Limits(NamedTuple):  # of a child
     cpu_seconds: float = 1.5  # honest answers take up to 0.3
     waiting_seconds: float = 15.0  # then it must be computing, or kept from it by others
     memory_gb: float = 1.0  # its data, with what the server has loaded
-    questions: int = 1  # several, where a judge keeps nothing but caches
+    keep: bool = False  # the child for more questions: its judge remembers nothing but caches
 
 
 # ------------------------------------------------------------------------------- in the server
+
+def serve(name: str, examples: list, own: bool, folder: str, limits: dict) -> None:
+    """The life of a server: until its client has gone, which sends a socket for each worker.
+
+    examples: questions that load what the judge imports late, and fill its caches once for all.
+    own: it is the function of --reward. folder: where children may write.
+    """
+    client, limits, loaded = socket.socket(fileno=os.dup(0)), Limits(**limits), None
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):  # nothing else can read or write them by accident
+        os.dup2(null, stream)
+    try:
+        while sent := socket.recv_fds(client, 1, 1)[1]:
+            loaded = loaded or load_judge(name, examples, own, limits)
+            with socket.socket(fileno=sent[0]) as theirs:
+                if not os.fork():
+                    client.close()
+                    work(*loaded, limits, tempfile.mkdtemp(dir=folder), theirs)
+        with contextlib.suppress(ChildProcessError):  # there is none left
+            while True:
+                os.wait()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def load_judge(name: str, examples: list, own: bool, limits: Limits) -> tuple:
+    """(`answer_of` it, ""), or (None, why it cannot be loaded). Sets what children inherit."""
+    limit(resource.RLIMIT_DATA, int(limits.memory_gb * 2 ** 30))
+    limit(resource.RLIMIT_CORE, 0)
+    signal.setitimer(signal.ITIMER_PROF, START_SECONDS)
+    try:
+        judge = load_reward(name) if own else load_function(name)
+        for question in examples:
+            judge(*question)
+    except BaseException as error:
+        return None, explain(error, name)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    limit(resource.RLIMIT_FSIZE, FILE_BYTES)
+    gc.freeze()  # a child's collector does not walk through, and so copy, what was loaded
+    return functools.partial(answer_of, judge, name, limits), ""
+
 
 def load_function(name: str):
     """The function that "path/to/file.py:function" names. Its file may import its neighbours."""
     path, _, function = name.rpartition(":")
     sys.path.insert(0, os.path.dirname(path))
     return getattr(SimpleNamespace(**runpy.run_path(path)), function)
-
-
-def serve(name: str, digest: str, examples: list, folder: str, limits: dict) -> None:
-    """The life of a server: until its client closes the requests, or is no more.
-
-    Requests and replies are lines of JSON. First comes one reply, why the function cannot be
-    loaded, or "". Then one for each question.
-    digest: of --reward's file, "" for a judge of this project. examples: questions that load what
-    the judge imports late, and fill its caches once for all children.
-    """
-    streams = requests, replies = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-    null = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):  # nothing else can read or write them by accident
-        os.dup2(null, stream)
-    limits, child = Limits(**limits), None
-    try:
-        enter_empty(folder)
-        judge, refusal = load_judge(name, digest, examples, limits)
-        print(json.dumps(refusal), file=replies, flush=True)
-        gc.freeze()  # a child's collector does not walk through, and so copy, what was loaded
-        for question in requests:
-            answer = child.answer(question) if child else None
-            if not answer or answer[0] in NO_VERDICT:
-                enter_empty(folder)
-                child = Child(judge, question, limits, streams)
-                answer = child.answer()
-            child = child if child.left else None
-            print(json.dumps(answer), file=replies, flush=True)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def enter_empty(folder: str) -> None:
-    """Make it the current folder, without what an earlier child has written."""
-    shutil.rmtree(folder, ignore_errors=True)
-    os.mkdir(folder, 0o700)
-    os.chdir(folder)
 
 
 def limit(kind: int, most: int) -> None:
@@ -118,47 +123,62 @@ def limit(kind: int, most: int) -> None:
     resource.setrlimit(kind, (most, most))
 
 
-def load_judge(name: str, digest: str, examples: list, limits: Limits) -> tuple:
-    """(`answer_of` it, ""), or (None, why it cannot be loaded). Sets what children inherit."""
-    limit(resource.RLIMIT_DATA, int(limits.memory_gb * 2 ** 30))
-    limit(resource.RLIMIT_CORE, 0)
-    signal.setitimer(signal.ITIMER_PROF, START_SECONDS)
+# ------------------------------------------------------------------------------- in its workers
+
+def work(judge, refusal: str, limits: Limits, folder: str, client: socket.socket) -> None:
+    """The life of a worker: until its client closes the socket.
+
+    First it says why the function cannot be loaded, or "". Then it answers each question. All are
+    lines of JSON.
+    """
+    child = None
     try:
-        judge = load_reward(name, digest) if digest else load_function(name)
-        for question in examples:
-            judge(*question)
-    except BaseException as error:
-        return None, explain(error, name)
-    signal.setitimer(signal.ITIMER_PROF, 0)
-    limit(resource.RLIMIT_FSIZE, FILE_BYTES)
-    return functools.partial(answer_of, judge, name, limits), ""
+        tempfile.tempdir = os.environ["TMPDIR"] = folder
+        client.sendall(json.dumps(refusal).encode() + b"\n")
+        for question in client.makefile():
+            answer = child.answer(question) if child else None
+            if not answer or answer[0] in NO_VERDICT:
+                enter_empty(folder)
+                child = Child(judge, limits, client)
+                answer = child.answer(question)
+            if answer[0] in NO_VERDICT or not limits.keep:
+                child = None
+            client.sendall(json.dumps(answer).encode() + b"\n")
+    finally:
+        os._exit(0)
+
+
+def enter_empty(folder: str) -> None:
+    """Make it the current folder, without what an earlier child has written."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os.mkdir(folder, 0o700)
+    os.chdir(folder)
 
 
 class Child:
-    """A fork of the server that judges `question`, and then others if `limits` allow it.
+    """A fork of its worker that judges one question, or several if `limits` allow it."""
 
-    An answer is one packet: whole, and the only one if a second process of the child answers too.
-    """
-
-    def __init__(self, judge, question: str, limits: Limits, streams: tuple):
-        self.limits, self.left, self.requests = limits, limits.questions, streams[0]
-        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, judge, limits: Limits, client: socket.socket):
+        self.limits, self.client = limits, client
+        self.socket, theirs = socket.socketpair()
         self.pid = os.fork()
         if not self.pid:
             self.socket.close()
-            live(judge, question, limits, theirs, streams)
+            os.close(client.fileno())
+            live(judge, limits, theirs)
         theirs.close()
 
-    def answer(self, question: str = "") -> tuple[str, str]:
-        """(status, why) of its first question, or of another. After the last it is ended."""
-        if question:
-            with contextlib.suppress(OSError):  # it has gone
-                self.socket.send(question.encode())
-        ready = wait(self.limits.waiting_seconds, self.pid, self.socket, self.requests)
-        packet = self.socket.recv(2 ** 18) if self.socket.fileno() in ready else b""
-        status, why = json.loads(packet) if packet else ("", "")
-        self.left = 0 if status in ("", *NO_VERDICT) else self.left - 1
-        code = 0 if self.left else self.end()
+    def answer(self, question: str) -> tuple[str, str]:
+        """(status, why) of a question. After the last, and after one without a verdict, it ends."""
+        with contextlib.suppress(OSError):  # it has gone
+            self.socket.sendall(question.encode())
+        ready = wait(self.limits.waiting_seconds, self.pid, self.socket, self.client)
+        said = self.socket.recv(2 ** 18) if self.socket.fileno() in ready else b""
+        # a second process of the child may answer too, but later
+        status, why = json.loads(said.splitlines()[0]) if said else ("", "")
+        if self.limits.keep and status not in ("", *NO_VERDICT):
+            return status, why
+        code = self.end()
         if status:
             return status, why
         if not ready:
@@ -177,17 +197,14 @@ class Child:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def live(judge, question: str, limits: Limits, questions, streams: tuple) -> None:
+def live(judge, limits: Limits, worker: socket.socket) -> None:
     """The life of a child. SIGPROF ends it when its CPU time is used up, even inside C code."""
     try:
         os.setpgid(0, 0)
-        for stream in streams:
-            stream.close()
         limit(resource.RLIMIT_CPU, int(limits.cpu_seconds) + 1)  # for who stops the timer
         signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)
-        while question:
-            questions.send(json.dumps(judge(question)).encode())
-            question = questions.recv(2 ** 18)
+        for question in worker.makefile():
+            worker.send(json.dumps(judge(question)).encode() + b"\n")
     finally:
         os._exit(1)
 
@@ -235,82 +252,61 @@ def ending(code: int) -> str:
 
 # --------------------------------------------------------------------------- its client's view
 
-class Server:
-    """A process running `serve`: no fork of a process that holds CUDA, and without its secrets.
-
-    It leads a session: a terminal's Ctrl-C is for its client alone.
-    """
-
-    def __init__(self, *asked):
-        self.asked = asked
-        self.start(*asked)
-
-    def start(self, name: str, settings: dict) -> None:
-        self.hello = None
-        self.folder = tempfile.mkdtemp(prefix="rewards-")
-        settings = json.dumps(settings | dict(folder=self.folder))
-        environment = {key: os.environ[key] for key in INHERITED if key in os.environ}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "parts.grader", name, settings], text=True, cwd=ROOT,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
-            env=environment | DETERMINED | {"TMPDIR": self.folder})
-
-    def load(self) -> None:
-        """Wait until its function is loaded. RuntimeError, with the reason, if it cannot be."""
-        if self.process.returncode is not None:  # it died of an earlier question
-            self.start(*self.asked)
-        if self.hello is None:
-            if not wait(START_SECONDS, self.process.pid, self.process.stdout):
-                raise RuntimeError(f"past the time limit of {START_SECONDS:g} s")
-            line = self.process.stdout.readline()
-            self.hello = json.loads(line) if line else f"its process {ending(self.end())}"
-        if self.hello:
-            raise RuntimeError(self.hello)
-
-    def ask(self, question: str) -> tuple[str, str]:
-        """(status, why) of one question, a line of JSON."""
-        self.load()  # does not count against the limits
-        try:
-            self.process.stdin.write(question + "\n")
-            self.process.stdin.flush()
-            return tuple(json.loads(self.process.stdout.readline()))
-        except (OSError, ValueError):  # nobody reads or writes at the other end
-            return "killed", f"the process that it was forked from {ending(self.end())}"
-
-    def end(self) -> int:
-        """It ends its child, and what that has started, and itself. Returns its exit code."""
-        if self.hello is None:  # what it loads may hang
-            self.process.kill()
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
-        code = self.process.wait()
-        self.process.stdout.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        return code
-
-
 class ForkingGrader(contextlib.AbstractContextManager):
-    """Asks a function in children of at most `servers`, from any thread. Use it in a `with`.
+    """Asks a function in children of at most `workers`, from any thread. Use it in a `with`.
 
-    name: "path/to/file.py:function"; digest, examples: see `serve`; limits: those of `Limits`.
+    Its server is no fork of a process that holds CUDA, and has no secrets. It leads a session: a
+    terminal's Ctrl-C is for its client alone. It loads the function when something is asked.
+    name, examples, own: see `serve`; limits: those of `Limits`.
     """
 
-    def __init__(self, name: str, digest: str = "", examples: list = (), servers: int = SERVERS,
+    def __init__(self, name: str, examples: list = (), own: bool = False, workers: int = WORKERS,
                  **limits: float):
-        settings = dict(digest=digest, examples=examples, limits=Limits(**limits)._asdict())
-
-        def start() -> None:
-            self.here.server = Server(name, settings)
-            self.servers.append(self.here.server)
-
-        self.servers, self.pending, self.here = [], {}, threading.local()
-        # each thread has its own server, from the first question on that needs it
-        self.threads = ThreadPoolExecutor(servers, initializer=start)
+        self.folder = tempfile.mkdtemp(prefix="rewards-")
+        settings = dict(examples=examples, own=own, folder=self.folder,
+                        limits=Limits(**limits)._asdict())
+        environment = {key: os.environ[key] for key in INHERITED if key in os.environ}
+        self.server, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "parts.grader", name, json.dumps(settings)], cwd=ROOT,
+                stdin=theirs, start_new_session=True,
+                env=environment | DETERMINED | {"TMPDIR": self.folder})
+        self.pending, self.sockets, self.loaded = {}, [], False
+        self.threads, self.here = ThreadPoolExecutor(workers), threading.local()
 
     def ask(self, *question) -> Future:
         """The verdict to come. A subclass answers here what needs no child."""
-        line = json.dumps(question)
-        return self.threads.submit(lambda: self.verdict(*self.here.server.ask(line)))
+        return self.threads.submit(self.ask_worker, json.dumps(question))
+
+    def ask_worker(self, question: str) -> Verdict:
+        """In a thread: the verdict of its worker."""
+        worker = self.worker()  # loading does not count against the limits
+        try:
+            worker.sendall(question.encode() + b"\n")
+            return self.verdict(*json.loads(self.here.answers.readline()))
+        except (OSError, ValueError):  # nobody reads or writes at the other end
+            self.here.worker = None
+            return self.verdict("killed", "the process that it was forked from has ended")
+
+    def worker(self) -> socket.socket:
+        """This thread's. RuntimeError, with the reason, if the function cannot be loaded."""
+        if getattr(self.here, "worker", None):
+            return self.here.worker
+        worker, theirs = socket.socketpair()
+        self.sockets.append(worker)
+        with theirs, contextlib.suppress(OSError):  # the server has gone
+            socket.send_fds(self.server, [b"+"], [theirs.fileno()])
+        if not wait(START_SECONDS, self.process.pid, worker):
+            raise RuntimeError(f"past the time limit of {START_SECONDS:g} s")
+        self.here.answers = worker.makefile()
+        line = self.here.answers.readline()
+        refusal = json.loads(line) if line else f"its process {ending(self.process.wait())}"
+        self.loaded = True
+        if refusal:
+            raise RuntimeError(refusal)
+        self.here.worker = worker
+        return worker
 
     def verdict(self, status: str, why: str) -> Verdict:
         """What a judge's answer is worth."""
@@ -335,13 +331,16 @@ class ForkingGrader(contextlib.AbstractContextManager):
         return [future.result() for future in futures]
 
     def close(self) -> None:
-        """End the servers; what they were asked is "killed", what waits for one is cancelled."""
+        """End all; what is being judged is "killed", what waits for it is cancelled."""
         self.threads.shutdown(wait=False, cancel_futures=True)
-        for server in [*self.servers]:
-            server.end()
+        self.server.close()  # before the others: from now on no thread gets a new worker
+        if not self.loaded:  # what it loads may hang
+            self.process.kill()
+        for worker in self.sockets:
+            worker.shutdown(socket.SHUT_RDWR)
         self.threads.shutdown()
-        for server in self.servers:  # one that was only just starting
-            server.end()
+        self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def __exit__(self, *_):
         self.close()
@@ -358,13 +357,11 @@ def require_function(name: str) -> None:
         raise SystemExit(f"--reward: there is no file {shown(path)}.")
 
 
-def load_reward(name: str, digest: str):
+def load_reward(name: str):
     """In a server: a judge that asks this function.
 
-    Raises what loading it raises, and TypeError or ValueError if it cannot be used.
+    Raises what loading it raises, and TypeError if it cannot be used.
     """
-    if digest_of(name.rpartition(":")[0]) != digest:
-        raise ValueError("the file was changed after the start: put it back")
     function = load_function(name)
     signature = inspect.signature(function)
     signature.bind({}, "")
@@ -389,15 +386,15 @@ class OwnReward(ForkingGrader):
     or called.
     """
 
-    def __init__(self, name: str, threshold: float, servers: int = SERVERS, **limits: float):
+    def __init__(self, name: str, threshold: float, workers: int = WORKERS, **limits: float):
         require_function(name)
         path, _, function = name.rpartition(":")
-        file = Path(path).expanduser().absolute()
+        file = os.path.abspath(os.path.expanduser(path))
         self.called, self.threshold = f"--reward {shown(name)}", threshold
         self.failed = 0  # verdicts without a number so far; None after the first number
-        super().__init__(f"{file}:{function}", digest_of(file), servers=servers, **limits)
+        super().__init__(f"{file}:{function}", own=True, workers=workers, **limits)
         try:
-            self.threads.submit(lambda: self.here.server.load()).result()
+            self.threads.submit(self.worker).result()
         except RuntimeError as error:
             self.close()
             raise SystemExit(f"{self.called} cannot be used: {shown(error, 400)}.") from None

@@ -1,4 +1,5 @@
-"""The servers and their children: limits, deaths, order, threads, what a judge may see."""
+"""Server, workers, children: limits, deaths, order, threads, what a judge may see."""
+import contextlib
 import math
 import os
 import signal
@@ -6,15 +7,15 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from helpers import HANG
-from parts.grader import SERVERS, ForkingGrader, Limits
+from helpers import HANG, ROOT
+from parts.grader import WORKERS, ForkingGrader, Limits
 
-ROOT = Path(__file__).parent.parent
 JUDGE = """
 import os, resource, signal, subprocess, sys, threading, time
 
@@ -23,15 +24,11 @@ def judge(code, value=0):  # which says what happens in the child
     exec(code, names)
     return names["found"], str(names["why"])
 """
-START_A_PROGRAM = """
-program = subprocess.Popen(["sleep", "1000000"])
-with open(value + ".new", "w") as file:
-    file.write(str(program.pid))
-os.rename(value + ".new", value)
-"""
+START_A_PROGRAM = "subprocess.Popen(['sleep', '1000000']); open(value, 'w').close()\n"
 X, WRONG, SLEEP = "pass", "found = 'wrong'", "time.sleep(10**6)"
-KILL_SERVER = "os.kill(os.getppid(), signal.SIGKILL)"
+KILL_WORKER = "os.kill(os.getppid(), signal.SIGKILL)"
 LONG, SHORT = 10.0**6, 0.2  # s
+Patient = partial(ForkingGrader, cpu_seconds=LONG, waiting_seconds=LONG)
 
 
 @pytest.fixture(scope="module")
@@ -43,22 +40,26 @@ def judge(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def grader(judge):
-    """One server with a function that does as it is told, however long that takes."""
-    with ForkingGrader(judge, "", [[X]], 1, cpu_seconds=LONG, waiting_seconds=LONG) as made:
+    """A function that does as it is told, however long that takes."""
+    with Patient(judge, [[X]], workers=1) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def strict(judge):
-    with ForkingGrader(judge, "", [[X]], 1, cpu_seconds=SHORT, waiting_seconds=SHORT) as made:
+    with ForkingGrader(judge, [[X]], workers=1, cpu_seconds=SHORT, waiting_seconds=SHORT) as made:
         yield made
 
 
-def runs(pid: int) -> bool:
-    try:
-        return "Z (zombie)" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
+def session(grader_or_server) -> list[int]:
+    """The processes of a server: its own, its forks, and all that these have started."""
+    leader, found = getattr(grader_or_server, "process", grader_or_server), []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            state, *_, of = stat.read_text().rpartition(") ")[2].split()[:4]
+            if int(of) == getattr(leader, "pid", leader) and state != "Z":
+                found.append(int(stat.parent.name))
+    return found
 
 
 def wait_until(condition) -> None:
@@ -73,7 +74,7 @@ def wait_until(condition) -> None:
     (SLEEP, "past the time limit of 0.2 s"),
     ("os.kill(os.getpid(), signal.SIGSTOP)", "past the time limit of 0.2 s"),
     ("os.fork() or time.sleep(10**6)\nos.wait()", "past the time limit of 0.2 s"),
-    ("os.setpgid(0, os.getppid()); time.sleep(10**6)", "past the time limit of 0.2 s"),
+    ("os.setpgid(0, os.getpgid(os.getppid())); time.sleep(10**6)", "past the time limit of 0.2 s"),
     ("while True: pass", "past the time limit of 0.2 s of computing"),
     ("10**10**9", "past the time limit of 0.2 s of computing")])  # inside C code
 def test_what_hangs_is_ended(strict, what, why):
@@ -88,9 +89,9 @@ def test_what_hangs_is_ended(strict, what, why):
     ("os.kill(os.getpid(), signal.SIGRTMIN)", "its process was ended by signal "),
     ("bytearray(2**31)", "out of memory: it may take 1 GB"),
     ("os.execvp('true', ['true'])", "its process "), ("os.closerange(0, 99)", "its process "),
-    (KILL_SERVER, "the process that it was forked from was ended by signal 9 "),
+    (KILL_WORKER, "the process that it was forked from has ended"),
     ("for fd in range(3, 30):\n try: os.write(fd, b'junk')\n except OSError: pass",
-     "the process that it was forked from ")])
+     "the process that it was forked from has ended")])
 def test_a_death_is_named_for_what_it_is(grader, what, why):
     found = grader.ask(what).result()
     assert found.status == "killed" and math.isnan(found.reward)
@@ -100,7 +101,8 @@ def test_a_death_is_named_for_what_it_is(grader, what, why):
 
 @pytest.mark.parametrize("what", [
     "print('noise'); os.write(1, b'noise\\n'); os.write(2, b'noise\\n')",
-    "sys.stdin.read()", "os.fork()", "os.rmdir(os.getcwd())", "os.setpgid(0, os.getppid())",
+    "sys.stdin.read()", "os.fork()", "os.rmdir(os.getcwd())",
+    "os.setpgid(0, os.getpgid(os.getppid()))",
     "threading.Thread(target=time.sleep, args=[10**6]).start()",
     "open('file', 'w').close(); os.mkdir('folder'); os.symlink('/', 'link')",
     "os.environ.clear(); signal.signal(signal.SIGTERM, signal.SIG_IGN); os.kill(0, 15)"])
@@ -112,7 +114,7 @@ def test_what_does_no_harm_is_judged_and_leaves_nothing_to_the_next(grader, what
         "([], [])")
 
 
-def test_a_child_cannot_speak_for_its_server(grader):
+def test_a_child_cannot_speak_for_its_worker(grader):
     """It may write into all files that it has: the next question gets its own answer."""
     forge = """for fd in range(3, 30):
         try: os.write(fd, b'["correct", "forged"]\\n')
@@ -128,104 +130,103 @@ def test_a_function_cannot_stop_the_timer_of_its_cpu_time(strict):
 
 def test_a_child_that_computes_is_not_ended_by_the_clock(judge):
     """Nor one that others keep from a processor: a busy machine's verdicts are an idle one's."""
-    with ForkingGrader(judge, "", [], 1, cpu_seconds=LONG, waiting_seconds=SHORT) as grader:
+    with ForkingGrader(judge, [], workers=1, cpu_seconds=LONG, waiting_seconds=SHORT) as grader:
         compute = "while time.process_time() < value: pass"
         assert grader.ask(compute, 4 * SHORT).result().status == "correct"
 
 
 def test_what_is_not_said_here_is_as_documented():
     assert Limits() == Limits(
-        cpu_seconds=1.5, waiting_seconds=15, memory_gb=1, questions=1)
-    assert SERVERS == min(8, len(os.sched_getaffinity(0)))
+        cpu_seconds=1.5, waiting_seconds=15, memory_gb=1, keep=False)
+    assert WORKERS == min(8, len(os.sched_getaffinity(0)))
 
 
 @pytest.mark.parametrize("end", ["pass", "os._exit(1)", SLEEP])
 def test_what_a_child_has_started_ends_with_it(judge, tmp_path, end):
-    with ForkingGrader(judge, "", [], 1, waiting_seconds=1) as grader:
-        grader.ask(START_A_PROGRAM + end, str(tmp_path / "pid")).result()
-        program = int((tmp_path / "pid").read_text())
-        wait_until(lambda: not runs(program))
+    with ForkingGrader(judge, workers=1, waiting_seconds=1) as grader:
+        grader.ask(START_A_PROGRAM + end, str(tmp_path / "started")).result()
+        assert (tmp_path / "started").exists()
+        wait_until(lambda: len(session(grader)) == 2)  # the server and its worker
 
 
 def test_a_child_is_poor_and_limited(judge, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
-    with ForkingGrader(judge, "", [], 1) as grader:
-        assert not grader.servers, "nothing was asked yet"
-        assert grader.ask(X).result().status == "correct"
-        server, = grader.servers
+    with ForkingGrader(judge, workers=1) as grader:
+        here = grader.ask("why = os.getcwd()").result().why
         for what, expected in {
-                "sorted(os.environ)": "HF_TOKEN", "os.getcwd()": server.folder,
+                "'HF_TOKEN' in os.environ": False, "os.environ['TMPDIR']": here,
+                "os.path.dirname(os.getcwd())": grader.folder,
+                "os.stat('.').st_mode & 0o777": 0o700,
                 "resource.getrlimit(resource.RLIMIT_DATA)": (2**30, 2**30),
                 "resource.getrlimit(resource.RLIMIT_CORE)": (0, 0),
                 "resource.getrlimit(resource.RLIMIT_FSIZE)": (2**20, 2**20),
                 "resource.getrlimit(resource.RLIMIT_CPU)": (2, 2),
                 "signal.getitimer(signal.ITIMER_PROF)[0] > 0": True}.items():
-            found = grader.ask(f"why = {what}").result().why
-            assert (expected == "HF_TOKEN" and expected not in found) or found == str(expected)
-        assert "secret" not in Path(f"/proc/{server.process.pid}/environ").read_text()
-        assert os.stat(server.folder).st_mode & 0o777 == 0o700
-    assert not runs(server.process.pid) and not os.path.exists(server.folder)
+            assert grader.ask(f"why = {what}").result().why == str(expected), what
+        assert "secret" not in Path(f"/proc/{grader.process.pid}/environ").read_text()
+    assert not session(grader) and not os.path.exists(grader.folder)
 
 
 # ---------------------------------------------------------------------------------- ends and deaths
 @pytest.mark.parametrize("moment", ["starting", "idle", "working"])
 def test_a_client_that_is_killed_leaves_nothing(moment, judge, tmp_path):
-    """Nor does Ctrl-C in its terminal, which reaches the whole process group, reach a server."""
+    """Nor does Ctrl-C in its terminal, which reaches the whole process group, end a server."""
     (tmp_path / "folders").mkdir()
     script = f"""
 import os, signal, sys, tempfile, time; sys.path.insert(0, {str(ROOT)!r})
 tempfile.tempdir = {str(tmp_path / "folders")!r}
 signal.signal(signal.SIGINT, lambda *_: None)
 from parts.grader import ForkingGrader
-grader = ForkingGrader({judge!r}, "", [[{X!r}]], 2, cpu_seconds={LONG}, waiting_seconds={LONG})
+grader = ForkingGrader({judge!r}, [[{X!r}]], workers=2, cpu_seconds={LONG}, waiting_seconds={LONG})
+print(grader.process.pid, flush=True)
 asked = [grader.ask({X!r}) for _ in range(2)]
-while len(grader.servers) < 2:
-    time.sleep(0.02)
-before = [server.process.pid for server in grader.servers]
-print(*before, flush=True)
 if {moment!r} != "starting":
+    print({{answer.result().status for answer in asked}})
     os.killpg(0, signal.SIGINT)
-    print({{answer.status for answer in grader.grade([({X!r}, n) for n in range(9)])}})
-    print(before == [server.process.pid for server in grader.servers], flush=True)
+    print({{answer.status for answer in grader.grade([({X!r}, n) for n in range(9)])}}, flush=True)
 if {moment!r} == "working":
-    grader.ask({START_A_PROGRAM + SLEEP!r}, {str(tmp_path / "pid")!r})
-    while not os.path.exists({str(tmp_path / "pid")!r}):
+    grader.ask({START_A_PROGRAM + SLEEP!r}, {str(tmp_path / "started")!r})
+    while not os.path.exists({str(tmp_path / "started")!r}):
         time.sleep(0.02)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True,
                           start_new_session=True, timeout=HANG)
     assert (done.stderr, done.returncode) == ("", -signal.SIGKILL)
-    servers, *said = done.stdout.splitlines()
-    assert said == ([] if moment == "starting" else ["{'correct'}", "True"])
-    left = [*map(int, servers.split())]
-    if moment == "working":
-        left.append(int((tmp_path / "pid").read_text()))
-    wait_until(lambda: not any(map(runs, left)) and not os.listdir(tmp_path / "folders"))
+    server, *said = done.stdout.splitlines()
+    assert said == ([] if moment == "starting" else ["{'correct'}"] * 2)
+    wait_until(lambda: not session(int(server)) and not os.listdir(tmp_path / "folders"))
 
 
 def test_closing_ends_the_servers_and_what_they_still_had_to_do(judge, tmp_path):
-    with ForkingGrader(judge, "", [], 1, cpu_seconds=LONG, waiting_seconds=LONG) as grader:
-        asked = [grader.ask(START_A_PROGRAM + SLEEP, str(tmp_path / "pid")) for _ in range(3)]
-        wait_until((tmp_path / "pid").exists)
-        server = grader.servers[0]
+    with Patient(judge, workers=1) as grader:
+        asked = [grader.ask(START_A_PROGRAM + SLEEP, str(tmp_path / "started")) for _ in range(3)]
+        wait_until((tmp_path / "started").exists)
     assert asked[0].result().status == "killed" and asked[1].cancelled() and asked[2].cancelled()
-    left = server.process.pid, int((tmp_path / "pid").read_text())
-    wait_until(lambda: not any(map(runs, left)))
-    assert not os.path.exists(server.folder)
+    wait_until(lambda: not session(grader))
+    assert not os.path.exists(grader.folder)
 
 
-def test_a_server_killed_in_the_middle_of_a_batch_changes_no_other_verdict(judge):
-    with ForkingGrader(judge, "", [[X]], 2, cpu_seconds=LONG, waiting_seconds=LONG) as grader:
+def test_a_worker_killed_in_the_middle_of_a_batch_changes_no_other_verdict(judge):
+    with Patient(judge, [[X]], workers=2) as grader:
         asked = [((X, WRONG)[n % 2], n) for n in range(100)]
-        asked[40] = (KILL_SERVER, 40)
+        asked[40] = (KILL_WORKER, 40)
         statuses = [verdict.status for verdict in grader.grade(asked)]
     assert statuses == ["correct", "wrong"] * 20 + ["killed", "wrong"] + ["correct", "wrong"] * 29
 
 
-def test_a_missing_verifier_says_so(tmp_path):
-    (tmp_path / "judge.py").write_text("import math_verifier")
-    with ForkingGrader(f"{tmp_path / 'judge.py'}:judge", servers=1) as grader:
+def test_without_a_server_nothing_more_is_judged(judge):
+    with Patient(judge, workers=1) as grader:
+        assert grader.ask(X).result().status == "correct"
+        grader.process.kill()
+        assert grader.ask(KILL_WORKER).result().status == "killed"
+        with pytest.raises(RuntimeError, match="its process was ended by signal 9 "):
+            grader.ask(X).result()
+
+
+def test_a_missing_verifier_says_so_when_something_is_asked(tmp_path):
+    with ForkingGrader(f"{tmp_path / 'judge.py'}:judge", workers=1) as grader:
+        (tmp_path / "judge.py").write_text("import math_verifier")
         with pytest.raises(RuntimeError, match="No module named 'math_verifier' .line 1 of judge"):
             grader.grade([(X,)])
 
@@ -244,8 +245,8 @@ def test_a_child_of_several_questions_fails_on_none_that_a_new_one_answers(judge
     """Its limits are those of one question, so all that it has kept was computed within them."""
     if_used = f"{COUNT}\nif sys.seen > 1: {failure}" if failure[0] != "w" else (
         f"{COUNT}\nwhile sys.seen > 1: pass")
-    with ForkingGrader(judge, "", [[X]], 1, cpu_seconds=1, questions=3) as grader:
-        assert [v.why for v in grader.grade([(COUNT,)] * 5)] == ["1", "2", "3", "1", "2"]
+    with ForkingGrader(judge, [[X]], workers=1, cpu_seconds=1, keep=True) as grader:
+        assert [v.why for v in grader.grade([(COUNT,)] * 4)] == ["1", "2", "3", "4"]
         assert [v.why for v in grader.grade([(if_used,)] * 3)] == ["1", "1", "1"]
         burn = "while time.process_time() < value: pass"
         found = grader.grade([(f"value += time.process_time()\n{burn}", 0.4)] * 4)
@@ -257,7 +258,7 @@ def test_a_child_of_several_questions_fails_on_none_that_a_new_one_answers(judge
 def test_results_come_in_order_from_any_thread(judge):
     questions = [((X, WRONG)[n % 3 == 0], n) for n in range(90)]
     expected, results = [float(n % 3 > 0) for n in range(90)], {}
-    with ForkingGrader(judge, "", [[X]], 2, cpu_seconds=LONG, waiting_seconds=LONG) as grader:
+    with Patient(judge, [[X]], workers=2) as grader:
         def grade(k: int) -> None:
             results[k] = [verdict.reward for verdict in grader.grade(questions)]
         threads = [threading.Thread(target=grade, args=(k,)) for k in range(4)]
@@ -293,13 +294,13 @@ assert "sympy" not in sys.modules
 UNDER_A_LIMIT = """
 import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))
 from parts.grader import ForkingGrader
-with ForkingGrader(sys.argv[1], "", [["pass"]], 1) as grader:
+with ForkingGrader(sys.argv[1], [["pass"]], workers=1) as grader:
     print(grader.grade([("pass",)])[0].status)
 """
 
 
 def test_a_lower_limit_of_the_machine_is_kept(judge):
-    """As on a full disk, or under `ulimit -f`: the servers' own may not be raised above it."""
+    """As on a full disk, or under `ulimit -f`: our own may not be raised above it."""
     done = subprocess.run([sys.executable, "-c", UNDER_A_LIMIT, judge], cwd=ROOT, text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.stdout == "correct\n"

@@ -69,7 +69,7 @@ def grader(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_TOKEN", "secret")
         name = f"{own_file(tmp_path_factory.mktemp('own'))}:score"
-        with OwnReward(name, threshold=0.5, servers=1) as made:
+        with OwnReward(name, threshold=0.5, workers=1) as made:
             yield made
 
 
@@ -114,7 +114,7 @@ def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path):
             dict(question="b?", number=-3, nested=dict(more=0.25), tags=[])]
     problems = load_problems(write(tmp_path / "data.jsonl", rows), whole_rows=True)
     assert [problem.judged_by for problem in problems] == rows
-    with OwnReward(f"{mine}:row", 0, servers=1) as grader:
+    with OwnReward(f"{mine}:row", 0, workers=1) as grader:
         for key, problem in enumerate(problems):
             grader.submit(key, problem, SimpleNamespace(text="four"), style="minerva")
         assert [grader.result(key).reward for key in (0, 1)] == [3 + 0.5 + 4, -3 + 0.25 + 4]
@@ -139,7 +139,7 @@ def test_what_cannot_be_used_ends_in_one_sentence_within_seconds(
     for file, text in files.items():
         (tmp_path / f"{file}.py").write_text(text)
     with pytest.raises(SystemExit) as end:
-        OwnReward(name, 0.5, servers=1)
+        OwnReward(name, 0.5, workers=1)
     said = str(end.value)
     assert sentence in said and "\n" not in said and "--reward" in said
 
@@ -147,7 +147,7 @@ def test_what_cannot_be_used_ends_in_one_sentence_within_seconds(
 @pytest.mark.parametrize("name", ["json.py", "math.py", "numbers.py", "my.reward.py"])
 def test_the_file_may_have_a_name_that_python_uses_too(tmp_path, name):
     (tmp_path / name).write_text("def score(problem, completion): return 0.25")
-    with OwnReward(f"{tmp_path / name}:score", 0.5, servers=1) as grader:
+    with OwnReward(f"{tmp_path / name}:score", 0.5, workers=1) as grader:
         assert grader.grade([({}, "")])[0].reward == 0.25
 
 
@@ -155,7 +155,7 @@ def test_a_file_that_never_finishes_loading_is_given_up(tmp_path, monkeypatch):
     (tmp_path / "hangs.py").write_text("import time; time.sleep(10**6)")
     monkeypatch.setattr("parts.grader.START_SECONDS", 0.2)
     with pytest.raises(SystemExit, match="cannot be used: past the time limit of 0.2 s"):
-        OwnReward(f"{tmp_path / 'hangs.py'}:score", 0.5, servers=1)
+        OwnReward(f"{tmp_path / 'hangs.py'}:score", 0.5, workers=1)
 
 
 def submit(grader, key, row: dict, text: str) -> None:
@@ -163,7 +163,7 @@ def submit(grader, key, row: dict, text: str) -> None:
 
 
 def test_a_function_that_fails_on_everything_at_the_start_ends_in_one_sentence(mine):
-    with OwnReward(f"{mine}:row", 0.5, servers=1) as grader:
+    with OwnReward(f"{mine}:row", 0.5, workers=1) as grader:
         for key in range(PATIENCE):
             submit(grader, key, dict(key=key), "")
         for key in range(PATIENCE - 1):
@@ -173,21 +173,16 @@ def test_a_function_that_fails_on_everything_at_the_start_ends_in_one_sentence(m
             grader.result(PATIENCE - 1)
 
 
-def test_a_file_that_changes_during_the_run_is_noticed_by_the_next_server(mine):
-    """And once the function has worked, its failures are only counted."""
-    with OwnReward(f"{mine}:score", 0.5, servers=1) as grader:
+def test_once_the_function_has_worked_its_failures_are_counted_and_it_is_not_loaded_again(mine):
+    """Whatever becomes of its file, or of a worker: all of a run is rewarded by one function."""
+    with OwnReward(f"{mine}:score", 0.5, workers=1) as grader:
         for key, what in enumerate(["1/0", "1", *["None"] * 40]):
             submit(grader, key, dict(key=key), what)
         assert [grader.result(key).status for key in range(42)] == [
             "raised", "correct", *["no_number"] * 40]
         mine.write_text(MINE.replace("eval(completion)", "2"))
-        submit(grader, "a", {}, "0.5")  # the server has the old function, and goes on
-        assert grader.result("a").reward == 0.5
-        submit(grader, "b", {}, "os.kill(os.getppid(), 9)")  # the next one reads the file
-        assert grader.result("b").status == "killed"
-        submit(grader, "c", {}, "0.5")
-        with pytest.raises(RuntimeError, match="changed after the start: put it back"):
-            grader.result("c")
+        found = grader.grade([({}, "os.kill(os.getppid(), 9)"), ({}, "0.5")])
+        assert [verdict.status for verdict in found] == ["killed", "wrong"]
 
 
 def test_without_a_function_it_is_math_verify():
@@ -315,7 +310,7 @@ def test_the_example_of_json_answers():
     rows = lines(ROOT / "examples" / "people.jsonl")
     assert len(rows) == 30
     assert len(load_problems(str(ROOT / "examples/people.jsonl"), whole_rows=True)) == 30
-    with OwnReward(f"{ROOT}/examples/people.py:score", 0.9, servers=1) as grader:
+    with OwnReward(f"{ROOT}/examples/people.py:score", 0.9, workers=1) as grader:
         answers = [json.dumps({key: row[key] for key in ("name", "age", "city")}) for row in rows]
         assert {v.status for v in grader.grade(list(zip(rows, answers)))} == {"correct"}
 
@@ -326,7 +321,7 @@ def test_the_example_of_the_page_rewards_right_answers_and_short_ones(tmp_path):
     row, long = dict(answer="1/2"), "so " * 99
     asked = {r"\boxed{\frac12}": 1.1, rf"{long}\boxed{{0.5}}": 1.0, r"\boxed{3}": 0.1,
              rf"{long}\boxed{{3}}": 0.0, r"\boxed{\sqrt{1/4}}": 1.1, "no box": 0.0, "": 0.0}
-    with OwnReward(f"{tmp_path}/mine.py:score", Config.threshold, servers=1) as grader:
+    with OwnReward(f"{tmp_path}/mine.py:score", Config.threshold, workers=1) as grader:
         found = grader.grade([(row, completion) for completion in asked])
     assert [verdict.reward for verdict in found] == list(asked.values())
     assert [verdict.status == "correct" for verdict in found] == [

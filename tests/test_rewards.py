@@ -221,10 +221,10 @@ def test_every_status_is_reached_by_a_real_input(grader):
             ("empty", "42", r"\boxed{\phantom{42}}"),
             ("unparseable", "42", r"\boxed{\foo{42}}"), ("unparseable", r"\foo{", r"\boxed{42}")]:
         assert grader.grade([(gold, completion)])[0].status == status
-    with Grader(servers=1, cpu_seconds=0.375) as strict:
+    with Grader(workers=1, cpu_seconds=0.375) as strict:
         hung, large = strict.grade([("2", boxed(HANG)), ("2", boxed("9^{9^{9^9}}"))])
         assert hung.status == "timeout" and large.status in ("timeout", "killed")
-    with Grader(servers=1, memory_gb=0.15) as small:
+    with Grader(workers=1, memory_gb=0.15) as small:
         assert small.grade([("2", boxed("2^{10^9}"))])[0].status == "killed"
         assert small.grade([(r"\sqrt{12}", boxed(r"2\sqrt{3}"))])[0].status == "correct"
 
