@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import eval as evaluation  # the module has the name of a builtin
-from eval import bootstrap, compare, evaluate, in_order, report, summarize, with_rewards
+from eval import bootstrap, compare, evaluate, in_order, report, summarize
 from helpers import ROOT, lines, run_program
 from models_small import policy
 from parts import folder as folders
@@ -309,37 +309,29 @@ OWN_PROBLEMS = [question(f"{name}/{i}", gold, name) for name, golds in (
 
 
 @pytest.mark.parametrize("left", [7, 3, 0])
-def test_a_failed_reward_is_the_worst_of_the_whole_evaluation(tmp_path, left):
-    """Also of a folder that was continued: nobody gains by breaking it."""
-    file = tmp_path / "eval.jsonl"
-    finish(file, None, OWN_PROBLEMS, 1, own_grader())
-    file.write_text("".join(file.read_text().splitlines(True)[:left]) + '{"data": "a", "rew')
-    finish(file, None, OWN_PROBLEMS, 1, own_grader())
-    [json.loads(line, parse_constant=pytest.fail) for line in file.open()]  # no NaN
-    rows = stored(file, OWN_PROBLEMS, 1)
-    assert [row["reward"] for row in rows] == [-5, -4, None, -3, None, -1, -2]
-    rows = with_rewards(rows)
-    assert [row["reward"] for row in rows] == [-5, -4, -5, -3, -5, -1, -2]
-    summary = summarize(rows, 1, {"a": 1, "b": 1})
-    assert [summary["sets"][name]["avg"] for name in "ab"] == [-17 / 4, -8 / 3]
-    assert [summary["sets"][name]["verifier_failures"] for name in "ab"] == [1 / 4, 1 / 3]
-
-
-def test_both_sides_of_a_comparison_have_all_rewards(tmp_path, monkeypatch):
-    """By `main`, whose table and summary they go to."""
+def test_a_failed_reward_is_the_worst_of_the_whole_evaluation(tmp_path, monkeypatch, left):
+    """Nobody gains by breaking it: also in a folder that was continued, and on both sides of a
+    comparison. By `main`, whose table and summary the rewards go to."""
     protocol = FINISHED | dict(k=1, reward="r.py:f", threshold=0.7, weights={"a": 1, "b": 1})
     protocol |= dict.fromkeys(
         ("model", "adapter", "data", "seed", "dtype", "versions", "prompt"), "")
     for name in ("new", "old"):
         open_folder(tmp_path / name, protocol).close()
         finish(tmp_path / name / "eval.jsonl", None, OWN_PROBLEMS, 1, own_grader())
+    file = tmp_path / "new" / "eval.jsonl"
+    file.write_text("".join(file.read_text().splitlines(True)[:left]) + '{"data": "a", "rew')
+    finish(file, None, OWN_PROBLEMS, 1, own_grader())
+    [json.loads(line, parse_constant=pytest.fail) for line in file.open()]  # no NaN
+    rows = stored(file, OWN_PROBLEMS, 1)
+    assert [row["reward"] for row in rows] == [-5, -4, None, -3, None, -1, -2]
     config = SimpleNamespace(model="", adapter="", k=1, reward="r.py:f", out=tmp_path / "new",
                              against=tmp_path / "old")
     monkeypatch.setattr(evaluation, "parse_eval", lambda argv: config)
     monkeypatch.setattr(evaluation, "problems_and_protocol", lambda _: (OWN_PROBLEMS, protocol))
     evaluation.main([])
     summary = json.loads((tmp_path / "new" / "summary.json").read_text())
-    assert summary["sets"]["b"]["avg"] == -8 / 3
+    assert [summary["sets"][name]["avg"] for name in "ab"] == [-17 / 4, -8 / 3]
+    assert [summary["sets"][name]["verifier_failures"] for name in "ab"] == [1 / 4, 1 / 3]
     assert {one["avg"] for one in summary["difference"].values()} == {0}
 
 

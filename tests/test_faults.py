@@ -242,7 +242,6 @@ CUTS = [  # one start after the other: (how it ends, exit code, the last step th
 
 
 @engine_test
-@pytest.mark.core
 def test_a_run_that_is_cut_short_in_every_way_ends_as_if_it_had_never_been(place, reference):
     """Each time `--name cut --resume` goes on, without another flag."""
     run = place / "runs/cut"

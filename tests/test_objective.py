@@ -8,7 +8,7 @@ import torch
 
 import minirl
 from minirl import Config, objective, update
-from models_small import gradients_of, random_groups, tiny_policy
+from models_small import gradients_of, policy, random_groups, tiny_policy
 from parts.config import OBJECTIVES
 from parts.logprobs import Row
 from parts.metrics import diagnostics
@@ -109,6 +109,13 @@ def test_the_estimator_is_unbiased_by_brute_force():
 
 
 # ------------------------------------------------------------------ the whole update
+def test_an_update_is_finite():
+    """Also with each bug of the course's hunt in the code: see test_course.py."""
+    steps, metrics = gradients_of(policy(), random_groups(4, seed=1), mini_batches=2)
+    numbers = [metrics["loss"], *(g.norm().item() for step in steps for g in step.values())]
+    assert len(steps) == 2 and all(map(math.isfinite, numbers))
+
+
 def test_micro_batches_do_not_change_the_gradient():
     """Nor the loss, which is the sum over all of them."""
     policy, groups = tiny_policy(), random_groups(6, seed=1)
@@ -231,7 +238,7 @@ def uneven_groups(count, seed):
 
 
 @pytest.mark.parametrize("length_norm", ["constant", "response", "batch"])
-@pytest.mark.parametrize("count, N", [(8, 8), (24, 5), (7, 3), (2, 8)])
+@pytest.mark.parametrize("count, N", [(24, 5), (2, 8)])
 def test_cutting_a_batch_does_not_change_what_is_optimised(count, N, length_norm):
     """Rules that weigh prompts by their rows (ada-est, gvm), mini-batches of unequal size: the sum
     of all steps stays. A division by the rows of a mini-batch would take that weight back.

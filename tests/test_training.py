@@ -27,6 +27,7 @@ def learnt(tmp_path_factory):
     return cwd / "runs" / "learns", out
 
 
+@pytest.mark.core
 def test_a_short_run_learns_and_leaves_what_its_reader_needs(learnt):
     run, out = learnt
     before, after = lines(run / "eval.jsonl")
@@ -89,6 +90,7 @@ def test_a_fresh_vllm_serves_the_saved_adapter_as_peft_does(learnt):
     torch.testing.assert_close(scores, plain, atol=1e-4, rtol=0)
 
 
+@pytest.mark.core
 def test_what_is_recorded_of_a_token_is_what_the_saved_adapter_says_of_it(learnt):
     """Of step 7, which begins with the adapter that step 6 has saved."""
     run, _ = learnt

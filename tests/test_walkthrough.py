@@ -77,35 +77,27 @@ def first_cell(folder: Path, repository: str, say: str, path: str = "",
         env=os.environ | dict(PATH=f"{path}:{os.environ['PATH']}"))
 
 
-def test_alone_it_asks_for_an_address_and_clones(tmp_path):
+def test_alone_it_asks_for_an_address_clones_and_gets_the_packages(tmp_path):
+    """As in Colab, in a kernel that has none. `make` is a stand-in, which leaves what `make setup`
+    leaves: an environment in .venv."""
     asked = first_cell(tmp_path, "", "")
     assert asked.returncode and "Put the project's address" in asked.stderr
-    source, alone = tmp_path / "source", tmp_path / "alone"
-    for folder in (source, alone):
+    source, alone, make = tmp_path / "source", tmp_path / "alone", tmp_path / "bin" / "make"
+    for folder in (source, alone, make.parent):
         folder.mkdir()
     (source / "minirl.py").write_text("")
     for command in ("init -q", "add .", "-c user.name=a -c user.email=a@b commit -qm all"):
         subprocess.run(["git", *command.split()], cwd=source, check=True)
-    for _ in range(2):  # and again, after a restart of the kernel
-        done = first_cell(alone, str(source), "Path.cwd().name")
-        assert done.returncode == 0 and done.stdout == "minirl\n", done.stderr
-    assert (alone / "minirl" / "minirl.py").exists()
-
-
-def test_a_kernel_without_the_packages_gets_them_beside_it(tmp_path):
-    """`make` is a stand-in here, which leaves what `make setup` leaves: an environment in .venv."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    packages = tmp_path / ".venv" / "lib" / version / "site-packages"
-    (tmp_path / "minirl.py").write_text("")
-    make = tmp_path / "bin" / "make"
-    make.parent.mkdir()
+    packages = alone / "minirl" / ".venv" / "lib" / version / "site-packages"
     make.write_text(f"#!/bin/sh\necho $@ >> asked\nmkdir -p {packages}\ntouch {packages}/vllm.py\n")
     make.chmod(0o755)
     bare = os.path.join(sys.base_prefix, "bin", version)
-    found = "importlib.util.find_spec('vllm').origin, os.environ.get('PYTHONPATH')"
-    done = first_cell(tmp_path, "unused", found, path=str(make.parent), python=bare)
-    assert (tmp_path / "asked").read_text().startswith("setup PYTHON=/")
-    assert done.stdout.split() == [str(packages / "vllm.py"), str(packages)], done.stderr
+    found = "importlib.util.find_spec('vllm').origin, os.environ['PYTHONPATH'], Path.cwd().name"
+    for _ in range(2):  # and again, after a restart of the kernel
+        done = first_cell(alone, str(source), found, path=str(make.parent), python=bare)
+        assert done.stdout.split() == [str(packages / "vllm.py"), str(packages), "minirl"], done
+    assert (alone / "minirl" / "asked").read_text().startswith("setup PYTHON=/")
 
 
 @pytest.mark.engine
@@ -123,7 +115,8 @@ def test_from_top_to_bottom_in_a_kernel(tmp_path):
     notebook = nbformat.read(FILE, as_version=4)
     (prepare,) = [cell for cell in notebook.cells if "STEPS = 20" in cell.source]
     prepare.source = prepare.source.replace("STEPS = 20", "STEPS = 8")
-    nbclient.NotebookClient(notebook, timeout=HANG, kernel_name="python3",
+    waits = dict.fromkeys(("timeout", "startup_timeout", "iopub_timeout"), HANG)
+    nbclient.NotebookClient(notebook, kernel_name="python3", **waits,
                             resources=dict(metadata=dict(path=str(tmp_path)))).execute()
     said = printed(notebook.cells)
     for fresh, stored in zip(notebook.cells, CELLS, strict=True):
