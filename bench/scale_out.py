@@ -1,4 +1,4 @@
-"""What a step costs on many GPUs, on paper: the table of docs/elsewhere.md, by these formulas.
+"""What a step costs on many GPUs, on paper; docs/elsewhere.md has some of the rows.
 
     python bench/scale_out.py                      # 32 prompts for each GPU
     python bench/scale_out.py --prompts 512        # 512 in all, however many GPUs

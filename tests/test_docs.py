@@ -109,7 +109,7 @@ def test_every_difference_interval_and_p_value_of_a_page_is_in_a_report():
     said = {claim.rstrip(".,").lstrip("+-") for page in PAGES
             for claim in re.findall(CLAIM, plain(page.read_text()))
             if "course" not in page.parts or not claim.startswith("p =")}
-    assert len(said) > 50 and {claim for claim in said if claim not in reports} == set()
+    assert len(said) > 40 and {claim for claim in said if claim not in reports} == set()
 
 
 # ------------------------------------------------------------------------------ the gallery
@@ -123,10 +123,11 @@ def test_everything_is_as_it_would_be_written_and_every_link_leads_to_something_
 
 def test_what_does_not_fit_is_named(tmp_path, monkeypatch):
     copy = shutil.copytree(GALLERY, tmp_path / "gallery")
-    for file, old, new in (("mask.html", "<title>", "<title >"),
-                           ("README.md", "mask.html#/run/0/step/", "mask.html#/run/0/step/9"),
-                           ("README.md", ".png)](real", ".jpg)](real")):
-        (copy / file).write_text((copy / file).read_text().replace(old, new))
+    shutil.copy(GALLERY.parent / BUILD["GUIDE"], tmp_path)
+    for file, old, new in (("gallery/mask.html", "<title>", "<title >"),
+                           ("explore.md", "mask.html#/run/0/step/", "mask.html#/run/0/step/9"),
+                           ("explore.md", ".png)](gallery/real", ".jpg)](gallery/real")):
+        (tmp_path / file).write_text((tmp_path / file).read_text().replace(old, new))
     monkeypatch.setitem(BUILD["check"].__globals__, "HERE", copy)
     with pytest.raises(SystemExit) as said:
         BUILD["check"]()
@@ -135,7 +136,7 @@ def test_what_does_not_fit_is_named(tmp_path, monkeypatch):
 
 
 def test_the_runs_are_those_of_the_commands_and_name_no_place_on_the_machine_that_made_them():
-    readme = (GALLERY / "README.md").read_text()
+    guide = (GALLERY.parent / BUILD["GUIDE"]).read_text()
     for page, (name, flags) in BUILD["RUNS"].items():
         (run,) = BUILD["data_in"]((GALLERY / f"{page}.html").read_text())["runs"]
         said = json.dumps([run["name"], run["config"], run["groups"]])
@@ -143,5 +144,5 @@ def test_the_runs_are_those_of_the_commands_and_name_no_place_on_the_machine_tha
         if flags:
             config = vars(parse(["--name", name, "--steps", "20", *flags.split()]))
             asked = [flag.replace("-", "_") for flag in re.findall(r"--([\w-]+)", flags)]
-            assert f"`python minirl.py {flags} --steps 20`" in readme
+            assert f"`python minirl.py {flags} --steps 20`" in guide
             assert [config[key] for key in asked] == [run["config"][key] for key in asked]

@@ -705,16 +705,16 @@ def test_of_a_long_list_and_a_long_answer_a_part_is_made_at_once(browse):
 
 
 # ---------------------------------------------- the gallery
-def test_each_view_of_the_gallery_says_what_its_readme_quotes(browse):
-    gallery = ROOT / "docs" / "gallery"
-    rows = [line for line in (gallery / "README.md").read_text().splitlines() if "[![" in line]
+def test_each_view_of_the_gallery_says_what_its_guide_quotes(browse):
+    docs = ROOT / "docs"
+    rows = [line for line in (docs / "explore.md").read_text().splitlines() if "[![" in line]
     assert len(rows) >= 6
     pages = defaultdict(dict)
     for row in rows:
-        file, view = re.search(r"\]\((\w+\.html)(#[^)]+)\)", row).groups()
+        file, view = re.search(r"\]\((gallery/\w+\.html)(#[^)]+)\)", row).groups()
         pages[file][view] = re.findall("“(.+?)”", row)
     for file, views in pages.items():
-        page = browse(file=gallery / file)
+        page = browse(file=docs / file)
         for view, quotes in views.items():
             go(page, view)
             words = re.sub(r"[\s·]", "", page.inner_text("main"))  # a space of a token is a dot

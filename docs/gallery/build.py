@@ -1,12 +1,12 @@
-"""Make the pages and the pictures of this gallery.
+"""Make the pages of this gallery, and the pictures of them that docs/explore.md shows.
 
     python docs/gallery/build.py            # today's parts/explore.html around each page's data
     python docs/gallery/build.py --train    # train the two small runs first: 10 minutes
     python docs/gallery/build.py --check    # write nothing: is it all as it would be written?
 
 A page is made anew where its run's folder exists (that of real.html is `make real`'s). Another
-processor draws other answers: then links and quotes in README.md have to follow, and --check names
-them. Pictures need playwright and chromium (make extras); without them the old ones stay.
+processor draws other answers: then links and quotes in explore.md have to follow, and --check
+names them. Pictures need playwright and chromium (make extras); without them the old ones stay.
 """
 import base64
 import gzip
@@ -31,7 +31,8 @@ RUNS = {  # page: its run, and how to train it
     "real": ("real-0", None),
 }
 DATA = 'id="data">([^<]*)<'
-SHOWN = r"\[!\[([^]]*)\]\((\w+\.png)\)\]\((\w+\.html)(#[^)]+)\)"  # a picture that links to its view
+GUIDE = "explore.md"  # beside this folder; its pictures link to the views that they show
+SHOWN = r"\[!\[([^]]*)\]\(gallery/(\w+\.png)\)\]\(gallery/(\w+\.html)(#[^)]+)\)"
 
 
 def train(name: str, flags: str) -> None:
@@ -55,16 +56,16 @@ def refilled(page: str) -> str:
 def check() -> None:
     """Raises SystemExit, which names what `build.py` would write otherwise, or what leads nowhere.
     """
-    readme = (HERE / "README.md").read_text(encoding="utf-8")
+    guide = (HERE.parent / GUIDE).read_text(encoding="utf-8")
     pages = {name: (HERE / f"{name}.html").read_text(encoding="utf-8") for name in RUNS}
     wrong = [f"{name}.html is of another template or code" for name, page in pages.items()
              if not same(page, refilled(page))]
-    for name, address in re.findall(r"\]\((\w+)\.html#/run/0/([^)]*)\)", readme):
+    for name, address in re.findall(r"\]\(gallery/(\w+)\.html#/run/0/([^)]*)\)", guide):
         if not is_recorded(data_in(pages[name])["runs"][0]["groups"], address):
-            wrong.append(f"README.md links to nothing in {name}.html: {address}")
-    shown = set(re.findall(r"!\[[^]]+\]\((\w+\.png)\)", readme))
+            wrong.append(f"{GUIDE} links to nothing in {name}.html: {address}")
+    shown = {picture for _, picture, _, _ in re.findall(SHOWN, guide)}
     if shown != {picture.name for picture in HERE.glob("*.png")}:
-        wrong.append("README.md shows other pictures than there are")
+        wrong.append(f"{GUIDE} shows other pictures than there are")
     if wrong:
         raise SystemExit("\n".join(wrong))
 
@@ -85,15 +86,14 @@ def is_recorded(groups: list[dict], address: str) -> bool:
 
 
 def pictures() -> None:
-    """A screenshot of each view that README.md shows; of a curve whose title it names, its panel.
-    """
+    """A screenshot of each view that GUIDE shows; of a curve whose title it names, its panel."""
     from PIL import Image
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as started:
         chromium = shutil.which("chromium")
         browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        for words, picture, page, address in re.findall(SHOWN, (HERE / "README.md").read_text()):
+        for words, picture, page, address in re.findall(SHOWN, (HERE.parent / GUIDE).read_text()):
             view = browser.new_page(viewport=dict(width=860, height=720))
             view.goto((HERE / page).as_uri() + address)
             view.wait_for_selector("body[data-ready]")
