@@ -7,6 +7,7 @@
     random_groups(), gradients_of()              what an update is given, and what it computes
 """
 import functools
+import json
 import random
 import tempfile
 from pathlib import Path
@@ -57,13 +58,13 @@ def model(family: str = "qwen2", **config):
 def model_folder(family: str = "qwen2", **config) -> str:
     """The same, saved with the tokenizer of the built-in models. Made once: nobody may change it.
     """
-    return saved(family, tuple(sorted(config.items())))
+    return saved(family, json.dumps(config, sort_keys=True))
 
 
 @functools.cache
-def saved(family: str, config: tuple) -> str:
+def saved(family: str, config: str) -> str:
     folder = Path(PLACE.name, f"{family}-{saved.cache_info().currsize}")
-    model(family, **dict(config)).save_pretrained(folder)
+    model(family, **json.loads(config)).save_pretrained(folder)
     make.build_tokenizer().save_pretrained(folder)
     return str(folder)
 

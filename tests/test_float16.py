@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import minirl
-from helpers import lines, run_program
 from minirl import Config
 from models_small import policy, trained_weights
 from parts import folder as folders
@@ -120,16 +119,3 @@ def test_a_resumed_run_goes_on_with_its_scale_bit_by_bit(tmp_path):
     assert straight[0].loss_scale.state_dict() == resumed[0].loss_scale.state_dict()
     assert not math.isfinite(found[0]) and all(map(math.isfinite, found[1:]))
     assert resumed[0].loss_scale.get_scale() == 2.0**23  # it did grow
-
-
-@pytest.mark.engine
-@pytest.mark.slow
-def test_a_mixture_trains_with_its_routes(tmp_path):
-    """minirl.py itself; its probe judges every sync. Other ways to the engine: test_agreement.py"""
-    done = run_program("minirl.py", "--dtype", "float16", "--model", "tiny-moe", "--replay", "r3",
-                       "--name", "run", "--batch-prompts", 6, "--eval-questions", 8, "--eval-k", 1,
-                       "--warmup-steps", 1, "--steps", 2, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout
-    steps = lines(tmp_path / "runs/run/metrics.jsonl")
-    assert [(row["optimizer_steps"], row["skipped_steps"]) for row in steps] == [(1, 0)] * 2
-    assert max(row["kl_k3"] for row in steps) < 1e-3
