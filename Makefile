@@ -65,4 +65,4 @@ test-all: setup
 	$(PYTEST)
 
 bench: setup
-	.venv/bin/python bench/speed.py
+	.venv/bin/python bench/measure.py rollouts

@@ -1,42 +1,30 @@
-"""What a run of Qwen2.5-Math-1.5B takes on a 24 GB card, counted without one.
+"""What the trainer of Qwen2.5-Math-1.5B moves and needs on a card, counted without one.
 
     python bench/cards.py
 
-Bytes are counted: the trainer's own code runs on tensors without contents (torch's device "meta").
-Engine steps are counted too: the real sampler draws, with the lengths and verdicts of bench/gpu.py.
-Seconds are ESTIMATES: what the makers say of memory and arithmetic, times SHARE, and guesses for
-what an engine step and a sync take besides. Nobody has measured any of them.
+Its own code runs on tensors without contents (torch's device "meta"). What a step takes on a card
+is estimated by bench/scale_out.py.
 """
 import functools
-import random
 import weakref
-from types import SimpleNamespace
 from unittest.mock import patch
 
-from gpu import FULL, coins, long_tailed  # and one thread, and the path
+from measure import SIZE_1_5B  # and one thread, and the path
 
 import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ada_sampler import collect
 from parts import logprobs, models, policy
-from parts.config import Config
 
-CARDS = {  # bytes of memory per second, 16-bit operations per second
-    "L4": (0.30e12, 121e12), "A10": (0.60e12, 125e12), "4090": (1.01e12, 165e12)}
-SHARE = dict(bytes=0.8, flops=0.4)  # of what the makers say
-HOST, SYNC = 0.005, 2.0  # seconds of an engine step beside its reads; of a sync and its probe
-LAYERS, WEIGHTS = FULL.size["num_hidden_layers"], 1.54e9
-TOKEN = 2 * 2 * LAYERS * 2 * 128  # bytes of a token in the cache: keys and values of 2 heads, bf16
-CHUNK = logprobs.CHUNK_BYTES // (4 * FULL.vocabulary)  # tokens of the head at a time
+LAYERS = SIZE_1_5B["num_hidden_layers"]
+CHUNK = logprobs.CHUNK_BYTES // (4 * SIZE_1_5B["vocab_size"])  # tokens of the head at a time
 CONTEXT = 4024  # a row of full length: 1,024 tokens of prompt, 3,000 of response
 ROWS = 4  # such rows in a pass of 16,384 tokens
 HOW = dict(adapter="bfloat16", checkpointing=True)  # the adapter as in a run
 
 
-# --------------------------------------------------------------------- bytes, on tensors of no size
 class Count(TorchDispatchMode):
     """moved: bytes that operations read and write. live, peak: bytes of tensors that exist."""
 
@@ -82,9 +70,8 @@ def trainer(layers: int, adapter: str, checkpointing: bool):
     """
     from transformers import Qwen2Config
 
-    config = Qwen2Config(vocab_size=FULL.vocabulary, max_position_embeddings=4096,
-                         tie_word_embeddings=True, attn_implementation="sdpa",
-                         **FULL.size | dict(num_hidden_layers=layers))
+    config = Qwen2Config(max_position_embeddings=4096, tie_word_embeddings=True,
+                         attn_implementation="sdpa", **SIZE_1_5B | dict(num_hidden_layers=layers))
     torch.set_default_dtype(torch.bfloat16)
     model = models.own_class(config)(config)
     torch.set_default_dtype(torch.float32)
@@ -99,8 +86,8 @@ def trainer(layers: int, adapter: str, checkpointing: bool):
     return made
 
 
-def a_pass(layers: int, rows: int, length: int, **how):
-    """(bytes that `layers` layers move forward and backward, that the head moves, peak bytes)."""
+def a_pass(layers: int, rows: int, length: int, **how) -> tuple[int, int]:
+    """(bytes that `layers` layers move forward and backward, peak bytes)."""
     with (torch.device("meta"), Count() as count,
           patch.object(logprobs, "float32_product", card_product),
           patch.object(functional, "scaled_dot_product_attention", fused)):
@@ -109,12 +96,12 @@ def a_pass(layers: int, rows: int, length: int, **how):
         ids = torch.zeros((rows, length), dtype=torch.long)
         states = model.model.embed_tokens(ids).requires_grad_()
         h = model.model(inputs_embeds=states, attention_mask={"full_attention": None})
-        layers_moved, count.moved = count.moved, 0
+        forward = count.moved
         lp_T, _ = logprobs.ChunkedLogprobs.apply(
             h.last_hidden_state.flatten(0, 1), logprobs.head_of(model), ids.flatten(), 1.0, CHUNK)
-        head_moved, count.moved = count.moved, 0
+        count.moved = 0
         lp_T.sum().backward()
-        return layers_moved + count.moved, head_moved, count.peak
+        return forward + count.moved, count.peak
 
 
 @functools.cache
@@ -126,63 +113,16 @@ def moved(adapter="bfloat16") -> float:
 
 def needed(**how) -> float:
     """GiB of the trainer in a pass. Every layer adds the same."""
-    one, two = (a_pass(n, ROWS, CONTEXT, **how)[2] for n in (1, 2))
+    one, two = (a_pass(n, ROWS, CONTEXT, **how)[1] for n in (1, 2))
     adapters = 12 * 18.5e6  # gradient and AdamW's two, in float32
     return (one + (LAYERS - 1) * (two - one) + adapters) / 2**30
 
 
-# ------------------------------------------------------------------------------ a step's rollouts
-class Slots:
-    """An engine that only counts: a step gives a token to every running request."""
-
-    def __init__(self, slots: int):
-        self.slots, self.waiting, self.running = slots, [], {}
-        self.steps = self.read = 0  # read: tokens of the cache, in all steps
-
-    def submit(self, key, problem) -> None:
-        self.waiting.append((key, long_tailed(random.Random(f"length/{key}"), FULL.typical,
-                                              FULL.longest)))
-
-    @property
-    def busy(self) -> bool:
-        return bool(self.waiting or self.running)
-
-    def step(self) -> list:
-        while self.waiting and len(self.running) < self.slots:
-            key, length = self.waiting.pop(0)
-            self.running[key] = 0, length
-        self.steps += 1
-        self.read += sum(FULL.prompt + done for done, _ in self.running.values())
-        self.running = {key: (done + 1, length) for key, (done, length) in self.running.items()}
-        ended = [key for key, (done, length) in self.running.items() if done == length]
-        return [(key, SimpleNamespace(token_ids=range(self.running.pop(key)[1]))) for key in ended]
-
-
-def step_seconds() -> dict[str, tuple]:
-    """Card -> seconds of sampling, training and sync in a step of 32 prompts."""
-    config = Config()
-    engine = Slots(config.engine_sequences)
-    groups = collect([None] * FULL.prompts, config, engine, coins(FULL.prompts))
-    kept = sum(FULL.prompt + len(s.rollout.token_ids) for group in groups for s in group.kept)
-    head = a_pass(1, 1, 10 * CHUNK)[1] / (10 * CHUNK)
-    bytes_read = 2 * WEIGHTS * engine.steps + TOKEN * engine.read
-    bytes_trained = kept * (LAYERS * moved() + head)
-    found = {}
-    for card, (memory, arithmetic) in CARDS.items():
-        memory, arithmetic = SHARE["bytes"] * memory, SHARE["flops"] * arithmetic
-        sampling = engine.steps * HOST + bytes_read / memory
-        found[card] = sampling, bytes_trained / memory + 6 * WEIGHTS * kept / arithmetic, SYNC
-    return found
-
-
 def report() -> str:
     layer = ", ".join(f"{how} {moved(how) / 1e6:.1f}" for how in ("float32", "bfloat16", "none"))
-    cards = ", ".join(f"{card} {s:.0f} + {t:.0f} + {sync:.0f} s, {(s + t + sync) / 18:.0f} h"
-                      for card, (s, t, sync) in step_seconds().items())
     return (f"MB per token of a layer that the trainer moves, by the adapter: {layer}\n"
             f"GiB that it needs, checkpointing on / off: {needed():.1f} / "
-            f"{needed(checkpointing=False):.0f}\n"
-            f"A step (sampling + training + sync), and 200 of them: {cards}")
+            f"{needed(checkpointing=False):.0f}")
 
 
 if __name__ == "__main__":

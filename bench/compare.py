@@ -10,6 +10,7 @@ flatters it: the page shows steps, samples, tokens and time side by side. Runs t
 the seed, by their config.json, share a colour and get a mean line.
 """
 import argparse
+import itertools
 import json
 import os
 import re
@@ -17,10 +18,8 @@ import tempfile
 from pathlib import Path
 
 import store
-from common import RESULTS
 
-from parts.plot import (COLORS, draw_interval, draw_run, label_panel, plain, read_run, save, series,
-                        smooth)
+from parts.plot import COLORS, draw_run, plain, read_run, series, smooth
 
 AXES = {  # --against -> key in both logs, label
     "steps": ("step", "training steps"),
@@ -31,15 +30,75 @@ AXES = {  # --against -> key in both logs, label
 SAME_BUT_SEED = ("seed", "name", "resume")  # runs that differ in nothing else are one curve
 
 
+# ------------------------------------------------------------------------------------------ curves
+def curve(line: dict, cost: str, most: float) -> tuple:
+    """The accuracy of a stored run until so much is spent."""
+    rows = [row for row in line["evals"] if row[cost] < most]
+    if len(rows) < len(line["evals"]):
+        rows.append({cost: most, "avg": store.at(line, cost, most)})
+    return series(rows, "avg", cost)
+
+
+def draw_group(ax, curves, color, label) -> None:
+    """Runs that differ only in the seed: each one faint, their mean where all of them have been."""
+    import numpy as np
+
+    curves = [(xs, ys) for xs, ys in curves if len(xs)]
+    if not curves:
+        return
+    for xs, ys in curves if len(curves) > 1 else []:
+        ax.plot(xs, ys, color=color, alpha=0.35, linewidth=1)
+    start, end = max(xs[0] for xs, _ in curves), min(xs[-1] for xs, _ in curves)
+    grid = np.array(sorted({v for xs, _ in curves for v in xs if start <= v <= end}))
+    mean = np.mean([np.interp(grid, xs, ys) for xs, ys in curves], axis=0)
+    marker = "o" if len(grid) == 1 else ""
+    ax.plot(grid, mean, color=color, linewidth=2, marker=marker, markersize=4, label=label)
+
+
+def picture(out: Path, size: tuple, labels: list[str], columns: dict, colors={}) -> Path:
+    """A panel for each label in each column.
+
+    columns: title -> (label of x, [panel, ...]); a panel: arm -> curves, a curve: (xs, ys).
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(labels), len(columns), sharey="row", squeeze=False)
+    for column, (title, (of_x, panels)) in zip(axes.T, columns.items()):
+        for axis, panel in zip(column, panels):
+            for color, (arm, curves) in zip(itertools.cycle(COLORS), panel.items()):
+                draw_group(axis, curves, colors.get(arm, color), arm)
+            axis.grid(alpha=0.3)
+            axis.spines[["top", "right"]].set_visible(False)
+        column[0].set_title(title)
+        column[0].legend(frameon=False, fontsize=8)
+        column[-1].set_xlabel(of_x)
+    for axis, label in zip(axes[:, 0], labels):
+        axis.set_ylabel(label)
+        axis.set_yscale("log" if "KL" in label else "linear")
+    figure.savefig(out, dpi=90)
+    return out
+
+
+# ------------------------------------------------------------------------------- runs on one page
 def folders_of(runs: list[str], place: Path) -> list[Path]:
     """A folder stays; the runs STUDY or STUDY/RUN of bench/results get folders in `place`."""
     found = []
     for run in runs:
         study, _, name = run.partition("/")
         lines = [] if Path(run).exists() else store.load(study)
-        found += [store.unfold(line, place / study / line["run"])
+        found += [unfold(line, place / study / line["run"])
                   for line in lines if name in ("", line["run"])] or [Path(run)]
     return found
+
+
+def unfold(line: dict, folder: Path) -> Path:
+    """The run's folder as parts/plot.py reads it."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(dict(config=line["config"], starts=[])))
+    for key, log in store.LOGS.items():
+        (folder / log).write_text("".join(json.dumps(row) + "\n" for row in line[key]))
+    return folder
 
 
 def read_runs(folders: list) -> list[dict]:
@@ -75,82 +134,24 @@ def group_by_seed(runs: list[dict]) -> dict[str, list[dict]]:
 
 def draw_comparison(folders: list, out: str | Path, against: str | None = None) -> Path:
     """Held-out accuracy and first-round reward of several runs against all that they cost."""
-    from matplotlib.figure import Figure
-
     groups = group_by_seed(read_runs(folders))
     evals = [row for runs in groups.values() for run in runs for row in run["evals"]]
     data = evals[0].get("data") if evals else None
-    axes = [against] if against else list(AXES)
-    if against:  # side by side
-        figure = Figure(figsize=(11, 4.2), layout="constrained")
-        panels = figure.subplots(1, 2, squeeze=False).T
-    else:
-        figure = Figure(figsize=(4.8 * len(axes), 8.4), layout="constrained")
-        panels = figure.subplots(2, len(axes), sharex="col", sharey="row", squeeze=False)
-    for (top, bottom), (x, label) in zip(panels.T, map(AXES.get, axes)):
-        draw_column(top, bottom, groups, data, x)
-        label_panel(bottom, "", "reward of the first round (moving mean)", label)
-        held_out = plain(data or "held-out problems")
-        title = "" if against else f"against {label}"
-        label_panel(top, title, f"accuracy on {held_out}", label)
-    for ax in [] if against else panels.flat:
-        ax.label_outer()
-    handles = {label: line for ax in panels.flat
-               for line, label in zip(*ax.get_legend_handles_labels())}
-    figure.legend(handles.values(), handles, loc="outside upper center", ncols=4, fontsize=10)
-    return save(figure, Path(out))
 
+    def accuracy(run, x):
+        return series([row for row in run["evals"] if row.get("data") == data], "avg", x)
 
-def draw_column(top, bottom, groups: dict, data: str | None, x: str) -> None:
-    """Two panels against one of the costs: accuracy on `data`, and reward."""
-    for color, (label, runs) in zip(COLORS * len(groups), groups.items()):
-        evals = [[row for row in run["evals"] if row.get("data") == data] for run in runs]
-        draw_group(top, [series(rows, "avg", x) for rows in evals], color, plain(label), "o")
-        if len(runs) == 1:
-            draw_interval(top, evals[0], color, x)
-        rewards = [series(run["metrics"], "reward_first_round", x) for run in runs]
-        smoothed = [(xs, smooth(ys)) for xs, ys in rewards if xs]
-        draw_group(bottom, smoothed, color, plain(label))
+    def reward(run, x):
+        xs, ys = series(run["metrics"], "reward_first_round", x)
+        return xs, smooth(ys) if ys else ys
 
-
-def draw_group(ax, curves, color, label, marker="") -> None:
-    """Runs that differ only in the seed: each one faint, their mean where all of them have been."""
-    import numpy as np
-
-    curves = [(xs, ys) for xs, ys in curves if len(xs)]
-    if not curves:
-        return
-    for xs, ys in curves if len(curves) > 1 else []:
-        ax.plot(xs, ys, color=color, alpha=0.35, linewidth=1, marker=marker, markersize=3)
-    start, end = max(xs[0] for xs, _ in curves), min(xs[-1] for xs, _ in curves)
-    grid = np.array(sorted({v for xs, _ in curves for v in xs if start <= v <= end}))
-    mean = np.mean([np.interp(grid, xs, ys) for xs, ys in curves], axis=0)
-    marker = marker if len(grid) <= len(curves[0][0]) else ""  # only where every run was measured
-    ax.plot(grid, mean, color=color, linewidth=2, marker=marker, markersize=4, label=label)
-
-
-def picture(name: str, size: tuple, labels: list[str], columns: dict, colors={}) -> None:
-    """bench/results/NAME.png, a panel for each label in each column.
-
-    columns: title -> (label of x, [panel, ...]); a panel: arm -> curves, a curve: (xs, ys).
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(len(labels), len(columns), sharey="row", squeeze=False)
-    for column, (title, (of_x, panels)) in zip(axes.T, columns.items()):
-        for axis, panel in zip(column, panels):
-            for color, (arm, curves) in zip(COLORS, panel.items()):
-                draw_group(axis, curves, colors.get(arm, color), arm)
-            axis.grid(alpha=0.3)
-            axis.spines[["top", "right"]].set_visible(False)
-        column[0].set_title(title)
-        column[0].legend(frameon=False, fontsize=8)
-        column[-1].set_xlabel(of_x)
-    for axis, label in zip(axes[:, 0], labels):
-        axis.set_ylabel(label)
-        axis.set_yscale("log" if "KL" in label else "linear")
-    figure.savefig(RESULTS / f"{name}.png", dpi=90)
+    columns = {f"against {label}": (label, [
+        {plain(name): [measure(run, x) for run in runs] for name, runs in groups.items()}
+        for measure in (accuracy, reward)])
+        for x, label in ([AXES[against]] if against else AXES.values())}
+    labels = [f"accuracy on {plain(data or 'held-out problems')}",
+              "reward of the first round (moving mean)"]
+    return picture(Path(out), (4.8 * len(columns), 8.4), labels, columns)
 
 
 def main(arguments: list[str] | None = None) -> None:

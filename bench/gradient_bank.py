@@ -19,22 +19,19 @@ random orders, which predicts silent prompts and draws, and from the other half 
 """
 import argparse
 import random
-from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
-from common import RESULTS, ROOT
-from store import markdown
+from store import RESULTS, ROOT, markdown
 
 from ada_sampler import SamplerConfig, collect
 from parts.folder import read_rows
+from parts.what_if import replayed
 
 RUN = ROOT / "runs" / "bank"
 BANK = RUN / "bank"
 TRAIN, HELD_OUT, DRAWS = 96, 48, 64  # problems, problems, answers for each
 WIDTH = 4  # of a sketch, per matrix of the adapter; the other side keeps its rank
-AT_ONCE = 16  # rows of a backward pass
 SHORT = 1024  # numbers that stand for a sketch where only its length is asked for
 OUTCOMES = 100  # of a rule on one problem
 BUDGETS = (300, 1_200, 5_000)  # draws of an update
@@ -103,24 +100,20 @@ def store(name: str, rows: list, rewards, sketch) -> None:
     Equal answers have equal gradients. Where all rewards are equal every rule's coefficients are 0,
     and no gradient is asked for.
     """
-    own = {tuple(row.ids): row for row in rows}
-    place = {ids: i for i, ids in enumerate(own)}
-    of_row = np.array([place[tuple(row.ids)] for row in rows])
-    own, held_out = list(own.values()), name.startswith("held")
-    if rewards.min() == rewards.max():
-        found = np.zeros(sketch.size if held_out else (len(rows), sketch.size))
-    elif held_out:
-        weights = np.bincount(of_row, rewards - rewards.mean()) / (len(rows) - 1)
-        found = sketch(own, weights)
-    else:
-        found = np.stack([sketch([row], [1.0]) for row in own])[of_row]
+    found = np.zeros((len(rows), sketch.size), np.float32)
+    if rewards.min() < rewards.max():
+        own = {tuple(row.ids): row for row in rows}
+        known = {ids: sketch(row) for ids, row in own.items()}
+        found = np.stack([known[tuple(row.ids)] for row in rows])
+    if name.startswith("held"):
+        found = (rewards - rewards.mean()) @ found / (len(rows) - 1)
     partial = BANK / "partial.npz"
     np.savez(partial, rewards=rewards, sketch=found.astype(np.float32))
     partial.replace(BANK / f"{name}.npz")
 
 
 class Sketch:
-    """The gradient of a weighted sum of log pi(response) with respect to the adapter, shortened.
+    """The gradient of log pi(response) with respect to the adapter, shortened.
 
     Of each matrix the side that has the adapter's rank is kept, the other is multiplied by random
     signs, [size, width] / sqrt(width). So sketches have the lengths and angles of the gradients, on
@@ -140,17 +133,13 @@ class Sketch:
             self.signs[name] = (2 * bits - 1).to(weight.dtype) / width**0.5
         self.size = sum(width * min(weight.shape) for weight in self.weights.values())
 
-    def __call__(self, rows: list, weights):
-        """[D]. What rows share is computed once."""
+    def __call__(self, row):
+        """[D]"""
         import torch
 
         from parts.logprobs import token_logprobs
 
-        for i in range(0, len(rows), AT_ONCE):
-            some = rows[i:i + AT_ONCE]
-            lengths = torch.tensor([len(row.ids) - row.prompt_length for row in some])
-            weight_T = torch.tensor(weights[i:i + AT_ONCE]).repeat_interleave(lengths).float()
-            (weight_T * token_logprobs(self.policy, some)[0]).sum().backward()
+        token_logprobs(self.policy, [row])[0].sum().backward()
         found = []
         for name, P in self.signs.items():
             grad = self.weights[name].grad
@@ -160,50 +149,18 @@ class Sketch:
 
 
 # ------------------------------------------------------------------------------ rules on the bank
-@dataclass
-class Drawn:
-    """An answer of the bank: rollout and verdict in one."""
-
-    place: int  # among the problem's 64
-    reward: float
-    status: str = "graded"
-    token_ids: tuple = ()
-
-
-class BankEngine:
-    """Replaces the language model: a draw is one of the stored answers, none of them twice."""
-
-    def __init__(self):
-        self.queue = []
-
-    def submit(self, key, problem) -> None:
-        self.queue.append((key, next(problem.answers)))
-
-    @property
-    def busy(self) -> bool:
-        return bool(self.queue)
-
-    def step(self) -> list[tuple]:
-        finished, self.queue = self.queue, []
-        return finished
-
-
 def coefficients(rewards, config: SamplerConfig, rng=None) -> tuple[np.ndarray, int]:
     """(coefficient of each stored answer, draws): what the rule makes of one problem.
 
-    rng: draws the answers in a random order; None: in their own.
+    rng: draws the answers in a random order; None: in their own. None of them is drawn twice.
     """
-    verdicts, order = {}, list(range(len(rewards)))
+    order = list(range(len(rewards)))
     if rng:
         rng.shuffle(order)
-    problem = SimpleNamespace(id=0, answers=(Drawn(i, float(rewards[i])) for i in order))
-    grader = SimpleNamespace(
-        submit=lambda key, problem, drawn: verdicts.update({key: drawn}), result=verdicts.pop)
-    group, = collect([problem], config, BankEngine(), grader)
+    fate = replayed([dict(status="graded", reward=float(rewards[i])) for i in order], config)
     found = np.zeros(len(rewards))
-    for sample, coefficient in group.rows():
-        found[sample.rollout.place] = coefficient
-    return found, len(group.pool)
+    found[[order[place] for place in fate["kept"]]] = fate["coefficients"]
+    return found, fate["draws"]
 
 
 def outcomes(config: SamplerConfig, bank: list[dict]) -> dict:

@@ -1,164 +1,102 @@
 """Where does adaptive sampling pay? The studies skills, longer_skills, real_race, human.
 
 What is compared, at which costs, and what counts as which answer was written down before the first
-runs: bench/plan.md. Names are the plan's. A line of the skills' studies has
+runs: bench/plan.md. Names are the plan's. Of each run the evaluations are kept with what had been
+spent by then, and of the skills
 
-    evals     the evaluations, each with what had been spent by then
-    solved    letter -> draws until its first right answer
-    letters   letter -> [prompts met, draws, right answers, silent prompts]
+    solved              letter -> draws until its first right answer
+    letters             letter -> [prompts met, draws, right answers, silent prompts]
+    letters_by_draws    letter -> for each window of WINDOW draws, of the prompts met in it:
+                        [prompts, silent and wrong, silent and right, answers of first rounds, right
+                        ones of these]; nobody chose first rounds, so these tell the pass rate
 """
-import functools
-import json
 import math
 import os
 import re
-from itertools import groupby
-from pathlib import Path
+from functools import partial
+from shlex import quote
 from statistics import mean, stdev
 
 import skills_theory
 import store
-from common import ROOT
-from compare import picture
-from store import (T_95, T_99, Run, Study, as_page, at, interpolate, interval, markdown, of,
-                   paired, points, power, shown, word)
+from compare import curve, picture
+from store import (T_95, T_99, Study, at, average, by_arm, interval, is_lost, markdown, of,
+                   paired, points, power, shown, spent, table, word)
 
 from parts import problems
 from parts.folder import read_rows
-from parts.plot import series
 
-RULES = {  # arm -> flags, prompts a step
-    "uniform-4": ("--sampler uniform --n 4", 16),
-    "uniform-4-wide": ("--sampler uniform --n 4", 74),
-    "uniform-16": ("--sampler uniform --n 16", 16),
-    "maxrl": ("--sampler uniform --n 16 --weighting log", 16),
-    "dapo": ("--sampler dapo --n 4", 16),
-    "ada-pos": ("--sampler ada-pos", 16),
-    "ada-balance": ("--sampler ada-balance", 16),
-    "ada-balance-cap": ("--sampler ada-balance --max-rounds-all-correct 1", 16),
-    "ada-est": ("--sampler ada-est --M 8", 16),
-    "gvm": ("--sampler gvm --M 8", 16),
-}
-COLORS = dict(zip(RULES, ("#999999", "#56B4E9", "#000000", "#D55E00", "#E69F00", "#009E73",
-                          "#0072B2", "#0072B2", "#009E73", "#CC79A7")))
 OURS, WIDE = PAIR = ("ada-balance", "uniform-4-wide")
 RIVALS = ("uniform-4", "uniform-4-wide", "uniform-16")
+ARMS = (*RIVALS, "maxrl", "dapo", "ada-pos", "ada-balance", "ada-est", "gvm")
+COLORS = dict(zip(ARMS, ("#999999", "#56B4E9", "#000000", "#D55E00", "#E69F00", "#009E73",
+                         "#0072B2", "#009E73", "#CC79A7")))
 LETTER = re.compile(r"\d([A-Za-z])\d=\?")
+WINDOW = 4_000  # draws
 COSTS = {"samples": "draws", "step": "training steps", "engine_steps": "engine steps",
          "r0.5": "modelled s, r = 0.5", "r2": "modelled s, r = 2",
          "seconds": "s of training here, two runs at a time"}
 
 
-# --------------------------------------------------------------------------- a run of the skills
-PROMPTS = {"half": 0.5, "double": 2, "fourfold": 4}  # a step, times this
-
-
-def again(line: dict) -> Run:
-    """The run that became this line, whose last step was found as it went on.
-
-    regime "few": 192 problems over and over; "half" to "sgd" (which takes ten times the rate): one
-    factor of the longer study is changed.
-    """
-    arm, regime, lr, seed = (line[key] for key in ("arm", "regime", "lr", "seed"))
-    flags, prompts = RULES[arm.removesuffix("-slower")]
-    steps = [row["step"] for row in line["evals"]]
-    flags = (f"--model tiny-skills --eval-data builtin-skills --eval-questions 192 {flags} "
-             f"--max-tokens 16 --log-groups all --lr {lr} --seed {seed} "
-             f"--batch-prompts {int(prompts * PROMPTS.get(regime, 1))} --data "
-             f"{few() if regime == 'few' else 'builtin-skills'}").split()
-    flags += ["--mini-batches", "4"] if regime == "four-minis" else []
-    return Run(line["run"], dict(arm=arm, regime=regime, lr=lr, seed=seed), flags,
-               steps[-1], every=steps[1],
-               script=["bench/sgd.py"] if regime == "sgd" else ["minirl.py"])
-
-
-@functools.cache
-def few() -> Path:
-    """The fixed training problems of the regime "few"."""
-    file = ROOT / "runs/skills/few.jsonl"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(row) + "\n" for row in problems.skills("train", 192)))
-    return file
-
-
-def keep_letters(folder, run=None, end="") -> dict:
+# ---------------------------------------------------------------------------- what is kept of a run
+def keep_letters(folder, end: str) -> dict:
     metrics = list(read_rows(folder / "metrics.jsonl"))
-    return dict(metrics={}, evals=store.columns(spent(folder, metrics)),
-                zero_signal=mean(step["zero_signal"] for step in metrics),
+    evals = store.columns(spent(folder, metrics))
+    if end:  # the run is over, and counts 0
+        for cost, values in evals.items():
+            values.append(0.0 if cost == "avg" else max(values[-1], FURTHER))
+    return dict(metrics={}, evals=evals, zero_signal=mean(row["zero_signal"] for row in metrics),
                 **letters_of(read_rows(folder / "groups.jsonl")))
-
-
-def spent(folder, metrics: list[dict]):
-    """The evaluations, with what had been spent by then.
-
-    avg: of several held-out sets the mean. engine_steps: of the sampling; trained: response tokens
-    of samples with a coefficient.
-    """
-    for step, sets in groupby(read_rows(folder / "eval.jsonl"), lambda row: row["step"]):
-        row, *others = sets
-        past = [each for each in metrics if each["step"] <= step]
-        yield dict(step=step, avg=mean(one["avg"] for one in (row, *others)),
-                   samples=row["samples_total"],
-                   tokens=row["tokens_total"], seconds=row["seconds_total"],
-                   engine_steps=sum(step["engine_steps"] for step in past),
-                   trained=sum(step.get("tokens_trained", 0) for step in past),
-                   **(dict(sets={one["data"]: one["avg"] for one in (row, *others)})
-                      if others else {}))
 
 
 def letters_of(groups) -> dict:
     """`solved` counts draws prompt by prompt: counted by whole steps, rules with large steps would
     have fewer."""
-    drawn, solved, letters = 0, {}, {}
+    drawn, solved, letters, windows = 0, {}, {}, {letter: [] for letter in problems.LETTERS}
     for group in groups:
         letter, pool = LETTER.search(group["prompt"])[1], group["pool"]
+        right = [bool(sample["reward"]) for sample in pool]
+        first = [hit for hit, sample in zip(right, pool) if sample["round"] == 0]
+        silent = not any(sample.get("coefficient") for sample in pool)
+        add(windows[letter], drawn // WINDOW, (
+            1, silent and not any(right), silent and any(right), len(first), sum(first)))
+        add(letters.setdefault(letter, []), 0, (1, len(pool), sum(right), silent))
         drawn += len(pool)
-        right = sum(bool(sample["reward"]) for sample in pool)
-        if right:
+        if any(right):
             solved.setdefault(letter, drawn)
-        facts = 1, len(pool), right, is_silent(pool)
-        letters[letter] = [a + b for a, b in zip(letters.get(letter, [0] * 4), facts)]
-    return dict(solved=solved, letters=letters)
+    return dict(solved=solved, letters={letter: row for letter, (row,) in letters.items()},
+                letters_by_draws=windows)
 
 
-def is_silent(pool: list[dict]) -> bool:
-    return not any(sample.get("coefficient") for sample in pool)
+def add(rows: list[list], place: int, counts: tuple) -> None:
+    """Add the counts to a row, which may not be there yet."""
+    while len(rows) <= place:
+        rows.append([0] * len(counts))
+    rows[place] = [a + b for a, b in zip(rows[place], counts)]
+
+
+def keep_real(folder, end: str) -> dict:
+    metrics = list(read_rows(folder / "metrics.jsonl"))
+    return dict(metrics=store.columns(metrics, ("zero_signal",)),
+                evals=store.columns(spent(folder, metrics)))
 
 
 # -------------------------------------------------------------------------------- what both share
-def rates_tried(lines: list[dict], arms, seeds, regime: str, draws: int, label: str = "") -> str:
+def tuned(lines: list[dict], arms, seeds, regime: str, draws: int, label: str = "") -> str:
     """A table of arm -> learning rate -> mean accuracy over the tuning seeds."""
-    found = {}
-    for line in of(lines, seeds, regime=regime):
-        own = found.setdefault(line["arm"], {})
-        own.setdefault(line["lr"], []).append(at(line, "samples", draws))
-    rates = sorted({lr for means in found.values() for lr in means})
-    rows = [[arm, *(f"{mean(found[arm][lr]):.1%}" if lr in found[arm] else "" for lr in rates)]
-            for arm in arms if arm in found]
-    return markdown([["arm", *(f"{label}{lr}" for lr in rates)], *rows])
+    def cell(lr, mine):
+        values = [at(line, "samples", draws) for line in of(mine, lr=lr)]
+        return f"{mean(values):.1%}" if values else ""
 
-
-def by_arm(arms: dict[str, list], columns: dict) -> str:
-    """A row for each arm, a cell for each column: what its function says of the arm's runs."""
-    rows = [[arm, *(cell(mine) for cell in columns.values())] for arm, mine in arms.items()]
-    return markdown([["arm", *columns], *rows])
-
-
-def runs_of(lines: list[dict], arms, seeds, **wanted) -> dict[str, list]:
-    """arm -> its runs by seed, of those arms that have any."""
-    lines = sorted(of(lines, seeds, **wanted), key=lambda line: line["seed"])
-    return {arm: mine for arm in arms if (mine := of(lines, arm=arm))}
+    tried = by_arm(lines, arms, seeds, regime=regime)
+    rates = sorted({line["lr"] for mine in tried.values() for line in mine})
+    return table(tried, {f"{label}{lr}": partial(cell, lr) for lr in rates})
 
 
 def accuracy(cost: str, budget: float):
     """A cell: mean and interval, if all of an arm's runs have spent so much."""
     return lambda mine: shown([at(line, cost, budget) for line in mine]) if all(
         line["evals"][-1][cost] >= budget for line in mine) else ""
-
-
-def average(form: str, fact):
-    """A cell: the mean of fact(line) over an arm's runs."""
-    return lambda mine: format(mean(map(fact, mine)), form)
 
 
 def rate(mine: list[dict]) -> str:
@@ -168,7 +106,7 @@ def rate(mine: list[dict]) -> str:
 def lost(draws: int):
     """How many runs are below their start after so many draws."""
     return lambda mine: "{} of {}".format(
-        sum(at(line, "samples", draws) < line["evals"][0]["avg"] for line in mine), len(mine))
+        sum(is_lost(line, at(line, "samples", draws)) for line in mine), len(mine))
 
 
 def gap(lines: list[dict], first: str, second: str, cost: str, budget: float, **how) -> str:
@@ -178,14 +116,6 @@ def gap(lines: list[dict], first: str, second: str, cost: str, budget: float, **
 
 def curves(arms: dict[str, list], cost: str, most: float) -> dict[str, list]:
     return {arm: [curve(line, cost, most) for line in mine] for arm, mine in arms.items()}
-
-
-def curve(line: dict, cost: str, most: float) -> tuple:
-    """Accuracy until so much is spent."""
-    rows = [row for row in line["evals"] if row[cost] < most]
-    if len(rows) < len(line["evals"]):
-        rows.append({cost: most, "avg": at(line, cost, most)})
-    return series(rows, "avg", cost)
 
 
 # ---------------------------------------------------------------------------------------- skills
@@ -220,18 +150,11 @@ def modelled(row: dict) -> dict[str, float]:
             for r in (0.5, 2)}
 
 
-def equal(cost: str, lines: list[dict]):
-    """The measure of a run at equal cost."""
-    budget = cost != "solved" and budget_of(cost, lines)
-    return ever_solved if cost == "solved" else lambda line: at(line, cost, budget)
-
-
 def budget_of(cost: str, lines: list[dict]) -> float:
     """What is compared at: the plan's draws and steps, else the most that every run had spent
     within DRAWS."""
     fixed = dict(samples=DRAWS, step=STEPS)
-    return fixed.get(cost) or min(interpolate(DRAWS, line["evals"], "samples", cost)
-                                  for line in lines)
+    return fixed.get(cost) or min(at(line, "samples", DRAWS, key=cost) for line in lines)
 
 
 def ever_solved(line: dict) -> float:
@@ -240,12 +163,18 @@ def ever_solved(line: dict) -> float:
     return mean(line["solved"].get(x, math.inf) <= FIRST_DRAWS for x in letters)
 
 
+def by_regime(lines: list[dict]) -> list[list[dict]]:
+    return [of(lines, regime=regime) for regime in REGIMES]
+
+
 def verdicts(lines: list[dict]) -> str:
     """The plan's hypotheses, each with its differences in both regimes."""
     found = [["hypothesis", "difference", "at equal", *REGIMES, "confirmed"]]
     for number, rival, cost, wanted in HYPOTHESES:
-        differences = [paired(mine, OURS, rival, equal(cost, mine))
-                       for mine in (of(lines, regime=regime) for regime in REGIMES)]
+        differences = [
+            paired(mine, OURS, rival, ever_solved if cost == "solved" else
+                   partial(at, cost=cost, budget=budget_of(cost, mine)))
+            for mine in by_regime(lines)]
         agreeing = sum((word(*interval(values)) == "ahead") == wanted for values in differences)
         label = COSTS.get(cost, f"draws: share of letters solved in {FIRST_DRAWS:,}")
         found.append([number, f"{OURS} - {rival}", label, *map(points, differences),
@@ -258,16 +187,15 @@ def explored(lines: list[dict], rows) -> str:
     found = [["difference", "at equal", *REGIMES]]
     for first, rival, cost, budget in rows:
         cells = [gap(mine, first, rival, cost, budget or budget_of(cost, mine), verdict=False)
-                 for mine in (of(lines, regime=regime) for regime in REGIMES)]
+                 for mine in by_regime(lines)]
         label = f"{budget:,} {COSTS[cost]}" if budget else "tokens trained"
         found.append([f"{first} - {rival}", label, *cells])
     return markdown(found)
 
 
-def every_cost(lines: list[dict], regime: str) -> str:
-    lines = of(lines, regime=regime)
+def every_cost(lines: list[dict]) -> str:
     budgets = {cost: budget_of(cost, lines) for cost in COSTS}
-    return by_arm(runs_of(lines, RULES, SEEDS), {
+    return table(by_arm(lines, ARMS), {
         "learning rate": rate,
         "draws per step": average(".0f", lambda line: (
             line["evals"][-1]["samples"] / line["evals"][-1]["step"])),
@@ -278,13 +206,13 @@ def every_cost(lines: list[dict], regime: str) -> str:
         "lost: below the start": lost(DRAWS)})
 
 
-def skills_report(lines: list[dict]) -> str:
+def skills_tables(lines: list[dict]) -> dict[str, str]:
     for row in (row for line in lines for row in line["evals"]):
         row |= modelled(row)
-    tested, new = ([line for regime in REGIMES for line in of(lines, seeds, regime=regime)]
+    tested, new = ([line for mine in by_regime(lines) for line in of(mine, seeds)]
                    for seeds in (SEEDS, NEW_SEEDS))
     still = {line["arm"]: line["letters"] for line in of(lines, regime="still")}
-    return as_page({
+    return {
         "The plan's hypotheses": verdicts(tested),
         "Again, by seven new seeds": verdicts(new),
         "By all twelve seeds": verdicts(tested + new),
@@ -292,20 +220,22 @@ def skills_report(lines: list[dict]) -> str:
             new, [(OURS, *row) for row in EXPLORED]),
         "Other rules, by the five seeds: points, no hypothesis": explored(
             tested, [(arm, "uniform-4", "samples", DRAWS) for arm in ("ada-est", "gvm")]),
-        **{f"Regime {regime}": every_cost(tested, regime) for regime in REGIMES},
-        "Learning rates: mean of two other seeds, at equal draws": rates_tried(
-            lines, RULES, TUNING_SEEDS, "stream", DRAWS, label="learning rate "),
+        **{f"Regime {regime}": every_cost(mine)
+           for regime, mine in zip(REGIMES, by_regime(tested))},
+        "Learning rates: mean of two other seeds, at equal draws": tuned(
+            lines, ARMS, TUNING_SEEDS, "stream", DRAWS, label="learning rate "),
         "Theory and counts, of runs that stand still": skills_theory.predicted(still),
-        "Theory: the signal of a draw": skills_theory.per_draw()}, lines)
+        "Theory: the signal of a draw": skills_theory.per_draw()}
 
 
 def skills_draw(lines: list[dict], name: str) -> None:
     """Accuracy in the regime stream against draws and steps."""
     for about, (arms, seeds) in PICTURES.items():
-        mine = runs_of(lines, arms, seeds, regime="stream")
+        mine = by_arm(lines, arms, seeds, regime="stream")
         columns = {f"against {COSTS[cost]}": (COSTS[cost], [curves(mine, cost, most)])
                    for cost, most in (("samples", DRAWS), ("step", 60))}
-        picture(f"{name}-{about}", (8, 2.9), ["held-out avg@8"], columns, COLORS)
+        picture(store.RESULTS / f"{name}-{about}.png", (8, 2.9), ["held-out avg@8"], columns,
+                COLORS)
 
 
 # ------------------------------------------------------------------------------ the longer study
@@ -313,11 +243,10 @@ PRIMARY = 46_000  # draws
 GOAL = 48_000  # draws that every run went to
 FURTHER = 60_000  # draws of the primary pair's tested runs
 CROSSING = 30_000
-WINDOW = 4_000
 LONG_SEEDS, LONG_TUNING, SOME_SEEDS = range(12, 22), range(102, 105), range(12, 15)
 SLOWER = ("ada-pos-slower", "ada-balance-cap-slower")  # added later: nothing tuned
 LONG = (*PAIR, "ada-balance-cap", "ada-pos", "uniform-16", "uniform-4", "dapo", *SLOWER)
-FACTORS = (*PROMPTS, "four-minis", "sgd")  # exploratory: changed in both arms of the pair
+FACTORS = ("long", "half", "double", "fourfold", "four-minis", "sgd")  # changed in both of PAIR
 COMPARED = [  # first, second, draws
     ("primary", T_95, [(*PAIR, PRIMARY)]),
     ("secondary, 99 %", T_99, [
@@ -328,36 +257,6 @@ COMPARED = [  # first, second, draws
         (OURS, "dapo", PRIMARY)])]
 EARLIER = [("seen, 95 %", T_95, [
     (OURS, "uniform-4", DRAWS), (OURS, "uniform-16", DRAWS), ("ada-pos-slower", WIDE, DRAWS)])]
-
-
-def keep_long(folder, run: Run, end: str) -> dict:
-    line = dict(broken=bool(end)) | keep_letters(folder)
-    if end:  # the run is over, and counts 0
-        for cost, values in line["evals"].items():
-            values.append(0.0 if cost == "avg" else max(values[-1], FURTHER))
-    if run.about["regime"] == "long" and run.about["seed"] in LONG_SEEDS:
-        line |= dict(letters_by_draws=by_draws(folder))
-    return line
-
-
-def by_draws(folder) -> dict[str, list]:
-    """Letter -> a row for each window of WINDOW draws, of the prompts met in it:
-
-    [prompts, silent and wrong, silent and right, answers of first rounds, right ones of these]
-
-    Nobody chose first rounds, so their share of right answers is the pass rate.
-    """
-    drawn, found = 0, {letter: [] for letter in problems.LETTERS}
-    for group in read_rows(folder / "groups.jsonl"):
-        windows, pool = found[LETTER.search(group["prompt"])[1]], group["pool"]
-        first = [bool(sample["reward"]) for sample in pool if sample["round"] == 0]
-        silent, right = is_silent(pool), any(sample["reward"] for sample in pool)
-        facts = 1, silent and not right, silent and right, len(first), sum(first)
-        while len(windows) <= drawn // WINDOW:
-            windows.append([0] * len(facts))
-        windows[-1] = [a + b for a, b in zip(windows[-1], facts)]
-        drawn += len(pool)
-    return found
 
 
 def difference(lines, first, second, draws, regime="long", seeds=LONG_SEEDS, **how) -> str:
@@ -381,11 +280,10 @@ def by_budget(lines: list[dict]) -> str:
 def factors(lines: list[dict]) -> str:
     """The pair with one thing changed: accuracies seed by seed; no verdict, says the plan."""
     found = [["changed", *(f"{arm}: rate, seeds 12, 13, 14" for arm in PAIR), "difference, points"]]
-    for factor in ("long", *FACTORS):
-        mine = runs_of(lines, PAIR, SOME_SEEDS, regime=factor)
-        cells = [", ".join([rate(mine[arm]), *(f"{at(line, 'samples', PRIMARY):.0%}"
-                                               for line in mine[arm])]) if arm in mine else ""
-                 for arm in PAIR]
+    for factor in FACTORS:
+        mine = by_arm(lines, PAIR, SOME_SEEDS, regime=factor)
+        cells = [", ".join([rate(runs), *(f"{at(line, 'samples', PRIMARY):.0%}" for line in runs)])
+                 for runs in mine.values()]
         found.append(["nothing" if factor == "long" else factor, *cells, difference(
             lines, *PAIR, PRIMARY, factor, SOME_SEEDS, verdict=False)])
     return markdown(found)
@@ -396,176 +294,156 @@ def gain(start: int, end: int):
         [at(line, "samples", end) - at(line, "samples", start) for line in mine])
 
 
-def reached(mine: list[dict]) -> float:
-    """Draws of the shortest run."""
-    return min(line["evals"][-1]["samples"] for line in mine)
-
-
 def one_run(seed: int):
     """Its accuracy at PRIMARY; of a lost one also the best that it ever had."""
     def cell(mine):
         line, = of(mine, [seed])
-        end, start = at(line, "samples", PRIMARY), line["evals"][0]["avg"]
-        best = max(row["avg"] for row in line["evals"])
-        return f"{end:.1%}" + f" (best {best:.1%})" * (end < start)
+        end, best = at(line, "samples", PRIMARY), max(row["avg"] for row in line["evals"])
+        return f"{end:.1%}" + f" (best {best:.1%})" * is_lost(line, end)
 
     return cell
 
 
-def counted(mine: list[dict], start: int, end: int) -> tuple:
-    """Of these runs' prompts between so many draws: all, silent and wrong, silent and right."""
-    rows = [row for line in mine for windows in line["letters_by_draws"].values()
-            for row in windows[start // WINDOW:end // WINDOW]]
-    return tuple(sum(row[i] for row in rows) for i in range(3))
+def silence(start: int, end: int, said: str):
+    """A cell: `said` of the prompts between so many draws, if all runs went so far.
+
+    wrong, right: the share of prompts that were silent with such answers.
+    """
+    def cell(mine):
+        if end > min(line["evals"][-1]["samples"] for line in mine):
+            return ""
+        rows = [row for line in mine for windows in line["letters_by_draws"].values()
+                for row in windows[start // WINDOW:end // WINDOW]]
+        met, wrong, right = (sum(row[i] for row in rows) for i in range(3))
+        return said.format(wrong=wrong / met, right=right / met, silent=(wrong + right) / met,
+                           of_these=wrong / (wrong + right))
+
+    return cell
 
 
-def silence(start: int, end: int, said):
-    """A cell: said(prompts, silent and wrong, silent and right), if all runs went so far."""
-    return lambda mine: said(*counted(mine, start, end)) if end <= reached(mine) else ""
-
-
-def long_report(lines: list[dict]) -> str:
-    arms = runs_of(lines, LONG, LONG_SEEDS, regime="long")
-    if WIDE not in arms:
-        raise SystemExit("The pair of the primary measure is not stored yet: run without --draw.")
+def long_tables(lines: list[dict]) -> dict[str, str]:
+    arms = by_arm(lines, LONG, LONG_SEEDS, regime="long")
     marks = sorted([*range(6_000, GOAL + 1, 6_000), PRIMARY, FURTHER])
     spans = ((0, 8_000), (32_000, GOAL), (FURTHER - WINDOW, FURTHER))
-    return as_page({
+    return {
         "Verdicts": differences(lines, COMPARED),
-        "Accuracy by draws": by_arm(arms, {
+        "Accuracy by draws": table(arms, {
             "learning rate": rate, **{f"{draws:,}": accuracy("samples", draws) for draws in marks},
             "lost": lost(PRIMARY)}),
         "The pair's difference, ± half the 95 % interval": by_budget(lines),
         "Earlier": differences(lines, EARLIER),
-        "Run by run: accuracy at 46,000 draws by seed": by_arm(
+        "Run by run: accuracy at 46,000 draws by seed": table(
             arms, {str(seed): one_run(seed) for seed in LONG_SEEDS}),
-        "Does the curve stand still?": by_arm({arm: arms[arm] for arm in PAIR}, {
+        "Does the curve stand still?": table({arm: arms[arm] for arm in PAIR}, {
             "gain from 30,000 to 46,000 draws": gain(CROSSING, PRIMARY),
             "from 46,000 to 60,000": gain(PRIMARY, FURTHER),
-            "of the last prompts: all wrong": silence(
-                *spans[-1], lambda met, wrong, right: f"{wrong / met:.0%}"),
-            "all right": silence(*spans[-1], lambda met, wrong, right: f"{right / met:.0%}")}),
-        "Silent prompts: their share, and how many of these are all wrong": by_arm(
-            arms, {f"{start:,} to {end:,} draws": silence(
-                start, end, lambda met, wrong, right: (
-                    f"{(wrong + right) / met:.0%}, {wrong / (wrong + right):.0%}"))
-                for start, end in spans}),
+            "of the last prompts: all wrong": silence(*spans[-1], "{wrong:.0%}"),
+            "all right": silence(*spans[-1], "{right:.0%}")}),
+        "Silent prompts: their share, and how many of these are all wrong": table(arms, {
+            f"{start:,} to {end:,} draws": silence(start, end, "{silent:.0%}, {of_these:.0%}")
+            for start, end in spans}),
         "One factor at a time, at 46,000 draws (exploratory; sgd: rates times ten)": factors(lines),
-        "Learning rates: mean of three other seeds at 46,000 draws": rates_tried(
-            lines, LONG, LONG_TUNING, "long", PRIMARY)}, lines)
+        "Learning rates: mean of three other seeds at 46,000 draws": tuned(
+            lines, LONG, LONG_TUNING, "long", PRIMARY)}
 
 
 def long_draw(lines: list[dict], name: str) -> None:
-    arms = runs_of(lines, (*PAIR, "uniform-16", "ada-pos-slower"), LONG_SEEDS, regime="long")
-    picture(name, (5.5, 3), ["held-out avg@8"],
+    arms = by_arm(lines, (*PAIR, "uniform-16", "ada-pos-slower"), LONG_SEEDS, regime="long")
+    picture(store.RESULTS / f"{name}.png", (5.5, 3), ["held-out avg@8"],
             {"": ("draws", [curves(arms, "samples", FURTHER)])},
             COLORS | {"ada-pos-slower": COLORS["ada-pos"]})
 
 
 # ---------------------------------------------------------------------------------- a real model
-RACE = {  # arm -> prompts a step, steps: about 4,300 draws each
-    "ada-balance": (16, 20), "uniform-4-wide": (54, 20), "ada-balance-cap": (16, 24),
-    "uniform-16": (16, 17)}
+UNIFORM, BALANCE = "--sampler uniform --n 4", "--sampler ada-balance"
+RACE = {  # arm -> flags, prompts a step, steps: about 4,300 draws each
+    "ada-balance": (BALANCE, 16, 20), "uniform-4-wide": (UNIFORM, 54, 20),
+    "ada-balance-cap": (f"{BALANCE} --max-rounds-all-correct 1", 16, 24),
+    "uniform-16": ("--sampler uniform --n 16", 16, 17)}
+HUMAN = {  # about 9,300 draws each
+    "ada-balance": (BALANCE, 16, 40), "uniform-4": (UNIFORM, 58, 40),
+    "ada-pos": ("--sampler ada-pos", 16, 48)}
 RACE_COSTS = {"draws": "samples", "tokens drawn": "tokens", "tokens trained": "trained"}
-HUMAN = {"ada-balance": (16, 40), "uniform-4": (58, 40), "ada-pos": (16, 48)}  # 9,300 draws each
 HUMAN_COSTS = {"draws": "samples", "tokens trained": "trained", "seconds": "seconds"}
 
 
-def real(arm: str, seed: int, table: dict, every: int, *flags) -> Run:
-    prompts, steps = table[arm]
-    flags = [*flags, *RULES[arm][0].split(), "--batch-prompts", str(prompts), "--log-groups", "0",
-             "--seed", str(seed)]
-    return Run(f"{arm}-seed{seed}", dict(arm=arm, seed=seed), flags, steps, every)
+def planned(arms: dict, seeds, model: str) -> list[dict]:
+    """A seed at a time, in all arms."""
+    return [dict(run=f"{arm}-seed{seed}", arm=arm, seed=seed, command=(
+        f"minirl.py --model {model} {flags} --batch-prompts {prompts} --log-groups 0 "
+        f"--seed {seed} --steps {steps} --name {arm}-seed{seed}"))
+        for seed in seeds for arm, (flags, prompts, steps) in arms.items()]
 
 
-def race_runs() -> list[Run]:
-    """The primary pair with all its seeds; then the others, a seed at a time."""
-    return [real(arm, seed, RACE, 5, "--model", "SmolLM2-135M-Instruct")
-            for arms in (PAIR, ("ada-balance-cap", "uniform-16"))
-            for seed in range(40, 45) for arm in arms]
+def race_runs() -> list[dict]:
+    return planned(RACE, range(40, 45), "SmolLM2-135M-Instruct --eval-every 5")
 
 
-def human_runs() -> list[Run]:
-    """Problems that people wrote, for the model that has learnt the templates (bench/plan.md).
+def human_runs() -> list[dict]:
+    """Problems that people wrote, for the model that has learnt the templates (bench/plan.md):
+    runs/words-135M.
 
     SVAMP: a folder with svamp_train.jsonl and svamp_test.jsonl; else they come from the hub.
     """
     folder = os.environ.get("SVAMP")
-    train, test = (f"{folder}/svamp_{part}.jsonl" if folder else "svamp"
+    train, test = (os.path.abspath(f"{folder}/svamp_{part}.jsonl") if folder else "svamp"
                    for part in ("train", "test"))
-    return [real(arm, seed, HUMAN, 10, "--model", str(ROOT / "runs/words-135M"), "--data", train,
-                 "--eval-data", f"builtin-words,{test}", "--eval-questions", "100", "--eval-k", "4",
-                 "--template", "three-examples", "--max-tokens", "40", "--max-prompt-tokens", "320")
-            for seed in range(50, 55) for arm in HUMAN]
+    return planned(HUMAN, range(50, 55), (
+        f"../words-135M --data {quote(train)} --eval-data builtin-words,{quote(test)} "
+        "--eval-questions 100 --eval-k 4 --eval-every 10 --template three-examples "
+        "--max-tokens 40 --max-prompt-tokens 320"))
 
 
-def keep_real(folder, run: Run, end: str) -> dict:
-    metrics = list(read_rows(folder / "metrics.jsonl"))
-    return dict(metrics=store.columns(metrics, ("zero_signal",)),
-                evals=store.columns(spent(folder, metrics)))
-
-
-def real_report(table: dict, rival: str, costs: dict):
-    """The page of a race against `rival`: at equal costs, what was spent, what could be found."""
-    def report(lines: list[dict]) -> str:
-        arms = runs_of(lines, table, None)
-        against = {arm: mine for arm, mine in arms.items() if arm != rival}
-        pairs = paired_at_most(arms[OURS], arms[rival], "samples")[0]
-        return as_page({
-            "Differences": by_arm(against, {
-                f"at equal {cost}": minus(arms[rival], key)
-                for cost, key in (costs | {"steps": "step"}).items()}).replace(
-                    "| arm |", f"| minus {rival} |", 1),
-            "What the runs took": by_arm(arms, taken(costs, lines[0]["evals"][-1].get("sets", ()))),
-            "Power: with such differences, how many of 100 studies find a true one": markdown([
-                ["standard deviation", *(f"{true} points" for true in (3, 5, 8, 10))],
-                [f"{100 * stdev(pairs):.1f}", *(
-                    f"{100 * power(true / 100, stdev(pairs), len(pairs)):.0f}"
-                    for true in (3, 5, 8, 10))]])}, lines)
-
-    return report
+def real_tables(arms: dict, rival: str, costs: dict, lines: list[dict]) -> dict[str, str]:
+    """Against `rival` at equal costs, what was spent, and what could be found."""
+    arms = by_arm(lines, arms)
+    against = {arm: mine for arm, mine in arms.items() if arm != rival}
+    pairs = at_most(arms[rival], "samples", arms[OURS])[0]
+    return {
+        "Differences": table(against, {
+            f"at equal {cost}": partial(minus, arms[rival], key)
+            for cost, key in (costs | {"steps": "step"}).items()}, corner=f"minus {rival}"),
+        "What the runs took": table(arms, taken(costs, lines[0]["evals"][-1].get("sets", ()))),
+        "Power: with such differences, how many of 100 studies find a true one": markdown([
+            ["standard deviation", *(f"{true} points" for true in (3, 5, 8, 10))],
+            [f"{100 * stdev(pairs):.1f}", *(
+                f"{100 * power(true / 100, stdev(pairs), len(pairs)):.0f}"
+                for true in (3, 5, 8, 10))]])}
 
 
 def taken(costs: dict, sets) -> dict:
+    def last(key, form=",.0f"):
+        return average(form, lambda line: line["evals"][-1][key])
+
     return {
         "runs": lambda mine: str(len(mine)),
         "before": average(".1%", lambda line: line["evals"][0]["avg"]),
-        "at the end": average(".1%", lambda line: line["evals"][-1]["avg"]),
+        "at the end": last("avg", ".1%"),
         **{f"on {name}": average(".1%", lambda line, name=name: line["evals"][-1]["sets"][name])
            for name in sets},
-        **{cost: average(",.0f", lambda line, key=key: line["evals"][-1][key])
-           for cost, key in costs.items()},
+        **{cost: last(key) for cost, key in costs.items()},
         "silent prompts": average(".0%", lambda line: mean(
             step["zero_signal"] for step in line["metrics"])),
         "minutes of a core": average(".0f", lambda line: line["cpu_seconds"] / 60)}
 
 
-def paired_at_most(ours: list[dict], rival: list[dict], cost: str) -> tuple[list[float], float]:
+def at_most(rival: list[dict], cost: str, ours: list[dict]) -> tuple[list[float], float]:
     """Differences where all of these runs have been, and where that is."""
     budget = min(line["evals"][-1][cost] for line in ours + rival)
-    values = paired(ours + rival, ours[0]["arm"], rival[0]["arm"],
-                    lambda line: at(line, cost, budget))
-    return values, budget
+    return paired(ours + rival, ours[0]["arm"], rival[0]["arm"],
+                  partial(at, cost=cost, budget=budget)), budget
 
 
-def minus(rival: list[dict], cost: str):
+def minus(rival: list[dict], cost: str, mine: list[dict]) -> str:
     """Points by which an arm is ahead at equal cost, with the plan's word."""
-    def cell(mine):
-        values, budget = paired_at_most(mine, rival, cost)
-        return f"{points(values)} (at {budget:,})"
-
-    return cell
-
-
-def stored(study: str):
-    """The table of a study whose rates were tuned as it went on: the runs that it has."""
-    return lambda: [again(line) for line in store.load(study)]
+    values, budget = at_most(rival, cost, mine)
+    return f"{points(values)} (at {budget:,})"
 
 
 STUDIES = dict(
-    skills=Study(stored("skills"), keep_letters, skills_report, skills_draw),
-    longer_skills=Study(stored("longer_skills"), keep_long, long_report, long_draw,
-                        parts=True, endings=("gradient that is not finite",)),
-    real_race=Study(race_runs, keep_real, real_report(RACE, WIDE, RACE_COSTS), parts=True),
-    human=Study(human_runs, keep_real, real_report(HUMAN, "uniform-4", HUMAN_COSTS),
-                parts=True))
+    skills=Study(keep_letters, skills_tables, skills_draw),
+    longer_skills=Study(keep_letters, long_tables, long_draw,
+                        endings=("gradient that is not finite",)),
+    real_race=Study(keep_real, partial(real_tables, RACE, WIDE, RACE_COSTS), planned=race_runs),
+    human=Study(keep_real, partial(real_tables, HUMAN, "uniform-4", HUMAN_COSTS),
+                planned=human_runs))

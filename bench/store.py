@@ -1,53 +1,47 @@
-"""What studies are made of: runs, a file, differences with an interval and a word, tables.
+"""What studies are made of: runs in a file, differences with an interval and a word, tables.
 
 The file is bench/results/STUDY.jsonl, with a line for each run. A line holds what is needed to run
-it again (`flags`, or the whole `config`) and, by columns, what was logged; numbers keep six
-significant digits:
+it again (`command`, in the folder runs/STUDY, or the whole `config`) and, by columns, what was
+logged; numbers keep six significant digits:
 
-    {"run": "demo", "flags": [...], "metrics": {"step": [1, 2], "entropy": [0.33, 0.42]},
-     "evals": {"step": [0, 20], "avg": [0.23, 0.46]}}
+    {"run": "demo", "command": "minirl.py --name demo", "metrics": {"step": [1, 2], "entropy":
+     [0.33, 0.42]}, "evals": {"step": [0, 20], "avg": [0.23, 0.46]}}
 """
 import json
 import math
+import os
+import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from statistics import NormalDist, mean, stdev
 
-from common import RESULTS
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+sys.path.insert(0, str(ROOT))
 
-from parts.folder import read_rows
+from parts.folder import read_rows  # noqa: E402
 
 WRITING = threading.Lock()  # runs may finish at the same time
+ABOUT = ("run", "arm", "cell", "regime", "lr", "seed", "command")  # what is known before a run
 # Student's t by the number of seeds: intervals of 95 %, and of 99 %
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 10: 2.26, 12: 2.20}
 T_99 = {2: 63.66, 3: 9.92, 4: 5.84, 5: 4.60, 6: 4.03, 7: 3.71, 8: 3.50, 9: 3.36, 10: 3.25}
-EQUAL = 0.03  # an interval around 0 within this is called equal
 LOGS = dict(metrics="metrics.jsonl", evals="eval.jsonl")
-
-
-@dataclass
-class Run:
-    """One training. `about` comes first in its line."""
-
-    name: str
-    about: dict
-    flags: list[str]
-    steps: int
-    every: int = 0  # steps between two evaluations
-    script: list[str] = field(default_factory=lambda: ["minirl.py"])  # with arguments of its own
+EQUAL = 0.03  # an interval around 0 within this is called equal
 
 
 @dataclass
 class Study:
-    """A table of runs, and what is made of them."""
+    """What is kept of the runs, and what the page shows of them."""
 
-    runs: Callable  # runs(): a list of Run, in the order in which they are trained
-    keep: Callable  # keep(folder, run, end): what the line of a finished run has besides `about`
-    report: Callable  # report(lines): the page
+    keep: Callable  # keep(folder, end): what is stored of a finished run, beside ABOUT
+    tables: Callable  # tables(lines): {title: table}
     draw: Callable = lambda lines, name: None  # writes pictures bench/results/NAME*.png
-    parts: bool = False  # whether the page can be made of a part of the runs
+    planned: Callable | None = None  # planned(): the runs, if others than those that are stored
     endings: tuple = ()  # words with which a failed run is a result; `end` is those words, or ""
 
 
@@ -79,20 +73,17 @@ def logs_of(folder: Path, kept=None) -> dict:
     return {key: columns(read_rows(folder / log), kept) for key, log in LOGS.items()}
 
 
-def unfold(line: dict, folder: Path) -> Path:
-    """The run's folder as parts/plot.py reads it."""
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(dict(config=line["config"], starts=[])))
-    for key, log in LOGS.items():
-        (folder / log).write_text("".join(json.dumps(row) + "\n" for row in line[key]))
-    return folder
-
-
 def load(study: str) -> list[dict]:
     """The lines of a study, with rows in the place of columns; empty if there is no such file."""
     path = RESULTS / f"{study}.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [line | dict(metrics=rows(line["metrics"]), evals=rows(line["evals"])) for line in lines]
+
+
+def runs_of_file(study: str) -> list[dict]:
+    """Those of its runs that a command makes again."""
+    return [{key: line[key] for key in ABOUT if key in line}
+            for line in load(study) if "command" in line]
 
 
 def add(study: str, line: dict) -> None:
@@ -106,19 +97,44 @@ def of(lines: list[dict], seeds=None, **wanted) -> list[dict]:
             and all(line[key] == value for key, value in wanted.items())]
 
 
+def by_arm(lines: list[dict], arms, seeds=None, **wanted) -> dict[str, list]:
+    """arm -> its runs by seed, of those arms that have any."""
+    lines = sorted(of(lines, seeds, **wanted), key=lambda line: line["seed"])
+    return {arm: mine for arm in arms if (mine := of(lines, arm=arm))}
+
+
+def spent(folder: Path, metrics: list[dict]):
+    """The evaluations of a finished run, with what had been spent by then.
+
+    avg: of several held-out sets the mean. engine_steps: of the sampling; trained: response tokens
+    of samples with a coefficient.
+    """
+    for step, sets in groupby(read_rows(folder / "eval.jsonl"), lambda row: row["step"]):
+        row, *others = sets
+        past = [each for each in metrics if each["step"] <= step]
+        every = {one["data"]: one["avg"] for one in (row, *others)} if others else {}
+        yield dict(step=step, avg=mean(every.values()) if every else row["avg"],
+                   samples=row["samples_total"], tokens=row["tokens_total"],
+                   seconds=row["seconds_total"],
+                   engine_steps=sum(step["engine_steps"] for step in past),
+                   trained=sum(step.get("tokens_trained", 0) for step in past),
+                   **(dict(sets=every) if every else {}))
+
+
 # ----------------------------------------------------------------------------------------- measures
-def at(line: dict, cost: str, budget: float) -> float:
+def at(line: dict, cost: str, budget: float, key: str = "avg") -> float:
     """Held-out accuracy of a run when it had spent `budget`. ValueError if it never did."""
+    import numpy as np
+
     rows = line["evals"]
     if rows[-1][cost] < budget:
         raise ValueError(f"{line['run']} spent only {rows[-1][cost]} {cost} of {budget}")
-    return interpolate(budget, rows, cost, "avg")
+    return float(np.interp(budget, [row[cost] for row in rows], [row[key] for row in rows]))
 
 
-def interpolate(x: float, rows: list[dict], key: str, other: str) -> float:
-    import numpy as np
-
-    return float(np.interp(x, [row[key] for row in rows], [row[other] for row in rows]))
+def is_lost(line: dict, end: float) -> bool:
+    """Whether a run ends below its start."""
+    return end < line["evals"][0]["avg"]
 
 
 def paired(lines: list[dict], first: str, second: str, measure) -> list[float]:
@@ -162,11 +178,28 @@ def fisher(lost: int, other: int, runs: int) -> float:
     return rarer / math.comb(2 * runs, both)
 
 
+def sign_test(ahead: int, pairs: int) -> float:
+    """Two-sided p-value, if either side were ahead with a chance of 1/2."""
+    most = max(ahead, pairs - ahead)
+    return min(1.0, 2 * sum(math.comb(pairs, i) for i in range(most, pairs + 1)) / 2**pairs)
+
+
 # -------------------------------------------------------------------------------------------- pages
 def markdown(lines: list[list[str]]) -> str:
     """A table; the first line is its head."""
     head, *others = [f"| {' | '.join(cells)} |" for cells in lines]
     return "\n".join([head, "|" + "---|" * len(lines[0]), *others]) + "\n"
+
+
+def table(arms: dict[str, list], columns: dict, corner: str = "arm") -> str:
+    """A row for each arm, a cell for each column: what its function says of the arm's runs."""
+    rows = [[arm, *(cell(mine) for cell in columns.values())] for arm, mine in arms.items()]
+    return markdown([[corner, *columns], *rows])
+
+
+def average(form: str, fact):
+    """A cell: the mean of fact(line) over an arm's runs."""
+    return lambda mine: format(mean(map(fact, mine)), form)
 
 
 def shown(values: list[float]) -> str:
@@ -183,8 +216,11 @@ def points(values: list[float], quantiles: dict = T_95, verdict: bool = True) ->
     return f"{100 * centre:+.1f} ± {100 * half:.1f}{said}"
 
 
-def as_page(parts: dict[str, str], lines: list[dict]) -> str:
-    """Titles and tables, and what the runs took."""
-    hours = sum(line["cpu_seconds"] for line in lines) / 3600
-    text = "".join(f"## {title}\n\n{part}\n" for title, part in parts.items())
-    return f"{text}{len(lines)} runs, {hours:.1f} hours of one core.\n"
+def page(name: str, tables: dict[str, str], lines: list[dict]) -> str:
+    """bench/results/NAME.md: what somebody wrote above the first title stays."""
+    path = RESULTS / f"{name}.md"
+    text = path.read_text().partition("## ")[0] if path.exists() else ""
+    text += "".join(f"## {title}\n\n{part}\n" for title, part in tables.items())
+    hours = sum(line.get("cpu_seconds", 0) for line in lines) / 3600
+    text += f"{len(lines)} runs, {hours:.1f} hours of one core.\n" if hours else ""
+    return text

@@ -1,18 +1,20 @@
 """A study asks one question by many runs, and answers it on a page.
 
-    python bench/study.py real_race --processes 2   # trains what is missing; its page and pictures
+    python bench/study.py human --processes 2       # trains what is missing; page and pictures
     python bench/study.py skills --draw             # page and pictures, from what is stored
     python bench/study.py skills --into anew        # trains all of its runs again, another study
     python bench/study.py real_model                # what is stored of runs that were made singly
     python bench/study.py mine --add runs/a runs/b  # finished runs into a study
 
-sampling.py has the studies skills, longer_skills and real_race, ablations.py has objective. They
-are tables of runs with what is kept of each and what is compared. Here is what all of them share:
-runs are started through the command line, resumed, and stored when they end (see store.py), and
-differences get an interval and a word. The page is bench/results/STUDY.md. compare.py draws runs.
+sampling.py has the studies skills, longer_skills, real_race and human, ablations.py has objective:
+what is kept of a run and what is compared. The runs themselves are the lines of
+bench/results/STUDY.jsonl (see store.py), or a table there. They are started through the command
+line, resumed, and stored when they end. The page is bench/results/STUDY.md; what is written above
+its first title is prose, and stays. compare.py draws runs.
 """
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -21,63 +23,58 @@ from pathlib import Path
 import ablations
 import sampling
 import store
-from common import RESULTS, ROOT, positive
-from store import Run, Study
+from store import ROOT, Study
 
 from parts.folder import read_json
 
+
 # ------------------------------------------------------------------------------------------ running
-def train_missing(name: str, study: Study, only: tuple, processes: int) -> None:
-    """Trains and stores the runs that are not stored yet; only: how their names begin."""
+def train_missing(name: str, study: Study, runs: list[dict], processes: int) -> None:
+    """Trains and stores the runs that are not stored yet."""
     stored = {line["run"] for line in store.load(name)}
-    runs = [run for run in study.runs() if run.name.startswith(only)]
-    missing = [run for run in runs if run.name not in stored]
+    missing = [run for run in runs if run["run"] not in stored]
     print(f"{len(runs) - len(missing)} of {len(runs)} runs are stored", flush=True)
     with ThreadPoolExecutor(processes) as pool:
         list(pool.map(lambda run: finish(name, study, run), missing))
 
 
-def finish(name: str, study: Study, run: Run) -> None:
+def finish(name: str, study: Study, run: dict) -> None:
     """Trains a run, or resumes it; then it becomes a line."""
     place, end, seconds = ROOT / "runs" / name, "", 0.0
     try:
         seconds = launch(place, run)
     except SystemExit:
-        said = (place / f"{run.name}.log").read_text()
+        said = (place / f"{run['run']}.log").read_text()
         end = next((words for words in study.endings if words in said), "")
         if not end:
             raise
-    folder = place / "runs" / run.name
-    kept = study.keep(folder, run, end)
-    store.add(name, dict(run=run.name) | run.about | dict(cpu_seconds=round(seconds, 1)) | kept)
+    folder = place / "runs" / run["run"]
+    kept = study.keep(folder, end)
+    store.add(name, run | dict(broke=end, cpu_seconds=round(seconds, 1)) | kept)
     (folder / "groups.jsonl").unlink(missing_ok=True)  # the largest file by far
-    print(f"{run.name}: {kept['evals']['avg'][-1]}", flush=True)
+    print(f"{run['run']}: {kept['evals']['avg'][-1]}", flush=True)
 
 
-def launch(place: Path, run: Run) -> float:
+def launch(place: Path, run: dict) -> float:
     """Train the run place/runs/NAME, or resume it; returns its seconds of a core.
 
     Raises SystemExit if it fails; what it said is in NAME.log.
     """
     place.mkdir(parents=True, exist_ok=True)
-    script, *own = run.script
-    command = [sys.executable, str(ROOT / script), *own, *flags_of(run), "--resume"]
-    with open(place / f"{run.name}.log", "a") as output:
-        process = subprocess.Popen(command, cwd=place, stdout=output, stderr=output,
+    script, *flags = shlex.split(run["command"])
+    log = place / f"{run['run']}.log"
+    with open(log, "a") as output:
+        process = subprocess.Popen([sys.executable, ROOT / script, *flags, "--resume"], cwd=place,
+                                   stdout=output, stderr=output,
                                    env=os.environ | {"OMP_NUM_THREADS": "1"})
         _, status, usage = os.wait4(process.pid, 0)
     if status:
-        raise SystemExit(f"{run.name} failed: see {place / run.name}.log")
+        raise SystemExit(f"{run['run']} failed: see {log}")
     return usage.ru_utime + usage.ru_stime
 
 
-def flags_of(run: Run) -> list[str]:
-    return [*run.flags, "--steps", str(run.steps), "--eval-every", str(run.every),
-            "--name", run.name]
-
-
 # ------------------------------------------------------------------------------ runs made singly
-def evaluations(lines: list[dict]) -> str:
+def evaluations(lines: list[dict]) -> dict[str, str]:
     """Accuracies with 95 % intervals, what was cut off, and what had been spent."""
     found = [["run", "step", "accuracy", "pass@k", "cut off", "seconds", "samples", "tokens"]]
     for line in lines:
@@ -88,14 +85,21 @@ def evaluations(lines: list[dict]) -> str:
                 line["run"], str(row["step"]), f"{accuracy} % [{low}, {high}]", f"{best:.1%}",
                 f"{row['truncated']:.1%}",
                 *(f"{row[f'{what}_total']:,.0f}" for what in ("seconds", "samples", "tokens"))])
-    return store.markdown(found)
+    return {"Evaluations": store.markdown(found)}
 
 
 STUDIES = sampling.STUDIES | ablations.STUDIES
-SINGLE = Study(list, None, evaluations)  # any other name: runs that were made singly
+SINGLE = Study(None, evaluations)  # any other name: runs that were made singly
 
 
 # ------------------------------------------------------------------------------------- command line
+def positive(text: str) -> int:
+    """For argparse: a whole number of at least 1."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("study", help="bench/results/STUDY.jsonl")
@@ -109,19 +113,20 @@ def main() -> None:
     for folder in map(Path, args.add):
         stored = read_json(folder / "config.json")
         store.add(name, dict(run=folder.name, config=stored["config"],
-                                   versions=stored["starts"][0]["versions"])
-                  | store.logs_of(folder))
+                             versions=stored["starts"][0]["versions"]) | store.logs_of(folder))
+    runs = study.planned() if study.planned else store.runs_of_file(args.study)
     if not args.draw:
-        train_missing(name, study, tuple(args.only), args.processes)
+        asked = [run for run in runs if run["run"].startswith(tuple(args.only))]
+        train_missing(name, study, asked, args.processes)
     lines = store.load(name)
-    missing = {run.name for run in study.runs()} - {line["run"] for line in lines}
-    if not lines or missing and not study.parts:
-        raise SystemExit(f"{RESULTS / name}.jsonl lacks {len(missing) or 'all'} of the runs that "
-                         "the page is made of: see --help.")
-    text = study.report(lines)
-    (RESULTS / f"{name}.md").write_text(text)
+    missing = {run["run"] for run in runs} - {line["run"] for line in lines}
+    if not lines or missing and not study.planned:
+        raise SystemExit(f"{store.RESULTS / name}.jsonl lacks {len(missing) or 'all'} of the runs "
+                         "that the page is made of: see --help.")
+    page = store.page(name, study.tables(lines), lines)
+    (store.RESULTS / f"{name}.md").write_text(page)
+    print(page)
     study.draw(lines, name)
-    print(text)
 
 
 if __name__ == "__main__":

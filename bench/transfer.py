@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common import ROOT
+from store import ROOT
 
 from parts.folder import settings
 

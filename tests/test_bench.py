@@ -1,4 +1,4 @@
-"""The benchmarks' own arithmetic, and bench/gpu.py end to end on the CPU, on a small model."""
+"""The benchmarks' own arithmetic, and the GPU's part end to end on the CPU, on a small model."""
 import json
 import sys
 from types import SimpleNamespace
@@ -10,25 +10,24 @@ from conftest import ROOT
 from helpers import lines, run_program
 
 sys.path.insert(0, str(ROOT / "bench"))
-import coarse_engine  # noqa: E402
-import common  # noqa: E402
-import gpu  # noqa: E402
+import altered  # noqa: E402
+import measure  # noqa: E402
 import mutate  # noqa: E402
-import speed  # noqa: E402
 import study  # noqa: E402
 
 
 # ------------------------------------------------------------------------------ speed and memory
 def test_alternate_takes_turns_and_drops_the_warm_up():
     order = []
-    taken = common.alternate(2, a=lambda: order.append("a"), b=lambda: order.append("b"))
-    assert order == list("ababab") and len(taken["a"]) == len(taken["b"]) == 2
-    assert common.middle_ratio([2, 30, 4], [1, 10, 1]) == 3
+    taken = measure.alternate(2, a=lambda: order.append("a") or len(order),
+                              b=lambda: order.append("b") or len(order))
+    assert order == list("ababab") and taken == dict(a=[3, 5], b=[4, 6])
+    assert measure.ratios([2, 30, 4], [1, 10, 1]) == [2, 3, 4]
 
 
 @pytest.mark.parametrize("script, flags", [
-    (speed, "--repeats 0"), (mutate, "nosuch.jsonl --where"), (study, "mine --add /nosuch"),
-    (gpu, "training nosuch"), (coarse_engine, "25"), (coarse_engine, "x")])
+    (measure, "grading --model"), (measure, "busy --repeats 3"), (mutate, "nosuch.jsonl --where"),
+    (study, "mine --add /nosuch"), (measure, "nosuch"), (altered, "25"), (altered, "x")])
 def test_what_is_no_argument_gets_a_sentence(monkeypatch, capsys, script, flags):
     monkeypatch.setattr(sys, "argv", [script.__name__, *flags.split()])
     with pytest.raises(SystemExit) as end:
@@ -38,57 +37,42 @@ def test_what_is_no_argument_gets_a_sentence(monkeypatch, capsys, script, flags)
 
 
 def test_both_sides_are_timed_on_the_samplers_own_samples(monkeypatch):
-    """Each after a first time."""
+    """In turn, each after a first time."""
     samples = [SimpleNamespace(rollout=SimpleNamespace(token_ids=[3] * k, finished=k))
                for k in (4, 6)]
     groups = [SimpleNamespace(problem=SimpleNamespace(prompt_ids=[1, 2]), pool=samples)]
     asked = []
-    monkeypatch.setattr(speed, "draw", lambda *_: asked.append("draw") or groups)
-    monkeypatch.setattr(speed, "bare_generate", lambda _, work: asked.append(work))
-    found = speed.against_vllm(SimpleNamespace(engine=None, stream=SimpleNamespace(cursor=0)), 3)
-    work = [([1, 2], 4), ([1, 2], 6)]
-    assert asked.count("draw") == asked.count(work) == 6
-    assert (found["samples"], found["engine_steps"]) == (2, 6) and found["ratio"] > 0
+    monkeypatch.setattr(measure, "draw", lambda run, M: asked.append(M) or groups)
+    monkeypatch.setattr(measure, "bare_generate", lambda _, work: asked.append(work))
+    row = measure.against_vllm(SimpleNamespace(engine=None), dict(M=8))
+    assert asked == [8] + [8, [([1, 2], 4), ([1, 2], 6)], [([1, 2], 40)]] * 6
+    assert row[:2] == ["2", "6"] and row[-1].endswith(" x")
 
 
-def test_a_busy_machine_is_measured_in_turn(monkeypatch):
-    """A B A B beside each load; the ratio is that of neighbours."""
-    import busy
-
-    pieces = []
-    monkeypatch.setattr(busy, "draw", lambda *_: [])
-    monkeypatch.setattr(busy, "round_seconds", lambda p, rows, fixed: pieces.append(fixed) or (
-        len(pieces) * (3 if fixed else 1)))
-    monkeypatch.setattr(busy, "BESIDE", {"nothing": ()})
-    found = busy.measure(None)
-    assert pieces == [True, False] * busy.PAIRS
-    assert found["nothing"][:2] == [[3, 2], [9, 4]]
-    assert busy.table(dict(x=[[3, 2], [9, 3], [2, 1]])).splitlines()[-1] == (
-        "| x | 3.0 s | 2.0 s | 1.50, 3.00, 2.00 | 2.00 (1.50 to 3.00) |")
+def test_a_busy_machine_is_told_pair_by_pair():
+    assert measure.busy_row(dict(fixed=[3, 9, 2], chosen=[2, 3, 1])) == [
+        "3.0 s", "2.0 s", "1.50, 3.00, 2.00", "2.00 (1.50 to 3.00)"]
 
 
-# ------------------------------------------------------------------------------ the GPU's parts
+# ------------------------------------------------------------------------------ on a GPU
 @pytest.mark.engine
-def test_gpu_benchmark_runs_on_a_cpu(tmp_path):
-    """Through the code that a GPU would run."""
-    out = tmp_path / "gpu.jsonl"
-    for part in ("training", "steps-merge"):
-        ended = run_program("bench/gpu.py", part, "--out", out)
-        assert ended.returncode == 0, ended.stdout
-    training, steps = lines(out)
-    for name in ("off", "on"):
-        assert training["gradient_checkpointing"][name]["tokens_per_second"] > 0
-    assert [step["probe_gap_max"] < 1e-4 for step in steps["steps"]] == [True] * 2
+def test_the_gpus_part_runs_on_a_cpu(tmp_path):
+    """With flags of minirl.py."""
+    ended = run_program("bench/measure.py", "gpu", "--sync", "merge", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stdout
+    first, second = lines(tmp_path / "runs/gpu/metrics.jsonl")
+    assert first["probe_gap_max"] < 1e-4 and first["response_length"] == 24
+    assert 0.1 < first["reward_first_round"] < 0.9
 
 
 # ------------------------------------------------------------------------------ a coarse engine
 def test_coarse_weights_are_those_of_the_formats_with_as_many_bits():
     w = torch.cat([torch.randn(2000), torch.tensor([0.0, 1.0, -1.5, 0.75])])
-    assert torch.equal(coarse_engine.coarse(w, 24), w)
-    assert torch.equal(coarse_engine.coarse(w, 8), w.bfloat16().float())
+    assert torch.equal(altered.coarse(w, 24), w)
+    assert torch.equal(altered.coarse(w, 8), w.bfloat16().float())
     normal = w[(w.abs() >= 2**-6) | (w == 0)]  # e4m3 has fewer bits below
-    assert torch.equal(coarse_engine.coarse(normal, 4), normal.to(torch.float8_e4m3fn).float())
-    powers = coarse_engine.coarse(w[w != 0], 1).abs().log2()
+    assert torch.equal(altered.coarse(normal, 4), normal.to(torch.float8_e4m3fn).float())
+    powers = altered.coarse(w[w != 0], 1).abs().log2()
     assert torch.equal(powers, powers.round())
 
 
@@ -103,10 +87,10 @@ def test_a_coarse_engine_starts_with_rounded_matrices_and_is_sent_no_others(monk
     monkeypatch.setattr(engine, "start", lambda model, options: load_file(
         f"{model}/model.safetensors"))
     monkeypatch.setattr(engine, "merged_weights", lambda policy: iter(policy.items()))
-    coarse_engine.make_coarse(2)
+    altered.make_coarse(2)
     started = engine.start(str(tmp_path), {})
     sent = dict(engine.merged_weights({"q.weight": w, "q.bias": b}))
-    rounded = coarse_engine.coarse(w, 2)
+    rounded = altered.coarse(w, 2)
     assert not torch.equal(rounded, w)
     assert torch.equal(started["w"], rounded) and torch.equal(sent["q.weight"], rounded)
     assert torch.equal(started["b"], b) and torch.equal(sent["q.bias"], b)

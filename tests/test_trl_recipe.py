@@ -323,3 +323,4 @@ def test_the_rows_on_paper_are_what_the_program_prints():
     page = (ROOT / "docs/elsewhere.md").read_text()
     quoted = re.findall(r"^\| (?:model|\d+\.?\d*B) .*", page, re.M)
     assert len(quoted) > 5 and set(quoted) <= set(done.stdout.splitlines())
+    assert done.stdout.splitlines()[0] in (ROOT / "docs/gpu.md").read_text()

@@ -1,0 +1,88 @@
+"""minirl.py with one thing changed, for the studies: python bench/altered.py WHAT FLAGS
+
+WHAT: sgd, or 1 to 24. FLAGS: those of minirl.py.
+
+sgd     SGD (momentum 0.9, ten times --lr) in the place of AdamW, whose steps are about equally long
+        whatever the gradient. Those of SGD grow with the signal.
+1, ...  an engine whose weights have only so many significant bits: float32 has 24, bfloat16 8, fp8
+        (e4m3) 4. With 1 or 2, engine and trainer disagree more than any format of numbers makes
+        them. The probe would refuse such an engine; here it only measures.
+"""
+import math
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+
+def use_sgd() -> None:
+    import torch
+
+    torch.optim.AdamW = lambda weights, lr, weight_decay: torch.optim.SGD(
+        weights, lr=10 * lr, momentum=0.9, weight_decay=weight_decay)
+
+
+def coarse(w, bits: int):
+    """`w` rounded to the nearest number of `bits` significant bits, a tie to the even one."""
+    import torch
+
+    mantissa, exponent = torch.frexp(w)  # 0.5 <= |mantissa| < 1
+    return torch.ldexp((mantissa * 2**bits).round() / 2**bits, exponent)
+
+
+def make_coarse(bits: int) -> None:
+    """Let the engine start with rounded matrices, routers as well, and be sent no others."""
+    from parts import engine
+    from safetensors.torch import load_file, save_file
+
+    start, merged = engine.start, engine.merged_weights
+
+    def coarse_start(model, options):
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(model, folder, dirs_exist_ok=True)
+            for file in Path(folder).glob("*.safetensors"):
+                weights = {name: coarse(w, bits) if w.dim() > 1 else w
+                           for name, w in load_file(file).items()}
+                save_file(weights, file, metadata=dict(format="pt"))
+            return start(folder, options)
+
+    def coarse_merged(policy):
+        for name, w in merged(policy):
+            yield name, coarse(w, bits) if name.endswith("weight") else w
+
+    engine.start, engine.merged_weights = coarse_start, coarse_merged
+
+
+def only_measure() -> None:
+    """Let the probe refuse nothing."""
+    from parts import probe, run
+
+    run.limits = lambda *_: probe.Limits("mean", math.inf, math.inf)
+    probe.Probe.require_news = lambda *_: None
+    probe.Probe.require_slope = lambda *_, **__: math.nan
+    probe.Probe.rehearse = lambda *_: {}
+
+
+def main() -> None:
+    if sys.argv[1:2] not in [["sgd"], *([str(bits)] for bits in range(1, 25))]:
+        raise SystemExit(__doc__)
+    what = sys.argv.pop(1)
+    import minirl
+    from parts.config import parse
+
+    config = parse()
+    if what == "sgd":
+        use_sgd()
+    elif config.sync != "merge":
+        raise SystemExit("Only merged weights can be rounded: --sync merge.")
+    else:
+        make_coarse(int(what))
+        only_measure()
+    with minirl.last_words(config):
+        minirl.main(config)
+
+
+if __name__ == "__main__":
+    main()
