@@ -1,13 +1,10 @@
 """What a step costs on one card or on many, on paper; docs/elsewhere.md has some of the rows.
 
-    python bench/scale_out.py               # 32 prompts for each GPU
-    python bench/scale_out.py --formulas    # each column's formula
+    python bench/scale_out.py
 
-ESTIMATES: counted bytes and operations, over what the makers say of a card times SHARE. Nobody has
-measured any of them.
+ESTIMATES: counted bytes and operations, over what the makers say of a card times SHARE, for 32
+prompts on each GPU. Nobody has measured any of them. `step` has the formulas.
 """
-import inspect
-import sys
 from collections import namedtuple
 
 Model = namedtuple("Model", "P layers width mlp kv")  # parameters; the widths of a layer's linears
@@ -24,9 +21,9 @@ PROMPT, LENGTH, LONGEST = 200, 900, 3000  # tokens: a prompt, a mean response, t
 PROMPTS, DRAWN, KEPT, ROUNDS = 32, 14, 4, 4  # of a GPU; samples of a prompt on average; n; N
 RANK, SLOTS = 16, 256  # of the adapter; --engine-sequences
 ROWS = 4  # --micro-rows: responses per pass
+GPUS = (1, 8, 64, 512)
 
 
-# ------------------------------------------------------------------------------ the formulas
 def adapter(m: Model) -> float:
     """Parameters of a LoRA: r (in + out) of q, k, v, o, gate, up and down of every layer."""
     q_o, k_v, mlp = 2 * 2 * m.width, 2 * (m.width + m.kv), 3 * (m.width + m.mlp)
@@ -45,46 +42,28 @@ def slots(m: Model, G: int, full: bool, card: Card) -> float:
     return max(0.0, min(SLOTS, free / (4 * m.layers * m.kv * (PROMPT + LENGTH))))
 
 
-def engine_step(m: Model, running: float, card: Card) -> float:
-    """Seconds: (2P + cache read of the running) / memory speed + overhead."""
-    cache = running * 4 * m.layers * m.kv * (PROMPT + LENGTH / 2)
-    return (2 * m.P + cache) / (card.reads * SHARE["reads"]) + OVERHEAD
+def step(m: Model, G: int, full: bool, card: Card) -> dict[str, float]:
+    """Seconds of the longest chain of rounds and of a step's parts, and bytes that a GPU sends."""
+    def engine_step(running):  # the weights and the cache of the running are read
+        cache = running * 4 * m.layers * m.kv * (PROMPT + LENGTH / 2)
+        return (2 * m.P + cache) / (card.reads * SHARE["reads"]) + OVERHEAD
 
-
-def chain(m: Model, card: Card) -> float:
-    """Seconds of the longest chain: N rounds, each as long as the longest response, nearly alone.
-    With many prompts there is always one, so more GPUs do not shorten it."""
-    return ROUNDS * LONGEST * engine_step(m, 1, card)
-
-
-def drawing(m: Model, G: int, full: bool, card: Card) -> float:
-    """Seconds: the larger of the chain and drawn tokens of a GPU / tokens per second."""
+    # N rounds, each as long as the longest response, nearly alone. With many prompts there is
+    # always one, so more GPUs do not shorten it.
+    chain = ROUNDS * LONGEST * engine_step(1)
     running = slots(m, G, full, card)
-    tokens = PROMPTS * DRAWN * LENGTH
-    return max(chain(m, card), tokens * engine_step(m, running, card) / running)
-
-
-def arithmetic(m: Model, full: bool, card: Card) -> float:
-    """Seconds: 8P operations per kept token with an adapter (pi_old 2, forward 2, again for
-    checkpointing 2, backward 2), 10P with --full (backward 4)."""
+    drawing = max(chain, PROMPTS * DRAWN * LENGTH * engine_step(running) / running)
+    # operations per kept token: pi_old 2P, forward 2P, again for checkpointing 2P, backward 2P or,
+    # of all weights, 4P
     tokens = PROMPTS * KEPT * (PROMPT + LENGTH)
-    return (10 if full else 8) * m.P * tokens / (card.flops * SHARE["flops"])
-
-
-def sent(m: Model, G: int, full: bool) -> float:
-    """Bytes of a GPU in a step. Adapter: its gradient's all-reduce, 2 * 4A (G-1)/G. --full:
-    weights gathered for three passes of each micro-batch (2P each), gradients scattered (2P), and
-    gathered once more for the engine (4P): (8P * micro-batches + 4P) (G-1)/G. Both: TRL's
-    gather of kept texts for its log, 4 bytes a token of all others."""
-    micro = max(1.0, PROMPTS * KEPT / ROWS)
-    weights = 8 * m.P * micro + 4 * m.P if full else 2 * 4 * adapter(m)
-    texts = 4 * PROMPTS * G * KEPT * (PROMPT + LENGTH)
-    return (weights + texts) * (G - 1) / G
-
-
-def link(G: int) -> float:
-    """Bytes per second: NVLink within a machine of eight GPUs, the network beyond."""
-    return SHARE["links"] * (NVLINK if G <= 8 else NETWORK)
+    arithmetic = (10 if full else 8) * m.P * tokens / (card.flops * SHARE["flops"])
+    # --full: weights gathered for three passes of each micro-batch (2P each) and gradients
+    # scattered (2P), and weights once more for the engine (4P). Adapter: its gradient's all-reduce.
+    # Both: TRL gathers the kept texts for its log, 4 bytes a token of all others.
+    weights = 8 * m.P * max(1, PROMPTS * KEPT / ROWS) + 4 * m.P if full else 2 * 4 * adapter(m)
+    sent = (weights + 4 * tokens * G) * (G - 1) / G
+    link = SHARE["links"] * (NVLINK if G <= 8 else NETWORK)
+    return dict(sent=sent, chain=chain, drawing=drawing, arithmetic=arithmetic, sending=sent / link)
 
 
 # ------------------------------------------------------------------------------ the tables
@@ -93,36 +72,31 @@ def row(name: str, G: int, full: bool) -> str:
     head = f"| {name} {kind} | {G} | {PROMPTS * G:,} "
     if slots(m, G, full, card) < 8:
         return f"{head}| | | | | | {resident(m, G, full) / 1e9:,.0f} GB do not fit |"
-    times = {"drawing": drawing(m, G, full, card), "arithmetic": arithmetic(m, full, card),
-             "sending": sent(m, G, full) / link(G)}
+    found = step(m, G, full, card)
+    times = {part: found[part] for part in ("drawing", "arithmetic", "sending")}
     worst = max(times, key=times.get)
-    if times[worst] == chain(m, card):
+    if times[worst] == found["chain"]:
         worst = "chain of rounds"
     rate = PROMPTS * DRAWN * LENGTH / sum(times.values())
-    cells = sent(m, G, full) / 1e9, chain(m, card), *times.values(), rate
-    one, *others = (f"{cell:,.{digits}f}" for cell, digits in zip(cells, (1, 0, 0, 0, 0, 0)))
-    return f"{head}| {' | '.join([one, *others])}, {worst} |"
+    parts = " | ".join(f"{seconds:,.0f}" for seconds in (found["chain"], *times.values()))
+    return f"{head}| {found['sent'] / 1e9:,.1f} | {parts} | {rate:,.0f}, {worst} |"
 
 
 def one_card(name: str) -> str:
     """A step of the 1.5 B model with an adapter, and 200 of them."""
-    m, card = MODELS["1.5B"], CARDS[name]
-    times = drawing(m, 1, False, card), arithmetic(m, False, card)
-    return f"{name} {times[0]:.0f} + {times[1]:.0f} s, {sum(times) / 18:.0f} h"
+    found = step(MODELS["1.5B"], 1, False, CARDS[name])
+    hours = 200 * (found["drawing"] + found["arithmetic"]) / 3600
+    return f"{name} {found['drawing']:.0f} + {found['arithmetic']:.0f} s, {hours:.0f} h"
 
 
 def main() -> None:
-    if sys.argv[1:] == ["--formulas"]:
-        for formula in (adapter, resident, slots, engine_step, chain, drawing, arithmetic, sent):
-            print(f"{formula.__name__}: {' '.join(inspect.getdoc(formula).split())}")
-        return
     print("A step (drawing + arithmetic), and 200 of them:", ", ".join(map(one_card, CARDS)))
     print("\n| model | GPUs | prompts | sent by each, GB | chain, s | drawing, s | arithmetic, s | "
           "sending, s | tokens/s per GPU, bottleneck |")
     print("|---|---|---|---|---|---|---|---|---|")
     for name, full in ((name, full) for name in MODELS for full in (False, True)):
-        some = any(slots(MODELS[name], G, full, CARDS["H100"]) >= 8 for G in (1, 8, 64, 512))
-        for G in (1, 8, 64, 512) if some else (512,):  # what fits nowhere, once
+        some = any(slots(MODELS[name], G, full, CARDS["H100"]) >= 8 for G in GPUS)
+        for G in GPUS if some else GPUS[-1:]:  # what fits nowhere, once
             print(row(name, G, full))
 
 
