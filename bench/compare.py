@@ -3,7 +3,6 @@
     python bench/compare.py runs/a-seed0 runs/a-seed1 runs/b
     python bench/compare.py runs/a runs/b --against tokens --out compare.pdf
     python bench/compare.py real_model --against seconds    # what bench/results/ has stored
-    python bench/compare.py three_seeds/xeon-seed0          # a run alone has all its panels
 
 Reinforce-Ada draws more samples per step than GRPO does, so a comparison against steps alone
 flatters it: the page shows steps, samples, tokens and time side by side. Runs that differ only in
@@ -14,12 +13,11 @@ import itertools
 import json
 import os
 import re
-import tempfile
 from pathlib import Path
 
 import store
 
-from parts.plot import COLORS, draw_run, plain, read_run, series, smooth
+from parts.plot import COLORS, plain, read_run, series, smooth
 
 AXES = {  # --against -> key in both logs, label
     "steps": ("step", "training steps"),
@@ -81,38 +79,29 @@ def picture(out: Path, size: tuple, labels: list[str], columns: dict, colors={})
 
 
 # ------------------------------------------------------------------------------- runs on one page
-def folders_of(runs: list[str], place: Path) -> list[Path]:
-    """A folder stays; the runs STUDY or STUDY/RUN of bench/results get folders in `place`."""
-    found = []
-    for run in runs:
-        study, _, name = run.partition("/")
-        lines = [] if Path(run).exists() else store.load(study)
-        found += [unfold(line, place / study / line["run"])
-                  for line in lines if name in ("", line["run"])] or [Path(run)]
-    return found
+def find(asked: str) -> dict[str, dict]:
+    """Place -> run as `plot.read_run` reads it: a folder, or STUDY or STUDY/RUN of bench/results.
 
-
-def unfold(line: dict, folder: Path) -> Path:
-    """The run's folder as parts/plot.py reads it."""
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(dict(config=line["config"], starts=[])))
-    for key, log in store.LOGS.items():
-        (folder / log).write_text("".join(json.dumps(row) + "\n" for row in line[key]))
-    return folder
-
-
-def read_runs(folders: list) -> list[dict]:
-    """As `plot.read_run`, with the minutes so far; runs of one name are called as they were typed.
+    Raises ValueError if there is none.
     """
-    runs = [read_run(folder) for folder in folders]
-    names = [run["name"] for run in runs]
-    for run, folder in zip(runs, folders):
+    study, _, name = asked.partition("/")
+    lines = [] if Path(asked).exists() else store.load(study)
+    stored = {f"{study}/{line['run']}": line | dict(name=line["run"]) for line in lines
+              if name in ("", line["run"])}
+    return stored or {asked: read_run(asked)}
+
+
+def read_runs(asked: list) -> list[dict]:
+    """With the minutes so far; runs of one name are called by their places."""
+    runs = {place: run for each in asked for place, run in find(str(each)).items()}
+    names = [run["name"] for run in runs.values()]
+    for place, run in runs.items():
         if names.count(run["name"]) > 1:
-            run["name"] = str(folder)
+            run["name"] = place
         for row in run["metrics"] + run["evals"]:
             if "seconds_total" in row:
                 row["minutes"] = row["seconds_total"] / 60
-    return runs
+    return [*runs.values()]
 
 
 def group_by_seed(runs: list[dict]) -> dict[str, list[dict]]:
@@ -132,9 +121,9 @@ def group_by_seed(runs: list[dict]) -> dict[str, list[dict]]:
     return labelled
 
 
-def draw_comparison(folders: list, out: str | Path, against: str | None = None) -> Path:
+def draw_comparison(asked: list, out: str | Path, against: str | None = None) -> Path:
     """Held-out accuracy and first-round reward of several runs against all that they cost."""
-    groups = group_by_seed(read_runs(folders))
+    groups = group_by_seed(read_runs(asked))
     evals = [row for runs in groups.values() for run in runs for row in run["evals"]]
     data = evals[0].get("data") if evals else None
 
@@ -161,10 +150,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--against", choices=AXES, help="one x axis; default all four")
     args = parser.parse_args(arguments)
     try:
-        with tempfile.TemporaryDirectory() as place:
-            runs = folders_of(args.runs, Path(place))
-            print(draw_run(runs[0], args.out) if len(runs) == 1 else
-                  draw_comparison(runs, args.out, args.against))
+        print(draw_comparison(args.runs, args.out, args.against))
     except (ValueError, OSError) as error:
         raise SystemExit(str(error)) from None
 
