@@ -20,8 +20,8 @@ from statistics import mean, stdev
 import skills_theory
 import store
 from compare import curve, picture
-from store import (T_95, T_99, Study, at, average, by_arm, interval, is_lost, markdown, of,
-                   paired, points, power, shown, spent, table, word)
+from store import (T_95, T_99, Study, at, average, by_arm, is_lost, markdown, of, paired,
+                   points, power, shown, spent, table)
 
 from parts import problems
 from parts.folder import read_rows
@@ -167,30 +167,31 @@ def by_regime(lines: list[dict]) -> list[list[dict]]:
     return [of(lines, regime=regime) for regime in REGIMES]
 
 
+def in_both(lines: list[dict], first: str, rival: str, cost: str, budget=None, **how) -> list[str]:
+    """The difference in each regime; budget None: what `budget_of` says."""
+    return [points(paired(mine, first, rival, ever_solved), **how) if cost == "solved" else
+            gap(mine, first, rival, cost, budget or budget_of(cost, mine), **how)
+            for mine in by_regime(lines)]
+
+
 def verdicts(lines: list[dict]) -> str:
     """The plan's hypotheses, each with its differences in both regimes."""
     found = [["hypothesis", "difference", "at equal", *REGIMES, "confirmed"]]
     for number, rival, cost, wanted in HYPOTHESES:
-        differences = [
-            paired(mine, OURS, rival, ever_solved if cost == "solved" else
-                   partial(at, cost=cost, budget=budget_of(cost, mine)))
-            for mine in by_regime(lines)]
-        agreeing = sum((word(*interval(values)) == "ahead") == wanted for values in differences)
+        cells = in_both(lines, OURS, rival, cost)
+        agreeing = sum(cell.endswith("ahead") == wanted for cell in cells)
         label = COSTS.get(cost, f"draws: share of letters solved in {FIRST_DRAWS:,}")
-        found.append([number, f"{OURS} - {rival}", label, *map(points, differences),
+        found.append([number, f"{OURS} - {rival}", label, *cells,
                       ("not", "in part", "yes")[agreeing]])
     return markdown(found)
 
 
 def explored(lines: list[dict], rows) -> str:
     """Differences at other budgets."""
-    found = [["difference", "at equal", *REGIMES]]
-    for first, rival, cost, budget in rows:
-        cells = [gap(mine, first, rival, cost, budget or budget_of(cost, mine), verdict=False)
-                 for mine in by_regime(lines)]
-        label = f"{budget:,} {COSTS[cost]}" if budget else "tokens trained"
-        found.append([f"{first} - {rival}", label, *cells])
-    return markdown(found)
+    return markdown([["difference", "at equal", *REGIMES], *(
+        [f"{first} - {rival}", f"{budget:,} {COSTS[cost]}" if budget else "tokens trained",
+         *in_both(lines, first, rival, cost, budget, verdict=False)]
+        for first, rival, cost, budget in rows)])
 
 
 def every_cost(lines: list[dict]) -> str:
