@@ -10,6 +10,7 @@ from conftest import ROOT
 from helpers import lines, run_program
 
 sys.path.insert(0, str(ROOT / "bench"))
+import against_trl  # noqa: E402
 import altered  # noqa: E402
 import measure  # noqa: E402
 import mutate  # noqa: E402
@@ -52,6 +53,14 @@ def test_both_sides_are_timed_on_the_samplers_own_samples(monkeypatch):
 def test_a_busy_machine_is_told_pair_by_pair():
     assert measure.busy_row(dict(fixed=[3, 9, 2], chosen=[2, 3, 1])) == [
         "3.0 s", "2.0 s", "1.50, 3.00, 2.00", "2.00 (1.50 to 3.00)"]
+
+
+def test_both_trainers_are_told_by_their_medians():
+    """Rows: seconds of sampling, update and sync, and tokens; pairs are of one step."""
+    text = against_trl.table({"minirl.py": [(1, 1, 0, 100), (1, 2, 1, 80), (3, 1, 0, 90)],
+                              "TRL": [(4, 1, 0, 100), (2, 2, 0, 100), (9, 1, 0, 90)]})
+    assert "| minirl.py | 4.00 | 1.00 | 1.00 | 0.00 | 90 | 80 | 22 |" in text
+    assert text.endswith("ratio of neighbours: 2.50\n")
 
 
 # ------------------------------------------------------------------------------ on a GPU
