@@ -37,6 +37,9 @@ def test_squeezing_never_joins_two_numbers():
     ("+x^2", "x^2"), (r"\\pi", r"\pi"),                                # escaped twice
     (r"\begin{pmatrix}a\\b\end{pmatrix}", r"\begin{pmatrix}a\\b\end{pmatrix}"),
     ("⅛", "1/8"), ("⅞", "7/8"), ("７＋１", "7+1"), ("2πr", r"2\pi r"),    # ⅛: 1, another slash, 8
+    ("3 million km", "3000000"), (r"\$1.5m", "1500000"), ("5 thousandths", "5 thousandths"),
+    (r"5\text{ thousand dollars}", "5000"), ("1/2 million", r"\frac{1}{2} million"),
+    ("Four.", "4"), ("3 times", "3"),
     (r"5\text{ cm}", "5"), (r"x\text{ cm}", r"x\text{ cm}"),             # a unit follows a value
     # a comma that may separate elements stays
     ("3,100, 5", "3,100, 5"), ("(1,234]", "(1,234]"), ("[2,100, 3]", "[2,100, 3]"),
@@ -48,8 +51,8 @@ def test_normalize(text, normal):
 @pytest.mark.parametrize("words, unit", [
     ("cm", True), ("apples", True), ("Hours", True), ("square feet", True), ("km per hour", True),
     ("eV", True), ("kPa", True), ("erg/s", True),
-    ("meters squared", True), ("slices of cake", True), ("thousand", False), ("squared", False),
-    ("square", False), ("value squared", False), ("thousand dollars", False), ("maybe", False),
+    ("meters squared", True), ("slices of cake", True), ("thousandth", False), ("squared", False),
+    ("square", False), ("value squared", False), ("k dollars", False), ("maybe", False),
     ("dollars thousand", False), ("half", False), ("negative", False), ("not sure", False)])
 def test_only_words_from_the_list_are_units(words, unit):
     """Any other word may change the value, or take it back."""

@@ -315,7 +315,7 @@ WORD, LETTER = re.compile(r"[A-Za-z][A-Za-z '\-]*\.?"), re.compile("[A-J]")
 LOOKS_LIKE_WORDS = re.compile(r"[A-Za-z]{3}|^[Nn]o$")
 SURELY_WORDS = re.compile(r"[A-Za-z]{4}|[A-Za-z]{2} +[A-Za-z]{2}")
 MARKUP = re.compile(r"\\(?:begin|end)\{\w*\}|\\[A-Za-z]+")
-NONE = re.compile(r"(?i)n/?a|tbd|[-\d.,/]+ +[a-z]{2,3}|.*\\sqrt.*\} [a-z]")  # 5 pcs, \sqrt{2} m
+NONE = re.compile(r"(?i)n/?a|nan|tbd|[-\d.,/]+ +[a-z]{2,3}|.*\\sqrt.*\} [a-z]")  # 5 pcs, \sqrt{2} m
 A_CHOICE = re.compile(r"(?:\\text\{)?\(?[A-J]\)?\}?")
 CHOICE_AND_VALUE = re.compile(r"""
     (?: (?: \\text\{\s*\( | \( ) ([A-J]) \)[.:]?\s*\}?[.:]?\s*         # \text{(C)} or (C)

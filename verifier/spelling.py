@@ -10,10 +10,12 @@ import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 
 FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|log|ln|exp|sqrt|pi|gcd|lcm"
 NUMBER_WORDS = ("zero one two three four five six seven eight nine ten eleven twelve thirteen "
                 "fourteen fifteen sixteen seventeen eighteen nineteen twenty").split()
+LARGE = dict(hundred=100, thousand=10**3, million=10**6, billion=10**9, trillion=10**12)
 MONTHS = ("january|february|march|april|may|june|july|august|september|october|november|december"
           "|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec")
 CURRENCY = r"(?:US|USD|EUR|GBP|INR|CNY|RMB|JPY|Rs)\.?"
@@ -84,6 +86,12 @@ def time_of_day(match: re.Match) -> str:
 
 def number_for_word(match: re.Match) -> str:
     return str(NUMBER_WORDS.index(match[1].lower()))
+
+
+def written_out(match: re.Match) -> str:
+    product = (Decimal(match[1]) * LARGE[match[3].lower()]).normalize()
+    unit_follows = match[2] and not match[4]
+    return f"{product:f}" + r"\text{" * bool(unit_follows)
 
 
 UNSEEN = [
@@ -219,7 +227,7 @@ WORDS = [
          r"\s*(?:\\text\{\s*)?\(?\b(?:in )?base (\d+)\)?\s*\}?", r"_{\1}", r"52 \text{ in base 8}",
          "52_{8}"),
     rule("numbers up to twenty, as words",
-         rf"(?i)(?:^|\\text\{{|(?<=_)\{{)\s*({'|'.join(NUMBER_WORDS)})\s*(?:\}}|$)",
+         rf"(?i)(?:^|\\text\{{|(?<=_)\{{)\s*({'|'.join(NUMBER_WORDS)})\s*(?:\}}|\.?$)",
          number_for_word, r"\text{Twelve}", "12"),
 ]
 
@@ -232,6 +240,9 @@ NUMBERS = [
     rule("commas separate thousands, unless they separate the elements of a list",
          r"(?<![\d.,(\[])(?<!\\\{)[1-9]\d{0,2}(?:,\d{3})+(?!\d|\s*[,)\]]|\\\})", digits_together,
          "1,234/2", "1234/2"),
+    rule("a word multiplies the number before it",
+         rf"(?i)(?<![\w.,/^])(\d{{1,20}}(?:\.\d{{1,20}})?)\s*(\\text\{{\s*)?({'|'.join(LARGE)})s?\b"
+         r"(?(2)(\s*\})?)", written_out, r"2.5\text{ million}", "2500000"),
     rule("5 1/2 is a mixed number",
          r"(?<![A-Za-z\\\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\1\\frac{\2}{\3}", "5 1/2",
          r"5\frac{1}{2}"),
@@ -310,8 +321,8 @@ COUNTED = set("""
     people person child children man men woman women boy girl student friend member player guest
     apple orange banana cookie cake candy candies egg tree flower bird fish dog cat animal book page
     card coin marble ticket pencil pen bottle cup can bag box piece slice ball car game row
-    way solution value number integer term divisor factor triangle side edge face vertices diagonal
-    arrangement permutation combination outcome subset path
+    way time solution value number integer term divisor factor triangle side edge face vertices
+    diagonal arrangement permutation combination outcome subset path
     approx approximately checked exactly each total left altogether
     个 只 人 名 位 本 张 支 枝 条 件 次 页 棵 辆 头 箱 瓶 杯 组 种 双 盒 袋 朵 题 根 颗 间 层
     """.split())
