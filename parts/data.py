@@ -174,7 +174,7 @@ def problem_of(row: dict, source: str, place: str = "", columns: str = "",
     return Problem(
         find_problem(row, question), find_gold(row, answer), f"{source}/{place}", source,
         plain(row.get("level", row.get("difficulty"))),
-        row=json.loads(json.dumps(row, default=str)) if whole_rows else {})
+        row=json.loads(json.dumps(row, default=plain)) if whole_rows else {})
 
 
 def flaw(problem: Problem) -> str:

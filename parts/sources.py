@@ -218,6 +218,8 @@ def lookup(row: dict, key: str):
 
 def plain(value) -> str:
     """Text of a scalar, "" for anything else; 27 for 27.0 (AMC golds are a float column)."""
+    if isinstance(value, bytes):  # a parquet column of text that does not say so
+        value = value.decode(errors="surrogateescape")
     if value is None or isinstance(value, (list, dict)):
         return ""
     if isinstance(value, float) and not math.isfinite(value):

@@ -56,6 +56,16 @@ def test_parquet_of_verl(tmp_path):
     assert [(p.problem, p.answer) for p in problems] == [("p", "5"), ("q", "1, 2")]
 
 
+@pytest.mark.parametrize("whole_rows", [False, True])
+def test_a_parquet_column_of_bytes_is_text(whole_rows, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = sys.modules["pyarrow"].table(dict(problem=["ü".encode(), b"\xff"], answer=[b"5", b"6"]))
+    parquet.write_table(table, tmp_path / "set.parquet")
+    (problem,) = load_problems(str(tmp_path / "set.parquet"), whole_rows=whole_rows)
+    assert (problem.problem, problem.answer) == ("ü", "5")
+    assert problem.row == (dict(problem="ü", answer="5") if whole_rows else {})
+
+
 def test_a_date_that_python_cannot_hold_gets_one_sentence(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     pyarrow = sys.modules["pyarrow"]
