@@ -175,6 +175,20 @@ def test_mean_line_covers_the_common_range():
     assert (list(mean.get_xdata()), list(mean.get_ydata())) == ([0, 2], [1.0, 3.0])
 
 
+@pytest.mark.parametrize("one, other, said", [
+    (("a.jsonl", "", "held-out"), ("a.jsonl", "", "held-out"), ""),
+    (("a.jsonl", "", "held-out"), ("b.jsonl", "", "held-out"),
+     "held-out problems (held out of a.jsonl; held out of b.jsonl)"),
+    (("a.jsonl", "", "held-out"), ("a.jsonl", "", "gsm8k"), "problems (gsm8k; held-out)"),
+    (("a.jsonl", "", "gsm8k"), ("b.jsonl", "my.py:f", "gsm8k"), "rewards (math-verify; my.py:f)"),
+    (("a.jsonl", "", "gsm8k"), ("b.jsonl", "", None), "")])
+def test_runs_that_mean_other_things_are_named(one, other, said, capsys):
+    compare.say_what_differs([
+        dict(config=dict(data=data, reward=reward), evals=[dict(data=asked)] if asked else [])
+        for data, reward, asked in (one, other)])
+    assert (said in (out := capsys.readouterr().out)) and bool(out) == bool(said)
+
+
 @pytest.mark.slow
 def test_comparison_page(tmp_path, monkeypatch, capsys):
     """Names are drawn as they are, whatever they are made of."""
