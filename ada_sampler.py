@@ -450,7 +450,7 @@ class Collector:
         for sample in group.pool:
             if sample.rollout is not None and sample.status is None:
                 verdict = self.grader.result((group.index, sample.index))
-                sample.reward, sample.status = verdict.reward, verdict.status
+                sample.reward, sample.status = float(verdict.reward), verdict.status
                 sample.why = getattr(verdict, "why", "")
                 sample.correct = verdict.reward > self.config.threshold
 
