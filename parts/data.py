@@ -288,17 +288,14 @@ def remember(folder: Path, train: list[Problem], held_out: list[Problem]) -> Non
     """Write problems.json of a run's folder: an evaluation may find the data changed."""
     write_safely(folder / "problems.json", json.dumps(dict(
         trained=sorted({fingerprint(problem)[:16] for problem in train}),
-        held_out={spaced(problem.problem): problem.answer for problem in held_out})))
+        held_out=[spaced(problem.problem) for problem in held_out])))
 
 
-def count_trained(folder: Path, problems: list[Problem]) -> int | None:
+def count_trained(folder: Path, problems: list[Problem]) -> int:
     """Says how many of these problems the run trains on, even if its data has changed since."""
-    file, count = folder / "problems.json", None
-    if file.exists():  # a run of an older version has none
-        trained = {*read_json(file)["trained"]}
-        count = sum(fingerprint(problem)[:16] in trained for problem in problems)
-    known = "an unknown number" if count is None else count
-    print(f"{shown(folder)} trains on {known} of these {counted(len(problems), 'problem')}")
+    trained = {*read_json(folder / "problems.json")["trained"]}
+    count = sum(fingerprint(problem)[:16] in trained for problem in problems)
+    print(f"{shown(folder)} trains on {count} of these {counted(len(problems), 'problem')}")
     return count
 
 
@@ -307,18 +304,14 @@ def still_held_out(folder: Path, today: list[Problem]) -> list[Problem]:
 
     No other problem is taken in the place of one that is gone: it may have been trained on.
     """
-    held_out = read_json(folder / "problems.json")["held_out"]
+    texts = read_json(folder / "problems.json")["held_out"]
     there = {spaced(problem.problem): problem for problem in today}
-    found = [there[text] for text in held_out if text in there]
+    found = [replace(there[text], source=HELD_OUT) for text in texts if text in there]
+    print(f"{shown(folder)} holds out {counted(len(texts), 'problem')}: {len(found)} still there")
     if not found:
         raise SystemExit(f"Nothing that {shown(folder)} held out is left in its data: name other "
                          "--data.")
-    gone = len(held_out) - len(found)
-    corrected = sum(there[text].answer != held_out[text] for text in held_out if text in there)
-    if gone or corrected:
-        print(f"{shown(folder)} held out {counted(len(held_out), 'problem')}; since then {gone} "
-              f"left its data, {corrected} got another gold")
-    return [replace(problem, source=HELD_OUT) for problem in found]
+    return found
 
 
 # --------------------------------------------------------------------------------------- odd golds
@@ -340,17 +333,12 @@ def check_golds(problems: list[Problem], grader, drop: bool = False) -> list[Pro
             (unlikely, "are no single number or formula",
              "only the same words, or all of the same values, are right")):
         if golds:
-            print(f"data: {len(golds)} {of_all} {flaw}, such as {rarest(golds)}: {fate}")
+            examples = ", ".join(shown(repr(gold), 80) for gold in [*dict.fromkeys(golds)][:3])
+            print(f"data: {len(golds)} {of_all} {flaw}, such as {examples}: {fate}")
     if drop and not kept:
         raise SystemExit("Nothing is left to train on: mend the golds, name their column "
                          "(--columns QUESTION,ANSWER), or judge by --reward FILE.py:FUNCTION.")
     return kept if drop else problems
-
-
-def rarest(golds: list[str]) -> str:
-    """Three of them, to be shown: of `TODO` a hundred times there is one mistake to see."""
-    often = Counter(golds)
-    return ", ".join(shown(repr(gold), 80) for gold in sorted(often, key=often.get)[:3])
 
 
 # ---------------------------------------------------------------------------------------- the order

@@ -34,47 +34,33 @@ def rows(*texts) -> list[dict]:
 
 
 # -------------------------------------------------------------------------------- rows, one by one
-def test_drops_are_counted_in_one_line(tmp_path, capsys):
-    file = write(tmp_path, [*rows("a b", "a  b ", "", "1+2", "1-2"), dict(problem="c", answer=None),
-                            dict(problem="d", solution="no box\nin it")])
-    assert [p.problem for p in load_problems(file)] == ["a b", "1+2", "1-2"]
-    assert capsys.readouterr().out == (
-        "data: set.jsonl: 3 problems of 7 rows (dropped 1 double, 1 without a problem, 2 without "
-        "a gold answer)\n")
+def test_drops_are_counted_in_one_line_which_says_whether_all_rows_were_seen(tmp_path, capsys):
+    file = write(tmp_path, [
+        *rows("a b", "a  b ", ""), dict(problem="c", answer=None), *rows("1+2", "half \ud800"),
+        dict(problem="x", answer="\udfff"), dict(problem="x", answer="1", level="\ud800"),
+        dict(problem="d", solution="no box\nin it"), dict(problem="1-2", answer="1", level=3)])
+    for limit in (1, 2, 3, 4):
+        found = load_problems(file, limit=limit)
+        assert [p.problem for p in found] == ["a b", "1+2", "1-2"][:limit]
+    assert (found[2].id, found[2].level) == ("set.jsonl/train/9", "3")
+    few = "(dropped 1 double, 1 without a problem, 1 without a gold answer)"
+    full = few.replace("1 without a gold answer)", "2 without a gold answer, "
+                       "3 with broken characters)")
+    assert capsys.readouterr().out.splitlines() == [f"data: set.jsonl: {line}" for line in (
+        "1 problem of the first 1 row", f"2 problems of the first 5 rows {few}",
+        f"3 problems of the first 10 rows {full}", f"3 problems of 10 rows {full}")]
 
 
-def test_half_a_character_is_no_text(tmp_path, capsys):
-    (problem,) = load_problems(write(tmp_path, [
-        dict(problem="half \ud800 a pair", answer="1"), dict(problem="a", answer="\udfff"),
-        dict(problem="c", answer="1", level="\ud800"), dict(problem="b", answer="1", level=3)]))
-    assert (problem.problem, problem.id, problem.level) == ("b", "set.jsonl/train/3", "3")
-    assert "1 problem of 4 rows (dropped 3 with broken characters)" in capsys.readouterr().out
-
-
-def test_the_limit_counts_problems_and_the_line_says_that_not_all_rows_were_seen(tmp_path, capsys):
-    file = write(tmp_path, rows("a", "a", "", "b", "c"))
-    for limit, kept in ((2, "ab"), (3, "abc"), (4, "abc")):
-        assert [p.problem for p in load_problems(file, limit=limit)] == [*kept]
-    assert [line.split("set.jsonl: ")[1] for line in capsys.readouterr().out.splitlines()] == [
-        f"{kept} (dropped 1 double, 1 without a problem)" for kept in (
-            "2 problems of the first 4 rows", "3 problems of the first 5 rows",
-            "3 problems of 5 rows")]
-
-
-def test_texts_that_differ_in_case_or_white_space_are_doubles_if_their_golds_agree(
-        tmp_path, capsys):
+@pytest.mark.parametrize("pairs, kept", [
+    ([("What is 7 + 5?", "12"), ("what is 7+5?", "12")], 1),
+    ([("7F4=?", "16"), ("7f4=?", "16")], 1), ([("7F4=?", "16"), ("7f4=?", "9")], 2),
+    ([("Add 1 23", "24"), ("Add 12 3", "15")], 2),
+    ([("a\u00a0b", "1"), ("a  b", "2")], 1),  # one text cannot have two golds
+    ([("Shout: ok", ""), ("Shout: OK", "")], 2)])  # with --reward, which needs no golds
+def test_texts_that_differ_in_case_or_white_space_are_doubles_if_their_golds_agree(pairs, kept):
     """`7F4` and `7f4` may ask for two things: then their golds differ."""
-    def kept(*pairs, **how):
-        file = write(tmp_path, [dict(problem=text, answer=gold) for text, gold in pairs])
-        return len(load_problems(file, **how))
-
-    assert kept(("What is 7 + 5?", "12"), ("what is 7+5?", "12")) == 1
-    assert kept(("7F4=?", "16"), ("7f4=?", "16")) == 1
-    assert kept(("7F4=?", "16"), ("7f4=?", "9")) == 2
-    assert kept(("Add 1 23", "24"), ("Add 12 3", "15")) == 2
-    assert kept(("a\u00a0b", "1"), ("a  b", "2")) == 1, "the same text cannot have two golds"
-    assert "1 problem of 2 rows (dropped 1 with another gold" in capsys.readouterr().out
-    assert kept(("Shout: ok", ""), ("Shout: OK", ""), whole_rows=True) == 2  # --reward, no gold
+    found = [dict(problem=text, answer=gold) for text, gold in pairs]
+    assert len(data.sift(found, "s", whole_rows=not pairs[0][1])) == kept
 
 
 # -------------------------------------------------------------------------------- several sets
@@ -151,46 +137,37 @@ def with_golds(*golds, source="s") -> list[Problem]:
     return [Problem(gold, gold, gold, source) for gold in golds]
 
 
-def test_odd_golds_are_no_training_problems_and_stay_in_an_evaluation(capsys):
-    problems = with_golds("1", "?\x1b[2J", "2", "??")
-    grader = SimpleNamespace(check_golds=lambda golds: [gold.isdigit() for gold in golds])
-    assert [p.answer for p in data.check_golds(problems, grader, drop=True)] == ["1", "2"]
-    out = capsys.readouterr().out
-    assert "2 of 4 golds to train on cannot be read by math-verify" in out
-    assert r"'?\x1b[2J'" in out and out.endswith(": dropped\n")
-    assert data.check_golds(problems[:1], grader, drop=True) == problems[:1]
-    assert not capsys.readouterr().out
-    with pytest.raises(SystemExit, match="Nothing is left to train on"):
-        data.check_golds(problems[1:2], grader, drop=True)
-    assert "1 of 1 gold to train on" in capsys.readouterr().out
-    assert data.check_golds(problems, grader) == problems
-    out = capsys.readouterr().out
-    assert "2 of 4 golds to evaluate on" in out and "only the same string is right" in out
-
-
-def test_golds_that_hardly_any_answer_equals_are_counted_and_the_rarest_named(capsys):
-    golds = ["TODO"] * 8 + ["nan"] * 4 + ["2,0", "The median is 3", "about 5"]
-    golds += ["12", r"\frac12", "(1,2)", "C"]
-    grader = SimpleNamespace(check_golds=lambda golds: [True] * len(golds))
-    problems = with_golds(*golds)
-    assert data.check_golds(problems, grader, drop=True) == problems, "they stay: it is a guess"
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("data: 15 of 19 golds to train on are no single number or formula, ")
-    assert "such as '2,0', 'The median is 3', 'about 5': only the same words, or all" in line
+@pytest.mark.parametrize("drop, use, fate", [
+    (True, "train", "dropped"), (False, "evaluate", "only the same string is right")])
+def test_odd_golds_are_counted_and_those_that_no_answer_meets_not_trained_on(
+        drop, use, fate, capsys):
+    golds = [*["TODO"] * 9, "nan", "2,0", "about 5", "12", r"\frac12", "(1,2)", "C", "?\x1b[2J", "??"]
+    problems, grader = with_golds(*golds), SimpleNamespace(
+        check_golds=lambda golds: ["?" not in gold for gold in golds])
+    kept = data.check_golds(problems, grader, drop)
+    assert kept == (problems[:-2] if drop else problems)
+    of = f"of 18 golds to {use} on"
+    assert capsys.readouterr().out.splitlines() == [
+        rf"data: 2 {of} cannot be read by math-verify, such as '?\x1b[2J', '??': {fate}",
+        f"data: 12 {of} are no single number or formula, such as 'TODO', 'nan', '2,0': only "
+        "the same words, or all of the same values, are right"]
     data.check_golds(with_golds("TODO", source="math500"), grader)  # nobody can mend those
-    data.check_golds(with_golds("12", "-3", "x^2"), grader)
+    assert data.check_golds(with_golds("12", "-3", "x^2"), grader, drop)
     assert capsys.readouterr().out == ""
+    if drop:
+        with pytest.raises(SystemExit, match="Nothing is left to train on"):
+            data.check_golds(problems[-1:], grader, drop)
+        assert "1 of 1 gold to train on" in capsys.readouterr().out
 
 
 # ----------------------------------------------------------------------------------------- held out
 def test_a_share_of_ones_own_file_is_held_out(tmp_path, capsys):
-    train, held_out = data.load_train_and_held_out(numbered(tmp_path, 300), data.HELD_OUT,
-                                                   eval_questions=100)
-    assert len(train) + len(held_out) == 300 and 20 <= len(held_out) <= 40
-    assert not {p.problem for p in train} & {p.problem for p in held_out}
+    file = numbered(tmp_path, 300)
+    train, held_out = data.load_train_and_held_out(file, data.HELD_OUT)
+    assert sorted(p.id for p in train + held_out) == sorted(p.id for p in load_problems(file))
+    assert 20 <= len(held_out) <= 40
     assert f"{len(held_out)} of the 300 problems held out" in capsys.readouterr().out
-    assert len(data.load_train_and_held_out(numbered(tmp_path, 300), data.HELD_OUT,
-                                            eval_questions=5)[1]) == 5
+    assert len(data.load_train_and_held_out(file, data.HELD_OUT, eval_questions=5)[1]) == 5
 
 
 # Easily mixed up: the same digits, case or spaces aside, long texts and short ones.
@@ -236,8 +213,12 @@ def test_whatever_happens_to_the_file_nothing_trained_on_is_asked_as_held_out(
     still = {text: there[text] for text in texts_of(held_out) if text in there}
     if still:
         asked = data.still_held_out(folder, today)
+        assert {problem.source for problem in asked} == {data.HELD_OUT}
         assert dict(zip(texts_of(asked), (p.answer for p in asked))) == still
         assert not {*still} & {*texts_of(train)} and data.count_trained(folder, asked) == 0
+    else:
+        with pytest.raises(SystemExit, match="Nothing that .* held out is left in its data"):
+            data.still_held_out(folder, today)
     assert data.count_trained(folder, train) == len(train)
 
 
@@ -254,11 +235,9 @@ def test_at_least_one_is_held_out_and_one_is_left(tmp_path):
     for count in (2, 3, 10):
         train, held_out = data.hold_out(load_problems(numbered(tmp_path, count)), 100)
         assert train and held_out and len(train) + len(held_out) == count
-    with pytest.raises(SystemExit, match="all of it is in the held-out set too. Name another"):
-        data.load_train_and_held_out(numbered(tmp_path, 1), data.HELD_OUT)
-    same = numbered(tmp_path, 3)
-    with pytest.raises(SystemExit, match="all of it is in the held-out set"):
-        data.load_train_and_held_out(same, same)
+    for held_out in (data.HELD_OUT, numbered(tmp_path, 1)):
+        with pytest.raises(SystemExit, match="all of it is in the held-out set too. Name another"):
+            data.load_train_and_held_out(numbered(tmp_path, 1), held_out)
 
 
 def test_the_first_of_each_held_out_set_are_used_and_not_trained_on(tmp_path, capsys):
@@ -288,7 +267,8 @@ def test_other_golds_are_other_questions_and_prompts_are_not():
     one, two = Problem("a", "1", "x", "s"), Problem("b", "2", "y", "s")
     known = data.digest([one, two])
     assert known == data.digest([replace(one, prompt="p", prompt_ids=[1], source="t"), two])
-    for other in (replace(one, answer="3"), replace(one, problem="c"), replace(one, id="z")):
+    for change in (dict(answer="3"), dict(problem="c"), dict(id="z"), dict(row=dict(key="x"))):
+        other = replace(one, **change)
         assert data.digest([other, two]) != known
     assert data.digest([two, one]) != known != data.digest([one])
 
@@ -332,10 +312,3 @@ def test_ones_own_data_is_held_out_of_itself():
     for own in ("mine.jsonl", "someone/chemistry",
                 "agentica-org/DeepScaleR-Preview-Dataset,mine.jsonl"):
         assert data.default_eval_data(own) == data.HELD_OUT
-
-
-def test_builtin_problems():
-    train, test = load_problems("builtin", limit=300), load_problems("builtin", for_training=False)
-    assert len(train) == 300 and len(test) == data.BUILTIN_COUNT["test"]
-    assert len({p.id for p in train + test}) == len(train + test)
-    assert all(p.answer and p.level for p in train)

@@ -5,8 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers import HANG, ROOT
-from parts.grader import WORKERS, ForkingGrader, Limits
+from parts.grader import ForkingGrader
 
 JUDGE = """
 import os, resource, signal, subprocess, sys, threading, time
@@ -51,13 +51,13 @@ def strict(judge):
         yield made
 
 
-def session(grader_or_server) -> list[int]:
+def session(leader: int) -> list[int]:
     """The processes of a server: its own, its forks, and all that these have started."""
-    leader, found = getattr(grader_or_server, "process", grader_or_server), []
+    found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
             state, *_, of = stat.read_text().rpartition(") ")[2].split()[:4]
-            if int(of) == getattr(leader, "pid", leader) and state != "Z":
+            if int(of) == leader and state != "Z":
                 found.append(int(stat.parent.name))
     return found
 
@@ -135,18 +135,12 @@ def test_a_child_that_computes_is_not_ended_by_the_clock(judge):
         assert grader.ask(compute, 4 * SHORT).result().status == "correct"
 
 
-def test_what_is_not_said_here_is_as_documented():
-    assert Limits() == Limits(
-        cpu_seconds=1.5, waiting_seconds=15, memory_gb=1, keep=False)
-    assert WORKERS == min(8, len(os.sched_getaffinity(0)))
-
-
 @pytest.mark.parametrize("end", ["pass", "os._exit(1)", SLEEP])
 def test_what_a_child_has_started_ends_with_it(judge, tmp_path, end):
     with ForkingGrader(judge, workers=1, waiting_seconds=1) as grader:
         grader.ask(START_A_PROGRAM + end, str(tmp_path / "started")).result()
         assert (tmp_path / "started").exists()
-        wait_until(lambda: len(session(grader)) == 2)  # the server and its worker
+        wait_until(lambda: len(session(grader.process.pid)) == 2)  # the server and its worker
 
 
 def test_a_child_is_poor_and_limited(judge, monkeypatch):
@@ -164,7 +158,7 @@ def test_a_child_is_poor_and_limited(judge, monkeypatch):
                 "signal.getitimer(signal.ITIMER_PROF)[0] > 0": True}.items():
             assert grader.ask(f"why = {what}").result().why == str(expected), what
         assert "secret" not in Path(f"/proc/{grader.process.pid}/environ").read_text()
-    assert not session(grader) and not os.path.exists(grader.folder)
+    assert not session(grader.process.pid) and not os.path.exists(grader.folder)
 
 
 # ---------------------------------------------------------------------------------- ends and deaths
@@ -203,7 +197,7 @@ def test_closing_ends_the_servers_and_what_they_still_had_to_do(judge, tmp_path)
         asked = [grader.ask(START_A_PROGRAM + SLEEP, str(tmp_path / "started")) for _ in range(3)]
         wait_until((tmp_path / "started").exists)
     assert asked[0].result().status == "killed" and asked[1].cancelled() and asked[2].cancelled()
-    wait_until(lambda: not session(grader))
+    wait_until(lambda: not session(grader.process.pid))
     assert not os.path.exists(grader.folder)
 
 
@@ -257,16 +251,11 @@ def test_a_child_of_several_questions_fails_on_none_that_a_new_one_answers(judge
 
 def test_results_come_in_order_from_any_thread(judge):
     questions = [((X, WRONG)[n % 3 == 0], n) for n in range(90)]
-    expected, results = [float(n % 3 > 0) for n in range(90)], {}
-    with Patient(judge, [[X]], workers=2) as grader:
-        def grade(k: int) -> None:
-            results[k] = [verdict.reward for verdict in grader.grade(questions)]
-        threads = [threading.Thread(target=grade, args=(k,)) for k in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(HANG)
-        assert results == dict.fromkeys(range(4), expected)
+    expected = [float(n % 3 > 0) for n in range(90)]
+    with Patient(judge, [[X]], workers=2) as grader, ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(grader.grade, questions) for _ in range(4)]
+        for verdicts in asked:
+            assert [verdict.reward for verdict in verdicts.result(HANG)] == expected
         for key in reversed(range(90)):
             problem, rollout = questions[key]
             grader.submit(("any", key), SimpleNamespace(judged_by=problem),

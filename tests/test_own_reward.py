@@ -15,11 +15,9 @@ from conftest import ROOT
 from helpers import lines, run_program
 from parts import config as parts_config
 from parts.config import Config, resolve
-from parts.data import digest, load_problems, load_train_and_held_out, sift
-from parts.folder import note_start, own_files, require_same
+from parts.data import load_problems, load_train_and_held_out, sift
 from parts.grader import PATIENCE, OwnReward, Verdict
 from parts.problems import chains
-from rewards import open_grader
 from sampler_oracles import config, sample
 from world import Engine
 
@@ -185,11 +183,6 @@ def test_once_the_function_has_worked_its_failures_are_counted_and_it_is_not_loa
         assert [verdict.status for verdict in found] == ["killed", "wrong"]
 
 
-def test_without_a_function_it_is_math_verify():
-    with open_grader("", 0.7) as grader:
-        assert grader.grade([("1", r"\boxed{1}")])[0].reward == 1.0
-
-
 # ------------------------------------------------------------------------------ rewards of any size
 def test_unbiased_weights_ascend_the_mean_reward_whatever_its_values():
     """Over all orders of a pool, the mean coefficient of a sample is n/m (r - mean)."""
@@ -205,37 +198,16 @@ def test_unbiased_weights_ascend_the_mean_reward_whatever_its_values():
     assert total == pytest.approx([n / m * (r - fmean(rewards)) for r in rewards])
 
 
-@pytest.mark.parametrize("rewards, filled", [
-    ([1.0, 0.0, math.nan], [1.0, 0.0, 0.0]), ([math.nan, 2.0, 3.0], [0.0, 2.0, 3.0]),
-    ([-1.0, math.nan, -4.0], [-1.0, -4.0, -4.0]), ([math.nan] * 2, [0.0, 0.0]), ([], [])])
-def test_who_makes_the_grader_fail_is_never_better_than_the_worst(rewards, filled):
-    assert ada.without_verdict(rewards) == filled
-
-
 # ------------------------------------------------------------------------------ data
-def test_no_gold_is_needed_and_none_is_dropped_for_being_odd(tmp_path, capsys):
+def test_no_gold_is_needed(tmp_path, capsys):
     rows = [dict(question=f"Say something about {i}.", key=f"k{i}") for i in range(30)]
     file = write(tmp_path / "mine.jsonl", [*rows, dict(key="no question"), rows[0]])
     train, held_out = load_train_and_held_out(file, "held-out", whole_rows=True)
-    assert len(train) + len(held_out) == 30
-    assert all(p.answer == "" and p.row["key"] for p in train)
-    out = capsys.readouterr().out
-    assert "30 problems of 32 rows (dropped 1 without a problem, 1 double)" in out
+    assert sorted(p.row["key"] for p in train + held_out) == sorted(row["key"] for row in rows)
+    assert {p.answer for p in train + held_out} == {""}
+    assert "(dropped 1 without a problem, 1 double)" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="gold answer"):
         load_problems(file)
-
-
-def test_short_problems_without_gold_differ_by_their_signs(tmp_path):
-    file = write(tmp_path / "mine.jsonl", [dict(problem="7+15-4"), dict(problem="71-5+4")])
-    train, held_out = load_train_and_held_out(file, "held-out", whole_rows=True)
-    assert len(train) == len(held_out) == 1
-
-
-def test_other_columns_are_other_problems_to_a_resumed_run(tmp_path):
-    def loaded(row, **how):
-        return load_problems(write(tmp_path / "m.jsonl", [row]), **how)
-    one, other = [loaded(dict(problem="a?", key=key), whole_rows=True) for key in ("x", "y")]
-    assert digest(one) != digest(other)
 
 
 def test_columns_that_json_does_not_know_become_text():
@@ -252,19 +224,6 @@ def test_a_reward_of_ones_own_has_a_threshold_and_the_plain_template_and_no_gold
     with pytest.raises(SystemExit):
         parts_config.parse_eval([*own, "--columns", "x,y"])
     assert parts_config.parse_eval([*own, "--threshold", "0.5"]).threshold == 0.5
-
-
-def test_a_run_is_not_resumed_with_another_function_of_the_same_name(mine, tmp_path):
-    config = resolve(Config(reward=f"{mine}:score"))
-    folder = tmp_path / "run"
-    folder.mkdir()
-    require_same(folder, own_files(config))  # nothing was started yet
-    note_start(folder, {}, 0, own_files(config))
-    require_same(folder, own_files(config))
-    mine.write_text(MINE + "\n# changed\n")
-    with pytest.raises(SystemExit, match="run was started with other contents of --reward"):
-        require_same(folder, own_files(config))
-    require_same(folder, own_files(resolve(Config())))
 
 
 # ------------------------------------------------------------------------------ what is reported

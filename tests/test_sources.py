@@ -160,6 +160,7 @@ def test_splits_for_training_and_evaluation(hub):
     hub["openai/gsm8k", "main"] = dict(train=[row("a", "#### 1,000")], test=[row("b")])
     hub["me/only_train", None] = dict(train=[row("c")])
     hub["me/odd", None] = dict(aime=[row("d")], amc=[row("e")])
+    hub["me/x", "en"] = hub["me/x", "cn"] = dict(train=[row("f")])
     assert load_problems("gsm8k")[0] == Problem("a", "1,000", "gsm8k/train/0", "gsm8k")
     assert load_problems("gsm8k", for_training=False)[0].problem == "b"
     assert load_problems("openai/gsm8k:main@test")[0].problem == "b"
@@ -168,10 +169,6 @@ def test_splits_for_training_and_evaluation(hub):
     with pytest.raises(SystemExit,
                        match="no split train, only aime, amc: name one, as in me/odd@aime"):
         load_problems("me/odd")
-
-
-def test_configs_are_chosen_or_listed(hub):
-    hub["me/x", "en"] = hub["me/x", "cn"] = dict(train=[row("a")])
     assert load_problems("me/x:cn")[0].source == "me/x:cn"
     with pytest.raises(SystemExit, match="'en', 'cn'.*Write a config as me/x:CONFIG"):
         load_problems("me/x")
