@@ -141,7 +141,8 @@ def with_golds(*golds, source="s") -> list[Problem]:
     (True, "train", "dropped"), (False, "evaluate", "only the same string is right")])
 def test_odd_golds_are_counted_and_those_that_no_answer_meets_not_trained_on(
         drop, use, fate, capsys):
-    golds = [*["TODO"] * 9, "nan", "2,0", "about 5", "12", r"\frac12", "(1,2)", "C", "?\x1b[2J", "??"]
+    golds = ["TODO"] * 9 + ["nan", "2,0", "about 5", "12", r"\frac12", "(1,2)", "C"]
+    golds += ["?\x1b[2J", "??"]
     problems, grader = with_golds(*golds), SimpleNamespace(
         check_golds=lambda golds: ["?" not in gold for gold in golds])
     kept = data.check_golds(problems, grader, drop)
