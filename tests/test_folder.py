@@ -264,6 +264,8 @@ def test_only_what_save_has_named_is_a_checkpoint(tmp_path, learning):
     (place / "step-000007").write_text("a file")
     before = {path.name for path in place.iterdir()}
     assert names(tmp_path) == ["step-000002", "step-000004"]
+    for found in (tmp_path, place / "step-000004"):  # of a run, and of itself
+        assert folders.find_adapter(str(found)) == str(place / "step-000004")
     save(tmp_path, [5], learning)
     after = {path.name for path in place.iterdir()}
     assert after == before - {"step-000002"} | {"step-000005"}

@@ -1,16 +1,23 @@
 """What vLLM decides on a card, from our options: a change of its defaults shows here first.
 
-Run by vLLM's own code with a stand-in for the card (gpu_card.py); docs/gpu.md says what follows.
+vLLM's own code decides, on a machine without a GPU: its CPU and its GPU build have the same Python.
+This file is also a program, python tests/test_gpu_card.py MAJOR MINOR GIB [dtype=X] [/ ..].
+It puts a stand-in in the place of vLLM's CUDA platform, that answers as a card of that capability
+and memory would; compiled kernels are left out. The project's Engine makes its options, and vLLM
+its configuration of them, for a model of Qwen2.5-Math-1.5B's shape without weights. docs/gpu.md
+says what follows.
 """
 import json
 import os
 import subprocess
 import sys
+import tempfile
+import types
+from pathlib import Path
 
 import pytest
 
-from helpers import ROOT
-
+ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.slow
 
 LINEAR = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
@@ -20,23 +27,19 @@ ALWAYS = dict(  # the second model runner, a batch ahead, prompts read 8,192 tok
 ADAPTER = dict(lora=16, lora_layers=LINEAR)
 MERGE = dict(lora=None, lora_layers=None)
 CARDS = {
-    "H100": (["9", "0", "80"],
-             dict(dtype="bfloat16", attention="FLASH_ATTN", flash=3, **ADAPTER)),
-    "4090": (["8", "9", "24"],
-             dict(dtype="bfloat16", attention="FLASH_ATTN", flash=2, **ADAPTER)),
-    "T4": (["7", "5", "16"],
-           dict(dtype="float16", attention="TRITON_ATTN", flash=None, **ADAPTER)),
-    "A100 in float32": (["8", "0", "40", "dtype=float32"],
+    "H100": ("9 0 80", dict(dtype="bfloat16", attention="FLASH_ATTN", flash=3, **ADAPTER)),
+    "4090": ("8 9 24", dict(dtype="bfloat16", attention="FLASH_ATTN", flash=2, **ADAPTER)),
+    "T4": ("7 5 16", dict(dtype="float16", attention="TRITON_ATTN", flash=None, **ADAPTER)),
+    "A100 in float32": ("8 0 40 dtype=float32",
                         dict(dtype="float32", attention="TRITON_ATTN", flash=2, **MERGE))}
 
 
 @pytest.fixture(scope="module")
 def found():
     """Card -> what vLLM makes of our options on it."""
-    asked = " / ".join(" ".join(words) for words, _ in CARDS.values())
-    done = subprocess.run([sys.executable, "tests/gpu_card.py", *asked.split()], cwd=ROOT,
-                          text=True, capture_output=True,
-                          env=os.environ | dict(OMP_NUM_THREADS="1"))
+    asked = " / ".join(words for words, _ in CARDS.values())
+    done = subprocess.run([sys.executable, __file__, *asked.split()], text=True, cwd=ROOT,
+                          capture_output=True, env=os.environ | dict(OMP_NUM_THREADS="1"))
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     return dict(zip(CARDS, map(json.loads, lines), strict=True))
@@ -45,3 +48,108 @@ def found():
 @pytest.mark.parametrize("card", CARDS)
 def test_what_vllm_makes_of_our_options_on(card, found):
     assert found[card] == ALWAYS | CARDS[card][1]
+
+
+# ------------------------------------------------------------------------------ as a program
+class Configured(Exception):
+    """Raised in the place of a start."""
+
+
+def stand_in(major: int, minor: int, gib: float) -> None:
+    """The program's platform is this card."""
+    import vllm.config.vllm
+    import vllm.platforms
+    from parts import engine, machine
+    from vllm.platforms.cuda import NonNvmlCudaPlatform
+    from vllm.platforms.interface import DeviceCapability
+
+    class Card(NonNvmlCudaPlatform):
+        get_device_capability = classmethod(lambda *_, **__: DeviceCapability(major, minor))
+        get_device_name = classmethod(lambda *_, **__: "H100" if major == 9 else "a card")
+        get_device_total_memory = classmethod(lambda *_, **__: int(gib * 2**30))
+        log_warnings = classmethod(lambda _: None)  # which asks the driver
+
+    vllm.platforms._current_platform = Card()
+    vllm.config.vllm.HAS_TRITON = True
+    vllm.LLM = configure
+    for module in (engine, machine):
+        module.build_for_cpu = lambda: False
+    machine.capability = lambda: (major, minor)
+
+
+def configure(model, use_tqdm_on_load, **options):
+    """vllm.LLM, until the configuration is made."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    raise Configured(EngineArgs(model, **options).create_engine_config(UsageContext.LLM_CLASS))
+
+
+def summary(config) -> dict:
+    from vllm.config import set_current_vllm_config
+    from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
+    from vllm.v1.attention.selector import get_attn_backend
+
+    model, scheduler, lora = config.model_config, config.scheduler_config, config.lora_config
+    with set_current_vllm_config(config):
+        attention = get_attn_backend(model.get_head_size(), model.dtype,
+                                     config.cache_config.cache_dtype)
+        version = get_flash_attn_version(head_size=model.get_head_size())
+    return dict(
+        dtype=str(model.dtype).split(".")[1], head=str(model.head_dtype).split(".")[1],
+        runner=2 if config.use_v2_model_runner else 1, ahead=scheduler.async_scheduling,
+        tokens=scheduler.max_num_batched_tokens, slots=scheduler.max_num_seqs,
+        graphs=config.compilation_config.cudagraph_mode.name,
+        attention=attention.get_name(), flash=version,
+        prefix_cache=config.cache_config.enable_prefix_caching,
+        logprobs=model.logprobs_mode, lora=lora and lora.max_lora_rank,
+        lora_layers=lora and sorted(lora.target_modules))
+
+
+def decide(folder: str, major: str, minor: str, gib: str, *options: str) -> None:
+    """Prints what vLLM makes of our options on a card, as a line of JSON."""
+    from parts import engine, machine
+
+    stand_in(int(major), int(minor), float(gib))
+    asked = dict(option.split("=") for option in options)
+    dtype = asked.get("dtype", machine.default_dtype())
+    try:
+        engine.Engine(folder, max_model_len=4024, dtype=dtype, lora_rank=16,
+                      sync_mode=machine.default_sync(dtype))
+    except Configured as made:
+        print(json.dumps(summary(made.args[0])), flush=True)
+
+
+def without_weights(folder: str) -> None:
+    """A model's config and tokenizer."""
+    from models.make import build_tokenizer
+    from transformers import Qwen2Config
+
+    build_tokenizer().save_pretrained(folder)
+    config = Qwen2Config(
+        vocab_size=151936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
+        num_attention_heads=12, num_key_value_heads=2, max_position_embeddings=4096,
+        architectures=["Qwen2ForCausalLM"], tie_word_embeddings=True)
+    config.save_pretrained(folder)
+
+
+def main(cards: list[str]) -> None:
+    """Each card is a fork: the imports take longest."""
+    sys.path.insert(0, str(ROOT))
+    for kernels in ("_C_stable_libtorch", "vllm_flash_attn._vllm_fa2_C",
+                    "vllm_flash_attn._vllm_fa3_C"):  # as if they were compiled
+        sys.modules[f"vllm.{kernels}"] = types.ModuleType(kernels)
+    import vllm  # noqa: F401
+
+    with tempfile.TemporaryDirectory() as folder:
+        without_weights(folder)
+        for card in cards:
+            if not (fork := os.fork()):
+                decide(folder, *card.split())
+                os._exit(0)
+            if code := os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]):
+                sys.exit(code)
+
+
+if __name__ == "__main__":
+    main(" ".join(sys.argv[1:]).split(" / "))

@@ -1,9 +1,10 @@
 """Log-probs, entropy and slopes against the plain computation, for every head and precision."""
-import random
 from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from models_small import policy
@@ -195,22 +196,20 @@ def test_gvm_asks_for_the_gradient_of_right_pilots_at_the_temperature_of_samplin
     assert seen.largest < 199 * 384  # never tokens x vocabulary
 
 
-def test_micro_batches_keep_to_their_tokens_where_short_prompts_have_long_responses():
-    """What fills memory is prompt and response together."""
-    rows = [Row([0] * (60 - 2 * length), 60 - 3 * length, [], 1.0) for length in range(1, 16)]
-    cut = micro_batches(rows, tokens=150, padding=1.0)
+@given(st.lists(st.tuples(st.integers(2, 60), st.integers(1, 60)), min_size=1, max_size=30),
+       st.sampled_from([0.0, 0.05, 0.3, 1.0]))
+def test_micro_batches_keep_to_their_tokens_and_little_of_them_is_padding(sizes, padding):
+    """What fills memory is prompt and response together, whatever the share of each."""
+    rows = [Row([0] * length, min(prompt, length - 1), [], 1.0) for length, prompt in sizes]
+    cut = micro_batches(rows, 150, padding)
+    areas = [len(batch) * max(len(row.ids) for row in batch) for batch in cut]
     assert sorted(id(row) for batch in cut for row in batch) == sorted(map(id, rows))
-    assert max(len(batch) * max(len(row.ids) for row in batch) for batch in cut) <= 150
+    assert max(areas) <= 150
+    assert sum(len(row.ids) for row in rows) >= (1 - padding) * sum(areas)
+
+
+def test_micro_batches_are_as_large_as_their_limits_allow():
     equal = [Row([0] * 30, 9, [], 1.0) for _ in range(7)]
-    assert [len(batch) for batch in micro_batches(equal, tokens=150)] == [5, 2]  # and use them
-
-
-@pytest.mark.parametrize("padding", [0.0, 0.05, 0.3])
-def test_of_all_micro_batches_together_little_is_padding(padding):
-    for seed in range(20):
-        rng = random.Random(seed)
-        rows = [Row([0] * rng.randint(2, 60), 1, [], 1.0) for _ in range(30)]
-        cut = micro_batches(rows, 300, padding)
-        area = sum(len(batch) * max(len(row.ids) for row in batch) for batch in cut)
-        assert sum(len(row.ids) for row in rows) >= (1 - padding) * area
-        assert len(cut) < len(rows)
+    assert [len(batch) for batch in micro_batches(equal, tokens=150)] == [5, 2]
+    slightly_longer = [Row([0] * length, 1, [], 1.0) for length in (19, 20, 20, 20, 40)]
+    assert [len(batch) for batch in micro_batches(slightly_longer, 300)] == [4, 1]

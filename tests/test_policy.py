@@ -3,16 +3,15 @@ adapter that a stranger has trained.
 """
 import json
 import math
-import shutil
 
 import pytest
 import torch
+from peft import LoraConfig
 from torch.nn import functional
 from transformers import AutoConfig
 
 from models_small import policy, second, trained_weights
 from parts import policy as policy_module
-from parts.folder import find_adapter
 from parts.logprobs import Row, token_logprobs
 from parts.models import empty_model
 from parts.policy import adapted_layers
@@ -134,47 +133,25 @@ def test_the_seed_decides_the_adapter():
     assert not any(torch.equal(a[name], other[name]) for name in a if "lora_A" in name)
 
 
-def test_nothing_in_the_model_is_random_although_its_config_asks_for_dropout():
-    trained = policy(attention_dropout=0.5)
-    with torch.no_grad():
-        first, again = (token_logprobs(trained, ROWS)[0] for _ in range(2))
-    assert trained.training and torch.equal(first, again)
-
-
 # ------------------------------------------------------------------------- a stranger's adapter
-@pytest.fixture(scope="module")
-def adapter(tmp_path_factory):
-    """As much of an adapter as is looked at before its weights are."""
-    from peft import LoraConfig
-
-    folder = tmp_path_factory.mktemp("adapter")
+@pytest.fixture
+def read(tmp_path):
+    """read(change): the config of an adapter in which this is changed (or which is this text)."""
     LoraConfig(r=12, lora_alpha=24, target_modules=["q_proj"],
-               task_type="CAUSAL_LM").save_pretrained(folder)
-    (folder / "adapter_model.safetensors").touch()
-    return folder
+               task_type="CAUSAL_LM").save_pretrained(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    made = json.loads(file.read_text())
 
+    def read(change) -> dict:
+        file.write_text(change if isinstance(change, str) else json.dumps(made | change))
+        return policy_module.read_config(str(tmp_path))
 
-def read_with(adapter, folder, change) -> dict:
-    """`read_config` of a copy of the adapter with another config (or the config as a text)."""
-    shutil.copytree(adapter, folder)
-    file = folder / "adapter_config.json"
-    file.write_text(change if isinstance(change, str)
-                    else json.dumps(json.loads(file.read_text()) | change))
-    return policy_module.read_config(str(folder))
+    return read
 
 
 @pytest.mark.parametrize("targets", [["q_proj", "v_proj"], "all-linear"])
-def test_targets_by_name_and_all_linear_are_taken(adapter, tmp_path, targets):
-    assert read_with(adapter, tmp_path / "a", dict(target_modules=targets))["r"] == 12
-
-
-def test_the_adapter_of_a_run_is_its_last_finished_checkpoint(adapter, tmp_path):
-    for name in ("step-000020", "step-000100", "step-000100-best", "step-best"):
-        shutil.copytree(adapter, tmp_path / "run" / "checkpoints" / name)
-    (tmp_path / "run" / "checkpoints" / "step-notes.txt").write_text("")
-    last = tmp_path / "run" / "checkpoints" / "step-000100"
-    assert find_adapter(str(tmp_path / "run")) == str(last)
-    assert find_adapter(str(adapter)) == str(adapter)
+def test_targets_by_name_and_all_linear_are_taken(read, targets):
+    assert read(dict(target_modules=targets))["r"] == 12
 
 
 PATTERN = "(a|aa)+" * 20 + "$"  # takes years on a long name
@@ -189,7 +166,7 @@ PATTERN = "(a|aa)+" * 20 + "$"  # takes years on a long name
     (dict(r="8"), "r: '8'"), (dict(r=None), "r: None"), (dict(lora_alpha=math.nan), "alpha: nan"),
     (dict(r=0), "r: 0"), (dict(lora_alpha=0), "lora_alpha"), ({"\x1b[2Jnew": 1}, r"\\x1b\[2Jnew"),
 ])
-def test_a_hostile_adapter_is_refused_before_it_is_loaded(adapter, tmp_path, change, words):
+def test_a_hostile_adapter_is_refused_before_it_is_loaded(read, change, words):
     with pytest.raises(SystemExit, match=words) as stop:
-        read_with(adapter, tmp_path / "a", change)
+        read(change)
     assert str(stop.value).isprintable()
