@@ -5,9 +5,9 @@
 
 Both have the same model in float32, prompts, samples a prompt, lengths, LoRA, GRPO loss and grader,
 and take turns in one process; the learning rate is next to 0, so that they go on drawing from the
-same policy. The first pair does not count. TRL has what is quickest for it on a CPU: all of a
-batch is generated at once, with a cache, and nothing is computed twice to save memory. It trains on
---micro-rows answers at a time; choose the quickest that fits. A page of bench/results is written.
+same policy. The first pair does not count. TRL has what is quickest for it on a CPU: nothing is
+computed twice to save memory, and all of a batch is generated and trained on at once, or
+--micro-rows answers where no more fit (fewer were slower). A page of bench/results is written.
 """
 import argparse
 import tempfile
@@ -103,7 +103,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--steps", type=positive, default=5)
-    parser.add_argument("--micro-rows", type=positive, default=32, help="of TRL's passes")
+    parser.add_argument("--micro-rows", type=positive, default=256,
+                        help="answers in a pass of TRL's, if no more fit (default: 256)")
     args = parser.parse_args()
     from parts.models import fetch_model
 
