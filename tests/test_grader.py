@@ -151,6 +151,7 @@ def test_a_child_is_poor_and_limited(judge, monkeypatch):
                 "'HF_TOKEN' in os.environ": False, "os.environ['TMPDIR']": here,
                 "os.path.dirname(os.getcwd())": grader.folder,
                 "os.stat('.').st_mode & 0o777": 0o700,
+                "{os.readlink(f'/proc/self/fd/{n}') for n in range(3)}": {"/dev/null"},
                 "resource.getrlimit(resource.RLIMIT_DATA)": (2**30, 2**30),
                 "resource.getrlimit(resource.RLIMIT_CORE)": (0, 0),
                 "resource.getrlimit(resource.RLIMIT_FSIZE)": (2**20, 2**20),
