@@ -1,5 +1,4 @@
-"""For the sampler's tests: other ways to drive it, and the exact mathematics of the rules."""
-import math
+"""For the sampler's tests: other ways to drive it. The exact laws of its rules: course/laws.py."""
 import random
 from unittest import mock
 
@@ -71,52 +70,6 @@ def outcomes(groups):
 def sample(index, correct, reward=None):
     return Sample(index, 0, reward=float(correct) if reward is None else reward, status="",
                   correct=correct)
-
-
-# -------------------------------------------------------------------- exact: what the rules do to p
-def closed_pools(p, rule, n=4, M=8, N=4):
-    """Exactly, without the sampler: the closed pool is [(probability, correct, wrong,
-    resolved)]."""
-    done = {
-        "ada-balance": lambda c, w: c >= n // 2 and w >= n - n // 2,
-        "ada-pos": lambda c, w: c >= 1,
-        "uniform": lambda c, w: True,
-    }[rule]
-    M, N = (n, 1) if rule == "uniform" else (M, N)
-    still_open, closed = {(0, 0): 1.0}, []
-    for t in range(N):
-        after = {}
-        for (c, w), q in still_open.items():
-            for k in range(M + 1):
-                chance = q * math.comb(M, k) * p**k * (1 - p) ** (M - k)
-                after[c + k, w + M - k] = after.get((c + k, w + M - k), 0.0) + chance
-        closed += [(q, c, w, done(c, w)) for (c, w), q in after.items() if done(c, w) or t == N - 1]
-        still_open = {(c, w): q for (c, w), q in after.items() if not done(c, w)}
-    return closed
-
-
-def exact(p, rule, **sizes):
-    """(E[draws], its variance, P(unresolved), P(no signal))"""
-    pools = closed_pools(p, rule, **sizes)
-    draws = sum(q * (c + w) for q, c, w, _ in pools)
-    variance = sum(q * (c + w - draws) ** 2 for q, c, w, _ in pools)
-    unresolved, silent = sum(q for q, *_, ok in pools
-                             if not ok), sum(q for q, c, w, _ in pools if not c * w)
-    return draws, variance, unresolved, silent
-
-
-def exact_weight(p, rule, weighting, n=4, advantage="pool-mean"):
-    """The effective weight, over all pools, with the sampler's own keeping rule,
-    advantages and weights."""
-    total = 0.0
-    for q, c, w, _ in closed_pools(p, rule, n=n):
-        pool = [sample(i, i < c) for i in range(c + w)]
-        kept = ada.keep(pool, n) if rule != "uniform" else pool
-        a = ada.advantages([s.reward for s in kept], [s.reward for s in pool], advantage)
-        weights = ada.row_weights([s.correct for s in kept], c / (c + w), n, weighting)
-        score = [1 / p if s.correct else -1 / (1 - p) for s in kept]
-        total += q * sum(x * y * z for x, y, z in zip(a, weights, score)) / n
-    return total
 
 
 # effective weights of balance with n=4, M=8, N=4; the number of digits is the precision

@@ -1,7 +1,7 @@
 """The sampler: exact oracles, unbiasedness, determinism, budgets. No model, seconds.
 
-When a prompt closes, what is kept, how rows are weighed and draws are shared out is tried by the
-checks of labs 3 and 4, which test_course.py runs on these same functions.
+Advantages, when a prompt closes, what is kept, how rows are weighed and draws are shared out is
+tried by the checks of labs 1, 3 and 4, which test_course.py runs on these same functions.
 """
 import itertools
 import json
@@ -10,7 +10,7 @@ import random
 import subprocess
 import sys
 from dataclasses import fields
-from statistics import fmean, stdev
+from statistics import fmean
 
 import pytest
 from hypothesis import given, reject
@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 import ada_sampler as ada
 from ada_sampler import Estimator, Group, SamplerConfig, collect
 from conftest import ROOT
+from course import laws
 from course.simulate import Coin
 from helpers import HANG
 from parts.config import check_sampler, unread
 from parts.metrics import summarize
-from sampler_oracles import (
-    ADVANTAGES, RULES, WAYS, WEIGHTINGS, WEIGHTS, WithoutEarlyOpening, closed_pools, coins, config,
-    exact_weight, mixed, outcomes, run, sample)
+from sampler_oracles import (ADVANTAGES, RULES, WAYS, WEIGHTINGS, WEIGHTS, WithoutEarlyOpening,
+                             coins, config, mixed, outcomes, run, sample)
 from world import Engine, Grader
 
 
@@ -33,7 +33,7 @@ from world import Engine, Grader
 def test_effective_weights_exactly(p):
     for weighting, published in WEIGHTS[p].items():
         digits = len(published.partition(".")[2])
-        found = exact_weight(p, "ada-balance", weighting)
+        found = laws.expected_yield(p, config(weighting=weighting)).weight
         assert abs(found - float(published)) <= 0.501 * 10**-digits
 
 
@@ -52,19 +52,6 @@ def test_threshold_is_strict_and_only_for_counting():
     [g] = run(coins([0.5]), config(n=4, M=8, N=1), grader=shaped)
     assert [s.correct for s in g.pool[:4]] == [False, False, False, True]
     assert math.isclose(g.baseline, (0.5 + 0.7 + 0.71) / 4) and g.p_hat == 0.25
-
-
-def test_advantages():
-    pool = [1.0, 0.0, 0.0, 1.0, 0.0]
-    for kind, right, wrong in (("pool-mean", 0.6, -0.4),
-                               ("leave-one-out", 1 - 1 / 4, 0 - 2 / 4),  # the other four
-                               ("group-std", 0.6 / stdev(pool), -0.4 / stdev(pool))):
-        found = ada.advantages([1.0, 0.0], pool, kind)
-        assert found == pytest.approx([right, wrong], rel=1e-5)
-        assert ada.advantages([1.0], [1.0], kind) == [0.0]  # alone: nothing to compare with
-        # and no rounding error posing as a signal
-        assert ada.advantages([0.1] * 3, [0.1] * 3, kind) == [0.0] * 3
-    assert ada.advantages([1.0, 0.0, -1.0], pool, "positives-only") == [1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("weighting", ["log", "inv_p"])
@@ -164,9 +151,10 @@ def impatient(p, rng, n=4, M=8, N=4):
 
 @pytest.mark.parametrize("p", [0.2, 0.5])
 def test_deciding_inside_a_round_is_biased_and_collect_does_not(p):
-    pools, count = closed_pools(p, "ada-balance"), 400
-    expected = sum(q * c / (c + w) for q, c, w, _ in pools)
-    error = math.sqrt(sum(q * (c / (c + w) - expected) ** 2 for q, c, w, _ in pools) / count)
+    pools, count = laws.closed_pools(p, config()), 400
+    expected = sum(q * c / (c + w) for (c, w, _), q in pools.items())
+    error = math.sqrt(sum(q * (c / (c + w) - expected) ** 2
+                          for (c, w, _), q in pools.items()) / count)
     groups = run(coins([p] * count), config(), Engine(3, slots=4000, length=short_if_correct))
     assert abs(fmean(g.p_hat for g in groups) - expected) <= 3 * error
     first = fmean(s.correct for g in groups for s in g.pool[:8])

@@ -110,7 +110,7 @@ def ask_scales(norm: str):
     for lengths, N, most in itertools.product(
             ((4,), (2, 6), (3, 3, 3, 3), (1, 2, 9), (1, 2, 3, 4, 5)), (1, 2), (10, 64)):
         settings = dict(length_norm=norm, mini_batches=N, max_tokens=most)
-        rows = [Row([0] * (2 + i + n), 2 + i, [0.0] * n, 1.0)  # each with another prompt
+        rows = [Row([0] * (2 + i + n), 2 + i, [0.0] * n, i % 2)  # rows without a gradient count
                 for i, n in enumerate(lengths)]
         minirl.set_scales(rows, Config(**settings))
         said = ", ".join(f"{name}={value}" for name, value in settings.items())
