@@ -137,13 +137,10 @@ def effective_share(weight_T) -> torch.Tensor:
 def group_row(step: int, group, tokenizer) -> dict:
     """A prompt of one step, with its samples in the order of drawing."""
     kept = {s.index: (a, a * w) for s, a, w in zip(group.kept, group.advantages, group.weights)}
-    rewards = [s.reward for s in group.pool]
     return dict(
         step=step, place=group.index, refill=group.refill, id=group.problem.id,
         prompt=group.problem.prompt, gold=group.problem.answer, outcome=group.outcome,
-        pool_mean=sum(rewards) / len(rewards) if rewards else None,
         baseline=group.baseline, p_hat=group.p_hat,
-        opened=group.pool[0].rollout.submitted if group.pool else None,
         pool=[sample_row(s, kept.get(s.index), tokenizer) for s in group.pool])
 
 

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,26 +22,14 @@ import world
 from parts import folder as folders
 from parts import machine
 from conftest import ROOT
-from minirl import Config
 from parts import run as running
-from parts.config import resolve
-from parts.run import make_optimizer
+from parts.config import Config, resolve
 from helpers import Program, run_program
-import models_small
-from models_small import one_layer, random_groups
+from models_small import trained_weights
 import whole_runs
 
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"  # sets a terminal's title, clears it, colours it
-
-
-def weights(policy):
-    return {name: p.detach().clone() for name, p in policy.named_parameters()}
-
-
-def same(a, b):
-    """Bit by bit, NaN equal to NaN."""
-    return all(torch.equal(a[name].nan_to_num(7e7), b[name].nan_to_num(7e7)) for name in a)
 
 
 def first_adapter_weight(policy):
@@ -52,34 +39,36 @@ def first_adapter_weight(policy):
 # ---------------------------------------------------------------------------- numbers that are none
 @pytest.mark.parametrize("broken", ["weight", "logprob of the engine"])
 def test_nan_skips_the_step_and_changes_nothing(broken):
-    policy, groups, config = models_small.policy(), random_groups(
-        4, seed=0), Config(max_tokens=20, micro_tokens=4096, lr=0.1)
-    optimizer, schedule = make_optimizer(policy, config)
-    right = first_adapter_weight(policy)[0, 0].item()
+    run = world.ready(lr=0.1)
+    groups, right = minirl.sample(run), first_adapter_weight(run.policy)[0, 0].item()
+
+    def step():
+        metrics = minirl.update(run.policy, run.optimizer, run.schedule, groups, run.config,
+                                random.Random(0))
+        assert all(p.grad is None for p in run.policy.parameters())
+        return metrics["optimizer_steps"], metrics["skipped_steps"], metrics["grad_norm"]
+
+    logprobs = next(s for group in groups for s, a in group.rows() if a).rollout.logprobs
+    first = logprobs[0]
     if broken == "weight":
-        first_adapter_weight(policy).data[0, 0] = math.nan
+        first_adapter_weight(run.policy).data[0, 0] = math.nan
     else:
-        next(s for g in groups for s, a in g.rows() if a).rollout.logprobs[0] = math.nan
-    before = weights(policy)
-    metrics = minirl.update(policy, optimizer, schedule, groups, config, random.Random(0))
-    assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == (0, 1)
-    assert math.isnan(metrics["grad_norm"])
-    assert same(weights(policy), before) and not optimizer.state_dict()["state"]
-    assert schedule.last_epoch == 0
-    assert all(p.grad is None for p in policy.parameters())
-    first_adapter_weight(policy).data[0, 0] = right  # and the next step is as good as ever
-    metrics = minirl.update(policy, optimizer, schedule, random_groups(4, seed=1), config,
-                            random.Random(0))
-    assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == (1, 0)
-    assert not same(weights(policy), before)
+        logprobs[0] = math.nan
+    before = {name: w.nan_to_num(7e7) for name, w in trained_weights(run.policy).items()}
+    assert step() == (0, 1, pytest.approx(math.nan, nan_ok=True))
+    after = {name: w.nan_to_num(7e7) for name, w in trained_weights(run.policy).items()}
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert not run.optimizer.state_dict()["state"] and run.schedule.last_epoch == 0
+    first_adapter_weight(run.policy).data[0, 0], logprobs[0] = right, first
+    assert step()[:2] == (1, 0)  # and the next step is as good as ever
+    assert any(not torch.equal(w, before[name])
+               for name, w in trained_weights(run.policy).items())
 
 
 # ------------------------------------------------------------------------------------ out of memory
-def test_the_largest_micro_batch_is_rehearsed_and_leaves_no_gradient(monkeypatch):
-    awake, seen, real, run = [], [], running.token_logprobs, SimpleNamespace(
-        config=Config(micro_tokens=900, max_prompt_tokens=100, max_tokens=200),
-        policy=one_layer(),
-        engine=SimpleNamespace(sleep=lambda: None, wake=lambda: awake.append(True)))
+def test_the_largest_micro_batch_is_rehearsed(monkeypatch):
+    run = world.ready(micro_tokens=900, max_prompt_tokens=100, max_tokens=200)
+    seen, real = [], running.token_logprobs
 
     def watched(policy, rows, temperature):
         seen.append([len(row.ids) for row in rows])
@@ -87,8 +76,7 @@ def test_the_largest_micro_batch_is_rehearsed_and_leaves_no_gradient(monkeypatch
 
     monkeypatch.setattr(running, "token_logprobs", watched)
     running.rehearse(run)
-    assert seen == [[300] * 3] and awake == [True]
-    assert all(p.grad is None for p in run.policy.parameters())
+    assert seen == [[300] * 3] and run.events == ["sleep", "wake"]
 
 
 # ---------------------------------------------------------------------------------- untrusted input

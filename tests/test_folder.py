@@ -4,7 +4,6 @@ import math
 import os
 import pickle
 import shutil
-import sys
 import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -51,23 +50,6 @@ def test_a_name_is_enough_to_resume_and_the_settings_are_those_of_the_last_start
     assert again == replace(first, resume=True, lr=0.5)
     folders.note_start(run, settings_of(again), after_step=20, inputs=ABC)
     assert parse(named) == again
-
-
-def test_config_json_keeps_every_start_as_it_was(tmp_path):
-    first = settings_of(Config(name="mine", lr=0.1))
-    folders.note_start(tmp_path, first, after_step=0, inputs=ABC)
-    before = json.loads((tmp_path / "config.json").read_text())
-    for after_step, changed in ((20, dict(lr=0.01, steps=300)), (40, dict(lr=0.01, steps=300)),
-                                (60, dict(steps=300))):
-        folders.note_start(tmp_path, first | changed, after_step, dict(data="another"))
-    found = json.loads((tmp_path / "config.json").read_text())
-    assert before["config"] == first and found["starts"][:1] == before["starts"]
-    assert found["inputs"] == before["inputs"] == ABC
-    assert [(start["after_step"], start["changed"]) for start in found["starts"]] == [
-        (0, {}), (20, dict(lr=[0.1, 0.01], steps=[0, 300])), (40, {}), (60, dict(lr=[0.01, 0.1]))]
-    assert found["starts"][3]["versions"]["python"] == sys.version.split()[0]
-    assert {"torch", "peft", "transformers", "math-verify"} <= set(found["starts"][3]["versions"])
-    assert folders.settings(tmp_path) == first | dict(steps=300)
 
 
 def test_a_run_without_a_checkpoint_is_started_anew_with_any_settings(tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 """Pages come out whole for any stage of a run; seeds are grouped; what is missing is skipped."""
 import json
 import math
-import random
+import shutil
 import sys
 
 import pytest
@@ -17,27 +17,12 @@ from parts.grader import NO_VERDICT  # noqa: E402
 PNG = b"\x89PNG\r\n"
 
 
-def make_run(folder, steps=4, seed=0, evals=True, leave_out=(), **config):
-    """A run's folder with plausible, noisy metrics."""
-    folder.mkdir(parents=True)
-    rng = random.Random(seed)
-    config = dict(model="tiny", data="builtin", seed=seed, name=folder.name) | config
-    (folder / "config.json").write_text(json.dumps(dict(config=config)))
-    for step in range(steps + 1):
-        p = 0.7 - 0.4 * math.exp(-step / 10) + rng.gauss(0, 0.03)
-        totals = dict(step=step, samples_total=200 * step, tokens_total=4000 * step,
-                      seconds_total=3.0 * step)
-        row = totals | dict(
-            samples=200, tokens=4000, seconds_sample=1.5, seconds_train=1.2, reward_first_round=p,
-            kl_k1=rng.gauss(0, 1e-4), kl_k3=0.0 if step == 3 else 1e-4, entropy=0.3,
-            verdicts=dict(correct=100, wrong=90, no_box=10), grad_norm=None if step == 2 else 0.5,
-            clipped_positive=0.0, weight_max=math.nan)
-        if step:
-            write(folder / "metrics.jsonl",
-                  {key: value for key, value in row.items() if key not in leave_out})
-        if evals and step % 2 == 0:
-            write(folder / "eval.jsonl", totals | dict(
-                data="builtin", k=8, avg=p, ci_low=p - .05, ci_high=p + .05))
+def recorded(folder, **config):
+    """A run's folder, with the logs of a run of six steps."""
+    shutil.copytree(ROOT / "tests" / "explore_run" / "one", folder)
+    stored = json.loads((folder / "config.json").read_text())
+    stored["config"] |= dict(name=folder.name) | config
+    (folder / "config.json").write_text(json.dumps(stored))
     return folder
 
 
@@ -67,18 +52,16 @@ def titles_of(run, monkeypatch):
     return titles
 
 
-def test_a_run_that_has_just_begun(tmp_path, few_panels):
-    only_eval, first = make_run(tmp_path / "a", 0), make_run(tmp_path / "b", 1, evals=False)
-    (only_eval / "config.json").unlink()
-    assert all(is_picture(plot.draw_run(run)) for run in (only_eval, first))
-
-
-def test_missing_metrics_leave_out_their_panels(tmp_path, monkeypatch):
-    run = make_run(tmp_path / "a", evals=False, leave_out=("kl_k1", "kl_k3", "entropy"))
-    titles = titles_of(run, monkeypatch)
+def test_a_run_that_has_just_begun_lacks_panels(tmp_path, monkeypatch):
+    begun, first = recorded(tmp_path / "a"), recorded(tmp_path / "b")
+    for file in (begun / "config.json", begun / "metrics.jsonl", first / "eval.jsonl"):
+        file.unlink()
+    first_step, *_ = (first / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (first / "metrics.jsonl").write_text(first_step)
+    assert titles_of(begun, monkeypatch) == ["Accuracy on held-out problems"]
+    titles = titles_of(first, monkeypatch)
     assert {"Reward while training", "Where the time goes"} <= set(titles)
-    assert not {"Engine against trainer", "Entropy of the policy",
-                "Accuracy on held-out problems"} & set(titles)
+    assert not {"Experts alike in engine and trainer", "Accuracy on held-out problems"} & {*titles}
 
 
 @pytest.mark.parametrize("settings, drawn", [
@@ -86,7 +69,7 @@ def test_missing_metrics_leave_out_their_panels(tmp_path, monkeypatch):
     (dict(kv_cache_dtype="fp8"), True), (dict(dtype="bfloat16"), True)])
 def test_what_is_flat_by_construction_is_not_drawn(tmp_path, monkeypatch, settings, drawn):
     """With one mini-batch in float32 no token is clipped and all weights are 1."""
-    run = make_run(tmp_path / "a", **dict(mini_batches=1, dtype="float32") | settings)
+    run = recorded(tmp_path / "a", **settings)
     panels = [panel for panel in plot.PANELS if panel[1] in (
         "Reward while training", "Tokens stopped by the mask")]
     monkeypatch.setattr(plot, "PANELS", panels)
@@ -107,15 +90,16 @@ def test_whatever_made_the_grader_fail_is_in_the_curve(tmp_path):
 
 @pytest.mark.parametrize("odd", ["text", {"a": 1}, None, 10**400, math.inf], ids=range(5))
 def test_what_is_no_number_is_passed_over(tmp_path, few_panels, odd):
-    run = make_run(tmp_path / "a", steps=2)
+    run = recorded(tmp_path / "a")
+    whole = plot.series(plot.read_run(run)["metrics"], "samples")
     for name in ("metrics.jsonl", "eval.jsonl"):
         rows = [json.loads(line) for line in (run / name).open()]
-        for changes in (dict(step=3), dict(step=4, data="builtin"), {}):
+        for changes in (dict(step=13), dict(step=14, data="builtin"), {}):
             write(run / name, dict.fromkeys(rows[-1], odd) | changes)
         with open(run / name, "a") as file:
             file.write("[]\n7\n" + '{"step": 4, "sam')
     assert is_picture(plot.draw_run(run))
-    assert plot.series(plot.read_run(run)["metrics"], "samples") == ([1, 2], [200, 200])
+    assert plot.series(plot.read_run(run)["metrics"], "samples") == whole
     assert is_picture(compare.draw_comparison([run], tmp_path / "compare.png"))
 
 
@@ -157,13 +141,14 @@ def test_seeds_share_a_label_and_others_do_not(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for place, settings in (("a/bal-seed10", dict(seed=10)), ("a/bal-seed11", dict(seed=11)),
                             ("a/demo", dict(sampler="a")), ("b/demo", dict(sampler="b"))):
-        make_run(tmp_path / place, steps=40, evals=False, **settings)
-    make_run(tmp_path / "bare").joinpath("config.json").unlink()
+        recorded(tmp_path / place, **settings)
+    recorded(tmp_path / "bare").joinpath("config.json").unlink()
     runs = compare.read_runs(["a/bal-seed10", "a/bal-seed11", "a/demo", "b/demo", "bare"])
     found = {label: len(same) for label, same in compare.group_by_seed(runs).items()}
     # of two with the same name: as they were typed
     assert found == {"bal (mean of 2)": 2, "a/demo": 1, "b/demo": 1, "bare": 1}
-    assert runs[0]["metrics"][-1]["minutes"] == 2  # of training
+    last = runs[0]["metrics"][-1]
+    assert last["minutes"] == last["seconds_total"] / 60  # of training
 
 
 def test_mean_line_covers_the_common_range():
@@ -195,7 +180,7 @@ def test_comparison_page(tmp_path, monkeypatch, capsys):
     legends = []
     monkeypatch.setattr("matplotlib.axes.Axes.legend", lambda axis, **_: legends.append(
         axis.get_legend_handles_labels()[1]))
-    runs = [str(make_run(tmp_path / name, sampler=name)) for name in ("_mine", r"a$\frac$")]
+    runs = [str(recorded(tmp_path / name, sampler=name)) for name in ("_mine", r"a$\frac$")]
     for run in runs:
         assert is_picture(plot.draw_run(run))
     monkeypatch.chdir(tmp_path)

@@ -12,32 +12,31 @@ import numpy
 import pytest
 import torch
 
-from ada_sampler import Group, Sample
+from ada_sampler import Group
 from parts import folder as folders
 from parts import run as running
 from parts.config import Config, parse, parse_flags
 from parts.data import Stream, count_trained, load_problems
-from parts.engine import Rollout
 from parts.run import Estimator, Run
 from helpers import lines
 from test_folder import taught
-from world import small_run
+from world import Engine, small_run
+
+
+def begun(folder, config):
+    """A run as its process begins: the engine is a stand-in, what is trained and saved is real."""
+    policy, optimizer, schedule = taught(config, 0)
+    return Run(folder=folder, lock=None, config=config, engine=Engine(), policy=policy,
+               optimizer=optimizer, schedule=schedule, grader=None, held_out=[], probe=None,
+               stream=Stream(list(range(50)), seed=0), estimator=Estimator())
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """A run whose engine does nothing; model, optimizer and checkpoints are real."""
-    monkeypatch.setattr(running, "draw_run", lambda folder: drawn.append(folder))
+    made = begun(tmp_path, Config(name="mine", steps=30, lr=0.1, sampler="ada-est"))
+    made.drawn = []
+    monkeypatch.setattr(running, "draw_run", made.drawn.append)
     monkeypatch.setattr(running, "watch", lambda *_: "")
-    drawn, closed = [], []
-    config = Config(name="mine", steps=30, lr=0.1, sampler="ada-est")
-    made = Run(
-        folder=tmp_path, lock=None, config=config,
-        engine=SimpleNamespace(close=lambda: closed.append(True), tokenizer=None), grader=None,
-        held_out=[],
-        stream=Stream(list(range(50)), seed=0), estimator=Estimator(), probe=None,
-        **dict(zip(("policy", "optimizer", "schedule"), taught(config, 0))))
-    made.drawn, made.closed = drawn, closed
     return made
 
 
@@ -45,15 +44,9 @@ def rows(run, name):
     return lines(run.folder / name)
 
 
-def sample(text, status="wrong", reward=0.0):
-    return Sample(0, 0, Rollout([1, 2], [-0.1, -0.2], "stop", text), reward, status)
-
-
-def group(name, kept, pool, baseline=0.25):
-    problem = SimpleNamespace(prompt=f"<{name}>", answer=f"gold {name}", id=name, prompt_ids=[7, 8])
-    return Group(0, problem, pool, outcome="resolved", baseline=baseline,
-                 kept=[s for s, _ in kept], advantages=[a for _, a in kept],
-                 weights=[1.0] * len(kept))
+def groups(count):
+    return [Group(i, SimpleNamespace(prompt=f"<{i}>", answer="7", id=str(i)))
+            for i in range(count)]
 
 
 def metrics_of(**changes):
@@ -64,8 +57,7 @@ def metrics_of(**changes):
 @pytest.mark.parametrize("count, places", [(0, []), (2, [0, 1]), ("all", [0, 1, 2])])
 def test_so_many_prompts_of_a_step_are_recorded_and_not_more(run, count, places):
     run.config.log_groups = count
-    groups = [Group(i, SimpleNamespace(prompt=f"<{i}>", answer="7", id=str(i))) for i in range(3)]
-    running.log(5, groups, metrics_of(), run)
+    running.log(5, groups(3), metrics_of(), run)
     found = rows(run, "groups.jsonl") if places else []
     assert [(row["step"], row["place"], row["prompt"], row["gold"]) for row in found] == [
         (5, i, f"<{i}>", "7") for i in places]
@@ -232,14 +224,6 @@ def test_a_tracker_gets_each_step_and_evaluation_under_one_name(tracked, capsys)
 
 
 # ------------------------------------------------------------------------------ resumed
-def fresh(run):
-    """The same run as a new process begins it."""
-    policy, optimizer, schedule = taught(run.config, 0)
-    return Run(folder=run.folder, lock=None, config=run.config, engine=None, policy=policy,
-               optimizer=optimizer, schedule=schedule, grader=None, held_out=[], probe=None,
-               stream=Stream(list(range(50)), seed=0), estimator=Estimator())
-
-
 def result(avg):
     return dict(builtin=dict(avg=avg, ci_low=avg - 0.1, ci_high=avg + 0.1))
 
@@ -252,13 +236,13 @@ def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
     run.stream.take(21)
     run.estimator.counts = {"a": [1.0, 2.0]}
     for step in range(1, 11):
-        running.record(step, [group("one", [], [sample("a")])], metrics_of(), run)
+        running.record(step, groups(1), metrics_of(), run)
         if step % 5 == 0:
             running.record_evaluation([], result(step / 20), run)
     for name in ("metrics.jsonl", "groups.jsonl"):  # killed before the checkpoint of step 11
         folders.append(run.folder / name, dict(step=11))
 
-    again = fresh(run)
+    again = begun(run.folder, run.config)
     running.resume(again, newest(run))
     assert "continuing after step 10" in capsys.readouterr().out
     assert (again.state["step"], again.stream.cursor) == (10, 21)
@@ -285,7 +269,7 @@ def test_an_evaluation_that_a_crash_has_cut_short_is_made_again(run, written, fi
         for name in parts:
             log = "answers.jsonl" if name == "answers" else "eval.jsonl"
             folders.append(run.folder / log, dict(step=step, data=name, avg=step / 20))
-    again = fresh(run)
+    again = begun(run.folder, run.config)
     running.resume(again, newest(run))
     assert again.evaluated == (10 if finished else 5)
     assert running.evaluation_is_due(again) != finished
@@ -302,6 +286,7 @@ def test_config_json_says_after_which_step_each_start_went_on(tmp_path):
     starts = folders.read_config(folder)["starts"]
     assert [(start["after_step"], start["changed"]) for start in starts] == [
         (0, {}), (1, dict(steps=[1, 2]))]
+    assert {"python", "torch", "peft", "math-verify"} <= {*starts[1]["versions"]}
     trained = load_problems("builtin")[:3]
     assert count_trained(folder, trained) == 3, "an evaluation will know them"
 
@@ -316,7 +301,7 @@ def test_a_run_that_is_over_says_how_to_look_into_it_and_how_to_go_on(run, capsy
         flags = go_on.split("minirl.py ")[1].split()
         again = parse_flags(Config, flags, "minirl.py", "")
         assert (again.name, again.resume, again.steps) == ("mine", True, more)
-    assert run.closed == [True] * 2 and len(run.drawn) == 2
+    assert run.engine.events == ["close"] * 2 and len(run.drawn) == 2
 
 
 # ------------------------------------------------------------------ before the first step

@@ -21,12 +21,6 @@ def recorded_run(name, **changes):
     return dict(config=config, groups=groups)
 
 
-def fate_of(pool, **settings):
-    run = dict(config=settings, groups=[dict(pool=pool)])
-    what_if.add_to(run)
-    return run["groups"][0]["what_if"]
-
-
 def pool_of(rewards):
     return [dict(reward=reward, status="scored") for reward in rewards]
 
@@ -74,7 +68,8 @@ def test_under_another_rule_it_ends_as_if_that_rule_had_sampled_it(data, rule, p
 def test_an_answer_without_a_verdict_is_not_right_however_low_the_threshold():
     for broken in (dict(reward=0.0, status="raised"), dict(reward=0.0, status=None),
                    dict(reward=None, status="scored"), dict(status="scored")):
-        fate = fate_of([broken, *pool_of([0.0, -2.0])], n=3, M=4, threshold=-0.5)["uniform"]
+        wide = SamplerConfig(sampler="uniform", n=3, threshold=-0.5)
+        fate = what_if.replayed([broken, *pool_of([0.0, -2.0])], wide)
         assert fate["coefficients"] == pytest.approx([-2 / 3, 4 / 3, -2 / 3])  # as if all wrong
 
 
