@@ -24,13 +24,10 @@ from parts.run import prepare
 
 @pytest.mark.parametrize("settings", [
     dict(weight_cap=1.0), dict(weight_cap=0.0), dict(objective="grpo", mini_batches=2, clip=False),
-    dict(objective="cispo", mini_batches=2, eps_low=0.1), dict(objective="cispo"),
-    dict(importance="staleness"), dict(importance="none"), dict(replay="r3"), dict(lr=1e-9),
-    dict(replay="r2", mini_batches=2),
-    dict(max_grad_norm=1e-3), dict(max_grad_norm=0.0), dict(warmup_steps=0),
-    dict(steps=1), dict(name="ü" * 127), dict(temperature=0.01), dict(threshold=0),
+    dict(objective="cispo", mini_batches=2, eps_low=0.1), dict(importance="staleness"),
+    dict(replay="r3"), dict(replay="r2", mini_batches=2), dict(threshold=0),
     dict(mini_batches=24, batch_prompts=24), dict(mini_batches=5, batch_prompts=24),
-    dict(data="mine.jsonl", columns="question"), dict(log_groups="all"),
+    dict(data="mine.jsonl", columns="question"),
     dict(sampler="ada-pos", drop_unresolved=True), dict(sampler="ada-est", M=32),
 ])
 def test_what_is_near_to_it_is_not(settings):

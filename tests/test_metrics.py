@@ -1,5 +1,5 @@
-"""What is logged of a step is what happened in it: by synthetic groups, by the log itself, and by
-Hugging Face. (Most of what is said of an update is tested with the objective: test_objective.py.)
+"""What is logged of a step is what happened in it: by synthetic groups, and by the log itself.
+(Most of what is said of an update is tested with the objective: test_objective.py.)
 """
 import json
 import math
@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import minirl
 from ada_sampler import Group, Sample, settle
 from explore import OF_TOKENS
 from minirl import objective, sample, update
@@ -19,9 +18,8 @@ from models import make
 from parts.config import Config
 from parts.folder import append
 from parts.logprobs import Row
-from parts.metrics import (diagnostics, effective_share, few_weights, group_row, is_blind,
-                           mean_surprisal, no_verdicts, pieces, summarize, token_columns, watch,
-                           why_broken)
+from parts.metrics import (diagnostics, effective_share, few_weights, group_row, mean_surprisal,
+                           no_verdicts, pieces, summarize, token_columns, watch, why_broken)
 from world import Words, ready, silent
 
 
@@ -203,44 +201,6 @@ def test_the_log_is_enough_to_keep_and_to_compare_anew(settings):
     assert all("theta" in s for row in rows for s in row["pool"] if s.get("coefficient"))
 
 
-def plain(policy, prompt_ids, ids):
-    """(log pi of a response, its entropy), [T] each, by Hugging Face's forward and a softmax."""
-    with torch.no_grad():
-        logits = policy(input_ids=torch.tensor([prompt_ids + ids])).logits[0]
-    logp = logits[len(prompt_ids) - 1:-1].double().log_softmax(-1)
-    return logp.gather(1, torch.tensor(ids)[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
-
-
-def test_a_rows_log_probs_are_of_the_weights_that_its_optimizer_step_began_with(monkeypatch):
-    run, real, states = ready(**FAR), minirl.optimizer_step, []
-
-    def remember():
-        states.append([plain(run.policy, group.problem.prompt_ids, s.rollout.token_ids)
-                       for group in groups for s in group.pool])
-
-    def step(*args):
-        norm = real(*args)
-        remember()
-        return norm
-
-    monkeypatch.setattr(minirl, "optimizer_step", step)
-    groups = sample(run)
-    remember()
-    update(run.policy, run.optimizer, run.schedule, groups, run.config, random.Random(0))
-    rows = [s for group in groups for s in group_row(1, group, Words())["pool"]]
-    seen = [(i, s) for i, s in enumerate(rows) if "theta" in s]
-    assert {s["mini"] for _, s in seen} == {0, 1, 2}
-    for i, s in seen:
-        (wanted, entropy), (wanted_old, _) = states[s["mini"]][i], states[0][i]
-        theta, old, *_ = tensors(s)
-        torch.testing.assert_close(theta, wanted, atol=2e-6, rtol=0)
-        torch.testing.assert_close(old, wanted_old, atol=2e-6, rtol=0)
-        assert s["entropy"] == pytest.approx(entropy.tolist(), abs=1e-4)
-        assert ("old" in s) == (s["mini"] > 0)
-    moved = [(states[0][i][0] - states[2][i][0]).abs().max().item() for i, s in seen]
-    assert max(moved) > 0.1  # so that the wrong weights would be seen
-
-
 def test_a_step_without_signal_is_recorded_with_the_verifiers_reasons():
     _, _, rows, metrics = stepped(judge=silent)
     assert metrics["optimizer_steps"] == 0 and not trained(rows)
@@ -345,6 +305,11 @@ def watched(step, rewards, status, end, learnt, **settings):
     ([0] * 9, "timeout", {}, ["the verifier gave no verdict on 9 of 9 samples", "timeout"]),
     ([0.1, 0.2], "scored", dict(reward="own.py:f"),
      ["(0.1 to 0.2) are on one side of --threshold 0.7", "a threshold between them"]),
+    ([0.8, 0.9, 1], "scored", dict(reward="own.py:f"), ["are on one side"]),
+    ([0.1, 0.9], "scored", dict(reward="own.py:f"), ["no prompt has both"]),
+    ([0.1, 0.2], "scored", dict(reward="own.py:f", sampler="uniform"), ["no prompt has both"]),
+    ([0.1, 0.2], "scored", dict(reward="own.py:f", sampler="uniform", weighting="log"),
+     ["are on one side"]),  # rows are weighted by right and wrong
     ([2, 2], "scored", dict(reward="own.py:f"), ["the same reward, 2: look into --reward"]),
     ([1, 1], "correct", {}, ["the same reward, 1: ", "gold", "easier or harder problems"]),
     ([0, 1], "wrong", {}, ["no prompt has both right and wrong answers: draw more", "--M"])])
@@ -379,12 +344,3 @@ def test_what_costs_a_run_much_is_warned_of_and_whoever_wants_to_go_on_does(caps
     assert not watched(2, [0.1, 0.2], "scored", "stop", 2, reward="own.py:f")
     assert "WARNING, step 2: all rewards (0.1 to 0.2)" in capsys.readouterr().out
     assert not watched(9, *ODD["C"], 0, train_anyway=True)
-
-
-@pytest.mark.parametrize("rewards, sampler, weighting, blind", [
-    ([0.1, 0.2, 0.3], "ada-balance", "none", True), ([0.8, 0.9, 1.0], "ada-balance", "none", True),
-    ([0.1, 0.2, 0.9], "ada-balance", "none", False), ([0.1, 0.2, 0.3], "uniform", "none", False),
-    ([0.1, 0.2, 0.3], "uniform", "log", True),  # rows are weighted by right and wrong
-    ([0.0, 0.0, 0.0], "dapo", "none", False)])
-def test_a_threshold_that_tells_nobody_apart_is_noticed(rewards, sampler, weighting, blind):
-    assert is_blind(rewards, Config(sampler=sampler, weighting=weighting)) == blind
