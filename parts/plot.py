@@ -137,41 +137,30 @@ def draw_accuracy(ax, evals) -> None:
             label = f"{plain(data)}, avg@{rows[0].get('k', '?')}: {ys[0]:.2f} → {ys[-1]:.2f}"
             ax.plot(xs, ys, color=color, linewidth=1.8, marker="o", markersize=4, label=label)
             ax.axhline(ys[0], color=color, linestyle=":", linewidth=1)
-            draw_interval(ax, rows, color)
+            rows = [row for row in rows if "ci_low" in row and "ci_high" in row]
+            (xs, low), (_, high) = series(rows, "ci_low"), series(rows, "ci_high")
+            ax.fill_between(xs, low, high, color=color, alpha=0.15, linewidth=0)
     ax.set_ylim(bottom=min(0, ax.dataLim.y0))  # a reward of one's own may be negative
 
 
-def draw_interval(ax, rows, color, x="step") -> None:
-    rows = [row for row in rows if "ci_low" in row and "ci_high" in row]
-    (xs, low), (_, high) = series(rows, "ci_low", x), series(rows, "ci_high", x)
-    ax.fill_between(xs, low, high, color=color, alpha=0.15, linewidth=0)
-
-
-def label_panel(ax, title, unit, against="training steps") -> None:
+def label_panel(ax, title, unit) -> None:
     """Title, units and tick format, the same on every panel."""
     from matplotlib.ticker import MaxNLocator
 
     ax.set_title(title, fontsize=11)
     ax.set_ylabel(re.sub(r"π_(\w+)", r"$π_{\1}$", unit), fontsize=9)
-    ax.set_xlabel(against, fontsize=9)
+    ax.set_xlabel("training steps", fontsize=9)
     right = max(1, ax.get_xlim()[1])
     ax.set_xlim(-0.015 * right, right)
     ax.grid(alpha=0.25)
     ax.spines[["top", "right"]].set_visible(False)
     ax.tick_params(labelsize=8)
-    ax.xaxis.set_major_locator(MaxNLocator(6, integer=against == "training steps"))
-
-
-def save(figure, out: Path) -> Path:
-    """Write the picture in one piece, so that nobody opens half of one."""
-    with replacing(out) as writing:
-        figure.savefig(writing, dpi=110, format=out.suffix[1:])
-    return out
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
 # ----------------------------------------------------------------------------------------- pages
-def draw_run(run_dir: str | Path, out: str | Path = "") -> Path:
-    """Draw all panels of a run into `curves.png` of its folder (or `out`), also while it goes on.
+def draw_run(run_dir: str | Path) -> Path:
+    """Draw all panels of a run into `curves.png` of its folder, also while it goes on.
 
     Raises ValueError if nothing was logged yet. Without pyplot it needs no display.
     """
@@ -198,4 +187,7 @@ def draw_run(run_dir: str | Path, out: str | Path = "") -> Path:
     known = [run["config"][key] for key in ("model", "data") if run["config"].get(key)]
     about = map(plain, [run["name"], *known])
     figure.suptitle(" · ".join(about) + "      (faint: every step, bold: moving mean)", fontsize=12)
-    return save(figure, Path(out or Path(run_dir) / "curves.png"))
+    out = Path(run_dir) / "curves.png"
+    with replacing(out) as writing:  # in one piece: nobody opens half of one
+        figure.savefig(writing, dpi=110, format="png")
+    return out
