@@ -16,6 +16,7 @@ settings.load_profile("repeatable")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"  # what a test finds does not depend on whether a hub answers
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and what the tests start inherits
+signal.signal(signal.SIGINT, signal.default_int_handler)  # and the & of a shell this one
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
