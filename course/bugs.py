@@ -65,22 +65,11 @@ def command_of(bug: dict, folder: Path) -> str:
 
 
 # ------------------------------------------------------------------------------ where the bug is
-def texts_of(bug: dict) -> tuple[str, str]:
-    """The file before and after planting."""
-    before = (ROOT / bug["file"]).read_text(encoding="utf-8")
-    return before, mutated(before, bug)
-
-
 def planted_lines(bug: dict) -> range:
-    """The lines of the planted file (from 1) that have the bug.
-
-    If the bug only deletes lines, no line is wrong; then the whole function counts.
-    """
-    before, after = (text.splitlines() for text in texts_of(bug))
-    first = next(i for i, (a, b) in enumerate(zip(before, after)) if a != b)
-    same = next(i for i, (a, b) in enumerate(zip(before[::-1], after[::-1])) if a != b)
-    end = max(first, len(after) - same)
-    return range(first + 1, end + 1) or function_at("\n".join(after), first)
+    """The lines of the planted file (from 1) that have the bug, or had what it deletes."""
+    before, _, _ = (ROOT / bug["file"]).read_text(encoding="utf-8").partition(bug["old"])
+    first = before.count("\n") + 1
+    return range(first, first + max(1, len(bug["new"].splitlines())))
 
 
 def function_at(text: str, line: int) -> range:
@@ -101,7 +90,8 @@ def verdict(bug: dict, where: str) -> str:
     lines = planted_lines(bug)
     if int(line) in lines:
         return f"Yes! `answer {bug['number']}` tells its story."
-    if int(line) in function_at(texts_of(bug)[1], lines[0]):
+    planted = mutated((ROOT / bug["file"]).read_text(encoding="utf-8"), bug)
+    if int(line) in function_at(planted, lines[0]):
         return "Nearly: the function is right, the line is not."
     return "No: the file is right, the function is not."
 

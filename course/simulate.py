@@ -1,16 +1,16 @@
 """What a sampling rule does with its budget, shown on prompts that are coins: no model, 2 seconds.
 
-    python course/simulate.py --all --pass-rate 0.05             # all rules on equally hard prompts
-    python course/simulate.py --all --beta 0.5 1.5               # on mostly hard ones
-    python course/simulate.py --sampler ada-pos --M 4            # one rule and its settings
+    python course/simulate.py --pass-rate 0.05       # all rules on equally hard prompts
+    python course/simulate.py --beta 0.5 1.5         # on mostly hard ones
 
-Draws, unresolved and no signal are per place in the batch. The update of a prompt is w(p) grad p,
-with w the effective weight: 1 ascends p, 1/p ascends log p.
+For other settings call `simulate` and `report`. Draws, unresolved and no signal are per place in
+the batch. The update of a prompt is w(p) grad p, with w the effective weight: 1 ascends p, 1/p
+ascends log p.
 """
+import argparse
 import random
 import sys
 from collections import namedtuple
-from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from types import SimpleNamespace
@@ -18,10 +18,11 @@ from types import SimpleNamespace
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from ada_sampler import RULES, Estimator, Group, SamplerConfig, collect  # noqa: E402
-from parts.config import check_sampler, in_one_sentence, parse_flags, unread  # noqa: E402
+from parts.config import check_sampler, in_one_sentence  # noqa: E402
 
 Coin = namedtuple("Coin", "id p")  # a problem that is solved with probability p
 Flip = namedtuple("Flip", "reward status token_ids")  # rollout and verdict in one
+PROMPTS = 2000
 WRONG, CORRECT = Flip(0.0, "wrong", ()), Flip(1.0, "correct", ())
 
 
@@ -89,65 +90,33 @@ def report(groups: list[Group], config: SamplerConfig, places: int) -> tuple:
 
 
 # --------------------------------------------------------------------------------- command line
-def as_rule(config: SamplerConfig, rule: str) -> SamplerConfig:
-    """The same settings under another rule; settings that it does not read get their defaults."""
-    defaults = {name: getattr(SamplerConfig, name) for name in unread(rule)}
-    if rule == "ada-est":  # it has a weight of its own
-        defaults |= dict(weighting="none")
-        if config.advantage == "group-std":
-            defaults |= dict(advantage="pool-mean")
-    return replace(config, sampler=rule, **defaults)
-
-
-@dataclass
-class CoinSettings:
-    """The coins, and what is shown of them."""
-
-    all: bool = False
-    """all rules side by side"""
-    pass_rate: float | None = None
-    """every prompt is solved with this probability; None: drawn from Beta(A, B)"""
-    beta: tuple[float, float] = (1.0, 1.0)
-    """A and B of the Beta distribution of pass rates; 1 1 is uniform"""
-    prompts: int = 2000
-    """number of prompts"""
-    seed: int = 0
-    """of the coins"""
-
-
-@dataclass
-class Simulation(CoinSettings, SamplerConfig):
-    """Every flag of `python course/simulate.py`."""
-
-
-def pass_rates(config: Simulation) -> list[float]:
-    """Raises ValueError, one sentence, for coins that cannot be."""
-    if not 2 <= config.prompts <= 10**6:
-        raise ValueError("--prompts takes 2 to a million")
-    if config.pass_rate is not None:
-        if not 0 <= config.pass_rate <= 1:
+def pass_rates(p: float | None, beta: tuple[float, float]) -> list[float]:
+    """One for each prompt. Raises ValueError, one sentence, for coins that cannot be."""
+    if p is not None:
+        if not 0 <= p <= 1:
             raise ValueError("--pass-rate takes a number from 0 to 1")
-        return [config.pass_rate] * config.prompts
-    if not all(0 < shape < 1e6 for shape in config.beta):
+        return [p] * PROMPTS
+    if not all(0 < shape < 1e6 for shape in beta):
         raise ValueError("--beta takes two positive numbers below a million")
-    rng = random.Random(config.seed)
-    return [rng.betavariate(*config.beta) for _ in range(config.prompts)]
+    rng = random.Random(0)
+    return [rng.betavariate(*beta) for _ in range(PROMPTS)]
 
 
 def main(argv: list[str] | None = None) -> None:
     """Prints a line per rule."""
     prog = "python course/simulate.py"
-    config = parse_flags(Simulation, argv, prog, __doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__.splitlines()[0])
+    parser.add_argument("--pass-rate", type=float, help="of every prompt")
+    parser.add_argument("--beta", type=float, nargs=2, default=(1, 1), metavar=("A", "B"),
+                        help="shapes of the Beta distribution that pass rates are drawn from")
+    args = parser.parse_args(argv)
     with in_one_sentence(prog):
-        p_P = pass_rates(config)
-        own = {rule: as_rule(config, rule) for rule in RULES} if config.all else {
-            config.sampler: config}
-        found = {rule: simulate(settings, p_P, config.seed) for rule, settings in own.items()}
-    print(f"{len(p_P)} prompts, pass rate {fmean(p_P):.3g} on average; "
-          f"n={config.n}, M={config.M}, N={config.N}")
+        p_P = pass_rates(args.pass_rate, args.beta)
+    print(f"{len(p_P)} prompts, pass rate {fmean(p_P):.3g} on average")
     print(f"{'':16}{'draws':>8}{'unresolved':>12}{'no signal':>12}{'effective weight':>20}")
-    for rule, groups in found.items():
-        draws, unresolved, silent, weight, error = report(groups, own[rule], len(p_P))
+    for rule in RULES:
+        config = SamplerConfig(sampler=rule)
+        draws, unresolved, silent, weight, error = report(simulate(config, p_P), config, len(p_P))
         print(f"{rule:16}{draws:8.2f}{unresolved:12.3f}{silent:12.3f}{weight:11.2f} +- {error:.2f}")
 
 

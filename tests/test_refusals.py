@@ -177,10 +177,8 @@ REFUSED = {
     ],
     "course/simulate.py": [
         ("--pass-rate 2", "python course/simulate.py: --pass-rate takes a number"),
-        ("--prompts 1", "--prompts takes"),
         ("--beta 1 0", "--beta takes"),
         ("--beta nan 1", "--beta takes"),
-        ("--n 9 --M 8", "a round of 8"),
     ],
 }
 ROWS = [(program, *row) for program, rows in REFUSED.items() for row in rows]

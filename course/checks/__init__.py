@@ -3,7 +3,6 @@
 A check is a function with a title as its docstring. It calls the student's functions where the
 project would, and raises `Wrong`.
 """
-import math
 from dataclasses import fields, is_dataclass
 from fractions import Fraction
 
@@ -46,28 +45,21 @@ def called(function, *args, **kwargs) -> str:
     return f"{function.__name__}({', '.join(said)})"
 
 
-def numbers(value) -> list[float]:
-    """All numbers in it, one after the other; anything else is NaN."""
-    value = plain(value)
-    if isinstance(value, (list, tuple)):
-        return [x for item in value for x in numbers(item)]
-    return [float(value) if isinstance(value, (bool, int, float)) else math.nan]
-
-
-def shape(value):
-    """Lists within lists, without the numbers in them."""
-    value = plain(value)
-    return [shape(item) for item in value] if isinstance(value, (list, tuple)) else None
+def near(yours, right, tolerance: float) -> bool:
+    """Numbers, or lists within lists of them, of the same shape; nothing else is near."""
+    yours, right = plain(yours), plain(right)
+    if isinstance(right, (list, tuple)):
+        return isinstance(yours, (list, tuple)) and len(yours) == len(right) and all(
+            near(x, y, tolerance) for x, y in zip(yours, right))
+    return isinstance(yours, (bool, int, float)) and (
+        yours == right or abs(yours - right) <= tolerance * max(1, abs(right)))
 
 
 def must_be(call: str, yours, right, tolerance: float = 1e-9, why: str = "") -> None:
     """Raises Wrong unless the shapes are equal, and the numbers up to `tolerance`, which is
     absolute for small and relative for large numbers. (A [T, 1] minus a [T] would be [T, T].)
     """
-    near = shape(yours) == shape(right) and all(
-        x == y or abs(x - y) <= tolerance * max(1, abs(y))
-        for x, y in zip(numbers(yours), numbers(right)))
-    if not near:
+    if not near(yours, right, tolerance):
         raise differs(call, yours, right, why)
 
 
@@ -75,6 +67,15 @@ def must_equal(call: str, yours, right, why: str = "") -> None:
     """The same for what is not a number: equal, and of the same kind (1 is not True, nor 1.0)."""
     if yours != right or spelled(yours) != spelled(right):
         raise differs(call, yours, right, why)
+
+
+def asked(title: str, ask, cases):
+    """A check that asks each row of a table."""
+    def check():
+        for case in cases:
+            ask(*case)
+    check.__doc__ = title
+    return check
 
 
 def must_give(right, function, *args, why: str = "", **kwargs) -> None:

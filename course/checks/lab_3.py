@@ -2,7 +2,7 @@
 import ada_sampler as ada
 from ada_sampler import Sample, SamplerConfig
 from course import laws
-from course.checks import Wrong, must_be, must_equal
+from course.checks import Wrong, asked, must_be, must_equal
 
 ONE_ROUND = [  # rule, correct, wrong, rounds, outcome; n = 4, N = 4
     ("uniform", 0, 4, 1, "resolved"), ("uniform", 4, 0, 1, "resolved"),
@@ -43,24 +43,6 @@ def ask(rule, correct, wrong, rounds, outcome, settings={}):
     call = f"exit_test(correct={correct}, wrong={wrong}, rounds={rounds}), {rule}{said}"
     config = SamplerConfig(sampler=rule, **settings)
     must_equal(call, ada.exit_test(correct, wrong, rounds, config), outcome)
-
-
-def check_one_round():
-    """rules of one round: uniform always closes, dapo wants one of each"""
-    for case in ONE_ROUND:
-        ask(*case)
-
-
-def check_rounds():
-    """rules with rounds: resolved, going on, or given up, by what is missing"""
-    for case in ROUNDS:
-        ask(*case)
-
-
-def check_settings():
-    """odd and large n, N and the cap on rounds that are all correct"""
-    for case in SETTINGS:
-        ask(*case)
 
 
 def check_draws():
@@ -119,5 +101,9 @@ def check_keep_order():
                            "ones", mine, first)
 
 
-CHECKS = [(1, check_one_round), (2, check_rounds), (2, check_settings), (1, check_draws),
-          (2, check_keep_counts), (2, check_keep_order)]
+CHECKS = [
+    (1, asked("rules of one round: uniform always closes, dapo wants one of each", ask, ONE_ROUND)),
+    (2, asked("rules with rounds: resolved, going on, or given up, by what is missing", ask,
+              ROUNDS)),
+    (2, asked("odd and large n, N and the cap on rounds that are all correct", ask, SETTINGS)),
+    (1, check_draws), (2, check_keep_counts), (2, check_keep_order)]

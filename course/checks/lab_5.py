@@ -4,7 +4,7 @@ import itertools
 import torch
 
 import minirl
-from course.checks import Wrong, must_be, spelled
+from course.checks import Wrong, asked, must_be, spelled
 from parts.config import Config
 from parts.logprobs import Row
 
@@ -60,13 +60,6 @@ def check_weights():
                 raise Wrong(f"{call} carries a gradient: detach it")
 
 
-def check_gradient():
-    """d term / d log pi is w A where the mask is open, and nothing else"""
-    for triple, A in (((0.5, 0.5, 0.5), 1.0), ((0.5, 0.5, 0.25), 1.0), ((0.5, 0.45, 0.25), -2.0),
-                      ((0.01, 0.01, 0.01), 1.0)):
-        ask(triple, A, 1, triple[0] / triple[2] * A)
-
-
 def check_mask():
     """the mask, at many r: for each sign of A it closes on one side of 1 only"""
     for r, A, M in MASKS:
@@ -75,13 +68,6 @@ def check_mask():
     lp, old, mu = tokens(*((0.4 * r, 0.4, 0.4 * r) for r in rs.tolist()))
     _, mask, _ = minirl.objective(lp, old, mu, A_T.clone(), Config())
     must_be(f"M of several tokens at once, r = {spelled(rs)}, A = {spelled(A_T)}", mask, right)
-
-
-def check_engine():
-    """the mask does not look at mu: the engine's noise is no movement"""
-    for mu in (0.2, 0.4, 0.8):
-        for A in (1.0, -1.0):
-            ask((0.4, 0.4, mu), A, 1, 0.4 / mu * A)
 
 
 def check_cap():
@@ -100,6 +86,10 @@ def check_switches():
         ask(triple, A, M, slope, weight[kind], settings)
 
 
+OPEN = [  # (pi_theta, pi_old, mu), advantage, M, gradient
+    ((0.5, 0.5, 0.5), 1.0, 1, 1.0), ((0.5, 0.5, 0.25), 1.0, 1, 2.0),
+    ((0.5, 0.45, 0.25), -2.0, 1, -4.0), ((0.01, 0.01, 0.01), 1.0, 1, 1.0)]
+ENGINES = [((0.4, 0.4, mu), A, 1, 0.4 / mu * A) for mu in (0.2, 0.4, 0.8) for A in (1.0, -1.0)]
 SCALES = {  # --length-norm -> the scale of every row, for lengths, N mini-batches and max_tokens
     "constant": lambda lengths, N, most: [N / len(lengths) / most] * len(lengths),
     "response": lambda lengths, N, most: [N / len(lengths) / length for length in lengths],
@@ -118,11 +108,6 @@ def ask_scales(norm: str):
                 [row.scale for row in rows], SCALES[norm](lengths, N, most))
 
 
-def check_constant():
-    """constant: a sum over tokens and a mean over responses, divided by max_tokens"""
-    ask_scales("constant")
-
-
 def check_lengths():
     """response: every response adds up to the same; batch: every token; no rows, no error"""
     ask_scales("response")
@@ -131,5 +116,12 @@ def check_lengths():
         minirl.set_scales([], Config(length_norm=norm))
 
 
-CHECKS = [(1, check_weights), (1, check_gradient), (2, check_mask), (1, check_engine),
-          (2, check_cap), (1, check_switches), (1, check_constant), (1, check_lengths)]
+CHECKS = [
+    (1, check_weights),
+    (1, asked("d term / d log pi is w A where the mask is open, and nothing else", ask, OPEN)),
+    (2, check_mask),
+    (1, asked("the mask does not look at mu: the engine's noise is no movement", ask, ENGINES)),
+    (2, check_cap), (1, check_switches),
+    (1, asked("constant: a sum over tokens and a mean over responses, divided by max_tokens",
+              ask_scales, [("constant",)])),
+    (1, check_lengths)]

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from course.checks import Wrong, must_be, spelled
+from course.checks import Wrong, asked, must_be, spelled
 from parts.routing_replay import RoutingReplay
 
 LOGITS = [[0.0, 1.0, 2.0, -1.0],  # of two tokens for four experts; the first one's best are 2, 1
@@ -138,16 +138,14 @@ AGREEMENTS = [  # own, engine, layers with experts, right
     ([[[0, 4, 5]]], [[[1, 2, 6]]], [0], [[False]])]  # with the same sums, of squares too
 
 
-def check_agreement():
-    """agreement is between sets, of the layers that have experts"""
-    for own, engine, layers, right in AGREEMENTS:
-        replay = replay_of()
-        replay.layers, replay.k = layers, len(own[0][0])
-        replay.decoder_layers = len(own[0])
-        yours = replay.agreement(torch.tensor(own), torch.tensor(engine))
-        must_be(f"agreement(own={own}, engine={engine}), layers with experts {layers}", yours,
-                right)
+def ask_agreement(own, engine, layers, right):
+    replay = replay_of()
+    replay.layers, replay.k, replay.decoder_layers = layers, len(own[0][0]), len(own[0])
+    yours = replay.agreement(torch.tensor(own), torch.tensor(engine))
+    must_be(f"agreement(own={own}, engine={engine}), layers with experts {layers}", yours, right)
 
 
 CHECKS = [(2, check_note), (2, check_experts), (2, check_gates), (1, check_unnormalised),
-          (2, check_gradient), (1, check_agreement)]
+          (2, check_gradient),
+          (1, asked("agreement is between sets, of the layers that have experts", ask_agreement,
+                    AGREEMENTS))]

@@ -3,7 +3,7 @@ import random
 from fractions import Fraction
 
 import rewards
-from course.checks import must_equal
+from course.checks import asked, must_equal
 from verifier import answers
 
 BOXES = [
@@ -42,57 +42,34 @@ NO_NUMBERS = [
     r"\frac{1}{2", r"\frac{}{2}", r"\%5", "3.."]
 
 
-def ask_boxes(cases):
-    for completion, right in cases:
-        must_equal(f"extract_answer({completion!r})", rewards.extract_answer(completion), right)
+def ask_box(completion, right):
+    must_equal(f"extract_answer({completion!r})", rewards.extract_answer(completion), right)
 
 
-def check_boxes():
-    """what is in the box; None without one, and "" for an empty one"""
-    ask_boxes(BOXES)
+def ask_number(text, value):
+    found = answers.exact(text)
+    if found is not None:
+        found = found[0], bool(found[1]), bool(found[2])
+    must_equal(f"exact({text!r}): (value, has_decimal_point, is_percentage)", found,
+               (Fraction(value), "." in text, "%" in text))
 
 
-def check_nested():
-    """braces nest, and escaped ones do not count"""
-    ask_boxes(NESTED)
+def ask_no_number(text):
+    must_equal(f"exact({text!r})", answers.exact(text), None)
 
 
-def check_last():
-    """the last box counts, and one that is never closed says nothing"""
-    ask_boxes(LAST)
-
-
-def ask_numbers(cases):
-    for text, value in cases:
-        found = answers.exact(text)
-        if found is not None:
-            found = found[0], bool(found[1]), bool(found[2])
-        must_equal(f"exact({text!r}): (value, has_decimal_point, is_percentage)", found,
-                   (Fraction(value), "." in text, "%" in text))
-
-
-def check_numbers():
-    """whole numbers, decimals, a/b, exactly"""
+def drawn():
     rng = random.Random(0)
-    drawn = [f"{rng.randint(-99, 99)}/{rng.randint(1, 99)}" for _ in range(50)]
-    ask_numbers(NUMBERS + [(text, text) for text in drawn])
+    for _ in range(50):
+        text = f"{rng.randint(-99, 99)}/{rng.randint(1, 99)}"
+        yield text, text
 
 
-def check_fractions():
-    r"""\frac, with a sign and with a whole number before it"""
-    ask_numbers(FRACTIONS)
-
-
-def check_percent():
-    """a percentage is noted, not divided out"""
-    ask_numbers(PERCENT)
-
-
-def check_rest():
-    """anything else is None: nothing is guessed"""
-    for text in NO_NUMBERS:
-        must_equal(f"exact({text!r})", answers.exact(text), None)
-
-
-CHECKS = [(1, check_boxes), (2, check_nested), (2, check_last), (2, check_numbers),
-          (1, check_fractions), (1, check_percent), (1, check_rest)]
+CHECKS = [
+    (1, asked('what is in the box; None without one, and "" for an empty one', ask_box, BOXES)),
+    (2, asked("braces nest, and escaped ones do not count", ask_box, NESTED)),
+    (2, asked("the last box counts, and one that is never closed says nothing", ask_box, LAST)),
+    (2, asked("whole numbers, decimals, a/b, exactly", ask_number, NUMBERS + [*drawn()])),
+    (1, asked(r"\frac, with a sign and with a whole number before it", ask_number, FRACTIONS)),
+    (1, asked("a percentage is noted, not divided out", ask_number, PERCENT)),
+    (1, asked("anything else is None: nothing is guessed", ask_no_number, [*zip(NO_NUMBERS)]))]
