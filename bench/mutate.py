@@ -2,17 +2,17 @@
 
     python bench/mutate.py                        # every mutant
     python bench/mutate.py --only minirl          # those of minirl.py, after a change of its tests
-    python bench/mutate.py --only minirl --find   # names a test where there is none that fails
+    python bench/mutate.py --only minirl --find    # a quick test where none fails
+    python bench/mutate.py --only minirl --find slow   # or one with this mark
     python bench/mutate.py --where                # runs nothing: whose text is gone?
 
 A mutant is a line of bench/mutants.jsonl: {"file": "minirl.py", "old": "...", "new": "...", "why":
 "...", "test": "tests/test_minirl.py::test_..."}. `old` must occur once in its file. A mutant that
 changes nothing a test could see has "equivalent": the reason.
 
-Each test runs in a fork of this process, which has done the slow imports. It must pass on the
-sound code and fail on the broken; taking too long is failing. --find tries the tests of the
-module's name, then those that speak of it; quick ones, then slow ones, and those that start an
-engine only with --engine.
+Each test runs in a fork of this process, which has done the slow imports. It must fail on the
+broken code and pass on the sound; taking too long is failing. --find tries the tests of the
+module's name, then those that speak of it.
 """
 import argparse
 import compileall
@@ -36,10 +36,10 @@ LEFT_OUT = (".git", ".venv", "runs", "__pycache__", ".pytest_cache")
 WARM = ("pytest", "peft", "transformers.models.mixtral.modeling_mixtral",
         "transformers.models.olmoe.modeling_olmoe", "transformers.models.qwen2.modeling_qwen2",
         "transformers.models.qwen3_moe.modeling_qwen3_moe")
-STAGES = ["not engine and not slow", "not engine and slow", "engine"]
-QUICK, LONG = 20, 300  # seconds of CPU time for a test, so that a busy machine fails none
+QUICK = "not engine and not slow"
+LIMIT = 120  # seconds of CPU time for a test, so that a busy machine fails none
 WAITING = 10  # times as many by the clock: a test that waits takes no CPU time
-PASSED = 0, 5  # pytest's exit codes; the second: there is no such test
+NONE = 5  # pytest's exit code where no test has such marks
 
 
 # ---------------------------------------------------------------------------------- a broken copy
@@ -69,46 +69,33 @@ def copy(place: Path) -> Path:
 
 
 # ------------------------------------------------------------------------------- tests in a fork
-class Watch:
-    """A plugin of pytest: which tests run, for how long at most, and how they end.
+class Last:
+    """A plugin of pytest: which test was started last; with -x the one that failed."""
 
-    asked: ids of tests, of functions (with all parameters), or files. log: gets the id of each
-    test that starts, and "failed ID" if it fails.
+    def __init__(self, file: Path):
+        self.file = file
+
+    def pytest_runtest_logstart(self, nodeid):
+        self.file.write_text(nodeid, encoding="utf-8")
+
+
+def failing(place: Path, asked: str, *flags: str) -> str:
+    """The first of these tests that fails in the copy; `asked` if they cannot start; "" if none.
+
+    asked: the id of a test, or of a function (with all parameters), or a file.
     """
-
-    def __init__(self, asked: set[str], log: Path):
-        self.asked, self.log = asked, open(log, "w", buffering=1, encoding="utf-8")
-
-    def pytest_collection_modifyitems(self, items):
-        items[:] = [item for item in items if self.asked & {
-            item.nodeid, item.nodeid.partition("[")[0], item.nodeid.partition("::")[0]}]
-
-    def pytest_runtest_setup(self, item):
-        self.log.write(f"{item.nodeid}\n")
-        long = item.get_closest_marker("slow") or item.get_closest_marker("engine")
-        seconds = LONG if long else QUICK
-        end = int(time.process_time()) + seconds
-        resource.setrlimit(resource.RLIMIT_CPU, (end, resource.RLIM_INFINITY))
-        signal.alarm(WAITING * seconds)
-
-    def pytest_runtest_logreport(self, report):
-        if report.failed:
-            self.log.write(f"failed {report.nodeid}\n")
-
-
-def run(place: Path, asked, *flags: str) -> tuple[int, list[str]]:
-    """pytest's exit code for tests of the copy, and the log of what started and what failed."""
-    log = place.with_suffix(".log")
-    log.write_text("")
+    last = place.with_suffix(".last")
+    last.write_text(asked, encoding="utf-8")
     if not (child := os.fork()):
-        be_pytest(place, set(asked), log, flags)
+        be_pytest(place, asked, "-x", *flags, plugin=Last(last))
     _, status = os.waitpid(child, 0)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # what the tests have left
-    return os.waitstatus_to_exitcode(status), log.read_text(encoding="utf-8").splitlines()
+    passed = os.waitstatus_to_exitcode(status) in (0, NONE)
+    return "" if passed else last.read_text(encoding="utf-8")
 
 
-def be_pytest(place: Path, asked: set[str], log: Path, flags) -> None:
+def be_pytest(place: Path, asked: str, *flags: str, plugin: Last) -> None:
     """In the fork: forget the project's modules, take the copy's, and end as their tests do."""
     import pytest
 
@@ -125,61 +112,52 @@ def be_pytest(place: Path, asked: set[str], log: Path, flags) -> None:
         sys.modules["__main__"] = type(sys)("__main__")  # which no process of a test must import
         others = [path for path in sys.path if path not in ("", str(ROOT), str(ROOT / "bench"))]
         sys.path[:] = [str(place), str(place / "tests"), *others]
-        files = sorted({test.partition("::")[0] for test in asked})
-        code = pytest.main([*filter(os.path.exists, files), "-q", "--rootdir=.",
-                            "-p", "no:cacheprovider", *flags], plugins=[Watch(asked, log)])
+        end = int(time.process_time()) + LIMIT
+        resource.setrlimit(resource.RLIMIT_CPU, (end, resource.RLIM_INFINITY))
+        signal.alarm(WAITING * LIMIT)
+        code = pytest.main([asked, "-q", "--rootdir=.", "-p", "no:cacheprovider", *flags],
+                           plugins=[plugin])
     finally:
         os._exit(code)
 
 
 # ------------------------------------------------------------------------------ which test kills
 @functools.cache
-def sound(place: Path, asked: tuple[str, ...], marks: str = "") -> list[str]:
-    """The tests that pass where nothing is broken."""
-    code, said = run(place, asked, "--continue-on-collection-errors", "-m", marks)
-    if code not in (*PASSED, 1):  # the process has ended in its last test
-        said.append(f"failed {said[-1]}")
-    failed = {line.removeprefix("failed ") for line in said if line.startswith("failed ")}
-    return [test for test in said if not test.startswith("failed ") and test not in failed]
+def is_sound(place: Path, test: str) -> bool:
+    """Whether a test passes where nothing is broken."""
+    return not failing(place, test)
 
 
-def killer(place: Path, mutant: dict, tests: list[str]) -> str:
-    """The first of these sound tests that fails on the broken code; "" if all pass."""
+def killer(place: Path, mutant: dict, asked: str, *flags: str) -> str:
+    """The first of these tests that fails on the broken code, if it passes on the sound; or ""."""
     before = mutate(place, mutant)
-    code, said = run(place, tests, "-x")
+    test = failing(place, asked, *flags)
     (place / mutant["file"]).write_text(before, encoding="utf-8")
-    if code in PASSED:
-        return ""
-    return said[-1].removeprefix("failed ") if said else tests[0]  # which cannot be imported
+    return test if test and is_sound(place, test) else ""
 
 
 def find(place: Path, mutant: dict, marks: str) -> str:
-    """A test that fails on the broken code, also when it runs alone."""
+    """A test with these marks that fails on the broken code, also when it runs alone."""
     module = Path(mutant["file"]).stem
     files = sorted(ROOT.glob("tests/test_*.py"), key=lambda file: file.stem != f"test_{module}")
     for file in files:
         if re.search(rf"\b{module}\b", file.read_text(encoding="utf-8")):
-            tests = sound(place, (f"tests/{file.name}",), marks)
-            test = tests and killer(place, mutant, tests)
-            if test and killer(place, mutant, [test]):
+            test = killer(place, mutant, f"tests/{file.name}", "-m", marks)
+            if test and killer(place, mutant, test):
                 return test
     return ""
 
 
-def try_all(mutants: list[dict], stages: list[str]):
+def try_all(mutants: list[dict], marks: str):
     """Yields for each mutant the test that kills it: the named one, or one found; "" if none."""
     warm_up()
-    named = tuple({mutant["test"] for mutant in mutants if "test" in mutant})
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         place = copy(Path(folder, "copy"))
-        unbroken = sound(place, named) if named else []
         for mutant in mutants:
-            test = mutant.get("test")
-            tests = [one for one in unbroken if test in (one, one.partition("[")[0])]
-            if not tests or not killer(place, mutant, tests):
-                found = (find(place, mutant, marks) for marks in stages)
-                test = next(filter(None, found), "")
-            yield test
+            named = mutant.get("test", "")
+            if not named or not killer(place, mutant, named):
+                named = find(place, mutant, marks) if marks else ""
+            yield named
 
 
 # ------------------------------------------------------------------------------------------ all
@@ -200,8 +178,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Do the tests notice a wrong line?")
     parser.add_argument("list", nargs="?", type=Path, default=ROOT / "bench" / "mutants.jsonl")
     parser.add_argument("--only", default="", help="the mutants of this module")
-    parser.add_argument("--find", action="store_true", help="a test for those that have none")
-    parser.add_argument("--engine", action="store_true", help="also tests that start an engine")
+    parser.add_argument("--find", nargs="?", const=QUICK, default="", metavar="MARKS",
+                        help="a test for those that have none")
     parser.add_argument("--where", action="store_true", help="run nothing")
     args = parser.parse_args()
     if not args.list.is_file():
@@ -211,9 +189,8 @@ def main() -> None:
     lost = [mutant for mutant in asked if not is_there(mutant)]
     tried = [] if args.where else [
         mutant for mutant in asked if is_there(mutant) and "equivalent" not in mutant]
-    stages = STAGES[:2 + args.engine] if args.find else []
     survived = []
-    for mutant, test in zip(tried, try_all(tried, stages)):
+    for mutant, test in zip(tried, try_all(tried, args.find)):
         print(f"{mutant['file']}: {mutant['why']}: {test or 'SURVIVED'}", flush=True)
         survived += [] if test else [mutant]
         if args.find and test:

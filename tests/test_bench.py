@@ -111,8 +111,9 @@ TEXTS = {
     "first.py": "from second import double\n\ndef quadruple(x):\n    return 2 * double(x)\n",
     "second.py": "def double(x):\n    return x + x\n\ndef unused(x):\n    return x - 1\n",
     "tests/test_first.py": "from first import quadruple\nimport second\n"
-                           "def test_four():\n    assert quadruple(1) == 4\n"
-                           "def test_wrong():\n    assert quadruple(3) == 13\n"}
+                           "def test_four():\n    assert quadruple(1) == 4\n",
+    "tests/test_second.py": "from second import double\n"
+                            "def test_wrong():\n    assert double(3) == 5\n"}
 
 
 @pytest.mark.slow
@@ -124,8 +125,8 @@ def test_a_mutant_is_killed_by_its_test_and_finds_one_if_that_is_gone(
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(mutate, "ROOT", tmp_path)
     monkeypatch.setattr(mutate, "WARM", ())
-    monkeypatch.setattr(mutate, "QUICK", 1)
-    four, wrong = (f"tests/test_first.py::test_{name}" for name in ("four", "wrong"))
+    monkeypatch.setattr(mutate, "LIMIT", 1)
+    four, wrong = "tests/test_first.py::test_four", "tests/test_second.py::test_wrong"
     rows = [("first.py", "return 2", "return 3", four), ("second.py", "x - 1", "x", four),
             ("second.py", "x + x", "x", wrong), ("first.py", "import double", "import no", "gone"),
             ("first.py", "quadruple(x):", "quadruple(x):\n    while x: pass", "gone.py::test"),
@@ -143,5 +144,6 @@ def test_a_mutant_is_killed_by_its_test_and_finds_one_if_that_is_gone(
     assert said("--only", "second").endswith("0 of 2 killed; 1 not found\n")
     assert said("--only", "first", "--find").endswith("3 of 3 killed; 0 not found\n")
     assert "second.py: x: survived" in said("--only", "second", "--find")
-    assert [json.loads(line)["test"] for line in list_.read_text().splitlines()] == [four] * 6
+    named = [json.loads(line)["test"] for line in list_.read_text().splitlines()]
+    assert named == [four] * 3 + ["tests/test_first.py"] + [four] * 2  # which cannot be imported
     assert said("--where").endswith("0 of 0 killed; 1 not found\n")
