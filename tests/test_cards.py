@@ -1,24 +1,41 @@
-"""What the trainer moves and stores, counted (bench/cards.py), and what docs/gpu.md says of it.
+"""What attention stores on a card, counted without one.
 A library that falls back to a wasteful path shows here, not on somebody's card.
 """
-import sys
+import weakref
 
 import pytest
 import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from conftest import ROOT
 import parts.policy
 from models_small import policy
 from parts.logprobs import Row, token_logprobs
 
-sys.path.insert(0, str(ROOT / "bench"))
-import cards  # noqa: E402
-
 pytestmark = pytest.mark.slow
 ATTENTION = functional.scaled_dot_product_attention
 LENGTH = 384
+
+
+class Count(TorchDispatchMode):
+    """live, peak: bytes of the tensors that exist."""
+
+    live = peak = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        known, made = ({t.untyped_storage()._cdata: t.untyped_storage() for t in tree_leaves(x)
+                        if isinstance(t, torch.Tensor)} for x in ((args, kwargs), out))
+        for place in made.keys() - known.keys():  # others are views
+            self.live += made[place].nbytes()
+            weakref.finalize(made[place], self.forget, made[place].nbytes())
+        self.peak = max(self.peak, self.live)
+        return out
+
+    def forget(self, size: int) -> None:
+        self.live -= size
 
 
 def as_on_a_card(capability, asked: list):
@@ -54,7 +71,7 @@ def bytes_per_score(dtype, capability, monkeypatch, spared=True):
     peaks = []
     for longest in (LENGTH, 2 * LENGTH):
         rows = [Row([7 + i % 300 for i in range(n)], 5, [], 1.0) for n in (longest, longest // 2)]
-        with cards.Count() as count:
+        with Count() as count:
             token_logprobs(learner, rows)[0].sum().backward()
         peaks.append(count.peak)
         learner.zero_grad(set_to_none=True)
@@ -73,10 +90,3 @@ def test_no_card_stores_every_score(card, dtype, capability, monkeypatch):
     stored, kernels = bytes_per_score("float32", (8, 0), monkeypatch, spared=False)
     assert kernels == {"every score"}  # what happens without `spare_attention`
     assert found < 1 and stored > 10, (found, stored)
-
-
-def test_the_page_says_what_the_command_prints():
-    """The adapter moves half of what PEFT's float32 would."""
-    ours, theirs, none = (cards.moved(how) for how in ("bfloat16", "float32", "none"))
-    assert none < ours < 0.55 * theirs
-    assert cards.report() in (ROOT / "docs/gpu.md").read_text()
