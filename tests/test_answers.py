@@ -35,8 +35,10 @@ def test_several_values_of_one_unknown_are_solutions_and_no_point(gold):
 @pytest.mark.parametrize("gold, answer, status", [
     ("1:2:3", "1:3:2", "wrong"), ("1:2:3", "1:6", "wrong"), ("1.5", "3:2:1", "wrong"),
     (r"1:\sqrt{3}:2", r"1:2:\sqrt{3}", "wrong"), ("1:2:3", "2:4:6", "correct"),
-    ("a:b:c=2:3:4", "4 : 6 : 8", "correct"), ("3:2", "6:4", "correct")])
-def test_a_ratio_of_three_is_no_quotient(gold, answer, status):
+    ("a:b:c=2:3:4", "4 : 6 : 8", "correct"), ("3:2", "6:4", "correct"),
+    ("2024-01-05", "2018", "wrong"), ("2024-01-05", "2024-05-01", "wrong"),
+    ("2024-12-25", "1987", "wrong"), ("2024-10-200", "1814", "correct")])
+def test_a_ratio_of_three_is_no_quotient_and_a_date_no_difference(gold, answer, status):
     assert verdict(gold, answer) == verdict(answer, gold) == status
 
 

@@ -568,6 +568,7 @@ COMPARED_AS_TEXT = re.compile(r"""
     \\[lcdv]?dots | \.\.\.                         # 1,2,\ldots,n
     | \d\)?\s*_                                   # 52_8: the base is part of it, 52 is wrong
     | ^\d+:0\d | ^\d{1,2}(?::\d\d)?\\text\{[ap]m\}  # 10:05 is no ratio, 4:30 p.m. no product
+    | ^[12]\d{3}-[01]\d-[0-3]\d(?!\d)                # 2024-01-05 is no difference
     | \\text\{remainder\}                          # 7 R 2 is neither 2 R 7 nor 14
     | \\pmod
     | \\(?:gcd|lcm)\s*[({][^(){}]*[A-Za-z]          # sympy takes variables for coprime polynomials
