@@ -2,9 +2,8 @@
 
     python bench/measure.py rollouts                       # the built-in model, a few minutes
     OMP_NUM_THREADS=2 python bench/measure.py rollouts --model SmolLM2-135M-Instruct  # a dozen
-    python bench/measure.py busy          # ten minutes; nothing else may run
+    python bench/measure.py trl
     python bench/measure.py grading
-    python bench/measure.py checkpoints
     python bench/measure.py precision     # three minutes
     python bench/measure.py gpu --sync merge               # flags of minirl.py
 
@@ -21,13 +20,11 @@ import platform
 import random
 import resource
 import runpy
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from unittest.mock import patch
 
 from store import RESULTS, ROOT, markdown  # and one thread, and the path
@@ -80,7 +77,7 @@ def draw(run, **settings) -> list:
     return minirl.sample(replace(run, config=replace(run.config, **settings)))
 
 
-# ------------------------------------------------------------------------------------------- parts
+# ------------------------------------------------------------------------------ beside vLLM
 def rollouts(model: str) -> list[list[str]]:
     """One step through the sampler, grading included, against vLLM's own LLM.generate of as many
     samples of the same lengths, known beforehand and asked for at once. Also in half as many rounds
@@ -119,138 +116,102 @@ def bare_generate(engine, work: list[tuple]) -> None:
     engine.llm.generate([dict(prompt_token_ids=ids) for ids, _ in work], params, use_tqdm=False)
 
 
-BESIDE = {  # what runs beside it -> the priority of each loop
-    "nothing": (), "one loop at nice 10": (10,), "one loop": (0,), "two loops": (0, 0)}
-PAIRS, PIECE = 5, 15  # seconds of rounds with each kind of threads
+# ------------------------------------------------------------------------------ beside TRL
+TRL_STEPS = 5
+TRL_ROWS = 256  # answers in a pass of TRL's, if there are so many: fewer were slower
+GRPO = ["--sampler", "uniform", "--n", "8", "--objective", "grpo", "--lr", "1e-9"]
 
 
-def busy() -> list[list[str]]:
-    """A real model's step (8 prompts, 4 answers each, 8 of them trained), with all threads and
-    with as many as parts/machine.py chooses, beside nothing and beside endless loops."""
+def trl(model: str) -> list[list[str]]:
+    """A step of minirl.py beside one of TRL's GRPOTrainer with Hugging Face's generation, both with
+    the same model in float32, prompts, samples, LoRA, GRPO loss and grader. The learning rate is
+    next to 0, so that both go on drawing from the same policy. TRL has what is quickest for it on a
+    CPU: nothing is computed twice to save memory."""
+    with project("--model", model, *GRPO) as run, tempfile.TemporaryDirectory() as folder:
+        taken = take_turns(run, *trl_trainer(run, model, folder))
+    found = [["", "a step, s", "until all is graded, s", "drawn tokens", "tokens/s"]]
+    for side, steps in taken.items():
+        whole, sampling, tokens = map(median, zip(*steps))
+        rate = median(tokens / whole for whole, _, tokens in steps)
+        found.append([side, f"{whole:.2f}", f"{sampling:.2f}", f"{tokens:,.0f}", f"{rate:,.0f}"])
+    rates = ([tokens / whole for whole, _, tokens in steps] for steps in taken.values())
+    return [*found, ["ratio of neighbours", "", "", "", f"{median(ratios(*rates)):.2f}"]]
+
+
+def take_turns(run, trainer, drawn: dict) -> dict[str, list[tuple]]:
+    """Seconds of a step and of its sampling, and drawn tokens, for each step of each side; the
+    first does not count."""
     import minirl
+    from transformers import TrainerCallback
 
-    os.environ.pop("OMP_NUM_THREADS")  # torch is not imported yet
-    found = [["beside", "all threads", "as many as are chosen", "ratio, pair by pair",
-              "median (range)"]]
-    with project(*"--model SmolLM2-135M-Instruct --sampler uniform --n 4 --batch-prompts 8 "
-                 "--max-tokens 16".split()) as run:
-        rows = [row for group in draw(run)[:2] for row in minirl.rows_of_group(group, run.config)]
-        for name, priorities in BESIDE.items():
-            with loops(priorities):
-                found.append([name, *busy_row(alternate(
-                    PAIRS, fixed=lambda: piece(run, rows, fixed=True),
-                    chosen=lambda: piece(run, rows, fixed=False)))])
-    return found
+    found = {"minirl.py": [], "TRL": []}
 
+    class Turns(TrainerCallback):
+        def on_step_begin(self, *_, **__):
+            self.start = time.perf_counter()
 
-@contextlib.contextmanager
-def loops(priorities: tuple):
-    """Started by a shell that ends at once: as children of this process they would count as its own
-    work."""
-    endless = f"'{sys.executable}' -c 'while True: pass' > /dev/null & echo $!"
-    started = [int(subprocess.check_output(["sh", "-c", f"nice -n{nice} {endless}"]))
-               for nice in priorities]
-    try:
-        yield
-    finally:
-        for process in started:
-            os.kill(process, signal.SIGKILL)
+        def on_step_end(self, args, state, control, **_):
+            whole = time.perf_counter() - self.start
+            found["TRL"].append((whole, drawn["end"] - self.start, drawn["tokens"]))
+            _, ours = minirl.train_step(state.global_step, run)
+            whole = sum(ours[f"seconds_{part}"] for part in ("sample", "train", "sync"))
+            found["minirl.py"].append((whole, ours["seconds_sample"], ours["tokens"]))
+
+    trainer.add_callback(Turns())
+    trainer.train()
+    return {side: steps[1:] for side, steps in found.items()}
 
 
-def piece(run, rows: list, fixed: bool) -> float:
-    """Seconds of a round, the mean of a piece, with all threads or those that are chosen."""
-    import minirl
-    import torch
-    from parts.machine import threads
+def trl_trainer(run, model: str, folder: str):
+    """TRL's trainer with the settings of `run`, and what its latest sampling was."""
+    from recipes import trl_engine  # noqa: F401  refuses another version of TRL
+    from datasets import Dataset
+    from parts.models import fetch_model
+    from peft import LoraConfig
+    from trl import GRPOConfig, GRPOTrainer
 
-    def one_round():
-        draw(run)
-        minirl.accumulate(run.policy, rows, run.config)
-        run.policy.zero_grad(set_to_none=True)
+    c, drawn = run.config, {}
+    rows = c.batch_prompts * c.n
+    micro = min(TRL_ROWS, rows)
+    problems = run.stream.take(c.batch_prompts * (TRL_STEPS + 1))
+    run.stream.cursor = 0  # both sides begin with the first problem
 
-    threads().fixed = fixed
-    torch.set_num_threads(threads().most)
-    one_round()  # threads are chosen within it
-    times, start = [], time.perf_counter()
-    while time.perf_counter() < start + PIECE:
-        times.append(seconds(one_round))
-    return mean(times)
+    def reward(completions, completion_ids, gold, **_):
+        verdicts = run.grader.grade(list(zip(gold, completions)))
+        drawn.update(end=time.perf_counter(), tokens=sum(map(len, completion_ids)))
+        return [verdict.reward for verdict in verdicts]
+
+    settings = GRPOConfig(
+        output_dir=folder, max_steps=TRL_STEPS + 1, learning_rate=c.lr, num_generations=c.n,
+        per_device_train_batch_size=micro, gradient_accumulation_steps=rows // micro,
+        max_completion_length=c.max_tokens, temperature=c.temperature, loss_type="grpo",
+        epsilon=c.eps_low, epsilon_high=c.eps_high, shuffle_dataset=False, use_cpu=True,
+        bf16=False, gradient_checkpointing=False, optim="adamw_torch", save_strategy="no",
+        report_to="none", model_init_kwargs=dict(dtype="float32"), disable_tqdm=True)
+    lora = LoraConfig(r=c.lora_rank, lora_alpha=c.lora_alpha, task_type="CAUSAL_LM",
+                      target_modules="all-linear")
+    path = fetch_model(model, c.max_prompt_tokens + c.max_tokens)
+    given = [dict(prompt=problem.prompt, gold=problem.answer) for problem in problems]
+    return GRPOTrainer(path, reward, args=settings, peft_config=lora,
+                       train_dataset=Dataset.from_list(given)), drawn
 
 
-def busy_row(taken: dict[str, list]) -> list[str]:
-    pairs = ratios(taken["fixed"], taken["chosen"])
-    return [*(f"{median(values):.1f} s" for values in taken.values()),
-            ", ".join(f"{ratio:.2f}" for ratio in pairs),
-            f"{median(pairs):.2f} ({min(pairs):.2f} to {max(pairs):.2f})"]
-
-
+# ------------------------------------------------------------------------------ grading, precision
 def grading() -> list[list[str]]:
-    """CPU time of all processes per 1,000 of the labelled answers, with start and end. Of all
-    kinds, which strings and fractions mostly tell; and symbolic ones, with four other answers
-    each: math-verify reads and compares nearly all."""
+    """CPU time of all processes for 1,000 of the labelled answers, with start and end."""
     from rewards import Grader
-    from verifier.answers import exact
-    from verifier.spelling import normalize
 
     cases = list(map(json.loads, (ROOT / "tests/reward_cases.jsonl").read_text().splitlines()))
-    random.Random(0).shuffle(cases)
-    questions = [(case["gold"], case["completion"]) for case in cases]
-    symbolic = [(gold, text) for gold, text in questions if "\\" in gold
-                and "\\text" not in gold and not exact(normalize(gold))]
-    symbolic += [(gold, f"\\boxed{{{other}}}") for ahead in range(1, 5)
-                 for (gold, _), (other, _) in zip(symbolic, symbolic[ahead:])]
-    found = [["answers", "questions", "s of CPU per 1,000"]]
-    for name, asked in dict(all=questions, symbolic=symbolic).items():
-        before = cpu_seconds()
-        with Grader() as grader:
-            grader.grade(asked)
-        taken = (cpu_seconds() - before) / len(asked) * 1000
-        found.append([name, str(len(asked)), f"{taken:.1f}"])
-    return found
+    asked = random.Random(0).sample(cases, 1000)
+    before = cpu_seconds()
+    with Grader() as grader:
+        grader.grade([(case["gold"], case["completion"]) for case in asked])
+    return [["answers", "s of CPU"], ["1,000", f"{cpu_seconds() - before:.1f}"]]
 
 
 def cpu_seconds() -> float:
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
-
-
-def checkpoints() -> list[list[str]]:
-    """Seconds for an adapter and its AdamW, of made-up numbers, on the disk of the folder where
-    this is started. A run logs the same of itself as seconds_save."""
-    from parts import folder
-
-    found = [["million weights, as of", "MB", "seconds, of 5", "range"]]
-    for name, millions in {"18.5, a 1.5 B model with rank 16": 18.5, "40.4, of 7 B": 40.4}.items():
-        learnt = made_up(millions)
-        with tempfile.TemporaryDirectory(dir=".") as place:
-            taken = [seconds(folder.save, Path(place), *learnt, dict(step=step))
-                     for step in range(5)]
-            files = folder.checkpoints(Path(place))[-1].iterdir()
-            size = sum(file.stat().st_size for file in files)
-        found.append([name, f"{size / 1e6:.0f}", f"{median(taken):.2f}",
-                      f"{min(taken):.2f} to {max(taken):.2f}"])
-    return found
-
-
-def made_up(millions: float) -> tuple:
-    """(policy, optimizer, schedule) with so many million weights, in 392 tensors like 1.5B's."""
-    import torch
-    from safetensors.torch import save_file
-
-    from parts.config import Config
-    from parts.policy import loss_scale
-    from parts.run import make_optimizer
-
-    policy = torch.nn.ParameterList(torch.randn(int(millions * 1e6 / 392)) for _ in range(392))
-    policy.loss_scale = loss_scale("float32", "cpu")
-    policy.save_pretrained = lambda folder, **_: save_file(
-        {name: p.detach() for name, p in policy.named_parameters()},
-        folder / "adapter_model.safetensors")
-    optimizer, schedule = make_optimizer(policy, Config(lr=1e-5))
-    for p in policy:
-        p.grad = torch.randn_like(p)
-    optimizer.step()
-    return policy, optimizer, schedule
 
 
 def precision() -> list[list[str]]:
@@ -347,8 +308,8 @@ def random_model(size: dict, folder: str, dtype: str) -> None:
 
 
 # ----------------------------------------------------------------------------------------- program
-TABLES = dict(rollouts=rollouts, busy=busy, grading=grading, checkpoints=checkpoints,
-              precision=precision)
+OF_A_MODEL = dict(rollouts=rollouts, trl=trl)
+TABLES = OF_A_MODEL | dict(grading=grading, precision=precision)
 
 
 def machine() -> str:
@@ -365,13 +326,13 @@ def machine() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("part", choices=[*TABLES, "gpu"])
-    parser.add_argument("--model", default="tiny", help="of rollouts (default: tiny)")
+    parser.add_argument("--model", default="tiny", help="of rollouts and trl (default: tiny)")
     args, flags = parser.parse_known_args()
     if args.part == "gpu":
         return gpu(flags)
     if flags:
         parser.error(f"{args.part} knows no {' '.join(flags)}")
-    of_model = [args.model] if args.part == "rollouts" else []
+    of_model = [args.model] if args.part in OF_A_MODEL else []
     text = f"{markdown(TABLES[args.part](*of_model))}\n{machine()}\n"
     name = "-".join([args.part, *(Path(model).name for model in of_model)])
     (RESULTS / f"{name}.md").write_text(text)

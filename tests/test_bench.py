@@ -1,6 +1,7 @@
 """The benchmarks' own arithmetic, and the GPU's part end to end on the CPU, on a small model."""
 import json
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,6 @@ from conftest import ROOT
 from helpers import lines, run_program
 
 sys.path.insert(0, str(ROOT / "bench"))
-import against_trl  # noqa: E402
 import altered  # noqa: E402
 import measure  # noqa: E402
 import mutate  # noqa: E402
@@ -27,7 +27,7 @@ def test_alternate_takes_turns_and_drops_the_warm_up():
 
 
 @pytest.mark.parametrize("script, flags", [
-    (measure, "grading --model"), (measure, "busy --repeats 3"), (mutate, "nosuch.jsonl --where"),
+    (measure, "grading --model"), (mutate, "nosuch.jsonl --where"),
     (study, "mine --add /nosuch"), (measure, "nosuch"), (altered, "25"), (altered, "x")])
 def test_what_is_no_argument_gets_a_sentence(monkeypatch, capsys, script, flags):
     monkeypatch.setattr(sys, "argv", [script.__name__, *flags.split()])
@@ -50,17 +50,15 @@ def test_both_sides_are_timed_on_the_samplers_own_samples(monkeypatch):
     assert row[:2] == ["2", "6"] and row[-1].endswith(" x")
 
 
-def test_a_busy_machine_is_told_pair_by_pair():
-    assert measure.busy_row(dict(fixed=[3, 9, 2], chosen=[2, 3, 1])) == [
-        "3.0 s", "2.0 s", "1.50, 3.00, 2.00", "2.00 (1.50 to 3.00)"]
-
-
-def test_both_trainers_are_told_by_their_medians():
-    """Rows: seconds of sampling, update and sync, and tokens; pairs are of one step."""
-    text = against_trl.table({"minirl.py": [(1, 1, 0, 100), (1, 2, 1, 80), (3, 1, 0, 90)],
-                              "TRL": [(4, 1, 0, 100), (2, 2, 0, 100), (9, 1, 0, 90)]})
-    assert "| minirl.py | 4.00 | 1.00 | 1.00 | 0.00 | 90 | 80 | 22 |" in text
-    assert text.endswith("ratio of neighbours: 2.50\n")
+def test_both_trainers_are_told_by_their_medians(monkeypatch):
+    """Of seconds of a step and of its sampling, and tokens; pairs are of one step."""
+    monkeypatch.setattr(measure, "project", lambda *_: nullcontext())
+    monkeypatch.setattr(measure, "trl_trainer", lambda *_: ())
+    monkeypatch.setattr(measure, "take_turns", lambda _: {
+        "minirl.py": [(2, 1, 100), (4, 1, 80), (4, 3, 90)],
+        "TRL": [(5, 4, 100), (4, 2, 100), (10, 9, 90)]})
+    _, ours, _, ratio = measure.trl("tiny")
+    assert ours == ["minirl.py", "4.00", "1.00", "90", "22"] and ratio[-1] == "2.50"
 
 
 # ------------------------------------------------------------------------------ on a GPU
