@@ -17,7 +17,6 @@ from eval import bootstrap, compare, evaluate, in_order, report, summarize
 from helpers import ROOT, lines, run_program
 from models_small import policy
 from parts import folder as folders
-from parts import policy as adapters
 from parts.config import Config, resolve
 from parts.data import Problem, keys_of, load_train_and_held_out, remember
 from parts.folder import digest_of, note_start, open_folder, own_files
@@ -148,8 +147,8 @@ def test_a_summary_knows_levels_in_their_order():
 
 
 @pytest.mark.parametrize("low, high, verdict", [
-    (0, 0, "no clear difference"), (-0.01, 0.02, "no clear difference"),
-    (0, 0.02, "no clear difference"), (0.01, 0.02, "better"), (-0.02, -0.01, "worse")])
+    (-0.01, 0.02, "no clear difference"), (0, 0.02, "no clear difference"),
+    (0.01, 0.02, "better"), (-0.02, -0.01, "worse")])
 def test_only_an_interval_without_zero_is_called_a_difference(capsys, low, high, verdict):
     change = dict(avg=(low + high) / 2, ci_low=low, ci_high=high, better=3, worse=2)
     evaluation.show_comparison({"a": change}, "other", ".1%")
@@ -168,8 +167,6 @@ def test_the_results_have_a_paragraph_per_set_and_a_weighted_average_of_several(
     assert short.startswith("short, 2 questions: avg@2 75.0% [50.0%, 100.0%]\n  pass@2 100.0%, ")
     assert "correct 75.0%, no_box 0.0%" in short and long.startswith("a longer name, 1 question: ")
     assert weighted.startswith("weighted: 18.8% [")
-    evaluation.show_results(summarize(rows[:4], 2, {"short": 1}), rows[:4], ".1%")
-    assert capsys.readouterr().out.strip() == short
 
 
 # ----------------------------------------------------------------------------------------- sampling
@@ -386,7 +383,7 @@ def other_evaluation(folder, protocol=FINISHED, lines=(ROW,)):
 @pytest.mark.parametrize("words, changed", [
     ("other questions", dict(protocol=FINISHED | {"questions": {"a": "2"}})),
     ("not finished", dict(protocol=FINISHED | dict(k=2))),
-    ("not finished", dict(lines=["[" * 100_000])), ("not finished", dict(lines=["{}"])),
+    ("not finished", dict(lines=["{}"])),
     ("not finished", dict(lines=[ROW | dict(id="another")]))])
 def test_what_cannot_be_compared_with_is_one_sentence(tmp_path, words, changed):
     """Before the engine starts: `compare` comes last, after what may have been hours."""
@@ -462,17 +459,6 @@ def test_an_adapter_is_not_put_onto_other_weights_than_its_runs(model, adapter, 
                 evaluation.adapted_policy(protocol)
 
 
-@pytest.mark.parametrize("change", [dict(r=4), dict(target_modules=["q_proj"]),
-                                    dict(use_dora=True), dict(peft_type="IA3")])
-def test_an_adapter_that_does_not_fit_is_refused(model, adapter, tmp_path, change):
-    assert adapters.load_adapter(str(model), str(adapter[0]), "float32")[1] == 12
-    broken = Path(shutil.copytree(adapter[0], tmp_path / "a"))
-    made = json.loads((broken / "adapter_config.json").read_text())
-    (broken / "adapter_config.json").write_text(json.dumps(made | change))
-    with pytest.raises(SystemExit, match="does not fit|not a plain LoRA"):
-        adapters.load_adapter(str(model), str(broken), "float32")
-
-
 # ------------------------------------------------------------------------------ an adapter's run
 def own_run(folder, adapter, rows=40, **settings):
     """A run on a file of its own, as far as an evaluation asks: its folder, and the file."""
@@ -521,9 +507,8 @@ def test_what_a_run_holds_out_is_asked_and_what_it_trains_on_is_counted(tmp_path
 def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, adapter, capsys):
     place, file = own_run(tmp_path, adapter)
     config = evaluation.parse_eval(["--adapter", place, "--data", "builtin"])
-    assert (config.model, config.template) == ("tiny", "chat")
-    assert (config.max_tokens, config.max_prompt_tokens, config.temperature) == (33, 256, 0.9)
-    assert config.columns == "" and config.data == "builtin"
+    found = config.model, config.template, config.max_tokens, config.temperature, config.columns
+    assert found == ("tiny", "chat", 33, 0.9, "")
     assert "says otherwise: model, template, max_prompt_tokens" in capsys.readouterr().out
     other = evaluation.parse_eval(["--adapter", place, "--max-tokens", "9"])
     assert (other.max_tokens, other.columns, other.reward) == (9, "frage,loesung", "")
@@ -545,42 +530,26 @@ def test_what_was_held_out_under_a_reward_of_ones_own_is_judged_by_it(tmp_path, 
 
 
 def test_a_template_that_was_changed_after_the_training_is_not_taken_for_its_own(tmp_path, adapter):
-    template, other = tmp_path / "own.jinja", tmp_path / "other.jinja"
-    for file in (template, other):
-        file.write_text("{{ problem }}")
-    place, _ = own_run(tmp_path, adapter, template=str(template), data="builtin",
-                       columns="")
+    template = tmp_path / "own.jinja"
+    template.write_text("{{ problem }}")
+    place, _ = own_run(tmp_path, adapter, template=str(template), data="builtin", columns="")
     template.write_text("{{ problem }} ")
-
-    def load(*flags):
-        chosen = evaluation.parse_eval(["--adapter", place, "--limit", "2", *flags])
-        return evaluation.adapted_policy(evaluation.problems_and_protocol(chosen)[1])
-
+    config = evaluation.parse_eval(["--adapter", place, "--limit", "2"])
     with pytest.raises(SystemExit, match="/own was started with other contents of --template"):
-        load()
-    load("--template", str(other))
-
-
-def test_where_nothing_was_split_off_there_is_nothing_held_out(tmp_path, adapter):
-    other, _ = own_run(tmp_path, adapter, eval_data="builtin")
-    for place in (str(adapter[0]), other):
-        with pytest.raises(SystemExit, match="--data held-out needs --adapter RUN"):
-            asked("--data", "held-out", "--adapter", place)
+        evaluation.adapted_policy(evaluation.problems_and_protocol(config)[1])
 
 
 # ---------------------------------------------------------------------------------- the real engine
 @pytest.fixture(scope="module")
-def results(adapter, data, tmp_path_factory):
+def merged(adapter, data, tmp_path_factory) -> Path:
     """An evaluation of the merged model."""
-    root = tmp_path_factory.mktemp("runs")
-    run(adapter[1], data, root / "whole")
-    return root
+    return run(adapter[1], data, tmp_path_factory.mktemp("runs") / "merged")
 
 
-def run(*arguments, **more) -> str:
-    done = run_program("eval.py", *flags(*arguments, **more), cwd=ROOT)
+def run(model, data, out, **more) -> Path:
+    done = run_program("eval.py", *flags(model, data, out, **more), cwd=ROOT)
     assert done.returncode == 0, done.stdout
-    return done.stdout
+    return out
 
 
 def samples(folder):
@@ -591,9 +560,9 @@ def samples(folder):
 
 @pytest.mark.engine
 @pytest.mark.core
-def test_an_evaluation_of_the_real_engine(results):
-    rows = samples(results / "whole")
-    protocol, summary = (json.loads((results / "whole" / f"{name}.json").read_text())
+def test_an_evaluation_of_the_real_engine(merged):
+    rows = samples(merged)
+    protocol, summary = (json.loads((merged / f"{name}.json").read_text())
                          for name in ("protocol", "summary"))
     (name, result), = summary["sets"].items()
     assert [(row["id"].split("/")[-1], row["sample"]) for row in rows] == [
@@ -608,26 +577,11 @@ def test_an_evaluation_of_the_real_engine(results):
 
 
 @pytest.mark.engine
-def test_the_real_engine_resumes_exactly(results, adapter, data):
-    """After two thirds. Not to be taken for granted: fewer samples run beside each, which rounds
-    otherwise."""
-    shutil.copytree(results / "whole", results / "resumed")
-    written = (results / "resumed" / "eval.jsonl").read_bytes()
-    (results / "resumed" / "eval.jsonl").write_bytes(written[:len(written) * 2 // 3])
-    (results / "resumed" / "summary.json").unlink()
-    assert "samples already" in run(adapter[1], data, results / "resumed")
-    assert samples(results / "resumed") == samples(results / "whole")
-    for file in ("summary.json", "protocol.json"):
-        assert (results / "resumed" / file).read_bytes() == (
-            results / "whole" / file).read_bytes()
-
-
-@pytest.mark.engine
-def test_adapter_and_merged_model_agree(results, model, adapter, data):
-    run(model, data, results / "swapped", adapter=adapter[0], sync="adapter",
-        against=results / "whole")
-    both = zip(samples(results / "swapped"), samples(results / "whole"), strict=True)
+def test_adapter_and_merged_model_agree(merged, model, adapter, data, tmp_path):
+    swapped = run(model, data, tmp_path / "swapped", adapter=adapter[0], sync="adapter",
+                  against=merged)
+    both = zip(samples(swapped), samples(merged), strict=True)
     same = mean(one["text"] == other["text"] for one, other in both)
     assert same > 0.9, "rounding may turn a rare sample, a wrong weight turns nearly all"
-    difference = json.loads((results / "swapped" / "summary.json").read_text())["difference"]
+    difference = json.loads((swapped / "summary.json").read_text())["difference"]
     assert len(difference) == 1 and all(abs(one["avg"]) < 0.05 for one in difference.values())

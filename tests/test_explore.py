@@ -3,6 +3,7 @@ import base64
 import gzip
 import json
 import math
+import random
 import re
 import subprocess
 import sys
@@ -123,8 +124,7 @@ def test_only_the_prompts_of_the_wanted_steps(folder, steps, wanted):
 
 
 @pytest.mark.parametrize("around", [
-    "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n", "<|user|>{}<|assistant|>",
-    "Question: {}\nAnswer:", "Solve this.\n\n{}\n", "{}"])
+    "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n", "Solve this.\n\n{}\n", "{}"])
 def test_a_question_is_the_prompt_without_what_all_share(around):
     questions = ["Mia had 2 pens.", "Mia had 3 cups and more pens.", "Max has 20 tens."]
     groups = [dict(prompt=around.format(question)) for question in questions]
@@ -142,15 +142,17 @@ def test_each_prompt_keeps_its_own_tokens_where_steps_before_it_are_left_out(tmp
 
 
 def test_whatever_a_model_writes_is_in_the_page_as_it_was(tmp_path):
-    rows = []
-    for place, text in enumerate(HOSTILE):
-        pool = [sample(text), sample(text, kept=False)]
-        rows.append(group(1, place, pool, prompt=text, gold=text, id=text))
-    data = page_of(make(tmp_path / "hostile", rows))
-    for row, text in zip(data["runs"][0]["groups"], HOSTILE, strict=True):
+    """But what JSON cannot hold: infinity, and bytes that are no text."""
+    rows = [group(1, place, [sample(text), sample(text, kept=False, coefficient=math.inf)],
+                  prompt=text, gold=text, id=text) for place, text in enumerate([*HOSTILE, "QQ"])]
+    folder = make(tmp_path / "hostile", rows)
+    log = folder / "groups.jsonl"
+    log.write_bytes(log.read_bytes().replace(b"QQ", b"Q\xff"))
+    data = page_of(folder)
+    for row, text in zip(data["runs"][0]["groups"], [*HOSTILE, "Q\ufffd"], strict=True):
         assert [s["text"] for s in row["pool"]] == [text, text]
         assert row["prompt"] == row["gold"] == row["id"] == text
-        assert row["pool"][0]["tokens"][0] == text[:5]
+        assert row["pool"][0]["tokens"][0] == text[:5] and row["pool"][1]["coefficient"] is None
 
 
 def test_the_template_reads_no_text_as_html_and_asks_no_network():
@@ -180,22 +182,12 @@ def test_damaged_lines_are_left_out_and_counted(folder, capsys):
     assert said in data["left_out"] and said in capsys.readouterr().out
 
 
-def test_what_is_no_number_or_no_text_for_a_browser_shows_as_such(folder):
-    log = folder / "groups.jsonl"
-    log.write_bytes(log.read_bytes().replace(b'"text": "no"', b'"text": "n\xff"'))
-    with open(log, "a") as file:
-        file.write(json.dumps(group(6, pool=[sample(coefficient=math.inf)])) + "\n")
-    groups = page_of(folder)["runs"][0]["groups"]
-    assert groups[0]["pool"][1]["text"] == "n\ufffd"
-    assert groups[-1]["pool"][0]["coefficient"] is None
-
-
-@pytest.mark.parametrize("remove", ["groups.jsonl", "eval.jsonl"])
-def test_a_run_that_recorded_nothing_has_its_curves(folder, capsys, remove):
-    (folder / remove).unlink()
-    data = page_of(folder)
-    assert len(data["runs"][0]["metrics"]) == 5
-    assert ("--log-groups" in data["left_out"]) == (remove == "groups.jsonl")
+def test_a_run_that_recorded_nothing_has_its_curves(folder):
+    for name in ("eval.jsonl", "groups.jsonl"):
+        (folder / name).unlink()
+        data = page_of(folder)
+        assert len(data["runs"][0]["metrics"]) == 5
+        assert ("--log-groups" in data["left_out"]) == (name == "groups.jsonl")
 
 
 def test_no_torch_is_loaded_for_a_page(folder):
@@ -209,8 +201,6 @@ def test_no_torch_is_loaded_for_a_page(folder):
 # ------------------------------------------------------------------------------ what fits
 def long_run(tmp_path, steps=8, prompts=6):
     """Texts and tokens that do not compress: half of the bytes are tokens."""
-    import random
-
     rng = random.Random(0)
 
     def noise(size):
@@ -229,7 +219,7 @@ def long_run(tmp_path, steps=8, prompts=6):
 def test_a_page_never_exceeds_its_limit_and_says_what_it_left_out(tmp_path, monkeypatch, capsys):
     folder, before = long_run(tmp_path), None
     bare = explore.TEMPLATE.stat().st_size
-    for most in (10**9, 100_000, 60_000, 50_000, 1700):
+    for most in (10**9, 100_000, 60_000, 1700):
         monkeypatch.setattr(explore, "MOST_BYTES", bare + most)
         data = page_of(folder)
         size = (folder / "explore.html").stat().st_size - bare

@@ -43,6 +43,15 @@ def test_the_gradient_is_that_of_float32_and_without_a_scale_it_is_lost():
         assert least < error < most
 
 
+def test_clipping_and_the_optimizer_get_the_gradient_without_its_scale():
+    trained = policy(dtype="float16")
+    wanted = gradient(trained).norm().item()
+    trained.zero_grad()
+    _, norm = one_step(trained, *make_optimizer(trained, Config()))
+    assert norm == pytest.approx(wanted, rel=1e-3)
+    assert trained.loss_scale.state_dict()["_growth_tracker"] == 1  # it counts sound steps
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_other_precisions_have_no_scale(dtype):
     scale = policy(dtype=dtype).loss_scale

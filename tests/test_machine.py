@@ -60,7 +60,6 @@ def test_what_is_missing_is_named_in_one_sentence(harm, sentence, gpu):
 
 @pytest.mark.parametrize("card, flags, settings, share", [
     ("H100", {}, ("bfloat16", "adapter", 16384), "36.0 of 80.0 GiB"),
-    ("H100", dict(dtype="float16"), ("float16", "adapter", 16384), "36.0 of 80.0 GiB"),
     ("T4", {}, ("float16", "adapter", 8192), "6.8 of 15.0 GiB"),
     ("T4", dict(dtype="float32", micro_tokens=5000), ("float32", "merge", 5000), "6.8 of 15.0"),
     (None, {}, ("float32", "merge", 4096), "CPU: .* 1 GiB for the engine's cache")])
@@ -79,11 +78,12 @@ SHARE = "are about a GPU's memory.*VLLM_CPU_KVCACHE_SPACE"
 
 @pytest.mark.parametrize("read, flags, space, sentence", [
     (parse, ["--sleep"], "1", SHARE), (parse_eval, ["--engine-memory", "0.3"], "1", SHARE),
-    (parse_eval, [], "1.5", "whole number of GiB, at least 1, not '1.5'"),
-    *((parse, [], space, f"at least 1, not '{space}'") for space in ("0", "-1", "abc", ""))])
+    *((parse_eval, [], space, f"at least 1, not '{space}'") for space in ("0", "1.5", ""))])
 def test_what_a_cpu_cannot_do_is_refused_there_only(read, flags, space, sentence, gpu, capsys):
     gpu.setenv("VLLM_CPU_KVCACHE_SPACE", space)
     read(flags)  # with a GPU it is all right
+    configure_vllm(on_cpu=True)
+    assert machine.os.environ["VLLM_CPU_KVCACHE_SPACE"] == space  # what a user sets is kept
     give(gpu, None)
     with pytest.raises(SystemExit):
         read(flags)
@@ -91,17 +91,9 @@ def test_what_a_cpu_cannot_do_is_refused_there_only(read, flags, space, sentence
     assert re.search(sentence, error) and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("given, kept", [(dict(VLLM_CPU_KVCACHE_SPACE="5"), "5"), ({}, "1")])
-def test_the_cache_that_a_user_sets_is_kept(gpu, given, kept):
-    gpu.setattr(machine.os, "environ", given)
-    configure_vllm(on_cpu=True)
-    assert given["VLLM_CPU_KVCACHE_SPACE"] == kept
-
-
 @pytest.mark.parametrize("words, short", [
     ("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'", True),
     ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
-    ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
     ("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory", True),
     ("CUDA error: an illegal memory access was encountered", False), ("shapes differ", False)])
 def test_what_says_that_memory_is_short(words, short):
@@ -189,8 +181,7 @@ def test_a_containers_limit_counts_however_far_up(line, group, limit, used, file
 
 # ------------------------------------------------------------------------------ a busy machine
 @pytest.mark.parametrize("cores, most, others, threads", [
-    (2, 2, 0, 2), (2, 2, 0.3, 2),  # an idle machine; a browser that nobody looks at
-    (2, 2, 0.5, 1), (2, 2, 1, 1), (2, 2, 2, 1),  # a loop, competing and alone on its core; two
+    (2, 2, 0.3, 2), (2, 2, 0.5, 1), (2, 2, 2, 1),  # a browser that nobody looks at; loops
     (2, 2, -0.1, 2),  # the two clocks tick apart
     (16, 16, 1, 15), (16, 16, 6.5, 9), (16, 16, 30, 1),
     (8, 4, 1, 4), (8, 4, 5, 3)])  # two threads to a core, of which torch takes one

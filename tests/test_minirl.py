@@ -100,29 +100,20 @@ def test_agreement_is_that_of_the_positions_that_predict_the_response(replay):
 @pytest.mark.parametrize("evaluated, asked", [(-1, [2.0]), (7, [])])
 def test_an_evaluation_that_is_due_samples_at_the_trainings_temperature(
         monkeypatch, evaluated, asked):
-    run, temperatures = ready(steps=7, temperature=2.0), []
-    run.held_out, run.state["step"], run.evaluated = [], 7, evaluated
-    monkeypatch.setattr(minirl, "evaluate",
-                        lambda *_, temperature, **__: temperatures.append(temperature) or [])
-    for name in ("report_by_set", "record_evaluation"):
-        monkeypatch.setattr(minirl, name, lambda *_: None)
-    minirl.evaluate_if_due(run)
-    assert temperatures == asked
-    assert run.events == ["clear"] * len(asked)  # a resumed run has nothing of it in its cache
-
-
-def test_a_reward_that_failed_is_the_worst_of_the_whole_evaluation(monkeypatch):
-    run, results = ready(steps=7, eval_k=1), []
+    """And a reward that failed is the worst of the whole evaluation."""
+    run, temperatures, results = ready(steps=7, temperature=2.0, eval_k=1), [], []
     run.held_out = [SimpleNamespace(source="mine", id=str(q)) for q in range(4)]
-    run.state["step"] = 7
+    run.state["step"], run.evaluated = 7, evaluated
     rows = [dict(data="mine", id=str(q), sample=0, reward=reward, finish_reason="stop", tokens=1,
                  status="wrong" if reward else "raised")
             for q, reward in enumerate([-5.0, None, -4.0, -0.5])]
-    monkeypatch.setattr(minirl, "evaluate", lambda *_, **__: rows[::-1])
-    monkeypatch.setattr(minirl, "record_evaluation", lambda rows, found, run: results.append(found))
+    monkeypatch.setattr(minirl, "evaluate", lambda *_, temperature, **__: (
+        temperatures.append(temperature) or rows[::-1]))
+    monkeypatch.setattr(minirl, "record_evaluation", lambda _, found, run: results.extend(
+        one["avg"] for one in found.values()))
     minirl.evaluate_if_due(run)
-    (result,) = results[0].values()
-    assert result["avg"] == (-5 - 5 - 4 - 0.5) / 4 and result["questions"] == 4
+    assert temperatures == asked and results == [-14.5 / 4] * len(asked)
+    assert run.events == ["clear"] * len(asked)  # a resumed run has nothing of it in its cache
 
 
 def test_gvms_norms_are_of_the_policy_that_samples(monkeypatch):

@@ -82,8 +82,6 @@ def test_a_small_model_needs_no_flags_and_flags_go_first(tmp_path):
     file.write_text('{"problem": "1 + 1?", "answer": "2"}\n')
     own = parse(["--model", models.SMOLLM, "--data", str(file)])
     assert own.eval_data == "held-out" and own.max_tokens > SMALL["max_tokens"]
-    assert own.template == "three-examples" and own.lr == SMALL["lr"]
-    assert parse(["--model", models.SMOLLM, "--sampler", "uniform"]).sampler == "uniform"
 
 
 # ----------------------------------------------------------------------------------------- folders
@@ -108,7 +106,6 @@ def pickled(folder):
     (pickled, "weights of .*no model.safetensors, and files of other kinds are not read"),
     (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer .*knows no words"),
     (lambda folder: (folder / "config.json").unlink(), "model .*Unrecognized"),
-    (lambda folder: (folder / "config.json").write_text("[]"), "Cannot load the model"),
     (lambda folder: (folder / "config.json").write_text("{"), "Cannot load the model"),
     *((lambda folder, one=one: change(folder, **one), words) for one, words in (
         (dict(rope_scaling=dict(rope_type="yarn")), "rope_type'='yarn': {'factor'}"),
@@ -124,9 +121,7 @@ def test_what_is_broken_or_missing_is_named(folder, harm, words):
     assert "Mend or replace the folder" in sentence and "hub" not in sentence
 
 
-@pytest.mark.parametrize("change_of", [
-    dict(hidden_size=0), dict(num_attention_heads=0), dict(hidden_act="nosuch"),
-    dict(rope_parameters=dict(rope_type="nosuch", rope_theta=1e4))])
+@pytest.mark.parametrize("change_of", [dict(hidden_size=0), dict(hidden_act="nosuch")])
 def test_a_config_of_which_no_model_can_be_made_is_named_before_the_engine_starts(
         folder, change_of):
     config = Config(model=str(folder), max_tokens=8, max_prompt_tokens=8, dtype="float32",
@@ -148,8 +143,7 @@ def test_a_model_that_the_hub_has_as_pickles_only_is_refused(tmp_path, monkeypat
         models.weights_of("a/old")
 
 
-@pytest.mark.parametrize("place", ["folder", "hub"])
-def test_other_weights_are_known_by_their_sizes_and_ends(tmp_path, monkeypatch, place):
+def test_other_weights_are_known_by_their_sizes_and_ends(tmp_path, monkeypatch):
     """An adapter means nothing on others: a folder may be trained again, a name on the hub move."""
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(tmp_path))
     index = dict(weight_map={name: f"model-{name}.safetensors" for name in "ab"})
@@ -159,7 +153,9 @@ def test_other_weights_are_known_by_their_sizes_and_ends(tmp_path, monkeypatch, 
         for name, values in dict(a=a, b=b).items():
             save_file(dict(w=torch.tensor(values)), tmp_path / f"model-{name}.safetensors")
         (tmp_path / "README.md").write_text(readme)
-        return models.weights_of(str(tmp_path) if place == "folder" else "org/name")["model"]
+        found = models.weights_of(str(tmp_path))["model"]
+        assert models.weights_of("org/name")["model"] == found  # from the hub
+        return found
 
     first = known([1.0] * 2**19, [2.0])  # a file of two megabytes: more than is read
     assert known([1.0] * 2**19, [2.0], "no weights") == first and "model-b" in first
@@ -241,13 +237,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def test_where_the_hub_or_its_cache_has_it_its_id_is_used(cache, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: "/a/file")
-    assert models.fetch_smollm() == "HuggingFaceTB/SmolLM2-135M-Instruct" == models.resolve_model(
-        "SmolLM2-135M-Instruct")
-
-
-def test_the_folder_is_made_once_and_wholly(cache, monkeypatch):
+def test_the_folder_is_made_once_and_wholly_unless_the_hub_has_it(cache, monkeypatch):
     made = []
 
     def widen(weights, folder):
@@ -269,6 +259,8 @@ def test_the_folder_is_made_once_and_wholly(cache, monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=3))
     with pytest.raises(SystemExit, match="^3$"):
         models.fetch_smollm()
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: "/a/file")
+    assert models.fetch_smollm() == "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def package(returncode=0, stderr=""):

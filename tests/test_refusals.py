@@ -64,6 +64,11 @@ def adapter_of(value: float):
     return spoil
 
 
+def changed(file: Path, **values):
+    """A file of JSON has these values."""
+    return lambda: file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
 def setting(name: str, value):
     """The run has this setting in config.json; None: it is not there."""
     def spoil():
@@ -135,6 +140,7 @@ REFUSED = {
         ("--data caf\udce9", "caf\\udce9 is no text in UTF-8"),
         ("--out out --data no-such-set", "no data set 'no-such-set'"),
         ("--out out --data held-out", "--data held-out needs --adapter RUN"),
+        ("--out out --data held-out --adapter runs/mine", "--data held-out needs --adapter RUN"),
         (f"{OUT} --adapter no/such/folder", "has no adapter_config.json"),
         (f"{OUT} --model ./nowhere", "There is no model"),
         (f"{FITS} --template poem", "no prompt template 'poem'"),
@@ -168,6 +174,9 @@ REFUSED = {
         ("runs/mine/checkpoints out", "has no adapter_config.json"),
         ("strange out", "is no checkpoint of a run", moved(LAST, Path("strange"))),
         ("runs/mine out", "does not fit", text(LAST / "adapter_model.safetensors", "half")),
+        ("runs/mine out", "does not fit", changed(LAST / "adapter_config.json", r=4)),
+        ("runs/mine out", "their layers differ", changed(
+            LAST / "adapter_config.json", target_modules=["q_proj"])),
         ("runs/mine out", "other contents of --model", setting("model", "tiny-skills")),
         ("runs/mine out", "holds numbers that are not finite", adapter_of(math.inf)),
         ("runs/mine out", "merged weights are no finite numbers", adapter_of(1e30)),

@@ -151,17 +151,6 @@ def test_gradient_checkpointing_changes_nothing_under_replay():
                for name in plain)
 
 
-def test_unknown_routes_are_left_to_the_router():
-    policy, rows = bare(), some_rows()
-    with torch.no_grad():
-        natural = token_logprobs(policy, rows)[0]
-        record(policy, rows)
-        for row in rows:
-            row.replay[: row.prompt_length] = -1
-        with replaying(policy, rows):
-            assert torch.equal(token_logprobs(policy, rows)[0], natural)
-
-
 def test_after_an_error_nothing_is_forced_any_more():
     """Out of memory, an update goes on: what it runs next must find the routers as they were."""
     policy, rows = bare(), some_rows()
@@ -330,29 +319,22 @@ def test_routes_belong_to_their_own_sequence_and_survive_syncs(variant):
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("options", [
-    dict(dtype="bfloat16"), dict(dtype="bfloat16", kv_cache_dtype="fp8")])
-def test_r3_closes_most_of_the_gap_in_low_precision(options):
+def test_r3_closes_most_of_the_gap_in_low_precision():
     folder = model_folder("qwen3_moe", **DEEP)
-    with serve(folder, max_num_seqs=48, routes=True, **options) as engine:
+    with serve(folder, max_num_seqs=48, routes=True, dtype="bfloat16") as engine:
         rows = rollouts_as_rows(engine)
     policy = models_small.policy(folder, "bfloat16", moved=0)
     (natural, far), (replayed, far_replayed) = gap(policy, rows, False), gap(policy, rows, True)
-    print(f"{options}: k3 {natural:.1e} -> {replayed:.1e}, beyond 2 or 1/2 {far:.2%} -> "
-          f"{far_replayed:.2%}")
-    assert replayed < natural / 2
-    assert far_replayed == 0 < far if options == dict(dtype="bfloat16") else far_replayed < far / 4
+    assert replayed < natural / 2 and far_replayed == 0 < far
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("flags, k3", [
-    pytest.param(["--rollout-dtype", "bfloat16"], 0.1, marks=pytest.mark.core, id="bfloat16"),
-    pytest.param(["--dtype", "float16"], 2e-3, marks=pytest.mark.slow, id="float16")])
-def test_a_run_with_replay_from_the_command_line(tmp_path, flags, k3):
+@pytest.mark.core
+def test_a_run_with_replay_from_the_command_line(tmp_path):
     """Off-policy, so R3 by itself, in low precision: two steps, and what they log."""
     done = run_program("minirl.py", "--model", "tiny-moe", "--mini-batches", 4, "--steps", 2,
                        "--eval-questions", 6, "--eval-k", 1, "--name", "moe", "--batch-prompts", 8,
-                       *flags, cwd=tmp_path)
+                       "--rollout-dtype", "bfloat16", cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     run = tmp_path / "runs" / "moe"
     assert json.loads((run / "config.json").read_text())["config"]["replay"] == "r3"
@@ -362,4 +344,4 @@ def test_a_run_with_replay_from_the_command_line(tmp_path, flags, k3):
     assert stepped, "a model this weak may miss, but not in every group of two steps"
     for row in stepped:
         assert all(0.5 < row[f"routes_agree_{layer}"] <= 1 for layer in range(3))
-        assert 0 < row["kl_k3"] < k3
+        assert 0 < row["kl_k3"] < 0.1
