@@ -17,7 +17,6 @@ same command continues an interrupted evaluation.
 Results are computed of rows `in_order`: question after question, k samples each. Arrays with the
 suffix _Q have one entry per question.
 """
-import contextlib
 import json
 import math
 import os
@@ -329,13 +328,12 @@ def sample(problems: list, protocol: dict, policy, rank: int, folder: Path) -> l
             temperature=protocol["temperature"], stop_token_ids=protocol["stop"],
             seed=protocol["seed"], lora_rank=rank,
             sync_mode=protocol["sync"] if policy else "merge")
-        with contextlib.closing(engine):
-            if policy:
-                engine.sync(policy)
-            for row in evaluate(
-                    engine, grader, problems, k, protocol["max_tokens"], done=done,
-                    temperature=protocol["temperature"], seed=protocol["seed"]):
-                append(file, row)
+        if policy:
+            engine.sync(policy)
+        for row in evaluate(
+                engine, grader, problems, k, protocol["max_tokens"], done=done,
+                temperature=protocol["temperature"], seed=protocol["seed"]):
+            append(file, row)
     return in_order(read_rows(file, is_sample), problems, k)
 
 

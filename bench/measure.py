@@ -64,7 +64,6 @@ def project(*flags: str):
         grader.grade([("1", "\\boxed{2}"), ("\\frac12", "\\boxed{0.25+x}")])
         run = prepare(config, grader)
         yield run
-        run.engine.close()
 
 
 def draw(run, **settings) -> list:
@@ -252,7 +251,6 @@ def disagreement(model: str, dtype: str, rounded: bool) -> tuple[float, float]:
                 for r in drawn]
         with torch.no_grad():
             old_T = logprobs.token_logprobs(trainer, rows)[0].double()
-    engine.close()
     gc.collect()
     gap_T = torch.tensor([x for row in rows for x in row.mu]).double() - old_T
     return ((-gap_T).exp() - 1 + gap_T).mean().item(), gap_T.abs().mean().item()

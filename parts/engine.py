@@ -8,8 +8,6 @@ What the rest of the project relies on:
   drawn from, which is the one after the temperature (`processed_logprobs`). vLLM reports raw ones
   by default, which are wrong at any temperature but 1. Top-p and top-k stay off: they would
   renormalise mu over a subset and bias pi/mu on every token.
-* `sync` hands the trainer's weights over; probe.py checks that they arrived.
-* `seed_everything` decides what is drawn.
 
 On a GPU vLLM schedules the next batch while one is computed. So a step may return nothing,
 and after the last response a batch may still be under way; `busy` is true until it is done.
@@ -226,13 +224,9 @@ class Engine:
         number, folder = next(self._counter), tempfile.TemporaryDirectory(prefix="minirl-adapter-")
         policy.save_pretrained(folder.name, save_embedding_layers=False)  # "auto" asks the hub
         self._adapter = LoRARequest(f"policy-{number}", number, folder.name)
-        self.close()
-        self._folder = folder
-
-    def close(self) -> None:
-        """Remove the adapter's temporary folder (vLLM may read it until the next swap)."""
         if self._folder:
             self._folder.cleanup()
+        self._folder = folder  # vLLM may read it until the next swap. The program's end removes it
 
     def sleep(self) -> None:
         """Give the GPU's memory to the trainer: weights go to the host, the cache is dropped."""

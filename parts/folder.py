@@ -1,7 +1,6 @@
-"""Folders: what a run or an evaluation leaves on the disk, so that it may die at any moment.
+"""Folders: what a run (docs/runs.md lists its files) or an evaluation leaves on the disk.
 
-`runs/NAME` is the folder of a run (docs/runs.md lists its files), `eval.py --out` that of an
-evaluation. Four things make a crash harmless:
+It may die at any moment, and only the step that was running is lost. Four things see to that:
 
 * A file or a folder is written under a hidden name, flushed to the disk, and then renamed
   (`replacing`). So a name stands for all of its content, old or new.

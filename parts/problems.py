@@ -8,9 +8,8 @@ range.
 problem does not reveal. The model `tiny-skills` writes down what it believes F to be, and adds:
 `F=5\\n\\boxed{16}`. How often it believes the right digit of a letter is chosen: BELIEF makes
 pass@k, from k = 1 to 256, close to what Reinforce-Ada's paper (v1, Fig. 2) shows for
-Qwen2.5-Math-1.5B. Many prompts are then solved once in twenty or fifty draws or less, which is what
-adaptive sampling is for. Letters have nothing in common, so learning one says nothing about
-another; a rule about numbers would hold for all numbers.
+Qwen2.5-Math-1.5B: many prompts are solved once in twenty or fifty draws or less. Learning one
+letter says nothing about another.
 
 **Words**: texts of one or two steps from templates, for a model of 135 M parameters. Untrained, it
 solves a fifth of the products of small numbers, and two steps with large ones never. So pass rates

@@ -1,8 +1,6 @@
 """A run: where model, optimizer and data come from, and how a run is logged, saved and ended.
 
-A run may die at any moment: each step ends in a checkpoint, and the step that was running is lost.
-So nothing is undone or saved when something fails. --resume goes on from the newest checkpoint, to
-the same bits on a CPU (docs/runs.md says why).
+It may die at any moment (folder.py), and goes on to the same bits on a CPU (docs/runs.md).
 """
 import contextlib
 import faulthandler
@@ -44,9 +42,7 @@ from parts.routing_replay import choose_replay, is_supported
 from parts.sources import expand
 
 
-def fresh_state() -> dict:
-    """What a checkpoint remembers besides weights and optimizer; plain JSON."""
-    return dict(step=0, samples_total=0, tokens_total=0, seconds_total=0.0)
+FRESH_STATE = dict(step=0, samples_total=0, tokens_total=0, seconds_total=0.0)
 
 
 @dataclass
@@ -66,7 +62,7 @@ class Run:
     estimator: Estimator  # the pass rates that ada-est remembers
     probe: Probe
     tracker: ModuleType | None = None  # --report-to
-    state: dict = field(default_factory=fresh_state)
+    state: dict = field(default_factory=FRESH_STATE.copy)  # state.json of a checkpoint
     accuracy: dict = field(default_factory=dict)  # held-out set -> avg@k of the last evaluation
     evaluated: int = -1  # the step of that evaluation
     seconds_save: float = 0.0  # what the last checkpoint took
@@ -372,8 +368,7 @@ def resume(run: Run, newest: Path | None) -> None:
 
 
 def finish(run: Run) -> None:
-    """Close what is open, draw the curves, and say how to go on."""
-    run.engine.close()
+    """End the tracker, draw the curves, and say how to go on."""
     if run.tracker:
         run.tracker.finish()
     draw_run(run.folder)

@@ -38,7 +38,6 @@ def serve(folder, **options):
     try:
         yield engine
     finally:
-        engine.close()
         del engine.llm, engine
         gc.collect()
 

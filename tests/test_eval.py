@@ -258,7 +258,7 @@ def test_what_is_left_to_do_is_done_and_only_an_adapter_is_served_as_one(
     there = json.dumps(sampled(PROBLEMS)[0]) + "\n"
     (tmp_path / "eval.jsonl").write_text(2 * there + '{"data": "mine", "id')
     rows = evaluation.sample(PROBLEMS, protocol, policy, 8, tmp_path)
-    assert modes == [sync] and engine.events == ["sync"] * bool(policy) + ["close"]
+    assert modes == [sync] and engine.events == ["sync"] * bool(policy)
     assert {asked.temperature for asked in engine.asked.values()} == {0.3}
     assert stored(tmp_path / "eval.jsonl") == rows and None not in rows
     assert rows[0] == json.loads(there) and len(engine.asked) == 39

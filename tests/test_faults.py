@@ -358,7 +358,6 @@ def run(place):
         with Grader(1) as grader:
             made = running.prepare(config, grader)
             yield made
-            made.engine.close()
     finally:
         os.chdir(back)
 

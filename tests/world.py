@@ -22,7 +22,7 @@ from parts.config import Config, resolve
 from parts.engine import Rollout
 from parts.folder import read_rows
 from parts.grader import Verdict
-from parts.run import fresh_state, make_optimizer
+from parts.run import FRESH_STATE, make_optimizer
 
 WORDS = 32  # what the engine writes with
 RATES = [0.15, 0.3, 0.5, 0.7, 0.85, 0.5]  # how often prompts are solved
@@ -103,7 +103,7 @@ class Engine:
     def note(event: str):
         return lambda self, *_: self.events.append(event)
 
-    sleep, wake, sync, clear_cache, close = map(note, ("sleep", "wake", "sync", "clear", "close"))
+    sleep, wake, sync, clear_cache = map(note, ("sleep", "wake", "sync", "clear"))
 
 
 def name_of(prompt) -> str:
@@ -172,7 +172,7 @@ def ready(mixture=False, judge=by_text, **settings) -> SimpleNamespace:
     return SimpleNamespace(
         config=config, policy=trained, optimizer=optimizer, schedule=schedule, events=events,
         engine=engine, grader=Grader(judge), stream=Problems(), estimator=Estimator(), probe=probe,
-        state=fresh_state(), folder=Path("mine"), evaluated=-1)
+        state=FRESH_STATE.copy(), folder=Path("mine"), evaluated=-1)
 
 
 # ------------------------------------------------------------------------------ a whole run
