@@ -210,7 +210,7 @@ def float32_product(h_T, weight, words=2048):
 
 # ------------------------------------------------------------------------------ a common beginning
 # With examples in the prompt most of what a small model reads is the same in every row. That part
-# is computed once for all rows: on a CPU a pass takes a third of the time (docs/real_model.md).
+# is computed once for all rows.
 SHARING = ("llama", "qwen2")  # every token attends to all before it, whatever the row's length
 WORTH_SHARING = 16  # tokens; below, one pass is faster than two
 

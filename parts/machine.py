@@ -17,7 +17,7 @@ from parts.folder import counted
 OLDEST_CARD = (7, 5)  # compute capability of the oldest cards that CUDA 13 still knows (T4)
 BFLOAT16_CARD = (8, 0)  # and of the oldest ones that compute in bfloat16
 GB = 2**30
-SMALL_CARD = 20 * GB  # below, half as many tokens at a time (docs/gpu.md)
+SMALL_CARD = 20 * GB  # below, half as many tokens at a time
 
 
 # ------------------------------------------------------------------------------ what it needs
@@ -139,7 +139,7 @@ def out_of_memory(error: RuntimeError) -> bool:
 # So what a run will need is compared with what is free before it is allocated.
 BYTES = dict(float32=4, bfloat16=2, float16=2, fp8=1)
 LIBRARIES = 1.3 * GB  # torch, vLLM and what they set up; the trainer's logits, a chunk of them
-KEPT = 3  # numbers per token that a pass keeps of each row of weights (docs/real_model.md)
+KEPT = 3  # numbers per token that a pass keeps of each row of weights
 MOST = 896  # tokens per pass: more are hardly faster on a CPU
 SPARE = 0.9  # share of the free memory that a run may take; graders and others need the rest
 
@@ -203,8 +203,8 @@ def read(file) -> str:
 
 # ------------------------------------------------------------------------------ a busy machine
 # Threads wait for each other in every layer of the model, so who takes turns with one of them holds
-# up all: beside one busy process two threads on two cores take three times as long, one thread half
-# as long (docs/real_model.md). The number changes nothing but the rounding of sums.
+# up all: on two cores, beside one busy process, two threads are slower than one. Their number changes
+# nothing but the rounding of sums.
 LOOK = 5  # seconds from one look to the next
 IN_THE_WAY = 1 / 3  # of a core: others who take less cost less than a thread is worth
 

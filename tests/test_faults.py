@@ -371,7 +371,7 @@ def holdings():
 
 @engine_test
 def test_steps_and_new_shapes_leave_nothing_behind(run):
-    """`MEMORY_STEPS=300` for the long version; docs/runs.md has the numbers of whole runs."""
+    """`MEMORY_STEPS=300` for the long version."""
     steps, seen = int(os.environ.get("MEMORY_STEPS", 32)), []
     for step in range(1, steps + 1):
         groups, metrics = minirl.train_step(step, run)

@@ -1,4 +1,4 @@
-"""The probe sees weights that arrive in part or late, and lets sound runs pass (docs/gpu.md)."""
+"""The probe sees weights that arrive in part or late, and lets sound runs pass (docs/logprobs.md)."""
 import contextlib
 import copy
 import math
