@@ -203,7 +203,7 @@ def read(file) -> str:
 
 # ------------------------------------------------------------------------------ a busy machine
 # Threads wait for each other in every layer of the model, so who takes turns with one of them holds
-# up all: on two cores, beside one busy process, two threads are slower than one. Their number changes
+# up all: on two cores, beside a busy process, two threads are slower than one. Their number changes
 # nothing but the rounding of sums.
 LOOK = 5  # seconds from one look to the next
 IN_THE_WAY = 1 / 3  # of a core: others who take less cost less than a thread is worth

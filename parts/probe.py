@@ -35,7 +35,7 @@ LONGEST = 32  # tokens of a probe's response
 AT_ONCE = 8192  # tokens of a forward pass
 PASSES = 8  # the rehearsal's passes without a layer cost as much as so many passes of all texts
 
-# Limits, from measurements of sound and of broken syncs. e: the slope's standard error; q: noise / change.
+# Limits, from sound and from broken syncs. e: the slope's standard error; q: noise / change.
 SINCE_LAST = 0.5  # + 4 e: how far a slope since the last sync may be off; noise in x alone took 0.3
 CLEAR = 3.0  # such a slope is judged once the change is this many times the noise
 REHEARSED = 0.3  # nats (rms) by which the random adapter moves the log-probs of three layers

@@ -1,4 +1,4 @@
-"""The probe sees weights that arrive in part or late, and lets sound runs pass (docs/logprobs.md)."""
+"""The probe sees weights that arrive in part or late, and lets sound runs pass."""
 import contextlib
 import copy
 import math
