@@ -30,7 +30,7 @@ OURS, WIDE = PAIR = ("ada-balance", "uniform-4-wide")
 RIVALS = ("uniform-4", "uniform-4-wide", "uniform-16")
 ARMS = (*RIVALS, "maxrl", "dapo", "ada-pos", "ada-balance", "ada-est", "gvm")
 COLORS = dict(zip(ARMS, ("#999999", "#56B4E9", "#000000", "#D55E00", "#E69F00", "#009E73",
-                         "#0072B2", "#009E73", "#CC79A7")))
+                         "#0072B2", "#009E73", "#CC79A7"))) | {"ada-pos-slower": "#009E73"}
 LETTER = re.compile(r"\d([A-Za-z])\d=\?")
 WINDOW = 4_000  # draws
 COSTS = {"samples": "draws", "step": "training steps", "engine_steps": "engine steps",
@@ -110,12 +110,23 @@ def lost(draws: int):
 
 
 def gap(lines: list[dict], first: str, second: str, cost: str, budget: float, **how) -> str:
-    """Points by which the first arm is ahead."""
-    return points(paired(lines, first, second, lambda line: at(line, cost, budget)), **how)
+    """Points by which the first arm is ahead at equal cost."""
+    def measure(line):
+        return ever_solved(line) if cost == "solved" else at(line, cost, budget)
+
+    return points(paired(lines, first, second, measure), **how)
 
 
-def curves(arms: dict[str, list], cost: str, most: float) -> dict[str, list]:
-    return {arm: [curve(line, cost, most) for line in mine] for arm, mine in arms.items()}
+def draw(pictures: dict, lines: list[dict], name: str) -> None:
+    """Accuracy against what was spent."""
+    for about, (size, regime, arms, seeds, axes) in pictures.items():
+        found, columns = by_arm(lines, arms, seeds, regime=regime), {}
+        for cost, most in axes.items():
+            panel = {arm: [curve(line, cost, most) for line in mine] for arm, mine in found.items()}
+            title = f"against {COSTS[cost]}" if len(axes) > 1 else ""
+            columns[title] = (COSTS[cost], [panel])
+        path = store.RESULTS / f"{name}{about}.png"
+        picture(path, size, ["held-out avg@8"], columns, COLORS)
 
 
 # ---------------------------------------------------------------------------------------- skills
@@ -134,10 +145,12 @@ EXPLORED = [  # beside the hypotheses: ada-balance's rival, what is equal, how m
     ("uniform-4-wide", "step", STEPS), ("uniform-4", "samples", DRAWS),
     *(("uniform-4-wide", "samples", draws) for draws in (8_000, 12_000, DRAWS)),
     *((rival, "trained", None) for rival in RIVALS)]  # None: the most that every run had spent
-PICTURES = {  # bench/results/skills-NAME.png -> its arms, and the seeds that all of them have
-    "uniform": (RIVALS, NEW_SEEDS), "dapo": (("uniform-4", "dapo"), SEEDS),
-    "ada-pos": (("uniform-4", "ada-pos"), SEEDS), "ada-balance": ((*RIVALS[:2], OURS), NEW_SEEDS),
-    "others": (("uniform-4", "maxrl", "ada-est", "gvm"), SEEDS)}
+AXES = {"samples": DRAWS, "step": 60}  # of the pictures, and how far they go
+PICTURES = {  # bench/results/NAME*.png -> size, regime, arms, the seeds that all have, axes
+    f"-{about}": ((8, 2.9), "stream", arms, seeds, AXES) for about, arms, seeds in (
+        ("uniform", RIVALS, NEW_SEEDS), ("ada-balance", (*RIVALS[:2], OURS), NEW_SEEDS),
+        ("dapo", ("uniform-4", "dapo"), SEEDS), ("ada-pos", ("uniform-4", "ada-pos"), SEEDS),
+        ("others", ("uniform-4", "maxrl", "ada-est", "gvm"), SEEDS))}
 
 
 def modelled(row: dict) -> dict[str, float]:
@@ -153,7 +166,7 @@ def modelled(row: dict) -> dict[str, float]:
 def budget_of(cost: str, lines: list[dict]) -> float:
     """What is compared at: the plan's draws and steps, else the most that every run had spent
     within DRAWS."""
-    fixed = dict(samples=DRAWS, step=STEPS)
+    fixed = dict(samples=DRAWS, step=STEPS, solved=FIRST_DRAWS)
     return fixed.get(cost) or min(at(line, "samples", DRAWS, key=cost) for line in lines)
 
 
@@ -169,8 +182,7 @@ def by_regime(lines: list[dict]) -> list[list[dict]]:
 
 def in_both(lines: list[dict], first: str, rival: str, cost: str, budget=None, **how) -> list[str]:
     """The difference in each regime; budget None: what `budget_of` says."""
-    return [points(paired(mine, first, rival, ever_solved), **how) if cost == "solved" else
-            gap(mine, first, rival, cost, budget or budget_of(cost, mine), **how)
+    return [gap(mine, first, rival, cost, budget or budget_of(cost, mine), **how)
             for mine in by_regime(lines)]
 
 
@@ -229,16 +241,6 @@ def skills_tables(lines: list[dict]) -> dict[str, str]:
         "Theory: the signal of a draw": skills_theory.per_draw()}
 
 
-def skills_draw(lines: list[dict], name: str) -> None:
-    """Accuracy in the regime stream against draws and steps."""
-    for about, (arms, seeds) in PICTURES.items():
-        mine = by_arm(lines, arms, seeds, regime="stream")
-        columns = {f"against {COSTS[cost]}": (COSTS[cost], [curves(mine, cost, most)])
-                   for cost, most in (("samples", DRAWS), ("step", 60))}
-        picture(store.RESULTS / f"{name}-{about}.png", (8, 2.9), ["held-out avg@8"], columns,
-                COLORS)
-
-
 # ------------------------------------------------------------------------------ the longer study
 PRIMARY = 46_000  # draws
 GOAL = 48_000  # draws that every run went to
@@ -247,6 +249,8 @@ CROSSING = 30_000
 LONG_SEEDS, LONG_TUNING, SOME_SEEDS = range(12, 22), range(102, 105), range(12, 15)
 SLOWER = ("ada-pos-slower", "ada-balance-cap-slower")  # added later: nothing tuned
 LONG = (*PAIR, "ada-balance-cap", "ada-pos", "uniform-16", "uniform-4", "dapo", *SLOWER)
+LONG_PICTURE = {"": ((5.5, 3), "long", (*PAIR, "uniform-16", "ada-pos-slower"), LONG_SEEDS,
+                     {"samples": FURTHER})}
 FACTORS = ("long", "half", "double", "fourfold", "four-minis", "sgd")  # changed in both of PAIR
 COMPARED = [  # first, second, draws
     ("primary", T_95, [(*PAIR, PRIMARY)]),
@@ -348,54 +352,32 @@ def long_tables(lines: list[dict]) -> dict[str, str]:
             lines, LONG, LONG_TUNING, "long", PRIMARY)}
 
 
-def long_draw(lines: list[dict], name: str) -> None:
-    arms = by_arm(lines, (*PAIR, "uniform-16", "ada-pos-slower"), LONG_SEEDS, regime="long")
-    picture(store.RESULTS / f"{name}.png", (5.5, 3), ["held-out avg@8"],
-            {"": ("draws", [curves(arms, "samples", FURTHER)])},
-            COLORS | {"ada-pos-slower": COLORS["ada-pos"]})
-
-
 # ---------------------------------------------------------------------------------- a real model
-UNIFORM, BALANCE = "--sampler uniform --n 4", "--sampler ada-balance"
-RACE = {  # arm -> flags, prompts a step, steps: about 4,300 draws each
-    "ada-balance": (BALANCE, 16, 20), "uniform-4-wide": (UNIFORM, 54, 20),
-    "ada-balance-cap": (f"{BALANCE} --max-rounds-all-correct 1", 16, 24),
-    "uniform-16": ("--sampler uniform --n 16", 16, 17)}
-HUMAN = {  # about 9,300 draws each
-    "ada-balance": (BALANCE, 16, 40), "uniform-4": (UNIFORM, 58, 40),
-    "ada-pos": ("--sampler ada-pos", 16, 48)}
+HUMAN = {  # arm -> flags, prompts a step, steps: about 9,300 draws each
+    "ada-balance": ("--sampler ada-balance", 16, 40),
+    "uniform-4": ("--sampler uniform --n 4", 58, 40), "ada-pos": ("--sampler ada-pos", 16, 48)}
 RACE_COSTS = {"draws": "samples", "tokens drawn": "tokens", "tokens trained": "trained"}
 HUMAN_COSTS = {"draws": "samples", "tokens trained": "trained", "seconds": "seconds"}
 
 
-def planned(arms: dict, seeds, model: str) -> list[dict]:
-    """A seed at a time, in all arms."""
-    return [dict(run=f"{arm}-seed{seed}", arm=arm, seed=seed, command=(
-        f"minirl.py --model {model} {flags} --batch-prompts {prompts} --log-groups 0 "
-        f"--seed {seed} --steps {steps} --name {arm}-seed{seed}"))
-        for seed in seeds for arm, (flags, prompts, steps) in arms.items()]
-
-
-def race_runs() -> list[dict]:
-    return planned(RACE, range(40, 45), "SmolLM2-135M-Instruct --eval-every 5")
-
-
 def human_runs() -> list[dict]:
     """Problems that people wrote, for the model that has learnt the templates (bench/plan.md):
-    runs/words-135M.
+    runs/words-135M. A seed at a time, in all arms.
 
     SVAMP: a folder with svamp_train.jsonl and svamp_test.jsonl; else they come from the hub.
     """
     folder = os.environ.get("SVAMP")
     train, test = (os.path.abspath(f"{folder}/svamp_{part}.jsonl") if folder else "svamp"
                    for part in ("train", "test"))
-    return planned(HUMAN, range(50, 55), (
-        f"../words-135M --data {quote(train)} --eval-data builtin-words,{quote(test)} "
-        "--eval-questions 100 --eval-k 4 --eval-every 10 --template three-examples "
-        "--max-tokens 40 --max-prompt-tokens 320"))
+    return [dict(run=f"{arm}-seed{seed}", arm=arm, seed=seed, command=(
+        f"minirl.py --model ../words-135M --data {quote(train)} --eval-data "
+        f"builtin-words,{quote(test)} --eval-questions 100 --eval-k 4 --eval-every 10 --template "
+        f"three-examples --max-tokens 40 --max-prompt-tokens 320 {flags} --batch-prompts {prompts} "
+        f"--log-groups 0 --seed {seed} --steps {steps} --name {arm}-seed{seed}"))
+        for seed in range(50, 55) for arm, (flags, prompts, steps) in HUMAN.items()]
 
 
-def real_tables(arms: dict, rival: str, costs: dict, lines: list[dict]) -> dict[str, str]:
+def real_tables(arms, rival: str, costs: dict, lines: list[dict]) -> dict[str, str]:
     """Against `rival` at equal costs, what was spent, and what could be found."""
     arms = by_arm(lines, arms)
     against = {arm: mine for arm, mine in arms.items() if arm != rival}
@@ -442,9 +424,9 @@ def minus(rival: list[dict], cost: str, mine: list[dict]) -> str:
 
 
 STUDIES = dict(
-    skills=Study(keep_letters, skills_tables, skills_draw),
-    longer_skills=Study(keep_letters, long_tables, long_draw,
+    skills=Study(keep_letters, skills_tables, partial(draw, PICTURES)),
+    longer_skills=Study(keep_letters, long_tables, partial(draw, LONG_PICTURE),
                         endings=("gradient that is not finite",)),
-    real_race=Study(keep_real, partial(real_tables, RACE, WIDE, RACE_COSTS), planned=race_runs),
+    real_race=Study(keep_real, partial(real_tables, PAIR, WIDE, RACE_COSTS)),
     human=Study(keep_real, partial(real_tables, HUMAN, "uniform-4", HUMAN_COSTS),
                 planned=human_runs))

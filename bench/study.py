@@ -93,17 +93,11 @@ SINGLE = Study(None, evaluations)  # any other name: runs that were made singly
 
 
 # ------------------------------------------------------------------------------------- command line
-def positive(text: str) -> int:
-    """For argparse: a whole number of at least 1."""
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("study", help="bench/results/STUDY.jsonl")
-    parser.add_argument("--processes", type=positive, default=1, help="runs at the same time")
+    parser.add_argument("--processes", type=int, default=1, choices=range(1, 65),
+                        metavar="N", help="runs at the same time")
     parser.add_argument("--only", nargs="*", default=[""], help="runs whose names begin like this")
     parser.add_argument("--draw", action="store_true", help="train nothing")
     parser.add_argument("--into", metavar="STUDY", help="where its runs are stored")
