@@ -5,8 +5,6 @@ every cell takes as many gradient steps on as many samples; N says how old the l
 A cell is a few flags; its name, such as low-N4-r3-clip-is, says which: bench/results/objective.md.
 All of it takes five hours of one core; --only low-N4 is a part.
 """
-import re
-from itertools import product
 from statistics import mean, median
 
 import store
@@ -18,23 +16,18 @@ from parts.plot import series
 KEPT = ("step", "entropy_trained", "kl_k3", "routes_agree_all", "clipped_positive",
         "clipped_negative", "weight_over_2", "weight_under_half", "grad_norm",
         "avg", "ci_low", "ci_high")
+BOTH = "{none,r3}"  # the runs of both cells
 COMPARED = [  # cells, and those of their rivals
     ("stress-N4-r3-clip-is", "stress-N4-r2-clip-is"),
     ("stress-N4-r2-clip-is", "stress-N4-none-clip-is"),
     ("stress-N4-r3-clip-is", "stress-N4-none-clip-is"),
     ("mask-N8-none-cispo-is", "mask-N8-none-clip-is"),
-    ("coarse1-N1-{none,r3}-clip-nois", "coarse1-N1-{none,r3}-clip-is"),
+    (f"coarse1-N1-{BOTH}-clip-nois", f"coarse1-N1-{BOTH}-clip-is"),
     ("coarse1-N1-r3-clip-nois", "coarse1-N1-r3-clip-is")]
 
 
 def keep(folder, end: str) -> dict:
     return store.logs_of(folder, KEPT)
-
-
-def expand(pattern: str) -> list[str]:
-    """As a shell does: a{b,c}d is abd and acd."""
-    parts = re.split(r"\{(.*?)\}", pattern)
-    return list(map("".join, product(*(part.split(",") for part in parts))))
 
 
 def by_cell(lines: list[dict]) -> dict[str, list]:
@@ -95,12 +88,17 @@ COLUMNS = {
     "ratio beyond 2 or 1/2": beyond, "in an exact engine": in_an_exact_engine}
 
 
+def runs_of(name: str, found: dict) -> list[dict]:
+    cells = [name.replace(BOTH, replay) for replay in ("none", "r3")] if BOTH in name else [name]
+    return [run for cell in cells for run in found[cell]]
+
+
 def comparisons(found: dict) -> str:
     """Two arms with the same seeds: differences, and how many runs are lost."""
     rows = [["cells", "minus", "points, paired by seed", "ahead", "sign test", "lost",
              "of these half-way", "the best of these in an exact engine", "Fisher"]]
     for names in COMPARED:
-        ours, theirs = ([run for cell in expand(name) for run in found[cell]] for name in names)
+        ours, theirs = (runs_of(name, found) for name in names)
         pairs = list(zip(ours, theirs))  # of the same seeds; one may have more
         gaps = [100 * (last(a) - last(b)) for a, b in pairs]
         centre, half = interval(gaps)

@@ -3,7 +3,6 @@
     python minirl.py --model SmolLM2-135M-Instruct --steps 10 --seed 30 --name bank   # the policy
     python bench/gradient_bank.py --fill     # hours of two cores; resumable, problem by problem
     python bench/gradient_bank.py            # the table, from what was filled
-    python bench/gradient_bank.py --silence runs/NAME    # of bench/gpu_plan.md
 
 No arm is trained. 64 answers are drawn for each problem, and each answer's gradient of log pi is
 stored as a sketch. A sampling rule then draws from these answers instead of from the engine, and
@@ -13,19 +12,14 @@ an update is its component along the gradient of the held-out accuracy, for a st
     gain = <g, G> / |g|       g = sum of coefficient * grad log pi      G = grad of E[reward]
 
 What is compared and what counts: bench/plan.md, "A real model".
-
---silence needs no gradients: 32 answers of each prompt. A rule draws from the first half in many
-random orders, which predicts silent prompts and draws, and from the other half as it came: a count.
 """
 import argparse
 import random
-from pathlib import Path
 
 import numpy as np
 from store import RESULTS, ROOT, markdown
 
 from ada_sampler import SamplerConfig, collect
-from parts.folder import read_rows
 from parts.what_if import replayed
 
 RUN = ROOT / "runs" / "bank"
@@ -36,7 +30,6 @@ SHORT = 1024  # numbers that stand for a sketch where only its length is asked f
 OUTCOMES = 100  # of a rule on one problem
 BUDGETS = (300, 1_200, 5_000)  # draws of an update
 UPDATES, RESAMPLES = 100, 400
-ORDERS, NEAR = 50, (0.04, 1.0)  # of --silence: silent share and draws that hold
 EQUAL = 1.1  # a ratio whose interval lies between 1 / this and this is called equal
 ROUNDS = dict(M=4, N=4)  # those of a small model
 RULES = {
@@ -149,14 +142,11 @@ class Sketch:
 
 
 # ------------------------------------------------------------------------------ rules on the bank
-def coefficients(rewards, config: SamplerConfig, rng=None) -> tuple[np.ndarray, int]:
-    """(coefficient of each stored answer, draws): what the rule makes of one problem.
-
-    rng: draws the answers in a random order; None: in their own. None of them is drawn twice.
-    """
+def coefficients(rewards, config: SamplerConfig, rng) -> tuple[np.ndarray, int]:
+    """(coefficient of each stored answer, draws): what the rule makes of one problem, whose answers
+    it draws in a random order, none of them twice."""
     order = list(range(len(rewards)))
-    if rng:
-        rng.shuffle(order)
+    rng.shuffle(order)
     fate = replayed([dict(status="graded", reward=float(rewards[i])) for i in order], config)
     found = np.zeros(len(rewards))
     found[[order[place] for place in fate["kept"]]] = fate["coefficients"]
@@ -240,39 +230,10 @@ def report(found: dict[str, dict]) -> str:
     return markdown(lines)
 
 
-# ------------------------------------------------------------------------------ silent prompts
-def silence(pools: list[list[float]], config) -> list[tuple[float, float]]:
-    """Silent share and draws of a rule: (predicted, counted), means over the pools of rewards."""
-    rng, predicted, counted = random.Random(0), [], []
-    for rewards in pools:
-        half = len(rewards) // 2
-        predicted += [coefficients(rewards[:half], config, rng) for _ in range(ORDERS)]
-        counted.append(coefficients(rewards[half:], config))
-    return [tuple(np.mean([fact(*one) for one in side]) for side in (predicted, counted))
-            for fact in (lambda found, draws: not found.any(), lambda found, draws: draws)]
-
-
-def silence_report(pools: list[list[float]]) -> str:
-    if not pools or min(map(len, pools)) < 32:
-        raise SystemExit("Each prompt needs 32 answers: see bench/gpu_plan.md.")
-    lines = [["rule", "silent: predicted, counted", "draws per prompt: predicted, counted", ""]]
-    for rule, config in RULES.items():
-        found = silence(pools, config)
-        holds = all(abs(a - b) <= near for (a, b), near in zip(found, NEAR))
-        (silent, seen), (draws, drawn) = found
-        lines.append([rule, f"{silent:.1%}, {seen:.1%}", f"{draws:.2f}, {drawn:.2f}",
-                      "holds" if holds else "does not hold"])
-    return f"{len(pools)} prompts\n\n{markdown(lines)}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--fill", action="store_true", help="draw and store what is missing")
-    parser.add_argument("--silence", type=Path, metavar="RUN", help="a run with --log-groups all")
     args = parser.parse_args()
-    if args.silence:
-        return print(silence_report([[sample["reward"] for sample in group["pool"]]
-                                     for group in read_rows(args.silence / "groups.jsonl")]))
     if args.fill:
         fill()
     bank = read_bank()

@@ -15,13 +15,11 @@ broken code and pass on the sound; taking too long is failing. --find tries the 
 module's name, then those that speak of it.
 """
 import argparse
-import compileall
 import contextlib
 import functools
 import importlib
 import json
 import os
-import py_compile
 import re
 import resource
 import shutil
@@ -58,14 +56,6 @@ def mutate(place: Path, mutant: dict) -> str:
     text = file.read_text(encoding="utf-8")
     file.write_text(mutated(text, mutant), encoding="utf-8")
     return text
-
-
-def copy(place: Path) -> Path:
-    """The project, compiled once: bytecode that is checked by content overlooks no patch."""
-    shutil.copytree(ROOT, place, ignore=shutil.ignore_patterns(*LEFT_OUT))
-    by_content = py_compile.PycInvalidationMode.CHECKED_HASH
-    compileall.compile_dir(place, quiet=1, invalidation_mode=by_content)
-    return place
 
 
 # ------------------------------------------------------------------------------- tests in a fork
@@ -152,7 +142,8 @@ def try_all(mutants: list[dict], marks: str):
     """Yields for each mutant the test that kills it: the named one, or one found; "" if none."""
     warm_up()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        place = copy(Path(folder, "copy"))
+        place = Path(folder, "copy")
+        shutil.copytree(ROOT, place, ignore=shutil.ignore_patterns(*LEFT_OUT))
         for mutant in mutants:
             named = mutant.get("test", "")
             if not named or not killer(place, mutant, named):
@@ -163,6 +154,8 @@ def try_all(mutants: list[dict], marks: str):
 # ------------------------------------------------------------------------------------------ all
 def warm_up() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.dont_write_bytecode = True  # a patch within the same second would be overlooked
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     os.environ["HF_HUB_OFFLINE"] = "1"  # as the tests do, but they do not come first here
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # half a second of each test
     for module in WARM:

@@ -81,19 +81,6 @@ def test_equal_rules_are_equal_and_a_rule_that_learns_nothing_is_behind(monkeypa
     assert found["silent"] == (0, 0, 0) and gradient_bank.verdict(0, 0) == "behind"
 
 
-def test_silence_is_predicted_from_half_of_the_answers(monkeypatch):
-    """Holds for answers of one policy; not where all of the later half are wrong."""
-    monkeypatch.setattr(gradient_bank, "ORDERS", 5)
-    rng = np.random.default_rng(0)
-    pools = [(rng.random(32) < p).astype(float) for p in rng.beta(0.5, 1, 600)]
-    assert gradient_bank.silence_report(pools).count("| holds |") == 5
-    for pool in pools:
-        pool[16:] = 0
-    assert gradient_bank.silence_report(pools).count("| does not hold |") == 5
-    (_, silent), (_, draws) = gradient_bank.silence(pools, gradient_bank.RULES["ada-balance"])
-    assert (silent, draws) == (1, 16)
-
-
 @pytest.mark.parametrize("low, high, word", [
     (1.01, 1.3, "ahead"), (0.7, 0.99, "behind"), (0.92, 1.09, "equal"), (1.01, 1.09, "equal"),
     (0.85, 1.05, "open"), (0.95, 1.2, "open")])
