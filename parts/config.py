@@ -15,14 +15,12 @@ from typing import Literal
 import tyro
 
 from ada_sampler import RULES, SamplerConfig
-from parts.data import (HELD_OUT, default_data, default_eval_data, default_template, keys_of,
-                        require_files)
+from parts.data import HELD_OUT, default_data, default_eval_data, default_template, is_own
 from parts.folder import checkpoints, find_adapter, is_text, quiet_end, run_of, settings, shown
 from parts.grader import require_function
 from parts.machine import (build_for_cpu, default_dtype, default_micro_tokens, default_sync,
                            require_effect)
 from parts.models import TINY, is_small, resolve_model
-from parts.prompts import turns_of
 
 OBJECTIVES = {  # name -> advantage, length normalisation (MiniRL section 2.3, appendix A)
     "minirl": ("pool-mean", "constant"),
@@ -297,6 +295,8 @@ def what_cannot_work(c: Config) -> list[tuple[bool, str]]:
          "eps_low and eps_high have no effect with mask dppo, which looks at differences"),
         (not c.reward and not 0 <= c.threshold < 1,
          f"threshold must be at least 0 and below 1, not {c.threshold}: math-verify gives 0 or 1"),
+        (c.columns and not is_own(f"{c.data},{c.eval_data}"),
+         f"columns has no effect: those of {c.data} and {c.eval_data} are known"),
         (c.temperature == 0,
          "temperature 0 writes the same answer every time: nothing could be learnt from it"),
         (0 < c.batch_prompts < c.mini_batches,
@@ -386,14 +386,6 @@ def in_one_sentence(prog: str):
         raise SystemExit(2) from None
 
 
-def require_all_files(config) -> None:
-    """Raises SystemExit for a file that is not there, cannot be read or lacks its columns."""
-    sets = [config.data, getattr(config, "eval_data", "")]
-    require_files(",".join(filter(None, sets)), **keys_of(config))
-    require_function(config.reward)
-    turns_of(config.template)
-
-
 # ------------------------------------------------------------------------------ a run's flags
 def parse(argv: list[str] | None = None, cls: type = Config, flags: type = Config,
           about=("minirl.py", "MiniRL with Reinforce-Ada sampling. Without any flag: the tiny "
@@ -412,7 +404,7 @@ def parse(argv: list[str] | None = None, cls: type = Config, flags: type = Confi
             require_unchanged(config, {name: known[name] for name in known.keys() - fixed})
         config = resolve(cls(**vars(config)))
         config.validate()
-    require_all_files(config)
+    require_function(config.reward)
     return config
 
 
@@ -492,6 +484,8 @@ class EvalConfig(EvaluatedSettings, ProblemSettings, ProtocolSettings, EngineSet
              "threshold has no effect without reward: math-verify gives 0 or 1"),
             (self.temperature == 0 and self.k > 1,
              "temperature 0 gives k equal samples: use --k 1, or a temperature above 0"),
+            (self.columns and self.data != HELD_OUT and not is_own(self.data),
+             f"columns has no effect: those of {self.data} are known"),
         ])
 
 
@@ -513,7 +507,7 @@ def parse_eval(argv: list[str] | None = None) -> EvalConfig:
         config, data=default_data(config.model, for_training=False),
         template=default_template(config.model, config.reward),
         max_tokens=AUTO["max_tokens"][real], max_prompt_tokens=AUTO["max_prompt_tokens"][real])
-    require_all_files(config)
+    require_function(config.reward)
     data = [Path(part).stem for part in config.data.split(",")]
     parts = [Path(config.model).name, *Path(adapter).parts[-3:], *data, f"k{config.k}"]
     name = "-".join(part for part in parts if part not in ("runs", "checkpoints", "/"))

@@ -6,7 +6,6 @@
 sources.py reads rows and says what their columns mean; prompts.py turns problems into prompts. One
 line per set says what was dropped and why. A user's mistakes end in a SystemExit of one sentence.
 """
-import contextlib
 import hashlib
 import json
 import random
@@ -116,23 +115,10 @@ def load_sets(name: str, *, for_training: bool = True, limit: int | None = None,
     return sets
 
 
-def require_files(names: str, *, columns: str = "", whole_rows: bool = False) -> None:
-    """Raises SystemExit if one of these sets is a file that cannot be read or has no problem.
-
-    Also if `columns` are given where all are known. It imports nothing large, so a slip is found
-    within seconds.
-    """
-    own = [name for name, _ in expand(names) if is_own(name)]
-    if columns and not own and names != HELD_OUT:
-        raise SystemExit(f"The columns of {shown(names)} are known: leave out --columns.")
-    with contextlib.redirect_stdout(None):  # it will be said when they are loaded
-        for name in filter(is_file, own):
-            sift(read_file(name), name, columns=columns, whole_rows=whole_rows, limit=1)
-
-
-def is_own(name: str) -> bool:
-    """Whether a set is a file or on the hub: --columns may name its columns."""
-    return name not in (HELD_OUT, *BUILTIN, *BENCHMARKS)
+def is_own(names: str) -> bool:
+    """Whether one of these sets is a file or on the hub: --columns may name its columns."""
+    known = ("auto", HELD_OUT, *BUILTIN, *BENCHMARKS)
+    return any(name not in known for name, _ in expand(names))
 
 
 # ---------------------------------------------------------------------------------- rows of one set

@@ -2,8 +2,7 @@
 
 It may die at any moment, and only the step that was running is lost. Four things see to that:
 
-* A file or a folder is written under a hidden name, flushed to the disk, and then renamed
-  (`replacing`). So a name stands for all of its content, old or new.
+* A file or a folder gets its name once all of it is on the disk (`replacing`).
 * Every step ends in a checkpoint: all that decides what happens next.
 * A log is only appended to. --resume cuts it back to the newest checkpoint (`keep_rows`).
 * Nobody else writes meanwhile (`take`).
@@ -107,13 +106,12 @@ def append(path: Path, *rows: dict) -> None:
     NaN and infinity become null, since JSON has neither. The lines are ASCII, whatever a model
     writes, so `cat` does no harm and a crash cannot cut a character in half.
     """
+    def finite(value):
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
     lines = [json.dumps({key: finite(value) for key, value in row.items()}) for row in rows]
     with open(path, "a", encoding="utf-8") as file:
         file.write("".join(line + "\n" for line in lines))
-
-
-def finite(value):
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def has_step(row: dict) -> bool:
@@ -311,13 +309,18 @@ def save(folder: Path, policy, optimizer, schedule, state: dict, keep_every: int
     The newest two stay, and for good those of every `keep_every`-th step (0: none). Raises
     SystemExit when the disk is full; older checkpoints stay as they are.
     """
+    import torch
     from safetensors import SafetensorError
 
     final = folder / "checkpoints" / f"step-{state['step']:06d}"
-    final.parent.mkdir(parents=True, exist_ok=True)
+    learnt = dict(optimizer=optimizer.state_dict(), schedule=schedule.state_dict(),
+                  loss_scale=policy.loss_scale.state_dict())
     try:
         with replacing(final) as writing:
-            write_checkpoint(writing, policy, optimizer, schedule, state)
+            writing.mkdir(parents=True)
+            policy.save_pretrained(writing, save_embedding_layers=False)
+            torch.save(learnt, writing / "optimizer.pt")
+            (writing / "state.json").write_text(json.dumps(state))
     except (OSError, RuntimeError, SafetensorError) as error:  # how three libraries say: full
         raise SystemExit(f"Could not write the checkpoint of step {state['step']} "
                          f"({shown(error)}): free some space; {saved_so_far(folder)}") from error
@@ -330,17 +333,6 @@ def drop_older(folder: Path, keep_every: int) -> None:
     for older in checkpoints(folder)[:-2]:
         if not keep_every or step_of(older) % keep_every:
             remove(older)
-
-
-def write_checkpoint(folder: Path, policy, optimizer, schedule, state: dict) -> None:
-    import torch
-
-    folder.mkdir()
-    policy.save_pretrained(folder, save_embedding_layers=False)
-    learnt = dict(optimizer=optimizer.state_dict(), schedule=schedule.state_dict(),
-                  loss_scale=policy.loss_scale.state_dict())
-    torch.save(learnt, folder / "optimizer.pt")
-    (folder / "state.json").write_text(json.dumps(state))
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -1,7 +1,5 @@
 """Rows become problems: strange ones counted, ids unique, a share held out, an order."""
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import ROOT
 from parts import data
 from parts.data import Problem, drop_overlap, load_problems
 
@@ -110,26 +107,14 @@ def test_columns_named_for_ones_own_file_are_not_looked_for_in_a_benchmark(tmp_p
     assert [p.problem for p in train + held_out] == ["mine", "theirs"]
 
 
-def test_a_file_without_the_column_is_refused_before_anything_large_is_imported(tmp_path):
+def test_a_file_without_the_column_is_refused_and_columns_that_are_known(tmp_path):
     good = write(tmp_path, [dict(frage="a", answer="1")])
-    settings = SimpleNamespace(columns="frage", reward="")
-    data.require_files(f"{good},gsm8k,held-out,a/hub", **data.keys_of(settings))
     bad = numbered(tmp_path, 3)
     with pytest.raises(SystemExit, match="3 without a problem. Its columns are problem, answer: "):
-        data.require_files(f"{good},{bad}", **data.keys_of(settings))
-    for known in ("builtin", "math500,held-out"):
-        with pytest.raises(SystemExit, match=f"columns of {known} are known: leave out --columns"):
-            data.require_files(known, **data.keys_of(settings))
-    no_gold = write(tmp_path, [dict(frage="a")])
-    settings.reward = "mine.py:score"
-    data.require_files(no_gold, **data.keys_of(settings))
-    code = ("import sys; from parts.config import parse\n"
-            "try: parse(sys.argv[1:])\nexcept SystemExit as end: print(end)\n"
-            "print([m for m in ('datasets', 'transformers', 'torch') if m in sys.modules])")
-    run = subprocess.run([sys.executable, "-c", code, "--data", bad, "--columns", "frage"],
-                         capture_output=True, text=True, cwd=ROOT)
-    said, imported = run.stdout.splitlines()
-    assert "3 without a problem" in said and imported == "[]", run.stderr
+        load_problems(f"{good},{bad}", columns="frage")
+    for name, own in (("builtin", False), ("math500,held-out", False), ("auto", False),
+                      (f"gsm8k,{good}", True), ("a/hub", True)):
+        assert data.is_own(name) == own
 
 
 # ---------------------------------------------------------------------------------------- odd golds

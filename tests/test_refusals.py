@@ -114,6 +114,7 @@ REFUSED = {
         ("--model NoSuchModel", "NoSuchModel"),
         ("--eval-data missing.jsonl", "There is no data file missing.jsonl: --"),
         ("--eval-data builtin,missing.csv", "There is no data file missing.csv"),
+        ("--columns a,b", "columns has no effect: those of builtin and builtin are known"),
         ("--data odd.jsonl", "--columns QUESTION,ANSWER", text(
             Path("odd.jsonl"), '{"alpha": "1+1", "beta": 2}')),
         ("--data sums.jsonl --eval-data builtin --max-prompt-tokens 3", "over 3 tokens"),
@@ -128,8 +129,9 @@ REFUSED = {
         ("--name mine --resume", "config.json", text(MINE / "config.json", "{")),
     ],
     "eval.py": [
-        ("--out out --data missing.jsonl", "There is no data file missing.jsonl: --data"),
         ("--k 0", "k must be from 1 to 1000000, not 0"),
+        ("--out out --data missing.jsonl", "There is no data file missing.jsonl: --data"),
+        ("--columns a,b", "columns has no effect: those of auto are known"),
         ("--max-tokens -1", "max_tokens must be from 1 to"),
         ("--engine-memory 1", "engine_memory must be from 0.01 to 0.99, not 1.0"),
         ("--temperature 0", "use --k 1"),
