@@ -29,16 +29,15 @@ def cell(model, dtype="float32", sync="merge", cache="auto", trainer="float32", 
 
 
 CELLS = [
-    cell("tiny"), cell("tiny", sync="adapter"), cell("tiny", cache="fp8"), cell("tiny", "fp8"),
-    cell("tiny", "bfloat16", "adapter", trainer="bfloat16"), cell("tiny-moe"),
+    cell("tiny"), cell("tiny", sync="adapter"), cell("tiny", "fp8"), cell("tiny-moe"),
+    cell("tiny", "bfloat16", "adapter", trainer="bfloat16"),
     cell("tiny", "float16", "adapter", "fp8", trainer="float16"),
-    *(cell(family) for family in DENSE),
+    *(cell(family) for family in DENSE if family != "qwen2"),  # which tiny is
     # where the layers' names differ, or vLLM has no model of its own for the family
     *(cell(family, sync="adapter") for family in ("olmo2", "phi3", "phi", "smollm3")),
     # above 258,048 words vLLM refuses an adapter on the head; ours has none there
     cell("gemma3_text", sync="adapter", vocab_size=262_144),
-    *(cell(SMOLLM, dtype, sync, marks=pytest.mark.slow) for dtype, sync in (
-        ("float32", "merge"), ("float32", "adapter"), ("bfloat16", "merge")))]
+    cell(SMOLLM, "bfloat16", sync="adapter", trainer="bfloat16", marks=pytest.mark.slow)]
 
 
 def folder_of(model: str, config: dict) -> str:

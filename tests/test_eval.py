@@ -160,15 +160,6 @@ def test_only_an_interval_without_zero_is_called_a_difference(capsys, low, high,
     assert f"[{low:+.3g}, {high:+.3g}], {verdict}" in out and "points" not in out
 
 
-def test_the_results_have_a_paragraph_per_set_and_a_weighted_average_of_several(capsys):
-    rows = rows_of([[1, 1], [1, 0]], "short") + rows_of([[0, 0]], "a longer name")
-    evaluation.show_results(summarize(rows, 2, {"short": 1, "a longer name": 3}), rows, ".1%")
-    short, long, weighted = capsys.readouterr().out.strip("\n").split("\n\n")
-    assert short.startswith("short, 2 questions: avg@2 75.0% [50.0%, 100.0%]\n  pass@2 100.0%, ")
-    assert "correct 75.0%, no_box 0.0%" in short and long.startswith("a longer name, 1 question: ")
-    assert weighted.startswith("weighted: 18.8% [")
-
-
 # ----------------------------------------------------------------------------------------- sampling
 def sampled(problems, k=4, max_tokens=9, engine=None, grader=None, **how):
     """All rows, in order."""

@@ -1,11 +1,9 @@
 """What vLLM decides on a card, from our options: a change of its defaults shows here first.
 
 vLLM's own code decides, on a machine without a GPU: its CPU and its GPU build have the same Python.
-This file is also a program, python tests/test_gpu_card.py MAJOR MINOR GIB [dtype=X] [/ ..].
-It puts a stand-in in the place of vLLM's CUDA platform, that answers as a card of that capability
-and memory would; compiled kernels are left out. The project's Engine makes its options, and vLLM
-its configuration of them, for a model of Qwen2.5-Math-1.5B's shape without weights. docs/gpu.md
-says what follows.
+This file is also the program that asks it, with a stand-in for vLLM's CUDA platform that answers as
+each card would; compiled kernels are left out. The model has Qwen2.5-Math-1.5B's shape and no
+weights. docs/gpu.md says what follows.
 """
 import json
 import os
@@ -26,20 +24,18 @@ ALWAYS = dict(  # the second model runner, a batch ahead, prompts read 8,192 tok
     prefix_cache=True, logprobs="processed_logprobs")
 ADAPTER = dict(lora=16, lora_layers=LINEAR)
 MERGE = dict(lora=None, lora_layers=None)
-CARDS = {
-    "H100": ("9 0 80", dict(dtype="bfloat16", attention="FLASH_ATTN", flash=3, **ADAPTER)),
-    "4090": ("8 9 24", dict(dtype="bfloat16", attention="FLASH_ATTN", flash=2, **ADAPTER)),
-    "T4": ("7 5 16", dict(dtype="float16", attention="TRITON_ATTN", flash=None, **ADAPTER)),
-    "A100 in float32": ("8 0 40 dtype=float32",
+CARDS = {  # (major, minor, GiB) and perhaps --dtype; what vLLM makes of it
+    "H100": ((9, 0, 80), dict(dtype="bfloat16", attention="FLASH_ATTN", flash=3, **ADAPTER)),
+    "4090": ((8, 9, 24), dict(dtype="bfloat16", attention="FLASH_ATTN", flash=2, **ADAPTER)),
+    "T4": ((7, 5, 16), dict(dtype="float16", attention="TRITON_ATTN", flash=None, **ADAPTER)),
+    "A100 in float32": ((8, 0, 40, "float32"),
                         dict(dtype="float32", attention="TRITON_ATTN", flash=2, **MERGE))}
 
 
 @pytest.fixture(scope="module")
 def found():
     """Card -> what vLLM makes of our options on it."""
-    asked = " / ".join(words for words, _ in CARDS.values())
-    done = subprocess.run([sys.executable, __file__, *asked.split()], text=True, cwd=ROOT,
-                          capture_output=True, env=os.environ | dict(OMP_NUM_THREADS="1"))
+    done = subprocess.run([sys.executable, __file__], text=True, cwd=ROOT, capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     return dict(zip(CARDS, map(json.loads, lines), strict=True))
@@ -55,7 +51,7 @@ class Configured(Exception):
     """Raised in the place of a start."""
 
 
-def stand_in(major: int, minor: int, gib: float) -> None:
+def stand_in(major: int, minor: int, gib: int) -> None:
     """The program's platform is this card."""
     import vllm.config.vllm
     import vllm.platforms
@@ -66,7 +62,7 @@ def stand_in(major: int, minor: int, gib: float) -> None:
     class Card(NonNvmlCudaPlatform):
         get_device_capability = classmethod(lambda *_, **__: DeviceCapability(major, minor))
         get_device_name = classmethod(lambda *_, **__: "H100" if major == 9 else "a card")
-        get_device_total_memory = classmethod(lambda *_, **__: int(gib * 2**30))
+        get_device_total_memory = classmethod(lambda *_, **__: gib * 2**30)
         log_warnings = classmethod(lambda _: None)  # which asks the driver
 
     vllm.platforms._current_platform = Card()
@@ -106,13 +102,12 @@ def summary(config) -> dict:
         lora_layers=lora and sorted(lora.target_modules))
 
 
-def decide(folder: str, major: str, minor: str, gib: str, *options: str) -> None:
+def decide(folder: str, major: int, minor: int, gib: int, dtype: str = "") -> None:
     """Prints what vLLM makes of our options on a card, as a line of JSON."""
     from parts import engine, machine
 
-    stand_in(int(major), int(minor), float(gib))
-    asked = dict(option.split("=") for option in options)
-    dtype = asked.get("dtype", machine.default_dtype())
+    stand_in(major, minor, gib)
+    dtype = dtype or machine.default_dtype()
     try:
         engine.Engine(folder, max_model_len=4024, dtype=dtype, lora_rank=16,
                       sync_mode=machine.default_sync(dtype))
@@ -133,7 +128,7 @@ def without_weights(folder: str) -> None:
     config.save_pretrained(folder)
 
 
-def main(cards: list[str]) -> None:
+def main() -> None:
     """Each card is a fork: the imports take longest."""
     sys.path.insert(0, str(ROOT))
     for kernels in ("_C_stable_libtorch", "vllm_flash_attn._vllm_fa2_C",
@@ -143,13 +138,13 @@ def main(cards: list[str]) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         without_weights(folder)
-        for card in cards:
+        for card, _ in CARDS.values():
             if not (fork := os.fork()):
-                decide(folder, *card.split())
+                decide(folder, *card)
                 os._exit(0)
             if code := os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]):
                 sys.exit(code)
 
 
 if __name__ == "__main__":
-    main(" ".join(sys.argv[1:]).split(" / "))
+    main()

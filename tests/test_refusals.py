@@ -112,6 +112,8 @@ REFUSED = {
         ("--name a/b", "must be a plain folder name"),
         ("--template caf\udce9", "caf\\udce9 is no text in UTF-8"),  # typed in another encoding
         ("--model NoSuchModel", "NoSuchModel"),
+        ("--model ~nobody/x", "--model tiny"),
+        ("--model a\0b", "--model tiny"),
         ("--eval-data missing.jsonl", "There is no data file missing.jsonl: --"),
         ("--eval-data builtin,missing.csv", "There is no data file missing.csv"),
         ("--columns a,b", "columns has no effect: those of builtin and builtin are known"),

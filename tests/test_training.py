@@ -22,8 +22,8 @@ def train(cwd, *flags, **how):
 def learnt(tmp_path_factory):
     """A real run of the real tiny model, with the default settings."""
     cwd = tmp_path_factory.mktemp("run")
-    out = train(cwd, "--name", "learns", "--steps", "12", "--eval-every", "12",
-                "--keep-every", "6", curves=True)
+    out = train(cwd, "--name", "learns", "--steps", "8", "--eval-every", "8",
+                "--keep-every", "4", curves=True)
     return cwd / "runs" / "learns", out
 
 
@@ -31,12 +31,12 @@ def learnt(tmp_path_factory):
 def test_a_short_run_learns_and_leaves_what_its_reader_needs(learnt):
     run, out = learnt
     before, after = lines(run / "eval.jsonl")
-    assert (before["step"], after["step"]) == (0, 12)
+    assert (before["step"], after["step"]) == (0, 8)
     assert 0.15 < before["avg"] < 0.35
     assert after["ci_low"] > before["ci_high"], f"{before['avg']:.3f} -> {after['avg']:.3f}"
     assert "held-out avg@8" in out
     metrics = lines(run / "metrics.jsonl")
-    assert [row["step"] for row in metrics] == list(range(1, 13))
+    assert [row["step"] for row in metrics] == list(range(1, 9))
     for key in ("reward_first_round", "samples_total", "tokens_total", "zero_signal", "entropy",
                 "entropy_trained", "kl_k1", "kl_k3", "weight_max", "grad_norm", "seconds_sample",
                 "seconds_train", "seconds_sync", "rounds_histogram", "verdicts"):
@@ -44,14 +44,14 @@ def test_a_short_run_learns_and_leaves_what_its_reader_needs(learnt):
     # in float32 the engine is the trainer
     assert all(row["kl_k3"] < 1e-8 and abs(row["weight_mean"] - 1) < 1e-3 for row in metrics)
     groups = lines(run / "groups.jsonl")
-    assert [row["step"] for row in groups] == [step for step in range(1, 13) for _ in range(2)]
+    assert [row["step"] for row in groups] == [step for step in range(1, 9) for _ in range(2)]
     assert all(row["prompt"].startswith("<|user|>") and s["reward"] in (0, 1) for row in groups
                for s in row["pool"])
     assert (run / "curves.png").stat().st_size > 10_000
     saved = sorted(path.name for path in (run / "checkpoints").iterdir())
-    assert saved == ["step-000006", "step-000011", "step-000012"]
+    assert saved == ["step-000004", "step-000007", "step-000008"]
     config = json.loads((run / "config.json").read_text())
-    assert config["config"]["steps"] == 12
+    assert config["config"]["steps"] == 8
     assert [start["versions"]["torch"] for start in config["starts"]] == [torch.__version__]
 
 
@@ -76,7 +76,7 @@ def test_a_fresh_vllm_serves_the_saved_adapter_as_peft_does(learnt):
     from vllm.lora.request import LoRARequest
 
     run, _ = learnt
-    policy, tokenizer = loaded(run, 12)
+    policy, tokenizer = loaded(run, 8)
     texts = [tokenizer.encode(row["prompt"] + s["text"])
              for row in lines(run / "groups.jsonl")[-2:] for s in row["pool"][:3]]
     plain = torch.cat([distributions(policy, ids)[1] for ids in texts])
@@ -84,7 +84,7 @@ def test_a_fresh_vllm_serves_the_saved_adapter_as_peft_does(learnt):
         untrained = torch.cat([distributions(policy, ids)[1] for ids in texts])
     assert (plain - untrained).abs().max() > 0.1
     with serve(tiny_folder(), max_model_len=256, sync_mode="adapter") as engine:
-        adapter = str(run / "checkpoints" / "step-000012")
+        adapter = str(run / "checkpoints" / "step-000008")
         engine._adapter = LoRARequest("saved", 1, adapter)
         scores = torch.tensor([x for row in engine.prompt_logprobs(texts) for x in row])
     torch.testing.assert_close(scores, plain, atol=1e-4, rtol=0)
@@ -92,11 +92,11 @@ def test_a_fresh_vllm_serves_the_saved_adapter_as_peft_does(learnt):
 
 @pytest.mark.core
 def test_what_is_recorded_of_a_token_is_what_the_saved_adapter_says_of_it(learnt):
-    """Of step 7, which begins with the adapter that step 6 has saved."""
+    """Of step 5, which begins with the adapter that step 4 has saved."""
     run, _ = learnt
-    policy, tokenizer = loaded(run, 6)
+    policy, tokenizer = loaded(run, 4)
     recorded = [(tokenizer.encode(row["prompt"]), s) for row in lines(run / "groups.jsonl")
-                if row["step"] == 7 for s in row["pool"] if "theta" in s]
+                if row["step"] == 5 for s in row["pool"] if "theta" in s]
     assert recorded
     for prompt, s in recorded:
         logp, of_tokens = (x[len(prompt) - 1:] for x in distributions(policy, prompt + s["ids"]))
