@@ -6,13 +6,11 @@
 
 Reinforce-Ada draws more samples per step than GRPO does, so a comparison against steps alone
 flatters it: the page shows steps, samples, tokens and time side by side. Runs that differ only in
-the seed, by their config.json, share a colour and get a mean line.
+the seed, by their config.json, share a colour, the first one's name and a mean line.
 """
 import argparse
 import itertools
 import json
-import os
-import re
 from pathlib import Path
 
 import store
@@ -23,7 +21,7 @@ AXES = {  # --against -> key in both logs, label
     "steps": ("step", "training steps"),
     "samples": ("samples_total", "samples drawn"),
     "tokens": ("tokens_total", "tokens generated"),
-    "seconds": ("minutes", "minutes"),
+    "seconds": ("seconds_total", "seconds of training"),
 }
 SAME_BUT_SEED = ("seed", "name", "resume")  # runs that differ in nothing else are one curve
 
@@ -79,46 +77,28 @@ def picture(out: Path, size: tuple, labels: list[str], columns: dict, colors={})
 
 
 # ------------------------------------------------------------------------------- runs on one page
-def find(asked: str) -> dict[str, dict]:
-    """Place -> run as `plot.read_run` reads it: a folder, or STUDY or STUDY/RUN of bench/results.
-
-    Raises ValueError if there is none.
-    """
-    study, _, name = asked.partition("/")
-    lines = [] if Path(asked).exists() else store.load(study)
-    stored = {f"{study}/{line['run']}": line | dict(name=line["run"]) for line in lines
-              if name in ("", line["run"])}
-    return stored or {asked: read_run(asked)}
-
-
 def read_runs(asked: list) -> list[dict]:
-    """With the minutes so far; runs of one name are called by their places."""
-    runs = {place: run for each in asked for place, run in find(str(each)).items()}
-    names = [run["name"] for run in runs.values()]
-    for place, run in runs.items():
-        if names.count(run["name"]) > 1:
-            run["name"] = place
-        for row in run["metrics"] + run["evals"]:
-            if "seconds_total" in row:
-                row["minutes"] = row["seconds_total"] / 60
-    return [*runs.values()]
+    """Folders as `plot.read_run` reads them, or STUDY or STUDY/RUN of bench/results; they are named
+    as they were asked for. Raises ValueError if there is none."""
+    runs = []
+    for place in map(str, asked):
+        study, _, name = place.partition("/")
+        lines = [] if Path(place).exists() else store.load(study)
+        stored = [line | dict(name=f"{study}/{line['run']}") for line in lines
+                  if name in ("", line["run"]) and "config" in line]
+        runs += stored or [read_run(place) | dict(name=place)]
+    return runs
 
 
 def group_by_seed(runs: list[dict]) -> dict[str, list[dict]]:
     """label -> runs whose configurations are the same but for the seed and the name."""
-    groups, labelled = {}, {}
+    groups = {}
     for run in runs:
         config = {key: value for key, value in run["config"].items() if key not in SAME_BUT_SEED}
         same = json.dumps(config, sort_keys=True) if config else run["name"]
         groups.setdefault(same, []).append(run)
-    for same in groups.values():
-        prefix = os.path.commonprefix([run["name"] for run in same])
-        prefix = re.sub(r"[-_. ]*(seed\d*|s)?[-_. ]*$", "", prefix)
-        label = same[0]["name"]
-        if len(same) > 1:
-            label = f"{prefix or label} (mean of {len(same)})"
-        labelled[label if label not in labelled else f"{label} [{len(labelled)}]"] = same
-    return labelled
+    return {same[0]["name"] + f" (mean of {len(same)})" * (len(same) > 1): same
+            for same in groups.values()}
 
 
 def say_what_differs(runs: list[dict]) -> None:

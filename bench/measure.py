@@ -128,18 +128,20 @@ def trl(model: str) -> list[list[str]]:
     CPU: nothing is computed twice to save memory."""
     with project("--model", model, *GRPO) as run, tempfile.TemporaryDirectory() as folder:
         taken = take_turns(run, *trl_trainer(run, model, folder))
-    found = [["", "a step, s", "until all is graded, s", "drawn tokens", "tokens/s"]]
+    found = [["", "seconds of a step", "drawn tokens", "tokens/s"]]
     for side, steps in taken.items():
-        whole, sampling, tokens = map(median, zip(*steps))
-        rate = median(tokens / whole for whole, _, tokens in steps)
-        found.append([side, f"{whole:.2f}", f"{sampling:.2f}", f"{tokens:,.0f}", f"{rate:,.0f}"])
-    rates = ([tokens / whole for whole, _, tokens in steps] for steps in taken.values())
-    return [*found, ["ratio of neighbours", "", "", "", f"{median(ratios(*rates)):.2f}"]]
+        seconds, tokens = map(median, zip(*steps))
+        found.append([side, f"{seconds:.2f}", f"{tokens:,.0f}", f"{median(rates(steps)):,.0f}"])
+    pairs = ratios(*map(rates, taken.values()))
+    return [*found, ["ratio of neighbours", "", "", f"{median(pairs):.2f}"]]
 
 
-def take_turns(run, trainer, drawn: dict) -> dict[str, list[tuple]]:
-    """Seconds of a step and of its sampling, and drawn tokens, for each step of each side; the
-    first does not count."""
+def rates(steps: list[tuple]) -> list[float]:
+    return [tokens / seconds for seconds, tokens in steps]
+
+
+def take_turns(run, trainer, drawn: list[int]) -> dict[str, list[tuple]]:
+    """Seconds and drawn tokens of each step of each side; the first does not count."""
     import minirl
     from transformers import TrainerCallback
 
@@ -150,11 +152,10 @@ def take_turns(run, trainer, drawn: dict) -> dict[str, list[tuple]]:
             self.start = time.perf_counter()
 
         def on_step_end(self, args, state, control, **_):
-            whole = time.perf_counter() - self.start
-            found["TRL"].append((whole, drawn["end"] - self.start, drawn["tokens"]))
+            found["TRL"].append((time.perf_counter() - self.start, drawn[-1]))
+            start = time.perf_counter()
             _, ours = minirl.train_step(state.global_step, run)
-            whole = sum(ours[f"seconds_{part}"] for part in ("sample", "train", "sync"))
-            found["minirl.py"].append((whole, ours["seconds_sample"], ours["tokens"]))
+            found["minirl.py"].append((time.perf_counter() - start, ours["tokens"]))
 
     trainer.add_callback(Turns())
     trainer.train()
@@ -162,14 +163,14 @@ def take_turns(run, trainer, drawn: dict) -> dict[str, list[tuple]]:
 
 
 def trl_trainer(run, model: str, folder: str):
-    """TRL's trainer with the settings of `run`, and what its latest sampling was."""
+    """TRL's trainer with the settings of `run`, and a list of the tokens that it draws by step."""
     from recipes import trl_engine  # noqa: F401  refuses another version of TRL
     from datasets import Dataset
     from parts.models import fetch_model
     from peft import LoraConfig
     from trl import GRPOConfig, GRPOTrainer
 
-    c, drawn = run.config, {}
+    c, drawn = run.config, []
     rows = c.batch_prompts * c.n
     micro = min(TRL_ROWS, rows)
     problems = run.stream.take(c.batch_prompts * (TRL_STEPS + 1))
@@ -177,7 +178,7 @@ def trl_trainer(run, model: str, folder: str):
 
     def reward(completions, completion_ids, gold, **_):
         verdicts = run.grader.grade(list(zip(gold, completions)))
-        drawn.update(end=time.perf_counter(), tokens=sum(map(len, completion_ids)))
+        drawn.append(sum(map(len, completion_ids)))
         return [verdict.reward for verdict in verdicts]
 
     settings = GRPOConfig(

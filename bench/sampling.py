@@ -7,8 +7,7 @@ spent by then, and of the skills
     solved              letter -> draws until its first right answer
     letters             letter -> [prompts met, draws, right answers, silent prompts]
     letters_by_draws    letter -> for each window of WINDOW draws, of the prompts met in it:
-                        [prompts, silent and wrong, silent and right, answers of first rounds, right
-                        ones of these]; nobody chose first rounds, so these tell the pass rate
+                        [prompts, silent and wrong, silent and right]
 """
 import math
 import os
@@ -56,10 +55,9 @@ def letters_of(groups) -> dict:
     for group in groups:
         letter, pool = LETTER.search(group["prompt"])[1], group["pool"]
         right = [bool(sample["reward"]) for sample in pool]
-        first = [hit for hit, sample in zip(right, pool) if sample["round"] == 0]
         silent = not any(sample.get("coefficient") for sample in pool)
-        add(windows[letter], drawn // WINDOW, (
-            1, silent and not any(right), silent and any(right), len(first), sum(first)))
+        of_these = (1, silent and not any(right), silent and any(right))
+        add(windows[letter], drawn // WINDOW, of_these)
         add(letters.setdefault(letter, []), 0, (1, len(pool), sum(right), silent))
         drawn += len(pool)
         if any(right):
@@ -319,7 +317,7 @@ def silence(start: int, end: int, said: str):
             return ""
         rows = [row for line in mine for windows in line["letters_by_draws"].values()
                 for row in windows[start // WINDOW:end // WINDOW]]
-        met, wrong, right = (sum(row[i] for row in rows) for i in range(3))
+        met, wrong, right = (sum(row[i] for row in rows) for i in range(3))  # some have more
         return said.format(wrong=wrong / met, right=right / met, silent=(wrong + right) / met,
                            of_these=wrong / (wrong + right))
 

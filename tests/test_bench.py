@@ -51,14 +51,13 @@ def test_both_sides_are_timed_on_the_samplers_own_samples(monkeypatch):
 
 
 def test_both_trainers_are_told_by_their_medians(monkeypatch):
-    """Of seconds of a step and of its sampling, and tokens; pairs are of one step."""
+    """Steps: seconds and tokens; pairs are of one step."""
     monkeypatch.setattr(measure, "project", lambda *_: nullcontext())
     monkeypatch.setattr(measure, "trl_trainer", lambda *_: ())
     monkeypatch.setattr(measure, "take_turns", lambda _: {
-        "minirl.py": [(2, 1, 100), (4, 1, 80), (4, 3, 90)],
-        "TRL": [(5, 4, 100), (4, 2, 100), (10, 9, 90)]})
+        "minirl.py": [(2, 100), (4, 80), (4, 90)], "TRL": [(5, 100), (4, 100), (10, 90)]})
     _, ours, _, ratio = measure.trl("tiny")
-    assert ours == ["minirl.py", "4.00", "1.00", "90", "22"] and ratio[-1] == "2.50"
+    assert ours == ["minirl.py", "4.00", "90", "22"] and ratio[-1] == "2.50"
 
 
 # ------------------------------------------------------------------------------ on a GPU

@@ -178,8 +178,8 @@ def test_the_plan_names_what_the_program_runs():
 
 # ---------------------------------------------------------------------------- what is kept of a run
 def group(letter, *rewards, coefficient=0.0):
-    """A prompt with two answers a round; the coefficient is that of all of them."""
-    pool = [dict(round=i // 2, reward=r, coefficient=coefficient) for i, r in enumerate(rewards)]
+    """A prompt with its answers; the coefficient is that of all of them."""
+    pool = [dict(reward=reward, coefficient=coefficient) for reward in rewards]
     return dict(step=1, prompt=f"<|user|>1{letter}2=?", pool=pool)
 
 
@@ -202,13 +202,13 @@ def test_a_run_is_kept_with_what_it_had_spent(tmp_path):
     assert broken["evals"]["samples"] == [0, 20, sampling.FURTHER]
 
 
-def test_letters_are_counted_by_draws_in_first_rounds(monkeypatch):
+def test_letters_are_counted_by_draws(monkeypatch):
     monkeypatch.setattr(sampling, "WINDOW", 4)
     found = sampling.letters_of([
         group("F", 0.0, 0.0), group("F", 1.0, 0.0, 0.0, coefficient=0.5), group("G", 1.0, 1.0),
         group("F", 0.0, 0.0, 1.0, 1.0)])["letters_by_draws"]
-    assert found["F"] == [[2, 1, 0, 4, 1], [1, 0, 1, 2, 0]] and found["G"] == [
-        [0] * 5, [1, 0, 1, 2, 2]] and found["A"] == []
+    assert found["F"] == [[2, 1, 0], [1, 0, 1]] and found["A"] == []
+    assert found["G"] == [[0] * 3, [1, 0, 1]]
 
 
 def test_several_held_out_sets_count_by_their_mean(tmp_path):
