@@ -284,19 +284,6 @@ def test_unresolved_prompts_can_leave_the_batch():
             assert len(h.rows()) == len(h.kept)
 
 
-def test_est_learns_where_the_samples_are_needed():
-    cfg, problems = config("ada-est"), coins([0.02, 0.5, 1.0] * 8)
-    estimator = Estimator()
-    first = run(problems, cfg, estimator=estimator)
-    assert [len(g.pool) for g in first] == [8] * 24  # nothing is known: uniform
-    for seed in range(1, 5):
-        groups = run(problems, cfg, Engine(seed), estimator=estimator)
-    sizes = [fmean(len(g.pool) for g in groups[i::3]) for i in range(3)]
-    assert sum(len(g.pool) for g in groups) == 8 * 24 and sizes[0] > 1.5 * sizes[1] > sizes[2]
-    assert all(2 <= len(g.pool) <= 32 for g in groups)
-    assert all(g.kept == g.pool for g in groups)
-
-
 def test_estimator():
     estimator, problem = Estimator(), Coin("x", 0.5)
     assert estimator.pass_rate(problem) == 0.5
@@ -346,15 +333,6 @@ def test_a_prompt_that_gvm_does_not_draw_again_is_known_by_its_pilots():
     assert (never.outcome, never.p_hat) == ("too few correct", 0.0)
     assert summarize(groups)["spent_by_pass_rate"]["all"] == len(easy.pool) == 8
     assert summarize(groups)["unresolved_out_of_budget"] == 1 / 3
-
-
-def test_gvm_uses_gradient_norms():
-    def norms(groups):
-        assert all(s.status for g in groups for s in g.pool) and len(groups) == 20
-        return [3.0 if g.index < 10 else 1.0 for g in groups]
-
-    groups = run(coins([1.0] * 20), config("gvm"), grad_norms=norms)
-    assert [len(g.kept) for g in groups] == [12] * 10 + [4] * 10
 
 
 def test_gvm_with_raft_and_log_is_the_estimator_of_its_paper():

@@ -1,5 +1,4 @@
 """MiniRL's objective (Eq. 7) against autograd, PPO's clipped loss, and itself cut up otherwise."""
-import contextlib
 import math
 import random
 
@@ -329,22 +328,3 @@ def test_loss_and_gradient_norm_are_means_over_the_mini_batches(monkeypatch):
                      random.Random(0))
     assert (metrics["loss"], metrics["grad_norm"]) == (2.0, 4.0)
     assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == (2, 0)
-
-
-def test_replay_stays_on_during_the_backward_pass(monkeypatch):
-    """Gradient checkpointing runs the routers again there."""
-    on, seen = [], []
-
-    @contextlib.contextmanager
-    def watched(policy, rows):
-        on.append(rows)
-        yield
-        on.clear()
-
-    policy, *_, config = learning()
-    weight = next(p for p in policy.parameters() if p.requires_grad)
-    weight.register_hook(lambda grad: seen.append(bool(on)))
-    monkeypatch.setattr(minirl, "replaying", watched)
-    minis = minirl.cut(random_groups(2, seed=16), config, random.Random(0))
-    minirl.accumulate(policy, minis[0], config)
-    assert seen and all(seen)

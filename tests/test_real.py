@@ -4,10 +4,6 @@ Skipped, with a sentence, where neither its folder nor the package with its weig
 engine and its trainer are compared in test_agreement.py.
 """
 import shutil
-import subprocess
-import sys
-import zipfile
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -114,58 +110,3 @@ def test_the_export_is_a_model_for_transformers_and_vllm_and_the_evaluation_runs
     done = run_program("eval.py", "--model", SMOLLM, "--adapter", "runs/short", "--limit", 2,
                        "--k", 2, "--max-tokens", 16, cwd=run.cwd)
     assert done.returncode == 0 and "builtin-words" in done.stdout, done.stdout
-
-
-# ------------------------------------------------------------------------------ Qwen2's tokenizer
-SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-CHATML = ("{% if messages[0].role != 'system' %}<|im_start|>system\nPlease reason step by step, "
-          "and put your final answer within \\boxed{}.<|im_end|>\n{% endif %}"
-          "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-          "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    """Qwen's byte pairs, 151,643 of them, as the package dashscope carries them for tiktoken."""
-    cwd = tmp_path_factory.mktemp("qwen")
-    ask = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--retries", "1",
-           "dashscope==2.0.2"]
-    done = subprocess.run(ask, cwd=cwd, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"no Qwen tokenizer: {done.stderr.strip()[-200:]}")
-    with zipfile.ZipFile(*cwd.glob("*.whl")) as wheel:
-        return wheel.extract("dashscope/resources/qwen.tiktoken", cwd)
-
-
-def test_the_tokenizer_of_qwen2_and_its_chat(ranks, tmp_path):
-    """Made by transformers as a Qwen2 folder, and compared with tiktoken's own reading of it."""
-    import tiktoken
-    from tiktoken.load import load_tiktoken_bpe
-    from transformers import PreTrainedTokenizerFast, Qwen2Config
-    from transformers.convert_slow_tokenizer import TikTokenConverter
-
-    made = TikTokenConverter(vocab_file=ranks, pattern=SPLIT, extra_special_tokens=SPECIAL)
-    whole = PreTrainedTokenizerFast(tokenizer_object=made.converted(), eos_token="<|endoftext|>",
-                                    pad_token="<|endoftext|>", chat_template=CHATML)
-    whole.save_pretrained(tmp_path)
-    Qwen2Config().save_pretrained(tmp_path)
-    tokenizer = load_tokenizer(str(tmp_path))
-    assert type(tokenizer).__name__.startswith("Qwen2")
-    ids = {token: 151643 + i for i, token in enumerate(SPECIAL)}
-    assert stop_ids(tokenizer) == [ids["<|endoftext|>"], ids["<|im_end|>"]]
-
-    authority = tiktoken.Encoding("qwen", pat_str=SPLIT, special_tokens=ids,
-                                  mergeable_ranks=load_tiktoken_bpe(ranks))
-    asked = load_problems("builtin-words", limit=20)
-    asked += [replace(asked[0], problem=text) for text in (
-        "What is 1234 + 5.6?\n\n  $\\frac{1}{2}$", "日本 Ünïcödé \u00a0é",
-        "DON'T we'll \t\r\n x")]
-    for template in ("reinforce-ada", "qwen25-math-cot", "qwen-boxed", "chat", "three-examples"):
-        for problem in add_prompts(asked, tokenizer, template, 1024):
-            assert problem.prompt_ids == authority.encode(problem.prompt, allowed_special="all")
-            assert problem.prompt.endswith("<|im_end|>\n<|im_start|>assistant\n")
-            assert problem.prompt.count("<|im_start|>system") == 1
-    digits = tokenizer.encode("\\boxed{-1234}")
-    assert [tokenizer.decode([i]) for i in digits] == ["\\", "boxed", "{-", "1", "2", "3", "4", "}"]

@@ -4,7 +4,6 @@ import json
 import pytest
 import torch
 
-from engines import serve
 from helpers import lines, run_program
 from parts.models import tiny_folder
 from whole_runs import SMALL
@@ -55,51 +54,24 @@ def test_a_short_run_learns_and_leaves_what_its_reader_needs(learnt):
     assert [start["versions"]["torch"] for start in config["starts"]] == [torch.__version__]
 
 
-def loaded(run, step: int):
-    """The saved adapter on the built-in model by PEFT alone, and the tokenizer."""
+@pytest.mark.core
+def test_what_is_recorded_of_a_token_is_what_the_saved_adapter_says_of_it(learnt):
+    """Of step 5, which begins with the adapter that step 4 has saved. PEFT alone loads it."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    run, _ = learnt
     base = AutoModelForCausalLM.from_pretrained(tiny_folder())
-    policy = PeftModel.from_pretrained(base, run / "checkpoints" / f"step-{step:06d}")
-    return policy, AutoTokenizer.from_pretrained(tiny_folder())
-
-
-def distributions(policy, ids: list[int]):
-    """log pi of every next token, [len(ids) - 1, vocabulary]; and of those that came."""
-    with torch.no_grad():
-        logp = policy(input_ids=torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
-    return logp, logp.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
-
-
-def test_a_fresh_vllm_serves_the_saved_adapter_as_peft_does(learnt):
-    from vllm.lora.request import LoRARequest
-
-    run, _ = learnt
-    policy, tokenizer = loaded(run, 8)
-    texts = [tokenizer.encode(row["prompt"] + s["text"])
-             for row in lines(run / "groups.jsonl")[-2:] for s in row["pool"][:3]]
-    plain = torch.cat([distributions(policy, ids)[1] for ids in texts])
-    with policy.disable_adapter():
-        untrained = torch.cat([distributions(policy, ids)[1] for ids in texts])
-    assert (plain - untrained).abs().max() > 0.1
-    with serve(tiny_folder(), max_model_len=256, sync_mode="adapter") as engine:
-        adapter = str(run / "checkpoints" / "step-000008")
-        engine._adapter = LoRARequest("saved", 1, adapter)
-        scores = torch.tensor([x for row in engine.prompt_logprobs(texts) for x in row])
-    torch.testing.assert_close(scores, plain, atol=1e-4, rtol=0)
-
-
-@pytest.mark.core
-def test_what_is_recorded_of_a_token_is_what_the_saved_adapter_says_of_it(learnt):
-    """Of step 5, which begins with the adapter that step 4 has saved."""
-    run, _ = learnt
-    policy, tokenizer = loaded(run, 4)
+    policy = PeftModel.from_pretrained(base, run / "checkpoints" / "step-000004")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_folder())
     recorded = [(tokenizer.encode(row["prompt"]), s) for row in lines(run / "groups.jsonl")
                 if row["step"] == 5 for s in row["pool"] if "theta" in s]
     assert recorded
     for prompt, s in recorded:
-        logp, of_tokens = (x[len(prompt) - 1:] for x in distributions(policy, prompt + s["ids"]))
+        ids = torch.tensor(prompt + s["ids"])
+        with torch.no_grad():
+            logp = policy(input_ids=ids[None]).logits[0, len(prompt) - 1:-1].log_softmax(-1)
+        of_tokens = logp.gather(1, ids[len(prompt):, None])[:, 0]
         wanted = dict(theta=of_tokens, mu=of_tokens, entropy=-(logp.exp() * logp).sum(-1))
         for name, value in wanted.items():
             atol = 1e-5 if name == "theta" else 1e-4
