@@ -53,6 +53,8 @@ SEED ?= 0
 real: setup
 	.venv/bin/python minirl.py --model SmolLM2-135M-Instruct --seed $(SEED) --name real-$(SEED) --log-groups all --resume
 	.venv/bin/python explore.py runs/real-$(SEED)
+	@echo "On problems that people wrote (from the hub, or a file of yours), before and after:"
+	@echo "  .venv/bin/python bench/transfer.py runs/real-$(SEED) --data svamp --k 2"
 
 check: setup
 	.venv/bin/ruff check .
