@@ -1,9 +1,8 @@
 """What does each part of MiniRL buy? The study objective: the paper's ablations on a mixture.
 
-As in the paper, the mini-batch is fixed (8 prompts x 8 samples) and the batch is N of them. So
-every cell takes as many gradient steps on as many samples; N says how old the last of them are.
-A cell is a few flags; its name, such as low-N4-r3-clip-is, says which: bench/results/objective.md.
-All of it takes five hours of one core; --only low-N4 is a part.
+As in the paper, the mini-batch is fixed and the batch is N of them: every cell takes as many
+gradient steps on as many samples; N says how old the last of them are. A cell's name, such as
+low-N4-r3-clip-is, says its flags: bench/results/objective.md.
 """
 from statistics import mean, median
 
@@ -147,7 +146,8 @@ def draw(lines: list[dict], name: str) -> None:
 
 def label(cell: str) -> str:
     """Without precision and N, in words."""
-    words = dict(none="no replay", noclip="no mask", nois="no weight", length="length-normalised")
+    words = dict(
+        none="no replay", noclip="no mask", nois="no weight", length="length-normalised")
     return ", ".join(words.get(part, part) for part in cell.split("-")[2:] if part != "is")
 
 

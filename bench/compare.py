@@ -102,7 +102,7 @@ def group_by_seed(runs: list[dict]) -> dict[str, list[dict]]:
 
 
 def say_what_differs(runs: list[dict]) -> None:
-    """Curves of other problems or other rewards are drawn side by side, but mean other things."""
+    """Curves of other problems or other rewards mean other things."""
     rewards = {run["config"].get("reward") or "math-verify" for run in runs}
     asked = {", ".join(sorted({row.get("data") for row in run["evals"]} - {None})) for run in runs}
     if asked == {"held-out"}:  # each run's own share of its data

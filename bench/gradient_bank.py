@@ -90,8 +90,7 @@ def answers(problem, config, engine, grader) -> tuple:
 def store(name: str, rows: list, rewards, sketch) -> None:
     """Of a held-out problem the gradient of its expected reward is enough: one sketch [D].
 
-    Equal answers have equal gradients. Where all rewards are equal every rule's coefficients are 0,
-    and no gradient is asked for.
+    Where all rewards are equal every rule's coefficients are 0: no gradient is asked for.
     """
     found = np.zeros((len(rows), sketch.size), np.float32)
     if rewards.min() < rewards.max():
@@ -143,8 +142,7 @@ class Sketch:
 
 # ------------------------------------------------------------------------------ rules on the bank
 def coefficients(rewards, config: SamplerConfig, rng) -> tuple[np.ndarray, int]:
-    """(coefficient of each stored answer, draws): what the rule makes of one problem, whose answers
-    it draws in a random order, none of them twice."""
+    """(coefficient of each stored answer, draws) of one problem: drawn in a random order."""
     order = list(range(len(rewards)))
     rng.shuffle(order)
     fate = replayed([dict(status="graded", reward=float(rewards[i])) for i in order], config)

@@ -7,9 +7,9 @@
     python bench/measure.py precision     # three minutes
     python bench/measure.py gpu --sync merge               # flags of minirl.py
 
-One thread, unless OMP_NUM_THREADS says otherwise: on a small machine two threads mostly wait for
-each other. What is compared is measured in turn in one process, and the ratio is that of
-neighbours in time: slow drifts of the machine cancel. A table becomes bench/results/PART.md.
+One thread, unless OMP_NUM_THREADS says otherwise. What is compared takes turns in one process, and
+a ratio is that of neighbours in time: slow drifts of the machine cancel. A table becomes
+bench/results/PART.md.
 """
 import argparse
 import contextlib
@@ -38,8 +38,7 @@ def seconds(call, *args) -> float:
 
 
 def alternate(repeats: int, **sides) -> dict[str, list]:
-    """What every side (a function without arguments) returns, `repeats` times in turn, after a
-    first time that does not count: what slows one slows all."""
+    """What each side (a function) returns in turn; the first time does not count."""
     found = {name: [] for name in sides}
     for _ in range(repeats + 1):
         for name, call in sides.items():
@@ -53,7 +52,7 @@ def ratios(above: list[float], below: list[float]) -> list[float]:
 
 @contextlib.contextmanager
 def project(*flags: str):
-    """What minirl.main has before its first step (a parts.run.Run), in a folder that is removed."""
+    """What minirl.main has before its first step, in a folder that is removed."""
     from parts.config import parse
     from parts.run import prepare
     from rewards import Grader
@@ -79,15 +78,17 @@ def draw(run, **settings) -> list:
 # ------------------------------------------------------------------------------ beside vLLM
 def rollouts(model: str) -> list[list[str]]:
     """One step through the sampler, grading included, against vLLM's own LLM.generate of as many
-    samples of the same lengths, known beforehand and asked for at once. Also in half as many rounds
-    of twice the size, and in a single round: the first shows what our code costs, the rest is what
-    rounds cost."""
+    samples of the same lengths, asked for at once. A single round shows what our code costs, the
+    rest is what rounds cost."""
     found = [["rounds", "samples", "engine steps", "a step of one response", "sampler, tokens/s",
               "generate, tokens/s", "ratio"]]
     with project("--model", model) as run:
         M, N = run.config.M, run.config.N
-        for name, settings in {f"{N} of {M}": {}, f"{N // 2} of {2 * M}": dict(M=2 * M, N=N // 2),
-                               "one": dict(sampler="uniform", n=2 * M)}.items():
+        rounds = {
+            f"{N} of {M}": {},
+            f"{N // 2} of {2 * M}": dict(M=2 * M, N=N // 2),
+            "one": dict(sampler="uniform", n=2 * M)}
+        for name, settings in rounds.items():
             found.append([name, *against_vllm(run, settings)])
     return found
 
@@ -100,19 +101,19 @@ def against_vllm(run, settings: dict) -> list[str]:
                       generate=lambda: seconds(bare_generate, run.engine, work),
                       alone=lambda: seconds(bare_generate, run.engine, [(work[0][0], 40)]) / 40)
     tokens, steps = sum(length for _, length in work), max(r.finished for _, r in samples)
-    rates = {side: f"{tokens / median(taken[side]):,.0f}" for side in ("sampler", "generate")}
+    said = {side: f"{tokens / median(taken[side]):,.0f}" for side in ("sampler", "generate")}
     return [str(len(work)), str(steps), f"{1000 * median(taken['alone']):.1f} ms",
-            *rates.values(), f"{median(ratios(taken['generate'], taken['sampler'])):.2f} x"]
+            *said.values(), f"{median(ratios(taken['generate'], taken['sampler'])):.2f} x"]
 
 
 def bare_generate(engine, work: list[tuple]) -> None:
     """(prompt ids, tokens) in one call, with log-probs; nothing is decoded, nothing graded."""
     from vllm import SamplingParams
 
-    params = [SamplingParams(temperature=1, max_tokens=length, ignore_eos=True, logprobs=0,
-                             detokenize=False)
-              for _, length in work]
-    engine.llm.generate([dict(prompt_token_ids=ids) for ids, _ in work], params, use_tqdm=False)
+    fixed = dict(temperature=1, ignore_eos=True, logprobs=0, detokenize=False)
+    params = [SamplingParams(max_tokens=length, **fixed) for _, length in work]
+    prompts = [dict(prompt_token_ids=ids) for ids, _ in work]
+    engine.llm.generate(prompts, params, use_tqdm=False)
 
 
 # ------------------------------------------------------------------------------ beside TRL
@@ -122,10 +123,9 @@ GRPO = ["--sampler", "uniform", "--n", "8", "--objective", "grpo", "--lr", "1e-9
 
 
 def trl(model: str) -> list[list[str]]:
-    """A step of minirl.py beside one of TRL's GRPOTrainer with Hugging Face's generation, both with
-    the same model in float32, prompts, samples, LoRA, GRPO loss and grader. The learning rate is
-    next to 0, so that both go on drawing from the same policy. TRL has what is quickest for it on a
-    CPU: nothing is computed twice to save memory."""
+    """A step of minirl.py beside one of TRL's GRPOTrainer with Hugging Face's generation: the same
+    model, prompts, samples, LoRA, loss and grader. The learning rate is next to 0, so that both go
+    on drawing from the same policy."""
     with project("--model", model, *GRPO) as run, tempfile.TemporaryDirectory() as folder:
         taken = take_turns(run, *trl_trainer(run, model, folder))
     found = [["", "seconds of a step", "drawn tokens", "tokens/s"]]
@@ -181,15 +181,20 @@ def trl_trainer(run, model: str, folder: str):
         drawn.append(sum(map(len, completion_ids)))
         return [verdict.reward for verdict in verdicts]
 
+    same = dict(
+        learning_rate=c.lr, num_generations=c.n, temperature=c.temperature,
+        max_completion_length=c.max_tokens, loss_type="grpo", optim="adamw_torch",
+        epsilon=c.eps_low, epsilon_high=c.eps_high,
+        model_init_kwargs=dict(dtype="float32"), bf16=False)
+    quickest = dict(  # on a CPU: nothing is computed twice to save memory
+        use_cpu=True, gradient_checkpointing=False,
+        per_device_train_batch_size=micro, gradient_accumulation_steps=rows // micro)
     settings = GRPOConfig(
-        output_dir=folder, max_steps=TRL_STEPS + 1, learning_rate=c.lr, num_generations=c.n,
-        per_device_train_batch_size=micro, gradient_accumulation_steps=rows // micro,
-        max_completion_length=c.max_tokens, temperature=c.temperature, loss_type="grpo",
-        epsilon=c.eps_low, epsilon_high=c.eps_high, shuffle_dataset=False, use_cpu=True,
-        bf16=False, gradient_checkpointing=False, optim="adamw_torch", save_strategy="no",
-        report_to="none", model_init_kwargs=dict(dtype="float32"), disable_tqdm=True)
-    lora = LoraConfig(r=c.lora_rank, lora_alpha=c.lora_alpha, task_type="CAUSAL_LM",
-                      target_modules="all-linear")
+        output_dir=folder, max_steps=TRL_STEPS + 1, shuffle_dataset=False,
+        save_strategy="no", report_to="none", disable_tqdm=True, **same, **quickest)
+    lora = LoraConfig(
+        r=c.lora_rank, lora_alpha=c.lora_alpha,
+        task_type="CAUSAL_LM", target_modules="all-linear")
     path = fetch_model(model, c.max_prompt_tokens + c.max_tokens)
     given = [dict(prompt=problem.prompt, gold=problem.answer) for problem in problems]
     return GRPOTrainer(path, reward, args=settings, peft_config=lora,
@@ -214,17 +219,22 @@ def cpu_seconds() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
+PRECISIONS = [  # weights, logits
+    ("float32", "float32"),
+    ("float16", "float32"),
+    ("float16", "16 bits"),
+    ("bfloat16", "float32"),
+    ("bfloat16", "16 bits")]
+
+
 def precision() -> list[list[str]]:
-    """k3, an estimate of KL(mu || pi_old), on 512 responses of the built-in models, engine and
-    trainer in one precision: with float32 logits, as they are, and with logits rounded to the
-    weights' precision, as engines and trainers usually have them."""
+    """k3, an estimate of KL(mu || pi_old), on 512 responses, engine and trainer in one precision:
+    with float32 logits, as they are, and with rounded ones, as others usually have them."""
     found = [["model", "weights", "logits", "k3", "mean difference, nats"]]
     for model in ("tiny", "tiny-moe"):
-        for dtype in ("float32", "float16", "bfloat16"):
-            for rounded in (False, True)[:1 + (dtype != "float32")]:
-                k3, gap = disagreement(model, dtype, rounded)
-                found.append([model, dtype, "16 bits" if rounded else "float32", f"{k3:.1e}",
-                              f"{gap:.0e}"])
+        for dtype, logits in PRECISIONS:
+            k3, gap = disagreement(model, dtype, rounded=logits == "16 bits")
+            found.append([model, dtype, logits, f"{k3:.1e}", f"{gap:.0e}"])
     return found
 
 
@@ -269,13 +279,13 @@ def coin(problem, completion):
 
 
 def gpu(flags: list[str]) -> None:
-    """minirl.py itself, with FLAGS, on a randomly initialised model of Qwen2.5-Math-1.5B's shape:
-    no network and no weights are needed. Verdicts are coins, and every answer has 900 tokens.
-    Its log has seconds, memory, k3 and the probe's numbers: runs/gpu/metrics.jsonl."""
+    """minirl.py itself, with FLAGS, on a random model of Qwen2.5-Math-1.5B's shape, without
+    network. Verdicts are coins, and every answer has 900 tokens: runs/gpu/metrics.jsonl."""
     import torch
 
-    small = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-                 num_key_value_heads=1, vocab_size=512)  # only to show that it works
+    small = SIZE_1_5B | dict(  # only to show that it works
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, vocab_size=512)
     on_gpu = torch.cuda.is_available()
     usual = ["--max-tokens", "900", "--steps", "3"] if on_gpu else (
         "--max-tokens 24 --batch-prompts 4 --eval-questions 4 --steps 2".split())
@@ -289,8 +299,7 @@ def gpu(flags: list[str]) -> None:
 
 
 def random_model(size: dict, folder: str, dtype: str) -> None:
-    """Fills `folder` with a Qwen2 of this size and the built-in tokenizer, which need not know
-    every token of the vocabulary."""
+    """Fills `folder` with a Qwen2 of this size and the built-in tokenizer."""
     import torch
     from models import make
     from transformers import Qwen2Config, Qwen2ForCausalLM

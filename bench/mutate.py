@@ -11,8 +11,7 @@ A mutant is a line of bench/mutants.jsonl: {"file": "minirl.py", "old": "...", "
 changes nothing a test could see has "equivalent": the reason.
 
 Each test runs in a fork of this process, which has done the slow imports. It must fail on the
-broken code and pass on the sound; taking too long is failing. --find tries the tests of the
-module's name, then those that speak of it.
+broken code and pass on the sound; taking too long is failing.
 """
 import argparse
 import contextlib

@@ -1,8 +1,7 @@
 """Where does adaptive sampling pay? The studies skills, longer_skills, real_race, human.
 
-What is compared, at which costs, and what counts as which answer was written down before the first
-runs: bench/plan.md. Names are the plan's. Of each run the evaluations are kept with what had been
-spent by then, and of the skills
+What is compared, and what counts as which answer, was written down before: bench/plan.md. Of each
+run the evaluations are kept with what had been spent by then, and of the skills
 
     solved              letter -> draws until its first right answer
     letters             letter -> [prompts met, draws, right answers, silent prompts]
@@ -27,9 +26,18 @@ from parts.folder import read_rows
 
 OURS, WIDE = PAIR = ("ada-balance", "uniform-4-wide")
 RIVALS = ("uniform-4", "uniform-4-wide", "uniform-16")
-ARMS = (*RIVALS, "maxrl", "dapo", "ada-pos", "ada-balance", "ada-est", "gvm")
-COLORS = dict(zip(ARMS, ("#999999", "#56B4E9", "#000000", "#D55E00", "#E69F00", "#009E73",
-                         "#0072B2", "#009E73", "#CC79A7"))) | {"ada-pos-slower": "#009E73"}
+COLORS = {
+    "uniform-4": "#999999",
+    "uniform-4-wide": "#56B4E9",
+    "uniform-16": "#000000",
+    "maxrl": "#D55E00",
+    "dapo": "#E69F00",
+    "ada-pos": "#009E73",
+    "ada-balance": "#0072B2",
+    "ada-est": "#009E73",
+    "gvm": "#CC79A7"}
+ARMS = tuple(COLORS)
+COLORS["ada-pos-slower"] = COLORS["ada-pos"]
 LETTER = re.compile(r"\d([A-Za-z])\d=\?")
 WINDOW = 4_000  # draws
 COSTS = {"samples": "draws", "step": "training steps", "engine_steps": "engine steps",
@@ -49,8 +57,7 @@ def keep_letters(folder, end: str) -> dict:
 
 
 def letters_of(groups) -> dict:
-    """`solved` counts draws prompt by prompt: counted by whole steps, rules with large steps would
-    have fewer."""
+    """Draws are counted prompt by prompt: by steps, rules with large steps would solve less."""
     drawn, solved, letters, windows = 0, {}, {}, {letter: [] for letter in problems.LETTERS}
     for group in groups:
         letter, pool = LETTER.search(group["prompt"])[1], group["pool"]
@@ -80,8 +87,8 @@ def keep_real(folder, end: str) -> dict:
 
 
 # -------------------------------------------------------------------------------- what both share
-def tuned(lines: list[dict], arms, seeds, regime: str, draws: int, label: str = "") -> str:
-    """A table of arm -> learning rate -> mean accuracy over the tuning seeds."""
+def tuned(lines, arms, seeds, regime: str, draws: int, label: str = "") -> str:
+    """arm -> learning rate -> mean accuracy over the tuning seeds."""
     def cell(lr, mine):
         values = [at(line, "samples", draws) for line in of(mine, lr=lr)]
         return f"{mean(values):.1%}" if values else ""
@@ -107,7 +114,7 @@ def lost(draws: int):
         sum(is_lost(line, at(line, "samples", draws)) for line in mine), len(mine))
 
 
-def gap(lines: list[dict], first: str, second: str, cost: str, budget: float, **how) -> str:
+def gap(lines, first: str, second: str, cost: str, budget: float, **how) -> str:
     """Points by which the first arm is ahead at equal cost."""
     def measure(line):
         return ever_solved(line) if cost == "solved" else at(line, cost, budget)
@@ -135,9 +142,12 @@ SEEDS, TUNING_SEEDS = range(5), (100, 101)
 NEW_SEEDS = range(5, 12)  # of the plan's second sample, for the arms of its hypotheses
 REGIMES = ("stream", "few")
 HYPOTHESES = [  # number, ada-balance's rival, what is equal, is ada-balance held to be ahead?
-    ("1", "uniform-4", "step", True), ("2", "uniform-16", "samples", True),
-    ("3", "uniform-4-wide", "samples", False), ("4", "uniform-4-wide", "r2", True),
-    ("5", "uniform-4", "solved", True), ("6", "uniform-16", "engine_steps", False)]
+    ("1", "uniform-4", "step", True),
+    ("2", "uniform-16", "samples", True),
+    ("3", "uniform-4-wide", "samples", False),
+    ("4", "uniform-4-wide", "r2", True),
+    ("5", "uniform-4", "solved", True),
+    ("6", "uniform-16", "engine_steps", False)]
 EXPLORED = [  # beside the hypotheses: ada-balance's rival, what is equal, how much of it
     *((rival, "step", steps) for rival in ("uniform-4", "uniform-16") for steps in (STEPS, 60)),
     ("uniform-4-wide", "step", STEPS), ("uniform-4", "samples", DRAWS),
@@ -154,16 +164,14 @@ PICTURES = {  # bench/results/NAME*.png -> size, regime, arms, the seeds that al
 def modelled(row: dict) -> dict[str, float]:
     """Seconds on a GPU whose decode step takes 20 ms, and 1 + r times that for 64 responses.
 
-    A trained token (forward and backward) costs three times what a decoded one adds. r = 2: about
-    the share in the paper's runs. r = 0, a GPU so empty that only its steps count, is engine steps.
+    A trained token costs three times what a decoded one adds. r = 2: about the paper's share.
     """
-    return {f"r{r}": 0.02 * (row["engine_steps"] + r / 64 * (row["tokens"] + 3 * row["trained"]))
-            for r in (0.5, 2)}
+    tokens = row["tokens"] + 3 * row["trained"]
+    return {f"r{r}": 0.02 * (row["engine_steps"] + r / 64 * tokens) for r in (0.5, 2)}
 
 
 def budget_of(cost: str, lines: list[dict]) -> float:
-    """What is compared at: the plan's draws and steps, else the most that every run had spent
-    within DRAWS."""
+    """The plan's draws and steps, else the most that every run had spent within DRAWS."""
     fixed = dict(samples=DRAWS, step=STEPS, solved=FIRST_DRAWS)
     return fixed.get(cost) or min(at(line, "samples", DRAWS, key=cost) for line in lines)
 
@@ -178,30 +186,30 @@ def by_regime(lines: list[dict]) -> list[list[dict]]:
     return [of(lines, regime=regime) for regime in REGIMES]
 
 
-def in_both(lines: list[dict], first: str, rival: str, cost: str, budget=None, **how) -> list[str]:
+def in_both(lines, first: str, rival: str, cost: str, budget=None, **how) -> list[str]:
     """The difference in each regime; budget None: what `budget_of` says."""
     return [gap(mine, first, rival, cost, budget or budget_of(cost, mine), **how)
             for mine in by_regime(lines)]
 
 
 def verdicts(lines: list[dict]) -> str:
-    """The plan's hypotheses, each with its differences in both regimes."""
     found = [["hypothesis", "difference", "at equal", *REGIMES, "confirmed"]]
     for number, rival, cost, wanted in HYPOTHESES:
         cells = in_both(lines, OURS, rival, cost)
         agreeing = sum(cell.endswith("ahead") == wanted for cell in cells)
         label = COSTS.get(cost, f"draws: share of letters solved in {FIRST_DRAWS:,}")
-        found.append([number, f"{OURS} - {rival}", label, *cells,
-                      ("not", "in part", "yes")[agreeing]])
+        said = ("not", "in part", "yes")[agreeing]
+        found.append([number, f"{OURS} - {rival}", label, *cells, said])
     return markdown(found)
 
 
 def explored(lines: list[dict], rows) -> str:
-    """Differences at other budgets."""
-    return markdown([["difference", "at equal", *REGIMES], *(
-        [f"{first} - {rival}", f"{budget:,} {COSTS[cost]}" if budget else "tokens trained",
-         *in_both(lines, first, rival, cost, budget, verdict=False)]
-        for first, rival, cost, budget in rows)])
+    found = [["difference", "at equal", *REGIMES]]
+    for first, rival, cost, budget in rows:
+        label = f"{budget:,} {COSTS[cost]}" if budget else "tokens trained"
+        cells = in_both(lines, first, rival, cost, budget, verdict=False)
+        found.append([f"{first} - {rival}", label, *cells])
+    return markdown(found)
 
 
 def every_cost(lines: list[dict]) -> str:
@@ -253,13 +261,18 @@ FACTORS = ("long", "half", "double", "fourfold", "four-minis", "sgd")  # changed
 COMPARED = [  # first, second, draws
     ("primary", T_95, [(*PAIR, PRIMARY)]),
     ("secondary, 99 %", T_99, [
-        ("ada-balance-cap", WIDE, PRIMARY), ("ada-pos", WIDE, PRIMARY),
-        (OURS, "uniform-16", PRIMARY), (OURS, "uniform-4", PRIMARY), (OURS, WIDE, CROSSING)]),
+        ("ada-balance-cap", WIDE, PRIMARY),
+        ("ada-pos", WIDE, PRIMARY),
+        (OURS, "uniform-16", PRIMARY),
+        (OURS, "uniform-4", PRIMARY),
+        (OURS, WIDE, CROSSING)]),
     ("afterwards, 95 %", T_95, [
         *((arm, rival, PRIMARY) for arm in SLOWER for rival in reversed(PAIR)),
         (OURS, "dapo", PRIMARY)])]
 EARLIER = [("seen, 95 %", T_95, [
-    (OURS, "uniform-4", DRAWS), (OURS, "uniform-16", DRAWS), ("ada-pos-slower", WIDE, DRAWS)])]
+    (OURS, "uniform-4", DRAWS),
+    (OURS, "uniform-16", DRAWS),
+    ("ada-pos-slower", WIDE, DRAWS)])]
 
 
 def difference(lines, first, second, draws, regime="long", seeds=LONG_SEEDS, **how) -> str:
@@ -274,21 +287,24 @@ def differences(lines: list[dict], rows) -> str:
 
 
 def by_budget(lines: list[dict]) -> str:
-    """The pair's difference where one stops earlier or later. Seen, not tested."""
+    """Seen, not tested."""
     budgets = (16_000, 24_000, CROSSING, 36_000, PRIMARY, 52_000, FURTHER)
     cells = [difference(lines, *PAIR, draws, verdict=False) for draws in budgets]
-    return markdown([["draws", *(f"{draws:,}" for draws in budgets)], [" - ".join(PAIR), *cells]])
+    head = ["draws", *(f"{draws:,}" for draws in budgets)]
+    return markdown([head, [" - ".join(PAIR), *cells]])
 
 
 def factors(lines: list[dict]) -> str:
-    """The pair with one thing changed: accuracies seed by seed; no verdict, says the plan."""
-    found = [["changed", *(f"{arm}: rate, seeds 12, 13, 14" for arm in PAIR), "difference, points"]]
+    """Accuracies seed by seed; no verdict, says the plan."""
+    arms = (f"{arm}: rate, seeds 12, 13, 14" for arm in PAIR)
+    found = [["changed", *arms, "difference, points"]]
     for factor in FACTORS:
         mine = by_arm(lines, PAIR, SOME_SEEDS, regime=factor)
-        cells = [", ".join([rate(runs), *(f"{at(line, 'samples', PRIMARY):.0%}" for line in runs)])
-                 for runs in mine.values()]
-        found.append(["nothing" if factor == "long" else factor, *cells, difference(
-            lines, *PAIR, PRIMARY, factor, SOME_SEEDS, verdict=False)])
+        ends = [[at(line, "samples", PRIMARY) for line in runs] for runs in mine.values()]
+        cells = [", ".join([rate(runs), *(f"{end:.0%}" for end in each)])
+                 for runs, each in zip(mine.values(), ends)]
+        ahead = difference(lines, *PAIR, PRIMARY, factor, SOME_SEEDS, verdict=False)
+        found.append(["nothing" if factor == "long" else factor, *cells, ahead])
     return markdown(found)
 
 
@@ -353,7 +369,8 @@ def long_tables(lines: list[dict]) -> dict[str, str]:
 # ---------------------------------------------------------------------------------- a real model
 HUMAN = {  # arm -> flags, prompts a step, steps: about 9,300 draws each
     "ada-balance": ("--sampler ada-balance", 16, 40),
-    "uniform-4": ("--sampler uniform --n 4", 58, 40), "ada-pos": ("--sampler ada-pos", 16, 48)}
+    "uniform-4": ("--sampler uniform --n 4", 58, 40),
+    "ada-pos": ("--sampler ada-pos", 16, 48)}
 RACE_COSTS = {"draws": "samples", "tokens drawn": "tokens", "tokens trained": "trained"}
 HUMAN_COSTS = {"draws": "samples", "tokens trained": "trained", "seconds": "seconds"}
 

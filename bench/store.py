@@ -69,7 +69,6 @@ def rows(table: dict[str, list]) -> list[dict]:
 
 
 def logs_of(folder: Path, kept=None) -> dict:
-    """The columns `kept` of a finished run's logs."""
     return {key: columns(read_rows(folder / log), kept) for key, log in LOGS.items()}
 
 
@@ -92,7 +91,6 @@ def add(study: str, line: dict) -> None:
 
 
 def of(lines: list[dict], seeds=None, **wanted) -> list[dict]:
-    """The runs with these seeds that have these values."""
     return [line for line in lines if (seeds is None or line["seed"] in seeds)
             and all(line[key] == value for key, value in wanted.items())]
 
