@@ -74,6 +74,8 @@ def test_what_a_page_names_is_there(page):
     files = re.findall(r"python ((?:\w+/)*\w+\.py)", text)
     files += [f"parts/{module}.py" for module in re.findall(r"python -m parts\.(\w+)", text)]
     files += re.findall(r"pytest (tests/\w+\.py)", text)
+    for name, word in re.findall(r"pytest (tests/\w+\.py) -k (\w+)", text):
+        assert re.search(rf"^def test_\w*{word}", (ROOT / name).read_text(), re.M)
     files += re.findall(r"`((?:parts|verifier|bench|tests)/\w+\.(?:py|jsonl?|md))`", text)
     real = [name for name in files if not name.endswith("X.py")]  # a placeholder
     assert [name for name in real if not (ROOT / name).exists()] == []
