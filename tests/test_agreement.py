@@ -37,7 +37,7 @@ CELLS = [
     *(cell(family, sync="adapter") for family in ("olmo2", "phi3", "phi", "smollm3")),
     # above 258,048 words vLLM refuses an adapter on the head; ours has none there
     cell("gemma3_text", sync="adapter", vocab_size=262_144),
-    cell(SMOLLM, "bfloat16", sync="adapter", trainer="bfloat16", marks=pytest.mark.slow)]
+    cell(SMOLLM, sync="adapter", marks=pytest.mark.slow)]
 
 
 def folder_of(model: str, config: dict) -> str:
