@@ -374,15 +374,6 @@ def test_what_would_train_on_nonsense_is_refused(changes, message):
         collect([], SamplerConfig(**changes), Engine(), Grader())
 
 
-@pytest.mark.parametrize("rule, changes", [
-    ("uniform", dict(n=16, M=8)),  # M is not uniform's
-    ("uniform", dict(n=1, advantage="positives-only")),
-    ("gvm", dict(advantage="positives-only", M=1)),
-    ("ada-est", dict(M=2)), ("ada-est", dict(M=32)), ("ada-balance", dict(n=8, M=8))])
-def test_what_is_near_to_it_is_not(rule, changes):
-    config(rule, **changes).validate()
-
-
 CHANGED = dict(
     n=6, M=7, N=2, threshold=0.9, max_rounds_all_correct=1, drop_unresolved=True,
     advantage="leave-one-out", weighting="log")

@@ -29,6 +29,9 @@ from parts.run import prepare
     dict(mini_batches=24, batch_prompts=24), dict(mini_batches=5, batch_prompts=24),
     dict(data="mine.jsonl", columns="question"),
     dict(sampler="ada-pos", drop_unresolved=True), dict(sampler="ada-est", M=32),
+    dict(sampler="ada-est", M=2), dict(sampler="gvm", advantage="positives-only", M=1),
+    dict(sampler="uniform", n=16), dict(sampler="uniform", n=1, advantage="positives-only"),
+    dict(n=8, M=8),
 ])
 def test_what_is_near_to_it_is_not(settings):
     Config(**settings).validate()

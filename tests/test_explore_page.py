@@ -357,17 +357,6 @@ def test_the_panel_tells_what_another_rule_would_have_kept(browse):
     assert marked == fate["kept"]
 
 
-def test_the_panel_says_what_a_rule_cannot_know(browse):
-    """More draws than there are; and nothing about a rule that it has not met."""
-    strange = run_of([recorded_group(10, 9)], sampler="ada-neg")
-    page = browse(f"{PROMPT}?rule=uniform&beside=no",
-                  data=dict(runs=[run_of([recorded_group(10, 9)], n=20), strange]))
-    assert "wants more than 16 draws" in page.inner_text("tr[data-rule=uniform]")
-    assert "the outcome is unknown" in page.inner_text("#sampler")
-    go(page, "#/run/1/step/10/prompt/9")
-    assert page.inner_text(".exit") == "closed, resolved, by the rule ada-neg"
-
-
 # ---------------------------------------------- what a model may write
 def hostile_group(text, place):
     group = recorded_group(10, 9) | dict(place=place, prompt=text, gold=text, id=text, outcome=text)

@@ -209,12 +209,6 @@ def test_clipping_and_the_optimizer_get_the_gradient_without_its_scale():
     assert trained.loss_scale.state_dict()["_growth_tracker"] == 1  # it counts sound steps
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_other_precisions_have_no_scale(dtype):
-    scale = policy(dtype=dtype).loss_scale
-    assert (scale.is_enabled(), scale.get_scale(), scale.state_dict()) == (False, 1, {})
-
-
 def one_step(policy, optimizer, schedule, seed=0):
     config = Config(**REAL)
     loss = minirl.accumulate(policy, rows(seed=seed), config)

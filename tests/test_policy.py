@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 from peft import LoraConfig
-from torch.nn import functional
 from transformers import AutoConfig
 
 from models_small import policy, second, trained_weights
@@ -17,28 +16,6 @@ from parts.models import empty_model
 from parts.policy import adapted_layers
 
 ROWS = [Row(list(range(start, start + 20)), 5, [], 0.0) for start in (10, 50, 90)]
-
-
-@pytest.mark.parametrize("dtype, card, shares", [
-    ("bfloat16", (9, 0), True), ("float16", (7, 5), False), ("float32", (9, 0), False)])
-def test_keys_are_repeated_where_no_fast_attention_of_a_card_shares_them(
-        dtype, card, shares, monkeypatch):
-    """A stand-in for the card. The log-probs are the same; torch is asked to share, or not."""
-    from transformers.integrations import sdpa_attention
-
-    monkeypatch.setattr(sdpa_attention, "use_gqa_in_sdpa", sdpa_attention.use_gqa_in_sdpa)
-    monkeypatch.setattr(policy_module, "capability", lambda: card)
-    trained, asked, attention = policy(), [], functional.scaled_dot_product_attention
-    before = token_logprobs(trained, ROWS[:1])[0]
-
-    def recorded(*tensors, **how):
-        asked.append(how.get("enable_gqa", False))
-        return attention(*tensors, **how)
-
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", recorded)
-    policy_module.spare_attention(dtype, "cuda")
-    torch.testing.assert_close(token_logprobs(trained, ROWS[:1])[0], before)
-    assert asked and {*asked} == {shares}
 
 
 def gradients(trained) -> dict:
