@@ -83,6 +83,7 @@ def read_csv(path: Path) -> list[dict]:
     rows = csv.DictReader(io.StringIO(text), delimiter=delimiter, strict=True)
     found = []
     try:
+        names = [*filter(None, rows.fieldnames or ())]
         for row in rows:
             if any(row.pop(None, ())):
                 raise csv.Error("more cells than the header")
@@ -90,6 +91,8 @@ def read_csv(path: Path) -> list[dict]:
     except csv.Error as error:
         raise ValueError(f"row {len(found) + 1} after the header: {error} (is a text with a comma "
                          "or a quote not in quotes, or a quote never closed?)") from None
+    if len({*names}) < len(names):
+        raise ValueError("two columns of the header have the same name")
     return found
 
 
@@ -171,7 +174,7 @@ def load_from_hub(repo: str, config: str | None) -> dict:
 
 
 # --------------------------------------------------------------------------------- what a row means
-# In a key, a dot reaches into a nested column; upper and lower case are the same.
+# In a key, a dot reaches into a nested column; case and spaces around it make no difference.
 PROBLEM_KEYS = ("problem", "question", "prompt")
 ANSWER_KEYS = ("gt", "answer", "final_answer", "reward_model.ground_truth", "solution")
 CHAT_TURN = re.compile(  # a user's turn in a prompt that was already rendered for Qwen or Llama
@@ -207,8 +210,8 @@ def find_gold(row: dict, key: str = "") -> str:
 
 def lookup(row: dict, key: str):
     """Value of a column or of a nested one (a.b), whatever its case; None if there is none."""
-    names = {str(name).lower(): name for name in row} | {name: name for name in row}
-    name = key if key in names else key.lower()
+    names = {str(name).strip().lower(): name for name in row} | {name: name for name in row}
+    name = key if key in names else key.strip().lower()
     if name in names:
         return row[names[name]]
     head, _, rest = key.partition(".")
@@ -226,7 +229,7 @@ def plain(value) -> str:
         return ""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return str(value).strip()
+    return str(value).removesuffix(" 00:00:00").strip()  # a day, as parquet holds it
 
 
 def problem_text(value) -> str:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from datetime import datetime
 from types import SimpleNamespace
 
 import pytest
@@ -33,6 +34,7 @@ def texts(file) -> list[str]:
     ("table.csv", "problem,answer\np,1\n\nq,2"), ("mark.csv", "\ufeffanswer,problem\r\n1,p\r\n2,q"),
     ("few.csv", "problem,answer,level\np,1\nq,2,3"), ("ends.csv", "problem,answer\np,1,\nq,2,,\n"),
     ("table.csv", "\ufeffProblem;Answer\np;1\nq;2"), ("tabs.csv", "question\tANSWER\np\t1\nq\t2"),
+    ("spaced.csv", "problem, answer,,\np,1\nq,2"),
 ])
 def test_files_of_text(tmp_path, name, content):
     (tmp_path / name).write_text(content)
@@ -83,6 +85,7 @@ def test_a_date_that_python_cannot_hold_gets_one_sentence(tmp_path):
      ["broken.jsonl: line 2: Expecting value"]),
     ('problem,answer\na,1\n"b,2\nc,3\n', "open.csv", ["open.csv: row 2", "never closed"]),
     ('problem,answer\n"p,\nq",1\nWhat is 1,2?,3\n', "comma.csv", ["row 2", "more cells than the"]),
+    ("problem,answer,answer\na,1,2\n", "twice.csv", ["twice.csv", "have the same name"]),
     ("not parquet", "broken.parquet", ["broken.parquet"]),
     ("[1, 2]", "numbers.json", ["one JSON object per problem"]),
     ('{"problem": "a", "answer": ' + "[" * 900 + "]" * 900 + "}", "deep.jsonl", ["without a gold"]),
@@ -320,7 +323,7 @@ def test_named_columns_win_also_nested():
 
 @pytest.mark.parametrize("raw, gold", [
     ("#### 1,234", "1,234"), ("so it is 7\n#### -12", "-12"), (27.0, "27"), (0, "0"), (0.5, "0.5"),
-    ("033", "033"),
+    ("033", "033"), (datetime(2024, 1, 5), "2024-01-05"),
     ("$\\frac12$.", "\\frac12"), ("\\$32.50", "32.50"), ("$69$,$84$", "69,84"),
     (["1", "$2$"], "1, 2"),
     ("[1, 2]", "[1, 2]"), ("336^\\circ", "336^\\circ"), ("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
