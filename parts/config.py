@@ -207,9 +207,8 @@ class HardwareSettings(EngineSettings):
 @dataclass
 class Config(ModelSettings, ProblemSettings, SamplingSettings, ObjectiveSettings, OptimizerSettings,
              RunSettings, HeldOutSettings, WatchSettings, HardwareSettings):
-    """Every flag of `python minirl.py`. Zero or "auto" is filled in by `__post_init__`
-    (what the objective decides), `resolve` (the model's name, the machine) or `find_model` (what
-    only the model's files tell: replay, and micro_tokens on a CPU).
+    """Every flag of `python minirl.py`. Zero or "auto" is filled in by `__post_init__` (from the
+    objective), `resolve` (the model's name, the machine) or `find_model` (the model's files).
     """
 
     def __post_init__(self):

@@ -8,9 +8,6 @@ What the rest of the project relies on:
   drawn from, which is the one after the temperature (`processed_logprobs`). vLLM reports raw ones
   by default, which are wrong at any temperature but 1. Top-p and top-k stay off: they would
   renormalise mu over a subset and bias pi/mu on every token.
-
-On a GPU vLLM schedules the next batch while one is computed. So a step may return nothing,
-and after the last response a batch may still be under way; `busy` is true until it is done.
 """
 import ctypes
 import itertools
@@ -159,7 +156,9 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether there are responses to finish, or a batch that ran ahead."""
+        """Whether there are responses to finish, or a batch that ran ahead: on a GPU vLLM
+        schedules the next one while one is computed, so a step may also return nothing.
+        """
         engine = self.llm.llm_engine
         return engine.has_unfinished_requests() or bool(engine.engine_core.engine_core.batch_queue)
 

@@ -67,7 +67,6 @@ class Limits(NamedTuple):  # of a child
 
 
 # ------------------------------------------------------------------------------- in the server
-
 def serve(name: str, examples: list, own: bool, folder: str, limits: dict) -> None:
     """The life of a server: until its client has gone, which sends a socket for each worker.
 
@@ -124,7 +123,6 @@ def limit(kind: int, most: int) -> None:
 
 
 # ------------------------------------------------------------------------------- in its workers
-
 def work(judge, refusal: str, limits: Limits, folder: str, client: socket.socket) -> None:
     """The life of a worker: until its client closes the socket.
 
@@ -251,7 +249,6 @@ def ending(code: int) -> str:
 
 
 # --------------------------------------------------------------------------- its client's view
-
 class ForkingGrader(contextlib.AbstractContextManager):
     """Asks a function in children of at most `workers`, from any thread. Use it in a `with`.
 
@@ -347,7 +344,6 @@ class ForkingGrader(contextlib.AbstractContextManager):
 
 
 # ------------------------------------------------------------- --reward: the user's own function
-
 def require_function(name: str) -> None:
     """Raises SystemExit unless it is "" or names a function of a file that exists."""
     path, _, function = name.rpartition(":")
