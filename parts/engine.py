@@ -223,9 +223,7 @@ class Engine:
         number, folder = next(self._counter), tempfile.TemporaryDirectory(prefix="minirl-adapter-")
         policy.save_pretrained(folder.name, save_embedding_layers=False)  # "auto" asks the hub
         self._adapter = LoRARequest(f"policy-{number}", number, folder.name)
-        if self._folder:
-            self._folder.cleanup()
-        self._folder = folder  # vLLM may read it until the next swap. The program's end removes it
+        self._folder = folder  # vLLM may read it until the next swap; then Python removes it
 
     def sleep(self) -> None:
         """Give the GPU's memory to the trainer: weights go to the host, the cache is dropped."""
