@@ -85,7 +85,8 @@ def test_a_mixed_quantity_has_different_units_of_one_kind(text, mixed):
 
 
 @pytest.mark.parametrize("answer, status", [
-    ("(a) 3, (b) 4", "wrong"), ("A. an area.", "correct"), ("A:B", "wrong"), ("(A)(B)", "wrong")])
+    ("(a) 3, (b) 4", "wrong"), ("A. an area.", "correct"), ("A:B", "wrong"), ("(A)(B)", "wrong"),
+    ("option (A)", "correct"), ("Choice (B)", "wrong"), ("option (A) or (B)", "wrong")])
 def test_a_letter_with_its_text_is_that_letter_unless_there_are_two(answer, status):
     assert verdict("A", answer) == status
     assert verdict("42", "C) 42") == "correct", "where the gold is the text"

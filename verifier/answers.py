@@ -326,7 +326,8 @@ CHOICE_AND_VALUE = re.compile(r"""
     ( [\d\\].* | (?<=\s)-.+ )                                        # 42
     """, re.VERBOSE)
 CHOICE_AND_TEXT = re.compile(r"""
-    (?:\\text\{)?\s* (?: \(([A-Ja-j])\) | ([A-Ja-j])[.:)] | ([A-Ja-j])\}?$ ) (?: [\s}].* )?
+    (?:\\text\{)?\s* (?:(?i:option|choice)\s+)?                    # option (C)
+    (?: \(([A-Ja-j])\) | ([A-Ja-j])[.:)] | ([A-Ja-j])\}?$ ) (?: [\s}].* )?
     """, re.VERBOSE)  # (C) a cat, \text{C. a cat}, c
 A_MARK = re.compile(r"\(?\b[A-Ja-j][):.]")
 
