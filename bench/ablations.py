@@ -88,7 +88,8 @@ COLUMNS = {
 
 
 def runs_of(name: str, found: dict) -> list[dict]:
-    cells = [name.replace(BOTH, replay) for replay in ("none", "r3")] if BOTH in name else [name]
+    """Of a cell, or of both."""
+    cells = dict.fromkeys(name.replace(BOTH, replay) for replay in ("none", "r3"))
     return [run for cell in cells for run in found[cell]]
 
 

@@ -94,8 +94,9 @@ def group_by_seed(runs: list[dict]) -> dict[str, list[dict]]:
     """label -> runs whose configurations are the same but for the seed and the name."""
     groups = {}
     for run in runs:
-        config = {key: value for key, value in run["config"].items() if key not in SAME_BUT_SEED}
-        same = json.dumps(config, sort_keys=True) if config else run["name"]
+        config = run["config"].items()
+        kept = {key: value for key, value in config if key not in SAME_BUT_SEED}
+        same = json.dumps(kept, sort_keys=True) if kept else run["name"]
         groups.setdefault(same, []).append(run)
     return {same[0]["name"] + f" (mean of {len(same)})" * (len(same) > 1): same
             for same in groups.values()}
@@ -104,7 +105,8 @@ def group_by_seed(runs: list[dict]) -> dict[str, list[dict]]:
 def say_what_differs(runs: list[dict]) -> None:
     """Curves of other problems or other rewards mean other things."""
     rewards = {run["config"].get("reward") or "math-verify" for run in runs}
-    asked = {", ".join(sorted({row.get("data") for row in run["evals"]} - {None})) for run in runs}
+    sets = [{row.get("data") for row in run["evals"]} - {None} for run in runs]
+    asked = {", ".join(sorted(each)) for each in sets}
     if asked == {"held-out"}:  # each run's own share of its data
         asked = {f"held out of {run['config'].get('data')}" for run in runs}
     for kind, found in (("rewards", rewards), ("held-out problems", asked - {""})):

@@ -145,7 +145,8 @@ def coefficients(rewards, config: SamplerConfig, rng) -> tuple[np.ndarray, int]:
     """(coefficient of each stored answer, draws) of one problem: drawn in a random order."""
     order = list(range(len(rewards)))
     rng.shuffle(order)
-    fate = replayed([dict(status="graded", reward=float(rewards[i])) for i in order], config)
+    pool = [dict(status="graded", reward=float(rewards[i])) for i in order]
+    fate = replayed(pool, config)
     found = np.zeros(len(rewards))
     found[[order[place] for place in fate["kept"]]] = fate["coefficients"]
     return found, fate["draws"]
@@ -174,7 +175,8 @@ def read_bank() -> list[dict]:
     if not all(files.values()):
         raise SystemExit(f"Nothing is stored in {BANK}: --fill comes first.")
     G = np.stack([np.load(file)["sketch"] for file in files["held"]])
-    R = np.random.default_rng(1).standard_normal((G.shape[1], SHORT), np.float32) / SHORT**0.5
+    rng = np.random.default_rng(1)
+    R = rng.standard_normal((G.shape[1], SHORT), np.float32) / SHORT**0.5
     stored = (np.load(file) for file in files["train"])
     return [dict(rewards=one["rewards"], along=one["sketch"] @ G.T, short=one["sketch"] @ R)
             for one in stored]
@@ -187,7 +189,8 @@ def mean_gain(found: dict, budget: int, chosen, held, rng) -> float:
     at = chosen[rng.integers(0, len(chosen), (UPDATES, prompts))]
     outcome = rng.integers(0, OUTCOMES, at.shape)
     along = found["along"][at, outcome].sum(1)[:, held].mean(1)
-    length = np.stack([np.linalg.norm(found["short"][a, o].sum(0)) for a, o in zip(at, outcome)])
+    updates = (found["short"][a, o].sum(0) for a, o in zip(at, outcome))
+    length = np.stack([np.linalg.norm(update) for update in updates])
     return float((along / np.maximum(length, 1e-30)).mean())  # an update of silent prompts is 0
 
 

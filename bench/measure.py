@@ -206,7 +206,7 @@ def grading() -> list[list[str]]:
     """CPU time of all processes for 1,000 of the labelled answers, with start and end."""
     from rewards import Grader
 
-    cases = list(map(json.loads, (ROOT / "tests/reward_cases.jsonl").read_text().splitlines()))
+    cases = [json.loads(line) for line in (ROOT / "tests/reward_cases.jsonl").open()]
     asked = random.Random(0).sample(cases, 1000)
     before = cpu_seconds()
     with Grader() as grader:
@@ -215,7 +215,8 @@ def grading() -> list[list[str]]:
 
 
 def cpu_seconds() -> float:
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    everybody = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+    used = map(resource.getrusage, everybody)
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 

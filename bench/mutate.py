@@ -176,7 +176,8 @@ def main() -> None:
     args = parser.parse_args()
     if not args.list.is_file():
         parser.error(f"there is no file {args.list}")
-    mutants = [json.loads(line) for line in args.list.read_text(encoding="utf-8").splitlines()]
+    lines = args.list.read_text(encoding="utf-8").splitlines()
+    mutants = [json.loads(line) for line in lines]
     asked = [mutant for mutant in mutants if args.only in ("", Path(mutant["file"]).stem)]
     lost = [mutant for mutant in asked if not is_there(mutant)]
     tried = [] if args.where else [
