@@ -214,8 +214,8 @@ def problems_and_protocol(config: EvalConfig) -> tuple[list, dict]:
 
 
 def load_asked(config: EvalConfig) -> list[list]:
-    """The sets of --data; `held-out` is what the adapter's run holds out of its own data."""
-    (folder, run), most = run_of(config.adapter), config.limit or None
+    """The sets of --data; `held-out` is what the checkpoint's run holds out of its own data."""
+    (folder, run), most = run_of(config.adapter or config.model), config.limit or None
     if config.data == HELD_OUT:
         if run.get("eval_data") != HELD_OUT:
             raise SystemExit("--data held-out needs --adapter RUN, of a run that holds out a share "

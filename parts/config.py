@@ -497,7 +497,7 @@ def parse_eval(argv: list[str] | None = None) -> EvalConfig:
     with in_one_sentence("eval.py"):
         first = parse_flags(EvalConfig, argv, *about)
         adapter = first.adapter and find_adapter(first.adapter)
-        known = small_defaults(first) | (as_in_its_run(adapter, first.data) if adapter else {})
+        known = small_defaults(first) | as_in_its_run(adapter or first.model, first.data)
         config = parse_flags(EvalConfig, argv, *about, known)
         config.validate()
         require_effect(config)
@@ -513,12 +513,12 @@ def parse_eval(argv: list[str] | None = None) -> EvalConfig:
     return replace(config, adapter=adapter, out=config.out or f"runs/eval-{name[:150]}")
 
 
-def as_in_its_run(adapter: str, data: str) -> dict:
-    """The settings of an adapter's run that its evaluation has too, where no flag says otherwise.
+def as_in_its_run(checkpoint: str, data: str) -> dict:
+    """The settings of a checkpoint's run that its evaluation has too, where no flag says otherwise.
 
     A run that has split its own file is evaluated on what it holds out, unless `data` is named.
     """
-    folder, run = run_of(adapter)
+    folder, run = run_of(checkpoint)
     names = "model template max_prompt_tokens max_tokens temperature".split()
     if data == "auto" and run.get("eval_data") == HELD_OUT:
         data = HELD_OUT

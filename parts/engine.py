@@ -9,6 +9,7 @@ What the rest of the project relies on:
   by default, which are wrong at any temperature but 1. Top-p and top-k stay off: they would
   renormalise mu over a subset and bias pi/mu on every token.
 """
+import contextlib
 import ctypes
 import itertools
 import logging
@@ -104,18 +105,16 @@ class Engine:
             options |= adapter_options(model, lora_rank, dtype, self.on_cpu, routes)
         if dtype == "fp8":
             options |= fp8_linears(self.on_cpu)
-        self.drive(start(model, options), temperature, stop_token_ids)
+        if "LOCAL_RANK" in os.environ:  # one of several processes: the GPU of this number is its
+            options["distributed_executor_backend"] = "external_launcher"
+        self.llm = start(model, options)
         self.recorder = CpuRecorder(self.llm) if routes and self.on_cpu else None
         self.sync_mode, self.routes = sync_mode, routes
         self.sleeps = sleep and not self.on_cpu
-
-    def drive(self, llm, temperature: float, stop_token_ids: list[int]) -> None:
-        """Use this vLLM, which may be another program's (recipes/trl_ada.py)."""
-        from vllm import SamplingParams
+        self.tokenizer = self.llm.get_tokenizer()
+        from vllm import SamplingParams  # only now: `start` has imported it
         from vllm.sampling_params import RequestOutputKind
 
-        self.llm, self.recorder = llm, None
-        self.tokenizer = llm.get_tokenizer()
         self.sampling = dict(
             temperature=temperature, stop_token_ids=list(stop_token_ids), detokenize=False,
             logprobs=0, flat_logprobs=True,  # of the sampled tokens only, as one list
@@ -193,11 +192,15 @@ class Engine:
                                         lora_request=self._adapter)
 
     # ---------------------------------------------------------------------------------- weights
-    def sync(self, policy) -> None:
-        """Make the engine sample from the weights of `policy`, a PEFT model. Empties the cache."""
+    def sync(self, policy, weights=None) -> None:
+        """Make the engine sample from the weights of `policy`, a PEFT model. Empties the cache.
+
+        `weights`, if there are any, yields (Hugging Face name, tensor) in the place of
+        `merged_weights`: recipes/trl_ada.py trains other models, too.
+        """
         self.clear_cache()  # before, so that no batch that ran ahead meets two sets of weights
         if self.sync_mode == "merge":
-            weights = dict(weights_iterator=merged_weights(policy))
+            weights = dict(weights_iterator=weights or merged_weights(policy))
             self.llm.collective_rpc("reload_weights", kwargs=weights)
         else:
             self.load_adapter(policy)
@@ -308,9 +311,9 @@ def fp8_linears(on_cpu: bool) -> dict:
 
 
 # ----------------------------------------------------------------------------- handing weights over
-def merged_weights(policy):
+def merged_weights(policy, gather=contextlib.nullcontext):
     """Yields (Hugging Face name, tensor) of every adapted layer of a PEFT model: W + scale * B A,
-    and its bias.
+    and its bias. `gather(weights)` is a context in which they are whole.
 
     The sum is a new tensor: merging in place and unmerging would leave rounding errors in the base
     weights, and a resumed run would be another. The bias has not changed, but vLLM builds a layer
@@ -319,8 +322,10 @@ def merged_weights(policy):
     """
     with torch.no_grad():
         for name, module in policy.base_model.model.named_modules():
-            if hasattr(module, "get_delta_weight"):
-                base = module.get_base_layer()
+            if not hasattr(module, "get_delta_weight"):
+                continue
+            base = module.get_base_layer()
+            with gather(list(module.parameters())):
                 yield (f"{name}.weight",
                        base.weight + module.get_delta_weight("default").to(base.weight.dtype))
                 if base.bias is not None:

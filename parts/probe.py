@@ -41,7 +41,6 @@ CLEAR = 3.0  # such a slope is judged once the change is this many times the noi
 REHEARSED = 0.3  # nats (rms) by which the random adapter moves the log-probs of three layers
 PART = 0.2  # a layer is lost if its slope is off 1 by more than PART + 2.5 e
 UNCLEAR = 0.3  # a layer with a larger error cannot be told from a missing one, and is let pass
-ADVICE = "try the other --sync (merge or adapter)."
 
 
 class Limits(NamedTuple):
@@ -93,6 +92,8 @@ class Probe:
     run is resumed. Their log-probs of sampling are compared once, and from then on those of reading
     the same texts at temperature 1. The engine is left with the policy's weights.
     """
+
+    advice = "try the other --sync (merge or adapter)."
 
     def __init__(self, engine, policy, problems, *, limits: Limits, max_tokens: int = LONGEST,
                  temperature: float = 1.0):
@@ -166,7 +167,7 @@ class Probe:
         moved = (now[0] - self.before[0]).abs().max()
         if torch.equal(now[1], self.before[1]) and moved > 1e-5:
             raise SystemExit("The new weights did not reach the engine: its log-probs are exactly "
-                             f"those from before the sync: {ADVICE}")
+                             f"those from before the sync: {self.advice}")
 
     def require_close(self, theirs_T, mine_T) -> dict:
         gap_T = (theirs_T - mine_T).abs()
@@ -183,7 +184,7 @@ class Probe:
         if not abs(b - 1) <= margin + errors * error:
             raise SystemExit("The new weights reached the engine in part or late: its log-probs "
                              f"changed by {b:.2f} +- {error:.2f} times what the trainer's did. "
-                             f"Training would be wrong; {ADVICE}")
+                             f"Training would be wrong; {self.advice}")
         return b
 
     # -------------------------------------------------------------------------- before training
@@ -197,7 +198,7 @@ class Probe:
             raise SystemExit("A trial adapter moved the trainer's log-probs by "
                              f"{found['moved']:.2f}, and the engine's followed with a rest of "
                              f"{found['rest']:.0%} (layers in doubt: {found['lost']}): weights "
-                             f"reach it in part only; {ADVICE}")
+                             f"reach it in part only; {self.advice}")
         return found
 
     def without_each_layer(self) -> dict:

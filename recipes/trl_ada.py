@@ -2,34 +2,40 @@
 
     accelerate launch --config_file recipes/launch/fsdp2.yaml recipes/trl_ada.py --full ...
 
-`ada_sampler.py` decides who is sampled and what is kept. Distribution (FSDP, DeepSpeed), optimizer
-and losses are TRL's. It is reached in three places:
+`ada_sampler.py` decides who is sampled and what is kept, and parts/engine.py draws: a vLLM in each
+process. Distribution (FSDP, DeepSpeed), optimizer and losses are TRL's. It is reached in three
+places:
 
     rollout_func                      TRL hands over its prompts and gets n samples of each: those
                                       that `keep` has chosen out of what `collect` has drawn
     _generate_and_score_completions   TRL would subtract the mean of the kept samples, which were
                                       chosen; its advantages are replaced by ours
-    VLLMGeneration                    the engine gets weights that were merged without rounding
+    VLLMGeneration                    TRL would start an engine that cannot draw in rounds, and
+                                      merge an adapter in place, at every sync: errors add up
 
 The last two are private, so only one version of TRL will do. More: docs/elsewhere.md.
 """
+import contextlib
 import json
 import os
 import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from ada_sampler import collect, keep
 from parts import config as settings
 from parts import folder as folders
-from parts.data import HELD_OUT
 from parts.machine import build_for_cpu
 
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))  # as accelerate and torchrun tell their processes
 FIRST = os.environ.get("RANK", "0") == "0"  # this process writes, and speaks for all
+SHARDED = next((kind for kind in ("FSDP", "DEEPSPEED")
+                if os.environ.get(f"ACCELERATE_USE_{kind}") == "true"), "nothing")
 
 
 # ------------------------------------------------------------------------------ settings
@@ -53,46 +59,44 @@ class Flags(settings.ModelSettings, settings.ProblemSettings, settings.SamplingS
             settings.EngineSettings, TRLSettings):
     """Groups of minirl.py's flags, as they are, and TRL's."""
 
+    sync: Literal["merge"] = "merge"  # FSDP and DeepSpeed have no whole adapter to hand over
+
 
 @dataclass
 class Config(settings.Config, TRLSettings):
     """All settings. Those of minirl.py's that are no flag here have their defaults."""
 
-    def __post_init__(self):
-        super().__post_init__()
-        self.sync = self.sync.replace("auto", "merge")
+    sync: Literal["merge"] = "merge"
+    replay: Literal["none"] = "none"
 
     def validate(self) -> None:
         """Raises ValueError, one sentence, for what cannot work."""
         super().validate()
-        refuse(self)
+        settings.refuse(what_trl_cannot(self))
 
 
 def parse(argv: list[str] | None = None) -> Config:
-    return settings.parse(argv, Config, Flags, ("trl_ada.py", "Reinforce-Ada sampling in TRL"))
+    config = settings.parse(argv, Config, Flags, ("trl_ada.py", "Reinforce-Ada sampling in TRL"))
+    if build_for_cpu() and SHARDED != "nothing":
+        raise SystemExit(f"{SHARDED} needs a GPU: on a CPU Accelerate has none.")
+    return config
 
 
-def refuse(c: Config) -> None:
-    """Raises ValueError for what TRL's fixed n samples per prompt and equal shares cannot do."""
+def what_trl_cannot(c: Config) -> list[tuple[bool, str]]:
+    """[(is it so?, a sentence)]: TRL takes n samples of each prompt, and equal shares."""
     rows = c.batch_prompts * c.n // WORLD  # of a process
     mini = rows // c.mini_batches
-    if c.rule.allocates or c.rule.refills:
-        raise ValueError(f"{c.sampler} needs more samples of some prompts, or other prompts, and "
-                         "TRL takes n of each: use uniform, ada-pos or ada-balance, or minirl.py")
-    if c.n < 2:
-        raise ValueError("TRL wants at least 2 samples of a prompt: raise n")
-    if c.batch_prompts % WORLD or rows % c.mini_batches or c.micro_rows and mini % c.micro_rows:
-        raise ValueError(f"batch_prompts = {c.batch_prompts} with n = {c.n} cannot be cut evenly "
-                         f"into {WORLD} processes, mini_batches = {c.mini_batches} and "
-                         f"micro_rows = {c.micro_rows}")
-    if c.full and c.eval_data == HELD_OUT:
-        raise ValueError("eval.py finds what a run holds out of its own data by its adapter, and "
-                         "full has none: name other problems as eval_data")
-    if c.sync == "adapter":
-        raise ValueError("TRL hands merged weights over: leave sync out")
-    deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
-    if build_for_cpu() and (deepspeed or c.dtype == "float16"):
-        raise ValueError("float16 and DeepSpeed need a GPU")
+    return [
+        (bool(c.rule.allocates or c.rule.refills),
+         f"{c.sampler} needs more samples of some prompts, or other prompts, and TRL takes n of "
+         "each: use uniform, ada-pos or ada-balance, or minirl.py"),
+        (c.n < 2, "TRL wants at least 2 samples of a prompt: raise n"),
+        (bool(c.batch_prompts % WORLD or rows % c.mini_batches
+              or c.micro_rows and mini % c.micro_rows),
+         f"batch_prompts = {c.batch_prompts} with n = {c.n} cannot be cut evenly into {WORLD} "
+         f"processes, mini_batches = {c.mini_batches} and micro_rows = {c.micro_rows}"),
+        (build_for_cpu() and c.dtype == "float16", "float16 needs a GPU"),
+    ]
 
 
 def trl_settings(c: Config):
@@ -108,13 +112,10 @@ def trl_settings(c: Config):
         max_grad_norm=c.max_grad_norm, num_generations=c.n, per_device_train_batch_size=micro,
         gradient_accumulation_steps=mini // micro, scale_rewards="none",
         steps_per_generation=mini // micro * c.mini_batches, max_completion_length=c.max_tokens,
-        temperature=c.temperature, use_vllm=True, vllm_mode="colocate",
-        vllm_max_model_length=c.max_prompt_tokens + max(2, c.max_tokens),
-        vllm_gpu_memory_utilization=c.engine_memory, use_cpu=on_cpu,
-        bf16=c.dtype == "bfloat16", fp16=c.dtype == "float16",
-        model_init_kwargs=dict(dtype="float32" if c.full else c.dtype), logging_steps=1,
-        save_strategy="steps", save_steps=save_every * c.mini_batches, report_to=c.report_to,
-        ddp_find_unused_parameters=False)
+        temperature=c.temperature, use_vllm=True, use_cpu=on_cpu, bf16=c.dtype == "bfloat16",
+        fp16=c.dtype == "float16", model_init_kwargs=dict(dtype="float32" if c.full else c.dtype),
+        logging_steps=1, save_strategy="steps", save_steps=save_every * c.mini_batches,
+        report_to=c.report_to, ddp_find_unused_parameters=False)
     left_to_user = dict(
         loss_type="dr_grpo", epsilon=c.eps_low, epsilon_high=c.eps_high,
         vllm_importance_sampling_mode="token_truncate",
@@ -135,7 +136,7 @@ if __name__ == "__main__":  # before torch is imported: --help and a wrong flag 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     CONFIG = parse()
 
-from recipes.trl_engine import BorrowedEngine, Colocated, ColocatedOnCpu, Probe  # before TRL
+from recipes.trl_engine import PromptProbe, SeededEngine, trained_weights  # before TRL
 
 import torch
 from accelerate import PartialState
@@ -148,9 +149,8 @@ from trl.trainer import grpo_trainer
 
 from parts.metrics import summarize
 from parts.policy import ATTENTION
-from parts.prompts import stop_ids
 from parts.routing_replay import is_supported
-from parts.run import before_the_engine, find_model, last_words, load_data, python
+from parts.run import before_the_engine, find_model, last_words, load_data, python, start_engine
 from rewards import open_grader
 
 
@@ -161,27 +161,43 @@ class AdaTrainer(GRPOTrainer):
     problems: parts.data.Problem's with prompts; grader: rewards.open_grader's.
     """
 
-    unsure = None  # the probe, until it has its answer
+    probe = None
 
-    def __init__(self, problems: list, grader, config: Config, **rest):
-        self.problems, self.grader, self.config = problems, grader, config
+    def __init__(self, config: Config, engine, problems: list, grader, **rest):
+        self.config, self.engine, self.problems, self.grader = config, engine, problems, grader
         data = Dataset.from_list([dict(prompt=problem.prompt, place=place)
                                   for place, problem in enumerate(problems)])
+        grpo_trainer.VLLMGeneration = lambda **_: self  # of it TRL wants `sync_weights` alone
         super().__init__(train_dataset=data, rollout_func=rollouts, reward_funcs=kept_reward,
                          **rest)
-        stops = stop_ids(self.processing_class)
-        self.engine = BorrowedEngine(self.vllm_generation.llm, stops, config)
+
+    def sync_weights(self) -> None:
+        """TRL calls it before it asks for rollouts, when the weights have changed."""
+        self.engine.sync(self.model, trained_weights(self.model, self._dist.gather_params))
+        self.probe = self.probe or PromptProbe(self)
+        self.probed = self.probe.check()
 
     def _generate_and_score_completions(self, inputs: list[dict]) -> dict:
         """TRL's, with our advantages. `inputs`: a row of the data per sample, prompt by prompt."""
         self.batch = [self.problems[row["place"]] for row in inputs[::self.num_generations]]
         output = super()._generate_and_score_completions(inputs)
-        coefficients = [a for group in self.groups for _, a in rows_of(group, self.num_generations)]
-        output["advantages"] = torch.tensor(coefficients, device=output["advantages"].device)
-        self.unsure = self.unsure or Probe(self.groups)
-        if not self.unsure.answered:
-            self.unsure.ask(self)
-        return output
+        ours = torch.tensor([row["coefficient"] for row in inputs])  # of `rollouts`
+        return output | dict(advantages=ours.to(output["advantages"]))
+
+
+def rollouts(prompts: list[str], trainer: AdaTrainer) -> dict:
+    """TRL's rollout_func: draws for the prompts of this process, and returns the kept samples."""
+    engine = SeededEngine(trainer.engine, trainer.config, trainer.state.global_step)
+    with contextlib.closing(engine.bar):
+        trainer.groups = collect(trainer.batch, trainer.config, engine, trainer.grader)
+    rows = [(group.problem, *row) for group in trainer.groups
+            for row in rows_of(group, trainer.num_generations)]
+    return dict(prompt_ids=[problem.prompt_ids for problem, *_ in rows],
+                completion_ids=[sample.rollout.token_ids for _, sample, _ in rows],
+                logprobs=[sample.rollout.logprobs for _, sample, _ in rows],
+                reward=[sample.reward for _, sample, _ in rows],
+                coefficient=[coefficient for *_, coefficient in rows],
+                found=summarize(trainer.groups) | trainer.probed)
 
 
 def rows_of(group, n: int) -> list[tuple]:
@@ -192,30 +208,17 @@ def rows_of(group, n: int) -> list[tuple]:
     return group.rows() or [(sample, 0.0) for sample in keep(group.pool, n)]
 
 
-def rollouts(prompts: list[str], trainer: AdaTrainer) -> dict:
-    """TRL's rollout_func: draws for the prompts of this process, and returns the kept samples."""
-    trainer.engine.when = trainer.state.global_step
-    trainer.groups = collect(trainer.batch, trainer.config, trainer.engine, trainer.grader)
-    kept = [(group, sample) for group in trainer.groups
-            for sample, _ in rows_of(group, trainer.num_generations)]
-    return dict(prompt_ids=[group.problem.prompt_ids for group, _ in kept],
-                completion_ids=[sample.rollout.token_ids for _, sample in kept],
-                logprobs=[sample.rollout.logprobs for _, sample in kept],
-                reward=[sample.reward for _, sample in kept], groups=[trainer.groups] * len(kept))
-
-
-def kept_reward(prompts, completions, reward, groups, log_metric, **_) -> list[float]:
-    """TRL's reward function: what the grader said before. Logs what the sampling was like.
+def kept_reward(prompts, completions, reward, found, log_metric, **_) -> list[float]:
+    """TRL's reward function: what the grader said before. Logs what `rollouts` has found.
 
     TRL's own "reward" is of the kept samples, which were chosen: watch reward_first_round.
     """
-    found = summarize(groups[0])
-    for name, value in found.items():
+    for name, value in found[0].items():
         if name in ("samples", "tokens"):
             log_metric(name, float(value * WORLD))  # TRL averages over what all processes log
         elif isinstance(value, float):  # a mean over prompts or kept samples, or over all drawn
             of_all_drawn = name in ("reward_pool", "response_length", "truncated")
-            for _ in range(found["samples"] if of_all_drawn else 1):
+            for _ in range(found[0]["samples"] if of_all_drawn else 1):
                 log_metric(name, value)
     return reward
 
@@ -249,58 +252,66 @@ class Keeper(TrainerCallback):
 
 
 def evaluation(c: Config, checkpoint: Path) -> str:
-    """The command that evaluates a checkpoint on the problems that were held out."""
-    flags = dict(data=c.eval_data, limit=c.eval_questions, k=c.eval_k, columns=c.columns)
-    if c.reward:
-        flags |= dict(reward=c.reward, threshold=c.threshold)
-    if c.full:  # an adapter's other settings are found in its run's config.json
-        flags |= dict(template=c.template, max_tokens=c.max_tokens, temperature=c.temperature,
-                      max_prompt_tokens=c.max_prompt_tokens)
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items() if value]
-    kind = "--model" if c.full else "--adapter"
-    return shlex.join([python(), "eval.py", kind, str(checkpoint), *words])
+    """The command that evaluates a checkpoint on the problems that were held out.
+
+    It finds the other settings in the run's config.json.
+    """
+    flags = {"model" if c.full else "adapter": checkpoint, "data": c.eval_data,
+             "limit": c.eval_questions, "k": c.eval_k, "columns": c.columns, "reward": c.reward,
+             "threshold": c.reward and c.threshold}
+    words = [f"--{name}={value}" for name, value in flags.items() if value]
+    return shlex.join([python(), "eval.py", *words])
 
 
-def before_training(c: Config, grader) -> tuple:
-    """(path, tokenizer, problems, newest checkpoint, lock): the first process takes the folder."""
-    folder, lock = Path("runs", c.name), None
+def before_training(c: Config, grader) -> SimpleNamespace:
+    """Model files, problems and newest checkpoint. The first process takes the folder.
+
+    Raises SystemExit, one sentence, for what cannot work, before the engine is started.
+    """
+    folder = Path("runs", c.name)
     if FIRST:
         found = before_the_engine(c, grader)
-        path, tokenizer, problems, lock = found.path, found.tokenizer, found.train, found.lock
         last = folders.step_of(found.newest) if found.newest else 0
         folders.keep_rows(folder / "metrics.jsonl",
                           lambda row: folders.has_step(row) and row["step"] <= last)
-        for cut_short in folder.glob("checkpoints/checkpoint-*"):
-            folders.remove(cut_short)
     else:
         path, tokenizer = find_model(c)
-        problems, _ = load_data(c, tokenizer, grader)
+        found = SimpleNamespace(path=path, tokenizer=tokenizer,
+                                train=load_data(c, tokenizer, grader)[0])
     PartialState().wait_for_everyone()
-    newest = str(next(reversed(folders.checkpoints(folder)), ""))
-    if len({*gather_object([newest])}) > 1:
+    found.newest = next(reversed(folders.checkpoints(folder)), None)
+    require_resumable(found.newest, c.steps)
+    if len(found.train) < c.batch_prompts:
+        raise SystemExit(f"{len(found.train)} problems are less than one batch of "
+                         f"{c.batch_prompts}: lower --batch-prompts.")
+    return found
+
+
+def require_resumable(newest: Path | None, steps: int) -> None:
+    """Raises SystemExit, one sentence, unless there is something to be done from here."""
+    if len({*gather_object([str(newest)])}) > 1:
         raise SystemExit("The machines see different checkpoints: they must share the folder runs.")
-    if newest and folders.step_of(Path(newest)) >= c.steps:
-        print(f"all of --steps {c.steps} are done")
+    if newest and folders.step_of(newest) >= steps:
+        print(f"all of --steps {steps} are done")
         raise SystemExit(0)
-    if len(problems) < c.batch_prompts:
-        raise SystemExit(f"{len(problems)} problems are less than one batch of {c.batch_prompts}: "
-                         "lower --batch-prompts.")
-    return path, tokenizer, problems, newest or None, lock
+    holds = dict(FSDP="optimizer.bin", DEEPSPEED="latest", nothing="optimizer.pt")[SHARDED]
+    if newest and not (newest / holds).exists():
+        raise SystemExit(f"{newest} was sharded in another way (it has no {holds}): resume with "
+                         "the file of recipes/launch that the run was started with.")
 
 
 # ------------------------------------------------------------------------------ the program
 def make_trainer(c: Config, grader) -> AdaTrainer:
-    """Raises SystemExit, one sentence, for what cannot work, before the engine is started."""
-    args = trl_settings(c)
-    path, tokenizer, problems, newest, lock = before_training(c, grader)
-    tokenizer.padding_side = "left"
+    args, found = trl_settings(c), before_training(c, grader)
+    engine = start_engine(c, found.path, found.tokenizer)
     lora = LoraConfig(r=c.lora_rank, lora_alpha=c.lora_alpha, task_type="CAUSAL_LM",
-                      target_modules=ATTENTION if is_supported(path) else "all-linear")
-    grpo_trainer.VLLMGeneration = ColocatedOnCpu if build_for_cpu() else Colocated
-    Colocated.sequences = c.engine_sequences
-    trainer = AdaTrainer(problems, grader, c, model=path, args=args, callbacks=[Keeper(c)],
-                         processing_class=tokenizer, peft_config=None if c.full else lora)
-    trainer.newest, trainer.lock = newest, lock
+                      target_modules=ATTENTION if is_supported(found.path) else "all-linear")
+    torch.manual_seed(c.seed)  # the adapter's start, in all processes alike
+    trainer = AdaTrainer(
+        c, engine, found.train, grader, model=found.path, args=args, callbacks=[Keeper(c)],
+        processing_class=found.tokenizer, peft_config=None if c.full else lora)
+    trainer.newest = found.newest and str(found.newest)
+    trainer.found = found  # so that its lock on the folder lives as long
     return trainer
 
 

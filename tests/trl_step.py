@@ -1,11 +1,13 @@
-"""One optimizer step of recipes/trl_ada.py, caught before it is taken. Also a program:
+"""recipes/trl_ada.py as a test wants it, with FSDP on CPUs. Also a program:
 
     accelerate launch ... tests/trl_step.py FOLDER --sampler ada-pos ...
 
-writes FOLDER/rank-0.pt and so on, each with the gradient (which is the same) and the process's own
-pools.
+takes one optimizer step and writes FOLDER/rank-0.pt and so on, each with the gradient (which is the
+same) and the process's own pools. With --steps it is the recipe itself, whose second process kills
+itself after the step that the variable DIES_AFTER names.
 """
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -30,7 +32,7 @@ def one_step(recipe, flags: list[str]):
             found.append({name.removeprefix("module."): whole(p.grad).clone()
                           for name, p in model.named_parameters() if p.grad is not None})
 
-    config = recipe.parse([*STEP, *flags])
+    config = parsed(recipe, [*STEP, *flags])
     with open_grader("", 0.7) as grader:
         trainer = recipe.make_trainer(config, grader)
         torch.manual_seed(0)
@@ -47,11 +49,48 @@ def pools_of(groups) -> dict:
     return {group.problem.id: [s.rollout.token_ids for s in group.pool] for group in groups}
 
 
+def parsed(recipe, flags: list[str]):
+    """The recipe refuses FSDP on a CPU, for there Accelerate ignores it without a word."""
+    asked, recipe.SHARDED = recipe.SHARDED, "nothing"
+    config = recipe.parse(flags)
+    recipe.SHARDED = asked
+    return config
+
+
+def allow_fsdp_on_cpu() -> None:
+    """torch has it there."""
+    from accelerate.state import AcceleratorState, PartialState
+    from accelerate.utils import DistributedType
+
+    usual = AcceleratorState.__init__
+
+    def init(self, *args, fsdp_plugin=None, **rest):
+        usual(self, *args, fsdp_plugin=fsdp_plugin, **rest)
+        if fsdp_plugin and self.distributed_type == DistributedType.MULTI_CPU:
+            self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
+            PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+
+    AcceleratorState.__init__ = init
+
+
+def dies(keeper, args, state, control, **_) -> None:
+    """The recipe's callback before an optimizer step: all that was learnt before is saved then."""
+    if os.environ["RANK"] == "1" and state.global_step == int(os.environ.get("DIES_AFTER", -1)):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 if __name__ == "__main__":
     os.chdir(sys.argv[1])
     import torch
     import trl_ada
 
-    trainer, (gradient,) = one_step(trl_ada, sys.argv[2:])
-    torch.save(dict(gradient=gradient, pools=pools_of(trainer.groups)),
-               f"rank-{os.environ['RANK']}.pt")
+    allow_fsdp_on_cpu()
+    if "--steps" in sys.argv:
+        trl_ada.Keeper.on_pre_optimizer_step = dies
+        config = parsed(trl_ada, sys.argv[2:])
+        with trl_ada.last_words(config):
+            trl_ada.main(config)
+    else:
+        trainer, (gradient,) = one_step(trl_ada, sys.argv[2:])
+        torch.save(dict(gradient=gradient, pools=pools_of(trainer.groups)),
+                   f"rank-{os.environ['RANK']}.pt")
