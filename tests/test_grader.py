@@ -123,8 +123,10 @@ def test_a_child_cannot_speak_for_its_worker(grader):
     assert [answer.result().why for answer in asked] == ["forged", "2", "3"]
 
 
-def test_a_function_cannot_stop_the_timer_of_its_cpu_time(strict):
-    found = strict.ask("signal.signal(signal.SIGPROF, signal.SIG_IGN)\nwhile True: pass").result()
+def test_a_function_cannot_stop_the_timer_of_its_cpu_time(judge):
+    never = "signal.signal(signal.SIGPROF, signal.SIG_IGN)\nwhile True: pass"
+    with ForkingGrader(judge, workers=1, cpu_seconds=SHORT, waiting_seconds=LONG) as grader:
+        found = grader.ask(never).result()
     assert (found.status, found.why[:34]) == ("killed", "its process was ended by signal 9 ")
 
 

@@ -106,31 +106,6 @@ def test_turns_from_a_file_go_through_the_models_chat_template(qwen, tmp_path):
     assert prompt(qwen, made) == chat(turns[0], *rest)
 
 
-@pytest.mark.parametrize("name, text, sentence", [
-    ("a.jinja", "{{ problem }", "a.jinja, line 1 cannot be rendered (TemplateSyntaxError"),
-    ("a.jinja", "{{ raise_exception('no\x1b[2J') }}", "cannot be rendered"),
-    ("a.jinja", "{{ problem }}{{ ''.__class__.__mro__ }}", "cannot be rendered"),  # no code
-    ("a.jinja", "{{ question }}", "are the same: template a.jinja does not show the problem"),
-    ("missing.jinja", None, "cannot read"),
-    ("a.jinja", b"\xff\xfe{{ problem }}", "no text in UTF-8"),
-    ("missing", None, "no prompt template 'missing'; choose one of reinforce-ada"),
-    ("a.txt", "{problem}", "or give a .jinja or .json file"),
-    ("a.json", '[{"role": "user", "content": "{problem}\\ud800"}]', "makes half a character"),
-    ("a.jinja", "{{ problem }}{{ '\\ud800' }}", "makes half a character"),
-    *[("a.json", text, "must be a list of turns") for text in (
-        "{", "[1]", '[{"role": "user"}]', '[{"role": "user", "content": 3}]', "{}", "[" * 100_000,
-        '[{"role": "user", "content": "{question}"}]')],
-])
-def test_a_template_that_cannot_be_used_gets_one_sentence(
-        tokenizer, tmp_path, monkeypatch, name, text, sentence):
-    monkeypatch.chdir(tmp_path)
-    if text is not None:
-        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(SystemExit) as end:
-        prompt(tokenizer, name)
-    assert sentence in str(end.value) and str(end.value).isprintable()
-
-
 # ------------------------------------------------------------------------ the model's chat template
 @pytest.mark.parametrize("template, words", [
     ("{{ raise_exception('no system turn, please') }}", "no system turn, please"),

@@ -37,7 +37,7 @@ PROGRAMS = {
 # ------------------------------------------------------------------------------ ways to spoil it
 def text(file: Path, content: str):
     """The file has other contents."""
-    return lambda: file.write_text(content)
+    return lambda: file.write_bytes(content.encode("latin-1"))
 
 
 def gone(file: Path):
@@ -82,6 +82,35 @@ def setting(name: str, value):
 # ------------------------------------------------------------------------------ the rows
 OUT = "--out out --data sums.jsonl"
 FITS = f"{OUT} --template chat --max-tokens 9 --max-prompt-tokens 40"
+# What eval.py refuses of a user's own files, as minirl.py does: (name, what is in it, words).
+BAD_DATA = [
+    ("empty.jsonl", "", "empty.jsonl is empty"), ("empty.csv", "problem,answer\n", "no rows"),
+    ("broken.jsonl", '{"problem": "a", "answer": "1"}\n{"problem": oops}\n',
+     "broken.jsonl: line 2: Expecting value"),
+    ("open.csv", 'problem,answer\na,1\n"b,2\nc,3\n', "open.csv: row 2"),
+    ("comma.csv", 'problem,answer\n"p,\nq",1\nWhat is 1,2?,3\n', "row 2 after the header: more"),
+    ("twice.csv", "problem,answer,answer\na,1,2\n", "have the same name"),
+    ("broken.parquet", "not parquet", "broken.parquet"),
+    ("numbers.json", "[1, 2]", "one JSON object per problem"),
+    ("deep.jsonl", '{"problem": "a", "answer": ' + "[" * 900 + "]" * 900 + "}", "without a gold"),
+    ("odd.jsonl", '{"text": "a", "label": "1"}', "--columns QUESTION,ANSWER"),
+    ("odd.jsonl", '{"problem": "a", "label": "1"}', "without a gold answer"),
+    ("sly.jsonl", '{"frage\\u001b]0;owned\\u0007\\ud800": "a"}', "frage\\x1b]0;owned"),
+    ("notes.txt", "x", ".jsonl"),
+]
+BAD_TEMPLATES = [
+    ("a.jinja", "{{ problem }", "a.jinja, line 1 cannot be rendered (TemplateSyntaxError"),
+    ("a.jinja", "{{ raise_exception('no\x1b[2J') }}", "cannot be rendered"),
+    ("a.jinja", "{{ problem }}{{ ''.__class__.__mro__ }}", "cannot be rendered"),  # no code
+    ("a.jinja", "{{ question }}", "are the same: template a.jinja does not show the problem"),
+    ("a.jinja", "\xff\xfe{{ problem }}", "no text in UTF-8"),
+    ("a.jinja", "{{ problem }}{{ '\\ud800' }}", "makes half a character"),
+    ("a.json", '[{"role": "user", "content": "{problem}\\ud800"}]', "makes half a character"),
+    ("a.txt", "{problem}", "or give a .jinja or .json file"),
+    *(("a.json", content, "must be a list of turns") for content in (
+        "{", "[1]", '[{"role": "user"}]', '[{"role": "user", "content": 3}]', "{}", "[" * 100_000,
+        '[{"role": "user", "content": "{question}"}]')),
+]
 REFUSED = {
     "minirl.py": [
         ("--temperature 0", "temperature 0 writes the same answer every time"),
@@ -141,6 +170,14 @@ REFUSED = {
         ("--threshold 0.5", "threshold has no effect without reward"),
         ("--reward missing.py:score", "there is no file missing.py"),
         ("--reward score", "takes FILE.py:FUNCTION, not score"),
+        *((f"--out out --data {name}", words, text(Path(name), content))
+          for name, content, words in BAD_DATA),
+        *((f"--out out --data {name}", "builtin-words, math500") for name in (
+            "x" * 5000, "a" * 5000 + "/b", "mth500")),
+        *((f"--out out --data {name}.jsonl", "no data file") for name in ("x" * 5000, "~nobody/x")),
+        *((f"{FITS} --limit 1 --template {name}", words, text(Path(name), content))
+          for name, content, words in BAD_TEMPLATES),
+        (f"{FITS} --template missing.jinja", "cannot read"),
         ("--data caf\udce9", "caf\\udce9 is no text in UTF-8"),
         ("--out out --data no-such-set", "no data set 'no-such-set'"),
         ("--out out --data held-out", "--data held-out needs --adapter RUN"),
