@@ -121,16 +121,15 @@ def test_every_rule_trains_as_it_is(sampler):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", choices("sampler"))
-def test_whatever_is_accepted_trains(sampler):
-    walk(sampler=[sampler], objective=choices("objective"), advantage=choices("advantage"),
-         weighting=choices("weighting"), replay=choices("replay"), mini_batches=[1, 2])
+def test_whatever_is_accepted_trains():
+    walk(sampler=choices("sampler"), objective=choices("objective"),
+         advantage=choices("advantage"), weighting=choices("weighting"), replay=choices("replay"),
+         mini_batches=[1, 2])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", choices("objective"))
-def test_whatever_is_accepted_trains_with_every_weight_and_length(objective):
-    walk(objective=[objective], sampler=["ada-balance", "ada-est"], weighting=["none"],
+def test_whatever_is_accepted_trains_with_every_weight_and_length():
+    walk(objective=choices("objective"), sampler=["ada-balance", "ada-est"], weighting=["none"],
          advantage=["pool-mean"], importance=choices("importance"),
          length_norm=choices("length_norm"), replay=choices("replay"), mask=choices("mask"),
          mini_batches=[1, 2])

@@ -64,20 +64,13 @@ def test_the_warm_start_learns_answers_with_their_end_and_nothing_else():
         assert tokenizer.decode(row[learnt]).endswith(f"\\boxed{{{value}}}<|endoftext|>")
 
 
-def test_building_leaves_the_callers_random_state_alone(tmp_path):
-    torch.manual_seed(7)
-    wanted = torch.rand(1)
-    torch.manual_seed(7)
-    make.build(tmp_path / "m", progress=False, steps=1, batch=2)
-    assert torch.equal(torch.rand(1), wanted)
-
-
-@pytest.mark.slow
-def test_same_seed_same_weights_other_seed_other_weights(tmp_path):
+def test_same_seed_same_weights_and_the_callers_random_state_is_left_alone(tmp_path):
     from safetensors.torch import load_file
 
+    state = torch.get_rng_state()
     for name, changes in dict(a={}, b={}, c=dict(seed=1)).items():
-        make.build(tmp_path / name, progress=False, steps=5, batch=8, **changes)
+        make.build(tmp_path / name, progress=False, steps=2, batch=2, **changes)
+    assert torch.equal(torch.get_rng_state(), state)
     a, b, c = (load_file(tmp_path / name / "model.safetensors") for name in "abc")
     assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
     assert not all(torch.equal(a[k], c[k]) for k in a)
