@@ -262,27 +262,26 @@ threading.Thread(target=cut, daemon=True).start()
 
 
 @engine_test
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT],
-                         ids=lambda number: number.name)
-def test_killed_at_random_moments_it_ends_as_if_it_had_never_been(
-        place, reference, tmp_path, number):
+def test_killed_at_random_moments_it_ends_as_if_it_had_never_been(place, reference, tmp_path):
     """KILLS=20 for the long version; RUN_FLAGS="--model tiny-moe ..." for another run.
 
     The moment is drawn in seconds of the run's own CPU time: whatever else the machine does.
     """
-    name, rng, kills = f"random-{number.name}", random.Random(int(number)), 0
-    run, how = place / "runs" / name, dict(cwd=place, env=dict(TMPDIR=tmp_path))
-    while kills < int(os.environ.get("KILLS", 1)):
-        before = AFTER_CPU_SECONDS.format(seconds=rng.uniform(0, 25), number=int(number))
-        done = run_program("minirl.py", "--name", name, *FLAGS, "--resume", before=before, **how)
+    left = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT] * int(os.environ.get("KILLS", 1))
+    run, rng = place / "runs/random", random.Random(0)
+    flags = ["--name", "random", *FLAGS, "--resume"]
+    while left:
+        before = AFTER_CPU_SECONDS.format(seconds=rng.uniform(0, 25), number=int(left[-1]))
+        done = run_program("minirl.py", *flags, cwd=place, before=before,
+                           env=dict(TMPDIR=tmp_path))
         if done.returncode == 0:  # it was over before: from the beginning
             shutil.rmtree(run)
             continue
-        assert done.returncode in (-number, 128 + number), done.stdout
+        assert done.returncode in (-left[-1], 128 + left[-1]), done.stdout
         assert "Traceback" not in done.stdout, done.stdout
         assert not run.exists() or len(folders.checkpoints(run)) <= 3
-        kills += 1
-    program(place, 0, "--name", name, *FLAGS, "--resume")
+        left.pop()
+    program(place, 0, *flags)
     assert whole_runs.difference(run, reference, 6) == ""
     assert len(folders.checkpoints(run)) == 2 and not list(run.glob("**/.*.writing"))
     others = ("torchinductor_", "vllm_dist_")  # torch's cache; vLLM's, of 2 KB, after a kill -9
