@@ -2,8 +2,7 @@
 
     python course/check.py 3              # course/labs/lab_3.py
     python course/check.py 3 my/file.py   # another file with the same functions
-    python course/check.py all            # every lab, a line each
-    python course/check.py all class/ann  # of a folder with lab_1.py, lab_2.py ... in it
+    python course/check.py 3 class/ann    # lab_3.py of this folder
 
 Your function takes the place of the project's, and then the project is called. There is no stored
 solution: the checks use mathematics (exact expectations, brute force, autograd) and the function's
@@ -16,7 +15,6 @@ import importlib
 import os
 import resource
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Iterator, NamedTuple
@@ -121,33 +119,14 @@ def grade_file(lab: str, file: Path) -> bool:
     return reached == total
 
 
-def grade_all(folder: Path) -> bool:
-    """A line per lab. Each is graded in its own process: one that ends it ends only its own."""
-    complete = True
-    for lab in place.HOMES:
-        command = [sys.executable, __file__, lab, str(folder / f"{lab}.py")]
-        done = subprocess.run(command, text=True, errors="replace", stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        last = (done.stdout.splitlines() or [""])[-1]
-        said = last if done.returncode in (0, 1) else "its code ended the process"
-        print(shown(f"{lab}: {said}", 1000), flush=True)
-        complete &= done.returncode == 0
-    return complete
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Points for labs.")
-    parser.add_argument("lab", help="its number, or all")
+    parser = argparse.ArgumentParser(description="Points for a lab.")
+    parser.add_argument("lab", type=int, choices=range(1, len(place.HOMES) + 1), help="its number")
     parser.add_argument("path", nargs="?", type=Path, default=place.LABS,
                         help="a file, or a folder with lab_N.py in it; default: course/labs")
     args = parser.parse_args()
-    lab, path = f"lab_{args.lab.removeprefix('lab_')}", args.path.resolve()
-    if args.lab != "all" and lab not in place.HOMES:
-        parser.error(f"there is no {lab}: choose one of {', '.join(place.HOMES)}")
-    if args.lab == "all":
-        complete = grade_all(path)
-    else:
-        complete = grade_file(lab, path / f"{lab}.py" if path.is_dir() else path)
+    lab, path = f"lab_{args.lab}", args.path.resolve()
+    complete = grade_file(lab, path / f"{lab}.py" if path.is_dir() else path)
     raise SystemExit(0 if complete else 1)
 
 
