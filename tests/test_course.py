@@ -196,12 +196,13 @@ def test_a_class_is_graded_by_the_shell_and_no_file_stops_the_others(tmp_path):
     done = subprocess.run(["bash", "-c", loop], cwd=tmp_path, capture_output=True, text=True,
                           timeout=HANG)
     said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
-    ends = {"lab_1": "SyntaxError: invalid syntax", "lab_3": "10 of 10 points", "lab_4": "",
-            "lab_5": "", "lab_8": "0 of 10 points"}
-    assert {Path(file).stem for file in said} == set(ends), done.stdout + done.stderr
+    ends = {"lab_1": "SyntaxError: invalid syntax", "lab_3": "10 of 10 points",
+            "lab_8": "0 of 10 points"}
+    assert {Path(file).stem for file in said} == set(texts), done.stdout + done.stderr
     for file, end in said.items():
-        right = ends[Path(file).stem]
-        assert right in end and bool(end) == bool(right)
+        lab = Path(file).stem
+        # how much of a killed process was printed is up to its buffers
+        assert ends[lab] in end if lab in ends else "points" not in end
 
 
 def test_training_uses_what_is_written_and_says_what_is_not(tmp_path, monkeypatch, capsys):
