@@ -29,7 +29,8 @@ def test_a_closing_brace_too_many_is_no_error(completion):
     ("5 L", "5 l", "5 mL"), (r"12\text{ cm}", r"12\,\mathrm{cm}", "12 m"),
     (r"12\%", "", "12 m"), ("2 h 30 min", "", "2 h"), ("3am+4", "4+3am", ""),
     # a letter with its text is that letter, unless there are two; or where the gold is the text
-    ("A", "A. an area. ; option (A)", "(a) 3, (b) 4 ; A:B ; (A)(B) ; Choice (B) ; option (A) or (B)"),
+    ("A", "A. an area. ; option (A)",
+     "(a) 3, (b) 4 ; A:B ; (A)(B) ; Choice (B) ; option (A) or (B)"),
     ("42", "C) 42", "")])
 def test_what_is_right_and_what_is_wrong(gold, right, wrong):
     for answers, status in ((right, "correct"), (wrong, "wrong")):
