@@ -2,7 +2,11 @@
 
     python bench/measure.py rollouts                       # the built-in model, a few minutes
     OMP_NUM_THREADS=2 python bench/measure.py rollouts --model SmolLM2-135M-Instruct  # a dozen
-    python bench/measure.py trl
+    python bench/measure.py trl --rows 256                 # or another --model, as above
+    python bench/measure.py trl --reward $PWD/bench/coin.py:coin --template none  # none is silent,
+                                           # no beginning is shared; any other flag of minirl.py too
+    python bench/measure.py busy          # ten minutes; nothing else may run
+    python bench/measure.py checkpoints
     python bench/measure.py grading
     python bench/measure.py precision     # three minutes
     python bench/measure.py gpu --sync merge               # flags of minirl.py
@@ -20,14 +24,19 @@ import platform
 import random
 import resource
 import runpy
+import signal
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from unittest.mock import patch
 
 from store import RESULTS, ROOT, markdown  # and one thread, and the path
+
+
+COIN = f"{ROOT}/bench/coin.py:coin"  # a --reward
 
 
 # ---------------------------------------------------------------------------------- what all share
@@ -55,10 +64,11 @@ def project(*flags: str):
     """What minirl.main has before its first step, in a folder that is removed."""
     from parts.config import parse
     from parts.run import prepare
-    from rewards import Grader
+    from rewards import open_grader
 
     config = parse([*flags, "--name", "bench"])
-    with tempfile.TemporaryDirectory() as folder, Grader() as grader, contextlib.chdir(folder):
+    with (tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder),
+          open_grader(config.reward, config.threshold) as grader):
         # afterwards the server has loaded math-verify
         grader.grade([("1", "\\boxed{2}"), ("\\frac12", "\\boxed{0.25+x}")])
         run = prepare(config, grader)
@@ -118,30 +128,35 @@ def bare_generate(engine, work: list[tuple]) -> None:
 
 # ------------------------------------------------------------------------------ beside TRL
 TRL_STEPS = 5
-TRL_ROWS = 256  # answers in a pass of TRL's, if there are so many: fewer were slower
 GRPO = ["--sampler", "uniform", "--n", "8", "--objective", "grpo", "--lr", "1e-9"]
 
 
-def trl(model: str) -> list[list[str]]:
+def trl(model: str, rows: int, *flags: str) -> list[list[str]]:
     """A step of minirl.py beside one of TRL's GRPOTrainer with Hugging Face's generation: the same
     model, prompts, samples, LoRA, loss and grader. The learning rate is next to 0, so that both go
-    on drawing from the same policy."""
-    with project("--model", model, *GRPO) as run, tempfile.TemporaryDirectory() as folder:
-        taken = take_turns(run, *trl_trainer(run, model, folder))
-    found = [["", "seconds of a step", "drawn tokens", "tokens/s"]]
+    on drawing from the same policy. Sampling includes grading, our update the engine's new weights.
+    """
+    with project("--model", model, *GRPO, *flags) as run, tempfile.TemporaryDirectory() as folder:
+        taken = take_turns(run, *trl_trainer(run, model, rows, folder))
+    found = [["", "drawn tokens", "a step", "sampling", "update"]]
     for side, steps in taken.items():
-        seconds, tokens = map(median, zip(*steps))
-        found.append([side, f"{seconds:.2f}", f"{tokens:,.0f}", f"{median(rates(steps)):,.0f}"])
-    pairs = ratios(*map(rates, taken.values()))
-    return [*found, ["ratio of neighbours", "", "", f"{median(pairs):.2f}"]]
+        tokens, *parts = map(median, zip(*steps))
+        found.append([side, f"{tokens:,.0f}", *(
+            f"{part:.2f} s, {tokens / part:,.0f} tokens/s" for part in parts)])
+    ours, theirs = (zip(*map(rates, steps)) for steps in taken.values())
+    pairs = (f"{median(ratios(*both)):.2f} x" for both in zip(ours, theirs))
+    return [*found, ["tokens/s, ratio of neighbours", "", *pairs]]
 
 
-def rates(steps: list[tuple]) -> list[float]:
-    return [tokens / seconds for seconds, tokens in steps]
+def rates(step: tuple) -> list[float]:
+    """Tokens a second of each part."""
+    tokens, *parts = step
+    return [tokens / part for part in parts]
 
 
-def take_turns(run, trainer, drawn: list[int]) -> dict[str, list[tuple]]:
-    """Seconds and drawn tokens of each step of each side; the first does not count."""
+def take_turns(run, trainer, drawn: dict) -> dict[str, list[tuple]]:
+    """Drawn tokens, and seconds of step, sampling and update, for each step of each side; the first
+    does not count."""
     import minirl
     from transformers import TrainerCallback
 
@@ -152,33 +167,36 @@ def take_turns(run, trainer, drawn: list[int]) -> dict[str, list[tuple]]:
             self.start = time.perf_counter()
 
         def on_step_end(self, args, state, control, **_):
-            found["TRL"].append((time.perf_counter() - self.start, drawn[-1]))
-            start = time.perf_counter()
+            end = time.perf_counter()
+            found["TRL"].append((drawn["tokens"], end - self.start,
+                                 drawn["end"] - self.start, end - drawn["end"]))
             _, ours = minirl.train_step(state.global_step, run)
-            found["minirl.py"].append((time.perf_counter() - start, ours["tokens"]))
+            whole, sampling = ours["seconds"], ours["seconds_sample"]
+            found["minirl.py"].append((ours["tokens"], whole, sampling, whole - sampling))
 
     trainer.add_callback(Turns())
     trainer.train()
     return {side: steps[1:] for side, steps in found.items()}
 
 
-def trl_trainer(run, model: str, folder: str):
-    """TRL's trainer with the settings of `run`, and a list of the tokens that it draws by step."""
+def trl_trainer(run, model: str, most: int, folder: str):
+    """TRL's trainer with the settings of `run`, and of its latest sampling end and tokens."""
     from recipes import trl_engine  # noqa: F401  refuses another version of TRL
     from datasets import Dataset
     from parts.models import fetch_model
     from peft import LoraConfig
     from trl import GRPOConfig, GRPOTrainer
 
-    c, drawn = run.config, []
+    c, drawn = run.config, {}
     rows = c.batch_prompts * c.n
-    micro = min(TRL_ROWS, rows)
+    micro = min(most, rows)
     problems = run.stream.take(c.batch_prompts * (TRL_STEPS + 1))
     run.stream.cursor = 0  # both sides begin with the first problem
 
-    def reward(completions, completion_ids, gold, **_):
-        verdicts = run.grader.grade(list(zip(gold, completions)))
-        drawn.append(sum(map(len, completion_ids)))
+    def reward(completions, completion_ids, place, **_):
+        judged_by = (problems[i].judged_by for i in place)
+        verdicts = run.grader.grade(list(zip(judged_by, completions)))
+        drawn.update(end=time.perf_counter(), tokens=sum(map(len, completion_ids)))
         return [verdict.reward for verdict in verdicts]
 
     same = dict(
@@ -196,9 +214,97 @@ def trl_trainer(run, model: str, folder: str):
         r=c.lora_rank, lora_alpha=c.lora_alpha,
         task_type="CAUSAL_LM", target_modules="all-linear")
     path = fetch_model(model, c.max_prompt_tokens + c.max_tokens)
-    given = [dict(prompt=problem.prompt, gold=problem.answer) for problem in problems]
+    given = [dict(prompt=problem.prompt, place=i) for i, problem in enumerate(problems)]
     return GRPOTrainer(path, reward, args=settings, peft_config=lora,
                        train_dataset=Dataset.from_list(given)), drawn
+
+
+# ------------------------------------------------------------------------------ a busy machine
+BESIDE = {  # what runs beside it -> the priority of each loop
+    "nothing": [],
+    "one loop at nice 10": [10],
+    "one loop": [0],
+    "two loops": [0, 0]}
+PAIRS, PIECE = 3, 10  # of neighbours; seconds of steps, at least
+
+
+def busy() -> list[list[str]]:
+    """Seconds of a real model's step (8 prompts, 4 short answers each), with all threads and with
+    as many as parts/machine.py chooses; x: times those of all threads beside nothing."""
+    os.environ.pop("OMP_NUM_THREADS")  # torch is not imported yet
+    found = {}
+    with project("--model", "SmolLM2-135M-Instruct", "--reward", COIN, "--lr", "1e-9", *(
+            "--sampler uniform --n 4 --batch-prompts 8 --max-tokens 16").split()) as run:
+        for name, priorities in BESIDE.items():
+            with loops(priorities):
+                found[name] = alternate(PAIRS, fixed=lambda: steps(run, fixed=True),
+                                        chosen=lambda: steps(run, fixed=False))
+    alone = median(found["nothing"]["fixed"])
+    table = [["beside", "all threads", "as many as are chosen", "ratio of neighbours (range)"]]
+    for name, taken in found.items():
+        pairs = ratios(*taken.values())
+        table.append([name, *(f"{each:.1f} s, {each / alone:.2f} x"
+                              for each in map(median, taken.values())),
+                      f"{median(pairs):.2f} ({min(pairs):.2f} to {max(pairs):.2f})"])
+    return table
+
+
+@contextlib.contextmanager
+def loops(priorities: list[int]):
+    """Busy ones, started by a shell that ends: children would count as this program's own work."""
+    endless = f"'{sys.executable}' -c 'while True: pass' > /dev/null & echo $!"
+    started = [int(subprocess.check_output(["sh", "-c", f"nice -n {nice} {endless}"]))
+               for nice in priorities]
+    try:
+        yield
+    finally:
+        for process in started:
+            os.kill(process, signal.SIGKILL)
+
+
+def steps(run, fixed: bool) -> float:
+    """Seconds of a step, the mean of some that are all alike."""
+    import minirl
+    import torch
+    from parts.machine import threads
+
+    def step():
+        run.stream.cursor = 0
+        minirl.train_step(1, run)
+
+    threads().fixed = fixed
+    torch.set_num_threads(threads().most)
+    step()  # threads are chosen within it
+    taken = []
+    while sum(taken) < PIECE:
+        taken.append(seconds(step))
+    return mean(taken)
+
+
+# ------------------------------------------------------------------------------ a checkpoint
+RANK = 2880  # gives the built-in model as many weights to train as rank 16 gives 1.5 B
+
+
+def checkpoints() -> list[list[str]]:
+    """Seconds for a checkpoint of that size, on the disk of the folder where this is started. A run
+    logs the same of itself as seconds_save."""
+    import torch
+    from parts import config, folder, models, policy, run
+
+    trained = policy.load_policy(models.tiny_folder("tiny"), dtype="float32", rank=RANK, alpha=16,
+                                 seed=0, device="cpu")
+    optimizer, schedule = run.make_optimizer(trained, config.Config(lr=1e-5))
+    weights = optimizer.param_groups[0]["params"]
+    for weight in weights:
+        weight.grad = torch.randn_like(weight)
+    optimizer.step()
+    with tempfile.TemporaryDirectory(dir=".") as place:
+        taken = [seconds(folder.save, Path(place), trained, optimizer, schedule, dict(step=step))
+                 for step in range(5)]
+        size = sum(file.stat().st_size for file in folder.checkpoints(Path(place))[-1].iterdir())
+    return [["million weights", "MB", "seconds, median of 5", "range"],
+            [f"{sum(weight.numel() for weight in weights) / 1e6:.1f}", f"{size / 1e6:.0f}",
+             f"{median(taken):.2f}", f"{min(taken):.2f} to {max(taken):.2f}"]]
 
 
 # ------------------------------------------------------------------------------ grading, precision
@@ -271,12 +377,6 @@ def disagreement(model: str, dtype: str, rounded: bool) -> tuple[float, float]:
 # --------------------------------------------------------------------------------------- on a GPU
 SIZE_1_5B = dict(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
                  num_attention_heads=12, num_key_value_heads=2, vocab_size=151_936)
-COIN = """
-import random
-
-def coin(problem, completion):
-    return float(random.Random(f"{problem}{completion}").random() < 0.5)
-"""
 
 
 def gpu(flags: list[str]) -> None:
@@ -291,11 +391,10 @@ def gpu(flags: list[str]) -> None:
     usual = ["--max-tokens", "900", "--steps", "3"] if on_gpu else (
         "--max-tokens 24 --batch-prompts 4 --eval-questions 4 --steps 2".split())
     with tempfile.TemporaryDirectory() as model:
-        Path(model, "coin.py").write_text(COIN)
         random_model(SIZE_1_5B if on_gpu else small, model, "bfloat16" if on_gpu else "float32")
         sys.argv = [str(ROOT / "minirl.py"), *(
             f"--model {model} --data builtin --eval-data builtin --template chat --lr 2e-5 "
-            f"--name gpu --reward {model}/coin.py:coin").split(), *usual, *flags]
+            f"--name gpu --reward {COIN}").split(), *usual, *flags]
         runpy.run_path(sys.argv[0], run_name="__main__")
 
 
@@ -317,8 +416,8 @@ def random_model(size: dict, folder: str, dtype: str) -> None:
 
 
 # ----------------------------------------------------------------------------------------- program
-OF_A_MODEL = dict(rollouts=rollouts, trl=trl)
-TABLES = OF_A_MODEL | dict(grading=grading, precision=precision)
+PARTS = dict(rollouts=rollouts, trl=trl, busy=busy, checkpoints=checkpoints, grading=grading,
+             precision=precision)
 
 
 def machine() -> str:
@@ -334,16 +433,19 @@ def machine() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("part", choices=[*TABLES, "gpu"])
+    parser.add_argument("part", choices=[*PARTS, "gpu"])
     parser.add_argument("--model", default="tiny", help="of rollouts and trl (default: tiny)")
+    parser.add_argument("--rows", type=int, default=16, help="trl: answers in a pass of TRL's")
     args, flags = parser.parse_known_args()
     if args.part == "gpu":
         return gpu(flags)
-    if flags:
+    if flags and args.part != "trl":
         parser.error(f"{args.part} knows no {' '.join(flags)}")
-    of_model = [args.model] if args.part in OF_A_MODEL else []
-    text = f"{markdown(TABLES[args.part](*of_model))}\n{machine()}\n"
-    name = "-".join([args.part, *(Path(model).name for model in of_model)])
+    asked = dict(rollouts=[args.model], trl=[args.model, args.rows, *flags]).get(args.part, [])
+    text = f"{markdown(PARTS[args.part](*asked))}\n{machine()}\n"
+    about = [Path(args.model).name] if asked else []
+    changed = [flag.strip("-") for flag in flags if flag.startswith("--")]
+    name = "-".join([args.part, *about, *changed])
     (RESULTS / f"{name}.md").write_text(text)
     print(text)
 

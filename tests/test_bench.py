@@ -51,13 +51,13 @@ def test_both_sides_are_timed_on_the_samplers_own_samples(monkeypatch):
 
 
 def test_both_trainers_are_told_by_their_medians(monkeypatch):
-    """Steps: seconds and tokens; pairs are of one step."""
+    """Steps: tokens and seconds; pairs are of one step."""
     monkeypatch.setattr(measure, "project", lambda *_: nullcontext())
     monkeypatch.setattr(measure, "trl_trainer", lambda *_: ())
     monkeypatch.setattr(measure, "take_turns", lambda _: {
-        "minirl.py": [(2, 100), (4, 80), (4, 90)], "TRL": [(5, 100), (4, 100), (10, 90)]})
-    _, ours, _, ratio = measure.trl("tiny")
-    assert ours == ["minirl.py", "4.00", "90", "22"] and ratio[-1] == "2.50"
+        "minirl.py": [(100, 2), (80, 4), (90, 4)], "TRL": [(100, 5), (100, 4), (90, 10)]})
+    _, ours, _, ratio = measure.trl("tiny", 16)
+    assert ours == ["minirl.py", "90", "4.00 s, 22 tokens/s"] and ratio[-1] == "2.50 x"
 
 
 # ------------------------------------------------------------------------------ on a GPU
