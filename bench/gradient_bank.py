@@ -15,14 +15,16 @@ What is compared and what counts: bench/plan.md, "A real model".
 """
 import argparse
 import random
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
-from store import RESULTS, ROOT, markdown
+from store import RESULTS, markdown
 
 from ada_sampler import SamplerConfig, collect
 from parts.what_if import replayed
 
-RUN = ROOT / "runs" / "bank"
+RUN = Path("runs/bank")
 BANK = RUN / "bank"
 TRAIN, HELD_OUT, DRAWS = 96, 48, 64  # problems, problems, answers for each
 WIDTH = 4  # of a sketch, per matrix of the adapter; the other side keeps its rank
@@ -45,43 +47,36 @@ RULES = {
 def fill() -> None:
     """One file per problem: rewards [64], and sketches [64, D] or a held-out problem's gradient."""
     from parts.config import parse
+    from parts.data import Stream
+    from parts.folder import find_adapter
+    from parts.run import prepare
     from rewards import open_grader
 
-    config = parse(["--model", "SmolLM2-135M-Instruct", "--sampler", "uniform", "--n", str(DRAWS),
-                    "--eval-questions", str(HELD_OUT), "--name", "bank"])
+    find_adapter(str(RUN))  # ends here if the run has no checkpoint
+    config = parse(["--name", RUN.name, "--resume"])
     with open_grader(config.reward, config.threshold) as grader:
-        problems, engine, policy = open_run(config, grader)
-        sketch = Sketch(policy, WIDTH)
+        run = prepare(config, grader)
+        run.engine.sync(run.policy)
+        chosen = dict(train=Stream(run.stream.problems, seed=31).take(TRAIN),
+                      held=run.held_out[:HELD_OUT])
+        sketch = Sketch(run.policy, WIDTH)
         BANK.mkdir(exist_ok=True)
-        for name, problem in problems.items():
+        for name, problem in ((f"{kind}-{i}", problem) for kind, problems in chosen.items()
+                              for i, problem in enumerate(problems)):
             if not (BANK / f"{name}.npz").exists():
-                store(name, *answers(problem, config, engine, grader), sketch)
+                store(name, *answers(problem, run), sketch)
                 print(name, flush=True)
 
 
-def open_run(config, grader):
-    """The problems by name, and engine and policy with the adapter of the run's last checkpoint."""
-    from parts import run
-    from parts.data import Stream
-    from parts.folder import find_adapter
-    from parts.policy import load_adapter
-
-    path, tokenizer = run.find_model(config)
-    train, held_out = run.load_data(config, tokenizer, grader)
-    engine = run.start_engine(config, path, tokenizer)
-    policy, _ = load_adapter(path, find_adapter(str(RUN)), "float32")
-    engine.sync(policy)
-    problems = {f"train-{i}": p for i, p in enumerate(Stream(train, seed=31).take(TRAIN))}
-    return problems | {f"held-{i}": p for i, p in enumerate(held_out)}, engine, policy
-
-
-def answers(problem, config, engine, grader) -> tuple:
+def answers(problem, run) -> tuple:
     """(rows, rewards [64]) of fresh answers to one problem, which decides their seed."""
     from parts.engine import WatchedEngine, seed_everything
     from parts.logprobs import Row
 
     seed_everything(random.Random(str(problem.id)))
-    group, = collect([problem], config, WatchedEngine(engine, config.max_tokens), grader)
+    engine = WatchedEngine(run.engine, run.config.max_tokens)
+    settings = replace(run.config, sampler="uniform", n=DRAWS)
+    group, = collect([problem], settings, engine, run.grader)
     ids = problem.prompt_ids
     rows = [Row(ids + s.rollout.token_ids, len(ids), [], 1.0) for s in group.pool]
     return rows, np.array([s.reward for s in group.pool])
@@ -119,7 +114,6 @@ class Sketch:
         random_bits = torch.Generator().manual_seed(seed)
         self.weights = {name: p for name, p in policy.named_parameters() if "lora_" in name}
         for name, weight in self.weights.items():
-            weight.requires_grad_(True)
             size = weight.shape["lora_A" in name]  # A is [rank, in], B [out, rank]
             bits = torch.randint(0, 2, (size, width), generator=random_bits)
             self.signs[name] = (2 * bits - 1).to(weight.dtype) / width**0.5
