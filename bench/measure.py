@@ -2,9 +2,7 @@
 
     python bench/measure.py rollouts                       # the built-in model, a few minutes
     OMP_NUM_THREADS=2 python bench/measure.py rollouts --model SmolLM2-135M-Instruct  # a dozen
-    python bench/measure.py trl --rows 256                 # or another --model, as above
-    python bench/measure.py trl --reward $PWD/bench/coin.py:coin --template none  # none is silent,
-                                           # no beginning is shared; any other flag of minirl.py too
+    python bench/measure.py trl --rows 256                 # --model, --plain, flags of minirl.py
     python bench/measure.py busy          # ten minutes; nothing else may run
     python bench/measure.py checkpoints
     python bench/measure.py grading
@@ -13,7 +11,7 @@
 
 One thread, unless OMP_NUM_THREADS says otherwise. What is compared takes turns in one process, and
 a ratio is that of neighbours in time: slow drifts of the machine cancel. A table becomes
-bench/results/PART.md.
+bench/results/PART.md, unless flags of minirl.py changed what was measured.
 """
 import argparse
 import contextlib
@@ -24,6 +22,7 @@ import platform
 import random
 import resource
 import runpy
+import shlex
 import signal
 import subprocess
 import sys
@@ -129,6 +128,7 @@ def bare_generate(engine, work: list[tuple]) -> None:
 # ------------------------------------------------------------------------------ beside TRL
 TRL_STEPS = 5
 GRPO = ["--sampler", "uniform", "--n", "8", "--objective", "grpo", "--lr", "1e-9"]
+PLAIN = ["--reward", COIN, "--template", "none"]  # no silent prompt, no beginning that all share
 
 
 def trl(model: str, rows: int, *flags: str) -> list[list[str]]:
@@ -436,17 +436,23 @@ def main() -> None:
     parser.add_argument("part", choices=[*PARTS, "gpu"])
     parser.add_argument("--model", default="tiny", help="of rollouts and trl (default: tiny)")
     parser.add_argument("--rows", type=int, default=16, help="trl: answers in a pass of TRL's")
+    parser.add_argument("--plain", action="store_true",
+                        help="trl: coins for verdicts, and prompts that share no beginning")
     args, flags = parser.parse_known_args()
     if args.part == "gpu":
         return gpu(flags)
     if flags and args.part != "trl":
         parser.error(f"{args.part} knows no {' '.join(flags)}")
-    asked = dict(rollouts=[args.model], trl=[args.model, args.rows, *flags]).get(args.part, [])
-    text = f"{markdown(PARTS[args.part](*asked))}\n{machine()}\n"
-    about = [Path(args.model).name] if asked else []
-    changed = [flag.strip("-") for flag in flags if flag.startswith("--")]
-    name = "-".join([args.part, *about, *changed])
-    (RESULTS / f"{name}.md").write_text(text)
+    given, about = [], [args.part]
+    if args.part in ("rollouts", "trl"):
+        given, about = [args.model], [args.part, Path(args.model).name]
+    if args.part == "trl":
+        given += [args.rows, *PLAIN * args.plain, *flags]
+        about += ["plain"] * args.plain
+    text = markdown(PARTS[args.part](*given))
+    text += f"\n`bench/measure.py {shlex.join(sys.argv[1:])}`: {machine()}\n"
+    if not flags:
+        (RESULTS / f"{'-'.join(about)}.md").write_text(text)
     print(text)
 
 
