@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from unittest.mock import patch
 
 from store import RESULTS, ROOT, markdown  # and one thread, and the path
@@ -225,7 +225,7 @@ BESIDE = {  # what runs beside it -> the priority of each loop
     "one loop at nice 10": [10],
     "one loop": [0],
     "two loops": [0, 0]}
-PAIRS, PIECE = 3, 10  # of neighbours; seconds of steps, at least
+PAIRS = 3
 
 
 def busy() -> list[list[str]]:
@@ -237,8 +237,8 @@ def busy() -> list[list[str]]:
             "--sampler uniform --n 4 --batch-prompts 8 --max-tokens 16").split()) as run:
         for name, priorities in BESIDE.items():
             with loops(priorities):
-                found[name] = alternate(PAIRS, fixed=lambda: steps(run, fixed=True),
-                                        chosen=lambda: steps(run, fixed=False))
+                found[name] = alternate(PAIRS, fixed=lambda: one_step(run, fixed=True),
+                                        chosen=lambda: one_step(run, fixed=False))
     alone = median(found["nothing"]["fixed"])
     table = [["beside", "all threads", "as many as are chosen", "ratio of neighbours (range)"]]
     for name, taken in found.items():
@@ -262,8 +262,8 @@ def loops(priorities: list[int]):
             os.kill(process, signal.SIGKILL)
 
 
-def steps(run, fixed: bool) -> float:
-    """Seconds of a step, the mean of some that are all alike."""
+def one_step(run, fixed: bool) -> float:
+    """Seconds of a step that is always the same."""
     import minirl
     import torch
     from parts.machine import threads
@@ -275,10 +275,7 @@ def steps(run, fixed: bool) -> float:
     threads().fixed = fixed
     torch.set_num_threads(threads().most)
     step()  # threads are chosen within it
-    taken = []
-    while sum(taken) < PIECE:
-        taken.append(seconds(step))
-    return mean(taken)
+    return seconds(step)
 
 
 # ------------------------------------------------------------------------------ a checkpoint

@@ -275,21 +275,17 @@ EARLIER = [("seen, 95 %", T_95, [
     ("ada-pos-slower", WIDE, DRAWS)])]
 
 
-def difference(lines, first, second, draws, regime="long", seeds=LONG_SEEDS, **how) -> str:
-    return gap(of(lines, seeds, regime=regime), first, second, "samples", draws, **how)
-
-
 def differences(lines: list[dict], rows) -> str:
     return markdown([["", "difference", "at equal draws", "points"], *(
         [title, f"{first} - {second}", f"{draws:,}",
-         difference(lines, first, second, draws, quantiles=quantiles)]
+         gap(lines, first, second, "samples", draws, quantiles=quantiles)]
         for title, quantiles, pairs in rows for first, second, draws in pairs)])
 
 
 def by_budget(lines: list[dict]) -> str:
     """Seen, not tested."""
     budgets = (16_000, 24_000, CROSSING, 36_000, PRIMARY, 52_000, FURTHER)
-    cells = [difference(lines, *PAIR, draws, verdict=False) for draws in budgets]
+    cells = [gap(lines, *PAIR, "samples", draws, verdict=False) for draws in budgets]
     head = ["draws", *(f"{draws:,}" for draws in budgets)]
     return markdown([head, [" - ".join(PAIR), *cells]])
 
@@ -303,7 +299,7 @@ def factors(lines: list[dict]) -> str:
         ends = [[at(line, "samples", PRIMARY) for line in runs] for runs in mine.values()]
         cells = [", ".join([rate(runs), *(f"{end:.0%}" for end in each)])
                  for runs, each in zip(mine.values(), ends)]
-        ahead = difference(lines, *PAIR, PRIMARY, factor, SOME_SEEDS, verdict=False)
+        ahead = gap(sum(mine.values(), []), *PAIR, "samples", PRIMARY, verdict=False)
         found.append(["nothing" if factor == "long" else factor, *cells, ahead])
     return markdown(found)
 
@@ -341,16 +337,17 @@ def silence(start: int, end: int, said: str):
 
 
 def long_tables(lines: list[dict]) -> dict[str, str]:
-    arms = by_arm(lines, LONG, LONG_SEEDS, regime="long")
+    tested = of(lines, LONG_SEEDS, regime="long")
+    arms = by_arm(tested, LONG)
     marks = sorted([*range(6_000, GOAL + 1, 6_000), PRIMARY, FURTHER])
     spans = ((0, 8_000), (32_000, GOAL), (FURTHER - WINDOW, FURTHER))
     return {
-        "Verdicts": differences(lines, COMPARED),
+        "Verdicts": differences(tested, COMPARED),
         "Accuracy by draws": table(arms, {
             "learning rate": rate, **{f"{draws:,}": accuracy("samples", draws) for draws in marks},
             "lost": lost(PRIMARY)}),
-        "The pair's difference, ± half the 95 % interval": by_budget(lines),
-        "Earlier": differences(lines, EARLIER),
+        "The pair's difference, ± half the 95 % interval": by_budget(tested),
+        "Earlier": differences(tested, EARLIER),
         "Run by run: accuracy at 46,000 draws by seed": table(
             arms, {str(seed): one_run(seed) for seed in LONG_SEEDS}),
         "Does the curve stand still?": table({arm: arms[arm] for arm in PAIR}, {
