@@ -142,6 +142,10 @@ def compare_words(gold: str, answer: str) -> tuple[str, str] | None:
     if gold_date:
         status = "correct" if gold_date == answers.date(answer) else "wrong"
         return status, "dates are compared by their words and numbers"
+    if answers.is_anagram(gold, answer):
+        return "wrong", "the letters of a word in another order"
+    if answers.same_choices(gold, answer):
+        return "correct", "the same letters of choices"
     gold_words = answers.words(gold)
     if not gold_words:
         return None

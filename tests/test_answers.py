@@ -31,7 +31,12 @@ def test_a_closing_brace_too_many_is_no_error(completion):
     # a letter with its text is that letter, unless there are two; or where the gold is the text
     ("A", "A. an area. ; option (A)",
      "(a) 3, (b) 4 ; A:B ; (A)(B) ; Choice (B) ; option (A) or (B)"),
-    ("42", "C) 42", "")])
+    ("42", "C) 42", ""), ("A, C", "AC", "AB ; A"), ("AC", r"\text{A and C} ; CA", "B, C"),
+    # a word is no product of its letters; letters in the order of the alphabet are
+    ("cat", "Cat", "act"), ("No", "no", "on"), ("dog", "", "god"), ("ab", "ba", ""),
+    ("mgh", "ghm", ""),
+    # a dozen multiplies
+    ("60", "5 dozen eggs", "5 dozen and one"), ("5 dozen", "60", "5")])
 def test_what_is_right_and_what_is_wrong(gold, right, wrong):
     for answers, status in ((right, "correct"), (wrong, "wrong")):
         for answer in filter(None, answers.split(" ; ")):
@@ -49,6 +54,9 @@ def test_what_is_right_and_what_is_wrong(gold, right, wrong):
     # a date is no difference
     ("2024-01-05", "2018", "wrong"), ("2024-01-05", "2024-05-01", "wrong"),
     ("2024-12-25", "1987", "wrong"), ("2024-10-200", "1814", "correct"),
+    ("7-5", "2", "correct"),
+    # a time of day is no ratio
+    ("1:15", "2:30", "wrong"), ("12:30", "10:25", "wrong"), ("20:30", "2:3", "correct"),
     # a list of numbers is not what lies between them
     ("-2, 3", "-2<x<3", "wrong"), (r"\{-2,3\}", r"-2\le x\le 3", "wrong"),
     ("x=0, x=1", "0<x<1", "wrong"), ("0, 1", "x>0, x<1", "wrong"),
@@ -56,6 +64,10 @@ def test_what_is_right_and_what_is_wrong(gold, right, wrong):
     ("(-2,3)", "-2<x<3", "correct"), ("1", r"\gcd(m,n)", "wrong")])
 def test_in_either_order(one, other, status):
     assert verdict(one, other) == verdict(other, one) == status
+
+
+def test_a_range_is_no_difference():
+    assert [verdict("5-7", answer) for answer in ("5–7", "-2")] == ["correct", "wrong"]
 
 
 @pytest.mark.parametrize("gold", ["x_1=1, x_2=2", "x=1, x=2"])

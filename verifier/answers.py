@@ -313,6 +313,8 @@ COMMAND, DIGIT = re.compile(r"\\[A-Za-z]+"), re.compile(r"\d")
 WORD_OR_NUMBER = re.compile(r"[a-z]+|\d+")
 WORD, LETTER = re.compile(r"[A-Za-z][A-Za-z '\-]*\.?"), re.compile("[A-J]")
 LOOKS_LIKE_WORDS = re.compile(r"[A-Za-z]{3}|^[Nn]o$")
+SHORT_WORD = re.compile(r"[A-Za-z]?[a-z]{1,2}")
+LETTERS_OF_CHOICES = re.compile(r"[A-J](?:\s*,?\s*[A-J])+")
 SURELY_WORDS = re.compile(r"[A-Za-z]{4}|[A-Za-z]{2} +[A-Za-z]{2}")
 MARKUP = re.compile(r"\\(?:begin|end)\{\w*\}|\\[A-Za-z]+")
 NONE = re.compile(r"(?i)n/?a|nan|tbd|[-\d.,/]+ +[a-z]{2,3}|.*\\sqrt.*\} [a-z]")  # 5 pcs, \sqrt{2} m
@@ -359,6 +361,29 @@ def date(text: str) -> list[str] | None:
 def is_surely_text(text: str) -> bool:
     r"""`\text{odd}` and `undefined`, but not `AB`."""
     return "\\text" in text or bool(SURELY_WORDS.search(text))
+
+
+def is_anagram(gold: str, answer: str) -> bool:
+    """Has `answer` the letters of the word `gold` in another order, as `act` for `cat`?
+
+    `ba` is the same product as `ab`: letters in the order of the alphabet are a product, unless
+    an o is among them, which names no variable.
+    """
+    letters = sorted(gold.lower())
+    if not SHORT_WORD.fullmatch(gold) or letters != sorted(answer.lower()):
+        return False
+    in_order = letters == list(gold.lower())
+    is_word = "o" in letters or not in_order and set(letters) & set("aeiu")
+    return bool(is_word) and gold.lower() != answer.lower()
+
+
+def same_choices(gold: str, answer: str) -> bool:
+    """`AC` for `A, C`; both with or without commas are compared elsewhere."""
+    plain = [TEXT.sub(r"\1", text) for text in (gold, answer)]
+    if not all(map(LETTERS_OF_CHOICES.fullmatch, plain)):
+        return False
+    one, other = (sorted(LETTER.findall(text)) for text in plain)
+    return one == other and ("," in gold) != ("," in answer)
 
 
 def is_one_value(gold: str) -> bool:
@@ -575,6 +600,8 @@ COMPARED_AS_TEXT = re.compile(r"""
     | \\(?:gcd|lcm)\s*[({][^(){}]*[A-Za-z]          # sympy takes variables for coprime polynomials
     | \d' | \\infty\s*\]                           # 42' is not 42; no interval ends in infinity]
     """, re.VERBOSE)
+TIME = re.compile(r"(?:1?\d|2[0-4]):[0-5]\d")
+RANGE = re.compile(r"(\d+)-(\d+)")
 HOUR_OR_PRODUCT = re.compile(r"\s*\d+(?:[ap]m|[rR]\d+)\s*")
 UNIMPORTANT_IN_TEXT = re.compile(r"[{}()\s]")
 
@@ -586,9 +613,17 @@ def as_product(written: str, spelled: str, other: str) -> str:
     return spelled
 
 
+def is_range(gold: str) -> bool:
+    """`5-7`: nobody writes a difference for -2."""
+    ends = RANGE.fullmatch(gold)
+    return bool(ends) and int(ends[1]) < int(ends[2])
+
+
 def same_text(gold: str, answer: str) -> bool | None:
     """Compares number bases, dots, times of day, which math-verify misreads; None for the rest."""
-    if not (COMPARED_AS_TEXT.search(gold) or COMPARED_AS_TEXT.search(answer)):
+    times = TIME.fullmatch(gold) and TIME.fullmatch(answer)  # 2:30 is not 1:15, 20:30 may be 2:3
+    as_text = COMPARED_AS_TEXT.search(gold) or COMPARED_AS_TEXT.search(answer)
+    if not (times or as_text or is_range(gold)):
         return None
     bare = [UNIMPORTANT_IN_TEXT.sub("", text).lower() for text in (gold, answer)]
     return bare[0] == bare[1]

@@ -15,7 +15,7 @@ from decimal import Decimal
 FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|log|ln|exp|sqrt|pi|gcd|lcm"
 NUMBER_WORDS = ("zero one two three four five six seven eight nine ten eleven twelve thirteen "
                 "fourteen fifteen sixteen seventeen eighteen nineteen twenty").split()
-LARGE = dict(hundred=100, thousand=10**3, million=10**6, billion=10**9, trillion=10**12)
+LARGE = dict(dozen=12, hundred=100, thousand=10**3, million=10**6, billion=10**9, trillion=10**12)
 MONTHS = ("january|february|march|april|may|june|july|august|september|october|november|december"
           "|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec")
 CURRENCY = r"(?:US|USD|EUR|GBP|INR|CNY|RMB|JPY|Rs)\.?"
