@@ -269,6 +269,12 @@ def digest(problems: list[Problem]) -> str:
     return f"{len(problems)} questions, {hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
+def digest_of_prompts(problems: list[Problem]) -> str:
+    """Equal for the same prompts: the template, and what the tokenizer made of it."""
+    text = json.dumps([problem.prompt_ids for problem in problems])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
 # ---------------------------------------------------------------------------- what a run remembers
 def remember(folder: Path, train: list[Problem], held_out: list[Problem]) -> None:
     """Write problems.json of a run's folder: an evaluation may find the data changed."""

@@ -371,6 +371,8 @@ def restore(checkpoint: Path, policy, optimizer, schedule) -> dict:
         weights = load_file(checkpoint / "adapter_model.safetensors")
         stored = torch.load(checkpoint / "optimizer.pt", weights_only=True, map_location="cpu")
         state = json.loads((checkpoint / "state.json").read_text())
+        if state["step"] != step_of(checkpoint):
+            raise ValueError(f"it is a copy of step {state['step']}")
         set_peft_model_state_dict(policy, weights)
         own = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict(stored["optimizer"] | dict(param_groups=own))

@@ -22,12 +22,12 @@ from transformers import AutoConfig
 
 from ada_sampler import Estimator
 from parts.config import Config
-from parts.data import (Problem, Stream, check_golds, digest, keys_of,
+from parts.data import (Problem, Stream, check_golds, digest, digest_of_prompts, keys_of,
                         load_train_and_held_out, remember)
 from parts.engine import Engine, seed_everything
-from parts.folder import (LOGS, append, checkpoints, claim, has_step, keep_rows, note_start,
-                          own_files, quiet_end, read_config, read_rows, require_same, restore, save,
-                          saved_so_far, shown, step_of)
+from parts.folder import (LOGS, append, checkpoints, claim, counted, has_step, keep_rows,
+                          note_start, own_files, quiet_end, read_config, read_rows, require_same,
+                          restore, save, saved_so_far, shown, step_of)
 from parts.grader import ForkingGrader
 from parts.logprobs import Row, token_logprobs
 from parts.machine import build_for_cpu, fit_in_memory, in_one_line, out_of_memory
@@ -107,6 +107,8 @@ def before_the_engine(config: Config, grader) -> SimpleNamespace:
     lock = lock or claim(folder, config.resume)  # only now: a wrong flag leaves no empty folder
     inputs = dict(data=f"{digest(train)}, held out: {digest(held_out)}")
     inputs |= own_files(config) | weights_of(path)
+    # a model's folder has a chat template and a tokenizer, which --template does not name
+    inputs["template, as the model reads it"] = digest_of_prompts(train + held_out)
     require_same(folder, inputs)
     newest = next(reversed(checkpoints(folder)), None)
     note_start(folder, settings_of(config), step_of(newest) if newest else 0, inputs)
@@ -362,6 +364,10 @@ def resume(run: Run, newest: Path | None) -> None:
     for log in LOGS:
         upto = last if finished or log in ("metrics.jsonl", "groups.jsonl") else last - 1
         keep_rows(run.folder / log, lambda row: has_step(row) and row["step"] <= upto)
+    logged = {row["step"] for row in read_rows(run.folder / "metrics.jsonl")}
+    if len(logged) < last:  # a power cut may take lines that had not reached the disk
+        print(f"WARNING: metrics.jsonl has no line of {counted(last - len(logged), 'step')}; the "
+              "checkpoint has everything")
     for row in read_rows(run.folder / "eval.jsonl"):
         run.evaluated = row["step"]
         run.accuracy[row["data"]] = row["avg"]

@@ -200,24 +200,25 @@ def test_without_flags_the_defaults_hold_and_others_can_take_their_place():
 
 
 # ------------------------------------------------------------------------------ the program
-def test_a_run_is_known_by_its_training_and_its_held_out_problems(tmp_path, monkeypatch, capsys):
+def test_a_run_is_known_by_its_training_and_its_held_out_prompts(tmp_path, monkeypatch, capsys):
     """Other ones under the same name are told apart, before an engine is started.
 
     And a batch that is larger than the data is announced.
     """
     monkeypatch.chdir(tmp_path)
     known = []
-    monkeypatch.setattr(running, "require_same", lambda folder, inputs: known.append(
-        inputs["data"] + inputs["model"]))
+    monkeypatch.setattr(
+        running, "require_same", lambda folder, inputs: known.append("".join(inputs.values())))
     monkeypatch.setattr(running, "start_engine", lambda *_: 1 / 0)  # far enough
     grader = SimpleNamespace(check_golds=lambda golds: [True for _ in golds])
-    for i, (train, held_out) in enumerate([(2, 3), (2, 3), (2, 4), (5, 3)]):
+    asked = [(2, 3, "chat"), (2, 3, "chat"), (2, 4, "chat"), (5, 3, "chat"), (2, 3, "none")]
+    for i, (train, held_out, template) in enumerate(asked):
         for name, b in (("train", train), ("held", held_out)):
             row = dict(problem=f"{name} 1+{b}=?", answer=str(1 + b))
             Path(f"{name}.jsonl").write_text(json.dumps(row) + "\n")
         with pytest.raises(ZeroDivisionError):
             prepare(parse(["--data", "train.jsonl", "--eval-data", "held.jsonl", "--name",
-                           f"mine{i}"]), grader)
-    assert known[0] == known[1] and len({*known}) == 3
+                           f"mine{i}", "--template", template]), grader)
+    assert known[0] == known[1] and len({*known}) == 4
     said = "data: a step takes 24 prompts (--batch-prompts) of 1 to train on, so some are in it"
-    assert capsys.readouterr().out.count(said) == 4
+    assert capsys.readouterr().out.count(said) == 5

@@ -376,6 +376,12 @@ def test_a_damaged_checkpoint_says_so_and_the_one_before_is_there(learning, save
     assert "\n" not in str(ended.value)
 
 
+def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path, learning, saved):
+    copy = shutil.copytree(saved, tmp_path / "step-000005")
+    with pytest.raises(SystemExit, match="step-000005 is damaged .*a copy of step 2"):
+        folders.restore(copy, *learning)
+
+
 def test_a_checkpoint_with_code_in_it_is_refused(tmp_path, learning):
     """No pickle is loaded."""
     class Evil:

@@ -255,7 +255,11 @@ def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
     assert list(again.steps()) == list(range(11, 31))
     again.config.steps = 10
     running.resume(again, newest(run))
-    assert "after step 10: all of --steps 10 are done" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "after step 10: all of --steps 10 are done" in said and "no line" not in said
+    folders.keep_rows(run.folder / "metrics.jsonl", lambda row: row["step"] not in (4, 10))
+    running.resume(again, newest(run))
+    assert "metrics.jsonl has no line of 2 steps" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("written, finished", [
