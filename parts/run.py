@@ -144,6 +144,8 @@ def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
         print(f"data: a step takes {config.batch_prompts} prompts (--batch-prompts) of "
               f"{len(train)} to train on, so some are in it twice or more")
     print(f"the first prompt, as the model sees it: {train[0].prompt!r}")
+    print(f"held out: {counted(len(held_out), 'problem')}, {config.eval_k} answers each; "
+          f"avg@{config.eval_k} is their mean reward, in brackets is its 95 % interval")
     return train, held_out
 
 
@@ -379,10 +381,23 @@ def finish(run: Run) -> None:
         run.tracker.finish()
     draw_run(run.folder)
     config = run.config
+    print(before_and_now(run.folder), end="")
     print(f"curves: {run.folder / 'curves.png'}; adapter: {run.folder / 'checkpoints'}\n"
           f"next: look into it with {python()} explore.py {run.folder}\n"
           f"      go on with        {python()} minirl.py --name {config.name} --resume --steps "
           f"{max(200, 2 * run.state['step'])}")
+
+
+def before_and_now(folder: Path) -> str:
+    """A held-out problem whose first answer was wrong before training and is right now, or ""."""
+    answers = {}
+    for row in read_rows(folder / "answers.jsonl"):
+        answers.setdefault(row["id"], []).append(row)
+    for first, *_, last in (rows for rows in answers.values() if len(rows) > 1):
+        if last["status"] == "correct" != first["status"]:
+            return (f"a problem that it was never trained on: {shown(first['problem'])}\n"
+                    f"  before: {shown(first['text'])}\n  now:    {shown(last['text'])}\n")
+    return ""
 
 
 def python() -> str:

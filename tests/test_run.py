@@ -308,6 +308,20 @@ def test_a_run_that_is_over_says_how_to_look_into_it_and_how_to_go_on(run, capsy
     assert len(run.drawn) == 2
 
 
+@pytest.mark.parametrize("statuses, learnt", [
+    (["correct correct", "wrong wrong correct", "wrong correct"],
+     "a problem that it was never trained on: <1> before: 0 now: 2"),
+    (["correct wrong", "wrong correct wrong", "wrong"], "")])
+def test_a_run_that_is_over_shows_what_it_has_learnt(tmp_path, statuses, learnt):
+    for step in range(3):
+        for name, each in enumerate(map(str.split, statuses)):
+            if step < len(each):
+                row = dict(step=step, id=name, problem=f"<{name}>", status=each[step], text=step)
+                folders.append(tmp_path / "answers.jsonl", row)
+    said = running.before_and_now(tmp_path)
+    assert " ".join(said.split()) == learnt
+
+
 # ------------------------------------------------------------------ before the first step
 def test_every_phase_of_every_step_has_its_own_random_state():
     def drawn(*parts):
