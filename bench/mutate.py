@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = (".git", ".venv", "runs", "__pycache__", ".pytest_cache")
@@ -58,25 +59,16 @@ def mutate(place: Path, mutant: dict) -> str:
 
 
 # ------------------------------------------------------------------------------- tests in a fork
-class Last:
-    """A plugin of pytest: which test was started last; with -x the one that failed."""
-
-    def __init__(self, file: Path):
-        self.file = file
-
-    def pytest_runtest_logstart(self, nodeid):
-        self.file.write_text(nodeid, encoding="utf-8")
-
-
 def failing(place: Path, asked: str, *flags: str) -> str:
     """The first of these tests that fails in the copy; `asked` if they cannot start; "" if none.
 
     asked: the id of a test, or of a function (with all parameters), or a file.
     """
-    last = place.with_suffix(".last")
+    last = place.with_suffix(".last")  # the test that was started last: with -x, the failing one
     last.write_text(asked, encoding="utf-8")
+    noting = SimpleNamespace(pytest_runtest_logstart=lambda nodeid: last.write_text(nodeid))
     if not (child := os.fork()):
-        be_pytest(place, asked, "-x", *flags, plugin=Last(last))
+        be_pytest(place, asked, "-x", *flags, plugin=noting)
     _, status = os.waitpid(child, 0)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # what the tests have left
@@ -84,7 +76,7 @@ def failing(place: Path, asked: str, *flags: str) -> str:
     return "" if passed else last.read_text(encoding="utf-8")
 
 
-def be_pytest(place: Path, asked: str, *flags: str, plugin: Last) -> None:
+def be_pytest(place: Path, asked: str, *flags: str, plugin) -> None:
     """In the fork: forget the project's modules, take the copy's, and end as their tests do."""
     import pytest
 
