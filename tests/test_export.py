@@ -109,7 +109,9 @@ def test_log_probs_that_are_no_numbers_are_no_good_export(made, tmp_path, capsys
 
 
 def test_what_goes_with_the_weights(tmp_path):
-    """The ends and the temperature of the training; no path; others may read it."""
+    """The ends and the temperature of the training; no path; others may read it. A card of the
+    hub's kind, also where the training's template is gone."""
+    from huggingface_hub import ModelCard
     from transformers import AutoTokenizer, GenerationConfig
 
     base = Path(shutil.copytree(fetch_model("tiny", 0), tmp_path / "my-secrets" / "base"))
@@ -117,11 +119,16 @@ def test_what_goes_with_the_weights(tmp_path):
         file.write_text(file.read_text().replace("<|pad|>", "<|im_end|>"))
     flags = base / "generation_config.json"  # as Qwen's, for another way of sampling
     flags.write_text(json.dumps(json.loads(flags.read_text()) | dict(repetition_penalty=1.1)))
-    run = train_at_random(tmp_path / "my-secrets" / "runs" / "mine", str(base), temperature=0.9)
+    template = str(tmp_path / "my-secrets" / "own.jinja")
+    run = train_at_random(tmp_path / "my-secrets" / "runs" / "mine", str(base), temperature=0.9,
+                          template=template, data=f"org/problems,{tmp_path}/my-secrets/some.jsonl")
     out = tmp_path / "out"
     export.export(str(run), out)
     assert not [file for file in out.iterdir() if b"my-secrets" in file.read_bytes()]
     assert len({file.stat().st_mode for file in out.iterdir()}) == 1
+    card = ModelCard.load(out / "README.md")
+    assert card.data.base_model == "base" and "(template own.jinja)" in card.content
+    assert "on org/problems, some.jsonl" in card.content
     tokenizer, before = map(AutoTokenizer.from_pretrained, (out, base))
     assert tokenizer.chat_template == before.chat_template
     assert tokenizer.get_vocab() == before.get_vocab()
@@ -139,26 +146,8 @@ def test_the_newest_checkpoint_is_exported_or_the_one_that_is_named(made, tmp_pa
     cards = [(tmp_path / name / "README.md").read_text() for name in ("newest", "named")]
     assert "after 6 steps" in cards[0] and "avg@8 0.600 [0.100, 0.900] after step 6" in cards[0]
     assert "after 3 steps" in cards[1] and "0.600" not in cards[1]
-
-
-def test_the_card_shows_the_trainings_prompt_and_is_the_hubs_kind_but_tells_no_paths(tmp_path):
-    from huggingface_hub import ModelCard
-
-    template = tmp_path / "secret" / "own.jinja"
-    template.parent.mkdir()
-    template.write_text("Q: '{{ problem }}'\n\"A\":")
-    known = asdict(resolve(Config(
-        model="Qwen2.5-Math-1.5B", data="org/problems@train,/home/me/secret/mine.jsonl",
-        template=str(template), eval_data="math500")))
-    append(tmp_path / "eval.jsonl", dict(step=0, data="/home/me/secret/exam.jsonl", questions=50,
-                                         k=8, avg=.2, ci_low=.1, ci_high=.3))
-    tokenizer = load_tokenizer(fetch_model("tiny", 0))
-    text = export.card("mine", tmp_path, known, 20, tokenizer)
-    assert ModelCard(text).data.base_model == "Qwen/Qwen2.5-Math-1.5B" and "secret" not in text
-    assert repr(make_prompts(tokenizer, str(template), ["7+5-4=?"])[0]) in text
-    assert "on org/problems@train, mine.jsonl" in text and "50 problems of exam.jsonl" in text
-    template.unlink()
-    assert "(template own.jinja)" in export.card("mine", tmp_path, known, 20, tokenizer)
+    prompts = make_prompts(load_tokenizer(fetch_model("tiny", 0)), "chat", [export.PROBLEM])
+    assert all(repr(prompts[0]) in card for card in cards)
 
 
 # ------------------------------------------------------------------------------ no harm

@@ -78,7 +78,7 @@ def check_logprobs():
         for temperature in (1.0, 0.5, 2.0):
             rows = [row(*shape) for shape in shapes]
             right = torch.cat([of_response(one, temperature) for one in rows])
-            for size in (2**27, 8 * POLICY.config.vocab_size):  # the second: two tokens at a time
+            for size in (2**27, 8 * POLICY.config.vocab_size, 1):  # all, two, and one at a time
                 yours, entropy_T = logprobs.token_logprobs(POLICY, rows, temperature, size)
                 call = f"temperature {temperature:g} of {spelled(rows)}, chunk_bytes={size}"
                 must_be(f"log pi at {call}", yours, right, 1e-4)
