@@ -7,8 +7,6 @@ import itertools
 import json
 import math
 import random
-import subprocess
-import sys
 from dataclasses import fields, replace
 from statistics import fmean, stdev
 
@@ -18,11 +16,9 @@ from hypothesis import strategies as st
 
 import ada_sampler as ada
 from ada_sampler import Estimator, Group, Sample, SamplerConfig, collect
-from conftest import ROOT
 from course import laws
 from course import simulate as simulator
 from course.simulate import Coin, effective_weight, report, simulate
-from helpers import HANG
 from parts.config import check_sampler, unread
 from parts.metrics import summarize
 from sampler_oracles import (ADVANTAGES, RULES, WAYS, WEIGHTINGS, WEIGHTS, WithoutEarlyOpening,
@@ -39,15 +35,6 @@ def test_effective_weights_exactly(p):
 
 
 # --------------------------------------------------------------------------- advantages and weights
-def test_the_baseline_is_the_mean_of_the_pool_not_of_the_kept():
-    group = Group(0, None, [sample(i, i in (3, 9)) for i in range(16)], rounds=2,
-                  outcome="resolved")
-    ada.settle(group, config())
-    assert [s.index for s in group.kept] == [0, 1, 3, 9] and group.baseline == group.p_hat == 2 / 16
-    assert group.advantages == [-0.125, -0.125, 0.875, 0.875]
-    assert sum(group.advantages) != 0  # it would be, had the kept ones been averaged
-
-
 def test_threshold_is_strict_and_only_for_counting():
     shaped = Grader(lambda key, *_: (0.0, 0.5, 0.7, 0.71)[key[1] % 4])
     [g] = run(coins([0.5]), config(n=4, M=8, N=1), grader=shaped)
@@ -191,6 +178,7 @@ def test_barrier_and_early_opening_change_nothing_but_the_time(cfg, world):
         assert len(g.kept) == len(g.advantages) == len(g.weights) == len(g.rows())
         assert all(math.isfinite(c) for _, c in g.rows()) and all(w >= 0 for w in g.weights)
         assert g.outcome and g.zero_signal == all(c == 0 for _, c in g.rows())
+        assert not (cfg.drop_unresolved and g.kept) or g.outcome == "resolved"
 
 
 @given(accepted(), worlds(), st.integers(0, 99))
@@ -272,18 +260,6 @@ def test_dapo_refills_and_drops(hopeless):
             assert len(run(problems, config("dapo"), more=nothing)) == 6
 
 
-def test_unresolved_prompts_can_leave_the_batch():
-    for rule in ("ada-pos", "ada-balance"):
-        kept, dropped = (run(mixed(40), config(rule, drop_unresolved=drop))
-                         for drop in (False, True))
-        assert {g.outcome == "resolved" for g in kept} == {True, False}
-        for g, h in zip(kept, dropped):
-            assert (g.pool, g.outcome, g.baseline,
-                    g.p_hat) == (h.pool, h.outcome, h.baseline, h.p_hat)
-            assert g.kept and h.kept == (g.kept if g.outcome == "resolved" else [])
-            assert len(h.rows()) == len(h.kept)
-
-
 def test_estimator():
     estimator, problem = Estimator(), Coin("x", 0.5)
     assert estimator.pass_rate(problem) == 0.5
@@ -296,9 +272,8 @@ def test_estimator():
     assert [*state] == ["x", "never"]
     other = Estimator()
     other.load(state)
-    assert other.pass_rate(problem) == estimator.pass_rate(problem) and other.state_dict() == state
-    for visited in (problem, Coin("later", 0.5)):
-        other.update(Group(0, visited, [sample(0, True)]))
+    assert other.pass_rate(problem) == estimator.pass_rate(problem)
+    other.update(Group(0, problem, [sample(0, True)]))
     estimator.state_dict()["x"][0] = 99
     assert estimator.state_dict() == state  # nothing is shared
     other.load(state)
@@ -307,21 +282,6 @@ def test_estimator():
     assert len(other.counts) == 2
     with pytest.raises(ValueError, match="estimator"):
         collect([problem], config("ada-est"), Engine(), Grader())
-
-
-def test_gvm_two_stages():
-    problems = coins([0.0, 0.1, 0.5, 1.0] * 8)
-    groups = run(problems, config("gvm"))
-    assert sum(len(g.pool) for g in groups) == 32 * (8 + 8)
-    for g in groups:
-        pilots = [s for s in g.pool if s.round == 0]
-        assert len(pilots) == 8 and g.kept == g.pool[8:]
-        if not any(s.correct for s in pilots):
-            assert (g.outcome, g.kept) == ("too few correct", [])
-        if g.kept:
-            assert g.baseline == ada.mean([s.reward for s in g.kept])
-    hopeless = run(coins([0.0] * 5), config("gvm"))
-    assert not any(g.kept for g in hopeless) and summarize(hopeless)["samples"] == 40
 
 
 def test_a_prompt_that_gvm_does_not_draw_again_is_known_by_its_pilots():
@@ -336,8 +296,16 @@ def test_a_prompt_that_gvm_does_not_draw_again_is_known_by_its_pilots():
 
 
 def test_gvm_with_raft_and_log_is_the_estimator_of_its_paper():
+    """Pilots are drawn first, and only what is drawn after them is trained on."""
     cfg = config("gvm", advantage="positives-only", weighting="log")
-    for g in run(mixed(40), cfg):
+    groups = run(mixed(40), cfg)
+    assert sum(len(g.pool) for g in groups) == 40 * (8 + 8)
+    for g in groups:
+        pilots = [s for s in g.pool if s.round == 0]
+        hopeless = not any(s.correct for s in pilots)
+        assert len(pilots) == 8 and g.kept == g.pool[8:]
+        assert not hopeless or (g.outcome, g.kept) == ("too few correct", [])
+        assert not g.kept or g.baseline == ada.mean([s.reward for s in g.kept])
         for s, c in g.rows():  # 1/(n_i p_i) for accepted ones, over M rows per prompt on average
             assert math.isclose(c / cfg.M, 1 / (len(g.kept) * g.p_hat)) if s.correct else c == 0
 
@@ -420,42 +388,19 @@ def test_a_new_rule_is_a_row_of_the_table(monkeypatch):
         assert (g.outcome, g.rounds, len(g.kept)) == (*end, 4)
 
 
-def test_it_needs_the_standard_library_only():
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); old = set(sys.modules)"
-    code += "; import ada_sampler; print(*set(sys.modules) - old)"
-    loaded = subprocess.run(
-        [sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=HANG, check=True
-    ).stdout
-    strangers = {name.split(".")[0] for name in loaded.split()}
-    strangers -= {*sys.stdlib_module_names, "ada_sampler"}
-    assert not strangers and "torch" not in loaded and "vllm" not in loaded
-
-
 # ------------------------------------------------------------- course/simulate.py, which runs coins
-@pytest.mark.parametrize("p", [0.05, 0.5, 0.9])
-@pytest.mark.parametrize("rule, n", [("ada-balance", 4), ("ada-pos", 4), ("uniform", 16)])
-def test_oracles_through_collect(p, rule, n):
-    count = 400
-    pools = laws.closed_pools(p, config(rule, n=n))
-    draws = sum(q * (c + w) for (c, w, _), q in pools.items())
-    variance = sum(q * (c + w - draws) ** 2 for (c, w, _), q in pools.items())
-    unresolved = sum(q for (*_, outcome), q in pools.items() if outcome != "resolved")
-    silent = sum(q for (c, w, _), q in pools.items() if not c * w)
-    groups = simulate(config(rule, n=n), [p] * count, seed=round(1000 * p) + n)
-    assert abs(fmean(len(g.pool) for g in groups) - draws) <= 3 * math.sqrt(variance / count) + 1e-9
-    for share, got in ((unresolved, [g.outcome != "resolved" for g in groups]),
-                       (silent, [g.zero_signal for g in groups])):
-        assert abs(fmean(got) - share) <= 3 * math.sqrt(share * (1 - share) / count) + 1 / count
-
-
-@pytest.mark.parametrize("p", [0.05, 0.5, 0.9])
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_effective_weights_through_collect(p, weighting):
-    cfg = config(weighting=weighting)
-    groups = simulate(cfg, [p] * 400, seed=round(100 * p))
-    weights = [effective_weight(g, cfg) for g in groups]
-    error = stdev(weights) / math.sqrt(len(weights))
-    assert abs(fmean(weights) - laws.expected_yield(p, cfg).weight) <= 3 * error + 1e-6
+@pytest.mark.parametrize("p", [0.05, 0.3, 0.9])
+@pytest.mark.parametrize("rule, n, weighting", [
+    *(("ada-balance", 4, weighting) for weighting in WEIGHTINGS), ("ada-pos", 4, "none"),
+    ("uniform", 16, "none")])
+def test_oracles_through_collect(p, rule, n, weighting):
+    cfg = config(rule, n=n, weighting=weighting)
+    exact, groups = laws.expected_yield(p, cfg), simulate(cfg, [p] * 400, seed=round(1000 * p) + n)
+    found = dict(weight=[effective_weight(g, cfg) for g in groups],
+                 draws=[len(g.pool) for g in groups], silent=[g.zero_signal for g in groups])
+    for name, values in found.items():
+        error = stdev(values) / math.sqrt(400)
+        assert abs(fmean(values) - getattr(exact, name)) <= 3 * error + 1 / 400, name
 
 
 def test_what_is_reported_is_per_place_in_the_batch():
@@ -495,13 +440,11 @@ def test_a_prompt_that_drew_twice_as_much_counts_twice():
 
 
 def test_command_line(capsys):
-    def printed(flags: str) -> list[list[str]]:
-        simulator.main(flags.split())
-        return [line.split() for line in capsys.readouterr().out.splitlines()]
-
-    rows = {name: numbers for name, *numbers in printed("--pass-rate 0.05")}
+    simulator.main(["--pass-rate", "0.05"])
+    _, _, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    found = {rule: map(float, numbers[:4]) for rule, *numbers in rows}
+    assert list(found) == list(RULES)
     exact_and_error = ((27.31, 0.6), (0.52, 0.04), (0.194, 0.03), (5.9, 0.4))
-    for number, (right, error) in zip(rows["ada-balance"], exact_and_error):
-        assert abs(float(number) - right) < error
-    first, _, *rows = printed("--beta 0.5 1.5")
-    assert [row[0] for row in rows] == list(RULES) and 0.22 < float(first[4]) < 0.28  # 0.5 of 2
+    for number, (right, error) in zip(found["ada-balance"], exact_and_error):
+        assert abs(number - right) < error
+    assert 0.22 < fmean(simulator.pass_rates(None, (0.5, 1.5))) < 0.28  # 0.5 of 2

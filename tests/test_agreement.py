@@ -74,7 +74,7 @@ def test_they_agree_again_after_each_sync_and_a_lost_layer_is_seen(
     with serve(folder, dtype=dtype, sync_mode=sync, kv_cache_dtype=cache, lora_rank=8) as engine:
         trained = policy(folder, trainer, moved=0, rank=8)
         prompts = [engine.tokenizer.encode(f"<|user|>{problem['problem']}<|assistant|>")
-                   for problem in chains("test", 6 if large else 24)]
+                   for problem in chains("test", 3 if large else 24)]
         problems = [SimpleNamespace(prompt_ids=ids) for ids in prompts]
 
         def probed():

@@ -1,5 +1,6 @@
 """What imports what: a part can be read after those that it imports, and there is such an order."""
 import ast
+import sys
 from graphlib import TopologicalSorter
 
 from conftest import ROOT
@@ -28,3 +29,7 @@ def test_parts_import_no_script_and_nothing_that_imports_them():
     for place, name in enumerate(CORE):
         later = {f"parts.{other}" for other in CORE[place:]}
         assert not graph[f"parts.{name}"] & later, name
+
+
+def test_the_sampler_needs_the_standard_library_only():
+    assert imports(ROOT / "ada_sampler.py") <= sys.stdlib_module_names
