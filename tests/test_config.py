@@ -1,25 +1,20 @@
 """Settings: every flag is explained and arrives; what a user can get wrong ends within seconds,
 before torch is imported, in one sentence.
 """
-import json
 import math
 import os
 import re
 import subprocess
 import sys
 from dataclasses import asdict, fields
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
 from helpers import ROOT
 from parts import config as config_module
-from parts import run as running
 from parts.config import (LIMITS, MAY_BE_ZERO, USUAL, Config, EvalConfig, ModelSettings,
                           check_numbers, name_of, parse, parse_flags, resolve)
-from parts.run import prepare
 
 
 @pytest.mark.parametrize("settings", [
@@ -53,40 +48,21 @@ def test_every_number_has_a_range_of_which_both_ends_are_allowed(cls):
                 check_numbers(cls(**{f.name: value}))
 
 
-def test_there_are_at_most_56_flags():
-    """--clip is on unless --no-clip: one more."""
-    switches = [f for f in fields(Config) if f.default is True]
-    assert len(fields(Config)) + len(switches) <= 56
-
-
 # ------------------------------------------------------------------------------ defaults
 def test_the_defaults_are_those_that_the_page_explains():
     page = (ROOT / "docs" / "defaults.md").read_text()
-    stated = dict(re.findall(r"^\| (.+?) \| (.+?) \|", page, re.M))
-    tiny, real, small = (parse(["--model", model])
-                         for model in ("tiny", "Qwen2.5-Math-1.5B", "SmolLM2-135M-Instruct"))
-    for config in (tiny, real, small):
-        for flag in ("--lora-rank", "--lora-alpha", "--max-grad-norm"):
-            assert float(stated[f"`{flag}`"]) == getattr(config, flag[2:].replace("-", "_"))
-    warmups = f"{real.warmup_steps} optimizer steps of warm-up (models below 500 M parameters: "
-    assert stated["schedule"].startswith(f"{warmups}{small.warmup_steps})")
-    assert tiny.warmup_steps == real.warmup_steps
-    rates = [float(stated[f"`--lr`, {kind}"]) for kind in (
-        "built-in models", "real models", "models below 500 M parameters")]
-    assert rates == [tiny.lr, real.lr, small.lr]
-    assert stated["`--n`"] == str(real.n)
-    rounds = f"{real.M}, {real.N}; {real.eps_low}, {real.eps_high}; {real.weight_cap:g}"
-    assert stated["`--M`, `--N`, ε, the cap of 5"] == rounds
-    assert (tiny.eval_questions, real.eval_questions) == (100, 100)  # docs/data.md
-    shape = f"{small.batch_prompts} prompts a step in rounds of four, {small.steps} steps"
-    assert shape in (ROOT / "docs" / "real_model.md").read_text()
-
-
-@pytest.mark.parametrize("settings, held_out", [
-    (dict(), "builtin"), (dict(model="Qwen2.5-Math-1.5B"), "math500"),
-    (dict(data="mine.jsonl"), "held-out"), (dict(model="Qwen3-4B", data="builtin"), "builtin")])
-def test_the_held_out_problems_fit_the_training_data(settings, held_out):
-    assert resolve(Config(**settings)).eval_data == held_out
+    stated = {row: [float(number) for number in re.findall(r"\d[\d.e-]*", default)]
+              for row, default in re.findall(r"^\| (.+?) \| (.+?) \|", page, re.M)}
+    tiny, c, small = (parse(["--model", model])
+                      for model in ("tiny", "Qwen2.5-Math-1.5B", "SmolLM2-135M-Instruct"))
+    found = {
+        "`--lora-rank`": [c.lora_rank], "`--lora-alpha`": [c.lora_alpha], "`--n`": [c.n],
+        "`--lr`, real models": [c.lr], "`--lr`, built-in models": [tiny.lr],
+        "`--lr`, models below 500 M parameters": [small.lr],
+        "schedule": [c.warmup_steps, 500, small.warmup_steps],
+        "`--max-grad-norm`": [c.max_grad_norm],
+        "`--M`, `--N`, ε, the cap of 5": [c.M, c.N, c.eps_low, c.eps_high, c.weight_cap]}
+    assert {row: stated[row] for row in found} == found
 
 
 def test_what_is_given_is_not_replaced():
@@ -197,28 +173,3 @@ def test_without_flags_the_defaults_hold_and_others_can_take_their_place():
     assert given == Config(lr=0.25, clip=False, M=9)
     one = parse_flags(ModelSettings, ["--lora-rank", "8"], "p", "")  # a class without groups
     assert one == ModelSettings(lora_rank=8)
-
-
-# ------------------------------------------------------------------------------ the program
-def test_a_run_is_known_by_its_training_and_its_held_out_prompts(tmp_path, monkeypatch, capsys):
-    """Other ones under the same name are told apart, before an engine is started.
-
-    And a batch that is larger than the data is announced.
-    """
-    monkeypatch.chdir(tmp_path)
-    known = []
-    monkeypatch.setattr(
-        running, "require_same", lambda folder, inputs: known.append("".join(inputs.values())))
-    monkeypatch.setattr(running, "start_engine", lambda *_: 1 / 0)  # far enough
-    grader = SimpleNamespace(check_golds=lambda golds: [True for _ in golds])
-    asked = [(2, 3, "chat"), (2, 3, "chat"), (2, 4, "chat"), (5, 3, "chat"), (2, 3, "none")]
-    for i, (train, held_out, template) in enumerate(asked):
-        for name, b in (("train", train), ("held", held_out)):
-            row = dict(problem=f"{name} 1+{b}=?", answer=str(1 + b))
-            Path(f"{name}.jsonl").write_text(json.dumps(row) + "\n")
-        with pytest.raises(ZeroDivisionError):
-            prepare(parse(["--data", "train.jsonl", "--eval-data", "held.jsonl", "--name",
-                           f"mine{i}", "--template", template]), grader)
-    assert known[0] == known[1] and len({*known}) == 4
-    said = "data: a step takes 24 prompts (--batch-prompts) of 1 to train on, so some are in it"
-    assert capsys.readouterr().out.count(said) == 5

@@ -180,14 +180,16 @@ def test_whatever_a_file_does_is_one_sentence(tmp_path, capsys, monkeypatch, lab
 
 @pytest.mark.slow
 def test_a_class_is_graded_by_the_shell_and_no_file_stops_the_others(tmp_path):
-    """Lab 3 is right, 4 ends the process, 5 never comes back from a call that no signal reaches."""
+    """Lab 3 is right, 4 ends the process, 5 never comes back from a call that no signal reaches.
+
+    How much of a killed process was printed is up to its buffers.
+    """
     right = ["from ada_sampler import RULES, Sample, SamplerConfig",
              *map(inspect.getsource, solution("lab_3").values())]
     endless = (place.LABS / "lab_5.py").read_text().replace(
         "    raise NotImplementedError", "    return sum(range(10**14))", 1)
     endless += "import resource; resource.setrlimit(resource.RLIMIT_CPU, (8, 8))\n"  # for 120
-    texts = dict(lab_1="def (", lab_3="\n".join(right), lab_4="import os; os._exit(7)",
-                 lab_5=endless, lab_8=(place.LABS / "lab_8.py").read_text())
+    texts = dict(lab_3="\n".join(right), lab_4="import os; os._exit(7)", lab_5=endless)
     (tmp_path / "class" / "ann").mkdir(parents=True)
     for lab, text in texts.items():
         (tmp_path / "class" / "ann" / f"{lab}.py").write_text(text)
@@ -195,14 +197,9 @@ def test_a_class_is_graded_by_the_shell_and_no_file_stops_the_others(tmp_path):
     loop = loop[0].replace("python course", f"{sys.executable} {ROOT}/course")
     done = subprocess.run(["bash", "-c", loop], cwd=tmp_path, capture_output=True, text=True,
                           timeout=HANG)
-    said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
-    ends = {"lab_1": "SyntaxError: invalid syntax", "lab_3": "10 of 10 points",
-            "lab_8": "0 of 10 points"}
-    assert {Path(file).stem for file in said} == set(texts), done.stdout + done.stderr
-    for file, end in said.items():
-        lab = Path(file).stem
-        # how much of a killed process was printed is up to its buffers
-        assert ends[lab] in end if lab in ends else "points" not in end
+    said = {Path(line.split(": ")[0]).stem: line for line in done.stdout.splitlines()}
+    assert set(said) == set(texts), done.stdout + done.stderr
+    assert "10 of 10 points" in said.pop("lab_3") and "points" not in " ".join(said.values())
 
 
 def test_training_uses_what_is_written_and_says_what_is_not(tmp_path, monkeypatch, capsys):

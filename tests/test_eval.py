@@ -254,7 +254,7 @@ def test_a_sample_is_there_one_engine_step_after_it_has_finished():
     assert len(lag) == 40 and max(lag) <= 2 * max(arrived) and lag[-1] == 0
 
 
-def test_a_failed_reward_is_the_worst_of_the_whole_evaluation(tmp_path):
+def test_a_failed_reward_is_the_worst_of_the_whole_evaluation(tmp_path, capsys):
     """Nobody gains by breaking it: also in a folder that was continued."""
     golds, file = dict(a=["-5", "-4", "nan", "-3"], b=["nan", "-1", "-2"]), tmp_path / "eval.jsonl"
     problems = [question(f"{name}/{i}", gold, name) for name in golds
@@ -265,9 +265,12 @@ def test_a_failed_reward_is_the_worst_of_the_whole_evaluation(tmp_path):
         rows = stored(file, problems, 1)
         assert [row["reward"] for row in rows] == [-5, -4, None, -3, None, -1, -2]
         rows = evaluation.with_rewards(rows)
-        summary = summarize(rows, 1, dict(a=1, b=1))["sets"]
-        assert [summary[name]["avg"] for name in "ab"] == [-17 / 4, -8 / 3]
-        assert [summary[name]["verifier_failures"] for name in "ab"] == [1 / 4, 1 / 3]
+        summary = summarize(rows, 1, dict(a=1, b=1))
+        sets = [summary["sets"][name] for name in "ab"]
+        assert [one["avg"] for one in sets] == [-17 / 4, -8 / 3]
+        assert [one["verifier_failures"] for one in sets] == [1 / 4, 1 / 3]
+        evaluation.show_results(summary, rows, ".3g")
+        assert "WARNING: no verdict on 2 of 7 samples, such as " in capsys.readouterr().out
         file.write_text("".join(file.read_text().splitlines(True)[:3]) + '{"data": "a", "rew')
 
 

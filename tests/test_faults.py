@@ -1,11 +1,11 @@
 """Every fault is really made: what is left on the disk, what the user reads (docs/runs.md)."""
-import ast
+import contextlib
 import gc
+import itertools
 import json
 import math
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -37,32 +37,20 @@ def first_adapter_weight(policy):
 
 
 # ---------------------------------------------------------------------------- numbers that are none
-@pytest.mark.parametrize("broken", ["weight", "logprob of the engine"])
-def test_nan_skips_the_step_and_changes_nothing(broken):
+def test_nan_skips_the_step_and_changes_nothing():
     run = world.ready(lr=0.1)
-    groups, right = minirl.sample(run), first_adapter_weight(run.policy)[0, 0].item()
-
-    def step():
+    groups, before = minirl.sample(run), trained_weights(run.policy)
+    logprobs = next(s for group in groups for s, a in group.rows() if a).rollout.logprobs
+    for number, steps in ((math.nan, (0, 1)), (logprobs[0], (1, 0))):
+        logprobs[0] = number
         metrics = minirl.update(run.policy, run.optimizer, run.schedule, groups, run.config,
                                 random.Random(0))
+        assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == steps
+        assert math.isnan(metrics["grad_norm"]) == math.isnan(number)
         assert all(p.grad is None for p in run.policy.parameters())
-        return metrics["optimizer_steps"], metrics["skipped_steps"], metrics["grad_norm"]
-
-    logprobs = next(s for group in groups for s, a in group.rows() if a).rollout.logprobs
-    first = logprobs[0]
-    if broken == "weight":
-        first_adapter_weight(run.policy).data[0, 0] = math.nan
-    else:
-        logprobs[0] = math.nan
-    before = {name: w.nan_to_num(7e7) for name, w in trained_weights(run.policy).items()}
-    assert step() == (0, 1, pytest.approx(math.nan, nan_ok=True))
-    after = {name: w.nan_to_num(7e7) for name, w in trained_weights(run.policy).items()}
-    assert all(torch.equal(after[name], before[name]) for name in before)
-    assert not run.optimizer.state_dict()["state"] and run.schedule.last_epoch == 0
-    first_adapter_weight(run.policy).data[0, 0], logprobs[0] = right, first
-    assert step()[:2] == (1, 0)  # and the next step is as good as ever
-    assert any(not torch.equal(w, before[name])
-               for name, w in trained_weights(run.policy).items())
+        after = trained_weights(run.policy)
+        assert all(torch.equal(after[name], before[name]) for name in before) == (steps[0] == 0)
+        assert bool(run.optimizer.state_dict()["state"]) == (run.schedule.last_epoch == 1)
 
 
 # ------------------------------------------------------------------------------------ out of memory
@@ -79,72 +67,37 @@ def test_the_largest_micro_batch_is_rehearsed(monkeypatch):
     assert seen == [[300] * 3] and run.events == ["sleep", "wake"]
 
 
-# ---------------------------------------------------------------------------------- untrusted input
-@pytest.mark.slow
-def test_code_in_data_rows_stays_text(tmp_path, capsys):
-    from models import make
-    from parts.data import check_golds, load_problems
-    from parts.prompts import add_prompts
-    from rewards import Grader
-
-    touch = f"__import__('os').mkdir('{tmp_path}/owned')"
-    shell = f"$(mkdir {tmp_path}/owned)"
-    golds = {touch: touch, "{{ 7*7 }}": rf"\boxed{{{touch}}}", "{problem}": f"lambda: {touch}",
-             "{% for x in 'ab' %}x{% endfor %}": "1/0", shell: "9**9**9**9",
-             "%s {0} \\boxed{3}": "10^{10^{10}}!", f"what is 1+1? {ESCAPE}": ESCAPE}
-    rows = [dict(problem=text, answer=gold) for text, gold in golds.items()]
-    (tmp_path / "evil.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    problems = add_prompts(load_problems(str(tmp_path / "evil.jsonl")), make.build_tokenizer(),
-                           "chat", 400)
-    assert [p.problem for p in problems] == [text.strip() for text in golds]
-    assert all(p.problem in p.prompt for p in problems)
-    with Grader() as grader:
-        problems = check_golds(problems, grader, drop=True)
-        grader.grade([(p.answer, completion) for p in problems for completion in (
-            touch, rf"\boxed{{{touch}}}", rf"\boxed{{{p.answer}}}", rf"\boxed{{{shell}}}")])
-    assert not (tmp_path / "owned").exists()
-    printed = capsys.readouterr()
-    assert not set("\x1b\x07\x9b") & set(printed.out + printed.err)
-
-
-def test_no_model_brings_code_of_its_own():
-    """transformers asks whether to run it, and `yes |` would answer: every loader is told no."""
-    loaders = {}
-    for file in [*ROOT.glob("*.py"), *(ROOT / "parts").glob("*.py")]:
-        for call in ast.walk(ast.parse(file.read_text())):
-            if isinstance(call, ast.Call) and ".from_pretrained" in ast.unparse(call.func):
-                if ast.unparse(call.func).startswith("Auto"):
-                    told = {word.arg: ast.unparse(word.value) for word in call.keywords}
-                    loaders[f"{file.name}:{call.lineno}"] = told.get("trust_remote_code")
-    assert len(loaders) >= 4 and set(loaders.values()) == {"False"}, loaders
-
-
 # ------------------------------------------------------------------- any phase, in the small world
 class Fault(BaseException):
     """Which nobody catches."""
 
 
-PHASES = {  # what is called in it
-    "sampling": (world.Engine, "step"), "grading": (world.Grader, "submit"),
-    "update": (torch.nn.utils, "clip_grad_norm_"), "sync": (world.Engine, "sync"),
-    "log": (running, "append"), "checkpoint": (folders, "flush"),
-    "evaluation": (evaluation, "as_row")}
-RUN = dict(sampler="ada-est", steps=4, eval_data="builtin,builtin-skills")  # it has a memory
+MIDDLE, END = 1 / 2, 1
+PHASES = {  # what is called in it, when it fails, and a run that has much to carry over
+    "sampling": (world.Engine, "step", MIDDLE, dict(sampler="dapo", mini_batches=2)),
+    "update": (torch.nn.utils, "clip_grad_norm_", MIDDLE,
+               dict(sampler="ada-est", dtype="float16", batch_prompts=2)),
+    "log": (running, "append", MIDDLE, dict(sampler="ada-est")),
+    "checkpoint": (folders, "flush", END, dict(sampler="gvm", dtype="bfloat16", warmup_steps=3)),
+    "evaluation": (evaluation, "as_row", END, dict(eval_data="builtin,builtin-skills"))}
 
 
-def failing(monkeypatch, phase: str, moment: int) -> list:
-    """From now on the phase raises at this call. Returns the list of its calls."""
-    (owner, name), calls = PHASES[phase], []
-    real = getattr(owner, name)
+def failing(owner, name: str, moment: int, folder: Path, **settings) -> int:
+    """A run in which the `moment`-th call of a function raises. Returns how many calls there were.
+    """
+    calls, real = itertools.count(1), getattr(owner, name)
 
     def called(*args, **how):
-        calls.append(name)
-        if len(calls) == moment:
+        if next(calls) == moment:
             raise Fault
         return real(*args, **how)
 
-    monkeypatch.setattr(owner, name, called)
-    return calls
+    folder.mkdir()
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Fault):
+        patch.setattr(owner, name, called)
+        world.small_run(folder, log_groups="all", **settings)
+    gc.collect()  # the run's lock goes with it, as with its process
+    return next(calls) - 1
 
 
 def logs_and_adapter(run: Path) -> list:
@@ -154,21 +107,15 @@ def logs_and_adapter(run: Path) -> list:
 
 
 @pytest.mark.slow
+@pytest.mark.core
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_fault_in_any_phase_costs_the_running_step_and_no_bit(phase, tmp_path, monkeypatch):
-    """In the middle of the run, and at its very end."""
-    (tmp_path / "whole").mkdir()
-    with monkeypatch.context() as patch:
-        calls = failing(patch, phase, moment=0)
-        wanted = logs_and_adapter(world.small_run(tmp_path / "whole", **RUN))
-    for moment in (len(calls) // 2, len(calls)):
-        place = tmp_path / str(moment)
-        place.mkdir()
-        with monkeypatch.context() as patch, pytest.raises(Fault):
-            failing(patch, phase, moment)
-            world.small_run(place, **RUN)
-        gc.collect()  # the run's lock goes with it, as with its process
-        assert logs_and_adapter(world.small_run(place, resume=True, **RUN)) == wanted
+def test_a_fault_in_any_phase_costs_the_running_step_and_no_bit(phase, tmp_path):
+    owner, name, when, settings = PHASES[phase]
+    calls = failing(owner, name, 0, tmp_path / "whole", **settings)
+    moment = int(when * calls)
+    assert failing(owner, name, moment, tmp_path / "cut", **settings) == moment
+    again = world.small_run(tmp_path / "cut", resume=True, log_groups="all", **settings)
+    assert logs_and_adapter(again) == logs_and_adapter(tmp_path / "whole/runs/mine")
 
 
 # --------------------------------------------------------------------------- real runs, real engine
@@ -231,7 +178,10 @@ CUTS = [  # one start after the other: (how it ends, exit code, the last step th
 
 @engine_test
 def test_a_run_that_is_cut_short_in_every_way_ends_as_if_it_had_never_been(place, reference):
-    """Each time `--name cut --resume` goes on, without another flag."""
+    """Each time `--name cut --resume` goes on, without another flag.
+
+    RUN_FLAGS="--model tiny-moe ..." for another run.
+    """
     run = place / "runs/cut"
     for start, (before, code, saved) in enumerate(CUTS):
         flags = ["--resume"] if start else FLAGS
@@ -246,47 +196,8 @@ def test_a_run_that_is_cut_short_in_every_way_ends_as_if_it_had_never_been(place
                     file.write('{"step": 5, "rew')
     assert "continuing after step 4" in program(place, 0, "--name", "cut", "--resume")
     assert whole_runs.difference(run, reference, 6) == ""
-    assert len(folders.checkpoints(run)) == 2
-    assert sum(row["optimizer_steps"] for row in whole_runs.rows(run / "metrics.jsonl")) >= 5
-
-
-AFTER_CPU_SECONDS = """
-import os, tempfile, threading, time
-tempfile.tempdir = None  # the process that this one is forked from knows another
-def cut(end=time.process_time() + {seconds}):
-    while time.process_time() < end:
-        time.sleep(0.001)
-    os.kill(os.getpid(), {number})
-threading.Thread(target=cut, daemon=True).start()
-"""
-
-
-@engine_test
-def test_killed_at_random_moments_it_ends_as_if_it_had_never_been(place, reference, tmp_path):
-    """KILLS=20 for the long version; RUN_FLAGS="--model tiny-moe ..." for another run.
-
-    The moment is drawn in seconds of the run's own CPU time: whatever else the machine does.
-    """
-    left = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT] * int(os.environ.get("KILLS", 1))
-    run, rng = place / "runs/random", random.Random(0)
-    flags = ["--name", "random", *FLAGS, "--resume"]
-    while left:
-        before = AFTER_CPU_SECONDS.format(seconds=rng.uniform(0, 25), number=int(left[-1]))
-        done = run_program("minirl.py", *flags, cwd=place, before=before,
-                           env=dict(TMPDIR=tmp_path))
-        if done.returncode == 0:  # it was over before: from the beginning
-            shutil.rmtree(run)
-            continue
-        assert done.returncode in (-left[-1], 128 + left[-1]), done.stdout
-        assert "Traceback" not in done.stdout, done.stdout
-        assert not run.exists() or len(folders.checkpoints(run)) <= 3
-        left.pop()
-    program(place, 0, *flags)
-    assert whole_runs.difference(run, reference, 6) == ""
     assert len(folders.checkpoints(run)) == 2 and not list(run.glob("**/.*.writing"))
-    others = ("torchinductor_", "vllm_dist_")  # torch's cache; vLLM's, of 2 KB, after a kill -9
-    while [file for file in tmp_path.iterdir() if not file.name.startswith(others)]:
-        time.sleep(0.02)  # a grader's folder goes with it, once it has seen the end
+    assert sum(row["optimizer_steps"] for row in whole_runs.rows(run / "metrics.jsonl")) >= 5
 
 
 ENGINE_HANGS = """

@@ -143,6 +143,10 @@ def test_other_evaluations_are_not_mixed(tmp_path):
 
 
 # ------------------------------------------------------------------------------ files and logs
+def dies(*_):
+    raise KeyboardInterrupt
+
+
 def cut_back(log, step):
     folders.keep_rows(log, lambda row: folders.has_step(row) and row["step"] <= step)
 
@@ -168,19 +172,6 @@ def test_whatever_is_written_can_be_read_and_any_other_bytes_are_dropped(text, s
         assert wanted == list(folders.read_rows(log)) == lines(log)
 
 
-def test_one_is_no_plural():
-    said = [folders.counted(count, "gold") for count in (0, 1, 2)]
-    assert said == ["0 golds", "1 gold", "2 golds"]
-
-
-def test_a_small_file_is_on_the_disk_before_it_takes_the_old_ones_place(tmp_path, disk):
-    file = tmp_path / "config.json"
-    folders.write_safely(file, "new")
-    assert disk == [
-        ("flush", tmp_path / ".config.json.writing"), ("rename", file), ("flush", tmp_path)]
-    assert list(tmp_path.iterdir()) == [file]
-
-
 @pytest.mark.parametrize("link", [True, False])
 def test_what_a_crash_has_left_is_in_nobodys_way(tmp_path, link):
     """Nothing is written through a link, either: a run's folder may come from elsewhere."""
@@ -198,19 +189,19 @@ def test_what_a_crash_has_left_is_in_nobodys_way(tmp_path, link):
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "metrics.jsonl"]
 
 
-def test_a_crash_while_a_small_file_is_replaced_leaves_the_old_text(tmp_path, monkeypatch):
+def test_a_small_file_is_on_the_disk_before_it_takes_the_old_ones_place(
+        tmp_path, disk, monkeypatch):
+    """A crash at any moment leaves the old text."""
     file = tmp_path / "config.json"
-    file.write_text("old")
-
-    def dies(*_):
-        raise KeyboardInterrupt
-
+    folders.write_safely(file, "old")
+    assert disk == [
+        ("flush", tmp_path / ".config.json.writing"), ("rename", file), ("flush", tmp_path)]
     for moment in ((folders, "flush"), (os, "replace")):
-        monkeypatch.setattr(*moment, dies)
-        with pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(*moment, dies)
             folders.write_safely(file, "new")
-        monkeypatch.undo()
         assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]
+
 
 # ------------------------------------------------------------------------------ checkpoints
 @pytest.fixture(scope="module")
@@ -233,6 +224,10 @@ def test_the_newest_two_stay_and_for_good_every_so_many_th(tmp_path, learning):
     assert json.loads((tmp_path / "a/checkpoints/step-000007/state.json").read_text())["step"] == 7
     save(tmp_path / "b", range(1, 8), learning, keep_every=3)
     assert names(tmp_path / "b") == ["step-000003", "step-000006", "step-000007"]
+    save(tmp_path / "a", [999_999, 1_000_000], learning)
+    assert names(tmp_path / "a") == ["step-999999", "step-1000000"]  # by number, not as names
+    assert folders.saved_so_far(tmp_path / "a") == (
+        "everything up to step 1000000 is saved: continue with --resume.")
     assert not list(tmp_path.glob("*/checkpoints/.*"))
 
 
@@ -264,25 +259,11 @@ def test_checkpoints_that_were_moved_to_another_disk_are_followed(tmp_path, lear
     assert (tmp_path / "step-000002/state.json").exists()  # the link is removed, not its target
 
 
-def test_checkpoints_are_ordered_by_number(tmp_path, learning):
-    """As names, a million would come before the step before it."""
-    save(tmp_path, [999_999, 1_000_000], learning)
-    assert names(tmp_path) == ["step-999999", "step-1000000"]
-    assert folders.saved_so_far(tmp_path) == (
-        "everything up to step 1000000 is saved: continue with --resume.")
-    assert folders.saved_so_far(tmp_path / "new") == "nothing was saved yet: start again."
-
-
 def test_a_crash_inside_the_write_leaves_the_old_one(tmp_path, monkeypatch, learning):
     save(tmp_path, [2], learning)
-
-    def dies(path):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(folders, "flush", dies)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(folders, "flush", dies)
         save(tmp_path, [4], learning)
-    monkeypatch.undo()
     assert names(tmp_path) == ["step-000002"]
     left = tmp_path / "checkpoints/.step-000004.writing"  # by a kill
     left.mkdir()
@@ -332,23 +313,15 @@ def test_what_is_restored_goes_on_as_if_it_had_never_stopped(tmp_path):
         assert one[1].param_groups[0]["lr"] == other[1].param_groups[0]["lr"]
     for a, b in zip(one[0].parameters(), other[0].parameters()):
         assert torch.equal(a, b)
+    slower = taught(Config(lr=0.01, warmup_steps=4), 0)  # the rate is that of the new start
+    folders.restore(saved, *slower)
+    for rate in (0.01 * 3 / 4, 0.01):  # two of four steps of the warm-up are done
+        assert slower[1].param_groups[0]["lr"] == pytest.approx(rate)
+        learn(*slower)
 
 
-def test_the_learning_rate_is_that_of_the_new_start(tmp_path):
-    one = taught(Config(lr=0.1, warmup_steps=4), 2)
-    saved = folders.save(tmp_path, *one, dict(step=2))
-    policy, optimizer, schedule = taught(Config(lr=0.01, warmup_steps=4), 0)
-    folders.restore(saved, policy, optimizer, schedule)
-    group = optimizer.param_groups[0]
-    assert group["initial_lr"] == 0.01
-    assert group["lr"] == pytest.approx(0.01 * 3 / 4)  # two steps are done: the third of four
-    learn(policy, optimizer, schedule)
-    assert group["lr"] == pytest.approx(0.01)
-
-
-def test_a_run_of_a_gpu_can_be_read_where_there_is_none(tmp_path, monkeypatch):
+def test_a_run_of_a_gpu_can_be_read_where_there_is_none(tmp_path, monkeypatch, learning):
     """Its optimizer holds tensors of the GPU; to the CPU first, and the optimizer moves them on."""
-    policy, optimizer, schedule = learning = taught(Config(lr=0.1), 3)
     saved = folders.save(tmp_path, *learning, dict(step=2))
     real, places = torch.load, []
     monkeypatch.setattr(torch, "load",

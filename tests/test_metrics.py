@@ -80,9 +80,6 @@ def test_shares_of_prompts():
     assert row["unresolved_too_few_wrong"] == 2 / 8 and row["unresolved_out_of_budget"] == 1 / 8
     assert row["zero_signal"] == 7 / 8 and row["kept"] == 2 and row["reward_kept"] == 0.5
     assert row["verdicts"] == dict(correct=8, wrong=8)
-
-
-def test_summary_of_nothing():
     assert summarize([])["samples"] == 0 and "reward_pool" not in summarize([])
 
 

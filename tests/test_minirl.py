@@ -4,7 +4,6 @@ What the update computes is the subject of test_objective.py.
 """
 import contextlib
 import math
-import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -19,8 +18,7 @@ from parts.metrics import why_broken
 from parts.policy import START_SCALE
 from parts.routing_replay import note_routes
 from parts.run import make_optimizer, rehearse
-from whole_runs import difference
-from world import by_text, ready, silent, small_run
+from world import by_text, ready, silent
 
 
 # ------------------------------------------------------------------------------ one step
@@ -154,23 +152,6 @@ def test_the_loop_logs_and_saves_each_step_before_it_is_evaluated(monkeypatch):
     step = ["record", "evaluate_if_due", "show"]
     assert seen == ["rehearse", "evaluate_if_due", 1, *step, 2, *step, "finish"]
     assert run.events == ["sync", "probe"]
-
-
-@pytest.mark.slow
-@pytest.mark.core
-@pytest.mark.parametrize("settings", [
-    dict(sampler="dapo", mini_batches=2), dict(sampler="ada-est", dtype="float16", eval_every=1),
-    dict(sampler="gvm", dtype="bfloat16", warmup_steps=3)])
-def test_resumed_equals_uninterrupted_whatever_has_to_be_carried_over(tmp_path, settings):
-    """As after a crash: the last checkpoints are gone, and the logs know more than the one before.
-    """
-    settings |= dict(steps=4, log_groups="all", keep_every=1)
-    whole = small_run(tmp_path, **settings)
-    parts = shutil.copytree(whole, whole.with_name("parts"))
-    for step in (3, 4):
-        shutil.rmtree(parts / f"checkpoints/step-{step:06d}")
-    small_run(tmp_path, name="parts", resume=True, **settings)
-    assert difference(parts, whole, 4) == ""
 
 
 # ------------------------------------------------------------------------------ float16

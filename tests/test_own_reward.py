@@ -10,16 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 import ada_sampler as ada
-import eval as evaluation
 from conftest import ROOT
 from helpers import lines, run_program
-from parts import config as parts_config
-from parts.config import Config, resolve
+from parts.config import Config
 from parts.data import load_problems, load_train_and_held_out, sift
-from parts.grader import PATIENCE, OwnReward, Verdict
+from parts.grader import PATIENCE, OwnReward
 from parts.problems import chains
 from sampler_oracles import config, sample
-from world import Engine
 
 MINE = '''
 import os, sys
@@ -30,14 +27,7 @@ from helper import TEN
 open(__file__ + ".loaded", "w").close()
 SEEN = []
 
-def recurse(): return recurse()
 def interrupt(): raise KeyboardInterrupt
-class Mute(Exception):
-    def __str__(self): raise ValueError
-def mute(): raise Mute
-def write():
-    with open("large", "w") as file:
-        file.write("x" * 2**21)
 
 def score(problem, completion):
     return eval(completion)
@@ -94,12 +84,9 @@ def test_every_number_is_a_reward_and_only_those_above_the_threshold_are_correct
     ("'0.5'", "no_number", "'0.5'"), ("[1.0]", "no_number", "[1.0]"),
     ("10**400", "no_number", "1000"), ("1e6 + 1", "no_number", "1000001"),
     ("1j", "no_number", "1j"), ("('correct', '')", "no_number", "('correct', '')"),
-    ("{}['missing']", "raised", "KeyError: 'missing' (line 20 of mine.py)"),
-    ("mute()", "raised", "Mute: <exception str() failed> (line 14 of mine.py)"),
-    ("sys.exit(3)", "raised", "SystemExit: 3"), ("recurse()", "raised", "RecursionError"),
-    ("write()", "raised", "OSError"), ("interrupt()", "raised", "KeyboardInterrupt"),
-    ("np.ones(10**10)", "killed", "out of memory: it may take 1 GB"),
-    ("os._exit(1)", "killed", "ended with exit code 1")])
+    ("{}['missing']", "raised", "KeyError: 'missing' (line 13 of mine.py)"),
+    ("sys.exit(3)", "raised", "SystemExit: 3"), ("interrupt()", "raised", "KeyboardInterrupt"),
+    ("np.ones(10**10)", "killed", "out of memory: it may take 1 GB")])
 def test_whatever_else_happens_has_a_status_of_its_own_and_no_reward(
         grader, completion, status, why):
     found, after = grader.grade([({}, completion), ({}, "0.5")])
@@ -167,7 +154,7 @@ def test_a_function_that_fails_on_everything_at_the_start_ends_in_one_sentence(m
         for key in range(PATIENCE - 1):
             assert grader.result(key).status == "raised"
         with pytest.raises(SystemExit, match="no number for any of the first 16 .*KeyError: "
-                                             r"'number' \(line 23"):
+                                             r"'number' \(line 16"):
             grader.result(PATIENCE - 1)
 
 
@@ -216,38 +203,6 @@ def test_columns_that_json_does_not_know_become_text():
     assert found.row == dict(problem="a?", day="2026-01-02", raw="x")
 
 
-# ------------------------------------------------------------------------------ settings
-def test_a_reward_of_ones_own_has_a_threshold_and_the_plain_template_and_no_golds(mine):
-    """What else it rules out: test_config.py."""
-    assert resolve(Config(model="Qwen2.5-Math-1.5B", reward="a.py:b")).template == "chat"
-    own = ["--reward", f"{mine}:row"]
-    with pytest.raises(SystemExit):
-        parts_config.parse_eval([*own, "--columns", "x,y"])
-    assert parts_config.parse_eval([*own, "--threshold", "0.5"]).threshold == 0.5
-
-
-# ------------------------------------------------------------------------------ what is reported
-def test_an_evaluation_has_the_mean_reward_and_the_share_above_the_threshold(capsys):
-    verdicts = [Verdict(0.9, "correct"), Verdict(-2.0, "wrong"),
-                Verdict(math.nan, "raised", "KeyError: 1"), Verdict(3.0, "correct")]
-    grader = SimpleNamespace(submit=lambda *_, **__: None,
-                             result=lambda key: verdicts[key[2]])
-    asked = SimpleNamespace(id="q", source="mine", level="", prompt_ids=[1], judged_by={})
-    rows = sorted(evaluation.evaluate(Engine(), grader, [asked], 4, 9),
-                  key=lambda row: row["sample"])
-    assert [row["reward"] for row in rows] == pytest.approx([0.9, -2.0, math.nan, 3.0], nan_ok=True)
-    assert rows[2]["why"] == "KeyError: 1"
-    rows = evaluation.with_rewards(rows)
-    assert [row["reward"] for row in rows] == [0.9, -2.0, -2.0, 3.0]
-    result = evaluation.report(rows, 4)
-    assert result["avg"] == pytest.approx(-0.1 / 4)
-    assert result["correct"] == result["pass"][1] == 0.5 and result["verifier_failures"] == 0.25
-    evaluation.show_results(evaluation.summarize(rows, 4, {"mine": 1}), rows, ".3g")
-    out = capsys.readouterr().out
-    for part in ("-0.025", "50.0%", "no verdict on 1 of 4 samples", "raised, KeyError: 1"):
-        assert part in out
-
-
 # ------------------------------------------------------------------------------ the examples
 def load(name):
     import importlib.util
@@ -261,14 +216,12 @@ def load(name):
 def test_the_example_of_json_answers():
     score, asked = load("people"), dict(name="Anna", age=57, city="Porto")
     for answer, reward in [
-            ('{"name": "Anna", "age": 57, "city": "Porto"}', 1.0), ("{}", 0.0), ("", 0.0),
-            ("[1]", 0.0), ("Anna", 0.0), ('{"name": "Ann", "age": 57, "city": "Porto"}', 0.8),
+            ("", 0.0), ("[1]", 0.0), ('{"name": "Ann", "age": 57, "city": "Porto"}', 0.8),
             ('{"name": "Anna", "age": "57", "city": "x"}', 0.6),
             ('{"name": 1, "age": 2, "city": 3}', 0.4), ('{"name": "Anna", "age": 57}', 0.0)]:
         assert score(asked, answer) == pytest.approx(reward), answer
     rows = lines(ROOT / "examples" / "people.jsonl")
-    assert len(rows) == 30
-    assert len(load_problems(str(ROOT / "examples/people.jsonl"), whole_rows=True)) == 30
+    assert len(load_problems(str(ROOT / "examples/people.jsonl"), whole_rows=True)) == len(rows)
     with OwnReward(f"{ROOT}/examples/people.py:score", 0.9, workers=1) as grader:
         answers = [json.dumps({key: row[key] for key in ("name", "age", "city")}) for row in rows]
         assert {v.status for v in grader.grade(list(zip(rows, answers)))} == {"correct"}
@@ -321,6 +274,3 @@ def test_the_tiny_model_learns_a_reward_of_ones_own_on_ones_own_file(tmp_path):
         for s in group["pool"]:
             assert s["reward"] == score(dict(level=levels[asked]), s["text"])
             assert s["status"] == ("correct" if s["reward"] > 0.9 else "wrong")
-    (tmp_path / "mine.py").write_text("def score(problem, completion): return 1")
-    done = run_program("minirl.py", *flags, "--steps", "11", "--resume", cwd=tmp_path)
-    assert done.returncode == 1 and "other contents of --reward" in done.stdout

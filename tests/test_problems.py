@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from parts.data import load_train_and_held_out
 from parts.problems import BUILTIN, KINDS, OPERATIONS, TOP, chains, words
 
 SIGNS = {"add": "a+b", "subtract": "a-b", "compare": "a-b", "multiply": "a*b", "divide": "a//b",
@@ -53,8 +52,3 @@ def test_levels_come_in_turn_and_no_text_in_both_splits(make, levels):
     texts = [{row["problem"] for row in rows} for rows in (train, test)]
     assert not texts[0] & texts[1]
     assert make is chains or [*map(len, texts)] == [6000, 2000]  # a short chain may come twice
-
-
-def test_they_are_a_set_of_the_program():
-    train, held_out = load_train_and_held_out("builtin-words", "builtin-words", eval_questions=72)
-    assert len(held_out) == 72 and len(train) == 6000 and held_out[7].level == "add (large)"

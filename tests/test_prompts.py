@@ -109,9 +109,7 @@ def test_turns_from_a_file_go_through_the_models_chat_template(qwen, tmp_path):
 # ------------------------------------------------------------------------ the model's chat template
 @pytest.mark.parametrize("template, words", [
     ("{{ raise_exception('no system turn, please') }}", "no system turn, please"),
-    ("{{ messages[7].content.x }}", "cannot be rendered"), ("{{ 1 // 0 }}", "ZeroDivisionError"),
     ("{% for x in %}", "TemplateSyntaxError"), ("{{ raise_exception('" + ESCAPE + "') }}", "owned"),
-    ("Solve it.", "does not show the problem"),
     ("{{ messages[0].content[:5] }}", "prompts of '1+1=?' and '1+1=?+1' are the same"),
     (None, "no chat template for chat: use --template none"),
 ])

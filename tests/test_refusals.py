@@ -114,8 +114,6 @@ BAD_TEMPLATES = [
 REFUSED = {
     "minirl.py": [
         ("--temperature 0", "temperature 0 writes the same answer every time"),
-        ("--temperature 0.001", "temperature must be from 0.01 to 100.0, not 0.001"),
-        ("--lora-rank 0", "lora_rank must be from 1 to 512, not 0"),
         ("--log-groups -1", "log_groups must be from 1 to 1000000, not -1"),
         ("--threshold 1", "threshold must be at least 0 and below 1"),
         ("--threshold -1e-9", "threshold must be at least 0 and below 1"),
@@ -144,7 +142,6 @@ REFUSED = {
         ("--model ~nobody/x", "--model tiny"),
         ("--model a\0b", "--model tiny"),
         ("--eval-data missing.jsonl", "There is no data file missing.jsonl: --"),
-        ("--eval-data builtin,missing.csv", "There is no data file missing.csv"),
         ("--columns a,b", "columns has no effect: those of builtin and builtin are known"),
         ("--data odd.jsonl", "--columns QUESTION,ANSWER", text(
             Path("odd.jsonl"), '{"alpha": "1+1", "beta": 2}')),
@@ -163,10 +160,7 @@ REFUSED = {
         ("--k 0", "k must be from 1 to 1000000, not 0"),
         ("--out out --data missing.jsonl", "There is no data file missing.jsonl: --data"),
         ("--columns a,b", "columns has no effect: those of auto are known"),
-        ("--max-tokens -1", "max_tokens must be from 1 to"),
-        ("--engine-memory 1", "engine_memory must be from 0.01 to 0.99, not 1.0"),
         ("--temperature 0", "use --k 1"),
-        ("--temperature nan", "from 0.01 to 100.0, not nan"),
         ("--threshold 0.5", "threshold has no effect without reward"),
         ("--reward missing.py:score", "there is no file missing.py"),
         ("--reward score", "takes FILE.py:FUNCTION, not score"),
@@ -197,7 +191,6 @@ REFUSED = {
         ("", "name the folder"),
         ("runs/mine --steps 5-2", "steps must be"),
         ("runs/mine --steps x", "steps must be"),
-        ("runs/mine --steps -3", "steps must be"),
         ("runs/mine --against ./runs/mine/", "with itself"),
         ("runs/mine --n -1", "at least 1"),
         ("runs/none", "no folder of a training run"),
@@ -212,7 +205,6 @@ REFUSED = {
     ],
     "recipes.export": [
         ("runs/none out", "has no adapter_config.json"),
-        ("runs/mine/checkpoints out", "has no adapter_config.json"),
         ("strange out", "is no checkpoint of a run", moved(LAST, Path("strange"))),
         ("runs/mine out", "does not fit", text(LAST / "adapter_model.safetensors", "half")),
         ("runs/mine out", "does not fit", changed(LAST / "adapter_config.json", r=4)),
@@ -228,7 +220,6 @@ REFUSED = {
     "course/simulate.py": [
         ("--pass-rate 2", "python course/simulate.py: --pass-rate takes a number"),
         ("--beta 1 0", "--beta takes"),
-        ("--beta nan 1", "--beta takes"),
     ],
 }
 ROWS = [(program, *row) for program, rows in REFUSED.items() for row in rows]

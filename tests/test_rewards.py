@@ -1,8 +1,9 @@
-"""The verifier: a labelled table, the boxes, hostile answers, the command line.
+"""The verifier (rewards, answers, equality): labelled tables, boxes, hostile answers.
 
-tests/reward_cases.jsonl holds the table: gold, completion, expected reward and its reason,
+tests/reward_cases.jsonl holds whole completions: gold, completion, expected reward and its reason,
 `verdict`, the status that is pinned here, and what plain math-verify 0.9.0 says with the gold as it
-is (`plain`) and inside a box (`plain_boxed`).
+is (`plain`) and inside a box (`plain_boxed`). tests/answer_pairs.jsonl holds the answers that a
+single rule decides: gold, correct and wrong answers, and why.
 """
 import gc
 import json
@@ -17,10 +18,11 @@ import pytest
 
 import rewards
 from rewards import MAX_CHARS, Grader, decide, extract_answer, judge
-from verifier.answers import equal_numbers, exact, take_labels_off
+from verifier.answers import exact
 
-CASES = [json.loads(line)
-         for line in open(Path(__file__).parent / "reward_cases.jsonl", encoding="utf-8")]
+HERE = Path(__file__).parent
+CASES, PAIRS = ([json.loads(line) for line in open(HERE / name, encoding="utf-8")]
+                for name in ("reward_cases.jsonl", "answer_pairs.jsonl"))
 
 
 @pytest.fixture(scope="module")
@@ -33,17 +35,27 @@ def boxed(answer: str) -> str:
     return f"So the answer is \\boxed{{{answer}}}."
 
 
+def verdict(gold: str, answer: str, style: str = "") -> str:
+    status, _, gold, parts = decide(gold, answer, style)
+    return status or judge(gold, parts, style)[0]
+
+
 def score(grader, gold: str, completion: str, **how) -> float:
     return grader.grade([(gold, completion)], **how)[0].reward
 
 
 # ------------------------------------------------------------------------------------ the table
 
-def test_a_sample_of_the_table_gets_the_pinned_verdicts(grader):
-    some = CASES[::20]
+def test_a_sample_of_the_table_gets_the_pinned_verdicts(grader, monkeypatch):
+    """All that strings decide, and a tenth of what math-verify has to."""
+    with monkeypatch.context() as patch:
+        patch.setattr(grader, "ask_judge", lambda *question: None)
+        asked = [(case, grader.ask(case["gold"], case["completion"])) for case in CASES]
+    said = [(case["verdict"], future.result().status) for case, future in asked if future]
+    some = [case for case, future in asked if not future][::10]
     verdicts = grader.grade([(case["gold"], case["completion"]) for case in some])
-    assert [case["verdict"] for case in some] == [verdict.status for verdict in verdicts]
-    assert {"correct", "wrong"} <= {verdict.status for verdict in verdicts}
+    said += [(case["verdict"], verdict.status) for case, verdict in zip(some, verdicts)]
+    assert len(said) > 1300 and all(pinned == found for pinned, found in said)
 
 
 @pytest.mark.slow
@@ -79,6 +91,16 @@ def test_the_recorded_verdicts_of_plain_math_verify_are_its_verdicts():
                           completion)) == case["plain_boxed"], case
 
 
+@pytest.mark.parametrize("row", PAIRS, ids=lambda row: f"{row['why']}: {row['gold']}")
+def test_each_rule_tells_right_from_wrong(row):
+    """With `either`, also with gold and answer in each other's place."""
+    gold, style = row["gold"], row.get("style", "")
+    for status in ("correct", "wrong"):
+        for answer in row.get(status, ()):
+            assert verdict(gold, answer, style) == status, answer
+            assert "either" not in row or verdict(answer, gold, style) == status, answer
+
+
 # ------------------------------------------------------------------------------------ the parts
 
 @pytest.mark.parametrize("completion, answer", [
@@ -93,32 +115,11 @@ def test_the_recorded_verdicts_of_plain_math_verify_are_its_verdicts():
     (r"\boxed{1}\boxed{1}", "1"), (r"\boxed{1}\boxed{2}", "1, 2"),
     (r"\boxed{1}\quad\text{ and }\quad\boxed{2}", "1, 2"),
     (r"(a) \boxed{1} (b) \boxed{2}", "1, 2"), (r"\boxed{1} " + "x" * 10 + r" \boxed{2}", "2"),
-    (r"\boxed{1}" + " " * 100 + r"\boxed{2}", "2"),
+    (r"\boxed{1}" + " " * 100 + r"\boxed{2}", "2"), (r"\boxed{7} }", "7"),
+    (r"}} \boxed{7}}", "7"), (r"\boxed{7} and {a}}", "7"), (r"\boxed 7}", "7}"),  # one } too many
 ])
 def test_the_last_closed_box_or_list_of_boxes_is_the_answer(completion, answer):
     assert extract_answer(completion) == answer
-
-
-@pytest.mark.parametrize("gold, answer, settled", [
-    ("x=5", "y=5", ("x=5", ["y=5"])), ("x=5", "x=6", ("5", ["6"])),
-    ("f(x)=2x", "y=2x", ("2x", ["2x"])),
-    ("f(x)=x", "x=x", ("f(x)=x", ["x=x"])), ("x=5", "x=2+3=5", ("5", ["2+3", "5"])),
-    ("x=5", "x=1=2=5", ("5", ["1", "2", "5"])), ("x=y=2", "x=1=2", ("x=y, x=2", ["x=1, x=2"])),
-    ("5", "x=4=5", ("5", ["4", "5"])), ("x+1", "x=x+1", ("x+1", ["x", "x+1"])),
-    ("5", "5=x", ("5", ["5"])), ("5", "-x=5", ("5", ["-x", "5"])),
-    ("5", r"\text{twice }x=5", ("5", [r"\text{twice }x", "5"])),
-    ("(1,2)", "x=1, y=2", ("(1,2)", ["(1, 2)"])), ("1,2", "x=1, x=2", ("1,2", ["1, 2"])),
-])
-def test_what_is_compared_once_labels_are_off(gold, answer, settled):
-    assert take_labels_off(gold, answer) == settled
-
-
-def test_every_part_of_an_answer_must_equal_the_gold():
-    gold, part, other = r"\sqrt{12}", r"2\sqrt{3}", r"3\sqrt{2}"
-    assert judge(gold, [part, gold])[0] == "correct"
-    assert decide("x=5", "x=2+3=5")[0] is None, "only one part is a number"
-    assert judge(gold, [other, part])[0] == judge(gold, [part, other])[0] == "wrong"
-    assert decide("5", "x=4=5")[0] == decide("5", "x=5=4")[0] == "wrong"
 
 
 def test_the_last_number_counts_in_minerva_style_and_only_the_last():
@@ -131,34 +132,16 @@ def test_the_last_number_counts_in_minerva_style_and_only_the_last():
     assert extract_answer(r"\boxed{5} and 9", "minerva") == "5"
 
 
-@pytest.mark.parametrize("answer, equal", [
-    ("1.0001", True), ("0.9999", True), ("1.00011", False), ("0.99989", False), ("100.01", True),
-    ("100.02", False),
-    ("0.010001", True), ("0.010002", False), ("1000", False), ("-1", False)])
-def test_minerva_tolerance_is_relative_to_the_gold_and_knows_percent_both_ways(answer, equal):
-    assert equal_numbers(exact("1.0"), exact(answer), "minerva") is equal
-
-
 def test_exact_numbers():
-    for text, value in [("0.5", 0.5), (r"1\frac{4}{5}", 1.8), ("-3/4", -0.75),
-                        (r"0.1\overline{6}", 1 / 6),
-                        ("5.", 5), (r"4.5\times 10^{-2}", 0.045)]:
-        assert float(exact(text)[0]) == value
     for text in ["x", "1/0", r"\frac{1}{0}", "1,2", r"\sqrt{2}", "", "1e9999999",
                  r"1\times10^{99999}", r"5\frac{-1}{2}", r"5\frac{0.5}{2}", "٥"]:
         assert exact(text) is None
-    assert exact("0.5/3") == exact(r"\frac{0.5}{3}") != exact("0.5")
     assert [exact(text)[1] for text in ("0.5/3", "1/2", "0.5", "3.")] == [False, False, True, True]
 
 
 def test_minerva_style_follows_the_papers(grader):
-    for gold, answer, reward in [
-            ("4.5e33", r"4.5\times 10^{33}", 1), ("2.7778", "2.77778", 1), ("0.5", "50", 1),
-            ("50", "0.5", 1),
-            (r"\sqrt{2}", "1.4142", 1), ("2.7778", "2.7878", 0), ("3", "4", 0)]:
-        assert score(grader, gold, boxed(answer), style="minerva") == reward
-    assert score(grader, "2.7778", boxed("2.77778")) == score(grader, "0.5", boxed("50")) == 0
     assert score(grader, "42", "First 41, finally 42.", style="minerva") == 1
+    assert score(grader, r"\sqrt{2}", boxed("1.4142"), style="minerva") == 1
     assert score(grader, "42", "First 41, finally 42.") == 0
     assert score(grader, "42", r"42, so \boxed{4", style="minerva") == 0
 
@@ -292,9 +275,10 @@ def test_code_in_an_answer_is_never_run(grader, tmp_path, monkeypatch):
              for wrapped in (text, boxed(text), f"${text}$ \\boxed{{41}}")]
     verdicts = grader.grade([("42", text) for text in texts])
     assert all(verdict.status != "correct" for verdict in verdicts)
-    # once more without the fast path and its guards
-    for text in injections:
+    grader.check_golds(injections)
+    for text in injections:  # once more without the fast path and its guards
         judge("42", [text])
+        judge(text, ["42"])
     assert os.listdir(tmp_path) == []
 
 

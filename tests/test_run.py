@@ -7,6 +7,7 @@ import signal
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy
 import pytest
@@ -178,49 +179,28 @@ def test_what_nohup_has_set_stays_and_a_sentence_of_the_programs_own(handlers):
 
 
 # ------------------------------------------------------------------------------ a tracker
-class Tracker:
+def test_a_tracker_gets_each_step_and_evaluation_under_one_name(run, monkeypatch, capsys):
     """As trackio and wandb are: a module with init, log and finish."""
-
-    def __init__(self, fails=()):
-        self.calls, self.fails = [], fails
-
-    def __getattr__(self, name):
-        def call(*args, **how):
-            if name in self.fails:
-                raise ConnectionError("no network\x1b[2J")
-            self.calls.append((name, args, how))
-        return call
-
-
-@pytest.fixture
-def tracked(run, monkeypatch):
-    """The run, and whatever stands for the package wandb."""
-    def with_tracker(**how):
-        monkeypatch.setitem(sys.modules, "wandb", Tracker(**how))
-        run.config.report_to = "wandb"
-        if not (run.folder / "config.json").exists():
-            folders.note_start(run.folder, running.settings_of(run.config), 0, {})
+    tracker = MagicMock()
+    monkeypatch.setitem(sys.modules, "wandb", tracker)
+    run.config.report_to = "wandb"
+    folders.note_start(run.folder, running.settings_of(run.config), 0, {})
+    for _ in range(2):  # again as a resumed run
         run.tracker = running.open_tracker(run.folder, run.config)
-        return run, sys.modules["wandb"].calls
-    return with_tracker
-
-
-def test_a_tracker_gets_each_step_and_evaluation_under_one_name(tracked, capsys):
-    run, calls = tracked()
+    first, again = (call.kwargs for call in tracker.init.call_args_list)
+    assert first == again and first["name"].startswith("mine-") and first["resume"] == "allow"
     running.record(1, [], metrics_of(verdicts=dict(correct=7)), run)
-    running.record_evaluation([], dict(builtin=dict(avg=0.5, ci_low=0.4, ci_high=0.6)), run)
-    (init, _, how), (log, (first,), step), (_, (second,), _) = calls
-    assert (init, log, step) == ("init", "log", dict(step=1)) and how["resume"] == "allow"
-    assert first["train/loss"] == 0.5 and "train/verdicts" not in first
-    assert second["held_out/avg"] == 0.5
-    _, again = tracked(fails=["log"])  # as a resumed run
-    assert again[0][2]["name"] == how["name"] and how["name"].startswith("mine-")
+    running.record_evaluation([], result(0.5), run)
+    (step, held_out), at = zip(*((call.args[0], call.kwargs) for call in tracker.log.mock_calls))
+    assert at[0] == dict(step=1) and step["train/loss"] == 0.5 and "train/verdicts" not in step
+    assert held_out["held_out/avg"] == 0.5
+    tracker.log.side_effect = tracker.init.side_effect = ConnectionError("no network\x1b[2J")
     running.record(2, [], metrics_of(), run)  # one that fails costs a warning
     said = capsys.readouterr().out
     assert "WARNING: step 2 did not reach wandb (ConnectionError: no network" in said
     assert "\x1b" not in said and rows(run, "metrics.jsonl")[-1]["step"] == 2
     with pytest.raises(SystemExit, match="^wandb did not start .*install or mend it.*--report-to"):
-        tracked(fails=["init"])
+        running.open_tracker(run.folder, run.config)
 
 
 # ------------------------------------------------------------------------------ resumed
@@ -293,6 +273,34 @@ def test_config_json_says_after_which_step_each_start_went_on(tmp_path):
     assert {"python", "torch", "peft", "math-verify"} <= {*starts[1]["versions"]}
     trained = load_problems("builtin")[:3]
     assert count_trained(folder, trained) == 3, "an evaluation will know them"
+
+
+INPUTS = dict(  # setting -> its file, what is in it, and what is in it at the next start
+    data=("train.jsonl", '{"problem": "1+2=?", "answer": "3"}', '{"problem": "?", "answer": "3"}'),
+    eval_data=("test.jsonl", '{"problem": "4+2=?", "answer": "6"}', '{"problem": "?"}'),
+    reward=("mine.py", "def score(problem, completion): return 1", "score = None"),
+    template=("mine.jinja", "{{ problem }}", "Solve {{ problem }}"))
+
+
+@pytest.mark.parametrize("changed", [*INPUTS, "template, as the model reads it"])
+def test_a_run_is_known_by_what_it_was_started_with(tmp_path, monkeypatch, capsys, changed):
+    """Other contents under the same name are told apart; so small a data set is announced."""
+    settings = dict(steps=1, eval_every=0)
+    for name, (file, before, _) in INPUTS.items():
+        (tmp_path / file).write_text(before)
+        settings[name] = f"{tmp_path / file}" + ":score" * (name == "reward")
+    small_run(tmp_path, **settings)
+    said = "data: a step takes 4 prompts (--batch-prompts) of 1 to train on, so some are in it"
+    assert said in capsys.readouterr().out
+    gc.collect()
+    if changed in INPUTS:
+        file, _, after = INPUTS[changed]
+        (tmp_path / file).write_text(after)
+    else:  # by another tokenizer in the model's folder
+        monkeypatch.setattr(running, "digest_of_prompts", lambda problems: "others")
+    flag = changed.removeprefix("eval_")
+    with pytest.raises(SystemExit, match=f"started with other contents of --{flag}"):
+        small_run(tmp_path, resume=True, **settings)
 
 
 # ------------------------------------------------------------------------------ ended

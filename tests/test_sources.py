@@ -68,15 +68,6 @@ def test_a_parquet_column_of_bytes_is_text(whole_rows, tmp_path):
     assert problem.row == (dict(problem="ü", answer="5") if whole_rows else {})
 
 
-def test_a_date_that_python_cannot_hold_gets_one_sentence(tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    pyarrow = sys.modules["pyarrow"]
-    days = pyarrow.array([2**31 - 1], pyarrow.date32())
-    parquet.write_table(pyarrow.table(dict(problem=["p"], day=days)), tmp_path / "set.parquet")
-    with pytest.raises(SystemExit, match="Cannot read .*set.parquet: days=2147483647"):
-        load_problems(str(tmp_path / "set.parquet"))
-
-
 @given(st.sampled_from([".jsonl", ".json", ".csv", ".parquet"]), st.binary(max_size=60) | st.text(
     "[]{}:,;\"\n\t\\u0$ab1" + "problemanswer", max_size=60).map(str.encode))
 def test_any_bytes_are_problems_or_one_sentence(tmp_path_factory, suffix, content):
