@@ -76,10 +76,7 @@ class Config(settings.Config, TRLSettings):
 
 
 def parse(argv: list[str] | None = None) -> Config:
-    config = settings.parse(argv, Config, Flags, ("trl_ada.py", "Reinforce-Ada sampling in TRL"))
-    if build_for_cpu() and SHARDED != "nothing":
-        raise SystemExit(f"{SHARDED} needs a GPU: on a CPU Accelerate has none.")
-    return config
+    return settings.parse(argv, Config, Flags, ("trl_ada.py", "Reinforce-Ada sampling in TRL"))
 
 
 def what_trl_cannot(c: Config) -> list[tuple[bool, str]]:
@@ -96,6 +93,8 @@ def what_trl_cannot(c: Config) -> list[tuple[bool, str]]:
          f"batch_prompts = {c.batch_prompts} with n = {c.n} cannot be cut evenly into {WORLD} "
          f"processes, mini_batches = {c.mini_batches} and micro_rows = {c.micro_rows}"),
         (build_for_cpu() and c.dtype == "float16", "float16 needs a GPU"),
+        (build_for_cpu() and SHARDED != "nothing",
+         f"{SHARDED} needs a GPU: on a CPU Accelerate leaves it out without a word"),
     ]
 
 
@@ -116,20 +115,20 @@ def trl_settings(c: Config):
         fp16=c.dtype == "float16", model_init_kwargs=dict(dtype="float32" if c.full else c.dtype),
         logging_steps=1, save_strategy="steps", save_steps=save_every * c.mini_batches,
         report_to=c.report_to, ddp_find_unused_parameters=False)
+    # else FSDP2 would keep whole gradients on each GPU until the last micro-batch
+    accumulation = dict(sync_each_batch=SHARDED == "FSDP")
     left_to_user = dict(
-        loss_type="dr_grpo", epsilon=c.eps_low, epsilon_high=c.eps_high,
+        accelerator_config=dict(gradient_accumulation_kwargs=accumulation), loss_type="dr_grpo",
+        epsilon=c.eps_low, epsilon_high=c.eps_high,
         vllm_importance_sampling_mode="token_truncate",
         vllm_importance_sampling_clip_max=c.weight_cap, router_aux_loss_coef=0.0,
         gradient_checkpointing=not on_cpu, optim="adamw_torch",
         lr_scheduler_type="constant_with_warmup")
     try:
-        own = dict(json.loads(c.trl))
-        if taken := own.keys() & decided:
-            raise SystemExit(f"--trl cannot set {min(taken)}: the flags decide that.")
-        return GRPOConfig(**decided | left_to_user | own)
+        return GRPOConfig(**decided, **left_to_user | json.loads(c.trl))
     except (ValueError, TypeError) as error:
-        raise SystemExit("--trl must be a JSON object of settings of TRL's GRPOConfig, such as "
-                         f"'{{\"loss_type\": \"cispo\"}}' ({error}).") from None
+        raise SystemExit("--trl must be a JSON object of settings of TRL's GRPOConfig that no flag "
+                         f"decides, such as '{{\"loss_type\": \"cispo\"}}' ({error}).") from None
 
 
 if __name__ == "__main__":  # before torch is imported: --help and a wrong flag answer at once
@@ -140,7 +139,7 @@ from recipes.trl_engine import PromptProbe, SeededEngine, trained_weights  # bef
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import TrainerCallback
@@ -268,18 +267,16 @@ def before_training(c: Config, grader) -> SimpleNamespace:
 
     Raises SystemExit, one sentence, for what cannot work, before the engine is started.
     """
-    folder = Path("runs", c.name)
     if FIRST:
         found = before_the_engine(c, grader)
         last = folders.step_of(found.newest) if found.newest else 0
-        folders.keep_rows(folder / "metrics.jsonl",
+        folders.keep_rows(found.folder / "metrics.jsonl",
                           lambda row: folders.has_step(row) and row["step"] <= last)
     else:
         path, tokenizer = find_model(c)
-        found = SimpleNamespace(path=path, tokenizer=tokenizer,
+        found = SimpleNamespace(path=path, tokenizer=tokenizer, newest=None,
                                 train=load_data(c, tokenizer, grader)[0])
-    PartialState().wait_for_everyone()
-    found.newest = next(reversed(folders.checkpoints(folder)), None)
+    [found.newest] = broadcast_object_list([found.newest])  # the first's, for which all wait
     require_resumable(found.newest, c.steps)
     if len(found.train) < c.batch_prompts:
         raise SystemExit(f"{len(found.train)} problems are less than one batch of "
@@ -289,15 +286,14 @@ def before_training(c: Config, grader) -> SimpleNamespace:
 
 def require_resumable(newest: Path | None, steps: int) -> None:
     """Raises SystemExit, one sentence, unless there is something to be done from here."""
-    if len({*gather_object([str(newest)])}) > 1:
-        raise SystemExit("The machines see different checkpoints: they must share the folder runs.")
     if newest and folders.step_of(newest) >= steps:
         print(f"all of --steps {steps} are done")
         raise SystemExit(0)
     holds = dict(FSDP="optimizer.bin", DEEPSPEED="latest", nothing="optimizer.pt")[SHARDED]
     if newest and not (newest / holds).exists():
-        raise SystemExit(f"{newest} was sharded in another way (it has no {holds}): resume with "
-                         "the file of recipes/launch that the run was started with.")
+        raise SystemExit(f"{newest} was sharded in another way, or is on another machine (it has "
+                         f"no {holds}): share the folder runs, and resume with the file of "
+                         "recipes/launch that the run was started with.")
 
 
 # ------------------------------------------------------------------------------ the program

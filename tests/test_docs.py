@@ -59,7 +59,7 @@ def test_the_map_leads_to_functions_that_exist():
     ("README.md", "minirl.py"), ("docs/objective.md", "minirl.py"),
     ("docs/sampling.md", "ada_sampler.py")])
 def test_quoted_lines_are_lines_of_the_code(page, file):
-    quoted = "".join(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S))
+    quoted = "".join(blocks_of(page))
     code = [line.split("#")[0].strip() for line in (ROOT / file).read_text().splitlines()]
     code += [line.replace("return ", "weight_T = ") for line in code]  # of importance_weight
     assert quoted
@@ -88,15 +88,29 @@ def test_what_a_page_names_is_there(page):
     assert wrong == []
 
 
+def blocks_of(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
+
+
 def test_the_sampler_runs_in_the_loop_of_its_page(capsys):
-    page = (ROOT / "docs/elsewhere.md").read_text()
-    exec(re.search(r"```python\n(.*?)```", page, re.S)[1], {})
+    exec(blocks_of("docs/elsewhere.md")[1], {})
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and all(8 <= int(re.search(r"(\d+) draws", line)[1]) <= 32
                                    for line in lines)
 
 
 # ------------------------------------------------------------------------------ numbers
+@pytest.mark.parametrize("model, parameters", [("1.5B", 1.54e9), ("7B", 7.62e9), ("70B", 70.6e9)])
+@pytest.mark.parametrize("trained, full", [("LoRA", False), ("`--full`", True)])
+def test_the_table_on_paper_follows_from_its_formulas(model, parameters, trained, full):
+    page, known = ROOT / "docs/elsewhere.md", {}
+    exec(blocks_of(page)[0], known)
+    steps = [known["step"](parameters, gpus, full) for gpus in (1, 8, 64, 512)]
+    columns = [[f"{number:,.0f}" for number in column] for column in zip(*steps)]
+    cells = [column[0] if len({*column}) == 1 else "/".join(column) for column in columns]
+    assert f"| {model} {trained} | {' | '.join(cells)} |" in page.read_text()
+
+
 N = r"[+-]?\d[\d.,]*"
 CLAIM = rf"{N} ± {N}|{N} % \[{N}, {N}\]|\bp = {N}"
 

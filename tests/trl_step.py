@@ -32,7 +32,7 @@ def one_step(recipe, flags: list[str]):
             found.append({name.removeprefix("module."): whole(p.grad).clone()
                           for name, p in model.named_parameters() if p.grad is not None})
 
-    config = parsed(recipe, [*STEP, *flags])
+    config = recipe.parse([*STEP, *flags])
     with open_grader("", 0.7) as grader:
         trainer = recipe.make_trainer(config, grader)
         torch.manual_seed(0)
@@ -49,24 +49,20 @@ def pools_of(groups) -> dict:
     return {group.problem.id: [s.rollout.token_ids for s in group.pool] for group in groups}
 
 
-def parsed(recipe, flags: list[str]):
-    """The recipe refuses FSDP on a CPU, for there Accelerate ignores it without a word."""
-    asked, recipe.SHARDED = recipe.SHARDED, "nothing"
-    config = recipe.parse(flags)
-    recipe.SHARDED = asked
-    return config
-
-
-def allow_fsdp_on_cpu() -> None:
-    """torch has it there."""
+def allow_fsdp_on_cpu(recipe) -> None:
+    """torch has it there. Accelerate's lines are those that it has for GPUs."""
     from accelerate.state import AcceleratorState, PartialState
     from accelerate.utils import DistributedType
 
-    usual = AcceleratorState.__init__
+    usual, refused = AcceleratorState.__init__, recipe.what_trl_cannot
+    recipe.what_trl_cannot = lambda c: [
+        row for row in refused(c) if not row[1].startswith("FSDP needs a GPU")]
 
     def init(self, *args, fsdp_plugin=None, **rest):
         usual(self, *args, fsdp_plugin=fsdp_plugin, **rest)
         if fsdp_plugin and self.distributed_type == DistributedType.MULTI_CPU:
+            if self._mixed_precision != "no":
+                fsdp_plugin.set_mixed_precision(self._mixed_precision)
             self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
             PartialState._shared_state["distributed_type"] = DistributedType.FSDP
 
@@ -84,10 +80,10 @@ if __name__ == "__main__":
     import torch
     import trl_ada
 
-    allow_fsdp_on_cpu()
+    allow_fsdp_on_cpu(trl_ada)
     if "--steps" in sys.argv:
         trl_ada.Keeper.on_pre_optimizer_step = dies
-        config = parsed(trl_ada, sys.argv[2:])
+        config = trl_ada.parse(sys.argv[2:])
         with trl_ada.last_words(config):
             trl_ada.main(config)
     else:
