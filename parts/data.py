@@ -9,6 +9,7 @@ line per set says what was dropped and why. A user's mistakes end in a SystemExi
 import hashlib
 import json
 import random
+import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -318,12 +319,14 @@ def check_golds(problems: list[Problem], grader, drop: bool = False) -> list[Pro
     odd = [problem.answer for problem, ok in zip(problems, sound) if not ok]
     unlikely = [problem.answer for problem in kept if problem.source not in BENCHMARKS
                 and not is_one_value(normalize(problem.answer))]
+    decimals = any(re.fullmatch(r"-?\d+,\d\d?", gold) for gold in unlikely)
+    comma = " (1,5 is read as a list: for a decimal write 1.5)" if decimals else ""
     of_all = f"of {counted(len(problems), 'gold')} to {'train' if drop else 'evaluate'} on"
     for golds, flaw, fate in (
             (odd, "cannot be read by math-verify",
              "dropped" if drop else "only the same string is right"),
             (unlikely, "are no single number or formula",
-             "only the same words, or all of the same values, are right")):
+             f"only the same words, or all of the same values, are right{comma}")):
         if golds:
             examples = ", ".join(shown(repr(gold), 80) for gold in [*dict.fromkeys(golds)][:3])
             print(f"data: {len(golds)} {of_all} {flaw}, such as {examples}: {fate}")

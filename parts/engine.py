@@ -340,7 +340,7 @@ class WatchedEngine:
         self.engine, self.max_tokens = engine, max_tokens
         self.steps, self.submitted = 0, {}
         self.bar = tqdm(total=0, desc="  sampled, of those begun", leave=False,
-                        unit="sample", delay=2, position=1)
+                        unit="sample", delay=2, position=1, disable=None)  # as in eval.py
 
     def submit(self, key, problem, **how) -> None:
         self.bar.total += 1

@@ -42,6 +42,7 @@ from parts.routing_replay import choose_replay, is_supported
 from parts.sources import expand
 
 
+FEW = 30  # held-out problems, below which an interval says next to nothing
 FRESH_STATE = dict(step=0, samples_total=0, tokens_total=0, seconds_total=0.0)
 
 
@@ -146,6 +147,8 @@ def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
     print(f"the first prompt, as the model sees it: {train[0].prompt!r}")
     print(f"held out: {counted(len(held_out), 'problem')}, {config.eval_k} answers each; "
           f"avg@{config.eval_k} is their mean reward, in brackets is its 95 % interval")
+    if len(held_out) < FEW:
+        print("          too few to tell learning from luck: name more by --eval-data FILE")
     return train, held_out
 
 

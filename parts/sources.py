@@ -61,8 +61,9 @@ def read_file(name: str) -> list[dict]:
         return read(path)
     except (ValueError, OSError, RecursionError, MemoryError, OverflowError) as error:
         why = shown(error).rstrip(".") or type(error).__name__
+        mend = "save it as UTF-8" if isinstance(error, UnicodeDecodeError) else "mend it"
         raise SystemExit(
-            f"Cannot read {shown(name)}: {why}; mend it or name another --data.") from None
+            f"Cannot read {shown(name)}: {why}; {mend} or name another --data.") from None
 
 
 def read_parquet(path: Path) -> list[dict]:

@@ -136,7 +136,8 @@ def test_odd_golds_are_counted_and_those_that_no_answer_meets_not_trained_on(
     assert capsys.readouterr().out.splitlines() == [
         rf"data: 2 {of} cannot be read by math-verify, such as '?\x1b[2J', '??': {fate}",
         f"data: 12 {of} are no single number or formula, such as 'TODO', 'nan', '2,0': only "
-        "the same words, or all of the same values, are right"]
+        "the same words, or all of the same values, are right (1,5 is read as a list: for a "
+        "decimal write 1.5)"]
     data.check_golds(with_golds("TODO", source="math500"), grader)  # nobody can mend those
     assert data.check_golds(with_golds("12", "-3", "x^2"), grader, drop)
     assert capsys.readouterr().out == ""

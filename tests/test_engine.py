@@ -245,12 +245,13 @@ def test_what_vllm_refuses_is_said_with_the_flags_for_its_words(monkeypatch, err
 
 
 # ------------------------------------------------------------------------- as the sampler sees it
-def test_every_sample_knows_its_engine_steps():
+def test_every_sample_knows_its_engine_steps(monkeypatch):
     """Two are asked for at once, and a third when the first has ended; a step may end nothing."""
     rollouts, asked = {key: Rollout([1], [-0.1], "stop", key) for key in "abc"}, []
     ends = iter([[], ["a"], [], ["c", "b"]])
     inner = SimpleNamespace(submit=lambda *request: asked.append(request), busy=True,
                             step=lambda: [(key, rollouts[key]) for key in next(ends)])
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)  # without a terminal there is no bar
     engine = WatchedEngine(inner, max_tokens=9)
     problem = SimpleNamespace(prompt_ids=[1, 2])
     engine.submit("a", problem)
