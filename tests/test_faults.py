@@ -2,7 +2,6 @@
 import contextlib
 import gc
 import itertools
-import json
 import math
 import os
 import random
@@ -27,13 +26,6 @@ from parts.config import Config, resolve
 from helpers import Program, run_program
 from models_small import trained_weights
 import whole_runs
-
-
-ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"  # sets a terminal's title, clears it, colours it
-
-
-def first_adapter_weight(policy):
-    return next(p for name, p in policy.named_parameters() if "lora_B" in name)
 
 
 # ---------------------------------------------------------------------------- numbers that are none
@@ -135,9 +127,9 @@ def reference(place):
     return place / "runs/whole"
 
 
-def program(cwd, code, *flags, before=""):
+def program(cwd, code, *flags):
     """What minirl.py says, which has to end with this code and without a traceback."""
-    done = run_program("minirl.py", *flags, cwd=cwd, before=before)
+    done = run_program("minirl.py", *flags, cwd=cwd)
     assert done.returncode == code and "Traceback" not in done.stdout, done.stdout
     return done.stdout
 
@@ -157,23 +149,29 @@ module.{name} = patched
 """
 
 
-ENGINE_DIES = """
-from parts import engine
-def step(self, real=engine.WatchedEngine.step):
-    if self.steps == 5:
-        raise ValueError("the cache is on fire")
-    return real(self)
-engine.WatchedEngine.step = step
-"""
 SMALL_DISK = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))"
 CUTS = [  # one start after the other: (how it ends, exit code, the last step that is saved then)
     (at(2, "parts.run.save", signal.SIGKILL), -9, 1),  # the logs know a step more
     (at(2, "torch.save", signal.SIGKILL), -9, 2),  # in the middle of a checkpoint
     (at(5, "eval.as_row", signal.SIGTERM), 143, 3),  # in the evaluation after step 3
     (at(2, "torch.nn.utils.clip_grad_norm_", signal.SIGINT), 130, 4),  # in an update
-    (ENGINE_DIES, 1, 4),
     (SMALL_DISK, 1, 4),
 ]
+ENGINE_HANGS = """
+import pathlib, time
+from parts import engine
+def step(self):
+    pathlib.Path("hanging").touch()
+    while True:
+        time.sleep(0.01)
+engine.WatchedEngine.step = step
+"""
+
+
+def wait_for(process, is_so):
+    while not is_so():
+        assert process.poll() is None, process.text()
+        time.sleep(0.02)
 
 
 @engine_test
@@ -186,72 +184,25 @@ def test_a_run_that_is_cut_short_in_every_way_ends_as_if_it_had_never_been(place
     for start, (before, code, saved) in enumerate(CUTS):
         flags = ["--resume"] if start else FLAGS
         done = run_program("minirl.py", "--name", "cut", *flags, cwd=place, before=before)
-        assert done.returncode == code, done.stdout
+        assert done.returncode == code and "Traceback" not in done.stdout, done.stdout
         assert whole_runs.examine(run, reference) == (saved, "")
         assert code < 0 or f"everything up to step {saved} is saved" in done.stdout, done.stdout
-        assert ("Traceback" in done.stdout) == (before == ENGINE_DIES), done.stdout
         if code < 0:
             for log in ("metrics.jsonl", "groups.jsonl"):
                 with open(run / log, "a") as file:
                     file.write('{"step": 5, "rew')
+    process = Program("minirl.py", "--name", "cut", "--resume", cwd=place, before=ENGINE_HANGS)
+    wait_for(process, (place / "hanging").exists)
+    said = program(place, 1, "--name", "cut", "--resume")  # meanwhile somebody else
+    assert "Cannot use runs/cut (another program is writing to it)" in said, said
+    process.send_signal(signal.SIGUSR1)
+    wait_for(process, lambda: "in train_step" in process.text().partition("Current thread")[2])
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 143 and "everything up to step 4 is saved" in process.text()
     assert "continuing after step 4" in program(place, 0, "--name", "cut", "--resume")
     assert whole_runs.difference(run, reference, 6) == ""
     assert len(folders.checkpoints(run)) == 2 and not list(run.glob("**/.*.writing"))
     assert sum(row["optimizer_steps"] for row in whole_runs.rows(run / "metrics.jsonl")) >= 5
-
-
-ENGINE_HANGS = """
-import pathlib, time; from parts import engine
-real, hanging = engine.Engine.step, pathlib.Path("hanging")
-log = pathlib.Path("runs/evil/metrics.jsonl")
-def step(self):
-    while log.exists() and len(log.read_text().splitlines()) == 3:
-        hanging.touch()
-        time.sleep(0.01)
-    return real(self)
-engine.Engine.step = step
-"""
-
-
-def wait_for(process, is_so):
-    while not is_so():
-        assert process.poll() is None, process.text()
-        time.sleep(0.02)
-
-
-@engine_test
-def test_a_hanging_engine_hostile_rows_and_sigterm(place):
-    """A data set that nobody can solve, with escape sequences in it: the run ends by itself. Told
-    to go on, it meets an engine that hangs in step 4; SIGTERM meanwhile.
-    """
-    rows = [dict(problem=f"{i}+{i}{ESCAPE}", answer=str(10**6 + i)) for i in range(1, 30)]
-    (place / "evil.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = ["--name", "evil", "--data", "evil.jsonl", *whole_runs.SMALL, "--steps", "1000", "--N",
-             "1", "--eval-every", "100"]
-    log = place / "runs/evil/metrics.jsonl"
-    hopeless = program(place, 1, *flags)
-    assert "so this run ends after step 1: " in hopeless and "--max-tokens 24" in hopeless
-    assert "same: --resume --train-anyway" in hopeless and "step 1 (gold '1000" in hopeless
-
-    process = Program("minirl.py", *flags, "--resume", "--train-anyway", cwd=place,
-                      before=ENGINE_HANGS)
-    wait_for(process, (place / "hanging").exists)
-    text = program(place, 1, "--name", "evil", "--resume")  # meanwhile somebody else
-    assert "Cannot use runs/evil (another program is writing to it)" in text, text
-    process.send_signal(signal.SIGUSR1)
-    wait_for(process, lambda: "in train_step" in process.text().partition("Current thread")[2])
-    process.send_signal(signal.SIGTERM)
-    code, out = process.wait(), process.text()
-    assert code == 128 + signal.SIGTERM, out
-    assert "stopped; everything up to step 3 is saved: continue with --resume" in out, out
-    assert out.count("Thread 0x") >= 2 and "in sample" in out.partition("Current thread")[2]
-    assert repr(ESCAPE)[1:-1] in hopeless
-    assert not any(sign in hopeless + out for sign in ("\x1b]", "\x07", "\x1b[2J", "\x9b"))
-    metrics = whole_runs.rows(log)
-    assert len(metrics) == 3  # the fourth was only being sampled: it will be sampled again
-    assert all((row["zero_signal"], row["optimizer_steps"]) == (1, 0) and "loss" not in row
-               for row in metrics)
-    assert folders.checkpoints(place / "runs/evil")[-1].name == "step-000003"
 
 
 # -------------------------------------------------------------------------- one engine, many faults

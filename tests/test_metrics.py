@@ -241,25 +241,19 @@ def test_the_pieces_of_an_answer_make_the_answer(tokenizer, ids):
 
 
 # ------------------------------------------------------------------------------ what goes wrong
-@pytest.mark.parametrize("status, failed, warned", [
-    ("timeout", 2, False), ("timeout", 3, True), ("killed", 3, True), ("unparseable", 100, False)])
-def test_a_verifier_that_fails_on_more_than_a_fiftieth_is_reported(status, failed, warned):
-    pool = [SimpleNamespace(status=status if i < failed else "wrong", why="",
+@pytest.mark.parametrize("status, failed, reward, said", [
+    ("unparseable", 100, "", ""), ("timeout", 2, "", ""),
+    ("timeout", 3, "", "the verifier gave no verdict on 3 of 100 samples, such as gold 'gold 0'"),
+    ("killed", 3, "", "the verifier gave no verdict on 3 of 100 samples, such as gold 'gold 0'"),
+    ("no_number", 3, "mine.py:f", "--reward gave no verdict on 3 of 100 samples, such as problem "
+     "'asked 0'")])
+def test_no_verdict_on_more_than_a_fiftieth_is_reported(status, failed, reward, said):
+    pool = [SimpleNamespace(status=status if i < failed else "wrong", why="because",
                             rollout=SimpleNamespace(text=f"...{i}")) for i in range(100)]
-    groups = [SimpleNamespace(problem=SimpleNamespace(answer=f"gold {i}"), pool=pool[i:i + 50])
-              for i in (0, 50)]
-    wanted = f"the verifier gave no verdict on {failed} of 100 samples, such as gold 'gold 0'"
-    found = no_verdicts(groups)
-    assert found.startswith(wanted) if warned else found == ""
-
-
-def test_a_function_of_ones_own_that_fails_is_not_blamed_on_the_verifier():
-    nan = SimpleNamespace(status="no_number", why="it returned nan",
-                          rollout=SimpleNamespace(text="7"))
-    group = SimpleNamespace(problem=SimpleNamespace(problem="Rhyme!", answer=""), pool=[nan])
-    found = no_verdicts([group], "mine.py:score")
-    assert "--reward gave no verdict on 1 of 1 samples, such as problem 'Rhyme!'" in found
-    assert "verifier" not in found and "it returned nan" in found
+    groups = [SimpleNamespace(pool=pool[i:i + 50], problem=SimpleNamespace(
+        problem=f"asked {i}", answer="" if reward else f"gold {i}")) for i in (0, 50)]
+    found = no_verdicts(groups, reward)
+    assert found.startswith(said) and bool(found) == bool(said) == ("because" in found)
 
 
 @pytest.mark.parametrize("share, warned", [(0.29, True), (0.31, False), (None, False)])
