@@ -238,11 +238,11 @@ def test_a_child_of_several_questions_fails_on_none_that_a_new_one_answers(judge
     """Its limits are those of one question, so all that it has kept was computed within them."""
     if_used = f"{COUNT}\nif sys.seen > 1: {failure}" if failure[0] != "w" else (
         f"{COUNT}\nwhile sys.seen > 1: pass")
-    with ForkingGrader(judge, [[X]], workers=1, cpu_seconds=1, keep=True) as grader:
+    with ForkingGrader(judge, [[X]], workers=1, cpu_seconds=0.5, keep=True) as grader:
         assert [v.why for v in grader.grade([(COUNT,)] * 4)] == ["1", "2", "3", "4"]
         assert [v.why for v in grader.grade([(if_used,)] * 3)] == ["1", "1", "1"]
         burn = "while time.process_time() < value: pass"
-        found = grader.grade([(f"value += time.process_time()\n{burn}", 0.4)] * 4)
+        found = grader.grade([(f"value += time.process_time()\n{burn}", 0.2)] * 4)
         assert {verdict.status for verdict in found} == {"correct"}
         always, after = grader.grade([(failure,), (COUNT,)])
         assert (always.status, after.why) == (status, "1")

@@ -73,7 +73,7 @@ def test_shares_of_prompts():
     names = ["resolved", "too few correct", "too few wrong", "too few wrong", "out of budget",
              "resolved", "resolved", "resolved"]
     groups = [group([[1, 0]], outcome=name) for name in names]
-    groups[0].kept, groups[0].advantages = groups[0].pool, [0.5, -0.5]
+    groups[0].kept, groups[0].advantages = groups[0].pool, [0.5, 0.0]
     groups[0].weights = [1.0, 1.0]
     row = summarize(groups)
     assert row["unresolved"] == 4 / 8 and row["unresolved_too_few_correct"] == 1 / 8
@@ -87,8 +87,8 @@ def test_shares_of_prompts():
 def test_the_largest_gap_counts_in_either_direction(gaps):
     """An engine that finds a token far less likely than the trainer is as wrong as the opposite."""
     one, old = torch.ones(3), torch.full((3,), -3.0)
-    row = Row([0] * 4, 1, (old + torch.tensor(gaps)).tolist(), 1.0, old=old, mask=one, weight=one,
-              entropy=one)
+    row = Row([0] * 4, 1, (old + torch.tensor(gaps)).tolist(), 1.0, old=old, weight=one,
+              mask=torch.tensor([0.0, 1.0, 1.0]), entropy=one)
     found = diagnostics([row], Config())
     assert found["logprob_gap"] == 2.0 and found["tokens_trained"] == 3
 
