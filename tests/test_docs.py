@@ -93,7 +93,7 @@ def blocks_of(page: str) -> list[str]:
 
 
 def test_the_sampler_runs_in_the_loop_of_its_page(capsys):
-    exec(blocks_of("docs/elsewhere.md")[1], {})
+    runpy.run_path(str(ROOT / "examples/own_loop.py"))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and all(8 <= int(re.search(r"(\d+) draws", line)[1]) <= 32
                                    for line in lines)

@@ -1,0 +1,41 @@
+"""The sampler in a training loop of your own: no model, no torch, and an answer is a coin.
+
+    python examples/own_loop.py
+
+`docs/elsewhere.md` says what an engine and a grader have to do.
+"""
+import random
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # not needed once it is installed
+
+from ada_sampler import SamplerConfig, collect  # noqa: E402
+
+
+class Engine:  # here a problem is its pass rate, and an answer is a coin
+    asked = []
+    busy = property(lambda self: bool(self.asked))
+
+    def submit(self, key, problem):
+        self.asked.append((key, problem))
+
+    def step(self):
+        done, self.asked = self.asked, []
+        return [(key, SimpleNamespace(token_ids=[random.random() < p])) for key, p in done]
+
+
+class Grader(dict):
+    def submit(self, key, problem, rollout):
+        self[key] = SimpleNamespace(reward=float(rollout.token_ids[0]), status="judged")
+
+    result = dict.pop
+
+
+config = SamplerConfig(sampler="ada-balance", n=4, M=8, N=4)
+for group in collect([0.05, 0.5, 0.95], config, Engine(), Grader()):
+    print(f"p = {group.problem}: {len(group.pool)} draws, {group.outcome}, "
+          f"baseline {group.baseline:.2f}")
+    for sample, coefficient in group.rows():  # n of them; coefficient = advantage * weight
+        pass  # loss -= coefficient * log_prob(sample.rollout)
