@@ -29,20 +29,15 @@ def test_demonstrations_are_right_unseen_in_the_test_split_and_lazier_the_longer
         assert abs(sum(found) / len(found) - expected) < 0.12
 
 
-def test_tokenizer_encodes_any_text_and_gives_it_back():
-    tokenizer = make.build_tokenizer()
-    for text in ("7+15=22\n\\boxed{22}", "Zoë paid 3½ € for π\t\x00", "\\boxed{\\frac{1}{2}}",
-                 "x<|user|>"):
-        assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert len(tokenizer.encode("10+99")) == 3 and len(tokenizer) <= 384
-
-
 @pytest.mark.parametrize("name", TINY)
 def test_prompts_are_cut_into_the_tokens_of_the_warm_start(name):
     """AutoTokenizer would not: it gives a Qwen2 its family's, which knows no two-digit token."""
     loaded, built = load_tokenizer(tiny_folder(name)), make.build_tokenizer()
-    for text in ("7+15-4=?\n\\boxed{18}", "1230 apples, 5½ each", "x<|user|>10<|endoftext|>"):
+    for text in ("7+15-4=?\n\\boxed{18}", "1230 apples, 5½ each", "x<|user|>10<|endoftext|>",
+                 "Zoë paid 3½ € for π\t\x00"):
         assert loaded.encode(text) == built.encode(text)
+        assert built.decode(built.encode(text)) == text
+    assert len(built.encode("10+99")) == 3 and len(built) <= 384
     chat = dict(conversation=[{"role": "user", "content": "1+2=?"}], add_generation_prompt=True,
                 tokenize=False)
     for tokenizer in (loaded, built):

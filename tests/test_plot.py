@@ -115,17 +115,6 @@ def test_on_a_log_scale_numbers_are_drawn_by_their_size_and_zeros_left_out():
 
 
 # ------------------------------------------------------------------------------ several runs
-def test_seeds_share_a_label_and_others_do_not(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for place, settings in (("a/bal-seed10", dict(seed=10)), ("a/bal-seed11", dict(seed=11)),
-                            ("a/demo", dict(sampler="a")), ("b/demo", dict(sampler="b"))):
-        recorded(tmp_path / place, **settings)
-    recorded(tmp_path / "bare").joinpath("config.json").unlink()
-    runs = compare.read_runs(["a/bal-seed10", "a/bal-seed11", "a/demo", "b/demo", "bare"])
-    found = {label: len(same) for label, same in compare.group_by_seed(runs).items()}
-    assert found == {"a/bal-seed10 (mean of 2)": 2, "a/demo": 1, "b/demo": 1, "bare": 1}
-
-
 def test_mean_line_covers_the_common_range():
     ax = Figure().subplots()
     curves = [([0, 2, 4], [0.0, 2.0, 4.0]), ([0, 2], [2.0, 4.0]), ([], [])]
@@ -151,16 +140,20 @@ def test_runs_that_mean_other_things_are_named(one, other, said, capsys):
 
 @pytest.mark.slow
 def test_comparison_page(tmp_path, monkeypatch, capsys):
-    """Names are drawn as they are, whatever they are made of."""
+    """Seeds share a line. Names are drawn as they are, whatever they are made of."""
     legends = []
     monkeypatch.setattr("matplotlib.axes.Axes.legend", lambda axis, **_: legends.append(
         axis.get_legend_handles_labels()[1]))
-    runs = ["_mine", r"a$\frac$"]
-    for run in runs:
-        assert is_picture(plot.draw_run(recorded(tmp_path / run, sampler=run)))
     monkeypatch.chdir(tmp_path)
+    runs = ["a/mine", r"b/a$\frac$", "b/mine", "bal-seed10", "bal-seed11", "_bare"]
+    for run in runs:
+        seed, _, _ = run.rpartition("-seed")
+        recorded(tmp_path / run, sampler=seed or run, seed=run)
+    (tmp_path / "_bare/config.json").unlink()
+    assert is_picture(plot.draw_run(tmp_path / runs[1]))
     compare.main(runs)
     assert is_picture(tmp_path / "compare.png") and "compare.png" in capsys.readouterr().out
-    assert legends[-1] == [" _mine", r"a\$\frac\$"]
+    assert legends[-1] == [
+        "a/mine", r"b/a\$\frac\$", "b/mine", "bal-seed10 (mean of 2)", " _bare"]
     compare.main([*runs, "--against", "tokens", "--out", "one.pdf"])
     assert (tmp_path / "one.pdf").read_bytes().startswith(b"%PDF")
