@@ -162,8 +162,6 @@ REFUSED = {
         ("--columns a,b", "columns has no effect: those of auto are known"),
         ("--temperature 0", "use --k 1"),
         ("--threshold 0.5", "threshold has no effect without reward"),
-        ("--reward missing.py:score", "there is no file missing.py"),
-        ("--reward score", "takes FILE.py:FUNCTION, not score"),
         *((f"--out out --data {name}", words, text(Path(name), content))
           for name, content, words in BAD_DATA),
         *((f"--out out --data {name}", "builtin-words, math500") for name in (
