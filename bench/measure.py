@@ -11,7 +11,7 @@
 
 One thread, unless OMP_NUM_THREADS says otherwise. What is compared takes turns in one process, and
 a ratio is that of neighbours in time: slow drifts of the machine cancel. A table becomes
-bench/results/PART.md, unless flags of minirl.py changed what was measured.
+bench/results/PART.md, with the command.
 """
 import argparse
 import contextlib
@@ -126,37 +126,37 @@ def bare_generate(engine, work: list[tuple]) -> None:
 
 
 # ------------------------------------------------------------------------------ beside TRL
-TRL_STEPS = 5
 GRPO = ["--sampler", "uniform", "--n", "8", "--objective", "grpo", "--lr", "1e-9"]
 PLAIN = ["--reward", COIN, "--template", "none"]  # no silent prompt, no beginning that all share
 
 
-def trl(model: str, rows: int, *flags: str) -> list[list[str]]:
+def trl(model: str, rows: int, pairs: int, *flags: str) -> list[list[str]]:
     """A step of minirl.py beside one of TRL's GRPOTrainer with Hugging Face's generation: the same
     model, prompts, samples, LoRA, loss and grader. The learning rate is next to 0, so that both go
-    on drawing from the same policy. Sampling includes grading, our update the engine's new weights.
+    on drawing from the same policy. Sampling includes grading; our engine is sent new weights.
     """
     with project("--model", model, *GRPO, *flags) as run, tempfile.TemporaryDirectory() as folder:
-        taken = take_turns(run, *trl_trainer(run, model, rows, folder))
-    found = [["", "drawn tokens", "a step", "sampling", "update"]]
+        trainer, drawn = trl_trainer(run, model, rows, pairs + 1, folder)
+        taken = take_turns(run, trainer, drawn)
+    found = [["", "drawn tokens", "a step", "sampling", "update", "of it new weights"]]
     for side, steps in taken.items():
-        tokens, *parts = map(median, zip(*steps))
+        tokens, *parts, sending = map(median, zip(*steps))
         found.append([side, f"{tokens:,.0f}", *(
-            f"{part:.2f} s, {tokens / part:,.0f} tokens/s" for part in parts)])
+            f"{part:.2f} s, {tokens / part:,.0f} tokens/s" for part in parts), f"{sending:.2f} s"])
     ours, theirs = (zip(*map(rates, steps)) for steps in taken.values())
-    pairs = (f"{median(ratios(*both)):.2f} x" for both in zip(ours, theirs))
-    return [*found, ["tokens/s, ratio of neighbours", "", *pairs]]
+    gains = (f"{median(ratios(*both)):.2f} x" for both in zip(ours, theirs))
+    return [*found, ["tokens/s, ratio of neighbours", "", *gains, ""]]
 
 
 def rates(step: tuple) -> list[float]:
     """Tokens a second of each part."""
-    tokens, *parts = step
+    tokens, *parts, _ = step
     return [tokens / part for part in parts]
 
 
 def take_turns(run, trainer, drawn: dict) -> dict[str, list[tuple]]:
-    """Drawn tokens, and seconds of step, sampling and update, for each step of each side; the first
-    does not count."""
+    """Drawn tokens, and seconds of step, sampling, update and of the engine's new weights, for each
+    step of each side; the first does not count."""
     import minirl
     from transformers import TrainerCallback
 
@@ -169,17 +169,18 @@ def take_turns(run, trainer, drawn: dict) -> dict[str, list[tuple]]:
         def on_step_end(self, args, state, control, **_):
             end = time.perf_counter()
             found["TRL"].append((drawn["tokens"], end - self.start,
-                                 drawn["end"] - self.start, end - drawn["end"]))
+                                 drawn["end"] - self.start, end - drawn["end"], 0.0))
             _, ours = minirl.train_step(state.global_step, run)
             whole, sampling = ours["seconds"], ours["seconds_sample"]
-            found["minirl.py"].append((ours["tokens"], whole, sampling, whole - sampling))
+            found["minirl.py"].append((
+                ours["tokens"], whole, sampling, whole - sampling, ours["seconds_sync"]))
 
     trainer.add_callback(Turns())
     trainer.train()
     return {side: steps[1:] for side, steps in found.items()}
 
 
-def trl_trainer(run, model: str, most: int, folder: str):
+def trl_trainer(run, model: str, most: int, steps: int, folder: str):
     """TRL's trainer with the settings of `run`, and of its latest sampling end and tokens."""
     from recipes import trl_engine  # noqa: F401  refuses another version of TRL
     from datasets import Dataset
@@ -190,7 +191,7 @@ def trl_trainer(run, model: str, most: int, folder: str):
     c, drawn = run.config, {}
     rows = c.batch_prompts * c.n
     micro = min(most, rows)
-    problems = run.stream.take(c.batch_prompts * (TRL_STEPS + 1))
+    problems = run.stream.take(c.batch_prompts * steps)
     run.stream.cursor = 0  # both sides begin with the first problem
 
     def reward(completions, completion_ids, place, **_):
@@ -208,7 +209,7 @@ def trl_trainer(run, model: str, most: int, folder: str):
         use_cpu=True, gradient_checkpointing=False,
         per_device_train_batch_size=micro, gradient_accumulation_steps=rows // micro)
     settings = GRPOConfig(
-        output_dir=folder, max_steps=TRL_STEPS + 1, shuffle_dataset=False,
+        output_dir=folder, max_steps=steps, shuffle_dataset=False,
         save_strategy="no", report_to="none", disable_tqdm=True, **same, **quickest)
     lora = LoraConfig(
         r=c.lora_rank, lora_alpha=c.lora_alpha,
@@ -433,8 +434,9 @@ def main() -> None:
     parser.add_argument("part", choices=[*PARTS, "gpu"])
     parser.add_argument("--model", default="tiny", help="of rollouts and trl (default: tiny)")
     parser.add_argument("--rows", type=int, default=16, help="trl: answers in a pass of TRL's")
+    parser.add_argument("--pairs", type=int, default=5, help="trl: steps of each side")
     parser.add_argument("--plain", action="store_true",
-                        help="trl: coins for verdicts, and prompts that share no beginning")
+                        help="trl: verdicts by coin, prompts that share no beginning")
     args, flags = parser.parse_known_args()
     if args.part == "gpu":
         return gpu(flags)
@@ -444,12 +446,11 @@ def main() -> None:
     if args.part in ("rollouts", "trl"):
         given, about = [args.model], [args.part, Path(args.model).name]
     if args.part == "trl":
-        given += [args.rows, *PLAIN * args.plain, *flags]
+        given += [args.rows, args.pairs, *PLAIN * args.plain, *flags]
         about += ["plain"] * args.plain
     text = markdown(PARTS[args.part](*given))
     text += f"\n`bench/measure.py {shlex.join(sys.argv[1:])}`: {machine()}\n"
-    if not flags:
-        (RESULTS / f"{'-'.join(about)}.md").write_text(text)
+    (RESULTS / f"{'-'.join(about)}.md").write_text(text)
     print(text)
 
 

@@ -51,13 +51,15 @@ def test_both_sides_are_timed_on_the_samplers_own_samples(monkeypatch):
 
 
 def test_both_trainers_are_told_by_their_medians(monkeypatch):
-    """Steps: tokens and seconds; pairs are of one step."""
+    """Tokens, seconds of a step and of new weights; pairs are of one step."""
     monkeypatch.setattr(measure, "project", lambda *_: nullcontext())
-    monkeypatch.setattr(measure, "trl_trainer", lambda *_: ())
-    monkeypatch.setattr(measure, "take_turns", lambda _: {
-        "minirl.py": [(100, 2), (80, 4), (90, 4)], "TRL": [(100, 5), (100, 4), (90, 10)]})
-    _, ours, _, ratio = measure.trl("tiny", 16)
-    assert ours == ["minirl.py", "90", "4.00 s, 22 tokens/s"] and ratio[-1] == "2.50 x"
+    monkeypatch.setattr(measure, "trl_trainer", lambda *_: (None, {}))
+    monkeypatch.setattr(measure, "take_turns", lambda *_: {
+        "minirl.py": [(100, 2, 1), (80, 4, 1), (90, 4, 2)],
+        "TRL": [(100, 5, 0), (100, 4, 0), (90, 10, 0)]})
+    _, ours, _, ratio = measure.trl("tiny", 16, 3)
+    assert ours == ["minirl.py", "90", "4.00 s, 22 tokens/s", "1.00 s"]
+    assert ratio[-2] == "2.50 x"
 
 
 # ------------------------------------------------------------------------------ on a GPU
