@@ -176,7 +176,8 @@ def test_whatever_a_file_does_is_one_sentence(tmp_path, capsys, monkeypatch, lab
 
 @pytest.mark.slow
 def test_a_class_is_graded_by_the_shell_and_no_file_stops_the_others(tmp_path):
-    """Lab 3 is right, 4 ends the process, 5 never comes back from a call that no signal reaches.
+    """Lab 3 is right, 4 ends the process, 5 never comes back from a call that no signal reaches, 6
+    sleeps: it rings the alarm of `timeout` itself, so that the test need not wait for it.
 
     How much of a killed process was printed is up to its buffers.
     """
@@ -185,10 +186,14 @@ def test_a_class_is_graded_by_the_shell_and_no_file_stops_the_others(tmp_path):
     endless = (place.LABS / "lab_5.py").read_text().replace(
         "    raise NotImplementedError", "    return sum(range(10**14))", 1)
     endless += "import resource; resource.setrlimit(resource.RLIMIT_CPU, (8, 8))\n"  # for 120
-    texts = dict(lab_3="\n".join(right), lab_4="import os; os._exit(7)", lab_5=endless)
-    (tmp_path / "class" / "ann").mkdir(parents=True)
+    asleep = ("import os, signal, time\nos.kill(os.getppid(), signal.SIGALRM)\n"
+              "while True: time.sleep(1)")
+    texts = dict(lab_3="\n".join(right), lab_4="import os; os._exit(7)", lab_5=endless,
+                 lab_6=asleep)
+    folder = tmp_path / "class" / "Fritz Müller"
+    folder.mkdir(parents=True)
     for lab, text in texts.items():
-        (tmp_path / "class" / "ann" / f"{lab}.py").write_text(text)
+        (folder / f"{lab}.py").write_text(text)
     loop = re.search(r"for lab in class/.*?\ndone\n", (ROOT / "course/README.md").read_text(), re.S)
     loop = loop[0].replace("python course", f"{sys.executable} {ROOT}/course")
     done = subprocess.run(["bash", "-c", loop], cwd=tmp_path, capture_output=True, text=True,
