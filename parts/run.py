@@ -108,9 +108,11 @@ def before_the_engine(config: Config, grader) -> SimpleNamespace:
     lock = lock or claim(folder, config.resume)  # only now: a wrong flag leaves no empty folder
     inputs = dict(data=f"{digest(train)}, held out: {digest(held_out)}")
     inputs |= own_files(config) | weights_of(path)
-    # a model's folder has a chat template and a tokenizer, which --template does not name
-    inputs["template, as the model reads it"] = digest_of_prompts(train + held_out)
     require_same(folder, inputs)
+    inputs["prompts"] = digest_of_prompts(train + held_out)
+    if read_config(folder).get("inputs", {}).get("prompts") not in (None, inputs["prompts"]):
+        print("WARNING: the prompts are not those of the start: the model's chat template or "
+              "tokenizer has changed, or the template writes the date")
     newest = next(reversed(checkpoints(folder)), None)
     note_start(folder, settings_of(config), step_of(newest) if newest else 0, inputs)
     remember(folder, train, held_out)

@@ -259,13 +259,21 @@ def test_an_evaluation_that_a_crash_has_cut_short_is_made_again(run, written, fi
     assert again.accuracy == dict(a=last / 20, b=last / 20)
 
 
-def test_config_json_says_after_which_step_each_start_went_on(tmp_path):
+def test_config_json_says_after_which_step_each_start_went_on(tmp_path, capsys):
+    """And a chat template that has changed, or that writes the date, is noticed."""
     folder = small_run(tmp_path, steps=1, eval_every=0)
     gc.collect()  # its lock goes with it, as with its process
     small_run(tmp_path, steps=2, eval_every=0, resume=True)
+    assert "WARNING: the prompts" not in capsys.readouterr().out
+    file = folder / "config.json"
+    prompts = folders.read_config(folder)["inputs"]["prompts"]
+    file.write_text(file.read_text().replace(prompts, "others"))
+    gc.collect()
+    small_run(tmp_path, steps=2, eval_every=0, resume=True)
+    assert "WARNING: the prompts are not those of the start" in capsys.readouterr().out
     starts = folders.read_config(folder)["starts"]
     assert [(start["after_step"], start["changed"]) for start in starts] == [
-        (0, {}), (1, dict(steps=[1, 2]))]
+        (0, {}), (1, dict(steps=[1, 2])), (2, {})]
     assert {"python", "torch", "peft", "math-verify"} <= {*starts[1]["versions"]}
     trained = load_problems("builtin")[:3]
     assert count_trained(folder, trained) == 3, "an evaluation will know them"
