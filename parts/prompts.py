@@ -45,6 +45,8 @@ def add_prompts(problems: list, tokenizer, template: str, max_prompt_tokens: int
     that does not show the problem, and if no problem is left.
     """
     prompts = make_prompts(tokenizer, template, [problem.problem for problem in problems])
+    for text in left_out(template, prompts[0]):
+        print(f"WARNING: the model's chat template leaves out a turn: {shown(text, 80)!r}")
     start = needs_start(tokenizer, template, prompts[0])
     ids = tokenizer(prompts, add_special_tokens=start)["input_ids"]
     kept = [replace(problem, prompt=prompt, prompt_ids=list(tokens))
@@ -88,6 +90,12 @@ def make_prompts(tokenizer, template: str, texts: list[str]) -> list[str]:
                              f"are the same: {whose} does not show the problem. Give a .jinja file "
                              "with {{ problem }} in it as --template.")
     return prompts[:len(texts)]
+
+
+def left_out(template: str, prompt: str) -> list[str]:
+    """The turns without the problem that are not in the prompt: some models know no system turn."""
+    fixed = [text.strip() for _, text in turns_of(template) or [] if "{problem}" not in text]
+    return [text for text in fixed if text not in prompt]
 
 
 def render(tokenizer, template: str, texts: list[str]) -> list[str]:

@@ -122,6 +122,13 @@ def test_a_chat_template_that_fails_or_hides_the_problem_gets_one_sentence(
     assert str(stop.value).isprintable()
 
 
+def test_a_turn_that_the_chat_template_leaves_out_is_named(qwen, capsys):
+    prompt(qwen, "qwen25-math-cot")
+    assert "WARNING" not in capsys.readouterr().out
+    prompt(make.build_tokenizer(), "qwen25-math-cot")
+    assert "leaves out a turn: 'Please reason step by step" in capsys.readouterr().out
+
+
 def test_problems_that_differ_in_spaces_alone_may_have_one_prompt(tokenizer):
     tokenizer.chat_template = "{{ messages[0].content | trim }}"
     assert len(add_prompts(asked("1+1=?", "1+1=? ", "1+1=?"), tokenizer, "chat", 50)) == 3
