@@ -28,7 +28,7 @@ from parts import what_if
 from parts.config import in_one_sentence, parse_flags
 from parts.folder import quiet_end, row_of, settings, shown, write_safely
 from parts.grader import NO_VERDICT
-from parts.plot import PANELS, drawn_rows
+from parts.plot import PANELS, drawn_rows, what_differs
 from rewards import extract_answer
 
 TEMPLATE = Path(__file__).parent / "parts" / "explore.html"
@@ -275,10 +275,7 @@ def main(config: PageConfig) -> None:
     notes = [note for _, some in read for note in some]
     if span:
         notes.append(f"Prompts of steps {span[0]} to {span[1]} only (--steps).")
-    rewards = [run["config"].get("reward") or "math-verify" for run, _ in read]
-    if len({*rewards}) > 1:
-        notes.append(f"The runs have different rewards ({' and '.join(map(shown, rewards))}): "
-                     "their reward curves and avg@k cannot be compared.")
+    notes += what_differs([run for run, _ in read])
     names = [folder.resolve().name for folder in folders]
     if len({*names}) < len(names):
         names = map(str, folders)  # as they were typed

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import store
 
-from parts.plot import COLORS, plain, read_run, series, smooth
+from parts.plot import COLORS, plain, read_run, series, smooth, what_differs
 
 AXES = {  # --against -> key in both logs, label
     "steps": ("step", "training steps"),
@@ -102,23 +102,11 @@ def group_by_seed(runs: list[dict]) -> dict[str, list[dict]]:
             for same in groups.values()}
 
 
-def say_what_differs(runs: list[dict]) -> None:
-    """Curves of other problems or other rewards mean other things."""
-    rewards = {run["config"].get("reward") or "math-verify" for run in runs}
-    sets = [{row.get("data") for row in run["evals"]} - {None} for run in runs]
-    asked = {", ".join(sorted(each)) for each in sets}
-    if asked == {"held-out"}:  # each run's own share of its data
-        asked = {f"held out of {run['config'].get('data')}" for run in runs}
-    for kind, found in (("rewards", rewards), ("held-out problems", asked - {""})):
-        if len(found) > 1:
-            print(f"The runs have different {kind} ({'; '.join(sorted(found))}): do not compare "
-                  "their curves.")
-
-
 def draw_comparison(asked: list, out: str | Path, against: str | None = None) -> Path:
     """Held-out accuracy and first-round reward of several runs against all that they cost."""
     runs = read_runs(asked)
-    say_what_differs(runs)
+    for sentence in what_differs(runs):
+        print(sentence)
     groups = group_by_seed(runs)
     evals = [row for runs in groups.values() for run in runs for row in run["evals"]]
     data = evals[0].get("data") if evals else None

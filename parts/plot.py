@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parts.folder import read_rows, replacing, settings
+from parts.folder import read_rows, replacing, settings, shown
 from parts.grader import NO_VERDICT
 
 COLORS = (  # Okabe and Ito's
@@ -81,6 +81,26 @@ def read_run(run: str | Path) -> dict:
         raise ValueError(f"Nothing to draw: {run} is no folder of a run with a finished step, such "
                          "as runs/NAME.")
     return dict(name=run.resolve().name, config=settings(run), metrics=metrics, evals=evals)
+
+
+def what_differs(runs: list[dict]) -> list[str]:
+    """A sentence where curves mean other things: other rewards, other held-out problems."""
+    rewards = {run["config"].get("reward") or "math-verify" for run in runs}
+    asked = {measured_on(run) for run in runs} - {""}
+    return [f"The runs have different {kind} ({shown('; '.join(sorted(found)))}): do not compare "
+            "their curves." for kind, found in (("rewards", rewards), ("held-out problems", asked))
+            if len(found) > 1]
+
+
+def measured_on(run: dict) -> str:
+    """`gsm8k (100)`; a run's own share is named by its data."""
+    own = f"held out of {run['config'].get('data')}"
+    names = set()
+    for row in run["evals"]:
+        name = own if row.get("data") == "held-out" else row.get("data")
+        count = f" ({row['questions']})" if "questions" in row else ""
+        names |= {f"{name}{count}"} if name else set()
+    return ", ".join(sorted(names))
 
 
 def series(rows: list[dict], y: str, x: str = "step") -> tuple[list[float], list[float]]:

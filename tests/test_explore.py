@@ -105,7 +105,7 @@ def test_the_page_has_all_that_was_logged(folder, capsys):
 
 
 @pytest.mark.parametrize("rewards, said", [
-    (("a.py:f", ""), "different rewards (a.py:f and math-verify): "), (("a.py:f", "a.py:f"), "")])
+    (("a.py:f", ""), "different rewards (a.py:f; math-verify): "), (("a.py:f", "a.py:f"), "")])
 def test_two_runs_are_in_one_page_and_told_apart(tmp_path, capsys, rewards, said):
     """And not compared in silence where their rewards differ. Another size is for both."""
     one, other = (make(tmp_path / place / "demo", reward=reward)

@@ -128,14 +128,21 @@ def test_mean_line_covers_the_common_range():
     (("a.jsonl", "", "held-out"), ("a.jsonl", "", "held-out"), ""),
     (("a.jsonl", "", "held-out"), ("b.jsonl", "", "held-out"),
      "held-out problems (held out of a.jsonl; held out of b.jsonl)"),
-    (("a.jsonl", "", "held-out"), ("a.jsonl", "", "gsm8k"), "problems (gsm8k; held-out)"),
+    (("a.jsonl", "", "held-out"), ("a.jsonl", "", "gsm8k"),
+     "problems (gsm8k; held out of a.jsonl)"),
     (("a.jsonl", "", "gsm8k"), ("b.jsonl", "my.py:f", "gsm8k"), "rewards (math-verify; my.py:f)"),
     (("a.jsonl", "", "gsm8k"), ("b.jsonl", "", None), "")])
-def test_runs_that_mean_other_things_are_named(one, other, said, capsys):
-    compare.say_what_differs([
+def test_runs_that_mean_other_things_are_named(one, other, said):
+    found = plot.what_differs([
         dict(config=dict(data=data, reward=reward), evals=[dict(data=asked)] if asked else [])
         for data, reward, asked in (one, other)])
-    assert (said in (out := capsys.readouterr().out)) and bool(out) == bool(said)
+    assert said in "".join(found) and bool(found) == bool(said)
+
+
+def test_runs_that_were_measured_on_more_or_fewer_problems_are_named():
+    runs = [dict(config={}, evals=[dict(data="gsm8k", questions=count)] * 2) for count in (8, 8, 9)]
+    assert plot.what_differs(runs[:2]) == []
+    assert "held-out problems (gsm8k (8); gsm8k (9))" in plot.what_differs(runs)[0]
 
 
 @pytest.mark.slow
