@@ -246,7 +246,8 @@ def check_numbers(config) -> None:
             continue
         least, most = LIMITS.get(f.name, USUAL[kind])
         if not least <= value <= most:
-            raise ValueError(f"{f.name} must be from {least} to {most}, not {value}")
+            zero = "0, or " if zero_is_fine and least > 0 else ""
+            raise ValueError(f"{f.name} must be {zero}from {least} to {most}, not {value}")
 
 
 def check_sampler(config: SamplerConfig) -> None:

@@ -24,6 +24,7 @@ from verifier.spelling import normalize
 
 HELD_OUT = "held-out"  # as --eval-data: a share of the training data
 HELD_OUT_SHARE = 0.1
+OTHER_GOLD = "with another gold than the same text before"
 SHORT = 30  # letters and digits: below that, two problems may have the same by chance
 BUILTIN_COUNT = {"train": 6000, "test": 240}
 MADE_FOR_MATH_MODELS = ("RLHFlow/reinforce_ada", "agentica-org/DeepScaleR")  # evaluated on MATH-500
@@ -143,6 +144,9 @@ def sift(rows, source: str, split: str = "train", columns: str = "", whole_rows:
     why = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
     if not why and not kept:
         raise SystemExit(f"{shown(source)} is empty: it has no rows.")
+    if not kept and set(dropped) <= {"double", OTHER_GOLD}:
+        raise SystemExit(f"No row of {shown(source)} can be used: {why}. A set before it has all "
+                         "of its problems: leave it out.")
     if not kept:
         there = shown(", ".join(map(str, names)), 1000)
         raise SystemExit(f"No row of {shown(source)} can be used: {why}. Its columns are {there}: "
@@ -182,7 +186,7 @@ def double_of(problem: Problem, seen: dict[str, str]) -> str:
     """
     text, gold = spaced(problem.problem), problem.answer  # white space makes no difference
     if seen.get(text, gold) != gold:
-        return "with another gold than the same text before"
+        return OTHER_GOLD
     alike = "".join(text.casefold().split()) + f"={gold or text}"  # nor does case, with this gold
     if text in seen or alike in seen:
         return "double"

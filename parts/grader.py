@@ -35,6 +35,7 @@ import tempfile
 import threading
 import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -370,6 +371,7 @@ def score(function, problem: dict, completion: str) -> tuple[str, str]:
     """In a child: ("scored", a finite number of at most LARGEST in size), or status "no_number"."""
     value = function(problem, completion)
     number = value.item() if hasattr(value, "item") else value  # numpy, torch
+    number = float(number) if isinstance(number, Decimal) else number
     if isinstance(number, numbers.Real) and abs(number) <= LARGEST:  # NaN is not
         return "scored", repr(float(number))  # True is 1
     return "no_number", f"it returned {value!r}"[:200]

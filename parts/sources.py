@@ -55,7 +55,8 @@ def read_file(name: str) -> list[dict]:
     path = Path(os.path.expanduser(name))
     read = READERS.get(path.suffix.lower())
     if not (read and os.path.isfile(path)):
-        raise SystemExit(f"There is no data file {shown(name)}: --data takes a "
+        problem = "Cannot read the" if os.path.isfile(path) else "There is no"
+        raise SystemExit(f"{problem} data file {shown(name)}: --data takes a "
                          f"{', '.join(READERS)} file that exists, or a hub id.")
     try:
         return read(path)

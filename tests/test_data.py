@@ -80,6 +80,8 @@ def test_a_problem_of_two_sets_is_trained_on_once_and_evaluated_in_both(tmp_path
     """A prompt that is there twice would have two memories in ada-est, and be drawn twice."""
     one, two = numbered(tmp_path, 30, "a.jsonl"), numbered(tmp_path, 30, "b.jsonl", start=20)
     spaced = write(tmp_path, rows(" What is\n3 times  4?", "x"), "c.jsonl")
+    with pytest.raises(SystemExit, match="30 double. A set before it has all of its problems"):
+        load_problems(f"{one},{one}")
     names = f"{one},{two},{spaced}"
     loaded = load_problems(names)
     assert [p.problem for p in loaded] == [*(f"What is {i} times {i + 1}?" for i in range(50)), "x"]

@@ -20,6 +20,7 @@ from sampler_oracles import config, sample
 
 MINE = '''
 import os, sys
+from decimal import Decimal
 import numpy as np
 from rewards import extract_answer
 from helper import TEN
@@ -69,6 +70,7 @@ def write(path, rows):
 # ------------------------------------------------------------------------------ what it returns
 @pytest.mark.parametrize("completion, number", [
     ("1", 1.0), ("True", 1.0), ("0.5", 0.5), ("-3.25", -3.25), ("np.float32(0.25)", 0.25),
+    ("Decimal('0.75')", 0.75),
     ("np.array(2.0)", 2.0), ("-1e6", -1e6), ("TEN", 10.0), ("print('noise') or 1", 1.0),
     (r"float(extract_answer('\\boxed{7}'))", 7.0), ("'HF_TOKEN' in os.environ", 0.0),
     ("len(os.listdir())", 0.0), ("SEEN.append(1) or len(SEEN)", 1.0)])
@@ -84,7 +86,7 @@ def test_every_number_is_a_reward_and_only_those_above_the_threshold_are_correct
     ("'0.5'", "no_number", "'0.5'"), ("[1.0]", "no_number", "[1.0]"),
     ("10**400", "no_number", "1000"), ("1e6 + 1", "no_number", "1000001"),
     ("1j", "no_number", "1j"), ("('correct', '')", "no_number", "('correct', '')"),
-    ("{}['missing']", "raised", "KeyError: 'missing' (line 13 of mine.py)"),
+    ("{}['missing']", "raised", "KeyError: 'missing' (line 14 of mine.py)"),
     ("sys.exit(3)", "raised", "SystemExit: 3"), ("interrupt()", "raised", "KeyboardInterrupt"),
     ("np.ones(10**10)", "killed", "out of memory: it may take 1 GB")])
 def test_whatever_else_happens_has_a_status_of_its_own_and_no_reward(
@@ -154,7 +156,7 @@ def test_a_function_that_fails_on_everything_at_the_start_ends_in_one_sentence(m
         for key in range(PATIENCE - 1):
             assert grader.result(key).status == "raised"
         with pytest.raises(SystemExit, match="no number for any of the first 16 .*KeyError: "
-                                             r"'number' \(line 16"):
+                                             r"'number' \(line 17"):
             grader.result(PATIENCE - 1)
 
 

@@ -96,7 +96,7 @@ BAD_DATA = [
     ("odd.jsonl", '{"text": "a", "label": "1"}', "--columns QUESTION,ANSWER"),
     ("odd.jsonl", '{"problem": "a", "label": "1"}', "without a gold answer"),
     ("sly.jsonl", '{"frage\\u001b]0;owned\\u0007\\ud800": "a"}', "frage\\x1b]0;owned"),
-    ("notes.txt", "x", ".jsonl"),
+    ("notes.txt", "x", "Cannot read the data file notes.txt: --data takes a .jsonl"),
 ]
 BAD_TEMPLATES = [
     ("a.jinja", "{{ problem }", "a.jinja, line 1 cannot be rendered (TemplateSyntaxError"),
@@ -114,7 +114,7 @@ BAD_TEMPLATES = [
 REFUSED = {
     "minirl.py": [
         ("--temperature 0", "temperature 0 writes the same answer every time"),
-        ("--log-groups -1", "log_groups must be from 1 to 1000000, not -1"),
+        ("--log-groups -1", "log_groups must be 0, or from 1 to 1000000, not -1"),
         ("--threshold 1", "threshold must be at least 0 and below 1"),
         ("--threshold -1e-9", "threshold must be at least 0 and below 1"),
         ("--M 2", "a round of 2 is below n = 4"),
@@ -149,7 +149,7 @@ REFUSED = {
         ("--name note", "Cannot use runs/note (File exists)", text(Path("runs/note"), "mine")),
         ("--name mine", "exists already: add --resume"),
         ("--name mine --resume", "M must be from 1", setting("M", -1)),
-        ("--name mine --resume", "lr must be from", setting("lr", math.nan)),
+        ("--name mine --resume", "lr must be 0, or from", setting("lr", math.nan)),
         ("--name mine --resume", "mine was started with --gone 1, not None", setting("gone", 1)),
         ("--name mine --resume", "mine was started with --clip None, not", setting("clip", None)),
         ("--name mine --resume --max-tokens 9", "was started with --max-tokens 12, not 9"),
