@@ -315,6 +315,7 @@ def test_what_is_restored_goes_on_as_if_it_had_never_stopped(tmp_path):
         assert torch.equal(a, b)
     slower = taught(Config(lr=0.01, warmup_steps=4), 0)  # the rate is that of the new start
     folders.restore(saved, *slower)
+    assert slower[1].param_groups[0]["initial_lr"] == 0.01
     for rate in (0.01 * 3 / 4, 0.01):  # two of four steps of the warm-up are done
         assert slower[1].param_groups[0]["lr"] == pytest.approx(rate)
         learn(*slower)
