@@ -238,6 +238,7 @@ def wait(seconds: float, pid: int, *streams) -> dict:
         poll.register(stream, select.POLLIN)
     while not (ready := poll.poll(1000 * seconds)):
         if Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "R":
+            ready = poll.poll(0)  # or it waits since it has just answered
             break
     return dict(ready)
 
