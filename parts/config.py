@@ -525,6 +525,9 @@ def as_in_its_run(checkpoint: str, data: str) -> dict:
         data = HELD_OUT
     if data == HELD_OUT:
         names += ["columns", *["reward", "threshold"] * bool(run.get("reward"))]
+    elif run.get("reward"):
+        print(f"{shown(folder)} was trained with --reward {shown(run['reward'])}: here math-verify "
+              "judges, unless --reward names it")
     known = {name: run[name] for name in names if name in run}
     if known:
         print(f"as in {shown(folder)}, where no flag says otherwise: {', '.join(known)}")

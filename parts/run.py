@@ -395,8 +395,8 @@ def finish(run: Run) -> None:
 
 def before_and_now(folder: Path) -> str:
     """A held-out problem whose first answer was wrong before training and is right now, or ""."""
-    answers = {}
-    for row in read_rows(folder / "answers.jsonl"):
+    answers, wanted = {}, {"step", "id", "problem", "status", "text"}
+    for row in read_rows(folder / "answers.jsonl", wanted.issubset):
         answers.setdefault(row["id"], []).append(row)
     for first, *_, last in (rows for rows in answers.values() if len(rows) > 1):
         if last["status"] == "correct" != first["status"]:

@@ -220,6 +220,11 @@ def test_a_corrected_gold_moves_no_problem_to_the_other_side(rows, most, draw):
     assert texts_of(one) == texts_of(other)
 
 
+def test_white_space_moves_no_short_problem_to_the_other_side():
+    one, other, third = (Problem(text, "8", text, "s") for text in ("7 + 5 - 4", "7+5-4", "75-4"))
+    assert data.fingerprint(one) == data.fingerprint(other) != data.fingerprint(third)
+
+
 def test_at_least_one_is_held_out_and_one_is_left(tmp_path):
     for count in (2, 3, 10):
         train, held_out = data.hold_out(load_problems(numbered(tmp_path, count)), 100)

@@ -9,6 +9,7 @@ import json
 import math
 import random
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -249,6 +250,8 @@ def test_each_steps_first_prompt_comes_first_and_steps_are_spread(tmp_path):
     assert whole(bare + int(4.5 * token)) == [(2, 0), (4, 0), (6, 0), (8, 0)]
     firsts = [(step, 0) for step in range(1, 9)]
     assert whole(bare + int(9.5 * token)) == sorted([*firsts, (8, 1)])
+    wordy = replace(groups[0], sizes=(0, 100, 101))  # its texts do not fit, so nothing of it does
+    assert choose([wordy], 50) == [ABSENT]
     assert choose(groups, 0) == [ABSENT] * 48 and set(choose(groups, 10**9)) == {WHOLE}
 
 

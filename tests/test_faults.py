@@ -5,6 +5,7 @@ import itertools
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -203,6 +204,45 @@ def test_a_run_that_is_cut_short_in_every_way_ends_as_if_it_had_never_been(place
     assert whole_runs.difference(run, reference, 6) == ""
     assert len(folders.checkpoints(run)) == 2 and not list(run.glob("**/.*.writing"))
     assert sum(row["optimizer_steps"] for row in whole_runs.rows(run / "metrics.jsonl")) >= 5
+
+
+AFTER_CPU_SECONDS = """
+import os, tempfile, threading, time
+tempfile.tempdir = None  # the process that this one is forked from knows another
+def cut(end=time.process_time() + {seconds}):
+    while time.process_time() < end:
+        time.sleep(0.001)
+    os.kill(os.getpid(), {number})
+threading.Thread(target=cut, daemon=True).start()
+"""
+
+
+@engine_test
+def test_killed_at_random_moments_it_ends_as_if_it_had_never_been(place, reference, tmp_path):
+    """KILLS=20 for the long version.
+
+    The moment is drawn in seconds of the run's own CPU time: whatever else the machine does.
+    """
+    left = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT] * int(os.environ.get("KILLS", 1))
+    run, rng = place / "runs/random", random.Random(0)
+    flags = ["--name", "random", *FLAGS, "--resume"]
+    while left:
+        before = AFTER_CPU_SECONDS.format(seconds=rng.uniform(0, 25), number=int(left[-1]))
+        done = run_program("minirl.py", *flags, cwd=place, before=before,
+                           env=dict(TMPDIR=tmp_path))
+        if done.returncode == 0:  # it was over before: from the beginning
+            shutil.rmtree(run)
+            continue
+        assert done.returncode in (-left[-1], 128 + left[-1]), done.stdout
+        assert "Traceback" not in done.stdout, done.stdout
+        assert not run.exists() or len(folders.checkpoints(run)) <= 3
+        left.pop()
+    program(place, 0, *flags)
+    assert whole_runs.difference(run, reference, 6) == ""
+    assert len(folders.checkpoints(run)) == 2 and not list(run.glob("**/.*.writing"))
+    others = ("torchinductor_", "vllm_dist_")  # torch's cache; vLLM's, of 2 KB, after a kill -9
+    while [file for file in tmp_path.iterdir() if not file.name.startswith(others)]:
+        time.sleep(0.02)  # a grader's folder goes with it, once it has seen the end
 
 
 # -------------------------------------------------------------------------- one engine, many faults

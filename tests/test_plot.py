@@ -101,9 +101,18 @@ def test_what_is_no_number_is_passed_over(tmp_path, monkeypatch, odd):
 def test_smoothing_keeps_constants_and_length():
     assert list(plot.smooth([3.0] * 40)) == pytest.approx([3.0] * 40)
     assert list(plot.smooth([1.0, 5.0, 2.0])) == [1.0, 5.0, 2.0]
+    assert list(plot.smooth([*range(11), 0])) == [*range(11), 0]
+    assert plot.smooth([*range(13)])[0] == 1
     smoothed = plot.smooth([*range(20), 0, 10])
     assert smoothed[5] == 5 and smoothed[0] == 1  # over 2 steps to both sides, or what is there
     assert smoothed[-1] == pytest.approx(29 / 3) and smoothed[-3] == pytest.approx(64 / 5)
+
+
+def test_the_legend_names_the_first_and_the_last_accuracy():
+    ax = Figure().subplots()
+    plot.draw_accuracy(ax, [dict(step=i, data="d", avg=avg, k=2)
+                          for i, avg in enumerate((.1, .5, .3))])
+    assert ax.get_legend_handles_labels()[1] == ["d, avg@2: 0.10 → 0.30"]
 
 
 def test_on_a_log_scale_numbers_are_drawn_by_their_size_and_zeros_left_out():

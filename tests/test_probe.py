@@ -287,6 +287,7 @@ def test_limits_are_as_loose_as_the_precisions_and_no_looser():
     assert (exact.statistic, tied.statistic) == ("mean", "median") and exact.gap == tied.gap <= 1e-4
     half = limits("bfloat16", "bfloat16", "auto", mixture=False)
     assert limits("float32", "bfloat16", "auto", mixture=False) == half
+    assert half.rest < limits("bfloat16", "bfloat16", "auto", mixture=True).rest
     for engine_dtype, cache in (("fp8", "auto"), ("float32", "fp8"), ("bfloat16", "fp8")):
         eight = limits("float32", engine_dtype, cache, mixture=False)
         assert exact.gap < half.gap < eight.gap and exact.rest < half.rest < eight.rest

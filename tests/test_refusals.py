@@ -189,7 +189,7 @@ REFUSED = {
         ("", "name the folder"),
         ("runs/mine --steps 5-2", "steps must be"),
         ("runs/mine --steps x", "steps must be"),
-        ("runs/mine --against ./runs/mine/", "with itself"),
+        ("runs/mine --against runs/../runs/mine/", "with itself"),
         ("runs/mine --n -1", "at least 1"),
         ("runs/none", "no folder of a training run"),
         ("runs/mine", "no folder of a training run", gone(MINE / "config.json")),

@@ -118,7 +118,8 @@ def test_each_rule_tells_right_from_wrong(row):
     (r"\boxed{1}\boxed{1}", "1"), (r"\boxed{1}\boxed{2}", "1, 2"),
     (r"\boxed{1}\quad\text{ and }\quad\boxed{2}", "1, 2"),
     (r"(a) \boxed{1} (b) \boxed{2}", "1, 2"), (r"\boxed{1} " + "x" * 10 + r" \boxed{2}", "2"),
-    (r"\boxed{1}" + " " * 100 + r"\boxed{2}", "2"), (r"\boxed{7} }", "7"),
+    (r"\boxed{1}" + " " * 100 + r"\boxed{2}", "2"),
+    (r"\boxed{%s} and \boxed{2}" % ("1" * 90), "1" * 90 + ", 2"), (r"\boxed{7} }", "7"),
     (r"}} \boxed{7}}", "7"), (r"\boxed{7} and {a}}", "7"), (r"\boxed 7}", "7}"),  # one } too many
 ])
 def test_the_last_closed_box_or_list_of_boxes_is_the_answer(completion, answer):

@@ -366,15 +366,14 @@ def is_surely_text(text: str) -> bool:
 def is_anagram(gold: str, answer: str) -> bool:
     """Has `answer` the letters of the word `gold` in another order, as `act` for `cat`?
 
-    `ba` is the same product as `ab`: letters in the order of the alphabet are a product, unless
-    an o is among them, which names no variable.
+    `ba` is the same product as `ab`, and `am` as `ma`. Read as a word is what has an o, which names
+    no variable, and of three letters what has a vowel and is not in the order of the alphabet.
     """
-    letters = sorted(gold.lower())
-    if not SHORT_WORD.fullmatch(gold) or letters != sorted(answer.lower()):
+    word, other = gold.lower(), answer.lower()
+    if not SHORT_WORD.fullmatch(gold) or word == other or sorted(word) != sorted(other):
         return False
-    in_order = letters == list(gold.lower())
-    is_word = "o" in letters or not in_order and set(letters) & set("aeiu")
-    return bool(is_word) and gold.lower() != answer.lower()
+    in_order = sorted(word) == list(word)
+    return "o" in word or len(word) == 3 and not in_order and bool({*word} & {*"aeiu"})
 
 
 def same_choices(gold: str, answer: str) -> bool:
