@@ -14,6 +14,7 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -23,9 +24,11 @@ from tyro.conf import Positional
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench.mutate import LEFT_OUT, mutate, mutated  # noqa: E402
+from bench.mutate import mutate, mutated  # noqa: E402
 
 ANSWERS = ROOT / "course" / "answers"
+HIDDEN = ("tests", "course", "bench", "docs", ".gitignore")  # they would give the bug away
+BESIDE = 2  # lines: so near is found
 LONG = "long.jsonl"
 PREFIX = ("Work out the following chain of additions and subtractions from left to right, one link "
           "at a time, and write the last result into a box, please: ")
@@ -52,8 +55,20 @@ def long_prompts() -> list[dict]:
     return [dict(problem=f"{PREFIX}{x}-{x}=?", answer="0") for x in range(1, 301)]
 
 
-def copy(folder: Path, left_out=(*LEFT_OUT, "tests", "course", "bench", "docs", ".gitignore")):
-    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*left_out))
+def tracked() -> list[str]:
+    """The files that git knows: a copy has none of what lies beside them, like solutions."""
+    try:
+        names = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        raise SystemExit("A copy has the files that git tracks: plant in a git clone.") from None
+    return names.split("\0")[:-1]
+
+
+def copy(folder: Path) -> None:
+    for name in tracked():
+        if Path(name).parts[0] not in HIDDEN:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
     lines = [json.dumps(row) + "\n" for row in long_prompts()]
     (folder / LONG).write_text("".join(lines), encoding="utf-8")
 
@@ -88,19 +103,20 @@ def verdict(bug: dict, where: str) -> str:
     if Path(file).name != Path(bug["file"]).name:
         return "No: that file is sound."
     lines = planted_lines(bug)
-    if int(line) in lines:
+    if lines[0] - BESIDE <= int(line) <= lines[-1] + BESIDE:
         return f"Yes! `answer {bug['number']}` tells its story."
     planted = mutated((ROOT / bug["file"]).read_text(encoding="utf-8"), bug)
     if int(line) in function_at(planted, lines[0]):
-        return "Nearly: the function is right, the line is not."
+        return f"Nearly: the function is right, the line is more than {BESIDE} away."
     return "No: the file is right, the function is not."
 
 
 # ------------------------------------------------------------------------------ the commands
 def list_bugs() -> None:
-    """What the users complain of."""
+    """What the users complain of, and in which session one learns what it takes."""
     for number, bug in bugs().items():
-        print(f"{number:3}  {bug['symptom']}")
+        start = ", to start with" if "starter" in bug else ""
+        print(f"{number:3}  session {bug['session']}{start}: {bug['symptom']}")
 
 
 def plant(number: Positional[int], folder: Positional[Path]) -> None:

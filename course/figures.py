@@ -54,7 +54,7 @@ def baselines(left, right) -> None:
         "no baseline": [laws.variance_per_draw(p, 0) for p in RATES],
         "the others' mean, m = 4": [laws.variance_leave_one_out(p, 4) for p in RATES],
         "b = p": [laws.variance_per_draw(p, p) for p in RATES],
-    }, title="noise of one draw", xlabel="pass rate p", ylabel="variance / G²")
+    }, title="noise of one draw", xlabel="pass rate p", ylabel="E[(r - b)² |s|²] / G²")
     lines(right, RATES, {f"n = {n}": [laws.silent(p, n) for p in RATES] for n in (4, 8, 16)},
           title="groups without signal", xlabel="pass rate p", ylabel="chance")
 

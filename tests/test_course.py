@@ -246,7 +246,7 @@ def test_every_bug_is_in_the_present_code_exactly_once_and_has_all_that_a_hunt_n
         compile(mutated(text, bug), bug["file"], "exec")  # and still is Python
         assert bug["url"].startswith("https://github.com/") and bug["source"] and bug["answer"]
         assert len(bug["hints"]) == 3 and bug["symptom"] and bug["diagnostic"]
-        assert bug["seen"]["sound"] != bug["seen"]["planted"]
+        assert bug["seen"]["sound"] != bug["seen"]["planted"] and bug["session"] in range(1, 9)
         file, _, test = bug["test"].partition("::")
         assert f"def {test.partition('[')[0]}(" in (ROOT / file).read_text()
 
@@ -274,14 +274,17 @@ def test_the_line_is_where_the_planted_file_differs():
         for line in lines:
             assert bugs.verdict(bug, f"{bug['file']}:{line}").startswith("Yes!")
         beside = bugs.function_at("\n".join(after), lines[0])
-        assert any(bugs.verdict(bug, f"{bug['file']}:{line}").startswith("Nearly")
-                   for line in beside) or set(beside) == set(lines)
+        far = set(beside) - set(range(lines[0] - 2, lines[-1] + 3))
+        said = {line: bugs.verdict(bug, f"{bug['file']}:{line}").split()[0] for line in beside}
+        assert said == {line: "Nearly:" if line in far else "Yes!" for line in beside}
         assert bugs.verdict(bug, f"{bug['file']}:1").startswith("No: the file is right")
         assert bugs.verdict(bug, "other.py:3").startswith("No: that file")
 
 
 def test_a_hunt_from_plant_to_answer(tmp_path, capsys, monkeypatch):
     bug = BUGS[5]
+    own = ["eval.py", bug["file"], "models/tiny/config.json", "docs/x.md", "course/README.md"]
+    monkeypatch.setattr(bugs, "tracked", lambda: own)
     said = said_by(bugs.main, capsys, monkeypatch, "plant", 5, tmp_path / "copy")
     assert bug["symptom"] in said and bugs.command_of(bug, tmp_path / "copy") in said
     assert bug["why"] not in said and bug["file"] + ":" not in said  # nothing is given away

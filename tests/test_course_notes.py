@@ -68,7 +68,7 @@ def test_every_quiz_has_an_answer_and_a_copy_for_a_class_has_none():
     for number, page in enumerate(NOTES, 1):
         assert "(a) " in page.read_text().split("## Quiz")[1] and f"\n**{number}.** **" in answers
     readme = (COURSE / "README.md").read_text()
-    words = shlex.split(re.search(r"git archive -o \S+ (.*)", readme)[1])
+    words = shlex.split(re.search(r"git archive --prefix=\S+ -o \S+ (.*)", readme)[1])
     archive = subprocess.run(["git", "archive", *words], cwd=ROOT, capture_output=True, check=True)
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as copy:
         names = copy.getnames()

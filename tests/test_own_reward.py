@@ -33,14 +33,13 @@ def interrupt(): raise KeyboardInterrupt
 def score(problem, completion):
     return eval(completion)
 
-def helper(): return {}['deep']
-
 def row(problem: dict, completion: str) -> float:
     return problem["number"] + problem["nested"]["more"] + len(completion)
 
 def swapped(completion, problem): return 1
 def three(problem, completion, third): return 1
 NOTHING = 3
+def helper(): return {}['deep']
 '''
 
 
@@ -89,7 +88,7 @@ def test_every_number_is_a_reward_and_only_those_above_the_threshold_are_correct
     ("10**400", "no_number", "1000"), ("1e6 + 1", "no_number", "1000001"),
     ("1j", "no_number", "1j"), ("('correct', '')", "no_number", "('correct', '')"),
     ("{}['missing']", "raised", "KeyError: 'missing' (line 14 of mine.py)"),
-    ("helper()", "raised", "KeyError: 'deep' (line 16 of mine.py)"),
+    ("helper()", "raised", "KeyError: 'deep' (line 22 of mine.py)"),
     ("sys.exit(3)", "raised", "SystemExit: 3"), ("interrupt()", "raised", "KeyboardInterrupt"),
     ("np.ones(10**10)", "killed", "out of memory: it may take 1 GB")])
 def test_whatever_else_happens_has_a_status_of_its_own_and_no_reward(

@@ -82,7 +82,8 @@ def check_group_std():
     """group-std: mean 0 and standard deviation 1, with m - 1 in the denominator"""
     for pool in ([1.0, 0.0], [1.0, 0.0, 0.0], [3.0, 1.0, 1.0, 0.0]):
         A = ada.advantages(pool, pool, "group-std")
-        must_give(A[:1], ada.advantages, pool[:1], pool, "group-std", why="That is with all kept.")
+        must_give(A[:1], ada.advantages, pool[:1], pool, "group-std",
+                  why="That is what yours gives when all are kept: the pool is the same.")
         call = f"{called(ada.advantages, pool, pool, 'group-std')} = {spelled(A)}"
         must_be(f"{call}: its mean", sum(A) / len(A), 0, 1e-6)
         must_be(f"{call}: its standard deviation", statistics.stdev(A), 1, 1e-4)
