@@ -3,7 +3,7 @@
     python bench/measure.py rollouts                       # the built-in model, a few minutes
     OMP_NUM_THREADS=2 python bench/measure.py rollouts --model SmolLM2-135M-Instruct  # a dozen
     python bench/measure.py trl --rows 256                 # --model, --plain, flags of minirl.py
-    python bench/measure.py busy          # ten minutes; nothing else may run
+    python bench/measure.py busy          # 35 minutes; nothing else may run
     python bench/measure.py checkpoints
     python bench/measure.py grading
     python bench/measure.py precision     # three minutes
