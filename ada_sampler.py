@@ -42,7 +42,7 @@ If you only want ada-balance, skip the last section, which serves ada-est and gv
     5. The log shows it in unresolved_too_few_correct, zero_signal and spent_by_pass_rate.
 With a single hit it is unresolved too, but has a gradient: the hit and n - 1 wrong answers are
 kept. Of the other rules, uniform spends n draws on it; dapo replaces it; ada-est gives it up to
-N_max draws at its next visit; gvm gives it nothing beyond its pilots.
+N_MAX draws at its next visit; gvm gives it nothing beyond its pilots.
 
 **Try them** without a model: `python course/simulate.py --pass-rate 0.05`.
 
@@ -76,7 +76,7 @@ class Rule(NamedTuple):
     allocates: str = ""  # "by memory", "by pilots": gives prompts more draws by their pass rates
 
 
-RULES = {  # name -> the rule under the settings c; what it does not ask c for has no effect on it
+RULES = {  # name -> the rule under the settings c; what only other rows ask for has no effect on it
     "uniform": lambda c: Rule(round_size=c.n, rows_per_prompt=c.n),
     "dapo": lambda c: Rule(
         round_size=c.n, rows_per_prompt=c.n, min_correct=1, min_wrong=1, drops=True,
@@ -224,7 +224,7 @@ def mean(values: list[float]) -> float:
 
 
 def without_verdict(rewards: list[float], if_all: float = 0.0) -> list[float]:
-    """The rewards, with a 0 for each NaN (the grader failed), or the worst of the others if lower.
+    """The rewards; for each NaN (the grader failed) 0, or the worst of the others if negative.
 
     An answer must gain nothing by making the grader fail. If it failed on all, all are `if_all`.
     """
@@ -237,7 +237,7 @@ def advantages(kept: list[float], pool: list[float], kind: str) -> list[float]:
     """Advantages of the kept rewards, compared with the whole pool: the kept were selected.
 
     pool-mean       r - mean
-    leave-one-out   r - mean of the others  RLOO: unbiased; pool-mean shrinks by (m-1)/m
+    leave-one-out   r - mean of the others  RLOO: unbiased; pool-mean is (m-1)/m of it
     group-std       (r - mean) / std        GRPO: std with m - 1 in the denominator
     positives-only  max(r, 0)               RAFT
 
@@ -315,7 +315,7 @@ def settle(group: Group, config: SamplerConfig, worst: float = 0.0) -> None:
             return
         group.p_hat = pass_rate(pool)
     rewards = [s.reward for s in pool]
-    group.baseline = mean(rewards)  # for the log and the pictures; `advantages` takes it again
+    group.baseline = mean(rewards)  # for the log and the pictures; `advantages` computes its own
     if group.outcome != "resolved" and rule.drops:
         return
     # n of each prompt, so that each counts the same however long the hunt was. Rules that allocate
@@ -327,7 +327,7 @@ def settle(group: Group, config: SamplerConfig, worst: float = 0.0) -> None:
         p = 1 / (2 * len(pool))  # half a hit, so that it weighs no less than a prompt with one hit
     correct = [s.correct for s in group.kept]
     group.weights = row_weights(correct, p, rule.rows_per_prompt, config.weighting)
-    if rule.allocates == "by memory":  # 1/p of log p: half by draws, half here (v3 Alg. 1)
+    if rule.allocates == "by memory":  # the 1/p of log p: its root by draws, its root here (v3)
         group.weights = [w / (group.p_hat + EST_EPS) ** 0.5 for w in group.weights]
 
 

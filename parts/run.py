@@ -90,7 +90,7 @@ def prepare(config: Config, grader) -> Run:
     policy = load_policy(
         found.path, dtype=config.dtype, rank=config.lora_rank, alpha=config.lora_alpha,
         seed=config.seed, device="cpu" if engine.on_cpu else "cuda",
-        checkpointing=not engine.on_cpu)  # without it two rows of a 1.5 B model need 80 GB
+        checkpointing=not engine.on_cpu)  # of activations: or two rows of a 1.5 B model need 80 GB
     optimizer, schedule = make_optimizer(policy, config)
     probe = start_probe(config, engine, policy, found.held_out)
     run = Run(found.folder, found.lock, config, engine, policy, optimizer, schedule, grader,
@@ -121,7 +121,7 @@ def before_the_engine(config: Config, grader) -> SimpleNamespace:
 
 
 def find_model(config: Config):
-    """(folder or hub id of the model, its tokenizer). Sets what only the model's files can tell."""
+    """(folder or hub id of the model, its tokenizer). Sets in `config` what its files can tell."""
     path = fetch_model(config.model, config.max_prompt_tokens + config.max_tokens)
     architecture = AutoConfig.from_pretrained(path, trust_remote_code=False)
     check_family(architecture)
@@ -159,7 +159,7 @@ def start_engine(config: Config, path: str, tokenizer) -> Engine:
     stops = stop_ids(tokenizer)
     print(in_one_line(config))
     print(f"a response ends at {tokenizer.convert_ids_to_tokens(stops)}")
-    # 2: the probe scores a prompt with at least one token, and vLLM adds another.
+    # 2: the probe's texts have at least one token of a response, and vLLM adds another.
     return Engine(
         path, max_model_len=config.max_prompt_tokens + max(2, config.max_tokens),
         max_num_seqs=config.engine_sequences, temperature=config.temperature,
