@@ -29,9 +29,11 @@ tags: [reinforcement-learning, minirl, reinforce-ada]
 [Reinforce-Ada](https://arxiv.org/abs/2510.04996). The LoRA adapter is merged into the weights.
 
 {results}
-The prompt is part of the task. Of the training (template {template}), for {problem}:
+The prompt is part of the task. Of the training, for {problem}:
 
     {prompt!r}
+
+`eval.py` asks so with `--template {template} --max-prompt-tokens {longest} --max-tokens {tokens}`.
 
 The license of the base model holds for this one too.
 """
@@ -79,7 +81,8 @@ def card(name: str, run: Path, config: dict, step: int, tokenizer) -> str:
     return CARD.format(
         name=shown(name), base=public(resolve_model(config["model"])), step=step, problem=PROBLEM,
         data=", ".join(map(public, config["data"].split(","))), results="".join(evals),
-        template=public(config["template"]), prompt=prompt)
+        template=public(config["template"]), longest=config["max_prompt_tokens"],
+        tokens=config["max_tokens"], prompt=prompt)
 
 
 def public(name: str) -> str:

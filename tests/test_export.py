@@ -127,7 +127,7 @@ def test_what_goes_with_the_weights(tmp_path):
     assert not [file for file in out.iterdir() if b"my-secrets" in file.read_bytes()]
     assert len({file.stat().st_mode for file in out.iterdir()}) == 1
     card = ModelCard.load(out / "README.md")
-    assert card.data.base_model == "base" and "(template own.jinja)" in card.content
+    assert card.data.base_model == "base" and "`--template own.jinja --max-" in card.content
     assert "on org/problems, some.jsonl" in card.content
     tokenizer, before = map(AutoTokenizer.from_pretrained, (out, base))
     assert tokenizer.chat_template == before.chat_template
