@@ -29,9 +29,6 @@ from bench.mutate import mutate, mutated  # noqa: E402
 ANSWERS = ROOT / "course" / "answers"
 HIDDEN = ("tests", "course", "bench", "docs", ".gitignore")  # they would give the bug away
 BESIDE = 2  # lines: so near is found
-LONG = "long.jsonl"
-PREFIX = ("Work out the following chain of additions and subtractions from left to right, one link "
-          "at a time, and write the last result into a box, please: ")
 
 
 def bugs() -> dict[int, dict]:
@@ -47,14 +44,6 @@ def find(number: int) -> dict:
 
 
 # ------------------------------------------------------------------------------ the copy
-def long_prompts() -> list[dict]:
-    """One bug shows only on long prompts that begin alike.
-
-    The tiny model has never seen prompts so long. It rambles, and a lucky 0 is its only chance.
-    """
-    return [dict(problem=f"{PREFIX}{x}-{x}=?", answer="0") for x in range(1, 301)]
-
-
 def tracked() -> list[str]:
     """The files that git knows: a copy has none of what lies beside them, like solutions."""
     try:
@@ -69,14 +58,11 @@ def copy(folder: Path) -> None:
         if Path(name).parts[0] not in HIDDEN:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
-    lines = [json.dumps(row) + "\n" for row in long_prompts()]
-    (folder / LONG).write_text("".join(lines), encoding="utf-8")
 
 
-def command_of(bug: dict, folder: Path) -> str:
-    """A command that works in the copy and in the project, so that the two runs can be compared."""
-    flags = [str(folder.resolve() / LONG) if flag == LONG else flag for flag in bug["flags"]]
-    return shlex.join(["python", "minirl.py", "--steps", "20", "--name", "hunt", *flags])
+def command_of(bug: dict) -> str:
+    """It works in the copy and in the project, so that the two runs can be compared."""
+    return shlex.join(["python", "minirl.py", "--steps", "20", "--name", "hunt", *bug["flags"]])
 
 
 # ------------------------------------------------------------------------------ where the bug is
@@ -127,7 +113,7 @@ def plant(number: Positional[int], folder: Positional[Path]) -> None:
     copy(folder)
     mutate(folder, bug)
     print(f"Bug {number} is in {folder}. What its user says:\n\n    {bug['symptom']}\n\n"
-          f"See it with, in that folder,\n\n    {command_of(bug, folder)}\n\n"
+          f"See it with, in that folder,\n\n    {command_of(bug)}\n\n"
           f"and compare with the same command here, where the bug is not.")
 
 

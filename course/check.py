@@ -4,32 +4,93 @@
     python course/check.py 3 my/file.py   # another file with the same functions
     python course/check.py 3 class/ann    # lab_3.py of this folder
 
-Your function takes the place of the project's, and then the project is called. There is no stored
-solution: the checks use mathematics (exact expectations, brute force, autograd) and the function's
-docstring. The exit code is 0 if the file has all points.
+The labs have no solutions of their own: their functions *are* functions of the project, with the
+same names and arguments. Yours takes the place of the project's, here and for a whole run
+(train.py), and then the project is called. The checks use mathematics (exact expectations, brute
+force, autograd) and the function's docstring. The exit code is 0 if the file has all points.
 """
 import argparse
 import contextlib
 import functools
 import importlib
 import os
+import pkgutil
 import resource
+import runpy
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Iterator, NamedTuple
+from unittest import mock
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from course import place  # noqa: E402
 from course.checks import Wrong, called  # noqa: E402
 from parts.folder import shown  # noqa: E402
 
+LABS = ROOT / "course" / "labs"
 SECONDS = 6  # of CPU time per check; the slowest needs one
 MOST_SECONDS = 120  # of CPU time per file: ends calls that no signal reaches, sum(range(10**12))
+HOMES = {  # lab -> its functions, each with the module (and class) that has the project's own
+    "lab_1": {"bandit_gradient": "course.checks.lab_1", "advantages": "ada_sampler"},
+    "lab_2": {"response_states": "parts.logprobs", "token_logprobs": "parts.logprobs"},
+    "lab_3": {"exit_test": "ada_sampler", "keep": "ada_sampler"},
+    "lab_4": {"row_weights": "ada_sampler", "allocate_gvm": "ada_sampler"},
+    "lab_5": {"importance_weight": "minirl", "objective": "minirl", "set_scales": "minirl"},
+    "lab_6": {"hook": "parts.routing_replay:RoutingReplay",
+              "agreement": "parts.routing_replay:RoutingReplay"},
+    "lab_7": {"extract_answer": "rewards", "exact": "verifier.answers"},
+    "lab_8": {"pass_at_k": "eval", "bootstrap": "eval"},
+}
 
 
+# -------------------------------------------------- a student's functions in place of the project's
+def load(lab: str, file: Path | None = None) -> dict:
+    """name -> function, from the lab's file. SystemExit, one sentence, if it has none of that name.
+    """
+    file = file or LABS / f"{lab}.py"
+    if not file.is_file():
+        raise SystemExit(f"There is no file {file}.")
+    try:
+        found = runpy.run_path(str(file), run_name=f"student_{lab}")
+    except (Exception, SystemExit) as error:
+        line = getattr(error, "lineno", None) or line_in(file, error)
+        what = f"{type(error).__name__}: {shown(error)}"
+        raise SystemExit(f"{file}, line {line}: {what}") from None
+    for name in HOMES[lab]:
+        if not callable(found.get(name)):
+            raise SystemExit(f"{file} has no function {name}: restore it from the original.")
+    return {name: found[name] for name in HOMES[lab]}
+
+
+def line_in(file: Path, error: BaseException) -> int | None:
+    """The last line of `file` that the error passed through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((one.lineno for one in reversed(frames) if one.filename == str(file)), None)
+
+
+def is_empty(function) -> bool:
+    """Whether the function is only a docstring and `raise NotImplementedError`."""
+    return function.__code__.co_names == ("NotImplementedError",)
+
+
+@contextlib.contextmanager
+def in_place(lab: str, functions: dict):
+    """The project uses these functions for a while, also where it had imported its own by name."""
+    with contextlib.ExitStack() as stack:
+        for name, new in functions.items():
+            owner = pkgutil.resolve_name(HOMES[lab][name])
+            old = vars(owner)[name]
+            for place in (owner, *sys.modules.values()):
+                if getattr(place, "__dict__", {}).get(name) is old:
+                    stack.enter_context(mock.patch.object(place, name, new))
+        yield
+
+
+# ----------------------------------------------------------------------------------------- grading
 class Overtime(BaseException):
     """Not an Exception, so that a student's `except Exception` does not catch it."""
 
@@ -43,47 +104,41 @@ class Result(NamedTuple):
 def grade(lab: str, functions: dict, file: Path | None = None) -> Iterator[Result]:
     """Every check of a lab, with these functions in place of the project's."""
     checks = importlib.import_module(f"course.checks.{lab}").CHECKS  # imports the project's own
-    calls = Calls()
-    watched = {name: calls.watch(function) for name, function in functions.items()}
-    with place.in_place(lab, watched):
-        for points, check in checks:
-            yield Result(points, check.__doc__.splitlines()[0], problem_of(check, calls, file))
+    with in_place(lab, {name: noted(function) for name, function in functions.items()}):
+        for points, title, ask, rows in checks:
+            yield Result(points, title, problem_of(ask, rows, file))
 
 
-class Calls:
-    """Remembers the last call, to say which one raised or never returned."""
-
-    def watch(self, function):
-        @functools.wraps(function)
-        def watched(*args, **kwargs):
-            before, self.last = self.last, (function, args, kwargs)
-            result = function(*args, **kwargs)
-            self.last = before
-            return result
-        return watched
-
-    def __str__(self):
-        function, args, kwargs = self.last
-        return called(function, *args, **kwargs)
+def noted(function):
+    """The same function; an error that it raises says in which call."""
+    @functools.wraps(function)
+    def calling(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            error.add_note(called(function, *args, **kwargs))
+            raise
+    return calling
 
 
-def problem_of(check, calls: Calls, file: Path | None) -> str:
+def problem_of(ask, rows: list[tuple], file: Path | None) -> str:
     """What is wrong, in words; "" if nothing is."""
-    calls.last = (check, (), {})
     try:
         with time_limit(SECONDS):
-            check()
+            for row in rows:
+                ask(*row)
+        return ""
     except Wrong as found:
         return str(found)
-    except NotImplementedError:
-        return f"{calls.last[0].__name__} is not written yet"
-    except Overtime:
-        return f"{calls}: no answer after {SECONDS} seconds of computing. Does a loop never end?"
     except BaseException as error:  # SystemExit too
-        line = place.line_in(file, error) if file else None
+        call, *_ = getattr(error, "__notes__", ["The check of what you return"])  # the innermost
+        if isinstance(error, NotImplementedError):
+            return f"{call.partition('(')[0]} is not written yet"
+        if isinstance(error, Overtime):
+            return f"{call}: no answer after {SECONDS} seconds of computing. Does a loop never end?"
+        line = line_in(file, error) if file else None
         where = f"\nThat was in line {line} of {file.name}." if line else ""
-        return f"{calls} raised {type(error).__name__}: {str(error)[:300]}{where}"
-    return ""
+        return f"{call} raised {type(error).__name__}: {str(error)[:300]}{where}"
 
 
 @contextlib.contextmanager
@@ -92,20 +147,19 @@ def time_limit(seconds: float):
     def over(*_):
         raise Overtime
 
-    before = signal.signal(signal.SIGPROF, over)
+    signal.signal(signal.SIGPROF, over)
     signal.setitimer(signal.ITIMER_PROF, seconds, 1)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
 
 
 def grade_file(lab: str, file: Path) -> bool:
     """Prints every check of the file, and its points last. Whether it has all of them."""
     try:
         with time_limit(SECONDS):
-            functions = place.load(lab, file)
+            functions = load(lab, file)
     except Overtime:
         raise SystemExit(f"Reading {file} takes too long.") from None
     print(importlib.import_module(f"course.checks.{lab}").__doc__)
@@ -121,8 +175,8 @@ def grade_file(lab: str, file: Path) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Points for a lab.")
-    parser.add_argument("lab", type=int, choices=range(1, len(place.HOMES) + 1), help="its number")
-    parser.add_argument("path", nargs="?", type=Path, default=place.LABS,
+    parser.add_argument("lab", type=int, choices=range(1, len(HOMES) + 1), help="its number")
+    parser.add_argument("path", nargs="?", type=Path, default=LABS,
                         help="a file, or a folder with lab_N.py in it; default: course/labs")
     args = parser.parse_args()
     lab, path = f"lab_{args.lab}", args.path.resolve()

@@ -4,13 +4,16 @@ tests/test_course_notes.py checks each one against an exact enumeration or the p
 functions. Symbols are those of the notes: p is a prompt's pass rate, n samples are kept, and there
 are up to N rounds of M samples.
 """
+import itertools
 import math
+from collections import Counter, namedtuple
 from statistics import NormalDist
 from typing import NamedTuple
 
 from ada_sampler import Group, Sample, SamplerConfig, exit_test, settle
 
 Phi = NormalDist().cdf
+Coin = namedtuple("Coin", "id p")  # a prompt that is solved with probability p
 
 
 # --------------------------------------------------------------- session 1: how much the draws vary
@@ -42,50 +45,36 @@ def silent(p: float, n: int) -> float:
     return p**n + (1 - p) ** n
 
 
-def fewer(k: int, m: int, p: float) -> float:
-    """P(Bin(m, p) < k)."""
-    return math.fsum(math.comb(m, i) * p**i * (1 - p) ** (m - i) for i in range(min(k, m + 1)))
-
-
-def still_open(p: float, t: int, k_right: int, k_wrong: int, M: int) -> float:
-    """The chance that a prompt is open after t complete rounds (M >= k_right + k_wrong)."""
-    if t == 0:
-        return 1.0
-    return fewer(k_right, t * M, p) + fewer(k_wrong, t * M, 1 - p)
-
-
-def expected_draws(p: float, k_right: int, k_wrong: int, M: int = 8, N: int = 4) -> float:
-    """M sum_{t<N} P(open after t)."""
-    return M * sum(still_open(p, t, k_right, k_wrong, M) for t in range(N))
-
-
 def closed_pools(p: float, config: SamplerConfig) -> dict[tuple, float]:
     """(right, wrong, outcome) of a closed pool -> its chance, by the project's own exit test."""
-    closed, waiting, M = {}, {(0, 0): 1.0}, config.rule.round_size
+    closed, waiting, M = Counter(), {(0, 0): 1.0}, config.rule.round_size
+    law = [math.comb(M, k) * p**k * (1 - p) ** (M - k) for k in range(M + 1)]
     for t in range(1, config.rule.max_rounds + 1):
-        after = {}
-        for (right, wrong), chance in waiting.items():
-            for k in range(M + 1):
-                now = right + k, wrong + M - k
-                law = math.comb(M, k) * p**k * (1 - p) ** (M - k)
-                after[now] = after.get(now, 0.0) + chance * law
-        waiting = {}
-        for (right, wrong), chance in after.items():
-            outcome = exit_test(right, wrong, t, config)
-            if outcome:
-                closed[right, wrong, outcome] = closed.get((right, wrong, outcome), 0.0) + chance
-            else:
-                waiting[right, wrong] = chance
+        for ((right, wrong), chance), k in itertools.product(waiting.items(), range(M + 1)):
+            now = right + k, wrong + M - k
+            closed[*now, exit_test(*now, t, config)] += chance * law[k]
+        waiting = {pool[:2]: closed.pop(pool) for pool in [*closed] if not pool[2]}
     return closed
 
 
-def group_of(right: int, wrong: int, outcome: str, config: SamplerConfig) -> Group:
+def group_of(p: float, right: int, wrong: int, outcome: str, config: SamplerConfig) -> Group:
     """A closed group with these counts, settled by the project: kept, compared, weighed."""
     pool = [Sample(i, 0, reward=float(i < right), status="", correct=i < right)
             for i in range(right + wrong)]
-    group = Group(0, None, pool, 1, outcome)
+    group = Group(0, Coin(0, p), pool, 1, outcome)
     settle(group, config)
     return group
+
+
+def effective_weight(group: Group, config: SamplerConfig) -> float:
+    """A coin's share of the update, in units of grad p; its mean over many coins is w(p).
+
+    Let g+ and g- be the mean of grad log pi over correct and over wrong answers. Then
+    p g+ + (1-p) g- = 0 and grad p = p g+, so a correct row counts 1/p and a wrong one -1/(1-p).
+    """
+    p = group.problem.p
+    scores = [c / p if s.correct else -c / (1 - p) for s, c in group.rows()]
+    return math.fsum(scores) / config.rule.rows_per_prompt
 
 
 class Yield(NamedTuple):
@@ -102,10 +91,10 @@ def expected_yield(p: float, config: SamplerConfig) -> Yield:
     """What a prompt gives and what it costs under this rule (session 4)."""
     totals, n = [0.0] * 5, config.rule.rows_per_prompt
     for (right, wrong, outcome), chance in closed_pools(p, config).items():
-        rows = group_of(right, wrong, outcome, config).rows()
-        scores = [c / p if s.correct else -c / (1 - p) for s, c in rows]
-        facts = (math.fsum(scores) / n, math.fsum(c * c for _, c in rows) / n**2, right + wrong,
-                 sum(c != 0 for _, c in rows), not any(c for _, c in rows))
+        group = group_of(p, right, wrong, outcome, config)
+        coefficients = [c for _, c in group.rows()]
+        facts = (effective_weight(group, config), math.fsum(c * c for c in coefficients) / n**2,
+                 len(group.pool), sum(map(bool, coefficients)), group.zero_signal)
         totals = [total + chance * fact for total, fact in zip(totals, facts)]
     return Yield(*totals)
 
@@ -132,7 +121,7 @@ def efficiency(p: float, config: SamplerConfig, per: str = "draws") -> float:
 
 def gvm_variance(p: list[float], norms: list[float], sizes: list[float]) -> float:
     """sum_i G_i^2 / (p_i n_i)."""
-    return sum(g * g / (x * n) for x, g, n in zip(p, norms, sizes))
+    return sum(g * g / (x * n) if n > 0 else math.inf for x, g, n in zip(p, norms, sizes))
 
 
 def gvm_least(p: list[float], norms: list[float], total: float) -> float:
@@ -150,21 +139,7 @@ def capped(sigma: float, cap: float) -> tuple[float, float]:
     return first, second - first**2
 
 
-# --------------------------------------------------------------------- session 6: experts that flip
-def flips(density: float, sigma: float) -> float:
-    """Chance that a router's k-th and next expert change places.
-
-    density: that of the gap between them, at 0; sigma: the noise's small standard deviation.
-    """
-    return density * sigma / math.sqrt(2 * math.pi)
-
-
 # ------------------------------------------------------------------------ session 7: a false accept
-def hack_wins(p: float, h: float, prompts: int) -> bool:
-    """Whether a loophole of probability h, shared by all prompts, beats answers of pass rate p."""
-    return prompts * h > p
-
-
 def reward_flow(p: float, h: float, prompts: int, time: float, steps: int = 4000):
     """[(t, expected reward, accuracy)]: exact policy gradient of the model of session 7.
 

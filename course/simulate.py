@@ -1,13 +1,14 @@
 """What a sampling rule does with its budget, shown on prompts that are coins: no model, 2 seconds.
 
-    python course/simulate.py --pass-rate 0.05       # all rules on equally hard prompts
-    python course/simulate.py --beta 0.5 1.5         # on mostly hard ones
+    python course/simulate.py --pass-rate 0.05           # all rules on equally hard prompts
+    python course/simulate.py --pass-rate 0.01 0.1 0.5   # a third of the prompts have each of these
 
 For other settings call `simulate` and `report`. Draws, unresolved and no signal are per place in
 the batch. The update of a prompt is w(p) grad p, with w the effective weight: 1 ascends p, 1/p
 ascends log p.
 """
 import argparse
+import math
 import random
 import sys
 from collections import namedtuple
@@ -18,9 +19,9 @@ from types import SimpleNamespace
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from ada_sampler import RULES, Estimator, Group, SamplerConfig, collect  # noqa: E402
-from parts.config import check_sampler, in_one_sentence  # noqa: E402
+from course.laws import Coin, effective_weight  # noqa: E402
+from parts.config import check_sampler  # noqa: E402
 
-Coin = namedtuple("Coin", "id p")  # a problem that is solved with probability p
 Flip = namedtuple("Flip", "reward status token_ids")  # rollout and verdict in one
 PROMPTS = 2000
 WRONG, CORRECT = Flip(0.0, "wrong", ()), Flip(1.0, "correct", ())
@@ -63,17 +64,6 @@ def simulate(config: SamplerConfig, p_P: list[float], seed=0, visits: int = 4) -
 
 
 # ----------------------------------------------------------------------------------- what they show
-def effective_weight(group: Group, config: SamplerConfig) -> float:
-    """A coin's share of the update, in units of grad p; its mean over many coins is w(p).
-
-    Let g+ and g- be the mean of grad log pi over correct and over wrong answers. Then
-    p g+ + (1-p) g- = 0 and grad p = p g+, so a correct row counts 1/p and a wrong one -1/(1-p).
-    """
-    p = group.problem.p
-    scores = [c / p if s.correct else -c / (1 - p) for s, c in group.rows()]
-    return sum(scores) / config.rule.rows_per_prompt
-
-
 def report(groups: list[Group], config: SamplerConfig, places: int) -> tuple:
     """(draws, unresolved, without signal, effective weight, its standard error).
 
@@ -90,28 +80,15 @@ def report(groups: list[Group], config: SamplerConfig, places: int) -> tuple:
 
 
 # --------------------------------------------------------------------------------- command line
-def pass_rates(p: float | None, beta: tuple[float, float]) -> list[float]:
-    """One for each prompt. Raises ValueError, one sentence, for coins that cannot be."""
-    if p is not None:
-        if not 0 <= p <= 1:
-            raise ValueError("--pass-rate takes a number from 0 to 1")
-        return [p] * PROMPTS
-    if not all(0 < shape < 1e6 for shape in beta):
-        raise ValueError("--beta takes two positive numbers below a million")
-    rng = random.Random(0)
-    return [rng.betavariate(*beta) for _ in range(PROMPTS)]
-
-
 def main(argv: list[str] | None = None) -> None:
     """Prints a line per rule."""
-    prog = "python course/simulate.py"
-    parser = argparse.ArgumentParser(prog=prog, description=__doc__.splitlines()[0])
-    parser.add_argument("--pass-rate", type=float, help="of every prompt")
-    parser.add_argument("--beta", type=float, nargs=2, default=(1, 1), metavar=("A", "B"),
-                        help="shapes of the Beta distribution that pass rates are drawn from")
-    args = parser.parse_args(argv)
-    with in_one_sentence(prog):
-        p_P = pass_rates(args.pass_rate, args.beta)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pass-rate", type=float, nargs="+", default=[0.05, 0.2, 0.5, 0.8, 0.95],
+                        metavar="P", help="of the prompts; the same number of prompts has each")
+    rates = parser.parse_args(argv).pass_rate
+    if not all(0 <= p <= 1 for p in rates):
+        raise SystemExit("--pass-rate takes numbers from 0 to 1.")
+    p_P = rates * math.ceil(PROMPTS / len(rates))
     print(f"{len(p_P)} prompts, pass rate {fmean(p_P):.3g} on average")
     print(f"{'':16}{'draws':>8}{'unresolved':>12}{'no signal':>12}{'effective weight':>20}")
     for rule in RULES:

@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
-from course import place  # noqa: E402
+from course import check  # noqa: E402
 
-OWN, YOURS = (place.ROOT / "runs" / f"course-{whose}" for whose in ("own", "yours"))
+OWN, YOURS = (check.ROOT / "runs" / f"course-{whose}" for whose in ("own", "yours"))
 SHORT = "--steps 20 --batch-prompts 12 --eval-every 20 --eval-questions 60 --eval-k 4".split()
 FLAGS = {  # flags with which a lab's functions make a difference
     "lab_4": ["--weighting", "log"],
@@ -38,8 +38,8 @@ def written(labs: list[str]) -> dict:
     """lab -> the functions that are written. Names the others; SystemExit if none is written."""
     found = {}
     for lab in labs:
-        functions = place.load(lab)
-        found[lab] = {name: own for name, own in functions.items() if not place.is_empty(own)}
+        functions = check.load(lab)
+        found[lab] = {name: own for name, own in functions.items() if not check.is_empty(own)}
         for name in functions.keys() - found[lab].keys():
             print(f"{lab}: {name} is not written yet, so the project's own is used")
     if not any(found.values()):
@@ -65,7 +65,7 @@ def run_both(found: dict, flags: list[str]) -> None:
     config = parse(["--name", YOURS.name, *flags])
     with contextlib.ExitStack() as stack:
         for lab, functions in found.items():
-            stack.enter_context(place.in_place(lab, functions))
+            stack.enter_context(check.in_place(lab, functions))
         stack.enter_context(last_words(config))
         minirl.main(config)
 
@@ -86,10 +86,10 @@ def first_difference(own: Path, yours: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train with the functions of a lab.")
-    parser.add_argument("--with", dest="labs", nargs="+", required=True, choices=place.HOMES,
+    parser.add_argument("--with", dest="labs", nargs="+", required=True, choices=check.HOMES,
                         metavar="lab_N")
     args, rest = parser.parse_known_args()
-    os.chdir(place.ROOT)
+    os.chdir(check.ROOT)
     run_both(written(args.labs), flags_of(args.labs, rest))
     print(first_difference(OWN, YOURS))
     print("curves: runs/course-own/curves.png and runs/course-yours/curves.png")

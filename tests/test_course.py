@@ -6,6 +6,7 @@ message of its own. A change marked "right" is another correct way to write it, 
 """
 import inspect
 import json
+import pkgutil
 import re
 import runpy
 import subprocess
@@ -19,14 +20,14 @@ import torch
 
 from bench.mutate import mutated
 from conftest import ROOT
-from course import bugs, check, place, train
-from course.checks import Wrong, must_equal
+from course import bugs, check, train
+from course.checks import Wrong, must_be
 from helpers import HANG
 from parts.config import Config
 
 CHANGED = [json.loads(line) for line in (ROOT / "course/mutants.jsonl").read_text().splitlines()]
 MUTANTS = [row for row in CHANGED if "right" not in row]
-LABS = list(place.HOMES)
+LABS = list(check.HOMES)
 BUGS = bugs.bugs()
 
 
@@ -59,9 +60,9 @@ def solution(lab: str, mutant: dict | None = None) -> dict:
         module, _, owner = place_name.partition(":")
         if mutant and mutant["file"] == module.replace(".", "/") + ".py":
             return vars(getattr(changed, owner) if owner else changed)[name]
-        return vars(place.home(place_name))[name]
+        return vars(pkgutil.resolve_name(place_name))[name]
 
-    found = {name: find(where, name) for name, where in place.HOMES[lab].items()}
+    found = {name: find(where, name) for name, where in check.HOMES[lab].items()}
     if lab == "lab_1":
         found["bandit_gradient"] = bandit_of(find("minirl", "objective"))
     return found
@@ -98,12 +99,12 @@ def test_what_students_get_wrong_fails_with_a_message_of_its_own(lab):
 
 @pytest.mark.parametrize("lab", LABS)
 def test_an_empty_lab_gets_no_point_and_asks_for_functions_of_the_projects_signature(lab):
-    functions = place.load(lab)
+    functions = check.load(lab)
     results = list(check.grade(lab, functions))
     assert len(problems(results)) == len(results)
     assert all(result.problem.endswith("is not written yet") for result in results)
-    for name, where in place.HOMES[lab].items():
-        own = vars(place.home(where))[name]
+    for name, where in check.HOMES[lab].items():
+        own = vars(pkgutil.resolve_name(where))[name]
         asked, real = inspect.signature(functions[name]), inspect.signature(own)
         assert list(asked.parameters) == list(real.parameters)
         assert [p.default for p in asked.parameters.values()] == [
@@ -112,9 +113,9 @@ def test_an_empty_lab_gets_no_point_and_asks_for_functions_of_the_projects_signa
 
 @pytest.mark.parametrize("yours, right", [(1, True), (3, Fraction(3)), ("3", 3), (None, "")])
 def test_what_is_equal_but_of_another_kind_is_wrong(yours, right):
-    must_equal("f()", right, right)
+    must_be("f()", right, right)
     with pytest.raises(Wrong, match=r"f\(\): yours is"):
-        must_equal("f()", yours, right)
+        must_be("f()", yours, right)
 
 
 def test_the_project_has_its_own_functions_back_afterwards():
@@ -123,7 +124,7 @@ def test_the_project_has_its_own_functions_back_afterwards():
 
     before = minirl.token_logprobs, logprobs.token_logprobs
     functions = dict(response_states=len, token_logprobs=sorted)
-    with pytest.raises(RuntimeError), place.in_place("lab_2", functions):
+    with pytest.raises(RuntimeError), check.in_place("lab_2", functions):
         assert logprobs.response_states is len
         assert minirl.token_logprobs is logprobs.token_logprobs is sorted  # where it is imported
         raise RuntimeError
@@ -183,7 +184,7 @@ def test_a_class_is_graded_by_the_shell_and_no_file_stops_the_others(tmp_path):
     """
     right = ["from ada_sampler import RULES, Sample, SamplerConfig",
              *map(inspect.getsource, solution("lab_3").values())]
-    endless = (place.LABS / "lab_5.py").read_text().replace(
+    endless = (check.LABS / "lab_5.py").read_text().replace(
         "    raise NotImplementedError", "    return sum(range(10**14))", 1)
     endless += "import resource; resource.setrlimit(resource.RLIMIT_CPU, (8, 8))\n"  # for 120
     asleep = ("import os, signal, time\nos.kill(os.getppid(), signal.SIGALRM)\n"
@@ -204,11 +205,11 @@ def test_a_class_is_graded_by_the_shell_and_no_file_stops_the_others(tmp_path):
 
 
 def test_training_uses_what_is_written_and_says_what_is_not(tmp_path, monkeypatch, capsys):
-    text = (place.LABS / "lab_3.py").read_text().replace(
+    text = (check.LABS / "lab_3.py").read_text().replace(
         "    raise NotImplementedError", "    return pool[:n]")
     text = text.replace("    return pool[:n]", "    raise NotImplementedError", 1)
     (tmp_path / "lab_3.py").write_text(text)
-    monkeypatch.setattr(place, "LABS", tmp_path)
+    monkeypatch.setattr(check, "LABS", tmp_path)
     assert list(train.written(["lab_3"])["lab_3"]) == ["keep"]
     assert "exit_test is not written yet, so the project's own is used" in capsys.readouterr().out
     (tmp_path / "lab_3.py").write_text(text.replace("return pool[:n]", "raise NotImplementedError"))
@@ -286,7 +287,7 @@ def test_a_hunt_from_plant_to_answer(tmp_path, capsys, monkeypatch):
     own = ["eval.py", bug["file"], "models/tiny/config.json", "docs/x.md", "course/README.md"]
     monkeypatch.setattr(bugs, "tracked", lambda: own)
     said = said_by(bugs.main, capsys, monkeypatch, "plant", 5, tmp_path / "copy")
-    assert bug["symptom"] in said and bugs.command_of(bug, tmp_path / "copy") in said
+    assert bug["symptom"] in said and bugs.command_of(bug) in said
     assert bug["why"] not in said and bug["file"] + ":" not in said  # nothing is given away
     copy = tmp_path / "copy"
     assert (copy / bug["file"]).read_text() == mutated((ROOT / bug["file"]).read_text(), bug)
@@ -314,17 +315,16 @@ def test_what_cannot_be_hunted_is_one_sentence(capsys, monkeypatch, words, sente
 
 @pytest.mark.slow
 def test_flags_of_a_hunt_are_flags_of_the_program_and_long_prompts_fill_a_block_of_the_cache(
-        tmp_path, monkeypatch):
+        monkeypatch):
     from models import make
     from parts.config import parse
 
-    rows = bugs.long_prompts()
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / bugs.LONG).write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.chdir(ROOT)
     for bug in BUGS.values():
-        words = bugs.command_of(bug, tmp_path).split()[2:]
+        words = bugs.command_of(bug).split()[2:]
         assert words[:4] == ["--steps", "20", "--name", "hunt"] and parse(words).steps == 20
     tokenizer = make.build_tokenizer()
+    rows = [json.loads(line) for line in (ROOT / "examples/alike.jsonl").read_text().splitlines()]
     lengths = [len(tokenizer.encode(row["problem"])) for row in rows]
     assert 128 < min(lengths) and max(lengths) + 2 <= 256
 

@@ -18,7 +18,6 @@ from conftest import ROOT
 from course import bugs, figures, laws
 from minirl import objective
 from parts.config import Config
-from course.simulate import Coin, effective_weight
 
 COURSE = ROOT / "course"
 NOTES = sorted((COURSE / "notes").glob("*.md"))
@@ -123,20 +122,26 @@ def test_the_score_of_another_temperature_has_a_mean():
 
 
 # --------------------------------------------------------------------- session 3: laws of drawing
-@pytest.mark.parametrize("rule, quotas", [("ada-balance", (2, 2)), ("ada-pos", (1, 0))])
+def fewer(k, m, p):
+    """P(Bin(m, p) < k)."""
+    return sum(math.comb(m, i) * p**i * (1 - p) ** (m - i) for i in range(k))
+
+
+@pytest.mark.parametrize("rule, right, wrong", [("ada-balance", 2, 2), ("ada-pos", 1, 0)])
 @pytest.mark.parametrize("p", RATES)
-def test_draws_and_exits_are_those_of_all_pools(rule, quotas, p):
-    """The closed forms, against each pool and its chance."""
+def test_draws_and_exits_are_those_of_all_pools(rule, right, wrong, p):
+    """The closed forms of the notes, against each pool and its chance."""
     config, exits = SamplerConfig(sampler=rule), {}
     found = laws.expected_yield(p, config)
     for (*_, outcome), chance in laws.closed_pools(p, config).items():
         exits[outcome] = exits.get(outcome, 0) + chance
-    assert laws.expected_draws(p, *quotas) == pytest.approx(found.draws)
-    assert laws.still_open(p, 4, *quotas, 8) == pytest.approx(1 - exits["resolved"])
+    still_open = [1] + [fewer(right, 8 * t, p) + fewer(wrong, 8 * t, 1 - p) for t in (1, 2, 3, 4)]
+    assert 8 * sum(still_open[:4]) == pytest.approx(found.draws)
+    assert still_open[4] == pytest.approx(1 - exits["resolved"])
     first = p**32 if rule == "ada-balance" else p**8
     assert found.silent == pytest.approx(first + (1 - p) ** 32)
-    assert exits["too few correct"] == pytest.approx(laws.fewer(quotas[0], 32, p))
-    assert exits.get("too few wrong", 0) == pytest.approx(laws.fewer(quotas[1], 32, 1 - p))
+    assert exits["too few correct"] == pytest.approx(fewer(right, 32, p))
+    assert exits.get("too few wrong", 0) == pytest.approx(fewer(wrong, 32, 1 - p))
 
 
 def test_a_stopped_mean_is_not_the_mean():
@@ -160,11 +165,10 @@ def test_balanced_groups_of_large_pools_have_the_weight_of_the_notes(p):
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
 def test_the_mean_of_the_kept_has_another_weight_and_more_noise(p):
-    group = laws.group_of(500, 500, "resolved", SamplerConfig())
-    group.problem = Coin(0, p)
+    group = laws.group_of(p, 500, 500, "resolved", SamplerConfig())
     kept = [s.reward for s in group.kept]
     group.advantages = advantages(kept, kept, "pool-mean")
-    assert effective_weight(group, SamplerConfig()) == pytest.approx(laws.w_kept(p))
+    assert laws.effective_weight(group, SamplerConfig()) == pytest.approx(laws.w_kept(p))
     pool_squares = (4 / 2) * (p**2 + (1 - p) ** 2)
     kept_squares = sum(a * a for a in group.advantages)
     gain = (laws.w_pool(p) ** 2 / pool_squares) / (laws.w_kept(p) ** 2 / kept_squares)
@@ -254,7 +258,8 @@ def test_mean_and_variance_of_a_capped_weight(sigma, cap):
 def test_experts_flip_in_proportion_to_the_noise():
     sigma, gaps = 0.01, np.linspace(0, 0.2, 20_001)
     beyond = np.array([1 - laws.Phi(g / sigma) for g in gaps])
-    assert 0.7 * beyond.sum() * gaps[1] == pytest.approx(laws.flips(0.7, sigma), rel=1e-2)
+    right = sigma / math.sqrt(2 * math.pi)  # for a density of 1
+    assert beyond.sum() * gaps[1] == pytest.approx(right, rel=1e-2)
 
 
 # ----------------------------------------------------------------------------- session 7: loophole
@@ -264,7 +269,7 @@ def test_the_loophole_wins_exactly_above_the_threshold(p, h, prompts):
     rewards, accuracy = [row[1] for row in path], path[-1][2]
     assert rewards[-1] > 0.97 and rewards == sorted(rewards)
     assert accuracy < 0.05 or accuracy > 0.9
-    assert (accuracy < 0.05) == laws.hack_wins(p, h, prompts)
+    assert (accuracy < 0.05) == (prompts * h > p)
 
 
 # --------------------------------------------------------------------------- session 8: evaluation

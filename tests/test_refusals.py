@@ -216,8 +216,7 @@ REFUSED = {
         ("runs/mine sums.jsonl/out", "Could not write"),
     ],
     "course/simulate.py": [
-        ("--pass-rate 2", "python course/simulate.py: --pass-rate takes a number"),
-        ("--beta 1 0", "--beta takes"),
+        ("--pass-rate 0.5 2", "--pass-rate takes numbers from 0 to 1"),
     ],
 }
 ROWS = [(program, *row) for program, rows in REFUSED.items() for row in rows]

@@ -1,7 +1,7 @@
 """The checks of the labs. Students need not read them: they report mistakes in numbers.
 
-A check is a function with a title as its docstring. It calls the student's functions where the
-project would, and raises `Wrong`.
+The CHECKS of a lab are (points, title, ask, rows). `ask` is called with each row: it calls the
+student's functions where the project would, and raises `Wrong`.
 """
 from dataclasses import fields, is_dataclass
 from fractions import Fraction
@@ -24,9 +24,7 @@ def spelled(value) -> str:
     if isinstance(value, (list, tuple)):
         more = ", ..." if len(value) > 8 else ""
         return "[" + ", ".join(map(spelled, value[:8])) + more + "]"
-    if isinstance(value, Fraction):
-        return f"Fraction({value})"
-    if isinstance(value, (str, int, type(None))):
+    if isinstance(value, (str, int, Fraction, type(None))):
         return repr(value)
     if hasattr(value, "ids"):
         return f"Row(ids={spelled(value.ids)}, prompt_length={value.prompt_length})"
@@ -46,43 +44,28 @@ def called(function, *args, **kwargs) -> str:
 
 
 def near(yours, right, tolerance: float) -> bool:
-    """Numbers, or lists within lists of them, of the same shape; nothing else is near."""
+    """Lists of the same shape; numbers up to the tolerance; what is not a number, equal and of the
+    same kind: 1 is not True. (A [T, 1] minus a [T] would be [T, T].)
+    """
     yours, right = plain(yours), plain(right)
     if isinstance(right, (list, tuple)):
         return isinstance(yours, (list, tuple)) and len(yours) == len(right) and all(
             near(x, y, tolerance) for x, y in zip(yours, right))
-    return isinstance(yours, (bool, int, float)) and (
-        yours == right or abs(yours - right) <= tolerance * max(1, abs(right)))
+    if type(right) in (int, float):
+        return isinstance(yours, (bool, int, float)) and (
+            yours == right or abs(yours - right) <= tolerance * max(1, abs(right)))
+    return yours == right and spelled(yours) == spelled(right)
 
 
 def must_be(call: str, yours, right, tolerance: float = 1e-9, why: str = "") -> None:
-    """Raises Wrong unless the shapes are equal, and the numbers up to `tolerance`, which is
-    absolute for small and relative for large numbers. (A [T, 1] minus a [T] would be [T, T].)
+    """Raises Wrong unless yours is right; the tolerance is absolute for small numbers and relative
+    for large ones.
     """
     if not near(yours, right, tolerance):
-        raise differs(call, yours, right, why)
-
-
-def must_equal(call: str, yours, right, why: str = "") -> None:
-    """The same for what is not a number: equal, and of the same kind (1 is not True, nor 1.0)."""
-    if yours != right or spelled(yours) != spelled(right):
-        raise differs(call, yours, right, why)
-
-
-def asked(title: str, ask, cases):
-    """A check that asks each row of a table."""
-    def check():
-        for case in cases:
-            ask(*case)
-    check.__doc__ = title
-    return check
+        because = f"\n{why}" if why else ""
+        raise Wrong(f"{call}: yours is {spelled(yours)}, and it must be {spelled(right)}{because}")
 
 
 def must_give(right, function, *args, why: str = "", **kwargs) -> None:
-    """The function must return these numbers."""
+    """The function must return this."""
     must_be(called(function, *args, **kwargs), function(*args, **kwargs), right, why=why)
-
-
-def differs(call: str, yours, right, why: str) -> Wrong:
-    because = f"\n{why}" if why else ""
-    return Wrong(f"{call}: yours is {spelled(yours)}, and it must be {spelled(right)}{because}")

@@ -20,77 +20,48 @@ def bandit(K: int):
     return theta, rewards
 
 
-def check_one_draw():
-    """one draw: (r - b) times the gradient of log pi"""
-    for K, b in itertools.product((2, 3), (0.0, 0.5)):
-        theta, rewards = bandit(K)
-        for a in range(K):
-            leaf = theta.clone().requires_grad_()
-            slope, = torch.autograd.grad(leaf.log_softmax(0)[a], leaf)
-            must_give((rewards[a] - b) * slope,
-                      bandit_gradient, theta, torch.tensor([a]), rewards[[a]], b)
+def ask_one_draw(K, b):
+    theta, rewards = bandit(K)
+    for a in range(K):
+        leaf = theta.clone().requires_grad_()
+        slope, = torch.autograd.grad(leaf.log_softmax(0)[a], leaf)
+        must_give((rewards[a] - b) * slope,
+                  bandit_gradient, theta, torch.tensor([a]), rewards[[a]], b)
 
 
-def check_expectation():
-    """two draws: the expectation is the true gradient, for every baseline"""
-    for K, b in itertools.product((2, 3), (0.0, 1.0, -7.0)):
-        theta, rewards = bandit(K)
-        leaf, pi = theta.clone().requires_grad_(), theta.softmax(0)
-        true, = torch.autograd.grad((leaf.softmax(0) * rewards).sum(), leaf)
-        mean = torch.zeros_like(theta)
-        for pair in itertools.product(range(K), repeat=2):  # all that can be drawn, exactly
-            a = torch.tensor(pair)
-            mean += pi[a].prod() * bandit_gradient(theta, a, rewards[a], b)
-        must_be(f"E[bandit_gradient] over all pairs of draws, theta={spelled(theta)}, rewards of "
-                f"the actions {spelled(rewards)}, baseline {b:g}", mean, true)
+def ask_expectation(K, b):
+    theta, rewards = bandit(K)
+    pi, mean = theta.softmax(0), torch.zeros_like(theta)
+    for pair in itertools.product(range(K), repeat=2):  # all that can be drawn, exactly
+        a = torch.tensor(pair)
+        mean += pi[a].prod() * bandit_gradient(theta, a, rewards[a], b)
+    must_be(f"E[bandit_gradient] over all pairs of draws, theta={spelled(theta)}, rewards of "
+            f"the actions {spelled(rewards)}, baseline {b:g}", mean, pi * (rewards - pi @ rewards))
 
 
-def pools():
-    """Every pool of right and wrong, up to four, the small ones first; and other rewards."""
-    for m in range(1, 5):
-        for right in range(m + 1):
-            yield [1.0] * right + [0.0] * (m - right)
-    yield [3.0, 0.5, 1.0]
+def ask_pool_mean(pool):
+    for kept in ([max(pool)], [min(pool), max(pool)]):
+        must_give([r - sum(pool) / len(pool) for r in kept],
+                  ada.advantages, kept, list(pool), "pool-mean",
+                  why="The baseline is the mean of the pool, not of the kept ones.")
 
 
-def check_pool_mean():
-    """pool-mean: the mean of all that was drawn, whatever is kept"""
-    for pool in pools():
-        for kept in ([max(pool)], [min(pool), max(pool)]):
-            must_give([r - sum(pool) / len(pool) for r in kept],
-                      ada.advantages, kept, pool, "pool-mean",
-                      why="The baseline is the mean of the pool, not of the kept ones.")
+def ask_leave_one_out(pool):
+    for r in set(pool) if len(pool) > 1 else ():
+        others = (sum(pool) - r) / (len(pool) - 1)
+        must_give([r - others], ada.advantages, [r], list(pool), "leave-one-out")
 
 
-def check_leave_one_out():
-    """leave-one-out: the mean of the others in the pool; unbiased for every pass rate"""
-    for pool in pools():
-        for r in set(pool) if len(pool) > 1 else ():
-            others = (sum(pool) - r) / (len(pool) - 1)
-            must_give([r - others], ada.advantages, [r], pool, "leave-one-out")
-    for m, p in itertools.product((2, 3), (0.5, 0.1)):
-        mean = 0.0
-        for draws in itertools.product((0.0, 1.0), repeat=m):
-            chance = p ** sum(draws) * (1 - p) ** (m - sum(draws))
-            A = ada.advantages(list(draws), list(draws), "leave-one-out")
-            mean += chance * sum(a * (x - p) for a, x in zip(A, draws)) / m
-        must_be(f"E[A grad log pi] for {m} draws, right with probability {p}, as a derivative "
-                "for the logit of p", mean, p * (1 - p))
+def ask_group_std(pool):
+    A = ada.advantages(pool, pool, "group-std")
+    must_give(A[:1], ada.advantages, pool[:1], pool, "group-std",
+              why="That is what yours gives when all are kept: the pool is the same.")
+    call = f"{called(ada.advantages, pool, pool, 'group-std')} = {spelled(A)}"
+    must_be(f"{call}: its mean", sum(A) / len(A), 0, 1e-6)
+    must_be(f"{call}: its standard deviation", statistics.stdev(A), 1, 1e-4)
 
 
-def check_group_std():
-    """group-std: mean 0 and standard deviation 1, with m - 1 in the denominator"""
-    for pool in ([1.0, 0.0], [1.0, 0.0, 0.0], [3.0, 1.0, 1.0, 0.0]):
-        A = ada.advantages(pool, pool, "group-std")
-        must_give(A[:1], ada.advantages, pool[:1], pool, "group-std",
-                  why="That is what yours gives when all are kept: the pool is the same.")
-        call = f"{called(ada.advantages, pool, pool, 'group-std')} = {spelled(A)}"
-        must_be(f"{call}: its mean", sum(A) / len(A), 0, 1e-6)
-        must_be(f"{call}: its standard deviation", statistics.stdev(A), 1, 1e-4)
-
-
-def check_edges():
-    """positives-only, pools of one, and equal rewards that give exactly 0"""
+def ask_edges():
     mixed = [-1.0, 0.0, 0.5]
     must_give([0, 0, 0.5], ada.advantages, mixed, mixed, "positives-only")
     must_give([1], ada.advantages, [1.0], [1.0], "positives-only")
@@ -103,5 +74,16 @@ def check_edges():
                             f"{kind!r}): yours begins with {A[0]!r}, and it must be exactly 0")
 
 
-CHECKS = [(3, check_one_draw), (2, check_expectation), (2, check_pool_mean),
-          (1, check_leave_one_out), (1, check_group_std), (1, check_edges)]
+# every pool of right and wrong, up to four, the small ones first; and other rewards
+POOLS = [([1.0] * right + [0.0] * (m - right),) for m in range(1, 5) for right in range(m + 1)]
+POOLS += [([3.0, 0.5, 1.0],)]
+CHECKS = [
+    (3, "one draw: (r - b) times the gradient of log pi", ask_one_draw,
+     [(2, 0.0), (2, 0.5), (3, 0.0), (3, 0.5)]),
+    (2, "two draws: the expectation is the true gradient, for every baseline", ask_expectation,
+     [*itertools.product((2, 3), (0.0, 1.0, -7.0))]),
+    (2, "pool-mean: the mean of all that was drawn, whatever is kept", ask_pool_mean, POOLS),
+    (1, "leave-one-out: the mean of the others in the pool", ask_leave_one_out, POOLS),
+    (1, "group-std: mean 0 and standard deviation 1, with m - 1 in the denominator", ask_group_std,
+     [*zip([[1.0, 0.0], [1.0, 0.0, 0.0], [3.0, 1.0, 1.0, 0.0]])]),
+    (1, "positives-only, pools of one, and equal rewards that give exactly 0", ask_edges, [()])]

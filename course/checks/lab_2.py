@@ -1,24 +1,18 @@
 """Lab 2: log-probabilities of what was sampled"""
+import itertools
+
 import torch
 
-from course.checks import Wrong, must_be, must_equal, spelled
+from course.checks import Wrong, must_be, spelled
 from parts import logprobs
 from parts.logprobs import Row
 from parts.models import tiny_folder
 from parts.policy import load_policy
 
-
-def with_adapter():
-    """The built-in model with an adapter that does something."""
-    made = load_policy(tiny_folder(), dtype="float32", rank=2, alpha=4, seed=0, device="cpu")
-    generator = torch.Generator().manual_seed(0)
-    for name, p in made.named_parameters():
-        if "lora_B" in name:
-            p.data.copy_(0.05 * torch.randn(p.shape, generator=generator))
-    return made
-
-
-POLICY = with_adapter()  # here and not in a check, whose time is limited
+POLICY = load_policy(tiny_folder(), dtype="float32", rank=2, alpha=4, seed=0, device="cpu")
+for name, weight in POLICY.named_parameters():
+    if "lora_B" in name:  # an adapter begins with zeros there: make it do something
+        torch.nn.init.normal_(weight, std=0.05, generator=torch.Generator().manual_seed(0))
 
 
 def row(prompt: int, response: int) -> Row:
@@ -39,77 +33,74 @@ def of_response(one: Row, temperature: float):
     return alone(one, temperature).gather(1, ids[:, None])[:, 0]
 
 
-def check_targets():
-    """the targets are the response's tokens: not the prompt's, and the end token too"""
-    for prompt, response in ((1, 2), (2, 3), (4, 1)):
-        one = row(prompt, response)
-        _, target_T = logprobs.response_states(POLICY, [one])
-        must_be(f"target_T of {spelled(one)}", target_T, one.ids[prompt:])
+def ask_targets(*shape):
+    one = row(*shape)
+    _, target_T = logprobs.response_states(POLICY, [one])
+    must_be(f"target_T of {spelled(one)}", target_T, one.ids[one.prompt_length:])
 
 
-def check_states():
-    """the states are those of the position before"""
-    for prompt, response in ((1, 1), (2, 1), (3, 2)):
-        one = row(prompt, response)
-        h_T, _ = logprobs.response_states(POLICY, [one])
-        model = POLICY.get_base_model().model
-        states = model(input_ids=torch.tensor([one.ids])).last_hidden_state[0]
-        right = states[prompt - 1:-1]
-        must_equal(f"the shape of h_T of {spelled(one)}", list(h_T.shape), list(right.shape))
-        must_be(f"h_T of {spelled(one)}, its first numbers", h_T[0, :3], right[0, :3], 1e-4,
-                f"(The state at position {prompt - 1} predicts the token at position {prompt}.)")
+def ask_states(prompt, response):
+    one = row(prompt, response)
+    h_T, _ = logprobs.response_states(POLICY, [one])
+    model = POLICY.get_base_model().model
+    states = model(input_ids=torch.tensor([one.ids])).last_hidden_state[0]
+    right = states[prompt - 1:-1]
+    must_be(f"the shape of h_T of {spelled(one)}", list(h_T.shape), list(right.shape))
+    must_be(f"h_T of {spelled(one)}, its first numbers", h_T[0, :3], right[0, :3], 1e-4,
+            f"(The state at position {prompt - 1} predicts the token at position {prompt}.)")
 
 
-def check_batch():
-    """rows of different lengths in one batch get what they would get alone"""
-    for shapes in (((1, 1), (1, 2)), ((4, 2), (2, 6), (3, 1))):
-        rows = [row(*shape) for shape in shapes]
-        h_T, target_T = logprobs.response_states(POLICY, rows)
-        must_be(f"target_T of {spelled(rows)}", target_T,
-                [i for one in rows for i in one.ids[one.prompt_length:]])
-        single = torch.cat([logprobs.response_states(POLICY, [one])[0] for one in rows])
-        must_be(f"h_T of {spelled(rows)}: sums over the hidden size", h_T.sum(-1), single.sum(-1),
-                1e-3, "It differs from that of the same rows, one at a time.")
+def ask_batch(*shapes):
+    rows = [row(*shape) for shape in shapes]
+    h_T, target_T = logprobs.response_states(POLICY, rows)
+    must_be(f"target_T of {spelled(rows)}", target_T,
+            [i for one in rows for i in one.ids[one.prompt_length:]])
+    single = torch.cat([logprobs.response_states(POLICY, [one])[0] for one in rows])
+    must_be(f"h_T of {spelled(rows)}: sums over the hidden size", h_T.sum(-1), single.sum(-1),
+            1e-3, "It differs from that of the same rows, one at a time.")
 
 
-def check_logprobs():
-    """log pi equals that of the model's own logits, at every temperature and of several rows"""
-    for shapes in (((1, 1),), ((3, 3),), ((2, 1), (1, 3))):
-        for temperature in (1.0, 0.5, 2.0):
-            rows = [row(*shape) for shape in shapes]
-            right = torch.cat([of_response(one, temperature) for one in rows])
-            for size in (2**27, 8 * POLICY.config.vocab_size, 1):  # all, two, and one at a time
-                yours, entropy_T = logprobs.token_logprobs(POLICY, rows, temperature, size)
-                call = f"temperature {temperature:g} of {spelled(rows)}, chunk_bytes={size}"
-                must_be(f"log pi at {call}", yours, right, 1e-4)
-                must_be(f"entropy at {call}: how many", len(entropy_T), len(right))
+def ask_logprobs(shapes, temperature):
+    rows = [row(*shape) for shape in shapes]
+    right = torch.cat([of_response(one, temperature) for one in rows])
+    for size in (2**27, 8 * POLICY.config.vocab_size, 1):  # all, two, and one at a time
+        yours, entropy_T = logprobs.token_logprobs(POLICY, rows, temperature, size)
+        call = f"temperature {temperature:g} of {spelled(rows)}, chunk_bytes={size}"
+        must_be(f"log pi at {call}", yours, right, 1e-4)
+        must_be(f"entropy at {call}: how many", len(entropy_T), len(right))
 
 
-def check_gradient():
-    """the gradient is that of the model's own log-probs, down to the adapter"""
-    one = row(2, 3)
+def ask_gradient(one):
     weights = [p for p in POLICY.parameters() if p.requires_grad]
     yours, _ = logprobs.token_logprobs(POLICY, [one], 0.5)
     if not yours.requires_grad:
         raise Wrong("log pi has no gradient: nothing could be learnt from it")
-    found = torch.autograd.grad(yours.sum(), weights)
-    right = torch.autograd.grad(of_response(one, 0.5).sum(), weights)
-    sizes = [torch.cat([g.flatten() for g in gradients]).norm() for gradients in (found, right)]
-    must_be(f"norm of d(sum log pi)/d(adapter) at temperature 0.5, {spelled(one)}", *sizes, 1e-3)
-    must_be("its first numbers", found[0].flatten()[:3], right[0].flatten()[:3], 1e-3)
+    found, right = (torch.cat([g.flatten() for g in torch.autograd.grad(lp_T.sum(), weights)])
+                    for lp_T in (yours, of_response(one, 0.5)))
+    must_be(f"norm of d(sum log pi)/d(adapter) at temperature 0.5, {spelled(one)}", found.norm(),
+            right.norm(), 1e-3)
+    must_be("its first numbers", found[:3], right[:3], 1e-3)
 
 
-def check_entropy():
-    """the entropy is that of the same distribution, and carries no gradient"""
-    one = row(2, 2)
-    for temperature in (1.0, 0.5):
-        _, entropy_T = logprobs.token_logprobs(POLICY, [one], temperature)
-        logp = alone(one, temperature)
-        must_be(f"entropy at temperature {temperature:g} of {spelled(one)}", entropy_T,
-                -(logp.exp() * logp).sum(-1), 1e-4)
-        if entropy_T.requires_grad:
-            raise Wrong("the entropy carries a gradient: it is a metric here, detach it")
+def ask_entropy(one, temperature):
+    _, entropy_T = logprobs.token_logprobs(POLICY, [one], temperature)
+    logp = alone(one, temperature)
+    must_be(f"entropy at temperature {temperature:g} of {spelled(one)}", entropy_T,
+            -(logp.exp() * logp).sum(-1), 1e-4)
+    if entropy_T.requires_grad:
+        raise Wrong("the entropy carries a gradient: it is a metric here, detach it")
 
 
-CHECKS = [(2, check_targets), (2, check_states), (1, check_batch), (2, check_logprobs),
-          (2, check_gradient), (1, check_entropy)]
+SHAPES = ((1, 1),), ((3, 3),), ((2, 1), (1, 3))  # lengths of prompt and response, of each row
+CHECKS = [
+    (2, "the targets are the response's tokens: not the prompt's, and the end token too",
+     ask_targets, [(1, 2), (2, 3), (4, 1)]),
+    (2, "the states are those of the position before", ask_states, [(1, 1), (2, 1), (3, 2)]),
+    (1, "rows of different lengths in one batch get what they would get alone", ask_batch,
+     [((1, 1), (1, 2)), ((4, 2), (2, 6), (3, 1))]),
+    (2, "log pi equals that of the model's own logits, at every temperature and of several rows",
+     ask_logprobs, [*itertools.product(SHAPES, (1.0, 0.5, 2.0))]),
+    (2, "the gradient is that of the model's own log-probs, down to the adapter", ask_gradient,
+     [(row(2, 3),)]),
+    (1, "the entropy is that of the same distribution, and carries no gradient", ask_entropy,
+     [(row(2, 2), 1.0), (row(2, 2), 0.5)])]

@@ -1,8 +1,10 @@
 """Lab 3: when is a prompt done, and which of its samples are kept?"""
+import itertools
+
 import ada_sampler as ada
 from ada_sampler import Sample, SamplerConfig
 from course import laws
-from course.checks import Wrong, asked, must_be, must_equal
+from course.checks import must_be
 
 ONE_ROUND = [  # rule, correct, wrong, rounds, outcome; n = 4, N = 4
     ("uniform", 0, 4, 1, "resolved"), ("uniform", 4, 0, 1, "resolved"),
@@ -42,68 +44,51 @@ def ask(rule, correct, wrong, rounds, outcome, settings={}):
     said = "".join(f", {name}={value}" for name, value in settings.items())
     call = f"exit_test(correct={correct}, wrong={wrong}, rounds={rounds}), {rule}{said}"
     config = SamplerConfig(sampler=rule, **settings)
-    must_equal(call, ada.exit_test(correct, wrong, rounds, config), outcome)
+    must_be(call, ada.exit_test(correct, wrong, rounds, config), outcome)
 
 
-def check_draws():
-    """expected draws and unresolved prompts, exactly"""
-    for rule, p, draws, unresolved in DRAWS:
-        pools = laws.closed_pools(p, SamplerConfig(sampler=rule))
-        drawn = sum(q * (correct + wrong) for (correct, wrong, _), q in pools.items())
-        must_be(f"expected draws of a prompt with pass rate {p}, {rule}", drawn, draws, 1e-3)
-        resolved = sum(q for (*_, outcome), q in pools.items() if outcome == "resolved")
-        must_be(f"its chance to end unresolved, pass rate {p}, {rule}", 1 - resolved, unresolved,
-                1e-3)
+def ask_draws(rule, p, draws, unresolved):
+    pools = laws.closed_pools(p, SamplerConfig(sampler=rule))
+    drawn = sum(q * (correct + wrong) for (correct, wrong, _), q in pools.items())
+    must_be(f"expected draws of a prompt with pass rate {p}, {rule}", drawn, draws, 1e-3)
+    resolved = sum(q for (*_, outcome), q in pools.items() if outcome == "resolved")
+    must_be(f"its chance to end unresolved, pass rate {p}, {rule}", 1 - resolved, unresolved, 1e-3)
 
 
-def pools(longest: int):
-    """All orders of right and wrong, the short pools first."""
-    for m in range(longest + 1):
-        for code in range(2**m):
-            yield [Sample(i, 0, correct=bool(code >> i & 1)) for i in range(m)]
+def half_right(pool, n):
+    """Of all choices of n, in the order of drawing, the first that is nearest to half right."""
+    choices = itertools.combinations(pool, min(n, len(pool)))
+    return min(choices, key=lambda choice: abs(sum(s.correct for s in choice) - n // 2))
 
 
 def picture(samples) -> str:
     return " ".join(f"{s.index}{'+' if s.correct else '-'}" for s in samples) or "nothing"
 
 
-def check_keep_counts():
-    """keep: how many of each kind, for every pool of up to 6"""
-    for pool in pools(6):
-        for n in (1, 2, 3, 4):
-            right = sum(s.correct for s in pool)
-            possible = [k for k in range(min(n, right) + 1)
-                        if min(n, len(pool)) - k in range(len(pool) - right + 1)]
-            k = min(possible, key=lambda k: abs(k - n // 2))  # as near to half as possible
-            kept = ada.keep(pool, n)
-            found = [sum(s.correct for s in kept), sum(not s.correct for s in kept)]
-            must_be(f"keep of the pool {picture(pool)}, n={n}: [right, wrong] kept", found,
-                    [k, min(n, len(pool)) - k])
+def counts(samples) -> list[int]:
+    return [sum(s.correct == kind for s in samples) for kind in (True, False)]
 
 
-def check_keep_order():
-    """keep: the first of each kind, in the order of drawing"""
-    for pool in pools(5):
-        for n in (2, 3):
-            given = list(pool)
-            kept = ada.keep(given, n)
-            call, indices = f"keep of the pool {picture(pool)}, n={n}", [s.index for s in kept]
-            if given != pool:
-                raise Wrong(f"{call}: the pool is {picture(given)} afterwards, but its mean is "
-                            "still needed as baseline: leave it as it is")
-            if len(set(indices)) < len(kept):
-                raise Wrong(f"{call}: yours has a sample twice, {picture(kept)}")
-            must_equal(f"{call}: the order of what is kept", indices, sorted(indices))
-            for kind in (True, False):
-                mine = [s.index for s in kept if s.correct == kind]
-                first = [s.index for s in pool if s.correct == kind][:len(mine)]
-                must_equal(f"{call}: yours keeps {picture(kept)}, {'right' if kind else 'wrong'} "
-                           "ones", mine, first)
+def ask_keep_counts(pool, n):
+    must_be(f"keep of the pool {picture(pool)}, n={n}: [right, wrong] kept",
+            counts(ada.keep(list(pool), n)), counts(half_right(pool, n)))
 
 
+def ask_keep_order(pool, n):
+    given, call = list(pool), f"keep of the pool {picture(pool)}, n={n}"
+    must_be(call, picture(ada.keep(given, n)), picture(half_right(pool, n)))
+    must_be(f"{call}: the pool afterwards, whose mean is still needed as baseline",
+            picture(given), picture(pool))
+
+
+POOLS = [[Sample(i, 0, correct=correct) for i, correct in enumerate(drawn)]  # all of up to 6 draws
+         for m in range(7) for drawn in itertools.product((False, True), repeat=m)]
 CHECKS = [
-    (1, asked("rules of one round: uniform always closes, dapo wants one of each", ask, ONE_ROUND)),
-    (2, asked("rules with rounds: resolved, going on, or given up, by what is missing", ask,
-              ROUNDS)),
-    (2, asked("odd and large n, N and the cap on rounds that are all correct", ask, SETTINGS)),
-    (1, check_draws), (2, check_keep_counts), (2, check_keep_order)]
+    (1, "rules of one round: uniform always closes, dapo wants one of each", ask, ONE_ROUND),
+    (2, "rules with rounds: resolved, going on, or given up, by what is missing", ask, ROUNDS),
+    (2, "odd and large n, N and the cap on rounds that are all correct", ask, SETTINGS),
+    (1, "expected draws and unresolved prompts, exactly", ask_draws, DRAWS),
+    (2, "keep: how many of each kind, for every pool of up to 6", ask_keep_counts,
+     [*itertools.product(POOLS, (1, 2, 3, 4))]),
+    (2, "keep: the first of each kind, in the order of drawing", ask_keep_order,
+     [*itertools.product(POOLS, (2, 3))])]

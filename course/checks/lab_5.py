@@ -4,21 +4,35 @@ import itertools
 import torch
 
 import minirl
-from course.checks import Wrong, asked, must_be, spelled
+from course.checks import Wrong, must_be, spelled
 from parts.config import Config
 from parts.logprobs import Row
 
+TRIPLES = (0.5, 0.5, 0.25), (0.5, 0.25, 0.5), (0.6, 0.3, 0.2)  # pi_theta, pi_old, mu
 MASKS = [  # r = pi_theta / pi_old, advantage, M
     (1.0, 1.0, 1), (1.28, 1.0, 0), (1.26, 1.0, 1), (0.5, 1.0, 1), (1.0, -1.0, 1), (0.79, -1.0, 0),
     (0.81, -1.0, 1), (2.0, -1.0, 1), (0.5, 0.0, 1), (2.0, 0.0, 1)]
-SWITCHES = [  # (pi_theta, pi_old, mu), advantage, M, gradient, settings
+# rows of `ask`: (pi_theta, pi_old, mu), advantage, M, gradient, settings, weight
+OPEN = [
+    ((0.5, 0.5, 0.5), 1.0, 1, 1.0), ((0.5, 0.5, 0.25), 1.0, 1, 2.0),
+    ((0.5, 0.45, 0.25), -2.0, 1, -4.0), ((0.01, 0.01, 0.01), 1.0, 1, 1.0)]
+ENGINES = [((0.4, 0.4, mu), A, 1, 0.4 / mu * A) for mu in (0.2, 0.4, 0.8) for A in (1.0, -1.0)]
+CAPS = [((0.1 * ratio, 0.1 * ratio, 0.1), A, 1, bounded * A, dict(weight_cap=cap))
+        for ratio, cap, bounded in ((4, 5.0, 4), (8, 5.0, 5), (8, 2.0, 2), (0.1, 5.0, 0.1),
+                                    (8, 7.0, 7), (8, 0.0, 8))
+        for A in (1.0, -2.0, 2.0)]
+SWITCHES = [
     ((0.8, 0.4, 0.4), 1.0, 1, 2, dict(clip=False, mini_batches=2)),
     ((0.2, 0.4, 0.4), -1.0, 1, -0.5, dict(clip=False, mini_batches=2)),
     ((0.5, 0.4, 0.4), 1.0, 0, 0, dict(eps_high=0.2)),  # r = 1.25
     ((0.35, 0.4, 0.4), -1.0, 0, 0, dict(eps_low=0.1)),  # r = 0.875
-    ((0.44, 0.4, 0.2), 1.0, 1, 1.1, dict(importance="staleness")),
-    ((0.4, 0.4, 0.2), 1.0, 1, 1, dict(importance="none")),
-    ((0.6, 0.4, 0.2), 1.0, 0, 0, dict(importance="none"))]
+    ((0.44, 0.4, 0.2), 1.0, 1, 1.1, dict(importance="staleness"), 1.1),
+    ((0.4, 0.4, 0.2), 1.0, 1, 1, dict(importance="none"), 1),
+    ((0.6, 0.4, 0.2), 1.0, 0, 0, dict(importance="none"), 1)]
+SCALES = {  # --length-norm -> the scale of every row, for lengths, N mini-batches and max_tokens
+    "constant": lambda lengths, N, most: [N / len(lengths) / most for _ in lengths],
+    "response": lambda lengths, N, most: [N / len(lengths) / length for length in lengths],
+    "batch": lambda lengths, N, most: [N / sum(lengths) for _ in lengths]}
 
 
 def tokens(*triples):
@@ -27,7 +41,7 @@ def tokens(*triples):
     return lp.clone().requires_grad_(), old, mu
 
 
-def ask(triple, A: float, M, slope, weight=None, settings={}):
+def ask(triple, A: float, M, slope, settings={}, weight=None):
     """One token: its mask, d term / d log pi, and weight (pi_theta / mu unless given)."""
     lp, old, mu = tokens(triple)
     A_T = torch.tensor([A], dtype=torch.float64)
@@ -46,59 +60,30 @@ def ask(triple, A: float, M, slope, weight=None, settings={}):
     must_be(f"{call}: the weight that is returned", found, [pi / m if weight is None else weight])
 
 
-def check_weights():
-    """the three kinds of weight, none with a gradient"""
-    known = (0.5, 0.5, 0.25), (0.5, 0.25, 0.5), (0.6, 0.3, 0.2)
-    for triples in ([known[0]], [known[1]], [known[2]], known):
-        lp, old, mu = tokens(*triples)
-        pi, pi_old, m = (spelled(x.exp()) for x in (lp, old, mu))
-        for kind, right in (("full", lp - mu), ("staleness", lp - old), ("none", 0 * lp)):
-            yours = minirl.importance_weight(lp, old, mu, kind)
-            call = f"importance_weight(pi_theta={pi}, pi_old={pi_old}, mu={m}, {kind!r})"
-            must_be(call, yours, right.exp())
-            if yours.requires_grad:
-                raise Wrong(f"{call} carries a gradient: detach it")
+def ask_weights(*triples):
+    lp, old, mu = tokens(*triples)
+    pi, pi_old, m = (spelled(x.exp()) for x in (lp, old, mu))
+    for kind, right in (("full", lp - mu), ("staleness", lp - old), ("none", 0 * lp)):
+        yours = minirl.importance_weight(lp, old, mu, kind)
+        call = f"importance_weight(pi_theta={pi}, pi_old={pi_old}, mu={m}, {kind!r})"
+        must_be(call, yours, right.exp())
+        if yours.requires_grad:
+            raise Wrong(f"{call} carries a gradient: detach it")
 
 
-def check_mask():
-    """the mask, at many r: for each sign of A it closes on one side of 1 only"""
-    for r, A, M in MASKS:
+def ask_mask(*rows):
+    """The same tokens one at a time, and then all at once."""
+    for r, A, M in rows:
         ask((0.4 * r, 0.4, 0.4 * r), A, M, M * A)
-    rs, A_T, right = torch.tensor(MASKS, dtype=torch.float64).T
+    rs, A_T, right = torch.tensor(rows, dtype=torch.float64).T
     lp, old, mu = tokens(*((0.4 * r, 0.4, 0.4 * r) for r in rs.tolist()))
     _, mask, _ = minirl.objective(lp, old, mu, A_T.clone(), Config())
     must_be(f"M of several tokens at once, r = {spelled(rs)}, A = {spelled(A_T)}", mask, right)
 
 
-def check_cap():
-    """the cap bounds the weight and keeps the gradient; the weight is reported as it was"""
-    for ratio, cap, bounded in ((4.0, 5.0, 4.0), (8.0, 5.0, 5.0), (8.0, 2.0, 2.0), (0.1, 5.0, 0.1),
-                                (8.0, 7.0, 7.0), (8.0, 0.0, 8.0)):
-        for A in (1.0, -2.0, 2.0):
-            ask((0.1 * ratio, 0.1 * ratio, 0.1), A, 1, bounded * A, settings=dict(weight_cap=cap))
-
-
-def check_switches():
-    """clip=False, other eps_low and eps_high, other kinds of weight"""
-    for triple, A, M, slope, settings in SWITCHES:
-        kind = settings.get("importance", "full")
-        weight = {"full": triple[0] / triple[2], "staleness": triple[0] / triple[1], "none": 1.0}
-        ask(triple, A, M, slope, weight[kind], settings)
-
-
-OPEN = [  # (pi_theta, pi_old, mu), advantage, M, gradient
-    ((0.5, 0.5, 0.5), 1.0, 1, 1.0), ((0.5, 0.5, 0.25), 1.0, 1, 2.0),
-    ((0.5, 0.45, 0.25), -2.0, 1, -4.0), ((0.01, 0.01, 0.01), 1.0, 1, 1.0)]
-ENGINES = [((0.4, 0.4, mu), A, 1, 0.4 / mu * A) for mu in (0.2, 0.4, 0.8) for A in (1.0, -1.0)]
-SCALES = {  # --length-norm -> the scale of every row, for lengths, N mini-batches and max_tokens
-    "constant": lambda lengths, N, most: [N / len(lengths) / most] * len(lengths),
-    "response": lambda lengths, N, most: [N / len(lengths) / length for length in lengths],
-    "batch": lambda lengths, N, most: [N / sum(lengths)] * len(lengths)}
-
-
 def ask_scales(norm: str):
     for lengths, N, most in itertools.product(
-            ((4,), (2, 6), (3, 3, 3, 3), (1, 2, 9), (1, 2, 3, 4, 5)), (1, 2), (10, 64)):
+            ((4,), (2, 6), (3, 3, 3, 3), (1, 2, 9), (1, 2, 3, 4, 5), ()), (1, 2), (10, 64)):
         settings = dict(length_norm=norm, mini_batches=N, max_tokens=most)
         rows = [Row([0] * (2 + i + n), 2 + i, [0.0] * n, i % 2)  # rows without a gradient count
                 for i, n in enumerate(lengths)]
@@ -108,20 +93,16 @@ def ask_scales(norm: str):
                 [row.scale for row in rows], SCALES[norm](lengths, N, most))
 
 
-def check_lengths():
-    """response: every response adds up to the same; batch: every token; no rows, no error"""
-    ask_scales("response")
-    ask_scales("batch")
-    for norm in SCALES:
-        minirl.set_scales([], Config(length_norm=norm))
-
-
 CHECKS = [
-    (1, check_weights),
-    (1, asked("d term / d log pi is w A where the mask is open, and nothing else", ask, OPEN)),
-    (2, check_mask),
-    (1, asked("the mask does not look at mu: the engine's noise is no movement", ask, ENGINES)),
-    (2, check_cap), (1, check_switches),
-    (1, asked("constant: a sum over tokens and a mean over responses, divided by max_tokens",
-              ask_scales, [("constant",)])),
-    (1, check_lengths)]
+    (1, "the three kinds of weight, none with a gradient", ask_weights, [*zip(TRIPLES), TRIPLES]),
+    (1, "d term / d log pi is w A where the mask is open, and nothing else", ask, OPEN),
+    (2, "the mask, at many r: for each sign of A it closes on one side of 1 only", ask_mask,
+     [MASKS]),
+    (1, "the mask does not look at mu: the engine's noise is no movement", ask, ENGINES),
+    (2, "the cap bounds the weight and keeps the gradient; the weight is reported as it was", ask,
+     CAPS),
+    (1, "clip=False, other eps_low and eps_high, other kinds of weight", ask, SWITCHES),
+    (1, "constant: a sum over tokens and a mean over responses, divided by max_tokens", ask_scales,
+     [("constant",)]),
+    (1, "response: every response adds up to the same; batch: every token", ask_scales,
+     [("response",), ("batch",)])]

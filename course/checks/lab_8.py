@@ -5,19 +5,16 @@ from math import comb
 import numpy as np
 
 import eval as evaluation
-from course.checks import Wrong, asked, must_be, must_give
+from course.checks import Wrong, must_be, must_give
 
 
-def check_subsets():
-    """pass@k is the share of all choices of k samples that contain a right one"""
-    for n in (1, 2, 4, 5):
-        for c, k in itertools.product(range(n + 1), range(1, n + 1)):
-            hits = sum(min(chosen) < c for chosen in itertools.combinations(range(n), k))
-            must_give(hits / comb(n, k), evaluation.pass_at_k, n, c, k)
+def ask_subsets(n):
+    for c, k in itertools.product(range(n + 1), range(1, n + 1)):
+        hits = sum(min(chosen) < c for chosen in itertools.combinations(range(n), k))
+        must_give(hits / comb(n, k), evaluation.pass_at_k, n, c, k)
 
 
-def check_large():
-    """large n, without overflow, and numbers that make no sense are refused"""
+def ask_large():
     must_give(0.5, evaluation.pass_at_k, 2000, 1, 1000)
     must_give(0.5, evaluation.pass_at_k, 4000, 2000, 1)
     for n, c, k in ((4, 2, 5), (4, 2, 0), (4, 5, 1), (4, -1, 1)):
@@ -29,14 +26,7 @@ def check_large():
                     "ValueError")
 
 
-def check_average():
-    """avg: the mean of the sets' means, by weight"""
-    sets = [[1.0, 0.0], [0.25, 0.25, 0.25, 0.25]]
-    for weights, right in ((None, 0.375), ([1, 1], 0.375), ([3, 1], 0.4375), ([30, 10], 0.4375)):
-        found = evaluation.bootstrap(sets, weights, resamples=50)
-        must_be(f"avg of the sets {sets}, weights={weights}", found["avg"], right)
-
-
+AVERAGES = [(None, 0.375), ([1, 1], 0.375), ([3, 1], 0.4375), ([30, 10], 0.4375)]
 INTERVALS = [  # the sets, weights, [avg, ci_low, ci_high]
     ([[0.0, 1.0]], None, [0.5, 0, 1]),
     ([[1.0] * 2 + [0.0] * 8], None, [0.2, 0, 0.5]),
@@ -48,31 +38,37 @@ SETS = [
     ([[0.0, 1.0], [1.0, 0.0]], None, [0.5, 0, 1])]
 
 
+def ask_average(weights, right):
+    sets = [[1.0, 0.0], [0.25, 0.25, 0.25, 0.25]]
+    found = evaluation.bootstrap(sets, weights, resamples=50)
+    must_be(f"avg of the sets {sets}, weights={weights}", found["avg"], right)
+
+
 def ask_interval(sets, weights, right):
     found = evaluation.bootstrap([np.array(one) for one in sets], weights, resamples=8000)
     must_be(f"[avg, ci_low, ci_high] of the sets {sets}, weights={weights}",
             [found["avg"], found["ci_low"], found["ci_high"]], right, 1e-6)
 
 
-def check_sets():
-    """every set is drawn from by itself, `resamples` times, and has its weight"""
-    for case in SETS:
-        ask_interval(*case)
-    found = evaluation.bootstrap([np.arange(30.0)], resamples=1)
-    must_be("ci_high - ci_low of one resample", found["ci_high"] - found["ci_low"], 0)
-
-
-def check_seed():
-    """the same seed, the same interval; the caller's data stay as they are"""
+def ask_seed():
     values = np.arange(30.0)
     first, again = (evaluation.bootstrap([values], resamples=200, seed=3) for _ in range(2))
     must_be("ci_low, the same seed twice", first["ci_low"], again["ci_low"])
     other = evaluation.bootstrap([values], resamples=200, seed=4)
     if (other["ci_low"], other["ci_high"]) == (first["ci_low"], first["ci_high"]):
         raise Wrong("seed=3 and seed=4 give exactly the same interval: the seed is not used")
-    must_be("the data after the call: their sum", float(values.sum()), 435)
+    one = evaluation.bootstrap([values], resamples=1)
+    must_be("ci_high - ci_low of one resample", one["ci_high"] - one["ci_low"], 0)
+    must_be("the data after the calls: their sum", float(values.sum()), 435)
 
 
-CHECKS = [(3, check_subsets), (1, check_large), (2, check_average),
-          (2, asked("the interval: 95 % of all ways to draw the questions again, exactly",
-                    ask_interval, INTERVALS)), (1, check_sets), (1, check_seed)]
+CHECKS = [
+    (3, "pass@k is the share of all choices of k samples that contain a right one", ask_subsets,
+     [*zip((1, 2, 4, 5))]),
+    (1, "large n, without overflow, and numbers that make no sense are refused", ask_large, [()]),
+    (2, "avg: the mean of the sets' means, by weight", ask_average, AVERAGES),
+    (2, "the interval: 95 % of all ways to draw the questions again, exactly", ask_interval,
+     INTERVALS),
+    (1, "every set is drawn from by itself and has its weight", ask_interval, SETS),
+    (1, "as often as `resamples` says; the same seed, the same interval; the data stay as they are",
+     ask_seed, [()])]
