@@ -52,25 +52,6 @@ def environment():
     os.environ.update(before)
 
 
-@pytest.fixture
-def disk(monkeypatch):
-    """What reaches the disk, in order: ("flush", path) and ("rename", path)."""
-    seen, fsync = [], os.fsync
-
-    def flushed(handle):
-        seen.append(("flush", Path(os.readlink(f"/proc/self/fd/{handle}"))))
-        fsync(handle)
-
-    for name in ("rename", "replace"):
-        def renamed(source, target, real=getattr(os, name)):
-            seen.append(("rename", Path(target)))
-            real(source, target)
-
-        monkeypatch.setattr(os, name, renamed)
-    monkeypatch.setattr(os, "fsync", flushed)
-    return seen
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call():
     """vLLM has no fp8 cache on a processor without AVX-512: its test is skipped."""

@@ -84,8 +84,8 @@ def test_an_odd_value_is_refused_or_trains(name, capsys):
 
 
 # ------------------------------------------------------------------------------ combinations
-def choices(name: str) -> list:
-    return [value for value in get_args(HINTS[name]) if value != "auto"]
+def choices(*names: str) -> dict[str, list]:
+    return {name: [value for value in get_args(HINTS[name]) if value != "auto"] for name in names}
 
 
 def cannot_work(c: dict) -> bool:
@@ -97,12 +97,22 @@ def cannot_work(c: dict) -> bool:
     return twice or idle or c["objective"] != "minirl" and of_minirl
 
 
-def walk(**axes) -> None:
-    """Every combination of `axes` that cannot work is refused, and every other accepted.
+@pytest.mark.parametrize("sampler", choices("sampler")["sampler"])
+def test_every_rule_trains_as_it_is(sampler):
+    check_that_it_trains(sampler=sampler)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", [
+    choices("sampler", "objective", "advantage", "weighting", "replay"),
+    choices("objective", "importance", "length_norm", "replay", "mask") | dict(
+        sampler=["ada-balance", "ada-est"], advantage=["pool-mean"], weighting=["none"])])
+def test_whatever_is_accepted_trains(axes):
+    """Every combination that cannot work is refused, and every other accepted.
 
     Of the accepted ones so many train that any two values are together in one of them.
     """
-    met, trained = set(), 0
+    met, trained, axes = set(), 0, axes | dict(mini_batches=[1, 2])
     for values in itertools.product(*axes.values()):
         settings = dict(zip(axes, values))
         sentence = refusal(**settings)
@@ -113,23 +123,3 @@ def walk(**axes) -> None:
             trained += 1
             check_that_it_trains(**settings)
     assert trained > 8
-
-
-@pytest.mark.parametrize("sampler", choices("sampler"))
-def test_every_rule_trains_as_it_is(sampler):
-    check_that_it_trains(sampler=sampler)
-
-
-@pytest.mark.slow
-def test_whatever_is_accepted_trains():
-    walk(sampler=choices("sampler"), objective=choices("objective"),
-         advantage=choices("advantage"), weighting=choices("weighting"), replay=choices("replay"),
-         mini_batches=[1, 2])
-
-
-@pytest.mark.slow
-def test_whatever_is_accepted_trains_with_every_weight_and_length():
-    walk(objective=choices("objective"), sampler=["ada-balance", "ada-est"], weighting=["none"],
-         advantage=["pool-mean"], importance=choices("importance"),
-         length_norm=choices("length_norm"), replay=choices("replay"), mask=choices("mask"),
-         mini_batches=[1, 2])

@@ -24,9 +24,8 @@ from parts import machine
 from conftest import ROOT
 from parts import run as running
 from parts.config import Config, resolve
-from helpers import Program, run_program
+from helpers import SMALL, Program, run_program
 from models_small import trained_weights
-import whole_runs
 
 
 # ---------------------------------------------------------------------------- numbers that are none
@@ -44,20 +43,6 @@ def test_nan_skips_the_step_and_changes_nothing():
         after = trained_weights(run.policy)
         assert all(torch.equal(after[name], before[name]) for name in before) == (steps[0] == 0)
         assert bool(run.optimizer.state_dict()["state"]) == (run.schedule.last_epoch == 1)
-
-
-# ------------------------------------------------------------------------------------ out of memory
-def test_the_largest_micro_batch_is_rehearsed(monkeypatch):
-    run = world.ready(micro_tokens=900, max_prompt_tokens=100, max_tokens=200)
-    seen, real = [], running.token_logprobs
-
-    def watched(policy, rows, temperature):
-        seen.append([len(row.ids) for row in rows])
-        return real(policy, rows, temperature)
-
-    monkeypatch.setattr(running, "token_logprobs", watched)
-    running.rehearse(run)
-    assert seen == [[300] * 3] and run.events == ["sleep", "wake"]
 
 
 # ------------------------------------------------------------------- any phase, in the small world
@@ -113,12 +98,12 @@ def test_a_fault_in_any_phase_costs_the_running_step_and_no_bit(phase, tmp_path)
 
 # --------------------------------------------------------------------------- real runs, real engine
 engine_test = pytest.mark.engine
-FLAGS = [*whole_runs.SMALL, "--steps", "6", *os.environ.get("RUN_FLAGS", "").split()]
+FLAGS = [*SMALL, "--steps", "6", *os.environ.get("RUN_FLAGS", "").split()]
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    return whole_runs.workplace(tmp_path_factory.mktemp("faults"))
+    return tmp_path_factory.mktemp("faults")
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +171,8 @@ def test_a_run_that_is_cut_short_in_every_way_ends_as_if_it_had_never_been(place
         flags = ["--resume"] if start else FLAGS
         done = run_program("minirl.py", "--name", "cut", *flags, cwd=place, before=before)
         assert done.returncode == code and "Traceback" not in done.stdout, done.stdout
-        assert whole_runs.examine(run, reference) == (saved, "")
+        assert folders.step_of(folders.checkpoints(run)[-1]) == saved
+        assert world.difference(run, reference, saved) == ""
         assert code < 0 or f"everything up to step {saved} is saved" in done.stdout, done.stdout
         if code < 0:
             for log in ("metrics.jsonl", "groups.jsonl"):
@@ -201,9 +187,9 @@ def test_a_run_that_is_cut_short_in_every_way_ends_as_if_it_had_never_been(place
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 143 and "everything up to step 4 is saved" in process.text()
     assert "continuing after step 4" in program(place, 0, "--name", "cut", "--resume")
-    assert whole_runs.difference(run, reference, 6) == ""
+    assert world.difference(run, reference, 6) == ""
     assert len(folders.checkpoints(run)) == 2 and not list(run.glob("**/.*.writing"))
-    assert sum(row["optimizer_steps"] for row in whole_runs.rows(run / "metrics.jsonl")) >= 5
+    assert sum(row["optimizer_steps"] for row in world.rows(run / "metrics.jsonl")) >= 5
 
 
 AFTER_CPU_SECONDS = """
@@ -238,7 +224,7 @@ def test_killed_at_random_moments_it_ends_as_if_it_had_never_been(place, referen
         assert not run.exists() or len(folders.checkpoints(run)) <= 3
         left.pop()
     program(place, 0, *flags)
-    assert whole_runs.difference(run, reference, 6) == ""
+    assert world.difference(run, reference, 6) == ""
     assert len(folders.checkpoints(run)) == 2 and not list(run.glob("**/.*.writing"))
     others = ("torchinductor_", "vllm_dist_")  # torch's cache; vLLM's, of 2 KB, after a kill -9
     while [file for file in tmp_path.iterdir() if not file.name.startswith(others)]:

@@ -20,6 +20,7 @@ from parts.folder import append
 from parts.logprobs import Row
 from parts.metrics import (diagnostics, effective_share, few_weights, group_row, mean_surprisal,
                            no_verdicts, pieces, summarize, token_columns, watch, why_broken)
+from parts.policy import START_SCALE
 from world import Words, ready, silent
 
 
@@ -262,16 +263,20 @@ def test_a_warning_comes_when_few_weights_decide(share, warned):
     assert ("29%" in found and "--lr" in found) == warned == bool(found)
 
 
-def test_only_broken_steps_in_a_row_end_a_run(tmp_path):
-    scale = torch.amp.GradScaler("cpu", enabled=False)
-    made = SimpleNamespace(folder=tmp_path, policy=SimpleNamespace(loss_scale=scale))
-    said = []
+@pytest.mark.parametrize("scale, loss, ends", [
+    (None, math.nan, "a lower --lr."), (0.5, 1.0, "in another --dtype)."),
+    (START_SCALE, math.nan, "in another --dtype)."), (START_SCALE, 1.0, "")])
+def test_only_broken_steps_in_a_row_end_a_run(tmp_path, scale, loss, ends):
+    """No overflow of float16, after which the scale is lower: but one of no scale, or of the loss.
+    """
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=bool(scale))
+    made, said = SimpleNamespace(folder=tmp_path, policy=SimpleNamespace(loss_scale=scaler)), []
     for step, skipped in enumerate([1, 1, 0, 1, 1, 1], 1):
-        metrics = dict(step=step, skipped_steps=skipped, loss=math.nan)
+        metrics = dict(step=step, skipped_steps=skipped, loss=loss)
         append(tmp_path / "metrics.jsonl", metrics)
         said.append(why_broken(step, metrics, made))
-    assert said[:5] == [""] * 5 and "3 steps in a row" in said[5] and "up to step 6" in said[5]
-    assert "--dtype" not in said[5]  # another precision than float32 would not help
+    assert said[:5] == [""] * 5 and said[5].endswith(ends) and bool(said[5]) == bool(ends)
+    assert not ends or "3 steps in a row" in said[5] and "up to step 6" in said[5]
 
 
 # What a step's answers are like: rewards, status, why they end.

@@ -36,9 +36,6 @@ def score(problem, completion):
 def row(problem: dict, completion: str) -> float:
     return problem["number"] + problem["nested"]["more"] + len(completion)
 
-def swapped(completion, problem): return 1
-def three(problem, completion, third): return 1
-NOTHING = 3
 def helper(): return {}['deep']
 '''
 
@@ -88,7 +85,7 @@ def test_every_number_is_a_reward_and_only_those_above_the_threshold_are_correct
     ("10**400", "no_number", "1000"), ("1e6 + 1", "no_number", "1000001"),
     ("1j", "no_number", "1j"), ("('correct', '')", "no_number", "('correct', '')"),
     ("{}['missing']", "raised", "KeyError: 'missing' (line 14 of mine.py)"),
-    ("helper()", "raised", "KeyError: 'deep' (line 22 of mine.py)"),
+    ("helper()", "raised", "KeyError: 'deep' (line 19 of mine.py)"),
     ("sys.exit(3)", "raised", "SystemExit: 3"), ("interrupt()", "raised", "KeyboardInterrupt"),
     ("np.ones(10**10)", "killed", "out of memory: it may take 1 GB")])
 def test_whatever_else_happens_has_a_status_of_its_own_and_no_reward(
@@ -109,30 +106,7 @@ def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path):
         assert [grader.result(key).reward for key in (0, 1)] == [3 + 0.5 + 4, -3 + 0.25 + 4]
 
 
-# ------------------------------------------------------------------------------ what cannot be used
-@pytest.mark.parametrize("name, sentence", [
-    ("missing.py:score", "there is no file missing.py"),
-    ("mine.py", "takes FILE.py:FUNCTION, not mine.py"), ("mine.py:", "FILE.py:FUNCTION"),
-    ("mine:score", "FILE.py:FUNCTION"), (".:x", "FILE.py:FUNCTION"),
-    ("mine.py:nothing", "no attribute 'nothing'"), ("mine.py:NOTHING", "not a callable object"),
-    ("mine.py:swapped", "(problem, completion), in this order"),
-    ("mine.py:three", "missing a required argument: 'third'"),
-    ("syntax.py:score", "SyntaxError: expected ':' (syntax.py, line 2)"),
-    ("imports.py:score", "ModuleNotFoundError: No module named 'numpty' (line 1 of imports.py)"),
-    ("dies.py:score", "ended with exit code 1"), ("exits.py:score", "SystemExit: 5")])
-def test_what_cannot_be_used_ends_in_one_sentence_within_seconds(
-        mine, tmp_path, monkeypatch, name, sentence):
-    monkeypatch.chdir(tmp_path)
-    files = dict(syntax="\ndef score(a, b)\n  pass", imports="import numpty",
-                 dies="import os; os._exit(1)", exits="import sys; sys.exit(5)")
-    for file, text in files.items():
-        (tmp_path / f"{file}.py").write_text(text)
-    with pytest.raises(SystemExit) as end:
-        OwnReward(name, 0.5, workers=1)
-    said = str(end.value)
-    assert sentence in said and "\n" not in said and "--reward" in said
-
-
+# ------------------------------------------------------------------------------ its file
 @pytest.mark.parametrize("name", ["json.py", "math.py", "numbers.py", "my.reward.py"])
 def test_the_file_may_have_a_name_that_python_uses_too(tmp_path, name):
     (tmp_path / name).write_text("def score(problem, completion): return 0.25")

@@ -133,25 +133,23 @@ def test_mean_line_covers_the_common_range():
     assert (list(mean.get_xdata()), list(mean.get_ydata())) == ([0, 2], [1.0, 3.0])
 
 
+GSM8K = dict(asked="gsm8k")
+
+
 @pytest.mark.parametrize("one, other, said", [
-    (("a.jsonl", "", "held-out"), ("a.jsonl", "", "held-out"), ""),
-    (("a.jsonl", "", "held-out"), ("b.jsonl", "", "held-out"),
-     "held-out problems (held out of a.jsonl; held out of b.jsonl)"),
-    (("a.jsonl", "", "held-out"), ("a.jsonl", "", "gsm8k"),
-     "problems (gsm8k; held out of a.jsonl)"),
-    (("a.jsonl", "", "gsm8k"), ("b.jsonl", "my.py:f", "gsm8k"), "rewards (math-verify; my.py:f)"),
-    (("a.jsonl", "", "gsm8k"), ("b.jsonl", "", None), "")])
+    (dict(data="a"), dict(data="a"), ""),
+    (dict(data="a", sized={}), dict(data="b", sized={}),
+     "held-out problems (held out of a; held out of b)"),
+    (dict(data="a"), GSM8K, "problems (gsm8k (8); held out of a (8))"),
+    (GSM8K, GSM8K | dict(sized=dict(questions=9)), "problems (gsm8k (8); gsm8k (9))"),
+    (GSM8K, GSM8K | dict(reward="my.py:f"), "rewards (math-verify; my.py:f)"),
+    (GSM8K, dict(asked=None, reward=""), "")])
 def test_runs_that_mean_other_things_are_named(one, other, said):
-    found = plot.what_differs([
-        dict(config=dict(data=data, reward=reward), evals=[dict(data=asked)] if asked else [])
-        for data, reward, asked in (one, other)])
-    assert said in "".join(found) and bool(found) == bool(said)
+    def run(asked="held-out", sized=dict(questions=8), **config):
+        return dict(config=config, evals=[dict(data=asked, **sized)] * 2 if asked else [])
 
-
-def test_runs_that_were_measured_on_more_or_fewer_problems_are_named():
-    runs = [dict(config={}, evals=[dict(data="gsm8k", questions=count)] * 2) for count in (8, 8, 9)]
-    assert plot.what_differs(runs[:2]) == []
-    assert "held-out problems (gsm8k (8); gsm8k (9))" in plot.what_differs(runs)[0]
+    found = plot.what_differs([run(**one), run(**one), run(**other)])
+    assert said in "".join(found) and len(found) == bool(said)
 
 
 @pytest.mark.slow

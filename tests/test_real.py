@@ -17,7 +17,7 @@ from parts.logprobs import Row, head_of, shared_tokens, token_logprobs
 from parts.models import SMOLLM, load_tokenizer
 from parts.policy import load_adapter
 from parts.prompts import add_prompts, stop_ids
-from whole_runs import difference
+from world import difference
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 SHORT = ("--model", SMOLLM, "--name", "short", "--steps", 2, "--batch-prompts", 2, "--N", 1,

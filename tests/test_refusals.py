@@ -36,8 +36,11 @@ PROGRAMS = {
 
 # ------------------------------------------------------------------------------ ways to spoil it
 def text(file: Path, content: str):
-    """The file has other contents."""
-    return lambda: file.write_bytes(content.encode("latin-1"))
+    """The file has these contents."""
+    def spoil():
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(content.encode("latin-1"))
+    return spoil
 
 
 def gone(file: Path):
@@ -111,6 +114,17 @@ BAD_TEMPLATES = [
         "{", "[1]", '[{"role": "user"}]', '[{"role": "user", "content": 3}]', "{}", "[" * 100_000,
         '[{"role": "user", "content": "{question}"}]')),
 ]
+BAD_REWARDS = [  # what is in a.py, and why `--reward a.py:score` cannot be used
+    ("", "AttributeError: 'types.SimpleNamespace' object has no attribute 'score'"),
+    ("score = 3", "TypeError: 3 is not a callable object"),
+    ("def score(completion, problem): pass",
+     "TypeError: it must take (problem, completion), in this order"),
+    ("def score(a, b, c): pass", "TypeError: missing a required argument: 'c'"),
+    ("\ndef score(a, b)\n  pass", "SyntaxError: expected ':' (a.py, line 2)"),
+    ("import numpty", "ModuleNotFoundError: No module named 'numpty' (line 1 of a.py)"),
+    ("import os; os._exit(1)", "its process ended with exit code 1"),
+    ("import sys; sys.exit(5)", "SystemExit: 5"),
+]
 REFUSED = {
     "minirl.py": [
         ("--temperature 0", "temperature 0 writes the same answer every time"),
@@ -146,14 +160,26 @@ REFUSED = {
         ("--data odd.jsonl", "--columns QUESTION,ANSWER", text(
             Path("odd.jsonl"), '{"alpha": "1+1", "beta": 2}')),
         ("--data sums.jsonl --eval-data builtin --max-prompt-tokens 3", "over 3 tokens"),
+        *((f"--reward {name}", f"--reward takes FILE.py:FUNCTION, not {name}.")
+          for name in ("a.py", "a.py:", "a:score", ".:x")),
+        ("--reward a.py:score", "--reward: there is no file a.py"),
+        *(("--reward a.py:score", f"--reward a.py:score cannot be used: {words}",
+           text(Path("a.py"), content)) for content, words in BAD_REWARDS),
         ("--name note", "Cannot use runs/note (File exists)", text(Path("runs/note"), "mine")),
+        *((f"--name other {flag}", "runs/other holds eval.jsonl but no config.json, so it is "
+           "something else: choose another --name", text(Path("runs/other/eval.jsonl"), "{}"))
+          for flag in ("", "--resume")),  # an evaluation, whose log would be cut back to nothing
         ("--name mine", "exists already: add --resume"),
+        ("--name mine", "exists already: add --resume", gone(MINE / "metrics.jsonl")),
+        ("--name mine --resume", "has logs but no checkpoint: put one back, or choose another",
+         gone(MINE / "checkpoints")),
         ("--name mine --resume", "M must be from 1", setting("M", -1)),
         ("--name mine --resume", "lr must be 0, or from", setting("lr", math.nan)),
         ("--name mine --resume", "mine was started with --gone 1, not None", setting("gone", 1)),
         ("--name mine --resume", "mine was started with --clip None, not", setting("clip", None)),
         ("--name mine --resume --max-tokens 9", "was started with --max-tokens 12, not 9"),
         ("--name mine --resume --lora-rank 3", "was started with --lora-rank 16, not 3"),
+        ("--name mine --resume", "other contents of --model", setting("model", "tiny-skills")),
         ("--name mine --resume", "config.json", text(MINE / "config.json", "{")),
     ],
     "eval.py": [
@@ -174,6 +200,8 @@ REFUSED = {
         ("--out out --data no-such-set", "no data set 'no-such-set'"),
         ("--out out --data held-out", "--data held-out needs --adapter RUN"),
         ("--out out --data held-out --adapter runs/mine", "--data held-out needs --adapter RUN"),
+        (FITS, "out holds notes.txt but no protocol.json, so it is something else: name another "
+         "--out", text(Path("out/notes.txt"), "mine")),
         (f"{OUT} --adapter no/such/folder", "has no adapter_config.json"),
         (f"{OUT} --model ./nowhere", "There is no model"),
         (f"{FITS} --template poem", "no prompt template 'poem'"),
@@ -244,7 +272,7 @@ def contents(folder: Path) -> dict:
 def test_it_is_refused_in_one_sentence_and_nothing_has_changed(
         program, flags, words, spoil, finished, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("parts.engine.start", lambda *_: pytest.fail("an engine was started"))
-    monkeypatch.setattr(minirl, "open_grader", lambda *_: Grader())
+    monkeypatch.setattr("rewards.Grader", Grader)
     place = finished
     if spoil:
         place = shutil.copytree(finished, tmp_path, dirs_exist_ok=True)

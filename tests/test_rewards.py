@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import rewards
 from rewards import MAX_CHARS, Grader, decide, extract_answer, judge
 from verifier.answers import exact
-from verifier.spelling import REWRITES, is_unit, normalize, squeeze
+from verifier.spelling import REWRITES, is_unit, normalize
 
 HERE = Path(__file__).parent
 CASES, PAIRS = ([json.loads(line) for line in open(HERE / name, encoding="utf-8")]
@@ -106,24 +106,25 @@ def test_each_rule_tells_right_from_wrong(row):
 
 # ------------------------------------------------------------------------------------ the parts
 
-@pytest.mark.parametrize("completion, answer", [
-    (r"\boxed{42}", "42"), (r"\boxed {12}", "12"), ("\\boxed\n{12}", "12"), (r"$\boxed 7$.", "7"),
-    (r"\fbox{3}", "3"), (r"\boxed\frac12", r"\frac12"), (r"\boxed{\{1,2\}}", r"\{1,2\}"),
-    (r"\boxed{a\}b}", r"a\}b"), (r"\boxed{", None), (r"\boxed{4", None), ("42", None), ("", None),
-    (r"\boxed{1} \boxed{2", None), (r"\boxed{}", ""), (r"\boxed{ }", ""),
-    (r"\boxed{1} \boxed{}", ""),
-    (r"\boxed{1} and $\boxed{2}$", "1, 2"), (r"x=\boxed{1}, y=\boxed{2}", "1, 2"),
-    (r"\boxed{1}, but wait, it is \boxed{2}", "2"), (r"\boxed{\boxed{5}}", r"\boxed{5}"),
-    (r"\boxed{ open \boxed{2}", "2"), (r"\boxed{2} goes into \boxed.", "2"),
-    (r"\boxed{1}\boxed{1}", "1"), (r"\boxed{1}\boxed{2}", "1, 2"),
-    (r"\boxed{1}\quad\text{ and }\quad\boxed{2}", "1, 2"),
-    (r"(a) \boxed{1} (b) \boxed{2}", "1, 2"), (r"\boxed{1} " + "x" * 10 + r" \boxed{2}", "2"),
-    (r"\boxed{1}" + " " * 100 + r"\boxed{2}", "2"),
-    (r"\boxed{%s} and \boxed{2}" % ("1" * 90), "1" * 90 + ", 2"), (r"\boxed{7} }", "7"),
-    (r"}} \boxed{7}}", "7"), (r"\boxed{7} and {a}}", "7"), (r"\boxed 7}", "7}"),  # one } too many
-])
-def test_the_last_closed_box_or_list_of_boxes_is_the_answer(completion, answer):
-    assert extract_answer(completion) == answer
+BOXES = {  # answer -> completions
+    None: ["", "42", r"\boxed{", r"\boxed{4", r"\boxed{1} \boxed{2"],
+    "": [r"\boxed{}", r"\boxed{ }", r"\boxed{1} \boxed{}"],
+    "7": [r"\boxed{7}", r"\boxed {7}", "\\boxed\n{7}", r"$\boxed 7$.", r"\fbox{7}",
+          r"\boxed{7}\boxed{7}", r"\boxed{7} }", r"}} \boxed{7}}", r"\boxed{7} and {a}}"],
+    "2": [r"\boxed{1}, but wait, it is \boxed{2}", r"\boxed{ open \boxed{2}",
+          r"\boxed{2} goes into \boxed.", r"\boxed{1} " + "x" * 10 + r" \boxed{2}",
+          r"\boxed{1}" + " " * 100 + r"\boxed{2}"],
+    "1, 2": [r"\boxed{1} and $\boxed{2}$", r"x=\boxed{1}, y=\boxed{2}", r"\boxed{1}\boxed{2}",
+             r"\boxed{1}\quad\text{ and }\quad\boxed{2}", r"(a) \boxed{1} (b) \boxed{2}"],
+    "1" * 90 + ", 2": [r"\boxed{%s} and \boxed{2}" % ("1" * 90)],
+    r"\frac12": [r"\boxed\frac12"], r"\{1,2\}": [r"\boxed{\{1,2\}}"], r"a\}b": [r"\boxed{a\}b}"],
+    r"\boxed{5}": [r"\boxed{\boxed{5}}"], "7}": [r"\boxed 7}"],  # one } too many
+}
+
+
+@pytest.mark.parametrize("answer", BOXES)
+def test_the_last_closed_box_or_list_of_boxes_is_the_answer(answer):
+    assert {extract_answer(completion) for completion in BOXES[answer]} == {answer}
 
 
 def test_the_last_number_counts_in_minerva_style_and_only_the_last(grader):
@@ -173,10 +174,6 @@ def test_every_rule_does_what_its_example_says_and_no_other_does(rule):
     assert [one for one in REWRITES if one.apply(rule.before) == rule.after] == [rule]
 
 
-def test_squeezing_never_joins_two_numbers():
-    assert squeeze("4  2") == squeeze("4 2") == "4 2" != squeeze("42")
-
-
 @pytest.mark.parametrize("text, normal", [
     (r"10{,}080\,\text{cm}^2.", "10080"), ("10,080", "10080"), (r"\dfrac43", r"\frac{4}{3}"),
     ("２", "2"), (r"90^{\circ}", "90"), (r"\text{The answer is } 12", "12"), ("x²", "x^{2}"),
@@ -209,11 +206,6 @@ def test_only_words_from_the_list_are_units(words, unit):
     assert is_unit(words) == is_unit(f"({words}.)") == unit
     for text in (f"5 {words}", rf"5 \text{{ {words}}}", rf"5\,\mathrm{{({words})}}"):
         assert (normalize(text) == "5") == unit, text
-
-
-def test_a_power_belongs_to_a_measure_only():
-    assert normalize(r"5 \text{ cm}^2") == normalize("5 cm^2") == "5"
-    assert normalize(r"5 \text{ apples}^2") != "5" != normalize("5 apples^2")
 
 
 PIECES = st.lists(st.sampled_from([
@@ -265,20 +257,13 @@ def test_a_verdict_does_not_depend_on_what_was_asked_before(grader):
     assert grader.grade(questions[::-1])[::-1] == first
 
 
-# ------------------------------------------------------------------------------------ statuses
+# ------------------------------------------------------------------------------------ limits
 
 HANG = r"\int_0^1 \frac{\sin(x^3)}{e^{x^2}+\ln(x+2)}dx"
 
 
 @pytest.mark.slow
-def test_every_status_is_reached_by_a_real_input(grader):
-    for status, gold, completion in [
-            ("correct", "42", r"\boxed{42}"), ("wrong", "42", r"\boxed{43}"),
-            ("no_box", "42", "42"),
-            ("no_box", "42", r"\boxed{42"), ("empty", "42", r"\boxed{}"),
-            ("empty", "42", r"\boxed{\phantom{42}}"),
-            ("unparseable", "42", r"\boxed{\foo{42}}"), ("unparseable", r"\foo{", r"\boxed{42}")]:
-        assert grader.grade([(gold, completion)])[0].status == status
+def test_a_real_answer_meets_each_limit():
     with Grader(workers=1, cpu_seconds=0.375) as strict:
         hung, large = strict.grade([("2", boxed(HANG)), ("2", boxed("9^{9^{9^9}}"))])
         assert hung.status == "timeout" and large.status in ("timeout", "killed")

@@ -271,7 +271,9 @@ def test_config_json_says_after_which_step_each_start_went_on(tmp_path, capsys):
     gc.collect()
     small_run(tmp_path, steps=2, eval_every=0, resume=True)
     assert "WARNING: the prompts are not those of the start" in capsys.readouterr().out
-    starts = folders.read_config(folder)["starts"]
+    found = folders.read_config(folder)
+    starts = found["starts"]
+    assert found["inputs"]["prompts"] == "others", "those of the first start count"
     assert [(start["after_step"], start["changed"]) for start in starts] == [
         (0, {}), (1, dict(steps=[1, 2])), (2, {})]
     assert {"python", "torch", "peft", "math-verify"} <= {*starts[1]["versions"]}
@@ -300,7 +302,8 @@ def test_a_run_is_known_by_what_it_was_started_with(tmp_path, capsys, changed):
     file, _, after = INPUTS[changed]
     (tmp_path / file).write_text(after)
     flag = changed.removeprefix("eval_")
-    with pytest.raises(SystemExit, match=f"started with other contents of --{flag}"):
+    sentence = f"started with other contents of --{flag} .*; now .*--name"
+    with pytest.raises(SystemExit, match=sentence):
         small_run(tmp_path, resume=True, **settings)
 
 

@@ -1,5 +1,4 @@
 """Where rows come from, and what they mean: files, sound and broken; a hub; columns and golds."""
-import csv
 import http.server
 import json
 import os
@@ -19,10 +18,9 @@ from parts.data import Problem, load_problems
 from parts.sources import AT_THE_END, find_gold, find_problem, gold_text, problem_text
 
 ROWS = [dict(problem="p", answer="1"), dict(problem="q", answer="2")]
-
-
-def texts(file) -> list[str]:
-    return [problem.problem for problem in load_problems(str(file))]
+TWO_TURNS = [dict(role="user", content="first"), dict(role="assistant", content="\\boxed{1}"),
+             dict(role="user", content="second")]
+VERL = dict(prompt=TWO_TURNS, reward_model=dict(ground_truth=["1", "2"]))
 
 
 # ------------------------------------------------------------------------------------------- files
@@ -35,37 +33,24 @@ def texts(file) -> list[str]:
     ("few.csv", "problem,answer,level\np,1\nq,2,3"), ("ends.csv", "problem,answer\np,1,\nq,2,,\n"),
     ("table.csv", "\ufeffProblem;Answer\np;1\nq;2"), ("tabs.csv", "question\tANSWER\np\t1\nq\t2"),
     ("spaced.csv", "problem, answer,,\np,1\nq,2"),
+    pytest.param("long.csv", 'problem,answer,note\np,1,"a,\n' + 200_000 * "b" + '"\nq,2,c',
+                 id="a long cell with a line break"),
 ])
 def test_files_of_text(tmp_path, name, content):
     (tmp_path / name).write_text(content)
-    assert texts(tmp_path / name) == ["p", "q"]
+    assert [found.problem for found in load_problems(str(tmp_path / name))] == ["p", "q"]
 
 
-def test_a_long_cell_with_a_line_break(tmp_path):
-    with open(tmp_path / "set.csv", "w", newline="") as file:
-        csv.writer(file).writerows([["problem", "answer"], ["p,\nq" + "x" * 200_000, "1,5"]])
-    (problem,) = load_problems(str(tmp_path / "set.csv"))
-    assert problem.problem.startswith("p,\nqx") and problem.answer == "1,5"
-
-
-def test_parquet_of_verl(tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    table = sys.modules["pyarrow"].Table.from_pylist([
-        dict(prompt=[dict(role="user", content=text)], reward_model=dict(ground_truth=golds))
-        for text, golds in (("p", ["5"]), ("q", ["1", "2"]))])
-    parquet.write_table(table, tmp_path / "set.parquet")
-    problems = load_problems(str(tmp_path / "set.parquet"))
-    assert [(p.problem, p.answer) for p in problems] == [("p", "5"), ("q", "1, 2")]
-
-
-@pytest.mark.parametrize("whole_rows", [False, True])
-def test_a_parquet_column_of_bytes_is_text(whole_rows, tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    table = sys.modules["pyarrow"].table(dict(problem=["ü".encode(), b"\xff"], answer=[b"5", b"6"]))
-    parquet.write_table(table, tmp_path / "set.parquet")
-    (problem,) = load_problems(str(tmp_path / "set.parquet"), whole_rows=whole_rows)
-    assert (problem.problem, problem.answer) == ("ü", "5")
-    assert problem.row == (dict(problem="ü", answer="5") if whole_rows else {})
+@pytest.mark.parametrize("rows, text, gold, whole", [
+    ([VERL], "second", "1, 2", VERL),
+    ([dict(problem="ü".encode(), answer=b"5"), dict(problem=b"\xff", answer=b"6")],  # of bytes
+     "ü", "5", dict(problem="ü", answer="5"))])
+def test_parquet(tmp_path, rows, text, gold, whole):
+    parquet, file = pytest.importorskip("pyarrow.parquet"), tmp_path / "set.parquet"
+    parquet.write_table(sys.modules["pyarrow"].Table.from_pylist(rows), file)
+    for whole_rows, kept in ((False, {}), (True, whole)):
+        found, = load_problems(str(file), whole_rows=whole_rows)
+        assert (found.problem, found.answer, found.row) == (text, gold, kept)
 
 
 @given(st.sampled_from([".jsonl", ".json", ".csv", ".parquet"]), st.binary(max_size=60) | st.text(
@@ -249,8 +234,6 @@ def test_published_layouts(name):
     assert find_problem(row) == Q and find_gold(row) in ("5", "5.0")
 
 
-TWO_TURNS = [dict(role="user", content="first"), dict(role="assistant", content="\\boxed{1}"),
-             dict(role="user", content="second")]
 LONG = "+".join(f"x^{{{i}}}" for i in range(30))  # only a solution is distrusted for its length
 
 

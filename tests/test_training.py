@@ -4,9 +4,8 @@ import json
 import pytest
 import torch
 
-from helpers import lines, run_program
+from helpers import SMALL, lines, run_program
 from parts.models import tiny_folder
-from whole_runs import SMALL
 
 pytestmark = pytest.mark.engine
 

@@ -4,6 +4,7 @@
     Grader        in math-verify's place: instant, and strict about who asks for what
     ready()       as much of a run as one step of training needs, with a policy of one layer
     small_run()   minirl.py from start to end, on the built-in model: two seconds
+    difference()  whether two runs are the same
 """
 import itertools
 import math
@@ -149,16 +150,9 @@ def silent(key, problem, rollout) -> float:
 
 
 # ------------------------------------------------------------------------------ one step
-class Problems:
-    """In the stream's place: no prompt comes twice."""
-
-    def __init__(self):
-        self.count = itertools.count()
-
-    def take(self, count: int) -> list:
-        return [SimpleNamespace(id=str(i), prompt=f"<{i}>", answer="", judged_by="",
-                                prompt_ids=[i % WORDS, i // WORDS % WORDS])
-                for i in itertools.islice(self.count, count)]
+def problem(i: int) -> SimpleNamespace:
+    return SimpleNamespace(id=str(i), prompt=f"<{i}>", answer="", judged_by="",
+                           prompt_ids=[i % WORDS, i // WORDS % WORDS])
 
 
 def ready(mixture=False, judge=by_text, **settings) -> SimpleNamespace:
@@ -169,9 +163,11 @@ def ready(mixture=False, judge=by_text, **settings) -> SimpleNamespace:
     optimizer, schedule = make_optimizer(trained, config)
     probe = SimpleNamespace(check=lambda: events.append("probe") or dict(probe_gap_max=0.25))
     engine = Engine(seed=None, routes=mixture, events=events)
+    new = map(problem, itertools.count())  # no prompt comes twice
+    stream = SimpleNamespace(take=lambda count: list(itertools.islice(new, count)))
     return SimpleNamespace(
         config=config, policy=trained, optimizer=optimizer, schedule=schedule, events=events,
-        engine=engine, grader=Grader(judge), stream=Problems(), estimator=Estimator(), probe=probe,
+        engine=engine, grader=Grader(judge), stream=stream, estimator=Estimator(), probe=probe,
         state=FRESH_STATE.copy(), folder=Path("mine"), evaluated=-1)
 
 
@@ -202,3 +198,19 @@ def rows(log: Path) -> list[dict]:
     timed = ("seconds", "tokens_per_second", "memory_gb", "threads")
     return [{key: value for key, value in row.items() if not key.startswith(timed)}
             for row in read_rows(log)]
+
+
+def difference(run: Path, reference: Path, step: int) -> str:
+    """The first thing in which two runs differ up to `step`; empty if they are equal."""
+    for log in ("metrics.jsonl", "groups.jsonl", "eval.jsonl"):
+        mine, other = ([row for row in rows(folder / log) if row["step"] <= step]
+                       for folder in (run, reference))
+        if log == "eval.jsonl" and mine == other[:-1] and other[-1]["step"] == step:
+            continue  # an evaluation follows the checkpoint of its step; --resume makes up for it
+        if mine != other:
+            return f"{log} differs"
+    for name in ("adapter_model.safetensors", "optimizer.pt"):
+        file = f"checkpoints/step-{step:06d}/{name}"
+        if (run / file).read_bytes() != (reference / file).read_bytes():
+            return f"{file} differs"
+    return ""
