@@ -4,6 +4,7 @@ As in the paper, the mini-batch is fixed and the batch is N of them: every cell 
 gradient steps on as many samples; N says how old the last of them are. A cell's name, such as
 low-N4-r3-clip-is, says its flags: bench/results/objective.md.
 """
+from functools import partial
 from statistics import mean, median
 
 import store
@@ -13,8 +14,7 @@ from store import Study, fisher, interval, is_lost, markdown, sign_test, table
 from parts.plot import series
 
 KEPT = ("step", "entropy_trained", "kl_k3", "routes_agree_all", "clipped_positive",
-        "clipped_negative", "weight_over_2", "weight_under_half", "grad_norm",
-        "avg", "ci_low", "ci_high")
+        "clipped_negative", "weight_over_2", "weight_under_half", "grad_norm")
 BOTH = "{none,r3}"  # the runs of both cells
 COMPARED = [  # cells, and those of their rivals
     ("stress-N4-r3-clip-is", "stress-N4-r2-clip-is"),
@@ -23,10 +23,6 @@ COMPARED = [  # cells, and those of their rivals
     ("mask-N8-none-cispo-is", "mask-N8-none-clip-is"),
     (f"coarse1-N1-{BOTH}-clip-nois", f"coarse1-N1-{BOTH}-clip-is"),
     ("coarse1-N1-r3-clip-nois", "coarse1-N1-r3-clip-is")]
-
-
-def keep(folder, end: str) -> dict:
-    return store.logs_of(folder, KEPT)
 
 
 def by_cell(lines: list[dict]) -> dict[str, list]:
@@ -137,12 +133,12 @@ ROWS = {
 
 def draw(lines: list[dict], name: str) -> None:
     found = by_cell(lines)
+    measures = {label: partial(curve, key) for key, label in ROWS.items()}
     for about, titles in PICTURES.items():
-        columns = {title: ("gradient steps", [
-            {label(cell): curves(cell, runs, key) for cell, runs in found.items()
-             if cell.startswith(start)} for key in ROWS]) for start, title in titles.items()}
-        picture(store.RESULTS / f"{name}{about}.png", (4 * len(columns), 12), [*ROWS.values()],
-                columns)
+        columns = {title: ("gradient steps", "step", {
+            label(cell): runs for cell, runs in found.items() if cell.startswith(start)})
+            for start, title in titles.items()}
+        picture(store.RESULTS / f"{name}{about}.png", (4 * len(columns), 12), measures, columns)
 
 
 def label(cell: str) -> str:
@@ -152,13 +148,14 @@ def label(cell: str) -> str:
     return ", ".join(words.get(part, part) for part in cell.split("-")[2:] if part != "is")
 
 
-def curves(cell: str, runs: list[dict], key: str) -> list[tuple]:
-    if key == "weight_over_2" and "nois" in cell:  # it is 1 everywhere
-        return []
-    N = int(cell.split("-")[1][1:])
-    logged = [series(run["evals" if key == "avg" else "metrics"], key) for run in runs]
-    return [([N * step for step in steps], values) for steps, values in logged]
+def curve(key: str, run: dict, x: str) -> tuple:
+    if key == "weight_over_2" and "nois" in run["cell"]:  # it is 1 everywhere
+        return [], []
+    N = int(run["cell"].split("-")[1][1:])
+    steps, values = series(run["evals" if key == "avg" else "metrics"], key, x)
+    return [N * step for step in steps], values
 
 
 STUDIES = dict(objective=Study(
-    keep, tables, draw, endings=("gradient that is not finite", "Engine and trainer disagree")))
+    partial(store.keep, KEPT), tables, draw,
+    endings=("gradient that is not finite", "Engine and trainer disagree")))

@@ -17,12 +17,13 @@ from statistics import mean, stdev
 
 import skills_theory
 import store
-from compare import curve, picture
-from store import (T_95, T_99, Study, at, average, by_arm, is_lost, markdown, of, paired,
-                   points, power, shown, spent, table)
+from compare import picture
+from store import (T_95, T_99, Study, at, average, by_arm, is_lost, keep, markdown, of, paired,
+                   points, power, shown, table)
 
 from parts import problems
 from parts.folder import read_rows
+from parts.plot import series
 
 OURS, WIDE = PAIR = ("ada-balance", "uniform-4-wide")
 RIVALS = ("uniform-4", "uniform-4-wide", "uniform-16")
@@ -46,14 +47,16 @@ COSTS = {"samples": "draws", "step": "training steps", "engine_steps": "engine s
 
 
 # ---------------------------------------------------------------------------- what is kept of a run
+keep_real = partial(keep, ("zero_signal",))
+
+
 def keep_letters(folder, end: str) -> dict:
-    metrics = list(read_rows(folder / "metrics.jsonl"))
-    evals = store.columns(spent(folder, metrics))
+    kept = keep_real(folder, end)
     if end:  # the run is over, and counts 0
-        for cost, values in evals.items():
+        for cost, values in kept["evals"].items():
             values.append(0.0 if cost == "avg" else max(values[-1], FURTHER))
-    return dict(metrics={}, evals=evals, zero_signal=mean(row["zero_signal"] for row in metrics),
-                **letters_of(read_rows(folder / "groups.jsonl")))
+    return kept | dict(zero_signal=mean(kept["metrics"]["zero_signal"]),
+                       **letters_of(read_rows(folder / "groups.jsonl")))
 
 
 def letters_of(groups) -> dict:
@@ -78,12 +81,6 @@ def add(rows: list[list], place: int, counts: tuple) -> None:
     while len(rows) <= place:
         rows.append([0] * len(counts))
     rows[place] = [a + b for a, b in zip(rows[place], counts)]
-
-
-def keep_real(folder, end: str) -> dict:
-    metrics = list(read_rows(folder / "metrics.jsonl"))
-    return dict(metrics=store.columns(metrics, ("zero_signal",)),
-                evals=store.columns(spent(folder, metrics)))
 
 
 # -------------------------------------------------------------------------------- what both share
@@ -116,22 +113,27 @@ def lost(draws: int):
 
 def gap(lines, first: str, second: str, cost: str, budget: float, **how) -> str:
     """Points by which the first arm is ahead at equal cost."""
-    def measure(line):
-        return ever_solved(line) if cost == "solved" else at(line, cost, budget)
-
+    measure = ever_solved if cost == "solved" else partial(at, cost=cost, budget=budget)
     return points(paired(lines, first, second, measure), **how)
 
 
 def draw(pictures: dict, lines: list[dict], name: str) -> None:
     """Accuracy against what was spent."""
     for about, (size, regime, arms, seeds, axes) in pictures.items():
-        found, columns = by_arm(lines, arms, seeds, regime=regime), {}
-        for cost, most in axes.items():
-            panel = {arm: [curve(line, cost, most) for line in mine] for arm, mine in found.items()}
-            title = f"against {COSTS[cost]}" if len(axes) > 1 else ""
-            columns[title] = (COSTS[cost], [panel])
+        found = by_arm(lines, arms, seeds, regime=regime)
+        columns = {f"against {COSTS[cost]}" * (len(axes) > 1): (COSTS[cost], (cost, most), found)
+                   for cost, most in axes.items()}
         path = store.RESULTS / f"{name}{about}.png"
-        picture(path, size, ["held-out avg@8"], columns, COLORS)
+        picture(path, size, {"held-out avg@8": curve}, columns, COLORS)
+
+
+def curve(line: dict, until: tuple) -> tuple:
+    """Its accuracy until so much is spent."""
+    cost, most = until
+    rows = [row for row in line["evals"] if row[cost] < most]
+    if len(rows) < len(line["evals"]):
+        rows.append({cost: most, "avg": at(line, cost, most)})
+    return series(rows, "avg", cost)
 
 
 # ---------------------------------------------------------------------------------------- skills

@@ -30,7 +30,6 @@ ABOUT = ("run", "arm", "cell", "regime", "lr", "seed", "command")  # what is kno
 # Student's t by the number of seeds: intervals of 95 %, and of 99 %
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 10: 2.26, 12: 2.20}
 T_99 = {2: 63.66, 3: 9.92, 4: 5.84, 5: 4.60, 6: 4.03, 7: 3.71, 8: 3.50, 9: 3.36, 10: 3.25}
-LOGS = dict(metrics="metrics.jsonl", evals="eval.jsonl")
 EQUAL = 0.03  # an interval around 0 within this is called equal
 
 
@@ -68,8 +67,15 @@ def rows(table: dict[str, list]) -> list[dict]:
     return [{key: value for key, value in row if value is not None} for row in cells]
 
 
-def logs_of(folder: Path, kept=None) -> dict:
-    return {key: columns(read_rows(folder / log), kept) for key, log in LOGS.items()}
+def logs_of(folder: Path) -> dict:
+    return dict(metrics=columns(read_rows(folder / "metrics.jsonl")),
+                evals=columns(read_rows(folder / "eval.jsonl")))
+
+
+def keep(metrics: tuple, folder: Path, end: str) -> dict:
+    """Of a finished run these metrics, and its evaluations with what had been spent by then."""
+    rows = list(read_rows(folder / "metrics.jsonl"))
+    return dict(metrics=columns(rows, metrics), evals=columns(spent(folder, rows)))
 
 
 def load(study: str) -> list[dict]:
@@ -102,7 +108,7 @@ def by_arm(lines: list[dict], arms, seeds=None, **wanted) -> dict[str, list]:
 
 
 def spent(folder: Path, metrics: list[dict]):
-    """The evaluations of a finished run, with what had been spent by then.
+    """Yields a row for each evaluation.
 
     avg: of several held-out sets the mean. engine_steps: of the sampling; trained: response tokens
     of samples with a coefficient.

@@ -39,15 +39,14 @@ def train_missing(name: str, study: Study, runs: list[dict], processes: int) -> 
 
 
 def finish(name: str, study: Study, run: dict) -> None:
-    """Trains a run, or resumes it; then it becomes a line."""
-    place, end, seconds = ROOT / "runs" / name, "", 0.0
-    try:
-        seconds = launch(place, run)
-    except SystemExit:
-        said = (place / f"{run['run']}.log").read_text()
-        end = next((words for words in study.endings if words in said), "")
-        if not end:
-            raise
+    """Trains a run, or resumes it; then it becomes a line. Raises SystemExit if it fails."""
+    place = ROOT / "runs" / name
+    place.mkdir(parents=True, exist_ok=True)
+    log = place / f"{run['run']}.log"
+    failed, seconds = launch(run["command"], place, log)
+    end = next((words for words in study.endings if failed and words in log.read_text()), "")
+    if failed and not end:
+        raise SystemExit(f"{run['run']} failed: see {log}")
     folder = place / "runs" / run["run"]
     kept = study.keep(folder, end)
     store.add(name, run | dict(broke=end, cpu_seconds=round(seconds, 1)) | kept)
@@ -55,22 +54,15 @@ def finish(name: str, study: Study, run: dict) -> None:
     print(f"{run['run']}: {kept['evals']['avg'][-1]}", flush=True)
 
 
-def launch(place: Path, run: dict) -> float:
-    """Train the run place/runs/NAME, or resume it; returns its seconds of a core.
-
-    Raises SystemExit if it fails; what it said is in NAME.log.
-    """
-    place.mkdir(parents=True, exist_ok=True)
-    script, *flags = shlex.split(run["command"])
-    log = place / f"{run['run']}.log"
+def launch(command: str, place: Path, log: Path) -> tuple[int, float]:
+    """The exit status of a run in this folder, and its seconds of a core."""
+    script, *flags = shlex.split(command)
     with open(log, "a") as output:
         process = subprocess.Popen([sys.executable, ROOT / script, *flags, "--resume"], cwd=place,
                                    stdout=output, stderr=output,
                                    env=os.environ | {"OMP_NUM_THREADS": "1"})
         _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        raise SystemExit(f"{run['run']} failed: see {log}")
-    return usage.ru_utime + usage.ru_stime
+    return status, usage.ru_utime + usage.ru_stime
 
 
 # ------------------------------------------------------------------------------ runs made singly
@@ -98,7 +90,6 @@ def main() -> None:
     parser.add_argument("study", help="bench/results/STUDY.jsonl")
     parser.add_argument("--processes", type=int, default=1, choices=range(1, 65),
                         metavar="N", help="runs at the same time")
-    parser.add_argument("--only", nargs="*", default=[""], help="runs whose names begin like this")
     parser.add_argument("--draw", action="store_true", help="train nothing")
     parser.add_argument("--into", metavar="STUDY", help="where its runs are stored")
     parser.add_argument("--add", nargs="*", default=[], metavar="RUN", help="folders of runs")
@@ -110,8 +101,7 @@ def main() -> None:
                              versions=stored["starts"][0]["versions"]) | store.logs_of(folder))
     runs = study.planned() if study.planned else store.runs_of_file(args.study)
     if not args.draw:
-        asked = [run for run in runs if run["run"].startswith(tuple(args.only))]
-        train_missing(name, study, asked, args.processes)
+        train_missing(name, study, runs, args.processes)
     lines = store.load(name)
     missing = {run["run"] for run in runs} - {line["run"] for line in lines}
     if not lines or missing and not study.planned:

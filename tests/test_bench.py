@@ -23,11 +23,11 @@ def test_alternate_takes_turns_and_drops_the_warm_up():
     taken = measure.alternate(2, a=lambda: order.append("a") or len(order),
                               b=lambda: order.append("b") or len(order))
     assert order == list("ababab") and taken == dict(a=[3, 5], b=[4, 6])
-    assert measure.ratios([2, 30, 4], [1, 10, 1]) == [2, 3, 4]
+    assert measure.ratio([2, 30, 4], [1, 10, 1]) == "3.00 (2.00 to 4.00)"
 
 
 @pytest.mark.parametrize("script, flags", [
-    (measure, "grading --model"), (mutate, "nosuch.jsonl --where"),
+    (measure, "rollouts --modle x"), (mutate, "nosuch.jsonl --where"),
     (study, "mine --add /nosuch"), (measure, "nosuch"), (altered, "25"), (altered, "x")])
 def test_what_is_no_argument_gets_a_sentence(monkeypatch, capsys, script, flags):
     monkeypatch.setattr(sys, "argv", [script.__name__, *flags.split()])
@@ -47,26 +47,25 @@ def test_both_sides_are_timed_on_the_samplers_own_samples(monkeypatch):
     monkeypatch.setattr(measure, "bare_generate", lambda _, work: asked.append(work))
     row = measure.against_vllm(SimpleNamespace(engine=None), dict(M=8))
     assert asked == [8] + [8, [([1, 2], 4), ([1, 2], 6)], [([1, 2], 40)]] * 6
-    assert row[:2] == ["2", "6"] and row[-1].endswith(" x")
+    assert row[:2] == ["2", "6"]
 
 
 def test_both_trainers_are_told_by_their_medians(monkeypatch):
-    """Tokens, seconds of a step and of new weights; pairs are of one step."""
+    """Pairs are of one step."""
     monkeypatch.setattr(measure, "project", lambda *_: nullcontext())
-    monkeypatch.setattr(measure, "trl_trainer", lambda *_: (None, {}))
-    monkeypatch.setattr(measure, "take_turns", lambda *_: {
-        "minirl.py": [(100, 2, 1), (80, 4, 1), (90, 4, 2)],
-        "TRL": [(100, 5, 0), (100, 4, 0), (90, 10, 0)]})
-    _, ours, _, ratio = measure.trl("tiny", 16, 3)
-    assert ours == ["minirl.py", "90", "4.00 s, 22 tokens/s", "1.00 s"]
-    assert ratio[-2] == "2.50 x"
+    monkeypatch.setattr(measure, "trl_trainer", lambda *_: None)
+    monkeypatch.setattr(measure, "take_turns", lambda *_: ([100, 60, 90], [50, 20, 90]))
+    _, ours, theirs, ratio = measure.trl()
+    assert ours == ["minirl.py", "90"] and theirs == ["TRL", "50"]
+    assert ratio[-1] == "2.00 (1.00 to 3.00)"
 
 
 # ------------------------------------------------------------------------------ on a GPU
 @pytest.mark.engine
 def test_the_gpus_part_runs_on_a_cpu(tmp_path):
     """With flags of minirl.py."""
-    ended = run_program("bench/measure.py", "gpu", "--sync", "merge", cwd=tmp_path)
+    small = "--sync merge --max-tokens 24 --batch-prompts 4 --eval-questions 4 --steps 2"
+    ended = run_program("bench/measure.py", "gpu", *small.split(), cwd=tmp_path)
     assert ended.returncode == 0, ended.stdout
     first, second = lines(tmp_path / "runs/gpu/metrics.jsonl")
     assert first["probe_gap_max"] < 1e-4 and first["response_length"] == 24

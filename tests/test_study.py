@@ -65,8 +65,6 @@ def test_a_run_comes_back_as_it_was_logged(results, finished):
     assert first["entropy"] == 0.333333 and first["spent"] == {"all": 8}
     assert "entropy" not in second and second["spent"] == {"none": 8} and second["step"] == 2
     assert found["evals"][0]["avg"] == 0.666667 and found["run"] == "mine"
-    assert store.logs_of(finished, ("step", "avg")) == dict(
-        metrics=dict(step=[1, 2]), evals=dict(step=[2], avg=[0.666667]))
 
 
 @pytest.mark.slow
@@ -87,12 +85,12 @@ def test_finished_runs_become_a_study_that_is_told_and_drawn(
     study.main()
     row = "| mine | 2 | 66.7 % [60.0, 70.0] | 90.0% | 1.0% | 1 | 8 | 80 |"
     assert row in capsys.readouterr().out
-    for runs in ("some", "some/other", str(finished)):
+    for runs in ("some", str(finished)):
         compare.main([runs, "--out", str(results / "drawn.png")])
         assert (results / "drawn.png").read_bytes().startswith(b"\x89PNG")
         (results / "drawn.png").unlink()
-    with pytest.raises(SystemExit, match="some/gone is no folder of a run"):
-        compare.main(["some/gone"])
+    with pytest.raises(SystemExit, match="gone is no folder of a run"):
+        compare.main(["gone"])
     monkeypatch.setattr(sys, "argv", ["study.py", "none-such"])
     with pytest.raises(SystemExit, match="none-such.jsonl lacks all of the runs"):
         study.main()
