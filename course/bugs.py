@@ -7,8 +7,7 @@
     python course/bugs.py answer 3                # what it was, who had it, which test catches it
 
 Somebody had each of these bugs; the answer links to the report. The planted program runs, except
-for two bugs that end it at the start. The copy has no tests and no course, since they would give
-the bug away. So would a comparison with the original, and course/answers/.
+for two bugs that end it at the start.
 """
 import json
 import re
@@ -24,7 +23,7 @@ from tyro.conf import Positional
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench.mutate import mutate, mutated  # noqa: E402
+from bench.mutate import mutate, mutated
 
 ANSWERS = ROOT / "course" / "answers"
 HIDDEN = ("tests", "course", "bench", "docs", ".gitignore")  # they would give the bug away

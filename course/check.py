@@ -4,10 +4,9 @@
     python course/check.py 3 my/file.py   # another file with the same functions
     python course/check.py 3 class/ann    # lab_3.py of this folder
 
-The labs have no solutions of their own: their functions *are* functions of the project, with the
-same names and arguments. Yours takes the place of the project's, here and for a whole run
-(train.py), and then the project is called. The checks use mathematics (exact expectations, brute
-force, autograd) and the function's docstring. The exit code is 0 if the file has all points.
+Your function takes the place of the project's, and then the project is called. There is no stored
+solution: the checks use exact expectations, brute force, autograd and the function's docstring. The
+exit code is 0 if the file has all points.
 """
 import argparse
 import contextlib
@@ -20,20 +19,22 @@ import runpy
 import signal
 import sys
 import traceback
+from collections import namedtuple
 from pathlib import Path
-from typing import Iterator, NamedTuple
+from typing import Iterator
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from course.checks import Wrong, called  # noqa: E402
-from parts.folder import shown  # noqa: E402
+from course.checks import Wrong, called
+from parts.folder import shown
 
 LABS = ROOT / "course" / "labs"
 SECONDS = 6  # of CPU time per check; the slowest needs one
-MOST_SECONDS = 120  # of CPU time per file: ends calls that no signal reaches, sum(range(10**12))
+MOST_SECONDS = 120  # per file: ends sum(range(10**12)), which no signal reaches
+Result = namedtuple("Result", "points title problem")  # problem: "" = passed
 HOMES = {  # lab -> its functions, each with the module (and class) that has the project's own
     "lab_1": {"bandit_gradient": "course.checks.lab_1", "advantages": "ada_sampler"},
     "lab_2": {"response_states": "parts.logprobs", "token_logprobs": "parts.logprobs"},
@@ -47,16 +48,20 @@ HOMES = {  # lab -> its functions, each with the module (and class) that has the
 }
 
 
+class Overtime(BaseException):
+    """Not an Exception, so that a student's `except Exception` does not catch it."""
+
+
 # -------------------------------------------------- a student's functions in place of the project's
 def load(lab: str, file: Path | None = None) -> dict:
-    """name -> function, from the lab's file. SystemExit, one sentence, if it has none of that name.
-    """
+    """name -> function, from the lab's file. SystemExit, one sentence, for a file without them."""
     file = file or LABS / f"{lab}.py"
     if not file.is_file():
         raise SystemExit(f"There is no file {file}.")
     try:
-        found = runpy.run_path(str(file), run_name=f"student_{lab}")
-    except (Exception, SystemExit) as error:
+        with time_limit(SECONDS):
+            found = runpy.run_path(str(file), run_name=f"student_{lab}")
+    except (Exception, SystemExit, Overtime) as error:
         line = getattr(error, "lineno", None) or line_in(file, error)
         what = f"{type(error).__name__}: {shown(error)}"
         raise SystemExit(f"{file}, line {line}: {what}") from None
@@ -91,19 +96,9 @@ def in_place(lab: str, functions: dict):
 
 
 # ----------------------------------------------------------------------------------------- grading
-class Overtime(BaseException):
-    """Not an Exception, so that a student's `except Exception` does not catch it."""
-
-
-class Result(NamedTuple):
-    points: int
-    title: str
-    problem: str  # "" = passed
-
-
 def grade(lab: str, functions: dict, file: Path | None = None) -> Iterator[Result]:
     """Every check of a lab, with these functions in place of the project's."""
-    checks = importlib.import_module(f"course.checks.{lab}").CHECKS  # imports the project's own
+    checks = importlib.import_module(f"course.checks.{lab}").CHECKS
     with in_place(lab, {name: noted(function) for name, function in functions.items()}):
         for points, title, ask, rows in checks:
             yield Result(points, title, problem_of(ask, rows, file))
@@ -134,8 +129,6 @@ def problem_of(ask, rows: list[tuple], file: Path | None) -> str:
         call, *_ = getattr(error, "__notes__", ["The check of what you return"])  # the innermost
         if isinstance(error, NotImplementedError):
             return f"{call.partition('(')[0]} is not written yet"
-        if isinstance(error, Overtime):
-            return f"{call}: no answer after {SECONDS} seconds of computing. Does a loop never end?"
         line = line_in(file, error) if file else None
         where = f"\nThat was in line {line} of {file.name}." if line else ""
         return f"{call} raised {type(error).__name__}: {str(error)[:300]}{where}"
@@ -145,7 +138,7 @@ def problem_of(ask, rows: list[tuple], file: Path | None) -> str:
 def time_limit(seconds: float):
     """Raises Overtime inside after so much CPU time, and then again every second."""
     def over(*_):
-        raise Overtime
+        raise Overtime(f"no answer after {seconds} seconds of computing. Does a loop never end?")
 
     signal.signal(signal.SIGPROF, over)
     signal.setitimer(signal.ITIMER_PROF, seconds, 1)
@@ -157,11 +150,7 @@ def time_limit(seconds: float):
 
 def grade_file(lab: str, file: Path) -> bool:
     """Prints every check of the file, and its points last. Whether it has all of them."""
-    try:
-        with time_limit(SECONDS):
-            functions = load(lab, file)
-    except Overtime:
-        raise SystemExit(f"Reading {file} takes too long.") from None
+    functions = load(lab, file)
     print(importlib.import_module(f"course.checks.{lab}").__doc__)
     reached = total = 0
     for points, title, problem in grade(lab, functions, file):
@@ -180,8 +169,8 @@ def main() -> None:
                         help="a file, or a folder with lab_N.py in it; default: course/labs")
     args = parser.parse_args()
     lab, path = f"lab_{args.lab}", args.path.resolve()
-    complete = grade_file(lab, path / f"{lab}.py" if path.is_dir() else path)
-    raise SystemExit(0 if complete else 1)
+    file = path / f"{lab}.py" if path.is_dir() else path
+    raise SystemExit(0 if grade_file(lab, file) else 1)
 
 
 if __name__ == "__main__":

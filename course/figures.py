@@ -2,8 +2,6 @@
 
     python course/figures.py            # all of them, some seconds
     python course/figures.py weights    # one
-
-They show closed forms (course/laws.py) and logs of the ablations (bench/results/objective.jsonl).
 """
 import json
 import math
@@ -12,27 +10,33 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from ada_sampler import SamplerConfig  # noqa: E402
-from course import laws  # noqa: E402
-from parts.plot import COLORS  # noqa: E402
+from ada_sampler import SamplerConfig
+from course import laws
+from parts.plot import COLORS
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "course" / "figures"
 RATES = [i / 100 for i in range(1, 100)]
 RULES = {
-    "uniform, n = 4": dict(sampler="uniform", n=4),
-    "uniform, n = 16": dict(sampler="uniform", n=16),
-    "ada-pos": dict(sampler="ada-pos"),
-    "ada-balance": dict(sampler="ada-balance"),
+    "uniform, n = 4": SamplerConfig(sampler="uniform", n=4),
+    "uniform, n = 16": SamplerConfig(sampler="uniform", n=16),
+    "ada-pos": SamplerConfig(sampler="ada-pos"),
+    "ada-balance": SamplerConfig(),
 }
 
 
-def lines(axis, xs, curves: dict, style="-", **labels) -> None:
-    """One line per curve, with its name in the legend."""
+def lines(axis, xs, curves: dict, style="-", xlabel="pass rate p", **labels) -> None:
+    """One line per curve: its name, and a y for each x or a function of x."""
     for color, (name, ys) in zip(COLORS, curves.items()):
+        ys = [ys(x) for x in xs] if callable(ys) else ys
         axis.plot(xs, ys, style, label=name, color=color)
-    axis.set(**labels)
+    axis.set(xlabel=xlabel, **labels)
     axis.legend(frameon=False, fontsize=8)
+
+
+def by_rule(value) -> dict:
+    """A curve for each rule: value(p, its settings) at each pass rate p."""
+    return {name: [value(p, rule) for p in RATES] for name, rule in RULES.items()}
 
 
 def logged(cell: str, key: str) -> list[list[float]]:
@@ -51,12 +55,12 @@ def mean(values) -> float:
 def baselines(left, right) -> None:
     """Session 1: what a baseline saves; how many groups are silent."""
     lines(left, RATES, {
-        "no baseline": [laws.variance_per_draw(p, 0) for p in RATES],
-        "the others' mean, m = 4": [laws.variance_leave_one_out(p, 4) for p in RATES],
-        "b = p": [laws.variance_per_draw(p, p) for p in RATES],
-    }, title="noise of one draw", xlabel="pass rate p", ylabel="E[(r - b)² |s|²] / G²")
+        "no baseline": lambda p: laws.variance_per_draw(p, 0),
+        "the others' mean, m = 4": lambda p: laws.variance_leave_one_out(p, 4),
+        "b = p": lambda p: laws.variance_per_draw(p, p),
+    }, title="noise of one draw", ylabel="E[(r - b)² |s|²] / G²")
     lines(right, RATES, {f"n = {n}": [laws.silent(p, n) for p in RATES] for n in (4, 8, 16)},
-          title="groups without signal", xlabel="pass rate p", ylabel="chance")
+          title="groups without signal", ylabel="chance")
 
 
 def temperature(left, right) -> None:
@@ -78,42 +82,38 @@ def temperature(left, right) -> None:
 
 def draws(left, right) -> None:
     """Session 3: what the rules draw, and how often in vain."""
-    found = {name: [laws.expected_yield(p, SamplerConfig(**rule)) for p in RATES]
-             for name, rule in RULES.items()}
-    lines(left, RATES, {name: [y.draws for y in ys] for name, ys in found.items()},
-          title="expected draws (M = 8, N = 4)", xlabel="pass rate p", ylabel="samples per prompt")
-    lines(right, RATES, {name: [y.silent for y in ys] for name, ys in found.items()},
-          title="no signal", xlabel="pass rate p", ylabel="chance")
+    lines(left, RATES, by_rule(lambda p, rule: laws.expected_yield(p, rule).draws),
+          title="expected draws (M = 8, N = 4)", ylabel="samples per prompt")
+    lines(right, RATES, by_rule(lambda p, rule: laws.expected_yield(p, rule).silent),
+          title="no signal", ylabel="chance")
 
 
 def weights(left, right) -> None:
     """Session 3: what balanced groups optimise."""
     def exact(**rule):
-        return [laws.expected_yield(p, SamplerConfig(**rule)).weight for p in RATES]
+        return lambda p: laws.expected_yield(p, SamplerConfig(**rule)).weight
 
     lines(left, RATES, {
-        "balance, in the limit: w(p)": [laws.w_pool(p) for p in RATES],
-        "balance, M = 8, N = 4 (exact)": exact(sampler="ada-balance"),
-        "mean of the kept, in the limit": [laws.w_kept(p) for p in RATES],
+        "balance, in the limit: w(p)": laws.w_pool,
+        "balance, M = 8, N = 4 (exact)": exact(),
+        "mean of the kept, in the limit": laws.w_kept,
         "uniform, n = 4": exact(sampler="uniform"),
-    }, title="effective weight: the update is w(p) ∇p", xlabel="pass rate p", yscale="log")
+    }, title="effective weight: the update is w(p) ∇p", yscale="log")
     lines(right, RATES, {
-        "none": exact(sampler="ada-balance"),
-        "unbiased": exact(sampler="ada-balance", weighting="unbiased"),
-        "log": exact(sampler="ada-balance", weighting="log"),
-        "the target of log: 1/p": [1 / p for p in RATES],
-    }, title="ada-balance with --weighting (exact)", xlabel="pass rate p", yscale="log")
+        "none": exact(),
+        "unbiased": exact(weighting="unbiased"),
+        "log": exact(weighting="log"),
+        "the target of log: 1/p": lambda p: 1 / p,
+    }, title="ada-balance with --weighting (exact)", yscale="log")
 
 
 def budgets(left, right) -> None:
     """Session 4: signal per draw and per trained row."""
-    for axis, per, title in ((left, "draws", "signal per draw"),
-                             (right, "trained", "signal per row that is trained")):
-        lines(axis, RATES, {name: [laws.efficiency(p, SamplerConfig(**rule), per) for p in RATES]
-                            for name, rule in RULES.items()},
-              title=title, xlabel="pass rate p", ylabel="1 = best possible per draw")
-    left.set_ylim(0, 1.05)
-    right.set(yscale="log")
+    best = "1 = best possible per draw"
+    lines(left, RATES, by_rule(laws.efficiency), title="signal per draw",
+          ylabel=best, ylim=(0, 1.05))
+    lines(right, RATES, by_rule(lambda p, rule: laws.efficiency(p, rule, "trained")),
+          title="signal per row that is trained", ylabel=best, yscale="log")
 
 
 def cap(left, right) -> None:
@@ -127,8 +127,8 @@ def cap(left, right) -> None:
           ylim=(1e-4, 5))
     left.axvline(5, color="0.7", linewidth=1)
     lines(right, RATES, {
-        "ratio: stops above 1.27 π_old": [min(1, 1.27 * p) for p in RATES],
-        "dppo: stops above μ + 0.2": [min(1, p + 0.2) for p in RATES],
+        "ratio: stops above 1.27 π_old": lambda p: min(1, 1.27 * p),
+        "dppo: stops above μ + 0.2": lambda p: min(1, p + 0.2),
     }, title="two masks, advantage > 0, π_old = μ", xlabel="probability when sampled",
         ylabel="probability now")
     right.plot([0, 1], [0, 1], color="0.7", linewidth=1)

@@ -1,8 +1,7 @@
 """The formulas of the lecture notes as functions; course/figures.py draws them.
 
-tests/test_course_notes.py checks each one against an exact enumeration or the project's own
-functions. Symbols are those of the notes: p is a prompt's pass rate, n samples are kept, and there
-are up to N rounds of M samples.
+tests/test_course_notes.py checks each one. Symbols are those of the notes: p is a prompt's pass
+rate, n samples are kept, and there are up to N rounds of M samples.
 """
 import itertools
 import math

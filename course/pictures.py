@@ -1,5 +1,4 @@
-"""The pictures of walkthrough.ipynb, as PNGs: a notebook with them reads well where it cannot run.
-"""
+"""The pictures of walkthrough.ipynb, as PNGs: they are shown where it cannot run, too."""
 from io import BytesIO
 
 from IPython.display import Image
@@ -62,8 +61,7 @@ def advantages(group) -> Image:
 
 
 def tokens(answers) -> Image:
-    """Tables with a row per token: coloured by pi_theta/pi_old, green up, red down, framed masked.
-    """
+    """A line per answer; tokens by pi_theta/pi_old: green up, red down, framed masked."""
     figure, axis = panel(0.5 * len(answers), width=10)
     longest = 48
     for y, table in enumerate(answers):

@@ -1,7 +1,7 @@
 """What a sampling rule does with its budget, shown on prompts that are coins: no model, 2 seconds.
 
-    python course/simulate.py --pass-rate 0.05           # all rules on equally hard prompts
-    python course/simulate.py --pass-rate 0.01 0.1 0.5   # a third of the prompts have each of these
+    python course/simulate.py --pass-rate 0.05        # of every prompt
+    python course/simulate.py --pass-rate 0.05 0.5    # of half of the prompts each
 
 For other settings call `simulate` and `report`. Draws, unresolved and no signal are per place in
 the batch. The update of a prompt is w(p) grad p, with w the effective weight: 1 ascends p, 1/p
@@ -18,9 +18,9 @@ from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from ada_sampler import RULES, Estimator, Group, SamplerConfig, collect  # noqa: E402
-from course.laws import Coin, effective_weight  # noqa: E402
-from parts.config import check_sampler  # noqa: E402
+from ada_sampler import RULES, Estimator, Group, SamplerConfig, collect
+from course.laws import Coin, effective_weight
+from parts.config import check_sampler
 
 Flip = namedtuple("Flip", "reward status token_ids")  # rollout and verdict in one
 PROMPTS = 2000
@@ -49,7 +49,7 @@ class CoinEngine:
 def simulate(config: SamplerConfig, p_P: list[float], seed=0, visits: int = 4) -> list[Group]:
     """One step of the real `collect`, with one coin per pass rate.
 
-    ada-est knows nothing at its first visit, so it makes several and the last one is returned.
+    ada-est knows nothing at its first visit, so the last of several is returned.
     """
     check_sampler(config)
     coins = [Coin(i, p) for i, p in enumerate(p_P)]

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
-from course import check  # noqa: E402
+from course import check
 
 OWN, YOURS = (check.ROOT / "runs" / f"course-{whose}" for whose in ("own", "yours"))
 SHORT = "--steps 20 --batch-prompts 12 --eval-every 20 --eval-questions 60 --eval-k 4".split()

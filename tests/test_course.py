@@ -147,10 +147,11 @@ FILES = [  # lab, its text, what is said
     (3, "def exit_test(:", ["line 1: SyntaxError"]),
     (3, "import sys; sys.exit(0)", ["line 1: SystemExit: 0"]),
     (3, "raise ValueError('\\ud800\\x1b[2J')", [r"line 1: ValueError: \ud800\x1b[2J"]),
+    (3, "while True: pass", ["line 1: Overtime: no answer after 0.1 seconds"]),
     (3, "def keep(pool, n): pass", ["has no function exit_test: restore it"]),
     (3, SAMPLE.format("exit(0)", "[]"),
      ["SamplerConfig(sampler='uniform')) raised SystemExit: 0", " of 10 points"]),
-    (3, ENDLESS, ["SamplerConfig(sampler='uniform')): no answer after 0.1 seconds of computing",
+    (3, ENDLESS, ["SamplerConfig(sampler='uniform')) raised Overtime: no answer after 0.1 seconds",
                   "0 of 10 points", "keep([], 1) raised ValueError: too few",
                   "in line 9 of mine.py"])]
 

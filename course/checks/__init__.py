@@ -28,9 +28,7 @@ def spelled(value) -> str:
         return repr(value)
     if hasattr(value, "ids"):
         return f"Row(ids={spelled(value.ids)}, prompt_length={value.prompt_length})"
-    if hasattr(value, "index"):
-        return f"Sample({value.index}, {'right' if value.correct else 'wrong'})"
-    if is_dataclass(value):  # settings: those that are not the default
+    if is_dataclass(value):  # what is not the default
         own = [f"{f.name}={getattr(value, f.name)!r}" for f in fields(value)
                if f.name == "sampler" or getattr(value, f.name) != f.default]
         return f"{type(value).__name__}({', '.join(own)})"
@@ -58,9 +56,7 @@ def near(yours, right, tolerance: float) -> bool:
 
 
 def must_be(call: str, yours, right, tolerance: float = 1e-9, why: str = "") -> None:
-    """Raises Wrong unless yours is right; the tolerance is absolute for small numbers and relative
-    for large ones.
-    """
+    """Raises Wrong unless yours is near. The tolerance is relative for large numbers."""
     if not near(yours, right, tolerance):
         because = f"\n{why}" if why else ""
         raise Wrong(f"{call}: yours is {spelled(yours)}, and it must be {spelled(right)}{because}")

@@ -5,7 +5,7 @@ import statistics
 import torch
 
 import ada_sampler as ada
-from course.checks import Wrong, called, must_be, must_give, spelled
+from course.checks import called, must_be, must_give, spelled
 
 
 def bandit_gradient(theta, actions, rewards, baseline):
@@ -15,9 +15,7 @@ def bandit_gradient(theta, actions, rewards, baseline):
 
 def bandit(K: int):
     """Logits and rewards of K actions."""
-    theta = torch.tensor([0.0, 0.5, -1.0][:K], dtype=torch.float64)
-    rewards = torch.tensor([1.0, 0.0, 3.0][:K], dtype=torch.float64)
-    return theta, rewards
+    return torch.tensor([[0.0, 0.5, -1.0], [1.0, 0.0, 3.0]], dtype=torch.float64)[:, :K]
 
 
 def ask_one_draw(K, b):
@@ -69,9 +67,8 @@ def ask_edges():
         must_give([0], ada.advantages, [1.0], [1.0], kind)
         for value, m in itertools.product((0.1, 0.7), (3, 6)):
             A = ada.advantages([value] * m, [value] * m, kind)
-            if any(A):
-                raise Wrong(f"advantages(kept={m} times {value}, pool={m} times {value}, "
-                            f"{kind!r}): yours begins with {A[0]!r}, and it must be exactly 0")
+            call = f"{kind} of {m} times {value}"
+            must_be(call, A, [0.0] * m, tolerance=0, why="It must be exactly 0.")
 
 
 # every pool of right and wrong, up to four, the small ones first; and other rewards
@@ -84,6 +81,7 @@ CHECKS = [
      [*itertools.product((2, 3), (0.0, 1.0, -7.0))]),
     (2, "pool-mean: the mean of all that was drawn, whatever is kept", ask_pool_mean, POOLS),
     (1, "leave-one-out: the mean of the others in the pool", ask_leave_one_out, POOLS),
-    (1, "group-std: mean 0 and standard deviation 1, with m - 1 in the denominator", ask_group_std,
+    (1, "group-std: mean 0, standard deviation 1, with m - 1 below", ask_group_std,
      [*zip([[1.0, 0.0], [1.0, 0.0, 0.0], [3.0, 1.0, 1.0, 0.0]])]),
-    (1, "positives-only, pools of one, and equal rewards that give exactly 0", ask_edges, [()])]
+    (1, "positives-only, pools of one, equal rewards: exactly 0", ask_edges,
+     [()])]

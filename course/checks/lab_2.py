@@ -16,13 +16,13 @@ for name, weight in POLICY.named_parameters():
 
 
 def row(prompt: int, response: int) -> Row:
-    """With a token of its own at each place, and the end token (the model's own) at the end."""
+    """A token of its own at each place, and the model's end token at the end."""
     ids = list(range(20, 20 + prompt + response - 1)) + [POLICY.config.eos_token_id]
     return Row(ids, prompt, [0.0] * response, 1.0)
 
 
 def alone(one: Row, temperature: float = 1.0):
-    """log pi over the vocabulary at each response token [T, vocabulary], by the model itself."""
+    """log pi [T, vocabulary] at each response token, by the model itself."""
     logits = POLICY(input_ids=torch.tensor([one.ids])).logits[0, one.prompt_length - 1:-1]
     return (logits / temperature).log_softmax(-1)
 
@@ -93,14 +93,14 @@ def ask_entropy(one, temperature):
 
 SHAPES = ((1, 1),), ((3, 3),), ((2, 1), (1, 3))  # lengths of prompt and response, of each row
 CHECKS = [
-    (2, "the targets are the response's tokens: not the prompt's, and the end token too",
+    (2, "the targets: the response's tokens with its end, not the prompt's",
      ask_targets, [(1, 2), (2, 3), (4, 1)]),
     (2, "the states are those of the position before", ask_states, [(1, 1), (2, 1), (3, 2)]),
-    (1, "rows of different lengths in one batch get what they would get alone", ask_batch,
+    (1, "rows of different lengths get in a batch what they get alone", ask_batch,
      [((1, 1), (1, 2)), ((4, 2), (2, 6), (3, 1))]),
-    (2, "log pi equals that of the model's own logits, at every temperature and of several rows",
+    (2, "log pi is that of the model's own logits, at every temperature",
      ask_logprobs, [*itertools.product(SHAPES, (1.0, 0.5, 2.0))]),
-    (2, "the gradient is that of the model's own log-probs, down to the adapter", ask_gradient,
+    (2, "the gradient is that of the model's own log-probs", ask_gradient,
      [(row(2, 3),)]),
-    (1, "the entropy is that of the same distribution, and carries no gradient", ask_entropy,
+    (1, "the entropy is of the same distribution, without gradient", ask_entropy,
      [(row(2, 2), 1.0), (row(2, 2), 0.5)])]

@@ -4,7 +4,7 @@ import itertools
 import ada_sampler as ada
 from ada_sampler import Sample, SamplerConfig
 from course import laws
-from course.checks import must_be
+from course.checks import must_be, must_give
 
 ONE_ROUND = [  # rule, correct, wrong, rounds, outcome; n = 4, N = 4
     ("uniform", 0, 4, 1, "resolved"), ("uniform", 4, 0, 1, "resolved"),
@@ -17,23 +17,23 @@ ROUNDS = [  # the same for rules with rounds
     ("ada-balance", 1, 31, 4, "too few correct"), ("ada-balance", 31, 1, 4, "too few wrong"),
     ("ada-pos", 1, 7, 1, "resolved"), ("ada-pos", 8, 0, 1, "resolved"), ("ada-pos", 0, 8, 1, ""),
     ("ada-pos", 0, 32, 4, "too few correct")]
-SETTINGS = [  # the same with other settings
-    ("ada-balance", 1, 2, 4, "resolved", dict(n=3)),
-    ("ada-balance", 2, 1, 4, "too few wrong", dict(n=3)),
-    ("ada-balance", 2, 3, 4, "resolved", dict(n=5)),
-    ("ada-balance", 1, 7, 4, "too few correct", dict(n=5)),
-    ("ada-balance", 10, 9, 4, "too few wrong", dict(n=20)),
-    ("ada-balance", 9, 9, 4, "too few correct", dict(n=20)),
-    ("ada-balance", 3, 9, 4, "too few correct", dict(n=20)),
-    ("ada-balance", 2, 6, 1, "", dict(n=6)), ("ada-balance", 3, 5, 1, "resolved", dict(n=6)),
-    ("ada-balance", 0, 16, 2, "too few correct", dict(N=2)),
-    ("ada-balance", 0, 32, 4, "", dict(N=8)),
-    ("ada-balance", 16, 0, 2, "too few wrong", dict(max_rounds_all_correct=2)),
-    ("ada-balance", 8, 0, 1, "", dict(max_rounds_all_correct=2)),
-    ("ada-balance", 15, 1, 2, "", dict(max_rounds_all_correct=2)),
-    ("ada-balance", 0, 16, 2, "", dict(max_rounds_all_correct=2)),
-    ("ada-balance", 32, 0, 4, "too few wrong", dict(max_rounds_all_correct=9)),  # N at most
-    ("ada-balance", 8, 0, 1, "", dict(n=20, max_rounds_all_correct=1))]  # 10 are to be right
+SETTINGS = [("ada-balance", *row) for row in [  # the same with other settings
+    (1, 2, 4, "resolved", dict(n=3)),
+    (2, 1, 4, "too few wrong", dict(n=3)),
+    (2, 3, 4, "resolved", dict(n=5)),
+    (1, 7, 4, "too few correct", dict(n=5)),
+    (10, 9, 4, "too few wrong", dict(n=20)),
+    (9, 9, 4, "too few correct", dict(n=20)),
+    (3, 9, 4, "too few correct", dict(n=20)),
+    (2, 6, 1, "", dict(n=6)), (3, 5, 1, "resolved", dict(n=6)),
+    (0, 16, 2, "too few correct", dict(N=2)),
+    (0, 32, 4, "", dict(N=8)),
+    (16, 0, 2, "too few wrong", dict(max_rounds_all_correct=2)),
+    (8, 0, 1, "", dict(max_rounds_all_correct=2)),
+    (15, 1, 2, "", dict(max_rounds_all_correct=2)),
+    (0, 16, 2, "", dict(max_rounds_all_correct=2)),
+    (32, 0, 4, "too few wrong", dict(max_rounds_all_correct=9)),  # N at most
+    (8, 0, 1, "", dict(n=20, max_rounds_all_correct=1))]]  # 10 are to be right
 DRAWS = [  # rule, pass rate, expected draws, chance to end unresolved; M = 8, N = 4, n = 4
     ("ada-balance", 0.5, 8.57, 0.000), ("ada-balance", 0.2, 13.42, 0.007),
     ("ada-balance", 0.05, 27.31, 0.520), ("ada-pos", 0.5, 8.03, 0.000),
@@ -41,10 +41,8 @@ DRAWS = [  # rule, pass rate, expected draws, chance to end unresolved; M = 8, N
 
 
 def ask(rule, correct, wrong, rounds, outcome, settings={}):
-    said = "".join(f", {name}={value}" for name, value in settings.items())
-    call = f"exit_test(correct={correct}, wrong={wrong}, rounds={rounds}), {rule}{said}"
     config = SamplerConfig(sampler=rule, **settings)
-    must_be(call, ada.exit_test(correct, wrong, rounds, config), outcome)
+    must_give(outcome, ada.exit_test, correct, wrong, rounds, config)
 
 
 def ask_draws(rule, p, draws, unresolved):

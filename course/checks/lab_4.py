@@ -26,7 +26,7 @@ def ask_plain(correct, p, n):
 
 
 def ask_shares(kind: str, rights):
-    """Sums of weights over n, of the right and of the wrong rows; rights: p_hat -> what they are"""
+    """Sums of weights over n, of right and of wrong rows; rights: p_hat -> these."""
     for correct, p, n in kept_rows():
         weights = ada.row_weights(correct, p, n, kind)
         call = f"{called(ada.row_weights, correct, p, n, kind)} = {spelled(weights)}"
@@ -80,11 +80,12 @@ ONE_KIND = [  # weights, of rows that are right or not, p_hat, n, kind
       for kind, weight in (("unbiased", 0.5), ("log", 1.0)) for right in (True, False))]
 CHECKS = [
     (1, "none and inv_p: the same for every row", ask_plain, [*kept_rows()]),
-    (2, "unbiased: the weighted rows have the pool's mean again, whatever is measured on them",
+    (2, "unbiased: the weighted rows have the pool's mean again",
      ask_shares, [("unbiased", lambda p: [p, 1 - p])]),
     (1, "log: unbiased divided by p_hat, the gradient of log p",
      ask_shares, [("log", lambda p: [1, (1 - p) / p])]),
-    (1, "pools, or kept rows, of one kind: nothing is divided by 0", ask_weights, ONE_KIND),
+    (1, "pools, or kept rows, of one kind: nothing is divided by 0", ask_weights,
+     ONE_KIND),
     (1, "allocation: it adds up, and hopeless prompts get nothing", ask_totals,
      [*itertools.product(([0.5], [0.5, 0.1], [0.0, 0.5], [0.3, 0.3, 0.3]), (1, 7, 10))]),
     (2, "allocation: with alpha = 0, no move of 5 samples lowers the variance", ask_variance,

@@ -94,15 +94,16 @@ def ask_scales(norm: str):
 
 
 CHECKS = [
-    (1, "the three kinds of weight, none with a gradient", ask_weights, [*zip(TRIPLES), TRIPLES]),
-    (1, "d term / d log pi is w A where the mask is open, and nothing else", ask, OPEN),
-    (2, "the mask, at many r: for each sign of A it closes on one side of 1 only", ask_mask,
+    (1, "the three kinds of weight, none with a gradient", ask_weights,
+     [*zip(TRIPLES), TRIPLES]),
+    (1, "d term / d log pi is w A where the mask is open", ask, OPEN),
+    (2, "the mask closes for each sign of A on one side of 1", ask_mask,
      [MASKS]),
     (1, "the mask does not look at mu: the engine's noise is no movement", ask, ENGINES),
-    (2, "the cap bounds the weight and keeps the gradient; the weight is reported as it was", ask,
+    (2, "the cap bounds the weight, not the one that is reported", ask,
      CAPS),
     (1, "clip=False, other eps_low and eps_high, other kinds of weight", ask, SWITCHES),
-    (1, "constant: a sum over tokens and a mean over responses, divided by max_tokens", ask_scales,
+    (1, "constant: sums over tokens, a mean over responses, over max_tokens", ask_scales,
      [("constant",)]),
     (1, "response: every response adds up to the same; batch: every token", ask_scales,
      [("response",), ("batch",)])]

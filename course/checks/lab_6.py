@@ -26,8 +26,7 @@ class OlmoeTopKRouter(torch.nn.Module):
 
 
 def replay_of():
-    """A RoutingReplay as its own __init__ makes it. Of the model's three layers the first is dense.
-    """
+    """As its own __init__ makes it. Of the model's three layers the first is dense."""
     model = torch.nn.Module()
     model.layers = torch.nn.ModuleList(
         [torch.nn.Identity(), OlmoeTopKRouter(), OlmoeTopKRouter()])
@@ -38,8 +37,7 @@ def replay_of():
 class Routed:
     """One call of the hook for the two tokens, in this layer of three.
 
-    In another layer l all tokens are forced to expert l. norm: the router's norm_topk_prob; None:
-    it has no such attribute.
+    norm: the router's norm_topk_prob; None: it has no such attribute.
     """
 
     def __init__(self, forced=None, norm=True, dtype=torch.float32, layer=1):
@@ -51,7 +49,7 @@ class Routed:
         if norm is not None:
             router.norm_topk_prob = norm
         if forced is not None:
-            self.replay.forced = torch.arange(3)[None, :, None].repeat(2, 1, 2)
+            self.replay.forced = torch.arange(3)[None, :, None].repeat(2, 1, 2)  # l in layer l
             self.replay.forced[:, layer] = torch.tensor(forced)
         result = self.replay.hook(layer, router, None, (self.leaf, gates.to(dtype), experts))
         self.call = (f"hook for layer {layer} of 0 (dense), 1, 2: logits {spelled(LOGITS)}, the "
@@ -126,14 +124,15 @@ def ask_agreement(own, engine, layers, right):
 
 
 CHECKS = [
-    (2, "what the router chose by itself is noted, replay or not; without replay nothing changes",
+    (2, "the router's own choice is noted; without replay nothing changes",
      ask_note, [(None, 1), (OTHER, 1), (None, 2)]),
-    (2, "the forced experts are used, each token and layer its own; -1 leaves the router's choice",
+    (2, "each token and layer has its forced experts; -1: the router's choice",
      ask_experts, EXPERTS),
-    (2, "their gates are computed from the logits, which are handed on as they came", ask_gates,
+    (2, "their gates come from the logits, which are handed on", ask_gates,
      GATES),
-    (1, "norm_topk_prob: False leaves the last division out, and a router without it divides",
+    (1, "norm_topk_prob=False leaves the last division out; without it there is one",
      ask_gates, NORMS),
-    (2, "the gradient flows through the gates to the router, and to the forced experts' logits",
+    (2, "the gradient flows through the gates to the forced experts' logits",
      ask_gradient, [(OWN,), (OTHER,)]),
-    (1, "agreement is between sets, of the layers that have experts", ask_agreement, AGREEMENTS)]
+    (1, "agreement is between sets, of the layers that have experts", ask_agreement,
+     AGREEMENTS)]

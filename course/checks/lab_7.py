@@ -65,4 +65,5 @@ CHECKS = [
     (2, "whole numbers, decimals, a/b, exactly", ask_number, NUMBERS),
     (1, r"\frac, with a sign and with a whole number before it", ask_number, FRACTIONS),
     (1, "a percentage is noted, not divided out", ask_number, PERCENT),
-    (1, "anything else is None: nothing is guessed", ask_no_number, [*zip(NO_NUMBERS)])]
+    (1, "anything else is None: nothing is guessed", ask_no_number,
+     [*zip(NO_NUMBERS)])]

@@ -65,10 +65,11 @@ def ask_seed():
 CHECKS = [
     (3, "pass@k is the share of all choices of k samples that contain a right one", ask_subsets,
      [*zip((1, 2, 4, 5))]),
-    (1, "large n, without overflow, and numbers that make no sense are refused", ask_large, [()]),
+    (1, "large n, without overflow, and numbers that make no sense are refused", ask_large,
+     [()]),
     (2, "avg: the mean of the sets' means, by weight", ask_average, AVERAGES),
     (2, "the interval: 95 % of all ways to draw the questions again, exactly", ask_interval,
      INTERVALS),
     (1, "every set is drawn from by itself and has its weight", ask_interval, SETS),
-    (1, "as often as `resamples` says; the same seed, the same interval; the data stay as they are",
+    (1, "`resamples` and the seed are used; the data stay as they are",
      ask_seed, [()])]
