@@ -4,7 +4,9 @@
     policy("olmoe", dtype="bfloat16", moved=0)   of another family, as a run begins
     policy("qwen2", tie_word_embeddings=True)    with a config of its own
     model_folder("gemma2")                       what vLLM or `load_policy` can be given
+    plain_logprobs()                             what `token_logprobs` computes in chunks
     random_groups(), gradients_of()              what an update is given, and what it computes
+    LargestTensor()                              how large a tensor is made meanwhile
 """
 import functools
 import json
@@ -15,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig
 
 import minirl
@@ -114,6 +117,13 @@ def trained_weights(policy) -> dict:
     return {name: p.detach().clone() for name, p in policy.named_parameters() if p.requires_grad}
 
 
+def plain_logprobs(policy, row, temperature: float = 1.0):
+    """log pi [T] of a row's response from the model's own logits, all at once."""
+    logits = policy(input_ids=torch.tensor([row.ids])).logits[0, row.prompt_length - 1:-1]
+    log_p = (logits / temperature).log_softmax(-1)
+    return log_p.gather(1, torch.tensor(row.ids[row.prompt_length:])[:, None])[:, 0]
+
+
 # ------------------------------------------------------------------------------ an update
 def random_groups(count: int, seed: int) -> list:
     """Groups as the sampler returns them, with responses of 1 to 20 random tokens."""
@@ -146,3 +156,16 @@ def gradients_of(policy, groups, **changes) -> tuple[list[dict], dict]:
         patch.setattr(minirl, "optimizer_step", record)
         metrics = minirl.update(policy, optimizer, None, groups, config, random.Random(0))
     return recorded, metrics
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the most elements that any operation returned, also in the backward pass."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for t in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(t, torch.Tensor):
+                self.largest = max(self.largest, t.numel())
+        return out

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engines import gap, rows_of, serve, smollm
-from models_small import DENSE, FAMILIES, model_folder, move, policy
+from models_small import DENSE, FAMILIES, model_folder, move, plain_logprobs, policy
 from parts import models, probe
 from parts.engine import seed_everything
 from parts.logprobs import Row, head_of, token_logprobs
@@ -109,9 +109,7 @@ def test_they_agree_again_after_each_sync_and_a_lost_layer_is_seen(
 def test_logprobs_and_gradients_are_those_of_plain_hugging_face(family):
     trained = policy(family, moved=0.1, rank=8)
     row = Row(torch.randint(300, (20,)).tolist(), 5, [], 0.0)
-    ids = torch.tensor([row.ids])
-    log_p = trained(input_ids=ids).logits[0, 4:-1].div(0.8).log_softmax(-1)
-    wanted = log_p.gather(1, ids[0, 5:, None])[:, 0]
+    wanted = plain_logprobs(trained, row, 0.8)
     found = token_logprobs(trained, [row], temperature=0.8)[0]
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
     upstream = torch.randn(len(wanted))
@@ -126,7 +124,7 @@ def test_logprobs_and_gradients_are_those_of_plain_hugging_face(family):
     config = trained.get_base_model().config
     plain = own_class(config).from_pretrained(model_folder(family), attn_implementation="eager")
     with trained.disable_adapter(), torch.no_grad():
-        torch.testing.assert_close(trained(input_ids=ids).logits, plain(input_ids=ids).logits,
+        torch.testing.assert_close(plain_logprobs(trained, row), plain_logprobs(plain, row),
                                    atol=1e-4, rtol=1e-4)
 
 

@@ -114,21 +114,6 @@ def test_a_batch_that_ran_ahead_is_finished_before_the_weights_change(engine, mo
     assert not core.batch_queue and gap(policy, rows, 0.7).max() < 1e-4
 
 
-@pytest.mark.engine
-def test_weights_do_not_change_under_a_response(engine, monkeypatch):
-    policy = trainer()
-    engine.submit("half-way", prompts(engine)[0], 12)
-    engine.step()
-    with pytest.raises(RuntimeError, match="still being written"):
-        engine.sync(policy)
-    while engine.busy:
-        engine.step()
-    engine.sync(policy)
-    monkeypatch.setattr(engine.llm, "reset_prefix_cache", lambda: False)
-    with pytest.raises(RuntimeError, match="did not drop its cache"):
-        engine.sync(policy)
-
-
 # ----------------------------------------------------------------------------------------- adapters
 @pytest.mark.slow
 def test_a_rank_that_vllm_does_not_know_is_rounded_up():
@@ -142,30 +127,28 @@ def test_a_rank_that_vllm_does_not_know_is_rounded_up():
 
 
 # ------------------------------------------------------------------ what is asked of it, without it
-def test_what_vllm_is_asked_for(monkeypatch):
-    """Log-probs of what was sampled from, no top-p of the model's own, logits in float32."""
-    asked = {}
-    vllm = SimpleNamespace(LLM=lambda model, **options: asked.update(options))
-    monkeypatch.setitem(sys.modules, "vllm", vllm)
-    engine_module.start("model", {})
-    assert asked["logprobs_mode"] == "processed_logprobs"
-    assert asked["generation_config"] == "vllm"
-    assert asked["hf_overrides"] == {"head_dtype": "float32"}
-    assert asked["trust_remote_code"] is False
-
-
 @pytest.mark.parametrize("on_cpu, routes, cached", [
     (True, False, True), (True, True, False), (False, True, True)])
-def test_only_what_records_routes_on_a_cpu_must_see_every_token(
-        monkeypatch, on_cpu, routes, cached):
-    """And each prompt in one step: vLLM fails where one with a seed of its own is read in parts."""
-    def start(model, options):
-        raise SystemExit(f"{options['enable_prefix_caching']} {options['max_num_batched_tokens']}")
+def test_what_vllm_is_asked_for(monkeypatch, on_cpu, routes, cached):
+    """Log-probs of what was sampled from, no top-p of the model's own, logits in float32.
 
+    Only what records routes on a CPU must see every token. Each prompt is read in one step: vLLM
+    fails where one with a seed of its own is read in parts.
+    """
+    asked = {}
+
+    def llm(model, **options):
+        asked.update(options)
+        raise SystemExit
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=llm))
     monkeypatch.setattr(engine_module, "build_for_cpu", lambda: on_cpu)
-    monkeypatch.setattr(engine_module, "start", start)
-    with pytest.raises(SystemExit, match=f"{cached} 20000"):
+    with pytest.raises(SystemExit):
         Engine("any", max_model_len=20_000, routes=routes)
+    assert asked.items() >= dict(
+        logprobs_mode="processed_logprobs", generation_config="vllm", trust_remote_code=False,
+        hf_overrides={"head_dtype": "float32"}, enable_prefix_caching=cached,
+        max_num_batched_tokens=20_000).items()
 
 
 def bare_engine(done: list, finished: list = ()):
@@ -184,7 +167,8 @@ def bare_engine(done: list, finished: list = ()):
 
 
 def test_nothing_cached_survives_a_sync():
-    """The keys and values of the old weights go first: a batch that ran ahead meets one policy."""
+    """The keys and values of the old weights go first: a batch that ran ahead meets one policy. Nor
+    do weights change under a response."""
     done = []
     engine = bare_engine(done)
     inner = engine.llm.llm_engine
@@ -193,6 +177,13 @@ def test_nothing_cached_survives_a_sync():
     inner.step = lambda: done.append(ahead.pop()) or []
     engine.sync(None)
     assert done == ["ahead", "cache", "reload_weights"]
+    engine.llm.reset_prefix_cache = lambda: False
+    with pytest.raises(RuntimeError, match="did not drop its cache"):
+        engine.sync(None)
+    engine._keys = {"1": "half-way"}
+    with pytest.raises(RuntimeError, match="still being written"):
+        engine.sync(None)
+    assert len(done) == 3
 
 
 def test_weights_are_handed_over_with_their_biases_in_the_engines_precision():

@@ -1,8 +1,6 @@
-"""Evaluation: estimators against their definitions, intervals, resuming, the real engine."""
-import itertools
+"""Evaluation: reports against their raw rows, resuming, the real engine."""
 import json
 import random
-import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -11,39 +9,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import eval as evaluation  # the module has the name of a builtin
-from eval import bootstrap, compare, evaluate, in_order, report, summarize
+from eval import bootstrap, compare, evaluate, in_order, pass_at_k, report, summarize
 from helpers import ROOT, lines, run_program
 from models_small import policy
 from parts import folder as folders
-from parts.config import Config, resolve
-from parts.data import Problem, keys_of, load_train_and_held_out, remember
-from parts.folder import digest_of, note_start, own_files
+from parts.data import Problem, load_train_and_held_out
+from parts.folder import digest_of
 from parts.models import fetch_model, weights_of
-from parts.run import settings_of
-from world import Engine, Grader
+from world import Engine, Grader, small_run
 
 
 def question(name: str, answer="1", source="a", level=""):
     return Problem("?", answer, name, source, level, prompt_ids=[1, 2])
 
 
-def rows_of(rewards_by_question, data="a", status=None):
+def rows_of(rewards_by_question, data="a"):
     """Rows as `evaluate` makes them, from lists of rewards."""
     return [dict(data=data, id=str(q), sample=s, reward=float(reward), tokens=10,
-                 finish_reason="stop", status=status or ("correct" if reward else "wrong"))
+                 finish_reason="stop", status="correct" if reward else "wrong")
             for q, rewards in enumerate(rewards_by_question) for s, reward in enumerate(rewards)]
 
 
-# ------------------------------------------------------------- oracles, from the definitions alone
 def mean(values):
     values = list(values)
     return sum(values) / len(values)
-
-
-def share_of_subsets(rewards, k):
-    """pass@k: of all subsets of k samples, those that hold a right one."""
-    subsets = list(itertools.combinations(rewards, k))
-    return mean(any(subset) for subset in subsets)
 
 
 A = [[0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
@@ -68,25 +57,6 @@ def test_a_summary_has_a_report_of_each_set_and_level_and_their_weighted_mean(we
 STATUSES = ["correct", "wrong", "wrong", "no_box", "empty", "unparseable", "timeout", "killed"]
 
 
-def check(found, rows):
-    """A report but for its interval, also one from a file, against its raw rows."""
-    def share(key, *values):
-        return mean(row[key] in values for row in rows)
-
-    own = [[row for row in rows if row["id"] == one] for one in {row["id"] for row in rows}]
-    right, k = [[row["status"] == "correct" for row in one] for one in own], len(own[0])
-    passed = {j: mean(share_of_subsets(one, j) for one in right) for j in {1, 2, 4, 8, k} if j <= k}
-    assert {int(j): chance for j, chance in found["pass"].items()} == pytest.approx(passed)
-    assert found["avg"] == pytest.approx(mean(row["reward"] for row in rows))
-    assert (found["k"], found["questions"], found["correct"]) == (
-        k, len(own), share("status", "correct"))
-    assert found["no_box"] == share("status", "no_box")
-    assert found["truncated"] == share("finish_reason", "length")
-    assert found["verifier_failures"] == share("status", "timeout", "killed")
-    assert found["response_length"] == mean(row["tokens"] for row in rows)
-    assert found["verdicts"] == Counter(row["status"] for row in rows)
-
-
 @pytest.mark.parametrize("k", [1, 3, 5, 8])
 def test_a_report_against_its_raw_rows(k):
     """Also with rewards of one's own: right is the verdict, and not the sign of the reward."""
@@ -94,10 +64,20 @@ def test_a_report_against_its_raw_rows(k):
     rows = [row | dict(reward=rng.uniform(-1, 1), status=rng.choice(STATUSES),
                        tokens=rng.randint(1, 9), finish_reason=rng.choice(["stop", "length"]))
             for row in rows_of([[0] * k] * 9)]
-    found = report(rows, k)
-    check(found, rows)
-    means = [mean(row["reward"] for row in rows[i:i + k]) for i in range(0, 9 * k, k)]
-    assert bootstrap([means]).items() <= found.items()
+    own = [rows[i:i + k] for i in range(0, 9 * k, k)]
+    right = [sum(row["status"] == "correct" for row in one) for one in own]
+    passed = {j: mean(pass_at_k(k, c, j) for c in right) for j in {1, 2, 4, 8, k} if j <= k}
+
+    def share(key, *values):
+        return mean(row[key] in values for row in rows)
+
+    means = [mean(row["reward"] for row in one) for one in own]
+    assert report(rows, k) == bootstrap([means]) | {"pass": pytest.approx(passed)} | dict(
+        k=k, questions=9, correct=share("status", "correct"), no_box=share("status", "no_box"),
+        truncated=share("finish_reason", "length"),
+        verifier_failures=share("status", "timeout", "killed"),
+        response_length=mean(row["tokens"] for row in rows),
+        verdicts=Counter(row["status"] for row in rows))
 
 
 # ---------------------------------------------------------------------------------------- intervals
@@ -138,11 +118,12 @@ def sampled(problems, k=4, max_tokens=9, engine=None, grader=None, **how):
 STYLES = {"minerva": "minerva", "ra-minerva": "minerva", "my-minerva-notes.jsonl": "", "a": ""}
 
 
-def test_evaluate_yields_a_row_for_every_sample():
-    """Each graded in its benchmark's style. Routes of experts, which are megabytes per sample, are
-    let go while the engine runs."""
+def test_evaluate_yields_every_sample_one_engine_step_after_it_has_finished():
+    """So little is lost when the program dies, and the grader has had the time of a step. Each is
+    graded in its benchmark's style. Routes of experts, which are megabytes per sample, are let go
+    while the engine runs."""
     problems = [question("q", level="3" * (name == "a"), source=name) for name in STYLES]
-    grader, engine, seen = Grader(), Engine(slots=3, routes=True), []
+    grader, engine, seen, rows = Grader(), Engine(slots=3, routes=True), [], []
     real = engine.step
 
     def step():
@@ -152,8 +133,12 @@ def test_evaluate_yields_a_row_for_every_sample():
         return finished
 
     engine.step = step
-    rows = sampled(problems, 4, 9, engine, grader, temperature=0.25)
-    assert {asked.temperature for asked in engine.asked.values()} == {0.25} and not grader.open
+    for row in evaluate(engine, grader, problems, 4, 9, temperature=0.25):
+        rows.append(row)
+        assert len(seen) - len(rows) < 2 * engine.slots
+    assert len(rows) == len(seen) == 16 and not grader.open
+    rows = in_order(rows, problems, 4)
+    assert {asked.temperature for asked in engine.asked.values()} == {0.25}
     assert [(row["data"], row["sample"]) for row in rows] == [
         (name, s) for name in STYLES for s in range(4)]
     assert grader.styles == {("eval", q, s): style for q, style in enumerate(STYLES.values())
@@ -161,7 +146,7 @@ def test_evaluate_yields_a_row_for_every_sample():
     for row in rows:
         assert row["reward"] == row["text"].startswith("right") == (row["status"] == "correct")
         assert (row["finish_reason"] == "length") == (row["tokens"] == 9)
-    assert rows[-1]["level"] == "3" and "level" not in rows[0] and len(seen) == 16
+    assert rows[-1]["level"] == "3" and "level" not in rows[0]
 
 
 def seeds_of(problems, k=2, seed=0):
@@ -244,16 +229,6 @@ def test_stopped_at_any_byte_it_ends_as_if_it_had_not_been(whole, data, end):
     assert stored(stopped) == stored(whole)
 
 
-def test_a_sample_is_there_one_engine_step_after_it_has_finished():
-    """So little is lost when the program dies, and the grader has had the time of a step."""
-    engine, lag = Engine(slots=3), []
-    arrived, real = [], engine.step
-    engine.step = lambda: arrived.append(len(done := real())) or done
-    for count, _ in enumerate(evaluate(engine, Grader(), PROBLEMS, 4, 9), 1):
-        lag.append(sum(arrived) - count)
-    assert len(lag) == 40 and max(lag) <= 2 * max(arrived) and lag[-1] == 0
-
-
 def test_a_failed_reward_is_the_worst_of_the_whole_evaluation(tmp_path, capsys):
     """Nobody gains by breaking it: also in a folder that was continued."""
     golds, file = dict(a=["-5", "-4", "nan", "-3"], b=["nan", "-1", "-2"]), tmp_path / "eval.jsonl"
@@ -314,19 +289,18 @@ FINISHED = dict(k=1, questions={"a": "1"}, template="chat", temperature=1.0, max
 ROW = dict(data="a", id="q", sample=0, reward=1.0, status="correct", finish_reason="stop", tokens=3)
 
 
-def other_evaluation(folder, protocol=FINISHED, lines=(ROW,)):
-    """The folder of a finished evaluation, for --against; a text is written as it is."""
-    written = [line if isinstance(line, str) else json.dumps(line) for line in (protocol, *lines)]
-    (folder / "protocol.json").write_text(written[0])
-    (folder / "eval.jsonl").write_text("".join(line + "\n" for line in written[1:]))
+def other_evaluation(folder, protocol=FINISHED, row=ROW):
+    """The folder of a finished evaluation, for --against."""
+    (folder / "protocol.json").write_text(json.dumps(protocol))
+    (folder / "eval.jsonl").write_text(json.dumps(row) + "\n")
     return folder
 
 
 @pytest.mark.parametrize("words, changed", [
     ("other questions", dict(protocol=FINISHED | {"questions": {"a": "2"}})),
     ("not finished", dict(protocol=FINISHED | dict(k=2))),
-    ("not finished", dict(lines=["{}"])),
-    ("not finished", dict(lines=[ROW | dict(id="another")]))])
+    ("not finished", dict(row={})),
+    ("not finished", dict(row=ROW | dict(id="another")))])
 def test_what_cannot_be_compared_with_is_one_sentence(tmp_path, words, changed):
     """Before the engine starts: `compare` comes last, after what may have been hours."""
     with pytest.raises(SystemExit, match=words):
@@ -342,7 +316,7 @@ def test_a_comparison_under_another_protocol_is_marked(tmp_path, capsys, changed
     assert capsys.readouterr().out == ""
     evaluation.load_finished(other, FINISHED | changed, one)
     assert f"differs in {next(iter(changed))}: the difference" in capsys.readouterr().out
-    other_evaluation(tmp_path, lines=[ROW | dict(reward=None, status="raised")])
+    other_evaluation(tmp_path, row=ROW | dict(reward=None, status="raised"))
     assert evaluation.load_finished(other, alike, one) == [0.0]  # a reward that failed
 
 
@@ -388,36 +362,16 @@ def adapter(model, tmp_path_factory):
     return folder / "adapter", folder / "merged"
 
 
-def test_an_adapter_is_not_put_onto_other_weights_than_its_runs(model, adapter, tmp_path):
-    checkpoint = tmp_path / "run" / "checkpoints" / "step-000001"
-    shutil.copytree(adapter[0], checkpoint)
-    protocol = dict(adapter=str(checkpoint), path=str(model), files=weights_of(model),
-                    dtype="float32", own_files={})
-    for known, fits in ((weights_of(model), True), (dict(model="other"), False), ({}, True)):
-        started = dict(config=dict(model="its-base"), inputs=known, starts=[])
-        (tmp_path / "run" / "config.json").write_text(json.dumps(started))
-        if fits:
-            assert evaluation.adapted_policy(protocol)[1] == 12
-        else:
-            with pytest.raises(SystemExit, match="contents of --model .* on --model its-base"):
-                evaluation.adapted_policy(protocol)
-
-
 # ------------------------------------------------------------------------------ an adapter's run
-def own_run(folder, adapter, rows=40, **settings):
-    """A run on a file of its own, as far as an evaluation asks: its folder, and the file."""
+def own_run(folder, **settings):
+    """A run of one step, on a file of its own if nothing else is said: its checkpoint, the file."""
     file = folder / "mine.jsonl"
-    rows = [dict(frage=f"What is {i} plus {i}?", n=i, loesung=str(2 * i)) for i in range(rows)]
+    rows = [dict(frage=f"What is {i} plus {i}?", n=i, loesung=str(2 * i)) for i in range(40)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    keys = {} if "reward" in settings else dict(columns="frage,loesung")
-    usual = dict(name="own", data=str(file), max_tokens=33, temperature=0.9)
-    config = resolve(Config(**usual | keys | settings))
-    shutil.copytree(adapter[0], folder / "own" / "checkpoints" / "step-000003")
-    inputs = weights_of(fetch_model("tiny", 0)) | own_files(config)
-    note_start(folder / "own", settings_of(config), 0, inputs)
-    remember(folder / "own", *load_train_and_held_out(
-        config.data, config.eval_data, **keys_of(config)))
-    return str(folder / "own" / "checkpoints" / "step-000003"), str(file)
+    usual = dict(name="own", steps=1, data=str(file), max_tokens=33, temperature=0.9,
+                 eval_questions=9)
+    run = small_run(folder, **usual | settings)
+    return str(run / "checkpoints" / "step-000001"), str(file)
 
 
 def asked(*arguments) -> list:
@@ -425,9 +379,9 @@ def asked(*arguments) -> list:
     return problems
 
 
-def test_what_a_run_holds_out_is_asked_and_what_it_trains_on_is_counted(tmp_path, adapter, capsys):
+def test_what_a_run_holds_out_is_asked_and_what_it_trains_on_is_counted(tmp_path, capsys):
     """See test_data.py for what a run remembers of data that change."""
-    place, file = own_run(tmp_path, adapter)
+    place, file = own_run(tmp_path, columns="frage,loesung")
     trained, held_out = load_train_and_held_out(file, "held-out", columns="frage,loesung")
     for flags in ((), ("--data", "held-out")):
         problems, protocol = evaluation.problems_and_protocol(
@@ -448,8 +402,7 @@ def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, 
     """Also its reward: what was held out under it is judged by it, and nothing else is."""
     judge = tmp_path / "mine.py"
     judge.write_text("def score(problem, completion): return problem['n']")
-    place, file = own_run(tmp_path, adapter, reward=f"{judge}:score", threshold=0.25,
-                          columns="frage")
+    place, file = own_run(tmp_path, reward=f"{judge}:score", threshold=0.25, columns="frage")
     config, elsewhere, plain = (evaluation.parse_eval(["--adapter", *argv]) for argv in (
         (place, "--max-tokens", "9"), (place, "--data", "builtin"), (str(adapter[0]),)))
     assert (config.model, config.max_tokens, config.temperature) == ("tiny", 9, 0.9)
@@ -462,14 +415,23 @@ def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, 
     assert (plain.max_tokens, plain.data, plain.temperature) == (64, "builtin", 1)
 
 
-def test_a_template_that_was_changed_after_the_training_is_not_taken_for_its_own(tmp_path, adapter):
+def test_an_adapter_is_put_onto_nothing_but_what_its_run_had(tmp_path):
+    """Neither onto other weights, nor behind a template that was changed after the training."""
     template = tmp_path / "own.jinja"
     template.write_text("{{ problem }}")
-    place, _ = own_run(tmp_path, adapter, template=str(template), data="builtin", columns="")
+    place, _ = own_run(tmp_path, template=str(template), data="builtin")
+
+    def put(**changes):
+        config = evaluation.parse_eval(["--adapter", place, "--limit", "2"])
+        protocol = evaluation.problems_and_protocol(config)[1]
+        return evaluation.adapted_policy(protocol | changes)
+
+    assert put()[1] == 16  # its rank
+    with pytest.raises(SystemExit, match="contents of --model .* on --model tiny"):
+        put(files=dict(model="others"))
     template.write_text("{{ problem }} ")
-    config = evaluation.parse_eval(["--adapter", place, "--limit", "2"])
     with pytest.raises(SystemExit, match="/own was started with other contents of --template"):
-        evaluation.adapted_policy(evaluation.problems_and_protocol(config)[1])
+        put()
 
 
 # ---------------------------------------------------------------------------------- the real engine
@@ -504,7 +466,8 @@ def test_an_evaluation_of_the_real_engine(merged):
                for row in rows)
     assert {row["finish_reason"] for row in rows} <= {"stop", "length"}
     assert len({row["text"] for row in rows}) > 25
-    check(result, rows)
+    again = summarize(rows, 4, protocol["weights"])  # from the rows that it has written
+    assert summary == json.loads(json.dumps(again))
     assert 0 < result["avg"] == summary["weighted"]["avg"] < result["pass"]["4"] <= 1
     assert protocol["prompt"] == "<|user|>1+1=?<|assistant|>" and protocol["template"] == "chat"
 

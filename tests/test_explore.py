@@ -22,7 +22,7 @@ from explore import ABSENT, OF_TOKENS, WHOLE, PageConfig, choose, main
 from parts import folder as folders
 from parts import what_if
 from parts.grader import NO_VERDICT
-from sampler_oracles import coins, run
+from test_ada_sampler import coins, run
 
 HOSTILE = [
     "<script>window.hacked = 1</script>", "<img src=x onerror='window.hacked = 1'>",
@@ -32,21 +32,23 @@ HOSTILE = [
     "/*DATA*/", "'\"\\`", "&lt;&amp;", "😀é", "\\boxed{</script>}", "\r\n\t"]
 
 
-def sample(text="\\boxed{7}", kept=True, tokens=3, **changes):
-    s = dict(round=0, submit=0, finish=4, reward=0.0, status="wrong", reason="why",
-             finish_reason="stop", text=text, length=tokens, kept=kept)
-    if kept:
-        s |= dict(advantage=0.5, coefficient=0.5, scale=0.1, mini=0, mask="1" * tokens,
-                  tokens=[text[:5]] * tokens)
-        s |= {name: [-0.1234567] * tokens for name in ("ids", "mu", "theta", "weight", "entropy")}
-    return s | changes
+RECORDED = ROOT / "tests" / "explore_run"  # prompts of two real runs (--log-groups all)
 
 
-def group(step, place=0, pool=None, **changes):
-    pool = [sample(), sample("no", kept=False)] if pool is None else pool
-    return dict(step=step, place=place, refill=0, id=f"p{place}", prompt="<|user|>3+4=?", gold="7",
-                outcome="resolved", pool_mean=0.5, baseline=0.5, p_hat=0.5, opened=0,
-                pool=pool) | changes
+def recorded_run(name="four", **changes):
+    """One or four mini-batches: its config, with changes, and its prompts."""
+    config = json.loads((RECORDED / name / "config.json").read_text())["config"] | changes
+    groups = [json.loads(line) for line in (RECORDED / name / "groups.jsonl").open()]
+    return dict(config=config, groups=groups)
+
+
+def sample(text="\\boxed{7}", **more):
+    return dict(text=text, tokens=[text[:5]], reward=0.0, status="wrong") | more
+
+
+def group(step, place=0, pool=None):
+    return dict(step=step, place=place, prompt="<|user|>3+4=?", outcome="resolved",
+                pool=pool or [sample(), sample("no")])
 
 
 def make(folder, groups=None, steps=5, **more):
@@ -147,15 +149,15 @@ def test_a_question_is_the_prompt_without_what_all_share(around):
 
 def test_whatever_a_model_writes_is_in_the_page_as_it_was(tmp_path):
     """But what JSON cannot hold: infinity, and bytes that are no text."""
-    rows = [group(1, place, [sample(text), sample(text, kept=False, coefficient=math.inf)],
-                  prompt=text, gold=text, id=text) for place, text in enumerate([*HOSTILE, "QQ"])]
+    rows = [group(1, place, [sample(text), sample(text, coefficient=math.inf)])
+            | dict(prompt=text, gold=text) for place, text in enumerate([*HOSTILE, "QQ"])]
     folder = make(tmp_path / "hostile", rows)
     log = folder / "groups.jsonl"
     log.write_bytes(log.read_bytes().replace(b"QQ", b"Q\xff"))
     data = page_of(folder)
     for row, text in zip(data["runs"][0]["groups"], [*HOSTILE, "Q\ufffd"], strict=True):
         assert [s["text"] for s in row["pool"]] == [text, text]
-        assert row["prompt"] == row["gold"] == row["id"] == text
+        assert row["prompt"] == row["gold"] == text
         assert row["pool"][0]["tokens"][0] == text[:5] and row["pool"][1]["coefficient"] is None
 
 
@@ -210,8 +212,8 @@ def long_run(tmp_path, steps=8, prompts=6):
 
     def pool():
         columns = {name: [round(rng.random(), 7) for _ in range(30)] for name in OF_TOKENS}
-        columns |= dict(tokens=[noise(8) for _ in range(30)], mask="1" * 30)
-        return [sample(noise(600), tokens=30) | columns, sample(noise(600), kept=False)]
+        columns["tokens"] = [noise(8) for _ in range(30)]
+        return [sample(noise(600), **columns), sample(noise(600))]
 
     groups = [group(step, place, pool()) for step in range(1, steps + 1)
               for place in range(prompts)]
@@ -256,14 +258,7 @@ def test_each_steps_first_prompt_comes_first_and_steps_are_spread(tmp_path):
 
 
 # ------------------------------------------------------------------------------ another rule
-RECORDED = ROOT / "tests" / "explore_run"
 RULES_OF_ONE_PROMPT = ("uniform", "dapo", "ada-pos", "ada-balance")
-
-
-def recorded_run(name, **changes):
-    config = json.loads((RECORDED / name / "config.json").read_text())["config"] | changes
-    groups = [json.loads(line) for line in (RECORDED / name / "groups.jsonl").open()]
-    return dict(config=config, groups=groups)
 
 
 def pool_of(rewards):

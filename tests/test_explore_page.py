@@ -1,9 +1,4 @@
-"""The page of explore.py in a real browser shows what the run recorded and the code computes.
-
-tests/explore_run holds prompts of two real runs of the tiny model (--log-groups all, one and four
-mini-batches).
-"""
-import json
+"""The page of explore.py in a real browser shows what the run recorded and the code computes."""
 import random
 import re
 import shutil
@@ -21,10 +16,9 @@ from conftest import ROOT
 from helpers import HANG
 from parts import what_if
 from parts.grader import NO_VERDICT
-from test_explore import HOSTILE
+from test_explore import HOSTILE, RECORDED, recorded_run
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
-RECORDED = ROOT / "tests" / "explore_run"
 DESKTOP = dict(viewport=dict(width=1280, height=720))
 PHONE = dict(viewport=dict(width=390, height=844), has_touch=True, is_mobile=True)
 pytestmark = pytest.mark.slow
@@ -89,21 +83,16 @@ def page_of(folder, data):
 
 
 def recorded_groups(name="four", step=None):
-    rows = [json.loads(line) for line in (RECORDED / name / "groups.jsonl").open()]
-    return [row for row in rows if step in (None, row["step"])]
+    return [row for row in recorded_run(name)["groups"] if step in (None, row["step"])]
 
 
 def recorded_group(step, place, name="four"):
     return next(g for g in recorded_groups(name, step) if g["place"] == place)
 
 
-def recorded_config(**changes):
-    return json.loads((RECORDED / "four" / "config.json").read_text())["config"] | changes
-
-
 def run_of(groups=(), name="mine", metrics=(), evals=(), **config):
-    return dict(name=name, config=recorded_config(**config), metrics=list(metrics),
-                evals=list(evals), groups=list(groups))
+    return recorded_run(**config) | dict(
+        name=name, metrics=list(metrics), evals=list(evals), groups=list(groups))
 
 
 PROMPT = "#/run/0/step/10/prompt/9"  # of which most tests look at answer 6, sample/5
@@ -112,15 +101,6 @@ PROMPT = "#/run/0/step/10/prompt/9"  # of which most tests look at answer 6, sam
 def settle(page):
     """Until what was asked for is drawn: changes are shown in the next frame."""
     page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-
-
-def wait(page, condition):
-    """Until a condition in JavaScript holds. (The page forbids the eval of wait_for_function.)"""
-    page.evaluate(f"""new Promise((done, fail) => {{
-        const look = () => ({condition}) ? done() : requestAnimationFrame(look);
-        setTimeout(() => fail("never"), {1000 * HANG});
-        look();
-    }})""")
 
 
 def go(page, view):
@@ -207,7 +187,7 @@ def test_filters_sorts_and_the_search_choose_what_they_say(browse):
         go(page, f"#/run/0/step/10{level}?")
         page.keyboard.press("/")
         page.keyboard.type("\\boxed{0}")
-        wait(page, "location.hash.startsWith('#/run/0/all?find=')")
+        page.wait_for_url(re.compile("#/run/0/all.find="))
         assert sorted(places(page)) == sorted(g["place"] for g in found)
         page.keyboard.press("Escape")
         assert len(places(page)) == len(recorded_groups())
@@ -266,7 +246,7 @@ def test_the_formula_of_the_token_under_the_mouse_is_the_objectives(browse):
     for i in trained:
         go(page, f"{PROMPT}/sample/{i}")
         for settings in OBJECTIVES:
-            config = recorded_config(**settings)
+            config = recorded_run(**settings)["config"]
             terms, _, pushes = by_the_objective(group["pool"][i], config)
             shown, why = zip(*page.evaluate(TERMS, config))
             assert shown == pytest.approx(terms, abs=1e-9), settings
@@ -280,7 +260,7 @@ def stopped(page):
 
 
 def expected_stopped(sample, **settings):
-    _, mask, _ = by_the_objective(sample, recorded_config(**settings))
+    _, mask, _ = by_the_objective(sample, recorded_run(**settings)["config"])
     return {t for t, m in enumerate(mask) if m == 0}
 
 
@@ -394,7 +374,7 @@ def test_two_runs_stand_side_by_side(browse):
     assert page.locator(".draw").count() == sum(draws)
     page.click("#beside")
     page.click("#other-run")
-    wait(page, "location.hash.startsWith('#/run/1/step/10/prompt/9')")
+    page.wait_for_url(re.compile("#/run/1/step/10/prompt/9"))
     settle(page)
     assert page.locator(".draw").count() == draws[1]
     go(page, "#/curves")

@@ -9,9 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from models_small import policy
+from models_small import LargestTensor, plain_logprobs, policy
 from parts.logprobs import (ChunkedLogprobs, Head, Row, float32_product, gvm_norms,
                             head_gradient_norm, micro_batches, shared_tokens, token_logprobs,
                             tokens_at_once)
@@ -102,19 +101,6 @@ def test_logits_of_16_bit_weights_are_not_rounded_to_16_bits():
 
 
 # -------------------------------------------------------------------------------------- memory
-class LargestTensor(TorchDispatchMode):
-    """Notes the most elements that any operation returned, also in the backward pass."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for t in out if isinstance(out, (tuple, list)) else [out]:
-            if isinstance(t, torch.Tensor):
-                self.largest = max(self.largest, t.numel())
-        return out
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", HEADS)
 def test_no_tensor_of_tokens_times_vocabulary_is_ever_made(kind, dtype):
@@ -128,12 +114,6 @@ def test_no_tensor_of_tokens_times_vocabulary_is_ever_made(kind, dtype):
 
 
 # ------------------------------------------------------------------------------ rows of a policy
-def full_logprobs(policy, row, temperature):
-    """Of the row's response alone, from the model's own logits."""
-    log_p = (policy(input_ids=torch.tensor([row.ids])).logits[0, :-1] / temperature).log_softmax(-1)
-    return log_p.gather(1, torch.tensor(row.ids[1:])[:, None])[row.prompt_length - 1:, 0]
-
-
 def rows_of(*lengths_and_prompts):
     return [Row(torch.randint(300, (length,)).tolist(), prompt, [], 0.0)
             for length, prompt in lengths_and_prompts]
@@ -150,7 +130,7 @@ def test_what_all_rows_begin_with_is_computed_once_and_nothing_changes(prompts, 
     assert shared_tokens(trained, rows) == shared and shared_tokens(trained, rows[:1]) == 0
     together, _ = token_logprobs(trained, rows, 0.8)
     grads = torch.autograd.grad(together.sum(), adapter)
-    alone = torch.cat([full_logprobs(trained, row, 0.8) for row in rows])
+    alone = torch.cat([plain_logprobs(trained, row, 0.8) for row in rows])
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(grads, torch.autograd.grad(alone.sum(), adapter), atol=1e-4,
                                rtol=1e-4)
@@ -169,7 +149,7 @@ def test_head_gradient_norms_equal_autograd(temperature):
     head = trained.get_base_model().lm_head.weight.requires_grad_()
     for row in rows_of((12, 3), (30, 29), (18, 1)):
         norm = head_gradient_norm(trained, row, temperature, chunk=10)
-        log_pi = full_logprobs(trained, row, temperature).sum()
+        log_pi = plain_logprobs(trained, row, temperature).sum()
         wanted = torch.autograd.grad(log_pi, head)[0].norm().item()
         torch.testing.assert_close(norm, wanted, rtol=1e-4, atol=1e-5)
 

@@ -16,7 +16,7 @@ from parts.config import Config
 from parts.data import load_problems, load_train_and_held_out, sift
 from parts.grader import PATIENCE, OwnReward
 from parts.problems import chains
-from sampler_oracles import config, sample
+from test_ada_sampler import config, sample
 
 MINE = '''
 import os, sys

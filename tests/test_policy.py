@@ -1,5 +1,5 @@
-"""The trainer's model: what is adapted, in which precision, and that nothing in it is noise; and an
-adapter that a stranger has trained.
+"""The trainer's model: what is adapted, in which precision, and that nothing in it is noise; what
+its attention stores on a card, seen without one; and an adapter that a stranger has trained.
 """
 import json
 import math
@@ -7,9 +7,11 @@ import math
 import pytest
 import torch
 from peft import LoraConfig
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoConfig
 
-from models_small import policy, second, trained_weights
+from models_small import LargestTensor, policy, second, trained_weights
 from parts import policy as policy_module
 from parts.logprobs import Row, token_logprobs
 from parts.models import empty_model
@@ -93,6 +95,56 @@ def test_the_adapter_is_scaled_by_alpha_over_rank_begins_as_nothing_and_follows_
     a, b, other = (trained_weights(policy(seed=seed)) for seed in (1, 1, 2))
     for name in (name for name in a if "lora_A" in name):
         assert torch.equal(a[name], b[name]) and not torch.equal(a[name], other[name])
+
+
+# ------------------------------------------------------------------------- attention on a card
+ATTENTION = functional.scaled_dot_product_attention
+LENGTH = 512
+
+
+def as_on_a_card(capability, asked: list):
+    """torch's attention with the kernel that a card of this capability would take.
+
+    As torch 2.13 chooses: flash needs 16 bits, capability 8.0 and no mask, and knows shared keys;
+    the memory-efficient kernel takes the rest, unless keys are shared: then the plain formula.
+    """
+    def attention(q, k, v, attn_mask=None, enable_gqa=False, **how):
+        flash = capability >= (8, 0) and q.dtype != torch.float32 and attn_mask is None
+        shared = enable_gqa or k.shape[1] != q.shape[1]
+        asked.append("fused" if flash or not shared else "every score")
+        kernel = SDPBackend.FLASH_ATTENTION if asked[-1] == "fused" else SDPBackend.MATH
+        with sdpa_kernel(kernel):  # on a CPU the fused kernel has this name
+            return ATTENTION(q, k, v, attn_mask=attn_mask, enable_gqa=enable_gqa, **how)
+    return attention
+
+
+def largest_in_a_pass(dtype, capability, monkeypatch, spared=True):
+    """(elements of the largest tensor, forward or backward; which kernels were taken)."""
+    from transformers.integrations import sdpa_attention
+
+    asked, learner = [], policy(dtype=dtype, checkpointing=True, max_position_embeddings=1024)
+    monkeypatch.setattr(sdpa_attention, "use_gqa_in_sdpa", sdpa_attention.use_gqa_in_sdpa)
+    monkeypatch.setattr(policy_module, "capability", lambda: capability)
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", as_on_a_card(capability, asked))
+    if spared:
+        policy_module.spare_attention(dtype, "cuda")
+    rows = [Row([7 + i % 300 for i in range(n)], 5, [], 1.0) for n in (LENGTH, LENGTH // 2)]
+    with LargestTensor() as seen:
+        token_logprobs(learner, rows)[0].sum().backward()
+    return seen.largest, {*asked}
+
+
+@pytest.mark.parametrize("card, dtype, capability", [
+    ("T4", "float16", (7, 5)), ("H100", "bfloat16", (9, 0)), ("4090", "bfloat16", (8, 9)),
+    ("A100 in float32", "float32", (8, 0)), ("T4 in float32", "float32", (7, 5))])
+def test_no_card_stores_every_score(card, dtype, capability, monkeypatch):
+    """Rows of two lengths, so that a mask for the padding would be seen as well."""
+    scores = 2 * LENGTH**2  # of one head
+    largest, kernels = largest_in_a_pass(dtype, capability, monkeypatch)
+    assert kernels == {"fused"} and largest < scores
+    monkeypatch.undo()
+    largest, kernels = largest_in_a_pass("float32", (8, 0), monkeypatch, spared=False)
+    assert kernels == {"every score"} and largest > scores  # as without `spare_attention`
 
 
 # ------------------------------------------------------------------------- a stranger's adapter

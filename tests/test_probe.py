@@ -10,7 +10,7 @@ import torch
 
 import models_small
 from engines import random_ids
-from models_small import move, second
+from models_small import move, second, trained_weights
 from parts import probe as probe_module
 from parts.logprobs import Row, token_logprobs
 from parts.probe import Limits, Probe, limits, slope
@@ -42,10 +42,6 @@ def small_policy():
     return models_small.policy(moved=0, rank=8, num_hidden_layers=3)
 
 
-def values(policy) -> dict:
-    return {name: p.data.clone() for name, p in second(policy).items()}
-
-
 def logprobs_of(policy, rows: list[Row], temperature=1.0) -> list[list[float]]:
     """Of the responses, row by row."""
     with torch.no_grad():
@@ -60,13 +56,14 @@ class NoisyEngine:
 
     def __init__(self, policy, noise=0.0, temperature=1.0):
         self.held, self.noise, self.how = copy.deepcopy(policy), noise, ""
-        self.temperature, self.rng, self.before = temperature, random.Random(0), values(policy)
+        self.temperature, self.rng = temperature, random.Random(0)
+        self.before = trained_weights(policy)
         for p in second(self.held).values():
             p.data.zero_()
 
     def sync(self, policy):
         self.held = broken(policy, self.how, self.before)
-        self.before = values(policy)
+        self.before = trained_weights(policy)
 
     def generate(self, prompts, n, max_tokens):
         rows = [Row(ids + [self.rng.randrange(300) for _ in range(max_tokens)], len(ids), [], 0.0)
@@ -149,7 +146,7 @@ def test_a_tokens_residual_is_from_a_fit_without_it():
     *((f"layer {i}", 0.05, Limits("mean", 1.0, 0.9), rf"in doubt: \[.*{i}.*\]") for i in range(3))])
 def test_the_rehearsal_sees_what_never_arrives(how, noise, bounds, words):
     policy = small_policy()
-    engine, kept = NoisyEngine(policy, noise), values(policy)
+    engine, kept = NoisyEngine(policy, noise), trained_weights(policy)
     probe = probed(engine, policy, bounds, MANY)
     found = probe.rehearsed
     assert 0.3 < found["moved"] < 2 and abs(found["slope"] - 1) < 0.05 and not found["lost"]

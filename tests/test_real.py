@@ -11,7 +11,7 @@ import torch
 
 from engines import gap, rows_of, serve, smollm
 from helpers import lines, run_program
-from models_small import policy
+from models_small import plain_logprobs, policy
 from parts.data import load_problems
 from parts.logprobs import Row, head_of, shared_tokens, token_logprobs
 from parts.models import SMOLLM, load_tokenizer
@@ -55,9 +55,8 @@ def test_template_ends_and_the_tied_head(folder):
     with torch.no_grad():
         found, _ = token_logprobs(trained, rows, temperature=0.7)
         for row, own in zip(rows, found.split(len(answer))):
-            logits = trained(torch.tensor([row.ids])).logits[0, row.prompt_length - 1:-1]
-            plain = (logits / 0.7).log_softmax(-1).gather(1, torch.tensor(answer)[:, None])[:, 0]
-            torch.testing.assert_close(own, plain, atol=1e-4, rtol=1e-4)
+            wanted = plain_logprobs(trained, row, 0.7)
+            torch.testing.assert_close(own, wanted, atol=1e-4, rtol=1e-4)
 
 
 def odd_length(problem, completion) -> float:
