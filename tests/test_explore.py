@@ -9,6 +9,7 @@ import json
 import math
 import random
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -19,9 +20,10 @@ import explore
 from ada_sampler import RULES, SamplerConfig
 from conftest import ROOT
 from explore import ABSENT, OF_TOKENS, WHOLE, PageConfig, choose, main
-from parts import folder as folders
 from parts import what_if
 from parts.grader import NO_VERDICT
+from parts.plot import drawn_rows
+from rewards import extract_answer
 from test_ada_sampler import coins, run
 
 HOSTILE = [
@@ -51,19 +53,13 @@ def group(step, place=0, pool=None):
                 pool=pool or [sample(), sample("no")])
 
 
-def make(folder, groups=None, steps=5, **more):
-    """A run's folder as minirl.py leaves it."""
-    folder.mkdir(parents=True)
-    config = dict(name=folder.name, lr=0.05, steps=steps) | more
-    (folder / "config.json").write_text(json.dumps(dict(config=config)))
-    for step in range(1, steps + 1):
-        folders.append(folder / "metrics.jsonl", dict(step=step, loss=0.25))
-    for name in ("builtin", "other"):
-        folders.append(folder / "eval.jsonl", dict(step=0, data=name, avg=0.5))
-    if groups is None:
-        groups = [group(step, place) for step in range(1, steps + 1) for place in (0, 1)]
-    for row in groups:
-        folders.append(folder / "groups.jsonl", row)
+def make(folder, groups=(), name="four", **changes):
+    """A copy of a recorded run's folder, with other prompts if there are any."""
+    shutil.copytree(RECORDED / name, folder)
+    config = dict(config=recorded_run(name, **changes)["config"])
+    (folder / "config.json").write_text(json.dumps(config))
+    if groups:
+        (folder / "groups.jsonl").write_text("".join(json.dumps(row) + "\n" for row in groups))
     return folder
 
 
@@ -88,22 +84,27 @@ def folder(tmp_path):
 
 
 # ------------------------------------------------------------------------------ what is in it
-def test_the_page_has_all_that_was_logged(folder, capsys):
-    data = page_of(folder)
+@pytest.mark.parametrize("name", ["four", "one"])
+def test_the_page_has_all_that_was_logged(tmp_path, capsys, name):
+    """And under its own rule each prompt ends as it did."""
+    folder = make(tmp_path / "mine", name=name)
+    data, logged = page_of(folder), recorded_run(name)
     run, = data["runs"]
-    assert run["name"] == "mine"
-    assert run["config"] == dict(name="mine", lr=0.05, steps=5)  # of the last start
-    assert run["metrics"] == [dict(step=step, loss=0.25) for step in range(1, 6)]
-    assert run["evals"] == [dict(step=0, data=name, avg=0.5) for name in ("builtin", "other")]
-    logged = [json.loads(line) for line in (folder / "groups.jsonl").read_text().splitlines()]
-    for row in run["groups"]:
-        assert row.pop("question") == "<|user|>3+4=?"
-        assert row.pop("what_if") == {}  # each rule wants more than two draws
-    for row in logged:
-        boxed, unboxed = row["pool"]
-        boxed["answer"], unboxed["answer"] = "7", None
-    assert run["groups"] == logged and data["left_out"] == ""
-    assert data["no_verdict"] == list(NO_VERDICT)
+    assert run["name"] == "mine" and run["config"] == logged["config"]
+    assert run["metrics"] == drawn_rows(folder / "metrics.jsonl")  # see test_plot.py
+    assert run["evals"] == drawn_rows(folder / "eval.jsonl")
+    for row, was in zip(run["groups"], logged["groups"], strict=True):
+        fate, pool = row.pop("what_if")[run["config"]["sampler"]], was["pool"]
+        kept = [i for i, s in enumerate(pool) if s["kept"]]
+        assert fate == dict(
+            outcome=was["outcome"], draws=len(pool), kept=kept, baseline=was["baseline"],
+            rounds=1 + max(s["round"] for s in pool),
+            coefficients=[pool[i]["coefficient"] for i in kept])
+        assert f"<|user|>{row.pop('question')}<|assistant|>" == row["prompt"]
+        for s in row["pool"]:
+            assert s.pop("answer") == extract_answer(s["text"])
+        assert row == was
+    assert data["left_out"] == "" and data["no_verdict"] == list(NO_VERDICT)
     assert str(folder / "explore.html") in capsys.readouterr().out
 
 
@@ -111,13 +112,14 @@ def test_the_page_has_all_that_was_logged(folder, capsys):
     (("a.py:f", ""), "different rewards (a.py:f; math-verify): "), (("a.py:f", "a.py:f"), "")])
 def test_two_runs_are_in_one_page_and_told_apart(tmp_path, capsys, rewards, said):
     """And not compared in silence where their rewards differ. Another size is for both."""
-    one, other = (make(tmp_path / place / "demo", reward=reward)
+    rows = [group(step) for step in range(1, 6)]
+    one, other = (make(tmp_path / place / "demo", rows, reward=reward)
                   for place, reward in zip("ab", rewards))
     data = page_of(one, against=str(other), n=2, N=1)
     assert [run["name"] for run in data["runs"]] == [str(one), str(other)]  # as they were typed
     assert [run["what_if"]["sizes"] for run in data["runs"]] == 2 * [dict(n=2, M=8, N=1)]
     fates = [group["what_if"] for run in data["runs"] for group in run["groups"]]
-    assert len(fates) == 20
+    assert len(fates) == 10
     assert all(set(fate) == {"uniform", "dapo"} for fate in fates)  # a round of M needs 8 draws
     assert ("different rewards" in data["left_out"]) == bool(said) and said in data["left_out"]
     assert said in capsys.readouterr().out and not (other / "explore.html").exists()
@@ -132,7 +134,7 @@ def test_only_the_prompts_of_the_wanted_steps(tmp_path, steps, wanted):
     shown = [(row["step"], s["text"], s["tokens"][0]) for row in data["runs"][0]["groups"]
              for s in row["pool"]]
     assert shown == [(step, str(step), str(step)) for step in wanted]
-    assert len(data["runs"][0]["metrics"]) == 5
+    assert len(data["runs"][0]["metrics"]) == 6
     assert ("--steps" in data["left_out"]) == bool(steps)
 
 
@@ -189,7 +191,7 @@ def test_damaged_lines_are_left_out_and_counted(folder, capsys):
         dict(pool=[sample() | dict(text=None)]))]
     log.write_bytes(b"\n".join([*strange, whole.strip(), *strange]))
     data = page_of(folder)
-    assert len(data["runs"][0]["groups"]) == 10
+    assert len(data["runs"][0]["groups"]) == 8
     said = f"left out (a crash leaves one): {2 * len(strange)}."
     assert said in data["left_out"] and said in capsys.readouterr().out
 
@@ -198,7 +200,7 @@ def test_a_run_that_recorded_nothing_has_its_curves(folder):
     for name in ("eval.jsonl", "groups.jsonl"):
         (folder / name).unlink()
         data = page_of(folder)
-        assert len(data["runs"][0]["metrics"]) == 5
+        assert len(data["runs"][0]["metrics"]) == 6
         assert ("--log-groups" in data["left_out"]) == (name == "groups.jsonl")
 
 
@@ -217,13 +219,13 @@ def long_run(tmp_path, steps=8, prompts=6):
 
     groups = [group(step, place, pool()) for step in range(1, steps + 1)
               for place in range(prompts)]
-    return make(tmp_path / "long", groups, steps)
+    return make(tmp_path / "long", groups)
 
 
 def test_a_page_never_exceeds_its_limit_and_says_what_it_left_out(tmp_path, monkeypatch, capsys):
     folder, before = long_run(tmp_path), None
     bare = explore.TEMPLATE.stat().st_size
-    for most in (10**9, 100_000, 60_000, 1700):
+    for most in (10**9, 100_000, 60_000, 6000):
         monkeypatch.setattr(explore, "MOST_BYTES", bare + most)
         data = page_of(folder)
         size = (folder / "explore.html").stat().st_size - bare
@@ -263,20 +265,6 @@ RULES_OF_ONE_PROMPT = ("uniform", "dapo", "ada-pos", "ada-balance")
 
 def pool_of(rewards):
     return [dict(reward=reward, status="scored") for reward in rewards]
-
-
-@pytest.mark.parametrize("name", ["four", "one"])
-def test_under_its_own_rule_each_prompt_ends_as_it_did(name):
-    run = recorded_run(name)
-    what_if.add_to(run)
-    assert run["groups"]
-    for group in run["groups"]:
-        fate = group["what_if"][run["config"]["sampler"]]
-        kept = [i for i, s in enumerate(group["pool"]) if s["kept"]]
-        assert (fate["outcome"], fate["draws"]) == (group["outcome"], len(group["pool"]))
-        assert fate["kept"] == kept and fate["baseline"] == group["baseline"]
-        assert fate["coefficients"] == [group["pool"][i]["coefficient"] for i in kept]
-        assert fate["rounds"] == 1 + max(s["round"] for s in group["pool"])
 
 
 @given(st.data(), st.sampled_from(RULES_OF_ONE_PROMPT), st.sampled_from((0, 0.05, 0.3, 0.7, 1)))

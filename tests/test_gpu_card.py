@@ -5,17 +5,18 @@ This file is also the program that asks it, with a stand-in for vLLM's CUDA plat
 each card would; compiled kernels are left out. The model has Qwen2.5-Math-1.5B's shape and no
 weights. docs/gpu.md says what follows.
 """
+import importlib
 import json
-import os
-import subprocess
 import sys
-import tempfile
 import types
 from pathlib import Path
 
 import pytest
+from transformers import Qwen2Config
 
-ROOT = Path(__file__).resolve().parent.parent
+from helpers import run_program
+from models import make
+
 pytestmark = pytest.mark.slow
 
 LINEAR = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
@@ -33,17 +34,24 @@ CARDS = {  # (major, minor, GiB) and perhaps --dtype; what vLLM makes of it
 
 
 @pytest.fixture(scope="module")
-def found():
-    """Card -> what vLLM makes of our options on it."""
-    done = subprocess.run([sys.executable, __file__], text=True, cwd=ROOT, capture_output=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    return dict(zip(CARDS, map(json.loads, lines), strict=True))
+def folder(tmp_path_factory) -> Path:
+    """A model's config and tokenizer, without weights."""
+    made = tmp_path_factory.mktemp("model")
+    make.build_tokenizer().save_pretrained(made)
+    Qwen2Config(
+        vocab_size=151936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
+        num_attention_heads=12, num_key_value_heads=2, max_position_embeddings=4096,
+        architectures=["Qwen2ForCausalLM"], tie_word_embeddings=True).save_pretrained(made)
+    return made
 
 
 @pytest.mark.parametrize("card", CARDS)
-def test_what_vllm_makes_of_our_options_on(card, found):
-    assert found[card] == ALWAYS | CARDS[card][1]
+def test_what_vllm_makes_of_our_options_on(card, folder):
+    asked, wanted = CARDS[card]
+    done = run_program("tests/test_gpu_card.py", folder, *asked)
+    assert done.returncode == 0, done.stdout
+    (said,) = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    assert json.loads(said) == ALWAYS | wanted
 
 
 # ------------------------------------------------------------------------------ as a program
@@ -83,14 +91,15 @@ def configure(model, use_tqdm_on_load, **options):
 
 def summary(config) -> dict:
     from vllm.config import set_current_vllm_config
-    from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
+    from vllm.v1.attention.backends import fa_utils
     from vllm.v1.attention.selector import get_attn_backend
 
     model, scheduler, lora = config.model_config, config.scheduler_config, config.lora_config
     with set_current_vllm_config(config):
         attention = get_attn_backend(model.get_head_size(), model.dtype,
                                      config.cache_config.cache_dtype)
-        version = get_flash_attn_version(head_size=model.get_head_size())
+        importlib.reload(fa_utils)  # what it has depends on the platform that it was imported on
+        version = fa_utils.get_flash_attn_version(head_size=model.get_head_size())
     return dict(
         dtype=str(model.dtype).split(".")[1], head=str(model.head_dtype).split(".")[1],
         runner=2 if config.use_v2_model_runner else 1, ahead=scheduler.async_scheduling,
@@ -115,36 +124,9 @@ def decide(folder: str, major: int, minor: int, gib: int, dtype: str = "") -> No
         print(json.dumps(summary(made.args[0])), flush=True)
 
 
-def without_weights(folder: str) -> None:
-    """A model's config and tokenizer."""
-    from models.make import build_tokenizer
-    from transformers import Qwen2Config
-
-    build_tokenizer().save_pretrained(folder)
-    config = Qwen2Config(
-        vocab_size=151936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
-        num_attention_heads=12, num_key_value_heads=2, max_position_embeddings=4096,
-        architectures=["Qwen2ForCausalLM"], tie_word_embeddings=True)
-    config.save_pretrained(folder)
-
-
-def main() -> None:
-    """Each card is a fork: the imports take longest."""
-    sys.path.insert(0, str(ROOT))
+if __name__ == "__main__":
     for kernels in ("_C_stable_libtorch", "vllm_flash_attn._vllm_fa2_C",
                     "vllm_flash_attn._vllm_fa3_C"):  # as if they were compiled
         sys.modules[f"vllm.{kernels}"] = types.ModuleType(kernels)
-    import vllm  # noqa: F401
-
-    with tempfile.TemporaryDirectory() as folder:
-        without_weights(folder)
-        for card, _ in CARDS.values():
-            if not (fork := os.fork()):
-                decide(folder, *card)
-                os._exit(0)
-            if code := os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]):
-                sys.exit(code)
-
-
-if __name__ == "__main__":
-    main()
+    card = [int(part) if part.isdigit() else part for part in sys.argv[2:]]
+    decide(sys.argv[1], *card)
