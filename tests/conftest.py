@@ -5,6 +5,7 @@ import random
 import signal
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -46,10 +47,8 @@ def pytest_runtest_setup(item):
 @pytest.fixture(autouse=True)
 def environment():
     """What a test, or what it calls, sets in the environment is gone after it."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,12 +11,12 @@ import multiprocessing
 import os
 import resource
 import runpy
-import signal
 import subprocess
 import sys
 import tempfile
 from multiprocessing import forkserver
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -44,51 +44,37 @@ def files_of_at_most(size: int):
 
 
 def run_program(script: str, *flags, **how) -> subprocess.CompletedProcess:
-    """`python script *flags`, to its end: .returncode, .stdout (with stderr). `how` as below."""
-    program = Program(script, *flags, **how)
-    return subprocess.CompletedProcess(program.args, program.wait(), program.text())
+    """`python script *flags`, to its end: .returncode, .stdout (with stderr). `how` as below.
 
-
-class Program:
-    """`python script *flags`, running: a file of the project, or a module ("recipes.export").
-
-    cwd: its folder. env: variables on top of the tests' own; None takes one away. before: Python
-    that it executes first (a patch, a limit). curves: whether a training draws them, which takes
-    longer than a few steps. What it prints, stderr too, goes to a file: `text()`.
+    The exit code is as a shell gives it to subprocess: -15 after SIGTERM.
     """
+    process, out = start(script, *flags, **how)
+    process.join(HANG)
+    if process.exitcode is None:
+        process.kill()
+        raise AssertionError(f"{script} {flags} hangs:\n{out.read_text(errors='replace')}")
+    said = out.read_text(errors="replace")
+    return subprocess.CompletedProcess([script, *flags], process.exitcode, said)
 
-    def __init__(self, script: str, *flags, cwd=".", env: dict = {}, before: str = "",
-                 curves: bool = False):
-        self.args = [script, *map(str, flags)]
-        self.out = Path(tempfile.mkdtemp()) / "out"
-        self.out.touch()
-        before = before if curves else f"{NO_CURVES}\n{before}"
-        self.process = warm().Process(
-            target=become, args=(self.args, str(cwd), dict(os.environ), env, before, self.out))
-        with without_main():
-            self.process.start()
-        self.pid = self.process.pid
 
-    def text(self) -> str:
-        return self.out.read_text(errors="replace")
+def start(script: str, *flags, cwd=".", env: dict = {}, before: str = "", curves: bool = False):
+    """`python script *flags`, running: (its process, the file with what it prints, stderr too).
 
-    def poll(self):
-        """Its exit code; None while it runs."""
-        return self.process.exitcode
-
-    def wait(self) -> int:
-        """Its exit code, as a shell gives it to subprocess: -15 after SIGTERM."""
-        self.process.join(HANG)
-        if self.poll() is None:
-            self.process.kill()
-            raise AssertionError(f"{self.args} hangs:\n{self.text()}")
-        return self.poll()
-
-    def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
+    script: a file of the project, or a module ("recipes.export"). cwd: its folder. env: variables
+    on top of the tests' own; None takes one away. before: Python that it executes first (a patch, a
+    limit). curves: whether a training draws them, which takes longer than a few steps.
+    """
+    out = Path(tempfile.mkdtemp()) / "out"
+    out.touch()
+    variables = {name: str(value) for name, value in (os.environ | env).items()
+                 if value is not None}
+    before = before if curves else f"{NO_CURVES}\n{before}"
+    process = warm().Process(
+        target=become, args=([script, *map(str, flags)], str(cwd), variables, before, out))
+    with pytest.MonkeyPatch.context() as patch:  # the program must not import the tests' own
+        patch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+        process.start()
+    return process, out
 
 
 def warm():
@@ -101,18 +87,7 @@ def warm():
     return context
 
 
-@contextlib.contextmanager
-def without_main():
-    """Hide the tests' own `__main__`: a program must not import it."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = type(sys)("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
-def become(args, cwd, environment, changes, before, out) -> None:
+def become(args, cwd, environment, before, out) -> None:
     """In the new process: take on folder, environment and output, and run the script."""
     with open(out, "wb", buffering=0) as file:
         for stream in (1, 2):
@@ -123,10 +98,6 @@ def become(args, cwd, environment, changes, before, out) -> None:
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
-    for name, value in changes.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = str(value)
     script, sys.argv = args[0], list(args)
     exec(before, {"__name__": "before"})
     try:

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import re
+import runpy
 from statistics import fmean
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from conftest import ROOT
 from helpers import lines, run_program
 from parts.config import Config
 from parts.data import load_problems, load_train_and_held_out, sift
+from parts.folder import append
 from parts.grader import PATIENCE, OwnReward
 from parts.problems import chains
 from test_ada_sampler import config, sample
@@ -60,11 +62,6 @@ def grader(tmp_path_factory):
             yield made
 
 
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 # ------------------------------------------------------------------------------ what it returns
 @pytest.mark.parametrize("completion, number", [
     ("1", 1.0), ("True", 1.0), ("0.5", 0.5), ("-3.25", -3.25), ("np.float32(0.25)", 0.25),
@@ -98,7 +95,8 @@ def test_whatever_else_happens_has_a_status_of_its_own_and_no_reward(
 def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path):
     rows = [dict(question="a?", number=3, nested=dict(more=0.5), tags=["x"]),
             dict(question="b?", number=-3, nested=dict(more=0.25), tags=[])]
-    problems = load_problems(write(tmp_path / "data.jsonl", rows), whole_rows=True)
+    append(tmp_path / "data.jsonl", *rows)
+    problems = load_problems(str(tmp_path / "data.jsonl"), whole_rows=True)
     assert [problem.judged_by for problem in problems] == rows
     with OwnReward(f"{mine}:row", 0, workers=1) as grader:
         for key, problem in enumerate(problems):
@@ -166,7 +164,8 @@ def test_unbiased_weights_ascend_the_mean_reward_whatever_its_values():
 # ------------------------------------------------------------------------------ data
 def test_no_gold_is_needed(tmp_path, capsys):
     rows = [dict(question=f"Say something about {i}.", key=f"k{i}") for i in range(30)]
-    file = write(tmp_path / "mine.jsonl", [*rows, dict(key="no question"), rows[0]])
+    file = str(tmp_path / "mine.jsonl")
+    append(file, *rows, dict(key="no question"), rows[0])
     train, held_out = load_train_and_held_out(file, "held-out", whole_rows=True)
     assert sorted(p.row["key"] for p in train + held_out) == sorted(row["key"] for row in rows)
     assert {p.answer for p in train + held_out} == {""}
@@ -183,12 +182,7 @@ def test_columns_that_json_does_not_know_become_text():
 
 # ------------------------------------------------------------------------------ the examples
 def load(name):
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.score
+    return runpy.run_path(ROOT / "examples" / f"{name}.py")["score"]
 
 
 def test_the_example_of_json_answers():
@@ -232,7 +226,7 @@ def test_the_tiny_model_learns_a_reward_of_ones_own_on_ones_own_file(tmp_path):
     """No gold answers, a prompt template from a file, a reward that is not about right answers."""
     rows = [dict(frage=row["problem"], level=row["level"])
             for row in chains("train", 200, seed=3)]
-    write(tmp_path / "mine.jsonl", rows)
+    append(tmp_path / "mine.jsonl", *rows)
     (tmp_path / "mine.jinja").write_text("<|user|>{{ problem }}<|assistant|>")
     (tmp_path / "mine.py").write_text((ROOT / "examples" / "steps.py").read_text())
     flags = ("--data mine.jsonl --columns frage --reward mine.py:score --threshold 0.9 "

@@ -7,7 +7,7 @@ import pytest
 from models import make
 from parts import prompts
 from parts.data import Problem
-from parts.prompts import add_prompts, needs_start, stop_ids
+from parts.prompts import add_prompts, stop_ids
 
 QWEN = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -66,25 +66,19 @@ def test_templates_to_the_letter(qwen, template):
     assert prompt(qwen, template, "{x} Q?") == EXPECTED[template]
 
 
-def test_the_start_token_is_written_once(tokenizer):
-    tokenizer.bos_token = "<|pad|>"
-    for template, text, wanted in (
-            ("none", "1", True), ("chat", "1", False), ("a.json", "1", False),
-            ("a.jinja", "1", True), ("a.jinja", "<|pad|>1", False)):
-        assert needs_start(tokenizer, template, text) == wanted
-    tokenizer.bos_token = None
-    assert needs_start(tokenizer, "a.jinja", "1")
-
-
-@pytest.mark.parametrize("template, start", [("none", True), ("chat", False)])
-def test_only_a_bare_problem_gets_the_tokenizers_own_start_token(tokenizer, template, start):
+@pytest.mark.parametrize("template, content, starts", [
+    ("none", "", 1), ("chat", "", 0), ("a.json", '[{"role": "user", "content": "{problem}"}]', 0),
+    ("a.jinja", "{{ problem }}", 1), ("a.jinja", "<|pad|>{{ problem }}", 1)])
+def test_the_start_token_is_written_once(tokenizer, tmp_path, template, content, starts):
+    """By the tokenizer, unless a template does; a chat template may want none."""
     from tokenizers.processors import TemplateProcessing
 
-    first = tokenizer.convert_tokens_to_ids("<|pad|>")
+    tokenizer.bos_token, first = "<|pad|>", tokenizer.convert_tokens_to_ids("<|pad|>")
     tokenizer._tokenizer.post_processor = TemplateProcessing(
         single="<|pad|> $A", special_tokens=[("<|pad|>", first)])
+    template = str(file(tmp_path, template, content)) if content else template
     (made,) = add_prompts(asked("1+1=?"), tokenizer, template, 50)
-    assert (made.prompt_ids[0] == first) == start
+    assert made.prompt_ids.count(first) == starts == (made.prompt_ids[0] == first)
 
 
 # ------------------------------------------------------------------------------------------ files

@@ -117,7 +117,8 @@ BOXES = {  # answer -> completions
     "1, 2": [r"\boxed{1} and $\boxed{2}$", r"x=\boxed{1}, y=\boxed{2}", r"\boxed{1}\boxed{2}",
              r"\boxed{1}\quad\text{ and }\quad\boxed{2}", r"(a) \boxed{1} (b) \boxed{2}"],
     "1" * 90 + ", 2": [r"\boxed{%s} and \boxed{2}" % ("1" * 90)],
-    r"\frac12": [r"\boxed\frac12"], r"\{1,2\}": [r"\boxed{\{1,2\}}"], r"a\}b": [r"\boxed{a\}b}"],
+    r"\frac12": [r"\boxed\frac12"], r"a\\": [r"\boxed{a\\}"], "a_{b_{c}}": [r"\boxed{a_{b_{c}}} }"],
+    r"\{1,2\}": [r"\boxed{\{1,2\}}"], r"a\}b": [r"\boxed{a\}b}"],
     r"\boxed{5}": [r"\boxed{\boxed{5}}"], "7}": [r"\boxed 7}"],  # one } too many
 }
 
@@ -303,7 +304,9 @@ LONG = [
     "\\boxed " * 16_000, "\\boxed 1" * 14_000, "{" * 100_000,
     "\\boxed{" + "\\frac{1}{" * 9000 + "}" * 9001, "\\boxed{" * 14_000 + "}" * 14_000,
     "\\text{" * 16_000, "^(" * 50_000, "\\boxed{" + "a\u0301" * 50_000 + "}", "\x00" * 100_000, "",
-    ("\\boxed{2}" + " " * 79) * 1000, "\\boxed{x=" * 12_000, "\\{" * 50_000,
+    ("\\boxed{2}" + " " * 79) * 1000, "\\boxed{x=" * 12_000, "\\{" * 50_000, "}" * 100_000,
+    "Let us think. " * 7000, "answer is 41. " * 7000, "\\boxed{41} is wrong, since. " * 3500,
+    "\n" * 100_000, "½√²≤" * 25_000,
 ]
 
 
@@ -360,12 +363,7 @@ def test_characters_that_unfold_into_many_do_not_slow_the_parent():
 
 
 def test_long_honest_completions_keep_their_reward(grader):
-    fillers = ["Let us think. " * 7000, "\\(x\\) " * 15_000, "\\( " * 33_000, "$" * 99_999,
-               "{" * 100_000,
-               "\\boxed{41} is wrong, since. " * 3500, "\\boxed{ " * 12_000, "}" * 100_000,
-               "\\text{" * 16_000, "answer is 41. " * 7000, "1 " * 50_000, "\n" * 100_000,
-               "\\" * 99_999 + " ", "½√²≤" * 25_000]
-    for filler in fillers:
+    for filler in LONG:
         for gold, answer in [("42", "42"), (r"\frac{\sqrt{3}}{2}", r"\sqrt{3}/2")]:
             start = time.thread_time()
             assert score(grader, gold,

@@ -6,6 +6,7 @@
     small_run()   minirl.py from start to end, on the built-in model: two seconds
     difference()  whether two runs are the same
 """
+import contextlib
 import itertools
 import math
 import random
@@ -21,7 +22,7 @@ from models_small import one_layer
 from parts import run as running
 from parts.config import Config, resolve
 from parts.engine import Rollout
-from parts.folder import read_rows
+from parts.folder import LOGS, read_rows
 from parts.grader import Verdict
 from parts.run import FRESH_STATE, make_optimizer
 
@@ -116,7 +117,7 @@ def by_text(key, problem, rollout) -> float:
     return float(rollout.text.startswith("right"))
 
 
-class Grader:
+class Grader(contextlib.AbstractContextManager):
     """Rewards by `judge(key, problem, rollout)`; one that is NaN has no verdict.
 
     Fails the test if a verdict is asked for twice, early or never, or under another prompt.
@@ -136,9 +137,6 @@ class Grader:
 
     def check_golds(self, golds: list) -> list[bool]:
         return [True] * len(golds)
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *_):
         pass
@@ -200,13 +198,15 @@ def rows(log: Path) -> list[dict]:
             for row in read_rows(log)]
 
 
-def difference(run: Path, reference: Path, step: int) -> str:
-    """The first thing in which two runs differ up to `step`; empty if they are equal."""
-    for log in ("metrics.jsonl", "groups.jsonl", "eval.jsonl"):
-        mine, other = ([row for row in rows(folder / log) if row["step"] <= step]
+def difference(run: Path, reference: Path, step: int, evaluated: bool = True) -> str:
+    """The first thing in which two runs differ up to `step`; empty if they are equal.
+
+    evaluated: whether the evaluation is to be there that follows the checkpoint of that step.
+    """
+    for log in LOGS:
+        upto = step if evaluated or log in ("metrics.jsonl", "groups.jsonl") else step - 1
+        mine, other = ([row for row in rows(folder / log) if row["step"] <= upto]
                        for folder in (run, reference))
-        if log == "eval.jsonl" and mine == other[:-1] and other[-1]["step"] == step:
-            continue  # an evaluation follows the checkpoint of its step; --resume makes up for it
         if mine != other:
             return f"{log} differs"
     for name in ("adapter_model.safetensors", "optimizer.pt"):
