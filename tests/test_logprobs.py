@@ -26,14 +26,11 @@ def example(tokens=37, hidden=16, vocabulary=101, dtype=torch.float32, bias=Fals
     return h, Head(weight, shift, **head), torch.randint(vocabulary, (tokens,))
 
 
-def plain_logits(h, head):
+def plain(h, head, target, temperature):
     """As Hugging Face writes it, all at once and with gradients."""
     z = torch.nn.functional.linear(h, head.weight, head.bias)
-    return head.cap * torch.tanh(z / head.cap) if head.cap else z
-
-
-def plain(h, head, target, temperature):
-    log_p = (plain_logits(h, head) / temperature).log_softmax(-1)
+    z = head.cap * torch.tanh(z / head.cap) if head.cap else z
+    log_p = (z / temperature).log_softmax(-1)
     return log_p.gather(1, target[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
 
 

