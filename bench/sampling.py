@@ -284,26 +284,18 @@ def differences(lines: list[dict], rows) -> str:
         for title, quantiles, pairs in rows for first, second, draws in pairs)])
 
 
-def by_budget(lines: list[dict]) -> str:
-    """Seen, not tested."""
-    budgets = (16_000, 24_000, CROSSING, 36_000, PRIMARY, 52_000, FURTHER)
-    cells = [gap(lines, *PAIR, "samples", draws, verdict=False) for draws in budgets]
-    head = ["draws", *(f"{draws:,}" for draws in budgets)]
-    return markdown([head, [" - ".join(PAIR), *cells]])
+def pair(draws: int):
+    """The pair's difference; no verdict, says the plan."""
+    return lambda mine: gap(mine, *PAIR, "samples", draws, verdict=False)
 
 
-def factors(lines: list[dict]) -> str:
-    """Accuracies seed by seed; no verdict, says the plan."""
-    arms = (f"{arm}: rate, seeds 12, 13, 14" for arm in PAIR)
-    found = [["changed", *arms, "difference, points"]]
-    for factor in FACTORS:
-        mine = by_arm(lines, PAIR, SOME_SEEDS, regime=factor)
-        ends = [[at(line, "samples", PRIMARY) for line in runs] for runs in mine.values()]
-        cells = [", ".join([rate(runs), *(f"{end:.0%}" for end in each)])
-                 for runs, each in zip(mine.values(), ends)]
-        ahead = gap(sum(mine.values(), []), *PAIR, "samples", PRIMARY, verdict=False)
-        found.append(["nothing" if factor == "long" else factor, *cells, ahead])
-    return markdown(found)
+def seed_by_seed(arm: str):
+    """Its learning rate, and its accuracies."""
+    def cell(mine):
+        mine = by_arm(mine, [arm])[arm]
+        return ", ".join([rate(mine), *(f"{at(line, 'samples', PRIMARY):.0%}" for line in mine)])
+
+    return cell
 
 
 def gain(start: int, end: int):
@@ -342,13 +334,17 @@ def long_tables(lines: list[dict]) -> dict[str, str]:
     tested = of(lines, LONG_SEEDS, regime="long")
     arms = by_arm(tested, LONG)
     marks = sorted([*range(6_000, GOAL + 1, 6_000), PRIMARY, FURTHER])
+    budgets = (16_000, 24_000, CROSSING, 36_000, PRIMARY, 52_000, FURTHER)
     spans = ((0, 8_000), (32_000, GOAL), (FURTHER - WINDOW, FURTHER))
+    changed = {factor.replace("long", "nothing"): of(lines, SOME_SEEDS, regime=factor)
+               for factor in FACTORS}
     return {
         "Verdicts": differences(tested, COMPARED),
         "Accuracy by draws": table(arms, {
             "learning rate": rate, **{f"{draws:,}": accuracy("samples", draws) for draws in marks},
             "lost": lost(PRIMARY)}),
-        "The pair's difference, ± half the 95 % interval": by_budget(tested),
+        "The pair's difference, ± half the 95 % interval": table(
+            {" - ".join(PAIR): tested}, {f"{draws:,}": pair(draws) for draws in budgets}, "draws"),
         "Earlier": differences(tested, EARLIER),
         "Run by run: accuracy at 46,000 draws by seed": table(
             arms, {str(seed): one_run(seed) for seed in LONG_SEEDS}),
@@ -360,7 +356,9 @@ def long_tables(lines: list[dict]) -> dict[str, str]:
         "Silent prompts: their share, and how many of these are all wrong": table(arms, {
             f"{start:,} to {end:,} draws": silence(start, end, "{silent:.0%}, {of_these:.0%}")
             for start, end in spans}),
-        "One factor at a time, at 46,000 draws (exploratory; sgd: rates times ten)": factors(lines),
+        "One factor at a time, at 46,000 draws (exploratory; sgd: rates times ten)": table(
+            changed, {**{f"{arm}: rate, seeds 12, 13, 14": seed_by_seed(arm) for arm in PAIR},
+                      "difference, points": pair(PRIMARY)}, "changed"),
         "Learning rates: mean of three other seeds at 46,000 draws": tuned(
             lines, LONG, LONG_TUNING, "long", PRIMARY)}
 

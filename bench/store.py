@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 sys.path.insert(0, str(ROOT))
 
-from parts.folder import read_rows  # noqa: E402
+from parts.folder import append, read_rows  # noqa: E402
 
 WRITING = threading.Lock()  # runs may finish at the same time
 ABOUT = ("run", "arm", "cell", "regime", "lr", "seed", "command")  # what is known before a run
@@ -45,20 +45,11 @@ class Study:
 
 
 # --------------------------------------------------------------------------------------- its file
-def short(value):
-    """Six significant digits of every float, in lists and dicts as well."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: short(inner) for key, inner in value.items()}
-    return [short(inner) for inner in value] if isinstance(value, list) else value
-
-
 def columns(rows, kept=None) -> dict[str, list]:
     """[{key: value}] -> {key: [values]}, of the keys in `kept`, or all; None: not in that row."""
     rows = list(rows)
     keys = dict.fromkeys(key for row in rows for key in row if not kept or key in kept)
-    return {key: [short(row.get(key)) for row in rows] for key in keys}
+    return {key: [row.get(key) for row in rows] for key in keys}
 
 
 def rows(table: dict[str, list]) -> list[dict]:
@@ -92,8 +83,9 @@ def runs_of_file(study: str) -> list[dict]:
 
 
 def add(study: str, line: dict) -> None:
-    with WRITING, open(RESULTS / f"{study}.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+    short = json.loads(json.dumps(line), parse_float=lambda digits: float(f"{float(digits):.6g}"))
+    with WRITING:
+        append(RESULTS / f"{study}.jsonl", short)
 
 
 def of(lines: list[dict], seeds=None, **wanted) -> list[dict]:
