@@ -1,4 +1,5 @@
-"""What does each part of MiniRL buy? The study objective: the paper's ablations on a mixture.
+"""What does each part of MiniRL buy? The study objective: the paper's ablations on a mixture. And
+precision: how far engine and trainer are apart.
 
 As in the paper, the mini-batch is fixed and the batch is N of them: every cell takes as many
 gradient steps on as many samples; N says how old the last of them are. A cell's name, such as
@@ -156,6 +157,15 @@ def curve(key: str, run: dict, x: str) -> tuple:
     return [N * step for step in steps], values
 
 
-STUDIES = dict(objective=Study(
-    partial(store.keep, KEPT), tables, draw,
-    endings=("gradient that is not finite", "Engine and trainer disagree")))
+# ---------------------------------------------------------------------------------------- precision
+def precision(lines: list[dict]) -> dict[str, str]:
+    """Of the first step of each run, on its responses; and on the probe's texts."""
+    return {"Engine and trainer in one precision": table(by_cell(lines), {
+        "k3": logged(".1e", "kl_k3"),
+        "mean difference, nats": logged(".0e", "probe_gap_mean")}, "model, weights, logits")}
+
+
+STUDIES = dict(
+    objective=Study(partial(store.keep, KEPT), tables, draw,
+                    endings=("gradient that is not finite", "Engine and trainer disagree")),
+    precision=Study(partial(store.keep, ("kl_k3", "probe_gap_mean")), precision))

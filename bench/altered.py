@@ -1,9 +1,10 @@
 """minirl.py with one thing changed, for the studies: python bench/altered.py WHAT FLAGS
 
-WHAT: sgd, or 1 to 24. FLAGS: those of minirl.py.
+WHAT: sgd, rounded, or 1 to 24. FLAGS: those of minirl.py.
 
 sgd     SGD (momentum 0.9, ten times --lr) in the place of AdamW, whose steps are about equally long
         whatever the gradient. Those of SGD grow with the signal.
+rounded logits in the precision of the weights, in engine and trainer, as others usually have them.
 1, ...  an engine whose weights have only so many significant bits: float32 has 24, bfloat16 8, fp8
         (e4m3) 4. With 1 or 2, engine and trainer disagree more than any format of numbers makes
         them. The probe would refuse such an engine, so there is none.
@@ -22,6 +23,15 @@ def use_sgd() -> None:
 
     torch.optim.AdamW = lambda weights, lr, weight_decay: torch.optim.SGD(
         weights, lr=10 * lr, momentum=0.9, weight_decay=weight_decay)
+
+
+def round_logits() -> None:
+    import vllm
+    from parts import logprobs
+
+    whole = vllm.LLM
+    logprobs.float32_product = lambda h_T, W: (h_T @ W.T).float()
+    vllm.LLM = lambda *a, **options: whole(*a, **options | dict(hf_overrides={}))
 
 
 def coarse(w, bits: int):
@@ -55,8 +65,11 @@ def make_coarse(bits: int) -> None:
     engine.start, engine.merged_weights = coarse_start, coarse_merged
 
 
+CHANGES = dict(sgd=use_sgd, rounded=round_logits)
+
+
 def main() -> None:
-    if sys.argv[1:2] not in [["sgd"], *([str(bits)] for bits in range(1, 25))]:
+    if sys.argv[1:2] not in [[what] for what in (*CHANGES, *map(str, range(1, 25)))]:
         raise SystemExit(__doc__)
     what = sys.argv.pop(1)
     import minirl
@@ -64,8 +77,8 @@ def main() -> None:
     from parts.config import parse
 
     config = parse()
-    if what == "sgd":
-        use_sgd()
+    if what in CHANGES:
+        CHANGES[what]()
     elif config.sync != "merge":
         raise SystemExit("Only merged weights can be rounded: --sync merge.")
     else:

@@ -4,7 +4,6 @@
     OMP_NUM_THREADS=2 python bench/measure.py rollouts --model SmolLM2-135M-Instruct  # a dozen
     python bench/measure.py trl
     python bench/measure.py busy          # 35 minutes; nothing else may run
-    python bench/measure.py precision     # three minutes
     python bench/measure.py gpu --sync merge
 
 Other flags are those of minirl.py. One thread, unless OMP_NUM_THREADS says otherwise. What is
@@ -13,8 +12,6 @@ machine cancel. A table becomes bench/results/PART.md, with the command.
 """
 import argparse
 import contextlib
-import gc
-import itertools
 import os
 import platform
 import runpy
@@ -28,7 +25,6 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
-from unittest.mock import patch
 
 from store import RESULTS, ROOT, markdown  # and one thread, and the path
 
@@ -240,49 +236,6 @@ def one_step(run, fixed: bool) -> float:
     return step["seconds"]
 
 
-# ------------------------------------------------------------------------------ precision
-PRECISIONS = [  # weights, logits
-    ("float32", "float32"),
-    ("float16", "float32"),
-    ("float16", "16 bits"),
-    ("bfloat16", "float32"),
-    ("bfloat16", "16 bits")]
-
-
-def precision(*flags: str) -> list[list[str]]:
-    """k3, an estimate of KL(mu || pi_old), on 512 responses, engine and trainer in one precision:
-    with float32 logits, as they are, and with rounded ones, as others usually have them. And the
-    mean difference of log-probs on the probe's texts."""
-    found = [["model", "weights", "logits", "k3", "mean difference, nats"]]
-    for model, (dtype, logits) in itertools.product(("tiny", "tiny-moe"), PRECISIONS):
-        with rounded() if logits == "16 bits" else contextlib.nullcontext():
-            step = first_step("--model", model, "--dtype", dtype, "--batch-prompts", "32",
-                              "--sampler", "uniform", "--n", "16", *flags)
-        found.append([model, dtype, logits, f"{step['kl_k3']:.1e}",
-                      f"{step['probe_gap_mean']:.0e}"])
-        gc.collect()  # ends the engine before the next one starts
-    return found
-
-
-def first_step(*flags: str) -> dict:
-    import minirl
-
-    with project(*flags) as run:
-        return minirl.train_step(1, run)[1]
-
-
-@contextlib.contextmanager
-def rounded():
-    """Logits in the precision of the weights, in engine and trainer."""
-    import vllm
-    from parts import logprobs
-
-    whole = vllm.LLM
-    with (patch.object(logprobs, "float32_product", lambda h_T, W: (h_T @ W.T).float()),
-          patch.object(vllm, "LLM", lambda *a, **how: whole(*a, **how | dict(hf_overrides={})))):
-        yield
-
-
 # --------------------------------------------------------------------------------------- on a GPU
 SIZE_1_5B = dict(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
                  num_attention_heads=12, num_key_value_heads=2, vocab_size=151_936)
@@ -322,7 +275,7 @@ def random_model(folder: str) -> None:
 
 
 # ----------------------------------------------------------------------------------------- program
-PARTS = dict(rollouts=rollouts, trl=trl, busy=busy, precision=precision, gpu=gpu)
+PARTS = dict(rollouts=rollouts, trl=trl, busy=busy, gpu=gpu)
 
 
 def machine() -> str:

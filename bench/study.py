@@ -6,8 +6,8 @@
     python bench/study.py real_model                # what is stored of runs that were made singly
     python bench/study.py mine --add runs/a runs/b  # finished runs into a study
 
-sampling.py has the studies skills, longer_skills, real_race and human, ablations.py has objective:
-what is kept of a run and what is compared. The runs themselves are the lines of
+sampling.py has the studies skills, longer_skills, real_race and human, ablations.py has objective
+and precision: what is kept of a run and what is compared. The runs themselves are the lines of
 bench/results/STUDY.jsonl (see store.py), or a table there. They are started through the command
 line, resumed, and stored when they end. The page is bench/results/STUDY.md; what is written above
 its first title is prose, and stays. compare.py draws runs.

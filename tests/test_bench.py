@@ -83,6 +83,22 @@ def test_coarse_weights_are_those_of_the_formats_with_as_many_bits():
     assert torch.equal(powers, powers.round())
 
 
+def test_logits_are_rounded_on_both_sides(monkeypatch):
+    from parts import logprobs
+
+    vllm = SimpleNamespace(LLM=lambda model, **options: options)
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    exact = logprobs.float32_product
+    monkeypatch.setattr(logprobs, "float32_product", exact)
+    altered.round_logits()
+    h_T, W = torch.randn(3, 8).bfloat16(), torch.randn(50, 8).bfloat16()
+    product = logprobs.float32_product(h_T, W)
+    assert torch.equal(product, product.bfloat16().float())
+    assert not torch.equal(exact(h_T, W), product)
+    assert vllm.LLM("tiny", seed=1, hf_overrides=dict(head_dtype="float32")) == dict(
+        seed=1, hf_overrides={})
+
+
 def test_a_coarse_engine_starts_with_rounded_matrices_and_is_sent_no_others(monkeypatch, tmp_path):
     """Vectors (norms, biases) stay as they are, and so does the trainer's model."""
     from parts import engine
