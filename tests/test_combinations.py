@@ -97,11 +97,6 @@ def cannot_work(c: dict) -> bool:
     return twice or idle or c["objective"] != "minirl" and of_minirl
 
 
-@pytest.mark.parametrize("sampler", choices("sampler")["sampler"])
-def test_every_rule_trains_as_it_is(sampler):
-    check_that_it_trains(sampler=sampler)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("axes", [
     choices("sampler", "objective", "advantage", "weighting", "replay"),

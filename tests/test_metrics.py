@@ -18,8 +18,8 @@ from models import make
 from parts.config import Config
 from parts.folder import append
 from parts.logprobs import Row
-from parts.metrics import (diagnostics, effective_share, few_weights, group_row, mean_surprisal,
-                           no_verdicts, pieces, summarize, token_columns, watch, why_broken)
+from parts.metrics import (diagnostics, effective_share, few_weights, group_row, no_verdicts,
+                           pieces, summarize, token_columns, watch, why_broken)
 from parts.policy import START_SCALE
 from world import Words, ready, silent
 
@@ -103,13 +103,6 @@ def test_the_effective_share_of_weights(weights, wanted):
     assert effective_share(weight_T).item() == pytest.approx(wanted)
     cv2 = weight_T.var(unbiased=False) / weight_T.mean()**2
     assert wanted == pytest.approx(1 / (1 + cv2.item()))
-
-
-def test_entropy_is_over_everything_that_was_drawn():
-    rollouts = [[SimpleNamespace(logprobs=lp) for lp in pool]
-                for pool in ([[-1.0, -2.0], [-3.0]], [[-6.0]])]
-    groups = [SimpleNamespace(pool=[SimpleNamespace(rollout=r) for r in pool]) for pool in rollouts]
-    assert mean_surprisal(groups) == 3.0
 
 
 # ------------------------------------------------------------------------------ groups.jsonl
