@@ -61,6 +61,7 @@ def test_a_small_model_needs_no_flags_and_flags_go_first(tmp_path):
     assert (config.data, config.eval_data) == ("builtin-words", "builtin-words")
     assert config.template == "three-examples" and config.n == config.N == 4
     assert parse(["--model", models.SMOLLM, "--data", "builtin-words"]) == config  # by its name
+    assert parse(["--model", models.SMOLLM, "--sampler", "gvm"]).M == Config.M > config.M
     own = parse(["--model", models.SMOLLM, "--lr", "1e-4", "--max-tokens", "64"])
     assert (own.lr, own.steps, own.max_tokens) == (1e-4, SMALL["steps"], 64)
     file = tmp_path / "mine.jsonl"
