@@ -518,12 +518,13 @@ def as_in_its_run(checkpoint: str, data: str) -> dict:
     """The settings of a checkpoint's run that its evaluation has too, where no flag says otherwise.
 
     A run that has split its own file is evaluated on what it holds out, unless `data` is named.
+    Its --reward judges a file too, but no benchmark, whose results others must be able to compare.
     """
     folder, run = run_of(checkpoint)
     names = "model template max_prompt_tokens max_tokens temperature".split()
     if data == "auto" and run.get("eval_data") == HELD_OUT:
         data = HELD_OUT
-    if data == HELD_OUT:
+    if data == HELD_OUT or all(map(is_own, data.split(","))):
         names += ["columns", *["reward", "threshold"] * bool(run.get("reward"))]
     elif run.get("reward"):
         print(f"{shown(folder)} was trained with --reward {shown(run['reward'])}: here math-verify "

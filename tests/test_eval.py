@@ -399,7 +399,7 @@ def test_what_a_run_holds_out_is_asked_and_what_it_trains_on_is_counted(tmp_path
 
 
 def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, adapter):
-    """Also its reward: what was held out under it is judged by it, and nothing else is."""
+    """Also its reward: it judges what the run held out and files, but no other set."""
     judge = tmp_path / "mine.py"
     judge.write_text("def score(problem, completion): return problem['n']")
     place, file = own_run(tmp_path, reward=f"{judge}:score", threshold=0.25, columns="frage")
@@ -411,6 +411,8 @@ def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, 
                for p in evaluation.load_asked(config)[0])
     assert (elsewhere.max_tokens, elsewhere.temperature, elsewhere.columns) == (33, 0.9, "")
     assert (elsewhere.reward, elsewhere.threshold) == ("", 0.7)
+    for data, judged_by in ((file, config.reward), (f"{file},builtin", "")):
+        assert evaluation.parse_eval(["--adapter", place, "--data", data]).reward == judged_by
     # a checkpoint of no run
     assert (plain.max_tokens, plain.data, plain.temperature) == (64, "builtin", 1)
 
