@@ -130,6 +130,13 @@ TEXTS = {
                             "def test_wrong():\n    assert double(3) == 5\n"}
 
 
+def test_what_mutants_quote_is_there_once_and_so_are_their_tests():
+    for mutant in map(json.loads, (ROOT / "bench/mutants.jsonl").open()):
+        assert (ROOT / mutant["file"]).read_text().count(mutant["old"]) == 1, mutant
+        file, _, name = mutant.get("test", "").partition("::")
+        assert not file or f"def {name.partition('[')[0]}(" in (ROOT / file).read_text(), mutant
+
+
 @pytest.mark.slow
 def test_a_mutant_is_killed_by_its_test_and_finds_one_if_that_is_gone(
         tmp_path, monkeypatch, capsys):
