@@ -500,6 +500,9 @@ def parse_eval(argv: list[str] | None = None) -> EvalConfig:
         adapter = first.adapter and find_adapter(first.adapter)
         known = small_defaults(first) | as_in_its_run(adapter or first.model, first.data)
         config = parse_flags(EvalConfig, argv, *about, known)
+        if config.reward != known.pop("reward", ""):  # the run's threshold is for its own reward
+            known.pop("threshold", None)
+            config = parse_flags(EvalConfig, argv, *about, known)
         config.validate()
         require_effect(config)
     real = config.model not in TINY
