@@ -57,10 +57,10 @@ def score(grader, gold: str, completion: str, **how) -> float:
 def test_a_sample_of_the_table_gets_the_pinned_verdicts(grader, monkeypatch):
     """All that strings decide, and a tenth of what math-verify has to."""
     with monkeypatch.context() as patch:
-        patch.setattr(grader, "ask_judge", lambda *question: None)
+        patch.setattr(grader, "ask_judge", lambda *question: Future())
         asked = [(case, grader.ask(case["gold"], case["completion"])) for case in CASES]
-    said = [(case["verdict"], future.result().status) for case, future in asked if future]
-    some = [case for case, future in asked if not future][::10]
+    said = [(case["verdict"], future.result().status) for case, future in asked if future.done()]
+    some = [case for case, future in asked if not future.done()][::10]
     verdicts = grader.grade([(case["gold"], case["completion"]) for case in some])
     said += [(case["verdict"], verdict.status) for case, verdict in zip(some, verdicts)]
     assert len(said) > 1300 and all(pinned == found for pinned, found in said)
@@ -219,6 +219,15 @@ def test_the_same_question_is_asked_once(grader):
     verdicts = grader.grade([("7\\sqrt{3}", f"{n}: \\boxed{{\\sqrt{{147}}}}") for n in range(9)])
     assert {verdict.status for verdict in verdicts} == {"correct"}
     assert grader.ask_judge.cache_info().misses == before + 1
+
+
+def test_a_question_whose_child_was_killed_is_asked_again(grader, monkeypatch):
+    ended = [Future(), Future()]
+    for future, status in zip(ended, ("killed", "correct")):
+        future.set_result(grader.verdict(status, ""))
+    monkeypatch.setattr(grader, "ask_judge", lambda *_: ended[0])
+    monkeypatch.setattr(rewards.ForkingGrader, "ask", lambda *_: ended[1])
+    assert score(grader, "7\\sqrt{3}", boxed("\\sqrt{147}")) == 1
 
 
 @pytest.mark.slow

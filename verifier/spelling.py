@@ -303,8 +303,12 @@ UNIT_IN_TEXT = re.compile(rf"""
     \\text\{{([^{{}}]*)\}} ({POWER})                       # the unit and its power
     (?= \s* (?: \.?$ | [,;/] | \\cdot\s*\\text | \\text))  # at the end, or before another one
     """, re.VERBOSE)
-BARE_UNIT = re.compile(  # in letters, at the end: 5 cm^2, 5 cm2, 5 m/s, 5元
-    rf"(?<=[\d}}])\s*((?:[A-Za-z]{{2}}|[mgLNJW]/|{HAN})(?:{HAN}|[A-Za-z /.])*)({POWER}|[23])\s*$")
+BARE_UNIT = re.compile(rf"""                          # in letters, at the end: 5 cm^2, 5 m^2/s, 5元
+    (?<=[\d}}]) \s*
+    ((?:[A-Za-z]{{2}} | [mgLNJW](?:\^\d)?/ | {HAN})     # a variable is one letter
+     (?:{HAN} | [A-Za-z\ /.] | \^\d/)*)
+    ({POWER} | [23]) \s*$                             # 5 cm2, too
+    """, re.VERBOSE)
 SYMBOLS = set("m cm mm km g kg mg l L ml mL s h N J W V A C F kW kWh Hz Pa mol in ft yd mi mph rpm "
               "oz lb lbs hr hrs min mins sec secs yr yrs gal rad USD EUR GBP INR CNY RMB JPY Rs "
               "K ms nm eV keV MeV GeV erg ergs dyne kJ MW kV mA mV kHz MHz GHz kPa MPa atm AU pc "
