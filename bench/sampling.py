@@ -364,10 +364,10 @@ def long_tables(lines: list[dict]) -> dict[str, str]:
 
 
 # ---------------------------------------------------------------------------------- a real model
-HUMAN = {  # arm -> flags, prompts a step, steps: about 9,300 draws each
-    "ada-balance": ("--sampler ada-balance", 16, 40),
-    "uniform-4": ("--sampler uniform --n 4", 58, 40),
-    "ada-pos": ("--sampler ada-pos", 16, 48)}
+HUMAN = {  # arm -> flags, prompts a step, steps: about 4,700 draws each
+    "ada-balance": ("--sampler ada-balance", 16, 20),
+    "uniform-4": ("--sampler uniform --n 4", 58, 20),
+    "ada-pos": ("--sampler ada-pos", 16, 24)}
 RACE_COSTS = {"draws": "samples", "tokens drawn": "tokens", "tokens trained": "trained"}
 HUMAN_COSTS = {"draws": "samples", "tokens trained": "trained", "seconds": "seconds"}
 
