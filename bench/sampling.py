@@ -9,10 +9,8 @@ run the evaluations are kept with what had been spent by then, and of the skills
                         [prompts, silent and wrong, silent and right]
 """
 import math
-import os
 import re
 from functools import partial
-from shlex import quote
 from statistics import mean, stdev
 
 import skills_theory
@@ -376,14 +374,14 @@ def human_runs() -> list[dict]:
     """Problems that people wrote, for the model that has learnt the templates (bench/plan.md):
     runs/words-135M. A seed at a time, in all arms.
 
-    SVAMP: a folder with svamp_train.jsonl and svamp_test.jsonl; else they come from the hub.
+    SVAMP: runs/svamp_train.jsonl and runs/svamp_test.jsonl; else from the hub.
     """
-    folder = os.environ.get("SVAMP")
-    train, test = (os.path.abspath(f"{folder}/svamp_{part}.jsonl") if folder else "svamp"
-                   for part in ("train", "test"))
+    files = [f"../svamp_{part}.jsonl" for part in ("train", "test")]
+    here = all((store.ROOT / "runs" / file[3:]).exists() for file in files)
+    train, test = files if here else ("svamp", "svamp")
     return [dict(run=f"{arm}-seed{seed}", arm=arm, seed=seed, command=(
-        f"minirl.py --model ../words-135M --data {quote(train)} --eval-data "
-        f"builtin-words,{quote(test)} --eval-questions 100 --eval-k 4 --eval-every 10 --template "
+        f"minirl.py --model ../words-135M --data {train} --eval-data "
+        f"builtin-words,{test} --eval-questions 100 --eval-k 4 --eval-every 10 --template "
         f"three-examples --max-tokens 40 --max-prompt-tokens 320 {flags} --batch-prompts {prompts} "
         f"--log-groups 0 --seed {seed} --steps {steps} --name {arm}-seed{seed}"))
         for seed in range(50, 55) for arm, (flags, prompts, steps) in HUMAN.items()]
