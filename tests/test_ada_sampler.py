@@ -300,22 +300,6 @@ def test_no_verdict_is_waited_for_that_cannot_decide_anything():
     run(coins([0.5]), config(N=1), engine, Watched())
 
 
-def test_grading_overlaps_with_the_engine():
-    """No verdict is waited for in the step in which its sample finished, but at idleness."""
-    class Watched(Grader):
-        def submit(self, key, problem, rollout):
-            super().submit(key, problem, rollout)
-            born[key] = len(engine.log)
-
-        def result(self, key):
-            early.append(len(engine.log) == born[key] and engine.busy)
-            return super().result(key)
-
-    born, early, engine = {}, [], Engine(0, slots=16)
-    run(mixed(16), config(), engine, Watched())
-    assert len(early) > 200 and not any(early)
-
-
 # ---------------------------------------------------------------------------------------- the rules
 @pytest.mark.parametrize("hopeless", [False, True])
 def test_dapo_refills_and_drops(hopeless):

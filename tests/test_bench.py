@@ -1,7 +1,6 @@
 """The benchmarks' own arithmetic, and the GPU's part end to end on the CPU, on a small model."""
 import json
 import sys
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -48,16 +47,6 @@ def test_both_sides_are_timed_on_the_samplers_own_samples(monkeypatch):
     row = measure.against_vllm(SimpleNamespace(engine=None), dict(M=8))
     assert asked == [8] + [8, [([1, 2], 4), ([1, 2], 6)], [([1, 2], 40)]] * 6
     assert row[:2] == ["2", "6"]
-
-
-def test_both_trainers_are_told_by_their_medians(monkeypatch):
-    """Pairs are of one step."""
-    monkeypatch.setattr(measure, "project", lambda *_: nullcontext())
-    monkeypatch.setattr(measure, "trl_trainer", lambda *_: None)
-    monkeypatch.setattr(measure, "take_turns", lambda *_: ([100, 60, 90], [50, 20, 90]))
-    _, ours, theirs, ratio = measure.trl()
-    assert ours == ["minirl.py", "90"] and theirs == ["TRL", "50"]
-    assert ratio[-1] == "2.00 (1.00 to 3.00)"
 
 
 # ------------------------------------------------------------------------------ on a GPU

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import asdict, fields
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import get_type_hints
 
 import pytest
 
@@ -141,35 +141,13 @@ def test_a_built_in_model_gets_one_thread_unless_the_user_says_more(
     assert found.get("OMP_NUM_THREADS") == threads
 
 
-def another(name: str):
-    """A value that is not the default, as text and as it should arrive."""
-    hint, usual = get_type_hints(Config)[name], (getattr(Config, name), "auto")
-    if get_origin(hint) is Literal:
-        value = next(choice for choice in get_args(hint) if choice not in usual)
-    else:
-        numbers = {int: -97, float: -0.125, str: "words"}  # a minus begins no flag
-        value = numbers.get(hint, "all")
-    return str(value), value
-
-
-def test_every_flag_arrives_in_its_own_field():
-    hints, argv, wanted = get_type_hints(Config), [], {}
-    for f in fields(Config):
-        if hints[f.name] is bool:
-            wanted[f.name] = not f.default
-            argv.append(flag(f.name) if wanted[f.name] else flag("no_" + f.name))
-        else:
-            typed, wanted[f.name] = another(f.name)
-            argv += [flag(f.name), typed]
-    found = parse_flags(Config, argv, "minirl.py", "")
-    assert {name: getattr(found, name) for name in wanted} == wanted
-
-
 def test_without_flags_the_defaults_hold_and_others_can_take_their_place():
     assert parse_flags(Config, [], "p", "") == Config()
     stored = dict(lr=0.25, clip=False, resume=True)
     assert parse_flags(Config, [], "p", "", stored) == Config(**stored)
-    given = parse_flags(Config, ["--no-resume", "--M", "9"], "p", "", stored)
-    assert given == Config(lr=0.25, clip=False, M=9)
+    flags = "--no-resume --M 9 --eval-every -97 --lr -0.125 --sampler gvm --log-groups all"
+    given = parse_flags(Config, flags.split(), "p", "", stored)  # a minus begins no flag
+    assert given == Config(lr=-0.125, clip=False, M=9, eval_every=-97, sampler="gvm",
+                           log_groups="all")
     one = parse_flags(ModelSettings, ["--lora-rank", "8"], "p", "")  # a class without groups
     assert one == ModelSettings(lora_rank=8)

@@ -255,13 +255,6 @@ def test_mean_and_variance_of_a_capped_weight(sigma, cap):
 
 
 # --------------------------------------------------------------------------- session 6: old data
-def test_experts_flip_in_proportion_to_the_noise():
-    sigma, gaps = 0.01, np.linspace(0, 0.2, 20_001)
-    beyond = np.array([1 - laws.Phi(g / sigma) for g in gaps])
-    right = sigma / math.sqrt(2 * math.pi)  # for a density of 1
-    assert beyond.sum() * gaps[1] == pytest.approx(right, rel=1e-2)
-
-
 # ----------------------------------------------------------------------------- session 7: loophole
 @pytest.mark.parametrize("p, h, prompts", [(0.2, 0.002, 50), (0.2, 0.008, 50), (0.3, 0.001, 20)])
 def test_the_loophole_wins_exactly_above_the_threshold(p, h, prompts):

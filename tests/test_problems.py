@@ -11,7 +11,6 @@ import pytest
 
 from conftest import ROOT
 from models import make
-from parts.data import default_data, default_eval_data, load_problems
 from parts.problems import (BUILTIN, KINDS, LETTERS, OPERATIONS, TOP, belief, chains, offset,
                             skills, words)
 
@@ -105,14 +104,6 @@ def test_no_correction_serves_many_letters():
     assert set(distances) == set(range(1, 10)) and max(distances.values()) <= 6
     pairs = Counter((make.favourite(x), offset(x)) for x in LETTERS)
     assert max(pairs.values()) <= 3
-
-
-def test_they_are_data_by_name():
-    found = load_problems("builtin-skills", for_training=False)
-    assert len(found) == 240 and found[0].source == "builtin-skills"
-    both = load_problems("builtin,builtin-skills", limit=5)
-    assert [p.source for p in both] == ["builtin"] * 5 + ["builtin-skills"] * 5
-    assert default_data("tiny-skills") == default_eval_data("builtin-skills") == "builtin-skills"
 
 
 @pytest.mark.slow

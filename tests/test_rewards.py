@@ -237,16 +237,6 @@ def test_a_verdict_does_not_depend_on_what_was_asked_before(grader):
 HANG = r"\int_0^1 \frac{\sin(x^3)}{e^{x^2}+\ln(x+2)}dx"
 
 
-@pytest.mark.slow
-def test_a_real_answer_meets_each_limit():
-    with Grader(workers=1, cpu_seconds=0.375) as strict:
-        hung, large = strict.grade([("2", boxed(HANG)), ("2", boxed("9^{9^{9^9}}"))])
-        assert hung.status == "timeout" and large.status in ("timeout", "killed")
-    with Grader(workers=1, memory_gb=0.15) as small:
-        assert small.grade([("2", boxed("2^{10^9}"))])[0].status == "killed"
-        assert small.grade([(r"\sqrt{12}", boxed(r"2\sqrt{3}"))])[0].status == "correct"
-
-
 # ---------------------------------------------------------------------------------- hostile answers
 
 def nested(left: str, right: str, n: int, core: str = "1") -> str:
