@@ -15,7 +15,7 @@ import torch
 
 from ada_sampler import SamplerConfig, advantages, allocate_gvm
 from conftest import ROOT
-from course import bugs, figures, laws
+from course import bugs, laws
 from minirl import objective
 from parts.config import Config
 
@@ -52,14 +52,6 @@ def test_formulas_survive_markdown(page):
     assert [f for f in formulas if "\n" in f or re.search(r"\\[^a-zA-Z]", f)] == []
     every = formulas + re.findall(r"```math\n(.*?)```", text, flags=re.S)
     assert [f for f in every if f.count("{") != f.count("}") or "](" in f] == []
-
-
-def test_every_figure_stands_in_the_notes_beside_its_command():
-    text = "".join(page.read_text() for page in NOTES)
-    for function in figures.DRAWN:
-        name = function.__name__
-        assert f"(../figures/{name}.png)\n\n`python course/figures.py {name}`" in text
-        assert (COURSE / "figures" / f"{name}.png").stat().st_size < 60_000
 
 
 def test_every_quiz_has_an_answer_and_a_copy_for_a_class_has_none():
@@ -183,13 +175,6 @@ def test_a_draw_of_uniform_sampling_is_worth_one_minus_one_over_n(n, p):
     assert laws.efficiency(p, SamplerConfig(sampler="uniform", n=n)) == pytest.approx(1 - 1 / n)
 
 
-def test_hard_prompts_lose_nothing_per_draw_in_balance_with_small_rounds():
-    shares = [laws.efficiency(p, SamplerConfig(M=4, N=round(3 / p))) for p in (0.2, 0.05, 0.02)]
-    assert shares == sorted(shares) and shares[-1] > 0.93
-    config = SamplerConfig()
-    assert laws.efficiency(0.5, config) < 0.5
-
-
 def test_gvm_allocates_where_the_variance_is_least():
     p, norms, total = [0.05, 0.2, 0.5, 0.9], [1.0, 0.5, 2.0, 1.0], 4000
     sizes = allocate_gvm(p, norms, total, alpha=0, beta=2)
@@ -254,7 +239,6 @@ def test_mean_and_variance_of_a_capped_weight(sigma, cap):
     assert laws.capped(sigma, cap) == pytest.approx((first, (w**2 * density).sum() - first**2))
 
 
-# --------------------------------------------------------------------------- session 6: old data
 # ----------------------------------------------------------------------------- session 7: loophole
 @pytest.mark.parametrize("p, h, prompts", [(0.2, 0.002, 50), (0.2, 0.008, 50), (0.3, 0.001, 20)])
 def test_the_loophole_wins_exactly_above_the_threshold(p, h, prompts):

@@ -3,6 +3,7 @@ import json
 import random
 from collections import Counter
 from pathlib import Path
+from statistics import fmean as mean
 
 import pytest
 from hypothesis import given
@@ -28,11 +29,6 @@ def rows_of(rewards_by_question, data="a"):
     return [dict(data=data, id=str(q), sample=s, reward=float(reward), tokens=10,
                  finish_reason="stop", status="correct" if reward else "wrong")
             for q, rewards in enumerate(rewards_by_question) for s, reward in enumerate(rewards)]
-
-
-def mean(values):
-    values = list(values)
-    return sum(values) / len(values)
 
 
 A = [[0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
@@ -71,7 +67,7 @@ def test_a_report_against_its_raw_rows(k):
     def share(key, *values):
         return mean(row[key] in values for row in rows)
 
-    means = [mean(row["reward"] for row in one) for one in own]
+    means = [sum(row["reward"] for row in one) / k for one in own]
     assert report(rows, k) == bootstrap([means]) | {"pass": pytest.approx(passed)} | dict(
         k=k, questions=9, correct=share("status", "correct"), no_box=share("status", "no_box"),
         truncated=share("finish_reason", "length"),
@@ -270,9 +266,8 @@ def model():
 def data(tmp_path_factory):
     """A file with short arithmetic in two levels."""
     file = tmp_path_factory.mktemp("data") / "sums.jsonl"
-    rows = [dict(problem=f"{a}+{b}=?", answer=str(a + b), level=1 + a // 4)
-            for a in range(1, 8) for b in range(1, 4)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    folders.append(file, *(dict(problem=f"{a}+{b}=?", answer=str(a + b), level=1 + a // 4)
+                           for a in range(1, 8) for b in range(1, 4)))
     return file
 
 
@@ -366,8 +361,8 @@ def adapter(model, tmp_path_factory):
 def own_run(folder, **settings):
     """A run of one step, on a file of its own if nothing else is said: its checkpoint, the file."""
     file = folder / "mine.jsonl"
-    rows = [dict(frage=f"What is {i} plus {i}?", n=i, loesung=str(2 * i)) for i in range(40)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    folders.append(file, *(
+        dict(frage=f"What is {i} plus {i}?", n=i, loesung=str(2 * i)) for i in range(40)))
     usual = dict(name="own", steps=1, data=str(file), max_tokens=33, temperature=0.9,
                  eval_questions=9)
     run = small_run(folder, **usual | settings)
@@ -446,8 +441,7 @@ def merged(adapter, data, tmp_path_factory) -> Path:
 
 
 def run(model, data, out, **more) -> Path:
-    done = run_program("eval.py", *flags(model, data, out, **more), cwd=ROOT)
-    assert done.returncode == 0, done.stdout
+    run_program("eval.py", *flags(model, data, out, **more), cwd=ROOT)
     return out
 
 

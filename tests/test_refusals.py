@@ -20,6 +20,7 @@ import minirl
 from course import simulate
 from helpers import HANG, ROOT
 from parts.config import parse
+from parts.folder import append
 from recipes import export
 from world import Grader, small_run
 
@@ -53,10 +54,6 @@ def a_folder(file: Path):
         file.unlink(missing_ok=True)
         file.mkdir()
     return spoil
-
-
-def moved(old: Path, new: Path):
-    return lambda: old.rename(new)
 
 
 def adapter_of(value: float):
@@ -231,7 +228,7 @@ REFUSED = {
     ],
     "recipes.export": [
         ("runs/none out", "has no adapter_config.json"),
-        ("strange out", "is no checkpoint of a run", moved(LAST, Path("strange"))),
+        ("strange out", "is no checkpoint of a run", lambda: LAST.rename("strange")),
         ("runs/mine out", "does not fit", text(LAST / "adapter_model.safetensors", "half")),
         ("runs/mine out", "does not fit", changed(LAST / "adapter_config.json", r=4)),
         ("runs/mine out", "their layers differ", changed(
@@ -256,8 +253,8 @@ def finished(tmp_path_factory) -> Path:
     """The folder that every program starts in."""
     place = tmp_path_factory.mktemp("finished")
     small_run(place, steps=3, log_groups="all")
-    sums = [dict(problem=f"{a}+{b}=?", answer=str(a + b)) for a in range(1, 8) for b in (1, 2, 3)]
-    (place / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums))
+    append(place / "sums.jsonl", *(dict(problem=f"{a}+{b}=?", answer=str(a + b))
+                                   for a in range(1, 8) for b in (1, 2, 3)))
     return place
 
 

@@ -52,12 +52,6 @@ def test_it_can_be_read_where_it_cannot_be_run():
     assert not any(cell["metadata"] for cell in CELLS)  # nor when each cell was run
 
 
-def test_each_part_asks_for_a_prediction_before_it_is_run():
-    parts = re.split(r"^## \d\. ", "\n".join(TEXTS), flags=re.M)[1:]
-    assert len(parts) == 5
-    assert all(re.search(r"(?s)\*\*Predict\.\*\*.*\nguess = .*\bguess\b", part) for part in parts)
-
-
 def test_what_the_text_says_of_the_stored_run_is_in_it():
     (remark,) = [text for text in TEXTS if text.startswith("In the stored run it is draw 13")]
     said = printed(CELLS)
