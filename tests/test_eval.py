@@ -16,7 +16,7 @@ from models_small import policy
 from parts import folder as folders
 from parts.data import Problem, load_train_and_held_out
 from parts.folder import digest_of
-from parts.models import fetch_model, weights_of
+from parts.models import tiny_folder, weights_of
 from world import Engine, Grader, small_run
 
 
@@ -257,9 +257,7 @@ def test_each_held_out_set_has_a_row_and_an_interval_of_its_own():
 
 
 # --------------------------------------------------------------------------------- the command line
-@pytest.fixture(scope="module")
-def model():
-    return fetch_model("tiny", 0)
+MODEL = tiny_folder()
 
 
 @pytest.fixture(scope="module")
@@ -275,8 +273,7 @@ def flags(model, data, out, **more):
     """The command line of a small evaluation."""
     small = dict(template="chat", k=4, max_tokens=24, max_prompt_tokens=40)
     wanted = dict(model=model, data=data, out=out) | small | more
-    return [part for key, value in wanted.items()
-            for part in ("--" + key.replace("_", "-"), str(value))]
+    return [f"--{key.replace('_', '-')}={value}" for key, value in wanted.items()]
 
 
 FINISHED = dict(k=1, questions={"a": "1"}, template="chat", temperature=1.0, max_tokens=9, stop=[1],
@@ -317,12 +314,12 @@ def test_a_comparison_under_another_protocol_is_marked(tmp_path, capsys, changed
 
 def test_limits_and_folder_follow_the_model(adapter, data):
     """A small base model may write as much as in its training: else adapters had it easier."""
-    small = ["--model", "SmolLM2-135M-Instruct", "--data"]
-    for argv, wanted in (([], (64, 256, "builtin")),
-                         (["--model", "Qwen2.5-Math-1.5B"], (3000, 1024, "math500")),
-                         ([*small, "auto"], (40, 256, "builtin-words")),
-                         ([*small, str(data)], (160, 640, str(data)))):
-        found = evaluation.parse_eval(argv)
+    for model, asked, wanted in (
+            ("tiny", "auto", (64, 256, "builtin")),
+            ("Qwen2.5-Math-1.5B", "auto", (3000, 1024, "math500")),
+            ("SmolLM2-135M-Instruct", "auto", (40, 256, "builtin-words")),
+            ("SmolLM2-135M-Instruct", str(data), (160, 640, str(data)))):
+        found = evaluation.parse_eval(["--model", model, "--data", asked])
         assert (found.max_tokens, found.max_prompt_tokens, found.data) == wanted
     folders = [evaluation.parse_eval(argv).out for argv in ([], ["--adapter", str(adapter[0])])]
     assert folders[1] != folders[0] == "runs/eval-tiny-builtin-k32", "two policies, two folders"
@@ -331,29 +328,29 @@ def test_limits_and_folder_follow_the_model(adapter, data):
     assert len(Path(long.out).name) < 200
 
 
-def test_the_protocol_knows_the_weights_of_sets_and_adapter(model, adapter, data, tmp_path):
+def test_the_protocol_knows_the_weights_of_sets_and_adapter(adapter, data, tmp_path):
     """A set weighs as many problems as are asked: one with a prompt that is too long is dropped."""
-    few, rows = tmp_path / "few.jsonl", data.read_text().splitlines()[:3]
-    long = json.dumps(dict(problem="1+" * 50 + "1=?", answer="51"))
-    few.write_text("\n".join([*rows, long, long.replace("51", "52")]) + "\n")
-    both = flags(model, f"{data},{few}", tmp_path / "out", adapter=adapter[0])
+    few, long = tmp_path / "few.jsonl", "1+" * 50
+    folders.append(few, *lines(data)[:3], dict(problem=f"{long}1=?", answer="51"),
+                   dict(problem=f"{long}2=?", answer="52"))
+    both = flags(MODEL, f"{data},{few}", tmp_path / "out", adapter=adapter[0])
     problems, protocol = evaluation.problems_and_protocol(evaluation.parse_eval(both))
     assert protocol["weights"] == {"sums.jsonl": 21, "few.jsonl": 3} == Counter(
         problem.source for problem in problems)
     weights = digest_of(Path(adapter[0], "adapter_model.safetensors"))
-    assert protocol["files"] == weights_of(model) | dict(adapter=weights)
+    assert protocol["files"] == weights_of(MODEL) | dict(adapter=weights)
 
 
 # ----------------------------------------------------------------------------------------- adapters
 @pytest.fixture(scope="module")
-def adapter(model, tmp_path_factory):
+def adapter(tmp_path_factory):
     """A random LoRA adapter that changes most samples, and the model into which it is merged."""
     from transformers import AutoTokenizer
 
-    trained, folder = policy(model, moved=0.2, rank=12), tmp_path_factory.mktemp("adapter")
+    trained, folder = policy(MODEL, moved=0.2, rank=12), tmp_path_factory.mktemp("adapter")
     trained.save_pretrained(folder / "adapter")
     trained.merge_and_unload().save_pretrained(folder / "merged")
-    AutoTokenizer.from_pretrained(model).save_pretrained(folder / "merged")
+    AutoTokenizer.from_pretrained(MODEL).save_pretrained(folder / "merged")
     return folder / "adapter", folder / "merged"
 
 
@@ -462,7 +459,6 @@ def test_an_evaluation_of_the_real_engine(merged):
         (str(q), s) for q in range(21) for s in range(4)]
     assert all(row["data"] == name and row["level"] in "12" and 1 <= row["tokens"] <= 24
                for row in rows)
-    assert {row["finish_reason"] for row in rows} <= {"stop", "length"}
     assert len({row["text"] for row in rows}) > 25
     again = summarize(rows, 4, protocol["weights"])  # from the rows that it has written
     assert summary == json.loads(json.dumps(again))
@@ -471,8 +467,8 @@ def test_an_evaluation_of_the_real_engine(merged):
 
 
 @pytest.mark.engine
-def test_adapter_and_merged_model_agree(merged, model, adapter, data, tmp_path):
-    swapped = run(model, data, tmp_path / "swapped", adapter=adapter[0], sync="adapter",
+def test_adapter_and_merged_model_agree(merged, adapter, data, tmp_path):
+    swapped = run(MODEL, data, tmp_path / "swapped", adapter=adapter[0], sync="adapter",
                   against=merged)
     both = zip(samples(swapped), samples(merged), strict=True)
     same = mean(one["text"] == other["text"] for one, other in both)
