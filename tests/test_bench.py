@@ -49,7 +49,6 @@ def test_both_sides_are_timed_on_the_samplers_own_samples(monkeypatch):
     assert row[:2] == ["2", "6"]
 
 
-# ------------------------------------------------------------------------------ on a GPU
 @pytest.mark.engine
 def test_the_gpus_part_runs_on_a_cpu(tmp_path):
     """With flags of minirl.py."""

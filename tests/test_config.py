@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import get_type_hints
 
 import pytest
@@ -14,7 +14,7 @@ import pytest
 from helpers import ROOT
 from parts import config as config_module
 from parts.config import (LIMITS, MAY_BE_ZERO, USUAL, Config, EvalConfig, ModelSettings,
-                          check_numbers, name_of, parse, parse_flags, resolve)
+                          check_numbers, name_of, parse, parse_flags)
 
 
 @pytest.mark.parametrize("settings", [
@@ -63,14 +63,6 @@ def test_the_defaults_are_those_that_the_page_explains():
         "`--max-grad-norm`": [c.max_grad_norm],
         "`--M`, `--N`, ε, the cap of 5": [c.M, c.N, c.eps_low, c.eps_high, c.weight_cap]}
     assert {row: stated[row] for row in found} == found
-
-
-def test_what_is_given_is_not_replaced():
-    given = dict(max_prompt_tokens=7, max_tokens=8, batch_prompts=9, lr=0.5, steps=11,
-                 eval_questions=12, micro_tokens=13, data="a.jsonl", eval_data="b.jsonl",
-                 template="none", name="mine", eval_every=0, keep_every=4)
-    found = asdict(resolve(Config(**given)))
-    assert given == {name: found[name] for name in given}
 
 
 @pytest.mark.parametrize("settings, name", [

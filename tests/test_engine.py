@@ -214,7 +214,6 @@ def test_tokens_are_those_that_were_sampled():
     assert rollout.token_ids == ids and rollout.logprobs == [-1.0, -2.0, -3.0]
 
 
-# -------------------------------------------------------------------------------- what vLLM refuses
 @pytest.mark.parametrize("error, ends", [
     (ValueError("No available memory. Try increasing\ngpu_memory_utilization"), SystemExit),
     (NotImplementedError("'_C' object has no attribute 'scaled_fp8_quant'"), SystemExit),

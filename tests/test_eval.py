@@ -341,7 +341,6 @@ def test_the_protocol_knows_the_weights_of_sets_and_adapter(adapter, data, tmp_p
     assert protocol["files"] == weights_of(MODEL) | dict(adapter=weights)
 
 
-# ----------------------------------------------------------------------------------------- adapters
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory):
     """A random LoRA adapter that changes most samples, and the model into which it is merged."""

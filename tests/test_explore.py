@@ -292,7 +292,6 @@ def test_under_another_rule_it_ends_as_if_that_rule_had_sampled_it(data, rule, p
         coefficients=[coefficient for _, coefficient in wanted.rows()])
 
 
-# ------------------------------------------------------------------------------ what a log holds
 def test_an_answer_without_a_verdict_is_not_right_however_low_the_threshold():
     for broken in (dict(reward=0.0, status="raised"), dict(reward=0.0, status=None),
                    dict(reward=None, status="scored"), dict(status="scored")):

@@ -150,7 +150,6 @@ def test_the_newest_checkpoint_is_exported_or_the_one_that_is_named(made, tmp_pa
     assert all(repr(prompts[0]) in card for card in cards)
 
 
-# ------------------------------------------------------------------------------ no harm
 def test_a_full_disk_leaves_neither_half_a_model_nor_a_changed_run(made, tmp_path):
     before = contents(made)
     with files_of_at_most(10**6), pytest.raises(SystemExit) as ended:

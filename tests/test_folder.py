@@ -228,19 +228,6 @@ def test_checkpoints_that_were_moved_to_another_disk_are_followed(tmp_path, lear
     assert (tmp_path / "step-000002/state.json").exists()  # the link is removed, not its target
 
 
-def test_a_crash_inside_the_write_leaves_the_old_one(tmp_path, monkeypatch, learning):
-    save(tmp_path, [2], learning)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(folders, "flush", dies)
-        save(tmp_path, [4], learning)
-    assert names(tmp_path) == ["step-000002"]
-    left = tmp_path / "checkpoints/.step-000004.writing"  # by a kill
-    left.mkdir()
-    (left / "optimizer.pt").write_text("half")
-    save(tmp_path, [4], learning)
-    assert names(tmp_path) == ["step-000002", "step-000004"] and not left.exists()
-
-
 def test_a_checkpoint_gets_its_name_when_all_of_it_is_on_the_disk(tmp_path, disk, learning):
     """Else a power cut could leave a checkpoint's name and files without content."""
     save(tmp_path, [2], learning)

@@ -225,7 +225,6 @@ def test_a_verdict_does_not_depend_on_what_was_asked_before(grader):
     assert grader.grade(questions[::-1])[::-1] == first
 
 
-# ------------------------------------------------------------------------------------ limits
 HANG = r"\int_0^1 \frac{\sin(x^3)}{e^{x^2}+\ln(x+2)}dx"
 
 
