@@ -1,8 +1,6 @@
 """No setting ends in a traceback or in a run that learns nothing: it trains, or it is refused.
-
 Every flag with every odd value, and every combination of the settings that decide what is
-optimised, is either refused in one sentence or makes a real step, in the small world.
-"""
+optimised, is either refused in one sentence or makes a real step, in the small world."""
 import itertools
 import math
 import random
@@ -103,10 +101,8 @@ def cannot_work(c: dict) -> bool:
     choices("objective", "importance", "length_norm", "replay", "mask") | dict(
         sampler=["ada-balance", "ada-est"], advantage=["pool-mean"], weighting=["none"])])
 def test_whatever_is_accepted_trains(axes):
-    """Every combination that cannot work is refused, and every other accepted.
-
-    Of the accepted ones so many train that any two values are together in one of them.
-    """
+    """Every combination that cannot work is refused, and every other accepted. Of these so many
+    train that any two values are together in one of them."""
     met, trained, axes = set(), 0, axes | dict(mini_batches=[1, 2])
     for values in itertools.product(*axes.values()):
         settings = dict(zip(axes, values))

@@ -180,9 +180,7 @@ def test_whatever_a_file_does_is_one_sentence(tmp_path, capsys, monkeypatch, lab
 def test_a_class_is_graded_by_the_shell_and_no_file_stops_the_others(tmp_path):
     """Lab 3 is right, 4 ends the process, 5 never comes back from a call that no signal reaches, 6
     sleeps: it rings the alarm of `timeout` itself, so that the test need not wait for it.
-
-    How much of a killed process was printed is up to its buffers.
-    """
+    How much of a killed process was printed is up to its buffers."""
     right = ["from ada_sampler import RULES, Sample, SamplerConfig",
              *map(inspect.getsource, solution("lab_3").values())]
     endless = (check.LABS / "lab_5.py").read_text().replace(

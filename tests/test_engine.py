@@ -130,11 +130,9 @@ def test_a_rank_that_vllm_does_not_know_is_rounded_up():
 @pytest.mark.parametrize("on_cpu, routes, cached", [
     (True, False, True), (True, True, False), (False, True, True)])
 def test_what_vllm_is_asked_for(monkeypatch, on_cpu, routes, cached):
-    """Log-probs of what was sampled from, no top-p of the model's own, logits in float32.
-
-    Only what records routes on a CPU must see every token. Each prompt is read in one step: vLLM
-    fails where one with a seed of its own is read in parts.
-    """
+    """Log-probs of what was sampled from, no top-p of the model's own, logits in float32. Only what
+    records routes on a CPU must see every token. Each prompt is read in one step: vLLM fails where
+    one with a seed of its own is read in parts."""
     asked = {}
 
     def llm(model, **options):

@@ -1,7 +1,5 @@
 """A run's logs become a page: all of them, or what fits. Nothing that a model wrote breaks out.
-
-And what another rule had done is what `collect` does under it.
-"""
+And what another rule had done is what `collect` does under it."""
 import base64
 import gzip
 import itertools

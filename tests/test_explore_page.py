@@ -50,9 +50,7 @@ def recorded(tmp_path_factory):
 @pytest.fixture
 def browse(chromium, recorded, tmp_path):
     """browse(address): an open page of the recorded run, of `data`, or of a `file`.
-
-    At the end: no error on the console, no request.
-    """
+    At the end: no error on the console, no request."""
     wrong, contexts = [], []
 
     def open_page(address="", data=None, file=None, **settings):

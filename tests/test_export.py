@@ -1,7 +1,4 @@
-"""An exported model is the trained one; a failed export harms nothing.
-
-test_real.py exports by the command, and reads it with transformers and vLLM.
-"""
+"""An exported model is the trained one; a failed export harms nothing. See also test_real.py."""
 import hashlib
 import json
 import math

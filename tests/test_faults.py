@@ -43,8 +43,7 @@ PHASES = {  # what is called in it, when it fails, and a run that has much to ca
 
 
 def failing(owner, name: str, moment: int, folder: Path, **settings) -> int:
-    """A run in which the `moment`-th call of a function raises. Returns how many calls there were.
-    """
+    """A run in which the `moment`-th call of a function raises: how many calls there were."""
     calls, real = itertools.count(1), getattr(owner, name)
 
     def called(*args, **how):
@@ -132,10 +131,8 @@ def wait_for(process, is_so):
 
 @engine_test
 def test_a_run_that_is_cut_short_in_every_way_ends_as_if_it_had_never_been(place, reference):
-    """Each time `--name cut --resume` goes on, without another flag.
-
-    RUN_FLAGS="--model tiny-moe ..." for another run.
-    """
+    """Each time `--name cut --resume` goes on, without another flag. For another run
+    RUN_FLAGS="--model tiny-moe ..."."""
     run = place / "runs/cut"
     for number, (before, code, saved) in enumerate(CUTS):
         flags = ["--resume"] if number else FLAGS
@@ -176,10 +173,8 @@ threading.Thread(target=cut, daemon=True).start()
 
 @engine_test
 def test_killed_at_random_moments_it_ends_as_if_it_had_never_been(place, reference, tmp_path):
-    """KILLS=20 for the long version.
-
-    The moment is drawn in seconds of the run's own CPU time: whatever else the machine does.
-    """
+    """The moment is drawn in seconds of the run's own CPU time: whatever else the machine does.
+    KILLS=20 for the long version."""
     left = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT] * int(os.environ.get("KILLS", 1))
     run, rng = place / "runs/random", random.Random(0)
     flags = ["--name", "random", *FLAGS, "--resume"]

@@ -1,7 +1,4 @@
-"""One step of training, the loop around it, float16; with an engine that draws random tokens.
-
-What the update computes is the subject of test_objective.py.
-"""
+"""One step of training, the loop around it, float16; with an engine that draws random tokens."""
 import contextlib
 import math
 from types import SimpleNamespace

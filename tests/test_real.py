@@ -1,8 +1,5 @@
 """SmolLM2-135M-Instruct, with its own weights: a real tokenizer, a tied head, whole runs.
-
-Skipped, with a sentence, where neither its folder nor the package with its weights can be had. Its
-engine and its trainer are compared in test_agreement.py.
-"""
+Skipped, with a sentence, where neither its folder nor the package with its weights can be had."""
 import shutil
 from types import SimpleNamespace
 

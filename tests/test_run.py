@@ -110,14 +110,6 @@ def test_evaluated_before_the_first_step_every_so_often_and_after_the_last(run, 
 
 
 # ------------------------------------------------------------------------------ the last words
-def no_memory():
-    torch.empty(2**46, dtype=torch.uint8)  # 64 TiB: the allocator's own error
-
-
-def out_of_space():
-    raise OSError(28, "No space left on device", "runs/mine/metrics.jsonl")
-
-
 def raises(error):
     raise error
 
@@ -131,9 +123,11 @@ ENDS = {  # how it ends -> exit code, words
     "Ctrl-C": (lambda: killed(signal.SIGINT), 130, "stopped; "),
     "SIGTERM": (lambda: killed(signal.SIGTERM), 143, "stopped; "),
     "SIGHUP": (lambda: killed(signal.SIGHUP), 129, "stopped; "),
-    "full disk": (out_of_space, 1, "No space left on device: 'runs/mine/metrics.jsonl'; "),
-    "memory": (no_memory, 1, "Out of memory: lower --micro-tokens (now 900), --max-tokens or "
-               "--engine-memory, or try --sleep; "),
+    "full disk": (lambda: raises(OSError(28, "No space left on device", "runs/mine/metrics.jsonl")),
+                  1, "No space left on device: 'runs/mine/metrics.jsonl'; "),
+    "memory": (lambda: torch.empty(2**46, dtype=torch.uint8), 1,  # the allocator's own error
+               "Out of memory: lower --micro-tokens (now 900), --max-tokens or --engine-memory, "
+               "or try --sleep; "),
     "no reader": (lambda: raises(BrokenPipeError(32, "Broken pipe")), 1, "Broken pipe; "),
     "error": (lambda: raises(RuntimeError("shapes differ")), 1, "RuntimeError; "),
 }

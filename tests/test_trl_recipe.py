@@ -137,9 +137,7 @@ def test_off_policy_clip_and_correction_are_minirls(recipe):
 # ------------------------------------------------------------------------------ several processes
 def launch(kind: str, *flags, dies_after: int = -1) -> tuple[bool, str]:
     """(did it end well? what it said): trl_step.py in two processes, by a file of recipes/launch.
-
-    On two machines each process has a launcher of its own.
-    """
+    On two machines each process has a launcher of its own."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -237,20 +235,14 @@ def test_what_is_kept_is_evaluated(recipe, capsys, kind, saves):
     assert len(lines("out/eval.jsonl")) == 8
 
 
-def deaf(engine, *_) -> None:
-    engine.clear_cache()
-
-
-def another_model(engine, texts: list) -> list:
-    return [[-1.0] * (len(ids) - 1) for ids in texts]
-
-
 @pytest.mark.engine
 @pytest.mark.parametrize("method, broken, words, steps", [
-    ("prompt_logprobs", another_model, "Engine and trainer disagree", 0),
-    ("sync", deaf, "The new weights did not reach the engine", 2)])  # the first one's rate is 0
-def test_an_engine_with_other_weights_ends_the_run(recipe, monkeypatch, method, broken, words,
-                                                   steps):
+    ("prompt_logprobs", lambda engine, texts: [[-1.0] * (len(ids) - 1) for ids in texts],
+     "Engine and trainer disagree", 0),
+    ("sync", lambda engine, *_: engine.clear_cache(),
+     "The new weights did not reach the engine", 2)])  # the first one's rate is 0
+def test_an_engine_with_other_weights_ends_the_run(
+        recipe, monkeypatch, method, broken, words, steps):
     from parts.engine import Engine
 
     monkeypatch.setattr(Engine, method, broken)
