@@ -86,10 +86,6 @@ def test_a_name_that_leaves_the_runs_folder_or_is_too_long_is_refused(settings):
 
 
 # ------------------------------------------------------------------------------ flags
-def flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
 @pytest.mark.parametrize("cls", [Config, EvalConfig])
 def test_every_flag_is_explained_in_a_group_by_the_words_under_its_field(cls, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "100")
@@ -101,12 +97,11 @@ def test_every_flag_is_explained_in_a_group_by_the_words_under_its_field(cls, mo
     for group in cls.__bases__:
         assert f" {group.__name__.removesuffix('Settings')} options " in text
         assert " ".join(group.__doc__.split())[:40] in text
-    for f in fields(cls):
-        at = next(i for i, line in enumerate(lines)
-                  if line.split(" ")[0].rstrip(",") == flag(f.name))
+    for flag in ("--" + f.name.replace("_", "-") for f in fields(cls)):
+        at = next(i for i, line in enumerate(lines) if line.split(" ")[0].rstrip(",") == flag)
         entry = " ".join(lines[at:at + 6])
         entry = entry[:entry.index("(default")]
-        words = entry.replace(flag(f.name), "").split()
+        words = entry.replace(flag, "").split()
         assert sum(word.isalpha() and word.islower() for word in words) >= 2, entry
 
 

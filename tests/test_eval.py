@@ -289,7 +289,6 @@ def other_evaluation(folder, protocol=FINISHED, row=ROW):
 
 
 @pytest.mark.parametrize("words, changed", [
-    ("other questions", dict(protocol=FINISHED | {"questions": {"a": "2"}})),
     ("not finished", dict(protocol=FINISHED | dict(k=2))),
     ("not finished", dict(row={})),
     ("not finished", dict(row=ROW | dict(id="another")))])

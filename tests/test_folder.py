@@ -111,10 +111,6 @@ def disk(monkeypatch):
     return seen
 
 
-def dies(*_):
-    raise KeyboardInterrupt
-
-
 def cut_back(log, step):
     folders.keep_rows(log, lambda row: folders.has_step(row) and row["step"] <= step)
 
@@ -166,7 +162,7 @@ def test_a_small_file_is_on_the_disk_before_it_takes_the_old_ones_place(
         ("fsync", tmp_path / ".config.json.writing"), ("replace", file), ("fsync", tmp_path)]
     for moment in ((folders, "flush"), (os, "replace")):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(*moment, dies)
+            patch.setattr(*moment, mock.Mock(side_effect=KeyboardInterrupt))
             folders.write_safely(file, "new")
         assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]
 

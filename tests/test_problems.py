@@ -72,14 +72,6 @@ def test_a_problem_adds_its_letters_digit_and_no_problem_is_in_both_splits():
         assert row["level"] == belief(letter)
 
 
-def test_every_letter_comes_equally_often_in_any_first_part():
-    letters = Counter(row["problem"][1] for row in skills("train", 192))
-    assert set(letters.values()) == {4} and len(letters) == 48
-    assert set(Counter(map(belief, letters)).values()) == {6}
-    digits = Counter(map(offset, LETTERS))
-    assert set(digits) == set(range(10)) and max(digits.values()) <= 5
-
-
 def test_demonstrations_are_right_as_often_as_believed_and_never_of_the_test_split():
     test, rng = {row["problem"] for row in skills("test", 9999)}, random.Random(0)
     right, shown, favourites = Counter(), Counter(), 0
