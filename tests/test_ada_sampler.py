@@ -222,7 +222,6 @@ def test_barrier_and_early_opening_change_nothing_but_the_time(rule, data, world
 @settings(max_examples=15)
 @given(st.data(), worlds(), st.integers(0, 99))
 def test_in_which_order_samples_of_one_step_come_back_changes_nothing(rule, data, world, order):
-    """Neither what is drawn, nor when."""
     cfg, (problems, engine) = data.draw(accepted(rule)), world
     one, other = engine(), engine()
     other.shuffle.seed(order)

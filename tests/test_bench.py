@@ -51,7 +51,6 @@ def test_both_sides_are_timed_on_the_samplers_own_samples(monkeypatch):
 
 @pytest.mark.engine
 def test_the_gpus_part_runs_on_a_cpu(tmp_path):
-    """With flags of minirl.py."""
     small = "--sync merge --max-tokens 24 --batch-prompts 4 --eval-questions 4 --steps 2"
     run_program("bench/measure.py", "gpu", *small.split(), cwd=tmp_path)
     first, second = lines(tmp_path / "runs/gpu/metrics.jsonl")

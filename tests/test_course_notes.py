@@ -122,7 +122,6 @@ def fewer(k, m, p):
 @pytest.mark.parametrize("rule, right, wrong", [("ada-balance", 2, 2), ("ada-pos", 1, 0)])
 @pytest.mark.parametrize("p", RATES)
 def test_draws_and_exits_are_those_of_all_pools(rule, right, wrong, p):
-    """The closed forms of the notes, against each pool and its chance."""
     config, exits = SamplerConfig(sampler=rule), {}
     found = laws.expected_yield(p, config)
     for (*_, outcome), chance in laws.closed_pools(p, config).items():

@@ -106,7 +106,6 @@ def test_only_an_interval_without_zero_is_called_a_difference(capsys, low, high,
 
 # ----------------------------------------------------------------------------------------- sampling
 def sampled(problems, k=4, max_tokens=9, engine=None, grader=None, **how):
-    """All rows, in order."""
     rows = evaluate(engine or Engine(), grader or Grader(), problems, k, max_tokens, **how)
     return in_order(rows, problems, k)
 
@@ -270,7 +269,6 @@ def data(tmp_path_factory):
 
 
 def flags(model, data, out, **more):
-    """The command line of a small evaluation."""
     small = dict(template="chat", k=4, max_tokens=24, max_prompt_tokens=40)
     wanted = dict(model=model, data=data, out=out) | small | more
     return [f"--{key.replace('_', '-')}={value}" for key, value in wanted.items()]
@@ -370,7 +368,6 @@ def asked(*arguments) -> list:
 
 
 def test_what_a_run_holds_out_is_asked_and_what_it_trains_on_is_counted(tmp_path, capsys):
-    """See test_data.py for what a run remembers of data that change."""
     place, file = own_run(tmp_path, columns="frage,loesung")
     trained, held_out = load_train_and_held_out(file, "held-out", columns="frage,loesung")
     for flags in ((), ("--data", "held-out")):
@@ -431,7 +428,6 @@ def test_an_adapter_is_put_onto_nothing_but_what_its_run_had(tmp_path):
 # ---------------------------------------------------------------------------------- the real engine
 @pytest.fixture(scope="module")
 def merged(adapter, data, tmp_path_factory) -> Path:
-    """An evaluation of the merged model."""
     return run(adapter[1], data, tmp_path_factory.mktemp("runs") / "merged")
 
 

@@ -108,7 +108,6 @@ def test_an_evaluation_that_is_due_samples_at_the_trainings_temperature(
 
 
 def test_gvms_norms_are_of_the_policy_that_samples(monkeypatch):
-    """At another temperature its gradient is another."""
     run, asked = ready(sampler="gvm", temperature=0.5), []
 
     def norms(policy, groups, temperature):

@@ -36,7 +36,6 @@ def is_picture(path):
 
 
 def titles_of(run, monkeypatch):
-    """Titles of the panels that are drawn of it."""
     titles, label = [], plot.label_panel
     monkeypatch.setattr(plot, "label_panel",
                         lambda ax, title, *rest: (titles.append(title), label(ax, title, *rest)))

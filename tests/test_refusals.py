@@ -37,7 +37,6 @@ PROGRAMS = {
 
 # ------------------------------------------------------------------------------ ways to spoil it
 def text(file: Path, content: str):
-    """The file has these contents."""
     def spoil():
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(content.encode("latin-1"))
@@ -57,7 +56,6 @@ def a_folder(file: Path):
 
 
 def adapter_of(value: float):
-    """Every weight of the last adapter has this value."""
     def spoil():
         file = LAST / "adapter_model.safetensors"
         save_file({name: torch.full_like(w, value) for name, w in load_file(file).items()}, file)
@@ -65,7 +63,6 @@ def adapter_of(value: float):
 
 
 def changed(file: Path, **values):
-    """A file of JSON has these values."""
     return lambda: file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 

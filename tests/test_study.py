@@ -262,7 +262,6 @@ def test_the_quantiles_are_students(level, quantiles):
 
 
 def test_power_is_the_share_of_studies_that_find_a_difference():
-    """By drawing 4,000 of them."""
     rng, ahead = random.Random(0), 0
     for _ in range(4000):
         centre, half = store.interval([rng.gauss(0.05, 0.05) for _ in range(5)])
