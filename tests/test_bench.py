@@ -6,14 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import altered
+import measure
+import mutate
+import study
 from conftest import ROOT
 from helpers import lines, run_program
-
-sys.path.insert(0, str(ROOT / "bench"))
-import altered  # noqa: E402
-import measure  # noqa: E402
-import mutate  # noqa: E402
-import study  # noqa: E402
 
 
 # ------------------------------------------------------------------------------ speed and memory

@@ -9,6 +9,7 @@ from statistics import mean
 
 import pytest
 
+import skills_theory
 from conftest import ROOT
 from models import make
 from parts.problems import (BUILTIN, KINDS, LETTERS, OPERATIONS, TOP, belief, chains, offset,
@@ -99,11 +100,8 @@ def test_no_correction_serves_many_letters():
 
 
 @pytest.mark.slow
-def test_the_models_pass_rates_are_those_of_the_paper(monkeypatch):
+def test_the_models_pass_rates_are_those_of_the_paper():
     """Exact chances of the right completion; pass@k as bench/plan.md quotes both."""
-    monkeypatch.syspath_prepend(ROOT / "bench")
-    import skills_theory
-
     plan = (ROOT / "bench" / "plan.md").read_text()
     k = [2**i for i in range(9)]
     exact = [p for rates in skills_theory.pass_rates().values() for p in rates]

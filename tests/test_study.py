@@ -9,16 +9,14 @@ from statistics import stdev
 
 import pytest
 
+import compare
+import sampling
+import store
+import study
+import transfer
 from conftest import ROOT
 from parts import config
 from parts.config import parse
-
-sys.path.insert(0, str(ROOT / "bench"))
-import compare  # noqa: E402
-import sampling  # noqa: E402
-import store  # noqa: E402
-import study  # noqa: E402
-import transfer  # noqa: E402
 
 PAGES = sorted(file.stem for file in (ROOT / "bench/results").glob("*.jsonl"))
 
