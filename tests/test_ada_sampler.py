@@ -279,7 +279,7 @@ def test_a_round_opens_early_exactly_when_it_is_certain(cfg, p):
     run(coins([p]), cfg, engine := with_lengths(*[2] * 7, 50))
     assert opened(engine) == [0, 3]  # finished in step 2, graded during step 3
     run(coins([p]), cfg, engine := with_lengths(*[2] * 7, 50), way=WithoutEarlyOpening)
-    assert opened(engine) == [0, 50]  # the engine is idle then, so no further step is needed
+    assert opened(engine) == [0, 50]  # the engine is idle then
     run(coins([p]), cfg, engine := with_lengths(*[2] * 6, 50, 50))
     assert opened(engine) == [0, 50]  # two stragglers could still resolve it
 

@@ -26,7 +26,7 @@ def check_that_it_trains(**settings) -> None:
     assert metrics["optimizer_steps"] >= 1 and metrics["skipped_steps"] == 0, metrics
     assert 0 < metrics["grad_norm"] < math.inf and math.isfinite(metrics["loss"]), metrics
     after = trained_weights(run.policy)
-    assert any(not torch.equal(after[name], start[name]) for name in start), "nothing was learnt"
+    assert any(not torch.equal(after[name], start[name]) for name in start)
     assert all(p.isfinite().all() for p in after.values())
 
 
@@ -78,7 +78,7 @@ def test_an_odd_value_is_refused_or_trains(name, capsys):
             assert name in sentence, sentence
         elif name not in ELSEWHERE:
             check_that_it_trains(**{name: given})
-    assert refused or name in ELSEWHERE, "nothing is wrong here?"
+    assert refused or name in ELSEWHERE
 
 
 # ------------------------------------------------------------------------------ combinations

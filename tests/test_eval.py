@@ -148,7 +148,7 @@ def seeds_of(problems, k=2, seed=0):
     """(set, question, sample) -> the seed that it is drawn from."""
     engine = Engine()
     sampled(problems, k, engine=engine, seed=seed)
-    assert {a.temperature for a in engine.asked.values()} == {1.0}, "None would be the engine's own"
+    assert {a.temperature for a in engine.asked.values()} == {1.0}
     return {(problems[q].source, problems[q].id, s): asked.seed
             for (q, s), asked in engine.asked.items()}
 
@@ -319,7 +319,7 @@ def test_limits_and_folder_follow_the_model(adapter, data):
         found = evaluation.parse_eval(["--model", model, "--data", asked])
         assert (found.max_tokens, found.max_prompt_tokens, found.data) == wanted
     folders = [evaluation.parse_eval(argv).out for argv in ([], ["--adapter", str(adapter[0])])]
-    assert folders[1] != folders[0] == "runs/eval-tiny-builtin-k32", "two policies, two folders"
+    assert folders[1] != folders[0] == "runs/eval-tiny-builtin-k32"
     assert evaluation.parse_eval(["--temperature", "0", "--k", "1"]).temperature == 0
     long = evaluation.parse_eval(["--data", ",".join(["gsm8k"] * 600)])
     assert len(Path(long.out).name) < 200
@@ -454,7 +454,7 @@ def test_an_evaluation_of_the_real_engine(merged):
     assert all(row["data"] == name and row["level"] in "12" and 1 <= row["tokens"] <= 24
                for row in rows)
     assert len({row["text"] for row in rows}) > 25
-    again = summarize(rows, 4, protocol["weights"])  # from the rows that it has written
+    again = summarize(rows, 4, protocol["weights"])
     assert summary == json.loads(json.dumps(again))
     assert 0 < result["avg"] == summary["weighted"]["avg"] < result["pass"]["4"] <= 1
     assert protocol["prompt"] == "<|user|>1+1=?<|assistant|>" and protocol["template"] == "chat"

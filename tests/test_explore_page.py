@@ -32,7 +32,7 @@ def chromium():
     if not Path(CHROMIUM).exists():
         pytest.skip(f"no browser at {CHROMIUM}: apt-get install chromium")
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(  # however long it takes on a busy machine
+        browser = started.chromium.launch(
             executable_path=CHROMIUM, args=["--no-sandbox"], timeout=1000 * HANG)
         yield browser
         browser.close()

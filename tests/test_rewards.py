@@ -271,7 +271,7 @@ def test_hostile_answers_score_zero_in_time_and_do_not_disturb_the_others():
         start, asked = time.thread_time(), []
         for pair in pairs:
             asked.append(grader.ask(*pair))
-        assert time.thread_time() - start < 10, "the parent only looks at strings"
+        assert time.thread_time() - start < 10
         verdicts = [future.result() for future in asked]
         for pair, verdict in zip(pairs, verdicts):
             assert verdict.status != "correct", (pair[1][:80], verdict)

@@ -199,7 +199,7 @@ def test_ratios_under_each_replay(replay, monkeypatch):
                             random.Random(0))
     (lp, old), (later, later_old) = seen
     assert torch.equal(lp, old)
-    assert (later - later_old).abs().max() > 1e-3  # the second mini-batch is off-policy
+    assert (later - later_old).abs().max() > 1e-3
     torch.testing.assert_close(torch.cat([old, later_old]).sort().values,
                                torch.tensor(first).sort().values, atol=1e-5, rtol=1e-5)
     if replay == "none":

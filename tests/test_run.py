@@ -263,12 +263,12 @@ def test_config_json_says_after_which_step_each_start_went_on(tmp_path, capsys):
     assert "WARNING: the prompts are not those of the start" in capsys.readouterr().out
     found = folders.read_config(folder)
     starts = found["starts"]
-    assert found["inputs"]["prompts"] == "others", "those of the first start count"
+    assert found["inputs"]["prompts"] == "others"
     assert [(start["after_step"], start["changed"]) for start in starts] == [
         (0, {}), (1, dict(steps=[1, 2])), (2, {})]
     assert {"python", "torch", "peft", "math-verify"} <= {*starts[1]["versions"]}
     trained = load_problems("builtin")[:3]
-    assert count_trained(folder, trained) == 3, "an evaluation will know them"
+    assert count_trained(folder, trained) == 3
 
 
 INPUTS = dict(  # setting -> its file, what is in it, and what is in it at the next start
