@@ -19,7 +19,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # what a test finds does not depend on wheth
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and what the tests start inherits
 signal.signal(signal.SIGINT, signal.default_int_handler)  # and the & of a shell this one
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 
 def pytest_collection_modifyitems(items):

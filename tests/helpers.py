@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import resource
 import runpy
-import subprocess
 import sys
 import tempfile
 from multiprocessing import forkserver
@@ -43,18 +42,15 @@ def files_of_at_most(size: int):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def run_program(script: str, *flags, **how) -> subprocess.CompletedProcess:
-    """`python script *flags`, to its end: .returncode, .stdout (with stderr). `how` as below.
-
-    The exit code is as a shell gives it to subprocess: -15 after SIGTERM.
-    """
+def run_program(script: str, *flags, code: int = 0, **how) -> str:
+    """What `python script *flags` prints, stderr too, until it ends with `code`, which is -15 after
+    SIGTERM. `how` as below."""
     process, out = start(script, *flags, **how)
     process.join(HANG)
-    if process.exitcode is None:
-        process.kill()
-        raise AssertionError(f"{script} {flags} hangs:\n{out.read_text(errors='replace')}")
-    said = out.read_text(errors="replace")
-    return subprocess.CompletedProcess([script, *flags], process.exitcode, said)
+    ended, said = process.exitcode, out.read_text(errors="replace")
+    process.kill()  # if it hangs
+    assert ended == code and "Traceback" not in said, f"{script} {flags}: {ended}\n{said}"
+    return said
 
 
 def start(script: str, *flags, cwd=".", env: dict = {}, before: str = "", curves: bool = False):

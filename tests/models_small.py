@@ -59,8 +59,7 @@ def model(family: str = "qwen2", **config):
 
 
 def model_folder(family: str = "qwen2", **config) -> str:
-    """The same, saved with the tokenizer of the built-in models. Made once: nobody may change it.
-    """
+    """The same, saved with the tokenizer of the built-in models. Made once: do not change it."""
     return saved(family, json.dumps(config, sort_keys=True))
 
 

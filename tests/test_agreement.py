@@ -1,10 +1,6 @@
 """Do engine and trainer hold the same policy? Every model, in each precision, for each way to hand
 weights over, with the real vLLM: they agree; the policy moves, and they disagree until a sync; a
-sync that forgets a layer is seen.
-
-The other authority is Hugging Face, for every family. Experts and their routes:
-test_routing_replay.py.
-"""
+sync that forgets a layer is seen. The other authority is Hugging Face, for every family."""
 import contextlib
 import random
 from types import SimpleNamespace

@@ -1,20 +1,17 @@
 """The benchmarks' own arithmetic, and the GPU's part end to end on the CPU, on a small model."""
 import json
 import sys
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+import altered
+import measure
+import mutate
+import study
 from conftest import ROOT
 from helpers import lines, run_program
-
-sys.path.insert(0, str(ROOT / "bench"))
-import altered  # noqa: E402
-import measure  # noqa: E402
-import mutate  # noqa: E402
-import study  # noqa: E402
 
 
 # ------------------------------------------------------------------------------ speed and memory
@@ -50,23 +47,10 @@ def test_both_sides_are_timed_on_the_samplers_own_samples(monkeypatch):
     assert row[:2] == ["2", "6"]
 
 
-def test_both_trainers_are_told_by_their_medians(monkeypatch):
-    """Pairs are of one step."""
-    monkeypatch.setattr(measure, "project", lambda *_: nullcontext())
-    monkeypatch.setattr(measure, "trl_trainer", lambda *_: None)
-    monkeypatch.setattr(measure, "take_turns", lambda *_: ([100, 60, 90], [50, 20, 90]))
-    _, ours, theirs, ratio = measure.trl()
-    assert ours == ["minirl.py", "90"] and theirs == ["TRL", "50"]
-    assert ratio[-1] == "2.00 (1.00 to 3.00)"
-
-
-# ------------------------------------------------------------------------------ on a GPU
 @pytest.mark.engine
 def test_the_gpus_part_runs_on_a_cpu(tmp_path):
-    """With flags of minirl.py."""
     small = "--sync merge --max-tokens 24 --batch-prompts 4 --eval-questions 4 --steps 2"
-    ended = run_program("bench/measure.py", "gpu", *small.split(), cwd=tmp_path)
-    assert ended.returncode == 0, ended.stdout
+    run_program("bench/measure.py", "gpu", *small.split(), cwd=tmp_path)
     first, second = lines(tmp_path / "runs/gpu/metrics.jsonl")
     assert first["probe_gap_max"] < 1e-4 and first["response_length"] == 24
     assert 0.1 < first["reward_first_round"] < 0.9

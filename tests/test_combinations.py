@@ -1,8 +1,6 @@
 """No setting ends in a traceback or in a run that learns nothing: it trains, or it is refused.
-
 Every flag with every odd value, and every combination of the settings that decide what is
-optimised, is either refused in one sentence or makes a real step, in the small world.
-"""
+optimised, is either refused in one sentence or makes a real step, in the small world."""
 import itertools
 import math
 import random
@@ -28,7 +26,7 @@ def check_that_it_trains(**settings) -> None:
     assert metrics["optimizer_steps"] >= 1 and metrics["skipped_steps"] == 0, metrics
     assert 0 < metrics["grad_norm"] < math.inf and math.isfinite(metrics["loss"]), metrics
     after = trained_weights(run.policy)
-    assert any(not torch.equal(after[name], start[name]) for name in start), "nothing was learnt"
+    assert any(not torch.equal(after[name], start[name]) for name in start)
     assert all(p.isfinite().all() for p in after.values())
 
 
@@ -80,7 +78,7 @@ def test_an_odd_value_is_refused_or_trains(name, capsys):
             assert name in sentence, sentence
         elif name not in ELSEWHERE:
             check_that_it_trains(**{name: given})
-    assert refused or name in ELSEWHERE, "nothing is wrong here?"
+    assert refused or name in ELSEWHERE
 
 
 # ------------------------------------------------------------------------------ combinations
@@ -103,10 +101,8 @@ def cannot_work(c: dict) -> bool:
     choices("objective", "importance", "length_norm", "replay", "mask") | dict(
         sampler=["ada-balance", "ada-est"], advantage=["pool-mean"], weighting=["none"])])
 def test_whatever_is_accepted_trains(axes):
-    """Every combination that cannot work is refused, and every other accepted.
-
-    Of the accepted ones so many train that any two values are together in one of them.
-    """
+    """Every combination that cannot work is refused, and every other accepted. Of these so many
+    train that any two values are together in one of them."""
     met, trained, axes = set(), 0, axes | dict(mini_batches=[1, 2])
     for values in itertools.product(*axes.values()):
         settings = dict(zip(axes, values))

@@ -22,10 +22,10 @@ from bench.mutate import mutated
 from conftest import ROOT
 from course import bugs, check, train
 from course.checks import Wrong, must_be
-from helpers import HANG
+from helpers import HANG, lines
 from parts.config import Config
 
-CHANGED = [json.loads(line) for line in (ROOT / "course/mutants.jsonl").read_text().splitlines()]
+CHANGED = lines(ROOT / "course/mutants.jsonl")
 MUTANTS = [row for row in CHANGED if "right" not in row]
 LABS = list(check.HOMES)
 BUGS = bugs.bugs()
@@ -180,9 +180,7 @@ def test_whatever_a_file_does_is_one_sentence(tmp_path, capsys, monkeypatch, lab
 def test_a_class_is_graded_by_the_shell_and_no_file_stops_the_others(tmp_path):
     """Lab 3 is right, 4 ends the process, 5 never comes back from a call that no signal reaches, 6
     sleeps: it rings the alarm of `timeout` itself, so that the test need not wait for it.
-
-    How much of a killed process was printed is up to its buffers.
-    """
+    How much of a killed process was printed is up to its buffers."""
     right = ["from ada_sampler import RULES, Sample, SamplerConfig",
              *map(inspect.getsource, solution("lab_3").values())]
     endless = (check.LABS / "lab_5.py").read_text().replace(
@@ -271,12 +269,12 @@ def test_the_line_is_where_the_planted_file_differs():
         before = (ROOT / bug["file"]).read_text()
         after = mutated(before, bug).splitlines()
         differ = {n for n, line in enumerate(after, 1) if line not in before.splitlines()}
-        lines = bugs.planted_lines(bug)
-        assert differ <= set(lines), number
-        for line in lines:
+        planted = bugs.planted_lines(bug)
+        assert differ <= set(planted), number
+        for line in planted:
             assert bugs.verdict(bug, f"{bug['file']}:{line}").startswith("Yes!")
-        beside = bugs.function_at("\n".join(after), lines[0])
-        far = set(beside) - set(range(lines[0] - 2, lines[-1] + 3))
+        beside = bugs.function_at("\n".join(after), planted[0])
+        far = set(beside) - set(range(planted[0] - 2, planted[-1] + 3))
         said = {line: bugs.verdict(bug, f"{bug['file']}:{line}").split()[0] for line in beside}
         assert said == {line: "Nearly:" if line in far else "Yes!" for line in beside}
         assert bugs.verdict(bug, f"{bug['file']}:1").startswith("No: the file is right")
@@ -325,7 +323,7 @@ def test_flags_of_a_hunt_are_flags_of_the_program_and_long_prompts_fill_a_block_
         words = bugs.command_of(bug).split()[2:]
         assert words[:4] == ["--steps", "20", "--name", "hunt"] and parse(words).steps == 20
     tokenizer = make.build_tokenizer()
-    rows = [json.loads(line) for line in (ROOT / "examples/alike.jsonl").read_text().splitlines()]
+    rows = lines(ROOT / "examples/alike.jsonl")
     lengths = [len(tokenizer.encode(row["problem"])) for row in rows]
     assert 128 < min(lengths) and max(lengths) + 2 <= 256
 

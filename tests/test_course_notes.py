@@ -15,7 +15,7 @@ import torch
 
 from ada_sampler import SamplerConfig, advantages, allocate_gvm
 from conftest import ROOT
-from course import bugs, figures, laws
+from course import bugs, laws
 from minirl import objective
 from parts.config import Config
 
@@ -52,14 +52,6 @@ def test_formulas_survive_markdown(page):
     assert [f for f in formulas if "\n" in f or re.search(r"\\[^a-zA-Z]", f)] == []
     every = formulas + re.findall(r"```math\n(.*?)```", text, flags=re.S)
     assert [f for f in every if f.count("{") != f.count("}") or "](" in f] == []
-
-
-def test_every_figure_stands_in_the_notes_beside_its_command():
-    text = "".join(page.read_text() for page in NOTES)
-    for function in figures.DRAWN:
-        name = function.__name__
-        assert f"(../figures/{name}.png)\n\n`python course/figures.py {name}`" in text
-        assert (COURSE / "figures" / f"{name}.png").stat().st_size < 60_000
 
 
 def test_every_quiz_has_an_answer_and_a_copy_for_a_class_has_none():
@@ -130,7 +122,6 @@ def fewer(k, m, p):
 @pytest.mark.parametrize("rule, right, wrong", [("ada-balance", 2, 2), ("ada-pos", 1, 0)])
 @pytest.mark.parametrize("p", RATES)
 def test_draws_and_exits_are_those_of_all_pools(rule, right, wrong, p):
-    """The closed forms of the notes, against each pool and its chance."""
     config, exits = SamplerConfig(sampler=rule), {}
     found = laws.expected_yield(p, config)
     for (*_, outcome), chance in laws.closed_pools(p, config).items():
@@ -181,13 +172,6 @@ def test_the_mean_of_the_kept_has_another_weight_and_more_noise(p):
 def test_a_draw_of_uniform_sampling_is_worth_one_minus_one_over_n(n, p):
     """Silent groups included: that they are silent is no loss per draw."""
     assert laws.efficiency(p, SamplerConfig(sampler="uniform", n=n)) == pytest.approx(1 - 1 / n)
-
-
-def test_hard_prompts_lose_nothing_per_draw_in_balance_with_small_rounds():
-    shares = [laws.efficiency(p, SamplerConfig(M=4, N=round(3 / p))) for p in (0.2, 0.05, 0.02)]
-    assert shares == sorted(shares) and shares[-1] > 0.93
-    config = SamplerConfig()
-    assert laws.efficiency(0.5, config) < 0.5
 
 
 def test_gvm_allocates_where_the_variance_is_least():
@@ -252,14 +236,6 @@ def test_mean_and_variance_of_a_capped_weight(sigma, cap):
     w = np.minimum(np.exp(sigma * x - sigma**2 / 2), cap)
     first = (w * density).sum()
     assert laws.capped(sigma, cap) == pytest.approx((first, (w**2 * density).sum() - first**2))
-
-
-# --------------------------------------------------------------------------- session 6: old data
-def test_experts_flip_in_proportion_to_the_noise():
-    sigma, gaps = 0.01, np.linspace(0, 0.2, 20_001)
-    beyond = np.array([1 - laws.Phi(g / sigma) for g in gaps])
-    right = sigma / math.sqrt(2 * math.pi)  # for a density of 1
-    assert beyond.sum() * gaps[1] == pytest.approx(right, rel=1e-2)
 
 
 # ----------------------------------------------------------------------------- session 7: loophole

@@ -284,21 +284,13 @@ def test_a_stream_shows_every_problem_once_per_epoch():
 
 
 # ------------------------------------------------------------------------------ defaults, built-in
-@pytest.mark.parametrize("model, train, test, held_out, template", [
-    ("tiny", "builtin", "builtin", "builtin", "chat"),
-    ("tiny-skills", "builtin-skills", "builtin-skills", "builtin-skills", "chat"),
-    ("Qwen/Qwen2.5-Math-1.5B", "RLHFlow/reinforce_ada_simple_prompt_1-5b", "math500", "math500",
-     "reinforce-ada"),
-    ("Qwen/Qwen3-4B", "agentica-org/DeepScaleR-Preview-Dataset", "math500", "math500",
-     "reinforce-ada")])
-def test_defaults_by_model(model, train, test, held_out, template):
-    assert data.default_data(model) == train
-    assert data.default_data(model, for_training=False) == test
-    assert data.default_eval_data(train) == held_out
-    assert data.default_template(model) == template and data.default_template(model, "r") == "chat"
-
-
 def test_ones_own_data_is_held_out_of_itself():
     for own in ("mine.jsonl", "someone/chemistry",
                 "agentica-org/DeepScaleR-Preview-Dataset,mine.jsonl"):
         assert data.default_eval_data(own) == data.HELD_OUT
+    skills = data.default_data("tiny-skills")
+    assert data.default_eval_data(skills) == skills == "builtin-skills"
+    for model in ("Qwen/Qwen2.5-Math-1.5B", "Qwen/Qwen3-4B"):
+        assert data.default_eval_data(data.default_data(model)) == "math500"
+        assert data.default_template(model) == "reinforce-ada"
+        assert data.default_template(model, reward="mine.py:score") == "chat"

@@ -109,7 +109,7 @@ def test_a_batch_that_ran_ahead_is_finished_before_the_weights_change(engine, mo
         move(policy, 0.05, seed=step)
         engine.sync(policy)
         assert not engine.busy and not core.batch_queue
-    assert left_behind, "or the test tests nothing"
+    assert left_behind
     rows = rows_of(ids, engine.generate(ids, n=2, max_tokens=12))
     assert not core.batch_queue and gap(policy, rows, 0.7).max() < 1e-4
 
@@ -130,11 +130,9 @@ def test_a_rank_that_vllm_does_not_know_is_rounded_up():
 @pytest.mark.parametrize("on_cpu, routes, cached", [
     (True, False, True), (True, True, False), (False, True, True)])
 def test_what_vllm_is_asked_for(monkeypatch, on_cpu, routes, cached):
-    """Log-probs of what was sampled from, no top-p of the model's own, logits in float32.
-
-    Only what records routes on a CPU must see every token. Each prompt is read in one step: vLLM
-    fails where one with a seed of its own is read in parts.
-    """
+    """Log-probs of what was sampled from, no top-p of the model's own, logits in float32. Only what
+    records routes on a CPU must see every token. Each prompt is read in one step: vLLM fails where
+    one with a seed of its own is read in parts."""
     asked = {}
 
     def llm(model, **options):
@@ -214,7 +212,6 @@ def test_tokens_are_those_that_were_sampled():
     assert rollout.token_ids == ids and rollout.logprobs == [-1.0, -2.0, -3.0]
 
 
-# -------------------------------------------------------------------------------- what vLLM refuses
 @pytest.mark.parametrize("error, ends", [
     (ValueError("No available memory. Try increasing\ngpu_memory_utilization"), SystemExit),
     (NotImplementedError("'_C' object has no attribute 'scaled_fp8_quant'"), SystemExit),

@@ -1,7 +1,5 @@
 """A run's logs become a page: all of them, or what fits. Nothing that a model wrote breaks out.
-
-And what another rule had done is what `collect` does under it.
-"""
+And what another rule had done is what `collect` does under it."""
 import base64
 import gzip
 import itertools
@@ -292,7 +290,6 @@ def test_under_another_rule_it_ends_as_if_that_rule_had_sampled_it(data, rule, p
         coefficients=[coefficient for _, coefficient in wanted.rows()])
 
 
-# ------------------------------------------------------------------------------ what a log holds
 def test_an_answer_without_a_verdict_is_not_right_however_low_the_threshold():
     for broken in (dict(reward=0.0, status="raised"), dict(reward=0.0, status=None),
                    dict(reward=None, status="scored"), dict(status="scored")):

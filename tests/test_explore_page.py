@@ -32,7 +32,7 @@ def chromium():
     if not Path(CHROMIUM).exists():
         pytest.skip(f"no browser at {CHROMIUM}: apt-get install chromium")
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(  # however long it takes on a busy machine
+        browser = started.chromium.launch(
             executable_path=CHROMIUM, args=["--no-sandbox"], timeout=1000 * HANG)
         yield browser
         browser.close()
@@ -50,9 +50,7 @@ def recorded(tmp_path_factory):
 @pytest.fixture
 def browse(chromium, recorded, tmp_path):
     """browse(address): an open page of the recorded run, of `data`, or of a `file`.
-
-    At the end: no error on the console, no request.
-    """
+    At the end: no error on the console, no request."""
     wrong, contexts = [], []
 
     def open_page(address="", data=None, file=None, **settings):

@@ -1,7 +1,4 @@
-"""An exported model is the trained one; a failed export harms nothing.
-
-test_real.py exports by the command, and reads it with transformers and vLLM.
-"""
+"""An exported model is the trained one; a failed export harms nothing. See also test_real.py."""
 import hashlib
 import json
 import math
@@ -150,7 +147,6 @@ def test_the_newest_checkpoint_is_exported_or_the_one_that_is_named(made, tmp_pa
     assert all(repr(prompts[0]) in card for card in cards)
 
 
-# ------------------------------------------------------------------------------ no harm
 def test_a_full_disk_leaves_neither_half_a_model_nor_a_changed_run(made, tmp_path):
     before = contents(made)
     with files_of_at_most(10**6), pytest.raises(SystemExit) as ended:

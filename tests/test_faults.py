@@ -1,5 +1,6 @@
 """Every fault is really made: what is left on the disk, what the user reads (docs/runs.md)."""
 import contextlib
+import functools
 import gc
 import itertools
 import os
@@ -42,8 +43,7 @@ PHASES = {  # what is called in it, when it fails, and a run that has much to ca
 
 
 def failing(owner, name: str, moment: int, folder: Path, **settings) -> int:
-    """A run in which the `moment`-th call of a function raises. Returns how many calls there were.
-    """
+    """A run in which the `moment`-th call of a function raises: how many calls there were."""
     calls, real = itertools.count(1), getattr(owner, name)
 
     def called(*args, **how):
@@ -74,6 +74,7 @@ def test_a_fault_in_any_phase_costs_the_running_step_and_no_bit(phase, tmp_path)
 # --------------------------------------------------------------------------- real runs, real engine
 engine_test = pytest.mark.engine
 FLAGS = [*SMALL, "--steps", "6", *os.environ.get("RUN_FLAGS", "").split()]
+program = functools.partial(run_program, "minirl.py")
 
 
 @pytest.fixture(scope="module")
@@ -84,15 +85,8 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def reference(place):
     """A run that was never touched, with all its checkpoints."""
-    program(place, 0, "--name", "whole", "--keep-every", "1", *FLAGS)
+    program("--name", "whole", "--keep-every", "1", *FLAGS, cwd=place)
     return place / "runs/whole"
-
-
-def program(cwd, code, *flags, **how):
-    """What minirl.py says, which has to end with this code and without a traceback."""
-    done = run_program("minirl.py", *flags, cwd=cwd, **how)
-    assert done.returncode == code and "Traceback" not in done.stdout, done.stdout
-    return done.stdout
 
 
 def at(call: int, function: str, number: int) -> str:
@@ -137,14 +131,12 @@ def wait_for(process, is_so):
 
 @engine_test
 def test_a_run_that_is_cut_short_in_every_way_ends_as_if_it_had_never_been(place, reference):
-    """Each time `--name cut --resume` goes on, without another flag.
-
-    RUN_FLAGS="--model tiny-moe ..." for another run.
-    """
+    """Each time `--name cut --resume` goes on, without another flag. For another run
+    RUN_FLAGS="--model tiny-moe ..."."""
     run = place / "runs/cut"
     for number, (before, code, saved) in enumerate(CUTS):
         flags = ["--resume"] if number else FLAGS
-        said = program(place, code, "--name", "cut", *flags, before=before)
+        said = program("--name", "cut", *flags, before=before, cwd=place, code=code)
         assert folders.step_of(folders.checkpoints(run)[-1]) == saved
         assert world.difference(run, reference, saved, evaluated=False) == ""
         assert code < 0 or f"everything up to step {saved} is saved" in said, said
@@ -155,14 +147,14 @@ def test_a_run_that_is_cut_short_in_every_way_ends_as_if_it_had_never_been(place
     process, out = start(
         "minirl.py", "--name", "cut", "--resume", cwd=place, before=ENGINE_HANGS)
     wait_for(process, (place / "hanging").exists)
-    said = program(place, 1, "--name", "cut", "--resume")  # meanwhile somebody else
+    said = program("--name", "cut", "--resume", cwd=place, code=1)  # meanwhile somebody else
     assert "Cannot use runs/cut (another program is writing to it)" in said, said
     os.kill(process.pid, signal.SIGUSR1)
     wait_for(process, lambda: "in train_step" in out.read_text().partition("Current thread")[2])
     process.terminate()
     process.join(HANG)
     assert process.exitcode == 143 and "everything up to step 4 is saved" in out.read_text()
-    assert "continuing after step 4" in program(place, 0, "--name", "cut", "--resume")
+    assert "continuing after step 4" in program("--name", "cut", "--resume", cwd=place)
     assert world.difference(run, reference, 6) == ""
     assert len(folders.checkpoints(run)) == 2 and not list(run.glob("**/.*.writing"))
     assert sum(row["optimizer_steps"] for row in world.rows(run / "metrics.jsonl")) >= 5
@@ -181,25 +173,24 @@ threading.Thread(target=cut, daemon=True).start()
 
 @engine_test
 def test_killed_at_random_moments_it_ends_as_if_it_had_never_been(place, reference, tmp_path):
-    """KILLS=20 for the long version.
-
-    The moment is drawn in seconds of the run's own CPU time: whatever else the machine does.
-    """
+    """The moment is drawn in seconds of the run's own CPU time: whatever else the machine does.
+    KILLS=20 for the long version."""
     left = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT] * int(os.environ.get("KILLS", 1))
     run, rng = place / "runs/random", random.Random(0)
     flags = ["--name", "random", *FLAGS, "--resume"]
     while left:
         before = AFTER_CPU_SECONDS.format(seconds=rng.uniform(0, 25), number=int(left[-1]))
-        done = run_program("minirl.py", *flags, cwd=place, before=before,
-                           env=dict(TMPDIR=tmp_path))
-        if done.returncode == 0:  # it was over before: from the beginning
+        process, out = start("minirl.py", *flags, cwd=place, before=before,
+                             env=dict(TMPDIR=tmp_path))
+        process.join(HANG)
+        if process.exitcode == 0:  # it was over before: from the beginning
             shutil.rmtree(run)
             continue
-        assert done.returncode in (-left[-1], 128 + left[-1]), done.stdout
-        assert "Traceback" not in done.stdout, done.stdout
+        assert process.exitcode in (-left[-1], 128 + left[-1]), out.read_text()
+        assert "Traceback" not in out.read_text(), out.read_text()
         assert not run.exists() or len(folders.checkpoints(run)) <= 3
         left.pop()
-    program(place, 0, *flags)
+    program(*flags, cwd=place)
     assert world.difference(run, reference, 6) == ""
     assert len(folders.checkpoints(run)) == 2 and not list(run.glob("**/.*.writing"))
     others = ("torchinductor_", "vllm_dist_")  # torch's cache; vLLM's, of 2 KB, after a kill -9

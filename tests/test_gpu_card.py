@@ -48,9 +48,8 @@ def folder(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("card", CARDS)
 def test_what_vllm_makes_of_our_options_on(card, folder):
     asked, wanted = CARDS[card]
-    done = run_program("tests/test_gpu_card.py", folder, *asked)
-    assert done.returncode == 0, done.stdout
-    (said,) = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    printed = run_program("tests/test_gpu_card.py", folder, *asked)
+    (said,) = [line for line in printed.splitlines() if line.startswith("{")]
     assert json.loads(said) == ALWAYS | wanted
 
 

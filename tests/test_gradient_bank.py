@@ -1,20 +1,15 @@
 """bench/gradient_bank.py: sketches are gradients, rules draw as from an engine."""
 import random
-import sys
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+
+import gradient_bank
+from ada_sampler import SamplerConfig
+from course.laws import expected_yield
 from models_small import policy, random_groups
-
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "course")]
-
-import gradient_bank  # noqa: E402
-from laws import expected_yield  # noqa: E402
-
-from ada_sampler import SamplerConfig  # noqa: E402
-from parts.logprobs import Row, token_logprobs  # noqa: E402
+from parts.logprobs import Row, token_logprobs
 
 
 def test_a_sketch_is_the_gradient_times_random_signs():

@@ -1,8 +1,5 @@
-"""Log-probs, entropy and slopes against the plain computation, for every head and precision.
-
-Those of several rows, at every temperature and chunk: the checks of lab 2, which test_course.py
-runs.
-"""
+"""Log-probs, entropy and slopes against the plain computation, for every head and precision. Of
+several rows, at every temperature and chunk: the checks of lab 2, which test_course.py runs."""
 from types import SimpleNamespace
 
 import pytest
@@ -71,8 +68,7 @@ def confident(p: float, tokens=32, hidden=256, vocabulary=20_000, dtype=torch.bf
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_slope_of_a_confident_token_survives_16_bits(p, dtype):
     """Where p is near 1 the slope is a small difference: rounding p before subtracting loses it.
-    And float16's smallest numbers are 6e-8 apart: one minus p times a weight is soon among them.
-    """
+    And float16's smallest numbers are 6e-8 apart: one minus p times a weight is soon among them."""
     h, head, target = confident(p, dtype=dtype)
     exact = h.detach().double().requires_grad_()
     wanted = plain(exact, Head(head.weight.double()), target, 1.0)[0]

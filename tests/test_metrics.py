@@ -1,6 +1,4 @@
-"""What is logged of a step is what happened in it: by synthetic groups, and by the log itself.
-(Most of what is said of an update is tested with the objective: test_objective.py.)
-"""
+"""What is logged of a step is what happened in it: by synthetic groups, and by the log itself."""
 import json
 import math
 import random
@@ -222,12 +220,8 @@ def spaced():
     return PreTrainedTokenizerFast(tokenizer_object=inner)
 
 
-def builtin():
-    return make.build_tokenizer()
-
-
 @pytest.mark.parametrize("tokenizer, ids", [
-    (spaced, [0, 1, 2, 3, 1, 1]), (spaced, [3]), (builtin, list(range(40, 347)))])
+    (spaced, [0, 1, 2, 3, 1, 1]), (spaced, [3]), (make.build_tokenizer, [*range(40, 347)])])
 def test_the_pieces_of_an_answer_make_the_answer(tokenizer, ids):
     made = tokenizer()
     found = pieces(ids, made)
@@ -260,8 +254,7 @@ def test_a_warning_comes_when_few_weights_decide(share, warned):
     (None, math.nan, "a lower --lr."), (0.5, 1.0, "in another --dtype)."),
     (START_SCALE, math.nan, "in another --dtype)."), (START_SCALE, 1.0, "")])
 def test_only_broken_steps_in_a_row_end_a_run(tmp_path, scale, loss, ends):
-    """No overflow of float16, after which the scale is lower: but one of no scale, or of the loss.
-    """
+    """No overflow of float16, which lowers the scale: but one of no scale, or of the loss."""
     scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=bool(scale))
     made, said = SimpleNamespace(folder=tmp_path, policy=SimpleNamespace(loss_scale=scaler)), []
     for step, skipped in enumerate([1, 1, 0, 1, 1, 1], 1):

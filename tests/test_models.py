@@ -89,14 +89,11 @@ def without_a_weight(folder):
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def pickled(folder):
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-
-
 @pytest.mark.parametrize("harm, words", [
     (cut, "weights of .*incomplete metadata"), (in_two, "weights of .*no model-00002-of-00002"),
     (without_a_weight, "no weights for model.layers.1.mlp.up_proj.weight: mend or replace it"),
-    (pickled, "weights of .*no model.safetensors, and files of other kinds are not read"),
+    (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+     "weights of .*no model.safetensors, and files of other kinds are not read"),
     (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer .*knows no words"),
     (lambda folder: (folder / "config.json").unlink(), "model .*Unrecognized"),
     (lambda folder: (folder / "config.json").write_text("{"), "Cannot load the model"),

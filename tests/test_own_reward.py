@@ -1,16 +1,13 @@
 """--reward FILE.py:FUNCTION: what it may do, what it is told, what its failures cost."""
 import datetime
-import itertools
 import json
 import math
 import re
 import runpy
-from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
 
-import ada_sampler as ada
 from conftest import ROOT
 from helpers import lines, run_program
 from parts.config import Config
@@ -18,7 +15,7 @@ from parts.data import load_problems, load_train_and_held_out, sift
 from parts.folder import append
 from parts.grader import PATIENCE, OwnReward
 from parts.problems import chains
-from test_ada_sampler import config, sample
+
 
 MINE = '''
 import os, sys
@@ -89,7 +86,7 @@ def test_whatever_else_happens_has_a_status_of_its_own_and_no_reward(
         grader, completion, status, why):
     found, after = grader.grade([({}, completion), ({}, "0.5")])
     assert math.isnan(found.reward) and found.status == status and why in found.why
-    assert after.reward == 0.5, "the others are judged as before"
+    assert after.reward == 0.5
 
 
 def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path):
@@ -144,21 +141,6 @@ def test_once_the_function_has_worked_its_failures_are_counted_and_it_is_not_loa
         mine.write_text(MINE.replace("eval(completion)", "2"))
         found = grader.grade([({}, "os.kill(os.getppid(), 9)"), ({}, "0.5")])
         assert [verdict.status for verdict in found] == ["killed", "wrong"]
-
-
-# ------------------------------------------------------------------------------ rewards of any size
-def test_unbiased_weights_ascend_the_mean_reward_whatever_its_values():
-    """Over all orders of a pool, the mean coefficient of a sample is n/m (r - mean)."""
-    rewards = [0.9, 0.71, 0.0, 0.3, -1.0, 0.2]
-    m, n, total = len(rewards), 4, [0.0] * len(rewards)
-    orders = list(itertools.permutations(range(m)))
-    for order in orders:
-        pool = [sample(i, rewards[who] > 0.7, rewards[who]) for i, who in enumerate(order)]
-        group = ada.Group(0, None, pool, rounds=1, outcome="resolved")
-        ada.settle(group, config(weighting="unbiased"))
-        for s, c in group.rows():
-            total[order[s.index]] += c / len(orders)
-    assert total == pytest.approx([n / m * (r - fmean(rewards)) for r in rewards])
 
 
 # ------------------------------------------------------------------------------ data
@@ -233,10 +215,8 @@ def test_the_tiny_model_learns_a_reward_of_ones_own_on_ones_own_file(tmp_path):
              "--template mine.jinja --name mine").split()
     small = ("--steps 10 --batch-prompts 12 --eval-every 0 --eval-k 4 "
              "--log-groups all").split()
-    done = run_program("minirl.py", *flags, *small, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout
-    for part in ("problems of 200 rows", "as the model sees it"):
-        assert part in done.stdout
+    said = run_program("minirl.py", *flags, *small, cwd=tmp_path)
+    assert "problems of 200 rows" in said and "as the model sees it" in said
     before, after = lines(tmp_path / "runs/mine/eval.jsonl")
     assert before["avg"] < 0.4 < after["ci_low"] and after["avg"] > before["avg"] + 0.25, (
         before["avg"], after["avg"])

@@ -1,34 +1,19 @@
 """Pages come out whole for any stage of a run; seeds are grouped; what is missing is skipped."""
 import json
 import math
-import shutil
-import sys
 
 import pytest
 from matplotlib.figure import Figure
 
+import compare
 from conftest import ROOT
-
-sys.path.insert(0, str(ROOT / "bench"))
-import compare  # noqa: E402
-from parts import plot  # noqa: E402
-from parts.grader import NO_VERDICT  # noqa: E402
+from helpers import lines
+from parts import plot
+from parts.folder import append
+from parts.grader import NO_VERDICT
+from test_explore import make
 
 PNG = b"\x89PNG\r\n"
-
-
-def recorded(folder, **config):
-    """A run's folder, with the logs of a run of six steps."""
-    shutil.copytree(ROOT / "tests" / "explore_run" / "one", folder)
-    stored = json.loads((folder / "config.json").read_text())
-    stored["config"] |= dict(name=folder.name) | config
-    (folder / "config.json").write_text(json.dumps(stored))
-    return folder
-
-
-def write(log, row):
-    with open(log, "a") as file:
-        file.write(json.dumps(row) + "\n")
 
 
 def is_picture(path):
@@ -36,7 +21,6 @@ def is_picture(path):
 
 
 def titles_of(run, monkeypatch):
-    """Titles of the panels that are drawn of it."""
     titles, label = [], plot.label_panel
     monkeypatch.setattr(plot, "label_panel",
                         lambda ax, title, *rest: (titles.append(title), label(ax, title, *rest)))
@@ -46,7 +30,7 @@ def titles_of(run, monkeypatch):
 
 
 def test_a_run_that_has_just_begun_lacks_panels(tmp_path, monkeypatch):
-    begun, first = recorded(tmp_path / "a"), recorded(tmp_path / "b")
+    begun, first = (make(tmp_path / run, name="one") for run in "ab")
     for file in (begun / "config.json", begun / "metrics.jsonl", first / "eval.jsonl"):
         file.unlink()
     first_step, *_ = (first / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -62,7 +46,7 @@ def test_a_run_that_has_just_begun_lacks_panels(tmp_path, monkeypatch):
     (dict(kv_cache_dtype="fp8"), True), (dict(dtype="bfloat16"), True)])
 def test_what_is_flat_by_construction_is_not_drawn(tmp_path, monkeypatch, settings, drawn):
     """With one mini-batch in float32 no token is clipped and all weights are 1."""
-    run = recorded(tmp_path / "a", **settings)
+    run = make(tmp_path / "a", name="one", **settings)
     panels = [panel for panel in plot.PANELS if panel[1] in (
         "Reward while training", "Tokens stopped by the mask")]
     monkeypatch.setattr(plot, "PANELS", panels)
@@ -77,7 +61,7 @@ def test_every_panel_is_explained_under_its_title():
 def test_whatever_made_the_grader_fail_is_in_the_curve(tmp_path):
     for status in NO_VERDICT:
         log = tmp_path / f"{status}.jsonl"
-        write(log, dict(step=3, verdicts={status: 60, "no_box": 20, "wrong": 20}))
+        append(log, dict(step=3, verdicts={status: 60, "no_box": 20, "wrong": 20}))
         assert plot.drawn_rows(log) == [dict(step=3, share_no_box=0.2, share_no_verdict=0.6)]
 
 
@@ -85,13 +69,13 @@ def test_whatever_made_the_grader_fail_is_in_the_curve(tmp_path):
 def test_what_is_no_number_is_passed_over(tmp_path, monkeypatch, odd):
     kinds = {draw: (draw, *panel) for draw, *panel in plot.PANELS[:-1]}
     monkeypatch.setattr(plot, "PANELS", [*kinds.values()])  # drawing all takes a second
-    run = recorded(tmp_path / "a")
+    run = make(tmp_path / "a", name="one")
     whole = plot.series(plot.read_run(run)["metrics"], "samples")
     for name in ("metrics.jsonl", "eval.jsonl"):
-        rows = [json.loads(line) for line in (run / name).open()]
-        for changes in (dict(step=13), dict(step=14, data="builtin"), {}):
-            write(run / name, dict.fromkeys(rows[-1], odd) | changes)
+        last = lines(run / name)[-1]
         with open(run / name, "a") as file:
+            for changes in (dict(step=13), dict(step=14, data="builtin"), {}):
+                file.write(json.dumps(dict.fromkeys(last, odd) | changes) + "\n")
             file.write("[]\n7\n" + '{"step": 4, "sam')
     assert is_picture(plot.draw_run(run))
     assert plot.series(plot.read_run(run)["metrics"], "samples") == whole
@@ -162,7 +146,7 @@ def test_comparison_page(tmp_path, monkeypatch, capsys):
     runs = ["a/mine", r"b/a$\frac$", "b/mine", "bal-seed10", "bal-seed11", "_bare"]
     for run in runs:
         seed, _, _ = run.rpartition("-seed")
-        recorded(tmp_path / run, sampler=seed or run, seed=run)
+        make(tmp_path / run, name="one", sampler=seed or run, seed=run)
     (tmp_path / "_bare/config.json").unlink()
     assert is_picture(plot.draw_run(tmp_path / runs[1]))
     compare.main(runs)

@@ -144,7 +144,7 @@ def test_no_card_stores_every_score(card, dtype, capability, monkeypatch):
     assert kernels == {"fused"} and largest < scores
     monkeypatch.undo()
     largest, kernels = largest_in_a_pass("float32", (8, 0), monkeypatch, spared=False)
-    assert kernels == {"every score"} and largest > scores  # as without `spare_attention`
+    assert kernels == {"every score"} and largest > scores
 
 
 # ------------------------------------------------------------------------- a stranger's adapter

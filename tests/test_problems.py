@@ -9,9 +9,9 @@ from statistics import mean
 
 import pytest
 
+import skills_theory
 from conftest import ROOT
 from models import make
-from parts.data import default_data, default_eval_data, load_problems
 from parts.problems import (BUILTIN, KINDS, LETTERS, OPERATIONS, TOP, belief, chains, offset,
                             skills, words)
 
@@ -73,14 +73,6 @@ def test_a_problem_adds_its_letters_digit_and_no_problem_is_in_both_splits():
         assert row["level"] == belief(letter)
 
 
-def test_every_letter_comes_equally_often_in_any_first_part():
-    letters = Counter(row["problem"][1] for row in skills("train", 192))
-    assert set(letters.values()) == {4} and len(letters) == 48
-    assert set(Counter(map(belief, letters)).values()) == {6}
-    digits = Counter(map(offset, LETTERS))
-    assert set(digits) == set(range(10)) and max(digits.values()) <= 5
-
-
 def test_demonstrations_are_right_as_often_as_believed_and_never_of_the_test_split():
     test, rng = {row["problem"] for row in skills("test", 9999)}, random.Random(0)
     right, shown, favourites = Counter(), Counter(), 0
@@ -107,20 +99,9 @@ def test_no_correction_serves_many_letters():
     assert max(pairs.values()) <= 3
 
 
-def test_they_are_data_by_name():
-    found = load_problems("builtin-skills", for_training=False)
-    assert len(found) == 240 and found[0].source == "builtin-skills"
-    both = load_problems("builtin,builtin-skills", limit=5)
-    assert [p.source for p in both] == ["builtin"] * 5 + ["builtin-skills"] * 5
-    assert default_data("tiny-skills") == default_eval_data("builtin-skills") == "builtin-skills"
-
-
 @pytest.mark.slow
-def test_the_models_pass_rates_are_those_of_the_paper(monkeypatch):
+def test_the_models_pass_rates_are_those_of_the_paper():
     """Exact chances of the right completion; pass@k as bench/plan.md quotes both."""
-    monkeypatch.syspath_prepend(ROOT / "bench")
-    import skills_theory
-
     plan = (ROOT / "bench" / "plan.md").read_text()
     k = [2**i for i in range(9)]
     exact = [p for rates in skills_theory.pass_rates().values() for p in rates]

@@ -102,11 +102,9 @@ def test_turns_from_a_file_go_through_the_models_chat_template(qwen, tmp_path):
 
 # ------------------------------------------------------------------------ the model's chat template
 @pytest.mark.parametrize("template, words", [
-    ("{{ raise_exception('no system turn, please') }}", "no system turn, please"),
     ("{% for x in %}", "TemplateSyntaxError"), ("{{ raise_exception('" + ESCAPE + "') }}", "owned"),
     ("{{ messages[0].content[:5] }}", "prompts of '1+1=?' and '1+1=?+1' are the same"),
-    (None, "no chat template for chat: use --template none"),
-])
+    (None, "no chat template for chat: use --template none")])
 def test_a_chat_template_that_fails_or_hides_the_problem_gets_one_sentence(
         tokenizer, template, words):
     tokenizer.chat_template = template

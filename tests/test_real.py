@@ -1,8 +1,5 @@
 """SmolLM2-135M-Instruct, with its own weights: a real tokenizer, a tied head, whole runs.
-
-Skipped, with a sentence, where neither its folder nor the package with its weights can be had. Its
-engine and its trainer are compared in test_agreement.py.
-"""
+Skipped, with a sentence, where neither its folder nor the package with its weights can be had."""
 import shutil
 from types import SimpleNamespace
 
@@ -65,10 +62,8 @@ def odd_length(problem, completion) -> float:
 
 
 def train(*flags, cwd):
-    done = run_program("minirl.py", *SHORT, *flags, "--reward", f"{__file__}:odd_length", cwd=cwd,
+    return run_program("minirl.py", *SHORT, *flags, "--reward", f"{__file__}:odd_length", cwd=cwd,
                        before=QUICK_PROBE)
-    assert done.returncode == 0, done.stdout
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +87,7 @@ def test_two_steps_and_a_resumed_run_is_the_same_to_the_bit(run, tmp_path):
 def test_the_export_is_a_model_for_transformers_and_vllm(run, folder):
     from transformers import AutoModelForCausalLM
 
-    done = run_program("recipes.export", "runs/short", "made", "--dtype", "float32", cwd=run.cwd)
-    assert done.returncode == 0, done.stdout
+    run_program("recipes.export", "runs/short", "made", "--dtype", "float32", cwd=run.cwd)
     made = AutoModelForCausalLM.from_pretrained(run.cwd / "made", dtype=torch.float32)
     prompts = [p.prompt_ids for p in problems_in(folder, "none")]
     trained, _ = load_adapter(folder, str(run.folder / "checkpoints/step-000002"), "float32")

@@ -20,6 +20,7 @@ import minirl
 from course import simulate
 from helpers import HANG, ROOT
 from parts.config import parse
+from parts.folder import append
 from recipes import export
 from world import Grader, small_run
 
@@ -36,7 +37,6 @@ PROGRAMS = {
 
 # ------------------------------------------------------------------------------ ways to spoil it
 def text(file: Path, content: str):
-    """The file has these contents."""
     def spoil():
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(content.encode("latin-1"))
@@ -55,12 +55,7 @@ def a_folder(file: Path):
     return spoil
 
 
-def moved(old: Path, new: Path):
-    return lambda: old.rename(new)
-
-
 def adapter_of(value: float):
-    """Every weight of the last adapter has this value."""
     def spoil():
         file = LAST / "adapter_model.safetensors"
         save_file({name: torch.full_like(w, value) for name, w in load_file(file).items()}, file)
@@ -68,7 +63,6 @@ def adapter_of(value: float):
 
 
 def changed(file: Path, **values):
-    """A file of JSON has these values."""
     return lambda: file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
@@ -231,7 +225,7 @@ REFUSED = {
     ],
     "recipes.export": [
         ("runs/none out", "has no adapter_config.json"),
-        ("strange out", "is no checkpoint of a run", moved(LAST, Path("strange"))),
+        ("strange out", "is no checkpoint of a run", lambda: LAST.rename("strange")),
         ("runs/mine out", "does not fit", text(LAST / "adapter_model.safetensors", "half")),
         ("runs/mine out", "does not fit", changed(LAST / "adapter_config.json", r=4)),
         ("runs/mine out", "their layers differ", changed(
@@ -256,8 +250,8 @@ def finished(tmp_path_factory) -> Path:
     """The folder that every program starts in."""
     place = tmp_path_factory.mktemp("finished")
     small_run(place, steps=3, log_groups="all")
-    sums = [dict(problem=f"{a}+{b}=?", answer=str(a + b)) for a in range(1, 8) for b in (1, 2, 3)]
-    (place / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums))
+    append(place / "sums.jsonl", *(dict(problem=f"{a}+{b}=?", answer=str(a + b))
+                                   for a in range(1, 8) for b in (1, 2, 3)))
     return place
 
 

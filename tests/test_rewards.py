@@ -6,27 +6,25 @@ is (`plain`) and inside a box (`plain_boxed`). tests/answer_pairs.jsonl holds wh
 decides, and why: which answers are correct and wrong beside a gold, which answer is found in
 completions, and what is the normal form of spellings.
 """
-import json
 import os
 import random
 import sys
 import time
 from concurrent.futures import Future
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import rewards
+from helpers import ROOT, lines
 from rewards import MAX_CHARS, Grader, decide, extract_answer, judge
 from verifier.answers import exact
 from verifier.spelling import REWRITES, is_unit, normalize
 
-HERE = Path(__file__).parent
-CASES, PAIRS = ([json.loads(line) for line in open(HERE / name, encoding="utf-8")]
-                for name in ("reward_cases.jsonl", "answer_pairs.jsonl"))
+CASES = lines(ROOT / "tests" / "reward_cases.jsonl")
+PAIRS = lines(ROOT / "tests" / "answer_pairs.jsonl")
 
 
 def pairs(key: str) -> list:
@@ -53,24 +51,23 @@ def score(grader, gold: str, completion: str, **how) -> float:
 
 
 # ------------------------------------------------------------------------------------ the table
-
 def test_a_sample_of_the_table_gets_the_pinned_verdicts(grader, monkeypatch):
     """All that strings decide, and a tenth of what math-verify has to."""
     with monkeypatch.context() as patch:
         patch.setattr(grader, "ask_judge", lambda *question: Future())
-        asked = [(case, grader.ask(case["gold"], case["completion"])) for case in CASES]
-    said = [(case["verdict"], future.result().status) for case, future in asked if future.done()]
-    some = [case for case, future in asked if not future.done()][::10]
+        asked = [grader.ask(case["gold"], case["completion"]) for case in CASES]
+    undecided = [case for case, future in zip(CASES, asked) if not future.done()][::10]
+    some = [case for case, future in zip(CASES, asked) if future.done()] + undecided
     verdicts = grader.grade([(case["gold"], case["completion"]) for case in some])
-    said += [(case["verdict"], verdict.status) for case, verdict in zip(some, verdicts)]
-    assert len(said) > 1300 and all(pinned == found for pinned, found in said)
+    assert len(some) > 1300
+    assert [case["verdict"] for case in some] == [verdict.status for verdict in verdicts]
 
 
 @pytest.mark.slow
 def test_the_table_beats_plain_math_verify(grader, capsys):
     verdicts = grader.grade([(case["gold"], case["completion"]) for case in CASES])
-    changed = [(case["id"], case["gold"], case["completion"], case["verdict"], verdict.status)
-               for case, verdict in zip(CASES, verdicts) if case["verdict"] != verdict.status]
+    changed = [(case, verdict.status) for case, verdict in zip(CASES, verdicts)
+               if case["verdict"] != verdict.status]
     assert not changed, "a verdict is not the pinned one: a new error, or one less (then pin that)"
     expected = [case["expected"] for case in CASES]
     table = {"here": [verdict.reward for verdict in verdicts],
@@ -92,11 +89,11 @@ def test_the_table_beats_plain_math_verify(grader, capsys):
 @pytest.mark.slow
 def test_the_recorded_verdicts_of_plain_math_verify_are_its_verdicts():
     from math_verify import parse, verify
+
     for case in random.Random(1).sample(CASES, 20):
-        completion = parse(case["completion"])
-        assert int(verify(parse(case["gold"]), completion)) == case["plain"], case
-        assert int(verify(parse("\\boxed{" + case["gold"] + "}"),
-                          completion)) == case["plain_boxed"], case
+        gold, completion = case["gold"], parse(case["completion"])
+        assert int(verify(parse(gold), completion)) == case["plain"], case
+        assert int(verify(parse(f"\\boxed{{{gold}}}"), completion)) == case["plain_boxed"], case
 
 
 @pytest.mark.parametrize("row", pairs("gold"))
@@ -110,7 +107,6 @@ def test_each_rule_tells_right_from_wrong(row):
 
 
 # ------------------------------------------------------------------------------------ the parts
-
 @pytest.mark.parametrize("row", pairs("answer"))
 def test_the_last_closed_box_or_list_of_boxes_is_the_answer(row):
     for completion in row["completions"]:
@@ -121,8 +117,7 @@ def test_the_last_number_counts_in_minerva_style_and_only_the_last(grader):
     text = "We had 41.5 and then 1,200, so 7 of 9"
     assert extract_answer(text, "minerva") == "9"
     assert extract_answer(text + ", i.e. 4.5e33 or so", "minerva") == "4.5e33"
-    assert extract_answer("7" + " " * 6000,
-                          "minerva") is None, "only the end of the text is looked at"
+    assert extract_answer("7" + " " * 6000, "minerva") is None  # only the end is looked at
     assert extract_answer("7" + " " * 4900, "minerva") == "7"
     assert extract_answer(r"\boxed{5} and 9", "minerva") == "5"
     assert score(grader, "42", "First 41, finally 42.", style="minerva") == 1
@@ -157,7 +152,6 @@ def test_a_lack_of_memory_is_not_called_unreadable(monkeypatch):
 
 
 # ------------------------------------------------------------------------------------ the spelling
-
 @pytest.mark.parametrize("rule", REWRITES, ids=[rule.why for rule in REWRITES])
 def test_every_rule_does_what_its_example_says_and_no_other_does(rule):
     assert rule.before != rule.after
@@ -213,7 +207,6 @@ def test_each_spelling_of_a_fraction_is_that_fraction(value, spelling, times):
 
 
 # ------------------------------------------------------------------ what was asked before
-
 def test_the_same_question_is_asked_once(grader):
     before = grader.ask_judge.cache_info().misses
     verdicts = grader.grade([("7\\sqrt{3}", f"{n}: \\boxed{{\\sqrt{{147}}}}") for n in range(9)])
@@ -241,23 +234,10 @@ def test_a_verdict_does_not_depend_on_what_was_asked_before(grader):
     assert grader.grade(questions[::-1])[::-1] == first
 
 
-# ------------------------------------------------------------------------------------ limits
-
 HANG = r"\int_0^1 \frac{\sin(x^3)}{e^{x^2}+\ln(x+2)}dx"
 
 
-@pytest.mark.slow
-def test_a_real_answer_meets_each_limit():
-    with Grader(workers=1, cpu_seconds=0.375) as strict:
-        hung, large = strict.grade([("2", boxed(HANG)), ("2", boxed("9^{9^{9^9}}"))])
-        assert hung.status == "timeout" and large.status in ("timeout", "killed")
-    with Grader(workers=1, memory_gb=0.15) as small:
-        assert small.grade([("2", boxed("2^{10^9}"))])[0].status == "killed"
-        assert small.grade([(r"\sqrt{12}", boxed(r"2\sqrt{3}"))])[0].status == "correct"
-
-
 # ---------------------------------------------------------------------------------- hostile answers
-
 def nested(left: str, right: str, n: int, core: str = "1") -> str:
     return left * n + core + right * n
 
@@ -300,7 +280,7 @@ def test_hostile_answers_score_zero_in_time_and_do_not_disturb_the_others():
         start, asked = time.thread_time(), []
         for pair in pairs:
             asked.append(grader.ask(*pair))
-        assert time.thread_time() - start < 10, "the parent only looks at strings"
+        assert time.thread_time() - start < 10
         verdicts = [future.result() for future in asked]
         for pair, verdict in zip(pairs, verdicts):
             assert verdict.status != "correct", (pair[1][:80], verdict)
@@ -310,15 +290,11 @@ def test_hostile_answers_score_zero_in_time_and_do_not_disturb_the_others():
 RUN = "__import__('os').system('touch MARK')"
 INJECTIONS = [
     RUN, f"1 if {RUN} else 42", f"eval(\"{RUN}\")", f"[x for x in [{RUN}]]", f"S(\"{RUN}\")",
-    f"f({RUN})",
-    f"'''+{RUN}+'''", f"\\text{{{RUN}}}", f"\\variable{{{RUN}}}", f"\\operatorname{{{RUN}}}",
-    "{0.__class__}",
-    "exec(\"open('MARK','w')\")", "open('MARK','w').write('x')", "\\write18{touch MARK}",
-    "\\input{MARK}",
-    "$(touch MARK)", "`touch MARK`", "; touch MARK", "{{7*7}}", "%(x)s", f"lambda: {RUN}",
-    f"sympify(\"{RUN}\")", "().__class__.__bases__[0].__subclasses__()", f"x_{{{RUN}}}",
-    f"\\sqrt{{{RUN}}}",
-]
+    f"f({RUN})", f"'''+{RUN}+'''", f"\\text{{{RUN}}}", f"\\variable{{{RUN}}}", "{0.__class__}",
+    f"\\operatorname{{{RUN}}}", "exec(\"open('MARK','w')\")", "open('MARK','w').write('x')",
+    "\\write18{touch MARK}", "\\input{MARK}", "$(touch MARK)", "`touch MARK`", "; touch MARK",
+    "{{7*7}}", "%(x)s", f"lambda: {RUN}", f"sympify(\"{RUN}\")", f"x_{{{RUN}}}",
+    "().__class__.__bases__[0].__subclasses__()", f"\\sqrt{{{RUN}}}"]
 
 
 def test_code_in_an_answer_is_never_run(grader, tmp_path, monkeypatch):
@@ -349,13 +325,12 @@ def test_long_honest_completions_keep_their_reward(grader):
     for filler in LONG:
         for gold, answer in [("42", "42"), (r"\frac{\sqrt{3}}{2}", r"\sqrt{3}/2")]:
             start = time.thread_time()
-            assert score(grader, gold,
-                         filler + f" so it is $\\boxed{{{answer}}}$.") == 1, filler[:20]
+            said = f"{filler} so it is $\\boxed{{{answer}}}$."
+            assert score(grader, gold, said) == 1, filler[:20]
             assert time.thread_time() - start < 10
 
 
 # ------------------------------------------------------------------------------------ command line
-
 def test_one_verdict_is_explained(monkeypatch, capsys):
     flags = ["--gold", r"2\sqrt3", "--completion", "\x1b \ud800 \\boxed{\\sqrt{12}\\text{ cm}}"]
     monkeypatch.setattr(sys, "argv", ["rewards.py", *flags])

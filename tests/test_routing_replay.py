@@ -1,7 +1,5 @@
 """Routing replay: exact at unchanged weights for every family, exact gradients, the real routes.
-
-The hook alone, and the agreement of routes: the checks of lab 6, which test_course.py runs.
-"""
+The hook alone, and the agreement of routes: the checks of lab 6, which test_course.py runs."""
 import itertools
 import json
 import random
@@ -201,7 +199,7 @@ def test_ratios_under_each_replay(replay, monkeypatch):
                             random.Random(0))
     (lp, old), (later, later_old) = seen
     assert torch.equal(lp, old)
-    assert (later - later_old).abs().max() > 1e-3  # the second mini-batch is off-policy
+    assert (later - later_old).abs().max() > 1e-3
     torch.testing.assert_close(torch.cat([old, later_old]).sort().values,
                                torch.tensor(first).sort().values, atol=1e-5, rtol=1e-5)
     if replay == "none":
@@ -215,10 +213,8 @@ def test_ratios_under_each_replay(replay, monkeypatch):
 
 # --------------------------------------------------------------------------------------- the engine
 def rollouts_as_rows(engine, dropping: bool = False, count: int = 12):
-    """Prompts of many lengths whose samples start and end at different moments.
-
-    dropping: twice everything that runs is dropped and begun anew, as when vLLM's cache is full.
-    """
+    """Prompts of many lengths whose samples start and end at different moments. dropping:
+    twice everything that runs is dropped and begun anew, as when vLLM's cache is full."""
     rng, steps = random.Random(0), 0
     prompts = [random_ids(rng.randint(2, 30), seed=i) for i in range(count)]
     waiting, found = list(itertools.product(range(count), range(6))), {}
@@ -237,11 +233,9 @@ def rollouts_as_rows(engine, dropping: bool = False, count: int = 12):
 
 
 def require_own_routes(policy, rows) -> None:
-    """In float32 the trainer chooses exactly the engine's experts: a mix-up would show.
-
-    Only a tie may fall either way, and on which processor it does differs: so one choice in
-    a thousand is free, and log-probs are compared where every choice is the engine's.
-    """
+    """In float32 the trainer chooses exactly the engine's experts: a mix-up would show. Only a
+    tie may fall either way, and on which processor it does differs: so one choice in a thousand is
+    free, and log-probs are compared where every choice is the engine's."""
     for row in rows:
         policy.routing.check(row.routes, len(row.ids))
     gap(policy, rows, replay=False)
@@ -292,10 +286,9 @@ def test_r3_closes_most_of_the_gap_in_low_precision():
 @pytest.mark.core
 def test_a_run_with_replay_from_the_command_line(tmp_path):
     """Off-policy, so R3 by itself, in low precision: two steps, and what they log."""
-    done = run_program("minirl.py", "--model", "tiny-moe", "--mini-batches", 4, "--steps", 2,
-                       "--eval-questions", 6, "--eval-k", 1, "--name", "moe", "--batch-prompts", 8,
-                       "--rollout-dtype", "bfloat16", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout
+    run_program("minirl.py", "--model", "tiny-moe", "--mini-batches", 4, "--steps", 2,
+                "--eval-questions", 6, "--eval-k", 1, "--name", "moe", "--batch-prompts", 8,
+                "--rollout-dtype", "bfloat16", cwd=tmp_path)
     run = tmp_path / "runs" / "moe"
     assert json.loads((run / "config.json").read_text())["config"]["replay"] == "r3"
     rows = lines(run / "metrics.jsonl")

@@ -110,14 +110,6 @@ def test_evaluated_before_the_first_step_every_so_often_and_after_the_last(run, 
 
 
 # ------------------------------------------------------------------------------ the last words
-def no_memory():
-    torch.empty(2**46, dtype=torch.uint8)  # 64 TiB: the allocator's own error
-
-
-def out_of_space():
-    raise OSError(28, "No space left on device", "runs/mine/metrics.jsonl")
-
-
 def raises(error):
     raise error
 
@@ -131,9 +123,11 @@ ENDS = {  # how it ends -> exit code, words
     "Ctrl-C": (lambda: killed(signal.SIGINT), 130, "stopped; "),
     "SIGTERM": (lambda: killed(signal.SIGTERM), 143, "stopped; "),
     "SIGHUP": (lambda: killed(signal.SIGHUP), 129, "stopped; "),
-    "full disk": (out_of_space, 1, "No space left on device: 'runs/mine/metrics.jsonl'; "),
-    "memory": (no_memory, 1, "Out of memory: lower --micro-tokens (now 900), --max-tokens or "
-               "--engine-memory, or try --sleep; "),
+    "full disk": (lambda: raises(OSError(28, "No space left on device", "runs/mine/metrics.jsonl")),
+                  1, "No space left on device: 'runs/mine/metrics.jsonl'; "),
+    "memory": (lambda: torch.empty(2**46, dtype=torch.uint8), 1,  # the allocator's own error
+               "Out of memory: lower --micro-tokens (now 900), --max-tokens or --engine-memory, "
+               "or try --sleep; "),
     "no reader": (lambda: raises(BrokenPipeError(32, "Broken pipe")), 1, "Broken pipe; "),
     "error": (lambda: raises(RuntimeError("shapes differ")), 1, "RuntimeError; "),
 }
@@ -190,7 +184,7 @@ def test_a_tracker_gets_each_step_and_evaluation_under_one_name(run, monkeypatch
     first, again = (call.kwargs for call in tracker.init.call_args_list)
     assert first == again and first["name"].startswith("mine-") and first["resume"] == "allow"
     running.record(1, [], metrics_of(verdicts=dict(correct=7)), run)
-    running.record_evaluation([], result(0.5), run)
+    running.record_evaluation([], dict(builtin=dict(avg=0.5, ci_low=0.4, ci_high=0.6)), run)
     (step, held_out), at = zip(*((call.args[0], call.kwargs) for call in tracker.log.mock_calls))
     assert at[0] == dict(step=1) and step["train/loss"] == 0.5 and "train/verdicts" not in step
     assert held_out["held_out/avg"] == 0.5
@@ -204,10 +198,6 @@ def test_a_tracker_gets_each_step_and_evaluation_under_one_name(run, monkeypatch
 
 
 # ------------------------------------------------------------------------------ resumed
-def result(avg):
-    return dict(builtin=dict(avg=avg, ci_low=avg - 0.1, ci_high=avg + 0.1))
-
-
 def newest(run):
     return folders.checkpoints(run.folder)[-1]
 
@@ -273,12 +263,12 @@ def test_config_json_says_after_which_step_each_start_went_on(tmp_path, capsys):
     assert "WARNING: the prompts are not those of the start" in capsys.readouterr().out
     found = folders.read_config(folder)
     starts = found["starts"]
-    assert found["inputs"]["prompts"] == "others", "those of the first start count"
+    assert found["inputs"]["prompts"] == "others"
     assert [(start["after_step"], start["changed"]) for start in starts] == [
         (0, {}), (1, dict(steps=[1, 2])), (2, {})]
     assert {"python", "torch", "peft", "math-verify"} <= {*starts[1]["versions"]}
     trained = load_problems("builtin")[:3]
-    assert count_trained(folder, trained) == 3, "an evaluation will know them"
+    assert count_trained(folder, trained) == 3
 
 
 INPUTS = dict(  # setting -> its file, what is in it, and what is in it at the next start

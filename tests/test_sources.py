@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import HANG, ROOT
+from helpers import HANG, ROOT, lines
 from parts import sources
 from parts.data import Problem, load_problems
 from parts.sources import AT_THE_END, find_gold, find_problem, gold_text, problem_text
@@ -188,50 +188,13 @@ def test_a_hub_that_does_not_answer_is_asked_once_and_then_left_alone(tmp_path):
 
 
 # ----------------------------------------------------------------------------- what a row means
-BOXED = "put your final answer within \\boxed{}."
-DAPO = ("Solve the following math problem step by step. The last line of your response should be "
-        "of the form Answer: $Answer (without quotes) where $Answer is the answer to the problem."
-        "\n\nWhat is 2+3?\n\nRemember to put your answer on its own line after \"Answer:\".")
-CHAT = (f"<|im_start|>system\nPlease reason step by step, and {BOXED}<|im_end|>\n<|im_start|>user\n"
-        "What is 2+3? Let's think step by step and output the final answer within \\boxed{}."
-        "<|im_end|>\n<|im_start|>assistant\n")
-LLAMA_CHAT = ("<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nWhat is 2+3?<|eot_id|>"
-              "<|start_header_id|>assistant<|end_header_id|>\n\n")
-Q = "What is 2+3?"
-
-LAYOUTS = {  # one row as each published data set has it; all mean: What is 2+3? -> 5
-    "reinforce_ada": dict(problem=Q, gt="5"),
-    "math500": dict(problem=Q, solution="We add: $\\boxed{4}$", answer="5", level=2,
-                    unique_id="a/1"),
-    "gsm8k": dict(question=Q, answer="2+3 = <<2+3=5>>5\n#### 5"),
-    "hendrycks": dict(problem=Q, level="Level 1", type="Algebra",
-                      solution="First \\boxed{4}, no, $\\boxed{5}$."),
-    "olympiadbench": dict(question=Q, final_answer=["5"], modality="Text-only", unit=None,
-                          error=None),
-    "amc (float)": dict(id=0, problem=Q, answer=5.0, url="x"),
-    "dr. grpo (list)": dict(problem=Q, answer=["5"]),
-    "deepscaler, empty answer": dict(problem=Q, answer="", solution="so \\boxed{5}"),
-    "dapo": dict(prompt=[dict(role="user", content=DAPO)],
-                 reward_model=dict(ground_truth="5", style="rule")),
-    "dapo processed": dict(prompt=DAPO, solution="5"),
-    "verl": dict(prompt=[dict(role="system", content="Be good."), dict(
-        role="user",
-        content=Q + " Let's think step by step and output the final answer within \\boxed{}.")],
-        reward_model=dict(ground_truth=["5"])),
-    "prompt selection (chat string)": dict(problem=CHAT, answer="5"),
-    "the same, two turns, Llama": dict(prompt=CHAT.replace(Q, "Hi") + LLAMA_CHAT, answer="5"),
-    "gvm (whole solution as answer)": dict(problem=Q,
-                                           answer="We add.\nHence the sum is \\boxed{5}."),
-    "svamp": dict(ID="chal-1", Body="What is", Question="2+3?", Answer="5.0", Equation="2+3"),
-    "qwen-boxed": dict(problem=f"{Q}\nPlease reason step by step, and {BOXED}", answer="5"),
-    "digits first, then marked": dict(question=Q, answer="#### 4 was wrong\n#### 5"),
-}
+PUBLISHED = lines(ROOT / "tests" / "published_rows.jsonl")  # all mean: What is 2+3? -> 5
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_published_layouts(name):
-    row = LAYOUTS[name]
-    assert find_problem(row) == Q and find_gold(row) in ("5", "5.0")
+@pytest.mark.parametrize("row", [pytest.param(one["row"], id=one["set"]) for one in PUBLISHED])
+def test_published_layouts(row):
+    """One row as each published data set has it."""
+    assert find_problem(row) == "What is 2+3?" and find_gold(row) in ("5", "5.0")
 
 
 LONG = "+".join(f"x^{{{i}}}" for i in range(30))  # only a solution is distrusted for its length

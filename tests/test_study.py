@@ -9,16 +9,15 @@ from statistics import stdev
 
 import pytest
 
+import compare
+import sampling
+import store
+import study
+import transfer
 from conftest import ROOT
 from parts import config
 from parts.config import parse
-
-sys.path.insert(0, str(ROOT / "bench"))
-import compare  # noqa: E402
-import sampling  # noqa: E402
-import store  # noqa: E402
-import study  # noqa: E402
-import transfer  # noqa: E402
+from parts.folder import append
 
 PAGES = sorted(file.stem for file in (ROOT / "bench/results").glob("*.jsonl"))
 
@@ -39,16 +38,12 @@ def finished(tmp_path):
     stored = dict(config=dict(model="tiny", data="builtin"), starts=starts)
     (run / "config.json").write_text(json.dumps(stored))
     spent = dict(samples_total=8, tokens_total=80, seconds_total=1.0)
-    write(run, "metrics", [
-        dict(step=1, entropy=1 / 3, reward_first_round=0.5, spent={"all": 8}, **spent),
-        dict(step=2, reward_first_round=0.5, spent={"none": 8}, **spent)])
-    write(run, "eval", [dict(step=2, avg=2 / 3, ci_low=0.6, ci_high=0.7, data="builtin", k=8,
-                             truncated=0.01, **{"pass": {"1": 0.6, "8": 0.9}}, **spent)])
+    append(run / "metrics.jsonl",
+           dict(step=1, entropy=1 / 3, reward_first_round=0.5, spent={"all": 8}, **spent),
+           dict(step=2, reward_first_round=0.5, spent={"none": 8}, **spent))
+    append(run / "eval.jsonl", dict(step=2, avg=2 / 3, ci_low=0.6, ci_high=0.7, data="builtin", k=8,
+                                    truncated=0.01, **{"pass": {"1": 0.6, "8": 0.9}}, **spent))
     return run
-
-
-def write(folder, name, rows):
-    (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def line(arm="a", regime="stream", seed=0, accuracies=(0.0, 1.0), **more):
@@ -183,14 +178,14 @@ def group(letter, *rewards, coefficient=0.0):
 
 def test_a_run_is_kept_with_what_it_had_spent(tmp_path):
     spent = dict(tokens_total=0, seconds_total=0.0)
-    write(tmp_path, "metrics", [
-        dict(step=i, samples_total=10 * i, engine_steps=7, zero_signal=0.5)
-        | (dict(tokens_trained=3) if i == 2 else {}) for i in (1, 2)])
-    write(tmp_path, "eval", [dict(step=i, avg=0.1 * i, samples_total=10 * i, **spent)
-                             for i in (0, 2)])
-    write(tmp_path, "groups", [
-        group("F", 0.0, 0.0, 0.0), group("F", 1.0, 0.0, coefficient=0.5), group("G", 0.0, 0.0, 0.0),
-        group("F", 1.0, 0.0, coefficient=0.5)])
+    usual = dict(engine_steps=7, zero_signal=0.5)
+    append(tmp_path / "metrics.jsonl", dict(step=1, samples_total=10, **usual),
+           dict(step=2, samples_total=20, tokens_trained=3, **usual))
+    append(tmp_path / "eval.jsonl", *(
+        dict(step=i, avg=0.1 * i, samples_total=10 * i, **spent) for i in (0, 2)))
+    solved = group("F", 1.0, 0.0, coefficient=0.5)
+    append(tmp_path / "groups.jsonl", group("F", 0.0, 0.0, 0.0), solved,
+           group("G", 0.0, 0.0, 0.0), solved)
     found = sampling.keep_letters(tmp_path, "")
     assert found["solved"] == {"F": 5} and found["zero_signal"] == 0.5
     assert found["letters"] == {"F": [3, 7, 2, 1], "G": [1, 3, 0, 1]}
@@ -212,9 +207,11 @@ def test_letters_are_counted_by_draws(monkeypatch):
 def test_several_held_out_sets_count_by_their_mean(tmp_path):
     """And the page of a race that has nothing but two seeds of each arm can be made of it."""
     spent = dict(tokens_total=9, seconds_total=2.0)
-    write(tmp_path, "metrics", [dict(step=1, samples_total=10, engine_steps=7, zero_signal=0.5)])
-    write(tmp_path, "eval", [dict(step=step, data=data, avg=avg, samples_total=10 * step, **spent)
-                             for step in (0, 1) for data, avg in (("words", 0.5), ("svamp", 0.1))])
+    append(tmp_path / "metrics.jsonl",
+           dict(step=1, samples_total=10, engine_steps=7, zero_signal=0.5))
+    append(tmp_path / "eval.jsonl", *(
+        dict(step=step, data=data, avg=avg, samples_total=10 * step, **spent)
+        for step in (0, 1) for data, avg in (("words", 0.5), ("svamp", 0.1))))
     kept = sampling.keep_real(tmp_path, "")
     assert kept["evals"]["avg"] == [0.3, 0.3]
     assert kept["evals"]["sets"][1] == dict(words=0.5, svamp=0.1)
@@ -262,7 +259,6 @@ def test_the_quantiles_are_students(level, quantiles):
 
 
 def test_power_is_the_share_of_studies_that_find_a_difference():
-    """By drawing 4,000 of them."""
     rng, ahead = random.Random(0), 0
     for _ in range(4000):
         centre, half = store.interval([rng.gauss(0.05, 0.05) for _ in range(5)])

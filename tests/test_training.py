@@ -5,23 +5,19 @@ import pytest
 import torch
 
 from helpers import SMALL, lines, run_program
+from parts.folder import append
 from parts.models import tiny_folder
+from parts.plot import PANELS, drawn_rows
 
 pytestmark = pytest.mark.engine
-
-
-def train(cwd, *flags, **how):
-    done = run_program("minirl.py", *flags, cwd=cwd, **how)
-    assert done.returncode == 0, done.stdout
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory):
     """A real run of the real tiny model, with the default settings."""
     cwd = tmp_path_factory.mktemp("run")
-    out = train(cwd, "--name", "learns", "--steps", "8", "--eval-every", "8",
-                "--keep-every", "4", curves=True)
+    out = run_program("minirl.py", "--name", "learns", "--steps", 8, "--eval-every", 8,
+                      "--keep-every", 4, cwd=cwd, curves=True)
     return cwd / "runs" / "learns", out
 
 
@@ -35,10 +31,8 @@ def test_a_short_run_learns_and_leaves_what_its_reader_needs(learnt):
     assert "held-out avg@8" in out
     metrics = lines(run / "metrics.jsonl")
     assert [row["step"] for row in metrics] == list(range(1, 9))
-    for key in ("reward_first_round", "samples_total", "tokens_total", "zero_signal", "entropy",
-                "entropy_trained", "kl_k1", "kl_k3", "weight_max", "grad_norm", "seconds_sample",
-                "seconds_train", "seconds_sync", "rounds_histogram", "verdicts"):
-        assert all(key in row for row in metrics), key
+    drawn = {name for *_, names in PANELS for name in names} - {"routes_agree_all"}
+    assert all(drawn <= row.keys() for row in drawn_rows(run / "metrics.jsonl"))
     # in float32 the engine is the trainer
     assert all(row["kl_k3"] < 1e-8 and abs(row["weight_mean"] - 1) < 1e-3 for row in metrics)
     groups = lines(run / "groups.jsonl")
@@ -48,9 +42,6 @@ def test_a_short_run_learns_and_leaves_what_its_reader_needs(learnt):
     assert (run / "curves.png").stat().st_size > 10_000
     saved = sorted(path.name for path in (run / "checkpoints").iterdir())
     assert saved == ["step-000004", "step-000007", "step-000008"]
-    config = json.loads((run / "config.json").read_text())
-    assert config["config"]["steps"] == 8
-    assert [start["versions"]["torch"] for start in config["starts"]] == [torch.__version__]
 
 
 @pytest.mark.core
@@ -82,11 +73,11 @@ def test_the_path_of_a_real_model_in_bfloat16(tmp_path):
     """A model folder, a problem file, bf16, adapter hot swap: what a GPU run does, on the CPU."""
     from parts.problems import chains
 
-    rows = [dict(question=p["problem"], final_answer=[p["answer"]]) for p in chains("train", 48)]
-    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    append(tmp_path / "mine.jsonl", *(
+        dict(question=p["problem"], final_answer=[p["answer"]]) for p in chains("train", 48)))
     flags = ("--data mine.jsonl --eval-data builtin --template chat --dtype bfloat16 --steps 3 "
              "--sync adapter --name bf16 --max-prompt-tokens 64 --lr 0.001 --micro-tokens 2048")
-    out = train(tmp_path, "--model", tiny_folder(), *flags.split(), *SMALL)
+    out = run_program("minirl.py", "--model", tiny_folder(), *flags.split(), *SMALL, cwd=tmp_path)
     assert "data: mine.jsonl: 48 problems" in out
     metrics = lines(tmp_path / "runs/bf16/metrics.jsonl")
     assert [row["optimizer_steps"] for row in metrics] == [1, 1, 1]

@@ -137,9 +137,7 @@ def test_off_policy_clip_and_correction_are_minirls(recipe):
 # ------------------------------------------------------------------------------ several processes
 def launch(kind: str, *flags, dies_after: int = -1) -> tuple[bool, str]:
     """(did it end well? what it said): trl_step.py in two processes, by a file of recipes/launch.
-
-    On two machines each process has a launcher of its own.
-    """
+    On two machines each process has a launcher of its own."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -225,14 +223,6 @@ def saved(checkpoint: str):
     return torch.cat([weight.flatten() for _, weight in sorted(weights.items())])
 
 
-def test_processes_that_do_not_end_are_killed_within_a_minute():
-    """torchelastic looks for a dead process, asks the others to end, and then makes them."""
-    from torch.distributed.launcher.api import LaunchConfig
-
-    bounds = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2)
-    assert bounds.monitor_interval + bounds.shutdown_timeout < 60  # seconds
-
-
 @pytest.mark.engine
 @pytest.mark.parametrize("kind, saves", [("--full", [2, 3]), ("--lora-rank=4", [2, 4, 5])])
 def test_what_is_kept_is_evaluated(recipe, capsys, kind, saves):
@@ -241,25 +231,18 @@ def test_what_is_kept_is_evaluated(recipe, capsys, kind, saves):
         f"step-{step:06d}" for step in saves]
     command = capsys.readouterr().out.rpartition("evaluate it with ")[2]
     _, script, *flags = shlex.split(command.splitlines()[0])
-    done = run_program(script, *flags, "--out", "out")
-    assert done.returncode == 0, done.stdout
+    run_program(script, *flags, "--out", "out")
     assert len(lines("out/eval.jsonl")) == 8
-
-
-def deaf(engine, *_) -> None:
-    engine.clear_cache()
-
-
-def another_model(engine, texts: list) -> list:
-    return [[-1.0] * (len(ids) - 1) for ids in texts]
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("method, broken, words, steps", [
-    ("prompt_logprobs", another_model, "Engine and trainer disagree", 0),
-    ("sync", deaf, "The new weights did not reach the engine", 2)])  # the first one's rate is 0
-def test_an_engine_with_other_weights_ends_the_run(recipe, monkeypatch, method, broken, words,
-                                                   steps):
+    ("prompt_logprobs", lambda engine, texts: [[-1.0] * (len(ids) - 1) for ids in texts],
+     "Engine and trainer disagree", 0),
+    ("sync", lambda engine, *_: engine.clear_cache(),
+     "The new weights did not reach the engine", 2)])  # the first one's rate is 0
+def test_an_engine_with_other_weights_ends_the_run(
+        recipe, monkeypatch, method, broken, words, steps):
     from parts.engine import Engine
 
     monkeypatch.setattr(Engine, method, broken)

@@ -9,18 +9,18 @@ from parts.engine import configure_vllm
 
 configure_vllm(on_cpu=True)
 
-import math_verify  # noqa: E402
-import matplotlib.pyplot  # noqa: E402
-import peft  # noqa: E402
-import transformers  # noqa: E402
-import vllm  # noqa: E402
-from vllm import LLM, LLMEngine  # noqa: E402
+import math_verify
+import matplotlib.pyplot
+import peft
+import transformers
+import vllm
+from vllm import LLM, LLMEngine
 
-import minirl  # noqa: E402
-import parts.plot  # noqa: E402
-import vllm.v1.worker.cpu_worker  # noqa: E402
-from engines import inspect_here  # noqa: E402
-from transformers.models.qwen2 import modeling_qwen2  # noqa: E402
+import minirl
+import parts.plot
+import vllm.v1.worker.cpu_worker
+from engines import inspect_here
+from transformers.models.qwen2 import modeling_qwen2
 
 inspect_here()
 gc.collect()
