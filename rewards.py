@@ -203,10 +203,7 @@ class Grader(ForkingGrader):
             except Exception as error:  # a strange answer must not end a training run
                 status, why = "unparseable", f"{type(error).__name__} in the fast path"
         if not status:
-            future = self.ask_judge(gold, tuple(parts), style)
-            if not future.done() or future.result().status != "killed":
-                return future
-            return super().ask(gold, tuple(parts), style)  # the kernel may have lacked memory then
+            return self.ask_judge(gold, tuple(parts), style)
         future = Future()
         future.set_result(self.verdict(status, why))
         return future

@@ -54,10 +54,10 @@ def score(grader, gold: str, completion: str, **how) -> float:
 def test_a_sample_of_the_table_gets_the_pinned_verdicts(grader, monkeypatch):
     """All that strings decide, and a tenth of what math-verify has to."""
     with monkeypatch.context() as patch:
-        patch.setattr(grader, "ask_judge", lambda *question: Future())
+        patch.setattr(grader, "ask_judge", lambda *question: None)
         asked = [grader.ask(case["gold"], case["completion"]) for case in CASES]
-    undecided = [case for case, future in zip(CASES, asked) if not future.done()][::10]
-    some = [case for case, future in zip(CASES, asked) if future.done()] + undecided
+    undecided = [case for case, future in zip(CASES, asked) if not future][::10]
+    some = [case for case, future in zip(CASES, asked) if future] + undecided
     verdicts = grader.grade([(case["gold"], case["completion"]) for case in some])
     assert len(some) > 1300
     assert [case["verdict"] for case in some] == [verdict.status for verdict in verdicts]
@@ -212,15 +212,6 @@ def test_the_same_question_is_asked_once(grader):
     verdicts = grader.grade([("7\\sqrt{3}", f"{n}: \\boxed{{\\sqrt{{147}}}}") for n in range(9)])
     assert {verdict.status for verdict in verdicts} == {"correct"}
     assert grader.ask_judge.cache_info().misses == before + 1
-
-
-def test_a_question_whose_child_was_killed_is_asked_again(grader, monkeypatch):
-    ended = [Future(), Future()]
-    for future, status in zip(ended, ("killed", "correct")):
-        future.set_result(grader.verdict(status, ""))
-    monkeypatch.setattr(grader, "ask_judge", lambda *_: ended[0])
-    monkeypatch.setattr(rewards.ForkingGrader, "ask", lambda *_: ended[1])
-    assert score(grader, "7\\sqrt{3}", boxed("\\sqrt{147}")) == 1
 
 
 @pytest.mark.slow
