@@ -392,16 +392,19 @@ def real_tables(arms, rival: str, costs: dict, lines: list[dict]) -> dict[str, s
     arms = by_arm(lines, arms)
     against = {arm: mine for arm, mine in arms.items() if arm != rival}
     pairs = at_most(arms[rival], "samples", arms[OURS])[0]
-    return {
+    found = {
         "Differences": table(against, {
             f"at equal {cost}": partial(minus, arms[rival], key)
             for cost, key in (costs | {"steps": "step"}).items()}, corner=f"minus {rival}"),
-        "What the runs took": table(arms, taken(costs, lines[0]["evals"][-1].get("sets", ()))),
-        "Power: with such differences, how many of 100 studies find a true one": markdown([
+        "What the runs took": table(arms, taken(costs, lines[0]["evals"][-1].get("sets", ())))}
+    if len(pairs) > 1:  # not yet of a study's first seed
+        title = "Power: with such differences, how many of 100 studies find a true one"
+        found[title] = markdown([
             ["standard deviation", *(f"{true} points" for true in (3, 5, 8, 10))],
             [f"{100 * stdev(pairs):.1f}", *(
                 f"{100 * power(true / 100, stdev(pairs), len(pairs)):.0f}"
-                for true in (3, 5, 8, 10))]])}
+                for true in (3, 5, 8, 10))]])
+    return found
 
 
 def taken(costs: dict, sets) -> dict:
