@@ -1,4 +1,4 @@
-"""Where does adaptive sampling pay? The studies skills, longer_skills, real_race, human.
+"""Where does adaptive sampling pay? The studies skills, longer_skills, real_race, human, human_gpu.
 
 What is compared, and what counts as which answer, was written down before: bench/plan.md. Of each
 run the evaluations are kept with what had been spent by then, and of the skills
@@ -370,9 +370,9 @@ RACE_COSTS = {"draws": "samples", "tokens drawn": "tokens", "tokens trained": "t
 HUMAN_COSTS = {"draws": "samples", "tokens trained": "trained", "seconds": "seconds"}
 
 
-def human_runs() -> list[dict]:
+def human_runs(seeds=range(50, 55), longer: int = 1) -> list[dict]:
     """Problems that people wrote, for the model that has learnt the templates (bench/plan.md):
-    runs/words-135M. A seed at a time, in all arms.
+    runs/words-135M. A seed at a time, in all arms; `longer` times as many steps.
 
     SVAMP: runs/svamp_train.jsonl and runs/svamp_test.jsonl; else from the hub.
     """
@@ -383,8 +383,8 @@ def human_runs() -> list[dict]:
         f"minirl.py --model ../words-135M --data {train} --eval-data "
         f"builtin-words,{test} --eval-questions 100 --eval-k 4 --eval-every 10 --template "
         f"three-examples --max-tokens 40 --max-prompt-tokens 320 {flags} --batch-prompts {prompts} "
-        f"--log-groups 0 --seed {seed} --steps {steps} --name {arm}-seed{seed}"))
-        for seed in range(50, 55) for arm, (flags, prompts, steps) in HUMAN.items()]
+        f"--log-groups 0 --seed {seed} --steps {longer * steps} --name {arm}-seed{seed}"))
+        for seed in seeds for arm, (flags, prompts, steps) in HUMAN.items()]
 
 
 def real_tables(arms, rival: str, costs: dict, lines: list[dict]) -> dict[str, str]:
@@ -442,4 +442,6 @@ STUDIES = dict(
                         endings=("gradient that is not finite",)),
     real_race=Study(keep_real, partial(real_tables, PAIR, WIDE, RACE_COSTS)),
     human=Study(keep_real, partial(real_tables, HUMAN, "uniform-4", HUMAN_COSTS),
-                planned=human_runs))
+                planned=human_runs),
+    human_gpu=Study(keep_real, partial(real_tables, HUMAN, "uniform-4", HUMAN_COSTS),
+                    planned=partial(human_runs, range(60, 70), longer=2)))
