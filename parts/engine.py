@@ -257,7 +257,8 @@ def start(model: str, options: dict):
             generation_config="vllm",  # else a model's own top-p or top-k would slip in
             hf_overrides={"head_dtype": "float32"},  # logits in float32, as the trainer's
             **options)
-    except (ValueError, RuntimeError, NotImplementedError, AttributeError) as error:
+    except (ValueError, RuntimeError, NotImplementedError, AttributeError,
+            AssertionError) as error:  # the last: another process has released a GPU's memory
         reason = shown(" ".join(str(error).split()) or type(error).__name__, 400)
         raise SystemExit(MEANT.format(reason)) from error
     finally:  # vLLM's own refuses, for a CPU's cores to which threads are bound; here none is

@@ -215,6 +215,7 @@ def test_tokens_are_those_that_were_sampled():
 @pytest.mark.parametrize("error, ends", [
     (ValueError("No available memory. Try increasing\ngpu_memory_utilization"), SystemExit),
     (NotImplementedError("'_C' object has no attribute 'scaled_fp8_quant'"), SystemExit),
+    (AssertionError("Error in memory profiling. Initial free memory 70 GiB"), SystemExit),
     (RuntimeError(), SystemExit), (KeyError("a bug"), KeyError)])
 def test_what_vllm_refuses_is_said_with_the_flags_for_its_words(monkeypatch, error, ends):
     def llm(*_, **__):
