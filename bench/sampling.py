@@ -21,7 +21,7 @@ from store import (T_95, T_99, Study, at, average, by_arm, is_lost, keep, markdo
 
 from parts import problems
 from parts.folder import read_rows
-from parts.plot import series
+from parts.plot import plain, series
 
 OURS, WIDE = PAIR = ("ada-balance", "uniform-4-wide")
 RIVALS = ("uniform-4", "uniform-4-wide", "uniform-16")
@@ -387,6 +387,16 @@ def human_runs(seeds=range(50, 55), longer: int = 1) -> list[dict]:
         for seed in seeds for arm, (flags, prompts, steps) in HUMAN.items()]
 
 
+def draw_sets(arms, lines: list[dict], name: str) -> None:
+    """Accuracy on each held-out set against draws."""
+    def on(title):
+        return lambda line, cost: series([row | row["sets"] for row in line["evals"]], title, cost)
+
+    measures = {f"on {plain(title)}": on(title) for title in lines[0]["evals"][0]["sets"]}
+    columns = {"": ("samples drawn", "samples", by_arm(lines, arms))}
+    picture(store.RESULTS / f"{name}.png", (6, 5.4), measures, columns, COLORS)
+
+
 def real_tables(arms, rival: str, costs: dict, lines: list[dict]) -> dict[str, str]:
     """Against `rival` at equal costs, what was spent, and what could be found."""
     arms = by_arm(lines, arms)
@@ -441,7 +451,7 @@ STUDIES = dict(
     longer_skills=Study(keep_letters, long_tables, partial(draw, LONG_PICTURE),
                         endings=("gradient that is not finite",)),
     real_race=Study(keep_real, partial(real_tables, PAIR, WIDE, RACE_COSTS)),
-    human=Study(keep_real, partial(real_tables, HUMAN, "uniform-4", HUMAN_COSTS),
-                planned=human_runs),
-    human_gpu=Study(keep_real, partial(real_tables, HUMAN, "uniform-4", HUMAN_COSTS),
-                    planned=partial(human_runs, range(60, 70), longer=2)))
+    **{name: Study(keep_real, partial(real_tables, HUMAN, "uniform-4", HUMAN_COSTS),
+                   partial(draw_sets, HUMAN), planned=runs)
+       for name, runs in dict(
+           human=human_runs, human_gpu=partial(human_runs, range(60, 70), longer=2)).items()})

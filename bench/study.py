@@ -23,9 +23,11 @@ from pathlib import Path
 import ablations
 import sampling
 import store
+from compare import picture
 from store import ROOT, Study
 
 from parts.folder import read_json
+from parts.plot import plain, series
 
 
 # ------------------------------------------------------------------------------------------ running
@@ -68,19 +70,31 @@ def launch(command: str, place: Path, log: Path) -> tuple[int, float]:
 # ------------------------------------------------------------------------------ runs made singly
 def evaluations(lines: list[dict]) -> dict[str, str]:
     """Accuracies with 95 % intervals, what was cut off, and what had been spent."""
-    found = [["run", "step", "accuracy", "pass@k", "cut off", "seconds", "samples", "tokens"]]
+    found = [["run", "step", "on", "accuracy", "pass@k", "cut off", "seconds", "samples", "tokens"]]
     for line in lines:
         for row in line["evals"]:
             accuracy, low, high = (f"{100 * row[key]:.1f}" for key in ("avg", "ci_low", "ci_high"))
             best = [*row["pass"].values()][-1]
             found.append([
-                line["run"], str(row["step"]), f"{accuracy} % [{low}, {high}]", f"{best:.1%}",
-                f"{row['truncated']:.1%}",
+                line["run"], str(row["step"]), row["data"],
+                f"{accuracy} % [{low}, {high}]", f"{best:.1%}", f"{row['truncated']:.1%}",
                 *(f"{row[f'{what}_total']:,.0f}" for what in ("seconds", "samples", "tokens"))])
     return {"Evaluations": store.markdown(found)}
 
 
-STUDIES = sampling.STUDIES | ablations.STUDIES
+def draw_people(lines: list[dict], name: str) -> None:
+    """Accuracy on each held-out set, in one panel."""
+    def curve(run, cost):
+        line, data = run
+        return series([row for row in line["evals"] if row["data"] == data], "avg", cost)
+
+    arms = {plain(data): [(line, data) for line in lines]
+            for data in dict.fromkeys(row["data"] for row in lines[0]["evals"])}
+    columns = {"": ("training steps", "step", arms)}
+    picture(store.RESULTS / f"{name}.png", (6, 3.2), {"held-out accuracy": curve}, columns)
+
+
+STUDIES = sampling.STUDIES | ablations.STUDIES | dict(people=Study(None, evaluations, draw_people))
 SINGLE = Study(None, evaluations)  # any other name: runs that were made singly
 
 
