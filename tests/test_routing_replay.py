@@ -209,6 +209,9 @@ def test_ratios_under_each_replay(replay, monkeypatch):
         assert same[0] == 1 > same[1] if replay == "r2" else max(same) < 0.3, same
     agree = [metrics[f"routes_agree_{layer}"] for layer in range(3)]
     assert all(0 <= share < 0.3 for share in agree) and metrics["routes_agree_all"] <= min(agree)
+    config.mini_batches = 1  # where pi_old is not computed in a pass of its own
+    assert "routes_agree_all" in minirl.update(policy, *running.make_optimizer(policy, config),
+                                               groups_for(), config, random.Random(0))
 
 
 # --------------------------------------------------------------------------------------- the engine
