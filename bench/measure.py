@@ -129,13 +129,17 @@ def trl(*flags: str) -> list[list[str]]:
     on drawing from the same policy. TRL takes all answers in one pass."""
     with project(*GRPO, *flags) as run:
         drawn = []
-        ours, theirs = take_turns(run, trl_trainer(run, drawn), drawn)
-    return [["", "tokens/s of whole steps"], ["minirl.py", f"{median(ours):,.0f}"],
-            ["TRL", f"{median(theirs):,.0f}"], ["ratio (range)", ratio(ours, theirs)]]
+        sides = take_turns(run, trl_trainer(run, drawn), drawn)
+    columns = {name: list(zip(*steps)) for name, steps in sides.items()}
+    return [["", "tokens/s of whole steps", "sampling, s a step", "the rest, s a step"],
+            *([name, *(f"{median(values):,.4g}" for values in column)]
+              for name, column in columns.items()),
+            ["ratio (range)", *(ratio(*each) for each in zip(*columns.values()))]]
 
 
-def take_turns(run, trainer, drawn: list[int]) -> tuple[list[float], list[float]]:
-    """Drawn tokens a second of each step of ours, and of TRL's; the first does not count."""
+def take_turns(run, trainer, drawn: list[tuple]) -> dict[str, list[tuple]]:
+    """Of each step of ours, and of TRL's: drawn tokens a second, seconds until all answers are
+    there, seconds after that. The first does not count."""
     import minirl
     from transformers import TrainerCallback
 
@@ -146,18 +150,21 @@ def take_turns(run, trainer, drawn: list[int]) -> tuple[list[float], list[float]
             self.start = time.perf_counter()
 
         def on_step_end(self, args, state, control, **_):
-            theirs.append(drawn[-1] / (time.perf_counter() - self.start))
+            tokens, there = drawn[-1]
+            end = time.perf_counter()
+            theirs.append((tokens / (end - self.start), there - self.start, end - there))
             _, step = minirl.train_step(state.global_step, run)
-            ours.append(step["tokens"] / step["seconds"])
+            sampling = step["seconds_sample"]
+            ours.append((step["tokens"] / step["seconds"], sampling, step["seconds"] - sampling))
 
     trainer.add_callback(Turns())
     trainer.train()
-    return ours[1:], theirs[1:]
+    return {"minirl.py": ours[1:], "TRL": theirs[1:]}
 
 
-def trl_trainer(run, drawn: list[int]):
+def trl_trainer(run, drawn: list[tuple]):
     """TRL's trainer with the settings that the recipe would give it, but for the engine; it adds
-    each step's tokens to `drawn`."""
+    each step's tokens to `drawn`, and when they were there."""
     from recipes import trl_ada  # before TRL
     from datasets import Dataset
     from parts.models import fetch_model
@@ -175,7 +182,7 @@ def trl_trainer(run, drawn: list[int]):
     given = [dict(prompt=problem.prompt, gold=problem.judged_by) for problem in problems]
 
     def reward(completions, completion_ids, gold, **_):
-        drawn.append(sum(map(len, completion_ids)))
+        drawn.append((sum(map(len, completion_ids)), time.perf_counter()))
         return [verdict.reward for verdict in run.grader.grade(list(zip(gold, completions)))]
 
     return GRPOTrainer(fetch_model(c.model, c.max_prompt_tokens + c.max_tokens), reward,
