@@ -12,10 +12,11 @@ import tarfile
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from ada_sampler import SamplerConfig, advantages, allocate_gvm
 from conftest import ROOT
-from course import bugs, laws
+from course import bugs, figures, laws
 from minirl import objective
 from parts.config import Config
 
@@ -68,6 +69,16 @@ def test_every_quiz_has_an_answer_and_a_copy_for_a_class_has_none():
     told = [bug["answer"] for bug in bugs.bugs().values()] + ["# Model answers", "**3/4**, against"]
     assert not any(answer in text for text in texts for answer in told)
     assert "course/check.py" in names and "course/answers/quiz.md" not in names
+
+
+@pytest.mark.parametrize("draw, page, stated", [
+    (figures.stale, 6, r"stops more tokens: (.*) % without replay"),
+    (figures.evaluation, 8, r"30 questions and .* = (.*)\n")])
+def test_a_figures_first_curve_has_the_values_that_its_page_states(draw, page, stated):
+    left, right = Figure().subplots(1, 2)
+    draw(left, right)
+    values = re.search(stated, NOTES[page - 1].read_text())[1].split(", ")
+    assert {*values} <= {f"{y:.1f}" for y in left.lines[0].get_ydata()}
 
 
 # -------------------------------------------------------------------- session 1: a bandit, exactly

@@ -105,7 +105,7 @@ def test_log_probs_that_are_no_numbers_are_no_good_export(made, tmp_path, capsys
     assert "--dtype float32 keeps all" in capsys.readouterr().out
 
 
-def test_what_goes_with_the_weights(tmp_path):
+def test_what_goes_with_the_weights(tmp_path, monkeypatch):
     """The ends and the temperature of the training; no path; others may read it. A card of the
     hub's kind, also where the training's template is gone."""
     from huggingface_hub import ModelCard
@@ -117,15 +117,18 @@ def test_what_goes_with_the_weights(tmp_path):
     flags = base / "generation_config.json"  # as Qwen's, for another way of sampling
     flags.write_text(json.dumps(json.loads(flags.read_text()) | dict(repetition_penalty=1.1)))
     template = str(tmp_path / "my-secrets" / "own.jinja")
+    monkeypatch.chdir(tmp_path)
+    Path("my-secrets/new.jsonl").touch()
     run = train_at_random(tmp_path / "my-secrets" / "runs" / "mine", str(base), temperature=0.9,
-                          template=template, data=f"org/problems,{tmp_path}/my-secrets/some.jsonl")
+                          template=template, data="org/problems,my-secrets/new.jsonl,"
+                                                  f"{tmp_path}/my-secrets/some.jsonl")
     out = tmp_path / "out"
     export.export(str(run), out)
     assert not [file for file in out.iterdir() if b"my-secrets" in file.read_bytes()]
     assert len({file.stat().st_mode for file in out.iterdir()}) == 1
     card = ModelCard.load(out / "README.md")
     assert card.data.base_model == "base" and "`--template own.jinja --max-" in card.content
-    assert "on org/problems, some.jsonl" in card.content
+    assert "on org/problems, new.jsonl, some.jsonl" in card.content
     tokenizer, before = map(AutoTokenizer.from_pretrained, (out, base))
     assert tokenizer.chat_template == before.chat_template
     assert tokenizer.get_vocab() == before.get_vocab()

@@ -178,8 +178,10 @@ def test_a_tracker_gets_each_step_and_evaluation_under_one_name(run, monkeypatch
     tracker = MagicMock()
     monkeypatch.setitem(sys.modules, "wandb", tracker)
     run.config.report_to = "wandb"
-    folders.note_start(run.folder, running.settings_of(run.config), 0, {})
-    for _ in range(2):  # again as a resumed run
+    monkeypatch.setattr(folders, "datetime", MagicMock(**{
+        "now.return_value.isoformat.side_effect": ["10:00", "11:00"]}))
+    for step in range(2):  # again as a resumed run
+        folders.note_start(run.folder, running.settings_of(run.config), step, {})
         run.tracker = running.open_tracker(run.folder, run.config)
     first, again = (call.kwargs for call in tracker.init.call_args_list)
     assert first == again and first["name"].startswith("mine-") and first["resume"] == "allow"

@@ -64,10 +64,11 @@ def test_any_bytes_are_problems_or_one_sentence(tmp_path_factory, suffix, conten
         assert str(stop).endswith(".") and str(stop).isprintable(), str(stop)
 
 
-@pytest.mark.parametrize("name", ["gsm8k", "org/name"])
-def test_a_folder_of_a_data_sets_name_does_not_hide_it(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name, make", [
+    ("gsm8k", os.makedirs), ("org/name", os.makedirs), ("gsm8k", os.mknod)])
+def test_a_folder_or_file_of_a_data_sets_name_does_not_hide_it(name, make, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / name).mkdir(parents=True)
+    make(name)
     asked = []
     row = dict(problem="1+1=?", answer="2", question="1+1=?")
     monkeypatch.setattr("parts.data.read_hub", lambda name, _: asked.append(name) or [row])

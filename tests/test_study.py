@@ -227,7 +227,7 @@ def test_several_held_out_sets_count_by_their_mean(tmp_path):
 # --------------------------------------------------------------------------------------- statistics
 @pytest.mark.parametrize("differences, word", [
     ([0.05, 0.06, 0.07], "ahead"), ([-0.05, -0.06, -0.07], "behind"),
-    ([0.06, 0.01, 0.05], "open"), ([0.001, -0.001, 0.0], "equal")])
+    ([0.06, 0.01, 0.05], "open"), ([0.01, 0.02, 0.03], "open"), ([0.001, -0.001, 0.0], "equal")])
 def test_words_follow_the_plan(differences, word):
     """Pairs by seed: what both arms of a seed share is no noise."""
     lines = [line("b", seed=9)]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ pytest.importorskip("trl", "1.16.0")
 
 from conftest import ROOT
 from helpers import HANG, lines, run_program
+from parts.config import Config
 from trl_step import one_step, pools_of
 
 SCRIPT = ROOT / "recipes/trl_ada.py"
@@ -92,6 +94,8 @@ def test_the_gradient_is_minirls(recipe, flags):
     """But for the divisor, in which a dropped prompt stays."""
     trainer, gradients = one_step(recipe, flags.split())
     assert len(gradients) == trainer.config.mini_batches and len(pools_of(trainer.groups)) == 6
+    logged = lines(f"runs/{trainer.config.name}/metrics.jsonl")
+    assert [row["step"] for row in logged] == [1] * len(gradients)
     # TRL cuts mini-batches out of shuffled rows; their gradients' mean is that of the whole batch
     mean = {name: sum(g[name] for g in gradients) / len(gradients) for name in gradients[0]}
     kept = sum(bool(group.kept) for group in trainer.groups) / 6
@@ -132,6 +136,17 @@ def test_off_policy_clip_and_correction_are_minirls(recipe):
     assert 0 < (mask_T == 0).sum() < len(mask_T) / 2
     assert weight_T.max() < config.weight_cap  # where TRL's cap is another
     assert distance(gradient_of(trainer.model), ours) < 1e-6
+
+
+def test_a_sample_has_a_seed_of_its_own():
+    """Also where its prompt comes back in a later step."""
+    from recipes.trl_engine import SeededEngine
+
+    seeds, problem = [], SimpleNamespace(id="a", prompt_ids=[1])
+    engine = SimpleNamespace(submit=lambda *_, seed: seeds.append(seed))
+    for step, place in ((0, 0), (0, 1), (1, 0), (0, 0)):
+        SeededEngine(engine, Config(seed=7), step).submit((0, place), problem)
+    assert len({*seeds}) == 3 and seeds[0] == seeds[3]
 
 
 # ------------------------------------------------------------------------------ several processes

@@ -57,6 +57,19 @@ def test_what_the_text_says_of_the_stored_run_is_in_it():
     assert said.count("the project says") == 4
 
 
+def test_an_interval_is_drawn_from_its_lower_to_its_upper_end(monkeypatch):
+    pytest.importorskip("IPython", reason="IPython is not installed: make extras")
+    import pandas as pd
+
+    from course import pictures
+
+    monkeypatch.setattr(pictures, "shown", lambda figure: figure)
+    held_out = pd.DataFrame(dict(step=[0], avg=0.5, ci_low=0.375, ci_high=0.75))
+    metrics = pd.DataFrame(dict(step=[1], reward_first_round=0.5))
+    (axis,) = pictures.learning(metrics, held_out, 0.5).axes
+    assert axis.collections[0].get_segments()[0].tolist() == [[0, 0.375], [0, 0.75]]
+
+
 def first_cell(folder: Path, repository: str, say: str, path: str = "",
                python: str = sys.executable):
     """Run it as a fresh kernel in `folder` would; then say something."""
