@@ -256,9 +256,10 @@ def evaluation(c: Config, checkpoint: Path) -> str:
     It finds the other settings in the run's config.json.
     """
     flags = {"model" if c.full else "adapter": checkpoint, "data": c.eval_data,
-             "limit": c.eval_questions, "k": c.eval_k, "columns": c.columns, "reward": c.reward,
-             "threshold": c.reward and c.threshold}
-    words = [f"--{name}={value}" for name, value in flags.items() if value]
+             "limit": c.eval_questions, "k": c.eval_k, "columns": c.columns, "reward": c.reward}
+    if c.reward:  # also a threshold of 0
+        flags["threshold"] = c.threshold
+    words = [f"--{name}={value}" for name, value in flags.items() if value != ""]
     return shlex.join([python(), "eval.py", *words])
 
 

@@ -105,7 +105,7 @@ def test_log_probs_that_are_no_numbers_are_no_good_export(made, tmp_path, capsys
     assert "--dtype float32 keeps all" in capsys.readouterr().out
 
 
-def test_what_goes_with_the_weights(tmp_path, monkeypatch):
+def test_what_goes_with_the_weights(tmp_path):
     """The ends and the temperature of the training; no path; others may read it. A card of the
     hub's kind, also where the training's template is gone."""
     from huggingface_hub import ModelCard
@@ -117,8 +117,6 @@ def test_what_goes_with_the_weights(tmp_path, monkeypatch):
     flags = base / "generation_config.json"  # as Qwen's, for another way of sampling
     flags.write_text(json.dumps(json.loads(flags.read_text()) | dict(repetition_penalty=1.1)))
     template = str(tmp_path / "my-secrets" / "own.jinja")
-    monkeypatch.chdir(tmp_path)
-    Path("my-secrets/new.jsonl").touch()
     run = train_at_random(tmp_path / "my-secrets" / "runs" / "mine", str(base), temperature=0.9,
                           template=template, data="org/problems,my-secrets/new.jsonl,"
                                                   f"{tmp_path}/my-secrets/some.jsonl")
