@@ -34,8 +34,9 @@ def deep(variant: str = "qwen3_moe", experts: str = "grouped_mm"):
 
 
 def some_rows(count: int = 5) -> list[Row]:
-    rng = random.Random(0)
-    return [Row(random_ids(rng.randint(6, 20), seed=i), rng.randint(1, 5), [], 1.0)
+    """All begin alike, as answers to one prompt do."""
+    rng, start = random.Random(0), random_ids(20, seed=99)
+    return [Row(start + random_ids(rng.randint(6, 20), seed=i), 20 + rng.randint(1, 5), [], 1.0)
             for i in range(count)]
 
 
