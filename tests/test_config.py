@@ -23,6 +23,7 @@ from parts.config import (LIMITS, MAY_BE_ZERO, USUAL, Config, EvalConfig, ModelS
     dict(replay="r3"), dict(replay="r2", mini_batches=2), dict(threshold=0),
     dict(mini_batches=24, batch_prompts=24), dict(mini_batches=5, batch_prompts=24),
     dict(data="mine.jsonl", columns="question"),
+    dict(data="gsm8k", eval_data="mine.jsonl", columns="question"),
     dict(sampler="ada-pos", drop_unresolved=True), dict(sampler="ada-est", M=32),
     dict(sampler="ada-est", M=2), dict(sampler="gvm", advantage="positives-only", M=1),
     dict(sampler="uniform", n=16), dict(sampler="uniform", n=1, advantage="positives-only"),

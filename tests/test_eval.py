@@ -296,14 +296,15 @@ def test_what_cannot_be_compared_with_is_one_sentence(tmp_path, words, changed):
         evaluation.load_finished(other_evaluation(tmp_path, **changed), FINISHED, [question("q")])
 
 
-@pytest.mark.parametrize("changed", [dict(template="none"), dict(temperature=0.6, adapter="mine")])
+@pytest.mark.parametrize("changed", [
+    dict(template="none"), dict(temperature=0.6, adapter="mine"), dict(k=2)])
 def test_a_comparison_under_another_protocol_is_marked(tmp_path, capsys, changed):
     """Whatever differs but the policy is said: it may be the cause."""
     other, one = other_evaluation(tmp_path), [question("q")]
     alike = FINISHED | dict(files="others", engine_sequences=1)
     assert evaluation.load_finished(other, alike, one) == [1.0]
     assert capsys.readouterr().out == ""
-    evaluation.load_finished(other, FINISHED | changed, one)
+    assert evaluation.load_finished(other, FINISHED | changed, one) == [1.0]
     assert f"differs in {next(iter(changed))}: the difference" in capsys.readouterr().out
     other_evaluation(tmp_path, row=ROW | dict(reward=None, status="raised"))
     assert evaluation.load_finished(other, alike, one) == [0.0]  # a reward that failed

@@ -2,6 +2,7 @@
 import contextlib
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -148,6 +149,8 @@ def test_what_a_child_has_started_ends_with_it(judge, tmp_path, end):
 def test_a_child_is_poor_and_limited(judge, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
     with ForkingGrader(judge, workers=1) as grader:
+        for kind in (resource.RLIMIT_DATA, resource.RLIMIT_FSIZE):
+            resource.prlimit(grader.process.pid, kind, (2**50, 2**50))  # as of the user's shell
         here = grader.ask("why = os.getcwd()").result().why
         for what, expected in {
                 "'HF_TOKEN' in os.environ": False, "os.environ['TMPDIR']": here,

@@ -33,9 +33,10 @@ def deep(variant: str = "qwen3_moe", experts: str = "grouped_mm"):
     return policy
 
 
-def some_rows(count: int = 5) -> list[Row]:
-    rng = random.Random(0)
-    return [Row(random_ids(rng.randint(6, 20), seed=i), rng.randint(1, 5), [], 1.0)
+def some_rows(count: int = 5, alike: int = 0) -> list[Row]:
+    """So many tokens of their prompts are alike."""
+    rng, start = random.Random(0), random_ids(alike, seed=99)
+    return [Row(start + random_ids(rng.randint(6, 20), seed=i), alike + rng.randint(1, 5), [], 1.0)
             for i in range(count)]
 
 
@@ -78,7 +79,7 @@ def test_record_then_replay_at_unchanged_weights_changes_nothing(family, experts
 @pytest.mark.parametrize("family", VARIANTS)
 def test_after_an_update_the_old_experts_are_used_with_new_gates(family):
     """Against brute force: every expert computed for every token, mixed as the definition says."""
-    policy, rows = deep(family, "eager"), some_rows(3)
+    policy, rows = deep(family, "eager"), some_rows(3, alike=20)
     record(policy, rows)
     models_small.move(policy, 0.3)
     with torch.no_grad():

@@ -277,7 +277,8 @@ INPUTS = dict(  # setting -> its file, what is in it, and what is in it at the n
     data=("train.jsonl", '{"problem": "1+2=?", "answer": "3"}', '{"problem": "?", "answer": "3"}'),
     eval_data=("test.jsonl", '{"problem": "4+2=?", "answer": "6"}', '{"problem": "?"}'),
     reward=("mine.py", "def score(problem, completion): return 1", "score = None"),
-    template=("mine.jinja", "{{ problem }}", "Solve {{ problem }}"))
+    template=("mine.json", *(json.dumps([dict(role="user", content=text)])
+                             for text in ("{problem}", "Solve {problem}"))))
 
 
 @pytest.mark.parametrize("changed", INPUTS)
