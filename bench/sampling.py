@@ -392,7 +392,7 @@ def draw_sets(arms, lines: list[dict], name: str) -> None:
     def on(title):
         return lambda line, cost: series([row | row["sets"] for row in line["evals"]], title, cost)
 
-    measures = {f"on {plain(title)}": on(title) for title in lines[0]["evals"][0]["sets"]}
+    measures = {f"accuracy on {plain(title)}": on(title) for title in lines[0]["evals"][0]["sets"]}
     columns = {"": ("samples drawn", "samples", by_arm(lines, arms))}
     picture(store.RESULTS / f"{name}.png", (6, 5.4), measures, columns, COLORS)
 

@@ -23,11 +23,9 @@ from pathlib import Path
 import ablations
 import sampling
 import store
-from compare import picture
 from store import ROOT, Study
 
 from parts.folder import read_json
-from parts.plot import plain, series
 
 
 # ------------------------------------------------------------------------------------------ running
@@ -82,19 +80,7 @@ def evaluations(lines: list[dict]) -> dict[str, str]:
     return {"Evaluations": store.markdown(found)}
 
 
-def draw_people(lines: list[dict], name: str) -> None:
-    """Accuracy on each held-out set, in one panel."""
-    def curve(run, cost):
-        line, data = run
-        return series([row for row in line["evals"] if row["data"] == data], "avg", cost)
-
-    arms = {plain(data): [(line, data) for line in lines]
-            for data in dict.fromkeys(row["data"] for row in lines[0]["evals"])}
-    columns = {"": ("training steps", "step", arms)}
-    picture(store.RESULTS / f"{name}.png", (6, 3.2), {"held-out accuracy": curve}, columns)
-
-
-STUDIES = sampling.STUDIES | ablations.STUDIES | dict(people=Study(None, evaluations, draw_people))
+STUDIES = sampling.STUDIES | ablations.STUDIES
 SINGLE = Study(None, evaluations)  # any other name: runs that were made singly
 
 
