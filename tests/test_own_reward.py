@@ -181,6 +181,13 @@ def test_the_example_of_json_answers():
         assert {v.status for v in grader.grade(list(zip(rows, answers)))} == {"correct"}
 
 
+def test_the_example_of_the_calculator():
+    asked = {"76 - 25 = 41. \\boxed{41}": 1, "76 + 25 = 51": 0, "5 / 0 = 51": 0, "\\boxed{51}": 0,
+             "2 * 5 = 10, so 102 / 2 = 50": 1}
+    for completion, right in asked.items():
+        assert load("calculator")(dict(answer="51"), completion) == right, completion
+
+
 def test_the_example_of_the_page_rewards_right_answers_and_short_ones(tmp_path):
     code, = re.findall(r"```python\n(.*?)```", (ROOT / "docs/rewards.md").read_text(), re.S)
     (tmp_path / "mine.py").write_text(code)
