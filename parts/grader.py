@@ -117,7 +117,7 @@ def load_function(name: str):
 
 
 def limit(kind: int, most: int) -> None:
-    """Set a limit of this process, unless it has a lower one already."""
+    """Set a limit of this process, or its hard limit if that is lower."""
     hard = resource.getrlimit(kind)[1]
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(kind, (most, most))
