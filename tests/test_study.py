@@ -78,7 +78,7 @@ def test_finished_runs_become_a_study_that_is_told_and_drawn(
     other = shutil.copytree(finished, finished.with_name("other"))
     monkeypatch.setattr(sys, "argv", ["study.py", "some", "--add", str(finished), str(other)])
     study.main()
-    row = "| mine | 2 | 66.7 % [60.0, 70.0] | 90.0% | 1.0% | 1 | 8 | 80 |"
+    row = "| mine | 2 | builtin | 66.7 % [60.0, 70.0] | 90.0% | 1.0% | 1 | 8 | 80 |"
     assert row in capsys.readouterr().out
     for runs in ("some", str(finished)):
         compare.main([runs, "--out", str(results / "drawn.png")])
