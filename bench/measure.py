@@ -126,7 +126,7 @@ GRPO = "--sampler uniform --n 8 --objective grpo --lr 1e-9 --steps 6".split()
 def trl(*flags: str) -> list[list[str]]:
     """A step of minirl.py beside one of TRL's GRPOTrainer with Hugging Face's generation: the same
     model, prompts, samples, LoRA, loss and grader. The learning rate is next to 0, so that both go
-    on drawing from the same policy. TRL takes all answers in one pass."""
+    on drawing from the same policy. TRL takes all answers in one pass; of a real model 16."""
     with project(*GRPO, *flags) as run:
         drawn = []
         sides = take_turns(run, trl_trainer(run, drawn), drawn)
@@ -167,12 +167,13 @@ def trl_trainer(run, drawn: list[tuple]):
     each step's tokens to `drawn`, and when they were there."""
     from recipes import trl_ada  # before TRL
     from datasets import Dataset
-    from parts.models import fetch_model
+    from parts.models import TINY, fetch_model
     from peft import LoraConfig
     from trl import GRPOTrainer
 
     c = run.config
-    settings = trl_ada.trl_settings(SimpleNamespace(**vars(c), full=False, micro_rows=0, trl=(
+    rows = 0 if c.model in TINY else 16  # at once; 64 rows of 135 M parameters take over 20 GB
+    settings = trl_ada.trl_settings(SimpleNamespace(**vars(c), full=False, micro_rows=rows, trl=(
         '{"loss_type": "grpo", "shuffle_dataset": false}')))
     settings.use_vllm, settings.save_strategy = False, "no"
     lora = LoraConfig(r=c.lora_rank, lora_alpha=c.lora_alpha, task_type="CAUSAL_LM",
