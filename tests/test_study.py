@@ -95,6 +95,12 @@ def test_finished_runs_become_a_study_that_is_told_and_drawn(
         study.main()
 
 
+def test_rare_hits_are_drawn_on_both_held_out_sets(results):
+    shutil.copy(ROOT / "bench/results/human_gpu.jsonl", results)
+    study.STUDIES["human_gpu"].draw(store.load("human_gpu"), "drawn")
+    assert (results / "drawn.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_before_and_after_have_one_protocol(finished):
     (finished / "config.json").write_text(json.dumps(dict(starts=[], config=dict(
         model="tiny", template="chat", max_tokens=7, max_prompt_tokens=9, temperature=0.5))))

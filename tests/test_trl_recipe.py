@@ -149,6 +149,14 @@ def test_a_sample_has_a_seed_of_its_own():
     assert len({*seeds}) == 3 and seeds[0] == seeds[3]
 
 
+def test_the_command_that_is_printed_keeps_a_threshold_of_0():
+    from recipes import trl_ada
+
+    asked = trl_ada.Config(reward="mine.py:score", threshold=0.0, eval_data="mine.jsonl")
+    assert "--threshold=0.0" in trl_ada.evaluation(asked, Path("some")).split()
+    assert "--threshold" not in trl_ada.evaluation(trl_ada.Config(), Path("some"))
+
+
 # ------------------------------------------------------------------------------ several processes
 def launch(kind: str, *flags, dies_after: int = -1) -> tuple[bool, str]:
     """(did it end well? what it said): trl_step.py in two processes, by a file of recipes/launch.
