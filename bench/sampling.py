@@ -8,6 +8,7 @@ run the evaluations are kept with what had been spent by then, and of the skills
     letters_by_draws    letter -> for each window of WINDOW draws, of the prompts met in it:
                         [prompts, silent and wrong, silent and right]
 """
+import json
 import math
 import re
 from functools import partial
@@ -366,6 +367,7 @@ HUMAN = {  # arm -> flags, prompts a step, steps: about 4,700 draws each
     "ada-balance": ("--sampler ada-balance", 16, 20),
     "uniform-4": ("--sampler uniform --n 4", 58, 20),
     "ada-pos": ("--sampler ada-pos", 16, 24)}
+BOTH = {"templates": "builtin-words", "people's problems (SVAMP)": "svamp_test.jsonl"}
 RACE_COSTS = {"draws": "samples", "tokens drawn": "tokens", "tokens trained": "trained"}
 HUMAN_COSTS = {"draws": "samples", "tokens trained": "trained", "seconds": "seconds"}
 
@@ -395,6 +397,21 @@ def draw_sets(arms, lines: list[dict], name: str) -> None:
     measures = {f"accuracy on {plain(title)}": on(title) for title in lines[0]["evals"][0]["sets"]}
     columns = {"": ("samples drawn", "samples", by_arm(lines, arms))}
     picture(store.RESULTS / f"{name}.png", (6, 5.4), measures, columns, COLORS)
+
+
+def draw_way(lines: list[dict], name: str) -> None:
+    """From templates to problems that people wrote: accuracy on both."""
+    def accuracy(run, x):
+        line, data = run
+        return series([row for row in line["evals"] if row["data"] == data], "avg", x)
+
+    afterwards = json.loads((store.RESULTS / "transfer.json").read_text())  # of the same seeds
+    stages = {"1. templates (make real)": lines + afterwards,
+              "2. then problems that people wrote": store.load("human_longer")}
+    columns = {title: ("training steps", "step", {
+        label: [(line, data) for line in runs] for label, data in BOTH.items()})
+        for title, runs in stages.items()}
+    picture(store.RESULTS / f"{name}.png", (8, 3.2), {"held-out accuracy": accuracy}, columns)
 
 
 def real_tables(arms, rival: str, costs: dict, lines: list[dict]) -> dict[str, str]:

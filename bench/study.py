@@ -80,8 +80,9 @@ def evaluations(lines: list[dict]) -> dict[str, str]:
     return {"Evaluations": store.markdown(found)}
 
 
-STUDIES = sampling.STUDIES | ablations.STUDIES
 SINGLE = Study(None, evaluations)  # any other name: runs that were made singly
+STUDIES = sampling.STUDIES | ablations.STUDIES | dict(
+    real_model=Study(None, evaluations, sampling.draw_way))
 
 
 # ------------------------------------------------------------------------------------- command line

@@ -95,10 +95,18 @@ def test_finished_runs_become_a_study_that_is_told_and_drawn(
         study.main()
 
 
-def test_rare_hits_are_drawn_on_both_held_out_sets(results):
-    shutil.copy(ROOT / "bench/results/human_gpu.jsonl", results)
-    study.STUDIES["human_gpu"].draw(store.load("human_gpu"), "drawn")
-    assert (results / "drawn.png").read_bytes().startswith(b"\x89PNG")
+@pytest.mark.parametrize("name, shown", [
+    ("human_gpu", ["human_gpu.jsonl"]),
+    ("real_model", ["real_model.jsonl", "human_longer.jsonl", "transfer.json"])])
+def test_two_kinds_of_problems_are_drawn(results, monkeypatch, name, shown):
+    """Every curve of a picture has points."""
+    drawn = []
+    monkeypatch.setattr(compare, "draw_group", lambda ax, curves, *_: drawn.append(curves))
+    for file in shown:
+        shutil.copy(ROOT / "bench/results" / file, results)
+    study.STUDIES[name].draw(store.load(name), name)
+    assert (results / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert len(drawn) >= 4 and all(any(len(xs) > 1 for xs, _ in curves) for curves in drawn)
 
 
 def test_before_and_after_have_one_protocol(finished):
