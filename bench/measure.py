@@ -12,6 +12,7 @@ machine cancel. A table becomes bench/results/PART.md, with the command.
 """
 import argparse
 import contextlib
+import json
 import os
 import platform
 import runpy
@@ -126,10 +127,17 @@ GRPO = "--sampler uniform --n 8 --objective grpo --lr 1e-9 --steps 6".split()
 def trl(*flags: str) -> list[list[str]]:
     """A step of minirl.py beside one of TRL's GRPOTrainer with Hugging Face's generation: the same
     model, prompts, samples, LoRA, loss and grader. The learning rate is next to 0, so that both go
-    on drawing from the same policy. TRL takes all answers in one pass; of a real model 16."""
+    on drawing from the same policy. TRL takes all answers in one pass; of a real model 16.
+
+    Flags of TRL's side alone, as in recipes/trl_ada.py: --micro-rows, and settings by --trl.
+    """
+    own = argparse.ArgumentParser(add_help=False)
+    own.add_argument("--micro-rows", type=int)
+    own.add_argument("--trl", type=json.loads, default={})
+    theirs, flags = own.parse_known_args(flags)
     with project(*GRPO, *flags) as run:
         drawn = []
-        sides = take_turns(run, trl_trainer(run, drawn), drawn)
+        sides = take_turns(run, trl_trainer(run, drawn, theirs), drawn)
     columns = {name: list(zip(*steps)) for name, steps in sides.items()}
     return [["", "tokens/s of whole steps", "sampling, s a step", "the rest, s a step"],
             *([name, *(f"{median(values):,.4g}" for values in column)]
@@ -162,7 +170,7 @@ def take_turns(run, trainer, drawn: list[tuple]) -> dict[str, list[tuple]]:
     return {"minirl.py": ours[1:], "TRL": theirs[1:]}
 
 
-def trl_trainer(run, drawn: list[tuple]):
+def trl_trainer(run, drawn: list[tuple], theirs):
     """TRL's trainer with the settings that the recipe would give it, but for the engine; it adds
     each step's tokens to `drawn`, and when they were there."""
     from recipes import trl_ada  # before TRL
@@ -173,8 +181,9 @@ def trl_trainer(run, drawn: list[tuple]):
 
     c = run.config
     rows = 0 if c.model in TINY else 16  # at once; 64 rows of 135 M parameters take over 20 GB
-    settings = trl_ada.trl_settings(SimpleNamespace(**vars(c), full=False, micro_rows=rows, trl=(
-        '{"loss_type": "grpo", "shuffle_dataset": false}')))
+    chosen = dict(loss_type="grpo", shuffle_dataset=False) | theirs.trl
+    settings = trl_ada.trl_settings(SimpleNamespace(
+        **vars(c), full=False, micro_rows=theirs.micro_rows or rows, trl=json.dumps(chosen)))
     settings.use_vllm, settings.save_strategy = False, "no"
     lora = LoraConfig(r=c.lora_rank, lora_alpha=c.lora_alpha, task_type="CAUSAL_LM",
                       target_modules="all-linear")
