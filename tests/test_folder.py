@@ -74,15 +74,6 @@ def test_a_first_start_that_was_killed_is_in_nobodys_way(tmp_path):
     folders.claim(tmp_path, resume=False).close()
 
 
-def test_a_folder_has_one_writer(tmp_path):
-    """That the lock goes with its process, however it is killed, test_faults.py shows."""
-    held = folders.claim(tmp_path, resume=True)
-    with pytest.raises(SystemExit, match="another program is writing to it.*--name"):
-        folders.claim(tmp_path, resume=True)
-    held.close()
-    folders.claim(tmp_path, resume=True).close()
-
-
 PROTOCOL = dict(k=1, stop=[1], engine_memory=0.5, engine_sequences=9)
 
 
@@ -298,12 +289,6 @@ def test_a_damaged_checkpoint_says_so_and_the_one_before_is_there(learning, save
         folders.restore(saved, *learning)
     file.write_bytes(whole)
     assert "\n" not in str(ended.value)
-
-
-def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path, learning, saved):
-    copy = shutil.copytree(saved, tmp_path / "step-000005")
-    with pytest.raises(SystemExit, match="step-000005 is damaged .*a copy of step 2"):
-        folders.restore(copy, *learning)
 
 
 def test_a_checkpoint_with_code_in_it_is_refused(tmp_path, learning):

@@ -1,5 +1,4 @@
 """--reward FILE.py:FUNCTION: what it may do, what it is told, what its failures cost."""
-import datetime
 import json
 import math
 import re
@@ -8,10 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from conftest import ROOT
-from helpers import lines, run_program
+from helpers import ROOT, lines, run_program
 from parts.config import Config
-from parts.data import load_problems, load_train_and_held_out, sift
+from parts.data import load_problems, load_train_and_held_out
 from parts.folder import append
 from parts.grader import PATIENCE, OwnReward
 from parts.problems import chains
@@ -154,12 +152,6 @@ def test_no_gold_is_needed(tmp_path, capsys):
     assert "(dropped 1 without a problem, 1 double)" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="gold answer"):
         load_problems(file)
-
-
-def test_columns_that_json_does_not_know_become_text():
-    rows = [dict(problem="a?", day=datetime.date(2026, 1, 2), raw=b"x")]
-    (found,) = sift(rows, "mine", whole_rows=True)
-    assert found.row == dict(problem="a?", day="2026-01-02", raw="x")
 
 
 # ------------------------------------------------------------------------------ the examples

@@ -6,8 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import compare
-from conftest import ROOT
-from helpers import lines
+from helpers import ROOT, lines
 from parts import plot
 from parts.folder import append
 from parts.grader import NO_VERDICT
@@ -97,14 +96,6 @@ def test_the_legend_names_the_first_and_the_last_accuracy():
     plot.draw_accuracy(ax, [dict(step=i, data="d", avg=avg, k=2)
                           for i, avg in enumerate((.1, .5, .3))])
     assert ax.get_legend_handles_labels()[1] == ["d, avg@2: 0.10 → 0.30"]
-
-
-def test_on_a_log_scale_numbers_are_drawn_by_their_size_and_zeros_left_out():
-    ax, rows = Figure().subplots(), [dict(step=i, kl_k1=(i - 1) * 1e-4) for i in range(3)]
-    plot.draw_lines(ax, rows, {"kl_k1": "|k1|"}, log_scale=True)
-    assert ax.get_yscale() == "log"
-    assert [(list(line.get_xdata()), list(line.get_ydata())) for line in ax.lines] == [
-        ([0, 2], [1e-4, 1e-4])] * 2
 
 
 # ------------------------------------------------------------------------------ several runs

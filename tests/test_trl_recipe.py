@@ -15,8 +15,7 @@ from safetensors.torch import load_file
 
 pytest.importorskip("trl", "1.16.0")
 
-from conftest import ROOT
-from helpers import HANG, lines, run_program
+from helpers import HANG, ROOT, lines, run_program
 from parts.config import Config
 from trl_step import one_step, pools_of
 
@@ -147,14 +146,6 @@ def test_a_sample_has_a_seed_of_its_own():
     for step, place in ((0, 0), (0, 1), (1, 0), (0, 0)):
         SeededEngine(engine, Config(seed=7), step).submit((0, place), problem)
     assert len({*seeds}) == 3 and seeds[0] == seeds[3]
-
-
-def test_the_command_that_is_printed_keeps_a_threshold_of_0():
-    from recipes import trl_ada
-
-    asked = trl_ada.Config(reward="mine.py:score", threshold=0.0, eval_data="mine.jsonl")
-    assert "--threshold=0.0" in trl_ada.evaluation(asked, Path("some")).split()
-    assert "--threshold" not in trl_ada.evaluation(trl_ada.Config(), Path("some"))
 
 
 # ------------------------------------------------------------------------------ several processes
