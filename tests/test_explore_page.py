@@ -326,18 +326,6 @@ def test_what_a_model_wrote_is_only_text(browse, tmp_path):
 
 
 # ---------------------------------------------- keys, links
-def test_the_keyboard_leads_everywhere(browse):
-    page = browse("#/run/0/step/10")
-    group = f"#/run/0/step/10/prompt/{recorded_groups(step=10)[1]['place']}"
-    for keys, where in (
-            ("ArrowDown ArrowDown Enter", group),
-            ("ArrowRight ArrowLeft ArrowDown Enter", f"{group}/sample/0"),
-            ("ArrowDown", f"{group}/sample/1"), ("Escape", group), ("Escape", "#/run/0/step/10"),
-            ("ArrowRight", "#/run/0/step/11"), ("Escape", "#/curves")):
-        for key in keys.split():
-            page.keyboard.press(key)
-            settle(page)
-        assert address(page) == where, keys
 
 
 def test_a_link_opens_the_view_it_was_copied_from_or_what_is_left_of_it(browse):
