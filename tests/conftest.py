@@ -4,11 +4,12 @@ import os
 import random
 import signal
 import sys
-from pathlib import Path
 from unittest import mock
 
 import pytest
 from hypothesis import settings
+
+from helpers import ROOT
 
 # The same examples at every run, and as long as they need: a test must not fail by chance.
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None,
@@ -18,7 +19,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"  # what a test finds does not depend on whether a hub answers
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and what the tests start inherits
 signal.signal(signal.SIGINT, signal.default_int_handler)  # and the & of a shell this one
-ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 

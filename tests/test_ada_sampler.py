@@ -427,20 +427,6 @@ def test_every_setting_changes_something_or_is_refused(rule):
     assert {*CHANGED, "sampler"} == {f.name for f in fields(SamplerConfig)}
 
 
-def test_a_new_rule_is_a_row_of_the_table(monkeypatch):
-    """ada-neg, rounds until one answer is wrong."""
-    monkeypatch.setitem(ada.RULES, "ada-neg", lambda c: ada.Rule(
-        round_size=c.M, rows_per_prompt=c.n, max_rounds=c.N, min_wrong=1))
-    monkeypatch.setitem(SamplerConfig.__annotations__, "sampler", str)  # the list of names is old
-    groups = run(coins([1.0, 0.95, 0.5, 0.0] * 5), config("ada-neg"))
-    assert {g.rounds for g in groups} > {1, 4}
-    assert unread("ada-neg") == {"drop_unresolved", "max_rounds_all_correct"}
-    for g in groups:
-        wrong = [s.round for s in g.pool if not s.correct]
-        end = ("resolved", min(wrong) + 1) if wrong else ("too few wrong", 4)
-        assert (g.outcome, g.rounds, len(g.kept)) == (*end, 4)
-
-
 # ------------------------------------------------------------- course/simulate.py, which runs coins
 @pytest.mark.parametrize("p", [0.05, 0.3, 0.9])
 @pytest.mark.parametrize("rule, n, weighting", [

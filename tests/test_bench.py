@@ -9,9 +9,7 @@ import torch
 import altered
 import measure
 import mutate
-import study
-from conftest import ROOT
-from helpers import lines, run_program
+from helpers import ROOT, lines, run_program
 
 
 # ------------------------------------------------------------------------------ speed and memory
@@ -21,17 +19,6 @@ def test_alternate_takes_turns_and_drops_the_warm_up():
                               b=lambda: order.append("b") or len(order))
     assert order == list("ababab") and taken == dict(a=[3, 5], b=[4, 6])
     assert measure.ratio([2, 30, 4], [1, 10, 1]) == "3.00 (2.00 to 4.00)"
-
-
-@pytest.mark.parametrize("script, flags", [
-    (measure, "rollouts --modle x"), (mutate, "nosuch.jsonl --where"),
-    (study, "mine --add /nosuch"), (measure, "nosuch"), (altered, "25"), (altered, "x")])
-def test_what_is_no_argument_gets_a_sentence(monkeypatch, capsys, script, flags):
-    monkeypatch.setattr(sys, "argv", [script.__name__, *flags.split()])
-    with pytest.raises(SystemExit) as end:
-        script.main()
-    said = capsys.readouterr().err.splitlines() or [str(end.value)]
-    assert len(said[-1]) > 20 and end.value.code
 
 
 def test_both_sides_are_timed_on_the_samplers_own_samples(monkeypatch):

@@ -15,8 +15,8 @@ import torch
 from matplotlib.figure import Figure
 
 from ada_sampler import SamplerConfig, advantages, allocate_gvm
-from conftest import ROOT
 from course import bugs, figures, laws
+from helpers import ROOT
 from minirl import objective
 from parts.config import Config
 

@@ -18,11 +18,10 @@ def write(folder: Path, rows: list[dict], name: str = "set.jsonl") -> str:
     return str(path)
 
 
-def numbered(folder: Path, count: int, name: str = "train.jsonl", start: int = 0, **more) -> str:
-    """A file of so many different problems; `more`: further columns, or `column`, the problem's."""
+def numbered(folder: Path, count: int, name: str = "train.jsonl", start: int = 0) -> str:
+    """A file of so many different problems."""
     folder.mkdir(parents=True, exist_ok=True)
-    column = more.pop("column", "problem")
-    return write(folder, [{column: f"What is {i} times {i + 1}?", "answer": str(i * i + i), **more}
+    return write(folder, [dict(problem=f"What is {i} times {i + 1}?", answer=str(i * i + i))
                           for i in range(start, start + count)], name)
 
 
@@ -107,16 +106,6 @@ def test_columns_named_for_ones_own_file_are_not_looked_for_in_a_benchmark(tmp_p
     other = write(tmp_path, [dict(frage="theirs", answer="4", problem="not this")], "other.jsonl")
     train, held_out = data.load_train_and_held_out(mine, other, columns="frage")
     assert [p.problem for p in train + held_out] == ["mine", "theirs"]
-
-
-def test_a_file_without_the_column_is_refused_and_columns_that_are_known(tmp_path):
-    good = write(tmp_path, [dict(frage="a", answer="1")])
-    bad = numbered(tmp_path, 3)
-    with pytest.raises(SystemExit, match="3 without a problem. Its columns are problem, answer: "):
-        load_problems(f"{good},{bad}", columns="frage")
-    for name, own in (("builtin", False), ("math500,held-out", False), ("auto", False),
-                      (f"gsm8k,{good}", True), ("a/hub", True)):
-        assert data.is_own(name) == own
 
 
 # ---------------------------------------------------------------------------------------- odd golds

@@ -3,11 +3,10 @@ gallery from what its build.py would write today."""
 import json
 import re
 import runpy
-import shutil
 
 import pytest
 
-from conftest import ROOT
+from helpers import ROOT
 from parts.config import parse
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")),
@@ -32,10 +31,6 @@ def test_links_lead_somewhere(page):
                                      or anchor in anchors(target))):
             dead.append(link)
     assert dead == []
-
-
-def test_the_readme_can_be_read_in_five_minutes():
-    assert len(README.split()) <= 1000
 
 
 def test_every_module_says_what_would_be_lost_without_it():
@@ -135,20 +130,6 @@ BUILD = runpy.run_path(str(GALLERY / "build.py"))
 
 def test_everything_is_as_it_would_be_written_and_every_link_leads_to_something_recorded():
     BUILD["check"]()
-
-
-def test_what_does_not_fit_is_named(tmp_path, monkeypatch):
-    copy = shutil.copytree(GALLERY, tmp_path / "gallery")
-    shutil.copy(GALLERY.parent / BUILD["GUIDE"], tmp_path)
-    for file, old, new in (("gallery/mask.html", "<title>", "<title >"),
-                           ("explore.md", "mask.html#/run/0/step/", "mask.html#/run/0/step/9"),
-                           ("explore.md", ".png)](gallery/real", ".jpg)](gallery/real")):
-        (tmp_path / file).write_text((tmp_path / file).read_text().replace(old, new))
-    monkeypatch.setitem(BUILD["check"].__globals__, "HERE", copy)
-    with pytest.raises(SystemExit) as said:
-        BUILD["check"]()
-    for words in ("mask.html is of another template", "to nothing in mask.html", "other pictures"):
-        assert words in str(said.value)
 
 
 def test_the_runs_are_those_of_the_commands_and_name_no_place_on_the_machine_that_made_them():

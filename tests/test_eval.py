@@ -105,9 +105,8 @@ def test_only_an_interval_without_zero_is_called_a_difference(capsys, low, high,
 
 
 # ----------------------------------------------------------------------------------------- sampling
-def sampled(problems, k=4, max_tokens=9, engine=None, grader=None, **how):
-    rows = evaluate(engine or Engine(), grader or Grader(), problems, k, max_tokens, **how)
-    return in_order(rows, problems, k)
+def sampled(problems, k=4, engine=None, **how):
+    return in_order(evaluate(engine or Engine(), Grader(), problems, k, 9, **how), problems, k)
 
 
 STYLES = {"minerva": "minerva", "ra-minerva": "minerva", "my-minerva-notes.jsonl": "", "a": ""}

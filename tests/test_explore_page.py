@@ -12,8 +12,7 @@ import torch
 
 import explore
 import minirl
-from conftest import ROOT
-from helpers import HANG
+from helpers import HANG, ROOT
 from parts import what_if
 from parts.grader import NO_VERDICT
 from test_explore import HOSTILE, RECORDED, recorded_run
@@ -327,18 +326,6 @@ def test_what_a_model_wrote_is_only_text(browse, tmp_path):
 
 
 # ---------------------------------------------- keys, links
-def test_the_keyboard_leads_everywhere(browse):
-    page = browse("#/run/0/step/10")
-    group = f"#/run/0/step/10/prompt/{recorded_groups(step=10)[1]['place']}"
-    for keys, where in (
-            ("ArrowDown ArrowDown Enter", group),
-            ("ArrowRight ArrowLeft ArrowDown Enter", f"{group}/sample/0"),
-            ("ArrowDown", f"{group}/sample/1"), ("Escape", group), ("Escape", "#/run/0/step/10"),
-            ("ArrowRight", "#/run/0/step/11"), ("Escape", "#/curves")):
-        for key in keys.split():
-            page.keyboard.press(key)
-            settle(page)
-        assert address(page) == where, keys
 
 
 def test_a_link_opens_the_view_it_was_copied_from_or_what_is_left_of_it(browse):
@@ -408,21 +395,6 @@ def test_whatever_a_log_holds_or_lacks_is_said_where_it_matters(browse):
     for index, words in ((5, "its tokens are not in this page"), (3, "Its gradient is 0.")):
         go(page, f"#/run/0/step/13/prompt/9/sample/{index}")
         assert words in page.inner_text("#untrained")
-
-
-def test_of_a_long_list_and_a_long_answer_a_part_is_made_at_once(browse):
-    """However large a run is, what a page draws when it opens is not."""
-    group = recorded_group(10, 9)
-    sample = group["pool"][5]
-    sample |= {name: (sample[name] * 375)[:6000] for name in explore.OF_TOKENS if name in sample}
-    others = [dict(group, place=10 + i, id=str(i), pool=group["pool"][:1]) for i in range(300)]
-    page = browse("#/run/0/all", data=dict(runs=[run_of([group, *others])]))
-    for view, what, first, rest in (("#/run/0/all", ".row", 200, 101),
-                                    (f"{PROMPT}/sample/5", ".token[data-t]", 5000, 1000)):
-        go(page, view)
-        assert page.locator(what).count() == first
-        page.click(f"text=… {rest:,} more")
-        assert page.locator(what).count() == first + rest
 
 
 # ---------------------------------------------- the gallery

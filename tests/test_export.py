@@ -1,7 +1,5 @@
 """An exported model is the trained one; a failed export harms nothing. See also test_real.py."""
-import hashlib
 import json
-import math
 import re
 import shutil
 from dataclasses import asdict
@@ -42,8 +40,7 @@ def made(tmp_path_factory):
 
 
 def contents(folder: Path) -> dict:
-    return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
-            for file in folder.rglob("*") if file.is_file()}
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 # ------------------------------------------------------------------------------ the model
@@ -96,13 +93,6 @@ def test_the_merged_weights_against_their_definition(
     assert f"{left / whole:.1%} of the update" in said and (left / whole < 0.95) == (size == 1e-4)
     lacking = dtype != "float32" and (gap > 0.05 or left / whole < 0.95)
     assert ("--dtype float32 keeps all" in said) == lacking
-
-
-def test_log_probs_that_are_no_numbers_are_no_good_export(made, tmp_path, capsys, monkeypatch):
-    """As of a model whose activations float16 cannot hold."""
-    monkeypatch.setattr(export, "log_probs", lambda model, ids: torch.tensor([math.nan]))
-    export.export(str(made), tmp_path / "out", "float16")
-    assert "--dtype float32 keeps all" in capsys.readouterr().out
 
 
 def test_what_goes_with_the_weights(tmp_path):

@@ -21,10 +21,9 @@ import minirl
 import world
 from parts import folder as folders
 from parts import machine
-from conftest import ROOT
 from parts import run as running
 from parts.config import Config, resolve
-from helpers import HANG, SMALL, run_program, start
+from helpers import HANG, ROOT, SMALL, run_program, start
 
 
 # ------------------------------------------------------------------- any phase, in the small world

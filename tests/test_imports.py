@@ -3,7 +3,7 @@ import ast
 import sys
 from graphlib import TopologicalSorter
 
-from conftest import ROOT
+from helpers import ROOT
 
 CORE = "folder machine models routing_replay policy logprobs engine probe run".split()
 

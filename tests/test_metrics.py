@@ -16,8 +16,8 @@ from models import make
 from parts.config import Config
 from parts.folder import append
 from parts.logprobs import Row
-from parts.metrics import (diagnostics, effective_share, few_weights, group_row, no_verdicts,
-                           pieces, summarize, token_columns, watch, why_broken)
+from parts.metrics import (diagnostics, effective_share, group_row, no_verdicts, pieces, summarize,
+                           token_columns, watch, why_broken)
 from parts.policy import START_SCALE
 from world import Words, ready, silent
 
@@ -242,12 +242,6 @@ def test_no_verdict_on_more_than_a_fiftieth_is_reported(status, failed, reward, 
         problem=f"asked {i}", answer="" if reward else f"gold {i}")) for i in (0, 50)]
     found = no_verdicts(groups, reward)
     assert found.startswith(said) and bool(found) == bool(said) == ("because" in found)
-
-
-@pytest.mark.parametrize("share, warned", [(0.29, True), (0.31, False), (None, False)])
-def test_a_warning_comes_when_few_weights_decide(share, warned):
-    found = few_weights({} if share is None else dict(weight_ess=share))
-    assert ("29%" in found and "--lr" in found) == warned == bool(found)
 
 
 @pytest.mark.parametrize("scale, loss, ends", [

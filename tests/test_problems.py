@@ -10,7 +10,7 @@ from statistics import mean
 import pytest
 
 import skills_theory
-from conftest import ROOT
+from helpers import ROOT
 from models import make
 from parts.problems import (BUILTIN, KINDS, LETTERS, OPERATIONS, TOP, belief, chains, offset,
                             skills, words)

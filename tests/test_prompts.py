@@ -1,5 +1,4 @@
 """The prompt is what the template says to the letter, or a sentence says why there is none."""
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -90,14 +89,6 @@ def test_a_jinja_file_makes_the_whole_prompt(tokenizer, tmp_path):
     assert prompt(tokenizer, made) == "1+1=?"
     made = file(tmp_path, "chat.jinja", QWEN)  # in the place of the model's own
     assert prompt(tokenizer, made) == chat(("user", "1+1=?"))
-
-
-def test_turns_from_a_file_go_through_the_models_chat_template(qwen, tmp_path):
-    turns = [("system", "Be kind."), ("user", "Q"), ("assistant", "A"), ("user", "Now {problem}")]
-    made = file(tmp_path, "turns.json", json.dumps(
-        [dict(role=role, content=text) for role, text in turns]))
-    rest = [*turns[1:3], ("user", "Now 1+1=?")]
-    assert prompt(qwen, made) == chat(turns[0], *rest)
 
 
 # ------------------------------------------------------------------------ the model's chat template

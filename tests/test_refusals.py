@@ -151,6 +151,7 @@ REFUSED = {
         ("--model a\0b", "--model tiny"),
         ("--eval-data missing.jsonl", "There is no data file missing.jsonl: --"),
         ("--columns a,b", "columns has no effect: those of builtin and builtin are known"),
+        ("--columns frage --data sums.jsonl", "Its columns are problem, answer: "),
         ("--data odd.jsonl", "--columns QUESTION,ANSWER", text(
             Path("odd.jsonl"), '{"alpha": "1+1", "beta": 2}')),
         ("--data sums.jsonl --eval-data builtin --max-prompt-tokens 3", "over 3 tokens"),

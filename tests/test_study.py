@@ -14,7 +14,7 @@ import sampling
 import store
 import study
 import transfer
-from conftest import ROOT
+from helpers import ROOT
 from parts import config
 from parts.config import parse
 from parts.folder import append
@@ -95,20 +95,6 @@ def test_finished_runs_become_a_study_that_is_told_and_drawn(
         study.main()
 
 
-@pytest.mark.parametrize("name, shown", [
-    ("human_gpu", ["human_gpu.jsonl"]),
-    ("real_model", ["real_model.jsonl", "human_longer.jsonl", "transfer.json"])])
-def test_two_kinds_of_problems_are_drawn(results, monkeypatch, name, shown):
-    """Every curve of a picture has points."""
-    drawn = []
-    monkeypatch.setattr(compare, "draw_group", lambda ax, curves, *_: drawn.append(curves))
-    for file in shown:
-        shutil.copy(ROOT / "bench/results" / file, results)
-    study.STUDIES[name].draw(store.load(name), name)
-    assert (results / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    assert len(drawn) >= 4 and all(any(len(xs) > 1 for xs, _ in curves) for curves in drawn)
-
-
 def test_before_and_after_have_one_protocol(finished):
     (finished / "config.json").write_text(json.dumps(dict(starts=[], config=dict(
         model="tiny", template="chat", max_tokens=7, max_prompt_tokens=9, temperature=0.5))))
@@ -168,11 +154,6 @@ def test_minirl_takes_the_flags_of_every_run_of_a_study(name, monkeypatch):
             assert (found.name, found.seed) == (run["run"], run["seed"])
             seen.add(alike)
     assert len(seen) >= 3 or name == "real_race"
-
-
-def test_the_few_problems_are_four_of_each_letter():
-    few = [json.loads(row) for row in (ROOT / "bench/few.jsonl").open()]
-    assert few == sampling.problems.skills("train", 192)
 
 
 def test_the_plan_names_what_the_program_runs():

@@ -15,12 +15,10 @@ from safetensors.torch import load_file
 
 pytest.importorskip("trl", "1.16.0")
 
-from conftest import ROOT
-from helpers import HANG, lines, run_program
+from helpers import HANG, ROOT, lines, run_program
 from parts.config import Config
 from trl_step import one_step, pools_of
 
-SCRIPT = ROOT / "recipes/trl_ada.py"
 SHORT = ["--batch-prompts", "4", "--max-tokens", "24", "--warmup-steps", "1", "--eval-questions",
          "4", "--eval-k", "2"]
 
@@ -149,14 +147,6 @@ def test_a_sample_has_a_seed_of_its_own():
     assert len({*seeds}) == 3 and seeds[0] == seeds[3]
 
 
-def test_the_command_that_is_printed_keeps_a_threshold_of_0():
-    from recipes import trl_ada
-
-    asked = trl_ada.Config(reward="mine.py:score", threshold=0.0, eval_data="mine.jsonl")
-    assert "--threshold=0.0" in trl_ada.evaluation(asked, Path("some")).split()
-    assert "--threshold" not in trl_ada.evaluation(trl_ada.Config(), Path("some"))
-
-
 # ------------------------------------------------------------------------------ several processes
 def launch(kind: str, *flags, dies_after: int = -1) -> tuple[bool, str]:
     """(did it end well? what it said): trl_step.py in two processes, by a file of recipes/launch.
@@ -275,18 +265,6 @@ def test_an_engine_with_other_weights_ends_the_run(
 
 
 # ------------------------------------------------------------------------------ what is refused
-def test_another_version_of_trl_gets_one_sentence(tmp_path):
-    other = tmp_path / "trl-1.15.0.dist-info"
-    other.mkdir()
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: trl\nVersion: 1.15.0\n")
-    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True,
-                          env=os.environ | {"PYTHONPATH": str(tmp_path)}, timeout=HANG)
-    assert done.returncode == 1
-    assert done.stderr == (
-        "recipes/trl_ada.py replaces private methods of TRL 1.16.0, and installed is 1.15.0: "
-        "pip install --no-deps trl==1.16.0\n")
-
-
 @pytest.mark.slow  # it imports TRL
 @pytest.mark.parametrize("flags, words", [
     ("--sampler ada-est", "ada-est needs more samples of some prompts, or other"),

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
-from helpers import HANG, lines
+from helpers import HANG, ROOT, lines
 
 FILE = ROOT / "walkthrough.ipynb"
 CELLS = json.loads(FILE.read_text())["cells"]
