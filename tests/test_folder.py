@@ -74,6 +74,15 @@ def test_a_first_start_that_was_killed_is_in_nobodys_way(tmp_path):
     folders.claim(tmp_path, resume=False).close()
 
 
+def test_a_folder_has_one_writer(tmp_path):
+    """That the lock goes with its process, however it is killed, test_faults.py shows."""
+    held = folders.claim(tmp_path, resume=True)
+    with pytest.raises(SystemExit, match="another program is writing to it.*--name"):
+        folders.claim(tmp_path, resume=True)
+    held.close()
+    folders.claim(tmp_path, resume=True).close()
+
+
 PROTOCOL = dict(k=1, stop=[1], engine_memory=0.5, engine_sequences=9)
 
 
@@ -264,6 +273,14 @@ def test_what_is_restored_goes_on_as_if_it_had_never_stopped(tmp_path):
         learn(*slower)
 
 
+def test_a_run_of_a_gpu_can_be_read_where_there_is_none(tmp_path, learning):
+    """Its optimizer holds tensors of the GPU; to the CPU first, and the optimizer moves them on."""
+    saved = folders.save(tmp_path, *learning, dict(step=2))
+    with mock.patch.object(torch, "load", wraps=torch.load) as load:
+        folders.restore(saved, *learning)
+    assert load.call_args.kwargs["map_location"] == "cpu"
+
+
 @pytest.fixture(scope="module")
 def saved(learning, tmp_path_factory):
     return folders.save(tmp_path_factory.mktemp("saved"), *learning, dict(step=2))
@@ -281,6 +298,12 @@ def test_a_damaged_checkpoint_says_so_and_the_one_before_is_there(learning, save
         folders.restore(saved, *learning)
     file.write_bytes(whole)
     assert "\n" not in str(ended.value)
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path, learning, saved):
+    copy = shutil.copytree(saved, tmp_path / "step-000005")
+    with pytest.raises(SystemExit, match="step-000005 is damaged .*a copy of step 2"):
+        folders.restore(copy, *learning)
 
 
 def test_a_checkpoint_with_code_in_it_is_refused(tmp_path, learning):

@@ -3,6 +3,8 @@ fits: against what a pass really keeps, and what is free; how many threads a bus
 """
 import functools
 import re
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -209,3 +211,15 @@ def test_threads_follow_the_load_unless_the_user_sets_them(monkeypatch, given, w
     assert chosen == wanted
     settings = SimpleNamespace(dtype="float32", sync="merge", micro_tokens=896)
     assert machine.in_one_line(settings).endswith(said)
+
+
+def test_what_the_graders_compute_is_this_programs_own_also_after_their_end():
+    work = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ninput()"
+    before = machine.taken()[2]
+    with subprocess.Popen([sys.executable, "-c", work], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, text=True) as grader:
+        grader.stdout.readline()
+        alive = machine.taken()[2]
+        grader.communicate("\n")
+    tick = 0.01  # the kernel counts in these; their sums differ in the last digit
+    assert alive >= before + 0.45 and machine.taken()[2] > alive - tick

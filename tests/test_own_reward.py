@@ -99,6 +99,13 @@ def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path):
         assert [grader.result(key).reward for key in (0, 1)] == [3 + 0.5 + 4, -3 + 0.25 + 4]
 
 
+def test_a_file_that_never_finishes_loading_is_given_up(tmp_path, monkeypatch):
+    (tmp_path / "hangs.py").write_text("import time; time.sleep(10**6)")
+    monkeypatch.setattr("parts.grader.START_SECONDS", 0.2)
+    with pytest.raises(SystemExit, match="cannot be used: past the time limit of 0.2 s"):
+        OwnReward(f"{tmp_path / 'hangs.py'}:score", 0.5, workers=1)
+
+
 # ------------------------------------------------------------------------------ its file
 def submit(grader, key, row: dict, text: str) -> None:
     grader.submit(key, SimpleNamespace(judged_by=row), SimpleNamespace(text=text))

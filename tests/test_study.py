@@ -95,6 +95,20 @@ def test_finished_runs_become_a_study_that_is_told_and_drawn(
         study.main()
 
 
+@pytest.mark.parametrize("name, shown", [
+    ("human_gpu", ["human_gpu.jsonl"]),
+    ("real_model", ["real_model.jsonl", "human_longer.jsonl", "transfer.json"])])
+def test_two_kinds_of_problems_are_drawn(results, monkeypatch, name, shown):
+    """Every curve of a picture has points."""
+    drawn = []
+    monkeypatch.setattr(compare, "draw_group", lambda ax, curves, *_: drawn.append(curves))
+    for file in shown:
+        shutil.copy(ROOT / "bench/results" / file, results)
+    study.STUDIES[name].draw(store.load(name), name)
+    assert (results / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert len(drawn) >= 4 and all(any(len(xs) > 1 for xs, _ in curves) for curves in drawn)
+
+
 def test_before_and_after_have_one_protocol(finished):
     (finished / "config.json").write_text(json.dumps(dict(starts=[], config=dict(
         model="tiny", template="chat", max_tokens=7, max_prompt_tokens=9, temperature=0.5))))

@@ -147,6 +147,14 @@ def test_a_sample_has_a_seed_of_its_own():
     assert len({*seeds}) == 3 and seeds[0] == seeds[3]
 
 
+def test_the_command_that_is_printed_keeps_a_threshold_of_0():
+    from recipes import trl_ada
+
+    asked = trl_ada.Config(reward="mine.py:score", threshold=0.0, eval_data="mine.jsonl")
+    assert "--threshold=0.0" in trl_ada.evaluation(asked, Path("some")).split()
+    assert "--threshold" not in trl_ada.evaluation(trl_ada.Config(), Path("some"))
+
+
 # ------------------------------------------------------------------------------ several processes
 def launch(kind: str, *flags, dies_after: int = -1) -> tuple[bool, str]:
     """(did it end well? what it said): trl_step.py in two processes, by a file of recipes/launch.
@@ -262,6 +270,19 @@ def test_an_engine_with_other_weights_ends_the_run(
     with pytest.raises(SystemExit, match=words):
         train(recipe, "--steps", "3", "--name", "run")
     assert len(list(Path("runs/run/checkpoints").glob("step-*"))) == steps
+
+
+# ------------------------------------------------------------------------------ what is refused
+def test_another_version_of_trl_gets_one_sentence(tmp_path):
+    other = tmp_path / "trl-1.15.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: trl\nVersion: 1.15.0\n")
+    done = subprocess.run([sys.executable, ROOT / "recipes/trl_ada.py"], timeout=HANG, text=True,
+                          capture_output=True, env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 1
+    assert done.stderr == (
+        "recipes/trl_ada.py replaces private methods of TRL 1.16.0, and installed is 1.15.0: "
+        "pip install --no-deps trl==1.16.0\n")
 
 
 # ------------------------------------------------------------------------------ what is refused
