@@ -233,7 +233,8 @@ JUDGES = dict(
     right_or_wrong=by_text,
     of_ones_own=lambda key, problem, rollout: 2.0 if rollout.correct else -0.5,
     at_the_threshold=lambda key, problem, rollout: 0.7 + rollout.correct,
-    failing=lambda key, problem, _: math.nan if problem.p == 0.5 else -1.0 - key[1])
+    failing=lambda key, problem, _: math.nan if problem.p == 0.5 else -1.0 - key[1],
+    failing_or_good=lambda key, problem, _: math.nan if problem.p == 0.5 else 1.0 + key[1])
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
@@ -246,7 +247,7 @@ def test_what_a_group_says_follows_from_its_pool(rule, judge, weighting):
     cfg = config(rule, weighting="none" if rule == "ada-est" else weighting)
     groups = run(mixed(24), cfg, grader=Grader(JUDGES[judge]))
     worst = min([0.0] + [s.reward for g in groups for s in g.pool if s.status != "raised"])
-    if cfg.rule.allocates and judge != "failing":  # gvm draws no more where nothing is right
+    if cfg.rule.allocates and "failing" not in judge:  # gvm draws no more where nothing is right
         assert sum(s.round > 0 or rule == "ada-est" for g in groups for s in g.pool) == cfg.M * 24
     for g in groups:
         assert all(s.correct == (s.reward > cfg.threshold) for s in g.pool)

@@ -123,11 +123,16 @@ def test_the_project_has_its_own_functions_back_afterwards():
 # -------------------------------------------------------------------- files that students hand in
 ENDLESS = """
 def exit_test(correct, wrong, rounds, config):
+    try:
+        while True:
+            try:
+                pass
+            except Exception:
+                pass
+    except:
+        pass
     while True:
-        try:
-            pass
-        except Exception:
-            pass
+        pass
 def keep(pool, n):
     raise ValueError("too few")
 """
@@ -144,7 +149,9 @@ FILES = [  # lab, its text, what is said
      ["SamplerConfig(sampler='uniform')) raised SystemExit: 0", " of 10 points"]),
     (3, ENDLESS, ["SamplerConfig(sampler='uniform')) raised Overtime: no answer after 0.1 seconds",
                   "0 of 10 points", "keep([], 1) raised ValueError: too few",
-                  "in line 9 of mine.py"])]
+                  "in line 14 of mine.py"]),
+    (3, "def exit_test(*_): return inner()\ndef inner(): return 1 / 0\ndef keep(*_): pass",
+     ["in line 2 of mine.py"])]
 
 
 def said_by(main, capsys, monkeypatch, *words) -> str:
@@ -186,6 +193,7 @@ def test_flags_of_the_user_come_last_and_all_are_flags_of_the_program():
     for labs, mini_batches in ((LABS[:5], 4), (LABS[5:], 2)):
         config = parse(train.flags_of(labs, ["--steps", "3"]))
         assert (config.steps, config.mini_batches) == (3, mini_batches)
+    assert parse(train.flags_of(LABS, ["--mini-batches", "3"])).mini_batches == 3
 
 
 # ------------------------------------------------------------------------------- bugs to be found

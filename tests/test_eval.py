@@ -250,6 +250,7 @@ def test_each_held_out_set_has_a_row_and_an_interval_of_its_own():
     assert found == {name: report([row for row in rows if row["data"] == name], 4)
                      for name in SETS}
     assert [one["questions"] for one in found.values()] == [7, 3]
+    assert evaluation.report_by_set(rows, 4, "reinforce-ada") == found  # a name for several
     (name, whole), = evaluation.report_by_set(rows, 4, "held-out").items()  # of whatever sets
     assert (name, whole["questions"]) == ("held-out", 10)
 

@@ -236,6 +236,8 @@ def test_each_steps_first_prompt_comes_first_and_steps_are_spread(tmp_path):
     wordy = replace(groups[0], sizes=(0, 100, 101))  # its texts do not fit, so nothing of it does
     assert choose([wordy], 50) == [ABSENT]
     assert choose(groups, 0) == [ABSENT] * 48 and set(choose(groups, 10**9)) == {WHOLE}
+    runs = explore.data_of([dict(groups=groups)] * 2, [ABSENT] * 48 + [WHOLE] * 48, [])["runs"]
+    assert [len(run["groups"]) for run in runs] == [0, 48]  # each run has levels of its own
 
 
 # ------------------------------------------------------------------------------ another rule

@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import shutil
 import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -194,3 +195,12 @@ def test_where_its_weights_cannot_be_had_a_sentence_names_both_ways(
     with pytest.raises(SystemExit, match=f"{both}.*{reason}"):
         smollm.make(tmp_path / "made")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_another_process_may_make_the_folder_faster(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(smollm, "unpack", lambda folder: None)
+    monkeypatch.setattr(smollm, "widen", lambda weights, own: [
+        shutil.copytree(TINY, folder) for folder in (own, tmp_path / "made")])
+    smollm.make(tmp_path / "made")
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]  # nothing half-made stays

@@ -220,15 +220,19 @@ def learning(**changes):
 
 def test_the_pi_old_pass_samples_at_the_same_temperature(monkeypatch):
     """And what objective saw is left on the rows: see test_metrics.py, which computes it again."""
-    gaps, real = [], minirl.objective
+    gaps, real, limits, cut = [], minirl.objective, set(), minirl.micro_batches
 
     def watched(lp, old, *rest):
         gaps.append((lp - old).abs().max().item())
         return real(lp, old, *rest)
 
     monkeypatch.setattr(minirl, "objective", watched)
+    monkeypatch.setattr(minirl, "tokens_at_once", lambda *_: 57)
+    monkeypatch.setattr(minirl, "micro_batches", lambda mini, most: (
+        limits.add(most), cut(mini, most))[1])
     gradients_of(tiny_policy(), random_groups(4, seed=10), temperature=0.5, mini_batches=2)
     assert gaps and max(gaps) < 1e-5  # the weights stay: pi_theta is pi_old
+    assert limits == {57}  # in the same passes, so that 16 bits round alike
 
 
 @pytest.mark.parametrize("most, larger", [(1e-3, 1), (0, 1e4)])
@@ -260,7 +264,9 @@ def test_loss_and_gradient_norm_are_means_over_the_mini_batches(monkeypatch):
     monkeypatch.setattr(minirl, "accumulate", lambda *a: (next(losses), real(*a))[0])
     monkeypatch.setattr(minirl, "optimizer_step", lambda *_: next(norms))
     policy, optimizer, schedule, config = learning(mini_batches=2)
-    metrics = update(policy, optimizer, schedule, random_groups(4, seed=15), config,
-                     random.Random(0))
+    groups = random_groups(4, seed=15)
+    metrics = update(policy, optimizer, schedule, groups, config, random.Random(0))
     assert (metrics["loss"], metrics["grad_norm"]) == (2.0, 4.0)
+    assert metrics["tokens_trained"] == sum(
+        len(s.rollout.token_ids) for group in groups for s, a in group.rows() if a)
     assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == (2, 0)

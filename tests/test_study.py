@@ -128,15 +128,21 @@ def test_what_is_missing_is_trained_and_only_a_known_end_is_a_result(
     """Started to be resumed; how it ended decides."""
     monkeypatch.setattr(study, "ROOT", tmp_path)
     (tmp_path / "script.py").write_text(
-        "import sys; print(sys.argv[1:]); sys.exit('diverged' if '--lr' in sys.argv else 0)")
+        "import os, sys; print(sys.argv[1:]); os.makedirs(f'runs/{sys.argv[-2]}')\n"
+        "open(f'runs/{sys.argv[-2]}/groups.jsonl', 'w')\n"
+        "sys.exit('diverged' if '--lr' in sys.argv else 0)")
 
     def run(name, flags=""):
         return dict(run=name, seed=7, command=f"script.py 5 {flags}--name {name}")
 
     table = [run("a"), run("b", "--lr 9 "), run("stored")]
     store.add("some", dict(run="stored", metrics={}, evals={}))
-    asked = store.Study(lambda folder, end: dict(metrics={}, evals=dict(avg=[0.5])), None,
-                        endings=("diverged",))
+
+    def keep(folder, end):
+        (folder / "groups.jsonl").read_text()
+        return dict(metrics={}, evals=dict(avg=[0.5]))
+
+    asked = store.Study(keep, None, endings=("diverged",))
     study.train_missing("some", asked, table[::2], processes=2)
     study.train_missing("some", asked, table, processes=2)
     _, a, b = store.load("some")
