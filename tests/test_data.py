@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parts import data
+from parts.config import Config, resolve
 from parts.data import Problem, drop_overlap, load_problems
 
 
@@ -283,3 +284,5 @@ def test_ones_own_data_is_held_out_of_itself():
         assert data.default_eval_data(data.default_data(model)) == "math500"
         assert data.default_template(model) == "reinforce-ada"
         assert data.default_template(model, reward="mine.py:score") == "chat"
+    small = Config(model="SmolLM2-135M-Instruct", reward="mine.py:score")
+    assert resolve(small).template == "chat"

@@ -273,14 +273,6 @@ def test_what_is_restored_goes_on_as_if_it_had_never_stopped(tmp_path):
         learn(*slower)
 
 
-def test_a_run_of_a_gpu_can_be_read_where_there_is_none(tmp_path, learning):
-    """Its optimizer holds tensors of the GPU; to the CPU first, and the optimizer moves them on."""
-    saved = folders.save(tmp_path, *learning, dict(step=2))
-    with mock.patch.object(torch, "load", wraps=torch.load) as load:
-        folders.restore(saved, *learning)
-    assert load.call_args.kwargs["map_location"] == "cpu"
-
-
 @pytest.fixture(scope="module")
 def saved(learning, tmp_path_factory):
     return folders.save(tmp_path_factory.mktemp("saved"), *learning, dict(step=2))

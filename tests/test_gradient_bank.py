@@ -74,10 +74,3 @@ def test_equal_rules_are_equal_and_a_rule_that_learns_nothing_is_behind(monkeypa
     found = gradient_bank.ratios({"uniform-4": uniform, "same": uniform, "silent": silent}, 300)
     assert gradient_bank.verdict(*found["same"][1:]) == "equal"
     assert found["silent"] == (0, 0, 0) and gradient_bank.verdict(0, 0) == "behind"
-
-
-@pytest.mark.parametrize("low, high, word", [
-    (1.01, 1.3, "ahead"), (0.7, 0.99, "behind"), (0.92, 1.09, "equal"), (1.01, 1.09, "equal"),
-    (0.85, 1.05, "open"), (0.95, 1.2, "open")])
-def test_the_words_of_the_plan(low, high, word):
-    assert gradient_bank.verdict(low, high) == word

@@ -1,5 +1,6 @@
 """Log-probs, entropy and slopes against the plain computation, for every head and precision. Of
 several rows, at every temperature and chunk: the checks of lab 2, which test_course.py runs."""
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -120,6 +121,8 @@ def test_what_all_rows_begin_with_is_computed_once_and_nothing_changes(prompts, 
     start = list(range(20)) if shared else []
     rows = [Row(start + row.ids[len(start):], row.prompt_length, [], 0.0)
             for row in rows_of(*((prompt + 9 + i, prompt) for i, prompt in enumerate(prompts)))]
+    first = rows[0]  # the last row has its prompt, those between have others
+    rows.append(replace(first, ids=first.ids[:first.prompt_length] + [1, 2, 3]))
     assert shared_tokens(trained, rows) == shared and shared_tokens(trained, rows[:1]) == 0
     together, _ = token_logprobs(trained, rows, 0.8)
     grads = torch.autograd.grad(together.sum(), adapter)

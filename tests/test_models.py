@@ -2,6 +2,7 @@
 import fnmatch
 import importlib.metadata
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -40,7 +41,7 @@ def change(folder, **settings):
     ("Qwen2.5-Math-1.5B", "Qwen/Qwen2.5-Math-1.5B"), ("Qwen3-4B", "Qwen/Qwen3-4B"),
     ("Llama-3.2-3B-Instruct", "meta-llama/Llama-3.2-3B-Instruct"),
     ("Meta-Llama-3-8B", "meta-llama/Meta-Llama-3-8B"), ("someone/model", "someone/model"),
-    (str(ROOT), str(ROOT)), ("tiny", "tiny")])
+    (str(ROOT), str(ROOT)), ("tiny", "tiny"), ("~", os.path.expanduser("~"))])
 def test_a_name_is_made_whole(name, found):
     assert models.resolve_model(name) == found
 

@@ -60,7 +60,7 @@ def grader(tmp_path_factory):
 # ------------------------------------------------------------------------------ what it returns
 @pytest.mark.parametrize("completion, number", [
     ("1", 1.0), ("True", 1.0), ("0.5", 0.5), ("-3.25", -3.25), ("np.float32(0.25)", 0.25),
-    ("Decimal('0.75')", 0.75),
+    ("Decimal('0.75')", 0.75), ("__import__('fractions').Fraction(1, 4)", 0.25),
     ("np.array(2.0)", 2.0), ("-1e6", -1e6), ("TEN", 10.0), ("print('noise') or 1", 1.0),
     (r"float(extract_answer('\\boxed{7}'))", 7.0), ("'HF_TOKEN' in os.environ", 0.0),
     ("len(os.listdir())", 0.0), ("SEEN.append(1) or len(SEEN)", 1.0)])

@@ -73,6 +73,13 @@ def test_smoothing_keeps_constants_and_length():
     assert smoothed[-1] == pytest.approx(29 / 3) and smoothed[-3] == pytest.approx(64 / 5)
 
 
+def test_numbers_below_zero_are_in_the_panel():
+    for draw in (lambda ax, rows: plot.draw_lines(ax, rows, dict(avg="a")), plot.draw_accuracy):
+        ax = Figure().subplots()
+        draw(ax, [dict(step=step, avg=0.5 - step) for step in range(3)])
+        assert ax.get_ylim()[0] <= -1.5
+
+
 def test_the_legend_names_the_first_and_the_last_accuracy():
     ax = Figure().subplots()
     plot.draw_accuracy(ax, [dict(step=i, data="d", avg=avg, k=2)

@@ -55,10 +55,11 @@ def a_folder(file: Path):
     return spoil
 
 
-def adapter_of(value: float):
+def adapter_of(value: float, fewer: int = 0):
     def spoil():
         file = LAST / "adapter_model.safetensors"
-        save_file({name: torch.full_like(w, value) for name, w in load_file(file).items()}, file)
+        kept = [*load_file(file).items()][fewer:]
+        save_file({name: torch.full_like(w, value) for name, w in kept}, file)
     return spoil
 
 
@@ -231,6 +232,7 @@ REFUSED = {
         ("runs/mine out", "does not fit", changed(LAST / "adapter_config.json", r=4)),
         ("runs/mine out", "their layers differ", changed(
             LAST / "adapter_config.json", target_modules=["q_proj"])),
+        ("runs/mine out", "their layers differ", adapter_of(0.1, fewer=1)),
         ("runs/mine out", "other contents of --model", setting("model", "tiny-skills")),
         ("runs/mine out", "holds numbers that are not finite", adapter_of(math.inf)),
         ("runs/mine out", "merged weights are no finite numbers", adapter_of(1e30)),

@@ -273,19 +273,6 @@ def test_an_engine_with_other_weights_ends_the_run(
 
 
 # ------------------------------------------------------------------------------ what is refused
-def test_another_version_of_trl_gets_one_sentence(tmp_path):
-    other = tmp_path / "trl-1.15.0.dist-info"
-    other.mkdir()
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: trl\nVersion: 1.15.0\n")
-    done = subprocess.run([sys.executable, ROOT / "recipes/trl_ada.py"], timeout=HANG, text=True,
-                          capture_output=True, env=os.environ | {"PYTHONPATH": str(tmp_path)})
-    assert done.returncode == 1
-    assert done.stderr == (
-        "recipes/trl_ada.py replaces private methods of TRL 1.16.0, and installed is 1.15.0: "
-        "pip install --no-deps trl==1.16.0\n")
-
-
-# ------------------------------------------------------------------------------ what is refused
 @pytest.mark.slow  # it imports TRL
 @pytest.mark.parametrize("flags, words", [
     ("--sampler ada-est", "ada-est needs more samples of some prompts, or other"),
