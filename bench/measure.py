@@ -63,6 +63,7 @@ def project(*flags: str):
     from rewards import open_grader
 
     config = parse([*flags, "--name", "bench"])
+    config.reward = config.reward and str(Path(config.reward).absolute())  # elsewhere from now on
     with (tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder),
           open_grader(config.reward, config.threshold) as grader):
         # afterwards the server has loaded math-verify
