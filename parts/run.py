@@ -44,6 +44,7 @@ from parts.sources import expand
 
 FEW = 30  # held-out problems, below which an interval says next to nothing
 FRESH_STATE = dict(step=0, samples_total=0, tokens_total=0, seconds_total=0.0)
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass
@@ -418,26 +419,32 @@ def last_words(config: Config):
     Ctrl-C, SIGTERM and a terminal that closes end it as sys.exit does: temporary folders are
     removed. The exit code tells a scheduler that it is not done.
     """
-    stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    for number in stops:
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup sets that
-            signal.signal(number, lambda number, _: sys.exit(128 + number))
-    code = 1
+    when_stopped(lambda number, _: sys.exit(128 + number))
     with quiet_end():
         try:
             yield
             return
         except SystemExit as ended:
-            if ended.code not in [128 + number for number in stops]:
+            if ended.code not in [128 + number for number in STOPS]:
                 raise
+            when_stopped(lambda *_: None)
             words, code = "stopped", ended.code
-        except OSError as error:  # such as a full disk, or nobody who reads the output
-            words = shown(error)
         except Exception as error:
-            words = (f"Out of memory: lower --micro-tokens (now {config.micro_tokens}), "
-                     "--max-tokens or --engine-memory, or try --sleep")
-            if not out_of_memory(error):
+            when_stopped(lambda *_: None)  # a launcher's SIGTERM must not cut the words short
+            words, code = type(error).__name__, 1
+            if isinstance(error, OSError):  # a full disk, or nobody who reads the output
+                words = shown(error)
+            elif out_of_memory(error):
+                words = (f"Out of memory: lower --micro-tokens (now {config.micro_tokens}), "
+                         "--max-tokens or --engine-memory, or try --sleep")
+            else:
                 traceback.print_exc()
-                words = type(error).__name__
         print(f"\n{words}; {saved_so_far(Path('runs', config.name))}", file=sys.stderr)
+        when_stopped(signal.SIG_DFL)
         raise SystemExit(code)
+
+
+def when_stopped(handler) -> None:
+    for number in STOPS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup sets that
+            signal.signal(number, handler)

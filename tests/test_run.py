@@ -164,6 +164,16 @@ def test_however_a_run_ends_it_says_what_is_saved(tmp_path, monkeypatch, capsys,
     assert ("Traceback" in said) == (how == "error") and closed == [True]
 
 
+def test_a_launchers_signal_does_not_cut_the_words_short(monkeypatch, capsys, handlers):
+    """torchrun sends SIGTERM to all when one process has died, and each has an error by then."""
+    monkeypatch.setattr(running.traceback, "print_exc",
+                        lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit) as ended, running.last_words(Config(name="mine")):
+        raise RuntimeError("Connection closed by peer")
+    assert ended.value.code == 1 and "RuntimeError; nothing was saved" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # nothing is left to be said
+
+
 def test_what_nohup_has_set_stays_and_a_sentence_of_the_programs_own(handlers):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with pytest.raises(SystemExit, match="^Engine and trainer disagree.$"), \
