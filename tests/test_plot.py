@@ -26,12 +26,16 @@ def is_picture(path):
 def test_what_is_flat_by_construction_is_not_drawn(tmp_path, monkeypatch, settings, drawn):
     """With one mini-batch in float32 no token is clipped and all weights are 1."""
     run = make(tmp_path / "a", name="one", **settings)
-    panels = [panel for panel in plot.PANELS if panel[1] in (
-        "Reward while training", "Tokens stopped by the mask")]
+    panels = [(*panel, keys | dict(absent="")) for *panel, keys in plot.PANELS if panel[1] in (
+        "Reward while training", "Tokens stopped by the mask", "Engine against trainer")]
     monkeypatch.setattr(plot, "PANELS", panels)
+    append(run / "metrics.jsonl", dict(step=99))  # with none of these numbers
+    (run / "eval.jsonl").unlink()
+    monkeypatch.chdir(run)
     with mock.patch.object(plot, "label_panel", wraps=plot.label_panel) as labelled:
-        assert is_picture(plot.draw_run(run))
-    assert labelled.call_count == 1 + drawn
+        assert is_picture(plot.draw_run("."))
+    scales = [call.args[0].get_yscale() for call in labelled.call_args_list]
+    assert scales == ["linear", "log", *["linear"] * drawn] and plot.read_run(".")["name"] == "a"
 
 
 def test_every_panel_is_explained_under_its_title():
@@ -78,13 +82,24 @@ def test_numbers_below_zero_are_in_the_panel():
         ax = Figure().subplots()
         draw(ax, [dict(step=step, avg=0.5 - step) for step in range(3)])
         assert ax.get_ylim()[0] <= -1.5
-
-
-def test_the_legend_names_the_first_and_the_last_accuracy():
     ax = Figure().subplots()
-    plot.draw_accuracy(ax, [dict(step=i, data="d", avg=avg, k=2)
-                          for i, avg in enumerate((.1, .5, .3))])
-    assert ax.get_legend_handles_labels()[1] == ["d, avg@2: 0.10 → 0.30"]
+    rows = [dict(step=i, k1=k1) for i, k1 in enumerate((-.5, 0, 2))]
+    plot.draw_lines(ax, rows, dict(k1=""), log_scale=True)
+    assert [*ax.lines[0].get_ydata()] == [.5, 2]
+
+
+def test_each_held_out_set_has_its_curve_its_start_its_interval_and_its_legend():
+    ax = Figure().subplots()
+    evals = [dict(step=i, data=data, avg=avg, k=2, ci_low=avg - .1, ci_high=avg + .1)
+             for i, both in enumerate(((.1, .6), (.5, .7), (.3, .9)))
+             for data, avg in zip("de", both)]
+    del evals[2]["ci_low"]  # damaged: it is in the curve, and not in the band
+    plot.draw_accuracy(ax, evals)
+    assert ax.get_legend_handles_labels()[1] == ["d, avg@2: 0.10 → 0.30", "e, avg@2: 0.60 → 0.90"]
+    curves = [[*line.get_ydata()] for line in ax.lines]
+    assert curves == [[.1, .5, .3], [.1] * 2, [.6, .7, .9], [.6] * 2]
+    bands = [band.get_paths()[0].vertices[:, 1] for band in ax.collections]
+    assert [{*ys.round(1)} for ys in bands] == [{0, .2, .4}, {.5, .6, .7, .8, 1}]
 
 
 # ------------------------------------------------------------------------------ several runs
