@@ -67,12 +67,12 @@ def test_so_many_prompts_of_a_step_are_recorded_and_not_more(run, count, places)
 def test_every_held_out_set_is_logged_with_what_the_training_has_cost(run, capsys):
     run.state |= dict(step=20, samples_total=500, tokens_total=9000, seconds_total=12.0)
     easy = dict(avg=0.5, ci_low=0.4, ci_high=0.6, k=8)
-    run.held_out = [SimpleNamespace(id="a", level="", problem="Q", answer="7")]
+    run.held_out = [SimpleNamespace(id=id, level="", problem="Q", answer="7") for id in "ab"]
     run.config.eval_k = 2  # with a reward of one's own, those above the threshold are correct
-    answers = [dict(status=status, text=status) for status in ("wrong", "correct")]
+    answers = [dict(status=word, text=word) for word in "wrong correct correct wrong".split()]
     running.record_evaluation(answers, dict(easy=easy, hard=easy | dict(avg=0.25)), run)
-    answered, = rows(run, "answers.jsonl")
-    assert (answered["right"], answered["text"]) == (1, "wrong")
+    assert [(row["id"], row["right"], row["text"]) for row in rows(run, "answers.jsonl")] == [
+        ("a", 1, "wrong"), ("b", 1, "correct")]
     first, second = rows(run, "eval.jsonl")
     assert first == dict(step=20, samples_total=500, tokens_total=9000, seconds_total=12.0,
                          data="easy", temperature=run.config.temperature, **easy)
@@ -80,6 +80,12 @@ def test_every_held_out_set_is_logged_with_what_the_training_has_cost(run, capsy
     lines = capsys.readouterr().out.splitlines()
     assert "avg@2 on easy  50.0% [40.0%, 60.0%]" in lines[0] and "on hard  25.0%" in lines[1]
     assert (run.accuracy, run.drawn) == (dict(easy=0.5, hard=0.25), [run.folder])
+    run.bar, run.config.reward = MagicMock(), "mine.py:score"
+    running.show(dict(reward_first_round=0.1, reward_pool=0.2, samples=9, zero_signal=0.3), run)
+    assert run.bar.set_postfix_str.call_args.args == (
+        "reward 0.10  held-out 0.50, 0.25  samples 9  no signal 30%",)
+    line = running.evaluation_line("", dict(avg=-3.5, ci_low=-4, ci_high=9, correct=0.25), run)
+    assert "avg@2   -3.5 [-4, 9], 25.0% above the threshold   500 samples, 12 s" in line
 
 
 # ------------------------------------------------------------------------------ after a step
@@ -187,6 +193,7 @@ def test_a_tracker_gets_each_step_and_evaluation_under_one_name(run, monkeypatch
     """As trackio and wandb are: a module with init, log and finish."""
     tracker = MagicMock()
     monkeypatch.setitem(sys.modules, "wandb", tracker)
+    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
     run.config.report_to = "wandb"
     monkeypatch.setattr(folders, "datetime", MagicMock(**{
         "now.return_value.isoformat.side_effect": ["10:00", "11:00"]}))
@@ -194,12 +201,18 @@ def test_a_tracker_gets_each_step_and_evaluation_under_one_name(run, monkeypatch
         folders.note_start(run.folder, running.settings_of(run.config), step, {})
         run.tracker = running.open_tracker(run.folder, run.config)
     first, again = (call.kwargs for call in tracker.init.call_args_list)
-    assert first == again and first["name"].startswith("mine-") and first["resume"] == "allow"
+    assert first == again and first["name"] == os.environ["WANDB_RUN_ID"] == "mine-1000"
+    assert first["resume"] == "allow"
     running.record(1, [], metrics_of(verdicts=dict(correct=7)), run)
     running.record_evaluation([], dict(builtin=dict(avg=0.5, ci_low=0.4, ci_high=0.6)), run)
-    (step, held_out), at = zip(*((call.args[0], call.kwargs) for call in tracker.log.mock_calls))
+    running.record_evaluation([], {name: dict(avg=0.5, ci_low=0, ci_high=1) for name in "ab"}, run)
+    (step, held_out, *each), at = zip(*(
+        (call.args[0], call.kwargs) for call in tracker.log.mock_calls))
     assert at[0] == dict(step=1) and step["train/loss"] == 0.5 and "train/verdicts" not in step
     assert held_out["held_out/avg"] == 0.5
+    assert [f"held_out/{name}/avg" in one for name, one in zip("ab", each)] == [True, True]
+    running.finish(run)
+    assert tracker.finish.call_count == 1
     tracker.log.side_effect = tracker.init.side_effect = ConnectionError("no network\x1b[2J")
     running.record(2, [], metrics_of(), run)  # one that fails costs a warning
     said = capsys.readouterr().out
@@ -242,9 +255,11 @@ def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
 
 @pytest.mark.parametrize("written, finished", [
     ([], False), (["answers"], False), (["answers", "a"], False), (["answers", "a", "b"], True)])
-def test_an_evaluation_that_a_crash_has_cut_short_is_made_again(run, written, finished):
+def test_an_evaluation_that_a_crash_has_cut_short_is_made_again(
+        run, monkeypatch, written, finished):
     """It follows the checkpoint of its step: whatever it has written of itself goes."""
-    run.config.eval_data, run.config.eval_every = "a,b", 10
+    monkeypatch.setattr(running, "expand", dict(both="ab").get)  # one name for several sets
+    run.config.eval_data, run.config.eval_every = "both", 10
     for step in range(1, 11):
         running.record(step, [], metrics_of(), run)
     for step, parts in ((5, ["answers", "a", "b"]), (10, written)):
@@ -263,15 +278,18 @@ def test_an_evaluation_that_a_crash_has_cut_short_is_made_again(run, written, fi
 
 def test_config_json_says_after_which_step_each_start_went_on(tmp_path, capsys):
     """And a chat template that has changed, or that writes the date, is noticed."""
-    folder = small_run(tmp_path, steps=1, eval_every=0)
+    lora = dict(lora_rank=2, lora_alpha=5)
+    folder = small_run(tmp_path, steps=1, eval_every=0, **lora)
+    made = folders.read_json(folder / "checkpoints/step-000001/adapter_config.json")
+    assert (made["r"], made["lora_alpha"]) == (2, 5)
     gc.collect()  # its lock goes with it, as with its process
-    small_run(tmp_path, steps=2, eval_every=0, resume=True)
+    small_run(tmp_path, steps=2, eval_every=0, resume=True, **lora)
     assert "WARNING: the prompts" not in capsys.readouterr().out
     file = folder / "config.json"
     prompts = folders.read_config(folder)["inputs"]["prompts"]
     file.write_text(file.read_text().replace(prompts, "others"))
     gc.collect()
-    small_run(tmp_path, steps=2, eval_every=0, resume=True)
+    small_run(tmp_path, steps=2, eval_every=0, resume=True, **lora)
     assert "WARNING: the prompts are not those of the start" in capsys.readouterr().out
     found = folders.read_config(folder)
     starts = found["starts"]
@@ -292,12 +310,13 @@ INPUTS = dict(  # setting -> its file, what is in it, and what is in it at the n
 
 
 @pytest.mark.parametrize("changed", INPUTS)
-def test_a_run_is_known_by_what_it_was_started_with(tmp_path, capsys, changed):
+def test_a_run_is_known_by_what_it_was_started_with(tmp_path, monkeypatch, capsys, changed):
     """Other contents under the same name are told apart; so small a data set is announced."""
     settings = dict(steps=1, eval_every=0)
+    monkeypatch.setenv("HOME", str(tmp_path))
     for name, (file, before, _) in INPUTS.items():
         (tmp_path / file).write_text(before)
-        settings[name] = f"{tmp_path / file}" + ":score" * (name == "reward")
+        settings[name] = f"~/{file}" + ":score" * (name == "reward")
     small_run(tmp_path, **settings)
     said = "data: a step takes 4 prompts (--batch-prompts) of 1 to train on, so some are in it"
     assert said in capsys.readouterr().out
@@ -374,16 +393,33 @@ def test_odd_golds_are_not_trained_on_and_stay_among_the_held_out(tmp_path, caps
     assert around == {"<|user|>...<|assistant|>"}  # one template for both
     said = capsys.readouterr().out
     assert all(f"2 of 3 golds to {use} on cannot" in said for use in ("train", "evaluate"))
+    assert "too few to tell" in said
+    config.reward = "mine.py:score"  # decides alone what is right
+    assert [*map(len, running.load_data(config, make.build_tokenizer(), grader))] == [3, 3]
 
 
 @pytest.mark.parametrize("max_tokens, context", [(1, 12), (2, 12), (5, 15)])
 def test_the_probe_can_score_the_longest_prompt_with_its_response(monkeypatch, max_tokens, context):
-    """A prompt, a response of at least one token, and what vLLM adds to what it scores."""
+    """A prompt, a response of at least one token, and what vLLM adds to what it scores. All else
+    that engine and probe are told is as the run's settings say."""
     started = {}
     monkeypatch.setattr(running, "Engine", lambda path, **options: started.update(options))
     monkeypatch.setattr(running, "stop_ids", lambda tokenizer: [0])
     monkeypatch.setattr(running, "is_supported", lambda path: False)
-    config = replace(parse([]), max_prompt_tokens=10, max_tokens=max_tokens)
+    own = dict(temperature=0.5, kv_cache_dtype="fp8", lora_rank=5, seed=9, sleep=True)
+    config = replace(parse([]), max_prompt_tokens=10, max_tokens=max_tokens, dtype="float32",
+                     rollout_dtype="bfloat16", sync="adapter", engine_memory=0.3,
+                     engine_sequences=7, **own)
     tokenizer = SimpleNamespace(convert_ids_to_tokens=lambda ids: ["<eos>"])
     running.start_engine(config, "model", tokenizer)
-    assert started["max_model_len"] == context
+    assert started == own | dict(
+        max_model_len=context, dtype="bfloat16", sync_mode="adapter", memory_share=0.3,
+        max_num_seqs=7, stop_token_ids=[0], routes=False)
+    monkeypatch.setattr(running, "limits", lambda *asked: asked)
+    monkeypatch.setattr(running, "Probe", lambda *given, **how: (given, how, torch.rand(1)))
+    policy, held_out = SimpleNamespace(routing=None), [*range(99)]
+    (found, how, state), (*_, again) = (
+        running.start_probe(config, "engine", policy, held_out) for _ in range(2))
+    assert found == ("engine", policy, held_out[:64]) and state == again  # of a resumed run too
+    assert how == dict(limits=("float32", "bfloat16", "fp8", False), temperature=0.5,
+                       max_tokens=max(1, max_tokens - 1))
