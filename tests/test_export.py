@@ -61,7 +61,7 @@ def updates(run: Path, model: str):
 
 
 @pytest.mark.parametrize("model, size, dtype", [
-    ("tiny", 0.05, "bfloat16"), ("tiny-moe", 0.05, "float32"),
+    ("tiny", 0.05, "bfloat16"), ("tiny-moe", 0.05, "float32"), ("tiny", 0.05, "float32"),
     ("tiny", 1e-4, "bfloat16")])  # most of this one is rounded away
 def test_the_merged_weights_against_their_definition(
         tmp_path, capsys, monkeypatch, model, size, dtype):

@@ -82,9 +82,10 @@ def test_agreement_is_that_of_the_positions_that_predict_the_response(replay):
     routing = SimpleNamespace(
         recorded=lambda rows: [own for _ in rows], agreement=lambda a, b: (a == b).all(-1))
     row = Row([1, 2, 3, 4, 5], 3, [-1.0, -1.0], 1.0, routes=used, replay=used)
-    note_routes(SimpleNamespace(routing=routing), [row], replay)
-    assert row.agrees.tolist() == [[False, True], [True, True]]
-    assert row.replay is (own if replay == "r2" else used)
+    bare = Row(row.ids, 3, [-1.0, -1.0], 1.0)  # of a GPU's engine, which records them for r3 alone
+    note_routes(SimpleNamespace(routing=routing), [row, bare], replay)
+    assert row.agrees.tolist() == [[False, True], [True, True]] and bare.agrees is None
+    assert [row.replay, bare.replay] == ([own, own] if replay == "r2" else [used, None])
 
 
 # ------------------------------------------------------------------------------ the loop

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from huggingface_hub import errors
 from safetensors.torch import load_file, save_file
 
 from helpers import ROOT
@@ -115,6 +116,30 @@ def test_what_is_broken_or_missing_is_named(tmp_path, harm, words):
     assert sentence.isprintable() and sentence.endswith(".") and "hub" not in sentence
     if "Cannot load" in sentence:
         assert str(folder) in sentence and "Mend or replace the folder" in sentence
+
+
+def test_a_model_is_had_from_the_hub_and_smollm_once_made_always_from_its_folder(
+        tmp_path, monkeypatch):
+    asked, codes = [], iter((3, 0))
+
+    def absent(*_):
+        raise errors.LocalEntryNotFoundError("")
+
+    monkeypatch.setattr(models, "CACHE", tmp_path)
+    monkeypatch.setattr(models, "ask_hub", lambda *what: asked.append(what))
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", lambda *_, **__: ())
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: "")
+    wanted, folder = [models.SMOLLM_ON_HUB, "a/b"], tmp_path / models.SMOLLM
+    assert [models.fetch_model(name, 9) for name in (models.SMOLLM, "a/b")] == wanted
+    assert asked == [(name, "model") for name in wanted]
+    with monkeypatch.context() as patch:
+        patch.setattr("huggingface_hub.hf_hub_download", absent)
+        patch.setattr(subprocess, "run", lambda _: SimpleNamespace(returncode=next(codes)))
+        with pytest.raises(SystemExit, match="3"):
+            models.fetch_smollm()
+        assert models.fetch_smollm() == str(folder)
+    folder.mkdir()
+    assert models.fetch_model(models.SMOLLM, 9) == str(folder) and len(asked) == 4
 
 
 def test_a_model_that_the_hub_has_as_pickles_only_is_refused(tmp_path, monkeypatch):

@@ -163,7 +163,7 @@ PATTERN = "(a|aa)+" * 20 + "$"  # takes years on a long name
 def test_a_hostile_adapter_is_refused_before_it_is_loaded(tmp_path, change, words):
     file = tmp_path / "adapter_config.json"
     for targets in ("all-linear", ["q_proj"]):
-        LoraConfig(r=12, lora_alpha=24, target_modules=targets).save_pretrained(tmp_path)
+        LoraConfig(r=512, lora_alpha=24, target_modules=targets).save_pretrained(tmp_path)
         made = policy_module.read_config(str(tmp_path))  # it was sound
     file.write_text(change if isinstance(change, str) else json.dumps(made | change))
     with pytest.raises(SystemExit, match=words) as stop:

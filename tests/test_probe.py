@@ -225,6 +225,16 @@ def test_responses_are_compared_in_the_order_of_the_texts_and_long_ones_do_not_p
         assert [row.prompt_length for row in probe.rows] == lengths[:kept]
         assert len(probe.trainer()) == kept * 8
         torch.testing.assert_close(probe.of_engine(), probe.trainer(), atol=1e-5, rtol=0)
+    monkeypatch.setattr(probe_module, "MOST_TOKENS", 4096)
+    engine = NoisyEngine(policy)
+    probe = probed(engine, policy, prompts=lengths, max_tokens=99)
+    assert {row.length for row in probe.rows} == {probe_module.LONGEST}
+    monkeypatch.setattr(probe_module, "ON_CPU", 40)  # a deep model's layers: by the first texts
+    probe.tokens = probe_module.ON_CPU
+    assert {len(lp_T) for lp_T in probe.without_each_layer().values()} == {2 * probe_module.LONGEST}
+    engine.how = "layer 1"
+    with pytest.raises(SystemExit, match=r"in doubt: \[1\]"):
+        probe.rehearse()
 
 
 def test_log_probs_of_sampling_are_compared_at_the_temperature_of_sampling():
@@ -272,6 +282,10 @@ def test_one_slope_is_since_the_start_and_one_since_the_last_sync():
                            (pytest.approx(0.97, abs=1e-3), pytest.approx(0.94, abs=1e-3))]
     assert all(math.isnan(slopes[i][1]) for i in (0, 1, 4))  # too small to be judged yet
     assert slopes[5][1] == pytest.approx(1, abs=0.01)  # small ones add up
+    assert seen[5]["probe_moved"] == pytest.approx(2.004 * probe_module.rms(x))
+    gap = (0.06 * x).abs()
+    assert [seen[5]["probe_gap_mean"], seen[5]["probe_gap_max"]] == pytest.approx(
+        [gap.mean().item(), gap.max().item()], rel=1e-3)
 
 
 def test_a_slope_that_is_off_by_many_of_its_errors_is_no_noise():

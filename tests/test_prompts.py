@@ -87,7 +87,7 @@ def test_a_jinja_file_makes_the_whole_prompt(tokenizer, tmp_path):
         assert prompt(tokenizer, made, text) == f"Question: {text}\nAnswer:"
     made = file(tmp_path, "marked.jinja", "\ufeff{{ problem }}")  # as some editors save it
     assert prompt(tokenizer, made) == "1+1=?"
-    made = file(tmp_path, "chat.jinja", QWEN)  # in the place of the model's own
+    made = file(tmp_path, "chat.j2", QWEN)  # in the place of the model's own
     assert prompt(tokenizer, made) == chat(("user", "1+1=?"))
 
 

@@ -31,7 +31,8 @@ VERL = dict(prompt=TWO_TURNS, reward_model=dict(ground_truth=["1", "2"]))
                               for row in ROWS)),  # a line's end for Python, not for JSON
     ("table.csv", "problem,answer\np,1\n\nq,2"), ("mark.csv", "\ufeffanswer,problem\r\n1,p\r\n2,q"),
     ("few.csv", "problem,answer,level\np,1\nq,2,3"), ("ends.csv", "problem,answer\np,1,\nq,2,,\n"),
-    ("table.csv", "\ufeffProblem;Answer\np;1\nq;2"), ("tabs.csv", "question\tANSWER\np\t1\nq\t2"),
+    ("Table.CSV", "\ufeffsep=;\r\nProblem;Answer\np;1\nq;2"),  # Excel's own first line
+    ("tabs.csv", "question\tANSWER\np\t1\nq\t2"),
     ("spaced.csv", "problem, answer,,\np,1\nq,2"),
     pytest.param("long.csv", 'problem,answer,note\np,1,"a,\n' + 200_000 * "b" + '"\nq,2,c',
                  id="a long cell with a line break"),
