@@ -174,6 +174,16 @@ def test_whatever_a_file_does_is_one_sentence(tmp_path, capsys, monkeypatch, lab
     assert [sentence for sentence in sentences if sentence not in said] == []
 
 
+@pytest.mark.parametrize("well, path", [(True, ""), (False, "mine.py")])
+def test_the_exit_code_says_whether_a_file_has_all_points(tmp_path, monkeypatch, well, path):
+    monkeypatch.setattr(check, "grade_file", lambda *asked: well and asked == (
+        "lab_3", tmp_path / "lab_3.py"))
+    monkeypatch.setattr(sys, "argv", ["", "3", str(tmp_path / path)])
+    with pytest.raises(SystemExit) as ended:
+        check.main()
+    assert ended.value.code == 1 - well
+
+
 def test_training_uses_what_is_written_and_says_what_is_not(tmp_path, monkeypatch, capsys):
     text = (check.LABS / "lab_3.py").read_text().replace(
         "    raise NotImplementedError", "    return pool[:n]")
@@ -185,6 +195,18 @@ def test_training_uses_what_is_written_and_says_what_is_not(tmp_path, monkeypatc
     (tmp_path / "lab_3.py").write_text(text.replace("return pool[:n]", "raise NotImplementedError"))
     with pytest.raises(SystemExit, match="write a function first"):
         train.written(["lab_3"])
+
+
+def test_the_first_number_that_differs_is_named_and_a_rounding_called_so(tmp_path):
+    for change, said in (
+            (dict(seconds=9), "same, number for number"), (dict(loss=None), "loss is None with"),
+            (dict(loss=0.5 + 1e-9), "part by rounding (a right function may"),
+            (dict(loss=0.4), "part at step 2: loss is 0.4 with yours and 0.5 with the project's")):
+        for name, last in dict(own={}, yours=change).items():
+            rows = [dict(step=1, samples=8, loss=0.5), dict(step=2, samples=8, loss=0.5) | last]
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        assert said in train.first_difference(tmp_path / "own", tmp_path / "yours")
 
 
 def test_flags_of_the_user_come_last_and_all_are_flags_of_the_program():

@@ -181,9 +181,11 @@ def test_the_example_of_the_page_rewards_right_answers_and_short_ones(tmp_path):
     ("calculator", "76 - 25 = 41. \\boxed{41}", 1), ("calculator", "76 + 25 = 51", 0),
     ("calculator", "5 / 0 = 51", 0), ("calculator", "\\boxed{51}", 0),
     ("calculator", "2 * 5 = 10, so 102 / 2 = 50", 1),
+    ("last_number", "So 3 * 17 = 0,051.0", 1), ("last_number", "51 or 52", 0),
+    ("last_number", "It is -51.", 0), ("last_number", "fifty-one", 0),
     ("steps", "1+2=3\n3+4=7\n\\boxed{7}", 1.0), ("steps", "1+2=9\n\\boxed{7}", 0.5),
     ("steps", "", 0.0), ("steps", "a=1\n" * 9, 1.0), ("steps", "\\boxed{7}\n1+2=3\n3+4=7", 0.0)])
-def test_the_examples_of_calculator_and_steps(name, completion, reward):
+def test_the_examples_of_one_function(name, completion, reward):
     assert load(name)(dict(answer="51", level=2), completion) == reward
 
 

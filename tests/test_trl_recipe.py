@@ -137,14 +137,16 @@ def test_off_policy_clip_and_correction_are_minirls(recipe):
 
 
 def test_a_sample_has_a_seed_of_its_own():
-    """Also where its prompt comes back in a later step."""
+    """Also where its prompt comes back in a later step, and whichever process draws it."""
     from recipes.trl_engine import SeededEngine
 
-    seeds, problem = [], SimpleNamespace(id="a", prompt_ids=[1])
-    engine = SimpleNamespace(submit=lambda *_, seed: seeds.append(seed))
-    for step, place in ((0, 0), (0, 1), (1, 0), (0, 0)):
-        SeededEngine(engine, Config(seed=7), step).submit((0, place), problem)
-    assert len({*seeds}) == 3 and seeds[0] == seeds[3]
+    seeds, engine = [], SimpleNamespace(submit=lambda *_, seed: seeds.append(seed))
+    for seed, step, name, place in (
+            (7, 0, "a", 0), (8, 0, "a", 0), (7, 1, "a", 0), (7, 0, "b", 0), (7, 0, "a", 1),
+            (7, 0, "a", 0)):
+        problem = SimpleNamespace(id=name, prompt_ids=[1])
+        SeededEngine(engine, Config(seed=seed), step).submit((len(seeds), place), problem)
+    assert len({*seeds}) == 5 and seeds[0] == seeds[5]
 
 
 def test_the_command_that_is_printed_keeps_a_threshold_of_0():
