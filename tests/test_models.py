@@ -132,12 +132,11 @@ def test_a_model_is_had_from_the_hub_and_smollm_once_made_always_from_its_folder
     wanted, folder = [models.SMOLLM_ON_HUB, "a/b"], tmp_path / models.SMOLLM
     assert [models.fetch_model(name, 9) for name in (models.SMOLLM, "a/b")] == wanted
     assert asked == [(name, "model") for name in wanted]
-    with monkeypatch.context() as patch:
-        patch.setattr("huggingface_hub.hf_hub_download", absent)
-        patch.setattr(subprocess, "run", lambda _: SimpleNamespace(returncode=next(codes)))
-        with pytest.raises(SystemExit, match="3"):
-            models.fetch_smollm()
-        assert models.fetch_smollm() == str(folder)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", absent)
+    monkeypatch.setattr(subprocess, "run", lambda _: SimpleNamespace(returncode=next(codes)))
+    with pytest.raises(SystemExit, match="3"):
+        models.fetch_smollm()
+    assert models.fetch_smollm() == str(folder)
     folder.mkdir()
     assert models.fetch_model(models.SMOLLM, 9) == str(folder) and len(asked) == 4
 

@@ -141,9 +141,7 @@ def test_a_sample_has_a_seed_of_its_own():
     from recipes.trl_engine import SeededEngine
 
     seeds, engine = [], SimpleNamespace(submit=lambda *_, seed: seeds.append(seed))
-    for seed, step, name, place in (
-            (7, 0, "a", 0), (8, 0, "a", 0), (7, 1, "a", 0), (7, 0, "b", 0), (7, 0, "a", 1),
-            (7, 0, "a", 0)):
+    for seed, step, name, place in "70a0", "80a0", "71a0", "70b0", "70a1", "70a0":
         problem = SimpleNamespace(id=name, prompt_ids=[1])
         SeededEngine(engine, Config(seed=seed), step).submit((len(seeds), place), problem)
     assert len({*seeds}) == 5 and seeds[0] == seeds[5]
