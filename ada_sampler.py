@@ -135,7 +135,8 @@ class SamplerConfig:
             raise ValueError("n, M and N must be at least 1")
         if rule.round_size < self.n and not rule.allocates:  # v1 Alg. 1 asks for M >= n
             raise ValueError(f"a round of {self.M} is below n = {self.n}: raise M or lower n")
-        if rule.rows_per_prompt < 2 and (self.advantage != "positives-only" or rule.min_correct):
+        if rule.rows_per_prompt < 2 and (self.advantage != "positives-only" or rule.min_correct
+                                         or rule.min_wrong):
             raise ValueError("one sample has nothing to be compared with: set "
                              f"{'M' if rule.allocates else 'n'} to 2 or more")
         if rule.allocates == "by memory" and not N_MIN <= self.M <= N_MAX:

@@ -291,9 +291,15 @@ def main(argv: list[str] | None = None) -> None:
     config = parse_eval(argv)
     if config.model in TINY:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # so small that threads slow it down
-    problems, protocol = problems_and_protocol(config)
-    before_Q = config.against and load_finished(Path(config.against), protocol, problems)
-    policy, rank = adapted_policy(protocol) if config.adapter else (None, 8)
+    try:
+        problems, protocol = problems_and_protocol(config)
+        before_Q = config.against and load_finished(Path(config.against), protocol, problems)
+        policy, rank = adapted_policy(protocol) if config.adapter else (None, 8)
+    except (OSError, ValueError):
+        if not config.adapter or Path(config.adapter).exists():
+            raise
+        raise SystemExit(f"{shown(config.adapter)} is gone: its run has gone on, and keeps its "
+                         "newest checkpoints. Repeat the command.") from None
     unit = ".3g" if config.reward else ".1%"  # of avg@k, which is no share with --reward
     with open_folder(Path(config.out), protocol):
         for key in ("model", "adapter", "data", "reward", "template", "prompt", "temperature",

@@ -244,7 +244,7 @@ def explain(gold: str, completion: str, style: str = "") -> None:
 def main() -> None:
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
-    parser.add_argument("--gold", required=True)
+    parser.add_argument("--gold", required=True, help="with a minus: --gold='-1/2'")
     parser.add_argument("--completion", required=True, help="what the model wrote")
     parser.add_argument("--style", default="", choices=["", "minerva"],
                         help="minerva: 1e-4, x100, /100")

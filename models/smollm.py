@@ -26,7 +26,7 @@ NO_WAY = ("SmolLM2-135M-Instruct comes from the model hub (HuggingFaceTB/SmolLM2
 
 def make(folder: Path) -> None:
     """Download, unpack and widen. Afterwards `folder` is complete, or not there at all."""
-    folder.parent.mkdir(exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="unpacked-") as unpacked:
         unpack(Path(unpacked))
         made = Path(unpacked, folder.name)

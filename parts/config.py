@@ -349,6 +349,7 @@ def small_defaults(config) -> dict:
     known = SMALL | (ROOM if config.data not in ("auto", "builtin-words") else {})
     if getattr(config, "sampler", Config.sampler) != Config.sampler:
         known |= dict(M=Config.M)
+    known = {name: value for name, value in known.items() if hasattr(config, name)}
     print("small model, so where no flag says otherwise:",
           ", ".join(f"{name} = {value}" for name, value in known.items()))
     return known
@@ -486,6 +487,7 @@ class EvalConfig(EvaluatedSettings, ProblemSettings, ProtocolSettings, EngineSet
              "temperature 0 gives k equal samples: use --k 1, or a temperature above 0"),
             (self.columns and self.data != HELD_OUT and not is_own(self.data),
              f"columns has no effect: those of {self.data} are known"),
+            (self.sync != "auto" and not self.adapter, "sync has no effect without adapter"),
         ])
 
 
@@ -520,15 +522,17 @@ def parse_eval(argv: list[str] | None = None) -> EvalConfig:
 def as_in_its_run(checkpoint: str, data: str) -> dict:
     """The settings of a checkpoint's run that its evaluation has too, where no flag says otherwise.
 
-    A run that has split its own file is evaluated on what it holds out, unless `data` is named.
+    It is evaluated on what the run was evaluated on, unless `data` is named.
     Its --reward judges a file too, but no benchmark, whose results others must be able to compare.
     """
     folder, run = run_of(checkpoint)
     names = "model template max_prompt_tokens max_tokens temperature".split()
-    if data == "auto" and run.get("eval_data") == HELD_OUT:
-        data = HELD_OUT
+    if data == "auto":
+        data = run.get("eval_data", data)
+    if data == HELD_OUT or is_own(data):
+        names.append("columns")
     if data == HELD_OUT or all(map(is_own, data.split(","))):
-        names += ["columns", *["reward", "threshold"] * bool(run.get("reward"))]
+        names += ["reward", "threshold"] * bool(run.get("reward"))
     elif run.get("reward"):
         print(f"{shown(folder)} was trained with --reward {shown(run['reward'])}: here math-verify "
               "judges, unless --reward names it")

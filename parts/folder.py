@@ -209,6 +209,9 @@ def claim(folder: Path, resume: bool):
     checkpoints are gone: what has learnt something must not silently start anew.
     """
     held = take(folder, "config.json", "choose another --name")
+    if (folder / "config.json").exists() and "starts" not in read_config(folder):
+        raise SystemExit(f"{folder} holds the config.json of something else, such as a model: "
+                         "choose another --name.")
     if checkpoints(folder):
         if not resume:
             raise SystemExit(f"{folder} exists already: add --resume to continue it, or choose "
@@ -287,7 +290,7 @@ def versions() -> dict[str, str]:
 def own_files(config) -> dict[str, str]:
     """{flag: digest} of the user's own files that decide what is asked and rewarded."""
     own = dict(reward=config.reward.rpartition(":")[0])
-    if config.template.endswith((".jinja", ".json")):
+    if Path(config.template).suffix:  # those that are built in have none
         own["template"] = config.template
     return {flag: digest_of(file) for flag, file in own.items() if file}
 

@@ -135,11 +135,13 @@ def size_and_end(file: Path) -> str:
 def load_tokenizer(path: str):
     """The tokenizer of a fetched model. Raises SystemExit if it cannot be loaded, or is empty."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
-    # AutoTokenizer gives every Qwen2 its family's tokenizer, whatever the folder says. That one
-    # would split the built-in models' numbers into digits.
-    loader = PreTrainedTokenizerFast if Path(path).parent == MODELS else AutoTokenizer
     with loading("tokenizer", path):
+        # AutoTokenizer gives every Qwen2 its family's tokenizer, whatever the folder says. That one
+        # would split the numbers of the built-in models, and of their exports, into digits.
+        as_file_says = get_tokenizer_config(path).get("tokenizer_class") == "TokenizersBackend"
+        loader = PreTrainedTokenizerFast if as_file_says else AutoTokenizer
         tokenizer = loader.from_pretrained(path, trust_remote_code=False)
         if not tokenizer("1 + 1", add_special_tokens=False)["input_ids"]:
             raise ValueError("it knows no words, as where tokenizer.json is missing")

@@ -42,7 +42,7 @@ def add_prompts(problems: list, tokenizer, template: str, max_prompt_tokens: int
     """The problems with `prompt` and `prompt_ids`; over-long ones are dropped and counted.
 
     Raises SystemExit for a template that is unknown or broken, that the tokenizer cannot render,
-    that does not show the problem, and if no problem is left.
+    that does not show the problem, and if no problem of a set is left.
     """
     prompts = make_prompts(tokenizer, template, [problem.problem for problem in problems])
     for text in left_out(template, prompts[0]):
@@ -56,9 +56,10 @@ def add_prompts(problems: list, tokenizer, template: str, max_prompt_tokens: int
         lost = len(problems) - len(kept)
         print(f"data: dropped {lost} of {len(problems)} problems with a prompt over "
               f"{max_prompt_tokens} tokens (longest: {max(map(len, ids))})")
-    if not kept:
-        raise SystemExit(
-            f"Every prompt is over {max_prompt_tokens} tokens: raise --max-prompt-tokens.")
+    gone = {problem.source for problem in problems} - {problem.source for problem in kept}
+    if gone:
+        raise SystemExit(f"Every prompt of {shown(min(gone))} is over {max_prompt_tokens} tokens: "
+                         "raise --max-prompt-tokens.")
     lengths = [len(problem.prompt_ids) for problem in kept]
     print(f"data: {counted(len(kept), 'prompt')} of {min(lengths)} to {max(lengths)} tokens, "
           f"median {statistics.median(lengths):g}")

@@ -16,7 +16,7 @@ from parts.folder import (find_adapter, read_json, read_rows, replacing, require
                           shown)
 from parts.models import fetch_model, load_model, load_tokenizer, resolve_model, weights_of
 from parts.policy import load_adapter
-from parts.prompts import make_prompts, stop_ids
+from parts.prompts import is_jinja, make_prompts, stop_ids
 from parts.sources import is_file
 
 PROBLEM = "7+5-4=?"
@@ -88,7 +88,7 @@ def card(name: str, run: Path, config: dict, step: int, tokenizer) -> str:
 
 def public(name: str) -> str:
     """A name as it may be published: of a path only the last part."""
-    is_path = (name.startswith(("/", "~", ".")) or is_file(name) or name.endswith(".jinja")
+    is_path = (name.startswith(("/", "~", ".")) or is_file(name) or is_jinja(name)
                or Path(name).exists())  # of files also those that have moved
     return shown(Path(name).name if is_path else name)
 

@@ -383,7 +383,8 @@ def test_a_sample_that_is_lost_names_its_prompt(cfg, p, key, way):
       for name in ("sampler", "advantage", "weighting")),
     (dict(n=16, M=8), "a round of 8 is below n = 16"),
     (dict(n=1), "set n to 2 or more"), (dict(sampler="gvm", M=1), "set M to 2 or more"),
-    (dict(sampler="dapo", n=1, advantage="positives-only"), "set n to 2 or more"),
+    *((dict(sampler=name, n=1, advantage="positives-only"), "set n to 2 or more")
+      for name in ("dapo", "ada-balance")),
     (dict(sampler="ada-est", M=1, advantage="positives-only"), "ada-est draws 2 to 32 samples"),
     (dict(sampler="ada-est", M=33), "M, their mean, cannot be 33"),
     (dict(sampler="ada-est", weighting="log"), "choose only one of them"),

@@ -1,6 +1,7 @@
 """Evaluation: reports against their raw rows, resuming, the real engine."""
 import json
 import random
+import shutil
 from collections import Counter
 from pathlib import Path
 from statistics import fmean as mean
@@ -386,6 +387,16 @@ def test_what_a_run_holds_out_is_asked_and_what_it_trains_on_is_counted(tmp_path
         f"trains on {len(trained)} of these 40 problems", "trains on 0 of these 5 problems"]
 
 
+def test_a_checkpoint_that_its_run_has_dropped_meanwhile_is_missed_in_one_sentence(
+        tmp_path, monkeypatch):
+    place, _ = own_run(tmp_path, columns="frage,loesung")
+    real = evaluation.load_asked
+    monkeypatch.setattr(evaluation, "load_asked",
+                        lambda config: shutil.rmtree(place) or real(config))
+    with pytest.raises(SystemExit, match="step-000001 is gone: its run has gone on"):
+        evaluation.main(["--adapter", place])
+
+
 def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, adapter):
     """Also its reward: it judges what the run held out and files, but no other set."""
     judge = tmp_path / "mine.py"
@@ -405,6 +416,10 @@ def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, 
     assert (other.reward, other.threshold, other.columns) == ("", 0.7, "frage")
     # a checkpoint of no run
     assert (plain.max_tokens, plain.data, plain.temperature) == (64, "builtin", 1)
+    known = Path(place).parent.parent / "config.json"  # as if it had had --eval-data
+    known.write_text(known.read_text().replace(': "held-out"', ': "gsm8k,some.csv"'))
+    named = evaluation.parse_eval(["--adapter", place])
+    assert (named.data, named.columns, named.reward) == ("gsm8k,some.csv", "frage", "")
 
 
 def test_an_adapter_is_put_onto_nothing_but_what_its_run_had(tmp_path):

@@ -1,6 +1,7 @@
 """The recipe of the built-in models: what the warm start shows, and that it still makes them."""
 import functools
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,13 @@ def test_demonstrations_are_right_unseen_in_the_test_split_and_lazier_the_longer
         assert abs(sum(found) / len(found) - expected) < 0.12
 
 
-@pytest.mark.parametrize("name", TINY)
-def test_prompts_are_cut_into_the_tokens_of_the_warm_start(name):
+@pytest.mark.parametrize("name, elsewhere", [*((name, False) for name in TINY), ("tiny", True)])
+def test_prompts_are_cut_into_the_tokens_of_the_warm_start(name, elsewhere, tmp_path):
     """AutoTokenizer would not: it gives a Qwen2 its family's, which knows no two-digit token."""
-    loaded, built = load_tokenizer(tiny_folder(name)), make.build_tokenizer()
+    folder = tiny_folder(name)
+    if elsewhere:  # as an export is
+        folder = str(shutil.copytree(folder, tmp_path / "copy"))
+    loaded, built = load_tokenizer(folder), make.build_tokenizer()
     for text in ("7+15-4=?\n\\boxed{18}", "1230 apples, 5½ each", "x<|user|>10<|endoftext|>",
                  "Zoë paid 3½ € for π\t\x00"):
         assert loaded.encode(text) == built.encode(text)

@@ -156,6 +156,8 @@ REFUSED = {
         ("--data odd.jsonl", "--columns QUESTION,ANSWER", text(
             Path("odd.jsonl"), '{"alpha": "1+1", "beta": 2}')),
         ("--data sums.jsonl --eval-data builtin --max-prompt-tokens 3", "over 3 tokens"),
+        ("--eval-data builtin,long.jsonl", "Every prompt of long.jsonl is over", text(
+            Path("long.jsonl"), json.dumps(dict(problem="1+" * 999 + "1=?", answer="1000")))),
         *((f"--reward {name}", f"--reward takes FILE.py:FUNCTION, not {name}.")
           for name in ("a.py", "a.py:", "a:score", ".:x")),
         ("--reward a.py:score", "--reward: there is no file a.py"),
@@ -165,6 +167,9 @@ REFUSED = {
         *((f"--name other {flag}", "runs/other holds eval.jsonl but no config.json, so it is "
            "something else: choose another --name", text(Path("runs/other/eval.jsonl"), "{}"))
           for flag in ("", "--resume")),  # an evaluation, whose log would be cut back to nothing
+        *((f"--name made {flag}", "runs/made holds the config.json of something else, such as a",
+           text(Path("runs/made/config.json"), '{"model_type": "qwen2"}'))
+          for flag in ("", "--resume")),  # an exported model
         ("--name mine", "exists already: add --resume"),
         ("--name mine", "exists already: add --resume", gone(MINE / "metrics.jsonl")),
         ("--name mine --resume", "has logs but no checkpoint: put one back, or choose another",
@@ -182,6 +187,7 @@ REFUSED = {
         ("--k 0", "k must be from 1 to 1000000, not 0"),
         ("--out out --data missing.jsonl", "There is no data file missing.jsonl: --data"),
         ("--columns a,b", "columns has no effect: those of auto are known"),
+        ("--sync merge", "sync has no effect without adapter"),
         ("--temperature 0", "use --k 1"),
         ("--threshold 0.5", "threshold has no effect without reward"),
         *((f"--out out --data {name}", words, text(Path(name), content))
