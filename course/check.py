@@ -79,7 +79,8 @@ def line_in(file: Path, error: BaseException) -> int | None:
 
 def is_empty(function) -> bool:
     """Whether the function is only a docstring and `raise NotImplementedError`."""
-    return function.__code__.co_names == ("NotImplementedError",)
+    code = getattr(function, "__code__", None)  # a partial has none
+    return code is not None and code.co_names == ("NotImplementedError",)
 
 
 @contextlib.contextmanager
@@ -125,6 +126,8 @@ def problem_of(ask, rows: list[tuple], file: Path | None) -> str:
         return ""
     except Wrong as found:
         return str(found)
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:  # SystemExit too
         call, *_ = getattr(error, "__notes__", ["The check of what you return"])  # the innermost
         if isinstance(error, NotImplementedError):

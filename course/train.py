@@ -10,7 +10,7 @@ and runs/course-yours, each with its curves.png; the next start replaces them.
 """
 import argparse
 import contextlib
-import json
+import itertools
 import math
 import os
 import shutil
@@ -23,6 +23,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 from course import check
+from parts.folder import read_rows
 
 OWN, YOURS = (check.ROOT / "runs" / f"course-{whose}" for whose in ("own", "yours"))
 SHORT = "--steps 20 --batch-prompts 12 --eval-every 20 --eval-questions 60 --eval-k 4".split()
@@ -31,7 +32,10 @@ FLAGS = {  # flags with which a lab's functions make a difference
     "lab_5": ["--mini-batches", "4"],
     "lab_6": ["--model", "tiny-moe", "--mini-batches", "2", "--replay", "r3"],
 }
-COMPARED = ("samples", "reward_first_round", "reward_kept", "loss", "grad_norm", "entropy_trained")
+COMPARED = {  # the second is what lab 8's functions make
+    "metrics.jsonl": ("samples", "reward_first_round", "reward_kept", "loss", "grad_norm",
+                      "entropy_trained"),
+    "eval.jsonl": ("avg", "ci_low", "ci_high", "pass")}
 
 
 def written(labs: list[str]) -> dict:
@@ -71,13 +75,13 @@ def run_both(found: dict, flags: list[str]) -> None:
 
 
 def first_difference(own: Path, yours: Path) -> str:
-    rows = [[json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-            for folder in (own, yours)]
-    for a, b in zip(*rows):
-        for key in COMPARED:
+    for log, keys in COMPARED.items():
+        rows = [read_rows(folder / log) for folder in (own, yours)]
+        for (a, b), key in itertools.product(zip(*rows), keys):
             right, found = a.get(key), b.get(key)
             if right != found:
-                near = None not in (right, found) and math.isclose(right, found, rel_tol=1e-5)
+                numbers = isinstance(right, float) and isinstance(found, float)
+                near = numbers and math.isclose(right, found, rel_tol=1e-5)
                 how = " by rounding (a right function may add in another order)" if near else ""
                 return (f"The runs part{how} at step {a['step']}: {key} is {found} with yours and "
                         f"{right} with the project's.")

@@ -92,6 +92,7 @@ def what_trl_cannot(c: Config) -> list[tuple[bool, str]]:
               or c.micro_rows and mini % c.micro_rows),
          f"batch_prompts = {c.batch_prompts} with n = {c.n} cannot be cut evenly into {WORLD} "
          f"processes, mini_batches = {c.mini_batches} and micro_rows = {c.micro_rows}"),
+        (c.full and c.lora_rank != Config.lora_rank, "lora_rank has no effect with full"),
         (build_for_cpu() and c.dtype == "float16", "float16 needs a GPU"),
         (build_for_cpu() and SHARDED != "nothing",
          f"{SHARDED} needs a GPU: on a CPU Accelerate leaves it out without a word"),
@@ -114,7 +115,8 @@ def trl_settings(c: Config):
         temperature=c.temperature, use_vllm=True, use_cpu=on_cpu, bf16=c.dtype == "bfloat16",
         fp16=c.dtype == "float16", model_init_kwargs=dict(dtype="float32" if c.full else c.dtype),
         logging_steps=1, save_strategy="steps", save_steps=save_every * c.mini_batches,
-        report_to=c.report_to, ddp_find_unused_parameters=False)
+        report_to=c.report_to, ddp_find_unused_parameters=False,
+        num_iterations=1)  # else --steps would count something else
     # else FSDP2 would keep whole gradients on each GPU until the last micro-batch
     accumulation = dict(sync_each_batch=SHARDED == "FSDP")
     left_to_user = dict(
@@ -146,6 +148,7 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
+from parts.data import HELD_OUT, is_own
 from parts.metrics import summarize
 from parts.policy import ATTENTION
 from parts.routing_replay import is_supported
@@ -256,7 +259,8 @@ def evaluation(c: Config, checkpoint: Path) -> str:
     It finds the other settings in the run's config.json.
     """
     flags = {"model" if c.full else "adapter": checkpoint, "data": c.eval_data,
-             "limit": c.eval_questions, "k": c.eval_k, "columns": c.columns, "reward": c.reward}
+             "limit": c.eval_questions, "k": c.eval_k, "reward": c.reward,
+             "columns": c.columns if c.eval_data == HELD_OUT or is_own(c.eval_data) else ""}
     if c.reward:  # also a threshold of 0
         flags["threshold"] = c.threshold
     words = [f"--{name}={value}" for name, value in flags.items() if value != ""]

@@ -197,6 +197,20 @@ def test_training_uses_what_is_written_and_says_what_is_not(tmp_path, monkeypatc
         train.written(["lab_3"])
 
 
+def test_the_first_number_that_differs_is_named_and_a_rounding_called_so(tmp_path):
+    for change, said in (
+            (dict(seconds=9), "same, number for number"), (dict(loss=None), "loss is None with"),
+            (dict(loss=0.5 + 1e-9), "part by rounding (a right function may"),
+            (dict(loss=0.4), "part at step 2: loss is 0.4 with yours and 0.5 with the project's"),
+            (dict(ci_low=0.1), "step 2: ci_low is 0.1 with yours and None with the project's")):
+        for name, last in dict(own={}, yours=change).items():
+            rows = [dict(step=1, samples=8, loss=0.5), dict(step=2, samples=8, loss=0.5) | last]
+            (tmp_path / name).mkdir(exist_ok=True)
+            for log in train.COMPARED:
+                (tmp_path / name / log).write_text("\n".join(map(json.dumps, rows)))
+        assert said in train.first_difference(tmp_path / "own", tmp_path / "yours")
+
+
 def test_flags_of_the_user_come_last_and_all_are_flags_of_the_program():
     from parts.config import parse
 

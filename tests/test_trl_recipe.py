@@ -155,6 +155,14 @@ def test_the_command_that_is_printed_keeps_a_threshold_of_0():
     assert "--threshold" not in trl_ada.evaluation(trl_ada.Config(), Path("some"))
 
 
+def test_the_command_that_is_printed_names_columns_of_ones_own_file_only():
+    from recipes import trl_ada
+
+    for asked, named in (("math500", False), ("held-out", True), ("mine.jsonl", True)):
+        config = trl_ada.Config(data="mine.jsonl", columns="q,a", eval_data=asked)
+        assert ("--columns=q,a" in trl_ada.evaluation(config, Path("some"))) == named
+
+
 # ------------------------------------------------------------------------------ several processes
 def launch(kind: str, *flags, dies_after: int = -1) -> tuple[bool, str]:
     """(did it end well? what it said): trl_step.py in two processes, by a file of recipes/launch.
@@ -282,6 +290,7 @@ def test_an_engine_with_other_weights_ends_the_run(
     ("--batch-prompts 7", "batch_prompts = 7 with n = 4 cannot be cut evenly into 2 processes"),
     ("--batch-prompts 6 --mini-batches 5", "mini_batches = 5"),
     ("--batch-prompts 6 --micro-rows 5", "micro_rows = 5"),
+    ("--full --lora-rank 8", "lora_rank has no effect with full"),
     ("--dtype float16", "float16"), ("--sync adapter", "sync must be one of merge"),
     ("--log-groups all", "nrecognized option"),
     # what shows later, but before the engine
