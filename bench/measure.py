@@ -13,6 +13,7 @@ machine cancel. A table becomes bench/results/PART.md, with the command.
 import argparse
 import contextlib
 import json
+import math
 import os
 import platform
 import runpy
@@ -20,7 +21,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -57,15 +57,13 @@ def ratio(above: list[float], below: list[float]) -> str:
 
 @contextlib.contextmanager
 def project(*flags: str):
-    """What minirl.main has before its first step, in a folder that is removed."""
+    """What minirl.main has before its first step, in runs/bench, which is made anew each time."""
     from parts.config import parse
     from parts.run import prepare
     from rewards import open_grader
 
     config = parse([*flags, "--name", "bench"])
-    config.reward = config.reward and str(Path(config.reward).absolute())  # elsewhere from now on
-    with (tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder),
-          open_grader(config.reward, config.threshold) as grader):
+    with open_grader(config.reward, config.threshold) as grader:
         # afterwards the server has loaded math-verify
         grader.grade([("1", "\\boxed{2}"), ("\\frac12", "\\boxed{0.25+x}")])
         yield prepare(config, grader)
@@ -87,12 +85,12 @@ def rollouts(*flags: str) -> list[list[str]]:
     rest is what rounds cost."""
     found = [["rounds", "samples", "engine steps", "a step of one response", "sampler, tokens/s",
               "generate, tokens/s", "ratio (range)"]]
-    with project(*flags) as run:
-        M, N = run.config.M, run.config.N
+    with project(*flags, "--sampler", "ada-balance") as run:
+        M, N, usual = run.config.M, run.config.N, type(run.config)
         rounds = {
             f"{N} of {M}": {},
-            f"{N // 2} of {2 * M}": dict(M=2 * M, N=N // 2),
-            "one": dict(sampler="uniform", n=2 * M)}
+            f"{max(1, N // 2)} of {2 * M}": dict(M=2 * M, N=max(1, N // 2)),
+            "one": dict(sampler="uniform", n=2 * M, M=usual.M, N=usual.N)}
         for name, settings in rounds.items():
             found.append([name, *against_vllm(run, settings)])
     return found
@@ -176,15 +174,19 @@ def trl_trainer(run, drawn: list[tuple], theirs):
     each step's tokens to `drawn`, and when they were there."""
     from recipes import trl_ada  # before TRL
     from datasets import Dataset
+    from parts.config import refuse
     from parts.models import TINY, fetch_model
     from peft import LoraConfig
     from trl import GRPOTrainer
 
     c = run.config
-    rows = 0 if c.model in TINY else 16  # at once; 64 rows of 135 M parameters take over 20 GB
+    # 64 rows of 135 M parameters at once take over 20 GB
+    rows = theirs.micro_rows or (0 if c.model in TINY else math.gcd(16, c.batch_prompts * c.n))
     chosen = dict(loss_type="grpo", shuffle_dataset=False) | theirs.trl
-    settings = trl_ada.trl_settings(SimpleNamespace(
-        **vars(c), full=False, micro_rows=theirs.micro_rows or rows, trl=json.dumps(chosen)))
+    asked = SimpleNamespace(**vars(c), rule=c.rule, full=False, micro_rows=rows,
+                            trl=json.dumps(chosen))
+    refuse(trl_ada.what_trl_cannot(asked))
+    settings = trl_ada.trl_settings(asked)
     settings.use_vllm, settings.save_strategy = False, "no"
     lora = LoraConfig(r=c.lora_rank, lora_alpha=c.lora_alpha, task_type="CAUSAL_LM",
                       target_modules="all-linear")
@@ -264,15 +266,16 @@ SMALL = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_att
 def gpu(*flags: str) -> None:
     """minirl.py itself, with FLAGS, on a random model of Qwen2.5-Math-1.5B's shape, without
     network. Verdicts are coins, and every answer has 900 tokens: runs/gpu/metrics.jsonl."""
-    with tempfile.TemporaryDirectory() as model:
+    model = Path("runs/random-1.5B")
+    if not (model / "tokenizer.json").exists():  # the last file; --resume wants the same model
         random_model(model)
-        sys.argv = [str(ROOT / "minirl.py"), *(
-            f"--model {model} --data builtin --eval-data builtin --template chat --lr 2e-5 "
-            f"--name gpu --reward {COIN} --max-tokens 900 --steps 3").split(), *flags]
-        runpy.run_path(sys.argv[0], run_name="__main__")
+    sys.argv = [str(ROOT / "minirl.py"), *(
+        f"--model {model} --data builtin --eval-data builtin --template chat --lr 2e-5 "
+        f"--name gpu --reward {COIN} --max-tokens 900 --steps 3").split(), *flags]
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-def random_model(folder: str) -> None:
+def random_model(folder: Path) -> None:
     """Fills `folder` with the model and the built-in tokenizer. Without a GPU it is small: only to
     show that it works."""
     import torch
@@ -315,7 +318,8 @@ def main() -> None:
     if table:  # gpu has none: its run has a log
         text = markdown(table)
         text += f"\n`bench/measure.py {shlex.join(sys.argv[1:])}`: {machine()}\n"
-        (RESULTS / f"{args.part}.md").write_text(text)
+        with open(RESULTS / f"{args.part}.md", "a") as page:  # below what was said of others
+            page.write(f"\n{text}")
         print(text)
 
 

@@ -96,7 +96,10 @@ def main() -> None:
     parser.add_argument("--add", nargs="*", default=[], metavar="RUN", help="folders of runs")
     args = parser.parse_args()
     study, name = STUDIES.get(args.study, SINGLE), args.into or args.study
+    known = {line["run"] for line in store.load(name)}
     for folder in map(Path, args.add):
+        if folder.name in known:
+            raise SystemExit(f"{name}.jsonl has a run {folder.name} already.")
         stored = read_json(folder / "config.json")
         store.add(name, dict(run=folder.name, config=stored["config"],
                              versions=stored["starts"][0]["versions"]) | store.logs_of(folder))

@@ -80,6 +80,8 @@ def test_finished_runs_become_a_study_that_is_told_and_drawn(
     study.main()
     row = "| mine | 2 | builtin | 66.7 % [60.0, 70.0] | 90.0% | 1.0% | 1 | 8 | 80 |"
     assert row in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="some.jsonl has a run mine already."):
+        study.main()
     for runs in ("some", str(finished)):
         compare.main([runs, "--out", str(results / "drawn.png")])
         assert (results / "drawn.png").read_bytes().startswith(b"\x89PNG")
@@ -111,15 +113,29 @@ def test_two_kinds_of_problems_are_drawn(results, monkeypatch, name, shown):
 
 def test_before_and_after_have_one_protocol(finished):
     (finished / "config.json").write_text(json.dumps(dict(starts=[], config=dict(
-        model="tiny", template="chat", max_tokens=7, max_prompt_tokens=9, temperature=0.5))))
-    before, after = transfer.commands(str(finished), ["--data", "svamp", "--k", "2"])
+        model="tiny", template="chat", max_tokens=7, max_prompt_tokens=9, temperature=0.5,
+        reward=""))))
+    before, after = transfer.commands(f"{finished}/", "builtin", ["--k", "2"])
     assert before[2:] == after[3:] == [
-        "--template=chat", "--max-tokens=7", "--max-prompt-tokens=9", "--temperature=0.5",
-        "--data", "svamp", "--k", "2"]
+        "--data=builtin", "--template=chat", "--max-tokens=7", "--max-prompt-tokens=9",
+        "--temperature=0.5", "--k", "2"]
     assert config.parse_eval(before).max_tokens == 7
+    assert before[1] == f"--out={finished}-before-builtin"
     assert after[2] == before[1].replace("--out", "--against")
     with pytest.raises(SystemExit, match="gone is no folder of a run"):
-        transfer.commands("gone", [])
+        transfer.commands("gone", "builtin", [])
+
+
+@pytest.mark.parametrize("judge", [[], ["--reward=mine.py:score", "--threshold=0.5"]])
+def test_a_file_is_judged_before_as_after(finished, judge):
+    """eval.py takes the columns and the reward of the adapter's run; of a model it knows none."""
+    own = dict(flag[2:].split("=") for flag in judge)
+    (finished / "config.json").write_text(json.dumps(dict(starts=[], config=dict(
+        model="tiny", template="chat", max_tokens=7, max_prompt_tokens=9, temperature=0.5,
+        columns="q,a", reward="", threshold=0.7) | own)))
+    for command in transfer.commands(str(finished), "some/mine.jsonl", []):
+        assert "--columns=q,a" in command and f"{finished}-before-mine" in " ".join(command)
+        assert [flag for flag in command if flag.startswith(("--reward", "--thre"))] == judge
 
 
 # ----------------------------------------------------------------------------------------- its runs
