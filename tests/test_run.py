@@ -292,12 +292,14 @@ INPUTS = dict(  # setting -> its file, what is in it, and what is in it at the n
 
 
 @pytest.mark.parametrize("changed", INPUTS)
-def test_a_run_is_known_by_what_it_was_started_with(tmp_path, capsys, changed):
-    """Other contents under the same name are told apart; so small a data set is announced."""
+def test_a_run_is_known_by_what_it_was_started_with(tmp_path, monkeypatch, capsys, changed):
+    """Other contents under the same name, in the user's home, are told apart; so small a data set
+    is announced."""
+    monkeypatch.setenv("HOME", str(tmp_path))
     settings = dict(steps=1, eval_every=0)
     for name, (file, before, _) in INPUTS.items():
         (tmp_path / file).write_text(before)
-        settings[name] = f"{tmp_path / file}" + ":score" * (name == "reward")
+        settings[name] = f"~/{file}" + ":score" * (name == "reward")
     small_run(tmp_path, **settings)
     said = "data: a step takes 4 prompts (--batch-prompts) of 1 to train on, so some are in it"
     assert said in capsys.readouterr().out
