@@ -242,8 +242,8 @@ def test_overlap_ignores_typesetting_but_not_arithmetic():
             problem("7+15-4=?", "18")]
     train = [problem("find ALL x with $$x^2=2$$ where x is positive and real", "\\sqrt2"),
              problem("7+15-4=?", "18"), problem("71-5+4=?", "70"),
-             problem("Find all $x$ with $x^2 = 3$.")]
-    kept, dropped = drop_overlap(train, held)
+             problem("Find all $x$ with $x^2 = 3$."), problem("Is 3 < 4?", "")]
+    kept, dropped = drop_overlap(train, [*held, problem("Is 3 > 4?", "")])  # --reward: no golds
     assert dropped == 2 and kept == train[2:]
 
 

@@ -142,11 +142,15 @@ def test_what_vllm_is_asked_for(monkeypatch, on_cpu, routes, cached):
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=llm))
     monkeypatch.setattr(engine_module, "build_for_cpu", lambda: on_cpu)
     with pytest.raises(SystemExit):
-        Engine("any", max_model_len=20_000, routes=routes)
+        Engine("any", max_model_len=20_000, max_num_seqs=7, seed=5, memory_share=0.25, sleep=True,
+               routes=routes)
+    of_a_gpu = dict(gpu_memory_utilization=0.25, enable_sleep_mode=True,
+                    enable_return_routed_experts=routes)
+    assert on_cpu or asked.items() >= of_a_gpu.items()
     assert asked.items() >= dict(
         logprobs_mode="processed_logprobs", generation_config="vllm", trust_remote_code=False,
         hf_overrides={"head_dtype": "float32"}, enable_prefix_caching=cached,
-        max_num_batched_tokens=20_000).items()
+        max_num_batched_tokens=20_000, max_num_seqs=7, seed=5).items()
 
 
 def bare_engine(done: list, finished: list = ()):
@@ -182,6 +186,38 @@ def test_nothing_cached_survives_a_sync():
     with pytest.raises(RuntimeError, match="still being written"):
         engine.sync(None)
     assert len(done) == 3
+
+
+def test_only_an_engine_that_sleeps_drops_its_cache_and_then_goes_to_sleep():
+    for sleeps, wanted in ((False, []), (True, ["cache", 1, "awake"])):
+        engine = bare_engine(done := [])
+        engine.sleeps, engine.llm.sleep = sleeps, lambda level: done.append(level)
+        engine.llm.wake_up = lambda: done.append("awake")
+        engine.sleep()
+        engine.wake()
+        assert done == wanted
+
+
+def test_each_sample_is_asked_for_with_its_own_length_temperature_and_seed(monkeypatch):
+    """And all with the log-probs of what is drawn, a response's ends, and no top-p or top-k."""
+    asked = []
+    llm = SimpleNamespace(get_tokenizer=make.build_tokenizer, llm_engine=SimpleNamespace(
+        add_request=lambda *request, lora_request: asked.append(request)))
+    kinds = SimpleNamespace(RequestOutputKind=SimpleNamespace(FINAL_ONLY="final"))
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=dict))
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", kinds)
+    monkeypatch.setattr(engine_module, "build_for_cpu", lambda: True)
+    monkeypatch.setattr(engine_module, "start", lambda *_: llm)
+    engine = Engine("any", max_model_len=9, temperature=0.7, stop_token_ids=[3], sleep=True)
+    engine.submit("a", (1, 2), 9)
+    engine.submit("b", (4,), 5, temperature=0.0, seed=11)
+    every = dict(stop_token_ids=[3], detokenize=False, logprobs=0, flat_logprobs=True,
+                 output_kind="final", skip_clone=True)
+    assert asked == [
+        ("1", dict(prompt_token_ids=[1, 2]), every | dict(
+            max_tokens=9, temperature=0.7, seed=None)),
+        ("2", dict(prompt_token_ids=[4]), every | dict(max_tokens=5, temperature=0.0, seed=11))]
+    assert engine._keys == {"1": "a", "2": "b"} and not engine.sleeps  # on a CPU it cannot
 
 
 def test_weights_are_handed_over_with_their_biases_in_the_engines_precision():

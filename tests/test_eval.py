@@ -37,7 +37,7 @@ B = [[0, 1, 0, 0], [1, 1, 0, 1], [1, 1, 1, 1]]
 
 
 @pytest.mark.parametrize("weights", [dict(a=4, b=3), dict(b=2, a=7)])
-def test_a_summary_has_a_report_of_each_set_and_level_and_their_weighted_mean(weights):
+def test_a_summary_has_a_report_of_each_set_and_level_and_their_weighted_mean(capsys, weights):
     sets = dict(a=rows_of(A, "a"), b=rows_of(B, "b"))
     for row in sets["a"]:
         row["level"] = "9" if row["id"] == "2" else "10"
@@ -48,6 +48,15 @@ def test_a_summary_has_a_report_of_each_set_and_level_and_their_weighted_mean(we
         ("9", 3 / 4, 1), ("10", pytest.approx(5 / 12), 3)] and levels["b"] == {}
     means = {name: [mean(question) for question in dict(a=A, b=B)[name]] for name in weights}
     assert summary["weighted"] == bootstrap(list(means.values()), list(weights.values()))
+    sets["b"][0] |= dict(finish_reason="length", status="timeout", why="")
+    rows = sets["a"] + sets["b"]
+    for shown in (weights, dict(b=1)):
+        evaluation.show_results(summarize(rows, 4, shown), rows, ".1%")
+        said = capsys.readouterr().out
+        assert "b, 3 questions: avg@4 66.7% [" in said
+        assert ("weighted: " in said) == (len(shown) > 1)
+        assert ("\n  pass@4 100.0%, correct 66.7%, no_box 0.0%, truncated 8.3%, "
+                "verifier_failures 8.3%, 10 tokens\n") in said
 
 
 # ---------------------------- estimators (pass@k and bootstrap are proved by the checks of lab 8)
@@ -186,19 +195,22 @@ def stored(file, problems=PROBLEMS, k=4):
 def test_what_is_left_to_do_is_done_and_only_an_adapter_is_served_as_one(
         tmp_path, monkeypatch, policy, sync):
     """Half a line goes, and a row that is there twice does not hide that one is missing."""
-    engine, modes = Engine(), []
-    monkeypatch.setattr("parts.engine.Engine",
-                        lambda path, sync_mode, **_: modes.append(sync_mode) or engine)
+    engine, started = Engine(), []
+    monkeypatch.setattr("parts.engine.Engine", lambda path, **how: started.append(how) or engine)
     monkeypatch.setattr(evaluation, "open_grader", lambda *_: Grader())
     monkeypatch.setattr(evaluation, "check_golds", lambda *_: None)
-    protocol = dict(k=4, reward="", threshold=0.7, path="any", context=9, sync="adapter",
-                    dtype="auto", engine_sequences=1, engine_memory=0.5, temperature=0.3, stop=[],
-                    seed=0, max_tokens=9)
+    protocol = dict(k=4, reward="", threshold=0.7, path="any", context=90, sync="adapter",
+                    dtype="auto", engine_sequences=1, engine_memory=0.5, temperature=0.3, stop=[2],
+                    seed=3, max_tokens=9)
     there = json.dumps(sampled(PROBLEMS)[0]) + "\n"
     (tmp_path / "eval.jsonl").write_text(2 * there + '{"data": "mine", "id')
-    rows = evaluation.sample(PROBLEMS, protocol, policy, 8, tmp_path)
-    assert modes == [sync] and engine.events == ["sync"] * bool(policy)
-    assert {asked.temperature for asked in engine.asked.values()} == {0.3}
+    rows = evaluation.sample(PROBLEMS, protocol, policy, 12, tmp_path)
+    assert started == [dict(
+        max_model_len=90, dtype="auto", max_num_seqs=1, memory_share=0.5, temperature=0.3,
+        stop_token_ids=[2], seed=3, lora_rank=12, sync_mode=sync)]
+    assert engine.events == ["sync"] * bool(policy)
+    assert {(asked.temperature, asked.max_tokens) for asked in engine.asked.values()} == {(0.3, 9)}
+    assert {asked.seed for asked in engine.asked.values()} < {*seeds_of(PROBLEMS, 4, 3).values()}
     assert stored(tmp_path / "eval.jsonl") == rows and None not in rows
     assert rows[0] == json.loads(there) and len(engine.asked) == 39
 
@@ -323,6 +335,8 @@ def test_limits_and_folder_follow_the_model(adapter, data):
     folders = [evaluation.parse_eval(argv).out for argv in ([], ["--adapter", str(adapter[0])])]
     assert folders[1] != folders[0] == "runs/eval-tiny-builtin-k32"
     assert evaluation.parse_eval(["--temperature", "0", "--k", "1"]).temperature == 0
+    own = ["--model", "Qwen2.5-Math-1.5B", "--reward", f"{ROOT}/examples/people.py:score"]
+    assert evaluation.parse_eval(own).template == "chat"
     long = evaluation.parse_eval(["--data", ",".join(["gsm8k"] * 600)])
     assert len(Path(long.out).name) < 200
 
@@ -332,10 +346,11 @@ def test_the_protocol_knows_the_weights_of_sets_and_adapter(adapter, data, tmp_p
     few, long = tmp_path / "few.jsonl", "1+" * 50
     folders.append(few, *lines(data)[:3], dict(problem=f"{long}1=?", answer="51"),
                    dict(problem=f"{long}2=?", answer="52"))
-    both = flags(MODEL, f"{data},{few}", tmp_path / "out", adapter=adapter[0])
+    both = flags(MODEL, f"{data},{few}", tmp_path / "out", adapter=adapter[0], sync="adapter")
     problems, protocol = evaluation.problems_and_protocol(evaluation.parse_eval(both))
     assert protocol["weights"] == {"sums.jsonl": 21, "few.jsonl": 3} == Counter(
         problem.source for problem in problems)
+    assert (protocol["sync"], protocol["context"]) == ("adapter", 24 + 40)
     weights = digest_of(Path(adapter[0], "adapter_model.safetensors"))
     assert protocol["files"] == weights_of(MODEL) | dict(adapter=weights)
 
@@ -359,7 +374,7 @@ def own_run(folder, **settings):
     folders.append(file, *(
         dict(frage=f"What is {i} plus {i}?", n=i, loesung=str(2 * i)) for i in range(40)))
     usual = dict(name="own", steps=1, data=str(file), max_tokens=33, temperature=0.9,
-                 eval_questions=9)
+                 eval_questions=9, max_prompt_tokens=99)
     run = small_run(folder, **usual | settings)
     return str(run / "checkpoints" / "step-000001"), str(file)
 
@@ -405,6 +420,7 @@ def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, 
     config, elsewhere, plain = (evaluation.parse_eval(["--adapter", *argv]) for argv in (
         (place, "--max-tokens", "9"), (place, "--data", "builtin"), (str(adapter[0]),)))
     assert (config.model, config.max_tokens, config.temperature) == ("tiny", 9, 0.9)
+    assert config.max_prompt_tokens == 99
     assert (config.reward, config.threshold, config.columns) == (f"{judge}:score", 0.25, "frage")
     assert all(p.judged_by["n"] == int(p.problem.split()[2])
                for p in evaluation.load_asked(config)[0])

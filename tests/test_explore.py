@@ -111,18 +111,21 @@ def test_two_runs_are_in_one_page_and_told_apart(tmp_path, capsys, rewards, said
     rows = [group(step) for step in range(1, 6)]
     one, other = (make(tmp_path / place / "demo", rows, reward=reward)
                   for place, reward in zip("ab", rewards))
-    data = page_of(one, against=str(other), n=2, N=1)
+    with open(other / "groups.jsonl", "a") as log:
+        log.write("{")
+    data = page_of(one, against=str(other), n=2, M=6, N=1)
     assert [run["name"] for run in data["runs"]] == [str(one), str(other)]  # as they were typed
-    assert [run["what_if"]["sizes"] for run in data["runs"]] == 2 * [dict(n=2, M=8, N=1)]
+    assert [run["what_if"]["sizes"] for run in data["runs"]] == 2 * [dict(n=2, M=6, N=1)]
     fates = [group["what_if"] for run in data["runs"] for group in run["groups"]]
     assert len(fates) == 10
-    assert all(set(fate) == {"uniform", "dapo"} for fate in fates)  # a round of M needs 8 draws
+    assert all(set(fate) == {"uniform", "dapo"} for fate in fates)  # a round of M needs 6 draws
+    assert f"Damaged lines of {other}/groups.jsonl" in data["left_out"]
     assert ("different rewards" in data["left_out"]) == bool(said) and said in data["left_out"]
     assert said in capsys.readouterr().out and not (other / "explore.html").exists()
 
 
 @pytest.mark.parametrize("steps, wanted", [
-    ("", [1, 2, 3, 4, 5]), ("2-4", [2, 3, 4]), ("5", [5]), ("0-99", [1, 2, 3, 4, 5])])
+    ("", [1, 2, 3, 4, 5]), ("2-4", [2, 3, 4]), ("5", [5]), ("0-99", [1, 2, 3, 4, 5]), ("8-9", [])])
 def test_only_the_prompts_of_the_wanted_steps(tmp_path, steps, wanted):
     """Each with its own tokens, and curves stay whole."""
     rows = [group(step, 0, [sample(str(step))]) for step in range(1, 6)]
@@ -132,6 +135,7 @@ def test_only_the_prompts_of_the_wanted_steps(tmp_path, steps, wanted):
     assert shown == [(step, str(step), str(step)) for step in wanted]
     assert len(data["runs"][0]["metrics"]) == 6
     assert ("--steps" in data["left_out"]) == bool(steps)
+    assert ("no recorded prompts in steps 8 to 9, " in data["left_out"]) == (not wanted)
 
 
 @pytest.mark.parametrize("around", [

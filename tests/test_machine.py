@@ -68,6 +68,7 @@ def test_the_settings_of_a_run_follow_the_card(gpu, card, flags, settings, share
     give(gpu, card)
     found = resolve(Config(model="Qwen2.5-Math-1.5B" if card else "tiny", **flags))
     assert settings == (found.dtype, found.sync, found.micro_tokens)
+    assert found.rollout_dtype == found.dtype
     said = machine.in_one_line(found)
     assert re.search(f"{found.dtype}, {found.sync} sync, {found.micro_tokens:,} tokens", said)
     assert said.startswith(card or "CPU") and re.search(share, said) and "\n" not in said
@@ -108,20 +109,22 @@ SMOLLM = dict(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hid
 @pytest.fixture
 def fit(monkeypatch):
     """fit(free, **settings): the tokens of a pass of SmolLM2 where so many GiB are free."""
-    def tokens(free: float, dtype="float32", **changes):
+    def tokens(free: float, dtype="float32", cache="1", **changes):
+        monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", cache)
         monkeypatch.setattr(machine, "free_bytes", lambda: free * GB)
-        settings = Config(dtype=dtype, rollout_dtype=dtype, **dict(
-            max_prompt_tokens=256, max_tokens=40) | changes)
+        settings = Config(**dict(dtype=dtype, rollout_dtype=dtype, max_prompt_tokens=256,
+                                 max_tokens=40) | changes)
         machine.fit_in_memory(settings, empty_model(transformers.LlamaConfig(**SMOLLM)))
         return settings.micro_tokens
 
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     return tokens
 
 
 @pytest.mark.parametrize("free, settings, least, most", [
     (64, {}, 896, 896), (7, {}, 896, 896), (5.5, {}, 620, 680),
     (5.5, dict(dtype="bfloat16"), 896, 896), (5.5, dict(lora_rank=64), 460, 520),
+    (6.61, dict(cache="2"), 620, 680), (5.71, dict(engine_sequences=512), 620, 680),
+    (5.22, dict(rollout_dtype="bfloat16"), 620, 680),
     (16, dict(micro_tokens=3000), 3000, 3000)])
 def test_tokens_per_pass_come_from_what_is_free(fit, free, settings, least, most):
     assert least <= fit(free, **settings) <= most
@@ -223,3 +226,11 @@ def test_what_the_graders_compute_is_this_programs_own_also_after_their_end():
         grader.communicate("\n")
     tick = 0.01  # the kernel counts in these; their sums differ in the last digit
     assert alive >= before + 0.45 and machine.taken()[2] > alive - tick
+
+
+def test_programs_of_a_lower_priority_count_where_this_one_has_it_too(monkeypatch):
+    times = SimpleNamespace(user=1.0, nice=2.0, system=4.0)
+    monkeypatch.setattr(machine.psutil, "cpu_times", lambda: times)
+    for own, everybody in ((0, 5.0), (5, 7.0)):
+        monkeypatch.setattr(machine.os, "nice", lambda _: own)
+        assert machine.taken()[1] == everybody

@@ -265,7 +265,7 @@ ODD = dict(e=([0, 1], "wrong", "stop"), S=([0, 0], "wrong", "stop"), c=([0, 1], 
            C=([0, 0], "wrong", "length"))
 
 
-def watched(step, rewards, status, end, learnt, skipped=0, **settings):
+def watched(step, rewards, status, end, learnt, skipped=0, ess=1.0, **settings):
     """What `watch` says of a step with these answers, after `learnt` optimizer steps."""
     rollout = SimpleNamespace(text="so \\boxed{3}\x07", finish_reason=end, token_ids=[7])
     pool = [Sample(i, 0, rollout, reward, status) for i, reward in enumerate(rewards)]
@@ -274,7 +274,8 @@ def watched(step, rewards, status, end, learnt, skipped=0, **settings):
     run = SimpleNamespace(config=Config(max_tokens=64, **settings),
                           policy=SimpleNamespace(loss_scale=torch.amp.GradScaler("cpu")),
                           schedule=SimpleNamespace(last_epoch=learnt), folder=Path("nowhere"))
-    return watch(step, groups, summarize(groups) | dict(skipped_steps=skipped, loss=0.0), run)
+    seen = dict(skipped_steps=skipped, loss=0.0, weight_ess=ess)
+    return watch(step, groups, summarize(groups) | seen, run)
 
 
 @pytest.mark.parametrize("rewards, status, settings, causes", [
@@ -320,5 +321,9 @@ def test_what_costs_a_run_much_is_warned_of_and_whoever_wants_to_go_on_does(caps
     assert not watched(2, *ODD["c"], 2) and capsys.readouterr().out == ""
     assert not watched(2, [0.1, 0.2], "scored", "stop", 2, reward="own.py:f")
     assert "WARNING, step 2: all rewards (0.1 to 0.2)" in capsys.readouterr().out
+    for ess in (0.2, 0.3):  # with weights of which few count
+        assert not watched(3, *ODD["e"], 3, ess=ess)
+        assert ("WARNING, step 3: the importance weights leave 20% of" in capsys.readouterr().out
+                ) == (ess < 0.3)
     assert not watched(9, *ODD["C"], 0, train_anyway=True)
     assert not watched(9, *ODD["S"], 0, skipped=1)  # float16: the loss scale settles

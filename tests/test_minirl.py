@@ -89,22 +89,23 @@ def test_agreement_is_that_of_the_positions_that_predict_the_response(replay):
 
 
 # ------------------------------------------------------------------------------ the loop
-@pytest.mark.parametrize("evaluated, asked", [(-1, [2.0]), (7, [])])
+@pytest.mark.parametrize("evaluated, asked", [(-1, [(2.0, "3/7")]), (7, [])])
 def test_an_evaluation_that_is_due_samples_at_the_trainings_temperature(
         monkeypatch, evaluated, asked):
-    """And a reward that failed is the worst of the whole evaluation."""
-    run, temperatures, results = ready(steps=7, temperature=2.0, eval_k=1), [], []
+    """From draws of its own: another run's are others, and another step's. And a reward that failed
+    is the worst of the whole evaluation."""
+    run, found, results = ready(steps=7, temperature=2.0, eval_k=1, seed=3), [], []
     run.held_out = [SimpleNamespace(source="mine", id=str(q)) for q in range(4)]
     run.state["step"], run.evaluated = 7, evaluated
     rows = [dict(data="mine", id=str(q), sample=0, reward=reward, finish_reason="stop", tokens=1,
                  status="wrong" if reward else "raised")
             for q, reward in enumerate([-5.0, None, -4.0, -0.5])]
-    monkeypatch.setattr(minirl, "evaluate", lambda *_, temperature, **__: (
-        temperatures.append(temperature) or rows[::-1]))
+    monkeypatch.setattr(minirl, "evaluate", lambda *_, temperature, seed: (
+        found.append((temperature, seed)) or rows[::-1]))
     monkeypatch.setattr(minirl, "record_evaluation", lambda _, found, run: results.extend(
         one["avg"] for one in found.values()))
     minirl.evaluate_if_due(run)
-    assert temperatures == asked and results == [-14.5 / 4] * len(asked)
+    assert found == asked and results == [-14.5 / 4] * len(asked)
     assert run.events == ["clear"] * len(asked)  # a resumed run has nothing of it in its cache
 
 
@@ -133,7 +134,9 @@ def test_the_largest_micro_batch_is_rehearsed_and_leaves_no_gradient(monkeypatch
 def test_the_loop_logs_and_saves_each_step_before_it_is_evaluated(monkeypatch):
     run, seen = ready(steps=2), []
     run.steps = lambda: range(1, 3)
-    instead = dict(open_grader=lambda *_: contextlib.nullcontext(), prepare=lambda *_: run)
+    run.config.reward, run.config.threshold = "mine.py:score", 0.25
+    instead = dict(open_grader=lambda *asked: seen.append(asked) or contextlib.nullcontext(),
+                   prepare=lambda *_: run)
     for name in ("rehearse", "record", "evaluate_if_due", "show", "finish"):
         instead[name] = lambda *_, name=name: seen.append(name)
     instead["train_step"] = lambda step, run: (seen.append(step), {})
@@ -141,6 +144,7 @@ def test_the_loop_logs_and_saves_each_step_before_it_is_evaluated(monkeypatch):
         monkeypatch.setattr(minirl, name, called)
     minirl.main(run.config)
     step = ["record", "evaluate_if_due", "show"]
+    assert seen.pop(0) == ("mine.py:score", 0.25)
     assert seen == ["rehearse", "evaluate_if_due", 1, *step, 2, *step, "finish"]
     assert run.events == ["sync", "probe"]
 

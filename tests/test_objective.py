@@ -259,7 +259,7 @@ def test_the_learning_rate_warms_up_a_step_at_a_time_and_is_logged_as_used():
 
 
 def test_loss_and_gradient_norm_are_means_over_the_mini_batches(monkeypatch):
-    losses, norms = iter([1.0, 3.0]), iter([2.0, 6.0])
+    losses, norms = iter([1.0, 3.0, 1.0, 1.0, 1.0]), iter([2.0, 6.0, math.nan, math.inf, 4.0])
     real = minirl.accumulate
     monkeypatch.setattr(minirl, "accumulate", lambda *a: (next(losses), real(*a))[0])
     monkeypatch.setattr(minirl, "optimizer_step", lambda *_: next(norms))
@@ -270,3 +270,6 @@ def test_loss_and_gradient_norm_are_means_over_the_mini_batches(monkeypatch):
     assert metrics["tokens_trained"] == sum(
         len(s.rollout.token_ids) for group in groups for s, a in group.rows() if a)
     assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == (2, 0)
+    config.mini_batches = 3  # each that is not finite counts, and not only the last
+    metrics = update(policy, optimizer, schedule, groups, config, random.Random(0))
+    assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == (1, 2)

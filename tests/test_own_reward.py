@@ -87,13 +87,16 @@ def test_whatever_else_happens_has_a_status_of_its_own_and_no_reward(
     assert after.reward == 0.5
 
 
-def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path):
+def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path, monkeypatch):
     rows = [dict(question="a?", number=3, nested=dict(more=0.5), tags=["x"]),
             dict(question="b?", number=-3, nested=dict(more=0.25), tags=[])]
     append(tmp_path / "data.jsonl", *rows)
     problems = load_problems(str(tmp_path / "data.jsonl"), whole_rows=True)
     assert [problem.judged_by for problem in problems] == rows
-    with OwnReward(f"{mine}:row", 0, workers=1) as grader:
+    built_in, = load_problems("builtin", whole_rows=True, limit=1)
+    assert built_in.judged_by.items() >= dict(problem=built_in.problem, id=built_in.id).items()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with OwnReward(f"~/{mine.name}:row", 0, workers=1) as grader:
         for key, problem in enumerate(problems):
             grader.submit(key, problem, SimpleNamespace(text="four"), style="minerva")
         assert [grader.result(key).reward for key in (0, 1)] == [3 + 0.5 + 4, -3 + 0.25 + 4]

@@ -331,3 +331,5 @@ def test_one_verdict_is_explained(monkeypatch, capsys):
                  "math-verify: 2*sqrt(3) is sqrt(12)"):
         assert part in out
     assert "\x1b" not in out
+    rewards.explain("42", "so 42", "minerva")  # in the style that was asked for
+    assert "verdict     correct, reward 1.0" in capsys.readouterr().out
