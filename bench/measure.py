@@ -174,7 +174,7 @@ def trl_trainer(run, drawn: list[tuple], theirs):
     each step's tokens to `drawn`, and when they were there."""
     from recipes import trl_ada  # before TRL
     from datasets import Dataset
-    from parts.config import refuse
+    from parts.config import in_one_sentence, refuse
     from parts.models import TINY, fetch_model
     from peft import LoraConfig
     from trl import GRPOTrainer
@@ -185,7 +185,8 @@ def trl_trainer(run, drawn: list[tuple], theirs):
     chosen = dict(loss_type="grpo", shuffle_dataset=False) | theirs.trl
     asked = SimpleNamespace(**vars(c), rule=c.rule, full=False, micro_rows=rows,
                             trl=json.dumps(chosen))
-    refuse(trl_ada.what_trl_cannot(asked))
+    with in_one_sentence("measure.py"):
+        refuse(trl_ada.what_trl_cannot(asked))
     settings = trl_ada.trl_settings(asked)
     settings.use_vllm, settings.save_strategy = False, "no"
     lora = LoraConfig(r=c.lora_rank, lora_alpha=c.lora_alpha, task_type="CAUSAL_LM",
