@@ -244,7 +244,8 @@ def load_finished(folder: Path, protocol: dict, problems: list) -> list[float]:
     """avg@k of each question in another evaluation. SystemExit if it cannot be compared with."""
     other = read_json(folder / "protocol.json")
     if other.get("questions") != protocol["questions"]:
-        raise SystemExit(f"{shown(folder)} has other questions: take the same --data and --limit.")
+        raise SystemExit(f"{shown(folder)} has other questions: take the same --data, --limit "
+                         "and --reward.")
     rows = in_order(read_rows(folder / "eval.jsonl", is_sample), problems, other["k"])
     if None in rows:
         raise SystemExit(f"{shown(folder)} is not finished: repeat its command to continue it.")
