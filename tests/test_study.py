@@ -97,45 +97,23 @@ def test_finished_runs_become_a_study_that_is_told_and_drawn(
         study.main()
 
 
-@pytest.mark.parametrize("name, shown", [
-    ("human_gpu", ["human_gpu.jsonl"]),
-    ("real_model", ["real_model.jsonl", "human_longer.jsonl", "transfer.json"])])
-def test_two_kinds_of_problems_are_drawn(results, monkeypatch, name, shown):
-    """Every curve of a picture has points."""
-    drawn = []
-    monkeypatch.setattr(compare, "draw_group", lambda ax, curves, *_: drawn.append(curves))
-    for file in shown:
-        shutil.copy(ROOT / "bench/results" / file, results)
-    study.STUDIES[name].draw(store.load(name), name)
-    assert (results / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    assert len(drawn) >= 4 and all(any(len(xs) > 1 for xs, _ in curves) for curves in drawn)
-
-
-def test_before_and_after_have_one_protocol(finished):
+@pytest.mark.parametrize("data, own", [
+    ("builtin", {}), ("some/mine.jsonl", dict(columns="q,a")),
+    ("some/mine.jsonl", dict(columns="q,a", reward="mine.py:score", threshold=0.5))])
+def test_before_and_after_have_one_protocol(finished, data, own):
+    """Of a file, eval.py takes columns and reward from the adapter's run; of a model it knows none.
+    """
+    usual = dict(template="chat", max_tokens=7, max_prompt_tokens=9, temperature=0.5)
     (finished / "config.json").write_text(json.dumps(dict(starts=[], config=dict(
-        model="tiny", template="chat", max_tokens=7, max_prompt_tokens=9, temperature=0.5,
-        reward=""))))
-    before, after = transfer.commands(f"{finished}/", "builtin", ["--k", "2"])
-    assert before[2:] == after[3:] == [
-        "--data=builtin", "--template=chat", "--max-tokens=7", "--max-prompt-tokens=9",
-        "--temperature=0.5", "--k", "2"]
-    assert config.parse_eval(before).max_tokens == 7
-    assert before[1] == f"--out={finished}-before-builtin"
+        model="tiny", columns="q,a", reward="", threshold=0.7) | usual | own)))
+    before, after = transfer.commands(f"{finished}/", data, ["--k", "2"])
+    judged = [f"--{name.replace('_', '-')}={value}" for name, value in (usual | own).items()]
+    assert before[2:] == after[3:] == [f"--data={data}", *judged, "--k", "2"]
+    assert data != "builtin" or config.parse_eval(before).max_tokens == 7
+    assert before[1] == f"--out={finished}-before-{'mine' if own else 'builtin'}"
     assert after[2] == before[1].replace("--out", "--against")
     with pytest.raises(SystemExit, match="gone is no folder of a run"):
-        transfer.commands("gone", "builtin", [])
-
-
-@pytest.mark.parametrize("judge", [[], ["--reward=mine.py:score", "--threshold=0.5"]])
-def test_a_file_is_judged_before_as_after(finished, judge):
-    """eval.py takes the columns and the reward of the adapter's run; of a model it knows none."""
-    own = dict(flag[2:].split("=") for flag in judge)
-    (finished / "config.json").write_text(json.dumps(dict(starts=[], config=dict(
-        model="tiny", template="chat", max_tokens=7, max_prompt_tokens=9, temperature=0.5,
-        columns="q,a", reward="", threshold=0.7) | own)))
-    for command in transfer.commands(str(finished), "some/mine.jsonl", []):
-        assert "--columns=q,a" in command and f"{finished}-before-mine" in " ".join(command)
-        assert [flag for flag in command if flag.startswith(("--reward", "--thre"))] == judge
+        transfer.commands("gone", data, [])
 
 
 # ----------------------------------------------------------------------------------------- its runs
