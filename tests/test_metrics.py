@@ -17,8 +17,8 @@ from models import make
 from parts.config import Config
 from parts.folder import append
 from parts.logprobs import Row
-from parts.metrics import (diagnostics, effective_share, group_row, no_verdicts, pieces, summarize,
-                           token_columns, watch, why_broken)
+from parts.metrics import (group_row, no_verdicts, pieces, summarize, token_columns, watch,
+                           why_broken)
 from parts.policy import START_SCALE
 from world import Words, ready, silent
 
@@ -81,27 +81,6 @@ def test_shares_of_prompts():
     assert row["zero_signal"] == 7 / 8 and row["kept"] == 2 and row["reward_kept"] == 0.5
     assert row["verdicts"] == dict(correct=8, wrong=8)
     assert summarize([])["samples"] == 0 and "reward_pool" not in summarize([])
-
-
-@pytest.mark.parametrize("gaps", [(0.25, -2.0, 0.5), (-0.25, 2.0, -0.5)])
-def test_the_largest_gap_counts_in_either_direction(gaps):
-    """An engine that finds a token far less likely than the trainer is as wrong as the opposite."""
-    one, old = torch.ones(3), torch.full((3,), -3.0)
-    row = Row([0] * 4, 1, (old + torch.tensor(gaps)).tolist(), 1.0, old=old, weight=one,
-              mask=torch.tensor([0.0, 1.0, 1.0]), entropy=one)
-    found = diagnostics([row], Config())
-    assert found["logprob_gap"] == 2.0 and found["tokens_trained"] == 3
-
-
-@pytest.mark.parametrize("weights, wanted", [
-    ([1, 1, 1], 1), ([5, 5], 1), ([0, 1, 0, 1], 1 / 2), ([1e6, 1e-6, 1e-6, 1e-6], 1 / 4),
-    ([1, 3], 16 / 20)])
-def test_the_effective_share_of_weights(weights, wanted):
-    """Their effective sample size over their number, by Kong's formula 1 / (1 + cv^2)."""
-    weight_T = torch.tensor(weights, dtype=torch.float64)
-    assert effective_share(weight_T).item() == pytest.approx(wanted)
-    cv2 = weight_T.var(unbiased=False) / weight_T.mean()**2
-    assert wanted == pytest.approx(1 / (1 + cv2.item()))
 
 
 # ------------------------------------------------------------------------------ groups.jsonl

@@ -18,7 +18,7 @@ import eval as evaluation  # the module has the name of a builtin
 import explore
 import minirl
 from course import simulate
-from helpers import HANG, ROOT
+from helpers import HANG, ROOT, contents
 from parts.config import parse
 from parts.folder import append
 from recipes import export
@@ -262,12 +262,6 @@ def finished(tmp_path_factory) -> Path:
     append(place / "sums.jsonl", *(dict(problem=f"{a}+{b}=?", answer=str(a + b))
                                    for a in range(1, 8) for b in (1, 2, 3)))
     return place
-
-
-def contents(folder: Path) -> dict:
-    """Folder or file -> when it was written; what only locks is left out."""
-    return {file: file.is_file() and file.stat().st_mtime_ns for file in folder.rglob("*")
-            if file.name != ".lock"}
 
 
 @pytest.mark.parametrize("program, flags, words, spoil", [
