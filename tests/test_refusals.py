@@ -168,7 +168,6 @@ REFUSED = {
         ("--name mine --resume", "lr must be 0, or from", setting("lr", math.nan)),
         ("--name mine --resume", "mine was started with --gone 1, not None", setting("gone", 1)),
         ("--name mine --resume", "mine was started with --clip None, not", setting("clip", None)),
-        ("--name mine --resume --max-tokens 9", "was started with --max-tokens 12, not 9"),
         ("--name mine --resume --lora-rank 3", "was started with --lora-rank 16, not 3"),
         ("--name mine --resume", "other contents of --model", setting("model", "tiny-skills")),
         ("--name mine --resume", "config.json", text(MINE / "config.json", "{")),
