@@ -31,6 +31,12 @@ def lines(log) -> list[dict]:
     return [json.loads(line) for line in Path(log).read_text().splitlines()]
 
 
+def contents(folder: Path) -> dict:
+    """Folder or file -> when it was written; what only locks is left out."""
+    return {file: file.is_file() and file.stat().st_mtime_ns for file in folder.rglob("*")
+            if file.name != ".lock"}
+
+
 @contextlib.contextmanager
 def files_of_at_most(size: int):
     """As on a disk that is full: no file may grow beyond `size` bytes."""

@@ -8,7 +8,6 @@ import torch
 
 import altered
 import measure
-import mutate
 from helpers import ROOT, lines, run_program
 
 
@@ -92,50 +91,9 @@ def test_a_coarse_engine_starts_with_rounded_matrices_and_is_sent_no_others(monk
 
 
 # ------------------------------------------------------------------------------ mutants
-TEXTS = {
-    "first.py": "from second import double\n\ndef quadruple(x):\n    return 2 * double(x)\n",
-    "second.py": "def double(x):\n    return x + x\n\ndef unused(x):\n    return x - 1\n",
-    "tests/test_first.py": "from first import quadruple\nimport second\n"
-                           "def test_four():\n    assert quadruple(1) == 4\n",
-    "tests/test_second.py": "from second import double\n"
-                            "def test_wrong():\n    assert double(3) == 5\n"}
-
-
 def test_what_mutants_quote_is_there_once_and_so_are_their_tests():
+    """That such a test fails, and only on the broken code: see the hunts in test_course.py."""
     for mutant in map(json.loads, (ROOT / "bench/mutants.jsonl").open()):
         assert (ROOT / mutant["file"]).read_text().count(mutant["old"]) == 1, mutant
         file, _, name = mutant.get("test", "").partition("::")
         assert not file or f"def {name.partition('[')[0]}(" in (ROOT / file).read_text(), mutant
-
-
-@pytest.mark.slow
-def test_a_mutant_is_killed_by_its_test_and_finds_one_if_that_is_gone(
-        tmp_path, monkeypatch, capsys):
-    """A test that fails anyway kills nothing."""
-    for name, text in TEXTS.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr(mutate, "ROOT", tmp_path)
-    monkeypatch.setattr(mutate, "WARM", ())
-    monkeypatch.setattr(mutate, "LIMIT", 1)
-    four, wrong = "tests/test_first.py::test_four", "tests/test_second.py::test_wrong"
-    rows = [("first.py", "return 2", "return 3", four), ("second.py", "x - 1", "x", four),
-            ("second.py", "x + x", "x", wrong), ("first.py", "import double", "import no", "gone"),
-            ("first.py", "quadruple(x):", "quadruple(x):\n    while x: pass", "gone.py::test"),
-            ("second.py", "(x)", "(y)", four)]
-    list_ = tmp_path / "mutants.jsonl"
-    list_.write_text("".join(
-        json.dumps(dict(file=file, old=old, new=new, why=new, test=test)) + "\n"
-        for file, old, new, test in rows))
-
-    def said(*flags):
-        monkeypatch.setattr(sys, "argv", ["mutate.py", str(list_), *flags])
-        mutate.main()
-        return capsys.readouterr().out
-
-    assert said("--only", "second").endswith("0 of 2 killed; 1 not found\n")
-    assert said("--only", "first", "--find").endswith("3 of 3 killed; 0 not found\n")
-    assert "second.py: x: survived" in said("--only", "second", "--find")
-    named = [json.loads(line)["test"] for line in list_.read_text().splitlines()]
-    assert named == [four] * 3 + ["tests/test_first.py"] + [four] * 2  # which cannot be imported
-    assert said("--where").endswith("0 of 0 killed; 1 not found\n")

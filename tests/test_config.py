@@ -8,8 +8,8 @@ import pytest
 
 from helpers import ROOT
 from parts import config as config_module
-from parts.config import (LIMITS, MAY_BE_ZERO, USUAL, Config, EvalConfig, ModelSettings,
-                          check_numbers, name_of, parse, parse_flags)
+from parts.config import (LIMITS, MAY_BE_ZERO, USUAL, Config, EvalConfig, check_numbers, name_of,
+                          parse)
 
 
 @pytest.mark.parametrize("settings", [
@@ -81,9 +81,6 @@ def test_a_name_that_leaves_the_runs_folder_or_is_too_long_is_refused(settings):
     assert str(refused.value).isprintable()
 
 
-# ------------------------------------------------------------------------------ flags
-
-
 @pytest.mark.parametrize("given, model, threads", [
     (None, "tiny", "1"), ("2", "tiny", "2"), (None, "org/name", None)])
 def test_a_built_in_model_gets_one_thread_unless_the_user_says_more(
@@ -94,15 +91,3 @@ def test_a_built_in_model_gets_one_thread_unless_the_user_says_more(
     monkeypatch.setattr(config_module, "parse", lambda: Config(model=model))
     assert config_module.parse_before_torch().model == model
     assert found.get("OMP_NUM_THREADS") == threads
-
-
-def test_without_flags_the_defaults_hold_and_others_can_take_their_place():
-    assert parse_flags(Config, [], "p", "") == Config()
-    stored = dict(lr=0.25, clip=False, resume=True)
-    assert parse_flags(Config, [], "p", "", stored) == Config(**stored)
-    flags = "--no-resume --M 9 --eval-every -97 --lr -0.125 --sampler gvm --log-groups all"
-    given = parse_flags(Config, flags.split(), "p", "", stored)  # a minus begins no flag
-    assert given == Config(lr=-0.125, clip=False, M=9, eval_every=-97, sampler="gvm",
-                           log_groups="all")
-    one = parse_flags(ModelSettings, ["--lora-rank", "8"], "p", "")  # a class without groups
-    assert one == ModelSettings(lora_rank=8)

@@ -33,10 +33,6 @@ def test_links_lead_somewhere(page):
     assert dead == []
 
 
-def test_the_readme_can_be_read_in_five_minutes():
-    assert len(README.split()) <= 1000
-
-
 def test_every_module_says_what_would_be_lost_without_it():
     page = (ROOT / "CONTRIBUTING.md").read_text()
     section = page.split("## What stands behind the scripts")[1].split("\n## ")[0]
@@ -132,11 +128,9 @@ GALLERY = ROOT / "docs" / "gallery"
 BUILD = runpy.run_path(str(GALLERY / "build.py"))
 
 
-def test_everything_is_as_it_would_be_written_and_every_link_leads_to_something_recorded():
-    BUILD["check"]()
-
-
 def test_the_runs_are_those_of_the_commands_and_name_no_place_on_the_machine_that_made_them():
+    """And all is as it would be written, and every link leads to something recorded."""
+    BUILD["check"]()
     guide = (GALLERY.parent / BUILD["GUIDE"]).read_text()
     for page, (name, flags) in BUILD["RUNS"].items():
         (run,) = BUILD["data_in"]((GALLERY / f"{page}.html").read_text())["runs"]

@@ -384,7 +384,9 @@ def asked(*arguments) -> list:
     return problems
 
 
-def test_what_a_run_holds_out_is_asked_and_what_it_trains_on_is_counted(tmp_path, capsys):
+def test_what_a_run_holds_out_is_asked_and_what_it_trains_on_is_counted(
+        tmp_path, capsys, monkeypatch):
+    """And a checkpoint that its run drops meanwhile is missed in one sentence."""
     place, file = own_run(tmp_path, columns="frage,loesung")
     trained, held_out = load_train_and_held_out(file, "held-out", columns="frage,loesung")
     for flags in ((), ("--data", "held-out")):
@@ -400,11 +402,6 @@ def test_what_a_run_holds_out_is_asked_and_what_it_trains_on_is_counted(tmp_path
     said = [line for line in capsys.readouterr().out.splitlines() if "trains on" in line]
     assert [line.partition("own ")[2] for line in said] == [
         f"trains on {len(trained)} of these 40 problems", "trains on 0 of these 5 problems"]
-
-
-def test_a_checkpoint_that_its_run_has_dropped_meanwhile_is_missed_in_one_sentence(
-        tmp_path, monkeypatch):
-    place, _ = own_run(tmp_path, columns="frage,loesung")
     real = evaluation.load_asked
     monkeypatch.setattr(evaluation, "load_asked",
                         lambda config: shutil.rmtree(place) or real(config))

@@ -165,6 +165,7 @@ def test_whatever_a_model_writes_is_in_the_page_as_it_was(tmp_path):
 
 # ------------------------------------------------------------------------------ damage
 def test_damaged_lines_are_left_out_and_counted(folder, capsys):
+    """And a run that recorded nothing has its curves."""
     log = folder / "groups.jsonl"
     whole = log.read_bytes()
     strange = [b'{"step": 3, "place": 7, "po', b"\xff\xfe", b"[]", b"{}", b"[" * 100_000,
@@ -177,9 +178,6 @@ def test_damaged_lines_are_left_out_and_counted(folder, capsys):
     assert len(data["runs"][0]["groups"]) == 8
     said = f"left out (a crash leaves one): {2 * len(strange)}."
     assert said in data["left_out"] and said in capsys.readouterr().out
-
-
-def test_a_run_that_recorded_nothing_has_its_curves(folder):
     for name in ("eval.jsonl", "groups.jsonl"):
         (folder / name).unlink()
         data = page_of(folder)

@@ -15,7 +15,7 @@ import minirl
 from helpers import HANG, ROOT
 from parts import what_if
 from parts.grader import NO_VERDICT
-from test_explore import HOSTILE, RECORDED, recorded_run
+from test_explore import HOSTILE, make, recorded_run
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 DESKTOP = dict(viewport=dict(width=1280, height=720))
@@ -40,8 +40,7 @@ def chromium():
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """The page of `four`, as the command makes it."""
-    place = tmp_path_factory.mktemp("runs") / "four"
-    shutil.copytree(RECORDED / "four", place)
+    place = make(tmp_path_factory.mktemp("runs") / "four")
     explore.main(explore.PageConfig(run=str(place)))
     return place / "explore.html"
 
@@ -325,9 +324,7 @@ def test_what_a_model_wrote_is_only_text(browse, tmp_path):
         assert "\u202e" not in words and "U+202E" in words
 
 
-# ---------------------------------------------- keys, links
-
-
+# ---------------------------------------------- links
 def test_a_link_opens_the_view_it_was_copied_from_or_what_is_left_of_it(browse):
     page = browse()
     for where in ("#/run/0/step/10?sort=draws&only=mixed&find=boxed", f"{PROMPT}?rule=uniform",

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from helpers import files_of_at_most
+from helpers import contents, files_of_at_most
 from models_small import policy
 from parts.config import Config, resolve
 from parts.folder import append, note_start
@@ -37,10 +37,6 @@ def train_at_random(run: Path, model="tiny", steps=(3,), size=0.01, dtype="float
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     return train_at_random(tmp_path_factory.mktemp("made") / "runs" / "mine", steps=(3, 6))
-
-
-def contents(folder: Path) -> dict:
-    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 # ------------------------------------------------------------------------------ the model

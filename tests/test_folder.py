@@ -68,15 +68,11 @@ def test_a_run_without_a_checkpoint_is_started_anew_with_any_settings(tmp_path, 
 
 
 # ------------------------------------------------------------------------------ whose folder it is
-def test_a_first_start_that_was_killed_is_in_nobodys_way(tmp_path):
+def test_a_folder_has_one_writer_and_a_killed_first_start_is_in_nobodys_way(tmp_path):
+    """That the lock goes with its process, however it is killed, test_faults.py shows."""
     for name in (".lock", ".config.json.writing"):
         (tmp_path / name).write_text("{")
-    folders.claim(tmp_path, resume=False).close()
-
-
-def test_a_folder_has_one_writer(tmp_path):
-    """That the lock goes with its process, however it is killed, test_faults.py shows."""
-    held = folders.claim(tmp_path, resume=True)
+    held = folders.claim(tmp_path, resume=False)
     with pytest.raises(SystemExit, match="another program is writing to it.*--name"):
         folders.claim(tmp_path, resume=True)
     held.close()
@@ -196,7 +192,8 @@ def test_the_newest_two_stay_and_for_good_every_so_many_th(tmp_path, learning):
 
 
 def test_only_what_save_has_named_is_a_checkpoint(tmp_path, learning):
-    """A user's own copies and notes are neither counted nor removed, nor do they stop a save."""
+    """A user's own copies and notes are neither counted nor removed, nor do they stop a save. And
+    what a user has moved stays one."""
     save(tmp_path, [2, 4], learning)
     place = tmp_path / "checkpoints"
     for copy in ("step-000009-best", "step-best", "step-9", "xstep-000009", "step-000009.old"):
@@ -211,17 +208,13 @@ def test_only_what_save_has_named_is_a_checkpoint(tmp_path, learning):
     save(tmp_path, [5], learning)
     after = {path.name for path in place.iterdir()}
     assert after == before - {"step-000002"} | {"step-000005"}
-
-
-def test_checkpoints_that_were_moved_to_another_disk_are_followed(tmp_path, learning):
-    save(tmp_path, [2, 4], learning)
-    for path in folders.checkpoints(tmp_path):
+    for path in folders.checkpoints(tmp_path):  # to another disk: they are followed
         moved = tmp_path / path.name
         path.rename(moved)
         path.symlink_to(moved)
     save(tmp_path, [6], learning)
-    assert names(tmp_path) == ["step-000004", "step-000006"]
-    assert (tmp_path / "step-000002/state.json").exists()  # the link is removed, not its target
+    assert names(tmp_path) == ["step-000005", "step-000006"]
+    assert (tmp_path / "step-000004/state.json").exists()  # the link is removed, not its target
 
 
 def test_a_checkpoint_gets_its_name_when_all_of_it_is_on_the_disk(tmp_path, disk, learning):
@@ -292,22 +285,18 @@ def test_a_damaged_checkpoint_says_so_and_the_one_before_is_there(learning, save
     assert "\n" not in str(ended.value)
 
 
-def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path, learning, saved):
-    copy = shutil.copytree(saved, tmp_path / "step-000005")
-    with pytest.raises(SystemExit, match="step-000005 is damaged .*a copy of step 2"):
-        folders.restore(copy, *learning)
-
-
-def test_a_checkpoint_with_code_in_it_is_refused(tmp_path, learning):
+def test_a_checkpoint_of_another_step_or_with_code_in_it_is_refused(tmp_path, learning, saved):
     """No pickle is loaded."""
     class Evil:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "owned"),)
 
-    saved = folders.save(tmp_path, *learning, dict(step=2))
-    (saved / "optimizer.pt").write_bytes(pickle.dumps(dict(optimizer=Evil(), schedule={})))
+    other, evil = (shutil.copytree(saved, tmp_path / name) for name in ("step-000005", saved.name))
+    with pytest.raises(SystemExit, match="step-000005 is damaged .*a copy of step 2"):
+        folders.restore(other, *learning)
+    (evil / "optimizer.pt").write_bytes(pickle.dumps(dict(optimizer=Evil(), schedule={})))
     with pytest.raises(SystemExit, match="is damaged .UnpicklingError"):
-        folders.restore(saved, *learning)
+        folders.restore(evil, *learning)
     assert not (tmp_path / "owned").exists()
 
 

@@ -21,6 +21,8 @@ def imports(file) -> set[str]:
 
 
 def test_parts_import_no_script_and_nothing_that_imports_them():
+    """And the sampler can be taken alone: it needs the standard library only."""
+    assert imports(ROOT / "ada_sampler.py") <= sys.stdlib_module_names
     parts = {f"parts.{file.stem}": imports(file) for file in (ROOT / "parts").glob("*.py")}
     scripts = {file.stem for file in ROOT.glob("*.py")} - {"ada_sampler"}
     assert {name: found & scripts for name, found in parts.items() if found & scripts} == {}
@@ -29,7 +31,3 @@ def test_parts_import_no_script_and_nothing_that_imports_them():
     for place, name in enumerate(CORE):
         later = {f"parts.{other}" for other in CORE[place:]}
         assert not graph[f"parts.{name}"] & later, name
-
-
-def test_the_sampler_needs_the_standard_library_only():
-    assert imports(ROOT / "ada_sampler.py") <= sys.stdlib_module_names

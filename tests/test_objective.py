@@ -169,7 +169,7 @@ def test_diagnostics_by_hand():
 
 def test_diagnostics_report_only_what_the_objective_does():
     one = [-1.0, -1.0]
-    rows = [trained(old=one, mu=one, coefficient=1.0, entropy=one, mask=[0.0, 1.0],
+    rows = [trained(old=one, mu=[-1.0, -4.0], coefficient=1.0, entropy=one, mask=[0.0, 1.0],
                     weight=[6.0, 1.0]),
             trained(old=one, mu=one, coefficient=-1.0, entropy=one, mask=[0.0, 0.0],
                     weight=[0.5, 1.25])]
@@ -179,6 +179,7 @@ def test_diagnostics_report_only_what_the_objective_does():
     assert minirl_keys["clipped_negative"] == grpo["clipped_negative"] == 0.5
     assert minirl_keys["clipped_positive"] == minirl_keys["weight_over_2"] == 0.25
     assert minirl_keys["weight_under_half"] == 0  # 0.5 is not below
+    assert minirl_keys["logprob_gap"] == 3  # the trainer finds it more likely: as wrong as less
     assert "weight_truncated" not in grpo
     assert cispo["weight_truncated"] == 0.5 and "clipped_positive" not in cispo
     assert not {"weight_truncated", "clipped_positive", "clipped_negative"} & set(unclipped)

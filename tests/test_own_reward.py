@@ -153,13 +153,7 @@ def load(name):
     return runpy.run_path(ROOT / "examples" / f"{name}.py")["score"]
 
 
-def test_the_example_of_json_answers():
-    score, asked = load("people"), dict(name="Anna", age=57, city="Porto")
-    for answer, reward in [
-            ("", 0.0), ("[1]", 0.0), ('{"name": "Ann", "age": 57, "city": "Porto"}', 0.8),
-            ('{"name": "Anna", "age": "57", "city": "x"}', 0.6),
-            ('{"name": 1, "age": 2, "city": 3}', 0.4), ('{"name": "Anna", "age": 57}', 0.0)]:
-        assert score(asked, answer) == pytest.approx(reward), answer
+def test_the_example_of_json_answers_is_right_about_its_own_file():
     rows = lines(ROOT / "examples" / "people.jsonl")
     assert len(load_problems(str(ROOT / "examples/people.jsonl"), whole_rows=True)) == len(rows)
     with OwnReward(f"{ROOT}/examples/people.py:score", 0.9, workers=1) as grader:
@@ -187,10 +181,15 @@ def test_the_example_of_the_page_rewards_right_answers_and_short_ones(tmp_path):
     ("last_number", "So 3 * 17 = 0,051.0", 1), ("last_number", "51 or 52", 0),
     ("last_number", "It is -51.", 0), ("last_number", "fifty-one", 0),
     ("steps", "1+2=3\n3+4=7\n\\boxed{7}", 1.0), ("steps", "1+2=9\n\\boxed{7}", 0.5),
-    ("steps", "", 0.0), ("steps", "a=1\n" * 9, 1.0), ("steps", "\\boxed{7}\n1+2=3\n3+4=7", 0.0)])
+    ("steps", "", 0.0), ("steps", "a=1\n" * 9, 1.0), ("steps", "\\boxed{7}\n1+2=3\n3+4=7", 0.0),
+    ("people", "", 0.0), ("people", "[1]", 0.0), ("people", '{"name": "Anna", "age": 57}', 0.0),
+    ("people", '{"name": "Ann", "age": 57, "city": "Porto"}', 0.8),
+    ("people", '{"name": "Anna", "age": "57", "city": "x"}', 0.6),
+    ("people", '{"name": 1, "age": 2, "city": 3}', 0.4)])
 def test_the_examples_of_one_function(name, completion, reward):
     for answer in ("answer", "Answer")[:1 + (name == "calculator")]:  # a file's, and the hub's
-        assert load(name)({answer: "51", "level": 2}, completion) == reward
+        asked = {answer: "51", "level": 2, "name": "Anna", "age": 57, "city": "Porto"}
+        assert load(name)(asked, completion) == pytest.approx(reward)
 
 
 @pytest.mark.slow

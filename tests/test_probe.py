@@ -180,15 +180,6 @@ def test_what_breaks_later_is_seen_within_three_steps(how):
             probe.check()
 
 
-def test_no_update_is_no_alarm():
-    policy = small_policy()
-    probe = probed(NoisyEngine(policy), policy)
-    for _ in range(3):
-        found = probe.check()
-    assert found["probe_moved"] == 0 and math.isnan(found["probe_slope"])
-    assert math.isnan(found["probe_slope_last"])
-
-
 @pytest.mark.parametrize("b, error, lost", [
     (1.0, 0.0, False), (0.81, 0.0, False), (0.79, 0.0, True), (1.21, 0.0, True), (0.0, 0.29, True),
     (-2.0, 0.29, True), (-2.0, 0.31, False)])  # the last one's noise hides whatever has arrived
@@ -253,10 +244,15 @@ def test_a_resumed_policy_is_compared_with_the_base_weights_and_then_with_its_ow
     assert found["probe_moved"] > 0.01 and abs(found["probe_slope"] - 1) < 1e-3
 
 
-def test_a_sync_that_does_nothing_is_called_by_its_name_also_after_others_that_did():
+def test_no_update_is_no_alarm_and_a_sync_that_does_nothing_is_called_by_its_name():
+    """Also after others that did."""
     policy = small_policy()
     engine = NoisyEngine(policy)
     probe = probed(engine, policy)
+    for _ in range(3):
+        found = probe.check()
+    assert found["probe_moved"] == 0 and math.isnan(found["probe_slope"])
+    assert math.isnan(found["probe_slope_last"])
     move(policy, 4e-3, seed=0)
     engine.sync(policy)
     probe.check()

@@ -104,17 +104,6 @@ def test_every_step_ends_in_a_log_and_then_in_a_checkpoint(run, monkeypatch):
     assert seconds[0] == 0 and min(seconds[1:]) > 0  # of the checkpoint before
 
 
-@pytest.mark.parametrize("every, steps", [(0, [0, 30]), (20, [0, 20, 30])])
-def test_evaluated_before_the_first_step_every_so_often_and_after_the_last(run, every, steps):
-    run.config.eval_every, due = every, []
-    for run.state["step"] in range(31):
-        if running.evaluation_is_due(run):
-            due.append(run.state["step"])
-            run.evaluated = run.state["step"]
-            assert not running.evaluation_is_due(run)  # once
-    assert due == steps
-
-
 # ------------------------------------------------------------------------------ the last words
 def raises(error):
     raise error
@@ -259,7 +248,7 @@ def test_an_evaluation_that_a_crash_has_cut_short_is_made_again(
         run, monkeypatch, written, finished):
     """It follows the checkpoint of its step: whatever it has written of itself goes."""
     monkeypatch.setattr(running, "expand", dict(both="ab").get)  # one name for several sets
-    run.config.eval_data, run.config.eval_every = "both", 10
+    run.config.eval_data, run.config.eval_every = "both", 5
     for step in range(1, 11):
         running.record(step, [], metrics_of(), run)
     for step, parts in ((5, ["answers", "a", "b"]), (10, written)):
@@ -294,6 +283,8 @@ def test_config_json_says_after_which_step_each_start_went_on(tmp_path, capsys):
     found = folders.read_config(folder)
     starts = found["starts"]
     assert found["inputs"]["prompts"] == "others"
+    # before the first step, and once after the last of each start
+    assert [row["step"] for row in lines(folder / "eval.jsonl")] == [0, 1, 2]
     assert [(start["after_step"], start["changed"]) for start in starts] == [
         (0, {}), (1, dict(steps=[1, 2])), (2, {})]
     assert {"python", "torch", "peft", "math-verify"} <= {*starts[1]["versions"]}

@@ -99,7 +99,7 @@ def row(text, gold="1"):
     return dict(question=text, answer=gold)
 
 
-def test_splits_for_training_and_evaluation(hub):
+def test_names_lead_to_splits_for_training_and_evaluation(hub):
     hub["openai/gsm8k", "main"] = dict(train=[row("a", "#### 1,000")], test=[row("b")])
     hub["me/only_train", None] = dict(train=[row("c")])
     hub["me/odd", None] = dict(aime=[row("d")], amc=[row("e")])
@@ -115,13 +115,10 @@ def test_splits_for_training_and_evaluation(hub):
     assert load_problems("me/x:cn")[0].source == "me/x:cn"
     with pytest.raises(SystemExit, match="'en', 'cn'.*Write a config as me/x:CONFIG"):
         load_problems("me/x")
-
-
-def test_group_expands_to_its_four_sets_with_weights(hub):
     names = ["ra-math500", "ra-minerva", "ra-olympiadbench", "ra-aime-like"]
     for name in names:
         hub[sources.BENCHMARKS[name], None] = dict(train=[dict(problem=name, gt="1")])
-    found = load_problems("reinforce-ada", for_training=False)
+    found = load_problems("reinforce-ada", for_training=False)  # a name for all four
     assert [p.problem for p in found] == names
     assert sources.expand("gsm8k,reinforce-ada") == [
         ("gsm8k", None), *zip(names, (500, 272, 675, 230))]
