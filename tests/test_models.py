@@ -90,12 +90,19 @@ def without_a_weight(folder):
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def without_words(folder):
+    """As a Qwen2 from the hub, whose family's tokenizer needs no file."""
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer"}')
+
+
 @pytest.mark.parametrize("harm, words", [
     (cut, "weights of .*incomplete metadata"), (in_two, "weights of .*no model-00002-of-00002"),
     (without_a_weight, "no weights for model.layers.1.mlp.up_proj.weight: mend or replace it"),
     (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
      "weights of .*no model.safetensors, and files of other kinds are not read"),
-    (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer .*knows no words"),
+    (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer .*Couldn't instantiate"),
+    (without_words, "tokenizer .*knows no words"),
     (lambda folder: (folder / "config.json").unlink(), "model .*Unrecognized"),
     (lambda folder: (folder / "config.json").write_text("{"), "Cannot load the model"),
     *((lambda folder, one=one: change(folder, **one), words) for one, words in (
