@@ -185,7 +185,8 @@ def test_the_example_of_the_page_rewards_right_answers_and_short_ones(tmp_path):
     ("people", "", 0.0), ("people", "[1]", 0.0), ("people", '{"name": "Anna", "age": 57}', 0.0),
     ("people", '{"name": "Ann", "age": 57, "city": "Porto"}', 0.8),
     ("people", '{"name": "Anna", "age": "57", "city": "x"}', 0.6),
-    ("people", '{"name": 1, "age": 2, "city": 3}', 0.4)])
+    ("people", '{"name": 1, "age": 2, "city": 3}', 0.4),
+    ("people", '{"name": "Anna", "age": 57, "city": "Porto", "job": ""}', 0.0)])
 def test_the_examples_of_one_function(name, completion, reward):
     for answer in ("answer", "Answer")[:1 + (name == "calculator")]:  # a file's, and the hub's
         asked = {answer: "51", "level": 2, "name": "Anna", "age": 57, "city": "Porto"}

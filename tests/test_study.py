@@ -106,6 +106,7 @@ def test_before_and_after_have_one_protocol(finished, data, own):
     assert data != "builtin" or config.parse_eval(before).max_tokens == 7
     assert before[1] == f"--out={finished}-before-{'mine' if own else 'builtin'}"
     assert after[2] == before[1].replace("--out", "--against")
+    assert "--reward" not in " ".join(transfer.commands(str(finished), "math500", [])[0])
     with pytest.raises(SystemExit, match="gone is no folder of a run"):
         transfer.commands("gone", data, [])
 
