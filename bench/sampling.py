@@ -46,11 +46,11 @@ COSTS = {"samples": "draws", "step": "training steps", "engine_steps": "engine s
 
 
 # ---------------------------------------------------------------------------- what is kept of a run
-keep_real = partial(keep, ("zero_signal",))
+keep_real = partial(keep, ("zero_signal", "prompts", "rounds_histogram", "unresolved"))
 
 
 def keep_letters(folder, end: str) -> dict:
-    kept = keep_real(folder, end)
+    kept = keep(("zero_signal",), folder, end)
     if end:  # the run is over, and counts 0
         for cost, values in kept["evals"].items():
             values.append(0.0 if cost == "avg" else max(values[-1], FURTHER))
@@ -424,6 +424,11 @@ def real_tables(arms, rival: str, costs: dict, lines: list[dict]) -> dict[str, s
             f"at equal {cost}": partial(minus, arms[rival], key)
             for cost, key in (costs | {"steps": "step"}).items()}, corner=f"minus {rival}"),
         "What the runs took": table(arms, taken(costs, lines[0]["evals"][-1].get("sets", ())))}
+    if "prompts" in lines[0]["metrics"][0]:  # two studies are older than this
+        found["Of 1,000 draws: prompts with a signal, and prompts resolved within some rounds"] = (
+            table(arms, {"with a signal": with_signal, **{
+                f"within {r}": resolved(r) for r in range(1, 5)}, "by the fourth alone": (
+                    resolved(4, beyond=3))}))
     if len(pairs) > 1:  # not yet of a study's first seed
         title = "Power: with such differences, how many of 100 studies find a true one"
         found[title] = markdown([
@@ -448,6 +453,32 @@ def taken(costs: dict, sets) -> dict:
         "silent prompts": average(".0%", lambda line: mean(
             step["zero_signal"] for step in line["metrics"])),
         "minutes of a core": average(".0f", lambda line: line["cpu_seconds"] / 60)}
+
+
+def with_signal(mine: list[dict]) -> str:
+    found = sum(step["prompts"] * (1 - step["zero_signal"])
+                for line in mine for step in line["metrics"])
+    return f"{1_000 * found / sum(line['evals'][-1]['samples'] for line in mine):.0f}"
+
+
+def resolved(rounds: int, beyond: int = 0):
+    """A cell: what these rounds found, without the first `beyond`. "": a rule without rounds.
+
+    A prompt ends before its last round only if it is resolved (plainly: with no other limit).
+    """
+    def cell(mine):
+        steps = [step for line in mine for step in line["metrics"]]
+        ended = [sum(each) for each in zip(*(step["rounds_histogram"] for step in steps))]
+        if len(ended) < max(2, rounds):
+            return ""
+        left = sum(step["prompts"] * step["unresolved"] for step in steps)
+        found = sum(ended[beyond:rounds]) - left * (rounds == len(ended))
+        asked = sum(sum(ended[r:]) for r in range(beyond, rounds))  # prompts, round by round
+        M = (sum(line["evals"][-1]["samples"] for line in mine)
+             / sum(r * prompts for r, prompts in enumerate(ended, 1)))
+        return f"{1_000 * found / (M * asked):.0f}"
+
+    return cell
 
 
 def at_most(rival: list[dict], cost: str, ours: list[dict]) -> tuple[list[float], float]:

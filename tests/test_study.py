@@ -166,7 +166,7 @@ def test_minirl_takes_the_flags_of_every_run_of_a_study(name, monkeypatch):
 
 
 def test_the_plan_names_what_the_program_runs():
-    """Of the study whose runs are not stored: an arm's flags and prompts."""
+    """Of the study whose runs are a table: an arm's flags and prompts."""
     plan = (ROOT / "bench" / "plan.md").read_text().partition("## Where hits are rare")[2]
     for run in all_runs("human"):
         flags, prompts = re.search(rf"\| {run['arm']} \| `(.*?)` \| (\d+) \|", plan).groups()
@@ -218,6 +218,18 @@ def test_several_held_out_sets_count_by_their_mean(tmp_path):
     kept = sampling.keep_real(tmp_path, "")
     assert kept["evals"]["avg"] == [0.3, 0.3]
     assert kept["evals"]["sets"][1] == dict(words=0.5, svamp=0.1)
+
+
+def test_what_rounds_find_of_1000_draws():
+    """Two steps of three prompts with M = 10; the second step has silent prompts, and one that two
+    rounds did not resolve."""
+    steps = [dict(prompts=3, zero_signal=0.0, unresolved=0.0, rounds_histogram=[2, 1]),
+             dict(prompts=3, zero_signal=2 / 3, unresolved=1 / 3, rounds_histogram=[1, 2])]
+    mine = [dict(metrics=steps, evals=[dict(samples=10 * (2 + 2 + 1 + 4))])]
+    assert sampling.with_signal(mine) == "44"  # 4 prompts of 90 draws
+    found = [sampling.resolved(1), sampling.resolved(2), sampling.resolved(2, beyond=1)]
+    assert [cell(mine) for cell in found] == ["50", "56", "67"]  # 3 of 60, 5 of 90, 2 of 30
+    assert sampling.resolved(3)(mine) == ""
 
 
 # --------------------------------------------------------------------------------------- statistics
