@@ -63,12 +63,18 @@ def load(lab: str, file: Path | None = None) -> dict:
             found = runpy.run_path(str(file), run_name=f"student_{lab}")
     except (Exception, SystemExit, Overtime) as error:
         line = getattr(error, "lineno", None) or line_in(file, error)
-        what = f"{type(error).__name__}: {shown(error)}"
-        raise SystemExit(f"{file}, line {line}: {what}") from None
+        raise SystemExit(f"{file}, line {line}: {shown(words_of(error), 400)}") from None
     for name in HOMES[lab]:
         if not callable(found.get(name)):
             raise SystemExit(f"{file} has no function {name}: restore it from the original.")
     return {name: found[name] for name in HOMES[lab]}
+
+
+def words_of(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # its __str__ is the student's, too
+        return f"{type(error).__name__}, which cannot be printed"
 
 
 def line_in(file: Path, error: BaseException) -> int | None:
@@ -134,7 +140,7 @@ def problem_of(ask, rows: list[tuple], file: Path | None) -> str:
             return f"{call.partition('(')[0]} is not written yet"
         line = line_in(file, error) if file else None
         where = f"\nThat was in line {line} of {file.name}." if line else ""
-        return f"{call} raised {type(error).__name__}: {str(error)[:300]}{where}"
+        return f"{call} raised {words_of(error)[:400]}{where}"
 
 
 @contextlib.contextmanager

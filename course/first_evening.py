@@ -80,11 +80,9 @@ for step in range(1, STEPS + 1):
                 break
         # Keep n, half of them right; where one kind is short, the other fills up. They are chosen,
         # so their mean says nothing: the baseline is the mean of the whole pool.
-        few_right = min(n // 2, len(right))
-        few_wrong = min(n - few_right, len(wrong))
-        few_right = min(n - few_wrong, len(right))
+        few_wrong = min(n - min(n // 2, len(right)), len(wrong))
         baseline = sum(r for _, r in pool) / len(pool)
-        chosen = right[:few_right] + wrong[:few_wrong]
+        chosen = right[:n - few_wrong] + wrong[:few_wrong]
         kept += [(problem, answer, r - baseline) for answer, r in chosen]
         if step in (1, STEPS) and len(kept) == n:  # show the first prompt's answers
             print(f"{problem['problem']}  {len(right)} of {len(pool)} answers are right; kept are")

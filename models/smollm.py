@@ -77,4 +77,7 @@ def widen(weights: Path, folder: Path) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         raise SystemExit("usage: python models/smollm.py FOLDER")
-    make(Path(sys.argv[1]).absolute())
+    if (chosen := Path(sys.argv[1]).absolute()).exists():
+        print(f"{chosen} is there already")
+    else:
+        make(chosen)

@@ -141,6 +141,8 @@ FILES = [  # lab, its text, what is said
     (3, "def exit_test(:", ["line 1: SyntaxError"]),
     (3, "import sys; sys.exit(0)", ["line 1: SystemExit: 0"]),
     (3, "raise ValueError('\\ud800\\x1b[2J')", [r"line 1: ValueError: \ud800\x1b[2J"]),
+    (3, "class Own(Exception): __str__ = len\ndef keep(*_): raise Own\nexit_test = keep",
+     ["raised Own, which cannot be printed"]),
     (3, "while True: pass", ["line 1: Overtime: no answer after 0.1 seconds"]),
     (3, "import ada_sampler\ndef exit_test(*_): ada_sampler.keep([], 7)\ndef keep(*_): 1 / 0",
      ["keep([], 7) raised ZeroDivisionError"]),  # the inner one of the two is to blame
@@ -200,6 +202,7 @@ def test_training_uses_what_is_written_and_says_what_is_not(tmp_path, monkeypatc
 def test_the_first_number_that_differs_is_named_and_a_rounding_called_so(tmp_path):
     for change, said in (
             (dict(seconds=9), "same, number for number"), (dict(loss=None), "loss is None with"),
+            (dict(step="none"), "are the same, but yours ended after step 1."),
             (dict(loss=0.5 + 1e-9), "part by rounding (a right function may"),
             (dict(loss=0.4), "part at step 2: loss is 0.4 with yours and 0.5 with the project's"),
             (dict(ci_low=0.1), "step 2: ci_low is 0.1 with yours and None with the project's")):
