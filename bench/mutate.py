@@ -2,8 +2,6 @@
 
     python bench/mutate.py                        # every mutant
     python bench/mutate.py --only minirl          # those of minirl.py, after a change of its tests
-    python bench/mutate.py --only minirl --find    # a quick test where none fails
-    python bench/mutate.py --only minirl --find slow   # or one with this mark
     python bench/mutate.py --where                # runs nothing: whose text is gone?
 
 A mutant is a line of bench/mutants.jsonl: {"file": "minirl.py", "old": "...", "new": "...", "why":
@@ -19,7 +17,6 @@ import functools
 import importlib
 import json
 import os
-import re
 import resource
 import shutil
 import signal
@@ -34,10 +31,8 @@ LEFT_OUT = (".git", ".venv", "runs", "__pycache__", ".pytest_cache")
 WARM = ("pytest", "peft", "transformers.models.mixtral.modeling_mixtral",
         "transformers.models.olmoe.modeling_olmoe", "transformers.models.qwen2.modeling_qwen2",
         "transformers.models.qwen3_moe.modeling_qwen3_moe")
-QUICK = "not engine and not slow"
 LIMIT = 120  # seconds of CPU time for a test, so that a busy machine fails none
 WAITING = 10  # times as many by the clock: a test that waits takes no CPU time
-NONE = 5  # pytest's exit code where no test has such marks
 
 
 # ---------------------------------------------------------------------------------- a broken copy
@@ -59,7 +54,7 @@ def mutate(place: Path, mutant: dict) -> str:
 
 
 # ------------------------------------------------------------------------------- tests in a fork
-def failing(place: Path, asked: str, *flags: str) -> str:
+def failing(place: Path, asked: str) -> str:
     """The first of these tests that fails in the copy; `asked` if they cannot start; "" if none.
 
     asked: the id of a test, or of a function (with all parameters), or a file.
@@ -68,15 +63,15 @@ def failing(place: Path, asked: str, *flags: str) -> str:
     last.write_text(asked, encoding="utf-8")
     noting = SimpleNamespace(pytest_runtest_logstart=lambda nodeid: last.write_text(nodeid))
     if not (child := os.fork()):
-        be_pytest(place, asked, "-x", *flags, plugin=noting)
+        be_pytest(place, asked, plugin=noting)
     _, status = os.waitpid(child, 0)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # what the tests have left
-    passed = os.waitstatus_to_exitcode(status) in (0, NONE)
+    passed = os.waitstatus_to_exitcode(status) == 0
     return "" if passed else last.read_text(encoding="utf-8")
 
 
-def be_pytest(place: Path, asked: str, *flags: str, plugin) -> None:
+def be_pytest(place: Path, asked: str, plugin) -> None:
     """In the fork: forget the project's modules, take the copy's, and end as their tests do."""
     import pytest
 
@@ -96,7 +91,7 @@ def be_pytest(place: Path, asked: str, *flags: str, plugin) -> None:
         end = int(time.process_time()) + LIMIT
         resource.setrlimit(resource.RLIMIT_CPU, (end, resource.RLIM_INFINITY))
         signal.alarm(WAITING * LIMIT)
-        code = pytest.main([asked, "-q", "--rootdir=.", "-p", "no:cacheprovider", *flags],
+        code = pytest.main([asked, "-q", "-x", "--rootdir=.", "-p", "no:cacheprovider"],
                            plugins=[plugin])
     finally:
         os._exit(code)
@@ -109,37 +104,22 @@ def is_sound(place: Path, test: str) -> bool:
     return not failing(place, test)
 
 
-def killer(place: Path, mutant: dict, asked: str, *flags: str) -> str:
-    """The first of these tests that fails on the broken code, if it passes on the sound; or ""."""
+def killer(place: Path, mutant: dict) -> str:
+    """The named test that fails on the broken code, if it passes on the sound; or ""."""
     before = mutate(place, mutant)
-    test = failing(place, asked, *flags)
+    test = failing(place, mutant["test"]) if "test" in mutant else ""
     (place / mutant["file"]).write_text(before, encoding="utf-8")
     return test if test and is_sound(place, test) else ""
 
 
-def find(place: Path, mutant: dict, marks: str) -> str:
-    """A test with these marks that fails on the broken code, also when it runs alone."""
-    module = Path(mutant["file"]).stem
-    files = sorted(ROOT.glob("tests/test_*.py"), key=lambda file: file.stem != f"test_{module}")
-    for file in files:
-        if re.search(rf"\b{module}\b", file.read_text(encoding="utf-8")):
-            test = killer(place, mutant, f"tests/{file.name}", "-m", marks)
-            if test and killer(place, mutant, test):
-                return test
-    return ""
-
-
-def try_all(mutants: list[dict], marks: str):
-    """Yields for each mutant the test that kills it: the named one, or one found; "" if none."""
+def try_all(mutants: list[dict]):
+    """Yields for each mutant the test that kills it, or ""."""
     warm_up()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         place = Path(folder, "copy")
         shutil.copytree(ROOT, place, ignore=shutil.ignore_patterns(*LEFT_OUT))
         for mutant in mutants:
-            named = mutant.get("test", "")
-            if not named or not killer(place, mutant, named):
-                named = find(place, mutant, marks) if marks else ""
-            yield named
+            yield killer(place, mutant)
 
 
 # ------------------------------------------------------------------------------------------ all
@@ -162,26 +142,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Do the tests notice a wrong line?")
     parser.add_argument("list", nargs="?", type=Path, default=ROOT / "bench" / "mutants.jsonl")
     parser.add_argument("--only", default="", help="the mutants of this module")
-    parser.add_argument("--find", nargs="?", const=QUICK, default="", metavar="MARKS",
-                        help="a test for those that have none")
     parser.add_argument("--where", action="store_true", help="run nothing")
     args = parser.parse_args()
     if not args.list.is_file():
         parser.error(f"there is no file {args.list}")
-    lines = args.list.read_text(encoding="utf-8").splitlines()
-    mutants = [json.loads(line) for line in lines]
+    mutants = list(map(json.loads, args.list.read_text(encoding="utf-8").splitlines()))
     asked = [mutant for mutant in mutants if args.only in ("", Path(mutant["file"]).stem)]
     lost = [mutant for mutant in asked if not is_there(mutant)]
     tried = [] if args.where else [
         mutant for mutant in asked if is_there(mutant) and "equivalent" not in mutant]
     survived = []
-    for mutant, test in zip(tried, try_all(tried, args.find)):
+    for mutant, test in zip(tried, try_all(tried)):
         print(f"{mutant['file']}: {mutant['why']}: {test or 'SURVIVED'}", flush=True)
         survived += [] if test else [mutant]
-        if args.find and test:
-            mutant["test"] = test
-            lines = [json.dumps(mutant) + "\n" for mutant in mutants]
-            args.list.write_text("".join(lines), encoding="utf-8")
     for word, those in (("survived", survived), ("its text is not in its file once", lost)):
         for mutant in those:
             print(f"{mutant['file']}: {mutant['why']}: {word}\n"

@@ -175,7 +175,7 @@ threading.Thread(target=cut, daemon=True).start()
 def test_killed_at_random_moments_it_ends_as_if_it_had_never_been(place, reference, tmp_path):
     """The moment is drawn in seconds of the run's own CPU time: whatever else the machine does.
     KILLS=20 for the long version."""
-    left = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT] * int(os.environ.get("KILLS", 1))
+    left = [signal.SIGKILL, signal.SIGTERM] * int(os.environ.get("KILLS", 1))
     run, rng = place / "runs/random", random.Random(0)
     flags = ["--name", "random", *FLAGS, "--resume"]
     while left:
@@ -220,7 +220,7 @@ def holdings():
 @engine_test
 def test_steps_and_new_shapes_leave_nothing_behind(run):
     """`MEMORY_STEPS=300` for the long version."""
-    steps, seen = int(os.environ.get("MEMORY_STEPS", 32)), []
+    steps, seen = int(os.environ.get("MEMORY_STEPS", 24)), []
     for step in range(1, steps + 1):
         groups, metrics = minirl.train_step(step, run)
         running.log(step, groups, metrics, run)
