@@ -183,9 +183,10 @@ def launch(kind: str, *flags, dies_after: int = -1) -> tuple[bool, str]:
 
 
 @pytest.mark.engine
-def test_two_processes_draw_and_learn_what_one_does(recipe):
+@pytest.mark.parametrize("kind", ["two_machines", "fsdp2"])
+def test_two_processes_draw_and_learn_what_one_does(recipe, kind):
     flags = "--sampler ada-balance --weighting unbiased --micro-rows 6"
-    well, said = launch("two_machines", *flags.split(), "--name", "two")
+    well, said = launch(kind, *flags.split(), "--name", "two")
     assert well, said
     first, second = (torch.load(f"rank-{rank}.pt") for rank in (0, 1))
     trainer, (gradient,) = one_step(recipe, flags.split())
@@ -214,8 +215,7 @@ FULL = ["--full", "--lr", "1e-4", "--keep-every", "1", "--micro-rows", "4"]
 
 @pytest.mark.engine
 @pytest.mark.parametrize("kind, flags, again", [
-    ("one_machine", LORA, "one process"), ("fsdp2", LORA, "as before"),
-    ("fsdp2", FULL, "as before")])
+    ("one_machine", LORA, "one process"), ("fsdp2", FULL, "as before")])
 def test_a_killed_process_ends_all_and_the_run_goes_on(recipe, kind, flags, again):
     """It ends as if nothing had happened: with the logs and weights of one process, undisturbed."""
     run = [*SHORT, "--name", "run", "--steps", "4"]
