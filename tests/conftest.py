@@ -49,14 +49,3 @@ def environment():
     """What a test, or what it calls, sets in the environment is gone after it."""
     with mock.patch.dict(os.environ):
         yield
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call():
-    """vLLM has no fp8 cache on a processor without AVX-512: its test is skipped."""
-    try:
-        return (yield)
-    except (Exception, SystemExit) as error:
-        if "FP8 KV cache on CPU requires" in str(error):
-            pytest.skip("vLLM has no fp8 cache on this processor")
-        raise

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from parts import models
+from parts.engine import Engine, configure_vllm
 from parts.logprobs import Row, token_logprobs
+from parts.machine import build_for_cpu
 
 
 def inspect_here() -> None:
@@ -22,9 +24,6 @@ def inspect_here() -> None:
 @contextlib.contextmanager
 def serve(folder, **options):
     """An engine that has ended before the next one starts: vLLM's groups belong to the process."""
-    from parts.engine import Engine, configure_vllm
-    from parts.machine import build_for_cpu
-
     configure_vllm(build_for_cpu())  # before vllm is imported
     inspect_here()
     if options.get("routes"):  # an engine before it may have been dense: no group for experts

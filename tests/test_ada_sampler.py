@@ -16,7 +16,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 import ada_sampler as ada
-from ada_sampler import Collector, Estimator, Group, Sample, SamplerConfig, collect
+from ada_sampler import RULES, Collector, Estimator, Group, Sample, SamplerConfig, collect
 from course import laws
 from course import simulate as simulator
 from course.simulate import Coin, effective_weight, report, simulate
@@ -26,7 +26,6 @@ from world import Engine, Grader, by_text
 
 ADVANTAGES = ("pool-mean", "leave-one-out", "group-std", "positives-only")
 WEIGHTINGS = ("none", "unbiased", "log", "inv_p")
-RULES = ("uniform", "dapo", "ada-pos", "ada-balance", "ada-est", "gvm")
 
 
 def coins(rates):
@@ -92,11 +91,9 @@ def sample(index, correct, reward=None):
 # effective weights of balance with n=4, M=8, N=4; the number of digits is the precision
 WEIGHTS = {
     0.02: dict(none="7.2", inv_p="169", unbiased="1.13", log="23.1"),
-    0.05: dict(none="5.9", inv_p="96.7", unbiased="1.21", log="15.6"),
     0.10: dict(none="3.95", inv_p="41.4", unbiased="1.19", log="9.3"),
     0.30: dict(none="1.35", inv_p="5.1", unbiased="0.97", log="3.2"),
     0.50: dict(none="1.00", inv_p="2.2", unbiased="0.91", log="2.0"),
-    0.90: dict(none="3.95", inv_p="4.6", unbiased="1.19", log="1.5"),
     0.95: dict(none="5.86", inv_p="6.5", unbiased="1.21", log="1.4"),
 }
 
@@ -192,12 +189,13 @@ def worlds(draw):
 
 @pytest.mark.parametrize("rule", RULES)
 @settings(max_examples=15)
-@given(st.data(), worlds())
-def test_barrier_and_early_opening_change_nothing_but_the_time(rule, data, world):
-    """Draw (p, s) has the same outcome in all three runs: the pools must be identical. Every sample
+@given(st.data(), worlds(), st.integers(0, 99))
+def test_barrier_early_opening_and_order_change_nothing_but_the_time(rule, data, world, order):
+    """Draw (p, s) has the same outcome in all runs: the pools must be identical. Every sample
     stays with its prompt, and every row has a finite weight."""
     cfg, (problems, engine) = data.draw(accepted(rule)), world
-    found = [run(problems, cfg, engine(), way=way) for way in WAYS]
+    engines = [engine() for _ in WAYS]
+    found = [run(problems, cfg, own, way=way) for own, way in zip(engines, WAYS)]
     places = len(problems)  # dapo's others are tried in the order in which prompts close
     one, two, three = (outcomes(groups[:places]) for groups in found)
     assert one == two == three
@@ -216,17 +214,10 @@ def test_barrier_and_early_opening_change_nothing_but_the_time(rule, data, world
         assert all(math.isfinite(c) for _, c in g.rows()) and all(w >= 0 for w in g.weights)
         assert g.outcome and g.zero_signal == all(c == 0 for _, c in g.rows())
         assert not (cfg.drop_unresolved and g.kept) or g.outcome == "resolved"
-
-
-@pytest.mark.parametrize("rule", RULES)
-@settings(max_examples=15)
-@given(st.data(), worlds(), st.integers(0, 99))
-def test_in_which_order_samples_of_one_step_come_back_changes_nothing(rule, data, world, order):
-    cfg, (problems, engine) = data.draw(accepted(rule)), world
-    one, other = engine(), engine()
-    other.shuffle.seed(order)
-    assert outcomes(run(problems, cfg, one)) == outcomes(run(problems, cfg, other))
-    assert one.log == other.log
+    other = engine()
+    other.shuffle.seed(order)  # of the samples that finish in one step
+    assert outcomes(run(problems, cfg, other)) == outcomes(found[-1])
+    assert other.log == engines[-1].log
 
 
 JUDGES = dict(
@@ -420,10 +411,7 @@ def test_every_setting_changes_something_or_is_refused(rule):
         if setting in unread(rule):
             with pytest.raises(ValueError, match=f"^{setting} has no effect with sampler {rule}: "):
                 check_sampler(cfg)
-        elif (rule, setting) == ("ada-est", "weighting"):
-            with pytest.raises(ValueError, match="choose only one"):
-                check_sampler(cfg)
-        else:
+        elif (rule, setting) != ("ada-est", "weighting"):  # which the test above refuses
             check_sampler(cfg)
             assert three_visits(cfg) != usual
     assert {*CHANGED, "sampler"} == {f.name for f in fields(SamplerConfig)}

@@ -5,10 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import altered
 import measure
 from helpers import ROOT, lines, run_program
+from parts import engine, logprobs
 
 
 # ------------------------------------------------------------------------------ speed and memory
@@ -54,8 +56,6 @@ def test_coarse_weights_are_those_of_the_formats_with_as_many_bits():
 
 
 def test_logits_are_rounded_on_both_sides(monkeypatch):
-    from parts import logprobs
-
     vllm = SimpleNamespace(LLM=lambda model, **options: options)
     monkeypatch.setitem(sys.modules, "vllm", vllm)
     exact = logprobs.float32_product
@@ -71,9 +71,6 @@ def test_logits_are_rounded_on_both_sides(monkeypatch):
 
 def test_a_coarse_engine_starts_with_rounded_matrices_and_is_sent_no_others(monkeypatch, tmp_path):
     """Vectors (norms, biases) stay as they are, and so does the trainer's model."""
-    from parts import engine
-    from safetensors.torch import load_file, save_file
-
     w, b = torch.randn(4, 4), torch.randn(4)
     file = tmp_path / "model.safetensors"
     save_file(dict(w=w, b=b), file)

@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import minirl
 from bench.mutate import mutated
 from course import bugs, check, train
 from helpers import HANG, ROOT, lines
-from parts.config import Config
+from parts import logprobs
+from parts.config import Config, parse
 
 CHANGED = lines(ROOT / "course/mutants.jsonl")
 MUTANTS = [row for row in CHANGED if "right" not in row]
@@ -108,9 +110,6 @@ def test_an_empty_lab_gets_no_point_and_asks_for_functions_of_the_projects_signa
 
 
 def test_the_project_has_its_own_functions_back_afterwards():
-    import minirl
-    from parts import logprobs
-
     before = minirl.token_logprobs, logprobs.token_logprobs
     functions = dict(response_states=len, token_logprobs=sorted)
     with pytest.raises(RuntimeError), check.in_place("lab_2", functions):
@@ -215,8 +214,6 @@ def test_the_first_number_that_differs_is_named_and_a_rounding_called_so(tmp_pat
 
 
 def test_flags_of_the_user_come_last_and_all_are_flags_of_the_program():
-    from parts.config import parse
-
     for labs, mini_batches in ((LABS[:5], 4), (LABS[5:], 2)):
         config = parse(train.flags_of(labs, ["--steps", "3"]))
         assert (config.steps, config.mini_batches) == (3, mini_batches)
@@ -293,8 +290,6 @@ def test_a_hunt_from_plant_to_answer(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_flags_of_a_hunt_are_flags_of_the_program(monkeypatch):
-    from parts.config import parse
-
     monkeypatch.chdir(ROOT)
     for bug in BUGS.values():
         words = bugs.command_of(bug).split()[2:]

@@ -9,6 +9,7 @@ from statistics import fmean as mean
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 import eval as evaluation  # the module has the name of a builtin
 from eval import bootstrap, compare, evaluate, in_order, pass_at_k, report, summarize
@@ -358,8 +359,6 @@ def test_the_protocol_knows_the_weights_of_sets_and_adapter(adapter, data, tmp_p
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory):
     """A random LoRA adapter that changes most samples, and the model into which it is merged."""
-    from transformers import AutoTokenizer
-
     trained, folder = policy(MODEL, moved=0.2, rank=12), tmp_path_factory.mktemp("adapter")
     trained.save_pretrained(folder / "adapter")
     trained.merge_and_unload().save_pretrained(folder / "merged")

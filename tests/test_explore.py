@@ -74,11 +74,6 @@ def page_of(folder, **flags) -> dict:
     return data_in(folder)
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return make(tmp_path / "mine")
-
-
 # ------------------------------------------------------------------------------ what is in it
 @pytest.mark.parametrize("name", ["four", "one"])
 def test_the_page_has_all_that_was_logged(tmp_path, capsys, name):
@@ -164,8 +159,9 @@ def test_whatever_a_model_writes_is_in_the_page_as_it_was(tmp_path):
 
 
 # ------------------------------------------------------------------------------ damage
-def test_damaged_lines_are_left_out_and_counted(folder, capsys):
+def test_damaged_lines_are_left_out_and_counted(tmp_path, capsys):
     """And a run that recorded nothing has its curves."""
+    folder = make(tmp_path / "mine")
     log = folder / "groups.jsonl"
     whole = log.read_bytes()
     strange = [b'{"step": 3, "place": 7, "po', b"\xff\xfe", b"[]", b"{}", b"[" * 100_000,

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from helpers import contents, files_of_at_most
 from models_small import policy
@@ -62,8 +64,6 @@ def updates(run: Path, model: str):
 def test_the_merged_weights_against_their_definition(
         tmp_path, capsys, monkeypatch, model, size, dtype):
     """And it is said how much has arrived, and how far the log-probs are."""
-    from transformers import AutoModelForCausalLM
-
     asked, log_probs = [], export.log_probs
     monkeypatch.setattr(export, "log_probs", lambda *call: (
         asked.append((call[1], log_probs(*call))) or asked[-1][1]))
@@ -94,9 +94,6 @@ def test_the_merged_weights_against_their_definition(
 def test_what_goes_with_the_weights(tmp_path):
     """The ends and the temperature of the training; no path; others may read it. A card of the
     hub's kind, also where the training's template is gone."""
-    from huggingface_hub import ModelCard
-    from transformers import AutoTokenizer, GenerationConfig
-
     base = Path(shutil.copytree(fetch_model("tiny", 0), tmp_path / "my-secrets" / "base"))
     for file in base.glob("tokenizer*.json"):  # two ends, as Qwen's base models have
         file.write_text(file.read_text().replace("<|pad|>", "<|im_end|>"))

@@ -24,6 +24,7 @@ from parts import machine
 from parts import run as running
 from parts.config import Config, resolve
 from helpers import HANG, ROOT, SMALL, run_program, start
+from rewards import Grader
 
 
 # ------------------------------------------------------------------- any phase, in the small world
@@ -71,7 +72,6 @@ def test_a_fault_in_any_phase_costs_the_running_step_and_no_bit(phase, tmp_path)
 
 
 # --------------------------------------------------------------------------- real runs, real engine
-engine_test = pytest.mark.engine
 FLAGS = [*SMALL, "--steps", "6", *os.environ.get("RUN_FLAGS", "").split()]
 program = functools.partial(run_program, "minirl.py")
 
@@ -128,7 +128,7 @@ def wait_for(process, is_so):
         time.sleep(0.02)
 
 
-@engine_test
+@pytest.mark.engine
 def test_a_run_that_is_cut_short_in_every_way_ends_as_if_it_had_never_been(place, reference):
     """Each time `--name cut --resume` goes on, without another flag. For another run
     RUN_FLAGS="--model tiny-moe ..."."""
@@ -171,7 +171,7 @@ threading.Thread(target=cut, daemon=True).start()
 """
 
 
-@engine_test
+@pytest.mark.engine
 def test_killed_at_random_moments_it_ends_as_if_it_had_never_been(place, reference, tmp_path):
     """The moment is drawn in seconds of the run's own CPU time: whatever else the machine does.
     KILLS=20 for the long version."""
@@ -198,18 +198,7 @@ def test_killed_at_random_moments_it_ends_as_if_it_had_never_been(place, referen
         time.sleep(0.02)  # a grader's folder goes with it, once it has seen the end
 
 
-# -------------------------------------------------------------------------- one engine, many faults
-@pytest.fixture(scope="module")
-def run(place):
-    """A run before its first step, in this process, with adapters swapped into the engine."""
-    from rewards import Grader
-
-    config = resolve(Config(name="inside", sync="adapter", batch_prompts=4, max_tokens=16,
-                            eval_questions=4, steps=1000, N=2))
-    with contextlib.chdir(place), Grader(1) as grader:
-        yield running.prepare(config, grader)
-
-
+# ------------------------------------------------------------------------ what no fault should cost
 def holdings():
     """What this process holds: (open files, threads, adapter folders, memory in GB)."""
     folders = sum(len(list(Path(where).glob("minirl-adapter-*")))
@@ -217,15 +206,19 @@ def holdings():
     return len(os.listdir("/proc/self/fd")), threading.active_count(), folders, machine.memory_gb()
 
 
-@engine_test
-def test_steps_and_new_shapes_leave_nothing_behind(run):
-    """`MEMORY_STEPS=300` for the long version."""
+@pytest.mark.engine
+def test_steps_and_new_shapes_leave_nothing_behind(place):
+    """Adapters are swapped into the engine. `MEMORY_STEPS=300` for the long version."""
+    config = resolve(Config(name="inside", sync="adapter", batch_prompts=4, max_tokens=16,
+                            eval_questions=4, steps=1000, N=2))
     steps, seen = int(os.environ.get("MEMORY_STEPS", 24)), []
-    for step in range(1, steps + 1):
-        groups, metrics = minirl.train_step(step, run)
-        running.log(step, groups, metrics, run)
-        if step in (steps // 4, steps):
-            seen.append(holdings())
+    with contextlib.chdir(place), Grader(1) as grader:
+        run = running.prepare(config, grader)
+        for step in range(1, steps + 1):
+            groups, metrics = minirl.train_step(step, run)
+            running.log(step, groups, metrics, run)
+            if step in (steps // 4, steps):
+                seen.append(holdings())
     (files, threads, folders, memory), (files_end, threads_end, folders_end, memory_end) = seen
     assert files_end <= files + 2 and threads_end <= threads + 1, seen
     assert memory_end < 1.03 * memory, seen

@@ -9,13 +9,13 @@ import importlib
 import json
 import sys
 import types
-from pathlib import Path
 
 import pytest
 from transformers import Qwen2Config
 
 from helpers import run_program
 from models import make
+from parts import engine, machine
 
 pytestmark = pytest.mark.slow
 
@@ -33,22 +33,15 @@ CARDS = {  # (major, minor, GiB) and perhaps --dtype; what vLLM makes of it
                         dict(dtype="float32", attention="TRITON_ATTN", flash=2, **MERGE))}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """A model's config and tokenizer, without weights."""
-    made = tmp_path_factory.mktemp("model")
-    make.build_tokenizer().save_pretrained(made)
+@pytest.mark.parametrize("card", CARDS)
+def test_what_vllm_makes_of_our_options_on(card, tmp_path):
+    make.build_tokenizer().save_pretrained(tmp_path)
     Qwen2Config(
         vocab_size=151936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
         num_attention_heads=12, num_key_value_heads=2, max_position_embeddings=4096,
-        architectures=["Qwen2ForCausalLM"], tie_word_embeddings=True).save_pretrained(made)
-    return made
-
-
-@pytest.mark.parametrize("card", CARDS)
-def test_what_vllm_makes_of_our_options_on(card, folder):
+        architectures=["Qwen2ForCausalLM"], tie_word_embeddings=True).save_pretrained(tmp_path)
     asked, wanted = CARDS[card]
-    printed = run_program("tests/test_gpu_card.py", folder, *asked)
+    printed = run_program("tests/test_gpu_card.py", tmp_path, *asked)
     (said,) = [line for line in printed.splitlines() if line.startswith("{")]
     assert json.loads(said) == ALWAYS | wanted
 
@@ -62,7 +55,6 @@ def stand_in(major: int, minor: int, gib: int) -> None:
     """The program's platform is this card."""
     import vllm.config.vllm
     import vllm.platforms
-    from parts import engine, machine
     from vllm.platforms.cuda import NonNvmlCudaPlatform
     from vllm.platforms.interface import DeviceCapability
 
@@ -112,8 +104,6 @@ def summary(config) -> dict:
 
 def decide(folder: str, major: int, minor: int, gib: int, dtype: str = "") -> None:
     """Prints what vLLM makes of our options on a card, as a line of JSON."""
-    from parts import engine, machine
-
     stand_in(major, minor, gib)
     dtype = dtype or machine.default_dtype()
     try:

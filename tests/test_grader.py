@@ -27,6 +27,7 @@ def judge(code, value=0):  # which says what happens in the child
 """
 START_A_PROGRAM = "subprocess.Popen(['sleep', '1000000']); open(value, 'w').close()\n"
 X, WRONG, SLEEP = "pass", "found = 'wrong'", "time.sleep(10**6)"
+LATE = "past the time limit of 0.2 s"
 KILL_WORKER = "os.kill(os.getppid(), signal.SIGKILL)"
 LONG, SHORT = 10.0**6, 0.2  # s
 Patient = partial(ForkingGrader, cpu_seconds=LONG, waiting_seconds=LONG)
@@ -72,15 +73,18 @@ def wait_until(condition) -> None:
 
 # --------------------------------------------------------------- what it does -> status, why
 @pytest.mark.parametrize("what, why", [
-    (SLEEP, "past the time limit of 0.2 s"),
-    ("os.kill(os.getpid(), signal.SIGSTOP)", "past the time limit of 0.2 s"),
-    ("os.fork() or time.sleep(10**6)\nos.wait()", "past the time limit of 0.2 s"),
-    ("os.setpgid(0, os.getpgid(os.getppid())); time.sleep(10**6)", "past the time limit of 0.2 s"),
-    ("while True: pass", "past the time limit of 0.2 s of computing"),
-    ("10**10**9", "past the time limit of 0.2 s of computing")])  # inside C code
+    (SLEEP, LATE),
+    ("os.kill(os.getpid(), signal.SIGSTOP)", LATE),
+    ("os.fork() or time.sleep(10**6)\nos.wait()", LATE),
+    ("os.setpgid(0, os.getpgid(os.getppid())); time.sleep(10**6)", LATE),
+    ("while True: pass", f"{LATE} of computing"),
+    ("10**10**9", f"{LATE} of computing"),  # inside C code
+    ("signal.signal(signal.SIGPROF, signal.SIG_IGN)\nwhile True: pass",  # it stops the timer
+     "its process was ended by signal 9 (Killed)")])
 def test_what_hangs_is_ended(strict, what, why):
     found = strict.ask(what).result()
-    assert (found.status, found.why) == ("timeout", why) and math.isnan(found.reward)
+    assert found.status == ("timeout" if LATE in why else "killed")
+    assert found.why == why and math.isnan(found.reward)
     assert strict.ask(X).result().status == "correct"
 
 
@@ -103,6 +107,7 @@ def test_a_death_is_named_for_what_it_is(grader, what, why):
 @pytest.mark.parametrize("what", [
     "print('noise'); os.write(1, b'noise\\n'); os.write(2, b'noise\\n')",
     "sys.stdin.read()", "os.fork()", "os.rmdir(os.getcwd())",
+    "assert not hasattr(sys, 'seen'); sys.seen = 1",
     "os.setpgid(0, os.getpgid(os.getppid()))",
     "threading.Thread(target=time.sleep, args=[10**6]).start()",
     "open('file', 'w').close(); os.mkdir('folder'); os.symlink('/', 'link')",
@@ -122,13 +127,6 @@ def test_a_child_cannot_speak_for_its_worker(grader):
         except OSError: pass"""
     asked = [grader.ask(what) for what in (forge, "why = 2", "why = 3")]
     assert [answer.result().why for answer in asked] == ["forged", "2", "3"]
-
-
-def test_a_function_cannot_stop_the_timer_of_its_cpu_time(judge):
-    never = "signal.signal(signal.SIGPROF, signal.SIG_IGN)\nwhile True: pass"
-    with ForkingGrader(judge, workers=1, cpu_seconds=SHORT, waiting_seconds=LONG) as grader:
-        found = grader.ask(never).result()
-    assert (found.status, found.why[:34]) == ("killed", "its process was ended by signal 9 ")
 
 
 def test_a_child_that_computes_is_not_ended_by_the_clock(judge):
@@ -222,10 +220,6 @@ def test_without_a_server_nothing_more_is_judged(judge):
 
 # ------------------------------------------------------------------------------- order, threads
 COUNT = "sys.seen = getattr(sys, 'seen', 0) + 1; why = sys.seen"
-
-
-def test_nothing_is_remembered_from_one_question_to_the_next(grader):
-    assert [verdict.why for verdict in grader.grade([(COUNT,)] * 3)] == ["1", "1", "1"]
 
 
 @pytest.mark.parametrize("failure, status", [

@@ -172,10 +172,7 @@ def ready(mixture=False, judge=by_text, **settings) -> SimpleNamespace:
 # ------------------------------------------------------------------------------ a whole run
 def stand_in(put=setattr, engine=Engine) -> None:
     """Put the stand-ins into the program, in a test's process or in one that it starts."""
-    def start(path, *, routes=False, **_):
-        return engine(seed=None, routes=routes)
-
-    put(running, "Engine", start)
+    put(running, "Engine", lambda path, *, routes=False, **_: engine(seed=None, routes=routes))
     put(running, "start_probe", lambda *_: SimpleNamespace(check=lambda: dict(probe_gap_max=0.0)))
     put(running, "draw_run", lambda folder: None)
     for module in ("minirl", "rewards"):
