@@ -1,11 +1,11 @@
 """The recipe of the built-in models: what the warm start shows, and that it still makes them."""
-import functools
 import random
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from models import make
 from parts.models import TINY, load_tokenizer, tiny_folder
@@ -64,8 +64,6 @@ def test_the_warm_start_learns_answers_with_their_end_and_nothing_else():
 
 
 def test_same_seed_same_weights_and_the_callers_random_state_is_left_alone(tmp_path):
-    from safetensors.torch import load_file
-
     state = torch.get_rng_state()
     for name, changes in dict(a={}, b={}, c=dict(seed=1)).items():
         make.build(tmp_path / name, progress=False, steps=2, batch=2, **changes)
@@ -75,7 +73,6 @@ def test_same_seed_same_weights_and_the_callers_random_state_is_left_alone(tmp_p
     assert not all(torch.equal(a[k], c[k]) for k in a)
 
 
-@functools.cache
 def accuracy(folder, samples=4):
     """avg@k on held-out problems with plain Hugging Face sampling."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -94,15 +91,11 @@ def accuracy(folder, samples=4):
 
 
 @pytest.mark.slow
-def test_the_models_of_the_repository_are_small_and_weak_but_not_hopeless():
-    assert sum(file.stat().st_size for file in Path(tiny_folder()).parent.rglob("*")) < 5e6
-    for name in ("tiny", "tiny-moe"):
-        assert 0.15 < accuracy(tiny_folder(name)) < 0.35
-
-
-@pytest.mark.slow
-def test_the_recipe_still_makes_an_equally_good_model(tmp_path):
+def test_the_models_are_small_and_weak_but_not_hopeless_and_the_recipe_still_makes_such(tmp_path):
     """Another processor makes other weights, and so does another version of torch; not a better or
     worse start."""
+    assert sum(file.stat().st_size for file in Path(tiny_folder()).parent.rglob("*")) < 5e6
+    tiny, mixture = (accuracy(tiny_folder(name)) for name in ("tiny", "tiny-moe"))
+    assert 0.15 < min(tiny, mixture) and max(tiny, mixture) < 0.35
     make.build(tmp_path, progress=False)
-    assert abs(accuracy(tmp_path) - accuracy(tiny_folder())) < 0.08
+    assert abs(accuracy(tmp_path) - tiny) < 0.08

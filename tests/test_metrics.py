@@ -50,11 +50,10 @@ def test_the_first_round_is_not_the_whole_pool():
 def test_what_was_cut_off_and_how_long_the_engine_ran():
     """Truncated is not what was given up, nor a simulated answer, which has no reason to end."""
     groups = [group([[1, 0, 0, 1]])]
-    ends = [SimpleNamespace(finish_reason=reason) for reason in ("stop", "length", "abort")]
-    for s, end in zip(groups[0].pool, [*ends, SimpleNamespace()]):
-        s.rollout = SimpleNamespace(token_ids=[0], **vars(end))
-    for s, finished in zip(groups[0].pool, (3, 9, 7, 2)):
-        s.rollout.finished = finished
+    ends = (("stop", 3), ("length", 9), ("abort", 7), ("", 2))
+    for s, (reason, finished) in zip(groups[0].pool, ends):
+        s.rollout = SimpleNamespace(token_ids=[0], finish_reason=reason, finished=finished)
+    del s.rollout.finish_reason
     row = summarize(groups)
     assert (row["truncated"], row["engine_steps"]) == (1 / 4, 9)
 
@@ -117,19 +116,15 @@ def words(settings: dict) -> str:
                     for name, value in settings.items()) or "default"
 
 
-def tensors(s: dict) -> list[torch.Tensor]:
-    """theta, old, mu, A, weight and mask of a recorded sample, each [T]."""
-    columns = [s["theta"], s.get("old", s["theta"]), s["mu"], [s["coefficient"]] * s["length"],
-               s["weight"], list(map(int, s["mask"]))]
-    return [torch.tensor(column, dtype=torch.float64) for column in columns]
-
-
 @pytest.mark.parametrize("settings", WEIGHTS + [FAR | more for more in UPDATING], ids=words)
 def test_mask_weight_and_loss_follow_from_the_log_alone(settings):
     config, groups, rows, metrics = stepped(mixture="replay" in settings, **settings)
     whole, size = 0.0, 0.0
     for s in trained(rows):
-        theta, old, mu, A, weight, mask = tensors(s)
+        columns = [s["theta"], s.get("old", s["theta"]), s["mu"], [s["coefficient"]] * s["length"],
+                   s["weight"], list(map(int, s["mask"]))]
+        theta, old, mu, A, weight, mask = (
+            torch.tensor(column, dtype=torch.float64) for column in columns)
         term, mask_again, weight_again = objective(theta, old, mu, A, config)
         assert torch.equal(mask_again, mask)
         torch.testing.assert_close(weight_again, weight, rtol=1e-6, atol=1e-7)

@@ -111,12 +111,8 @@ def test_an_evaluation_that_is_due_samples_at_the_trainings_temperature(
 
 def test_gvms_norms_are_of_the_policy_that_samples(monkeypatch):
     run, asked = ready(sampler="gvm", temperature=0.5), []
-
-    def norms(policy, groups, temperature):
-        asked.append((policy, temperature))
-        return [1.0] * len(groups)
-
-    monkeypatch.setattr(minirl, "gvm_norms", norms)
+    monkeypatch.setattr(minirl, "gvm_norms", lambda policy, groups, temperature: (
+        asked.append((policy, temperature)) or [1.0] * len(groups)))
     minirl.sample(run)
     assert asked == [(run.policy, 0.5)]
 
@@ -150,20 +146,20 @@ def test_the_loop_logs_and_saves_each_step_before_it_is_evaluated(monkeypatch):
 
 
 # ------------------------------------------------------------------------------ float16
-REAL = dict(max_tokens=3000, micro_tokens=4096)
+REAL = Config(max_tokens=3000, micro_tokens=4096)
 
 
-def rows(count=8, seed=0, responses=128):
-    torch.manual_seed(seed)
-    ids = [torch.randint(300, (30,)).tolist() for _ in range(count)]
-    scale = 1 / (responses * 3000)  # a token's share of the loss is as small as in a real run
+def rows():
+    torch.manual_seed(0)
+    ids = [torch.randint(300, (30,)).tolist() for _ in range(8)]
+    scale = 1 / (128 * 3000)  # a token's share of the loss is as small as in a run of 128 responses
     return [Row(x, 10, [-6.0] * 20, (-0.5, 0.5)[i % 2], scale) for i, x in enumerate(ids)]
 
 
 def gradient(trained):
     """As the optimizer gets it, in float64, all weights in one vector."""
     trained.zero_grad()
-    minirl.accumulate(trained, rows(), Config(**REAL))
+    minirl.accumulate(trained, rows(), REAL)
     weights = [p for p in trained.parameters() if p.requires_grad]
     trained.loss_scale.unscale_(torch.optim.SGD(weights))
     return torch.cat([p.grad.double().flatten() for p in weights])
@@ -178,36 +174,27 @@ def test_the_gradient_is_that_of_float32_and_without_a_scale_it_is_lost():
         assert least < error < most
 
 
-def test_clipping_and_the_optimizer_get_the_gradient_without_its_scale():
-    trained = policy(dtype="float16")
-    _, norm = one_step(trained, *make_optimizer(trained, Config()))
-    assert norm == pytest.approx(gradient(policy()).norm().item(), rel=0.02)
-    assert trained.loss_scale.state_dict()["_growth_tracker"] == 1  # it counts sound steps
-
-
-def one_step(policy, optimizer, schedule, seed=0):
-    config = Config(**REAL)
-    loss = minirl.accumulate(policy, rows(seed=seed), config)
-    return loss, minirl.optimizer_step(policy, optimizer, schedule, config)
-
-
-def equal(before: dict, after: dict) -> list[bool]:
-    return [torch.equal(before[name], after[name]) for name in before]
+def one_step(policy, optimizer, schedule):
+    loss = minirl.accumulate(policy, rows(), REAL)
+    return loss, minirl.optimizer_step(policy, optimizer, schedule, REAL)
 
 
 @pytest.mark.slow
 @pytest.mark.core
 def test_an_overflow_skips_one_step_lowers_the_scale_and_changes_nothing_else():
+    """Clipping and the optimizer then get the gradient without its scale."""
     trained = policy(dtype="float16")
     optimizer, schedule = make_optimizer(trained, Config(lr=1e-3))
     trained.loss_scale._init_scale = 2.0**40
     before = trained_weights(trained)
     loss, norm = one_step(trained, optimizer, schedule)
     assert not math.isfinite(norm) and math.isfinite(loss)
-    assert all(equal(before, trained_weights(trained)))
+    assert all(torch.equal(p, before[name]) for name, p in trained_weights(trained).items())
     assert not optimizer.state and schedule.last_epoch == 0
     assert trained.loss_scale.get_scale() == 2.0**39
     while not math.isfinite(norm):
         _, norm = one_step(trained, optimizer, schedule)
     assert 1 < trained.loss_scale.get_scale() < 2.0**39 and schedule.last_epoch == 1
-    assert not any(equal(before, trained_weights(trained)))
+    assert not any(torch.equal(p, before[name]) for name, p in trained_weights(trained).items())
+    assert norm == pytest.approx(gradient(policy()).norm().item(), rel=0.02)
+    assert trained.loss_scale.state_dict()["_growth_tracker"] == 1  # it counts sound steps

@@ -250,7 +250,12 @@ def test_gradients_are_clipped_to_the_norm_that_was_asked_for_or_not_at_all(most
 
 
 def test_the_learning_rate_warms_up_a_step_at_a_time_and_is_logged_as_used():
+    """The optimizer has the adapter alone, and decays nothing."""
     policy, optimizer, schedule, config = learning(mini_batches=2)
+    (group,) = optimizer.param_groups
+    assert {*map(id, group["params"])} == {id(p) for p in policy.parameters() if p.requires_grad}
+    assert group["weight_decay"] == 0
+    assert learning(warmup_steps=0)[1].param_groups[0]["lr"] == 0.01
     used, real = [], optimizer.step
     optimizer.step = lambda *a, **k: (used.append(optimizer.param_groups[0]["lr"]), real(*a, **k))
     logged = [update(policy, optimizer, schedule, random_groups(4, seed), config,

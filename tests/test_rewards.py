@@ -266,9 +266,8 @@ LONG = [
 def test_hostile_answers_score_zero_in_time_and_do_not_disturb_the_others():
     pairs = [("42", boxed(bomb)) for bomb in BOMBS] + [("42", text) for text in LONG]
     with Grader(cpu_seconds=0.3) as grader:
-        start, asked = time.thread_time(), []
-        for pair in pairs:
-            asked.append(grader.ask(*pair))
+        start = time.thread_time()
+        asked = [grader.ask(*pair) for pair in pairs]
         assert time.thread_time() - start < 10
         verdicts = [future.result() for future in asked]
         for pair, verdict in zip(pairs, verdicts):

@@ -8,6 +8,7 @@ from helpers import SMALL, lines, run_program
 from parts.folder import append
 from parts.models import tiny_folder
 from parts.plot import PANELS, drawn_rows
+from parts.problems import chains
 
 pytestmark = pytest.mark.engine
 
@@ -71,8 +72,6 @@ def test_what_is_recorded_of_a_token_is_what_the_saved_adapter_says_of_it(learnt
 
 def test_the_path_of_a_real_model_in_bfloat16(tmp_path):
     """A model folder, a problem file, bf16, adapter hot swap: what a GPU run does, on the CPU."""
-    from parts.problems import chains
-
     append(tmp_path / "mine.jsonl", *(
         dict(question=p["problem"], final_answer=[p["answer"]]) for p in chains("train", 48)))
     flags = ("--data mine.jsonl --eval-data builtin --template chat --dtype bfloat16 --steps 3 "

@@ -15,8 +15,13 @@ from safetensors.torch import load_file
 
 pytest.importorskip("trl", "1.16.0")
 
+import minirl
 from helpers import HANG, ROOT, lines, run_program
 from parts.config import Config
+from parts.engine import Engine
+from parts.logprobs import Row
+from parts.policy import load_policy
+from rewards import open_grader
 from trl_step import one_step, pools_of
 
 SHORT = ["--batch-prompts", "4", "--max-tokens", "24", "--warmup-steps", "1", "--eval-questions",
@@ -52,9 +57,6 @@ def in_a_folder(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------ the gradient
 def minirl_gradient(trainer, config=None, rows=None) -> dict:
     """What minirl.accumulate makes of the trainer's weights and groups (or of these rows)."""
-    import minirl
-    from parts.policy import load_policy
-
     own = trainer.config
     policy = load_policy(trainer.model.name_or_path, dtype="float32", rank=own.lora_rank,
                          alpha=own.lora_alpha, seed=1, device="cpu")
@@ -108,8 +110,6 @@ def test_the_gradient_is_minirls(recipe, flags):
 @pytest.mark.engine
 def test_off_policy_clip_and_correction_are_minirls(recipe):
     """pi_old and mu moved away at random from what they are: Eq. 7's mask and weight show."""
-    from parts.logprobs import Row
-
     trainer, _ = one_step(recipe, ["--name", "off-policy"])
     batch = trainer._buffered_inputs[0]
     noise = torch.Generator().manual_seed(0)
@@ -147,20 +147,14 @@ def test_a_sample_has_a_seed_of_its_own():
     assert len({*seeds}) == 5 and seeds[0] == seeds[5]
 
 
-def test_the_command_that_is_printed_keeps_a_threshold_of_0():
+def test_the_command_that_is_printed_keeps_a_threshold_of_0_and_columns_of_ones_own_file_only():
     from recipes import trl_ada
 
-    asked = trl_ada.Config(reward="mine.py:score", threshold=0.0, eval_data="mine.jsonl")
-    assert "--threshold=0.0" in trl_ada.evaluation(asked, Path("some")).split()
-    assert "--threshold" not in trl_ada.evaluation(trl_ada.Config(), Path("some"))
-
-
-def test_the_command_that_is_printed_names_columns_of_ones_own_file_only():
-    from recipes import trl_ada
-
+    own = dict(data="mine.jsonl", columns="q,a", reward="mine.py:score", threshold=0.0)
     for asked, named in (("math500", False), ("held-out", True), ("mine.jsonl", True)):
-        config = trl_ada.Config(data="mine.jsonl", columns="q,a", eval_data=asked)
-        assert ("--columns=q,a" in trl_ada.evaluation(config, Path("some"))) == named
+        words = trl_ada.evaluation(trl_ada.Config(**own, eval_data=asked), Path("some")).split()
+        assert "--threshold=0.0" in words and ("--columns=q,a" in words) == named
+    assert "--threshold" not in trl_ada.evaluation(trl_ada.Config(), Path("some"))
 
 
 # ------------------------------------------------------------------------------ several processes
@@ -200,8 +194,6 @@ def test_two_processes_draw_and_learn_what_one_does(recipe, kind):
 # ------------------------------------------------------------------------------ a training
 def train(recipe, *flags):
     """In this process alone."""
-    from rewards import open_grader
-
     config = recipe.parse([*SHORT, *map(str, flags)])
     with open_grader("", 0.7) as grader:
         trainer = recipe.make_trainer(config, grader)
@@ -273,8 +265,6 @@ def test_what_is_kept_is_evaluated(recipe, capsys, kind, saves):
      "The new weights did not reach the engine", 2)])  # the first one's rate is 0
 def test_an_engine_with_other_weights_ends_the_run(
         recipe, monkeypatch, method, broken, words, steps):
-    from parts.engine import Engine
-
     monkeypatch.setattr(Engine, method, broken)
     with pytest.raises(SystemExit, match=words):
         train(recipe, "--steps", "3", "--name", "run")
@@ -301,8 +291,6 @@ def test_an_engine_with_other_weights_ends_the_run(
     ("--batch-prompts 6000", "5999 problems are less than one batch of 6000"),
 ])
 def test_what_cannot_work_ends_in_a_sentence(recipe, monkeypatch, capsys, flags, words):
-    from rewards import open_grader
-
     monkeypatch.setattr(recipe, "WORLD", 2)
     monkeypatch.setattr(recipe, "start_engine", lambda *_: pytest.fail("an engine was started"))
     with open_grader("", 0.7) as grader, pytest.raises(SystemExit) as ended:
