@@ -9,8 +9,10 @@
     LargestTensor()                              how large a tensor is made meanwhile
 """
 import functools
+import json
 import random
 import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -56,13 +58,17 @@ def model(family: str = "qwen2", **config):
     return found
 
 
-@functools.cache
 def model_folder(family: str = "qwen2", **config) -> str:
     """The same, saved with the tokenizer of the built-in models. Made once: do not change it."""
-    folder = tempfile.mkdtemp(prefix=f"{family}-", dir=PLACE.name)
-    model(family, **config).save_pretrained(folder)
+    return saved(family, json.dumps(config, sort_keys=True))
+
+
+@functools.cache
+def saved(family: str, config: str) -> str:
+    folder = Path(PLACE.name, f"{family}-{saved.cache_info().currsize}")
+    model(family, **json.loads(config)).save_pretrained(folder)
     make.build_tokenizer().save_pretrained(folder)
-    return folder
+    return str(folder)
 
 
 PLACE = tempfile.TemporaryDirectory(prefix="models-small-")
