@@ -116,6 +116,7 @@ def try_all(mutants: list[dict]):
     """Yields for each mutant the test that kills it, or ""."""
     warm_up()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        os.environ["TMPDIR"] = tempfile.tempdir = folder  # what the forks leave goes with it
         place = Path(folder, "copy")
         shutil.copytree(ROOT, place, ignore=shutil.ignore_patterns(*LEFT_OUT))
         for mutant in mutants:
