@@ -12,6 +12,7 @@ import json
 import math
 import re
 from functools import partial
+from itertools import zip_longest
 from statistics import mean, stdev
 
 import skills_theory
@@ -363,7 +364,7 @@ def long_tables(lines: list[dict]) -> dict[str, str]:
 
 
 # ---------------------------------------------------------------------------------- a real model
-HUMAN = {  # arm -> flags, prompts a step, steps: about 4,700 draws each
+HUMAN = {  # arm -> flags, prompts a step, steps: about 4,700 draws, of ada-pos twice as many
     "ada-balance": ("--sampler ada-balance", 16, 20),
     "uniform-4": ("--sampler uniform --n 4", 58, 20),
     "ada-pos": ("--sampler ada-pos", 16, 24)}
@@ -425,10 +426,10 @@ def real_tables(arms, rival: str, costs: dict, lines: list[dict]) -> dict[str, s
             for cost, key in (costs | {"steps": "step"}).items()}, corner=f"minus {rival}"),
         "What the runs took": table(arms, taken(costs, lines[0]["evals"][-1].get("sets", ())))}
     if "prompts" in lines[0]["metrics"][0]:  # two studies are older than this
-        found["Of 1,000 draws: prompts with a signal, and prompts resolved within some rounds"] = (
-            table(arms, {"with a signal": with_signal, **{
-                f"within {r}": resolved(r) for r in range(1, 5)}, "by the fourth alone": (
-                    resolved(4, beyond=3))}))
+        title = "Of 1,000 draws: prompts with a signal, and prompts resolved within some rounds"
+        within = {f"within {rounds}": resolved(rounds) for rounds in range(1, 5)}
+        found[title] = table(arms, {
+            "with a signal": with_signal, **within, "by the fourth alone": resolved(4, beyond=3)})
     if len(pairs) > 1:  # not yet of a study's first seed
         title = "Power: with such differences, how many of 100 studies find a true one"
         found[title] = markdown([
@@ -468,7 +469,8 @@ def resolved(rounds: int, beyond: int = 0):
     """
     def cell(mine):
         steps = [step for line in mine for step in line["metrics"]]
-        ended = [sum(each) for each in zip(*(step["rounds_histogram"] for step in steps))]
+        ended = [sum(each) for each in zip_longest(
+            *(step["rounds_histogram"] for step in steps), fillvalue=0)]
         if len(ended) < max(2, rounds):
             return ""
         left = sum(step["prompts"] * step["unresolved"] for step in steps)

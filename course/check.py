@@ -73,7 +73,7 @@ def load(lab: str, file: Path | None = None) -> dict:
 def words_of(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:  # its __str__ is the student's, too
+    except (Exception, SystemExit, Overtime):  # its __str__ is the student's, too
         return f"{type(error).__name__}, which cannot be printed"
 
 

@@ -62,8 +62,6 @@ def run_both(found: dict, flags: list[str]) -> None:
     from parts.config import parse
     from parts.run import last_words
 
-    for folder in (OWN, YOURS):
-        shutil.rmtree(folder, ignore_errors=True)
     if subprocess.run([sys.executable, "minirl.py", "--name", OWN.name, *flags]).returncode:
         raise SystemExit("The project's own run failed: see above.")
     config = parse(["--name", YOURS.name, *flags])
@@ -76,8 +74,8 @@ def run_both(found: dict, flags: list[str]) -> None:
 
 def first_difference(own: Path, yours: Path) -> str:
     for log, keys in COMPARED.items():
-        both = [list(read_rows(folder / log)) for folder in (own, yours)]
-        for (a, b), key in itertools.product(zip(*both), keys):
+        rows = [read_rows(folder / log) for folder in (own, yours)]
+        for (a, b), key in itertools.product(zip(*rows), keys):
             right, found = a.get(key), b.get(key)
             if right != found:
                 numbers = isinstance(right, float) and isinstance(found, float)
@@ -85,9 +83,9 @@ def first_difference(own: Path, yours: Path) -> str:
                 how = " by rounding (a right function may add in another order)" if near else ""
                 return (f"The runs part{how} at step {a['step']}: {key} is {found} with yours and "
                         f"{right} with the project's.")
-        if len(both[1]) < len(both[0]):
-            last = max((row["step"] for row in both[1]), default=0)
-            return f"The runs are the same, but yours ended after step {last}."
+    steps, done = (len(list(read_rows(folder / "metrics.jsonl"))) for folder in (own, yours))
+    if done < steps:
+        return f"The runs are the same, but yours ended after step {done}."
     return "The runs are the same, number for number."
 
 
@@ -97,12 +95,15 @@ def main() -> None:
                         metavar="lab_N")
     args, rest = parser.parse_known_args()
     os.chdir(check.ROOT)
+    found = written(args.labs)
+    for folder in (OWN, YOURS):
+        shutil.rmtree(folder, ignore_errors=True)
     try:
-        run_both(written(args.labs), flags_of(args.labs, rest))
+        run_both(found, flags_of(args.labs, rest))
     finally:  # also where your functions ended the run
         if (YOURS / "metrics.jsonl").exists():
             print(first_difference(OWN, YOURS))
-            print("curves: runs/course-own/curves.png and runs/course-yours/curves.png")
+            print("curves:", *(path for folder in (OWN, YOURS) for path in folder.glob("*.png")))
 
 
 if __name__ == "__main__":

@@ -77,7 +77,8 @@ def widen(weights: Path, folder: Path) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         raise SystemExit("usage: python models/smollm.py FOLDER")
-    if (chosen := Path(sys.argv[1]).absolute()).exists():
-        print(f"{chosen} is there already")
-    else:
+    chosen = Path(sys.argv[1]).absolute()
+    if not chosen.exists():
         make(chosen)
+    elif not (chosen / "config.json").exists():
+        raise SystemExit(f"{chosen} is there already, and no model: name another folder.")

@@ -473,7 +473,7 @@ def test_command_line(capsys):
     simulator.main(["--pass-rate", "0.05"])
     _, _, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     found = {rule: map(float, numbers[:4]) for rule, *numbers in rows}
-    assert list(found) == list(RULES)
+    assert list(found) == "uniform dapo ada-pos ada-balance ada-est gvm".split()
     exact_and_error = ((27.31, 0.6), (0.52, 0.04), (0.194, 0.03), (5.9, 0.4))
     for number, (right, error) in zip(found["ada-balance"], exact_and_error):
         assert abs(number - right) < error

@@ -140,6 +140,8 @@ FILES = [  # lab, its text, what is said
     (3, "def exit_test(:", ["line 1: SyntaxError"]),
     (3, "import sys; sys.exit(0)", ["line 1: SystemExit: 0"]),
     (3, "raise ValueError('\\ud800\\x1b[2J')", [r"line 1: ValueError: \ud800\x1b[2J"]),
+    (3, "class Own(Exception): __str__ = exit\nraise Own",
+     ["line 2: Own, which cannot be printed"]),
     (3, "class Own(Exception): __str__ = len\ndef keep(*_): raise Own\nexit_test = keep",
      ["raised Own, which cannot be printed"]),
     (3, "while True: pass", ["line 1: Overtime: no answer after 0.1 seconds"]),

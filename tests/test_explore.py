@@ -259,7 +259,7 @@ def test_under_another_rule_it_ends_as_if_that_rule_had_sampled_it(data, rule, p
         drop_unresolved=data.draw(st.booleans(), "drop"),
         max_rounds_all_correct=data.draw(st.integers(0, 2), "rounds without a wrong one"),
         advantage=data.draw(st.sampled_from(("pool-mean", "leave-one-out")), "advantage"),
-        weighting="inv_p")
+        weighting=data.draw(st.sampled_from(("inv_p", "log")), "weighting"))
     wanted = run(coins([p]), config)[0]
     fate = what_if.replayed(pool, config)
     if len(wanted.pool) > drawn:

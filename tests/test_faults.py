@@ -211,7 +211,7 @@ def test_steps_and_new_shapes_leave_nothing_behind(place):
     """Adapters are swapped into the engine. `MEMORY_STEPS=300` for the long version."""
     config = resolve(Config(name="inside", sync="adapter", batch_prompts=4, max_tokens=16,
                             eval_questions=4, steps=1000, N=2))
-    steps, seen = int(os.environ.get("MEMORY_STEPS", 24)), []
+    steps, seen = int(os.environ.get("MEMORY_STEPS", 32)), []
     with contextlib.chdir(place), Grader(1) as grader:
         run = running.prepare(config, grader)
         for step in range(1, steps + 1):

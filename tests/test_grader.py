@@ -107,7 +107,7 @@ def test_a_death_is_named_for_what_it_is(grader, what, why):
 @pytest.mark.parametrize("what", [
     "print('noise'); os.write(1, b'noise\\n'); os.write(2, b'noise\\n')",
     "sys.stdin.read()", "os.fork()", "os.rmdir(os.getcwd())",
-    "assert not hasattr(sys, 'seen'); sys.seen = 1",
+    "value += getattr(sys, 'seen', 0); sys.seen = 1",
     "os.setpgid(0, os.getpgid(os.getppid()))",
     "threading.Thread(target=time.sleep, args=[10**6]).start()",
     "open('file', 'w').close(); os.mkdir('folder'); os.symlink('/', 'link')",

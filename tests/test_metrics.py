@@ -53,7 +53,7 @@ def test_what_was_cut_off_and_how_long_the_engine_ran():
     ends = (("stop", 3), ("length", 9), ("abort", 7), ("", 2))
     for s, (reason, finished) in zip(groups[0].pool, ends):
         s.rollout = SimpleNamespace(token_ids=[0], finish_reason=reason, finished=finished)
-    del s.rollout.finish_reason
+    del groups[0].pool[-1].rollout.finish_reason
     row = summarize(groups)
     assert (row["truncated"], row["engine_steps"]) == (1 / 4, 9)
 

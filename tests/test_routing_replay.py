@@ -7,10 +7,9 @@ import random
 import pytest
 import torch
 
-import engines
 import minirl
 import models_small
-from engines import random_ids, rows_of, serve
+from engines import gap, random_ids, rows_of, serve
 from helpers import lines, run_program
 from models_small import gradients_of, model_folder, random_groups
 from parts import run as running
@@ -238,19 +237,19 @@ def require_own_routes(policy, rows) -> None:
     free, and log-probs are compared where every choice is the engine's."""
     for row in rows:
         policy.routing.check(row.routes, len(row.ids))
-    gap(policy, rows, replay=False)
+    gap_when(policy, rows, replay=False)
     agrees = torch.cat([policy.routing.agreement(own, row.routes).flatten()
                         for own, row in zip(policy.routing.recorded(rows), rows)])
     assert agrees.float().mean() > 0.999
-    assert gap(policy, rows, replay=True).square().mean() < 2e-7
+    assert gap_when(policy, rows, replay=True).square().mean() < 2e-7
 
 
-def gap(policy, rows, replay: bool):
+def gap_when(policy, rows, replay: bool):
     """|log mu - log pi| of every token [T], of engine and trainer."""
     for row in rows:
         row.replay = row.routes if replay else None
     with replaying(policy, rows):
-        return engines.gap(policy, rows)
+        return gap(policy, rows)
 
 
 @pytest.mark.engine
@@ -276,7 +275,7 @@ def test_r3_closes_most_of_the_gap_in_low_precision():
     with serve(folder, max_num_seqs=48, routes=True, dtype="bfloat16") as engine:
         rows = rollouts_as_rows(engine)
     policy = models_small.policy(folder, "bfloat16", moved=0)
-    natural, replayed = gap(policy, rows, False), gap(policy, rows, True)
+    natural, replayed = gap_when(policy, rows, False), gap_when(policy, rows, True)
     assert replayed.square().mean() < natural.square().mean() / 2
     assert replayed.max() < 0.6931 < natural.max()  # a ratio beyond 2 or 1/2
 
