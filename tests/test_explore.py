@@ -9,7 +9,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import explore
@@ -246,6 +246,7 @@ def pool_of(rewards):
     return [dict(reward=reward, status="scored") for reward in rewards]
 
 
+@settings(max_examples=100)  # of few the pool is long enough and has a signal
 @given(st.data(), st.sampled_from(RULES_OF_ONE_PROMPT), st.sampled_from((0, 0.05, 0.3, 0.7, 1)))
 def test_under_another_rule_it_ends_as_if_that_rule_had_sampled_it(data, rule, p):
     """The stand-in engine writes the same n-th answer to a prompt, whoever asks for it."""
