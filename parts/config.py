@@ -211,6 +211,8 @@ class Config(ModelSettings, ProblemSettings, SamplingSettings, ObjectiveSettings
     objective), `resolve` (the model's name, the machine) or `find_model` (the model's files).
     """
 
+    resumable = RESUMABLE
+
     def __post_init__(self):
         advantage, length_norm = OBJECTIVES.get(self.objective, OBJECTIVES["minirl"])
         if self.advantage == "auto":
@@ -254,8 +256,16 @@ def check_sampler(config: SamplerConfig) -> None:
     """Raises ValueError for sizes that cannot work, and for what only other samplers read."""
     check_numbers(config)
     SamplerConfig.validate(config)
-    foreign = f"has no effect with sampler {config.sampler}: leave it out"
-    refuse([(given(config, name), f"{name} {foreign}") for name in sorted(unread(config.sampler))])
+    foreign, rule = f"has no effect with sampler {config.sampler}: leave it out", config.rule
+    keeps_all = not rule.allocates and rule.round_size * rule.max_rounds == rule.rows_per_prompt
+    refuse([
+        *((given(config, name), f"{name} {foreign}") for name in sorted(unread(config.sampler))),
+        (config.weighting == "unbiased" and keeps_all,
+         "weighting unbiased has no effect where all draws are kept: every weight is 1"),
+        (config.max_rounds_all_correct >= config.N,
+         f"max_rounds_all_correct = {config.max_rounds_all_correct} has no effect: there are only "
+         f"N = {config.N} rounds"),
+    ])
 
 
 def unread(sampler: str) -> set[str]:
@@ -430,7 +440,7 @@ def require_unchanged(config: Config, known: dict) -> None:
     Also for a setting that only the version knew with which the run was started, or only this one.
     """
     now = vars(config)
-    for name in sorted((known.keys() | now.keys()) - RESUMABLE):
+    for name in sorted((known.keys() | now.keys()) - config.resumable):
         if known.get(name) != now.get(name):
             raise ValueError(
                 f"run {config.name} was started with --{name.replace('_', '-')} "

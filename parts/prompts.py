@@ -11,6 +11,7 @@ for the tokenizer's own chat template; .jinja makes the whole prompt.
 import json
 import statistics
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 from parts.folder import counted, is_text, shown
@@ -35,6 +36,7 @@ TEMPLATES = {  # (role, text) turns for the tokenizer's own chat template; None 
     "chat": [("user", "{problem}")],
     "none": None,
 }
+DAY = date(2026, 1, 1)  # which templates write that write the date: prompts are always the same
 END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>")
 
 
@@ -120,7 +122,8 @@ def render(tokenizer, template: str, texts: list[str]) -> list[str]:
                     for role, text in turns]
             own = {} if source is None else dict(chat_template=source, problem=problem)
             prompts.append(tokenizer.apply_chat_template(
-                chat, tokenize=False, add_generation_prompt=True, **own))
+                chat, tokenize=False, add_generation_prompt=True,
+                strftime_now=DAY.strftime, **own))
     except Exception as error:  # jinja's own, and whatever Python raises inside a template
         where = f", line {error.lineno}" if getattr(error, "lineno", None) else ""
         why = f"({type(error).__name__}: {shown(error)})"

@@ -113,7 +113,7 @@ def before_the_engine(config: Config, grader) -> SimpleNamespace:
     inputs["prompts"] = digest_of_prompts(train + held_out)
     if read_config(folder).get("inputs", {}).get("prompts") not in (None, inputs["prompts"]):
         print("WARNING: the prompts are not those of the start: the model's chat template or "
-              "tokenizer has changed, or the template writes the date")
+              "tokenizer has changed")
     newest = next(reversed(checkpoints(folder)), None)
     note_start(folder, settings_of(config), step_of(newest) if newest else 0, inputs)
     remember(folder, train, held_out)
@@ -413,7 +413,7 @@ def python() -> str:
 
 
 @contextlib.contextmanager
-def last_words(config: Config):
+def last_words(config: Config, less_memory: str = ""):
     """Around the whole program: however it ends, it says what is saved and how to go on.
 
     Ctrl-C, SIGTERM and a terminal that closes end it as sys.exit does: temporary folders are
@@ -435,8 +435,9 @@ def last_words(config: Config):
             if isinstance(error, OSError):  # a full disk, or nobody who reads the output
                 words = shown(error)
             elif out_of_memory(error):
-                words = (f"Out of memory: lower --micro-tokens (now {config.micro_tokens}), "
-                         "--max-tokens or --engine-memory, or try --sleep")
+                words = "Out of memory: " + (less_memory or (
+                    f"lower --micro-tokens (now {config.micro_tokens}), --max-tokens or "
+                    "--engine-memory, or try --sleep"))
             else:
                 traceback.print_exc()
         print(f"\n{words}; {saved_so_far(Path('runs', config.name))}", file=sys.stderr)

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+from datetime import datetime
 from pathlib import Path
 
 from parts.folder import shown
@@ -231,7 +232,8 @@ def plain(value) -> str:
         return ""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return str(value).removesuffix(" 00:00:00").strip()  # a day, as parquet holds it
+    text = str(value).strip()
+    return text.removesuffix(" 00:00:00") if isinstance(value, datetime) else text  # a day
 
 
 def problem_text(value) -> str:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from transformers import GenerationConfig
 
 from parts.folder import (find_adapter, read_json, read_rows, replacing, require_same, run_of,
-                          shown)
+                          shown, step_of)
 from parts.models import fetch_model, load_model, load_tokenizer, resolve_model, weights_of
 from parts.policy import load_adapter
 from parts.prompts import is_jinja, make_prompts, stop_ids
@@ -119,6 +119,8 @@ def export(place: str, out: Path, dtype: str = "") -> None:
         raise SystemExit(f"{shown(adapter)} is no checkpoint of a run: its base is not known.")
     dtype, path = dtype or config["dtype"], fetch_model(config["model"], context=0)
     require_same(run, weights_of(path), "put back what the adapter was trained on")
+    state = Path(adapter, "state.json")  # which TRL's checkpoints have not
+    step = read_json(state)["step"] if state.exists() else step_of(state.parent)
     policy, _ = load_adapter(path, adapter, config["dtype"])
     tokenizer = load_tokenizer(path)
     asked = tokenizer(PROBLEM, return_tensors="pt", add_special_tokens=False).input_ids
@@ -128,7 +130,6 @@ def export(place: str, out: Path, dtype: str = "") -> None:
     model.generation_config = GenerationConfig(  # as in training, not as the base suggests
         eos_token_id=stop_ids(tokenizer), pad_token_id=tokenizer.pad_token_id, do_sample=True,
         temperature=config["temperature"], top_k=0)
-    step = read_json(Path(adapter, "state.json"))["step"]
     write(out, model, tokenizer, card(out.name, run, config, step, tokenizer))
     del policy, model  # what is read back is the folder, and has the place in memory
     gap = (log_probs(load_model(str(out), dtype), ids) - trained).abs().max()

@@ -163,6 +163,15 @@ def test_a_small_file_is_on_the_disk_before_it_takes_the_old_ones_place(
         assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]
 
 
+def test_two_long_names_are_written_apart(tmp_path):
+    """As two exports of a model at once: a hidden name is cut, for the disk has a limit."""
+    one, other = (tmp_path / f"{'x' * 100}-{last}" for last in "ab")
+    with folders.replacing(one) as first, folders.replacing(other) as second:
+        first.write_text("a")
+        second.write_text("b")
+    assert one.read_text() + other.read_text() == "ab"
+
+
 # ------------------------------------------------------------------------------ checkpoints
 @pytest.fixture(scope="module")
 def learning():
@@ -184,9 +193,11 @@ def test_the_newest_two_stay_and_for_good_every_so_many_th(tmp_path, learning):
     assert json.loads((tmp_path / "a/checkpoints/step-000007/state.json").read_text())["step"] == 7
     save(tmp_path / "b", range(1, 8), learning, keep_every=3)
     assert names(tmp_path / "b") == ["step-000003", "step-000006", "step-000007"]
-    save(tmp_path / "a", [999_999, 1_000_000], learning)
-    assert names(tmp_path / "a") == ["step-999999", "step-1000000"]  # by number, not as names
-    assert folders.saved_so_far(tmp_path / "a") == (
+    save(tmp_path / "b", range(20, 22), learning, keep_every=7)  # another at a later start
+    assert names(tmp_path / "b")[:-2] == ["step-000003", "step-000006", "step-000007"]
+    save(tmp_path / "c", range(999_998, 1_000_001), learning)
+    assert names(tmp_path / "c") == ["step-999999", "step-1000000"]  # by number, not as names
+    assert folders.saved_so_far(tmp_path / "c") == (
         "everything up to step 1000000 is saved: continue with --resume.")
     assert not list(tmp_path.glob("*/checkpoints/.*"))
 

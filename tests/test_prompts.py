@@ -87,6 +87,8 @@ def test_a_jinja_file_makes_the_whole_prompt(tokenizer, tmp_path):
         assert prompt(tokenizer, made, text) == f"Question: {text}\nAnswer:"
     made = file(tmp_path, "marked.jinja", "\ufeff{{ problem }}")  # as some editors save it
     assert prompt(tokenizer, made) == "1+1=?"
+    made = file(tmp_path, "dated.jinja", "{{ strftime_now('%d %b') }}: {{ problem }}")
+    assert prompt(tokenizer, made) == "01 Jan: 1+1=?"  # on any day
     made = file(tmp_path, "chat.j2", QWEN)  # in the place of the model's own
     assert prompt(tokenizer, made) == chat(("user", "1+1=?"))
 

@@ -126,6 +126,8 @@ REFUSED = {
         ("--threshold 1", "threshold must be at least 0 and below 1"),
         ("--threshold -1e-9", "threshold must be at least 0 and below 1"),
         ("--sampler uniform --M 9", "M has no effect with sampler uniform"),
+        ("--sampler dapo --weighting unbiased", "no effect where all draws are kept"),
+        ("--max-rounds-all-correct 4", "has no effect: there are only N = 4 rounds"),
         ("--mini-batches 25", "mini_batches = 25 is more than the 24 prompts"),
         ("--objective cispo --weight-cap 4", "have no effect with objective cispo"),
         ("--importance none --weight-cap 4", "no effect with importance none"),

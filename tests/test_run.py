@@ -1,6 +1,7 @@
 """What surrounds the loop: logging, saving, resuming, ending; the engine is a stand-in."""
 import contextlib
 import gc
+import io
 import json
 import os
 import signal
@@ -164,6 +165,13 @@ def test_however_a_run_ends_it_says_what_is_saved(tmp_path, monkeypatch, capsys,
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # nothing is left to be said
 
 
+def test_a_terminal_without_a_sign_for_it_ends_no_run(monkeypatch, handlers):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))
+    with running.last_words(Config(name="mine")):
+        print("\u6570")
+    assert sys.stdout.buffer.getvalue() == b"\\u6570\n"
+
+
 def test_what_nohup_has_set_stays_and_a_sentence_of_the_programs_own(handlers):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with pytest.raises(SystemExit, match="^Engine and trainer disagree.$"), \
@@ -261,7 +269,7 @@ def test_an_evaluation_that_a_crash_has_cut_short_is_made_again(
 
 
 def test_config_json_says_after_which_step_each_start_went_on(tmp_path, capsys):
-    """And a chat template that has changed, or that writes the date, is noticed."""
+    """And a chat template that has changed is noticed."""
     lora = dict(lora_rank=2, lora_alpha=5)
     folder = small_run(tmp_path, steps=1, eval_every=0, **lora)
     made = folders.read_json(folder / "checkpoints/step-000001/adapter_config.json")
