@@ -91,8 +91,9 @@ def cannot_work(c: dict) -> bool:
     std, est = c["advantage"] == "group-std", c["sampler"] == "ada-est"
     twice = (est or std) and c["weighting"] != "none" or est and std
     idle = c["mini_batches"] == 1 and c["replay"] == "r2"
+    whole = c["sampler"] in ("uniform", "dapo") and c["weighting"] == "unbiased"
     of_minirl = c.get("importance", "full") != "full" or c.get("mask", "ratio") != "ratio"
-    return twice or idle or c["objective"] != "minirl" and of_minirl
+    return twice or idle or whole or c["objective"] != "minirl" and of_minirl
 
 
 @pytest.mark.slow
