@@ -412,7 +412,8 @@ def parse(argv: list[str] | None = None, cls: type = Config, flags: type = Confi
         config = parse_flags(flags, argv, *about, known or small_defaults(config))
         if known and checkpoints(Path("runs", config.name)):  # without one nothing is lost
             fixed = vars(cls()).keys() - vars(config).keys()
-            require_unchanged(config, {name: known[name] for name in known.keys() - fixed})
+            given = {name: known[name] for name in known.keys() - fixed}
+            require_unchanged(config, given, cls.resumable)
         config = resolve(cls(**vars(config)))
         config.validate()
     require_function(config.reward)
@@ -434,13 +435,13 @@ def parse_before_torch() -> Config:
     return config
 
 
-def require_unchanged(config: Config, known: dict) -> None:
+def require_unchanged(config, known: dict, resumable: frozenset) -> None:
     """Raises ValueError for another value of a setting that decides what the logs mean.
 
     Also for a setting that only the version knew with which the run was started, or only this one.
     """
     now = vars(config)
-    for name in sorted((known.keys() | now.keys()) - config.resumable):
+    for name in sorted((known.keys() | now.keys()) - resumable):
         if known.get(name) != now.get(name):
             raise ValueError(
                 f"run {config.name} was started with --{name.replace('_', '-')} "

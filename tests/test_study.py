@@ -223,8 +223,7 @@ def test_several_held_out_sets_count_by_their_mean(tmp_path):
 
 
 def test_what_rounds_find_of_1000_draws():
-    """Three steps with M = 10; the second has silent prompts, and one that two rounds did not
-    resolve; in the third nobody needs a second round."""
+    """M = 10; one of the second step's prompts is unresolved, and the third has one round only."""
     steps = [dict(prompts=3, zero_signal=0.0, unresolved=0.0, rounds_histogram=[2, 1]),
              dict(prompts=3, zero_signal=2 / 3, unresolved=1 / 3, rounds_histogram=[1, 2]),
              dict(prompts=1, zero_signal=1.0, unresolved=0.0, rounds_histogram=[1])]
