@@ -103,7 +103,7 @@ def main() -> None:
     finally:  # also where your functions ended the run
         if (YOURS / "metrics.jsonl").exists():
             print(first_difference(OWN, YOURS))
-            print("curves:", *(path for folder in (OWN, YOURS) for path in folder.glob("*.png")))
+            print("curves:", *sorted(Path("runs").glob("course-*/curves.png")))
 
 
 if __name__ == "__main__":

@@ -212,6 +212,8 @@ class Config(ModelSettings, ProblemSettings, SamplingSettings, ObjectiveSettings
     """
 
     resumable = RESUMABLE
+    less_memory = ("lower --micro-tokens (now {micro_tokens}), --max-tokens or --engine-memory, or "
+                   "try --sleep")
 
     def __post_init__(self):
         advantage, length_norm = OBJECTIVES.get(self.objective, OBJECTIVES["minirl"])

@@ -177,7 +177,8 @@ def quiet_end():
 
     And what the terminal's encoding has no sign for is printed as an escape: it must not end a run.
     """
-    sys.stdout.reconfigure(errors="backslashreplace")
+    if hasattr(sys.stdout, "reconfigure"):  # a notebook's has no encoding
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             yield

@@ -36,7 +36,7 @@ TEMPLATES = {  # (role, text) turns for the tokenizer's own chat template; None 
     "chat": [("user", "{problem}")],
     "none": None,
 }
-DAY = date(2026, 1, 1)  # which templates write that write the date: prompts are always the same
+DAY = date(2026, 1, 1)  # for templates that write the date: no prompt changes at midnight
 END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>")
 
 

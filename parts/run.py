@@ -413,7 +413,7 @@ def python() -> str:
 
 
 @contextlib.contextmanager
-def last_words(config: Config, less_memory: str = ""):
+def last_words(config: Config):
     """Around the whole program: however it ends, it says what is saved and how to go on.
 
     Ctrl-C, SIGTERM and a terminal that closes end it as sys.exit does: temporary folders are
@@ -435,9 +435,7 @@ def last_words(config: Config, less_memory: str = ""):
             if isinstance(error, OSError):  # a full disk, or nobody who reads the output
                 words = shown(error)
             elif out_of_memory(error):
-                words = "Out of memory: " + (less_memory or (
-                    f"lower --micro-tokens (now {config.micro_tokens}), --max-tokens or "
-                    "--engine-memory, or try --sleep"))
+                words = "Out of memory: " + config.less_memory.format(**vars(config))
             else:
                 traceback.print_exc()
         print(f"\n{words}; {saved_so_far(Path('runs', config.name))}", file=sys.stderr)

@@ -69,6 +69,7 @@ class Config(settings.Config, TRLSettings):
     sync: Literal["merge"] = "merge"
     replay: Literal["none"] = "none"
     resumable = settings.RESUMABLE - {"lr", "keep_every"}  # TRL takes them from the checkpoint
+    less_memory = "lower --engine-memory, or start anew with a lower --micro-rows or --max-tokens"
 
     def validate(self) -> None:
         """Raises ValueError, one sentence, for what cannot work."""
@@ -326,6 +327,5 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    with last_words(CONFIG, "lower --engine-memory, or start anew with a lower --micro-rows or "
-                            "--max-tokens"):
+    with last_words(CONFIG):
         main(CONFIG)

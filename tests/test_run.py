@@ -165,11 +165,13 @@ def test_however_a_run_ends_it_says_what_is_saved(tmp_path, monkeypatch, capsys,
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # nothing is left to be said
 
 
-def test_a_terminal_without_a_sign_for_it_ends_no_run(monkeypatch, handlers):
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))
+@pytest.mark.parametrize("out, said", [
+    (io.TextIOWrapper(io.BytesIO(), encoding="latin-1"), "\\u6570\n"), (io.StringIO(), "\u6570\n")])
+def test_a_terminal_without_a_sign_for_it_ends_no_run(monkeypatch, handlers, out, said):
+    monkeypatch.setattr(sys, "stdout", out)
     with running.last_words(Config(name="mine")):
         print("\u6570")
-    assert sys.stdout.buffer.getvalue() == b"\\u6570\n"
+    assert out.seek(0) == 0 and out.read() == said
 
 
 def test_what_nohup_has_set_stays_and_a_sentence_of_the_programs_own(handlers):

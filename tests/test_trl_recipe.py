@@ -1,6 +1,7 @@
 """recipes/trl_ada.py: TRL's gradient is minirl's on any number of processes; what it refuses."""
 import os
 import random
+import re
 import shlex
 import socket
 import subprocess
@@ -273,6 +274,8 @@ def test_an_engine_with_other_weights_ends_the_run(
 def test_a_run_that_is_over_ends_at_once_and_well_and_what_trl_restores_cannot_be_changed(recipe):
     with pytest.raises(SystemExit, match="^0$"):
         recipe.require_resumable(Path("step-000003"), 3)
+    for word in re.findall(r"--([a-z-]+)", recipe.Config.less_memory):
+        assert hasattr(recipe.Flags(), word.replace("-", "_"))
     Path("runs/r/checkpoints/step-000001").mkdir(parents=True)
     recipe.folders.note_start(Path("runs/r"), vars(recipe.parse(["--name", "r"])), 0, {})
     assert recipe.parse("--name r --resume --steps 9".split()).steps == 9
