@@ -116,7 +116,7 @@ class SamplerConfig:
     advantage: Literal["pool-mean", "leave-one-out", "group-std", "positives-only"] = "pool-mean"
     """what a reward is compared with; group-std is GRPO's, positives-only RAFT's"""
     weighting: Literal["none", "unbiased", "log", "inv_p"] = "none"
-    """weights of kept samples: none, unbiased (ascend p), log (ascend log p), inv_p (1/p)"""
+    """weights of kept samples: none, unbiased (ascend about p), log (about log p), inv_p (1/p)"""
 
     @property
     def rule(self) -> Rule:
@@ -238,7 +238,7 @@ def advantages(kept: list[float], pool: list[float], kind: str) -> list[float]:
     """Advantages of the kept rewards, compared with the whole pool: the kept were selected.
 
     pool-mean       r - mean
-    leave-one-out   r - mean of the others  RLOO: unbiased; pool-mean is (m-1)/m of it
+    leave-one-out   r - mean of the others  RLOO: unbiased for a fixed m; pool-mean is (m-1)/m of it
     group-std       (r - mean) / std        GRPO: std with m - 1 in the denominator
     positives-only  max(r, 0)               RAFT
 
@@ -267,8 +267,8 @@ def row_weights(correct: list[bool], p_hat: float, n: float, kind: str) -> list[
     each kind changes the objective. With the pool mean as baseline, the expected update of a
     balanced prompt is w(p) grad p with w(p) = [p^2 + (1-p)^2] / [2p(1-p)]: about 1/(2p) where p is
     small, and as large where 1-p is small. (This holds if the pool is so large that its mean is p.
-    For 4 rounds of 8 and a small p, w(p) is less.) To undo it, let a row stand for its share of the
-    pool:
+    For 4 rounds of 8 and a small p, w(p) is less.) To undo it, but for the bias of a stopped pool
+    (course/notes/3: 21 % at p = 0.05), let a row stand for its share of the pool:
         unbiased  c+ = p n/k_pos, c- = (1-p) n/k_neg   ascends p
         log       that, times 1/p                      ascends log p (v3 section 2.2)
         inv_p     "none", times 1/p                    v3 section 3.2 to the letter: about 1/(2p^2)

@@ -77,7 +77,7 @@ COLUMNS = {
     "accuracy at the end (range)": at_the_end,
     "best": store.average(".1%", lambda run: max(row["avg"] for row in run["evals"])),
     "entropy, last quarter": logged(".3f", "entropy_trained", share=4),
-    "KL(mu, pi_old), k3": logged(".1e", "kl_k3"),
+    "KL(mu ‖ pi_old), k3": logged(".1e", "kl_k3"),
     "its median": logged(".0e", "kl_k3", measure=median),
     "routes agree": logged(".1%", "routes_agree_all"),
     "clipped": logged(".2%", "clipped_positive", "clipped_negative"),

@@ -5,7 +5,7 @@
 A sketch of minirl.py that one can read from top to bottom, and write again afterwards: no engine,
 no flags, no files. It asks Hugging Face's `generate` for answers, in rounds, until a prompt has
 shown right and wrong ones (Reinforce-Ada), and takes one policy-gradient step per batch (MiniRL
-with one mini-batch, where nothing is clipped and every importance weight is 1). What is missing
+with one mini-batch and no engine: nothing is clipped, importance weights are 1). What is missing
 here, and where the project has it, is at the end. `make demo` gets further: twice the prompts per
 step, and an adapter with a rate ten times as high.
 """

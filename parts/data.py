@@ -208,7 +208,7 @@ def load_train_and_held_out(
         train, held_out = hold_out(train, eval_questions)
         total = len(train) + len(held_out)
         print(f"data: {len(held_out)} of the {total} problems held out for evaluation "
-              "(--eval-data names others)")
+              "(--eval-data evaluates on another set instead)")
     else:
         held_out = load_problems(eval_data, for_training=False, limit=eval_questions, **keys)
     train, doubles = drop_overlap(train, held_out)

@@ -59,7 +59,7 @@ def summarize(groups: list) -> dict[str, Any]:
 
 
 def mean_surprisal(groups: list) -> float:
-    """-log mu, averaged over every token that was drawn: an unbiased estimate of mu's entropy."""
+    """-log mu, averaged over every token that was drawn: an estimate of mu's entropy."""
     drawn = [x for group in groups for s in group.pool for x in s.rollout.logprobs]
     return -sum(drawn) / len(drawn)
 

@@ -151,7 +151,7 @@ def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
     print(f"held out: {counted(len(held_out), 'problem')}, {config.eval_k} answers each; "
           f"avg@{config.eval_k} is their mean reward, in brackets is its 95 % interval")
     if len(held_out) < FEW:
-        print("          too few to tell learning from luck: name more by --eval-data FILE")
+        print("          too few to tell learning from luck: name a larger set with --eval-data")
     return train, held_out
 
 

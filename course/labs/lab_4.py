@@ -18,7 +18,7 @@ def row_weights(correct: list[bool], p_hat: float, n: float, kind: str) -> list[
         none      1
         unbiased  right rows p_hat n / k_pos, wrong rows (1 - p_hat) n / k_neg: each kind stands for
                   its share of the pool, as if the n rows had not been chosen
-        log       unbiased, times 1 / p_hat: ascends E[log p]
+        log       unbiased, times 1 / p_hat: nearly ascends E[log p]
         inv_p     1 / p_hat
 
     With p_hat = 0 leave out the factor 1 / p_hat: there is no right row, and no signal.
