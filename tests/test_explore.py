@@ -17,8 +17,8 @@ from ada_sampler import RULES, SamplerConfig
 from explore import ABSENT, OF_TOKENS, WHOLE, PageConfig, choose, main
 from helpers import ROOT
 from parts import what_if
-from parts.grader import NO_VERDICT
 from parts.folder import append
+from parts.grader import NO_VERDICT
 from parts.plot import PANELS, drawn_rows
 from rewards import extract_answer
 from test_ada_sampler import coins, run
