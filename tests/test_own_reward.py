@@ -99,6 +99,8 @@ def test_the_reward_is_the_sum_of_named_numbers_which_are_kept(grader, completio
     ("1j", "no_number", "1j"), ("('correct', '')", "no_number", "('correct', '')"),
     ("{}['missing']", "raised", "KeyError: 'missing' (line 14 of mine.py)"),
     ("helper()", "raised", "KeyError: 'deep' (line 19 of mine.py)"),
+    ("open('mine.py')", "raised", "directory: 'mine.py' (line 14 of mine.py; a relative path does "
+     "not start in your folder, so build it from Path(__file__))"),
     ("sys.exit(3)", "raised", "SystemExit: 3"), ("interrupt()", "raised", "KeyboardInterrupt"),
     ("np.ones(10**10)", "killed", "out of memory: it may take 1 GB")])
 def test_whatever_else_happens_has_a_status_of_its_own_and_no_reward(
