@@ -231,7 +231,9 @@ def explain(error: BaseException, name: str) -> str:
     told = traceback.TracebackException.from_exception(error)  # str(error) may raise
     lines = [frame.lineno for frame in told.stack if frame.filename == path]
     where = f"line {lines[-1]} of " if lines else ""
-    return f"{type(error).__name__}: {str(told)[:200]} ({where}{os.path.basename(path)})"
+    hint = ("; a relative path does not start in your folder, so build it from Path(__file__)"
+            if isinstance(error, FileNotFoundError) else "")
+    return f"{type(error).__name__}: {str(told)[:200]} ({where}{os.path.basename(path)}{hint})"
 
 
 def wait(seconds: float, pid: int, *streams) -> dict:

@@ -118,8 +118,8 @@ BAD_REWARDS = [  # what is in a.py, and why `--reward a.py:score` cannot be used
      "it is called as score(problem, completion) or score(problem, completion, raw), not as "
      "score(a, b, c)."),
     ("\ndef score(a, b)\n  pass", "SyntaxError: expected ':' (a.py, line 2)"),
-    ("open('sums.jsonl')", "directory: 'sums.jsonl' (line 1 of a.py; a relative path does not start "
-     "in your folder, so build it from Path(__file__))."),
+    ("open('sums.jsonl')", "FileNotFoundError: [Errno 2] No such file or directory: 'sums.jsonl' "
+     "(line 1 of a.py; a relative path does not start in your folder, so build it from Path(__fil"),
     ("import numpty", "ModuleNotFoundError: No module named 'numpty' (line 1 of a.py)"),
     ("import os; os._exit(1)", "its process ended with exit code 1"),
     ("import sys; sys.exit(5)", "SystemExit: 5"),
