@@ -48,7 +48,7 @@ class Rollout:
     submitted: int = 0  # when, in engine steps of this training step; for the log, like the next
     finished: int = 0
     row: object = None  # the trainer's row (logprobs.Row) if the sample is kept
-    tokenizer: object = field(default=None, repr=False)
+    tokenizer: object = field(default=None, repr=False)  # the engine's, for `raw`
 
     @property
     def raw(self) -> str:

@@ -170,6 +170,7 @@ def test_the_log_is_enough_to_keep_and_to_compare_anew(settings):
         assert (row["baseline"], row["p_hat"]) == (group.baseline, group.p_hat)
         assert row["outcome"] == group.outcome
         assert {s["reason"] for s in row["pool"]} == {"because"}  # the verifier's
+        assert all(s["reward/half"] == s["reward"] / 2 == s["reward/rest"] for s in row["pool"])
         assert [(s["text"], s["length"]) for s in row["pool"]] == [
             (s.rollout.text, len(s.rollout.token_ids)) for s in group.pool]
         submits = [s["submit"] for s in row["pool"]]
