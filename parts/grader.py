@@ -414,7 +414,7 @@ def as_number(value) -> float:
     number = value.item() if hasattr(value, "item") else value  # numpy, torch
     number = float(number) if isinstance(number, Decimal) else number
     if isinstance(number, numbers.Real) and abs(number) <= LARGEST:  # NaN is not
-        return float(number)  # True is 1
+        return float(number) + 0.0  # True is 1, and -0.0 becomes 0.0
     return math.nan
 
 
