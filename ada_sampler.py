@@ -159,6 +159,7 @@ class Sample:
     status: str | None = None  # the grader's word for it; None while there is no verdict
     correct: bool = False  # reward > threshold
     why: str = ""  # the grader's reason, where it gives one
+    parts: dict = field(default_factory=dict)  # what the reward is the sum of, where it is one
 
 
 @dataclass
@@ -453,6 +454,7 @@ class Collector:
                 verdict = self.grader.result((group.index, sample.index))
                 sample.reward, sample.status = float(verdict.reward), verdict.status
                 sample.why = getattr(verdict, "why", "")
+                sample.parts = getattr(verdict, "parts", {})
                 sample.correct = verdict.reward > self.config.threshold
 
     def try_another(self, group: Group) -> None:

@@ -36,7 +36,7 @@ from parts.data import (HELD_OUT, check_golds, count_trained, digest, keys_of, l
 from parts.folder import (FREE, append, counted, digest_of, keep_rows, open_folder, own_files,
                           quiet_end, read_json, read_rows, require_same, run_of, shown, versions,
                           write_safely)
-from parts.grader import NO_VERDICT
+from parts.grader import NO_VERDICT, PART, mean_parts
 from parts.models import TINY, fetch_model, load_tokenizer, weights_of
 from parts.prompts import add_prompts, stop_ids
 from parts.sources import MEASURED, expand
@@ -75,7 +75,7 @@ def as_row(problem, s: int, rollout, verdict) -> dict:
     """A line of eval.jsonl. The reward is NaN where the grader failed; `why` says how."""
     row = dict(data=problem.source, id=problem.id, sample=s, reward=verdict.reward,
                status=verdict.status, finish_reason=rollout.finish_reason,
-               tokens=len(rollout.token_ids), text=rollout.text)
+               tokens=len(rollout.token_ids), text=rollout.text) | verdict.parts
     if verdict.status in NO_VERDICT:
         row["why"] = verdict.why
     if problem.level:
@@ -134,8 +134,8 @@ def means_Q(rows: list[dict], k: int) -> list[float]:
 def report(rows: list[dict], k: int) -> dict:
     """The results of some questions: avg (avg@k), ci_low, ci_high, pass {j: pass@j}, and more.
 
-    avg is a mean of rewards. correct and pass count right answers (status "correct"). With
-    math-verify's rewards of 0 and 1, avg and correct are the same.
+    avg is a mean of rewards, and reward/NAME of one of their parts. correct and pass count right
+    answers (status "correct"). With math-verify's rewards of 0 and 1, avg and correct are the same.
     """
     right = [row["status"] == "correct" for row in rows]
     right_Q = [sum(right[i:i + k]) for i in range(0, len(rows), k)]
@@ -148,7 +148,7 @@ def report(rows: list[dict], k: int) -> dict:
         "truncated": sum(row["finish_reason"] == "length" for row in rows) / len(rows),
         "verifier_failures": sum(verdicts[status] for status in NO_VERDICT) / len(rows),
         "response_length": sum(row["tokens"] for row in rows) / len(rows),
-        "verdicts": dict(verdicts)}
+        "verdicts": dict(verdicts)} | mean_parts(rows)
 
 
 def report_by_set(rows: list[dict], k: int, data: str) -> dict[str, dict]:
@@ -265,6 +265,8 @@ def show_results(summary: dict, rows: list[dict], unit: str) -> None:
         print(f"\n{shown(name)}, {counted(one['questions'], 'question')}: avg@{one['k']} "
               f"{interval(one, unit)}\n  pass@{one['k']} {one['pass'][one['k']]:.1%}, {shares}, "
               f"{one['response_length']:.0f} tokens")
+        if parts := ", ".join(f"{key} {one[key]:{unit}}" for key in one if key.startswith(PART)):
+            print(f"  {parts}")
     if len(summary["sets"]) > 1:
         print(f"\nweighted: {interval(summary['weighted'], unit)}")
     failed = [row for row in rows if row["status"] in NO_VERDICT]

@@ -28,7 +28,7 @@ from parts import what_if
 from parts.config import in_one_sentence, parse_flags
 from parts.folder import quiet_end, row_of, settings, shown, write_safely
 from parts.grader import NO_VERDICT
-from parts.plot import PANELS, drawn_rows, what_differs
+from parts.plot import drawn_rows, panels_of, what_differs
 from rewards import extract_answer
 
 TEMPLATE = Path(__file__).parent / "parts" / "explore.html"
@@ -238,7 +238,8 @@ def with_what_follows(data: dict, sizes: dict | None = None) -> dict:
     for run in data["runs"]:
         what_if.add_to(run, sizes)
         add_questions(run["groups"])
-    return data | dict(no_verdict=NO_VERDICT, panels=PANELS)
+    rows = [row for run in data["runs"] for row in run["metrics"]]
+    return data | dict(no_verdict=NO_VERDICT, panels=panels_of(rows))
 
 
 def add_questions(groups: list[dict]) -> None:

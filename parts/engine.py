@@ -17,7 +17,7 @@ import os
 import random
 import tempfile
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import get_args
 
 import numpy
@@ -48,6 +48,12 @@ class Rollout:
     submitted: int = 0  # when, in engine steps of this training step; for the log, like the next
     finished: int = 0
     row: object = None  # the trainer's row (logprobs.Row) if the sample is kept
+    tokenizer: object = field(default=None, repr=False)  # the engine's, for `raw`
+
+    @property
+    def raw(self) -> str:
+        """The text with its special tokens, which only a function of --reward may ask for."""
+        return self.tokenizer.decode(self.token_ids)
 
 
 def configure_vllm(on_cpu: bool) -> None:
@@ -143,7 +149,7 @@ class Engine:
         ids = [out.outputs[0].token_ids for out in finished]
         texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
         return [(self._keys.pop(out.request_id),
-                 rollout_of(out.outputs[0], text, self._routes(out)))
+                 rollout_of(out.outputs[0], text, self._routes(out), self.tokenizer))
                 for out, text in zip(finished, texts)]
 
     def _routes(self, out):
@@ -239,9 +245,10 @@ class Engine:
             self.llm.wake_up()
 
 
-def rollout_of(output, text: str, routes=None) -> Rollout:
+def rollout_of(output, text: str, routes=None, tokenizer=None) -> Rollout:
     logprobs = list(output.logprobs.logprobs)
-    return Rollout(list(output.token_ids), logprobs, output.finish_reason, text, routes)
+    return Rollout(list(output.token_ids), logprobs, output.finish_reason, text, routes,
+                   tokenizer=tokenizer)
 
 
 # --------------------------------------------------------------------------------- starting vLLM

@@ -1,7 +1,7 @@
 """Processes with limits judge what a model wrote: they may hang or die, and the trainer goes on.
 
     server     `python -m parts.grader FILE.py:FUNCTION`, a fresh interpreter, loads one function
-               once: `rewards.judge`, or --reward's `score(problem: dict, completion: str) -> float`
+               once: `rewards.judge`, or --reward's `score(problem, completion)`
     workers    its forks, one for each thread that asks, take one question after the other
     children   their forks alone read what a model wrote, each under `Limits`
 
@@ -37,7 +37,7 @@ import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
-from types import SimpleNamespace
+from statistics import fmean
 from typing import NamedTuple
 
 from parts.folder import shown
@@ -46,6 +46,8 @@ WORKERS = min(8, len(os.sched_getaffinity(0)))  # each judges one answer at a ti
 START_SECONDS = 60  # limit of CPU time, and of waiting, while a server loads its function
 FILE_BYTES = 2 ** 20  # the largest file that a child can write
 LARGEST = 1e6  # the largest reward: sums and squares of rewards must stay far from overflow
+MOST_PARTS, LONGEST_NAME = 7, 40  # of a reward; curves.png has so many colours
+PART = "reward/"  # in front of the name of a part, in all logs
 PATIENCE = 16  # if so many first verdicts all fail, --reward's function is broken
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")  # no secrets
@@ -58,6 +60,7 @@ class Verdict(NamedTuple):
     reward: float  # NaN with a status of NO_VERDICT
     status: str
     why: str = ""
+    parts: dict[str, float] = {}  # {"reward/NAME": number}, if --reward's function names several
 
 
 class Limits(NamedTuple):  # of a child
@@ -98,7 +101,11 @@ def load_judge(name: str, examples: list, own: bool, limits: Limits) -> tuple:
     limit(resource.RLIMIT_CORE, 0)
     signal.setitimer(signal.ITIMER_PROF, START_SECONDS)
     try:
-        judge = load_reward(name) if own else load_function(name)
+        found = load_file(name)
+        if own and (refusal := why_unusable(found, name)):
+            return None, refusal
+        judge = found[name.rpartition(":")[2]]
+        judge = functools.partial(score, judge, takes_raw(judge)) if own else judge
         for question in examples:
             judge(*question)
     except BaseException as error:
@@ -109,11 +116,11 @@ def load_judge(name: str, examples: list, own: bool, limits: Limits) -> tuple:
     return functools.partial(answer_of, judge, name, limits), ""
 
 
-def load_function(name: str):
-    """The function that "path/to/file.py:function" names. Its file may import its neighbours."""
-    path, _, function = name.rpartition(":")
+def load_file(name: str) -> dict:
+    """What the file of "path/to/file.py:function" defines. It may import its neighbours."""
+    path = name.rpartition(":")[0]
     sys.path.insert(0, os.path.dirname(path))
-    return getattr(SimpleNamespace(**runpy.run_path(path)), function)
+    return runpy.run_path(path)
 
 
 def limit(kind: int, most: int) -> None:
@@ -224,7 +231,9 @@ def explain(error: BaseException, name: str) -> str:
     told = traceback.TracebackException.from_exception(error)  # str(error) may raise
     lines = [frame.lineno for frame in told.stack if frame.filename == path]
     where = f"line {lines[-1]} of " if lines else ""
-    return f"{type(error).__name__}: {str(told)[:200]} ({where}{os.path.basename(path)})"
+    hint = ("; a relative path does not start in your folder, so build it from Path(__file__)"
+            if isinstance(error, FileNotFoundError) else "")
+    return f"{type(error).__name__}: {str(told)[:200]} ({where}{os.path.basename(path)}{hint})"
 
 
 def wait(seconds: float, pid: int, *streams) -> dict:
@@ -355,27 +364,69 @@ def require_function(name: str) -> None:
         raise SystemExit(f"--reward: there is no file {shown(path)}.")
 
 
-def load_reward(name: str):
-    """In a server: a judge that asks this function.
+def why_unusable(found: dict, name: str) -> str:
+    """Why the function that `name` names cannot be called, as `found` in its file; "" if it can."""
+    path, _, function = name.rpartition(":")
+    if function not in found:
+        others = [key for key, value in found.items() if inspect.isfunction(value)
+                  and value.__module__ == found["__name__"]]
+        return (f"{os.path.basename(path)} has no function {function}; "
+                f"it has: {', '.join(others) or 'none'}")
+    own = found[function]
+    if not callable(own) or any(is_one(own) for is_one in (
+            inspect.isclass, inspect.iscoroutinefunction, inspect.isgeneratorfunction,
+            inspect.isasyncgenfunction)):
+        return (f"{function} must be a plain function that returns the reward, and not a class, "
+                "a generator or async")
+    signature = inspect.signature(own)
+    try:
+        signature.bind({}, "", **dict(raw="") if takes_raw(own) else {})
+        first_two = [*signature.parameters][:2]
+        swapped = first_two[0].startswith("completion")
+        fits = not swapped and not {"raw", "completions"} & {*first_two}
+    except TypeError:
+        fits = False
+    return "" if fits else (f"it is called as {function}(problem, completion) or {function}"
+                            f"(problem, completion, raw), not as {function}{signature}")
 
-    Raises what loading it raises, and TypeError if it cannot be used.
-    """
-    function = load_function(name)
-    signature = inspect.signature(function)
-    signature.bind({}, "")
-    if next(iter(signature.parameters)).startswith("completion"):
-        raise TypeError("it must take (problem, completion), in this order")
-    return functools.partial(score, function)
+
+def takes_raw(function) -> bool:
+    """Whether it has a third or later parameter named raw, for the text with special tokens."""
+    return "raw" in [*inspect.signature(function).parameters][2:]
 
 
-def score(function, problem: dict, completion: str) -> tuple[str, str]:
-    """In a child: ("scored", a finite number of at most LARGEST in size), or status "no_number"."""
-    value = function(problem, completion)
+def score(function, with_raw: bool, problem: dict, completion: str, raw: str) -> tuple[str, str]:
+    """In a child: ("scored", JSON of the reward and of its named parts), or status "no_number"."""
+    value = function(problem, completion, **dict(raw=raw) if with_raw else {})
+    named, parts, reward = isinstance(value, dict), {}, as_number(value)
+    if named and 1 <= len(value) <= MOST_PARTS and all(map(is_name, value)):
+        parts = {PART + name: as_number(number) for name, number in value.items()}
+        reward = as_number(math.fsum(parts.values()))
+    if not math.isnan(reward):
+        return "scored", json.dumps([reward, parts])
+    rule = (f" (a dict holds 1 to {MOST_PARTS} numbers, each and their sum at most {LARGEST:g} in "
+            f"size, under names of 1 to {LONGEST_NAME} characters)") if named else ""
+    return "no_number", f"it returned {value!r}"[:200] + rule
+
+
+def as_number(value) -> float:
+    """A reward as a float; NaN for what is no number, not finite, or over LARGEST in size."""
     number = value.item() if hasattr(value, "item") else value  # numpy, torch
     number = float(number) if isinstance(number, Decimal) else number
     if isinstance(number, numbers.Real) and abs(number) <= LARGEST:  # NaN is not
-        return "scored", repr(float(number))  # True is 1
-    return "no_number", f"it returned {value!r}"[:200]
+        return float(number) + 0.0  # True is 1, and -0.0 becomes 0.0
+    return math.nan
+
+
+def is_name(name) -> bool:
+    """Whether a part of a reward can have this name, in logs and pictures."""
+    return isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_NAME
+
+
+def mean_parts(rows: list[dict]) -> dict[str, float]:
+    """The mean of each part of the reward over rows that may hold some; one that lacks is 0."""
+    names = dict.fromkeys(key for row in rows for key in row if key.startswith(PART))
+    return {name: fmean(row.get(name, 0.0) for row in rows) for name in names}
 
 
 class OwnReward(ForkingGrader):
@@ -398,15 +449,20 @@ class OwnReward(ForkingGrader):
             self.close()
             raise SystemExit(f"{self.called} cannot be used: {shown(error, 400)}.") from None
 
-    def ask(self, row: dict, completion: str, style: str = "") -> Future:
-        """The verdict to come. `style` is the verifier's and means nothing here."""
-        return super().ask(row, completion)
+    def submit(self, key, problem, rollout, style: str = "") -> None:
+        """As above. `style` is the verifier's and means nothing here."""
+        super().submit(key, problem, rollout, raw=rollout.raw)
+
+    def ask(self, row: dict, completion: str, raw: str | None = None) -> Future:
+        """The verdict to come. raw: the completion with special tokens; None if it has none."""
+        return super().ask(row, completion, completion if raw is None else raw)
 
     def verdict(self, status: str, why: str) -> Verdict:
         if status != "scored":
             return super().verdict(status, why)
-        reward = float(why)
-        return Verdict(reward, "correct" if reward > self.threshold else "wrong")
+        reward, parts = json.loads(why)
+        told = ", ".join(f"{key.removeprefix(PART)} {part:g}" for key, part in parts.items())
+        return Verdict(reward, "correct" if reward > self.threshold else "wrong", told, parts)
 
     def result(self, key) -> Verdict:
         """As above. Raises SystemExit if the function has failed on everything at the start."""

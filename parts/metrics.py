@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 
 from parts.folder import read_rows, shown
-from parts.grader import NO_VERDICT
+from parts.grader import NO_VERDICT, mean_parts
 
 DECIMALS = 7  # of a log-prob: enough to compute a token's term of Eq. 7 again to 1e-6
 PATIENCE = 3  # steps in a row with a broken gradient; first steps without any
@@ -28,7 +28,8 @@ def summarize(groups: list) -> dict[str, Any]:
 
     reward_first_round is the curve to watch: every prompt counts once, and nothing was selected.
     reward_kept is not, for the sampler selects what is kept, often half of it right. Shares of
-    prompts count all that were tried. A mean of nothing is left out.
+    prompts count all that were tried. A mean of nothing is left out. The parts of a reward
+    (reward/NAME) are averaged as reward_first_round is.
     """
     pool, outcomes = [s for group in groups for s in group.pool], [g.outcome for g in groups]
     averages = dict(
@@ -43,6 +44,8 @@ def summarize(groups: list) -> dict[str, Any]:
         unresolved_too_few_correct=[outcome == "too few correct" for outcome in outcomes],
         unresolved_too_few_wrong=[outcome == "too few wrong" for outcome in outcomes],
         unresolved_out_of_budget=[outcome == "out of budget" for outcome in outcomes])
+    parts = [mean_parts([s.parts for s in group.pool if s.round == 0])
+             for group in groups if group.pool]
     rounds, spent = Counter(group.rounds for group in groups), Counter()
     for group in groups:
         spent[band(group.p_hat)] += len(group.pool)
@@ -55,7 +58,8 @@ def summarize(groups: list) -> dict[str, Any]:
         rounds_histogram=[rounds[r] for r in range(1, max(rounds, default=0) + 1)],
         spent_by_pass_rate=dict(sorted(spent.items())),
         verdicts=dict(sorted(Counter(s.status for s in pool).items())),
-        **{name: fmean(values) for name, values in averages.items() if values})
+        **{name: fmean(values) for name, values in averages.items() if values},
+        **mean_parts(parts))
 
 
 def mean_surprisal(groups: list) -> float:
@@ -150,7 +154,7 @@ def sample_row(s, kept: tuple[float, float] | None, tokenizer) -> dict:
     row = dict(
         round=s.round, submit=rollout.submitted, finish=rollout.finished, reward=s.reward,
         status=s.status, reason=s.why, finish_reason=rollout.finish_reason, text=rollout.text,
-        length=len(rollout.token_ids), kept=kept is not None)
+        length=len(rollout.token_ids), kept=kept is not None) | s.parts
     if kept:
         row |= dict(advantage=kept[0], coefficient=kept[1])
     if rollout.row is not None and rollout.row.theta is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from parts.folder import read_rows, replacing, settings, shown
-from parts.grader import NO_VERDICT
+from parts.grader import NO_VERDICT, PART
 
 COLORS = (  # Okabe and Ito's
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
@@ -20,6 +20,7 @@ PANELS = (
     ("lines", "Reward while training", "mean reward",
      {"reward_first_round": "first round (fair)", "reward_pool": "whole pool"}),
     ("accuracy", "Accuracy on held-out problems", "avg@k, 95 % interval", {}),
+    ("parts", "Parts of the reward", "mean reward, first round", {}),  # see `panels_of`
     ("lines", "Samples drawn", "samples per step", {"samples": ""}),
     ("lines", "Tokens generated", "tokens per step", {"tokens": ""}),
     ("lines", "Prompts without signal", "share of prompts",
@@ -71,6 +72,13 @@ def shares(counts) -> dict:
     total = max(1, sum(counts.values()))
     failed = sum(counts.get(status, 0) for status in NO_VERDICT)
     return dict(share_no_box=counts.get("no_box", 0) / total, share_no_verdict=failed / total)
+
+
+def panels_of(rows: list[dict]) -> list[tuple]:
+    """PANELS; that of the reward's parts has a line for each, and is left out if there is one."""
+    parts = {key: key.removeprefix(PART) for row in rows for key in row if key.startswith(PART)}
+    return [(*panel[:3], parts) if panel[0] == "parts" else panel for panel in PANELS
+            if panel[0] != "parts" or len(parts) > 1]
 
 
 def read_run(run: str | Path) -> dict:
@@ -128,13 +136,14 @@ def plain(text) -> str:
 # ----------------------------------------------------------------------------------------- panels
 def draw_lines(ax, rows, keys, log_scale=False) -> None:
     """Two lines per key: every step (faint) and the moving mean. On a log scale the sizes."""
-    for color, (key, label) in zip(COLORS, keys.items()):
+    for color, (key, label) in zip(itertools.cycle(COLORS), keys.items()):
         xs, ys = series([row for row in rows if row.get(key) or not log_scale], key)
         if xs:
             ys = np.abs(ys) if log_scale else ys
             marker = "." if len(xs) < 20 else ""
             ax.plot(xs, ys, color=color, alpha=0.25, linewidth=1)
-            ax.plot(xs, smooth(ys), color=color, linewidth=1.8, marker=marker, label=label)
+            ax.plot(xs, smooth(ys), color=color, linewidth=1.8, marker=marker,
+                    label=plain(label))
     if log_scale:
         ax.set_yscale("log")
     else:
@@ -188,7 +197,8 @@ def draw_run(run_dir: str | Path) -> Path:
 
     run = read_run(run_dir)
     logged = {key for row in run["metrics"] for key in row}
-    panels = [p for p in PANELS if (run["evals"] if p[0] == "accuracy" else logged & set(p[3]))]
+    panels = [p for p in panels_of(run["metrics"])
+              if (run["evals"] if p[0] == "accuracy" else logged & set(p[3]))]
     if run["config"].get("mini_batches") == 1 and in_float32(run["config"]):
         panels = [p for p in panels if p[0] != "off-policy"]  # all weights are 1, nothing is masked
     columns = 4 if len(panels) <= 12 else 5

@@ -240,12 +240,18 @@ def test_tokens_are_those_that_were_sampled():
     tokenizer = make.build_tokenizer()
     ids = tokenizer.convert_tokens_to_ids(["1", "8", make.END])
     assert len(tokenizer.encode("18")) == 1
-    output = SimpleNamespace(token_ids=ids, logprobs=SimpleNamespace(logprobs=[-1.0, -2.0, -3.0]),
+    tags = dict(additional_special_tokens=["<think>", "</think>"])  # as some models mark them
+    tokenizer.add_special_tokens(tags)
+    think, end_of_thought = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
+    ids = [think, ids[0], end_of_thought, *ids[1:]]
+    output = SimpleNamespace(token_ids=ids, logprobs=SimpleNamespace(logprobs=[-1.0] * 5),
                              finish_reason="stop", routed_experts=None)
     engine = bare_engine([], [SimpleNamespace(request_id="1", finished=True, outputs=[output])])
+    engine.tokenizer = tokenizer
     ((key, rollout),) = engine.step()
     assert (key, rollout.text) == (7, "18")
-    assert rollout.token_ids == ids and rollout.logprobs == [-1.0, -2.0, -3.0]
+    assert rollout.raw == "<think>1</think>8<|endoftext|>"  # for --reward, which may look at tags
+    assert rollout.token_ids == ids and rollout.logprobs == [-1.0] * 5
 
 
 @pytest.mark.parametrize("error, ends", [

@@ -123,6 +123,21 @@ def sampled(problems, k=4, engine=None, **how):
 STYLES = {"minerva": "minerva", "ra-minerva": "minerva", "my-minerva-notes.jsonl": "", "a": ""}
 
 
+def test_parts_of_the_reward_are_in_each_row_and_their_means_in_the_report(capsys):
+    class Parts(Grader):
+        def result(self, key):
+            part = {"reward/format": 0.25} if key[-1] else {}  # none of each first sample
+            return super().result(key)._replace(parts=part)
+
+    problems = [question(name) for name in "pq"]
+    rows = in_order(evaluate(Engine(), Parts(), problems, 4, 9), problems, 4)
+    assert [row.get("reward/format") for row in rows] == [None, 0.25, 0.25, 0.25] * 2
+    summary = summarize(rows, 4, dict(a=2))
+    assert summary["sets"]["a"]["reward/format"] == 0.75 * 0.25
+    evaluation.show_results(summary, rows, ".3g")
+    assert "\n  reward/format 0.188\n" in capsys.readouterr().out
+
+
 def test_evaluate_yields_every_sample_one_engine_step_after_it_has_finished():
     """So little is lost when the program dies, and the grader has had the time of a step. Each is
     graded in its benchmark's style. Routes of experts, which are megabytes per sample, are let go

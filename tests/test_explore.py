@@ -17,8 +17,9 @@ from ada_sampler import RULES, SamplerConfig
 from explore import ABSENT, OF_TOKENS, WHOLE, PageConfig, choose, main
 from helpers import ROOT
 from parts import what_if
+from parts.folder import append
 from parts.grader import NO_VERDICT
-from parts.plot import drawn_rows
+from parts.plot import PANELS, drawn_rows
 from rewards import extract_answer
 from test_ada_sampler import coins, run
 
@@ -75,6 +76,15 @@ def page_of(folder, **flags) -> dict:
 
 
 # ------------------------------------------------------------------------------ what is in it
+def test_several_rewards_have_a_panel_on_the_page(tmp_path):
+    folder = make(tmp_path / "mine", name="one")
+    usual = [title for kind, title, *_ in PANELS if kind != "parts"]
+    assert [title for _, title, *_ in page_of(folder)["panels"]] == usual
+    append(folder / "metrics.jsonl", {"step": 99, "reward/a": 1, "reward/b": 0.5})
+    panel, = (panel for panel in page_of(folder)["panels"] if panel[1] not in usual)
+    assert panel[3] == {"reward/a": "a", "reward/b": "b"}
+
+
 @pytest.mark.parametrize("name", ["four", "one"])
 def test_the_page_has_all_that_was_logged(tmp_path, capsys, name):
     """And under its own rule each prompt ends as it did."""

@@ -47,6 +47,17 @@ def test_the_first_round_is_not_the_whole_pool():
     assert row["response_length"] == 32 / 11
 
 
+def test_parts_of_the_reward_are_means_of_first_rounds_in_which_every_prompt_counts_once():
+    """An answer that lacks a part, also because the grader failed, counts 0 in its mean."""
+    groups = [group([[1, 1], [1]]), group([[0, 1]]), group([[0]])]
+    given = [[dict(a=1, b=0), dict(a=0, b=0.5), dict(a=9, c=9)], [{}, dict(a=1)], [{}]]
+    for one, parts in zip(groups, given):
+        for s, part in zip(one.pool, parts):
+            s.parts = {f"reward/{name}": value for name, value in part.items()}
+    found = {name: value for name, value in summarize(groups).items() if "/" in name}
+    assert found == {"reward/a": fmean([0.5, 0.5, 0]), "reward/b": fmean([0.25, 0, 0])}
+
+
 def test_what_was_cut_off_and_how_long_the_engine_ran():
     """Truncated is not what was given up, nor a simulated answer, which has no reason to end."""
     groups = [group([[1, 0, 0, 1]])]
@@ -159,6 +170,7 @@ def test_the_log_is_enough_to_keep_and_to_compare_anew(settings):
         assert (row["baseline"], row["p_hat"]) == (group.baseline, group.p_hat)
         assert row["outcome"] == group.outcome
         assert {s["reason"] for s in row["pool"]} == {"because"}  # the verifier's
+        assert all(s["reward/half"] == s["reward"] / 2 == s["reward/rest"] for s in row["pool"])
         assert [(s["text"], s["length"]) for s in row["pool"]] == [
             (s.rollout.text, len(s.rollout.token_ids)) for s in group.pool]
         submits = [s["submit"] for s in row["pool"]]

@@ -11,7 +11,7 @@ from helpers import ROOT, lines, run_program
 from parts.config import Config
 from parts.data import load_problems, load_train_and_held_out
 from parts.folder import append
-from parts.grader import PATIENCE, OwnReward
+from parts.grader import PATIENCE, OwnReward, why_unusable
 from parts.problems import chains
 
 
@@ -68,16 +68,39 @@ def test_every_number_is_a_reward_and_only_those_above_the_threshold_are_correct
         grader, completion, number):
     found = grader.grade([({}, completion)])[0]
     assert (found.reward, found.why) == (number, "")
+    assert found.status == ("correct" if number > 0.5 else "wrong") and found.parts == {}
+
+
+@pytest.mark.parametrize("completion, number, parts", [
+    ("dict(right=1, format=0.25)", 1.25, dict(right=1.0, format=0.25)),
+    ("dict(right=False, length=-1e6)", -1e6, dict(right=0.0, length=-1e6)),
+    ("{'a': 0.1, 'b': 0.2, 'c': 0.3}", 0.6, dict(a=0.1, b=0.2, c=0.3)),  # 0.1 + 0.2 + 0.3 > 0.6
+    ("{'only one': np.float32(0.5)}", 0.5, {"only one": 0.5}),
+    ("{'größe, $x_1$': Decimal('0.75')}", 0.75, {"größe, $x_1$": 0.75}),
+    ("__import__('collections').Counter('abbc')", 4.0, dict(a=1.0, b=2.0, c=1.0)),
+    ("{'x' * 40: 1, **dict.fromkeys('abcdef', 0)}", 1.0,
+     {"x" * 40: 1.0, **dict.fromkeys("abcdef", 0.0)})])
+def test_the_reward_is_the_sum_of_named_numbers_which_are_kept(grader, completion, number, parts):
+    found = grader.grade([({}, completion)])[0]
+    assert found.reward == number
+    assert found.parts == {f"reward/{name}": value for name, value in parts.items()}
     assert found.status == ("correct" if number > 0.5 else "wrong")
+    assert all(f"{name} {value:g}" in found.why for name, value in parts.items())
 
 
 @pytest.mark.parametrize("completion, status, why", [
     ("None", "no_number", "returned None"), ("float('nan')", "no_number", "nan"),
     ("'0.5'", "no_number", "'0.5'"), ("[1.0]", "no_number", "[1.0]"),
     ("10**400", "no_number", "1000"), ("1e6 + 1", "no_number", "1000001"),
+    *((odd, "no_number", "(a dict holds 1 to 7 numbers") for odd in (
+        "{}", "{'a': None}", "{'a': float('nan'), 'b': 1}", "{'a': '1'}", "{'a': {'b': 1}}",
+        "{'a': 1e6 + 1, 'b': -1e6}", "{'a': 1e6, 'b': 1}", "{1: 1.0}", "{('a',): 1.0}", "{'': 1}",
+        "{'a\\x1b[2J': 1}", "{'a\\ud800': 1}", "{'x' * 41: 1}", "dict.fromkeys('abcdefgh', 0)")),
     ("1j", "no_number", "1j"), ("('correct', '')", "no_number", "('correct', '')"),
     ("{}['missing']", "raised", "KeyError: 'missing' (line 14 of mine.py)"),
     ("helper()", "raised", "KeyError: 'deep' (line 19 of mine.py)"),
+    ("open('mine.py')", "raised", "directory: 'mine.py' (line 14 of mine.py; a relative path does "
+     "not start in your folder, so build it from Path(__file__))"),
     ("sys.exit(3)", "raised", "SystemExit: 3"), ("interrupt()", "raised", "KeyboardInterrupt"),
     ("np.ones(10**10)", "killed", "out of memory: it may take 1 GB")])
 def test_whatever_else_happens_has_a_status_of_its_own_and_no_reward(
@@ -98,8 +121,51 @@ def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path, mo
     monkeypatch.setenv("HOME", str(tmp_path))
     with OwnReward(f"~/{mine.name}:row", 0, workers=1) as grader:
         for key, problem in enumerate(problems):
-            grader.submit(key, problem, SimpleNamespace(text="four"), style="minerva")
+            answer = SimpleNamespace(text="four", raw="four<end>")
+            grader.submit(key, problem, answer, style="minerva")
         assert [grader.result(key).reward for key in (0, 1)] == [3 + 0.5 + 4, -3 + 0.25 + 4]
+
+
+SEES = {  # what is before the colon of `lambda`, and whether it is given the special tokens
+    "problem, completion, raw": True, "problem, completion, *, raw": True,
+    "problem, completion, raw=''": True, "problem, completion, limit=3, raw='', **more": True,
+    "problem, completion": False, "problem, text": False, "problem, completion, limit=3": False,
+    "problem, completion, **more": False, "*both": False}
+
+
+@pytest.mark.parametrize("takes, sees", SEES.items())
+def test_a_function_with_a_parameter_raw_is_given_the_special_tokens(tmp_path, takes, sees):
+    (tmp_path / "mine.py").write_text(
+        f"score = lambda {takes}: dict(text=len(locals().get('completion', 'four')), "
+        "raw=len(locals().get('raw', '')))")
+    with OwnReward(f"{tmp_path}/mine.py:score", 0, workers=1) as grader:
+        for key, raw in enumerate(["<think>four</think><end>", ""]):
+            answer = SimpleNamespace(text="four", raw=raw)
+            grader.submit(key, SimpleNamespace(judged_by={}), answer)
+            assert grader.result(key).parts == {
+                "reward/text": 4, "reward/raw": len(raw) if sees else 0}
+
+
+PLAIN, CALLED = "score must be a plain function", (
+    "it is called as score(problem, completion) or score(problem, completion, raw), not as score")
+
+
+@pytest.mark.parametrize("code, why", [
+    ("score = 3", PLAIN), ("async def score(problem, completion): pass", PLAIN),
+    ("class score:\n def __init__(self, problem, completion): pass", PLAIN),
+    ("def score(problem, completion): yield 1", PLAIN),
+    ("async def score(problem, completion): yield 1", PLAIN),
+    *((f"def score({takes}): pass", f"{CALLED}({takes})") for takes in (
+        "", "a", "a, b, c", "a, b, *, c", "a, *, b", "a, raw", "raw, b", "a, *, raw",
+        "completion, problem", "completions, **kwargs", "prompts, completions, **kwargs",
+        "data_source, solution_str, ground_truth, extra_info=None")),
+    *((f"def score({takes}): pass", "") for takes in SEES),
+    ("class Judge:\n def __call__(self, problem, completion): pass\nscore = Judge()", ""),
+    ("import functools\nscore = functools.partial(lambda a, b, c: 0, c=1)", "")])
+def test_what_cannot_be_called_is_refused_before_anything_is_sampled(tmp_path, code, why):
+    (tmp_path / "a.py").write_text(code)
+    found = why_unusable(runpy.run_path(tmp_path / "a.py"), f"{tmp_path}/a.py:score")
+    assert found.startswith(why) and bool(found) == bool(why)
 
 
 def test_a_file_that_never_finishes_loading_is_given_up(tmp_path, monkeypatch):
@@ -111,7 +177,8 @@ def test_a_file_that_never_finishes_loading_is_given_up(tmp_path, monkeypatch):
 
 # ------------------------------------------------------------------------------ its file
 def submit(grader, key, row: dict, text: str) -> None:
-    grader.submit(key, SimpleNamespace(judged_by=row), SimpleNamespace(text=text))
+    grader.submit(key, SimpleNamespace(judged_by=row),
+                  SimpleNamespace(text=text, raw=text))
 
 
 def test_a_function_that_fails_on_everything_at_the_start_ends_in_one_sentence(mine):
@@ -162,7 +229,7 @@ def test_the_example_of_json_answers_is_right_about_its_own_file():
 
 
 def test_the_example_of_the_page_rewards_right_answers_and_short_ones(tmp_path):
-    code, = re.findall(r"```python\n(.*?)```", (ROOT / "docs/rewards.md").read_text(), re.S)
+    code, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs/rewards.md").read_text(), re.S)
     (tmp_path / "mine.py").write_text(code)
     row, long = dict(answer="1/2"), "so " * 99
     asked = {r"\boxed{\frac12}": 1.1, rf"{long}\boxed{{0.5}}": 1.0, r"\boxed{3}": 0.1,
@@ -172,6 +239,18 @@ def test_the_example_of_the_page_rewards_right_answers_and_short_ones(tmp_path):
     assert [verdict.reward for verdict in found] == list(asked.values())
     assert [verdict.status == "correct" for verdict in found] == [
         reward >= 1 for reward in asked.values()], "no style makes a wrong answer count"
+
+
+def test_the_pages_example_of_several_rewards_sees_the_tags(tmp_path):
+    _, code = re.findall(r"```python\n(.*?)```", (ROOT / "docs/rewards.md").read_text(), re.S)
+    (tmp_path / "mine.py").write_text(code)
+    asked = {("7 \\boxed{7}", "<think>7</think> \\boxed{7}<|im_end|>"): (1, 0.2),
+             ("7 \\boxed{7}", "7 \\boxed{7}<|im_end|>"): (1, 0),
+             ("7 \\boxed{8}", "<think>7\n</think>\n\\boxed{8}"): (0, 0.2),
+             ("", ""): (0, 0), ("</think>", "</think><think>"): (0, 0)}
+    with OwnReward(f"{tmp_path}/mine.py:score", Config.threshold, workers=1) as grader:
+        found = grader.grade([(dict(answer="7"), *texts) for texts in asked])
+    assert [tuple(verdict.parts.values()) for verdict in found] == list(asked.values())
 
 
 @pytest.mark.parametrize("name, completion, reward", [
@@ -193,6 +272,15 @@ def test_the_examples_of_one_function(name, completion, reward):
         assert load(name)(asked, completion) == pytest.approx(reward)
 
 
+MORE = r'''
+import re
+
+def both(problem: dict, completion: str, raw: str) -> dict:
+    assert re.sub(r"<\|\w+\|>", "", raw) == completion
+    return dict(steps=score(problem, completion), ended=0.01 * raw.endswith("<|endoftext|>"))
+'''
+
+
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.core
@@ -202,8 +290,8 @@ def test_the_tiny_model_learns_a_reward_of_ones_own_on_ones_own_file(tmp_path):
             for row in chains("train", 200, seed=3)]
     append(tmp_path / "mine.jsonl", *rows)
     (tmp_path / "mine.jinja").write_text("<|user|>{{ problem }}<|assistant|>")
-    (tmp_path / "mine.py").write_text((ROOT / "examples" / "steps.py").read_text())
-    flags = ("--data mine.jsonl --columns frage --reward mine.py:score --threshold 0.9 "
+    (tmp_path / "mine.py").write_text((ROOT / "examples" / "steps.py").read_text() + MORE)
+    flags = ("--data mine.jsonl --columns frage --reward mine.py:both --threshold 0.9 "
              "--template mine.jinja --name mine").split()
     small = ("--steps 10 --batch-prompts 12 --eval-every 0 --eval-k 4 "
              "--log-groups all").split()
@@ -216,5 +304,11 @@ def test_the_tiny_model_learns_a_reward_of_ones_own_on_ones_own_file(tmp_path):
     for group in lines(tmp_path / "runs/mine/groups.jsonl"):
         asked = group["prompt"].removeprefix("<|user|>").removesuffix("<|assistant|>")
         for s in group["pool"]:
-            assert s["reward"] == score(dict(level=levels[asked]), s["text"])
+            share, ended = score(dict(level=levels[asked]), s["text"]), "stop" == s["finish_reason"]
+            assert (s["reward/steps"], s["reward/ended"]) == (share, 0.01 * ended)
+            assert s["reward"] == share + 0.01 * ended
             assert s["status"] == ("correct" if s["reward"] > 0.9 else "wrong")
+    for row in [*lines(tmp_path / "runs/mine/metrics.jsonl"), before, after]:
+        mean = row["avg"] if "avg" in row else row["reward_first_round"]
+        assert row["reward/steps"] + row["reward/ended"] == pytest.approx(mean)
+        assert 0 < row["reward/ended"] <= 0.01

@@ -44,6 +44,22 @@ def test_every_panel_is_explained_under_its_title():
     assert [title for _, title, _, _ in plot.PANELS if f"| {title} |" not in explained] == []
 
 
+@pytest.mark.parametrize("names, drawn", [
+    ([], None), (["a"], None), (["a", "$b"], ["a", r"\$b"]),
+    ("abcdefghi", [*"abcdefghi"])])  # more than there are colours
+def test_parts_of_the_reward_have_a_panel_if_there_are_several(tmp_path, monkeypatch, names, drawn):
+    monkeypatch.setattr(plot, "PANELS", [p for p in plot.PANELS if p[0] == "parts"])
+    rows = [dict(step=1, samples=4), *(dict({f"reward/{name}": 1.0}, step=2) for name in names)]
+    append(tmp_path / "metrics.jsonl", *rows)
+    panels = [dict(zip(("kind", "title", "unit", "keys"), panel)) for panel in plot.panels_of(rows)]
+    assert [panel["keys"] for panel in panels] == [
+        {f"reward/{name}": name for name in names}] * bool(drawn)
+    with mock.patch.object(plot, "label_panel", wraps=plot.label_panel) as labelled:
+        plot.draw_run(tmp_path)
+    found = [call.args[0].get_legend_handles_labels()[1] for call in labelled.call_args_list]
+    assert found == ([drawn] if drawn else [])
+
+
 def test_whatever_made_the_grader_fail_is_in_the_curve(tmp_path):
     for status in NO_VERDICT:
         log = tmp_path / f"{status}.jsonl"

@@ -110,12 +110,16 @@ BAD_TEMPLATES = [
         '[{"role": "user", "content": "{question}"}]')),
 ]
 BAD_REWARDS = [  # what is in a.py, and why `--reward a.py:score` cannot be used
-    ("", "AttributeError: 'types.SimpleNamespace' object has no attribute 'score'"),
-    ("score = 3", "TypeError: 3 is not a callable object"),
-    ("def score(completion, problem): pass",
-     "TypeError: it must take (problem, completion), in this order"),
-    ("def score(a, b, c): pass", "TypeError: missing a required argument: 'c'"),
+    ("", "a.py has no function score; it has: none"),
+    ("import re\nfrom json import dumps\nscores = lambda: 0\nclass C: pass\ndef rate(): print()",
+     "a.py has no function score; it has: scores, rate"),
+    ("async def score(problem, completion): pass", "score must be a plain function"),
+    ("def score(a, b, c): pass",
+     "it is called as score(problem, completion) or score(problem, completion, raw), not as "
+     "score(a, b, c)."),
     ("\ndef score(a, b)\n  pass", "SyntaxError: expected ':' (a.py, line 2)"),
+    ("open('sums.jsonl')", "FileNotFoundError: [Errno 2] No such file or directory: 'sums.jsonl' "
+     "(line 1 of a.py; a relative path does not start in your folder, so build it from Path(__fil"),
     ("import numpty", "ModuleNotFoundError: No module named 'numpty' (line 1 of a.py)"),
     ("import os; os._exit(1)", "its process ended with exit code 1"),
     ("import sys; sys.exit(5)", "SystemExit: 5"),

@@ -130,7 +130,8 @@ class Grader(contextlib.AbstractContextManager):
         assert key not in self.open and rollout.prompt == name_of(problem)
         reward = self.judge(key, problem, rollout)
         status = "raised" if math.isnan(reward) else "correct" if reward > 0.5 else "wrong"
-        self.open[key], self.styles[key] = Verdict(reward, status, "because"), style
+        parts = {} if math.isnan(reward) else {"reward/half": reward / 2, "reward/rest": reward / 2}
+        self.open[key], self.styles[key] = Verdict(reward, status, "because", parts), style
 
     def result(self, key) -> Verdict:
         return self.open.pop(key)
