@@ -1,5 +1,7 @@
 """Evaluation: reports against their raw rows, resuming, the real engine."""
+import contextlib
 import json
+import math
 import random
 import shutil
 from collections import Counter
@@ -106,7 +108,8 @@ def test_two_evaluations_are_compared_question_by_question(weights):
 
 @pytest.mark.parametrize("low, high, verdict", [
     (-0.01, 0.02, "no clear difference"), (0, 0.02, "no clear difference"),
-    (0.01, 0.02, "better"), (-0.02, -0.01, "worse")])
+    (0.01, 0.02, "better"), (-0.02, -0.01, "worse"),
+    (0.5, 0.5, "no clear difference")])  # one question, or all alike: that is no interval
 def test_only_an_interval_without_zero_is_called_a_difference(capsys, low, high, verdict):
     change = dict(avg=(low + high) / 2, ci_low=low, ci_high=high, better=3, worse=2)
     evaluation.show_comparison({"a": change}, "other", ".1%")
@@ -152,6 +155,24 @@ def test_evaluate_yields_every_sample_one_engine_step_after_it_has_finished():
         assert row["reward"] == row["text"].startswith("right") == (row["status"] == "correct")
         assert (row["finish_reason"] == "length") == (row["tokens"] == 9)
     assert rows[-1]["level"] == "3" and "level" not in rows[0]
+
+
+def test_a_model_that_computes_no_numbers_is_not_evaluated_as_wrong():
+    """NaN in the weights, or overflow in float16: vLLM then writes token 0 (`!!!!`) for ever."""
+    for finite, ends in ((0, True), (1, False)):  # one token that overflowed does not end it
+        engine, real = Engine(), Engine.step
+
+        def step():
+            finished = real(engine)
+            for _, rollout in finished:
+                count = len(rollout.token_ids)
+                rollout.logprobs = [-1.0] * finite + [math.nan] * (count - finite)
+            return finished
+
+        engine.step = step
+        with pytest.raises(SystemExit, match="damaged, or too large for float16") if ends else (
+                contextlib.nullcontext()):
+            assert None not in sampled([question("q")], engine=engine)
 
 
 def seeds_of(problems, k=2, seed=0):
