@@ -34,6 +34,7 @@ VERL = dict(prompt=TWO_TURNS, reward_model=dict(ground_truth=["1", "2"]))
     ("few.csv", "problem,answer,level\np,1\nq,2,3"), ("ends.csv", "problem,answer\np,1,\nq,2,,\n"),
     ("Table.CSV", "\ufeffsep=;\r\nProblem;Answer\np;1\nq;2"),  # Excel's own first line
     ("tabs.csv", "question\tANSWER\np\t1\nq\t2"), ("below.csv", "\r\n \nproblem,answer\np,1\nq,2"),
+    ("index.csv", "\n\tproblem\tanswer\n0\tp\t1\n1\tq\t2"),  # a first column without a name
     ("excel.csv", "\ufeff\nsep=;\n\nproblem;answer\np;1\nq;2"),
     ("spaced.csv", "problem, answer,,\np,1\nq,2"),
     pytest.param("long.csv", 'problem,answer,note\np,1,"a,\n' + 200_000 * "b" + '"\nq,2,c',
