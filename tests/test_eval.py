@@ -108,14 +108,24 @@ def test_two_evaluations_are_compared_question_by_question(weights):
 
 @pytest.mark.parametrize("low, high, verdict", [
     (-0.01, 0.02, "no clear difference"), (0, 0.02, "no clear difference"),
-    (0.01, 0.02, "better"), (-0.02, -0.01, "worse"),
-    (0.5, 0.5, "no clear difference")])  # one question, or all alike: that is no interval
+    (0.01, 0.02, "better"), (-0.02, -0.01, "worse")])
 def test_only_an_interval_without_zero_is_called_a_difference(capsys, low, high, verdict):
     change = dict(avg=(low + high) / 2, ci_low=low, ci_high=high, better=3, worse=2)
     evaluation.show_comparison({"a": change}, "other", ".1%")
     assert f"[{100 * low:+.1f}, {100 * high:+.1f}], {verdict}; 3 " in capsys.readouterr().out
     evaluation.show_comparison({"a": change}, "other", ".3g")  # a reward of one's own
     assert f"[{low:+.3g}, {high:+.3g}], {verdict}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("values, unit, number", [
+    ([0, 0, 0], ".1%", "0.0%"), ([1.0] * 50, ".1%", "100.0%"), ([0.5], ".3g", "0.5")])
+def test_questions_that_are_all_alike_have_no_interval(capsys, values, unit, number):
+    """0 of 50 right does not show that the model can solve none: [0 %, 0 %] would say so. And one
+    question does not show that a model is better."""
+    one = bootstrap([values])
+    assert evaluation.interval(one, unit) == f"{number} (no interval, as all questions are alike)"
+    evaluation.show_comparison({"a": one | dict(better=1, worse=0)}, "other", unit)
+    assert "alike), no clear difference; 1 question better" in capsys.readouterr().out
 
 
 # ----------------------------------------------------------------------------------------- sampling
