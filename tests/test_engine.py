@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 import models_small
 from ada_sampler import SamplerConfig, collect
@@ -18,7 +19,7 @@ from models_small import move
 from parts import engine as engine_module
 from parts.engine import Engine, Rollout, WatchedEngine, adapter_options
 from parts.grader import Verdict
-from parts.models import tiny_folder
+from parts.models import load_model, tiny_folder
 from parts.problems import chains
 
 FOLDER = tiny_folder()  # its responses end by themselves now and then, or are cut off at 12 tokens
@@ -233,6 +234,20 @@ def test_weights_are_handed_over_with_their_biases_in_the_engines_precision():
     for name, value in sent.items():
         layer, _, kind = name.rpartition(".")
         assert torch.equal(value, base[f"{layer}.base_layer.{kind}"]) == (kind == "bias")
+
+
+def test_a_layer_without_an_adapter_is_sent_with_one_beside_it():
+    """vLLM has queries, keys and values in one layer, which it makes of what it is sent alone. PEFT
+    adapts only queries and values of many families where nothing is said."""
+    base = load_model(FOLDER, "float32")
+    layers = {name: p.clone() for name, p in base.state_dict().items()}
+    policy = get_peft_model(base, LoraConfig(
+        target_modules=["q_proj", "gate_proj"], layers_to_transform=[1], task_type="CAUSAL_LM"))
+    models_small.move(policy, 0.1)
+    sent = dict(engine_module.merged_weights(policy))
+    assert {*sent} == {name for name in layers if "layers.1." in name and "_proj" in name}
+    changed = {name.split(".")[-2] for name, w in sent.items() if not torch.equal(w, layers[name])}
+    assert changed == {"q_proj", "gate_proj"}
 
 
 def test_tokens_are_those_that_were_sampled():
