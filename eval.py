@@ -289,8 +289,9 @@ def show_comparison(changes: dict, folder: str, unit: str) -> None:
     print(f"\ndifference to {shown(folder)}, question by question{points}:")
     for name, one in changes.items():
         low, high = one["ci_low"], one["ci_high"]
-        clear = low < high and not low <= 0 <= high  # a point is no interval
-        verdict = "no clear difference" if not clear else "better" if low > 0 else "worse"
+        if low == high:  # all questions are alike, which settles nothing
+            low, high = -math.inf, math.inf
+        verdict = "no clear difference" if low <= 0 <= high else "better" if low > 0 else "worse"
         print(f"  {shown(name)}: {interval(one, '+' + unit).replace('%', '')}, {verdict}; "
               f"{counted(one['better'], 'question')} better, {one['worse']} worse")
 

@@ -151,7 +151,8 @@ PATTERN = "(a|aa)+" * 20 + "$"  # takes years on a long name
     (dict(r="8"), "r: '8'"), (dict(lora_alpha=math.nan), "alpha: nan"), (dict(r=0), "r: 0"),
     (dict(lora_alpha=0), "lora_alpha"), ({"\x1b[2Jnew": 1}, r"\\x1b\[2Jnew"),
     (dict(use_dora=True), "not a plain LoRA"),
-    (dict(bias="all"), "bias: 'all'"), (dict(bias="lora_only"), "bias: 'lora_only'"), (dict(peft_type="IA3"), "not a plain LoRA")])
+    (dict(bias="all"), "bias: 'all'"), (dict(bias="lora_only"), "bias: 'lora_only'"),
+    (dict(peft_type="IA3"), "not a plain LoRA")])
 def test_a_hostile_adapter_is_refused_before_it_is_loaded(tmp_path, change, words):
     file = tmp_path / "adapter_config.json"
     for targets in ("all-linear", ["q_proj"]):
