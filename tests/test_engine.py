@@ -128,12 +128,13 @@ def test_a_rank_that_vllm_does_not_know_is_rounded_up():
 
 
 # ------------------------------------------------------------------ what is asked of it, without it
-@pytest.mark.parametrize("on_cpu, routes, cached", [
-    (True, False, True), (True, True, False), (False, True, True)])
-def test_what_vllm_is_asked_for(monkeypatch, on_cpu, routes, cached):
+@pytest.mark.parametrize("on_cpu, routes, cached, group", [
+    (True, False, True, False), (True, True, False, True), (False, True, True, False)])
+def test_what_vllm_is_asked_for(monkeypatch, on_cpu, routes, cached, group):
     """Log-probs of what was sampled from, no top-p of the model's own, logits in float32. Only what
     records routes on a CPU must see every token. Each prompt is read in one step: vLLM fails where
-    one with a seed of its own is read in parts."""
+    one with a seed of its own is read in parts. A cluster's jobs have a LOCAL_RANK, but only one
+    with a process group has others beside it."""
     asked = {}
 
     def llm(model, **options):
@@ -142,12 +143,15 @@ def test_what_vllm_is_asked_for(monkeypatch, on_cpu, routes, cached):
 
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=llm))
     monkeypatch.setattr(engine_module, "build_for_cpu", lambda: on_cpu)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: group)
     with pytest.raises(SystemExit):
         Engine("any", max_model_len=20_000, max_num_seqs=7, seed=5, memory_share=0.25, sleep=True,
                routes=routes)
     of_a_gpu = dict(gpu_memory_utilization=0.25, enable_sleep_mode=True,
                     enable_return_routed_experts=routes)
     assert on_cpu or asked.items() >= of_a_gpu.items()
+    assert ("distributed_executor_backend" in asked) == group
     assert asked.items() >= dict(
         logprobs_mode="processed_logprobs", generation_config="vllm", trust_remote_code=False,
         hf_overrides={"head_dtype": "float32"}, enable_prefix_caching=cached,
