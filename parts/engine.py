@@ -105,7 +105,9 @@ class Engine:
             options |= adapter_options(model, lora_rank, dtype, self.on_cpu, routes)
         if dtype == "fp8":
             options |= fp8_linears(self.on_cpu)
-        if "LOCAL_RANK" in os.environ:  # one of several processes: the GPU of this number is its
+        # One of several processes: the GPU of this number is its. Clusters and notebooks may set
+        # LOCAL_RANK for a single process, too, but it has no group.
+        if "LOCAL_RANK" in os.environ and torch.distributed.is_initialized():
             options["distributed_executor_backend"] = "external_launcher"
         self.llm = start(model, options)
         self.recorder = CpuRecorder(self.llm) if routes and self.on_cpu else None
