@@ -114,6 +114,9 @@ def weights_of(path: str) -> dict[str, str]:
         names, index = ["model.safetensors"], folder / "model.safetensors.index.json"
         if index.exists():
             names = sorted({*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+            if "model.safetensors" not in names and (folder / "model.safetensors").exists():
+                raise ValueError("it has both model.safetensors and shards with an index: remove "
+                                 "those that are old")
         found = dict(model=", ".join(size_and_end(folder / name) for name in names))
         require_head(folder, names)
         return found
