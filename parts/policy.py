@@ -15,7 +15,7 @@ START_SCALE = 2.0**20  # about what responses * max_tokens divides by (docs/logp
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 PLAIN = {  # an adapter may set these; anything else must have PEFT's default, or be empty
     "task_type", "peft_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision",
-    "inference_mode", "r", "target_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out", "bias",
+    "inference_mode", "r", "target_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out",
     "use_rslora", "init_lora_weights", "layers_to_transform"}
 
 
@@ -146,6 +146,9 @@ def load_adapter(path: str, adapter: str, dtype: str):
         loaded = get_peft_model_state_dict(policy, save_embedding_layers=False)
         if stored != set(loaded):
             raise ValueError("their layers differ")
+        other = [name for name in stored if ".layers." not in name]
+        if other:  # vLLM would leave it out, or put it into the embeddings too where they are tied
+            raise ValueError(f"{min(other)} is outside of the layers")
         if not all(weight.isfinite().all() for weight in loaded.values()):
             raise ValueError("it holds numbers that are not finite, so take an earlier checkpoint")
     except Exception as error:  # torch, PEFT and safetensors have their own kinds

@@ -49,9 +49,9 @@ def add_prompts(problems: list, tokenizer, template: str, max_prompt_tokens: int
     prompts = make_prompts(tokenizer, template, [problem.problem for problem in problems])
     for text in left_out(template, prompts[0]):
         print(f"WARNING: the model's chat template leaves out a turn: {shown(text, 80)!r}")
-    start = needs_start(tokenizer, template, prompts[0])
-    ids = tokenizer(prompts, add_special_tokens=start)["input_ids"]
-    kept = [replace(problem, prompt=prompt, prompt_ids=list(tokens))
+    start = start_ids(tokenizer) if needs_start(tokenizer, template, prompts[0]) else []
+    ids = [start + tokens for tokens in tokenizer(prompts, add_special_tokens=False)["input_ids"]]
+    kept = [replace(problem, prompt=prompt, prompt_ids=tokens)
             for problem, prompt, tokens in zip(problems, prompts, ids)
             if len(tokens) <= max_prompt_tokens]
     if len(kept) < len(problems):
@@ -74,6 +74,17 @@ def needs_start(tokenizer, template: str, prompt: str) -> bool:
         start = getattr(tokenizer, "bos_token", None)
         return not (start and prompt.startswith(start))
     return template == "none"
+
+
+def start_ids(tokenizer) -> list[int]:
+    """What the tokenizer puts before a text.
+
+    Some tokenizers, often of fine-tuned models, also append an end token (`add_eos_token`). No
+    prompt may have it, because the model would answer after its own end.
+    """
+    whole, bare = (tokenizer("1", add_special_tokens=special)["input_ids"]
+                   for special in (True, False))
+    return whole[:whole.index(bare[0])]
 
 
 # --------------------------------------------------------------------------------------- templates

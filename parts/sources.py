@@ -2,6 +2,7 @@
 
 Whatever cannot be read ends in a SystemExit of one sentence. No code from the hub is run.
 """
+import contextlib
 import csv
 import io
 import json
@@ -69,9 +70,13 @@ def read_file(name: str) -> list[dict]:
 
 
 def read_parquet(path: Path) -> list[dict]:
+    from pyarrow.lib import ArrowException
     from pyarrow.parquet import ParquetFile
 
-    return ParquetFile(path).read().to_pylist()
+    try:
+        return ParquetFile(path).read().to_pylist()
+    except ArrowException as error:  # only some of its kinds are ValueErrors
+        raise ValueError(error) from None
 
 
 def read_csv(path: Path) -> list[dict]:
@@ -81,7 +86,7 @@ def read_csv(path: Path) -> list[dict]:
     """
     csv.field_size_limit(10**8)  # the default refuses cells above 128 KB
     text = path.read_text(encoding="utf-8-sig")
-    text = re.sub(r"\Asep=.\r?\n", "", text)  # Excel's own first line
+    text = re.sub(r"\A(\s*\n)?(sep=.\n(\s*\n)?)?", "", text)  # Excel writes `sep=;` first
     delimiter = max(",;\t", key=text.partition("\n")[0].count)
     rows = csv.DictReader(io.StringIO(text), delimiter=delimiter, strict=True)
     found = []
@@ -99,6 +104,9 @@ def read_csv(path: Path) -> list[dict]:
     return found
 
 
+ONE_EACH = "it must hold one JSON object per problem, with a problem and its answer"
+
+
 def read_objects(path: Path) -> list[dict]:
     """A JSON list of objects, or an object in each line. A ValueError names the broken line."""
     text = path.read_text(encoding="utf-8-sig")
@@ -110,10 +118,19 @@ def read_objects(path: Path) -> list[dict]:
             try:
                 rows += [json.loads(line)] if line.strip() else []
             except ValueError as error:
+                if is_json(text):  # an object around all problems, in several lines
+                    raise ValueError(ONE_EACH) from None
                 raise ValueError(f"line {number}: {getattr(error, 'msg', error)}") from None
     if not all(isinstance(row, dict) for row in rows):
-        raise ValueError("it must hold one JSON object per problem, with a problem and its answer")
+        raise ValueError(ONE_EACH)
     return rows
+
+
+def is_json(text: str) -> bool:
+    with contextlib.suppress(ValueError):
+        json.loads(text)
+        return True
+    return False
 
 
 READERS = {

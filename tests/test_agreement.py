@@ -103,6 +103,23 @@ def test_they_agree_again_after_each_sync_and_a_lost_layer_is_seen(
             probed()
 
 
+@pytest.mark.engine
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], ["k_proj", "up_proj"]])
+def test_an_adapter_of_some_layers_is_merged_into_the_engine(targets):
+    """As PEFT makes it of many families where nothing is said: of queries and values alone."""
+    from peft import LoraConfig, get_peft_model
+
+    folder = folder_of("tiny", {})
+    trained = get_peft_model(models.load_model(folder, "float32"), LoraConfig(
+        target_modules=targets, task_type="CAUSAL_LM"))
+    move(trained, 0.1)
+    with serve(folder) as engine:
+        engine.sync(trained)
+        prompts = [engine.tokenizer.encode(f"<|user|>{n}+5=?<|assistant|>") for n in range(9)]
+        rows = rows_of(prompts, engine.generate(prompts, n=2, max_tokens=12))
+    assert gap(trained, rows).max() < 1e-4
+
+
 # ----------------------------------------------------------------------------- without an engine
 @pytest.mark.parametrize("family", DENSE)
 def test_logprobs_and_gradients_are_those_of_plain_hugging_face(family):

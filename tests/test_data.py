@@ -1,5 +1,6 @@
 """Rows become problems: strange ones counted, ids unique, a share held out, an order."""
 import json
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,6 +54,8 @@ def test_drops_are_counted_in_one_line_which_says_whether_all_rows_were_seen(tmp
     ([("7F4=?", "16"), ("7f4=?", "16")], 1), ([("7F4=?", "16"), ("7f4=?", "9")], 2),
     ([("Add 1 23", "24"), ("Add 12 3", "15")], 2),
     ([("a\u00a0b", "1"), ("a  b", "2")], 1),  # one text cannot have two golds
+    ([("caf\u00e9 3", "1"), ("cafe\u0301 3", "2")], 1),  # nor a text and itself, written on a Mac
+    ([("3\u00b2", "9"), ("32", "32")], 2),  # but a power is no digit
     ([("Shout: ok", ""), ("Shout: OK", "")], 2)])  # with --reward, which needs no golds
 def test_texts_that_differ_in_case_or_white_space_are_doubles_if_their_golds_agree(pairs, kept):
     """`7F4` and `7f4` may ask for two things: then their golds differ."""
@@ -213,6 +216,17 @@ def test_a_corrected_gold_moves_no_problem_to_the_other_side(rows, most, draw):
 def test_white_space_moves_no_short_problem_to_the_other_side():
     one, other, third = (Problem(text, "8", text, "s") for text in ("7 + 5 - 4", "7+5-4", "75-4"))
     assert data.fingerprint(one) == data.fingerprint(other) != data.fingerprint(third)
+
+
+@pytest.mark.parametrize("text", ["Un caf\u00e9 de plus ?", "\uac00 + 1", "\u00c5" * 40])
+def test_a_text_in_decomposed_characters_is_the_same_text(text, tmp_path, capsys):
+    """As a Mac writes accents and Korean: it is not held out and trained on."""
+    one, other = (Problem(unicodedata.normalize(form, text), "8", form, "s")
+                  for form in ("NFC", "NFD"))
+    assert one.problem != other.problem and data.fingerprint(one) == data.fingerprint(other)
+    assert drop_overlap([one], [other]) == ([], 1)
+    data.remember(tmp_path, [], [one])
+    assert [p.problem for p in data.still_held_out(tmp_path, [other])] == [other.problem]
 
 
 def test_at_least_one_is_held_out_and_one_is_left(tmp_path):

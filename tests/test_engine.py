@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 import models_small
 from ada_sampler import SamplerConfig, collect
@@ -18,7 +19,7 @@ from models_small import move
 from parts import engine as engine_module
 from parts.engine import Engine, Rollout, WatchedEngine, adapter_options
 from parts.grader import Verdict
-from parts.models import tiny_folder
+from parts.models import load_model, tiny_folder
 from parts.problems import chains
 
 FOLDER = tiny_folder()  # its responses end by themselves now and then, or are cut off at 12 tokens
@@ -127,12 +128,13 @@ def test_a_rank_that_vllm_does_not_know_is_rounded_up():
 
 
 # ------------------------------------------------------------------ what is asked of it, without it
-@pytest.mark.parametrize("on_cpu, routes, cached", [
-    (True, False, True), (True, True, False), (False, True, True)])
-def test_what_vllm_is_asked_for(monkeypatch, on_cpu, routes, cached):
+@pytest.mark.parametrize("on_cpu, routes, cached, group", [
+    (True, False, True, False), (True, True, False, True), (False, True, True, False)])
+def test_what_vllm_is_asked_for(monkeypatch, on_cpu, routes, cached, group):
     """Log-probs of what was sampled from, no top-p of the model's own, logits in float32. Only what
     records routes on a CPU must see every token. Each prompt is read in one step: vLLM fails where
-    one with a seed of its own is read in parts."""
+    one with a seed of its own is read in parts. A cluster's jobs have a LOCAL_RANK, but only one
+    with a process group has others beside it."""
     asked = {}
 
     def llm(model, **options):
@@ -141,12 +143,15 @@ def test_what_vllm_is_asked_for(monkeypatch, on_cpu, routes, cached):
 
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=llm))
     monkeypatch.setattr(engine_module, "build_for_cpu", lambda: on_cpu)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: group)
     with pytest.raises(SystemExit):
         Engine("any", max_model_len=20_000, max_num_seqs=7, seed=5, memory_share=0.25, sleep=True,
                routes=routes)
     of_a_gpu = dict(gpu_memory_utilization=0.25, enable_sleep_mode=True,
                     enable_return_routed_experts=routes)
     assert on_cpu or asked.items() >= of_a_gpu.items()
+    assert ("distributed_executor_backend" in asked) == group
     assert asked.items() >= dict(
         logprobs_mode="processed_logprobs", generation_config="vllm", trust_remote_code=False,
         hf_overrides={"head_dtype": "float32"}, enable_prefix_caching=cached,
@@ -233,6 +238,20 @@ def test_weights_are_handed_over_with_their_biases_in_the_engines_precision():
     for name, value in sent.items():
         layer, _, kind = name.rpartition(".")
         assert torch.equal(value, base[f"{layer}.base_layer.{kind}"]) == (kind == "bias")
+
+
+def test_a_layer_without_an_adapter_is_sent_with_one_beside_it():
+    """vLLM has queries, keys and values in one layer, which it makes of what it is sent alone. PEFT
+    adapts only queries and values of many families where nothing is said."""
+    base = load_model(FOLDER, "float32")
+    layers = {name: p.clone() for name, p in base.state_dict().items()}
+    policy = get_peft_model(base, LoraConfig(
+        target_modules=["q_proj", "gate_proj"], layers_to_transform=[1], task_type="CAUSAL_LM"))
+    models_small.move(policy, 0.1)
+    sent = dict(engine_module.merged_weights(policy))
+    assert {*sent} == {name for name in layers if "layers.1." in name and "_proj" in name}
+    changed = {name.split(".")[-2] for name, w in sent.items() if not torch.equal(w, layers[name])}
+    assert changed == {"q_proj", "gate_proj"}
 
 
 def test_tokens_are_those_that_were_sampled():

@@ -1,5 +1,7 @@
 """Evaluation: reports against their raw rows, resuming, the real engine."""
+import contextlib
 import json
+import math
 import random
 import shutil
 from collections import Counter
@@ -115,6 +117,17 @@ def test_only_an_interval_without_zero_is_called_a_difference(capsys, low, high,
     assert f"[{low:+.3g}, {high:+.3g}], {verdict}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("values, unit, number", [
+    ([0, 0, 0], ".1%", "0.0%"), ([1.0] * 50, ".1%", "100.0%"), ([0.5], ".3g", "0.5")])
+def test_questions_that_are_all_alike_have_no_interval(capsys, values, unit, number):
+    """0 of 50 right does not show that the model can solve none: [0 %, 0 %] would say so. And one
+    question does not show that a model is better."""
+    one = bootstrap([values])
+    assert evaluation.interval(one, unit) == f"{number} (no interval, as all questions are alike)"
+    evaluation.show_comparison({"a": one | dict(better=1, worse=0)}, "other", unit)
+    assert "alike), no clear difference; 1 question better" in capsys.readouterr().out
+
+
 # ----------------------------------------------------------------------------------------- sampling
 def sampled(problems, k=4, engine=None, **how):
     return in_order(evaluate(engine or Engine(), Grader(), problems, k, 9, **how), problems, k)
@@ -167,6 +180,24 @@ def test_evaluate_yields_every_sample_one_engine_step_after_it_has_finished():
         assert row["reward"] == row["text"].startswith("right") == (row["status"] == "correct")
         assert (row["finish_reason"] == "length") == (row["tokens"] == 9)
     assert rows[-1]["level"] == "3" and "level" not in rows[0]
+
+
+def test_a_model_that_computes_no_numbers_is_not_evaluated_as_wrong():
+    """NaN in the weights, or overflow in float16: vLLM then writes token 0 (`!!!!`) for ever."""
+    for finite, ends in ((0, True), (1, False)):  # one token that overflowed does not end it
+        engine, real = Engine(), Engine.step
+
+        def step():
+            finished = real(engine)
+            for _, rollout in finished:
+                count = len(rollout.token_ids)
+                rollout.logprobs = [-1.0] * finite + [math.nan] * (count - finite)
+            return finished
+
+        engine.step = step
+        with pytest.raises(SystemExit, match="damaged, or too large for float16") if ends else (
+                contextlib.nullcontext()):
+            assert None not in sampled([question("q")], engine=engine)
 
 
 def seeds_of(problems, k=2, seed=0):

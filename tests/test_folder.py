@@ -1,9 +1,13 @@
 """Folders: a crash leaves nothing half-written, one process writes, and no start is forgotten."""
+import contextlib
+import errno
+import fcntl
 import json
 import math
 import os
 import pickle
 import shutil
+import stat
 import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -77,6 +81,15 @@ def test_a_folder_has_one_writer_and_a_killed_first_start_is_in_nobodys_way(tmp_
         folders.claim(tmp_path, resume=True)
     held.close()
     folders.claim(tmp_path, resume=True).close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_disk_without_locks_is_used_and_a_line_says_so(tmp_path, monkeypatch, capsys, code):
+    """Lustre, some NFS and FUSE: another --name would not help there."""
+    monkeypatch.setattr(fcntl, "flock", mock.Mock(side_effect=OSError(code, os.strerror(code))))
+    folders.claim(tmp_path, resume=False).close()
+    folders.open_folder(tmp_path / "evaluation", PROTOCOL).close()
+    assert capsys.readouterr().out.count("cannot lock files, so do not start a second program") == 2
 
 
 PROTOCOL = dict(k=1, stop=[1], engine_memory=0.5, engine_sequences=9)
@@ -161,6 +174,23 @@ def test_a_small_file_is_on_the_disk_before_it_takes_the_old_ones_place(
             patch.setattr(*moment, mock.Mock(side_effect=KeyboardInterrupt))
             folders.write_safely(file, "new")
         assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("code, of_folder, fails", [
+    (errno.EINVAL, True, False), (errno.EOPNOTSUPP, True, False),  # CIFS and FUSE: there is no such
+    (errno.EIO, True, True), (errno.EINVAL, False, True)])  # call for folders; others are failures
+def test_a_disk_that_cannot_flush_a_folder_is_used(tmp_path, monkeypatch, code, of_folder, fails):
+    real = os.fsync
+
+    def fsync(handle):
+        if stat.S_ISDIR(os.fstat(handle).st_mode) == of_folder:
+            raise OSError(code, os.strerror(code))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError) if fails else contextlib.nullcontext():
+        folders.write_safely(tmp_path / "a.json", "new")
+        assert (tmp_path / "a.json").read_text() == "new"
 
 
 def test_two_long_names_are_written_apart(tmp_path):

@@ -1,4 +1,5 @@
 """A model's name, and its folder: what is found, and what is broken in a sentence."""
+import contextlib
 import fnmatch
 import importlib.metadata
 import json
@@ -236,3 +237,31 @@ def test_another_process_may_make_the_folder_faster(tmp_path, monkeypatch):
         shutil.copytree(TINY, folder) for folder in (own, tmp_path / "made")])
     smollm.make(tmp_path / "made")
     assert [path.name for path in tmp_path.iterdir()] == ["made"]  # nothing half-made stays
+
+
+@pytest.mark.parametrize("tied, head, fine", [
+    (True, False, True), (True, True, True), (False, True, True), (False, False, False)])
+def test_a_model_without_its_head_is_refused_before_the_engine_starts(tmp_path, tied, head, fine):
+    """vLLM would leave the head as the memory was, and an evaluation would find 0 % right."""
+    folder = shutil.copytree(models.tiny_folder(), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | dict(tie_word_embeddings=tied)))
+    if head:
+        weights = load_file(folder / "model.safetensors")
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+        save_file(weights, folder / "model.safetensors", metadata=dict(format="pt"))
+    with contextlib.nullcontext() if fine else pytest.raises(SystemExit, match="no lm_head.weight"):
+        assert models.weights_of(str(folder))["model"].startswith("model.safetensors ")
+
+
+@pytest.mark.parametrize("shard, fine", [
+    ("model.safetensors", True), ("model-a.safetensors", False)])
+def test_a_folder_with_two_sets_of_weights_is_refused(tmp_path, shard, fine):
+    """transformers would read the single file and vLLM the shards of the index."""
+    save_file(dict(w=torch.ones(2)), tmp_path / "model.safetensors")
+    save_file(dict(w=torch.zeros(2)), tmp_path / shard)
+    index = json.dumps(dict(weight_map=dict(w=shard)))
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with contextlib.nullcontext() if fine else pytest.raises(
+            SystemExit, match="both model.safetensors and shards.*remove"):
+        models.weights_of(str(tmp_path))

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoConfig
@@ -14,7 +14,7 @@ from transformers import AutoConfig
 from models_small import LargestTensor, policy, second, trained_weights
 from parts import policy as policy_module
 from parts.logprobs import Row, token_logprobs
-from parts.models import empty_model
+from parts.models import empty_model, load_model, tiny_folder
 from parts.policy import adapted_layers
 
 ROWS = [Row(list(range(start, start + 20)), 5, [], 0.0) for start in (10, 50, 90)]
@@ -150,7 +150,9 @@ PATTERN = "(a|aa)+" * 20 + "$"  # takes years on a long name
     (dict(layer_replication=[[0, 10**6]]), "layer_repl"), (dict(r=10**9), "r: 1000000000"),
     (dict(r="8"), "r: '8'"), (dict(lora_alpha=math.nan), "alpha: nan"), (dict(r=0), "r: 0"),
     (dict(lora_alpha=0), "lora_alpha"), ({"\x1b[2Jnew": 1}, r"\\x1b\[2Jnew"),
-    (dict(use_dora=True), "not a plain LoRA"), (dict(peft_type="IA3"), "not a plain LoRA")])
+    (dict(use_dora=True), "not a plain LoRA"),
+    (dict(bias="all"), "bias: 'all'"), (dict(bias="lora_only"), "bias: 'lora_only'"),
+    (dict(peft_type="IA3"), "not a plain LoRA")])
 def test_a_hostile_adapter_is_refused_before_it_is_loaded(tmp_path, change, words):
     file = tmp_path / "adapter_config.json"
     for targets in ("all-linear", ["q_proj"]):
@@ -160,3 +162,13 @@ def test_a_hostile_adapter_is_refused_before_it_is_loaded(tmp_path, change, word
     with pytest.raises(SystemExit, match=words) as stop:
         policy_module.read_config(str(tmp_path))
     assert str(stop.value).isprintable()
+
+
+@pytest.mark.parametrize("layer", ["lm_head", "embed_tokens"])
+def test_an_adapter_of_the_head_or_the_embeddings_is_refused(tmp_path, layer):
+    """The engine would merge it into both where they share their weights, and else leave it out."""
+    model = get_peft_model(load_model(tiny_folder(), "float32"), LoraConfig(
+        target_modules=["q_proj", layer], task_type="CAUSAL_LM"))
+    model.save_pretrained(tmp_path, save_embedding_layers=False)
+    with pytest.raises(SystemExit, match=f"{layer}.*outside of the layers"):
+        policy_module.load_adapter(tiny_folder(), str(tmp_path), "float32")

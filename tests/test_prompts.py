@@ -69,15 +69,18 @@ def test_templates_to_the_letter(qwen, template):
     ("none", "", 1), ("chat", "", 0), ("a.json", '[{"role": "user", "content": "{problem}"}]', 0),
     ("a.jinja", "{{ problem }}", 1), ("a.jinja", "<|pad|>{{ problem }}", 1)])
 def test_the_start_token_is_written_once(tokenizer, tmp_path, template, content, starts):
-    """By the tokenizer, unless a template does; a chat template may want none."""
+    """By the tokenizer, unless a template does; a chat template may want none. A tokenizer that
+    also appends its end token, as after fine-tuning, must not end the prompt with it."""
     from tokenizers.processors import TemplateProcessing
 
     tokenizer.bos_token, first = "<|pad|>", tokenizer.convert_tokens_to_ids("<|pad|>")
-    tokenizer._tokenizer.post_processor = TemplateProcessing(
-        single="<|pad|> $A", special_tokens=[("<|pad|>", first)])
     template = str(file(tmp_path, template, content)) if content else template
-    (made,) = add_prompts(asked("1+1=?"), tokenizer, template, 50)
-    assert made.prompt_ids.count(first) == starts == (made.prompt_ids[0] == first)
+    for single in ("<|pad|> $A", "<|pad|> $A <|endoftext|>"):  # the second: add_eos_token
+        tokenizer._tokenizer.post_processor = TemplateProcessing(single=single, special_tokens=[
+            ("<|pad|>", first), ("<|endoftext|>", tokenizer.eos_token_id)])
+        (made,) = add_prompts(asked("1+1=?"), tokenizer, template, 50)
+        assert made.prompt_ids.count(first) == starts == (made.prompt_ids[0] == first)
+        assert tokenizer.eos_token_id not in made.prompt_ids
 
 
 # ------------------------------------------------------------------------------------------ files

@@ -7,6 +7,7 @@ import sys
 import threading
 from datetime import datetime
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -32,7 +33,9 @@ VERL = dict(prompt=TWO_TURNS, reward_model=dict(ground_truth=["1", "2"]))
     ("table.csv", "problem,answer\np,1\n\nq,2"), ("mark.csv", "\ufeffanswer,problem\r\n1,p\r\n2,q"),
     ("few.csv", "problem,answer,level\np,1\nq,2,3"), ("ends.csv", "problem,answer\np,1,\nq,2,,\n"),
     ("Table.CSV", "\ufeffsep=;\r\nProblem;Answer\np;1\nq;2"),  # Excel's own first line
-    ("tabs.csv", "question\tANSWER\np\t1\nq\t2"),
+    ("tabs.csv", "question\tANSWER\np\t1\nq\t2"), ("below.csv", "\r\n \nproblem,answer\np,1\nq,2"),
+    ("index.csv", "\n\tproblem\tanswer\n0\tp\t1\n1\tq\t2"),  # a first column without a name
+    ("excel.csv", "\ufeff\nsep=;\n\nproblem;answer\np;1\nq;2"),
     ("spaced.csv", "problem, answer,,\np,1\nq,2"),
     pytest.param("long.csv", 'problem,answer,note\np,1,"a,\n' + 200_000 * "b" + '"\nq,2,c',
                  id="a long cell with a line break"),
@@ -52,6 +55,28 @@ def test_parquet(tmp_path, rows, text, gold, whole):
     for whole_rows, kept in ((False, {}), (True, whole)):
         found, = load_problems(str(file), whole_rows=whole_rows)
         assert (found.problem, found.answer, found.row) == (text, gold, kept)
+
+
+@pytest.mark.parametrize("kind", ["NotImplementedError", "CapacityError", "TypeError", "KeyError"])
+def test_what_arrow_cannot_read_is_one_sentence(tmp_path, monkeypatch, kind):
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    why = "Nested data conversions not implemented for chunked array outputs"
+    parquet.write_table(arrow.Table.from_pylist(ROWS), tmp_path / "set.parquet")
+    monkeypatch.setattr(parquet.ParquetFile, "read", mock.Mock(
+        side_effect=getattr(arrow.lib, f"Arrow{kind}")(why)))
+    with pytest.raises(SystemExit, match=why):
+        load_problems(str(tmp_path / "set.parquet"))
+
+
+@pytest.mark.parametrize("content", [
+    dict(data=ROWS), dict(problem=["p", "q"], answer=["1", "2"]), ROWS[0] | dict(version=1)])
+def test_a_whole_file_that_is_one_object_is_told_what_to_be(tmp_path, content):
+    """Its first line alone is no JSON, but that is not what is wrong."""
+    (tmp_path / "set.json").write_text(json.dumps(content, indent=1))
+    with pytest.raises(SystemExit, match="one JSON object per problem"):
+        load_problems(str(tmp_path / "set.json"))
 
 
 @given(st.sampled_from([".jsonl", ".json", ".csv", ".parquet"]), st.binary(max_size=60) | st.text(
