@@ -482,7 +482,8 @@ def test_a_run_is_compared_with_its_base_model_on_the_same_problems(
         tmp_path, monkeypatch, capsys):
     """With one start of the engine. An interrupted comparison asks only what is missing, and one
     that is finished starts no engine."""
-    _, file = own_run(tmp_path)
+    keys = dict(columns="frage,loesung")
+    _, file = own_run(tmp_path, **keys)
     started = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("parts.engine.Engine", lambda *_, **__: started.append(Learnt()) or
@@ -498,7 +499,7 @@ def test_a_run_is_compared_with_its_base_model_on_the_same_problems(
     summary, said = compared("--base")
     base, now = ([json.loads(line) for line in Path(out, f"{name}.jsonl").open()]
                  for name in ("base", "eval"))
-    held_out = load_train_and_held_out(file, "held-out")[1]
+    held_out = load_train_and_held_out(file, "held-out", **keys)[1]
     assert len(base) == len(now) == 2 * len(held_out) and len(started) == 1
     before = [mean(row["reward"] for row in base if row["id"] == p.id) for p in held_out]
     assert 0 < mean(before) < 1 and {row["reward"] for row in now} == {1}

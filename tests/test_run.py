@@ -355,7 +355,7 @@ def test_config_json_says_after_which_step_each_start_went_on(tmp_path, capsys):
     folder = small_run(tmp_path, steps=1, eval_every=0, resume=True, **lora)
     said = capsys.readouterr().out  # as `make demo` begins
     assert "no checkpoint of mine: this starts a new run with --model tiny, --data builtin" in said
-    assert "did you mean" not in said and "from here on" not in said
+    assert "similar name" not in said and "from here on" not in said
     made = folders.read_json(folder / "checkpoints/step-000001/adapter_config.json")
     assert (made["r"], made["lora_alpha"]) == (2, 5)
     gc.collect()  # its lock goes with it, as with its process
@@ -389,7 +389,7 @@ def test_a_misspelt_name_on_resume_is_a_new_run_that_names_the_one_that_exists(t
     folder = small_run(tmp_path, name="demoo", resume=True, steps=2, eval_every=1, eval_first=False)
     said = capsys.readouterr().out
     assert "no checkpoint of demoo: this starts a new run" in said
-    assert "; did you mean runs/demo?" in said
+    assert "; runs/demo has a similar name\n" in said
     assert [row["step"] for row in lines(folder / "eval.jsonl")] == [1, 2]
     assert "--no-eval-first" in said.partition("curves: ")[0].splitlines()[-1]
 
