@@ -278,7 +278,7 @@ def objective(lp_T, old_T, mu_T, coefficient_T, config: Config):
         bounded_T = weight_T.clamp(low, high) if config.clip else weight_T
         return bounded_T * coefficient_T * lp_T, mask_T, weight_T
 
-    assert config.objective == "minirl", f"add a branch for {config.objective} to `objective`"
+    assert config.objective == "minirl", "add a branch to objective in minirl.py"
     weight_T = importance_weight(lp_T, old_T, mu_T, config.importance)
     bounded_T = weight_T.clamp(max=config.weight_cap) if config.weight_cap else weight_T
     return mask_T * bounded_T * coefficient_T * lp_T, mask_T, weight_T

@@ -101,6 +101,9 @@ def test_each_held_out_set_has_its_curve_its_start_its_interval_and_its_legend()
     assert curves == [[.1, .5, .3], [.1] * 2, [.6, .7, .9], [.6] * 2]
     bands = [band.get_paths()[0].vertices[:, 1] for band in ax.collections]
     assert [{*ys.round(1)} for ys in bands] == [{0, .2, .4}, {.5, .6, .7, .8, 1}]
+    ax = Figure().subplots()
+    plot.draw_accuracy(ax, [dict(step=20, data="d", avg=.4)])
+    assert len(ax.lines) == 1  # it is not known where it began
 
 
 # ------------------------------------------------------------------------------ several runs

@@ -311,7 +311,7 @@ def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
     again = begun(run.folder, run.config)
     running.resume(again, newest(run))
     assert "continuing after step 10" in capsys.readouterr().out
-    assert (again.state["step"], again.stream.cursor) == (10, 21)
+    assert (again.state["step"], again.after_step, again.stream.cursor) == (10, 10, 21)
     assert again.estimator.state_dict() == run.estimator.state_dict()
     assert again.state["samples_total"] == 80
     for name in ("metrics.jsonl", "groups.jsonl"):
