@@ -191,7 +191,7 @@ def verdict(one: dict, than: str, trained: int = 0) -> str:
     few = f"little can be concluded from {counted(questions, 'problem')}"
     if found == "no clear difference":
         why = f"and {few}" if questions < FEW else "because the 95% interval contains 0"
-        said = f"There is {found} to {than}, {why}."
+        said = f"There is {found} from {than}, {why}."
     elif questions < FEW:
         said = f"The model looks {found} than {than}, but {few}."
     else:
@@ -238,7 +238,7 @@ def similar(folder: Path, wanted=Path.is_dir) -> Path | None:
 
 def require_folder(folder: Path) -> None:
     """Raises SystemExit, which names a similar folder, if this one does not exist."""
-    if not folder.exists():
+    if not os.path.exists(folder):  # of a name that is too long Path's own raises
         near = similar(folder)
         raise SystemExit(f"There is no folder {shown(folder)}"
                          + (f"; did you mean {shown(near)}?" if near else "."))

@@ -440,8 +440,8 @@ def finish(run: Run, bootstrap) -> None:
     print(f"curves: {run.folder / 'curves.png'}; adapter: {run.folder / 'checkpoints'}\n"
           f"next: look into it with {python()} explore.py {run.folder}")
     if fallen:
-        print("      do not go on with it, for its held-out accuracy has fallen: start again under "
-              f"another --name, for example with a lower --lr than {config.lr:g}")
+        print("      do not go on with it, because its held-out results have clearly fallen: start "
+              f"again under another --name, for example with a lower --lr than {config.lr:g}")
     else:
         print(f"      go on with        {python()} minirl.py --name {config.name} --resume --steps "
               f"{max(200, 2 * run.state['step'])}")

@@ -122,10 +122,10 @@ FEW = "little can be concluded from 29 problems"
 @pytest.mark.parametrize("low, high, questions, trained, words", [
     (0.1, 0.2, 30, 0, "The model is better than tiny, because the whole 95% interval is above 0."),
     (-2, -1, 30, 0, "The model is worse than tiny, because the whole 95% interval is below 0."),
-    (0, 0.2, 30, 0, "There is no clear difference to tiny, because the 95% interval contains 0."),
+    (0, 0.2, 30, 0, "There is no clear difference from tiny, because the 95% interval contains 0."),
     (0.01, 0.02, 29, 0, f"The model looks better than tiny, but {FEW}"),
     (-0.2, -0.1, 29, 0, f"The model looks worse than tiny, but {FEW}"),
-    (-0.2, 0.1, 29, 0, f"There is no clear difference to tiny, and {FEW}"),
+    (-0.2, 0.1, 29, 0, f"There is no clear difference from tiny, and {FEW}"),
     (0.1, 0.2, 60, 55, "is above 0. But 55 of these 60 problems were trained on, so this says "),
     (-0.1, 0.2, 60, 1, "contains 0. But 1 of these 60 problems were trained on, so this says ")])
 def test_what_a_difference_means_is_said_in_a_sentence(low, high, questions, trained, words):

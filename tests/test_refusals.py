@@ -195,6 +195,8 @@ REFUSED = {
         (FITS, "out holds notes.txt but no protocol.json, so it is something else: name another "
          "--out", text(Path("out/notes.txt"), "mine")),
         (f"{OUT} --adapter no/such/folder", "There is no folder no/such/folder."),
+        *((f"{OUT} --{flag} {'x' * 5000}", "There is no folder xxx")
+          for flag in ("adapter", "against")),
         (f"{OUT} --adapter runs/mime", "There is no folder runs/mime; did you mean runs/mine?"),
         (f"{OUT} --adapter runs", "runs has no adapter_config.json: --adapter takes a PEFT"),
         (f"{OUT} --model ./nowhere", "There is no model"),

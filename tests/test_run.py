@@ -447,7 +447,7 @@ THEN = [0, 0.25, 0.5, 1] * 10
 
 @pytest.mark.parametrize("then, now, words", [
     (THEN, [1] * 40, "The model is better than before the training, because"),
-    (THEN, THEN[::-1], "There is no clear difference to before the training, because"),
+    (THEN, THEN[::-1], "There is no clear difference from before the training, because"),
     (THEN, [0] * 40, "The model is worse than before the training, because"),
     (THEN[:20], [1] * 20, "looks better than before the training, but little can be concluded"),
     (THEN[:20], [0] * 20, "looks worse than before the training, but little can be concluded")])
@@ -462,7 +462,7 @@ def test_a_run_ends_with_what_it_has_gained_question_by_question(run, capsys, th
     assert ("held-out accuracy, last evaluation minus first, question by question, in points: "
             "{} [{}, {}]".format(*numbers)) in said and words in said
     fallen = "worse" in words
-    assert ("has fallen" in said and "lower --lr than " in said) == fallen
+    assert ("have clearly fallen" in said and "lower --lr than " in said) == fallen
     assert ("--resume" in said) != fallen
 
 
