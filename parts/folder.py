@@ -229,7 +229,7 @@ def quiet_end():
 # ------------------------------------------------------------------------------ what is not there
 def similar(folder: Path, wanted=Path.is_dir) -> Path | None:
     """The folder beside it whose name is most like its own, of those that are `wanted`."""
-    beside = {path.name: path for path in folder.parent.glob("*") if path.name != folder.name}
+    beside = {path.name: path for path in folder.parent.glob("*")}
     for name in difflib.get_close_matches(folder.name, beside, n=len(beside) or 1):
         if wanted(beside[name]):
             return beside[name]

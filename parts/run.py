@@ -475,8 +475,9 @@ def show_gain(run: Run, bootstrap) -> bool:
 def mean_rewards(folder: Path, step: int) -> dict[tuple, float]:
     """(held-out set, id of a problem) -> mean reward of its answers in the evaluation of a step."""
     wanted = {"step", "data", "id", "reward"}
+    rows = read_rows(folder / "answers.jsonl", wanted.issubset)
     return {(row["data"], row["id"]): row["reward"]
-            for row in read_rows(folder / "answers.jsonl", wanted.issubset) if row["step"] == step}
+            for row in rows if row["step"] == step and row["reward"] is not None}
 
 
 def unit_of(config: Config) -> str:
