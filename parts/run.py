@@ -104,12 +104,12 @@ def prepare(config: Config, grader) -> Run:
 def before_the_engine(config: Config, grader) -> SimpleNamespace:
     """Folder, model files, problems and newest checkpoint of the run."""
     folder = Path("runs", config.name)
+    lock = claim(folder, config.resume) if folder.exists() else None
     if config.resume and not checkpoints(folder):
         near = similar(folder, checkpoints)
         print(f"no checkpoint of {config.name}: this starts a new run with --model "
               f"{shown(config.model)}, --data {shown(config.data)} and --steps {config.steps}"
               + (f"; {shown(near)} has a similar name" if near else ""))
-    lock = claim(folder, config.resume) if folder.exists() else None
     path, tokenizer = find_model(config)
     train, held_out = load_data(config, tokenizer, grader)
     lock = lock or claim(folder, config.resume)  # only now: a wrong flag leaves no empty folder
