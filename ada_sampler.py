@@ -44,7 +44,7 @@ With a single hit it is unresolved too, but has a gradient: the hit and n - 1 wr
 kept. Of the other rules, uniform spends n draws on it; dapo replaces it; ada-est gives it up to
 N_MAX draws at its next visit; gvm gives it nothing beyond its pilots.
 
-**Try them** without a model: `python course/simulate.py --pass-rate 0.05`.
+**Try them** without a model: `python course/simulate.py --pass-rate 0.05 0.3 0.9`.
 
 **Use them** in another trainer: this file needs only the standard library. `collect()` takes an
 engine with submit(key, problem), step() -> [(key, rollout)] and busy, and a grader with submit(key,

@@ -2,7 +2,7 @@
 
     python eval.py                                                 # the tiny model, on a CPU too
     python eval.py --model Qwen2.5-Math-1.5B --data reinforce-ada  # the Reinforce-Ada paper's table
-    python eval.py --adapter runs/NAME --against runs/eval-tiny-builtin-k32
+    python eval.py --adapter runs/NAME --base                      # is it better than before?
 
 avg@k   the mean reward of a question's k samples, averaged over questions. This measures the
         policy that is trained, not greedy decoding.
@@ -33,8 +33,9 @@ from ada_sampler import without_verdict
 from parts.config import EvalConfig, parse_eval
 from parts.data import (HELD_OUT, check_golds, count_trained, digest, keys_of, load_problems,
                         load_sets, still_held_out)
-from parts.folder import (FREE, append, counted, digest_of, keep_rows, open_folder, own_files,
-                          quiet_end, read_json, read_rows, require_same, run_of, shown, versions,
+from parts.folder import (FREE, append, counted, difference, digest_of, direction, interval,
+                          keep_rows, open_folder, own_files, quiet_end, read_config, read_json,
+                          read_rows, require_folder, require_same, run_of, shown, verdict, versions,
                           write_safely)
 from parts.grader import NO_VERDICT, PART, mean_parts
 from parts.models import TINY, fetch_model, load_tokenizer, weights_of
@@ -197,7 +198,7 @@ def compare(rows: list[dict], k: int, before_Q: list[float], weights: dict[str, 
         changes["weighted"] = sum(changes.values(), [])
     for name, values in changes.items():
         found[name] |= dict(better=sum(value > 0 for value in values),
-                            worse=sum(value < 0 for value in values))
+                            worse=sum(value < 0 for value in values), questions=len(values))
     return found
 
 
@@ -215,9 +216,12 @@ def problems_and_protocol(config: EvalConfig) -> tuple[list, dict]:
     files = weights_of(path)
     if config.adapter:  # one that was trained further is another policy
         files["adapter"] = digest_of(Path(config.adapter, "adapter_model.safetensors"))
+    folder, run = run_of(config.adapter or config.model)
+    others = run and config.data != HELD_OUT  # than the run holds out
     return sum(sets, []), asdict(config) | dict(
         path=path, files=files, own_files=own_files(config), versions=versions(), dtype=dtype,
         sync=default_sync(dtype) if config.sync == "auto" else config.sync, context=context,
+        trained=count_trained(folder, sum(sets, [])) if others else 0,
         prompt=sets[0][0].prompt, stop=stop_ids(tokenizer, config.stop),
         questions={problems[0].source: digest(problems) for problems in sets},
         weights={problems[0].source: weight or len(problems)
@@ -232,10 +236,7 @@ def load_asked(config: EvalConfig) -> list[list]:
             raise SystemExit("--data held-out needs --adapter RUN, of a run that holds out a share "
                              "of its own data: name other data.")
         return [still_held_out(folder, load_problems(run["data"], **keys_of(config)))[:most]]
-    loaded = load_sets(config.data, for_training=False, limit=most, **keys_of(config))
-    if run:
-        count_trained(folder, sum(loaded, []))
-    return loaded
+    return load_sets(config.data, for_training=False, limit=most, **keys_of(config))
 
 
 def adapted_policy(protocol: dict) -> tuple:
@@ -253,10 +254,19 @@ def adapted_policy(protocol: dict) -> tuple:
 
 def load_finished(folder: Path, protocol: dict, problems: list) -> list[float]:
     """avg@k of each question in another evaluation. SystemExit if it cannot be compared with."""
+    require_folder(folder)
+    if "starts" in read_config(folder):
+        raise SystemExit(f"{shown(folder)} is a training run: --against takes an evaluation, and "
+                         "--base compares with the base model.")
     other = read_json(folder / "protocol.json")
-    if other.get("questions") != protocol["questions"]:
-        raise SystemExit(f"{shown(folder)} has other questions: take the same --data, --limit "
-                         "and --reward.")
+    here, there = protocol["questions"], other.get("questions", {})
+    if here != there:
+        differ = "; ".join(f"{shown(name)}: {here.get(name, 'none')} here, "
+                           f"{shown(there.get(name, 'none'))} there"
+                           for name in sorted({*here, *there}) if here.get(name) != there.get(name))
+        raise SystemExit(f"{shown(folder)} has other questions ({differ}): take the same --data, "
+                         "--limit and --reward, or compare an adapter with its base model by "
+                         "--base.")
     rows = in_order(read_rows(folder / "eval.jsonl", is_sample), problems, other["k"])
     if None in rows:
         raise SystemExit(f"{shown(folder)} is not finished: repeat its command to continue it.")
@@ -286,22 +296,12 @@ def show_results(summary: dict, rows: list[dict], unit: str) -> None:
               f"{row['sample']} of {shown(row['id'])}: {row['status']}, {shown(row['why'])}")
 
 
-def show_comparison(changes: dict, folder: str, unit: str) -> None:
+def show_comparison(changes: dict, than: str, unit: str) -> None:
     points = ", in points" * unit.endswith("%")
-    print(f"\ndifference to {shown(folder)}, question by question{points}:")
+    print(f"\ndifference to {than}, question by question{points}:")
     for name, one in changes.items():
-        low, high = one["ci_low"], one["ci_high"]
-        if low == high:  # all questions are alike, which settles nothing
-            low, high = -math.inf, math.inf
-        verdict = "no clear difference" if low <= 0 <= high else "better" if low > 0 else "worse"
-        print(f"  {shown(name)}: {interval(one, '+' + unit).replace('%', '')}, {verdict}; "
+        print(f"  {shown(name)}: {difference(one, unit)}, {direction(one)}; "
               f"{counted(one['better'], 'question')} better, {one['worse']} worse")
-
-
-def interval(one: dict, unit: str) -> str:
-    if one["ci_low"] == one["ci_high"]:
-        return f"{one['avg']:{unit}} (no interval, as all questions are alike)"
-    return f"{one['avg']:{unit}} [{one['ci_low']:{unit}}, {one['ci_high']:{unit}}]"
 
 
 # -------------------------------------------------------------------------------------- the program
@@ -324,25 +324,46 @@ def main(argv: list[str] | None = None) -> None:
                     "k", "max_tokens", "stop", "seed", "dtype", "versions"):
             said = "math-verify" if (key, protocol[key]) == ("reward", "") else protocol[key]
             print(f"{key:12} {shown(said, 1000)}")
-        rows = with_rewards(sample(problems, protocol, policy, rank, Path(config.out)))
+        rows, *of_base = map(with_rewards, sample(
+            problems, protocol, policy, rank, Path(config.out)))
         summary = summarize(rows, config.k, protocol["weights"])
+        than, trained = shown(config.against), protocol["trained"]
+        for base in of_base:
+            than, before_Q = f"the base model ({shown(config.model)})", means_Q(base, config.k)
+            summary["base"] = summarize(base, config.k, protocol["weights"])
+            print(f"\n{than}:", end="")
+            show_results(summary["base"], base, unit)
+            print("\nwith the adapter:", end="")
         show_results(summary, rows, unit)
+        if config.against:  # whoever of the two was trained on them
+            other = read_json(Path(config.against, "protocol.json"))
+            trained = max(trained, other.get("trained", 0))
         if before_Q:
-            summary["difference"] = compare(rows, config.k, before_Q, protocol["weights"])
-            show_comparison(summary["difference"], config.against, unit)
+            changes = compare(rows, config.k, before_Q, protocol["weights"])
+            show_comparison(changes, than, unit)
+            *_, whole = changes.values()  # of several sets the last is their weighted mean
+            summary |= dict(difference=changes, verdict=verdict(whole, than, trained))
+            print(summary["verdict"])
         write_safely(Path(config.out, "summary.json"), json.dumps(summary, indent=1))
 
 
-def sample(problems: list, protocol: dict, policy, rank: int, folder: Path) -> list[dict]:
-    """The rows of all samples. Those that `eval.jsonl` lacks are drawn and appended to it."""
+def sample(problems: list, protocol: dict, policy, rank: int, folder: Path) -> list[list[dict]]:
+    """The rows of all samples, and with --base those of the model without its adapter.
+
+    Samples that `eval.jsonl` (of the base model `base.jsonl`) lacks are drawn and appended to it.
+    """
     from parts.engine import Engine
 
-    file, k = folder / "eval.jsonl", protocol["k"]
-    keep_rows(file, is_sample)  # drops the half line that an interruption has left
-    done = list(read_rows(file, is_sample))
-    print(f"results in {shown(folder)}, which has {counted(len(done), 'sample')} already")
-    if None not in in_order(done, problems, k):
-        return in_order(done, problems, k)
+    k, files = protocol["k"], [folder / "eval.jsonl"]
+    if protocol["base"]:
+        files.append(folder / "base.jsonl")
+    for file in files:
+        keep_rows(file, is_sample)  # drops the half line that an interruption has left
+    done = [list(read_rows(file, is_sample)) for file in files]
+    print(f"results in {shown(folder)}, which has {counted(sum(map(len, done)), 'sample')} already")
+    found = [in_order(rows, problems, k) for rows in done]
+    if not any(None in rows for rows in found):
+        return found
     with open_grader(protocol["reward"], protocol["threshold"]) as grader:
         if not protocol["reward"]:
             check_golds(problems, grader)
@@ -352,13 +373,14 @@ def sample(problems: list, protocol: dict, policy, rank: int, folder: Path) -> l
             temperature=protocol["temperature"], stop_token_ids=protocol["stop"],
             seed=protocol["seed"], lora_rank=rank,
             sync_mode=protocol["sync"] if policy else "merge")
-        if policy:
-            engine.sync(policy)
-        for row in evaluate(
-                engine, grader, problems, k, protocol["max_tokens"], done=done,
-                temperature=protocol["temperature"], seed=protocol["seed"]):
-            append(file, row)
-    return in_order(read_rows(file, is_sample), problems, k)
+        for file, rows in reversed([*zip(files, done)]):  # the engine begins as the base model
+            if policy and file == files[0]:
+                engine.sync(policy)
+            for row in evaluate(
+                    engine, grader, problems, k, protocol["max_tokens"], done=rows,
+                    temperature=protocol["temperature"], seed=protocol["seed"]):
+                append(file, row)
+    return [in_order(read_rows(file, is_sample), problems, k) for file in files]
 
 
 if __name__ == "__main__":

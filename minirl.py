@@ -36,7 +36,7 @@ if __name__ == "__main__":
 import torch
 
 from ada_sampler import collect
-from eval import evaluate, in_order, report_by_set, with_rewards
+from eval import bootstrap, evaluate, in_order, report_by_set, with_rewards
 from parts.config import Config
 from parts.engine import WatchedEngine
 from parts.logprobs import (Row, gvm_norms, micro_batches, store_on_rows, token_logprobs,
@@ -61,7 +61,7 @@ def main(config: Config) -> None:
             record(step, groups, metrics, run)  # logs, then a checkpoint (parts/folder.py)
             evaluate_if_due(run)
             show(metrics, run)
-        finish(run)
+        finish(run, bootstrap)
 
 
 # ------------------------------------------------------------------------------ one step
@@ -278,7 +278,7 @@ def objective(lp_T, old_T, mu_T, coefficient_T, config: Config):
         bounded_T = weight_T.clamp(low, high) if config.clip else weight_T
         return bounded_T * coefficient_T * lp_T, mask_T, weight_T
 
-    assert config.objective == "minirl", f"objective {config.objective} has no branch here"
+    assert config.objective == "minirl", "add a branch to objective in minirl.py"
     weight_T = importance_weight(lp_T, old_T, mu_T, config.importance)
     bounded_T = weight_T.clamp(max=config.weight_cap) if config.weight_cap else weight_T
     return mask_T * bounded_T * coefficient_T * lp_T, mask_T, weight_T

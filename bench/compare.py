@@ -14,6 +14,7 @@ from pathlib import Path
 
 import store
 
+from parts.folder import interval, shown
 from parts.plot import COLORS, plain, read_run, series, smooth, what_differs
 
 COSTS = {  # key in both logs -> label
@@ -22,6 +23,7 @@ COSTS = {  # key in both logs -> label
     "tokens_total": "tokens generated",
     "seconds_total": "seconds of training",
 }
+INTERVAL = {"avg", "ci_low", "ci_high"}
 SAME_BUT_SEED = ("seed", "name", "resume")  # runs that differ in nothing else are one curve
 
 
@@ -92,6 +94,39 @@ def group_by_seed(runs: list[dict]) -> dict[str, list[dict]]:
             for same in groups.values()}
 
 
+def numbers(runs: list[dict], data: str | None) -> list[str]:
+    """Each run's first and last evaluation on `data`, and the mean of runs that share a curve."""
+    said, last = [], {}
+    for run in runs:
+        evals = [row for row in run["evals"] if row.get("data") == data and INTERVAL <= row.keys()]
+        name, unit = shown(run["name"]), unit_of(run)
+        if not evals:
+            said.append(f"{name}: no evaluation on {shown(data)}")
+            continue
+        last[run["name"]] = evals[-1]["avg"]
+        for row in (evals[0], evals[-1])[:len(evals)]:
+            said.append(f"{name}: {interval(row, unit)} at step {row['step']}{cost_of(row)}")
+    for label, same in group_by_seed(runs).items():
+        found = [last[run["name"]] for run in same if run["name"] in last]
+        if len(found) > 1:
+            mean = sum(found) / len(found)
+            said.append(f"{label}: {mean:{unit_of(same[0])}} in their last evaluations")
+    return said
+
+
+def unit_of(run: dict) -> str:
+    """The format of a mean reward, which is a share of right answers without --reward."""
+    return ".3g" if run["config"].get("reward") else ".1%"
+
+
+def cost_of(row: dict) -> str:
+    """What a run had cost before an evaluation; "" before its first step."""
+    if not row["step"] or not COSTS.keys() <= row.keys():
+        return ""
+    return (f", after {row['samples_total']:,} samples, {row['tokens_total']:,} tokens and "
+            f"{row['seconds_total']:,.0f} s of training")
+
+
 def draw_comparison(asked: list, out: str | Path) -> Path:
     """Held-out accuracy and first-round reward of several runs against all that they cost."""
     runs = read_runs(asked)
@@ -106,6 +141,8 @@ def draw_comparison(asked: list, out: str | Path) -> Path:
         xs, ys = series(run["metrics"], "reward_first_round", x)
         return xs, smooth(ys) if ys else ys
 
+    for line in numbers(runs, data):
+        print(line)
     groups = group_by_seed(runs)
     columns = {f"against {label}": (label, x, groups) for x, label in COSTS.items()}
     measures = {f"accuracy on {plain(data or 'held-out problems')}": accuracy,

@@ -43,8 +43,9 @@ def ids_of(problem: dict) -> list[int]:
 def draw(problem: dict, count: int, luck: bool = True) -> list[list[int]]:
     """`count` answers, as token ids with their end; without luck each token is the likeliest."""
     prompt = torch.tensor([ids_of(problem)] * count)  # [count, prompt]
+    whole = dict(temperature=1.0, top_k=0, top_p=1.0) if luck else {}  # the whole distribution
     drawn = policy.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=luck,
-                            temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=MAX_TOKENS)
+                            max_new_tokens=MAX_TOKENS, **whole)
     answers = drawn[:, prompt.shape[1]:].tolist()  # [count, longest answer]: padded at the end
     end = tokenizer.eos_token_id
     return [ids[:ids.index(end) + 1] if end in ids else ids for ids in answers]

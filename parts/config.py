@@ -183,7 +183,9 @@ class WatchSettings:
     """What is looked at on the way."""
 
     eval_every: int = 20
-    """steps between evaluations (one comes first, one last, in any case); 0 = only these"""
+    """steps between evaluations; one follows the last step in any case; 0 = none between"""
+    eval_first: bool = True
+    """evaluate before step 1; otherwise the run cannot say at its end whether it is better"""
     train_anyway: bool = False
     """go on although the first steps have nothing to learn from"""
     log_groups: int | Literal["all"] = 2
@@ -460,6 +462,8 @@ class EvaluatedSettings:
     """tiny, a name such as Qwen2.5-Math-1.5B, a hub id or a folder"""
     adapter: str = ""
     """LoRA adapter: a PEFT folder, or a run (its last checkpoint)"""
+    base: bool = False
+    """with --adapter: --model without the adapter answers the same problems, for comparison"""
     out: str = ""
     """folder of this evaluation; empty = runs/eval-MODEL-DATA-kK"""
     against: str = ""
@@ -501,6 +505,10 @@ class EvalConfig(EvaluatedSettings, ProblemSettings, ProtocolSettings, EngineSet
             (self.columns and self.data != HELD_OUT and not is_own(self.data),
              f"columns has no effect: those of {self.data} are known"),
             (self.sync != "auto" and not self.adapter, "sync has no effect without adapter"),
+            (self.base and not self.adapter,
+             "base has no effect without adapter: name a run, whose base model it compares with"),
+            (self.base and bool(self.against),
+             "base and against both name what to compare with: leave one out"),
         ])
 
 
@@ -535,11 +543,12 @@ def parse_eval(argv: list[str] | None = None) -> EvalConfig:
 def as_in_its_run(checkpoint: str, data: str) -> dict:
     """The settings of a checkpoint's run that its evaluation has too, where no flag says otherwise.
 
-    It is evaluated on what the run was evaluated on, unless `data` is named.
+    It is evaluated on what the run was evaluated on, as often, unless `data` is named.
     Its --reward judges a file too, but no benchmark, whose results others must be able to compare.
     """
     folder, run = run_of(checkpoint)
     names = "model template max_prompt_tokens max_tokens temperature".split()
+    own = dict(limit="eval_questions", k="eval_k") if data == "auto" else {}
     if data == "auto":
         data = run.get("eval_data", data)
     if data == HELD_OUT or is_own(data):
@@ -550,6 +559,7 @@ def as_in_its_run(checkpoint: str, data: str) -> dict:
         print(f"{shown(folder)} was trained with --reward {shown(run['reward'])}: here math-verify "
               "judges, unless --reward names it")
     known = {name: run[name] for name in names if name in run}
+    known |= {name: run[other] for name, other in own.items() if other in run}
     if known:
         print(f"as in {shown(folder)}, where no flag says otherwise: {', '.join(known)}")
     return known | dict(data=data)

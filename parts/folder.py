@@ -15,6 +15,7 @@ A checkpoint `checkpoints/step-000100` holds
     state.json       step, position in the data, totals, what ada-est remembers
 """
 import contextlib
+import difflib
 import errno
 import fcntl
 import hashlib
@@ -30,7 +31,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 LOGS = ("metrics.jsonl", "groups.jsonl", "answers.jsonl", "eval.jsonl")
-FREE = ("out", "against", "engine_memory", "engine_sequences")  # may change when eval.py goes on
+FREE = (  # may change when eval.py goes on
+    "out", "against", "base", "trained", "engine_memory", "engine_sequences")
+FEW = 30  # problems, below which an interval says next to nothing
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what such a disk answers
 NO_FLUSH = (errno.EINVAL, errno.EOPNOTSUPP)  # of a folder
 LAST_STEPS = 10  # of whose checkpoints a crash may have left one too many
@@ -175,6 +178,49 @@ def counted(count: int, thing: str) -> str:
     return f"{count} {thing}{'s' * (count != 1)}"
 
 
+def interval(one: dict, unit: str) -> str:
+    """An average with its 95% interval, in a format such as `.1%`.
+
+    Where all problems have the same result, the bootstrap knows no interval.
+    """
+    if one["ci_low"] == one["ci_high"]:
+        return f"{one['avg']:{unit}} (no interval, because all problems have the same result)"
+    return f"{one['avg']:{unit}} [{one['ci_low']:{unit}}, {one['ci_high']:{unit}}]"
+
+
+def difference(one: dict, unit: str) -> str:
+    """A paired difference as `interval` shows it, with signs; points in the place of percent."""
+    return interval(one, f"+{unit}").replace("%", "")
+
+
+def direction(one: dict) -> str:
+    """What a paired difference shows: nothing clear, where its 95% interval contains 0 or is none."""
+    low, high = one["ci_low"], one["ci_high"]
+    if low <= 0 <= high or low == high:
+        return "no clear difference"
+    return "better" if low > 0 else "worse"
+
+
+def verdict(one: dict, than: str, trained: int = 0) -> str:
+    """What a paired difference means, in words. `trained`: how many problems were trained on."""
+    found, questions = direction(one), one["questions"]
+    few = f"little can be concluded from {counted(questions, 'problem')}"
+    if found == "no clear difference":
+        zero = one["ci_low"] <= 0 <= one["ci_high"]
+        why = "the 95% interval contains 0" if zero else "all problems have the same difference"
+        why = f"and {few}" if questions < FEW else f"because {why}"
+        said = f"There is {found} from {than}, {why}."
+    elif questions < FEW:
+        said = f"The model looks {found} than {than}, but {few}."
+    else:
+        side = "above" if found == "better" else "below"
+        said = f"The model is {found} than {than}, because the whole 95% interval is {side} 0."
+    if trained:
+        said += (f" But {trained} of these {questions} problems were trained on, so this says "
+                 "little about new problems.")
+    return said
+
+
 def is_text(text: str) -> bool:
     """Whether it can be encoded and tokenized: it holds no half of a UTF-16 pair, as JSON may."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
@@ -196,6 +242,24 @@ def quiet_end():
     except BrokenPipeError:  # Python flushes once more when it exits, and would complain again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
+
+
+# ------------------------------------------------------------------------------ what is not there
+def similar(folder: Path, wanted=Path.is_dir) -> Path | None:
+    """The folder beside it whose name is most like its own, of those that are `wanted`."""
+    beside = {path.name: path for path in folder.parent.glob("*")}
+    for name in difflib.get_close_matches(folder.name, beside, n=len(beside) or 1):
+        if wanted(beside[name]):
+            return beside[name]
+    return None
+
+
+def require_folder(folder: Path) -> None:
+    """Raises SystemExit, which names a similar folder, if this one does not exist."""
+    if not os.path.exists(folder):  # of a name that is too long Path's own raises
+        near = similar(folder)
+        raise SystemExit(f"There is no folder {shown(folder)}"
+                         + (f"; did you mean {shown(near)}?" if near else "."))
 
 
 # ------------------------------------------------------------------------------ who may write
@@ -296,8 +360,9 @@ def run_of(adapter: str) -> tuple[Path, dict]:
     return folder, settings(folder) if Path(adapter).parent.name == "checkpoints" else {}
 
 
-def note_start(folder: Path, now: dict, after_step: int, inputs: dict[str, str]) -> None:
-    """Add this start to config.json."""
+def note_start(folder: Path, now: dict, after_step: int, inputs: dict[str, str]) -> dict:
+    """Add this start to config.json. Returns the settings that it changes: {name: [before, now]}.
+    """
     found = dict(config=now, inputs=inputs, starts=[]) | read_config(folder)
     changed = {name: [found["config"].get(name), value] for name, value in now.items()
                if value != found["config"].get(name)}
@@ -306,6 +371,7 @@ def note_start(folder: Path, now: dict, after_step: int, inputs: dict[str, str])
         time=datetime.now(UTC).isoformat(timespec="seconds"), versions=versions(),
         after_step=after_step, changed=changed))
     write_safely(folder / "config.json", json.dumps(found, indent=1))
+    return changed
 
 
 def versions() -> dict[str, str]:
@@ -426,6 +492,7 @@ def restore(checkpoint: Path, policy, optimizer, schedule) -> dict:
 
 def find_adapter(name: str) -> str:
     """The adapter's folder; of a training run, its last checkpoint. SystemExit if there is none."""
+    require_folder(Path(name))
     found = checkpoints(Path(name))
     folder = found[-1] if found else Path(name)
     for file in ("adapter_config.json", "adapter_model.safetensors"):

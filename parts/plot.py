@@ -165,7 +165,8 @@ def draw_accuracy(ax, evals) -> None:
         if xs:
             label = f"{plain(data)}, avg@{rows[0].get('k', '?')}: {ys[0]:.2f} → {ys[-1]:.2f}"
             ax.plot(xs, ys, color=color, linewidth=1.8, marker="o", markersize=4, label=label)
-            ax.axhline(ys[0], color=color, linestyle=":", linewidth=1)
+            if xs[0] == 0:  # not with --no-eval-first
+                ax.axhline(ys[0], color=color, linestyle=":", linewidth=1)
             rows = [row for row in rows if "ci_low" in row and "ci_high" in row]
             (xs, low), (_, high) = series(rows, "ci_low"), series(rows, "ci_high")
             ax.fill_between(xs, low, high, color=color, alpha=0.15, linewidth=0)

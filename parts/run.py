@@ -25,9 +25,10 @@ from parts.config import Config
 from parts.data import (Problem, Stream, check_golds, digest, digest_of_prompts, keys_of,
                         load_train_and_held_out, remember)
 from parts.engine import Engine, seed_everything
-from parts.folder import (LOGS, append, checkpoints, claim, counted, has_step, keep_rows,
-                          note_start, own_files, quiet_end, read_config, read_rows, require_same,
-                          restore, save, saved_so_far, shown, step_of)
+from parts.folder import (FEW, LOGS, append, checkpoints, claim, counted, difference, direction,
+                          has_step, interval, keep_rows, note_start, own_files, quiet_end,
+                          read_config, read_rows, require_same, restore, save, saved_so_far, shown,
+                          similar, step_of, verdict)
 from parts.grader import ForkingGrader
 from parts.logprobs import Row, token_logprobs
 from parts.machine import build_for_cpu, fit_in_memory, in_one_line, out_of_memory
@@ -42,7 +43,6 @@ from parts.routing_replay import choose_replay, is_supported
 from parts.sources import expand
 
 
-FEW = 30  # held-out problems, below which an interval says next to nothing
 FRESH_STATE = dict(step=0, samples_total=0, tokens_total=0, seconds_total=0.0)
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -67,6 +67,7 @@ class Run:
     state: dict = field(default_factory=FRESH_STATE.copy)  # state.json of a checkpoint
     accuracy: dict = field(default_factory=dict)  # held-out set -> avg@k of the last evaluation
     evaluated: int = -1  # the step of that evaluation
+    after_step: int = 0  # the step after which this process has begun
     seconds_save: float = 0.0  # what the last checkpoint took
     bar: tqdm | None = None
 
@@ -104,6 +105,11 @@ def before_the_engine(config: Config, grader) -> SimpleNamespace:
     """Folder, model files, problems and newest checkpoint of the run."""
     folder = Path("runs", config.name)
     lock = claim(folder, config.resume) if folder.exists() else None
+    if config.resume and not checkpoints(folder):
+        near = similar(folder, checkpoints)
+        print(f"no checkpoint of {config.name}: this starts a new run with --model "
+              f"{shown(config.model)}, --data {shown(config.data)} and --steps {config.steps}"
+              + (f"; {shown(near)} has a similar name" if near else ""))
     path, tokenizer = find_model(config)
     train, held_out = load_data(config, tokenizer, grader)
     lock = lock or claim(folder, config.resume)  # only now: a wrong flag leaves no empty folder
@@ -115,7 +121,11 @@ def before_the_engine(config: Config, grader) -> SimpleNamespace:
         print("WARNING: the prompts are not those of the start: the model's chat template or "
               "tokenizer has changed")
     newest = next(reversed(checkpoints(folder)), None)
-    note_start(folder, settings_of(config), step_of(newest) if newest else 0, inputs)
+    changed = note_start(folder, settings_of(config), step_of(newest) if newest else 0, inputs)
+    if changed:
+        print("from here on:", ", ".join(
+            f"--{name.replace('_', '-')} {shown(now)} (until now {shown(before)})"
+            for name, (before, now) in sorted(changed.items())))
     remember(folder, train, held_out)
     return SimpleNamespace(folder=folder, lock=lock, path=path, tokenizer=tokenizer, train=train,
                            held_out=held_out, newest=newest)
@@ -229,6 +239,25 @@ def record(step: int, groups, metrics: dict, run: Run) -> None:
     checkpoint(run)
     if why:
         raise SystemExit(why)
+    if step == run.after_step + 1 and step < run.config.steps:
+        tqdm.write(estimate(step, metrics["seconds"], run.config))
+
+
+def estimate(step: int, seconds: float, config: Config) -> str:
+    """How long the other steps may take if each is like this one."""
+    left = config.steps - step
+    others = f"{left} steps" if left > 1 else "step"
+    evaluations = sum(is_evaluated(later, config) for later in range(step, config.steps + 1))
+    return (f"estimated from step {step} alone: about {duration(left * seconds)} for the other "
+            f"{others}, and {counted(evaluations, 'evaluation')} besides")
+
+
+def duration(seconds: float) -> str:
+    """`40 seconds`, `7 minutes`: in the largest unit of which there are at least two."""
+    for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= 2 * size:
+            return counted(round(seconds / size), unit)
+    return counted(max(1, round(seconds)), "second")
 
 
 def log(step: int, groups, metrics: dict, run: Run) -> None:
@@ -258,9 +287,10 @@ def checkpoint(run: Run) -> None:
 
 def show(metrics: dict, run: Run) -> None:
     """Put the step's numbers beside the progress bar."""
-    held_out = ", ".join(f"{avg:.2f}" for avg in run.accuracy.values())
+    averages = ", ".join(f"{avg:.2f}" for avg in run.accuracy.values())
+    held_out = f"held-out {averages}  " if averages else ""
     run.bar.set_postfix_str(
-        f"reward {metrics['reward_first_round']:.2f}  held-out {held_out}  "
+        f"reward {metrics['reward_first_round']:.2f}  {held_out}"
         f"samples {metrics['samples']}  no signal {metrics['zero_signal']:.0%}", refresh=False)
 
 
@@ -274,10 +304,16 @@ def timed(seconds: dict, phase: str):
 
 # ------------------------------------------------------------------ after an evaluation
 def evaluation_is_due(run: Run) -> bool:
-    """Before step 1, every --eval-every steps, after the last one; once."""
-    config, step = run.config, run.state["step"]
-    due = step in (0, config.steps) or config.eval_every and step % config.eval_every == 0
-    return bool(due) and run.evaluated != step
+    """Whether an evaluation follows the step that has ended; once."""
+    step = run.state["step"]
+    return is_evaluated(step, run.config) and run.evaluated != step
+
+
+def is_evaluated(step: int, config: Config) -> bool:
+    """Before step 1 unless --no-eval-first, then every --eval-every steps and after the last."""
+    if step == 0:
+        return config.eval_first
+    return step == config.steps or config.eval_every > 0 and step % config.eval_every == 0
 
 
 def record_evaluation(rows: list[dict], results: dict[str, dict], run: Run) -> None:
@@ -286,7 +322,7 @@ def record_evaluation(rows: list[dict], results: dict[str, dict], run: Run) -> N
     Each set has a line in eval.jsonl and one on the screen. Then the curves are drawn.
     """
     config, state = run.config, run.state
-    record_answers(rows, run)
+    record_answers(rows, [*results], run)
     totals = {key: value for key, value in state.items() if key.endswith("_total")}
     append(run.folder / "eval.jsonl", *(
         dict(step=state["step"], **totals, data=name, temperature=config.temperature, **result)
@@ -301,23 +337,27 @@ def record_evaluation(rows: list[dict], results: dict[str, dict], run: Run) -> N
         draw_run(run.folder)
 
 
-def record_answers(rows: list[dict], run: Run) -> None:
-    """A line of answers.jsonl for each problem: how many answers are right, and the first one."""
+def record_answers(rows: list[dict], sets: list[str], run: Run) -> None:
+    """A line of answers.jsonl for each problem: its mean reward, how many answers are right, and
+    the first one. What is held out of the training data is one set, whatever its sources are.
+    """
     k = run.config.eval_k
     for q, problem in enumerate(run.held_out):
         own = rows[q * k:(q + 1) * k]
         right = sum(row["status"] == "correct" for row in own)
         append(run.folder / "answers.jsonl", dict(
-            step=run.state["step"], id=problem.id, level=problem.level, problem=problem.problem,
-            gold=problem.answer, right=right, k=k, status=own[0]["status"], text=own[0]["text"]))
+            step=run.state["step"], data=own[0]["data"] if len(sets) > 1 else sets[0],
+            id=problem.id, level=problem.level, problem=problem.problem, gold=problem.answer,
+            reward=sum(row["reward"] for row in own) / k, right=right, k=k,
+            status=own[0]["status"], text=own[0]["text"]))
 
 
 def evaluation_line(where: str, result: dict, run: Run) -> str:
     """`where` names the set, if there are several. With --reward avg@k is no share but a mean."""
-    config, state, unit = run.config, run.state, ".3g" if run.config.reward else ".1%"
+    config, state, unit = run.config, run.state, unit_of(run.config)
     above = f", {result['correct']:.1%} above the threshold" if config.reward else ""
-    return (f"step {state['step']:5d}   held-out avg@{config.eval_k}{where} {result['avg']:6{unit}}"
-            f" [{result['ci_low']:{unit}}, {result['ci_high']:{unit}}]{above}   "
+    return (f"step {state['step']:5d}   held-out avg@{config.eval_k}{where} "
+            f"{interval(result, unit)}{above}   "
             f"{state['samples_total']:,} samples, {state['seconds_total']:,.0f} s of training")
 
 
@@ -335,6 +375,8 @@ def open_tracker(folder: Path, config: Config) -> ModuleType | None:
     try:
         tracker = importlib.import_module(config.report_to)
         tracker.init(project="minirl", name=name, config=settings_of(config), resume="allow")
+        if config.report_to == "wandb":  # its own step must not go back, as it does after a kill
+            tracker.define_metric("*", step_metric="step")
     except Exception as error:  # each package raises its own kinds
         raise SystemExit(f"{config.report_to} did not start ({shown(error)}): install or mend it, "
                          "or leave --report-to out.") from error
@@ -347,7 +389,10 @@ def track(run: Run, prefix: str, step: int, row: dict) -> None:
         numbers = {f"{prefix}/{key}": value for key, value in row.items()
                    if isinstance(value, int | float) and key != "step"}
         try:
-            run.tracker.log(numbers, step=step)
+            if run.config.report_to == "wandb":
+                run.tracker.log(numbers | dict(step=step))
+            else:
+                run.tracker.log(numbers, step=step)
         except Exception as error:
             tqdm.write(f"WARNING: step {step} did not reach {run.config.report_to} "
                        f"({type(error).__name__}: {shown(error)}); the run's own logs have it")
@@ -364,7 +409,7 @@ def resume(run: Run, newest: Path | None) -> None:
     run.state |= restore(newest, run.policy, run.optimizer, run.schedule)
     run.stream.cursor = run.state["cursor"]
     run.estimator.load(run.state["estimator"])
-    last = run.state["step"]
+    last = run.after_step = run.state["step"]
     done = f": all of --steps {run.config.steps} are done" * (last >= run.config.steps)
     print(f"continuing after step {last}{done}")
     evaluated = [row["step"] for row in read_rows(run.folder / "eval.jsonl")]
@@ -381,17 +426,63 @@ def resume(run: Run, newest: Path | None) -> None:
         run.accuracy[row["data"]] = row["avg"]
 
 
-def finish(run: Run) -> None:
-    """End the tracker, draw the curves, and say how to go on."""
+def finish(run: Run, bootstrap) -> None:
+    """End the tracker, draw the curves, and say what was gained and how to go on.
+
+    `bootstrap` is that of eval.py, which gives the interval of a mean.
+    """
     if run.tracker:
         run.tracker.finish()
     draw_run(run.folder)
     config = run.config
     print(before_and_now(run.folder), end="")
+    fallen = show_gain(run, bootstrap)
     print(f"curves: {run.folder / 'curves.png'}; adapter: {run.folder / 'checkpoints'}\n"
-          f"next: look into it with {python()} explore.py {run.folder}\n"
-          f"      go on with        {python()} minirl.py --name {config.name} --resume --steps "
-          f"{max(200, 2 * run.state['step'])}")
+          f"next: look into it with {python()} explore.py {run.folder}")
+    if fallen:
+        print("      do not go on with it, because its held-out results have clearly fallen: start "
+              f"again under another --name, for example with a lower --lr than {config.lr:g}")
+    else:
+        print(f"      go on with        {python()} minirl.py --name {config.name} --resume --steps "
+              f"{max(200, 2 * run.state['step'])}")
+
+
+def show_gain(run: Run, bootstrap) -> bool:
+    """Print what has changed between the first and the last evaluation, problem by problem.
+
+    Returns whether the mean reward on a held-out set has clearly fallen.
+    """
+    config, changes, found = run.config, {}, []
+    first, last = (mean_rewards(run.folder, step) for step in (0, run.state["step"]))
+    for (name, id), before in first.items():
+        if (name, id) in last:
+            changes.setdefault(name, []).append(last[name, id] - before)
+    for name, values in changes.items():
+        one = bootstrap([values]) | dict(questions=len(values))
+        on = f" on {shown(name)}" if len(changes) > 1 else ""
+        what, points = ("reward", "") if config.reward else ("accuracy", ", in points")
+        print(f"held-out {what}{on}, last evaluation minus first, question by question{points}: "
+              f"{difference(one, unit_of(config))}. {verdict(one, 'before the training')}")
+        found.append(direction(one))
+    if not changes:
+        why = "answers.jsonl has no evaluation before step 1, or none after the last"
+        if not config.eval_first:
+            why = "--no-eval-first left out the evaluation before step 1"
+        print(f"whether the model is better than before the training cannot be said, because {why}")
+    return "worse" in found
+
+
+def mean_rewards(folder: Path, step: int) -> dict[tuple, float]:
+    """(held-out set, id of a problem) -> mean reward of its answers in the evaluation of a step."""
+    wanted = {"step", "data", "id", "reward"}
+    rows = read_rows(folder / "answers.jsonl", wanted.issubset)
+    return {(row["data"], row["id"]): row["reward"]
+            for row in rows if row["step"] == step and row["reward"] is not None}
+
+
+def unit_of(config: Config) -> str:
+    """The format of a mean reward, which is a share of right answers without --reward."""
+    return ".3g" if config.reward else ".1%"
 
 
 def before_and_now(folder: Path) -> str:

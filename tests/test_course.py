@@ -302,7 +302,7 @@ def test_flags_of_a_hunt_are_flags_of_the_program(monkeypatch):
 def test_the_sketch_of_the_first_evening_runs_a_step():
     command = [sys.executable, "course/first_evening.py", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and "may be ignored" not in done.stderr, done.stderr
     assert "before: '" in done.stdout and "after: '" in done.stdout
     kept = r"advantage [+-]\d\.\d{3}, reward [01]: '.*<\|endoftext\|>'"  # with their ends
     assert len(re.findall(kept, done.stdout)) == 4

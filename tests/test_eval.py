@@ -98,9 +98,10 @@ def test_two_evaluations_are_compared_question_by_question(weights):
     found = compare(now, 4, before, weights)
     for name, values in change.items():
         assert found[name] == bootstrap([values]) | dict(
-            better=sum(value > 0 for value in values), worse=sum(value < 0 for value in values))
+            better=sum(value > 0 for value in values), worse=sum(value < 0 for value in values),
+            questions=len(values))
     pooled = bootstrap([change[name] for name in weights], list(weights.values()))
-    assert found["weighted"] == pooled | dict(better=3, worse=1)
+    assert found["weighted"] == pooled | dict(better=3, worse=1, questions=7)
     assert pooled["avg"] == pytest.approx((mean(change["a"]) + 3 * mean(change["b"])) / 4)
     with pytest.raises(ValueError):  # of other questions
         compare(now, 4, before[1:], weights)
@@ -123,9 +124,28 @@ def test_questions_that_are_all_alike_have_no_interval(capsys, values, unit, num
     """0 of 50 right does not show that the model can solve none: [0 %, 0 %] would say so. And one
     question does not show that a model is better."""
     one = bootstrap([values])
-    assert evaluation.interval(one, unit) == f"{number} (no interval, as all questions are alike)"
+    alone = f"{number} (no interval, because all problems have the same result)"
+    assert evaluation.interval(one, unit) == alone
     evaluation.show_comparison({"a": one | dict(better=1, worse=0)}, "other", unit)
-    assert "alike), no clear difference; 1 question better" in capsys.readouterr().out
+    assert "result), no clear difference; 1 question better" in capsys.readouterr().out
+
+
+FEW = "little can be concluded from 29 problems"
+
+
+@pytest.mark.parametrize("low, high, questions, trained, words", [
+    (0.1, 0.2, 30, 0, "The model is better than tiny, because the whole 95% interval is above 0."),
+    (-2, -1, 30, 0, "The model is worse than tiny, because the whole 95% interval is below 0."),
+    (0, 0.2, 30, 0, "There is no clear difference from tiny, because the 95% interval contains 0."),
+    (0.01, 0.02, 29, 0, f"The model looks better than tiny, but {FEW}"),
+    (-0.2, -0.1, 29, 0, f"The model looks worse than tiny, but {FEW}"),
+    (-0.2, 0.1, 29, 0, f"There is no clear difference from tiny, and {FEW}"),
+    (0.1, 0.2, 60, 55, "is above 0. But 55 of these 60 problems were trained on, so this says "),
+    (-0.1, 0.2, 60, 1, "contains 0. But 1 of these 60 problems were trained on, so this says ")])
+def test_what_a_difference_means_is_said_in_a_sentence(low, high, questions, trained, words):
+    change = dict(ci_low=low, ci_high=high, questions=questions)
+    said = folders.verdict(change, "tiny", trained)
+    assert words in said and said.endswith(".") and ("trained on" in said) == bool(trained)
 
 
 # ----------------------------------------------------------------------------------------- sampling
@@ -248,10 +268,10 @@ def test_what_is_left_to_do_is_done_and_only_an_adapter_is_served_as_one(
     monkeypatch.setattr(evaluation, "check_golds", lambda *_: None)
     protocol = dict(k=4, reward="", threshold=0.7, path="any", context=90, sync="adapter",
                     dtype="auto", engine_sequences=1, engine_memory=0.5, temperature=0.3, stop=[2],
-                    seed=3, max_tokens=9)
+                    seed=3, max_tokens=9, base=False)
     there = json.dumps(sampled(PROBLEMS)[0]) + "\n"
     (tmp_path / "eval.jsonl").write_text(2 * there + '{"data": "mine", "id')
-    rows = evaluation.sample(PROBLEMS, protocol, policy, 12, tmp_path)
+    (rows,) = evaluation.sample(PROBLEMS, protocol, policy, 12, tmp_path)
     assert started == [dict(
         max_model_len=90, dtype="auto", max_num_seqs=1, memory_share=0.5, temperature=0.3,
         stop_token_ids=[2], seed=3, lora_rank=12, sync_mode=sync)]
@@ -442,8 +462,11 @@ def test_what_a_run_holds_out_is_asked_and_what_it_trains_on_is_counted(
         assert protocol["weights"] == {"held-out": len(held_out)}
     assert len(held_out) > 1 == len(asked("--adapter", place, "--limit", "1"))
     capsys.readouterr()
-    asked("--adapter", place, "--data", file, "--columns", "frage,loesung")
-    asked("--adapter", place, "--data", "builtin", "--limit", "5")
+    for flags in (("--data", file, "--columns", "frage,loesung"),
+                  ("--data", "builtin", "--limit", "5")):
+        config = evaluation.parse_eval(["--adapter", place, *flags])
+        known = evaluation.problems_and_protocol(config)[1]["trained"]
+        assert known == (0 if "--limit" in flags else len(trained))
     said = [line for line in capsys.readouterr().out.splitlines() if "trains on" in line]
     assert [line.partition("own ")[2] for line in said] == [
         f"trains on {len(trained)} of these 40 problems", "trains on 0 of these 5 problems"]
@@ -480,6 +503,71 @@ def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, 
     assert (named.data, named.columns, named.reward) == ("gsm8k,some.csv", "frage", "")
 
 
+def test_an_adapter_is_asked_the_runs_own_problems_as_often_as_in_the_run(tmp_path):
+    """Not all 240 of the built-in ones, of which the run was asked 9: only these."""
+    place, _ = own_run(tmp_path, data="builtin")
+    held_out = folders.read_json(tmp_path / "runs/own/problems.json")["held_out"]
+    assert [problem.problem for problem in asked("--adapter", place)] == held_out
+    assert len(held_out) == 9
+    for flags, wanted in ((), (9, 2)), (("--data", "builtin"), (0, 32)), (
+            ("--limit", "0", "--k", "5"), (0, 5)):
+        config = evaluation.parse_eval(["--adapter", place, *flags])
+        assert (config.limit, config.k) == wanted
+
+
+class Learnt(Engine):
+    """All that it writes is right once it has been synced."""
+
+    def write(self, *how):
+        rollout = super().write(*how)
+        if "sync" in self.events:
+            rollout.text = "right"
+        return rollout
+
+
+def test_a_run_is_compared_with_its_base_model_on_the_same_problems(
+        tmp_path, monkeypatch, capsys):
+    """With one start of the engine. An interrupted comparison asks only what is missing, and one
+    that is finished starts no engine."""
+    keys = dict(columns="frage,loesung")
+    _, file = own_run(tmp_path, **keys)
+    started = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("parts.engine.Engine", lambda *_, **__: started.append(Learnt()) or
+                        started[-1])
+    monkeypatch.setattr(evaluation, "open_grader", lambda *_: Grader())
+
+    def compared(*flags) -> tuple[dict, str]:
+        capsys.readouterr()
+        evaluation.main(["--adapter", "runs/own", *flags])
+        return json.loads(Path(out, "summary.json").read_text()), capsys.readouterr().out
+
+    out = "runs/eval-tiny-own-step-000001-held-out-k2"
+    summary, said = compared("--base")
+    base, now = ([json.loads(line) for line in Path(out, f"{name}.jsonl").open()]
+                 for name in ("base", "eval"))
+    held_out = load_train_and_held_out(file, "held-out", **keys)[1]
+    assert len(base) == len(now) == 2 * len(held_out) and len(started) == 1
+    before = [mean(row["reward"] for row in base if row["id"] == p.id) for p in held_out]
+    assert 0 < mean(before) < 1 and {row["reward"] for row in now} == {1}
+    change, = summary["difference"].values()
+    assert change == bootstrap([[1 - one for one in before]]) | dict(
+        better=sum(one < 1 for one in before), worse=0, questions=len(held_out))
+    assert summary["base"]["sets"]["held-out"]["avg"] == pytest.approx(mean(before))
+    assert summary["verdict"] in said and "better than the base model (tiny), but" in said
+    assert f"avg@2 {mean(before):.1%} [" in said and "avg@2 100.0% [" in said
+    for name, left in (("base", 1), ("eval", 2)):
+        path = Path(out, f"{name}.jsonl")
+        path.write_text("".join(path.read_text().splitlines(True)[:left]) + '{"data": "held')
+    assert compared("--base")[0] == summary
+    assert sum(map(len, started[1].log)) == 2 * len(base) - 3
+    assert compared("--base")[0] == summary and "difference" not in compared()[0]
+    assert len(started) == 2
+    out = "mixed"
+    _, said = compared("--base", "--out=mixed", f"--data={file}", "--columns=frage,loesung")
+    assert f"But {40 - len(held_out)} of these 40 problems were trained on" in said
+
+
 def test_an_adapter_is_put_onto_nothing_but_what_its_run_had(tmp_path):
     """Neither onto other weights, nor behind a template that was changed after the training."""
     template = tmp_path / "own.jinja"
@@ -505,14 +593,14 @@ def merged(adapter, data, tmp_path_factory) -> Path:
     return run(adapter[1], data, tmp_path_factory.mktemp("runs") / "merged")
 
 
-def run(model, data, out, **more) -> Path:
-    run_program("eval.py", *flags(model, data, out, **more), cwd=ROOT)
+def run(model, data, out, *others, **more) -> Path:
+    run_program("eval.py", *flags(model, data, out, **more), *others, cwd=ROOT)
     return out
 
 
-def samples(folder):
+def samples(folder, name="eval"):
     """The rows in the order of questions: in the file they are as they came."""
-    return sorted(lines(folder / "eval.jsonl"),
+    return sorted(lines(folder / f"{name}.jsonl"),
                   key=lambda row: (int(row["id"].split("/")[-1]), row["sample"]))
 
 
@@ -536,10 +624,18 @@ def test_an_evaluation_of_the_real_engine(merged):
 
 @pytest.mark.engine
 def test_adapter_and_merged_model_agree(merged, adapter, data, tmp_path):
-    swapped = run(MODEL, data, tmp_path / "swapped", adapter=adapter[0], sync="adapter",
-                  against=merged)
-    both = zip(samples(swapped), samples(merged), strict=True)
-    same = mean(one["text"] == other["text"] for one, other in both)
-    assert same > 0.9, "rounding may turn a rare sample, a wrong weight turns nearly all"
-    difference = json.loads((swapped / "summary.json").read_text())["difference"]
+    def alike(one, other) -> float:
+        return mean(a["text"] == b["text"] for a, b in zip(one, other, strict=True))
+
+    bases = []
+    for sync in ("adapter", "merge"):  # in one start the base model answers, then the adapter
+        out, both = tmp_path / sync, dict(adapter=adapter[0], sync=sync)
+        run(MODEL, data, out, "--base", **both)
+        # rounding may turn a rare sample, a wrong weight turns nearly all
+        assert alike(samples(out), samples(merged)) > 0.9
+        assert alike(samples(out), samples(out, "base")) < 0.7
+        bases.append(samples(out, "base"))
+    assert alike(*bases) > 0.9
+    run(MODEL, data, out, against=merged, **both)  # all samples are there
+    difference = json.loads((out / "summary.json").read_text())["difference"]
     assert len(difference) == 1 and all(abs(one["avg"]) < 0.05 for one in difference.values())

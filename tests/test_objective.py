@@ -81,6 +81,8 @@ def test_each_objective_brings_its_advantage_and_length_normalisation():
                          cispo=("group-std", "batch"))
     own = Config(objective="grpo", advantage="pool-mean", length_norm="constant")
     assert (own.advantage, own.length_norm) == ("pool-mean", "constant")
+    with pytest.raises(AssertionError, match="add a branch to objective in minirl.py"):
+        objective(*tokens(3, seed=0), Config(objective="plain"))
 
 
 # ------------------------------------------------------------------ the whole update

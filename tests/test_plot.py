@@ -117,6 +117,9 @@ def test_each_held_out_set_has_its_curve_its_start_its_interval_and_its_legend()
     assert curves == [[.1, .5, .3], [.1] * 2, [.6, .7, .9], [.6] * 2]
     bands = [band.get_paths()[0].vertices[:, 1] for band in ax.collections]
     assert [{*ys.round(1)} for ys in bands] == [{0, .2, .4}, {.5, .6, .7, .8, 1}]
+    ax = Figure().subplots()
+    plot.draw_accuracy(ax, [dict(step=20, data="d", avg=.4)])
+    assert len(ax.lines) == 1  # it is not known where it began
 
 
 # ------------------------------------------------------------------------------ several runs
@@ -135,6 +138,25 @@ def test_seeds_share_a_line_and_names_are_drawn_as_they_are():
             for name in names[:-1]] + [dict(name="_bare", config={})]
     assert [*compare.group_by_seed(runs)] == [
         "a/mine", r"b/a\$\frac\$", "b/mine", "bal-seed10 (mean of 2)", " _bare"]
+
+
+def test_the_numbers_behind_the_curves_are_printed():
+    """Of each run, and the mean of those that differ in the seed alone."""
+    first = dict(step=0, data="builtin", avg=0.23, ci_low=0.2, ci_high=0.26, samples_total=0)
+    last = first | dict(step=20, avg=0.581, ci_low=0.51, ci_high=0.65, samples_total=8760,
+                        tokens_total=412345, seconds_total=37.4)
+    runs = [dict(name=f"runs/a{seed}", config=dict(seed=seed, lr=1), metrics=[], evals=evals)
+            for seed, evals in enumerate(([first, last], [last | dict(avg=0.5)]))]
+    own = dict(reward="mine.py:score")
+    runs += [dict(name="runs/own", config=own, metrics=[], evals=[first | dict(avg=-2.5)])]
+    runs += [dict(name="runs/new", config={}, metrics=[], evals=[first | dict(data="other")])]
+    cost = "after 8,760 samples, 412,345 tokens and 37 s of training"
+    assert compare.numbers(runs, "builtin") == [
+        "runs/a0: 23.0% [20.0%, 26.0%] at step 0",
+        f"runs/a0: 58.1% [51.0%, 65.0%] at step 20, {cost}",
+        f"runs/a1: 50.0% [51.0%, 65.0%] at step 20, {cost}",
+        "runs/own: -2.5 [0.2, 0.26] at step 0", "runs/new: no evaluation on builtin",
+        "runs/a0 (mean of 2): 54.0% in their last evaluations"]
 
 
 GSM8K = dict(asked="gsm8k")

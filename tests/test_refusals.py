@@ -175,6 +175,7 @@ REFUSED = {
         ("--name mine --resume", "mine was started with --gone 1, not None", setting("gone", 1)),
         ("--name mine --resume", "mine was started with --clip None, not", setting("clip", None)),
         ("--name mine --resume --lora-rank 3", "was started with --lora-rank 16, not 3"),
+        ("--name mine --resume --no-eval-first", "was started with --eval-first True, not False"),
         ("--name mine --resume", "other contents of --model", setting("model", "tiny-skills")),
         ("--name mine --resume", "config.json", text(MINE / "config.json", "{")),
     ],
@@ -184,6 +185,8 @@ REFUSED = {
         ("--sync merge", "sync has no effect without adapter"),
         ("--temperature 0", "use --k 1"),
         ("--threshold 0.5", "threshold has no effect without reward"),
+        ("--base", "base has no effect without adapter"),
+        ("--adapter runs/mine --base --against out", "base and against both name what to compare"),
         *((f"--out out --data {name}", words, text(Path(name), content))
           for name, content, words in BAD_DATA),
         *((f"--out out --data {name}", "builtin-words, math500") for name in (
@@ -196,16 +199,28 @@ REFUSED = {
         ("--out out --data held-out --adapter runs/mine", "--data held-out needs --adapter RUN"),
         (FITS, "out holds notes.txt but no protocol.json, so it is something else: name another "
          "--out", text(Path("out/notes.txt"), "mine")),
-        (f"{OUT} --adapter no/such/folder", "has no adapter_config.json"),
+        (f"{OUT} --adapter no/such/folder", "There is no folder no/such/folder."),
+        *((f"{OUT} --{flag} {'x' * 5000}", "There is no folder xxx")
+          for flag in ("adapter", "against")),
+        (f"{OUT} --adapter runs/mime", "There is no folder runs/mime; did you mean runs/mine?"),
+        (f"{OUT} --adapter runs", "runs has no adapter_config.json: --adapter takes a PEFT"),
         (f"{OUT} --model ./nowhere", "There is no model"),
         (f"{FITS} --template poem", "no prompt template 'poem'"),
         (f"{FITS} --max-tokens 5000", "at most 1024"),
         (f"{FITS} --max-prompt-tokens 3", "over 3 tokens"),
         (f"{FITS} --stop <|nothing|>", "<|nothing|>"),
-        (f"{FITS} --against no/such/run", "protocol.json is missing"),
+        (f"{FITS} --against no/such/run", "There is no folder no/such/run."),
+        (f"{FITS} --against runs/mime", "There is no folder runs/mime; did you mean runs/mine?"),
+        (f"{FITS} --against runs/mine", "runs/mine is a training run: --against takes an "
+         "evaluation, and --base compares with the base model"),
         (f"{FITS} --against runs", "damaged", text(Path("runs/protocol.json"), "[]")),
         (f"{FITS} --against runs", "damaged", text(Path("runs/protocol.json"), "[" * 100_000)),
-        (f"{FITS} --against runs", "other questions", text(Path("runs/protocol.json"), "{}")),
+        (f"{FITS} --against runs", "runs has other questions (gsm8k: none here, 5 questions, abc "
+         "there; sums.jsonl: 21 questions, ", text(Path("runs/protocol.json"), json.dumps(
+             dict(questions={"gsm8k": "5 questions, abc", "sums.jsonl": "9 questions, def"})))),
+        (f"{FITS} --against runs", "9 questions, def there): take the same --data, --limit and "
+         "--reward, or compare an adapter with its base model by --base", text(
+             Path("runs/protocol.json"), '{"questions": {"sums.jsonl": "9 questions, def"}}')),
     ],
     "explore.py": [
         ("", "name the folder"),
@@ -224,7 +239,8 @@ REFUSED = {
         ("runs/mine", "cannot be read", a_folder(MINE / "eval.jsonl")),
     ],
     "recipes.export": [
-        ("runs/none out", "has no adapter_config.json"),
+        ("runs/none out", "There is no folder runs/none"),
+        ("runs/main out", "There is no folder runs/main; did you mean runs/mine?"),
         ("strange out", "is no checkpoint of a run", lambda: LAST.rename("strange")),
         ("runs/mine out", "does not fit", text(LAST / "adapter_model.safetensors", "half")),
         ("runs/mine out", "does not fit", changed(LAST / "adapter_config.json", r=4)),
@@ -271,10 +287,10 @@ def test_it_is_refused_in_one_sentence_and_nothing_has_changed(
     before = contents(place)
     with pytest.raises(SystemExit) as ended:
         PROGRAMS[program](flags.split())
-    code, said = ended.value.code, capsys.readouterr().err
+    code, (promised, said) = ended.value.code, capsys.readouterr()
     if isinstance(code, str):
         code, said = 1, code
-    assert code in (1, 2) and words in said
+    assert code in (1, 2) and words in said and "starts a new run" not in promised
     assert said.rstrip("\n").isprintable() and len(said) < 1000
     assert contents(place) == before
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from ada_sampler import Group
+from eval import bootstrap
 from models import make
 from parts import folder as folders
 from parts import run as running
@@ -71,10 +72,12 @@ def test_every_held_out_set_is_logged_with_what_the_training_has_cost(run, capsy
     easy = dict(avg=0.5, ci_low=0.4, ci_high=0.6, k=8)
     run.held_out = [SimpleNamespace(id=id, level="", problem="Q", answer="7") for id in "ab"]
     run.config.eval_k = 2  # with a reward of one's own, those above the threshold are correct
-    answers = [dict(status=word, text=word) for word in "wrong correct correct wrong".split()]
+    answers = [dict(status=word, text=word, data=data, reward=reward) for word, data, reward in zip(
+        "wrong correct correct wrong".split(), ("easy", "easy", "hard", "hard"), (-1, 4, 2, 0))]
     running.record_evaluation(answers, dict(easy=easy, hard=easy | dict(avg=0.25)), run)
-    assert [(row["id"], row["right"], row["text"]) for row in rows(run, "answers.jsonl")] == [
-        ("a", 1, "wrong"), ("b", 1, "correct")]
+    keys = ("id", "right", "text", "data", "reward")
+    assert [[row[key] for key in keys] for row in rows(run, "answers.jsonl")] == [
+        ["a", 1, "wrong", "easy", 1.5], ["b", 1, "correct", "hard", 1]]
     first, second = rows(run, "eval.jsonl")
     assert first == dict(step=20, samples_total=500, tokens_total=9000, seconds_total=12.0,
                          data="easy", temperature=run.config.temperature, **easy)
@@ -104,6 +107,25 @@ def test_every_step_ends_in_a_log_and_then_in_a_checkpoint(run, monkeypatch):
             for row in logged] == [[1, 1, 9, 0.5], [2, 3, 27, 1.0], [3, 6, 54, 1.5]]
     seconds = [row["seconds_save"] for row in logged]
     assert seconds[0] == 0 and min(seconds[1:]) > 0  # of the checkpoint before
+
+
+@pytest.mark.parametrize("after, seconds, steps, every, words", [
+    (0, 22.0, 20, 10, "about 7 minutes for the other 19 steps, and 2 evaluations besides"),
+    (10, 22.0, 20, 10, "about 3 minutes for the other 9 steps, and 1 evaluation besides"),
+    (0, 0.6, 3, 1, "about 1 second for the other 2 steps, and 3 evaluations besides"),
+    (0, 700.0, 200, 20, "about 39 hours for the other 199 steps, and 10 evaluations besides"),
+    (0, 2000.0, 200, 0, "about 5 days for the other 199 steps, and 1 evaluation besides"),
+    (0, 100.0, 2, 20, "about 100 seconds for the other step, and 1 evaluation besides"),
+    (0, 22.0, 1, 10, "")])
+def test_the_first_step_of_a_start_says_how_long_the_others_may_take(
+        run, capsys, after, seconds, steps, every, words):
+    run.config.steps, run.config.eval_every, run.after_step = steps, every, after
+    run.state["step"] = after
+    for step in (after + 1, after + 2):
+        running.record(step, [], metrics_of(seconds=seconds), run)
+        said = capsys.readouterr().out
+        assert said == (f"estimated from step {step} alone: {words}\n" if words else "")
+        words = ""  # once
 
 
 # ------------------------------------------------------------------------------ the last words
@@ -200,12 +222,11 @@ def test_a_tracker_gets_each_step_and_evaluation_under_one_name(run, monkeypatch
     running.record(1, [], metrics_of(verdicts=dict(correct=7)), run)
     running.record_evaluation([], dict(builtin=dict(avg=0.5, ci_low=0.4, ci_high=0.6)), run)
     running.record_evaluation([], {name: dict(avg=0.5, ci_low=0, ci_high=1) for name in "ab"}, run)
-    (step, held_out, *each), at = zip(*(
-        (call.args[0], call.kwargs) for call in tracker.log.mock_calls))
-    assert at[0] == dict(step=1) and step["train/loss"] == 0.5 and "train/verdicts" not in step
+    step, held_out, *each = (call.args[0] for call in tracker.log.mock_calls)
+    assert step["train/loss"] == 0.5 and "train/verdicts" not in step
     assert held_out["held_out/avg"] == 0.5
     assert [f"held_out/{name}/avg" in one for name, one in zip("ab", each)] == [True, True]
-    running.finish(run)
+    running.finish(run, bootstrap)
     assert tracker.finish.call_count == 1
     tracker.log.side_effect = tracker.init.side_effect = ConnectionError("no network\x1b[2J")
     running.record(2, [], metrics_of(), run)  # one that fails costs a warning
@@ -214,6 +235,64 @@ def test_a_tracker_gets_each_step_and_evaluation_under_one_name(run, monkeypatch
     assert "\x1b" not in said and rows(run, "metrics.jsonl")[-1]["step"] == 2
     with pytest.raises(SystemExit, match="^wandb did not start .*install or mend it.*--report-to"):
         running.open_tracker(run.folder, run.config)
+
+
+class Wandb:
+    """A tracker with wandb's rule: what is logged at an earlier step than before is dropped."""
+
+    def __init__(self):
+        self.step, self.axes, self.points = 0, {}, {}
+
+    def init(self, **_):
+        self.step = 22  # after the kill: the process before had logged step 21
+
+    def define_metric(self, name, step_metric):
+        assert name == "*"
+        self.axis = step_metric
+
+    def log(self, row, step=None):
+        step = self.step if step is None else step
+        if step >= self.step:
+            self.points |= {(name, row.get(self.axis)): value for name, value in row.items()}
+            self.step = step + 1
+
+
+class Trackio(Wandb):
+    """One that takes any step, and knows no other axis."""
+
+    define_metric = None
+
+    def log(self, row, step):
+        self.points |= {(name, step): value for name, value in row.items()}
+
+
+@pytest.mark.parametrize("name, tracker", [("wandb", Wandb()), ("trackio", Trackio())])
+def test_an_evaluation_that_is_repeated_after_a_kill_reaches_the_tracker(
+        run, monkeypatch, name, tracker):
+    monkeypatch.setitem(sys.modules, name, tracker)
+    run.config.report_to, run.state["step"] = name, 20
+    folders.note_start(run.folder, {}, 0, {})
+    run.tracker = running.open_tracker(run.folder, run.config)
+    running.record_evaluation([], dict(builtin=dict(avg=0.5, ci_low=0.4, ci_high=0.6)), run)
+    running.record(21, [], metrics_of(), run)
+    assert tracker.points["held_out/avg", 20] == tracker.points["train/loss", 21] == 0.5
+
+
+@pytest.mark.slow
+def test_the_real_wandb_keeps_a_step_that_goes_back(run, tmp_path, monkeypatch):
+    """Without a network: what it has kept is in its file, as JSON."""
+    pytest.importorskip("wandb", reason="wandb is not installed: make extras")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_RUN_ID", "back")
+    run.config.report_to = "wandb"
+    folders.note_start(run.folder, {}, 0, {})
+    run.tracker = running.open_tracker(run.folder, run.config)
+    for prefix, step in (("train", 21), ("held_out", 20)):
+        running.track(run, prefix, step, dict(avg=step / 1024))
+    run.tracker.finish()
+    (kept,) = tmp_path.glob("wandb/offline*/*.wandb")
+    assert all(str(step / 1024).encode() in kept.read_bytes() for step in (20, 21))
 
 
 # ------------------------------------------------------------------------------ resumed
@@ -232,7 +311,7 @@ def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
     again = begun(run.folder, run.config)
     running.resume(again, newest(run))
     assert "continuing after step 10" in capsys.readouterr().out
-    assert (again.state["step"], again.stream.cursor) == (10, 21)
+    assert (again.state["step"], again.after_step, again.stream.cursor) == (10, 10, 21)
     assert again.estimator.state_dict() == run.estimator.state_dict()
     assert again.state["samples_total"] == 80
     for name in ("metrics.jsonl", "groups.jsonl"):
@@ -273,17 +352,22 @@ def test_an_evaluation_that_a_crash_has_cut_short_is_made_again(
 def test_config_json_says_after_which_step_each_start_went_on(tmp_path, capsys):
     """And a chat template that has changed is noticed."""
     lora = dict(lora_rank=2, lora_alpha=5)
-    folder = small_run(tmp_path, steps=1, eval_every=0, **lora)
+    folder = small_run(tmp_path, steps=1, eval_every=0, resume=True, **lora)
+    said = capsys.readouterr().out  # as `make demo` begins
+    assert "no checkpoint of mine: this starts a new run with --model tiny, --data builtin" in said
+    assert "similar name" not in said and "from here on" not in said
     made = folders.read_json(folder / "checkpoints/step-000001/adapter_config.json")
     assert (made["r"], made["lora_alpha"]) == (2, 5)
     gc.collect()  # its lock goes with it, as with its process
-    small_run(tmp_path, steps=2, eval_every=0, resume=True, **lora)
-    assert "WARNING: the prompts" not in capsys.readouterr().out
+    small_run(tmp_path, steps=2, eval_every=0, resume=True, lr=0.5, **lora)
+    said = capsys.readouterr().out
+    assert "WARNING: the prompts" not in said and "no checkpoint" not in said
+    assert "from here on: --lr 0.5 (until now 0.001), --steps 2 (until now 1)\n" in said
     file = folder / "config.json"
     prompts = folders.read_config(folder)["inputs"]["prompts"]
     file.write_text(file.read_text().replace(prompts, "others"))
     gc.collect()
-    small_run(tmp_path, steps=2, eval_every=0, resume=True, **lora)
+    small_run(tmp_path, steps=2, eval_every=0, resume=True, lr=0.5, **lora)
     assert "WARNING: the prompts are not those of the start" in capsys.readouterr().out
     found = folders.read_config(folder)
     starts = found["starts"]
@@ -291,10 +375,23 @@ def test_config_json_says_after_which_step_each_start_went_on(tmp_path, capsys):
     # before the first step, and once after the last of each start
     assert [row["step"] for row in lines(folder / "eval.jsonl")] == [0, 1, 2]
     assert [(start["after_step"], start["changed"]) for start in starts] == [
-        (0, {}), (1, dict(steps=[1, 2])), (2, {})]
+        (0, {}), (1, dict(lr=[0.001, 0.5], steps=[1, 2])), (2, {})]
     assert {"python", "torch", "peft", "math-verify"} <= {*starts[1]["versions"]}
     trained = load_problems("builtin")[:3]
     assert count_trained(folder, trained) == 3
+
+
+def test_a_misspelt_name_on_resume_is_a_new_run_that_names_the_one_that_exists(tmp_path, capsys):
+    """Here also without the first evaluation: then its end says why it compares nothing."""
+    (tmp_path / "runs/demos").mkdir(parents=True)  # no run
+    for name in ("checkpoints/step-000003", "checkpoints/step-000004"):
+        (tmp_path / "runs/demo" / name).mkdir(parents=True)
+    folder = small_run(tmp_path, name="demoo", resume=True, steps=2, eval_every=1, eval_first=False)
+    said = capsys.readouterr().out
+    assert "no checkpoint of demoo: this starts a new run" in said
+    assert "; runs/demo has a similar name\n" in said
+    assert [row["step"] for row in lines(folder / "eval.jsonl")] == [1, 2]
+    assert "--no-eval-first" in said.partition("curves: ")[0].splitlines()[-1]
 
 
 INPUTS = dict(  # setting -> its file, what is in it, and what is in it at the next start
@@ -329,13 +426,75 @@ def test_a_run_is_known_by_what_it_was_started_with(tmp_path, monkeypatch, capsy
 def test_a_run_that_is_over_says_how_to_look_into_it_and_how_to_go_on(run, capsys):
     for step, more in ((30, 200), (150, 300)):
         run.state["step"] = run.config.steps = step
-        running.finish(run)
+        running.finish(run, bootstrap)
         *_, look, go_on = capsys.readouterr().out.splitlines()
         assert look.endswith(f"explore.py {run.folder}")
         flags = go_on.split("minirl.py ")[1].split()
         again = parse_flags(Config, flags, "minirl.py", "")
         assert (again.name, again.resume, again.steps) == ("mine", True, more)
     assert len(run.drawn) == 2
+
+
+def answered(run, step, **sets):
+    """The answers of an evaluation: set -> the mean reward of each of its problems."""
+    folders.append(run.folder / "answers.jsonl", *(
+        dict(step=step, data=name, id=f"{name}/{i}", reward=reward, right=0, k=4)
+        for name, rewards in sets.items() for i, reward in enumerate(rewards)))
+
+
+THEN = [0, 0.25, 0.5, 1] * 10
+
+
+@pytest.mark.parametrize("then, now, words", [
+    (THEN, [1] * 40, "The model is better than before the training, because"),
+    (THEN, THEN[::-1], "There is no clear difference from before the training, because"),
+    (THEN, [0] * 40, "The model is worse than before the training, because"),
+    (THEN[:20], [1] * 20, "looks better than before the training, but little can be concluded"),
+    (THEN[:20], [0] * 20, "looks worse than before the training, but little can be concluded")])
+def test_a_run_ends_with_what_it_has_gained_question_by_question(run, capsys, then, now, words):
+    run.state["step"] = run.config.steps = 30
+    for step, rewards in ((0, then), (20, [0.5] * len(then)), (30, now)):
+        answered(run, step, a=rewards)
+    running.finish(run, bootstrap)
+    said = capsys.readouterr().out
+    change = bootstrap([[after - before for before, after in zip(then, now)]])
+    numbers = [f"{100 * change[key]:+.1f}" for key in ("avg", "ci_low", "ci_high")]
+    assert ("held-out accuracy, last evaluation minus first, question by question, in points: "
+            "{} [{}, {}]".format(*numbers)) in said and words in said
+    fallen = "worse" in words
+    assert ("have clearly fallen" in said and "lower --lr than " in said) == fallen
+    assert ("--resume" in said) != fallen
+
+
+def test_what_was_gained_is_said_of_each_held_out_set_and_of_rewards_of_ones_own(run, capsys):
+    """A line that a power cut has taken leaves a problem out."""
+    run.state["step"], run.config.reward = 30, "mine.py:score"
+    answered(run, 0, a=[-2.5, 4], b=[1] * 40)
+    answered(run, 30, b=[0.5] * 40, a=[1])
+    running.finish(run, bootstrap)
+    first, second = [line for line in capsys.readouterr().out.splitlines() if "minus first" in line]
+    assert "reward on a, last evaluation minus first, question by question: +3.5 [+3.5" in first
+    assert second == (
+        "held-out reward on b, last evaluation minus first, question by question: -0.5 [-0.5, "
+        "-0.5]. The model is worse than before the training, because the whole 95% interval is "
+        "below 0.")
+
+
+@pytest.mark.parametrize("skipped", [True, False])
+def test_a_run_without_its_first_evaluation_says_why_it_compares_nothing(run, capsys, skipped):
+    run.state["step"], run.config.eval_first = 30, not skipped
+    answered(run, 20, a=THEN)
+    answered(run, 30, a=THEN)
+    running.finish(run, bootstrap)
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if "cannot be said" in line]
+    assert ("--no-eval-first" in said) == skipped and ("answers.jsonl" in said) != skipped
+
+
+def test_which_steps_are_followed_by_an_evaluation():
+    for first, every, wanted in ((True, 3, [0, 3, 6, 7]), (True, 0, [0, 7]), (False, 3, [3, 6, 7]),
+                                 (False, 0, [7])):
+        config = Config(steps=7, eval_every=every, eval_first=first)
+        assert [step for step in range(8) if running.is_evaluated(step, config)] == wanted
 
 
 @pytest.mark.parametrize("statuses, learnt", [
