@@ -194,11 +194,9 @@ def difference(one: dict, unit: str) -> str:
 
 
 def direction(one: dict) -> str:
-    """What a paired difference shows: nothing clear, where its 95% interval contains 0 or is none."""
+    """What a paired difference shows: nothing clear, where its 95% interval contains 0."""
     low, high = one["ci_low"], one["ci_high"]
-    if low <= 0 <= high or low == high:
-        return "no clear difference"
-    return "better" if low > 0 else "worse"
+    return "no clear difference" if low <= 0 <= high else "better" if low > 0 else "worse"
 
 
 def verdict(one: dict, than: str, trained: int = 0) -> str:
@@ -206,9 +204,7 @@ def verdict(one: dict, than: str, trained: int = 0) -> str:
     found, questions = direction(one), one["questions"]
     few = f"little can be concluded from {counted(questions, 'problem')}"
     if found == "no clear difference":
-        zero = one["ci_low"] <= 0 <= one["ci_high"]
-        why = "the 95% interval contains 0" if zero else "all problems have the same difference"
-        why = f"and {few}" if questions < FEW else f"because {why}"
+        why = f"and {few}" if questions < FEW else "because the 95% interval contains 0"
         said = f"There is {found} from {than}, {why}."
     elif questions < FEW:
         said = f"The model looks {found} than {than}, but {few}."

@@ -83,14 +83,14 @@ def test_every_held_out_set_is_logged_with_what_the_training_has_cost(run, capsy
                          data="easy", temperature=run.config.temperature, **easy)
     assert (second["data"], second["avg"], run.evaluated) == ("hard", 0.25, 20)
     lines = capsys.readouterr().out.splitlines()
-    assert "avg@2 on easy  50.0% [40.0%, 60.0%]" in lines[0] and "on hard  25.0%" in lines[1]
+    assert "avg@2 on easy 50.0% [40.0%, 60.0%]" in lines[0] and "on hard 25.0%" in lines[1]
     assert (run.accuracy, run.drawn) == (dict(easy=0.5, hard=0.25), [run.folder])
     run.bar, run.config.reward = MagicMock(), "mine.py:score"
     running.show(dict(reward_first_round=0.1, reward_pool=0.2, samples=9, zero_signal=0.3), run)
     assert run.bar.set_postfix_str.call_args.args == (
         "reward 0.10  held-out 0.50, 0.25  samples 9  no signal 30%",)
     line = running.evaluation_line("", dict(avg=-3.5, ci_low=-4, ci_high=9, correct=0.25), run)
-    assert "avg@2   -3.5 [-4, 9], 25.0% above the threshold   500 samples, 12 s" in line
+    assert "avg@2 -3.5 [-4, 9], 25.0% above the threshold   500 samples, 12 s" in line
 
 
 # ------------------------------------------------------------------------------ after a step
@@ -473,11 +473,11 @@ def test_what_was_gained_is_said_of_each_held_out_set_and_of_rewards_of_ones_own
     answered(run, 30, b=[0.5] * 40, a=[1])
     running.finish(run, bootstrap)
     first, second = [line for line in capsys.readouterr().out.splitlines() if "minus first" in line]
-    assert "reward on a, last evaluation minus first, question by question: +3.5 [+3.5" in first
+    assert "reward on a, last evaluation minus first, question by question: +3.5 (no" in first
     assert second == (
-        "held-out reward on b, last evaluation minus first, question by question: -0.5 [-0.5, "
-        "-0.5]. The model is worse than before the training, because the whole 95% interval is "
-        "below 0.")
+        "held-out reward on b, last evaluation minus first, question by question: -0.5 (no "
+        "interval, because all problems have the same result). The model is worse than before the "
+        "training, because the whole 95% interval is below 0.")
 
 
 @pytest.mark.parametrize("skipped", [True, False])
