@@ -20,6 +20,7 @@ from parts import folder as folders
 from parts import run as running
 from parts.config import Config, parse, parse_flags
 from parts.data import Stream, count_trained, load_problems
+from parts.folder import append
 from parts.run import Estimator, Run
 from helpers import lines
 from test_folder import taught
@@ -219,6 +220,26 @@ def test_a_tracker_gets_each_step_and_evaluation_under_one_name(run, monkeypatch
 # ------------------------------------------------------------------------------ resumed
 def newest(run):
     return folders.checkpoints(run.folder)[-1]
+
+
+@pytest.mark.slow
+def test_a_column_that_a_template_shows_belongs_to_the_data(tmp_path):
+    def write(hint):
+        append(tmp_path / "mine.jsonl", *(
+            dict(problem=f"{a}+{b}=?", answer=str(a + b), hint=hint, note=hint * 2)
+            for a in range(1, 8) for b in (1, 2, 3)))
+
+    file, template = tmp_path / "mine.jsonl", tmp_path / "mine.jinja"
+    template.write_text("<|user|>{{ row.hint }}{{ problem }}<|assistant|>")
+    own = dict(data=str(file), eval_data="held-out", template=str(template))
+    write("1")
+    folder = small_run(tmp_path, steps=1, **own)
+    assert all(row["prompt"].startswith("<|user|>1") for row in lines(folder / "groups.jsonl"))
+    small_run(tmp_path, steps=2, resume=True, **own)
+    file.unlink()
+    write("2")
+    with pytest.raises(SystemExit, match="other contents of --data"):
+        small_run(tmp_path, steps=3, resume=True, **own)
 
 
 def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
