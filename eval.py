@@ -31,8 +31,8 @@ from tqdm import tqdm
 
 from ada_sampler import without_verdict
 from parts.config import EvalConfig, parse_eval
-from parts.data import (HELD_OUT, check_golds, count_trained, digest, keys_of, load_problems,
-                        load_sets, still_held_out)
+from parts.data import (HELD_OUT, check_golds, count_trained, digest, digest_of_prompts, keys_of,
+                        load_problems, load_sets, still_held_out, unreadable)
 from parts.folder import (FREE, append, counted, digest_of, keep_rows, open_folder, own_files,
                           quiet_end, read_json, read_rows, require_same, run_of, shown, versions,
                           write_safely)
@@ -197,6 +197,9 @@ def problems_and_protocol(config: EvalConfig) -> tuple[list, dict]:
 
     dtype, context = default_dtype(), config.max_prompt_tokens + config.max_tokens
     loaded = load_asked(config)
+    why = unreadable(config.model, sum(loaded, []))
+    if why:
+        print(f"WARNING: {why}")
     path = fetch_model(config.model, context)
     tokenizer = load_tokenizer(path)
     sets = [add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
@@ -207,7 +210,8 @@ def problems_and_protocol(config: EvalConfig) -> tuple[list, dict]:
     return sum(sets, []), asdict(config) | dict(
         path=path, files=files, own_files=own_files(config), versions=versions(), dtype=dtype,
         sync=default_sync(dtype) if config.sync == "auto" else config.sync, context=context,
-        prompt=sets[0][0].prompt, stop=stop_ids(tokenizer, config.stop),
+        prompt=sets[0][0].prompt, prompts=digest_of_prompts(sum(sets, [])),
+        stop=stop_ids(tokenizer, config.stop),
         questions={problems[0].source: digest(problems) for problems in sets},
         weights={problems[0].source: weight or len(problems)
                  for problems, (_, weight) in zip(sets, expand(config.data))})

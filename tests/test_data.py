@@ -1,5 +1,6 @@
 """Rows become problems: strange ones counted, ids unique, a share held out, an order."""
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,7 +44,7 @@ def test_drops_are_counted_in_one_line_which_says_whether_all_rows_were_seen(tmp
     few = "(dropped 1 double, 1 without a problem, 1 without a gold answer)"
     full = few.replace("1 without a gold answer)", "2 without a gold answer, "
                        "3 with broken characters)")
-    said = [line for line in capsys.readouterr().out.splitlines() if "do not reach" not in line]
+    said = [line for line in capsys.readouterr().out.splitlines() if "does not see" not in line]
     assert said == [f"data: set.jsonl: {line}" for line in (
         "1 problem of the first 1 row", f"2 problems of the first 5 rows {few}",
         f"3 problems of the first 10 rows {full}", f"3 problems of 10 rows {full}")]
@@ -75,17 +76,17 @@ def test_columns_that_nobody_reads_are_named(tmp_path, capsys):
     file = write(tmp_path, [PICK | dict(question=f"{i}?") for i in range(3)])
     found = load_problems(file)
     said = capsys.readouterr().out
-    assert "set.jsonl: the columns choices, passage do not reach the model" in said
+    assert "set.jsonl: the model does not see the columns choices, passage;" in said
     assert ".jinja" in said and "row.choices" in said and len(said.splitlines()) == 2
     assert {p.judged_by for p in found} == {"0"}
     load_problems(file, columns="question,level")
-    assert "the columns choices, answer, passage do not" in capsys.readouterr().out
+    assert "does not see the columns choices, answer, passage;" in capsys.readouterr().out
     for keys in (dict(whole_rows=True), dict(shows_row=True)):  # a function or a template has them
         load_problems(file, **keys)
         assert len(capsys.readouterr().out.splitlines()) == 1
     load_problems(write(tmp_path, [dict(Body="Tom has 2.", Question="How many?", Answer="2"),
                                    dict(Question="?", reward_model=dict(ground_truth="5"))]))
-    assert "do not reach" not in capsys.readouterr().out
+    assert "does not see" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("prompt, roles", [
@@ -95,7 +96,7 @@ def test_turns_that_the_model_does_not_see_are_counted(prompt, roles, tmp_path, 
     file = write(tmp_path, [dict(prompt=prompt, answer="5"), dict(prompt="1+1=?", answer="2")])
     assert load_problems(file)[0].problem == "2+3=?"
     said = capsys.readouterr().out
-    assert ("other turns do not reach the model" in said) == bool(roles) and roles in said
+    assert ("does not see the other turns of 1 problem" in said) == bool(roles) and roles in said
     assert ("system: 'Answer in verse.'" in said and "row.prompt" in said) == bool(roles)
     load_problems(file, shows_row=True)
     assert "turns" not in capsys.readouterr().out
@@ -132,8 +133,7 @@ def test_a_built_in_model_is_not_trained_on_what_it_cannot_read(model, texts, co
     if not count:
         assert why == ""
         return
-    example = "like 7" if model != "tiny-skills" else "=?"
-    assert f"{model} reads only problems" in why and example in why
+    assert re.match(rf"{model} reads only problems like \d[\dA-Za-z+-]+=\?, but", why)
     assert f"{count} of {len(texts)}" in why and repr(texts[0]) in why
     assert "SmolLM2-135M-Instruct" in why and why.endswith(".")
 

@@ -150,8 +150,8 @@ def test_a_jinja_file_can_set_what_a_chat_template_asks(tokenizer, tmp_path):
 
 # ----------------------------------------------------------------- instructions, said only once
 DAPO = ('Solve the following math problem step by step. The last line of your response should be '
-        'of the form Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n'
-        '{}\n\nRemember to put your answer on its own line after "Answer:".')
+        'of the form Answer: $Answer (without quotes) where $Answer is the answer to the '
+        'problem.\n\n{}\n\nRemember to put your answer on its own line after "Answer:".')
 
 
 @pytest.mark.parametrize("around", ["{}\n" + BOXED, "{} " + STEPS, DAPO])

@@ -179,7 +179,7 @@ REFUSED = {
         ("--name mine --resume", "mine was started with --gone 1, not None", setting("gone", 1)),
         ("--name mine --resume", "mine was started with --clip None, not", setting("clip", None)),
         ("--name mine --resume --lora-rank 3", "was started with --lora-rank 16, not 3"),
-        ("--name mine --resume", "other contents of --model", setting("model", "tiny-skills")),
+        ("--name mine --resume", "other contents of --model", setting("model", "tiny-moe")),
         ("--name mine --resume", "config.json", text(MINE / "config.json", "{")),
     ],
     "eval.py": [

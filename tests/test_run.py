@@ -235,7 +235,9 @@ def test_a_column_that_a_template_shows_belongs_to_the_data(tmp_path):
     write("1")
     folder = small_run(tmp_path, steps=1, **own)
     assert all(row["prompt"].startswith("<|user|>1") for row in lines(folder / "groups.jsonl"))
+    gc.collect()
     small_run(tmp_path, steps=2, resume=True, **own)
+    gc.collect()
     file.unlink()
     write("2")
     with pytest.raises(SystemExit, match="other contents of --data"):
@@ -392,7 +394,8 @@ def test_odd_golds_are_not_trained_on_and_stay_among_the_held_out(tmp_path, caps
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     grader = SimpleNamespace(check_golds=lambda golds: [gold.isdigit() for gold in golds])
     config = Config(data=str(tmp_path / "mine.jsonl"), eval_data=str(tmp_path / "other.jsonl"),
-                    columns="frage,gold", template="chat", max_prompt_tokens=200)
+                    columns="frage,gold", template="chat", max_prompt_tokens=200,
+                        train_anyway=True)
     train, held_out = running.load_data(config, make.build_tokenizer(), grader)
     assert [p.answer for p in train] == ["7"] and len(held_out) == 3
     around = {p.prompt.replace(p.problem, "...") for p in (*train, *held_out)}
