@@ -31,8 +31,8 @@ from tqdm import tqdm
 
 from ada_sampler import without_verdict
 from parts.config import EvalConfig, parse_eval
-from parts.data import (HELD_OUT, check_golds, count_trained, digest, digest_of_prompts, keys_of,
-                        load_problems, load_sets, still_held_out, unreadable)
+from parts.data import (HELD_OUT, check_golds, check_readable, count_trained, digest,
+                        digest_of_prompts, keys_of, load_problems, load_sets, still_held_out)
 from parts.folder import (FREE, append, counted, digest_of, keep_rows, open_folder, own_files,
                           quiet_end, read_json, read_rows, require_same, run_of, shown, versions,
                           write_safely)
@@ -197,9 +197,7 @@ def problems_and_protocol(config: EvalConfig) -> tuple[list, dict]:
 
     dtype, context = default_dtype(), config.max_prompt_tokens + config.max_tokens
     loaded = load_asked(config)
-    why = unreadable(config.model, sum(loaded, []))
-    if why:
-        print(f"WARNING: {why}")
+    check_readable(config.model, sum(loaded, []), refuse=False)
     path = fetch_model(config.model, context)
     tokenizer = load_tokenizer(path)
     sets = [add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)

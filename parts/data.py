@@ -183,7 +183,7 @@ def nothing_usable(source: str, why: str, dropped: Counter, names: dict, columns
 
 def report_unseen(source: str, unread: dict, turns: list[tuple[str, list]]) -> None:
     """Prints the columns and the turns that do not reach the model, if there are any."""
-    advice = "a .jinja file as --template can show them, for example as {{ row.%s }} (docs/data.md)"
+    advice = "if it needs them, a .jinja file as --template can show {{ row.%s }} (docs/data.md)"
     if unread:
         word = "columns" if len(unread) > 1 else "column"
         print(f"data: {shown(source)}: the model does not see the {word} "
@@ -394,20 +394,23 @@ def check_golds(problems: list[Problem], grader, drop: bool = False) -> list[Pro
 
 
 # ----------------------------------------------------------------- problems of a built-in model
-def unreadable(model: str, problems: list[Problem]) -> str:
-    """Why a built-in model cannot learn from most of these problems; "" if it can.
+def check_readable(model: str, problems: list[Problem], refuse: bool) -> None:
+    """Refuses problems of which a built-in model cannot read most, or warns of them.
 
     It has only ever read the characters of its own problems.
     """
     if model not in TINY:
-        return ""
+        return
     known = [row["problem"] for row in BUILTIN[default_data(model)]("train", 500)]
     foreign = [p for p in problems if not set(p.problem.strip()) <= set("".join(known))]
     if 2 * len(foreign) <= len(problems):
-        return ""
-    return (f"{model} reads only problems like {known[1]}, but {len(foreign)} of {len(problems)} "
-            f"are of another kind, such as {shown(repr(foreign[0].problem), 80)}: take --model "
-            f"{SMOLLM} for English, or another real model.")
+        return
+    why = (f"{model} reads only problems like {known[1]}, but {len(foreign)} of {len(problems)} "
+           f"are of another kind, such as {shown(repr(foreign[0].problem), 80)}: for English take "
+           f"--model {SMOLLM} or another real model.")
+    if refuse:
+        raise SystemExit(why)
+    print(f"WARNING: {why}")
 
 
 # ---------------------------------------------------------------------------------------- the order

@@ -22,8 +22,8 @@ from transformers import AutoConfig
 
 from ada_sampler import Estimator
 from parts.config import Config
-from parts.data import (Problem, Stream, check_golds, digest, digest_of_prompts, keys_of,
-                        load_train_and_held_out, remember, unreadable)
+from parts.data import (Problem, Stream, check_golds, check_readable, digest, digest_of_prompts,
+                        keys_of, load_train_and_held_out, remember)
 from parts.engine import Engine, seed_everything
 from parts.folder import (LOGS, append, checkpoints, claim, counted, has_step, keep_rows,
                           note_start, own_files, quiet_end, read_config, read_rows, require_same,
@@ -141,11 +141,7 @@ def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
     """(training problems, held-out problems), with prompts. The two share no problem."""
     train, held_out = load_train_and_held_out(
         config.data, config.eval_data, eval_questions=config.eval_questions, **keys_of(config))
-    why = unreadable(config.model, train)
-    if why and not (config.reward or config.train_anyway):
-        raise SystemExit(why)
-    if why:
-        print(f"WARNING: {why}")
+    check_readable(config.model, train, refuse=not (config.reward or config.train_anyway))
     train, held_out = (
         add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
         for problems in (train, held_out))

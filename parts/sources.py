@@ -136,10 +136,10 @@ def read_objects(path: Path) -> list[dict]:
         rows = read_lines(text)
     if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
         raise ValueError("it must hold one JSON object per problem, with a problem and its answer")
-    wrapped = [name for row in rows[:len(rows) == 1] for name in row if is_list_of_rows(row[name])]
-    if wrapped and not find_problem(rows[0]):
-        raise ValueError(f"it holds one object with a list in '{wrapped[0]}': give that list, one "
-                         "problem a line")
+    if len(rows) == 1 and not find_problem(rows[0]):
+        for name in filter(lambda name: is_list_of_rows(rows[0][name]), rows[0]):
+            raise ValueError(f"it holds one object with a list in '{name}': give that list, one "
+                             "problem a line")
     return rows
 
 
@@ -149,10 +149,10 @@ def read_lines(text: str) -> list:
         try:
             rows += [read_json_text(line)] if line.strip() else []
         except ValueError as error:
-            why = getattr(error, "msg", error)
-            goes_on = "goes on after its object"  # a comma after it, or a second object
-            raise ValueError(f"line {number} {goes_on}" if why == "Extra data" else
-                             f"line {number}: {why}") from None
+            why = f": {getattr(error, 'msg', error)}"
+            if why == ": Extra data":  # a comma, or a second object
+                why = " goes on after its object"
+            raise ValueError(f"line {number}{why}") from None
     return rows
 
 
@@ -167,9 +167,8 @@ def read_json_text(text: str):
 
 def is_list_of_rows(value) -> bool:
     """A list of objects that are no turns of a chat."""
-    is_row = [isinstance(one, dict) and "role" not in one for one in value] if isinstance(
-        value, list) else []
-    return bool(is_row) and all(is_row)
+    return isinstance(value, list) and bool(value) and all(
+        isinstance(row, dict) and "role" not in row for row in value)
 
 
 READERS = {
@@ -242,7 +241,7 @@ CHAT_TURN = re.compile(r"""  # (role, text) in a prompt that was already rendere
     (?: <\|im_start\|>(\w+) | <\|start_header_id\|>(\w+)<\|end_header_id\|> ) \n+ (.*?)
     (?: <\|im_end\|> | <\|eot_id\|> | (?=<\|im_start\|>|<\|start_header_id\|>) | \Z )
     """, re.DOTALL | re.VERBOSE)
-READ_TOO = ("id", "level", "difficulty")
+READ_TOO = ("", "id", "level", "difficulty", *ANSWER_KEYS)  # "": spreadsheets' row numbers
 # Instructions around published problems, which a template may say a second time.
 AT_THE_START = (
     "Solve the following math problem step by step. The last line of your response should be of "
@@ -254,36 +253,31 @@ AT_THE_END = (
 
 
 def find_problem(row: dict, key: str = "") -> str:
-    """The text in `problem_key`, as it is there; or ""."""
-    text = problem_text(lookup(row, problem_key(row, key)))
+    """The first problem column (or the named one) that is not empty; or ""."""
+    text = problem_text(lookup(row, problem_key(row, key)))  # as it is there
     story = "" if key else plain(lookup(row, "Body"))  # SVAMP asks its question apart
     return f"{story} {text}" if story and text else text
 
 
 def problem_key(row: dict, key: str = "") -> str:
-    """The first problem column (or the named one) that is not empty; or ""."""
+    """The name of that column."""
     keys = [key] if key else PROBLEM_KEYS
     return next((k for k in keys if problem_text(lookup(row, k)).strip()), "")
 
 
 def find_gold(row: dict, key: str = "") -> str:
-    """The text in `gold_key`, normalised; or ""."""
-    return gold_text(lookup(row, gold_key(row, key)))
-
-
-def gold_key(row: dict, key: str = "") -> str:
-    """The first gold column (or the named one) that is not empty; or ""."""
+    """The first gold column (or the named one) that is not empty, normalised; or ""."""
     for k in [key] if key else ANSWER_KEYS:
         gold = gold_text(lookup(row, k))
         worked_out = k == "solution" and (len(gold) > 100 or "\n" in gold)  # and without a box
         if gold and not worked_out:
-            return k
+            return gold
     return ""
 
 
 def unread_columns(row: dict, question: str = "", answer: str = "") -> list[str]:
     """The columns that hold something which is not problem, gold, level or id."""
-    keys = [problem_key(row, question), gold_key(row, answer), *READ_TOO]
+    keys = [problem_key(row, question), answer, *READ_TOO]
     keys += [] if question else ["Body"]
     read = {name.strip().lower() for key in keys for name in (key, key.partition(".")[0])}
     return [str(name) for name, value in row.items()
@@ -299,6 +293,8 @@ def other_turns(row: dict, question: str = "") -> list[tuple[str, str]]:
 
 def lookup(row: dict, key: str):
     """Value of a column or of a nested one (a.b), whatever its case; None if there is none."""
+    if not key:
+        return None
     names = {str(name).strip().lower(): name for name in row} | {name: name for name in row}
     name = key if key in names else key.strip().lower()
     if name in names:
@@ -371,8 +367,6 @@ def gold_text(value) -> str:
 
 def plain_gold(value) -> str:
     text = plain(value)
-    if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d{1,9}", text):  # a number of a .csv file
-        return number_text(text)
     boxes = find_boxes(text)
     if boxes:
         text = boxes[-1][2] or ""
@@ -380,4 +374,6 @@ def plain_gold(value) -> str:
         text = text.rsplit("####", 1)[1].strip().partition("\n")[0]
     if re.fullmatch(r"\\?\$\s*[\d.,]+\s*m", text):
         return text  # millions, not meters
-    return re.sub(r"\\?\$", "", text).strip().rstrip(".").strip()
+    text = re.sub(r"\\?\$", "", text).strip().rstrip(".").strip()
+    is_number = re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d{1,9}", text)  # as in a .csv file
+    return number_text(text) if is_number else text

@@ -79,8 +79,8 @@ def test_columns_that_nobody_reads_are_named(tmp_path, capsys):
     assert "set.jsonl: the model does not see the columns choices, passage;" in said
     assert ".jinja" in said and "row.choices" in said and len(said.splitlines()) == 2
     assert {p.judged_by for p in found} == {"0"}
-    load_problems(file, columns="question,level")
-    assert "does not see the columns choices, answer, passage;" in capsys.readouterr().out
+    load_problems(file, columns="passage,level")
+    assert "does not see the columns question, choices;" in capsys.readouterr().out
     for keys in (dict(whole_rows=True), dict(shows_row=True)):  # a function or a template has them
         load_problems(file, **keys)
         assert len(capsys.readouterr().out.splitlines()) == 1
@@ -128,11 +128,16 @@ ENGLISH = ["Tom has 7 apples.", "What is 7+5-4?", "7*5=?", "Is it true?"]
     ("tiny", ["7+5-4=?", "9-3=?\n", "Why?"], 0), ("tiny", ["7F4=?"], 1),
     ("tiny-skills", ["7F4=?", "1z9=?"], 0), ("tiny-skills", ["7+4=?"], 1),
     ("Qwen2.5-Math-1.5B", ENGLISH, 0)])
-def test_a_built_in_model_is_not_trained_on_what_it_cannot_read(model, texts, count):
-    why = data.unreadable(model, [Problem(text, "1", text, "s") for text in texts])
+def test_a_built_in_model_is_not_trained_on_what_it_cannot_read(model, texts, count, capsys):
+    problems = [Problem(text, "1", text, "s") for text in texts]
     if not count:
-        assert why == ""
+        data.check_readable(model, problems, refuse=True)
         return
+    with pytest.raises(SystemExit) as stop:
+        data.check_readable(model, problems, refuse=True)
+    data.check_readable(model, problems, refuse=False)
+    why = str(stop.value)
+    assert capsys.readouterr().out == f"WARNING: {why}\n"
     assert re.match(rf"{model} reads only problems like \d[\dA-Za-z+-]+=\?, but", why)
     assert f"{count} of {len(texts)}" in why and repr(texts[0]) in why
     assert "SmolLM2-135M-Instruct" in why and why.endswith(".")

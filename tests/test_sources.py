@@ -37,7 +37,8 @@ VERL = dict(prompt=TWO_TURNS, reward_model=dict(ground_truth=["1", "2"]))
     ("few.csv", "problem,answer,level\np,1\nq,2,3"), ("ends.csv", "problem,answer\np,1,\nq,2,,\n"),
     ("Table.CSV", "\ufeffsep=;\r\nProblem;Answer\np;1\nq;2"),  # Excel's own first line
     ("tabs.csv", "question\tANSWER\np\t1\nq\t2"),
-    ("spaced.csv", "problem, answer,,\np,1\nq,2"),
+    ("spaced.csv", "problem, answer,,\np,1\nq,2"), ("pandas.csv", ",problem,answer\n0,p,1\n1,q,2"),
+    ("pandas.csv", ",problem,answer\n0,p,1\n1,q,2\n2,r,\n3,,4\n"),  # numbers of rows are no golds
     pytest.param("long.csv", 'problem,answer,note\np,1,"a,\n' + 200_000 * "b" + '"\nq,2,c',
                  id="a long cell with a line break"),
 ])
@@ -310,7 +311,8 @@ def test_named_columns_win_also_nested():
     ("033", "033"), (datetime(2024, 1, 5), "2024-01-05"),
     ("from 12:00:00 to 00:00:00", "from 12:00:00 to 00:00:00"),
     ("$\\frac12$.", "\\frac12"), ("\\$32.50", "32.50"), ("$69$,$84$", "69,84"),
-    (["1", "$2$"], "1, 2"),
+    (["1", "$2$"], "1, 2"), ("so #### 6.022e+23", r"6.022 \times 10^{23}"), ("e5", "e5"),
+    ([1e-7, 2.0], r"1 \times 10^{-7}, 2"), ("1e5 m", "1e5 m"), (Decimal("0E-9"), "0"),
     ("[1, 2]", "[1, 2]"), ("336^\\circ", "336^\\circ"),
     ("a \\boxed{1} b \\boxed{ \\{1,2\\} }.", "\\{1,2\\}"), ("$\\boxed 2$", "2"),
     # beside a box, #### is a heading
