@@ -252,7 +252,7 @@ def load_train_and_held_out(
     if eval_data == HELD_OUT:
         train, held_out = hold_out(train, eval_questions)
         total = len(train) + len(held_out)
-        print(f"data: {len(held_out)} of the {total} problems are held out for evaluation: about a "
+        print(f"data: {len(held_out)} of the {total} problems held out for evaluation, about a "
               "tenth, chosen by a hash of each text (--eval-data names others)")
     else:
         held_out = load_problems(eval_data, for_training=False, limit=eval_questions, **keys)

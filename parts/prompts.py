@@ -89,21 +89,23 @@ def report_control_tokens(problems: list, tokenizer) -> None:
     """Counts problems with a special token of this tokenizer, or else with a marker of another."""
     own = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     pattern = re.compile("|".join(map(re.escape, [*own, *TURN_MARKERS])))
-    found = {"control tokens of this model": [], "turn markers of another model": []}
+    mine, others = [], []
     for problem in problems:
-        shown_too = json.dumps(problem.shown, ensure_ascii=False) if problem.shown else ""
-        tokens = pattern.findall(problem.problem + shown_too)
-        mine = [token for token in tokens if token in own]
-        kind = "control tokens of this model" if mine else "turn markers of another model"
-        if tokens:
-            found[kind].append(((mine or tokens)[0], problem.problem))
-    for kind, examples in found.items():
-        for token, text in examples[:1]:
-            effect = "which act as such in the prompt" if "this" in kind else (
-                "so they may have been rendered for its chat template")
-            print(f"WARNING: {len(examples)} of {counted(len(problems), 'problem')} contain "
-                  f"{kind}, {effect}, such as {shown(token)} in {shown(repr(text), 80)}: remove "
-                  "them from the data, or take --template none if each problem is a whole prompt")
+        text = problem.problem
+        if problem.shown:
+            text += json.dumps(problem.shown, ensure_ascii=False)
+        tokens = sorted(pattern.finditer(text), key=lambda token: token[0] not in own)
+        for token in tokens[:1]:
+            around = text[max(0, token.start() - 20):token.end() + 40]
+            (mine if token[0] in own else others).append((token[0], around))
+    for found, kind, so in (
+            (mine, "control tokens of this model", "The model sees them as such in its prompt."),
+            (others, "turn markers of another model", "Its chat template may have made them.")):
+        for token, around in found[:1]:
+            print(f"WARNING: there are {kind} in {len(found)} of "
+                  f"{counted(len(problems), 'problem')}, such as {shown(token)} in "
+                  f"{shown(repr(around))}. {so} Remove them from the data, or take --template none "
+                  "if each problem is a whole prompt")
 
 
 def without_doubled(problems: list, template: str) -> list[str]:
@@ -118,8 +120,8 @@ def without_doubled(problems: list, template: str) -> list[str]:
     short = [without_instruction(text) for text in texts]
     changed = sum(bare != text.strip() for text, bare in zip(texts, short))
     if changed:
-        print(f"data: {changed} of {counted(len(texts), 'problem')} come with an instruction "
-              f"on how to answer; it is removed because --template {shown(template)} gives one")
+        print(f"data: removed the instruction on how to answer from {changed} of "
+              f"{counted(len(texts), 'problem')}, because --template {shown(template)} gives one")
     return [text if bare == text.strip() else bare for text, bare in zip(texts, short)]
 
 

@@ -61,7 +61,7 @@ def read_file(name: str) -> list[dict]:
                          f"{', '.join(READERS)} file that exists, or a hub id.")
     try:
         return read(path)
-    except (ValueError, OSError, RecursionError, MemoryError, ArithmeticError) as error:
+    except (ValueError, OSError, RecursionError, MemoryError, OverflowError) as error:
         why = shown(error).rstrip(".") or type(error).__name__
         mend = "save it as UTF-8" if isinstance(error, UnicodeDecodeError) else "mend it"
         raise SystemExit(
@@ -159,7 +159,10 @@ def read_lines(text: str) -> list:
 def read_json_text(text: str):
     """What JSON means. A number with more digits than a float holds is a Decimal."""
     def number(digits: str) -> float | Decimal:
-        exact, rounded = Decimal(digits), float(digits)
+        try:
+            exact, rounded = Decimal(digits), float(digits)
+        except ArithmeticError:
+            raise ValueError(f"{digits} has too large an exponent") from None
         return rounded if Decimal(repr(rounded)) == exact else exact
 
     return json.loads(text, parse_float=number)
@@ -286,7 +289,7 @@ def unread_columns(row: dict, question: str = "", answer: str = "") -> list[str]
 
 def other_turns(row: dict, question: str = "") -> list[tuple[str, str]]:
     """(role, text) of the turns around the problem, where its column holds a chat."""
-    turns = turns_of(lookup(row, problem_key(row, question)))
+    turns = turns_in(lookup(row, problem_key(row, question)))
     last = max((place for place, (role, _) in enumerate(turns) if role == "user"), default=None)
     return [turn for place, turn in enumerate(turns) if place != last and turn[1].strip()]
 
@@ -331,7 +334,7 @@ def number_text(written: str) -> str:
     return rf"{digits} \times 10^{{{int(power)}}}" if power else digits
 
 
-def turns_of(value) -> list[tuple[str, str]]:
+def turns_in(value) -> list[tuple[str, str]]:
     """(role, text) of each turn, in a list of turns or a rendered chat; [] for other values."""
     if isinstance(value, list):
         turns = [turn for turn in value if isinstance(turn, dict)]
@@ -341,7 +344,7 @@ def turns_of(value) -> list[tuple[str, str]]:
 
 def problem_text(value) -> str:
     """A string, or of a list of turns or a rendered chat the last user turn."""
-    asked = [text for role, text in turns_of(value) if role == "user"]
+    asked = [text for role, text in turns_in(value) if role == "user"]
     return [text_of(value), *asked][-1]
 
 

@@ -228,7 +228,7 @@ def test_a_share_of_ones_own_file_is_held_out(tmp_path, capsys):
     train, held_out = data.load_train_and_held_out(file, data.HELD_OUT)
     assert sorted(p.id for p in train + held_out) == sorted(p.id for p in load_problems(file))
     assert 20 <= len(held_out) <= 40
-    assert f"{len(held_out)} of the 300 problems are held out" in (said := capsys.readouterr().out)
+    assert f"{len(held_out)} of the 300 problems held out" in (said := capsys.readouterr().out)
     assert "about a tenth, chosen by a hash" in said
     assert len(data.load_train_and_held_out(file, data.HELD_OUT, eval_questions=5)[1]) == 5
 

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from helpers import ROOT
 from models import make
 from parts import prompts
 from parts.data import Problem
@@ -134,6 +135,16 @@ def test_a_jinja_file_can_show_the_whole_row(tokenizer, tmp_path):
     assert not prompts.shows_row("chat") and not prompts.shows_row("row.json")
 
 
+def test_the_template_of_the_page_shows_passage_and_choices(tokenizer, tmp_path):
+    page = (ROOT / "docs/data.md").read_text()
+    source, = (block for block in page.split("```\n") if "row.passage" in block)
+    made, = add_prompts([with_row("Which?", passage="A pear grows.", choices=["pear", "car"])],
+                        tokenizer, str(file(tmp_path, "page.jinja", source)), 700)
+    assert made.prompt == (
+        "<|im_start|>user\nA pear grows.\n\nWhich?\n0) pear\n1) car\n<|im_end|>\n"
+        "<|im_start|>assistant\n")
+
+
 QWEN3_END = (  # of Qwen3's own chat template
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
     "{%- if enable_thinking is defined and enable_thinking is false %}"
@@ -198,14 +209,15 @@ def test_control_tokens_in_data_are_counted_with_an_example(tokenizer, capsys, t
     assert len(said) == bool(found)
     if found:
         kind = "control tokens of this" if own else "turn markers of another"
-        assert f"2 of 3 problems contain {kind}" in said[0]
+        assert f"there are {kind} model in 2 of 3 problems" in said[0]
         assert f"such as {found} in " in said[0] and "--template none" in said[0]
 
 
 def test_control_tokens_in_a_column_that_is_shown_are_found_too(tokenizer, tmp_path, capsys):
     template = str(file(tmp_path, "pick.jinja", "{{ problem }}{{ row.passage }}"))
     add_prompts([with_row("Who?", passage="It ends.<|endoftext|>")], tokenizer, template, 700)
-    assert "1 of 1 problem" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "in 1 of 1 problem, such as <|endoftext|> in" in said and "It ends.<|end" in said
 
 
 # ------------------------------------------------------------------------ the model's chat template
