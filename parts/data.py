@@ -18,10 +18,10 @@ from pathlib import Path
 from parts.folder import counted, is_text, read_json, shown, write_safely
 from parts.models import SMOLLM, TINY, is_small
 from parts.problems import BUILTIN
-from parts.prompts import shows_row
+from parts.prompts import shown_by
 from parts.sources import (
-    BENCHMARKS, expand, find_gold, find_problem, is_file, other_turns, plain, problem_key,
-    read_file, read_hub, unread_columns, without_instruction)
+    BENCHMARKS, expand, find_gold, find_problem, is_file, missing_column, other_turns, plain,
+    problem_key, read_file, read_hub, shown_columns, unread_columns, without_instruction)
 from verifier.answers import is_one_value
 from verifier.spelling import normalize
 
@@ -44,7 +44,7 @@ class Problem:
     prompt: str = ""  # what the model sees, after prompts.add_prompts
     prompt_ids: list[int] = field(default_factory=list)
     row: dict = field(default_factory=dict)  # with all columns, where --reward needs it
-    shown: dict = field(default_factory=dict)  # likewise for a .jinja file, until `prompt` is made
+    shown: dict = field(default_factory=dict)  # the columns that a .jinja template shows
 
     @property
     def judged_by(self) -> str | dict:
@@ -89,10 +89,10 @@ def keys_of(config) -> dict:
     """columns: "QUESTION,ANSWER" of files and hub data sets; those of other sets are known.
 
     whole_rows: each problem keeps all its columns for the reward, and needs no gold.
-    shows_row: each problem keeps all its columns for the template.
+    shows: the text of a .jinja template, for which each problem keeps the columns that it names.
     """
     return dict(columns=config.columns, whole_rows=bool(config.reward),
-                shows_row=shows_row(config.template))
+                shows=shown_by(config.template))
 
 
 def load_problems(name: str, **how) -> list[Problem]:
@@ -101,13 +101,13 @@ def load_problems(name: str, **how) -> list[Problem]:
 
 
 def load_sets(name: str, *, for_training: bool = True, limit: int | None = None,
-              columns: str = "", **rows_for: bool) -> list[list[Problem]]:
+              columns: str = "", **rows_for) -> list[list[Problem]]:
     """Each set of `name`: benchmarks, groups, hub data sets, files or "builtin", joined by commas.
 
     `for_training` chooses the split where none is named: train, or for evaluation test (train if
     there is no test). In training, a problem of an earlier set is dropped from a later one; in an
     evaluation each set stays whole. `limit`: at most so many problems, the first, of each set.
-    `rows_for`: whole_rows and shows_row of `keys_of`.
+    `rows_for`: whole_rows and shows, as in `keys_of`.
     """
     sets, sources, seen, split = [], Counter(), {}, "train" if for_training else "test"
     for part, _ in expand(name):
@@ -134,8 +134,7 @@ def is_own(names: str) -> bool:
 
 # ---------------------------------------------------------------------------------- rows of one set
 def sift(rows, source: str, split: str = "train", columns: str = "", limit: int | None = None,
-         seen: dict | None = None, whole_rows: bool = False, shows_row: bool = False,
-         ) -> list[Problem]:
+         seen: dict | None = None, whole_rows: bool = False, shows: str = "") -> list[Problem]:
     """The rows' problems; a line says how many rows were dropped. SystemExit if none is left.
 
     `seen`: the problems that are there already (see `double_of`).
@@ -144,7 +143,7 @@ def sift(rows, source: str, split: str = "train", columns: str = "", limit: int 
     unread, turns, (question, _, answer) = {}, [], columns.partition(",")
     for index, row in enumerate(rows):
         names.update(dict.fromkeys(row))
-        problem = problem_of(row, source, f"{split}/{index}", columns, whole_rows, shows_row)
+        problem = problem_of(row, source, f"{split}/{index}", columns, whole_rows, shows)
         reason = flaw(problem) or double_of(problem, seen)
         if reason:
             dropped[reason] += 1
@@ -157,11 +156,17 @@ def sift(rows, source: str, split: str = "train", columns: str = "", limit: int 
     why = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
     if not kept:
         raise SystemExit(nothing_usable(source, why, dropped, names, columns))
+    gone = missing_column(names, shows)
+    if gone:  # Jinja would show nothing in its place
+        raise SystemExit(f"--template shows row.{shown(gone)}, but {shown(source)} has no such "
+                         f"column: its columns are {shown(', '.join(map(str, names)), 1000)}.")
     first = "the first " if len(kept) == limit else ""  # the rows after these were not read
     print(f"data: {shown(source)}: {counted(len(kept), 'problem')} of {first}"
           f"{counted(len(kept) + dropped.total(), 'row')}{f' (dropped {why})' if why else ''}")
-    if not shows_row and source not in BENCHMARKS:
-        report_unseen(source, {} if whole_rows else unread, turns)
+    if source not in BENCHMARKS:
+        seen = shown_columns(names, shows)
+        report_unseen(source, [name for name in unread if not whole_rows and name not in seen],
+                      [turn for turn in turns if turn[0].partition(".")[0] not in seen])
     return kept
 
 
@@ -181,13 +186,13 @@ def nothing_usable(source: str, why: str, dropped: Counter, names: dict, columns
     return f"{sentence}Its columns are {shown(', '.join(map(str, names)), 1000)}: {advice}."
 
 
-def report_unseen(source: str, unread: dict, turns: list[tuple[str, list]]) -> None:
+def report_unseen(source: str, unread: list[str], turns: list[tuple[str, list]]) -> None:
     """Prints the columns and the turns that do not reach the model, if there are any."""
     advice = "if it needs them, a .jinja file as --template can show {{ row.%s }} (docs/data.md)"
     if unread:
         word = "columns" if len(unread) > 1 else "column"
         print(f"data: {shown(source)}: the model does not see the {word} "
-              f"{shown(', '.join(unread))}; {advice % shown(next(iter(unread)))}")
+              f"{shown(', '.join(unread))}; {advice % shown(unread[0])}")
     others = [(key, found) for key, found in turns if found]
     if others:
         (key, found), *_ = others
@@ -199,14 +204,14 @@ def report_unseen(source: str, unread: dict, turns: list[tuple[str, list]]) -> N
 
 
 def problem_of(row: dict, source: str, place: str = "", columns: str = "",
-               whole_rows: bool = False, shows_row: bool = False) -> Problem:
+               whole_rows: bool = False, shows: str = "") -> Problem:
     """What a row means, whatever may be wrong with it."""
     question, _, answer = columns.partition(",")
-    whole = json.loads(json.dumps(row, default=in_json)) if whole_rows or shows_row else {}
+    whole = json.loads(json.dumps(row, default=in_json)) if whole_rows or shows else {}
     return Problem(
         find_problem(row, question), find_gold(row, answer), f"{source}/{place}", source,
         plain(row.get("level", row.get("difficulty"))),
-        row=whole if whole_rows else {}, shown=whole if shows_row else {})
+        row=whole if whole_rows else {}, shown=shown_columns(whole, shows))
 
 
 def in_json(value) -> str | float:
@@ -215,7 +220,7 @@ def in_json(value) -> str | float:
 
 def flaw(problem: Problem) -> str:
     """Why a problem cannot be used; "" if it can."""
-    if not asked(problem):
+    if not without_instruction(problem.problem):
         return "without a problem"
     if not problem.judged_by:
         return NO_GOLD
@@ -296,8 +301,11 @@ def letters_of(problem: Problem) -> str:
 
 
 def asked(problem: Problem) -> str:
-    """The text that tells problems apart: no instruction on how to answer, single spaces."""
-    return spaced(without_instruction(problem.problem))
+    """What tells problems apart: the text, without white space and instructions on how to answer,
+    and the columns that a template shows with it.
+    """
+    columns = " " + json.dumps(problem.shown) if problem.shown else ""
+    return spaced(without_instruction(problem.problem)) + columns
 
 
 def spaced(text: str) -> str:
@@ -335,7 +343,8 @@ def digest_of_prompts(problems: list[Problem]) -> str:
 def remember(folder: Path, train: list[Problem], held_out: list[Problem]) -> None:
     """Write problems.json of a run's folder: an evaluation may find the data changed."""
     write_safely(folder / "problems.json", json.dumps(dict(
-        trained=sorted({fingerprint(problem)[:16] for problem in train}),
+        trained=sorted({fingerprint(one)[:16] for problem in train
+                        for one in (problem, replace(problem, shown={}))}),
         held_out=[asked(problem) for problem in held_out])))
 
 

@@ -59,7 +59,7 @@ def add_prompts(problems: list, tokenizer, template: str, max_prompt_tokens: int
         print(f"WARNING: the model's chat template leaves out a turn: {shown(text, 80)!r}")
     start = needs_start(tokenizer, template, prompts[0])
     ids = tokenizer(prompts, add_special_tokens=start)["input_ids"]
-    kept = [replace(problem, prompt=prompt, prompt_ids=list(tokens), shown={})
+    kept = [replace(problem, prompt=prompt, prompt_ids=list(tokens))
             for problem, prompt, tokens in zip(problems, prompts, ids)
             if len(tokens) <= max_prompt_tokens]
     if len(kept) < len(problems):
@@ -129,12 +129,10 @@ def without_doubled(problems: list, template: str) -> list[str]:
 def make_prompts(tokenizer, template: str, texts: list[str], rows: list[dict] = ()) -> list[str]:
     """The prompt of each problem's text. Raises SystemExit for a template that cannot be used.
 
-    rows: of each problem all columns, for a template that `shows_row`.
+    rows: of each problem the columns that the template shows.
     """
     whole_row = any(rows)
     asked = texts if whole_row else [*texts, "1", "2"]  # so that at least two differ
-    if whole_row:
-        require_columns(template, rows)
     prompts = render(tokenizer, template, asked, rows if whole_row else [{}] * len(asked))
     whole = is_jinja(template) or template == "none"
     whose = f"template {shown(template)}" if whole else "the model's chat template"
@@ -156,19 +154,10 @@ def left_out(template: str, prompt: str) -> list[str]:
     return [text for text in fixed if text not in prompt]
 
 
-def shows_row(template: str) -> bool:
-    """Whether a template is a .jinja file that shows columns of a problem's row."""
-    return is_jinja(template) and bool(re.search(r"\brow\b", read_template(template)))
-
-
-def require_columns(template: str, rows: list[dict]) -> None:
-    """Raises SystemExit if a template shows a column that no row has: Jinja would show nothing."""
-    source, there = read_template(template), {str(name): None for row in rows for name in row}
-    named = re.findall(r"\brow(?:\.|\[['\"])(\w+)", source)
-    missing = [name for name in named if name not in there and not hasattr(dict, name)]
-    if missing and not re.search(r"\bfor row in\b", source):
-        raise SystemExit(f"{shown(template)} shows row.{missing[0]}, but no row has that column: "
-                         f"the columns are {shown(', '.join(there), 1000)}.")
+def shown_by(template: str) -> str:
+    """The text of a .jinja file that shows columns of a problem's row; "" for other templates."""
+    source = read_template(template) if is_jinja(template) else ""
+    return source if re.search(r"\brow\b", source) else ""
 
 
 def render(tokenizer, template: str, texts: list[str], rows: list[dict]) -> list[str]:

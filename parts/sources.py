@@ -287,6 +287,21 @@ def unread_columns(row: dict, question: str = "", answer: str = "") -> list[str]
             if value not in (None, "", [], {}) and str(name).strip().lower() not in read]
 
 
+def shown_columns(row: dict, source: str) -> dict:
+    """The columns that the text of a .jinja file names; all, if it uses the row as a whole."""
+    if re.search(r"\brow\b(?!\s*[.\[])", source):
+        return row
+    return {name: value for name, value in row.items()
+            if re.search(rf"(?<!\w){re.escape(str(name))}(?!\w)", source)}
+
+
+def missing_column(names, source: str) -> str:
+    """A column that the text of a .jinja file names but that is not there; or ""."""
+    named = re.findall(r"\brow(?:\.|\[['\"])(\w+)", source)
+    missing = [name for name in named if name not in names and not hasattr(dict, name)]
+    return missing[0] if missing and not re.search(r"\bfor row in\b", source) else ""
+
+
 def other_turns(row: dict, question: str = "") -> list[tuple[str, str]]:
     """(role, text) of the turns around the problem, where its column holds a chat."""
     turns = turns_in(lookup(row, problem_key(row, question)))

@@ -81,9 +81,18 @@ def test_columns_that_nobody_reads_are_named(tmp_path, capsys):
     assert {p.judged_by for p in found} == {"0"}
     load_problems(file, columns="passage,level")
     assert "does not see the columns question, choices;" in capsys.readouterr().out
-    for keys in (dict(whole_rows=True), dict(shows_row=True)):  # a function or a template has them
+    for keys in (dict(whole_rows=True), dict(shows="{{ row }}"),  # these have them
+                 dict(shows="{{ row.passage }} {% for c in row['choices'] %}{% endfor %}")):
         load_problems(file, **keys)
         assert len(capsys.readouterr().out.splitlines()) == 1
+    load_problems(file, shows="{{ row.choices }}")
+    assert "does not see the column passage;" in capsys.readouterr().out
+    for wrong in ("{{ row.choises }}", "{{ row['choises'] }}"):
+        with pytest.raises(SystemExit, match="row.choises, but set.jsonl has no such.*passage"):
+            load_problems(file, shows="{{ problem }}" + wrong)
+    for right in ("{{ row.items() }}", "{% for row in row.choices %}{{ row.text }}{% endfor %}"):
+        load_problems(file, shows=right)
+    capsys.readouterr()
     load_problems(write(tmp_path, [dict(Body="Tom has 2.", Question="How many?", Answer="2"),
                                    dict(Question="?", reward_model=dict(ground_truth="5"))]))
     assert "does not see" not in capsys.readouterr().out
@@ -98,17 +107,35 @@ def test_turns_that_the_model_does_not_see_are_counted(prompt, roles, tmp_path, 
     said = capsys.readouterr().out
     assert ("does not see the other turns of 1 problem" in said) == bool(roles) and roles in said
     assert ("system: 'Answer in verse.'" in said and "row.prompt" in said) == bool(roles)
-    load_problems(file, shows_row=True)
+    load_problems(file, shows="{{ row.prompt }}")
     assert "turns" not in capsys.readouterr().out
 
 
 def test_a_row_for_a_template_is_not_for_the_grader(tmp_path):
     file = write(tmp_path, [PICK])
     kept = [load_problems(file, **keys)[0] for keys in (
-        dict(shows_row=True), dict(whole_rows=True), dict(shows_row=True, whole_rows=True), {})]
-    assert [p.judged_by for p in kept] == ["0", PICK, PICK, "0"]
-    assert [p.shown for p in kept] == [PICK, {}, PICK, {}]
-    assert data.digest(kept[:1]) == data.digest(kept[3:]) != data.digest(kept[1:2])
+        dict(shows="{{ row }}"), dict(whole_rows=True), dict(shows="{{ row }}", whole_rows=True),
+        {}, dict(shows="{{ row.choices }}{{ row['passage'] }}"))]
+    some = {name: PICK[name] for name in ("choices", "passage")}
+    assert [p.judged_by for p in kept] == ["0", PICK, PICK, "0", "0"]
+    assert [p.shown for p in kept] == [PICK, {}, PICK, {}, some]
+    assert data.digest(kept[:1]) == data.digest(kept[3:4]) != data.digest(kept[1:2])
+
+
+def test_what_a_template_shows_of_a_row_tells_problems_apart(tmp_path):
+    """`Which is right?` with other choices is another problem; another id makes none."""
+    pairs = [(choices, id) for choices in (["a", "b"], ["c", "d"], ["a", "b"]) for id in (1, 2)]
+    file = write(tmp_path, [dict(problem="Which is right?", choices=choices, id=id, answer="a")
+                            for choices, id in pairs])
+    assert len(load_problems(file)) == 1
+    one, other = load_problems(file, shows="{{ row.choices }}")
+    assert one.shown == dict(choices=["a", "b"]) and other.shown == dict(choices=["c", "d"])
+    assert data.fingerprint(one) != data.fingerprint(other)
+    assert drop_overlap([one], [other]) == ([one], 0)
+    data.remember(tmp_path, [one], [other])
+    assert data.still_held_out(tmp_path, [one, other])[0].shown == other.shown
+    assert [data.count_trained(tmp_path, [p]) for p in (one, other)] == [1, 0]
+    assert data.count_trained(tmp_path, load_problems(file)) == 1  # with a template without them
 
 
 @pytest.mark.parametrize("written, said", [

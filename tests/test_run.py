@@ -224,22 +224,24 @@ def newest(run):
 
 @pytest.mark.slow
 def test_a_column_that_a_template_shows_belongs_to_the_data(tmp_path):
-    def write(hint):
+    def write(hint, note):
         append(tmp_path / "mine.jsonl", *(
-            dict(problem=f"{a}+{b}=?", answer=str(a + b), hint=hint, note=hint * 2)
+            dict(problem=f"{a}+{b}=?", answer=str(a + b), hint=hint, note=note)
             for a in range(1, 8) for b in (1, 2, 3)))
 
     file, template = tmp_path / "mine.jsonl", tmp_path / "mine.jinja"
     template.write_text("<|user|>{{ row.hint }}{{ problem }}<|assistant|>")
     own = dict(data=str(file), eval_data="held-out", template=str(template))
-    write("1")
+    write("1", "a")
     folder = small_run(tmp_path, steps=1, **own)
     assert all(row["prompt"].startswith("<|user|>1") for row in lines(folder / "groups.jsonl"))
     gc.collect()
+    file.unlink()
+    write("1", "b")  # which no template shows
     small_run(tmp_path, steps=2, resume=True, **own)
     gc.collect()
     file.unlink()
-    write("2")
+    write("2", "b")
     with pytest.raises(SystemExit, match="other contents of --data"):
         small_run(tmp_path, steps=3, resume=True, **own)
 
