@@ -367,7 +367,7 @@ def still_held_out(folder: Path, today: list[Problem]) -> list[Problem]:
     print(f"{shown(folder)} holds out {counted(len(texts), 'problem')}: {len(found)} still there")
     if not found:
         raise SystemExit(f"Nothing that {shown(folder)} held out is left in its data: name other "
-                         "--data.")
+                         "--data, or take its --template if that shows columns of a row.")
     return found
 
 
