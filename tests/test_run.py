@@ -231,7 +231,7 @@ def test_a_column_that_a_template_shows_belongs_to_the_data(tmp_path):
 
     file, template = tmp_path / "mine.jsonl", tmp_path / "mine.jinja"
     template.write_text("<|user|>{{ row.hint }}{{ problem }}<|assistant|>")
-    own = dict(data=str(file), eval_data="held-out", template=str(template))
+    own = dict(data=str(file), eval_data="builtin", template=str(template))
     write("1", "a")
     folder = small_run(tmp_path, steps=1, **own)
     assert all(row["prompt"].startswith("<|user|>1") for row in lines(folder / "groups.jsonl"))
