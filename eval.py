@@ -31,8 +31,8 @@ from tqdm import tqdm
 
 from ada_sampler import without_verdict
 from parts.config import EvalConfig, parse_eval
-from parts.data import (HELD_OUT, check_golds, count_trained, digest, keys_of, load_problems,
-                        load_sets, still_held_out)
+from parts.data import (HELD_OUT, check_golds, check_readable, count_trained, digest,
+                        digest_of_prompts, keys_of, load_problems, load_sets, still_held_out)
 from parts.folder import (FREE, append, counted, difference, digest_of, direction, interval,
                           keep_rows, open_folder, own_files, quiet_end, read_config, read_json,
                           read_rows, require_folder, require_same, run_of, shown, verdict, versions,
@@ -209,6 +209,7 @@ def problems_and_protocol(config: EvalConfig) -> tuple[list, dict]:
 
     dtype, context = default_dtype(), config.max_prompt_tokens + config.max_tokens
     loaded = load_asked(config)
+    check_readable(config.model, sum(loaded, []), refuse=False)
     path = fetch_model(config.model, context)
     tokenizer = load_tokenizer(path)
     sets = [add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
@@ -222,7 +223,8 @@ def problems_and_protocol(config: EvalConfig) -> tuple[list, dict]:
         path=path, files=files, own_files=own_files(config), versions=versions(), dtype=dtype,
         sync=default_sync(dtype) if config.sync == "auto" else config.sync, context=context,
         trained=count_trained(folder, sum(sets, [])) if others else 0,
-        prompt=sets[0][0].prompt, stop=stop_ids(tokenizer, config.stop),
+        prompt=sets[0][0].prompt, prompts=digest_of_prompts(sum(sets, [])),
+        stop=stop_ids(tokenizer, config.stop),
         questions={problems[0].source: digest(problems) for problems in sets},
         weights={problems[0].source: weight or len(problems)
                  for problems, (_, weight) in zip(sets, expand(config.data))})

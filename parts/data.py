@@ -13,19 +13,23 @@ import re
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from pathlib import Path
 
 from parts.folder import counted, is_text, read_json, shown, write_safely
-from parts.models import TINY, is_small
+from parts.models import SMOLLM, TINY, is_small
 from parts.problems import BUILTIN
+from parts.prompts import shown_by
 from parts.sources import (
-    BENCHMARKS, expand, find_gold, find_problem, is_file, plain, read_file, read_hub)
+    BENCHMARKS, expand, find_gold, find_problem, is_file, missing_column, other_turns, plain,
+    problem_key, read_file, read_hub, shown_columns, unread_columns, without_instruction)
 from verifier.answers import is_one_value
 from verifier.spelling import normalize
 
 HELD_OUT = "held-out"  # as --eval-data: a share of the training data
 HELD_OUT_SHARE = 0.1
 OTHER_GOLD = "with another gold than the same text before"
+NO_GOLD = "without a gold answer"
 SHORT = 30  # letters and digits: below that, two problems may have the same by chance
 BUILTIN_COUNT = {"train": 6000, "test": 240}
 MADE_FOR_MATH_MODELS = ("RLHFlow/reinforce_ada", "agentica-org/DeepScaleR")  # evaluated on MATH-500
@@ -33,7 +37,7 @@ MADE_FOR_MATH_MODELS = ("RLHFlow/reinforce_ada", "agentica-org/DeepScaleR")  # e
 
 @dataclass
 class Problem:
-    problem: str  # the text, without any instruction around it
+    problem: str  # the text as the data has it
     answer: str  # gold, normalised; may be empty where --reward needs none
     id: str  # source/split/row: unique among all problems of a run
     source: str  # the data set it came from
@@ -41,6 +45,7 @@ class Problem:
     prompt: str = ""  # what the model sees, after prompts.add_prompts
     prompt_ids: list[int] = field(default_factory=list)
     row: dict = field(default_factory=dict)  # with all columns, where --reward needs it
+    shown: dict = field(default_factory=dict)  # the columns that a .jinja template shows
 
     @property
     def judged_by(self) -> str | dict:
@@ -84,9 +89,11 @@ def default_template(model: str, reward: str = "") -> str:
 def keys_of(config) -> dict:
     """columns: "QUESTION,ANSWER" of files and hub data sets; those of other sets are known.
 
-    whole_rows: each problem keeps all its columns, and needs no gold.
+    whole_rows: each problem keeps all its columns for the reward, and needs no gold.
+    shows: the text of a .jinja template, for which each problem keeps the columns that it names.
     """
-    return dict(columns=config.columns, whole_rows=bool(config.reward))
+    return dict(columns=config.columns, whole_rows=bool(config.reward),
+                shows=shown_by(config.template))
 
 
 def load_problems(name: str, **how) -> list[Problem]:
@@ -95,18 +102,19 @@ def load_problems(name: str, **how) -> list[Problem]:
 
 
 def load_sets(name: str, *, for_training: bool = True, limit: int | None = None,
-              columns: str = "", whole_rows: bool = False) -> list[list[Problem]]:
+              columns: str = "", **rows_for) -> list[list[Problem]]:
     """Each set of `name`: benchmarks, groups, hub data sets, files or "builtin", joined by commas.
 
     `for_training` chooses the split where none is named: train, or for evaluation test (train if
     there is no test). In training, a problem of an earlier set is dropped from a later one; in an
     evaluation each set stays whole. `limit`: at most so many problems, the first, of each set.
+    `rows_for`: whole_rows and shows, as in `keys_of`.
     """
     sets, sources, seen, split = [], Counter(), {}, "train" if for_training else "test"
     for part, _ in expand(name):
         if part in BUILTIN:
             rows = BUILTIN[part](split, limit or BUILTIN_COUNT[split])
-            sets.append([replace(problem_of(row, part, whole_rows=whole_rows), id=row["id"])
+            sets.append([replace(problem_of(row, part, **rows_for), id=row["id"])
                          for row in rows])  # made without flaws; a short text may come twice
             continue
         rows = read_file(part) if is_file(part) else read_hub(part, for_training)
@@ -114,7 +122,8 @@ def load_sets(name: str, *, for_training: bool = True, limit: int | None = None,
         sources[source] += 1  # of a second file of this name, reports and ids say so
         source += f"#{sources[source]}" * (sources[source] > 1)
         own = columns if is_own(part) else ""
-        sets.append(sift(rows, source, split, own, whole_rows, limit, seen if for_training else {}))
+        known = seen if for_training else {}
+        sets.append(sift(rows, source, split, own, limit, known, **rows_for))
     return sets
 
 
@@ -125,56 +134,97 @@ def is_own(names: str) -> bool:
 
 
 # ---------------------------------------------------------------------------------- rows of one set
-def sift(rows, source: str, split: str = "train", columns: str = "", whole_rows: bool = False,
-         limit: int | None = None, seen: dict | None = None) -> list[Problem]:
+def sift(rows, source: str, split: str = "train", columns: str = "", limit: int | None = None,
+         seen: dict | None = None, whole_rows: bool = False, shows: str = "") -> list[Problem]:
     """The rows' problems; a line says how many rows were dropped. SystemExit if none is left.
 
     `seen`: the problems that are there already (see `double_of`).
     """
     kept, dropped, names, seen = [], Counter(), {}, {} if seen is None else seen
+    unread, turns, (question, _, answer) = {}, [], columns.partition(",")
     for index, row in enumerate(rows):
         names.update(dict.fromkeys(row))
-        problem = problem_of(row, source, f"{split}/{index}", columns, whole_rows)
+        problem = problem_of(row, source, f"{split}/{index}", columns, whole_rows, shows)
         reason = flaw(problem) or double_of(problem, seen)
         if reason:
             dropped[reason] += 1
             continue
         kept.append(problem)
+        unread.update(dict.fromkeys(unread_columns(row, question, answer)))
+        turns.append((problem_key(row, question), other_turns(row, question)))
         if len(kept) == limit:
             break
     why = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
-    if not why and not kept:
-        raise SystemExit(f"{shown(source)} is empty: it has no rows.")
-    if not kept and set(dropped) <= {"double", OTHER_GOLD}:
-        raise SystemExit(f"No row of {shown(source)} can be used: {why}. A set before it has all "
-                         "of its problems: leave it out.")
     if not kept:
-        there = shown(", ".join(map(str, names)), 1000)
-        raise SystemExit(f"No row of {shown(source)} can be used: {why}. Its columns are {there}: "
-                         "name the right ones with --columns QUESTION,ANSWER (a nested one as "
-                         "parent.child).")
+        raise SystemExit(nothing_usable(source, why, dropped, names, columns))
+    gone = missing_column(names, shows)
+    if gone:  # Jinja would show nothing in its place
+        raise SystemExit(f"--template shows row.{shown(gone)}, but {shown(source)} has no such "
+                         f"column: its columns are {shown(', '.join(map(str, names)), 1000)}.")
     first = "the first " if len(kept) == limit else ""  # the rows after these were not read
     print(f"data: {shown(source)}: {counted(len(kept), 'problem')} of {first}"
           f"{counted(len(kept) + dropped.total(), 'row')}{f' (dropped {why})' if why else ''}")
+    if source not in BENCHMARKS:
+        seen = shown_columns(names, shows)
+        report_unseen(source, [name for name in unread if not whole_rows and name not in seen],
+                      [turn for turn in turns if turn[0].partition(".")[0] not in seen])
     return kept
 
 
+def nothing_usable(source: str, why: str, dropped: Counter, names: dict, columns: str) -> str:
+    """The sentence for a set without a problem that can be used."""
+    if not why:
+        return f"{shown(source)} is empty: it has no rows."
+    sentence = f"No row of {shown(source)} can be used: {why}. "
+    if set(dropped) <= {"double", OTHER_GOLD}:
+        return sentence + "A set before it has all of its problems: leave it out."
+    if " " in columns.strip() and "," not in columns:
+        sentence += (f"--columns {shown(columns)} is one name: for two columns write "
+                     "QUESTION,ANSWER with a comma. ")
+    advice = "name the right ones with --columns QUESTION,ANSWER (a nested one as parent.child)"
+    if NO_GOLD in dropped:
+        advice += ", or judge without golds: --reward FILE.py:FUNCTION"
+    return f"{sentence}Its columns are {shown(', '.join(map(str, names)), 1000)}: {advice}."
+
+
+def report_unseen(source: str, unread: list[str], turns: list[tuple[str, list]]) -> None:
+    """Prints the columns and the turns that do not reach the model, if there are any."""
+    advice = "if it needs them, a .jinja file as --template can show {{ row.%s }} (docs/data.md)"
+    if unread:
+        word = "columns" if len(unread) > 1 else "column"
+        print(f"data: {shown(source)}: the model does not see the {word} "
+              f"{shown(', '.join(unread))}; {advice % shown(unread[0])}")
+    others = [(key, found) for key, found in turns if found]
+    if others:
+        (key, found), *_ = others
+        roles = Counter(shown(role, 20) for _, each in others for role, _ in each)
+        counts = ", ".join(f"{count} {role}" for role, count in roles.items())
+        print(f"data: {shown(source)}: the model does not see the other turns of "
+              f"{counted(len(others), 'problem')} ({counts}), such as {shown(found[0][0], 20)}: "
+              f"{shown(repr(found[0][1]), 80)}; {advice % shown(key)}")
+
+
 def problem_of(row: dict, source: str, place: str = "", columns: str = "",
-               whole_rows: bool = False) -> Problem:
+               whole_rows: bool = False, shows: str = "") -> Problem:
     """What a row means, whatever may be wrong with it."""
     question, _, answer = columns.partition(",")
+    whole = json.loads(json.dumps(row, default=in_json)) if whole_rows or shows else {}
     return Problem(
         find_problem(row, question), find_gold(row, answer), f"{source}/{place}", source,
         plain(row.get("level", row.get("difficulty"))),
-        row=json.loads(json.dumps(row, default=plain)) if whole_rows else {})
+        row=whole if whole_rows else {}, shown=shown_columns(whole, shows))
+
+
+def in_json(value) -> str | float:
+    return float(value) if isinstance(value, Decimal) else plain(value)
 
 
 def flaw(problem: Problem) -> str:
     """Why a problem cannot be used; "" if it can."""
-    if not problem.problem:
+    if not without_instruction(problem.problem):
         return "without a problem"
     if not problem.judged_by:
-        return "without a gold answer"
+        return NO_GOLD
     text = problem.problem + problem.answer + problem.level
     return "" if is_text(text) else "with broken characters"
 
@@ -185,7 +235,7 @@ def double_of(problem: Problem, seen: dict[str, str]) -> str:
     Several published sets hold every problem 32 or 100 times, and avg@32 would become avg@1024;
     ada-est remembers each problem once.
     """
-    text, gold = spaced(problem.problem), problem.answer  # white space makes no difference
+    text, gold = asked(problem), problem.answer  # white space makes no difference
     if seen.get(text, gold) != gold:
         return OTHER_GOLD
     alike = "".join(text.casefold().split()) + f"={gold or text}"  # nor does case, with this gold
@@ -208,8 +258,8 @@ def load_train_and_held_out(
     if eval_data == HELD_OUT:
         train, held_out = hold_out(train, eval_questions)
         total = len(train) + len(held_out)
-        print(f"data: {len(held_out)} of the {total} problems held out for evaluation "
-              "(--eval-data evaluates on another set instead)")
+        print(f"data: {len(held_out)} of the {total} problems held out for evaluation, about a "
+              "tenth, chosen by a hash of each text (--eval-data evaluates on another set instead)")
     else:
         held_out = load_problems(eval_data, for_training=False, limit=eval_questions, **keys)
     train, doubles = drop_overlap(train, held_out)
@@ -243,12 +293,20 @@ def fingerprint(problem: Problem) -> str:
     """
     text = letters_of(problem)
     if len(text) < SHORT:
-        text += "=" + spaced(problem.problem).replace(" ", "")
+        text += "=" + "".join(asked(problem).split())
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def letters_of(problem: Problem) -> str:
-    return "".join(char for char in spaced(problem.problem).casefold() if char.isalnum())
+    return "".join(char for char in asked(problem).casefold() if char.isalnum())
+
+
+def asked(problem: Problem) -> str:
+    """What tells problems apart: the text, without white space and instructions on how to answer,
+    and the columns that a template shows with it.
+    """
+    columns = " " + json.dumps(problem.shown) if problem.shown else ""
+    return spaced(without_instruction(problem.problem)) + columns
 
 
 def spaced(text: str) -> str:
@@ -289,8 +347,9 @@ def digest_of_prompts(problems: list[Problem]) -> str:
 def remember(folder: Path, train: list[Problem], held_out: list[Problem]) -> None:
     """Write problems.json of a run's folder: an evaluation may find the data changed."""
     write_safely(folder / "problems.json", json.dumps(dict(
-        trained=sorted({fingerprint(problem)[:16] for problem in train}),
-        held_out=[spaced(problem.problem) for problem in held_out])))
+        trained=sorted({fingerprint(one)[:16] for problem in train
+                        for one in (problem, replace(problem, shown={}))}),
+        held_out=[asked(problem) for problem in held_out])))
 
 
 def count_trained(folder: Path, problems: list[Problem]) -> int:
@@ -307,12 +366,12 @@ def still_held_out(folder: Path, today: list[Problem]) -> list[Problem]:
     No other problem is taken in the place of one that is gone: it may have been trained on.
     """
     texts = read_json(folder / "problems.json")["held_out"]
-    there = {spaced(problem.problem): problem for problem in today}
+    there = {asked(problem): problem for problem in today}
     found = [replace(there[text], source=HELD_OUT) for text in texts if text in there]
     print(f"{shown(folder)} holds out {counted(len(texts), 'problem')}: {len(found)} still there")
     if not found:
         raise SystemExit(f"Nothing that {shown(folder)} held out is left in its data: name other "
-                         "--data.")
+                         "--data, or take its --template if that shows columns of a row.")
     return found
 
 
@@ -330,12 +389,14 @@ def check_golds(problems: list[Problem], grader, drop: bool = False) -> list[Pro
                 and not is_one_value(normalize(problem.answer))]
     decimals = any(re.fullmatch(r"-?\d+,\d\d?", gold) for gold in unlikely)
     comma = " (1,5 is read as a list: for a decimal write 1.5)" if decimals else ""
+    example = f"\\boxed{{{unlikely[0]}}}" if unlikely else ""
     of_all = f"of {counted(len(problems), 'gold')} to {'train' if drop else 'evaluate'} on"
     for golds, flaw, fate in (
             (odd, "cannot be read by math-verify",
              "dropped" if drop else "only the same string is right"),
             (unlikely, "are no single number or formula",
-             f"only the same words, or all of the same values, are right{comma}")):
+             "only the same words, or all of the same values, are right, as in "
+             f"{shown(example, 80)}{comma}")):
         if golds:
             examples = ", ".join(shown(repr(gold), 80) for gold in [*dict.fromkeys(golds)][:3])
             print(f"data: {len(golds)} {of_all} {flaw}, such as {examples}: {fate}")
@@ -343,6 +404,26 @@ def check_golds(problems: list[Problem], grader, drop: bool = False) -> list[Pro
         raise SystemExit("Nothing is left to train on: mend the golds, name their column "
                          "(--columns QUESTION,ANSWER), or judge by --reward FILE.py:FUNCTION.")
     return kept if drop else problems
+
+
+# ----------------------------------------------------------------- problems of a built-in model
+def check_readable(model: str, problems: list[Problem], refuse: bool) -> None:
+    """Refuses problems of which a built-in model cannot read most, or warns of them.
+
+    It has only ever read the characters of its own problems.
+    """
+    if model not in TINY:
+        return
+    known = [row["problem"] for row in BUILTIN[default_data(model)]("train", 500)]
+    foreign = [p for p in problems if not set(p.problem.strip()) <= set("".join(known))]
+    if 2 * len(foreign) <= len(problems):
+        return
+    why = (f"{model} reads only problems like {known[1]}, but {len(foreign)} of {len(problems)} "
+           f"are of another kind, such as {shown(repr(foreign[0].problem), 80)}: for English take "
+           f"--model {SMOLLM} or another real model.")
+    if refuse:
+        raise SystemExit(why)
+    print(f"WARNING: {why}")
 
 
 # ---------------------------------------------------------------------------------------- the order

@@ -9,12 +9,14 @@ A template is one of TEMPLATES, or a file (docs/data.md): .json has turns like t
 for the tokenizer's own chat template; .jinja makes the whole prompt.
 """
 import json
+import re
 import statistics
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
 from parts.folder import counted, is_text, shown
+from parts.sources import without_instruction
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 STEP_BY_STEP = "Let's think step by step and output the final answer within \\boxed{}."
@@ -37,6 +39,10 @@ TEMPLATES = {  # (role, text) turns for the tokenizer's own chat template; None 
     "none": None,
 }
 DAY = date(2026, 1, 1)  # for templates that write the date: no prompt changes at midnight
+TURN_MARKERS = (  # of ChatML, Llama 3 and 2, Gemma, Phi and Zephyr, Mistral, DeepSeek
+    "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|eot_id|>", "[INST]", "[/INST]",
+    "<<SYS>>", "<start_of_turn>", "<end_of_turn>", "<|system|>", "<|user|>", "<|assistant|>",
+    "<|end|>", "<\uff5cUser\uff5c>", "<\uff5cAssistant\uff5c>")
 END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>")
 
 
@@ -46,7 +52,9 @@ def add_prompts(problems: list, tokenizer, template: str, max_prompt_tokens: int
     Raises SystemExit for a template that is unknown or broken, that the tokenizer cannot render,
     that does not show the problem, and if no problem of a set is left.
     """
-    prompts = make_prompts(tokenizer, template, [problem.problem for problem in problems])
+    report_control_tokens(problems, tokenizer)
+    rows = [problem.shown for problem in problems]
+    prompts = make_prompts(tokenizer, template, without_doubled(problems, template), rows)
     for text in left_out(template, prompts[0]):
         print(f"WARNING: the model's chat template leaves out a turn: {shown(text, 80)!r}")
     start = start_ids(tokenizer) if needs_start(tokenizer, template, prompts[0]) else []
@@ -85,13 +93,56 @@ def start_ids(tokenizer) -> list[int]:
     whole, bare = (tokenizer("1", add_special_tokens=special)["input_ids"]
                    for special in (True, False))
     return whole[:whole.index(bare[0])]
+# ---------------------------------------------------------------------------------------- problems
+def report_control_tokens(problems: list, tokenizer) -> None:
+    """Counts problems with a special token of this tokenizer, or else with a marker of another."""
+    own = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    pattern = re.compile("|".join(map(re.escape, [*own, *TURN_MARKERS])))
+    mine, others = [], []
+    for problem in problems:
+        text = problem.problem
+        if problem.shown:
+            text += json.dumps(problem.shown, ensure_ascii=False)
+        tokens = sorted(pattern.finditer(text), key=lambda token: token[0] not in own)
+        for token in tokens[:1]:
+            around = text[max(0, token.start() - 20):token.end() + 40]
+            (mine if token[0] in own else others).append((token[0], around))
+    for found, kind, so in (
+            (mine, "control tokens of this model", "The model sees them as such in its prompt."),
+            (others, "turn markers of another model", "Its chat template may have made them.")):
+        for token, around in found[:1]:
+            print(f"WARNING: there are {kind} in {len(found)} of "
+                  f"{counted(len(problems), 'problem')}, such as {shown(token)} in "
+                  f"{shown(repr(around))}. {so} Remove them from the data, or take --template none "
+                  "if each problem is a whole prompt")
+
+
+def without_doubled(problems: list, template: str) -> list[str]:
+    """The problems' texts, without the instructions of published sets if the template gives one.
+
+    With --reward (which has the row) all of the text stays: the reward may rely on it.
+    """
+    texts = [problem.problem for problem in problems]
+    gives_one = any("\\boxed{}" in text for _, text in turns_of(template) or [])
+    if not gives_one or problems[0].row:
+        return texts
+    short = [without_instruction(text) for text in texts]
+    changed = sum(bare != text.strip() for text, bare in zip(texts, short))
+    if changed:
+        print(f"data: removed the instruction on how to answer from {changed} of "
+              f"{counted(len(texts), 'problem')}, because --template {shown(template)} gives one")
+    return [text if bare == text.strip() else bare for text, bare in zip(texts, short)]
 
 
 # --------------------------------------------------------------------------------------- templates
-def make_prompts(tokenizer, template: str, texts: list[str]) -> list[str]:
-    """The prompt of each problem's text. Raises SystemExit for a template that cannot be used."""
-    asked = [*texts, "1", "2"]  # so that at least two differ
-    prompts = render(tokenizer, template, asked)
+def make_prompts(tokenizer, template: str, texts: list[str], rows: list[dict] = ()) -> list[str]:
+    """The prompt of each problem's text. Raises SystemExit for a template that cannot be used.
+
+    rows: of each problem the columns that the template shows.
+    """
+    whole_row = any(rows)
+    asked = texts if whole_row else [*texts, "1", "2"]  # so that at least two differ
+    prompts = render(tokenizer, template, asked, rows if whole_row else [{}] * len(asked))
     whole = is_jinja(template) or template == "none"
     whose = f"template {shown(template)}" if whole else "the model's chat template"
     if not all(map(is_text, prompts)):
@@ -112,7 +163,13 @@ def left_out(template: str, prompt: str) -> list[str]:
     return [text for text in fixed if text not in prompt]
 
 
-def render(tokenizer, template: str, texts: list[str]) -> list[str]:
+def shown_by(template: str) -> str:
+    """The text of a .jinja file that shows columns of a problem's row; "" for other templates."""
+    source = read_template(template) if is_jinja(template) else ""
+    return source if re.search(r"\brow\b", source) else ""
+
+
+def render(tokenizer, template: str, texts: list[str], rows: list[dict]) -> list[str]:
     """The prompt of each text, in the sandbox in which transformers renders chat templates.
 
     A .jinja file and the tokenizer's own chat template are programs from elsewhere: if one fails or
@@ -122,16 +179,17 @@ def render(tokenizer, template: str, texts: list[str]) -> list[str]:
     if turns is None:
         return texts
     if is_jinja(template):
-        source = read_template(template)
+        source = read_template(template) + "\n"  # Jinja drops one, so the file's own last stays
     elif not getattr(tokenizer, "chat_template", None):
         raise SystemExit(f"The tokenizer has no chat template for {shown(template)}: use "
                          "--template none, or a .jinja file that makes the whole prompt.")
     prompts = []
     try:
-        for problem in texts:
+        for problem, row in zip(texts, rows):
             chat = [{"role": role, "content": text.replace("{problem}", problem)}
                     for role, text in turns]
-            own = {} if source is None else dict(chat_template=source, problem=problem)
+            own = {} if source is None else dict(
+                chat_template=source, problem=problem, row=row)
             prompts.append(tokenizer.apply_chat_template(
                 chat, tokenize=False, add_generation_prompt=True,
                 strftime_now=DAY.strftime, **own))

@@ -22,8 +22,8 @@ from transformers import AutoConfig
 
 from ada_sampler import Estimator
 from parts.config import Config
-from parts.data import (Problem, Stream, check_golds, digest, digest_of_prompts, keys_of,
-                        load_train_and_held_out, remember)
+from parts.data import (Problem, Stream, check_golds, check_readable, digest, digest_of_prompts,
+                        keys_of, load_train_and_held_out, remember)
 from parts.engine import Engine, seed_everything
 from parts.folder import (FEW, LOGS, append, checkpoints, claim, counted, difference, direction,
                           has_step, interval, keep_rows, note_start, own_files, quiet_end,
@@ -38,7 +38,7 @@ from parts.models import (check_family, empty_model, fetch_model, load_tokenizer
 from parts.plot import draw_run
 from parts.policy import load_policy
 from parts.probe import Probe, limits
-from parts.prompts import add_prompts, stop_ids
+from parts.prompts import add_prompts, is_jinja, stop_ids
 from parts.routing_replay import choose_replay, is_supported
 from parts.sources import expand
 
@@ -114,9 +114,12 @@ def before_the_engine(config: Config, grader) -> SimpleNamespace:
     train, held_out = load_data(config, tokenizer, grader)
     lock = lock or claim(folder, config.resume)  # only now: a wrong flag leaves no empty folder
     inputs = dict(data=f"{digest(train)}, held out: {digest(held_out)}")
+    prompts = digest_of_prompts(train + held_out)
+    if is_jinja(config.template):  # it may show columns that `digest` leaves out
+        inputs["data"] += f", prompts: {prompts}"
     inputs |= own_files(config) | weights_of(path)
     require_same(folder, inputs)
-    inputs["prompts"] = digest_of_prompts(train + held_out)
+    inputs["prompts"] = prompts
     if read_config(folder).get("inputs", {}).get("prompts") not in (None, inputs["prompts"]):
         print("WARNING: the prompts are not those of the start: the model's chat template or "
               "tokenizer has changed")
@@ -148,6 +151,7 @@ def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
     """(training problems, held-out problems), with prompts. The two share no problem."""
     train, held_out = load_train_and_held_out(
         config.data, config.eval_data, eval_questions=config.eval_questions, **keys_of(config))
+    check_readable(config.model, train, refuse=not (config.reward or config.train_anyway))
     train, held_out = (
         add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
         for problems in (train, held_out))

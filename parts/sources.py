@@ -2,14 +2,13 @@
 
 Whatever cannot be read ends in a SystemExit of one sentence. No code from the hub is run.
 """
-import contextlib
 import csv
 import io
 import json
-import math
 import os
 import re
 from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 
 from parts.folder import shown
@@ -74,9 +73,34 @@ def read_parquet(path: Path) -> list[dict]:
     from pyarrow.parquet import ParquetFile
 
     try:
-        return ParquetFile(path).read().to_pylist()
+        table = ParquetFile(path).read()
     except ArrowException as error:  # only some of its kinds are ValueErrors
         raise ValueError(error) from None
+    return list(with_short_floats(table.to_pylist(), table.schema))
+
+
+def with_short_floats(rows, schema):
+    """Yields rows of an Arrow table, in which Python has widened every float16 and float32.
+
+    So a float32 that was written as 1234.56 is 1234.56 again, and not 1234.56005859375.
+    """
+    kinds = {column.name: column.type for column in schema if "float" in str(column.type)}
+    for row in rows:
+        yield row | {name: short_floats(row[name], kind) for name, kind in kinds.items()}
+
+
+def short_floats(value, kind):
+    """A value of the Arrow type `kind`, also a list or a nested one."""
+    kind = getattr(kind, "storage_type", kind)  # of an extension
+    if isinstance(value, dict):
+        kinds = {inner.name: inner.type for inner in kind}
+        return {name: short_floats(inner, kinds.get(name)) for name, inner in value.items()}
+    kind = getattr(kind, "value_type", kind)  # of a list, or a dictionary of values
+    if isinstance(value, list):
+        return [short_floats(inner, kind) for inner in value]
+    if value is not None and str(kind) in ("halffloat", "float"):
+        return float(str(kind.to_pandas_dtype()(value)))  # numpy's text is the shortest
+    return value
 
 
 def read_csv(path: Path) -> list[dict]:
@@ -104,33 +128,54 @@ def read_csv(path: Path) -> list[dict]:
     return found
 
 
-ONE_EACH = "it must hold one JSON object per problem, with a problem and its answer"
-
-
 def read_objects(path: Path) -> list[dict]:
     """A JSON list of objects, or an object in each line. A ValueError names the broken line."""
     text = path.read_text(encoding="utf-8-sig")
-    if text.lstrip().startswith("["):
-        rows = json.loads(text)
-    else:
-        rows = []
-        for number, line in enumerate(text.split("\n"), 1):  # splitlines would cut at U+2028 too
-            try:
-                rows += [json.loads(line)] if line.strip() else []
-            except ValueError as error:
-                if is_json(text):  # an object around all problems, in several lines
-                    raise ValueError(ONE_EACH) from None
-                raise ValueError(f"line {number}: {getattr(error, 'msg', error)}") from None
-    if not all(isinstance(row, dict) for row in rows):
-        raise ValueError(ONE_EACH)
+    try:
+        rows = read_json_text(text)
+        rows = [rows] if isinstance(rows, dict) else rows
+    except ValueError:
+        if text.lstrip().startswith("["):
+            raise
+        rows = read_lines(text)
+    if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
+        raise ValueError("it must hold one JSON object per problem, with a problem and its answer")
+    if len(rows) == 1 and not find_problem(rows[0]):
+        for name in filter(lambda name: is_list_of_rows(rows[0][name]), rows[0]):
+            raise ValueError(f"it holds one object with a list in '{name}': give that list, one "
+                             "problem a line")
     return rows
 
 
-def is_json(text: str) -> bool:
-    with contextlib.suppress(ValueError):
-        json.loads(text)
-        return True
-    return False
+def read_lines(text: str) -> list:
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):  # splitlines would cut at U+2028 too
+        try:
+            rows += [read_json_text(line)] if line.strip() else []
+        except ValueError as error:
+            why = f": {getattr(error, 'msg', error)}"
+            if why == ": Extra data":  # a comma, or a second object
+                why = " goes on after its object"
+            raise ValueError(f"line {number}{why}") from None
+    return rows
+
+
+def read_json_text(text: str):
+    """What JSON means. A number with more digits than a float holds is a Decimal."""
+    def number(digits: str) -> float | Decimal:
+        try:
+            exact, rounded = Decimal(digits), float(digits)
+        except ArithmeticError:
+            raise ValueError(f"{digits} has too large an exponent") from None
+        return rounded if Decimal(repr(rounded)) == exact else exact
+
+    return json.loads(text, parse_float=number)
+
+
+def is_list_of_rows(value) -> bool:
+    """A list of objects that are no turns of a chat."""
+    return isinstance(value, list) and bool(value) and all(
+        isinstance(row, dict) and "role" not in row for row in value)
 
 
 READERS = {
@@ -154,7 +199,9 @@ def read_hub(name: str, for_training: bool):
         asked_for, there = shown(" or ".join(wanted)), shown(", ".join(splits))
         raise SystemExit(f"{repo} has no split {asked_for}, only {there}: name one, as in "
                          f"{repo}@{shown(next(iter(splits)))}.")
-    return splits[found]
+    rows = splits[found]
+    kinds = getattr(rows, "features", None)
+    return with_short_floats(rows, kinds.arrow_schema) if kinds else rows
 
 
 def ask_hub(repo: str, kind: str = "dataset") -> None:
@@ -197,10 +244,12 @@ def load_from_hub(repo: str, config: str | None) -> dict:
 # In a key, a dot reaches into a nested column; case and spaces around it make no difference.
 PROBLEM_KEYS = ("problem", "question", "prompt")
 ANSWER_KEYS = ("gt", "answer", "final_answer", "reward_model.ground_truth", "solution")
-CHAT_TURN = re.compile(  # a user's turn in a prompt that was already rendered for Qwen or Llama
-    r"(?:<\|im_start\|>user|<\|start_header_id\|>user<\|end_header_id\|>)\n+"
-    r"(.*?)(?:<\|im_end\|>|<\|eot_id\|>|\Z)", re.DOTALL)
-# Instructions around published problems: our own template would say them twice.
+CHAT_TURN = re.compile(r"""  # (role, text) in a prompt that was already rendered for Qwen or Llama
+    (?: <\|im_start\|>(\w+) | <\|start_header_id\|>(\w+)<\|end_header_id\|> ) \n+ (.*?)
+    (?: <\|im_end\|> | <\|eot_id\|> | (?=<\|im_start\|>|<\|start_header_id\|>) | \Z )
+    """, re.DOTALL | re.VERBOSE)
+READ_TOO = ("", "id", "level", "difficulty", *ANSWER_KEYS)  # "": spreadsheets' row numbers
+# Instructions around published problems, which a template may say a second time.
 AT_THE_START = (
     "Solve the following math problem step by step. The last line of your response should be of "
     "the form Answer: $Answer (without quotes) where $Answer is the answer to the problem.")
@@ -211,11 +260,16 @@ AT_THE_END = (
 
 
 def find_problem(row: dict, key: str = "") -> str:
-    """The first problem column (or the named one) that is not empty, cleaned; or ""."""
-    found = (problem_text(lookup(row, k)) for k in ([key] if key else PROBLEM_KEYS))
-    text = next(filter(None, found), "")
+    """The first problem column (or the named one) that is not empty; or ""."""
+    text = problem_text(lookup(row, problem_key(row, key)))  # as it is there
     story = "" if key else plain(lookup(row, "Body"))  # SVAMP asks its question apart
-    return f"{story} {text}".strip() if text else ""
+    return f"{story} {text}" if story and text else text
+
+
+def problem_key(row: dict, key: str = "") -> str:
+    """The name of that column."""
+    keys = [key] if key else PROBLEM_KEYS
+    return next((k for k in keys if problem_text(lookup(row, k)).strip()), "")
 
 
 def find_gold(row: dict, key: str = "") -> str:
@@ -228,8 +282,41 @@ def find_gold(row: dict, key: str = "") -> str:
     return ""
 
 
+def unread_columns(row: dict, question: str = "", answer: str = "") -> list[str]:
+    """The columns that hold something which is not problem, gold, level or id."""
+    keys = [problem_key(row, question), answer, *READ_TOO]
+    keys += [] if question else ["Body"]
+    read = {name.strip().lower() for key in keys for name in (key, key.partition(".")[0])}
+    return [str(name) for name, value in row.items()
+            if value not in (None, "", [], {}) and str(name).strip().lower() not in read]
+
+
+def shown_columns(row: dict, source: str) -> dict:
+    """The columns that the text of a .jinja file names; all, if it uses the row as a whole."""
+    if re.search(r"\brow\b(?!\s*[.\[])", source):
+        return row
+    return {name: value for name, value in row.items()
+            if re.search(rf"(?<!\w){re.escape(str(name))}(?!\w)", source)}
+
+
+def missing_column(names, source: str) -> str:
+    """A column that the text of a .jinja file names but that is not there; or ""."""
+    named = re.findall(r"\brow(?:\.|\[['\"])(\w+)", source)
+    missing = [name for name in named if name not in names and not hasattr(dict, name)]
+    return missing[0] if missing and not re.search(r"\bfor row in\b", source) else ""
+
+
+def other_turns(row: dict, question: str = "") -> list[tuple[str, str]]:
+    """(role, text) of the turns around the problem, where its column holds a chat."""
+    turns = turns_in(lookup(row, problem_key(row, question)))
+    last = max((place for place, (role, _) in enumerate(turns) if role == "user"), default=None)
+    return [turn for place, turn in enumerate(turns) if place != last and turn[1].strip()]
+
+
 def lookup(row: dict, key: str):
     """Value of a column or of a nested one (a.b), whatever its case; None if there is none."""
+    if not key:
+        return None
     names = {str(name).strip().lower(): name for name in row} | {name: name for name in row}
     name = key if key in names else key.strip().lower()
     if name in names:
@@ -240,28 +327,49 @@ def lookup(row: dict, key: str):
 
 
 def plain(value) -> str:
-    """Text of a scalar, "" for anything else; 27 for 27.0 (AMC golds are a float column)."""
+    """`text_of` without white space around it."""
+    return text_of(value).strip()
+
+
+def text_of(value) -> str:
+    """Text of a scalar, "" for anything else."""
     if isinstance(value, bytes):  # a parquet column of text that does not say so
         value = value.decode(errors="surrogateescape")
     if value is None or isinstance(value, (list, dict)):
         return ""
-    if isinstance(value, float) and not math.isfinite(value):
-        return ""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    text = str(value).strip()
+    if isinstance(value, float | Decimal):
+        return number_text(str(value)) if Decimal(value).is_finite() else ""
+    text = str(value)
     return text.removesuffix(" 00:00:00") if isinstance(value, datetime) else text  # a day
 
 
-def problem_text(value) -> str:
-    """A string, a rendered chat, or a list of turns: the last user turn, without instructions."""
+def number_text(written: str) -> str:
+    r"""27 for 27.0 (AMC golds are a float column), 6.022 \times 10^{23} for 6.022e+23."""
+    digits, _, power = written.lower().partition("e")
+    if "." in digits:
+        digits = digits.rstrip("0").rstrip(".")
+    if not float(digits):
+        return "0"
+    return rf"{digits} \times 10^{{{int(power)}}}" if power else digits
+
+
+def turns_in(value) -> list[tuple[str, str]]:
+    """(role, text) of each turn, in a list of turns or a rendered chat; [] for other values."""
     if isinstance(value, list):
         turns = [turn for turn in value if isinstance(turn, dict)]
-        asked = [turn.get("content") for turn in turns if turn.get("role") == "user"]
-        value = asked[-1] if asked else ""
-    text = plain(value)
-    text = [text, *CHAT_TURN.findall(text)][-1].strip()
-    text = text.removeprefix(AT_THE_START).strip()
+        return [(str(turn.get("role")), text_of(turn.get("content"))) for turn in turns]
+    return [(one or other, text) for one, other, text in CHAT_TURN.findall(text_of(value))]
+
+
+def problem_text(value) -> str:
+    """A string, or of a list of turns or a rendered chat the last user turn."""
+    asked = [text for role, text in turns_in(value) if role == "user"]
+    return [text_of(value), *asked][-1]
+
+
+def without_instruction(text: str) -> str:
+    """A problem's text without the instructions of published sets on how to answer."""
+    text = text.strip().removeprefix(AT_THE_START).strip()
     for instruction in AT_THE_END:
         bare = text.removesuffix(".")
         if bare.endswith(instruction):
@@ -288,4 +396,6 @@ def plain_gold(value) -> str:
         text = text.rsplit("####", 1)[1].strip().partition("\n")[0]
     if re.fullmatch(r"\\?\$\s*[\d.,]+\s*m", text):
         return text  # millions, not meters
-    return re.sub(r"\\?\$", "", text).strip().rstrip(".").strip()
+    text = re.sub(r"\\?\$", "", text).strip().rstrip(".").strip()
+    is_number = re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d{1,9}", text)  # as in a .csv file
+    return number_text(text) if is_number else text

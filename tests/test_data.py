@@ -1,5 +1,6 @@
 """Rows become problems: strange ones counted, ids unique, a share held out, an order."""
 import json
+import re
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +45,8 @@ def test_drops_are_counted_in_one_line_which_says_whether_all_rows_were_seen(tmp
     few = "(dropped 1 double, 1 without a problem, 1 without a gold answer)"
     full = few.replace("1 without a gold answer)", "2 without a gold answer, "
                        "3 with broken characters)")
-    assert capsys.readouterr().out.splitlines() == [f"data: set.jsonl: {line}" for line in (
+    said = [line for line in capsys.readouterr().out.splitlines() if "does not see" not in line]
+    assert said == [f"data: set.jsonl: {line}" for line in (
         "1 problem of the first 1 row", f"2 problems of the first 5 rows {few}",
         f"3 problems of the first 10 rows {full}", f"3 problems of 10 rows {full}")]
 
@@ -61,6 +63,114 @@ def test_texts_that_differ_in_case_or_white_space_are_doubles_if_their_golds_agr
     """`7F4` and `7f4` may ask for two things: then their golds differ."""
     found = [dict(problem=text, answer=gold) for text, gold in pairs]
     assert len(data.sift(found, "s", whole_rows=not pairs[0][1])) == kept
+
+
+# ---------------------------------------------------------- what of a row the model does not see
+PICK = dict(question="Which of them is a fruit?", choices=["pear", "car"], answer=0, id=7, level=1,
+            passage="A pear grows.", context="", hints=[], input=None)
+SYSTEM = dict(role="system", content="Answer in verse.")
+SHOT = [dict(role="user", content="1+1=?"), dict(role="assistant", content="\\boxed{2}")]
+LLAMA = ("<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nAnswer in verse.<|eot_id|>"
+         "<|start_header_id|>user<|end_header_id|>\n\n2+3=?<|eot_id|>"
+         "<|start_header_id|>assistant<|end_header_id|>\n\n")
+
+
+def test_columns_that_nobody_reads_are_named(tmp_path, capsys):
+    file = write(tmp_path, [PICK | dict(question=f"{i}?") for i in range(3)])
+    found = load_problems(file)
+    said = capsys.readouterr().out
+    assert "set.jsonl: the model does not see the columns choices, passage;" in said
+    assert ".jinja" in said and "row.choices" in said and len(said.splitlines()) == 2
+    assert {p.judged_by for p in found} == {"0"}
+    load_problems(file, columns="passage,level")
+    assert "does not see the columns question, choices;" in capsys.readouterr().out
+    for keys in (dict(whole_rows=True), dict(shows="{{ row }}"),  # these have them
+                 dict(shows="{{ row.passage }} {% for c in row['choices'] %}{% endfor %}")):
+        load_problems(file, **keys)
+        assert len(capsys.readouterr().out.splitlines()) == 1
+    load_problems(file, shows="{{ row.choices }}")
+    assert "does not see the column passage;" in capsys.readouterr().out
+    for wrong in ("{{ row.choises }}", "{{ row['choises'] }}"):
+        with pytest.raises(SystemExit, match="row.choises, but set.jsonl has no such.*passage"):
+            load_problems(file, shows="{{ problem }}" + wrong)
+    for right in ("{{ row.items() }}", "{% for row in row.choices %}{{ row.text }}{% endfor %}"):
+        load_problems(file, shows=right)
+    capsys.readouterr()
+    load_problems(write(tmp_path, [dict(Body="Tom has 2.", Question="How many?", Answer="2"),
+                                   dict(Question="?", reward_model=dict(ground_truth="5"))]))
+    assert "does not see" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("prompt, roles", [
+    ([SYSTEM, *SHOT, dict(role="user", content="2+3=?")], "1 system, 1 user, 1 assistant"),
+    (LLAMA, "1 system"), ([dict(role="user", content="2+3=?")], ""), ("2+3=?", "")])
+def test_turns_that_the_model_does_not_see_are_counted(prompt, roles, tmp_path, capsys):
+    file = write(tmp_path, [dict(prompt=prompt, answer="5"), dict(prompt="1+1=?", answer="2")])
+    assert load_problems(file)[0].problem == "2+3=?"
+    said = capsys.readouterr().out
+    assert ("does not see the other turns of 1 problem" in said) == bool(roles) and roles in said
+    assert ("system: 'Answer in verse.'" in said and "row.prompt" in said) == bool(roles)
+    load_problems(file, shows="{{ row.prompt }}")
+    assert "turns" not in capsys.readouterr().out
+
+
+def test_a_row_for_a_template_is_not_for_the_grader(tmp_path):
+    file = write(tmp_path, [PICK])
+    kept = [load_problems(file, **keys)[0] for keys in (
+        dict(shows="{{ row }}"), dict(whole_rows=True), dict(shows="{{ row }}", whole_rows=True),
+        {}, dict(shows="{{ row.choices }}{{ row['passage'] }}"))]
+    some = {name: PICK[name] for name in ("choices", "passage")}
+    assert [p.judged_by for p in kept] == ["0", PICK, PICK, "0", "0"]
+    assert [p.shown for p in kept] == [PICK, {}, PICK, {}, some]
+    assert data.digest(kept[:1]) == data.digest(kept[3:4]) != data.digest(kept[1:2])
+
+
+def test_what_a_template_shows_of_a_row_tells_problems_apart(tmp_path):
+    """`Which is right?` with other choices is another problem; another id makes none."""
+    pairs = [(choices, id) for choices in (["a", "b"], ["c", "d"], ["a", "b"]) for id in (1, 2)]
+    file = write(tmp_path, [dict(problem="Which is right?", choices=choices, id=id, answer="a")
+                            for choices, id in pairs])
+    assert len(load_problems(file)) == 1
+    one, other = load_problems(file, shows="{{ row.choices }}")
+    assert one.shown == dict(choices=["a", "b"]) and other.shown == dict(choices=["c", "d"])
+    assert data.fingerprint(one) != data.fingerprint(other)
+    assert drop_overlap([one], [other]) == ([one], 0)
+    data.remember(tmp_path, [one], [other])
+    assert data.still_held_out(tmp_path, [one, other])[0].shown == other.shown
+    assert [data.count_trained(tmp_path, [p]) for p in (one, other)] == [1, 0]
+    assert data.count_trained(tmp_path, load_problems(file)) == 1  # with a template without them
+
+
+@pytest.mark.parametrize("written, said", [
+    ("task hour", "task hour is one name"), ("task,hour", "Its columns are problem, answer"),
+    ("task", "Its columns are problem, answer")])
+def test_two_columns_without_a_comma_are_told(written, said):
+    with pytest.raises(SystemExit) as stop:
+        data.sift(rows("a"), "s", columns=written)
+    assert said in str(stop.value) and ("with a comma" in str(stop.value)) == (" " in written)
+
+
+ENGLISH = ["Tom has 7 apples.", "What is 7+5-4?", "7*5=?", "Is it true?"]
+
+
+@pytest.mark.parametrize("model, texts, count", [
+    ("tiny", ENGLISH, 4), ("tiny-moe", ENGLISH, 4), ("tiny-skills", ENGLISH, 4),
+    ("tiny", ["7+5-4=?", "9-3=?\n", "Why?"], 0), ("tiny", ["7F4=?"], 1),
+    ("tiny-skills", ["7F4=?", "1z9=?"], 0), ("tiny-skills", ["7+4=?"], 1),
+    ("Qwen2.5-Math-1.5B", ENGLISH, 0)])
+def test_a_built_in_model_is_not_trained_on_what_it_cannot_read(model, texts, count, capsys):
+    problems = [Problem(text, "1", text, "s") for text in texts]
+    if not count:
+        data.check_readable(model, problems, refuse=True)
+        return
+    with pytest.raises(SystemExit) as stop:
+        data.check_readable(model, problems, refuse=True)
+    data.check_readable(model, problems, refuse=False)
+    why = str(stop.value)
+    assert capsys.readouterr().out == f"WARNING: {why}\n"
+    assert re.match(rf"{model} reads only problems like \d[\dA-Za-z+-]+=\?, but", why)
+    assert f"{count} of {len(texts)}" in why and repr(texts[0]) in why
+    assert "SmolLM2-135M-Instruct" in why and why.endswith(".")
 
 
 # -------------------------------------------------------------------------------- several sets
@@ -131,8 +241,8 @@ def test_odd_golds_are_counted_and_those_that_no_answer_meets_not_trained_on(
     assert capsys.readouterr().out.splitlines() == [
         rf"data: 2 {of} cannot be read by math-verify, such as '?\x1b[2J', '??': {fate}",
         f"data: 12 {of} are no single number or formula, such as 'TODO', 'nan', '2,0': only "
-        "the same words, or all of the same values, are right (1,5 is read as a list: for a "
-        "decimal write 1.5)"]
+        r"the same words, or all of the same values, are right, as in \boxed{TODO} (1,5 is read "
+        "as a list: for a decimal write 1.5)"]
     data.check_golds(with_golds("TODO", source="math500"), grader)  # nobody can mend those
     assert data.check_golds(with_golds("12", "-3", "x^2"), grader, drop)
     assert capsys.readouterr().out == ""
@@ -148,7 +258,8 @@ def test_a_share_of_ones_own_file_is_held_out(tmp_path, capsys):
     train, held_out = data.load_train_and_held_out(file, data.HELD_OUT)
     assert sorted(p.id for p in train + held_out) == sorted(p.id for p in load_problems(file))
     assert 20 <= len(held_out) <= 40
-    assert f"{len(held_out)} of the 300 problems held out" in capsys.readouterr().out
+    assert f"{len(held_out)} of the 300 problems held out" in (said := capsys.readouterr().out)
+    assert "about a tenth, chosen by a hash" in said
     assert len(data.load_train_and_held_out(file, data.HELD_OUT, eval_questions=5)[1]) == 5
 
 
@@ -227,6 +338,20 @@ def test_a_text_in_decomposed_characters_is_the_same_text(text, tmp_path, capsys
     assert drop_overlap([one], [other]) == ([], 1)
     data.remember(tmp_path, [], [one])
     assert [p.problem for p in data.still_held_out(tmp_path, [other])] == [other.problem]
+@pytest.mark.parametrize("around", [
+    "{} Let's think step by step and output the final answer within \\boxed{{}}.",
+    "{}\nPlease reason step by step, and put your final answer within \\boxed{{}}.\n", " {}\n"])
+def test_an_instruction_around_a_problem_makes_no_other_problem(around, tmp_path):
+    text = "A farmer has 12 cows and buys 5 more of them."
+    one, other = (Problem(each, "17", each, "s") for each in (text, around.format(text)))
+    assert data.fingerprint(one) == data.fingerprint(other)
+    assert drop_overlap([one], [other]) == ([], 1)
+    assert len(data.sift(rows(text, around.format(text)), "s")) == 1
+    data.remember(tmp_path, [], [one])
+    assert [p.problem for p in data.still_held_out(tmp_path, [other])] == [other.problem]
+    only = around.format("")
+    with pytest.raises(SystemExit, match="1 without a problem"):
+        data.sift(rows(only), "s")
 
 
 def test_at_least_one_is_held_out_and_one_is_left(tmp_path):

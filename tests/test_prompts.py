@@ -1,8 +1,10 @@
 """The prompt is what the template says to the letter, or a sentence says why there is none."""
+import json
 from types import SimpleNamespace
 
 import pytest
 
+from helpers import ROOT
 from models import make
 from parts import prompts
 from parts.data import Problem
@@ -87,13 +89,134 @@ def test_the_start_token_is_written_once(tokenizer, tmp_path, template, content,
 def test_a_jinja_file_makes_the_whole_prompt(tokenizer, tmp_path):
     made = file(tmp_path, "mine.jinja", "Question: {{ problem }}\nAnswer:\n")
     for text in ("1+1=?", "{{ 7 * 7 }} {problem}"):
-        assert prompt(tokenizer, made, text) == f"Question: {text}\nAnswer:"
+        assert prompt(tokenizer, made, text) == f"Question: {text}\nAnswer:\n"
+    made = file(tmp_path, "ends.jinja", "{{ problem }}\n<think>\n\n")  # models were trained on it
+    assert prompt(tokenizer, made) == "1+1=?\n<think>\n\n"
+    made = file(tmp_path, "block.jinja", "{% if problem %}{{ problem }}{% endif %}\n")
+    assert prompt(tokenizer, made) == "1+1=?"  # as after every block
+    made = file(tmp_path, "cut.jinja", "{{ problem }}\n{#- no newline #}\n")
+    assert prompt(tokenizer, made) == "1+1=?"
     made = file(tmp_path, "marked.jinja", "\ufeff{{ problem }}")  # as some editors save it
     assert prompt(tokenizer, made) == "1+1=?"
     made = file(tmp_path, "dated.jinja", "{{ strftime_now('%d %b') }}: {{ problem }}")
     assert prompt(tokenizer, made) == "01 Jan: 1+1=?"  # on any day
     made = file(tmp_path, "chat.j2", QWEN)  # in the place of the model's own
     assert prompt(tokenizer, made) == chat(("user", "1+1=?"))
+
+
+def with_row(text, **row):
+    return Problem(text, "2", text, "s", shown=dict(question=text, **row))
+
+
+PICK = """{{ row.question }}
+{% for choice in row['choices'] %}
+{{ loop.index0 }}) {{ choice }}
+{% endfor %}
+"""
+
+
+def test_a_jinja_file_can_show_the_whole_row(tokenizer, tmp_path):
+    template = str(file(tmp_path, "pick.jinja", PICK))
+    problems = [with_row("Which?", choices=["pear", "car"]), with_row("Who?", choices=["I"]),
+                with_row("What?")]
+    made = add_prompts(problems, tokenizer, template, 700)
+    assert [p.prompt for p in made] == [
+        "Which?\n0) pear\n1) car\n", "Who?\n0) I\n", "What?\n"]
+    assert made[0].judged_by == "2"
+    assert len(add_prompts(problems[:1], tokenizer, template, 700)) == 1
+    same = str(file(tmp_path, "same.jinja", "{{ row.choices }}"))
+    with pytest.raises(SystemExit, match="are the same: template .* does not show the problem"):
+        add_prompts([with_row("a", choices=[]), with_row("b", choices=[])], tokenizer, same, 700)
+    for source, expected in {"{{ row.a }}": True, "{{ row['a'] }}": True, "{{ problem }}": False,
+                             "{{ rows }}": False}.items():
+        found = prompts.shown_by(str(file(tmp_path, "a.jinja", source)))
+        assert found == (source if expected else "")
+    assert prompts.shown_by("chat") == prompts.shown_by("row.json") == ""
+
+
+def test_the_template_of_the_page_shows_passage_and_choices(tokenizer, tmp_path):
+    page = (ROOT / "docs/data.md").read_text()
+    source, = (block for block in page.split("```\n") if "row.passage" in block)
+    made, = add_prompts([with_row("Which?", passage="A pear grows.", choices=["pear", "car"])],
+                        tokenizer, str(file(tmp_path, "page.jinja", source)), 700)
+    assert made.prompt == (
+        "<|im_start|>user\nA pear grows.\n\nWhich?\n0) pear\n1) car\n<|im_end|>\n"
+        "<|im_start|>assistant\n")
+
+
+QWEN3_END = (  # of Qwen3's own chat template
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
+    "{%- if enable_thinking is defined and enable_thinking is false %}"
+    "{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}{%- endif %}")
+
+
+def test_a_jinja_file_can_set_what_a_chat_template_asks(tokenizer, tmp_path):
+    own = QWEN.partition("{% if")[0] + QWEN3_END
+    asked = "<|im_start|>user\n1+1=?<|im_end|>\n<|im_start|>assistant\n"
+    assert prompt(tokenizer, file(tmp_path, "on.jinja", own)) == asked
+    off = file(tmp_path, "off.jinja", "{% set enable_thinking = false %}" + own)
+    assert prompt(tokenizer, off) == asked + "<think>\n\n</think>\n\n"
+
+
+# ----------------------------------------------------------------- instructions, said only once
+DAPO = ('Solve the following math problem step by step. The last line of your response should be '
+        'of the form Answer: $Answer (without quotes) where $Answer is the answer to the '
+        'problem.\n\n{}\n\nRemember to put your answer on its own line after "Answer:".')
+
+
+@pytest.mark.parametrize("around", ["{}\n" + BOXED, "{} " + STEPS, DAPO])
+@pytest.mark.parametrize("template", [*prompts.TEMPLATES, "mine.json", "box.json", "mine.jinja"])
+def test_an_instruction_of_the_data_goes_only_where_the_template_gives_one(
+        qwen, tmp_path, capsys, template, around):
+    for name, content in (("mine", "Be brief. {problem}"), ("box", "{problem} Use \\boxed{}.")):
+        file(tmp_path, f"{name}.json", json.dumps([dict(role="user", content=content)]))
+    file(tmp_path, "mine.jinja", "Q: {{ problem }}")
+    chosen = str(tmp_path / template) if "." in template else template
+    twice = template in ("reinforce-ada", "qwen25-math-cot", "qwen-boxed", "llama", "box.json")
+    text = around.replace("{}", "Why?", 1)
+    problems = asked(text, "How?", text)
+    made = add_prompts(problems, qwen, chosen, 2000)
+    bare = add_prompts(asked("Why?"), qwen, chosen, 2000)[0].prompt
+    assert made[0].prompt == (bare if twice else bare.replace("Why?", text))
+    assert [p.problem for p in made] == [text, "How?", text]  # the logs have it as it was
+    said = capsys.readouterr().out
+    assert ("2 of 3 problems" in said and "instruction" in said) == twice
+    rewarded = [Problem(text, "", text, "s", row=dict(x=1))]  # --reward may need it
+    assert add_prompts(rewarded, qwen, chosen, 2000)[0].prompt == bare.replace("Why?", text)
+
+
+def test_white_space_around_a_problem_reaches_the_model(qwen):
+    assert prompt(qwen, "chat", " Q: x\nA: \n") == chat(("user", " Q: x\nA: \n"))
+    assert prompt(qwen, "none", " Q: x\nA: ") == " Q: x\nA: "
+
+
+# --------------------------------------------------------------------------- control tokens in data
+@pytest.mark.parametrize("text, found, own", [
+    ("2+5=?<|assistant|>\\boxed{9}<|endoftext|>", "<|assistant|>", True),
+    ("What does <|endoftext|> mean?", "<|endoftext|>", True),
+    ("<|im_start|>system\nHi<|im_end|>", "<|im_start|>", False),
+    ("<s>[INST] <<SYS>>\nHi\n<</SYS>>\n\n2+5=? [/INST]", "[INST]", False),
+    ("<|start_header_id|>x<|end_header_id|>\n\n2+5=?<|eot_id|>", "<|start_header_id|>", False),
+    ("<start_of_turn>user\n2+5=?<end_of_turn>\n", "<start_of_turn>", False),
+    ("[INST]2+5=?[/INST]", "[INST]", False), ("<|system|>\nx<|end|>", "<|system|>", False),
+    ("<|system|>\nx</s>\n", "<|system|>", False),
+    ("<\uff5cUser\uff5c>2+5=?<\uff5cAssistant\uff5c>", "<\uff5cUser\uff5c>", False),
+    ("Is 2 < 5 | 5 > 2? <b>Why</b>? [1]", "", False)])
+def test_control_tokens_in_data_are_counted_with_an_example(tokenizer, capsys, text, found, own):
+    add_prompts(asked(text, "1+1=?", text + "2"), tokenizer, "chat", 700)
+    said = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
+    assert len(said) == bool(found)
+    if found:
+        kind = "control tokens of this" if own else "turn markers of another"
+        assert f"there are {kind} model in 2 of 3 problems" in said[0]
+        assert f"such as {found} in " in said[0] and "--template none" in said[0]
+
+
+def test_control_tokens_in_a_column_that_is_shown_are_found_too(tokenizer, tmp_path, capsys):
+    template = str(file(tmp_path, "pick.jinja", "{{ problem }}{{ row.passage }}"))
+    add_prompts([with_row("Who?", passage="It ends.<|endoftext|>")], tokenizer, template, 700)
+    said = capsys.readouterr().out
+    assert "in 1 of 1 problem, such as <|endoftext|> in" in said and "It ends.<|end" in said
 
 
 # ------------------------------------------------------------------------ the model's chat template

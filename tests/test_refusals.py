@@ -90,9 +90,15 @@ BAD_DATA = [
     ("twice.csv", "problem,answer,answer\na,1,2\n", "have the same name"),
     ("broken.parquet", "not parquet", "broken.parquet"),
     ("numbers.json", "[1, 2]", "one JSON object per problem"),
+    *(("wrapped.json", json.dumps(dict(version=1, data=[dict(problem="a", answer="1")]), indent=n),
+       "one object with a list in 'data': give that list, one problem a line") for n in (None, 1)),
+    ("huge.jsonl", '{"problem": "a", "answer": 1e99999999999999999999}', "line 1: 1e9999999999999"),
+    ("comma.jsonl", '{"problem": "a", "answer": "1"}\n{"problem": "b", "answer": "2"},\n',
+     "line 2 goes on after its object"),
     ("deep.jsonl", '{"problem": "a", "answer": ' + "[" * 900 + "]" * 900 + "}", "without a gold"),
     ("odd.jsonl", '{"text": "a", "label": "1"}', "--columns QUESTION,ANSWER"),
     ("odd.jsonl", '{"problem": "a", "label": "1"}', "without a gold answer"),
+    ("odd.jsonl", '{"problem": "a", "label": "1"}', "judge without golds: --reward FILE.py:FUNCT"),
     ("sly.jsonl", '{"frage\\u001b]0;owned\\u0007\\ud800": "a"}', "frage\\x1b]0;owned"),
     ("notes.txt", "x", "Cannot read the data file notes.txt: --data takes a .jsonl"),
 ]
@@ -152,6 +158,9 @@ REFUSED = {
         ("--data odd.jsonl", "--columns QUESTION,ANSWER", text(
             Path("odd.jsonl"), '{"alpha": "1+1", "beta": 2}')),
         ("--data sums.jsonl --eval-data builtin --max-prompt-tokens 3", "over 3 tokens"),
+        ("--data english.jsonl", "tiny reads only problems like ", text(
+            Path("english.jsonl"), "".join(json.dumps(dict(
+                problem=f"Tom has {i} pens. How many?", answer="1")) + "\n" for i in range(9)))),
         ("--eval-data builtin,long.jsonl", "Every prompt of long.jsonl is over", text(
             Path("long.jsonl"), json.dumps(dict(problem="1+" * 999 + "1=?", answer="1000")))),
         *((f"--reward {name}", f"--reward takes FILE.py:FUNCTION, not {name}.")
@@ -176,7 +185,7 @@ REFUSED = {
         ("--name mine --resume", "mine was started with --clip None, not", setting("clip", None)),
         ("--name mine --resume --lora-rank 3", "was started with --lora-rank 16, not 3"),
         ("--name mine --resume --no-eval-first", "was started with --eval-first True, not False"),
-        ("--name mine --resume", "other contents of --model", setting("model", "tiny-skills")),
+        ("--name mine --resume", "other contents of --model", setting("model", "tiny-moe")),
         ("--name mine --resume", "config.json", text(MINE / "config.json", "{")),
     ],
     "eval.py": [

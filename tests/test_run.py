@@ -21,6 +21,7 @@ from parts import folder as folders
 from parts import run as running
 from parts.config import Config, parse, parse_flags
 from parts.data import Stream, count_trained, load_problems
+from parts.folder import append
 from parts.run import Estimator, Run
 from helpers import lines
 from test_folder import taught
@@ -300,6 +301,30 @@ def newest(run):
     return folders.checkpoints(run.folder)[-1]
 
 
+@pytest.mark.slow
+def test_a_column_that_a_template_shows_belongs_to_the_data(tmp_path):
+    def write(hint, note):
+        append(tmp_path / "mine.jsonl", *(
+            dict(problem=f"{a}+{b}=?", answer=str(a + b), hint=hint, note=note)
+            for a in range(1, 8) for b in (1, 2, 3)))
+
+    file, template = tmp_path / "mine.jsonl", tmp_path / "mine.jinja"
+    template.write_text("<|user|>{{ row.hint }}{{ problem }}<|assistant|>")
+    own = dict(data=str(file), eval_data="builtin", template=str(template))
+    write("1", "a")
+    folder = small_run(tmp_path, steps=1, **own)
+    assert all(row["prompt"].startswith("<|user|>1") for row in lines(folder / "groups.jsonl"))
+    gc.collect()
+    file.unlink()
+    write("1", "b")  # which no template shows
+    small_run(tmp_path, steps=2, resume=True, **own)
+    gc.collect()
+    file.unlink()
+    write("2", "b")
+    with pytest.raises(SystemExit, match="other contents of --data"):
+        small_run(tmp_path, steps=3, resume=True, **own)
+
+
 def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
     run.stream.take(21)
     run.estimator.counts = {"a": [1.0, 2.0]}
@@ -530,7 +555,8 @@ def test_odd_golds_are_not_trained_on_and_stay_among_the_held_out(tmp_path, caps
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     grader = SimpleNamespace(check_golds=lambda golds: [gold.isdigit() for gold in golds])
     config = Config(data=str(tmp_path / "mine.jsonl"), eval_data=str(tmp_path / "other.jsonl"),
-                    columns="frage,gold", template="chat", max_prompt_tokens=200)
+                    columns="frage,gold", template="chat", max_prompt_tokens=200,
+                        train_anyway=True)
     train, held_out = running.load_data(config, make.build_tokenizer(), grader)
     assert [p.answer for p in train] == ["7"] and len(held_out) == 3
     around = {p.prompt.replace(p.problem, "...") for p in (*train, *held_out)}

@@ -6,9 +6,11 @@ import subprocess
 import sys
 import threading
 from datetime import datetime
+from decimal import Decimal
 from types import SimpleNamespace
 from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,9 @@ from hypothesis import strategies as st
 from helpers import HANG, ROOT, lines
 from parts import sources
 from parts.data import Problem, load_problems
-from parts.sources import AT_THE_END, find_gold, find_problem, gold_text, problem_text
+from parts.sources import (
+    AT_THE_END, find_gold, find_problem, gold_text, read_file, without_instruction)
+from rewards import Grader
 
 ROWS = [dict(problem="p", answer="1"), dict(problem="q", answer="2")]
 TWO_TURNS = [dict(role="user", content="first"), dict(role="assistant", content="\\boxed{1}"),
@@ -37,6 +41,8 @@ VERL = dict(prompt=TWO_TURNS, reward_model=dict(ground_truth=["1", "2"]))
     ("index.csv", "\n\tproblem\tanswer\n0\tp\t1\n1\tq\t2"),  # a first column without a name
     ("excel.csv", "\ufeff\nsep=;\n\nproblem;answer\np;1\nq;2"),
     ("spaced.csv", "problem, answer,,\np,1\nq,2"),
+    ("spaced.csv", "problem, answer,,\np,1\nq,2"), ("pandas.csv", ",problem,answer\n0,p,1\n1,q,2"),
+    ("pandas.csv", ",problem,answer\n0,p,1\n1,q,2\n2,r,\n3,,4\n"),  # numbers of rows are no golds
     pytest.param("long.csv", 'problem,answer,note\np,1,"a,\n' + 200_000 * "b" + '"\nq,2,c',
                  id="a long cell with a line break"),
 ])
@@ -70,13 +76,95 @@ def test_what_arrow_cannot_read_is_one_sentence(tmp_path, monkeypatch, kind):
         load_problems(str(tmp_path / "set.parquet"))
 
 
-@pytest.mark.parametrize("content", [
-    dict(data=ROWS), dict(problem=["p", "q"], answer=["1", "2"]), ROWS[0] | dict(version=1)])
-def test_a_whole_file_that_is_one_object_is_told_what_to_be(tmp_path, content):
+@pytest.mark.parametrize("content, why", [
+    (dict(data=ROWS), "one object with a list in 'data'"),
+    (dict(problem=["p", "q"], answer=["1", "2"]), "1 without a problem.*problem, answer")])
+def test_a_whole_file_that_is_one_object_is_told_what_to_be(tmp_path, content, why):
     """Its first line alone is no JSON, but that is not what is wrong."""
     (tmp_path / "set.json").write_text(json.dumps(content, indent=1))
-    with pytest.raises(SystemExit, match="one JSON object per problem"):
+    with pytest.raises(SystemExit, match=why):
         load_problems(str(tmp_path / "set.json"))
+
+
+# --------------------------------------------------------------------- golds that are numbers
+@pytest.fixture(scope="module")
+def grader():
+    with Grader(workers=1) as made:
+        yield made
+
+
+@pytest.mark.parametrize("written, gold, answer", [
+    ("6.022e23", r"6.022 \times 10^{23}", r"6.022\times10^{23}"),
+    ("6.022E+23", r"6.022 \times 10^{23}", "602200000000000000000000"),
+    ("1e-07", r"1 \times 10^{-7}", "0.0000001"), ("-2.50e-9", r"-2.5 \times 10^{-9}", ""),
+    ("27.0", "27", "27"), ("27.50", "27.5", "27.5"), ("-0.0", "0", "0"), ("0.1", "0.1", "0.1"),
+    ("1234.56", "1234.56", "1234.56"), ("1e400", r"1 \times 10^{400}", ""),
+    ("98765432109876543210987", "98765432109876543210987", "98765432109876543210987"),
+    ("12345678901234567.89", "12345678901234567.89", "12345678901234567.89"),
+    ("98765432109876543210.0", "98765432109876543210", "98765432109876543210"),
+    ("0.1234567890123456789", "0.1234567890123456789", "0.1234567890123456789"),
+    ("true", "True", ""), ("NaN", "", ""), ("-Infinity", "", "")])
+def test_a_number_in_json_or_csv_is_its_own_gold(tmp_path, grader, written, gold, answer):
+    """A reader of JSON would make 602200000000000027262976 of the first."""
+    (tmp_path / "one.jsonl").write_text(f'{{"problem": "p", "answer": {written}}}')
+    row, = read_file(str(tmp_path / "one.jsonl"))
+    assert find_gold(row) == gold
+    if gold and written[0] in "-0123456789":
+        (tmp_path / "one.csv").write_text(f"problem,answer\np,{written}\n")
+        cell = find_gold(*read_file(str(tmp_path / "one.csv")))
+        assert cell == (gold if "e" in written.lower() else written)
+        found, = load_problems(str(tmp_path / "one.jsonl"), whole_rows=True)
+        assert found.row["answer"] == json.loads(written)  # for --reward it is a number, as ever
+    if answer:
+        assert grader.grade([(gold, f"\\boxed{{{answer}}}")])[0].reward == 1
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+@given(draw=st.data())
+def test_a_gold_of_a_parquet_file_is_the_shortest_text_that_is_this_number(
+        tmp_path_factory, kind, draw):
+    """At its own precision, also in a list or a nested column."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    width = np.dtype(kind).itemsize * 8
+    values = draw.draw(st.lists(st.floats(width=width, allow_nan=False, allow_infinity=False),
+                                min_size=1, max_size=30))
+    column = pa.array([kind(value) for value in values], pa.from_numpy_dtype(kind))
+    nested = pa.StructArray.from_arrays(
+        [pa.ListArray.from_arrays(list(range(len(values) + 1)), column)], names=["deep"])
+    file = tmp_path_factory.mktemp("numbers") / "set.parquet"
+    parquet.write_table(pa.table(dict(answer=column, more=nested)), file)
+    for row, value in zip(read_file(str(file)), values, strict=True):
+        gold = find_gold(row)
+        plain = gold.replace(r" \times 10^{", "e").removesuffix("}")
+        assert gold == find_gold(row, "more.deep") and kind(plain) == kind(value)
+        assert Decimal(plain) == Decimal(str(kind(value)))  # numpy's is the shortest
+        assert row["answer"] == float(plain)
+
+
+def test_decimals_and_gaps_of_a_parquet_file(tmp_path):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    golds = ["1234.56", "0", "", "1234567890123456789012345678.1234", "-3"]
+    decimals = [Decimal(gold) if gold else None for gold in golds]
+    floats = pa.array([1234.56, 0, None, float("nan"), -3], pa.float32())
+    table = pa.table(dict(answer=pa.array(decimals, pa.decimal128(38, 4)), few=floats))
+    parquet.write_table(table, tmp_path / "set.parquet")
+    rows = read_file(str(tmp_path / "set.parquet"))
+    assert [find_gold(row) for row in rows] == golds
+    assert [find_gold(row, "few") for row in rows] == ["1234.56", "0", "", "", "-3"]
+
+
+@pytest.mark.slow
+def test_a_number_of_a_data_set_on_the_hub_is_its_own_gold(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    kinds = datasets.Features(problem=datasets.Value("string"), answer=datasets.Value("float32"),
+                              more=[datasets.Value("float16")])
+    made = datasets.Dataset.from_dict(
+        dict(problem=["p", "q"], answer=[1234.56, 6.022e23], more=[[0.1], []]), features=kinds)
+    monkeypatch.setattr(sources, "ask_hub", lambda repo: None)
+    monkeypatch.setattr(sources, "load_from_hub", lambda *_: dict(train=made))
+    one, two = load_problems("me/numbers", whole_rows=True)
+    assert (one.answer, two.answer) == ("1234.56", r"6.022 \times 10^{23}")
+    assert one.row == dict(problem="p", answer=1234.56, more=[0.1])
 
 
 @given(st.sampled_from([".jsonl", ".json", ".csv", ".parquet"]), st.binary(max_size=60) | st.text(
@@ -218,7 +306,8 @@ PUBLISHED = lines(ROOT / "tests" / "published_rows.jsonl")  # all mean: What is 
 @pytest.mark.parametrize("row", [pytest.param(one["row"], id=one["set"]) for one in PUBLISHED])
 def test_published_layouts(row):
     """One row as each published data set has it."""
-    assert find_problem(row) == "What is 2+3?" and find_gold(row) in ("5", "5.0")
+    assert without_instruction(find_problem(row)) == "What is 2+3?"
+    assert find_gold(row) in ("5", "5.0")
 
 
 LONG = "+".join(f"x^{{{i}}}" for i in range(30))  # only a solution is distrusted for its length
@@ -249,7 +338,8 @@ def test_named_columns_win_also_nested():
     ("033", "033"), (datetime(2024, 1, 5), "2024-01-05"),
     ("from 12:00:00 to 00:00:00", "from 12:00:00 to 00:00:00"),
     ("$\\frac12$.", "\\frac12"), ("\\$32.50", "32.50"), ("$69$,$84$", "69,84"),
-    (["1", "$2$"], "1, 2"),
+    (["1", "$2$"], "1, 2"), ("so #### 6.022e+23", r"6.022 \times 10^{23}"), ("e5", "e5"),
+    ([1e-7, 2.0], r"1 \times 10^{-7}, 2"), ("1e5 m", "1e5 m"), (Decimal("0E-9"), "0"),
     ("[1, 2]", "[1, 2]"), ("336^\\circ", "336^\\circ"),
     ("a \\boxed{1} b \\boxed{ \\{1,2\\} }.", "\\{1,2\\}"), ("$\\boxed 2$", "2"),
     # beside a box, #### is a heading
@@ -266,4 +356,15 @@ def test_gold_formats(raw, gold):
 def test_an_instruction_is_taken_off_only_where_nothing_follows():
     for words in AT_THE_END:
         asked = f"First this.\n\n{words}.\nHow many are there? Explain."
-        assert problem_text(asked) == asked and problem_text(f"How many? {words}.") == "How many?"
+        assert without_instruction(asked) == asked
+        for text in (f"How many? {words}.", f"How many?\n\n{words} \n", f"{words} How many?"):
+            assert find_problem(dict(problem=text)) == text  # only a template knows if it is double
+        assert without_instruction(f"How many? {words}.") == "How many?"
+
+
+@pytest.mark.parametrize("text", [" 7+5=?", "7+5=?\n", "Q:  \n A: ", "\tx"])
+def test_white_space_around_a_problem_stays(text, tmp_path):
+    for row in (dict(problem=text), dict(prompt=[dict(role="user", content=text)]),
+                dict(prompt=f"<|im_start|>user\n{text}<|im_end|>\n")):
+        assert find_problem(row) == text
+    assert find_problem(dict(problem="  \n", question=text)) == text  # which the first lacks
