@@ -38,7 +38,7 @@ from parts.folder import (FREE, append, counted, digest_of, keep_rows, open_fold
                           write_safely)
 from parts.grader import NO_VERDICT
 from parts.models import TINY, fetch_model, load_tokenizer, weights_of
-from parts.prompts import add_prompts, stop_ids
+from parts.prompts import add_prompts, require_embedded, stop_ids
 from parts.sources import MEASURED, expand
 from rewards import open_grader
 
@@ -201,13 +201,14 @@ def problems_and_protocol(config: EvalConfig) -> tuple[list, dict]:
     tokenizer = load_tokenizer(path)
     sets = [add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
             for problems in loaded]
+    require_embedded(path, tokenizer, sum(sets, []))
     files = weights_of(path)
     if config.adapter:  # one that was trained further is another policy
         files["adapter"] = digest_of(Path(config.adapter, "adapter_model.safetensors"))
     return sum(sets, []), asdict(config) | dict(
         path=path, files=files, own_files=own_files(config), versions=versions(), dtype=dtype,
         sync=default_sync(dtype) if config.sync == "auto" else config.sync, context=context,
-        prompt=sets[0][0].prompt, stop=stop_ids(tokenizer, config.stop),
+        prompt=sets[0][0].prompt, stop=stop_ids(path, tokenizer, config.template, config.stop),
         questions={problems[0].source: digest(problems) for problems in sets},
         weights={problems[0].source: weight or len(problems)
                  for problems, (_, weight) in zip(sets, expand(config.data))})
@@ -304,7 +305,7 @@ def main(argv: list[str] | None = None) -> None:
     unit = ".3g" if config.reward else ".1%"  # of avg@k, which is no share with --reward
     with open_folder(Path(config.out), protocol):
         for key in ("model", "adapter", "data", "reward", "template", "prompt", "temperature",
-                    "k", "max_tokens", "stop", "seed", "dtype", "versions"):
+                    "k", "max_tokens", "seed", "dtype", "versions"):
             said = "math-verify" if (key, protocol[key]) == ("reward", "") else protocol[key]
             print(f"{key:12} {shown(said, 1000)}")
         rows = with_rewards(sample(problems, protocol, policy, rank, Path(config.out)))

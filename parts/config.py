@@ -67,6 +67,8 @@ class ProblemSettings:
     """longer prompts are dropped and counted; 0 = auto"""
     max_tokens: int = 0
     """longest response, in tokens; 0 = auto"""
+    stop: str = ""
+    """TOKEN,...: further tokens that end a response, besides those that the model itself names"""
 
 
 @dataclass
@@ -478,8 +480,6 @@ class ProtocolSettings:
     """sampling temperature; 0 = greedy, with --k 1"""
     threshold: float = 0.7
     """with --reward: one above it is correct, for pass@k"""
-    stop: str = "auto"
-    """tokens that end a response, besides the model's own end"""
     seed: int = 0
     """decides the samples"""
 
@@ -539,7 +539,7 @@ def as_in_its_run(checkpoint: str, data: str) -> dict:
     Its --reward judges a file too, but no benchmark, whose results others must be able to compare.
     """
     folder, run = run_of(checkpoint)
-    names = "model template max_prompt_tokens max_tokens temperature".split()
+    names = "model template max_prompt_tokens max_tokens stop temperature".split()
     if data == "auto":
         data = run.get("eval_data", data)
     if data == HELD_OUT or is_own(data):

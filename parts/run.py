@@ -37,7 +37,7 @@ from parts.models import (check_family, empty_model, fetch_model, load_tokenizer
 from parts.plot import draw_run
 from parts.policy import load_policy
 from parts.probe import Probe, limits
-from parts.prompts import add_prompts, stop_ids
+from parts.prompts import add_prompts, require_embedded, stop_ids
 from parts.routing_replay import choose_replay, is_supported
 from parts.sources import expand
 
@@ -87,7 +87,7 @@ def prepare(config: Config, grader) -> Run:
     faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # kill -USR1 PID shows the threads
     found = before_the_engine(config, grader)  # folder, model files, problems, checkpoint
     tracker = open_tracker(found.folder, config)
-    engine = start_engine(config, found.path, found.tokenizer)
+    engine = start_engine(config, found.path, found.stops)
     policy = load_policy(
         found.path, dtype=config.dtype, rank=config.lora_rank, alpha=config.lora_alpha,
         seed=config.seed, device="cpu" if engine.on_cpu else "cuda",
@@ -104,8 +104,9 @@ def before_the_engine(config: Config, grader) -> SimpleNamespace:
     """Folder, model files, problems and newest checkpoint of the run."""
     folder = Path("runs", config.name)
     lock = claim(folder, config.resume) if folder.exists() else None
-    path, tokenizer = find_model(config)
+    path, tokenizer, stops = find_model(config)
     train, held_out = load_data(config, tokenizer, grader)
+    require_embedded(path, tokenizer, train + held_out)
     lock = lock or claim(folder, config.resume)  # only now: a wrong flag leaves no empty folder
     inputs = dict(data=f"{digest(train)}, held out: {digest(held_out)}")
     inputs |= own_files(config) | weights_of(path)
@@ -117,12 +118,15 @@ def before_the_engine(config: Config, grader) -> SimpleNamespace:
     newest = next(reversed(checkpoints(folder)), None)
     note_start(folder, settings_of(config), step_of(newest) if newest else 0, inputs)
     remember(folder, train, held_out)
-    return SimpleNamespace(folder=folder, lock=lock, path=path, tokenizer=tokenizer, train=train,
-                           held_out=held_out, newest=newest)
+    return SimpleNamespace(folder=folder, lock=lock, path=path, tokenizer=tokenizer, stops=stops,
+                           train=train, held_out=held_out, newest=newest)
 
 
 def find_model(config: Config):
-    """(folder or hub id of the model, its tokenizer). Sets in `config` what its files can tell."""
+    """(the model's folder or hub id, its tokenizer, the ids that end an answer).
+
+    Sets in `config` what the model's files can tell.
+    """
     path = fetch_model(config.model, config.max_prompt_tokens + config.max_tokens)
     architecture = AutoConfig.from_pretrained(path, trust_remote_code=False)
     check_family(architecture)
@@ -131,7 +135,8 @@ def find_model(config: Config):
     if build_for_cpu():
         fit_in_memory(config, empty)
     config.replay = choose_replay(config.replay, path, config.mini_batches)
-    return path, load_tokenizer(path)
+    tokenizer = load_tokenizer(path)
+    return path, tokenizer, stop_ids(path, tokenizer, config.template, config.stop)
 
 
 def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
@@ -155,11 +160,9 @@ def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
     return train, held_out
 
 
-def start_engine(config: Config, path: str, tokenizer) -> Engine:
-    """vLLM with the model. Prints what ends a response, and what follows from the machine."""
-    stops = stop_ids(tokenizer)
+def start_engine(config: Config, path: str, stops: list[int]) -> Engine:
+    """vLLM with the model, whose answers end at `stops`. Prints what follows from the machine."""
     print(in_one_line(config))
-    print(f"a response ends at {tokenizer.convert_ids_to_tokens(stops)}")
     # 2: the probe's texts have at least one token of a response, and vLLM adds another.
     return Engine(
         path, max_model_len=config.max_prompt_tokens + max(2, config.max_tokens),

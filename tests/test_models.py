@@ -27,7 +27,7 @@ TINY = ROOT / "models" / "tiny"
 def load(name):
     """As a run does: its files, then the trainer's model."""
     models.weights_of(name)
-    path, _ = find_model(Config(model=name, max_tokens=8, max_prompt_tokens=8, dtype="float32",
+    path, *_ = find_model(Config(model=name, max_tokens=8, max_prompt_tokens=8, dtype="float32",
                                 rollout_dtype="float32"))
     return load_model(path, "float32")
 

@@ -36,8 +36,8 @@ def recipe():
 
     started, own = [], trl_ada.start_engine
 
-    def shared(config, path, tokenizer):
-        started.extend([] if started else [own(config, path, tokenizer)])
+    def shared(config, path, stops):
+        started.extend([] if started else [own(config, path, stops)])
         started[0].sampling["temperature"] = config.temperature
         files = load_file(Path(path, "model.safetensors"))  # --full has left others, and a head
         files["lm_head.weight"] = files["model.embed_tokens.weight"]
