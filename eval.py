@@ -33,9 +33,9 @@ from ada_sampler import without_verdict
 from parts.config import EvalConfig, parse_eval
 from parts.data import (HELD_OUT, check_golds, count_trained, digest, keys_of, load_problems,
                         load_sets, still_held_out)
-from parts.folder import (FREE, append, counted, digest_of, keep_rows, open_folder, own_files,
-                          quiet_end, read_json, read_rows, require_same, run_of, shown, versions,
-                          write_safely)
+from parts.folder import (FREE, append, base_of, counted, digest_of, keep_rows, open_folder,
+                          own_files, quiet_end, read_json, read_rows, require_same, run_of, shown,
+                          versions, write_safely)
 from parts.grader import NO_VERDICT
 from parts.models import TINY, fetch_model, load_tokenizer, weights_of
 from parts.prompts import add_prompts, require_embedded, stop_ids
@@ -194,10 +194,11 @@ def compare(rows: list[dict], k: int, before_Q: list[float], weights: dict[str, 
 def problems_and_protocol(config: EvalConfig) -> tuple[list, dict]:
     """(problems with prompts, all that their scores depend on). A wrong model or data ends here."""
     from parts.machine import default_dtype, default_sync
+    from parts.policy import merged_model
 
     dtype, context = default_dtype(), config.max_prompt_tokens + config.max_tokens
     loaded = load_asked(config)
-    path = fetch_model(config.model, context)
+    path = fetch_model(merged_model(config.model), config.max_prompt_tokens, config.max_tokens)
     tokenizer = load_tokenizer(path)
     sets = [add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
             for problems in loaded]
@@ -291,7 +292,7 @@ def interval(one: dict, unit: str) -> str:
 # -------------------------------------------------------------------------------------- the program
 def main(argv: list[str] | None = None) -> None:
     config = parse_eval(argv)
-    if config.model in TINY:
+    if base_of(config.model) in TINY:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # so small that threads slow it down
     try:
         problems, protocol = problems_and_protocol(config)

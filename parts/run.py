@@ -22,12 +22,12 @@ from transformers import AutoConfig
 
 from ada_sampler import Estimator
 from parts.config import Config
-from parts.data import (Problem, Stream, check_golds, digest, digest_of_prompts, keys_of,
-                        load_train_and_held_out, remember)
+from parts.data import (Problem, Stream, check_golds, count_trained, digest, digest_of_prompts,
+                        keys_of, load_train_and_held_out, remember)
 from parts.engine import Engine, seed_everything
 from parts.folder import (LOGS, append, checkpoints, claim, counted, has_step, keep_rows,
                           note_start, own_files, quiet_end, read_config, read_rows, require_same,
-                          restore, save, saved_so_far, shown, step_of)
+                          restore, run_named, save, saved_so_far, shown, step_of)
 from parts.grader import ForkingGrader
 from parts.logprobs import Row, token_logprobs
 from parts.machine import build_for_cpu, fit_in_memory, in_one_line, out_of_memory
@@ -35,7 +35,7 @@ from parts.metrics import group_row, watch
 from parts.models import (check_family, empty_model, fetch_model, load_tokenizer, loading,
                           weights_of)
 from parts.plot import draw_run
-from parts.policy import load_policy
+from parts.policy import load_policy, merged_model
 from parts.probe import Probe, limits
 from parts.prompts import add_prompts, require_embedded, stop_ids
 from parts.routing_replay import choose_replay, is_supported
@@ -107,6 +107,8 @@ def before_the_engine(config: Config, grader) -> SimpleNamespace:
     path, tokenizer, stops = find_model(config)
     train, held_out = load_data(config, tokenizer, grader)
     require_embedded(path, tokenizer, train + held_out)
+    if begun := run_named(config.model):
+        count_trained(begun, held_out)
     lock = lock or claim(folder, config.resume)  # only now: a wrong flag leaves no empty folder
     inputs = dict(data=f"{digest(train)}, held out: {digest(held_out)}")
     inputs |= own_files(config) | weights_of(path)
@@ -127,7 +129,8 @@ def find_model(config: Config):
 
     Sets in `config` what the model's files can tell.
     """
-    path = fetch_model(config.model, config.max_prompt_tokens + config.max_tokens)
+    path = fetch_model(
+        merged_model(config.model), config.max_prompt_tokens, config.max_tokens)
     architecture = AutoConfig.from_pretrained(path, trust_remote_code=False)
     check_family(architecture)
     with loading("model", path):

@@ -30,6 +30,7 @@ def train_at_random(run: Path, model="tiny", steps=(3,), size=0.01, dtype="float
     trained = policy(fetch_model(model), dtype, size, rank=config.lora_rank)
     run.mkdir(parents=True)
     note_start(run, asdict(config), 0, weights_of(fetch_model(model)))
+    (run / "problems.json").write_text(json.dumps(dict(trained=[], held_out=["1+1=?"])))
     for step in steps:
         trained.save_pretrained(run / "checkpoints" / f"step-{step:06d}")
     return run
@@ -163,10 +164,9 @@ def source(tmp_path, monkeypatch) -> str:
     monkeypatch.chdir(tmp_path)
     Path("mine.jsonl").write_text("".join(
         json.dumps(dict(frage=f"{i}+{i}=?", n=str(2 * i))) + "\n" for i in range(40)))
-    run = train_at_random(Path("runs/first"), steps=(3, 6), data="mine.jsonl", columns="frage,n",
+    train_at_random(Path("runs/first"), steps=(3, 6), data="mine.jsonl", columns="frage,n",
                           eval_data="held-out", max_prompt_tokens=99, max_tokens=33, lr=0.002,
                           temperature=0.9, eval_questions=9, batch_prompts=5, stop="?")
-    (run / "problems.json").write_text(json.dumps(dict(trained=[], held_out=["1+1=?"])))
     return "runs/first"
 
 

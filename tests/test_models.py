@@ -109,7 +109,8 @@ def without_words(folder):
         (dict(rope_scaling=dict(rope_type="yarn")), "rope_type'='yarn': {'factor'}"),
         (dict(hidden_size="many"), "'hidden_size' expected int, got str"),
         (dict(hidden_size=0), "Cannot load"), (dict(hidden_act="nosuch"), "Cannot load"),
-        (dict(max_position_embeddings=15), "at most 15 tokens.*--max-tokens add up to 16"),
+        (dict(max_position_embeddings=15),
+         "reads 15 tokens, .* 8 . 8: add --max-prompt-tokens 3 --max-tokens 12"),
         (dict(quantization_config=dict(quant_method="gptq", bits=4)), "quantized.*were made of"),
         (dict(model_type="nothing"), "does not recognize")))])
 def test_what_is_broken_or_missing_is_named(tmp_path, harm, words):

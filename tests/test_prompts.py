@@ -136,13 +136,14 @@ def test_over_long_prompts_are_dropped_and_lengths_reported(tokenizer, capsys):
         add_prompts(problems, tokenizer, "none", 2)
 
 
-# ------------------------------------------------------------------------------ the end of an answer
-LLAMA = ("{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}"
-         "<|eot_id|>{% endfor %}")
+# -------------------------------------------------------------------------- the end of an answer
+LLAMA = ("{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
+         "{{ m.content }}<|eot_id|>{% endfor %}")
 PHI = ("{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
        "{% if add_generation_prompt %}<|assistant|>\n{% else %}{{ eos_token }}{% endif %}")
 GEMMA = ("{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
-         "{% endif %}<start_of_turn>{{ m.role }}\n{{ m.content | trim }}<end_of_turn>\n{% endfor %}")
+         "{% endif %}<start_of_turn>{{ m.role }}\n{{ m.content | trim }}<end_of_turn>\n"
+         "{% endfor %}")
 MISTRAL = ("{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} "
            "[/INST]{% else %}{{ m.content }} </s>{% endif %}{% endfor %}")
 GRANITE = ("{% for m in messages %}<|start_of_role|>{{ m.role }}<|end_of_role|>{{ m.content }}"
@@ -240,7 +241,7 @@ def test_the_config_of_a_model_with_several_modalities_names_ends_too(tmp_path):
     assert ends_of(path, words) == {"</s>", "[INST]"}
 
 
-# ------------------------------------------------------------------------------ beyond the embedding
+# -------------------------------------------------------------------------- beyond the embedding
 def test_a_prompt_with_a_token_beyond_the_embedding_is_refused(tmp_path):
     """Not a tokenizer with more tokens than the model, as long as none is in a prompt: such an
     end cannot be written."""

@@ -195,7 +195,7 @@ REFUSED = {
         (f"{OUT} --adapter no/such/folder", "has no adapter_config.json"),
         (f"{OUT} --model ./nowhere", "There is no model"),
         (f"{FITS} --template poem", "no prompt template 'poem'"),
-        (f"{FITS} --max-tokens 5000", "at most 1024"),
+        (f"{FITS} --max-tokens 5000", "40 + 5000: add --max-prompt-tokens 256 --max-tokens 768"),
         (f"{FITS} --max-prompt-tokens 3", "over 3 tokens"),
         (f"{FITS} --stop <|nothing|>", "<|nothing|>"),
         (f"{FITS} --against no/such/run", "protocol.json is missing"),
