@@ -447,7 +447,9 @@ def parse(argv: list[str] | None = None, cls: type = Config, flags: type = Confi
         taken = {} if known else as_before(config)
         config = parse_flags(
             flags, argv, *about, known or small_defaults(config, taken) | taken)
-        config.name, config.model = name_of(config), as_model(config.model, known.get("model", ""))
+        if run_named(config.model):  # its name, too, is that of the flag and not of the step
+            config.name = name_of(config)
+            config.model = as_model(config.model, known.get("model", ""))
         taken = {name: value for name, value in taken.items() if getattr(config, name) == value}
         if taken:
             print(f"{shown(config.model)}: as in its run, where no flag says otherwise: "

@@ -410,7 +410,8 @@ def run_named(model: str) -> Path | None:
     """The run that --model names: its folder, one of its checkpoints, or what is merged of one."""
     path = Path(os.path.expanduser(model))
     folder = path.parent.parent if path.parent.name in ("checkpoints", MERGED) else path
-    return folder if "starts" in read_config(folder) else None
+    there = os.path.isfile(folder / "config.json")  # also for names that no file can have
+    return folder if there and "starts" in read_config(folder) else None
 
 
 def base_of(model: str) -> str:
