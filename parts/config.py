@@ -391,7 +391,7 @@ def as_before(config) -> dict:
     run = run_named(config.model)
     found = settings(run) if run else {}
     other = {"data", "columns", "eval_data"} if config.data != "auto" else set()
-    other |= {"threshold"} if config.reward else set()
+    other |= {"threshold"} if config.reward or not found.get("reward") else set()
     return {name: found[name] for name in BEGUN
             if found.get(name, "") != "" and name not in other}
 

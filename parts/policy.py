@@ -207,6 +207,7 @@ def write_merged(adapter: str, out: Path, dtype: str) -> None:
         raise SystemExit(f"The merged weights are no finite numbers: the base has such, or {dtype} "
                          "cannot hold them; try --dtype float32.")
     lengths = {name: settings[name] for name in ("max_prompt_tokens", "max_tokens")}
+    ends = ends if len(ends) > 1 else ends[0]  # some programs read a single one only
     model.config.eos_token_id = ends
     model.config.minirl = lengths | dict(
         adapter=digest_of(Path(adapter, "adapter_model.safetensors")))

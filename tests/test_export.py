@@ -14,7 +14,7 @@ import eval as evaluation  # the module has the name of a builtin
 import minirl
 from helpers import contents, files_of_at_most, lines, run_program
 from models_small import policy
-from parts import policy as policy_module
+from parts import config as config_module
 from parts import run as running
 from parts.config import Config, name_of, parse, parse_eval, resolve
 from parts.folder import as_model, base_of, note_start, read_config
@@ -194,6 +194,15 @@ def test_a_run_from_a_run_takes_its_settings_where_no_flag_says_otherwise(
     assert "max_tokens = 33" in line and not re.search("lr =|data =|columns =", line)
 
 
+def test_a_run_from_a_built_in_models_run_gets_one_thread_too(source, monkeypatch):
+    found = {}
+    monkeypatch.setattr(config_module.os, "environ", found)
+    monkeypatch.setattr(config_module.signal, "signal", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["minirl.py", "--model", source])
+    assert config_module.parse_before_torch().model == "runs/first/merged/step-000006"
+    assert found["OMP_NUM_THREADS"] == "1"
+
+
 def test_an_evaluation_of_a_run_as_a_model_is_as_of_its_adapter(source):
     found, adapter = (parse_eval([flag, source, "--k", "2"]) for flag in ("--model", "--adapter"))
     assert found.model == "runs/first/merged/step-000006" and not found.adapter
@@ -211,8 +220,7 @@ def test_a_small_models_run_goes_on_as_a_small_model_does(source, capsys):
     assert capsys.readouterr().out.count("max_tokens = ") == 1
 
 
-def test_the_adapter_is_merged_once_and_the_tokenizer_is_that_of_the_base(source, monkeypatch):
-    monkeypatch.setattr(policy_module, "loss_scale", None)  # nothing is trained
+def test_the_adapter_is_merged_once_and_the_tokenizer_is_that_of_the_base(source):
     name = as_model(source)
     folder = Path(merged_model(name))
     assert str(folder) == name == "runs/first/merged/step-000006"
