@@ -379,7 +379,8 @@ def small_defaults(config, taken=()) -> dict:
         known |= dict(M=Config.M)
     known = {name: value for name, value in known.items()
              if hasattr(config, name) and name not in taken}
-    print("small model, so where no flag says otherwise:", listed(known))
+    if known:
+        print("small model, so where no flag says otherwise:", listed(known))
     return known
 
 

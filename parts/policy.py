@@ -171,6 +171,9 @@ def merged_model(name: str) -> str:
         return name
     checkpoint = run / "checkpoints" / out.name
     if not out.exists():
+        if not checkpoint.exists():
+            raise SystemExit(f"{shown(out)} is gone, and so is the checkpoint that it was made of: "
+                             "put one of them back.")
         out.parent.mkdir(exist_ok=True)
         with open(out.parent / ".lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

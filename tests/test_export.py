@@ -218,6 +218,8 @@ def test_a_small_models_run_goes_on_as_a_small_model_does(source, capsys):
     config = parse(["--model", source])
     assert (config.M, config.steps, config.max_tokens) == (4, 20, 77)
     assert capsys.readouterr().out.count("max_tokens = ") == 1
+    assert parse_eval(["--model", source]).max_tokens == 77
+    assert "small model" not in capsys.readouterr().out  # nothing is left of its defaults
 
 
 def test_the_adapter_is_merged_once_and_the_tokenizer_is_that_of_the_base(source):
@@ -235,6 +237,10 @@ def test_the_adapter_is_merged_once_and_the_tokenizer_is_that_of_the_base(source
     assert merged_model("tiny") == "tiny" and merged_model("org/name") == "org/name"
     shutil.rmtree(f"{source}/checkpoints/step-000006")  # the run has gone on
     assert merged_model(name) == name
+    folder.rename("moved")
+    with pytest.raises(SystemExit, match="step-000006 is gone, and so is the checkpoint"):
+        merged_model(name)
+    Path("moved").rename(folder)
     shutil.copytree(f"{source}/checkpoints/step-000003", f"{source}/checkpoints/step-000006")
     weights = Path(source, "checkpoints/step-000006/adapter_model.safetensors")
     save_file({key: 2 * w for key, w in load_file(weights).items()}, weights)
