@@ -1,5 +1,6 @@
 """The policy: a frozen model with a LoRA adapter; and an adapter that a stranger has trained.
 """
+import contextlib
 import fcntl
 import functools
 import shutil
@@ -174,9 +175,7 @@ def merged_model(name: str) -> str:
         if not checkpoint.exists():
             raise SystemExit(f"{shown(out)} is gone, and so is the checkpoint that it was made of: "
                              "put one of them back.")
-        out.parent.mkdir(exist_ok=True)
-        with open(out.parent / ".lock", "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with waiting_for(out.parent):
             if not out.exists():
                 write_merged(find_adapter(str(checkpoint)), out, "float32")
     adapter, made = checkpoint / "adapter_model.safetensors", read_json(out / "config.json")
@@ -184,6 +183,20 @@ def merged_model(name: str) -> str:
         raise SystemExit(f"{shown(out)} was made of another adapter of step {step_of(out)}: remove "
                          "it, unless another run has begun from it.")
     return name
+
+
+@contextlib.contextmanager
+def waiting_for(folder: Path):
+    """Whoever is in this block for the same folder comes first. Raises SystemExit if none can."""
+    try:
+        folder.mkdir(exist_ok=True)
+        lock = open(folder / ".lock", "a")
+    except OSError as error:
+        raise SystemExit(f"Cannot write to {shown(folder)} ({error.strerror}): export the run to "
+                         "another folder, and name that as --model.") from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def write_merged(adapter: str, out: Path, dtype: str) -> None:

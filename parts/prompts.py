@@ -254,7 +254,7 @@ def require_embedded(path: str, tokenizer, problems: list) -> None:
     """
     rows = embedding_rows(path)
     for problem in problems:
-        largest = max(problem.prompt_ids)
+        largest = max(problem.prompt_ids, default=0)
         if largest >= rows:
             raise SystemExit(
                 f"The prompt of {shown(repr(problem.problem), 80)} has the token "

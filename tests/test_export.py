@@ -15,6 +15,7 @@ import minirl
 from helpers import contents, files_of_at_most, lines, run_program
 from models_small import policy
 from parts import config as config_module
+from parts import policy as policy_module
 from parts import run as running
 from parts.config import Config, name_of, parse, parse_eval, resolve
 from parts.folder import as_model, base_of, note_start, read_config
@@ -226,6 +227,10 @@ def test_the_adapter_is_merged_once_and_the_tokenizer_is_that_of_the_base(source
     name = as_model(source)
     folder = Path(merged_model(name))
     assert str(folder) == name == "runs/first/merged/step-000006"
+    Path(source, "other").write_text("")
+    with pytest.raises(SystemExit, match="Cannot write to .*other .*export the run to another"):
+        with policy_module.waiting_for(Path(source, "other")):
+            pass
     words = load_tokenizer(name)
     assert words("12+34=?")["input_ids"] == load_tokenizer(fetch_model("tiny"))("12+34=?")[
         "input_ids"]
