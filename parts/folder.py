@@ -428,17 +428,16 @@ def as_model(model: str, before: str = "") -> str:
     the run itself becomes `before` if that is one of its steps. A checkpoint of all weights (TRL)
     is a model already. Raises ValueError for a run without a checkpoint.
     """
-    run = run_named(model)
-    if not run:
+    run, here = run_named(model), Path(os.path.expanduser(model))
+    if not run or here.parent.name == MERGED:
         return model
-    if run == Path(os.path.expanduser(model)):
+    if run == here:
         if run_named(before) == run:
             return before
         if not checkpoints(run):
             raise ValueError(f"{shown(run)} has no checkpoint, so nothing can begin from it")
-        model = checkpoints(run)[-1]
-    name = Path(model).name
-    merged, checkpoint = run / MERGED / name, run / "checkpoints" / name
+        here = checkpoints(run)[-1]
+    merged, checkpoint = run / MERGED / here.name, run / "checkpoints" / here.name
     has_adapter = (checkpoint / "adapter_config.json").exists()
     return str(merged if merged.exists() or has_adapter else checkpoint)
 

@@ -277,6 +277,10 @@ def test_a_run_from_a_run_trains_and_is_resumed_although_the_first_has_gone_on(
     for again in (flags, ("--name", name)):
         begin(monkeypatch, *again, "--resume", "--steps", "3")
     assert read_config(Path("runs", name))["config"]["model"] == stored["model"]
+    Path(stored["model"]).rename("moved")
+    with pytest.raises(SystemExit, match="step-000002 is gone, and so is the checkpoint"):
+        begin(monkeypatch, "--name", name, "--resume", "--steps", "4")
+    Path("moved").rename(stored["model"])
     second = parse(["--model", f"runs/{name}", "--name", "second"])
     assert base_of(second.model) == "tiny" and second.lr == stored["lr"]
     assert load_tokenizer(running.find_model(second)[0])("12")["input_ids"] == load_tokenizer(
