@@ -33,13 +33,13 @@ from ada_sampler import without_verdict
 from parts.config import EvalConfig, parse_eval
 from parts.data import (HELD_OUT, check_golds, check_readable, count_trained, digest,
                         digest_of_prompts, keys_of, load_problems, load_sets, still_held_out)
-from parts.folder import (FREE, append, counted, difference, digest_of, direction, interval,
-                          keep_rows, open_folder, own_files, quiet_end, read_config, read_json,
-                          read_rows, require_folder, require_same, run_of, shown, verdict, versions,
-                          write_safely)
+from parts.folder import (FREE, append, base_of, counted, difference, digest_of, direction,
+                          interval, keep_rows, open_folder, own_files, quiet_end, read_config,
+                          read_json, read_rows, require_folder, require_same, run_of, shown,
+                          verdict, versions, write_safely)
 from parts.grader import NO_VERDICT, PART, mean_parts
 from parts.models import TINY, fetch_model, load_tokenizer, weights_of
-from parts.prompts import add_prompts, stop_ids
+from parts.prompts import add_prompts, require_embedded, stop_ids
 from parts.sources import MEASURED, expand
 from rewards import open_grader
 
@@ -206,14 +206,16 @@ def compare(rows: list[dict], k: int, before_Q: list[float], weights: dict[str, 
 def problems_and_protocol(config: EvalConfig) -> tuple[list, dict]:
     """(problems with prompts, all that their scores depend on). A wrong model or data ends here."""
     from parts.machine import default_dtype, default_sync
+    from parts.policy import merged_model
 
     dtype, context = default_dtype(), config.max_prompt_tokens + config.max_tokens
     loaded = load_asked(config)
-    check_readable(config.model, sum(loaded, []), refuse=False)
-    path = fetch_model(config.model, context)
+    check_readable(base_of(config.model), sum(loaded, []), refuse=False)
+    path = fetch_model(merged_model(config.model), config.max_prompt_tokens, config.max_tokens)
     tokenizer = load_tokenizer(path)
     sets = [add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
             for problems in loaded]
+    require_embedded(path, tokenizer, sum(sets, []))
     files = weights_of(path)
     if config.adapter:  # one that was trained further is another policy
         files["adapter"] = digest_of(Path(config.adapter, "adapter_model.safetensors"))
@@ -224,7 +226,7 @@ def problems_and_protocol(config: EvalConfig) -> tuple[list, dict]:
         sync=default_sync(dtype) if config.sync == "auto" else config.sync, context=context,
         trained=count_trained(folder, sum(sets, [])) if others else 0,
         prompt=sets[0][0].prompt, prompts=digest_of_prompts(sum(sets, [])),
-        stop=stop_ids(tokenizer, config.stop),
+        stop=stop_ids(path, tokenizer, config.template, config.stop),
         questions={problems[0].source: digest(problems) for problems in sets},
         weights={problems[0].source: weight or len(problems)
                  for problems, (_, weight) in zip(sets, expand(config.data))})
@@ -309,7 +311,7 @@ def show_comparison(changes: dict, than: str, unit: str) -> None:
 # -------------------------------------------------------------------------------------- the program
 def main(argv: list[str] | None = None) -> None:
     config = parse_eval(argv)
-    if config.model in TINY:
+    if base_of(config.model) in TINY:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # so small that threads slow it down
     try:
         problems, protocol = problems_and_protocol(config)
@@ -323,7 +325,7 @@ def main(argv: list[str] | None = None) -> None:
     unit = ".3g" if config.reward else ".1%"  # of avg@k, which is no share with --reward
     with open_folder(Path(config.out), protocol):
         for key in ("model", "adapter", "data", "reward", "template", "prompt", "temperature",
-                    "k", "max_tokens", "stop", "seed", "dtype", "versions"):
+                    "k", "max_tokens", "seed", "dtype", "versions"):
             said = "math-verify" if (key, protocol[key]) == ("reward", "") else protocol[key]
             print(f"{key:12} {shown(said, 1000)}")
         rows, *of_base = map(with_rewards, sample(

@@ -199,7 +199,7 @@ def trl_trainer(run, drawn: list[tuple], theirs):
         drawn.append((sum(map(len, completion_ids)), time.perf_counter()))
         return [verdict.reward for verdict in run.grader.grade(list(zip(gold, completions)))]
 
-    return GRPOTrainer(fetch_model(c.model, c.max_prompt_tokens + c.max_tokens), reward,
+    return GRPOTrainer(fetch_model(c.model, c.max_prompt_tokens, c.max_tokens), reward,
                        args=settings, peft_config=lora, train_dataset=Dataset.from_list(given))
 
 

@@ -16,7 +16,8 @@ import tyro
 
 from ada_sampler import RULES, SamplerConfig
 from parts.data import HELD_OUT, default_data, default_eval_data, default_template, is_own
-from parts.folder import checkpoints, find_adapter, is_text, quiet_end, run_of, settings, shown
+from parts.folder import (MERGED, as_model, base_of, checkpoints, find_adapter, is_text, quiet_end,
+                          run_named, run_of, settings, shown)
 from parts.grader import require_function
 from parts.machine import (build_for_cpu, default_dtype, default_micro_tokens, default_sync,
                            require_effect)
@@ -41,6 +42,12 @@ SMALL = dict(  # what a real model of less than 500 M parameters has instead, if
     max_tokens=40, max_prompt_tokens=256, batch_prompts=16, M=4, lr=3e-4, warmup_steps=2, steps=20,
     eval_every=10, eval_questions=72, eval_k=4)
 ROOM = dict(max_tokens=160, max_prompt_tokens=640)  # and for problems that are not its own
+
+# What a run that begins from a run takes from it, if no flag says otherwise. With the same problems
+# and as many held out, no problem is held out that was trained on before.
+BEGUN = ("data", "columns", "eval_data", "eval_questions", "eval_k", "reward", "threshold",
+         "template", "stop", "max_prompt_tokens", "max_tokens", "temperature", "dtype", "lr",
+         "batch_prompts")
 
 # Flags that --resume takes anew: they change how long, how fast and where a run goes on and how
 # often it is looked at, but not what its logs mean. Any other would mix two runs in one log.
@@ -67,6 +74,8 @@ class ProblemSettings:
     """longer prompts are dropped and counted; 0 = auto"""
     max_tokens: int = 0
     """longest response, in tokens; 0 = auto"""
+    stop: str = ""
+    """TOKEN,...: further tokens that end a response, besides those that the model itself names"""
 
 
 @dataclass
@@ -87,7 +96,8 @@ class ModelSettings:
     """What is trained."""
 
     model: str = "tiny"
-    """tiny, tiny-moe, tiny-skills, or a model: Qwen2.5-Math-1.5B, a hub id (org/name), a folder"""
+    """tiny, tiny-moe, tiny-skills, or a model: Qwen2.5-Math-1.5B, a hub id (org/name), a folder; or
+    runs/NAME, to begin from what that run has trained"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """precision of the frozen weights; auto: float32 on a CPU, bfloat16 or float16 on a GPU"""
     lora_rank: int = 16
@@ -323,15 +333,16 @@ def what_cannot_work(c: Config) -> list[tuple[bool, str]]:
 def resolve(config: Config) -> Config:
     """Fill in the defaults that depend on the model's name and the machine."""
     require_effect(config)
-    tiny, on_cpu = config.model in TINY, build_for_cpu()
+    base, on_cpu = base_of(config.model), build_for_cpu()
+    tiny = base in TINY
     numbers = {name: values[not tiny] for name, values in AUTO.items()}
     if not (tiny or on_cpu):  # on a CPU `fit_in_memory` knows, once the model is there
         numbers["micro_tokens"] = default_micro_tokens()
     dtype = default_dtype() if config.dtype == "auto" else config.dtype
     config = fill_in(
         config, dtype=dtype, rollout_dtype=dtype, sync=default_sync(dtype),
-        data=default_data(config.model if tiny else resolve_model(config.model)),
-        template=default_template(config.model, config.reward), **numbers)
+        data=default_data(base if tiny else resolve_model(base)),
+        template=default_template(base, config.reward), **numbers)
     config.name = name_of(config)
     return fill_in(config, eval_data=default_eval_data(config.data))
 
@@ -349,6 +360,8 @@ def name_of(config: Config) -> str:
     Raises ValueError if runs/NAME cannot be a folder in runs.
     """
     prefix, model = getattr(config, "prefix", ""), Path(config.model).name
+    if run := run_named(config.model):
+        model = f"from-{run.name}" + f"-{model}" * (model != run.name)
     name = config.name or f"{prefix}{model}-{config.sampler}-seed{config.seed}"
     if not re.fullmatch(r"\w[\w.+-]*", name) or len(name.encode()) > 255:
         raise ValueError(f"name {name[:80]!r} must be a plain folder name of at most 255 bytes, "
@@ -356,17 +369,38 @@ def name_of(config: Config) -> str:
     return name
 
 
-def small_defaults(config) -> dict:
-    """The settings of a small model where no flag says otherwise; {} for any other model."""
-    if not is_small(config.model):
+def small_defaults(config, taken=()) -> dict:
+    """The settings of a small model where no flag says otherwise; {} for any other model.
+
+    Without those that are `taken` from a run.
+    """
+    if not is_small(base_of(config.model)):
         return {}
     known = SMALL | (ROOM if config.data not in ("auto", "builtin-words") else {})
     if getattr(config, "sampler", Config.sampler) != Config.sampler:
         known |= dict(M=Config.M)
-    known = {name: value for name, value in known.items() if hasattr(config, name)}
-    print("small model, so where no flag says otherwise:",
-          ", ".join(f"{name} = {value}" for name, value in known.items()))
+    known = {name: value for name, value in known.items()
+             if hasattr(config, name) and name not in taken}
+    if known:
+        print("small model, so where no flag says otherwise:", listed(known))
     return known
+
+
+def as_before(config) -> dict:
+    """The settings of the run that --model names where no flag says otherwise; {} if it names none.
+
+    `config`: what the flags say. Other problems have other columns and are held out anew.
+    """
+    run = run_named(config.model)
+    found = settings(run) if run else {}
+    other = {"data", "columns", "eval_data"} if config.data != "auto" else set()
+    other |= {"threshold"} if config.reward or not found.get("reward") else set()
+    return {name: found[name] for name in BEGUN
+            if found.get(name, "") != "" and name not in other}
+
+
+def listed(settings: dict) -> str:
+    return ", ".join(f"{name} = {shown(value)}" for name, value in settings.items())
 
 
 # ------------------------------------------------------------------------------ flags
@@ -413,7 +447,16 @@ def parse(argv: list[str] | None = None, cls: type = Config, flags: type = Confi
     with in_one_sentence(about[0]):
         config = parse_flags(flags, argv, *about)
         known = settings(Path("runs", name_of(config))) if config.resume else {}
-        config = parse_flags(flags, argv, *about, known or small_defaults(config))
+        taken = {} if known else as_before(config)
+        config = parse_flags(
+            flags, argv, *about, known or small_defaults(config, taken) | taken)
+        if run_named(config.model):  # its name, too, is that of the flag and not of the step
+            config.name = name_of(config)
+            config.model = as_model(config.model, known.get("model", ""))
+        taken = {name: value for name, value in taken.items() if getattr(config, name) == value}
+        if taken:
+            print(f"{shown(config.model)}: as in its run, where no flag says otherwise: "
+                  f"{listed(taken)}")
         if known and checkpoints(Path("runs", config.name)):  # without one nothing is lost
             fixed = vars(cls()).keys() - vars(config).keys()
             given = {name: known[name] for name in known.keys() - fixed}
@@ -434,7 +477,7 @@ def parse_before_torch() -> Config:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with quiet_end():  # minirl.py --help | head
         config = parse()
-    if config.model in TINY:
+    if base_of(config.model) in TINY:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     return config
 
@@ -482,8 +525,6 @@ class ProtocolSettings:
     """sampling temperature; 0 = greedy, with --k 1"""
     threshold: float = 0.7
     """with --reward: one above it is correct, for pass@k"""
-    stop: str = "auto"
-    """tokens that end a response, besides the model's own end"""
     seed: int = 0
     """decides the samples"""
 
@@ -521,22 +562,27 @@ def parse_eval(argv: list[str] | None = None) -> EvalConfig:
     with in_one_sentence("eval.py"):
         first = parse_flags(EvalConfig, argv, *about)
         adapter = first.adapter and find_adapter(first.adapter)
-        known = small_defaults(first) | as_in_its_run(adapter or first.model, first.data)
+        model = as_model(first.model)
+        known = as_in_its_run(adapter or model, first.data)
+        known = small_defaults(first, known) | known
         config = parse_flags(EvalConfig, argv, *about, known)
         if config.reward != known.pop("reward", ""):  # the run's threshold is for its own reward
             known.pop("threshold", None)
             config = parse_flags(EvalConfig, argv, *about, known)
+        config.model = as_model(config.model, model)
         config.validate()
         require_effect(config)
-    real = config.model not in TINY
+    base = base_of(config.model)
+    real = base not in TINY
     config = fill_in(
-        config, data=default_data(config.model, for_training=False),
-        template=default_template(config.model, config.reward),
+        config, data=default_data(base, for_training=False),
+        template=default_template(base, config.reward),
         max_tokens=AUTO["max_tokens"][real], max_prompt_tokens=AUTO["max_prompt_tokens"][real])
     require_function(config.reward)
     data = [Path(part).stem for part in config.data.split(",")]
-    parts = [Path(config.model).name, *Path(adapter).parts[-3:], *data, f"k{config.k}"]
-    name = "-".join(part for part in parts if part not in ("runs", "checkpoints", "/"))
+    models = Path(config.model).parts[-3 if run_named(config.model) else -1:]
+    parts = [*models, *Path(adapter).parts[-3:], *data, f"k{config.k}"]
+    name = "-".join(part for part in parts if part not in ("runs", "checkpoints", MERGED, "/"))
     return replace(config, adapter=adapter, out=config.out or f"runs/eval-{name[:150]}")
 
 
@@ -547,7 +593,9 @@ def as_in_its_run(checkpoint: str, data: str) -> dict:
     Its --reward judges a file too, but no benchmark, whose results others must be able to compare.
     """
     folder, run = run_of(checkpoint)
-    names = "model template max_prompt_tokens max_tokens temperature".split()
+    names = "template max_prompt_tokens max_tokens stop temperature".split()
+    if Path(checkpoint, "adapter_config.json").exists():
+        names.insert(0, "model")  # whose adapter it is
     own = dict(limit="eval_questions", k="eval_k") if data == "auto" else {}
     if data == "auto":
         data = run.get("eval_data", data)
@@ -558,8 +606,8 @@ def as_in_its_run(checkpoint: str, data: str) -> dict:
     elif run.get("reward"):
         print(f"{shown(folder)} was trained with --reward {shown(run['reward'])}: here math-verify "
               "judges, unless --reward names it")
-    known = {name: run[name] for name in names if name in run}
+    known = {name: run[name] for name in names if run.get(name, "") != ""}
     known |= {name: run[other] for name, other in own.items() if other in run}
     if known:
-        print(f"as in {shown(folder)}, where no flag says otherwise: {', '.join(known)}")
+        print(f"as in {shown(folder)}, where no flag says otherwise: {listed(known)}")
     return known | dict(data=data)

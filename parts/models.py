@@ -48,11 +48,11 @@ def resolve_model(name: str) -> str:
                      "(org/name), or --model tiny.")
 
 
-def fetch_model(name: str, context: int) -> str:
+def fetch_model(name: str, max_prompt_tokens: int = 0, max_tokens: int = 0) -> str:
     """A folder or hub id that transformers and vLLM can load.
 
-    Raises SystemExit if there is none, if it needs code of its own, or if it reads fewer than
-    `context` tokens.
+    Raises SystemExit if there is none, if it needs code of its own, or if it reads fewer tokens
+    than a prompt and an answer may have.
     """
     from transformers import AutoConfig
 
@@ -63,10 +63,15 @@ def fetch_model(name: str, context: int) -> str:
         ask_hub(path, "model")  # ends here if the hub does not know it
     with loading("model", path):
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    context = max_prompt_tokens + max_tokens
     longest = getattr(config, "max_position_embeddings", context)
-    if context > longest:
-        raise SystemExit(f"{shown(path)} reads at most {longest} tokens, but --max-prompt-tokens "
-                         f"and --max-tokens add up to {context}.")
+    if context > longest:  # an exported model knows with which lengths it was trained
+        usual = dict(max_prompt_tokens=longest // 4, max_tokens=longest - longest // 4)
+        fit = usual | getattr(config, "minirl", {})
+        raise SystemExit(
+            f"{shown(path)} reads {longest} tokens, but a prompt and its answer may have "
+            f"{max_prompt_tokens} + {max_tokens}: add --max-prompt-tokens "
+            f"{fit['max_prompt_tokens']} --max-tokens {fit['max_tokens']}.")
     return path
 
 

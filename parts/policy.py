@@ -1,14 +1,19 @@
 """The policy: a frozen model with a LoRA adapter; and an adapter that a stranger has trained.
 """
+import contextlib
+import fcntl
 import functools
+import shutil
 from pathlib import Path
 
 import torch
 from torch.nn import functional
 
-from parts.folder import read_json, shown
+from parts.folder import (MERGED, digest_of, find_adapter, read_json, replacing, require_same,
+                          run_of, shown, step_of)
 from parts.machine import BFLOAT16_CARD, capability
-from parts.models import load_model
+from parts.models import fetch_model, load_model, load_tokenizer, weights_of
+from parts.prompts import stop_ids
 from parts.routing_replay import ROUTERS, RoutingReplay
 
 START_SCALE = 2.0**20  # about what responses * max_tokens divides by (docs/logprobs.md)
@@ -156,3 +161,110 @@ def load_adapter(path: str, adapter: str, dtype: str):
         raise SystemExit(f"The adapter {shown(adapter)} (rank {made['r']}, for {shown(base_name)}) "
                          f"does not fit the model {shown(path)}: {shown(reason)}.") from None
     return policy, made["r"]
+
+
+# ------------------------------------------------------------------------------ merged
+def merged_model(name: str) -> str:
+    """`name`. runs/NAME/merged/step-XXXXXX is first made of that checkpoint: in float32, once.
+
+    A program that asks meanwhile waits. Raises SystemExit if the run now has another checkpoint of
+    that step, because what has begun from the merged one would have another base.
+    """
+    out, (run, settings) = Path(name), run_of(name)
+    if out.parent.name != MERGED or not settings:
+        return name
+    checkpoint = run / "checkpoints" / out.name
+    if not out.exists():
+        if not checkpoint.exists():
+            raise SystemExit(f"{shown(out)} is gone, and so is the checkpoint that it was made of: "
+                             "put one of them back.")
+        with waiting_for(out.parent):
+            if not out.exists():
+                write_merged(find_adapter(str(checkpoint)), out, "float32")
+    adapter, made = checkpoint / "adapter_model.safetensors", read_json(out / "config.json")
+    if adapter.exists() and made["minirl"]["adapter"] != digest_of(adapter):
+        raise SystemExit(f"{shown(out)} was made of another adapter of step {step_of(out)}: remove "
+                         "it, unless another run has begun from it.")
+    return name
+
+
+@contextlib.contextmanager
+def waiting_for(folder: Path):
+    """Whoever is in this block for the same folder comes first. Raises SystemExit if none can."""
+    try:
+        folder.mkdir(exist_ok=True)
+        lock = open(folder / ".lock", "a")
+    except OSError as error:
+        raise SystemExit(f"Cannot write to {shown(folder)} ({error.strerror}): export the run to "
+                         "another folder, and name that as --model.") from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def write_merged(adapter: str, out: Path, dtype: str) -> None:
+    """Write the model of a run's checkpoint, W + scale * B A for every adapted W, to a new folder.
+
+    PEFT adds in float32, then the sum is rounded once, to `dtype`. The folder has the base's
+    tokenizer, all tokens that end an answer, and the lengths of the training.
+    Raises SystemExit if that cannot be done; then nothing is left of the folder.
+    """
+    from transformers import GenerationConfig
+
+    run, settings = run_of(adapter)
+    if not settings:
+        raise SystemExit(f"{shown(adapter)} is no checkpoint of a run: its base is not known.")
+    path = fetch_model(merged_model(settings["model"]))
+    require_same(run, weights_of(path), "put back what the adapter was trained on")
+    tokenizer = load_tokenizer(path)
+    ends = stop_ids(path, tokenizer, settings["template"], settings.get("stop", ""))
+    policy, _ = load_adapter(path, adapter, settings["dtype"])
+    policy.float()
+    say_what_is_left(policy, settings["dtype"] if dtype == "float32" else dtype)
+    model = policy.merge_and_unload().to(getattr(torch, dtype))
+    if not all(p.isfinite().all() for p in model.parameters()):
+        raise SystemExit(f"The merged weights are no finite numbers: the base has such, or {dtype} "
+                         "cannot hold them; try --dtype float32.")
+    lengths = {name: settings[name] for name in ("max_prompt_tokens", "max_tokens")}
+    ends = ends if len(ends) > 1 else ends[0]  # some programs read a single one only
+    model.config.eos_token_id = ends
+    model.config.minirl = lengths | dict(
+        adapter=digest_of(Path(adapter, "adapter_model.safetensors")))
+    model.generation_config = GenerationConfig(
+        eos_token_id=ends, pad_token_id=tokenizer.pad_token_id, do_sample=True, top_k=0,
+        temperature=settings["temperature"], max_new_tokens=settings["max_tokens"])
+    save_model(model, tokenizer, out)
+    print(f"{shown(out)}: the base model with the adapter of {shown(adapter)}, in {dtype}")
+
+
+def say_what_is_left(policy, dtype: str) -> None:
+    """Print how much of the update is left when W + dW is rounded: <rounded - W, dW> / <dW, dW>."""
+    if dtype == "float32":
+        return
+    left, whole = 0.0, 0.0
+    for module in policy.base_model.model.modules():
+        if hasattr(module, "get_delta_weight"):
+            base, update = module.get_base_layer().weight, module.get_delta_weight("default")
+            rounded = (base + update).to(getattr(torch, dtype)).float()
+            left += ((rounded - base) * update).sum().item()
+            whole += update.square().sum().item()
+    share = left / whole if whole else 1.0
+    advice = "; --dtype float32 keeps all of it" if share < 0.95 else ""
+    print(f"{share:.1%} of the update is left in {dtype}{advice}")
+
+
+def save_model(model, tokenizer, out: Path) -> None:
+    """The folder, complete or not at all. Raises SystemExit if it cannot be written."""
+    from safetensors import SafetensorError
+
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(out) as writing:
+            writing.mkdir()
+            model.save_pretrained(writing)
+            tokenizer.save_pretrained(writing)
+            for weights in writing.glob("*.safetensors"):  # written for their owner's eyes only
+                shutil.copymode(writing / "config.json", weights)
+    except (OSError, RuntimeError, SafetensorError) as error:  # three libraries' words for full
+        raise SystemExit(f"Could not write {shown(out)} ({shown(error)}): nothing half-written is "
+                         "left, and the run is untouched.") from error

@@ -8,6 +8,7 @@ The template alone moves Qwen2.5-Math-1.5B from 33 % to 62 % on MATH-500 (docs/e
 A template is one of TEMPLATES, or a file (docs/data.md): .json has turns like those of TEMPLATES,
 for the tokenizer's own chat template; .jinja makes the whole prompt.
 """
+import contextlib
 import json
 import re
 import statistics
@@ -15,7 +16,7 @@ from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
-from parts.folder import counted, is_text, shown
+from parts.folder import counted, is_text, read_json, shown
 from parts.sources import without_instruction
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -56,7 +57,8 @@ def add_prompts(problems: list, tokenizer, template: str, max_prompt_tokens: int
     rows = [problem.shown for problem in problems]
     prompts = make_prompts(tokenizer, template, without_doubled(problems, template), rows)
     for text in left_out(template, prompts[0]):
-        print(f"WARNING: the model's chat template leaves out a turn: {shown(text, 80)!r}")
+        print(f"WARNING: the model's chat template leaves out a turn: {shown(text, 80)!r}; add "
+              "--template chat, which leaves the problem alone")
     start = start_ids(tokenizer) if needs_start(tokenizer, template, prompts[0]) else []
     ids = [start + tokens for tokens in tokenizer(prompts, add_special_tokens=False)["input_ids"]]
     kept = [replace(problem, prompt=prompt, prompt_ids=tokens)
@@ -236,19 +238,95 @@ def read_template(file: str) -> str:
         raise SystemExit(f"--template: cannot read {shown(file)} ({why}).") from None
 
 
-def stop_ids(tokenizer, names: str = "auto") -> list[int]:
-    """Ids of the tokens that end a response: `names`, joined by commas, or "auto" for all known.
+# --------------------------------------------------------------------------- the end of an answer
+def stop_ids(path: str, tokenizer, template: str, more: str = "") -> list[int]:
+    """Ids of all tokens that end an answer; a line names them.
 
-    All are needed: a base model's own end is <|endoftext|>, but in a chat it stops with <|im_end|>.
-    Raises SystemExit for a token that the vocabulary does not have.
+    Each model names its ends in another place: Phi-3.5 has <|end|> in generation_config.json alone,
+    and the base model Qwen2.5-Math has <|im_end|> in its chat template alone. So this is the union
+    of all places, of END_TOKENS and of `more` (--stop), whose tokens are joined by commas.
+
+    `path`: the model's folder or hub id. A token without a row in the model's embedding is left
+    out, because the model cannot write it. Raises SystemExit if `more` has an unknown token, or if
+    there is no end at all.
     """
-    vocabulary = tokenizer.get_vocab()
-    ends = dict.fromkeys((tokenizer.eos_token, *END_TOKENS))
-    known = [token for token in ends if token in vocabulary]
-    tokens = known if names == "auto" else names.split(",")
-    unknown = [token for token in tokens if token not in vocabulary]
+    rows = embedding_rows(path)
+    vocabulary = {token: i for token, i in tokenizer.get_vocab().items() if i < rows}
+    names = {tokenizer.eos_token, end_of_turn(tokenizer, template), *END_TOKENS}
+    ends = {vocabulary[name] for name in names if name in vocabulary}
+    ends |= {i for i in ends_in_configs(path) if i < rows}
+    added = more.split(",") if more else []
+    unknown = [token for token in added if token not in vocabulary]
     if unknown:
-        raise SystemExit(
-            f"--stop: the model has no token '{shown(unknown[0])}'; known ends: "
-            f"{', '.join(map(shown, known))}.")
-    return sorted({vocabulary[token] for token in tokens})
+        raise SystemExit(f"--stop: the model has no token {shown(repr(unknown[0]), 80)}; known "
+                         f"ends: {in_words(tokenizer, sorted(ends))}.")
+    ends |= {vocabulary[token] for token in added}
+    if not ends:
+        raise SystemExit("The model names no token that ends an answer, so every answer would be "
+                         "cut off: name one with --stop TOKEN.")
+    print(f"an answer ends at {in_words(tokenizer, sorted(ends))}")
+    return sorted(ends)
+
+
+def in_words(tokenizer, ids: list[int]) -> str:
+    """The tokens of these ids. An id of the model that the tokenizer does not know is a number."""
+    return ", ".join(shown(tokenizer.convert_ids_to_tokens(i) or i) for i in ids)
+
+
+def end_of_turn(tokenizer, template: str) -> str | None:
+    """The special token that the chat template in use writes right after an assistant's turn."""
+    own = dict(chat_template=read_template(template)) if is_jinja(template) else {}
+    chat = [dict(role="user", content="QUESTION"), dict(role="assistant", content="ANSWER")]
+    text = ""
+    with contextlib.suppress(Exception):  # a template that makes prompts alone may refuse an answer
+        text = tokenizer.apply_chat_template(
+            chat, tokenize=False, problem="QUESTION", row={}, **own)
+    _, found, after = text.rpartition("ANSWER")
+    if template == "none" or not found:
+        return None
+    tokens = [token for token in tokenizer.get_added_vocab() if after.lstrip().startswith(token)]
+    return max(tokens, key=len, default=None)
+
+
+def ends_in_configs(path: str) -> set[int]:
+    """The end tokens of generation_config.json and config.json, also those of a nested text model.
+
+    Only what is written there counts: transformers would make up an end that a config does not have
+    (2 for a Llama, which in Llama 3 is "#").
+    """
+    from transformers.utils import cached_file
+
+    found = set()
+    for name in ("generation_config.json", "config.json"):
+        file = cached_file(path, name, _raise_exceptions_for_missing_entries=False,
+                           _raise_exceptions_for_connection_errors=False)
+        stored = read_json(file) if file else {}
+        for part in (stored, stored.get("text_config") or {}):
+            ends = part.get("eos_token_id")
+            found |= {i for i in (ends if isinstance(ends, list) else [ends]) if i is not None}
+    return found
+
+
+# ---------------------------------------------------------------------------- beyond the embedding
+def embedding_rows(path: str) -> int:
+    """For how many token ids the model has an embedding."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(path, trust_remote_code=False).get_text_config().vocab_size
+
+
+def require_embedded(path: str, tokenizer, problems: list) -> None:
+    """Raises SystemExit if a prompt has a token for which the model's embedding has no row.
+
+    The tokenizer itself may have more tokens than the model: that does no harm, as long as none of
+    them is in a prompt.
+    """
+    rows = embedding_rows(path)
+    for problem in problems:
+        largest = max(problem.prompt_ids, default=0)
+        if largest >= rows:
+            raise SystemExit(
+                f"The prompt of {shown(repr(problem.problem), 80)} has the token "
+                f"{in_words(tokenizer, [largest])} (id {largest}), but the model's embedding has "
+                f"{rows} rows, for the ids below that: resize it (resize_token_embeddings), or "
+                "take the tokenizer that belongs to the model.")

@@ -22,13 +22,13 @@ from transformers import AutoConfig
 
 from ada_sampler import Estimator
 from parts.config import Config
-from parts.data import (Problem, Stream, check_golds, check_readable, digest, digest_of_prompts,
-                        keys_of, load_train_and_held_out, remember)
+from parts.data import (Problem, Stream, check_golds, check_readable, count_trained, digest,
+                        digest_of_prompts, keys_of, load_train_and_held_out, remember)
 from parts.engine import Engine, seed_everything
-from parts.folder import (FEW, LOGS, append, checkpoints, claim, counted, difference, direction,
-                          has_step, interval, keep_rows, note_start, own_files, quiet_end,
-                          read_config, read_rows, require_same, restore, save, saved_so_far, shown,
-                          similar, step_of, verdict)
+from parts.folder import (FEW, LOGS, append, base_of, checkpoints, claim, counted, difference,
+                          direction, has_step, interval, keep_rows, note_start, own_files,
+                          quiet_end, read_config, read_rows, require_same, restore, run_named,
+                          save, saved_so_far, shown, similar, step_of, verdict)
 from parts.grader import ForkingGrader
 from parts.logprobs import Row, token_logprobs
 from parts.machine import build_for_cpu, fit_in_memory, in_one_line, out_of_memory
@@ -36,9 +36,9 @@ from parts.metrics import group_row, watch
 from parts.models import (check_family, empty_model, fetch_model, load_tokenizer, loading,
                           weights_of)
 from parts.plot import draw_run
-from parts.policy import load_policy
+from parts.policy import load_policy, merged_model
 from parts.probe import Probe, limits
-from parts.prompts import add_prompts, is_jinja, stop_ids
+from parts.prompts import add_prompts, is_jinja, require_embedded, stop_ids
 from parts.routing_replay import choose_replay, is_supported
 from parts.sources import expand
 
@@ -88,7 +88,7 @@ def prepare(config: Config, grader) -> Run:
     faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # kill -USR1 PID shows the threads
     found = before_the_engine(config, grader)  # folder, model files, problems, checkpoint
     tracker = open_tracker(found.folder, config)
-    engine = start_engine(config, found.path, found.tokenizer)
+    engine = start_engine(config, found.path, found.stops)
     policy = load_policy(
         found.path, dtype=config.dtype, rank=config.lora_rank, alpha=config.lora_alpha,
         seed=config.seed, device="cpu" if engine.on_cpu else "cuda",
@@ -110,8 +110,11 @@ def before_the_engine(config: Config, grader) -> SimpleNamespace:
         print(f"no checkpoint of {config.name}: this starts a new run with --model "
               f"{shown(config.model)}, --data {shown(config.data)} and --steps {config.steps}"
               + (f"; {shown(near)} has a similar name" if near else ""))
-    path, tokenizer = find_model(config)
+    path, tokenizer, stops = find_model(config)
     train, held_out = load_data(config, tokenizer, grader)
+    require_embedded(path, tokenizer, train + held_out)
+    if begun := run_named(config.model):
+        count_trained(begun, held_out)
     lock = lock or claim(folder, config.resume)  # only now: a wrong flag leaves no empty folder
     inputs = dict(data=f"{digest(train)}, held out: {digest(held_out)}")
     prompts = digest_of_prompts(train + held_out)
@@ -130,13 +133,17 @@ def before_the_engine(config: Config, grader) -> SimpleNamespace:
             f"--{name.replace('_', '-')} {shown(now)} (until now {shown(before)})"
             for name, (before, now) in sorted(changed.items())))
     remember(folder, train, held_out)
-    return SimpleNamespace(folder=folder, lock=lock, path=path, tokenizer=tokenizer, train=train,
-                           held_out=held_out, newest=newest)
+    return SimpleNamespace(folder=folder, lock=lock, path=path, tokenizer=tokenizer, stops=stops,
+                           train=train, held_out=held_out, newest=newest)
 
 
 def find_model(config: Config):
-    """(folder or hub id of the model, its tokenizer). Sets in `config` what its files can tell."""
-    path = fetch_model(config.model, config.max_prompt_tokens + config.max_tokens)
+    """(the model's folder or hub id, its tokenizer, the ids that end an answer).
+
+    Sets in `config` what the model's files can tell.
+    """
+    path = fetch_model(
+        merged_model(config.model), config.max_prompt_tokens, config.max_tokens)
     architecture = AutoConfig.from_pretrained(path, trust_remote_code=False)
     check_family(architecture)
     with loading("model", path):
@@ -144,14 +151,15 @@ def find_model(config: Config):
     if build_for_cpu():
         fit_in_memory(config, empty)
     config.replay = choose_replay(config.replay, path, config.mini_batches)
-    return path, load_tokenizer(path)
+    tokenizer = load_tokenizer(path)
+    return path, tokenizer, stop_ids(path, tokenizer, config.template, config.stop)
 
 
 def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
     """(training problems, held-out problems), with prompts. The two share no problem."""
     train, held_out = load_train_and_held_out(
         config.data, config.eval_data, eval_questions=config.eval_questions, **keys_of(config))
-    check_readable(config.model, train, refuse=not (config.reward or config.train_anyway))
+    check_readable(base_of(config.model), train, refuse=not (config.reward or config.train_anyway))
     train, held_out = (
         add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
         for problems in (train, held_out))
@@ -169,11 +177,9 @@ def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
     return train, held_out
 
 
-def start_engine(config: Config, path: str, tokenizer) -> Engine:
-    """vLLM with the model. Prints what ends a response, and what follows from the machine."""
-    stops = stop_ids(tokenizer)
+def start_engine(config: Config, path: str, stops: list[int]) -> Engine:
+    """vLLM with the model, whose answers end at `stops`. Prints what follows from the machine."""
     print(in_one_line(config))
-    print(f"a response ends at {tokenizer.convert_ids_to_tokens(stops)}")
     # 2: the probe's texts have at least one token of a response, and vLLM adds another.
     return Engine(
         path, max_model_len=config.max_prompt_tokens + max(2, config.max_tokens),

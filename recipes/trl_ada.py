@@ -280,8 +280,8 @@ def before_training(c: Config, grader) -> SimpleNamespace:
         folders.keep_rows(found.folder / "metrics.jsonl",
                           lambda row: folders.has_step(row) and row["step"] <= last)
     else:
-        path, tokenizer = find_model(c)
-        found = SimpleNamespace(path=path, tokenizer=tokenizer, newest=None,
+        path, tokenizer, stops = find_model(c)
+        found = SimpleNamespace(path=path, tokenizer=tokenizer, stops=stops, newest=None,
                                 train=load_data(c, tokenizer, grader)[0])
     [found.newest] = broadcast_object_list([found.newest])  # the first's, for which all wait
     require_resumable(found.newest, c.steps)
@@ -306,13 +306,17 @@ def require_resumable(newest: Path | None, steps: int) -> None:
 # ------------------------------------------------------------------------------ the program
 def make_trainer(c: Config, grader) -> AdaTrainer:
     args, found = trl_settings(c), before_training(c, grader)
-    engine = start_engine(c, found.path, found.tokenizer)
+    engine = start_engine(c, found.path, found.stops)
     lora = LoraConfig(r=c.lora_rank, lora_alpha=c.lora_alpha, task_type="CAUSAL_LM",
                       target_modules=ATTENTION if is_supported(found.path) else "all-linear")
     torch.manual_seed(c.seed)  # the adapter's start, in all processes alike
     trainer = AdaTrainer(
         c, engine, found.train, grader, model=found.path, args=args, callbacks=[Keeper(c)],
         processing_class=found.tokenizer, peft_config=None if c.full else lora)
+    trainer.eos_token_ids = found.stops  # TRL knows fewer, and counts answers that are cut off
+    if c.full:  # the weights are saved with these
+        trainer.model.generation_config.eos_token_id = found.stops
+        trainer.model.config.eos_token_id = found.stops
     trainer.newest = found.newest and str(found.newest)
     trainer.found = found  # so that its lock on the folder lives as long
     return trainer

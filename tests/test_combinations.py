@@ -51,9 +51,9 @@ ODD = {  # as they are typed; what is of another type tyro refuses
     str: ("", "x" * 100_000),
     Literal: ("", "None", "x" * 100_000),
 }
-# Texts whose sense only the disk or the model can tell: test_refusals.py, test_data.py and
-# test_own_reward.py try them.
-ELSEWHERE = ("model", "data", "eval_data", "columns", "reward", "template", "name")
+# Texts whose sense only the disk or the model can tell: test_refusals.py, test_data.py,
+# test_prompts.py and test_own_reward.py try them.
+ELSEWHERE = ("model", "data", "eval_data", "columns", "reward", "template", "stop", "name")
 
 
 def kind_of(name: str):

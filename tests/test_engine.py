@@ -216,8 +216,8 @@ def test_each_sample_is_asked_for_with_its_own_length_temperature_and_seed(monke
     engine = Engine("any", max_model_len=9, temperature=0.7, stop_token_ids=[3], sleep=True)
     engine.submit("a", (1, 2), 9)
     engine.submit("b", (4,), 5, temperature=0.0, seed=11)
-    every = dict(stop_token_ids=[3], detokenize=False, logprobs=0, flat_logprobs=True,
-                 output_kind="final", skip_clone=True)
+    every = dict(stop_token_ids=[3], ignore_eos=True, detokenize=False, logprobs=0,
+                 flat_logprobs=True, output_kind="final", skip_clone=True)
     assert asked == [
         ("1", dict(prompt_token_ids=[1, 2]), every | dict(
             max_tokens=9, temperature=0.7, seed=None)),

@@ -28,7 +28,7 @@ TINY = ROOT / "models" / "tiny"
 def load(name):
     """As a run does: its files, then the trainer's model."""
     models.weights_of(name)
-    path, _ = find_model(Config(model=name, max_tokens=8, max_prompt_tokens=8, dtype="float32",
+    path, *_ = find_model(Config(model=name, max_tokens=8, max_prompt_tokens=8, dtype="float32",
                                 rollout_dtype="float32"))
     return load_model(path, "float32")
 
@@ -110,7 +110,8 @@ def without_words(folder):
         (dict(rope_scaling=dict(rope_type="yarn")), "rope_type'='yarn': {'factor'}"),
         (dict(hidden_size="many"), "'hidden_size' expected int, got str"),
         (dict(hidden_size=0), "Cannot load"), (dict(hidden_act="nosuch"), "Cannot load"),
-        (dict(max_position_embeddings=15), "at most 15 tokens.*--max-tokens add up to 16"),
+        (dict(max_position_embeddings=15),
+         "reads 15 tokens, .* 8 . 8: add --max-prompt-tokens 3 --max-tokens 12"),
         (dict(quantization_config=dict(quant_method="gptq", bits=4)), "quantized.*were made of"),
         (dict(model_type="nothing"), "does not recognize")))])
 def test_what_is_broken_or_missing_is_named(tmp_path, harm, words):

@@ -1,14 +1,17 @@
 """The prompt is what the template says to the letter, or a sentence says why there is none."""
 import json
-from types import SimpleNamespace
+import shutil
 
 import pytest
+from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerFast
 
 from helpers import ROOT
 from models import make
 from parts import prompts
 from parts.data import Problem
-from parts.prompts import add_prompts, stop_ids
+from parts.models import load_tokenizer, tiny_folder
+from parts.prompts import add_prompts, require_embedded, stop_ids
 
 QWEN = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -237,7 +240,9 @@ def test_a_turn_that_the_chat_template_leaves_out_is_named(qwen, capsys):
     prompt(qwen, "qwen25-math-cot")
     assert "WARNING" not in capsys.readouterr().out
     prompt(make.build_tokenizer(), "qwen25-math-cot")
-    assert "leaves out a turn: 'Please reason step by step" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "leaves out a turn: 'Please reason step by step" in said
+    assert "add --template chat, which leaves the problem alone" in said
 
 
 def test_problems_that_differ_in_spaces_alone_may_have_one_prompt(tokenizer):
@@ -256,9 +261,130 @@ def test_over_long_prompts_are_dropped_and_lengths_reported(tokenizer, capsys):
         add_prompts(problems, tokenizer, "none", 2)
 
 
-def test_stop_ids():
-    vocabulary = {"<|endoftext|>": 7, "<|im_end|>": 5, "</s>": 2, "x": 1}
-    qwen = SimpleNamespace(get_vocab=lambda: vocabulary, eos_token="</s>")
-    assert stop_ids(qwen) == [2, 5, 7]
-    assert stop_ids(SimpleNamespace(get_vocab=lambda: {"a": 0}, eos_token=None)) == []
-    assert stop_ids(qwen, "</s>,x") == [1, 2]
+# -------------------------------------------------------------------------- the end of an answer
+LLAMA = ("{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
+         "{{ m.content }}<|eot_id|>{% endfor %}")
+PHI = ("{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
+       "{% if add_generation_prompt %}<|assistant|>\n{% else %}{{ eos_token }}{% endif %}")
+GEMMA = ("{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
+         "{% endif %}<start_of_turn>{{ m.role }}\n{{ m.content | trim }}<end_of_turn>\n"
+         "{% endfor %}")
+MISTRAL = ("{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} "
+           "[/INST]{% else %}{{ m.content }} </s>{% endif %}{% endfor %}")
+GRANITE = ("{% for m in messages %}<|start_of_role|>{{ m.role }}<|end_of_role|>{{ m.content }}"
+           "<|end_of_turn|>\n{% endfor %}")
+# eos_token and pad_token; what generation_config.json and config.json name; all tokens that are
+# there; the chat template; the tokens that end an answer
+LAYOUTS = {
+    "Phi-3.5": ("<|endoftext|>", "<|endoftext|>", ["<|end|>", "<|assistant|>", "<|endoftext|>"],
+                "<|endoftext|>", "<unk> <|endoftext|> <|assistant|> <|end|> <|user|>", PHI,
+                "<|endoftext|> <|assistant|> <|end|>"),
+    "Gemma-it": ("<eos>", "<pad>", ["<eos>", "<end_of_turn>"], "<eos>",
+                 "<pad> <eos> <bos> <start_of_turn> <end_of_turn>", GEMMA, "<eos> <end_of_turn>"),
+    "Llama 3.1": ("<|eot_id|>", "<|finetune_right_pad_id|>",
+                  ["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"], "<|end_of_text|>",
+                  "<|end_of_text|> <|finetune_right_pad_id|> <|start_header_id|> <|eom_id|> "
+                  "<|eot_id|>", LLAMA, "<|end_of_text|> <|eom_id|> <|eot_id|>"),
+    "Qwen2.5-Instruct": ("<|im_end|>", "<|endoftext|>", ["<|im_end|>", "<|endoftext|>"],
+                         "<|im_end|>", "<|endoftext|> <|im_start|> <|im_end|> <tool_call>", QWEN,
+                         "<|endoftext|> <|im_end|>"),
+    "Qwen2.5-Math": ("<|endoftext|>", "<|endoftext|>", "<|endoftext|>", "<|endoftext|>",
+                     "<|endoftext|> <|im_start|> <|im_end|>", QWEN, "<|endoftext|> <|im_end|>"),
+    "Mistral": ("</s>", "[PAD]", None, "</s>", "<s> </s> [INST] [/INST] [PAD]", MISTRAL, "</s>"),
+    "Granite, base": ("<|end_of_text|>", "<|pad|>", None, None,  # an end that no file names
+                      "<|end_of_text|> <|pad|> <|start_of_role|> <|end_of_role|> <|end_of_turn|>",
+                      GRANITE, "<|end_of_text|> <|end_of_turn|>"),
+}
+
+
+def model_with(folder, eos, pad, generation, config, there, chat_template):
+    """The built-in model's folder and tokenizer, with other special tokens and a chat template."""
+    shutil.copytree(tiny_folder(), folder)
+    stored = json.loads((folder / "tokenizer.json").read_text()) | dict(added_tokens=[])
+    (folder / "tokenizer.json").write_text(json.dumps(stored))
+    words = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    words.add_tokens([AddedToken(token, special=True) for token in there.split()])
+    words.eos_token, words.pad_token, words.chat_template = eos, pad, chat_template
+    words.save_pretrained(folder)
+    for file, ends in (("generation_config.json", generation), ("config.json", config)):
+        stored = json.loads((folder / file).read_text()) | dict(
+            eos_token_id=words.convert_tokens_to_ids(ends) if ends else None)
+        (folder / file).write_text(json.dumps(stored))
+    if generation is None:
+        (folder / "generation_config.json").unlink()
+    return str(folder), load_tokenizer(str(folder))
+
+
+def ends_of(path, tokenizer, template="chat", more="") -> set[str]:
+    ids = stop_ids(path, tokenizer, template, more)
+    assert ids == sorted({*ids})
+    return {*tokenizer.convert_ids_to_tokens(ids)}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_answer_ends_at_every_token_that_a_model_ends_its_turns_with(layout, tmp_path, capsys):
+    """And at no other, such as the padding token: an answer would be cut off there."""
+    *files, ends = LAYOUTS[layout]
+    assert ends_of(*model_with(tmp_path / "model", *files)) == {*ends.split()}
+    said = capsys.readouterr().out
+    assert said == f"an answer ends at {', '.join(sorted(ends.split(), key=files[4].index))}\n"
+
+
+def test_the_template_in_use_decides_which_turn_is_meant(tmp_path):
+    path, words = model_with(tmp_path / "model", *LAYOUTS["Granite, base"][:-1])
+    names = {"none": "", "chat": "<|end_of_turn|>"}
+    for number, (source, end) in enumerate([
+            ("{{ problem }}", ""),  # it has no assistant's turn
+            ("{{ problem }}{{ row.choices.first }}{{ messages[0].content }}", ""),  # nor this one
+            ("{% for m in messages %}{{ m.content }}<|pad|>{% endfor %}", "<|pad|>"),
+            ("<|pad|>{{ messages[0].content }}<|pad|>", ""),
+            ("{% for m in messages %}{{ m.content }}\n### {% endfor %}", "")]):
+        names[str(file(tmp_path, f"{number}.jinja", source))] = end
+    for template, end in names.items():
+        assert ends_of(path, words, template) == {"<|end_of_text|>", *end.split()}, template
+
+
+def test_stop_adds_tokens_and_names_the_known_ends_where_there_is_no_such_token(tmp_path):
+    path, words = model_with(tmp_path / "model", *LAYOUTS["Gemma-it"][:-1])
+    more = "<start_of_turn>,?"
+    assert ends_of(path, words, more=more) == {"<eos>", "<end_of_turn>", *more.split(",")}
+    for odd in ("<nothing>", "?,", "<eos>,\x1b[2J"):
+        with pytest.raises(SystemExit, match="--stop: .* known ends: <eos>, <end_of_turn>") as stop:
+            stop_ids(path, words, "chat", odd)
+        assert str(stop.value).isprintable()
+    (tmp_path / "model/generation_config.json").write_text("{")
+    with pytest.raises(SystemExit, match="generation_config.json is missing or damaged"):
+        stop_ids(path, words, "chat")
+
+
+def test_the_config_of_a_model_with_several_modalities_names_ends_too(tmp_path):
+    path, words = model_with(tmp_path / "model", *LAYOUTS["Mistral"][:-1])
+    nested = dict(model_type="gemma3_text", vocab_size=384,
+                  eos_token_id=words.convert_tokens_to_ids("[INST]"))
+    (tmp_path / "model/config.json").write_text(
+        json.dumps(dict(model_type="gemma3", text_config=nested)))
+    assert ends_of(path, words) == {"</s>", "[INST]"}
+
+
+# -------------------------------------------------------------------------- beyond the embedding
+def test_a_prompt_with_a_token_beyond_the_embedding_is_refused(tmp_path):
+    """Not a tokenizer with more tokens than the model, as long as none is in a prompt: such an
+    end cannot be written."""
+    path, words = model_with(tmp_path / "model", *LAYOUTS["Qwen2.5-Math"][:-1])
+    words.add_tokens([AddedToken(f"<{i}>", special=True) for i in range(40)])
+    words.eos_token, first = "<39>", words.convert_ids_to_tokens(384)  # the model has 384 rows
+    assert words.convert_tokens_to_ids("<39>") > 384
+    assert ends_of(path, words) == {"<|endoftext|>", "<|im_end|>"}
+    require_embedded(path, words, add_prompts(asked("1+1=?"), words, "chat", 700))
+    with pytest.raises(SystemExit, match=f"token {first} .* has 384 rows.*resize") as stop:
+        require_embedded(path, words, add_prompts(asked("1+1=?", f"{first}?"), words, "chat", 700))
+    assert f"'{first}?'" in str(stop.value) and str(stop.value).isprintable()
+    with pytest.raises(SystemExit, match=f"--stop: the model has no token '{first}'"):
+        stop_ids(path, words, "chat", first)
+    words.chat_template = "{{ messages[0].content }}"
+    config = dict(eos_token_id=500, vocab_size=345)  # nothing is left that it could write
+    for name in ("config.json", "generation_config.json"):
+        stored = json.loads((tmp_path / "model" / name).read_text()) | config
+        (tmp_path / "model" / name).write_text(json.dumps(stored))
+    with pytest.raises(SystemExit, match="no token that ends an answer.*--stop"):
+        stop_ids(path, words, "chat")

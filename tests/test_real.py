@@ -42,7 +42,7 @@ def test_template_ends_and_the_tied_head(folder):
     assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
     assert text.endswith(f"{problems[0].problem}<|im_end|>\n<|im_start|>assistant\n")
     assert text.count("\\boxed{") == 3 and tokenizer.decode(problems[0].prompt_ids) == text
-    ends = tokenizer.convert_ids_to_tokens(stop_ids(tokenizer))
+    ends = tokenizer.convert_ids_to_tokens(stop_ids(folder, tokenizer, "chat"))
     assert ends == ["<|endoftext|>", "<|im_end|>"]
     model = trained.get_base_model()
     assert head_of(model).weight is model.model.embed_tokens.weight

@@ -21,6 +21,7 @@ from course import simulate
 from helpers import HANG, ROOT, contents
 from parts.config import parse
 from parts.folder import append
+from parts.models import load_tokenizer, tiny_folder
 from recipes import export
 from world import Grader, small_run
 
@@ -75,6 +76,16 @@ def setting(name: str, value):
         stored["config"] |= {} if value is None else {name: value}
         (MINE / "config.json").write_text(json.dumps(stored))
     return spoil
+
+
+def a_token_more():
+    """A model whose tokenizer has got tokens that its embedding has no rows for."""
+    shutil.copytree(tiny_folder(), "grown")
+    words = load_tokenizer("grown")
+    words.add_tokens([f"<{i}>" for i in range(40)])
+    words.save_pretrained("grown")
+    append(Path("grown.jsonl"), dict(problem="1<39>+1=?", answer="2"), dict(
+        problem="2+<39>1=?", answer="3"))
 
 
 # ------------------------------------------------------------------------------ the rows
@@ -154,6 +165,9 @@ REFUSED = {
         ("--model a\0b", "--model tiny"),
         ("--eval-data missing.jsonl", "There is no data file missing.jsonl: --"),
         ("--columns a,b", "columns has no effect: those of builtin and builtin are known"),
+        ("--stop <|nothing|>", "--stop: the model has no token '<|nothing|>'; known ends: <|endo"),
+        ("--model grown --data grown.jsonl --template chat --max-tokens 9 --max-prompt-tokens 40",
+         "token <39> (id 390), but the model's embedding has 384 rows", a_token_more),
         ("--columns frage --data sums.jsonl", "Its columns are problem, answer: "),
         ("--data odd.jsonl", "--columns QUESTION,ANSWER", text(
             Path("odd.jsonl"), '{"alpha": "1+1", "beta": 2}')),
@@ -215,9 +229,11 @@ REFUSED = {
         (f"{OUT} --adapter runs", "runs has no adapter_config.json: --adapter takes a PEFT"),
         (f"{OUT} --model ./nowhere", "There is no model"),
         (f"{FITS} --template poem", "no prompt template 'poem'"),
-        (f"{FITS} --max-tokens 5000", "at most 1024"),
+        (f"{FITS} --max-tokens 5000", "40 + 5000: add --max-prompt-tokens 256 --max-tokens 768"),
         (f"{FITS} --max-prompt-tokens 3", "over 3 tokens"),
-        (f"{FITS} --stop <|nothing|>", "<|nothing|>"),
+        (f"{FITS} --stop <|nothing|>", "no token '<|nothing|>'; known ends: <|endoftext|>"),
+        ("--out out --data grown.jsonl --model grown --template chat --max-tokens 9 "
+         "--max-prompt-tokens 40", "token <39> (id 390), but the model's embe", a_token_more),
         (f"{FITS} --against no/such/run", "There is no folder no/such/run."),
         (f"{FITS} --against runs/mime", "There is no folder runs/mime; did you mean runs/mine?"),
         (f"{FITS} --against runs/mine", "runs/mine is a training run: --against takes an "

@@ -1,4 +1,5 @@
 """recipes/trl_ada.py: TRL's gradient is minirl's on any number of processes; what it refuses."""
+import json
 import os
 import random
 import re
@@ -36,9 +37,9 @@ def recipe():
 
     started, own = [], trl_ada.start_engine
 
-    def shared(config, path, tokenizer):
-        started.extend([] if started else [own(config, path, tokenizer)])
-        started[0].sampling["temperature"] = config.temperature
+    def shared(config, path, stops):
+        started.extend([] if started else [own(config, path, stops)])
+        started[0].sampling |= dict(temperature=config.temperature, stop_token_ids=stops)
         files = load_file(Path(path, "model.safetensors"))  # --full has left others, and a head
         files["lm_head.weight"] = files["model.embed_tokens.weight"]
         weights = dict(weights_iterator=iter(files.items()))
@@ -247,13 +248,16 @@ def saved(checkpoint: str):
 @pytest.mark.engine
 @pytest.mark.parametrize("kind, saves", [("--full", [2, 3]), ("--lora-rank=4", [2, 4, 5])])
 def test_what_is_kept_is_evaluated(recipe, capsys, kind, saves):
-    train(recipe, kind, "--steps", saves[-1], "--keep-every", 2, "--name", "run")
+    train(recipe, kind, "--steps", saves[-1], "--keep-every", 2, "--name", "run", "--stop", "?")
+    for file in Path("runs/run/checkpoints").glob("*/generation_config.json"):
+        assert json.loads(file.read_text())["eos_token_id"] == [30, 346]  # "?" and <|endoftext|>
     assert [path.name for path in sorted(Path("runs/run/checkpoints").glob("step-*"))] == [
         f"step-{step:06d}" for step in saves]
     command = capsys.readouterr().out.rpartition("evaluate it with ")[2]
     _, script, *flags = shlex.split(command.splitlines()[0])
     run_program(script, *flags, "--out", "out")
     assert len(lines("out/eval.jsonl")) == 8
+    assert json.loads(Path("out/protocol.json").read_text())["stop"] == [30, 346]
 
 
 @pytest.mark.engine
