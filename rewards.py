@@ -83,34 +83,39 @@ def extract_answer(completion: str, style: str = "") -> str | None:
 # ------------------------------------------------------------------------------- 2. the decision
 
 def decide(gold: str, answer: str, style: str = "") -> tuple[str | None, str, str, list[str]]:
-    """(status, why, gold, parts). Status None: ask math-verify if all `parts` equal `gold`."""
+    """(status, why, gold, parts). Status None: ask math-verify if all `parts` equal `gold`.
+
+    The order matters, because each step may rely on those before it:
+
+    1. Both are normalized: one spelling, no units (verifier/spelling.py).
+    2. What only one of them says beside its value is taken off: the letter of a choice, the domain
+       of a parameter, names before values, the inner sides of a chain of equations. What both say
+       must agree (verifier/answers.py).
+    3. Each value that is left is compared by `compare`.
+    """
     found = compare_as_written(gold, answer)
     if found:
         return *found, gold, [answer]
-    found = answers.compare_units(gold, answer)
-    if found:
-        return *found, gold, [answer]
-    as_written = gold
-    gold, answer = (answers.as_product(gold, normalize(gold), normalize(answer)),
-                    answers.as_product(answer, normalize(answer), normalize(gold)))
-    gold, answer = answers.without_lone_modulus(gold, answer)
-    gold, answer = answers.take_stated(gold, answer)
+    gold, answer = normalize(gold), normalize(answer)
+    if not gold or not answer:
+        return "empty" if gold else "unparseable", "nothing is left of it", gold, [answer]
     answer = answers.take_choice(gold, answer)
-    found = compare_spellings(gold, answer)
-    if found:
-        return *found, gold, [answer]
-    gold, answer = answers.without_unit_of_gold(as_written, gold, answer)
-    gold, answer = answers.without_set_braces(gold), answers.without_set_braces(answer)
     found = compare_words(gold, answer)
     if found:
         return *found, gold, [answer]
-    gold, answer = answers.expand_signs(gold), answers.expand_signs(answer)
-    gold, parts = answers.take_labels_off(gold, answer)
-    gold, parts = answers.shares(gold), list(map(answers.shares, parts))
-    if exact(gold):
-        parts = [answers.without_letter_unit(part) for part in parts]
-        if all(map(exact, parts)):
-            return *compare_numbers(gold, parts, style), gold, parts
+    without_domains = answers.take_domain(gold, answer)
+    if not without_domains:
+        return "wrong", "another domain of the parameter", gold, [answer]
+    gold, answer = map(answers.expand_signs, map(answers.without_set_braces, without_domains))
+    without_names = answers.take_names_off(gold, answer)
+    if not without_names:
+        return "wrong", "another name, or an equation for a value", gold, [answer]
+    gold, parts = without_names
+    parts = [answers.as_tuple_of(gold, part) for part in parts]
+    gold = answers.as_tuple_of(parts[-1], gold)
+    found = [compare_values(gold, part, style) for part in parts]
+    if all(found):
+        return *min(found, key=lambda pair: pair[0] == "correct"), gold, parts
     return None, "strings, fractions and words do not tell", gold, parts
 
 
@@ -123,58 +128,53 @@ def compare_as_written(gold: str, answer: str) -> tuple[str, str] | None:
     return None
 
 
-def compare_spellings(gold: str, answer: str) -> tuple[str, str] | None:
-    if not gold:
-        return "unparseable", "nothing is left of it"
-    if not answer:
-        return "empty", "nothing is left of it"
+def compare_words(gold: str, answer: str) -> tuple[str, str] | None:
+    """(status, why) if both are the same, or words and letters; None for other mathematics."""
     if squeeze(gold) == squeeze(answer):
         return "correct", "the same after normalization"
-    same = answers.same_text(gold, answer)
-    if same is not None:
-        return "correct" if same else "wrong", "number bases and dots are compared as text"
     unlike = answers.are_unlike(gold, answer)
-    return ("wrong", unlike) if unlike else None
-
-
-def compare_words(gold: str, answer: str) -> tuple[str, str] | None:
-    gold_date = answers.date(gold)
-    if gold_date:
-        status = "correct" if gold_date == answers.date(answer) else "wrong"
-        return status, "dates are compared by their words and numbers"
-    if answers.is_anagram(gold, answer):
-        return "wrong", "the letters of a word in another order"
-    if answers.same_choices(gold, answer):
-        return "correct", "the same letters of choices"
-    gold_words = answers.words(gold)
-    if not gold_words:
-        return None
-    if "\\text" in gold and "\\" not in answer:
-        answer = f"\\text{{{answer}}}"
-    if gold_words == answers.words(answer):
+    if unlike:
+        return "wrong", unlike
+    statement = answers.same_statement(gold, answer)
+    if statement is not None:
+        return "correct" if statement else "wrong", "letters with connectives"
+    words = answers.words(gold)
+    if words and words == answers.words(answer):
         return "correct", "the same words"
-    if answers.is_surely_text(gold):
+    if words and answers.SURELY_WORDS.search(gold):
         return "wrong", "the gold is a word, compared as text"
     return None
 
 
-def compare_numbers(gold: str, parts: list[str], style: str) -> tuple[str, str]:
-    equal = all(answers.equal_numbers(exact(gold), exact(part), style) for part in parts)
-    return "correct" if equal else "wrong", "compared as exact fractions"
+def compare_values(gold: str, answer: str, style: str) -> tuple[str, str] | None:
+    """(status, why) of two values, as far as strings can tell; None if math-verify must.
+
+    A kind of answer that math-verify misreads is compared here.
+    """
+    if squeeze(gold) == squeeze(answer):
+        return "correct", "the same value"
+    text = answers.same_text(gold, answer)
+    if text is not None:
+        return "correct" if text else "wrong", "bases, dots and other text are compared as written"
+    numbers = answers.exact(gold), answers.exact(answer)
+    if all(numbers):
+        equal = answers.equal_numbers(*numbers, style)
+        return "correct" if equal else "wrong", "compared as exact fractions"
+    return None
 
 
 # --------------------------------------------- 3. the verdict of math-verify, in a child process
 
 def judge(gold: str, parts: list[str], style: str = "") -> tuple[str, str]:
     """(status, why): is every part equal to `gold`?"""
-    from verifier.equality import from_latex, same  # sympy stays out of the trainer's process
+    from verifier.equality import read, same  # sympy stays out of the trainer's process
 
     try:
-        g, read = from_latex(gold), [from_latex(part) for part in parts]
-        unequal = next((a for a in read if not same(g, a, style)), None)
+        g, found = read(gold), [read(part) for part in parts]
+        unequal = next((a for a in found if not same(g, a, style)), None)
         if unequal is not None:
             return "wrong", f"math-verify: {g} is not {unequal}"[:500]
-        return "correct", f"math-verify: {g} is {', '.join(map(str, read))}"[:500]
+        return "correct", f"math-verify: {g} is {', '.join(map(str, found))}"[:500]
     except MemoryError:
         raise
     except Exception as error:

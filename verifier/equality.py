@@ -1,25 +1,33 @@
-"""Are two answers the same mathematics? math-verify reads and compares them, with guards around it.
+r"""Are two answers the same mathematics? math-verify's parser reads them, and sympy compares.
 
-Exact values must be equal exactly: 2^100 - 1 is not 2^100. Expressions with variables are compared
-at fixed points. There is a tolerance only if one of the two has a decimal point.
+Lists, tuples, relations and connectives are taken apart here, because math-verify forgets the order
+of a list, the variable of a relation, and the difference of "and" and "or". What is left are single
+expressions. Exact values must be equal exactly: 2^100 - 1 is not 2^100. Expressions with variables
+are compared at fixed points. There is a tolerance only if one of the two has a decimal point.
 
 Only workers import this: sympy may take any time and any memory.
 """
 import functools
+import re
 import zlib
 
 import sympy
 from antlr4 import PredictionMode
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy
 from math_verify import verify
-from math_verify.grader import is_relation, should_treat_as_complex
+from math_verify.grader import should_treat_as_complex
 from sympy.core.function import AppliedUndef
-from sympy.core.relational import Relational
+from sympy.logic.boolalg import Boolean
 
-POSITIVE, SIGNED = range(3), range(3, 6)  # the numbers of the sample points
+from verifier.answers import TUPLE, split_top
+
 FEW_DIGITS, MAX_DIGITS, GUARD = 50, 20_000, 10
 SCALES = (sympy.Integer(1), sympy.Integer(100), sympy.Rational(1, 100))
+NOT_SMOOTH = (sympy.Abs, sympy.Max, sympy.Min, sympy.sign, sympy.Piecewise, sympy.floor,
+              sympy.ceiling, sympy.Mod)
 
+
+# ------------------------------------------------------------------------------------ reading
 
 class HastyParser(_Latex2Sympy):
     """ANTLR without regard to context: in a third of the time the same tree, or an exception.
@@ -33,75 +41,164 @@ class HastyParser(_Latex2Sympy):
         return parser
 
 
-@functools.lru_cache(1024)
-def from_latex(latex: str):
-    """The sympy object of an answer, by math-verify's parser; case counts: 3r^2 is not 3R^2.
+# With an index these are names, and no constants
+INDEXED = re.compile(r"(?<![A-Za-z\\])([EeI])(?=\s*_)")
+RENAMED = {"E": r"\Xi", "e": r"\xi", "I": r"\Upsilon"}
 
-    "x<1, x>3" becomes the union of both, "x>1, x<3" the intersection.
-    """
-    if latex.removeprefix("-").isascii() and latex.removeprefix("-").isdigit():
-        return sympy.Integer(latex)  # most golds; the parser takes milliseconds
+
+def from_latex(latex: str):
+    """The sympy object of one expression; case counts: 3r^2 is not 3R^2."""
+    latex = INDEXED.sub(lambda match: RENAMED[match[1]], latex)
     how = dict(is_real=not should_treat_as_complex(latex),
                config=ConversionConfig(lowercase_symbols=False))
     try:
-        parsed = HastyParser(**how).parse(latex)
+        return HastyParser(**how).parse(latex)
     except Exception:
-        parsed = _Latex2Sympy(**how).parse(latex)
-    if not isinstance(parsed, sympy.FiniteSet):
-        return parsed
-    if not all(is_relation(element) and not element.has(sympy.Eq) for element in parsed):
-        return parsed
-    sets = [relation.as_set() for relation in parsed]
-    union = sympy.Union(*sets)
-    return union if union != sympy.S.Reals else sympy.Intersection(*sets)
+        return _Latex2Sympy(**how).parse(latex)
 
+
+@functools.lru_cache(1024)
+def read(text: str):
+    """A list of what its elements are, if it has several; otherwise a sympy object.
+
+    Tuples of any length are sympy's. "x<1, x>3" becomes one statement about x.
+    """
+    if text.removeprefix("-").isascii() and text.removeprefix("-").isdigit():
+        return sympy.Integer(text)  # most golds; the parser takes milliseconds
+    for connective, join in (("or", sympy.Or), ("and", sympy.And)):
+        parts = re.split(rf"\\l{connective}(?![A-Za-z])", text)
+        if len(parts) > 1:
+            return joined([read(part.strip()) for part in parts], join)
+    elements = split_top(text, ",;")
+    if len(elements) > 1:
+        return joined([read(element) for element in distributed(elements)])
+    if TUPLE.fullmatch(text):
+        return sympy.Tuple(*map(read, split_top(text[1:-1], ",")))
+    if text.count(",") > 1 and re.fullmatch(r"\[[^\[\]()]*\]", text):
+        return list(map(read, split_top(text[1:-1], ",")))
+    sides = split_top(text, "=")
+    if len(sides) > 2:
+        return [read(f"{sides[0]}={side}") for side in sides[1:]]
+    parsed = from_latex(text)
+    if isinstance(parsed, (sympy.Set, sympy.MatrixBase, sympy.MatrixExpr)):
+        parsed = parsed.doit()
+    if isinstance(parsed, sympy.FiniteSet):
+        return list(parsed)
+    if isinstance(parsed, sympy.And) and len(parsed.free_symbols) > 1:
+        return list(parsed.args)
+    return parsed
+
+
+def distributed(elements: list[str]) -> list[str]:
+    r"""`x \ne 1, 2` is `x \ne 1, x \ne 2`."""
+    first = re.match(r"(.*\\ne(?![A-Za-z]))", elements[0])
+    unrelated = first and not any(re.search(r"[<>=]|\\[lgn]e", each) for each in elements[1:])
+    return elements[:1] + [f"{first[1]} {each}" for each in elements[1:]] if unrelated else elements
+
+
+def joined(parts: list, join=None):
+    """Statements about one variable become one; otherwise parts are a list.
+
+    Without a connective "x<1, x>3" is the union, and "x>1, x<3" the intersection: the union would
+    be all numbers.
+    """
+    if not all(isinstance(part, Boolean) for part in parts):
+        return sum((part if isinstance(part, list) else [part] for part in parts), [])
+    symbols = set().union(*(part.free_symbols for part in parts))
+    if join is sympy.Or and len(symbols) > 1:
+        return sympy.Or(*parts, evaluate=False)
+    if len(symbols) != 1 or join is None and any(part.has(sympy.Eq) for part in parts):
+        return parts
+    either = sympy.Or(*parts, evaluate=False)
+    both = sympy.And(*parts, evaluate=False)
+    if join:
+        return either if join is sympy.Or else both
+    return both if either.as_set() == sympy.S.Reals else either
+
+
+# ---------------------------------------------------------------------------------- comparing
 
 def same(gold, answer, style: str = "") -> bool:
-    """math-verify's `verify` of two parsed answers, with guards and second chances."""
+    """Are two things that `read` gave the same?"""
+    if isinstance(gold, list) or isinstance(answer, list):
+        return isinstance(gold, list) and isinstance(answer, list) and same_lists(gold, answer)
     if gold == answer:
         return not gold.has(sympy.nan, sympy.zoo)
-    if isinstance(gold, sympy.FiniteSet) and isinstance(answer, sympy.FiniteSet):
-        return same_sets(gold, answer)
     if isinstance(gold, sympy.Eq) and isinstance(answer, sympy.Eq):
         return same_equations(gold, answer)
+    if isinstance(gold, Boolean) and isinstance(answer, Boolean):
+        return same_statements(gold, answer)
+    if isinstance(gold, sympy.Tuple) and isinstance(answer, sympy.Tuple):
+        return len(gold) == len(answer) and all(map(same, gold, answer))
+    if isinstance(gold, sympy.MatrixBase) and isinstance(answer, sympy.MatrixBase):
+        return gold.shape == answer.shape and all(map(same, gold, answer))
     if isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr):
         return same_expressions(gold, answer, style)
-    if not verified(gold, answer):
-        return same_inequalities(gold, answer)
-    return all(same(*pair) for pair in zip(entries(gold), entries(answer)))
+    gold, answer = as_set(gold), as_set(answer)
+    return gold is not None and answer is not None and same_sets(gold, answer)
 
 
-def verified(gold, answer) -> bool:
-    return verify(gold, answer, allow_set_relation_comp=True, timeout_seconds=None)
-
-
-def same_sets(gold, answer) -> bool:
+def same_lists(gold: list, answer: list) -> bool:
     """math-verify pairs the sorted elements; here every pair is tried."""
-    rest = list(answer.args)
-    for g in gold.args:
-        match = next((a for a in rest if same(g, a)), None)
+    rest = list(answer)
+    for g in gold:
+        match = next((i for i, a in enumerate(rest) if same(g, a)), None)
         if match is None:
             return False
-        rest.remove(match)
+        del rest[match]
     return not rest
 
 
+def as_set(parsed):
+    """The set of an interval such as (1,2), of a statement about one variable; None for others."""
+    if isinstance(parsed, sympy.Tuple) and len(parsed) == 2:
+        return sympy.Interval.open(*parsed)
+    if isinstance(parsed, Boolean) and len(parsed.free_symbols) == 1:
+        return parsed.as_set()
+    return parsed if isinstance(parsed, sympy.Set) else None
+
+
+def same_sets(gold, answer) -> bool:
+    """Compared piece by piece, because the ends of intervals may be written in several ways."""
+    if gold == answer:
+        return True
+    g, a = pieces(gold), pieces(answer)
+    return None not in (*g, *a) and len(g) == len(a) and same_lists(g, a)
+
+
+def pieces(found) -> list:
+    """Intervals as tuples (start, end, is the left open, is the right open); numbers as they are."""
+    if isinstance(found, sympy.Union):
+        return sum(map(pieces, found.args), [])
+    if isinstance(found, sympy.Interval):
+        ends = [sympy.Integer(bool(end)) for end in (found.left_open, found.right_open)]
+        return [sympy.Tuple(found.start, found.end, *ends)]
+    return list(found) if isinstance(found, sympy.FiniteSet) else [None]
+
+
+def same_statements(gold, answer) -> bool:
+    """The same set of the same variable; relations of several variables side by side."""
+    if gold.free_symbols != answer.free_symbols:
+        return False
+    if len(gold.free_symbols) == 1:
+        return same_sets(gold.as_set(), answer.as_set())
+    if gold.func in (sympy.Or, sympy.And) or answer.func in (sympy.Or, sympy.And):
+        return gold.func == answer.func and same_lists(list(gold.args), list(answer.args))
+    gold, answer = gold.canonical, answer.canonical
+    return gold.func == answer.func and proportional(
+        gold.lhs - gold.rhs, answer.lhs - answer.rhs, positive=gold.func is not sympy.Ne)
+
+
 def same_equations(gold, answer) -> bool:
-    """The same sides up to a factor, or the same solutions."""
+    """The same sides up to a factor, or the same solutions as math-verify finds them."""
     if not gold.free_symbols:  # verify calls all equations without a solution equal
         return same(gold.lhs, answer.lhs) and same(gold.rhs, answer.rhs)
-    if proportional(gold.lhs - gold.rhs, answer.lhs - answer.rhs):
-        return True
-    if gold.free_symbols != answer.free_symbols or not verified(gold, answer):
-        return False
-    unknown = min(gold.free_symbols, key=str)
-    solutions = [sympy.FiniteSet(*sympy.solve(each, unknown)) for each in (gold, answer)]
-    return bool(solutions[0]) and same(*solutions)
+    return proportional(gold.lhs - gold.rhs, answer.lhs - answer.rhs)
 
 
 def same_expressions(gold, answer, style: str) -> bool:
     """Exact values must be equal; decimals must be close relative to their size."""
-    gold, answer = unknowns(gold), unknowns(answer)
+    gold, answer = without_functions(gold), without_functions(answer)
     both = gold + answer
     if style == "minerva" and not both.free_symbols:
         return any(equal_within(gold * scale, answer) for scale in SCALES)
@@ -114,34 +211,19 @@ def same_expressions(gold, answer, style: str) -> bool:
             return False
         return verified(gold, answer) or bool(equal_within(gold, answer, 1e-12))
     equal = equal_exactly(gold, answer)
-    pieces = (sympy.Abs, sympy.Max, sympy.Min, sympy.sign, sympy.Piecewise)
-    if equal and not (both.free_symbols and both.has(*pieces)):  # (1+i)^2 is 2i
+    variables = {symbol.name for symbol in both.free_symbols} - {"i"}
+    if equal and not (variables and both.has(*NOT_SMOOTH)):  # (1+i)^2 is 2i
         return True
     return equal is not False and verified(gold, answer)
 
 
-def unknowns(expression):
+def verified(gold, answer) -> bool:
+    return verify(gold, answer, timeout_seconds=None)
+
+
+def without_functions(expression):
     """f(0) has no value to compute with, so it becomes a variable named f(0)."""
     return expression.xreplace({f: sympy.Symbol(str(f)) for f in expression.atoms(AppliedUndef)})
-
-
-def same_inequalities(gold, answer) -> bool:
-    """|x|<3 and -3<x<3"""
-    both = is_relation(gold) and is_relation(answer)
-    return both and gold.free_symbols == answer.free_symbols and gold.as_set() == answer.as_set()
-
-
-def entries(parsed) -> list:
-    """Parts that must be the same one by one, even if math-verify finds the whole the same."""
-    if is_relation(parsed) and len(parsed.free_symbols) == 1:
-        parsed = parsed.as_set()
-    if isinstance(parsed, sympy.Interval):
-        return [parsed.start, parsed.end]
-    if isinstance(parsed, Relational):
-        return [sympy.Eq(parsed.lhs, parsed.rhs, evaluate=False)]
-    if isinstance(parsed, (sympy.Tuple, sympy.MatrixBase, sympy.Union)):
-        return list(parsed.args if isinstance(parsed, sympy.Union) else parsed)
-    return []
 
 
 # ---------------------------------------------------------------------- the values of expressions
@@ -150,20 +232,22 @@ def points(names) -> list[tuple[dict, bool]]:
     """(values of the variables, are all of them positive?), the same in every process.
 
     Positive points come first. At others an expression may leave its domain, as sqrt(x) does, but
-    only there x differs from max(x, 0). `i` is the imaginary unit.
+    only there x differs from max(x, 0). Some are whole and some are large, because floor(n/2) is
+    floor(n/3) near 0. `i` is the imaginary unit.
     """
     names = sorted(names, key=str)
-    numbers = [*POSITIVE, *SIGNED] if names else POSITIVE[:1]
-    return [({name: sample(name.name, k) for name in names}, k in POSITIVE) for k in numbers]
+    numbers = range(7) if names else range(1)
+    return [({name: sample(name.name, k) for name in names}, k < 4) for k in numbers]
 
 
 def sample(name: str, k: int):
-    """The value of the variable `name` at point `k`: a fraction between -3 and 3."""
+    """The value of the variable `name` at point `k`: a fraction, every third one whole."""
     if name == "i":
         return sympy.I
     noise = zlib.crc32(f"{name}{k}".encode())
-    size = sympy.Rational(1 + noise % 2000, 997)
-    negative = k == SIGNED[0] or k in SIGNED and (noise >> 16) % 2 == k % 2
+    small, whole, large = 1 + noise % 2000, 997 * (3 + noise % 19), 20_000 + noise % 80_000
+    size = sympy.Rational((small, whole, large)[k % 3 if k else 0], 997)
+    negative = k == 4 or k > 4 and (noise >> 16) % 2 == k % 2
     return -size if negative else size
 
 
@@ -236,11 +320,14 @@ def alike_at_points(gold, answer, alike) -> bool | None:
         return None
 
 
-def proportional(gold, answer) -> bool:
-    """Is one a constant multiple of the other? 2x^2 - 8 and x^2 - 4 have the same zeros."""
+def proportional(gold, answer, positive: bool = False) -> bool:
+    """Is one a constant multiple of the other? 2x^2 - 8 and x^2 - 4 have the same zeros.
+
+    If `positive`, the constant must be: 2x > 8 is x > 4, but not -x > -4.
+    """
     at = points(gold.free_symbols | answer.free_symbols)[0][0]
     g, a = gold.subs(at).doit(), answer.subs(at).doit()
-    if not (g.is_finite and a.is_finite) or 0 in (g, a):
+    if not (g.is_finite and a.is_finite) or 0 in (g, a) or positive and g * a < 0:
         return False
     if gold.has(sympy.Float) or answer.has(sympy.Float):
         return equal_within(gold * a, answer * g, 1e-12) is True

@@ -1,32 +1,32 @@
-r"""One spelling for LaTeX: a table of rules that give what looks alike one spelling.
+r"""One spelling for LaTeX: rules that give what looks alike one spelling, and take units off.
 
-`10{,}080\,\text{cm}^2.` and `10,080` both become `10080`. The rules are applied one after another,
-so their order matters. Every rule says why it is there and has an example, which a test checks. In
-a pattern, § stands for "here a command ends". No pattern may backtrack far: a model writes the
-answers, and could make it hang.
+`10{,}080\,\text{cm}^2.` and `10,080` both become `10080`. The rules of `REWRITES` are applied one
+after another, so their order matters. Each has a reason and an example, which a test checks: no
+other rule turns `before` into `after`. In a pattern, § stands for "here a command ends". No pattern
+may backtrack far, because a model writes the answers and could make it hang.
 """
 import functools
 import re
 import unicodedata
 from collections.abc import Callable
-from dataclasses import dataclass
 from decimal import Decimal
+from typing import NamedTuple
 
-FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|log|ln|exp|sqrt|pi|gcd|lcm"
+FUNCTIONS = ("arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|log|ln|exp|sqrt|pi|gcd|lcm"
+             r"|(?:max|min)(?=\s*\}?\s*\()")
 NUMBER_WORDS = ("zero one two three four five six seven eight nine ten eleven twelve thirteen "
                 "fourteen fifteen sixteen seventeen eighteen nineteen twenty").split()
 LARGE = dict(dozen=12, hundred=100, thousand=10**3, million=10**6, billion=10**9, trillion=10**12)
-MONTHS = ("january|february|march|april|may|june|july|august|september|october|november|december"
-          "|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec")
 CURRENCY = r"(?:US|USD|EUR|GBP|INR|CNY|RMB|JPY|Rs)\.?"
 FLAT_GROUP = r"\{[^{}]*\}"  # braces without braces inside
 GROUP = r"\{(?:[^{}]|\{[^{}]*\})*\}"  # ... with one level of them
 PARENTHESES = r"\(((?:[^()]|\([^()]*\))*)\)"  # likewise; catches the inside
 POWER = r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|-?\d))?"  # of a unit: cm^2, s^{-1}
+LETTER = (r"(?:[A-Za-z\d]|\\(?!(?:d?frac|binom|sqrt|text|left|right|circ|begin|end|ldots|bar"
+          r"|overline|dot)§)[A-Za-z]+)")  # an argument without braces: a, 2, \alpha
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """Replace `pattern` by `new`, because of `why`; `before` becomes `after`."""
     why: str
     pattern: re.Pattern
@@ -45,14 +45,14 @@ def rule(why: str, pattern: str, new: str | Callable, before: str, after: str) -
 # ---------------------------------------------------------------------------------- characters
 
 CHARACTERS = r"""
-− -     – -     — -     × \times     · \cdot     ⋅ \cdot     ∙ \cdot     ÷ \div
-⁄ /     ∕ /     ∶ :
-≤ \le   ≥ \ge   ⩽ \le   ⩾ \ge   ≠ \ne   ≈ \approx   ± \pm   ∓ \mp   √ \sqrt   ∛ \sqrt[3]   ∞ \infty
-π \pi   θ \theta   α \alpha   β \beta   γ \gamma   λ \lambda   μ \mu   φ \varphi   ϕ \phi   ω \omega
-Ω \Omega   ∪ \cup   ∩ \cap   ∈ \in   ∖ \setminus   ∅ \emptyset   ∠ \angle   ° ^\circ   … \ldots
-ℝ \mathbb{R}   ℤ \mathbb{Z}   ℕ \mathbb{N}   ℚ \mathbb{Q}   ℂ \mathbb{C}   ⟨ \langle   ⟩ \rangle
-′ '   ∣ |   ∨ ,   。 .   ½ \frac{1}{2}   ⅓ \frac{1}{3}   ⅔ \frac{2}{3}
-¼ \frac{1}{4}   ¾ \frac{3}{4}   ⅕ \frac{1}{5}
+− -     – -     — -     ‐ -     ‑ -     × \times     · \cdot     ⋅ \cdot     ∙ \cdot     ÷ \div
+⁄ /     ∕ /     ∶ :     ≤ \le   ≥ \ge   ⩽ \le   ⩾ \ge   ≠ \ne   ≈ \approx   ± \pm   ∓ \mp
+√ \sqrt   ∛ \sqrt[3]   ∞ \infty   π \pi   θ \theta   α \alpha   β \beta   γ \gamma   λ \lambda
+μ \mu   φ \varphi   ϕ \phi   ω \omega   Ω \Omega   ∪ \cup   ∩ \cap   ∈ \in   ∖ \setminus
+∅ \emptyset   ∠ \angle   ° ^\circ   … \ldots   ⋯ \ldots   ∨ \lor   ∧ \land   ¬ \neg   ⇒ \implies
+⌊ \lfloor   ⌋ \rfloor   ⌈ \lceil   ⌉ \rceil   ⟨ \langle   ⟩ \rangle   ′ '   ∣ |   。 .   、 ,
+ℝ \mathbb{R}   ℤ \mathbb{Z}   ℕ \mathbb{N}   ℚ \mathbb{Q}   ℂ \mathbb{C}
+½ \frac{1}{2}   ⅓ \frac{1}{3}   ⅔ \frac{2}{3}   ¼ \frac{1}{4}   ¾ \frac{3}{4}   ⅕ \frac{1}{5}
 """.split()
 INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff\u00ad"  # of no width
 UNICODE = {ord(character): command + " " * command[-1].isalpha()
@@ -74,14 +74,11 @@ def plain_characters(text: str) -> str:
 # ----------------------------------------------------------------------------------- the rules
 
 BRACKETS = {r"\lbrace": r"\{", r"\rbrace": r"\}", r"\langle": "(", r"\rangle": ")"}
+AND_OR = re.compile(r",?\s*\b(and|or)\b\s*,?")
 
 
 def digits_together(match: re.Match) -> str:
     return match[0].replace(" ", "").replace(",", "")
-
-
-def time_of_day(match: re.Match) -> str:
-    return f"{match[1].removesuffix(':00')}\\text{{{match[2].lower()}m}}"
 
 
 def number_for_word(match: re.Match) -> str:
@@ -94,31 +91,39 @@ def written_out(match: re.Match) -> str:
     return f"{product:f}" + r"\text{" * bool(unit_follows)
 
 
+def connected(match: re.Match) -> str:
+    first, *others = AND_OR.split(match[1])
+    joined = [rf" \l{word} \text{{{text}}}" for word, text in zip(others[::2], others[1::2])]
+    return rf"\text{{{first}}}" + "".join(joined)
+
+
+def usual_interval(match: re.Match) -> str:
+    left, inside, right = match.groups()
+    return "[("[left == "]"] + inside + "])"[right == "["]
+
+
 UNSEEN = [
     rule("phantoms, labels, tags, spaces and colours show nothing of the answer",
          rf"\\(?:[hv]?phantom|label|tag|[hv]space|color)\*?\s*{FLAT_GROUP}", "",
          r"\color{red}7\tag{1}", "7"),
-    rule("an answer that begins with a relation: what is left of it is outside the box",
-         r"^\s*(?:=|\\approx)", "", "= 7", " 7"),
-    rule("sizes, fonts as switches, \\therefore and check marks",
+    rule("an answer that begins with a relation or an arrow: what is left of it is outside the box",
+         r"^\s*(?:=|\\(?:approx|implies|Rightarrow|rightarrow|Longrightarrow|therefore)§|####)", "",
+         r"\implies 7", " 7"),
+    rule("sizes, fonts as switches, and check marks",
          r"\\(?:displaystyle|limits|textstyle|hfill|left|right|[bB]igg?[lrm]?|[lL]arge|huge"
-         r"|small|rm|bf|it|therefore|checkmark)§\.?", "", r"\displaystyle\left.7\right|", "7|"),
+         r"|small|rm|bf|it|checkmark)§\.?", "", r"\displaystyle\left.7\right|", "7|"),
     rule("a bar over a segment's two ends, and a unit vector's hat",
-         r"\\(?:overline(?=\s*\{[A-Z]{2}\})|hat(?=\s*\{[ijk]\}))", "", r"2\hat{i}", "2{i}"),
+         r"\\(?:overline(?=\s*\{[A-Z]{2}\})|hat(?=\s*(?:\{[ijk]\}|[ijk]§)))", "", r"2\hat{i}",
+         "2{i}"),
     rule("boxes in boxes, colours, lines and fonts around a group",
-         r"\\(?:boxed|fbox|textcolor\{\w*\}|underline|ensuremath|math(?:bf|it|sf|cal)|boldsymbol"
-         r"|bm)(?=\s*\{)", "", r"\mathbf{v}+\boxed{7}", "{v}+{7}"),
+         r"\\(?:boxed|fbox|textcolor\{\w*\}|underline|uline|ensuremath|math(?:bf|it|sf|tt|cal)"
+         r"|boldsymbol|bm)(?=\s*\{)", "", r"\mathbf{v}+\boxed{7}", "{v}+{7}"),
     rule("negative space, as in 10,\\!000",
          r"(?<!\\)\\!\s*", "", r"10,\!000", "10,000"),
-    rule("a comma in braces separates thousands",
-         r"(?<=\d)\{,\}(?=\d)", "", "10{,}000", "10000"),
-    rule("a colon in braces has no spaces around it",
-         r"\{:\}", ":", "3{:}00", "3:00"),
+    rule("a comma or a colon in braces has no spaces around it",
+         r"(?<=\d)\{([,:])\}(?=\d)", r"\1", "10{,}000", "10,000"),
     rule("the signs that begin and end a formula",
          r"(?<!\\)\\[()\[\]]", "", r"\(7\)", "7"),
-    rule("m after a sum of money is a million, not a meter",
-         r"((?:\\\$|[€£¥₹]|^\$)\s*\d[\d.,]*)\s*m(?![a-zA-Z]|\s*\$)", r"\1\\text{million}", r"\$5m",
-         r"\$5\text{million}"),
     rule("currencies, dollars around formulas, and quotation marks",
          r"\\?\$|[€£¥¢₹`“”\"]", "", r"\$7, “$8$”", "7, 8"),
     rule("two asterisks between values are a power",
@@ -133,26 +138,35 @@ UNSEEN = [
 ]
 
 SYNONYMS = [
-    rule("all that sets upright text is \\text",
-         r"\\(?:text(?:bf|it|rm|sf|up|normal)|math(?:rm|normal)|[mh]box|operatorname\*?)\s*(?=\{)",
-         r"\\text", r"\mathrm{cm}", r"\text{cm}"),
+    rule("all that sets upright or slanted text is \\text",
+         r"\\(?:text(?:bf|it|rm|sf|tt|sc|up|normal)|math(?:rm|normal)|[mh]box|emph"
+         r"|operatorname\*?)\s*(?=\{)", r"\\text", r"\mathrm{cm}", r"\text{cm}"),
     rule("upright text of one letter, without braces",
          r"\\(?:text|math)rm\s+([A-Za-z])", r"\\text{\1}", r"\mathrm e", r"\text{e}"),
     rule("the size of a fraction or a binomial",
          r"\\[dtc](frac|binom)§", r"\\\1", r"\dfrac{1}{2}", r"\frac{1}{2}"),
     rule("\\leq and \\leqslant are \\le",
          r"\\([lg])eq?(?:q|slant)?§", r"\\\1e ", r"x\leqslant 2", r"x\le  2"),
+    rule("\\neq and \\not= are \\ne; so is != behind a letter, but 5!=120 has a factorial",
+         r"\\neq§|\\not\s*=|(?<=[A-Za-z])\s*!=|\s!=", r"\\ne ", r"x\not= 2", r"x\ne  2"),
     rule("definitions and congruences are read as equations",
          r"\\equiv§|:=", "=", "x:=2", "x=2"),
     rule("the two signs for the empty set",
          r"\\varnothing", r"\\emptyset", r"\varnothing", r"\emptyset"),
-    rule("logical connectives separate a list",
-         r"\\l(?:or|and)§", ",", r"1 \lor 2", "1 , 2"),
+    rule("one command for all dots",
+         r"\\(?:[cdv]dots|dots[bcimo]?)§|\.\.\.", r"\\ldots ", "1,2,...", r"1,2,\ldots "),
     rule("brackets by name: braces are those of sets, vectors in angles are tuples",
          r"\\(?:[lr]brace|[lr]angle)§", lambda match: BRACKETS[match[0]],
          r"\langle 1,2\rangle", "( 1,2)"),
-    rule("\\choose is \\binom",
-         r"\{([^{}]*)\\choose([^{}]*)\}", r"\\binom{\1}{\2}", r"{5\choose 2}", r"\binom{5}{ 2}"),
+    rule("brackets that are turned around are open ends of an interval",
+         r"^\s*([\[\]])([^\[\](){}]*,[^\[\](){}]*)([\[\]])\s*$", usual_interval,
+         "]1,2[", "(1,2)"),
+    rule("a minus before a set takes its elements out",
+         r"(?<=\\mathbb\{[A-Z]\})\s*(?:-|\\backslash§)\s*(?=\\\{)", r" \\setminus ",
+         r"\mathbb{R}-\{1\}", r"\mathbb{R} \setminus \{1\}"),
+    rule("\\choose is \\binom, and so is C(5,2)",
+         r"\{([^{}]*)\\choose([^{}]*)\}|(?<![A-Za-z])(?:C|\\text\{C\})\((\d+), ?(\d+)\)",
+         r"\\binom{\1\3}{\2\4}", "C(5,2)", r"\binom{5}{2}"),
     rule("the modulus stands in braces",
          r"\(?\\([bp])mod§\s*\{?\s*(\w+)\s*\}?\)?", r"\\\1mod{\2}",
          r"3 \pmod 7", r"3 \pmod{7}"),
@@ -168,16 +182,10 @@ WORDS = [
     rule("currencies by name before the amount",
          rf"(?<![A-Za-z])(?:{CURRENCY}\s*(?=[\d.])|\\text\{{\s*{CURRENCY}\s*\}}\s*)", "",
          r"\text{USD } 5, Rs. 5", "5, 5"),
-    rule("a time of day in words, with hours and minutes",
-         r"(?i)(?:\\text\{\s*)?(\d{1,2}:\d\d)\s*(?:\\text\{)?\s*([ap])\.?\s?m\b\.?\s*\}?",
-         time_of_day, r"4:30 \text{ P.M.}", r"4:30\text{pm}"),
-    rule("a full hour, if it is all of the answer: elsewhere 3am is a product",
-         r"(?i)^\s*(?:\\text\{\s*)?(\d{1,2})\s*(?:\\text\{)?\s*([ap])\.?\s?m\b\.?\s*\}?\s*$",
-         time_of_day, "3 PM", r"3\text{pm}"),
-    rule("a quotient and its remainder",
-         r"(?i)^\s*(\d+)\s*,?\s*(?:\\text\{\s*)?(?:(?:with|and) )?(?:an? )?r(?:em(?:ainder)?)?\.?"
-         r"(?: of)?\s*\}?\s*(\d+)\s*$",
-         r"\1\\text{remainder}\2", "7 R 2", r"7\text{remainder}2"),
+    rule("a time of day with hours and minutes has one spelling of its half",
+         r"(?i)(?:\\text\{\s*)?(\d\d?:\d\d)\s*(?:\\text\{\s*)?([ap])\.?\s?m\b\.?\s*\}?",
+         r"\1\\text{\2m}",
+         r"4:30 \text{ p.m.}", r"4:30\text{pm}"),
     rule("no solution, and the empty set, in words",
          r"(?i)^\s*(?:\\text\{\s*)?(?:(?:there (?:is|are) )?no (?:real )?solutions?"
          r"|(?:the )?empty set)\.?\s*\}?\s*$", r"\\emptyset", r"\text{no solutions}", r"\emptyset"),
@@ -194,13 +202,15 @@ WORDS = [
     rule("a number does not belong in \\text, its unit does",
          r"\\text\{\s*([-+]?\d[\d.,]*)\s*([^{}\d]*)\}", r"\1\\text{\2}",
          r"\text{28 cm}", r"28\text{cm}"),
-    rule("'and' and 'or' within \\text separate a list",
-         r"\\text\{([^{}]*?),?\s*\b(?:and|or)\b\s*([^{}]*)\}", r"\\text{\1},\\text{\2}",
-         r"\text{Al and Bo}", r"\text{Al},\text{Bo}"),
-    rule("'and' and 'or' outside \\text too",
-         r",?\s*(?<![A-Za-z\\])(?:and|or)§\s*,?", ",", "2, and 3", "2,3"),
+    rule("'and' and 'or' within \\text connect two texts",
+         r"\\text\{([^{}]*\b(?:and|or)\b[^{}]*)\}", connected,
+         r"\text{Al or Bo}", r"\text{Al} \lor \text{Bo}"),
+    rule("'and' and 'or' outside \\text are connectives, too",
+         r"(?<![A-Za-z\\])(and|or)§", r" \\l\1 ", "2 and 3", r"2  \land  3"),
     rule("\\text that holds nothing but a comma",
          r"\\text\{\s*,?\s*\}", " ", r"2\text{ , }3", "2 3"),
+    rule("a connective needs no commas and one space on each side",
+         r"(?:\s*,)?\s*\\l(and|or)§\s*(?:,\s*)?", r" \\l\1 ", r"2, \land 3", r"2 \land 3"),
     rule("one comma is enough",
          r",(?:\s*,)+", ",", "2, , 3", "2, 3"),
     rule("the numbers e and i, set upright; numbers in \\text",
@@ -210,6 +220,9 @@ WORDS = [
     rule("a fraction of units is a unit",
          rf"\\frac\{{\\text\{{([^{{}}]*)\}}\}}\{{\\text\{{([^{{}}]*)\}}({POWER})\}}",
          r"\\text{\1/\2}\3", r"9\frac{\text{m}}{\text{s}^2}", r"9\text{m/s}^2"),
+    rule("words in parentheses after a number are words",
+         r"(?<=[\d}])(?:\s*\(([A-Za-z]{4}[A-Za-z .,-]*)\)|\s+\(([A-Za-z][A-Za-z .,^\d-]*)\))\s*$",
+         r"\\text{\1\2}", "51 (trucks)", r"51\text{trucks}"),
     rule("percent is a sign: in \\text, in words, bare",
          r"\\text\{\s*(?:\\?%|percent(?:age)?|pct)\s*\}|(?<=[\d}\s])(?:percent(?:age)?|pct)\b|\\?%",
          r"\\%", "28 percent", r"28 \%"),
@@ -257,19 +270,31 @@ NUMBERS = [
          r"^\(?(\d+)\)?\s*_\s*\{?10\}?$", r"\1", "52_{10}", "52"),
 ]
 
-CALCULATOR = [
+BRACES = [
     rule("functions without a backslash",
          rf"(?<![A-Za-z\\])({FUNCTIONS})§", r"\\\1 ", "2sqrt(3)", r"2\sqrt (3)"),
-    rule("an exponent in parentheses",
-         rf"\^\s*{PARENTHESES}", r"^{\1}", "x^(1/3)", "x^{1/3}"),
     rule("a radicand in parentheses",
          rf"\\sqrt\s*{PARENTHESES}", r"\\sqrt{\1}", r"\sqrt (3)", r"\sqrt{3}"),
+    rule("a bar or dots over the period of a decimal",
+         r"(?<=[.\d])\\(?:bar|dot|overline)\s*(\d)", r"\\overline{\1}", r"0.\bar3",
+         r"0.\overline{3}"),
     rule("a radicand without braces",
-         r"\\sqrt\s*(\[[^\]]*\])?\s*(\d+|[A-Za-z])", r"\\sqrt\1{\2}", r"\sqrt3", r"\sqrt{3}"),
-    rule("a numerator without braces",
-         r"\\frac\s*([\dA-Za-z]|\\pi)", r"\\frac{\1}", r"\frac43", r"\frac{4}3"),
-    rule("a denominator without braces",
-         rf"\\frac\s*({GROUP})\s*([\dA-Za-z]|\\pi)", r"\\frac\1{\2}", r"\frac{4}3", r"\frac{4}{3}"),
+         rf"\\sqrt\s*(\[[^\]]*\])?\s*(\d+|{LETTER})", r"\\sqrt\1{\2}", r"\sqrt\pi", r"\sqrt{\pi}"),
+    rule("a numerator, or what is chosen from, without braces",
+         rf"\\(frac|binom)\s*({LETTER})", r"\\\1{\2}", r"\binom52", r"\binom{5}2"),
+    rule("a denominator, or how many are chosen, without braces",
+         rf"\\(frac|binom)\s*({GROUP})\s*({LETTER})", r"\\\1\2{\3}", r"\frac{4}3",
+         r"\frac{4}{3}"),
+    rule("a fraction as a radicand",
+         rf"\\sqrt\s*(\\frac\s*{GROUP}\s*{GROUP})", r"\\sqrt{\1}", r"\sqrt\frac{1}{2}",
+         r"\sqrt{\frac{1}{2}}"),
+    rule("a fraction or a root as an exponent",
+         rf"\^\s*(-?)\s*(\\frac\s*{GROUP}\s*{GROUP}|\\sqrt\s*{GROUP})", r"^{\1\2}",
+         r"2^\frac{1}{2}", r"2^{\frac{1}{2}}"),
+    rule("an exponent in parentheses, with braces around or without",
+         rf"\^\s*(?:\{{\s*{PARENTHESES}\s*\}}|{PARENTHESES})", r"^{\1\2}", "x^(1/3)", "x^{1/3}"),
+    rule("an exponent or an index of several characters without braces",
+         r"([\^_])\s*(-\s*(?:\d+|\\?[A-Za-z]+)|\d{2,})", r"\1{\2}", "10^-5", "10^{-5}"),
 ]
 
 FORMS = [
@@ -284,116 +309,126 @@ FORMS = [
          r"\{x \mid x>3\}", " x>3"),
     rule("what the solution is a member of is the answer",
          r"^\s*[A-Za-z]\s*\\in§\s*", "", r"x \in [0,1]", "[0,1]"),
-    rule("a parameter that runs over the integers may go unmentioned",
-         rf"(?:, ?)?(?:\\text{FLAT_GROUP} ?|for |where )?\b[a-z]\s*\\in\s*\\mathbb\{{[ZN]\}}\s*$",
-         "", r"2k\pi, k\in\mathbb{Z}", r"2k\pi"),
     rule("all real numbers, in words",
          r"(?i)^\s*(?:\\text\{)?\s*all real(?: number)?s\s*\}?\s*$", r"\\mathbb{R}",
          r"\text{all real numbers}", r"\mathbb{R}"),
 ]
 
-REWRITES = UNSEEN + SYNONYMS + WORDS + NUMBERS + CALCULATOR + FORMS
+REWRITES = UNSEEN + SYNONYMS + WORDS + NUMBERS + BRACES + FORMS
 
 
 # --------------------------------------------------------------------------------------- units
+# Units never count: `5 cm` is `5`. Any words after a value are taken for its unit, unless one of
+# them changes the value (`5 thousandths`) or takes it back (`5 is wrong`).
 
+CHANGES = set("""
+    dozen hundred thousand million billion trillion lakh crore score pair gross
+    half halve third quarter fourth fifth sixth seventh eighth ninth tenth eleventh twelfth
+    twentieth hundredth thousandth millionth billionth thirty forty fifty sixty seventy eighty
+    ninety percent percentage pct percentile squared cubed factorial mod modulo
+    remainder inverse reciprocal negative minus plus over divided multiplied less fewer more
+    greater least most below above under twice double triple except but excluding without instead
+    between either neither nor not no never none wrong incorrect false maybe perhaps possibly
+    probably guess unsure is isn was are were may might could should would if unless when
+    than and or out versus vs am pm bc bce
+    january february march april june july august september october november december
+    jan feb mar apr jun jul aug sep sept oct nov dec
+    万 亿 千 百 十 半 倍 成 打 不 非 或 负
+    """.split()) | set(NUMBER_WORDS)
+AFTER_UNITS = {"squared", "cubed"}  # 5 meters squared
+SYMBOLS = set("sq cu cm mm km kg mg ml mL in ft yd mi mph rpm oz lb lbs hr hrs min mins sec secs yr yrs "
+              "gal rad USD EUR GBP INR CNY RMB JPY Rs ms nm eV keV MeV GeV erg ergs dyne kJ MW kV "
+              "mA mV Hz kHz MHz GHz Pa kPa MPa kW kWh Wh atm AU pc kpc Mpc arcsec mol".split())
+LETTERS = "msghLlNJWVACFKTH"
 HAN = "[\u4e00-\u9fff]"
 UNIT_IN_TEXT = re.compile(rf"""
     (?<=[\w}})]) \s* (?:\\cdot|/)?\s*                      # after a value: perhaps "per"
     \\text\{{([^{{}}]*)\}} ({POWER})                       # the unit and its power
-    (?= \s* (?: \.?$ | [,;/] | \\cdot\s*\\text | \\text))  # at the end, or before another one
+    (?= \s* (?: \.?$ | [,;/] | \\cdot\s*\\text | \\text | \\l(?:and|or)))
     """, re.VERBOSE)
-BARE_UNIT = re.compile(rf"""                          # in letters, at the end: 5 cm^2, 5 m^2/s, 5元
-    (?<=[\d}}]) \s*
-    ((?:[A-Za-z]{{2}} | [mgLNJW](?:\^\d)?/ | {HAN})     # a variable is one letter
-     (?:{HAN} | [A-Za-z\ /.] | \^\d/)*)
-    ({POWER} | [23]) \s*$                             # 5 cm2, too
+BARE_UNIT = re.compile(rf"""                               # in letters, at the end: 5 cm^2, 5元
+    (?: (?<=[\d}}]) | (?<=\\pi) ) (\s*)
+    ((?:[A-Za-z]|{HAN}) (?: {HAN} | [A-Za-z\ /.*-] | \^\s*\{{?-?\d\}}? | (?<=m)[23](?!\d) )*?)
+    (?=\s*(?:$|[,;]|\\l(?:and|or)))
     """, re.VERBOSE)
-SYMBOLS = set("m cm mm km g kg mg l L ml mL s h N J W V A C F kW kWh Hz Pa mol in ft yd mi mph rpm "
-              "oz lb lbs hr hrs min mins sec secs yr yrs gal rad USD EUR GBP INR CNY RMB JPY Rs "
-              "K ms nm eV keV MeV GeV erg ergs dyne kJ MW kV mA mV kHz MHz GHz kPa MPa atm AU pc "
-              "kpc Mpc arcsec".split())
-MEASURES = set("""
-    meter metre centimeter centimetre millimeter kilometer kilometre inch foot feet yard mile acre
-    gram milligram kilogram ton tonne pound ounce liter litre milliliter gallon quart pint
-    second minute hour day week month year degree celsius fahrenheit kelvin radian newton joule watt
-    volt amp ampere
-    dollar cent euro yuan yen rupee mole calorie unit point byte
-    元 块 角 分 米 厘米 毫米 千米 公里 克 千克 公斤 吨 升 毫升 平方米 平方厘米 立方米 立方厘米 度
-    秒 分钟 小时 时 天 日 周 月 年 岁""".split())
-COUNTED = set("""
-    people person child children man men woman women boy girl student friend member player guest
-    apple orange banana cookie cake candy candies egg tree flower bird fish dog cat animal book page
-    card coin marble ticket pencil pen bottle cup can bag box piece slice ball car game row
-    way time solution value number integer term divisor factor triangle side edge face vertices
-    diagonal arrangement permutation combination outcome subset path
-    approx approximately checked exactly each total left altogether
-    个 只 人 名 位 本 张 支 枝 条 件 次 页 棵 辆 头 箱 瓶 杯 组 种 双 盒 袋 朵 题 根 颗 间 层
-    """.split())
-NEVER_SQUARED = {"mL", "ml", "mg"}  # mL^2 is a mass times a length squared
-BEFORE_UNITS = {"square", "cubic", "sq", "cu", "per", "a", "an", "of", "in"}
-AFTER_UNITS = {"squared", "cubed"}
-POWERS_AND_SIGNS = re.compile(r"\^\{?-?[123]\}?|[\s./()*-]+")
+LETTER_UNIT = re.compile(rf"""                             # 5 m, 10 m: the space tells, as 5m
+    ((?:^|[,=])\s* [-+]? (?: \d[\d.,/]* | \\frac\{{\d+\}}\{{\d+\}}          # may be 5 times m
+      | \d[\d.]*\s*\\times\s*10\^\{{?-?\d+\}}? )) \s+ [{LETTERS}] (?:\^?\{{?[23]\}}?)? (?=\s*(?:,|$))
+    """, re.VERBOSE)
 A_VALUE = re.compile(r"\d|\\(?!text)")
-OUTER = re.compile(r"^\s*(?:\{([^{}]*)\}|\(([^(),;]*)\))\s*$")
+ELEMENTS = re.compile(r"[,;=]|\\l(?:and|or)(?![A-Za-z])")
+TEXT = re.compile(r"\\text\{([^{}]*)\}")
+NUMBER_AFTER_TEXT = re.compile(r"\\text\{[^{}]*\}[^\\{}^]*\d")  # 5\text{ ft }6
+BARE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2}")  # 5 ft 6
+MATHEMATICS = re.compile(r"[?!=<>\\]|(?<![\^\-m])\d")  # m^2, s^-1 and m2 are units
+A_WORD = re.compile(rf"{HAN}+|[A-Za-z]+")
+OUTER = re.compile(rf"^\s*(?:\{{((?:[^{{}}]|{GROUP})*)\}}|\(([^(),;]*)\))\s*$")
 TRAILING = re.compile(r"(?<!\.)\.$|\\+$")
 UNNEEDED_SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
 UNNEEDED_BRACES = re.compile(r"(?<=[\^_])\{(\w)\}")
 
 
-def singular(word: str) -> set[str]:
-    word = word.lower()
-    return {word, word.removesuffix("s"), word.removesuffix("es")}
+def changes_value(words: list[str]) -> bool:
+    """Whether one of the words does more than name a unit, as `thousandths` or `wrong` does."""
+    for word in words:
+        lower = word.lower()
+        known = {lower, lower.removesuffix("s"), lower.removesuffix("ves") + "f"}
+        if len(word) == 1 and word.isascii() and word not in LETTERS + "a":  # k, M
+            return True
+        is_power = lower in AFTER_UNITS and len(words) > 1 and "value" not in words
+        if known & CHANGES and not is_power or any(c in CHANGES for c in word if c > "z"):
+            return True
+    return False
 
 
-def is_measure(word: str) -> bool:
-    return word in SYMBOLS or bool(singular(word) & MEASURES)
+def has_value(before: str) -> bool:
+    """Does the last element before a unit hold a value, and no other unit?"""
+    element = ELEMENTS.split(before)[-1]
+    return bool(A_VALUE.search(element)) and not (
+        NUMBER_AFTER_TEXT.search(element) or BARE_WORD.search(TEXT.sub("", element)))
 
 
-def is_unit(text: str, power: str = "") -> bool:
-    """Such as `cm`, `square feet`, `(meters per second)`, `apples`. Any other word may change the
-    value before it: `thousand`, `squared`, `or 43`, `p.m.`"""
-    *others, last = POWERS_AND_SIGNS.sub(" ", text).split() or [""]
-    if others and last in AFTER_UNITS:
-        *others, last, power = *others, last
-    if power and last in NEVER_SQUARED:
-        return False
-    if not is_measure(last) and (power or not singular(last) & COUNTED):
-        return False
-    known = BEFORE_UNITS | COUNTED
-    return all(is_measure(word) or singular(word) & known for word in others)
-
-
-def drop_unit(match: re.Match) -> str:
+def drop_text(match: re.Match) -> str:
     r"""Nothing for ` \text{ cm}^2` after a number; the text itself if it is more than a unit."""
-    before = match.string[:match.start()]
-    return "" if A_VALUE.search(before) and is_unit(match[1], match[2]) else match[0]
+    text = match[1].replace(".", "")
+    words = A_WORD.findall(text)
+    is_unit = words and not changes_value(words) and not MATHEMATICS.search(text)
+    is_unit = is_unit and len(words) < 9 and has_value(match.string[:match.start()])
+    return "" if is_unit else match[0]
+
+
+def is_noun(word: str) -> bool:
+    r"""Words outside \text: three letters may be a product such as `abc` or `xyz`."""
+    in_order = sorted(word) == list(word)
+    return (len(word) > 3 or word in SYMBOLS or bool(re.match(HAN, word))
+            or len(word) == 3 and not in_order and bool({*word.lower()} & {*"aeiou"}))
+
+
+def drop_bare(match: re.Match) -> str:
+    r"""Likewise for ` cm^2`, ` m/s` and ` big apples` outside of \text."""
+    words = A_WORD.findall(match[2])
+    nouns = [is_noun(word) for word in words]
+    letters = all(known or word in LETTERS for known, word in zip(nouns, words))
+    is_unit = letters and (any(nouns) or "/" in match[2]) and not changes_value(words)
+    near = match[1] or (nouns[0] or match[2][1:2] == "/") and match.string[match.start() - 1] != "}"
+    return "" if is_unit and near and has_value(match.string[:match.start()]) else match[0]
 
 
 def strip_outside(text: str) -> str:
     """Remove one layer: punctuation at the ends, then a bare unit or braces around all."""
     text = TRAILING.sub("", text.strip(" ,;:"))
-    unit, outer = BARE_UNIT.search(text), OUTER.match(text)
-    if unit and is_unit(unit[1], unit[2]):
-        return text[:unit.start()]
-    if outer:
-        return outer[1] or outer[2] or ""
-    return text
-
-
-@functools.lru_cache(4096)
-def spell(text: str) -> str:
-    """`text` in the one spelling: plain characters, then every rule in turn."""
-    text = plain_characters(text)
-    for each in REWRITES:
-        text = each.apply(text)
-    return text
+    text = LETTER_UNIT.sub(r"\1", BARE_UNIT.sub(drop_bare, text))
+    outer = OUTER.match(text)
+    return outer[1] or outer[2] or "" if outer else text
 
 
 @functools.lru_cache(4096)
 def normalize(text: str) -> str:
     """`text` in the one spelling, without units."""
-    text = UNIT_IN_TEXT.sub(drop_unit, spell(text))
+    text = plain_characters(text)
+    for each in REWRITES + BRACES:  # the braces once more, for what stands inside of them
+        text = each.apply(text)
+    text = UNIT_IN_TEXT.sub(drop_text, text)
     for _ in range(3):
         text = strip_outside(text)
     return text.removeprefix("+").strip()
