@@ -118,42 +118,43 @@ def equal_numbers(gold: tuple, answer: tuple, style: str = "") -> bool:
 
 # --------------------------------------------------------------------------- words and choices
 
-CONNECTIVE = re.compile(r"\\l(and|or)(?![A-Za-z])")
+CONNECTIVE = re.compile(r"\\l(?:and|or)(?![A-Za-z])")
 ARTICLE = re.compile(r"^(?:(?:an?|the) (?=[a-z]{2})|option |choice )")  # but "a b" is two letters
 BRACKETED = re.compile(r"^\((.*)\)$")
 WORD = re.compile(r"[A-Za-z\u4e00-\u9fff][A-Za-z\u4e00-\u9fff '\-]*\.?")
-LOOKS_LIKE_WORDS = re.compile(r"[A-Za-z]{3}|^(?i:no|up)$|[\u4e00-\u9fff]")
-SURELY_WORDS = re.compile(r"\\text|[A-Za-z]{4}|[A-Za-z]{2} +[A-Za-z]{2}|[\u4e00-\u9fff]|^[Nn]o$")
+LOOKS_LIKE_WORDS = re.compile(r"\\text|[A-Za-z]{3}|^(?i:no|up)$|[\u4e00-\u9fff]")
+SURELY_WORDS = re.compile(r"\\(?:text|land|lor)|[A-Za-z]{4}|[A-Za-z]{2} +[A-Za-z]{2}|[\u4e00-\u9fff]"
+                          r"|^[Nn]o$")
 MARKUP = re.compile(r"\\(?:begin|end)\{\w*\}|\\[A-Za-z]+")
 NONE = re.compile(r"(?i)n/?a|nan|tbd|[-\d.,/]+ +[a-z]{2,3}|.*\\sqrt.*\} [a-z]")  # 5 pcs, \sqrt{2} m
+STATEMENT = re.compile(r"\\(?:neg|implies|iff|forall|exists)(?![A-Za-z])|\([^()=]*\\l(?:and|or)")
 A_CHOICE = re.compile(r"(?:\\text\{)?\(?[A-J]\)?\}?")
 CHOICE_AND_VALUE = re.compile(r"""
     (?: (?: \\text\{\s*\( | \( ) ([A-J]) \)[.:]?\s*\}?[.:]?\s*         # \text{(C)} or (C)
       | \\text\{\s*([A-J]) (?: [.:)]\s*\} | \s*\}[.:)] | \s*\}(?=\s) )\s* # \text{C.}, \text{C} 42
-      | ([A-J]) [.:)]\s                                               # C. 42
-    )
-    (?! \\(?:cdot|times|div|pm|mp|text|land|lor)(?![A-Za-z]) )        # \text{E} \times 2 is a product
+      | ([A-J]) [.:)]\s )                                             # C. 42
+    (?! \\(?:cdot|times|div|pm|mp|text|land|lor)(?![A-Za-z]) )       # \text{E} \times 2: a product
     ( [\d\\].* | (?<=\s)-.+ )                                        # 42
     """, re.VERBOSE)
 CHOICE_AND_TEXT = re.compile(r"""
     (?:\\text\{)?\s* (?:(?i:option|choice)\s+)?                    # option (C)
     (?: \(([A-Ja-j])\) | ([A-Ja-j])[.:)] | ([A-Ja-j])\}?$ ) (?: [\s}].* )?
     """, re.VERBOSE)  # (C) a cat, \text{C. a cat}, c
-A_MARK = re.compile(r"\(?\b[A-Ja-j][):.]")
+A_MARK = re.compile(r"\(?\b[A-Ja-j][):.]|\\l(?:and|or)")
 
 
 def words(text: str) -> str | None:
-    r"""The words of a textual answer in lower case, sorted if they form a list; None for mathematics.
+    r"""The words of a textual answer in lower case, sorted if there are several; None for others.
 
-    `\text{(C)}`, `(C)` and `C.` are "c"; `\text{an ellipse}` is "ellipse"; "red or blue" begins with
-    "or". Words outside \text need three letters, since `AB` and `ab` may be products.
+    `\text{(C)}`, `(C)` and `C.` are "c"; `\text{an ellipse}` is "ellipse"; `p \lor q` is "or: p,q".
+    Words outside \text need three letters, since `AB` and `ab` may be products.
     """
-    textual = "\\text" in text or LOOKS_LIKE_WORDS.search(CONNECTIVE.sub("", text))
-    plain = TEXT.sub(lambda m: " " + m[1].replace("(", " ").replace(")", " ") + " ", text)
+    textual = LOOKS_LIKE_WORDS.search(CONNECTIVE.sub("", text))
+    letter = "[A-Za-z]" if CONNECTIVE.search(text) else "[A-J]"
     parts = []
-    for part in CONNECTIVE.sub(",", plain).split(","):
+    for part in CONNECTIVE.sub(",", TEXT.sub(r" \1 ", text)).split(","):
         part = BRACKETED.sub(r"\1", part.strip(" .:"))
-        if not (WORD.fullmatch(part) if textual else re.fullmatch("[A-J]", part)):
+        if not (WORD.fullmatch(part) if textual else re.fullmatch(letter, part)):
             return None
         parts.append(ARTICLE.sub("", " ".join(part.lower().split())))
     return ("or: " if "\\lor" in text else "") + ",".join(sorted(parts))
@@ -161,7 +162,7 @@ def words(text: str) -> str | None:
 
 def is_one_value(gold: str) -> bool:
     """Whether a gold is a number or a formula. `about 5`, `n/a` and `2,5` (a list) are not."""
-    return not (SURELY_WORDS.search(MARKUP.sub(" ", gold)) or "\\text" in gold
+    return not (SURELY_WORDS.search(MARKUP.sub(" ", gold)) or SURELY_WORDS.match(gold)
                 or is_list(gold) or NONE.fullmatch(gold))
 
 
@@ -169,7 +170,7 @@ def take_choice(gold: str, answer: str) -> str:
     r"""`\textbf{(C)}\ 42` states a letter and a value: the one that the gold asks for."""
     if A_CHOICE.fullmatch(gold):
         chosen = CHOICE_AND_TEXT.fullmatch(answer) or CHOICE_AND_VALUE.match(answer)
-        several = len(A_MARK.findall(answer)) > 1 or CONNECTIVE.search(answer)
+        several = A_MARK.findall(answer)[1:] or CONNECTIVE.search(answer)
         return next(filter(None, chosen.groups())).upper() if chosen and not several else answer
     both = CHOICE_AND_VALUE.match(answer)
     return both[4] if both else answer
@@ -178,11 +179,10 @@ def take_choice(gold: str, answer: str) -> str:
 # ----------------------------------------------------------------------- what must not be parsed
 
 COMPARED_AS_TEXT = re.compile(r"""
-    \\ldots                                          # 1,2,\ldots,n
+    \\ldots | \\pmod                                 # 1,2,\ldots,n
     | \d\)?\s*_                                      # 52_8: the base is part of it, 52 is wrong
     | ^\d+:0\d | ^[^:]*:[^:]*:                       # 10:05 is no ratio, and 1:2:3 is not 1:6
     | ^[12]\d{3}-[01]\d-[0-3]\d(?!\d)                # 2024-01-05 is no difference
-    | \\pmod
     | \\(?:gcd|lcm)\s*[({][^(){}]*[A-Za-z]           # sympy takes variables for coprime polynomials
     | \d' | \\infty\s*\]                             # 42' is not 42; no interval ends in infinity]
     | \d.*(?:\\text\{[^{}]*\w\w|[\u4e00-\u9fff])     # 4:30\text{pm}, 5\text{ or so}: more than a
@@ -191,53 +191,29 @@ COMPARED_AS_TEXT = re.compile(r"""
     """, re.VERBOSE)
 TIME = re.compile(r"(?:1?\d|2[0-4]):[0-5]\d")
 RANGE = re.compile(r"(\d+)-(\d+)")
-STATEMENT = re.compile(r"(?:\\neg(?![A-Za-z]))?\s*\(?\s*[A-Za-z]\s*\)?")
 UNIMPORTANT_IN_TEXT = re.compile(r"[{}()\s]")
-
-
-def is_range(gold: str) -> bool:
-    """`5-7`: nobody writes a difference for -2."""
-    ends = RANGE.fullmatch(gold)
-    return bool(ends) and int(ends[1]) < int(ends[2])
 
 
 def same_text(gold: str, answer: str) -> bool | None:
     """Compares number bases, dots, times of day, which math-verify misreads; None for the rest."""
     times = TIME.fullmatch(gold) and TIME.fullmatch(answer)  # 2:30 is not 1:15, 20:30 may be 2:3
-    as_text = COMPARED_AS_TEXT.search(gold) or COMPARED_AS_TEXT.search(answer)
-    if not (times or as_text or is_range(gold)):
+    ends = RANGE.fullmatch(gold)
+    is_range = ends and int(ends[1]) < int(ends[2])  # nobody writes 5-7 for -2
+    if not (times or is_range or any(map(COMPARED_AS_TEXT.search, (gold, answer)))):
         return None
     bare = [UNIMPORTANT_IN_TEXT.sub("", text).lower() for text in (gold, answer)]
     return bare[0] == bare[1]
 
 
-def same_statement(gold: str, answer: str) -> bool | None:
-    r"""`q \land p` is `p \land q`, but `p \lor q` is not; None unless letters are connected."""
-    operands = []
-    for text in (gold, answer):
-        letters = CONNECTIVE.sub(",", text).split(",")
-        if not all(STATEMENT.fullmatch(letter.strip()) for letter in letters):
-            return None
-        operands.append(("\\lor" in text, sorted(map(squeeze, letters))))
-    if "\\l" not in gold + answer:
-        return None
-    return operands[0] == operands[1]
-
-
 # ----------------------------------------------------------------------------- lists and relations
 
 PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-z])")
+NO_SIGN = re.compile(r"(^|=|\\ne)\s*\+")
 RELATION = re.compile(r"[<>]|\\(?:[lg]e|ne)(?![A-Za-z])")
 SET_BRACES = re.compile(r"^\\\{((?:(?!\\[{}]).)+)\\\}$")
 SET = re.compile(r"^\\\{.*\\\}$")
 INNER = r"(?:[^()\[\]]|\([^()]*\)|\[[^\[\]]*\])*"
 TUPLE = re.compile(rf"\({INNER},{INNER}\)")
-DOMAIN = re.compile(r"""
-    (?: [\s,;:(] | \\text\{[^{}]*\} | (?<![A-Za-z])(?:for|where|with|any|all)(?![A-Za-z]) )+
-    ([a-z]) \s* (?: \\in\s*(\\mathbb\{[A-Z]\}(?:[\^_]\s*(?:\{[^{}]*\}|\S))?)
-                  | (?:\\text\{)?\s*is\ an(y)?\ integer\s*\}? ) \s* \)? \s*$
-    """, re.VERBOSE)
-LETTER_OR_COMMAND = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 
 
 def split_top(text: str, separators: str) -> list[str]:
@@ -272,7 +248,7 @@ def as_tuple_of(gold: str, answer: str) -> str:
 def are_unlike(gold: str, answer: str) -> str:
     """Why such answers cannot be equal, although math-verify accepts them; "" if they can be."""
     for one, other in ((gold, answer), (answer, gold)):
-        if SET.match(one) and TUPLE.fullmatch(other) and not is_list(other):
+        if SET.match(one) and TUPLE.fullmatch(other):
             return "a set is no tuple and no interval"
         if RELATION.search(one) and not RELATION.search(other) and is_list(other):
             return "a list is no inequality"  # -2 < x < 3 is more than -2, 3
@@ -287,15 +263,23 @@ def expand_signs(text: str) -> str:
     for element in split_top(text, ",;"):
         upper = PLUS_MINUS.sub(lambda m: "+" if m[1] == "pm" else "-", element)
         lower = PLUS_MINUS.sub(lambda m: "-" if m[1] == "pm" else "+", element)
-        both = [re.sub(r"(^|=|\\ne)\s*\+", r"\1 ", each).strip() for each in (upper, lower)]
-        elements += dict.fromkeys(both)
+        elements += dict.fromkeys(NO_SIGN.sub(r"\1 ", each).strip() for each in (upper, lower))
     return ", ".join(elements)
+
+
+# ----------------------------------------------------------------------------- the parameter
+
+DOMAIN = re.compile(r"""
+    (?: [\s,;:(] | \\text\{[^{}]*\} | (?<![A-Za-z])(?:for|where|with|any|all)(?![A-Za-z]) )+
+    ([a-z]) \s* (?: \\in\s*(\\mathbb\{[A-Z]\}(?:[\^_]\s*(?:\{[^{}]*\}|\S))?)
+                  | (?:\\text\{)?\s*is\ an(?:y)?\ integer\s*\}? ) \s* \)? \s*$
+    """, re.VERBOSE)
+LETTER_OR_COMMAND = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 
 
 def rename(text: str, old: str, new: str) -> str:
     """`text` with another letter for a variable, unless that letter has another meaning there."""
-    letters = LETTER_OR_COMMAND.findall(text)
-    if new in letters:
+    if new in LETTER_OR_COMMAND.findall(text):
         return text
     return LETTER_OR_COMMAND.sub(lambda m: new if m[0] == old else m[0], text)
 
@@ -306,30 +290,28 @@ def take_domain(gold: str, answer: str) -> tuple[str, str] | None:
     A domain that only one of the two mentions says nothing against the other.
     """
     g, a = DOMAIN.search(gold), DOMAIN.search(answer)
-    left = gold[:g.start()] if g else gold
-    right = answer[:a.start()] if a else answer
-    if g and a:
-        if squeeze(g[2] or "\\mathbb{Z}") != squeeze(a[2] or "\\mathbb{Z}"):
-            return None
-        right = rename(right, a[1], g[1])
-    return left, right
+    left, right = (text[:match.start()] if match else text
+                   for text, match in ((gold, g), (answer, a)))
+    if not (g and a):
+        return left, right
+    domains = {squeeze(match[2] or "\\mathbb{Z}") for match in (g, a)}
+    return (left, rename(right, a[1], g[1])) if len(domains) == 1 else None
 
 
 # ---------------------------------------------------------------------------- names and equations
 # An equation is one of three things. `x=5` names a value, `2+3=5` states a number twice, and
-# `x+y=5` is an equation that no value replaces.
+# `x+y=5` is an equation that no value replaces. A claim is (name or "", sides with the value).
 
-COMMAND = re.compile(r"\\(?:begin|end)\{\w*\}|\\[A-Za-z]+")
 WRAPPED = re.compile(r"""
     \\(?:text|mathbb|overline|vec|hat|bar|widehat|angle|triangle|det)(?![A-Za-z]) | m(?=\s*\\angle)
     | [\s{}|\[\]]""", re.VERBOSE)
-ARGUMENT = r"(?:\((?:[^()]|\([^()]*\))*\))"
-NAME = rf"(?:[A-Za-z]|[A-Z]{{2,4}}|\\[A-Za-z]+)'*(?:_\w+)?(?:\^-1)?{ARGUMENT}?"
+ARGUMENT = r"\((?:[^()]|\([^()]*\))*\)"
+NAME = rf"(?:[A-Za-z]|[A-Z]{{2,4}}|\\(?!pi)[A-Za-z]+)'*(?:_\w+)?(?:\^-1)?(?:{ARGUMENT})?"
 PLAIN_NAME = re.compile(rf"{NAME}(?::{NAME})*|[A-Za-z]{{4,}}")  # x, f(2), AB, V_1:V_2, Area
-IN_WORDS = re.compile(r"\\text\{[^{}]*[A-Za-z]{3}[^{}]*\}[A-Z\s]*")
-PRODUCT = re.compile(r"[a-z]{2,3}|[a-z](?:\s[a-z])+")
+IN_WORDS = re.compile(r"\s*\\text\{[^{}]*[A-Za-z]{3}[^{}]*\}[A-Z\s]*")
+PRODUCT = re.compile(r"\s*[a-z](?:\s*[a-z]){1,2}\s*")
+INDEX_OR_ARGUMENT = re.compile(rf"_\w+|\^-1|(?<=[A-Za-z']){ARGUMENT}")
 OF_A_VARIABLE = re.compile(r"([A-Za-z]'*)(?:\(([a-z])\)|_([a-z]))")  # f(x), a_n
-INDEX = re.compile(r"_\w+$")
 CLAIM = re.compile(r"\d|[<>,]|\\(?:le|ge|ne|approx|infty|pi)(?![A-Za-z])")
 OTHER_VALUE = re.compile(r"""(?i)                                     # 5 is not what -x=5 names
     ^\s*- | \b (?: not | negative | minus | half | twice | double | triple | dozen | hundred
@@ -337,63 +319,51 @@ OTHER_VALUE = re.compile(r"""(?i)                                     # 5 is not
     """, re.VERBOSE)
 
 
-def name_of(text: str, computed: bool) -> str:
+def name_of(text: str, computed: bool = False) -> str:
     r"""The name that `x`, `f(2)`, `\angle ABC` or `\text{Area}` is; if `computed`, also `m+n`.
 
     "" for anything else: `xy` is a product, and `2x` or `x^2` must be solved first.
     """
     bare = WRAPPED.sub("", text)
-    if OTHER_VALUE.search(text) or not bare:
+    without = INDEX_OR_ARGUMENT.sub("", bare)
+    if OTHER_VALUE.search(text):
         return ""
-    if IN_WORDS.fullmatch(text.strip()) or PLAIN_NAME.fullmatch(bare) and "\\pi" != bare:
+    if IN_WORDS.fullmatch(text) or PLAIN_NAME.fullmatch(bare):
         return bare
-    without = re.sub(rf"_\w+|\^-1|(?<=[A-Za-z']){ARGUMENT}", "", bare)
-    if not computed or CLAIM.search(without) or PRODUCT.fullmatch(text.strip()):
-        return ""
-    return bare if re.search("[A-Za-z]", without) else ""
+    is_formula = computed and not CLAIM.search(without) and not PRODUCT.fullmatch(text)
+    return bare if is_formula and re.search("[A-Za-z]", without) else ""
 
 
-def names_its_value(name: str, value: str) -> bool:
-    """`x=5`, but not `x=x+1`: that is a claim about x."""
-    return len(name) > 1 or name not in COMMAND.sub("", value)
+def has_letters(text: str) -> bool:
+    return bool(re.search("[A-Za-z]", MARKUP.sub("", text)))
 
 
 def claims_of(element: str, lenient: bool) -> list[tuple[str, list[str]]] | None:
     r"""`x=2+3=5` -> [("x", ["2+3", "5"])]; None for an equation that no value replaces.
 
-    A value without a name has the name "". `(x,y)=(1,2)` makes two claims. If `lenient`, the name
-    may be computed (`m+n=5`), and all sides of another equation are values.
+    `(x,y)=(1,2)` makes two claims. If `lenient`, the name may be computed (`m+n=5`, but no name has
+    the value 0: `x+y=0` is an equation), and all sides of another equation are values.
     """
     sides = split_top(element, "=")
-    tuples = [TUPLE.fullmatch(side) and split_top(side[1:-1], ",") for side in sides]
-    if len(sides) == 2 and all(tuples) and len(tuples[0]) == len(tuples[1]):
-        named = [(name_of(name, False), [value]) for name, value in zip(*tuples)]
-        return named if all(name for name, _ in named) else [("", [sides[1]])]
-    names = []
+    points = [split_top(side[1:-1], ",") for side in sides if TUPLE.fullmatch(side)]
+    if len(points) == len(sides) == 2 and len(points[0]) == len(points[1]):
+        return [(name_of(name), [value]) for name, value in zip(*points)]
     computed = lenient and (exact(sides[-1]) or [1])[0] != 0
-    while len(sides) > 1 and (name := name_of(sides[0], computed)):
-        if not all(names_its_value(name, side) for side in sides[1:]):
-            break
-        names.append(name)
-        sides = sides[1:]
-    while len(sides) > 1 and (name := name_of(sides[-1], False)):
-        names.append(name)
-        sides = sides[:-1]
-    if names and not has_letters(sides[-1]) and sides[-1] != "0":  # A = bh = 10
-        sides = [side for side in sides[:-1] if not has_letters(side)] + sides[-1:]
-    if names or lenient or len(sides) == 1 or not any(map(has_letters, sides)):
-        return [("=".join(sorted(names)), sides)]
-    return None
-
-
-def has_letters(text: str) -> bool:
-    return bool(re.search("[A-Za-z]", COMMAND.sub("", text)))
+    names = [name_of(side, computed and i == 0) for i, side in enumerate(sides)]
+    values = [side for side, name in zip(sides, names) if not name] or sides[-1:]
+    named = "=".join(sorted(name for side, name in zip(sides, names) if side not in values))
+    if len(named) == 1 and any(named in MARKUP.sub("", value) for value in values):
+        named, values = "", sides  # x=x+1 is a claim about x
+    if named and not has_letters(values[-1]) and values[-1] != "0":  # A = bh = 10
+        values = [value for value in values if not has_letters(value)]
+    is_value = named or lenient or len(sides) == 1 or not any(map(has_letters, sides))
+    return [(named, values)] if is_value else None
 
 
 def solutions(text: str, lenient: bool) -> list[list[tuple[str, list[str]]]] | None:
     r"""The claims of each alternative: `x=1, y=2 \lor x=3, y=4` has two. None for equations."""
     found = []
-    for alternative in re.split(r"\\lor(?![A-Za-z])", text):
+    for alternative in text.split("\\lor"):
         claims = []
         for element in split_top(CONNECTIVE.sub(",", alternative), ",;"):
             those = claims_of(element, lenient)
@@ -403,10 +373,10 @@ def solutions(text: str, lenient: bool) -> list[list[tuple[str, list[str]]]] | N
                 those = [(claims[-1][0], values) for _, values in those]
             claims += those
         found.append(claims)
-    kinds = [sorted({name for name, _ in claims}) for claims in found]
-    if all(len(kind) == 1 for kind in kinds) and len(set(map(str, kinds))) == 1:
-        return [sum(found, [])]  # x=1 or x=2: one list
-    return found if len(found) == 1 or all(kind == kinds[0] for kind in kinds) else None
+    names = {tuple(sorted({name for name, _ in claims})) for claims in found}
+    if len(names) > 1:
+        return None
+    return found if len(*names) > 1 else [sum(found, [])]  # x=1 or x=2: one list
 
 
 def layouts(found: list[list[tuple[str, list[str]]]], as_point: bool) -> list[str]:
@@ -414,13 +384,12 @@ def layouts(found: list[list[tuple[str, list[str]]]], as_point: bool) -> list[st
 
     Different names make a point, whose values are sorted by name: `y=1, x=2` is (2, 1).
     """
-    depth = max(len(values) for claims in found for _, values in claims)
     texts = []
-    for back in range(depth, 0, -1):
+    for back in range(max(len(sides) for claims in found for _, sides in claims), 0, -1):
         points = []
         for claims in found:
             ordered = sorted(claims, key=lambda claim: claim[0]) if as_point else claims
-            listed = ", ".join(values[-min(back, len(values))] for _, values in ordered)
+            listed = ", ".join(sides[-min(back, len(sides))] for _, sides in ordered)
             points.append(f"({listed})" if as_point and len(claims) > 1 else listed)
         texts.append(", ".join(points))
     return texts
@@ -431,39 +400,33 @@ def take_names_off(gold: str, answer: str) -> tuple[str, list[str]] | None:
     if RELATION.search(gold) or RELATION.search(answer):
         return gold, [answer]
     g = solutions(gold, lenient=False)
-    a = solutions(answer, lenient=g is not None and not any(name for c in g for name, _ in c))
+    a = solutions(answer, lenient=bool(g) and not any(name for claims in g for name, _ in claims))
     if not g or not a:
         first, *sides = split_top(answer, "=")
         return (gold, [f"{first}={side}" for side in sides] or [answer]) if "=" in gold else None
-    names, other = ([[name for name, _ in claims] for claims in each] for each in (g, a))
-    bare = [{INDEX.sub("", name) for name in found[0]} for found in (names, other)]
-    if bare[0] == {""}:  # the gold has no names
-        point = len(bare[1]) > 1 and (gold.startswith("(") or len(a) > 1)
-        point = point or gold.startswith("(") and len(set(other[0])) > 1
-        golds, parts = layouts(g, False), layouts(a, point)
-    elif bare[1] == {""}:  # the answer has none
-        golds, parts = layouts(g, len(bare[0]) > 1), layouts(a, False)
-    elif sorted(names[0]) == sorted(other[0]):
-        several = len(set(names[0])) > 1
-        golds, parts = layouts(g, several), layouts(a, several)
-    else:
-        return same_function(names, other, g, a) or ((gold, [answer]) if is_equation(g) else None)
+    names, other = ([name for name, _ in each[0]] for each in (g, a))
+    several = [len({re.sub(r"_\w+$", "", name) for name in each}) > 1 for each in (names, other)]
+    if set(names) == {""}:
+        is_point = gold.startswith("(") and len(set(other)) > 1 or several[1] and len(a) > 1
+        golds, parts = layouts(g, False), layouts(a, is_point)
+    elif set(other) == {""}:
+        golds, parts = layouts(g, several[0]), layouts(a, False)
+    elif sorted(names) == sorted(other):
+        golds, parts = (layouts(each, len(set(names)) > 1) for each in (g, a))
+    elif function := same_function(g[0][0], a[0][0]):
+        return function
+    else:  # y=2x may be solved for x, too; x=5 says nothing about y
+        is_formula = any(has_letters(side) for claims in g for _, sides in claims for side in sides)
+        return (gold, [answer]) if is_formula else None
     return golds[-1], parts + golds[:-1]
 
 
-def is_equation(found: list) -> bool:
-    """y=2x may be solved for x, too; x=5 is no equation."""
-    return any(has_letters(value) for claims in found for _, values in claims for value in values)
-
-
-def same_function(names, other, g, a) -> tuple[str, list[str]] | None:
+def same_function(gold: tuple[str, list], answer: tuple[str, list]) -> tuple[str, list] | None:
     """f(t)=t^2 is f(x)=x^2, and y=x^2; but g(x)=x^2 is another function."""
-    if not len(names) == len(other) == len(names[0]) == len(other[0]) == 1:
-        return None
-    one, two = OF_A_VARIABLE.fullmatch(names[0][0]), OF_A_VARIABLE.fullmatch(other[0][0])
+    one, two = OF_A_VARIABLE.fullmatch(gold[0]), OF_A_VARIABLE.fullmatch(answer[0])
     if one and two and one[1] == two[1]:
-        old, new = two[2] or two[3], one[2] or one[3]
-        return g[0][0][1][-1], [rename(value, old, new) for value in a[0][0][1]]
-    if (one and other[0][0] == "y") or (two and names[0][0] == "y"):
-        return g[0][0][1][-1], a[0][0][1]
+        letters = two[2] or two[3], one[2] or one[3]
+        return gold[1][-1], [rename(side, *letters) for side in answer[1]]
+    if one and answer[0] == "y" or two and gold[0] == "y":
+        return gold[1][-1], answer[1]
     return None

@@ -1,11 +1,9 @@
 r"""Are two answers the same mathematics? math-verify's parser reads them, and sympy compares.
 
-Lists, tuples, relations and connectives are taken apart here, because math-verify forgets the order
-of a list, the variable of a relation, and the difference of "and" and "or". What is left are single
-expressions. Exact values must be equal exactly: 2^100 - 1 is not 2^100. Expressions with variables
-are compared at fixed points. There is a tolerance only if one of the two has a decimal point.
-
-Only workers import this: sympy may take any time and any memory.
+Lists, tuples and relations are taken apart here, because math-verify forgets the order of a list,
+the variable of a relation, and the difference of "and" and "or". Exact expressions must be equal
+exactly (2^100 - 1 is not 2^100), at fixed points if they have variables. There is a tolerance only
+if one of the two has a decimal point. Only workers import this: sympy may take any time and memory.
 """
 import functools
 import re
@@ -21,29 +19,19 @@ from sympy.logic.boolalg import Boolean
 
 from verifier.answers import TUPLE, split_top
 
-FEW_DIGITS, MAX_DIGITS, GUARD = 50, 20_000, 10
-SCALES = (sympy.Integer(1), sympy.Integer(100), sympy.Rational(1, 100))
-NOT_SMOOTH = (sympy.Abs, sympy.Max, sympy.Min, sympy.sign, sympy.Piecewise, sympy.floor,
-              sympy.ceiling, sympy.Mod)
-
-
 # ------------------------------------------------------------------------------------ reading
 
-class HastyParser(_Latex2Sympy):
-    """ANTLR without regard to context: in a third of the time the same tree, or an exception.
+INDEXED = re.compile(r"(?<![A-Za-z\\])([EeI])(?=\s*_)")  # with an index it is no constant
+RENAMED = {"E": r"\Xi", "e": r"\xi", "I": r"\Upsilon"}
 
-    That is what ANTLR promises of this mode. `x^2+y^2` is one of the few that need the context.
-    """
+
+class HastyParser(_Latex2Sympy):
+    """ANTLR without regard to context: in a fraction of the time the same tree, or an exception."""
 
     def create_parser(self, latex: str):
         parser = super().create_parser(latex)
         parser._interp.predictionMode = PredictionMode.SLL
         return parser
-
-
-# With an index these are names, and no constants
-INDEXED = re.compile(r"(?<![A-Za-z\\])([EeI])(?=\s*_)")
-RENAMED = {"E": r"\Xi", "e": r"\xi", "I": r"\Upsilon"}
 
 
 def from_latex(latex: str):
@@ -70,35 +58,22 @@ def read(text: str):
         parts = re.split(rf"\\l{connective}(?![A-Za-z])", text)
         if len(parts) > 1:
             return joined([read(part.strip()) for part in parts], join)
-    elements = split_top(text, ",;")
+    elements, sides = split_top(text, ",;"), split_top(text, "=")
     if len(elements) > 1:
-        return joined([read(element) for element in distributed(elements)])
+        return joined(list(map(read, elements)))
     if TUPLE.fullmatch(text):
         return sympy.Tuple(*map(read, split_top(text[1:-1], ",")))
-    if text.count(",") > 1 and re.fullmatch(r"\[[^\[\]()]*\]", text):
-        return list(map(read, split_top(text[1:-1], ",")))
-    sides = split_top(text, "=")
     if len(sides) > 2:
         return [read(f"{sides[0]}={side}") for side in sides[1:]]
     parsed = from_latex(text)
     if isinstance(parsed, (sympy.Set, sympy.MatrixBase, sympy.MatrixExpr)):
         parsed = parsed.doit()
-    if isinstance(parsed, sympy.FiniteSet):
-        return list(parsed)
-    if isinstance(parsed, sympy.And) and len(parsed.free_symbols) > 1:
-        return list(parsed.args)
-    return parsed
-
-
-def distributed(elements: list[str]) -> list[str]:
-    r"""`x \ne 1, 2` is `x \ne 1, x \ne 2`."""
-    first = re.match(r"(.*\\ne(?![A-Za-z]))", elements[0])
-    unrelated = first and not any(re.search(r"[<>=]|\\[lgn]e", each) for each in elements[1:])
-    return elements[:1] + [f"{first[1]} {each}" for each in elements[1:]] if unrelated else elements
+    several = isinstance(parsed, sympy.And) and len(parsed.free_symbols) > 1  # a<b<c
+    return list(parsed.args) if several or isinstance(parsed, sympy.FiniteSet) else parsed
 
 
 def joined(parts: list, join=None):
-    """Statements about one variable become one; otherwise parts are a list.
+    """Relations of one variable become one; otherwise the parts are a list.
 
     Without a connective "x<1, x>3" is the union, and "x>1, x<3" the intersection: the union would
     be all numbers.
@@ -108,16 +83,20 @@ def joined(parts: list, join=None):
     symbols = set().union(*(part.free_symbols for part in parts))
     if join is sympy.Or and len(symbols) > 1:
         return sympy.Or(*parts, evaluate=False)
-    if len(symbols) != 1 or join is None and any(part.has(sympy.Eq) for part in parts):
+    if len(symbols) != 1 or not join and any(part.has(sympy.Eq) for part in parts):
         return parts
-    either = sympy.Or(*parts, evaluate=False)
-    both = sympy.And(*parts, evaluate=False)
-    if join:
-        return either if join is sympy.Or else both
-    return both if either.as_set() == sympy.S.Reals else either
+    either, both = (each(*parts, evaluate=False) for each in (sympy.Or, sympy.And))
+    is_union = join is sympy.Or or not join and either.as_set() != sympy.S.Reals
+    return either if is_union else both
 
 
 # ---------------------------------------------------------------------------------- comparing
+
+SCALES = (sympy.Integer(1), sympy.Integer(100), sympy.Rational(1, 100))
+verified = functools.partial(verify, timeout_seconds=None)
+NOT_SMOOTH = (sympy.Abs, sympy.Max, sympy.Min, sympy.sign, sympy.Piecewise, sympy.floor,
+              sympy.ceiling, sympy.Mod)
+
 
 def same(gold, answer, style: str = "") -> bool:
     """Are two things that `read` gave the same?"""
@@ -125,22 +104,20 @@ def same(gold, answer, style: str = "") -> bool:
         return isinstance(gold, list) and isinstance(answer, list) and same_lists(gold, answer)
     if gold == answer:
         return not gold.has(sympy.nan, sympy.zoo)
-    if isinstance(gold, sympy.Eq) and isinstance(answer, sympy.Eq):
-        return same_equations(gold, answer)
     if isinstance(gold, Boolean) and isinstance(answer, Boolean):
-        return same_statements(gold, answer)
+        return same_relations(gold, answer)
     if isinstance(gold, sympy.Tuple) and isinstance(answer, sympy.Tuple):
         return len(gold) == len(answer) and all(map(same, gold, answer))
     if isinstance(gold, sympy.MatrixBase) and isinstance(answer, sympy.MatrixBase):
         return gold.shape == answer.shape and all(map(same, gold, answer))
     if isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr):
         return same_expressions(gold, answer, style)
-    gold, answer = as_set(gold), as_set(answer)
-    return gold is not None and answer is not None and same_sets(gold, answer)
+    g, a = pieces(gold), pieces(answer)
+    return None not in (*g, *a) and same_lists(g, a)
 
 
 def same_lists(gold: list, answer: list) -> bool:
-    """math-verify pairs the sorted elements; here every pair is tried."""
+    """The same elements in any order. math-verify pairs the sorted ones; here all pairs are tried."""
     rest = list(answer)
     for g in gold:
         match = next((i for i, a in enumerate(rest) if same(g, a)), None)
@@ -150,51 +127,36 @@ def same_lists(gold: list, answer: list) -> bool:
     return not rest
 
 
-def as_set(parsed):
-    """The set of an interval such as (1,2), of a statement about one variable; None for others."""
-    if isinstance(parsed, sympy.Tuple) and len(parsed) == 2:
-        return sympy.Interval.open(*parsed)
-    if isinstance(parsed, Boolean) and len(parsed.free_symbols) == 1:
-        return parsed.as_set()
-    return parsed if isinstance(parsed, sympy.Set) else None
-
-
-def same_sets(gold, answer) -> bool:
-    """Compared piece by piece, because the ends of intervals may be written in several ways."""
-    if gold == answer:
-        return True
-    g, a = pieces(gold), pieces(answer)
-    return None not in (*g, *a) and len(g) == len(a) and same_lists(g, a)
-
-
 def pieces(found) -> list:
-    """Intervals as tuples (start, end, is the left open, is the right open); numbers as they are."""
+    """Of a set, or of a relation of one variable: its intervals and numbers; None if it has others.
+
+    An interval becomes (start, end, is it open on the left, on the right), whose ends are compared.
+    """
+    if isinstance(found, Boolean) and len(found.free_symbols) == 1:
+        found = found.as_set()
+    if isinstance(found, sympy.Tuple) and len(found) == 2:
+        found = sympy.Interval.open(*found)
     if isinstance(found, sympy.Union):
         return sum(map(pieces, found.args), [])
     if isinstance(found, sympy.Interval):
-        ends = [sympy.Integer(bool(end)) for end in (found.left_open, found.right_open)]
-        return [sympy.Tuple(found.start, found.end, *ends)]
+        open_ends = (sympy.Integer(bool(end)) for end in (found.left_open, found.right_open))
+        return [sympy.Tuple(found.start, found.end, *open_ends)]
     return list(found) if isinstance(found, sympy.FiniteSet) else [None]
 
 
-def same_statements(gold, answer) -> bool:
-    """The same set of the same variable; relations of several variables side by side."""
+def same_relations(gold, answer) -> bool:
+    """The same set of the same variable, or the same relation of several up to a factor."""
     if gold.free_symbols != answer.free_symbols:
         return False
+    if isinstance(gold, sympy.Eq) and isinstance(answer, sympy.Eq):
+        return proportional(gold.lhs - gold.rhs, answer.lhs - answer.rhs)
     if len(gold.free_symbols) == 1:
-        return same_sets(gold.as_set(), answer.as_set())
-    if gold.func in (sympy.Or, sympy.And) or answer.func in (sympy.Or, sympy.And):
+        return same_lists(pieces(gold), pieces(answer))
+    if isinstance(gold, sympy.Or) or isinstance(answer, sympy.Or):
         return gold.func == answer.func and same_lists(list(gold.args), list(answer.args))
     gold, answer = gold.canonical, answer.canonical
     return gold.func == answer.func and proportional(
         gold.lhs - gold.rhs, answer.lhs - answer.rhs, positive=gold.func is not sympy.Ne)
-
-
-def same_equations(gold, answer) -> bool:
-    """The same sides up to a factor, or the same solutions as math-verify finds them."""
-    if not gold.free_symbols:  # verify calls all equations without a solution equal
-        return same(gold.lhs, answer.lhs) and same(gold.rhs, answer.rhs)
-    return proportional(gold.lhs - gold.rhs, answer.lhs - answer.rhs)
 
 
 def same_expressions(gold, answer, style: str) -> bool:
@@ -204,22 +166,18 @@ def same_expressions(gold, answer, style: str) -> bool:
     if style == "minerva" and not both.free_symbols:
         return any(equal_within(gold * scale, answer) for scale in SCALES)
     if both.has(sympy.UnevaluatedExpr):  # a percentage: 9% is 9 or 0.09
-        compare = equal_within if both.has(sympy.Float) else equal_exactly
         return verified(gold, answer) and any(
-            compare(gold * scale, answer) is not False for scale in SCALES)
+            equal_within(gold * scale, answer, 1e-4 if both.has(sympy.Float) else 1e-25) is not False
+            for scale in SCALES)
     if both.has(sympy.Float):
         if equal_within(gold, answer) is False:  # 10^-20 is not 10^-30
             return False
         return verified(gold, answer) or bool(equal_within(gold, answer, 1e-12))
-    equal = equal_exactly(gold, answer)
+    equal = alike_at_points(gold, answer, equal_constants)
     variables = {symbol.name for symbol in both.free_symbols} - {"i"}
     if equal and not (variables and both.has(*NOT_SMOOTH)):  # (1+i)^2 is 2i
         return True
     return equal is not False and verified(gold, answer)
-
-
-def verified(gold, answer) -> bool:
-    return verify(gold, answer, timeout_seconds=None)
 
 
 def without_functions(expression):
@@ -229,7 +187,7 @@ def without_functions(expression):
 
 # ---------------------------------------------------------------------- the values of expressions
 
-SMALL, WHOLE, LARGE, NEGATIVE, MIXED = range(5)  # the points at which expressions are compared
+CONSTANT, SMALL, WHOLE, LARGE, NEGATIVE, MIXED = range(6)  # the points at which values are compared
 
 
 def points(names) -> list[tuple[dict, int]]:
@@ -240,8 +198,9 @@ def points(names) -> list[tuple[dict, int]]:
     differs from max(x, 0), and only where signs are mixed xy differs from |x||y|.
     """
     names = sorted(names, key=str)
-    return [({name: sample(name.name, kind, first=i % 2 == 0) for i, name in enumerate(names)}, kind)
-            for kind in (range(5) if names else [SMALL])]
+    kinds = range(SMALL, MIXED + 1) if names else [CONSTANT]
+    return [({name: sample(name.name, kind, i % 2 == 0) for i, name in enumerate(names)}, kind)
+            for kind in kinds]
 
 
 def sample(name: str, kind: int, first: bool):
@@ -257,37 +216,14 @@ def sample(name: str, kind: int, first: bool):
 
 
 def equal_constants(g, a, kind: int) -> bool:
-    """Fractions are compared exactly, others to as many digits as they could differ in.
-
-    1 + e^-1000 differs from 1 in the 435th digit, so every part adds its magnitude to the digits.
-    """
-    if not (g.is_finite and a.is_finite):
-        return False
-    if g.is_Rational and a.is_Rational:
-        return g == a
-    if not agree(g, a, FEW_DIGITS):
-        return False
-    if kind in (LARGE, MIXED):  # more digits of such powers and factorials would take seconds
-        return True
-    digits = FEW_DIGITS
-    for part in [*sympy.preorder_traversal(g), *sympy.preorder_traversal(a)]:
-        digits += 2 * magnitude(part) if part.is_number else 0
-    return digits == FEW_DIGITS or digits <= MAX_DIGITS and agree(g, a, digits)
-
-
-def magnitude(number) -> int:
-    """About |log10| of its absolute value; 0 for 0 and if it has no value."""
-    size = abs(number).evalf(5)
-    if not size.is_Float or size == 0 or size._prec == 1:
-        return 0
-    return abs(int(sympy.log(size, 10).evalf(5)))
-
-
-def agree(g, a, digits: int) -> bool:
-    """Do two constants agree to so many digits?"""
-    g, a = g.evalf(digits, maxn=2 * digits), a.evalf(digits, maxn=2 * digits)
-    largest = max(1, abs(g), abs(a))
-    return bool(abs(g - a) <= largest * sympy.Rational(10) ** (GUARD - digits))
+    """Is no digit of the difference left? 1 + e^-1000 differs from 1 in the 435th."""
+    if not (g.is_finite and a.is_finite) or g.is_Rational and a.is_Rational:
+        return g == a and bool(g.is_finite)
+    if kind == CONSTANT:
+        difference = (g - a).evalf(5, maxn=2000)
+        return all(part == 0 or part._prec == 1 for part in difference.as_real_imag())
+    g, a = g.evalf(60), a.evalf(60)
+    return bool(abs(g - a) <= max(1, abs(g), abs(a)) * sympy.Rational(10) ** -50)
 
 
 def stays_real(expression, at: dict) -> bool:
@@ -296,13 +232,8 @@ def stays_real(expression, at: dict) -> bool:
     return all(part.subs(at).doit().evalf(15).is_extended_real for part in parts)
 
 
-def equal_exactly(gold, answer) -> bool | None:
-    """Are the values equal at every point where both have one? None if that cannot be computed."""
-    return alike_at_points(gold, answer, equal_constants)
-
-
 def equal_within(gold, answer, tolerance: float = 1e-4) -> bool | None:
-    """Do they agree relative to their size (math-verify's bound is absolute)? None as above."""
+    """Do they agree relative to their size (math-verify's bound is absolute)? None as below."""
     def near(g, a, _) -> bool:
         g, a = g.evalf(30), a.evalf(30)
         if not (g.is_finite and a.is_finite):
@@ -338,4 +269,4 @@ def proportional(gold, answer, positive: bool = False) -> bool:
         return False
     if gold.has(sympy.Float) or answer.has(sympy.Float):
         return equal_within(gold * a, answer * g, 1e-12) is True
-    return equal_exactly(gold * a, answer * g) is True
+    return alike_at_points(gold * a, answer * g, equal_constants) is True

@@ -27,19 +27,19 @@ LETTER = (r"(?:[A-Za-z\d]|\\(?!(?:d?frac|binom|sqrt|text|left|right|circ|begin|e
 
 
 class Rule(NamedTuple):
-    """Replace `pattern` by `new`, because of `why`; `before` becomes `after`."""
+    """`before` becomes `after`, because of `why`: what fits `pattern` is replaced by `new`."""
+    before: str
+    after: str
     why: str
     pattern: re.Pattern
     new: str | Callable[[re.Match], str]
-    before: str
-    after: str
 
     def apply(self, text: str) -> str:
         return self.pattern.sub(self.new, text)
 
 
-def rule(why: str, pattern: str, new: str | Callable, before: str, after: str) -> Rule:
-    return Rule(why, re.compile(pattern.replace("§", "(?![A-Za-z])")), new, before, after)
+def rule(before: str, after: str, why: str, pattern: str, new: str | Callable) -> Rule:
+    return Rule(before, after, why, re.compile(pattern.replace("§", "(?![A-Za-z])")), new)
 
 
 # ---------------------------------------------------------------------------------- characters
@@ -73,16 +73,13 @@ def plain_characters(text: str) -> str:
 
 # ----------------------------------------------------------------------------------- the rules
 
-BRACKETS = {r"\lbrace": r"\{", r"\rbrace": r"\}", r"\langle": "(", r"\rangle": ")"}
+SAME = dict(pair.split() for pair in r"""
+\leq \le | \leqslant \le | \leqq \le | \geq \ge | \geqslant \ge | \geqq \ge | \neq \ne
+\equiv = | := = | \varnothing \emptyset | \bmod \mod | \dfrac \frac | \tfrac \frac | \cfrac \frac | \dbinom \binom
+\tbinom \binom | \cdots \ldots | \dots \ldots | \dotsc \ldots | \dotsb \ldots | ... \ldots
+\lbrace \{ | \rbrace \} | \langle ( | \rangle )
+""".strip().replace("\n", "|").split("|"))
 AND_OR = re.compile(r",?\s*\b(and|or)\b\s*,?")
-
-
-def digits_together(match: re.Match) -> str:
-    return match[0].replace(" ", "").replace(",", "")
-
-
-def number_for_word(match: re.Match) -> str:
-    return str(NUMBER_WORDS.index(match[1].lower()))
 
 
 def written_out(match: re.Match) -> str:
@@ -102,219 +99,150 @@ def usual_interval(match: re.Match) -> str:
     return "[("[left == "]"] + inside + "])"[right == "["]
 
 
-UNSEEN = [
-    rule("phantoms, labels, tags, spaces and colours show nothing of the answer",
-         rf"\\(?:[hv]?phantom|label|tag|[hv]space|color)\*?\s*{FLAT_GROUP}", "",
-         r"\color{red}7\tag{1}", "7"),
-    rule("an answer that begins with a relation or an arrow: what is left of it is outside the box",
-         r"^\s*(?:=|\\(?:approx|implies|Rightarrow|rightarrow|Longrightarrow|therefore)§|####)", "",
-         r"\implies 7", " 7"),
-    rule("sizes, fonts as switches, and check marks",
+REWRITES = [
+    # ---- what shows nothing
+    rule(r"\color{red}7\tag{1}", "7",
+         "phantoms, labels, tags, spaces and colours show nothing of the answer",
+         rf"\\(?:[hv]?phantom|label|tag|[hv]space|color)\*?\s*{FLAT_GROUP}", ""),
+    rule(r"\implies 7", " 7",
+         "an answer that begins with a relation or an arrow: what is left of it is outside the box",
+         r"^\s*(?:=|\\(?:approx|implies|Rightarrow|rightarrow|Longrightarrow|therefore)§|####)",
+         ""),
+    rule(r"\displaystyle\left.7\right|", "7|", "sizes, fonts as switches, and check marks",
          r"\\(?:displaystyle|limits|textstyle|hfill|left|right|[bB]igg?[lrm]?|[lL]arge|huge"
-         r"|small|rm|bf|it|checkmark)§\.?", "", r"\displaystyle\left.7\right|", "7|"),
-    rule("a bar over a segment's two ends, and a unit vector's hat",
-         r"\\(?:overline(?=\s*\{[A-Z]{2}\})|hat(?=\s*(?:\{[ijk]\}|[ijk]§)))", "", r"2\hat{i}",
-         "2{i}"),
-    rule("boxes in boxes, colours, lines and fonts around a group",
+         r"|small|rm|bf|it|checkmark)§\.?", ""),
+    rule(r"2\hat{i}", "2{i}", "a bar over a segment's two ends, and a unit vector's hat",
+         r"\\(?:overline(?=\s*\{[A-Z]{2}\})|hat(?=\s*(?:\{[ijk]\}|[ijk]§)))", ""),
+    rule(r"\mathbf{v}+\boxed{7}", "{v}+{7}",
+         "boxes in boxes, colours, lines and fonts around a group",
          r"\\(?:boxed|fbox|textcolor\{\w*\}|underline|uline|ensuremath|math(?:bf|it|sf|tt|cal)"
-         r"|boldsymbol|bm)(?=\s*\{)", "", r"\mathbf{v}+\boxed{7}", "{v}+{7}"),
-    rule("negative space, as in 10,\\!000",
-         r"(?<!\\)\\!\s*", "", r"10,\!000", "10,000"),
-    rule("a comma or a colon in braces has no spaces around it",
-         r"(?<=\d)\{([,:])\}(?=\d)", r"\1", "10{,}000", "10,000"),
-    rule("the signs that begin and end a formula",
-         r"(?<!\\)\\[()\[\]]", "", r"\(7\)", "7"),
-    rule("currencies, dollars around formulas, and quotation marks",
-         r"\\?\$|[€£¥¢₹`“”\"]", "", r"\$7, “$8$”", "7, 8"),
-    rule("two asterisks between values are a power",
+         r"|boldsymbol|bm)(?=\s*\{)", ""),
+    rule(r"10,\!000", "10,000", "negative space, as in 10,\\!000",
+         r"(?<!\\)\\!\s*", ""),
+    rule("10{,}000", "10,000", "a comma or a colon in braces has no spaces around it",
+         r"(?<=\d)\{([,:])\}(?=\d)", r"\1"),
+    rule("2**10", "2^{10}", "two asterisks between values are a power",
          r"(?<=[\w)}\]])(?:\*\*|\s+\*\*\s+)(?:\(([^()]*)\)|(-?(?:\d+(?:\.\d+)?|[A-Za-z])))",
-         r"^{\1\2}", "2**10", "2^{10}"),
-    rule("elsewhere they are bold in Markdown",
-         r"\*\*", "", "**7**", "7"),
-    rule("quotation marks around everything",
-         r"^\s*'([^']*)'\s*$", r"\1", "'13'", "13"),
-    rule("every space is one space",
-         r"(?:(?<!\\)\\[,;: ]|\\(?:q?quad|thinspace|enspace)§|~|\s)+", " ", r"7\,\quad  8", "7 8"),
-]
-
-SYNONYMS = [
-    rule("all that sets upright or slanted text is \\text",
+         r"^{\1\2}"),
+    rule(r"\(\$7\), **8**", "7, 8",
+         "currencies, quotation marks, stars of Markdown, and what begins and ends a formula",
+         r"\\?\$|[€£¥¢₹`“”\"]|\*\*|(?<!\\)\\[()\[\]]", ""),
+    rule(r"7\,\quad  8", "7 8", "every space is one space",
+         r"(?:(?<!\\)\\[,;: ]|\\(?:q?quad|thinspace|enspace)§|~|\s)+", " "),
+    # ---- several commands of one meaning
+    rule(r"a\leqslant\dfrac12", r"a\le\frac12", "one command for each meaning",
+         r"\\[A-Za-z]+|:=|\.\.\.", lambda match: SAME.get(match[0], match[0])),
+    rule(r"x\not= 2", r"x\ne  2",
+         "a crossed equals sign; != behind a letter, too, but 5!=120 has a factorial",
+         r"\\not\s*=|(?<=[A-Za-z])\s*!=|\s!=", r"\\ne "),
+    rule(r"\mathrm{cm}", r"\text{cm}", "all that sets upright or slanted text is \\text",
          r"\\(?:text(?:bf|it|rm|sf|tt|sc|up|normal)|math(?:rm|normal)|[mh]box|emph"
-         r"|operatorname\*?)\s*(?=\{)", r"\\text", r"\mathrm{cm}", r"\text{cm}"),
-    rule("upright text of one letter, without braces",
-         r"\\(?:text|math)rm\s+([A-Za-z])", r"\\text{\1}", r"\mathrm e", r"\text{e}"),
-    rule("the size of a fraction or a binomial",
-         r"\\[dtc](frac|binom)§", r"\\\1", r"\dfrac{1}{2}", r"\frac{1}{2}"),
-    rule("\\leq and \\leqslant are \\le",
-         r"\\([lg])eq?(?:q|slant)?§", r"\\\1e ", r"x\leqslant 2", r"x\le  2"),
-    rule("\\neq and \\not= are \\ne; so is != behind a letter, but 5!=120 has a factorial",
-         r"\\neq§|\\not\s*=|(?<=[A-Za-z])\s*!=|\s!=", r"\\ne ", r"x\not= 2", r"x\ne  2"),
-    rule("definitions and congruences are read as equations",
-         r"\\equiv§|:=", "=", "x:=2", "x=2"),
-    rule("the two signs for the empty set",
-         r"\\varnothing", r"\\emptyset", r"\varnothing", r"\emptyset"),
-    rule("one command for all dots",
-         r"\\(?:[cdv]dots|dots[bcimo]?)§|\.\.\.", r"\\ldots ", "1,2,...", r"1,2,\ldots "),
-    rule("brackets by name: braces are those of sets, vectors in angles are tuples",
-         r"\\(?:[lr]brace|[lr]angle)§", lambda match: BRACKETS[match[0]],
-         r"\langle 1,2\rangle", "( 1,2)"),
-    rule("brackets that are turned around are open ends of an interval",
-         r"^\s*([\[\]])([^\[\](){}]*,[^\[\](){}]*)([\[\]])\s*$", usual_interval,
-         "]1,2[", "(1,2)"),
-    rule("a minus before a set takes its elements out",
-         r"(?<=\\mathbb\{[A-Z]\})\s*(?:-|\\backslash§)\s*(?=\\\{)", r" \\setminus ",
-         r"\mathbb{R}-\{1\}", r"\mathbb{R} \setminus \{1\}"),
-    rule("\\choose is \\binom, and so is C(5,2)",
+         r"|operatorname\*?)\s*(?=\{)", r"\\text"),
+    rule("]1,2[", "(1,2)", "brackets that are turned around are open ends of an interval",
+         r"^\s*([\[\]])([^\[\](){}]*,[^\[\](){}]*)([\[\]])\s*$", usual_interval),
+    rule(r"\mathbb{R}-\{1\}", r"\mathbb{R} \setminus \{1\}",
+         "a minus before a set takes its elements out",
+         r"(?<=\\mathbb\{[A-Z]\})\s*(?:-|\\backslash§)\s*(?=\\\{)", r" \\setminus "),
+    rule("C(5,2)", r"\binom{5}{2}", "\\choose is \\binom, and so is C(5,2)",
          r"\{([^{}]*)\\choose([^{}]*)\}|(?<![A-Za-z])(?:C|\\text\{C\})\((\d+), ?(\d+)\)",
-         r"\\binom{\1\3}{\2\4}", "C(5,2)", r"\binom{5}{2}"),
-    rule("the modulus stands in braces",
-         r"\(?\\([bp])mod§\s*\{?\s*(\w+)\s*\}?\)?", r"\\\1mod{\2}",
-         r"3 \pmod 7", r"3 \pmod{7}"),
-    rule("a blackboard letter stands in braces",
-         r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}", r"\mathbb R", r"\mathbb{R}"),
-    rule("\\bmod is \\mod",
-         r"\\bmod", r"\\mod ", r"10 \bmod{7}", r"10 \mod {7}"),
-    rule("extra height between the rows of a matrix",
-         r"(?<=\\\\)\s*\[[^\]]*\]", "", r"1\\[3pt]2", r"1\\2"),
-]
-
-WORDS = [
-    rule("currencies by name before the amount",
-         rf"(?<![A-Za-z])(?:{CURRENCY}\s*(?=[\d.])|\\text\{{\s*{CURRENCY}\s*\}}\s*)", "",
-         r"\text{USD } 5, Rs. 5", "5, 5"),
-    rule("a time of day with hours and minutes has one spelling of its half",
+         r"\\binom{\1\3}{\2\4}"),
+    rule(r"\mathbb R", r"\mathbb{R}", "a blackboard letter stands in braces",
+         r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
+    # ---- words
+    rule(r"\text{USD } 5, Rs. 5", "5, 5", "currencies by name before the amount",
+         rf"(?<![A-Za-z])(?:{CURRENCY}\s*(?=[\d.])|\\text\{{\s*{CURRENCY}\s*\}}\s*)", ""),
+    rule(r"4:30 \text{ p.m.}", r"4:30\text{pm}",
+         "a time of day with hours and minutes has one spelling of its half",
          r"(?i)(?:\\text\{\s*)?(\d\d?:\d\d)\s*(?:\\text\{\s*)?([ap])\.?\s?m\b\.?\s*\}?",
-         r"\1\\text{\2m}",
-         r"4:30 \text{ p.m.}", r"4:30\text{pm}"),
-    rule("no solution, and the empty set, in words",
+         r"\1\\text{\2m}"),
+    rule(r"\text{no solutions}", r"\emptyset", "no solution, and the empty set, in words",
          r"(?i)^\s*(?:\\text\{\s*)?(?:(?:there (?:is|are) )?no (?:real )?solutions?"
-         r"|(?:the )?empty set)\.?\s*\}?\s*$", r"\\emptyset", r"\text{no solutions}", r"\emptyset"),
-    rule("numbers and signs without letters are no words",
-         r"\\text\{(?=[^{}]*\d)(?=[^{}]*[-+*/:=()])([^{}A-Za-z\\]*)\}", r" \1 ",
-         r"\text{2/3}", " 2/3 "),
-    rule("a sum of single letters is no words either",
-         r"\\text\{((?![^{}]*[A-Za-z]{2})[^{}\\]*[\w)]\s*\+\s*[\w(][^{}\\]*)\}", r" \1 ",
-         r"\text{x+1}", " x+1 "),
-    rule("an announcement of the answer",
+         r"|(?:the )?empty set)\.?\s*\}?\s*$", r"\\emptyset"),
+    rule(r"\text{The answer is 12}", r"\text{12}", "an announcement of the answer",
          r"(?i)(^\s*\\text\{|^)\s*(?:ans\.|(?:the |final |correct )*"
-         r"(?:ans|answer|result|solution|total)s?\s*(?:is|are|:))\s*:?\s*(?=\S)",
-         r"\1", r"\text{The answer is 12}", r"\text{12}"),
-    rule("a number does not belong in \\text, its unit does",
-         r"\\text\{\s*([-+]?\d[\d.,]*)\s*([^{}\d]*)\}", r"\1\\text{\2}",
-         r"\text{28 cm}", r"28\text{cm}"),
-    rule("'and' and 'or' within \\text connect two texts",
-         r"\\text\{([^{}]*\b(?:and|or)\b[^{}]*)\}", connected,
-         r"\text{Al or Bo}", r"\text{Al} \lor \text{Bo}"),
-    rule("'and' and 'or' outside \\text are connectives, too",
-         r"(?<![A-Za-z\\])(and|or)§", r" \\l\1 ", "2 and 3", r"2  \land  3"),
-    rule("\\text that holds nothing but a comma",
-         r"\\text\{\s*,?\s*\}", " ", r"2\text{ , }3", "2 3"),
-    rule("a connective needs no commas and one space on each side",
-         r"(?:\s*,)?\s*\\l(and|or)§\s*(?:,\s*)?", r" \\l\1 ", r"2, \land 3", r"2 \land 3"),
-    rule("one comma is enough",
-         r",(?:\s*,)+", ",", "2, , 3", "2, 3"),
-    rule("the numbers e and i, set upright; numbers in \\text",
-         r"\\text\{\s*([ei]|[-+\d.,]+)\s*\}", r" \1 ", r"1-1/\text{e}", "1-1/ e "),
-    rule("functions set as text",
-         rf"\\text\{{\s*({FUNCTIONS})\s*\}}", r"\\\1 ", r"\text{sin}x", r"\sin x"),
-    rule("a fraction of units is a unit",
+         r"(?:ans|answer|result|solution|total)s?\s*(?:is|are|:))\s*:?\s*(?=\S)", r"\1"),
+    rule(r"\text{Al or Bo}", r"\text{Al} \lor \text{Bo}",
+         "'and' and 'or' within \\text connect two texts",
+         r"\\text\{([^{}]*\b(?:and|or)\b[^{}]*)\}", connected),
+    rule("2 and 3", r"2  \land  3", "'and' and 'or' outside \\text are connectives, too",
+         r"(?<![A-Za-z\\])(and|or)§", r" \\l\1 "),
+    rule(r"2\text{ , }3", "2 3", "\\text that holds nothing but a comma",
+         r"\\text\{\s*,?\s*\}", " "),
+    rule(r"2, \land 3", r"2 \land 3", "a connective needs no commas and one space on each side",
+         r"(?:\s*,)?\s*\\l(and|or)§\s*(?:,\s*)?", r" \\l\1 "),
+    rule(r"1-1/\text{e}", "1-1/ e ", "text without a word of two letters is mathematics, or a unit",
+         r"\\text\{\s*([ei]|(?![^{}]*[A-Za-z]{2})[^{}\\]*?(?<!\^)[\d=+][^{}\\]*?)\s*\}", r" \1 "),
+    rule(r"\text{28 cm}", r"28\text{cm}", "a number does not belong in \\text, its unit does",
+         r"\\text\{\s*([-+]?\d[\d.,]*)\s*([^{}\d]*)\}", r"\1\\text{\2}"),
+    rule(r"9\frac{\text{m}}{\text{s}^2}", r"9\text{m/s}^2", "a fraction of units is a unit",
          rf"\\frac\{{\\text\{{([^{{}}]*)\}}\}}\{{\\text\{{([^{{}}]*)\}}({POWER})\}}",
-         r"\\text{\1/\2}\3", r"9\frac{\text{m}}{\text{s}^2}", r"9\text{m/s}^2"),
-    rule("words in parentheses after a number are words",
+         r"\\text{\1/\2}\3"),
+    rule("51 (trucks)", r"51\text{trucks}", "words in parentheses after a number are words",
          r"(?<=[\d}])(?:\s*\(([A-Za-z]{4}[A-Za-z .,-]*)\)|\s+\(([A-Za-z][A-Za-z .,^\d-]*)\))\s*$",
-         r"\\text{\1\2}", "51 (trucks)", r"51\text{trucks}"),
-    rule("percent is a sign: in \\text, in words, bare",
+         r"\\text{\1\2}"),
+    rule("28 percent", r"28 \%", "percent is a sign: in \\text, in words, bare",
          r"\\text\{\s*(?:\\?%|percent(?:age)?|pct)\s*\}|(?<=[\d}\s])(?:percent(?:age)?|pct)\b|\\?%",
-         r"\\%", "28 percent", r"28 \%"),
-    rule("ordinals are numbers",
-         r"(?<=\d)(?: ?\^? ?\{? ?\\text\{\s*(?:st|nd|rd|th)\s*\} ?\}?|(?:st|nd|rd|th)\b)", "",
-         r"10^{\text{th}}", "10"),
-    rule("infinity as a word",
-         r"(?i)(?<![A-Za-z\\])(?:infinity|\\text\{\s*infinity\s*\}|inf)§", r"\\infty ",
-         "(2, infinity)", r"(2, \infty )"),
-    rule("an equation in \\text is an equation",
-         r"\\text\{([^{}]*=[^{}]*)\}", r"\1", r"\text{x=5}", "x=5"),
-    rule("'3 to 5' is the ratio 3:5",
-         r"(?<=\d)\s*(?:\\text\{\s*to\s*\}|\bto\b)\s*(?=\d)", ":", "3 to 5", "3:5"),
-    rule("a base in words is a subscript",
-         r"\s*(?:\\text\{\s*)?\(?\b(?:in )?base (\d+)\)?\s*\}?", r"_{\1}", r"52 \text{ in base 8}",
-         "52_{8}"),
-    rule("numbers up to twenty, as words",
+         r"\\%"),
+    rule(r"10^{\text{th}}", "10", "ordinals are numbers",
+         r"(?<=\d)(?: ?\^? ?\{? ?\\text\{\s*(?:st|nd|rd|th)\s*\} ?\}?|(?:st|nd|rd|th)\b)", ""),
+    rule("(2, infinity)", r"(2, \infty )", "infinity as a word",
+         r"(?i)(?<![A-Za-z\\])(?:infinity|\\text\{\s*infinity\s*\}|inf)§", r"\\infty "),
+    rule(r"\text{Twelve}", "12", "numbers up to twenty, as words",
          rf"(?i)(?:^|\\text\{{|(?<=_)\{{)\s*({'|'.join(NUMBER_WORDS)})\s*(?:\}}|\.?$)",
-         number_for_word, r"\text{Twelve}", "12"),
-]
-
-NUMBERS = [
-    rule("an index comes before an exponent: v^2_0 has no number with a base",
-         r"([A-Za-z])\s*\^\s*(\{[^{}]*\}|\w)\s*_\s*(\{[^{}]*\}|\w)", r"\1_\3^\2",
-         "v^2_0", "v_0^2"),
-    rule("spaces separate thousands",
-         r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,])", digits_together, "1 000 000", "1000000"),
-    rule("commas separate thousands, unless they separate the elements of a list",
-         r"(?<![\d.,(\[])(?<!\\\{)[1-9]\d{0,2}(?:,\d{3})+(?!\d|\s*[,)\]]|\\\})", digits_together,
-         "1,234/2", "1234/2"),
-    rule("a word multiplies the number before it",
+         lambda match: str(NUMBER_WORDS.index(match[1].lower()))),
+    # ---- numbers
+    rule("v^2_0", "v_0^2", "an index comes before an exponent: v^2_0 has no number with a base",
+         r"([A-Za-z])\s*\^\s*(\{[^{}]*\}|\w)\s*_\s*(\{[^{}]*\}|\w)", r"\1_\3^\2"),
+    rule("1 000 000", "1000000", "spaces separate thousands",
+         r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,])", lambda match: match[0].replace(" ", "")),
+    rule("1,234/2", "1234/2",
+         "commas separate thousands, unless they separate the elements of a list",
+         r"(?<![\d.,(\[])(?<!\\\{)[1-9]\d{0,2}(?:,\d{3})+(?!\d|\s*[,)\]]|\\\})", 
+         lambda match: match[0].replace(",", "")),
+    rule(r"2.5\text{ million}", "2500000", "a word multiplies the number before it",
          rf"(?i)(?<![\w.,/^])(\d{{1,20}}(?:\.\d{{1,20}})?)\s*(\\text\{{\s*)?({'|'.join(LARGE)})s?\b"
-         r"(?(2)(\s*\})?)", written_out, r"2.5\text{ million}", "2500000"),
-    rule("5 1/2 is a mixed number",
-         r"(?<![A-Za-z\\\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\1\\frac{\2}{\3}", "5 1/2",
-         r"5\frac{1}{2}"),
-    rule("1/2 x is half of x",
-         r"(?<![\w.}])(\d+)/(\d+) (?=[A-Za-z\\(])", r"\\frac{\1}{\2} ", "1/2 x", r"\frac{1}{2} x"),
-    rule("the letter x before a power of ten is a times sign",
-         r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r"\\times ", "3.0 x 10^8", r"3.0\times 10^8"),
-    rule("the calculator's notation for a power of ten",
-         r"(?<![A-Za-z\d.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?![\d.A-Za-z])", r"\1\\times 10^{\2}",
-         "4.5e33", r"4.5\times 10^{33}"),
-    rule("base ten goes without saying",
-         r"^\(?(\d+)\)?\s*_\s*\{?10\}?$", r"\1", "52_{10}", "52"),
+         r"(?(2)(\s*\})?)", written_out),
+    rule("5 1/2", r"5\frac{1}{2}", "5 1/2 is a mixed number",
+         r"(?<![A-Za-z\\\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"),
+    rule("3.0 x 10^8", r"3.0\times 10^8", "the letter x before a power of ten is a times sign",
+         r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r"\\times "),
+    rule("4.5e33", r"4.5\times 10^{33}", "the calculator's notation for a power of ten",
+         r"(?<![A-Za-z\d.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?![\d.A-Za-z])", r"\1\\times 10^{\2}"),
+    # ---- forms of answers
+    rule("2sqrt(3)", r"2\sqrt (3)", "functions without a backslash",
+         rf"(?<![A-Za-z\\])({FUNCTIONS})§", r"\\\1 "),
+    rule(r"\sin 30^\circ", r"\sin(\frac{30\pi}{180})",
+         "degrees within a trigonometric function are radians",
+         r"\\(sin|cos|tan|cot|sec|csc)\s*[({]?\s*(\d+)\s*\^\s*\{?\s*\\circ\s*\}?\s*[)}]?",
+         r"\\\1(\\frac{\2\\pi}{180})"),
+    rule(r"90^{\circ}", "90", "degrees elsewhere are a unit, of angles or temperature",
+         r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?\s*(?:\\text\{\s*[CF]\s*\}|[CF]\b)?|\\degree§", ""),
+    rule(r"\{x \mid x>3\}", " x>3", "a set builder is its condition",
+         r"^\s*\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\{R\})?\s*(?:\\mid|\||:)(.*)\\\}\s*$", r"\1"),
+    rule(r"x \in [0,1]", "[0,1]", "what the solution is a member of is the answer",
+         r"^\s*[A-Za-z]\s*\\in§\s*", ""),
+    rule(r"\text{all real numbers}", r"\mathbb{R}", "all real numbers, in words",
+         r"(?i)^\s*(?:\\text\{)?\s*all real(?: number)?s\s*\}?\s*$", r"\\mathbb{R}"),
 ]
 
 BRACES = [
-    rule("functions without a backslash",
-         rf"(?<![A-Za-z\\])({FUNCTIONS})§", r"\\\1 ", "2sqrt(3)", r"2\sqrt (3)"),
-    rule("a radicand in parentheses",
-         rf"\\sqrt\s*{PARENTHESES}", r"\\sqrt{\1}", r"\sqrt (3)", r"\sqrt{3}"),
-    rule("a bar or dots over the period of a decimal",
-         r"(?<=[.\d])\\(?:bar|dot|overline)\s*(\d)", r"\\overline{\1}", r"0.\bar3",
-         r"0.\overline{3}"),
-    rule("a radicand without braces",
-         rf"\\sqrt\s*(\[[^\]]*\])?\s*(\d+|{LETTER})", r"\\sqrt\1{\2}", r"\sqrt\pi", r"\sqrt{\pi}"),
-    rule("a numerator, or what is chosen from, without braces",
-         rf"\\(frac|binom)\s*({LETTER})", r"\\\1{\2}", r"\binom52", r"\binom{5}2"),
-    rule("a denominator, or how many are chosen, without braces",
-         rf"\\(frac|binom)\s*({GROUP})\s*({LETTER})", r"\\\1\2{\3}", r"\frac{4}3",
-         r"\frac{4}{3}"),
-    rule("a fraction as a radicand",
-         rf"\\sqrt\s*(\\frac\s*{GROUP}\s*{GROUP})", r"\\sqrt{\1}", r"\sqrt\frac{1}{2}",
-         r"\sqrt{\frac{1}{2}}"),
-    rule("a fraction or a root as an exponent",
-         rf"\^\s*(-?)\s*(\\frac\s*{GROUP}\s*{GROUP}|\\sqrt\s*{GROUP})", r"^{\1\2}",
-         r"2^\frac{1}{2}", r"2^{\frac{1}{2}}"),
-    rule("an exponent in parentheses, with braces around or without",
-         rf"\^\s*(?:\{{\s*{PARENTHESES}\s*\}}|{PARENTHESES})", r"^{\1\2}", "x^(1/3)", "x^{1/3}"),
-    rule("an exponent or an index of several characters without braces",
-         r"([\^_])\s*(-\s*(?:\d+|\\?[A-Za-z]+)|\d{2,})", r"\1{\2}", "10^-5", "10^{-5}"),
+    rule(r"0.\bar3", r"0.\overline{3}", "a bar or dots over the period of a decimal",
+         r"(?<=[.\d])\\(?:bar|dot|overline)\s*(\d)", r"\\overline{\1}"),
+    rule(r"\sqrt\pi", r"\sqrt{\pi}", "a radicand without braces, or in parentheses",
+         rf"\\sqrt\s*(\[[^\]]*\])?\s*(?:{PARENTHESES}|(\d+|\\frac\s*{GROUP}\s*{GROUP}|{LETTER}))",
+         r"\\sqrt\1{\2\3}"),
+    rule(r"\binom52", r"\binom{5}2", "a numerator, or what is chosen from, without braces",
+         rf"\\(frac|binom)\s*({LETTER})", r"\\\1{\2}"),
+    rule(r"\frac{4}3", r"\frac{4}{3}", "a denominator, or how many are chosen, without braces",
+         rf"\\(frac|binom)\s*({GROUP})\s*({LETTER})", r"\\\1\2{\3}"),
+    rule("x^(1/3)", "x^{1/3}", "an exponent in parentheses, a fraction or a root without braces",
+         rf"\^\s*(?:\{{\s*{PARENTHESES}\s*\}}|{PARENTHESES}"
+         rf"|(-?\s*(?:\\frac\s*{GROUP}\s*{GROUP}|\\sqrt\s*{GROUP})))", r"^{\1\2\3}"),
+    rule("10^-5", "10^{-5}", "an exponent or an index of several characters without braces",
+         r"([\^_])\s*(-\s*(?:\d+|\\?[A-Za-z]+)|\d{2,})", r"\1{\2}"),
 ]
 
-FORMS = [
-    rule("degrees within a trigonometric function are radians",
-         r"\\(sin|cos|tan|cot|sec|csc)\s*[({]?\s*(\d+)\s*\^\s*\{?\s*\\circ\s*\}?\s*[)}]?",
-         r"\\\1(\\frac{\2\\pi}{180})", r"\sin 30^\circ", r"\sin(\frac{30\pi}{180})"),
-    rule("degrees elsewhere are a unit, of angles or temperature",
-         r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?\s*(?:\\text\{\s*[CF]\s*\}|[CF]\b)?|\\degree§", "",
-         r"90^{\circ}", "90"),
-    rule("a set builder is its condition",
-         r"^\s*\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\{R\})?\s*(?:\\mid|\||:)(.*)\\\}\s*$", r"\1",
-         r"\{x \mid x>3\}", " x>3"),
-    rule("what the solution is a member of is the answer",
-         r"^\s*[A-Za-z]\s*\\in§\s*", "", r"x \in [0,1]", "[0,1]"),
-    rule("all real numbers, in words",
-         r"(?i)^\s*(?:\\text\{)?\s*all real(?: number)?s\s*\}?\s*$", r"\\mathbb{R}",
-         r"\text{all real numbers}", r"\mathbb{R}"),
-]
-
-REWRITES = UNSEEN + SYNONYMS + WORDS + NUMBERS + BRACES + FORMS
+REWRITES += BRACES
 
 
 # --------------------------------------------------------------------------------------- units
@@ -336,8 +264,8 @@ CHANGES = set("""
     万 亿 千 百 十 半 倍 成 打 不 非 或 负
     """.split()) | set(NUMBER_WORDS)
 AFTER_UNITS = {"squared", "cubed"}  # 5 meters squared
-SYMBOLS = set("sq cu cm mm km kg mg ml mL in ft yd mi mph rpm oz lb lbs hr hrs min mins sec secs yr yrs "
-              "gal rad USD EUR GBP INR CNY RMB JPY Rs ms nm eV keV MeV GeV erg ergs dyne kJ MW kV "
+SYMBOLS = set("sq cu cm mm km kg mg ml mL in ft yd mi mph rpm oz lb lbs hr hrs min mins sec secs "
+              "yr yrs gal rad USD EUR GBP INR CNY RMB JPY Rs ms nm eV keV MeV GeV erg ergs dyne kJ MW kV "
               "mA mV Hz kHz MHz GHz Pa kPa MPa kW kWh Wh atm AU pc kpc Mpc arcsec mol".split())
 LETTERS = "msghLlNJWVACFKTH"
 HAN = "[\u4e00-\u9fff]"
@@ -351,15 +279,12 @@ BARE_UNIT = re.compile(rf"""                               # in letters, at the 
     ((?:[A-Za-z]|{HAN}) (?: {HAN} | [A-Za-z\ /.*-] | \^\s*\{{?-?\d\}}? | (?<=m)[23](?!\d) )*?)
     (?=\s*(?:$|[,;]|\\l(?:and|or)))
     """, re.VERBOSE)
-LETTER_UNIT = re.compile(rf"""                             # 5 m, 10 m: the space tells, as 5m
-    ((?:^|[,=])\s* [-+]? (?: \d[\d.,/]* | \\frac\{{\d+\}}\{{\d+\}}          # may be 5 times m
-      | \d[\d.]*\s*\\times\s*10\^\{{?-?\d+\}}? )) \s+ [{LETTERS}] (?:\^?\{{?[23]\}}?)? (?=\s*(?:,|$))
-    """, re.VERBOSE)
 A_VALUE = re.compile(r"\d|\\(?!text)")
 ELEMENTS = re.compile(r"[,;=]|\\l(?:and|or)(?![A-Za-z])")
 TEXT = re.compile(r"\\text\{([^{}]*)\}")
 NUMBER_AFTER_TEXT = re.compile(r"\\text\{[^{}]*\}[^\\{}^]*\d")  # 5\text{ ft }6
 BARE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2}")  # 5 ft 6
+PLAIN_NUMBER = re.compile(r"(?:[-+\d.,/{}^\s]|\\frac|\\times)*\d\}?\s*")
 MATHEMATICS = re.compile(r"[?!=<>\\]|(?<![\^\-m])\d")  # m^2, s^-1 and m2 are units
 A_WORD = re.compile(rf"{HAN}+|[A-Za-z]+")
 OUTER = re.compile(rf"^\s*(?:\{{((?:[^{{}}]|{GROUP})*)\}}|\(([^(),;]*)\))\s*$")
@@ -388,7 +313,7 @@ def has_value(before: str) -> bool:
         NUMBER_AFTER_TEXT.search(element) or BARE_WORD.search(TEXT.sub("", element)))
 
 
-def drop_text(match: re.Match) -> str:
+def drop_unit(match: re.Match) -> str:
     r"""Nothing for ` \text{ cm}^2` after a number; the text itself if it is more than a unit."""
     text = match[1].replace(".", "")
     words = A_WORD.findall(text)
@@ -404,20 +329,22 @@ def is_noun(word: str) -> bool:
             or len(word) == 3 and not in_order and bool({*word.lower()} & {*"aeiou"}))
 
 
-def drop_bare(match: re.Match) -> str:
-    r"""Likewise for ` cm^2`, ` m/s` and ` big apples` outside of \text."""
+def bare_unit(match: re.Match) -> str:
+    r"""Likewise outside of \text: ` cm^2`, ` m/s` and ` big apples`; one letter after a space."""
     words = A_WORD.findall(match[2])
-    nouns = [is_noun(word) for word in words]
-    letters = all(known or word in LETTERS for known, word in zip(nouns, words))
-    is_unit = letters and (any(nouns) or "/" in match[2]) and not changes_value(words)
-    near = match[1] or (nouns[0] or match[2][1:2] == "/") and match.string[match.start() - 1] != "}"
-    return "" if is_unit and near and has_value(match.string[:match.start()]) else match[0]
+    nouns = [word for word in words if is_noun(word)]
+    element = ELEMENTS.split(match.string[:match.start()])[-1]
+    is_letter = match[1] and len(words) == 1 and PLAIN_NUMBER.fullmatch(element)
+    is_unit = (nouns or "/" in match[2] or is_letter) and {*words} - {*nouns} <= {*LETTERS}
+    is_near = match[1] or match[2][1:2] == "/" or words[0] in nouns and element[-1:] != "}"
+    text = match[2].replace("{", "").replace("}", "")
+    return rf"\text{{{text}}}" if is_unit and is_near else match[0]
 
 
 def strip_outside(text: str) -> str:
-    """Remove one layer: punctuation at the ends, then a bare unit or braces around all."""
+    """Remove one layer: punctuation at the ends, then units, then braces around all."""
     text = TRAILING.sub("", text.strip(" ,;:"))
-    text = LETTER_UNIT.sub(r"\1", BARE_UNIT.sub(drop_bare, text))
+    text = UNIT_IN_TEXT.sub(drop_unit, BARE_UNIT.sub(bare_unit, text))
     outer = OUTER.match(text)
     return outer[1] or outer[2] or "" if outer else text
 
@@ -428,7 +355,6 @@ def normalize(text: str) -> str:
     text = plain_characters(text)
     for each in REWRITES + BRACES:  # the braces once more, for what stands inside of them
         text = each.apply(text)
-    text = UNIT_IN_TEXT.sub(drop_text, text)
     for _ in range(3):
         text = strip_outside(text)
     return text.removeprefix("+").strip()
