@@ -18,6 +18,7 @@ With --reward, the user's own function takes the place of all this (docs/rewards
 import argparse
 import functools
 import os
+import re
 from concurrent.futures import Future
 
 from parts.folder import shown
@@ -55,6 +56,17 @@ EXAMPLES = [
 
 # ------------------------------------------------------------------------------------ 1. the box
 
+# What may stand between the boxes of one list: "x=\boxed{1}, y=\boxed{2}", "\boxed1 and \boxed2"
+BETWEEN_BOXES = re.compile(r"""
+    (?: [\s,;.&$~*…] | \\[,;:!\ ()\[\]\\] | \\q?quad | \\[lc]?dots
+      | \\text\{\s*,?\s*(?:and|or)?\s*\}
+      | \b and \b | \b or \b
+      | \(?\b[a-z\d]\)                                             # (a)  b)  2)
+      | [A-Za-z](?:_\{?\w+\}?)?(?:\([a-z]\))?\s*= )*               # x=  x_1=  f(x)=
+    """, re.VERBOSE)
+LAST_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+|\s*\\times\s*10\^\{?-?\d+\}?)?")
+
+
 def extract_answer(completion: str, style: str = "") -> str | None:
     r"""The content of the last box. Boxes with only list punctuation between them make "1, 2".
 
@@ -63,7 +75,7 @@ def extract_answer(completion: str, style: str = "") -> str | None:
     """
     boxes = answers.find_boxes(completion)
     if not boxes and style == "minerva":
-        numbers = answers.LAST_NUMBER.findall(completion[-5000:])
+        numbers = LAST_NUMBER.findall(completion[-5000:])
         return numbers[-1].rstrip(",") if numbers else None
     if not boxes or boxes[-1][2] is None:
         return None
@@ -72,7 +84,7 @@ def extract_answer(completion: str, style: str = "") -> str | None:
     for start, end, content in reversed(boxes[:-1]):
         if "" in parts or content is None or later - end > 80:
             break
-        if not answers.BETWEEN_BOXES.fullmatch(completion, end, later):
+        if not BETWEEN_BOXES.fullmatch(completion, end, later):
             break
         if content.strip():
             parts[content.strip()] = None
@@ -107,7 +119,7 @@ def decide(gold: str, answer: str, style: str = "") -> tuple[str | None, str, st
     if not without_domains:
         return "wrong", "another domain of the parameter", gold, [answer]
     gold, answer = map(answers.expand_signs, map(answers.without_set_braces, without_domains))
-    without_names = answers.take_names_off(gold, answer)
+    without_names = take_names_off(gold, answer)
     if not without_names:
         return "wrong", "another name, or an equation for a value", gold, [answer]
     gold, parts = without_names
@@ -132,7 +144,7 @@ def compare_words(gold: str, answer: str) -> tuple[str, str] | None:
     """(status, why) if both are the same, or words and letters; None for other mathematics."""
     if squeeze(gold) == squeeze(answer):
         return "correct", "the same after normalization"
-    unlike = answers.are_unlike(gold, answer)
+    unlike = are_unlike(gold, answer)
     if unlike:
         return "wrong", unlike
     if answers.STATEMENT.search(gold) or answers.STATEMENT.search(answer):
@@ -152,7 +164,7 @@ def compare_values(gold: str, answer: str, style: str) -> tuple[str, str] | None
     """
     if squeeze(gold) == squeeze(answer):
         return "correct", "the same value"
-    text = answers.same_text(gold, answer)
+    text = same_text(gold, answer)
     if text is not None:
         return "correct" if text else "wrong", "bases, dots and other text are compared as written"
     numbers = answers.exact(gold), answers.exact(answer)
@@ -160,6 +172,81 @@ def compare_values(gold: str, answer: str, style: str) -> tuple[str, str] | None
         equal = answers.equal_numbers(*numbers, style)
         return "correct" if equal else "wrong", "compared as exact fractions"
     return None
+
+
+def take_names_off(gold: str, answer: str) -> tuple[str, list[str]] | None:
+    """(gold, parts of the answer that must all equal it) without names; None if those differ."""
+    if answers.RELATION.search(gold) or answers.RELATION.search(answer):
+        return gold, [answer]
+    g = answers.solutions(gold, lenient=False)
+    a = answers.solutions(answer, lenient=bool(g) and not any(name for claims in g for name, _ in claims))
+    if not g or not a:
+        first, *sides = answers.split_top(answer, "=")
+        return (gold, [f"{first}={side}" for side in sides] or [answer]) if "=" in gold else None
+    names, other = ([name for name, _ in each[0]] for each in (g, a))
+    several = [len({re.sub(r"_\w+$", "", name) for name in each}) > 1 for each in (names, other)]
+    if set(names) == {""}:
+        is_point = gold.startswith("(") and len(set(other)) > 1 or several[1] and len(a) > 1
+        golds, parts = answers.layout(g, False), answers.layout(a, is_point)
+    elif set(other) == {""}:
+        golds, parts = answers.layout(g, several[0]), answers.layout(a, False)
+    elif sorted(names) == sorted(other):
+        golds, parts = (answers.layout(each, len(set(names)) > 1) for each in (g, a))
+    elif function := same_function(g[0][0], a[0][0]):
+        return function
+    else:  # y=2x may be solved for x, too; x=5 says nothing about y
+        is_formula = any(answers.has_letters(side) for claims in g for _, sides in claims for side in sides)
+        return (gold, [answer]) if is_formula else None
+    return golds[-1], parts + golds[:-1]
+
+
+def same_function(gold: tuple[str, list], answer: tuple[str, list]) -> tuple[str, list] | None:
+    """f(t)=t^2 is f(x)=x^2, and y=x^2; but g(x)=x^2 is another function."""
+    one, two = answers.OF_A_VARIABLE.fullmatch(gold[0]), answers.OF_A_VARIABLE.fullmatch(answer[0])
+    if one and two and one[1] == two[1]:
+        letters = two[2] or two[3], one[2] or one[3]
+        return gold[1][-1], [answers.rename(side, *letters) for side in answer[1]]
+    if one and answer[0] == "y" or two and gold[0] == "y":
+        return gold[1][-1], answer[1]
+    return None
+
+
+COMPARED_AS_TEXT = re.compile(r"""
+    \\ldots | \\pmod                                 # 1,2,\ldots,n
+    | \d\)?\s*_                                      # 52_8: the base is part of it, 52 is wrong
+    | ^\d+:0\d | ^[^:]*:[^:]*:                       # 10:05 is no ratio, and 1:2:3 is not 1:6
+    | ^[12]\d{3}-[01]\d-[0-3]\d(?!\d)                # 2024-01-05 is no difference
+    | \\(?:gcd|lcm)\s*[({][^(){}]*[A-Za-z]           # sympy takes variables for coprime polynomials
+    | \d' | \\infty\s*\]                             # 42' is not 42; no interval ends in infinity]
+    | \d.*(?:\\text\{[^{}]*\w\W?\w|[\u4e00-\u9fff])  # 4:30\text{pm}, 5\text{ or so}: more than a
+    | (?:\\text\{[^{}]*\w\W?\w|[\u4e00-\u9fff]).*\d  #    unit, which would be gone by now
+    | \d\s+[A-Za-z]+\s+\d                            # 5 ft 6 in is not 6 ft 5 in
+    """, re.VERBOSE)
+TIME = re.compile(r"(?:1?\d|2[0-4]):[0-5]\d")
+RANGE = re.compile(r"(\d+)-(\d+)")
+UNIMPORTANT_IN_TEXT = re.compile(r"[{}()\s]")
+SET = re.compile(r"^\\\{.*\\\}$")
+
+
+def are_unlike(gold: str, answer: str) -> str:
+    """Why such answers cannot be equal, although math-verify accepts them; "" if they can be."""
+    for one, other in ((gold, answer), (answer, gold)):
+        if SET.match(one) and answers.TUPLE.fullmatch(other):
+            return "a set is no tuple and no interval"
+        if answers.RELATION.search(one) and not answers.RELATION.search(other) and answers.is_list(other):
+            return "a list is no inequality"  # -2 < x < 3 is more than -2, 3
+    return ""
+
+
+def same_text(gold: str, answer: str) -> bool | None:
+    """Compares number bases, dots, times of day, which math-verify misreads; None for the rest."""
+    times = TIME.fullmatch(gold) and TIME.fullmatch(answer)  # 2:30 is not 1:15, 20:30 may be 2:3
+    ends = RANGE.fullmatch(gold)
+    is_range = ends and int(ends[1]) < int(ends[2])  # nobody writes 5-7 for -2
+    if not (times or is_range or any(map(COMPARED_AS_TEXT.search, (gold, answer)))):
+        return None
+    bare = [UNIMPORTANT_IN_TEXT.sub("", text).lower() for text in (gold, answer)]
+    return bare[0] == bare[1]
 
 
 # --------------------------------------------- 3. the verdict of math-verify, in a child process

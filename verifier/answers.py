@@ -17,15 +17,6 @@ BOX = re.compile(r"""
       | ( [-+]?\.?\d[^\s$\\]* | \\(?:d?frac|sqrt|pi)[^\s$]* ))     # \boxed 7, \boxed\frac12
     """, re.VERBOSE)
 BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # or an escaped one, to skip it
-# What may stand between the boxes of one list: "x=\boxed{1}, y=\boxed{2}", "\boxed1 and \boxed2"
-BETWEEN_BOXES = re.compile(r"""
-    (?: [\s,;.&$~*…] | \\[,;:!\ ()\[\]\\] | \\q?quad | \\[lc]?dots
-      | \\text\{\s*,?\s*(?:and|or)?\s*\}
-      | \b and \b | \b or \b
-      | \(?\b[a-z\d]\)                                             # (a)  b)  2)
-      | [A-Za-z](?:_\{?\w+\}?)?(?:\([a-z]\))?\s*= )*               # x=  x_1=  f(x)=
-    """, re.VERBOSE)
-LAST_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+|\s*\\times\s*10\^\{?-?\d+\}?)?")
 
 
 def closing_braces(text: str, start: int) -> dict[int, int]:
@@ -123,8 +114,8 @@ ARTICLE = re.compile(r"^(?:(?:an?|the) (?=[a-z]{2})|option |choice )")  # but "a
 BRACKETED = re.compile(r"^\((.*)\)$")
 WORD = re.compile(r"[A-Za-z\u4e00-\u9fff][A-Za-z\u4e00-\u9fff '\-]*\.?")
 LOOKS_LIKE_WORDS = re.compile(r"\\text|[A-Za-z]{3}|^(?i:no|up)$|[\u4e00-\u9fff]")
-SURELY_WORDS = re.compile(r"\\(?:text|land|lor)|[A-Za-z]{4}|[A-Za-z]{2} +[A-Za-z]{2}|[\u4e00-\u9fff]"
-                          r"|^[Nn]o$")
+SURELY_WORDS = re.compile(r"\\(?:text|land|lor)|[A-Za-z]{4}|[A-Za-z]{2} +[A-Za-z]{2}|^[Nn]o$"
+                          r"|[\u4e00-\u9fff]")
 MARKUP = re.compile(r"\\(?:begin|end)\{\w*\}|\\[A-Za-z]+")
 NONE = re.compile(r"(?i)n/?a|nan|tbd|[-\d.,/]+ +[a-z]{2,3}|.*\\sqrt.*\} [a-z]")  # 5 pcs, \sqrt{2} m
 STATEMENT = re.compile(r"\\(?:neg|implies|iff|forall|exists)(?![A-Za-z])|\([^()=]*\\l(?:and|or)")
@@ -146,18 +137,20 @@ A_MARK = re.compile(r"\(?\b[A-Ja-j][):.]|\\l(?:and|or)")
 def words(text: str) -> str | None:
     r"""The words of a textual answer in lower case, sorted if there are several; None for others.
 
-    `\text{(C)}`, `(C)` and `C.` are "c"; `\text{an ellipse}` is "ellipse"; `p \lor q` is "or: p,q".
+    `\text{(C)}`, `(C)` and `C.` are "c"; `\text{an ellipse}` is "ellipse"; `p \lor q` is "p|q".
     Words outside \text need three letters, since `AB` and `ab` may be products.
     """
     textual = LOOKS_LIKE_WORDS.search(CONNECTIVE.sub("", text))
-    letter = "[A-Za-z]" if CONNECTIVE.search(text) else "[A-J]"
-    parts = []
-    for part in CONNECTIVE.sub(",", TEXT.sub(r" \1 ", text)).split(","):
-        part = BRACKETED.sub(r"\1", part.strip(" .:"))
-        if not (WORD.fullmatch(part) if textual else re.fullmatch(letter, part)):
+    letter = re.compile("[A-Za-z]" if CONNECTIVE.search(text) else "[A-J]")
+    alternatives = []
+    for alternative in TEXT.sub(r" \1 ", text).split("\\lor"):
+        parts = [BRACKETED.sub(r"\1", part.strip(" .:"))
+                 for part in CONNECTIVE.sub(",", alternative).split(",")]
+        if not all((WORD if textual else letter).fullmatch(part) for part in parts):
             return None
-        parts.append(ARTICLE.sub("", " ".join(part.lower().split())))
-    return ("or: " if "\\lor" in text else "") + ",".join(sorted(parts))
+        parts = [ARTICLE.sub("", " ".join(part.lower().split())) for part in parts]
+        alternatives.append(",".join(sorted(parts)))
+    return "|".join(sorted(alternatives))
 
 
 def is_one_value(gold: str) -> bool:
@@ -176,42 +169,12 @@ def take_choice(gold: str, answer: str) -> str:
     return both[4] if both else answer
 
 
-# ----------------------------------------------------------------------- what must not be parsed
-
-COMPARED_AS_TEXT = re.compile(r"""
-    \\ldots | \\pmod                                 # 1,2,\ldots,n
-    | \d\)?\s*_                                      # 52_8: the base is part of it, 52 is wrong
-    | ^\d+:0\d | ^[^:]*:[^:]*:                       # 10:05 is no ratio, and 1:2:3 is not 1:6
-    | ^[12]\d{3}-[01]\d-[0-3]\d(?!\d)                # 2024-01-05 is no difference
-    | \\(?:gcd|lcm)\s*[({][^(){}]*[A-Za-z]           # sympy takes variables for coprime polynomials
-    | \d' | \\infty\s*\]                             # 42' is not 42; no interval ends in infinity]
-    | \d.*(?:\\text\{[^{}]*\w\w|[\u4e00-\u9fff])     # 4:30\text{pm}, 5\text{ or so}: more than a
-    | (?:\\text\{[^{}]*\w\w|[\u4e00-\u9fff]).*\d     #    unit, which would be gone by now
-    | \d\s+[A-Za-z]+\s+\d                            # 5 ft 6 in is not 6 ft 5 in
-    """, re.VERBOSE)
-TIME = re.compile(r"(?:1?\d|2[0-4]):[0-5]\d")
-RANGE = re.compile(r"(\d+)-(\d+)")
-UNIMPORTANT_IN_TEXT = re.compile(r"[{}()\s]")
-
-
-def same_text(gold: str, answer: str) -> bool | None:
-    """Compares number bases, dots, times of day, which math-verify misreads; None for the rest."""
-    times = TIME.fullmatch(gold) and TIME.fullmatch(answer)  # 2:30 is not 1:15, 20:30 may be 2:3
-    ends = RANGE.fullmatch(gold)
-    is_range = ends and int(ends[1]) < int(ends[2])  # nobody writes 5-7 for -2
-    if not (times or is_range or any(map(COMPARED_AS_TEXT.search, (gold, answer)))):
-        return None
-    bare = [UNIMPORTANT_IN_TEXT.sub("", text).lower() for text in (gold, answer)]
-    return bare[0] == bare[1]
-
-
 # ----------------------------------------------------------------------------- lists and relations
 
 PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-z])")
 NO_SIGN = re.compile(r"(^|=|\\ne)\s*\+")
 RELATION = re.compile(r"[<>]|\\(?:[lg]e|ne)(?![A-Za-z])")
 SET_BRACES = re.compile(r"^\\\{((?:(?!\\[{}]).)+)\\\}$")
-SET = re.compile(r"^\\\{.*\\\}$")
 INNER = r"(?:[^()\[\]]|\([^()]*\)|\[[^\[\]]*\])*"
 TUPLE = re.compile(rf"\({INNER},{INNER}\)")
 
@@ -243,16 +206,6 @@ def as_tuple_of(gold: str, answer: str) -> str:
     """`1, 2` for the gold (1, 2) has the order that is asked for."""
     is_point = TUPLE.fullmatch(gold) and is_list(answer) and not RELATION.search(answer)
     return f"({answer})" if is_point else answer
-
-
-def are_unlike(gold: str, answer: str) -> str:
-    """Why such answers cannot be equal, although math-verify accepts them; "" if they can be."""
-    for one, other in ((gold, answer), (answer, gold)):
-        if SET.match(one) and TUPLE.fullmatch(other):
-            return "a set is no tuple and no interval"
-        if RELATION.search(one) and not RELATION.search(other) and is_list(other):
-            return "a list is no inequality"  # -2 < x < 3 is more than -2, 3
-    return ""
 
 
 def expand_signs(text: str) -> str:
@@ -379,54 +332,16 @@ def solutions(text: str, lenient: bool) -> list[list[tuple[str, list[str]]]] | N
     return found if len(*names) > 1 else [sum(found, [])]  # x=1 or x=2: one list
 
 
-def layouts(found: list[list[tuple[str, list[str]]]], as_point: bool) -> list[str]:
-    """The values without names: once for each side of its longest chain of equations.
+def layout(found: list[list[tuple[str, list[str]]]], as_point: bool) -> list[str]:
+    """The values without names, or all sides if there is but one.
 
     Different names make a point, whose values are sorted by name: `y=1, x=2` is (2, 1).
     """
-    texts = []
-    for back in range(max(len(sides) for claims in found for _, sides in claims), 0, -1):
-        points = []
-        for claims in found:
-            ordered = sorted(claims, key=lambda claim: claim[0]) if as_point else claims
-            listed = ", ".join(sides[-min(back, len(sides))] for _, sides in ordered)
-            points.append(f"({listed})" if as_point and len(claims) > 1 else listed)
-        texts.append(", ".join(points))
-    return texts
-
-
-def take_names_off(gold: str, answer: str) -> tuple[str, list[str]] | None:
-    """(gold, parts of the answer that must all equal it) without names; None if those differ."""
-    if RELATION.search(gold) or RELATION.search(answer):
-        return gold, [answer]
-    g = solutions(gold, lenient=False)
-    a = solutions(answer, lenient=bool(g) and not any(name for claims in g for name, _ in claims))
-    if not g or not a:
-        first, *sides = split_top(answer, "=")
-        return (gold, [f"{first}={side}" for side in sides] or [answer]) if "=" in gold else None
-    names, other = ([name for name, _ in each[0]] for each in (g, a))
-    several = [len({re.sub(r"_\w+$", "", name) for name in each}) > 1 for each in (names, other)]
-    if set(names) == {""}:
-        is_point = gold.startswith("(") and len(set(other)) > 1 or several[1] and len(a) > 1
-        golds, parts = layouts(g, False), layouts(a, is_point)
-    elif set(other) == {""}:
-        golds, parts = layouts(g, several[0]), layouts(a, False)
-    elif sorted(names) == sorted(other):
-        golds, parts = (layouts(each, len(set(names)) > 1) for each in (g, a))
-    elif function := same_function(g[0][0], a[0][0]):
-        return function
-    else:  # y=2x may be solved for x, too; x=5 says nothing about y
-        is_formula = any(has_letters(side) for claims in g for _, sides in claims for side in sides)
-        return (gold, [answer]) if is_formula else None
-    return golds[-1], parts + golds[:-1]
-
-
-def same_function(gold: tuple[str, list], answer: tuple[str, list]) -> tuple[str, list] | None:
-    """f(t)=t^2 is f(x)=x^2, and y=x^2; but g(x)=x^2 is another function."""
-    one, two = OF_A_VARIABLE.fullmatch(gold[0]), OF_A_VARIABLE.fullmatch(answer[0])
-    if one and two and one[1] == two[1]:
-        letters = two[2] or two[3], one[2] or one[3]
-        return gold[1][-1], [rename(side, *letters) for side in answer[1]]
-    if one and answer[0] == "y" or two and gold[0] == "y":
-        return gold[1][-1], answer[1]
-    return None
+    if len(found) == len(found[0]) == 1:
+        return found[0][0][1]
+    points = []
+    for claims in found:
+        ordered = sorted(claims, key=lambda claim: claim[0]) if as_point else claims
+        listed = ", ".join("=".join(sides) for _, sides in ordered)
+        points.append(f"({listed})" if as_point and len(claims) > 1 else listed)
+    return [", ".join(points)]

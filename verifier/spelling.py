@@ -75,8 +75,8 @@ def plain_characters(text: str) -> str:
 
 SAME = dict(pair.split() for pair in r"""
 \leq \le | \leqslant \le | \leqq \le | \geq \ge | \geqslant \ge | \geqq \ge | \neq \ne
-\equiv = | := = | \varnothing \emptyset | \bmod \mod | \dfrac \frac | \tfrac \frac | \cfrac \frac | \dbinom \binom
-\tbinom \binom | \cdots \ldots | \dots \ldots | \dotsc \ldots | \dotsb \ldots | ... \ldots
+\equiv = | := = | \varnothing \emptyset | \bmod \mod | \dfrac \frac | \tfrac \frac | \cfrac \frac
+\dbinom \binom | \tbinom \binom | \cdots \ldots | \dots \ldots | \dotsc \ldots | \dotsb \ldots | ... \ldots
 \lbrace \{ | \rbrace \} | \langle ( | \rangle )
 """.strip().replace("\n", "|").split("|"))
 AND_OR = re.compile(r",?\s*\b(and|or)\b\s*,?")
@@ -148,6 +148,8 @@ REWRITES = [
          r"\\binom{\1\3}{\2\4}"),
     rule(r"\mathbb R", r"\mathbb{R}", "a blackboard letter stands in braces",
          r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
+    rule(r"1\\[3pt]2", r"1\\2", "extra height between the rows of a matrix",
+         r"(?<=\\\\)\s*\[[^\]]*\]", ""),
     # ---- words
     rule(r"\text{USD } 5, Rs. 5", "5, 5", "currencies by name before the amount",
          rf"(?<![A-Za-z])(?:{CURRENCY}\s*(?=[\d.])|\\text\{{\s*{CURRENCY}\s*\}}\s*)", ""),
@@ -170,10 +172,10 @@ REWRITES = [
          r"\\text\{\s*,?\s*\}", " "),
     rule(r"2, \land 3", r"2 \land 3", "a connective needs no commas and one space on each side",
          r"(?:\s*,)?\s*\\l(and|or)§\s*(?:,\s*)?", r" \\l\1 "),
+    rule(r"\text{28 cm}", r"28\text{cm}", "a number does not belong in \\text, its unit does",
+         r"\\text\{\s*([-+]?\d[\d.,]*)\s*([^{}\d]*[A-Za-z][^{}\d]*)\}", r"\1\\text{\2}"),
     rule(r"1-1/\text{e}", "1-1/ e ", "text without a word of two letters is mathematics, or a unit",
          r"\\text\{\s*([ei]|(?![^{}]*[A-Za-z]{2})[^{}\\]*?(?<!\^)[\d=+][^{}\\]*?)\s*\}", r" \1 "),
-    rule(r"\text{28 cm}", r"28\text{cm}", "a number does not belong in \\text, its unit does",
-         r"\\text\{\s*([-+]?\d[\d.,]*)\s*([^{}\d]*)\}", r"\1\\text{\2}"),
     rule(r"9\frac{\text{m}}{\text{s}^2}", r"9\text{m/s}^2", "a fraction of units is a unit",
          rf"\\frac\{{\\text\{{([^{{}}]*)\}}\}}\{{\\text\{{([^{{}}]*)\}}({POWER})\}}",
          r"\\text{\1/\2}\3"),
@@ -265,28 +267,23 @@ CHANGES = set("""
     """.split()) | set(NUMBER_WORDS)
 AFTER_UNITS = {"squared", "cubed"}  # 5 meters squared
 SYMBOLS = set("sq cu cm mm km kg mg ml mL in ft yd mi mph rpm oz lb lbs hr hrs min mins sec secs "
-              "yr yrs gal rad USD EUR GBP INR CNY RMB JPY Rs ms nm eV keV MeV GeV erg ergs dyne kJ MW kV "
-              "mA mV Hz kHz MHz GHz Pa kPa MPa kW kWh Wh atm AU pc kpc Mpc arcsec mol".split())
+              "yr yrs gal rad USD EUR GBP INR CNY RMB JPY Rs ms nm eV keV MeV GeV erg ergs dyne kJ "
+              "MW kV mA mV Hz kHz MHz GHz Pa kPa MPa kW kWh atm AU pc kpc Mpc arcsec mol".split())
 LETTERS = "msghLlNJWVACFKTH"
 HAN = "[\u4e00-\u9fff]"
-UNIT_IN_TEXT = re.compile(rf"""
-    (?<=[\w}})]) \s* (?:\\cdot|/)?\s*                      # after a value: perhaps "per"
-    \\text\{{([^{{}}]*)\}} ({POWER})                       # the unit and its power
-    (?= \s* (?: \.?$ | [,;/] | \\cdot\s*\\text | \\text | \\l(?:and|or)))
-    """, re.VERBOSE)
-BARE_UNIT = re.compile(rf"""                               # in letters, at the end: 5 cm^2, 5元
-    (?: (?<=[\d}}]) | (?<=\\pi) ) (\s*)
-    ((?:[A-Za-z]|{HAN}) (?: {HAN} | [A-Za-z\ /.*-] | \^\s*\{{?-?\d\}}? | (?<=m)[23](?!\d) )*?)
-    (?=\s*(?:$|[,;]|\\l(?:and|or)))
-    """, re.VERBOSE)
-A_VALUE = re.compile(r"\d|\\(?!text)")
-ELEMENTS = re.compile(r"[,;=]|\\l(?:and|or)(?![A-Za-z])")
+A_WORD = re.compile(rf"{HAN}+|[A-Za-z]+")
 TEXT = re.compile(r"\\text\{([^{}]*)\}")
-NUMBER_AFTER_TEXT = re.compile(r"\\text\{[^{}]*\}[^\\{}^]*\d")  # 5\text{ ft }6
-BARE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2}")  # 5 ft 6
+ELEMENTS = re.compile(r"[,;=]|\\l(?:and|or)(?![A-Za-z])")
+UNIT = re.compile(rf"""                   # 5 cm^2, 5\text{{ m}}\cdot\text{{s}}^{{-1}}, 36\pi\text{{ cm}}
+    (?: (?<=[\d}})]) | (?<=[A-Za-z])(?=[\s\\]) ) (\s*)
+    ( (?: (?:\\cdot\s*|/)? \\text\{{[^{{}}]*\}} | [A-Za-z] | {HAN} )
+      (?: \\text\{{[^{{}}]*\}} | [A-Za-z\s/.*-] | {HAN} | \\cdot(?![a-z])
+        | \^\s*\{{?\s*-?\d\s*\}}? | (?<=m)[23](?!\d) )* )
+    (?= $ | [,;] | \\l(?:and|or) )""", re.VERBOSE)
+A_VALUE = re.compile(r"\d|\\(?!text)")
+OTHER_WORDS = re.compile(r"\\text\{[^{}]*\}[^\\{}^]*\d|(?<![\\A-Za-z])[A-Za-z]{2}")  # 5 ft 6
 PLAIN_NUMBER = re.compile(r"(?:[-+\d.,/{}^\s]|\\frac|\\times)*\d\}?\s*")
 MATHEMATICS = re.compile(r"[?!=<>\\]|(?<![\^\-m])\d")  # m^2, s^-1 and m2 are units
-A_WORD = re.compile(rf"{HAN}+|[A-Za-z]+")
 OUTER = re.compile(rf"^\s*(?:\{{((?:[^{{}}]|{GROUP})*)\}}|\(([^(),;]*)\))\s*$")
 TRAILING = re.compile(r"(?<!\.)\.$|\\+$")
 UNNEEDED_SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
@@ -306,45 +303,34 @@ def changes_value(words: list[str]) -> bool:
     return False
 
 
-def has_value(before: str) -> bool:
-    """Does the last element before a unit hold a value, and no other unit?"""
-    element = ELEMENTS.split(before)[-1]
-    return bool(A_VALUE.search(element)) and not (
-        NUMBER_AFTER_TEXT.search(element) or BARE_WORD.search(TEXT.sub("", element)))
+def is_noun(word: str) -> bool:
+    r"""Words outside \text: three letters may be a product such as `abc` or `xyz`."""
+    may_be_product = len(word) < 3 or sorted(word) == list(word) or not re.search("[aeiou]", word)
+    return len(word) > 3 or word in SYMBOLS or not may_be_product or bool(re.match(HAN, word))
 
 
 def drop_unit(match: re.Match) -> str:
-    r"""Nothing for ` \text{ cm}^2` after a number; the text itself if it is more than a unit."""
-    text = match[1].replace(".", "")
-    words = A_WORD.findall(text)
-    is_unit = words and not changes_value(words) and not MATHEMATICS.search(text)
-    is_unit = is_unit and len(words) < 9 and has_value(match.string[:match.start()])
-    return "" if is_unit else match[0]
+    r"""Nothing for ` \text{ cm}^2` after a value; the text itself if it may be more than a unit.
 
-
-def is_noun(word: str) -> bool:
-    r"""Words outside \text: three letters may be a product such as `abc` or `xyz`."""
-    in_order = sorted(word) == list(word)
-    return (len(word) > 3 or word in SYMBOLS or bool(re.match(HAN, word))
-            or len(word) == 3 and not in_order and bool({*word.lower()} & {*"aeiou"}))
-
-
-def bare_unit(match: re.Match) -> str:
-    r"""Likewise outside of \text: ` cm^2`, ` m/s` and ` big apples`; one letter after a space."""
-    words = A_WORD.findall(match[2])
-    nouns = [word for word in words if is_noun(word)]
-    element = ELEMENTS.split(match.string[:match.start()])[-1]
-    is_letter = match[1] and len(words) == 1 and PLAIN_NUMBER.fullmatch(element)
-    is_unit = (nouns or "/" in match[2] or is_letter) and {*words} - {*nouns} <= {*LETTERS}
-    is_near = match[1] or match[2][1:2] == "/" or words[0] in nouns and element[-1:] != "}"
-    text = match[2].replace("{", "").replace("}", "")
-    return rf"\text{{{text}}}" if is_unit and is_near else match[0]
+    Outside \text these are units: ` cm^2`, ` m/s`, ` big apples`, and one letter after a space.
+    """
+    element, unit = ELEMENTS.split(match.string[:match.start()])[-1], match[2]
+    inside = " ".join(TEXT.findall(unit)).replace(".", "")
+    bare = A_WORD.findall(TEXT.sub(" ", unit).replace(r"\cdot", ""))
+    words, nouns = A_WORD.findall(inside) + bare, [word for word in bare if is_noun(word)]
+    if not A_VALUE.search(element) or OTHER_WORDS.search(element) or MATHEMATICS.search(inside):
+        return match[0]
+    if not words or len(words) > 8 or changes_value(words) or {*bare} - {*nouns} - {*LETTERS}:
+        return match[0]
+    is_near = match[1] or unit[1:2] == "/" or nouns and element[-1:] != "}"
+    one_letter = match[1] and len(bare) == 1 and PLAIN_NUMBER.fullmatch(element)
+    return "" if inside or is_near and (nouns or "/" in unit or one_letter) else match[0]
 
 
 def strip_outside(text: str) -> str:
     """Remove one layer: punctuation at the ends, then units, then braces around all."""
     text = TRAILING.sub("", text.strip(" ,;:"))
-    text = UNIT_IN_TEXT.sub(drop_unit, BARE_UNIT.sub(bare_unit, text))
+    text = UNIT.sub(drop_unit, text)
     outer = OUTER.match(text)
     return outer[1] or outer[2] or "" if outer else text
 
