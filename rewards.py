@@ -7,7 +7,7 @@ r"""The reward: is the boxed answer of a completion the same mathematics as the 
 3. `judge` lets math-verify compare the rest, outside the trainer's process, with limits of time
    and memory (parts/grader.py). Completions are untrusted: nothing here runs them as code.
 
-More in verifier/: spelling.py (LaTeX), answers.py (kinds of answers), equality.py (math-verify).
+More in verifier/: spelling.py (LaTeX), py (kinds of answers), equality.py (math-verify).
 
 The reward is 1 or 0, and its status says why: correct, wrong, no_box (no box, or the last one is
 not closed), empty, unparseable (math-verify cannot read answer or gold). With the status timeout or
@@ -23,8 +23,10 @@ from concurrent.futures import Future
 
 from parts.folder import shown
 from parts.grader import WORKERS, ForkingGrader, OwnReward
-from verifier import answers
-from verifier.answers import exact
+from verifier.answers import (
+    OF_A_VARIABLE, RELATION, STATEMENT, SURELY_WORDS, TUPLE, as_tuple_of, equal_numbers, exact,
+    expand_signs, find_boxes, has_letters, is_list, layout, rename, solutions, split_top,
+    take_choice, take_domain, without_set_braces, words)
 from verifier.spelling import normalize, plain_characters, squeeze
 
 MAX_CHARS = 1000  # longer answers are compared as strings only
@@ -73,7 +75,7 @@ def extract_answer(completion: str, style: str = "") -> str | None:
     None if there is no box, or if the last one is open: a truncated `\boxed{4` says nothing. With
     `style="minerva"` and no box it is the last number, as in the papers' evaluations of that set.
     """
-    boxes = answers.find_boxes(completion)
+    boxes = find_boxes(completion)
     if not boxes and style == "minerva":
         numbers = LAST_NUMBER.findall(completion[-5000:])
         return numbers[-1].rstrip(",") if numbers else None
@@ -102,7 +104,7 @@ def decide(gold: str, answer: str, style: str = "") -> tuple[str | None, str, st
     1. Both are normalized: one spelling, no units (verifier/spelling.py).
     2. What only one of them says beside its value is taken off: the letter of a choice, the domain
        of a parameter, names before values, the inner sides of a chain of equations. What both say
-       must agree (verifier/answers.py).
+       must agree (verifier/py).
     3. Each value that is left is compared by `compare`.
     """
     found = compare_as_written(gold, answer)
@@ -111,20 +113,20 @@ def decide(gold: str, answer: str, style: str = "") -> tuple[str | None, str, st
     gold, answer = normalize(gold), normalize(answer)
     if not gold or not answer:
         return "empty" if gold else "unparseable", "nothing is left of it", gold, [answer]
-    answer = answers.take_choice(gold, answer)
+    answer = take_choice(gold, answer)
     found = compare_words(gold, answer)
     if found:
         return *found, gold, [answer]
-    without_domains = answers.take_domain(gold, answer)
+    without_domains = take_domain(gold, answer)
     if not without_domains:
         return "wrong", "another domain of the parameter", gold, [answer]
-    gold, answer = map(answers.expand_signs, map(answers.without_set_braces, without_domains))
+    gold, answer = map(expand_signs, map(without_set_braces, without_domains))
     without_names = take_names_off(gold, answer)
     if not without_names:
         return "wrong", "another name, or an equation for a value", gold, [answer]
     gold, parts = without_names
-    parts = [answers.as_tuple_of(gold, part) for part in parts]
-    gold = answers.as_tuple_of(parts[-1], gold)
+    parts = [as_tuple_of(gold, part) for part in parts]
+    gold = as_tuple_of(parts[-1], gold)
     found = [compare_values(gold, part, style) for part in parts]
     if all(found):
         return *min(found, key=lambda pair: pair[0] == "correct"), gold, parts
@@ -147,12 +149,12 @@ def compare_words(gold: str, answer: str) -> tuple[str, str] | None:
     unlike = are_unlike(gold, answer)
     if unlike:
         return "wrong", unlike
-    if answers.STATEMENT.search(gold) or answers.STATEMENT.search(answer):
+    if STATEMENT.search(gold) or STATEMENT.search(answer):
         return "wrong", "statements of logic are compared as text"
-    words = answers.words(gold)
-    if words and words == answers.words(answer):
+    gold_words = words(gold)
+    if gold_words and gold_words == words(answer):
         return "correct", "the same words"
-    if words and answers.SURELY_WORDS.search(gold):
+    if gold_words and SURELY_WORDS.search(gold):
         return "wrong", "the gold is a word, compared as text"
     return None
 
@@ -167,45 +169,45 @@ def compare_values(gold: str, answer: str, style: str) -> tuple[str, str] | None
     text = same_text(gold, answer)
     if text is not None:
         return "correct" if text else "wrong", "bases, dots and other text are compared as written"
-    numbers = answers.exact(gold), answers.exact(answer)
+    numbers = exact(gold), exact(answer)
     if all(numbers):
-        equal = answers.equal_numbers(*numbers, style)
+        equal = equal_numbers(*numbers, style)
         return "correct" if equal else "wrong", "compared as exact fractions"
     return None
 
 
 def take_names_off(gold: str, answer: str) -> tuple[str, list[str]] | None:
     """(gold, parts of the answer that must all equal it) without names; None if those differ."""
-    if answers.RELATION.search(gold) or answers.RELATION.search(answer):
+    if RELATION.search(gold) or RELATION.search(answer):
         return gold, [answer]
-    g = answers.solutions(gold, lenient=False)
-    a = answers.solutions(answer, lenient=bool(g) and not any(name for claims in g for name, _ in claims))
+    g = solutions(gold, lenient=False)
+    a = solutions(answer, lenient=bool(g) and not any(name for claims in g for name, _ in claims))
     if not g or not a:
-        first, *sides = answers.split_top(answer, "=")
+        first, *sides = split_top(answer, "=")
         return (gold, [f"{first}={side}" for side in sides] or [answer]) if "=" in gold else None
     names, other = ([name for name, _ in each[0]] for each in (g, a))
     several = [len({re.sub(r"_\w+$", "", name) for name in each}) > 1 for each in (names, other)]
     if set(names) == {""}:
         is_point = gold.startswith("(") and len(set(other)) > 1 or several[1] and len(a) > 1
-        golds, parts = answers.layout(g, False), answers.layout(a, is_point)
+        golds, parts = layout(g, False), layout(a, is_point)
     elif set(other) == {""}:
-        golds, parts = answers.layout(g, several[0]), answers.layout(a, False)
+        golds, parts = layout(g, several[0]), layout(a, False)
     elif sorted(names) == sorted(other):
-        golds, parts = (answers.layout(each, len(set(names)) > 1) for each in (g, a))
+        golds, parts = (layout(each, len(set(names)) > 1) for each in (g, a))
     elif function := same_function(g[0][0], a[0][0]):
         return function
     else:  # y=2x may be solved for x, too; x=5 says nothing about y
-        is_formula = any(answers.has_letters(side) for claims in g for _, sides in claims for side in sides)
+        is_formula = any(has_letters(side) for claims in g for _, sides in claims for side in sides)
         return (gold, [answer]) if is_formula else None
     return golds[-1], parts + golds[:-1]
 
 
 def same_function(gold: tuple[str, list], answer: tuple[str, list]) -> tuple[str, list] | None:
     """f(t)=t^2 is f(x)=x^2, and y=x^2; but g(x)=x^2 is another function."""
-    one, two = answers.OF_A_VARIABLE.fullmatch(gold[0]), answers.OF_A_VARIABLE.fullmatch(answer[0])
+    one, two = OF_A_VARIABLE.fullmatch(gold[0]), OF_A_VARIABLE.fullmatch(answer[0])
     if one and two and one[1] == two[1]:
         letters = two[2] or two[3], one[2] or one[3]
-        return gold[1][-1], [answers.rename(side, *letters) for side in answer[1]]
+        return gold[1][-1], [rename(side, *letters) for side in answer[1]]
     if one and answer[0] == "y" or two and gold[0] == "y":
         return gold[1][-1], answer[1]
     return None
@@ -231,9 +233,9 @@ SET = re.compile(r"^\\\{.*\\\}$")
 def are_unlike(gold: str, answer: str) -> str:
     """Why such answers cannot be equal, although math-verify accepts them; "" if they can be."""
     for one, other in ((gold, answer), (answer, gold)):
-        if SET.match(one) and answers.TUPLE.fullmatch(other):
+        if SET.match(one) and TUPLE.fullmatch(other):
             return "a set is no tuple and no interval"
-        if answers.RELATION.search(one) and not answers.RELATION.search(other) and answers.is_list(other):
+        if RELATION.search(one) and not RELATION.search(other) and is_list(other):
             return "a list is no inequality"  # -2 < x < 3 is more than -2, 3
     return ""
 

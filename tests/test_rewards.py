@@ -157,7 +157,8 @@ def test_a_lack_of_memory_is_not_called_unreadable(monkeypatch):
 @pytest.mark.parametrize("rule", REWRITES, ids=[rule.why for rule in REWRITES])
 def test_every_rule_does_what_its_example_says_and_no_other_does(rule):
     assert rule.before != rule.after
-    assert [one for one in REWRITES if one.apply(rule.before) == rule.after] == [rule]
+    results = [one.pattern.sub(one.new, rule.before) for one in REWRITES]
+    assert [one for one, text in zip(REWRITES, results) if text == rule.after] == [rule]
 
 
 @pytest.mark.parametrize("row", pairs("normal"))

@@ -169,12 +169,12 @@ def same_expressions(gold, answer, style: str) -> bool:
                     for each in (gold, answer))
     both = gold + answer
     if style == "minerva" and not both.free_symbols:
-        return any(equal_within(gold * scale, answer) for scale in SCALES)
+        return any(alike_at_points(gold * scale, answer, 1e-4) for scale in SCALES)
     if both.has(sympy.Float):
-        if equal_within(gold, answer) is False:  # 10^-20 is not 10^-30
+        if alike_at_points(gold, answer, 1e-4) is False:  # 10^-20 is not 10^-30
             return False
-        return verified(gold, answer) or bool(equal_within(gold, answer, 1e-12))
-    equal = alike_at_points(gold, answer, equal_constants)
+        return verified(gold, answer) or bool(alike_at_points(gold, answer, 1e-12))
+    equal = alike_at_points(gold, answer)
     variables = {symbol.name for symbol in both.free_symbols} - {"i"}
     if equal and not (variables and both.has(*NOT_SMOOTH)):  # (1+i)^2 is 2i
         return True
@@ -220,8 +220,13 @@ def equal_constants(g, a, kind: int) -> bool:
     if kind == CONSTANT:
         difference = (g - a).evalf(5, maxn=2000)
         return all(part == 0 or part._prec == 1 for part in difference.as_real_imag())
+    return near(g, a, 1e-50, at_least=1)
+
+
+def near(g, a, tolerance: float, at_least: int = 0) -> bool:
     g, a = g.evalf(60, maxn=200), a.evalf(60, maxn=200)
-    return bool(abs(g - a) <= max(1, abs(g), abs(a)) * sympy.Rational(10) ** -50)
+    both_exist = g.is_finite and a.is_finite
+    return bool(both_exist and abs(g - a) <= tolerance * max(at_least, abs(g), abs(a)))
 
 
 def stays_real(expression, at: dict) -> bool:
@@ -230,24 +235,17 @@ def stays_real(expression, at: dict) -> bool:
     return all(part.subs(at).doit().evalf(15).is_extended_real for part in parts)
 
 
-def equal_within(gold, answer, tolerance: float = 1e-4) -> bool | None:
-    """Do they agree relative to their size (math-verify's bound is absolute)? None as below."""
-    def near(g, a, _) -> bool:
-        g, a = g.evalf(30), a.evalf(30)
-        if not (g.is_finite and a.is_finite):
-            return False
-        return bool(abs(g - a) <= tolerance * max(abs(g), abs(a)))
+def alike_at_points(gold, answer, tolerance: float = 0) -> bool | None:
+    """Are the values alike at all points where both have one? None where sympy cannot tell.
 
-    return alike_at_points(gold, answer, near)
-
-
-def alike_at_points(gold, answer, alike) -> bool | None:
-    """Does `alike` hold for the values at all points? None where sympy cannot compute them."""
+    A tolerance is relative to their size (math-verify's bound is absolute).
+    """
     try:
         for at, kind in points(gold.free_symbols | answer.free_symbols):
             if kind >= NEGATIVE and not (stays_real(gold, at) and stays_real(answer, at)):
                 continue
-            if not alike(gold.subs(at).doit(), answer.subs(at).doit(), kind):
+            g, a = gold.subs(at).doit(), answer.subs(at).doit()
+            if not (near(g, a, tolerance) if tolerance else equal_constants(g, a, kind)):
                 return False
         return True
     except MemoryError:
@@ -265,4 +263,4 @@ def proportional(gold, answer, positive: bool = False) -> bool:
     g, a = gold.subs(at).doit(), answer.subs(at).doit()
     if not (g.is_finite and a.is_finite) or 0 in (g, a) or positive and g * a < 0:
         return False
-    return alike_at_points(gold * a, answer * g, equal_constants) is True
+    return alike_at_points(gold * a, answer * g) is True

@@ -1,9 +1,8 @@
 r"""One spelling for LaTeX: rules that give what looks alike one spelling, and take units off.
 
 `10{,}080\,\text{cm}^2.` and `10,080` both become `10080`. The rules of `REWRITES` are applied one
-after another, so their order matters. Each has a reason and an example, which a test checks: no
-other rule turns `before` into `after`. In a pattern, § stands for "here a command ends". No pattern
-may backtrack far, because a model writes the answers and could make it hang.
+after another, so their order matters. A test checks that each rule, and no other, turns its example
+`before` into `after`. No pattern may backtrack far, because a model could make it hang.
 """
 import functools
 import re
@@ -27,22 +26,17 @@ LETTER = (r"(?:[A-Za-z\d]|\\(?!(?:d?frac|binom|sqrt|text|left|right|circ|begin|e
 
 
 class Rule(NamedTuple):
-    """`before` becomes `after`, because of `why`: what fits `pattern` is replaced by `new`."""
     before: str
     after: str
     why: str
     pattern: re.Pattern
     new: str | Callable[[re.Match], str]
 
-    def apply(self, text: str) -> str:
-        return self.pattern.sub(self.new, text)
-
 
 def rule(before: str, after: str, why: str, pattern: str, new: str | Callable) -> Rule:
+    """What fits `pattern`, where § stands for "here a command ends", is replaced by `new`."""
     return Rule(before, after, why, re.compile(pattern.replace("§", "(?![A-Za-z])")), new)
 
-
-# ---------------------------------------------------------------------------------- characters
 
 CHARACTERS = r"""
 − -     – -     — -     ‐ -     ‑ -     × \times     · \cdot     ⋅ \cdot     ∙ \cdot     ÷ \div
@@ -54,10 +48,9 @@ CHARACTERS = r"""
 ℝ \mathbb{R}   ℤ \mathbb{Z}   ℕ \mathbb{N}   ℚ \mathbb{Q}   ℂ \mathbb{C}
 ½ \frac{1}{2}   ⅓ \frac{1}{3}   ⅔ \frac{2}{3}   ¼ \frac{1}{4}   ¾ \frac{3}{4}   ⅕ \frac{1}{5}
 """.split()
-INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff\u00ad"  # of no width
-UNICODE = {ord(character): command + " " * command[-1].isalpha()
-           for character, command in zip(CHARACTERS[::2], CHARACTERS[1::2])}
-UNICODE |= dict.fromkeys(map(ord, INVISIBLE), "")
+UNICODE = dict.fromkeys([0xad, 0x200b, 0x200c, 0x200d, 0x2060, 0xfeff], "")  # of no width
+UNICODE |= {ord(character): command + " " * command[-1].isalpha()
+            for character, command in zip(CHARACTERS[::2], CHARACTERS[1::2])}
 SUPERSCRIPTS, SUBSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+"), re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 COMMAND_ESCAPED_TWICE = re.compile(r"\\\\(?=[A-Za-z])")
 
@@ -100,21 +93,16 @@ def usual_interval(match: re.Match) -> str:
 
 
 REWRITES = [
-    # ---- what shows nothing
-    rule(r"\color{red}7\tag{1}", "7",
-         "phantoms, labels, tags, spaces and colours show nothing of the answer",
+    rule(r"\color{red}7\tag{1}", "7", "phantoms, labels, tags, spaces, colours",
          rf"\\(?:[hv]?phantom|label|tag|[hv]space|color)\*?\s*{FLAT_GROUP}", ""),
-    rule(r"\implies 7", " 7",
-         "an answer that begins with a relation or an arrow: what is left of it is outside the box",
-         r"^\s*(?:=|\\(?:approx|implies|Rightarrow|rightarrow|Longrightarrow|therefore)§|####)",
-         ""),
+    rule(r"\implies 7", " 7", "a relation or an arrow at the start",
+         r"^\s*(?:=|\\(?:approx|implies|Rightarrow|rightarrow|therefore)§|####)", ""),
     rule(r"\displaystyle\left.7\right|", "7|", "sizes, fonts as switches, and check marks",
          r"\\(?:displaystyle|limits|textstyle|hfill|left|right|[bB]igg?[lrm]?|[lL]arge|huge"
          r"|small|rm|bf|it|checkmark)§\.?", ""),
     rule(r"2\hat{i}", "2{i}", "a bar over a segment's two ends, and a unit vector's hat",
          r"\\(?:overline(?=\s*\{[A-Z]{2}\})|hat(?=\s*(?:\{[ijk]\}|[ijk]§)))", ""),
-    rule(r"\mathbf{v}+\boxed{7}", "{v}+{7}",
-         "boxes in boxes, colours, lines and fonts around a group",
+    rule(r"\mathbf{v}+\boxed{7}", "{v}+{7}", "boxes, colours, fonts around a group",
          r"\\(?:boxed|fbox|textcolor\{\w*\}|underline|uline|ensuremath|math(?:bf|it|sf|tt|cal)"
          r"|boldsymbol|bm)(?=\s*\{)", ""),
     rule(r"10,\!000", "10,000", "negative space, as in 10,\\!000",
@@ -125,23 +113,20 @@ REWRITES = [
          r"(?<=[\w)}\]])(?:\*\*|\s+\*\*\s+)(?:\(([^()]*)\)|(-?(?:\d+(?:\.\d+)?|[A-Za-z])))",
          r"^{\1\2}"),
     rule(r"\(\$7\), **8**", "7, 8",
-         "currencies, quotation marks, stars of Markdown, and what begins and ends a formula",
+         "currencies, quotation marks, stars of Markdown, ends of formulas",
          r"\\?\$|[€£¥¢₹`“”\"]|\*\*|(?<!\\)\\[()\[\]]", ""),
     rule(r"7\,\quad  8", "7 8", "every space is one space",
          r"(?:(?<!\\)\\[,;: ]|\\(?:q?quad|thinspace|enspace)§|~|\s)+", " "),
-    # ---- several commands of one meaning
     rule(r"a\leqslant\dfrac12", r"a\le\frac12", "one command for each meaning",
          r"\\[A-Za-z]+|:=|\.\.\.", lambda match: SAME.get(match[0], match[0])),
-    rule(r"x\not= 2", r"x\ne  2",
-         "a crossed equals sign; != behind a letter, too, but 5!=120 has a factorial",
+    rule(r"x\not= 2", r"x\ne  2", "a crossed equals sign; 5!=120 has a factorial",
          r"\\not\s*=|(?<=[A-Za-z])\s*!=|\s!=", r"\\ne "),
     rule(r"\mathrm{cm}", r"\text{cm}", "all that sets upright or slanted text is \\text",
          r"\\(?:text(?:bf|it|rm|sf|tt|sc|up|normal)|math(?:rm|normal)|[mh]box|emph"
          r"|operatorname\*?)\s*(?=\{)", r"\\text"),
-    rule("]1,2[", "(1,2)", "brackets that are turned around are open ends of an interval",
+    rule("]1,2[", "(1,2)", "brackets turned around are open ends of an interval",
          r"^\s*([\[\]])([^\[\](){}]*,[^\[\](){}]*)([\[\]])\s*$", usual_interval),
-    rule(r"\mathbb{R}-\{1\}", r"\mathbb{R} \setminus \{1\}",
-         "a minus before a set takes its elements out",
+    rule(r"\mathbb{R}-\{1\}", r"\mathbb{R} \setminus \{1\}", "a minus before a set",
          r"(?<=\\mathbb\{[A-Z]\})\s*(?:-|\\backslash§)\s*(?=\\\{)", r" \\setminus "),
     rule("C(5,2)", r"\binom{5}{2}", "\\choose is \\binom, and so is C(5,2)",
          r"\{([^{}]*)\\choose([^{}]*)\}|(?<![A-Za-z])(?:C|\\text\{C\})\((\d+), ?(\d+)\)",
@@ -153,8 +138,7 @@ REWRITES = [
     # ---- words
     rule(r"\text{USD } 5, Rs. 5", "5, 5", "currencies by name before the amount",
          rf"(?<![A-Za-z])(?:{CURRENCY}\s*(?=[\d.])|\\text\{{\s*{CURRENCY}\s*\}}\s*)", ""),
-    rule(r"4:30 \text{ p.m.}", r"4:30\text{pm}",
-         "a time of day with hours and minutes has one spelling of its half",
+    rule(r"4:30 \text{ p.m.}", r"4:30\text{pm}", "half of the day",
          r"(?i)(?:\\text\{\s*)?(\d\d?:\d\d)\s*(?:\\text\{\s*)?([ap])\.?\s?m\b\.?\s*\}?",
          r"\1\\text{\2m}"),
     rule(r"\text{no solutions}", r"\emptyset", "no solution, and the empty set, in words",
@@ -163,8 +147,7 @@ REWRITES = [
     rule(r"\text{The answer is 12}", r"\text{12}", "an announcement of the answer",
          r"(?i)(^\s*\\text\{|^)\s*(?:ans\.|(?:the |final |correct )*"
          r"(?:ans|answer|result|solution|total)s?\s*(?:is|are|:))\s*:?\s*(?=\S)", r"\1"),
-    rule(r"\text{Al or Bo}", r"\text{Al} \lor \text{Bo}",
-         "'and' and 'or' within \\text connect two texts",
+    rule(r"\text{Al or Bo}", r"\text{Al} \lor \text{Bo}", "'and' and 'or' connect",
          r"\\text\{([^{}]*\b(?:and|or)\b[^{}]*)\}", connected),
     rule("2 and 3", r"2  \land  3", "'and' and 'or' outside \\text are connectives, too",
          r"(?<![A-Za-z\\])(and|or)§", r" \\l\1 "),
@@ -197,9 +180,8 @@ REWRITES = [
          r"([A-Za-z])\s*\^\s*(\{[^{}]*\}|\w)\s*_\s*(\{[^{}]*\}|\w)", r"\1_\3^\2"),
     rule("1 000 000", "1000000", "spaces separate thousands",
          r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,])", lambda match: match[0].replace(" ", "")),
-    rule("1,234/2", "1234/2",
-         "commas separate thousands, unless they separate the elements of a list",
-         r"(?<![\d.,(\[])(?<!\\\{)[1-9]\d{0,2}(?:,\d{3})+(?!\d|\s*[,)\]]|\\\})", 
+    rule("1,234/2", "1234/2", "commas separate thousands, unless there may be a list",
+         r"(?<![\d.,(\[])(?<!\\\{)[1-9]\d{0,2}(?:,\d{3})+(?!\d|\s*[,)\]]|\\\})",
          lambda match: match[0].replace(",", "")),
     rule(r"2.5\text{ million}", "2500000", "a word multiplies the number before it",
          rf"(?i)(?<![\w.,/^])(\d{{1,20}}(?:\.\d{{1,20}})?)\s*(\\text\{{\s*)?({'|'.join(LARGE)})s?\b"
@@ -213,8 +195,7 @@ REWRITES = [
     # ---- forms of answers
     rule("2sqrt(3)", r"2\sqrt (3)", "functions without a backslash",
          rf"(?<![A-Za-z\\])({FUNCTIONS})§", r"\\\1 "),
-    rule(r"\sin 30^\circ", r"\sin(\frac{30\pi}{180})",
-         "degrees within a trigonometric function are radians",
+    rule(r"\sin 30^\circ", r"\sin(\frac{30\pi}{180})", "degrees in trigonometry",
          r"\\(sin|cos|tan|cot|sec|csc)\s*[({]?\s*(\d+)\s*\^\s*\{?\s*\\circ\s*\}?\s*[)}]?",
          r"\\\1(\\frac{\2\\pi}{180})"),
     rule(r"90^{\circ}", "90", "degrees elsewhere are a unit, of angles or temperature",
@@ -265,7 +246,6 @@ CHANGES = set("""
     jan feb mar apr jun jul aug sep sept oct nov dec
     万 亿 千 百 十 半 倍 成 打 不 非 或 负
     """.split()) | set(NUMBER_WORDS)
-AFTER_UNITS = {"squared", "cubed"}  # 5 meters squared
 SYMBOLS = set("sq cu cm mm km kg mg ml mL in ft yd mi mph rpm oz lb lbs hr hrs min mins sec secs "
               "yr yrs gal rad USD EUR GBP INR CNY RMB JPY Rs ms nm eV keV MeV GeV erg ergs dyne kJ "
               "MW kV mA mV Hz kHz MHz GHz Pa kPa MPa kW kWh atm AU pc kpc Mpc arcsec mol".split())
@@ -297,7 +277,7 @@ def changes_value(words: list[str]) -> bool:
         known = {lower, lower.removesuffix("s"), lower.removesuffix("ves") + "f"}
         if len(word) == 1 and word.isascii() and word not in LETTERS + "a":  # k, M
             return True
-        is_power = lower in AFTER_UNITS and len(words) > 1 and "value" not in words
+        is_power = lower in {"squared", "cubed"} and len(words) > 1 and "value" not in words
         if known & CHANGES and not is_power or any(c in CHANGES for c in word if c > "z"):
             return True
     return False
@@ -340,7 +320,7 @@ def normalize(text: str) -> str:
     """`text` in the one spelling, without units."""
     text = plain_characters(text)
     for each in REWRITES + BRACES:  # the braces once more, for what stands inside of them
-        text = each.apply(text)
+        text = each.pattern.sub(each.new, text)
     for _ in range(3):
         text = strip_outside(text)
     return text.removeprefix("+").strip()
