@@ -24,8 +24,8 @@ from concurrent.futures import Future
 from parts.folder import shown
 from parts.grader import WORKERS, ForkingGrader, OwnReward
 from verifier.answers import (
-    OF_A_VARIABLE, RELATION, STATEMENT, SURELY_WORDS, TUPLE, as_tuple_of, equal_numbers, exact,
-    expand_signs, find_boxes, has_letters, is_list, layout, rename, solutions, split_top,
+    OF_A_VARIABLE, RELATION, STATEMENT, SURELY_WORDS, TUPLE, equal_numbers, exact,
+    expand_signs, find_boxes, has_letters, is_list, rename, solutions, split_top,
     take_choice, take_domain, without_set_braces, words)
 from verifier.spelling import normalize, plain_characters, squeeze
 
@@ -133,6 +133,12 @@ def decide(gold: str, answer: str, style: str = "") -> tuple[str | None, str, st
     return None, "strings, fractions and words do not tell", gold, parts
 
 
+def as_tuple_of(gold: str, answer: str) -> str:
+    """`1, 2` for the gold (1, 2) has the order that is asked for."""
+    is_point = TUPLE.fullmatch(gold) and is_list(answer) and not RELATION.search(answer)
+    return f"({answer})" if is_point else answer
+
+
 def compare_as_written(gold: str, answer: str) -> tuple[str, str] | None:
     if squeeze(gold) == squeeze(answer):
         return "correct", "the same string"
@@ -200,6 +206,21 @@ def take_names_off(gold: str, answer: str) -> tuple[str, list[str]] | None:
         is_formula = any(has_letters(side) for claims in g for _, sides in claims for side in sides)
         return (gold, [answer]) if is_formula else None
     return golds[-1], parts + golds[:-1]
+
+
+def layout(found: list[list[tuple[str, list[str]]]], as_point: bool) -> list[str]:
+    """The values without names, or all sides if there is but one.
+
+    Different names make a point, whose values are sorted by name: `y=1, x=2` is (2, 1).
+    """
+    if len(found) == len(found[0]) == 1:
+        return found[0][0][1]
+    points = []
+    for claims in found:
+        ordered = sorted(claims, key=lambda claim: claim[0]) if as_point else claims
+        listed = ", ".join("=".join(sides) for _, sides in ordered)
+        points.append(f"({listed})" if as_point and len(claims) > 1 else listed)
+    return [", ".join(points)]
 
 
 def same_function(gold: tuple[str, list], answer: tuple[str, list]) -> tuple[str, list] | None:

@@ -202,12 +202,6 @@ def without_set_braces(text: str) -> str:
     return ", ".join(dict.fromkeys(split_top(match[1], ",;"))) if match else text
 
 
-def as_tuple_of(gold: str, answer: str) -> str:
-    """`1, 2` for the gold (1, 2) has the order that is asked for."""
-    is_point = TUPLE.fullmatch(gold) and is_list(answer) and not RELATION.search(answer)
-    return f"({answer})" if is_point else answer
-
-
 def expand_signs(text: str) -> str:
     r"""`\frac{-1\pm\sqrt5}{2}` -> both values as a list: math-verify does it only between terms."""
     if not PLUS_MINUS.search(text):
@@ -219,8 +213,6 @@ def expand_signs(text: str) -> str:
         elements += dict.fromkeys(NO_SIGN.sub(r"\1 ", each).strip() for each in (upper, lower))
     return ", ".join(elements)
 
-
-# ----------------------------------------------------------------------------- the parameter
 
 DOMAIN = re.compile(r"""
     (?: [\s,;:(] | \\text\{[^{}]*\} | (?<![A-Za-z])(?:for|where|with|any|all)(?![A-Za-z]) )+
@@ -330,18 +322,3 @@ def solutions(text: str, lenient: bool) -> list[list[tuple[str, list[str]]]] | N
     if len(names) > 1:
         return None
     return found if len(*names) > 1 else [sum(found, [])]  # x=1 or x=2: one list
-
-
-def layout(found: list[list[tuple[str, list[str]]]], as_point: bool) -> list[str]:
-    """The values without names, or all sides if there is but one.
-
-    Different names make a point, whose values are sorted by name: `y=1, x=2` is (2, 1).
-    """
-    if len(found) == len(found[0]) == 1:
-        return found[0][0][1]
-    points = []
-    for claims in found:
-        ordered = sorted(claims, key=lambda claim: claim[0]) if as_point else claims
-        listed = ", ".join("=".join(sides) for _, sides in ordered)
-        points.append(f"({listed})" if as_point and len(claims) > 1 else listed)
-    return [", ".join(points)]

@@ -69,27 +69,15 @@ def plain_characters(text: str) -> str:
 SAME = dict(pair.split() for pair in r"""
 \leq \le | \leqslant \le | \leqq \le | \geq \ge | \geqslant \ge | \geqq \ge | \neq \ne
 \equiv = | := = | \varnothing \emptyset | \bmod \mod | \dfrac \frac | \tfrac \frac | \cfrac \frac
-\dbinom \binom | \tbinom \binom | \cdots \ldots | \dots \ldots | \dotsc \ldots | \dotsb \ldots | ... \ldots
-\lbrace \{ | \rbrace \} | \langle ( | \rangle )
+\dbinom \binom | \tbinom \binom | \cdots \ldots | \dots \ldots | \dotsc \ldots | \dotsb \ldots
+... \ldots | \lbrace \{ | \rbrace \} | \langle ( | \rangle )
 """.strip().replace("\n", "|").split("|"))
-AND_OR = re.compile(r",?\s*\b(and|or)\b\s*,?")
 
 
 def written_out(match: re.Match) -> str:
     product = (Decimal(match[1]) * LARGE[match[3].lower()]).normalize()
     unit_follows = match[2] and not match[4]
     return f"{product:f}" + r"\text{" * bool(unit_follows)
-
-
-def connected(match: re.Match) -> str:
-    first, *others = AND_OR.split(match[1])
-    joined = [rf" \l{word} \text{{{text}}}" for word, text in zip(others[::2], others[1::2])]
-    return rf"\text{{{first}}}" + "".join(joined)
-
-
-def usual_interval(match: re.Match) -> str:
-    left, inside, right = match.groups()
-    return "[("[left == "]"] + inside + "])"[right == "["]
 
 
 REWRITES = [
@@ -125,7 +113,8 @@ REWRITES = [
          r"\\(?:text(?:bf|it|rm|sf|tt|sc|up|normal)|math(?:rm|normal)|[mh]box|emph"
          r"|operatorname\*?)\s*(?=\{)", r"\\text"),
     rule("]1,2[", "(1,2)", "brackets turned around are open ends of an interval",
-         r"^\s*([\[\]])([^\[\](){}]*,[^\[\](){}]*)([\[\]])\s*$", usual_interval),
+         r"^\s*([\[\]])([^\[\](){}]*,[^\[\](){}]*)([\[\]])\s*$",
+         lambda match: "[("[match[1] == "]"] + match[2] + "])"[match[3] == "["]),
     rule(r"\mathbb{R}-\{1\}", r"\mathbb{R} \setminus \{1\}", "a minus before a set",
          r"(?<=\\mathbb\{[A-Z]\})\s*(?:-|\\backslash§)\s*(?=\\\{)", r" \\setminus "),
     rule("C(5,2)", r"\binom{5}{2}", "\\choose is \\binom, and so is C(5,2)",
@@ -147,8 +136,8 @@ REWRITES = [
     rule(r"\text{The answer is 12}", r"\text{12}", "an announcement of the answer",
          r"(?i)(^\s*\\text\{|^)\s*(?:ans\.|(?:the |final |correct )*"
          r"(?:ans|answer|result|solution|total)s?\s*(?:is|are|:))\s*:?\s*(?=\S)", r"\1"),
-    rule(r"\text{Al or Bo}", r"\text{Al} \lor \text{Bo}", "'and' and 'or' connect",
-         r"\\text\{([^{}]*\b(?:and|or)\b[^{}]*)\}", connected),
+    rule(r"\text{Al or Bo}", r"\text{Al} \lor \text{Bo}", "'and' and 'or' connect two texts",
+         r",?\s*\b(and|or)\b\s*,?\s*(?=[^{}]*\})", r"} \\l\1 \\text{"),
     rule("2 and 3", r"2  \land  3", "'and' and 'or' outside \\text are connectives, too",
          r"(?<![A-Za-z\\])(and|or)§", r" \\l\1 "),
     rule(r"2\text{ , }3", "2 3", "\\text that holds nothing but a comma",
@@ -300,19 +289,13 @@ def drop_unit(match: re.Match) -> str:
     words, nouns = A_WORD.findall(inside) + bare, [word for word in bare if is_noun(word)]
     if not A_VALUE.search(element) or OTHER_WORDS.search(element) or MATHEMATICS.search(inside):
         return match[0]
-    if not words or len(words) > 8 or changes_value(words) or {*bare} - {*nouns} - {*LETTERS}:
+    small = {*LETTERS, "a", "an", "of"}
+    if not words or len(words) > 8 or changes_value(words) or {*bare} - {*nouns} - small:
         return match[0]
     is_near = match[1] or unit[1:2] == "/" or nouns and element[-1:] != "}"
-    one_letter = match[1] and len(bare) == 1 and PLAIN_NUMBER.fullmatch(element)
+    one_letter = match[1] and len(bare) == 1 and bare[0] in LETTERS
+    one_letter = one_letter and PLAIN_NUMBER.fullmatch(element)
     return "" if inside or is_near and (nouns or "/" in unit or one_letter) else match[0]
-
-
-def strip_outside(text: str) -> str:
-    """Remove one layer: punctuation at the ends, then units, then braces around all."""
-    text = TRAILING.sub("", text.strip(" ,;:"))
-    text = UNIT.sub(drop_unit, text)
-    outer = OUTER.match(text)
-    return outer[1] or outer[2] or "" if outer else text
 
 
 @functools.lru_cache(4096)
@@ -321,8 +304,10 @@ def normalize(text: str) -> str:
     text = plain_characters(text)
     for each in REWRITES + BRACES:  # the braces once more, for what stands inside of them
         text = each.pattern.sub(each.new, text)
-    for _ in range(3):
-        text = strip_outside(text)
+    for _ in range(3):  # layers around the answer: punctuation at the ends, units, braces
+        text = UNIT.sub(drop_unit, TRAILING.sub("", text.strip(" ,;:")))
+        outer = OUTER.match(text)
+        text = outer[1] or outer[2] or "" if outer else text
     return text.removeprefix("+").strip()
 
 
