@@ -148,7 +148,7 @@ def test_golds_are_checked_at_load_time(grader, monkeypatch):
 
 def test_a_lack_of_memory_is_not_called_unreadable(monkeypatch):
     """The worker says so, and is replaced."""
-    monkeypatch.setattr("verifier.equality.from_latex", lambda text: bytearray(2**60))
+    monkeypatch.setattr("verifier.equality.read", lambda text: bytearray(2**60))
     with pytest.raises(MemoryError):
         judge("x", ["x"])
 

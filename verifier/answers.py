@@ -223,10 +223,8 @@ LETTER_OR_COMMAND = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 
 
 def rename(text: str, old: str, new: str) -> str:
-    """`text` with another letter for a variable, unless that letter has another meaning there."""
-    if new in LETTER_OR_COMMAND.findall(text):
-        return text
-    return LETTER_OR_COMMAND.sub(lambda m: new if m[0] == old else m[0], text)
+    """`text` with another letter for a variable; where it has that letter too, both change places."""
+    return LETTER_OR_COMMAND.sub(lambda m: {old: new, new: old}.get(m[0], m[0]), text)
 
 
 def take_domain(gold: str, answer: str) -> tuple[str, str] | None:
