@@ -7,7 +7,7 @@ r"""The reward: is the boxed answer of a completion the same mathematics as the 
 3. `judge` lets math-verify compare the rest, outside the trainer's process, with limits of time
    and memory (parts/grader.py). Completions are untrusted: nothing here runs them as code.
 
-More in verifier/: spelling.py (LaTeX), py (kinds of answers), equality.py (math-verify).
+More in verifier/: spelling.py (LaTeX), answers.py (kinds of answers), equality.py (math-verify).
 
 The reward is 1 or 0, and its status says why: correct, wrong, no_box (no box, or the last one is
 not closed), empty, unparseable (math-verify cannot read answer or gold). With the status timeout or
@@ -99,13 +99,14 @@ def extract_answer(completion: str, style: str = "") -> str | None:
 def decide(gold: str, answer: str, style: str = "") -> tuple[str | None, str, str, list[str]]:
     """(status, why, gold, parts). Status None: ask math-verify if all `parts` equal `gold`.
 
-    The order matters, because each step may rely on those before it:
+    Each step relies on those before it. What another rule is about says where it goes:
 
-    1. Both are normalized: one spelling, no units (verifier/spelling.py).
-    2. What only one of them says beside its value is taken off: the letter of a choice, the domain
-       of a parameter, names before values, the inner sides of a chain of equations. What both say
-       must agree (verifier/py).
-    3. Each value that is left is compared by `compare`.
+    1. how something is written, what is a unit: `REWRITES`, `CHANGES` in verifier/spelling.py;
+    2. the letter of a choice, and words: `take_choice` and `words` in verifier/answers.py;
+    3. what stands beside a value, such as the domain of a parameter and names before values: here
+       it is taken off if only one of the two has it, and must agree if both have it;
+    4. values that math-verify would misread: `COMPARED_AS_TEXT`;
+    5. when two expressions, lists or relations are equal: `same` in verifier/equality.py.
     """
     found = compare_as_written(gold, answer)
     if found:
@@ -128,15 +129,10 @@ def decide(gold: str, answer: str, style: str = "") -> tuple[str | None, str, st
     parts = [as_tuple_of(gold, part) for part in parts]
     gold = as_tuple_of(parts[-1], gold)
     found = [compare_values(gold, part, style) for part in parts]
-    if all(found):
-        return *min(found, key=lambda pair: pair[0] == "correct"), gold, parts
+    wrong = [pair for pair in found if pair and pair[0] != "correct"]
+    if wrong or all(found):
+        return *(wrong or found)[0], gold, parts
     return None, "strings, fractions and words do not tell", gold, parts
-
-
-def as_tuple_of(gold: str, answer: str) -> str:
-    """`1, 2` for the gold (1, 2) has the order that is asked for."""
-    is_point = TUPLE.fullmatch(gold) and is_list(answer) and not RELATION.search(answer)
-    return f"({answer})" if is_point else answer
 
 
 def compare_as_written(gold: str, answer: str) -> tuple[str, str] | None:
@@ -165,21 +161,14 @@ def compare_words(gold: str, answer: str) -> tuple[str, str] | None:
     return None
 
 
-def compare_values(gold: str, answer: str, style: str) -> tuple[str, str] | None:
-    """(status, why) of two values, as far as strings can tell; None if math-verify must.
-
-    A kind of answer that math-verify misreads is compared here.
-    """
-    if squeeze(gold) == squeeze(answer):
-        return "correct", "the same value"
-    text = same_text(gold, answer)
-    if text is not None:
-        return "correct" if text else "wrong", "bases, dots and other text are compared as written"
-    numbers = exact(gold), exact(answer)
-    if all(numbers):
-        equal = equal_numbers(*numbers, style)
-        return "correct" if equal else "wrong", "compared as exact fractions"
-    return None
+def are_unlike(gold: str, answer: str) -> str:
+    """Why such answers cannot be equal, although math-verify accepts them; "" if they can be."""
+    for one, other in ((gold, answer), (answer, gold)):
+        if one.startswith("\\{") and one.endswith("\\}") and TUPLE.fullmatch(other):
+            return "a set is no tuple and no interval"
+        if RELATION.search(one) and not RELATION.search(other) and is_list(other):
+            return "a list is no inequality"  # -2 < x < 3 is more than -2, 3
+    return ""
 
 
 def take_names_off(gold: str, answer: str) -> tuple[str, list[str]] | None:
@@ -234,6 +223,12 @@ def same_function(gold: tuple[str, list], answer: tuple[str, list]) -> tuple[str
     return None
 
 
+def as_tuple_of(gold: str, answer: str) -> str:
+    """`1, 2` for the gold (1, 2) has the order that is asked for."""
+    is_point = TUPLE.fullmatch(gold) and is_list(answer) and not RELATION.search(answer)
+    return f"({answer})" if is_point else answer
+
+
 COMPARED_AS_TEXT = re.compile(r"""
     \\ldots | \\pmod                                 # 1,2,\ldots,n
     | \d\)?\s*_                                      # 52_8: the base is part of it, 52 is wrong
@@ -248,17 +243,23 @@ COMPARED_AS_TEXT = re.compile(r"""
 TIME = re.compile(r"(?:1?\d|2[0-4]):[0-5]\d")
 RANGE = re.compile(r"(\d+)-(\d+)")
 UNIMPORTANT_IN_TEXT = re.compile(r"[{}()\s]")
-SET = re.compile(r"^\\\{.*\\\}$")
 
 
-def are_unlike(gold: str, answer: str) -> str:
-    """Why such answers cannot be equal, although math-verify accepts them; "" if they can be."""
-    for one, other in ((gold, answer), (answer, gold)):
-        if SET.match(one) and TUPLE.fullmatch(other):
-            return "a set is no tuple and no interval"
-        if RELATION.search(one) and not RELATION.search(other) and is_list(other):
-            return "a list is no inequality"  # -2 < x < 3 is more than -2, 3
-    return ""
+def compare_values(gold: str, answer: str, style: str) -> tuple[str, str] | None:
+    """(status, why) of two values, as far as strings can tell; None if math-verify must.
+
+    A kind of answer that math-verify misreads is compared here.
+    """
+    if squeeze(gold) == squeeze(answer):
+        return "correct", "the same value"
+    text = same_text(gold, answer)
+    if text is not None:
+        return "correct" if text else "wrong", "bases, dots and other text are compared as written"
+    numbers = exact(gold), exact(answer)
+    if all(numbers):
+        equal = equal_numbers(*numbers, style)
+        return "correct" if equal else "wrong", "compared as exact fractions"
+    return None
 
 
 def same_text(gold: str, answer: str) -> bool | None:

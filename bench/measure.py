@@ -330,7 +330,7 @@ def verifier(*runs: str) -> list[list[str]]:
 
 
 def logged_answers(run: Path) -> list[tuple[str, str, str, str]]:
-    """(data, gold, text, style) of the answers in groups.jsonl, and in an evaluation's eval.jsonl."""
+    """(data, gold, text, style) of the answers in groups.jsonl and an evaluation's eval.jsonl."""
     from parts.folder import read_rows
     from parts.sources import MEASURED
 

@@ -87,6 +87,7 @@ def test_a_coarse_engine_starts_with_rounded_matrices_and_is_sent_no_others(monk
     assert torch.equal(load_file(file)["w"], w)
 
 
+@pytest.mark.slow
 def test_the_verifier_is_compared_with_math_verify_on_the_answers_in_logs(tmp_path, capsys):
     """An evaluation's eval.jsonl and a run's groups.jsonl; the same answer counts once."""
     answers = [("1,2", r"\boxed{2} and \boxed{1}"), ("0", r"\boxed{x^2=0}"), ("5", r"\boxed{5}"),

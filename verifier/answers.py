@@ -223,7 +223,7 @@ LETTER_OR_COMMAND = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 
 
 def rename(text: str, old: str, new: str) -> str:
-    """`text` with another letter for a variable; where it has that letter too, both change places."""
+    """`text` with another letter for a variable. If it has that letter too, they change places."""
     return LETTER_OR_COMMAND.sub(lambda m: {old: new, new: old}.get(m[0], m[0]), text)
 
 
@@ -242,8 +242,8 @@ def take_domain(gold: str, answer: str) -> tuple[str, str] | None:
 
 
 # ---------------------------------------------------------------------------- names and equations
-# An equation is one of three things. `x=5` names a value, `2+3=5` states a number twice, and
-# `x+y=5` is an equation that no value replaces. A claim is (name or "", sides with the value).
+# `x=5` names a value, `2+3=5` states a number twice, and no value replaces the equation `x+y=5`. A
+# claim is (name or "", sides with the value).
 
 WRAPPED = re.compile(r"""
     \\(?:text|mathbb|overline|vec|hat|bar|widehat|angle|triangle|det)(?![A-Za-z]) | m(?=\s*\\angle)

@@ -19,8 +19,6 @@ from sympy.logic.boolalg import Boolean
 
 from verifier.answers import TUPLE, split_top
 
-# ------------------------------------------------------------------------------------ reading
-
 INDEXED = re.compile(r"(?<![A-Za-z\\])([EeI])(?=\s*_)")  # with an index it is no constant
 RENAMED = {"E": r"\Xi", "e": r"\xi", "I": r"\Upsilon"}
 
@@ -68,8 +66,8 @@ def read(text: str):
     parsed = from_latex(text)
     if isinstance(parsed, (sympy.Set, sympy.MatrixBase, sympy.MatrixExpr)):
         parsed = parsed.doit()
-    several = isinstance(parsed, sympy.And) and len(parsed.free_symbols) > 1  # a<b<c
-    return list(parsed.args) if several or isinstance(parsed, sympy.FiniteSet) else parsed
+    chain = isinstance(parsed, sympy.And) and len(parsed.free_symbols) > 1  # a<b<c
+    return list(parsed.args) if chain or isinstance(parsed, sympy.FiniteSet) else parsed
 
 
 def joined(parts: list, join=None):
@@ -92,7 +90,6 @@ def joined(parts: list, join=None):
 
 # ---------------------------------------------------------------------------------- comparing
 
-SCALES = (sympy.Integer(1), sympy.Integer(100), sympy.Rational(1, 100))
 verified = functools.partial(verify, timeout_seconds=None)
 NOT_SMOOTH = (sympy.Abs, sympy.Max, sympy.Min, sympy.sign, sympy.Piecewise, sympy.floor,
               sympy.ceiling, sympy.Mod)
@@ -128,10 +125,7 @@ def same_lists(gold: list, answer: list) -> bool:
 
 
 def pieces(found) -> list:
-    """Of a set, or of a relation of one variable: its intervals and numbers; None if it has others.
-
-    An interval becomes (start, end, is it open on the left, on the right), whose ends are compared.
-    """
+    """Intervals as (start, end, is left open, is right open), and numbers; None for other parts."""
     if isinstance(found, Boolean) and len(found.free_symbols) == 1:
         found = found.as_set()
     if isinstance(found, sympy.Tuple) and len(found) == 2:
@@ -169,7 +163,8 @@ def same_expressions(gold, answer, style: str) -> bool:
                     for each in (gold, answer))
     both = gold + answer
     if style == "minerva" and not both.free_symbols:
-        return any(alike_at_points(gold * scale, answer, 1e-4) for scale in SCALES)
+        scales = (1, 100, sympy.Rational(1, 100))
+        return any(alike_at_points(gold * scale, answer, 1e-4) for scale in scales)
     if both.has(sympy.Float):
         if alike_at_points(gold, answer, 1e-4) is False:  # 10^-20 is not 10^-30
             return False
@@ -225,8 +220,8 @@ def equal_constants(g, a, kind: int) -> bool:
 
 def near(g, a, tolerance: float, at_least: int = 0) -> bool:
     g, a = g.evalf(60, maxn=200), a.evalf(60, maxn=200)
-    both_exist = g.is_finite and a.is_finite
-    return bool(both_exist and abs(g - a) <= tolerance * max(at_least, abs(g), abs(a)))
+    exist = g.is_finite and a.is_finite
+    return bool(exist and abs(g - a) <= tolerance * max(at_least, abs(g), abs(a)))
 
 
 def stays_real(expression, at: dict) -> bool:

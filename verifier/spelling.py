@@ -216,7 +216,6 @@ BRACES = [
 
 REWRITES += BRACES
 
-
 # --------------------------------------------------------------------------------------- units
 # Units never count: `5 cm` is `5`. Any words after a value are taken for its unit, unless one of
 # them changes the value (`5 thousandths`) or takes it back (`5 is wrong`).
@@ -243,7 +242,7 @@ HAN = "[\u4e00-\u9fff]"
 A_WORD = re.compile(rf"{HAN}+|[A-Za-z]+")
 TEXT = re.compile(r"\\text\{([^{}]*)\}")
 ELEMENTS = re.compile(r"[,;=]|\\l(?:and|or)(?![A-Za-z])")
-UNIT = re.compile(rf"""                   # 5 cm^2, 5\text{{ m}}\cdot\text{{s}}^{{-1}}, 36\pi\text{{ cm}}
+UNIT = re.compile(rf"""                      # 5 cm^2, 5\text{{ m}}\cdot\text{{s}}^{{-1}}
     (?: (?<=[\d}})]) | (?<=[A-Za-z])(?=[\s\\]) ) (\s*)
     ( (?: (?:\\cdot\s*|/)? \\text\{{[^{{}}]*\}} | [A-Za-z] | {HAN} )
       (?: \\text\{{[^{{}}]*\}} | [A-Za-z\s/.*-] | {HAN} | \\cdot(?![a-z])
@@ -289,12 +288,11 @@ def drop_unit(match: re.Match) -> str:
     words, nouns = A_WORD.findall(inside) + bare, [word for word in bare if is_noun(word)]
     if not A_VALUE.search(element) or OTHER_WORDS.search(element) or MATHEMATICS.search(inside):
         return match[0]
-    small = {*LETTERS, "a", "an", "of"}
+    small = {*LETTERS, "a", "an", "of"} if nouns else {*LETTERS}
     if not words or len(words) > 8 or changes_value(words) or {*bare} - {*nouns} - small:
         return match[0]
     is_near = match[1] or unit[1:2] == "/" or nouns and element[-1:] != "}"
-    one_letter = match[1] and len(bare) == 1 and bare[0] in LETTERS
-    one_letter = one_letter and PLAIN_NUMBER.fullmatch(element)
+    one_letter = match[1] and len(bare) == 1 and PLAIN_NUMBER.fullmatch(element)
     return "" if inside or is_near and (nouns or "/" in unit or one_letter) else match[0]
 
 
