@@ -216,8 +216,8 @@ def same_function(gold: tuple[str, list], answer: tuple[str, list]) -> tuple[str
     """f(t)=t^2 is f(x)=x^2, and y=x^2; but g(x)=x^2 is another function."""
     one, two = OF_A_VARIABLE.fullmatch(gold[0]), OF_A_VARIABLE.fullmatch(answer[0])
     if one and two and one[1] == two[1]:
-        letters = two[2] or two[3], one[2] or one[3]
-        return gold[1][-1], [rename(side, *letters) for side in answer[1]]
+        sides = [rename(side, two[2] or two[3], one[2] or one[3]) for side in answer[1]]
+        return (gold[1][-1], sides) if all(sides) else None
     if one and answer[0] == "y" or two and gold[0] == "y":
         return gold[1][-1], answer[1]
     return None

@@ -223,8 +223,9 @@ LETTER_OR_COMMAND = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 
 
 def rename(text: str, old: str, new: str) -> str:
-    """`text` with another letter for a variable. If it has that letter too, they change places."""
-    return LETTER_OR_COMMAND.sub(lambda m: {old: new, new: old}.get(m[0], m[0]), text)
+    """`text` with another letter for a variable; "" if that letter has another meaning there."""
+    is_other = old != new and new in LETTER_OR_COMMAND.findall(text)
+    return "" if is_other else LETTER_OR_COMMAND.sub(lambda m: new if m[0] == old else m[0], text)
 
 
 def take_domain(gold: str, answer: str) -> tuple[str, str] | None:
@@ -238,7 +239,7 @@ def take_domain(gold: str, answer: str) -> tuple[str, str] | None:
     if not (g and a):
         return left, right
     domains = {squeeze(match[2] or "\\mathbb{Z}") for match in (g, a)}
-    return (left, rename(right, a[1], g[1])) if len(domains) == 1 else None
+    return (left, rename(right, a[1], g[1]) or right) if len(domains) == 1 else None
 
 
 # ---------------------------------------------------------------------------- names and equations
@@ -249,7 +250,8 @@ WRAPPED = re.compile(r"""
     \\(?:text|mathbb|overline|vec|hat|bar|widehat|angle|triangle|det)(?![A-Za-z]) | m(?=\s*\\angle)
     | [\s{}|\[\]]""", re.VERBOSE)
 ARGUMENT = r"\((?:[^()]|\([^()]*\))*\)"
-NAME = rf"(?:[A-Za-z]|[A-Z]{{2,4}}|\\(?!pi)[A-Za-z]+)'*(?:_\w+)?(?:\^-1)?(?:{ARGUMENT})?"
+GREEK = r"\\(?i:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|rho|sigma|tau|(?:var)?phi|omega)"
+NAME = rf"(?:[A-Za-z]|[A-Z]{{2,4}}|{GREEK})'*(?:_\w+)?(?:\^-1)?(?:{ARGUMENT})?"
 PLAIN_NAME = re.compile(rf"{NAME}(?::{NAME})*|[A-Za-z]{{4,}}")  # x, f(2), AB, V_1:V_2, Area
 IN_WORDS = re.compile(r"\s*\\text\{[^{}]*[A-Za-z]{3}[^{}]*\}[A-Z\s]*")
 PRODUCT = re.compile(r"\s*[a-z](?:\s*[a-z]){1,2}\s*")
