@@ -187,14 +187,19 @@ def take_names_off(gold: str, answer: str) -> tuple[str, list[str]] | None:
         golds, parts = layout(g, False), layout(a, is_point)
     elif set(other) == {""}:
         golds, parts = layout(g, several[0]), layout(a, False)
-    elif sorted(names) == sorted(other):
-        golds, parts = (layout(each, len(set(names)) > 1) for each in (g, a))
+    elif flat(names) == flat(other):
+        golds, parts = (layout(each, len({*one}) > 1) for each, one in ((g, names), (a, other)))
     elif function := same_function(g[0][0], a[0][0]):
         return function
     else:  # y=2x may be solved for x, too; x=5 says nothing about y
         is_formula = any(has_letters(side) for claims in g for _, sides in claims for side in sides)
         return (gold, [answer]) if is_formula else None
     return golds[-1], parts + golds[:-1]
+
+
+def flat(names: list[str]) -> list[str]:
+    """x and y are the names in `(x,y)=(1,2)`, too."""
+    return sorted({*",".join(names).replace("(", "").replace(")", "").split(",")})
 
 
 def layout(found: list[list[tuple[str, list[str]]]], as_point: bool) -> list[str]:

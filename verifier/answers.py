@@ -283,16 +283,17 @@ def has_letters(text: str) -> bool:
     return bool(re.search("[A-Za-z]", MARKUP.sub("", text)))
 
 
-def claims_of(element: str, lenient: bool) -> list[tuple[str, list[str]]] | None:
-    r"""`x=2+3=5` -> [("x", ["2+3", "5"])]; None for an equation that no value replaces.
+def claim_of(element: str, lenient: bool) -> tuple[str, list[str]] | None:
+    r"""`x=2+3=5` -> ("x", ["2+3", "5"]); None for an equation that no value replaces.
 
-    `(x,y)=(1,2)` makes two claims. If `lenient`, the name may be computed (`m+n=5`, but no name has
-    the value 0: `x+y=0` is an equation), and all sides of another equation are values.
+    `(y,x)=(2,1)` is sorted by name. If `lenient`, the name may be computed (`m+n=5`, but no name
+    has the value 0: `x+y=0` is an equation), and all sides of another equation are values.
     """
     sides = split_top(element, "=")
     points = [split_top(side[1:-1], ",") for side in sides if TUPLE.fullmatch(side)]
     if len(points) == len(sides) == 2 and len(points[0]) == len(points[1]):
-        return [(name_of(name), [value]) for name, value in zip(*points)]
+        names, values = zip(*sorted(zip(map(name_of, points[0]), points[1])))
+        return f"({','.join(names)})", [f"({', '.join(values)})"]
     computed = lenient and (exact(sides[-1]) or [1])[0] != 0
     names = [name_of(side, computed and i == 0) for i, side in enumerate(sides)]
     values = [side for side, name in zip(sides, names) if not name] or sides[-1:]
@@ -302,22 +303,20 @@ def claims_of(element: str, lenient: bool) -> list[tuple[str, list[str]]] | None
     if named and not has_letters(values[-1]) and values[-1] != "0":  # A = bh = 10
         values = [value for value in values if not has_letters(value)]
     is_value = named or lenient or len(sides) == 1 or not any(map(has_letters, sides))
-    return [(named, values)] if is_value else None
+    return (named, values) if is_value else None
 
 
 def solutions(text: str, lenient: bool) -> list[list[tuple[str, list[str]]]] | None:
     r"""The claims of each alternative: `x=1, y=2 \lor x=3, y=4` has two. None for equations."""
-    found = []
+    found, name = [], ""
     for alternative in text.split("\\lor"):
-        claims = []
+        found.append([])
         for element in split_top(CONNECTIVE.sub(",", alternative), ",;"):
-            those = claims_of(element, lenient)
-            if those is None:
+            claim = claim_of(element, lenient)
+            if claim is None:
                 return None
-            if claims and not those[0][0]:  # x = 2, 3
-                those = [(claims[-1][0], values) for _, values in those]
-            claims += those
-        found.append(claims)
+            name = claim[0] or name  # x = 2, 3
+            found[-1].append((name, claim[1]))
     names = {tuple(sorted({name for name, _ in claims})) for claims in found}
     if len(names) > 1:
         return None

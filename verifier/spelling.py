@@ -92,7 +92,7 @@ REWRITES = [
          r"\\(?:overline(?=\s*\{[A-Z]{2}\})|hat(?=\s*(?:\{[ijk]\}|[ijk]§)))", ""),
     rule(r"\mathbf{v}+\boxed{7}", "{v}+{7}", "boxes, colours, fonts around a group",
          r"\\(?:boxed|fbox|textcolor\{\w*\}|underline|uline|ensuremath|math(?:bf|it|sf|tt|cal)"
-         r"|boldsymbol|bm)(?=\s*\{)", ""),
+         r"|bold|boldsymbol|bm)(?=\s*\{)", ""),
     rule(r"10,\!000", "10,000", "negative space, as in 10,\\!000",
          r"(?<!\\)\\!\s*", ""),
     rule("10{,}000", "10,000", "a comma or a colon in braces has no spaces around it",
@@ -120,8 +120,8 @@ REWRITES = [
     rule("C(5,2)", r"\binom{5}{2}", "\\choose is \\binom, and so is C(5,2)",
          r"\{([^{}]*)\\choose([^{}]*)\}|(?<![A-Za-z])(?:C|\\text\{C\})\((\d+), ?(\d+)\)",
          r"\\binom{\1\3}{\2\4}"),
-    rule(r"\mathbb R", r"\mathbb{R}", "a blackboard letter stands in braces",
-         r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
+    rule(r"\mathbb R", r"\mathbb{R}", "a blackboard letter, or one with a hat, stands in braces",
+         r"\\(mathbb|hat|vec|bar|tilde)\s+([A-Za-z])", r"\\\1{\2}"),
     rule(r"1\\[3pt]2", r"1\\2", "extra height between the rows of a matrix",
          r"(?<=\\\\)\s*\[[^\]]*\]", ""),
     # ---- words
@@ -152,7 +152,7 @@ REWRITES = [
          rf"\\frac\{{\\text\{{([^{{}}]*)\}}\}}\{{\\text\{{([^{{}}]*)\}}({POWER})\}}",
          r"\\text{\1/\2}\3"),
     rule("51 (trucks)", r"51\text{trucks}", "words in parentheses after a number are words",
-         r"(?<=[\d}])(?:\s*\(([A-Za-z]{4}[A-Za-z .,-]*)\)|\s+\(([A-Za-z][A-Za-z .,^\d-]*)\))\s*$",
+         r"(?<=[\d}])(?:\s*\(([A-Za-z]{4}[A-Za-z .,-]*)\)|\s+\(([A-Za-z][A-Za-z /.,^\d-]*)\))\s*$",
          r"\\text{\1\2}"),
     rule("28 percent", r"28 \%", "percent is a sign: in \\text, in words, bare",
          r"\\text\{\s*(?:\\?%|percent(?:age)?|pct)\s*\}|(?<=[\d}\s])(?:percent(?:age)?|pct)\b|\\?%",
@@ -192,7 +192,7 @@ REWRITES = [
     rule(r"\{x \mid x>3\}", " x>3", "a set builder is its condition",
          r"^\s*\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\{R\})?\s*(?:\\mid|\||:)(.*)\\\}\s*$", r"\1"),
     rule(r"x \in [0,1]", "[0,1]", "what the solution is a member of is the answer",
-         r"^\s*[A-Za-z]\s*\\in§\s*", ""),
+         r"^\s*(?:[A-Za-z]|\([a-z](?:, ?[a-z])+\))\s*\\in§\s*", ""),
     rule(r"\text{all real numbers}", r"\mathbb{R}", "all real numbers, in words",
          r"(?i)^\s*(?:\\text\{)?\s*all real(?: number)?s\s*\}?\s*$", r"\\mathbb{R}"),
 ]
