@@ -327,9 +327,14 @@ class Grader(ForkingGrader):
         """For each gold: is it compared as a string, or read and found equal to itself?"""
         checks = []
         for gold in golds:
-            status, _, left, _ = decide(gold, "x")
-            asked = not status and not exact(left)
-            checks.append(self.ask_judge(left, (left,), "") if asked else status or "wrong")
+            status, _, left, (_, *sides) = decide(gold, "x")
+            found = [compare_values(left, side, "") for side in sides]  # those of 3+3 = 6
+            if any(pair and pair[0] == "wrong" for pair in found):
+                checks.append("false")
+            elif status or exact(left) and all(found):
+                checks.append(status or "wrong")
+            else:
+                checks.append(self.ask_judge(left, (left, *sides), ""))
         return [check in ("correct", "wrong") if isinstance(check, str)
                 else check.result().status == "correct" for check in checks]
 

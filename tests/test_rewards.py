@@ -136,9 +136,10 @@ def test_exact_numbers():
 
 
 def test_golds_are_checked_at_load_time(grader, monkeypatch):
-    golds = ["42", r"\sqrt{2}", "x=5", "no solution", "52_8", r"\foo{", r"\text{(C)}",
-             "1,2,\\ldots,n", "", "1/0"]  # the last is not even equal to itself
-    assert grader.check_golds(golds) == [True] * 5 + [False, True, True, False, False]
+    golds = ["42", r"\sqrt{2}", "x=5", "no solution", "52_8", "3+3 = 6", r"x=\sqrt{36}=6",
+             r"\foo{", r"\text{(C)}", "1,2,\\ldots,n", "", "1/0", "2+2=5",
+             r"\sqrt{36}=7"]  # the last three are not even equal to themselves
+    assert grader.check_golds(golds) == [True] * 7 + [False, True, True, False, False, False, False]
     assert score(grader, r"\foo{1", r"\boxed{1}") == score(grader, "", r"\boxed{0}") == 0
     hung = Future()
     hung.set_result(grader.verdict("timeout", ""))
