@@ -27,7 +27,7 @@ from verifier.answers import (
     OF_A_VARIABLE, RELATION, STATEMENT, SURELY_WORDS, TUPLE, equal_numbers, exact,
     expand_signs, find_boxes, has_letters, is_list, rename, solutions, split_top,
     take_choice, take_domain, without_set_braces, words)
-from verifier.spelling import normalize, plain_characters, squeeze
+from verifier.spelling import is_noun, normalize, plain_characters, squeeze
 
 MAX_CHARS = 1000  # longer answers are compared as strings only
 # Each notation and each kind of comparison that math-verify meets for the first time costs it up to
@@ -156,7 +156,7 @@ def compare_words(gold: str, answer: str) -> tuple[str, str] | None:
     gold_words = words(gold)
     if gold_words and gold_words == words(answer):
         return "correct", "the same words"
-    if gold_words and SURELY_WORDS.search(gold):
+    if gold_words and (SURELY_WORDS.search(gold) or len(gold) == 3 and is_noun(gold)):
         return "wrong", "the gold is a word, compared as text"
     return None
 
