@@ -18,13 +18,16 @@ With --reward, the user's own function takes the place of all this (docs/rewards
 import argparse
 import functools
 import os
+import re
 from concurrent.futures import Future
 
 from parts.folder import shown
 from parts.grader import WORKERS, ForkingGrader, OwnReward
-from verifier import answers
-from verifier.answers import exact
-from verifier.spelling import normalize, plain_characters, squeeze
+from verifier.answers import (
+    OF_A_VARIABLE, RELATION, STATEMENT, SURELY_WORDS, TUPLE, equal_numbers, exact,
+    expand_signs, find_boxes, has_letters, is_list, rename, solutions, split_top,
+    take_choice, take_domain, without_set_braces, words)
+from verifier.spelling import is_noun, normalize, plain_characters, squeeze
 
 MAX_CHARS = 1000  # longer answers are compared as strings only
 # Each notation and each kind of comparison that math-verify meets for the first time costs it up to
@@ -55,15 +58,26 @@ EXAMPLES = [
 
 # ------------------------------------------------------------------------------------ 1. the box
 
+# What may stand between the boxes of one list: "x=\boxed{1}, y=\boxed{2}", "\boxed1 and \boxed2"
+BETWEEN_BOXES = re.compile(r"""
+    (?: [\s,;.&$~*…] | \\[,;:!\ ()\[\]\\] | \\q?quad | \\[lc]?dots
+      | \\text\{\s*,?\s*(?:and|or)?\s*\}
+      | \b and \b | \b or \b
+      | \(?\b[a-z\d]\)                                             # (a)  b)  2)
+      | [A-Za-z](?:_\{?\w+\}?)?(?:\([a-z]\))?\s*= )*               # x=  x_1=  f(x)=
+    """, re.VERBOSE)
+LAST_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+|\s*\\times\s*10\^\{?-?\d+\}?)?")
+
+
 def extract_answer(completion: str, style: str = "") -> str | None:
     r"""The content of the last box. Boxes with only list punctuation between them make "1, 2".
 
     None if there is no box, or if the last one is open: a truncated `\boxed{4` says nothing. With
     `style="minerva"` and no box it is the last number, as in the papers' evaluations of that set.
     """
-    boxes = answers.find_boxes(completion)
+    boxes = find_boxes(completion)
     if not boxes and style == "minerva":
-        numbers = answers.LAST_NUMBER.findall(completion[-5000:])
+        numbers = LAST_NUMBER.findall(completion[-5000:])
         return numbers[-1].rstrip(",") if numbers else None
     if not boxes or boxes[-1][2] is None:
         return None
@@ -72,7 +86,7 @@ def extract_answer(completion: str, style: str = "") -> str | None:
     for start, end, content in reversed(boxes[:-1]):
         if "" in parts or content is None or later - end > 80:
             break
-        if not answers.BETWEEN_BOXES.fullmatch(completion, end, later):
+        if not BETWEEN_BOXES.fullmatch(completion, end, later):
             break
         if content.strip():
             parts[content.strip()] = None
@@ -83,34 +97,41 @@ def extract_answer(completion: str, style: str = "") -> str | None:
 # ------------------------------------------------------------------------------- 2. the decision
 
 def decide(gold: str, answer: str, style: str = "") -> tuple[str | None, str, str, list[str]]:
-    """(status, why, gold, parts). Status None: ask math-verify if all `parts` equal `gold`."""
+    """(status, why, gold, parts). Status None: ask math-verify if all `parts` equal `gold`.
+
+    Each step relies on those before it. What another rule is about says where it goes:
+
+    1. how something is written, what is a unit: `REWRITES`, `CHANGES` in verifier/spelling.py;
+    2. the letter of a choice, and words: `take_choice` and `words` in verifier/answers.py;
+    3. what stands beside a value, such as the domain of a parameter and names before values: here
+       it is taken off if only one of the two has it, and must agree if both have it;
+    4. values that math-verify would misread: `COMPARED_AS_TEXT`;
+    5. when two expressions, lists or relations are equal: `same` in verifier/equality.py.
+    """
     found = compare_as_written(gold, answer)
     if found:
         return *found, gold, [answer]
-    found = answers.compare_units(gold, answer)
-    if found:
-        return *found, gold, [answer]
-    as_written = gold
-    gold, answer = (answers.as_product(gold, normalize(gold), normalize(answer)),
-                    answers.as_product(answer, normalize(answer), normalize(gold)))
-    gold, answer = answers.without_lone_modulus(gold, answer)
-    gold, answer = answers.take_stated(gold, answer)
-    answer = answers.take_choice(gold, answer)
-    found = compare_spellings(gold, answer)
-    if found:
-        return *found, gold, [answer]
-    gold, answer = answers.without_unit_of_gold(as_written, gold, answer)
-    gold, answer = answers.without_set_braces(gold), answers.without_set_braces(answer)
+    gold, answer = normalize(gold), normalize(answer)
+    if not gold or not answer:
+        return "empty" if gold else "unparseable", "nothing is left of it", gold, [answer]
+    answer = take_choice(gold, answer)
     found = compare_words(gold, answer)
     if found:
         return *found, gold, [answer]
-    gold, answer = answers.expand_signs(gold), answers.expand_signs(answer)
-    gold, parts = answers.take_labels_off(gold, answer)
-    gold, parts = answers.shares(gold), list(map(answers.shares, parts))
-    if exact(gold):
-        parts = [answers.without_letter_unit(part) for part in parts]
-        if all(map(exact, parts)):
-            return *compare_numbers(gold, parts, style), gold, parts
+    without_domains = take_domain(gold, answer)
+    if not without_domains:
+        return "wrong", "another domain of the parameter", gold, [answer]
+    gold, answer = map(expand_signs, map(without_set_braces, without_domains))
+    without_names = take_names_off(gold, answer)
+    if not without_names:
+        return "wrong", "another name, or an equation for a value", gold, [answer]
+    gold, parts = without_names
+    parts = [as_tuple_of(gold, part) for part in parts]
+    gold = as_tuple_of(parts[-1], gold)
+    found = [compare_values(gold, part, style) for part in parts]
+    wrong = [pair for pair in found if pair and pair[0] != "correct"]
+    if wrong or all(found):
+        return *(wrong or found)[0], gold, parts
     return None, "strings, fractions and words do not tell", gold, parts
 
 
@@ -123,58 +144,152 @@ def compare_as_written(gold: str, answer: str) -> tuple[str, str] | None:
     return None
 
 
-def compare_spellings(gold: str, answer: str) -> tuple[str, str] | None:
-    if not gold:
-        return "unparseable", "nothing is left of it"
-    if not answer:
-        return "empty", "nothing is left of it"
+def compare_words(gold: str, answer: str) -> tuple[str, str] | None:
+    """(status, why) if both are the same, or words and letters; None for other mathematics."""
     if squeeze(gold) == squeeze(answer):
         return "correct", "the same after normalization"
-    same = answers.same_text(gold, answer)
-    if same is not None:
-        return "correct" if same else "wrong", "number bases and dots are compared as text"
-    unlike = answers.are_unlike(gold, answer)
-    return ("wrong", unlike) if unlike else None
-
-
-def compare_words(gold: str, answer: str) -> tuple[str, str] | None:
-    gold_date = answers.date(gold)
-    if gold_date:
-        status = "correct" if gold_date == answers.date(answer) else "wrong"
-        return status, "dates are compared by their words and numbers"
-    if answers.is_anagram(gold, answer):
-        return "wrong", "the letters of a word in another order"
-    if answers.same_choices(gold, answer):
-        return "correct", "the same letters of choices"
-    gold_words = answers.words(gold)
-    if not gold_words:
-        return None
-    if "\\text" in gold and "\\" not in answer:
-        answer = f"\\text{{{answer}}}"
-    if gold_words == answers.words(answer):
+    unlike = are_unlike(gold, answer)
+    if unlike:
+        return "wrong", unlike
+    if STATEMENT.search(gold) or STATEMENT.search(answer):
+        return "wrong", "statements of logic are compared as text"
+    gold_words = words(gold)
+    if gold_words and gold_words == words(answer):
         return "correct", "the same words"
-    if answers.is_surely_text(gold):
+    if gold_words and (SURELY_WORDS.search(gold) or len(gold) == 3 and is_noun(gold)):
         return "wrong", "the gold is a word, compared as text"
     return None
 
 
-def compare_numbers(gold: str, parts: list[str], style: str) -> tuple[str, str]:
-    equal = all(answers.equal_numbers(exact(gold), exact(part), style) for part in parts)
-    return "correct" if equal else "wrong", "compared as exact fractions"
+def are_unlike(gold: str, answer: str) -> str:
+    """Why such answers cannot be equal, although math-verify accepts them; "" if they can be."""
+    for one, other in ((gold, answer), (answer, gold)):
+        if one.startswith("\\{") and one.endswith("\\}") and TUPLE.fullmatch(other):
+            return "a set is no tuple and no interval"
+        if RELATION.search(one) and not RELATION.search(other) and is_list(other):
+            return "a list is no inequality"  # -2 < x < 3 is more than -2, 3
+    return ""
+
+
+def take_names_off(gold: str, answer: str) -> tuple[str, list[str]] | None:
+    """(gold, parts of the answer that must all equal it) without names; None if those differ."""
+    if RELATION.search(gold) or RELATION.search(answer):
+        return gold, [answer]
+    g = solutions(gold, lenient=False)
+    a = solutions(answer, lenient=bool(g) and not any(name for claims in g for name, _ in claims))
+    if not g or not a:
+        first, *sides = split_top(answer, "=")
+        return (gold, [f"{first}={side}" for side in sides] or [answer]) if "=" in gold else None
+    names, other = ([name for name, _ in each[0]] for each in (g, a))
+    several = [len({re.sub(r"_\w+$", "", name) for name in each}) > 1 for each in (names, other)]
+    if set(names) == {""}:
+        is_point = gold.startswith("(") and len(set(other)) > 1 or several[1] and len(a) > 1
+        golds, parts = layout(g, False), layout(a, is_point)
+    elif set(other) == {""}:
+        golds, parts = layout(g, several[0]), layout(a, False)
+    elif flat(names) == flat(other):
+        golds, parts = (layout(each, len({*one}) > 1) for each, one in ((g, names), (a, other)))
+    elif function := same_function(g[0][0], a[0][0]):
+        return function
+    else:  # y=2x may be solved for x, too; x=5 says nothing about y
+        is_formula = any(has_letters(side) for claims in g for _, sides in claims for side in sides)
+        return (gold, [answer]) if is_formula else None
+    return golds[-1], parts + golds[:-1]
+
+
+def flat(names: list[str]) -> list[str]:
+    """x and y are the names in `(x,y)=(1,2)`, too."""
+    return sorted({*",".join(names).replace("(", "").replace(")", "").split(",")})
+
+
+def layout(found: list[list[tuple[str, list[str]]]], as_point: bool) -> list[str]:
+    """The values without names, or all sides if there is but one.
+
+    Different names make a point, whose values are sorted by name: `y=1, x=2` is (2, 1).
+    """
+    if len(found) == len(found[0]) == 1:
+        return found[0][0][1]
+    points = []
+    for claims in found:
+        ordered = sorted(claims, key=lambda claim: claim[0]) if as_point else claims
+        listed = ", ".join("=".join(sides) for _, sides in ordered)
+        points.append(f"({listed})" if as_point and len(claims) > 1 else listed)
+    return [", ".join(points)]
+
+
+def same_function(gold: tuple[str, list], answer: tuple[str, list]) -> tuple[str, list] | None:
+    """f(t)=t^2 is f(x)=x^2, and y=x^2; but g(x)=x^2 is another function."""
+    one, two = OF_A_VARIABLE.fullmatch(gold[0]), OF_A_VARIABLE.fullmatch(answer[0])
+    if one and two and one[1] == two[1]:
+        sides = [rename(side, two[2] or two[3], one[2] or one[3]) for side in answer[1]]
+        return (gold[1][-1], sides) if all(sides) else None
+    if one and answer[0] == "y" or two and gold[0] == "y":
+        return gold[1][-1], answer[1]
+    return None
+
+
+def as_tuple_of(gold: str, answer: str) -> str:
+    """`1, 2` for the gold (1, 2) has the order that is asked for."""
+    is_point = TUPLE.fullmatch(gold) and is_list(answer) and not RELATION.search(answer)
+    return f"({answer})" if is_point else answer
+
+
+COMPARED_AS_TEXT = re.compile(r"""
+    \\ldots | \\pmod                                 # 1,2,\ldots,n
+    | \d\)?\s*_                                      # 52_8: the base is part of it, 52 is wrong
+    | ^\d+:0\d | ^[^:]*:[^:]*:                       # 10:05 is no ratio, and 1:2:3 is not 1:6
+    | ^[12]\d{3}-[01]\d-[0-3]\d(?!\d)                # 2024-01-05 is no difference
+    | \\(?:gcd|lcm)\s*[({][^(){}]*[A-Za-z]           # sympy takes variables for coprime polynomials
+    | \d' | \\infty\s*\]                             # 42' is not 42; no interval ends in infinity]
+    | \d.*(?:\\text\{[^{}]*\w\W?\w|[\u4e00-\u9fff])  # 4:30\text{pm}, 5\text{ or so}: more than a
+    | (?:\\text\{[^{}]*\w\W?\w|[\u4e00-\u9fff]).*\d  #    unit, which would be gone by now
+    | \d\s+[A-Za-z]+\s+\d                            # 5 ft 6 in is not 6 ft 5 in
+    """, re.VERBOSE)
+TIME = re.compile(r"(?:1?\d|2[0-4]):[0-5]\d")
+RANGE = re.compile(r"(\d+)-(\d+)")
+UNIMPORTANT_IN_TEXT = re.compile(r"[{}()\s]")
+
+
+def compare_values(gold: str, answer: str, style: str) -> tuple[str, str] | None:
+    """(status, why) of two values, as far as strings can tell; None if math-verify must.
+
+    A kind of answer that math-verify misreads is compared here.
+    """
+    if squeeze(gold) == squeeze(answer):
+        return "correct", "the same value"
+    text = same_text(gold, answer)
+    if text is not None:
+        return "correct" if text else "wrong", "bases, dots and other text are compared as written"
+    numbers = exact(gold), exact(answer)
+    if all(numbers):
+        equal = equal_numbers(*numbers, style)
+        return "correct" if equal else "wrong", "compared as exact fractions"
+    return None
+
+
+def same_text(gold: str, answer: str) -> bool | None:
+    """Compares number bases, dots, times of day, which math-verify misreads; None for the rest."""
+    times = TIME.fullmatch(gold) and TIME.fullmatch(answer)  # 2:30 is not 1:15, 20:30 may be 2:3
+    ends = RANGE.fullmatch(gold)
+    is_range = ends and int(ends[1]) < int(ends[2])  # nobody writes 5-7 for -2
+    if not (times or is_range or any(map(COMPARED_AS_TEXT.search, (gold, answer)))):
+        return None
+    bare = [UNIMPORTANT_IN_TEXT.sub("", text).lower() for text in (gold, answer)]
+    return bare[0] == bare[1]
 
 
 # --------------------------------------------- 3. the verdict of math-verify, in a child process
 
 def judge(gold: str, parts: list[str], style: str = "") -> tuple[str, str]:
     """(status, why): is every part equal to `gold`?"""
-    from verifier.equality import from_latex, same  # sympy stays out of the trainer's process
+    from verifier.equality import read, same  # sympy stays out of the trainer's process
 
     try:
-        g, read = from_latex(gold), [from_latex(part) for part in parts]
-        unequal = next((a for a in read if not same(g, a, style)), None)
+        g, found = read(gold), [read(part) for part in parts]
+        unequal = next((a for a in found if not same(g, a, style)), None)
         if unequal is not None:
             return "wrong", f"math-verify: {g} is not {unequal}"[:500]
-        return "correct", f"math-verify: {g} is {', '.join(map(str, read))}"[:500]
+        return "correct", f"math-verify: {g} is {', '.join(map(str, found))}"[:500]
     except MemoryError:
         raise
     except Exception as error:
@@ -212,9 +327,14 @@ class Grader(ForkingGrader):
         """For each gold: is it compared as a string, or read and found equal to itself?"""
         checks = []
         for gold in golds:
-            status, _, left, _ = decide(gold, "x")
-            asked = not status and not exact(left)
-            checks.append(self.ask_judge(left, (left,), "") if asked else status or "wrong")
+            status, _, left, (_, *sides) = decide(gold, "x")
+            found = [compare_values(left, side, "") for side in sides]  # those of 3+3 = 6
+            if any(pair and pair[0] == "wrong" for pair in found):
+                checks.append("false")
+            elif status or exact(left) and all(found):
+                checks.append(status or "wrong")
+            else:
+                checks.append(self.ask_judge(left, (left, *sides), ""))
         return [check in ("correct", "wrong") if isinstance(check, str)
                 else check.result().status == "correct" for check in checks]
 

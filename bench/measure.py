@@ -5,6 +5,7 @@
     python bench/measure.py trl
     python bench/measure.py busy          # 35 minutes; nothing else may run
     python bench/measure.py gpu --sync merge
+    python bench/measure.py verifier runs/NAME runs/eval-NAME     # needs no model
 
 Other flags are those of minirl.py. One thread, unless OMP_NUM_THREADS says otherwise. What is
 compared takes turns in one process, and a ratio is that of neighbours in time: slow drifts of the
@@ -297,7 +298,62 @@ def random_model(folder: Path) -> None:
 
 
 # ----------------------------------------------------------------------------------------- program
-PARTS = dict(rollouts=rollouts, trl=trl, busy=busy, gpu=gpu)
+# ---------------------------------------------------------------------------------- the verifier
+def verifier(*runs: str) -> list[list[str]]:
+    """The verdicts of this project's verifier and of plain math-verify on the answers in the logs
+    of `runs`. Every difference is printed, and the first forty stand below the table."""
+    from rewards import Grader
+
+    answers = list(dict.fromkeys(answer for run in runs for answer in logged_answers(Path(run))))
+    with Grader() as grader:
+        grader.grade([("x+1", r"\boxed{1+x}")] * 2)  # loading it takes seconds
+        start = time.perf_counter()
+        asked = [grader.ask(gold, text, style) for _, gold, text, style in answers]
+        here = [future.result().status for future in asked]
+        each = 1000 * (time.perf_counter() - start) / max(1, len(answers))
+    there = [plain_verdict(gold, text) for _, gold, text, _ in answers]
+    table, differences = [["data", "different answers", "right here", "right for math-verify",
+                           "only here", "only for math-verify"]], []
+    for data in dict.fromkeys(row[0] for row in answers):
+        pairs = [(one == "correct", other) for row, one, other in zip(answers, here, there)
+                 if row[0] == data]
+        counts = [len(pairs), sum(one for one, _ in pairs), sum(other for _, other in pairs),
+                  pairs.count((True, False)), pairs.count((False, True))]
+        table.append([data, *map(str, counts)])
+    for (data, gold, text, _), one, other in zip(answers, here, there):
+        if (one == "correct") != other:
+            print(f"{data}: gold {gold!r}, here {one}, math-verify {other}: {text[-200:]!r}")
+            end = " ".join(text[-60:].replace("|", "¦").split())
+            differences.append([data, f"gold `{gold}`", f"`{end}`", f"here {one}", "", ""])
+    print(f"{each:.2f} ms an answer, {len(differences)} differences in {len(answers)} answers")
+    return table + [[""] * 6, *differences[:40]]
+
+
+def logged_answers(run: Path) -> list[tuple[str, str, str, str]]:
+    """(data, gold, text, style) of the answers in groups.jsonl and an evaluation's eval.jsonl."""
+    from parts.folder import read_rows
+    from parts.sources import MEASURED
+
+    found = [(row["id"].rpartition("/")[0] or run.name, row["gold"], sample["text"])
+             for row in read_rows(run / "groups.jsonl") for sample in row["pool"]]
+    found += [(row["data"], row["gold"], row["text"]) for row in read_rows(
+        run / "eval.jsonl", lambda row: row.keys() >= {"data", "gold", "text"})]
+    return [(*each, "minerva" if each[0] in MEASURED else "") for each in found if each[1]]
+
+
+def plain_verdict(gold: str, text: str) -> bool:
+    """math-verify's own verdict, with the gold in a box and on the last box, if that is closed."""
+    from math_verify import parse, verify
+
+    from verifier.answers import find_boxes
+
+    boxes = find_boxes(text)
+    if not boxes or boxes[-1][2] is None:
+        return False
+    return verify(*(parse(rf"\boxed{{{answer}}}") for answer in (gold, boxes[-1][2])))
+
+
+PARTS = dict(rollouts=rollouts, trl=trl, busy=busy, gpu=gpu, verifier=verifier)
 
 
 def machine() -> str:

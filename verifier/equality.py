@@ -1,31 +1,30 @@
-"""Are two answers the same mathematics? math-verify reads and compares them, with guards around it.
+r"""Are two answers the same mathematics? math-verify's parser reads them, and sympy compares.
 
-Exact values must be equal exactly: 2^100 - 1 is not 2^100. Expressions with variables are compared
-at fixed points. There is a tolerance only if one of the two has a decimal point.
-
-Only workers import this: sympy may take any time and any memory.
+Lists, tuples and relations are taken apart here, because math-verify forgets the order of a list,
+the variable of a relation, and the difference of "and" and "or". Exact expressions must be equal
+exactly (2^100 - 1 is not 2^100), at fixed points if they have variables. There is a tolerance only
+if one of the two has a decimal point. Only workers import this: sympy may take any time and memory.
 """
 import functools
+import re
 import zlib
 
 import sympy
 from antlr4 import PredictionMode
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy
 from math_verify import verify
-from math_verify.grader import is_relation, should_treat_as_complex
+from math_verify.grader import should_treat_as_complex
 from sympy.core.function import AppliedUndef
-from sympy.core.relational import Relational
+from sympy.logic.boolalg import Boolean
 
-POSITIVE, SIGNED = range(3), range(3, 6)  # the numbers of the sample points
-FEW_DIGITS, MAX_DIGITS, GUARD = 50, 20_000, 10
-SCALES = (sympy.Integer(1), sympy.Integer(100), sympy.Rational(1, 100))
+from verifier.answers import TUPLE, split_top
+
+INDEXED = re.compile(r"(?<![A-Za-z\\])([EeI])(?=\s*_)")  # with an index it is no constant
+RENAMED = {"E": r"\Xi", "e": r"\xi", "I": r"\Upsilon"}
 
 
 class HastyParser(_Latex2Sympy):
-    """ANTLR without regard to context: in a third of the time the same tree, or an exception.
-
-    That is what ANTLR promises of this mode. `x^2+y^2` is one of the few that need the context.
-    """
+    """ANTLR without regard to context: in a fraction of the time the same tree, or an exception."""
 
     def create_parser(self, latex: str):
         parser = super().create_parser(latex)
@@ -33,170 +32,196 @@ class HastyParser(_Latex2Sympy):
         return parser
 
 
-@functools.lru_cache(1024)
 def from_latex(latex: str):
-    """The sympy object of an answer, by math-verify's parser; case counts: 3r^2 is not 3R^2.
-
-    "x<1, x>3" becomes the union of both, "x>1, x<3" the intersection.
-    """
-    if latex.removeprefix("-").isascii() and latex.removeprefix("-").isdigit():
-        return sympy.Integer(latex)  # most golds; the parser takes milliseconds
+    """The sympy object of one expression; case counts: 3r^2 is not 3R^2."""
+    latex = INDEXED.sub(lambda match: RENAMED[match[1]], latex)
     how = dict(is_real=not should_treat_as_complex(latex),
                config=ConversionConfig(lowercase_symbols=False))
     try:
-        parsed = HastyParser(**how).parse(latex)
+        return HastyParser(**how).parse(latex)
     except Exception:
-        parsed = _Latex2Sympy(**how).parse(latex)
-    if not isinstance(parsed, sympy.FiniteSet):
-        return parsed
-    if not all(is_relation(element) and not element.has(sympy.Eq) for element in parsed):
-        return parsed
-    sets = [relation.as_set() for relation in parsed]
-    union = sympy.Union(*sets)
-    return union if union != sympy.S.Reals else sympy.Intersection(*sets)
+        return _Latex2Sympy(**how).parse(latex)
+
+
+@functools.lru_cache(1024)
+def read(text: str):
+    """A list of what its elements are, if it has several; otherwise a sympy object.
+
+    Tuples of any length are sympy's. "x<1, x>3" becomes one statement about x.
+    """
+    text = re.sub(r"^\{([^{}]*)\}$", r"\1", text)
+    if text.removeprefix("-").isascii() and text.removeprefix("-").isdigit():
+        return sympy.Integer(text)  # most golds; the parser takes milliseconds
+    for connective, join in (("or", sympy.Or), ("and", sympy.And)):
+        parts = re.split(rf"\\l{connective}(?![A-Za-z])", text)
+        if len(parts) > 1:
+            return joined([read(part.strip()) for part in parts], join)
+    elements, sides = split_top(text, ",;"), split_top(text, "=")
+    if len(elements) > 1:
+        return joined(list(map(read, elements)))
+    if TUPLE.fullmatch(text):
+        return sympy.Tuple(*map(read, split_top(text[1:-1], ",")))
+    if len(sides) > 2:
+        return [read(f"{sides[0]}={side}") for side in sides[1:]]
+    parsed = from_latex(text)
+    if isinstance(parsed, (sympy.Set, sympy.MatrixBase, sympy.MatrixExpr)):
+        parsed = parsed.doit()
+    chain = isinstance(parsed, sympy.And) and len(parsed.free_symbols) > 1  # a<b<c
+    return list(parsed.args) if chain or isinstance(parsed, sympy.FiniteSet) else parsed
+
+
+def joined(parts: list, join=None):
+    """Relations of one variable become one; otherwise the parts are a list.
+
+    Without a connective "x<1, x>3" is the union, and "x>1, x<3" the intersection: the union would
+    be all numbers.
+    """
+    if not all(isinstance(part, Boolean) for part in parts):
+        return sum((part if isinstance(part, list) else [part] for part in parts), [])
+    symbols = set().union(*(part.free_symbols for part in parts))
+    if join is sympy.Or and len(symbols) > 1:
+        return sympy.Or(*parts, evaluate=False)
+    if len(symbols) != 1 or not join and any(part.has(sympy.Eq) for part in parts):
+        return parts
+    either, both = (each(*parts, evaluate=False) for each in (sympy.Or, sympy.And))
+    is_union = join is sympy.Or or not join and either.as_set() != sympy.S.Reals
+    return either if is_union else both
+
+
+# ---------------------------------------------------------------------------------- comparing
+
+verified = functools.partial(verify, timeout_seconds=None)
+NOT_SMOOTH = (sympy.Abs, sympy.Max, sympy.Min, sympy.sign, sympy.Piecewise, sympy.floor,
+              sympy.ceiling, sympy.Mod)
 
 
 def same(gold, answer, style: str = "") -> bool:
-    """math-verify's `verify` of two parsed answers, with guards and second chances."""
+    """Are two things that `read` gave the same?"""
+    if isinstance(gold, list) or isinstance(answer, list):
+        return isinstance(gold, list) and isinstance(answer, list) and same_lists(gold, answer)
     if gold == answer:
         return not gold.has(sympy.nan, sympy.zoo)
-    if isinstance(gold, sympy.FiniteSet) and isinstance(answer, sympy.FiniteSet):
-        return same_sets(gold, answer)
-    if isinstance(gold, sympy.Eq) and isinstance(answer, sympy.Eq):
-        return same_equations(gold, answer)
+    if isinstance(gold, Boolean) and isinstance(answer, Boolean):
+        return same_relations(gold, answer)
+    if isinstance(gold, sympy.Tuple) and isinstance(answer, sympy.Tuple):
+        return len(gold) == len(answer) and all(map(same, gold, answer))
+    if isinstance(gold, sympy.MatrixBase) and isinstance(answer, sympy.MatrixBase):
+        return gold.shape == answer.shape and all(map(same, gold, answer))
     if isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr):
         return same_expressions(gold, answer, style)
-    if not verified(gold, answer):
-        return same_inequalities(gold, answer)
-    return all(same(*pair) for pair in zip(entries(gold), entries(answer)))
+    g, a = pieces(gold), pieces(answer)
+    return None not in (*g, *a) and same_lists(g, a)
 
 
-def verified(gold, answer) -> bool:
-    return verify(gold, answer, allow_set_relation_comp=True, timeout_seconds=None)
-
-
-def same_sets(gold, answer) -> bool:
-    """math-verify pairs the sorted elements; here every pair is tried."""
-    rest = list(answer.args)
-    for g in gold.args:
-        match = next((a for a in rest if same(g, a)), None)
+def same_lists(gold: list, answer: list) -> bool:
+    """The same elements in any order: math-verify pairs the sorted ones, here all are tried."""
+    rest = list(answer)
+    for g in gold:
+        match = next((i for i, a in enumerate(rest) if same(g, a)), None)
         if match is None:
             return False
-        rest.remove(match)
+        del rest[match]
     return not rest
 
 
-def same_equations(gold, answer) -> bool:
-    """The same sides up to a factor, or the same solutions."""
-    if not gold.free_symbols:  # verify calls all equations without a solution equal
-        return same(gold.lhs, answer.lhs) and same(gold.rhs, answer.rhs)
-    if proportional(gold.lhs - gold.rhs, answer.lhs - answer.rhs):
-        return True
-    if gold.free_symbols != answer.free_symbols or not verified(gold, answer):
+def pieces(found) -> list:
+    """Intervals as (start, end, is left open, is right open), and numbers; None for other parts."""
+    if isinstance(found, Boolean) and len(found.free_symbols) == 1:
+        found = found.as_set()
+    if isinstance(found, sympy.Tuple) and len(found) == 2:
+        found = sympy.Interval.open(*found)
+    if isinstance(found, sympy.Union):
+        return sum(map(pieces, found.args), [])
+    if isinstance(found, sympy.Interval):
+        open_ends = (sympy.Integer(bool(end)) for end in (found.left_open, found.right_open))
+        return [sympy.Tuple(found.start, found.end, *open_ends)]
+    return list(found) if isinstance(found, sympy.FiniteSet) else [None]
+
+
+def same_relations(gold, answer) -> bool:
+    """The same set of the same variable, or the same relation of several up to a factor."""
+    if gold.free_symbols != answer.free_symbols:
         return False
-    unknown = min(gold.free_symbols, key=str)
-    solutions = [sympy.FiniteSet(*sympy.solve(each, unknown)) for each in (gold, answer)]
-    return bool(solutions[0]) and same(*solutions)
+    if isinstance(gold, sympy.Eq) and isinstance(answer, sympy.Eq):
+        return proportional(gold.lhs - gold.rhs, answer.lhs - answer.rhs)
+    if len(gold.free_symbols) == 1:
+        return same_lists(pieces(gold), pieces(answer))
+    if isinstance(gold, sympy.Or) or isinstance(answer, sympy.Or):
+        return gold.func == answer.func and same_lists(list(gold.args), list(answer.args))
+    gold, answer = gold.canonical, answer.canonical
+    return gold.func == answer.func and proportional(
+        gold.lhs - gold.rhs, answer.lhs - answer.rhs, positive=gold.func is not sympy.Ne)
 
 
 def same_expressions(gold, answer, style: str) -> bool:
-    """Exact values must be equal; decimals must be close relative to their size."""
-    gold, answer = unknowns(gold), unknowns(answer)
+    """Exact values must be equal; decimals must be close relative to their size.
+
+    f(0) has no value to compute with, so it becomes a variable named f(0).
+    """
+    functions = gold.atoms(AppliedUndef) | answer.atoms(AppliedUndef)
+    gold, answer = (each.xreplace({f: sympy.Symbol(str(f)) for f in functions})
+                    for each in (gold, answer))
     both = gold + answer
     if style == "minerva" and not both.free_symbols:
-        return any(equal_within(gold * scale, answer) for scale in SCALES)
-    if both.has(sympy.UnevaluatedExpr):  # a percentage: 9% is 9 or 0.09
-        compare = equal_within if both.has(sympy.Float) else equal_exactly
-        return verified(gold, answer) and any(
-            compare(gold * scale, answer) is not False for scale in SCALES)
+        scales = (1, 100, sympy.Rational(1, 100))
+        return any(alike_at_points(gold * scale, answer, 1e-4) for scale in scales)
     if both.has(sympy.Float):
-        if equal_within(gold, answer) is False:  # 10^-20 is not 10^-30
+        if alike_at_points(gold, answer, 1e-4) is False:  # 10^-20 is not 10^-30
             return False
-        return verified(gold, answer) or bool(equal_within(gold, answer, 1e-12))
-    equal = equal_exactly(gold, answer)
-    pieces = (sympy.Abs, sympy.Max, sympy.Min, sympy.sign, sympy.Piecewise)
-    if equal and not (both.free_symbols and both.has(*pieces)):  # (1+i)^2 is 2i
+        return verified(gold, answer) or bool(alike_at_points(gold, answer, 1e-12))
+    equal = alike_at_points(gold, answer)
+    variables = {symbol.name for symbol in both.free_symbols} - {"i"}
+    if equal and not (variables and both.has(*NOT_SMOOTH)):  # (1+i)^2 is 2i
         return True
     return equal is not False and verified(gold, answer)
 
 
-def unknowns(expression):
-    """f(0) has no value to compute with, so it becomes a variable named f(0)."""
-    return expression.xreplace({f: sympy.Symbol(str(f)) for f in expression.atoms(AppliedUndef)})
-
-
-def same_inequalities(gold, answer) -> bool:
-    """|x|<3 and -3<x<3"""
-    both = is_relation(gold) and is_relation(answer)
-    return both and gold.free_symbols == answer.free_symbols and gold.as_set() == answer.as_set()
-
-
-def entries(parsed) -> list:
-    """Parts that must be the same one by one, even if math-verify finds the whole the same."""
-    if is_relation(parsed) and len(parsed.free_symbols) == 1:
-        parsed = parsed.as_set()
-    if isinstance(parsed, sympy.Interval):
-        return [parsed.start, parsed.end]
-    if isinstance(parsed, Relational):
-        return [sympy.Eq(parsed.lhs, parsed.rhs, evaluate=False)]
-    if isinstance(parsed, (sympy.Tuple, sympy.MatrixBase, sympy.Union)):
-        return list(parsed.args if isinstance(parsed, sympy.Union) else parsed)
-    return []
-
-
 # ---------------------------------------------------------------------- the values of expressions
 
-def points(names) -> list[tuple[dict, bool]]:
-    """(values of the variables, are all of them positive?), the same in every process.
+CONSTANT, SMALL, WHOLE, LARGE, NEGATIVE, MIXED = range(6)  # where values are compared
 
-    Positive points come first. At others an expression may leave its domain, as sqrt(x) does, but
-    only there x differs from max(x, 0). `i` is the imaginary unit.
+
+def points(names) -> list[tuple[dict, int]]:
+    """(values of the variables, which point), the same in every process.
+
+    Some values are whole and some are large, because floor(n/2) is floor(n/3) for all small n. At
+    the last two points an expression may leave its domain, as sqrt(x) does, but only there x
+    differs from max(x, 0), and only where signs are mixed xy differs from |x||y|.
     """
     names = sorted(names, key=str)
-    numbers = [*POSITIVE, *SIGNED] if names else POSITIVE[:1]
-    return [({name: sample(name.name, k) for name in names}, k in POSITIVE) for k in numbers]
+    kinds = range(SMALL, MIXED + 1) if names else [CONSTANT]
+    return [({name: sample(name.name, kind, i % 2 == 0) for i, name in enumerate(names)}, kind)
+            for kind in kinds]
 
 
-def sample(name: str, k: int):
-    """The value of the variable `name` at point `k`: a fraction between -3 and 3."""
+def sample(name: str, kind: int, first: bool):
+    """A value of the variable `name`: a fraction, but whole at WHOLE; `i` is the imaginary unit."""
     if name == "i":
         return sympy.I
-    noise = zlib.crc32(f"{name}{k}".encode())
-    size = sympy.Rational(1 + noise % 2000, 997)
-    negative = k == SIGNED[0] or k in SIGNED and (noise >> 16) % 2 == k % 2
-    return -size if negative else size
+    noise = zlib.crc32(f"{name}{kind}".encode())
+    if kind == WHOLE:
+        return sympy.Integer(3 + noise % 10)
+    is_large = kind in (LARGE, MIXED)
+    size = sympy.Rational(20_000 + noise % 80_000 if is_large else 1 + noise % 2000, 997)
+    return -size if kind == NEGATIVE or kind == MIXED and first else size
 
 
-def equal_constants(g, a) -> bool:
-    """Fractions are compared exactly, others to as many digits as they could differ in.
-
-    1 + e^-1000 differs from 1 in the 435th digit, so every part adds its magnitude to the digits.
-    """
-    if not (g.is_finite and a.is_finite):
-        return False
+def equal_constants(g, a, kind: int) -> bool:
+    """Is no digit of the difference left? 1 + e^-1000 differs from 1 in the 435th."""
     if g.is_Rational and a.is_Rational:
         return g == a
-    if not agree(g, a, FEW_DIGITS):
+    if not (g.evalf(5).is_finite and a.evalf(5).is_finite):
         return False
-    digits = FEW_DIGITS
-    for part in [*sympy.preorder_traversal(g), *sympy.preorder_traversal(a)]:
-        digits += 2 * magnitude(part) if part.is_number else 0
-    return digits == FEW_DIGITS or digits <= MAX_DIGITS and agree(g, a, digits)
+    if kind == CONSTANT:
+        difference = (g - a).evalf(5, maxn=2000)
+        return all(part == 0 or part._prec == 1 for part in difference.as_real_imag())
+    return near(g, a, 1e-50, at_least=1)
 
 
-def magnitude(number) -> int:
-    """About |log10| of its absolute value; 0 for 0 and if it has no value."""
-    size = abs(number).evalf(5)
-    if not size.is_Float or size == 0 or size._prec == 1:
-        return 0
-    return abs(int(sympy.log(size, 10).evalf(5)))
-
-
-def agree(g, a, digits: int) -> bool:
-    """Do two constants agree to so many digits?"""
-    g, a = g.evalf(digits, maxn=2 * digits), a.evalf(digits, maxn=2 * digits)
-    largest = max(1, abs(g), abs(a))
-    return bool(abs(g - a) <= largest * sympy.Rational(10) ** (GUARD - digits))
+def near(g, a, tolerance: float, at_least: int = 0) -> bool:
+    g, a = g.evalf(60, maxn=200), a.evalf(60, maxn=200)
+    exist = g.is_finite and a.is_finite
+    return bool(exist and abs(g - a) <= tolerance * max(at_least, abs(g), abs(a)))
 
 
 def stays_real(expression, at: dict) -> bool:
@@ -205,29 +230,17 @@ def stays_real(expression, at: dict) -> bool:
     return all(part.subs(at).doit().evalf(15).is_extended_real for part in parts)
 
 
-def equal_exactly(gold, answer) -> bool | None:
-    """Are the values equal at every point where both have one? None if that cannot be computed."""
-    return alike_at_points(gold, answer, equal_constants)
+def alike_at_points(gold, answer, tolerance: float = 0) -> bool | None:
+    """Are the values alike at all points where both have one? None where sympy cannot tell.
 
-
-def equal_within(gold, answer, tolerance: float = 1e-4) -> bool | None:
-    """Do they agree relative to their size (math-verify's bound is absolute)? None as above."""
-    def near(g, a) -> bool:
-        g, a = g.evalf(30), a.evalf(30)
-        if not (g.is_finite and a.is_finite):
-            return False
-        return bool(abs(g - a) <= tolerance * max(abs(g), abs(a)))
-
-    return alike_at_points(gold, answer, near)
-
-
-def alike_at_points(gold, answer, alike) -> bool | None:
-    """Does `alike` hold for the values at all points? None where sympy cannot compute them."""
+    A tolerance is relative to their size (math-verify's bound is absolute).
+    """
     try:
-        for at, positive in points(gold.free_symbols | answer.free_symbols):
-            if not positive and not (stays_real(gold, at) and stays_real(answer, at)):
+        for at, kind in points(gold.free_symbols | answer.free_symbols):
+            if kind >= NEGATIVE and not (stays_real(gold, at) and stays_real(answer, at)):
                 continue
-            if not alike(gold.subs(at).doit(), answer.subs(at).doit()):
+            g, a = gold.subs(at).doit(), answer.subs(at).doit()
+            if not (near(g, a, tolerance) if tolerance else equal_constants(g, a, kind)):
                 return False
         return True
     except MemoryError:
@@ -236,12 +249,13 @@ def alike_at_points(gold, answer, alike) -> bool | None:
         return None
 
 
-def proportional(gold, answer) -> bool:
-    """Is one a constant multiple of the other? 2x^2 - 8 and x^2 - 4 have the same zeros."""
+def proportional(gold, answer, positive: bool = False) -> bool:
+    """Is one a constant multiple of the other? 2x^2 - 8 and x^2 - 4 have the same zeros.
+
+    If `positive`, the constant must be: 2x > 8 is x > 4, but not -x > -4.
+    """
     at = points(gold.free_symbols | answer.free_symbols)[0][0]
     g, a = gold.subs(at).doit(), answer.subs(at).doit()
-    if not (g.is_finite and a.is_finite) or 0 in (g, a):
+    if not (g.is_finite and a.is_finite) or 0 in (g, a) or positive and g * a < 0:
         return False
-    if gold.has(sympy.Float) or answer.has(sympy.Float):
-        return equal_within(gold * a, answer * g, 1e-12) is True
-    return equal_exactly(gold * a, answer * g) is True
+    return alike_at_points(gold * a, answer * g) is True
