@@ -174,7 +174,7 @@ def take_choice(gold: str, answer: str) -> str:
 PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-z])")
 NO_SIGN = re.compile(r"(^|=|\\ne)\s*\+")
 RELATION = re.compile(r"[<>]|\\(?:[lg]e|ne)(?![A-Za-z])")
-SET_BRACES = re.compile(r"^\\\{((?:(?!\\[{}]).)+)\\\}$")
+SET_BRACES = re.compile(r"^\\\{(?!\s*\\emptyset)((?:(?!\\[{}]).)+)\\\}$")  # a set of sets stays
 INNER = r"(?:[^()\[\]]|\([^()]*\)|\[[^\[\]]*\])*"
 TUPLE = re.compile(rf"\({INNER},{INNER}\)")
 

@@ -17,8 +17,7 @@ NUMBER_WORDS = ("zero one two three four five six seven eight nine ten eleven tw
                 "fourteen fifteen sixteen seventeen eighteen nineteen twenty").split()
 LARGE = dict(dozen=12, hundred=100, thousand=10**3, million=10**6, billion=10**9, trillion=10**12)
 CURRENCY = r"(?:US|USD|EUR|GBP|INR|CNY|RMB|JPY|Rs)\.?"
-FLAT_GROUP = r"\{[^{}]*\}"  # braces without braces inside
-GROUP = r"\{(?:[^{}]|\{[^{}]*\})*\}"  # ... with one level of them
+GROUP = r"\{(?:[^{}]|\{[^{}]*\})*\}"  # braces with one level of braces inside
 PARENTHESES = r"\(((?:[^()]|\([^()]*\))*)\)"  # likewise; catches the inside
 POWER = r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|-?\d))?"  # of a unit: cm^2, s^{-1}
 LETTER = (r"(?:[A-Za-z\d]|\\(?!(?:d?frac|binom|sqrt|text|left|right|circ|begin|end|ldots|bar"
@@ -76,13 +75,12 @@ SAME = dict(pair.split() for pair in r"""
 
 def written_out(match: re.Match) -> str:
     product = (Decimal(match[1]) * LARGE[match[3].lower()]).normalize()
-    unit_follows = match[2] and not match[4]
-    return f"{product:f}" + r"\text{" * bool(unit_follows)
+    return f"{product:f}" + (r"\text{" if match[2] and not match[4] else "")  # a unit follows
 
 
 REWRITES = [
     rule(r"\color{red}7\tag{1}", "7", "phantoms, labels, tags, spaces, colours",
-         rf"\\(?:[hv]?phantom|label|tag|[hv]space|color)\*?\s*{FLAT_GROUP}", ""),
+         r"\\(?:[hv]?phantom|label|tag|[hv]space|color)\*?\s*\{[^{}]*\}", ""),
     rule(r"\implies 7", " 7", "a relation or an arrow at the start",
          r"^\s*(?:=|\\(?:approx|implies|Rightarrow|rightarrow|therefore)§|####)", ""),
     rule(r"\displaystyle\left.7\right|", "7|", "sizes, fonts as switches, and check marks",
@@ -237,6 +235,7 @@ CHANGES = set("""
 SYMBOLS = set("sq cu cm mm km kg mg ml mL in ft yd mi mph rpm oz lb lbs hr hrs min mins sec secs "
               "yr yrs gal rad USD EUR GBP INR CNY RMB JPY Rs ms nm eV keV MeV GeV erg ergs dyne kJ "
               "MW kV mA mV Hz kHz MHz GHz Pa kPa MPa kW kWh atm AU pc kpc Mpc arcsec mol".split())
+LENGTHS = {"cm", "mm", "km", "in", "ft", "yd", "mi"}  # hr and ml may be products of variables
 LETTERS = "msghLlNJWVACFKTH"
 HAN = "[\u4e00-\u9fff]"
 A_WORD = re.compile(rf"{HAN}+|[A-Za-z]+")
@@ -286,6 +285,8 @@ def drop_unit(match: re.Match) -> str:
     inside = " ".join(TEXT.findall(unit)).replace(".", "")
     bare = A_WORD.findall(TEXT.sub(" ", unit).replace(r"\cdot", ""))
     words, nouns = A_WORD.findall(inside) + bare, [word for word in bare if is_noun(word)]
+    if element[-1:].isalpha():
+        nouns = [word for word in nouns if len(word) > 3 or word in LENGTHS]
     if not A_VALUE.search(element) or OTHER_WORDS.search(element) or MATHEMATICS.search(inside):
         return match[0]
     small = {*LETTERS, "a", "an", "of"} if nouns else {*LETTERS}
