@@ -138,7 +138,20 @@ def test_what_a_template_shows_of_a_row_tells_problems_apart(tmp_path):
     data.remember(tmp_path, [one], [other])
     assert data.still_held_out(tmp_path, [one, other])[0].shown == other.shown
     assert [data.count_trained(tmp_path, [p]) for p in (one, other)] == [1, 0]
-    assert data.count_trained(tmp_path, load_problems(file)) == 1  # with a template without them
+    bare = load_problems(file)
+    assert data.count_trained(tmp_path, bare) == 1  # with a template without them
+    data.remember(tmp_path, bare, [])  # such a run has met both, whatever is shown now
+    assert [data.count_trained(tmp_path, [p]) for p in (one, other)] == [1, 1]
+
+
+def test_what_the_runs_before_have_trained_on_counts_as_trained_on(tmp_path):
+    """A run that begins from a run has its weights, so also what that one has learnt."""
+    first, second, third = tmp_path / "first", tmp_path / "second", tmp_path / "third"
+    problems = [Problem(f"{i}+1=?", str(i + 1), f"{i}", "s") for i in range(4)]
+    for folder, begun, one in ((first, None, 0), (second, first, 1), (third, second, 2)):
+        folder.mkdir()
+        data.remember(folder, problems[one:one + 1], [], begun)
+    assert [data.count_trained(run, problems) for run in (first, second, third)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("written, said", [

@@ -268,7 +268,7 @@ def test_a_run_from_a_run_trains_and_is_resumed_although_the_first_has_gone_on(
     small_run(tmp_path, name="first", steps=2)
     flags = ("--model", "runs/first", "--eval-k", "2", "--steps", "2")
     name = begin(monkeypatch, *flags)
-    assert name == "from-first-ada-balance-seed0" and "runs/first trains on 0 of" in (
+    assert name == "from-first-ada-balance-seed0" and "runs/first was trained on 0 of" in (
         capsys.readouterr().out)
     stored = read_config(Path("runs", name))["config"]
     assert stored["model"] == "runs/first/merged/step-000002" and base_of(stored["model"]) == "tiny"
