@@ -220,11 +220,10 @@ def problems_and_protocol(config: EvalConfig) -> tuple[list, dict]:
     if config.adapter:  # one that was trained further is another policy
         files["adapter"] = digest_of(Path(config.adapter, "adapter_model.safetensors"))
     folder, run = run_of(config.adapter or config.model)
-    others = run and config.data != HELD_OUT  # than the run holds out
     return sum(sets, []), asdict(config) | dict(
         path=path, files=files, own_files=own_files(config), versions=versions(), dtype=dtype,
         sync=default_sync(dtype) if config.sync == "auto" else config.sync, context=context,
-        trained=count_trained(folder, sum(sets, [])) if others else 0,
+        trained=count_trained(folder, sum(sets, [])) if run else 0,
         prompt=sets[0][0].prompt, prompts=digest_of_prompts(sum(sets, [])),
         stop=stop_ids(path, tokenizer, config.template, config.stop),
         questions={problems[0].source: digest(problems) for problems in sets},

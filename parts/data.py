@@ -344,19 +344,33 @@ def digest_of_prompts(problems: list[Problem]) -> str:
 
 
 # ---------------------------------------------------------------------------- what a run remembers
-def remember(folder: Path, train: list[Problem], held_out: list[Problem]) -> None:
-    """Write problems.json of a run's folder: an evaluation may find the data changed."""
+def remember(folder: Path, train: list[Problem], held_out: list[Problem],
+             begun: Path | None = None) -> None:
+    """Write problems.json of a run's folder: an evaluation may find the data changed.
+
+    `begun`: the run from which this one begins. What that one has trained on counts here too.
+    """
+    trained = {*read_json(begun / "problems.json")["trained"]} if begun else set()
+    trained |= {fingerprint(problem)[:16] for problem in train}
+    trained |= {f"text {fingerprint_of_text(problem)}" for problem in train if problem.shown}
     write_safely(folder / "problems.json", json.dumps(dict(
-        trained=sorted({fingerprint(one)[:16] for problem in train
-                        for one in (problem, replace(problem, shown={}))}),
-        held_out=[asked(problem) for problem in held_out])))
+        trained=sorted(trained), held_out=[asked(problem) for problem in held_out])))
+
+
+def fingerprint_of_text(problem: Problem) -> str:
+    return fingerprint(replace(problem, shown={}))[:16]
 
 
 def count_trained(folder: Path, problems: list[Problem]) -> int:
-    """Says how many of these problems the run trains on, even if its data has changed since."""
-    trained = {*read_json(folder / "problems.json")["trained"]}
-    count = sum(fingerprint(problem)[:16] in trained for problem in problems)
-    print(f"{shown(folder)} trains on {count} of these {counted(len(problems), 'problem')}")
+    """Says how many of these problems the run was trained on, even if its data has changed since.
+
+    Columns that a template shows tell problems apart if the run and this program both show some.
+    """
+    trained, count = {*read_json(folder / "problems.json")["trained"]}, 0
+    for problem in problems:
+        whole, text = fingerprint(problem)[:16], fingerprint_of_text(problem)
+        count += bool({whole, text, f"text {whole}"} & trained)
+    print(f"{shown(folder)} was trained on {count} of these {counted(len(problems), 'problem')}")
     return count
 
 

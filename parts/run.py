@@ -132,7 +132,7 @@ def before_the_engine(config: Config, grader) -> SimpleNamespace:
         print("from here on:", ", ".join(
             f"--{name.replace('_', '-')} {shown(now)} (until now {shown(before)})"
             for name, (before, now) in sorted(changed.items())))
-    remember(folder, train, held_out)
+    remember(folder, train, held_out, begun)
     return SimpleNamespace(folder=folder, lock=lock, path=path, tokenizer=tokenizer, stops=stops,
                            train=train, held_out=held_out, newest=newest)
 
