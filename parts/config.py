@@ -455,8 +455,8 @@ def parse(argv: list[str] | None = None, cls: type = Config, flags: type = Confi
             config.model = as_model(config.model, known.get("model", ""))
         taken = {name: value for name, value in taken.items() if getattr(config, name) == value}
         if taken:
-            print(f"{shown(config.model)}: as in its run, where no flag says otherwise: "
-                  f"{listed(taken)}")
+            print(f"where no flag says otherwise, settings are those of the run of "
+                  f"{shown(config.model)}: {listed(taken)}")
         if known and checkpoints(Path("runs", config.name)):  # without one nothing is lost
             fixed = vars(cls()).keys() - vars(config).keys()
             given = {name: known[name] for name in known.keys() - fixed}
@@ -489,11 +489,16 @@ def require_unchanged(config, known: dict, resumable: frozenset) -> None:
     """
     now = vars(config)
     for name in sorted((known.keys() | now.keys()) - resumable):
-        if known.get(name) != now.get(name):
+        flag = f"--{name.replace('_', '-')}"
+        if name not in known or name not in now:
+            knows = "does not know" if name in now else "alone knows"
             raise ValueError(
-                f"run {config.name} was started with --{name.replace('_', '-')} "
-                f"{shown(known.get(name))}, not {shown(now.get(name))}: resume it without this "
-                "flag, or choose another --name")
+                f"another version has started run {config.name}: it {knows} {flag}. Resume the "
+                "run with that version, or choose another --name")
+        if known[name] != now[name]:
+            raise ValueError(
+                f"run {config.name} was started with {flag} {shown(known[name])}, not "
+                f"{shown(now[name])}: resume it without this flag, or choose another --name")
 
 
 # ------------------------------------------------------------------------------ an evaluation
@@ -609,5 +614,6 @@ def as_in_its_run(checkpoint: str, data: str) -> dict:
     known = {name: run[name] for name in names if run.get(name, "") != ""}
     known |= {name: run[other] for name, other in own.items() if other in run}
     if known:
-        print(f"as in {shown(folder)}, where no flag says otherwise: {listed(known)}")
+        print(f"where no flag says otherwise, settings are those of {shown(folder)}: "
+              f"{listed(known)}")
     return known | dict(data=data)

@@ -129,8 +129,8 @@ def before_the_engine(config: Config, grader) -> SimpleNamespace:
     newest = next(reversed(checkpoints(folder)), None)
     changed = note_start(folder, settings_of(config), step_of(newest) if newest else 0, inputs)
     if changed:
-        print("from here on:", ", ".join(
-            f"--{name.replace('_', '-')} {shown(now)} (until now {shown(before)})"
+        print("from here on", ", ".join(
+            f"--{name.replace('_', '-')} is {shown(now)} (it was {shown(before)})"
             for name, (before, now) in sorted(changed.items())))
     remember(folder, train, held_out, begun)
     return SimpleNamespace(folder=folder, lock=lock, path=path, tokenizer=tokenizer, stops=stops,
@@ -258,8 +258,8 @@ def estimate(step: int, seconds: float, config: Config) -> str:
     left = config.steps - step
     others = f"{left} steps" if left > 1 else "step"
     evaluations = sum(is_evaluated(later, config) for later in range(step, config.steps + 1))
-    return (f"estimated from step {step} alone: about {duration(left * seconds)} for the other "
-            f"{others}, and {counted(evaluations, 'evaluation')} besides")
+    return (f"estimated from step {step} alone: the other {others} will take about "
+            f"{duration(left * seconds)}, not counting {counted(evaluations, 'evaluation')}")
 
 
 def duration(seconds: float) -> str:
@@ -477,7 +477,8 @@ def show_gain(run: Run, bootstrap) -> bool:
     if not changes:
         why = "answers.jsonl has no evaluation before step 1, or none after the last"
         if not config.eval_first:
-            why = "--no-eval-first left out the evaluation before step 1"
+            why = (f"--no-eval-first left out the evaluation before step 1; {python()} eval.py "
+                   f"--adapter {run.folder} --base compares it with its base model")
         print(f"whether the model is better than before the training cannot be said, because {why}")
     return "worse" in found
 
