@@ -36,7 +36,7 @@ from parts.data import (HELD_OUT, check_golds, check_readable, count_trained, di
 from parts.folder import (FREE, append, base_of, counted, difference, digest_of, direction,
                           interval, keep_rows, open_folder, own_files, quiet_end, read_config,
                           read_json, read_rows, require_folder, require_same, run_of, shown,
-                          verdict, versions, write_safely)
+                          unit_of, verdict, versions, write_safely)
 from parts.grader import NO_VERDICT, PART, mean_parts
 from parts.models import TINY, fetch_model, load_tokenizer, weights_of
 from parts.prompts import add_prompts, require_embedded, stop_ids
@@ -321,7 +321,7 @@ def main(argv: list[str] | None = None) -> None:
             raise
         raise SystemExit(f"{shown(config.adapter)} is gone: its run has gone on, and keeps its "
                          "newest checkpoints. Repeat the command.") from None
-    unit = ".3g" if config.reward else ".1%"  # of avg@k, which is no share with --reward
+    unit = unit_of(config.reward)
     with open_folder(Path(config.out), protocol):
         for key in ("model", "adapter", "data", "reward", "template", "prompt", "temperature",
                     "k", "max_tokens", "seed", "dtype", "versions"):

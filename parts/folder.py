@@ -179,6 +179,11 @@ def counted(count: int, thing: str) -> str:
     return f"{count} {thing}{'s' * (count != 1)}"
 
 
+def unit_of(reward: str) -> str:
+    """The format of a mean reward, which is a share of right answers without --reward."""
+    return ".3g" if reward else ".1%"
+
+
 def interval(one: dict, unit: str) -> str:
     """An average with its 95% interval, in a format such as `.1%`.
 
@@ -190,7 +195,7 @@ def interval(one: dict, unit: str) -> str:
 
 
 def difference(one: dict, unit: str) -> str:
-    """A paired difference as `interval` shows it, with signs; points in the place of percent."""
+    """A paired difference as `interval` shows it, with signs, in points instead of percent."""
     return interval(one, f"+{unit}").replace("%", "")
 
 

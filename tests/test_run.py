@@ -525,7 +525,7 @@ def test_which_steps_are_followed_by_an_evaluation():
 
 @pytest.mark.parametrize("statuses, learnt", [
     (["correct correct", "wrong wrong correct", "wrong correct"],
-     "a problem that it was never trained on: <1> before: 0 now: 2"),
+     "a held-out problem: <1> before: 0 now: 2"),
     (["correct wrong", "wrong correct wrong", "wrong"], "")])
 def test_a_run_that_is_over_shows_what_it_has_learnt(tmp_path, statuses, learnt):
     for step in range(3):
