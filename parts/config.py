@@ -393,7 +393,8 @@ def as_before(config) -> dict:
     """
     run = run_named(config.model)
     found = settings(run) if run else {}
-    other = {"data", "columns", "eval_data"} if config.data != "auto" else set()
+    same = config.data in ("auto", found.get("data"))
+    other = set() if same else {"data", "columns", "eval_data"}
     other |= {"threshold"} if config.reward or not found.get("reward") else set()
     return {name: found[name] for name in BEGUN
             if found.get(name, "") != "" and name not in other}
