@@ -161,6 +161,7 @@ REFUSED = {
         ("--no-clip", "have no effect with one mini-batch"),
         ("--template caf\udce9", "caf\\udce9 is no text in UTF-8"),  # typed in another encoding
         ("--model NoSuchModel", "NoSuchModel"),
+        ("--model runs/mime", "There is no folder runs/mime; did you mean runs/mine?"),
         ("--model ~nobody/x", "--model tiny"),
         ("--model a\0b", "--model tiny"),
         ("--eval-data missing.jsonl", "There is no data file missing.jsonl: --"),
@@ -225,7 +226,8 @@ REFUSED = {
         (f"{OUT} --adapter no/such/folder", "There is no folder no/such/folder."),
         *((f"{OUT} --{flag} {'x' * 5000}", "There is no folder xxx")
           for flag in ("adapter", "against")),
-        (f"{OUT} --adapter runs/mime", "There is no folder runs/mime; did you mean runs/mine?"),
+        *((f"{OUT} --{flag} runs/mime", "There is no folder runs/mime; did you mean runs/mine?")
+          for flag in ("adapter", "model")),
         (f"{OUT} --adapter runs", "runs has no adapter_config.json: --adapter takes a PEFT"),
         (f"{OUT} --model ./nowhere", "There is no model"),
         (f"{FITS} --template poem", "no prompt template 'poem'"),
