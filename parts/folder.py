@@ -506,9 +506,14 @@ def run_named(model: str) -> Path | None:
 
 
 def base_of(model: str) -> str:
-    """The model that was there before all runs: of a run the one that it has trained."""
+    """The model that was there before all runs: of a run the one that it has trained.
+
+    Raises SystemExit for a folder in runs/ that does not exist.
+    """
     while run := run_named(model):
         model = settings(run)["model"]
+    if Path(model).parent == Path("runs"):  # it is not on the hub
+        require_folder(Path(model))
     return model
 
 
