@@ -125,6 +125,18 @@ def test_a_row_for_a_template_is_not_for_the_grader(tmp_path):
     assert data.digest(kept[:1]) == data.digest(kept[3:4]) != data.digest(kept[1:2])
 
 
+@pytest.mark.parametrize("shows, names", [
+    ("{% for key, value in row.items() %}{{ key }}{% endfor %}", {*PICK}),
+    ("{% for key in row.keys() %}{{ row[key] }}{% endfor %}", {*PICK}),
+    ("{{ row.values() | join }}", {*PICK}), ("{{ row[ name ] }}", {*PICK}),
+    ("{{ row.get(name) }}", {*PICK}), ("{% set all = row %}", {*PICK}),
+    ("{{ row . choices }}", {"choices"}), ("{{ row[ 'choices' ] }}", {"choices"}),
+    ("{{ row.get('choices') }}", {"choices"})])
+def test_a_template_that_may_show_any_column_is_given_all(shows, names, tmp_path):
+    (problem,) = load_problems(write(tmp_path, [PICK]), shows=shows)
+    assert {*problem.shown} == names
+
+
 def test_what_a_template_shows_of_a_row_tells_problems_apart(tmp_path):
     """`Which is right?` with other choices is another problem; another id makes none."""
     pairs = [(choices, id) for choices in (["a", "b"], ["c", "d"], ["a", "b"]) for id in (1, 2)]
