@@ -456,8 +456,8 @@ def parse(argv: list[str] | None = None, cls: type = Config, flags: type = Confi
             config.model = as_model(config.model, known.get("model", ""))
         taken = {name: value for name, value in taken.items() if getattr(config, name) == value}
         if taken:
-            print(f"where no flag says otherwise, settings are those of the run of "
-                  f"{shown(config.model)}: {listed(taken)}")
+            print(f"--model is {shown(config.model)}; where no flag says otherwise, the settings "
+                  f"of its run are used: {listed(taken)}")
         if known and checkpoints(Path("runs", config.name)):  # without one nothing is lost
             fixed = vars(cls()).keys() - vars(config).keys()
             given = {name: known[name] for name in known.keys() - fixed}
@@ -615,6 +615,6 @@ def as_in_its_run(checkpoint: str, data: str) -> dict:
     known = {name: run[name] for name in names if run.get(name, "") != ""}
     known |= {name: run[other] for name, other in own.items() if other in run}
     if known:
-        print(f"where no flag says otherwise, settings are those of {shown(folder)}: "
+        print(f"where no flag says otherwise, the settings of {shown(folder)} are used: "
               f"{listed(known)}")
     return known | dict(data=data)

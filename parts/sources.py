@@ -292,8 +292,9 @@ def unread_columns(row: dict, question: str = "", answer: str = "") -> list[str]
 
 
 def shown_columns(row: dict, source: str) -> dict:
-    """The columns that the text of a .jinja file names; all, if it uses the row as a whole."""
-    if re.search(r"\brow\b(?!\s*[.\[])", source):
+    """The columns that the text of a .jinja file names; all, if it may use others too."""
+    one_column = r"""\.\s*(?!items\b|keys\b|values\b|get\b)\w | (\.\s*get\s*\(|\[)\s*['"]"""
+    if re.search(rf"\brow\b (?!\s*({one_column}))", source, re.VERBOSE):
         return row
     return {name: value for name, value in row.items()
             if re.search(rf"(?<!\w){re.escape(str(name))}(?!\w)", source)}
