@@ -99,6 +99,8 @@ def test_columns_that_nobody_reads_are_named(tmp_path, capsys):
     load_problems(write(tmp_path, [dict(Body="Tom has 2.", Question="How many?", Answer="2"),
                                    dict(Question="?", reward_model=dict(ground_truth="5"))]))
     assert "does not see" not in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="row.choices, but builtin has no such column"):
+        load_problems("builtin", shows="{{ row.choices }}")
 
 
 @pytest.mark.parametrize("prompt, roles", [

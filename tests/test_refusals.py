@@ -209,7 +209,7 @@ REFUSED = {
         ("--sync merge", "sync has no effect without adapter"),
         ("--temperature 0", "use --k 1"),
         ("--threshold 0.5", "threshold has no effect without reward"),
-        ("--base", "base has no effect without adapter"),
+        ("--base", "base has no effect without adapter: name a run by --adapter"),
         ("--adapter runs/mine --base --against out", "base and against both name what to compare"),
         *((f"--out out --data {name}", words, text(Path(name), content))
           for name, content, words in BAD_DATA),
