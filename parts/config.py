@@ -553,7 +553,8 @@ class EvalConfig(EvaluatedSettings, ProblemSettings, ProtocolSettings, EngineSet
              f"columns has no effect: those of {self.data} are known"),
             (self.sync != "auto" and not self.adapter, "sync has no effect without adapter"),
             (self.base and not self.adapter,
-             "base has no effect without adapter: name a run, whose base model it compares with"),
+             "base has no effect without adapter: name a run by --adapter, to compare it with its "
+             "base model"),
             (self.base and bool(self.against),
              "base and against both name what to compare with: leave one out"),
         ])

@@ -300,11 +300,13 @@ def shown_columns(row: dict, source: str) -> dict:
             if re.search(rf"(?<!\w){re.escape(str(name))}(?!\w)", source)}
 
 
-def missing_column(names, source: str) -> str:
-    """A column that the text of a .jinja file names but that is not there; or ""."""
-    named = re.findall(r"\brow(?:\.|\[['\"])(\w+)", source)
+def require_columns(names, shows: str, source: str) -> None:
+    """Raises SystemExit for a column that a .jinja file names but that is not there."""
+    named = re.findall(r"\brow(?:\.|\[['\"])(\w+)", shows)
     missing = [name for name in named if name not in names and not hasattr(dict, name)]
-    return missing[0] if missing and not re.search(r"\bfor row in\b", source) else ""
+    if missing and not re.search(r"\bfor row in\b", shows):  # Jinja would show nothing
+        raise SystemExit(f"--template shows row.{shown(missing[0])}, but {shown(source)} has no "
+                         f"such column: its columns are {shown(', '.join(map(str, names)), 1000)}.")
 
 
 def other_turns(row: dict, question: str = "") -> list[tuple[str, str]]:

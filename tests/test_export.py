@@ -272,10 +272,13 @@ def test_a_run_from_a_run_trains_and_is_resumed_although_the_first_has_gone_on(
     """Also from a run that began from a run: the base is the built-in model all the way."""
     monkeypatch.chdir(tmp_path)
     small_run(tmp_path, name="first", steps=2)
+    file = Path("runs/first/problems.json")  # it was trained on one problem more
+    file.write_text(file.read_text().replace('"trained": [', '"trained": ["more", '))
     flags = ("--model", "runs/first", "--eval-k", "2", "--steps", "2")
     name = begin(monkeypatch, *flags)
     assert name == "from-first-ada-balance-seed0" and "runs/first was trained on 0 of" in (
         capsys.readouterr().out)
+    assert "more" in json.loads(Path("runs", name, "problems.json").read_text())["trained"]
     stored = read_config(Path("runs", name))["config"]
     assert stored["model"] == "runs/first/merged/step-000002" and base_of(stored["model"]) == "tiny"
     small_run(tmp_path, name="first", steps=5, resume=True)
