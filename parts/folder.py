@@ -290,10 +290,10 @@ def take(folder: Path, mark: str, instead: str):
         raise SystemExit(f"Cannot use {shown(folder)} ({why}): {instead}.") from None
 
 
-def lock(held, folder: Path) -> None:
+def lock(held, folder: Path, wait: bool = False) -> None:
     """Lock an open file. On a disk without locks (Lustre, some NFS) a line says what follows."""
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(held, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise

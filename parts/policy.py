@@ -1,7 +1,6 @@
 """The policy: a frozen model with a LoRA adapter; and an adapter that a stranger has trained.
 """
 import contextlib
-import fcntl
 import functools
 import shutil
 from pathlib import Path
@@ -9,8 +8,8 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from parts.folder import (MERGED, digest_of, find_adapter, read_json, replacing, require_same,
-                          run_of, shown, step_of)
+from parts.folder import (MERGED, digest_of, find_adapter, lock, read_json, replacing,
+                          require_same, run_of, shown, step_of)
 from parts.machine import BFLOAT16_CARD, capability
 from parts.models import fetch_model, load_model, load_tokenizer, weights_of
 from parts.prompts import stop_ids
@@ -194,12 +193,12 @@ def waiting_for(folder: Path):
     """Whoever is in this block for the same folder comes first. Raises SystemExit if none can."""
     try:
         folder.mkdir(exist_ok=True)
-        lock = open(folder / ".lock", "a")
+        held = open(folder / ".lock", "a")
     except OSError as error:
         raise SystemExit(f"Cannot write to {shown(folder)} ({error.strerror}): export the run to "
                          "another folder, and name that as --model.") from None
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with held:
+        lock(held, folder, wait=True)
         yield
 
 
