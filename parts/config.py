@@ -508,7 +508,7 @@ class EvaluatedSettings:
     """What is evaluated, and where the results go."""
 
     model: str = "tiny"
-    """tiny, a name such as Qwen2.5-Math-1.5B, a hub id or a folder"""
+    """tiny, a name such as Qwen2.5-Math-1.5B, a hub id, a folder, or runs/NAME (merged)"""
     adapter: str = ""
     """LoRA adapter: a PEFT folder, or a run (its last checkpoint)"""
     base: bool = False
