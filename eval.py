@@ -36,7 +36,7 @@ from parts.data import (HELD_OUT, check_golds, check_readable, count_trained, di
 from parts.folder import (FREE, append, base_of, counted, difference, digest_of, direction,
                           interval, keep_rows, open_folder, own_files, quiet_end, read_config,
                           read_json, read_rows, require_folder, require_same, run_of, shown,
-                          verdict, versions, write_safely)
+                          unit_of, verdict, versions, write_safely)
 from parts.grader import NO_VERDICT, PART, mean_parts
 from parts.models import TINY, fetch_model, load_tokenizer, weights_of
 from parts.prompts import add_prompts, require_embedded, stop_ids
@@ -221,11 +221,10 @@ def problems_and_protocol(config: EvalConfig) -> tuple[list, dict]:
     if config.adapter:  # one that was trained further is another policy
         files["adapter"] = digest_of(Path(config.adapter, "adapter_model.safetensors"))
     folder, run = run_of(config.adapter or config.model)
-    others = run and config.data != HELD_OUT  # than the run holds out
     return sum(sets, []), asdict(config) | dict(
         path=path, files=files, own_files=own_files(config), versions=versions(), dtype=dtype,
         sync=default_sync(dtype) if config.sync == "auto" else config.sync, context=context,
-        trained=count_trained(folder, sum(sets, [])) if others else 0,
+        trained=count_trained(folder, sum(sets, [])) if run else 0,
         prompt=sets[0][0].prompt, prompts=digest_of_prompts(sum(sets, [])),
         stop=stop_ids(path, tokenizer, config.template, config.stop),
         questions={problems[0].source: digest(problems) for problems in sets},
@@ -323,7 +322,7 @@ def main(argv: list[str] | None = None) -> None:
             raise
         raise SystemExit(f"{shown(config.adapter)} is gone: its run has gone on, and keeps its "
                          "newest checkpoints. Repeat the command.") from None
-    unit = ".3g" if config.reward else ".1%"  # of avg@k, which is no share with --reward
+    unit = unit_of(config.reward)
     with open_folder(Path(config.out), protocol):
         for key in ("model", "adapter", "data", "reward", "template", "prompt", "temperature",
                     "k", "max_tokens", "seed", "dtype", "versions"):

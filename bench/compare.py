@@ -14,7 +14,7 @@ from pathlib import Path
 
 import store
 
-from parts.folder import interval, shown
+from parts.folder import interval, shown, unit_of
 from parts.plot import COLORS, plain, read_run, series, smooth, what_differs
 
 COSTS = {  # key in both logs -> label
@@ -99,7 +99,7 @@ def numbers(runs: list[dict], data: str | None) -> list[str]:
     said, last = [], {}
     for run in runs:
         evals = [row for row in run["evals"] if row.get("data") == data and INTERVAL <= row.keys()]
-        name, unit = shown(run["name"]), unit_of(run)
+        name, unit = shown(run["name"]), unit_of(run["config"].get("reward"))
         if not evals:
             said.append(f"{name}: no evaluation on {shown(data)}")
             continue
@@ -109,14 +109,9 @@ def numbers(runs: list[dict], data: str | None) -> list[str]:
     for label, same in group_by_seed(runs).items():
         found = [last[run["name"]] for run in same if run["name"] in last]
         if len(found) > 1:
-            mean = sum(found) / len(found)
-            said.append(f"{label}: {mean:{unit_of(same[0])}} in their last evaluations")
+            mean, unit = sum(found) / len(found), unit_of(same[0]["config"].get("reward"))
+            said.append(f"{label}: {mean:{unit}} in their last evaluations")
     return said
-
-
-def unit_of(run: dict) -> str:
-    """The format of a mean reward, which is a share of right answers without --reward."""
-    return ".3g" if run["config"].get("reward") else ".1%"
 
 
 def cost_of(row: dict) -> str:

@@ -393,7 +393,8 @@ def as_before(config) -> dict:
     """
     run = run_named(config.model)
     found = settings(run) if run else {}
-    other = {"data", "columns", "eval_data"} if config.data != "auto" else set()
+    same = config.data in ("auto", found.get("data"))
+    other = set() if same else {"data", "columns", "eval_data"}
     other |= {"threshold"} if config.reward or not found.get("reward") else set()
     return {name: found[name] for name in BEGUN
             if found.get(name, "") != "" and name not in other}
@@ -455,8 +456,8 @@ def parse(argv: list[str] | None = None, cls: type = Config, flags: type = Confi
             config.model = as_model(config.model, known.get("model", ""))
         taken = {name: value for name, value in taken.items() if getattr(config, name) == value}
         if taken:
-            print(f"{shown(config.model)}: as in its run, where no flag says otherwise: "
-                  f"{listed(taken)}")
+            print(f"--model is {shown(config.model)}; where no flag says otherwise, the settings "
+                  f"of its run are used: {listed(taken)}")
         if known and checkpoints(Path("runs", config.name)):  # without one nothing is lost
             fixed = vars(cls()).keys() - vars(config).keys()
             given = {name: known[name] for name in known.keys() - fixed}
@@ -489,11 +490,16 @@ def require_unchanged(config, known: dict, resumable: frozenset) -> None:
     """
     now = vars(config)
     for name in sorted((known.keys() | now.keys()) - resumable):
-        if known.get(name) != now.get(name):
+        flag = f"--{name.replace('_', '-')}"
+        if name not in known or name not in now:
+            knows = "does not know" if name in now else "alone knows"
             raise ValueError(
-                f"run {config.name} was started with --{name.replace('_', '-')} "
-                f"{shown(known.get(name))}, not {shown(now.get(name))}: resume it without this "
-                "flag, or choose another --name")
+                f"another version has started run {config.name}: it {knows} {flag}. Resume the "
+                "run with that version, or choose another --name")
+        if known[name] != now[name]:
+            raise ValueError(
+                f"run {config.name} was started with {flag} {shown(known[name])}, not "
+                f"{shown(now[name])}: resume it without this flag, or choose another --name")
 
 
 # ------------------------------------------------------------------------------ an evaluation
@@ -502,7 +508,7 @@ class EvaluatedSettings:
     """What is evaluated, and where the results go."""
 
     model: str = "tiny"
-    """tiny, a name such as Qwen2.5-Math-1.5B, a hub id or a folder"""
+    """tiny, a name such as Qwen2.5-Math-1.5B, a hub id, a folder, or runs/NAME (merged)"""
     adapter: str = ""
     """LoRA adapter: a PEFT folder, or a run (its last checkpoint)"""
     base: bool = False
@@ -547,7 +553,8 @@ class EvalConfig(EvaluatedSettings, ProblemSettings, ProtocolSettings, EngineSet
              f"columns has no effect: those of {self.data} are known"),
             (self.sync != "auto" and not self.adapter, "sync has no effect without adapter"),
             (self.base and not self.adapter,
-             "base has no effect without adapter: name a run, whose base model it compares with"),
+             "base has no effect without adapter: name a run by --adapter, to compare it with its "
+             "base model"),
             (self.base and bool(self.against),
              "base and against both name what to compare with: leave one out"),
         ])
@@ -609,5 +616,6 @@ def as_in_its_run(checkpoint: str, data: str) -> dict:
     known = {name: run[name] for name in names if run.get(name, "") != ""}
     known |= {name: run[other] for name, other in own.items() if other in run}
     if known:
-        print(f"as in {shown(folder)}, where no flag says otherwise: {listed(known)}")
+        print(f"where no flag says otherwise, the settings of {shown(folder)} are used: "
+              f"{listed(known)}")
     return known | dict(data=data)

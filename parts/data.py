@@ -21,8 +21,8 @@ from parts.models import SMOLLM, TINY, is_small
 from parts.problems import BUILTIN
 from parts.prompts import shown_by
 from parts.sources import (
-    BENCHMARKS, expand, find_gold, find_problem, is_file, missing_column, other_turns, plain,
-    problem_key, read_file, read_hub, shown_columns, unread_columns, without_instruction)
+    BENCHMARKS, expand, find_gold, find_problem, is_file, other_turns, plain, problem_key,
+    read_file, read_hub, require_columns, shown_columns, unread_columns, without_instruction)
 from verifier.answers import is_one_value
 from verifier.spelling import normalize
 
@@ -114,6 +114,7 @@ def load_sets(name: str, *, for_training: bool = True, limit: int | None = None,
     for part, _ in expand(name):
         if part in BUILTIN:
             rows = BUILTIN[part](split, limit or BUILTIN_COUNT[split])
+            require_columns(rows[0], rows_for.get("shows", ""), part)
             sets.append([replace(problem_of(row, part, **rows_for), id=row["id"])
                          for row in rows])  # made without flaws; a short text may come twice
             continue
@@ -157,10 +158,7 @@ def sift(rows, source: str, split: str = "train", columns: str = "", limit: int 
     why = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
     if not kept:
         raise SystemExit(nothing_usable(source, why, dropped, names, columns))
-    gone = missing_column(names, shows)
-    if gone:  # Jinja would show nothing in its place
-        raise SystemExit(f"--template shows row.{shown(gone)}, but {shown(source)} has no such "
-                         f"column: its columns are {shown(', '.join(map(str, names)), 1000)}.")
+    require_columns(names, shows, source)
     first = "the first " if len(kept) == limit else ""  # the rows after these were not read
     print(f"data: {shown(source)}: {counted(len(kept), 'problem')} of {first}"
           f"{counted(len(kept) + dropped.total(), 'row')}{f' (dropped {why})' if why else ''}")
@@ -344,19 +342,33 @@ def digest_of_prompts(problems: list[Problem]) -> str:
 
 
 # ---------------------------------------------------------------------------- what a run remembers
-def remember(folder: Path, train: list[Problem], held_out: list[Problem]) -> None:
-    """Write problems.json of a run's folder: an evaluation may find the data changed."""
+def remember(folder: Path, train: list[Problem], held_out: list[Problem],
+             begun: Path | None = None) -> None:
+    """Write problems.json of a run's folder: an evaluation may find the data changed.
+
+    `begun`: the run from which this one begins. What that one has trained on counts here too.
+    """
+    trained = {*read_json(begun / "problems.json")["trained"]} if begun else set()
+    trained |= {fingerprint(problem)[:16] for problem in train}
+    trained |= {f"text {fingerprint_of_text(problem)}" for problem in train if problem.shown}
     write_safely(folder / "problems.json", json.dumps(dict(
-        trained=sorted({fingerprint(one)[:16] for problem in train
-                        for one in (problem, replace(problem, shown={}))}),
-        held_out=[asked(problem) for problem in held_out])))
+        trained=sorted(trained), held_out=[asked(problem) for problem in held_out])))
+
+
+def fingerprint_of_text(problem: Problem) -> str:
+    return fingerprint(replace(problem, shown={}))[:16]
 
 
 def count_trained(folder: Path, problems: list[Problem]) -> int:
-    """Says how many of these problems the run trains on, even if its data has changed since."""
-    trained = {*read_json(folder / "problems.json")["trained"]}
-    count = sum(fingerprint(problem)[:16] in trained for problem in problems)
-    print(f"{shown(folder)} trains on {count} of these {counted(len(problems), 'problem')}")
+    """Says how many of these problems the run was trained on, even if its data has changed since.
+
+    Columns that a template shows tell problems apart if the run and this program both show some.
+    """
+    trained, count = {*read_json(folder / "problems.json")["trained"]}, 0
+    for problem in problems:
+        whole, text = fingerprint(problem)[:16], fingerprint_of_text(problem)
+        count += bool({whole, text, f"text {whole}"} & trained)
+    print(f"{shown(folder)} was trained on {count} of these {counted(len(problems), 'problem')}")
     return count
 
 

@@ -179,6 +179,11 @@ def counted(count: int, thing: str) -> str:
     return f"{count} {thing}{'s' * (count != 1)}"
 
 
+def unit_of(reward: str) -> str:
+    """The format of a mean reward, which is a share of right answers without --reward."""
+    return ".3g" if reward else ".1%"
+
+
 def interval(one: dict, unit: str) -> str:
     """An average with its 95% interval, in a format such as `.1%`.
 
@@ -190,7 +195,7 @@ def interval(one: dict, unit: str) -> str:
 
 
 def difference(one: dict, unit: str) -> str:
-    """A paired difference as `interval` shows it, with signs; points in the place of percent."""
+    """A paired difference as `interval` shows it, with signs, in points instead of percent."""
     return interval(one, f"+{unit}").replace("%", "")
 
 
@@ -204,14 +209,18 @@ def verdict(one: dict, than: str, trained: int = 0) -> str:
     """What a paired difference means, in words. `trained`: how many problems were trained on."""
     found, questions = direction(one), one["questions"]
     few = f"little can be concluded from {counted(questions, 'problem')}"
+    alike = one["ci_low"] == one["ci_high"]  # then there is no interval
     if found == "no clear difference":
-        why = f"and {few}" if questions < FEW else "because the 95% interval contains 0"
+        why = "the results are the same" if alike else "the 95% interval contains 0"
+        why = f"and {few}" if questions < FEW else f"because {why}"
         said = f"There is {found} from {than}, {why}."
     elif questions < FEW:
         said = f"The model looks {found} than {than}, but {few}."
     else:
         side = "above" if found == "better" else "below"
-        said = f"The model is {found} than {than}, because the whole 95% interval is {side} 0."
+        why = f"the whole 95% interval is {side} 0"
+        why = "all problems have the same difference" if alike else why
+        said = f"The model is {found} than {than}, because {why}."
     if trained:
         said += (f" But {trained} of these {questions} problems were trained on, so this says "
                  "little about new problems.")
@@ -281,10 +290,10 @@ def take(folder: Path, mark: str, instead: str):
         raise SystemExit(f"Cannot use {shown(folder)} ({why}): {instead}.") from None
 
 
-def lock(held, folder: Path) -> None:
+def lock(held, folder: Path, wait: bool = False) -> None:
     """Lock an open file. On a disk without locks (Lustre, some NFS) a line says what follows."""
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(held, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
@@ -497,9 +506,14 @@ def run_named(model: str) -> Path | None:
 
 
 def base_of(model: str) -> str:
-    """The model that was there before all runs: of a run the one that it has trained."""
+    """The model that was there before all runs: of a run the one that it has trained.
+
+    Raises SystemExit for a folder in runs/ that does not exist.
+    """
     while run := run_named(model):
         model = settings(run)["model"]
+    if Path(model).parent == Path("runs"):  # it is not on the hub
+        require_folder(Path(model))
     return model
 
 

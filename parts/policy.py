@@ -1,7 +1,6 @@
 """The policy: a frozen model with a LoRA adapter; and an adapter that a stranger has trained.
 """
 import contextlib
-import fcntl
 import functools
 import shutil
 from pathlib import Path
@@ -9,8 +8,8 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from parts.folder import (MERGED, digest_of, find_adapter, read_json, replacing, require_same,
-                          run_of, shown, step_of)
+from parts.folder import (MERGED, digest_of, find_adapter, lock, read_json, replacing,
+                          require_same, run_of, shown, step_of)
 from parts.machine import BFLOAT16_CARD, capability
 from parts.models import fetch_model, load_model, load_tokenizer, weights_of
 from parts.prompts import stop_ids
@@ -180,7 +179,8 @@ def merged_model(name: str) -> str:
                              "put one of them back.")
         with waiting_for(out.parent):
             if not out.exists():
-                write_merged(find_adapter(str(checkpoint)), out, "float32")
+                write_merged(
+                    find_adapter(str(checkpoint)), out, "float32", read_in=settings["dtype"])
     adapter, made = checkpoint / "adapter_model.safetensors", read_json(out / "config.json")
     if adapter.exists() and made["minirl"]["adapter"] != digest_of(adapter):
         raise SystemExit(f"{shown(out)} was made of another adapter of step {step_of(out)}: remove "
@@ -193,20 +193,20 @@ def waiting_for(folder: Path):
     """Whoever is in this block for the same folder comes first. Raises SystemExit if none can."""
     try:
         folder.mkdir(exist_ok=True)
-        lock = open(folder / ".lock", "a")
+        held = open(folder / ".lock", "a")
     except OSError as error:
         raise SystemExit(f"Cannot write to {shown(folder)} ({error.strerror}): export the run to "
                          "another folder, and name that as --model.") from None
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with held:
+        lock(held, folder, wait=True)
         yield
 
 
-def write_merged(adapter: str, out: Path, dtype: str) -> None:
+def write_merged(adapter: str, out: Path, dtype: str, read_in: str = "") -> None:
     """Write the model of a run's checkpoint, W + scale * B A for every adapted W, to a new folder.
 
-    PEFT adds in float32, then the sum is rounded once, to `dtype`. The folder has the base's
-    tokenizer, all tokens that end an answer, and the lengths of the training.
+    PEFT adds in float32, then the sum is rounded once: here to `dtype`, or later to `read_in`.
+    The folder has the base's tokenizer, all tokens that end an answer, and the training's lengths.
     Raises SystemExit if that cannot be done; then nothing is left of the folder.
     """
     from transformers import GenerationConfig
@@ -220,7 +220,7 @@ def write_merged(adapter: str, out: Path, dtype: str) -> None:
     ends = stop_ids(path, tokenizer, settings["template"], settings.get("stop", ""))
     policy, _ = load_adapter(path, adapter, settings["dtype"])
     policy.float()
-    say_what_is_left(policy, settings["dtype"] if dtype == "float32" else dtype)
+    say_what_is_left(policy, read_in or dtype)
     model = policy.merge_and_unload().to(getattr(torch, dtype))
     if not all(p.isfinite().all() for p in model.parameters()):
         raise SystemExit(f"The merged weights are no finite numbers: the base has such, or {dtype} "

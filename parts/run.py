@@ -28,7 +28,7 @@ from parts.engine import Engine, seed_everything
 from parts.folder import (FEW, LOGS, append, base_of, checkpoints, claim, counted, difference,
                           direction, has_step, interval, keep_rows, note_start, own_files,
                           quiet_end, read_config, read_rows, require_same, restore, run_named,
-                          save, saved_so_far, shown, similar, step_of, verdict)
+                          save, saved_so_far, shown, similar, step_of, unit_of, verdict)
 from parts.grader import ForkingGrader
 from parts.logprobs import Row, token_logprobs
 from parts.machine import build_for_cpu, fit_in_memory, in_one_line, out_of_memory
@@ -129,10 +129,10 @@ def before_the_engine(config: Config, grader) -> SimpleNamespace:
     newest = next(reversed(checkpoints(folder)), None)
     changed = note_start(folder, settings_of(config), step_of(newest) if newest else 0, inputs)
     if changed:
-        print("from here on:", ", ".join(
-            f"--{name.replace('_', '-')} {shown(now)} (until now {shown(before)})"
+        print("from here on", ", ".join(
+            f"--{name.replace('_', '-')} is {shown(now)} (it was {shown(before)})"
             for name, (before, now) in sorted(changed.items())))
-    remember(folder, train, held_out)
+    remember(folder, train, held_out, begun)
     return SimpleNamespace(folder=folder, lock=lock, path=path, tokenizer=tokenizer, stops=stops,
                            train=train, held_out=held_out, newest=newest)
 
@@ -258,8 +258,8 @@ def estimate(step: int, seconds: float, config: Config) -> str:
     left = config.steps - step
     others = f"{left} steps" if left > 1 else "step"
     evaluations = sum(is_evaluated(later, config) for later in range(step, config.steps + 1))
-    return (f"estimated from step {step} alone: about {duration(left * seconds)} for the other "
-            f"{others}, and {counted(evaluations, 'evaluation')} besides")
+    return (f"estimated from step {step} alone: the other {others} will take about "
+            f"{duration(left * seconds)}, not counting {counted(evaluations, 'evaluation')}")
 
 
 def duration(seconds: float) -> str:
@@ -364,7 +364,7 @@ def record_answers(rows: list[dict], sets: list[str], run: Run) -> None:
 
 def evaluation_line(where: str, result: dict, run: Run) -> str:
     """`where` names the set, if there are several. With --reward avg@k is no share but a mean."""
-    config, state, unit = run.config, run.state, unit_of(run.config)
+    config, state, unit = run.config, run.state, unit_of(run.config.reward)
     above = f", {result['correct']:.1%} above the threshold" if config.reward else ""
     return (f"step {state['step']:5d}   held-out avg@{config.eval_k}{where} "
             f"{interval(result, unit)}{above}   "
@@ -472,12 +472,13 @@ def show_gain(run: Run, bootstrap) -> bool:
         on = f" on {shown(name)}" if len(changes) > 1 else ""
         what, points = ("reward", "") if config.reward else ("accuracy", ", in points")
         print(f"held-out {what}{on}, last evaluation minus first, question by question{points}: "
-              f"{difference(one, unit_of(config))}. {verdict(one, 'before the training')}")
+              f"{difference(one, unit_of(config.reward))}. {verdict(one, 'before the training')}")
         found.append(direction(one))
     if not changes:
         why = "answers.jsonl has no evaluation before step 1, or none after the last"
         if not config.eval_first:
-            why = "--no-eval-first left out the evaluation before step 1"
+            why = (f"--no-eval-first left out the evaluation before step 1; {python()} eval.py "
+                   f"--adapter {run.folder} --base compares it with its base model")
         print(f"whether the model is better than before the training cannot be said, because {why}")
     return "worse" in found
 
@@ -490,11 +491,6 @@ def mean_rewards(folder: Path, step: int) -> dict[tuple, float]:
             for row in rows if row["step"] == step and row["reward"] is not None}
 
 
-def unit_of(config: Config) -> str:
-    """The format of a mean reward, which is a share of right answers without --reward."""
-    return ".3g" if config.reward else ".1%"
-
-
 def before_and_now(folder: Path) -> str:
     """A held-out problem whose first answer was wrong before training and is right now, or ""."""
     answers, wanted = {}, {"step", "id", "problem", "status", "text"}
@@ -502,7 +498,7 @@ def before_and_now(folder: Path) -> str:
         answers.setdefault(row["id"], []).append(row)
     for first, *_, last in (rows for rows in answers.values() if len(rows) > 1):
         if last["status"] == "correct" != first["status"]:
-            return (f"a problem that it was never trained on: {shown(first['problem'])}\n"
+            return (f"a held-out problem: {shown(first['problem'])}\n"
                     f"  before: {shown(first['text'])}\n  now:    {shown(last['text'])}\n")
     return ""
 

@@ -292,18 +292,21 @@ def unread_columns(row: dict, question: str = "", answer: str = "") -> list[str]
 
 
 def shown_columns(row: dict, source: str) -> dict:
-    """The columns that the text of a .jinja file names; all, if it uses the row as a whole."""
-    if re.search(r"\brow\b(?!\s*[.\[])", source):
+    """The columns that the text of a .jinja file names; all, if it may use others too."""
+    one_column = r"""\.\s*(?!items\b|keys\b|values\b|get\b)\w | (\.\s*get\s*\(|\[)\s*['"]"""
+    if re.search(rf"\brow\b (?!\s*({one_column}))", source, re.VERBOSE):
         return row
     return {name: value for name, value in row.items()
             if re.search(rf"(?<!\w){re.escape(str(name))}(?!\w)", source)}
 
 
-def missing_column(names, source: str) -> str:
-    """A column that the text of a .jinja file names but that is not there; or ""."""
-    named = re.findall(r"\brow(?:\.|\[['\"])(\w+)", source)
+def require_columns(names, shows: str, source: str) -> None:
+    """Raises SystemExit for a column that a .jinja file names but that is not there."""
+    named = re.findall(r"\brow(?:\.|\[['\"])(\w+)", shows)
     missing = [name for name in named if name not in names and not hasattr(dict, name)]
-    return missing[0] if missing and not re.search(r"\bfor row in\b", source) else ""
+    if missing and not re.search(r"\bfor row in\b", shows):  # Jinja would show nothing
+        raise SystemExit(f"--template shows row.{shown(missing[0])}, but {shown(source)} has no "
+                         f"such column: its columns are {shown(', '.join(map(str, names)), 1000)}.")
 
 
 def other_turns(row: dict, question: str = "") -> list[tuple[str, str]]:

@@ -99,6 +99,8 @@ def test_columns_that_nobody_reads_are_named(tmp_path, capsys):
     load_problems(write(tmp_path, [dict(Body="Tom has 2.", Question="How many?", Answer="2"),
                                    dict(Question="?", reward_model=dict(ground_truth="5"))]))
     assert "does not see" not in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="row.choices, but builtin has no such column"):
+        load_problems("builtin", shows="{{ row.choices }}")
 
 
 @pytest.mark.parametrize("prompt, roles", [
@@ -125,6 +127,18 @@ def test_a_row_for_a_template_is_not_for_the_grader(tmp_path):
     assert data.digest(kept[:1]) == data.digest(kept[3:4]) != data.digest(kept[1:2])
 
 
+@pytest.mark.parametrize("shows, names", [
+    ("{% for key, value in row.items() %}{{ key }}{% endfor %}", {*PICK}),
+    ("{% for key in row.keys() %}{{ row[key] }}{% endfor %}", {*PICK}),
+    ("{{ row.values() | join }}", {*PICK}), ("{{ row[ name ] }}", {*PICK}),
+    ("{{ row.get(name) }}", {*PICK}), ("{% set all = row %}", {*PICK}),
+    ("{{ row . choices }}", {"choices"}), ("{{ row[ 'choices' ] }}", {"choices"}),
+    ("{{ row.get('choices') }}", {"choices"})])
+def test_a_template_that_may_show_any_column_is_given_all(shows, names, tmp_path):
+    (problem,) = load_problems(write(tmp_path, [PICK]), shows=shows)
+    assert {*problem.shown} == names
+
+
 def test_what_a_template_shows_of_a_row_tells_problems_apart(tmp_path):
     """`Which is right?` with other choices is another problem; another id makes none."""
     pairs = [(choices, id) for choices in (["a", "b"], ["c", "d"], ["a", "b"]) for id in (1, 2)]
@@ -138,7 +152,20 @@ def test_what_a_template_shows_of_a_row_tells_problems_apart(tmp_path):
     data.remember(tmp_path, [one], [other])
     assert data.still_held_out(tmp_path, [one, other])[0].shown == other.shown
     assert [data.count_trained(tmp_path, [p]) for p in (one, other)] == [1, 0]
-    assert data.count_trained(tmp_path, load_problems(file)) == 1  # with a template without them
+    bare = load_problems(file)
+    assert data.count_trained(tmp_path, bare) == 1  # with a template without them
+    data.remember(tmp_path, bare, [])  # such a run has met both, whatever is shown now
+    assert [data.count_trained(tmp_path, [p]) for p in (one, other)] == [1, 1]
+
+
+def test_what_the_runs_before_have_trained_on_counts_as_trained_on(tmp_path):
+    """A run that begins from a run has its weights, so also what that one has learnt."""
+    first, second, third = tmp_path / "first", tmp_path / "second", tmp_path / "third"
+    problems = [Problem(f"{i}+1=?", str(i + 1), f"{i}", "s") for i in range(4)]
+    for folder, begun, one in ((first, None, 0), (second, first, 1), (third, second, 2)):
+        folder.mkdir()
+        data.remember(folder, problems[one:one + 1], [], begun)
+    assert [data.count_trained(run, problems) for run in (first, second, third)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("written, said", [

@@ -18,7 +18,7 @@ from eval import bootstrap, compare, evaluate, in_order, pass_at_k, report, summ
 from helpers import ROOT, lines, run_program
 from models_small import policy
 from parts import folder as folders
-from parts.data import Problem, load_train_and_held_out
+from parts.data import Problem, fingerprint, load_train_and_held_out
 from parts.folder import digest_of
 from parts.models import tiny_folder, weights_of
 from world import Engine, Grader, small_run
@@ -137,6 +137,8 @@ FEW = "little can be concluded from 29 problems"
     (0.01, 0.02, 29, 0, f"The model looks better than tiny, but {FEW}"),
     (-0.2, -0.1, 29, 0, f"The model looks worse than tiny, but {FEW}"),
     (-0.2, 0.1, 29, 0, f"There is no clear difference from tiny, and {FEW}"),
+    (0, 0, 30, 0, "There is no clear difference from tiny, because the results are the same."),
+    (1, 1, 30, 0, "The model is better than tiny, because all problems have the same difference."),
     (0.1, 0.2, 60, 55, "is above 0. But 55 of these 60 problems were trained on, so this says "),
     (-0.1, 0.2, 60, 1, "contains 0. But 1 of these 60 problems were trained on, so this says ")])
 def test_what_a_difference_means_is_said_in_a_sentence(low, high, questions, trained, words):
@@ -464,9 +466,16 @@ def test_what_a_run_holds_out_is_asked_and_what_it_trains_on_is_counted(
         config = evaluation.parse_eval(["--adapter", place, *flags])
         known = evaluation.problems_and_protocol(config)[1]["trained"]
         assert known == (0 if "--limit" in flags else len(trained))
-    said = [line for line in capsys.readouterr().out.splitlines() if "trains on" in line]
+    said = [line for line in capsys.readouterr().out.splitlines() if "was trained on" in line]
     assert [line.partition("own ")[2] for line in said] == [
-        f"trains on {len(trained)} of these 40 problems", "trains on 0 of these 5 problems"]
+        f"was trained on {len(trained)} of these 40 problems",
+        "was trained on 0 of these 5 problems"]
+    file = Path(place, "../../problems.json")  # as where the run before has trained on one of them
+    known = folders.read_json(file)
+    known["trained"].append(fingerprint(held_out[0])[:16])
+    file.write_text(json.dumps(known))
+    config = evaluation.parse_eval(["--adapter", place])
+    assert evaluation.problems_and_protocol(config)[1]["trained"] == 1
     real = evaluation.load_asked
     monkeypatch.setattr(evaluation, "load_asked",
                         lambda config: shutil.rmtree(place) or real(config))

@@ -161,6 +161,7 @@ REFUSED = {
         ("--no-clip", "have no effect with one mini-batch"),
         ("--template caf\udce9", "caf\\udce9 is no text in UTF-8"),  # typed in another encoding
         ("--model NoSuchModel", "NoSuchModel"),
+        ("--model runs/mime", "There is no folder runs/mime; did you mean runs/mine?"),
         ("--model ~nobody/x", "--model tiny"),
         ("--model a\0b", "--model tiny"),
         ("--eval-data missing.jsonl", "There is no data file missing.jsonl: --"),
@@ -195,8 +196,8 @@ REFUSED = {
          gone(MINE / "checkpoints")),
         ("--name mine --resume", "M must be from 1", setting("M", -1)),
         ("--name mine --resume", "lr must be 0, or from", setting("lr", math.nan)),
-        ("--name mine --resume", "mine was started with --gone 1, not None", setting("gone", 1)),
-        ("--name mine --resume", "mine was started with --clip None, not", setting("clip", None)),
+        ("--name mine --resume", "it alone knows --gone", setting("gone", 1)),
+        ("--name mine --resume", "it does not know --clip", setting("clip", None)),
         ("--name mine --resume --lora-rank 3", "was started with --lora-rank 16, not 3"),
         ("--name mine --resume --no-eval-first", "was started with --eval-first True, not False"),
         ("--name mine --resume", "other contents of --model", setting("model", "tiny-moe")),
@@ -208,7 +209,7 @@ REFUSED = {
         ("--sync merge", "sync has no effect without adapter"),
         ("--temperature 0", "use --k 1"),
         ("--threshold 0.5", "threshold has no effect without reward"),
-        ("--base", "base has no effect without adapter"),
+        ("--base", "base has no effect without adapter: name a run by --adapter"),
         ("--adapter runs/mine --base --against out", "base and against both name what to compare"),
         *((f"--out out --data {name}", words, text(Path(name), content))
           for name, content, words in BAD_DATA),
@@ -225,7 +226,8 @@ REFUSED = {
         (f"{OUT} --adapter no/such/folder", "There is no folder no/such/folder."),
         *((f"{OUT} --{flag} {'x' * 5000}", "There is no folder xxx")
           for flag in ("adapter", "against")),
-        (f"{OUT} --adapter runs/mime", "There is no folder runs/mime; did you mean runs/mine?"),
+        *((f"{OUT} --{flag} runs/mime", "There is no folder runs/mime; did you mean runs/mine?")
+          for flag in ("adapter", "model")),
         (f"{OUT} --adapter runs", "runs has no adapter_config.json: --adapter takes a PEFT"),
         (f"{OUT} --model ./nowhere", "There is no model"),
         (f"{FITS} --template poem", "no prompt template 'poem'"),
