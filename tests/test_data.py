@@ -270,6 +270,8 @@ def test_odd_golds_are_counted_and_those_that_no_answer_meets_not_trained_on(
         f"data: 12 {of} are no single number or formula, such as 'TODO', 'nan', '2,0': only "
         r"the same words, or all of the same values, are right, as in \boxed{TODO} (1,5 is read "
         "as a list: for a decimal write 1.5)"]
+    data.check_golds(with_golds("3h", "12 o'clock"), grader)  # a unit counts that has no space
+    assert "2 of 2 golds to evaluate on are no" in capsys.readouterr().out
     data.check_golds(with_golds("TODO", source="math500"), grader)  # nobody can mend those
     assert data.check_golds(with_golds("12", "-3", "x^2"), grader, drop)
     assert capsys.readouterr().out == ""

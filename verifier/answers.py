@@ -117,7 +117,7 @@ LOOKS_LIKE_WORDS = re.compile(r"\\text|[A-Za-z]{3}|^(?i:no|up)$|[\u4e00-\u9fff]"
 SURELY_WORDS = re.compile(r"\\(?:text|land|lor)|[A-Za-z]{4}|[A-Za-z]{2} +[A-Za-z]{2}|^[Nn]o$"
                           r"|[\u4e00-\u9fff]")
 MARKUP = re.compile(r"\\(?:begin|end)\{\w*\}|\\[A-Za-z]+")
-NONE = re.compile(r"(?i)n/?a|nan|tbd|[-\d.,/]+( +[a-z]{2,3}|[ghlms])|.*\\sqrt.*\} [a-z]")  # 5 pcs, 3h
+NONE = re.compile(r"(?i)n/?a|nan|tbd|[-\d.,/]+( +[a-z]{2,3}|[ghlms])|.*\\sqrt.*\} [a-z]")  # 3h
 STATEMENT = re.compile(r"\\(?:neg|implies|iff|forall|exists)(?![A-Za-z])|\([^()=]*\\l(?:and|or)")
 A_CHOICE = re.compile(r"(?:\\text\{)?\(?[A-J]\)?\}?")
 CHOICE_AND_VALUE = re.compile(r"""
