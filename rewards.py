@@ -99,12 +99,14 @@ def extract_answer(completion: str, style: str = "") -> str | None:
 def decide(gold: str, answer: str, style: str = "") -> tuple[str | None, str, str, list[str]]:
     """(status, why, gold, parts). Status None: ask math-verify if all `parts` equal `gold`.
 
-    Each step relies on those before it. What another rule is about says where it goes:
+    Each step relies on the steps before it. To add a rule, find what it is about:
 
-    1. how something is written, what is a unit: `REWRITES`, `CHANGES` in verifier/spelling.py;
+    1. how something is written: `CHARACTERS`, `SAME` and `REWRITES` in verifier/spelling.py; which
+       words are a unit: `SYMBOLS` there, and which words are none: `CHANGES`;
     2. the letter of a choice, and words: `take_choice` and `words` in verifier/answers.py;
-    3. what stands beside a value, such as the domain of a parameter and names before values: here
-       it is taken off if only one of the two has it, and must agree if both have it;
+    3. what stands beside a value, such as the domain of a parameter and names before values: this
+       function removes such a thing if only gold or only answer has it. If both have it, they must
+       agree. Set braces and plus-minus signs are removed here, too;
     4. values that math-verify would misread: `COMPARED_AS_TEXT`;
     5. when two expressions, lists or relations are equal: `same` in verifier/equality.py.
     """

@@ -243,8 +243,8 @@ def take_domain(gold: str, answer: str) -> tuple[str, str] | None:
 
 
 # ---------------------------------------------------------------------------- names and equations
-# `x=5` names a value, `2+3=5` states a number twice, and no value replaces the equation `x+y=5`. A
-# claim is (name or "", sides with the value).
+# `x=5` names a value, `2+3=5` states a number twice, and the equation `x+y=5` is no value. Each of
+# the first two is called a claim: (name or "", the sides that are values).
 
 WRAPPED = re.compile(r"""
     \\(?:text|mathbb|overline|vec|hat|bar|widehat|angle|triangle|det)(?![A-Za-z]) | m(?=\s*\\angle)
@@ -265,7 +265,7 @@ OTHER_VALUE = re.compile(r"""(?i)                                     # 5 is not
 
 
 def name_of(text: str, computed: bool = False) -> str:
-    r"""The name that `x`, `f(2)`, `\angle ABC` or `\text{Area}` is; if `computed`, also `m+n`.
+    r"""The text itself, if it is a name: `x`, `f(2)`, `\angle ABC`; if `computed`, also `m+n`.
 
     "" for anything else: `xy` is a product, and `2x` or `x^2` must be solved first.
     """

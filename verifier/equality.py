@@ -24,7 +24,7 @@ RENAMED = {"E": r"\Xi", "e": r"\xi", "I": r"\Upsilon"}
 
 
 class HastyParser(_Latex2Sympy):
-    """ANTLR without regard to context: in a fraction of the time the same tree, or an exception."""
+    """Parses without looking at the context. It is faster, and gives the same tree or raises."""
 
     def create_parser(self, latex: str):
         parser = super().create_parser(latex)
@@ -45,7 +45,7 @@ def from_latex(latex: str):
 
 @functools.lru_cache(1024)
 def read(text: str):
-    """A list of what its elements are, if it has several; otherwise a sympy object.
+    """The list of what each element of `text` is read as, if there are several; or a sympy object.
 
     Tuples of any length are sympy's. "x<1, x>3" becomes one statement about x.
     """
@@ -114,7 +114,7 @@ def same(gold, answer, style: str = "") -> bool:
 
 
 def same_lists(gold: list, answer: list) -> bool:
-    """The same elements in any order: math-verify pairs the sorted ones, here all are tried."""
+    """Do both have the same elements, in any order? Every pairing is tried."""
     rest = list(answer)
     for g in gold:
         match = next((i for i, a in enumerate(rest) if same(g, a)), None)
@@ -139,7 +139,7 @@ def pieces(found) -> list:
 
 
 def same_relations(gold, answer) -> bool:
-    """The same set of the same variable, or the same relation of several up to a factor."""
+    """Have they the same solutions (one variable), or are they equal up to a factor (several)?"""
     if gold.free_symbols != answer.free_symbols:
         return False
     if isinstance(gold, sympy.Eq) and isinstance(answer, sympy.Eq):
@@ -184,9 +184,9 @@ CONSTANT, SMALL, WHOLE, LARGE, NEGATIVE, MIXED = range(6)  # where values are co
 def points(names) -> list[tuple[dict, int]]:
     """(values of the variables, which point), the same in every process.
 
-    Some values are whole and some are large, because floor(n/2) is floor(n/3) for all small n. At
-    the last two points an expression may leave its domain, as sqrt(x) does, but only there x
-    differs from max(x, 0), and only where signs are mixed xy differs from |x||y|.
+    Some values are whole and some are large, because floor(n/2) is floor(n/3) for all small n. The
+    last two points have negative values. sqrt(x) leaves its domain there, but x and max(x, 0) do
+    not differ anywhere else. Only mixed signs tell xy from |x||y|.
     """
     names = sorted(names, key=str)
     kinds = range(SMALL, MIXED + 1) if names else [CONSTANT]

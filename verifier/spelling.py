@@ -1,8 +1,8 @@
-r"""One spelling for LaTeX: rules that give what looks alike one spelling, and take units off.
+r"""Rules that rewrite LaTeX, so that what looks alike has one spelling, and that remove units.
 
 `10{,}080\,\text{cm}^2.` and `10,080` both become `10080`. The rules of `REWRITES` are applied one
-after another, so their order matters. A test checks that each rule, and no other, turns its example
-`before` into `after`. No pattern may backtrack far, because a model could make it hang.
+after another, so their order matters. A test checks that a rule, and no other rule, turns its
+example `before` into `after`. No pattern may backtrack far, because a model could make it hang.
 """
 import functools
 import re
@@ -44,7 +44,7 @@ CHARACTERS = r"""
 μ \mu   φ \varphi   ϕ \phi   ω \omega   Ω \Omega   ∪ \cup   ∩ \cap   ∈ \in   ∖ \setminus
 ∅ \emptyset   ∠ \angle   ° ^\circ   … \ldots   ⋯ \ldots   ∨ \lor   ∧ \land   ¬ \neg   ⇒ \implies
 ⌊ \lfloor   ⌋ \rfloor   ⌈ \lceil   ⌉ \rceil   ⟨ \langle   ⟩ \rangle   ′ '   ∣ |   。 .   、 ,
-ℝ \mathbb{R}   ℤ \mathbb{Z}   ℕ \mathbb{N}   ℚ \mathbb{Q}   ℂ \mathbb{C}
+ℝ \mathbb{R}   ℤ \mathbb{Z}   ℕ \mathbb{N}   ℚ \mathbb{Q}   ℂ \mathbb{C}   → \to
 ½ \frac{1}{2}   ⅓ \frac{1}{3}   ⅔ \frac{2}{3}   ¼ \frac{1}{4}   ¾ \frac{3}{4}   ⅕ \frac{1}{5}
 """.split()
 UNICODE = dict.fromkeys([0xad, 0x200b, 0x200c, 0x200d, 0x2060, 0xfeff], "")  # of no width
@@ -82,7 +82,7 @@ REWRITES = [
     rule(r"\color{red}7\tag{1}", "7", "phantoms, labels, tags, spaces, colours",
          r"\\(?:[hv]?phantom|label|tag|[hv]space|color)\*?\s*\{[^{}]*\}", ""),
     rule(r"\implies 7", " 7", "a relation or an arrow at the start",
-         r"^\s*(?:=|\\(?:approx|implies|Rightarrow|rightarrow|therefore)§|####)", ""),
+         r"^\s*(?:=|\\(?:approx|implies|to|(?:[lL]ong)?[rR]ightarrow|therefore)§|####)", ""),
     rule(r"\displaystyle\left.7\right|", "7|", "sizes, fonts as switches, and check marks",
          r"\\(?:displaystyle|limits|textstyle|hfill|left|right|[bB]igg?[lrm]?|[lL]arge|huge"
          r"|small|rm|bf|it|checkmark)§\.?", ""),
@@ -232,9 +232,9 @@ CHANGES = set("""
     jan feb mar apr jun jul aug sep sept oct nov dec
     万 亿 千 百 十 半 倍 成 打 不 非 或 负
     """.split()) | set(NUMBER_WORDS)
-SYMBOLS = set("sq cu cm mm km kg mg ml mL in ft yd mi mph rpm oz lb lbs hr hrs min mins sec secs "
-              "yr yrs gal rad USD EUR GBP INR CNY RMB JPY Rs ms nm eV keV MeV GeV erg ergs dyne kJ "
-              "MW kV mA mV Hz kHz MHz GHz Pa kPa MPa kW kWh atm AU pc kpc Mpc arcsec mol".split())
+SYMBOLS = set("sq cu cm mm km kg mg ml mL in ft yd mi mph rpm oz lb lbs hr hrs min sec pt pts "
+              "yr yrs gal rad USD EUR GBP INR CNY RMB JPY Rs ms nm eV keV MeV GeV erg kJ "
+              "MW kV mA mV Hz kHz MHz GHz Pa kPa MPa kW kWh atm AU pc kpc Mpc mol".split())
 LENGTHS = {"cm", "mm", "km", "in", "ft", "yd", "mi"}  # hr and ml may be products of variables
 LETTERS = "msghLlNJWVACFKTH"
 HAN = "[\u4e00-\u9fff]"
@@ -301,7 +301,7 @@ def drop_unit(match: re.Match) -> str:
 def normalize(text: str) -> str:
     """`text` in the one spelling, without units."""
     text = plain_characters(text)
-    for each in REWRITES + BRACES:  # the braces once more, for what stands inside of them
+    for each in REWRITES + BRACES:  # BRACES once more: they reach nested braces
         text = each.pattern.sub(each.new, text)
     for _ in range(3):  # layers around the answer: punctuation at the ends, units, braces
         text = UNIT.sub(drop_unit, TRAILING.sub("", text.strip(" ,;:")))
