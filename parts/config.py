@@ -381,8 +381,10 @@ def small_defaults(config, taken=()) -> dict:
         known |= dict(M=Config.M)
     known = {name: value for name, value in known.items()
              if hasattr(config, name) and name not in taken}
-    if known:
-        print("small model, so where no flag says otherwise:", listed(known))
+    taken = {name: value for name, value in known.items()
+             if getattr(config, name) == getattr(type(config), name)}  # others are given
+    if taken:
+        print("this model is small, so its settings are", listed(taken))
     return known
 
 

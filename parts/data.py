@@ -256,8 +256,8 @@ def load_train_and_held_out(
     if eval_data == HELD_OUT:
         train, held_out = hold_out(train, eval_questions)
         total = len(train) + len(held_out)
-        print(f"data: {len(held_out)} of the {total} problems held out for evaluation, about a "
-              "tenth, chosen by a hash of each text (--eval-data evaluates on another set instead)")
+        print(f"data: {len(held_out)} of the {total} problems held out for evaluation: a hash of "
+              "each text decides, with a chance of a tenth (--eval-data names another set instead)")
     else:
         held_out = load_problems(eval_data, for_training=False, limit=eval_questions, **keys)
     train, doubles = drop_overlap(train, held_out)
@@ -407,7 +407,7 @@ def check_golds(problems: list[Problem], grader, drop: bool = False) -> list[Pro
             (odd, "cannot be read by math-verify",
              "dropped" if drop else "only the same string is right"),
             (unlikely, "are no single number or formula",
-             "only the same words, or all of the same values, are right, as in "
+             "an answer must repeat the words, or give all of the values, as in "
              f"{shown(example, 80)}{comma}")):
         if golds:
             examples = ", ".join(shown(repr(gold), 80) for gold in [*dict.fromkeys(golds)][:3])

@@ -464,7 +464,8 @@ def saved_so_far(folder: Path) -> str:
     saved = checkpoints(folder)
     if not saved:
         return "nothing was saved yet: start again."
-    return f"everything up to step {step_of(saved[-1])} is saved: continue with --resume."
+    return (f"everything up to step {step_of(saved[-1])} is saved: continue with "
+            f"--name {folder.name} --resume.")
 
 
 def restore(checkpoint: Path, policy, optimizer, schedule) -> dict:

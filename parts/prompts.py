@@ -156,6 +156,9 @@ def make_prompts(tokenizer, template: str, texts: list[str], rows: list[dict] = 
             raise SystemExit(f"The prompts of {shown(repr(other), 80)} and {shown(repr(text), 80)} "
                              f"are the same: {whose} does not show the problem. Give a .jinja file "
                              "with {{ problem }} in it as --template.")
+    if whole_row and texts[0].strip() not in prompts[0]:
+        print(f"WARNING: {whose} does not show the problem, such as {shown(repr(texts[0]), 80)}: "
+              "write {{ problem }} into it, unless a column shows the same")
     return prompts[:len(texts)]
 
 

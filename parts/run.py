@@ -29,7 +29,7 @@ from parts.folder import (FEW, LOGS, append, base_of, checkpoints, claim, counte
                           direction, has_step, interval, keep_rows, note_start, own_files,
                           quiet_end, read_config, read_rows, require_same, restore, run_named,
                           save, saved_so_far, shown, similar, step_of, unit_of, verdict)
-from parts.grader import ForkingGrader
+from parts.grader import NO_VERDICT, ForkingGrader
 from parts.logprobs import Row, token_logprobs
 from parts.machine import build_for_cpu, fit_in_memory, in_one_line, out_of_memory
 from parts.metrics import group_row, watch
@@ -170,7 +170,8 @@ def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
         print(f"data: a step takes {config.batch_prompts} prompts (--batch-prompts) of "
               f"{len(train)} to train on, so some are in it twice or more")
     print(f"the first prompt, as the model sees it: {train[0].prompt!r}")
-    print(f"held out: {counted(len(held_out), 'problem')}, {config.eval_k} answers each; "
+    answers = counted(config.eval_k, "answer")
+    print(f"held out: {counted(len(held_out), 'problem')}, {answers} each; "
           f"avg@{config.eval_k} is their mean reward, in brackets is its 95 % interval")
     if len(held_out) < FEW:
         print("          too few to tell learning from luck: name a larger set with --eval-data")
@@ -343,6 +344,10 @@ def record_evaluation(rows: list[dict], results: dict[str, dict], run: Run) -> N
         several = len(results) > 1
         tqdm.write(evaluation_line(f" on {shown(name)}" * several, result, run))
         track(run, f"held_out/{name}" if several else "held_out", state["step"], result)
+    failed = [row for row in rows if row["status"] in NO_VERDICT]
+    if failed:  # nobody must take them for wrong answers
+        tqdm.write(f"WARNING: {len(failed)} of these {len(rows)} answers got no verdict: "
+                   f"{failed[0]['status']}, {shown(failed[0]['why'])}")
     if state["step"]:
         draw_run(run.folder)
 

@@ -142,8 +142,8 @@ def read_objects(path: Path) -> list[dict]:
         raise ValueError("it must hold one JSON object per problem, with a problem and its answer")
     if len(rows) == 1 and not find_problem(rows[0]):
         for name in filter(lambda name: is_list_of_rows(rows[0][name]), rows[0]):
-            raise ValueError(f"it holds one object with a list in '{name}': give that list, one "
-                             "problem a line")
+            raise ValueError(f"it holds one object with a list in '{name}': write each "
+                             "object of that list into a line of its own in a .jsonl file")
     return rows
 
 
@@ -237,7 +237,7 @@ def load_from_hub(repo: str, config: str | None) -> dict:
         why = shown(f"{type(error).__name__}: {' '.join(str(error).split())}", 400)
         raise SystemExit(
             f"{repo} could not be loaded: {why}. (Write a config as {repo}:CONFIG. Without a hub, "
-            "use your own --data file.jsonl, or --model tiny.)") from None
+            "use your own --data file.jsonl, or --data builtin.)") from None
 
 
 # --------------------------------------------------------------------------------- what a row means

@@ -7,6 +7,7 @@ The adapter alone needs no export: every folder in runs/NAME/checkpoints is one 
 import argparse
 from pathlib import Path
 
+from parts.data import HELD_OUT
 from parts.folder import find_adapter, run_of, shown
 from parts.policy import write_merged
 
@@ -16,7 +17,12 @@ def export(place: str, out: Path, dtype: str = "") -> None:
     if out.is_file() or out.exists() and any(out.iterdir()):
         raise SystemExit(f"{shown(out)} exists already: name another folder.")
     adapter = find_adapter(place)
-    write_merged(adapter, out, dtype or run_of(adapter)[1].get("dtype", "float32"))
+    settings = run_of(adapter)[1]
+    write_merged(adapter, out, dtype or settings.get("dtype", "float32"))
+    data = settings["data" if settings["eval_data"] == HELD_OUT else "eval_data"]
+    asked = f"--template {settings['template']} --max-prompt-tokens {settings['max_prompt_tokens']}"
+    print(f"evaluate it with: python eval.py --model {shown(out)} --data {shown(data)} "
+          f"{shown(asked)} --max-tokens {settings['max_tokens']}")
 
 
 if __name__ == "__main__":

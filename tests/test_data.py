@@ -267,9 +267,9 @@ def test_odd_golds_are_counted_and_those_that_no_answer_meets_not_trained_on(
     of = f"of 18 golds to {use} on"
     assert capsys.readouterr().out.splitlines() == [
         rf"data: 2 {of} cannot be read by math-verify, such as '?\x1b[2J', '??': {fate}",
-        f"data: 12 {of} are no single number or formula, such as 'TODO', 'nan', '2,0': only "
-        r"the same words, or all of the same values, are right, as in \boxed{TODO} (1,5 is read "
-        "as a list: for a decimal write 1.5)"]
+        f"data: 12 {of} are no single number or formula, such as 'TODO', 'nan', '2,0': an "
+        r"answer must repeat the words, or give all of the values, as in \boxed{TODO} (1,5 is "
+        "read as a list: for a decimal write 1.5)"]
     data.check_golds(with_golds("3h", "12 o'clock"), grader)  # a unit counts that has no space
     assert "2 of 2 golds to evaluate on are no" in capsys.readouterr().out
     data.check_golds(with_golds("TODO", source="math500"), grader)  # nobody can mend those
@@ -288,7 +288,7 @@ def test_a_share_of_ones_own_file_is_held_out(tmp_path, capsys):
     assert sorted(p.id for p in train + held_out) == sorted(p.id for p in load_problems(file))
     assert 20 <= len(held_out) <= 40
     assert f"{len(held_out)} of the 300 problems held out" in (said := capsys.readouterr().out)
-    assert "about a tenth, chosen by a hash" in said
+    assert "a hash of each text decides, with a chance of a tenth" in said
     assert len(data.load_train_and_held_out(file, data.HELD_OUT, eval_questions=5)[1]) == 5
 
 

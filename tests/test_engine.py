@@ -273,6 +273,17 @@ def test_tokens_are_those_that_were_sampled():
     assert rollout.token_ids == ids and rollout.logprobs == [-1.0] * 5
 
 
+def test_ctrl_c_while_vllm_is_imported_ends_as_elsewhere(monkeypatch):
+    """Python wraps what is raised while a class is made."""
+    def llm(*_, **__):
+        raise RuntimeError("Error calling __set_name__") from SystemExit(130)
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=llm))
+    with pytest.raises(SystemExit) as ended:
+        engine_module.start("any", {})
+    assert ended.value.code == 130
+
+
 @pytest.mark.parametrize("error, ends", [
     (ValueError("No available memory. Try increasing\ngpu_memory_utilization"), SystemExit),
     (NotImplementedError("'_C' object has no attribute 'scaled_fp8_quant'"), SystemExit),

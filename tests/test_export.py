@@ -226,7 +226,10 @@ def test_a_small_models_run_goes_on_as_a_small_model_does(source, capsys):
     assert (config.M, config.steps, config.max_tokens) == (4, 20, 77)
     assert capsys.readouterr().out.count("max_tokens = ") == 1
     assert parse_eval(["--model", source]).max_tokens == 77
-    assert "small model" not in capsys.readouterr().out  # nothing is left of its defaults
+    assert "is small" not in capsys.readouterr().out  # nothing is left of its defaults
+    parse(["--model", "SmolLM2-135M-Instruct", "--steps", "2"])
+    said = capsys.readouterr().out
+    assert "max_tokens = 40" in said and "steps = 20" not in said  # what is given is not listed
 
 
 def test_the_adapter_is_merged_once_and_the_tokenizer_is_that_of_the_base(source):
@@ -299,6 +302,7 @@ def test_a_run_from_a_run_trains_and_is_resumed_although_the_first_has_gone_on(
 def test_a_run_without_a_checkpoint_and_a_model_that_reads_less(source, monkeypatch, capsys):
     """One sentence each; the lengths are those with which an exported model was trained."""
     export.export(source, Path("my-model"))
+    assert "evaluate it with: python eval.py --model my-model --data " in capsys.readouterr().out
     real = ["--model", "my-model", "--data", "mine.jsonl", "--columns", "frage,n"]
     lengths = "my-model reads 1024 tokens, .* 1024 . 3000: add --max-prompt-tokens {} --max-tokens "
     with pytest.raises(SystemExit, match=lengths.format(99) + "33"):

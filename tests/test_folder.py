@@ -231,7 +231,7 @@ def test_the_newest_two_stay_and_for_good_every_so_many_th(tmp_path, learning):
     save(tmp_path / "c", range(999_998, 1_000_001), learning)
     assert names(tmp_path / "c") == ["step-999999", "step-1000000"]  # by number, not as names
     assert folders.saved_so_far(tmp_path / "c") == (
-        "everything up to step 1000000 is saved: continue with --resume.")
+        "everything up to step 1000000 is saved: continue with --name c --resume.")
     assert not list(tmp_path.glob("*/checkpoints/.*"))
 
 

@@ -118,7 +118,7 @@ PICK = """{{ row.question }}
 """
 
 
-def test_a_jinja_file_can_show_the_whole_row(tokenizer, tmp_path):
+def test_a_jinja_file_can_show_the_whole_row(tokenizer, tmp_path, capsys):
     template = str(file(tmp_path, "pick.jinja", PICK))
     problems = [with_row("Which?", choices=["pear", "car"]), with_row("Who?", choices=["I"]),
                 with_row("What?")]
@@ -128,6 +128,9 @@ def test_a_jinja_file_can_show_the_whole_row(tokenizer, tmp_path):
     assert made[0].judged_by == "2"
     assert len(add_prompts(problems[:1], tokenizer, template, 700)) == 1
     same = str(file(tmp_path, "same.jinja", "{{ row.choices }}"))
+    assert "does not show" not in capsys.readouterr().out
+    add_prompts([with_row("a", choices=["b"]), with_row("b", choices=[])], tokenizer, same, 700)
+    assert "same.jinja does not show the problem, such as 'a': write" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="are the same: template .* does not show the problem"):
         add_prompts([with_row("a", choices=[]), with_row("b", choices=[])], tokenizer, same, 700)
     for source, expected in {"{{ row.a }}": True, "{{ row['a'] }}": True, "{{ problem }}": False,

@@ -102,7 +102,7 @@ BAD_DATA = [
     ("broken.parquet", "not parquet", "broken.parquet"),
     ("numbers.json", "[1, 2]", "one JSON object per problem"),
     *(("wrapped.json", json.dumps(dict(version=1, data=[dict(problem="a", answer="1")]), indent=n),
-       "one object with a list in 'data': give that list, one problem a line") for n in (None, 1)),
+       "one object with a list in 'data': write each object of that list into") for n in (None, 1)),
     ("huge.jsonl", '{"problem": "a", "answer": 1e99999999999999999999}', "line 1: 1e9999999999999"),
     ("comma.jsonl", '{"problem": "a", "answer": "1"}\n{"problem": "b", "answer": "2"},\n',
      "line 2 goes on after its object"),

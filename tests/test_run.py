@@ -73,8 +73,9 @@ def test_every_held_out_set_is_logged_with_what_the_training_has_cost(run, capsy
     easy = dict(avg=0.5, ci_low=0.4, ci_high=0.6, k=8)
     run.held_out = [SimpleNamespace(id=id, level="", problem="Q", answer="7") for id in "ab"]
     run.config.eval_k = 2  # with a reward of one's own, those above the threshold are correct
-    answers = [dict(status=word, text=word, data=data, reward=reward) for word, data, reward in zip(
-        "wrong correct correct wrong".split(), ("easy", "easy", "hard", "hard"), (-1, 4, 2, 0))]
+    answers = [dict(status=word, text=word, data=data, reward=reward, why="it fell")
+               for word, data, reward in zip("wrong correct correct raised".split(),
+                                             ("easy", "easy", "hard", "hard"), (-1, 4, 2, 0))]
     running.record_evaluation(answers, dict(easy=easy, hard=easy | dict(avg=0.25)), run)
     keys = ("id", "right", "text", "data", "reward")
     assert [[row[key] for key in keys] for row in rows(run, "answers.jsonl")] == [
@@ -85,6 +86,7 @@ def test_every_held_out_set_is_logged_with_what_the_training_has_cost(run, capsy
     assert (second["data"], second["avg"], run.evaluated) == ("hard", 0.25, 20)
     lines = capsys.readouterr().out.splitlines()
     assert "avg@2 on easy 50.0% [40.0%, 60.0%]" in lines[0] and "on hard 25.0%" in lines[1]
+    assert lines[2] == "WARNING: 1 of these 4 answers got no verdict: raised, it fell"
     assert (run.accuracy, run.drawn) == (dict(easy=0.5, hard=0.25), [run.folder])
     run.bar, run.config.reward = MagicMock(), "mine.py:score"
     running.show(dict(reward_first_round=0.1, reward_pool=0.2, samples=9, zero_signal=0.3), run)
@@ -180,8 +182,8 @@ def test_however_a_run_ends_it_says_what_is_saved(tmp_path, monkeypatch, capsys,
             contextlib.ExitStack() as stack:
         stack.callback(closed.append, True)  # as the temporary folders' are
         ends()
-    promise = ("everything up to step 12 is saved: continue with --resume." if saved else
-               "nothing was saved yet: start again.")
+    promise = ("everything up to step 12 is saved: continue with --name mine --resume."
+               if saved else "nothing was saved yet: start again.")
     said = capsys.readouterr().err
     assert ended.value.code == code and said.splitlines()[-1].endswith(words + promise)
     assert ("Traceback" in said) == (how == "error") and closed == [True]

@@ -215,7 +215,7 @@ def test_a_killed_process_ends_all_and_the_run_goes_on(recipe, kind, flags, agai
     """It ends as if nothing had happened: with the logs and weights of one process, undisturbed."""
     run = [*SHORT, "--name", "run", "--steps", "4"]
     well, said = launch(kind, *run, *flags, dies_after=2)
-    assert not well and "everything up to step 2 is saved: continue with --resume." in said
+    assert not well and "everything up to step 2 is saved: continue with --name run " in said
     if again == "as before":
         with pytest.raises(SystemExit, match="step-000002 was sharded in another way"):
             train(recipe, "--name", "run", "--resume")
