@@ -302,7 +302,7 @@ def random_model(folder: Path) -> None:
 def verifier(*runs: str) -> list[list[str]]:
     """The verdicts of this project's verifier and of plain math-verify on the answers in the logs
     of `runs`. Every difference is printed, and the first forty stand below the table."""
-    from rewards import Grader
+    from rewards import Grader, extract_answer
 
     answers = list(dict.fromkeys(answer for run in runs for answer in logged_answers(Path(run))))
     with Grader() as grader:
@@ -312,33 +312,35 @@ def verifier(*runs: str) -> list[list[str]]:
         here = [future.result().status for future in asked]
         each = 1000 * (time.perf_counter() - start) / max(1, len(answers))
     there = [plain_verdict(gold, text) for _, gold, text, _ in answers]
-    table, differences = [["data", "different answers", "right here", "right for math-verify",
-                           "only here", "only for math-verify"]], []
+    table, differences = [["run, data", "different answers", "with a closed box", "right here",
+                           "right for math-verify", "only here", "only for math-verify"]], []
     for data in dict.fromkeys(row[0] for row in answers):
         pairs = [(one == "correct", other) for row, one, other in zip(answers, here, there)
                  if row[0] == data]
-        counts = [len(pairs), sum(one for one, _ in pairs), sum(other for _, other in pairs),
+        boxed = sum(extract_answer(row[2]) is not None for row in answers if row[0] == data)
+        counts = [len(pairs), boxed, sum(one for one, _ in pairs), sum(other for _, other in pairs),
                   pairs.count((True, False)), pairs.count((False, True))]
         table.append([data, *map(str, counts)])
     for (data, gold, text, _), one, other in zip(answers, here, there):
         if (one == "correct") != other:
             print(f"{data}: gold {gold!r}, here {one}, math-verify {other}: {text[-200:]!r}")
             end = " ".join(text[-60:].replace("|", "¦").split())
-            differences.append([data, f"gold `{gold}`", f"`{end}`", f"here {one}", "", ""])
+            differences.append([data, f"gold `{gold}`", f"`{end}`", f"here {one}", "", "", ""])
     print(f"{each:.2f} ms an answer, {len(differences)} differences in {len(answers)} answers")
-    return table + [[""] * 6, *differences[:40]]
+    return table + ([[""] * 7] if differences else []) + differences[:40]
 
 
 def logged_answers(run: Path) -> list[tuple[str, str, str, str]]:
-    """(data, gold, text, style) of the answers in groups.jsonl and an evaluation's eval.jsonl."""
+    """(run and data, gold, text, style) of the answers in groups.jsonl and eval.jsonl."""
     from parts.folder import read_rows
     from parts.sources import MEASURED
 
-    found = [(row["id"].rpartition("/")[0] or run.name, row["gold"], sample["text"])
+    found = [(row["id"].partition("/")[0], row["gold"], sample["text"])
              for row in read_rows(run / "groups.jsonl") for sample in row["pool"]]
     found += [(row["data"], row["gold"], row["text"]) for row in read_rows(
         run / "eval.jsonl", lambda row: row.keys() >= {"data", "gold", "text"})]
-    return [(*each, "minerva" if each[0] in MEASURED else "") for each in found if each[1]]
+    return [(f"{run.name}, {data}", gold, text, "minerva" if data in MEASURED else "")
+            for data, gold, text in found if gold]
 
 
 def plain_verdict(gold: str, text: str) -> bool:
