@@ -117,11 +117,13 @@ def weights_of(path: str) -> dict[str, str]:
             folder = Path(huggingface_hub.snapshot_download(
                 path, allow_patterns="model*.safetensors*"))
         names, index = ["model.safetensors"], folder / "model.safetensors.index.json"
+        read_too = {file.name for file in folder.glob("*.safetensors")}  # by vLLM without an index
         if index.exists():
             names = sorted({*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
-            if "model.safetensors" not in names and (folder / "model.safetensors").exists():
-                raise ValueError("it has both model.safetensors and shards with an index: remove "
-                                 "those that are old")
+            read_too &= {"model.safetensors"}  # which transformers prefers to those of an index
+        if other := read_too - {*names}:
+            raise ValueError(f"{min(other)} lies beside {names[0]}, so trainer and engine would "
+                             "read different weights: move one of them out of the folder")
         found = dict(model=", ".join(size_and_end(folder / name) for name in names))
         require_head(folder, names)
         return found

@@ -255,14 +255,16 @@ def test_a_model_without_its_head_is_refused_before_the_engine_starts(tmp_path, 
         assert models.weights_of(str(folder))["model"].startswith("model.safetensors ")
 
 
-@pytest.mark.parametrize("shard, fine", [
-    ("model.safetensors", True), ("model-a.safetensors", False)])
-def test_a_folder_with_two_sets_of_weights_is_refused(tmp_path, shard, fine):
-    """transformers would read the single file and vLLM the shards of the index."""
+@pytest.mark.parametrize("shard, indexed, fine", [
+    ("model.safetensors", True, True), ("model-a.safetensors", True, False),
+    ("adapter_model.safetensors", False, False)])
+def test_a_folder_with_two_sets_of_weights_is_refused(tmp_path, shard, indexed, fine):
+    """transformers would read the single file, and vLLM the shards of the index or all files."""
     save_file(dict(w=torch.ones(2)), tmp_path / "model.safetensors")
     save_file(dict(w=torch.zeros(2)), tmp_path / shard)
     index = json.dumps(dict(weight_map=dict(w=shard)))
-    (tmp_path / "model.safetensors.index.json").write_text(index)
+    if indexed:
+        (tmp_path / "model.safetensors.index.json").write_text(index)
     with contextlib.nullcontext() if fine else pytest.raises(
-            SystemExit, match="both model.safetensors and shards.*remove"):
+            SystemExit, match="lies beside .*: move one of them out"):
         models.weights_of(str(tmp_path))
