@@ -295,7 +295,10 @@ def test_the_real_wandb_keeps_a_step_that_goes_back(run, tmp_path, monkeypatch):
         running.track(run, prefix, step, dict(avg=step / 1024))
     run.tracker.finish()
     (kept,) = tmp_path.glob("wandb/offline*/*.wandb")
-    assert all(str(step / 1024).encode() in kept.read_bytes() for step in (20, 21))
+    # Blocks of 32 KiB, each of which begins with a header of 7 bytes, may cut a number in two.
+    written, block = kept.read_bytes(), 2**15
+    records = b"".join(written[at + 7:at + block] for at in range(0, len(written), block))
+    assert all(str(step / 1024).encode() in records for step in (20, 21))
 
 
 # ------------------------------------------------------------------------------ resumed
@@ -312,7 +315,9 @@ def test_a_column_that_a_template_shows_belongs_to_the_data(tmp_path):
 
     file, template = tmp_path / "mine.jsonl", tmp_path / "mine.jinja"
     template.write_text("<|user|>{{ row.hint }}{{ problem }}<|assistant|>")
-    own = dict(data=str(file), eval_data="builtin", template=str(template))
+    held_out = tmp_path / "held-out.jsonl"
+    append(held_out, dict(problem="9+9=?", answer="18", hint="1"))
+    own = dict(data=str(file), eval_data=str(held_out), template=str(template))
     write("1", "a")
     folder = small_run(tmp_path, steps=1, **own)
     assert all(row["prompt"].startswith("<|user|>1") for row in lines(folder / "groups.jsonl"))

@@ -293,7 +293,7 @@ def test_a_hub_that_does_not_answer_is_asked_once_and_then_left_alone(tmp_path):
     assert (before, after) == ("False", "True") and "Traceback" not in done.stdout + done.stderr
     assert gone.startswith("The hub has no dataset a/gone: check its name")
     assert "the hub does not answer" in silence and "429" in silence and "cache is used" in silence
-    assert "--data file.jsonl" in no_data and "--model tiny" in no_data
+    assert "--data file.jsonl, or --data builtin" in no_data
     assert "Cannot load the model a/busy" in no_model and "--model tiny" in no_model
     assert [name for name in Hub.asked if name in ("sound", "model", "gone", "busy")] == [
         "sound", "model", "gone", "busy"]
