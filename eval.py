@@ -33,14 +33,14 @@ from ada_sampler import without_verdict
 from parts.config import EvalConfig, parse_eval
 from parts.data import (HELD_OUT, check_golds, check_readable, count_trained, digest,
                         digest_of_prompts, keys_of, load_problems, load_sets, still_held_out)
-from parts.folder import (FREE, append, base_of, counted, difference, digest_of, direction,
-                          interval, keep_rows, open_folder, own_files, quiet_end, read_config,
-                          read_json, read_rows, require_folder, require_same, run_of, shown,
-                          unit_of, verdict, versions, write_safely)
+from parts.folder import (FREE, append, base_of, digest_of, keep_rows, open_folder, own_files,
+                          read_config, read_json, read_rows, require_folder, require_same, run_of,
+                          versions, write_safely)
 from parts.grader import NO_VERDICT, PART, mean_parts
 from parts.models import TINY, fetch_model, load_tokenizer, weights_of
 from parts.prompts import add_prompts, require_embedded, stop_ids
 from parts.sources import MEASURED, expand
+from parts.text import counted, difference, direction, interval, quiet_end, shown, unit_of, verdict
 from rewards import open_grader
 
 

@@ -21,8 +21,8 @@ import os
 import re
 from concurrent.futures import Future
 
-from parts.folder import shown
 from parts.grader import WORKERS, ForkingGrader, OwnReward
+from parts.text import shown
 from verifier.answers import (
     OF_A_VARIABLE, RELATION, STATEMENT, SURELY_WORDS, TUPLE, equal_numbers, exact,
     expand_signs, find_boxes, has_letters, is_list, rename, solutions, split_top,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import store
 
-from parts.folder import interval, shown, unit_of
 from parts.plot import COLORS, plain, read_run, series, smooth, what_differs
+from parts.text import interval, shown, unit_of
 
 COSTS = {  # key in both logs -> label
     "step": "training steps",

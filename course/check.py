@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from course.checks import Wrong, called
-from parts.folder import shown
+from parts.text import shown
 
 LABS = ROOT / "course" / "labs"
 SECONDS = 6  # of CPU time per check; the slowest needs one

@@ -16,12 +16,13 @@ import tyro
 
 from ada_sampler import RULES, SamplerConfig
 from parts.data import HELD_OUT, default_data, default_eval_data, default_template, is_own
-from parts.folder import (MERGED, as_model, base_of, checkpoints, find_adapter, is_text, quiet_end,
-                          run_named, run_of, settings, shown)
+from parts.folder import (MERGED, as_model, base_of, checkpoints, find_adapter, run_named, run_of,
+                          settings)
 from parts.grader import require_function
 from parts.machine import (build_for_cpu, default_dtype, default_micro_tokens, default_sync,
                            require_effect)
 from parts.models import TINY, is_small, resolve_model
+from parts.text import is_text, listed, quiet_end, shown
 
 OBJECTIVES = {  # name -> advantage, length normalisation (MiniRL section 2.3, appendix A)
     "minirl": ("pool-mean", "constant"),
@@ -400,10 +401,6 @@ def as_before(config) -> dict:
     other |= {"threshold"} if config.reward or not found.get("reward") else set()
     return {name: found[name] for name in BEGUN
             if found.get(name, "") != "" and name not in other}
-
-
-def listed(settings: dict) -> str:
-    return ", ".join(f"{name} = {shown(value)}" for name, value in settings.items())
 
 
 # ------------------------------------------------------------------------------ flags

@@ -16,13 +16,14 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 
-from parts.folder import counted, is_text, read_json, shown, write_safely
+from parts.folder import read_json, write_safely
 from parts.models import SMOLLM, TINY, is_small
 from parts.problems import BUILTIN
 from parts.prompts import shown_by
 from parts.sources import (
     BENCHMARKS, expand, find_gold, find_problem, is_file, other_turns, plain, problem_key,
     read_file, read_hub, require_columns, shown_columns, unread_columns, without_instruction)
+from parts.text import counted, is_text, shown
 from verifier.answers import is_one_value
 from verifier.spelling import normalize
 

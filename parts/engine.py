@@ -24,11 +24,11 @@ import numpy
 import torch
 from tqdm import tqdm
 
-from parts.folder import shown
 from parts.machine import build_for_cpu, threads
 from parts.models import empty_model
 from parts.policy import adapted_layers
 from parts.routing_replay import CpuRecorder
+from parts.text import shown
 
 MEANT = ("vLLM did not start ({}). Its gpu_memory_utilization is --engine-memory (on a CPU: "
          "VLLM_CPU_KVCACHE_SPACE, in GiB), its max_num_seqs --engine-sequences, its max_model_len "

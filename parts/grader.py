@@ -40,7 +40,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from parts.folder import shown
+from parts.text import shown
 
 WORKERS = min(8, len(os.sched_getaffinity(0)))  # each judges one answer at a time
 START_SECONDS = 60  # limit of CPU time, and of waiting, while a server loads its function

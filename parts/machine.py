@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from parts.folder import counted
+from parts.text import counted
 
 OLDEST_CARD = (7, 5)  # compute capability of the oldest cards that CUDA 13 still knows (T4)
 BFLOAT16_CARD = (8, 0)  # and of the oldest ones that compute in bfloat16

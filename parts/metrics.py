@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from parts.folder import read_rows, shown
+from parts.folder import read_rows
 from parts.grader import NO_VERDICT, mean_parts
+from parts.text import shown
 
 DECIMALS = 7  # of a log-prob: enough to compute a token's term of Eq. 7 again to 1e-6
 PATIENCE = 3  # steps in a row with a broken gradient; first steps without any

@@ -12,8 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from parts.folder import shown
 from parts.sources import ask_hub
+from parts.text import shown
 
 TINY = ("tiny", "tiny-moe", "tiny-skills")  # built in, made by models/make.py
 MODELS = Path(__file__).resolve().parent.parent / "models"

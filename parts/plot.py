@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from parts.folder import read_rows, replacing, settings, shown
+from parts.folder import read_rows, replacing, settings
 from parts.grader import NO_VERDICT, PART
+from parts.text import shown
 
 COLORS = (  # Okabe and Ito's
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")

@@ -9,11 +9,12 @@ import torch
 from torch.nn import functional
 
 from parts.folder import (MERGED, digest_of, find_adapter, lock, read_json, replacing,
-                          require_same, run_of, shown, step_of)
+                          require_same, run_of, step_of)
 from parts.machine import BFLOAT16_CARD, capability
 from parts.models import fetch_model, load_model, load_tokenizer, weights_of
 from parts.prompts import stop_ids
 from parts.routing_replay import ROUTERS, RoutingReplay
+from parts.text import shown
 
 START_SCALE = 2.0**20  # about what responses * max_tokens divides by (docs/logprobs.md)
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]

@@ -16,8 +16,9 @@ from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
-from parts.folder import counted, is_text, read_json, shown
+from parts.folder import read_json
 from parts.sources import without_instruction
+from parts.text import counted, is_text, shown
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 STEP_BY_STEP = "Let's think step by step and output the final answer within \\boxed{}."

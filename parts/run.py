@@ -25,10 +25,9 @@ from parts.config import Config
 from parts.data import (Problem, Stream, check_golds, check_readable, count_trained, digest,
                         digest_of_prompts, keys_of, load_train_and_held_out, remember)
 from parts.engine import Engine, seed_everything
-from parts.folder import (FEW, LOGS, append, base_of, checkpoints, claim, counted, difference,
-                          direction, has_step, interval, keep_rows, note_start, own_files,
-                          quiet_end, read_config, read_rows, require_same, restore, run_named,
-                          save, saved_so_far, shown, similar, step_of, unit_of, verdict)
+from parts.folder import (LOGS, append, base_of, checkpoints, claim, has_step, keep_rows,
+                          note_start, own_files, read_config, read_rows, require_same, restore,
+                          run_named, save, saved_so_far, similar, step_of)
 from parts.grader import NO_VERDICT, ForkingGrader
 from parts.logprobs import Row, token_logprobs
 from parts.machine import build_for_cpu, fit_in_memory, in_one_line, out_of_memory
@@ -41,6 +40,8 @@ from parts.probe import Probe, limits
 from parts.prompts import add_prompts, is_jinja, require_embedded, stop_ids
 from parts.routing_replay import choose_replay, is_supported
 from parts.sources import expand
+from parts.text import (FEW, counted, difference, direction, duration, interval, quiet_end, shown,
+                        unit_of, verdict)
 
 
 FRESH_STATE = dict(step=0, samples_total=0, tokens_total=0, seconds_total=0.0)
@@ -261,14 +262,6 @@ def estimate(step: int, seconds: float, config: Config) -> str:
     evaluations = sum(is_evaluated(later, config) for later in range(step, config.steps + 1))
     return (f"estimated from step {step} alone: the other {others} will take about "
             f"{duration(left * seconds)}, not counting {counted(evaluations, 'evaluation')}")
-
-
-def duration(seconds: float) -> str:
-    """`40 seconds`, `7 minutes`: in the largest unit of which there are at least two."""
-    for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
-        if seconds >= 2 * size:
-            return counted(round(seconds / size), unit)
-    return counted(max(1, round(seconds)), "second")
 
 
 def log(step: int, groups, metrics: dict, run: Run) -> None:

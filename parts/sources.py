@@ -11,8 +11,8 @@ from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 
-from parts.folder import shown
 from parts.problems import BUILTIN
+from parts.text import shown
 from verifier.answers import find_boxes
 
 BENCHMARKS = {  # the name on the command line -> hub id[:config]

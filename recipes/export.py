@@ -8,8 +8,9 @@ import argparse
 from pathlib import Path
 
 from parts.data import HELD_OUT
-from parts.folder import find_adapter, run_of, shown
+from parts.folder import find_adapter, run_of
 from parts.policy import write_merged
+from parts.text import shown
 
 
 def export(place: str, out: Path, dtype: str = "") -> None:

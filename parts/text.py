@@ -1,0 +1,108 @@
+"""Text for the screen: what is safe to print, and how counts, times and results are written.
+
+Every module may import this one, and this one imports none of them.
+"""
+import contextlib
+import os
+import sys
+
+FEW = 30  # problems, below which an interval says next to nothing
+
+
+def shown(text, longest: int = 200) -> str:
+    r"""The first `longest` characters of `text`, on one line and safe to print.
+
+    Control characters and lone surrogates become escapes such as `\x1b`: a data file's text could
+    otherwise clear the terminal or overwrite the line above.
+    """
+    text = str(text)
+    cut = "..." if len(text) > longest else ""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:longest]) + cut
+
+
+def counted(count: int, thing: str) -> str:
+    """`1 gold`, `2 golds`."""
+    return f"{count} {thing}{'s' * (count != 1)}"
+
+
+def unit_of(reward: str) -> str:
+    """The format of a mean reward, which is a share of right answers without --reward."""
+    return ".3g" if reward else ".1%"
+
+
+def interval(one: dict, unit: str) -> str:
+    """An average with its 95% interval, in a format such as `.1%`.
+
+    Where all problems have the same result, the bootstrap knows no interval.
+    """
+    if one["ci_low"] == one["ci_high"]:
+        return f"{one['avg']:{unit}} (no interval, because all problems have the same result)"
+    return f"{one['avg']:{unit}} [{one['ci_low']:{unit}}, {one['ci_high']:{unit}}]"
+
+
+def difference(one: dict, unit: str) -> str:
+    """A paired difference as `interval` shows it, with signs, in points instead of percent."""
+    return interval(one, f"+{unit}").replace("%", "")
+
+
+def direction(one: dict) -> str:
+    """What a paired difference shows: nothing clear, where its 95% interval contains 0."""
+    low, high = one["ci_low"], one["ci_high"]
+    return "no clear difference" if low <= 0 <= high else "better" if low > 0 else "worse"
+
+
+def verdict(one: dict, than: str, trained: int = 0) -> str:
+    """What a paired difference means, in words. `trained`: how many problems were trained on."""
+    found, questions = direction(one), one["questions"]
+    few = f"little can be concluded from {counted(questions, 'problem')}"
+    alike = one["ci_low"] == one["ci_high"]  # then there is no interval
+    if found == "no clear difference":
+        why = "the results are the same" if alike else "the 95% interval contains 0"
+        why = f"and {few}" if questions < FEW else f"because {why}"
+        said = f"There is {found} from {than}, {why}."
+    elif questions < FEW:
+        said = f"The model looks {found} than {than}, but {few}."
+    else:
+        side = "above" if found == "better" else "below"
+        why = f"the whole 95% interval is {side} 0"
+        why = "all problems have the same difference" if alike else why
+        said = f"The model is {found} than {than}, because {why}."
+    if trained:
+        said += (f" But {trained} of these {questions} problems were trained on, so this says "
+                 "little about new problems.")
+    return said
+
+
+def is_text(text: str) -> bool:
+    """Whether it can be encoded and tokenized: it holds no half of a UTF-16 pair, as JSON may."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+@contextlib.contextmanager
+def quiet_end():
+    """Around a whole program: `python eval.py | head -1` ends as `cat` does, in silence.
+
+    And what the terminal's encoding has no sign for is printed as an escape: it must not end a run.
+    """
+    if hasattr(sys.stdout, "reconfigure"):  # a notebook's has no encoding
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # Python flushes once more when it exits, and would complain again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+
+
+def listed(settings: dict) -> str:
+    return ", ".join(f"{name} = {shown(value)}" for name, value in settings.items())
+
+
+def duration(seconds: float) -> str:
+    """`40 seconds`, `7 minutes`: in the largest unit of which there are at least two."""
+    for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= 2 * size:
+            return counted(round(seconds / size), unit)
+    return counted(max(1, round(seconds)), "second")
